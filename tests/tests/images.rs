@@ -161,6 +161,61 @@ fn a_host_that_connects_meanwhile_fails_an_import() -> Result<()> {
     daemon.stop()
 }
 
+/// The access of a transfer belongs to the daemon: it ends when the program is killed, whoever lives.
+#[test]
+fn access_ends_with_its_transfer() -> Result<()> {
+    let mut daemon = start("1G")?;
+    daemon.cli(&["volume", "create", "t/v", "--size", "64M"])?;
+    let image = write(&daemon, "image.img", &vec![3; 64 * MIB as usize])?;
+    let kill = |daemon: &Daemon| -> Result<()> {
+        let mut importing = import_on_hold(daemon, &image, "t/v")?;
+        importing.kill()?;
+        importing.wait()?;
+        Ok(())
+    };
+    kill(&daemon)?;
+    // A repeat and a deletion wait for nothing.
+    daemon.cli(&["tenant", "budget", "t", "--none"])?;
+    std::thread::sleep(Duration::from_secs(3));
+    daemon.cli(&["volume", "import", &image, "t/v", "--force"])?;
+    daemon.cli(&["volume", "delete", "t/v"])?;
+    let events = daemon.cli_text(&["events"])?;
+    ensure!(events.contains("internal: an image is moved"), "{events}");
+    // Without either, and over a restart of the daemon, it ends by itself.
+    daemon.cli(&["volume", "create", "t/v", "--size", "64M"])?;
+    kill(&daemon)?;
+    daemon.kill_daemon()?;
+    daemon.start_again()?;
+    wait::until("the end of the access", Duration::from_secs(60), || {
+        let exports = daemon.cli(&["export", "list"])?;
+        Ok((exports.as_array().is_some_and(Vec::is_empty)).then_some(()))
+    })?;
+    daemon.stop()
+}
+
+/// A volume that a virtual machine has is copied out beside it.
+#[test]
+fn a_machines_volume_is_exported() -> Result<()> {
+    let mut daemon = start("256M")?;
+    daemon.cli(&["volume", "create", "t/v", "--size", "4M"])?;
+    let ones = vec![1; MIB as usize];
+    let image = write(&daemon, "image.img", &ones)?;
+    daemon.cli(&["volume", "import", &image, "t/v"])?;
+    daemon.cli(&["export", "create", "t/v", "--nvme-pcie"])?;
+    ensure!(exported(&daemon, "t/v")?.starts_with(&ones), "its bytes");
+    refused(
+        &daemon,
+        &["volume", "import", &image, "t/v", "--force"],
+        &["virtual machine"],
+    )?;
+    let exports = daemon.cli(&["export", "list"])?;
+    ensure!(
+        exports.as_array().is_some_and(|all| all.len() == 1),
+        "{exports}"
+    );
+    daemon.stop()
+}
+
 #[test]
 fn import_refuses_other_formats() -> Result<()> {
     let mut daemon = start("256M")?;

@@ -10,7 +10,7 @@ use std::sync::mpsc;
 
 use forebay_control::api::error::ApiError;
 use forebay_control::api::events::EventList;
-use forebay_control::api::model::{DeviceDetails, DeviceState, Export, Port, Tenant};
+use forebay_control::api::model::{DeviceDetails, DeviceState, Export, Port, Tenant, Transfer};
 use forebay_control::api::request::{Request, channel};
 use forebay_control::api::{bind, serve};
 use serde_json::Value;
@@ -141,7 +141,12 @@ fn answer(request: Request, tell: &mpsc::Sender<String>) {
             let _ = reply.send(Ok(vec![volume(1 << 30)]));
         }
         Request::VolumeShow { reply, .. } => drop(reply.send(Ok(volume(1 << 20)))),
-        Request::TransferPut { reply, .. } => drop(reply.send(Ok(volume(1 << 20)))),
+        Request::TransferPut { reply, .. } => drop(reply.send(Ok(Transfer {
+            volume: volume(1 << 20),
+            nqn: "nqn.2026-01.io.forebay:acme.disk".to_owned(),
+            addresses: Vec::new(),
+            in_use_by: Vec::new(),
+        }))),
         Request::VolumeDelete { reply, .. } => drop(reply.send(Ok(()))),
         Request::ExportCreate { reply, .. }
         | Request::ExportShow { reply, .. }

@@ -338,7 +338,7 @@ impl Pool {
             )));
         }
         let all_share = new.shared && self.exports_of(volume).all(|export| export.shared);
-        if self.volume_exports.contains_key(&volume) && !all_share {
+        if self.volume_exports.contains_key(&volume) && !all_share && !new.only_reads {
             return Err(PoolError::exists(format!(
                 "volume {:?} is exported; two exports that may write need to be shared, both of them",
                 record.name

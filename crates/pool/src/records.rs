@@ -154,6 +154,8 @@ pub struct NewExport {
     pub socket_owner: SocketOwner,
     /// Whether others that say the same may show the volume too.
     pub shared: bool,
+    /// Whoever uses it only reads, so it may be beside others that are not shared. Not kept.
+    pub only_reads: bool,
 }
 
 /// An export of the network's that shares with nobody, as it is stored: versions of Forebay that know no

@@ -19,7 +19,7 @@ pub use super::hosts::{
 };
 use super::scheduling::{Budget, Credit};
 pub use export::{Export, ExportCreate, ExportFrontend, ExportUpdate, MachineClient};
-pub use transfer::{TransferEnd, TransferKind, TransferPut};
+pub use transfer::{TRANSFER_HOST_PREFIX, Transfer, TransferEnd, TransferKind, TransferPut};
 
 /// How the engine is doing, as its supervisor sees it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]

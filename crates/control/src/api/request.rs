@@ -18,7 +18,7 @@ use super::events::{Audit, EventList};
 use super::model::{
     CheckResult, DeviceAdd, DeviceDetails, DeviceInfo, Export, ExportCreate, ExportUpdate,
     PoolCheck, PoolCreate, PoolDestroy, PoolInfo, PoolOpen, PoolUpdate, Port, PortUpdate, Status,
-    Tenant, TransferPut, Volume, VolumeCreate, VolumeUpdate,
+    Tenant, Transfer, TransferPut, Volume, VolumeCreate, VolumeUpdate,
 };
 use super::scheduling::{
     BudgetChange, Costs, CostsPut, Scheduling, SchedulingUpdate, TenantBudget,
@@ -142,7 +142,7 @@ pub enum Request {
         tenant: String,
         volume: String,
         body: TransferPut,
-        reply: Reply<Volume>,
+        reply: Reply<Transfer>,
     },
     TransferEnd {
         tenant: String,
@@ -316,7 +316,7 @@ handle_methods! {
     volume_delete(tenant: String, volume: String) -> () =
         |reply| Request::VolumeDelete { tenant, volume, reply };
     /// An image goes into the volume or comes out of it.
-    transfer_put(tenant: String, volume: String, body: TransferPut) -> Volume =
+    transfer_put(tenant: String, volume: String, body: TransferPut) -> Transfer =
         |reply| Request::TransferPut { tenant, volume, body, reply };
     /// It has.
     transfer_end(tenant: String, volume: String, host: String) -> () =

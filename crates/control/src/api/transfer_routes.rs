@@ -9,13 +9,14 @@ use axum::extract::State;
 
 use super::error::{ApiError, ErrorBody};
 use super::extract::{Body, OfVolume, Parameters};
-use super::model::{Done, TransferEnd, TransferPut, Volume};
+use super::model::{Done, Transfer, TransferEnd, TransferPut};
 use super::request::Handle;
 use super::routes::done;
 use super::validate;
 
 /// Announces that an image goes into a volume or comes out of it, over NVMe/TCP. Refused while the volume is in use, or
-/// holds data that the body does not allow to overwrite. Runs out after 30 s, unless it is renewed.
+/// holds data that the body does not allow to overwrite. The host is let in, through an export of the daemon's own if there is
+/// none, until the transfer ends. Runs out after 30 s, unless it is renewed.
 #[utoipa::path(
     put,
     path = "/v1/tenants/{tenant}/volumes/{volume}/transfer",
@@ -26,7 +27,7 @@ use super::validate;
     ),
     request_body = TransferPut,
     responses(
-        (status = 200, description = "The volume as it is", body = Volume),
+        (status = 200, description = "How the host gets to the volume", body = Transfer),
         (status = "default", description = "Refused", body = ErrorBody),
     )
 )]
@@ -34,7 +35,7 @@ pub(super) async fn transfer_put(
     State(owner): State<Handle>,
     OfVolume(tenant, volume): OfVolume,
     Body(body): Body<TransferPut>,
-) -> Result<Json<Volume>, ApiError> {
+) -> Result<Json<Transfer>, ApiError> {
     validate::host_nqn(&body.host)?;
     Ok(Json(owner.transfer_put(tenant, volume, body).await?))
 }

@@ -202,7 +202,7 @@ impl Daemon {
                 reply,
             } => {
                 self.change(reply, move |owner| async move {
-                    owner.transfer_end(&tenant, &volume, &host)
+                    owner.transfer_end(&tenant, &volume, &host).await
                 });
             }
             Request::ExportCreate { body, reply } => {

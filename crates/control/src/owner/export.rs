@@ -16,6 +16,7 @@ use forebay_xlate::boundary::message::{ExportId as EngineExportId, Frontend, ToE
 use super::Owner;
 use super::push::export_config;
 use super::session::AskError;
+use super::transfers::{is_internal, is_transfer_host};
 use super::volume::engine_error;
 use crate::api::error::ApiError;
 use crate::api::events::EventKind;
@@ -85,6 +86,7 @@ impl Owner {
             group: socket_group,
         };
         let id = self.volume_id(&tenant, &volume)?;
+        let is_internal = hosts.iter().any(|host| is_transfer_host(host));
         let mut hosts = hosts;
         hosts.sort_unstable();
         hosts.dedup();
@@ -102,6 +104,7 @@ impl Owner {
                         socket,
                         socket_owner,
                         shared,
+                        only_reads: is_internal,
                     },
                     now_s(),
                 )
@@ -120,7 +123,10 @@ impl Owner {
                 Err(_) => deleted_meanwhile(&name),
             });
         }
-        let text = format!("{name} is exported from now on");
+        let text = match is_internal {
+            true => format!("{name} is exported from now on (internal: an image is moved)"),
+            false => format!("{name} is exported from now on"),
+        };
         self.tell_export(EventKind::ExportCreated, name, text);
         let mut shown = self.export_show(&tenant, &named).unwrap_or(made);
         // It may be served elsewhere than it was to be.
@@ -298,7 +304,13 @@ impl Owner {
             (false, hosts) => format!("{hosts} hosts"),
         };
         let name = format!("{tenant}/{volume}");
-        let text = format!("export {name} is for {who} from now on");
+        let changed = body.add_hosts.iter().chain(&body.remove_hosts);
+        let text = match changed.clone().next().is_some()
+            && changed.clone().all(|h| is_transfer_host(h))
+        {
+            true => format!("export {name} is for {who} from now on (internal: an image is moved)"),
+            false => format!("export {name} is for {who} from now on"),
+        };
         self.tell_export(EventKind::ExportChanged, name, text);
         Ok(shown)
     }
@@ -317,6 +329,7 @@ impl Owner {
             self.refuse_cutting_off(&what, |export, _| export.id == id)
                 .await?;
         }
+        let was_internal = self.core.borrow().pool.export(id).is_ok_and(is_internal);
         let socket = self.machine_path(id);
         self.core
             .borrow_mut()
@@ -335,7 +348,10 @@ impl Owner {
         let _ = self.push_budgets().await;
         let at_devices = pushed.map_err(|error| engine_error(&error))?;
         let name = format!("{tenant}/{volume}");
-        let text = format!("{name} is not exported any more");
+        let text = match was_internal {
+            true => format!("{name} is not exported any more (internal: an image was moved)"),
+            false => format!("{name} is not exported any more"),
+        };
         self.tell_export(EventKind::ExportDeleted, name, text);
         Ok(at_devices.into())
     }

@@ -8,6 +8,7 @@
 use std::time::Duration;
 
 use forebay_pool::{ExportId, ExportRecord};
+use forebay_xlate::VolumeId;
 use tokio::time::{Instant, sleep};
 
 use super::Owner;
@@ -67,6 +68,20 @@ impl Owner {
             users if users.is_empty() => Ok(()),
             users => Err(refusal(what, &users)),
         }
+    }
+
+    /// Whether a host is connected to an export of a volume.
+    pub(super) fn is_connected(&self, id: VolumeId, host: &str) -> bool {
+        let is_it =
+            |export: &ExportRecord, user: Option<&str>| export.volume == id && user == Some(host);
+        !self.users(&is_it).is_empty()
+    }
+
+    /// Who uses a volume beside one host, in words.
+    pub(super) fn names_of_users(&self, id: VolumeId, but: &str) -> Vec<String> {
+        self.users(&|export: &ExportRecord, user: Option<&str>| {
+            export.volume == id && user != Some(but)
+        })
     }
 
     fn users(&self, is_cut_off: &impl Fn(&ExportRecord, Option<&str>) -> bool) -> Vec<String> {

@@ -316,6 +316,7 @@ impl Owner {
         owner.spawn(owner.clone().run_watch());
         owner.spawn(owner.clone().run_deleter());
         owner.spawn(owner.clone().run_copies());
+        owner.spawn(owner.clone().run_transfers());
         for device in owner.device_indexes() {
             owner.serve_device(device);
         }

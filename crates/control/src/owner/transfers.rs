@@ -1,74 +1,145 @@
 //! Images that go into volumes and come out of them.
 //!
-//! Purpose: no image is mixed with another, with what a volume holds, or with what a host writes meanwhile.
-//! Design: a program that moves an image announces this and renews it every few seconds. Without renewal it expires.
+//! Purpose: no image is mixed with another, with what a volume holds, or with what a host writes meanwhile; and no access
+//! outlives its transfer.
+//! Design: a program that moves an image announces this and renews it every few seconds. The daemon lets its host in:
+//! through the volume's export over NVMe/TCP, or through one of its own. It takes that back when the transfer ends, is not
+//! renewed, or its host is gone. A transfer's host is known by its name, so that a later daemon finds it in the catalog.
 //! The list is in memory: after a restart of the daemon the next renewal brings a transfer back, and until then its
 //! connected host keeps an import away.
 //! Not here: moving bytes (the program).
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
+use std::rc::Rc;
 use std::time::Duration;
 
 use forebay_device::size::format_bytes;
+use forebay_pool::{ExportId, ExportRecord};
 use forebay_xlate::VolumeId;
-use tokio::time::Instant;
+use tokio::time::{Instant, sleep};
 
 use super::Owner;
+use super::show::tenant_name;
 use crate::api::error::ApiError;
-use crate::api::model::{TransferKind, TransferPut, Volume};
+use crate::api::model::{
+    Export, ExportCreate, ExportFrontend, ExportUpdate, TRANSFER_HOST_PREFIX, Transfer as Shown,
+    TransferKind, TransferPut,
+};
+use crate::signal::Signal;
 
 /// How long an announcement holds without being renewed.
 const HOLDS: Duration = Duration::from_secs(30);
+/// A host that is not connected for so long moves no image any more.
+const GONE: Duration = Duration::from_secs(10);
+/// The same where another request waits for its end.
+const GONE_IN_THE_WAY: Duration = Duration::from_secs(3);
+const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 #[derive(Debug)]
 struct Transfer {
     host: String,
-    kind: TransferKind,
+    /// Unknown of one that an earlier daemon let in, until it is renewed.
+    kind: Option<TransferKind>,
     ends: Instant,
+    /// When its host was last connected, or when it was let in.
+    seen: Instant,
 }
 
 /// The transfers that are under way.
-#[derive(Debug, Default)]
-pub(super) struct Transfers(RefCell<BTreeMap<VolumeId, Vec<Transfer>>>);
+#[derive(Debug)]
+pub(super) struct Transfers {
+    of: RefCell<BTreeMap<VolumeId, Vec<Transfer>>>,
+    begun: Signal,
+}
+
+impl Default for Transfers {
+    fn default() -> Self {
+        Self {
+            of: RefCell::default(),
+            begun: Signal::new(),
+        }
+    }
+}
 
 impl Transfers {
-    /// The first that `excludes`, of those that have not run out and are not `host`'s.
+    /// The first that `excludes`, of those that are not `host`'s.
     fn other(
         &self,
         volume: VolumeId,
         host: &str,
         excludes: impl Fn(TransferKind) -> bool,
     ) -> Option<TransferKind> {
-        let mut all = self.0.borrow_mut();
+        let of = self.of.borrow();
         let now = Instant::now();
-        all.retain(|_, some| {
-            some.retain(|transfer| transfer.ends > now);
-            !some.is_empty()
-        });
-        let mut others = all.get(&volume)?.iter().filter(|t| t.host != host);
-        others.find(|t| excludes(t.kind)).map(|t| t.kind)
+        let all = of.get(&volume)?.iter();
+        let others = all.filter(|transfer| transfer.host != host && transfer.ends > now);
+        others
+            .filter_map(|transfer| transfer.kind)
+            .find(|kind| excludes(*kind))
     }
 
-    fn put(&self, volume: VolumeId, host: &str, kind: TransferKind) {
-        self.remove(volume, host);
+    fn put(&self, volume: VolumeId, host: &str, kind: Option<TransferKind>) {
+        let before = self.remove(volume, host);
+        let now = Instant::now();
         let transfer = Transfer {
             host: host.to_owned(),
             kind,
-            ends: Instant::now() + HOLDS,
+            ends: now + HOLDS,
+            seen: before.map_or(now, |before| before.seen),
         };
-        self.0
-            .borrow_mut()
-            .entry(volume)
-            .or_default()
-            .push(transfer);
+        let mut of = self.of.borrow_mut();
+        of.entry(volume).or_default().push(transfer);
+        drop(of);
+        self.begun.raise();
     }
 
-    fn remove(&self, volume: VolumeId, host: &str) {
-        if let Some(some) = self.0.borrow_mut().get_mut(&volume) {
-            some.retain(|transfer| transfer.host != host);
+    fn remove(&self, volume: VolumeId, host: &str) -> Option<Transfer> {
+        let mut of = self.of.borrow_mut();
+        let all = of.get_mut(&volume)?;
+        let at = all.iter().position(|transfer| transfer.host == host)?;
+        let removed = all.swap_remove(at);
+        if all.is_empty() {
+            of.remove(&volume);
         }
+        Some(removed)
     }
+
+    /// Takes out those that have run out, or whose host has not been connected for `gone`.
+    fn take_ended(
+        &self,
+        gone: Duration,
+        is_connected: impl Fn(VolumeId, &str) -> bool,
+    ) -> Vec<(VolumeId, String)> {
+        let now = Instant::now();
+        let mut ended = Vec::new();
+        for (volume, all) in &mut *self.of.borrow_mut() {
+            for transfer in all {
+                if is_connected(*volume, &transfer.host) {
+                    transfer.seen = now;
+                }
+                if transfer.ends <= now || transfer.seen + gone <= now {
+                    ended.push((*volume, transfer.host.clone()));
+                }
+            }
+        }
+        for (volume, host) in &ended {
+            self.remove(*volume, host);
+        }
+        ended
+    }
+}
+
+/// Whether a host moves images.
+pub(super) fn is_transfer_host(host: &str) -> bool {
+    host.starts_with(TRANSFER_HOST_PREFIX)
+}
+
+/// Whether an export is there for a transfer only.
+pub(super) fn is_internal(export: &ExportRecord) -> bool {
+    !export.any_host
+        && !export.hosts.is_empty()
+        && export.hosts.iter().all(|host| is_transfer_host(host))
 }
 
 fn under_way(kind: TransferKind, name: &str) -> ApiError {
@@ -83,53 +154,199 @@ fn under_way(kind: TransferKind, name: &str) -> ApiError {
 }
 
 impl Owner {
-    /// Announces that an image goes into a volume or comes out of it, or that this goes on. The volume as it is then.
+    /// Announces that an image goes into a volume or comes out of it, or that this goes on. Gives back how its host gets
+    /// there, and the volume as it was before.
     pub(crate) async fn transfer_put(
-        &self,
+        self: &Rc<Self>,
         tenant: String,
         volume: String,
         body: TransferPut,
-    ) -> Result<Volume, ApiError> {
+    ) -> Result<Shown, ApiError> {
         let TransferPut {
             host,
             kind,
             overwrite,
             renew,
         } = body;
+        if !is_transfer_host(&host) {
+            return Err(ApiError::invalid(format!(
+                "the host of a transfer is named {TRANSFER_HOST_PREFIX}NAME"
+            )));
+        }
         let id = self.volume_id(&tenant, &volume)?;
         let name = format!("{tenant}/{volume}");
         let is_import = kind == TransferKind::Import;
         let excludes = |other| is_import || other == TransferKind::Import;
+        if !renew {
+            self.end_dead_transfers().await;
+        }
         if let Some(other) = self.transfers.other(id, &host, excludes) {
             return Err(under_way(other, &name));
         }
         // Before the first wait, so that of two at once one wins.
-        self.transfers.put(id, &host, kind);
-        if is_import {
-            let allowed = match renew {
-                false => self.may_import(id, &name, overwrite).await,
-                // A host that was let in before may have connected since.
-                true => self.refuse_in_use_now(&format!("volume {name}"), |export, user| {
-                    export.volume == id && user != Some(&host)
-                }),
-            };
-            if let Err(error) = allowed {
+        self.transfers.put(id, &host, Some(kind));
+        let allowed = match (is_import, renew) {
+            (true, false) => self.may_import(id, &name, overwrite).await,
+            // A host that was let in before may have connected since.
+            (true, true) => self.refuse_in_use_now(&format!("volume {name}"), |export, user| {
+                export.volume == id && user != Some(&host)
+            }),
+            (false, _) => Ok(()),
+        };
+        let shown = self.volume_show(&tenant, &volume);
+        let opened = match (allowed, self.tcp_export(id)) {
+            (Ok(()), Some(export)) if renew => {
+                self.export_show(&tenant, &numbered(&volume, export))
+            }
+            (Ok(()), export) if !renew => {
+                self.let_in(&tenant, &volume, export, &host, is_import)
+                    .await
+            }
+            (Ok(()), _) => Err(ApiError::not_found(format!(
+                "the access of this transfer to {name} has been taken back"
+            ))),
+            (Err(error), _) => Err(error),
+        };
+        match opened {
+            Ok(export) => Ok(Shown {
+                volume: shown?,
+                nqn: export.nqn,
+                addresses: export.addresses,
+                in_use_by: self.names_of_users(id, &host),
+            }),
+            Err(error) => {
                 self.transfers.remove(id, &host);
-                return Err(error);
+                self.shut_out(id, &host).await;
+                Err(error)
             }
         }
-        self.volume_show(&tenant, &volume)
+    }
+
+    fn tcp_export(&self, id: VolumeId) -> Option<ExportId> {
+        let core = self.core.borrow();
+        let mut exports = core.pool.exports_of(id);
+        exports
+            .find(|export| !export.frontend.is_machine())
+            .map(|export| export.id)
+    }
+
+    async fn let_in(
+        self: &Rc<Self>,
+        tenant: &str,
+        volume: &str,
+        export: Option<ExportId>,
+        host: &str,
+        is_import: bool,
+    ) -> Result<Export, ApiError> {
+        let hosts = vec![host.to_owned()];
+        if let Some(export) = export {
+            let body = ExportUpdate {
+                add_hosts: hosts,
+                ..ExportUpdate::default()
+            };
+            return self
+                .export_update(tenant.to_owned(), numbered(volume, export), body)
+                .await;
+        }
+        let id = self.volume_id(tenant, volume)?;
+        if is_import && self.core.borrow().pool.export_of(id).is_some() {
+            return Err(ApiError::in_use(format!(
+                "volume {tenant}/{volume} is exported to a virtual machine"
+            ))
+            .hint(format!(
+                "delete that export, and make it again afterwards: `forebay export delete {tenant}/{volume}`"
+            )));
+        }
+        let body = ExportCreate {
+            tenant: tenant.to_owned(),
+            volume: volume.to_owned(),
+            frontend: ExportFrontend::NvmeTcp,
+            hosts,
+            ..ExportCreate::default()
+        };
+        self.export_create(body).await
     }
 
     /// A transfer has ended.
-    pub(crate) fn transfer_end(
-        &self,
+    pub(crate) async fn transfer_end(
+        self: &Rc<Self>,
         tenant: &str,
         volume: &str,
         host: &str,
     ) -> Result<(), ApiError> {
-        self.transfers.remove(self.volume_id(tenant, volume)?, host);
+        let id = self.volume_id(tenant, volume)?;
+        self.transfers.remove(id, host);
+        if is_transfer_host(host) {
+            self.shut_out(id, host).await;
+        }
         Ok(())
+    }
+
+    /// Takes back a transfer's access.
+    async fn shut_out(self: &Rc<Self>, id: VolumeId, host: &str) {
+        let place = {
+            let core = self.core.borrow();
+            let lists = |export: &&ExportRecord| export.hosts.iter().any(|listed| listed == host);
+            let export = core.pool.exports_of(id).find(lists);
+            let volume = core.pool.volume(id);
+            export.zip(volume.ok()).map(|(export, volume)| {
+                let is_last = is_internal(export) && export.hosts.len() == 1;
+                let named = numbered(&volume.name, export.id);
+                (tenant_name(&core, volume), named, is_last)
+            })
+        };
+        let Some((tenant, volume, is_last)) = place else {
+            return;
+        };
+        let ended = if is_last {
+            self.export_delete(tenant, volume, true).await.map(drop)
+        } else {
+            let body = ExportUpdate {
+                remove_hosts: vec![host.to_owned()],
+                disconnect_hosts: true,
+                ..ExportUpdate::default()
+            };
+            self.export_update(tenant, volume, body).await.map(drop)
+        };
+        if let Err(error) = ended {
+            tracing::warn!(host, %error, "taking back the access of a transfer");
+        }
+    }
+
+    /// Ends transfers whose program is gone, so that they are in nobody's way.
+    pub(super) async fn end_dead_transfers(self: &Rc<Self>) {
+        self.end_transfers(GONE_IN_THE_WAY).await;
+    }
+
+    async fn end_transfers(self: &Rc<Self>, gone: Duration) {
+        let is_connected = |id, host: &str| self.is_connected(id, host);
+        for (id, host) in self.transfers.take_ended(gone, is_connected) {
+            tracing::info!(host, volume = %id, "a transfer has ended without a word");
+            self.shut_out(id, &host).await;
+        }
+    }
+
+    /// Ends transfers that are not renewed, or whose host is gone; those of an earlier daemon too.
+    pub(super) async fn run_transfers(self: Rc<Self>) {
+        let left: Vec<(VolumeId, String)> = {
+            let core = self.core.borrow();
+            let hosts = |export: &ExportRecord| {
+                let volume = export.volume;
+                let hosts = export.hosts.iter().filter(|host| is_transfer_host(host));
+                hosts.map(|host| (volume, host.clone())).collect::<Vec<_>>()
+            };
+            core.pool.exports().flat_map(hosts).collect()
+        };
+        for (id, host) in left {
+            self.transfers.put(id, &host, None);
+        }
+        loop {
+            let transfers = &self.transfers;
+            let some = || (!transfers.of.borrow().is_empty()).then_some(());
+            transfers.begun.until(some).await;
+            sleep(LOOK_EVERY).await;
+            self.end_transfers(GONE).await;
+        }
     }
 
     async fn may_import(&self, id: VolumeId, name: &str, overwrite: bool) -> Result<(), ApiError> {
@@ -174,31 +391,43 @@ impl Owner {
     }
 }
 
+/// The name of one export of a volume.
+fn numbered(volume: &str, export: ExportId) -> String {
+    format!("{volume}@{}", export.0)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn a_transfer_that_is_not_renewed_runs_out() {
+    async fn a_transfer_ends_without_renewal_or_host() {
         let transfers = Transfers::default();
         let volume = VolumeId(1);
-        let any = |_| true;
-        transfers.put(volume, "a", TransferKind::Import);
-        assert_eq!(
-            transfers.other(volume, "b", any),
-            Some(TransferKind::Import)
-        );
+        let (any, import) = (|_| true, Some(TransferKind::Import));
+        transfers.put(volume, "a", import);
+        assert_eq!(transfers.other(volume, "b", any), import);
         assert_eq!(transfers.other(volume, "a", any), None);
         assert_eq!(transfers.other(VolumeId(2), "b", any), None);
         for _ in 0..3 {
             tokio::time::advance(HOLDS - Duration::from_secs(1)).await;
-            transfers.put(volume, "a", TransferKind::Import);
+            transfers.put(volume, "a", import);
+            assert!(transfers.take_ended(GONE, |_, _| true).is_empty());
         }
         assert!(transfers.other(volume, "b", any).is_some());
         tokio::time::advance(HOLDS).await;
         assert_eq!(transfers.other(volume, "b", any), None);
-        transfers.put(volume, "b", TransferKind::Export);
-        transfers.remove(volume, "b");
+        let ended = [(volume, "a".to_owned())];
+        assert_eq!(transfers.take_ended(GONE, |_, _| true), ended);
+        // One whose host goes ends sooner.
+        transfers.put(volume, "a", import);
+        assert!(transfers.take_ended(GONE, |_, _| true).is_empty());
+        tokio::time::advance(GONE - Duration::from_secs(1)).await;
+        assert!(transfers.take_ended(GONE, |_, _| false).is_empty());
+        assert_eq!(transfers.take_ended(GONE_IN_THE_WAY, |_, _| false), ended);
+        // Of one that an earlier daemon let in it is not known which way it goes.
+        transfers.put(volume, "b", None);
         assert_eq!(transfers.other(volume, "a", any), None);
+        assert!(transfers.remove(volume, "b").is_some());
     }
 }

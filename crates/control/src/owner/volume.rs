@@ -237,8 +237,13 @@ impl Owner {
     }
 
     /// Ends a volume that is not exported.
-    pub(crate) async fn volume_delete(&self, tenant: String, name: String) -> Result<(), ApiError> {
+    pub(crate) async fn volume_delete(
+        self: &Rc<Self>,
+        tenant: String,
+        name: String,
+    ) -> Result<(), ApiError> {
         let id = self.volume_id(&tenant, &name)?;
+        self.end_dead_transfers().await;
         self.refuse_exported(id, &tenant, &name)?;
         self.wait_open_for_api().await?;
         match self.delete_volume(id, &tenant, &name).await? {

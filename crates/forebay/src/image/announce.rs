@@ -2,9 +2,10 @@
 //!
 //! Purpose: nobody else changes the volume, or moves another image, meanwhile.
 //! Design: a thread renews the announcement, over restarts of the daemon. The transfer ends when the daemon refuses that,
-//! because another host uses the volume.
+//! because another host uses the volume. The daemon lets the transfer's host in, and shuts it out again.
 //! Not here: who may announce what (the daemon).
 
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -12,7 +13,9 @@ use std::time::Duration;
 
 use forebay_control::api::client::{Client, ClientError};
 use forebay_control::api::error::ErrorKind;
-use forebay_control::api::model::{Done, TransferKind, TransferPut, Volume};
+use forebay_control::api::model::{
+    Done, TRANSFER_HOST_PREFIX, Transfer, TransferKind, TransferPut,
+};
 
 use crate::cli::VolumeName;
 use crate::command::volume;
@@ -28,11 +31,12 @@ pub(super) struct Announced {
     body: TransferPut,
     /// The host that moves the image: a name made up for this one time.
     pub(super) host_nqn: String,
-    /// The volume as it was at the beginning.
-    pub(super) volume: Volume,
+    /// How to get to the volume, and how it was at the beginning.
+    pub(super) access: Transfer,
     stop: Option<Sender<()>>,
     renewer: Option<JoinHandle<()>>,
     lost: Arc<Mutex<Option<Failure>>>,
+    is_open: bool,
 }
 
 impl Announced {
@@ -44,7 +48,7 @@ impl Announced {
     ) -> Outcome<Self> {
         let uuid = std::fs::read_to_string("/proc/sys/kernel/random/uuid")
             .while_doing("make up a host name")?;
-        let host_nqn = format!("nqn.2014-08.org.nvmexpress:uuid:{}", uuid.trim());
+        let host_nqn = format!("{TRANSFER_HOST_PREFIX}{}", uuid.trim());
         let path = format!("{}/transfer", volume::path(name));
         let mut body = TransferPut {
             host: host_nqn.clone(),
@@ -52,7 +56,7 @@ impl Announced {
             overwrite,
             renew: false,
         };
-        let volume = client.put(&path, &body)?;
+        let access = client.put(&path, &body)?;
         body.renew = true;
         let (stop, stopped) = channel();
         let mut announced = Self {
@@ -60,10 +64,11 @@ impl Announced {
             path,
             body: body.clone(),
             host_nqn,
-            volume,
+            access,
             stop: Some(stop),
             renewer: None,
             lost: Arc::default(),
+            is_open: true,
         };
         let (client, path) = (announced.client.clone(), announced.path.clone());
         let lost = announced.lost.clone();
@@ -76,6 +81,46 @@ impl Announced {
             .while_doing("start a thread")?;
         announced.renewer = Some(renewer);
         Ok(announced)
+    }
+
+    /// Where this machine reaches the volume.
+    pub(super) fn address(&self) -> Outcome<SocketAddr> {
+        let addresses = self.access.addresses.iter();
+        let mut address: SocketAddr = addresses
+            .filter_map(|text| text.parse().ok())
+            .min_by_key(|address: &SocketAddr| !address.ip().is_loopback())
+            .ok_or_else(|| {
+                Failure::new("the daemon listens nowhere for NVMe/TCP, over which images are moved")
+                    .hint(
+                        "see `nvme_tcp` under [listen] of its configuration, and `forebay status`",
+                    )
+            })?;
+        if address.ip().is_unspecified() {
+            address.set_ip(match address.ip() {
+                IpAddr::V4(_) => Ipv4Addr::LOCALHOST.into(),
+                IpAddr::V6(_) => Ipv6Addr::LOCALHOST.into(),
+            });
+        }
+        Ok(address)
+    }
+
+    /// Ends the transfer: the daemon takes back the access.
+    pub(super) fn close(mut self) -> Outcome {
+        self.end_renewing();
+        self.is_open = false;
+        self.end().while_doing("end the transfer")
+    }
+
+    fn end(&self) -> Result<(), ClientError> {
+        let path = format!("{}?host={}", self.path, self.host_nqn);
+        self.client.delete::<Done>(&path).map(drop)
+    }
+
+    fn end_renewing(&mut self) {
+        drop(self.stop.take());
+        if let Some(renewer) = self.renewer.take() {
+            let _ = renewer.join();
+        }
     }
 
     /// Fails if somebody else uses the volume at the end.
@@ -110,7 +155,7 @@ fn renew_until(
 
 /// Why the transfer must end, if the daemon says so. One that does not answer may be back later.
 fn renew(client: &Client, path: &str, body: &TransferPut) -> Option<Failure> {
-    match client.put::<_, Volume>(path, body) {
+    match client.put::<_, Transfer>(path, body) {
         Err(ClientError::Refused(error))
             if matches!(error.kind, ErrorKind::InUse | ErrorKind::NotFound) =>
         {
@@ -123,13 +168,10 @@ fn renew(client: &Client, path: &str, body: &TransferPut) -> Option<Failure> {
 
 impl Drop for Announced {
     fn drop(&mut self) {
-        drop(self.stop.take());
-        if let Some(renewer) = self.renewer.take() {
-            let _ = renewer.join();
+        self.end_renewing();
+        if self.is_open {
+            // If this fails it runs out.
+            let _ = self.end();
         }
-        // If this fails it runs out.
-        let _ = self
-            .client
-            .delete::<Done>(&format!("{}?host={}", self.path, self.host_nqn));
     }
 }

@@ -1,12 +1,10 @@
 //! `forebay volume import` and `forebay volume export`: raw images in and out.
 //!
 //! Purpose: a volume's bytes from and to a file, with a progress bar, through NVMe/TCP like any host.
-//! Design: `access` opens the volume for a moment, `transfer` moves the bytes; here is what the user
-//! sees. An import replaces nothing that it was not told to, and takes a raw image only. An exported image is complete or
+//! Design: `announce` has the daemon let this program in, `transfer` moves the bytes; here is what the user sees. An import replaces nothing that it was not told to, and takes a raw image only. An exported image is complete or
 //! not there.
 //! Not here: image formats other than raw.
 
-mod access;
 mod announce;
 mod format;
 mod transfer;
@@ -26,7 +24,6 @@ use crate::failure::{Failure, Outcome, While};
 use crate::interrupt::Interrupt;
 use crate::output::exactly;
 use crate::progress;
-use access::Access;
 use announce::Announced;
 use format::Ends;
 use transfer::Shape;
@@ -67,12 +64,10 @@ pub(crate) fn import(
         context.confirm(&format!("Replace everything in the volume {name}?"))?;
     }
     let interrupt = Interrupt::watch()?;
-    let existing = Access::existing(client, name)?;
     let announced = Announced::new(client, name, TransferKind::Import, options.overwrite)?;
-    let access = Access::open(client, name, existing.as_ref(), &announced.host_nqn)?;
     let bar = progress::bytes(bytes, "importing");
-    let fresh = announced.volume.allocated_bytes == 0;
-    let moved = with_volume(&access, |queue, shape| {
+    let fresh = announced.access.volume.allocated_bytes == 0;
+    let moved = with_volume(&announced, |queue, shape| {
         transfer::import(queue, shape, &image, bytes, fresh, &mut |at| {
             bar.set_position(at);
             announced.check()?;
@@ -86,8 +81,7 @@ pub(crate) fn import(
             "{name} holds a part of the image now: import it again with --force"
         ))
     })?;
-    access.close()?;
-    drop(announced);
+    announced.close()?;
     context.output.done(&Done {
         done: format!("{} imported into {name}", format_bytes(bytes)),
     })
@@ -144,23 +138,13 @@ fn refuse_other_formats(shown: &str, ends: &Ends, volume: &Volume) -> Outcome {
 pub(crate) fn export(context: &Context, name: &VolumeName, file: &Path) -> Outcome {
     let before: Volume = context.client.get(&volume::path(name))?;
     let interrupt = Interrupt::watch()?;
-    let existing = Access::existing(&context.client, name)?;
-    if existing
-        .as_ref()
-        .is_some_and(|export| !export.connected_hosts.is_empty())
-    {
-        eprintln!("warning: hosts are connected to {name}; what they write now may be in or not");
-    }
     let image = NewFile::create(file)?;
     let announced = Announced::new(&context.client, name, TransferKind::Export, false)?;
-    let access = Access::open(
-        &context.client,
-        name,
-        existing.as_ref(),
-        &announced.host_nqn,
-    )?;
+    for user in &announced.access.in_use_by {
+        eprintln!("warning: {user}; what it writes now may be in the image or not");
+    }
     let bar = progress::bytes(before.size_bytes, "exporting");
-    let moved = with_volume(&access, |queue, shape| {
+    let moved = with_volume(&announced, |queue, shape| {
         bar.set_length(shape.size_bytes);
         transfer::export(queue, shape, &image.file, &mut |at| {
             bar.set_position(at);
@@ -172,8 +156,7 @@ pub(crate) fn export(context: &Context, name: &VolumeName, file: &Path) -> Outco
     bar.finish_and_clear();
     let bytes = moved?;
     image.keep();
-    access.close()?;
-    drop(announced);
+    announced.close()?;
     let done = format!(
         "{} of {name} exported to {}",
         format_bytes(bytes),
@@ -184,14 +167,16 @@ pub(crate) fn export(context: &Context, name: &VolumeName, file: &Path) -> Outco
 
 /// Connects, and ends the connection however `work` ends.
 fn with_volume<T>(
-    access: &Access<'_>,
+    announced: &Announced,
     work: impl FnOnce(&mut IoQueue, Shape) -> Outcome<T>,
 ) -> Outcome<T> {
     let options = Options {
         queue_entries: 33,
         ..Options::default()
     };
-    let mut session = Session::connect(access.address, &access.nqn, &access.host_nqn, &options)
+    let address = announced.address()?;
+    let nqn = &announced.access.nqn;
+    let mut session = Session::connect(address, nqn, &announced.host_nqn, &options)
         .while_doing("reach the volume")?;
     let namespace = session.namespaces().first();
     let namespace = namespace.ok_or_else(|| Failure::new("the export has no namespace"))?;

@@ -3,6 +3,11 @@
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
+use super::Volume;
+
+/// What the NQNs of hosts that move images begin with; no other host's does.
+pub const TRANSFER_HOST_PREFIX: &str = "nqn.2026-01.io.forebay:transfer:";
+
 /// Which way an image goes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
@@ -17,7 +22,7 @@ pub enum TransferKind {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct TransferPut {
-    /// The NQN of the host that will move the image.
+    /// The NQN of the host that will move the image: `nqn.2026-01.io.forebay:transfer:` and a name of its own.
     pub host: String,
     /// Which way.
     pub kind: TransferKind,
@@ -27,6 +32,19 @@ pub struct TransferPut {
     /// The transfer is under way already, and goes on.
     #[serde(default)]
     pub renew: bool,
+}
+
+/// Answer to `PUT /v1/tenants/{tenant}/volumes/{volume}/transfer`: how the host gets to the volume.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Transfer {
+    /// The volume as it is.
+    pub volume: Volume,
+    /// The subsystem to connect to.
+    pub nqn: String,
+    /// Where it is, e.g. `127.0.0.1:4420`.
+    pub addresses: Vec<String>,
+    /// Hosts and virtual machines that use the volume meanwhile, in words.
+    pub in_use_by: Vec<String>,
 }
 
 /// What `DELETE /v1/tenants/{tenant}/volumes/{volume}/transfer` is told.
