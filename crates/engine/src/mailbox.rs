@@ -83,8 +83,8 @@ pub enum Post {
     Committed(VolumeId),
     /// A commit failed.
     CommitFailed(VolumeId, u64),
-    /// A release is carried out: command and its slot's generation.
-    ReleaseDone(u32, u32),
+    /// A release is carried out: command, its slot's generation, and how many of its extents.
+    ReleaseDone(u32, u32, u64),
     /// The owner can't carry a release out, nothing was done: command and its slot's generation.
     ReleaseFailed(u32, u32),
     /// A release is given up before anything was done for it: command and its slot's generation.

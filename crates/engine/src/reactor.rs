@@ -325,7 +325,9 @@ impl Reactor {
             Post::Settle(job, device) => core.settle(job, device),
             Post::Committed(volume) => core.committed(volume),
             Post::CommitFailed(volume, sequence) => core.commit_failed(volume, sequence),
-            Post::ReleaseDone(io, generation) => core.release_done(io, generation),
+            Post::ReleaseDone(io, generation, extents) => {
+                core.release_done(io, generation, extents);
+            }
             Post::ReleaseFailed(io, generation) => core.release_failed(io, generation),
             Post::ReleaseAbandoned(io, generation) => core.release_abandoned(io, generation),
             Post::Job(job, work) => core.start_job(job, work),

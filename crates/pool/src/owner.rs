@@ -29,6 +29,8 @@ use std::collections::BTreeSet;
 
 /// How many extents an answer covers at most.
 const RUN_LIMIT: u64 = 4096;
+/// Extents that one release unmaps: they are one transaction.
+const RELEASE_EXTENTS: u64 = 4096;
 /// What a fault may be answered with.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum FaultAnswer {
@@ -242,6 +244,14 @@ impl Pool {
             )));
         }
         self.unmap(volume, first.0, count, hanging)
+    }
+
+    /// How many extents from `first` on, up to `count`, [`Pool::release`] takes at once: those with at most
+    /// [`RELEASE_EXTENTS`] mapped ones among them. What is not mapped costs nothing.
+    pub fn releases_at_once(&self, volume: VolumeId, first: ExtentIndex, count: u64) -> u64 {
+        self.volume_ref(volume).map_or(count, |target| {
+            target.map.reach(first.0, count, RELEASE_EXTENTS)
+        })
     }
 
     pub(crate) fn unmap(

@@ -202,6 +202,30 @@ impl VolumeMap {
             .map(|(chunk, runs)| (*chunk, runs.as_slice()))
     }
 
+    /// How many extents from `first` on, up to `count`, have at most `most` mapped ones among them.
+    pub(crate) fn reach(&self, first: u64, count: u64, most: u64) -> u64 {
+        let end = first.saturating_add(count);
+        let mut left = most;
+        for (chunk, runs) in self.chunks.range(first / MAP_CHUNK..) {
+            let base = chunk * MAP_CHUNK;
+            if base >= end {
+                break;
+            }
+            let from = first.saturating_sub(base).min(MAP_CHUNK) as u16;
+            let to = (end - base).min(MAP_CHUNK) as u16;
+            for run in &runs[place(runs, from)..] {
+                let Some(part) = run.clip(from, to) else {
+                    break;
+                };
+                if u64::from(part.count) > left {
+                    return base + u64::from(part.start) + left - first;
+                }
+                left -= u64::from(part.count);
+            }
+        }
+        count
+    }
+
     /// Maps one unmapped extent.
     pub(crate) fn insert(&mut self, logical: u64, device: DeviceIndex, extent: u64) {
         self.insert_run(logical, DeviceRun::new(device, extent, 1));
@@ -381,6 +405,11 @@ mod tests {
             for (at, limit) in probes {
                 let hole = (at..at + limit).take_while(|l| !model.contains_key(l)).count() as u64;
                 prop_assert_eq!(map.hole_at(at, limit), hole);
+                for most in [1, 7, 100] {
+                    let mapped = |n: &u64| model.range(at..=at + n).count() as u64 <= most;
+                    let reach = (0..limit).take_while(mapped).count() as u64;
+                    prop_assert_eq!(map.reach(at, limit, most), reach);
+                }
                 let run = map.run_at(at, limit).map_or(0, |run| run.count);
                 let expected = model.get(&at).map_or(0, |(d, e)| {
                     (0..limit).take_while(|n| model.get(&(at + n)) == Some(&(*d, e + n))).count() as u64

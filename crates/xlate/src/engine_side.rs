@@ -73,8 +73,8 @@ pub enum Post {
     Committed(VolumeId),
     /// A commit failed.
     CommitFailed(VolumeId, u64),
-    /// A release is carried out: command and its slot's generation.
-    ReleaseDone(u32, u32),
+    /// A release is carried out: command, its slot's generation, and how many of its extents.
+    ReleaseDone(u32, u32, u64),
     /// The owner can't carry a release out: nothing was done.
     ReleaseFailed(u32, u32),
     /// A release is given up before anything was done for it.
@@ -151,6 +151,8 @@ struct OpenRelease {
     range: ExtentRange,
     /// The owner has begun to carry it out: its revoke has come in the present conversation.
     begun: bool,
+    /// So much of the range, from its begin, the owner carries out at once: what its revoke names.
+    extents: u64,
 }
 
 /// A revoke whose words are cleared.
@@ -247,7 +249,10 @@ impl EngineSide {
                 }
                 if let Some(number) = release {
                     match self.releases.get_mut(&number) {
-                        Some(open) => open.begun = true,
+                        Some(open) => {
+                            open.begun = true;
+                            open.extents = range.count;
+                        }
                         None => {
                             out.push(Effect::Say(FromEngine::RevokeRefused { revoke }));
                             return None;
@@ -301,10 +306,13 @@ impl EngineSide {
                 self.post(all, Post::CommitFailed(volume, sequence), out);
             }
             ToEngine::ReleaseDone { release } => {
-                self.release_ended(release, Post::ReleaseDone, out);
+                let done =
+                    |open: &OpenRelease| Post::ReleaseDone(open.io, open.generation, open.extents);
+                self.release_ended(release, done, out);
             }
             ToEngine::ReleaseFailed { release } => {
-                self.release_ended(release, Post::ReleaseFailed, out);
+                let failed = |open: &OpenRelease| Post::ReleaseFailed(open.io, open.generation);
+                self.release_ended(release, failed, out);
             }
             ToEngine::Job { job, work } => {
                 if self.jobs.contains_key(&job) {
@@ -329,9 +337,14 @@ impl EngineSide {
         }
     }
 
-    fn release_ended(&mut self, release: u64, post: fn(u32, u32) -> Post, out: &mut Vec<Effect>) {
+    fn release_ended(
+        &mut self,
+        release: u64,
+        post: impl FnOnce(&OpenRelease) -> Post,
+        out: &mut Vec<Effect>,
+    ) {
         if let Some(open) = self.releases.remove(&release) {
-            let post = post(open.io, open.generation);
+            let post = post(&open);
             self.post(ReactorSet::one(open.reactor), post, out);
         }
     }
@@ -445,6 +458,7 @@ impl EngineSide {
                     volume,
                     range,
                     begun: false,
+                    extents: range.count,
                 };
                 self.releases.insert(release, open);
                 out.push(Effect::Say(FromEngine::Release {

@@ -21,6 +21,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 const LEAF_WORDS: u64 = 512;
+/// Leaves that are looked at in one go: some 100 microseconds.
+const MAX_LEAVES: u64 = 1 << 16;
 type Leaf = [AtomicU64; LEAF_WORDS as usize];
 
 /// See the module's text.
@@ -70,6 +72,29 @@ impl Table {
             Some(cell) => Word::from_bits(cell.load(Ordering::Acquire)),
             None => Word::MISS,
         }
+    }
+
+    /// How many extents from `first` on, up to `count`, are no known holes. At most `most` words are looked at, and
+    /// [`MAX_LEAVES`] leaves: nothing is known of a leaf that is not there, without a look at its words.
+    pub fn no_holes(&self, first: u64, count: u64, most: u64) -> u64 {
+        let end = first.saturating_add(count).min(self.extents);
+        let (mut at, mut words, mut leaves) = (first, 0, 0);
+        while at < end && words < most && leaves < MAX_LEAVES {
+            let leaf_ends = (at / LEAF_WORDS + 1) * LEAF_WORDS;
+            leaves += 1;
+            if self.leaves[(at / LEAF_WORDS) as usize].get().is_none() {
+                at = leaf_ends.min(end);
+                continue;
+            }
+            while at < end.min(leaf_ends) && words < most {
+                if self.lookup(at).rights() == Some(Rights::Hole) {
+                    return at - first;
+                }
+                at += 1;
+                words += 1;
+            }
+        }
+        at - first
     }
 
     #[inline]

@@ -76,6 +76,13 @@ impl Owner {
         if range.count == 0 {
             return Ok(());
         }
+        // The rest is asked for anew: the engine knows from the revoke how much this is.
+        let range = {
+            let core = self.core.borrow();
+            let (first, count) = (ExtentIndex(range.first), range.count);
+            let count = core.pool.releases_at_once(volume, first, count);
+            ExtentRange::new(range.first, count)
+        };
         let held = self.locks.hold(volume, range).await;
         if self.newest_generation.get() != of.generation {
             // A later engine serves already: tenants may have written there since.

@@ -83,7 +83,7 @@ pub(super) fn to_reactor(post: Post) -> mailbox::Post {
         Post::Settle(job, device) => To::Settle(job, device),
         Post::Committed(volume) => To::Committed(volume),
         Post::CommitFailed(volume, sequence) => To::CommitFailed(volume, sequence),
-        Post::ReleaseDone(io, generation) => To::ReleaseDone(io, generation),
+        Post::ReleaseDone(io, generation, extents) => To::ReleaseDone(io, generation, extents),
         Post::ReleaseFailed(io, generation) => To::ReleaseFailed(io, generation),
         Post::ReleaseAbandoned(io, generation) => To::ReleaseAbandoned(io, generation),
         Post::Job(job, work) => To::Job(job, work),

@@ -95,11 +95,13 @@ impl Core {
         );
     }
 
-    /// The owner carried out a release.
-    pub fn release_done(&mut self, io: u32, generation: u32) {
+    /// The owner carried out a release, of so many extents.
+    pub fn release_done(&mut self, io: u32, generation: u32, extents: u64) {
         self.take_up_release(io, generation, |core, token| {
             let io = &mut core.ios[token.index()];
-            io.cursor += io.releasing;
+            let lane = core.lanes[io.lane.0 as usize].as_ref();
+            let extent_bytes = lane.map_or(0, |lane| 1 << lane.volume.extent_shift);
+            io.cursor += io.releasing.min(extents.saturating_mul(extent_bytes));
             io.releasing = 0;
             core.dispatch(token);
         });

@@ -17,7 +17,8 @@ use forebay_xlate::drain::SliceSpan;
 use forebay_xlate::reactor_side::Parked;
 use forebay_xlate::{ExtentRange, Rights};
 
-/// The most extents that one release names: bounds the owner's transaction, and the look at them.
+/// The most extents of one release that are looked at. What the table knows nothing of is named with them, however
+/// much it is: mostly nothing is there, and the owner carries out as much as its transaction holds.
 const MAX_RELEASE_EXTENTS: u64 = 4096;
 /// Extents looked at in one go: a command may name the whole volume 256 times, and others have a right
 /// to a turn.
@@ -122,9 +123,7 @@ impl Core {
                 continue;
             }
             if release && whole > 0 {
-                let stored = |e: &u64| volume.table.lookup(*e).rights() != Some(Rights::Hole);
-                let bound = extent + whole.min(MAX_RELEASE_EXTENTS);
-                let count = (extent..bound).take_while(stored).count() as u64;
+                let count = volume.table.no_holes(extent, whole, MAX_RELEASE_EXTENTS);
                 self.ios[i].releasing = left.min(count << volume.extent_shift);
                 let generation = self.ios[i].generation;
                 self.upcalls.push_back(Upcall::Release {

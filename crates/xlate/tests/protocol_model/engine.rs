@@ -337,7 +337,7 @@ impl Engine {
                 self.check_settles(r);
             }
             Post::Job(job, Job::Launder { device, .. }) => self.lane.push((job, device.0)),
-            Post::ReleaseDone(io, _) => around.stages[io as usize] = Stage::Done,
+            Post::ReleaseDone(io, ..) => around.stages[io as usize] = Stage::Done,
             Post::ReleaseFailed(io, _) | Post::ReleaseAbandoned(io, _) => {
                 around.stages[io as usize] = Stage::Failed
             }

@@ -42,6 +42,28 @@ fn a_release_waits_for_the_revoke() {
     });
 }
 
+/// One request, one revoke: it is what is mapped that takes work.
+#[test]
+fn deallocate_of_holes_is_free() {
+    run(async {
+        let place = Place::new();
+        let mut life = Life::first(&place, Begin::default()).await;
+        let a = life.volume("a", 16 << 40).await;
+        let extents = (16 << 40) / EXTENT;
+        for extent in [0, extents / 2, extents - 1] {
+            life.fake.write(a, extent).await;
+        }
+        for mapped in [3, 0] {
+            assert_eq!(life.mapped(a), mapped);
+            life.fake.log.clear();
+            let release = life.fake.release(a, ExtentRange::new(0, extents));
+            life.fake.released(release).await;
+            let revokes = life.fake.log.iter().filter(|m| is_revoke(m).is_some());
+            assert_eq!(revokes.count(), 1);
+        }
+    });
+}
+
 #[test]
 fn freed_extents_are_zeroed_flushed_and_only_then_clean() {
     run(async {

@@ -39,10 +39,10 @@ fn deallocate_releases_whole_extents_and_punches_the_rest() {
     };
     assert_eq!(range, ExtentRange::new(1, 2));
     b.nothing_ends();
-    b.core.release_done(io, generation.wrapping_sub(1));
+    b.core.release_done(io, generation.wrapping_sub(1), 2);
     b.nothing_ends();
     b.volume.table.clear(range, None);
-    b.core.release_done(io, generation);
+    b.core.release_done(io, generation, u64::MAX);
     let (ended, status, _) = b.end();
     assert_eq!((ended, status), (slot, Status::SUCCESS));
     assert_eq!(b.upcall(), "None");
@@ -87,6 +87,51 @@ fn a_huge_deallocation_does_not_hold_up_others() {
     assert_eq!((b.end().0, b.end().0), (read, huge));
 }
 
+/// What nothing is known of is asked for at once, and a part of it may be carried out.
+#[test]
+fn deallocate_of_holes_is_free() {
+    const EXTENTS: u64 = 16 << 20;
+    let mut b = bench();
+    let volume = Volume::new(VolumeConfig {
+        size_bytes: EXTENTS * EXTENT,
+        ..b.volume.config.clone()
+    });
+    b.volume = Arc::new(volume.unwrap());
+    b.core.set_volume(&b.volume.clone());
+    b.grant(0, 1, Rights::ReadWrite, 4);
+    let blocks = (EXTENTS * EXTENT / 4096) as u32;
+    let zeroes = IoOp::WriteZeroes {
+        offset_bytes: 0,
+        len_bytes: EXTENTS * EXTENT,
+        deallocate: true,
+        fua: false,
+    };
+    let ranges = dsm(&[(0, blocks)]);
+    for (op, ranges) in [
+        (IoOp::Deallocate { ranges: 1 }, Some(&ranges[..])),
+        (zeroes, None),
+    ] {
+        let slot = b.start(op, ranges);
+        for (first, done) in [(0, 5), (5, 1000), (1005, u64::MAX)] {
+            let Some(Upcall::Release {
+                io,
+                generation,
+                range,
+                ..
+            }) = b.core.next_upcall()
+            else {
+                panic!("nothing is asked")
+            };
+            assert_eq!(range, ExtentRange::new(first, EXTENTS - first));
+            b.volume.table.clear(range, None);
+            b.core.release_done(io, generation, done);
+        }
+        let (ended, status, _) = b.end();
+        assert_eq!((ended, status), (slot, Status::SUCCESS));
+        assert_eq!(b.upcall(), "None");
+    }
+}
+
 /// The owner is told, and has the last word: it may have begun.
 #[test]
 fn a_release_that_waits_too_long_is_given_up_only_when_told() {
@@ -108,7 +153,7 @@ fn a_release_that_waits_too_long_is_given_up_only_when_told() {
     let (ended, status, _) = b.end();
     assert_eq!((ended, status), (dealloc, Status::COMMAND_INTERRUPTED));
     // An answer that comes after all is nobody's.
-    b.core.release_done(io, generation);
+    b.core.release_done(io, generation, u64::MAX);
     assert_eq!(b.core.busy_ios(), 0);
 }
 
@@ -215,7 +260,7 @@ fn the_extent_that_the_volume_ends_in_is_not_released() {
     b.core.set_volume(&b.volume.clone());
     assert_eq!(b.write(size_bytes, &[7; 4096]).0, Status::SUCCESS);
     b.volume.table.clear(range, None);
-    b.core.release_done(io, generation);
+    b.core.release_done(io, generation, u64::MAX);
     let (ended, status, _) = b.end();
     assert_eq!((ended, status), (slot, Status::SUCCESS));
     let mut want = vec![0; 8192];
@@ -240,7 +285,7 @@ fn a_release_of_a_removed_export_is_given_up_at_once() {
     assert!(b.upcall().contains("AbandonRelease"));
     assert!(b.core.next_done().is_none(), "the owner may have begun");
     b.gate.hold();
-    b.core.release_done(io, generation);
+    b.core.release_done(io, generation, u64::MAX);
     b.turn();
     assert_eq!(b.gate.held(), 0, "the rest is not carried out");
     assert_eq!(b.end().1, Status::INVALID_NAMESPACE_OR_FORMAT);
