@@ -18,6 +18,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::Duration;
 
+use rustix::event::{PollFd, PollFlags};
 use rustix::process::{Pid, PidfdFlags, Signal};
 use serde::{Deserialize, Serialize};
 use tokio::io::Interest;
@@ -88,6 +89,14 @@ pub(super) fn watch(pid: u32) -> io::Result<AsyncFd<OwnedFd>> {
     crate::readiness::watch(pidfd, Interest::READABLE)
 }
 
+/// Ends a process that can't be watched. The wait for it is a thread's: it may hang in the kernel.
+pub(super) fn end(mut child: Child) {
+    if let Err(error) = child.kill() {
+        tracing::error!(pid = child.id(), %error, "killing a process that can't be watched");
+    }
+    std::thread::spawn(move || child.wait());
+}
+
 fn cause(status: ExitStatus) -> String {
     match (status.code(), status.signal()) {
         (Some(code), _) => format!("exit code {code}"),
@@ -98,6 +107,9 @@ fn cause(status: ExitStatus) -> String {
 
 /// Said of a process that was killed while the kernel's out-of-memory killer was at work.
 pub(super) const OUT_OF_MEMORY: &str = "the kernel ran out of memory meanwhile";
+
+/// How often a process is looked at that the runtime can't watch.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
 
 /// How often that is looked at: what it took long before has nothing to do with this death.
 const OUT_OF_MEMORY_LOOK: Duration = Duration::from_secs(10);
@@ -195,6 +207,16 @@ impl EngineProcess {
         log: &Path,
         generation: u64,
     ) -> io::Result<(Self, OwnedFd)> {
+        Self::start_watched(config, run_dir, log, generation, watch)
+    }
+
+    fn start_watched(
+        config: &EngineConfig,
+        run_dir: &Path,
+        log: &Path,
+        generation: u64,
+        watch: impl FnOnce(u32) -> io::Result<AsyncFd<OwnedFd>>,
+    ) -> io::Result<(Self, OwnedFd)> {
         let socket = run_dir.join(format!("engine-{generation}.sock"));
         let mut record = EngineRecord {
             pid: 0,
@@ -235,11 +257,21 @@ impl EngineProcess {
             )
         })?;
         let pid = child.id();
+        let pidfd = match watch(pid) {
+            Ok(pidfd) => pidfd,
+            Err(error) => {
+                end(child);
+                return Err(io::Error::new(
+                    error.kind(),
+                    format!("can't watch the engine (pid {pid}), which is killed: {error}"),
+                ));
+            }
+        };
         let process = Self {
             pid,
             generation,
             socket,
-            pidfd: watch(pid)?,
+            pidfd,
             kills_before: Cell::new([out_of_memory_kills(); 2]),
             log_trouble,
             child: RefCell::new(Some(child)),
@@ -293,9 +325,12 @@ impl EngineProcess {
             match tokio::time::timeout(OUT_OF_MEMORY_LOOK, self.pidfd.readable()).await {
                 Ok(Ok(_)) => break,
                 Ok(Err(error)) => {
-                    // Of the descriptor itself; it can't be watched any longer.
-                    tracing::error!(%error, "watching the engine");
-                    std::future::pending::<()>().await;
+                    // Of the runtime's watch: the descriptor is looked at by itself from here on.
+                    tracing::error!(%error, pid = self.pid, "watching the engine");
+                    while !self.has_ended() {
+                        tokio::time::sleep(LOOK_EVERY).await;
+                    }
+                    break;
                 }
                 Err(_) => {
                     let [_, last] = self.kills_before.get();
@@ -315,6 +350,12 @@ impl EngineProcess {
             true => format!("{how}; {OUT_OF_MEMORY}"),
             false => how,
         }
+    }
+
+    fn has_ended(&self) -> bool {
+        let mut fd = [PollFd::new(self.pidfd.get_ref(), PollFlags::IN)];
+        let now = rustix::event::Timespec::default();
+        rustix::event::poll(&mut fd, Some(&now)).is_ok_and(|ready| ready > 0)
     }
 
     /// Kills it.
@@ -413,6 +454,28 @@ mod tests {
                     "engine --socket {at}/engine-2.sock --generation 2 --reactors 1 --cpus 0,1 --run-dir {at} --daemon-on-stdin"
                 )
             );
+        });
+    }
+
+    #[test]
+    fn an_engine_that_can_not_be_watched_is_killed() {
+        let folder = tempfile::tempdir().unwrap();
+        runtime().block_on(async {
+            let config = program(folder.path(), "exec sleep 1000");
+            let log = folder.path().join("engine.log");
+            let mut started = 0;
+            let fails = |pid| {
+                started = pid;
+                Err(io::Error::other("no descriptor is left"))
+            };
+            let path = folder.path();
+            let error = EngineProcess::start_watched(&config, path, &log, 2, fails).unwrap_err();
+            assert!(error.to_string().contains("no descriptor is left"));
+            let until = std::time::Instant::now() + Duration::from_secs(20);
+            while start_ticks(started).is_some() {
+                assert!(std::time::Instant::now() < until, "it lives on");
+                std::thread::sleep(Duration::from_millis(5));
+            }
         });
     }
 

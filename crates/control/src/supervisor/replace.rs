@@ -22,6 +22,8 @@ use crate::owner::Owner;
 const BEGIN_LIMIT: Duration = Duration::from_secs(15);
 /// How long the program may take to say which formats it speaks.
 const ASK_LIMIT: Duration = Duration::from_secs(10);
+/// More of what it says is not looked at.
+const SAYS_AT_MOST_BYTES: usize = 4096;
 /// How long it is waited for that the successor serves; it goes on to be started beyond that.
 const SERVES_LIMIT: Duration = Duration::from_secs(30);
 
@@ -132,15 +134,27 @@ impl Supervisor {
             Err(_) => false,
         };
         if !in_time {
-            let _ = child.kill();
+            process::end(child);
+            let why = format!("it did not end within {ASK_LIMIT:?}, and is killed");
+            return Err(ended.err().unwrap_or_else(|| io::Error::other(why)));
         }
-        // It has ended: nothing of this waits.
-        let output = child.wait_with_output()?;
-        match in_time && output.status.success() {
-            true => Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned()),
+        // It has ended, so this doesn't wait; nor does the pipe, which a process of its may still hold.
+        let status = child.wait()?;
+        let mut said = [0; SAYS_AT_MOST_BYTES];
+        let mut said_bytes = 0;
+        if let Some(pipe) = &child.stdout {
+            rustix::io::ioctl_fionbio(pipe, true)?;
+            said_bytes = match rustix::io::read(pipe, &mut said) {
+                Err(rustix::io::Errno::AGAIN) => 0,
+                read => read?,
+            };
+        }
+        match status.success() {
+            true => Ok(String::from_utf8_lossy(&said[..said_bytes])
+                .trim()
+                .to_owned()),
             false => Err(io::Error::other(format!(
-                "an engine of its ended with {}",
-                output.status
+                "an engine of its ended with {status}"
             ))),
         }
     }
