@@ -362,6 +362,7 @@ impl Door {
         out: &mut dyn Outside,
     ) -> Option<usize> {
         rustix::net::sockopt::set_tcp_nodelay(&fd, true).ok()?;
+        crate::tcp::lose_the_vanished(&fd, 0).ok()?;
         // Urgent bytes would be left out of the stream, and of what the kernel counts of it.
         rustix::net::sockopt::set_socket_oobinline(&fd, true).ok()?;
         let peer = address_of(rustix::net::getpeername(&fd).ok()??)?;

@@ -162,9 +162,13 @@ fn run(
     }
     let env = attached.env(turn.core, subsystem);
     let room = out.as_mut().map_or(&mut [][..], |b| b.as_mut_slice());
+    let kato_ms = attached.controller.kato_ms();
     let outcome = attached
         .controller
         .admin(sqe, data, room, &env, turn.core.now_ns());
+    if attached.controller.kato_ms() != kato_ms {
+        turn.events.push(Event::Patience(conn.controller));
+    }
     match outcome {
         AdminOutcome::Complete {
             status,

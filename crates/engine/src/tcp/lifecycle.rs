@@ -54,6 +54,7 @@ impl Frontend {
             match event {
                 Event::Closed(index) => self.closed(core, index),
                 Event::Drained(index) => self.drained(index),
+                Event::Patience(controller) => self.set_patience(controller),
                 Event::Quiesce(controller) => self.quiesce(core, controller),
                 Event::Abort {
                     admin,

@@ -37,6 +37,7 @@ mod shared;
 mod slots;
 mod tx;
 mod watch;
+pub(crate) use watch::lose_the_vanished;
 
 use crate::core::Core;
 use crate::exports::Port;
@@ -107,6 +108,8 @@ enum Event {
     Quiesce(u32),
     /// The flush of a shutdown has ended.
     Flushed(u32),
+    /// A controller's Keep Alive Timeout has changed.
+    Patience(u32),
     /// The host of this connection asks to abort a command ([`lifecycle`]).
     Abort {
         /// The admin queue's connection.

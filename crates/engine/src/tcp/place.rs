@@ -13,7 +13,7 @@ use super::gate;
 use super::record::{self, QueueRecords};
 use super::rx::Rx;
 use super::tx::Tx;
-use super::{Frontend, IN_CAPSULE_BYTES, MAX_IO_ENTRIES, controller_config};
+use super::{Frontend, IN_CAPSULE_BYTES, MAX_IO_ENTRIES, controller_config, lose_the_vanished};
 use crate::associations::Association;
 use crate::core::Core;
 use crate::door::{NewConnection, NewKind, Target};
@@ -351,6 +351,10 @@ impl Frontend {
         }
         if let Some(lane) = conn.lane {
             self.shared.is_of(lane, core);
+        }
+        if let (Some(fd), Some(attached)) = (&conn.fd, self.controllers.get(conn.controller)) {
+            // A socket that has ended meanwhile takes nothing more.
+            let _ = lose_the_vanished(fd, attached.controller.kato_ms());
         }
         let index = conn.index;
         conn.active = true;

@@ -13,11 +13,48 @@ use super::conn::Conn;
 use crate::core::Core;
 use rustix::event::epoll::{self, EventFlags};
 use rustix::io::Errno;
+use rustix::net::sockopt;
+use std::os::fd::OwnedFd;
+use std::time::Duration;
 
 /// What a socket is watched for whose host is not listened to: a hang-up, which is always told of, and the end of its stream.
 const END: EventFlags = EventFlags::RDHUP;
 
+/// A connection whose peer is silent is asked so early, and again so often. Without an answer the kernel ends it when the
+/// time-out is over ([`lose_the_vanished`]).
+const PROBE_AFTER: Duration = Duration::from_secs(30);
+const PROBE_EVERY: Duration = Duration::from_secs(10);
+const PROBES: u32 = 6;
+/// How long a peer may leave what it was sent, or such a question, without an answer.
+const VANISHED_MS: u32 = 60_000;
+
+/// Has the kernel end a connection whose host has vanished, however seldom that has to be heard of: but never before its Keep
+/// Alive Timeout.
+pub(crate) fn lose_the_vanished(socket: &OwnedFd, kato_ms: u32) -> Result<(), Errno> {
+    sockopt::set_socket_keepalive(socket, true)?;
+    sockopt::set_tcp_keepidle(socket, PROBE_AFTER)?;
+    sockopt::set_tcp_keepintvl(socket, PROBE_EVERY)?;
+    sockopt::set_tcp_keepcnt(socket, PROBES)?;
+    // The kernel takes it as a signed number.
+    let timeout_ms = VANISHED_MS.max(kato_ms.saturating_add(VANISHED_MS / 2));
+    sockopt::set_tcp_user_timeout(socket, timeout_ms.min(i32::MAX as u32))
+}
+
 impl Frontend {
+    /// As [`lose_the_vanished`], for all connections of a controller.
+    pub(super) fn set_patience(&self, controller: u32) {
+        let Some(attached) = self.controllers.get(controller) else {
+            return;
+        };
+        for index in &attached.conns {
+            let conn = self.conns.get(*index as usize).and_then(Option::as_ref);
+            if let Some(fd) = conn.and_then(|conn| conn.fd.as_ref()) {
+                // A socket that has ended meanwhile takes nothing more.
+                let _ = lose_the_vanished(fd, attached.controller.kato_ms());
+            }
+        }
+    }
+
     /// The reactor is about to sleep: what hosts have sent is to wake it where that would be taken, and there only. What must be
     /// tried again ([`Frontend::must_retry`]) or waits for a window's end is looked at then, whatever its socket says. False:
     /// the reactor must not sleep.

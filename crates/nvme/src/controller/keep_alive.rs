@@ -46,6 +46,11 @@ impl Controller {
         true
     }
 
+    /// The Keep Alive Timeout; 0: there is none.
+    pub fn kato_ms(&self) -> u32 {
+        self.state.kato_ms
+    }
+
     /// Starts the time anew: what the host says is not looked at, as this side has no room for it.
     pub fn is_not_heard(&mut self, now_ns: u64) {
         self.keep_alive(now_ns);

@@ -3,6 +3,7 @@
 use super::*;
 use forebay_nvme::opcode;
 use rig::Rig;
+use rustix::net::sockopt;
 
 const KATO_NS: u64 = 5 * SECOND_NS;
 
@@ -94,4 +95,76 @@ fn room_in_the_socket_counts() {
     rig.pass(2 * BLOCKED_LIMIT_NS);
     assert_eq!(rig.frontend.connections(), 2);
     assert!(slow.hear().is_some());
+}
+
+/// With one association that asked for this Keep Alive Timeout.
+fn rig_of_kato(kato_ms: u32) -> (Rig, Host) {
+    let mut rig = rig();
+    rig.tcp = true;
+    let mut connect = ConnectCommand::new(0, 0, 32, 0);
+    connect.kato = kato_ms.into();
+    let host = rig.connect(connect, 0xffff);
+    (rig, host)
+}
+
+/// The kernel ends the connection of a host that has vanished: in time where nothing else has to be heard of it, and never
+/// before its Keep Alive Timeout.
+#[test]
+fn vanished_host_is_dropped() {
+    let mut rig = rig();
+    rig.tcp = true;
+    let mut admin = rig.connect(ConnectCommand::new(0, 0, 32, 0), 0xffff);
+    let enable = PropertyCommand::set(1, 0x14, false, 0x46_0001);
+    admin.say(&enable.to_sqe(), &[]);
+    // What is sent over loopback comes at once, as a rule.
+    let enabled = crate::patience::patiently().any(|()| {
+        rig.turns(1);
+        rig.frontend
+            .controllers
+            .get(0)
+            .unwrap()
+            .controller
+            .cc()
+            .en()
+    });
+    assert!(enabled);
+    let _io = rig.connect(ConnectCommand::new(0, 1, 32, 0), 1);
+    let timeouts = |rig: &Rig| -> Vec<u32> {
+        let conns = rig.frontend.conns.iter().flatten();
+        let sockets = conns.map(|conn| conn.fd.clone().unwrap());
+        let timeout = |socket: Arc<OwnedFd>| {
+            assert!(sockopt::socket_keepalive(&socket).unwrap());
+            assert!(sockopt::tcp_keepidle(&socket).unwrap().as_secs() <= 60);
+            sockopt::tcp_user_timeout(&socket).unwrap()
+        };
+        sockets.map(timeout).collect()
+    };
+    assert_eq!(timeouts(&rig), [60_000; 2]);
+    for (kato_ms, timeout_ms) in [
+        (120_000, 150_000),
+        (5_000, 60_000),
+        (u32::MAX, i32::MAX as u32),
+    ] {
+        let set = Sqe::new(opcode::admin::SET_FEATURES, 3)
+            .with_cdw(10, 0x0f)
+            .with_cdw(11, kato_ms);
+        admin.say(&set, &[]);
+        let set = crate::patience::patiently().any(|()| {
+            rig.turns(1);
+            timeouts(&rig) == [timeout_ms; 2]
+        });
+        assert!(set, "{kato_ms}: {:?}", timeouts(&rig));
+    }
+    let (mut rig, _host) = rig_of_kato(120_000);
+    assert_eq!(timeouts(&rig), [150_000]);
+    // It has gone without a word: the kernel's error is the end of both.
+    let conns = rig.frontend.conns.iter().flatten();
+    for socket in conns.map(|conn| conn.fd.clone().unwrap()) {
+        rustix::net::shutdown(&socket, rustix::net::Shutdown::Both).unwrap();
+    }
+    let over = crate::patience::patiently().any(|()| {
+        rig.turns(1);
+        rig.frontend.connections() == 0
+    });
+    assert!(over);
 }

@@ -45,6 +45,8 @@ pub(super) struct Rig {
     pub max_r2t: u32,
     /// Which export it connects to.
     pub export: ExportId,
+    /// It comes over TCP, and not by a socket pair.
+    pub tcp: bool,
     /// It connects to discovery of these, not to an export.
     pub discovery: Option<Exports>,
     /// The address here that it connects to.
@@ -137,12 +139,21 @@ pub(super) fn rig_on(kind: &str) -> Rig {
         digests: (false, false),
         max_r2t: 0,
         export: ExportId(1),
+        tcp: false,
         discovery: None,
         local: "127.0.0.1:4420",
         held: Vec::new(),
         associations: Associations::default(),
         _dir: dir,
     }
+}
+
+fn tcp_pair() -> (OwnedFd, OwnedFd) {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let theirs = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let (ours, _) = listener.accept().unwrap();
+    ours.set_nonblocking(true).unwrap();
+    (ours.into(), theirs.into())
 }
 
 impl Rig {
@@ -173,8 +184,11 @@ impl Rig {
 
     pub(in crate::tcp) fn connect(&mut self, command: ConnectCommand, cntlid: u16) -> Host {
         let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
-        let (ours, theirs) =
-            rustix::net::socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None).unwrap();
+        let (ours, theirs) = match self.tcp {
+            true => tcp_pair(),
+            false => rustix::net::socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None)
+                .unwrap(),
+        };
         let request = tcp::IcReq {
             pfv: 0,
             hpda: 0,
