@@ -27,8 +27,8 @@ pub(crate) fn watch(fd: OwnedFd, interest: Interest) -> io::Result<AsyncFd<Owned
 /// How often the runtime looks at its descriptors before an answer is late: one look, and a few tasks that pass it on.
 const LOOKS: u32 = 8;
 
-/// As [`tokio::time::timeout`], for what another task reads from a descriptor. What lies there when the time is up came in
-/// time: this process may have stood still.
+/// As [`tokio::time::timeout`], for an answer that another task reads from a descriptor. Bytes that the descriptor holds
+/// at the deadline are in time: the process may have been paused.
 pub(crate) async fn in_time<F: Future>(limit: Duration, answer: F) -> Option<F::Output> {
     let mut answer = pin!(answer);
     if let Ok(answer) = tokio::time::timeout(limit, &mut answer).await {

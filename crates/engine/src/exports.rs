@@ -74,7 +74,7 @@ impl Subsystems {
     }
 }
 
-/// FNV-1a, continued: the same in every engine.
+/// Continues an FNV-1a hash with `text`.
 pub fn fnv(hash: u64, text: &str) -> u64 {
     text.bytes().fold(hash, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)

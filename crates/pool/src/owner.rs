@@ -246,8 +246,8 @@ impl Pool {
         self.unmap(volume, first.0, count, hanging)
     }
 
-    /// How many extents from `first` on, up to `count`, [`Pool::release`] takes at once: those with at most
-    /// [`RELEASE_EXTENTS`] mapped ones among them. What is not mapped costs nothing.
+    /// How many extents from `first` on, up to `count`, one [`Pool::release`] may take. The range holds at most
+    /// [`RELEASE_EXTENTS`] mapped extents; unmapped ones are not limited.
     pub fn releases_at_once(&self, volume: VolumeId, first: ExtentIndex, count: u64) -> u64 {
         self.volume_ref(volume).map_or(count, |target| {
             target.map.reach(first.0, count, RELEASE_EXTENTS)

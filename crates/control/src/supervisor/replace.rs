@@ -22,7 +22,7 @@ use crate::owner::Owner;
 const BEGIN_LIMIT: Duration = Duration::from_secs(15);
 /// How long the program may take to say which formats it speaks.
 const ASK_LIMIT: Duration = Duration::from_secs(10);
-/// More of what it says is not looked at.
+/// The longest output of the program that is read.
 const SAYS_AT_MOST_BYTES: usize = 4096;
 /// How long it is waited for that the successor serves; it goes on to be started beyond that.
 const SERVES_LIMIT: Duration = Duration::from_secs(30);

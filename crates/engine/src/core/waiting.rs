@@ -95,7 +95,7 @@ impl Core {
         );
     }
 
-    /// The owner carried out a release, of so many extents.
+    /// The owner has released the first `extents` extents of a release.
     pub fn release_done(&mut self, io: u32, generation: u32, extents: u64) {
         self.take_up_release(io, generation, |core, token| {
             let io = &mut core.ios[token.index()];

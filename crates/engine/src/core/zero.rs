@@ -17,8 +17,8 @@ use forebay_xlate::drain::SliceSpan;
 use forebay_xlate::reactor_side::Parked;
 use forebay_xlate::{ExtentRange, Rights};
 
-/// The most extents of one release that are looked at. What the table knows nothing of is named with them, however
-/// much it is: mostly nothing is there, and the owner carries out as much as its transaction holds.
+/// The most words that are read for one release. Absent leaves of the table are not counted: most of them are unmapped,
+/// and the owner releases only as many mapped extents as one transaction holds.
 const MAX_RELEASE_EXTENTS: u64 = 4096;
 /// Extents looked at in one go: a command may name the whole volume 256 times, and others have a right
 /// to a turn.

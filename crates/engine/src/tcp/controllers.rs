@@ -170,7 +170,7 @@ struct DiscoveryList {
 }
 
 impl DiscoveryList {
-    /// A number that is the same as long as the list is, whichever engine makes it ([`fnv`]).
+    /// A hash of the list ([`fnv`]). A successor computes the same one.
     fn generation(&self) -> u64 {
         self.ports
             .iter()

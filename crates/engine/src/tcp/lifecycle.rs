@@ -243,8 +243,8 @@ impl Frontend {
         self.mark_dirty(index);
     }
 
-    /// Time limits; call it about ten times a second. What lies in a socket came in time, however long this machine
-    /// stood still: each is judged after a look at its socket.
+    /// Checks time limits; call it about ten times a second. The machine may have been paused, so each socket is read
+    /// before its limit is judged.
     pub(crate) fn tick(&mut self, core: &mut Core) {
         core.blame_nobody();
         let now = core.now_ns();
@@ -294,7 +294,7 @@ impl Frontend {
             Life::Leaving { until_ns } => now >= until_ns,
             Life::Open => {
                 if conn.rx.stalled() || conn.tx.blocked() {
-                    // Its data may lie behind what is not taken yet.
+                    // Its data may be in the socket, which is not read now.
                     conn.slots.asked_now(now);
                 }
                 (conn.blocked_since_ns > 0 && past(conn.blocked_since_ns, BLOCKED_LIMIT_NS))
@@ -304,7 +304,7 @@ impl Frontend {
         }
     }
 
-    /// Takes what lies in a socket, up to [`LOOKS`] receives.
+    /// Reads a socket until it is empty, with at most [`LOOKS`] receives.
     fn look_at_socket(&mut self, core: &mut Core, index: u32) {
         for _ in 0..LOOKS {
             let Some(Some(conn)) = self.conns.get_mut(index as usize) else {
@@ -404,7 +404,7 @@ impl Frontend {
         self.lists_left = self.controllers.places();
     }
 
-    /// Looks at the lists of a few discovery controllers; who was last comes last again.
+    /// Checks the lists of a few discovery controllers, in turn.
     pub(super) fn look_at_lists(&mut self, core: &mut Core) {
         let mut told = Vec::new();
         let mut looked = 0;

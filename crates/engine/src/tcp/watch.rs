@@ -20,16 +20,15 @@ use std::time::Duration;
 /// What a socket is watched for whose host is not listened to: a hang-up, which is always told of, and the end of its stream.
 const END: EventFlags = EventFlags::RDHUP;
 
-/// A connection whose peer is silent is asked so early, and again so often. Without an answer the kernel ends it when the
-/// time-out is over ([`lose_the_vanished`]).
+/// TCP keep-alive: the first probe, the next ones, and how many there are.
 const PROBE_AFTER: Duration = Duration::from_secs(30);
 const PROBE_EVERY: Duration = Duration::from_secs(10);
 const PROBES: u32 = 6;
-/// How long a peer may leave what it was sent, or such a question, without an answer.
+/// How long a peer may leave data or a probe unacknowledged.
 const VANISHED_MS: u32 = 60_000;
 
-/// Has the kernel end a connection whose host has vanished, however seldom that has to be heard of: but never before its Keep
-/// Alive Timeout.
+/// Has the kernel end a connection whose host has vanished, also one without a Keep Alive Timeout; never before that
+/// time-out ends.
 pub(crate) fn lose_the_vanished(socket: &OwnedFd, kato_ms: u32) -> Result<(), Errno> {
     sockopt::set_socket_keepalive(socket, true)?;
     sockopt::set_tcp_keepidle(socket, PROBE_AFTER)?;

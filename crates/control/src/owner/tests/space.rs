@@ -42,7 +42,7 @@ fn a_release_waits_for_the_revoke() {
     });
 }
 
-/// One request, one revoke: it is what is mapped that takes work.
+/// Only mapped extents take work: one request and one revoke cover all others.
 #[test]
 fn deallocate_of_holes_is_free() {
     run(async {

@@ -116,7 +116,7 @@ fn vanished_host_is_dropped() {
     let mut admin = rig.connect(ConnectCommand::new(0, 0, 32, 0), 0xffff);
     let enable = PropertyCommand::set(1, 0x14, false, 0x46_0001);
     admin.say(&enable.to_sqe(), &[]);
-    // What is sent over loopback comes at once, as a rule.
+    // Loopback may deliver a little later.
     let enabled = crate::patience::patiently().any(|()| {
         rig.turns(1);
         rig.frontend
