@@ -37,15 +37,13 @@ impl EventNumbers {
             .map(|word| word.parse().unwrap_or(0));
         let (kept, kept_ms) = (kept.next().unwrap_or(0), kept.next().unwrap_or(0));
         let before = now_ms.saturating_mul(1000).max(newest).max(kept);
-        let numbers = Self {
+        Self {
             file,
             before,
             newest: Cell::new(before),
             reserved: Cell::new(before),
             at_ms: Cell::new(now_ms.max(newest_ms).max(kept_ms)),
-        };
-        numbers.reserve();
-        numbers
+        }
     }
 
     pub(crate) fn newest(&self) -> u64 {
