@@ -173,10 +173,7 @@ pub fn decode(
     geometry: &NamespaceGeometry,
     mdts_bytes: u32,
 ) -> Result<IoCommand, Status> {
-    if sqe.fuse() != 0 {
-        return Err(Status::INVALID_FIELD.with_dnr());
-    }
-    decode_inner::<true>(sqe, nsid, geometry, mdts_bytes).map_err(Status::with_dnr)
+    decode_single::<true>(sqe, nsid, geometry, mdts_bytes)
 }
 
 /// As [`decode`], for a controller without reservations: to it their opcodes are unknown.
@@ -187,10 +184,20 @@ pub fn decode_without_reservations(
     geometry: &NamespaceGeometry,
     mdts_bytes: u32,
 ) -> Result<IoCommand, Status> {
+    decode_single::<false>(sqe, nsid, geometry, mdts_bytes)
+}
+
+#[inline]
+fn decode_single<const RESERVATIONS: bool>(
+    sqe: &Sqe,
+    nsid: u32,
+    geometry: &NamespaceGeometry,
+    mdts_bytes: u32,
+) -> Result<IoCommand, Status> {
     if sqe.fuse() != 0 {
         return Err(Status::INVALID_FIELD.with_dnr());
     }
-    decode_inner::<false>(sqe, nsid, geometry, mdts_bytes).map_err(Status::with_dnr)
+    decode_inner::<RESERVATIONS>(sqe, nsid, geometry, mdts_bytes).map_err(Status::with_dnr)
 }
 
 /// As [`decode`], for a command with FUSE set: one half of Compare and Write, the only fused operation
