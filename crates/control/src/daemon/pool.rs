@@ -125,8 +125,12 @@ impl Daemon {
         owner: Rc<Owner>,
         body: DeviceAdd,
     ) -> Result<DeviceInfo, ApiError> {
-        owner.refuse_own_device(&body.spec)?;
-        let device = blocking(move || devices::open_new(&body)).await?;
+        let own = owner.device_specs();
+        let open = move || {
+            devices::refuse_own(&own, &body.spec)?;
+            devices::open_new(&body)
+        };
+        let device = blocking(open).await?;
         let (store, made) = (device.store.clone(), device.made());
         let added = owner.clone().device_add(device).await;
         let index = added.inspect_err(|_| devices::remove_made(&made))?;

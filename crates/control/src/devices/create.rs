@@ -13,6 +13,7 @@ use forebay_device::size::format_bytes;
 use forebay_device::sync_io::{self, Content, SyncDevice};
 use forebay_device::{Device, DeviceKind, DeviceSpec, OpenOptions};
 use forebay_pool::{DEFAULT_EXTENT_BYTES, NewDevice, Pool, PoolSettings, PoolSpec, Probe};
+use forebay_xlate::DeviceIndex;
 
 use super::place::{self, NewFiles};
 use super::{
@@ -113,6 +114,17 @@ fn refuse_twice(specs: &[String]) -> Result<(), ApiError> {
         }
     }
     Ok(())
+}
+
+/// Refuses a device that this daemon has open already, which would be found in use.
+pub(crate) fn refuse_own(own: &[(DeviceIndex, String)], spec: &str) -> Result<(), ApiError> {
+    let own = own.iter().find(|(_, own)| is_same_place(own, spec));
+    own.map_or(Ok(()), |(index, own)| {
+        Err(ApiError::in_use(format!(
+            "{spec} is in the pool already, as device {index} ({own})"
+        ))
+        .hint("`forebay device list` shows the pool's devices"))
+    })
 }
 
 /// A pool's settings with what is given changed.

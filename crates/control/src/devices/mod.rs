@@ -27,7 +27,8 @@ use forebay_pool::{BlockStore, Catalog, ErrorKind, Pool, PoolError, Probe, Uuid}
 use forebay_xlate::DeviceIndex;
 
 pub(crate) use self::create::{
-    NewPoolDevice, create, create_embedded, open_new, remove_made, reserve_catalog, settings_of,
+    NewPoolDevice, create, create_embedded, open_new, refuse_own, remove_made, reserve_catalog,
+    settings_of,
 };
 #[cfg(test)]
 pub(crate) use self::open::open;
@@ -129,7 +130,7 @@ fn canonical(spec: &DeviceSpec) -> Option<DeviceSpec> {
 }
 
 /// Whether two device specifications name the same file or the same disk, which exists.
-pub(crate) fn is_same_place(one: &str, other: &str) -> bool {
+fn is_same_place(one: &str, other: &str) -> bool {
     let place = |text: &str| {
         let spec: DeviceSpec = text.parse().ok()?;
         let found = spec.path().metadata().ok()?;

@@ -16,20 +16,16 @@ use forebay_xlate::boundary::message::ToEngine;
 use super::Owner;
 use super::session::{AskError, DeviceState};
 use crate::api::error::ApiError;
-use crate::devices::{NewPoolDevice, PoolDevice, api_error, is_same_place};
+use crate::devices::{NewPoolDevice, PoolDevice, api_error};
 
 impl Owner {
-    /// Refuses a device that this daemon has open already, which would be found in use.
-    pub(crate) fn refuse_own_device(&self, spec: &str) -> Result<(), ApiError> {
+    /// The pool's devices that are open: index and specification.
+    pub(crate) fn device_specs(&self) -> Vec<(DeviceIndex, String)> {
         let devices = self.devices.borrow();
-        let own = devices.iter().find(|own| is_same_place(&own.spec, spec));
-        own.map_or(Ok(()), |own| {
-            Err(ApiError::in_use(format!(
-                "{spec} is in the pool already, as device {} ({})",
-                own.index, own.spec
-            ))
-            .hint("`forebay device list` shows the pool's devices"))
-        })
+        devices
+            .iter()
+            .map(|own| (own.index, own.spec.clone()))
+            .collect()
     }
 
     /// Makes a device part of the pool.
