@@ -174,10 +174,13 @@ fn access_ends_with_its_transfer() -> Result<()> {
         Ok(())
     };
     kill(&daemon)?;
-    // A repeat and a deletion wait for nothing.
+    // A repeat and a deletion do not wait until the announcement runs out.
     daemon.cli(&["tenant", "budget", "t", "--none"])?;
-    std::thread::sleep(Duration::from_secs(3));
-    daemon.cli(&["volume", "import", &image, "t/v", "--force"])?;
+    let again = ["volume", "import", &image, "t/v", "--force"];
+    wait::until("a repeat", Duration::from_secs(25), || {
+        let output = daemon.cli_command(&again).output()?;
+        Ok(output.status.success().then_some(()))
+    })?;
     daemon.cli(&["volume", "delete", "t/v"])?;
     let events = daemon.cli_text(&["events"])?;
     ensure!(events.contains("internal: an image is moved"), "{events}");

@@ -1,7 +1,7 @@
 //! A budget as people state it, part by part, and the budget that follows.
 //!
-//! **Design.** A part that nobody stated follows from the others each time: a change of one part changes what follows from
-//! it and nothing else. A base of operations alone has 4 KiB for each of them. A base of bytes alone has one operation for
+//! **Design.** A part that nobody stated is derived from the others. A change of one part changes the parts derived from
+//! it, and no others. A base of operations alone has 4 KiB for each of them. A base of bytes alone has one operation for
 //! every 128 KiB. A burst limit that is not stated is the stated base, or none.
 //! **Not here:** whether a node has it ([`crate::admission`]).
 
@@ -81,7 +81,7 @@ impl Stated {
         Ok(budget)
     }
 
-    /// What was stated of a budget of which only the result is known: a part that would follow from the others was not.
+    /// Guesses the stated parts of a budget: those that are not derived from the others.
     #[must_use]
     pub fn of(budget: &Budget) -> Self {
         let (base, burst) = (budget.base, budget.burst);

@@ -564,36 +564,31 @@ impl Daemon {
     fn status(&self) -> Status {
         let serving = self.serving();
         let view = serving.as_ref().map(|serving| serving.supervisor.view());
-        let mut warnings = self.exposures();
-        let configured = warnings.len();
-        warnings.extend(self.part_warnings());
-        let mut health = Health::Well;
+        let state = view.as_ref().map(|view| view.state);
+        let mut configured = self.exposures();
+        let mut warnings = self.part_warnings();
+        let mut is_trouble = self.trouble.borrow().is_some() || state == Some(EngineState::Stopped);
         let mut capacity = None;
         let nvme_tcp = self.addresses();
         let mut pool = None;
         if let Some(serving) = &serving {
+            configured.extend(serving.owner.notes());
             warnings.extend(serving.owner.warnings());
             warnings.extend(serving.owner.quarantine_warnings());
+            is_trouble |= serving.owner.has_trouble();
             pool = Some(serving.owner.pool_name());
             capacity = Some(serving.owner.capacity());
-            health = serving.owner.health();
         }
         if let Some(trouble) = view.as_ref().and_then(|view| view.trouble.as_ref()) {
             warnings.push(format!("the last start of an engine failed: {trouble}"));
         }
-        let is_other =
-            |serving: &Rc<Serving>| warnings.len() > configured + serving.owner.warnings().len();
-        let state = view.as_ref().map(|view| view.state);
-        if self.trouble.borrow().is_some() || state == Some(EngineState::Stopped) {
-            health = Health::Trouble;
-        } else if health == Health::Well
-            && (state.is_some_and(|state| state != EngineState::Running)
-                || serving
-                    .as_ref()
-                    .map_or(warnings.len() > configured, is_other))
-        {
-            health = Health::Warning;
-        }
+        let is_running = state.is_none_or(|state| state == EngineState::Running);
+        let health = match (is_trouble, warnings.is_empty() && is_running) {
+            (true, _) => Health::Trouble,
+            (false, true) => Health::Well,
+            (false, false) => Health::Warning,
+        };
+        configured.extend(warnings);
         Status {
             daemon_pid: std::process::id(),
             engine_pid: view.as_ref().and_then(|view| view.pid),
@@ -610,7 +605,7 @@ impl Daemon {
             last_death: view
                 .and_then(|view| view.last_death)
                 .or_else(|| self.last_death.borrow().clone()),
-            warnings,
+            warnings: configured,
             health,
             capacity,
         }

@@ -7,8 +7,7 @@
 //! what is more of it than a bound per second is counted only: hosts can't push out what else happened, nor fill the log.
 //! Changes through the API have two lists of their own, which are kept over restarts (`journal`).
 //! It outlives the pool's being opened anew. Each event has a number, one higher than the one before (`event_numbers`). A
-//! reader asks for what came after the number that it has, and may wait for it; whoever has a number that is not given
-//! out yet gets all there is.
+//! reader asks for the events after a number, and may wait for one. A number that is not given out yet gets all events.
 //! Not here: the reports of deaths, which are files (`supervisor::report`).
 
 use std::cell::{Cell, RefCell};

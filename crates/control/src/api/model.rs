@@ -62,7 +62,7 @@ pub struct Status {
     pub last_death: Option<DeathReport>,
     /// Things an operator should know, in sentences.
     pub warnings: Vec<String>,
-    /// How all of this is to be judged.
+    /// The daemon's health.
     #[serde(default)]
     pub health: Health,
     /// Space in the pool; null: no pool is open.
@@ -70,7 +70,8 @@ pub struct Status {
     pub capacity: Option<Capacity>,
 }
 
-/// How a daemon is doing. What is configured so (a listener that others can reach, a device without data) does not count.
+/// The health of a daemon. Warnings about the configuration itself do not count: a listener beyond loopback, or a null
+/// device.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Health {
@@ -86,11 +87,11 @@ pub enum Health {
 /// Space in the pool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Capacity {
-    /// All of it.
+    /// Capacity for data.
     pub total_bytes: u64,
-    /// What volumes have.
+    /// Space that volumes use.
     pub used_bytes: u64,
-    /// What can be had.
+    /// Space that can be allocated.
     pub free_bytes: u64,
 }
 

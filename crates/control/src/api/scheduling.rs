@@ -94,7 +94,7 @@ pub struct BudgetPut {
     pub credit_s: Option<u32>,
 }
 
-/// What is changed of a rate. A part that is absent stays; null drops it, so that it follows from the rest again.
+/// Changes of a rate. A part that is absent stays. A part that is null is dropped, and follows from the other parts.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields, expecting = "`iops`, `bytes_s`, or both")]
 pub struct RatePatch {
@@ -116,11 +116,11 @@ pub struct RatePatch {
     pub bytes_s: Option<Option<u64>>,
 }
 
-/// Body of `PATCH` of a budget: only what is named changes, and what follows from it.
+/// Body of `PATCH` of a budget. Only the named parts change, and the parts that follow from them.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct BudgetPatch {
-    /// Theirs at any time. Null: no base any more, and no credit.
+    /// The base. Null drops it, and the credit with it.
     #[serde(
         default,
         deserialize_with = "given",
@@ -128,7 +128,7 @@ pub struct BudgetPatch {
     )]
     #[schema(value_type = Option<RatePatch>)]
     pub base: Option<Option<RatePatch>>,
-    /// Never more than this. Null: nothing of it is stated any more.
+    /// The burst limit. Null drops both parts of it.
     #[serde(
         default,
         deserialize_with = "given",
@@ -146,14 +146,14 @@ pub struct BudgetPatch {
     pub credit_s: Option<Option<u32>>,
 }
 
-/// What is to become of a budget.
+/// A change of a budget.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BudgetChange {
-    /// This and nothing else.
+    /// Replaces all parts.
     Put(BudgetPut),
-    /// What it names.
+    /// Changes the parts that it names.
     Patch(BudgetPatch),
-    /// It is taken away.
+    /// Removes the budget.
     Delete,
 }
 
@@ -174,7 +174,7 @@ impl BudgetChange {
         }
     }
 
-    /// What is stated from now on, of a budget of which `before` was stated; none: nothing.
+    /// Applies the change to the parts that were stated before. `None`: there is no budget.
     #[must_use]
     pub fn apply(&self, before: Stated) -> Option<Stated> {
         let patch = match self {
@@ -271,7 +271,7 @@ fn credit_or_null<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Option<u3
     credit_s(from).map(Some)
 }
 
-/// Tells null from what is absent.
+/// Reads a field so that null differs from an absent field.
 fn given<'de, T: Deserialize<'de>, D: Deserializer<'de>>(
     from: D,
 ) -> Result<Option<Option<T>>, D::Error> {

@@ -70,7 +70,7 @@ pub struct TenantStats {
     /// The same as it counted, corrected: how far that is from the other is the estimator's error.
     #[serde(default)]
     pub corrected_ns: u64,
-    /// What it was given in the newest window: commands a second; null: no limit.
+    /// Commands a second granted in the newest window; null if there is no limit.
     #[serde(default)]
     pub granted_ops_s: Option<u64>,
     /// Bytes a second; null: no limit.
@@ -370,8 +370,7 @@ pub struct LaneStats {
     /// What its volume may use of its tenant's, if that is stated.
     #[serde(default)]
     pub budget: Option<Budget>,
-    /// Its part of what its tenant was given in its newest window: commands a second; null: no limit. What it used is what
-    /// is counted above.
+    /// Its part of the tenant's grant in the newest window, in commands a second; null if there is no limit.
     #[serde(default)]
     pub granted_ops_s: Option<u64>,
     /// Bytes a second; null: no limit.

@@ -343,7 +343,8 @@ impl Owner {
     /// The pool.
     pub(crate) fn pool_show(&self) -> PoolInfo {
         let devices = self.device_list();
-        let warnings = self.warnings();
+        let mut warnings = self.notes();
+        warnings.extend(self.warnings());
         let is_lost = |device: &DeviceInfo| {
             matches!(
                 device.state,

@@ -207,6 +207,11 @@ impl Owner {
             ))),
             (Err(error), _) => Err(error),
         };
+        if !renew && opened.is_ok() {
+            // Letting it in may have taken long; from now on it has to connect.
+            self.transfers.remove(id, &host);
+            self.transfers.put(id, &host, Some(kind));
+        }
         match opened {
             Ok(export) => Ok(Shown {
                 volume: shown?,

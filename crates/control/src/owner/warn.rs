@@ -16,7 +16,7 @@ use forebay_xlate::DeviceIndex;
 
 use super::{Core, Owner};
 use crate::api::events::EventKind;
-use crate::api::model::{Capacity, DeviceInfo, DeviceState, Health};
+use crate::api::model::{Capacity, DeviceInfo, DeviceState};
 use crate::events::News;
 
 /// So many of the affected volumes are named.
@@ -87,7 +87,7 @@ fn concerned(names: &[String]) -> String {
 }
 
 impl Owner {
-    /// Things an operator should know.
+    /// Things an operator should know, but for those that are configured so ([`Owner::notes`]).
     pub(crate) fn warnings(&self) -> Vec<String> {
         let mut warnings = Vec::new();
         if let Some(trouble) = self.committer.trouble() {
@@ -102,7 +102,6 @@ impl Owner {
             warnings.extend(self.error_warning(&core, &device));
         }
         drop(core);
-        warnings.extend(self.notes());
         warnings.extend(self.label_warnings());
         warnings.extend(self.nameless_warnings());
         warnings.extend(self.copies_warnings());
@@ -113,8 +112,8 @@ impl Owner {
         warnings
     }
 
-    /// What is so because it is configured so.
-    fn notes(&self) -> Vec<String> {
+    /// What an operator should know of devices that are configured so.
+    pub(crate) fn notes(&self) -> Vec<String> {
         let devices = self.devices.borrow();
         let of = |device: &crate::devices::PoolDevice| {
             let notes = device.store.0.info().notes.clone();
@@ -126,19 +125,14 @@ impl Owner {
         devices.iter().flat_map(of).collect()
     }
 
-    /// How the pool is doing.
-    pub(crate) fn health(&self) -> Health {
+    /// Whether something of the pool is not served.
+    pub(crate) fn has_trouble(&self) -> bool {
         let is_lost = |device: &DeviceInfo| {
             matches!(device.state, DeviceState::Failed | DeviceState::Missing)
         };
-        let is_trouble = self.committer.trouble().is_some()
+        self.committer.trouble().is_some()
             || self.device_list().iter().any(is_lost)
-            || !self.quarantine_warnings().is_empty();
-        match is_trouble {
-            true => Health::Trouble,
-            false if self.warnings().len() > self.notes().len() => Health::Warning,
-            false => Health::Well,
-        }
+            || !self.quarantine_warnings().is_empty()
     }
 
     /// Space in the pool.

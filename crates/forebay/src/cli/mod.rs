@@ -284,7 +284,7 @@ pub(crate) enum VolumeCommand {
         #[arg(value_name = "TENANT/VOLUME", value_parser = VolumeName::parse, add = names::volumes())]
         volume: VolumeName,
     },
-    /// Copy a raw image into an empty volume, as large as the image or larger
+    /// Copy a raw image into an empty volume, as large as the image or larger; it keeps to the tenant's budget
     Import {
         /// The image: a file or block device
         file: PathBuf,
@@ -297,7 +297,7 @@ pub(crate) enum VolumeCommand {
         #[arg(long)]
         raw: bool,
     },
-    /// Copy a volume into a new raw image, sparse where the volume is zero
+    /// Copy a volume into a new raw image, sparse where the volume is zero; it keeps to the tenant's budget
     Export {
         #[arg(value_name = "TENANT/VOLUME", value_parser = VolumeName::parse, add = names::volumes())]
         volume: VolumeName,

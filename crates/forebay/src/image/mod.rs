@@ -14,12 +14,13 @@ use std::io::{Seek, SeekFrom};
 use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 
-use forebay_control::api::model::{Done, TransferKind, Volume};
+use forebay_control::api::client::Client;
+use forebay_control::api::model::{Done, Tenant, TransferKind, Volume};
 use forebay_device::size::format_bytes;
 use forebay_initiator::{IoQueue, Options, Session};
 
 use crate::cli::VolumeName;
-use crate::command::{Context, volume};
+use crate::command::{Context, segment, volume};
 use crate::failure::{Failure, Outcome, While};
 use crate::interrupt::Interrupt;
 use crate::output::exactly;
@@ -83,8 +84,22 @@ pub(crate) fn import(
     })?;
     announced.close()?;
     context.output.done(&Done {
-        done: format!("{} imported into {name}", format_bytes(bytes)),
+        done: format!(
+            "{} imported into {name}{}",
+            format_bytes(bytes),
+            budget_note(client, name)
+        ),
     })
+}
+
+/// Names the budget that a transfer kept to, if there is one.
+fn budget_note(client: &Client, name: &VolumeName) -> String {
+    let tenant = &name.tenant;
+    let shown = client.get::<Tenant>(&format!("/v1/tenants/{}", segment(tenant)));
+    match shown.is_ok_and(|shown| shown.budget.is_some()) {
+        true => format!(", within the budget of tenant {tenant}"),
+        false => String::new(),
+    }
 }
 
 /// The image, and how large it is.
@@ -158,9 +173,10 @@ pub(crate) fn export(context: &Context, name: &VolumeName, file: &Path) -> Outco
     image.keep();
     announced.close()?;
     let done = format!(
-        "{} of {name} exported to {}",
+        "{} of {name} exported to {}{}",
         format_bytes(bytes),
-        file.display()
+        file.display(),
+        budget_note(&context.client, name)
     );
     context.output.done(&Done { done })
 }
