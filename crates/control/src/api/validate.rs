@@ -7,7 +7,7 @@
 use forebay_xlate::boundary::message::MAX_MACHINE_QUEUES;
 
 use super::error::ApiError;
-use super::model::{ExportCreate, ExportFrontend};
+use super::model::{ExportCreate, ExportFrontend, TRANSFER_HOST_PREFIX};
 
 /// The longest path of a Unix socket (sockaddr_un: 108 bytes with its NUL).
 pub const MAX_PATH_BYTES: usize = 107;
@@ -101,7 +101,15 @@ pub fn host_list(hosts: &[String]) -> Result<(), ApiError> {
             hosts.len()
         )));
     }
-    hosts.iter().try_for_each(|nqn| host_nqn(nqn))
+    for nqn in hosts {
+        host_nqn(nqn)?;
+        if nqn.starts_with(TRANSFER_HOST_PREFIX) {
+            return Err(ApiError::invalid(format!(
+                "`{nqn}` can't be listed: names like it belong to transfers of images, whose access ends by itself"
+            )));
+        }
+    }
+    Ok(())
 }
 
 /// Checks that what is said of a frontend belongs to it.
@@ -165,6 +173,9 @@ mod tests {
         host_nqn("nqn.2014-08.org.nvmexpress:uuid:2d5a0d1f-0000-4000-8000-000000000000").unwrap();
         host_nqn(&format!("nqn.2026-01.a:{}", "x".repeat(208))).unwrap();
         host_nqn("nqn.2014-08.org.nvmexpress.discovery").unwrap();
+        let of_transfer = format!("{TRANSFER_HOST_PREFIX}a");
+        host_nqn(&of_transfer).unwrap();
+        host_list(&[of_transfer]).unwrap_err();
         host_nqn("nqn.2026-12.host-7.example_a.org:a:b").unwrap();
         for bad in [
             "",
