@@ -1,7 +1,7 @@
 //! Block requests and the configuration space (VIRTIO 1.2, 5.2).
 //!
 //! **Design.** [`parse`] reads a chain's header once and says what is to be done with which of its pieces. A chain without
-//! a place for header or status breaks the device; whatever else is wrong is a [`Status`] for the driver. Nothing is said
+//! a place for its status breaks the device; whatever else is wrong is a [`Status`] for the driver. Nothing is said
 //! by descriptors' borders: a header may be split, the status is the last writable byte (5.2.6.4). **Not here:** carrying
 //! out; SCSI commands, zones, secure erase, lifetime.
 
@@ -51,15 +51,9 @@ crate::named::named_errors! {
     /// What breaks the device: there is no place to say what is wrong.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub enum BlkError {
-        /// Fewer than 16 readable bytes.
-        #[error("a request without a header")]
-        NoHeader,
         /// No writable byte.
         #[error("a request without a place for its status")]
         NoStatus,
-        /// The header is not in the guest's memory.
-        #[error("a request whose header is outside the guest's memory")]
-        HeaderAddress,
     }
 }
 
@@ -130,14 +124,19 @@ pub struct Request {
 /// The device is broken.
 #[inline]
 pub fn parse(chain: &Chain, memory: &GuestMemory, disk: &Disk) -> Result<Request, BlkError> {
-    if chain.readable_bytes() < HEADER_BYTES {
-        return Err(BlkError::NoHeader);
-    }
     let Some(last) = chain.writable().last() else {
         return Err(BlkError::NoStatus);
     };
     let status_address = last.address + u64::from(last.len) - 1;
-    let [kind, sector] = header(chain.readable(), memory).ok_or(BlkError::HeaderAddress)?;
+    let is_sound = chain.fault().is_none() && chain.readable_bytes() >= HEADER_BYTES;
+    let header = is_sound.then(|| header(chain.readable(), memory));
+    let Some([kind, sector]) = header.flatten() else {
+        return Ok(Request {
+            work: Err(Status::IoErr),
+            status_address,
+            data_bytes: 0,
+        });
+    };
     let kind = kind as u32;
     let out_bytes = chain.readable_bytes() - HEADER_BYTES;
     let in_bytes = chain.writable_bytes() - 1;

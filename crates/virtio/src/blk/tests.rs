@@ -24,15 +24,13 @@ fn case(readable: &[u8], cuts: &[usize], writable: &[u32]) -> Case {
             // Apart from each other, so that nothing works by chance.
             let at = 2 * from;
             assert!(machine.all.write(at, &readable[from..cut]));
-            chain
-                .push(GUEST_ADDRESS + at as u64, (cut - from) as u32, false)
-                .expect("room");
+            chain.push(GUEST_ADDRESS + at as u64, (cut - from) as u32, false);
             from = cut;
         }
     }
     let mut at = GUEST_ADDRESS + 32768;
     for len in writable {
-        chain.push(at, *len, true).expect("room");
+        chain.push(at, *len, true);
         at += u64::from(*len) + 64;
     }
     Case { machine, chain }
@@ -92,14 +90,29 @@ fn borders_of_descriptors_say_nothing() {
 
 #[test]
 fn what_breaks_the_device() {
-    let short = case(&header(T_IN, 0)[..15], &[], &[513]);
-    assert_eq!(short.parse_on(&DISK), Err(BlkError::NoHeader));
     let no_status = case(&header(T_FLUSH, 0), &[], &[]);
     assert_eq!(no_status.parse_on(&DISK), Err(BlkError::NoStatus));
+}
+
+#[test]
+fn what_is_wrong_is_told_where_the_status_is() {
+    let short = case(&header(T_IN, 0)[..15], &[], &[513]);
     let mut outside = case(&[], &[], &[]);
-    outside.chain.push(8, 16, false).expect("room");
-    outside.chain.push(GUEST_ADDRESS, 1, true).expect("room");
-    assert_eq!(outside.parse_on(&DISK), Err(BlkError::HeaderAddress));
+    outside.chain.push(8, 16, false);
+    outside.chain.push(GUEST_ADDRESS, 1, true);
+    let mut disordered = case(&header(T_IN, 0), &[], &[4096, 1]);
+    disordered.chain.push(GUEST_ADDRESS, 1, false);
+    let mut empty = case(&header(T_IN, 0), &[], &[4096, 1]);
+    empty.chain.push(GUEST_ADDRESS, 0, true);
+    for wrong in [short, outside, disordered, empty] {
+        let last = wrong.chain.writable().last().expect("one");
+        let expected = Request {
+            work: Err(Status::IoErr),
+            status_address: last.address + u64::from(last.len) - 1,
+            data_bytes: 0,
+        };
+        assert_eq!(wrong.parse_on(&DISK), Ok(expected));
+    }
 }
 
 #[test]

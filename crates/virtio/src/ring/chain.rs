@@ -1,7 +1,8 @@
 //! A chain of descriptors as a bounded list of pieces.
 //!
 //! **Design.** One value is used again and again: [`Chain::clear`] costs nothing. Pieces for the device to read come
-//! first. Lengths are added up in 64 bits and stay below 4 GiB together.
+//! first. Lengths are added up in 64 bits and stay below 4 GiB together. A chain that is wrong is read to its end all the
+//! same: its last writable byte is where its driver is told so.
 
 use super::RingError;
 
@@ -25,6 +26,7 @@ pub struct Chain {
     readable: usize,
     readable_bytes: u64,
     writable_bytes: u64,
+    fault: Option<RingError>,
 }
 
 impl Default for Chain {
@@ -35,6 +37,7 @@ impl Default for Chain {
             readable: 0,
             readable_bytes: 0,
             writable_bytes: 0,
+            fault: None,
         }
     }
 }
@@ -47,25 +50,28 @@ impl Chain {
         self.readable = 0;
         self.readable_bytes = 0;
         self.writable_bytes = 0;
+        self.fault = None;
     }
 
-    /// Adds a piece.
-    ///
-    /// # Errors
-    /// Whatever makes it impossible.
+    /// Adds a piece, or notes a fault ([`Chain::fault`]).
     #[inline]
-    pub fn push(&mut self, address: u64, len: u32, writable: bool) -> Result<(), RingError> {
+    pub fn push(&mut self, address: u64, len: u32, writable: bool) {
         if len == 0 {
-            return Err(RingError::Empty);
+            return self.spoil(RingError::Empty);
         }
         if address.checked_add(u64::from(len)).is_none() {
-            return Err(RingError::Overflow);
+            return self.spoil(RingError::Overflow);
         }
         if !writable && self.readable != self.len {
-            return Err(RingError::Order);
+            return self.spoil(RingError::Order);
         }
         let Some(place) = self.pieces.get_mut(self.len) else {
-            return Err(RingError::TooManyPieces);
+            if writable {
+                // The last one has the place of the status.
+                self.pieces[MAX_PIECES - 1] = Piece { address, len };
+                self.readable = self.readable.min(MAX_PIECES - 1);
+            }
+            return self.spoil(RingError::TooManyPieces);
         };
         *place = Piece { address, len };
         self.len += 1;
@@ -76,9 +82,31 @@ impl Chain {
             self.readable_bytes += u64::from(len);
         }
         if self.readable_bytes + self.writable_bytes > u64::from(u32::MAX) {
-            return Err(RingError::Overflow);
+            self.spoil(RingError::Overflow);
         }
-        Ok(())
+    }
+
+    #[cold]
+    fn spoil(&mut self, fault: RingError) {
+        self.fault.get_or_insert(fault);
+    }
+
+    /// The first fault of its descriptors.
+    #[inline]
+    pub fn fault(&self) -> Option<RingError> {
+        self.fault
+    }
+
+    /// The chain is whole.
+    ///
+    /// # Errors
+    /// It is wrong, and has no place to say so.
+    #[inline]
+    pub(crate) fn end(&self) -> Result<(), RingError> {
+        match self.fault {
+            Some(fault) if self.writable().is_empty() => Err(fault),
+            _ => Ok(()),
+        }
     }
 
     /// Where it begins; of none it means nothing.
@@ -118,20 +146,51 @@ mod tests {
 
     #[test]
     fn what_a_chain_refuses() {
-        let mut chain = Chain::default();
-        assert_eq!(chain.push(0, 0, false), Err(RingError::Empty));
-        assert_eq!(chain.push(u64::MAX, 1, false), Err(RingError::Overflow));
-        chain.push(u64::MAX - 1, 1, false).expect("ends at the end");
-        chain.push(8, 1, true).expect("room");
-        assert_eq!(chain.push(8, 1, false), Err(RingError::Order));
-        assert_eq!(chain.push(8, u32::MAX, true), Err(RingError::Overflow));
-        chain.clear();
-        for _ in 0..MAX_PIECES {
-            chain.push(8, 1, false).expect("room");
+        let faults = |pieces: &[(u64, u32, bool)]| {
+            let mut chain = Chain::default();
+            for (address, len, writable) in pieces {
+                chain.push(*address, *len, *writable);
+            }
+            (chain.fault(), chain.end().is_ok())
+        };
+        let whole = [(u64::MAX - 1, 1, false), (8, 1, true)];
+        assert_eq!(faults(&whole), (None, true));
+        for (wrong, fault) in [
+            ((0, 0, false), RingError::Empty),
+            ((u64::MAX, 1, false), RingError::Overflow),
+            ((8, 1, false), RingError::Order),
+            ((8, u32::MAX, true), RingError::Overflow),
+        ] {
+            // A writable piece before or behind it has the place of the status.
+            assert_eq!(faults(&[(8, 1, true), wrong]), (Some(fault), true));
+            let is_order = fault == RingError::Order;
+            let behind = faults(&[wrong, (8, 1, true)]);
+            assert_eq!(behind, ((!is_order).then_some(fault), true));
         }
-        assert_eq!(chain.push(8, 1, false), Err(RingError::TooManyPieces));
+        assert_eq!(faults(&[(0, 0, true)]), (Some(RingError::Empty), false));
+    }
+
+    #[test]
+    fn the_last_of_too_many_pieces_is_kept() {
+        let mut chain = Chain::default();
+        for _ in 0..MAX_PIECES {
+            chain.push(8, 1, false);
+        }
+        assert_eq!((chain.fault(), chain.readable().len()), (None, MAX_PIECES));
         assert_eq!(chain.readable_bytes() as usize, MAX_PIECES);
-        assert_eq!(chain.readable().len(), MAX_PIECES);
-        assert!(chain.writable().is_empty());
+        chain.push(8, 1, false);
+        assert_eq!(chain.end(), Err(RingError::TooManyPieces));
+        chain.push(16, 1, true);
+        chain.push(24, 2, true);
+        let last = Piece {
+            address: 24,
+            len: 2,
+        };
+        assert_eq!(
+            (chain.end(), chain.writable().last()),
+            (Ok(()), Some(&last))
+        );
+        chain.clear();
+        assert_eq!(chain.fault(), None);
     }
 }

@@ -154,7 +154,7 @@ pub(crate) struct Table([u8; MAX_PIECES * DESCRIPTOR_BYTES]);
 
 /// An indirect table.
 pub(crate) struct Entries<'a> {
-    /// How many it has; no more than [`MAX_PIECES`] of them can be got.
+    /// How many it has; of one that is copied no more than [`MAX_PIECES`] can be got.
     pub count: u32,
     at: Place<'a>,
 }
@@ -181,10 +181,12 @@ impl Table {
             return Err(RingError::Overflow);
         }
         let count = (len / DESCRIPTOR_BYTES) as u32;
-        let len = len.min(MAX_PIECES * DESCRIPTOR_BYTES);
         let at = match memory.view(at.address, len) {
             Some(view) if view.load_two(0).is_some() => Place::Memory(view),
-            _ => Place::Copied(self.copy(at.address, len, memory)?),
+            _ => {
+                let len = len.min(MAX_PIECES * DESCRIPTOR_BYTES);
+                Place::Copied(self.copy(at.address, len, memory)?)
+            }
         };
         Ok(Entries { count, at })
     }

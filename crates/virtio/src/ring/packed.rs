@@ -256,6 +256,7 @@ impl Packed {
             at = at.plus(1, self.size);
             self.piece(&d, count == 1, memory, chain)?;
             if flags & F_NEXT == 0 {
+                chain.end()?;
                 self.next_available = at;
                 self.last = [address, chain.first_address()];
                 return Ok(Some((id, count)));
@@ -283,7 +284,7 @@ impl Packed {
             };
             self.piece(&d, i == 0, memory, chain)?;
             if raw.flags & F_NEXT == 0 {
-                return Ok(());
+                return chain.end();
             }
         }
         Err(RingError::Loop)
@@ -299,19 +300,23 @@ impl Packed {
     ) -> Result<(), RingError> {
         let flags = d.words[1];
         if flags & F_INDIRECT == 0 {
-            return chain.push(d.address, d.len, flags & F_WRITE != 0);
+            chain.push(d.address, d.len, flags & F_WRITE != 0);
+            return Ok(());
         }
         // A packed ring's table is a chain of its own (VIRTIO 2.8.5).
         if !self.features.indirect || flags & F_NEXT != 0 || !is_first {
             return Err(RingError::Indirect);
         }
         let table = self.table.read(d, memory)?;
+        if table.count > MAX_QUEUE_SIZE.into() {
+            return Err(RingError::TooManyPieces);
+        }
         for entry in 0..table.count as usize {
             let d = table.get(entry)?;
             if d.words[1] & F_INDIRECT != 0 {
                 return Err(RingError::Indirect);
             }
-            chain.push(d.address, d.len, d.words[1] & F_WRITE != 0)?;
+            chain.push(d.address, d.len, d.words[1] & F_WRITE != 0);
         }
         Ok(())
     }

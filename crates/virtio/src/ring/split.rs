@@ -231,9 +231,9 @@ impl Split {
                 self.last.1[0] = d.address;
                 return walk_table(&self.table.read(&d, memory)?, chain);
             }
-            chain.push(d.address, d.len, flags & F_WRITE != 0)?;
+            chain.push(d.address, d.len, flags & F_WRITE != 0);
             if flags & F_NEXT == 0 {
-                return Ok(());
+                return chain.end();
             }
             at = next;
         }
@@ -302,15 +302,15 @@ impl Split {
 #[inline]
 fn walk_table(table: &Entries<'_>, chain: &mut Chain) -> Result<(), RingError> {
     let mut at = 0;
-    for _ in 0..table.count {
+    for _ in 0..table.count.min(MAX_QUEUE_SIZE.into()) {
         let d = table.get(at)?;
         let [flags, next] = d.words;
         if flags & F_INDIRECT != 0 {
             return Err(RingError::Indirect);
         }
-        chain.push(d.address, d.len, flags & F_WRITE != 0)?;
+        chain.push(d.address, d.len, flags & F_WRITE != 0);
         if flags & F_NEXT == 0 {
-            return Ok(());
+            return chain.end();
         }
         at = usize::from(next);
     }
