@@ -275,8 +275,7 @@ impl Daemon {
                 // Whoever can repair it needs the API; an engine that lives serves on.
                 tracing::error!(error = %trouble, hint = trouble.hint, "the pool is not open");
                 *self.trouble.borrow_mut() = Some(trouble);
-                let lives = record.filter(|record| record.pid != 0);
-                if lives
+                if record
                     .map_or(Ok(None), |record| EngineProcess::find(&record))?
                     .is_none()
                 {
@@ -296,7 +295,7 @@ impl Daemon {
     }
 
     fn refuse_lonely_engine(&self, record: Option<EngineRecord>) -> Result<(), DaemonError> {
-        let Some(record) = record.filter(|record| record.pid != 0) else {
+        let Some(record) = record else {
             return Ok(());
         };
         match EngineProcess::find(&record)? {
@@ -424,14 +423,14 @@ impl Daemon {
         let Some(record) = record else {
             return Ok(None);
         };
-        let found = if record.pid == 0 {
+        let found = if record.pid.is_none() {
             // The daemon before died while it started this engine: it says who it is, if it is.
             None
         } else {
             let own = self
                 .left_engine
                 .take()
-                .filter(|engine| engine.pid == record.pid);
+                .filter(|engine| Some(engine.pid) == record.pid);
             match own.map_or_else(|| EngineProcess::find(&record), |own| Ok(Some(own)))? {
                 Some(engine) => Some(engine),
                 None => {
@@ -494,7 +493,10 @@ impl Daemon {
     fn note_death(&self, record: &EngineRecord, process: Process) {
         let (pid, cause) = match process {
             Process::Daemon => (record.daemon_pid, "unknown: noticed by the daemon after it"),
-            Process::Engine => (record.pid, "unknown: it was gone when this daemon started"),
+            Process::Engine => (
+                record.pid.unwrap_or(0),
+                "unknown: it was gone when this daemon started",
+            ),
         };
         let at_unix_ms = now_unix_ms();
         let (name, log) = match process {

@@ -369,7 +369,6 @@ impl Daemon {
         }
         let gone = |error: std::io::Error| ApiError::unavailable(error.to_string());
         if let Some(record) = process::recorded(&self.config.run_dir).map_err(gone)?
-            && record.pid != 0
             && let Some(engine) = EngineProcess::find(&record).map_err(gone)?
         {
             if !query.disconnect_hosts {

@@ -54,7 +54,7 @@ impl Daemon {
     pub(super) async fn stop(&self) -> Result<(), DaemonError> {
         let Some(serving) = self.serving.borrow_mut().take() else {
             // The pool is not open, and the engine of before may serve on.
-            let left = process::recorded(&self.config.run_dir)?.filter(|record| record.pid != 0);
+            let left = process::recorded(&self.config.run_dir)?;
             if let Some(engine) = left.map_or(Ok(None), |record| EngineProcess::find(&record))? {
                 engine.kill();
                 if timeout(STOP_LIMIT, engine.ended()).await.is_err() {

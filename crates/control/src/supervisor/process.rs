@@ -20,18 +20,40 @@ use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags};
 use rustix::process::{Pid, PidfdFlags, Signal};
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
 use crate::config::EngineConfig;
 use crate::files;
 
+/// How far its start is.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum EngineState {
+    Starting,
+    #[default]
+    Running,
+}
+
+/// Earlier daemons wrote 0 of one that was about to be started.
+fn pid<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u32>, D::Error> {
+    let pid = Option::deserialize(from)?;
+    Ok(pid.filter(|pid| *pid != 0))
+}
+
 /// What `engine.json` says.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct EngineRecord {
-    /// 0: it was about to be started.
-    pub(crate) pid: u32,
+    #[serde(default)]
+    pub(crate) state: EngineState,
+    /// Once it runs.
+    #[serde(
+        default,
+        skip_serializing_if = "Option::is_none",
+        deserialize_with = "pid"
+    )]
+    pub(crate) pid: Option<u32>,
     pub(crate) generation: u64,
     pub(crate) socket: PathBuf,
     /// Clock ticks from boot to its start, as /proc has it.
@@ -179,7 +201,7 @@ fn open_log(path: &Path) -> io::Result<File> {
 /// not found by a daemon that starts after this one's death.
 fn note(path: &Path, record: &EngineRecord) {
     if let Err(error) = files::write_json(path, record, false) {
-        tracing::warn!(%error, pid = record.pid, "recording the engine");
+        tracing::warn!(%error, generation = record.generation, "recording the engine");
     }
 }
 
@@ -219,7 +241,8 @@ impl EngineProcess {
     ) -> io::Result<(Self, OwnedFd)> {
         let socket = run_dir.join(format!("engine-{generation}.sock"));
         let mut record = EngineRecord {
-            pid: 0,
+            state: EngineState::Starting,
+            pid: None,
             generation,
             socket: socket.clone(),
             start_ticks: 0,
@@ -276,7 +299,8 @@ impl EngineProcess {
             log_trouble,
             child: RefCell::new(Some(child)),
         };
-        record.pid = pid;
+        record.state = EngineState::Running;
+        record.pid = Some(pid);
         record.start_ticks = start_ticks(pid).unwrap_or(0);
         note(&record_at, &record);
         Ok((process, channel))
@@ -285,31 +309,30 @@ impl EngineProcess {
     /// The recorded engine, if it lives.
     pub(crate) fn find(record: &EngineRecord) -> io::Result<Option<Self>> {
         let gone = Some(rustix::io::Errno::SRCH.raw_os_error());
-        let pidfd = match watch(record.pid) {
+        let Some(pid) = record.pid else {
+            return Ok(None);
+        };
+        let pidfd = match watch(pid) {
             Ok(pidfd) => pidfd,
             Err(error) if error.raw_os_error() == gone => return Ok(None),
             Err(error) => return Err(error),
         };
         // After the pidfd: now the number can't change hands unnoticed.
-        if start_ticks(record.pid) != Some(record.start_ticks) {
+        if start_ticks(pid) != Some(record.start_ticks) {
             return Ok(None);
         }
-        Ok(Some(Self::recorded_as(record, pidfd)))
+        Ok(Some(Self::recorded_as(record, pid, pidfd)))
     }
 
     /// An engine that was recorded before its process id was known, and has told it since.
     pub(crate) fn told(record: &EngineRecord, pid: u32) -> io::Result<Self> {
-        let record = EngineRecord {
-            pid,
-            ..record.clone()
-        };
         let pidfd = watch(pid)?;
-        Ok(Self::recorded_as(&record, pidfd))
+        Ok(Self::recorded_as(record, pid, pidfd))
     }
 
-    fn recorded_as(record: &EngineRecord, pidfd: AsyncFd<OwnedFd>) -> Self {
+    fn recorded_as(record: &EngineRecord, pid: u32, pidfd: AsyncFd<OwnedFd>) -> Self {
         Self {
-            pid: record.pid,
+            pid,
             generation: record.generation,
             socket: record.socket.clone(),
             pidfd,
@@ -419,7 +442,7 @@ mod tests {
             let (process, _channel) =
                 EngineProcess::start(&config, folder.path(), &log, 7).unwrap();
             let record = recorded(folder.path()).unwrap().unwrap();
-            assert_eq!((record.pid, record.generation), (process.pid, 7));
+            assert_eq!((record.pid, record.generation), (Some(process.pid), 7));
             let again = EngineProcess::find(&record).unwrap().unwrap();
             assert_eq!(again.pid, process.pid);
             let other = EngineRecord {
@@ -434,6 +457,32 @@ mod tests {
             assert_eq!(process.ended().await, "signal 9 (SIGKILL)");
             again.ended().await;
             assert!(EngineProcess::find(&record).unwrap().is_none());
+        });
+    }
+
+    #[test]
+    fn an_engine_that_is_not_started_yet_has_no_process() {
+        let folder = tempfile::tempdir().unwrap();
+        runtime().block_on(async {
+            let mut config = program(folder.path(), "");
+            config.program = folder.path().join("missing");
+            let log = folder.path().join("engine.log");
+            EngineProcess::start(&config, folder.path(), &log, 3).unwrap_err();
+            let record = recorded(folder.path()).unwrap().unwrap();
+            assert_eq!((record.state, record.pid), (EngineState::Starting, None));
+            assert!(EngineProcess::find(&record).unwrap().is_none());
+            let at = record_path(folder.path());
+            let said: serde_json::Value = files::read_json(&at).unwrap().unwrap();
+            assert_eq!(
+                (&said["state"], said.get("pid")),
+                (&"starting".into(), None)
+            );
+            // As daemons before this one wrote it.
+            let mut old = said;
+            old["pid"] = 0.into();
+            old.as_object_mut().unwrap().remove("state");
+            files::write_json(&at, &old, false).unwrap();
+            assert_eq!(recorded(folder.path()).unwrap().unwrap().pid, None);
         });
     }
 

@@ -198,7 +198,8 @@ mod tests {
             let unknown = said_by(at, &says).await.unwrap_err();
             assert!(unknown.contains("unknown ones"), "{unknown}");
             let record = process::EngineRecord {
-                pid: 1,
+                state: process::EngineState::Running,
+                pid: Some(1),
                 generation: 1,
                 socket: at.join("s"),
                 start_ticks: 0,
