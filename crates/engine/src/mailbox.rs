@@ -190,6 +190,8 @@ pub enum Upcall {
     Withdrawn(u64, Vec<u32>),
     /// A machine's client is gone, and its last command is back.
     MachineLeft(u64, ExportId, Closing),
+    /// A machine was refused something: what and why, for people.
+    MachineRefused(ExportId, String),
     /// The reactor has ended.
     Stopped,
 }

@@ -46,7 +46,7 @@ pub enum EventKind {
     HostConnected,
     /// A host has disconnected, or several have.
     HostDisconnected,
-    /// A host was not let in, or several were not.
+    /// A host was not let in, or several were not; or a virtual machine was refused something.
     HostRefused,
     /// The pool, or its catalog, has less space left than an operator wants, or has enough again.
     PoolSpace,

@@ -149,6 +149,19 @@ impl Owner {
             0 | 1 => String::new(),
             count => format!(" ({count} were refused, this one last)"),
         };
+        if host.is_empty()
+            && let Ok(export) = subsystem.parse()
+        {
+            let export = self.export_name(ExportId(export));
+            let text = format!("a machine at {export}: {why}{more}");
+            let news = News {
+                export: Some(export),
+                count: Some(count.max(1).into()),
+                ..News::default()
+            };
+            let kind = EventKind::HostRefused;
+            return self.events.tell(kind, session.generation, text, news);
+        }
         let text = format!("host {host} was not let in to {subsystem}: {why}{more}");
         let news = News {
             host: Some(host),

@@ -26,12 +26,16 @@ use rustix::net::{Shutdown, SocketFlags};
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 /// The top byte of the epoll keys of machines' listeners.
 pub(super) const KEY_BYTE: u64 = 0xC3;
 
 /// Clients accepted for one event, so that the control thread gets to its other work.
 const ACCEPT_BATCH: usize = 4;
+
+/// Clients that are turned away while another is served are told of so often.
+const TOLD_EVERY: Duration = Duration::from_secs(60);
 
 struct Listener {
     fd: OwnedFd,
@@ -44,6 +48,27 @@ struct Known {
     fd: Arc<OwnedFd>,
     file: Arc<OwnedFd>,
     deposits: BTreeMap<u32, Arc<OwnedFd>>,
+    turned_away: TurnedAway,
+}
+
+/// Clients that came while another was served.
+#[derive(Default)]
+struct TurnedAway {
+    told: Option<Instant>,
+    /// Since then.
+    count: u32,
+}
+
+impl TurnedAway {
+    /// One more; how many are to be told of now. A monitor that was told to connect again does so each second.
+    fn add(&mut self, now: Instant) -> Option<u32> {
+        self.count = self.count.saturating_add(1);
+        let is_due = self.told.is_none_or(|told| now - told >= TOLD_EVERY);
+        is_due.then(|| {
+            self.told = Some(now);
+            std::mem::take(&mut self.count)
+        })
+    }
 }
 
 /// A client of a dead engine.
@@ -84,6 +109,11 @@ impl Machines {
     /// An export's client.
     fn of(&self, export: ExportId) -> Option<&Known> {
         self.clients.values().find(|known| known.export == export)
+    }
+
+    fn of_mut(&mut self, export: ExportId) -> Option<&mut Known> {
+        let mut clients = self.clients.values_mut();
+        clients.find(|known| known.export == export)
     }
 }
 
@@ -181,9 +211,13 @@ impl Control {
     }
 
     fn admit_machine(&mut self, export: ExportId, fd: OwnedFd) {
-        if self.machines.of(export).is_some() {
+        if let Some(known) = self.machines.of_mut(export) {
             // One at a time: it sees its socket closed.
             self.closer.close_suspect(fd);
+            if let Some(count) = known.turned_away.add(Instant::now()) {
+                let why = "a second machine was turned away: one is connected, and a socket serves one at a time";
+                self.machine_refused(export, why.to_string(), count);
+            }
             return;
         }
         let Some((config, reactor)) = self.machine_export(export) else {
@@ -194,9 +228,8 @@ impl Control {
         let file = made.and_then(|file| Ok((file.fd().try_clone_to_owned()?, file)));
         let Ok((held, file)) = file else {
             self.closer.close_suspect(fd);
-            self.notice(
-                "a machine's client was not let in: there is no memory or descriptor for it",
-            );
+            let why = "it was turned away: there is no memory or descriptor for it";
+            self.machine_refused(export, why.to_string(), 1);
             return;
         };
         let socket = self.door.number();
@@ -205,6 +238,7 @@ impl Control {
             fd: Arc::new(fd),
             file: Arc::new(held),
             deposits: BTreeMap::new(),
+            turned_away: TurnedAway::default(),
         };
         let fd = known.fd.clone();
         let descriptors = vec![known.fd.clone(), known.file.clone()];
@@ -228,9 +262,14 @@ impl Control {
         is_machine.then(|| (known.config.clone(), known.reactor))
     }
 
-    fn notice(&mut self, text: &str) {
-        let text = text.to_string();
-        self.say(&FromEngine::Notice { text });
+    /// Tells people what a machine was refused, and why.
+    pub(super) fn machine_refused(&mut self, export: ExportId, why: String, count: u32) {
+        self.say(&FromEngine::HostRefused {
+            host: String::new(),
+            subsystem: export.0.to_string(),
+            why,
+            count,
+        });
     }
 
     /// A client has sent descriptors.
@@ -320,6 +359,7 @@ impl Control {
                 fd: new.fd.clone(),
                 file: Arc::new(file),
                 deposits: new.inherited.clone().unwrap_or_default(),
+                turned_away: TurnedAway::default(),
             };
             self.machines.clients.insert(new.socket, known);
         }

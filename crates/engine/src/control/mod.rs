@@ -487,6 +487,7 @@ impl Control {
             Upcall::Deposits(socket, deposits) => self.machine_deposits(socket, deposits),
             Upcall::Withdrawn(socket, numbers) => self.machine_withdrawn(socket, numbers),
             Upcall::MachineLeft(socket, export, why) => self.machine_left(socket, export, why),
+            Upcall::MachineRefused(export, why) => self.machine_refused(export, why, 1),
             Upcall::Reserve(ask) => self.ask_reserve(ask),
             Upcall::ReserveGone(volume, token) => self.reserve_gone(volume, token),
             Upcall::Stopped => self.stopped += 1,

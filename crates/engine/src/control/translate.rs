@@ -130,6 +130,7 @@ pub(super) fn from_reactor(upcall: mailbox::Upcall) -> Result<Upcall, mailbox::U
         | From::Deposits(..)
         | From::Withdrawn(..)
         | From::MachineLeft(..)
+        | From::MachineRefused(..)
         | From::Stopped) => return Err(other),
     })
 }

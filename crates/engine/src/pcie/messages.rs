@@ -7,13 +7,13 @@
 use super::quiesce::Why;
 use super::{Bells, Pcie, slot};
 use crate::vm::descriptor;
-use crate::vm::frontend::{Answer, Closing, Deposit, Message, Turn};
+use crate::vm::frontend::{Answer, Closing, Deposit, Message, Turn, UNSHARED};
 use forebay_nvme::pcie::queue::InvalidValue;
 use forebay_nvme::pcie::{
     BAR0_BYTES, BAR4_BYTES, CONFIG_BYTES, DOORBELLS_AT, DOORBELLS_BYTES, Doorbell, RegisterEffect,
     VECTORS,
 };
-use forebay_vfio_user::wire::{pci_irq, pci_region};
+use forebay_vfio_user::wire::{command, pci_irq, pci_region};
 use forebay_vfio_user::{
     Broken, Device, DmaMap, DmaUnmap, Errno, Header, Irq, IrqAction, IrqData, MAX_DATA_BYTES,
     Region, RegionAccess, Request, SetIrqs, SparseArea,
@@ -96,6 +96,13 @@ impl Pcie {
             }
             self.records.set_negotiated(&negotiated);
             self.session.agreed(negotiated);
+        }
+        if let Err(error) = judged.request
+            && Header::read(message.bytes).is_some_and(|of| of.command == command::DMA_MAP)
+        {
+            let rule = "it must be whole pages, to be read or written, with one descriptor at most";
+            let told = || format!("a map of its memory was refused: {rule} ({error})");
+            turn.client.tell_refused(told);
         }
         if let Some(answer) = self.session.describe(&judged, &mut self.out) {
             let reply = self.out.get(..answer.bytes).unwrap_or_default();
@@ -189,7 +196,16 @@ impl Pcie {
                 self.find_shadow(turn);
                 Outcome::Done
             }
-            Err(error) => Outcome::Failed(Errno::of_os(error.errno().raw_os_error())),
+            Err(error) => {
+                let errno = Errno::of_os(error.errno().raw_os_error());
+                let DmaMap {
+                    address, len_bytes, ..
+                } = map;
+                turn.client.tell_refused(|| format!(
+                    "a map of its memory ({len_bytes} bytes at {address:#x}) was refused: {error} ({errno})"
+                ));
+                Outcome::Failed(errno)
+            }
         }
     }
 
@@ -316,6 +332,10 @@ impl Pcie {
         match effect {
             RegisterEffect::None => self.save(),
             RegisterEffect::Enabled => {
+                if !self.function.ready() && self.is_unshared(turn) {
+                    let why = "its controller can't be enabled: ";
+                    turn.client.tell_refused(|| format!("{why}{UNSHARED}"));
+                }
                 self.begin_admin_queue();
                 self.save();
             }
@@ -324,6 +344,16 @@ impl Pcie {
         }
         self.look_alive();
         Outcome::Done
+    }
+
+    /// Whether its Admin queue would lie in memory that came without a descriptor.
+    fn is_unshared(&mut self, turn: &Turn<'_>) -> bool {
+        let state = self.function.state();
+        let mut regions = turn.client.memory().regions().iter();
+        regions.any(|region| {
+            let has = |at: u64| at.wrapping_sub(region.guest_address()) < region.len_bytes();
+            region.mapping().is_none() && (has(state.asq) || has(state.acq))
+        })
     }
 
     /// A doorbell's register is written.

@@ -8,6 +8,7 @@ mod hostile;
 mod remote;
 mod rig;
 mod take_over;
+mod told;
 
 use driver::*;
 use forebay_nvme::opcode::{admin, nvm};

@@ -9,11 +9,12 @@ use super::inflight::{create, wanted};
 use super::{BACKEND, CALL, ERR, INFLIGHT, KICK, Vhost, area};
 use crate::vm::descriptor;
 use crate::vm::file::Region;
-use crate::vm::frontend::{Answer, Closing, Deposit, Message, Turn};
+use crate::vm::frontend::{Answer, Closing, Deposit, Message, Turn, UNSHARED};
+use forebay_guest::MapError;
 use forebay_virtio::blk::{CONFIG_BYTES, CONFIG_WRITEBACK};
 use forebay_virtio::vhost_user::message::{
-    self, Header, InflightArea, MemoryRegion, Request, RingFd, reply_config, reply_inflight,
-    reply_u64, reply_vring_base, request,
+    self, Header, InflightArea, MemoryRegion, MessageError, Request, RingFd, reply_config,
+    reply_inflight, reply_u64, reply_vring_base, request,
 };
 use forebay_virtio::vhost_user::session::{Effect, Refusal};
 use forebay_virtio::vhost_user::{MAX_CONFIG_BYTES, protocol_feature};
@@ -47,7 +48,29 @@ impl From<Closing> for Fault {
 }
 
 const NO_DESCRIPTOR: Fault = Fault::Refused("a descriptor that is not what the message says");
-const NO_MEMORY: Fault = Fault::Refused("memory that can't be mapped");
+
+/// Why memory can't be mapped.
+fn no_memory(error: MapError) -> Fault {
+    Fault::Refused(match error {
+        MapError::NotMemory => "memory that is neither a memfd nor of tmpfs or huge pages",
+        MapError::BadRange => "a range of memory that is empty or too long",
+        MapError::PastEnd { .. } => "memory that is longer than its file",
+        MapError::Overlaps => "memory that overlaps other memory of its",
+        MapError::TooMany { .. } => "more ranges of memory than it may have",
+        MapError::TooLong { .. } => "more memory than it may have",
+        MapError::System(_) => "memory that can't be mapped",
+    })
+}
+
+/// A table of memory that came without its descriptors.
+fn is_unshared(message: &Message<'_>) -> bool {
+    let kind = message
+        .bytes
+        .first_chunk()
+        .map(|kind| u32::from_le_bytes(*kind));
+    let is_memory = matches!(kind, Some(request::SET_MEM_TABLE | request::ADD_MEM_REG));
+    is_memory && message.descriptors.is_empty()
+}
 
 impl Vhost {
     /// Carries a message out.
@@ -59,8 +82,12 @@ impl Vhost {
         let decoded = message::decode(message.bytes, message.descriptors.len());
         let (header, request) = match decoded {
             Ok(decoded) => decoded,
+            Err(MessageError::Descriptors) if is_unshared(message) => {
+                return Answer::Close(Closing(UNSHARED));
+            }
             Err(error) => return Answer::Close(Closing(error.text())),
         };
+        self.heard_queues = request == Request::GetQueueNum;
         if let Request::VringKick { index } = request
             && self
                 .session
@@ -95,6 +122,8 @@ impl Vhost {
             reply_config(reply, 0, &[]);
         } else if self.session.acknowledges(header.request, header.need_reply) {
             reply_u64(reply, header.request, 1);
+            let told = || format!("a request of its was refused: {why}");
+            turn.client.tell_refused(told);
         } else {
             return Answer::Close(Closing(why));
         }
@@ -281,7 +310,7 @@ impl Vhost {
             all.push((Some(deposit), region));
         }
         let replaced = turn.client.replace_memory(&all);
-        replaced.map_err(|_| NO_MEMORY)?;
+        replaced.map_err(no_memory)?;
         Ok(self.memory_changed(turn)?)
     }
 
@@ -303,7 +332,7 @@ impl Vhost {
             true,
             region.user_address,
         );
-        mapped.map_err(|_| NO_MEMORY)
+        mapped.map_err(no_memory)
     }
 
     fn remove_memory(&mut self, turn: &mut Turn<'_>, region: &MemoryRegion) -> Result<(), Fault> {

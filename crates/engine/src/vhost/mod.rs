@@ -29,6 +29,7 @@ use crate::lane::{AtOnce, LaneIndex};
 use crate::vm::file::AREA_BYTES;
 use crate::vm::frontend::{Answer, Closing, Frame, Frontend, Message, Turn};
 use crate::vm::look::Look;
+use crate::vm::talk::HUNG_UP;
 use area::Area;
 use control::Pending;
 use forebay_guest::Pieces;
@@ -90,8 +91,15 @@ pub(crate) struct Vhost {
     first: usize,
     /// A command that a dead engine crashed over, and how often; counted until it ends.
     blamed: Option<u16>,
+    /// The last that it asked for was how many queues there are.
+    heard_queues: bool,
     closed: bool,
 }
+
+/// Said of a client that hangs up on it: QEMU wants a queue for each virtual processor, unless it is told otherwise.
+const FEW_QUEUES: Closing = Closing(
+    "it hung up when it heard how many queues its export has: give its disk no more (num-queues=), or the export more (--queues)",
+);
 
 /// The number of a request among all of its client's.
 const fn slot_of(queue: u16, tag: u16) -> u16 {
@@ -137,6 +145,7 @@ impl Vhost {
             calls_ns: None,
             first: 0,
             blamed: None,
+            heard_queues: false,
             closed: false,
         })
     }
@@ -304,6 +313,13 @@ impl Frontend for Vhost {
 
     fn is_active(&self) -> bool {
         self.lines.iter().any(Option::is_some)
+    }
+
+    fn hung_up(&self) -> Closing {
+        match self.heard_queues {
+            true => FEW_QUEUES,
+            false => HUNG_UP,
+        }
     }
 
     fn queues(&self) -> usize {

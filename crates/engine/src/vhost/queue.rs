@@ -1,7 +1,7 @@
 //! One ring that is served.
 
 use super::Vhost;
-use crate::vm::frontend::{Closing, Turn};
+use crate::vm::frontend::{Closing, Turn, UNSHARED};
 use forebay_virtio::feature;
 use forebay_virtio::queue::{Queue, QueueConfig};
 use forebay_virtio::ring::{RingError, RingFeatures, Windows, area_bytes};
@@ -48,6 +48,20 @@ fn windows(turn: &Turn<'_>, vring: &Vring, packed: bool) -> Result<Windows, Ring
     })
 }
 
+/// Why a ring can't be where it is said to be. A monitor tells only of memory that can be shared.
+fn not_there(turn: &Turn<'_>, vring: &Vring, error: RingError) -> Closing {
+    let is_shared = |at: u64| {
+        let mut regions = turn.client.memory().regions().iter();
+        regions.any(|region| at.wrapping_sub(region.user_address()) < region.len_bytes())
+    };
+    let parts = [vring.descriptors, vring.driver, vring.device];
+    let is_elsewhere = parts != [0; 3] && !parts.into_iter().any(is_shared);
+    match error == RingError::Address && is_elsewhere {
+        true => Closing(UNSHARED),
+        false => Closing(error.text()),
+    }
+}
+
 impl Vhost {
     fn is_packed(&self) -> bool {
         self.session.features() & feature::RING_PACKED != 0
@@ -62,7 +76,7 @@ impl Vhost {
         }
         let packed = self.is_packed();
         let config = QueueConfig {
-            windows: windows(turn, &vring, packed).map_err(|e| Closing(e.text()))?,
+            windows: windows(turn, &vring, packed).map_err(|e| not_there(turn, &vring, e))?,
             size: vring.size,
             packed,
             features: RingFeatures::of(self.session.features()),

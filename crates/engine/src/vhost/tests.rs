@@ -7,6 +7,7 @@ mod guest;
 mod in_band;
 mod memory;
 mod rig;
+mod told;
 
 use forebay_virtio::model::{GUEST_ADDRESS, Layout, Offered, USER_ADDRESS};
 use forebay_virtio::vhost_user::message::request;

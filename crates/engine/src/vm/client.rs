@@ -36,6 +36,8 @@ pub(crate) const MAX_MESSAGE_BYTES: usize = 64 * 1024 + 64;
 pub(crate) const MAX_DESCRIPTORS: usize = 32;
 /// How long a message may take.
 pub(crate) const MESSAGE_LIMIT_NS: u64 = 30_000_000_000;
+/// Refusals of one client that become events.
+const MAX_TOLD: u32 = 8;
 /// Deposits that a client may have at once.
 pub(crate) const MAX_DEPOSITS: usize = 1024;
 
@@ -77,6 +79,8 @@ pub(crate) struct Client {
     pub(super) awaits_deposit: Option<u32>,
     /// Messages for the control thread.
     pub(super) upcalls: Vec<Upcall>,
+    /// Refusals that became events.
+    told: u32,
     /// Deposits may have become unused.
     changed: bool,
     /// Something of a dead engine may still be at its memory.
@@ -131,6 +135,7 @@ impl Client {
             closing: None,
             awaits_deposit: None,
             upcalls: Vec::new(),
+            told: 0,
             changed: false,
             inherited: false,
             asker: place.asker,
@@ -260,6 +265,15 @@ impl Client {
     /// Closes it at the end of this turn's work for it.
     pub(crate) fn fail(&mut self, why: Closing) {
         self.closing.get_or_insert(why);
+    }
+
+    /// Makes an event of a refusal. Each client gets a few of these, as it may ask for ever.
+    pub(crate) fn tell_refused(&mut self, why: impl FnOnce() -> String) {
+        if self.told < MAX_TOLD {
+            self.told += 1;
+            let told = Upcall::MachineRefused(self.export.export, why());
+            self.upcalls.push(told);
+        }
     }
 
     fn message_number(&self) -> u64 {

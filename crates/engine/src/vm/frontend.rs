@@ -24,6 +24,9 @@ use std::sync::Arc;
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Closing(pub &'static str);
 
+/// The reason for a machine with private memory.
+pub(crate) const UNSHARED: &str = "its memory is not shared with Forebay: start it with share=on (QEMU: -object memory-backend-memfd,share=on; Cloud Hypervisor: --memory shared=on)";
+
 /// What the bytes at the begin of a client's stream are.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Frame {
@@ -98,6 +101,11 @@ pub(crate) trait Frontend {
 
     /// Whether there is anything that [`Frontend::poll`] would look at.
     fn is_active(&self) -> bool;
+
+    /// Why a client went that hung up.
+    fn hung_up(&self) -> Closing {
+        super::talk::HUNG_UP
+    }
 
     /// Queues in use, an Admin queue not counted: for people.
     fn queues(&self) -> usize {

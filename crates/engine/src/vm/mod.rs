@@ -25,7 +25,7 @@ pub(crate) mod look;
 mod peek;
 mod registered;
 pub(crate) mod signal;
-mod talk;
+pub(crate) mod talk;
 #[cfg(test)]
 mod tests;
 
@@ -448,7 +448,10 @@ impl Machine {
         let any = match talk.step(core, client, &mut **frontend) {
             Ok(any) => any,
             Err(why) => {
-                client.fail(why);
+                client.fail(match why == talk::HUNG_UP {
+                    true => frontend.hung_up(),
+                    false => why,
+                });
                 true
             }
         };

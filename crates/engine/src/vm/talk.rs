@@ -44,7 +44,7 @@ pub(super) const CALM_NS: u64 = 60_000_000_000;
 const MESSAGES_AT_ONCE: usize = 8;
 
 /// Why a client ends that just went.
-pub(super) const HUNG_UP: Closing = Closing("it hung up");
+pub(crate) const HUNG_UP: Closing = Closing("it hung up");
 const CUT_OFF: Closing = Closing("the engine died in the middle of an answer");
 const CUT_OFF_ASKING: Closing = Closing("the engine died in the middle of a message to it");
 

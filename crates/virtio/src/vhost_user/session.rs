@@ -26,7 +26,7 @@ crate::named::named_errors! {
         #[error("features that were not offered, or that can't be changed now")]
         Features,
         /// No such queue.
-        #[error("a queue that there is not")]
+        #[error("a queue that there is not: num-queues= of a disk may be no more than its export has")]
         Queue,
         /// A queue of a size that isn't served.
         #[error("a queue of a size that is not served")]

@@ -552,11 +552,11 @@ pub enum FromEngine {
         /// The error number, if it failed.
         errno: Option<i32>,
     },
-    /// Hosts were not let in. At most one of these a second.
+    /// Hosts were not let in (at most one of these a second), or a machine was refused something.
     HostRefused {
-        /// The newest's name.
+        /// The newest's name; empty: a machine, which has none.
         host: String,
-        /// The subsystem that it asked for.
+        /// The subsystem that it asked for; of a machine, its export's number.
         subsystem: String,
         /// Why, for people.
         why: String,

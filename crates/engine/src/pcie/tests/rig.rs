@@ -66,6 +66,8 @@ pub(super) struct Rig {
     next_socket: u64,
     /// Why clients left.
     pub left: Vec<&'static str>,
+    /// What clients were refused.
+    pub refused: Vec<String>,
     /// What time it is: it passes only when the test says so.
     now_ns: u64,
     _dir: tempfile::TempDir,
@@ -142,6 +144,7 @@ impl Rig {
             held: Held::default(),
             next_socket: 1,
             left: Vec::new(),
+            refused: Vec::new(),
             now_ns: 1_000_000_000_000,
             _dir: dir,
         };
@@ -271,6 +274,7 @@ impl Rig {
                     self.held.deposits.remove(&socket);
                     self.left.push(why.0);
                 }
+                Upcall::MachineRefused(_, why) => self.refused.push(why),
                 _ => {}
             }
         }

@@ -43,6 +43,8 @@ pub(super) struct Rig {
     kept: Option<(u64, Arc<OwnedFd>, OwnedFd)>,
     deposits: BTreeMap<u32, Arc<OwnedFd>>,
     pub left: Vec<Closing>,
+    /// What clients were refused.
+    pub refused: Vec<String>,
 }
 
 fn core_of(spec: &str) -> (Core, Arc<TestGate>, Arc<Region>) {
@@ -133,6 +135,7 @@ impl Rig {
             kept: None,
             deposits: BTreeMap::new(),
             left: Vec::new(),
+            refused: Vec::new(),
         };
         rig.serve(&region);
         rig.core.fenced(DeviceIndex(0));
@@ -262,6 +265,7 @@ impl Rig {
                     self.deposits.retain(|number, _| !numbers.contains(number));
                 }
                 Upcall::MachineLeft(_, _, why) => self.left.push(why),
+                Upcall::MachineRefused(_, why) => self.refused.push(why),
                 _ => {}
             }
         }
