@@ -37,6 +37,10 @@ fn cloud_value(value: &str) -> String {
     }
 }
 
+/// Monitors do not refuse it by themselves (QEMU 11.1 with `migrate exec:`).
+const NOT_MIGRATED: &str = "A machine with this disk must not be migrated, nor saved and restored: \
+                            it hangs at its next read.";
+
 /// How to give an export to a machine; `None` for one that is not a machine's.
 pub(crate) fn attach_text(export: &Export) -> Option<String> {
     let path = export.socket.as_deref()?;
@@ -104,8 +108,8 @@ pub(crate) fn attach_text(export: &Export) -> Option<String> {
             )
         }
     };
-    let mut text = String::from(
-        "\nIts memory must be shared with Forebay; here it has 4 GiB. QEMU:\n  \
+    let mut text = format!(
+        "\n{NOT_MIGRATED}\n\nIts memory must be shared with Forebay; here it has 4 GiB. QEMU:\n  \
          -object memory-backend-memfd,id=mem,size=4G,share=on -machine memory-backend=mem\n",
     );
     for line in qemu {
@@ -201,7 +205,9 @@ mod tests {
         assert!(text.contains(device), "{text}");
         assert!(text.contains("--user-device socket=/run/m/db.sock\n"));
         assert!(text.contains("<qemu:arg value='-device'/>"));
+        assert!(text.contains("must not be migrated"));
         let text = attach_text(&export(ExportFrontend::VhostUser, "/run/m/db.sock")).unwrap();
+        assert!(text.contains("must not be migrated"));
         assert!(
             text.contains("-chardev socket,id=forebay7,path=/run/m/db.sock,reconnect-ms=1000\n")
         );
