@@ -79,12 +79,18 @@ fn remove_dead(path: &Path) -> io::Result<()> {
     }
 }
 
+/// The name of a socket whose clients are told its folder alone, as SPDK's are.
+const IN_FOLDER: &str = "cntrl";
+
 /// Makes a listening socket.
-fn listen(path: &Path, make_folder: bool, owner: SocketOwner) -> io::Result<OwnedFd> {
-    if make_folder && let Some(folder) = path.parent() {
+fn listen(path: &Path, is_default: bool, owner: SocketOwner) -> io::Result<OwnedFd> {
+    let is_in_folder = path.file_name().is_some_and(|name| name == IN_FOLDER);
+    if let Some(folder) = path.parent()
+        && (is_default || is_in_folder && !folder.is_dir())
+    {
         // Whoever may enter the runtime folder may come as far as the socket, which has a mode of its own.
         std::fs::DirBuilder::new()
-            .recursive(true)
+            .recursive(is_default)
             .mode(0o711)
             .create(folder)?;
     }
@@ -388,5 +394,26 @@ mod tests {
         std::fs::write(&path, "precious").unwrap();
         assert!(listen(&path, true, nobody).is_err());
         assert_eq!(std::fs::read(&path).unwrap(), b"precious");
+    }
+
+    #[test]
+    fn a_socket_that_is_found_by_its_folder_has_one_made() {
+        let folder = tempfile::tempdir().unwrap();
+        let nobody = SocketOwner::default();
+        let path = folder.path().join("disk/cntrl");
+        drop(listen(&path, false, nobody).unwrap());
+        // A stale one is replaced; nothing else in the folder is touched.
+        std::fs::write(folder.path().join("disk/other"), "precious").unwrap();
+        let second = listen(&path, false, nobody).unwrap();
+        assert!(listen(&path, false, nobody).is_err());
+        drop(second);
+        remove_dead(&path).unwrap();
+        let left = std::fs::read(folder.path().join("disk/other"));
+        assert_eq!(left.unwrap(), b"precious");
+        // Other folders are not made, nor folders of folders.
+        for path in ["none/v.sock", "none/none/cntrl"] {
+            assert!(listen(&folder.path().join(path), false, nobody).is_err());
+        }
+        assert!(!folder.path().join("none").exists());
     }
 }

@@ -118,6 +118,12 @@ pub(crate) fn attach_text(export: &Export) -> Option<String> {
     text.push_str(&format!(
         "cloud-hypervisor:\n  --memory size=4G,shared=on\n  {cloud}\n"
     ));
+    if export.frontend == ExportFrontend::NvmePcie {
+        match path.strip_suffix("/cntrl") {
+            Some(folder) => text.push_str(&format!("SPDK:\n  trtype:VFIOUSER traddr:{folder}\n")),
+            None => text.push_str("SPDK finds a socket by its folder: --vm-socket FOLDER/cntrl\n"),
+        }
+    }
     let (namespace, device) = libvirt;
     text.push_str(&format!(
         "libvirt, to be put into its domain:\n  <domain type='kvm'{namespace}>\n    <memoryBacking>\n      \
@@ -204,6 +210,9 @@ mod tests {
         let device = r#"-device '{"driver":"vfio-user-pci","socket":{"path":"/run/m/db.sock","type":"unix"}}'"#;
         assert!(text.contains(device), "{text}");
         assert!(text.contains("--user-device socket=/run/m/db.sock\n"));
+        assert!(text.contains("--vm-socket FOLDER/cntrl"));
+        let in_folder = attach_text(&export(ExportFrontend::NvmePcie, "/run/m/db/cntrl")).unwrap();
+        assert!(in_folder.contains("trtype:VFIOUSER traddr:/run/m/db\n"));
         assert!(text.contains("<qemu:arg value='-device'/>"));
         assert!(text.contains("must not be migrated"));
         let text = attach_text(&export(ExportFrontend::VhostUser, "/run/m/db.sock")).unwrap();
