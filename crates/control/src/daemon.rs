@@ -572,7 +572,7 @@ impl Daemon {
         let mut is_trouble = self.trouble.borrow().is_some() || state == Some(EngineState::Stopped);
         let mut capacity = None;
         let nvme_tcp = self.addresses();
-        let mut pool = None;
+        let (mut pool, mut limits) = (None, Vec::new());
         if let Some(serving) = &serving {
             configured.extend(serving.owner.notes());
             warnings.extend(serving.owner.warnings());
@@ -580,6 +580,7 @@ impl Daemon {
             is_trouble |= serving.owner.has_trouble();
             pool = Some(serving.owner.pool_name());
             capacity = Some(serving.owner.capacity());
+            limits = serving.owner.limits();
         }
         if let Some(trouble) = view.as_ref().and_then(|view| view.trouble.as_ref()) {
             warnings.push(format!("the last start of an engine failed: {trouble}"));
@@ -610,6 +611,7 @@ impl Daemon {
             warnings: configured,
             health,
             capacity,
+            limits,
         }
     }
 

@@ -24,7 +24,8 @@ const MAX_NQN_BYTES: usize = 223;
 /// The longest path of a Unix socket (sockaddr_un).
 const MAX_SOCKET_BYTES: usize = 107;
 const MAX_NAME_BYTES: usize = 63;
-const MAX_HOSTS: usize = 256;
+/// The most hosts that an export lists.
+pub const MAX_HOSTS: usize = 256;
 /// What a record takes in the catalog at most, roughly; hosts come on top.
 const RECORD_BYTES: u64 = 512;
 

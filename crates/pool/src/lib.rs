@@ -58,7 +58,7 @@ mod uuid;
 mod volume_map;
 
 pub use add::add_device;
-pub use admin::{MAX_VOLUME_BYTES, NQN_PREFIX, NewVolume};
+pub use admin::{MAX_HOSTS, MAX_VOLUME_BYTES, NQN_PREFIX, NewVolume};
 pub use adopt::{Adopted, AdoptionReport};
 pub use ahead::Around;
 pub use batch::{Batch, BatchId};

@@ -60,6 +60,9 @@ pub struct Status {
     pub pool_trouble: Option<ApiError>,
     /// The last death of an engine or a daemon that this daemon knows of.
     pub last_death: Option<DeathReport>,
+    /// What all hosts and machines share, and how much of it is in use.
+    #[serde(default)]
+    pub limits: Vec<LimitUse>,
     /// Things an operator should know, in sentences.
     pub warnings: Vec<String>,
     /// The daemon's health.
@@ -93,6 +96,17 @@ pub struct Capacity {
     pub used_bytes: u64,
     /// Space that can be allocated.
     pub free_bytes: u64,
+}
+
+/// How much of something that is limited is in use.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct LimitUse {
+    /// `exports`, `controllers` (a host has one for each connect) or `queues` (connections of NVMe/TCP).
+    pub what: String,
+    /// How many there are.
+    pub used: u64,
+    /// How many there may be.
+    pub most: u64,
 }
 
 /// Which of the two processes died.

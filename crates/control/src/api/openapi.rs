@@ -7,7 +7,9 @@
 //! Not here: the descriptions themselves; they are the doc comments of what they describe.
 
 use utoipa::OpenApi;
+use utoipa::openapi::{RefOr, Schema};
 
+use super::validate::HOSTS_MAX;
 use super::{figure_routes, pool_routes, port_routes, routes, scheduling_routes, transfer_routes};
 
 #[derive(OpenApi)]
@@ -85,7 +87,27 @@ struct Document;
 /// The document.
 #[must_use]
 pub fn document() -> utoipa::openapi::OpenApi {
-    Document::openapi()
+    let mut document = Document::openapi();
+    for (model, field) in [
+        ("Export", "hosts"),
+        ("ExportCreate", "hosts"),
+        ("ExportUpdate", "add_hosts"),
+        ("ExportUpdate", "remove_hosts"),
+    ] {
+        limit_hosts(&mut document, model, field);
+    }
+    document
+}
+
+/// Says how long a list of hosts may be.
+fn limit_hosts(document: &mut utoipa::openapi::OpenApi, model: &str, field: &str) {
+    let models = document.components.as_mut();
+    let model = models.and_then(|all| all.schemas.get_mut(model));
+    if let Some(RefOr::T(Schema::Object(model))) = model
+        && let Some(RefOr::T(Schema::Array(list))) = model.properties.get_mut(field)
+    {
+        list.max_items = Some(HOSTS_MAX);
+    }
 }
 
 /// The document as it is committed: pretty JSON with a final newline.

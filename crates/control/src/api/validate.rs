@@ -17,7 +17,7 @@ pub const NAME_MAX: usize = 63;
 /// The longest NQN (NVMe Base 2.1, 4.7: 223 bytes).
 pub const NQN_MAX: usize = 223;
 /// The most hosts one export may list.
-pub const HOSTS_MAX: usize = 1024;
+pub use forebay_pool::MAX_HOSTS as HOSTS_MAX;
 
 /// Checks a tenant's, volume's or pool's name.
 ///

@@ -21,6 +21,7 @@ fn status() -> Status {
         last_death: None,
         health: crate::api::model::Health::Well,
         capacity: None,
+        limits: Vec::new(),
         warnings: vec!["the moon is full".to_owned()],
     }
 }

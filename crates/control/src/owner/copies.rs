@@ -49,9 +49,11 @@ impl Owner {
     pub(super) async fn run_copies(self: Rc<Self>) {
         let mut healed_at = Instant::now();
         let mut warned = BTreeSet::new();
+        let mut limits_warned = BTreeSet::new();
         loop {
             sleep(BEAT).await;
             self.log_rooms(&mut warned);
+            self.log_limits(&mut limits_warned);
             self.look_at_copies().await;
             let is_well = {
                 let health = self.copies.0.borrow();

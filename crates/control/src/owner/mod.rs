@@ -39,6 +39,7 @@ mod health;
 mod hosts;
 mod in_use;
 mod launder;
+mod limits;
 mod locks;
 mod machines;
 mod places;

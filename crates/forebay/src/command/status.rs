@@ -83,6 +83,10 @@ fn status_text(status: &Status) -> String {
         ),
         None => "unknown".to_owned(),
     };
+    let limits = status.limits.iter();
+    let limits: Vec<String> = limits
+        .map(|limit| format!("{} of {} {}", limit.used, limit.most, limit.what))
+        .collect();
     let mut text = pairs([
         ("health", word(&status.health)),
         (
@@ -97,6 +101,7 @@ fn status_text(status: &Status) -> String {
         ("pool", pool),
         ("capacity", capacity),
         ("nvme/tcp", status.nvme_tcp.join(", ")),
+        ("in use", limits.join(", ")),
         ("state", status.state_dir.clone()),
     ]);
     if let Some(hint) = status.pool_trouble.as_ref().and_then(|t| t.hint.as_ref()) {
