@@ -6,16 +6,21 @@
 //! **Design.** One table behind a mutex, touched when associations begin and end and when a queue
 //! connects, never by a command. An id is held by an [`Association`], and is free when that is
 //! dropped. Ids are given out in rising order, so that one comes back only when the others were used.
+//! The table also counts the queues that each controller was promised. A controller has an Admin queue and one I/O
+//! queue from the start. It gets more while [`KEPT_FOR`] other controllers can still have their two.
 //!
 //! **Not here:** controllers themselves (the reactors'), and whether a host may connect (the door's).
 
 use forebay_nvme::Nqn;
-use forebay_xlate::boundary::region::MAX_CONTROLLERS;
+use forebay_xlate::boundary::region::{MAX_CONTROLLERS, MAX_QUEUES};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// The highest controller id that may be given out (Base 2.0, 6.3: FFF0h to FFFFh are reserved).
 const MAX_CNTLID: u16 = 0xFFEF;
+
+/// Further controllers for which an Admin queue and an I/O queue stay free.
+const KEPT_FOR: usize = 64;
 
 #[derive(Debug, Default)]
 struct Table {
@@ -29,6 +34,16 @@ struct Entry {
     subsystem: Nqn,
     host: Nqn,
     host_id: [u8; 16],
+    /// I/O queues that it was promised.
+    io_queues: u16,
+}
+
+impl Table {
+    /// Queues that no controller was promised.
+    fn left(&self) -> usize {
+        let of = |entry: &Entry| 1 + usize::from(entry.io_queues);
+        MAX_QUEUES.saturating_sub(self.of.values().map(of).sum())
+    }
 }
 
 /// See the module's text. Clones share one table.
@@ -49,6 +64,51 @@ impl Association {
     pub(crate) fn cntlid(&self) -> u16 {
         self.cntlid
     }
+
+    fn with_queues<T>(&self, change: impl FnOnce(&mut u16, usize) -> T) -> Option<T> {
+        self.table.with(|t| {
+            let left = t.left();
+            let queues = &mut t.of.get_mut(&self.cntlid)?.io_queues;
+            Some(change(queues, left + usize::from(*queues)))
+        })
+    }
+
+    /// I/O queues that it was promised.
+    pub(crate) fn io_queues(&self) -> u16 {
+        self.with_queues(|queues, _| *queues).unwrap_or(0)
+    }
+
+    /// Promises the I/O queues that a host wants, or the fewer that are left; one at least.
+    pub(crate) fn promise(&self, wanted: u16) -> u16 {
+        let promised = self.with_queues(|queues, left| {
+            let spare = left.saturating_sub(2 * KEPT_FOR);
+            *queues = wanted.min(u16::try_from(spare).unwrap_or(u16::MAX)).max(1);
+            *queues
+        });
+        promised.unwrap_or(1)
+    }
+
+    /// Sets the number of promised I/O queues.
+    pub(crate) fn keep(&self, io_queues: u16) {
+        let _ = self.with_queues(|queues, _| *queues = io_queues);
+    }
+
+    /// Raises the number of promised I/O queues to this.
+    pub(crate) fn keep_at_least(&self, io_queues: u16) {
+        let _ = self.with_queues(|queues, _| *queues = (*queues).max(io_queues));
+    }
+
+    /// Whether the controller can have this many I/O queues. Its host may never have asked for them.
+    pub(crate) fn has_room_for(&self, io_queues: u16) -> bool {
+        let room = self.with_queues(|queues, left| {
+            let fits = io_queues <= *queues || usize::from(io_queues) + 2 * KEPT_FOR <= left;
+            if fits {
+                *queues = (*queues).max(io_queues);
+            }
+            fits
+        });
+        room.unwrap_or(false)
+    }
 }
 
 impl Drop for Association {
@@ -62,7 +122,7 @@ impl Associations {
         f(&mut self.table.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// A new id for a host's association; `None` when there are as many as a state region holds.
+    /// A new id for a host's association; `None` when there are as many as a state region holds, or queues for no more.
     pub(crate) fn begin(
         &self,
         reactor: usize,
@@ -71,7 +131,8 @@ impl Associations {
         host_id: [u8; 16],
     ) -> Option<Association> {
         let cntlid = self.with(|t| {
-            if t.of.len() >= MAX_CONTROLLERS {
+            let io_queues = u16::from(!subsystem.is_discovery());
+            if t.of.len() >= MAX_CONTROLLERS || t.left() < 1 + usize::from(io_queues) {
                 return None;
             }
             loop {
@@ -84,6 +145,7 @@ impl Associations {
                             subsystem,
                             host,
                             host_id,
+                            io_queues,
                         },
                     );
                     return Some(t.last);
@@ -119,6 +181,7 @@ impl Associations {
                             subsystem,
                             host,
                             host_id,
+                            io_queues: u16::from(!subsystem.is_discovery()),
                         },
                     );
                 }
@@ -200,5 +263,36 @@ mod tests {
         let all: Vec<_> = std::iter::from_fn(|| table.begin(0, disk, disk, [0; 16])).collect();
         assert_eq!(all.len(), MAX_CONTROLLERS);
         assert!(all.iter().all(|a| (1..=MAX_CNTLID).contains(&a.cntlid())));
+    }
+
+    #[test]
+    fn queues_are_promised_once() {
+        let table = Associations::default();
+        let disk = Nqn::parse("nqn.2026-01.io.forebay:a.b").unwrap();
+        let host = Nqn::parse("nqn.2014-08.org.example:host").unwrap();
+        let begin = || table.begin(0, disk, host, [1; 16]);
+        let mut greedy = Vec::new();
+        while let Some(one) = begin() {
+            let got = one.promise(64);
+            greedy.push(one);
+            if got < 64 {
+                break;
+            }
+        }
+        let left = |t: &Associations| t.with(|t| t.left());
+        assert_eq!(left(&table), 2 * KEPT_FOR);
+        // Nobody has more than it was promised, unless there is more than the next ones need.
+        assert!(!greedy[0].has_room_for(65) && greedy[0].has_room_for(64));
+        let later: Vec<_> = (0..KEPT_FOR).map(|_| begin().unwrap()).collect();
+        assert!(later.iter().all(|one| one.promise(64) == 1));
+        assert!(begin().is_none() && left(&table) == 0);
+        drop(greedy.pop());
+        greedy[0].keep(8);
+        assert!(left(&table) > 56 && begin().is_some());
+        drop(greedy);
+        assert!(later[0].has_room_for(64) && later[1].promise(32) == 32);
+        assert_eq!(later[1].io_queues(), 32);
+        let discovery = table.begin(0, Nqn::discovery(), host, [1; 16]);
+        assert_eq!(discovery.unwrap().io_queues(), 0);
     }
 }

@@ -18,7 +18,7 @@ use crate::core::Core;
 use crate::core::staging::StagingBuffer;
 use forebay_nvme::controller::{AdminOutcome, Effect};
 use forebay_nvme::io::Transfer;
-use forebay_nvme::{Sqe, Status, opcode};
+use forebay_nvme::{Sqe, Status, feature, opcode};
 use forebay_xlate::kill_point;
 
 /// Takes a command capsule of the admin queue. `Err` says why the stream can't go on; then nothing was
@@ -139,6 +139,14 @@ pub(super) fn data_complete(conn: &mut Conn, turn: &mut Turn<'_>, slot: u16) {
     }
 }
 
+/// The I/O queues that a command asks for (Base 2.0, 5.27.1.5), if it is one that does.
+fn wanted_io_queues(sqe: &Sqe) -> Option<u16> {
+    let asks = sqe.opcode() == opcode::admin::SET_FEATURES
+        && sqe.cdw(10) as u8 == feature::NUMBER_OF_QUEUES;
+    let (submission, completion) = (sqe.cdw(11) as u16, (sqe.cdw(11) >> 16) as u16);
+    asks.then(|| submission.min(completion).saturating_add(1))
+}
+
 /// Runs a command; `out` has room for what goes to the host.
 fn run(
     conn: &mut Conn,
@@ -160,7 +168,12 @@ fn run(
         attached.publish(conn);
         return Ok(());
     }
-    let env = attached.env(turn.core, subsystem);
+    let mut env = attached.env(turn.core, subsystem);
+    let promised = wanted_io_queues(sqe).map(|wanted| {
+        let before = attached.association.io_queues();
+        env.io_queues = attached.association.promise(wanted);
+        before
+    });
     let room = out.as_mut().map_or(&mut [][..], |b| b.as_mut_slice());
     let kato_ms = attached.controller.kato_ms();
     let outcome = attached
@@ -168,6 +181,15 @@ fn run(
         .admin(sqe, data, room, &env, turn.core.now_ns());
     if attached.controller.kato_ms() != kato_ms {
         turn.events.push(Event::Patience(conn.controller));
+    }
+    if let Some(before) = promised {
+        let granted = match outcome {
+            AdminOutcome::Complete { status, .. } if status.is_success() => {
+                attached.controller.granted_io_queues()
+            }
+            _ => before,
+        };
+        attached.association.keep(granted);
     }
     match outcome {
         AdminOutcome::Complete {

@@ -39,8 +39,8 @@ pub(super) enum Quiesce {
 /// See the module's text.
 pub(super) struct Attached {
     pub controller: Controller,
-    /// Held for its id; freed with this.
-    pub _association: Association,
+    /// Held for its id and its queues; freed with this.
+    pub association: Association,
     pub lane: Option<LaneIndex>,
     pub export: Option<ExportId>,
     /// What a discovery controller tells of.
@@ -69,6 +69,12 @@ impl Attached {
         kill_point!("admin.sequence");
         admin.tx.publish(&admin.records);
         kill_point!("admin.answered");
+    }
+
+    /// I/O queues that are connected.
+    pub(super) fn io_queues(&self) -> u16 {
+        let queues = self.controller.state().io_queues;
+        queues.iter().map(|word| word.count_ones() as u16).sum()
     }
 
     fn record_state(&self, region: &Region, valid_from: u64) {
@@ -110,6 +116,7 @@ impl Attached {
             health,
             subsystem,
             ana: self.ana,
+            io_queues: u16::MAX,
             persistent: lane.is_some_and(|lane| lane.reservations.ptpl()),
             list: self.discovery_list(),
         }
@@ -186,6 +193,8 @@ pub(super) struct Env {
     health: Health,
     subsystem: Vec<SubsystemController>,
     ana: Ana,
+    /// I/O queues that it may be granted.
+    pub io_queues: u16,
     persistent: bool,
     list: DiscoveryList,
 }
@@ -205,6 +214,10 @@ impl AdminEnv for Env {
 
     fn controllers(&self) -> Vec<SubsystemController> {
         self.subsystem.clone()
+    }
+
+    fn io_queues_left(&self) -> u16 {
+        self.io_queues
     }
 
     fn persistent_reservations(&self) -> bool {

@@ -110,9 +110,9 @@ impl Frontend {
             Target::Export(export) => (Some(export), None),
             Target::Discovery(exports) => (None, Some(exports)),
         };
-        self.controllers.add(Attached {
+        let attached = Attached {
             controller: *inherited.controller,
-            _association: inherited.association,
+            association: inherited.association,
             lane: inherited.lane,
             export,
             exports,
@@ -123,7 +123,10 @@ impl Frontend {
             blocks: inherited.blocks,
             local: inherited.local,
             ana: Ana::default(),
-        })
+        };
+        // The promise of the dead engine is lost. The state says which queues are connected.
+        attached.association.keep_at_least(attached.io_queues());
+        self.controllers.add(attached)
     }
 
     /// Makes a connection of what a queue left; `Err` names one that has to end.

@@ -164,7 +164,7 @@ impl Frontend {
         let slot = take_controller_slot(self.shared.region).ok_or_else(Refusal::busy)?;
         let mut attached = Attached {
             controller: Controller::new(config, connect, core.now_ns()),
-            _association: association,
+            association,
             lane,
             export,
             exports: match target {
@@ -232,6 +232,10 @@ impl Frontend {
         }
         let attached = self.controllers.get_mut(controller).ok_or_else(unknown)?;
         let queue = attached.controller.connect_io_queue(command, data)?;
+        if !attached.association.has_room_for(attached.io_queues()) {
+            attached.controller.io_queue_gone(queue.qid);
+            return Err(Refusal::busy());
+        }
         Ok(Place {
             controller,
             qid: queue.qid,

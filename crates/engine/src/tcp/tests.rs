@@ -14,6 +14,7 @@ mod gate;
 mod hostile;
 mod inherit;
 mod late;
+mod queues;
 mod reserve;
 mod rig;
 mod several_r2ts;

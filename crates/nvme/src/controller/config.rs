@@ -147,6 +147,11 @@ pub trait AdminEnv {
         Vec::new()
     }
 
+    /// I/O queues that this controller may have: where several share what there is, not all that it could.
+    fn io_queues_left(&self) -> u16 {
+        u16::MAX
+    }
+
     /// Whether the namespace's reservations persist through a power loss.
     fn persistent_reservations(&self) -> bool {
         false

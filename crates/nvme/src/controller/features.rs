@@ -210,7 +210,9 @@ impl Controller {
                     ..Reply::default()
                 });
             }
-            feature::NUMBER_OF_QUEUES => return self.set_number_of_queues(cdw11),
+            feature::NUMBER_OF_QUEUES => {
+                return self.set_number_of_queues(cdw11, env.io_queues_left());
+            }
             feature::WRITE_ATOMICITY => self.state.write_atomicity = cdw11 as u16 & 1,
             feature::ASYNC_EVENT_CONFIGURATION => {
                 if cdw11 & !self.async_events() != 0 {
@@ -238,7 +240,7 @@ impl Controller {
     }
 
     /// Number of Queues: NSQR in bits 15:0, NCQR in bits 31:16, both 0's based.
-    fn set_number_of_queues(&mut self, cdw11: u32) -> Result<Reply, Status> {
+    fn set_number_of_queues(&mut self, cdw11: u32, left: u16) -> Result<Reply, Status> {
         let (submission, completion) = (cdw11 as u16, (cdw11 >> 16) as u16);
         if submission == u16::MAX || completion == u16::MAX {
             return Err(Status::INVALID_FIELD);
@@ -252,7 +254,8 @@ impl Controller {
             ControllerKind::Pcie => submission.max(completion) + 1,
             _ => submission.min(completion) + 1,
         };
-        self.state.granted_io_queues = wanted.min(self.config.max_io_queues);
+        let most = self.config.max_io_queues.min(left.max(1));
+        self.state.granted_io_queues = wanted.min(most);
         Ok(Reply::result(granted(self.state.granted_io_queues)))
     }
 

@@ -53,7 +53,7 @@ pub(super) struct Rig {
     pub local: &'static str,
     /// Every socket, as the daemon holds them.
     pub held: Vec<OwnedFd>,
-    associations: Associations,
+    pub associations: Associations,
     _dir: tempfile::TempDir,
 }
 
