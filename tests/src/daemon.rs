@@ -268,6 +268,8 @@ impl Daemon {
             bail!("the daemon has ended already: {status}");
         }
         self.child.kill()?;
+        // The killed one still listens there, and would never answer.
+        std::fs::remove_file(self.socket())?;
         let next = self.spawn()?;
         let killed = std::mem::replace(&mut self.child, next);
         self.wait_ready().map(|()| killed)

@@ -31,7 +31,7 @@ use crate::api::model::{DeathReport, EngineState, Health, PoolOpen, Process, Sta
 use crate::api::request::Handle;
 use crate::api::stats::Stats;
 use crate::config::{DaemonConfig, Listen, Program};
-use crate::devices::{self, OpenPool};
+use crate::devices::OpenPool;
 use crate::events::{Events, News};
 use crate::files;
 use crate::owner::session::{GreetError, Greeting, Session};
@@ -287,29 +287,32 @@ impl Daemon {
         };
         match open {
             Some(open) => self.take_over(open, record).await,
-            None => {
-                self.refuse_lonely_engine(record)?;
-                self.bind_listeners_at_start(false)
-            }
+            None => match self.lonely_engine(record)? {
+                // It serves on, with the ports; the API is there to say which pool is its.
+                Some(trouble) => {
+                    tracing::error!(error = %trouble, hint = trouble.hint, "the pool is not open");
+                    *self.trouble.borrow_mut() = Some(trouble);
+                    Ok(())
+                }
+                None => self.bind_listeners_at_start(false),
+            },
         }
     }
 
-    fn refuse_lonely_engine(&self, record: Option<EngineRecord>) -> Result<(), DaemonError> {
+    /// What is said of an engine whose pool is not known.
+    fn lonely_engine(&self, record: Option<EngineRecord>) -> Result<Option<ApiError>, DaemonError> {
         let Some(record) = record else {
-            return Ok(());
+            return Ok(None);
         };
-        match EngineProcess::find(&record)? {
-            Some(engine) => Err(DaemonError::new(format!(
+        let lonely = EngineProcess::find(&record)?.map(|engine| {
+            ApiError::not_found(format!(
                 "an engine (pid {}) runs in {}, but no pool is recorded",
                 engine.pid,
                 self.config.run_dir.display()
             ))
-            .with_hint(format!(
-                "restore {}, or stop that process",
-                devices::record_path(&self.config.state_dir).display()
-            ))),
-            None => Ok(()),
-        }
+            .hint("say which devices form its pool: `forebay pool open --device SPEC`")
+        });
+        Ok(lonely)
     }
 
     /// Goes on with an opened pool, and with the engine of the daemon before this one if it lives.
@@ -391,7 +394,7 @@ impl Daemon {
             .borrow_mut()
             .append(&mut self.spare_listeners.borrow_mut());
         owner.note_ports();
-        owner.set_state_dir(&self.config.state_dir);
+        owner.set_record_dirs(self.record_dirs().map(ToOwned::to_owned).to_vec());
         owner.set_node(&self.config.state_dir, self.config.engine.reactors);
         owner.keep_figures(&self.config.state_dir);
         if let Some((_, greeting)) = &mut live {

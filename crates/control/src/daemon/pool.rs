@@ -99,6 +99,7 @@ impl Daemon {
         let open = open.await?;
         devices::record(&self.config.state_dir, &open.pool)
             .map_err(|error| ApiError::unavailable(error.to_string()))?;
+        self.record_devices(&open.pool);
         let OpenPool {
             pool,
             catalog,
@@ -189,7 +190,9 @@ impl Daemon {
             .append(&mut owner.listeners.borrow_mut());
         let gone = |error: io::Error| ApiError::unavailable(error.to_string());
         // First the record: a pool without it is found by its labels, a record without a pool isn't.
-        files::remove(&devices::record_path(&self.config.state_dir)).map_err(gone)?;
+        for folder in self.record_dirs() {
+            files::remove(&devices::record_path(folder)).map_err(gone)?;
+        }
         devices::destroy(&owner.devices.borrow())?;
         files::remove(&process::record_path(&self.config.run_dir)).map_err(gone)?;
         files::remove(&self.grants_path()).map_err(gone)?;

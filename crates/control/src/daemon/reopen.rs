@@ -10,6 +10,8 @@
 //! because devices were missing, silent or in use, is tried again in the same way.
 //! Not here: looking for devices (`devices`), adoption (`owner`).
 
+use std::io;
+use std::path::Path;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -21,7 +23,7 @@ use super::{Daemon, DaemonError, Serving, blocking};
 use crate::api::error::{ApiError, ErrorKind};
 use crate::api::events::EventKind;
 use crate::api::model::{PoolDestroy, PoolInfo, PoolOpen};
-use crate::devices::{self, OPEN_HINT, OpenPool, Places};
+use crate::devices::{self, OPEN_HINT, OpenPool, Places, Recorded};
 use crate::events::News;
 use crate::files;
 use crate::owner::Owner;
@@ -57,7 +59,7 @@ impl Daemon {
             force: forced,
             take_over,
         } = body;
-        let recorded = match devices::recorded(&self.config.state_dir) {
+        let recorded = match self.recorded() {
             Err(error) if told.is_empty() => {
                 return Err(ApiError::damaged(error.to_string()).hint(
                     "it says which devices form the pool; say it again with `forebay pool open \
@@ -99,16 +101,42 @@ impl Daemon {
         let is_here = |index| open.devices.iter().any(|device| device.index == index);
         let records = open.pool.devices().iter().filter(|r| is_here(r.index));
         let uuids: Vec<_> = records.map(|record| record.uuid).collect();
-        if let Err(error) = devices::forgive_cut_short(&self.config.state_dir, &uuids) {
-            tracing::warn!(%error, "recording that devices are taken as they are");
+        for folder in self.record_dirs() {
+            if let Err(error) = devices::forgive_cut_short(folder, &uuids) {
+                tracing::warn!(%error, "recording that devices are taken as they are");
+            }
+        }
+    }
+
+    /// The folders that `devices.json` is in; the first one's counts.
+    pub(super) fn record_dirs(&self) -> [&Path; 2] {
+        [&self.config.state_dir, &self.config.run_dir]
+    }
+
+    /// The pool as it was last seen. Where that was lost, a living engine's pool is still known.
+    fn recorded(&self) -> io::Result<Option<Recorded>> {
+        let recorded = devices::recorded(&self.config.state_dir);
+        if matches!(recorded, Ok(Some(_))) {
+            return recorded;
+        }
+        let engine = process::recorded(&self.config.run_dir)?.filter(|record| record.pid != 0);
+        let lives = match engine {
+            Some(record) => EngineProcess::find(&record)?.is_some(),
+            None => false,
+        };
+        match lives {
+            true => devices::restore(&self.config.state_dir, &self.config.run_dir),
+            false => recorded,
         }
     }
 
     /// Records where a pool's devices are.
     pub(super) fn record_devices(&self, pool: &Pool) {
-        if let Err(error) = devices::record(&self.config.state_dir, pool) {
-            // The pool was found without it; on a full disk, serving is what makes room.
-            tracing::warn!(%error, "recording the pool's devices");
+        for folder in self.record_dirs() {
+            if let Err(error) = devices::record(folder, pool) {
+                // The pool was found without it; on a full disk, serving is what makes room.
+                tracing::warn!(%error, "recording the pool's devices");
+            }
         }
     }
 
@@ -381,7 +409,9 @@ impl Daemon {
             engine.kill();
             engine.ended().await;
         }
-        files::remove(&devices::record_path(&self.config.state_dir)).map_err(gone)?;
+        for folder in self.record_dirs() {
+            files::remove(&devices::record_path(folder)).map_err(gone)?;
+        }
         files::remove(&process::record_path(&self.config.run_dir)).map_err(gone)?;
         files::remove(&self.grants_path()).map_err(gone)?;
         self.trouble.borrow_mut().take();

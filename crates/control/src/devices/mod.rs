@@ -17,7 +17,7 @@ mod tests;
 use std::collections::{BTreeSet, HashMap};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use forebay_device::fence::FenceError;
 use forebay_device::size::format_bytes;
@@ -33,13 +33,17 @@ pub(crate) use self::create::{
 #[cfg(test)]
 pub(crate) use self::open::open;
 pub(crate) use self::open::{OPEN_HINT, Places, find_missing, open_at};
-pub(crate) use self::record::{forgive_cut_short, mark_cut_short, record, record_path, recorded};
+pub(crate) use self::record::{
+    Recorded, forgive_cut_short, mark_cut_short, record, record_path, recorded, restore,
+};
 use crate::api::error::{self, ApiError};
 use crate::ownership::{self, Installation, Tenure};
 use crate::store::SyncStore;
 
 /// How long a dead daemon's claim may take to fall.
 const CLAIM_LIMIT: Duration = Duration::from_secs(3);
+/// Between two looks whether it has fallen.
+const CLAIM_PAUSE: Duration = Duration::from_millis(20);
 /// How long opening a device may take.
 const OPEN_LIMIT: Duration = Duration::from_secs(10);
 /// The hint about a device that hangs.
@@ -185,22 +189,27 @@ fn opening() -> MutexGuard<'static, BTreeSet<String>> {
     OPENING.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A block device that a daemon holds which is being killed is opened beside it.
+/// A block device that a daemon holds which is being killed is opened beside it. One that was in use just now may be
+/// free in a moment: the threads of a store, and a process, close their descriptors some time after their end.
 fn open_exclusively(spec: &DeviceSpec, options: &OpenOptions) -> Result<SyncDevice, DeviceError> {
-    let busy = match SyncDevice::open(spec, options) {
-        Err(error @ DeviceError::Busy { .. }) if options.exclusive => error,
-        opened => return opened,
-    };
     let beside = OpenOptions {
         exclusive: false,
         ..options.clone()
     };
-    let device = SyncDevice::open(spec, &beside)?;
-    match device.look_at_claim() {
-        Ok(true) | Err(FenceError::Hangs { .. }) => Ok(device),
-        // It may have ended just now.
-        Ok(false) => SyncDevice::open(spec, options),
-        Err(_) => Err(busy),
+    let begin = Instant::now();
+    loop {
+        let busy = match SyncDevice::open(spec, options) {
+            Err(error @ DeviceError::Busy { .. }) if options.exclusive => error,
+            opened => return opened,
+        };
+        let device = SyncDevice::open(spec, &beside)?;
+        if let Ok(true) | Err(FenceError::Hangs { .. }) = device.look_at_claim() {
+            return Ok(device);
+        }
+        if begin.elapsed() >= CLAIM_LIMIT {
+            return Err(busy);
+        }
+        std::thread::sleep(CLAIM_PAUSE);
     }
 }
 
@@ -219,14 +228,14 @@ fn refuse_hanging(device: &SyncDevice) -> Result<(), ApiError> {
 }
 
 fn patiently(claim: impl Fn() -> Result<(), FenceError>) -> Result<(), ApiError> {
-    let begin = std::time::Instant::now();
+    let begin = Instant::now();
     loop {
         match claim() {
             Ok(()) => return Ok(()),
             Err(FenceError::Held { .. } | FenceError::Hangs { .. })
                 if begin.elapsed() < CLAIM_LIMIT =>
             {
-                std::thread::sleep(Duration::from_millis(20));
+                std::thread::sleep(CLAIM_PAUSE);
             }
             // Not in use, but as good as missing until that ends.
             Err(error @ FenceError::Hangs { .. }) => {

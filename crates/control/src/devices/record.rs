@@ -3,7 +3,8 @@
 //! Purpose: `devices.json` in the state folder, so that a restart finds the pool without being told.
 //! Design: the pool's and the devices' identities with their specification strings; the identities
 //! are what counts, the strings say where to look first. It is written when it differs from what is
-//! recorded, and never trusted to be complete: the catalog knows which devices there are.
+//! recorded, and never trusted to be complete: the catalog knows which devices there are. The run folder has the
+//! same file beside what names the engine: while an engine lives, it stands in for a lost one.
 //! Not here: looking (`open`, `find`).
 
 use std::io;
@@ -54,9 +55,24 @@ impl Recorded {
     }
 }
 
-/// The file that names the pool's devices.
-pub(crate) fn record_path(state_dir: &Path) -> PathBuf {
-    state_dir.join("devices.json")
+/// The file that names the pool's devices, in the state folder or the run folder.
+pub(crate) fn record_path(folder: &Path) -> PathBuf {
+    folder.join("devices.json")
+}
+
+/// The record of the pool that a living engine serves, from the run folder. It is written to the state folder, which
+/// has none that can be read.
+pub(crate) fn restore(state_dir: &Path, run_dir: &Path) -> io::Result<Option<Recorded>> {
+    let found = recorded(run_dir)?;
+    if let Some(found) = &found {
+        let lost = record_path(state_dir);
+        tracing::warn!(
+            "{} was lost or damaged: it is restored from the run folder",
+            lost.display()
+        );
+        files::write_json(&lost, found, true)?;
+    }
+    Ok(found)
 }
 
 /// The recorded pool; `None` when there is none.

@@ -45,8 +45,8 @@ pub(super) struct Watched {
     cut: RefCell<BTreeMap<DeviceIndex, u64>>,
     /// Devices whose file has no name any more.
     nameless: RefCell<BTreeSet<DeviceIndex>>,
-    /// The folder of `devices.json`.
-    state_dir: RefCell<Option<PathBuf>>,
+    /// The folders of `devices.json`.
+    record_dirs: RefCell<Vec<PathBuf>>,
 }
 
 impl Default for Watched {
@@ -57,15 +57,15 @@ impl Default for Watched {
             quiet: Cell::new(errors::QUIET),
             cut: RefCell::default(),
             nameless: RefCell::default(),
-            state_dir: RefCell::default(),
+            record_dirs: RefCell::default(),
         }
     }
 }
 
 impl Owner {
     /// Says where `devices.json` is.
-    pub(crate) fn set_state_dir(&self, folder: &std::path::Path) {
-        *self.watched.state_dir.borrow_mut() = Some(folder.to_owned());
+    pub(crate) fn set_record_dirs(&self, folders: Vec<PathBuf>) {
+        *self.watched.record_dirs.borrow_mut() = folders;
     }
 
     /// The one task that looks.

@@ -66,10 +66,12 @@ impl Owner {
             let record = core.pool.devices().iter().find(|r| r.index == device.index);
             record.map(|record| record.uuid)
         };
-        if let (Some(uuid), Some(folder)) = (uuid, &*self.watched.state_dir.borrow())
-            && let Err(error) = devices::mark_cut_short(folder, &uuid, bytes)
-        {
-            tracing::error!(%error, "recording that a device was cut short");
+        for folder in &*self.watched.record_dirs.borrow() {
+            if let Some(uuid) = uuid
+                && let Err(error) = devices::mark_cut_short(folder, &uuid, bytes)
+            {
+                tracing::error!(%error, "recording that a device was cut short");
+            }
         }
         self.spawn(self.clone().cut_off(device.index));
     }
