@@ -98,39 +98,31 @@ impl Hold {
     pub fn new(folder: &Path, size_bytes: u64) -> Result<Self> {
         let (mounted, backing) = (folder.join("hold"), folder.join("hold.backing"));
         std::fs::create_dir_all(&mounted)?;
-        let device = File::options()
-            .read(true)
-            .write(true)
-            .open("/dev/fuse")
-            .context("/dev/fuse")?;
-        let file = File::options()
-            .read(true)
-            .write(true)
-            .create_new(true)
-            .open(&backing)?;
-        file.set_len(size_bytes)?;
-        let options = format!(
-            "fd={},rootmode=40000,user_id=0,group_id=0",
-            device.as_raw_fd()
-        );
-        let options = std::ffi::CString::new(options)?;
-        mount("hold", &mounted, "fuse", MountFlags::empty(), &*options)
-            .context("mounting FUSE (root?)")?;
-        let server = Arc::new(Server {
-            device,
-            backing: file,
-            size_bytes,
-            state: Mutex::default(),
-        });
-        let this = Self {
-            server: server.clone(),
+        File::create_new(&backing)?.set_len(size_bytes)?;
+        let server = serve_at(&mounted, &backing)?;
+        Ok(Self {
+            server,
             mounted,
             backing,
-        };
-        std::thread::Builder::new()
-            .name("fuse-hold".into())
-            .spawn(move || server.serve())?;
-        Ok(this)
+        })
+    }
+
+    /// The file system dies: what has the file open gets errors from now on.
+    ///
+    /// # Errors
+    /// If it can't be unmounted.
+    pub fn die(&self) -> Result<()> {
+        let how = UnmountFlags::FORCE | UnmountFlags::DETACH;
+        unmount(&self.mounted, how).context("unmounting FUSE")
+    }
+
+    /// It is mounted again, with the file as it was.
+    ///
+    /// # Errors
+    /// If FUSE can't be used here.
+    pub fn come_back(&mut self) -> Result<()> {
+        self.server = serve_at(&self.mounted, &self.backing)?;
+        Ok(())
     }
 
     /// The file's path, for others to open.
@@ -193,6 +185,35 @@ impl Hold {
             self.server.carry_out(&waiting);
         }
     }
+}
+
+/// Mounts a file system with the backing file in it, and serves it.
+fn serve_at(mounted: &Path, backing: &Path) -> Result<Arc<Server>> {
+    let device = File::options()
+        .read(true)
+        .write(true)
+        .open("/dev/fuse")
+        .context("/dev/fuse")?;
+    let file = File::options().read(true).write(true).open(backing)?;
+    let size_bytes = file.metadata()?.len();
+    let options = format!(
+        "fd={},rootmode=40000,user_id=0,group_id=0",
+        device.as_raw_fd()
+    );
+    let options = std::ffi::CString::new(options)?;
+    mount("hold", mounted, "fuse", MountFlags::empty(), &*options)
+        .context("mounting FUSE (root?)")?;
+    let server = Arc::new(Server {
+        device,
+        backing: file,
+        size_bytes,
+        state: Mutex::default(),
+    });
+    let serving = server.clone();
+    std::thread::Builder::new()
+        .name("fuse-hold".into())
+        .spawn(move || serving.serve())?;
+    Ok(server)
 }
 
 impl Drop for Hold {

@@ -1,14 +1,16 @@
-//! A daemon that opens its own pool: many block devices, one that hangs.
+//! A daemon that opens its own pool: many block devices, one that hangs, one that went away and came back.
 //!
 //! Purpose: neither what an earlier daemon has open nor what this one had open a moment ago is in the way.
-//! Design: loop devices, one over a file whose requests the test holds. Needs root.
+//! Design: loop devices, some over a file whose requests the test holds; a FUSE file system that dies and is mounted
+//! again over the same file. Needs root.
 //! Not here: claims themselves (`claims`), other installations (`ownership`), devices that fail (`devices`).
 
 use std::fs::File;
 use std::path::Path;
 use std::time::Duration;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
+use forebay_initiator::IoOp;
 use forebay_tests::daemon::{Daemon, DaemonOptions};
 use forebay_tests::disk::LoopDevice;
 use forebay_tests::hold::Hold;
@@ -156,5 +158,66 @@ fn hung_daemon_does_not_block() -> Result<()> {
     wait_state(&daemon, 1, "online")?;
     host.check()?;
     daemon.pool_check()?;
+    daemon.stop()
+}
+
+/// Reads a block of each extent: how many fail.
+fn failed_reads(host: &mut Host) -> Result<u64> {
+    let (_session, mut queue) = host.connect()?;
+    let mut failed = 0;
+    for lba in (0..host.shadow.blocks()).step_by(16) {
+        let op = IoOp::Read { lba, blocks: 1 };
+        match queue.execute(&op, vec![0; 4096], MINUTE) {
+            Ok(got) => host.shadow.judge(lba, &got)?,
+            Err(forebay_initiator::Error::Status { .. }) => failed += 1,
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(failed)
+}
+
+#[test]
+fn returned_device_is_taken_back() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let mut hold = Hold::new(folder.path(), 128 * MIB)?;
+    let first = folder.path().join("first");
+    File::create(&first)?.set_len(128 * MIB)?;
+    let specs = [&first, &hold.path()].map(|path| format!("file:{}", path.display()));
+    let (mut daemon, mut host) = serve(&specs)?;
+
+    // By itself.
+    hold.die()?;
+    ensure!(failed_reads(&mut host)? > 0, "it did not go away");
+    hold.come_back()?;
+    wait::until("the device is read again", MINUTE, || {
+        Ok((failed_reads(&mut host).unwrap_or(1) == 0).then_some(()))
+    })?;
+    host.check()?;
+    wait_state(&daemon, 1, "online")?;
+
+    // When a person says so. A copy is told from it.
+    hold.die()?;
+    ensure!(failed_reads(&mut host)? > 0, "it did not go away again");
+    hold.come_back()?;
+    let (copied, copy) = (folder.path().join("copy"), first.clone());
+    std::fs::copy(&copy, &copied)?;
+    let error = open(&daemon, &[format!("file:{}", copied.display())])
+        .err()
+        .context("a copy was taken")?;
+    ensure!(
+        format!("{error:#}").contains("its label is that of device 0"),
+        "{error:#}"
+    );
+    std::fs::remove_file(&copied)?;
+    open(&daemon, &specs[1..])?;
+    host.check()?;
+    wait_state(&daemon, 1, "online")?;
+    host.flush()?;
+    let load = host.load(|commands| commands < 200)?;
+    ensure!(!load.lost && load.device_errors == 0, "{load:?}");
+    daemon.pool_check()?;
+    daemon.stop()?;
+    daemon.start_again()?;
+    host.verify(Promise::Acknowledged)?;
     daemon.stop()
 }

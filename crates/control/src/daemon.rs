@@ -128,6 +128,8 @@ struct Daemon {
     looks_again: Cell<bool>,
     /// Why the recorded pool is not open.
     trouble: RefCell<Option<ApiError>>,
+    /// The generation of an engine that has a device open which went away and came back.
+    stale_engine: Cell<Option<u64>>,
     /// This daemon's own engine, while the pool is opened anew beside it.
     left_engine: RefCell<Option<EngineProcess>>,
     last_death: RefCell<Option<DeathReport>>,
@@ -256,6 +258,7 @@ impl Daemon {
             changing_pool: Cell::new(false),
             looks_again: Cell::new(false),
             trouble: RefCell::new(None),
+            stale_engine: Cell::new(None),
             left_engine: RefCell::new(None),
             last_death: RefCell::new(None),
             events,

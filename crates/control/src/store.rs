@@ -33,6 +33,11 @@ impl SyncStore {
         Self(device, store, OnceLock::new())
     }
 
+    /// The same device as if nothing had been asked of it: what failed before is not told of.
+    pub(crate) fn anew(&self) -> BoundedStore {
+        BoundedStore::new(self.0.clone(), ANSWER_LIMIT)
+    }
+
     /// From now on nothing is written unless the pool is still this daemon's.
     pub(crate) fn guard(&self, tenure: Arc<Tenure>) {
         // One that joined a pool stays there.

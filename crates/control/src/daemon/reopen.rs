@@ -6,7 +6,8 @@
 //! where labels and catalog copies are compared and brought up to date. The engine lives through it:
 //! it is what a daemon's death and restart would be, within one process. If that fails, the pool is
 //! opened as it was. A device that was there and did not answer is taken back by itself when it does: it is looked at
-//! every few seconds without anything being asked of it while a request is under way. A pool that could not be opened,
+//! every few seconds without anything being asked of it while a request is under way. So is one that fails: it may have
+//! gone away and come back, and then the engine, which has the old one open, is replaced. A pool that could not be opened,
 //! because devices were missing, silent or in use, is tried again in the same way.
 //! Not here: looking for devices (`devices`), adoption (`owner`).
 
@@ -23,7 +24,7 @@ use super::{Daemon, DaemonError, Serving, blocking};
 use crate::api::error::{ApiError, ErrorKind};
 use crate::api::events::EventKind;
 use crate::api::model::{PoolDestroy, PoolInfo, PoolOpen};
-use crate::devices::{self, OPEN_HINT, OpenPool, Places, Recorded};
+use crate::devices::{self, Back, OPEN_HINT, OpenPool, Places, Recorded};
 use crate::events::News;
 use crate::files;
 use crate::owner::Owner;
@@ -175,7 +176,7 @@ impl Daemon {
         Ok(())
     }
 
-    /// Takes devices back that the served pool misses.
+    /// Takes devices back that the served pool misses, or that went away and came back.
     async fn take_back(
         self: &Rc<Self>,
         serving: Rc<Serving>,
@@ -190,6 +191,7 @@ impl Daemon {
         let pool = serving.owner.core.borrow().pool.info().uuid;
         let reasons: Vec<String> = missing.iter().map(|m| m.why.clone()).collect();
         let open = serving.owner.devices.borrow().clone();
+        let troubled = serving.owner.troubled_devices();
         let all_here = missing.is_empty();
         // Devices that are told of may be open, and have failed because they were cut short.
         let takes_failed = force && serving.owner.is_any_cut_short();
@@ -200,14 +202,25 @@ impl Daemon {
         };
         let recorded = devices::recorded(&self.config.state_dir).unwrap_or_default();
         let found = blocking(move || {
-            devices::find_missing(&pool, recorded.as_ref(), &open, &missing, &told, force)
+            let recorded = recorded.as_ref();
+            let mut found = devices::find_missing(&pool, recorded, &open, &missing, &told, force)?;
+            found
+                .returned
+                .extend(devices::find_returned(&pool, &troubled));
+            Ok(found)
         });
-        let found = found.await?;
-        if all_here && !takes_failed {
+        let Back { missing, returned } = found.await?;
+        if !returned.is_empty() {
+            let generation = serving.supervisor.view().generation;
+            self.stale_engine.set(Some(generation));
+        }
+        let has_returned = self.is_engine_stale(&serving);
+        if all_here && !has_returned && !takes_failed {
             return Ok(());
         }
-        devices.extend(found);
-        if devices.is_empty() {
+        devices.extend(missing);
+        devices.extend(returned);
+        if devices.is_empty() && !has_returned {
             return Err(ApiError::not_found(format!(
                 "what is missing was not found: {}",
                 reasons.join("; ")
@@ -221,6 +234,7 @@ impl Daemon {
             take_over,
         };
         match self.open_and_serve(body).await {
+            Ok(()) if has_returned => self.replace_engine().await,
             Ok(()) => Ok(()),
             Err(error) => {
                 tracing::error!(%error, "taking devices back: the pool is opened as it was");
@@ -233,8 +247,20 @@ impl Daemon {
         }
     }
 
-    /// Takes devices back that were there, and did not answer, when the pool was opened; opens the pool that could not
-    /// be. Runs for ever.
+    fn is_engine_stale(&self, serving: &Serving) -> bool {
+        self.stale_engine.get() == Some(serving.supervisor.view().generation)
+    }
+
+    /// An engine keeps the descriptor of a device that went away, which only fails. The next engine opens the device anew.
+    async fn replace_engine(&self) -> Result<(), ApiError> {
+        let serving = self.serving().ok_or_else(|| self.no_pool())?;
+        let replaced = serving.supervisor.replace(&serving.owner).await?;
+        tracing::info!("a device that went away is back: {replaced}");
+        Ok(())
+    }
+
+    /// Takes devices back that were there, and did not answer, when the pool was opened, and those that went away and
+    /// came back; opens the pool that could not be. Runs for ever.
     pub(super) async fn take_silent_back(self: Rc<Self>) {
         let mut pause = LOOK_AGAIN;
         let mut told = String::new();
@@ -244,11 +270,18 @@ impl Daemon {
                 Some(serving) => {
                     let missing = serving.owner.missing.borrow().clone();
                     let silent: Vec<_> = missing.into_iter().filter(|m| m.is_silent).collect();
-                    if silent.is_empty() {
+                    let troubled = serving.owner.troubled_devices();
+                    let is_stale = self.is_engine_stale(&serving);
+                    if silent.is_empty() && troubled.is_empty() && !is_stale {
                         pause = LOOK_AGAIN;
                         continue;
                     }
-                    let any = move || Ok(silent.iter().any(|m| devices::may_answer(&m.spec)));
+                    let pool = serving.owner.core.borrow().pool.info().uuid;
+                    let any = move || {
+                        Ok(is_stale
+                            || silent.iter().any(|m| devices::may_answer(&m.spec))
+                            || !devices::find_returned(&pool, &troubled).is_empty())
+                    };
                     if !matches!(blocking(any).await, Ok(true)) {
                         continue;
                     }

@@ -32,7 +32,7 @@ pub(crate) use self::create::{
 };
 #[cfg(test)]
 pub(crate) use self::open::open;
-pub(crate) use self::open::{OPEN_HINT, Places, find_missing, open_at};
+pub(crate) use self::open::{Back, OPEN_HINT, Places, find_missing, find_returned, open_at};
 pub(crate) use self::record::{
     Recorded, forgive_cut_short, mark_cut_short, record, record_path, recorded, restore,
 };

@@ -12,9 +12,9 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use forebay_device::DeviceSpec;
 use forebay_device::size::format_bytes;
 use forebay_device::sync_io::SyncDevice;
+use forebay_device::{DeviceKind, DeviceSpec};
 use forebay_pool::{ErrorKind, Label, OpenDevice, Pool, Uuid};
 
 use super::create::{engine_block_bytes, reserve_catalog};
@@ -438,8 +438,39 @@ fn refuse_shrunk(pool: &Pool, device: &PoolDevice) -> Result<(), ApiError> {
     Ok(())
 }
 
-/// Which of a pool's missing devices can be found now, at `told` or where they may be; nothing is
-/// taken. Specification strings. What is told of and `open` already is passed over.
+/// Devices that can be taken back, as specification strings.
+#[derive(Debug, Default)]
+pub(crate) struct Back {
+    /// They were missing.
+    pub(crate) missing: Vec<String>,
+    /// They went away and came back: the open descriptors only fail.
+    pub(crate) returned: Vec<String>,
+}
+
+/// Whether a device that is open answers no more, although it can be opened anew as `now`.
+fn has_died(own: &PoolDevice, now: &SyncDevice) -> bool {
+    // An open descriptor stays with the disk or the file system that went away.
+    let is_other = match now.info().kind {
+        DeviceKind::Block => true,
+        _ => own.store.0.info().identity != now.info().identity,
+    };
+    is_other && !own.store.0.is_waited_for() && Label::read(&own.store.anew()).is_err()
+}
+
+/// Which of these open devices went away and came back to where they were: specification strings.
+pub(crate) fn find_returned(pool: &Uuid, open: &[PoolDevice]) -> Vec<String> {
+    let has_returned = |own: &&PoolDevice| {
+        let spec = own.store.0.info().spec.clone();
+        look(&spec).is_ok_and(|(device, label)| {
+            label.pool_uuid == *pool && label.device_index == own.index && has_died(own, &device)
+        })
+    };
+    let returned = open.iter().filter(has_returned);
+    returned.map(|own| own.spec.clone()).collect()
+}
+
+/// Which of a pool's devices can be taken back now, at `told` or where they may be; nothing is
+/// taken. What is told of and `open` already is passed over, unless that answers no more.
 ///
 /// One that was cut short while in use is not looked for, and refused unless `forced`.
 pub(crate) fn find_missing(
@@ -449,22 +480,37 @@ pub(crate) fn find_missing(
     missing: &[MissingDevice],
     told: &[String],
     forced: bool,
-) -> Result<Vec<String>, ApiError> {
+) -> Result<Back, ApiError> {
     let cut_short: BTreeMap<Uuid, u64> = recorded.into_iter().flat_map(cut_short).collect();
     let is_open = |device: &SyncDevice| {
         let identity = device.info().identity;
         open.iter().any(|o| o.store.0.info().identity == identity)
     };
-    let mut found = Vec::new();
+    let mut found = Back::default();
     for text in told {
         let (device, label) = look(&text.parse().map_err(invalid)?)?;
+        let is_pools = label.pool_uuid == *pool;
+        let own = open
+            .iter()
+            .find(|own| is_pools && own.index == label.device_index);
+        if own.is_some_and(|own| has_died(own, &device)) {
+            found.returned.push(text.clone());
+            continue;
+        }
         if is_open(&device) {
             continue;
         }
-        if label.pool_uuid != *pool || !missing.iter().any(|m| m.uuid == label.device_uuid) {
+        if let Some(own) = own {
+            return Err(ApiError::exists(format!(
+                "{text} is no missing device of the pool: its label is that of {}, which is open as {} and answers",
+                own.index, own.spec
+            ))
+            .hint("one of them is a copy: remove it, or end the daemon and its engine before you replace the other one"));
+        }
+        if !is_pools || !missing.iter().any(|m| m.uuid == label.device_uuid) {
             return Err(ApiError::invalid(format!(
-                "{text} is no missing device of the pool: its label says pool {} ({}), device {}",
-                label.pool_name, label.pool_uuid, label.device_uuid
+                "{text} is no missing device of the pool: its label says pool {} ({}), {} ({})",
+                label.pool_name, label.pool_uuid, label.device_index, label.device_uuid
             ))
             .hint(
                 "`forebay device list` shows what is missing; `forebay device add SPEC` makes a new \
@@ -484,7 +530,7 @@ pub(crate) fn find_missing(
         {
             return Err(ApiError::damaged(older.why.clone()).hint(FORCE_HINT));
         }
-        found.push(text.clone());
+        found.missing.push(text.clone());
     }
     let folders = find::folders(missing.iter().map(|m| m.spec.as_str()));
     let wanted = |m: &&MissingDevice| !m.is_older && !cut_short.contains_key(&m.uuid);
@@ -500,7 +546,7 @@ pub(crate) fn find_missing(
                 && label.pool_uuid == *pool
                 && label.device_uuid == device.uuid
             {
-                found.push(place);
+                found.missing.push(place);
             }
         }
     }

@@ -18,6 +18,7 @@ use tokio::time::sleep;
 use super::Owner;
 use super::session::{AskError, DeviceState, Session};
 use crate::api::events::EventKind;
+use crate::devices::PoolDevice;
 use crate::events::News;
 
 impl Owner {
@@ -41,6 +42,18 @@ impl Owner {
     pub(super) fn is_open_here(&self, device: DeviceIndex) -> bool {
         let devices = self.devices.borrow();
         devices.iter().any(|open| open.index == device)
+    }
+
+    /// The open devices of which something failed: they may have gone away and come back.
+    pub(crate) fn troubled_devices(&self) -> Vec<PoolDevice> {
+        let is_catalog = self.catalog_trouble().is_some();
+        let devices = self.devices.borrow();
+        let is_troubled = |device: &&PoolDevice| {
+            let index = device.index;
+            let fails = is_catalog || self.error_trouble(index).is_some() || !self.is_online(index);
+            fails && self.cut_short(index).is_none()
+        };
+        devices.iter().filter(is_troubled).cloned().collect()
     }
 
     /// A device's specification string.
