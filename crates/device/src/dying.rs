@@ -11,7 +11,9 @@
 //! daemon has no other way to do I/O (no ring, no direct I/O by others), so what no thread is inside of has nothing in
 //! flight. What can't be read (another user's process) counts as alive, and a thread without a name as inside.
 //!
-//! **What it does not do.** It doesn't look for engines' locks: these have a fence of their own ([`crate::fence`]).
+//! An engine's lock has a process as well, which people are told of ([`holding_process`]).
+//!
+//! **What it does not do.** It doesn't judge engines' locks: these have a fence of their own ([`crate::fence`]).
 
 use std::ffi::{CStr, CString};
 use std::fs;
@@ -71,19 +73,8 @@ pub(crate) enum Keeper {
 /// Whoever has a lock on the byte `at` of the file that `fd` is open on; `name` is what threads inside requests
 /// to it are called, if there are such.
 pub(crate) fn keeper(fd: BorrowedFd<'_>, at: u64, name: Option<&CStr>) -> Keeper {
-    let Ok(file) = rustix::fs::fstat(fd) else {
+    let Some(has_lock) = has_lock(fd, at) else {
         return Keeper::Lives;
-    };
-    let (major, minor) = (
-        rustix::fs::major(file.st_dev),
-        rustix::fs::minor(file.st_dev),
-    );
-    let device_and_inode = format!("{major:02x}:{minor:02x}:{}", file.st_ino);
-    let has_lock = |thread: &Path| {
-        numbered(&thread.join("fdinfo")).iter().any(|file| {
-            let text = fs::read_to_string(file).unwrap_or_default();
-            names_lock(&text, &device_and_inode, at)
-        })
     };
     for process in numbered(Path::new("/proc")) {
         let threads = numbered(&process.join("task"));
@@ -98,6 +89,54 @@ pub(crate) fn keeper(fd: BorrowedFd<'_>, at: u64, name: Option<&CStr>) -> Keeper
         }
     }
     Keeper::Lives
+}
+
+/// A process that has a lock.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct HoldingProcess {
+    pub(crate) pid: u32,
+    /// Its short name.
+    pub(crate) name: String,
+    pub(crate) is_being_killed: bool,
+}
+
+/// The process that has a lock on the byte `at` of the file that `fd` is open on. `None`: no process that can be looked
+/// at has it.
+pub(crate) fn holding_process(fd: BorrowedFd<'_>, at: u64) -> Option<HoldingProcess> {
+    let has_lock = has_lock(fd, at)?;
+    numbered(Path::new("/proc"))
+        .into_iter()
+        .find_map(|process| {
+            // A thread that has ended shows no files.
+            let threads = numbered(&process.join("task"));
+            let shows_files = |thread: &&PathBuf| !numbered(&thread.join("fdinfo")).is_empty();
+            let thread = threads.iter().find(shows_files)?;
+            if !has_lock(thread) {
+                return None;
+            }
+            let name = fs::read_to_string(process.join("comm")).unwrap_or_default();
+            Some(HoldingProcess {
+                pid: process.file_name()?.to_str()?.parse().ok()?,
+                name: name.trim_end().to_owned(),
+                is_being_killed: threads.iter().any(|thread| is_being_killed(thread)),
+            })
+        })
+}
+
+/// Says of a thread whether it has a file open with a lock on the byte `at` of the file that `fd` is open on.
+fn has_lock(fd: BorrowedFd<'_>, at: u64) -> Option<impl Fn(&Path) -> bool> {
+    let file = rustix::fs::fstat(fd).ok()?;
+    let (major, minor) = (
+        rustix::fs::major(file.st_dev),
+        rustix::fs::minor(file.st_dev),
+    );
+    let device_and_inode = format!("{major:02x}:{minor:02x}:{}", file.st_ino);
+    Some(move |thread: &Path| {
+        numbered(&thread.join("fdinfo")).iter().any(|file| {
+            let text = fs::read_to_string(file).unwrap_or_default();
+            names_lock(&text, &device_and_inode, at)
+        })
+    })
 }
 
 /// Whether a thread of a process is called so.

@@ -24,7 +24,7 @@ use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 
-use crate::dying::{self, Keeper};
+use crate::dying::{self, HoldingProcess, Keeper};
 
 /// Byte 2^62 + g is generation g's.
 const GENERATIONS_AT: u64 = 1 << 62;
@@ -55,6 +55,46 @@ impl std::fmt::Display for Holder {
         match self {
             Self::Daemon => f.write_str("a forebay daemon"),
             Self::Engine { generation } => write!(f, "forebay engine generation {generation}"),
+        }
+    }
+}
+
+/// An engine whose lock is in the way, and what is known of its process.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Predecessor {
+    /// The engine's generation.
+    pub generation: u64,
+    process: Option<HoldingProcess>,
+}
+
+impl Predecessor {
+    /// The process that has the lock, if it can be seen.
+    #[must_use]
+    pub fn pid(&self) -> Option<u32> {
+        self.process.as_ref().map(|process| process.pid)
+    }
+}
+
+impl std::fmt::Display for Predecessor {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let generation = self.generation;
+        match &self.process {
+            Some(HoldingProcess {
+                pid,
+                name,
+                is_being_killed: false,
+            }) => write!(
+                f,
+                "process {pid} ({name}), engine generation {generation}, runs and holds its lock there: end it if it is left over"
+            ),
+            Some(HoldingProcess { pid, name, .. }) => write!(
+                f,
+                "process {pid} ({name}), engine generation {generation}, was killed and can't end: the device has not answered its requests"
+            ),
+            None => write!(
+                f,
+                "the lock of engine generation {generation} is still there, and no process that can be seen has it: the device has not answered the requests of that engine"
+            ),
         }
     }
 }
@@ -94,7 +134,7 @@ pub enum FenceError {
     },
     /// The time is over and a predecessor's requests are still in flight.
     #[error(
-        "{device}: engine generation {predecessor} still has requests in flight after {} ms; the device seems to hang",
+        "{device}: not free after {} ms: {process}",
         .waited.as_millis()
     )]
     TimedOut {
@@ -102,6 +142,8 @@ pub enum FenceError {
         device: String,
         /// Whose lock is left.
         predecessor: u64,
+        /// What is known of it.
+        process: Predecessor,
         /// How long it was waited.
         waited: Duration,
     },
@@ -259,11 +301,29 @@ pub(crate) fn wait_for_predecessors(
                 return Err(FenceError::TimedOut {
                     device: path.display().to_string(),
                     predecessor,
+                    process: known(fd, predecessor),
                     waited,
                 });
             }
             Some(_) => std::thread::sleep(LOOK_AGAIN.min(limit - waited)),
         }
+    }
+}
+
+/// The engine before `generation` that has a lock here, and its process. Reads much of `/proc`.
+pub(crate) fn predecessor(
+    fd: BorrowedFd<'_>,
+    path: &Path,
+    generation: u64,
+) -> Result<Option<Predecessor>, FenceError> {
+    let found = first_predecessor(fd, path, generation)?;
+    Ok(found.map(|generation| known(fd, generation)))
+}
+
+fn known(fd: BorrowedFd<'_>, generation: u64) -> Predecessor {
+    Predecessor {
+        generation,
+        process: dying::holding_process(fd, GENERATIONS_AT + generation),
     }
 }
 

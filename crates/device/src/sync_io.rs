@@ -21,7 +21,7 @@ use rustix::io::Errno;
 
 use crate::dying::{self, Inside};
 use crate::error::DeviceError;
-use crate::fence::{self, FenceError, Holder};
+use crate::fence::{self, FenceError, Holder, Predecessor};
 use crate::open::{Access, DeviceInfo, DeviceKind, OpenOptions};
 use crate::signatures::{self, LOOK_BYTES};
 use crate::spec::DeviceSpec;
@@ -271,6 +271,11 @@ impl SyncDevice {
     /// Who else holds locks here.
     pub fn holders(&self) -> Result<Vec<Holder>, FenceError> {
         fence::holders(self.fd.as_fd(), self.info.spec.path())
+    }
+
+    /// The engine before `generation` that still has its lock here, and its process. Reads much of `/proc`.
+    pub fn predecessor(&self, generation: u64) -> Result<Option<Predecessor>, FenceError> {
+        fence::predecessor(self.fd.as_fd(), self.info.spec.path(), generation)
     }
 
     /// Looks at both ends (1 MiB each): is there something that should not be written over? `own_magic` is what the

@@ -278,6 +278,22 @@ impl Adoption {
         !self.uncommitted.borrow().is_empty() || !self.stale.borrow().is_empty()
     }
 
+    /// Whether the end of adoption in the pool is durable: before that nothing may be granted.
+    pub(super) fn is_recorded(&self) -> bool {
+        self.recorded.get()
+    }
+
+    /// Volumes of which something that was taken over is not durable.
+    pub(super) fn uncommitted_volumes(&self) -> Vec<VolumeId> {
+        self.uncommitted.borrow().keys().copied().collect()
+    }
+
+    /// Devices where something is in use that should not be.
+    pub(super) fn stale_devices(&self) -> BTreeSet<DeviceIndex> {
+        let stale = self.stale.borrow();
+        stale.iter().map(|stale| stale.device).collect()
+    }
+
     fn is_settled_on(&self, device: DeviceIndex) -> bool {
         self.finished.get() && !self.stale.borrow().iter().any(|s| s.device == device)
     }

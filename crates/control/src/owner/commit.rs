@@ -18,6 +18,7 @@ use tokio::sync::Notify;
 use tokio::time::sleep;
 
 use super::Owner;
+use super::waits::Wait;
 use crate::api::events::EventKind;
 use crate::events::News;
 use crate::signal::Signal;
@@ -148,6 +149,7 @@ impl Owner {
             }
             self.pause(&mut attempt).await;
         };
+        let _waits = self.waits.begin(Wait::Commit);
         loop {
             let (catalog, one): (Arc<Catalog>, _) = (self.catalog.clone(), batch.clone());
             let result = tokio::task::spawn_blocking(move || catalog.commit(&one)).await;

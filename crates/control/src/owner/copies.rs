@@ -117,6 +117,12 @@ impl Owner {
     }
 
     /// What is to be said of the copies.
+    /// Whether a copy of the catalog is on the device.
+    pub(super) fn has_catalog_copy(&self, device: forebay_xlate::DeviceIndex) -> bool {
+        let health = self.copies.0.borrow();
+        health.copies.iter().any(|copy| copy.device == device)
+    }
+
     pub(super) fn copies_warnings(&self) -> Vec<String> {
         let health = self.copies.0.borrow();
         let mut warnings = Vec::new();

@@ -24,6 +24,7 @@ use tokio::time::{sleep, timeout};
 
 use super::Owner;
 use super::session::{AskError, Pending, Session};
+use super::waits::Wait;
 use crate::api::events::EventKind;
 
 /// Before a settle that failed is asked for again.
@@ -116,6 +117,7 @@ impl Owner {
         device: DeviceIndex,
         mut job: Pending,
     ) -> Result<(), AskError> {
+        let _waits = self.waits.begin(Wait::Job(device, job.what()));
         let ended = job.within(self.limits.job).await;
         if let Err(AskError::TimedOut(_, what)) = ended {
             self.suspect(device, session.generation, what);

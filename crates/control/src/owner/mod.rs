@@ -61,6 +61,7 @@ mod together;
 mod transfers;
 mod used;
 mod volume;
+mod waits;
 mod warn;
 mod watch;
 mod wire;
@@ -229,6 +230,7 @@ pub(crate) struct Owner {
     /// Raised when a device's health, suspicion or quarantine changes.
     devices_changed: Signal,
     watched: watch::Watched,
+    waits: waits::Waits,
     hosts: hosts::Hosts,
     machines: machines::Machines,
     /// Exports that are being made.
@@ -295,6 +297,7 @@ impl Owner {
             retrying: RefCell::default(),
             devices_changed: Signal::new(),
             watched: watch::Watched::default(),
+            waits: waits::Waits::default(),
             hosts: hosts::Hosts::default(),
             machines: machines::Machines::default(),
             making: RefCell::default(),
@@ -315,6 +318,7 @@ impl Owner {
         owner.spawn(owner.clone().run_awaiting_commit());
         owner.spawn(owner.clone().run_ahead());
         owner.spawn(owner.clone().run_watch());
+        owner.spawn(owner.clone().run_waits());
         owner.spawn(owner.clone().run_deleter());
         owner.spawn(owner.clone().run_copies());
         owner.spawn(owner.clone().run_transfers());

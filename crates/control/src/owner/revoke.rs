@@ -23,6 +23,7 @@ use tokio::time::{Instant, timeout_at};
 use super::locks::Held;
 use super::session::{AskError, Pending, Session};
 use super::together::join_all;
+use super::waits::Wait;
 use super::{Owner, count};
 
 /// Devices on which requests under revoked grants may still be in flight.
@@ -75,6 +76,7 @@ impl Owner {
             return Ok(Undrained::new());
         }
         count(&self.counters.revokes);
+        let _waits = self.waits.begin(Wait::Revoke(held.id, held.volume));
         let too_late = || AskError::TimedOut(limit, "a revoke");
         let deadline = Instant::now() + limit;
         loop {

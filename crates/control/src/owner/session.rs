@@ -105,6 +105,11 @@ impl Pending {
         }
     }
 
+    /// What was asked.
+    pub(crate) fn what(&self) -> &'static str {
+        self.what
+    }
+
     /// The answer if it is there.
     pub(crate) fn now(&mut self) -> Option<Answer> {
         match self.answer.try_recv() {

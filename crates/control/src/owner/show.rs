@@ -270,7 +270,9 @@ impl Owner {
                 self.cut_short(record.index).map(cut_text),
             ),
             (_, Some(EngineDevice::Failed(error))) => (DeviceState::Failed, Some(error)),
-            (_, Some(EngineDevice::Opening)) => (DeviceState::Opening, None),
+            (_, Some(EngineDevice::Opening)) => {
+                (DeviceState::Opening, self.waits.about_device(record.index))
+            }
             (_, Some(EngineDevice::Ready) | None) => match core.pool.device_health(record.index) {
                 forebay_pool::Health::Failing => (DeviceState::Failing, None),
                 _ => (DeviceState::Online, None),

@@ -79,7 +79,7 @@ fn listed(names: &[String]) -> String {
     )
 }
 
-fn concerned(names: &[String]) -> String {
+pub(super) fn concerned(names: &[String]) -> String {
     some(names).map_or_else(
         || "no volume has anything there".to_owned(),
         |names| format!("there lies something of {names}"),
@@ -93,9 +93,7 @@ impl Owner {
         if let Some(trouble) = self.committer.trouble() {
             warnings.push(format!("the pool's catalog can't be written: {trouble}"));
         }
-        if self.adoption.is_unfinished() {
-            warnings.push("taking over what an earlier daemon granted is not finished".to_owned());
-        }
+        warnings.extend(self.waits.warnings());
         let core = self.core.borrow();
         for device in self.device_list() {
             warnings.extend(self.device_warning(&core, &device));
@@ -133,6 +131,7 @@ impl Owner {
         };
         self.committer.trouble().is_some()
             || self.device_list().iter().any(is_lost)
+            || self.waits.is_any_device_told()
             || !self.quarantine_warnings().is_empty()
     }
 

@@ -24,9 +24,7 @@ use std::sync::atomic::Ordering::Release;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// How long the helper waits before it says that it still does.
-const FENCE_NOTICE: Duration = Duration::from_secs(20);
-/// How long it waits at all before the device counts as failed.
+/// How long the helper waits before the device counts as failed. What it waits for, the daemon tells.
 const FENCE_LIMIT: Duration = Duration::from_secs(3600);
 
 /// From a helper thread.
@@ -37,8 +35,6 @@ pub(super) enum News {
     NotOpened(DeviceIndex, String),
     /// Every earlier engine is gone from the device.
     Ready(DeviceIndex),
-    /// It isn't yet.
-    Waiting(DeviceIndex, String),
     /// It can't be used.
     Failed(DeviceIndex, String),
 }
@@ -93,22 +89,9 @@ fn open(
 
 /// Waits until every earlier engine is gone from a device.
 fn wait(index: DeviceIndex, device: &Device, generation: u64, tell: impl Fn(News)) {
-    let mut waited = Duration::ZERO;
-    loop {
-        match device.predecessors_gone(generation) {
-            Ok(true) => return tell(News::Ready(index)),
-            Ok(false) if waited >= FENCE_LIMIT => {
-                let why = "an earlier engine still holds its lock: its I/O has not ended";
-                return tell(News::Failed(index, why.to_string()));
-            }
-            Ok(false) => {
-                if let Err(e) = device.wait_for_predecessors(generation, FENCE_NOTICE) {
-                    waited += FENCE_NOTICE;
-                    tell(News::Waiting(index, e.to_string()));
-                }
-            }
-            Err(e) => return tell(News::Failed(index, e.to_string())),
-        }
+    match device.wait_for_predecessors(generation, FENCE_LIMIT) {
+        Ok(_) => tell(News::Ready(index)),
+        Err(error) => tell(News::Failed(index, error.to_string())),
     }
 }
 
@@ -303,11 +286,6 @@ impl Control {
                     self.post_all(|| Post::Fenced(index));
                     kill_point!("over.fenced");
                     self.say(&FromEngine::DeviceReady { device: index });
-                }
-                News::Waiting(index, text) => {
-                    self.say(&FromEngine::Notice {
-                        text: format!("{index}: {text}"),
-                    });
                 }
                 News::Failed(index, error) => {
                     // Forgotten, so that the daemon may ask again.

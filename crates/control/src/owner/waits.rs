@@ -1,0 +1,310 @@
+//! What waits for long, and what for.
+//!
+//! Purpose: nothing stays between two states in silence: after [`TOLD_AFTER`] the cause stands in the warnings, and an
+//! event tells of it. Another event tells of its end.
+//! Design: one task with a slow beat looks at what is between two states. What lasts only as long as a call is announced
+//! by that call ([`Waits::begin`]); everything else is seen in the owner's state. A cause is looked up when it is told, and
+//! again now and then, because it may change. Processes are looked for on another thread.
+//! Not here: devices that hang (`hang`), the opening of the pool (the daemon).
+
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, BTreeSet};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use forebay_pool::DeviceRecord;
+use forebay_xlate::owner_side::TakingId;
+use forebay_xlate::{DeviceIndex, VolumeId};
+use tokio::time::{Instant, sleep, timeout};
+
+use super::Owner;
+use super::session::DeviceState;
+use super::warn::concerned;
+use crate::api::events::EventKind;
+use crate::events::News;
+use crate::store::SyncStore;
+
+/// How long something may be between two states before people are told.
+const TOLD_AFTER: Duration = Duration::from_secs(5);
+/// Between two looks.
+const BEAT: Duration = Duration::from_secs(1);
+/// Between two looks at one cause: they may read all of `/proc`.
+const LOOK_AGAIN: Duration = Duration::from_secs(5);
+/// How long looking for a process may take.
+const LOOK_LIMIT: Duration = Duration::from_secs(5);
+
+/// Something between two states.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Wait {
+    /// The engine has not got its fence on a device.
+    Device(DeviceIndex),
+    /// What an earlier daemon granted is not taken over.
+    Adoption,
+    /// A batch is being written to the catalog.
+    Commit,
+    /// Rights are being taken back.
+    Revoke(TakingId, VolumeId),
+    /// A job of the internal lane is under way at a device.
+    Job(DeviceIndex, &'static str),
+}
+
+/// A wait that people may be told of.
+#[derive(Debug)]
+struct Seen {
+    since: Instant,
+    looked: Option<Instant>,
+    /// What is told of it.
+    text: Option<String>,
+}
+
+/// What is between two states.
+#[derive(Debug, Default)]
+pub(super) struct Waits {
+    /// What calls have announced.
+    begun: RefCell<BTreeMap<u64, Wait>>,
+    next: Cell<u64>,
+    /// By the announcement's number; 0: seen in the state.
+    seen: RefCell<BTreeMap<(Wait, u64), Seen>>,
+}
+
+/// Ends the announcement when it is dropped.
+pub(super) struct Begun<'a>(&'a Waits, u64);
+
+impl Drop for Begun<'_> {
+    fn drop(&mut self) {
+        self.0.begun.borrow_mut().remove(&self.1);
+    }
+}
+
+impl Waits {
+    /// Announces a wait for as long as what is returned lives.
+    pub(super) fn begin(&self, wait: Wait) -> Begun<'_> {
+        let number = self.next.get() + 1;
+        self.next.set(number);
+        self.begun.borrow_mut().insert(number, wait);
+        Begun(self, number)
+    }
+
+    /// What people are told.
+    pub(super) fn warnings(&self) -> Vec<String> {
+        let seen = self.seen.borrow();
+        seen.values().filter_map(|one| one.text.clone()).collect()
+    }
+
+    /// Whether people are told of a device that is not served yet.
+    pub(super) fn is_any_device_told(&self) -> bool {
+        let seen = self.seen.borrow();
+        let is_device = |wait: &Wait| matches!(wait, Wait::Device(_));
+        seen.iter()
+            .any(|((wait, _), seen)| is_device(wait) && seen.text.is_some())
+    }
+
+    /// What is told of a device that is not served yet.
+    pub(super) fn about_device(&self, device: DeviceIndex) -> Option<String> {
+        let seen = self.seen.borrow();
+        seen.get(&(Wait::Device(device), 0))?.text.clone()
+    }
+}
+
+impl Owner {
+    /// The one task that looks.
+    pub(super) async fn run_waits(self: Rc<Self>) {
+        loop {
+            self.look_at_waits().await;
+            sleep(BEAT).await;
+        }
+    }
+
+    async fn look_at_waits(&self) {
+        let now = self.waits_now();
+        let mut over = Vec::new();
+        self.waits.seen.borrow_mut().retain(|wait, seen| {
+            let goes_on = now.contains(wait);
+            if !goes_on {
+                over.extend(seen.text.take());
+            }
+            goes_on
+        });
+        for text in over {
+            let text = format!("no longer: {text}");
+            self.tell(EventKind::Warning, text, News::default());
+        }
+        let mut due = Vec::new();
+        for wait in now {
+            let mut seen = self.waits.seen.borrow_mut();
+            let one = seen.entry(wait).or_insert_with(|| Seen {
+                since: Instant::now(),
+                looked: None,
+                text: None,
+            });
+            let is_fresh = one.looked.is_some_and(|at| at.elapsed() < LOOK_AGAIN);
+            if one.since.elapsed() >= TOLD_AFTER && !is_fresh {
+                one.looked = Some(Instant::now());
+                due.push(wait);
+            }
+        }
+        for wait in due {
+            let Some(text) = self.cause(wait.0).await else {
+                continue;
+            };
+            let before = match self.waits.seen.borrow_mut().get_mut(&wait) {
+                Some(seen) => seen.text.replace(text.clone()),
+                None => continue,
+            };
+            if before.as_ref() == Some(&text) {
+                continue;
+            }
+            let device = match wait.0 {
+                Wait::Device(device) | Wait::Job(device, _) => Some(device.0),
+                _ => None,
+            };
+            let news = News {
+                device,
+                ..News::default()
+            };
+            self.tell(EventKind::Warning, text, news);
+        }
+    }
+
+    /// Everything between two states, with the number of the call that announced it.
+    fn waits_now(&self) -> BTreeSet<(Wait, u64)> {
+        let begun = self.waits.begun.borrow();
+        let mut now: BTreeSet<_> = begun
+            .iter()
+            .map(|(number, wait)| (*wait, *number))
+            .collect();
+        drop(begun);
+        if self.adoption.is_unfinished() || !self.adoption.is_recorded() {
+            now.insert((Wait::Adoption, 0));
+        }
+        if self.committer.trouble().is_some() {
+            // That is told already.
+            now.retain(|(wait, _)| *wait != Wait::Commit);
+        }
+        if let Some(session) = self.session() {
+            let devices = self.device_indexes().into_iter();
+            let opening = devices.filter(|d| session.device(*d) == Some(DeviceState::Opening));
+            now.extend(opening.map(|device| (Wait::Device(device), 0)));
+        }
+        now
+    }
+
+    /// What something waits for, in a sentence.
+    async fn cause(&self, wait: Wait) -> Option<String> {
+        Some(match wait {
+            Wait::Device(device) => {
+                let blocker = self.blocker(device).await?;
+                let concerned = concerned(&self.volumes_on(&self.core.borrow(), device));
+                format!(
+                    "device {} is not free for this engine: {blocker}; {concerned}, and requests there fail or wait until then",
+                    self.spec_of(device)
+                )
+            }
+            Wait::Adoption => {
+                let what = "taking over what an earlier daemon granted is not finished";
+                format!("{what}: it waits for {}", self.adoption_waits_for())
+            }
+            Wait::Commit => {
+                let core = self.core.borrow();
+                let has_copy = |r: &&DeviceRecord| self.has_catalog_copy(r.index);
+                let records = core.pool.devices().iter().filter(has_copy);
+                let specs: Vec<String> = records.map(|r| self.device_spec(r)).collect();
+                format!(
+                    "a change of the pool is not durable yet: writing the catalog to {} has not ended",
+                    specs.join(", ")
+                )
+            }
+            Wait::Revoke(id, volume) => {
+                let devices = self.locks.side.borrow().devices(id);
+                let name = self.volume_name(&self.core.borrow(), volume);
+                let what = format!("taking rights on volume {name} back has not ended");
+                match self.session() {
+                    None => format!("{what}: no engine serves"),
+                    Some(session) => {
+                        let is_ready = |d: &&DeviceIndex| session.device_ready(**d);
+                        let unready: Vec<String> = (devices.iter())
+                            .filter(|d| !is_ready(d))
+                            .map(|d| self.spec_of(*d))
+                            .collect();
+                        let ready: Vec<String> = (devices.iter().filter(is_ready))
+                            .map(|d| self.spec_of(*d))
+                            .collect();
+                        if !unready.is_empty() {
+                            let list = unready.join(", ");
+                            format!("{what}: the engine waits until device {list} is free")
+                        } else if !ready.is_empty() {
+                            let list = ready.join(", ");
+                            format!("{what}: requests to device {list} have not ended")
+                        } else {
+                            let pid = session.pid;
+                            format!("{what}: the engine (pid {pid}) has not answered")
+                        }
+                    }
+                }
+            }
+            Wait::Job(device, what) => {
+                let spec = self.spec_of(device);
+                format!("device {spec}: {what} that the engine asked for has not ended there")
+            }
+        })
+    }
+
+    /// Why the engine has no fence on a device; none if that is over.
+    async fn blocker(&self, device: DeviceIndex) -> Option<String> {
+        let (generation, pid) = {
+            let session = self.session()?;
+            (session.generation, session.pid)
+        };
+        let store = {
+            let devices = self.devices.borrow();
+            let open = devices.iter().find(|open| open.index == device)?;
+            open.store.clone()
+        };
+        let found = timeout(LOOK_LIMIT, predecessor(store, generation)).await;
+        // It may have got it meanwhile.
+        let session = self.session()?;
+        if session.device(device) != Some(DeviceState::Opening) {
+            return None;
+        }
+        Some(match found {
+            Ok(Ok(Some(blocker))) => blocker,
+            Ok(Ok(None)) => {
+                format!("the engine (pid {pid}) has not opened it yet; no earlier engine holds it")
+            }
+            Ok(Err(error)) => format!("who holds it can't be told: {error}"),
+            Err(_) => "looking for who holds it takes too long".to_owned(),
+        })
+    }
+
+    fn adoption_waits_for(&self) -> String {
+        if !self.adoption.is_recorded() {
+            return match self.committer.trouble() {
+                Some(trouble) => format!("the catalog, which can't be written: {trouble}"),
+                None => "the engine and the catalog".to_owned(),
+            };
+        }
+        let mut devices = self.adoption.stale_devices();
+        {
+            let core = self.core.borrow();
+            for volume in self.adoption.uncommitted_volumes() {
+                let on = |device: &DeviceIndex| core.pool.volumes_on(*device).contains(&volume);
+                devices.extend(core.pool.devices().iter().map(|r| r.index).filter(on));
+            }
+        }
+        let specs: Vec<String> = devices.into_iter().map(|d| self.spec_of(d)).collect();
+        match specs.is_empty() {
+            true => "the catalog".to_owned(),
+            false => format!("flushes and requests at device {}", specs.join(", ")),
+        }
+    }
+}
+
+async fn predecessor(store: Arc<SyncStore>, generation: u64) -> Result<Option<String>, String> {
+    let look = move || store.0.predecessor(generation);
+    match tokio::task::spawn_blocking(look).await {
+        Ok(Ok(found)) => Ok(found.map(|found| found.to_string())),
+        Ok(Err(error)) => Err(error.to_string()),
+        Err(error) => Err(error.to_string()),
+    }
+}
