@@ -133,6 +133,18 @@ impl Daemon {
         self.wait_ready()
     }
 
+    /// Starts the daemon again after it has ended, and does not wait until it is ready.
+    ///
+    /// # Errors
+    /// If it still runs, or the program is missing.
+    pub fn begin_again(&mut self) -> Result<()> {
+        if self.child.try_wait()?.is_none() {
+            bail!("the daemon still runs");
+        }
+        self.child = self.spawn()?;
+        Ok(())
+    }
+
     /// Makes a pool, of files that need not exist, and waits until an engine runs.
     ///
     /// # Errors

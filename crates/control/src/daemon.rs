@@ -2,8 +2,8 @@
 //!
 //! Purpose: puts API, owner and supervisor together, in the order that makes two daemons on one pool
 //! impossible and a restart harmless.
-//! Design: the API's socket is claimed first. Then the recorded pool is opened (each device claimed); a
-//! pool that can't be opened is told of and can be repaired through the API. After that a live engine of an earlier daemon is greeted, its grant table adopted, the missing listeners
+//! Design: the API's socket is claimed first. Then the recorded pool is opened (each device claimed) while the API says
+//! so; a pool that can't be opened is told of and can be repaired through the API. After that a live engine of an earlier daemon is greeted, its grant table adopted, the missing listeners
 //! bound, and the supervisor goes on with that engine or starts one. Requests become tasks of their
 //! own, so a slow one holds nobody up. A stop commits everything, ends the engine, and leaves nothing
 //! behind that a restart would have to take over; a kill leaves the engine running.
@@ -21,7 +21,7 @@ use std::time::Duration;
 
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::oneshot;
-use tokio::task::{JoinHandle, LocalSet};
+use tokio::task::{JoinError, JoinHandle, LocalSet};
 use tokio::time::{Instant, timeout};
 
 use crate::api;
@@ -31,7 +31,7 @@ use crate::api::model::{DeathReport, EngineState, Health, PoolOpen, Process, Sta
 use crate::api::request::Handle;
 use crate::api::stats::Stats;
 use crate::config::{DaemonConfig, Listen, Program};
-use crate::devices::OpenPool;
+use crate::devices::{OpenPool, Opening};
 use crate::events::{Events, News};
 use crate::files;
 use crate::owner::session::{GreetError, Greeting, Session};
@@ -49,6 +49,8 @@ mod reopen;
 mod requests;
 mod stop;
 
+/// How long whoever asks right after a start waits for the pool, before he is told that it is being opened.
+const START_HOLD: Duration = Duration::from_secs(2);
 /// How long a start waits for the catalog.
 const START_COMMIT_LIMIT: Duration = Duration::from_secs(30);
 
@@ -126,6 +128,8 @@ struct Daemon {
     changing_pool: Cell<bool>,
     /// By the daemon itself, because devices may answer now.
     looks_again: Cell<bool>,
+    /// How far the opening of the pool is that is under way.
+    opening: RefCell<Option<Arc<Opening>>>,
     /// Why the recorded pool is not open.
     trouble: RefCell<Option<ApiError>>,
     /// The generation of an engine that has a device open which went away and came back.
@@ -181,32 +185,22 @@ async fn run_here(config: DaemonConfig, program: Box<dyn Program>) -> Result<End
     let daemon = Rc::new(Daemon::new(config, Arc::new(me), program));
     let (handle, mut requests) = api::request::channel();
     let _ = daemon.handle.set(handle.clone());
-    daemon.start().await?;
-    daemon.keep_metrics();
-    daemon.look_at_parts();
-    let looking = tokio::task::spawn_local(daemon.clone().take_silent_back());
-    tokio::task::spawn_local(daemon.clone().serve_the_rest());
     let (stop_api, stopped) = oneshot::channel::<()>();
     let stopped = async {
         let _ = stopped.await;
     };
     let server = tokio::task::spawn_local(api::serve(listener, handle, stopped));
-    tracing::info!(socket = %daemon.config.api_socket.display(), "the daemon serves");
-    let text = format!(
-        "the daemon (pid {}, version {}) has started",
-        std::process::id(),
-        daemon.config.version
-    );
-    let generation = daemon.status().generation;
-    daemon
-        .events
-        .tell(EventKind::DaemonStarted, generation, text, News::default());
-    for exposure in daemon.exposures() {
-        daemon.warn(exposure);
-    }
-    systemd::tell("READY=1");
+    let mut starting = tokio::task::spawn_local(daemon.clone().start());
+    let held = timeout(START_HOLD, &mut starting).await;
+    let mut looking = match held {
+        Ok(started) => Some(daemon.started(started)?),
+        Err(_) => None,
+    };
     let ended_by = loop {
         tokio::select! {
+            started = &mut starting, if looking.is_none() => {
+                looking = Some(daemon.started(started)?);
+            }
             request = requests.recv() => match request {
                 Some(api::request::Request::Shutdown(reply)) => {
                     let _ = reply.send(Ok(()));
@@ -222,7 +216,7 @@ async fn run_here(config: DaemonConfig, program: Box<dyn Program>) -> Result<End
     };
     tracing::info!("the daemon stops");
     if daemon.is_settled().await {
-        looking.abort();
+        looking.iter().for_each(JoinHandle::abort);
     }
     systemd::tell("STOPPING=1");
     daemon.events.close_down();
@@ -257,6 +251,7 @@ impl Daemon {
             handle: OnceCell::new(),
             changing_pool: Cell::new(false),
             looks_again: Cell::new(false),
+            opening: RefCell::new(None),
             trouble: RefCell::new(None),
             stale_engine: Cell::new(None),
             left_engine: RefCell::new(None),
@@ -269,7 +264,34 @@ impl Daemon {
         self.config.run_dir.join("grants")
     }
 
-    async fn start(self: &Rc<Self>) -> Result<(), DaemonError> {
+    /// The start is through: the rest begins. Returns the task that takes devices back.
+    fn started(
+        self: &Rc<Self>,
+        started: Result<Result<(), DaemonError>, JoinError>,
+    ) -> Result<JoinHandle<()>, DaemonError> {
+        started.map_err(|error| DaemonError::new(error.to_string()))??;
+        self.keep_metrics();
+        self.look_at_parts();
+        let looking = tokio::task::spawn_local(self.clone().take_silent_back());
+        tokio::task::spawn_local(self.clone().serve_the_rest());
+        tracing::info!(socket = %self.config.api_socket.display(), "the daemon serves");
+        let text = format!(
+            "the daemon (pid {}, version {}) has started",
+            std::process::id(),
+            self.config.version
+        );
+        let generation = self.status().generation;
+        self.events
+            .tell(EventKind::DaemonStarted, generation, text, News::default());
+        for exposure in self.exposures() {
+            self.warn(exposure);
+        }
+        systemd::tell("READY=1");
+        Ok(looking)
+    }
+
+    async fn start(self: Rc<Self>) -> Result<(), DaemonError> {
+        let _only_one = self.try_change_pool()?;
         let record = process::recorded(&self.config.run_dir)?;
         let open = match self.open_pool(PoolOpen::default()).await {
             Ok(Some(open)) => Some(open),
@@ -588,6 +610,12 @@ impl Daemon {
             capacity = Some(serving.owner.capacity());
             limits = serving.owner.limits();
         }
+        let opening = self.now_opening();
+        if let Some(opening) = &opening {
+            pool.clone_from(&opening.pool);
+            warnings.push(opening.to_string());
+            is_trouble = true;
+        }
         if let Some(trouble) = view.as_ref().and_then(|view| view.trouble.as_ref()) {
             warnings.push(format!("the last start of an engine failed: {trouble}"));
         }
@@ -603,9 +631,11 @@ impl Daemon {
             engine_pid: view.as_ref().and_then(|view| view.pid),
             generation: view.as_ref().map_or(0, |view| view.generation),
             version: self.config.version.clone(),
-            engine_state: view
-                .as_ref()
-                .map_or(EngineState::Stopped, |view| view.state),
+            engine_state: match (&view, opening) {
+                (Some(view), _) => view.state,
+                (None, Some(_)) => EngineState::Opening,
+                (None, None) => EngineState::Stopped,
+            },
             uptime_s: self.started.elapsed().as_secs(),
             nvme_tcp,
             state_dir: self.config.state_dir.display().to_string(),
@@ -619,6 +649,12 @@ impl Daemon {
             capacity,
             limits,
         }
+    }
+
+    /// The opening that is under way, of a pool that was not found in trouble before.
+    fn now_opening(&self) -> Option<Arc<Opening>> {
+        let is_news = self.serving.borrow().is_none() && self.trouble.borrow().is_none();
+        self.opening.borrow().clone().filter(|_| is_news)
     }
 
     fn stats(&self) -> Stats {

@@ -38,6 +38,28 @@ impl SyncStore {
         BoundedStore::new(self.0.clone(), ANSWER_LIMIT)
     }
 
+    /// One whose device may take so long for everything together, until its pool is open.
+    pub(crate) fn opening(device: SyncDevice, limit: Duration) -> Self {
+        let store = Self::new(device);
+        store.1.set_total(Some(limit));
+        store
+    }
+
+    /// The pool is open: each request has its own limit.
+    pub(crate) fn opened(&self) {
+        self.1.set_total(None);
+    }
+
+    /// Whether opening it took too long.
+    pub(crate) fn is_too_slow(&self) -> bool {
+        self.1.is_used_up()
+    }
+
+    /// Whether somebody waits for an answer now.
+    pub(crate) fn is_waited_for(&self) -> bool {
+        self.1.is_waited_for()
+    }
+
     /// From now on nothing is written unless the pool is still this daemon's.
     pub(crate) fn guard(&self, tenure: Arc<Tenure>) {
         // One that joined a pool stays there.

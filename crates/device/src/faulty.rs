@@ -7,7 +7,7 @@
 //! stands in a text file beside it, `.faults` ([`set`] replaces it in one step; without it the device is a file like any
 //! other), and is read again whenever it has changed. Chance comes from the spec's seed, the engine's generation and
 //! the operation's number, so that a run can be repeated. Errors, delays and lies are for the engine's operations;
-//! `daemon_error` and `hang` are for what the daemon reads and writes too. [`allow`] must have been called in the process, so that
+//! `daemon_error`, `daemon_delay` and `hang` are for what the daemon reads and writes too. [`allow`] must have been called in the process, so that
 //! no such device is used by mistake.
 //!
 //! **What it does not do.** What a lost flush leaves after a power cut isn't played (see [`crate::volatile`]). A delayed
@@ -17,6 +17,7 @@ use std::fmt::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use io_uring::types::Timespec;
 use rustix::io::Errno;
@@ -48,6 +49,8 @@ pub struct Faults {
     pub delay_ms: u64,
     /// So many of a million of the daemon's reads, writes and flushes end with `EIO`.
     pub daemon_error_ppm: u64,
+    /// Each of the daemon's reads, writes and flushes takes so long.
+    pub daemon_delay_ms: u64,
     /// Nothing begins.
     pub hang: bool,
     /// Flushes end well and do nothing.
@@ -65,6 +68,7 @@ impl fmt::Display for Faults {
         writeln!(f, "delay_ppm={}", self.delay_ppm)?;
         writeln!(f, "delay_ms={}", self.delay_ms)?;
         writeln!(f, "daemon_error_ppm={}", self.daemon_error_ppm)?;
+        writeln!(f, "daemon_delay_ms={}", self.daemon_delay_ms)?;
         writeln!(f, "hang={}", u64::from(self.hang))?;
         writeln!(f, "lose_flushes={}", u64::from(self.lose_flushes))?;
         for (name, place) in [("poison", self.poison), ("spin", self.spin)] {
@@ -89,6 +93,7 @@ impl Faults {
                 "delay_ppm" => faults.delay_ppm = value,
                 "delay_ms" => faults.delay_ms = value,
                 "daemon_error_ppm" => faults.daemon_error_ppm = value,
+                "daemon_delay_ms" => faults.daemon_delay_ms = value,
                 "hang" => faults.hang = value != 0,
                 "lose_flushes" => faults.lose_flushes = value != 0,
                 "poison" => faults.poison = Some(value),
@@ -260,12 +265,21 @@ impl Faulty {
         }
     }
 
+    /// Whether each of the daemon's requests takes long.
+    pub(crate) fn delays_daemon(&self) -> bool {
+        self.switches
+            .now()
+            .is_ok_and(|faults| faults.daemon_delay_ms > 0)
+    }
+
     /// Before the daemon reads, writes or flushes.
     pub(crate) fn before_daemon_io(&self) -> Result<(), Errno> {
         while self.switches.hangs() {
             std::thread::sleep(LOOK_AGAIN);
         }
-        match self.chance().hits(self.switches.now()?.daemon_error_ppm) {
+        let faults = self.switches.now()?;
+        std::thread::sleep(Duration::from_millis(faults.daemon_delay_ms));
+        match self.chance().hits(faults.daemon_error_ppm) {
             true => Err(Errno::IO),
             false => Ok(()),
         }

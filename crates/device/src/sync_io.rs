@@ -154,7 +154,7 @@ impl SyncDevice {
     /// Reads all of `into` if it is in the page cache; whether it was.
     pub fn try_read_at(&self, offset_bytes: u64, into: &mut [u8]) -> bool {
         #[cfg(feature = "test-device")]
-        if self.volatile.is_some() {
+        if self.volatile.is_some() || self.faulty.as_ref().is_some_and(|f| f.delays_daemon()) {
             return false;
         }
         let (count, mut slices) = (into.len(), [std::io::IoSliceMut::new(into)]);

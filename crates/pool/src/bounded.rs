@@ -19,7 +19,7 @@ use std::{
     collections::{BTreeMap, VecDeque},
     fmt, io,
     sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 /// What may be queued, in bytes. A commit has a few pages; a copy that is made anew has all of them.
@@ -34,6 +34,8 @@ enum Work {
 
 struct Queue {
     limit: Duration,
+    /// How long all operations together may still be waited for, if that is limited.
+    left: Option<Duration>,
     waiting: VecDeque<(u64, Work)>,
     /// What the writes among them hold.
     bytes: usize,
@@ -82,13 +84,17 @@ fn no_answer(limit: Duration) -> io::Error {
 
 impl Queue {
     fn failure(&self) -> io::Result<()> {
-        if self.stuck {
+        if self.stuck || self.is_used_up() {
             return Err(no_answer(self.limit));
         }
         match &self.failed {
             Some((kind, what)) => Err(io::Error::new(*kind, what.clone())),
             None => Ok(()),
         }
+    }
+
+    fn is_used_up(&self) -> bool {
+        self.left == Some(Duration::ZERO)
     }
 
     fn fail(&mut self, error: &io::Error) {
@@ -125,13 +131,15 @@ impl Shared {
         mut queue: MutexGuard<'a, Queue>,
         condition: impl Fn(&Queue) -> bool,
     ) -> MutexGuard<'a, Queue> {
-        let (limit, given_up) = (queue.limit, queue.given_up);
+        let limit = queue.left.map_or(queue.limit, |left| left.min(queue.limit));
+        let (begin, given_up) = (Instant::now(), queue.given_up);
         queue.waiters += 1;
         let ended = self.ended.wait_timeout_while(queue, limit, |queue| {
             queue.given_up == given_up && condition(queue)
         });
         let (mut queue, _) = ended.unwrap_or_else(PoisonError::into_inner);
         queue.waiters -= 1;
+        queue.left = (queue.left).map(|left| left.saturating_sub(begin.elapsed()));
         queue
     }
 
@@ -197,6 +205,7 @@ impl BoundedStore {
             store,
             queue: Mutex::new(Queue {
                 limit,
+                left: None,
                 waiting: VecDeque::new(),
                 bytes: 0,
                 next: 1,
@@ -219,13 +228,28 @@ impl BoundedStore {
         self.0.lock().fail(error);
     }
 
+    /// From now on, all operations together may be waited for so long; `None`: there is only the limit of each.
+    pub fn set_total(&self, total: Option<Duration>) {
+        self.0.lock().left = total;
+    }
+
+    /// Whether operations took all the time that they have together: each fails from then on.
+    pub fn is_used_up(&self) -> bool {
+        self.0.lock().is_used_up()
+    }
+
+    /// Whether somebody waits for an operation now.
+    pub fn is_waited_for(&self) -> bool {
+        self.0.lock().waiters > 0
+    }
+
     #[cfg(test)]
     pub(crate) fn set_limit(&self, limit: Duration) {
         self.0.lock().limit = limit;
     }
 
     fn submit(&self, queue: &mut Queue, work: Work) -> io::Result<u64> {
-        if queue.stuck {
+        if queue.stuck || queue.is_used_up() {
             return Err(no_answer(queue.limit));
         }
         if !queue.has_thread {

@@ -25,6 +25,8 @@ pub use transfer::{TRANSFER_HOST_PREFIX, Transfer, TransferEnd, TransferKind, Tr
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum EngineState {
+    /// The pool is being opened: the daemon has no engine in hand yet. The warnings say what it waits for.
+    Opening,
     /// A process exists but has not said hello yet.
     Starting,
     /// It serves.
@@ -54,7 +56,7 @@ pub struct Status {
     pub nvme_tcp: Vec<String>,
     /// Where the daemon keeps its state.
     pub state_dir: String,
-    /// Name of the pool, if one is open.
+    /// Name of the pool, if one is open or being opened.
     pub pool: Option<String>,
     /// Why the pool that is recorded here is not open, and what to do about it.
     pub pool_trouble: Option<ApiError>,

@@ -17,7 +17,7 @@ use super::stop::STOP_LIMIT;
 use super::{Daemon, DaemonError, blocking};
 use crate::api::error::ApiError;
 use crate::api::model::{DeviceAdd, DeviceInfo, PoolCreate, PoolDestroy, PoolInfo};
-use crate::devices::{self, OpenPool, Places, PoolDevice};
+use crate::devices::{self, OpenPool, Opening, Places, PoolDevice};
 use crate::files;
 use crate::owner::{Grants, Limits, Owner, grants_capacity};
 use crate::supervisor::process;
@@ -39,11 +39,14 @@ impl Daemon {
             ..PoolCreate::default()
         };
         let (there, me) = (embedded.path.exists(), self.me.clone());
-        let open = blocking(move || {
+        let opening = Arc::new(Opening::of(Some(body.name.clone())));
+        let opens = opening.clone();
+        let open = self.open_told(opening, move || {
             if there && devices::has_pool(&spec)? {
                 return devices::open_at(&Places {
                     told: vec![spec],
                     me: Some(me),
+                    opening: opens,
                     ..Places::default()
                 });
             }
@@ -224,6 +227,7 @@ impl Drop for ChangingPool {
     fn drop(&mut self) {
         self.0.changing_pool.set(false);
         self.0.looks_again.set(false);
+        self.0.opening.borrow_mut().take();
     }
 }
 

@@ -13,7 +13,9 @@
 
 use std::io;
 use std::path::Path;
+use std::pin::pin;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 
 use forebay_pool::Pool;
@@ -24,12 +26,14 @@ use super::{Daemon, DaemonError, Serving, blocking};
 use crate::api::error::{ApiError, ErrorKind};
 use crate::api::events::EventKind;
 use crate::api::model::{PoolDestroy, PoolInfo, PoolOpen};
-use crate::devices::{self, Back, OPEN_HINT, OpenPool, Places, Recorded};
+use crate::devices::{self, Back, OPEN_HINT, OpenPool, Opening, Places, Recorded};
 use crate::events::News;
 use crate::files;
 use crate::owner::Owner;
 use crate::supervisor::process::{self, EngineProcess};
 
+/// How long an opening takes before an event tells of it.
+const TOLD_AFTER: Duration = Duration::from_secs(4);
 /// How often it is looked whether a device that did not answer may answer now.
 pub(super) const LOOK_AGAIN: Duration = Duration::from_secs(3);
 /// The least and the most there is between two vain attempts to take such devices back: each leaves the engine for a while.
@@ -70,7 +74,10 @@ impl Daemon {
             // Labels know better than a record that can't be read.
             recorded => recorded.unwrap_or_default(),
         };
+        let name = recorded.as_ref().map(|recorded| recorded.name.clone());
+        let opening = Arc::new(Opening::of(name));
         let places = Places {
+            opening: opening.clone(),
             recorded,
             told,
             forced,
@@ -82,7 +89,8 @@ impl Daemon {
             return Ok(None);
         }
         let only_configured = places.recorded.is_none() && places.told.is_empty();
-        match blocking(move || devices::open_at(&places)).await {
+        let opened = self.open_told(opening, move || devices::open_at(&places));
+        match opened.await {
             Err(error) if only_configured && error.kind == ErrorKind::NotFound => {
                 tracing::warn!(%error, "the configured devices");
                 Ok(None)
@@ -95,6 +103,24 @@ impl Daemon {
                 Ok(Some(open))
             }
         }
+    }
+
+    /// Opens a pool; `status` says meanwhile that it does, and an event says it of an opening that takes long.
+    pub(super) async fn open_told(
+        &self,
+        opening: Arc<Opening>,
+        open: impl FnOnce() -> Result<OpenPool, ApiError> + Send + 'static,
+    ) -> Result<OpenPool, ApiError> {
+        *self.opening.borrow_mut() = Some(opening.clone());
+        let mut opened = pin!(blocking(open));
+        tokio::select! {
+            opened = &mut opened => return opened,
+            () = sleep(TOLD_AFTER) => {}
+        }
+        if self.now_opening().is_some() {
+            self.warn(opening.to_string());
+        }
+        opened.await
     }
 
     /// Devices that were cut short and are taken all the same are as good as any from here on.
@@ -120,7 +146,7 @@ impl Daemon {
         if matches!(recorded, Ok(Some(_))) {
             return recorded;
         }
-        let engine = process::recorded(&self.config.run_dir)?.filter(|record| record.pid != 0);
+        let engine = process::recorded(&self.config.run_dir)?;
         let lives = match engine {
             Some(record) => EngineProcess::find(&record)?.is_some(),
             None => false,

@@ -273,9 +273,14 @@ impl Daemon {
     fn absent(&self) -> ApiError {
         // A pool that the daemon looks for again is as absent as it was.
         let is_looked_for = self.looks_again.get() && self.trouble.borrow().is_some();
-        match self.changing_pool.get() && !is_looked_for {
-            true => changing(),
-            false => self.no_pool(),
+        match (
+            self.now_opening(),
+            self.changing_pool.get() && !is_looked_for,
+        ) {
+            (Some(opening), _) => ApiError::unavailable(opening.to_string())
+                .hint("try again in a moment; `forebay status` says what it waits for"),
+            (None, true) => changing(),
+            (None, false) => self.no_pool(),
         }
     }
 

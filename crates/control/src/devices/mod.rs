@@ -9,6 +9,7 @@
 
 mod create;
 mod find;
+mod look;
 mod open;
 mod place;
 mod record;
@@ -30,6 +31,7 @@ pub(crate) use self::create::{
     NewPoolDevice, create, create_embedded, open_new, refuse_own, remove_made, reserve_catalog,
     settings_of,
 };
+pub(crate) use self::look::{Opening, may_answer};
 #[cfg(test)]
 pub(crate) use self::open::open;
 pub(crate) use self::open::{Back, OPEN_HINT, Places, find_missing, find_returned, open_at};
@@ -44,7 +46,7 @@ use crate::store::SyncStore;
 const CLAIM_LIMIT: Duration = Duration::from_secs(3);
 /// Between two looks whether it has fallen.
 const CLAIM_PAUSE: Duration = Duration::from_millis(20);
-/// How long opening a device may take.
+/// How long opening a device may take, with all that is asked of it until its pool is open.
 const OPEN_LIMIT: Duration = Duration::from_secs(10);
 /// The hint about a device that hangs.
 const HANGS_HINT: &str = "the daemon looks again from time to time, and takes it back when it answers; `forebay pool open` does so at once";
@@ -248,19 +250,6 @@ fn patiently(claim: impl Fn() -> Result<(), FenceError>) -> Result<(), ApiError>
             Err(error) => return Err(ApiError::unavailable(error.to_string())),
         }
     }
-}
-
-/// Whether a device that did not answer may answer now: nothing that was asked of it is still under way.
-pub(crate) fn may_answer(spec: &str) -> bool {
-    let Ok(spec) = spec.parse::<DeviceSpec>() else {
-        return false;
-    };
-    let options = OpenOptions {
-        exclusive: false,
-        ..exclusive()
-    };
-    open_device(&spec, &options)
-        .is_ok_and(|device| !device.is_waited_for() && device.look_at_claim().is_ok())
 }
 
 /// Claims devices, which must all be different ones.

@@ -13,15 +13,15 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use forebay_device::size::format_bytes;
-use forebay_device::sync_io::SyncDevice;
-use forebay_device::{DeviceKind, DeviceSpec};
+use forebay_device::{DeviceInfo, DeviceKind, DeviceSpec};
 use forebay_pool::{ErrorKind, Label, OpenDevice, Pool, Uuid};
 
 use super::create::{engine_block_bytes, reserve_catalog};
+use super::look::{self, Looked, Opening};
 use super::record::Recorded;
 use super::{
-    MissingDevice, OpenPool, PoolDevice, api_error, claim, cut_short_text, exclusive, find,
-    invalid, open_device, refuse_hanging,
+    MissingDevice, OPEN_LIMIT, OpenPool, PoolDevice, api_error, claim, cut_short_text, exclusive,
+    find, invalid, open_device,
 };
 use crate::api::error::{self, ApiError};
 use crate::ownership::{self, Candidate, Installation, Tenure};
@@ -49,6 +49,8 @@ pub(crate) struct Places {
     pub(crate) me: Option<Arc<Installation>>,
     /// It becomes this installation's if it is another one's.
     pub(crate) take_over: bool,
+    /// Who asks how far it is.
+    pub(crate) opening: Arc<Opening>,
 }
 
 impl Places {
@@ -69,6 +71,8 @@ struct Found {
 /// A place where a device was not.
 struct Passed {
     spec: String,
+    /// Which device it is, if that is known.
+    device: Option<Uuid>,
     why: String,
     is_silent: bool,
 }
@@ -83,6 +87,9 @@ struct Search {
     cut_short: BTreeMap<Uuid, u64>,
     /// They are taken all the same.
     forced: bool,
+    /// The places that were looked at in the beginning.
+    looked: BTreeMap<String, Result<Looked, ApiError>>,
+    opening: Arc<Opening>,
 }
 
 /// Whether a place that is only remembered may be passed over for this.
@@ -92,29 +99,15 @@ fn is_final(error: &ApiError) -> bool {
     matches!(error.kind, InUse | Exists)
 }
 
-/// Reads a device's label without taking the device.
-fn look(spec: &DeviceSpec) -> Result<(Arc<SyncDevice>, Label), ApiError> {
-    let options = forebay_device::OpenOptions {
-        exclusive: false,
-        ..exclusive()
-    };
-    let device = open_device(spec, &options)?;
-    refuse_hanging(&device)?;
-    let store = SyncStore::new(device);
-    let label = Label::read(&store).map_err(|error| {
-        let mut told = api_error(error);
-        told.message = format!("{spec}: {}", told.message);
-        told
-    })?;
-    Ok((store.0.clone(), label))
-}
-
 impl Search {
     /// Takes the device at a place, if it is the pool's.
     fn take(&mut self, text: &str) -> Result<(), ApiError> {
         let spec: DeviceSpec = text.parse().map_err(invalid)?;
-        let (looked, label) = look(&spec)?;
-        let identity = looked.info().identity;
+        let (info, label) = match self.looked.get(text) {
+            Some(looked) => looked.clone()?,
+            None => look::at(text)?,
+        };
+        let identity = info.identity;
         if self
             .found
             .iter()
@@ -149,7 +142,6 @@ impl Search {
         {
             return Err(refuse_cut_short(&spec, *bytes));
         }
-        drop(looked);
         label
             .check_block(engine_block_bytes(&spec)?)
             .map_err(|error| {
@@ -159,9 +151,11 @@ impl Search {
             })?;
         let device = open_device(&spec, &exclusive())?;
         claim(&device)?;
+        let store = Arc::new(SyncStore::opening(device, OPEN_LIMIT));
+        self.opening.took(&store);
         self.found.push(Found {
             label,
-            store: Arc::new(SyncStore::new(device)),
+            store,
             forced: self.forced,
         });
         Ok(())
@@ -174,6 +168,7 @@ impl Search {
             Err(error) => {
                 self.passed.push(Passed {
                     spec: text.to_owned(),
+                    device: None,
                     is_silent: error.kind == error::ErrorKind::Unavailable,
                     why: error.message,
                 });
@@ -197,7 +192,8 @@ impl Search {
         }
         let folders = find::folders(devices.iter().map(|(_, spec)| spec.as_str()));
         for (device, spec) in devices {
-            if self.has(device) {
+            // What is there and does not answer has not moved.
+            if self.has(device) || self.passed(device, spec).is_some_and(|p| p.is_silent) {
                 continue;
             }
             for candidate in find::candidates(device, spec, &folders) {
@@ -216,8 +212,26 @@ impl Search {
         Ok(())
     }
 
-    fn passed(&self, spec: &str) -> Option<&Passed> {
-        self.passed.iter().find(|passed| passed.spec == spec)
+    fn passed(&self, device: &Uuid, spec: &str) -> Option<&Passed> {
+        let is_it = |p: &&Passed| p.device.as_ref() == Some(device) || p.spec == spec;
+        self.passed.iter().find(is_it)
+    }
+
+    /// Passes over devices of which opening takes too long. Whether there was any.
+    fn pass_over_slow(&mut self) -> bool {
+        let is_slow = |found: &mut Found| found.store.is_too_slow();
+        let slow: Vec<Found> = self.found.extract_if(.., is_slow).collect();
+        for found in &slow {
+            let spec = found.store.0.info().spec.to_string();
+            let limit = OPEN_LIMIT.as_secs();
+            self.passed.push(Passed {
+                why: format!("{spec}: it answers too slowly: opening it takes more than {limit} s"),
+                spec,
+                device: Some(found.label.device_uuid),
+                is_silent: true,
+            });
+        }
+        !slow.is_empty()
     }
 
     fn nothing_found(&self) -> ApiError {
@@ -257,8 +271,13 @@ pub(crate) fn open_at(places: &Places) -> Result<OpenPool, ApiError> {
             .map(|recorded| (recorded.pool, recorded.name.clone())),
         cut_short: places.recorded.iter().flat_map(cut_short).collect(),
         forced: places.forced,
+        opening: places.opening.clone(),
         ..Search::default()
     };
+    let recorded_specs = places.recorded.iter().flat_map(|r| &r.devices);
+    let recorded_specs = recorded_specs.map(|device| &device.spec);
+    let all = (places.told.iter().chain(&places.configured)).chain(recorded_specs);
+    search.looked = look::at_all(all, &places.opening);
     for spec in &places.told {
         search.take(spec)?;
     }
@@ -286,6 +305,9 @@ fn open_found(mut search: Search, places: &Places) -> Result<OpenPool, ApiError>
     let mut tenure = None;
     #[cfg_attr(not(feature = "test-device"), allow(unused_mut))]
     let mut opened = loop {
+        if search.found.is_empty() {
+            return Err(search.nothing_found());
+        }
         let devices: Vec<OpenDevice> = search
             .found
             .iter()
@@ -296,9 +318,17 @@ fn open_found(mut search: Search, places: &Places) -> Result<OpenPool, ApiError>
             })
             .collect();
         if let Some(me) = &places.me {
-            tenure = claim_found(me, &search.found, places.take_over, tenure)?;
+            match claim_found(me, &search.found, places.take_over, tenure.clone()) {
+                Err(_) if search.pass_over_slow() => continue,
+                claimed => tenure = claimed?,
+            }
         }
-        let opened = forebay_pool::open(&devices).map_err(|error| {
+        let opened = forebay_pool::open(&devices);
+        drop(devices);
+        if search.pass_over_slow() {
+            continue;
+        }
+        let opened = opened.map_err(|error| {
             let is_partial = error.kind == ErrorKind::NotFound;
             let mut told = api_error(error);
             for passed in &search.passed {
@@ -314,7 +344,7 @@ fn open_found(mut search: Search, places: &Places) -> Result<OpenPool, ApiError>
         let unknown: Vec<(Uuid, String)> = opened
             .missing
             .iter()
-            .filter(|missing| !search.passed.iter().any(|p| p.spec == missing.spec))
+            .filter(|missing| search.passed(&missing.uuid, &missing.spec).is_none())
             .map(|missing| (missing.uuid, missing.spec.clone()))
             .collect();
         if asked_catalog || unknown.is_empty() {
@@ -352,7 +382,7 @@ fn open_found(mut search: Search, places: &Places) -> Result<OpenPool, ApiError>
         .missing
         .into_iter()
         .map(|missing| {
-            let passed = search.passed(&missing.spec);
+            let passed = search.passed(&missing.uuid, &missing.spec);
             MissingDevice {
                 why: match (missing.why.clone(), passed) {
                     (Some(why), _) => format!("{why}: {FORCE_HINT}"),
@@ -380,6 +410,9 @@ fn open_found(mut search: Search, places: &Places) -> Result<OpenPool, ApiError>
     // A pool made before this was done, or copied as a sparse file.
     if let Err(error) = reserve_catalog(&devices) {
         tracing::warn!(%error, "the pool's catalog may not be able to grow");
+    }
+    for device in &devices {
+        device.store.opened();
     }
     Ok(OpenPool {
         pool: opened.pool,
@@ -448,11 +481,11 @@ pub(crate) struct Back {
 }
 
 /// Whether a device that is open answers no more, although it can be opened anew as `now`.
-fn has_died(own: &PoolDevice, now: &SyncDevice) -> bool {
+fn has_died(own: &PoolDevice, now: &DeviceInfo) -> bool {
     // An open descriptor stays with the disk or the file system that went away.
-    let is_other = match now.info().kind {
+    let is_other = match now.kind {
         DeviceKind::Block => true,
-        _ => own.store.0.info().identity != now.info().identity,
+        _ => own.store.0.info().identity != now.identity,
     };
     is_other && !own.store.0.is_waited_for() && Label::read(&own.store.anew()).is_err()
 }
@@ -460,9 +493,8 @@ fn has_died(own: &PoolDevice, now: &SyncDevice) -> bool {
 /// Which of these open devices went away and came back to where they were: specification strings.
 pub(crate) fn find_returned(pool: &Uuid, open: &[PoolDevice]) -> Vec<String> {
     let has_returned = |own: &&PoolDevice| {
-        let spec = own.store.0.info().spec.clone();
-        look(&spec).is_ok_and(|(device, label)| {
-            label.pool_uuid == *pool && label.device_index == own.index && has_died(own, &device)
+        look::at(&own.spec).is_ok_and(|(info, label)| {
+            label.pool_uuid == *pool && label.device_index == own.index && has_died(own, &info)
         })
     };
     let returned = open.iter().filter(has_returned);
@@ -482,22 +514,22 @@ pub(crate) fn find_missing(
     forced: bool,
 ) -> Result<Back, ApiError> {
     let cut_short: BTreeMap<Uuid, u64> = recorded.into_iter().flat_map(cut_short).collect();
-    let is_open = |device: &SyncDevice| {
-        let identity = device.info().identity;
-        open.iter().any(|o| o.store.0.info().identity == identity)
+    let is_open = |info: &DeviceInfo| {
+        let mut stores = open.iter().map(|open| &open.store);
+        stores.any(|store| store.0.info().identity == info.identity)
     };
     let mut found = Back::default();
     for text in told {
-        let (device, label) = look(&text.parse().map_err(invalid)?)?;
+        let (info, label) = look::at(text)?;
         let is_pools = label.pool_uuid == *pool;
         let own = open
             .iter()
             .find(|own| is_pools && own.index == label.device_index);
-        if own.is_some_and(|own| has_died(own, &device)) {
+        if own.is_some_and(|own| has_died(own, &info)) {
             found.returned.push(text.clone());
             continue;
         }
-        if is_open(&device) {
+        if is_open(&info) {
             continue;
         }
         if let Some(own) = own {
@@ -520,7 +552,7 @@ pub(crate) fn find_missing(
         if let Some(bytes) = cut_short.get(&label.device_uuid)
             && !forced
         {
-            return Err(refuse_cut_short(&device.info().spec, *bytes));
+            return Err(refuse_cut_short(&info.spec, *bytes));
         }
         let older = missing
             .iter()
@@ -541,8 +573,7 @@ pub(crate) fn find_missing(
             &folders,
         ));
         for place in places {
-            let Ok(spec) = place.parse() else { continue };
-            if let Ok((_, label)) = look(&spec)
+            if let Ok((_, label)) = look::at(&place)
                 && label.pool_uuid == *pool
                 && label.device_uuid == device.uuid
             {

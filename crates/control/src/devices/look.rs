@@ -1,0 +1,190 @@
+//! Looking at devices before any is taken.
+//!
+//! Purpose: a device that answers slowly, or not at all, delays the opening of a pool by no more than one limit, however
+//! many such devices there are and however many requests they answer.
+//! Design: all places are looked at, at the same time, by a thread each, within one limit for all that a look asks of its
+//! device. A device that an earlier request is still under way at is asked nothing. [`Opening`] knows what is waited for.
+//! Not here: what labels mean (`open`).
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak, mpsc};
+use std::time::{Duration, Instant};
+
+use forebay_device::{DeviceInfo, DeviceSpec, OpenOptions};
+use forebay_pool::Label;
+
+use super::{HANGS_HINT, OPEN_LIMIT, api_error, exclusive, invalid, open_device, refuse_hanging};
+use crate::api::error::ApiError;
+use crate::store::SyncStore;
+
+/// How long a look at a device may take.
+const LOOK_LIMIT: Duration = Duration::from_secs(5);
+/// How long it may take at a device that was silent, to take it back: one that is slow would be missed again.
+const QUICK_LIMIT: Duration = Duration::from_secs(2);
+/// Between two looks at whether an earlier request has ended.
+const ENDED_EVERY: Duration = Duration::from_millis(20);
+
+/// What is known of a device that was looked at.
+pub(super) type Looked = (DeviceInfo, Label);
+
+/// How far the opening of a pool is.
+#[derive(Debug)]
+pub(crate) struct Opening {
+    /// The pool's name, if it is known.
+    pub(crate) pool: Option<String>,
+    begun: Instant,
+    waits: Mutex<Waits>,
+}
+
+#[derive(Debug, Default)]
+struct Waits {
+    looked_at: BTreeSet<String>,
+    taken: Vec<Weak<SyncStore>>,
+}
+
+impl Default for Opening {
+    fn default() -> Self {
+        Self::of(None)
+    }
+}
+
+impl Opening {
+    /// That of a pool, with its name.
+    pub(crate) fn of(pool: Option<String>) -> Self {
+        Self {
+            pool,
+            begun: Instant::now(),
+            waits: Mutex::default(),
+        }
+    }
+
+    fn waits(&self) -> MutexGuard<'_, Waits> {
+        self.waits.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A device is taken: from here on its store says whether it is waited for.
+    pub(super) fn took(&self, store: &Arc<SyncStore>) {
+        self.waits().taken.push(Arc::downgrade(store));
+    }
+}
+
+/// A sentence about it.
+impl fmt::Display for Opening {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let waits = self.waits();
+        let mut devices: Vec<String> = waits.looked_at.iter().cloned().collect();
+        let taken = waits.taken.iter().filter_map(Weak::upgrade);
+        let taken = taken.filter(|store| store.is_waited_for());
+        devices.extend(taken.map(|store| store.0.info().spec.to_string()));
+        let seconds = self.begun.elapsed().as_secs();
+        match devices.is_empty() {
+            true => write!(f, "the pool is being opened (for {seconds} s)"),
+            false => write!(
+                f,
+                "the pool is being opened (for {seconds} s): it waits for the answer of device {}",
+                devices.join(", ")
+            ),
+        }
+    }
+}
+
+/// Looks at all these places at once.
+pub(super) fn at_all<'a>(
+    places: impl Iterator<Item = &'a String>,
+    opening: &Opening,
+) -> BTreeMap<String, Result<Looked, ApiError>> {
+    opening.waits().looked_at = places.cloned().collect();
+    let left = opening.waits().looked_at.clone();
+    let mut looked = BTreeMap::new();
+    within(left, LOOK_LIMIT, |place, result| {
+        opening.waits().looked_at.remove(&place);
+        looked.insert(place, result);
+    });
+    looked
+}
+
+/// Looks at one place.
+pub(super) fn at(place: &str) -> Result<Looked, ApiError> {
+    one(place, LOOK_LIMIT)
+}
+
+/// Whether a device that did not answer answers now, and soon enough to be taken.
+pub(crate) fn may_answer(place: &str) -> bool {
+    one(place, QUICK_LIMIT).is_ok()
+}
+
+fn one(place: &str, limit: Duration) -> Result<Looked, ApiError> {
+    let mut looked = Err(silent(place, limit));
+    within(BTreeSet::from([place.to_owned()]), limit, |_, result| {
+        looked = result;
+    });
+    looked
+}
+
+fn within(
+    mut left: BTreeSet<String>,
+    limit: Duration,
+    mut found: impl FnMut(String, Result<Looked, ApiError>),
+) {
+    let (sender, receiver) = mpsc::channel();
+    for place in &left {
+        let (sender, place) = (sender.clone(), place.clone());
+        let thread = std::thread::Builder::new().name("device-look".to_owned());
+        let spawned = thread.spawn(move || {
+            let looked = look(&place);
+            // Nobody may wait any more.
+            let _ = sender.send((place, looked));
+        });
+        if let Err(error) = spawned {
+            tracing::error!(%error, "a thread to look at a device");
+        }
+    }
+    drop(sender);
+    let end = Instant::now() + limit;
+    while !left.is_empty() {
+        let rest = end.saturating_duration_since(Instant::now());
+        let Ok((place, looked)) = receiver.recv_timeout(rest) else {
+            break;
+        };
+        left.remove(&place);
+        found(place, looked);
+    }
+    for place in left {
+        let error = silent(&place, limit);
+        found(place, Err(error));
+    }
+}
+
+fn silent(place: &str, limit: Duration) -> ApiError {
+    ApiError::unavailable(format!(
+        "{place}: opening it takes more than {} s: it hangs, or answers too slowly",
+        limit.as_secs()
+    ))
+    .hint(HANGS_HINT)
+}
+
+/// Reads a device's label without taking the device.
+fn look(place: &str) -> Result<Looked, ApiError> {
+    let spec: DeviceSpec = place.parse().map_err(invalid)?;
+    let options = OpenOptions {
+        exclusive: false,
+        ..exclusive()
+    };
+    let device = open_device(&spec, &options)?;
+    refuse_hanging(&device)?;
+    let begin = Instant::now();
+    while device.is_waited_for() {
+        if begin.elapsed() >= OPEN_LIMIT {
+            return Err(silent(place, OPEN_LIMIT));
+        }
+        std::thread::sleep(ENDED_EVERY);
+    }
+    let store = SyncStore::new(device);
+    let label = Label::read(&store).map_err(|error| {
+        let mut told = api_error(error);
+        told.message = format!("{spec}: {}", told.message);
+        told
+    })?;
+    Ok((store.0.info().clone(), label))
+}
