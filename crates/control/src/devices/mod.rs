@@ -159,9 +159,13 @@ fn open_device(spec: &DeviceSpec, options: &OpenOptions) -> Result<SyncDevice, A
         ))
         .hint(HANGS_HINT)
     };
-    let is_first = opening().insert(text.clone());
-    if !is_first {
-        return Err(silent());
+    // Under two names, it may be looked at twice at a time.
+    let begin = Instant::now();
+    while !opening().insert(text.clone()) {
+        if begin.elapsed() >= OPEN_LIMIT {
+            return Err(silent());
+        }
+        std::thread::sleep(CLAIM_PAUSE);
     }
     let (sender, receiver) = mpsc::channel();
     let (name, options) = (text.clone(), options.clone());
