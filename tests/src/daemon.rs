@@ -47,6 +47,8 @@ const LOGS: [&str; 3] = [
 /// How to start a daemon.
 #[derive(Debug, Clone, Default)]
 pub struct DaemonOptions {
+    /// Whether its pool's UUID names it in NQNs; otherwise its name there is `test`.
+    pub is_nameless: bool,
     /// More tables for its configuration file; `[listen]` is there already.
     pub config: String,
     /// How many ports it has besides the first.
@@ -100,8 +102,12 @@ impl Daemon {
         let folder = tempfile::Builder::new().prefix("fb-").tempdir_in(parent)?;
         let ports = free_ports(1 + options.more_ports)?;
         let listeners: Vec<String> = ports.iter().map(|p| format!("127.0.0.1:{p}")).collect();
+        let node = match options.is_nameless {
+            true => "",
+            false => "[node]\nname = \"test\"\n",
+        };
         let config = format!(
-            "[listen]\nnvme_tcp = {listeners:?}\napi = \"{SOCKET}\"\n{}",
+            "{node}[listen]\nnvme_tcp = {listeners:?}\napi = \"{SOCKET}\"\n{}",
             options.config
         );
         std::fs::write(folder.path().join(CONFIG), config)?;

@@ -148,7 +148,7 @@ impl Host {
         let volume = volume.replace('/', ".");
         Self {
             address,
-            nqn: format!("nqn.2026-01.io.forebay:{volume}"),
+            nqn: format!("nqn.2026-01.io.forebay:test:{volume}"),
             block_bytes: block,
             habits: Habits::default(),
             shadow: Shadow::new(number, size_bytes, block),

@@ -90,7 +90,7 @@ impl Lab {
 
 fn io(daemon: &Daemon, op: &IoOp, data: Vec<u8>) -> Result<Vec<u8>> {
     let address: SocketAddr = format!("127.0.0.1:{}", daemon.port()).parse()?;
-    let nqn = "nqn.2026-01.io.forebay:t.v";
+    let nqn = "nqn.2026-01.io.forebay:test:t.v";
     let mut session = Session::connect(address, nqn, HOST, &Options::default())?;
     let mut queue = session.open_queue(1)?;
     Ok(queue.execute(op, data, LIMIT)?)

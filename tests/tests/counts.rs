@@ -103,7 +103,7 @@ impl Counted {
 
 fn connect(daemon: &Daemon) -> Result<(Session, IoQueue)> {
     let address: SocketAddr = format!("127.0.0.1:{}", daemon.port()).parse()?;
-    let nqn = "nqn.2026-01.io.forebay:t.v";
+    let nqn = "nqn.2026-01.io.forebay:test:t.v";
     let mut session = Session::connect(address, nqn, HOST, &Options::default())?;
     let queue = session.open_queue(1)?;
     Ok((session, queue))

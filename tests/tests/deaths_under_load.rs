@@ -57,7 +57,7 @@ impl Lab {
     }
 
     fn writer_of(&self, volume: &str, block_bytes: u32) -> Result<Verifier> {
-        let nqn = format!("nqn.2026-01.io.forebay:{volume}");
+        let nqn = format!("nqn.2026-01.io.forebay:test:{volume}");
         let spec = VerifySpec {
             block_bytes,
             promise: Promise::Acknowledged,
@@ -113,7 +113,7 @@ impl Lab {
 
     /// Writes every block once, so that nothing faults afterwards.
     fn fill(&self, volume: &str, size_bytes: u64) -> Result<()> {
-        let nqn = format!("nqn.2026-01.io.forebay:t.{volume}");
+        let nqn = format!("nqn.2026-01.io.forebay:test:t.{volume}");
         let spec = LoadSpec {
             read_percent: 0,
             block_bytes: 65536,
@@ -170,7 +170,7 @@ fn kill9_daemon_under_load() -> Result<()> {
     // Commits what the filling mapped.
     full.flush()?;
     drop(full);
-    let nqn = "nqn.2026-01.io.forebay:t.full";
+    let nqn = "nqn.2026-01.io.forebay:test:t.full";
     let mut full = Verifier::connect(VerifySpec {
         initial: Initial::Any,
         flush_every_writes: 200,
@@ -291,7 +291,7 @@ fn an_abandoned_deallocation_stays_abandoned() -> Result<()> {
     const BLOCKS: u32 = 128;
     const BYTES: usize = 512 << 10;
     let mut lab = lab(&[("a", 64 * MIB)])?;
-    let nqn = "nqn.2026-01.io.forebay:t.a";
+    let nqn = "nqn.2026-01.io.forebay:test:t.a";
     let mut session = Session::connect(lab.address, nqn, HOST, &Options::default())?;
     let mut queue = session.open_queue(1)?;
     let write = IoOp::Write {

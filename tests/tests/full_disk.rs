@@ -101,7 +101,7 @@ fn small_disk() -> Result<Option<SmallDisk>> {
 }
 
 fn nqn(tenant: &str) -> String {
-    format!("nqn.2026-01.io.forebay:{tenant}.v")
+    format!("nqn.2026-01.io.forebay:test:{tenant}.v")
 }
 
 /// Writes from the volume's beginning until the target says that there is no space, and then goes on for

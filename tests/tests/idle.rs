@@ -31,7 +31,7 @@ fn idle_engine_sleeps() -> Result<()> {
         let volume = format!("t/v{i}");
         daemon.cli(&["volume", "create", &volume, "--size", "1G"])?;
         daemon.cli(&["export", "create", &volume, "--any-host"])?;
-        let nqn = format!("nqn.2026-01.io.forebay:t.v{i}");
+        let nqn = format!("nqn.2026-01.io.forebay:test:t.v{i}");
         let options = Options {
             io_queues: 2,
             ..Options::default()
@@ -144,7 +144,7 @@ fn an_engine_whose_hosts_are_over_budget_sleeps() -> Result<()> {
         command_timeout: 2 * MINUTE,
         ..Options::default()
     };
-    let nqn = "nqn.2026-01.io.forebay:t.tcp";
+    let nqn = "nqn.2026-01.io.forebay:test:t.tcp";
     let mut session = Session::connect(address, nqn, HOST, &options)?;
     let mut hosts = [session.open_queue(1)?, session.open_queue(1)?];
     let mut machines = Vec::new();

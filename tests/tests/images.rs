@@ -149,7 +149,7 @@ fn a_host_that_connects_meanwhile_fails_an_import() -> Result<()> {
     let image = write(&daemon, "image.img", &vec![3; 64 * MIB as usize])?;
     let importing = import_on_hold(&daemon, &image, "t/v")?;
     let address: SocketAddr = format!("127.0.0.1:{}", daemon.port()).parse()?;
-    let nqn = "nqn.2026-01.io.forebay:t.v";
+    let nqn = "nqn.2026-01.io.forebay:test:t.v";
     let host = "nqn.2026-01.test:host";
     let session = Session::connect(address, nqn, host, &Options::default())?;
     daemon.cli(&["tenant", "budget", "t", "--none"])?;

@@ -43,7 +43,7 @@ fn spec(path: &Path) -> String {
 
 fn connect(daemon: &Daemon, volume: &str) -> Result<(Session, IoQueue)> {
     let address: SocketAddr = format!("127.0.0.1:{}", daemon.port()).parse()?;
-    let nqn = format!("nqn.2026-01.io.forebay:t.{volume}");
+    let nqn = format!("nqn.2026-01.io.forebay:test:t.{volume}");
     let mut session = Session::connect(address, &nqn, HOST, &Options::default())?;
     let queue = session.open_queue(1)?;
     Ok((session, queue))

@@ -59,7 +59,7 @@ drive=$(shown disk 0)
 generic=$(echo $drive | sed s/nvme/ng/)
 for try in $(seq 300); do [ -c $generic ] && break; sleep 0.1; done
 [ -c $generic ]
-printf '[listen]\nnvme_tcp = [\"127.0.0.1:4420\"]\napi = \"api.sock\"\n' > forebay.toml
+printf '[node]\nname = \"test\"\n[listen]\nnvme_tcp = [\"127.0.0.1:4420\"]\napi = \"api.sock\"\n' > forebay.toml
 ./forebay serve --config /tmp/forebay/forebay.toml > serve.log 2>&1 < /dev/null &
 for try in $(seq 1200); do [ -S api.sock ] && break; sleep 0.1; done
 fb() { ./forebay --socket /tmp/forebay/api.sock \"$@\"; }
@@ -68,7 +68,7 @@ fb tenant create t
 fb volume create t/disk --size 64M
 fb export create t/disk --any-host
 modprobe nvme-tcp
-nvme connect -t tcp -a 127.0.0.1 -s 4420 -n nqn.2026-01.io.forebay:t.disk --nr-io-queues 1";
+nvme connect -t tcp -a 127.0.0.1 -s 4420 -n nqn.2026-01.io.forebay:test:t.disk --nr-io-queues 1";
 
 const LOAD: &str = "disk=$(shown tcp_disk)
 fio --name=verify --filename=$disk --size=48m --bsrange=4k-256k --rw=write --ioengine=libaio --direct=1 \\

@@ -26,7 +26,7 @@ const MINUTE: Duration = Duration::from_secs(60);
 const MIB: u64 = 1 << 20;
 const BLOCK: usize = 4096;
 const VOLUME: &str = "t/v";
-const NQN: &str = "nqn.2026-01.io.forebay:t.v";
+const NQN: &str = "nqn.2026-01.io.forebay:test:t.v";
 /// Of what the test of one frontend after the other looks at.
 const SPAN: u64 = 8 * MIB;
 

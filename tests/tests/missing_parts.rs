@@ -90,7 +90,7 @@ fn serves_without_a_missing_part() -> Result<()> {
         ensure!(told.contains(part), "{part}: {told}");
     }
     let address: SocketAddr = format!("127.0.0.1:{}", daemon.port()).parse()?;
-    let nqn = "nqn.2026-01.io.forebay:t.v";
+    let nqn = "nqn.2026-01.io.forebay:test:t.v";
     let mut session = Session::connect(address, nqn, HOST, &Options::default())?;
     let write = IoOp::Write {
         lba: 0,

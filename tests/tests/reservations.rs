@@ -20,7 +20,7 @@ use forebay_tests::lab::{Lab, LabOptions, MINUTE};
 use forebay_tests::wait;
 use forebay_xlate::shm::BOOT_VARIABLE;
 
-const NQN: &str = "nqn.2026-01.io.forebay:t.shared";
+const NQN: &str = "nqn.2026-01.io.forebay:test:t.shared";
 const BLOCK: usize = 4096;
 const KEY_A: u64 = 0xa1;
 const KEY_B: u64 = 0xb1;

@@ -87,7 +87,7 @@ test "$(stat -c %U:%a /var/lib/forebay)" = forebay:750
 test "$(stat -c %U:%a /run/forebay)" = forebay:755
 
 # A host is at work.
-forebay bench load --addr 127.0.0.1:4420 --nqn nqn.2026-01.io.forebay:t.disk --rw randrw --qd 8 --seconds 600 &
+forebay bench load t/disk --rw randrw --qd 8 --seconds 600 &
 load=$!
 works() {
     sleep 1

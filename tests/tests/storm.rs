@@ -76,7 +76,7 @@ fn wait_given_back(lab: &Lab, before: Held) -> Result<()> {
 }
 
 fn subsystem(volume: &str) -> String {
-    format!("nqn.2026-01.io.forebay:t.{volume}")
+    format!("nqn.2026-01.io.forebay:test:t.{volume}")
 }
 
 /// Ends a connection with a reset, as a host does that dies: it leaves no port behind in TIME_WAIT.

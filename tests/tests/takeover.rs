@@ -80,7 +80,7 @@ struct Victim {
 }
 
 const TRAP_LBA: u64 = 3;
-const NQN: &str = "nqn.2026-01.io.forebay:t.victim";
+const NQN: &str = "nqn.2026-01.io.forebay:test:t.victim";
 
 impl Victim {
     fn new(lab: &Lab) -> Result<Self> {
@@ -282,7 +282,7 @@ fn a_conversation_that_broke_is_gone_on_with() -> Result<()> {
         let volume = ["volume", "create", "t/later", "--size", "8M"];
         daemon.cli(&volume).context("the conversation goes on")?;
         daemon.cli(&["export", "create", "t/later", "--any-host"])?;
-        let nqn = "nqn.2026-01.io.forebay:t.later";
+        let nqn = "nqn.2026-01.io.forebay:test:t.later";
         // While there is no conversation, the engine is told of nothing.
         let mut session = wait::until("the new export is served", MINUTE, || {
             Ok(Session::connect(address, nqn, HOST_NQN, &Options::default()).ok())

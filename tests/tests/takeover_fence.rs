@@ -113,7 +113,7 @@ impl Line {
             queue_entries: 64,
             ..Options::default()
         };
-        let nqn = "nqn.2026-01.io.forebay:t.v";
+        let nqn = "nqn.2026-01.io.forebay:test:t.v";
         let mut last = None;
         let connected = wait::until("a connection", MINUTE, || {
             let connected = Session::connect(address, nqn, host, &options);

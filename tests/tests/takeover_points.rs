@@ -27,7 +27,7 @@ use raw::{PLAIN, RawHost, WRITE, connect_data, io_queue, rw};
 mod raw;
 
 const HOST: &str = "nqn.2026-01.test:parts";
-const VISITED: &str = "nqn.2026-01.io.forebay:t.visited";
+const VISITED: &str = "nqn.2026-01.io.forebay:test:t.visited";
 
 fn points(of: impl Fn(&str) -> bool) -> Vec<&'static str> {
     POINTS.iter().copied().filter(|point| of(point)).collect()

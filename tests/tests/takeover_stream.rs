@@ -28,7 +28,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 /// The name that the raw hosts have.
 const HOST: &str = "nqn.2026-01.test:raw";
-const NQN: &str = "nqn.2026-01.io.forebay:t.a";
+const NQN: &str = "nqn.2026-01.io.forebay:test:t.a";
 const BLOCK: usize = 4096;
 /// From one place to the next.
 const PLACE_BLOCKS: u64 = 6;

@@ -21,7 +21,7 @@ const EXTENT: u64 = 64 << 10;
 const SIZE: u64 = 160 * MIB;
 
 fn nqn(tenant: &str) -> String {
-    format!("nqn.2026-01.io.forebay:{tenant}.v")
+    format!("nqn.2026-01.io.forebay:test:{tenant}.v")
 }
 
 fn export(daemon: &Daemon, tenant: &str) -> Result<()> {

@@ -21,7 +21,7 @@ const SIZE: u64 = 1 << 30;
 /// Reads the first block of `t/v`.
 fn read(daemon: &Daemon) -> Result<Vec<u8>> {
     let address: SocketAddr = format!("127.0.0.1:{}", daemon.port()).parse()?;
-    let nqn = "nqn.2026-01.io.forebay:t.v";
+    let nqn = "nqn.2026-01.io.forebay:test:t.v";
     let host = "nqn.2026-01.test:host";
     let mut session = Session::connect(address, nqn, host, &Options::default())?;
     let mut queue = session.open_queue(1)?;

@@ -17,6 +17,8 @@ pub struct DaemonConfig {
     pub run_dir: PathBuf,
     /// Where the API listens; beneath `run_dir` unless configured otherwise.
     pub api_socket: PathBuf,
+    /// This node's name in NQNs of new exports; without one the pool's UUID names it.
+    pub node_name: Option<String>,
     /// Addresses, until the configuration is read again.
     pub listen: Listen,
     /// The engine to start.
@@ -135,6 +137,7 @@ impl DaemonConfig {
             state_dir: PathBuf::new(),
             run_dir: PathBuf::new(),
             api_socket: PathBuf::new(),
+            node_name: None,
             listen: Listen::default(),
             engine: EngineConfig {
                 program: PathBuf::new(),

@@ -421,6 +421,7 @@ impl Daemon {
         owner.note_ports();
         owner.set_record_dirs(self.record_dirs().map(ToOwned::to_owned).to_vec());
         owner.set_node(&self.config.state_dir, self.config.engine.reactors);
+        owner.node_name.replace(self.config.node_name.clone());
         owner.keep_figures(&self.config.state_dir);
         if let Some((_, greeting)) = &mut live {
             // What the engine listens on already is not missing.

@@ -27,6 +27,8 @@ const EMBEDDED_BYTES: u64 = 16 << 30;
 const DEFAULT_LISTEN: &str = "127.0.0.1:4420";
 /// A reactor takes turns of microseconds; no device can keep it from the next.
 const DEFAULT_STUCK_S: u32 = 5;
+/// The longest name of a node: a label of a host name (RFC 1123).
+const MAX_NODE_NAME_BYTES: usize = 63;
 /// The most reactors.
 pub(crate) const REACTORS_MAX: u16 = forebay_xlate::boundary::region::MAX_REACTORS as u16;
 
@@ -37,6 +39,8 @@ struct FileConfig {
     state_dir: Option<PathBuf>,
     run_dir: Option<PathBuf>,
     #[serde(default)]
+    node: NodeTable,
+    #[serde(default)]
     log: LogTable,
     #[serde(default)]
     listen: ListenTable,
@@ -46,6 +50,12 @@ struct FileConfig {
     pool: PoolTable,
     #[serde(default)]
     devices: DevicesTable,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct NodeTable {
+    name: Option<String>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -121,6 +131,8 @@ pub(crate) struct Config {
     pub(crate) state_dir: PathBuf,
     pub(crate) run_dir: PathBuf,
     pub(crate) api_socket: PathBuf,
+    /// This node's name in the NQNs of its exports, if it has one.
+    pub(crate) node_name: Option<String>,
     pub(crate) log_level: String,
     pub(crate) log_format: LogFormat,
     pub(crate) log_file: PathBuf,
@@ -170,6 +182,7 @@ fn defaults(dir: &Path) -> Outcome<Config> {
         state_dir: dir.join("state"),
         run_dir: dir.join("run"),
         api_socket: dir.join("run/api.sock"),
+        node_name: None,
         log_level: "info".to_owned(),
         log_format: LogFormat::default(),
         log_file: dir.join("state/log/forebay.log"),
@@ -182,6 +195,12 @@ fn defaults(dir: &Path) -> Outcome<Config> {
         devices: Vec::new(),
         allow_faulty: false,
     })
+}
+
+/// It becomes part of an NQN, between colons.
+fn is_node_name(name: &str) -> bool {
+    let is_plain = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
+    (1..=MAX_NODE_NAME_BYTES).contains(&name.len()) && name.bytes().all(is_plain)
 }
 
 /// `path` is absolute and names the file in errors.
@@ -226,6 +245,13 @@ fn parse(text: &str, path: &Path, dir: Option<&Path>) -> Outcome<Config> {
             cpus.len()
         )));
     }
+    if let Some(name) = &file.node.name
+        && !is_node_name(name)
+    {
+        return Err(wrong(format!(
+            "[node] name {name:?}: a name has 1 to {MAX_NODE_NAME_BYTES} of the characters a-z, 0-9 and -"
+        )));
+    }
     let log_level = file.log.level.unwrap_or_else(|| "info".to_owned());
     if !["error", "warn", "info", "debug", "trace"].contains(&log_level.as_str()) {
         return Err(wrong(format!(
@@ -251,6 +277,7 @@ fn parse(text: &str, path: &Path, dir: Option<&Path>) -> Outcome<Config> {
                 .file
                 .unwrap_or_else(|| state_dir.join("log/forebay.log")),
         ),
+        node_name: file.node.name,
         state_dir,
         run_dir,
         log_level,
@@ -319,6 +346,8 @@ mod tests {
             r#"
             state_dir = "/var/lib/forebay"
             run_dir = "/run/forebay"
+            [node]
+            name = "rack1-n7"
             [log]
             level = "debug"
             file = "f.log"
@@ -337,6 +366,7 @@ mod tests {
         .unwrap();
         assert_eq!(config.api_socket, Path::new("/run/forebay/api.sock"));
         assert_eq!(config.log_file, Path::new("/etc/forebay/f.log"));
+        assert_eq!(config.node_name.as_deref(), Some("rack1-n7"));
         assert_eq!((config.reactors, config.stuck_s), (2, 0));
         assert_eq!(config.nvme_tcp.len(), 2);
         assert_eq!(config.metrics, "127.0.0.1:9464".parse().ok());
@@ -377,6 +407,7 @@ mod tests {
                 "[listen]\nnvme_tcp = [\"127.0.0.1:1\", \"127.0.0.1:1\"]",
                 "twice",
             ),
+            ("[node]\nname = \"Rack:1\"", "a-z, 0-9 and -"),
             ("[log]\nlevel = \"loud\"", "loud"),
             ("[log]\nformat = \"xml\"", "expected `text` or `json`"),
             (

@@ -106,7 +106,7 @@ fn run(cli: Cli) -> Outcome<ExitCode> {
             Ok(())
         }
         Command::Engine(args) => engine::engine(args),
-        Command::Bench(command) => bench::bench(output, &command),
+        Command::Bench(command) => bench::bench(output, &command, context),
         Command::Calibrate(args) => calibrate::calibrate(&context()?, &args),
     };
     done.map(|()| ExitCode::SUCCESS)

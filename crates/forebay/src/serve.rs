@@ -172,6 +172,7 @@ fn make_folder(path: &Path) -> Outcome {
 fn daemon_config(config: Config) -> Outcome<DaemonConfig> {
     Ok(DaemonConfig {
         listen: listen(&config),
+        node_name: config.node_name,
         state_dir: config.state_dir,
         run_dir: config.run_dir,
         api_socket: config.api_socket,

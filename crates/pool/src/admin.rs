@@ -17,13 +17,15 @@ use forebay_xlate::types::VolumeId;
 
 /// The largest volume, in bytes.
 pub const MAX_VOLUME_BYTES: u64 = 64 << 40;
-/// What an export's NQN begins with; `<tenant>.<volume>` follows.
+/// What an export's NQN begins with; `<node>:<tenant>.<volume>` follows.
 pub const NQN_PREFIX: &str = "nqn.2026-01.io.forebay:";
 /// NVMe Base 2.0, 4.5: an NQN's longest form, in bytes.
 const MAX_NQN_BYTES: usize = 223;
 /// The longest path of a Unix socket (sockaddr_un).
 const MAX_SOCKET_BYTES: usize = 107;
 const MAX_NAME_BYTES: usize = 63;
+/// How much of the pool's UUID an NQN holds.
+const UUID_BYTES_IN_NQN: usize = 6;
 /// The most hosts that an export lists.
 pub const MAX_HOSTS: usize = 256;
 /// What a record takes in the catalog at most, roughly; hosts come on top.
@@ -278,14 +280,6 @@ impl Pool {
             .ok_or_else(|| PoolError::not_found(format!("no {export}")))
     }
 
-    /// An export by its subsystem's NQN.
-    pub fn export_by_nqn(&self, nqn: &str) -> Result<&ExportRecord> {
-        self.exports
-            .values()
-            .find(|export| export.nqn == nqn)
-            .ok_or_else(|| PoolError::not_found(format!("no export {nqn:?}")))
-    }
-
     /// The exports that show a volume, oldest first.
     pub fn exports_of(&self, volume: VolumeId) -> impl Iterator<Item = &ExportRecord> {
         let ids = self.volume_exports.get(&volume).into_iter().flatten();
@@ -321,8 +315,11 @@ impl Pool {
         now_s: u64,
     ) -> Result<ExportId> {
         let record = self.volume(volume)?;
-        let tenant = self.tenant_by_id(record.tenant)?;
-        let nqn = format!("{NQN_PREFIX}{}.{}", tenant.name, record.name);
+        let nqn = match self.exports_of(volume).next() {
+            // A host refuses one namespace in two subsystems.
+            Some(other) => other.nqn.clone(),
+            None => self.new_nqn(record, new.node.as_deref())?,
+        };
         check_hosts(&new.hosts)?;
         let for_hosts = !new.hosts.is_empty() || new.any_host;
         if for_hosts == new.frontend.is_machine() {
@@ -379,6 +376,23 @@ impl Pool {
         self.volume_exports.entry(volume).or_default().insert(id);
         self.touch(Table::Exports, id.0, 0);
         Ok(id)
+    }
+
+    /// Nodes have tenants and volumes of the same name; a host that uses two nodes tells subsystems by their NQN.
+    fn new_nqn(&self, volume: &VolumeRecord, node: Option<&str>) -> Result<String> {
+        let mut node = node.unwrap_or_default().to_owned();
+        if node.is_empty() {
+            let digits = self.info().uuid.0.iter().take(UUID_BYTES_IN_NQN);
+            node = digits.map(|byte| format!("{byte:02x}")).collect();
+        }
+        let tenant = self.tenant_by_id(volume.tenant)?;
+        let nqn = format!("{NQN_PREFIX}{node}:{}.{}", tenant.name, volume.name);
+        if nqn.len() > MAX_NQN_BYTES {
+            return Err(PoolError::invalid(format!(
+                "the export's NQN has more than {MAX_NQN_BYTES} bytes: {nqn}"
+            )));
+        }
+        Ok(nqn)
     }
 
     /// Changes who may use an export; nobody is allowed too.

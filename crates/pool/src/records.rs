@@ -154,6 +154,8 @@ pub struct NewExport {
     pub socket_owner: SocketOwner,
     /// Whether others that say the same may show the volume too.
     pub shared: bool,
+    /// The node's name, for the NQN; without one the pool's UUID names the node.
+    pub node: Option<String>,
     /// Whoever uses it only reads, so it may be beside others that are not shared. Not kept.
     pub only_reads: bool,
 }

@@ -123,12 +123,10 @@ fn what_is_used_is_not_deleted() {
         ErrorKind::Invalid
     );
     let e = pool.create_export(v, vec![host.clone()], false, 0).unwrap();
-    assert_eq!(pool.export(e).unwrap().nqn, "nqn.2026-01.io.forebay:acme.v");
+    let node: String = pool.info().uuid.to_string().replace('-', "")[..12].into();
     assert_eq!(
-        pool.export_by_nqn("nqn.2026-01.io.forebay:acme.v")
-            .unwrap()
-            .id,
-        e
+        pool.export(e).unwrap().nqn,
+        format!("nqn.2026-01.io.forebay:{node}:acme.v")
     );
     assert_eq!(pool.export_of(v).unwrap().hosts, [host]);
     assert_eq!(
@@ -308,12 +306,22 @@ fn two_exports_of_a_volume_are_both_shared() {
         ..NewExport::default()
     };
     let first = pool.create_export_as(v, tcp.clone(), 0).unwrap();
+    let nqn = pool.export(first).unwrap().nqn.clone();
     assert_eq!(kind(pool.create_export_as(v, tcp, 0)), ErrorKind::Exists);
     assert_eq!(
         kind(pool.create_export_as(v, machine(false, "/a"), 0)),
         ErrorKind::Exists
     );
-    let second = pool.create_export_as(v, machine(true, "/a"), 0).unwrap();
+    let renamed = NewExport {
+        node: Some("other".into()),
+        ..machine(true, "/a")
+    };
+    let second = pool.create_export_as(v, renamed, 0).unwrap();
+    assert_eq!(
+        pool.export(second).unwrap().nqn,
+        nqn,
+        "one namespace is in one subsystem"
+    );
     assert_eq!(
         kind(pool.create_export_as(v, machine(true, "/a"), 0)),
         ErrorKind::Exists,

@@ -19,7 +19,7 @@ use forebay_tests::wait;
 
 const LBA: u64 = 3;
 const VOLUME: &str = "t/victim";
-const NQN: &str = "nqn.2026-01.io.forebay:t.victim";
+const NQN: &str = "nqn.2026-01.io.forebay:test:t.victim";
 /// Internal Error (Base 2.1, figure "Generic Command Status Values").
 const INTERNAL_ERROR: (u8, u8) = (0, 6);
 

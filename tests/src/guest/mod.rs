@@ -40,7 +40,7 @@ use qmp::Qmp;
 /// Where the guest finds the machine's loopback address.
 pub const HOST_ADDRESS: &str = "10.0.2.2";
 /// The export that [`serve_disk`] makes.
-pub const DISK_NQN: &str = "nqn.2026-01.io.forebay:t.disk";
+pub const DISK_NQN: &str = "nqn.2026-01.io.forebay:test:t.disk";
 
 const MINUTE: Duration = Duration::from_secs(60);
 /// A kernel checks whether ten ticks of its timer come in the time of ten, and panics if not: on a busy machine they may come late.

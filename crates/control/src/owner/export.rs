@@ -104,6 +104,7 @@ impl Owner {
                         socket,
                         socket_owner,
                         shared,
+                        node: self.node_name.borrow().clone(),
                         only_reads: is_internal,
                     },
                     now_s(),

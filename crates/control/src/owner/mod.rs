@@ -240,6 +240,8 @@ pub(crate) struct Owner {
     told_budgets: budgets::Told,
     promises: places::Promises,
     node: scheduling::NodeState,
+    /// What NQNs of new exports say of this node, if it is configured.
+    pub(crate) node_name: RefCell<Option<String>>,
     calibrating: calibration::Calibrating,
     pub(crate) quarantine: quarantine::Quarantine,
     adding: tokio::sync::Mutex<()>,
@@ -306,6 +308,7 @@ impl Owner {
             told_budgets: budgets::Told::default(),
             promises: places::Promises::default(),
             node: scheduling::NodeState::default(),
+            node_name: RefCell::new(None),
             calibrating: calibration::Calibrating::default(),
             quarantine: quarantine::Quarantine::default(),
             adding: tokio::sync::Mutex::new(()),

@@ -7,7 +7,6 @@
 //! made is used again. The daemon is stopped however the run ends.
 //! Not here: the daemon's life (`daemon`), load and verification (the initiator).
 
-use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -22,13 +21,14 @@ use forebay_initiator::load::{self, Amount, LoadReport, LoadSpec};
 use serde::Serialize;
 
 use super::daemon::OwnDaemon;
+use super::load::address;
 use super::report::Report;
 use super::together::{Job, together};
 use super::verify::{self, Verified};
 use crate::cli::VolumeName;
 use crate::command::export::attach_command;
 use crate::command::{export, volume};
-use crate::failure::{Failure, Outcome, While};
+use crate::failure::{Failure, Outcome};
 use crate::interrupt::Interrupt;
 use crate::output::Output;
 use crate::progress;
@@ -234,16 +234,6 @@ fn found<T>(answer: Result<T, ClientError>) -> Outcome<Option<T>> {
         Err(ClientError::Refused(error)) if error.kind == ErrorKind::NotFound => Ok(None),
         Err(error) => Err(error.into()),
     }
-}
-
-fn address(export: &Export) -> Outcome<SocketAddr> {
-    let address = export
-        .addresses
-        .first()
-        .ok_or_else(|| Failure::new("the daemon listens nowhere for NVMe/TCP"))?;
-    address
-        .parse()
-        .while_doing(format!("use the address {address}"))
 }
 
 /// CPU time that the engine has used (proc_pid_stat(5): utime is field 14, stime 15, in ticks).

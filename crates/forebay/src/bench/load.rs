@@ -8,23 +8,30 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
+use forebay_control::api::model::{Export, ExportFrontend};
 use forebay_device::size::parse_bytes;
 use forebay_initiator::load::{self, Access, Amount, LoadSpec, Pace};
 use forebay_initiator::{Options, Wait};
 
 use super::report::Report;
-use crate::failure::{Failure, Outcome};
+use crate::cli::{VolumeName, names};
+use crate::command::Context;
+use crate::command::export::path;
+use crate::failure::{Failure, Outcome, While};
 use crate::output::Output;
 use crate::progress;
 
 #[derive(Debug, Args)]
 pub(crate) struct LoadArgs {
-    /// The target, e.g. 127.0.0.1:4420
-    #[arg(long)]
-    addr: SocketAddr,
-    /// The subsystem's NQN
-    #[arg(long)]
-    nqn: String,
+    /// An export of this node's daemon, which says its address and its NQN
+    #[arg(value_name = "TENANT/VOLUME", value_parser = VolumeName::parse, add = names::exports(), conflicts_with_all = ["addr", "nqn"])]
+    export: Option<VolumeName>,
+    /// Another target's address, e.g. 127.0.0.1:4420
+    #[arg(long, requires = "nqn", required_unless_present = "export")]
+    addr: Option<SocketAddr>,
+    /// Its subsystem's NQN
+    #[arg(long, requires = "addr", required_unless_present = "export")]
+    nqn: Option<String>,
     /// The NQN to connect with
     #[arg(long, default_value = "nqn.2026-01.io.forebay:bench")]
     hostnqn: String,
@@ -96,7 +103,23 @@ impl Pattern {
 }
 
 impl LoadArgs {
-    fn spec(&self) -> Outcome<LoadSpec> {
+    /// Where the load goes: an address and an NQN.
+    fn target(&self, context: impl FnOnce() -> Outcome<Context>) -> Outcome<(SocketAddr, String)> {
+        if let (Some(addr), Some(nqn)) = (self.addr, &self.nqn) {
+            return Ok((addr, nqn.clone()));
+        }
+        let export = self.export.as_ref();
+        let name = export.ok_or_else(|| Failure::new("no target is named"))?;
+        let export: Export = context()?.client.get(&path(name))?;
+        if export.frontend != ExportFrontend::NvmeTcp {
+            return Err(Failure::new(format!(
+                "{name} is exported to a machine, not over NVMe/TCP"
+            )));
+        }
+        Ok((address(&export)?, export.nqn))
+    }
+
+    fn spec(&self, addr: SocketAddr, nqn: &str) -> Outcome<LoadSpec> {
         let block_bytes = u32::try_from(self.bs)
             .map_err(|_| Failure::new(format!("--bs {} is too large", self.bs)))?;
         Ok(LoadSpec {
@@ -126,18 +149,34 @@ impl LoadArgs {
             seed: self.seed,
             cpu: self.cpu,
             wait: if self.spin { Wait::Spin } else { Wait::Block },
-            ..LoadSpec::new(self.addr, &self.nqn, &self.hostnqn)
+            ..LoadSpec::new(addr, nqn, &self.hostnqn)
         })
     }
 }
 
-pub(crate) fn load(output: Output, args: &LoadArgs) -> Outcome {
-    let spec = args.spec()?;
+/// Where an export can be reached first.
+pub(super) fn address(export: &Export) -> Outcome<SocketAddr> {
+    let address = export
+        .addresses
+        .first()
+        .ok_or_else(|| Failure::new("the daemon listens nowhere for NVMe/TCP"))?;
+    address
+        .parse()
+        .while_doing(format!("use the address {address}"))
+}
+
+pub(crate) fn load(
+    output: Output,
+    args: &LoadArgs,
+    context: impl FnOnce() -> Outcome<Context>,
+) -> Outcome {
+    let (addr, nqn) = args.target(context)?;
+    let spec = args.spec(addr, &nqn)?;
     let bar = progress::steps("loading");
     let report = load::run(&spec, &mut |at| progress::set(&bar, at.fraction));
     bar.finish_and_clear();
     let report = report.map_err(|error| Failure::new(error.to_string()))?;
-    let report = Report::new(&[(args.nqn.clone(), report)], None);
+    let report = Report::new(&[(nqn, report)], None);
     output.show(&report, Report::text)?;
     judge(&report)
 }
@@ -176,7 +215,7 @@ mod tests {
         Line::try_parse_from(line.split_whitespace())
             .unwrap()
             .args
-            .spec()
+            .spec(([127, 0, 0, 1], 4420).into(), "nqn.x")
             .unwrap()
     }
 
@@ -233,6 +272,7 @@ mod tests {
             "--read-percent 101",
             "--rate 0",
             "--burst 8",
+            "acme/db",
         ] {
             let line = format!("bench --addr 127.0.0.1:4420 --nqn nqn.x {more}");
             assert!(

@@ -15,6 +15,7 @@ mod verify;
 
 use clap::Subcommand;
 
+use crate::command::Context;
 use crate::failure::Outcome;
 use crate::output::Output;
 
@@ -29,10 +30,14 @@ pub(crate) enum BenchCommand {
     Machine(machine::MachineArgs),
 }
 
-pub(crate) fn bench(output: Output, command: &BenchCommand) -> Outcome {
+pub(crate) fn bench(
+    output: Output,
+    command: &BenchCommand,
+    context: impl FnOnce() -> Outcome<Context>,
+) -> Outcome {
     match command {
         BenchCommand::Demo(args) => demo::demo(output, args),
-        BenchCommand::Load(args) => load::load(output, args),
+        BenchCommand::Load(args) => load::load(output, args, context),
         BenchCommand::Machine(args) => machine::machine(output, args),
     }
 }

@@ -12,7 +12,7 @@ mod examples;
 mod limits_page;
 #[cfg(test)]
 mod mentioned;
-mod names;
+pub(crate) mod names;
 pub(crate) mod pages;
 mod pool;
 #[cfg(test)]
@@ -176,7 +176,7 @@ pub(crate) struct VolumeName {
 }
 
 impl VolumeName {
-    fn parse(text: &str) -> Result<Self, String> {
+    pub(crate) fn parse(text: &str) -> Result<Self, String> {
         match text.split_once('/') {
             Some((tenant, volume))
                 if !tenant.is_empty() && !volume.is_empty() && !volume.contains('/') =>

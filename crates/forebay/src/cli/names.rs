@@ -51,7 +51,7 @@ pub(super) fn volumes() -> ArgValueCompleter {
 }
 
 /// Completes `TENANT/VOLUME@ID` of a volume that is exported several times, `TENANT/VOLUME` of others.
-pub(super) fn exports() -> ArgValueCompleter {
+pub(crate) fn exports() -> ArgValueCompleter {
     let name = |of: Export| match of.shared {
         true => format!("{}/{}@{}", of.tenant, of.volume, of.id),
         false => format!("{}/{}", of.tenant, of.volume),

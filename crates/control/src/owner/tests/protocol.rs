@@ -236,7 +236,7 @@ fn catalog_operations_go_on_without_an_engine() {
             ..ExportCreate::default()
         };
         let export = owner.export_create(body).await.unwrap();
-        assert_eq!(export.nqn, "nqn.2026-01.io.forebay:t.a");
+        assert!(export.nqn.ends_with(":t.a"), "{}", export.nqn);
         let life = Life::with_fresh_engine(owner, 1, None).await;
         let told = life
             .fake
