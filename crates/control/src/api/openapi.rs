@@ -6,10 +6,10 @@
 //! committed file (`UPDATE_OPENAPI=1` rewrites that), another asks the router for each route in it.
 //! Not here: the descriptions themselves; they are the doc comments of what they describe.
 
-use utoipa::OpenApi;
-use utoipa::openapi::{RefOr, Schema};
+mod limits;
 
-use super::validate::HOSTS_MAX;
+use utoipa::OpenApi;
+
 use super::{figure_routes, pool_routes, port_routes, routes, scheduling_routes, transfer_routes};
 
 #[derive(OpenApi)]
@@ -88,26 +88,8 @@ struct Document;
 #[must_use]
 pub fn document() -> utoipa::openapi::OpenApi {
     let mut document = Document::openapi();
-    for (model, field) in [
-        ("Export", "hosts"),
-        ("ExportCreate", "hosts"),
-        ("ExportUpdate", "add_hosts"),
-        ("ExportUpdate", "remove_hosts"),
-    ] {
-        limit_hosts(&mut document, model, field);
-    }
+    limits::add(&mut document);
     document
-}
-
-/// Says how long a list of hosts may be.
-fn limit_hosts(document: &mut utoipa::openapi::OpenApi, model: &str, field: &str) {
-    let models = document.components.as_mut();
-    let model = models.and_then(|all| all.schemas.get_mut(model));
-    if let Some(RefOr::T(Schema::Object(model))) = model
-        && let Some(RefOr::T(Schema::Array(list))) = model.properties.get_mut(field)
-    {
-        list.max_items = Some(HOSTS_MAX);
-    }
 }
 
 /// The document as it is committed: pretty JSON with a final newline.

@@ -114,11 +114,34 @@ fn refusal(result: Result<impl std::fmt::Debug, ClientError>) -> ApiError {
     }
 }
 
+/// The statuses that the document has for an operation.
+fn declared(method: &str, path: &str) -> Option<Vec<String>> {
+    let document = serde_json::to_value(openapi::document()).unwrap();
+    let asked: Vec<&str> = path.split('?').next()?.split('/').collect();
+    let is_it = |template: &str| {
+        let parts: Vec<&str> = template.split('/').collect();
+        parts.len() == asked.len()
+            && (parts.iter().zip(&asked))
+                .all(|(part, asked)| part.starts_with('{') || part == asked)
+    };
+    let paths = document["paths"].as_object().unwrap();
+    let (_, methods) = paths.iter().find(|(template, _)| is_it(template))?;
+    let answers = methods.get(method.to_lowercase())?["responses"].as_object()?;
+    Some(answers.keys().cloned().collect())
+}
+
 fn exchange(daemon: &Daemon, method: &str, path: &str, body: Option<&str>) -> (u16, Value) {
     let (status, body) = daemon
         .client
         .exchange(method, path, body.map(str::as_bytes))
         .expect("an answer");
+    if let Some(declared) = declared(method, path) {
+        let is_one = declared.contains(&status.to_string());
+        assert!(
+            is_one || !(400..500).contains(&status),
+            "{method} {path}: {status}"
+        );
+    }
     (status, serde_json::from_slice(&body).unwrap_or(Value::Null))
 }
 

@@ -25,7 +25,8 @@ pub use forebay_pool::MAX_HOSTS as HOSTS_MAX;
 /// `invalid`, saying what is allowed.
 pub fn name(what: &str, name: &str) -> Result<(), ApiError> {
     let allowed = |byte: u8| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'-');
-    if name.is_empty() || name.len() > NAME_MAX || !name.bytes().all(allowed) {
+    let is_long = name.is_empty() || name.len() > NAME_MAX;
+    if is_long || name.starts_with('-') || !name.bytes().all(allowed) {
         // Shown escaped and cut: it may be anything.
         let shown: String = name
             .chars()
@@ -34,7 +35,7 @@ pub fn name(what: &str, name: &str) -> Result<(), ApiError> {
             .collect();
         return Err(
             ApiError::invalid(format!("`{shown}` can't be a {what}'s name"))
-                .hint("names have 1 to 63 characters of a-z, 0-9 and -"),
+                .hint("names have 1 to 63 characters of a-z, 0-9 and -, and don't begin with -"),
         );
     }
     Ok(())
@@ -163,7 +164,17 @@ mod tests {
         for good in ["a", "a-1", "0", &"x".repeat(63)] {
             name("tenant", good).unwrap();
         }
-        for bad in ["", "A", "a.b", "a/b", "ä", "a b", "a\n", &"x".repeat(64)] {
+        for bad in [
+            "",
+            "-a",
+            "A",
+            "a.b",
+            "a/b",
+            "ä",
+            "a b",
+            "a\n",
+            &"x".repeat(64),
+        ] {
             name("tenant", bad).unwrap_err();
         }
     }

@@ -1,0 +1,300 @@
+//! What the document says of values and refusals, beyond what the types say.
+//!
+//! Purpose: a client can refuse a wrong value itself, and knows which statuses an operation may answer.
+//! Design: one table of fields, one of parameters, with the constants that the daemon checks; refusals follow from what an operation takes.
+//! Not here: the checks (`validate`, and whoever owns what is changed).
+
+use forebay_burst::budget::{LEAST, MOST, MOST_CREDIT_SECONDS};
+use forebay_pool::{MAX_EXTENT_BYTES, MAX_VOLUME_BYTES, MIN_EXTENT_BYTES};
+use forebay_xlate::boundary::message::MAX_MACHINE_QUEUES;
+use serde_json::Value;
+use utoipa::Number;
+use utoipa::openapi::path::{Operation, ParameterIn, PathItem};
+use utoipa::openapi::schema::Object;
+use utoipa::openapi::{ContentBuilder, OpenApi, Ref, RefOr, ResponseBuilder, Schema};
+
+use super::super::validate::{HOSTS_MAX, MAX_PATH_BYTES, NAME_MAX, NQN_MAX};
+
+/// See `validate::name`.
+const NAME: &str = "^[a-z0-9][a-z0-9-]{0,62}$";
+/// A volume's name; with `@` and a number, one of several exports.
+const EXPORT: &str = "^[a-z0-9][a-z0-9-]{0,62}(@[0-9]{1,20})?$";
+/// See `validate::host_nqn`.
+const NQN: &str = r"^nqn\.[0-9]{4}-(0[1-9]|1[0-2])\.[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*(:[!-~]+)?$";
+const TRANSFER_HOST: &str = r"^nqn\.2026-01\.io\.forebay:transfer:[!-~]+$";
+const ADDRESS: &str = r"^(\[[0-9a-fA-F:.%]+\]|[0-9.]+):[0-9]{1,5}$";
+
+/// What a value must be.
+#[derive(Clone, Copy)]
+enum Is {
+    Name,
+    Export,
+    Nqn,
+    TransferHost,
+    Address,
+    /// An absolute path of a Unix socket.
+    Socket,
+    /// Text of at most so many bytes.
+    Text(usize),
+    Whole(u64, u64),
+    /// Bytes, from and to, and what they are a multiple of.
+    Bytes(u64, u64, u64),
+    Real(f64, f64),
+    /// A block's size, or null.
+    Block,
+}
+
+const PERCENT: Is = Is::Whole(1, 100);
+const VOLUME_BYTES: Is = Is::Bytes(512, MAX_VOLUME_BYTES, 512);
+const RESERVED_BYTES: Is = Is::Whole(0, MAX_VOLUME_BYTES);
+
+/// Of a body: the model, the field, and what it is; of a list, what its items are.
+const FIELDS: &[(&str, &str, Is)] = &[
+    ("TenantCreate", "name", Is::Name),
+    ("PoolCreate", "name", Is::Name),
+    ("PoolCreate", "warn_percent", PERCENT),
+    ("PoolCreate", "critical_percent", PERCENT),
+    (
+        "PoolCreate",
+        "extent_bytes",
+        Is::Bytes(MIN_EXTENT_BYTES, MAX_EXTENT_BYTES, MIN_EXTENT_BYTES),
+    ),
+    ("PoolUpdate", "warn_percent", PERCENT),
+    ("PoolUpdate", "critical_percent", PERCENT),
+    ("VolumeCreate", "name", Is::Name),
+    ("VolumeCreate", "size_bytes", VOLUME_BYTES),
+    ("VolumeCreate", "block_bytes", Is::Block),
+    ("VolumeCreate", "reserved_bytes", RESERVED_BYTES),
+    ("VolumeUpdate", "size_bytes", VOLUME_BYTES),
+    ("VolumeUpdate", "reserved_bytes", RESERVED_BYTES),
+    ("ExportCreate", "tenant", Is::Name),
+    ("ExportCreate", "volume", Is::Name),
+    ("ExportCreate", "hosts", Is::Nqn),
+    (
+        "ExportCreate",
+        "queues",
+        Is::Whole(1, MAX_MACHINE_QUEUES as u64),
+    ),
+    ("ExportCreate", "socket", Is::Socket),
+    ("ExportUpdate", "add_hosts", Is::Nqn),
+    ("ExportUpdate", "remove_hosts", Is::Nqn),
+    ("TransferPut", "host", Is::TransferHost),
+    ("RatePut", "iops", Is::Whole(LEAST.iops, MOST.iops)),
+    ("RatePut", "bytes_s", Is::Whole(LEAST.bytes, MOST.bytes)),
+    ("RatePatch", "iops", Is::Whole(LEAST.iops, MOST.iops)),
+    ("RatePatch", "bytes_s", Is::Whole(LEAST.bytes, MOST.bytes)),
+    (
+        "BudgetPut",
+        "credit_s",
+        Is::Whole(1, MOST_CREDIT_SECONDS as u64),
+    ),
+    (
+        "BudgetPatch",
+        "credit_s",
+        Is::Whole(1, MOST_CREDIT_SECONDS as u64),
+    ),
+    ("SchedulingUpdate", "oversubscription", Is::Real(1.0, 100.0)),
+    ("SchedulingUpdate", "wants_base", Is::Real(0.0, 1.0)),
+    ("CalibrationPut", "seconds", Is::Whole(1, 600)),
+    ("CostsPut", "note", Is::Text(1000)),
+];
+
+/// Of a path or a query.
+const PARAMETERS: &[(&str, Is)] = &[
+    ("tenant", Is::Name),
+    ("volume", Is::Name),
+    ("address", Is::Address),
+    ("host", Is::TransferHost),
+];
+
+impl Is {
+    fn say(self, value: &mut Object) {
+        let mut text = |pattern: Option<&str>, least, most| {
+            value.pattern = pattern.map(ToOwned::to_owned);
+            (value.min_length, value.max_length) = (Some(least), Some(most));
+        };
+        match self {
+            Self::Name => text(Some(NAME), 1, NAME_MAX),
+            // And `@` with the longest number.
+            Self::Export => text(Some(EXPORT), 1, NAME_MAX + 21),
+            Self::Nqn => text(Some(NQN), 1, NQN_MAX),
+            Self::TransferHost => text(Some(TRANSFER_HOST), 1, NQN_MAX),
+            Self::Address => text(Some(ADDRESS), 9, 64),
+            Self::Socket => text(Some("^/"), 1, MAX_PATH_BYTES),
+            Self::Text(most) => text(None, 0, most),
+            Self::Whole(least, most) => Self::limit(value, whole(least), whole(most)),
+            Self::Bytes(least, most, of) => {
+                value.multiple_of = Some(whole(of));
+                Self::limit(value, whole(least), whole(most));
+            }
+            Self::Block => {
+                value.enum_values = Some(vec![512.into(), 4096.into(), Value::Null]);
+            }
+            Self::Real(least, most) => {
+                Self::limit(value, Number::Float(least), Number::Float(most));
+            }
+        }
+    }
+
+    fn limit(value: &mut Object, least: Number, most: Number) {
+        (value.minimum, value.maximum) = (Some(least), Some(most));
+    }
+}
+
+fn whole(number: u64) -> Number {
+    Number::UInt(usize::try_from(number).unwrap_or(usize::MAX))
+}
+
+/// Adds all of it.
+pub(super) fn add(document: &mut OpenApi) {
+    for (model, field, is) in FIELDS {
+        match property(document, model, field) {
+            Some(RefOr::T(Schema::Object(value))) => is.say(value),
+            Some(RefOr::T(Schema::Array(list))) => list.max_items = Some(HOSTS_MAX),
+            _ => {}
+        }
+        if let Some(RefOr::T(Schema::Array(list))) = property(document, model, field)
+            && let utoipa::openapi::schema::ArrayItems::RefOrSchema(items) = &mut list.items
+            && let RefOr::T(Schema::Object(value)) = items.as_mut()
+        {
+            is.say(value);
+        }
+    }
+    if let Some(components) = &mut document.components {
+        for (_, name, description) in REFUSALS {
+            let body = ContentBuilder::new().schema(Some(Ref::from_schema_name("ErrorBody")));
+            let answer = ResponseBuilder::new()
+                .description(*description)
+                .content("application/json", body.build());
+            let responses = &mut components.responses;
+            responses.insert((*name).to_owned(), answer.build().into());
+        }
+    }
+    for (path, item) in &mut document.paths.paths {
+        for (method, operation) in operations(item) {
+            parameters(path, operation);
+            refusals(path, method, operation);
+        }
+    }
+}
+
+fn property<'a>(
+    document: &'a mut OpenApi,
+    model: &str,
+    field: &str,
+) -> Option<&'a mut RefOr<Schema>> {
+    let models = &mut document.components.as_mut()?.schemas;
+    match models.get_mut(model)? {
+        RefOr::T(Schema::Object(model)) => model.properties.get_mut(field),
+        _ => None,
+    }
+}
+
+fn operations(item: &mut PathItem) -> impl Iterator<Item = (&'static str, &mut Operation)> {
+    let all = [
+        ("get", &mut item.get),
+        ("post", &mut item.post),
+        ("put", &mut item.put),
+        ("patch", &mut item.patch),
+        ("delete", &mut item.delete),
+    ];
+    all.into_iter()
+        .filter_map(|(method, operation)| Some((method, operation.as_mut()?)))
+}
+
+fn parameters(path: &str, operation: &mut Operation) {
+    for parameter in operation.parameters.iter_mut().flatten() {
+        let RefOr::T(parameter) = parameter else {
+            continue;
+        };
+        let is_exports = path.starts_with("/v1/exports") && parameter.name == "volume";
+        let is = match PARAMETERS.iter().find(|(name, _)| *name == parameter.name) {
+            Some(_) if is_exports => Is::Export,
+            Some((_, is)) => *is,
+            None => continue,
+        };
+        if let Some(RefOr::T(Schema::Object(value))) = &mut parameter.schema {
+            is.say(value);
+        }
+    }
+}
+
+/// Each 4xx that an operation may answer. What else goes wrong is the `default`.
+fn refusals(path: &str, method: &str, operation: &mut Operation) {
+    let has_body = operation.request_body.is_some();
+    let parameters = operation.parameters.iter().flatten();
+    let mut in_path = false;
+    let mut has_any = false;
+    for parameter in parameters {
+        if let RefOr::T(parameter) = parameter {
+            has_any = true;
+            in_path |= parameter.parameter_in == ParameterIn::Path;
+        }
+    }
+    let needs_pool = !NEED_NO_POOL.contains(&(method, path));
+    let changes = method != "get";
+    let may_be = |status: &str| match status {
+        "400" => has_body || has_any,
+        "404" => in_path || needs_pool,
+        "408" | "413" => has_body,
+        "409" => changes && needs_pool || method == "post" && path == "/v1/pool",
+        _ => true,
+    };
+    for (status, name, _) in REFUSALS.iter().filter(|(status, ..)| may_be(status)) {
+        let answer = RefOr::Ref(Ref::from_response_name(*name));
+        let answers = &mut operation.responses.responses;
+        answers.insert((*status).to_owned(), answer);
+    }
+}
+
+/// Each with its name among the document's components.
+const REFUSALS: &[(&str, &str, &str)] = &[
+    ("400", "Wrong", "The request is wrong"),
+    (
+        "403",
+        "Forbidden",
+        "The caller is neither root nor the daemon's user",
+    ),
+    (
+        "404",
+        "Missing",
+        "What is named, or the pool, does not exist",
+    ),
+    ("408", "Late", "The body did not arrive in time"),
+    ("409", "Conflict", "It exists already, or something uses it"),
+    ("413", "Large", "The body is too large"),
+];
+
+/// What is answered without a pool.
+const NEED_NO_POOL: &[(&str, &str)] = &[
+    ("get", "/v1/openapi.json"),
+    ("get", "/v1/status"),
+    ("get", "/v1/stats"),
+    ("get", "/v1/metrics"),
+    ("get", "/v1/events"),
+    ("get", "/v1/ports"),
+    ("post", "/v1/pool"),
+    ("post", "/v1/shutdown"),
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_limit_finds_its_field() {
+        let mut document = super::super::document();
+        for (model, field, _) in FIELDS {
+            let found = property(&mut document, model, field);
+            let is_said = match found {
+                Some(RefOr::T(Schema::Object(value))) => {
+                    let is_limited = value.maximum.is_some() || value.max_length.is_some();
+                    is_limited || value.enum_values.is_some()
+                }
+                Some(RefOr::T(Schema::Array(list))) => list.max_items.is_some(),
+                _ => false,
+            };
+            assert!(is_said, "{model}.{field}");
+        }
+    }
+}
