@@ -72,22 +72,22 @@ pub struct TenantStats {
     pub corrected_ns: u64,
     /// Commands a second granted in the newest window; null if there is no limit.
     #[serde(default)]
-    pub granted_ops_s: Option<u64>,
+    pub granted_iops: Option<u64>,
     /// Bytes a second; null: no limit.
     #[serde(default)]
     pub granted_bytes_s: Option<u64>,
     /// What it used in the newest window that ended: commands a second.
     #[serde(default)]
-    pub used_ops_s: u64,
+    pub window_iops: u64,
     /// Bytes a second.
     #[serde(default)]
-    pub used_bytes_s: u64,
+    pub window_bytes_s: u64,
     /// Commands that waited at the end of that window, for their budget or for a turn, and had a place in the engine.
     #[serde(default)]
-    pub throttled: u64,
+    pub window_throttled: u64,
     /// Of what it used in that window, what was above its base: commands a second.
     #[serde(default)]
-    pub above_ops_s: u64,
+    pub above_iops: u64,
     /// Bytes a second.
     #[serde(default)]
     pub above_bytes_s: u64,
@@ -105,8 +105,8 @@ impl TenantStats {
     /// Of what it used in the newest window, the part above its base: of operations or of bytes, whichever is more.
     pub fn burst_share(&self) -> f64 {
         let part = |above: u64, used: u64| above as f64 / used.max(1) as f64;
-        let ops = part(self.above_ops_s, self.used_ops_s);
-        let bytes = part(self.above_bytes_s, self.used_bytes_s);
+        let ops = part(self.above_iops, self.window_iops);
+        let bytes = part(self.above_bytes_s, self.window_bytes_s);
         ops.max(bytes).min(1.0)
     }
 
@@ -372,7 +372,7 @@ pub struct LaneStats {
     pub budget: Option<Budget>,
     /// Its part of the tenant's grant in the newest window, in commands a second; null if there is no limit.
     #[serde(default)]
-    pub granted_ops_s: Option<u64>,
+    pub granted_iops: Option<u64>,
     /// Bytes a second; null: no limit.
     #[serde(default)]
     pub granted_bytes_s: Option<u64>,

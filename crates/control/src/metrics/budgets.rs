@@ -68,35 +68,31 @@ const SUMS: [(&str, &str, Sum); 10] = [
 /// What is of a tenant's newest window.
 const NEWEST: [(&str, &str, Sum); 3] = [
     (
-        "used_commands_per_second",
+        "window_iops",
         "What a tenant used in the newest window that ended.",
-        |t| t.used_ops_s,
+        |t| t.window_iops,
     ),
     (
-        "used_bytes_per_second",
+        "window_bytes_per_second",
         "What a tenant used in the newest window that ended.",
-        |t| t.used_bytes_s,
+        |t| t.window_bytes_s,
     ),
     (
         "commands_throttled",
         "Commands that waited at the end of the newest window, for their budget or for a turn of their reactor.",
-        |t| t.throttled,
+        |t| t.window_throttled,
     ),
 ];
 
 /// What is stated of a tenant.
 const STATED: [(&str, &str, Stated); 4] = [
-    ("base_commands_per_second", "A tenant's base.", |b| {
+    ("base_iops", "A tenant's base.", |b| {
         b.base.map(|base| base.iops)
     }),
     ("base_bytes_per_second", "A tenant's base.", |b| {
         b.base.map(|base| base.bytes_s)
     }),
-    (
-        "burst_commands_per_second",
-        "A tenant's burst limit.",
-        |b| b.burst.iops,
-    ),
+    ("burst_iops", "A tenant's burst limit.", |b| b.burst.iops),
     ("burst_bytes_per_second", "A tenant's burst limit.", |b| {
         b.burst.bytes_s
     }),
@@ -136,8 +132,8 @@ pub(super) fn tenants(out: &mut Exposition, tenants: &[TenantStats]) {
     }
     for (name, given) in [
         (
-            "forebay_tenant_granted_commands_per_second",
-            (|tenant| tenant.granted_ops_s) as fn(&TenantStats) -> Option<u64>,
+            "forebay_tenant_granted_iops",
+            (|tenant| tenant.granted_iops) as fn(&TenantStats) -> Option<u64>,
         ),
         ("forebay_tenant_granted_bytes_per_second", |tenant| {
             tenant.granted_bytes_s
@@ -215,8 +211,8 @@ pub(super) fn throttled(out: &mut Exposition, lanes: &[LaneStats]) {
     }
     for (name, given) in [
         (
-            "forebay_volume_granted_commands_per_second",
-            (|lane| lane.granted_ops_s) as fn(&LaneStats) -> Option<u64>,
+            "forebay_volume_granted_iops",
+            (|lane| lane.granted_iops) as fn(&LaneStats) -> Option<u64>,
         ),
         ("forebay_volume_granted_bytes_per_second", |lane| {
             lane.granted_bytes_s

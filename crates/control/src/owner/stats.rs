@@ -348,7 +348,7 @@ fn lane_stats(totals: Totals, lane: Option<&LaneRecord>) -> LaneStats {
         registered_bytes: now(|lane| &lane.registered_bytes),
         interrupts: totals.interrupts,
         budget: None,
-        granted_ops_s: limit(now(|lane| &lane.granted_ops_s), MOST.iops),
+        granted_iops: limit(now(|lane| &lane.granted_ops_s), MOST.iops),
         granted_bytes_s: limit(now(|lane| &lane.granted_bytes_s), MOST.bytes),
         throttled_ops: totals.throttled_ops,
         throttled: now(|lane| &lane.throttled),

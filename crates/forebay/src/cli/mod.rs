@@ -465,7 +465,8 @@ pub(crate) enum TopOrder {
     /// The time that 99 of 100 commands did not exceed
     P99,
     /// Commands in flight
-    Queue,
+    #[value(alias = "queue")]
+    InFlight,
     /// Commands a second that wait because they are over budget
     Throttled,
     /// The name, smallest first

@@ -42,7 +42,7 @@ pub(crate) struct Use {
     /// Of what it used in that window, so much was above its base, in percent.
     pub(crate) window_burst_percent: f64,
     /// In that window its commands counted as so many times what is calibrated.
-    pub(crate) window_cost_times: Option<f64>,
+    pub(crate) window_cost_correction: Option<f64>,
     /// Commands a second that waited because it was over budget.
     pub(crate) throttled_s: f64,
     /// How long they waited in the mean.
@@ -54,7 +54,7 @@ pub(crate) struct Use {
     /// Others' commands a second that began out of what it had been given.
     pub(crate) lost_s: f64,
     /// Its commands count as so many times what is calibrated: how far estimates of their costs are off.
-    pub(crate) cost_times: Option<f64>,
+    pub(crate) cost_correction: Option<f64>,
     /// What it has saved, in percent of what it can.
     pub(crate) credit_percent: Option<f64>,
     /// Something is stated for it.
@@ -101,19 +101,19 @@ impl Use {
             burst_bytes_s: burst.and_then(|burst| burst.bytes_s),
             used_iops,
             used_bytes_s,
-            granted_iops: now.granted_ops_s,
+            granted_iops: now.granted_iops,
             granted_bytes_s: now.granted_bytes_s,
-            window_iops: now.used_ops_s,
-            window_bytes_s: now.used_bytes_s,
-            window_throttled: now.throttled,
+            window_iops: now.window_iops,
+            window_bytes_s: now.window_bytes_s,
+            window_throttled: now.window_throttled,
             window_burst_percent: now.burst_share() * 100.0,
-            window_cost_times: now.window_correction(),
+            window_cost_correction: now.window_correction(),
             throttled_s: rate(|t| t.throttled_ops),
             throttled_ns: diff(|t| t.throttled_ns).checked_div(waited),
             burst_percent: percent(burst_windows, active),
             metered_iops: rate(|t| t.metered_ops),
             lost_s: rate(|t| t.lost_ops),
-            cost_times: match diff(|t| t.cost_ns) {
+            cost_correction: match diff(|t| t.cost_ns) {
                 0 => None,
                 ns => Some(diff(|t| t.corrected_ns) as f64 / ns as f64),
             },
@@ -218,10 +218,13 @@ impl Use {
             ));
         }
         let is_off = |times: &Option<f64>| times.is_some_and(|times| (times - 1.0).abs() >= 0.01);
-        if [self.cost_times, self.window_cost_times].iter().any(is_off) {
-            let times = self.cost_times.unwrap_or(1.0);
+        if [self.cost_correction, self.window_cost_correction]
+            .iter()
+            .any(is_off)
+        {
+            let times = self.cost_correction.unwrap_or(1.0);
             let mut costs = format!("costs {times:.2} times as calibrated");
-            if let Some(now) = self.window_cost_times {
+            if let Some(now) = self.window_cost_correction {
                 costs.push_str(&format!(" ({now:.2} now)"));
             }
             words.push(costs);
@@ -281,7 +284,7 @@ impl Part {
             base_bytes_s: base.map(|base| base.bytes_s),
             limit_iops: budget.and_then(|budget| budget.burst.iops),
             limit_bytes_s: budget.and_then(|budget| budget.burst.bytes_s),
-            granted_iops: now.granted_ops_s,
+            granted_iops: now.granted_iops,
             granted_bytes_s: now.granted_bytes_s,
             throttled_ns: times.sum_ns.checked_div(times.count),
             together: [(0.0, 0.0); 2],
@@ -385,7 +388,7 @@ mod tests {
                 },
                 ..Budget::default()
             }),
-            granted_ops_s: Some(0),
+            granted_iops: Some(0),
             granted_bytes_s: Some(0),
             ..TenantStats::default()
         };
@@ -394,11 +397,11 @@ mod tests {
             TenantStats {
                 used_ops: 10_000,
                 metered_ops: 8000,
-                granted_ops_s: Some(7000),
-                used_ops_s: 6500,
-                used_bytes_s: 1_000_000,
-                throttled: 9,
-                above_ops_s: 1300,
+                granted_iops: Some(7000),
+                window_iops: 6500,
+                window_bytes_s: 1_000_000,
+                window_throttled: 9,
+                above_iops: 1300,
                 above_bytes_s: 900_000,
                 window_cost_ns_s: 2000,
                 window_corrected_ns_s: 2500,
@@ -412,8 +415,8 @@ mod tests {
                 used_ops: 1000,
                 throttled_ops: 20,
                 throttled_ns: 20_000_000,
-                granted_ops_s: Some(400),
-                throttled: 5,
+                granted_iops: Some(400),
+                window_throttled: 5,
                 ..tenant("zoo", 1000)
             },
         ];
@@ -483,7 +486,7 @@ mod tests {
                 burst: limit(burst),
                 ..Budget::default()
             }),
-            granted_ops_s: Some(0),
+            granted_iops: Some(0),
             granted_bytes_s: Some(0),
             ..TenantStats::default()
         };
@@ -500,19 +503,19 @@ mod tests {
         assert_eq!(idle.why, Some("it asks for more at once"));
         // In a pulse it has its base.
         let at_work = TenantStats {
-            granted_ops_s: Some(1000),
-            throttled: 40,
+            granted_iops: Some(1000),
+            window_throttled: 40,
             ..pulses.clone()
         };
         assert_eq!(seen(&at_work).why, Some("at its limit"));
         // Whoever waits and is given less, or nothing, is hurt, and so is who was given less and does not wait just now.
-        for (granted_ops_s, throttled) in [(300, 40), (0, 40), (300, 0)] {
+        for (granted_iops, throttled) in [(300, 40), (0, 40), (300, 0)] {
             let hurt = TenantStats {
-                granted_ops_s: Some(granted_ops_s),
-                throttled,
+                granted_iops: Some(granted_iops),
+                window_throttled: throttled,
                 ..pulses.clone()
             };
-            assert!(seen(&hurt).hurt, "{granted_ops_s} {throttled}");
+            assert!(seen(&hurt).hurt, "{granted_iops} {throttled}");
             assert_eq!(seen(&hurt).why, Some(BELOW_BASE));
         }
         // With a limit alone nobody is hurt or noisy.
@@ -525,7 +528,7 @@ mod tests {
         for used_ops in [5, 640] {
             let limited = TenantStats {
                 used_ops,
-                throttled: 3,
+                window_throttled: 3,
                 ..limited.clone()
             };
             let seen = seen(&limited);
@@ -547,7 +550,7 @@ mod tests {
                 ..Budget::default()
             }),
             throttled_ops: 3000,
-            granted_ops_s: Some(0),
+            granted_iops: Some(0),
             granted_bytes_s: Some(0),
             ..TenantStats::default()
         }];
@@ -558,7 +561,7 @@ mod tests {
             sum_ns: 6_000_000_000,
             buckets: Vec::new(),
         };
-        lane.granted_ops_s = Some(2100);
+        lane.granted_iops = Some(2100);
         lane.granted_bytes_s = Some(275_000_000);
         lane.budget = Some(Budget {
             base: None,
@@ -568,7 +571,7 @@ mod tests {
         // By what all its exports use together.
         let mut shared = now.clone();
         let mut other = shared.lanes[2].clone();
-        (other.granted_ops_s, shared.lanes[2].granted_ops_s) = (Some(1500), Some(600));
+        (other.granted_iops, shared.lanes[2].granted_iops) = (Some(1500), Some(600));
         other.volume.push_str("@7");
         shared.lanes.push(other);
         let view = View::between(&before, &shared, TopOrder::Throttled);

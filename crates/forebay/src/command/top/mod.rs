@@ -93,7 +93,7 @@ fn order_of(key: u8) -> Option<TopOrder> {
         b'i' => TopOrder::Iops,
         b'b' => TopOrder::Bytes,
         b'p' => TopOrder::P99,
-        b'u' => TopOrder::Queue,
+        b'u' => TopOrder::InFlight,
         b't' => TopOrder::Throttled,
         b'n' => TopOrder::Name,
         _ => return None,

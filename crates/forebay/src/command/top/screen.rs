@@ -29,7 +29,7 @@ const COLUMNS: [(&str, usize); 8] = [
     ("P50", 8),
     ("P99", 8),
     ("ERR/s", 6),
-    ("QUEUE", 6),
+    ("IN FLIGHT", 10),
 ];
 const NAME_MIN: usize = 12;
 
@@ -151,7 +151,7 @@ fn row(name: &str, figures: &Figures, name_width: usize) -> String {
         latency(figures.p50_ns),
         latency(figures.p99_ns),
         short(figures.errors_s),
-        figures.queue.to_string(),
+        figures.in_flight.to_string(),
     ];
     for (cell, (_, width)) in cells.iter().zip(COLUMNS) {
         line.push_str(&format!("{cell:>width$}"));
@@ -199,13 +199,13 @@ mod tests {
 2 tenants, 3 exports; engine generation 3, 75 % of a CPU; 2 take-overs
 pool: 12 GiB of 100 GiB used, 10.0 faults/s, 1.0 commits/s
 
-TENANT/VOLUME         R IOPS  W IOPS  R MB/s  W MB/s     P50     P99 ERR/s QUEUE
-all                     2100    1.2M     263    9830   20 us   20 us   3.0   164
-acme                     100    1.2M     0.4    9830   20 us   20 us   3.0    36
-  log                      0    1.2M       0    9830   20 us   20 us   3.0    32
-  db                     100       0     0.4       0   80 us   80 us     0     4
-zoo                     2000       0     262       0  3.1 ms  3.1 ms     0   128
-  big                   2000       0     262       0  3.1 ms  3.1 ms     0   128
+TENANT/VOLUME     R IOPS  W IOPS  R MB/s  W MB/s     P50     P99 ERR/s IN FLIGHT
+all                 2100    1.2M     263    9830   20 us   20 us   3.0       164
+acme                 100    1.2M     0.4    9830   20 us   20 us   3.0        36
+  log                  0    1.2M       0    9830   20 us   20 us   3.0        32
+  db                 100       0     0.4       0   80 us   80 us     0         4
+zoo                 2000       0     262       0  3.1 ms  3.1 ms     0       128
+  big               2000       0     262       0  3.1 ms  3.1 ms     0       128
 q ends";
         assert_eq!(text(&view(), SMALL, "q ends"), expected);
     }

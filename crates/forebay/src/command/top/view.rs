@@ -123,7 +123,7 @@ pub(crate) struct Figures {
     /// 99 of 100 commands took at most this.
     pub(crate) p99_ns: Option<u64>,
     /// Commands in flight.
-    pub(crate) queue: u64,
+    pub(crate) in_flight: u64,
     /// Commands a second that waited because they were over budget.
     pub(crate) throttled_s: f64,
 }
@@ -142,7 +142,7 @@ struct Counts {
     write: [u64; 2],
     other: u64,
     errors: u64,
-    queue: u64,
+    in_flight: u64,
     throttled: u64,
     times: Histogram,
 }
@@ -174,7 +174,7 @@ impl Counts {
             read: [ops[0], bytes[0]],
             write: [ops[1], bytes[1]],
             other: ops[2].saturating_add(ops[3]),
-            queue: now.in_flight,
+            in_flight: now.in_flight,
             throttled: change(
                 now.throttled_ops,
                 before.map_or(0, |lane| lane.throttled_ops),
@@ -196,7 +196,7 @@ impl Counts {
         let rest = [
             (&mut self.other, other.other),
             (&mut self.errors, other.errors),
-            (&mut self.queue, other.queue),
+            (&mut self.in_flight, other.in_flight),
             (&mut self.throttled, other.throttled),
         ];
         for (sum, more) in read.chain(write).chain(rest) {
@@ -216,7 +216,7 @@ impl Counts {
             errors_s: rate(self.errors),
             p50_ns: self.times.percentile_ns(50),
             p99_ns: self.times.percentile_ns(99),
-            queue: self.queue,
+            in_flight: self.in_flight,
             throttled_s: rate(self.throttled),
         }
     }
@@ -309,7 +309,7 @@ fn rank(order: TopOrder, figures: &Figures) -> Reverse<u64> {
         TopOrder::Iops => (figures.iops() * 1e3) as u64,
         TopOrder::Bytes => ((figures.read_bytes_s + figures.write_bytes_s) * 1e3) as u64,
         TopOrder::P99 => figures.p99_ns.unwrap_or(0),
-        TopOrder::Queue => figures.queue,
+        TopOrder::InFlight => figures.in_flight,
         TopOrder::Throttled => (figures.throttled_s * 1e3) as u64,
         TopOrder::Name => 0,
     })
@@ -343,7 +343,13 @@ pub(super) mod tests {
         }
     }
 
-    fn lane(tenant: &str, volume: &str, read: OpStats, write: OpStats, queue: u64) -> LaneStats {
+    fn lane(
+        tenant: &str,
+        volume: &str,
+        read: OpStats,
+        write: OpStats,
+        in_flight: u64,
+    ) -> LaneStats {
         LaneStats {
             tenant: tenant.to_owned(),
             volume: volume.to_owned(),
@@ -351,7 +357,7 @@ pub(super) mod tests {
             write,
             flush: OpStats::default(),
             deallocate: OpStats::default(),
-            in_flight: queue,
+            in_flight: in_flight,
             parked: 0,
             queues: 1,
             transport: "nvme-tcp".to_owned(),
@@ -359,7 +365,7 @@ pub(super) mod tests {
             registered_bytes: 0,
             interrupts: 0,
             budget: None,
-            granted_ops_s: Some(0),
+            granted_iops: Some(0),
             granted_bytes_s: Some(0),
             throttled_ops: 0,
             throttled: 0,
@@ -440,11 +446,11 @@ pub(super) mod tests {
         assert_eq!(acme.volumes[0].figures.write_iops, 1_200_000.0);
         assert_eq!(acme.volumes[0].figures.errors_s, 3.0);
         assert_eq!(acme.volumes[1].figures.read_iops, 100.0);
-        assert_eq!(acme.figures.queue, 36);
+        assert_eq!(acme.figures.in_flight, 36);
         assert_eq!(acme.figures.p99_ns, Some(20_480));
         assert_eq!(view.tenants[1].figures.read_iops, 2000.0);
         assert_eq!(view.total.read_iops, 2100.0);
-        assert_eq!(view.total.queue, 164);
+        assert_eq!(view.total.in_flight, 164);
     }
 
     #[test]
@@ -454,7 +460,7 @@ pub(super) mod tests {
         assert_eq!(first(TopOrder::Iops), "acme");
         assert_eq!(first(TopOrder::Bytes), "acme");
         assert_eq!(first(TopOrder::P99), "zoo");
-        assert_eq!(first(TopOrder::Queue), "zoo");
+        assert_eq!(first(TopOrder::InFlight), "zoo");
         assert_eq!(first(TopOrder::Name), "acme");
     }
 
