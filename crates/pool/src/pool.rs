@@ -253,6 +253,24 @@ impl Pool {
             .sum()
     }
 
+    /// Which bytes of a volume may hold something but zeros, from a byte on: at most so many ranges, in order, and where
+    /// to go on if that is not all.
+    pub fn mapped_bytes(
+        &self,
+        volume: VolumeId,
+        from_bytes: u64,
+        most: usize,
+    ) -> Result<(Vec<std::ops::Range<u64>>, Option<u64>)> {
+        let size_bytes = self.volume(volume)?.size_bytes;
+        let bytes = |extent: u64| (extent * self.info.extent_bytes).min(size_bytes);
+        let first = from_bytes / self.info.extent_bytes;
+        let (ranges, next) = self.volume_ref(volume)?.map.mapped_from(first, most);
+        let ranges = ranges
+            .into_iter()
+            .map(|r| bytes(r.start).max(from_bytes)..bytes(r.end));
+        Ok((ranges.collect(), next.map(bytes)))
+    }
+
     /// How many of a volume's extents are what.
     pub fn volume_space(&self, volume: VolumeId) -> Result<VolumeSpace> {
         let volume = self.volume_ref(volume)?;

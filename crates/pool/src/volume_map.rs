@@ -10,9 +10,12 @@ use forebay_xlate::types::DeviceIndex;
 #[cfg(test)]
 use forebay_xlate::types::ExtentIndex;
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 /// Logical extents per chunk.
 pub(crate) const MAP_CHUNK: u64 = 512;
+/// So many chunks are looked through in one call: 128 GiB of the smallest extents.
+const CHUNKS_AT_ONCE: usize = 4096;
 
 /// A run within a chunk.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -137,6 +140,30 @@ impl VolumeMap {
             count += u64::from(run.end() - at);
         }
         Some(DeviceRun::new(device, first, count.min(limit)))
+    }
+
+    /// What is mapped from `from` on: logical extents, in order, neighbours as one. Ends after so many ranges, or after
+    /// [`CHUNKS_AT_ONCE`]; then it says where to go on.
+    pub(crate) fn mapped_from(&self, from: u64, most: usize) -> (Vec<Range<u64>>, Option<u64>) {
+        let (first_chunk, at) = split(from);
+        let mut ranges: Vec<Range<u64>> = Vec::new();
+        for (seen, (chunk, runs)) in self.chunks.range(first_chunk..).enumerate() {
+            let base = chunk * MAP_CHUNK;
+            if seen == CHUNKS_AT_ONCE {
+                return (ranges, Some(base));
+            }
+            let least = if *chunk == first_chunk { at } else { 0 };
+            for run in runs.iter().filter_map(|run| run.clip(least, u16::MAX)) {
+                let (start, end) = (base + u64::from(run.start), base + u64::from(run.end()));
+                let is_full = ranges.len() == most;
+                match ranges.last_mut() {
+                    Some(last) if last.end == start => last.end = end,
+                    _ if is_full => return (ranges, Some(start)),
+                    _ => ranges.push(start..end),
+                }
+            }
+        }
+        (ranges, None)
     }
 
     /// How many extents from `logical` on, up to `limit`, are unmapped.
@@ -410,6 +437,17 @@ mod tests {
                     let reach = (0..limit).take_while(mapped).count() as u64;
                     prop_assert_eq!(map.reach(at, limit, most), reach);
                 }
+                let (mut ranges, mut next) = (Vec::new(), Some(at));
+                while let Some(from) = next {
+                    let (some, more) = map.mapped_from(from, 3);
+                    prop_assert!(some.len() <= 3);
+                    ranges.extend(some);
+                    next = more;
+                }
+                prop_assert!(ranges.windows(2).all(|pair| pair[0].end < pair[1].start));
+                let flat: Vec<u64> = ranges.into_iter().flatten().collect();
+                let expected: Vec<u64> = model.range(at..).map(|(l, _)| *l).collect();
+                prop_assert_eq!(flat, expected);
                 let run = map.run_at(at, limit).map_or(0, |run| run.count);
                 let expected = model.get(&at).map_or(0, |(d, e)| {
                     (0..limit).take_while(|n| model.get(&(at + n)) == Some(&(*d, e + n))).count() as u64

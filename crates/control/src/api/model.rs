@@ -19,7 +19,10 @@ pub use super::hosts::{
 };
 use super::scheduling::{Budget, Credit};
 pub use export::{Export, ExportCreate, ExportFrontend, ExportUpdate, MachineClient};
-pub use transfer::{TRANSFER_HOST_PREFIX, Transfer, TransferEnd, TransferKind, TransferPut};
+pub use transfer::{
+    ExtentsFrom, TRANSFER_HOST_PREFIX, Transfer, TransferEnd, TransferKind, TransferPut,
+    VolumeExtent, VolumeExtents,
+};
 
 /// How the engine is doing, as its supervisor sees it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]

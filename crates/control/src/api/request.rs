@@ -18,7 +18,7 @@ use super::events::{Audit, EventList};
 use super::model::{
     CheckResult, DeviceAdd, DeviceDetails, DeviceInfo, Export, ExportCreate, ExportUpdate,
     PoolCheck, PoolCreate, PoolDestroy, PoolInfo, PoolOpen, PoolUpdate, Port, PortUpdate, Status,
-    Tenant, Transfer, TransferPut, Volume, VolumeCreate, VolumeUpdate,
+    Tenant, Transfer, TransferPut, Volume, VolumeCreate, VolumeExtents, VolumeUpdate,
 };
 use super::scheduling::{
     BudgetChange, Costs, CostsPut, Scheduling, SchedulingUpdate, TenantBudget,
@@ -123,6 +123,12 @@ pub enum Request {
         tenant: String,
         volume: String,
         reply: Reply<Volume>,
+    },
+    VolumeExtents {
+        tenant: String,
+        volume: String,
+        from_bytes: u64,
+        reply: Reply<VolumeExtents>,
     },
     /// Its size, only upwards; or its reservation.
     VolumeUpdate {
@@ -309,6 +315,9 @@ handle_methods! {
     /// One volume.
     volume_show(tenant: String, volume: String) -> Volume =
         |reply| Request::VolumeShow { tenant, volume, reply };
+    /// Where a volume may hold data, from a byte on.
+    volume_extents(tenant: String, volume: String, from_bytes: u64) -> VolumeExtents =
+        |reply| Request::VolumeExtents { tenant, volume, from_bytes, reply };
     /// Grows a volume, or changes its reservation.
     volume_update(tenant: String, volume: String, body: VolumeUpdate) -> Volume =
         |reply| Request::VolumeUpdate { tenant, volume, body, reply };

@@ -35,7 +35,7 @@ use super::scheduling_routes::{
     scheduling_update, tenant_budget_delete, tenant_budget_patch, tenant_budget_put,
     volume_budget_delete, volume_budget_patch, volume_budget_put,
 };
-use super::transfer_routes::{transfer_end, transfer_put};
+use super::transfer_routes::{transfer_end, transfer_put, volume_extents};
 use super::{openapi, validate};
 
 /// The largest request body.
@@ -105,6 +105,10 @@ pub(super) fn router(owner: Handle, time_limit: Duration) -> Router {
         .route(
             "/v1/tenants/{tenant}/volumes/{volume}",
             get(volume_show).patch(volume_update).delete(volume_delete),
+        )
+        .route(
+            "/v1/tenants/{tenant}/volumes/{volume}/extents",
+            get(volume_extents),
         )
         .route(
             "/v1/tenants/{tenant}/volumes/{volume}/transfer",

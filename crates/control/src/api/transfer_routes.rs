@@ -9,7 +9,7 @@ use axum::extract::State;
 
 use super::error::{ApiError, ErrorBody};
 use super::extract::{Body, OfVolume, Parameters};
-use super::model::{Done, Transfer, TransferEnd, TransferPut};
+use super::model::{Done, ExtentsFrom, Transfer, TransferEnd, TransferPut, VolumeExtents};
 use super::request::Handle;
 use super::routes::done;
 use super::validate;
@@ -38,6 +38,30 @@ pub(super) async fn transfer_put(
 ) -> Result<Json<Transfer>, ApiError> {
     validate::host_nqn(&body.host)?;
     Ok(Json(owner.transfer_put(tenant, volume, body).await?))
+}
+
+/// Where the volume may hold data, a page at a time. What a connected host writes meanwhile may be missing.
+#[utoipa::path(
+    get,
+    path = "/v1/tenants/{tenant}/volumes/{volume}/extents",
+    tag = "volume",
+    params(
+        ExtentsFrom,
+        ("tenant" = String, Path, description = "Tenant"),
+        ("volume" = String, Path, description = "Volume"),
+    ),
+    responses(
+        (status = 200, description = "As it is", body = VolumeExtents),
+        (status = "default", description = "Refused", body = ErrorBody),
+    )
+)]
+pub(super) async fn volume_extents(
+    State(owner): State<Handle>,
+    OfVolume(tenant, volume): OfVolume,
+    Parameters(from): Parameters<ExtentsFrom>,
+) -> Result<Json<VolumeExtents>, ApiError> {
+    let extents = owner.volume_extents(tenant, volume, from.from_bytes);
+    Ok(Json(extents.await?))
 }
 
 /// The image is in or out, or will not be.

@@ -166,6 +166,16 @@ impl Daemon {
             } => {
                 self.read(reply, move |owner| owner.volume_show(&tenant, &volume));
             }
+            Request::VolumeExtents {
+                tenant,
+                volume,
+                from_bytes,
+                reply,
+            } => {
+                self.read(reply, move |owner| {
+                    owner.volume_extents(&tenant, &volume, from_bytes)
+                });
+            }
             Request::VolumeUpdate {
                 tenant,
                 volume,

@@ -120,10 +120,10 @@ fn refuse_twice(specs: &[String]) -> Result<(), ApiError> {
 pub(crate) fn refuse_own(own: &[(DeviceIndex, String)], spec: &str) -> Result<(), ApiError> {
     let own = own.iter().find(|(_, own)| is_same_place(own, spec));
     own.map_or(Ok(()), |(index, own)| {
-        Err(ApiError::in_use(format!(
-            "{spec} is in the pool already, as {index} ({own})"
-        ))
-        .hint("`forebay device list` shows the pool's devices"))
+        Err(
+            ApiError::in_use(format!("{spec} is in the pool already, as {index} ({own})"))
+                .hint("`forebay device list` shows the pool's devices"),
+        )
     })
 }
 

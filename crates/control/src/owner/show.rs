@@ -22,9 +22,12 @@ use crate::api::error::ApiError;
 use crate::api::model::{
     CheckProblem, CheckResult, DeviceDetails, DeviceInfo, DeviceState, Export, ExportFrontend,
     MachineClient, Placement, PoolCheck, PoolInfo, PoolState, PoolUpdate, SpaceLevel, Tenant,
-    Volume,
+    Volume, VolumeExtent, VolumeExtents,
 };
 use crate::devices::{api_error, settings_of};
+
+/// How many ranges of a volume one answer holds.
+const EXTENTS_AT_ONCE: usize = 4096;
 
 /// Bytes that a volume has mapped and written, as far as is known, and bytes that it has in any way.
 fn volume_bytes(core: &Core, volume: &VolumeRecord) -> (u64, u64) {
@@ -160,6 +163,29 @@ impl Owner {
         let core = self.core.borrow();
         let volume = core.pool.volume_by_name(tenant, name).map_err(api_error)?;
         Ok(show_volume(&core, volume))
+    }
+
+    /// Where a volume may hold data.
+    pub(crate) fn volume_extents(
+        &self,
+        tenant: &str,
+        name: &str,
+        from_bytes: u64,
+    ) -> Result<VolumeExtents, ApiError> {
+        let core = self.core.borrow();
+        let volume = core.pool.volume_by_name(tenant, name).map_err(api_error)?;
+        let mapped = core
+            .pool
+            .mapped_bytes(volume.id, from_bytes, EXTENTS_AT_ONCE);
+        let (ranges, next_bytes) = mapped.map_err(api_error)?;
+        let extents = ranges.into_iter().map(|range| VolumeExtent {
+            offset_bytes: range.start,
+            len_bytes: range.end - range.start,
+        });
+        Ok(VolumeExtents {
+            extents: extents.collect(),
+            next_bytes,
+        })
     }
 
     fn show_export(

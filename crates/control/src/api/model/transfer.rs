@@ -47,6 +47,34 @@ pub struct Transfer {
     pub in_use_by: Vec<String>,
 }
 
+/// Answer to `GET /v1/tenants/{tenant}/volumes/{volume}/extents`: where the volume may hold data. Elsewhere it reads as zeros.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct VolumeExtents {
+    /// In order, apart from one another.
+    pub extents: Vec<VolumeExtent>,
+    /// Where to go on; null: that is all.
+    pub next_bytes: Option<u64>,
+}
+
+/// Some of a volume.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct VolumeExtent {
+    /// Its first byte.
+    pub offset_bytes: u64,
+    /// How many bytes.
+    pub len_bytes: u64,
+}
+
+/// What `GET /v1/tenants/{tenant}/volumes/{volume}/extents` is told.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct ExtentsFrom {
+    /// From which byte on.
+    #[serde(default)]
+    pub from_bytes: u64,
+}
+
 /// What `DELETE /v1/tenants/{tenant}/volumes/{volume}/transfer` is told.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
