@@ -1,4 +1,4 @@
-//! What waits is told of, with its cause, and holds nobody else up.
+//! A long wait is reported with its cause, and delays nothing else.
 //!
 //! Purpose: a device that an older engine still has a lock on, and one that answers slowly while the pool is opened.
 //! Design: the test itself is the older engine; the slow device is one that fails as told (`faulty:`).

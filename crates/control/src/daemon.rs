@@ -49,7 +49,7 @@ mod reopen;
 mod requests;
 mod stop;
 
-/// How long whoever asks right after a start waits for the pool, before he is told that it is being opened.
+/// How long the first requests wait for the pool before the answer is that it is being opened.
 const START_HOLD: Duration = Duration::from_secs(2);
 /// How long a start waits for the catalog.
 const START_COMMIT_LIMIT: Duration = Duration::from_secs(30);
@@ -324,7 +324,7 @@ impl Daemon {
         }
     }
 
-    /// What is said of an engine whose pool is not known.
+    /// The error about an engine whose pool is unknown.
     fn lonely_engine(&self, record: Option<EngineRecord>) -> Result<Option<ApiError>, DaemonError> {
         let Some(record) = record else {
             return Ok(None);

@@ -142,8 +142,8 @@ impl VolumeMap {
         Some(DeviceRun::new(device, first, count.min(limit)))
     }
 
-    /// What is mapped from `from` on: logical extents, in order, neighbours as one. Ends after so many ranges, or after
-    /// [`CHUNKS_AT_ONCE`]; then it says where to go on.
+    /// The mapped ranges of logical extents from `from` on, in order. At most `most` ranges of [`CHUNKS_AT_ONCE`] chunks; the
+    /// second value is where the next call begins.
     pub(crate) fn mapped_from(&self, from: u64, most: usize) -> (Vec<Range<u64>>, Option<u64>) {
         let (first_chunk, at) = split(from);
         let mut ranges: Vec<Range<u64>> = Vec::new();

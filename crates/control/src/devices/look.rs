@@ -3,7 +3,7 @@
 //! Purpose: a device that answers slowly, or not at all, delays the opening of a pool by no more than one limit, however
 //! many such devices there are and however many requests they answer.
 //! Design: all places are looked at, at the same time, by a thread each, within one limit for all that a look asks of its
-//! device. A device that an earlier request is still under way at is asked nothing. [`Opening`] knows what is waited for.
+//! device. A device with an unfinished earlier request is left alone. [`Opening`] lists the devices that have not answered.
 //! Not here: what labels mean (`open`).
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -25,7 +25,7 @@ const QUICK_LIMIT: Duration = Duration::from_secs(2);
 /// Between two looks at whether an earlier request has ended.
 const ENDED_EVERY: Duration = Duration::from_millis(20);
 
-/// What is known of a device that was looked at.
+/// A device's description and its label.
 pub(super) type Looked = (DeviceInfo, Label);
 
 /// How far the opening of a pool is.
@@ -133,7 +133,7 @@ fn within(
         let thread = std::thread::Builder::new().name("device-look".to_owned());
         let spawned = thread.spawn(move || {
             let looked = look(&place);
-            // Nobody may wait any more.
+            // The receiver may have given up.
             let _ = sender.send((place, looked));
         });
         if let Err(error) = spawned {

@@ -192,7 +192,7 @@ impl Search {
         }
         let folders = find::folders(devices.iter().map(|(_, spec)| spec.as_str()));
         for (device, spec) in devices {
-            // What is there and does not answer has not moved.
+            // A device that is there and silent has not moved.
             if self.has(device) || self.passed(device, spec).is_some_and(|p| p.is_silent) {
                 continue;
             }

@@ -2,7 +2,7 @@
 //!
 //! Purpose: a client can refuse a wrong value itself, and knows which statuses an operation may answer.
 //! Design: one table of fields, one of parameters, with the constants that the daemon checks; refusals follow from what an operation takes.
-//! Not here: the checks (`validate`, and whoever owns what is changed).
+//! Not here: the checks themselves (`validate`, the owner).
 
 use forebay_burst::budget::{LEAST, MOST, MOST_CREDIT_SECONDS};
 use forebay_pool::{MAX_EXTENT_BYTES, MAX_VOLUME_BYTES, MIN_EXTENT_BYTES};
@@ -24,7 +24,7 @@ const NQN: &str = r"^nqn\.[0-9]{4}-(0[1-9]|1[0-2])\.[A-Za-z0-9_-]+(\.[A-Za-z0-9_
 const TRANSFER_HOST: &str = r"^nqn\.2026-01\.io\.forebay:transfer:[!-~]+$";
 const ADDRESS: &str = r"^(\[[0-9a-fA-F:.%]+\]|[0-9.]+):[0-9]{1,5}$";
 
-/// What a value must be.
+/// The limit of a value.
 #[derive(Clone, Copy)]
 enum Is {
     Name,
@@ -34,10 +34,10 @@ enum Is {
     Address,
     /// An absolute path of a Unix socket.
     Socket,
-    /// Text of at most so many bytes.
+    /// Text with a limit in bytes.
     Text(usize),
     Whole(u64, u64),
-    /// Bytes, from and to, and what they are a multiple of.
+    /// Bytes: the least, the most, and the unit.
     Bytes(u64, u64, u64),
     Real(f64, f64),
     /// A block's size, or null.
@@ -48,7 +48,7 @@ const PERCENT: Is = Is::Whole(1, 100);
 const VOLUME_BYTES: Is = Is::Bytes(512, MAX_VOLUME_BYTES, 512);
 const RESERVED_BYTES: Is = Is::Whole(0, MAX_VOLUME_BYTES);
 
-/// Of a body: the model, the field, and what it is; of a list, what its items are.
+/// Fields of request bodies: the model, the field, and its limit. A list's limit is that of its items.
 const FIELDS: &[(&str, &str, Is)] = &[
     ("TenantCreate", "name", Is::Name),
     ("PoolCreate", "name", Is::Name),
@@ -99,7 +99,7 @@ const FIELDS: &[(&str, &str, Is)] = &[
     ("CostsPut", "note", Is::Text(1000)),
 ];
 
-/// Of a path or a query.
+/// Parameters of paths and queries.
 const PARAMETERS: &[(&str, Is)] = &[
     ("tenant", Is::Name),
     ("volume", Is::Name),
@@ -145,7 +145,7 @@ fn whole(number: u64) -> Number {
     Number::UInt(usize::try_from(number).unwrap_or(usize::MAX))
 }
 
-/// Adds all of it.
+/// Adds limits and refusals to the document.
 pub(super) fn add(document: &mut OpenApi) {
     for (model, field, is) in FIELDS {
         match property(document, model, field) {
@@ -265,7 +265,7 @@ const REFUSALS: &[(&str, &str, &str)] = &[
     ("413", "Large", "The body is too large"),
 ];
 
-/// What is answered without a pool.
+/// Operations that need no pool.
 const NEED_NO_POOL: &[(&str, &str)] = &[
     ("get", "/v1/openapi.json"),
     ("get", "/v1/status"),
