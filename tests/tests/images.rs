@@ -2,15 +2,21 @@
 //!
 //! Not here: how the bytes are moved (`image` of the program).
 
+use std::fs::File;
+use std::io::{Read, Seek, SeekFrom, Write};
 use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Stdio};
+use std::process::{Child, Output, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use forebay_initiator::{Options, Session};
 use forebay_tests::daemon::{Daemon, DaemonOptions, hold_by_pid};
 use forebay_tests::wait;
+use rustix::process::{Pid, Signal, kill_process};
+use rustix::pty::{OpenptFlags, ioctl_tiocgptpeer, openpt, unlockpt};
+use xtask::process;
 
 const MIB: u64 = 1 << 20;
 
@@ -216,6 +222,231 @@ fn a_machines_volume_is_exported() -> Result<()> {
         exports.as_array().is_some_and(|all| all.len() == 1),
         "{exports}"
     );
+    daemon.stop()
+}
+
+/// What a command says that gets `input` through a pipe, and whether it succeeds.
+fn piped(daemon: &Daemon, args: &[&str], input: Vec<u8>) -> Result<Output> {
+    let mut command = daemon
+        .cli_command(args)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()?;
+    let mut pipe = command.stdin.take().context("no pipe")?;
+    let sender = std::thread::spawn(move || {
+        // Less than the head first, so that it comes in more than one read. A command that refuses reads no more.
+        let (first, rest) = input.split_at(input.len().min(1000));
+        let _ = pipe.write_all(first).and_then(|()| {
+            std::thread::sleep(Duration::from_millis(50));
+            pipe.write_all(rest)
+        });
+    });
+    let output = command.wait_with_output()?;
+    sender.join().ok().context("the sender panicked")?;
+    Ok(output)
+}
+
+fn piped_is_refused(daemon: &Daemon, args: &[&str], input: Vec<u8>, says: &[&str]) -> Result<()> {
+    let output = piped(daemon, args, input)?;
+    let text = String::from_utf8_lossy(&output.stderr);
+    ensure!(!output.status.success(), "{args:?} was not refused");
+    for part in says {
+        ensure!(text.contains(part), "{args:?}: '{part}' is not in: {text}");
+    }
+    Ok(())
+}
+
+fn no_access_is_left(daemon: &Daemon) -> Result<()> {
+    let exports = daemon.cli(&["export", "list"])?;
+    ensure!(exports.as_array().is_some_and(Vec::is_empty), "{exports}");
+    Ok(())
+}
+
+fn interrupt(command: &Child) -> Result<()> {
+    let pid = Pid::from_raw(command.id().try_into()?).context("no process")?;
+    Ok(kill_process(pid, Signal::INT)?)
+}
+
+/// Both ends of a pseudoterminal: the program's and the screen's.
+fn terminal() -> Result<(OwnedFd, OwnedFd)> {
+    let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC;
+    let behind = openpt(flags)?;
+    unlockpt(&behind)?;
+    let terminal = ioctl_tiocgptpeer(&behind, flags)?;
+    Ok((terminal, behind))
+}
+
+/// Data, zeros and an odd end.
+fn image(bytes: usize) -> Vec<u8> {
+    let mut image: Vec<u8> = (0..bytes).map(|at| (at / 13 % 251) as u8).collect();
+    let zeros = bytes / 4..bytes / 2;
+    image[zeros].fill(0);
+    image
+}
+
+#[test]
+fn a_pipe_goes_in_and_comes_out() -> Result<()> {
+    let mut daemon = start("1G")?;
+    daemon.cli(&["volume", "create", "t/v", "--size", "16M"])?;
+    let whole = 16 * MIB as usize;
+    let import = ["volume", "import", "-", "t/v", "--force"];
+    // The last one ends within a block, and replaces a longer image.
+    for bytes in [1, 4608, whole, 5 * MIB as usize + 4321] {
+        let mut expected = image(bytes);
+        let output = piped(&daemon, &import, expected.clone())?;
+        ensure!(output.status.success(), "{output:?}");
+        let said: serde_json::Value = serde_json::from_slice(&output.stdout)?;
+        ensure!(said["done"].is_string(), "{said}");
+        expected.resize(whole, 0);
+        ensure!(exported(&daemon, "t/v")? == expected, "{bytes} bytes in");
+        // Nothing but the image on standard output, and all else on the other one.
+        let output = piped(&daemon, &["volume", "export", "t/v", "-"], Vec::new())?;
+        ensure!(output.status.success(), "{:?}", output.status);
+        ensure!(output.stdout == expected, "{bytes} bytes out");
+        let said: serde_json::Value = serde_json::from_slice(&output.stderr)?;
+        ensure!(said["done"].is_string(), "{said}");
+    }
+    ensure!(mapped(&daemon, "t/v")? <= 6 * MIB, "zeros are mapped");
+    // A file that the shell redirects is read from where it stands.
+    let mut file = File::open(write(&daemon, "image", &image(MIB as usize))?)?;
+    file.seek(SeekFrom::Start(1000))?;
+    let redirected = daemon.cli_command(&import).stdin(file).output()?;
+    ensure!(redirected.status.success(), "{redirected:?}");
+    ensure!(exported(&daemon, "t/v")?.starts_with(&image(MIB as usize)[1000..]));
+    no_access_is_left(&daemon)?;
+    daemon.stop()
+}
+
+#[test]
+fn a_pipe_is_refused() -> Result<()> {
+    let mut daemon = start("1G")?;
+    daemon.cli(&["volume", "create", "t/v", "--size", "4M"])?;
+    let import = ["volume", "import", "-", "t/v"];
+    let is_refused =
+        |input: Vec<u8>, says: &[&str]| piped_is_refused(&daemon, &import, input, says);
+    is_refused(Vec::new(), &["standard input is empty"])?;
+    let mut qcow2 = image(MIB as usize);
+    qcow2[..4].copy_from_slice(b"QFI\xfb");
+    is_refused(
+        qcow2.clone(),
+        &[
+            "standard input is a qcow2 image",
+            "qemu-img convert",
+            "--raw",
+        ],
+    )?;
+    // A redirected file's length is known before anything is read.
+    let large = write(&daemon, "large", &image(5 * MIB as usize))?;
+    let output = daemon
+        .cli_command(&import)
+        .stdin(File::open(large)?)
+        .output()?;
+    let text = String::from_utf8_lossy(&output.stderr);
+    ensure!(text.contains("5 MiB (5242880 bytes)"), "{text}");
+    ensure!(mapped(&daemon, "t/v")? == 0, "something was written");
+    // A pipe's length is not. The error names --force, which the next import needs.
+    is_refused(
+        image(4 * MIB as usize + 1),
+        &[
+            "at least 4 MiB (4194305 bytes)",
+            "only 4 MiB (4194304 bytes)",
+            "--force",
+        ],
+    )?;
+    is_refused(image(MIB as usize), &["t/v holds", "--force"])?;
+    // A fixed VHD shows at its end.
+    let force = ["volume", "import", "-", "t/v", "--force"];
+    let mut vhd = image(MIB as usize);
+    let end = vhd.len() - 512;
+    vhd[end..end + 8].copy_from_slice(b"conectix");
+    piped_is_refused(
+        &daemon,
+        &force,
+        vhd,
+        &["a VHD image", "a part of the image"],
+    )?;
+    // Whoever says so gets the bytes.
+    let raw = ["volume", "import", "-", "t/v", "--force", "--raw"];
+    let output = piped(&daemon, &raw, qcow2.clone())?;
+    ensure!(output.status.success(), "{output:?}");
+    ensure!(exported(&daemon, "t/v")?.starts_with(&qcow2));
+    // Neither end of the command is a person.
+    let (terminal, _behind) = terminal()?;
+    let output = daemon
+        .cli_command(&import)
+        .stdin(terminal.try_clone()?)
+        .output()?;
+    let text = String::from_utf8_lossy(&output.stderr);
+    ensure!(text.contains("standard input is a terminal"), "{text}");
+    let output = daemon
+        .cli_command(&["volume", "export", "t/v", "-"])
+        .stdout(terminal)
+        .stderr(Stdio::piped())
+        .spawn()?
+        .wait_with_output()?;
+    let text = String::from_utf8_lossy(&output.stderr);
+    ensure!(text.contains("standard output is a terminal"), "{text}");
+    no_access_is_left(&daemon)?;
+    daemon.stop()
+}
+
+/// A reader that goes away, and an interrupt while the other end of the pipe stands still.
+#[test]
+fn a_pipe_that_ends_leaves_no_access() -> Result<()> {
+    let mut daemon = start("1G")?;
+    daemon.cli(&["volume", "create", "t/v", "--size", "16M"])?;
+    let ones = write(&daemon, "ones", &vec![1; 16 * MIB as usize])?;
+    daemon.cli(&["volume", "import", &ones, "t/v"])?;
+    let limit = Duration::from_secs(30);
+    let pipes = |args: &[&str]| {
+        daemon
+            .cli_command(args)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+    };
+    let said = |mut command: Child| -> Result<String> {
+        let status = process::wait(&mut command, limit)?;
+        ensure!(status.code() == Some(1), "{status}");
+        let mut text = String::new();
+        let mut stderr = command.stderr.take().context("no pipe")?;
+        stderr.read_to_string(&mut text)?;
+        Ok(text)
+    };
+    let export = ["volume", "export", "t/v", "-"];
+    let mut command = pipes(&export)?;
+    let mut reader = command.stdout.take().context("no pipe")?;
+    reader.read_exact(&mut [0; 100_000])?;
+    drop(reader);
+    let text = said(command)?;
+    ensure!(text.contains("Broken pipe"), "{text}");
+    no_access_is_left(&daemon)?;
+
+    // More than the pipe holds, and no more of it is read.
+    let mut command = pipes(&export)?;
+    let mut reader = command.stdout.take().context("no pipe")?;
+    reader.read_exact(&mut [0; 100_000])?;
+    interrupt(&command)?;
+    let text = said(command)?;
+    ensure!(text.contains("interrupted"), "{text}");
+    no_access_is_left(&daemon)?;
+
+    let mut command = pipes(&["volume", "import", "-", "t/v", "--force"])?;
+    let mut sender = command.stdin.take().context("no pipe")?;
+    sender.write_all(&vec![2; 2 * MIB as usize])?;
+    wait::until("the import", limit, || {
+        let exports = daemon.cli(&["export", "list"])?;
+        Ok(exports
+            .as_array()
+            .is_some_and(|all| !all.is_empty())
+            .then_some(()))
+    })?;
+    interrupt(&command)?;
+    let text = said(command)?;
+    ensure!(text.contains("interrupted"), "{text}");
+    no_access_is_left(&daemon)?;
     daemon.stop()
 }
 

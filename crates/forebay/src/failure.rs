@@ -93,6 +93,15 @@ impl Failure {
         self
     }
 
+    /// Adds one thing more to do about it.
+    pub(crate) fn also_hint(mut self, hint: impl Display) -> Self {
+        self.hint = Some(match self.hint {
+            Some(first) => format!("{first}; {hint}"),
+            None => hint.to_string(),
+        });
+        self
+    }
+
     /// Prints it to stderr, as the API writes errors if `json`.
     pub(crate) fn print(&self, json: bool) {
         if matches!(self.kind, Kind::Unwell(_)) {

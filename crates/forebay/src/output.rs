@@ -29,16 +29,32 @@ impl Output {
         value: &T,
         human: impl FnOnce(&T) -> H,
     ) -> Outcome {
+        print(&self.text(value, human)?)
+    }
+
+    fn text<T: Serialize, H: Display>(
+        self,
+        value: &T,
+        human: impl FnOnce(&T) -> H,
+    ) -> Outcome<String> {
         if self.json {
-            print(&serde_json::to_string_pretty(value).while_doing("write JSON")?)
+            serde_json::to_string_pretty(value).while_doing("write JSON")
         } else {
-            print(&human(value).to_string())
+            Ok(human(value).to_string())
         }
     }
 
     /// Prints that something is done.
     pub(crate) fn done(self, done: &Done) -> Outcome {
         self.show(done, |done| done.done.clone())
+    }
+
+    /// As [`Output::done`], where standard output holds something else.
+    pub(crate) fn done_on_stderr(self, done: &Done) -> Outcome {
+        let text = self.text(done, |done| done.done.clone())?;
+        // Nothing can be done when stderr is closed.
+        let _ = writeln!(std::io::stderr(), "{text}");
+        Ok(())
     }
 }
 

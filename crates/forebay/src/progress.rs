@@ -9,26 +9,37 @@ use indicatif::{ProgressBar, ProgressStyle};
 /// Resolution of a bar that shows a share.
 const STEPS: u64 = 1000;
 
-fn bar(length: u64, doing: &'static str, template: &str) -> ProgressBar {
-    let bar = ProgressBar::new(length).with_message(doing);
+fn bar(bar: ProgressBar, doing: &'static str, template: &str) -> ProgressBar {
+    let bar = bar.with_message(doing);
     if let Ok(style) = ProgressStyle::with_template(template) {
         bar.set_style(style.progress_chars("=> "));
     }
     bar
 }
 
-/// Bytes of a whole.
-pub(crate) fn bytes(bytes: u64, doing: &'static str) -> ProgressBar {
-    bar(
-        bytes,
-        doing,
-        "{msg:20} [{bar:40}] {bytes}/{total_bytes} {bytes_per_sec} {eta}",
-    )
+/// Bytes of a whole; `None`: the whole is not known.
+pub(crate) fn bytes(bytes: Option<u64>, doing: &'static str) -> ProgressBar {
+    match bytes {
+        Some(bytes) => bar(
+            ProgressBar::new(bytes),
+            doing,
+            "{msg:20} [{bar:40}] {bytes}/{total_bytes} {bytes_per_sec} {eta}",
+        ),
+        None => bar(
+            ProgressBar::no_length(),
+            doing,
+            "{msg:20} {bytes} {bytes_per_sec} {elapsed}",
+        ),
+    }
 }
 
 /// A share; set it by [`set`].
 pub(crate) fn steps(doing: &'static str) -> ProgressBar {
-    bar(STEPS, doing, "{msg:20} [{bar:40}] {percent:>3} % {elapsed}")
+    bar(
+        ProgressBar::new(STEPS),
+        doing,
+        "{msg:20} [{bar:40}] {percent:>3} % {elapsed}",
+    )
 }
 
 /// Sets a share, 0.0..=1.0.

@@ -190,6 +190,10 @@ impl Connection {
         buf: Vec<u8>,
         limited: bool,
     ) -> Result<(), Vec<u8>> {
+        if self.in_flight() == 0 {
+            // The clock was last read when the queue last had work.
+            self.now = Instant::now();
+        }
         let Some(begun) = self.machine.begin(sqe, transfer) else {
             return Err(buf);
         };

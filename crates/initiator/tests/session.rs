@@ -246,6 +246,26 @@ fn an_unanswered_command_and_a_dead_target_are_told_apart() {
 }
 
 #[test]
+fn a_queue_that_was_idle_gives_its_next_command_the_whole_limit() {
+    let target = Target::start(Config {
+        ignore_command: 1,
+        ..Config::default()
+    });
+    let limit = Duration::from_secs(2);
+    let options = Options {
+        command_timeout: limit,
+        ..options()
+    };
+    let mut session = Session::connect(target.addr(), SUBNQN, HOSTNQN, &options).unwrap();
+    let mut queue = session.open_queue(1).unwrap();
+    let read = IoOp::Read { lba: 0, blocks: 1 };
+    std::thread::sleep(limit + Duration::from_millis(500));
+    queue.submit(&read, 1, vec![0; 512]).unwrap();
+    let ended = queue.poll(&mut Vec::new(), Wait::Block, Duration::ZERO);
+    assert_eq!(ended.unwrap(), 0);
+}
+
+#[test]
 fn a_stranger_is_told_what_to_do() {
     let target = Target::start(Config::default());
     let stranger = "nqn.2014-08.org.nvmexpress:uuid:stranger";

@@ -286,14 +286,14 @@ pub(crate) enum VolumeCommand {
     },
     /// Copy a raw image into an empty volume, as large as the image or larger; it keeps to the tenant's budget
     Import {
-        /// The image: a file or block device
+        /// The image: a file, a block device, or `-` for standard input, whose end is the image's
         file: PathBuf,
         #[arg(value_name = "TENANT/VOLUME", value_parser = VolumeName::parse, add = names::volumes())]
         volume: VolumeName,
         /// Replace everything that the volume holds
         #[arg(long)]
         force: bool,
-        /// Import the file's bytes as they are, even if they look like another format or are made for other blocks
+        /// Import the image's bytes as they are, even if they look like another format or are made for other blocks
         #[arg(long)]
         raw: bool,
     },
@@ -301,7 +301,7 @@ pub(crate) enum VolumeCommand {
     Export {
         #[arg(value_name = "TENANT/VOLUME", value_parser = VolumeName::parse, add = names::volumes())]
         volume: VolumeName,
-        /// The image
+        /// The image: a new file, or `-` for standard output, which has no holes; the result goes to standard error then, with --json too
         file: PathBuf,
     },
 }

@@ -160,7 +160,7 @@ fn renew(client: &Client, path: &str, body: &TransferPut) -> Option<Failure> {
             if matches!(error.kind, ErrorKind::InUse | ErrorKind::NotFound) =>
         {
             let message = format!("the image was not moved whole: {error}");
-            Some(Failure::new(message).hint("disconnect its hosts, and begin again with --force"))
+            Some(Failure::new(message).hint("disconnect its hosts, and begin again"))
         }
         _ => None,
     }

@@ -10,8 +10,8 @@ use std::os::unix::fs::FileExt;
 use crate::failure::{Outcome, While};
 
 /// All that is looked at, at the beginning.
-const HEAD_BYTES: usize = 4096 + 512;
-const TAIL_BYTES: usize = 512;
+pub(super) const HEAD_BYTES: usize = 4096 + 512;
+pub(super) const TAIL_BYTES: usize = 512;
 const QEMU: &str = "qemu-img convert -O raw";
 
 /// A format that is not raw.
@@ -104,9 +104,9 @@ const AT_TAIL: [(&[u8], Format); 2] = [
 
 /// The parts of an image that tell what it is.
 pub(super) struct Ends {
-    head: Vec<u8>,
-    tail: Vec<u8>,
-    bytes: u64,
+    pub(super) head: Vec<u8>,
+    pub(super) tail: Vec<u8>,
+    pub(super) bytes: u64,
 }
 
 impl Ends {

@@ -1,17 +1,19 @@
 //! `forebay volume import` and `forebay volume export`: raw images in and out.
 //!
-//! Purpose: a volume's bytes from and to a file, with a progress bar, through NVMe/TCP like any host.
-//! Design: `announce` has the daemon let this program in, `transfer` moves the bytes; here is what the user sees. An import replaces nothing that it was not told to, and takes a raw image only. An exported image is complete or
-//! not there.
+//! Purpose: a volume's bytes from and to a file or a pipe, with a progress bar, through NVMe/TCP like any host.
+//! Design: `announce` has the daemon let this program in, `transfer` moves the bytes between the volume and a `source` or
+//! `sink`; here is what the user sees. An import replaces nothing that it was not told to, and takes a raw image only. An
+//! exported file is complete or not there.
 //! Not here: image formats other than raw.
 
 mod announce;
 mod format;
+mod mapped;
+mod sink;
+mod source;
+mod stream;
 mod transfer;
 
-use std::fs::File;
-use std::io::{Seek, SeekFrom};
-use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 
 use forebay_control::api::client::Client;
@@ -27,6 +29,9 @@ use crate::output::exactly;
 use crate::progress;
 use announce::Announced;
 use format::Ends;
+use mapped::Mapped;
+use sink::Sink;
+use source::Source;
 use transfer::Shape;
 
 /// What an import may do.
@@ -44,13 +49,15 @@ pub(crate) fn import(
     name: &VolumeName,
     options: ImportOptions,
 ) -> Outcome {
-    let shown = file.display();
-    let (image, bytes) = open_image(file)?;
+    let mut source = Source::open(file)?;
     let client = &context.client;
     let before: Volume = client.get(&volume::path(name))?;
-    if bytes > before.size_bytes {
+    if let Some(bytes) = source.bytes()
+        && bytes > before.size_bytes
+    {
         return Err(Failure::new(format!(
-            "{shown} has {}, the volume {name} only {}",
+            "{} has {}, the volume {name} only {}",
+            shown(file, "standard input"),
             exactly(bytes),
             exactly(before.size_bytes)
         ))
@@ -58,28 +65,36 @@ pub(crate) fn import(
             "grow the volume first: `forebay volume resize {name} --size {bytes}`"
         )));
     }
+    source.read_head()?;
     if !options.raw {
-        refuse_other_formats(&shown.to_string(), &Ends::read(&image, bytes)?, &before)?;
+        // A stream may be as large as the volume.
+        let bytes = source.bytes().unwrap_or(before.size_bytes);
+        refuse_other_formats(file, &source.ends(bytes)?, &before)?;
     }
     if options.overwrite {
         context.confirm(&format!("Replace everything in the volume {name}?"))?;
     }
     let interrupt = Interrupt::watch()?;
     let announced = Announced::new(client, name, TransferKind::Import, options.overwrite)?;
-    let bar = progress::bytes(bytes, "importing");
+    let bar = progress::bytes(source.bytes(), "importing");
     let fresh = announced.access.volume.allocated_bytes == 0;
     let moved = with_volume(&announced, |queue, shape| {
-        transfer::import(queue, shape, &image, bytes, fresh, &mut |at| {
+        let bytes = transfer::import(queue, shape, &mut source, fresh, &mut |at| {
             bar.set_position(at);
             announced.check()?;
             interrupt.check()
         })?;
-        announced.check_now()
+        if !options.raw {
+            // Only now a stream's last bytes are known.
+            refuse_other_formats(file, &source.ends(bytes)?, &before)?;
+        }
+        announced.check_now()?;
+        Ok(bytes)
     });
     bar.finish_and_clear();
-    moved.map_err(|failure| {
-        failure.or_hint(format!(
-            "{name} holds a part of the image now: import it again with --force"
+    let bytes = moved.map_err(|failure| {
+        failure.also_hint(format!(
+            "{name} may hold a part of the image now: import it again with --force"
         ))
     })?;
     announced.close()?;
@@ -102,38 +117,22 @@ fn budget_note(client: &Client, name: &VolumeName) -> String {
     }
 }
 
-/// The image, and how large it is.
-fn open_image(file: &Path) -> Outcome<(File, u64)> {
-    let shown = file.display();
-    // Before it is opened: that would wait for a pipe's writer.
-    let kind = std::fs::metadata(file)
-        .while_doing(format!("open {shown}"))?
-        .file_type();
-    if !kind.is_file() && !kind.is_block_device() {
-        let kind = if kind.is_dir() { "a folder, " } else { "" };
-        return Err(Failure::new(format!(
-            "{shown} is {kind}neither a file nor a block device"
-        ))
-        .hint("give a raw image, or a block device"));
+/// How messages name a file. `-` is `standard`.
+fn shown(file: &Path, standard: &str) -> String {
+    match stream::is_standard(file) {
+        true => standard.to_owned(),
+        false => file.display().to_string(),
     }
-    let mut image = File::open(file).while_doing(format!("open {shown}"))?;
-    // Works for block devices too.
-    let bytes = image
-        .seek(SeekFrom::End(0))
-        .while_doing(format!("find the size of {shown}"))?;
-    if bytes == 0 {
-        return Err(Failure::new(format!("{shown} is empty")));
-    }
-    Ok((image, bytes))
 }
 
-fn refuse_other_formats(shown: &str, ends: &Ends, volume: &Volume) -> Outcome {
-    const AS_IT_IS: &str = "--raw imports the file's bytes as they are";
+fn refuse_other_formats(file: &Path, ends: &Ends, volume: &Volume) -> Outcome {
+    const AS_IT_IS: &str = "--raw imports the bytes as they are";
+    let image = shown(file, "the image on standard input");
     if let Some(format) = ends.format() {
         return Err(
-            Failure::new(format!("{shown} is {}, not a raw image", format.name)).hint(format!(
+            Failure::new(format!("{image} is {}, not a raw image", format.name)).hint(format!(
                 "convert it first: `{}`; {AS_IT_IS}",
-                format.command(shown)
+                format.command(&shown(file, "FILE"))
             )),
         );
     }
@@ -141,7 +140,7 @@ fn refuse_other_formats(shown: &str, ends: &Ends, volume: &Volume) -> Outcome {
         return Ok(());
     };
     let failure = Failure::new(format!(
-        "{shown} has {what} for blocks of {made_for} bytes, the volume {}/{} has blocks of {}: hosts could not use it",
+        "{image} has {what} for blocks of {made_for} bytes, the volume {}/{} has blocks of {}: hosts could not use it",
         volume.tenant, volume.name, volume.block_bytes
     ));
     let wanted = if made_for < 4096 { 512 } else { 4096 };
@@ -153,15 +152,16 @@ fn refuse_other_formats(shown: &str, ends: &Ends, volume: &Volume) -> Outcome {
 pub(crate) fn export(context: &Context, name: &VolumeName, file: &Path) -> Outcome {
     let before: Volume = context.client.get(&volume::path(name))?;
     let interrupt = Interrupt::watch()?;
-    let image = NewFile::create(file)?;
+    let mut sink = Sink::create(file)?;
     let announced = Announced::new(&context.client, name, TransferKind::Export, false)?;
     for user in &announced.access.in_use_by {
         eprintln!("warning: {user}; what it writes now may be in the image or not");
     }
-    let bar = progress::bytes(before.size_bytes, "exporting");
+    let bar = progress::bytes(Some(before.size_bytes), "exporting");
     let moved = with_volume(&announced, |queue, shape| {
         bar.set_length(shape.size_bytes);
-        transfer::export(queue, shape, &image.file, &mut |at| {
+        let mut data = Mapped::new(&context.client, name);
+        transfer::export(queue, shape, &mut data, &mut sink, &mut |at| {
             bar.set_position(at);
             announced.check()?;
             interrupt.check()
@@ -170,15 +170,19 @@ pub(crate) fn export(context: &Context, name: &VolumeName, file: &Path) -> Outco
     });
     bar.finish_and_clear();
     let bytes = moved?;
-    image.keep();
     announced.close()?;
-    let done = format!(
-        "{} of {name} exported to {}{}",
-        format_bytes(bytes),
-        file.display(),
-        budget_note(&context.client, name)
-    );
-    context.output.done(&Done { done })
+    let done = Done {
+        done: format!(
+            "{} of {name} exported to {}{}",
+            format_bytes(bytes),
+            shown(file, "standard output"),
+            budget_note(&context.client, name)
+        ),
+    };
+    match sink {
+        Sink::File(_) => context.output.done(&done),
+        Sink::Stream(_) => context.output.done_on_stderr(&done),
+    }
 }
 
 /// Connects, and ends the connection however `work` ends.
@@ -209,50 +213,4 @@ fn with_volume<T>(
     let worked = worked?;
     closed.while_doing("end the connection in good order")?;
     Ok(worked)
-}
-
-/// A new file that is removed again unless it is kept.
-struct NewFile<'a> {
-    file: File,
-    path: &'a Path,
-    kept: bool,
-}
-
-impl<'a> NewFile<'a> {
-    fn create(path: &'a Path) -> Outcome<Self> {
-        if !path.exists()
-            && let Some(kind) = forebay_device::mounts::device_folder(path)
-        {
-            return Err(Failure::new(format!(
-                "can't create {}: {kind}, so the image would be in memory",
-                path.display()
-            ))
-            .hint("name a file elsewhere"));
-        }
-        let file = File::create_new(path).map_err(|error| {
-            let failure = Failure::new(format!("can't create {}: {error}", path.display()));
-            if error.kind() == std::io::ErrorKind::AlreadyExists {
-                failure.hint("an export never overwrites: remove the file, or choose another name")
-            } else {
-                failure
-            }
-        })?;
-        Ok(Self {
-            file,
-            path,
-            kept: false,
-        })
-    }
-
-    fn keep(mut self) {
-        self.kept = true;
-    }
-}
-
-impl Drop for NewFile<'_> {
-    fn drop(&mut self) {
-        if !self.kept {
-            let _ = std::fs::remove_file(self.path);
-        }
-    }
 }

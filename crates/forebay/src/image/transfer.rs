@@ -4,24 +4,24 @@
 //! commands.
 //! Design: a window of commands is kept in flight, a chunk each; buffers go round. Import: a granule
 //! of zeros is not written: where the volume is fresh nothing has to be done, elsewhere it is zeroed
-//! and deallocated. Export: a granule of zeros becomes a hole of the file. Any command that fails ends
-//! the transfer.
-//! Not here: connecting, progress bars, retries.
+//! and deallocated. Export: chunks that were read ahead of their turn wait in their buffers. Any command
+//! that fails ends the transfer.
+//! Not here: files and streams (`source`, `sink`), connecting, progress bars, retries.
 
-use std::fs::File;
-use std::os::unix::fs::FileExt;
+use std::collections::{BTreeMap, VecDeque};
+use std::ops::Range;
 use std::time::Duration;
 
 use forebay_initiator::{Done, Error, IoOp, IoQueue, NotSubmitted, Wait};
 use forebay_nvme::Status;
 
-use crate::failure::{Failure, Outcome, While};
+use super::sink::Sink;
+use super::source::Source;
+use crate::failure::{Failure, Outcome};
 use crate::output::exactly;
 
 /// What zeros are looked for in: the smallest extent, and a divisor of every other.
 const IMPORT_GRANULE_BYTES: usize = 64 * 1024;
-/// A filesystem's block, as a rule.
-const EXPORT_GRANULE_BYTES: usize = 4096;
 /// Data of one command, if the controller takes so much.
 const CHUNK_MAX_BYTES: usize = 512 * 1024;
 /// Blocks that one Write Zeroes covers (NVM Command Set 1.0, 3.2.8: NLB is 16 bits, 0's based).
@@ -88,42 +88,37 @@ impl Shape {
 /// Is told how many bytes are done; ends the transfer by an error.
 pub(super) type Progress<'a> = &'a mut dyn FnMut(u64) -> Outcome;
 
-/// Copies `file`, of `file_bytes`, into the volume; the rest of it is deallocated. `fresh`: the volume reads as zeros.
+/// Copies the image into the volume, and returns its length; the rest of the volume is deallocated. `fresh`: the volume
+/// reads as zeros.
 pub(super) fn import(
     queue: &mut impl Commands,
     shape: Shape,
-    file: &File,
-    file_bytes: u64,
+    source: &mut Source,
     fresh: bool,
     progress: Progress<'_>,
-) -> Outcome {
-    if file_bytes > shape.size_bytes {
-        return Err(Failure::new(format!(
-            "the image has {}, the volume only {}",
-            exactly(file_bytes),
-            exactly(shape.size_bytes)
-        ))
-        .hint("grow the volume first: `forebay volume resize`"));
-    }
+) -> Outcome<u64> {
     let block_bytes = shape.block_bytes as usize;
-    let chunk_bytes = shape.chunk_bytes();
-    let mut window = Window::new(queue, chunk_bytes);
+    let mut window = Window::new(queue, shape.chunk_bytes());
     let mut zeros = Zeros { start: 0, bytes: 0 };
-    let mut data_start = 0;
+    let mut chunk = window.buffer()?;
     let mut at = 0;
-    while at < file_bytes {
-        let bytes = chunk_bytes.min(usize::try_from(file_bytes - at).unwrap_or(chunk_bytes));
-        // The file's end may be within a block: that one is filled up with zeros.
-        let padded = bytes.next_multiple_of(block_bytes);
-        if data_start <= at {
-            data_start = next_data(file, at, file_bytes);
+    loop {
+        let part = source.next(at, &mut chunk, &mut || {
+            progress(at)?;
+            window.idle()
+        })?;
+        let bytes = part.bytes;
+        if bytes == 0 {
+            break;
         }
-        if data_start >= at + bytes as u64 {
+        if bytes as u64 > shape.size_bytes - at {
+            return Err(too_large(at + bytes as u64, shape.size_bytes));
+        }
+        // The image's end may be within a block: that one is filled up with zeros.
+        let padded = bytes.next_multiple_of(block_bytes);
+        if part.is_hole {
             zeros.add(at, padded as u64, &mut |run| window.zero(shape, run, fresh))?;
         } else {
-            let mut chunk = window.buffer(&mut nothing)?;
-            file.read_exact_at(&mut chunk[..bytes], at)
-                .while_doing(format!("read the image at byte {at}"))?;
             chunk[bytes..padded].fill(0);
             for run in runs(&chunk[..padded], IMPORT_GRANULE_BYTES) {
                 let start = at + run.start as u64;
@@ -132,82 +127,102 @@ pub(super) fn import(
                         window.zero(shape, run, fresh)
                     })?;
                 } else {
-                    let mut buf = window.buffer(&mut nothing)?;
+                    let mut buf = window.buffer()?;
                     buf[..run.bytes].copy_from_slice(&chunk[run.start..run.start + run.bytes]);
                     let op = IoOp::Write {
                         lba: shape.blocks(start),
                         blocks: (run.bytes / block_bytes) as u32,
                         fua: false,
                     };
-                    window.submit(&op, start, buf, &mut nothing)?;
+                    window.submit(&op, start, buf)?;
                 }
             }
-            window.free.push(chunk);
         }
         at += bytes as u64;
         progress(at)?;
     }
-    let end = file_bytes.next_multiple_of(block_bytes as u64);
+    let end = at.next_multiple_of(block_bytes as u64);
     zeros.add(end, shape.size_bytes - end, &mut |run| {
         window.zero(shape, run, fresh)
     })?;
     zeros.end(&mut |run| window.zero(shape, run, fresh))?;
-    window.drain(&mut nothing)?;
-    window.submit(&IoOp::Flush, 0, Vec::new(), &mut nothing)?;
-    window.drain(&mut nothing)
+    window.drain()?;
+    window.submit(&IoOp::Flush, 0, Vec::new())?;
+    window.drain()?;
+    Ok(at)
 }
 
-/// Copies the whole volume into `file`, which is empty.
+fn too_large(seen_bytes: u64, size_bytes: u64) -> Failure {
+    Failure::new(format!(
+        "the image has at least {}, the volume only {}",
+        exactly(seen_bytes),
+        exactly(size_bytes)
+    ))
+    .hint("grow the volume first: `forebay volume resize`")
+}
+
+/// Where a volume may hold data; elsewhere it reads as zeros.
+pub(super) trait Data {
+    /// The next range of bytes, in whole blocks, beyond those before.
+    fn next(&mut self) -> Outcome<Option<Range<u64>>>;
+}
+
+/// Copies the whole volume into `sink`; only `data` is read.
 pub(super) fn export(
     queue: &mut impl Commands,
     shape: Shape,
-    file: &File,
+    data: &mut impl Data,
+    sink: &mut Sink,
     progress: Progress<'_>,
 ) -> Outcome {
     let chunk_bytes = shape.chunk_bytes();
-    let block_bytes = shape.block_bytes as usize;
     let mut window = Window::new(queue, chunk_bytes);
-    let mut done_bytes = 0;
-    let mut keep = |start: u64, data: &[u8]| -> Outcome {
-        for run in runs(data, EXPORT_GRANULE_BYTES).filter(|run| !run.zero) {
-            file.write_all_at(
-                &data[run.start..run.start + run.bytes],
-                start + run.start as u64,
-            )
-            .while_doing("write the image")?;
+    let (mut left, mut is_over) = (0..0, false);
+    // Chunks whose reads are under way, or have ended.
+    let mut asked: VecDeque<Range<u64>> = VecDeque::new();
+    let mut done = 0;
+    while !is_over || !asked.is_empty() {
+        while !is_over && window.has_room() {
+            if left.is_empty() {
+                match data.next()? {
+                    Some(range) => left = range,
+                    None => is_over = true,
+                }
+                continue;
+            }
+            let Some(buf) = window.spare() else { break };
+            let chunk = left.start..left.end.min(left.start + chunk_bytes as u64);
+            let op = IoOp::Read {
+                lba: shape.blocks(chunk.start),
+                blocks: shape.blocks(chunk.end - chunk.start) as u32,
+            };
+            window.submit(&op, chunk.start, buf)?;
+            left.start = chunk.end;
+            asked.push_back(chunk);
         }
-        done_bytes += data.len() as u64;
-        progress(done_bytes)
-    };
-    let chunk_at = |start: u64| {
-        usize::try_from(shape.size_bytes - start)
-            .unwrap_or(chunk_bytes)
-            .min(chunk_bytes)
-    };
-    let mut finish = |start: u64, buf: &[u8]| keep(start, &buf[..chunk_at(start)]);
-    let mut at = 0;
-    while at < shape.size_bytes {
-        let bytes = chunk_at(at);
-        let buf = window.buffer(&mut finish)?;
-        let op = IoOp::Read {
-            lba: shape.blocks(at),
-            blocks: (bytes / block_bytes) as u32,
-        };
-        window.submit(&op, at, buf, &mut finish)?;
-        at += bytes as u64;
+        let first = asked.front().cloned();
+        let ended = first.and_then(|chunk| Some((window.ended.remove(&chunk.start)?, chunk)));
+        if let Some((buf, chunk)) = ended {
+            let mut idle = || {
+                progress(done)?;
+                window.idle()
+            };
+            sink.skip(chunk.start - done, &mut idle)?;
+            let bytes = (chunk.end - chunk.start) as usize;
+            sink.write(chunk.start, &buf[..bytes], &mut idle)?;
+            window.free.push(buf);
+            done = chunk.end;
+            asked.pop_front();
+        } else if !is_over || !asked.is_empty() {
+            window.turn()?;
+        }
+        progress(done)?;
     }
-    window.drain(&mut finish)?;
-    file.set_len(shape.size_bytes)
-        .while_doing("set the image's size")?;
-    file.sync_all().while_doing("write the image")
-}
-
-/// What is done with a command that has ended: its tag and its buffer.
-type Finish<'a> = &'a mut dyn FnMut(u64, &[u8]) -> Outcome;
-
-/// Nothing more is to be done with it.
-fn nothing(_tag: u64, _buf: &[u8]) -> Outcome {
-    Ok(())
+    sink.skip(shape.size_bytes - done, &mut || {
+        progress(done)?;
+        window.idle()
+    })?;
+    sink.finish(shape.size_bytes)
 }
 
 /// A command at byte `at` of the volume has failed.
@@ -228,6 +243,8 @@ fn failed(at: u64, status: Status) -> Failure {
 struct Window<'a, Q> {
     queue: &'a mut Q,
     free: Vec<Vec<u8>>,
+    /// Of commands that have ended, by their tag.
+    ended: BTreeMap<u64, Vec<u8>>,
     done: Vec<Done>,
     made: usize,
     depth: usize,
@@ -240,6 +257,7 @@ impl<'a, Q: Commands> Window<'a, Q> {
         Self {
             queue,
             free: Vec::new(),
+            ended: BTreeMap::new(),
             done: Vec::new(),
             made: 0,
             depth,
@@ -247,22 +265,43 @@ impl<'a, Q: Commands> Window<'a, Q> {
         }
     }
 
-    /// A buffer; waits for a command to end when all are in use.
-    fn buffer(&mut self, finish: Finish<'_>) -> Outcome<Vec<u8>> {
+    /// A buffer that nothing is in. There is one more than commands: for the chunk that is being looked at.
+    fn spare(&mut self) -> Option<Vec<u8>> {
+        if let Some(buf) = self.free.pop() {
+            return Some(buf);
+        }
+        (self.made <= self.depth).then(|| {
+            self.made += 1;
+            vec![0; self.buffer_bytes]
+        })
+    }
+
+    /// A buffer that is spare, or whose command has ended; waits for one.
+    fn buffer(&mut self) -> Outcome<Vec<u8>> {
         loop {
-            if let Some(buf) = self.free.pop() {
+            let ended = self.ended.pop_first().map(|(_, buf)| buf);
+            if let Some(buf) = ended.or_else(|| self.spare()) {
                 return Ok(buf);
             }
-            // One more than commands, for the chunk that is being looked at.
-            if self.made <= self.depth {
-                self.made += 1;
-                return Ok(vec![0; self.buffer_bytes]);
-            }
-            self.turn(finish)?;
+            self.turn()?;
         }
     }
 
-    fn turn(&mut self, finish: Finish<'_>) -> Outcome {
+    fn has_room(&self) -> bool {
+        self.queue.in_flight() < self.depth
+    }
+
+    /// What a transfer does while its image is not ready. Commands in flight are seen to first: daemon and initiator give
+    /// up on those that are not.
+    fn idle(&mut self) -> Outcome<Duration> {
+        if self.queue.in_flight() == 0 {
+            return Ok(POLL_LIMIT);
+        }
+        self.turn()?;
+        Ok(Duration::ZERO)
+    }
+
+    fn turn(&mut self) -> Outcome {
         let mut done = std::mem::take(&mut self.done);
         self.queue
             .poll(&mut done, POLL_LIMIT)
@@ -273,24 +312,23 @@ impl<'a, Q: Commands> Window<'a, Q> {
             }
             // A Flush or Write Zeroes has no buffer.
             if !end.buf.is_empty() {
-                finish(end.tag, &end.buf)?;
-                self.free.push(end.buf);
+                self.ended.insert(end.tag, end.buf);
             }
         }
         self.done = done;
         Ok(())
     }
 
-    fn submit(&mut self, op: &IoOp, tag: u64, mut buf: Vec<u8>, finish: Finish<'_>) -> Outcome {
-        while self.queue.in_flight() >= self.depth {
-            self.turn(finish)?;
+    fn submit(&mut self, op: &IoOp, tag: u64, mut buf: Vec<u8>) -> Outcome {
+        while !self.has_room() {
+            self.turn()?;
         }
         loop {
             match self.queue.submit(op, tag, buf) {
                 Ok(()) => return Ok(()),
                 Err(refused) if refused.reason == forebay_initiator::Reason::Full => {
                     buf = refused.buf;
-                    self.turn(finish)?;
+                    self.turn()?;
                 }
                 Err(refused) => {
                     return Err(Failure::new(format!(
@@ -316,20 +354,15 @@ impl<'a, Q: Commands> Window<'a, Q> {
                 blocks: blocks as u32,
                 deallocate: true,
             };
-            self.submit(
-                &op,
-                lba * u64::from(shape.block_bytes),
-                Vec::new(),
-                &mut nothing,
-            )?;
+            self.submit(&op, lba * u64::from(shape.block_bytes), Vec::new())?;
             lba += blocks;
         }
         Ok(())
     }
 
-    fn drain(&mut self, finish: Finish<'_>) -> Outcome {
+    fn drain(&mut self) -> Outcome {
         while self.queue.in_flight() > 0 {
-            self.turn(finish)?;
+            self.turn()?;
         }
         Ok(())
     }
@@ -361,14 +394,14 @@ impl Zeros {
 
 /// A part of a chunk that is all zeros, or has none that matter.
 #[derive(Debug, PartialEq, Eq)]
-struct Run {
-    start: usize,
-    bytes: usize,
-    zero: bool,
+pub(super) struct Run {
+    pub(super) start: usize,
+    pub(super) bytes: usize,
+    pub(super) zero: bool,
 }
 
 /// The runs of a chunk, as long as possible.
-fn runs(data: &[u8], granule_bytes: usize) -> impl Iterator<Item = Run> {
+pub(super) fn runs(data: &[u8], granule_bytes: usize) -> impl Iterator<Item = Run> {
     let mut start = 0;
     std::iter::from_fn(move || {
         let first = data.get(start..).filter(|rest| !rest.is_empty())?;
@@ -395,16 +428,6 @@ fn is_zero(data: &[u8]) -> bool {
         && chunks
             .iter()
             .all(|chunk| chunk.iter().fold(0, |all, byte| all | byte) == 0)
-}
-
-/// Where the file has data next; `at` itself where the filesystem can't tell.
-fn next_data(file: &File, at: u64, end: u64) -> u64 {
-    match rustix::fs::seek(file, rustix::fs::SeekFrom::Data(at)) {
-        Ok(found) => found,
-        // A hole up to the end.
-        Err(rustix::io::Errno::NXIO) => end,
-        Err(_) => at,
-    }
 }
 
 #[cfg(test)]

@@ -1,5 +1,9 @@
 //! Transfers against a disk in memory that ends commands out of order.
 
+use std::fs::File;
+use std::io::Seek;
+use std::os::unix::fs::FileExt;
+
 use super::*;
 use proptest::prelude::*;
 
@@ -118,6 +122,24 @@ impl Commands for MemoryDisk {
     }
 }
 
+fn source_of(bytes: &[u8], sparse: bool) -> Source {
+    Source::file(file_of(bytes, sparse), bytes.len() as u64)
+}
+
+/// The same bytes as a stream, whose head has been looked at.
+fn stream_of(bytes: &[u8]) -> Source {
+    let mut source = Source::stream(file_of(bytes, true)).unwrap();
+    source.read_head().unwrap();
+    source
+}
+
+fn whole(mut file: File) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    file.rewind().unwrap();
+    std::io::Read::read_to_end(&mut file, &mut bytes).unwrap();
+    bytes
+}
+
 fn file_of(bytes: &[u8], sparse: bool) -> File {
     let file = tempfile::tempfile().unwrap();
     file.set_len(bytes.len() as u64).unwrap();
@@ -144,19 +166,15 @@ const MIB: usize = 1 << 20;
 #[test]
 fn zeros_are_not_written_to_a_fresh_volume() {
     let image = pattern(&[(MIB, 0), (4096, 7), (3 * MIB - 4096, 0), (MIB, 9)]);
-    for sparse in [false, true] {
+    let sources = [
+        source_of(&image, false),
+        source_of(&image, true),
+        stream_of(&image),
+    ];
+    for mut source in sources {
         let mut disk = MemoryDisk::new(vec![0; 8 * MIB], 4096, 4);
         let shape = disk.shape(None);
-        let file = file_of(&image, sparse);
-        import(
-            &mut disk,
-            shape,
-            &file,
-            image.len() as u64,
-            true,
-            &mut |_| Ok(()),
-        )
-        .unwrap();
+        import(&mut disk, shape, &mut source, true, &mut |_| Ok(())).unwrap();
         assert_eq!(disk.bytes[..image.len()], image);
         assert_eq!(
             (disk.written_bytes, disk.zeroed_bytes),
@@ -169,24 +187,42 @@ fn zeros_are_not_written_to_a_fresh_volume() {
 #[test]
 fn zeros_replace_what_was_there() {
     let image = pattern(&[(2 * MIB, 0), (4096, 7), (MIB - 4096, 0)]);
-    let mut disk = MemoryDisk::new(vec![0xaa; 4 * MIB], 512, 3);
-    let shape = disk.shape(Some(128 * 1024));
-    let file = file_of(&image, true);
-    import(
-        &mut disk,
-        shape,
-        &file,
-        image.len() as u64,
-        false,
-        &mut |_| Ok(()),
-    )
-    .unwrap();
-    assert_eq!(disk.bytes[..image.len()], image);
-    assert!(
-        disk.bytes[image.len()..].iter().all(|byte| *byte == 0),
-        "old bytes are left"
-    );
-    assert_eq!(disk.written_bytes, 64 * 1024);
+    for mut source in [source_of(&image, true), stream_of(&image)] {
+        let mut disk = MemoryDisk::new(vec![0xaa; 4 * MIB], 512, 3);
+        let shape = disk.shape(Some(128 * 1024));
+        import(&mut disk, shape, &mut source, false, &mut |_| Ok(())).unwrap();
+        assert_eq!(disk.bytes[..image.len()], image);
+        assert!(
+            disk.bytes[image.len()..].iter().all(|byte| *byte == 0),
+            "old bytes are left"
+        );
+        assert_eq!(disk.written_bytes, 64 * 1024);
+    }
+}
+
+/// Ranges of data.
+struct Ranges(Vec<Range<u64>>);
+
+impl Data for Ranges {
+    fn next(&mut self) -> Outcome<Option<Range<u64>>> {
+        Ok(self.0.pop())
+    }
+}
+
+/// As if the whole volume could hold data.
+fn all(shape: Shape) -> Ranges {
+    Ranges(vec![0..shape.size_bytes])
+}
+
+/// Which parts of `bytes` hold something, the last one first.
+fn data_of(bytes: &[u8], unit: usize) -> Ranges {
+    let units = bytes.chunks(unit).enumerate();
+    let mut ranges: Vec<_> = units
+        .filter(|(_, unit)| unit.iter().any(|byte| *byte != 0))
+        .map(|(at, bytes)| (at * unit) as u64..(at * unit + bytes.len()) as u64)
+        .collect();
+    ranges.reverse();
+    Ranges(ranges)
 }
 
 #[test]
@@ -195,12 +231,20 @@ fn an_export_is_sparse() {
     let content = pattern(&[(8 * MIB, 0), (4096, 1), (8 * MIB, 0)]);
     let mut disk = MemoryDisk::new(content.clone(), 4096, 16);
     let shape = disk.shape(None);
-    let file = tempfile::tempfile().unwrap();
-    export(&mut disk, shape, &file, &mut |_| Ok(())).unwrap();
-    let mut read = vec![1; content.len()];
-    file.read_exact_at(&mut read, 0).unwrap();
-    assert!(read == content);
-    let metadata = file.metadata().unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("image");
+    let mut sink = Sink::create(&path).unwrap();
+    export(
+        &mut disk,
+        shape,
+        &mut all(shape),
+        &mut sink,
+        &mut |_| Ok(()),
+    )
+    .unwrap();
+    drop(sink);
+    assert!(std::fs::read(&path).unwrap() == content);
+    let metadata = std::fs::metadata(&path).unwrap();
     assert_eq!(metadata.len(), content.len() as u64);
     assert!(
         metadata.blocks() * 512 <= 128 * 1024,
@@ -212,42 +256,71 @@ fn an_export_is_sparse() {
 #[test]
 fn failures_end_a_transfer() {
     let image = pattern(&[(4 * MIB, 5)]);
-    let file = file_of(&image, false);
     let mut disk = MemoryDisk::new(vec![0; 4 * MIB], 4096, 4);
     disk.fail_at = Some(2 << 20);
     let shape = disk.shape(None);
-    let error = import(
-        &mut disk,
-        shape,
-        &file,
-        image.len() as u64,
-        true,
-        &mut |_| Ok(()),
-    );
+    let mut source = source_of(&image, false);
+    let error = import(&mut disk, shape, &mut source, true, &mut |_| Ok(()));
     let message = error.unwrap_err().to_string();
     assert!(message.starts_with("no space at byte"), "{message}");
     // Too large for the volume.
     let mut disk = MemoryDisk::new(vec![0; 2 * MIB], 4096, 4);
     let shape = disk.shape(None);
-    let error = import(
-        &mut disk,
-        shape,
-        &file,
-        image.len() as u64,
-        true,
-        &mut |_| Ok(()),
-    );
+    let error = import(&mut disk, shape, &mut stream_of(&image), true, &mut |_| {
+        Ok(())
+    });
+    let message = error.unwrap_err().to_string();
     assert!(
-        error
-            .unwrap_err()
-            .to_string()
-            .contains("only 2 MiB (2097152 bytes)")
+        message.contains("at least 2.5 MiB (2621440 bytes)")
+            && message.contains("only 2 MiB (2097152 bytes)"),
+        "{message}"
     );
-    assert_eq!(disk.written_bytes, 0);
-    // Interrupted.
+    // Interrupted: a file that is not complete goes away.
     let mut stop = |_| Err(Failure::new("interrupted"));
-    let file = tempfile::tempfile().unwrap();
-    assert!(export(&mut disk, shape, &file, &mut stop).is_err());
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("image");
+    let mut sink = Sink::create(&path).unwrap();
+    assert!(export(&mut disk, shape, &mut all(shape), &mut sink, &mut stop).is_err());
+    drop(sink);
+    assert!(!path.exists());
+}
+
+/// Ends a transfer that has been at one place for longer than its commands take to end.
+fn stop_at_standstill() -> impl FnMut(u64) -> Outcome {
+    let (mut place, mut times) = (0, 0);
+    move |at| {
+        times = if at == place { times + 1 } else { 0 };
+        place = at;
+        match times {
+            0..10 => Ok(()),
+            _ => Err(Failure::new("interrupted")),
+        }
+    }
+}
+
+/// While the other end of a pipe stands still, commands in flight end, and an interrupt ends the transfer.
+#[test]
+fn a_pipe_that_stands_still_is_interrupted() {
+    let (input, sender) = rustix::pipe::pipe().unwrap();
+    let (receiver, output) = rustix::pipe::pipe().unwrap();
+    let mut sender = File::from(sender);
+    let image = vec![7; 64 * 1024];
+    std::io::Write::write_all(&mut sender, &image).unwrap();
+    let mut source = Source::stream(File::from(input)).unwrap();
+    source.read_head().unwrap();
+    let mut disk = MemoryDisk::new(vec![0xaa; 8 * MIB], 4096, 4);
+    let shape = disk.shape(Some(4096));
+    let mut stop = stop_at_standstill();
+    assert!(import(&mut disk, shape, &mut source, false, &mut stop).is_err());
+    assert_eq!(
+        (disk.flying.len(), &disk.bytes[..image.len()]),
+        (0, &image[..])
+    );
+    let mut stop = stop_at_standstill();
+    let mut sink = Sink::Stream(File::from(output));
+    assert!(export(&mut disk, shape, &mut all(shape), &mut sink, &mut stop).is_err());
+    assert_eq!(disk.flying.len(), 0);
+    drop(receiver);
 }
 
 proptest! {
@@ -261,6 +334,7 @@ proptest! {
         small_blocks: bool,
         fresh: bool,
         transfer in prop::option::of(1u64..64),
+        streams: bool,
     ) {
         // In units that are not the granule's.
         let parts: Vec<_> = parts.into_iter().map(|(units, value)| (units * 20_480, value)).collect();
@@ -271,14 +345,24 @@ proptest! {
         let old = if fresh { 0 } else { 0xaa };
         let mut disk = MemoryDisk::new(vec![old; size], block_bytes, depth);
         let shape = disk.shape(transfer.map(|units| units * 4096));
-        let file = file_of(&image, true);
-        import(&mut disk, shape, &file, image.len() as u64, fresh, &mut |_| Ok(())).unwrap();
+        let mut source = if streams { stream_of(&image) } else { source_of(&image, true) };
+        let moved = import(&mut disk, shape, &mut source, fresh, &mut |_| Ok(())).unwrap();
+        prop_assert_eq!(moved, image.len() as u64);
         prop_assert!(disk.bytes[..image.len()] == image);
         prop_assert!(disk.bytes[image.len()..].iter().all(|byte| *byte == 0));
-        let out = tempfile::tempfile().unwrap();
-        export(&mut disk, shape, &out, &mut |_| Ok(())).unwrap();
-        let mut read = vec![1; size];
-        out.read_exact_at(&mut read, 0).unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("image");
+        let stream = tempfile::tempfile().unwrap();
+        let mut sink = match streams {
+            true => Sink::Stream(stream.try_clone().unwrap()),
+            false => Sink::create(&path).unwrap(),
+        };
+        let mut data = data_of(&disk.bytes, 65_536);
+        export(&mut disk, shape, &mut data, &mut sink, &mut |_| Ok(())).unwrap();
+        let read = match streams {
+            true => whole(stream),
+            false => std::fs::read(&path).unwrap(),
+        };
         prop_assert!(read == disk.bytes);
     }
 }

@@ -1,0 +1,51 @@
+//! Where a volume may hold data, as its daemon says it.
+//!
+//! Purpose: an export reads no holes.
+//! Design: pages of ranges, each asked for when the one before is used up.
+//! Not here: reading.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+
+use forebay_control::api::client::Client;
+use forebay_control::api::model::VolumeExtents;
+
+use super::transfer::Data;
+use crate::cli::VolumeName;
+use crate::command::volume;
+use crate::failure::Outcome;
+
+/// The ranges of one volume.
+pub(super) struct Mapped<'a> {
+    client: &'a Client,
+    path: String,
+    page: VecDeque<Range<u64>>,
+    next_bytes: Option<u64>,
+}
+
+impl<'a> Mapped<'a> {
+    pub(super) fn new(client: &'a Client, name: &VolumeName) -> Self {
+        Self {
+            client,
+            path: format!("{}/extents", volume::path(name)),
+            page: VecDeque::new(),
+            next_bytes: Some(0),
+        }
+    }
+}
+
+impl Data for Mapped<'_> {
+    fn next(&mut self) -> Outcome<Option<Range<u64>>> {
+        while self.page.is_empty()
+            && let Some(from) = self.next_bytes
+        {
+            let path = format!("{}?from_bytes={from}", self.path);
+            let said: VolumeExtents = self.client.get(&path)?;
+            let ranges = said.extents.iter();
+            self.page
+                .extend(ranges.map(|e| e.offset_bytes..e.offset_bytes + e.len_bytes));
+            self.next_bytes = said.next_bytes;
+        }
+        Ok(self.page.pop_front())
+    }
+}

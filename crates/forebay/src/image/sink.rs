@@ -1,0 +1,162 @@
+//! Where an export's image goes: a new file or standard output.
+//!
+//! Purpose: the transfer hands over a volume in order, whatever its image lies in.
+//! Design: zeros become holes of a file. A stream takes every byte, in pieces that a pipe with room takes at once.
+//! Not here: where the bytes come from.
+
+use std::fs::File;
+use std::io::{ErrorKind, IsTerminal, Write};
+use std::os::fd::AsFd;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use rustix::event::PollFlags;
+
+use super::stream::{Idle, await_ready, is_standard, standard};
+use super::transfer::runs;
+use crate::failure::{Failure, Outcome, While};
+
+/// A filesystem's block, as a rule.
+const GRANULE_BYTES: usize = 4096;
+/// PIPE_BUF: a pipe that is ready takes so much without a wait.
+const PIECE_BYTES: usize = 4096;
+/// Zeros that are written between two looks for an interrupt.
+const ZEROS_BYTES: usize = 64 * 1024;
+
+/// An image that is written once, from its beginning to its end.
+#[derive(Debug)]
+pub(super) enum Sink {
+    File(NewFile),
+    Stream(File),
+}
+
+impl Sink {
+    /// A new file at `path`, or standard output.
+    pub(super) fn create(path: &Path) -> Outcome<Self> {
+        if !is_standard(path) {
+            return NewFile::create(path).map(Self::File);
+        }
+        let stdout = std::io::stdout();
+        if stdout.is_terminal() {
+            return Err(Failure::new(
+                "standard output is a terminal: an image is not written to it",
+            )
+            .hint(
+                "redirect it to a file or a pipe: \
+                 `forebay volume export TENANT/VOLUME - | zstd > IMAGE.zst`",
+            ));
+        }
+        standard(stdout.as_fd()).map(Self::Stream)
+    }
+
+    /// Adds `data`, which begins at byte `at` and follows what was added before.
+    pub(super) fn write(&mut self, at: u64, data: &[u8], idle: Idle<'_>) -> Outcome {
+        match self {
+            Self::File(NewFile { file, .. }) => {
+                for run in runs(data, GRANULE_BYTES).filter(|run| !run.zero) {
+                    let bytes = &data[run.start..run.start + run.bytes];
+                    file.write_all_at(bytes, at + run.start as u64)
+                        .while_doing("write the image")?;
+                }
+                Ok(())
+            }
+            Self::Stream(output) => data
+                .chunks(PIECE_BYTES)
+                .try_for_each(|piece| write_piece(output, piece, idle)),
+        }
+    }
+
+    /// Adds zeros.
+    pub(super) fn skip(&mut self, mut bytes: u64, idle: Idle<'_>) -> Outcome {
+        if matches!(self, Self::File(_)) {
+            return Ok(());
+        }
+        let zeros = [0; ZEROS_BYTES];
+        while bytes > 0 {
+            let some = bytes.min(ZEROS_BYTES as u64);
+            self.write(0, &zeros[..some as usize], idle)?;
+            idle()?;
+            bytes -= some;
+        }
+        Ok(())
+    }
+
+    /// The image is complete, and has `bytes`.
+    pub(super) fn finish(&mut self, bytes: u64) -> Outcome {
+        match self {
+            Self::File(image) => {
+                image
+                    .file
+                    .set_len(bytes)
+                    .while_doing("set the image's size")?;
+                image.file.sync_all().while_doing("write the image")?;
+                image.is_complete = true;
+            }
+            Self::Stream(output) => {
+                // Some filesystems tell of a failed write only now. A pipe can't be synced.
+                if output.metadata().is_ok_and(|metadata| metadata.is_file()) {
+                    output
+                        .sync_all()
+                        .while_doing("write the image to standard output")?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+fn write_piece(output: &mut File, mut piece: &[u8], idle: Idle<'_>) -> Outcome {
+    while !piece.is_empty() {
+        await_ready(output, PollFlags::OUT, idle)?;
+        match output.write(piece) {
+            Ok(bytes) => piece = &piece[bytes..],
+            Err(error)
+                if matches!(error.kind(), ErrorKind::Interrupted | ErrorKind::WouldBlock) => {}
+            Err(error) => return Err(error).while_doing("write the image to standard output"),
+        }
+    }
+    Ok(())
+}
+
+/// A new file that is removed again unless it gets complete.
+#[derive(Debug)]
+pub(super) struct NewFile {
+    file: File,
+    path: PathBuf,
+    is_complete: bool,
+}
+
+impl NewFile {
+    fn create(path: &Path) -> Outcome<Self> {
+        if !path.exists()
+            && let Some(kind) = forebay_device::mounts::device_folder(path)
+        {
+            return Err(Failure::new(format!(
+                "can't create {}: {kind}, so the image would be in memory",
+                path.display()
+            ))
+            .hint("name a file elsewhere"));
+        }
+        let file = File::create_new(path).map_err(|error| {
+            let failure = Failure::new(format!("can't create {}: {error}", path.display()));
+            if error.kind() == ErrorKind::AlreadyExists {
+                failure.hint("an export never overwrites: remove the file, or choose another name")
+            } else {
+                failure
+            }
+        })?;
+        Ok(Self {
+            file,
+            path: path.to_owned(),
+            is_complete: false,
+        })
+    }
+}
+
+impl Drop for NewFile {
+    fn drop(&mut self) {
+        if !self.is_complete {
+            let _ = std::fs::remove_file(&self.path);
+        }
+    }
+}
