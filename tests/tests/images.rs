@@ -6,6 +6,7 @@ use std::fs::File;
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Output, Stdio};
 use std::time::Duration;
@@ -506,5 +507,30 @@ fn import_refuses_other_formats() -> Result<()> {
     let image = write(&daemon, "image", &raw)?;
     daemon.cli(&["volume", "import", &image, "t/large", "--raw"])?;
     ensure!(exported(&daemon, "t/large")?.starts_with(&raw));
+    daemon.stop()
+}
+
+/// Reading all of it would take longer than a command may.
+#[test]
+fn an_export_reads_no_holes() -> Result<()> {
+    const VOLUME: u64 = 8 << 40;
+    let mut daemon = start("1G")?;
+    daemon.cli(&["volume", "create", "t/v", "--size", "8T"])?;
+    let sparse = daemon.folder().join("sparse.img");
+    let file = std::fs::File::create(&sparse)?;
+    let places = [0, 5 << 40, VOLUME / 2 - 4096];
+    for place in places {
+        file.write_all_at(&[7; 4096], place)?;
+    }
+    daemon.cli(&["volume", "import", &text(&sparse)?, "t/v"])?;
+    let out = daemon.folder().join("out.img");
+    daemon.cli(&["volume", "export", "t/v", &text(&out)?])?;
+    let out = std::fs::File::open(out)?;
+    ensure!(out.metadata()?.len() == VOLUME);
+    for place in places {
+        let mut block = [0; 4096];
+        out.read_exact_at(&mut block, place)?;
+        ensure!(block == [7; 4096], "at {place}");
+    }
     daemon.stop()
 }
