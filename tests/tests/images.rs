@@ -20,6 +20,8 @@ use rustix::pty::{OpenptFlags, ioctl_tiocgptpeer, openpt, unlockpt};
 use xtask::process;
 
 const MIB: u64 = 1 << 20;
+/// For a command to end.
+const LIMIT: Duration = Duration::from_secs(60);
 
 fn refused(daemon: &Daemon, args: &[&str], says: &[&str]) -> Result<()> {
     let output = daemon.cli_command(args).output()?;
@@ -226,6 +228,28 @@ fn a_machines_volume_is_exported() -> Result<()> {
     daemon.stop()
 }
 
+/// What a command says whose standard error is a pipe, once it has ended.
+fn ended(mut command: Child) -> Result<Output> {
+    let stdout = command.stdout.take();
+    let reader = std::thread::spawn(move || -> std::io::Result<Vec<u8>> {
+        let mut bytes = Vec::new();
+        if let Some(mut stdout) = stdout {
+            stdout.read_to_end(&mut bytes)?;
+        }
+        Ok(bytes)
+    });
+    let status = process::wait(&mut command, LIMIT)?;
+    let mut stderr = Vec::new();
+    let mut pipe = command.stderr.take().context("no pipe")?;
+    pipe.read_to_end(&mut stderr)?;
+    let stdout = reader.join().ok().context("the reader panicked")??;
+    Ok(Output {
+        status,
+        stdout,
+        stderr,
+    })
+}
+
 /// What a command says that gets `input` through a pipe, and whether it succeeds.
 fn piped(daemon: &Daemon, args: &[&str], input: Vec<u8>) -> Result<Output> {
     let mut command = daemon
@@ -243,7 +267,7 @@ fn piped(daemon: &Daemon, args: &[&str], input: Vec<u8>) -> Result<Output> {
             pipe.write_all(rest)
         });
     });
-    let output = command.wait_with_output()?;
+    let output = ended(command)?;
     sender.join().ok().context("the sender panicked")?;
     Ok(output)
 }
@@ -374,20 +398,18 @@ fn a_pipe_is_refused() -> Result<()> {
     ensure!(exported(&daemon, "t/v")?.starts_with(&qcow2));
     // Neither end of the command is a person.
     let (terminal, _behind) = terminal()?;
-    let output = daemon
-        .cli_command(&import)
-        .stdin(terminal.try_clone()?)
-        .output()?;
-    let text = String::from_utf8_lossy(&output.stderr);
-    ensure!(text.contains("standard input is a terminal"), "{text}");
-    let output = daemon
-        .cli_command(&["volume", "export", "t/v", "-"])
-        .stdout(terminal)
-        .stderr(Stdio::piped())
-        .spawn()?
-        .wait_with_output()?;
-    let text = String::from_utf8_lossy(&output.stderr);
-    ensure!(text.contains("standard output is a terminal"), "{text}");
+    let mut from_terminal = daemon.cli_command(&import);
+    from_terminal.stdin(terminal.try_clone()?);
+    let mut to_terminal = daemon.cli_command(&["volume", "export", "t/v", "-"]);
+    to_terminal.stdout(terminal);
+    for (command, says) in [
+        (&mut from_terminal, "standard input is a terminal"),
+        (&mut to_terminal, "standard output is a terminal"),
+    ] {
+        let output = ended(command.stderr(Stdio::piped()).spawn()?)?;
+        let text = String::from_utf8_lossy(&output.stderr);
+        ensure!(text.contains(says), "{text}");
+    }
     no_access_is_left(&daemon)?;
     daemon.stop()
 }
@@ -399,7 +421,6 @@ fn a_pipe_that_ends_leaves_no_access() -> Result<()> {
     daemon.cli(&["volume", "create", "t/v", "--size", "16M"])?;
     let ones = write(&daemon, "ones", &vec![1; 16 * MIB as usize])?;
     daemon.cli(&["volume", "import", &ones, "t/v"])?;
-    let limit = Duration::from_secs(30);
     let pipes = |args: &[&str]| {
         daemon
             .cli_command(args)
@@ -408,20 +429,17 @@ fn a_pipe_that_ends_leaves_no_access() -> Result<()> {
             .stderr(Stdio::piped())
             .spawn()
     };
-    let said = |mut command: Child| -> Result<String> {
-        let status = process::wait(&mut command, limit)?;
-        ensure!(status.code() == Some(1), "{status}");
-        let mut text = String::new();
-        let mut stderr = command.stderr.take().context("no pipe")?;
-        stderr.read_to_string(&mut text)?;
-        Ok(text)
+    let failure = |command: Child| -> Result<String> {
+        let output = ended(command)?;
+        ensure!(output.status.code() == Some(1), "{:?}", output.status);
+        Ok(String::from_utf8(output.stderr)?)
     };
     let export = ["volume", "export", "t/v", "-"];
     let mut command = pipes(&export)?;
     let mut reader = command.stdout.take().context("no pipe")?;
     reader.read_exact(&mut [0; 100_000])?;
     drop(reader);
-    let text = said(command)?;
+    let text = failure(command)?;
     ensure!(text.contains("Broken pipe"), "{text}");
     no_access_is_left(&daemon)?;
 
@@ -430,14 +448,14 @@ fn a_pipe_that_ends_leaves_no_access() -> Result<()> {
     let mut reader = command.stdout.take().context("no pipe")?;
     reader.read_exact(&mut [0; 100_000])?;
     interrupt(&command)?;
-    let text = said(command)?;
+    let text = failure(command)?;
     ensure!(text.contains("interrupted"), "{text}");
     no_access_is_left(&daemon)?;
 
     let mut command = pipes(&["volume", "import", "-", "t/v", "--force"])?;
     let mut sender = command.stdin.take().context("no pipe")?;
     sender.write_all(&vec![2; 2 * MIB as usize])?;
-    wait::until("the import", limit, || {
+    wait::until("the import", LIMIT, || {
         let exports = daemon.cli(&["export", "list"])?;
         Ok(exports
             .as_array()
@@ -445,7 +463,7 @@ fn a_pipe_that_ends_leaves_no_access() -> Result<()> {
             .then_some(()))
     })?;
     interrupt(&command)?;
-    let text = said(command)?;
+    let text = failure(command)?;
     ensure!(text.contains("interrupted"), "{text}");
     no_access_is_left(&daemon)?;
     daemon.stop()

@@ -211,7 +211,7 @@ impl Data for Ranges {
 
 /// As if the whole volume could hold data.
 fn all(shape: Shape) -> Ranges {
-    Ranges(vec![0..shape.size_bytes])
+    Ranges(Vec::from_iter([0..shape.size_bytes]))
 }
 
 /// Which parts of `bytes` hold something, the last one first.

@@ -357,7 +357,7 @@ pub(super) mod tests {
             write,
             flush: OpStats::default(),
             deallocate: OpStats::default(),
-            in_flight: in_flight,
+            in_flight,
             parked: 0,
             queues: 1,
             transport: "nvme-tcp".to_owned(),
