@@ -211,7 +211,8 @@ impl Data for Ranges {
 
 /// As if the whole volume could hold data.
 fn all(shape: Shape) -> Ranges {
-    Ranges(Vec::from_iter([0..shape.size_bytes]))
+    let whole = 0..shape.size_bytes;
+    Ranges(vec![whole])
 }
 
 /// Which parts of `bytes` hold something, the last one first.
