@@ -14,11 +14,12 @@ const HEAD: &str = "\
 
 This page is generated from the program; `forebay help COMMAND` and `man forebay-COMMAND` say the same. Every
 command takes `--json`, which prints what the API answers, and `--socket PATH`, which says where the daemon is
-([finding the daemon](configuration.md#finding-the-daemon)). Sizes have a binary unit, `512`, `64K`, `1.5G`, `10GiB`,
-`1T`.
+([finding the daemon](configuration.md#finding-the-daemon)). Sizes are binary (`512`, `64K`, `1.5G`,
+`10GiB`) or decimal (`500GB`).
 
 A command that fails says why in one line that begins with `error:`, and often what to do in another that begins with
-`hint:`, both on standard error; its exit code is 1. What can't be understood has exit code 2.
+`hint:`, both on standard error; with `--json`, both are one JSON object there. Its exit code is 1 for a refusal, 2 for wrong
+usage, 3 if the daemon can't be reached, 4 if what is named does not exist, and 5 if it exists already.
 ";
 
 fn page() -> String {

@@ -138,7 +138,7 @@ pub struct ExportUpdate {
     /// Host NQNs to add; adding one that is there already changes nothing.
     #[serde(default)]
     pub add_hosts: Vec<String>,
-    /// Host NQNs to remove; removing one that is not there changes nothing.
+    /// Host NQNs to remove; each must be listed.
     #[serde(default)]
     pub remove_hosts: Vec<String>,
     /// If given, whether every host may connect.
