@@ -91,6 +91,7 @@ impl Owner {
         hosts.sort_unstable();
         hosts.dedup();
         self.refuse_while_importing(id, &format!("{tenant}/{volume}"), &hosts, any_host)?;
+        self.refuse_too_many_exports()?;
         let lacking = self.lacking_now();
         let export = {
             let mut core = self.core.borrow_mut();

@@ -10,6 +10,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use forebay_xlate::boundary::region::{MAX_CONTROLLERS, MAX_LANES, MAX_QUEUES};
 
 use super::Owner;
+use crate::api::error::ApiError;
 use crate::api::events::EventKind;
 use crate::api::model::LimitUse;
 use crate::events::News;
@@ -33,9 +34,13 @@ impl LimitUse {
 
     fn warning(&self) -> String {
         let Self { what, used, most } = self;
-        format!(
-            "{used} of {most} {what} are in use: when there are no more, others are turned away; end some, or use fewer queues for each host (nvme connect --nr-io-queues)"
-        )
+        let what_to_do = match &**what {
+            "exports" => "no more can be created then; delete those that nobody uses",
+            _ => {
+                "when there are no more, hosts are turned away; disconnect some, or use fewer queues for each host (nvme connect --nr-io-queues)"
+            }
+        };
+        format!("{used} of {most} {what} are in use: {what_to_do}")
     }
 }
 
@@ -56,6 +61,17 @@ impl Owner {
             all.push(LimitUse::new("queues", queues.count(), MAX_QUEUES));
         }
         all
+    }
+
+    /// Refuses one more export than an engine serves.
+    pub(super) fn refuse_too_many_exports(&self) -> Result<(), ApiError> {
+        if self.core.borrow().pool.exports().count() < MAX_LANES {
+            return Ok(());
+        }
+        Err(
+            ApiError::no_space(format!("there are {MAX_LANES} exports, the most of a node"))
+                .hint("delete one that nobody uses: `forebay export list`"),
+        )
     }
 
     /// A sentence for each limit that is nearly reached.
@@ -103,5 +119,7 @@ mod tests {
         assert!(used(3584).has_eighths(LITTLE) && !used(3583).has_eighths(LITTLE));
         assert!(used(3583).has_eighths(ENOUGH) && !used(3071).has_eighths(ENOUGH));
         assert!(used(4000).warning().starts_with("4000 of 4096 queues"));
+        let exports = LimitUse::new("exports", 1000, 1024).warning();
+        assert!(exports.contains("delete") && !exports.contains("queues"));
     }
 }
