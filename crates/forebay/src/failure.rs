@@ -77,6 +77,14 @@ impl Failure {
         }
     }
 
+    /// The same, as one that says nothing of the daemon's health.
+    pub(crate) fn unreachable(self) -> Self {
+        Self {
+            kind: Kind::Unreachable,
+            ..self
+        }
+    }
+
     pub(crate) fn exit_code(&self) -> u8 {
         self.kind.exit_code()
     }

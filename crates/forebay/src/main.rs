@@ -96,7 +96,10 @@ fn run(cli: Cli) -> Outcome<ExitCode> {
         Command::Upgrade => command::status::upgrade(&context()?),
         Command::Shutdown => command::status::shutdown(&context()?),
         Command::Stats => command::status::stats(&context()?),
-        Command::Status { check } => command::status::status(&context()?, check),
+        Command::Status { check } => match check {
+            true => command::status::check(context()),
+            false => command::status::status(&context()?),
+        },
         Command::Top(args) => command::top::top(&context()?, &args),
         Command::Completion { shell } => cli::pages::completion(shell),
         Command::Man { folder } => cli::pages::manual(&folder),

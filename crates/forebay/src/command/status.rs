@@ -1,5 +1,7 @@
 //! `forebay status`, `forebay stats`, `forebay upgrade` and `forebay shutdown`.
 
+use std::time::Duration;
+
 use forebay_control::api::events::TakeoverStats;
 use forebay_control::api::model::{DeathReport, Done, Health, Status};
 use forebay_control::api::stats::{EngineStats, LaneStats, OpStats, PoolStats, Stats};
@@ -12,13 +14,26 @@ use super::Context;
 use crate::failure::{Failure, Outcome, While};
 use crate::output::{latency, pairs, table};
 
-pub(crate) fn status(context: &Context, check: bool) -> Outcome {
+/// How long `status --check` waits: whoever watches a node asks often.
+const CHECK_LIMIT: Duration = Duration::from_secs(5);
+
+pub(crate) fn status(context: &Context) -> Outcome {
     let status: Status = context.client.get("/v1/status")?;
-    context.output.show(&status, status_text)?;
-    match status.health {
-        Health::Warning if check => Err(Failure::unwell(1)),
-        Health::Trouble if check => Err(Failure::unwell(2)),
-        _ => Ok(()),
+    context.output.show(&status, status_text)
+}
+
+/// The exit status says how the daemon is. Whatever keeps it from answering is one thing to a program that watches.
+pub(crate) fn check(context: Outcome<Context>) -> Outcome {
+    let asked = context.and_then(|context| {
+        let client = context.client.with_time_limit(CHECK_LIMIT);
+        let status: Status = client.get("/v1/status")?;
+        context.output.show(&status, status_text)?;
+        Ok(status.health)
+    });
+    match asked.map_err(Failure::unreachable)? {
+        Health::Well => Ok(()),
+        Health::Warning => Err(Failure::unwell(1)),
+        Health::Trouble => Err(Failure::unwell(2)),
     }
 }
 
