@@ -268,6 +268,8 @@ impl Pool {
         let ranges = ranges
             .into_iter()
             .map(|r| bytes(r.start).max(from_bytes)..bytes(r.end));
+        // The last extent may reach beyond the volume's end, and `from_bytes` may be there.
+        let ranges = ranges.filter(|range| !range.is_empty());
         Ok((ranges.collect(), next.map(bytes)))
     }
 

@@ -263,3 +263,25 @@ fn a_full_pool_of_scattered_mappings_fits_its_catalog() {
         FaultAnswer::NoSpace
     ));
 }
+
+/// The last extent reaches beyond the end of a volume whose size is no multiple of it.
+#[test]
+fn mapped_bytes_end_with_the_volume() {
+    let (mut pool, catalog) = new_pool(&stores(&[64]));
+    pool.create_tenant("t", 0).unwrap();
+    let new = NewVolume {
+        tenant: "t".into(),
+        name: "v".into(),
+        size_bytes: EXTENT + 4096,
+        block_bytes: None,
+        reserved_bytes: 0,
+    };
+    let v = pool.create_volume(&new, 0).unwrap();
+    write(&mut pool, &catalog, v, 1);
+    let mapped = |from| pool.mapped_bytes(v, from, 8).unwrap();
+    let all = EXTENT..EXTENT + 4096;
+    assert_eq!(mapped(0), (vec![all.clone()], None));
+    for beyond in [all.end, all.end + 1, 2 * EXTENT - 1, 2 * EXTENT, u64::MAX] {
+        assert_eq!(mapped(beyond), (Vec::new(), None), "{beyond}");
+    }
+}
