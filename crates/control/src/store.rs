@@ -55,7 +55,7 @@ impl SyncStore {
         self.1.is_used_up()
     }
 
-    /// Whether somebody waits for an answer now.
+    /// Whether a request is unanswered.
     pub(crate) fn is_waited_for(&self) -> bool {
         self.1.is_waited_for()
     }

@@ -59,7 +59,7 @@ impl std::fmt::Display for Holder {
     }
 }
 
-/// An engine whose lock is in the way, and what is known of its process.
+/// An earlier engine that holds a lock, and its process if that was found.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Predecessor {
     /// The engine's generation.
@@ -142,7 +142,7 @@ pub enum FenceError {
         device: String,
         /// Whose lock is left.
         predecessor: u64,
-        /// What is known of it.
+        /// That engine, and its process if that was found.
         process: Predecessor,
         /// How long it was waited.
         waited: Duration,

@@ -28,7 +28,7 @@ pub use transfer::{
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum EngineState {
-    /// The pool is being opened: the daemon has no engine in hand yet. The warnings say what it waits for.
+    /// The daemon is opening the pool and has no engine yet. The warnings name the devices that have not answered.
     Opening,
     /// A process exists but has not said hello yet.
     Starting,

@@ -502,7 +502,7 @@ pub(crate) fn find_returned(pool: &Uuid, open: &[PoolDevice]) -> Vec<String> {
 }
 
 /// Which of a pool's devices can be taken back now, at `told` or where they may be; nothing is
-/// taken. What is told of and `open` already is passed over, unless that answers no more.
+/// taken. A device in `told` that is `open` already is skipped, unless it answers no more.
 ///
 /// One that was cut short while in use is not looked for, and refused unless `forced`.
 pub(crate) fn find_missing(

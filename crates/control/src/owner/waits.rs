@@ -1,10 +1,9 @@
-//! What waits for long, and what for.
+//! Warnings about long waits, with their causes.
 //!
-//! Purpose: nothing stays between two states in silence: after [`TOLD_AFTER`] the cause stands in the warnings, and an
-//! event tells of it. Another event tells of its end.
-//! Design: one task with a slow beat looks at what is between two states. What lasts only as long as a call is announced
-//! by that call ([`Waits::begin`]); everything else is seen in the owner's state. A cause is looked up when it is told, and
-//! again now and then, because it may change. Processes are looked for on another thread.
+//! Purpose: an operation that takes longer than [`TOLD_AFTER`] is reported by a warning and an event that name the cause.
+//! Another event reports its end.
+//! Design: one task checks all waits once a second. A call announces its own wait ([`Waits::begin`]); the owner's state
+//! shows the others. The cause is looked up again every few seconds, because it may change. A thread searches `/proc`.
 //! Not here: devices that hang (`hang`), the opening of the pool (the daemon).
 
 use std::cell::{Cell, RefCell};
@@ -25,7 +24,7 @@ use crate::api::events::EventKind;
 use crate::events::News;
 use crate::store::SyncStore;
 
-/// How long something may be between two states before people are told.
+/// How long a wait may take before it is reported.
 const TOLD_AFTER: Duration = Duration::from_secs(5);
 /// Between two looks.
 const BEAT: Duration = Duration::from_secs(1);
@@ -34,7 +33,7 @@ const LOOK_AGAIN: Duration = Duration::from_secs(5);
 /// How long looking for a process may take.
 const LOOK_LIMIT: Duration = Duration::from_secs(5);
 
-/// Something between two states.
+/// A wait.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Wait {
     /// The engine has not got its fence on a device.
@@ -49,19 +48,19 @@ pub(super) enum Wait {
     Job(DeviceIndex, &'static str),
 }
 
-/// A wait that people may be told of.
+/// A wait that may be reported.
 #[derive(Debug)]
 struct Seen {
     since: Instant,
     looked: Option<Instant>,
-    /// What is told of it.
+    /// The warning, once it is reported.
     text: Option<String>,
 }
 
-/// What is between two states.
+/// The waits that are under way.
 #[derive(Debug, Default)]
 pub(super) struct Waits {
-    /// What calls have announced.
+    /// Waits that calls have announced.
     begun: RefCell<BTreeMap<u64, Wait>>,
     next: Cell<u64>,
     /// By the announcement's number; 0: seen in the state.
@@ -78,7 +77,7 @@ impl Drop for Begun<'_> {
 }
 
 impl Waits {
-    /// Announces a wait for as long as what is returned lives.
+    /// Announces a wait. It ends when the returned guard is dropped.
     pub(super) fn begin(&self, wait: Wait) -> Begun<'_> {
         let number = self.next.get() + 1;
         self.next.set(number);
@@ -100,7 +99,7 @@ impl Waits {
             .any(|((wait, _), seen)| is_device(wait) && seen.text.is_some())
     }
 
-    /// What is told of a device that is not served yet.
+    /// The warning about a device that is not served yet.
     pub(super) fn about_device(&self, device: DeviceIndex) -> Option<String> {
         let seen = self.seen.borrow();
         seen.get(&(Wait::Device(device), 0))?.text.clone()

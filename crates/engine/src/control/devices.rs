@@ -24,7 +24,7 @@ use std::sync::atomic::Ordering::Release;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// How long the helper waits before the device counts as failed. What it waits for, the daemon tells.
+/// How long the helper waits before the device counts as failed. The daemon reports the cause of the wait.
 const FENCE_LIMIT: Duration = Duration::from_secs(3600);
 
 /// From a helper thread.

@@ -14,7 +14,7 @@ use super::Context;
 use crate::failure::{Failure, Outcome, While};
 use crate::output::{latency, pairs, table};
 
-/// How long `status --check` waits: whoever watches a node asks often.
+/// How long `status --check` waits: monitoring asks often.
 const CHECK_LIMIT: Duration = Duration::from_secs(5);
 
 pub(crate) fn status(context: &Context) -> Outcome {
