@@ -118,6 +118,19 @@ pub(crate) fn exactly(bytes: u64) -> String {
     format!("{} ({bytes} bytes)", format_bytes(bytes))
 }
 
+/// Bytes a second in the unit that shows them whole: `300 MB/s`, `1.5 GB/s`, `64 KiB/s`.
+pub(crate) fn bandwidth(bytes_s: u64) -> String {
+    const UNITS: [(u64, &str); 3] = [(1_000_000_000, "GB"), (1_000_000, "MB"), (1_000, "KB")];
+    let unit = UNITS.iter().find(|(unit, _)| bytes_s >= *unit);
+    match unit {
+        Some((unit, name)) if bytes_s % unit == 0 => format!("{} {name}/s", bytes_s / unit),
+        Some((unit, name)) if bytes_s % (unit / 10) == 0 => {
+            format!("{}.{} {name}/s", bytes_s / unit, bytes_s % unit * 10 / unit)
+        }
+        _ => format!("{}/s", format_bytes(bytes_s)),
+    }
+}
+
 /// A time for people: `512 ns`, `83 us`, `1.2 ms`, `3.4 s`.
 pub(crate) fn duration_ns(ns: u64) -> String {
     let value = ns as f64;
@@ -154,6 +167,22 @@ mod tests {
             (3_400_000_000, "3.4 s"),
         ] {
             assert_eq!(duration_ns(ns), text);
+        }
+    }
+
+    #[test]
+    fn bandwidth_is_as_it_was_stated() {
+        for (bytes_s, text) in [
+            (100_000_000_000, "100 GB/s"),
+            (1_500_000_000, "1.5 GB/s"),
+            (300_000_000, "300 MB/s"),
+            (512_000, "512 KB/s"),
+            (64 << 10, "64 KiB/s"),
+            (100 << 20, "100 MiB/s"),
+            (8_192_000, "7.8 MiB/s"),
+            (0, "0 B/s"),
+        ] {
+            assert_eq!(bandwidth(bytes_s), text);
         }
     }
 

@@ -370,7 +370,8 @@ pub struct LaneStats {
     /// What its volume may use of its tenant's, if that is stated.
     #[serde(default)]
     pub budget: Option<Budget>,
-    /// Its part of the tenant's grant in the newest window, in commands a second; null if there is no limit.
+    /// Its part of the tenant's grant in the newest window, in commands a second, and no more than its volume's own limit; null if
+    /// there is no limit.
     #[serde(default)]
     pub granted_iops: Option<u64>,
     /// Bytes a second; null: no limit.
@@ -387,10 +388,46 @@ pub struct LaneStats {
     pub throttled_times: Histogram,
 }
 
+impl LaneStats {
+    /// A grant above the volume's own limit can't be used.
+    #[must_use]
+    pub(crate) fn limited(mut self) -> Self {
+        let limit = self.budget.map(|budget| budget.burst).unwrap_or_default();
+        for (granted, most) in [
+            (&mut self.granted_iops, limit.iops),
+            (&mut self.granted_bytes_s, limit.bytes_s),
+        ] {
+            *granted = [*granted, most].into_iter().flatten().min();
+        }
+        self
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use proptest::prelude::*;
+
+    #[test]
+    fn a_grant_is_no_more_than_the_limit() {
+        let lane = |granted_iops, iops| {
+            let none = OpStats::default();
+            let json = serde_json::json!({
+                "tenant": "a", "volume": "b", "read": none, "write": none, "flush": none,
+                "deallocate": none, "in_flight": 0, "parked": 0, "queues": 0,
+            });
+            let mut lane: LaneStats = serde_json::from_value(json).unwrap();
+            lane.granted_iops = granted_iops;
+            lane.budget = Some(Budget::default());
+            lane.budget.as_mut().unwrap().burst.iops = iops;
+            lane.limited().granted_iops
+        };
+        assert_eq!(lane(Some(2012), Some(200)), Some(200));
+        assert_eq!(lane(None, Some(200)), Some(200));
+        assert_eq!(lane(Some(60), Some(200)), Some(60));
+        assert_eq!(lane(Some(60), None), Some(60));
+        assert_eq!(lane(None, None), None);
+    }
 
     fn histogram(counts: &[(u64, u64)]) -> Histogram {
         Histogram {

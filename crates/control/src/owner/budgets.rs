@@ -15,7 +15,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::rc::{Rc, Weak};
 use std::sync::atomic::Ordering::Relaxed;
 
-use forebay_burst::budget::{Budget, Burst, LEAST, MOST};
+use forebay_burst::budget::{Budget, Burst, LEAST};
 use forebay_burst::stated::Stated;
 use forebay_pool::{Pool, TenantId};
 use forebay_xlate::VolumeId;
@@ -62,9 +62,10 @@ fn show_budget(budget: &Budget, stated: &Stated) -> api::Budget {
             iops: budget.base.iops,
             bytes_s: budget.base.bytes,
         }),
+        // Who states the most that can be stated has that limit.
         burst: api::Limit {
-            iops: limit(budget.burst.iops, MOST.iops),
-            bytes_s: limit(budget.burst.bytes, MOST.bytes),
+            iops: (stated.burst_iops.or(stated.base_iops)).map(|_| budget.burst.iops),
+            bytes_s: (stated.burst_bytes.or(stated.base_bytes)).map(|_| budget.burst.bytes),
         },
         credit_s: match budget.how {
             Burst::Credit { seconds } => Some(seconds),

@@ -463,7 +463,7 @@ impl Owner {
                 totals = plus(before, &totals);
             }
             let lane = lane.filter(|_| lives);
-            lanes.push(LaneStats {
+            let lane = LaneStats {
                 tenant: tenant_name(&core, volume),
                 volume: match export.shared {
                     false => volume.name.clone(),
@@ -472,7 +472,8 @@ impl Owner {
                 transport: export.frontend.name().to_owned(),
                 budget: show_volume_budget(pool, volume.id),
                 ..lane_stats(totals, lane)
-            });
+            };
+            lanes.push(lane.limited());
         }
         lanes.sort_by(|a, b| (&a.tenant, &a.volume).cmp(&(&b.tenant, &b.volume)));
         let space = pool.space();

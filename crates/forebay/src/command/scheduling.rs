@@ -13,7 +13,7 @@ use super::Context;
 use super::status::word;
 use crate::cli::{BudgetArgs, BudgetPart as Part, SchedulingArgs, SchedulingCommand};
 use crate::failure::Outcome;
-use crate::output::{duration_ns, pairs, table};
+use crate::output::{bandwidth, duration_ns, pairs, table};
 
 pub(crate) fn scheduling(context: &Context, command: SchedulingCommand) -> Outcome {
     let client = &context.client;
@@ -115,9 +115,9 @@ fn base_text(base: Option<&Rate>) -> String {
     match base {
         None => "no base".to_owned(),
         Some(base) => format!(
-            "a base of {} IOPS and {}/s",
+            "a base of {} IOPS and {}",
             base.iops,
-            format_bytes(base.bytes_s)
+            bandwidth(base.bytes_s)
         ),
     }
 }
@@ -125,12 +125,11 @@ fn base_text(base: Option<&Rate>) -> String {
 /// The most of it, as far as it is limited.
 fn limit_text(limit: &Limit) -> String {
     let iops = limit.iops.map(|iops| format!("{iops} IOPS"));
-    let bytes = limit
-        .bytes_s
-        .map(|bytes| format!("{}/s", format_bytes(bytes)));
+    let bytes = limit.bytes_s.map(bandwidth);
     match (iops, bytes) {
         (Some(iops), Some(bytes)) => format!("{iops} and {bytes}"),
-        (Some(one), None) | (None, Some(one)) => one,
+        (Some(iops), None) => format!("{iops} and any bandwidth"),
+        (None, Some(bytes)) => format!("any IOPS and {bytes}"),
         (None, None) => "whatever there is".to_owned(),
     }
 }
@@ -252,7 +251,7 @@ fn show(now: &Scheduling) -> String {
         true => ", as `forebay calibrate` found it",
         false => "",
     };
-    let bandwidth = |value| limit(value, |bytes| format!("{}/s{found}", format_bytes(bytes)));
+    let link = |value| limit(value, |bytes| format!("{}{found}", bandwidth(bytes)));
     let on = match now.on {
         true => "yes",
         false => "no: nobody has a budget",
@@ -266,8 +265,8 @@ fn show(now: &Scheduling) -> String {
         ("reactors", now.reactors.to_string()),
         ("device reads", now.capacity.device_reads.to_string()),
         ("device writes", now.capacity.device_writes.to_string()),
-        ("link in", bandwidth(now.capacity.link_in_bytes_s)),
-        ("link out", bandwidth(now.capacity.link_out_bytes_s)),
+        ("link in", link(now.capacity.link_in_bytes_s)),
+        ("link out", link(now.capacity.link_out_bytes_s)),
         (
             "software limit",
             limit(now.capacity.operations_s, |n| format!("{n} IOPS")),

@@ -12,7 +12,7 @@ use serde::Serialize;
 use std::collections::BTreeMap;
 
 use super::view::{Volume, change};
-use crate::output::latency;
+use crate::output::{bandwidth, latency};
 
 /// What a tenant does with its budget.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
@@ -60,12 +60,12 @@ pub(crate) struct Use {
     /// Something is stated for it.
     #[serde(skip)]
     pub(crate) has_budget: bool,
-    /// It uses more than its base.
+    /// It uses more than its base. Without a base nobody does.
     pub(crate) noisy: bool,
     /// Its commands wait although it uses less than its base.
     pub(crate) hurt: bool,
     /// Why its commands wait, if some do.
-    pub(crate) why: Option<&'static str>,
+    pub(crate) why: Option<String>,
 }
 
 /// Whether so much is used that hardly any more may be.
@@ -73,9 +73,34 @@ fn is_near(used: f64, most: Option<u64>) -> bool {
     most.is_some_and(|most| used >= most as f64 * 0.95)
 }
 
+/// The limit that is reached, as it was stated, if any is. What was used, and what was given, are in IOPS and bytes a second. Of
+/// two that are reached it is the one of which more was used.
+fn reached(
+    used: (f64, f64),
+    given: (f64, f64),
+    most_iops: Option<u64>,
+    most_bytes_s: Option<u64>,
+) -> Option<String> {
+    let part = |used: f64, given: f64, most: Option<u64>| {
+        let is_reached = is_near(used, most) || is_near(given, most);
+        most.filter(|_| is_reached)
+            .map(|most| used / most.max(1) as f64)
+    };
+    let (iops, bytes_s) = (
+        part(used.0, given.0, most_iops),
+        part(used.1, given.1, most_bytes_s),
+    );
+    if iops.is_some() && iops >= bytes_s {
+        most_iops.map(|most| format!("{most} IOPS"))
+    } else {
+        most_bytes_s.filter(|_| bytes_s.is_some()).map(bandwidth)
+    }
+}
+
 const BELOW_BASE: &str = "below its base";
 const NO_MORE: &str = "others leave no more";
 const AT_ONCE: &str = "it asks for more at once";
+const VOLUMES: &str = "its volumes are at their own limits";
 
 impl Use {
     /// What it did between two samples, that long apart.
@@ -120,27 +145,33 @@ impl Use {
             credit_percent: now.credit.map(|credit| {
                 percent(credit.ops, credit.most_ops).min(percent(credit.bytes, credit.most_bytes))
             }),
-            noisy: match base {
-                // A limit alone says nothing of what others are owed.
-                Some(base) => is_above(base),
-                None if now.budget.is_some() => false,
-                // What is used without a base is what others leave.
-                None => used_iops > 0.0,
-            },
+            // Who has no base uses what others leave, and takes nothing that they are owed.
+            noisy: base.is_some_and(is_above),
             hurt: false,
             has_budget: now.budget.is_some(),
             why: None,
         };
         all.why = (waited > 0).then(|| all.reason());
-        all.hurt = all.why == Some(BELOW_BASE);
+        all.hurt = all.why.as_deref() == Some(BELOW_BASE);
         all
     }
 
-    /// What keeps its commands waiting, as far as its sums say.
-    fn reason(&self) -> &'static str {
+    /// What it was given in the newest window.
+    fn given(&self) -> (f64, f64) {
+        let of = |one: Option<u64>| one.map_or(f64::INFINITY, |one| one as f64);
+        (of(self.granted_iops), of(self.granted_bytes_s))
+    }
+
+    /// Its burst limit, if it was given all of that, or uses all of it.
+    fn limit(&self, given: (f64, f64)) -> Option<String> {
         let used = (self.used_iops, self.used_bytes_s);
-        let given = |one: Option<u64>| one.map_or(f64::INFINITY, |one| one as f64);
-        let given = (given(self.granted_iops), given(self.granted_bytes_s));
+        reached(used, given, self.burst_iops, self.burst_bytes_s)
+    }
+
+    /// What keeps its commands waiting, as far as its sums say.
+    fn reason(&self) -> String {
+        let used = (self.used_iops, self.used_bytes_s);
+        let given = self.given();
         let is_near = |(iops, bytes_s): (f64, f64), most_iops, most_bytes_s| {
             is_near(iops, most_iops) || is_near(bytes_s, most_bytes_s)
         };
@@ -148,12 +179,10 @@ impl Use {
         let base = self.base_iops.zip(self.base_bytes_s);
         let is_idle = given == (0.0, 0.0) && self.window_throttled == 0;
         // A reactor that is not let run gives what it may, and less of that is used.
-        if [used, given]
-            .iter()
-            .any(|one| is_near(*one, self.burst_iops, self.burst_bytes_s))
-        {
-            "at its limit"
-        } else if has_base && self.credit_percent.is_some_and(|percent| percent < 1.0) {
+        if let Some(limit) = self.limit(given) {
+            return format!("at its limit of {limit}");
+        }
+        let why = if has_base && self.credit_percent.is_some_and(|percent| percent < 1.0) {
             "its credit is spent"
         } else if has_base || base.is_none() {
             NO_MORE
@@ -161,7 +190,8 @@ impl Use {
             AT_ONCE
         } else {
             BELOW_BASE
-        }
+        };
+        why.to_owned()
     }
 
     /// What there is to say of it; nothing while it does nothing.
@@ -203,7 +233,7 @@ impl Use {
                 words.push(format!("{:.0}/s metered", self.metered_iops));
             }
         }
-        if let Some(why) = self.why {
+        if let Some(why) = &self.why {
             let who = if self.hurt { "HURT: " } else { "" };
             words.push(format!(
                 "{who}{:.0}/s wait {}, {why}",
@@ -245,7 +275,8 @@ fn given_text(iops: Option<u64>, bytes_s: Option<u64>) -> String {
     let bytes_s = bytes_s.map(|bytes_s| format!("{:.1} MB/s", bytes_s as f64 / 1e6));
     match (iops, bytes_s) {
         (Some(iops), Some(bytes_s)) => format!("given {iops} and {bytes_s}"),
-        (Some(one), None) | (None, Some(one)) => format!("given {one}"),
+        (Some(iops), None) => format!("given {iops} and any bandwidth"),
+        (None, Some(bytes_s)) => format!("given any IOPS and {bytes_s}"),
         (None, None) => "given as much as it asks for".to_owned(),
     }
 }
@@ -267,9 +298,8 @@ pub(crate) struct Part {
     pub(crate) granted_bytes_s: Option<u64>,
     /// How long its commands that were over budget waited in the mean.
     pub(crate) throttled_ns: Option<u64>,
-    /// What all exports of its volume use and were given together, which have its limit together: IOPS, bytes a second.
-    #[serde(skip)]
-    together: [(f64, f64); 2],
+    /// Why its commands wait, if some do and its own limit is the reason.
+    pub(crate) why: Option<String>,
 }
 
 impl Part {
@@ -287,7 +317,7 @@ impl Part {
             granted_iops: now.granted_iops,
             granted_bytes_s: now.granted_bytes_s,
             throttled_ns: times.sum_ns.checked_div(times.count),
-            together: [(0.0, 0.0); 2],
+            why: None,
         }
     }
 }
@@ -312,35 +342,30 @@ pub(super) fn add_up(volumes: &mut [Volume]) {
     }
     for export in volumes {
         let sum = sums.get(&name(export));
-        if let (Some(sum), Some(part)) = (sum, &mut export.budget) {
-            part.together = *sum;
+        if let (Some([used, given]), Some(part)) = (sum, &mut export.budget) {
+            let limit = reached(*used, *given, part.limit_iops, part.limit_bytes_s);
+            let limit = limit.filter(|_| export.figures.throttled_s > 0.0);
+            part.why = limit.map(|limit| format!("at its own limit of {limit}"));
         }
     }
 }
 
 impl Use {
-    /// Who waits for its volumes' own limits only is not hurt, nor does it ask for too much.
+    /// Who waits for its volumes' own limits only is not hurt, nor does it ask for too much. A tenant that was given its whole
+    /// limit, and can't use it because its volumes' limits are lower, is not at its limit.
     pub(super) fn beside(mut self, volumes: &[Volume]) -> Self {
         let waits = |volume: &&Volume| volume.figures.throttled_s > 0.0;
         let waiting: Vec<&Volume> = volumes.iter().filter(waits).collect();
-        let is_elsewhere = self.hurt || matches!(self.why, Some(AT_ONCE | NO_MORE));
-        if is_elsewhere && !waiting.is_empty() && waiting.iter().all(|v| v.is_at_limit()) {
-            (self.why, self.hurt) = (Some("its volumes are at their own limits"), false);
+        let at_limit = |volume: &&Volume| volume.budget.as_ref().is_some_and(|of| of.why.is_some());
+        let is_elsewhere = self.why.is_some() && self.limit((0.0, 0.0)).is_none();
+        if is_elsewhere && !waiting.is_empty() && waiting.iter().all(at_limit) {
+            (self.why, self.hurt) = (Some(VOLUMES.to_owned()), false);
         }
         self
     }
 }
 
 impl Volume {
-    /// Whether its volume uses all that its own limit allows.
-    fn is_at_limit(&self) -> bool {
-        self.budget.as_ref().is_some_and(|part| {
-            (part.together.iter()).any(|(iops, bytes_s)| {
-                is_near(*iops, part.limit_iops) || is_near(*bytes_s, part.limit_bytes_s)
-            })
-        })
-    }
-
     /// What there is to say of its part of a budget; nothing while nothing waits.
     pub(crate) fn words(&self) -> Vec<String> {
         let figures = &self.figures;
@@ -349,9 +374,7 @@ impl Volume {
         };
         let (throttled_s, time) = (figures.throttled_s, latency(part.throttled_ns));
         let mut words = vec![format!("{throttled_s:.0}/s wait {time}")];
-        if self.is_at_limit() {
-            words.push("at its own limit".to_owned());
-        }
+        words.extend(part.why.clone());
         words.push(given_text(part.granted_iops, part.granted_bytes_s));
         words
     }
@@ -359,8 +382,8 @@ impl Volume {
 
 #[cfg(test)]
 mod tests {
-    use super::super::view::View;
     use super::super::view::tests::samples;
+    use super::super::view::{Tenant, View};
     use super::*;
     use crate::cli::TopOrder;
     use forebay_control::api::scheduling::{Budget, Limit};
@@ -450,7 +473,7 @@ mod tests {
         for (used_iops, credit_percent, why) in [
             (960.0, None, "others leave no more"),
             (960.0, Some(0.5), "its credit is spent"),
-            (9600.0, Some(50.0), "at its limit"),
+            (9600.0, Some(50.0), "at its limit of 10000 IOPS"),
         ] {
             let one = Use {
                 used_iops,
@@ -462,7 +485,7 @@ mod tests {
         for (granted_iops, why) in [
             (900, BELOW_BASE),
             (1000, "it asks for more at once"),
-            (10_000, "at its limit"),
+            (10_000, "at its limit of 10000 IOPS"),
         ] {
             let one = Use {
                 granted_iops: Some(granted_iops),
@@ -500,14 +523,15 @@ mod tests {
         // Idle: the engine has forgotten what it gave.
         let idle = seen(&pulses);
         assert_eq!((idle.hurt, idle.noisy), (false, false));
-        assert_eq!(idle.why, Some("it asks for more at once"));
+        assert_eq!(idle.why.as_deref(), Some("it asks for more at once"));
         // In a pulse it has its base.
         let at_work = TenantStats {
             granted_iops: Some(1000),
             window_throttled: 40,
             ..pulses.clone()
         };
-        assert_eq!(seen(&at_work).why, Some("at its limit"));
+        let why = seen(&at_work).why;
+        assert_eq!(why.as_deref(), Some("at its limit of 1000 IOPS"));
         // Whoever waits and is given less, or nothing, is hurt, and so is who was given less and does not wait just now.
         for (granted_iops, throttled) in [(300, 40), (0, 40), (300, 0)] {
             let hurt = TenantStats {
@@ -516,7 +540,7 @@ mod tests {
                 ..pulses.clone()
             };
             assert!(seen(&hurt).hurt, "{granted_iops} {throttled}");
-            assert_eq!(seen(&hurt).why, Some(BELOW_BASE));
+            assert_eq!(seen(&hurt).why.as_deref(), Some(BELOW_BASE));
         }
         // With a limit alone nobody is hurt or noisy.
         let limited = TenantStats {
@@ -525,6 +549,11 @@ mod tests {
                 .map(|of| Budget { base: None, ..of }),
             ..pulses.clone()
         };
+        let nothing = TenantStats {
+            budget: None,
+            ..pulses.clone()
+        };
+        assert!(!seen(&nothing).noisy);
         for used_ops in [5, 640] {
             let limited = TenantStats {
                 used_ops,
@@ -576,22 +605,79 @@ mod tests {
         shared.lanes.push(other);
         let view = View::between(&before, &shared, TopOrder::Throttled);
         for export in &view.tenants[0].volumes[..2] {
-            assert_eq!(export.words()[1], "at its own limit", "{}", export.name);
+            assert_eq!(
+                export.words()[1],
+                "at its own limit of 2000 IOPS",
+                "{}",
+                export.name
+            );
         }
         let view = View::between(&before, &now, TopOrder::Throttled);
         assert_eq!(view.tenants[0].name, "zoo");
         let words = [
             "1500/s wait 2.0 ms",
-            "at its own limit",
+            "at its own limit of 2000 IOPS",
             "given 2100 IOPS and 275.0 MB/s",
         ];
         assert_eq!(view.tenants[0].volumes[0].words(), words);
         let zoo = view.tenants[0].budget.clone().unwrap();
         assert_eq!(
-            (zoo.hurt, zoo.why),
+            (zoo.hurt, zoo.why.as_deref()),
             (false, Some("its volumes are at their own limits"))
         );
         assert_eq!(view.tenants[1].volumes[0].words(), Vec::<String>::new());
         assert_eq!(view.tenants[1].volumes[0].budget, None);
+    }
+
+    /// A tenant that bursts to 5000 IOPS, and a volume with a limit of 200 IOPS: the one that is used up is the reason.
+    #[test]
+    fn the_tighter_limit_is_the_reason() {
+        let (before, mut now) = samples();
+        let budget = |burst: Limit| Budget {
+            burst,
+            ..Budget::default()
+        };
+        now.tenants = vec![TenantStats {
+            tenant: "zoo".to_owned(),
+            budget: Some(budget(limit(5000))),
+            throttled_ops: 3000,
+            granted_iops: Some(5000),
+            granted_bytes_s: Some(1 << 30),
+            used_ops: 398,
+            ..TenantStats::default()
+        }];
+        let lane = &mut now.lanes[2];
+        (lane.read, lane.throttled_ops) = (before.lanes[2].read.clone(), 3000);
+        lane.read.ops += 398;
+        (lane.granted_iops, lane.granted_bytes_s) = (Some(200), Some(1 << 30));
+        lane.budget = Some(budget(Limit {
+            iops: Some(200),
+            bytes_s: None,
+        }));
+        let seen = |now: &_| View::between(&before, now, TopOrder::Throttled).tenants[0].clone();
+        let zoo = seen(&now);
+        let why = |of: &Tenant| of.budget.as_ref().and_then(|of| of.why.clone());
+        assert_eq!(why(&zoo).as_deref(), Some(VOLUMES));
+        let part = zoo.volumes[0].budget.clone().unwrap();
+        assert_eq!(part.why.as_deref(), Some("at its own limit of 200 IOPS"));
+        // Its own is used up as well.
+        now.tenants[0].used_ops = 10_000;
+        assert_eq!(
+            why(&seen(&now)).as_deref(),
+            Some("at its limit of 5000 IOPS")
+        );
+        // Of two limits the one that is used up, in its own unit.
+        now.tenants[0].budget = Some(budget(Limit {
+            iops: Some(5000),
+            bytes_s: Some(100_000_000),
+        }));
+        (now.tenants[0].used_ops, now.tenants[0].used_bytes) = (2000, 199_000_000);
+        assert_eq!(
+            why(&seen(&now)).as_deref(),
+            Some("at its limit of 100 MB/s")
+        );
+        // Nothing waits: there is nothing to explain.
+        now.lanes[2].throttled_ops = 0;
+        assert_eq!(seen(&now).volumes[0].budget.as_ref().unwrap().why, None);
     }
 }

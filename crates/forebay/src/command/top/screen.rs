@@ -244,7 +244,7 @@ q ends";
             burst_percent: 75.0,
             credit_percent: Some(40.0),
             noisy: true,
-            why: Some("others leave no more"),
+            why: Some("others leave no more".to_owned()),
             ..Use::default()
         });
         let text = text(&view, SMALL, "");
