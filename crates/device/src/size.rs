@@ -17,10 +17,16 @@ pub enum SizeError {
         "`{0}` is not a size: write a number and a unit, for example 512, 64K, 1.5G (binary) or 10GB (decimal)"
     )]
     NotASize(String),
+    /// It has a sign.
+    #[error("`{0}` is not a size: a size has no sign; write for example 512, 64K or 1.5G")]
+    Negative(String),
     /// It is larger than 2^64 - 1.
     #[error("`{0}` is too large: the largest size is 16777215T")]
     TooLarge(String),
 }
+
+/// The capacity of a device is a multiple of this.
+pub const CAPACITY_BLOCK_BYTES: u64 = 4096;
 
 const UNITS: [(char, u32); 6] = [
     ('K', 10),
@@ -60,6 +66,9 @@ pub fn parse_size(text: &str) -> Result<Size, SizeError> {
     let not_a_size = || SizeError::NotASize(text.to_owned());
     let too_large = || SizeError::TooLarge(text.to_owned());
     let trimmed = text.trim();
+    if trimmed.starts_with('-') {
+        return Err(SizeError::Negative(text.to_owned()));
+    }
     let number_end = trimmed
         .find(|c: char| !c.is_ascii_digit() && c != '.')
         .unwrap_or(trimmed.len());
@@ -116,6 +125,14 @@ fn unit_bytes(unit: &str) -> Option<(u64, bool)> {
 /// As [`parse_size`].
 pub fn parse_bytes(text: &str) -> Result<u64, SizeError> {
     parse_size(text).map(|size| size.to_blocks(512))
+}
+
+/// Parses the capacity of a device: as [`parse_bytes`], in blocks of 4 KiB.
+///
+/// # Errors
+/// As [`parse_size`].
+pub fn parse_capacity(text: &str) -> Result<u64, SizeError> {
+    parse_size(text).map(|size| size.to_blocks(CAPACITY_BLOCK_BYTES))
 }
 
 /// The shortest exact text that [`parse_bytes`] reads back: `64G`, `1536M`, `513`.
@@ -197,7 +214,6 @@ mod tests {
         for text in [
             "",
             "G",
-            "-1",
             "1.5",
             "1.5B",
             "1.G",
@@ -219,6 +235,14 @@ mod tests {
                 "{text}"
             );
         }
+        for text in ["-1", "-1G", " -5MB"] {
+            assert!(
+                matches!(parse_size(text), Err(SizeError::Negative(_))),
+                "{text}"
+            );
+        }
+        assert_eq!(parse_capacity("10MB"), Ok(10_002_432));
+        assert_eq!(parse_capacity("5000"), Ok(5000));
         for text in [
             "16E",
             "16EiB",

@@ -23,7 +23,7 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use crate::error::DeviceError;
-use crate::size::{SizeError, format_exact, parse_bytes};
+use crate::size::{CAPACITY_BLOCK_BYTES, SizeError, format_exact, parse_capacity};
 
 /// Names a device. See the module for the text forms.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -134,8 +134,6 @@ pub enum SpecError {
     },
 }
 
-/// Sizes of ram and null devices are multiples of this.
-const SIZE_GRANULE_BYTES: u64 = 4096;
 /// File offsets above this belong to the fence.
 pub(crate) const MAX_CAPACITY_BYTES: u64 = 1 << 61;
 
@@ -223,12 +221,12 @@ impl DeviceSpec {
                 let size = option
                     .strip_prefix("size=")
                     .ok_or_else(|| unknown(option))?;
-                let size_bytes = parse_bytes(size).map_err(|error| SpecError::Size {
+                let size_bytes = parse_capacity(size).map_err(|error| SpecError::Size {
                     spec: owned(),
                     error,
                 })?;
                 if size_bytes == 0
-                    || !size_bytes.is_multiple_of(SIZE_GRANULE_BYTES)
+                    || !size_bytes.is_multiple_of(CAPACITY_BLOCK_BYTES)
                     || size_bytes > MAX_CAPACITY_BYTES
                 {
                     return Err(SpecError::SizeRange { spec: owned() });
@@ -389,6 +387,18 @@ mod tests {
         ] {
             assert_eq!(text.parse(), Ok(spec.clone()), "{text}");
             assert_eq!(spec.to_string(), text);
+        }
+    }
+
+    #[test]
+    fn decimal_sizes_are_rounded_up() {
+        for (text, whole) in [
+            ("ram:/x?size=10MB", "ram:/x?size=9768K"),
+            ("null:/x?size=0.01GB", "null:/x?size=9768K"),
+            ("ram:/x?size=0.3G", "ram:/x?size=314576K"),
+        ] {
+            let spec: DeviceSpec = text.parse().unwrap();
+            assert_eq!(spec.to_string(), whole, "{text}");
         }
     }
 

@@ -11,7 +11,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use forebay_device::DeviceSpec;
-use forebay_device::size::parse_bytes;
+use forebay_device::size::parse_capacity;
 use serde::{Deserialize, Deserializer, de};
 
 use crate::failure::{Failure, Outcome, While};
@@ -120,7 +120,7 @@ struct EmbeddedTable {
 
 fn size<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {
     let text = String::deserialize(deserializer)?;
-    parse_bytes(&text).map_err(de::Error::custom)
+    parse_capacity(&text).map_err(de::Error::custom)
 }
 
 /// The configuration, complete.

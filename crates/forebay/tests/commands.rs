@@ -382,6 +382,84 @@ fn what_is_typed_arrives() {
 }
 
 #[test]
+fn sizes_are_rounded_up_and_the_answer_says_so() {
+    let daemon = Daemon::start();
+    for (args, expected) in [
+        (
+            &[
+                "volume",
+                "create",
+                "acme/disk",
+                "--size",
+                "10MB",
+                "--block-size",
+                "4K",
+                "--reserve",
+                "1MB",
+            ][..],
+            "size_bytes: 10002432, block_bytes: Some(4096), reserved_bytes: 1003520",
+        ),
+        (
+            &["volume", "resize", "acme/disk", "--size", "0.01GB"],
+            "size_bytes: Some(10002432)",
+        ),
+        (
+            &["volume", "set", "acme/disk", "--reserve", "1.04M"],
+            "reserved_bytes: Some(1093632)",
+        ),
+        (
+            &["device", "add", "ram:/b", "--create", "--size", "10MB"],
+            "DeviceAdd { spec: \"ram:/b?size=9768K\", force: false, create: true, size_bytes: Some(10002432) }",
+        ),
+        (
+            &["pool", "create", "--device", "ram:/b?size=10MB"],
+            "devices: [\"ram:/b?size=9768K\"]",
+        ),
+    ] {
+        let text = daemon.text(args);
+        daemon.was_asked(expected);
+        // The fake reserves 1 MiB, whatever it is asked for.
+        if !args.contains(&"set") {
+            assert!(text.contains("rounded up"), "{args:?}: {text}");
+        }
+    }
+    let text = daemon.text(&["volume", "create", "acme/disk", "--size", "10M"]);
+    assert!(!text.contains("rounded"), "{text}");
+}
+
+#[test]
+fn a_negative_size_is_named() {
+    let daemon = Daemon::start();
+    for args in [
+        &["volume", "create", "acme/disk", "--size", "-1"][..],
+        &["volume", "resize", "acme/disk", "--size", "-1G"],
+        &["volume", "set", "acme/disk", "--reserve", "-5MB"],
+        &["device", "add", "/b", "--create", "--size", "-1"],
+        &["tenant", "budget", "acme", "--burst-bandwidth", "-5M"],
+    ] {
+        let output = daemon.run(args);
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(2), "{args:?}: {said}");
+        assert!(said.contains("a size has no sign"), "{args:?}: {said}");
+    }
+}
+
+#[test]
+fn an_image_for_a_closed_standard_output_is_refused() {
+    let daemon = Daemon::start();
+    let output = Command::new("sh")
+        .args(["-c", "exec \"$0\" volume export acme/disk - >&-"])
+        .arg(env!("CARGO_BIN_EXE_forebay"))
+        .env("FOREBAY_SOCKET", daemon.socket())
+        .output()
+        .unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.contains("standard output is closed"), "{said}");
+    assert!(!said.contains("exported"), "{said}");
+}
+
+#[test]
 fn full_is_all_of_the_volume() {
     let daemon = Daemon::start();
     daemon.text(&["volume", "set", "acme/disk", "--reserve", "full"]);

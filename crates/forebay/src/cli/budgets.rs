@@ -7,7 +7,7 @@
 use clap::{ArgGroup, Args, Subcommand, ValueEnum};
 use forebay_burst::budget::{LEAST, MOST, MOST_CREDIT_SECONDS};
 use forebay_control::api::scheduling::{Policy, Spread};
-use forebay_device::size::{SizeError, parse_bytes};
+use forebay_device::size::{SizeError, parse_size};
 
 /// A base that is theirs at any time, and a limit that bursts reach. What is not named stays as it is.
 #[derive(Debug, Args)]
@@ -84,8 +84,9 @@ fn parse_rate(text: &str) -> Result<u64, String> {
 
 /// The same of bytes a second.
 fn parse_bandwidth(text: &str) -> Result<u64, String> {
-    let error = match parse_bytes(text) {
-        Ok(bytes) => return Ok(bytes),
+    let error = match parse_size(text) {
+        // There are no blocks that it would be rounded up to.
+        Ok(size) => return Ok(size.bytes),
         Err(SizeError::TooLarge(text)) => format!("`{text}` is too large"),
         Err(error) => error.to_string(),
     };
@@ -183,8 +184,8 @@ impl Limit {
     fn parse_bytes(text: &str) -> Result<Self, String> {
         match text {
             "none" => Ok(Self(None)),
-            size => match parse_bytes(size) {
-                Ok(bytes) => Ok(Self(Some(bytes))),
+            size => match parse_size(size) {
+                Ok(size) => Ok(Self(Some(size.bytes))),
                 Err(error) => Err(format!("{error}; or say `none`")),
             },
         }
@@ -274,6 +275,7 @@ mod tests {
             let time = parse_seconds(&format!("{overflow}d")).unwrap_err();
             assert!(time.ends_with("1s to 7d fits"), "{time}");
         }
+        assert_eq!(parse_bandwidth("100MB"), Ok(100_000_000));
         for wrong in ["NaN", "inf", "-inf", "1e999", ""] {
             parse_number(wrong).unwrap_err();
             parse_param(&format!("keep={wrong}")).unwrap_err();

@@ -18,8 +18,11 @@ mod pool;
 #[cfg(test)]
 mod reference;
 
+use std::ffi::{OsStr, OsString};
 use std::net::SocketAddr;
+use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
+use std::sync::OnceLock;
 
 use clap::{ArgGroup, Args, CommandFactory, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
@@ -37,6 +40,48 @@ use crate::serve::ServeArgs;
 /// The whole command line, with an example at each command.
 pub(crate) fn definition() -> clap::Command {
     examples::add(Cli::command())
+}
+
+/// The command line as it is completed: without what is hidden, which clap offers where nothing else begins so.
+pub(crate) fn completed() -> clap::Command {
+    // Names live as long as the program.
+    static ALL: OnceLock<clap::Command> = OnceLock::new();
+    without_hidden(ALL.get_or_init(definition))
+}
+
+fn without_hidden(command: &'static clap::Command) -> clap::Command {
+    let shown = command.get_subcommands().filter(|sub| !sub.is_hide_set());
+    if !command.has_subcommands() {
+        return command.clone();
+    }
+    let mut without = clap::Command::new(command.get_name())
+        .args(command.get_arguments().cloned())
+        .subcommands(shown.map(without_hidden));
+    if let Some(about) = command.get_about() {
+        without = without.about(about.clone());
+    }
+    without
+}
+
+/// The words of the command line. A negative number belongs to the option before it, so that it is refused as a number.
+pub(crate) fn words(args: impl Iterator<Item = OsString>) -> Vec<OsString> {
+    let mut words: Vec<OsString> = Vec::new();
+    for arg in args {
+        let is_negative = matches!(arg.as_bytes(), [b'-', b'0'..=b'9', ..]);
+        match words.last_mut() {
+            Some(option) if is_negative && is_bare_option(option) => {
+                option.push("=");
+                option.push(arg);
+            }
+            _ => words.push(arg),
+        }
+    }
+    words
+}
+
+fn is_bare_option(word: &OsStr) -> bool {
+    let bytes = word.as_bytes();
+    bytes.len() > 2 && bytes.starts_with(b"--") && !bytes.contains(&b'=')
 }
 
 /// Forebay: a storage hypervisor. Cuts physical storage into disks for tenants.
@@ -214,26 +259,33 @@ impl Reserve {
         }
     }
 
-    /// In bytes, for a volume of this size.
-    pub(crate) fn of(self, size_bytes: u64) -> u64 {
+    /// In bytes, for a volume of this size that has such blocks.
+    pub(crate) fn of(self, size_bytes: u64, block_bytes: u64) -> u64 {
         match self {
-            Self::Size(size) => size.bytes,
+            Self::Size(size) => size.to_blocks(block_bytes),
             Self::Full => size_bytes,
         }
     }
+}
+
+/// The size of a block, which may have a unit. Whether a volume can have it is the daemon's to say.
+fn parse_block(text: &str) -> Result<u32, String> {
+    let size = parse_size(text).map_err(|error| error.to_string())?;
+    u32::try_from(size.bytes)
+        .map_err(|_| format!("`{text}` is too large: blocks have 512 or 4096 bytes"))
 }
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum VolumeCommand {
     /// Make a volume; it takes no space until it is written
     Create {
-        #[arg(value_name = "TENANT/VOLUME", value_parser = VolumeName::parse)]
+        #[arg(value_name = "TENANT/VOLUME", value_parser = VolumeName::parse, add = names::new_volumes())]
         volume: VolumeName,
         /// Its size, e.g. 10G
         #[arg(long, value_parser = parse_size)]
         size: Size,
         /// The block size hosts see, 512 or 4096 [default: 4096]
-        #[arg(long, value_name = "BYTES")]
+        #[arg(long, value_name = "BYTES", value_parser = parse_block)]
         block_size: Option<u32>,
         /// Promise it this much space, whatever other volumes do: a size, or `full`
         #[arg(long, value_name = "SIZE|full", value_parser = Reserve::parse)]
@@ -496,6 +548,36 @@ mod tests {
     }
 
     #[test]
+    fn what_is_hidden_is_not_completed() {
+        fn hidden(command: &clap::Command) -> Vec<String> {
+            let below = command.get_subcommands().flat_map(hidden);
+            let own = command.is_hide_set().then(|| command.get_name().to_owned());
+            own.into_iter().chain(below).collect()
+        }
+        assert!(!hidden(&definition()).is_empty());
+        assert_eq!(hidden(&completed()), Vec::<String>::new());
+        let names = |of: clap::Command| {
+            of.find_subcommand("bench")
+                .unwrap()
+                .get_subcommands()
+                .count()
+        };
+        assert_eq!(names(completed()) + 1, names(definition()));
+        completed().debug_assert();
+    }
+
+    #[test]
+    fn a_negative_number_is_its_option_s() {
+        let line = "forebay volume create a/b --size -1 --block-size -5M x -3";
+        let words = words(line.split(' ').map(OsString::from));
+        let joined = words.join(OsStr::new(" ")).into_string().unwrap();
+        assert_eq!(
+            joined,
+            "forebay volume create a/b --size=-1 --block-size=-5M x -3"
+        );
+    }
+
+    #[test]
     fn sizes_and_names() {
         let cli = Cli::try_parse_from([
             "forebay",
@@ -519,8 +601,12 @@ mod tests {
         };
         assert_eq!(volume.to_string(), "acme/disk");
         assert_eq!((size.bytes, block_size, reserve), (1 << 30, None, None));
-        assert_eq!(Reserve::parse("full").unwrap().of(7), 7);
-        assert_eq!(Reserve::parse("1K").unwrap().of(7), 1024);
+        assert_eq!(Reserve::parse("full").unwrap().of(7, 512), 7);
+        assert_eq!(Reserve::parse("1K").unwrap().of(7, 4096), 1024);
+        assert_eq!(Reserve::parse("1MB").unwrap().of(7, 4096), 1_003_520);
+        assert_eq!((parse_block("4K"), parse_block("512")), (Ok(4096), Ok(512)));
+        parse_block("16E").unwrap_err();
+        parse_block("8G").unwrap_err();
         for wrong in [
             &["forebay", "volume", "create", "disk", "--size", "1G"][..],
             &["forebay", "volume", "create", "a/b/c", "--size", "1G"],

@@ -5,7 +5,8 @@
 //! at once.
 //! Not here: the shell's part (`pages`).
 
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use clap_complete::CompletionCandidate;
@@ -18,9 +19,32 @@ use serde::de::DeserializeOwned;
 const TIME_LIMIT: Duration = Duration::from_secs(2);
 
 fn ask<T: DeserializeOwned>(path: &str) -> Option<Vec<T>> {
-    let socket = crate::config::socket(None).ok()?;
+    let said = said_socket(std::env::args_os());
+    let socket = crate::config::socket(said).ok()?;
     let client = Client::new(&socket).with_time_limit(TIME_LIMIT);
     client.get(path).ok()
+}
+
+/// The `--socket` of the line that is completed. The shell hands its words over as they are written: quotes, a home folder's `~`,
+/// and in bash an `=` of its own are still in them.
+fn said_socket(words: impl Iterator<Item = OsString>) -> Option<PathBuf> {
+    let words: Vec<String> = words.filter_map(|word| word.into_string().ok()).collect();
+    let at = words
+        .iter()
+        .rposition(|word| word.starts_with("--socket"))?;
+    let value = match words[at].strip_prefix("--socket=") {
+        Some(value) => value,
+        None => match words.get(at + 1)?.as_str() {
+            "=" => words.get(at + 2)?,
+            value => value,
+        },
+    };
+    let value = value.trim_matches(['\'', '"']);
+    let home = || std::env::var_os("HOME").map(PathBuf::from);
+    match value.strip_prefix("~/") {
+        Some(below) => home().map(|home| home.join(below)),
+        None => Some(value.into()),
+    }
 }
 
 fn that_begin<T: DeserializeOwned>(
@@ -44,6 +68,12 @@ pub(super) fn tenants() -> ArgValueCompleter {
     ArgValueCompleter::new(|with: &OsStr| that_begin("/v1/tenants", with, |of: Tenant| of.name))
 }
 
+/// Completes the tenant of a volume that is to be made.
+pub(super) fn new_volumes() -> ArgValueCompleter {
+    let name = |of: Tenant| format!("{}/", of.name);
+    ArgValueCompleter::new(move |with: &OsStr| that_begin("/v1/tenants", with, name))
+}
+
 /// Completes `TENANT/VOLUME`.
 pub(super) fn volumes() -> ArgValueCompleter {
     let name = |of: Volume| format!("{}/{}", of.tenant, of.name);
@@ -57,4 +87,35 @@ pub(crate) fn exports() -> ArgValueCompleter {
         false => format!("{}/{}", of.tenant, of.volume),
     };
     ArgValueCompleter::new(move |with: &OsStr| that_begin("/v1/exports", with, name))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_socket_of_the_line_is_asked() {
+        let said = |line: &str| {
+            let words = line.split(' ').map(OsString::from);
+            said_socket(words).map(|path| path.display().to_string())
+        };
+        let home = std::env::var("HOME").unwrap();
+        for (line, socket) in [
+            ("forebay volume show a", None),
+            (
+                "forebay --socket /x/api.sock volume show a",
+                Some("/x/api.sock"),
+            ),
+            ("forebay volume show a --socket=/x", Some("/x")),
+            ("forebay --socket = /x volume show a", Some("/x")),
+            ("forebay --socket '/x' volume show a", Some("/x")),
+            (
+                "forebay --socket ~/x volume show a",
+                Some(&*format!("{home}/x")),
+            ),
+            ("forebay volume show a --socket", None),
+        ] {
+            assert_eq!(said(line).as_deref(), socket, "{line}");
+        }
+    }
 }

@@ -4,7 +4,7 @@
 
 use clap::{ArgGroup, Args, Subcommand, ValueEnum};
 use forebay_control::api::model::Placement;
-use forebay_device::size::parse_bytes;
+use forebay_device::size::{Size, parse_bytes, parse_size};
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum PoolCommand {
@@ -108,8 +108,8 @@ pub(crate) struct PoolCreateArgs {
     #[arg(long)]
     pub(crate) create: bool,
     /// The size of files that are made, and of ram and null devices that name none
-    #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
-    pub(crate) size: Option<u64>,
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    pub(crate) size: Option<Size>,
     #[command(flatten)]
     pub(crate) settings: SettingsArgs,
 }
@@ -134,7 +134,7 @@ pub(crate) enum DeviceCommand {
         #[arg(long)]
         create: bool,
         /// The size of a file that is made, or of a ram or null device that names none
-        #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
-        size: Option<u64>,
+        #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+        size: Option<Size>,
     },
 }

@@ -4,7 +4,7 @@ use forebay_control::api::model::{
     CatalogInfo, CheckResult, DeviceAdd, DeviceDetails, DeviceInfo, Done, PoolCheck, PoolCreate,
     PoolInfo, PoolOpen, PoolUpdate,
 };
-use forebay_device::size::{format_bytes, format_exact};
+use forebay_device::size::{CAPACITY_BLOCK_BYTES, Size, format_bytes, format_exact, parse_size};
 use forebay_device::spec::{DeviceSpec, SpecError};
 
 use super::status::word;
@@ -15,7 +15,7 @@ use crate::output::{pairs, table, yes_no};
 
 pub(crate) fn pool(context: &Context, command: PoolCommand) -> Outcome {
     let info: PoolInfo = match command {
-        PoolCommand::Create(args) => create(context, args)?,
+        PoolCommand::Create(args) => return create(context, args),
         PoolCommand::Open {
             devices,
             force,
@@ -143,7 +143,31 @@ fn absolute(specs: &[String], size_bytes: Option<u64>) -> Outcome<Vec<String>> {
         .collect()
 }
 
-fn create(context: &Context, args: PoolCreateArgs) -> Outcome<PoolInfo> {
+/// How large devices are made.
+fn capacity(size: Option<Size>) -> Option<u64> {
+    size.map(|size| size.to_blocks(CAPACITY_BLOCK_BYTES))
+}
+
+/// A sentence for each size that was rounded up.
+fn rounded(specs: &[String], size: Option<Size>) -> String {
+    let own = specs.iter().filter_map(|spec| {
+        let (_, size) = spec.rsplit_once("?size=")?;
+        parse_size(size).ok()
+    });
+    let mut text = String::new();
+    for size in own.chain(size) {
+        let bytes = size.to_blocks(CAPACITY_BLOCK_BYTES);
+        if bytes != size.bytes {
+            text.push_str(&format!(
+                "\n{} bytes are rounded up to {bytes}, whole blocks of {CAPACITY_BLOCK_BYTES}",
+                size.bytes
+            ));
+        }
+    }
+    text
+}
+
+fn create(context: &Context, args: PoolCreateArgs) -> Outcome {
     if args.force {
         context.confirm(&format!(
             "Use {}, whatever is there?",
@@ -152,16 +176,20 @@ fn create(context: &Context, args: PoolCreateArgs) -> Outcome<PoolInfo> {
     }
     let body = PoolCreate {
         name: args.name,
-        devices: absolute(&args.devices, args.size)?,
+        devices: absolute(&args.devices, capacity(args.size))?,
         force: args.force,
         extent_bytes: args.extent_size,
         create: args.create,
-        size_bytes: args.size,
+        size_bytes: capacity(args.size),
         placement: args.settings.placement.map(Into::into),
         warn_percent: args.settings.warn_percent,
         critical_percent: args.settings.critical_percent,
     };
-    Ok(context.client.post("/v1/pool", &body)?)
+    let made: PoolInfo = context.client.post("/v1/pool", &body)?;
+    context.output.show(&made, |made| {
+        let rounded = rounded(&args.devices, args.size);
+        format!("{}{rounded}", pool_text(made).trim_end())
+    })
 }
 
 fn pool_text(pool: &PoolInfo) -> String {
@@ -256,12 +284,12 @@ pub(crate) fn device(context: &Context, command: DeviceCommand) -> Outcome {
             if force {
                 context.confirm(&format!("Use {spec}, whatever is there?"))?;
             }
-            let spec = absolute(&[spec], size)?.remove(0);
+            let stated = [spec];
             let body = DeviceAdd {
-                spec,
+                spec: absolute(&stated, capacity(size))?.remove(0),
                 force,
                 create,
-                size_bytes: size,
+                size_bytes: capacity(size),
             };
             let added: DeviceInfo = context.client.post("/v1/devices", &body)?;
             context.output.show(&added, |added| {
@@ -274,6 +302,7 @@ pub(crate) fn device(context: &Context, command: DeviceCommand) -> Outcome {
                 for note in &added.notes {
                     text.push_str(&format!("\nwarning: {note}"));
                 }
+                text.push_str(&rounded(&stated, size));
                 text
             })
         }

@@ -1,7 +1,7 @@
 //! `forebay volume`; the transfer of images is in `image`.
 
 use forebay_control::api::model::{Done, Volume, VolumeCreate, VolumeUpdate};
-use forebay_device::size::format_bytes;
+use forebay_device::size::{Size, format_bytes};
 
 use super::scheduling::{assumed_text, limit_line, patch_of};
 use super::{Context, segment};
@@ -23,21 +23,23 @@ pub(crate) fn volume(context: &Context, command: VolumeCommand) -> Outcome {
             reserve,
         } => {
             let path = format!("/v1/tenants/{}/volumes", segment(&volume.tenant));
-            let size = size.to_blocks(u64::from(block_size.unwrap_or(DEFAULT_BLOCK_BYTES)));
+            let block_bytes = u64::from(block_size.unwrap_or(DEFAULT_BLOCK_BYTES)).max(1);
+            let size_bytes = size.to_blocks(block_bytes);
             let body = VolumeCreate {
                 name: volume.volume,
-                size_bytes: size,
+                size_bytes,
                 block_bytes: block_size,
-                reserved_bytes: reserve.map_or(0, |reserve| reserve.of(size)),
+                reserved_bytes: reserve.map_or(0, |reserve| reserve.of(size_bytes, block_bytes)),
             };
             let made: Volume = client.post(&path, &body)?;
             context.output.show(&made, |made| {
                 format!(
-                    "volume {}/{} created: {}, blocks of {} bytes",
+                    "volume {}/{} created: {}, blocks of {} bytes{}",
                     made.tenant,
                     made.name,
                     format_bytes(made.size_bytes),
-                    made.block_bytes
+                    made.block_bytes,
+                    rounded(size, made.size_bytes)
                 )
             })
         }
@@ -66,22 +68,33 @@ pub(crate) fn volume(context: &Context, command: VolumeCommand) -> Outcome {
             };
             let grown: Volume = client.patch(&path(&volume), &body)?;
             context.output.show(&grown, |grown| {
-                format!("volume {volume} is now {}", format_bytes(grown.size_bytes))
+                format!(
+                    "volume {volume} is now {}{}",
+                    format_bytes(grown.size_bytes),
+                    rounded(size, grown.size_bytes)
+                )
             })
         }
         VolumeCommand::Set { volume, reserve } => {
-            let size_bytes = match reserve {
-                Reserve::Full => client.get::<Volume>(&path(&volume))?.size_bytes,
-                Reserve::Size(_) => 0,
+            let reserved_bytes = match reserve {
+                Reserve::Size(size) if !size.is_rounded => size.bytes,
+                reserve => {
+                    let now: Volume = client.get(&path(&volume))?;
+                    reserve.of(now.size_bytes, u64::from(now.block_bytes))
+                }
             };
             let body = VolumeUpdate {
                 size_bytes: None,
-                reserved_bytes: Some(reserve.of(size_bytes)),
+                reserved_bytes: Some(reserved_bytes),
             };
             let set: Volume = client.patch(&path(&volume), &body)?;
             context.output.show(&set, |set| {
+                let rounded = match reserve {
+                    Reserve::Size(size) => rounded(size, set.reserved_bytes),
+                    Reserve::Full => String::new(),
+                };
                 format!(
-                    "volume {volume} has {} reserved",
+                    "volume {volume} has {} reserved{rounded}",
                     format_bytes(set.reserved_bytes)
                 )
             })
@@ -122,6 +135,17 @@ pub(crate) fn volume(context: &Context, command: VolumeCommand) -> Outcome {
             image::import(context, &file, &volume, options)
         }
         VolumeCommand::Export { volume, file } => image::export(context, &volume, &file),
+    }
+}
+
+/// Says that a size was rounded up, if it was.
+fn rounded(stated: Size, bytes: u64) -> String {
+    match stated.is_rounded && bytes > stated.bytes {
+        true => format!(
+            " ({bytes} bytes: {} are rounded up to whole blocks)",
+            stated.bytes
+        ),
+        false => String::new(),
     }
 }
 

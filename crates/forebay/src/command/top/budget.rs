@@ -654,7 +654,10 @@ mod tests {
             iops: Some(200),
             bytes_s: None,
         }));
-        let seen = |now: &_| View::between(&before, now, TopOrder::Throttled).tenants[0].clone();
+        let seen = |now: &_| {
+            let view = View::between(&before, now, TopOrder::Name);
+            view.tenants[1].clone()
+        };
         let zoo = seen(&now);
         let why = |of: &Tenant| of.budget.as_ref().and_then(|of| of.why.clone());
         assert_eq!(why(&zoo).as_deref(), Some(VOLUMES));
