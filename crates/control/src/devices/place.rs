@@ -54,6 +54,11 @@ pub(super) fn check(
             {
                 size_bytes
             }
+            (DeviceSpec::Path { .. } | DeviceSpec::File { .. }, None)
+                if allowed != NewFiles::Refused =>
+            {
+                return Err(no_size(path));
+            }
             (DeviceSpec::Path { .. } | DeviceSpec::File { .. }, _) => {
                 return Err(no_such_file(path));
             }
@@ -65,6 +70,14 @@ pub(super) fn check(
         }
     }
     Ok(())
+}
+
+fn no_size(path: &Path) -> ApiError {
+    let message = format!(
+        "{}: the size of the file to be made is missing",
+        path.display()
+    );
+    ApiError::invalid(message).hint("say `--size SIZE` (`size_bytes` in the API)")
 }
 
 fn no_such_file(path: &Path) -> ApiError {
@@ -125,5 +138,15 @@ mod tests {
         assert!(check(&two, most, NewFiles::Any).is_ok());
         let error = check(&one, most, NewFiles::Refused).unwrap_err();
         assert_eq!(error.kind, error::ErrorKind::NotFound);
+        // What is to be made needs a size.
+        let error = check(&one, None, NewFiles::WithinRoom).unwrap_err();
+        assert_eq!(error.kind, error::ErrorKind::Invalid);
+        assert!(
+            error
+                .message
+                .contains("size of the file to be made is missing")
+        );
+        std::fs::write(&one[0], []).unwrap();
+        assert!(check(&one, None, NewFiles::WithinRoom).is_ok());
     }
 }
