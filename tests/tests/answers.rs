@@ -219,11 +219,17 @@ fn completion_knows_names() -> Result<()> {
     let mut daemon = start()?;
     daemon.cli(&["tenant", "create", "acorn"])?;
     daemon.cli(&["export", "create", "acme/db", "--any-host"])?;
+    let socket = daemon.socket().display().to_string();
     for (words, has) in [
         (&["tenant", "show", "ac"][..], &["acme", "acorn"][..]),
         (&["volume", "show", "acme/"], &["acme/db"]),
+        (&["volume", "create", "a"], &["acme/", "acorn/"]),
         (&["export", "delete", ""], &["acme/db"]),
         (&["volume", "sh"], &["show"]),
+        (&["e"], &["events", "export"]),
+        // What is hidden is not offered.
+        (&["en"], &[]),
+        (&["form"], &[]),
     ] {
         let output = Command::new(program())
             .env("COMPLETE", "bash")
@@ -239,6 +245,41 @@ fn completion_knows_names() -> Result<()> {
         for name in has {
             ensure!(found.contains(name), "{words:?}: {text}");
         }
+        ensure!(!has.is_empty() || found.is_empty(), "{words:?}: {text}");
+    }
+    // As bash asks: `@` ends a word for it, and the line says where the daemon is.
+    daemon.cli(&["volume", "create", "acme/vm", "--size", "1M"])?;
+    for _ in 0..2 {
+        daemon.cli(&["export", "create", "acme/vm", "--nvme-pcie", "--shared"])?;
+    }
+    let folder = program()
+        .parent()
+        .context("a folder")?
+        .display()
+        .to_string();
+    for (line, part, wanted) in [
+        ("export show acme/v", "acme/v", "acme/vm@"),
+        ("export show acme/vm@", "", ""),
+        ("export show acme/vm@", "@", ""),
+        ("volume show acme/v", "acme/v", "acme/vm"),
+    ] {
+        let script = format!(
+            "PATH={folder}:$PATH; eval \"$(forebay completion bash)\"; COMP_TYPE=9; COMP_LINE='forebay --socket={socket} {line}'; \
+             COMP_POINT=${{#COMP_LINE}}; _forebay forebay '{part}' show; printf '%s\\n' \"${{COMPREPLY[@]}}\""
+        );
+        let output = Command::new("bash")
+            .args(["--norc", "-c", &script])
+            .env_remove("FOREBAY_SOCKET")
+            .current_dir("/")
+            .output()?;
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        let found: Vec<&str> = text.lines().collect();
+        let fits = match wanted {
+            // The numbers alone: the rest is on the line.
+            "" => found.len() == 2 && found.iter().all(|one| one.parse::<u32>().is_ok()),
+            wanted => !found.is_empty() && found.iter().all(|one| one.starts_with(wanted)),
+        };
+        ensure!(fits, "{line}: {output:?}");
     }
     daemon.stop()
 }

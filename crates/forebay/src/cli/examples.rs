@@ -19,6 +19,29 @@ fn example_of(path: &str) -> Option<&'static str> {
     })
 }
 
+/// What a first session does.
+const FIRST: [&str; 7] = [
+    "pool create",
+    "tenant create",
+    "volume create",
+    "export create",
+    "export show",
+    "status",
+    "top",
+];
+
+/// The examples of a command's page: of a group, one for each of its commands; of the program, a first session.
+pub(super) fn of_page(path: &str, below: &[&Command]) -> Vec<&'static str> {
+    match (path, below) {
+        ("", _) => FIRST.into_iter().filter_map(example_of).collect(),
+        (path, []) => example_of(path).into_iter().collect(),
+        (path, below) => {
+            let paths = below.iter().map(|sub| format!("{path} {}", sub.get_name()));
+            paths.filter_map(|path| example_of(&path)).collect()
+        }
+    }
+}
+
 /// Adds its example to each command that does something by itself.
 pub(super) fn add(command: Command) -> Command {
     below(command, "")

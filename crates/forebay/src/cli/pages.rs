@@ -14,7 +14,7 @@ use clap_complete::env::Shells;
 use clap_mangen::Man;
 use clap_mangen::roff::{Roff, bold, roman};
 
-use super::definition;
+use super::{definition, examples};
 use crate::failure::{Failure, Outcome, While};
 use crate::output::print;
 
@@ -38,12 +38,25 @@ const FILES: [(&str, &str); 4] = [
     ("/var/lib/forebay", "The state of the service."),
 ];
 
+/// The foot and the head of each page.
+const MANUAL: &str = "Forebay";
+
+fn source() -> String {
+    format!("forebay {}", env!("CARGO_PKG_VERSION"))
+}
+
+/// The script for bash is our own: words with `@` are one word.
+const BASH: &str = include_str!("completion.bash");
+
 /// Prints the completion script for a shell.
 pub(crate) fn completion(shell: Shell) -> Outcome {
     print(&String::from_utf8_lossy(&script(shell)?))
 }
 
 fn script(shell: Shell) -> Outcome<Vec<u8>> {
+    if shell == Shell::Bash {
+        return Ok(BASH.as_bytes().to_vec());
+    }
     let name = shell.to_string();
     let shells = Shells::builtins();
     let completer = shells.completer(&name);
@@ -81,7 +94,7 @@ fn pages_of(command: &Command, above: &str, pages: &mut Vec<(String, Vec<u8>)>) 
         .get_subcommands()
         .filter(|command| !command.is_hide_set())
         .collect();
-    let man = Man::new(command.clone());
+    let man = Man::new(command.clone()).source(source()).manual(MANUAL);
     let mut page = Vec::new();
     man.render_title(&mut page)?;
     man.render_name_section(&mut page)?;
@@ -92,12 +105,19 @@ fn pages_of(command: &Command, above: &str, pages: &mut Vec<(String, Vec<u8>)>) 
         man.render_subcommands_section(&mut page)?;
     }
     let mut rest = Roff::new();
-    if let Some(example) = command.get_after_help() {
-        let example = example.to_string();
-        let example = example.trim_start_matches("Example:").trim();
+    let path = name.trim_start_matches("forebay").trim_start_matches('-');
+    // A command's own name may have a hyphen; those of groups have none.
+    let path = match above {
+        "" | "forebay" => path.to_owned(),
+        _ => path.replacen('-', " ", 1),
+    };
+    let examples = examples::of_page(&path, &below);
+    if !examples.is_empty() {
         rest.control("SH", ["EXAMPLES"]);
         rest.control("EX", []);
-        rest.text([roman(example)]);
+        for example in examples {
+            rest.text([roman(format!("forebay {example}"))]);
+        }
         rest.control("EE", []);
     }
     listed(&mut rest, "EXIT STATUS", &EXIT_STATUS);
@@ -141,14 +161,17 @@ fn configuration_page() -> Vec<u8> {
         .next()
         .unwrap_or("");
     let mut page = Roff::new();
-    page.control("TH", ["forebay.toml", "5"]);
+    let source = source();
+    page.control("TH", ["forebay.toml", "5", "", &*source, MANUAL]);
     page.control("SH", ["NAME"]);
     page.text([roman(
         "forebay.toml - the configuration of the forebay daemon",
     )]);
     page.control("SH", ["DESCRIPTION"]);
     let mut is_code = false;
-    for line in text.lines().skip(1) {
+    let mut lines = text.lines().skip(1).peekable();
+    while let Some(line) = lines.next() {
+        let is_title = lines.peek().is_some_and(|next| next.starts_with("| ---"));
         if line.starts_with("```") {
             is_code = !is_code;
             page.control(if is_code { "EX" } else { "EE" }, []);
@@ -160,7 +183,9 @@ fn configuration_page() -> Vec<u8> {
                 cells.next().unwrap_or_default(),
                 cells.next().unwrap_or_default(),
             );
-            if !key.starts_with('-') {
+            if is_title {
+                page.text([roman(format!("Each {key}, and what counts {value}:"))]);
+            } else if !key.starts_with('-') {
                 page.control("TP", []);
                 page.text([bold(key)]);
                 page.text([roman(value)]);
@@ -224,7 +249,25 @@ mod tests {
         ] {
             assert!(page.contains(part), "{part}: {page}");
         }
-        assert!(read("forebay.1").contains("forebay\\-volume(1)"));
+        let whole = read("forebay.1");
+        assert!(whole.contains("forebay\\-volume(1)"));
+        assert!(whole.contains("EXAMPLES") && whole.contains("forebay pool create"));
+        let group = read("forebay-pool.1");
+        assert!(group.contains("EXAMPLES") && group.contains("forebay pool destroy pool"));
+        let source = format!("\"forebay {}\"", env!("CARGO_PKG_VERSION"));
+        for name in [
+            "forebay.1",
+            "forebay-pool.1",
+            "forebay-tenant-budget.1",
+            "forebay.toml.5",
+        ] {
+            let page = read(name);
+            let head = page.lines().find(|line| line.starts_with(".TH"));
+            assert!(
+                head.is_some_and(|head| head.contains(&source)),
+                "{name}: {head:?}"
+            );
+        }
         assert!(!pages.join("forebay-engine.1").exists());
         let page = read("forebay.toml.5");
         for part in [
@@ -237,6 +280,12 @@ mod tests {
             assert!(page.contains(part), "{part}: {page}");
         }
         assert!(!page.contains("pool.md"), "{page}");
+        // The table's title is a sentence, and no key.
+        assert!(!page.contains("\\fBkey"), "{page}");
+        assert!(
+            page.contains("Each key, and what counts when it is not there:"),
+            "{page}"
+        );
     }
 
     #[test]
