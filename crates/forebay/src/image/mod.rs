@@ -107,13 +107,19 @@ pub(crate) fn import(
     })
 }
 
-/// Names the budget that a transfer kept to, if there is one.
+/// Names the budgets that a transfer kept to, if there are any.
 fn budget_note(client: &Client, name: &VolumeName) -> String {
     let tenant = &name.tenant;
-    let shown = client.get::<Tenant>(&format!("/v1/tenants/{}", segment(tenant)));
-    match shown.is_ok_and(|shown| shown.budget.is_some()) {
-        true => format!(", within the budget of tenant {tenant}"),
-        false => String::new(),
+    let of_tenant = client.get::<Tenant>(&format!("/v1/tenants/{}", segment(tenant)));
+    let of_volume = client.get::<Volume>(&volume::path(name));
+    match (
+        of_tenant.is_ok_and(|shown| shown.budget.is_some()),
+        of_volume.is_ok_and(|shown| shown.budget.is_some()),
+    ) {
+        (true, true) => format!(", within the budgets of tenant {tenant} and volume {name}"),
+        (true, false) => format!(", within the budget of tenant {tenant}"),
+        (false, true) => format!(", within the budget of volume {name}"),
+        (false, false) => String::new(),
     }
 }
 

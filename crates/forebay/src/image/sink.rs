@@ -11,6 +11,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use rustix::event::PollFlags;
+use rustix::fs::{FileType, OFlags};
 
 use super::stream::{Idle, await_ready, is_standard, standard};
 use super::transfer::runs;
@@ -46,7 +47,14 @@ impl Sink {
                  `forebay volume export TENANT/VOLUME - | zstd > IMAGE.zst`",
             ));
         }
-        standard(stdout.as_fd()).map(Self::Stream)
+        let output = standard(stdout.as_fd())?;
+        if is_closed(&output)? {
+            return Err(
+                Failure::new("standard output is closed: the image would be lost")
+                    .hint("redirect it to a file or a pipe"),
+            );
+        }
+        Ok(Self::Stream(output))
     }
 
     /// Adds `data`, which begins at byte `at` and follows what was added before.
@@ -103,6 +111,17 @@ impl Sink {
         }
         Ok(())
     }
+}
+
+/// Whether there was no standard output. What the runtime opens instead is `/dev/null` for reading and writing; a shell's
+/// `> /dev/null` is for writing only.
+fn is_closed(output: &File) -> Outcome<bool> {
+    let doing = "look at standard output";
+    let stat = rustix::fs::fstat(output).while_doing(doing)?;
+    let flags = rustix::fs::fcntl_getfl(output).while_doing(doing)?;
+    let is_null = FileType::from_raw_mode(stat.st_mode) == FileType::CharacterDevice
+        && stat.st_rdev == rustix::fs::makedev(1, 3);
+    Ok(is_null && flags.contains(OFlags::RDWR))
 }
 
 fn write_piece(output: &mut File, mut piece: &[u8], idle: Idle<'_>) -> Outcome {
