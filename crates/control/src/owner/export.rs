@@ -333,6 +333,7 @@ impl Owner {
         }
         let was_internal = self.core.borrow().pool.export(id).is_ok_and(is_internal);
         let socket = self.machine_path(id);
+        self.hosts.remember(id, self.export_name(id));
         self.core
             .borrow_mut()
             .pool

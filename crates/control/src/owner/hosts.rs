@@ -10,7 +10,7 @@
 //! Not here: who may connect (the engine).
 
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::atomic::Ordering::Relaxed;
 
 use forebay_pool::ExportId;
@@ -23,6 +23,8 @@ use crate::events::News;
 
 /// Hosts that one look tells by name, of each export's that came and that left.
 const NAMED_MAX: usize = 8;
+/// So many exports that have ended are remembered by name.
+const ENDED_MAX: usize = 1024;
 /// The longest name of a host or a subsystem that is told (Base 2.0, 4.5: 223 bytes).
 const NAME_MAX_BYTES: usize = 223;
 
@@ -31,6 +33,8 @@ const NAME_MAX_BYTES: usize = 223;
 pub(super) struct Hosts {
     /// Who was connected at the last look: the export, and the host's name.
     known: RefCell<BTreeSet<(ExportId, String)>>,
+    /// Exports that have ended, and how they were named: the last of their hosts are told of afterwards.
+    ended: RefCell<VecDeque<(ExportId, String)>>,
     /// An engine was found that served before: the next look is the first at its hosts.
     pub(super) found: Cell<bool>,
 }
@@ -39,6 +43,22 @@ impl Hosts {
     /// Who was connected at the last look.
     pub(super) fn last_look(&self) -> Vec<(ExportId, String)> {
         self.known.borrow().iter().cloned().collect()
+    }
+
+    /// An export of this name is about to end.
+    pub(super) fn remember(&self, export: ExportId, name: String) {
+        let mut ended = self.ended.borrow_mut();
+        if ended.len() >= ENDED_MAX {
+            ended.pop_front();
+        }
+        ended.push_back((export, name));
+    }
+
+    /// How an export was named that has ended, if that is known.
+    pub(super) fn ended_name(&self, export: ExportId) -> Option<String> {
+        let ended = self.ended.borrow();
+        let one = ended.iter().rev().find(|(id, _)| *id == export);
+        one.map(|(_, name)| name.clone())
     }
 }
 

@@ -129,7 +129,7 @@ impl Owner {
         reasons.iter().map(warning).collect()
     }
 
-    /// Tenant and volume, or the number of one that is gone.
+    /// Tenant and volume, of one that has ended too; or its number, if that is all that is known.
     pub(crate) fn export_name(&self, export: ExportId) -> String {
         let core = self.core.borrow();
         let name = || {
@@ -139,7 +139,9 @@ impl Owner {
                 .ok()?;
             Some(format!("{}/{}", tenant_name(&core, volume), volume.name))
         };
-        name().unwrap_or_else(|| export.to_string())
+        name()
+            .or_else(|| self.hosts.ended_name(export))
+            .unwrap_or_else(|| export.to_string())
     }
 }
 

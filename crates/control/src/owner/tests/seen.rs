@@ -266,6 +266,32 @@ fn hosts_that_come_and_go_are_events() {
 }
 
 #[test]
+fn a_host_leaves_an_export_that_has_ended_by_name() {
+    run(async {
+        let place = Place::new();
+        let mut life = Life::first(&place, Begin::default()).await;
+        life.volume("a", 1 << 20).await;
+        life.export("a").await;
+        let owner = life.owner.clone();
+        life.lane("a", 0);
+        life.connects(7, 0, "nqn.one");
+        owner.look_at_hosts();
+        let ending = owner.clone();
+        let ended = ending.export_delete("t".to_owned(), "a".to_owned(), true);
+        life.with_engine(ended).await.unwrap();
+        life.disconnects(7);
+        owner.look_at_hosts();
+        let events = owner.events.all();
+        let left = events
+            .iter()
+            .find(|event| event.kind == EventKind::HostDisconnected);
+        let left = left.unwrap();
+        assert_eq!(left.message, "host nqn.one disconnected from t/a");
+        assert_eq!(left.export.as_deref(), Some("t/a"));
+    });
+}
+
+#[test]
 fn the_engine_hears_how_full_volumes_and_pool_are() {
     run(async {
         let place = Place::new();
