@@ -182,15 +182,19 @@ impl Pool {
     }
 
     fn check_size(size_bytes: u64, block_bytes: u32) -> Result<()> {
-        if size_bytes == 0 || !size_bytes.is_multiple_of(u64::from(block_bytes)) {
+        if size_bytes == 0 {
+            return Err(PoolError::invalid(format!(
+                "a volume of 0 bytes: the least is one block, {block_bytes} bytes"
+            )));
+        }
+        if !size_bytes.is_multiple_of(u64::from(block_bytes)) {
             return Err(PoolError::invalid(format!(
                 "a volume of {size_bytes} bytes: the size must be a multiple of its block, {block_bytes}"
             )));
         }
         if size_bytes > MAX_VOLUME_BYTES {
             return Err(PoolError::invalid(format!(
-                "a volume of {}: the most is {}",
-                format_bytes(size_bytes),
+                "a volume of {size_bytes} bytes: the most is {} ({MAX_VOLUME_BYTES} bytes)",
                 format_bytes(MAX_VOLUME_BYTES)
             )));
         }

@@ -255,8 +255,14 @@ fn bytes_s<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u64>, D::Error> 
 
 fn credit_s<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u32>, D::Error> {
     let (least, most) = (1, MOST_CREDIT_SECONDS.into());
+    let fits = Whole { least, most };
     let read = from.deserialize_any(Whole { least, most })?;
-    Ok(read.map(|seconds| u32::try_from(seconds).unwrap_or(u32::MAX)))
+    // What has no room in its number is refused as it was written.
+    let number = |seconds| {
+        u32::try_from(seconds)
+            .map_err(|_| D::Error::invalid_value(Unexpected::Unsigned(seconds), &fits))
+    };
+    read.map(number).transpose()
 }
 
 fn iops_or_null<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Option<u64>>, D::Error> {

@@ -287,6 +287,10 @@ fn wrong_numbers_of_budgets_are_named_with_what_would_fit() {
             ["`base.iops`", "out of range", ""],
         ),
         (r#"{"credit_s":-1}"#, ["`credit_s`", "`-1`", "1 to 604800"]),
+        (
+            r#"{"credit_s":99999999999}"#,
+            ["`credit_s`", "`99999999999`", "1 to 604800"],
+        ),
         (r#"{"base":2000}"#, ["`base`", "2000", "or both"]),
         (
             r#"{"base":{"speed":1}}"#,

@@ -37,14 +37,15 @@ fn reservation_error(
     reserved_bytes: u64,
     size_bytes: u64,
 ) -> ApiError {
-    let is_space = error.kind == ErrorKind::NoSpace;
+    let kind = error.kind;
     let told = api_error(error);
-    if reserved_bytes > size_bytes {
+    let is_reserve = told.message.contains("can't be reserved");
+    if is_reserve && reserved_bytes > size_bytes {
         return told.hint(
             "reserve less, or `full` for all of the volume; `forebay volume resize` makes it larger",
         );
     }
-    if !is_space {
+    if kind != ErrorKind::NoSpace {
         return told;
     }
     let left = owner.core.borrow().pool.reservable_bytes(None);
