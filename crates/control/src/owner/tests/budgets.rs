@@ -419,6 +419,11 @@ fn budget_changes_only_what_is_named() {
         let volume = life.with_engine(owner.volume_budget("t", "v", limit));
         let budget = volume.await.unwrap().budget.unwrap();
         assert_eq!(shown(&budget), (None, Some(90), None, None));
+        // The most that can be stated is a limit too, once it is stated.
+        let limit = patch(r#"{"burst":{"bytes_s":100000000000}}"#);
+        let volume = life.with_engine(owner.volume_budget("t", "v", limit));
+        let budget = volume.await.unwrap().budget.unwrap();
+        assert_eq!(shown(&budget), (None, Some(90), Some(MOST.bytes), None));
     });
 }
 

@@ -4,6 +4,7 @@ use forebay_xlate::boundary::message::{FromEngine, Job, ToEngine};
 use forebay_xlate::{DeviceIndex, ExtentRange, Rights, VolumeId};
 
 use super::*;
+use crate::api::model::VolumeCreate;
 
 #[test]
 fn reads_of_nothing_are_holes_and_writes_get_extents_of_their_own() {
@@ -288,5 +289,48 @@ fn a_growth_is_shown_only_once_it_is_durable() {
         assert_eq!(shown(), 48 << 20);
         owner.commit().await.unwrap();
         assert_eq!(shown(), 64 << 20);
+    });
+}
+
+#[test]
+fn why_a_volume_can_not_be_made_is_told_as_it_is() {
+    run(async {
+        let place = Place::new();
+        let mut life = Life::first(&place, Begin::default()).await;
+        life.volume("a", 1 << 20).await;
+        let owner = life.owner.clone();
+        for (name, size_bytes, reserved_bytes, message, hint) in [
+            ("a", 1 << 20, 1 << 30, "has a volume \"a\"", None),
+            (
+                "b",
+                1 << 20,
+                1 << 30,
+                "can't be reserved",
+                Some("reserve less"),
+            ),
+            ("b", 0, 0, "the least is one block, 4096 bytes", None),
+            ("b", 1000, 1 << 30, "a multiple of its block", None),
+            (
+                "b",
+                70_400_000_004_096,
+                0,
+                "70400000004096 bytes: the most is 64 TiB (70368744177664 bytes)",
+                None,
+            ),
+        ] {
+            let body = VolumeCreate {
+                name: name.to_owned(),
+                size_bytes,
+                block_bytes: None,
+                reserved_bytes,
+            };
+            let error = owner.volume_create("t".to_owned(), body).await.unwrap_err();
+            assert!(error.message.contains(message), "{error:?}");
+            match (hint, &error.hint) {
+                (None, None) => {}
+                (Some(part), Some(hint)) => assert!(hint.contains(part), "{error:?}"),
+                _ => panic!("{error:?}"),
+            }
+        }
     });
 }
