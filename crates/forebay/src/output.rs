@@ -123,8 +123,10 @@ pub(crate) fn bandwidth(bytes_s: u64) -> String {
     const UNITS: [(u64, &str); 3] = [(1_000_000_000, "GB"), (1_000_000, "MB"), (1_000, "KB")];
     let unit = UNITS.iter().find(|(unit, _)| bytes_s >= *unit);
     match unit {
-        Some((unit, name)) if bytes_s % unit == 0 => format!("{} {name}/s", bytes_s / unit),
-        Some((unit, name)) if bytes_s % (unit / 10) == 0 => {
+        Some((unit, name)) if bytes_s.is_multiple_of(*unit) => {
+            format!("{} {name}/s", bytes_s / unit)
+        }
+        Some((unit, name)) if bytes_s.is_multiple_of(unit / 10) => {
             format!("{}.{} {name}/s", bytes_s / unit, bytes_s % unit * 10 / unit)
         }
         _ => format!("{}/s", format_bytes(bytes_s)),

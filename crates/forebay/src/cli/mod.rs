@@ -42,7 +42,7 @@ pub(crate) fn definition() -> clap::Command {
     examples::add(Cli::command())
 }
 
-/// The command line as it is completed: without what is hidden, which clap offers where nothing else begins so.
+/// The command line for completion. Clap offers hidden commands where nothing else fits, so they are left out.
 pub(crate) fn completed() -> clap::Command {
     // Names live as long as the program.
     static ALL: OnceLock<clap::Command> = OnceLock::new();

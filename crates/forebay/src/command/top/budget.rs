@@ -73,8 +73,8 @@ fn is_near(used: f64, most: Option<u64>) -> bool {
     most.is_some_and(|most| used >= most as f64 * 0.95)
 }
 
-/// The limit that is reached, as it was stated, if any is. What was used, and what was given, are in IOPS and bytes a second. Of
-/// two that are reached it is the one of which more was used.
+/// The limit that is used up or was given whole, as it was stated. Rates are IOPS and bytes a second. Of two limits, the one
+/// with the larger used part counts.
 fn reached(
     used: (f64, f64),
     given: (f64, f64),
