@@ -389,9 +389,13 @@ pub struct LaneStats {
 }
 
 impl LaneStats {
-    /// A grant above the volume's own limit can't be used.
-    #[must_use]
-    pub(crate) fn limited(mut self) -> Self {
+    /// A grant above the volume's own limit can't be used. A part of a tenant's grant without a limit has none either.
+    pub(crate) fn limit_grants(&mut self, tenant: Option<&TenantStats>) {
+        if let Some(tenant) = tenant {
+            self.granted_iops = self.granted_iops.filter(|_| tenant.granted_iops.is_some());
+            self.granted_bytes_s =
+                (self.granted_bytes_s).filter(|_| tenant.granted_bytes_s.is_some());
+        }
         let limit = self.budget.map(|budget| budget.burst).unwrap_or_default();
         for (granted, most) in [
             (&mut self.granted_iops, limit.iops),
@@ -399,7 +403,6 @@ impl LaneStats {
         ] {
             *granted = [*granted, most].into_iter().flatten().min();
         }
-        self
     }
 }
 
@@ -420,7 +423,17 @@ mod tests {
             lane.granted_iops = granted_iops;
             lane.budget = Some(Budget::default());
             lane.budget.as_mut().unwrap().burst.iops = iops;
-            lane.limited().granted_iops
+            let tenant = TenantStats {
+                granted_iops: Some(5000),
+                ..TenantStats::default()
+            };
+            (
+                lane.granted_bytes_s,
+                lane.budget.as_mut().unwrap().burst.bytes_s,
+            ) = (Some(99), None);
+            lane.limit_grants(Some(&tenant));
+            assert_eq!(lane.granted_bytes_s, None);
+            lane.granted_iops
         };
         assert_eq!(lane(Some(2012), Some(200)), Some(200));
         assert_eq!(lane(None, Some(200)), Some(200));

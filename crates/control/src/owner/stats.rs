@@ -34,7 +34,7 @@ use super::show::{tenant_name, total_extents};
 use super::used::{UsedBefore, tenant_stats};
 use crate::api::events::TakeoverStats;
 use crate::api::stats::{
-    Bucket, EngineStats, Histogram, LaneStats, Latency, OpStats, PoolStats, Stats,
+    Bucket, EngineStats, Histogram, LaneStats, Latency, OpStats, PoolStats, Stats, TenantStats,
 };
 use crate::files;
 use forebay_burst::budget::MOST;
@@ -463,7 +463,7 @@ impl Owner {
                 totals = plus(before, &totals);
             }
             let lane = lane.filter(|_| lives);
-            let lane = LaneStats {
+            lanes.push(LaneStats {
                 tenant: tenant_name(&core, volume),
                 volume: match export.shared {
                     false => volume.name.clone(),
@@ -472,10 +472,27 @@ impl Owner {
                 transport: export.frontend.name().to_owned(),
                 budget: show_volume_budget(pool, volume.id),
                 ..lane_stats(totals, lane)
-            };
-            lanes.push(lane.limited());
+            });
         }
         lanes.sort_by(|a, b| (&a.tenant, &a.volume).cmp(&(&b.tenant, &b.volume)));
+        let tenants = tenant_stats(
+            &added.used,
+            region.map(|region| &**region),
+            &added.let_go,
+            lives,
+            pool.tenants().map(|tenant| {
+                (
+                    tenant.id,
+                    &*tenant.name,
+                    show_tenant_budget(pool, tenant.id),
+                )
+            }),
+        );
+        let by_name: BTreeMap<&str, &TenantStats> =
+            tenants.iter().map(|of| (&*of.tenant, of)).collect();
+        for lane in &mut lanes {
+            lane.limit_grants(by_name.get(&*lane.tenant).copied());
+        }
         let space = pool.space();
         let bytes = |extents: u64| extents.saturating_mul(pool.info().extent_bytes);
         Stats {
@@ -498,19 +515,7 @@ impl Owner {
             }),
             takeover,
             lanes,
-            tenants: tenant_stats(
-                &added.used,
-                region.map(|region| &**region),
-                &added.let_go,
-                lives,
-                pool.tenants().map(|tenant| {
-                    (
-                        tenant.id,
-                        &*tenant.name,
-                        show_tenant_budget(pool, tenant.id),
-                    )
-                }),
-            ),
+            tenants,
             reactors: added.used.reactors(region.map(|region| &**region)),
         }
     }
