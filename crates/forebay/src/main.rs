@@ -33,8 +33,8 @@ use output::Output;
 fn main() -> ExitCode {
     abort_on_panic();
     // Of the shell's completion this is all: it ends the process.
-    CompleteEnv::with_factory(cli::completed).complete();
-    let said = cli::definition().try_get_matches_from(cli::words(std::env::args_os()));
+    CompleteEnv::with_factory(cli::line::completed).complete();
+    let said = cli::definition().try_get_matches_from(cli::line::words(std::env::args_os()));
     let cli = match said.and_then(|said| Cli::from_arg_matches(&said)) {
         Ok(cli) => cli,
         Err(error) => return usage(&error),
