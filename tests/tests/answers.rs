@@ -140,6 +140,7 @@ fn api_refusal_is_read() -> Result<()> {
     ensure!(status == 413, "{status}");
     for (method, path, body) in [
         ("PATCH", "/v1/pool", "[null,null]"),
+        ("PATCH", "/v1/pool", r#"{"placement":{"fill":null}}"#),
         ("POST", "/v1/tenants", r#"["x"]"#),
         ("PUT", "/v1/tenants/acme/budget", r#"{"base":[100,65536]}"#),
     ] {
@@ -210,6 +211,117 @@ fn conflicting_requests_are_named() -> Result<()> {
     let deleted = deleter.join().map_err(|_| anyhow::anyhow!("a panic"))?;
     deleted?;
     ensure!(made.iter().all(|made| *made > 0), "{made:?}");
+    daemon.stop()
+}
+
+/// A request: method, path, body.
+type Asked = (&'static str, &'static str, &'static str);
+
+const MAKE_VOLUME: Asked = (
+    "POST",
+    "/v1/tenants/acme/volumes",
+    r#"{"name":"w","size_bytes":1048576}"#,
+);
+const MAKE_EXPORT: Asked = (
+    "POST",
+    "/v1/exports",
+    r#"{"tenant":"acme","volume":"w","any_host":true}"#,
+);
+const END_VOLUME: Asked = ("DELETE", "/v1/tenants/acme/volumes/w", "");
+const END_EXPORT: Asked = ("DELETE", "/v1/exports/acme/w", "");
+
+/// Of two requests at once, each finds the state before or after the other, and says so by the names that it gave.
+#[test]
+fn requests_at_once_have_turns() -> Result<()> {
+    let mut daemon = start()?;
+    let mut api = Api::connect(&daemon.socket())?;
+    // With budgets, an export's tenant is told to the engine too.
+    let budget = (
+        "PUT",
+        "/v1/tenants/acme/budget",
+        r#"{"burst":{"iops":100000}}"#,
+    );
+    api.must(budget.0, budget.1, budget.2)?;
+    let both = &[MAKE_VOLUME, MAKE_EXPORT][..];
+    let resize: Asked = (
+        "PATCH",
+        "/v1/tenants/acme/volumes/w",
+        r#"{"size_bytes":2097152}"#,
+    );
+    let limit: Asked = (
+        "PUT",
+        "/v1/tenants/acme/volumes/w/budget",
+        r#"{"burst":{"iops":1000}}"#,
+    );
+    let hosts: Asked = ("PATCH", "/v1/exports/acme/w", r#"{"any_host":false}"#);
+    let tenant: Asked = ("POST", "/v1/tenants", r#"{"name":"t"}"#);
+    let of_tenant: Asked = ("PUT", "/v1/tenants/t/budget", r#"{"burst":{"iops":1000}}"#);
+    let in_tenant: Asked = (
+        "POST",
+        "/v1/tenants/t/volumes",
+        r#"{"name":"w","size_bytes":1048576}"#,
+    );
+    let end_tenant: Asked = ("DELETE", "/v1/tenants/t", "");
+    let pairs: [(usize, &[Asked], Asked, Asked); 12] = [
+        (120, &[], MAKE_VOLUME, MAKE_EXPORT),
+        (120, both, END_EXPORT, END_VOLUME),
+        (40, &both[..1], resize, END_VOLUME),
+        (40, &both[..1], limit, END_VOLUME),
+        (40, &both[..1], MAKE_EXPORT, END_VOLUME),
+        (20, &[], MAKE_VOLUME, MAKE_VOLUME),
+        (20, &both[..1], END_VOLUME, END_VOLUME),
+        (20, &both[..1], MAKE_EXPORT, MAKE_EXPORT),
+        (20, both, hosts, END_EXPORT),
+        (20, both, END_EXPORT, END_EXPORT),
+        (20, &[tenant], of_tenant, end_tenant),
+        (20, &[tenant], in_tenant, end_tenant),
+    ];
+    let (ask, asked) = std::sync::mpsc::channel::<Asked>();
+    let (say, said) = std::sync::mpsc::channel();
+    let mut other = Api::connect(&daemon.socket())?;
+    let worker = std::thread::spawn(move || -> Result<()> {
+        for (method, path, body) in asked {
+            say.send(other.call(method, path, body)?)?;
+        }
+        Ok(())
+    });
+    for (rounds, before, one, two) in pairs {
+        for round in 0..rounds {
+            for (method, path, body) in before {
+                api.must(method, path, body)?;
+            }
+            // Each is the first as often as the other.
+            let (first, second) = if round % 2 == 0 {
+                (one, two)
+            } else {
+                (two, one)
+            };
+            ask.send(first)?;
+            let answer = api.call(second.0, second.1, second.2)?;
+            for (asked, (status, answer)) in [(first, said.recv()?), (second, answer)] {
+                let text = answer["error"]["message"].as_str().unwrap_or_default();
+                let is_numbered = text
+                    .split("volume ")
+                    .skip(1)
+                    .any(|rest| rest.starts_with(|first: char| first.is_ascii_digit()));
+                ensure!(
+                    matches!(status, 200 | 201 | 404 | 409) && !is_numbered,
+                    "{first:?} and {second:?}: {asked:?}: {status} {answer}"
+                );
+            }
+            for path in [
+                END_EXPORT.1,
+                END_VOLUME.1,
+                "/v1/tenants/t/volumes/w",
+                end_tenant.1,
+            ] {
+                let (status, answer) = api.call("DELETE", path, "")?;
+                ensure!(matches!(status, 200 | 404), "{path}: {status} {answer}");
+            }
+        }
+    }
+    drop(ask);
+    worker.join().map_err(|_| anyhow::anyhow!("a panic"))??;
     daemon.stop()
 }
 

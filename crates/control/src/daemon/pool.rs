@@ -129,6 +129,7 @@ impl Daemon {
         owner: Rc<Owner>,
         body: DeviceAdd,
     ) -> Result<DeviceInfo, ApiError> {
+        let _one_at_a_time = owner.adding.lock().await;
         let own = owner.device_specs();
         let open = move || {
             devices::refuse_own(&own, &body.spec)?;

@@ -357,6 +357,7 @@ impl Owner {
         name: &str,
         change: impl Into<BudgetChange>,
     ) -> Result<Volume, ApiError> {
+        let _turn = self.turn_for_api(tenant, name).await?;
         let id = self.volume_id(tenant, name)?;
         let before = self.core.borrow().pool.volume_stated(id);
         let stated = checked(&change.into(), before)?;

@@ -28,12 +28,11 @@ impl Owner {
             .collect()
     }
 
-    /// Makes a device part of the pool.
+    /// Makes a device part of the pool. Who asks for it holds `adding`.
     pub(crate) async fn device_add(
         self: Rc<Self>,
         device: NewPoolDevice,
     ) -> Result<DeviceIndex, ApiError> {
-        let _one_at_a_time = self.adding.lock().await;
         let NewPoolDevice {
             new, store, force, ..
         } = device;

@@ -28,13 +28,6 @@ use tokio::time::timeout;
 /// How long a new export waits for an engine that begins or is taken over. Without one, the next is told of it.
 const ENGINE_WAIT: Duration = Duration::from_secs(2);
 
-fn deleted_meanwhile(name: &str) -> ApiError {
-    ApiError::in_use(format!(
-        "another request deleted volume {name} while it was being exported"
-    ))
-    .hint("make the volume again, or find out who deleted it: `forebay events --audit`")
-}
-
 /// Each host to be removed must be listed: a wrong name would leave the right one connected.
 fn refuse_unlisted(export: &ExportRecord, name: &str, remove: &[String]) -> Result<(), ApiError> {
     let unlisted: Vec<&str> = (remove.iter().map(String::as_str))
@@ -53,6 +46,14 @@ fn refuse_unlisted(export: &ExportRecord, name: &str, remove: &[String]) -> Resu
 impl Owner {
     /// Exports a volume.
     pub(crate) async fn export_create(
+        self: &Rc<Self>,
+        body: ExportCreate,
+    ) -> Result<Export, ApiError> {
+        let _turn = self.turn_for_api(&body.tenant, &body.volume).await?;
+        self.export_create_in_turn(body).await
+    }
+
+    pub(super) async fn export_create_in_turn(
         self: &Rc<Self>,
         body: ExportCreate,
     ) -> Result<Export, ApiError> {
@@ -114,23 +115,16 @@ impl Owner {
         };
         let name = format!("{tenant}/{volume}");
         let named = format!("{volume}@{}", export.0);
-        // Another request may delete it before this one is answered.
-        let made = self.export_show(&tenant, &named)?;
         self.making.borrow_mut().insert(export);
         let begun = self.begin_export(export).await;
         self.making.borrow_mut().remove(&export);
-        if let Err(error) = begun {
-            return Err(match self.core.borrow().pool.volume(id) {
-                Ok(_) => error,
-                Err(_) => deleted_meanwhile(&name),
-            });
-        }
+        begun?;
         let text = match is_internal {
             true => format!("{name} is exported from now on (internal: an image is moved)"),
             false => format!("{name} is exported from now on"),
         };
         self.tell_export(EventKind::ExportCreated, name, text);
-        let mut shown = self.export_show(&tenant, &named).unwrap_or(made);
+        let mut shown = self.export_show(&tenant, &named)?;
         // It may be served elsewhere than it was to be.
         let _ = self.push_budgets().await;
         shown.warnings = self.say_lacking(&lacking);
@@ -154,10 +148,8 @@ impl Owner {
             Err(error) => return Err(engine_error(&error)),
         };
         let path = self.machine_path(export);
-        if self.core.borrow_mut().pool.delete_export(export).is_err() {
-            // Another request has deleted it, and has told the engine.
-            return Err(error);
-        }
+        let taken_back = self.core.borrow_mut().pool.delete_export(export);
+        taken_back.map_err(api_error)?;
         self.commit_for_api().await?;
         let of_engine = EngineExportId(export.0);
         let message = |request| ToEngine::RemoveExport {
@@ -252,6 +244,16 @@ impl Owner {
         volume: String,
         body: ExportUpdate,
     ) -> Result<Export, ApiError> {
+        let _turn = self.turn_for_api(&tenant, &volume).await?;
+        self.export_update_in_turn(tenant, volume, body).await
+    }
+
+    pub(super) async fn export_update_in_turn(
+        &self,
+        tenant: String,
+        volume: String,
+        body: ExportUpdate,
+    ) -> Result<Export, ApiError> {
         let id = self.export_id(&tenant, &volume)?;
         {
             let core = self.core.borrow();
@@ -320,6 +322,17 @@ impl Owner {
     /// Ends an export. Refused while hosts or a machine are connected, unless they are to be disconnected. Gives back how
     /// many commands of theirs are still at devices.
     pub(crate) async fn export_delete(
+        self: &Rc<Self>,
+        tenant: String,
+        volume: String,
+        disconnect_hosts: bool,
+    ) -> Result<u64, ApiError> {
+        let _turn = self.turn_for_api(&tenant, &volume).await?;
+        self.export_delete_in_turn(tenant, volume, disconnect_hosts)
+            .await
+    }
+
+    pub(super) async fn export_delete_in_turn(
         self: &Rc<Self>,
         tenant: String,
         volume: String,

@@ -6,7 +6,7 @@
 //! Design: one thread. The pool and the grant table sit in one [`Core`] behind a `RefCell`; an
 //! operation is a local task that changes the core in steps without a wait in them, and awaits what
 //! lies between: a catalog commit ([`commit`]), an answer of the engine ([`session`]), a range that
-//! somebody else is changing ([`locks`]). What must never happen out of order is said where it is
+//! somebody else is changing ([`locks`]), a volume that another request is changing ([`turns`]). What must never happen out of order is said where it is
 //! done:
 //! - [`fault`]: the grant table's entry, then the grant;
 //! - [`revoke`], [`release`]: revoke and drain, then the pool's change, its commit, then the entry's
@@ -59,6 +59,7 @@ mod tenure;
 mod tests;
 mod together;
 mod transfers;
+mod turns;
 mod used;
 mod volume;
 mod waits;
@@ -244,8 +245,10 @@ pub(crate) struct Owner {
     pub(crate) node_name: RefCell<Option<String>>,
     calibrating: calibration::Calibrating,
     pub(crate) quarantine: quarantine::Quarantine,
-    adding: tokio::sync::Mutex<()>,
+    /// One device joins at a time, from the first look at it.
+    pub(crate) adding: tokio::sync::Mutex<()>,
     transfers: transfers::Transfers,
+    turns: turns::Turns,
     hold: RefCell<tenure::Hold>,
     closed: Cell<bool>,
     closing: Signal,
@@ -313,6 +316,7 @@ impl Owner {
             quarantine: quarantine::Quarantine::default(),
             adding: tokio::sync::Mutex::new(()),
             transfers: transfers::Transfers::default(),
+            turns: turns::Turns::default(),
             hold: RefCell::default(),
             closed: Cell::new(false),
             closing: Signal::new(),

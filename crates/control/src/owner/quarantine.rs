@@ -95,6 +95,7 @@ impl Owner {
         tenant: String,
         volume: String,
     ) -> Result<Export, ApiError> {
+        let _turn = self.turn_for_api(&tenant, &volume).await?;
         let id = self.export_id(&tenant, &volume)?;
         if self.quarantine.lift(id) {
             let name = self.export_name(id);

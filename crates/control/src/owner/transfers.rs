@@ -173,13 +173,18 @@ impl Owner {
                 "the host of a transfer is named {TRANSFER_HOST_PREFIX}NAME"
             )));
         }
+        // One that goes on changes nothing.
+        let turn = match renew {
+            true => None,
+            false => {
+                self.end_dead_transfers().await;
+                Some(self.turn_for_api(&tenant, &volume).await?)
+            }
+        };
         let id = self.volume_id(&tenant, &volume)?;
         let name = format!("{tenant}/{volume}");
         let is_import = kind == TransferKind::Import;
         let excludes = |other| is_import || other == TransferKind::Import;
-        if !renew {
-            self.end_dead_transfers().await;
-        }
         if let Some(other) = self.transfers.other(id, &host, excludes) {
             return Err(under_way(other, &name));
         }
@@ -221,6 +226,7 @@ impl Owner {
             }),
             Err(error) => {
                 self.transfers.remove(id, &host);
+                drop(turn);
                 self.shut_out(id, &host).await;
                 Err(error)
             }
@@ -250,7 +256,7 @@ impl Owner {
                 ..ExportUpdate::default()
             };
             return self
-                .export_update(tenant.to_owned(), numbered(volume, export), body)
+                .export_update_in_turn(tenant.to_owned(), numbered(volume, export), body)
                 .await;
         }
         let id = self.volume_id(tenant, volume)?;
@@ -269,7 +275,7 @@ impl Owner {
             hosts,
             ..ExportCreate::default()
         };
-        self.export_create(body).await
+        self.export_create_in_turn(body).await
     }
 
     /// A transfer has ended.
@@ -289,29 +295,38 @@ impl Owner {
 
     /// Takes back a transfer's access.
     async fn shut_out(self: &Rc<Self>, id: VolumeId, host: &str) {
+        let name = {
+            let core = self.core.borrow();
+            let volume = core.pool.volume(id);
+            volume.map(|volume| (tenant_name(&core, volume), volume.name.clone()))
+        };
+        let Ok((tenant, name)) = name else {
+            return;
+        };
+        let _turn = self.turn(&tenant, &name).await;
         let place = {
             let core = self.core.borrow();
             let lists = |export: &&ExportRecord| export.hosts.iter().any(|listed| listed == host);
             let export = core.pool.exports_of(id).find(lists);
-            let volume = core.pool.volume(id);
-            export.zip(volume.ok()).map(|(export, volume)| {
+            export.map(|export| {
                 let is_last = is_internal(export) && export.hosts.len() == 1;
-                let named = numbered(&volume.name, export.id);
-                (tenant_name(&core, volume), named, is_last)
+                (numbered(&name, export.id), is_last)
             })
         };
-        let Some((tenant, volume, is_last)) = place else {
+        let Some((volume, is_last)) = place else {
             return;
         };
         let ended = if is_last {
-            self.export_delete(tenant, volume, true).await.map(drop)
+            let ended = self.export_delete_in_turn(tenant, volume, true);
+            ended.await.map(drop)
         } else {
             let body = ExportUpdate {
                 remove_hosts: vec![host.to_owned()],
                 disconnect_hosts: true,
                 ..ExportUpdate::default()
             };
-            self.export_update(tenant, volume, body).await.map(drop)
+            let ended = self.export_update_in_turn(tenant, volume, body);
+            ended.await.map(drop)
         };
         if let Err(error) = ended {
             tracing::warn!(host, %error, "taking back the access of a transfer");

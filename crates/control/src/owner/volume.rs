@@ -18,6 +18,7 @@ use super::Owner;
 use super::push::ALL_EXTENTS;
 use super::release::ReleaseError;
 use super::session::AskError;
+use super::turns::Turn;
 use crate::api::error::ApiError;
 use crate::api::model::{Tenant, Volume, VolumeCreate, VolumeUpdate};
 use crate::devices::{api_error, now_s};
@@ -94,10 +95,11 @@ impl Owner {
 
     /// Makes a volume.
     pub(crate) async fn volume_create(
-        &self,
+        self: &Rc<Self>,
         tenant: String,
         body: VolumeCreate,
     ) -> Result<Volume, ApiError> {
+        let turn = self.turn_for_api(&tenant, &body.name).await?;
         let new = NewVolume {
             tenant: tenant.clone(),
             name: body.name.clone(),
@@ -110,13 +112,8 @@ impl Owner {
         let id = id.map_err(|error| {
             reservation_error(self, error, body.reserved_bytes, body.size_bytes)
         })?;
-        // Another request may delete it before this one is answered.
-        let made = self.volume_show(&tenant, &body.name)?;
-        self.commit_for_api().await?;
-        if self.core.borrow().pool.volume(id).is_ok() {
-            self.push_volume(id).await?;
-        }
-        Ok(self.volume_show(&tenant, &body.name).unwrap_or(made))
+        self.commit_and_push(id, turn).await?;
+        self.volume_show(&tenant, &body.name)
     }
 
     /// Does something that may find no space; if so, again once what was never written is taken back.
@@ -157,6 +154,7 @@ impl Owner {
         name: String,
         body: VolumeUpdate,
     ) -> Result<Volume, ApiError> {
+        let turn = self.turn_for_api(&tenant, &name).await?;
         let id = self.volume_id(&tenant, &name)?;
         if let Some(reserved_bytes) = body.reserved_bytes {
             let set = || {
@@ -173,20 +171,26 @@ impl Owner {
         }
         if let Some(size_bytes) = body.size_bytes {
             self.grow(id, size_bytes).map_err(api_error)?;
-            if let Err(error) = self.commit_for_api().await {
-                // It is durable sooner or later, and told then.
-                let owner = self.clone();
-                self.spawn(async move {
-                    owner.commit_through().await;
-                    if let Err(error) = owner.push_volume(id).await {
-                        tracing::warn!(volume = %id, %error, "telling the engine a volume's new size");
-                    }
-                });
-                return Err(error);
-            }
-            self.push_volume(id).await?;
+            self.commit_and_push(id, turn).await?;
         }
         self.volume_show(&tenant, &name)
+    }
+
+    /// Makes a volume durable as it is now, and tells the engine: later, if it can't be made durable yet. Nobody has a turn
+    /// before.
+    async fn commit_and_push(self: &Rc<Self>, id: VolumeId, turn: Turn) -> Result<(), ApiError> {
+        if let Err(error) = self.commit_for_api().await {
+            let owner = self.clone();
+            self.spawn(async move {
+                owner.commit_through().await;
+                if let Err(error) = owner.push_volume(id).await {
+                    tracing::warn!(volume = %id, %error, "telling the engine of a volume");
+                }
+                drop(turn);
+            });
+            return Err(error);
+        }
+        self.push_volume(id).await
     }
 
     /// Grows a volume in memory: nobody is shown that before it is durable.
@@ -243,11 +247,13 @@ impl Owner {
         tenant: String,
         name: String,
     ) -> Result<(), ApiError> {
-        let id = self.volume_id(&tenant, &name)?;
         self.end_dead_transfers().await;
+        let _turn = self.turn_for_api(&tenant, &name).await?;
+        let id = self.volume_id(&tenant, &name)?;
         self.refuse_exported(id, &tenant, &name)?;
         self.wait_open_for_api().await?;
-        match self.delete_volume(id, &tenant, &name).await? {
+        let held = self.locks.hold(id, ALL_EXTENTS).await;
+        match self.give_up_volume(&held).await {
             Ok(()) => {}
             Err(error @ ReleaseError::Revoke(_)) => {
                 return Err(ApiError::unavailable(format!(
@@ -257,24 +263,12 @@ impl Owner {
             }
             Err(ReleaseError::Pool(error)) => return Err(api_error(error)),
         }
+        drop(held);
         self.push("removing a volume", |request| ToEngine::RemoveVolume {
             request,
             volume: id,
         })
         .await
         .map_err(|error| engine_error(&error))
-    }
-
-    async fn delete_volume(
-        &self,
-        id: VolumeId,
-        tenant: &str,
-        name: &str,
-    ) -> Result<Result<(), ReleaseError>, ApiError> {
-        let held = self.locks.hold(id, ALL_EXTENTS).await;
-        // Somebody may have deleted or exported it while this waited.
-        self.volume_id(tenant, name)?;
-        self.refuse_exported(id, tenant, name)?;
-        Ok(self.give_up_volume(&held).await)
     }
 }
