@@ -55,26 +55,32 @@ impl<T: DeserializeOwned + Serialize, S: Send + Sync> FromRequest<S> for Body<T>
         })?;
         json.end()
             .map_err(|error| refuse(format!("the request body is not valid: {error}")))?;
-        if let Some(at) = array_for_object(&bytes, &value) {
-            return Err(refuse(format!(
-                "the request body is not valid: {at}an object is expected, not an array"
-            )));
+        if let Some((at, what)) = wrong_shape(&bytes, &value) {
+            return Err(refuse(format!("the request body is not valid: {at}{what}")));
         }
         Ok(Self(value))
     }
 }
 
-/// Where a body has an array in place of an object, which serde takes for the object's fields in their order.
-fn array_for_object<T: Serialize>(bytes: &[u8], read: &T) -> Option<String> {
-    fn find(said: &Value, read: &Value) -> Option<String> {
+/// Where a body has another shape than what was read from it, and what is expected there: serde takes an array for an
+/// object's fields in their order, and an object with one field for the name that the field has.
+fn wrong_shape<T: Serialize>(bytes: &[u8], read: &T) -> Option<(String, &'static str)> {
+    fn find(said: &Value, read: &Value) -> Option<(String, &'static str)> {
+        let here = |what| Some((String::new(), what));
         match (said, read) {
-            (Value::Array(_), Value::Object(_)) => Some(String::new()),
+            (Value::Array(_), Value::Object(_)) => here("an object is expected, not an array"),
+            (Value::Object(_), Value::String(_)) => here("a string is expected, not an object"),
+            (Value::Object(_), Value::Array(_)) => here("an array is expected, not an object"),
+            (Value::Object(_), Value::Bool(_) | Value::Number(_)) => {
+                here("a single value is expected, not an object")
+            }
             (Value::Object(said), Value::Object(read)) => said.iter().find_map(|(name, part)| {
-                let inner = find(part, read.get(name)?)?;
-                Some(match inner.as_str() {
+                let (inner, what) = find(part, read.get(name)?)?;
+                let at = match inner.as_str() {
                     "" => format!("`{name}`: "),
                     inner => format!("`{name}.{}", &inner[1..]),
-                })
+                };
+                Some((at, what))
             }),
             (Value::Array(said), Value::Array(read)) => said
                 .iter()
@@ -187,4 +193,50 @@ where
         .map_err(|rejection| {
             ApiError::invalid(format!("the path is not valid: {}", rejection.body_text()))
         })
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::body::{Body as Bytes, to_bytes};
+
+    use super::super::hosts::PortUpdate;
+    use super::super::model::{ExportCreate, PoolUpdate, TransferPut};
+    use super::super::scheduling::{CostsPut, SchedulingUpdate};
+    use super::*;
+
+    async fn refusal<T: DeserializeOwned + Serialize>(body: &str) -> String {
+        let request = Request::new(Bytes::from(body.to_owned()));
+        let Err(response) = Body::<T>::from_request(request, &()).await else {
+            return String::new();
+        };
+        assert_eq!(response.status(), StatusCode::BAD_REQUEST, "{body}");
+        let text = to_bytes(response.into_body(), 10_000).await.unwrap();
+        String::from_utf8(text.to_vec()).unwrap()
+    }
+
+    #[tokio::test]
+    async fn a_name_is_not_an_object() {
+        let costs = |operation: &str| {
+            let zeros = "[0,0,0,0,0,0]";
+            format!(
+                r#"{{"profiles":[{{"frontend":"nvme_tcp","operation":{operation},"cpu_ns":{zeros},"device_ns":{zeros},"header_bytes":0}}]}}"#
+            )
+        };
+        let name = r#""read""#;
+        assert_eq!(refusal::<CostsPut>(&costs(name)).await, "");
+        for refused in [
+            refusal::<PoolUpdate>(r#"{"placement":{"fill":null}}"#).await,
+            refusal::<ExportCreate>(r#"{"tenant":"a","volume":"b","frontend":{"nvme_tcp":null}}"#)
+                .await,
+            refusal::<TransferPut>(r#"{"host":"a","kind":{"import":null}}"#).await,
+            refusal::<PortUpdate>(r#"{"ana":{"optimized":null}}"#).await,
+            refusal::<SchedulingUpdate>(r#"{"policy":{"burst":null}}"#).await,
+            refusal::<SchedulingUpdate>(r#"{"spread":{"stealing":null}}"#).await,
+            refusal::<CostsPut>(&costs(r#"{"read":null}"#)).await,
+        ] {
+            assert!(refused.contains("a string is expected"), "{refused}");
+        }
+        let array = refusal::<PoolUpdate>("[null,null,null]").await;
+        assert!(array.contains("an object is expected"), "{array}");
+    }
 }
