@@ -116,11 +116,12 @@ pub struct RatePatch {
     pub bytes_s: Option<Option<u64>>,
 }
 
-/// Body of `PATCH` of a budget. Only the named parts change, and the parts that follow from them.
+/// Body of `PATCH` of a budget. Only the named parts change, and the parts that follow from them. A budget whose last
+/// part is dropped is gone.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct BudgetPatch {
-    /// The base. Null drops it, and the credit with it.
+    /// The base. Null drops it, and the credit with it; without a limit, the budget is gone.
     #[serde(
         default,
         deserialize_with = "given",
@@ -174,7 +175,8 @@ impl BudgetChange {
         }
     }
 
-    /// Applies the change to the parts that were stated before. `None`: there is no budget.
+    /// Applies the change to the parts that were stated before. `None`: there is no budget, also where a patch drops
+    /// the last part.
     #[must_use]
     pub fn apply(&self, before: Stated) -> Option<Stated> {
         let patch = match self {
@@ -210,7 +212,8 @@ impl BudgetChange {
             stated.burst_bytes = burst.bytes_s.unwrap_or(stated.burst_bytes);
         }
         stated.credit_seconds = patch.credit_s.unwrap_or(stated.credit_seconds);
-        Some(stated)
+        let drops_all = stated == Stated::default() && *patch != BudgetPatch::default();
+        (!drops_all).then_some(stated)
     }
 }
 

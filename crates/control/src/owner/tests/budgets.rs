@@ -395,8 +395,8 @@ fn budget_changes_only_what_is_named() {
             assert_eq!(shown(&budget), is, "{text}");
         }
         // What was stated outlives the daemon, and a refusal changes nothing.
-        let nothing = life.with_engine(owner.tenant_budget("t", patch(r#"{"burst":null}"#)));
-        nothing.await.unwrap_err();
+        let credit = life.with_engine(owner.tenant_budget("t", patch(r#"{"credit_s":5}"#)));
+        credit.await.unwrap_err();
         let set = life.with_engine(owner.tenant_budget("t", patch(r#"{"base":{"iops":700}}"#)));
         set.await.unwrap();
         drop(owner);
@@ -424,6 +424,21 @@ fn budget_changes_only_what_is_named() {
         let volume = life.with_engine(owner.volume_budget("t", "v", limit));
         let budget = volume.await.unwrap().budget.unwrap();
         assert_eq!(shown(&budget), (None, Some(90), Some(MOST.bytes), None));
+        // Who drops the last part drops the budget.
+        let volume = life.with_engine(owner.volume_budget("t", "v", patch(r#"{"burst":null}"#)));
+        assert_eq!(volume.await.unwrap().budget, None);
+        for (last, drops) in [
+            (r#"{"base":{"iops":700},"credit_s":5}"#, r#"{"base":null}"#),
+            (r#"{"base":{"iops":700}}"#, r#"{"base":{"iops":null}}"#),
+            (r#"{"burst":{"iops":700}}"#, r#"{"burst":null}"#),
+        ] {
+            let none = life.with_engine(owner.tenant_budget("t", None));
+            none.await.unwrap();
+            let set = life.with_engine(owner.tenant_budget("t", patch(last)));
+            set.await.unwrap();
+            let set = life.with_engine(owner.tenant_budget("t", patch(drops)));
+            assert_eq!(set.await.unwrap().budget, None, "{last} {drops}");
+        }
     });
 }
 
