@@ -19,7 +19,7 @@ pub const DEFAULT_EXTENT_BYTES: u64 = MIN_EXTENT_BYTES;
 /// The most extents that a device may have: each costs a byte of memory. 64 TiB of the smallest.
 pub(crate) const MAX_DEVICE_EXTENTS: u64 = 1 << 30;
 /// The most devices that a pool has.
-pub(crate) const MAX_DEVICES: usize = 256;
+pub const MAX_DEVICES: usize = 256;
 
 const MIB: u64 = 1 << 20;
 pub(crate) const CATALOG_OFFSET_BYTES: u64 = MIB;

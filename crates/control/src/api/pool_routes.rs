@@ -34,6 +34,7 @@ pub(super) async fn pool_create(
     Body(body): Body<PoolCreate>,
 ) -> Result<(StatusCode, Json<PoolInfo>), ApiError> {
     validate::name("pool", &body.name)?;
+    validate::device_specs(body.devices.iter())?;
     if body.devices.is_empty() {
         return Err(ApiError::invalid("a pool needs at least one device").hint(
             "list device specifications in `devices`, e.g. \"file:/var/lib/forebay/pool.img\"",
@@ -58,6 +59,7 @@ pub(super) async fn pool_open(
     State(owner): State<Handle>,
     Body(body): Body<PoolOpen>,
 ) -> Result<Json<PoolInfo>, ApiError> {
+    validate::device_specs(body.devices.iter())?;
     Ok(Json(owner.pool_open(body).await?))
 }
 
@@ -199,5 +201,6 @@ pub(super) async fn device_add(
     State(owner): State<Handle>,
     Body(body): Body<DeviceAdd>,
 ) -> Result<(StatusCode, Json<DeviceInfo>), ApiError> {
+    validate::device_specs([&body.spec].into_iter())?;
     Ok((StatusCode::CREATED, Json(owner.device_add(body).await?)))
 }

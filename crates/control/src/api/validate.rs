@@ -4,6 +4,7 @@
 //! Design: pure functions from text to `Result`.
 //! Not here: whether what is named exists, and anything about sizes: that needs the pool.
 
+use forebay_pool::MAX_DEVICES;
 use forebay_xlate::boundary::message::MAX_MACHINE_QUEUES;
 
 use super::error::ApiError;
@@ -16,6 +17,8 @@ pub const MAX_PATH_BYTES: usize = 107;
 pub const NAME_MAX: usize = 63;
 /// The longest NQN (NVMe Base 2.1, 4.7: 223 bytes).
 pub const NQN_MAX: usize = 223;
+/// The longest specification of a device: a path, and options.
+pub const SPEC_MAX: usize = 4096 + 256;
 /// The most hosts one export may list.
 pub use forebay_pool::MAX_HOSTS as HOSTS_MAX;
 
@@ -72,12 +75,33 @@ fn is_nqn(text: &str) -> bool {
         && text.len() <= NQN_MAX
 }
 
+/// Names that NVM Express gives out: a host's is of a UUID (NVMe Base 2.1, 4.7).
+const OF_UUID: &str = "nqn.2014-08.org.nvmexpress:uuid:";
+/// The discovery service's, which no host has.
+const DISCOVERY: &str = "nqn.2014-08.org.nvmexpress.discovery";
+
+fn is_uuid(text: &str) -> bool {
+    let mut parts = text.split('-');
+    let is_hex = |part: &str| part.bytes().all(|byte| byte.is_ascii_hexdigit());
+    [8, 4, 4, 4, 12].into_iter().all(|length| {
+        let part = parts.next();
+        part.is_some_and(|part| part.len() == length && is_hex(part))
+    }) && parts.next().is_none()
+}
+
 /// Checks a host's NQN, at most 223 bytes.
 ///
 /// # Errors
 /// `invalid`, saying what is allowed.
 pub fn host_nqn(nqn: &str) -> Result<(), ApiError> {
-    if !is_nqn(nqn) {
+    if nqn == DISCOVERY {
+        return Err(ApiError::invalid(format!(
+            "`{nqn}` is the discovery service's name, not a host's"
+        ))
+        .hint("a Linux host's NQN is in /etc/nvme/hostnqn"));
+    }
+    let is_of_uuid = nqn.strip_prefix(OF_UUID).is_none_or(is_uuid);
+    if !is_nqn(nqn) || !is_of_uuid {
         let shown: String = nqn
             .chars()
             .take(240)
@@ -107,6 +131,28 @@ pub fn host_list(hosts: &[String]) -> Result<(), ApiError> {
         if nqn.starts_with(TRANSFER_HOST_PREFIX) {
             return Err(ApiError::invalid(format!(
                 "`{nqn}` can't be listed: names like it belong to transfers of images, whose access ends by itself"
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// Checks specifications of devices, before any of them is opened.
+///
+/// # Errors
+/// `invalid`, for too many, or for one that is too long.
+pub fn device_specs<'a>(specs: impl ExactSizeIterator<Item = &'a String>) -> Result<(), ApiError> {
+    if specs.len() > MAX_DEVICES {
+        return Err(ApiError::invalid(format!(
+            "{} devices: a pool has 1 to {MAX_DEVICES}",
+            specs.len()
+        )));
+    }
+    for spec in specs {
+        if spec.len() > SPEC_MAX {
+            return Err(ApiError::invalid(format!(
+                "a device's specification has {} bytes: at most {SPEC_MAX} are taken",
+                spec.len()
             )));
         }
     }
@@ -183,7 +229,10 @@ mod tests {
     fn nqns() {
         host_nqn("nqn.2014-08.org.nvmexpress:uuid:2d5a0d1f-0000-4000-8000-000000000000").unwrap();
         host_nqn(&format!("nqn.2026-01.a:{}", "x".repeat(208))).unwrap();
-        host_nqn("nqn.2014-08.org.nvmexpress.discovery").unwrap();
+        host_nqn("nqn.2014-08.org.nvmexpress:uuid:2D5A0D1F-0000-4000-8000-00000000000F").unwrap();
+        // As older hosts have them.
+        host_nqn("nqn.2014-08.org.nvmexpress:NVMf:uuid:2d5a0d1f-0000-4000-8000-000000000000")
+            .unwrap();
         let of_transfer = format!("{TRANSFER_HOST_PREFIX}a");
         host_nqn(&of_transfer).unwrap();
         host_list(&[of_transfer]).unwrap_err();
@@ -203,6 +252,13 @@ mod tests {
             "nqn.a b",
             "nqn.\u{e4}",
             "nqn.a\0",
+            "nqn.2014-08.org.nvmexpress.discovery",
+            "nqn.2014-08.org.nvmexpress:uuid:not-a-uuid",
+            "nqn.2014-08.org.nvmexpress:uuid:2d5a0d1f-0000-4000-8000-00000000000",
+            "nqn.2014-08.org.nvmexpress:uuid:2d5a0d1f-0000-4000-8000-0000000000000",
+            "nqn.2014-08.org.nvmexpress:uuid:2d5a0d1f-0000-4000-8000-000000000000-1",
+            "nqn.2014-08.org.nvmexpress:uuid:2d5a0d1f-0000-4000-8000-00000000000g",
+            "nqn.2014-08.org.nvmexpress:uuid:2d5a0d1f00004000800000000000000000",
         ] {
             host_nqn(bad).unwrap_err();
         }

@@ -97,7 +97,8 @@ pub struct ExportCreate {
     pub tenant: String,
     /// The volume.
     pub volume: String,
-    /// Host NQNs that may connect.
+    /// Host NQNs that may connect. One of `nqn.2014-08.org.nvmexpress:uuid:` ends in a UUID; the discovery service's is no
+    /// host's.
     #[serde(default)]
     pub hosts: Vec<String>,
     /// Let every host connect.

@@ -5,7 +5,7 @@
 //! Not here: the checks themselves (`validate`, the owner).
 
 use forebay_burst::budget::{LEAST, MOST, MOST_CREDIT_SECONDS};
-use forebay_pool::{MAX_EXTENT_BYTES, MAX_VOLUME_BYTES, MIN_EXTENT_BYTES};
+use forebay_pool::{MAX_DEVICES, MAX_EXTENT_BYTES, MAX_VOLUME_BYTES, MIN_EXTENT_BYTES};
 use forebay_xlate::boundary::message::MAX_MACHINE_QUEUES;
 use serde_json::Value;
 use utoipa::Number;
@@ -13,13 +13,13 @@ use utoipa::openapi::path::{Operation, ParameterIn, PathItem};
 use utoipa::openapi::schema::Object;
 use utoipa::openapi::{ContentBuilder, OpenApi, Ref, RefOr, ResponseBuilder, Schema};
 
-use super::super::validate::{HOSTS_MAX, MAX_PATH_BYTES, NAME_MAX, NQN_MAX};
+use super::super::validate::{HOSTS_MAX, MAX_PATH_BYTES, NAME_MAX, NQN_MAX, SPEC_MAX};
 
 /// See `validate::name`.
 const NAME: &str = "^[a-z0-9][a-z0-9-]{0,62}$";
 /// A volume's name; with `@` and a number, one of several exports.
 const EXPORT: &str = "^[a-z0-9][a-z0-9-]{0,62}(@[0-9]{1,20})?$";
-/// See `validate::host_nqn`.
+/// See `validate::host_nqn`, which knows more: not every tool's expressions can exclude something.
 const NQN: &str = r"^nqn\.[0-9]{4}-(0[1-9]|1[0-2])\.[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*(:[!-~]+)?$";
 const TRANSFER_HOST: &str = r"^nqn\.2026-01\.io\.forebay:transfer:[!-~]+$";
 const ADDRESS: &str = r"^(\[[0-9a-fA-F:.%]+\]|[0-9.]+):[0-9]{1,5}$";
@@ -45,6 +45,7 @@ enum Is {
 }
 
 const PERCENT: Is = Is::Whole(1, 100);
+const NUMBER: Is = Is::Whole(0, u32::MAX as u64);
 const VOLUME_BYTES: Is = Is::Bytes(512, MAX_VOLUME_BYTES, 512);
 const RESERVED_BYTES: Is = Is::Whole(0, MAX_VOLUME_BYTES);
 
@@ -59,6 +60,9 @@ const FIELDS: &[(&str, &str, Is)] = &[
         "extent_bytes",
         Is::Bytes(MIN_EXTENT_BYTES, MAX_EXTENT_BYTES, MIN_EXTENT_BYTES),
     ),
+    ("PoolCreate", "devices", Is::Text(SPEC_MAX)),
+    ("PoolOpen", "devices", Is::Text(SPEC_MAX)),
+    ("DeviceAdd", "spec", Is::Text(SPEC_MAX)),
     ("PoolUpdate", "warn_percent", PERCENT),
     ("PoolUpdate", "critical_percent", PERCENT),
     ("VolumeCreate", "name", Is::Name),
@@ -76,6 +80,8 @@ const FIELDS: &[(&str, &str, Is)] = &[
         Is::Whole(1, MAX_MACHINE_QUEUES as u64),
     ),
     ("ExportCreate", "socket", Is::Socket),
+    ("ExportCreate", "socket_user", NUMBER),
+    ("ExportCreate", "socket_group", NUMBER),
     ("ExportUpdate", "add_hosts", Is::Nqn),
     ("ExportUpdate", "remove_hosts", Is::Nqn),
     ("TransferPut", "host", Is::TransferHost),
@@ -97,6 +103,16 @@ const FIELDS: &[(&str, &str, Is)] = &[
     ("SchedulingUpdate", "wants_base", Is::Real(0.0, 1.0)),
     ("CalibrationPut", "seconds", Is::Whole(1, 600)),
     ("CostsPut", "note", Is::Text(1000)),
+    ("CostProfile", "header_bytes", NUMBER),
+];
+
+/// How many items a list may have.
+const LISTS: &[(&str, &str, usize)] = &[
+    ("PoolCreate", "devices", MAX_DEVICES),
+    ("PoolOpen", "devices", MAX_DEVICES),
+    ("ExportCreate", "hosts", HOSTS_MAX),
+    ("ExportUpdate", "add_hosts", HOSTS_MAX),
+    ("ExportUpdate", "remove_hosts", HOSTS_MAX),
 ];
 
 /// Parameters of paths and queries.
@@ -105,6 +121,9 @@ const PARAMETERS: &[(&str, Is)] = &[
     ("volume", Is::Name),
     ("address", Is::Address),
     ("host", Is::TransferHost),
+    // The pool's name or its UUID.
+    ("name", Is::Text(NAME_MAX)),
+    ("index", Is::Whole(0, MAX_DEVICES as u64 - 1)),
 ];
 
 impl Is {
@@ -150,7 +169,6 @@ pub(super) fn add(document: &mut OpenApi) {
     for (model, field, is) in FIELDS {
         match property(document, model, field) {
             Some(RefOr::T(Schema::Object(value))) => is.say(value),
-            Some(RefOr::T(Schema::Array(list))) => list.max_items = Some(HOSTS_MAX),
             _ => {}
         }
         if let Some(RefOr::T(Schema::Array(list))) = property(document, model, field)
@@ -158,6 +176,11 @@ pub(super) fn add(document: &mut OpenApi) {
             && let RefOr::T(Schema::Object(value)) = items.as_mut()
         {
             is.say(value);
+        }
+    }
+    for (model, field, most) in LISTS {
+        if let Some(RefOr::T(Schema::Array(list))) = property(document, model, field) {
+            list.max_items = Some(*most);
         }
     }
     if let Some(components) = &mut document.components {
@@ -233,11 +256,12 @@ fn refusals(path: &str, method: &str, operation: &mut Operation) {
     }
     let needs_pool = !NEED_NO_POOL.contains(&(method, path));
     let changes = method != "get";
+    let names_devices = (method, path) == ("post", "/v1/pool");
     let may_be = |status: &str| match status {
         "400" => has_body || has_any,
-        "404" => in_path || needs_pool,
+        "404" => in_path || needs_pool || names_devices,
         "408" | "413" => has_body,
-        "409" => changes && needs_pool || method == "post" && path == "/v1/pool",
+        "409" => changes && needs_pool || names_devices,
         _ => true,
     };
     for (status, name, _) in REFUSALS.iter().filter(|(status, ..)| may_be(status)) {
@@ -291,10 +315,55 @@ mod tests {
                     let is_limited = value.maximum.is_some() || value.max_length.is_some();
                     is_limited || value.enum_values.is_some()
                 }
-                Some(RefOr::T(Schema::Array(list))) => list.max_items.is_some(),
+                Some(RefOr::T(Schema::Array(_))) => true,
                 _ => false,
             };
             assert!(is_said, "{model}.{field}");
         }
+        for (model, field, most) in LISTS {
+            let found = property(&mut document, model, field);
+            let is_said = matches!(
+                found, Some(RefOr::T(Schema::Array(list))) if list.max_items == Some(*most)
+            );
+            assert!(is_said, "{model}.{field}");
+        }
+    }
+
+    #[test]
+    fn each_list_and_number_has_a_limit() {
+        let document = serde_json::to_value(super::super::document()).unwrap();
+        let has = |value: &Value, key: &str| !value[key].is_null();
+        for model in [
+            "PoolCreate",
+            "PoolOpen",
+            "PoolUpdate",
+            "ExportCreate",
+            "ExportUpdate",
+            "VolumeCreate",
+            "VolumeUpdate",
+        ] {
+            let fields = document["components"]["schemas"][model]["properties"].as_object();
+            for (name, field) in fields.unwrap() {
+                let of = field["type"].to_string();
+                // A file's size has the file system's limit.
+                let is_file = (model, name.as_str()) == ("PoolCreate", "size_bytes");
+                let is_limited = has(field, "maximum") || has(field, "enum") || is_file;
+                assert!(!of.contains("integer") || is_limited, "{model}.{name}");
+                let is_list = of.contains("array");
+                assert!(!is_list || has(field, "maxItems"), "{model}.{name}");
+            }
+        }
+        for (path, item) in document["paths"].as_object().unwrap() {
+            for (method, operation) in item.as_object().unwrap() {
+                for parameter in operation["parameters"].as_array().into_iter().flatten() {
+                    let is_in_path = parameter["in"] == "path";
+                    let schema = &parameter["schema"];
+                    let is_limited = has(schema, "maximum") || has(schema, "maxLength");
+                    assert!(!is_in_path || is_limited, "{method} {path} {parameter}");
+                }
+            }
+        }
+        let made = &document["paths"]["/v1/pool"]["post"]["responses"];
+        assert!(has(made, "404") && has(made, "409"), "{made}");
     }
 }
