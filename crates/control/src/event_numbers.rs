@@ -2,25 +2,35 @@
 //!
 //! Purpose: a reader that has a number finds everything newer by it, over restarts and over a clock that is set back.
 //! Design: the first number of a daemon's life is its clock's microseconds. A file of the state folder has a number that
-//! none has reached yet, and a time; both are raised in large steps, before they are needed.
+//! none has reached yet, and a time; both are raised in steps, before they are needed. After the clock was set back,
+//! times go on at half its pace until it has caught up: they tell events apart, in their order.
 //! Not here: the events (`events`).
 
 use std::cell::Cell;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 /// So many numbers are reserved at once.
 const STEP: u64 = 1 << 20;
+/// And so much time: the next daemon may be so far ahead of its clock, for a moment.
+const STEP_MS: u64 = 1000;
 const FILE: &str = "event-number";
 
 /// See the module's text.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct EventNumbers {
     file: Option<PathBuf>,
     /// The number before the first.
     pub(crate) before: u64,
     newest: Cell<u64>,
     reserved: Cell<u64>,
-    at_ms: Cell<u64>,
+    reserved_ms: Cell<u64>,
+    /// The newest time that was the clock's, and when that was.
+    clock: Cell<(u64, Instant)>,
+}
+
+fn half_ms(since: Duration) -> u64 {
+    u64::try_from((since / 2).as_millis()).unwrap_or(u64::MAX)
 }
 
 impl EventNumbers {
@@ -44,7 +54,8 @@ impl EventNumbers {
             before,
             newest: Cell::new(before),
             reserved: Cell::new(before),
-            at_ms: Cell::new(now_ms.max(newest_ms).max(kept_ms)),
+            reserved_ms: Cell::new(0),
+            clock: Cell::new((now_ms.max(newest_ms).max(kept_ms), Instant::now())),
         }
     }
 
@@ -54,24 +65,33 @@ impl EventNumbers {
 
     /// The next event's number and time.
     pub(crate) fn next(&self, now_ms: u64) -> (u64, u64) {
-        let number = self.newest.get() + 1;
-        if number > self.reserved.get() {
-            self.reserve();
-        }
-        self.newest.set(number);
-        self.at_ms.set(self.at_ms.get().max(now_ms));
-        (number, self.at_ms.get())
+        self.next_at(now_ms, Instant::now())
     }
 
-    /// Makes durable that numbers up to a step further may be given out.
-    fn reserve(&self) {
-        let reserved = self.newest.get() + STEP;
-        self.reserved.set(reserved);
+    fn next_at(&self, now_ms: u64, now: Instant) -> (u64, u64) {
+        let number = self.newest.get() + 1;
+        self.newest.set(number);
+        let (newest_ms, then) = self.clock.get();
+        let since = now.saturating_duration_since(then);
+        let at_ms = now_ms.max(newest_ms.saturating_add(half_ms(since)));
+        if at_ms == now_ms {
+            self.clock.set((now_ms, now));
+        }
+        if number > self.reserved.get() || at_ms > self.reserved_ms.get() {
+            self.reserve(number.saturating_add(STEP), at_ms.saturating_add(STEP_MS));
+        }
+        (number, at_ms)
+    }
+
+    /// Makes durable that these may be reached.
+    fn reserve(&self, number: u64, at_ms: u64) {
+        self.reserved.set(number);
+        self.reserved_ms.set(at_ms);
         let Some(file) = &self.file else {
             return;
         };
         let new = file.with_extension("new");
-        let text = format!("{reserved} {}\n", self.at_ms.get());
+        let text = format!("{number} {at_ms}\n");
         let written = std::fs::write(&new, text).and_then(|()| std::fs::rename(&new, file));
         if let Err(error) = written {
             tracing::warn!(path = %file.display(), %error, "the number of the next event is not kept");
@@ -101,7 +121,28 @@ mod tests {
             now_ms -= HOUR_MS;
         }
         // What is kept elsewhere counts as well.
-        let numbers = EventNumbers::open(None, 5, 9_000_000, 77);
-        assert_eq!(numbers.next(6), (9_000_001, 77));
+        let numbers = EventNumbers::open(None, 5, 9_000_000, 3_000_000);
+        let (number, at_ms) = numbers.next(6);
+        assert!(
+            number == 9_000_001 && at_ms >= 3_000_000,
+            "{number} {at_ms}"
+        );
+    }
+
+    #[test]
+    fn times_go_on_after_the_clock_was_set_back() {
+        let numbers = EventNumbers::open(None, 10_000, 0, 0);
+        let begun = numbers.clock.get().1;
+        let at = |seconds: u64, now_ms| {
+            let now = begun + Duration::from_secs(seconds);
+            numbers.next_at(now_ms, now).1
+        };
+        assert_eq!(at(1, 11_000), 11_000);
+        // 6 s back.
+        assert_eq!(at(2, 6_000), 11_500);
+        assert_eq!(at(3, 7_000), 12_000);
+        // It has caught up.
+        assert_eq!(at(13, 17_000), 17_000);
+        assert_eq!(at(14, 18_000), 18_000);
     }
 }
