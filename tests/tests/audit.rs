@@ -34,9 +34,26 @@ fn audit_survives_restart() -> Result<()> {
     }
     // What is refused changes nothing.
     ensure!(daemon.cli(&["tenant", "delete", "none"]).is_err());
+    let taken = daemon.folder().join("taken");
+    std::fs::create_dir(&taken)?;
+    let taken = taken.to_str().context("UTF-8")?;
+    let machine = [
+        "export",
+        "create",
+        "t/v",
+        "--vhost-user",
+        "--vm-socket",
+        taken,
+    ];
+    ensure!(
+        daemon
+            .cli(&["volume", "create", "t/v", "--size", "16M"])
+            .is_ok()
+    );
+    ensure!(daemon.cli(&machine).is_err());
     ensure!(daemon.cli(&["volume", "list"]).is_ok());
     let before = audits(&daemon)?;
-    ensure!(before.len() == 11, "{before:#?}");
+    ensure!(before.len() == 12, "{before:#?}");
     daemon.kill_daemon()?;
     daemon.start_again()?;
     let audits = audits(&daemon)?;

@@ -3,7 +3,7 @@
 //! Purpose: every change leaves a record of its user, and of the object before and after it.
 //! Design: one layer around all routes. A table lists the requests that change something. Each runs in a task of its own,
 //! so a caller that disconnects loses no record. `GET` of the object gives its state before and after. Refused requests
-//! are not recorded.
+//! are not recorded. One that failed is, if the object differs afterwards, or if that can't be known.
 //! Not here: keeping the records (`events`, `journal`).
 
 use std::time::Duration;
@@ -266,6 +266,10 @@ fn user_name(users: &str, uid: u32) -> String {
     name.unwrap_or_else(|| format!("uid {uid}"))
 }
 
+/// How an object is can't be seen now.
+#[derive(Debug, PartialEq, Eq)]
+struct Unknown;
+
 /// What the recording needs.
 #[derive(Clone)]
 struct Audited {
@@ -354,43 +358,65 @@ impl Audited {
             self.record(audit).await;
             return self.ask(request).await;
         }
-        let object = change.object_path(uri.path());
+        let object = change.object_path(uri.path(), &asked);
         let before = self.look(object.as_deref()).await;
         let response = self.ask(request).await;
         let status = response.status();
-        // After a time-out, the change may have happened, or may still happen.
         if !status.is_success() && !status.is_server_error() {
             return response;
         }
         let (parts, body) = response.into_parts();
         let body = to_bytes(body, usize::MAX).await.unwrap_or_default();
         let answered = serde_json::from_slice(&body).ok();
-        let after = match change.object {
-            Object::Made if status.is_success() => answered.clone(),
-            _ => self.look(object.as_deref()).await,
+        let (is_made, before, after) = match change.object {
+            Object::Made if status.is_success() => (true, None, answered.clone()),
+            of => {
+                let after = self.look(object.as_deref()).await;
+                // After a time-out, the change may still happen.
+                let is_over = status != StatusCode::GATEWAY_TIMEOUT && object.is_some();
+                let is_known = before.is_ok() && before == after;
+                if !status.is_success() && is_over && is_known {
+                    return Response::from_parts(parts, Body::from(body));
+                }
+                (
+                    of == Object::Made,
+                    before.ok().flatten(),
+                    after.ok().flatten(),
+                )
+            }
         };
-        if let (Object::Made, Some(name)) = (change.object, after.as_ref().and_then(name_of)) {
+        if let (true, Some(name)) = (is_made, after.as_ref().and_then(name_of)) {
             audit.action = format!("{} {name}", change.action);
         }
         (audit.before, audit.after) = differences(before, after);
         if !status.is_success() {
-            let message = answered.as_ref().and_then(|body| body["message"].as_str());
+            let message = answered.as_ref();
+            let message = message.and_then(|body| body["error"]["message"].as_str());
             audit.result = format!("{status}: {}", message.unwrap_or("no answer"));
         }
         self.record(audit).await;
         Response::from_parts(parts, Body::from(body))
     }
 
-    /// The object as `GET` shows it.
-    async fn look(&self, path: Option<&str>) -> Option<Value> {
-        let request = Request::get(path?).body(Body::empty()).ok()?;
+    /// The object as `GET` shows it, if there is one.
+    async fn look(&self, path: Option<&str>) -> Result<Option<Value>, Unknown> {
+        let Some(path) = path else {
+            return Ok(None);
+        };
+        let request = Request::get(path).body(Body::empty());
+        let request = request.map_err(|_| Unknown)?;
         let answer = async {
             let response = self.ask(request).await;
-            let is_there = response.status().is_success();
-            let body = to_bytes(response.into_body(), usize::MAX).await.ok()?;
-            is_there.then(|| serde_json::from_slice(&body).ok())?
+            let status = response.status();
+            if status == StatusCode::GATEWAY_TIMEOUT {
+                return Err(Unknown);
+            }
+            let body = to_bytes(response.into_body(), usize::MAX).await;
+            let body = body.map_err(|_| Unknown)?;
+            let object = || serde_json::from_slice(&body).ok();
+            Ok(status.is_success().then(object).flatten())
         };
-        timeout(LOOK_LIMIT, answer).await.ok().flatten()
+        timeout(LOOK_LIMIT, answer).await.unwrap_or(Err(Unknown))
     }
 
     async fn record(&self, audit: Audit) {
@@ -412,12 +438,18 @@ impl Change {
         }
     }
 
-    fn object_path(&self, path: &str) -> Option<String> {
+    fn object_path(&self, path: &str, body: &Value) -> Option<String> {
+        let text = |key: &str| body.get(key).and_then(Value::as_str);
         match self.object {
             Object::Itself => Some(path.to_owned()),
             Object::Parent => path.rsplit_once('/').map(|(parent, _)| parent.to_owned()),
             Object::At(path) => Some(path.to_owned()),
-            Object::Made | Object::Process => None,
+            Object::Made => match (text("name"), text("tenant"), text("volume")) {
+                (Some(name), ..) => Some(format!("{path}/{name}")),
+                (None, Some(tenant), Some(volume)) => Some(format!("{path}/{tenant}/{volume}")),
+                _ => None,
+            },
+            Object::Process => None,
         }
     }
 }
@@ -507,14 +539,27 @@ mod tests {
         let volume = find(&Method::DELETE, "/v1/tenants/a/volumes/b").unwrap();
         assert!(volume.destroys);
         assert_eq!(
-            volume.object_path("/v1/tenants/a/volumes/b").as_deref(),
+            volume
+                .object_path("/v1/tenants/a/volumes/b", &Value::Null)
+                .as_deref(),
             Some("/v1/tenants/a/volumes/b")
         );
         let budget = find(&Method::PUT, "/v1/tenants/a/budget").unwrap();
         assert_eq!(
-            budget.object_path("/v1/tenants/a/budget").as_deref(),
+            budget
+                .object_path("/v1/tenants/a/budget", &Value::Null)
+                .as_deref(),
             Some("/v1/tenants/a")
         );
+        let made = |path: &str, body: Value| {
+            let change = find(&Method::POST, path).unwrap();
+            change.object_path(path, &body).unwrap_or_default()
+        };
+        let export = json!({"tenant": "a", "volume": "b"});
+        assert_eq!(made("/v1/exports", export), "/v1/exports/a/b");
+        let volume = json!({"name": "b"});
+        let volumes = "/v1/tenants/a/volumes";
+        assert_eq!(made(volumes, volume), "/v1/tenants/a/volumes/b");
     }
 
     #[test]
