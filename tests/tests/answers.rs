@@ -32,6 +32,10 @@ fn run(daemon: &Daemon, args: &[&str]) -> Result<(i32, String)> {
 fn exit_codes() -> Result<()> {
     let mut daemon = start()?;
     daemon.cli(&["export", "create", "acme/db", "--any-host"])?;
+    daemon.cli(&["volume", "create", "acme/empty", "--size", "1M"])?;
+    let image = daemon.folder().join("pool.img").display().to_string();
+    let missing = daemon.folder().join("missing").display().to_string();
+    let below = format!("{missing}/below");
     let status = daemon.cli(&["status"])?;
     ensure!(status["health"] == "well", "{status}");
     ensure!(
@@ -62,6 +66,24 @@ fn exit_codes() -> Result<()> {
             1,
             "invalid",
         ),
+        // The kind does not depend on who finds the error: the command or the daemon.
+        (&["export", "create", "acme/empty"], 1, "invalid"),
+        (
+            &["volume", "import", &missing, "acme/empty"],
+            4,
+            "not_found",
+        ),
+        (&["volume", "export", "acme/empty", &below], 4, "not_found"),
+        (&["volume", "export", "acme/empty", &image], 5, "exists"),
+        (&["device", "add", &missing], 4, "not_found"),
+        (
+            &["device", "add", &below, "--create", "--size", "64M"],
+            4,
+            "not_found",
+        ),
+        (&["device", "add", &image], 5, "exists"),
+        (&["pool", "open", "--device", &missing], 4, "not_found"),
+        (&["serve", "--config", &missing], 4, "not_found"),
     ] {
         let (is, text) = run(&daemon, args)?;
         ensure!(is == code, "{args:?}: {is} {text}");

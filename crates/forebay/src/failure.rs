@@ -7,8 +7,9 @@
 //! that does not answer, 4 for what is not found, 5 for what exists already; usage errors are clap's, 2.
 //! Not here: which hint belongs to which error of the daemon; the daemon sends those.
 
+use std::any::Any;
 use std::fmt::{self, Display};
-use std::io::Write as _;
+use std::io::{self, Write as _};
 
 use forebay_control::api::client::ClientError;
 use forebay_control::api::error::ErrorKind;
@@ -67,6 +68,19 @@ impl Failure {
             hint: None,
             kind: Kind::Failed,
         }
+    }
+
+    /// What the daemon would refuse too, in the same words for programs.
+    pub(crate) fn refused(kind: ErrorKind, message: impl Into<String>) -> Self {
+        Self {
+            kind: Kind::Refused(kind),
+            ..Self::new(message)
+        }
+    }
+
+    /// An argument or a file that can't be used.
+    pub(crate) fn invalid(message: impl Into<String>) -> Self {
+        Self::refused(ErrorKind::Invalid, message)
     }
 
     /// A check that has shown what is wrong, for programs to see by the exit status.
@@ -156,14 +170,27 @@ pub(crate) fn error_json(kind: &str, message: &str, hint: Option<&str>) -> Strin
     serde_json::json!({"error": {"kind": kind, "message": message, "hint": hint}}).to_string()
 }
 
+/// What sort of failure an error of the system is: a file that is missing, or there already, is that everywhere.
+fn kind_of(error: &dyn Any) -> Kind {
+    let io = error.downcast_ref::<io::Error>().map(io::Error::kind);
+    match io {
+        Some(io::ErrorKind::NotFound) => Kind::Refused(ErrorKind::NotFound),
+        Some(io::ErrorKind::AlreadyExists) => Kind::Refused(ErrorKind::Exists),
+        _ => Kind::Failed,
+    }
+}
+
 /// Says what was being done when something else went wrong.
 pub(crate) trait While<T> {
     /// Prefixes the error with `doing`: `can't <doing>: <error>`.
     fn while_doing(self, doing: impl Display) -> Outcome<T>;
 }
 
-impl<T, E: Display> While<T> for Result<T, E> {
+impl<T, E: Display + 'static> While<T> for Result<T, E> {
     fn while_doing(self, doing: impl Display) -> Outcome<T> {
-        self.map_err(|error| Failure::new(format!("can't {doing}: {error}")))
+        self.map_err(|error| Failure {
+            kind: kind_of(&error),
+            ..Failure::new(format!("can't {doing}: {error}"))
+        })
     }
 }

@@ -37,7 +37,7 @@ pub fn add_device(
     match Label::read(device.store.as_ref()) {
         // Not even by force.
         Ok(label) if known(&label) => {
-            return Err(PoolError::in_use(format!(
+            return Err(PoolError::exists(format!(
                 "{} is in the pool already",
                 device.spec
             )));
@@ -98,7 +98,7 @@ fn label_alone(catalog: &Catalog, device: &NewDevice, label: &Label) -> Result<(
         let found = Label::read(store.as_ref());
         if found.is_ok_and(|found| found.device_uuid == label.device_uuid) {
             was.write(store.as_ref())?;
-            return Err(PoolError::in_use(format!(
+            return Err(PoolError::exists(format!(
                 "{} is another name of {}, which is in the pool already",
                 device.spec, was.device_index
             )));

@@ -333,7 +333,7 @@ fn a_device_is_added_and_gets_a_copy() {
         [(0, CopyState::Good), (1, CopyState::Good)]
     );
     let again = add_device(&mut pool, &catalog, &new_device(&power, 1), true).unwrap_err();
-    assert_eq!(again.kind, ErrorKind::InUse);
+    assert_eq!(again.kind, ErrorKind::Exists);
     assert!(add_volume(&mut pool, &catalog, "w"));
     // What holds something is not taken without force.
     power.stores()[2].poke(70 << 10, &[1; 4096]);

@@ -121,7 +121,7 @@ pub(crate) fn refuse_own(own: &[(DeviceIndex, String)], spec: &str) -> Result<()
     let own = own.iter().find(|(_, own)| is_same_place(own, spec));
     own.map_or(Ok(()), |(index, own)| {
         Err(
-            ApiError::in_use(format!("{spec} is in the pool already, as {index} ({own})"))
+            ApiError::exists(format!("{spec} is in the pool already, as {index} ({own})"))
                 .hint("`forebay device list` shows the pool's devices"),
         )
     })

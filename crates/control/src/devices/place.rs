@@ -39,7 +39,11 @@ pub(super) fn check(
         let is_missing = !path.exists();
         let is_file = is_missing || path.is_file();
         if is_file && let Some(kind) = mounts::device_folder(path) {
-            return Err(ApiError::invalid(format!(
+            let refused = match is_missing {
+                true => ApiError::not_found,
+                false => ApiError::invalid,
+            };
+            return Err(refused(format!(
                 "{}: there is no such device, and a file there would be in memory: {kind}",
                 path.display()
             ))
@@ -99,8 +103,13 @@ fn refuse_too_large(
         let free = below.f_bavail.saturating_mul(below.f_frsize);
         Ok((folder.metadata()?.dev(), free))
     };
-    let (file_system, free_bytes) =
-        look().map_err(|error| ApiError::invalid(format!("{}: {error}", folder.display())))?;
+    let (file_system, free_bytes) = look().map_err(|error| {
+        let message = format!("{}: {error}", folder.display());
+        match error.kind() {
+            io::ErrorKind::NotFound => ApiError::not_found(message),
+            _ => ApiError::invalid(message),
+        }
+    })?;
     let all = asked.entry(file_system).or_default();
     *all = all.saturating_add(size_bytes);
     if *all <= free_bytes {

@@ -137,7 +137,7 @@ fn absolute(specs: &[String], size_bytes: Option<u64>) -> Outcome<Vec<String>> {
         .iter()
         .map(|text| match parse(text) {
             Ok(spec) => Ok(spec.to_string()),
-            Err(error) => Err(Failure::new(error.to_string())
+            Err(error) => Err(Failure::invalid(error.to_string())
                 .hint("a device is file:/path, /path, ram:/path?size=1G or null:/path?size=64G")),
         })
         .collect()

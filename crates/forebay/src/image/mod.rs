@@ -55,7 +55,7 @@ pub(crate) fn import(
     if let Some(bytes) = source.bytes()
         && bytes > before.size_bytes
     {
-        return Err(Failure::new(format!(
+        return Err(Failure::invalid(format!(
             "{} has {}, the volume {name} only {}",
             shown(file, "standard input"),
             exactly(bytes),
@@ -136,7 +136,7 @@ fn refuse_other_formats(file: &Path, ends: &Ends, volume: &Volume) -> Outcome {
     let image = shown(file, "the image on standard input");
     if let Some(format) = ends.format() {
         return Err(
-            Failure::new(format!("{image} is {}, not a raw image", format.name)).hint(format!(
+            Failure::invalid(format!("{image} is {}, not a raw image", format.name)).hint(format!(
                 "convert it first: `{}`; {AS_IT_IS}",
                 format.command(&shown(file, "FILE"))
             )),
@@ -145,7 +145,7 @@ fn refuse_other_formats(file: &Path, ends: &Ends, volume: &Volume) -> Outcome {
     let Some((what, made_for)) = ends.unusable_with(volume.block_bytes) else {
         return Ok(());
     };
-    let failure = Failure::new(format!(
+    let failure = Failure::invalid(format!(
         "{image} has {what} for blocks of {made_for} bytes, the volume {}/{} has blocks of {}: hosts could not use it",
         volume.tenant, volume.name, volume.block_bytes
     ));

@@ -150,19 +150,20 @@ impl NewFile {
         if !path.exists()
             && let Some(kind) = forebay_device::mounts::device_folder(path)
         {
-            return Err(Failure::new(format!(
+            return Err(Failure::invalid(format!(
                 "can't create {}: {kind}, so the image would be in memory",
                 path.display()
             ))
             .hint("name a file elsewhere"));
         }
-        let file = File::create_new(path).map_err(|error| {
-            let failure = Failure::new(format!("can't create {}: {error}", path.display()));
-            if error.kind() == ErrorKind::AlreadyExists {
+        let file = File::create_new(path);
+        let is_there = (file.as_ref()).is_err_and(|error| error.kind() == ErrorKind::AlreadyExists);
+        let file = file.while_doing(format!("create {}", path.display()));
+        let file = file.map_err(|failure| match is_there {
+            true => {
                 failure.hint("an export never overwrites: remove the file, or choose another name")
-            } else {
-                failure
             }
+            false => failure,
         })?;
         Ok(Self {
             file,

@@ -55,7 +55,7 @@ impl Source {
             let stdin = std::io::stdin();
             if stdin.is_terminal() {
                 return Err(
-                    Failure::new("standard input is a terminal, not an image").hint(
+                    Failure::invalid("standard input is a terminal, not an image").hint(
                         "pipe an image into the command, or name a file: \
                      `ssh HOST cat IMAGE | forebay volume import - TENANT/VOLUME`",
                     ),
@@ -70,7 +70,7 @@ impl Source {
             .file_type();
         if !kind.is_file() && !kind.is_block_device() {
             let kind = if kind.is_dir() { "a folder, " } else { "" };
-            return Err(Failure::new(format!(
+            return Err(Failure::invalid(format!(
                 "{shown} is {kind}neither a file nor a block device"
             ))
             .hint("give a raw image, a block device, or `-` for standard input"));
@@ -81,7 +81,7 @@ impl Source {
             .seek(SeekFrom::End(0))
             .while_doing(format!("find the size of {shown}"))?;
         if bytes == 0 {
-            return Err(Failure::new(format!("{shown} is empty")));
+            return Err(Failure::invalid(format!("{shown} is empty")));
         }
         Ok(Self::file(file, bytes))
     }
@@ -127,7 +127,7 @@ impl Source {
             let bytes = read_full(input, head, &mut || Ok(HEAD_WAIT))?;
             head.truncate(bytes);
             if bytes == 0 {
-                return Err(Failure::new("standard input is empty"));
+                return Err(Failure::invalid("standard input is empty"));
             }
         }
         Ok(())

@@ -153,7 +153,7 @@ pub(super) fn import(
 }
 
 fn too_large(seen_bytes: u64, size_bytes: u64) -> Failure {
-    Failure::new(format!(
+    Failure::invalid(format!(
         "the image has at least {}, the volume only {}",
         exactly(seen_bytes),
         exactly(size_bytes)
