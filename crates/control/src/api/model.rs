@@ -99,6 +99,9 @@ pub struct Capacity {
     pub total_bytes: u64,
     /// Space that volumes use.
     pub used_bytes: u64,
+    /// Space that is reserved for volumes beyond that.
+    #[serde(default)]
+    pub promised_bytes: u64,
     /// Space that can be allocated.
     pub free_bytes: u64,
 }

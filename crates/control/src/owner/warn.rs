@@ -141,6 +141,7 @@ impl Owner {
         Capacity {
             total_bytes: space.total_bytes(),
             used_bytes: space.used_bytes(),
+            promised_bytes: space.promised_bytes(),
             free_bytes: space.free_bytes(),
         }
     }

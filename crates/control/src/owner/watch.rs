@@ -16,7 +16,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use forebay_device::size::format_bytes;
-use forebay_pool::SpaceLevel;
+use forebay_pool::{Space, SpaceLevel};
 use forebay_xlate::DeviceIndex;
 use tokio::time::sleep;
 
@@ -62,6 +62,19 @@ impl Default for Watched {
     }
 }
 
+/// What takes the pool's space: a reservation that is not written yet does too.
+fn how_full(space: &Space) -> String {
+    let percent = space.used_percent();
+    let used = format_bytes(space.used_bytes());
+    match space.promised_bytes() {
+        0 => format!("{percent} % is used"),
+        promised => format!(
+            "{percent} % is used or promised ({used} used, {} promised)",
+            format_bytes(promised)
+        ),
+    }
+}
+
 impl Owner {
     /// Says where `devices.json` is.
     pub(crate) fn set_record_dirs(&self, folders: Vec<PathBuf>) {
@@ -104,21 +117,24 @@ impl Owner {
         let pool = &core.pool;
         let space = pool.space();
         let mut troubles = Vec::new();
-        let (percent, free) = (space.used_percent(), format_bytes(space.free_bytes()));
+        let (how, free) = (how_full(&space), format_bytes(space.free_bytes()));
         match pool.space_level() {
             _ if space.free_bytes() == 0 => troubles.push((
                 FULL,
-                "the pool is full: writes to new places fail; delete what is not needed, or add a device (`forebay device add SPEC`)".to_owned(),
+                format!("the pool is full: {how}; writes to new places fail{}: delete what is not needed, or add a device (`forebay device add SPEC`)", match space.promised {
+                    0 => "",
+                    _ => ", but where space was promised",
+                }),
             )),
             SpaceLevel::Normal => {}
             SpaceLevel::Warn => troubles.push((
                 FILLS_UP,
-                format!("the pool fills up: {percent} % is used, {free} are free"),
+                format!("the pool fills up: {how}, {free} are free"),
             )),
             SpaceLevel::Critical => troubles.push((
                 NEARLY_FULL,
                 format!(
-                    "the pool is nearly full: {percent} % is used, {free} are free; writes to new places fail when nothing is left: delete what is not needed, or add a device (`forebay device add SPEC`)"
+                    "the pool is nearly full: {how}, {free} are free; writes to new places fail when nothing is left: delete what is not needed, or add a device (`forebay device add SPEC`)"
                 ),
             )),
         }
@@ -159,5 +175,27 @@ impl Owner {
             }
         }
         *warned = names;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_promised_is_not_called_used() {
+        let mut space = Space {
+            extent_bytes: 1 << 20,
+            total: 100,
+            clean: 100,
+            promised: 81,
+            ..Space::default()
+        };
+        assert_eq!(
+            how_full(&space),
+            "81 % is used or promised (0 bytes used, 81 MiB promised)"
+        );
+        (space.clean, space.owned, space.promised) = (10, 90, 0);
+        assert_eq!(how_full(&space), "90 % is used");
     }
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use forebay_control::api::events::TakeoverStats;
-use forebay_control::api::model::{DeathReport, Done, Health, Status};
+use forebay_control::api::model::{Capacity, DeathReport, Done, Health, Status};
 use forebay_control::api::stats::{EngineStats, LaneStats, OpStats, PoolStats, Stats};
 use forebay_device::size::format_bytes;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -89,20 +89,16 @@ fn status_text(status: &Status) -> String {
         (None, Some(trouble)) => format!("not open: {}", trouble.message),
         (None, None) => "none (see `forebay pool create`)".into(),
     };
-    let capacity = match &status.capacity {
-        Some(capacity) => format!(
-            "{} of {} used, {} free",
-            format_bytes(capacity.used_bytes),
-            format_bytes(capacity.total_bytes),
-            format_bytes(capacity.free_bytes)
-        ),
-        None => "unknown".to_owned(),
-    };
+    let capacity = status.capacity.as_ref().map(capacity_text);
     let limits = status.limits.iter();
     let limits: Vec<String> = limits
         .map(|limit| format!("{} of {} {}", limit.used, limit.most, limit.what))
         .collect();
-    let mut text = pairs([
+    let listeners = match status.nvme_tcp.is_empty() {
+        true => "nowhere".to_owned(),
+        false => status.nvme_tcp.join(", "),
+    };
+    let mut rows = vec![
         ("health", word(&status.health)),
         (
             "daemon",
@@ -114,11 +110,14 @@ fn status_text(status: &Status) -> String {
         ("engine", engine),
         ("version", status.version.clone()),
         ("pool", pool),
-        ("capacity", capacity),
-        ("nvme/tcp", status.nvme_tcp.join(", ")),
-        ("in use", limits.join(", ")),
-        ("state", status.state_dir.clone()),
-    ]);
+    ];
+    rows.extend(capacity.map(|capacity| ("capacity", capacity)));
+    rows.push(("nvme/tcp", listeners));
+    if !limits.is_empty() {
+        rows.push(("in use", limits.join(", ")));
+    }
+    rows.push(("state", status.state_dir.clone()));
+    let mut text = pairs(rows);
     if let Some(hint) = status.pool_trouble.as_ref().and_then(|t| t.hint.as_ref()) {
         text.push_str(&format!("hint: {hint}\n"));
     }
@@ -129,6 +128,19 @@ fn status_text(status: &Status) -> String {
         text.push_str(&format!("warning: {warning}\n"));
     }
     text
+}
+
+fn capacity_text(capacity: &Capacity) -> String {
+    let promised = match capacity.promised_bytes {
+        0 => String::new(),
+        promised => format!(", {} promised", format_bytes(promised)),
+    };
+    format!(
+        "{} of {} used{promised}, {} free",
+        format_bytes(capacity.used_bytes),
+        format_bytes(capacity.total_bytes),
+        format_bytes(capacity.free_bytes)
+    )
 }
 
 fn death_text(death: &DeathReport) -> String {
@@ -262,4 +274,33 @@ fn lane_row(lane: &LaneStats, first: bool, class: &str, ops: &OpStats) -> [Strin
         once(lane.in_flight.to_string()),
         once(lane.queues.to_string()),
     ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn text(pool: serde_json::Value) -> String {
+        let mut status = serde_json::json!({
+            "daemon_pid": 7, "generation": 1, "version": "1", "engine_state": "stopped",
+            "uptime_s": 1, "nvme_tcp": [], "state_dir": "/s", "warnings": []
+        });
+        let (all, more) = (status.as_object_mut(), pool.as_object().cloned());
+        all.unwrap().extend(more.unwrap());
+        status_text(&serde_json::from_value(status).unwrap())
+    }
+
+    #[test]
+    fn no_row_is_empty() {
+        let none = text(serde_json::json!({}));
+        assert!(none.lines().all(|row| row.split_whitespace().count() > 1));
+        assert!(!none.contains("in use") && !none.contains("capacity"));
+        let capacity = serde_json::json!({
+            "total_bytes": 100, "used_bytes": 0, "promised_bytes": 81, "free_bytes": 19
+        });
+        let limit = serde_json::json!({"what": "exports", "used": 1, "most": 2});
+        let some = text(serde_json::json!({"pool": "p", "capacity": capacity, "limits": [limit]}));
+        assert!(some.contains("0 bytes of 100 bytes used, 81 bytes promised, 19 bytes free"));
+        assert!(some.contains("1 of 2 exports"));
+    }
 }
