@@ -178,18 +178,31 @@ fn access_ends_with_its_transfer() -> Result<()> {
     let image = write(&daemon, "image.img", &vec![3; 64 * MIB as usize])?;
     let kill = |daemon: &Daemon| -> Result<()> {
         let mut importing = import_on_hold(daemon, &image, "t/v")?;
+        let exports = daemon.cli(&["export", "list"])?;
+        ensure!(exports[0]["internal"] == true, "{exports}");
+        let shown = daemon.cli_text(&["export", "show", "t/v"])?;
+        ensure!(
+            shown.contains("internal") && !shown.contains("nvme connect"),
+            "{shown}"
+        );
+        // Its budget may let it end no sooner.
+        let delete = ["volume", "delete", "t/v"];
+        refused(
+            daemon,
+            &delete,
+            &["an image is being imported", "try again"],
+        )?;
         importing.kill()?;
         importing.wait()?;
         Ok(())
     };
     kill(&daemon)?;
-    // A repeat and a deletion do not wait until the announcement runs out.
+    // A repeat and a deletion wait for its end, and not until the announcement runs out.
     daemon.cli(&["tenant", "budget", "t", "--none"])?;
-    let again = ["volume", "import", &image, "t/v", "--force"];
-    wait::until("a repeat", Duration::from_secs(25), || {
-        let output = daemon.cli_command(&again).output()?;
-        Ok(output.status.success().then_some(()))
-    })?;
+    daemon.cli(&["volume", "import", &image, "t/v", "--force"])?;
+    daemon.cli(&["volume", "delete", "t/v"])?;
+    daemon.cli(&["volume", "create", "t/v", "--size", "64M"])?;
+    kill(&daemon)?;
     daemon.cli(&["volume", "delete", "t/v"])?;
     let events = daemon.cli_text(&["events"])?;
     ensure!(events.contains("internal: an image is moved"), "{events}");

@@ -515,7 +515,7 @@ mod tests {
         // From another daemon's life.
         let before = events.read(Some(17), Duration::ZERO).await;
         assert_eq!((before.events.len(), before.missed), (EVENTS_KEPT, 10));
-        // Nothing is newer than what has not happened yet.
+        // No event has a higher number yet.
         let ahead = events.read(Some(all.newest + 5), Duration::ZERO).await;
         assert_eq!((ahead.events, ahead.missed), (vec![], 0));
         assert_eq!(ahead.newest, all.newest);

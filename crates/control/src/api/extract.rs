@@ -62,8 +62,8 @@ impl<T: DeserializeOwned + Serialize, S: Send + Sync> FromRequest<S> for Body<T>
     }
 }
 
-/// Where a body has another shape than what was read from it, and what is expected there: serde takes an array for an
-/// object's fields in their order, and an object with one field for the name that the field has.
+/// Where a body has another shape than what was read from it, and what is expected there. Serde takes an array for the
+/// fields of an object, and an object with one field for that field's name.
 fn wrong_shape<T: Serialize>(bytes: &[u8], read: &T) -> Option<(String, &'static str)> {
     fn find(said: &Value, read: &Value) -> Option<(String, &'static str)> {
         let here = |what| Some((String::new(), what));

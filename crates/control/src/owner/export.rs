@@ -143,7 +143,10 @@ impl Owner {
                 Ok(()) => return Ok(()),
                 Err(error) => error,
             },
-            Err(error @ AskError::Refused(_)) => engine_error(&error),
+            // It is taken back below. An engine that still ends another export may have no place for this one.
+            Err(error @ AskError::Refused(_)) => {
+                ApiError::unavailable(error.to_string()).hint("nothing was changed; try again")
+            }
             // The next engine is told of it.
             Err(error) => return Err(engine_error(&error)),
         };

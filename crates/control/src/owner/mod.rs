@@ -5,9 +5,9 @@
 //!
 //! Design: one thread. The pool and the grant table sit in one [`Core`] behind a `RefCell`; an
 //! operation is a local task that changes the core in steps without a wait in them, and awaits what
-//! lies between: a catalog commit ([`commit`]), an answer of the engine ([`session`]), a range that
-//! somebody else is changing ([`locks`]), a volume that another request is changing ([`turns`]). What must never happen out of order is said where it is
-//! done:
+//! lies between: a catalog commit ([`commit`]), an answer of the engine ([`session`]), a range
+//! ([`locks`]) or a volume ([`turns`]) that is being changed. What must never happen out of order is
+//! said where it is done:
 //! - [`fault`]: the grant table's entry, then the grant;
 //! - [`revoke`], [`release`]: revoke and drain, then the pool's change, its commit, then the entry's
 //!   removal; what does not drain is quarantined ([`hang`]);

@@ -16,6 +16,7 @@ use super::budgets::{show_tenant_budget, show_volume_budget};
 use super::push::serial;
 use super::reserve::show_reservation;
 use super::session::DeviceState as EngineDevice;
+use super::transfers::is_internal;
 use super::watch::size::state_text as cut_text;
 use super::{Core, Owner};
 use crate::api::error::ApiError;
@@ -220,6 +221,7 @@ impl Owner {
             socket,
             machine: is_machine.then(|| self.machine_of(export.id)).flatten(),
             shared: export.shared,
+            internal: is_internal(export),
             nqn: export.nqn.clone(),
             nsid: 1,
             hosts: export.hosts.clone(),

@@ -35,6 +35,9 @@ const GONE: Duration = Duration::from_secs(10);
 /// The same where another request waits for its end.
 const GONE_IN_THE_WAY: Duration = Duration::from_secs(3);
 const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// How long another request waits for a host that may be just leaving, and between two looks.
+const LEAVES: Duration = Duration::from_millis(500);
+const LOOK_AGAIN: Duration = Duration::from_millis(50);
 
 #[derive(Debug)]
 struct Transfer {
@@ -77,6 +80,12 @@ impl Transfers {
         others
             .filter_map(|transfer| transfer.kind)
             .find(|kind| excludes(*kind))
+    }
+
+    fn hosts(&self, volume: VolumeId) -> Vec<String> {
+        let of = self.of.borrow();
+        let all = of.get(&volume).into_iter().flatten();
+        all.map(|transfer| transfer.host.clone()).collect()
     }
 
     fn put(&self, volume: VolumeId, host: &str, kind: Option<TransferKind>) {
@@ -147,8 +156,12 @@ fn under_way(kind: TransferKind, name: &str) -> ApiError {
         TransferKind::Import => format!("an image is being imported into {name}"),
         TransferKind::Export => format!("an image of {name} is being exported"),
     };
+    moved(what)
+}
+
+fn moved(what: String) -> ApiError {
     ApiError::in_use(what).hint(format!(
-        "wait until it has ended; one whose program died ends by itself within {} s",
+        "wait until it has ended, and try again; one whose program died ends by itself within {} s",
         HOLDS.as_secs()
     ))
 }
@@ -177,7 +190,8 @@ impl Owner {
         let turn = match renew {
             true => None,
             false => {
-                self.end_dead_transfers().await;
+                let id = self.volume_id(&tenant, &volume)?;
+                self.end_dead_transfers(id).await;
                 Some(self.turn_for_api(&tenant, &volume).await?)
             }
         };
@@ -333,9 +347,39 @@ impl Owner {
         }
     }
 
-    /// Ends transfers whose program is gone, so that they are in nobody's way.
-    pub(super) async fn end_dead_transfers(self: &Rc<Self>) {
-        self.end_transfers(GONE_IN_THE_WAY).await;
+    /// Ends transfers whose program is gone, so that they are in nobody's way. Waits for those of this volume, unless their
+    /// hosts are connected.
+    pub(super) async fn end_dead_transfers(self: &Rc<Self>, id: VolumeId) {
+        let begun = Instant::now();
+        loop {
+            self.end_transfers(GONE_IN_THE_WAY).await;
+            let hosts = self.transfers.hosts(id);
+            let is_live = hosts.iter().any(|host| self.is_connected(id, host));
+            let limit = if is_live {
+                LEAVES
+            } else {
+                GONE_IN_THE_WAY + LEAVES
+            };
+            if hosts.is_empty() || begun.elapsed() >= limit {
+                return;
+            }
+            sleep(LOOK_AGAIN).await;
+        }
+    }
+
+    /// Why a volume is not deleted that is exported for a transfer alone.
+    pub(super) fn refuse_transferred(&self, id: VolumeId, name: &str) -> Result<(), ApiError> {
+        let core = self.core.borrow();
+        let mut exports = core.pool.exports_of(id).peekable();
+        if exports.peek().is_none() || !exports.all(is_internal) {
+            return Ok(());
+        }
+        let kind = self.transfers.other(id, "", |_| true);
+        Err(match kind {
+            Some(kind) => under_way(kind, name),
+            // An earlier daemon has let it in.
+            None => moved(format!("an image is moved into {name} or out of it")),
+        })
     }
 
     async fn end_transfers(self: &Rc<Self>, gone: Duration) {

@@ -1,8 +1,8 @@
 //! One change of a volume at a time.
 //!
 //! Purpose: a request that changes a volume, its budget or its exports finds it as the request before left it.
-//! Design: a lock for each name that somebody changes, held over the engine's answer; requests have their turns in the order
-//! in which they came. The lock is of the name and not of the volume, so that creation and deletion have turns as well.
+//! Design: a lock for each name that is being changed, held until the engine has answered. Requests have their turns in the
+//! order in which they came. The lock is of the name and not of the volume: creation and deletion have turns as well.
 //! Not here: ranges whose mapping changes (`locks`).
 
 use std::cell::RefCell;

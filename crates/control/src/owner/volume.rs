@@ -221,6 +221,7 @@ impl Owner {
     }
 
     fn refuse_exported(&self, id: VolumeId, tenant: &str, name: &str) -> Result<(), ApiError> {
+        self.refuse_transferred(id, &format!("{tenant}/{name}"))?;
         if self.core.borrow().pool.export_of(id).is_some() {
             return Err(
                 ApiError::in_use(format!("volume {tenant}/{name} is exported")).hint(format!(
@@ -247,7 +248,8 @@ impl Owner {
         tenant: String,
         name: String,
     ) -> Result<(), ApiError> {
-        self.end_dead_transfers().await;
+        let id = self.volume_id(&tenant, &name)?;
+        self.end_dead_transfers(id).await;
         let _turn = self.turn_for_api(&tenant, &name).await?;
         let id = self.volume_id(&tenant, &name)?;
         self.refuse_exported(id, &tenant, &name)?;

@@ -73,22 +73,24 @@ fn body(args: ExportCreateArgs) -> Outcome<ExportCreate> {
     let is_machine = frontend != ExportFrontend::NvmeTcp;
     if !is_machine && (args.vm_socket.is_some() || args.owner.is_some()) {
         return Err(
-            Failure::new("only a machine's export has a socket of its own")
+            Failure::invalid("only a machine's export has a socket of its own")
                 .hint("say --nvme-pcie or --vhost-user"),
         );
     }
     if !is_machine && args.hosts.is_empty() && !args.any_host {
-        return Err(Failure::new("nobody could connect to this export").hint(
-            "name the hosts with --host NQN (on Linux: cat /etc/nvme/hostnqn), or let \
+        return Err(
+            Failure::invalid("nobody could connect to this export").hint(
+                "name the hosts with --host NQN (on Linux: cat /etc/nvme/hostnqn), or let \
              everybody in with --any-host; for a virtual machine say --nvme-pcie or --vhost-user",
-        ));
+            ),
+        );
     }
     let socket = match args.vm_socket {
         Some(path) => {
             let path =
                 std::path::absolute(&path).while_doing(format!("find {}", path.display()))?;
             let text = path.into_os_string().into_string();
-            Some(text.map_err(|_| Failure::new("the socket's path is not UTF-8"))?)
+            Some(text.map_err(|_| Failure::invalid("the socket's path is not UTF-8"))?)
         }
         None => None,
     };
@@ -138,9 +140,10 @@ fn list(exports: &[Export]) -> String {
                     Some(_) => "1".to_owned(),
                     None => export.connected_hosts.len().to_string(),
                 },
-                match &export.quarantined {
-                    None => "served".to_owned(),
-                    Some(_) => "quarantined".to_owned(),
+                match (&export.quarantined, export.internal) {
+                    (Some(_), _) => "quarantined".to_owned(),
+                    (None, true) => "internal".to_owned(),
+                    (None, false) => "served".to_owned(),
                 },
             ]
         }),
@@ -206,6 +209,11 @@ fn show(export: &Export) -> String {
     ]);
     if let Some(reason) = &export.quarantined {
         text.push_str(&format!("quarantined: {reason}\n"));
+    }
+    if export.internal {
+        text.push_str("internal: an image is moved through this export, which ends with that\n");
+        text.push_str(&warnings(export));
+        return text;
     }
     let mut commands = attach_commands(export, None);
     if let Some(all) = commands.pop() {

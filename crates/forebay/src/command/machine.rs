@@ -5,6 +5,7 @@
 //! Design: pure text. A path is quoted as each reader needs it (shell, QEMU's options, JSON, XML).
 //! Not here: starting machines.
 
+use forebay_control::api::error::ErrorKind;
 use forebay_control::api::model::{Export, ExportFrontend};
 
 use crate::failure::{Failure, Outcome};
@@ -153,19 +154,23 @@ fn ids(
         });
         match found {
             Some(number) => Ok(Some(number)),
-            None => Err(
-                Failure::new(format!("there is no {what} {name} in {path}")).hint(format!(
-                    "give the {what}'s number (`getent {} {name}`)",
-                    path.trim_start_matches("/etc/")
-                )),
-            ),
+            None => Err(Failure::refused(
+                ErrorKind::NotFound,
+                format!("there is no {what} {name} in {path}"),
+            )
+            .hint(format!(
+                "give the {what}'s number (`getent {} {name}`)",
+                path.trim_start_matches("/etc/")
+            ))),
         }
     };
     match (
         id(user, "user", "/etc/passwd")?,
         id(group, "group", "/etc/group")?,
     ) {
-        (None, None) => Err(Failure::new("an owner is named USER, USER:GROUP or :GROUP")),
+        (None, None) => Err(Failure::invalid(
+            "an owner is named USER, USER:GROUP or :GROUP",
+        )),
         both => Ok(both),
     }
 }
@@ -191,6 +196,7 @@ mod tests {
             socket: Some(path.into()),
             machine: None,
             shared: false,
+            internal: false,
             nqn: "nqn.x".into(),
             nsid: 1,
             hosts: vec![],

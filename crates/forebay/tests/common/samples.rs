@@ -15,6 +15,7 @@ pub fn export() -> Export {
         socket: None,
         machine: None,
         shared: false,
+        internal: false,
         tenant: "acme".to_owned(),
         volume: "disk".to_owned(),
         nqn: "nqn.2026-01.io.forebay:acme.disk".to_owned(),

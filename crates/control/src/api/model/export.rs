@@ -37,6 +37,9 @@ pub struct Export {
     /// Whether others that say the same may show the volume too.
     #[serde(default)]
     pub shared: bool,
+    /// Whether it is the daemon's own: an image is moved through it, and it ends with that.
+    #[serde(default)]
+    pub internal: bool,
     /// NQN of its NVMe subsystem.
     pub nqn: String,
     /// Namespace id within the subsystem.
