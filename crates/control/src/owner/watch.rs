@@ -193,7 +193,7 @@ mod tests {
         };
         assert_eq!(
             how_full(&space),
-            "81 % is used or promised (0 bytes used, 81 MiB promised)"
+            "81 % is used or promised (0 B used, 81 MiB promised)"
         );
         (space.clean, space.owned, space.promised) = (10, 90, 0);
         assert_eq!(how_full(&space), "90 % is used");

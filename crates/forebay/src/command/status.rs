@@ -300,7 +300,7 @@ mod tests {
         });
         let limit = serde_json::json!({"what": "exports", "used": 1, "most": 2});
         let some = text(serde_json::json!({"pool": "p", "capacity": capacity, "limits": [limit]}));
-        assert!(some.contains("0 bytes of 100 bytes used, 81 bytes promised, 19 bytes free"));
+        assert!(some.contains("0 B of 100 B used, 81 B promised, 19 B free"));
         assert!(some.contains("1 of 2 exports"));
     }
 }

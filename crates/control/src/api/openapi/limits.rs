@@ -167,9 +167,8 @@ fn whole(number: u64) -> Number {
 /// Adds limits and refusals to the document.
 pub(super) fn add(document: &mut OpenApi) {
     for (model, field, is) in FIELDS {
-        match property(document, model, field) {
-            Some(RefOr::T(Schema::Object(value))) => is.say(value),
-            _ => {}
+        if let Some(RefOr::T(Schema::Object(value))) = property(document, model, field) {
+            is.say(value);
         }
         if let Some(RefOr::T(Schema::Array(list))) = property(document, model, field)
             && let utoipa::openapi::schema::ArrayItems::RefOrSchema(items) = &mut list.items
