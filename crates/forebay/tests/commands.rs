@@ -571,21 +571,22 @@ fn images_are_checked_before_anything_is_touched() {
     let daemon = Daemon::start();
     let image = daemon.folder.path().join("image");
     let path = image.to_str().unwrap();
-    let refused = |args: &[&str], part: &str| {
+    let refused = |code: i32, args: &[&str], part: &str| {
         let output = daemon.run(args);
         let said = String::from_utf8(output.stderr).unwrap();
-        assert_eq!(output.status.code(), Some(1), "{said}");
+        assert_eq!(output.status.code(), Some(code), "{said}");
         assert!(said.contains(part), "{said}");
     };
-    refused(&["volume", "import", path, "acme/disk"], "can't open");
+    refused(4, &["volume", "import", path, "acme/disk"], "can't open");
     std::fs::write(&image, []).unwrap();
-    refused(&["volume", "import", path, "acme/disk"], "is empty");
+    refused(1, &["volume", "import", path, "acme/disk"], "is empty");
     std::fs::write(&image, vec![1; (1 << 20) + 1]).unwrap();
     refused(
+        1,
         &["volume", "import", path, "acme/disk"],
         "has 1 MiB (1048577 bytes), the volume acme/disk only 1 MiB (1048576 bytes)",
     );
-    refused(&["volume", "export", "acme/disk", path], "can't create");
+    refused(5, &["volume", "export", "acme/disk", path], "can't create");
     assert_eq!(std::fs::metadata(&image).unwrap().len(), (1 << 20) + 1);
     assert!(
         daemon
