@@ -3,9 +3,9 @@
 //! **Purpose.** Whoever starts Forebay (a terminal, nohup, a service manager) decides neither which signals end it nor which
 //! it never gets.
 //!
-//! **Design.** Nothing is blocked. SIGTERM, SIGINT and what tells of a crash have their usual effect, and so have those that
-//! stop a process or tell of children. Everything else would end the process and is ignored, so what exceeds a limit of
-//! file sizes is an error of the call.
+//! **Design.** Nothing is blocked. SIGTERM, SIGINT and what tells of a crash or of children have their usual effect.
+//! Everything else would end or stop the process and is ignored, so what exceeds a limit of file sizes is an error of the
+//! call.
 //!
 //! **Not here:** what the daemon does when it is told to end or to read its configuration again.
 
@@ -15,17 +15,15 @@ use std::io;
 use std::ptr::null_mut;
 
 /// Their usual effect is wanted. Not those of [`crate::crash`]: the standard library has handlers for some.
-const USUAL: [libc::c_int; 7] = [
+const USUAL: [libc::c_int; 5] = [
     libc::SIGTERM,
     libc::SIGINT,
     libc::SIGCHLD,
     libc::SIGCONT,
-    libc::SIGTSTP,
-    libc::SIGTTIN,
     libc::SIGURG,
 ];
 
-const IGNORED: [libc::c_int; 14] = [
+const IGNORED: [libc::c_int; 16] = [
     libc::SIGHUP,
     libc::SIGQUIT,
     libc::SIGUSR1,
@@ -39,7 +37,9 @@ const IGNORED: [libc::c_int; 14] = [
     libc::SIGSTKFLT,
     libc::SIGXFSZ,
     libc::SIGXCPU,
-    // A terminal may stop background processes that write to it.
+    // A terminal stops processes, which then serve nobody.
+    libc::SIGTSTP,
+    libc::SIGTTIN,
     libc::SIGTTOU,
 ];
 
