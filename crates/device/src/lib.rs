@@ -19,6 +19,7 @@ pub mod device;
 mod dying;
 pub mod error;
 pub mod fence;
+pub mod file_limit;
 mod fixed;
 pub mod heartbeat;
 mod kernel;

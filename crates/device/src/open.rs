@@ -18,6 +18,7 @@ use rustix::fs::{AtFlags, FileType, Mode, OFlags, StatxFlags};
 use rustix::io::Errno;
 
 use crate::error::DeviceError;
+use crate::file_limit;
 use crate::size::format_bytes;
 use crate::spec::{DeviceSpec, MAX_CAPACITY_BYTES, type_name};
 
@@ -282,7 +283,10 @@ pub(crate) fn open(
         DeviceKind::Block => rustix::fs::seek(&fd, rustix::fs::SeekFrom::End(0))
             .map_err(failed("asking its size"))
             .map_err(error)?,
-        _ => stat.stx_size,
+        _ => {
+            file_limit::check(&path, stat.stx_size)?;
+            stat.stx_size
+        }
     };
     let (found_bytes, expected_bytes) = match own_size(&spec) {
         Some(size_bytes) => (
@@ -414,6 +418,9 @@ fn refuse_type(path: &Path, kind: DeviceKind, found: FileType) -> Result<(), Dev
 /// Makes a new sparse file, readable and writable by its owner alone.
 pub(crate) fn create_file(path: &Path, size_bytes: u64) -> Result<(), DeviceError> {
     let error = |doing| move |errno| DeviceError::from_errno(path, doing, errno);
+    if !path.exists() {
+        file_limit::check(path, size_bytes)?;
+    }
     let fd = rustix::fs::open(
         path,
         OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC,
