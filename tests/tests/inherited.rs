@@ -4,6 +4,7 @@
 //! Not here: the unit of the service manager (`service`).
 
 use std::net::TcpStream;
+use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
 use std::time::Duration;
 
@@ -16,7 +17,7 @@ use rustix::process::{Pid, Signal, kill_process};
 const LIMIT: Duration = Duration::from_secs(60);
 /// Less than a pool, or an engine's memory.
 const LOW: &str = "ulimit -S -f 1000; ulimit -S -n 64; exec \"$@\"";
-const SIGNALS: [Signal; 9] = [
+const SIGNALS: [Signal; 12] = [
     Signal::HUP,
     Signal::USR1,
     Signal::USR2,
@@ -26,6 +27,9 @@ const SIGNALS: [Signal; 9] = [
     Signal::VTALARM,
     Signal::XFSZ,
     Signal::POWER,
+    Signal::TSTP,
+    Signal::TTIN,
+    Signal::TTOU,
 ];
 
 fn send(pid: u32, signal: Signal) -> Result<()> {
@@ -112,17 +116,39 @@ fn refused_with_a_reason() -> Result<()> {
         return Ok(());
     }
     let folder = tempfile::tempdir_in(daemon::target_folder())?;
-    for (limit, names) in [("-f 1000", "LimitFSIZE"), ("-v 4000000", "LimitAS")] {
+    let config = folder.path().join("forebay.toml");
+    let readable = std::fs::Permissions::from_mode(0o755);
+    std::fs::set_permissions(folder.path(), readable)?;
+    std::fs::write(
+        &config,
+        "[pool]\nembedded = { path = \"pool.img\", size = \"1T\" }\n",
+    )?;
+    // The number of threads is not limited for root.
+    let few_threads = match rustix::process::getuid().is_root() {
+        true => "exec prlimit --nproc=6 setpriv --reuid 54321 --clear-groups",
+        false => "exec prlimit --nproc=6",
+    };
+    for (starter, names) in [
+        ("ulimit -f 1000; exec", "LimitFSIZE"),
+        ("ulimit -v 4000000; exec", "LimitAS"),
+        ("ulimit -s 64; exec", "LimitSTACK"),
+        (few_threads, "LimitNPROC"),
+        // Enough for an engine, and not for the pool.
+        (
+            "ulimit -f 134217728; exec",
+            "pool.img: this process may write no file beyond",
+        ),
+    ] {
         let said = Command::new("sh")
-            .args(["-c", &format!("ulimit {limit}; exec \"$@\""), "sh"])
+            .args(["-c", &format!("{starter} \"$@\""), "sh"])
             .arg(daemon::program())
-            .args(["serve", "--dir"])
-            .arg(folder.path())
+            .args(["serve", "--config"])
+            .arg(&config)
             .output()?;
         let told = String::from_utf8_lossy(&said.stderr);
         ensure!(
             !said.status.success() && told.contains(names),
-            "{limit}: {said:?}"
+            "{starter}: {said:?}"
         );
     }
     Ok(())

@@ -2,8 +2,13 @@
 //!
 //! Purpose: limits that were inherited by accident (`ulimit` in a shell) neither end an engine nor hold hosts up.
 //! Design: each limit that matters is raised as far as the system allows: away with privileges, else the soft limit to the
-//! hard one. Where too little is left, the start fails and says so.
+//! hard one. Where too little is left, the start fails and says so. How many threads may be started depends on what else
+//! the user runs and on control groups, so they are started for a moment.
 //! Not here: how many connections the engine's tables have room for.
+
+use std::io;
+use std::sync::{Arc, Mutex};
+use std::thread::{Builder, JoinHandle};
 
 use forebay_engine::memory::MEMORY_BYTES;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -14,6 +19,13 @@ use crate::failure::{Failure, Outcome};
 const ADDRESSES_BESIDE: u64 = 1 << 30;
 /// A daemon and an engine without hosts have some dozens each.
 const DESCRIPTORS: u64 = 256;
+/// The same of threads, without reactors.
+const THREADS: usize = 32;
+/// Those that are only tried do nothing.
+const TRIED_STACK_BYTES: usize = 64 << 10;
+/// What the first thread needs. More than the usual limit would change how the system lays out an engine's memory.
+const STACK_BYTES: u64 = 1 << 20;
+const USUAL_STACK_BYTES: u64 = 8 << 20;
 
 struct Limit {
     resource: Resource,
@@ -79,6 +91,29 @@ const LIMITS: [Limit; 7] = [
     },
 ];
 
+const STACK: Limit = Limit {
+    resource: Resource::Stack,
+    what: "bytes of stack",
+    names: ("-s", "LimitSTACK"),
+    needed: STACK_BYTES,
+    is_lifted: false,
+};
+
+/// Raises the limit of the stack, before much of it is used. Fails if it stays too low for any command.
+pub(crate) fn raise_stack() -> Outcome {
+    let Rlimit { current, maximum } = getrlimit(STACK.resource);
+    if current.is_some_and(|current| current < USUAL_STACK_BYTES) {
+        let usual = maximum.map_or(USUAL_STACK_BYTES, |most| most.min(USUAL_STACK_BYTES));
+        let raised = Rlimit {
+            current: Some(usual),
+            maximum,
+        };
+        // What is left is judged.
+        let _ = setrlimit(STACK.resource, raised);
+    }
+    STACK.check(getrlimit(STACK.resource).current)
+}
+
 /// Raises the limits. A failure leaves them as they were.
 pub(crate) fn raise() {
     for limit in &LIMITS {
@@ -102,11 +137,44 @@ pub(crate) fn descriptors() -> u64 {
 }
 
 /// Fails if a limit is too low for daemon and engine.
-pub(crate) fn check() -> Outcome {
+pub(crate) fn check(reactors: u16) -> Outcome {
     LIMITS.iter().try_for_each(|limit| {
         let current = getrlimit(limit.resource).current;
         limit.check(current)
+    })?;
+    try_threads(THREADS + usize::from(reactors), |gate| {
+        let thread = Builder::new().stack_size(TRIED_STACK_BYTES);
+        thread.spawn(move || drop(gate.lock()))
     })
+}
+
+/// Starts so many threads, which wait at a gate, and ends them. Fails if they are too many.
+fn try_threads(
+    needed: usize,
+    start: impl Fn(Arc<Mutex<()>>) -> io::Result<JoinHandle<()>>,
+) -> Outcome {
+    let gate = Arc::new(Mutex::new(()));
+    let shut = gate.lock();
+    let (mut threads, mut failed) = (Vec::new(), None);
+    while threads.len() < needed && failed.is_none() {
+        match start(gate.clone()) {
+            Ok(thread) => threads.push(thread),
+            Err(error) => failed = Some(error),
+        }
+    }
+    drop(shut);
+    let started = threads.len();
+    threads.into_iter().for_each(|thread| _ = thread.join());
+    let Some(error) = failed else {
+        return Ok(());
+    };
+    Err(Failure::new(format!(
+        "this process may start only {started} threads, and Forebay needs at least {needed}: {error}"
+    ))
+    .hint(
+        "raise the limit where this is started: `ulimit -u` in a shell, `LimitNPROC=` or `TasksMax=` in a unit of \
+         systemd; or end other processes of this user",
+    ))
 }
 
 impl Limit {
@@ -131,11 +199,13 @@ impl Limit {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
+
     use super::*;
 
     #[test]
     fn too_low_a_limit_is_named() {
-        for limit in &LIMITS {
+        for limit in LIMITS.iter().chain([&STACK]) {
             assert!(limit.check(None).is_ok(), "{}", limit.what);
             assert!(limit.check(Some(limit.needed)).is_ok(), "{}", limit.what);
             let Some(less) = limit.needed.checked_sub(1) else {
@@ -144,5 +214,23 @@ mod tests {
             let error = limit.check(Some(less)).unwrap_err().to_string();
             assert!(error.contains(limit.what), "{error}");
         }
+    }
+
+    #[test]
+    fn too_few_threads_are_named() {
+        let left = Cell::new(3);
+        let start = |gate: Arc<Mutex<()>>| {
+            left.set(left.get() - 1);
+            match left.get() {
+                0 => Err(io::ErrorKind::WouldBlock.into()),
+                _ => Builder::new().spawn(move || drop(gate.lock())),
+            }
+        };
+        assert!(try_threads(1, start).is_ok());
+        let error = try_threads(9, start).unwrap_err().to_string();
+        assert!(
+            error.contains("only 1 threads") && error.contains("at least 9"),
+            "{error}"
+        );
     }
 }

@@ -32,6 +32,10 @@ use output::Output;
 
 fn main() -> ExitCode {
     abort_on_panic();
+    if let Err(failure) = limits::raise_stack() {
+        failure.print(false);
+        return ExitCode::from(failure.exit_code());
+    }
     // Of the shell's completion this is all: it ends the process.
     CompleteEnv::with_factory(cli::line::completed).complete();
     let said = cli::definition().try_get_matches_from(cli::line::words(std::env::args_os()));
