@@ -44,13 +44,14 @@ pub struct Listen {
 
 /// What only the program that runs the daemon can do.
 pub trait Program {
-    /// Reads the configuration again, sets the log's level, and gives back the rest that may change.
+    /// Has the log opened by its path, reads the configuration again, sets the log's level, and gives back the rest that may
+    /// change.
     ///
     /// # Errors
-    /// The configuration has a mistake; nothing has changed.
+    /// The configuration has a mistake; nothing of it has changed.
     fn reload(&self) -> Result<Listen, String>;
 
-    /// Opens the log if that failed before.
+    /// Opens the log if it is not at its path, and writes what could not be written.
     ///
     /// # Errors
     /// Why it can't be written, in a sentence.

@@ -53,6 +53,7 @@ struct Program {
 
 impl forebay_control::config::Program for Program {
     fn reload(&self) -> Result<Listen, String> {
+        self.log.close();
         let config = config::load(self.file.as_deref(), self.dir.as_deref())
             .map_err(|failure| failure.to_string())?;
         self.log.set_level(&config.log_level);
@@ -81,7 +82,8 @@ pub(crate) fn serve(
     if args.check {
         return tell_beforehand(args, socket, output);
     }
-    limits::check()?;
+    let config = configuration(args, socket)?;
+    limits::check(config.reactors)?;
     #[cfg(feature = "test-device")]
     forebay_xlate::kill::arm_from_environment().map_err(Failure::new)?;
     if args.with_parent {
@@ -92,7 +94,6 @@ pub(crate) fn serve(
         Failure::new(error.to_string())
             .hint("Forebay needs Linux 6.1 or newer with io_uring allowed")
     })?);
-    let config = configuration(args, socket)?;
     for folder in [&config.state_dir, &config.run_dir] {
         make_folder(folder)?;
     }

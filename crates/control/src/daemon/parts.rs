@@ -74,6 +74,7 @@ impl Daemon {
     /// [`Listen`]: crate::config::Listen
     pub(super) fn reload(self: &Rc<Self>) {
         let read = self.program.reload();
+        self.note_part("the log", self.program.open_log());
         let wrong = read.as_ref().err().map(|error| {
             format!("the configuration was not read again, and what it said before holds: {error}")
         });

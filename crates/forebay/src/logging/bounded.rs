@@ -1,16 +1,21 @@
 //! A log file that can't fill the disk.
 //!
 //! Purpose and design: the file is renamed to `<file>.1` when it has grown to its bound and a new one is begun, so at most two
-//! bounds of log exist. A line that can't be written is dropped: the daemon goes on. While the file can't be opened, lines
-//! go to stderr.
+//! bounds of log exist. A file that was deleted or renamed by somebody else is begun anew. While the file can't be written,
+//! lines go to stderr; the first of them is kept, and written when that works again.
 //! Not here: what a line looks like.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use tracing_subscriber::fmt::MakeWriter;
+
+/// Between two looks whether the file is still at its path.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 /// A log file of bounded size.
 pub(super) struct BoundedLog(Mutex<Inner>);
@@ -18,8 +23,13 @@ pub(super) struct BoundedLog(Mutex<Inner>);
 struct Inner {
     path: PathBuf,
     file: Option<File>,
+    /// Device and inode of the file, when it was last looked at.
+    is: (u64, u64),
+    looked: Option<Instant>,
     len_bytes: u64,
     max_bytes: u64,
+    /// What could not be written.
+    unwritten: Vec<u8>,
 }
 
 impl BoundedLog {
@@ -28,18 +38,28 @@ impl BoundedLog {
         Self(Mutex::new(Inner {
             path: path.to_owned(),
             file: None,
+            is: (0, 0),
+            looked: None,
             len_bytes: 0,
             max_bytes,
+            unwritten: Vec::new(),
         }))
     }
 
-    /// Opens the file, unless it is open.
+    fn inner(&self) -> MutexGuard<'_, Inner> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Opens the file if that is needed, and writes what could not be written.
     pub(super) fn open(&self) -> io::Result<()> {
-        let mut inner = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        match inner.file {
-            Some(_) => Ok(()),
-            None => inner.open(),
-        }
+        let mut inner = self.inner();
+        inner.looked = None;
+        inner.put(&[])
+    }
+
+    /// Closes the file: it is opened by its path when it is needed.
+    pub(super) fn close(&self) {
+        self.inner().file = None;
     }
 }
 
@@ -53,7 +73,9 @@ impl Inner {
             std::fs::create_dir_all(folder)?;
         }
         let file = append_to(&self.path)?;
-        self.len_bytes = file.metadata()?.len();
+        let is = file.metadata()?;
+        self.len_bytes = is.len();
+        self.is = (is.dev(), is.ino());
         self.file = Some(file);
         Ok(())
     }
@@ -62,8 +84,50 @@ impl Inner {
         let mut old = self.path.clone().into_os_string();
         old.push(".1");
         std::fs::rename(&self.path, old)?;
-        self.file = None;
         self.open()
+    }
+
+    /// Closes a file that is not at its path any more.
+    fn look(&mut self) {
+        if self.looked.is_some_and(|at| at.elapsed() < LOOK_EVERY) {
+            return;
+        }
+        self.looked = Some(Instant::now());
+        let there = self.path.metadata().map(|is| (is.dev(), is.ino()));
+        if there.ok() != Some(self.is) {
+            self.file = None;
+        }
+    }
+
+    /// Writes what could not be written before, and this.
+    fn put(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.look();
+        let before = std::mem::take(&mut self.unwritten);
+        let mut written = self.append(&before);
+        match &written {
+            Ok(()) => written = self.append(bytes),
+            Err(_) => self.unwritten = before,
+        }
+        if written.is_err() {
+            self.file = None;
+            if self.unwritten.is_empty() {
+                self.unwritten = bytes.to_vec();
+            }
+        }
+        written
+    }
+
+    fn append(&mut self, bytes: &[u8]) -> io::Result<()> {
+        if self.file.is_none() {
+            self.open()?;
+        }
+        if self.len_bytes > 0 && self.len_bytes + bytes.len() as u64 > self.max_bytes {
+            self.turn_over()?;
+        }
+        let file = self.file.as_mut().ok_or(io::ErrorKind::NotFound)?;
+        file.write_all(bytes)?;
+        self.len_bytes += bytes.len() as u64;
+        Ok(())
     }
 }
 
@@ -72,16 +136,10 @@ pub(super) struct Line<'a>(MutexGuard<'a, Inner>);
 
 impl Write for Line<'_> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let inner = &mut *self.0;
-        if inner.len_bytes > 0 && inner.len_bytes + bytes.len() as u64 > inner.max_bytes {
-            inner.turn_over()?;
+        match self.0.put(bytes) {
+            Ok(()) => Ok(bytes.len()),
+            Err(_) => io::stderr().write(bytes),
         }
-        let Some(file) = &mut inner.file else {
-            return io::stderr().write(bytes);
-        };
-        let written = file.write(bytes)?;
-        inner.len_bytes += written as u64;
-        Ok(written)
     }
 
     fn flush(&mut self) -> io::Result<()> {
@@ -93,7 +151,7 @@ impl<'a> MakeWriter<'a> for BoundedLog {
     type Writer = Line<'a>;
 
     fn make_writer(&'a self) -> Line<'a> {
-        Line(self.0.lock().unwrap_or_else(PoisonError::into_inner))
+        Line(self.inner())
     }
 }
 
@@ -128,6 +186,7 @@ mod tests {
             2
         );
     }
+
     #[test]
     fn a_log_that_can_not_be_opened_is_opened_later() {
         let folder = tempfile::tempdir().unwrap();
@@ -135,10 +194,46 @@ mod tests {
         std::fs::write(folder.path().join("log"), "in the way").unwrap();
         let log = BoundedLog::new(&path, 100);
         assert!(log.open().is_err());
+        writeln!(log.make_writer(), "kept").unwrap();
         writeln!(log.make_writer(), "elsewhere").unwrap();
+        assert!(log.open().is_err());
         std::fs::remove_file(folder.path().join("log")).unwrap();
         log.open().unwrap();
         writeln!(log.make_writer(), "here").unwrap();
-        assert_eq!(std::fs::read_to_string(&path).unwrap(), "here\n");
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "kept\nhere\n");
+    }
+
+    #[test]
+    fn a_log_that_is_not_at_its_path_is_begun_anew() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.log");
+        let log = BoundedLog::new(&path, 100);
+        writeln!(log.make_writer(), "first").unwrap();
+        std::fs::rename(&path, folder.path().join("renamed")).unwrap();
+        log.open().unwrap();
+        writeln!(log.make_writer(), "second").unwrap();
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "second\n");
+        std::fs::remove_file(&path).unwrap();
+        log.close();
+        writeln!(log.make_writer(), "third").unwrap();
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "third\n");
+    }
+
+    #[test]
+    fn a_log_that_can_not_be_written_is_told_of_until_it_can() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.log");
+        std::os::unix::fs::symlink("/dev/full", &path).unwrap();
+        let log = BoundedLog::new(&path, 100);
+        // That it can be opened says nothing.
+        log.open().unwrap();
+        writeln!(log.make_writer(), "kept").unwrap();
+        for _ in 0..2 {
+            let error = log.open().unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::StorageFull);
+        }
+        std::fs::remove_file(&path).unwrap();
+        log.open().unwrap();
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "kept\n");
     }
 }

@@ -39,7 +39,14 @@ impl Log {
         (self.set_filter)(filter(level));
     }
 
-    /// Opens the file, if there is to be one and it is not open.
+    /// Closes the file, so that it is opened by its path again.
+    pub(crate) fn close(&self) {
+        if let Some((_, file)) = &self.file {
+            file.close();
+        }
+    }
+
+    /// Opens the file, if there is to be one and it is not open, and writes what could not be written.
     pub(crate) fn open(&self) -> Result<(), String> {
         let Some((path, file)) = &self.file else {
             return Ok(());

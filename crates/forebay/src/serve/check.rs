@@ -55,7 +55,8 @@ pub(super) fn check(config: &Config, output: Output) -> Outcome<bool> {
         "the kernel's io_uring".to_owned(),
         ring.map(drop).map_err(text),
     );
-    note("the limits".to_owned(), limits::check().map_err(text));
+    let limits = limits::check(config.reactors);
+    note("the limits".to_owned(), limits.map_err(text));
     for (name, folder) in [
         ("state", &config.state_dir),
         ("run", &config.run_dir),
