@@ -5,7 +5,8 @@
 //! Design: the daemon makes the sockets and holds them, as with the listeners of NVMe/TCP. What lies
 //! at a socket's path is replaced only if it is a socket at which nobody listens. Paths may be on file
 //! systems that hang: each is looked at on a thread of its own, one for each export, that nobody waits
-//! for longer than [`LIMIT`]. A socket that can't be made is tried again every few seconds, and told of once.
+//! for longer than [`LIMIT`]. A socket that can't be made, or is gone from its path, is a missing part: it is made again
+//! every few seconds until that works.
 //! Not here: accepting (the engine), which export has which path (the catalog).
 
 use std::cell::RefCell;
@@ -49,8 +50,8 @@ pub(super) struct Machines {
     listeners: RefCell<BTreeMap<ExportId, OwnedFd>>,
     /// Exports whose path a thread is busy with.
     busy: RefCell<BTreeSet<ExportId>>,
-    /// Exports whose socket could not be made, and that this was told of.
-    told: RefCell<BTreeSet<ExportId>>,
+    /// Exports whose socket could not be made, and what was told of it.
+    missing: RefCell<BTreeMap<ExportId, String>>,
 }
 
 fn with_path(path: &Path, error: &io::Error) -> io::Error {
@@ -300,7 +301,7 @@ impl Owner {
 
     /// An export is gone: its socket too, and what is left of one that was forgotten.
     pub(super) async fn remove_machine_listener(self: &Rc<Self>, id: ExportId, path: &Path) {
-        self.machines.told.borrow_mut().remove(&id);
+        self.machines.missing.borrow_mut().remove(&id);
         self.machines.listeners.borrow_mut().remove(&id);
         // The engine, which had it too, has closed it: nobody listens there, unless it is another's now.
         if let Err(error) = self.at_path(id, path, remove_dead).await {
@@ -311,32 +312,76 @@ impl Owner {
     /// Makes the sockets that are missing, for ever.
     async fn run_machines(self: Rc<Self>) {
         loop {
-            let missing: Vec<ExportId> = {
+            let served: Vec<ExportId> = {
                 let core = self.core.borrow();
-                let listeners = self.machines.listeners.borrow();
-                let exports = core.pool.exports();
-                let machines = exports.filter(|e| e.frontend.is_machine());
+                let machines = core.pool.exports().filter(|e| e.frontend.is_machine());
                 let served = machines.filter(|e| !self.quarantine.has(e.id));
-                let missing = served.filter(|e| !listeners.contains_key(&e.id));
-                missing.map(|export| export.id).collect()
+                served.map(|export| export.id).collect()
             };
-            for id in missing {
+            for id in served {
                 let busy = self.machines.busy.borrow().contains(&id);
                 if busy || self.making_export(id) {
                     continue;
                 }
-                match self.listen_for_machine(id).await {
-                    Ok(()) => _ = self.machines.told.borrow_mut().remove(&id),
-                    Err(error) if self.machines.told.borrow_mut().insert(id) => {
-                        let name = self.export_name(id);
-                        let text = format!("no machine can connect to {name}: {error}");
-                        self.tell(EventKind::Warning, text, News::default());
-                    }
-                    Err(_) => {}
-                }
+                self.forget_lost_socket(id).await;
+                let made = match self.has_machine_listener(id) {
+                    true => Ok(()),
+                    false => self.listen_for_machine(id).await,
+                };
+                self.note_socket(id, made);
             }
             sleep(RETRY).await;
         }
+    }
+
+    /// Somebody may have removed an export's socket, or its folder: then nobody finds it.
+    async fn forget_lost_socket(self: &Rc<Self>, id: ExportId) {
+        let Some(path) = self.machine_path(id) else {
+            return;
+        };
+        if !self.has_machine_listener(id) {
+            return;
+        }
+        let is_lost = |path: &Path| match path.symlink_metadata() {
+            Ok(there) => Ok(!there.file_type().is_socket()),
+            Err(error) => Ok(matches!(
+                error.kind(),
+                io::ErrorKind::NotFound | io::ErrorKind::NotADirectory
+            )),
+        };
+        // A path that does not answer is not lost.
+        if self.at_path(id, &path, is_lost).await.unwrap_or(false) {
+            self.machines.listeners.borrow_mut().remove(&id);
+        }
+    }
+
+    /// Tells of a socket that can't be made, and when it is there.
+    fn note_socket(&self, id: ExportId, made: Result<(), ApiError>) {
+        let name = self.export_name(id);
+        let news = match made {
+            Ok(()) => {
+                let returned = self.machines.missing.borrow_mut().remove(&id);
+                returned.map(|_| {
+                    let text = format!("machines can connect to {name} again");
+                    (EventKind::PartReturned, text)
+                })
+            }
+            Err(error) => {
+                let text = format!(
+                    "no machine can connect to {name}: {error}; it is tried again until it works"
+                );
+                let before = self.machines.missing.borrow_mut().insert(id, text.clone());
+                (before.as_ref() != Some(&text)).then_some((EventKind::PartMissing, text))
+            }
+        };
+        if let Some((kind, text)) = news {
+            self.tell(kind, text, News::default());
+        }
+    }
+
+    /// A sentence for each export to which no machine can connect.
+    pub(super) fn socket_warnings(&self) -> Vec<String> {
+        self.machines.missing.borrow().values().cloned().collect()
     }
 
     /// Whether an export is being made right now.

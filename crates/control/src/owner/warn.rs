@@ -104,6 +104,7 @@ impl Owner {
         warnings.extend(self.nameless_warnings());
         warnings.extend(self.copies_warnings());
         warnings.extend(self.room_warnings().into_iter().map(|(_, text)| text));
+        warnings.extend(self.socket_warnings());
         warnings.extend(self.limit_warnings());
         warnings.extend(self.troubles());
         warnings.extend(self.promise_warning());

@@ -43,6 +43,11 @@ struct Listener {
     muted: bool,
 }
 
+/// Which socket a descriptor is.
+fn inode(socket: &OwnedFd) -> Option<u64> {
+    rustix::fs::fstat(socket).ok().map(|socket| socket.st_ino)
+}
+
 struct Known {
     export: ExportId,
     fd: Arc<OwnedFd>,
@@ -145,10 +150,16 @@ impl Control {
         if !known.is_some_and(|known| known.config.frontend.is_machine()) {
             return Err("there is no such export of a machine".to_string());
         }
-        if self.machines.listeners.contains_key(&export) {
+        let before = self.machines.listeners.get(&export).map(|l| &l.fd);
+        let Some(fd) = fd else {
+            let missing = "the message came without its socket".to_string();
+            return before.map(|_| ()).ok_or(missing);
+        };
+        if before.is_some_and(|before| inode(before) == inode(&fd)) {
             return Ok(());
         }
-        let fd = fd.ok_or("the message came without its socket")?;
+        // The old one's path is lost.
+        self.remove_machine_listener(export);
         rustix::io::ioctl_fionbio(&fd, true).map_err(|e| format!("listening: {e}"))?;
         epoll::add(&*self.epoll, &fd, key(export), epoll::EventFlags::IN)
             .map_err(|e| format!("listening: {e}"))?;
