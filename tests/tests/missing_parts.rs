@@ -4,6 +4,7 @@
 
 use std::fs;
 use std::net::{SocketAddr, TcpListener};
+use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -43,6 +44,8 @@ fn serves_without_a_missing_part() -> Result<()> {
     daemon.cli(&["tenant", "create", "t"])?;
     daemon.cli(&["volume", "create", "t/v", "--size", "16M"])?;
     daemon.cli(&["export", "create", "t/v", "--any-host"])?;
+    daemon.cli(&["volume", "create", "t/w", "--size", "16M"])?;
+    daemon.cli(&["export", "create", "t/w", "--vhost-user"])?;
     let (is_well, said) = check(&daemon)?;
     ensure!(is_well, "{said}");
     daemon.stop()?;
@@ -56,6 +59,9 @@ fn serves_without_a_missing_part() -> Result<()> {
     fs::write(&log_in, "no folder")?;
     fs::remove_file(&engine_log)?;
     fs::create_dir(&engine_log)?;
+    let machines = daemon.folder().join("var/run/machines");
+    fs::remove_dir_all(&machines)?;
+    fs::write(&machines, "no folder")?;
     let config = fs::read_to_string(daemon.config_path())?;
     let config = config.replace(
         "nvme_tcp = [",
@@ -84,9 +90,11 @@ fn serves_without_a_missing_part() -> Result<()> {
     ensure!(!daemon.folder().join("in-the-way").is_dir());
 
     daemon.start_again()?;
-    daemon.wait_warnings(|warnings| missing.iter().all(|part| warnings.contains(part)))?;
+    let missing = missing.into_iter().chain(["can connect to t/w"]);
+    let is_missing = |said: &str| missing.clone().all(|part| said.contains(part));
+    daemon.wait_warnings(is_missing)?;
     let told = events(&daemon, "part_missing")?;
-    for part in missing {
+    for part in missing.clone() {
         ensure!(told.contains(part), "{part}: {told}");
     }
     let address: SocketAddr = format!("127.0.0.1:{}", daemon.port()).parse()?;
@@ -104,22 +112,104 @@ fn serves_without_a_missing_part() -> Result<()> {
     // Parts that are back are served.
     drop(stranger);
     fs::remove_file(&log_in)?;
+    fs::remove_file(&machines)?;
     daemon.wait_warnings(|warnings| {
-        !warnings.contains(&metrics_text) && !warnings.contains("in-the-way")
+        let are_back = [&metrics_text, "in-the-way", "t/w"];
+        !are_back.iter().any(|part| warnings.contains(part))
     })?;
     exposition::scrape(metrics.port())?;
     let told = events(&daemon, "part_returned")?;
     ensure!(
-        told.contains(&metrics_text) && told.contains("the log works now"),
+        told.contains(&metrics_text)
+            && told.contains("the log works now")
+            && told.contains("machines can connect to t/w"),
         "{told}"
     );
-    wait::until("the log", LIMIT, || {
-        let log = fs::read_to_string(log_in.join("forebay.log"));
-        Ok(log.is_ok_and(|log| log.contains("works now")).then_some(()))
+    let log = log_in.join("forebay.log");
+    let log_says = |what: &str| {
+        wait::until("the log", LIMIT, || {
+            let log = fs::read_to_string(&log);
+            Ok(log.is_ok_and(|log| log.contains(what)).then_some(()))
+        })
+    };
+    log_says("works now")?;
+    // What is removed while it is used is made again.
+    let socket = machines.join("t/w.sock");
+    fs::remove_file(&socket)?;
+    fs::rename(&log, log_in.join("renamed"))?;
+    wait::until("the socket", LIMIT, || {
+        Ok(UnixStream::connect(&socket).is_ok().then_some(()))
     })?;
+    daemon.cli(&["volume", "delete", "t/w", "--force"]).ok();
+    log_says("t/w")?;
     fs::remove_dir(&engine_log)?;
     let before = daemon.kill_engine()?;
     daemon.wait_engine_after(before.generation, LIMIT)?;
     daemon.wait_warnings(|warnings| !warnings.contains("engine.log"))?;
     daemon.stop()
+}
+
+/// The engine serves on, and its pool is found, whatever is left of the files that name them.
+#[test]
+fn damaged_records_are_made_anew() -> Result<()> {
+    let mut daemon = Daemon::start(&DaemonOptions::default())?;
+    let pool = daemon.folder().join("pool.img");
+    let spec = format!("file:{}", pool.display());
+    daemon.create_pool(&["--device", &spec, "--size", "128M"])?;
+    let [state, run] = ["state", "run"].map(|name| daemon.folder().join("var").join(name));
+    let records = [state.join("devices.json"), run.join("devices.json")];
+    let engine_record = run.join("engine.json");
+
+    let engine = daemon.processes()?.engine;
+    daemon.kill_daemon()?;
+    for record in &records {
+        fs::remove_file(record)?;
+    }
+    fs::write(&engine_record, "{")?;
+    daemon.start_again()?;
+    ensure!(daemon.processes()?.engine == engine, "{}", daemon.status()?);
+    ensure!(run.join("engine.json.damaged").exists());
+    ensure!(records.iter().all(|record| record.exists()));
+
+    // Nothing but the copy knows the pool.
+    daemon.stop()?;
+    fs::write(&records[0], "garbage")?;
+    daemon.start_again()?;
+    daemon.wait_engine_after(0, LIMIT)?;
+    ensure!(state.join("devices.json.damaged").exists());
+    ensure!(fs::read(&records[0])? == fs::read(&records[1])?);
+
+    // Nobody knows it, and the engine lives.
+    let engine = daemon.processes()?.engine;
+    daemon.kill_daemon()?;
+    for record in &records {
+        fs::write(record, "garbage")?;
+    }
+    fs::remove_file(&pool)?;
+    daemon.start_again()?;
+    let status = daemon.status()?;
+    ensure!(
+        status["engine_pid"] == engine && status["engine_state"] == "running",
+        "{status}"
+    );
+    ensure!(
+        status["pool_trouble"]["message"]
+            .to_string()
+            .contains("devices.json"),
+        "{status}"
+    );
+    daemon.kill_all()?;
+
+    // Who the daemon is can't be made anew.
+    fs::write(state.join("owner-id"), [0xff; 20])?;
+    let said = std::process::Command::new(program())
+        .args(["serve", "--config"])
+        .arg(daemon.config_path())
+        .output()?;
+    let told = String::from_utf8_lossy(&said.stderr);
+    ensure!(
+        !said.status.success() && told.contains("owner-id"),
+        "{told}"
+    );
+    Ok(())
 }

@@ -292,18 +292,19 @@ impl Daemon {
 
     async fn start(self: Rc<Self>) -> Result<(), DaemonError> {
         let _only_one = self.try_change_pool()?;
-        let record = process::recorded(&self.config.run_dir)?;
+        let record = process::found(&self.config.run_dir)?;
         let open = match self.open_pool(PoolOpen::default()).await {
             Ok(Some(open)) => Some(open),
-            Ok(None) => self.embedded().await?,
+            // The pool of an engine that lives is not one that is still to be made.
+            Ok(None) if self.has_embedded_file() || self.living_engine()?.is_none() => {
+                self.embedded().await?
+            }
+            Ok(None) => None,
             Err(trouble) => {
                 // Whoever can repair it needs the API; an engine that lives serves on.
                 tracing::error!(error = %trouble, hint = trouble.hint, "the pool is not open");
                 *self.trouble.borrow_mut() = Some(trouble);
-                if record
-                    .map_or(Ok(None), |record| EngineProcess::find(&record))?
-                    .is_none()
-                {
+                if self.living_engine()?.is_none() {
                     let may_wait = self.may_open_later();
                     self.bind_listeners_at_start(may_wait)?;
                 }
@@ -312,9 +313,15 @@ impl Daemon {
         };
         match open {
             Some(open) => self.take_over(open, record).await,
-            None => match self.lonely_engine(record)? {
+            None => match self.living_engine()? {
                 // It serves on, with the ports; the API is there to say which pool is its.
-                Some(trouble) => {
+                Some(engine) => {
+                    let trouble = ApiError::not_found(format!(
+                        "an engine (pid {}) runs in {}, but no pool is recorded, and it has no device of one",
+                        engine.pid,
+                        self.config.run_dir.display()
+                    ))
+                    .hint("say which devices form its pool: `forebay pool open --device SPEC`");
                     tracing::error!(error = %trouble, hint = trouble.hint, "the pool is not open");
                     *self.trouble.borrow_mut() = Some(trouble);
                     Ok(())
@@ -324,20 +331,15 @@ impl Daemon {
         }
     }
 
-    /// The error about an engine whose pool is unknown.
-    fn lonely_engine(&self, record: Option<EngineRecord>) -> Result<Option<ApiError>, DaemonError> {
-        let Some(record) = record else {
-            return Ok(None);
-        };
-        let lonely = EngineProcess::find(&record)?.map(|engine| {
-            ApiError::not_found(format!(
-                "an engine (pid {}) runs in {}, but no pool is recorded",
-                engine.pid,
-                self.config.run_dir.display()
-            ))
-            .hint("say which devices form its pool: `forebay pool open --device SPEC`")
-        });
-        Ok(lonely)
+    fn has_embedded_file(&self) -> bool {
+        let embedded = self.config.embedded_pool.as_ref();
+        embedded.is_some_and(|embedded| embedded.path.exists())
+    }
+
+    /// The recorded engine, if it lives.
+    fn living_engine(&self) -> io::Result<Option<EngineProcess>> {
+        let record = process::recorded(&self.config.run_dir)?;
+        record.map_or(Ok(None), |record| EngineProcess::find(&record))
     }
 
     /// Goes on with an opened pool, and with the engine of the daemon before this one if it lives.
@@ -620,6 +622,11 @@ impl Daemon {
         if let Some(trouble) = view.as_ref().and_then(|view| view.trouble.as_ref()) {
             warnings.push(format!("the last start of an engine failed: {trouble}"));
         }
+        // Without a pool it serves on.
+        let left = match view {
+            None => self.living_engine().ok().flatten(),
+            Some(_) => None,
+        };
         let is_running = state.is_none_or(|state| state == EngineState::Running);
         let health = match (is_trouble, warnings.is_empty() && is_running) {
             (true, _) => Health::Trouble,
@@ -629,12 +636,19 @@ impl Daemon {
         configured.extend(warnings);
         Status {
             daemon_pid: std::process::id(),
-            engine_pid: view.as_ref().and_then(|view| view.pid),
-            generation: view.as_ref().map_or(0, |view| view.generation),
+            engine_pid: match &view {
+                Some(view) => view.pid,
+                None => left.as_ref().map(|left| left.pid),
+            },
+            generation: match &view {
+                Some(view) => view.generation,
+                None => left.as_ref().map_or(0, |left| left.generation),
+            },
             version: self.config.version.clone(),
             engine_state: match (&view, opening) {
                 (Some(view), _) => view.state,
                 (None, Some(_)) => EngineState::Opening,
+                (None, None) if left.is_some() => EngineState::Running,
                 (None, None) => EngineState::Stopped,
             },
             uptime_s: self.started.elapsed().as_secs(),

@@ -82,6 +82,16 @@ pub(crate) fn read_json<T: DeserializeOwned>(path: &Path) -> io::Result<Option<T
     })
 }
 
+/// Renames a damaged file to `<file>.damaged`, for whoever wants to know what was in it.
+pub(crate) fn set_aside(path: &Path) -> io::Result<()> {
+    let mut aside = path.as_os_str().to_owned();
+    aside.push(".damaged");
+    match std::fs::rename(path, &aside) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(with_path(path, &error)),
+        _ => Ok(()),
+    }
+}
+
 /// Removes a file that may be there.
 pub(crate) fn remove(path: &Path) -> io::Result<()> {
     match std::fs::remove_file(path) {
@@ -110,7 +120,9 @@ mod tests {
         assert_eq!(read_json::<Vec<u8>>(&path).unwrap(), Some(vec![7]));
         overwrite(&path, b"[1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11]").unwrap();
         assert_eq!(read_json::<Vec<u8>>(&path).unwrap().unwrap().len(), 11);
-        remove(&path).unwrap();
+        set_aside(&path).unwrap();
+        set_aside(&path).unwrap();
+        assert!(folder.path().join("x.json.damaged").exists() && !path.exists());
         remove(&path).unwrap();
         assert!(overwrite(&path, b"[1]").is_err(), "it makes no file");
     }

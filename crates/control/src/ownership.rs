@@ -8,6 +8,7 @@
 //! reads the block first, unless that was done within the last two seconds.
 //! Not here: the block (`forebay_device::heartbeat`), the beat (the engine), what follows from a loss (`daemon`).
 
+use std::fmt::Display;
 use std::fs::File;
 use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
@@ -54,17 +55,17 @@ fn machine() -> (String, String) {
 /// The id in the state folder, made if there is none.
 fn owner_id(state_dir: &Path) -> io::Result<Uuid> {
     let path = state_dir.join(ID_FILE);
-    let damaged = |_| {
+    let damaged = |what: &dyn Display| {
         let text = format!(
-            "{} holds no id: restore it, or remove it and take the pool over",
+            "{} holds no id: {what}: restore it, or remove it and take the pool over (`forebay pool open --take-over`)",
             path.display()
         );
         io::Error::new(io::ErrorKind::InvalidData, text)
     };
     match std::fs::read_to_string(&path) {
-        Ok(text) => return text.trim().parse().map_err(damaged),
+        Ok(text) => return text.trim().parse().map_err(|error| damaged(&error)),
         Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-        Err(error) => return Err(error),
+        Err(error) => return Err(damaged(&error)),
     }
     let id = Uuid::random().map_err(io::Error::other)?;
     let new = path.with_extension("new");

@@ -30,7 +30,7 @@ use crate::devices::{self, Back, OPEN_HINT, OpenPool, Opening, Places, Recorded}
 use crate::events::News;
 use crate::files;
 use crate::owner::Owner;
-use crate::supervisor::process::{self, EngineProcess};
+use crate::supervisor::process;
 
 /// How long an opening takes before an event tells of it.
 const TOLD_AFTER: Duration = Duration::from_secs(4);
@@ -64,16 +64,32 @@ impl Daemon {
             force: forced,
             take_over,
         } = body;
-        let recorded = match self.recorded() {
-            Err(error) if told.is_empty() => {
-                return Err(ApiError::damaged(error.to_string()).hint(
-                    "it says which devices form the pool; say it again with `forebay pool open \
-                     --device SPEC`",
-                ));
-            }
-            // Labels know better than a record that can't be read.
-            recorded => recorded.unwrap_or_default(),
+        let (recorded, damaged) = match self.recorded() {
+            Ok(recorded) => (recorded, None),
+            Err(error) => (None, Some(error)),
         };
+        let is_damaged = damaged.is_some();
+        let lost = |damaged: Option<io::Error>| match damaged {
+            Some(error) => Err(ApiError::damaged(error.to_string()).hint(
+                "it says which devices form the pool; say it again with `forebay pool open \
+                 --device SPEC`",
+            )),
+            None => Ok(None),
+        };
+        // An unknown format is a newer release's: nothing is damaged.
+        let is_newer = |error: &io::Error| error.kind() == io::ErrorKind::Unsupported;
+        if told.is_empty() && damaged.as_ref().is_some_and(is_newer) {
+            return lost(damaged);
+        }
+        // Labels know better than a record.
+        let mut configured = Vec::new();
+        if recorded.is_none() {
+            configured.extend(self.engines_devices());
+        }
+        configured.extend(self.config.pool_devices.clone());
+        if let Some(embedded) = self.config.embedded_pool.as_ref().filter(|_| is_damaged) {
+            configured.push(embedded.path.display().to_string());
+        }
         let name = recorded.as_ref().map(|recorded| recorded.name.clone());
         let opening = Arc::new(Opening::of(name));
         let places = Places {
@@ -81,22 +97,25 @@ impl Daemon {
             recorded,
             told,
             forced,
-            configured: self.config.pool_devices.clone(),
+            configured,
             me: Some(self.me.clone()),
             take_over,
         };
         if places.is_empty() {
-            return Ok(None);
+            return lost(damaged);
         }
         let only_configured = places.recorded.is_none() && places.told.is_empty();
         let opened = self.open_told(opening, move || devices::open_at(&places));
         match opened.await {
             Err(error) if only_configured && error.kind == ErrorKind::NotFound => {
                 tracing::warn!(%error, "the configured devices");
-                Ok(None)
+                lost(damaged)
             }
             opened => {
                 let open = opened?;
+                if let Some(error) = damaged {
+                    self.set_record_aside(&error);
+                }
                 if forced {
                     self.forgive_cut_short(&open);
                 }
@@ -140,21 +159,55 @@ impl Daemon {
         [&self.config.state_dir, &self.config.run_dir]
     }
 
-    /// The pool as it was last seen. Where that was lost, a living engine's pool is still known.
+    /// The pool as it was last seen. Where that was damaged, or was lost while an engine lives, the run folder has a copy.
     fn recorded(&self) -> io::Result<Option<Recorded>> {
         let recorded = devices::recorded(&self.config.state_dir);
-        if matches!(recorded, Ok(Some(_))) {
-            return recorded;
-        }
-        let engine = process::recorded(&self.config.run_dir)?;
-        let lives = match engine {
-            Some(record) => EngineProcess::find(&record)?.is_some(),
-            None => false,
+        let is_lost = match &recorded {
+            Ok(Some(_)) => false,
+            Ok(None) => self.living_engine()?.is_some(),
+            Err(error) => error.kind() != io::ErrorKind::Unsupported,
         };
-        match lives {
-            true => devices::restore(&self.config.state_dir, &self.config.run_dir),
-            false => recorded,
+        match devices::recorded(&self.config.run_dir) {
+            Ok(Some(copy)) if is_lost => {
+                match &recorded {
+                    Err(error) => self.set_record_aside(error),
+                    Ok(_) => self.warn(
+                        "devices.json in the state folder was lost: its copy in the run folder holds"
+                            .to_owned(),
+                    ),
+                }
+                // At once: nobody knows when the pool can be opened.
+                if let Err(error) = devices::restore(&self.config.state_dir, &copy) {
+                    tracing::warn!(%error, "recording the pool's devices");
+                }
+                Ok(Some(copy))
+            }
+            _ => recorded,
         }
+    }
+
+    /// Makes way for a new record in place of a damaged one.
+    fn set_record_aside(&self, damage: &io::Error) {
+        let path = devices::record_path(&self.config.state_dir);
+        self.warn(format!(
+            "{damage}: the file is damaged; it is kept as devices.json.damaged and made anew"
+        ));
+        if let Err(error) = files::set_aside(&path) {
+            tracing::warn!(%error, "setting a damaged file aside");
+        }
+    }
+
+    /// Where devices of a pool may be that is not recorded: what the living engine has open.
+    fn engines_devices(&self) -> Vec<String> {
+        let Ok(Some(engine)) = self.living_engine() else {
+            return Vec::new();
+        };
+        let open = process::open_files(engine.pid);
+        let (logs, run_dir) = (self.config.state_dir.join("log"), &self.config.run_dir);
+        let is_ours = |path: &Path| path.starts_with(&logs) || path.starts_with(run_dir);
+        let open = open.iter().filter(|path| !is_ours(path));
+        open.filter_map(|path| path.to_str().map(str::to_owned))
+            .collect()
     }
 
     /// Records where a pool's devices are.
@@ -196,7 +249,7 @@ impl Daemon {
                  `forebay pool create`",
             ));
         };
-        let engine = process::recorded(&self.config.run_dir).map_err(DaemonError::from)?;
+        let engine = process::found(&self.config.run_dir).map_err(DaemonError::from)?;
         self.take_over(open, engine).await?;
         self.trouble.borrow_mut().take();
         Ok(())
@@ -455,9 +508,7 @@ impl Daemon {
             ));
         }
         let gone = |error: std::io::Error| ApiError::unavailable(error.to_string());
-        if let Some(record) = process::recorded(&self.config.run_dir).map_err(gone)?
-            && let Some(engine) = EngineProcess::find(&record).map_err(gone)?
-        {
+        if let Some(engine) = self.living_engine().map_err(gone)? {
             if !query.disconnect_hosts {
                 return Err(ApiError::in_use(format!(
                     "an engine (pid {}) still serves pool {name}",

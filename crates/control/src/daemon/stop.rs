@@ -17,7 +17,7 @@ use super::reopen::PLACES_LIMIT;
 use super::{Daemon, DaemonError, Serving};
 use crate::api::model::EngineState;
 use crate::files;
-use crate::supervisor::process::{self, EngineProcess};
+use crate::supervisor::process;
 
 /// How long a daemon that leaves its engine waits until one serves.
 const SERVES_LIMIT: Duration = Duration::from_secs(10);
@@ -54,8 +54,7 @@ impl Daemon {
     pub(super) async fn stop(&self) -> Result<(), DaemonError> {
         let Some(serving) = self.serving.borrow_mut().take() else {
             // The pool is not open, and the engine of before may serve on.
-            let left = process::recorded(&self.config.run_dir)?;
-            if let Some(engine) = left.map_or(Ok(None), |record| EngineProcess::find(&record))? {
+            if let Some(engine) = self.living_engine()? {
                 engine.kill();
                 if timeout(STOP_LIMIT, engine.ended()).await.is_err() {
                     let told = format!("the engine (pid {}) does not end", engine.pid);

@@ -4,7 +4,7 @@
 //! Design: the pool's and the devices' identities with their specification strings; the identities
 //! are what counts, the strings say where to look first. It is written when it differs from what is
 //! recorded, and never trusted to be complete: the catalog knows which devices there are. The run folder has the
-//! same file beside what names the engine: while an engine lives, it stands in for a lost one.
+//! same file beside what names the engine: it stands in for a damaged one and, while an engine lives, for a lost one.
 //! Not here: looking (`open`, `find`).
 
 use std::io;
@@ -60,21 +60,6 @@ pub(crate) fn record_path(folder: &Path) -> PathBuf {
     folder.join("devices.json")
 }
 
-/// The record of the pool that a living engine serves, from the run folder. It is written to the state folder, which
-/// has none that can be read.
-pub(crate) fn restore(state_dir: &Path, run_dir: &Path) -> io::Result<Option<Recorded>> {
-    let found = recorded(run_dir)?;
-    if let Some(found) = &found {
-        let lost = record_path(state_dir);
-        tracing::warn!(
-            "{} was lost or damaged: it is restored from the run folder",
-            lost.display()
-        );
-        files::write_json(&lost, found, true)?;
-    }
-    Ok(found)
-}
-
 /// The recorded pool; `None` when there is none.
 pub(crate) fn recorded(state_dir: &Path) -> io::Result<Option<Recorded>> {
     #[derive(Deserialize)]
@@ -93,14 +78,20 @@ pub(crate) fn recorded(state_dir: &Path) -> io::Result<Option<Recorded>> {
     };
     let version = Version::deserialize(&found).map_err(|error| wrong(error.to_string()))?;
     if version.version != RECORD_VERSION {
-        return Err(wrong(format!(
-            "format {} is not known to this release",
-            version.version
-        )));
+        let what = format!("format {} is not known to this release", version.version);
+        return Err(io::Error::new(
+            io::ErrorKind::Unsupported,
+            wrong(what).to_string(),
+        ));
     }
     Recorded::deserialize(&found)
         .map(Some)
         .map_err(|error| wrong(error.to_string()))
+}
+
+/// Writes a record in place of one that was lost.
+pub(crate) fn restore(state_dir: &Path, copy: &Recorded) -> io::Result<()> {
+    files::write_json(&record_path(state_dir), copy, true)
 }
 
 /// Keeps in mind that a device was cut short to so many bytes.
