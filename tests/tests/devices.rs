@@ -406,12 +406,23 @@ fn a_failing_or_missing_device_takes_down_only_what_lives_on_it() -> Result<()> 
     partly_fails(&mut lab.there)?;
     let warnings = lab.daemon.status()?["warnings"].to_string();
     ensure!(warnings.contains("missing"), "{warnings}");
+    let told = |kind: &str, what: &str| -> Result<usize> {
+        let events = forebay_tests::lab::events(&lab.daemon)?;
+        let of_kind = events.get(kind).into_iter().flatten();
+        let texts = of_kind.map(|event| event["message"].to_string());
+        let texts = texts.filter(|text| text.contains(&name) && text.contains(what));
+        Ok(texts.count())
+    };
+    ensure!(told("device_failed", "is missing")? == 1);
+    let returned = told("device_returned", "is online")?;
 
     std::fs::rename(&away, &device)?;
     lab.daemon.cli(&["pool", "open"])?;
     wait::until("the device is back", MINUTE, || {
         Ok((state(&lab.daemon, 2)? == "online").then_some(()))
     })?;
+    ensure!(told("device_failed", "is missing")? == 1);
+    ensure!(told("device_returned", "is online")? == returned + 1);
     lab.there.verify(Promise::Acknowledged)?;
     lab.others_go_on().context("when it is back")?;
     lab.daemon.pool_check()?;
@@ -450,6 +461,12 @@ fn a_device_file_cut_short_in_use_is_named_and_stays_named() -> Result<()> {
     partly_fails(&mut host)?;
     ensure!(warnings(&daemon)?.contains("cut short"));
     ensure!(state(&daemon, 1)? == "failed");
+    // Whoever opens the pool hears that it stays so.
+    for more in [&["--device", &specs[1]][..], &[]] {
+        let opened = daemon.cli(&[&["pool", "open"], more].concat());
+        let error = opened.err().context("it says that all is well")?;
+        ensure!(format!("{error:#}").contains("--force"), "{error:#}");
+    }
 
     // A restart knows it too.
     daemon.stop()?;
@@ -473,7 +490,12 @@ fn a_device_file_cut_short_in_use_is_named_and_stays_named() -> Result<()> {
     daemon.start_again()?;
     ensure!(!warnings(&daemon)?.contains("cut short"));
 
-    // A file that is removed.
+    // A file that is renamed, or removed.
+    let renamed = daemon.folder().join("renamed.img");
+    std::fs::rename(&paths[1], &renamed)?;
+    daemon.wait_warnings(|said| said.contains("d1.img is not there any more"))?;
+    std::fs::rename(&renamed, &paths[1])?;
+    daemon.wait_warnings(|said| !said.contains("d1.img"))?;
     std::fs::remove_file(&paths[1])?;
     wait::until("the removal is noticed", MINUTE, || {
         let said = warnings(&daemon)?;

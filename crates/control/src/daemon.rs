@@ -10,7 +10,7 @@
 //! Not here: what the operations do (`owner`), processes (`supervisor`).
 
 use std::cell::{Cell, OnceCell, RefCell};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
@@ -19,6 +19,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
+use forebay_xlate::DeviceIndex;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::oneshot;
 use tokio::task::{JoinError, JoinHandle, LocalSet};
@@ -134,6 +135,8 @@ struct Daemon {
     trouble: RefCell<Option<ApiError>>,
     /// The generation of an engine that has a device open which went away and came back.
     stale_engine: Cell<Option<u64>>,
+    /// Devices of the pool that were missing or had failed when it was opened or left.
+    lost_devices: RefCell<BTreeSet<DeviceIndex>>,
     /// This daemon's own engine, while the pool is opened anew beside it.
     left_engine: RefCell<Option<EngineProcess>>,
     last_death: RefCell<Option<DeathReport>>,
@@ -254,6 +257,7 @@ impl Daemon {
             opening: RefCell::new(None),
             trouble: RefCell::new(None),
             stale_engine: Cell::new(None),
+            lost_devices: RefCell::default(),
             left_engine: RefCell::new(None),
             last_death: RefCell::new(None),
             events,
@@ -408,6 +412,8 @@ impl Daemon {
             }
         }
         *owner.missing.borrow_mut() = missing;
+        let before = self.lost_devices.replace(owner.lost_devices());
+        owner.tell_of_lost(&before);
         self.begin(owner, live);
         Ok(())
     }

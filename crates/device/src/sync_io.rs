@@ -14,6 +14,7 @@
 
 use std::ffi::CString;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use rustix::fs::{Advice, Mode, OFlags};
@@ -22,7 +23,7 @@ use rustix::io::Errno;
 use crate::dying::{self, Inside};
 use crate::error::DeviceError;
 use crate::fence::{self, FenceError, Holder, Predecessor};
-use crate::open::{Access, DeviceInfo, DeviceKind, OpenOptions};
+use crate::open::{Access, DeviceInfo, DeviceKind, Identity, OpenOptions};
 use crate::signatures::{self, LOOK_BYTES};
 use crate::spec::DeviceSpec;
 
@@ -47,6 +48,8 @@ pub struct DeviceNow {
     pub size_bytes: u64,
     /// Whether it can be opened again: a removed file can't.
     pub has_name: bool,
+    /// Whether it is what its path names.
+    pub is_at_path: bool,
 }
 
 /// A device opened for the daemon. Any thread may use it.
@@ -113,17 +116,28 @@ impl SyncDevice {
 
     /// Looks at how it is now: [`SyncDevice::info`] says how it was when it was opened.
     pub fn look_now(&self) -> std::io::Result<DeviceNow> {
+        let path = self.info.spec.path();
+        let is_at_path = match std::fs::metadata(path) {
+            Ok(there) => match self.info.identity {
+                Identity::Block { rdev } => there.rdev() == rdev,
+                Identity::Inode { dev, ino } => (there.dev(), there.ino()) == (dev, ino),
+            },
+            // Other errors don't tell.
+            Err(error) => error.kind() != std::io::ErrorKind::NotFound,
+        };
         if self.info.kind == DeviceKind::Block {
             let end = rustix::fs::SeekFrom::End(0);
             return Ok(DeviceNow {
                 size_bytes: rustix::fs::seek(&self.fd, end)?,
                 has_name: true,
+                is_at_path,
             });
         }
         let stat = rustix::fs::fstat(&self.fd)?;
         Ok(DeviceNow {
             size_bytes: u64::try_from(stat.st_size).unwrap_or(0),
             has_name: stat.st_nlink > 0,
+            is_at_path,
         })
     }
 

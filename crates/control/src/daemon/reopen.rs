@@ -295,7 +295,7 @@ impl Daemon {
         }
         let has_returned = self.is_engine_stale(&serving);
         if all_here && !has_returned && !takes_failed {
-            return Ok(());
+            return serving.owner.refuse_failed();
         }
         devices.extend(missing);
         devices.extend(returned);
@@ -411,6 +411,7 @@ impl Daemon {
             Err(_) => tracing::warn!("the engine is left before the last commit has ended"),
         }
         owner.save_figures(true).await;
+        self.lost_devices.replace(owner.lost_devices());
         let supervising = serving.supervising.borrow_mut().take();
         if let Some(task) = supervising {
             task.abort();

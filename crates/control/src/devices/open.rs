@@ -529,6 +529,10 @@ pub(crate) fn find_missing(
             found.returned.push(text.clone());
             continue;
         }
+        let cut_bytes = cut_short.get(&label.device_uuid).filter(|_| !forced);
+        if let (true, Some(bytes)) = (is_pools, cut_bytes) {
+            return Err(refuse_cut_short(&info.spec, *bytes));
+        }
         if is_open(&info) {
             continue;
         }
@@ -548,11 +552,6 @@ pub(crate) fn find_missing(
                 "`forebay device list` shows what is missing; `forebay device add SPEC` makes a new \
                  device part of the pool",
             ));
-        }
-        if let Some(bytes) = cut_short.get(&label.device_uuid)
-            && !forced
-        {
-            return Err(refuse_cut_short(&info.spec, *bytes));
         }
         let older = missing
             .iter()

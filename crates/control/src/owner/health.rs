@@ -8,6 +8,7 @@
 //! until the pool is opened anew. The engine is told of a failed device again and again.
 //! Not here: devices that hang without an error (`hang`), finding missing ones (`devices`).
 
+use std::collections::BTreeSet;
 use std::rc::Rc;
 
 use forebay_pool::{DeviceRecord, Health};
@@ -74,6 +75,25 @@ impl Owner {
         self.core.borrow().pool.device_health(device) == Health::Online
     }
 
+    /// The devices that are missing or have failed.
+    pub(crate) fn lost_devices(&self) -> BTreeSet<DeviceIndex> {
+        let pool = &self.core.borrow().pool;
+        let all = pool.devices().iter().map(|record| record.index);
+        all.filter(|index| matches!(pool.device_health(*index), Health::Missing | Health::Failed))
+            .collect()
+    }
+
+    /// Tells of the devices that are lost now, and of those that are not any more; of these `before` it is told already.
+    pub(crate) fn tell_of_lost(&self, before: &BTreeSet<DeviceIndex>) {
+        let now = self.lost_devices();
+        for device in now.difference(before) {
+            self.tell_of_health(*device, Health::Missing);
+        }
+        for device in before.difference(&now) {
+            self.tell_of_health(*device, Health::Online);
+        }
+    }
+
     pub(super) fn set_health(&self, device: DeviceIndex, health: Health) {
         let before = {
             let pool = &mut self.core.borrow_mut().pool;
@@ -84,33 +104,30 @@ impl Owner {
             before
         };
         if before != health {
-            let spec = self.spec_of(device);
-            match health {
-                Health::Online => {
-                    self.tell_of_device(
-                        EventKind::DeviceReturned,
-                        device,
-                        format!("device {spec} is online"),
-                    );
-                }
-                Health::Failing => {
-                    tracing::warn!(%device, "the device gives errors: nothing new is placed there until it is well again");
-                }
-                Health::Missing | Health::Failed => {
-                    let what = if health == Health::Missing {
-                        "is missing"
-                    } else {
-                        "has failed"
-                    };
-                    let text = format!(
-                        "device {spec} {what}: what lives there can't be reached, everything else goes on"
-                    );
-                    self.tell_of_device(EventKind::DeviceFailed, device, text);
-                }
-            }
+            self.tell_of_health(device, health);
             self.devices_changed.raise();
             self.launder_wanted.raise();
         }
+    }
+
+    fn tell_of_health(&self, device: DeviceIndex, health: Health) {
+        let spec = self.spec_of(device);
+        let what = match health {
+            Health::Online => {
+                let text = format!("device {spec} is online");
+                return self.tell_of_device(EventKind::DeviceReturned, device, text);
+            }
+            Health::Failing => {
+                tracing::warn!(%device, "the device gives errors: nothing new is placed there until it is well again");
+                return;
+            }
+            Health::Missing => "is missing",
+            Health::Failed => "has failed",
+        };
+        let text = format!(
+            "device {spec} {what}: what lives there can't be reached, everything else goes on"
+        );
+        self.tell_of_device(EventKind::DeviceFailed, device, text);
     }
 
     /// How a device is that the engine can use.

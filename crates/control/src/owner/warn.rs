@@ -15,6 +15,7 @@ use forebay_device::size::format_bytes;
 use forebay_xlate::DeviceIndex;
 
 use super::{Core, Owner};
+use crate::api::error::ApiError;
 use crate::api::events::EventKind;
 use crate::api::model::{Capacity, DeviceInfo, DeviceState};
 use crate::events::News;
@@ -123,6 +124,20 @@ impl Owner {
                 .map(move |note| format!("device {spec}: {note}"))
         };
         devices.iter().flat_map(of).collect()
+    }
+
+    /// Fails if a device has failed, with what to do about it.
+    pub(crate) fn refuse_failed(&self) -> Result<(), ApiError> {
+        let core = self.core.borrow();
+        let devices = self.device_list();
+        let failed = devices.iter().filter(|d| d.state == DeviceState::Failed);
+        let failed: Vec<String> = failed
+            .filter_map(|device| self.device_warning(&core, device))
+            .collect();
+        match failed.is_empty() {
+            true => Ok(()),
+            false => Err(ApiError::damaged(failed.join("; "))),
+        }
     }
 
     /// Whether something of the pool is not served.

@@ -43,8 +43,8 @@ pub(super) struct Watched {
     pub(super) quiet: Cell<Duration>,
     /// Devices that were cut short, to how many bytes.
     cut: RefCell<BTreeMap<DeviceIndex, u64>>,
-    /// Devices whose file has no name any more.
-    nameless: RefCell<BTreeSet<DeviceIndex>>,
+    /// Devices whose file has no name any more, or another one, and what was told of that.
+    nameless: RefCell<BTreeMap<DeviceIndex, String>>,
     /// The folders of `devices.json`.
     record_dirs: RefCell<Vec<PathBuf>>,
 }

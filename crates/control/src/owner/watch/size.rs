@@ -5,7 +5,7 @@
 //! Design: the daemon's own descriptors are asked once a second. A device with fewer bytes than its
 //! extents need has failed, and stays so, however long it is afterwards: rights on it are taken back,
 //! and `devices.json` keeps it in mind over restarts, until a person opens it with `--force`. That a
-//! file has no name any more is only said: everything works until it is closed.
+//! file has no name any more, or another one, is only said: everything works until it is closed.
 //! Not here: what a restart does about it (`devices`).
 
 use std::rc::Rc;
@@ -14,6 +14,7 @@ use forebay_device::size::format_bytes;
 use forebay_xlate::{DeviceIndex, ExtentRange};
 
 use super::super::Owner;
+use crate::api::events::EventKind;
 use crate::devices::{self, PoolDevice};
 
 impl Owner {
@@ -32,11 +33,22 @@ impl Owner {
             if now.size_bytes < needs && self.cut_short(device.index).is_none() {
                 self.note_cut(&device, now.size_bytes);
             }
-            let mut nameless = self.watched.nameless.borrow_mut();
-            if now.has_name {
-                nameless.remove(&device.index);
-            } else if nameless.insert(device.index) {
-                tracing::warn!("{}", nameless_text(&device.spec));
+            let lost = match (now.has_name, now.is_at_path) {
+                (false, _) => Some(nameless_text(&device.spec)),
+                (true, false) => Some(renamed_text(&device.spec)),
+                (true, true) => None,
+            };
+            self.note_name(device.index, lost);
+        }
+    }
+
+    fn note_name(&self, device: DeviceIndex, lost: Option<String>) {
+        let mut nameless = self.watched.nameless.borrow_mut();
+        let before = nameless.remove(&device);
+        if let Some(text) = lost {
+            nameless.insert(device, text.clone());
+            if before.as_ref() != Some(&text) {
+                self.tell_of_device(EventKind::Warning, device, text);
             }
         }
     }
@@ -106,17 +118,21 @@ impl Owner {
         !self.watched.cut.borrow().is_empty()
     }
 
-    /// Warnings about files that have no name any more.
+    /// Warnings about files that have no name any more, or another one.
     pub(in crate::owner) fn nameless_warnings(&self) -> Vec<String> {
-        let nameless = self.watched.nameless.borrow();
-        let texts = nameless.iter().map(|d| nameless_text(&self.spec_of(*d)));
-        texts.collect()
+        self.watched.nameless.borrow().values().cloned().collect()
     }
 }
 
 fn nameless_text(spec: &str) -> String {
     format!(
         "the file of device {spec} was removed while in use: what is in it is lost when the daemon and its engine end; copy the volumes with something there elsewhere first"
+    )
+}
+
+fn renamed_text(spec: &str) -> String {
+    format!(
+        "the file of device {spec} is not there any more: it was renamed while in use, or something else is in its place; put it back before the next start, or say then where it is: `forebay pool open --device SPEC`"
     )
 }
 
