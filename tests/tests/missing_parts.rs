@@ -149,6 +149,74 @@ fn serves_without_a_missing_part() -> Result<()> {
     daemon.stop()
 }
 
+/// What would fail at the start fails beforehand.
+#[test]
+fn check_knows_what_a_start_needs() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let path = folder.path().join("forebay.toml");
+    let port = TcpListener::bind("0.0.0.0:0")?.local_addr()?.port();
+    let one = format!("127.0.0.1:{port}");
+    let listen =
+        format!("[listen]\nnvme_tcp = [\"0.0.0.0:{port}\", \"{one}\"]\nmetrics = \"{one}\"\n");
+    for (api, log, embedded, wrong) in [
+        (
+            "nosuch/api.sock",
+            "/proc/nope/x.log",
+            "path = \"nosuch/pool.img\", size = \"1G\"",
+            [
+                "api.sock",
+                "x.log",
+                "the listener 127",
+                "the metrics",
+                "pool.img",
+            ],
+        ),
+        (
+            ".",
+            "forebay.toml/x.log",
+            "path = \"pool.img\", size = \"1KB\"",
+            [
+                "API's socket",
+                "x.log",
+                "the listener 127",
+                "the metrics",
+                "pool.img",
+            ],
+        ),
+    ] {
+        let config = format!(
+            "state_dir = \"st\"\nrun_dir = \"run\"\n{listen}api = \"{api}\"\n[log]\nfile = \"{log}\"\n\
+             [pool]\nembedded = {{ {embedded} }}\n"
+        );
+        fs::write(&path, config)?;
+        let said = std::process::Command::new(program())
+            .args(["serve", "--check", "--config"])
+            .arg(&path)
+            .output()?;
+        let told = String::from_utf8(said.stdout)?;
+        let troubles: Vec<&str> = told
+            .lines()
+            .skip(1)
+            .filter(|l| !l.ends_with(" ok"))
+            .collect();
+        ensure!(
+            !said.status.success() && troubles.len() == wrong.len(),
+            "{told}"
+        );
+        for part in wrong {
+            ensure!(
+                troubles.iter().any(|line| line.contains(part)),
+                "{part}: {told}"
+            );
+        }
+    }
+    ensure!(
+        fs::read_dir(folder.path())?.count() == 1,
+        "it makes nothing"
+    );
+    Ok(())
+}
+
 /// The engine serves on, and its pool is found, whatever is left of the files that name them.
 #[test]
 fn damaged_records_are_made_anew() -> Result<()> {

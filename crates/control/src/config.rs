@@ -4,7 +4,7 @@
 //! Design: plain data. The command line reads `forebay.toml` and makes one of these.
 //! Not here: the file format and its errors, which are the binary's.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -59,6 +59,18 @@ pub trait Program {
 }
 
 impl Listen {
+    /// Another configured address that can't be listened on beside this one.
+    #[must_use]
+    pub fn in_the_way_of(&self, address: SocketAddr) -> Option<SocketAddr> {
+        let all = self.nvme_tcp.iter().chain(&self.metrics).copied();
+        let mut there = all.filter(|other| overlap(*other, address));
+        match there.next()? {
+            // Once it is itself.
+            first if first == address => there.next(),
+            first => Some(first),
+        }
+    }
+
     /// What an operator should know about listeners that others than this machine can reach, and about those of `held` (what hosts
     /// can connect to now) that are configured no more.
     #[must_use]
@@ -95,6 +107,13 @@ impl Listen {
         });
         old.chain(hosts).chain(metrics).collect()
     }
+}
+
+/// Whether only one of two addresses can be listened on.
+fn overlap(one: SocketAddr, other: SocketAddr) -> bool {
+    let (a, b) = (one.ip().to_canonical(), other.ip().to_canonical());
+    let covers = |a: IpAddr, b: IpAddr| a.is_unspecified() && (a.is_ipv6() || b.is_ipv4());
+    one.port() != 0 && one.port() == other.port() && (a == b || covers(a, b) || covers(b, a))
 }
 
 /// How to start an engine.
@@ -156,6 +175,33 @@ impl DaemonConfig {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn addresses_in_each_others_way_are_known() {
+        let parsed = |text: &str| text.parse::<SocketAddr>().unwrap();
+        for (one, other, metrics) in [
+            ("0.0.0.0:1", "127.0.0.1:1", "127.0.0.1:2"),
+            ("[::]:1", "10.0.0.1:1", "127.0.0.1:2"),
+            ("127.0.0.1:2", "127.0.0.1:1", "127.0.0.1:2"),
+        ] {
+            let listen = Listen {
+                nvme_tcp: [one, other].map(parsed).to_vec(),
+                metrics: Some(parsed(metrics)),
+            };
+            let rest = if one == metrics { metrics } else { other };
+            assert_eq!(listen.in_the_way_of(parsed(one)), Some(parsed(rest)));
+            assert!(listen.in_the_way_of(parsed(rest)).is_some(), "{one} {rest}");
+        }
+        let listen = Listen {
+            nvme_tcp: ["0.0.0.0:1", "[::1]:1", "127.0.0.1:0", "10.0.0.1:0"]
+                .map(parsed)
+                .to_vec(),
+            metrics: Some(parsed("127.0.0.1:2")),
+        };
+        for address in listen.nvme_tcp.iter().chain(&listen.metrics) {
+            assert_eq!(listen.in_the_way_of(*address), None, "{address}");
+        }
+    }
 
     #[test]
     fn listeners_beyond_loopback_are_told_of() {

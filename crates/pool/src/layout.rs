@@ -81,6 +81,14 @@ fn has_room(capacity: u64, catalog_bytes: u64) -> bool {
     catalog_bytes <= capacity / AREA_FRACTION
 }
 
+/// Whether a new pool has room on devices of these capacities.
+///
+/// # Errors
+/// Why it has not.
+pub fn check_room(capacities: &[u64], extent_bytes: u64) -> Result<()> {
+    plan(capacities, extent_bytes).map(drop)
+}
+
 /// Lays out all of a new pool's devices, given their capacities.
 pub(crate) fn plan(capacities: &[u64], extent_bytes: u64) -> Result<Vec<Layout>> {
     if !extent_bytes.is_power_of_two()

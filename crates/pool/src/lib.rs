@@ -71,7 +71,9 @@ pub use extents::{ExtentState, Health};
 pub use guard::panic_is_caught;
 pub use hosts::{MAX_PORTS, MAX_RECENT};
 pub use label::{Label, LabelCopies, LabelFormat, LabelOwner, Stamp};
-pub use layout::{DEFAULT_EXTENT_BYTES, MAX_DEVICES, MAX_EXTENT_BYTES, MIN_EXTENT_BYTES};
+pub use layout::{
+    DEFAULT_EXTENT_BYTES, MAX_DEVICES, MAX_EXTENT_BYTES, MIN_EXTENT_BYTES, check_room,
+};
 pub use lineage::Epoch;
 pub use mirror::{CatalogCopy, CopyState};
 pub use open::{MissingDevice, OpenDevice, Opened, open};

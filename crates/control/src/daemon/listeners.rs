@@ -33,7 +33,8 @@ impl Daemon {
     pub(super) fn bind_listeners(&self) -> Vec<SocketAddr> {
         let held = self.addresses();
         let mut in_use = Vec::new();
-        for address in self.listen.borrow().nvme_tcp.clone() {
+        let listen = self.listen.borrow().clone();
+        for &address in &listen.nvme_tcp {
             // A configured port 0 is any port: one that is held for the address will do.
             let is_held = held.iter().any(|held| {
                 held.parse::<SocketAddr>().is_ok_and(|held| {
@@ -53,7 +54,7 @@ impl Daemon {
             let trouble = bound.map_err(|error| {
                 format!(
                     "nobody can connect at {address}: can't listen there: {error}; {}, tried again until it works",
-                    what_to_do(&error, "nvme_tcp")
+                    what_to_do(&error, "nvme_tcp", listen.in_the_way_of(address))
                 )
             });
             self.note_part(&listener(address), trouble);
@@ -69,9 +70,10 @@ impl Daemon {
         match in_use.first() {
             Some(address) if !is_served && self.addresses().is_empty() => {
                 let error = io::Error::from(rustix::io::Errno::ADDRINUSE);
+                let own = self.listen.borrow().in_the_way_of(*address);
                 Err(
                     DaemonError::new(format!("can't listen on {address}: {error}"))
-                        .with_hint(what_to_do(&error, "nvme_tcp")),
+                        .with_hint(what_to_do(&error, "nvme_tcp", own)),
                 )
             }
             _ => Ok(()),
@@ -109,10 +111,11 @@ impl Daemon {
             *metrics = Some((address, tokio::task::spawn_local(task)));
         });
         drop(metrics);
+        let own = self.listen.borrow().in_the_way_of(address);
         let trouble = bound.map_err(|error| {
             format!(
                 "nobody can read metrics at {address}: can't listen there: {error}; {}, tried again until it works",
-                what_to_do(&error, "metrics")
+                what_to_do(&error, "metrics", own)
             )
         });
         self.note_part(&metrics_at(address), trouble);
@@ -128,9 +131,13 @@ pub(super) fn metrics_at(address: SocketAddr) -> String {
     format!("the metrics address {address}")
 }
 
-fn what_to_do(error: &io::Error, key: &str) -> String {
-    match error.kind() {
-        io::ErrorKind::AddrInUse => format!(
+/// `own`: the configured address that is in the way.
+fn what_to_do(error: &io::Error, key: &str, own: Option<SocketAddr>) -> String {
+    match (error.kind(), own) {
+        (io::ErrorKind::AddrInUse, Some(own)) => format!(
+            "{own}, another address under [listen] in forebay.toml, is in the way: change `{key}` or that one"
+        ),
+        (io::ErrorKind::AddrInUse, None) => format!(
             "another program listens there, or an engine of which run_dir knows nothing any more (`ss -ltnp` says which): stop it, or change `{key}` under [listen] in forebay.toml"
         ),
         _ => format!("see `{key}` under [listen] in forebay.toml"),

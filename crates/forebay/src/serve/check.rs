@@ -1,7 +1,7 @@
 //! `forebay serve --check`: what would be served, told beforehand.
 //!
 //! Purpose: each part of the configuration is tried, and its trouble is reported.
-//! Design: nothing is made or changed; an address is bound for a moment. What the daemon or the engine that runs here has is
+//! Design: nothing is made or changed; addresses are bound for a moment. What the daemon or the engine that runs here has is
 //! theirs already.
 //! Not here: what labels and catalogs say, which only opening the pool can tell.
 
@@ -14,13 +14,17 @@ use std::time::Duration;
 
 use forebay_control::api::client::Client;
 use forebay_control::api::model::Status;
-use forebay_device::DeviceSpec;
+use forebay_control::config::Listen;
 use forebay_device::ring::{Ring, RingOptions};
-use rustix::fs::{Access, access};
+use forebay_device::{DeviceSpec, file_limit, mounts};
+use forebay_pool::{DEFAULT_EXTENT_BYTES, check_room};
+use rustix::fs::{Access, Mode, OFlags, access};
+use rustix::io::Errno;
 use rustix::thread::{CpuSet, sched_setaffinity};
 use serde::Serialize;
 use serde_json::Value;
 
+use super::listen;
 use crate::config::Config;
 use crate::failure::Outcome;
 use crate::limits;
@@ -32,6 +36,9 @@ const ANSWER_LIMIT: Duration = Duration::from_secs(2);
 const ANSWER_BYTES: u64 = 64 << 10;
 /// A Unix socket's path is no longer (`sockaddr_un`).
 const SOCKET_PATH_BYTES: usize = 107;
+
+/// The kernel's own file systems.
+const KERNELS: [&str; 2] = ["/proc", "/sys"];
 
 /// A part of the configuration.
 #[derive(Debug, Serialize)]
@@ -74,43 +81,50 @@ pub(super) fn check(config: &Config, output: Output) -> Outcome<bool> {
     let socket = &config.api_socket;
     note(
         format!("the API's socket {}", socket.display()),
-        socket_works(socket),
+        socket_works(socket, config),
     );
     let running: Option<Status> = Client::new(socket)
         .with_time_limit(ANSWER_LIMIT)
         .get("/v1/status")
         .ok();
     let is_left = running.is_none() && engine_lives(&config.run_dir);
+    // Kept, so that those that are in each other's way are found.
+    let mut held = Vec::new();
+    let listen = listen(config);
     for address in &config.nvme_tcp {
         let is_held = |status: &Status| status.nvme_tcp.contains(&address.to_string());
         let ours = is_left || running.as_ref().is_some_and(is_held);
         note(
             format!("the listener {address}"),
-            address_works(*address, || ours),
+            address_works(*address, &listen, &mut held, || ours),
         );
     }
     if let Some(address) = config.metrics {
         let ours = || running.is_some() && has_metrics(address);
         note(
             format!("the metrics address {address}"),
-            address_works(address, ours),
+            address_works(address, &listen, &mut held, ours),
         );
     }
+    drop(held);
     for cpu in &config.cpus {
         note(format!("CPU {cpu}"), cpu_works((*cpu).into()));
     }
-    for spec in config.devices.iter().cloned().chain(recorded(config)) {
-        let tried = DeviceSpec::from_str(&spec).map_err(text);
+    let recorded = recorded(config);
+    for spec in config.devices.iter().chain(&recorded) {
+        let tried = DeviceSpec::from_str(spec).map_err(text);
         note(
             format!("the device {spec}"),
             tried.and_then(|spec| device_works(spec.path())),
         );
     }
-    if let Some((path, _)) = &config.embedded {
-        note(
-            format!("the pool's file {}", path.display()),
-            file_works(path),
-        );
+    // With a pool there is none to be made.
+    if let (Some((path, size_bytes)), true) = (&config.embedded, recorded.is_empty()) {
+        let tried = match path.exists() {
+            true => device_works(path),
+            false => new_pool_works(path, *size_bytes, config),
+        };
+        note(format!("the pool's file {}", path.display()), tried);
     }
     let is_well = parts.iter().all(|part| part.trouble.is_none());
     output.show(&parts, |parts| {
@@ -139,8 +153,23 @@ fn folder_works(folder: &Path) -> Result<(), String> {
     if !there.is_dir() {
         return Err(format!("{} is no folder", there.display()));
     }
-    access(there, Access::WRITE_OK | Access::EXEC_OK)
-        .map_err(|error| format!("can't write to {}: {error}", there.display()))
+    can_make(there).map_err(|error| format!("can't write to {}: {error}", there.display()))
+}
+
+/// Makes a file without a name, which is gone at once.
+fn can_make(folder: &Path) -> Result<(), Errno> {
+    let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
+    match rustix::fs::open(folder, flags, Mode::RUSR | Mode::WUSR) {
+        Ok(_) => Ok(()),
+        // Not every file system can. Those of the kernel's own figures have no new files at all.
+        Err(error @ (Errno::OPNOTSUPP | Errno::ISDIR | Errno::NOENT)) => {
+            match KERNELS.iter().any(|kernels| folder.starts_with(kernels)) {
+                true => Err(error),
+                false => access(folder, Access::WRITE_OK | Access::EXEC_OK),
+            }
+        }
+        Err(error) => Err(error),
+    }
 }
 
 fn file_works(file: &Path) -> Result<(), String> {
@@ -153,18 +182,51 @@ fn file_works(file: &Path) -> Result<(), String> {
     }
 }
 
-fn socket_works(socket: &Path) -> Result<(), String> {
+/// The folder above this file exists, or is made at the start.
+fn has_folder(file: &Path, config: &Config) -> Result<(), String> {
+    let folder = file.parent().unwrap_or(Path::new("/"));
+    let made = [&config.state_dir, &config.run_dir];
+    if !folder.exists() && !made.iter().any(|made| made.starts_with(folder)) {
+        return Err(format!("there is no folder {}", folder.display()));
+    }
+    folder_works(folder)
+}
+
+fn new_pool_works(path: &Path, size_bytes: u64, config: &Config) -> Result<(), String> {
+    has_folder(path, config)?;
+    if let Some(kind) = mounts::device_folder(path) {
+        return Err(format!("a file there would be in memory: {kind}"));
+    }
+    file_limit::check(path, size_bytes).map_err(text)?;
+    check_room(&[size_bytes], DEFAULT_EXTENT_BYTES).map_err(text)
+}
+
+fn socket_works(socket: &Path, config: &Config) -> Result<(), String> {
     if socket.as_os_str().len() > SOCKET_PATH_BYTES {
         return Err(format!("its path is longer than {SOCKET_PATH_BYTES} bytes"));
     }
-    folder_works(socket.parent().unwrap_or(Path::new("/")))
+    if socket.is_dir() {
+        return Err("a folder is there".to_owned());
+    }
+    has_folder(socket, config)
 }
 
-fn address_works(address: SocketAddr, is_ours: impl FnOnce() -> bool) -> Result<(), String> {
+fn address_works(
+    address: SocketAddr,
+    listen: &Listen,
+    held: &mut Vec<TcpListener>,
+    is_ours: impl FnOnce() -> bool,
+) -> Result<(), String> {
     match TcpListener::bind(address) {
-        Ok(_) => Ok(()),
+        Ok(listener) => {
+            held.push(listener);
+            Ok(())
+        }
         Err(error) if error.kind() == io::ErrorKind::AddrInUse && is_ours() => Ok(()),
-        Err(error) => Err(format!("can't listen there: {error}")),
+        Err(error) => Err(match listen.in_the_way_of(address) {
+            Some(other) => format!("can't listen there: {error}; {other} is in the way"),
+            None => format!("can't listen there: {error}"),
+        }),
     }
 }
 
@@ -203,9 +265,12 @@ fn cpu_works(cpu: usize) -> Result<(), String> {
 fn device_works(path: &Path) -> Result<(), String> {
     let mut options = OpenOptions::new();
     let opened = options.read(true).write(true).open(path);
-    opened
-        .map(drop)
-        .map_err(|error| format!("can't be opened: {error}"))
+    let file = opened.map_err(|error| format!("can't be opened: {error}"))?;
+    let there = file.metadata().map_err(text)?;
+    if there.is_file() {
+        file_limit::check(path, there.len()).map_err(text)?;
+    }
+    Ok(())
 }
 
 /// Where the devices of the pool were last found.
