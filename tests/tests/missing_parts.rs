@@ -5,12 +5,14 @@
 use std::fs;
 use std::net::{SocketAddr, TcpListener};
 use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use forebay_initiator::{IoOp, Options, Session};
 use forebay_tests::daemon::{Daemon, DaemonOptions, program};
 use forebay_tests::{exposition, wait};
+use rustix::mount::{MountFlags, UnmountFlags, mount_bind, mount_remount, unmount};
 
 const LIMIT: Duration = Duration::from_secs(60);
 /// Of a network for documentation: no machine has it.
@@ -217,6 +219,24 @@ fn check_knows_what_a_start_needs() -> Result<()> {
     Ok(())
 }
 
+/// A folder that can't be written, for root alone.
+struct ReadOnly(PathBuf);
+
+impl ReadOnly {
+    fn new(folder: &Path) -> Result<Self> {
+        mount_bind(folder, folder)?;
+        let mounted = Self(folder.to_owned());
+        mount_remount(folder, MountFlags::BIND | MountFlags::RDONLY, "")?;
+        Ok(mounted)
+    }
+}
+
+impl Drop for ReadOnly {
+    fn drop(&mut self) {
+        let _ = unmount(&self.0, UnmountFlags::DETACH);
+    }
+}
+
 /// The engine serves on, and its pool is found, whatever is left of the files that name them.
 #[test]
 fn damaged_records_are_made_anew() -> Result<()> {
@@ -237,6 +257,8 @@ fn damaged_records_are_made_anew() -> Result<()> {
     daemon.start_again()?;
     ensure!(daemon.processes()?.engine == engine, "{}", daemon.status()?);
     ensure!(run.join("engine.json.damaged").exists());
+    let told = events(&daemon, "warning")?;
+    ensure!(told.contains("engine.json.damaged"), "{told}");
     ensure!(records.iter().all(|record| record.exists()));
 
     // Nothing but the copy knows the pool.
@@ -246,6 +268,20 @@ fn damaged_records_are_made_anew() -> Result<()> {
     daemon.wait_engine_after(0, LIMIT)?;
     ensure!(state.join("devices.json.damaged").exists());
     ensure!(fs::read(&records[0])? == fs::read(&records[1])?);
+
+    let told = events(&daemon, "warning")?;
+    ensure!(told.contains("devices.json.damaged"), "{told}");
+
+    // Nothing can be recorded.
+    daemon.stop()?;
+    let read_only = ReadOnly::new(&state);
+    daemon.start_again()?;
+    if read_only.is_ok() {
+        daemon.wait_warnings(|warnings| warnings.contains("the state folder"))?;
+    }
+    daemon.wait_engine_after(0, LIMIT)?;
+    drop(read_only);
+    daemon.wait_warnings(|warnings| !warnings.contains("the state folder"))?;
 
     // Nobody knows it, and the engine lives.
     let engine = daemon.processes()?.engine;

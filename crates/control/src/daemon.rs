@@ -296,7 +296,7 @@ impl Daemon {
 
     async fn start(self: Rc<Self>) -> Result<(), DaemonError> {
         let _only_one = self.try_change_pool()?;
-        let record = process::found(&self.config.run_dir)?;
+        let record = self.find_record()?;
         let open = match self.open_pool(PoolOpen::default()).await {
             Ok(Some(open)) => Some(open),
             // The pool of an engine that lives is not one that is still to be made.
@@ -333,6 +333,16 @@ impl Daemon {
                 None => self.bind_listeners_at_start(false),
             },
         }
+    }
+
+    /// What is recorded of the engine, or can be found out.
+    fn find_record(&self) -> io::Result<Option<EngineRecord>> {
+        if let Err(error) = process::recorded(&self.config.run_dir) {
+            self.warn(format!(
+                "{error}: the file is damaged; it is kept as engine.json.damaged, and a living engine is looked for"
+            ));
+        }
+        process::found(&self.config.run_dir)
     }
 
     fn has_embedded_file(&self) -> bool {

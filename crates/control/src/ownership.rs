@@ -42,7 +42,8 @@ const TAKE_OVER_HINT: &str = "if no other machine uses it, `forebay pool open --
 pub(crate) struct Installation {
     owner: LabelOwner,
     boot: [u8; 16],
-    _lock: File,
+    /// None in a folder that is read-only. Devices are claimed all the same.
+    _lock: Option<File>,
 }
 
 /// The name of this machine, and its id; empty where there is none.
@@ -87,7 +88,10 @@ impl Installation {
     pub(crate) fn claim(state_dir: &Path) -> io::Result<Self> {
         std::fs::create_dir_all(state_dir)?;
         let does = format!("uses the state folder {}", state_dir.display());
-        let lock = lock_file(&state_dir.join("state"), &does)?;
+        let lock = match lock_file(&state_dir.join("state"), &does) {
+            Err(error) if error.kind() == io::ErrorKind::ReadOnlyFilesystem => None,
+            lock => Some(lock?),
+        };
         let (host, machine) = machine();
         Ok(Self {
             owner: LabelOwner {

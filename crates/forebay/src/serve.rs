@@ -22,6 +22,9 @@ use crate::{limits, logging};
 
 mod check;
 
+/// How long the runtime keeps a thread that has nothing to do. There is work for one every few minutes.
+const THREADS_KEPT: Duration = Duration::from_secs(3600);
+
 #[derive(Debug, Args)]
 pub(crate) struct ServeArgs {
     /// Configuration [default: ./forebay.toml if it exists, else built-in defaults]
@@ -127,6 +130,8 @@ pub(crate) fn serve(
     };
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
+        // The runtime panics when it has no thread and can't start one.
+        .thread_keep_alive(THREADS_KEPT)
         .build()
         .while_doing("start the runtime")?;
     let ended = runtime.block_on(daemon::run(config, Box::new(program)));

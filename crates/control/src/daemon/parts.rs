@@ -8,6 +8,7 @@
 use std::rc::Rc;
 use std::time::Duration;
 
+use rustix::fs::{Access, access};
 use tokio::time::sleep;
 
 use super::Daemon;
@@ -51,8 +52,16 @@ impl Daemon {
         self.parts.borrow().values().cloned().collect()
     }
 
-    /// Checks the logs and the CPUs.
+    /// Checks the state folder, the logs and the CPUs.
     pub(super) fn look_at_parts(&self) {
+        let folder = &self.config.state_dir;
+        let writable = access(folder, Access::WRITE_OK | Access::EXEC_OK).map_err(|error| {
+            format!(
+                "the state folder {} can't be written: {error}; what changes is forgotten at the next start: where devices are, events, figures",
+                folder.display()
+            )
+        });
+        self.note_part("the state folder", writable);
         self.note_part("the log", self.program.open_log());
         let Some(serving) = self.serving() else {
             return;

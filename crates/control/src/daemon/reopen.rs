@@ -249,7 +249,7 @@ impl Daemon {
                  `forebay pool create`",
             ));
         };
-        let engine = process::found(&self.config.run_dir).map_err(DaemonError::from)?;
+        let engine = self.find_record().map_err(DaemonError::from)?;
         self.take_over(open, engine).await?;
         self.trouble.borrow_mut().take();
         Ok(())

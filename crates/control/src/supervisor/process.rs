@@ -100,8 +100,7 @@ pub(crate) fn found(run_dir: &Path) -> io::Result<Option<EngineRecord>> {
     match recorded(run_dir) {
         Ok(Some(record)) => return Ok(Some(record)),
         Ok(None) => {}
-        Err(error) => {
-            tracing::warn!(%error, "the engine's record is damaged and set aside as engine.json.damaged");
+        Err(_) => {
             if let Err(error) = files::set_aside(&path) {
                 tracing::warn!(%error, "setting it aside");
             }
