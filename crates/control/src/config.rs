@@ -48,7 +48,7 @@ pub trait Program {
     /// change.
     ///
     /// # Errors
-    /// The configuration has a mistake; nothing of it has changed.
+    /// The configuration has a mistake, and the one before holds.
     fn reload(&self) -> Result<Listen, String>;
 
     /// Opens the log if it is not at its path, and writes what could not be written.

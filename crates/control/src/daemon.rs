@@ -38,6 +38,7 @@ use crate::files;
 use crate::owner::session::{GreetError, Greeting, Session};
 use crate::owner::{Grants, Limits, Owner, grants_capacity, now_unix_ms};
 use crate::ownership::Installation;
+use crate::supervisor::found;
 use crate::supervisor::process::{self, EngineProcess, EngineRecord};
 use crate::supervisor::report;
 use crate::supervisor::{GREET_LIMIT, Supervisor, connect_socket};
@@ -335,14 +336,14 @@ impl Daemon {
         }
     }
 
-    /// What is recorded of the engine, or can be found out.
+    /// The record of the engine; a lost one is made anew if the engine lives.
     fn find_record(&self) -> io::Result<Option<EngineRecord>> {
         if let Err(error) = process::recorded(&self.config.run_dir) {
             self.warn(format!(
                 "{error}: the file is damaged; it is kept as engine.json.damaged, and a living engine is looked for"
             ));
         }
-        process::found(&self.config.run_dir)
+        found::engine(&self.config.run_dir)
     }
 
     fn has_embedded_file(&self) -> bool {

@@ -82,7 +82,7 @@ pub(crate) fn read_json<T: DeserializeOwned>(path: &Path) -> io::Result<Option<T
     })
 }
 
-/// Renames a damaged file to `<file>.damaged`, for whoever wants to know what was in it.
+/// Renames a damaged file to `<file>.damaged`, so that a person can look at it.
 pub(crate) fn set_aside(path: &Path) -> io::Result<()> {
     let mut aside = path.as_os_str().to_owned();
     aside.push(".damaged");

@@ -3,7 +3,7 @@
 //! **Purpose.** A device file above an inherited limit is refused when it is made or opened. Otherwise each write beyond the
 //! limit would fail.
 //!
-//! **What it does not do.** It raises no limit. File systems have limits of their own.
+//! **What it does not do.** It raises no limit, and knows no file system's.
 
 use std::path::Path;
 

@@ -37,7 +37,7 @@ const IGNORED: [libc::c_int; 16] = [
     libc::SIGSTKFLT,
     libc::SIGXFSZ,
     libc::SIGXCPU,
-    // A terminal stops processes, which then serve nobody.
+    // A stopped process serves nobody.
     libc::SIGTSTP,
     libc::SIGTTIN,
     libc::SIGTTOU,

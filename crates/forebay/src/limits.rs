@@ -19,7 +19,7 @@ use crate::failure::{Failure, Outcome};
 const ADDRESSES_BESIDE: u64 = 1 << 30;
 /// A daemon and an engine without hosts have some dozens each.
 const DESCRIPTORS: u64 = 256;
-/// The same of threads, without reactors.
+/// A daemon and an engine have fewer threads than this beside the reactors.
 const THREADS: usize = 32;
 /// Those that are only tried do nothing.
 const TRIED_STACK_BYTES: usize = 64 << 10;
@@ -108,7 +108,7 @@ pub(crate) fn raise_stack() -> Outcome {
             current: Some(usual),
             maximum,
         };
-        // What is left is judged.
+        // A failure is judged by the limit that is left.
         let _ = setrlimit(STACK.resource, raised);
     }
     STACK.check(getrlimit(STACK.resource).current)

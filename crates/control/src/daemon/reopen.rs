@@ -30,7 +30,7 @@ use crate::devices::{self, Back, OPEN_HINT, OpenPool, Opening, Places, Recorded}
 use crate::events::News;
 use crate::files;
 use crate::owner::Owner;
-use crate::supervisor::process;
+use crate::supervisor::{found, process};
 
 /// How long an opening takes before an event tells of it.
 const TOLD_AFTER: Duration = Duration::from_secs(4);
@@ -176,7 +176,7 @@ impl Daemon {
                             .to_owned(),
                     ),
                 }
-                // At once: nobody knows when the pool can be opened.
+                // At once, because the pool may not be opened for a long time.
                 if let Err(error) = devices::restore(&self.config.state_dir, &copy) {
                     tracing::warn!(%error, "recording the pool's devices");
                 }
@@ -202,7 +202,7 @@ impl Daemon {
         let Ok(Some(engine)) = self.living_engine() else {
             return Vec::new();
         };
-        let open = process::open_files(engine.pid);
+        let open = found::open_files(engine.pid);
         let (logs, run_dir) = (self.config.state_dir.join("log"), &self.config.run_dir);
         let is_ours = |path: &Path| path.starts_with(&logs) || path.starts_with(run_dir);
         let open = open.iter().filter(|path| !is_ours(path));

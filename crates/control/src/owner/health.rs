@@ -83,7 +83,7 @@ impl Owner {
             .collect()
     }
 
-    /// Tells of the devices that are lost now, and of those that are not any more; of these `before` it is told already.
+    /// Tells which devices were lost or came back since `before`.
     pub(crate) fn tell_of_lost(&self, before: &BTreeSet<DeviceIndex>) {
         let now = self.lost_devices();
         for device in now.difference(before) {

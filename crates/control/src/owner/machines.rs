@@ -50,7 +50,7 @@ pub(super) struct Machines {
     listeners: RefCell<BTreeMap<ExportId, OwnedFd>>,
     /// Exports whose path a thread is busy with.
     busy: RefCell<BTreeSet<ExportId>>,
-    /// Exports whose socket could not be made, and what was told of it.
+    /// Exports whose socket could not be made, with the warning about each.
     missing: RefCell<BTreeMap<ExportId, String>>,
 }
 
@@ -334,7 +334,7 @@ impl Owner {
         }
     }
 
-    /// Somebody may have removed an export's socket, or its folder: then nobody finds it.
+    /// Forgets a socket whose file was removed, because no client finds it.
     async fn forget_lost_socket(self: &Rc<Self>, id: ExportId) {
         let Some(path) = self.machine_path(id) else {
             return;

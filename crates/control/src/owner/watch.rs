@@ -43,7 +43,7 @@ pub(super) struct Watched {
     pub(super) quiet: Cell<Duration>,
     /// Devices that were cut short, to how many bytes.
     cut: RefCell<BTreeMap<DeviceIndex, u64>>,
-    /// Devices whose file has no name any more, or another one, and what was told of that.
+    /// Devices whose file was removed or renamed, with the warning about each.
     nameless: RefCell<BTreeMap<DeviceIndex, String>>,
     /// The folders of `devices.json`.
     record_dirs: RefCell<Vec<PathBuf>>,

@@ -16,6 +16,7 @@
 
 mod blame;
 mod connect;
+pub(crate) mod found;
 mod line;
 pub(crate) mod pinning;
 pub(crate) mod process;

@@ -4,8 +4,8 @@
 //! something makes it longer again, so that must be noticed before.
 //! Design: the daemon's own descriptors are asked once a second. A device with fewer bytes than its
 //! extents need has failed, and stays so, however long it is afterwards: rights on it are taken back,
-//! and `devices.json` keeps it in mind over restarts, until a person opens it with `--force`. That a
-//! file has no name any more, or another one, is only said: everything works until it is closed.
+//! and `devices.json` keeps it in mind over restarts, until a person opens it with `--force`. A
+//! file that was removed or renamed is a warning only: everything works until it is closed.
 //! Not here: what a restart does about it (`devices`).
 
 use std::rc::Rc;
@@ -118,7 +118,7 @@ impl Owner {
         !self.watched.cut.borrow().is_empty()
     }
 
-    /// Warnings about files that have no name any more, or another one.
+    /// Warnings about files that were removed or renamed.
     pub(in crate::owner) fn nameless_warnings(&self) -> Vec<String> {
         self.watched.nameless.borrow().values().cloned().collect()
     }

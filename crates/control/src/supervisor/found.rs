@@ -1,0 +1,91 @@
+//! An engine that serves on although the record of it was lost.
+//!
+//! Purpose: a damaged file separates no daemon from its engine and its pool.
+//! Design: the kernel says who listens on an engine's socket, and which files that process has open.
+//! Not here: greeting it (`connect`), which of its files are the pool's devices (`devices`).
+
+use std::io;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+use super::process::{EngineRecord, EngineState, note, record_path, recorded, start_ticks};
+use crate::files;
+
+/// What is recorded about an engine, for a daemon that has none yet. A damaged record is set aside. Without a record, a
+/// living engine is found by its socket and recorded again.
+pub(crate) fn engine(run_dir: &Path) -> io::Result<Option<EngineRecord>> {
+    let path = record_path(run_dir);
+    match recorded(run_dir) {
+        Ok(Some(record)) => return Ok(Some(record)),
+        Ok(None) => {}
+        Err(_) => {
+            if let Err(error) = files::set_aside(&path) {
+                tracing::warn!(%error, "setting a damaged file aside");
+            }
+        }
+    }
+    let mut living: Vec<EngineRecord> = std::fs::read_dir(run_dir)?
+        .flatten()
+        .filter_map(|entry| listening(&entry.path()))
+        .collect();
+    living.sort_by_key(|record| record.generation);
+    let found = living.pop();
+    if let Some(record) = &found {
+        tracing::warn!(
+            pid = record.pid,
+            generation = record.generation,
+            "an engine that is not recorded was found by its socket"
+        );
+        note(&path, record);
+    }
+    Ok(found)
+}
+
+/// The engine that listens on this socket, if it is one's and one does.
+fn listening(socket: &Path) -> Option<EngineRecord> {
+    let name = socket.file_name()?.to_str()?;
+    let generation = name.strip_prefix("engine-")?.strip_suffix(".sock")?;
+    let generation = generation.parse().ok()?;
+    let there = forebay_xlate::boundary::socket::connect(socket).ok()?;
+    let peer = rustix::net::sockopt::socket_peercred(&there).ok()?;
+    let pid = u32::try_from(peer.pid.as_raw_nonzero().get()).ok()?;
+    Some(EngineRecord {
+        state: EngineState::Running,
+        pid: Some(pid),
+        generation,
+        socket: socket.to_owned(),
+        start_ticks: start_ticks(pid)?,
+        daemon_pid: 0,
+        formats: match is_this_program(pid) {
+            true => forebay_xlate::boundary::formats(),
+            false => String::new(),
+        },
+    })
+}
+
+/// Whether a process runs the same program file as this one.
+fn is_this_program(pid: u32) -> bool {
+    let file = |process: &str| {
+        let program = std::fs::metadata(format!("/proc/{process}/exe")).ok()?;
+        Some((program.dev(), program.ino()))
+    };
+    file("self").is_some_and(|this| Some(this) == file(&pid.to_string()))
+}
+
+/// The regular files and block devices that a process has open, by their paths.
+pub(crate) fn open_files(pid: u32) -> Vec<PathBuf> {
+    let Ok(descriptors) = std::fs::read_dir(format!("/proc/{pid}/fd")) else {
+        return Vec::new();
+    };
+    let mut paths: Vec<PathBuf> = descriptors
+        .flatten()
+        .filter_map(|entry| std::fs::read_link(entry.path()).ok())
+        .filter(|path| {
+            let kind = path.metadata().map(|there| there.file_type());
+            path.is_absolute() && kind.is_ok_and(|kind| kind.is_file() || kind.is_block_device())
+        })
+        .collect();
+    paths.sort();
+    paths.dedup();
+    paths
+}
