@@ -213,6 +213,12 @@ fn a_damaged_record_is_replaced_by_what_labels_say() {
     let record = daemon.path("var/state/devices.json");
     std::fs::write(&record, "{").unwrap();
     daemon.again();
+    daemon.wait_engine();
+    daemon.stop();
+    // Its copy beside the sockets is lost too.
+    std::fs::write(&record, "{").unwrap();
+    std::fs::remove_file(daemon.path("var/run/devices.json")).unwrap();
+    daemon.again();
     assert!(trouble(&daemon).contains("devices.json"));
     daemon.json(&["pool", "open", "--device", "pool.img"]);
     daemon.wait_engine();

@@ -264,7 +264,7 @@ fn two_names_of_one_disk_make_no_pool() {
     // Nor is a second name added.
     let (mut pool, catalog) = make(vec![new(&stores[0], "a")], false).unwrap();
     let error = add_device(&mut pool, &catalog, &new(&stores[0], "c"), true).unwrap_err();
-    assert_eq!(error.kind, ErrorKind::InUse);
+    assert_eq!(error.kind, ErrorKind::Exists);
 }
 
 #[test]
