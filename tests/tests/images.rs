@@ -218,6 +218,29 @@ fn access_ends_with_its_transfer() -> Result<()> {
     daemon.stop()
 }
 
+/// A transfer does not take an export for its own that a user left without hosts.
+#[test]
+fn an_export_without_hosts_stays() -> Result<()> {
+    let mut daemon = start("256M")?;
+    daemon.cli(&["volume", "create", "t/v", "--size", "4M"])?;
+    let image = write(&daemon, "image.img", &vec![3; 4 * MIB as usize])?;
+    let host = "nqn.2014-08.org.example:host";
+    daemon.cli(&["export", "create", "t/v", "--host", host])?;
+    daemon.cli(&["export", "set", "t/v", "--remove-host", host])?;
+    let import = ["volume", "import", &image, "t/v"];
+    refused(&daemon, &import, &["lists no host", "export set t/v"])?;
+    let exports = daemon.cli(&["export", "list"])?;
+    ensure!(exports[0]["hosts"] == serde_json::json!([]), "{exports}");
+    daemon.cli(&["export", "set", "t/v", "--add-host", host])?;
+    daemon.cli(&import)?;
+    let exports = daemon.cli(&["export", "list"])?;
+    ensure!(
+        exports[0]["hosts"] == serde_json::json!([host]),
+        "{exports}"
+    );
+    daemon.stop()
+}
+
 /// A volume that a virtual machine has is copied out beside it.
 #[test]
 fn a_machines_volume_is_exported() -> Result<()> {

@@ -26,6 +26,7 @@ use crate::api::model::{
     Export, ExportCreate, ExportFrontend, ExportUpdate, TRANSFER_HOST_PREFIX, Transfer as Shown,
     TransferKind, TransferPut,
 };
+use crate::devices::api_error;
 use crate::signal::Signal;
 
 /// How long an announcement holds without being renewed.
@@ -265,6 +266,7 @@ impl Owner {
     ) -> Result<Export, ApiError> {
         let hosts = vec![host.to_owned()];
         if let Some(export) = export {
+            self.refuse_without_hosts(export, &format!("{tenant}/{volume}"))?;
             let body = ExportUpdate {
                 add_hosts: hosts,
                 ..ExportUpdate::default()
@@ -290,6 +292,21 @@ impl Owner {
             ..ExportCreate::default()
         };
         self.export_create_in_turn(body).await
+    }
+
+    /// An export that lists no host stays as it is. With a transfer's host alone it would look like a transfer's own export, and
+    /// be deleted at the end.
+    fn refuse_without_hosts(&self, export: ExportId, name: &str) -> Result<(), ApiError> {
+        let core = self.core.borrow();
+        let export = core.pool.export(export).map_err(api_error)?;
+        if export.any_host || !export.hosts.is_empty() {
+            return Ok(());
+        }
+        Err(
+            ApiError::in_use(format!("the export of {name} lists no host")).hint(format!(
+                "add one, `forebay export set {name} --add-host NQN`, or delete it, `forebay export delete {name}`"
+            )),
+        )
     }
 
     /// A transfer has ended.
@@ -347,8 +364,7 @@ impl Owner {
         }
     }
 
-    /// Ends transfers whose program is gone, so that they are in nobody's way. Waits for those of this volume, unless their
-    /// hosts are connected.
+    /// Ends transfers whose program is gone. Waits for those of this volume, unless their hosts are connected.
     pub(super) async fn end_dead_transfers(self: &Rc<Self>, id: VolumeId) {
         let begun = Instant::now();
         loop {
