@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 /// So many numbers are reserved at once.
 const STEP: u64 = 1 << 20;
-/// And so much time. The next daemon's first events may be so far ahead of its clock.
+/// Event times are reserved this far ahead, ms. After a restart, event times may lead the clock by as much.
 const STEP_MS: u64 = 1000;
 const FILE: &str = "event-number";
 

@@ -3,7 +3,7 @@
 //! **Purpose.** A device file above an inherited limit is refused when it is made or opened. Otherwise each write beyond the
 //! limit would fail.
 //!
-//! **What it does not do.** It raises no limit, and knows no file system's.
+//! **What it does not do.** It does not raise the limit. A file system's own largest file is not checked.
 
 use std::path::Path;
 

@@ -37,7 +37,7 @@ const IGNORED: [libc::c_int; 16] = [
     libc::SIGSTKFLT,
     libc::SIGXFSZ,
     libc::SIGXCPU,
-    // A stopped process serves nobody.
+    // These would stop the process, and with it all I/O.
     libc::SIGTSTP,
     libc::SIGTTIN,
     libc::SIGTTOU,

@@ -62,8 +62,8 @@ impl<T: DeserializeOwned + Serialize, S: Send + Sync> FromRequest<S> for Body<T>
     }
 }
 
-/// Where a body has another shape than what was read from it, and what is expected there. Serde takes an array for the
-/// fields of an object, and an object with one field for that field's name.
+/// The path at which a body's shape differs from the value read from it, and the shape expected there. Serde accepts an
+/// array in place of an object's fields, and an object with one field in place of a name.
 fn wrong_shape<T: Serialize>(bytes: &[u8], read: &T) -> Option<(String, &'static str)> {
     fn find(said: &Value, read: &Value) -> Option<(String, &'static str)> {
         let here = |what| Some((String::new(), what));

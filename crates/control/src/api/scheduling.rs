@@ -260,7 +260,7 @@ fn credit_s<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u32>, D::Error>
     let (least, most) = (1, MOST_CREDIT_SECONDS.into());
     let fits = Whole { least, most };
     let read = from.deserialize_any(Whole { least, most })?;
-    // What has no room in its number is refused as it was written.
+    // The error quotes the number as the client wrote it.
     let number = |seconds| {
         u32::try_from(seconds)
             .map_err(|_| D::Error::invalid_value(Unexpected::Unsigned(seconds), &fits))

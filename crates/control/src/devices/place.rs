@@ -147,7 +147,7 @@ mod tests {
         assert!(check(&two, most, NewFiles::Any).is_ok());
         let error = check(&one, most, NewFiles::Refused).unwrap_err();
         assert_eq!(error.kind, error::ErrorKind::NotFound);
-        // What is to be made needs a size.
+        // A new file needs a size.
         let error = check(&one, None, NewFiles::WithinRoom).unwrap_err();
         assert_eq!(error.kind, error::ErrorKind::Invalid);
         assert!(

@@ -11,8 +11,8 @@ use std::path::{Path, PathBuf};
 use super::process::{EngineRecord, EngineState, note, record_path, recorded, start_ticks};
 use crate::files;
 
-/// What is recorded about an engine, for a daemon that has none yet. A damaged record is set aside. Without a record, a
-/// living engine is found by its socket and recorded again.
+/// The record of the running engine, for a daemon that starts. A damaged record is set aside. Without a record, the
+/// daemon finds a living engine by its socket and records it again.
 pub(crate) fn engine(run_dir: &Path) -> io::Result<Option<EngineRecord>> {
     let path = record_path(run_dir);
     match recorded(run_dir) {

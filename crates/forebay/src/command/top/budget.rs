@@ -60,7 +60,7 @@ pub(crate) struct Use {
     /// Something is stated for it.
     #[serde(skip)]
     pub(crate) has_budget: bool,
-    /// It uses more than its base. Without a base nobody does.
+    /// Whether it uses more than its base; false without a base.
     pub(crate) noisy: bool,
     /// Its commands wait although it uses less than its base.
     pub(crate) hurt: bool,
@@ -145,7 +145,7 @@ impl Use {
             credit_percent: now.credit.map(|credit| {
                 percent(credit.ops, credit.most_ops).min(percent(credit.bytes, credit.most_bytes))
             }),
-            // Who has no base uses what others leave, and takes nothing that they are owed.
+            // A tenant without a base uses only what others leave.
             noisy: base.is_some_and(is_above),
             hurt: false,
             has_budget: now.budget.is_some(),
@@ -156,13 +156,13 @@ impl Use {
         all
     }
 
-    /// What it was given in the newest window.
+    /// The grant in the newest window: IOPS, bytes/s.
     fn given(&self) -> (f64, f64) {
         let of = |one: Option<u64>| one.map_or(f64::INFINITY, |one| one as f64);
         (of(self.granted_iops), of(self.granted_bytes_s))
     }
 
-    /// Its burst limit, if it was given all of that, or uses all of it.
+    /// The burst limit as text, if the grant or the use reaches it.
     fn limit(&self, given: (f64, f64)) -> Option<String> {
         let used = (self.used_iops, self.used_bytes_s);
         reached(used, given, self.burst_iops, self.burst_bytes_s)

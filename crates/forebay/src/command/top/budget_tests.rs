@@ -1,4 +1,4 @@
-//! Who is noisy, who is hurt, and which limit is the reason.
+//! Tests: which tenant is noisy or hurt, and which limit `why` names.
 
 use super::super::view::tests::samples;
 use super::super::view::{Tenant, View};
@@ -138,7 +138,7 @@ fn who_pulses_is_not_hurt_whenever_it_is_looked_at() {
         ..tenant(1000, 1000)
     };
     let seen = |now: &TenantStats| Use::between(Some(&tenant(1000, 1000)), now, 1.0);
-    // Idle: the engine has forgotten what it gave.
+    // Idle: the engine shows no grant.
     let idle = seen(&pulses);
     assert_eq!((idle.hurt, idle.noisy), (false, false));
     assert_eq!(idle.why.as_deref(), Some("it asks for more at once"));
