@@ -94,7 +94,7 @@ impl Lab {
         let budget = [&["tenant", "budget", "u"][..], &base].concat();
         self.daemon.cli(&budget)?;
         self.daemon
-            .cli(&["scheduling", "set", "--spread", "stealing"])?;
+            .cli(&["scheduling", "set", "--spread", "one-to-one"])?;
         Ok(())
     }
 

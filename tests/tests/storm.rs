@@ -373,11 +373,9 @@ fn change(dice: &mut Dice) -> (&'static str, String, String, bool) {
             ("PUT", of, bad, true)
         }
         88..90 => {
-            let policies = ["burst", "base", "wild"];
-            let spreads = ["one_to_one", "stealing", "one_to_n"];
+            let spreads = ["one_to_one", "one_to_n"];
             let update = json!({
-                "policy": policies[dice.below(3) as usize],
-                "spread": spreads[dice.below(3) as usize],
+                "spread": spreads[dice.below(2) as usize],
                 "params": { "window_ns": 200_000 + dice.below(800_000) },
             });
             (
@@ -473,8 +471,7 @@ fn qos_set_storm() -> Result<()> {
                 "",
             )?;
         }
-        let last =
-            json!({ "policy": "burst", "spread": "one_to_one", "params": { "window_ns": null } });
+        let last = json!({ "spread": "one_to_one", "params": { "window_ns": null } });
         api.must("PATCH", "/v1/scheduling", &last.to_string())?;
         api.must("PUT", "/v1/tenants/u/budget", r#"{"burst":{"iops":5000}}"#)?;
         let rate = json!({ "iops": LAST_IOPS, "bytes_s": 40_000_000 });

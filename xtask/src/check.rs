@@ -14,7 +14,7 @@ use serde_json::Value;
 use xtask::process;
 
 use crate::programs::FEATURES;
-use crate::{cargo, docs, seconds, step};
+use crate::{cargo, docs, seconds, shape, step};
 
 const LIMIT: Duration = Duration::from_secs(30 * 60);
 
@@ -22,6 +22,7 @@ const LIMIT: Duration = Duration::from_secs(30 * 60);
 const ORDER: &[&str] = &[
     "forebay-nvme",
     "forebay-burst",
+    "forebay-sim",
     "forebay-xlate",
     "forebay-device",
     "forebay-guest",
@@ -36,19 +37,20 @@ const ORDER: &[&str] = &[
 
 type Step = (&'static str, fn() -> Result<()>);
 
-const STEPS: [Step; 5] = [
+const STEPS: [Step; 6] = [
     ("fmt", fmt),
     ("clippy", clippy),
     ("layers", layers),
     ("licences", licences),
     ("docs", docs::check),
+    ("shape", shape::check),
 ];
 
 /// Runs the steps named in `args`, or all; true if all is well.
 pub(crate) fn run(args: &[String]) -> Result<bool> {
     for name in args {
         if !STEPS.iter().any(|(step, _)| step == name) {
-            bail!("no step '{name}'; there are: fmt clippy layers licences docs");
+            bail!("no step '{name}'; there are: fmt clippy layers licences docs shape");
         }
     }
     let start = Instant::now();

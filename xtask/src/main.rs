@@ -13,6 +13,7 @@ mod fuzz;
 mod jobs;
 mod programs;
 mod seconds;
+mod shape;
 mod sim;
 mod soak;
 mod suites;
@@ -31,11 +32,10 @@ const PACKAGE_BUILD_LIMIT: Duration = Duration::from_secs(60 * 60);
 const USAGE: &str = "\
 cargo xtask test [SUITE...]    run every test there is, or the suites named: unit system fuzz guest
 cargo xtask ci                 all that CI runs: check, bench instructions --quick, every test
-cargo xtask check [STEP...]    fmt clippy layers licences docs
+cargo xtask check [STEP...]    fmt clippy layers licences docs shape
 cargo xtask fuzz [--seconds N] [TARGET...]
 cargo xtask bench NAME [--quick] [--release] [--json FILE] [--only NAME]
 cargo xtask sim FIGURE|all [--quick] [--svg FOLDER]
-cargo xtask sweep burst [--quick]
 cargo xtask soak [--minutes N] [--seed N] [--only RUN] [--list]
 ";
 
@@ -50,7 +50,6 @@ fn main() -> ExitCode {
         Some("fuzz") => fuzz::run(&args),
         Some("bench") => bench::run(&args),
         Some("sim") => sim::run(&args),
-        Some("sweep") => sim::sweep(&args),
         Some("soak") => soak::run(&args),
         Some("package") => package(&args),
         Some("help" | "--help" | "-h") => {

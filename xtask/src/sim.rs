@@ -2,7 +2,7 @@
 //!
 //! Purpose: a table, a plot, and the paper's values beside ours.
 //! Design: `forebay-burst` makes the figures; this prints them and writes an SVG file each.
-//! Not here: what is simulated, and its parameters (`crates/burst/src/sim`).
+//! Not here: what is simulated, and its parameters (`crates/sim/src`).
 
 mod svg;
 mod time;
@@ -11,8 +11,7 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
-use forebay_burst::sim::figures::{Claim, Effort, FIGURES, Figure, make};
-use forebay_burst::sim::{helped, pool, sweep as burst};
+use forebay_sim::figures::{Claim, Effort, FIGURES, Figure, make};
 
 pub(crate) fn run(args: &[String]) -> Result<bool> {
     let mut effort = Effort::FULL;
@@ -49,64 +48,6 @@ pub(crate) fn run(args: &[String]) -> Result<bool> {
         println!("{} ({seconds:.1} s)\n", file.display());
     }
     Ok(good)
-}
-
-/// `cargo xtask sweep burst`: what each parameter of the scheduler does, the others at their defaults.
-pub(crate) fn sweep(args: &[String]) -> Result<bool> {
-    let effort = match args.iter().map(String::as_str).collect::<Vec<_>>()[..] {
-        ["burst"] => Effort::FULL,
-        ["burst", "--quick"] => Effort::QUICK,
-        _ => bail!("cargo xtask sweep burst [--quick]"),
-    };
-    println!(
-        "{:<18}{:>10}{:>10}{:>9}{:>9}{:>14}{:>13}{:>12}",
-        "parameter", "value", "mean us", "p99", "p99.9", "% of wild's", "throttled %", "least base"
-    );
-    for row in burst::burst(effort) {
-        let [mean, p99, p999] = row.us.map(number);
-        println!(
-            "{:<18}{:>10}{mean:>10}{p99:>9}{p999:>9}{:>14}{:>13}{:>12}{}",
-            row.name,
-            (row.value * 1e5).round() / 1e5,
-            number(row.throughput),
-            number(row.throttled),
-            number(row.base),
-            if row.default { "  default" } else { "" }
-        );
-    }
-    println!(
-        "\n{:<18}{:>10}{:>16}{:>16}{:>10}",
-        "of buffers", "value", "fetched MiB/s", "fetched %", "kept MiB"
-    );
-    for row in pool::sweep(effort) {
-        println!(
-            "{:<18}{:>10}{:>16}{:>16}{:>10}{}",
-            row.name,
-            row.value,
-            number(row.fetched),
-            number(row.cold),
-            number(row.kept),
-            if row.default { "  default" } else { "" }
-        );
-    }
-    println!(
-        "\n{:<18}{:>10}{:>12}{:>10}{:>11}{:>15}{:>14}",
-        "of help", "value", "has %", "mean us", "helpers %", "pulse's mean", "pulse's p99"
-    );
-    for row in helped::sweep(effort) {
-        println!(
-            "{:<18}{:>10}{:>12}{:>10}{:>11}{:>15}{:>14}{}",
-            row.name,
-            (row.value * 1e5).round() / 1e5,
-            number(row.has),
-            number(row.us),
-            number(row.helpers),
-            number(row.pulse_us[0]),
-            number(row.pulse_us[1]),
-            if row.default { "  default" } else { "" }
-        );
-    }
-    Ok(true)
 }
 
 fn write(file: &Path, text: &str) -> Result<()> {

@@ -20,14 +20,6 @@ pub enum Frontend {
     Vhost = 2,
 }
 
-impl Frontend {
-    /// Where its kinds begin in a row of costs.
-    #[inline]
-    pub(crate) const fn kinds(self) -> u32 {
-        self as u32 * 3
-    }
-}
-
 /// All of them.
 pub const FRONTENDS: [Frontend; 3] = [Frontend::Tcp, Frontend::Pcie, Frontend::Vhost];
 
@@ -167,7 +159,7 @@ impl CostTable {
     #[inline]
     #[must_use]
     pub fn of(&self, frontend: Frontend, operation: Operation, len: u32) -> Units {
-        match self.row(frontend.kinds(), operation, len) {
+        match self.row(frontend, operation, len) {
             Some(cost) => *cost,
             None => {
                 // A copy, so that the usual cost need not go through memory.
@@ -178,12 +170,14 @@ impl CostTable {
         }
     }
 
-    /// The same where it can be looked up, of the frontend with these kinds.
+    /// The same where it can be looked up: a whole number of blocks, up to the longest row.
     #[inline(always)]
-    pub(crate) fn row(&self, kinds: u32, operation: Operation, len: u32) -> Option<&Units> {
-        // The row, and far beyond all rows if it is no whole number of blocks.
+    #[must_use]
+    pub fn row(&self, frontend: Frontend, operation: Operation, len: u32) -> Option<&Units> {
+        // Far beyond all rows if it is no whole number of blocks.
         let row = len.rotate_right(STEP.trailing_zeros()) as usize;
-        (self.rows).get(row * KINDS + kinds as usize + operation as usize)
+        let kind = frontend as usize * OPERATIONS.len() + operation as usize;
+        (self.rows).get(row * KINDS + kind)
     }
 
     #[cold]

@@ -25,8 +25,6 @@ pub mod estimator;
 pub mod params;
 pub mod places;
 pub mod scheduler;
-#[cfg(any(test, feature = "sim"))]
-pub mod sim;
 pub mod spread;
 pub mod stated;
 pub mod tiers;

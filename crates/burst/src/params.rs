@@ -1,43 +1,50 @@
 //! What can be set, by name.
 //!
-//! **Design.** The paper names some of these and gives none but the size of the reserve; the defaults are those that
-//! `cargo xtask sweep burst` finds good. **Not here:** the models of devices and links ([`crate::sim`] has its own).
+//! **Design.** The paper names some of these and gives none but the size of the reserve. What hardly matters is a constant, with
+//! its reason. **Not here:** models of devices and links (the simulator has its own).
 
 use crate::units::MAX_WINDOW_NS;
-use serde::{Deserialize, Serialize};
 
-/// How the reactor's time and the node's resources are given out.
-#[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Hash, Serialize, Deserialize)]
-pub enum Policy {
-    /// Base guaranteed, the rest shared: BurstCBS.
-    #[default]
-    Burst,
-    /// Everyone has their base and never more: the paper's BaseCBS.
-    Base,
-    /// Everyone up to their burst limit, lanes in a weighted round robin: the paper's WildCBS.
-    Wild,
-}
-
-impl Policy {
-    /// All of them.
-    pub const ALL: [Self; 3] = [Self::Burst, Self::Base, Self::Wild];
-
-    /// Its name in a setting.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Burst => "burst",
-            Self::Base => "base",
-            Self::Wild => "wild",
-        }
-    }
-}
+/// What a link loses because commands for the other link keep it waiting is given out in the next window, up to this part of
+/// what there is: more, and a lane could save a link for itself.
+pub const LINK_CARRIED: f32 = 0.125;
+/// So many windows that a reactor was late are made up for in the next: 20 ms, a slice of the system's scheduler.
+pub const LATE_WINDOWS: u64 = 64;
+/// Queueing below this part of the target says that costs are estimated too high. At half, the two would meet.
+pub const CALM_DELAY: f32 = 0.25;
+/// A correction grows by this part in a window: costs that double are known in 20 windows.
+pub const STEP_UP: f32 = 0.04;
+/// A correction shrinks by this part in a window. Slower than it grows, so that it does not swing.
+pub const STEP_DOWN: f32 = 0.01;
+/// Below this part of use, delay says nothing about costs.
+pub const BUSY: f32 = 0.5;
+/// An unused allocation below this part of its base is nothing: after six windows without use a tenant rests.
+pub const FORGET: f32 = 1.0 / 64.0;
+/// After so many windows in which no other was at work, a tenant is alone on its node: one that comes now and then finds all as if
+/// it were always there.
+pub const ALONE_WINDOWS: u32 = 32;
+/// A tenant that is alone may use devices for so many times what was measured: that corrects costs which are too high.
+pub const ALONE_MOST: f32 = 2.0;
+/// What lanes have not begun of the processor's time they were given counts as a delay so many times, as if it stayed.
+pub const BACKLOG_WEIGHT: u64 = 4;
+/// All reactors that have volumes of a tenant count as this part of its base, besides their demand: a volume that wakes finds a share.
+pub const BEGINNER: f32 = 1.0 / 256.0;
+/// The same of each export of a volume that has several.
+pub const NEW_LANE: f32 = 1.0 / 256.0;
+/// No demand is told as more than so many times a base: sums of all reactors stay within 64 bits.
+pub const MOST_TOLD: f32 = 1000.0;
+/// A reactor whose own lanes began nothing for so many windows is idle, and may help others. With one, it would come and go.
+pub const IDLE_WINDOWS: u64 = 2;
+/// A reactor is helped once it was at work for more than this part of its time.
+pub const HELP_FROM: f64 = 0.95;
+/// And until what it and its helpers do is less than this part of one processor's time.
+pub const HELP_UNTIL: f64 = 0.9;
+/// The time over which that is judged, ns: several windows.
+pub const HELP_NS: u64 = 2_000_000;
 
 /// See the module's text.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Params {
-    /// How things are given out.
-    pub policy: Policy,
     /// The length of a window, ns.
     pub window_ns: u64,
     /// What is left of an allocation in the next window to a tenant that neither bursts nor waits (the paper's alpha).
@@ -50,110 +57,36 @@ pub struct Params {
     pub reserve_tenants: u32,
     /// ... as far as that is at most this part of what there is.
     pub reserve_most: f32,
-    /// Of the reserve that nobody came for, this part is given out in the next window.
-    pub reserve_carried: f32,
-    /// What is lost of a link, because what waits in a lane for the other keeps those behind it from this one, is given out in the
-    /// next window, but no more than this part of what there is.
-    pub link_carried: f32,
     /// So many bursting tenants are looked at, of which the better gives: the paper's two; 1; or none, and nobody gives.
     pub choices: u32,
     /// So many windows' base can be saved for use within one: load is not even. With 1, what a window brings beyond whole I/Os is lost.
     pub saved_windows: u32,
-    /// So many windows that a reactor was late are made up for in the next one.
-    pub late_windows: u32,
     /// Whoever stays within their base is given so much more than they used last, up to it; and so is a volume of what its
     /// siblings can spare.
     pub headroom: f32,
     /// The queueing that is aimed at, ns: more of it, and costs were estimated too low.
     pub target_delay_ns: u64,
-    /// Less queueing than this part of it, while there is much to do, and costs were estimated too high.
-    pub calm_delay: f32,
-    /// A correction grows so much in a window.
-    pub step_up: f32,
-    /// A correction shrinks so much in a window.
-    pub step_down: f32,
     /// The least that a cost is taken for, of what is calibrated.
     pub correction_least: f32,
     /// The most.
     pub correction_most: f32,
-    /// Below this part of use, delay says nothing about costs.
-    pub busy: f32,
-    /// Below this part of its base, an allocation that nobody uses is nothing, and its tenant is forgotten until it comes back.
-    pub forget: f32,
-    /// The processor's time, by what its I/Os cost, that a lane may begin in a reactor's turn, and all above their base together, ns.
-    pub lump_ns: u32,
-    /// The same of a lane that is alone, ns.
-    pub calm_lump_ns: u32,
-    /// Under `wild`: the processor's time that a lane may begin in a round, if its tenant's base is what those of all at work
-    /// are in the mean, ns.
-    pub batch_ns: u32,
-    /// A tenant that is alone may use so many times what devices were measured to do.
-    pub alone_most: f32,
-    /// After so many windows in which no other was at work, a tenant is alone on its node, and a lane on its reactor: who comes now and
-    /// then finds all as if it were always there.
-    pub alone_windows: u32,
-    /// What lanes were given of the processor and have not begun when a window ends counts as a delay so many times: as if it stayed.
-    pub backlog_weight: u32,
-    /// All reactors that have volumes of a tenant count together as so much of its base, besides their demand: who wakes finds a share.
-    pub beginner: f32,
-    /// The same of each export of a volume that has several. A limit is nothing that must be there at once, so it is not kept from
-    /// others.
-    pub new_lane: f32,
-    /// No demand is told as more than so many times a base.
-    pub most_told: f32,
-    /// A reactor whose own lanes began nothing for so many windows is idle, and may help others.
-    pub idle_windows: u32,
-    /// A reactor is helped once it was at work for more than this part of its time ...
-    pub help_from: f32,
-    /// ... and until what it and those who help it are at work for is less than this part of one processor's.
-    pub help_until: f32,
-    /// Over so much time that is judged, ns.
-    pub help_ns: u64,
-    /// Of the smallest buffers, so many stay at hand for each lane, of each next size half as many.
-    pub own_buffers: u32,
-    /// What a burst has borrowed of buffers goes back after so many looks, 0.1 s apart, that found it over.
-    pub burst_over: u32,
 }
 
 impl Default for Params {
     fn default() -> Self {
         Self {
-            policy: Policy::Burst,
             window_ns: 300_000,
             keep: 0.5,
             weight_waiting: 1.0,
             utilisation: 0.99,
             reserve_tenants: 2,
             reserve_most: 0.05,
-            reserve_carried: 1.0,
-            link_carried: 0.125,
             choices: 2,
             saved_windows: 4,
-            late_windows: 64,
             headroom: 0.125,
             target_delay_ns: 200_000,
-            calm_delay: 0.25,
-            step_up: 0.04,
-            step_down: 0.01,
             correction_least: 0.1,
             correction_most: 4.0,
-            busy: 0.5,
-            forget: 1.0 / 64.0,
-            lump_ns: 12_000,
-            calm_lump_ns: 75_000,
-            batch_ns: 75_000,
-            alone_most: 2.0,
-            alone_windows: 32,
-            backlog_weight: 4,
-            beginner: 1.0 / 256.0,
-            new_lane: 1.0 / 256.0,
-            most_told: 1000.0,
-            idle_windows: 2,
-            help_from: 0.95,
-            help_until: 0.9,
-            help_ns: 2_000_000,
-            own_buffers: 8,
-            burst_over: 5,
         }
     }
 }
@@ -206,43 +139,20 @@ macro_rules! rows {
     };
 }
 
-/// All but the policy.
-static ROWS: [Row; 35] = rows! {
+/// What can be set by name.
+static ROWS: [Row; 12] = rows! {
     window_ns: u64, 50_000.0, MAX_WINDOW_NS as f64;
     keep: f32, 0.0, 0.99;
     weight_waiting: f32, 0.0, 1000.0;
     utilisation: f32, 0.1, 1.0;
     reserve_tenants: u32, 0.0, 1024.0;
     reserve_most: f32, 0.0, 0.5;
-    reserve_carried: f32, 0.0, 1.0;
-    link_carried: f32, 0.0, 0.5;
     choices: u32, 0.0, 2.0;
     saved_windows: u32, 1.0, 1000.0;
-    late_windows: u32, 1.0, 1000.0;
     headroom: f32, 0.0, 10.0;
     target_delay_ns: u64, 1000.0, 10_000_000.0;
-    calm_delay: f32, 0.0, 1.0;
-    step_up: f32, 0.0001, 1.0;
-    step_down: f32, 0.0001, 0.5;
     correction_least: f32, 0.01, 1.0;
     correction_most: f32, 1.0, 100.0;
-    busy: f32, 0.0, 1.0;
-    forget: f32, 0.0001, 1.0;
-    lump_ns: u32, 1000.0, 1_000_000.0;
-    calm_lump_ns: u32, 1000.0, 1_000_000.0;
-    batch_ns: u32, 1000.0, 10_000_000.0;
-    alone_most: f32, 1.0, 100.0;
-    alone_windows: u32, 1.0, 100_000.0;
-    backlog_weight: u32, 0.0, 1000.0;
-    beginner: f32, 0.0001, 1.0;
-    new_lane: f32, 0.0001, 1.0;
-    most_told: f32, 1.0, 100_000.0;
-    idle_windows: u32, 1.0, 1000.0;
-    help_from: f32, 0.0, 1.0;
-    help_until: f32, 0.0, 1.0;
-    help_ns: u64, 50_000.0, 1e9;
-    own_buffers: u32, 0.0, 1024.0;
-    burst_over: u32, 1.0, 1000.0;
 };
 
 impl Params {
@@ -254,7 +164,7 @@ impl Params {
         ROWS.iter().try_for_each(|row| row.check((row.get)(self)))
     }
 
-    /// All by name, but the policy.
+    /// All that can be set, by name.
     pub fn values(&self) -> impl Iterator<Item = (&'static str, f64)> {
         ROWS.iter().map(|row| (row.name, (row.get)(self)))
     }

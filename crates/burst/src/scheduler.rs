@@ -1,7 +1,7 @@
 //! One reactor's share of everything, given out once a window.
 //!
 //! **Design.** Algorithm 1 of BurstCBS. A lane (a volume through this reactor) has an allocation of everything, and an I/O
-//! that it covers may begin: that is all there is on the path of an I/O ([`Scheduler::pass`]). What it doesn't cover is
+//! that it covers may begin: that is all there is on the path of an I/O ([`Scheduler::take`]). What it doesn't cover is
 //! looked at more closely ([`fallback`]): what a sibling left, what nobody was given, what a bursting tenant was given above
 //! its base (the better of two at random), the reserve. Of the last two only a tenant *below its base* may take: the guard that
 //! the printed algorithm lacks. At a window's end ([`Scheduler::turn`]) what was used and what waits says who is given what.
@@ -18,8 +18,6 @@ mod brings;
 mod divide;
 mod each;
 mod fallback;
-mod purse;
-mod round;
 mod state;
 #[cfg(test)]
 mod tests;
@@ -76,8 +74,6 @@ pub struct Scheduler {
     tells: bool,
     /// Of each resource, the largest base of all who have lanes here, at work or not: any of them may wake.
     largest: Each,
-    /// The processor's time that is the base of a tenant at work, in the mean.
-    mean_weight: f32,
     board: Arc<Board>,
 }
 
@@ -129,7 +125,6 @@ impl Scheduler {
             alone: 0,
             tells: false,
             largest: Each::ZERO,
-            mean_weight: 0.0,
             board: board.clone(),
         })
     }
@@ -197,7 +192,7 @@ impl Scheduler {
         one.spare = one.spare.min(&burst);
         for lane in &one.lanes {
             let lane = &mut self.lanes[*lane as usize];
-            let had = lane.purse.left_mut();
+            let had = &mut lane.left;
             let left = had.min(&burst);
             let mut cut = *had;
             cut.sub(&left);
@@ -311,11 +306,18 @@ impl Scheduler {
         }
     }
 
+    /// Takes what an I/O of this lane costs out of what the lane was given; false: it has not so much, ask [`Self::admit`].
+    #[inline(always)]
+    #[must_use]
+    pub fn take(&mut self, lane: usize, cost: &Units) -> bool {
+        self.lanes[lane].left.take(cost)
+    }
+
     /// Whether an I/O of this lane that costs so much may begin; if so, that is paid. An I/O that may not, waits behind
     /// those of its lane that wait already ([`Self::wait`]).
     #[inline]
     pub fn admit(&mut self, lane: usize, cost: &Units) -> bool {
-        if self.lanes[lane].purse.left_mut().take(cost) {
+        if self.lanes[lane].left.take(cost) {
             return true;
         }
         // A copy, so that who looks a cost up need not put it into memory first.
@@ -358,7 +360,7 @@ impl Scheduler {
             let paid = u64::from(tenant.due.0[own].max(0) as u32) + tenant.drawn[at];
             let owed = tenant.owed[at] + (used.0[own].max(0) as u64).saturating_sub(paid);
             let over = i64::from(one.used().0[own]) - i64::from(one.room.0[own]);
-            (owed as i64) < self.second(tenant.brings(self.params.policy, own))
+            (owed as i64) < self.second(tenant.brings(own))
                 && (!one.limited || over < self.second(one.whole.1.0[own]))
         })
     }
@@ -373,7 +375,7 @@ impl Scheduler {
         };
         OWN.into_iter().all(|own| {
             let waiting = i64::from(one.waiting.0[own]);
-            let brings = tenant.brings(self.params.policy, own);
+            let brings = tenant.brings(own);
             waiting < self.second(brings.min(one.whole.1.0[own]))
         })
     }
@@ -394,7 +396,7 @@ impl Scheduler {
             self.activate(tenant as usize);
         }
         let lane = &mut self.lanes[lane];
-        for (left, cost) in lane.purse.left_mut().0.iter_mut().zip(&cost.shared().0) {
+        for (left, cost) in lane.left.0.iter_mut().zip(&cost.shared().0) {
             *left = left.saturating_sub(*cost).max(-PLENTY);
         }
         lane.beyond.add(&cost.own());
@@ -445,7 +447,7 @@ impl Scheduler {
     /// Of what it was given in this window, what a lane has left of the processor.
     #[must_use]
     pub fn processor_left_ns(&self, lane: usize) -> u64 {
-        self.lanes[lane].purse.left()[Resource::Cpu].max(0) as u64
+        self.lanes[lane].left[Resource::Cpu].max(0) as u64
     }
 
     /// I/Os waited so long for a resource in this window: what costs are corrected by.

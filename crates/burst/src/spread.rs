@@ -1,41 +1,47 @@
 //! Which reactor serves what of a tenant's queues.
 //!
-//! **Design.** `one-to-one`: a queue is one reactor's, for good. `stealing`: the same, and who is idle takes from the longest
-//! queue. `one-to-n`: each I/O goes to whoever has the least before it; in the engine, of those that have no queue of their own
-//! to serve.
-//! **Not here:** the order rules of NVMe and virtio, which need a volume's home ([`Spread::home`] is it).
+//! **Design.** `one-to-one`: a queue is one reactor's, for good. `one-to-n`: reactors that have no queue of their own to
+//! serve help as well.
+//! **Not here:** the order rules of NVMe and virtio, which need a volume's home.
 
 use serde::{Deserialize, Serialize};
 
-/// See the module's text.
+/// See the module's text. In messages it is one byte; 1 stood for a third way.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Hash, Serialize, Deserialize)]
+#[serde(try_from = "u8", into = "u8")]
 pub enum Spread {
     /// A queue is one reactor's.
-    OneToOne,
-    /// And who is idle helps.
-    Stealing,
-    /// All serve all.
+    OneToOne = 0,
+    /// Idle reactors help.
     #[default]
-    OneToN,
+    OneToN = 2,
 }
 
 impl Spread {
-    /// All of them.
-    pub const ALL: [Self; 3] = [Self::OneToOne, Self::Stealing, Self::OneToN];
-
     /// Its name in a setting.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
             Self::OneToOne => "one-to-one",
-            Self::Stealing => "stealing",
             Self::OneToN => "one-to-n",
         }
     }
+}
 
-    /// The reactor whose a lane is, of so many: with one-to-n, the one where what needs an order meets.
-    #[must_use]
-    pub const fn home(self, lane: usize, reactors: usize) -> usize {
-        if reactors == 0 { 0 } else { lane % reactors }
+impl From<Spread> for u8 {
+    fn from(spread: Spread) -> Self {
+        spread as Self
+    }
+}
+
+impl TryFrom<u8> for Spread {
+    type Error = String;
+
+    fn try_from(byte: u8) -> Result<Self, String> {
+        match byte {
+            0 => Ok(Self::OneToOne),
+            2 => Ok(Self::OneToN),
+            byte => Err(format!("{byte} is no way to spread queues over reactors")),
+        }
     }
 }

@@ -1,43 +1,28 @@
 //! Two tiers of buffers: what stays at hand for whoever is served, and what a burst has borrowed beyond that.
 //!
 //! **Design.** BurstCBS's memory pool. Buffers are of some sizes, and are counted by size. Of each, so many stay at hand for each lane:
-//! of the smallest [`Params::own_buffers`], of each next size half as many. Beyond that they are borrowed. A
-//! burst keeps what it borrowed while it goes on; it is over after so many looks ([`Params::burst_over`]) at which no more than the
+//! of the smallest [`OWN_BUFFERS`], of each next size half as many. Beyond that they are borrowed. A
+//! burst keeps what it borrowed while it goes on; it is over after so many looks ([`BURST_OVER`]) at which no more than the
 //! first tier had been out since the one before. Then what is free goes back, but for that tier, a little at each look.
 //!
 //! **Not here:** the buffers, how far apart is looked, what giving them back is (a reactor's staging memory, and the model of one in the
 //! simulator).
-
-use crate::params::Params;
 
 /// So much goes back at one look: the kernel takes pages away one by one, and meanwhile a reactor does nothing else,
 const RETURNED_BYTES: u32 = 1 << 20;
 /// in at most so many buffers, each of which may be a call.
 const RETURNED_BUFFERS: u32 = 64;
 
-/// What is set, by name.
-#[derive(Clone, Copy, Debug)]
-pub struct Tiers {
-    own_buffers: u32,
-    burst_over: u32,
-}
+/// Of the smallest buffers, so many stay at hand for each lane.
+pub const OWN_BUFFERS: u32 = 8;
+/// A burst is over after so many looks, 0.1 s apart, that found no more than the first tier out.
+pub const BURST_OVER: u32 = 5;
 
-impl From<&Params> for Tiers {
-    fn from(params: &Params) -> Self {
-        Self {
-            own_buffers: params.own_buffers,
-            burst_over: params.burst_over,
-        }
-    }
-}
-
-impl Tiers {
-    /// Of a size, 0 being the smallest, what stays at hand for so many lanes.
-    #[must_use]
-    pub fn own(&self, size: usize, lanes: u32) -> u32 {
-        let of_one = self.own_buffers.checked_shr(size as u32).unwrap_or(0);
-        of_one.saturating_mul(lanes)
-    }
+/// Of a size, 0 being the smallest, what stays at hand for so many lanes.
+#[must_use]
+pub fn own(size: usize, lanes: u32) -> u32 {
+    let of_one = OWN_BUFFERS.checked_shr(size as u32).unwrap_or(0);
+    of_one.saturating_mul(lanes)
 }
 
 /// How many buffers of so many bytes go back at one look at most.
@@ -88,13 +73,13 @@ impl Used {
     }
 
     /// Looks whether a burst is over, where so many stay at hand. If so, this many of the free ones are kept.
-    pub fn look(&mut self, own: u32, tiers: &Tiers) -> Option<u32> {
+    pub fn look(&mut self, own: u32) -> Option<u32> {
         let most = std::mem::replace(&mut self.most_out, self.out);
         self.calm = match most > own {
             true => 0,
             false => self.calm.saturating_add(1),
         };
-        (self.calm >= tiers.burst_over).then(|| own.saturating_sub(self.out))
+        (self.calm >= BURST_OVER).then(|| own.saturating_sub(self.out))
     }
 }
 
@@ -104,14 +89,8 @@ mod tests {
 
     #[test]
     fn a_burst_is_over_once_no_more_than_the_first_tier_was_out_for_so_many_looks() {
-        let params = Params {
-            own_buffers: 4,
-            burst_over: 3,
-            ..Params::default()
-        };
-        let tiers = Tiers::from(&params);
-        let own = [0, 1, 2, 3, 40].map(|size| tiers.own(size, 2));
-        assert_eq!(own, [8, 4, 2, 0, 0]);
+        let own = [0, 1, 2, 3, 4, 40].map(|size| own(size, 2));
+        assert_eq!(own, [16, 8, 4, 2, 0, 0]);
         let mut used = Used::default();
         let burst = |used: &mut Used| {
             (0..9).for_each(|_| used.take());
@@ -119,10 +98,10 @@ mod tests {
         };
         burst(&mut used);
         used.take();
-        let looks: Vec<_> = (0..5).map(|_| used.look(8, &tiers)).collect();
-        assert_eq!(looks, [None, None, None, Some(7), Some(7)]);
+        let looks: Vec<_> = (0..7).map(|_| used.look(8)).collect();
+        assert_eq!(looks, [None, None, None, None, None, Some(7), Some(7)]);
         burst(&mut used);
-        assert_eq!((used.look(8, &tiers), used.out()), (None, 1));
+        assert_eq!((used.look(8), used.out()), (None, 1));
         assert_eq!(
             [4 << 10, 64 << 10, 4 << 20].map(returned_at_once),
             [64, 16, 1]

@@ -104,36 +104,6 @@ impl Units {
         !is_below_nothing(&rest)
     }
 
-    /// Takes `cost` so many times (1, 2, 4, ...), if there is so much of everything. None of `cost` is below nothing.
-    #[inline(always)]
-    #[must_use]
-    pub(crate) fn take_times(&mut self, cost: &Self, shift: u32) -> bool {
-        let (mut rest, mut each) = ([0; COUNT], [0; COUNT]);
-        for (((rest, each), has), cost) in
-            (rest.iter_mut().zip(&mut each).zip(&self.0)).zip(&cost.0)
-        {
-            // Which can't overflow: `rest` may, and then it is not taken.
-            *each = (*has >> shift).wrapping_sub(*cost);
-            *rest = has.wrapping_sub(*cost << shift);
-        }
-        let enough = !is_below_nothing(&each);
-        if enough {
-            self.0 = rest;
-        }
-        enough
-    }
-
-    /// So many times as much, which is no more than can be counted.
-    #[inline(always)]
-    #[must_use]
-    pub(crate) fn times(&self, times: i32) -> Self {
-        let mut all = *self;
-        for amount in &mut all.0 {
-            *amount = amount.wrapping_mul(times);
-        }
-        all
-    }
-
     /// Both together.
     #[inline]
     pub fn add(&mut self, other: &Self) {

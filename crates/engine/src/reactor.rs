@@ -39,8 +39,6 @@ const TRIM_STEP_NS: u64 = 1_000_000;
 /// Machines' rings are not looked at in so many turns after one in which there was something: to make more of what it was just
 /// given takes a driver longer, and to look takes the line away from it that it is about to write.
 const REST_TURNS: u32 = 2;
-/// Commands that waited begin so many at once, between looks at who is within its base.
-const FEW: usize = 2;
 /// The epoll key of the mailbox.
 pub const WAKE_KEY: u64 = u64::MAX;
 
@@ -104,13 +102,8 @@ impl Reactor {
                 busy = true;
                 rest = REST_TURNS;
             }
-            // What waits is of bursts, for the most part.
-            loop {
-                let begun = self.core.begin_throttled(FEW);
-                busy |= begun > 0;
-                if begun < FEW {
-                    break;
-                }
+            while self.core.begin_throttled() > 0 {
+                busy = true;
                 self.machines.look(&mut self.core);
             }
             busy |= self.core.carry_out(busy);

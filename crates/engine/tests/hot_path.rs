@@ -196,7 +196,7 @@ fn what_others_carry_out_does_not_allocate() {
     // Grants, and lists at their largest.
     run(&load(&engine, &nqn, 0, 65536, 64), &mut |_| {}).unwrap();
     assert_eq!(engine.handed_over(0), [0; 2]);
-    let mut ways = vec![Spread::OneToN, Spread::Stealing];
+    let mut ways = vec![Spread::OneToN];
     let until = Instant::now() + HANG;
     while let Some(&spread) = ways.first() {
         engine.spread(spread);

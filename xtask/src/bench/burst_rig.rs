@@ -34,13 +34,16 @@ impl Way {
     }
 }
 
-/// How I/O is admitted.
+/// How I/O is admitted: by budgets alone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Policy {
     /// Nobody has a budget.
     Off,
+    /// Burst limits and no base: the paper's WildCBS.
     Wild,
+    /// Burst limits that equal the base: the paper's BaseCBS.
     Base,
+    /// A base each, and bursts without a limit.
     Burst,
 }
 
@@ -153,25 +156,27 @@ impl Rig {
         if policy == self.policy {
             return Ok(());
         }
-        if policy != Policy::Off {
-            (self.forebay).cli(&["scheduling", "set", "--policy", policy.name()])?;
-        }
-        let (was_off, is_off) = (self.policy == Policy::Off, policy == Policy::Off);
         self.policy = policy;
-        if was_off == is_off {
-            return Ok(());
-        }
         for (name, base) in self.tenants.iter().zip(&self.bases) {
             let number = |iops: u64| (iops.to_string(), (iops * u64::from(BLOCK)).to_string());
-            let ((base, bytes), (most, most_bytes)) = (number(*base), number(ENDLESS));
-            let mut args = vec!["tenant", "budget", name.as_str()];
-            if is_off {
-                args.push("--none");
-            } else {
-                args.extend(["--base-iops", &base, "--base-bandwidth", &bytes]);
-                args.extend(["--burst-iops", &most, "--burst-bandwidth", &most_bytes]);
+            let most = match policy {
+                Policy::Base => *base,
+                _ => ENDLESS,
+            };
+            let ((base, bytes), (most, most_bytes)) = (number(*base), number(most));
+            let budget = |more: &[&str]| {
+                let args = [&["tenant", "budget", name.as_str()], more].concat();
+                self.forebay.cli(&args).map(drop)
+            };
+            if policy == Policy::Off {
+                budget(&["--none"])?;
+                continue;
             }
-            self.forebay.cli(&args)?;
+            budget(&["--burst-iops", &most, "--burst-bandwidth", &most_bytes])?;
+            match policy {
+                Policy::Wild => budget(&["--no-base"])?,
+                _ => budget(&["--base-iops", &base, "--base-bandwidth", &bytes])?,
+            }
         }
         Ok(())
     }

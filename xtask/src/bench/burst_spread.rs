@@ -1,6 +1,6 @@
 //! `cargo xtask bench burst --only spread`: one queue over two reactors.
 //!
-//! Purpose: what `one-to-n` and `stealing` make of a second reactor where the first one is the bottleneck, and what they cost
+//! Purpose: what `one-to-n` makes of a second reactor where the first one is the bottleneck, and what it costs
 //! where nothing can be won.
 //! Design: the engine's test `core::tests::away::speed`, with the benchmarks' profile: its thread is host and reactor at once, another one the second
 //! reactor, with nothing of its own or with as much, and each read of a device in memory costs whoever carries it out so much of the processor besides its copy. Ways
@@ -20,7 +20,7 @@ use super::{Options, recording};
 const LIMIT: Duration = Duration::from_secs(120);
 const TEST: &str = "core::tests::away::speed::a_queue_is_spread";
 /// One reactor without another one, and the ways of two.
-const WAYS: [&str; 4] = ["alone", "one-to-one", "stealing", "one-to-n"];
+const WAYS: [&str; 3] = ["alone", "one-to-one", "one-to-n"];
 /// So many at once, of which each costs so many us besides; and whether the second reactor has as many of its own.
 const LOADS: [(u32, u32, bool); 9] = [
     HEADLINE,
@@ -65,7 +65,7 @@ pub(super) fn run(options: &Options, summary: &mut Summary) -> Result<()> {
     );
     for load in LOADS {
         let (depth, cost_us, both) = load;
-        let mut all: [Vec<(Figures, bool)>; 4] = Default::default();
+        let mut all: [Vec<(Figures, bool)>; 3] = Default::default();
         for _ in 0..rounds {
             for (way, all) in WAYS.iter().zip(&mut all) {
                 let clock = Clock::start(&[])?;
@@ -73,7 +73,7 @@ pub(super) fn run(options: &Options, summary: &mut Summary) -> Result<()> {
                 all.push((figures, clock.used()?.others_user_cores <= DISTURBED_CORES));
             }
         }
-        let mut of = [Figures::default(); 4];
+        let mut of = [Figures::default(); 3];
         for (of, mut all) in of.iter_mut().zip(all) {
             if all.iter().any(|(_, quiet)| *quiet) {
                 all.retain(|(_, quiet)| *quiet);
@@ -99,7 +99,7 @@ pub(super) fn run(options: &Options, summary: &mut Summary) -> Result<()> {
                 shown(figures.busy)
             );
         }
-        let [alone, one_to_one, stealing, one_to_n] = of;
+        let [alone, one_to_one, one_to_n] = of;
         let prefix = match (load, both) {
             (HEADLINE, _) => "spread".to_owned(),
             (_, false) => format!("spread_qd{depth}_{cost_us}us"),
@@ -107,11 +107,6 @@ pub(super) fn run(options: &Options, summary: &mut Summary) -> Result<()> {
         };
         for (name, value) in [
             ("one_to_n_throughput_ratio", one_to_n.iops / alone.iops),
-            ("stealing_throughput_ratio", stealing.iops / alone.iops),
-            (
-                "one_to_n_over_stealing_ratio",
-                one_to_n.iops / stealing.iops,
-            ),
             (
                 "one_to_n_over_one_to_one_ratio",
                 one_to_n.iops / one_to_one.iops,

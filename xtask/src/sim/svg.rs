@@ -3,7 +3,7 @@
 //! Purpose: something to look at. Design: a line for each column over the rows' numbers, or bars where rows have
 //! names; scales from 0, by powers of two across where the numbers are such. Not here: anything interactive.
 
-use forebay_burst::sim::figures::Figure;
+use forebay_sim::figures::Figure;
 use std::fmt::Write;
 
 const WIDTH: f64 = 860.0;
@@ -141,7 +141,7 @@ fn escape(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::{nice, plot};
-    use forebay_burst::sim::figures::Figure;
+    use forebay_sim::figures::Figure;
 
     #[test]
     fn a_plot_has_each_line_and_stays_within_its_frame() {

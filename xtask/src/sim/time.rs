@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use forebay_burst::params::Params;
-use forebay_burst::sim::figures::{Better, Claim, Figure};
+use forebay_sim::figures::{Better, Claim, Figure};
 use xtask::process;
 
 use crate::bench::profile;

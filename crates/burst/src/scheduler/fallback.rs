@@ -7,7 +7,7 @@ use super::Scheduler;
 use super::brings::Brings;
 use super::each::Each;
 use super::state::{NOBODY, Tenant};
-use crate::params::Policy;
+use crate::params::BEGINNER;
 use crate::units::{COUNT, PLENTY, Resource, SHARED, Units};
 
 impl Scheduler {
@@ -20,7 +20,7 @@ impl Scheduler {
         }
         if !self.tenants[tenant as usize].active {
             self.activate(tenant as usize);
-            if self.lanes[lane].purse.left_mut().take(cost) {
+            if self.lanes[lane].left.take(cost) {
                 return true;
             }
         }
@@ -38,7 +38,7 @@ impl Scheduler {
         if self.lanes[lane].given.covers(&cost.shared()) {
             return false;
         }
-        let left = self.lanes[lane].purse.left_mut();
+        let left = &mut self.lanes[lane].left;
         let (shared, own) = cost.0.split_at(SHARED);
         let some = left
             .0
@@ -61,7 +61,7 @@ impl Scheduler {
     fn begin_beyond(&mut self, lane: usize, tenant: usize, cost: &Units) -> bool {
         let mut short = *cost;
         // What is owed is not asked for again.
-        short.sub(&self.lanes[lane].purse.left().max(&Units::ZERO));
+        short.sub(&self.lanes[lane].left.max(&Units::ZERO));
         let own = short.own();
         let one = &mut self.tenants[tenant];
         let saves = one.saver == Some(lane as u32);
@@ -86,7 +86,7 @@ impl Scheduler {
         }
         let shared = short.shared();
         let mut source = one.spare.take(&shared);
-        if !source && self.params.policy == Policy::Burst {
+        if !source {
             source = self.free.take(&shared);
             if !source && self.is_below_base(tenant, &cost.own()) {
                 // What lies free of one resource is had with what those have of another: the processor's time of who has nothing
@@ -109,7 +109,7 @@ impl Scheduler {
             let lane = &mut self.lanes[lane];
             let mut from_lane = *cost;
             from_lane.sub(&short);
-            let left = lane.purse.left_mut();
+            let left = &mut lane.left;
             *left = left.minus(&from_lane);
             lane.beyond.add(&short);
             let one = &mut self.tenants[tenant];
@@ -207,7 +207,7 @@ impl Scheduler {
         for at in 0..one.lanes.len() {
             let lane = &mut self.lanes[self.tenants[victim].lanes[at] as usize];
             // What one of them owes is not the others' to give.
-            let left = lane.purse.left_mut();
+            let left = &mut lane.left;
             let part = left.max(&Units::ZERO).min(&need).shared();
             *left = left.minus(&part);
             lane.given = lane.given.minus(&part);
@@ -226,7 +226,7 @@ impl Scheduler {
         let one = &self.tenants[tenant];
         let mut left = one.spare;
         for lane in &one.lanes {
-            left.add(&self.lanes[*lane as usize].purse.left());
+            left.add(&self.lanes[*lane as usize].left);
         }
         let mut most = Units::ZERO;
         for resource in 0..SHARED {
@@ -260,12 +260,10 @@ impl Scheduler {
         let entry = self.board.entry(tenant);
         let one = &mut self.tenants[tenant];
         let told = one.told;
-        one.share = entry
-            .shares
-            .share(&mut one.told, told, self.params.beginner);
+        one.share = entry.shares.share(&mut one.told, told, BEGINNER);
         let worth = entry.idle(windows, one.had);
         let brings = Brings::Idle(worth, wakes);
-        one.save(entry, self.params.policy, brings, saved, &Units::ZERO);
+        one.save(entry, brings, saved, &Units::ZERO);
         one.counts_from(self.window, entry);
         // Its volumes' limits hold as ever, and what they owe of what is shared is paid out of its base.
         let base = one.shared_base.times(worth as f32);
@@ -300,20 +298,13 @@ impl Scheduler {
             self.awake = true;
             self.board.wake(true);
         }
-        let limit = one.limit(entry, self.params.policy);
-        let unlimited = self.params.policy != Policy::Burst;
-        one.spare = if unlimited {
-            Units::PLENTY.shared()
-        } else {
-            Units::ZERO
-        };
-        one.spare.add(&limit);
+        one.spare = one.limit(entry);
         if one.lanes.len() == 1 {
             // No sibling to share with.
             let lane = &mut self.lanes[one.lanes[0] as usize];
             let part = one.spare.min(&lane.may());
             // What it owes, it owes still.
-            let left = lane.purse.left_mut();
+            let left = &mut lane.left;
             *left = left.plus(&part);
             lane.given = *left;
             one.spare = Units::ZERO;

@@ -1,10 +1,8 @@
 //! What is known of a lane and of a tenant.
 
 use super::each::Each;
-use super::purse::Purse;
 use crate::board::{Entry, Newest, Shares, Told};
 use crate::budget::Rate;
-use crate::params::Policy;
 use crate::units::{PARTS, Resource, SHARED, Units};
 use std::sync::Arc;
 
@@ -15,7 +13,8 @@ pub(super) const NOBODY: u32 = u32::MAX;
 #[derive(Clone, Debug)]
 #[repr(C, align(64))]
 pub(super) struct Lane {
-    pub(super) purse: Purse,
+    /// What may still be used in this window.
+    pub(super) left: Units,
     pub(super) tenant: u32,
     /// I/Os that wait.
     pub(super) waiters: u32,
@@ -82,7 +81,7 @@ impl Common {
 impl Default for Lane {
     fn default() -> Self {
         Self {
-            purse: Purse::default(),
+            left: Units::ZERO,
             tenant: NOBODY,
             waiters: 0,
             wants: false,
@@ -111,13 +110,13 @@ impl Lane {
     /// Used in this window.
     #[inline]
     pub(super) fn used(&self) -> Units {
-        let used = self.given.minus(&self.purse.left());
+        let used = self.given.minus(&self.left);
         used.plus(&self.beyond)
     }
 
     /// What it owes of what is shared is paid, as far as there is so much. Its tenant rests.
     pub(super) fn pay(&mut self, pays: &mut Units) {
-        let left = self.purse.left_mut();
+        let left = &mut self.left;
         let owes = Units::ZERO.minus(&left.min(&Units::ZERO));
         let paid = owes.min(pays);
         *left = left.plus(&paid);
@@ -128,7 +127,7 @@ impl Lane {
     /// A window begins, with so much and what was saved. Says what of that it may not keep.
     #[inline]
     pub(super) fn begin(&mut self, given: &Units) -> Each {
-        let left = self.purse.left_mut();
+        let left = &mut self.left;
         let kept = left.min(given);
         let lost = Each::shared(&left.minus(&kept));
         *left = given.plus(&kept);
@@ -274,10 +273,10 @@ impl Tenant {
     }
 
     /// What a window brings it of its own, whatever others do and without what it saved.
-    pub(super) fn brings(&self, policy: Policy, own: usize) -> i32 {
-        match policy {
-            Policy::Burst | Policy::Wild if self.metered => self.burst.0[own],
-            _ => self.base.0[own],
+    pub(super) fn brings(&self, own: usize) -> i32 {
+        match self.metered {
+            true => self.burst.0[own],
+            false => self.base.0[own],
         }
     }
 

@@ -2,14 +2,12 @@
 //! the processor, and a queue for each tenant.
 
 mod adversaries;
-mod alike;
 mod bases;
 mod cost;
 mod credit;
 mod moves;
 mod reactors;
 mod rests;
-mod rounds;
 mod storm;
 mod volumes;
 
@@ -273,7 +271,7 @@ fn what_lies_free_of_one_resource_is_had_with_another_of_the_reserve() {
     let scheduler = &mut bench.scheduler;
     // Of what is shared, its lane has nothing left.
     let lane = &mut scheduler.lanes[0];
-    let left = lane.purse.left_mut();
+    let left = &mut lane.left;
     (*left, lane.given) = (left.own(), lane.given.minus(&left.shared()));
     scheduler.bases_fit = [false; 2];
     let cost = bench.costs.of(Frontend::Tcp, Operation::Read, 4096);
@@ -296,33 +294,6 @@ fn what_is_left_of_the_bursting_is_shared_by_demand() {
     let [a, b, c] = bench.ended[..] else { panic!() };
     assert!(a.abs_diff(b) < 30 && b.abs_diff(c) < 30, "{a} {b} {c}");
     assert!(a + b + c > FIT * 91 / 100);
-}
-
-#[test]
-fn base_policy_gives_the_base_and_wild_all_that_is_asked_for() {
-    let run = |policy| {
-        let params = Params { policy, ..params() };
-        let mut bench = Bench::new(&[budget(100_000, 400_000, Burst::Metered); 3], params);
-        let mut sums = [0; 3];
-        for window in 0..100 {
-            bench.window(2000, &|tenant, _, _| if tenant < 2 { ALL } else { NONE });
-            if window >= 50 {
-                for (sum, ended) in sums.iter_mut().zip(&bench.ended) {
-                    *sum += ended;
-                }
-            }
-        }
-        (sums[0], sums[1], bench.scheduler.seen(0).metered_parts)
-    };
-    assert_eq!(run(crate::params::Policy::Base), (5000, 5000, 0));
-    let (a, b, metered) = run(crate::params::Policy::Wild);
-    assert!(a + b > 50 * (FIT - 40), "{a} {b}");
-    // What is above the base is counted to the operation: 300 a window, less what was saved in the beginning.
-    assert!(
-        metered > 100 * 250 * PARTS as u64,
-        "{}",
-        metered / PARTS as u64
-    );
 }
 
 #[test]

@@ -10,7 +10,10 @@ use super::divide::divide;
 use super::each::Each;
 use super::state::{Lane, NOBODY, Tenant};
 use crate::board::{Entry, Told, WHOLE};
-use crate::params::{Params, Policy};
+use crate::params::{
+    ALONE_MOST, ALONE_WINDOWS, BEGINNER, FORGET, LATE_WINDOWS, LINK_CARRIED, MOST_TOLD, NEW_LANE,
+    Params,
+};
 use crate::units::{COUNT, PARTS, PLENTY, Resource, SHARED, Units};
 
 /// The tenant's own resources, in the order of its credit.
@@ -30,24 +33,16 @@ impl Tenant {
     /// So many windows' base: saved for the next windows, at most `saved` windows' of it, and what is above that is credit. What
     /// it may use above its base is saved likewise. Of either, what is owed is paid first.
     #[inline]
-    pub(super) fn save(
-        &mut self,
-        entry: &Entry,
-        policy: Policy,
-        brings: Brings,
-        saved: u64,
-        wanted: &Units,
-    ) {
+    pub(super) fn save(&mut self, entry: &Entry, brings: Brings, saved: u64, wanted: &Units) {
         let wakes = matches!(brings, Brings::Idle(_, true));
         let is_shared = entry.shares.is_shared();
         for (at, (credit, own)) in entry.credit.iter().zip(OWN).enumerate() {
             let above = (self.burst.0[own] - self.base.0[own]).max(0);
             let [of_base, of_above] = &mut self.fractions;
             let (more, above) = brings.of(above, self.share, &mut of_above[at]);
-            let paid = match policy {
-                Policy::Base => 0,
-                _ if self.metered => more.min(self.owed[at]),
-                _ => credit.draw(more.min(self.owed[at])),
+            let paid = match self.metered {
+                true => more.min(self.owed[at]),
+                false => credit.draw(more.min(self.owed[at])),
             };
             self.owed[at] -= paid;
             let sum = self.above[at].saturating_add(more - paid);
@@ -82,14 +77,13 @@ impl Tenant {
 
     /// What it may use of its own in the window that begins.
     #[inline]
-    pub(super) fn limit(&mut self, entry: &Entry, policy: Policy) -> Units {
+    pub(super) fn limit(&mut self, entry: &Entry) -> Units {
         let mut limit = self.due.own();
         for (at, own) in OWN.into_iter().enumerate() {
             let above = self.above[at];
-            let more = match policy {
-                Policy::Base => 0,
-                _ if self.metered => above,
-                _ => entry.credit[at].draw(above),
+            let more = match self.metered {
+                true => above,
+                false => entry.credit[at].draw(above),
             };
             self.drawn[at] = more;
             limit.0[own] = limit.0[own].saturating_add(more as i32);
@@ -184,8 +178,8 @@ impl Tenant {
             }
         }
         Told {
-            demand: told(demand - promised, params.most_told),
-            promised: told(promised, params.most_told),
+            demand: told(demand - promised, MOST_TOLD),
+            promised: told(promised, MOST_TOLD),
         }
     }
 }
@@ -196,7 +190,7 @@ fn told(parts: f32, most: f32) -> u64 {
 
 impl Scheduler {
     /// A window has ended, and the next begins: the next but `passed - 1`, where a reactor was late. The next then gives as much
-    /// as those together, up to `late_windows`: who is not let run for a while by the system does not take from its tenants
+    /// as those together, up to [`LATE_WINDOWS`]: who is not let run for a while by the system does not take from its tenants
     /// what is theirs. Of what is shared, only if somebody was there to miss it.
     pub fn turn(&mut self, passed: u64) {
         self.wake(passed, 0);
@@ -207,11 +201,10 @@ impl Scheduler {
         let passed = passed.max(1);
         self.window += passed;
         let late = passed.saturating_sub(slept).max(1);
-        let late = late.min(self.params.late_windows.into());
+        let late = late.min(LATE_WINDOWS);
         let sums = self.settle_all(passed, late);
         self.somebody_bursts = sums.bursts;
         self.tells = sums.tells;
-        self.mean_weight = sums.weights / sums.tenants.max(1) as f32;
         let late = if sums.busy { late as f32 } else { 1.0 };
         let (each, scale, left) = self.shares(&sums, late);
         self.give_all(&each, &scale, left, late);
@@ -236,10 +229,7 @@ impl Scheduler {
             estimator,
             ..
         } = self;
-        let mut sums = Sums {
-            tenants: active.len(),
-            ..Sums::default()
-        };
+        let mut sums = Sums::default();
         // While the reactor slept, nobody used anything.
         let keep = params.keep.powi((passed - late).min(64) as i32 + 1);
         let weight = params.weight_waiting;
@@ -255,8 +245,8 @@ impl Scheduler {
             let is_shared = entry.shares.is_shared();
             if one.only != NOBODY {
                 let lane = &mut lanes[one.only as usize];
-                lane.tell(params.most_told);
-                used.add(&lane.end(passed, saved, params.new_lane));
+                lane.tell(MOST_TOLD);
+                used.add(&lane.end(passed, saved, NEW_LANE));
                 (waiting, wanted) = (lane.waiting, lane.wanted);
                 if is_shared {
                     lane.demand = used;
@@ -265,11 +255,11 @@ impl Scheduler {
             } else {
                 // All of them, before any has its part: so here, parts make a whole.
                 for lane in &one.lanes {
-                    lanes[*lane as usize].tell(params.most_told);
+                    lanes[*lane as usize].tell(MOST_TOLD);
                 }
                 for lane in &one.lanes {
                     let lane = &mut lanes[*lane as usize];
-                    let own = lane.end(passed, saved, params.new_lane);
+                    let own = lane.end(passed, saved, NEW_LANE);
                     lane.demand = own;
                     lane.demand.add(&lane.waiting);
                     used.add(&own);
@@ -294,20 +284,19 @@ impl Scheduler {
             one.seen.cost_ns += costs[0];
             one.seen.corrected_ns += costs[1];
             sums.bursts |= one.bursts;
-            sums.weights += one.shared_base.0[Resource::Cpu as usize];
             one.rests = used.0[OWN[0]] | waiting.0[OWN[0]] == 0;
             sums.busy |= !one.rests;
             one.share = match is_shared {
                 true => {
                     let told = one.told(lanes, &used, params);
-                    let share = (entry.shares).share(&mut one.told, told, params.beginner);
+                    let share = (entry.shares).share(&mut one.told, told, BEGINNER);
                     entry.have(share, passed);
                     share
                 }
                 false => 1.0,
             };
             sums.tells |= is_shared && one.told != Told::default();
-            one.save(entry, params.policy, Brings::Work(passed), saved, &wanted);
+            one.save(entry, Brings::Work(passed), saved, &wanted);
             let late = if one.rests { 1 } else { late };
             let base = one.shared_base.times(one.share * late as f32);
             let (uses, waits) = (Each::shared(&used), Each::shared(&waiting));
@@ -356,7 +345,7 @@ impl Scheduler {
         if self.is_alone() {
             // Nobody is kept from what it takes of a device that does more than was measured; if it does not, delays say so.
             for device in [TIMED[1], TIMED[2]] {
-                whole[device] *= self.params.alone_most;
+                whole[device] *= ALONE_MOST;
             }
         }
         for whole in &mut whole {
@@ -384,11 +373,11 @@ impl Scheduler {
             // It is not taken from bases.
             let reserve = reserve.min((whole - owed).max(0.0));
             // Nor is it lost: what nobody came for is in the next window's.
-            let mut carried = self.reserve.0[resource] as f32 * self.params.reserve_carried;
+            let mut carried = self.reserve.0[resource] as f32;
             self.reserve.0[resource] = reserve as i32;
             let first = sums.guaranteed.0[resource];
             if LINKS.contains(&resource) {
-                carried += self.lost.0[resource].min(whole * self.params.link_carried);
+                carried += self.lost.0[resource].min(whole * LINK_CARRIED);
             }
             let mut overdrawn = 0.0;
             if resource == Resource::Cpu as usize {
@@ -415,7 +404,7 @@ impl Scheduler {
 
     /// One tenant has been at work for a while, and no other.
     fn is_alone(&self) -> bool {
-        self.alone >= self.params.alone_windows
+        self.alone >= ALONE_WINDOWS
     }
 
     /// The second pass: each is given what it is owed and its part of the rest.
@@ -431,7 +420,6 @@ impl Scheduler {
             window,
             ..
         } = self;
-        let policy = params.policy;
         let plenty = Each([PLENTY as f32; COUNT]);
         let most = late - 1.0 + params.saved_windows as f32;
         bursting.clear();
@@ -449,7 +437,7 @@ impl Scheduler {
             let taken = sum.with(&owed, |sum, owed| sum - owed).max(&Each::ZERO);
             left = left.with(&taken, |left, taken| left - taken);
             one.allocated = sum;
-            if one.rests && !sum.exceeds(&base.times(params.forget)) {
+            if one.rests && !sum.exceeds(&base.times(FORGET)) {
                 one.active = false;
                 one.counts_from(*window, board.entry(tenant as usize));
                 board.rest(tenant as usize, &mut one.told);
@@ -462,14 +450,11 @@ impl Scheduler {
                 continue;
             }
             at += 1;
-            let mut given = sum.units();
-            if policy != Policy::Burst {
-                given = Units::PLENTY.shared();
-            } else if sum.exceeds(&base) {
+            if sum.exceeds(&base) {
                 bursting.push(tenant);
             }
             // Of its own and of what is shared: nothing is in both.
-            given = given.plus(&one.limit(board.entry(tenant as usize), policy));
+            let given = sum.units().plus(&one.limit(board.entry(tenant as usize)));
             if one.is_short && one.only == NOBODY {
                 one.set_aside(&given, lanes);
             }
@@ -496,9 +481,6 @@ impl Scheduler {
 /// Of all active tenants.
 #[derive(Default)]
 struct Sums {
-    tenants: usize,
-    /// Of the processor's time, their bases.
-    weights: f32,
     used: Each,
     demand: Each,
     owed: Each,
@@ -524,7 +506,7 @@ impl Lane {
             common.shares.rest(&mut common.told);
             return;
         }
-        let used = self.given.minus(&self.purse.left()).plus(&self.beyond);
+        let used = self.given.minus(&self.left).plus(&self.beyond);
         let (base, limit) = &self.whole;
         let wants = OWN.map(|own| {
             let whole = match base.0[own] {
@@ -563,7 +545,7 @@ impl Lane {
             false => Units::ZERO,
             true => self.given,
         };
-        let left = self.purse.left_mut();
+        let left = &mut self.left;
         *left = left.min(&most).shared();
         self.beyond = Units::ZERO;
         own

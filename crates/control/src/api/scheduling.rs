@@ -303,11 +303,8 @@ pub struct Credit {
 /// Whether what is promised can be had.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Admission {
-    /// Whether all bases can be had at once. Never under the policy `wild`.
+    /// Whether all bases can be had at once.
     pub guaranteed: bool,
-    /// How the node's time and devices are given out.
-    #[serde(default)]
-    pub policy: Policy,
     /// Whether that is calculated from what was measured on this machine alone; else from defaults, but for `measured`.
     pub calibrated: bool,
     /// The frontends that were measured.
@@ -397,27 +394,12 @@ pub struct TenantBudget {
     pub admission: Admission,
 }
 
-/// How the node's time and devices are given out.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum Policy {
-    /// Bases are guaranteed, the rest is shared.
-    #[default]
-    Burst,
-    /// Everyone has their base and never more.
-    Base,
-    /// Everyone up to their burst limit, in a round robin that is weighted by bases.
-    Wild,
-}
-
 /// Which reactors serve what of a queue.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Spread {
     /// A queue is one reactor's.
     OneToOne,
-    /// A queue is one reactor's, and reactors with nothing to do take one I/O each time.
-    Stealing,
     /// A queue is one reactor's, and all reactors with nothing of their own to do serve it as well.
     #[default]
     OneToN,
@@ -450,8 +432,6 @@ pub struct NodeCapacity {
 pub struct Scheduling {
     /// Whether it is: some tenant or volume has a budget.
     pub on: bool,
-    /// How the node's time and devices are given out.
-    pub policy: Policy,
     /// Which reactors serve what of a queue.
     pub spread: Spread,
     /// So many times what there is may be promised.
@@ -472,9 +452,6 @@ pub struct Scheduling {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct SchedulingUpdate {
-    /// How the node's time and devices are given out.
-    #[serde(default)]
-    pub policy: Option<Policy>,
     /// Which reactors serve what of a queue.
     #[serde(default)]
     pub spread: Option<Spread>,

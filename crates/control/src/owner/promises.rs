@@ -92,10 +92,7 @@ impl Owner {
         let promised = SHARED_RESOURCES.into_iter().zip(node.promised());
         let percent = |part: f64| (part * 100_000.0).round() / 1000.0;
         Admission {
-            guaranteed: settings.keeps_bases()
-                && node.at_once() >= node.tenants()
-                && lacking.is_empty(),
-            policy: settings.policy,
+            guaranteed: node.at_once() >= node.tenants() && lacking.is_empty(),
             calibrated: measured.len() == FRONTENDS,
             measured,
             tenants: node.tenants(),
@@ -124,12 +121,6 @@ impl Owner {
     /// Bases were promised that can't all be had, and nobody asked for that: costs or reactors are others now, or exports are
     /// served where their bases don't fit.
     pub(super) fn promise_warning(&self) -> Option<String> {
-        if let Some(tenants) = self.without_bases() {
-            return Some(format!(
-                "no base is guaranteed ({tenants} stated): the policy is `wild`, under which nobody has anything of their \
-                 own; `forebay scheduling set --policy burst` (or `base`) guarantees them again"
-            ));
-        }
         if self.is_meant() || !self.has_budgets() {
             return None;
         }
@@ -157,22 +148,11 @@ impl Owner {
         ))
     }
 
-    /// So many tenants have a base, if some have, that counts for nothing as the policy is.
-    fn without_bases(&self) -> Option<usize> {
-        if self.node.settings.borrow().keeps_bases() {
-            return None;
-        }
-        let core = self.core.borrow();
-        let bases = core.pool.tenant_budgets();
-        let count = bases.filter(|(_, budget)| has_base(budget)).count();
-        (count > 0).then_some(count)
-    }
-
     /// Whether this tenant can have its base at any time; nothing if it has none.
     pub(super) fn is_guaranteed(&self, tenant: TenantId, all: &Admission) -> Option<bool> {
         let core = self.core.borrow();
         core.pool.tenant_budget(tenant).filter(|of| has_base(of))?;
-        if all.guaranteed || self.is_meant() || !self.node.settings.borrow().keeps_bases() {
+        if all.guaranteed || self.is_meant() {
             return Some(all.guaranteed);
         }
         // Who comes first at a reactor has that; of what all reactors share, nobody is before anybody.

@@ -11,12 +11,12 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use forebay_burst::cost::default_profiles;
-use forebay_burst::params::{self, Params};
+use forebay_burst::params::Params;
 use forebay_burst::spread;
 use forebay_xlate::boundary::message::{
     CostProfile as ToldProfile, NodeCapacity as ToldCapacity, Scheduling as Told,
 };
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 
 use super::Owner;
 use super::volume::engine_error;
@@ -24,8 +24,7 @@ use crate::api::error::ApiError;
 use crate::api::events::EventKind;
 use crate::api::model::ExportFrontend;
 use crate::api::scheduling::{
-    CostOperation, CostProfile, Costs, CostsPut, NodeCapacity, Policy, Scheduling,
-    SchedulingUpdate, Spread,
+    CostOperation, CostProfile, Costs, CostsPut, NodeCapacity, Scheduling, SchedulingUpdate, Spread,
 };
 use crate::devices::now_s;
 use crate::events::News;
@@ -54,13 +53,22 @@ const MOST_NS: f64 = 1e10;
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub(super) struct Settings {
-    pub(super) policy: Policy,
+    #[serde(deserialize_with = "stored_spread")]
     pub(super) spread: Spread,
     pub(super) oversubscription: f64,
     pub(super) wants_base: f64,
     capacity: NodeCapacity,
     /// Those that are not at their default.
     params: BTreeMap<String, f64>,
+}
+
+/// An earlier version had a third way.
+fn stored_spread<'de, D: Deserializer<'de>>(stored: D) -> Result<Spread, D::Error> {
+    let text = String::deserialize(stored)?;
+    Ok(match &*text {
+        "one_to_one" => Spread::OneToOne,
+        _ => Spread::default(),
+    })
 }
 
 const UNLIMITED: NodeCapacity = NodeCapacity {
@@ -75,7 +83,6 @@ const UNLIMITED: NodeCapacity = NodeCapacity {
 impl Default for Settings {
     fn default() -> Self {
         Self {
-            policy: Policy::default(),
             spread: Spread::default(),
             oversubscription: 1.0,
             wants_base: 0.5,
@@ -124,32 +131,15 @@ impl NodeState {
 }
 
 impl Settings {
-    /// Whether what is promised counts for anything: under `wild` nobody has anything of their own.
-    pub(super) fn keeps_bases(&self) -> bool {
-        self.policy != Policy::Wild
-    }
-
-    fn policy(&self) -> params::Policy {
-        match self.policy {
-            Policy::Burst => params::Policy::Burst,
-            Policy::Base => params::Policy::Base,
-            Policy::Wild => params::Policy::Wild,
-        }
-    }
-
     pub(super) fn spread(&self) -> spread::Spread {
         match self.spread {
             Spread::OneToOne => spread::Spread::OneToOne,
-            Spread::Stealing => spread::Spread::Stealing,
             Spread::OneToN => spread::Spread::OneToN,
         }
     }
 
     fn params(&self) -> Result<Params, String> {
-        let mut params = Params {
-            policy: self.policy(),
-            ..Params::default()
-        };
+        let mut params = Params::default();
         for (name, value) in &self.params {
             match params.set(name, *value) {
                 Ok(true) => {}
@@ -164,6 +154,16 @@ impl Settings {
             }
         }
         Ok(params)
+    }
+
+    /// Takes out parameters that an earlier version had; their names.
+    fn drop_unknown(&mut self) -> Vec<String> {
+        let default = Params::default();
+        let is_known = |name: &str| default.values().any(|(known, _)| known == name);
+        let unknown = self.params.keys().filter(|name| !is_known(name));
+        let unknown = unknown.cloned().collect();
+        self.params.retain(|name, _| is_known(name));
+        unknown
     }
 
     fn capacity(&self) -> ToldCapacity {
@@ -274,8 +274,10 @@ impl Owner {
         node.reactors.set(reactors.into());
         let (settings, costs) = (settings_path(folder), costs_path(folder));
         let read = files::read_json::<Settings>(&settings).map_err(|error| error.to_string());
-        let read = read.and_then(|read| {
-            if let Some(read) = &read {
+        let mut dropped = Vec::new();
+        let read = read.and_then(|mut read| {
+            if let Some(read) = &mut read {
+                dropped = read.drop_unknown();
                 read.check()
                     .map_err(|error| format!("{}: {error}", settings.display()))?;
             }
@@ -286,6 +288,12 @@ impl Owner {
             self.tell_damaged("how I/O is admitted", until, &error);
             None
         });
+        for name in dropped {
+            let text = format!(
+                "the parameter `{name}` of scheduling is fixed in this version: what was set is dropped"
+            );
+            self.tell(EventKind::Warning, text, News::default());
+        }
         *node.settings.borrow_mut() = read.unwrap_or_default();
         let read = files::read_json::<Measured>(&costs).map_err(|error| error.to_string());
         let read = read.and_then(|read| {
@@ -345,7 +353,7 @@ impl Owner {
         };
         let params = settings.params.iter();
         Told {
-            policy: settings.policy(),
+            policy: Default::default(),
             params: params
                 .map(|(name, value)| (name.clone(), value.to_bits()))
                 .collect(),
@@ -362,7 +370,6 @@ impl Owner {
         let params = settings.params().unwrap_or_default();
         Scheduling {
             on: self.has_budgets(),
-            policy: settings.policy,
             spread: settings.spread,
             oversubscription: settings.oversubscription,
             wants_base: settings.wants_base,
@@ -383,7 +390,6 @@ impl Owner {
     ) -> Result<Scheduling, ApiError> {
         let one = self.node.changing.lock().await;
         let mut settings = self.node.settings.borrow().clone();
-        settings.policy = body.policy.unwrap_or(settings.policy);
         settings.spread = body.spread.unwrap_or(settings.spread);
         settings.oversubscription = body.oversubscription.unwrap_or(settings.oversubscription);
         settings.wants_base = body.wants_base.unwrap_or(settings.wants_base);

@@ -5,9 +5,8 @@
 //! its lane waits behind it, so nothing is overtaken. At a window's end everything is given out anew, and in each
 //! turn what waits is asked again, lane after lane.
 //!
-//! A lane has only so much of a turn's processor time, and all above their base together as much as one
-//! ([`gates`]); the rest goes on in the next. So turns stay short, and whoever is within their base waits for no
-//! neighbour's whole queue. This is not over budget, and not counted as such.
+//! A lane begins only a quantum of commands in a turn ([`gates`]); the rest goes on in the next. So turns stay short, and whoever is
+//! within its base waits for no neighbour's whole queue. This is not over budget, and not counted as such.
 //!
 //! What counts as time over budget is counted by lane ([`Core::over_ns`]): while the first that waits there was refused, all wait for
 //! that, those too for which there is no place here. Each notes when it begins to wait, and when it doesn't any more.
@@ -33,7 +32,10 @@ use forebay_nvme::Status;
 use forebay_xlate::VolumeId;
 use forebay_xlate::boundary::region::{MAX_LANES, bump};
 
+#[cfg(test)]
+pub(super) use gates::ALONE_WINDOWS;
 pub use gates::Admission;
+pub(super) use gates::TURN_NS;
 
 /// So many windows later than they end, who sleeps says that nobody uses anything any more, where others don't wait for that.
 const RECKONED_WINDOWS: u64 = 8;
@@ -45,7 +47,6 @@ impl Core {
         let default = Params::default();
         let params = self.admission.as_ref().map(|a| a.scheduler.params());
         self.away.set_params(params.unwrap_or(&default));
-        self.staging.set_tiers(params.unwrap_or(&default));
         if let Some(admission) = &mut self.admission {
             for lane in self.lanes.iter().flatten() {
                 admission.attach(lane, &self.ios);
@@ -258,12 +259,6 @@ impl Core {
         (self.admission.as_ref()).is_some_and(|a| a.is_contended())
     }
 
-    /// Whether a lane is above its base, as it was found when it last asked.
-    #[inline]
-    pub(crate) fn bursts(&self, lane: LaneIndex) -> bool {
-        (self.admission.as_ref()).is_some_and(|admission| admission.bursts(lane))
-    }
-
     /// Whether a lane that has nothing to begin now may have something at any time, and is to be served at once then: it is within
     /// its base, and others burst.
     pub(crate) fn is_calm(&self, lane: LaneIndex) -> bool {
@@ -342,23 +337,24 @@ impl Core {
         }
     }
 
-    /// Begins what waited and is admitted in this turn, so many at most; how many those were.
+    /// Begins a quantum of what waited and is admitted in this turn. How many commands those were: none, if there are no more.
     #[inline]
-    pub(crate) fn begin_throttled(&mut self, most: usize) -> usize {
+    pub(crate) fn begin_throttled(&mut self) -> usize {
         match &self.admission {
-            Some(admission) if !admission.ready.is_empty() => self.begin_ready(most),
+            Some(admission) if !admission.ready.is_empty() => self.begin_ready(),
             _ => 0,
         }
     }
 
     #[cold]
-    fn begin_ready(&mut self, most: usize) -> usize {
+    fn begin_ready(&mut self) -> usize {
         let mut begun = 0;
-        while begun < most
-            && let Some(index) =
-                (self.admission.as_mut()).and_then(|a| a.next(&mut self.ios, self.now_ns))
+        let mut of_lane = None;
+        while let Some(index) =
+            (self.admission.as_mut()).and_then(|a| a.next(of_lane, &mut self.ios, self.now_ns))
         {
             begun += 1;
+            of_lane = Some(self.ios[index as usize].lane);
             self.begin_waited(index);
         }
         self.blame(None);

@@ -16,8 +16,7 @@
 //! whoever has the least of what home has handed over, if that is less than home has itself,
 //! or than its part of what home began in its last turn; and only while home's own processor is not enough. Who has something of its own to do by then gives back what it has not begun.
 //! So whoever is within their base feels no other reactor's burst, but for what is being done when they come.
-//! [`Spread::Stealing`]: whoever had nothing to do and said so
-//! gets one, and asks again. Either only where home has a few in hand, or they wait for its processor, and a lane more than one:
+//! That is only where home has a few in hand, or they wait for its processor, and a lane more than one:
 //! at depth 1 nothing is gained. A reactor that sleeps is woken for more than that. As everywhere, a lane never has more away than it
 //! leaves to all others, so a device that hangs holds up its own.
 //!
@@ -25,7 +24,7 @@
 
 pub(super) mod idle;
 
-use super::{Core, MAX_SLICES, kind};
+use super::{Core, MAX_SLICES, admit, kind};
 use crate::lane::LaneIndex;
 use crate::mailbox::ReactorBell;
 use forebay_burst::params::Params;
@@ -266,7 +265,6 @@ impl Core {
             true => Spread::OneToOne,
             false => spread,
         };
-        self.away.said.hungry.store(false, Relaxed);
         self.away.rests(self.now_ns);
         self.away.need = Need::new(self.now_ns);
         // Nobody counted the turns, if nothing was handed over.
@@ -309,9 +307,6 @@ impl Core {
     pub fn is_idle(&mut self) {
         self.admission_is_idle();
         self.away.need.is_idle();
-        if self.away.spread == Spread::Stealing && !self.away.said.hungry.load(Relaxed) {
-            self.away.said.hungry.store(true, Release);
-        }
     }
 
     /// Operations that this reactor has at devices, whoever's.
@@ -345,17 +340,12 @@ impl Core {
         let has_room = |p: &Peer, left| left < limit && p.out < LINK_ENTRIES;
         let open = peers
             .filter(|(_, p, left)| has_room(p, *left) && (hand >= FEW_ASLEEP || !p.bell.sleeps()));
-        match self.away.spread {
-            Spread::OneToOne => None,
-            Spread::OneToN => open
-                .filter(|(_, p, _)| p.idle)
-                .min_by_key(|(.., left)| *left)
-                .map(|(at, ..)| at),
-            Spread::Stealing => open
-                .filter(|(_, p, _)| p.said.hungry.load(Relaxed))
-                .find(|(_, p, _)| p.said.hungry.swap(false, AcqRel))
-                .map(|(at, ..)| at),
+        if self.away.spread == Spread::OneToOne {
+            return None;
         }
+        open.filter(|(_, p, _)| p.idle)
+            .min_by_key(|(.., left)| *left)
+            .map(|(at, ..)| at)
     }
 
     /// Hands a slice over that has begun: what is to be said of it before it goes to its device is said.
@@ -445,7 +435,7 @@ impl Core {
         }
         let mut left = TURN[usize::from(!busy)];
         let admission = self.admission.as_ref();
-        let mut left_ns = admission.map_or(i32::MAX, |a| a.whole_lump_ns());
+        let mut left_ns = admission.map_or(i32::MAX, |_| admit::TURN_NS);
         let mut left_bytes = TURN_BYTES;
         let mut any = false;
         for _ in 0..self.away.again.len() {

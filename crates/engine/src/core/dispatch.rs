@@ -7,7 +7,7 @@
 use super::io::{Io, IoOp, Stage, Token};
 use super::settle::Ended;
 use super::staging::Staging;
-use super::{BOUNCED, Core, Slice, TIMED, kind};
+use super::{BOUNCED, Core, Slice, kind};
 use forebay_device::{Errno, Finish, Op, Submitted};
 use forebay_nvme::Status;
 use forebay_xlate::drain::SliceSpan;
@@ -244,7 +244,7 @@ impl Core {
         if self.away.is_helped()
             && let Some(whose) = self.whose(self.ios[io].lane, 1)
         {
-            let slice = self.begin_slice(io, device, op, span);
+            let slice = self.begin_slice(io, device, op, span, true);
             self.slices[index as usize] = Some(slice);
             self.hand_over(whose, index as usize);
             return Put::Ok;
@@ -256,7 +256,7 @@ impl Core {
         ) {
             Submitted::Queued => {
                 // What was done at once has no end that could come late.
-                let slice = self.begin_slice(io, device, op, span);
+                let slice = self.begin_slice(io, device, op, span, false);
                 self.slices[index as usize] = Some(slice);
                 self.away.began(false);
                 kill_point!("core.put");
@@ -286,7 +286,7 @@ impl Core {
     }
 
     /// Counts a slice that begins now, as part of its command.
-    fn begin_slice(&mut self, io: usize, device: u8, op: Op, span: SliceSpan) -> Slice {
+    fn begin_slice(&mut self, io: usize, device: u8, op: Op, span: SliceSpan, away: bool) -> Slice {
         // From when the ring is entered on, a successor must reckon with it.
         let record = self.ios[io].record;
         if !record.is_machine() {
@@ -300,11 +300,16 @@ impl Core {
         if let Some(lane) = self.lanes[self.ios[io].lane.0 as usize].as_mut() {
             lane.slices += 1;
         }
+        let begun_ns = match &mut self.admission {
+            Some(admission) => admission.begun(device, &op, away),
+            None => 0,
+        };
         Slice {
             io: io as u32,
             device,
             marks: 0,
             away: false,
+            begun_ns,
             op,
             span,
         }
@@ -363,8 +368,11 @@ impl Core {
         };
         self.free_slices.push(index as u32);
         self.slice_ended_ns = self.now_ns;
-        if slice.marks != 0 {
-            self.marked_ended(index, &slice, error.is_none());
+        if slice.begun_ns != 0 {
+            self.timed_ended(&slice, error.is_none());
+        }
+        if slice.marks & BOUNCED != 0 {
+            self.bounce_ended(index, &slice, error.is_none());
         }
         if let Some(errno) = error {
             self.count_error(slice.device, &slice.op, errno);
@@ -387,16 +395,6 @@ impl Core {
         // Elsewhere (parked, waiting for room), whoever takes it up again sees the count.
         if io.slices == 0 && io.stage == Stage::Moving {
             self.moved(Token::take(slice.io));
-        }
-    }
-
-    #[cold]
-    fn marked_ended(&mut self, index: usize, slice: &Slice, good: bool) {
-        if slice.marks & BOUNCED != 0 {
-            self.bounce_ended(index, slice, good);
-        }
-        if slice.marks & TIMED != 0 {
-            self.timed_ended(index, slice, good);
         }
     }
 

@@ -90,18 +90,18 @@ pub struct ServedDevice {
 
 /// A slice's bytes go through a buffer of ours ([`machine`]).
 const BOUNCED: u8 = 1;
-/// How long it is at its device is looked at ([`admit`]).
-const TIMED: u8 = 2;
 
 /// The part of a command that is contiguous on one device.
 #[derive(Debug)]
 struct Slice {
     io: u32,
     device: u8,
-    /// What its end is more for than others': [`BOUNCED`], [`TIMED`].
+    /// What its end is more for than others': [`BOUNCED`].
     marks: u8,
     /// Another reactor carries it out ([`away`]).
     away: bool,
+    /// When it began, if its delay is measured ([`admit`]); 0: it is not.
+    begun_ns: u64,
     op: Op,
     span: SliceSpan,
 }

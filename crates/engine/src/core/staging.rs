@@ -18,8 +18,7 @@
 #![allow(unsafe_code)]
 
 use crate::memory::{self, Memory, StagingMemory, Zeros};
-use forebay_burst::params::Params;
-use forebay_burst::tiers::{Tiers, Used, returned_at_once};
+use forebay_burst::tiers::{self, Used, returned_at_once};
 use forebay_device::Buf;
 use forebay_xlate::boundary::region::check::BufferRef;
 use std::ptr::NonNull;
@@ -247,7 +246,6 @@ pub struct Staging {
     classes: [Class; CLASSES.len()],
     out: usize,
     zeros: Zeros,
-    tiers: Tiers,
 }
 
 // SAFETY: the pointers are into memory that this value alone hands out.
@@ -275,7 +273,6 @@ impl Staging {
             classes,
             out: 0,
             zeros: memory.zeros,
-            tiers: Tiers::from(&Params::default()),
         }
     }
 
@@ -383,18 +380,13 @@ impl Staging {
         class.is_some_and(|class| class.cool(0)) || self.classes.iter().any(|c| !c.warm.is_empty())
     }
 
-    /// What stays at hand, and how long a burst keeps what it borrowed, from now on.
-    pub(super) fn set_tiers(&mut self, params: &Params) {
-        self.tiers = Tiers::from(params);
-    }
-
     /// Looks, every now and then, whether the burst of each class has ended, with so many lanes served; if so, some of what it
     /// borrowed goes back to the system. Says what is kept.
     pub fn settle(&mut self, lanes: u32) -> Held {
         let mut held = Held::default();
         for (at, class) in self.classes.iter_mut().enumerate() {
-            let own = self.tiers.own(at, lanes);
-            if let Some(keep) = class.used.look(own, &self.tiers) {
+            let own = tiers::own(at, lanes);
+            if let Some(keep) = class.used.look(own) {
                 class.cool(keep as usize);
             }
             let present = class.warm.len() as u64 + u64::from(class.used.out());
@@ -486,10 +478,7 @@ mod tests {
             looks += 1;
             assert!(looks < 200, "what was borrowed doesn't return");
         }
-        assert!(
-            looks as u32 >= Params::default().burst_over,
-            "a pause is no end"
-        );
+        assert!(looks as u32 >= tiers::BURST_OVER, "a pause is no end");
         assert_eq!(s.settle(lanes).own_bytes, (16 << 12) + (2 << 17));
         assert!(used_bytes() <= before + (2 << 17), "{}", used_bytes());
         assert!(steady.iter().all(|b| b.as_slice() == [7; 4096]));

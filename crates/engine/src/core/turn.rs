@@ -43,7 +43,6 @@ impl Core {
                 }
             }
             if n < batch.len() {
-                self.note_next_slice();
                 return any;
             }
         }
@@ -60,7 +59,10 @@ impl Core {
             self.advance_carried();
             self.blame(None);
         }
-        let admitted = self.begin_throttled(usize::MAX) > 0;
+        let mut admitted = false;
+        while self.begin_throttled() > 0 {
+            admitted = true;
+        }
         let again = !self.ring_wait.is_empty() || !self.slice_again.is_empty();
         if again {
             self.retry_slices();
@@ -81,7 +83,6 @@ impl Core {
         }
         self.retry_flushes();
         self.advance_jobs();
-        self.time_some();
         self.enter();
         if self.away.has_peers() {
             self.tell_others();

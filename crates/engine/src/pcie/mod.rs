@@ -30,7 +30,6 @@ use crate::lane::AtOnce;
 use crate::vm::client::Client;
 use crate::vm::file::MachineFile;
 use crate::vm::frontend::{Answer, Closing, Frame, Frontend, Message, Turn};
-use crate::vm::look::Look;
 use forebay_guest::{Area, Mapping, Pieces};
 use forebay_nvme::controller::ControllerConfig;
 use forebay_nvme::pcie::interrupt::{Coalescing, Gathered};
@@ -384,8 +383,8 @@ impl Frontend for Pcie {
     }
 
     #[inline]
-    fn poll(&mut self, turn: &mut Turn<'_>, look: &mut Look<'_>) -> bool {
-        self.poll_queues(turn, look)
+    fn poll(&mut self, turn: &mut Turn<'_>) -> bool {
+        self.poll_queues(turn)
     }
 
     #[inline]

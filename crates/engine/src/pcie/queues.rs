@@ -16,7 +16,6 @@ use crate::core::staging::StagingBuffer;
 use crate::core::{IoOp, NewIo};
 use crate::lane::{Lane, LaneIndex};
 use crate::vm::frontend::Turn;
-use crate::vm::look::Look;
 use forebay_guest::PieceError;
 use forebay_nvme::io::{self, IoCommand, NamespaceGeometry, Transfer};
 use forebay_nvme::pcie::{Doorbell, data, queue};
@@ -100,7 +99,7 @@ pub(super) enum Begun {
 
 impl Pcie {
     #[inline]
-    pub(super) fn poll_queues(&mut self, turn: &mut Turn<'_>, look: &mut Look<'_>) -> bool {
+    pub(super) fn poll_queues(&mut self, turn: &mut Turn<'_>) -> bool {
         if !self.live {
             return self.quiesce.is_some() && self.go_on_quiescing(turn);
         }
@@ -135,13 +134,7 @@ impl Pcie {
                 self.more = true;
                 break;
             }
-            any |= self.fetch(turn, qid, look);
-            if look.has_rung() {
-                // The same queue goes on when it is called again.
-                self.first = at;
-                self.more = true;
-                break;
-            }
+            any |= self.fetch(turn, qid);
         }
         any
     }
@@ -157,7 +150,7 @@ impl Pcie {
 
     /// Takes commands from a submission queue. True if there were any.
     #[inline]
-    fn fetch(&mut self, turn: &mut Turn<'_>, qid: u16, look: &mut Look<'_>) -> bool {
+    fn fetch(&mut self, turn: &mut Turn<'_>, qid: u16) -> bool {
         let tail = self.bell(Doorbell::Tail(qid));
         let Some(sq) = self.sqs[usize::from(qid)].as_mut() else {
             return false;
@@ -170,10 +163,10 @@ impl Pcie {
         if sq.cursor.is_empty() || self.deleting == Some(qid) {
             return false;
         }
-        self.take_batch(turn, qid, look)
+        self.take_batch(turn, qid)
     }
 
-    fn take_batch(&mut self, turn: &mut Turn<'_>, qid: u16, look: &mut Look<'_>) -> bool {
+    fn take_batch(&mut self, turn: &mut Turn<'_>, qid: u16) -> bool {
         let Some(sq) = self.sqs[usize::from(qid)].as_ref() else {
             return false;
         };
@@ -201,7 +194,7 @@ impl Pcie {
         let mut taken = 0;
         while self.take_one(turn, qid, taken, geometry.as_ref()) {
             taken += 1;
-            if taken == wanted || !may_fetch(turn) || look.somebody_rang() {
+            if taken == wanted || !may_fetch(turn) {
                 break;
             }
         }
@@ -215,10 +208,7 @@ impl Pcie {
             self.more |= taken == most as usize && !sq.cursor.is_empty();
             self.stay_quiet(qid);
         }
-        // Who has rung is not to wait for these: it is called again at once.
-        if !look.has_rung() {
-            self.answer_over(turn);
-        }
+        self.answer_over(turn);
         true
     }
 

@@ -452,11 +452,6 @@ impl Conn {
         Ok(())
     }
 
-    /// Whether its lane is above its base, and others' come first.
-    pub(super) fn bursts(&self, core: &Core) -> bool {
-        self.lane.is_some_and(|lane| core.bursts(lane))
-    }
-
     /// Whether what is to be sent waits for more: as long as more of the lane's commands are sure to begin soon.
     pub(super) fn holds_back(&mut self, core: &Core) -> bool {
         let holds = self.lane.is_some_and(|lane| core.waits_for_turns(lane))

@@ -173,8 +173,8 @@ impl Frontend {
         }
     }
 
-    /// One turn; true if anything was done. Whoever is to blame last is so until [`Core::submit`]. While some burst, there are looks at
-    /// who else may have asked, between what takes long: `beside` is one at those who come by other ways.
+    /// One turn; true if anything was done. Whoever is to blame last is so until [`Core::submit`]. Between connections, `beside` serves
+    /// who comes by another way than TCP and is within its base, while some lane is above its base.
     pub(crate) fn poll(&mut self, core: &mut Core, beside: Beside<'_>) -> bool {
         let mut any = self.complete(core);
         let active = self.active.len();
@@ -185,7 +185,7 @@ impl Frontend {
                 let index = self.active[(self.first + i) % active];
                 let came = self.visit(core, index);
                 any |= came;
-                if came && core.somebody_bursts() {
+                if came {
                     beside(core);
                 }
             }

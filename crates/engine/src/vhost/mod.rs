@@ -28,7 +28,6 @@ use crate::core::{Core, DoneIo, IoOp};
 use crate::lane::{AtOnce, LaneIndex};
 use crate::vm::file::AREA_BYTES;
 use crate::vm::frontend::{Answer, Closing, Frame, Frontend, Message, Turn};
-use crate::vm::look::Look;
 use crate::vm::talk::HUNG_UP;
 use area::Area;
 use control::Pending;
@@ -189,13 +188,7 @@ impl Vhost {
     }
 
     /// Takes chains of a queue and begins them, as far as the turn's budget (requests, bytes) goes.
-    fn take(
-        &mut self,
-        turn: &mut Turn<'_>,
-        index: usize,
-        budget: &mut (u32, u32),
-        look: &mut Look<'_>,
-    ) -> bool {
+    fn take(&mut self, turn: &mut Turn<'_>, index: usize, budget: &mut (u32, u32)) -> bool {
         let may_take = self.may_take(index);
         let is_left = |line: &Line| line.queue.left() > 0;
         let redoes = self.lines[index].as_deref().is_some_and(is_left) && self.may_redo(turn);
@@ -232,9 +225,6 @@ impl Vhost {
                     blame(turn, None);
                     budget.1 = budget.1.saturating_sub(bytes);
                     self.show_some(turn, index);
-                    if look.somebody_rang() {
-                        break;
-                    }
                 }
                 Ok(None) => break,
                 Err(error) => {
@@ -276,7 +266,7 @@ impl Frontend for Vhost {
         self.go_on(turn)
     }
 
-    fn poll(&mut self, turn: &mut Turn<'_>, look: &mut Look<'_>) -> bool {
+    fn poll(&mut self, turn: &mut Turn<'_>) -> bool {
         if self.armed {
             self.armed = false;
             for line in self.lines.iter_mut().flatten() {
@@ -294,12 +284,7 @@ impl Frontend for Vhost {
         let mut budget = (CLIENT_AT_ONCE, BYTES_AT_ONCE);
         for i in 0..count {
             let index = (self.first + i) % count;
-            any |= self.take(turn, index, &mut budget, look);
-            if look.has_rung() {
-                // The same queue goes on when it is called again.
-                self.first = index + count - 1;
-                break;
-            }
+            any |= self.take(turn, index, &mut budget);
         }
         any | self.publish(turn)
     }

@@ -15,7 +15,6 @@
 //! or block. **Not here:** what is common to all clients ([`super::client`]).
 
 use super::client::Client;
-use super::look::Look;
 use crate::core::{Core, DoneIo};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -92,8 +91,8 @@ pub(crate) trait Frontend {
     fn later(&mut self, turn: &mut Turn<'_>) -> Answer;
 
     /// Looks at doorbells and rings, starts commands. True when anything was done. Called each turn of
-    /// the reactor while [`Frontend::is_active`]. Stops between commands as soon as somebody has rung, and is called again.
-    fn poll(&mut self, turn: &mut Turn<'_>, look: &mut Look<'_>) -> bool;
+    /// the reactor while [`Frontend::is_active`].
+    fn poll(&mut self, turn: &mut Turn<'_>) -> bool;
 
     /// Whether the driver has made something available since the last [`Frontend::poll`]: asked often, and to be no more than
     /// a few loads.

@@ -1,9 +1,8 @@
-//! Who is within its base is served between the commands of those that burst.
+//! Machines within their base are served between the quanta of lanes above their base.
 //!
-//! **Design.** A burst's part of a turn is many commands long, and whoever rings meanwhile would wait for all of it. To see whether a machine
-//! has rung costs a load of its doorbell, or of its ring's index. So after each of its commands a frontend has some that are within their base
-//! looked at ([`Look::somebody_rang`]); if one has rung, it stops, that one is served, and then it goes on with what is left of its part.
-//! Many are looked at by turns, [`AT_ONCE`] after a command, so that a look never is much beside the command.
+//! **Design.** To see whether a machine has rung costs a load of its doorbell, or of its ring's index. While some lane is above its base,
+//! a few machines within theirs are looked at after each quantum, and one that has rung is served at once. Many are looked at by
+//! turns, [`AT_ONCE`] at a time.
 //!
 //! **Not here:** what a lane may begin of a turn ([`crate::core`]); hosts over TCP, of which to look at one is a system call
 //! ([`crate::tcp`]).
@@ -12,68 +11,9 @@ use super::frontend::Turn;
 use super::{Life, Machine, Machines, blame};
 use crate::core::Core;
 
-/// So many are looked at after a command, and of so many it is known that they are within their base: others are next time.
+/// So many are looked at after a quantum, and of so many it is known that they are within their base: others are next time.
 const AT_ONCE: usize = 4;
 pub(super) const MOST: usize = 64;
-/// A machine's turn is interrupted so many times at most: not all that is answered is charged.
-const INTERRUPTIONS: u32 = 32;
-
-/// Those that are looked at while another is served.
-pub(crate) struct Look<'a> {
-    /// Machines up to the one that is served, and those behind it.
-    before: &'a [Option<Box<Machine>>],
-    behind: &'a [Option<Box<Machine>>],
-    /// Of them, those within their base.
-    calm: &'a [u32],
-    next: usize,
-    rang: Option<u32>,
-}
-
-impl<'a> Look<'a> {
-    /// At nobody.
-    pub(crate) fn none() -> Self {
-        Self {
-            before: &[],
-            behind: &[],
-            calm: &[],
-            next: 0,
-            rang: None,
-        }
-    }
-
-    /// Whether somebody has rung: then whoever is served is to stop.
-    #[inline]
-    pub(crate) fn somebody_rang(&mut self) -> bool {
-        !self.calm.is_empty() && (self.rang.is_some() || self.look())
-    }
-
-    /// Whether somebody had, when there was a look.
-    #[inline]
-    pub(crate) fn has_rung(&self) -> bool {
-        self.rang.is_some()
-    }
-
-    fn look(&mut self) -> bool {
-        for _ in 0..AT_ONCE.min(self.calm.len()) {
-            self.next = match self.next + 1 {
-                next if next < self.calm.len() => next,
-                _ => 0,
-            };
-            let index = self.calm[self.next];
-            let at = index as usize;
-            // The one that is served is in neither.
-            let machine = match at.checked_sub(self.before.len()) {
-                None => self.before.get(at),
-                Some(at) => self.behind.get(at.wrapping_sub(1)),
-            };
-            if machine.is_some_and(|m| m.as_ref().is_some_and(|m| m.has_rung())) {
-                self.rang = Some(index);
-                return true;
-            }
-        }
-        false
-    }
-}
 
 impl Machine {
     fn has_rung(&self) -> bool {
@@ -104,58 +44,21 @@ impl Machines {
         }
     }
 
-    /// A machine's turn, in which those that ring and are within their base come between. True if anything was done.
-    pub(super) fn poll_machine(&mut self, core: &mut Core, at: usize) -> bool {
-        let mut any = false;
-        let mut left = INTERRUPTIONS;
-        loop {
-            let (before, rest) = self.all.split_at_mut(at);
-            let Some((Some(machine), behind)) = rest.split_first_mut() else {
-                return any;
-            };
-            let mut look = Look {
-                before,
-                behind,
-                calm: if left > 0 { &self.calm } else { &[] },
-                next: self.calm_next,
-                rang: None,
-            };
-            let Machine {
-                client, frontend, ..
-            } = &mut **machine;
-            blame(core, client);
-            any |= frontend.poll(&mut Turn { core, client }, &mut look);
-            core.blame_nobody();
-            let (next, rang) = (look.next, look.rang);
-            self.calm_next = next;
-            let Some(rang) = rang else {
-                return any;
-            };
-            left = left.saturating_sub(1);
-            self.serve_calm(core, rang);
-        }
-    }
-
-    /// Serves those within their base that have rung. True if there were any.
+    /// Serves one of those within their base that have rung. True if there was one.
     pub(crate) fn look(&mut self, core: &mut Core) -> bool {
-        if self.calm.is_empty() {
-            return false;
+        for _ in 0..AT_ONCE.min(self.calm.len()) {
+            self.calm_next = match self.calm_next + 1 {
+                next if next < self.calm.len() => next,
+                _ => 0,
+            };
+            let index = self.calm[self.calm_next];
+            let machine = self.all.get(index as usize);
+            if machine.is_some_and(|m| m.as_ref().is_some_and(|m| m.has_rung())) {
+                self.serve_calm(core, index);
+                return true;
+            }
         }
-        let mut look = Look {
-            before: &self.all,
-            behind: &[],
-            calm: &self.calm,
-            next: self.calm_next,
-            rang: None,
-        };
-        look.look();
-        let (next, rang) = (look.next, look.rang);
-        self.calm_next = next;
-        let Some(rang) = rang else {
-            return false;
-        };
-        self.serve_calm(core, rang);
-        true
+        false
     }
 
     /// Serves one that has rung.
@@ -167,7 +70,7 @@ impl Machines {
             client, frontend, ..
         } = &mut **machine;
         blame(core, client);
-        let any = frontend.poll(&mut Turn { core, client }, &mut Look::none());
+        let any = frontend.poll(&mut Turn { core, client });
         core.blame_nobody();
         if client.any_raised
             && let Some(signals) = &mut self.signals

@@ -222,9 +222,17 @@ impl Machines {
                 }
             }
             if machine.frontend.is_active() {
-                any |= self.poll_machine(core, at);
+                blame(core, &machine.client);
+                let Machine {
+                    client, frontend, ..
+                } = &mut **machine;
+                let polled = frontend.poll(&mut Turn { core, client });
+                core.blame_nobody();
+                if polled {
+                    any = true;
+                    self.look(core);
+                }
             }
-            core.blame_nobody();
             let Some(machine) = &mut self.all[at] else {
                 continue;
             };

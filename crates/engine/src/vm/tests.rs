@@ -10,7 +10,6 @@ mod registered;
 
 use super::file::{MAX_SLOTS, MachineFile};
 use super::frontend::{Answer, Frame, Message};
-use super::look::Look;
 use super::*;
 use crate::core::DoneIo;
 use crate::core::staging::Staging;
@@ -127,7 +126,7 @@ impl Frontend for Toy {
         Answer::Now
     }
 
-    fn poll(&mut self, _: &mut Turn<'_>, _: &mut Look<'_>) -> bool {
+    fn poll(&mut self, _: &mut Turn<'_>) -> bool {
         false
     }
 

@@ -6,7 +6,7 @@
 
 use clap::{ArgGroup, Args, Subcommand, ValueEnum};
 use forebay_burst::budget::{LEAST, MOST, MOST_CREDIT_SECONDS};
-use forebay_control::api::scheduling::{Policy, Spread};
+use forebay_control::api::scheduling::Spread;
 use forebay_device::size::{SizeError, parse_size};
 
 /// A base that is theirs at any time, and a limit that bursts reach. What is not named stays as it is.
@@ -130,16 +130,13 @@ pub(crate) enum SchedulingCommand {
 #[command(group(
     ArgGroup::new("changes")
         .args([
-            "policy", "spread", "oversubscription", "wants_base", "device_reads", "device_writes",
+            "spread", "oversubscription", "wants_base", "device_reads", "device_writes",
             "link_bandwidth", "iops_limit", "params",
         ])
         .required(true)
         .multiple(true)
 ))]
 pub(crate) struct SchedulingArgs {
-    /// How the node's time and devices are given out
-    #[arg(long, value_enum)]
-    pub(crate) policy: Option<PolicyArg>,
     /// Which reactors serve what of a queue, with budgets or without
     #[arg(long, value_enum)]
     pub(crate) spread: Option<SpreadArg>,
@@ -202,34 +199,11 @@ fn parse_param(text: &str) -> Result<(String, Option<f64>), String> {
     Ok((name.to_owned(), value))
 }
 
-/// How the node's time and devices are given out.
-#[derive(Debug, Clone, Copy, ValueEnum)]
-pub(crate) enum PolicyArg {
-    /// Bases are guaranteed, the rest is shared
-    Burst,
-    /// Everyone has their base and never more
-    Base,
-    /// Everyone up to their burst limit, in a round robin that is weighted by bases
-    Wild,
-}
-
-impl From<PolicyArg> for Policy {
-    fn from(policy: PolicyArg) -> Self {
-        match policy {
-            PolicyArg::Burst => Self::Burst,
-            PolicyArg::Base => Self::Base,
-            PolicyArg::Wild => Self::Wild,
-        }
-    }
-}
-
 /// Which reactors serve what of a queue.
 #[derive(Debug, Clone, Copy, ValueEnum)]
 pub(crate) enum SpreadArg {
     /// A queue is one reactor's
     OneToOne,
-    /// A queue is one reactor's, and reactors with nothing to do take one I/O each time
-    Stealing,
     /// A queue is one reactor's, and all reactors with nothing of their own to do serve it as well
     OneToN,
 }
@@ -238,7 +212,6 @@ impl From<SpreadArg> for Spread {
     fn from(spread: SpreadArg) -> Self {
         match spread {
             SpreadArg::OneToOne => Self::OneToOne,
-            SpreadArg::Stealing => Self::Stealing,
             SpreadArg::OneToN => Self::OneToN,
         }
     }

@@ -71,7 +71,7 @@ pub(crate) enum Command {
     /// Tenants: who is served
     #[command(subcommand)]
     Tenant(TenantCommand),
-    /// How I/O is admitted where tenants have budgets: policy, capacity, what is promised
+    /// How I/O is admitted where tenants have budgets: capacity, what is promised
     #[command(subcommand)]
     Scheduling(SchedulingCommand),
     /// Ports: the addresses at which hosts connect

@@ -4,8 +4,8 @@ use std::cmp::Ordering;
 
 use forebay_control::api::model::ExportFrontend;
 use forebay_control::api::scheduling::{
-    Admission, Budget, BudgetPatch, Costs, LARGE_BYTES, Limit, Policy, Rate, RatePatch,
-    SMALL_BYTES, Scheduling, SchedulingUpdate,
+    Admission, Budget, BudgetPatch, Costs, LARGE_BYTES, Limit, Rate, RatePatch, SMALL_BYTES,
+    Scheduling, SchedulingUpdate,
 };
 use forebay_device::size::format_bytes;
 
@@ -54,7 +54,6 @@ fn update_of(args: SchedulingArgs, before: &Scheduling) -> SchedulingUpdate {
         capacity.operations_s = limit.0;
     }
     SchedulingUpdate {
-        policy: args.policy.map(Into::into),
         spread: args.spread.map(Into::into),
         oversubscription: args.oversubscription,
         wants_base: args.wants_base,
@@ -213,12 +212,6 @@ pub(crate) fn admission_text(admission: &Admission) -> String {
         _ => format!("{most}; of the reactors {}", reactors.join(", ")),
     };
     let lacks_only = admission.at_once >= admission.tenants;
-    if admission.policy == Policy::Wild {
-        return format!(
-            "no base is guaranteed, as the policy is `wild`: nobody has anything of their own; `forebay scheduling set --policy burst` \
-             (or `base`) guarantees bases{most} ({from})\n"
-        );
-    }
     match admission.guaranteed {
         true => format!("all bases are guaranteed{most} ({from})\n"),
         false if lacks_only => {
@@ -258,7 +251,6 @@ fn show(now: &Scheduling) -> String {
     };
     let mut text = pairs([
         ("scheduled", on.to_owned()),
-        ("policy", word(&now.policy)),
         ("spread", word(&now.spread).replace('_', "-")),
         ("oversubscription", now.oversubscription.to_string()),
         ("wants base", now.wants_base.to_string()),

@@ -5,7 +5,6 @@
 use super::frontend::Frontend;
 use crate::types::{DeviceIndex, ExtentRange, VolumeId};
 pub use forebay_burst::budget::{Budget, Burst, Rate};
-pub use forebay_burst::params::Policy;
 pub use forebay_burst::spread::Spread;
 use std::collections::BTreeSet;
 
@@ -211,6 +210,14 @@ pub struct NodeCapacity {
     pub link_out_bytes_s: u64,
     /// Operations a second that the software carries at most.
     pub operations_s: u64,
+}
+
+/// How things are given out. There was a choice once, and there is a place for it in the message still.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Default, Debug, Serialize, Deserialize)]
+pub enum Policy {
+    /// Base guaranteed, the rest shared.
+    #[default]
+    Burst,
 }
 
 /// How I/O is admitted: [`forebay_burst`]. Without it, everything is, at once.

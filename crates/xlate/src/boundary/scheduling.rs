@@ -63,10 +63,7 @@ impl Scheduling {
     /// # Errors
     /// One that there is not, or that can't be set to this: which, and what could be.
     pub fn params(&self) -> Result<Params, String> {
-        let mut params = Params {
-            policy: self.policy,
-            ..Params::default()
-        };
+        let mut params = Params::default();
         for (name, bits) in &self.params {
             match params.set(name, f64::from_bits(*bits)) {
                 Ok(true) => {}

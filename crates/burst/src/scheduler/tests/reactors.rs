@@ -460,7 +460,7 @@ fn who_is_alone_is_held_by_no_measured_device() {
     let ([mut first, mut second], cost) = at_one_device(&Budget::unstated());
     let board = first.board.clone();
     let admitted = |scheduler: &mut Scheduler| greedy_window(scheduler, &cost);
-    let alone = Params::default().alone_windows;
+    let alone = crate::params::ALONE_WINDOWS;
     let after = |scheduler: &mut Scheduler, windows: u32| {
         (0..windows).for_each(|_| _ = admitted(scheduler));
         admitted(scheduler)

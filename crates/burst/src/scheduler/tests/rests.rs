@@ -18,9 +18,9 @@ fn who_rests_and_comes_back_has_no_more_than_its_budget() {
     const BASE: u64 = 50;
     for (burst, how) in [(BASE, Burst::Metered), (900, Burst::Credit { seconds: 10 })] {
         let all = budget(BASE * 1000, burst * 1000, how);
-        for forget in [1.0 / 64.0, 1.0] {
+        {
             for idle in [1, 2, 7, 8, 9, 12] {
-                let params = Params { forget, ..params() };
+                let params = params();
                 let once = BASE * (u64::from(params.saved_windows) + 1) + 1;
                 let mut bench = Bench::new(&[all], params);
                 let cost = bench.costs.of(Frontend::Tcp, Operation::Read, 4096);
@@ -36,14 +36,10 @@ fn who_rests_and_comes_back_has_no_more_than_its_budget() {
                     let most = BASE * round * (idle + 1) + once;
                     assert!(
                         begun <= most,
-                        "{how:?} {forget} {idle}: {begun} of {most} in {round}"
+                        "{how:?} {idle}: {begun} of {most} in {round}"
                     );
                 }
-                assert_eq!(
-                    rested > 0,
-                    forget == 1.0 || idle > 6,
-                    "{forget} {idle} {rested}"
-                );
+                assert_eq!(rested > 0, idle > 6, "{idle} {rested}");
                 // Nor less, where all can be saved.
                 let least = BASE * 299 * (idle + 1) - once;
                 assert!(
@@ -62,7 +58,7 @@ fn what_a_lane_owes_its_tenants_base_has_to_pay() {
     let cost = bench.costs.of(Frontend::Tcp, Operation::Read, 4096);
     let scheduler = &mut bench.scheduler;
     let cpu = Resource::Cpu;
-    let owed = |scheduler: &Scheduler| -scheduler.lanes[0].purse.left()[cpu];
+    let owed = |scheduler: &Scheduler| -scheduler.lanes[0].left[cpu];
     let base = scheduler.tenants[0].base[cpu];
     let mut much = Units::ZERO;
     much[cpu] = 20 * base;

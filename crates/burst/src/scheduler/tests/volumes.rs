@@ -165,14 +165,14 @@ fn what_a_lane_owes_is_not_forgiven_by_who_takes_from_its_tenant() {
     assert_eq!(scheduler.bursting, [0]);
     let cpu = Resource::Cpu;
     scheduler.attach(1, 0);
-    scheduler.lanes[1].purse.left_mut()[cpu] = 200_000;
+    scheduler.lanes[1].left[cpu] = 200_000;
     scheduler.lanes[1].given[cpu] = 200_000;
-    scheduler.lanes[0].purse.left_mut()[cpu] = -50_000;
+    scheduler.lanes[0].left[cpu] = -50_000;
     scheduler.tenants[0].spare = Units::ZERO;
     let mut need = Units::ZERO;
     need[cpu] = 10_000;
     assert!(scheduler.take_from_bursting(1, &need));
-    let left = [0, 1].map(|lane: usize| scheduler.lanes[lane].purse.left()[cpu]);
+    let left = [0, 1].map(|lane: usize| scheduler.lanes[lane].left[cpu]);
     assert_eq!(left, [-50_000, 190_000]);
 }
 
@@ -182,9 +182,9 @@ fn what_a_lane_owes_it_owes_though_it_begins_out_of_what_is_free() {
     let (mut scheduler, cost) = scheduler(1, &all);
     assert!(scheduler.admit(0, &cost(4096)));
     let cpu = Resource::Cpu;
-    scheduler.lanes[0].purse.left_mut()[cpu] = -50_000;
+    scheduler.lanes[0].left[cpu] = -50_000;
     assert!(scheduler.admit(0, &cost(4096)));
-    assert_eq!(scheduler.lanes[0].purse.left()[cpu], -50_000);
+    assert_eq!(scheduler.lanes[0].left[cpu], -50_000);
 }
 
 #[test]

@@ -7,8 +7,8 @@ use super::*;
 use crate::api::error::ErrorKind;
 use crate::api::events::EventKind;
 use crate::api::scheduling::{
-    Budget, BudgetChange, BudgetPut, CostsPut, NodeCapacity, Policy, Rate, RatePut,
-    SchedulingUpdate, Spread, TenantBudget,
+    Budget, BudgetChange, BudgetPut, CostsPut, NodeCapacity, Rate, RatePut, SchedulingUpdate,
+    Spread, TenantBudget,
 };
 use forebay_burst::budget::MOST;
 
@@ -97,17 +97,10 @@ fn an_engine_is_told_of_budgets_before_exports_and_only_while_there_are_some() {
         let shown = life.with_engine(async { owner.volume_budget("t", "w", Some(limit)).await });
         assert_eq!(shown.await.unwrap().budget.unwrap().burst.iops, Some(70));
         assert_eq!(said(&mut life.fake), ["volume 70"]);
-        let update = SchedulingUpdate {
-            policy: Some(Policy::Wild),
-            ..SchedulingUpdate::default()
-        };
-        let update = life.with_engine(async { owner.scheduling_update(update).await });
-        assert!(update.await.unwrap().on);
-        assert_eq!(said(&mut life.fake), ["on Wild"]);
         // The next engine, and the next daemon's, are told all of it before exports.
         let all = [
             "one-to-n",
-            "on Wild",
+            "on Burst",
             "tenant 1000",
             "volume",
             "volume 70",
@@ -582,7 +575,7 @@ fn an_engine_is_told_how_queues_are_spread_whether_or_not_anybody_has_a_budget()
             assert!(!shown.await.unwrap().on);
             said(&mut life.fake)
         };
-        assert_eq!(spread(&mut life, Spread::Stealing).await, ["stealing"]);
+        assert_eq!(spread(&mut life, Spread::OneToOne).await, ["one-to-one"]);
         assert_eq!(spread(&mut life, Spread::OneToOne).await, ["one-to-one"]);
         assert!(spread(&mut life, Spread::OneToOne).await.is_empty());
         // A budget that comes and goes is no news of it.

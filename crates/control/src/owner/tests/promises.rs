@@ -8,7 +8,7 @@ use super::*;
 use crate::api::events::EventKind;
 use crate::api::model::Export;
 use crate::api::scheduling::{
-    Admission, BudgetPut, CostsPut, Policy, RatePut, SchedulingUpdate, Spread, TenantBudget,
+    Admission, BudgetPut, CostsPut, RatePut, SchedulingUpdate, Spread, TenantBudget,
 };
 
 /// A base of so much.
@@ -479,42 +479,6 @@ fn what_is_guaranteed_and_can_not_be_written_is_warned_of_and_tried_again() {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
         assert!(written());
-    });
-}
-
-#[test]
-fn nothing_is_guaranteed_where_nobody_has_anything_of_their_own() {
-    run(async {
-        let place = Place::new();
-        let mut life = Life::of_two(&place).await;
-        life.with_tenant("a", &["v"]).await;
-        let with = async |life: &mut Life, policy| {
-            let update = SchedulingUpdate {
-                policy: Some(policy),
-                ..SchedulingUpdate::default()
-            };
-            let owner = life.owner.clone();
-            let set = life.with_engine(async { owner.scheduling_update(update).await });
-            set.await.unwrap().admission
-        };
-        let said = |life: &Life| {
-            let warnings = life.owner.warnings();
-            warnings
-                .iter()
-                .any(|text| text.contains("policy is `wild`"))
-        };
-        with(&mut life, Policy::Wild).await;
-        assert!(!said(&life), "nobody has a base");
-        let set = life.base("a", 20).await;
-        assert!(!set.admission.guaranteed, "{set:?}");
-        assert_eq!(set.guaranteed, Some(false));
-        assert_eq!(set.admission.policy, Policy::Wild);
-        assert!(said(&life), "{:?}", life.owner.warnings());
-        for policy in [Policy::Base, Policy::Burst] {
-            assert!(with(&mut life, policy).await.guaranteed);
-            assert_eq!(life.base("a", 20).await.guaranteed, Some(true));
-            assert!(!said(&life));
-        }
     });
 }
 

@@ -1,16 +1,16 @@
 //! The gates of a reactor's lanes, and the queues behind them.
 //!
-//! **Design.** Most often a lane is open: then a command is charged and begins, and nothing else is looked at
-//! ([`Scheduler::pass`]; most often its first half is enough). A lane's gate says what must be looked at else. What is not
-//! admitted is in its lane's queue, linked through the slab, and the lane in one of two lists: those that may go on in
-//! a turn, and those that wait for the window's end. All of it is made once, and allocates nothing.
+//! **Design.** A command that its lane's quantum and allocation cover is charged and begins; nothing else is looked at
+//! ([`Admission::admit`]). One that is not admitted waits in its lane's queue, linked through the slab. The lane then is in one of
+//! three lists: lanes that are asked in a turn, lanes that wait for a quantum, and lanes that wait for the window's end. All of it is
+//! made once, and allocates nothing.
 //!
-//! **Not here:** what is done with a command ([`super`]), a lane's part of a turn ([`parts`]), whose lanes are ([`whose`]), what a turn and a window begin with ([`windows`]).
+//! **Not here:** what is done with a command ([`super`]), quanta and turns ([`turns`]), the tenants of lanes ([`tenants`]), what is
+//! given to whom (`forebay_burst`).
 
-mod parts;
 mod records;
-mod whose;
-mod windows;
+mod tenants;
+mod turns;
 
 use super::super::io::{Io, IoOp};
 use super::super::parked::NONE;
@@ -20,13 +20,17 @@ use crate::lane::LaneIndex;
 use forebay_burst::board::Board;
 use forebay_burst::budget::Budget;
 use forebay_burst::cost::{CostTable, Frontend, Frontends, Operation};
-use forebay_burst::params::{BadParam, Params, Policy};
+use forebay_burst::params::{BadParam, Params};
 use forebay_burst::scheduler::{Scheduler, Seen};
 use forebay_burst::units::{Resource, SHARED, Units};
+use forebay_device::Op;
 use forebay_xlate::boundary::region::MAX_LANES;
-use parts::{Alone, LEAST_LUMP_NS};
 use std::collections::VecDeque;
 use std::sync::Arc;
+
+#[cfg(test)]
+pub(in crate::core) use turns::ALONE_WINDOWS;
+pub(in crate::core) use turns::TURN_NS;
 
 /// A lane with so many commands that wait takes no more from its machine's rings.
 const ENOUGH: u32 = 8;
@@ -38,23 +42,23 @@ pub struct Admission {
     costs: CostTable,
     gates: Box<[Gate]>,
     tenants: Box<[Told]>,
-    /// Lanes that wait and were not refused in this window.
+    /// Lanes with commands that wait, to be asked in this turn.
     pub(super) ready: VecDeque<u32>,
     /// Of them the one that is asked next.
     at: usize,
+    /// Lanes above their base that wait for a quantum.
+    queue: VecDeque<u32>,
     /// Lanes that wait for the next window.
     refused: Vec<u32>,
     pub(super) ends_ns: u64,
     /// When the reactor last woke, while nobody waited.
     pub(super) woke_ns: u64,
     turn: u32,
-    /// Lanes above their base that wait for a turn of theirs.
-    line: VecDeque<u32>,
-    /// Of this turn's lump for those, what is left.
-    lump_ns: i32,
-    /// Some lane had its part of this turn, and may have more in the next.
+    /// What may still be given to lanes above their base in this turn.
+    turn_left_ns: i32,
+    /// Some lane used its quantum up, and may have more to begin in the next turn.
     pub(super) again: bool,
-    /// Some lane waited, or wanted more than its part of the last turn, or was above its base in the last window.
+    /// Some lane waited, or was above its base in the last window.
     contended: bool,
     /// A lane within its base began something in this turn.
     calm: bool,
@@ -62,9 +66,9 @@ pub struct Admission {
     pub(super) stops: bool,
     /// How long operations wait at devices.
     pub(super) delays: Delays,
-    /// Lanes that were opened: each turn shuts them, while there is anything to contend for, and each window.
-    opened: Vec<u32>,
-    alone: Alone,
+    /// The lane that asked last, and the window since which no other did.
+    only: (usize, u32),
+    windows: u32,
     /// The tenant whose record is written next.
     record_at: usize,
     /// The lanes of one look at all that wait.
@@ -82,23 +86,14 @@ struct Gate {
     /// Whether more than its budget must be looked at: [`FREE`], [`WAITS`].
     closer: u8,
     frontend: Frontend,
-    /// It is in one of the lists.
-    listed: bool,
+    place: Place,
     /// One of its commands that waited has begun in this window.
     began: bool,
-    /// It is in the line.
-    in_line: bool,
-    /// It is among those that were opened.
-    opened: bool,
-    /// It used up what it was last given of a turn.
-    short: bool,
-    /// The turn that the line gave it.
-    granted: u32,
-    /// The turn of which it was last given a part, and that part.
+    /// It is above its base, in this turn.
+    bursts: bool,
+    /// The turn in which it last asked, and what is left of its quantum.
     turn: u32,
-    had: i32,
-    /// What is set aside for it in a turn, while it is above its base: as much as it came for before.
-    lump: i32,
+    quantum_ns: i32,
     tenant: u32,
     /// Commands that wait.
     first: u32,
@@ -113,8 +108,18 @@ struct Gate {
 const FREE: u8 = 1;
 /// Commands wait.
 const WAITS: u8 = 2;
-/// It is above its base, in this turn.
-const BURSTS: u8 = 4;
+
+/// The list that a lane is in.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Place {
+    Nowhere,
+    /// [`Admission::ready`].
+    Ready,
+    /// [`Admission::queue`].
+    Queue,
+    /// [`Admission::refused`].
+    Refused,
+}
 
 /// What a tenant's record was told.
 #[derive(Clone, Default, Debug)]
@@ -133,15 +138,11 @@ impl Default for Gate {
         Self {
             closer: FREE,
             frontend: Frontend::Tcp,
-            listed: false,
+            place: Place::Nowhere,
             began: false,
-            in_line: false,
-            opened: false,
-            short: false,
-            granted: 0,
+            bursts: false,
             turn: 0,
-            had: 0,
-            lump: LEAST_LUMP_NS,
+            quantum_ns: 0,
             tenant: u32::MAX,
             first: NONE,
             last: NONE,
@@ -179,7 +180,7 @@ enum Asked {
     Begin(u32),
     /// Nothing waits there.
     Empty,
-    /// It has had its part of this turn.
+    /// It has used its quantum up.
     Enough,
     Refused,
 }
@@ -202,19 +203,19 @@ impl Admission {
             tenants: vec![Told::default(); board.tenants()].into(),
             ready: VecDeque::with_capacity(MAX_LANES),
             at: 0,
+            queue: VecDeque::with_capacity(MAX_LANES),
             refused: Vec::with_capacity(MAX_LANES),
             ends_ns: 0,
             woke_ns: 0,
             turn: 1,
-            line: VecDeque::with_capacity(MAX_LANES),
-            lump_ns: 0,
+            turn_left_ns: 0,
             again: false,
             contended: false,
             calm: false,
             stops: false,
             delays: Delays::new(),
-            opened: Vec::with_capacity(MAX_LANES),
-            alone: Alone::default(),
+            only: (usize::MAX, 0),
+            windows: 0,
             record_at: 0,
             looked_at: Vec::with_capacity(MAX_LANES),
             stale: false,
@@ -226,36 +227,25 @@ impl Admission {
     /// Whether such a command may begin; if so, it is paid for.
     #[inline(always)]
     pub(crate) fn admit(&mut self, lane: LaneIndex, operation: Operation, len_bytes: u32) -> bool {
-        let at = lane.0 as usize;
-        match (self.scheduler).pass_alike(at, operation, len_bytes) {
-            Some(false) => true,
-            Some(true) => {
-                self.used_up(at);
-                true
-            }
-            None => match (self.scheduler).pass_unlike(at, &self.costs, operation, len_bytes) {
-                Some(false) => true,
-                // Few, so that is not to be where each command is.
-                passed => self.admit_else(at, operation, len_bytes, passed),
-            },
-        }
-    }
-
-    /// The same of one that uses the part up, or did not pass.
-    #[cold]
-    #[inline(never)]
-    fn admit_else(
-        &mut self,
-        at: usize,
-        operation: Operation,
-        len_bytes: u32,
-        passed: Option<bool>,
-    ) -> bool {
-        if passed.is_some() {
-            self.used_up(at);
+        let at = lane.0 as usize % MAX_LANES;
+        let gate = &mut self.gates[at];
+        if gate.closer == 0
+            && gate.turn == self.turn
+            && gate.quantum_ns > 0
+            && let Some(cost) = (self.costs).row(gate.frontend, operation, len_bytes)
+            && self.scheduler.take(at, cost)
+        {
+            let ns = cost[Resource::Cpu];
+            gate.quantum_ns -= ns;
+            self.turn_left_ns -= if gate.bursts { ns } else { 0 };
             return true;
         }
-        let at = at % MAX_LANES;
+        self.admit_else(at, operation, len_bytes)
+    }
+
+    /// The same of one that needs a closer look.
+    #[inline(never)]
+    fn admit_else(&mut self, at: usize, operation: Operation, len_bytes: u32) -> bool {
         let cost = (self.costs).of(self.gates[at].frontend, operation, len_bytes);
         self.admit_cost(at, &cost)
     }
@@ -270,34 +260,21 @@ impl Admission {
     }
 
     fn admit_cost(&mut self, at: usize, cost: &Units) -> bool {
-        self.alone.came(at);
         let gate = &self.gates[at];
         if gate.closer & (FREE | WAITS) != 0 {
             return gate.closer & WAITS == 0;
         }
-        if !self.has_part(at) || !self.scheduler.admit(at, cost) {
+        if !self.has_quantum(at) || !self.scheduler.admit(at, cost) {
             return false;
         }
         self.spend(at, cost);
-        if self.has_part(at) {
-            let gate = &mut self.gates[at];
-            self.scheduler.open(at, gate.frontend);
-            if !std::mem::replace(&mut gate.opened, true) {
-                self.opened.push(at as u32);
-            }
-        }
         true
     }
 
-    /// A lane that is open has used its part. If it has another one, it stays open.
-    #[cold]
-    #[inline(never)]
-    fn used_up(&mut self, at: usize) {
-        if self.gates[at].turn != self.turn && !self.contended {
-            self.begin_calm_turn_of(at);
-        } else {
-            self.has_part(at);
-        }
+    /// An operation begins at a device ([`Delays::begun`]).
+    #[inline]
+    pub(in crate::core) fn begun(&mut self, device: u8, op: &Op, away: bool) -> u64 {
+        self.delays.begun(device, op, away)
     }
 
     /// Whether a lane that has room may take commands from its machine's rings.
@@ -305,7 +282,7 @@ impl Admission {
     pub(super) fn may_fetch(&mut self, lane: LaneIndex) -> bool {
         let at = lane.0 as usize % MAX_LANES;
         let gate = &self.gates[at];
-        gate.count < ENOUGH && (gate.closer & FREE != 0 || self.has_part(at))
+        gate.count < ENOUGH && (gate.closer & FREE != 0 || self.has_quantum(at))
     }
 
     /// Whether a command that is over without having begun may be answered now. It waits for no budget, but it takes the processor's
@@ -319,7 +296,7 @@ impl Admission {
             return true;
         }
         let whole = (self.costs).of(gate.frontend, Operation::Other, 0);
-        if !self.has_part(at) {
+        if !self.has_quantum(at) {
             return false;
         }
         let mut cost = Units::ZERO;
@@ -333,11 +310,13 @@ impl Admission {
         true
     }
 
-    /// How many commands of a lane wait for more of the processor's time than it is given in a turn, with the one that begins
-    /// now.
+    /// How many commands of a lane wait for a quantum, with the one that begins now.
     pub(in crate::core) fn waits_for_processor(&self, lane: LaneIndex) -> u32 {
         let gate = &self.gates[lane.0 as usize % MAX_LANES];
-        if gate.short { gate.count + 1 } else { 0 }
+        match gate.place {
+            Place::Ready | Place::Queue => gate.count + 1,
+            Place::Nowhere | Place::Refused => 0,
+        }
     }
 
     /// Whether so many commands of a lane wait that nobody looks at its machine's rings.
@@ -350,10 +329,10 @@ impl Admission {
         self.scheduler.may_hold(lane.0 as usize % MAX_LANES)
     }
 
-    /// Whether commands of it wait for a turn.
+    /// Whether commands of it wait for a quantum.
     pub(super) fn waits_for_turns(&self, lane: LaneIndex) -> bool {
         let gate = &self.gates[lane.0 as usize % MAX_LANES];
-        gate.count > 0 && (gate.in_line || gate.granted == self.turn)
+        gate.count > 0 && matches!(gate.place, Place::Ready | Place::Queue)
     }
 
     /// Whether a lane waited or is above its base.
@@ -366,15 +345,8 @@ impl Admission {
     pub(super) fn is_calm(&self, lane: LaneIndex) -> bool {
         let at = lane.0 as usize % MAX_LANES;
         self.contended
-            && self.scheduler.params().policy == Policy::Burst
             && self.gates[at].closer & (FREE | WAITS) == 0
             && self.scheduler.is_within_base(at)
-    }
-
-    /// Whether a lane was above its base when it last asked.
-    #[inline]
-    pub(super) fn bursts(&self, lane: LaneIndex) -> bool {
-        self.contended && self.gates[lane.0 as usize % MAX_LANES].closer & BURSTS != 0
     }
 
     /// A command waits.
@@ -397,35 +369,49 @@ impl Admission {
         gate.count += 1;
         gate.closer |= WAITS;
         self.stops = true;
-        // It had enough of this turn, or its budget did not allow it.
-        let enough = gate.turn == self.turn && self.scheduler.part_ns(at) <= 0;
-        self.scheduler.shut(at);
-        // Whoever waits behind another, waits where that does.
-        if is_first && !gate.listed && !(enough && gate.in_line) {
-            (gate.listed, gate.began) = (true, false);
-            if enough {
+        if is_first && gate.place == Place::Nowhere {
+            gate.began = false;
+            // It used its quantum up, or its budget refused it.
+            if gate.turn == self.turn && gate.quantum_ns <= 0 {
+                gate.place = Place::Ready;
                 self.ready.push_back(at as u32);
             } else {
                 gate.refused_ns = Some(now_ns);
+                gate.place = Place::Refused;
                 self.refused.push(at as u32);
             }
         }
     }
 
-    /// The next command that waited and may begin in this turn.
-    pub(super) fn next(&mut self, ios: &mut [Io], now_ns: u64) -> Option<u32> {
+    /// The next command that waited and may begin in this turn; of this lane only, if one is named.
+    pub(super) fn next(
+        &mut self,
+        of_lane: Option<LaneIndex>,
+        ios: &mut [Io],
+        now_ns: u64,
+    ) -> Option<u32> {
         while let Some(lane) = self.ready.get(self.at).copied() {
-            match self.ask(lane as usize, ios, now_ns) {
+            let at = lane as usize;
+            if of_lane.is_some_and(|of| of.0 != lane) {
+                return None;
+            }
+            match self.ask(at, ios, now_ns) {
                 Asked::Begin(index) => return Some(index),
-                Asked::Enough if !self.gates[lane as usize].in_line => self.at += 1,
-                // Its place in the line brings it back.
-                Asked::Enough | Asked::Empty => {
-                    self.gates[lane as usize].listed = false;
+                // Within its base: it goes on in the next turn.
+                Asked::Enough if !self.gates[at].bursts => self.at += 1,
+                Asked::Enough => {
                     self.ready.remove(self.at);
+                    self.gates[at].place = Place::Queue;
+                    self.queue.push_back(lane);
+                }
+                Asked::Empty => {
+                    self.ready.remove(self.at);
+                    self.gates[at].place = Place::Nowhere;
                 }
                 Asked::Refused => {
-                    self.refused.push(lane);
                     self.ready.remove(self.at);
+                    self.gates[at].place = Place::Refused;
+                    self.refused.push(lane);
                 }
             }
         }
@@ -439,10 +425,9 @@ impl Admission {
             gate.let_on(now_ns);
             return Asked::Empty;
         };
-        self.alone.came(at);
         if gate.closer & FREE == 0 {
             let cost = cost_of(&self.costs, gate.frontend, &io.op);
-            if !self.has_part(at) {
+            if !self.has_quantum(at) {
                 self.gates[at].let_on(now_ns);
                 return Asked::Enough;
             }
@@ -464,8 +449,7 @@ impl Admission {
     /// All lanes in which something waits: not for each turn. The list is to be given back to `looked_at`.
     fn lanes_that_wait(&mut self) -> Vec<u32> {
         let mut all = std::mem::take(&mut self.looked_at);
-        let line = (self.line.iter()).filter(|lane| !self.gates[**lane as usize].listed);
-        let lanes = self.ready.iter().chain(&self.refused).chain(line);
+        let lanes = self.ready.iter().chain(&self.refused).chain(&self.queue);
         all.clear();
         all.extend(lanes);
         all

@@ -2,16 +2,16 @@
 //!
 //! **Design.** A reactor says that it is at work at the end of a turn in which its own lanes began something, and since when it is
 //! not, once there was none of that for [`SAY_NS`] or it falls asleep. The others read that at a turn's begin, as far apart. Who has
-//! not been at work for so many windows (`idle_windows`) is idle: it sleeps, or does only what others gave it. That comes about by time alone, so nobody
+//! not been at work for so many windows ([`IDLE_WINDOWS`]) is idle: it sleeps, or does only what others gave it. That comes about by time alone, so nobody
 //! wakes or polls to say it, and however long a turn takes, who is in it is at work. Whoever is at work has the processors of those
 //! who are idle, in equal parts with all others at work: so much is given out in its windows.
 //!
 //! **Not here:** what is handed over, and to whom of them ([`super`]).
 
 use super::Away;
-use forebay_burst::params::Params;
+use forebay_burst::params::{HELP_FROM, HELP_NS, HELP_UNTIL, IDLE_WINDOWS, Params};
 use forebay_xlate::boundary::message::Spread;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// How far apart it is looked at, and said, who is at work.
 pub(in crate::core) const SAY_NS: u64 = 50_000;
@@ -23,8 +23,6 @@ const AT_WORK: u64 = u64::MAX;
 #[derive(Default)]
 #[repr(align(64))]
 pub(super) struct Said {
-    /// It had nothing to do in a turn, and takes something.
-    pub(super) hungry: AtomicBool,
     /// Until when its own lanes had something to begin.
     until_ns: AtomicU64,
 }
@@ -49,10 +47,10 @@ pub(super) struct Rules {
 impl From<&Params> for Rules {
     fn from(params: &Params) -> Self {
         Self {
-            own_ns: u64::from(params.idle_windows) * params.window_ns,
-            need_ns: params.help_ns,
-            from: params.help_from.into(),
-            until: params.help_until.into(),
+            own_ns: IDLE_WINDOWS * params.window_ns,
+            need_ns: HELP_NS,
+            from: HELP_FROM,
+            until: HELP_UNTIL,
         }
     }
 }
@@ -161,11 +159,8 @@ impl Away {
             peer.idle = peer.said.is_idle(now_ns, self.rules.own_ns);
             idle += usize::from(peer.idle);
         }
-        self.is_helped = match self.spread {
-            Spread::OneToOne => false,
-            Spread::OneToN => self.need.help(now_ns, idle, &self.rules) && idle > 0,
-            Spread::Stealing => true,
-        };
+        self.is_helped =
+            self.spread == Spread::OneToN && self.need.help(now_ns, idle, &self.rules) && idle > 0;
         let all = 1 + self.peers.len();
         match self.spreads() {
             true => all as f32 / (all - idle) as f32,

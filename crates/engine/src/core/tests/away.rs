@@ -178,18 +178,6 @@ fn one_command_at_a_time_stays_at_home_and_many_are_shared() {
     }
 }
 
-#[test]
-fn who_steals_gets_one_for_each_time_that_it_has_nothing() {
-    let mut t = two("file", Spread::Stealing);
-    (0..20).for_each(|at| _ = t.b.start(write(at, 1), Some(&[9; 4096])));
-    assert_eq!(t.away(), 0, "it has not said that it has nothing");
-    t.turn_other();
-    (20..40).for_each(|at| _ = t.b.start(write(at, 1), Some(&[9; 4096])));
-    assert_eq!(t.away(), 1);
-    assert_eq!(t.ends(40), [Status::SUCCESS; 40]);
-    t.nothing_is_left();
-}
-
 /// With nothing said, reactors help those that need it, and who has something of its own to do helps nobody.
 #[test]
 fn who_has_work_of_its_own_is_given_none() {
@@ -296,12 +284,6 @@ fn who_has_time_left_is_not_helped() {
     // Nor does help go on that was never needed.
     t.b.core.set_spread(Spread::OneToN);
     assert!(!is_helped(&mut t, 1));
-    // How much is needed for it is set.
-    t.b.core.away.set_params(&Params {
-        help_from: 0.8,
-        ..Params::default()
-    });
-    assert!(is_helped(&mut t, 1));
     t.nothing_is_left();
 }
 

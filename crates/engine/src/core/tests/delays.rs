@@ -187,7 +187,6 @@ impl Rig {
                     self.b.core.slice_completed(at, result);
                 }
             }
-            self.b.core.note_next_slice();
             while let Some(done) = self.b.core.next_done() {
                 assert_eq!(done.status, Status::SUCCESS);
                 self.b.core.staging.give(done.buffer.unwrap());

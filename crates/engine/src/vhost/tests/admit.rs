@@ -103,10 +103,10 @@ fn to_stop_a_ring_waits_for_no_budget() {
     assert_eq!((throttled(&rig), rig.core.busy_ios()), (0, 0));
 }
 
-/// What is within its base waits for no more than one request of a burst. Both machines have the same volume, so that the one sees what
+/// What is within its base waits for no more than a quantum of a burst. Both machines have the same volume, so that the one sees what
 /// the other has done by then.
 #[test]
-fn who_is_within_its_base_comes_between_a_bursts_requests() {
+fn who_is_within_its_base_comes_between_a_bursts_quanta() {
     let metered = |base_iops| {
         let rate = |iops| Rate {
             iops,
@@ -140,7 +140,7 @@ fn who_is_within_its_base_comes_between_a_bursts_requests() {
         for n in 0..16 {
             burst.offer(0, OUT, n, Data::Out(&[7; 512]));
         }
-        let reads: Vec<usize> = (0..4)
+        let reads: Vec<usize> = (0..16)
             .map(|n| calm.offer(0, IN, n, Data::In(512)))
             .collect();
         burst.kick(0);
@@ -149,11 +149,11 @@ fn who_is_within_its_base_comes_between_a_bursts_requests() {
         rig.until("all end", |_| {
             done[0] += ended(&mut burst).len();
             done[1] += ended(&mut calm).len();
-            done == [16, 4]
+            done == [16, 16]
         });
-        let seen: Vec<u8> = (reads.iter())
-            .map(|request| calm.data(*request, 1)[0])
-            .collect();
-        assert_eq!(seen, [7, 0, 0, 0], "{way:?}");
+        let seen = reads
+            .iter()
+            .filter(|request| calm.data(**request, 1)[0] == 7);
+        assert!((1..14).contains(&seen.count()), "{way:?}");
     }
 }

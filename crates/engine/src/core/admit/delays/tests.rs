@@ -8,40 +8,31 @@ use forebay_burst::params::Params;
 use forebay_burst::units::{PARTS, Units};
 use forebay_device::Op;
 use forebay_device::mem::StaticRegion;
-use forebay_xlate::drain::SliceSpan;
-use forebay_xlate::{ExtentRange, VolumeId};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 const US: u64 = 1000;
 const MS: u64 = 1000 * US;
 
-/// A read of 4 KiB begins at a device in a turn at `begun`; the next turns are at these times, of which the last sees its end.
-/// Before that, the reactor had something to do, or not.
+/// A read of 4 KiB.
+fn op() -> Op {
+    static MEMORY: OnceLock<StaticRegion> = OnceLock::new();
+    let memory = MEMORY.get_or_init(|| StaticRegion::anonymous(4096).unwrap());
+    Op::read(0, memory.buf(0, 4096).unwrap())
+}
+
+/// A read begins in a turn at `begun`; the next turns are at these times, of which the last sees its end. Before that, the
+/// reactor had something to do, or not.
 fn read(delays: &mut Delays, begun: u64, turns: &[u64], busy: bool, good: bool) {
     delays.idle();
     delays.turn(begun);
-    begins(delays, 0);
+    let begun_ns = delays.begun(0, &op(), false);
     for at in turns {
         if !busy {
             delays.idle();
         }
         delays.turn(*at);
     }
-    delays.ended(7, 0, good, turns[turns.len() - 1]);
-}
-
-/// The same as [`Delays::time`] does it, without a slice.
-fn begins(delays: &mut Delays, device: u16) {
-    let number = device * KINDS as u16;
-    let timed = &mut delays.timed[usize::from(number)];
-    timed.slice = 7 + u32::from(device);
-    (timed.turn_ns, timed.after_ns) = (delays.turn_ns, 0);
-    timed.seen_ns = delays.turn_ns;
-    if !std::mem::replace(&mut timed.in_use, true) {
-        timed.came = true;
-        delays.in_use.push(number);
-    }
-    delays.new[usize::from(device)] = number;
+    delays.ended(0, &op(), begun_ns, good, turns[turns.len() - 1]);
 }
 
 #[test]
@@ -54,79 +45,34 @@ fn what_an_operation_waited_is_what_nothing_else_explains() {
     // What failed says nothing.
     read(&mut delays, 1200 * US, &[1210 * US], false, false);
     assert_eq!(waited(&mut delays), None);
-    // More than twice that has waited, from the turn after it on.
+    // More than twice that has waited.
     let late = [2010 * US, 2400 * US];
     read(&mut delays, 2000 * US, &late, false, true);
-    assert_eq!(waited(&mut delays), Some(390 - 160));
+    assert_eq!(waited(&mut delays), Some(400 - 160));
     // Not where the reactor could not look.
     read(&mut delays, 2000 * US, &late, true, true);
     assert_eq!(waited(&mut delays), Some(0));
     // Of a window the least counts.
+    delays.longest_ns = 0;
     read(&mut delays, 2000 * US, &late, false, true);
     read(&mut delays, 3000 * US, &[3010 * US, 3900 * US], false, true);
-    assert_eq!(waited(&mut delays), Some(390 - 160));
-    // Another's end is none of this one's.
-    delays.ended(8, 0, true, 4000 * US);
-    delays.ended(7, 1, true, 4000 * US);
+    assert_eq!(waited(&mut delays), Some(400 - 160));
+    // What began before its device was forgotten says nothing.
+    let begun_ns = delays.begun(0, &op(), false);
+    delays.timed[0].forget();
+    delays.ended(0, &op(), begun_ns, true, 4000 * US);
     assert_eq!(waited(&mut delays), None);
 }
 
-fn slice(device: u8, at: u64, memory: &StaticRegion) -> Slice {
-    let span = SliceSpan {
-        volume: VolumeId(1),
-        range: ExtentRange::new(at, 1),
-        write: false,
-        number: at,
-    };
-    Slice {
-        io: 0,
-        device,
-        marks: 0,
-        away: false,
-        op: Op::read(at * 4096, memory.buf(0, 4096).unwrap()),
-        span,
-    }
-}
-
 #[test]
-fn whoever_is_never_the_first_in_a_turn_is_found_too() {
-    shares_are_seen(|_| false);
-}
-
-/// What others carry out is not timed, but its device has it.
-#[test]
-fn what_others_carry_out_counts_as_begun() {
-    shares_are_seen(|at| (1..15).contains(&at));
-}
-
-fn shares_are_seen(is_away: impl Fn(u64) -> bool) {
-    let memory = StaticRegion::anonymous(4096).unwrap();
+fn what_others_carry_out_counts_as_begun_and_is_not_timed() {
     let mut delays = Delays::new();
-    let mut slices: Vec<Option<Slice>> = (0..64).map(|_| None).collect();
-    let mut timed = Vec::new();
-    for turn in 0..900 {
-        // Fifteen at one device, then five at another; but in every second turn one, and in every third none.
-        let mut free: Vec<u32> = (0..64).collect();
-        delays.turn((turn + 1) * 1000);
-        delays.note(&free, turn);
-        for at in 0..[20, 1, 0][turn as usize % 3] {
-            let place = free.pop().unwrap();
-            slices[place as usize] = Some(Slice {
-                away: is_away(at),
-                ..slice(u8::from(at >= 15), at, &memory)
-            });
-        }
-        delays.choose(&mut slices, free.len());
-        let marked = slices.iter().flatten().filter(|s| s.marks & TIMED != 0);
-        timed.extend(marked.map(|s| (s.device, s.span.number)));
-        slices.fill_with(|| None);
-    }
-    // The first of each, and none of those that stand behind them.
-    assert_eq!(timed, [(0, 0), (1, 15)]);
-    let begun = [0, KINDS].map(|at| f64::from(delays.timed[at].begun));
-    let part = begun[1] / (begun[0] + begun[1]);
-    assert!((0.2..=0.28).contains(&part), "{begun:?}");
-    assert_eq!(delays.in_use, [0, KINDS as u16]);
+    delays.turn(1000);
+    assert_eq!(delays.begun(0, &op(), true), 0);
+    assert_eq!(delays.begun(1, &op(), false), 1000);
+    let of = |at: usize| (delays.timed[at].begun, delays.timed[at].begun_ns);
+    assert_eq!([of(0), of(KINDS)], [(ONE_BEGUN, 0), (ONE_BEGUN, 1000)]);
+    assert_eq!(delays.in_use, [KINDS as u16]);
 }
 
 /// Two devices, and what follows for reads.
@@ -153,9 +99,10 @@ impl Desk {
         for _ in 0..count {
             for (device, us) in said {
                 self.delays.turn(self.now_ns);
-                begins(&mut self.delays, *device);
+                let began = self.delays.begun(*device as u8, &op(), false);
+                (self.delays).ended(*device as u8, &op(), began, true, self.now_ns);
                 let timed = &mut self.delays.timed[usize::from(*device) * KINDS];
-                (timed.slice, timed.waited_ns) = (NONE, Some(us * US));
+                (timed.begun_ns, timed.waited_ns) = (0, Some(us * US));
                 timed.least_ns[0] = 80_000;
             }
             self.pass(1);
@@ -175,7 +122,7 @@ impl Desk {
     }
 
     fn begins(&mut self, device: u16) {
-        begins(&mut self.delays, device);
+        self.delays.begun(device as u8, &op(), false);
     }
 
     fn factor(&self) -> f32 {
@@ -230,7 +177,7 @@ fn what_is_under_way_at_a_slow_device_holds_nobody_elses_correction() {
     assert_eq!(desk.pass(300), 1.0);
     assert!(desk.delays.in_use.is_empty());
     // Its end, should it come, is nobody's.
-    desk.delays.ended(7, 0, true, desk.now_ns);
+    desk.delays.ended(0, &op(), MS, true, desk.now_ns);
     assert_eq!(desk.delays.timed[0].waited_ns, None);
 }
 

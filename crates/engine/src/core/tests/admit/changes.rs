@@ -81,30 +81,6 @@ fn qos_set_storm() {
     assert_eq!((rig.throttled(3).1, rig.throttled(4).1), (0, 0));
 }
 
-/// They are set with the scheduler's own, and are the defaults again without it.
-#[test]
-fn parameters_of_buffers_come_with_scheduling() {
-    let mut rig = rig(&fixed(100), &fixed(100));
-    rig.b.core.set_share(V, None);
-    let params = Params {
-        own_buffers: 0,
-        burst_over: 1,
-        ..Params::default()
-    };
-    let per_second = NodeCapacity::UNLIMITED.capacity(1).per_second();
-    let costs = CostTable::new(default_profiles());
-    let admission = Admission::new(params, &per_second, &costs, &rig.board).unwrap();
-    for (admission, keeps) in [(Some(Box::new(admission)), 0), (None, 4096)] {
-        rig.b.core.set_admission(admission);
-        rig.read(3);
-        assert_eq!(rig.ended_well().len(), 1);
-        rig.b.core.tick();
-        rig.b.core.tick();
-        let record = rig.b.core.record();
-        assert_eq!(record.staging_own_bytes.load(Relaxed), keeps);
-    }
-}
-
 /// A command that is saved for is saved for by whoever its volume's tenant is.
 #[test]
 fn a_lane_that_is_given_its_tenant_again_goes_on_saving() {

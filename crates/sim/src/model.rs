@@ -4,9 +4,9 @@
 //! processor, one of 128 KiB 6.18 us; a line through both is what is used, for reads as well. Its backend is not described;
 //! one that answers within 100 us or so is assumed.
 
-use crate::admission::Capacity;
-use crate::budget::{Budget, Burst, Rate};
-use crate::cost::{CostTable, Profile};
+use forebay_burst::admission::Capacity;
+use forebay_burst::budget::{Budget, Burst, Rate};
+use forebay_burst::cost::{CostTable, Profile};
 
 /// A node.
 #[derive(Clone, Debug)]
@@ -29,11 +29,11 @@ pub struct Model {
     pub backend_write_ns: (f64, f64),
     /// Bytes of headers.
     pub header: u32,
-    /// A reactor begins what waits as long as less than this stands before its processor, ns: a lump, as the engine's turns begin
-    /// ([`crate::params::Params::lump_ns`]). (With base it begins all that comes.)
+    /// A reactor begins what waits as long as less than this stands before its processor, ns: as much as a turn of
+    /// the engine. (With base it begins all that comes.)
     pub ahead_ns: u64,
-    /// What a turn of a reactor takes besides its I/Os, ns: it looks at all that came since, begins a lump
-    /// ([`crate::params::Params::lump_ns`]) of those above their base, and carries it out before it looks again, as the engine
+    /// What a turn of a reactor takes besides its I/Os, ns: it looks at all that came since, begins so much
+    /// of those above their base, and carries it out before it looks again, as the engine
     /// does. Nothing: it looks between any two I/Os, and begins so much ahead.
     pub turn_ns: u64,
     /// In each hundred windows a reactor is held up for so many, by something that is no I/O.

@@ -2,9 +2,9 @@
 
 use super::paper::{CHANCES, LoadAt, PRODUCTS, beside_machines, node, params, run, run_again};
 use super::{Better, Claim, Effort, Figure, about, told};
-use crate::params::{Params, Policy};
-use crate::sim::model::{Load, Model, metered};
-use crate::sim::stats::Latency;
+use crate::model::{Load, Model, metered};
+use crate::policy::{Params, Policy};
+use crate::stats::Latency;
 
 /// A node with a faster backend.
 fn near() -> Model {

@@ -14,17 +14,23 @@ mod turns;
 use self::help::{Need, Rules};
 use super::model::{Guest, Model};
 use super::stats::Had;
-use crate::admission::Capacity;
-use crate::board::{Board, Shares};
-use crate::cost::CostTable;
-use crate::params::{BadParam, Params, Policy};
-use crate::scheduler::Scheduler;
-use crate::units::{Resource, Units};
+use crate::policy::{Params, Policy};
+use forebay_burst::admission::Capacity;
+use forebay_burst::board::{Board, Shares};
+use forebay_burst::cost::CostTable;
+use forebay_burst::params::{BACKLOG_WEIGHT, BadParam};
+use forebay_burst::scheduler::Scheduler;
+use forebay_burst::units::{Resource, Units};
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 use std::sync::Arc;
 
-pub use crate::spread::Spread;
+pub use crate::policy::Spread;
+
+/// What those above their base may begin in a turn, by what I/Os cost: as much as in the engine.
+const TURN_NS: i64 = 12_000;
+/// The same while one lane comes alone.
+const ALONE_TURN_NS: i64 = 75_000;
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 enum Event {
@@ -95,6 +101,8 @@ struct Reactor {
     /// whose part is over was last given none.
     round: u64,
     rounds: Vec<u64>,
+    /// What lanes have left of their batches, ns.
+    batches: Vec<i64>,
 }
 
 impl Reactor {
@@ -115,6 +123,7 @@ pub struct Machine {
     reactors: Vec<Reactor>,
     /// Of each lane, the reactor that admits what comes; and what it asked for that has not ended.
     homes: Vec<usize>,
+    tenant_of: Vec<usize>,
     in_lane: Vec<u32>,
     /// By reactor, lane and direction: what waits.
     waiting: Vec<Vec<VecDeque<u32>>>,
@@ -135,7 +144,6 @@ pub struct Machine {
     backlog_weight: u64,
     /// Lanes begin in rounds, a batch in each.
     rounds: bool,
-    calm_lump_ns: i64,
     random: u64,
     measure_from: u64,
     had: Vec<Had>,
@@ -175,13 +183,17 @@ impl Machine {
             // A round is of what waits.
             Policy::Wild => model.ahead_ns = Model::default().ahead_ns,
         }
+        let mut guests = guests;
+        for guest in &mut guests {
+            guest.budget = params.policy.budget(&guest.budget);
+        }
         let board = Arc::new(Board::new(guests.len()));
         let lanes = lanes_of(&guests);
         // What is begun here may be carried out anywhere where who is idle steals. Who helps counts from when it is idle.
         let homes: Vec<usize> = (lanes.iter().enumerate())
             .map(|(lane, (tenant, queue))| {
                 let told = guests[*tenant].homes.get(*queue).copied();
-                told.unwrap_or(spread.home(lane, model.reactors))
+                told.unwrap_or(lane % model.reactors.max(1))
             })
             .collect();
         let own = Capacity {
@@ -191,11 +203,12 @@ impl Machine {
             },
             ..model.capacity()
         };
+        let per_second = params.policy.per_second(own.per_second(), params.window_ns);
         let volumes: Vec<_> = lanes.iter().map(|_| Arc::new(Shares::default())).collect();
         let mut reactors = Vec::new();
         for number in 0..model.reactors {
             let mut scheduler =
-                Scheduler::new(params.clone(), &own.per_second(), lanes.len(), &board)?;
+                Scheduler::new(params.scheduler.clone(), &per_second, lanes.len(), &board)?;
             for (tenant, guest) in guests.iter().enumerate() {
                 scheduler.set_budget(tenant, &guest.budget, &costs);
             }
@@ -229,6 +242,7 @@ impl Machine {
                 late: 0,
                 round: 1,
                 rounds: vec![0; lanes.len()],
+                batches: vec![0; lanes.len()],
             });
         }
         let count = guests.len();
@@ -236,6 +250,7 @@ impl Machine {
             waiting: vec![vec![VecDeque::new(); 2 * lanes.len()]; model.reactors],
             reactors,
             in_lane: vec![0; homes.len()],
+            tenant_of: lanes.iter().map(|(tenant, _)| *tenant).collect(),
             homes,
             costs,
             spread,
@@ -252,12 +267,11 @@ impl Machine {
             now: 0,
             window_ns: params.window_ns,
             lump_ns: match params.policy {
-                Policy::Burst => params.lump_ns.into(),
+                Policy::Burst => TURN_NS,
                 _ => i64::MAX / 2,
             },
-            backlog_weight: params.backlog_weight.into(),
+            backlog_weight: BACKLOG_WEIGHT,
             rounds: model.rounds || params.policy == Policy::Wild,
-            calm_lump_ns: params.calm_lump_ns.into(),
             random: seed | 1,
             measure_from: 0,
             had: vec![Had::default(); count],

@@ -2,9 +2,9 @@
 
 use super::paper::{beside, node, params};
 use super::{Better, Claim, Effort, Figure, about};
-use crate::params::Policy;
-use crate::sim::machine::{Machine, Spread};
-use crate::sim::model::{Guest, Load, Model, SKEWED, metered};
+use crate::machine::{Machine, Spread};
+use crate::model::{Guest, Load, Model, SKEWED, metered};
+use crate::policy::Policy;
 
 /// One tenant whose four queues are used as unevenly as the paper's, over 1 to 6 reactors.
 pub(super) fn balance(effort: Effort) -> Figure {

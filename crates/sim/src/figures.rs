@@ -9,7 +9,7 @@ mod scale;
 mod within;
 
 use super::model::Model;
-use crate::params::Params;
+use crate::policy::Params;
 
 /// A line of what the paper says.
 #[derive(Clone, Debug)]

@@ -62,7 +62,6 @@ impl Admission {
     pub(in crate::core::admit) fn attach(&mut self, lane: &Lane, ios: &[Io]) {
         let at = lane.index.0 as usize % MAX_LANES;
         let gate = &mut self.gates[at];
-        self.scheduler.shut(at);
         gate.frontend = match lane.export.frontend {
             ExportFrontend::NvmeTcp => Frontend::Tcp,
             ExportFrontend::NvmePcie { .. } => Frontend::Pcie,

@@ -6,7 +6,8 @@
 //! **Not here:** what handing over costs: nothing, and no time.
 
 use super::{Io, Machine, Spread};
-use crate::params::Params;
+use crate::policy::Params;
+use forebay_burst::params::{HELP_FROM, HELP_NS, HELP_UNTIL, IDLE_WINDOWS};
 
 /// With fewer at hand a reactor does everything itself; and wakes nobody.
 const FEW: usize = 4;
@@ -31,10 +32,10 @@ pub(super) struct Rules {
 impl From<&Params> for Rules {
     fn from(params: &Params) -> Self {
         Self {
-            own_ns: u64::from(params.idle_windows) * params.window_ns,
-            need_ns: params.help_ns,
-            from: params.help_from.into(),
-            until: params.help_until.into(),
+            own_ns: IDLE_WINDOWS * params.window_ns,
+            need_ns: HELP_NS,
+            from: HELP_FROM,
+            until: HELP_UNTIL,
         }
     }
 }

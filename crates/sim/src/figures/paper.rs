@@ -1,11 +1,11 @@
 //! Figures that the paper has.
 
 use super::{Better, Claim, Effort, Figure, about, told};
-use crate::params::{Params, Policy};
-use crate::sim::machine::{Machine, Spread};
-use crate::sim::model::{Guest, Load, Model, metered};
-use crate::sim::stats::Had;
-use crate::units::Resource;
+use crate::machine::{Machine, Spread};
+use crate::model::{Guest, Load, Model, metered};
+use crate::policy::{Params, Policy};
+use crate::stats::Had;
+use forebay_burst::units::Resource;
 
 /// What is simulated unless a figure says otherwise: the paper's node has 2 to 4 control threads, here 2.
 pub(super) fn node() -> Model {
@@ -50,7 +50,11 @@ pub(super) fn run_again(
 pub(super) const CHANCES: u64 = 8;
 
 /// A victim at depth 1 within its base, and so many neighbours.
-pub(super) fn beside(budget: crate::budget::Budget, neighbours: usize, load: &Load) -> Vec<Guest> {
+pub(super) fn beside(
+    budget: forebay_burst::budget::Budget,
+    neighbours: usize,
+    load: &Load,
+) -> Vec<Guest> {
     let mut guests = vec![Guest::new(budget, Load::small(1))];
     guests.extend((0..neighbours).map(|_| Guest::new(budget, load.clone())));
     guests
@@ -58,7 +62,7 @@ pub(super) fn beside(budget: crate::budget::Budget, neighbours: usize, load: &Lo
 
 /// The same, and each neighbour is a machine of the paper's: with a queue for each of its four processors, so two on each reactor.
 pub(super) fn beside_machines(
-    budget: crate::budget::Budget,
+    budget: forebay_burst::budget::Budget,
     neighbours: usize,
     load: &Load,
 ) -> Vec<Guest> {

@@ -2,9 +2,9 @@
 
 use super::paper::{beside, node, params, run};
 use super::{Effort, Figure, told};
-use crate::params::{Params, Policy};
-use crate::sim::model::{Guest, Load, Model, metered};
-use crate::units::Resource;
+use crate::model::{Guest, Load, Model, metered};
+use crate::policy::{Params, Policy};
+use forebay_burst::units::Resource;
 
 const BASE: (u64, u64) = (20_000, 140_000_000);
 const BURST: (u64, u64) = (1_000_000, 4_096_000_000);
@@ -92,7 +92,7 @@ pub(super) fn wakers(_: Effort) -> Figure {
         guests.extend(vec![Guest::new(metered(BASE, BURST), wake); wakers]);
         let params = Params::default();
         let mut machine =
-            crate::sim::machine::Machine::new(node(), &params, guests, Default::default(), 3)
+            crate::machine::Machine::new(node(), &params, guests, Default::default(), 3)
                 .unwrap_or_else(|bad| panic!("{bad}"));
         machine.count_windows();
         let had = machine.run(30_000_000, 10_000_000);

@@ -3,15 +3,13 @@
 //! **Purpose.** To see what the scheduler does with thousands of tenants and many reactors, and to put the paper's figures
 //! beside ours. **Design.** Event by event ([`machine`]): tenants ask, reactors serve in order, links carry, a backend answers.
 //! Everything that is assumed of hardware is in [`model`]; what is measured is [`stats`]'; [`figures`] are the paper's, each with its
-//! values; [`sweep`] tries parameters, and [`pool`] those of a reactor's buffers. Nothing is random but by a seed.
+//! values. Nothing is random but by a seed.
 //! **What it does not do.** Predict this machine: `bench` measures.
 
 pub mod figures;
-pub mod helped;
 pub mod machine;
 pub mod model;
-pub mod pool;
+pub mod policy;
 pub mod stats;
-pub mod sweep;
 #[cfg(test)]
 mod tests;

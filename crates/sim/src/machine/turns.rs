@@ -5,8 +5,13 @@
 //! or one after the other, where whoever has had its own goes behind all others.
 //! **Not here:** what an I/O that has begun takes ([`super::path`]).
 
-use super::{Event, Io, Machine, Spread};
-use crate::units::{PLENTY, Resource};
+use super::{ALONE_TURN_NS, Event, Io, Machine, Spread};
+use forebay_burst::units::{PLENTY, Resource};
+
+/// A batch in the mean, ns: 32 I/Os of 32 KiB, as storage hosts take 32 of a queue before they look at the next.
+const BATCH_NS: f64 = 75_000.0;
+/// However small its base is, so much is a lane's in each round, ns.
+const LEAST_BATCH_NS: f64 = 500.0;
 
 impl Machine {
     /// A turn begins, if there is anything to do; without turns, what waits begins.
@@ -59,7 +64,7 @@ impl Machine {
         let first = lanes.next();
         let alone = lanes.all(|lane| Some(lane) == first);
         match alone || !reactor.scheduler.somebody_bursts() {
-            true => self.lump_ns.max(self.calm_lump_ns),
+            true => self.lump_ns.max(ALONE_TURN_NS),
             false => self.lump_ns,
         }
     }
@@ -80,9 +85,30 @@ impl Machine {
         }
         let reactor = &mut self.reactors[number];
         if std::mem::replace(&mut reactor.rounds[lane], reactor.round) != reactor.round {
-            reactor.scheduler.begin_batch(lane);
+            let batch_ns = self.batch_ns(lane);
+            let left = &mut self.reactors[number].batches[lane];
+            *left = (*left).min(0) + batch_ns;
         }
-        reactor.scheduler.part_ns(lane) > 0
+        self.reactors[number].batches[lane] > 0
+    }
+
+    /// A lane's batch in a round: [`BATCH_NS`], more or less of it as its tenant's base is more or less than the mean of those
+    /// at work. What its last I/O took more, its next batch has less (deficit round robin), so sizes don't matter.
+    fn batch_ns(&self, lane: usize) -> i64 {
+        let weight = |tenant: usize| {
+            let base = self.guests[tenant].budget.base;
+            self.costs.most_of(base)[Resource::Cpu as usize]
+        };
+        let at_work = (0..self.guests.len()).filter(|tenant| self.under_way[*tenant] > 0);
+        let (mut sum, mut count) = (0.0, 0.0);
+        for tenant in at_work {
+            (sum, count) = (sum + weight(tenant), count + 1.0);
+        }
+        let batch = match sum > 0.0 {
+            true => BATCH_NS * weight(self.tenant_of[lane]) * count / sum,
+            false => BATCH_NS,
+        };
+        batch.max(LEAST_BATCH_NS) as i64
     }
 
     /// Whether what comes in a lane may begin at once: outside of turns nobody may go before it, and then the round is over.
@@ -110,9 +136,7 @@ impl Machine {
     pub(super) fn spend_batch(&mut self, number: usize, io: u32) {
         if self.rounds {
             let Io { lane, cost, .. } = self.ios[io as usize];
-            let scheduler = &mut self.reactors[number].scheduler;
-            let left = scheduler.part_ns(lane as usize) - cost[Resource::Cpu];
-            scheduler.set_part_ns(lane as usize, left);
+            self.reactors[number].batches[lane as usize] -= i64::from(cost[Resource::Cpu]);
         }
     }
 

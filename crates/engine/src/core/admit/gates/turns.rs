@@ -1,0 +1,240 @@
+//! Quanta, turns and windows.
+//!
+//! **Design.** A turn is short, so that whoever is within its base waits for no neighbour's queue. A lane begins commands as
+//! long as something is left of its *quantum* of processor time, by what commands cost. A lane within its base has one in each
+//! turn, and so has each lane while nobody is above their base. Lanes above their base together have [`TURN_NS`]: those that find
+//! nothing left of it stand in one queue, and the next turns give quanta to the first of them ([`QUANTA`]). What a lane has left of a
+//! quantum ends with the turn.
+//!
+//! **Not here:** what is given to whom (`forebay_burst`).
+
+use super::records::A_ROUND;
+use super::{Admission, FREE, Place};
+use forebay_burst::cost::{Frontend, Operation};
+use forebay_burst::params::BACKLOG_WEIGHT;
+use forebay_burst::units::{Resource, Units};
+use forebay_device::{Op, OpKind};
+use forebay_xlate::boundary::region::{ReactorRecord, Region, bump};
+
+/// A quantum, by frontend, ns. An answer over TCP is a system call, which many commands share.
+const QUANTUM_NS: [i32; 3] = [36_000, 12_000, 12_000];
+/// A quantum of a lane that is alone, ns.
+const ALONE_QUANTUM_NS: i32 = 75_000;
+/// What lanes above their base begin together in a turn, ns, unless they stood in the queue: the last may go beyond it.
+pub(in crate::core) const TURN_NS: i32 = 12_000;
+/// A turn gives so many quanta to lanes of the queue; or one over TCP, where nobody within its base is served in between.
+const QUANTA: usize = 4;
+/// A lane is alone after so many windows in which no other asked: one that asks now and then finds turns as short as ever.
+pub(in crate::core) const ALONE_WINDOWS: u32 = 32;
+
+impl Admission {
+    /// Whether a lane may begin a command in this turn, as far as turns go. If not, it is given another quantum later.
+    pub(super) fn has_quantum(&mut self, at: usize) -> bool {
+        if self.gates[at].turn != self.turn {
+            self.begin_turn_of(at);
+        }
+        let gate = &self.gates[at];
+        if gate.quantum_ns > 0 {
+            return true;
+        }
+        if gate.bursts && gate.place != Place::Queue {
+            if self.queue.is_empty() && self.turn_left_ns > 0 {
+                self.give_quantum(at);
+                return true;
+            }
+            if gate.place == Place::Nowhere {
+                self.gates[at].place = Place::Queue;
+                self.queue.push_back(at as u32);
+            }
+        }
+        self.stops = true;
+        self.again = true;
+        false
+    }
+
+    pub(super) fn spend(&mut self, at: usize, cost: &Units) {
+        let gate = &mut self.gates[at];
+        let ns = cost[Resource::Cpu];
+        gate.quantum_ns -= ns;
+        self.turn_left_ns -= if gate.bursts { ns } else { 0 };
+    }
+
+    /// A lane asks for the first time in this turn.
+    fn begin_turn_of(&mut self, at: usize) {
+        if self.only.0 != at {
+            self.only = (at, self.windows);
+        }
+        let alone = self.windows.wrapping_sub(self.only.1) >= ALONE_WINDOWS;
+        let gate = &mut self.gates[at];
+        gate.turn = self.turn;
+        gate.bursts = self.contended
+            && !alone
+            && gate.closer & FREE == 0
+            && !self.scheduler.is_within_base(at);
+        gate.quantum_ns = 0;
+        if !gate.bursts {
+            self.calm = true;
+            gate.quantum_ns = match alone {
+                true => ALONE_QUANTUM_NS,
+                false => QUANTUM_NS[gate.frontend as usize],
+            };
+        }
+    }
+
+    /// A lane above its base has a quantum of this turn.
+    fn give_quantum(&mut self, at: usize) {
+        let gate = &mut self.gates[at];
+        (gate.turn, gate.bursts) = (self.turn, true);
+        gate.quantum_ns = QUANTUM_NS[gate.frontend as usize];
+    }
+
+    /// So many processors carry out what is charged here.
+    pub(in crate::core) fn set_processors(&mut self, processors: f32) {
+        self.scheduler.set_processors(processors);
+    }
+
+    /// What another reactor's operation takes of the processor here: at most what it costs without a network.
+    pub(in crate::core) fn errand_ns(&self, op: &Op) -> i32 {
+        let operation = match op.kind() {
+            OpKind::Read => Operation::Read,
+            OpKind::Write => Operation::Write,
+            OpKind::Flush | OpKind::WriteZeroes | OpKind::Punch => Operation::Other,
+        };
+        let len_bytes = op.len_bytes().min(u32::MAX.into()) as u32;
+        self.costs.of(Frontend::Pcie, operation, len_bytes)[Resource::Cpu]
+    }
+
+    /// A turn begins.
+    #[inline]
+    pub(in crate::core::admit) fn begin_turn(
+        &mut self,
+        now_ns: u64,
+        record: &ReactorRecord,
+        region: &Region,
+    ) {
+        self.turn = self.turn.wrapping_add(1);
+        self.delays.turn(now_ns);
+        // What stops somebody says so; without, all is as it was.
+        if now_ns >= self.ends_ns || self.stops || self.contended {
+            self.begin_contended_turn(now_ns, record, region);
+        }
+    }
+
+    #[inline(never)]
+    fn begin_contended_turn(&mut self, now_ns: u64, record: &ReactorRecord, region: &Region) {
+        if now_ns >= self.ends_ns {
+            self.end_window(now_ns, record, region);
+        }
+        // A turn of those above their base alone is as good as an idle one.
+        if !std::mem::take(&mut self.calm) {
+            self.give_idle();
+        }
+        self.stops = std::mem::take(&mut self.again) || self.waits();
+        self.contended = self.stops || self.scheduler.somebody_bursts();
+        self.turn_left_ns = TURN_NS;
+        for _ in 0..QUANTA {
+            let Some(lane) = self.queue.pop_front() else {
+                break;
+            };
+            self.again = true;
+            self.give_quantum(lane as usize);
+            self.leave_queue(lane);
+            if self.gates[lane as usize].frontend == Frontend::Tcp {
+                break;
+            }
+        }
+    }
+
+    /// A lane stands in the queue no more: what waits in it is asked for in this turn.
+    fn leave_queue(&mut self, lane: u32) {
+        let gate = &mut self.gates[lane as usize];
+        gate.place = match gate.count {
+            0 => Place::Nowhere,
+            _ => Place::Ready,
+        };
+        if gate.place == Place::Ready {
+            self.ready.push_back(lane);
+        }
+    }
+
+    /// There is nothing to do in this turn: who is only short of processor time may go on.
+    #[inline]
+    pub(in crate::core::admit) fn is_idle(&mut self, region: &Region) {
+        if std::mem::take(&mut self.stale) {
+            self.record_tenants(region);
+        }
+        self.give_idle();
+    }
+
+    /// Nobody within their base is kept waiting: who is only short of processor time has a turn's more.
+    fn give_idle(&mut self) {
+        if !self.refused.is_empty() && self.scheduler.is_idle(TURN_NS) {
+            self.ask_refused();
+        }
+    }
+
+    /// Lanes that were refused are asked again.
+    fn ask_refused(&mut self) {
+        // A budget may be less than one command of each of a tenant's volumes: who had something goes behind who had nothing.
+        for began in [false, true] {
+            let gates = &self.gates;
+            let of = |lane: &&u32| gates[**lane as usize].began == began;
+            self.ready.extend(self.refused.iter().filter(of));
+        }
+        for lane in self.refused.drain(..) {
+            self.gates[lane as usize].place = Place::Ready;
+        }
+    }
+
+    /// Whether any lane waits.
+    #[inline]
+    pub(in crate::core::admit) fn waits(&self) -> bool {
+        !self.ready.is_empty() || !self.refused.is_empty() || !self.queue.is_empty()
+    }
+
+    #[cold]
+    fn end_window(&mut self, now_ns: u64, record: &ReactorRecord, region: &Region) {
+        let window_ns = self.scheduler.params().window_ns;
+        let ended = |until_ns: u64| match self.ends_ns {
+            0 => 1,
+            ends_ns if until_ns < ends_ns => 0,
+            ends_ns => (until_ns - ends_ns) / window_ns + 1,
+        };
+        let (passed, slept) = (ended(now_ns), ended(self.woke_ns));
+        self.ends_ns = match self.ends_ns {
+            0 => now_ns + window_ns,
+            ends_ns => ends_ns + passed * window_ns,
+        };
+        // What was given and still waits for a quantum: more than there is was given.
+        let left = |lane: &u32| self.scheduler.processor_left_ns(*lane as usize);
+        let backlog_ns: u64 = self.queue.iter().map(left).sum();
+        let weight = BACKLOG_WEIGHT;
+        (self.scheduler).observe(Resource::Cpu, weight * backlog_ns, 1);
+        self.delays.tell(&mut self.scheduler, now_ns);
+        let was_reckoned_with = self.scheduler.is_reckoned_with();
+        self.scheduler.wake(passed, slept);
+        self.windows = self.windows.wrapping_add(1);
+        let rests = was_reckoned_with && !self.scheduler.is_reckoned_with();
+        self.stale |= rests || passed > A_ROUND;
+        // A lane that is within its base by now needs no place in the queue.
+        for _ in 0..self.queue.len() {
+            match self.queue.pop_front() {
+                Some(lane) if self.scheduler.is_within_base(lane as usize) => {
+                    self.leave_queue(lane)
+                }
+                Some(lane) => self.queue.push_back(lane),
+                None => {}
+            }
+        }
+        self.ask_refused();
+        for lane in &self.ready {
+            self.gates[*lane as usize].began = false;
+        }
+        self.record_some(record, region);
+        bump(&record.windows, passed);
+        bump(
+            &record.scheduling_ns,
+            crate::core::monotonic_ns().saturating_sub(now_ns),
+        );
+    }
+}

@@ -1,0 +1,128 @@
+//! `cargo xtask check shape`: how large the parts are that must not grow.
+//!
+//! Purpose: quality of service stays small enough to be read.
+//! Design: lines of production code, comments included; tests don't count, in files of their own or at a file's end.
+//! Not here: what calibrates costs, and the benchmarks.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+
+/// A part, where it is, and the most lines it may have.
+struct Part {
+    name: &'static str,
+    /// Files, and folders with all that is in them.
+    places: &'static [&'static str],
+}
+
+const SIMULATOR: &str = "crates/sim/src";
+
+const QUALITY_OF_SERVICE: [Part; 5] = [
+    Part {
+        name: "scheduler",
+        places: &["crates/burst/src"],
+    },
+    Part {
+        name: "engine",
+        places: &[
+            "crates/engine/src/core/admit.rs",
+            "crates/engine/src/core/admit",
+            "crates/engine/src/core/away.rs",
+            "crates/engine/src/core/away",
+            "crates/engine/src/core/held.rs",
+            "crates/engine/src/control/budgets.rs",
+        ],
+    },
+    Part {
+        name: "control",
+        places: &[
+            "crates/control/src/owner/budgets.rs",
+            "crates/control/src/owner/places.rs",
+            "crates/control/src/owner/promises.rs",
+            "crates/control/src/owner/scheduling.rs",
+            "crates/control/src/owner/together.rs",
+            "crates/control/src/owner/used.rs",
+            "crates/control/src/api/scheduling.rs",
+            "crates/control/src/api/scheduling_routes.rs",
+            "crates/control/src/metrics/budgets.rs",
+            "crates/xlate/src/boundary/scheduling.rs",
+        ],
+    },
+    Part {
+        name: "pool",
+        places: &["crates/pool/src/budgets.rs"],
+    },
+    Part {
+        name: "commands",
+        places: &[
+            "crates/forebay/src/cli/budgets.rs",
+            "crates/forebay/src/command/scheduling.rs",
+            "crates/forebay/src/command/top/budget.rs",
+        ],
+    },
+];
+
+const MOST_LINES: usize = 12_500;
+const MOST_SIMULATOR_LINES: usize = 3000;
+
+/// Prints the parts; an error if they are too large.
+pub(crate) fn check() -> Result<()> {
+    let root = crate::repository();
+    let mut sum = 0;
+    for part in &QUALITY_OF_SERVICE {
+        let mut lines = 0;
+        for place in part.places {
+            lines += count(&root, &root.join(place))?;
+        }
+        println!("shape: quality of service, {}: {lines} lines", part.name);
+        sum += lines;
+    }
+    println!("shape: quality of service: {sum} lines of at most {MOST_LINES}");
+    let simulator = count(Path::new(""), &root.join(SIMULATOR))?;
+    println!("shape: its simulator: {simulator} lines of at most {MOST_SIMULATOR_LINES}");
+    if sum > MOST_LINES || simulator > MOST_SIMULATOR_LINES {
+        bail!("quality of service has {sum} lines, its simulator {simulator}: delete some");
+    }
+    Ok(())
+}
+
+/// Lines of a file, or of all files in a folder; the simulator is a part of its own.
+fn count(root: &Path, place: &Path) -> Result<usize> {
+    let is_test = |path: &Path| {
+        let name = path.file_stem().unwrap_or_default().to_string_lossy();
+        name == "tests" || name.ends_with("_tests")
+    };
+    if is_test(place) || place == root.join(SIMULATOR) {
+        return Ok(0);
+    }
+    if place.is_file() {
+        let text = fs::read_to_string(place).with_context(|| place.display().to_string())?;
+        return Ok(production_lines(&text));
+    }
+    let entries = fs::read_dir(place).with_context(|| place.display().to_string())?;
+    let paths: Vec<PathBuf> = entries
+        .map(|entry| Ok(entry?.path()))
+        .collect::<Result<_>>()?;
+    paths.iter().map(|path| count(root, path)).sum()
+}
+
+/// Without the module of tests at its end.
+fn production_lines(text: &str) -> usize {
+    let lines: Vec<&str> = text.lines().collect();
+    let begins_tests = |pair: &[&str]| pair[0] == "#[cfg(test)]" && pair[1].ends_with('{');
+    let end = lines.windows(2).position(begins_tests);
+    end.unwrap_or(lines.len())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tests_are_no_production_lines() {
+        let text = "a\nb\n#[cfg(test)]\nmod tests;\nc\n\n#[cfg(test)]\nmod tests {\nd\n}\n";
+        assert_eq!(production_lines(text), 6);
+        assert_eq!(production_lines("a\n"), 1);
+    }
+}
