@@ -41,7 +41,6 @@ const QUALITY_OF_SERVICE: [Part; 5] = [
             "crates/control/src/owner/places.rs",
             "crates/control/src/owner/promises.rs",
             "crates/control/src/owner/scheduling.rs",
-            "crates/control/src/owner/together.rs",
             "crates/control/src/owner/used.rs",
             "crates/control/src/api/scheduling.rs",
             "crates/control/src/api/scheduling_routes.rs",

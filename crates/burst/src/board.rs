@@ -32,8 +32,6 @@ pub struct Shares {
 pub struct Entry {
     /// Reactors that have lanes of it.
     pub shares: Shares,
-    /// Of them those on which it is at work.
-    at_work: AtomicU32,
     /// Its newest windows on all reactors, as they said last: see [`Newest`].
     newest: [AtomicU64; 9],
     /// What it saved: operations, bytes.
@@ -83,8 +81,6 @@ impl Newest {
 pub struct Board {
     entries: Box<[Entry]>,
     awake: AtomicU32,
-    /// Tenants that are at work on any reactor.
-    at_work: AtomicU32,
     /// What reactors owe to their tenants in a window, of each shared resource.
     owed: [AtomicU64; SHARED],
 }
@@ -96,7 +92,6 @@ impl Board {
         Self {
             entries: (0..tenants).map(|_| Entry::default()).collect(),
             awake: AtomicU32::new(0),
-            at_work: AtomicU32::new(0),
             owed: Default::default(),
         }
     }
@@ -129,30 +124,11 @@ impl Board {
         self.awake.load(Relaxed).max(1)
     }
 
-    /// A tenant begins to work on a reactor.
-    pub fn begin(&self, tenant: usize) {
-        if self.entry(tenant).at_work.fetch_add(1, Relaxed) == 0 {
-            self.at_work.fetch_add(1, Relaxed);
-        }
-    }
-
     /// It rests there: it wants nothing any more of what the reactor told.
     pub fn rest(&self, tenant: usize, told: &mut Told) {
-        let entry = self.entry(tenant);
-        entry.shares.rest(told);
-        if entry.at_work.fetch_sub(1, Relaxed) == 1 {
-            self.at_work.fetch_sub(1, Relaxed);
-        }
+        self.entry(tenant).shares.rest(told);
     }
 
-    /// Whether one tenant at most is at work on this node.
-    #[must_use]
-    pub fn is_one_alone(&self) -> bool {
-        self.at_work.load(Relaxed) <= 1
-    }
-}
-
-impl Board {
     /// This reactor told that it owes `told` of a resource, and it is `new` now. Says what all of them do.
     #[inline]
     pub fn owe(&self, resource: usize, told: &mut u64, new: u64) -> u64 {

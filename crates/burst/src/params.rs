@@ -20,11 +20,6 @@ pub const STEP_DOWN: f32 = 0.01;
 pub const BUSY: f32 = 0.5;
 /// An unused allocation below this part of its base is nothing: after six windows without use a tenant rests.
 pub const FORGET: f32 = 1.0 / 64.0;
-/// After so many windows in which no other was at work, a tenant is alone on its node: one that comes now and then finds all as if
-/// it were always there.
-pub const ALONE_WINDOWS: u32 = 32;
-/// A tenant that is alone may use devices for so many times what was measured: that corrects costs which are too high.
-pub const ALONE_MOST: f32 = 2.0;
 /// What lanes have not begun of the processor's time they were given counts as a delay so many times, as if it stayed.
 pub const BACKLOG_WEIGHT: u64 = 4;
 /// All reactors that have volumes of a tenant count as this part of its base, besides their demand: a volume that wakes finds a share.

@@ -68,8 +68,6 @@ pub struct Scheduler {
     /// Of the processor's time, what was used of the next window's.
     overdrawn_ns: i32,
     somebody_bursts: bool,
-    /// So many windows' ends in a row at which one tenant at most was at work on the node.
-    alone: u32,
     /// See [`Self::shares_with_others`].
     tells: bool,
     /// Of each resource, the largest base of all who have lanes here, at work or not: any of them may wake.
@@ -122,7 +120,6 @@ impl Scheduler {
             bases_fit: [false; 2],
             overdrawn_ns: 0,
             somebody_bursts: false,
-            alone: 0,
             tells: false,
             largest: Each::ZERO,
             board: board.clone(),

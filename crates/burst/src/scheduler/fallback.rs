@@ -292,7 +292,6 @@ impl Scheduler {
         one.allocated = Each::ZERO;
         one.spare = Units::ZERO;
         self.active.push(tenant as u32);
-        self.board.begin(tenant);
         self.tells |= entry.shares.is_shared();
         if !self.awake {
             self.awake = true;

@@ -10,10 +10,7 @@ use super::divide::divide;
 use super::each::Each;
 use super::state::{Lane, NOBODY, Tenant};
 use crate::board::{Entry, Told, WHOLE};
-use crate::params::{
-    ALONE_MOST, ALONE_WINDOWS, BEGINNER, FORGET, LATE_WINDOWS, LINK_CARRIED, MOST_TOLD, NEW_LANE,
-    Params,
-};
+use crate::params::{BEGINNER, FORGET, LATE_WINDOWS, LINK_CARRIED, MOST_TOLD, NEW_LANE, Params};
 use crate::units::{COUNT, PARTS, PLENTY, Resource, SHARED, Units};
 
 /// The tenant's own resources, in the order of its credit.
@@ -337,17 +334,6 @@ impl Scheduler {
                 false => owed + (*whole - all) / awake,
             };
         }
-        let was_alone = self.is_alone();
-        self.alone = match self.board.is_one_alone() {
-            true => self.alone.saturating_add(1),
-            false => 0,
-        };
-        if self.is_alone() {
-            // Nobody is kept from what it takes of a device that does more than was measured; if it does not, delays say so.
-            for device in [TIMED[1], TIMED[2]] {
-                whole[device] *= ALONE_MOST;
-            }
-        }
         for whole in &mut whole {
             *whole = (*whole * late).min(PLENTY as f32);
         }
@@ -356,12 +342,6 @@ impl Scheduler {
             parts[resource] = sums.used.0[resource] / whole[resource].max(1.0);
         }
         self.estimator.turn(&self.params, &parts);
-        if was_alone && !self.is_alone() {
-            // Who was alone made devices dear by what nobody else is to have: who comes now finds them as they were measured.
-            for device in [TIMED[1], TIMED[2]] {
-                self.estimator.relieve(device);
-            }
-        }
         let most = self.params.reserve_tenants as f32;
         let (mut left, mut each) = (Each::ZERO, Each::ZERO);
         let mut scale = [Each([1.0; COUNT]); 2];
@@ -400,11 +380,6 @@ impl Scheduler {
             }
         }
         (each, scale, left)
-    }
-
-    /// One tenant has been at work for a while, and no other.
-    fn is_alone(&self) -> bool {
-        self.alone >= ALONE_WINDOWS
     }
 
     /// The second pass: each is given what it is owed and its part of the rest.

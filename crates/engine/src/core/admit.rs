@@ -21,6 +21,8 @@
 mod costs;
 mod delays;
 mod gates;
+#[cfg(test)]
+mod tests;
 
 use super::io::{CommandRef, IoOp, Stage, Token};
 use super::{Core, OWNER_WAIT_LIMIT_NS};
@@ -78,89 +80,6 @@ impl Core {
         self.blame(None);
         self.scratch = waited;
         old.record_all(self.record, &self.region);
-    }
-
-    /// All lanes are of one tenant with this budget, in windows of 1 ms.
-    #[cfg(test)]
-    pub(crate) fn admit_all_by(&mut self, budget: &Budget) {
-        use forebay_burst::cost;
-        self.admit_all_at(budget, &cost::CostTable::new(cost::default_profiles()));
-    }
-
-    /// By which frontends a tenant is taken to come.
-    #[cfg(test)]
-    pub(crate) fn frontends_of(&self, tenant: usize) -> Option<forebay_burst::cost::Frontends> {
-        Some(self.admission.as_ref()?.frontends(tenant))
-    }
-
-    /// The lanes are of one tenant each, in order, with these budgets; in windows of 1 ms.
-    #[cfg(test)]
-    pub(crate) fn admit_each_by(&mut self, budgets: &[Budget]) {
-        use forebay_burst::cost;
-        let costs = cost::CostTable::new(cost::default_profiles());
-        self.admit_each_at(budgets, &costs);
-    }
-
-    #[cfg(test)]
-    fn admit_all_at(&mut self, budget: &Budget, costs: &forebay_burst::cost::CostTable) {
-        self.admit_each_at(std::slice::from_ref(budget), costs);
-    }
-
-    /// The last budget is of all lanes that are left.
-    #[cfg(test)]
-    fn admit_each_at(&mut self, budgets: &[Budget], costs: &forebay_burst::cost::CostTable) {
-        use forebay_burst::board::Board;
-        use std::sync::Arc;
-        let params = Params {
-            window_ns: 1_000_000,
-            saved_windows: 1,
-            ..Params::default()
-        };
-        let capacity = forebay_xlate::boundary::message::NodeCapacity::UNLIMITED.capacity(1);
-        // With room for one that a test adds.
-        let board = Arc::new(Board::new(budgets.len() + 1));
-        let mut admission = Admission::new(params, &capacity.per_second(), costs, &board).unwrap();
-        for (tenant, budget) in (0..).zip(budgets) {
-            admission.set_budget(tenant, budget);
-        }
-        for (at, lane) in self.lanes.iter_mut().flatten().enumerate() {
-            lane.share = Some(Share {
-                tenant: at.min(budgets.len() - 1) as u32,
-                budget: None,
-            });
-        }
-        self.set_admission(Some(Box::new(admission)));
-        self.begin_admission();
-    }
-
-    /// For tests of what an I/O costs: the same with plenty for all of them, given out anew before each eighth round, and in no
-    /// turn of it. Costs are such that eight are no more than a turn's part.
-    #[cfg(test)]
-    pub(crate) fn admit_plenty(&mut self, round: u64) {
-        use forebay_burst::budget::{Burst, Rate};
-        use forebay_burst::cost::{CostTable, Profile};
-        if !round.is_multiple_of(8) {
-            return;
-        }
-        if self.admission.is_none() {
-            let rate = Rate {
-                iops: 1_000_000,
-                bytes: 4 << 30,
-            };
-            let budget = Budget {
-                base: rate,
-                burst: rate,
-                how: Burst::Metered,
-            };
-            let profile = Profile::line((400.0, 0.05), (150.0, 0.015), 96);
-            self.admit_all_at(&budget, &CostTable::new([[profile; 3]; 3]));
-        }
-        for ends_ns in [self.now_ns, u64::MAX] {
-            if let Some(admission) = &mut self.admission {
-                admission.ends_ns = ends_ns;
-            }
-            self.begin_admission();
-        }
     }
 
     /// A tenant is another from now on, with this budget.
@@ -412,12 +331,6 @@ impl Core {
     pub(crate) fn has_ready(&self) -> bool {
         let admission = self.admission.as_ref();
         admission.is_some_and(|a| !a.ready.is_empty() || a.again)
-    }
-
-    /// Tenants that are given something.
-    #[cfg(test)]
-    pub(crate) fn active_tenants(&self) -> usize {
-        self.admission.as_ref().map_or(0, |a| a.scheduler.active())
     }
 
     /// When the reactor must wake for a window's end: where nobody waits for it, some windows later. To wake for each is what who

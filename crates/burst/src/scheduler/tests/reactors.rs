@@ -419,23 +419,6 @@ fn what_a_lane_wanted_before_it_was_alone_is_forgotten() {
     assert!((1950..=2050).contains(&begun), "{begun}");
 }
 
-/// Two reactors, each with a tenant of its own, and a device that does twenty reads in a window.
-fn at_one_device(second: &Budget) -> ([Scheduler; 2], Units) {
-    let board = Arc::new(Board::new(2));
-    let costs = table();
-    let cost = costs.of(Frontend::Tcp, Operation::Read, 4096);
-    let window_s = Params::default().window_ns as f64 / 1e9;
-    let device = 20.0 * f64::from(cost[Resource::DeviceRead]) / window_s;
-    let whole = [1e12, device, 1e12, 100e9, 100e9, 100e6 * f64::from(PARTS)];
-    let reactors = [(0, &Budget::unstated()), (1, second)].map(|(tenant, budget)| {
-        let mut one = Scheduler::new(Params::default(), &whole, 2, &board).expect("good");
-        one.set_budget(tenant, budget, &costs);
-        one.attach(0, tenant);
-        one
-    });
-    (reactors, cost)
-}
-
 /// A window in which all begins that may, and one more waits.
 fn waiting_window(scheduler: &mut Scheduler, cost: &Units) {
     scheduler.wait(0, cost);
@@ -444,88 +427,6 @@ fn waiting_window(scheduler: &mut Scheduler, cost: &Units) {
     }
     scheduler.turn(1);
     scheduler.cancel(0, cost);
-}
-
-/// A window in which as much is wanted as there is. Says how much began.
-fn greedy_window(scheduler: &mut Scheduler, cost: &Units) -> usize {
-    let count = (0..1000).take_while(|_| scheduler.admit(0, cost)).count();
-    scheduler.turn(1);
-    count
-}
-
-/// A device that does more than was measured is used so far by who has been alone for a while, unless somebody else wants it as
-/// well, on whichever reactor.
-#[test]
-fn who_is_alone_is_held_by_no_measured_device() {
-    let ([mut first, mut second], cost) = at_one_device(&Budget::unstated());
-    let board = first.board.clone();
-    let admitted = |scheduler: &mut Scheduler| greedy_window(scheduler, &cost);
-    let alone = crate::params::ALONE_WINDOWS;
-    let after = |scheduler: &mut Scheduler, windows: u32| {
-        (0..windows).for_each(|_| _ = admitted(scheduler));
-        admitted(scheduler)
-    };
-    // Until then it is as for everybody.
-    assert!((18..=22).contains(&after(&mut first, alone - 2)));
-    assert!((38..=42).contains(&after(&mut first, 20)));
-    // From the first window on in which there is another.
-    admitted(&mut second);
-    admitted(&mut first);
-    let both = (0..50).fold(0, |_, _| admitted(&mut first) + admitted(&mut second));
-    assert!((18..=22).contains(&both), "{both}");
-    while second.is_reckoned_with() {
-        second.turn(1);
-    }
-    assert!((38..=42).contains(&after(&mut first, alone + 20)));
-    // Nor does one that comes now and then find it otherwise.
-    for _ in 0..3 {
-        assert!(second.admit(0, &cost));
-        admitted(&mut first);
-        while second.is_reckoned_with() {
-            second.turn(1);
-        }
-        assert!((18..=22).contains(&after(&mut first, alone - 3)));
-    }
-    // Nor is one that is gone with its reactor.
-    admitted(&mut second);
-    assert!(!board.is_one_alone());
-    second.leave();
-    assert!(board.is_one_alone());
-}
-
-/// Who was alone has driven the device's costs up, as it took more of it than was measured: that is not held against who comes.
-#[test]
-fn who_joins_one_that_was_alone_finds_its_device_as_it_was_measured() {
-    let a_second = 1_000_000_000 / Params::default().window_ns;
-    // Half of the device.
-    let base = budget(10 * a_second, 10 * a_second, Burst::Metered);
-    let ([mut first, second], cost) = at_one_device(&base);
-    drop(second);
-    first.set_budget(1, &base, &table());
-    first.attach(1, 1);
-    let device = Resource::DeviceRead;
-    // What is under way goes on for a while: it still waits after another has come.
-    let window = |scheduler: &mut Scheduler, lanes: usize| {
-        let mut begun = [0; 2];
-        for (lane, begun) in begun.iter_mut().enumerate().take(lanes) {
-            let admitted = |_: &usize| scheduler.admit(lane, &cost);
-            *begun = (0..100).take_while(admitted).count();
-            scheduler.wait(lane, &cost);
-        }
-        scheduler.observe(device, 10 * Params::default().target_delay_ns, 1);
-        scheduler.turn(1);
-        (0..lanes).for_each(|lane| scheduler.cancel(lane, &cost));
-        begun[1]
-    };
-    let factor = |scheduler: &Scheduler| scheduler.corrections()[device as usize];
-    (0..200).for_each(|_| _ = window(&mut first, 1));
-    assert_eq!(factor(&first), Params::default().correction_most);
-    let begun: Vec<usize> = (0..6).map(|_| window(&mut first, 2)).collect();
-    assert!(begun[1..].iter().all(|begun| *begun >= 9), "{begun:?}");
-    assert!(factor(&first) < 1.3, "{}", factor(&first));
-    // Costs that are too low are found out as ever while both are there.
-    (0..60).for_each(|_| _ = window(&mut first, 2));
-    assert_eq!(factor(&first), Params::default().correction_most);
 }
 
 /// A reactor with nothing to do ends windows in time only as long as others wait for what it says then: two, and its part is theirs.

@@ -1,0 +1,88 @@
+//! Budgets for tests of cores and frontends.
+
+use super::super::Core;
+use super::Admission;
+use crate::lane::Share;
+use forebay_burst::board::Board;
+use forebay_burst::budget::{Budget, Burst, Rate};
+use forebay_burst::cost::{self, CostTable, Profile};
+use forebay_burst::params::Params;
+use std::sync::Arc;
+
+impl Core {
+    /// All lanes are of one tenant with this budget, in windows of 1 ms.
+    pub(crate) fn admit_all_by(&mut self, budget: &Budget) {
+        self.admit_all_at(budget, &cost::CostTable::new(cost::default_profiles()));
+    }
+
+    /// By which frontends a tenant is taken to come.
+    pub(crate) fn frontends_of(&self, tenant: usize) -> Option<forebay_burst::cost::Frontends> {
+        Some(self.admission.as_ref()?.frontends(tenant))
+    }
+
+    /// The lanes are of one tenant each, in order, with these budgets; in windows of 1 ms.
+    pub(crate) fn admit_each_by(&mut self, budgets: &[Budget]) {
+        let costs = cost::CostTable::new(cost::default_profiles());
+        self.admit_each_at(budgets, &costs);
+    }
+
+    fn admit_all_at(&mut self, budget: &Budget, costs: &forebay_burst::cost::CostTable) {
+        self.admit_each_at(std::slice::from_ref(budget), costs);
+    }
+
+    /// The last budget is of all lanes that are left.
+    fn admit_each_at(&mut self, budgets: &[Budget], costs: &forebay_burst::cost::CostTable) {
+        let params = Params {
+            window_ns: 1_000_000,
+            saved_windows: 1,
+            ..Params::default()
+        };
+        let capacity = forebay_xlate::boundary::message::NodeCapacity::UNLIMITED.capacity(1);
+        // With room for one that a test adds.
+        let board = Arc::new(Board::new(budgets.len() + 1));
+        let mut admission = Admission::new(params, &capacity.per_second(), costs, &board).unwrap();
+        for (tenant, budget) in (0..).zip(budgets) {
+            admission.set_budget(tenant, budget);
+        }
+        for (at, lane) in self.lanes.iter_mut().flatten().enumerate() {
+            lane.share = Some(Share {
+                tenant: at.min(budgets.len() - 1) as u32,
+                budget: None,
+            });
+        }
+        self.set_admission(Some(Box::new(admission)));
+        self.begin_admission();
+    }
+
+    /// For tests of what an I/O costs: the same with plenty for all of them, given out anew before each eighth round, and in no
+    /// turn of it. Costs are such that eight are no more than a turn's part.
+    pub(crate) fn admit_plenty(&mut self, round: u64) {
+        if !round.is_multiple_of(8) {
+            return;
+        }
+        if self.admission.is_none() {
+            let rate = Rate {
+                iops: 1_000_000,
+                bytes: 4 << 30,
+            };
+            let budget = Budget {
+                base: rate,
+                burst: rate,
+                how: Burst::Metered,
+            };
+            let profile = Profile::line((400.0, 0.05), (150.0, 0.015), 96);
+            self.admit_all_at(&budget, &CostTable::new([[profile; 3]; 3]));
+        }
+        for ends_ns in [self.now_ns, u64::MAX] {
+            if let Some(admission) = &mut self.admission {
+                admission.ends_ns = ends_ns;
+            }
+            self.begin_admission();
+        }
+    }
+
+    /// Tenants that are given something.
+    pub(crate) fn active_tenants(&self) -> usize {
+        self.admission.as_ref().map_or(0, |a| a.scheduler.active())
+    }
+}
