@@ -576,7 +576,6 @@ fn an_engine_is_told_how_queues_are_spread_whether_or_not_anybody_has_a_budget()
             said(&mut life.fake)
         };
         assert_eq!(spread(&mut life, Spread::OneToOne).await, ["one-to-one"]);
-        assert_eq!(spread(&mut life, Spread::OneToOne).await, ["one-to-one"]);
         assert!(spread(&mut life, Spread::OneToOne).await.is_empty());
         // A budget that comes and goes is no news of it.
         life.tenant_budget(Some(put(1000, 5000))).await.unwrap();
