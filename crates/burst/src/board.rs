@@ -4,7 +4,6 @@
 //! window, and the same instruction gives it the sum: its share of the tenant's budget is its part of the demand. What
 //! volumes have as a base of their own is not shared by demand: each reactor has that of its volumes first. No lock;
 //! nothing is read or written on the path of an I/O. Credit lies here as well, as it is the tenant's and not a reactor's.
-//! A volume's own budget is shared likewise among its lanes, wherever they are ([`Shares`]).
 //! Of what the node shares besides processors, each reactor has what it owes to its tenants, which it tells likewise; the rest is
 //! divided by the reactors that are awake.
 //! **Not here:** processors, of which each reactor has its own.
@@ -15,7 +14,7 @@ use crate::units::{PARTS, SHARED};
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
-/// What several have together: reactors a tenant's budget, lanes their volume's.
+/// What reactors have together: a tenant's budget.
 #[derive(Default, Debug)]
 pub struct Shares {
     /// The demand of all of them, as parts of base, in 1/65536.
@@ -60,7 +59,9 @@ pub struct Newest {
 }
 
 impl Newest {
-    fn words(&self) -> [u64; 9] {
+    /// Granted, used, above the base (each operations and bytes), waiting, costs, corrected costs.
+    #[must_use]
+    pub fn words(&self) -> [u64; 9] {
         let (granted, used, above) = (&self.granted, &self.used, &self.above);
         [
             granted.iops,
@@ -219,7 +220,7 @@ impl Entry {
 }
 
 impl Shares {
-    /// There is one more that has a part (`true`), or one less: a reactor that has lanes of this tenant, a lane of this volume.
+    /// There is one more that has a part (`true`), or one less: a reactor that has lanes of this tenant.
     pub fn attach(&self, attached: bool) {
         if attached {
             self.takers.fetch_add(1, Relaxed);
@@ -251,15 +252,6 @@ impl Shares {
         let whole = promised.max(new.promised).max(WHOLE);
         let rest = whole.saturating_sub(promised) as f32;
         (new.promised as f32 + rest * part) / whole as f32
-    }
-
-    /// The share of a lane that told this, of its volume, where all count as `beginner` besides.
-    #[must_use]
-    pub fn of_lane(&self, told: &Told, beginner: f32) -> f32 {
-        match self.is_shared() {
-            true => self.part(told, beginner),
-            false => 1.0,
-        }
     }
 
     fn takers(&self) -> u64 {

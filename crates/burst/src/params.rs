@@ -24,8 +24,6 @@ pub const FORGET: f32 = 1.0 / 64.0;
 pub const BACKLOG_WEIGHT: u64 = 4;
 /// All reactors that have volumes of a tenant count as this part of its base, besides their demand: a volume that wakes finds a share.
 pub const BEGINNER: f32 = 1.0 / 256.0;
-/// The same of each export of a volume that has several.
-pub const NEW_LANE: f32 = 1.0 / 256.0;
 /// No demand is told as more than so many times a base: sums of all reactors stay within 64 bits.
 pub const MOST_TOLD: f32 = 1000.0;
 /// A reactor whose own lanes began nothing for so many windows is idle, and may help others. With one, it would come and go.

@@ -23,14 +23,14 @@ mod state;
 mod tests;
 mod turn;
 
-use crate::board::{Board, Newest, Shares};
+use crate::board::{Board, Newest};
 use crate::budget::{Budget, Burst, Rate};
 use crate::cost::{CostTable, Frontends};
 use crate::estimator::Estimator;
 use crate::params::{BadParam, Params};
 use crate::units::{PARTS, PLENTY, Resource, SHARED, Units, in_window};
 use each::Each;
-use state::{Common, Lane, NOBODY, Tenant};
+use state::{Lane, NOBODY, Tenant};
 use std::sync::Arc;
 use turn::OWN;
 
@@ -211,28 +211,17 @@ impl Scheduler {
     }
 
     /// The volume of this lane may use so much of its tenant's: a part of the base that is its own, and a limit.
-    /// `None`: an equal part, no limit. If others show the volume too, all of them have that together: by `shares`.
-    pub fn set_volume(
-        &mut self,
-        lane: usize,
-        budget: Option<&Budget>,
-        shares: Option<&Arc<Shares>>,
-    ) {
+    /// `None`: an equal part, no limit.
+    pub fn set_volume(&mut self, lane: usize, budget: Option<&Budget>) {
         let (base, limit) = match budget {
             Some(budget) => (self.own(budget.base), self.own(budget.burst)),
             None => (Units::ZERO, Units::PLENTY),
         };
-        let shares = shares.filter(|_| budget.is_some());
         let lane = &mut self.lanes[lane];
-        if (lane.whole, lane.limited) == ((base, limit), budget.is_some()) && lane.has(shares) {
+        if (lane.base, lane.limit, lane.limited) == (base, limit, budget.is_some()) {
             return;
         }
-        if !lane.has(shares) {
-            lane.leave_volume();
-            lane.common = shares.map(Common::new);
-        }
-        (lane.whole, lane.limited) = ((base, limit), budget.is_some());
-        lane.take_part();
+        (lane.base, lane.limit, lane.limited) = (base, limit, budget.is_some());
         if !lane.limited {
             lane.due = [0; 2];
         }
@@ -282,8 +271,7 @@ impl Scheduler {
     }
 
     fn let_go(&mut self, lane: usize) {
-        let mut gone = std::mem::take(&mut self.lanes[lane]);
-        gone.leave_volume();
+        let gone = std::mem::take(&mut self.lanes[lane]);
         if gone.tenant == NOBODY {
             return;
         }
@@ -358,7 +346,7 @@ impl Scheduler {
             let owed = tenant.owed[at] + (used.0[own].max(0) as u64).saturating_sub(paid);
             let over = i64::from(one.used().0[own]) - i64::from(one.room.0[own]);
             (owed as i64) < self.second(tenant.brings(own))
-                && (!one.limited || over < self.second(one.whole.1.0[own]))
+                && (!one.limited || over < self.second(one.limit.0[own]))
         })
     }
 
@@ -373,7 +361,7 @@ impl Scheduler {
         OWN.into_iter().all(|own| {
             let waiting = i64::from(one.waiting.0[own]);
             let brings = tenant.brings(own);
-            waiting < self.second(brings.min(one.whole.1.0[own]))
+            waiting < self.second(brings.min(one.limit.0[own]))
         })
     }
 

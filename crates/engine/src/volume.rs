@@ -6,7 +6,6 @@
 //! grant that allows it, and for good: every grant outstanding is told again to a new engine, so the
 //! set covers what a dead one wrote. **Not here:** extents' states (the pool).
 
-use forebay_burst::board::Shares;
 use forebay_xlate::boundary::message::VolumeConfig;
 use forebay_xlate::table::Table;
 use forebay_xlate::{DeviceIndex, ExtentRange, VolumeId};
@@ -33,8 +32,6 @@ pub struct Volume {
     pub table: Table,
     /// log2 of the extent's bytes.
     pub extent_shift: u32,
-    /// By which its exports share its budget.
-    pub shares: Arc<Shares>,
     commits: Arc<Commits>,
 }
 
@@ -54,7 +51,6 @@ impl Volume {
         valid.then(|| Self {
             table: Table::new(extents),
             extent_shift: config.extent_bytes.trailing_zeros(),
-            shares: Arc::default(),
             commits: Arc::default(),
             config,
         })
@@ -73,7 +69,6 @@ impl Volume {
                 .table
                 .grown(config.size_bytes.div_ceil(u64::from(config.extent_bytes))),
             extent_shift: self.extent_shift,
-            shares: self.shares.clone(),
             commits: self.commits.clone(),
             config,
         })

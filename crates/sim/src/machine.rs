@@ -16,7 +16,7 @@ use super::model::{Guest, Model};
 use super::stats::Had;
 use crate::policy::{Params, Policy};
 use forebay_burst::admission::Capacity;
-use forebay_burst::board::{Board, Shares};
+use forebay_burst::board::Board;
 use forebay_burst::cost::CostTable;
 use forebay_burst::params::{BACKLOG_WEIGHT, BadParam};
 use forebay_burst::scheduler::Scheduler;
@@ -204,7 +204,6 @@ impl Machine {
             ..model.capacity()
         };
         let per_second = params.policy.per_second(own.per_second(), params.window_ns);
-        let volumes: Vec<_> = lanes.iter().map(|_| Arc::new(Shares::default())).collect();
         let mut reactors = Vec::new();
         for number in 0..model.reactors {
             let mut scheduler =
@@ -213,12 +212,8 @@ impl Machine {
                 scheduler.set_budget(tenant, &guest.budget, &costs);
             }
             for (lane, (tenant, _)) in lanes.iter().enumerate() {
-                if model.shared_volumes || homes[lane] == number {
+                if homes[lane] == number {
                     scheduler.attach(lane, *tenant);
-                    if model.shared_volumes {
-                        let budget = Some(&guests[*tenant].budget);
-                        scheduler.set_volume(lane, budget, Some(&volumes[lane]));
-                    }
                 }
             }
             reactors.push(Reactor {

@@ -38,9 +38,6 @@ pub struct Model {
     pub turn_ns: u64,
     /// In each hundred windows a reactor is held up for so many, by something that is no I/O.
     pub held_windows: u64,
-    /// A tenant's queues are exports of volumes that each reactor shows, with the tenant's budget each: an I/O comes to whoever has
-    /// the least to do.
-    pub shared_volumes: bool,
     /// Whoever is within its base stands before the others at the processor. (With wild and base nobody does.)
     pub base_first: bool,
     /// Lanes begin in `wild`'s rounds whatever the policy is, each as far as its budget lets it.
@@ -73,7 +70,6 @@ impl Default for Model {
             ahead_ns: 12_000,
             turn_ns: 0,
             held_windows: 0,
-            shared_volumes: false,
             base_first: true,
             rounds: false,
             apart: false,
@@ -111,7 +107,6 @@ impl Model {
             },
             format!("a turn {} ns", self.turn_ns),
             format!("held up windows {}", self.held_windows),
-            format!("volumes shared {}", self.shared_volumes),
             format!("base first {}", self.base_first),
             format!("rounds {}", self.rounds),
             format!("reads and writes apart {}", self.apart),

@@ -213,10 +213,9 @@ impl Lane {
     /// that are not even; besides, an I/O that waits, and the next one until that is served.
     #[inline]
     pub(super) fn earn(&mut self, used: &Units, passed: u64, saved: u64) {
-        let share = self.share();
         for (at, own) in OWN.into_iter().enumerate() {
-            let fraction = &mut self.due_fractions[at];
-            let (more, base) = super::brings::part(self.whole.0.0[own], share, passed, fraction);
+            let base = self.base.0[own] as u64;
+            let more = base.saturating_mul(passed);
             let due = i64::from(self.due[at]) - i64::from(used.0[own]);
             let most = base.saturating_mul(saved) + 2 * self.wanted.0[own] as u64;
             let due = (due.max(0) as u64).saturating_add(more).min(most);

@@ -1,10 +1,9 @@
 //! What is known of a lane and of a tenant.
 
 use super::each::Each;
-use crate::board::{Entry, Newest, Shares, Told};
+use crate::board::{Entry, Newest, Told};
 use crate::budget::Rate;
 use crate::units::{PARTS, Resource, SHARED, Units};
-use std::sync::Arc;
 
 /// No tenant.
 pub(super) const NOBODY: u32 = u32::MAX;
@@ -30,20 +29,12 @@ pub(super) struct Lane {
     pub(super) waiting: Units,
     /// Of the I/O that was refused last: it is saved for.
     pub(super) wanted: Units,
-    /// Of its volume: its own part of the tenant's base, and its limit, in a window.
-    pub(super) whole: (Units, Units),
-    /// Where there are others of the volume: what is shared with them.
-    pub(super) common: Option<Common>,
-    /// Its part of that base, in a window.
+    /// Its volume's own part of the tenant's base, in a window.
     pub(super) base: Units,
-    /// Its part of that limit, in a window.
+    /// Its volume's limit, in a window.
     pub(super) limit: Units,
-    /// Of that part, what was less than one: operations, bytes.
-    pub(super) fractions: [f32; 2],
     /// Of what its volume's own base brought, what it did not use: operations, bytes.
     pub(super) due: [i32; 2],
-    /// As above, of that base.
-    pub(super) due_fractions: [f32; 2],
     /// When the next I/O would be due after that one, where there is too little for all.
     pub(super) late_in: i64,
     /// Of that, what was divided to it for this window, and what is shared with it: before its siblings had anything.
@@ -54,28 +45,6 @@ pub(super) struct Lane {
     pub(super) demand: Units,
     /// Used in this window beyond what was given: out of what was not its own.
     pub(super) beyond: Units,
-}
-
-/// What a lane has together with all of its volume, on any reactor.
-#[derive(Clone, Debug)]
-pub(super) struct Common {
-    pub(super) shares: Arc<Shares>,
-    /// What they were told last.
-    pub(super) told: Told,
-    /// Its part.
-    pub(super) share: f32,
-}
-
-impl Common {
-    pub(super) fn new(shares: &Arc<Shares>) -> Self {
-        shares.attach(true);
-        Self {
-            shares: shares.clone(),
-            told: Told::default(),
-            // Until its first window's end.
-            share: 1.0,
-        }
-    }
 }
 
 impl Default for Lane {
@@ -90,13 +59,9 @@ impl Default for Lane {
             given: Units::ZERO,
             waiting: Units::ZERO,
             wanted: Units::ZERO,
-            whole: (Units::ZERO, Units::PLENTY),
-            common: None,
             base: Units::ZERO,
             limit: Units::PLENTY,
-            fractions: [0.0; 2],
             due: [0; 2],
-            due_fractions: [0.0; 2],
             late_in: 0,
             promise: Units::ZERO,
             room: Units::PLENTY,
@@ -139,39 +104,6 @@ impl Lane {
     #[inline]
     pub(super) fn may(&self) -> Units {
         self.room.max(&Units::ZERO)
-    }
-
-    /// Whether its volume's budget is shared by these.
-    pub(super) fn has(&self, shares: Option<&Arc<Shares>>) -> bool {
-        match (&self.common, shares) {
-            (None, None) => true,
-            (Some(common), Some(shares)) => Arc::ptr_eq(&common.shares, shares),
-            _ => false,
-        }
-    }
-
-    /// It shares its volume's budget with nobody any more.
-    pub(super) fn leave_volume(&mut self) {
-        if let Some(common) = self.common.take() {
-            common.shares.leave(common.told);
-        }
-    }
-
-    /// Its part of the volume's budget.
-    pub(super) fn share(&self) -> f32 {
-        self.common.as_ref().map_or(1.0, |common| common.share)
-    }
-
-    /// It has that from now on.
-    pub(super) fn take_part(&mut self) {
-        let (base, limit) = &self.whole;
-        (self.base, self.limit) = match self.share() {
-            1.0 => (*base, *limit),
-            share => {
-                let part = |whole: &Units| Each::of(whole).times(share).units();
-                (part(base), part(limit))
-            }
-        };
     }
 
     /// One I/O less waits.

@@ -12,7 +12,7 @@ mod storm;
 mod volumes;
 
 use super::Scheduler;
-use crate::board::{Board, Shares};
+use crate::board::Board;
 use crate::budget::{Budget, Burst, Rate};
 use crate::cost::{CostTable, Frontend, Operation, tests::table};
 use crate::params::Params;
@@ -307,7 +307,7 @@ fn a_tenants_volumes_share_it_fairly() {
         scheduler.attach(lane, 0);
     }
     // One has a limit, one asks for little, two for all; one of them comes far more often.
-    scheduler.set_volume(2, Some(&budget(10_000, 20_000, Burst::Metered)), None);
+    scheduler.set_volume(2, Some(&budget(10_000, 20_000, Burst::Metered)));
     let cost = costs.of(Frontend::Tcp, Operation::Read, 4096);
     for lane in 0..4 {
         scheduler.wait(lane, &cost);

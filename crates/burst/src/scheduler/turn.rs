@@ -5,12 +5,12 @@
 //! **Not here:** when a window ends.
 
 use super::Scheduler;
-use super::brings::{Brings, part};
+use super::brings::Brings;
 use super::divide::divide;
 use super::each::Each;
 use super::state::{Lane, NOBODY, Tenant};
 use crate::board::{Entry, Told, WHOLE};
-use crate::params::{BEGINNER, FORGET, LATE_WINDOWS, LINK_CARRIED, MOST_TOLD, NEW_LANE, Params};
+use crate::params::{BEGINNER, FORGET, LATE_WINDOWS, LINK_CARRIED, MOST_TOLD, Params};
 use crate::units::{COUNT, PARTS, PLENTY, Resource, SHARED, Units};
 
 /// The tenant's own resources, in the order of its credit.
@@ -242,21 +242,16 @@ impl Scheduler {
             let is_shared = entry.shares.is_shared();
             if one.only != NOBODY {
                 let lane = &mut lanes[one.only as usize];
-                lane.tell(MOST_TOLD);
-                used.add(&lane.end(passed, saved, NEW_LANE));
+                used.add(&lane.end(passed, saved));
                 (waiting, wanted) = (lane.waiting, lane.wanted);
                 if is_shared {
                     lane.demand = used;
                     lane.demand.add(&waiting);
                 }
             } else {
-                // All of them, before any has its part: so here, parts make a whole.
-                for lane in &one.lanes {
-                    lanes[*lane as usize].tell(MOST_TOLD);
-                }
                 for lane in &one.lanes {
                     let lane = &mut lanes[*lane as usize];
-                    let own = lane.end(passed, saved, NEW_LANE);
+                    let own = lane.end(passed, saved);
                     lane.demand = own;
                     lane.demand.add(&lane.waiting);
                     used.add(&own);
@@ -470,46 +465,12 @@ struct Sums {
 }
 
 impl Lane {
-    /// A window ends: those who have its volume together are told what it wants of that. That is what it used, and if something
-    /// waits, however much, as much as the whole base, or limit.
-    #[inline]
-    fn tell(&mut self, most: f32) {
-        let Some(common) = &mut self.common else {
-            return;
-        };
-        if !common.shares.is_shared() {
-            common.shares.rest(&mut common.told);
-            return;
-        }
-        let used = self.given.minus(&self.left).plus(&self.beyond);
-        let (base, limit) = &self.whole;
-        let wants = OWN.map(|own| {
-            let whole = match base.0[own] {
-                0 => limit.0[own],
-                base => base,
-            };
-            used.0[own] as f32 / whole.max(1) as f32
-        });
-        let waits = f32::from(u8::from(self.waiters > 0));
-        let new = Told {
-            demand: told(wants.into_iter().fold(0f32, f32::max) + waits, most),
-            promised: 0,
-        };
-        common.shares.tell(&mut common.told, new);
-    }
-
     /// A window ends. Says what was used in it.
     #[inline]
-    fn end(&mut self, passed: u64, saved: u64, new_lane: f32) -> Units {
+    fn end(&mut self, passed: u64, saved: u64) -> Units {
         let own = self.used();
         if self.waiters == 0 && self.wants {
             (self.wanted, self.wants) = (Units::ZERO, false);
-        }
-        if let Some(common) = &mut self.common {
-            let share = common.shares.of_lane(&common.told, new_lane);
-            if share != std::mem::replace(&mut common.share, share) {
-                self.take_part();
-            }
         }
         if self.limited {
             self.fill(&own, passed, saved);
@@ -530,18 +491,16 @@ impl Lane {
     #[inline]
     pub(super) fn fill(&mut self, used: &Units, passed: u64, saved: u64) {
         self.earn(used, passed, saved);
-        let share = self.share();
-        for (at, resource) in OWN.into_iter().enumerate() {
-            let fraction = &mut self.fractions[at];
-            let (more, limit) = part(self.whole.1.0[resource], share, passed, fraction);
-            let plenty = i64::from(PLENTY);
-            let [more, limit, most] = [more, limit, limit.saturating_mul(saved)]
-                .map(|units| units.min(PLENTY as u64) as i64);
+        for resource in OWN {
+            let limit = i64::from(self.limit.0[resource]);
+            let [more, most] = [passed, saved].map(|windows| {
+                let windows = i64::try_from(windows).unwrap_or(i64::MAX);
+                limit.saturating_mul(windows).min(PLENTY.into())
+            });
             // For an I/O that is larger; and what is left of the window that completes it.
             let most = most.max(i64::from(self.wanted.0[resource]) + limit);
-            let room = i64::from(self.room.0[resource]) - i64::from(used.0[resource]);
-            let room = room + more;
-            self.room.0[resource] = room.min(most).clamp(-plenty, plenty) as i32;
+            let room = i64::from(self.room.0[resource]) - i64::from(used.0[resource]) + more;
+            self.room.0[resource] = room.min(most).clamp((-PLENTY).into(), PLENTY.into()) as i32;
         }
     }
 

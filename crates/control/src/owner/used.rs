@@ -20,28 +20,12 @@ use super::Owner;
 use crate::api::scheduling::{Budget, Credit};
 use crate::api::stats::{Correction, ReactorStats, TenantStats};
 
-/// Sums, in the order of [`TENANT_CELLS`] and [`REACTOR_CELLS`].
+/// Sums, in the order of [`TenantRecord::sums`] and [`REACTOR_CELLS`].
 type Sums<const N: usize> = [u64; N];
 /// What a tenant has added up to.
 pub(super) type TenantSums = Sums<13>;
 /// What a reactor has.
 type ReactorSums = Sums<4>;
-
-const TENANT_CELLS: [fn(&TenantRecord) -> &AtomicU64; 13] = [
-    |record| &record.used_ops,
-    |record| &record.used_bytes,
-    |record| &record.metered_ops,
-    |record| &record.metered_bytes,
-    |record| &record.throttled_ops,
-    |record| &record.throttled_ns,
-    |record| &record.taken_ops,
-    |record| &record.lost_ops,
-    |record| &record.reserve_ops,
-    |record| &record.burst_windows,
-    |record| &record.active_windows,
-    |record| &record.cost_ns,
-    |record| &record.corrected_ns,
-];
 
 const REACTOR_CELLS: [fn(&ReactorRecord) -> &AtomicU64; 4] = [
     |record| &record.windows,
@@ -69,7 +53,7 @@ fn tenants_of<'a>(
         }
         let tenant = record.tenant.load(Relaxed).checked_sub(1).map(TenantId);
         if let Some(tenant) = tenant.filter(|tenant| tenants.contains(tenant)) {
-            let sums = TENANT_CELLS.map(|cell| cell(record).load(Relaxed));
+            let sums = record.sums().map(|cell| cell.load(Relaxed));
             all.insert(tenant, (sums, record));
         }
     }

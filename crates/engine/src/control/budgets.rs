@@ -101,32 +101,7 @@ impl Active {
 /// A tenant's record begins, or (`None`) is let go of.
 fn begin(record: &TenantRecord, tenant: Option<TenantId>) {
     record.tenant.store(0, Relaxed);
-    for cell in [
-        &record.used_ops,
-        &record.used_bytes,
-        &record.metered_ops,
-        &record.metered_bytes,
-        &record.throttled_ops,
-        &record.throttled_ns,
-        &record.taken_ops,
-        &record.lost_ops,
-        &record.reserve_ops,
-        &record.credit_ops,
-        &record.credit_bytes,
-        &record.granted_ops_s,
-        &record.granted_bytes_s,
-        &record.used_ops_s,
-        &record.used_bytes_s,
-        &record.throttled,
-        &record.above_ops_s,
-        &record.above_bytes_s,
-        &record.window_cost_ns_s,
-        &record.window_corrected_ns_s,
-        &record.burst_windows,
-        &record.active_windows,
-        &record.cost_ns,
-        &record.corrected_ns,
-    ] {
+    for cell in record.sums().into_iter().chain(record.gauges()) {
         cell.store(0, Relaxed);
     }
     record.tenant.store(tenant.map_or(0, |t| t.0 + 1), Release);

@@ -127,7 +127,7 @@ impl Core {
     /// A lane is gone.
     pub(super) fn detach(&mut self, index: LaneIndex) {
         if let Some(admission) = &mut self.admission {
-            admission.detach(index.0 as usize % MAX_LANES);
+            admission.detach(index.0 as usize % MAX_LANES, &self.ios);
         }
     }
 

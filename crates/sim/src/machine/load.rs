@@ -93,18 +93,7 @@ impl Machine {
     /// It comes to its reactor.
     pub(super) fn come(&mut self, io: u32) {
         let lane = self.ios[io as usize].lane as usize;
-        let count = self.reactors.len();
-        let number = match self.model.shared_volumes {
-            true => {
-                let load = |number: &usize| self.reactors[*number].ahead_ns;
-                // Its host has a way to each: the least loaded; of equals the next in turn.
-                (0..count)
-                    .map(|at| (at + io as usize) % count)
-                    .min_by_key(load)
-                    .unwrap_or(0)
-            }
-            false => self.homes[lane],
-        };
+        let number = self.homes[lane];
         if self.model.turn_ns == 0 {
             self.arrive(number, io);
             self.look(number);

@@ -61,7 +61,7 @@ fn a_base_of_less_than_an_io_in_a_window_is_kept() {
         let (mut scheduler, cost) = scheduler(6, &all);
         let bases = [(4, 1400), (5, 600)];
         for (lane, base) in bases {
-            scheduler.set_volume(lane, Some(&budget(base, burst, Burst::Metered)), None);
+            scheduler.set_volume(lane, Some(&budget(base, burst, Burst::Metered)));
         }
         let depth = |lane| if lane < 4 { 64 } else { 1 };
         let loads: Vec<_> = (0..6)
@@ -98,7 +98,7 @@ fn a_base_is_kept_of_ios_of_any_size() {
     let bases = [0, 0, 0, 500, 6000, 2500];
     for (lane, base) in bases.into_iter().enumerate() {
         if base > 0 {
-            scheduler.set_volume(lane, Some(&budget(base, 10_000, Burst::Metered)), None);
+            scheduler.set_volume(lane, Some(&budget(base, 10_000, Burst::Metered)));
         }
     }
     let loads: Vec<_> = (0..6)
@@ -143,7 +143,7 @@ fn a_base_has_its_part_of_what_is_shared() {
     scheduler.attach(VOLUMES, 1);
     let bases = [(VOLUMES - 2, 9_500), (VOLUMES - 1, 900)];
     for (lane, base) in bases {
-        scheduler.set_volume(lane, Some(&budget(base, 900_000, Burst::Metered)), None);
+        scheduler.set_volume(lane, Some(&budget(base, 900_000, Burst::Metered)));
     }
     let cost = costs.of(Frontend::Tcp, Operation::Read, 4096);
     let loads: Vec<_> = (0..=VOLUMES)
@@ -261,7 +261,7 @@ proptest! {
         for (lane, base) in bases.iter().enumerate() {
             if *base > 0 {
                 let own = budget(*base, iops * more, Burst::Metered);
-                scheduler.set_volume(lane, Some(&own), None);
+                scheduler.set_volume(lane, Some(&own));
             }
         }
         let load = |(lane, (_, len, depth, period)): (usize, &Volume)| Always {

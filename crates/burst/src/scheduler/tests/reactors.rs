@@ -26,7 +26,7 @@ pub(super) fn reactors(
 fn begun(own: Option<&Budget>) -> [u64; 2] {
     let all = budget(10_000, 10_000, Burst::Metered);
     let (mut reactors, cost) = reactors(&[1, 1], &all, &params());
-    reactors[1].set_volume(0, own, None);
+    reactors[1].set_volume(0, own);
     for (scheduler, depth) in reactors.iter_mut().zip([256, 1]) {
         (0..depth).for_each(|_| scheduler.wait(0, &cost));
     }
@@ -54,52 +54,6 @@ fn a_long_queue_does_not_take_a_tenants_budget_from_its_volumes_elsewhere() {
     let [long, short] = begun(Some(&budget(8_000, 10_000, Burst::Metered)));
     assert!((1900..=2010).contains(&(long + short)), "{long} {short}");
     assert!((1600..=1900).contains(&short), "{long} {short}");
-}
-
-/// A volume's own base of less than an I/O in a window, shown by both of two reactors, or by one; siblings on both want all.
-#[test]
-fn exports_of_a_volume_have_its_small_base_together() {
-    const WINDOWS: u64 = 4000;
-    let all = budget(4000, 4000, Burst::Metered);
-    for base in [300, 900, 1800] {
-        let own = budget(base, 4000, Burst::Metered);
-        for wants in [[true, true], [true, false]] {
-            let (mut reactors, cost) = reactors(&[5, 5], &all, &params());
-            let shares = Arc::default();
-            for scheduler in &mut reactors {
-                scheduler.set_volume(0, Some(&own), Some(&shares));
-                (1..5).for_each(|lane| (0..64).for_each(|_| scheduler.wait(lane, &cost)));
-            }
-            let mut begun = [0u64; 2];
-            let mut sum = 0;
-            for (scheduler, wants) in reactors.iter_mut().zip(wants) {
-                (0..2 * u64::from(wants)).for_each(|_| scheduler.wait(0, &cost));
-            }
-            for _ in 0..WINDOWS {
-                for (at, scheduler) in reactors.iter_mut().enumerate() {
-                    for lane in (0..5).rev().filter(|lane| *lane > 0 || wants[at]) {
-                        while scheduler.resume(lane, &cost) {
-                            scheduler.wait(lane, &cost);
-                            sum += 1;
-                            begun[at] += u64::from(lane == 0);
-                        }
-                    }
-                    scheduler.turn(1);
-                }
-            }
-            let due = base * WINDOWS / 1000;
-            let has: u64 = begun.iter().sum();
-            assert!(
-                has + 8 + due / 100 >= due,
-                "{base} {wants:?}: {begun:?} of {due}"
-            );
-            let whole = 4 * WINDOWS;
-            assert!(
-                (whole * 97 / 100..=whole + 40).contains(&sum),
-                "{sum}: {begun:?}"
-            );
-        }
-    }
 }
 
 #[test]
@@ -329,96 +283,6 @@ fn what_a_late_window_used_is_told_a_second() {
     }
 }
 
-/// Whoever uses the exports of a volume by turns, however often it changes, has little more than by one; on one reactor
-/// nothing more.
-#[test]
-fn a_volumes_limit_holds_over_reactors() {
-    let all = budget(100_000, 900_000, Burst::Metered);
-    let own = budget(0, 10_000, Burst::Metered);
-    for (lanes, most) in [(&[1, 1][..], 11_500), (&[2], 10_100)] {
-        for period in [0, 1, 2, 3, 4, 5, 8] {
-            let (mut reactors, cost) = reactors(lanes, &all, &params());
-            let shares = Arc::default();
-            for scheduler in &mut reactors {
-                for lane in 0..scheduler.lanes.len() {
-                    scheduler.set_volume(lane, Some(&own), Some(&shares));
-                }
-            }
-            let mut begun = [0u64; 2];
-            for window in 0..1000 {
-                let wants = |at: usize| match period {
-                    0 => true,
-                    // For a part of the time both do.
-                    _ => (window + at * period) / period % 4 < 2,
-                };
-                let mut at = 0;
-                for scheduler in &mut reactors {
-                    let lanes: Vec<_> = (0..scheduler.lanes.len())
-                        .map(|lane| (lane, at + lane))
-                        .filter(|(_, at)| wants(*at))
-                        .collect();
-                    at += scheduler.lanes.len();
-                    for (lane, at) in &lanes {
-                        while scheduler.admit(*lane, &cost) {
-                            begun[*at] += 1;
-                        }
-                        scheduler.wait(*lane, &cost);
-                    }
-                    scheduler.turn(1);
-                    for (lane, _) in &lanes {
-                        scheduler.cancel(*lane, &cost);
-                    }
-                }
-            }
-            let sum: u64 = begun.iter().sum();
-            let (least, most) = match period {
-                0 => (9_800, 10_100),
-                _ => (4_000, most),
-            };
-            assert!(
-                (least..=most).contains(&sum),
-                "{lanes:?} {period}: {begun:?}"
-            );
-            if period == 0 {
-                assert!(begun.iter().all(|begun| *begun >= 4_500), "{begun:?}");
-            }
-        }
-    }
-}
-
-#[test]
-fn what_a_lane_wanted_before_it_was_alone_is_forgotten() {
-    let all = budget(100_000, 900_000, Burst::Metered);
-    let own = budget(0, 10_000, Burst::Metered);
-    let (mut reactors, cost) = reactors(&[1, 1], &all, &params());
-    let shares = Arc::default();
-    let [first, second] = &mut reactors[..] else {
-        panic!()
-    };
-    first.set_volume(0, Some(&own), Some(&shares));
-    second.set_volume(0, Some(&own), Some(&shares));
-    while first.admit(0, &cost) {}
-    first.wait(0, &cost);
-    first.turn(1);
-    second.detach(0);
-    first.cancel(0, &cost);
-    while first.is_reckoned_with() {
-        first.turn(1);
-    }
-    second.attach(0, 0);
-    second.set_volume(0, Some(&own), Some(&shares));
-    let mut begun = 0;
-    for _ in 0..200 {
-        while second.admit(0, &cost) {
-            begun += 1;
-        }
-        second.wait(0, &cost);
-        second.turn(1);
-        second.cancel(0, &cost);
-    }
-    assert!((1950..=2050).contains(&begun), "{begun}");
-}
-
 /// A window in which all begins that may, and one more waits.
 fn waiting_window(scheduler: &mut Scheduler, cost: &Units) {
     scheduler.wait(0, cost);
@@ -433,41 +297,30 @@ fn waiting_window(scheduler: &mut Scheduler, cost: &Units) {
 #[test]
 fn what_a_reactor_does_without_is_the_others_after_two_windows() {
     let all = budget(100_000, 100_000, Burst::Metered);
-    let own = budget(50_000, 100_000, Burst::Metered);
-    for volume in [None, Some(&own)] {
-        let (mut reactors, cost) = reactors(&[1, 1], &all, &params());
-        let shares = Arc::default();
-        for scheduler in &mut reactors {
-            scheduler.set_volume(0, volume, Some(&shares));
-        }
-        let window = |scheduler: &mut Scheduler| waiting_window(scheduler, &cost);
-        (0..50).for_each(|_| reactors.iter_mut().for_each(window));
-        let [first, second] = &mut reactors[..] else {
-            panic!()
-        };
-        let of_lane = |scheduler: &Scheduler| scheduler.lanes[0].share();
-        assert!((0.4..0.6).contains(&second.tenants[0].share));
-        let mut windows = 0;
-        while first.shares_with_others() {
-            first.turn(1);
-            windows += 1;
-            assert!(windows <= 2);
-        }
-        window(second);
-        assert!(second.tenants[0].share > 0.9, "{}", second.tenants[0].share);
-        if volume.is_some() {
-            assert!(of_lane(second) > 0.9, "{}", of_lane(second));
-        }
-        // It is reckoned with otherwise; who begins has more to say.
-        assert!(first.is_reckoned_with() && second.shares_with_others());
-        while first.is_reckoned_with() {
-            first.turn(1);
-        }
-        first.admit(0, &cost);
-        assert!(first.shares_with_others());
-        // Whoever has a tenant alone says nothing to anybody.
-        second.detach(0);
+    let (mut reactors, cost) = reactors(&[1, 1], &all, &params());
+    let window = |scheduler: &mut Scheduler| waiting_window(scheduler, &cost);
+    (0..50).for_each(|_| reactors.iter_mut().for_each(window));
+    let [first, second] = &mut reactors[..] else {
+        panic!()
+    };
+    assert!((0.4..0.6).contains(&second.tenants[0].share));
+    let mut windows = 0;
+    while first.shares_with_others() {
         first.turn(1);
-        assert!(!first.shares_with_others());
+        windows += 1;
+        assert!(windows <= 2);
     }
+    window(second);
+    assert!(second.tenants[0].share > 0.9, "{}", second.tenants[0].share);
+    // It is reckoned with otherwise; who begins has more to say.
+    assert!(first.is_reckoned_with() && second.shares_with_others());
+    while first.is_reckoned_with() {
+        first.turn(1);
+    }
+    first.admit(0, &cost);
+    assert!(first.shares_with_others());
+    // Whoever has a tenant alone says nothing to anybody.
+    second.detach(0);
+    first.turn(1);
+    assert!(!first.shares_with_others());
 }

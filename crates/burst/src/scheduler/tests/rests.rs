@@ -88,7 +88,7 @@ fn a_volumes_limit_holds_while_its_tenant_rests() {
     let mut bench = Bench::new(&[all], params());
     let cost = bench.costs.of(Frontend::Tcp, Operation::Read, 4096);
     let scheduler = &mut bench.scheduler;
-    scheduler.set_volume(0, Some(&budget(1000, 1000, Burst::Metered)), None);
+    scheduler.set_volume(0, Some(&budget(1000, 1000, Burst::Metered)));
     (0..100).for_each(|_| scheduler.owe(0, &cost));
     rests(scheduler);
     scheduler.turn(30);

@@ -65,7 +65,7 @@ fn volumes_have_their_own_bases_though_nothing_is_left_beside() {
         let (mut scheduler, cost) = scheduler(3, &all);
         for (lane, part) in [(0, 20), (1, 80)] {
             let own = budget(whole * part / 100, whole, Burst::Metered);
-            scheduler.set_volume(lane, Some(&own), None);
+            scheduler.set_volume(lane, Some(&own));
         }
         let loads = [0, 1, 2].map(|lane| (lane, cost(4096)));
         let begun = begun(&mut scheduler, &loads, 1000);
@@ -83,7 +83,7 @@ fn more_promised_to_volumes_than_there_is_gives_no_more() {
     // Four exports of one volume, whose base is all of its tenant's.
     let all = budget(100_000, 100_000, Burst::Metered);
     let (mut scheduler, cost) = scheduler(4, &all);
-    (0..4).for_each(|lane| scheduler.set_volume(lane, Some(&all), None));
+    (0..4).for_each(|lane| scheduler.set_volume(lane, Some(&all)));
     let loads = [0, 1, 2, 3].map(|lane| (lane, cost(4096)));
     let begun = begun(&mut scheduler, &loads, 1000);
     let sum: u64 = begun.iter().sum();
@@ -99,7 +99,7 @@ fn what_a_volume_owes_above_its_limit_is_paid() {
     let limit = budget(1000, 1000, Burst::Metered);
     // What was used without a limit is nothing that it owes.
     (0..50).for_each(|_| assert!(scheduler.admit(0, &cost)));
-    scheduler.set_volume(0, Some(&limit), None);
+    scheduler.set_volume(0, Some(&limit));
     scheduler.turn(1);
     while scheduler.admit(0, &cost) {}
     (0..20).for_each(|_| scheduler.owe(0, &cost));
@@ -107,7 +107,7 @@ fn what_a_volume_owes_above_its_limit_is_paid() {
     // One is a window's. The same limit once more forgives nothing.
     let mut windows = 0;
     while !scheduler.resume(0, &cost) {
-        scheduler.set_volume(0, Some(&limit), None);
+        scheduler.set_volume(0, Some(&limit));
         scheduler.turn(1);
         windows += 1;
         assert!(windows < 30);
@@ -131,7 +131,7 @@ fn no_more_is_owed_than_a_second_brings() {
             // Of few bytes, so that it is operations that count.
             let cost = cost(512);
             if limited {
-                scheduler.set_volume(0, Some(&own), None);
+                scheduler.set_volume(0, Some(&own));
             }
             let mut owing = 0;
             for window in 0..4000 {
@@ -204,56 +204,4 @@ fn a_slots_next_tenant_owes_nothing() {
         assert_eq!(scheduler.admit(0, &cost(4096)), is_new);
         scheduler.detach(0);
     }
-}
-
-/// The lanes of a volume, which they show together, with a budget of its own.
-fn show(scheduler: &mut Scheduler, lanes: &[usize], own: &Budget) -> Arc<Shares> {
-    let shares = Arc::default();
-    for lane in lanes {
-        scheduler.set_volume(*lane, Some(own), Some(&shares));
-    }
-    shares
-}
-
-#[test]
-fn all_lanes_of_a_volume_have_its_limit_together() {
-    let all = budget(100_000, 900_000, Burst::Metered);
-    for iops in [300, 10_000] {
-        let own = budget(0, iops, Burst::Metered);
-        let (mut scheduler, cost) = scheduler(3, &all);
-        show(&mut scheduler, &[0, 1], &own);
-        let loads = [0, 1].map(|lane| (lane, cost(4096)));
-        let both = begun(&mut scheduler, &loads, 4000);
-        let sum: u64 = both.iter().sum();
-        // With what was saved.
-        let most = iops * 4 + iops / 100 + 4;
-        assert!((most * 95 / 100..=most).contains(&sum), "{iops}: {both:?}");
-        assert!(both.iter().all(|begun| *begun >= sum * 4 / 10), "{both:?}");
-        // Who is alone has all of it, but for what a beginner counts as.
-        scheduler.cancel(1, &cost(4096));
-        let alone = begun(&mut scheduler, &[(0, cost(4096))], 4000)[0];
-        assert!((most * 95 / 100..=most).contains(&alone), "{iops}: {alone}");
-        // Its limit counts for both at once, and whoever is left has it alone.
-        scheduler.detach(1);
-        let left = begun(&mut scheduler, &[(0, cost(4096))], 4000)[0];
-        assert!((most * 98 / 100..=most).contains(&left), "{iops}: {left}");
-    }
-}
-
-#[test]
-fn all_lanes_of_a_volume_have_its_base_together() {
-    let all = budget(100_000, 100_000, Burst::Metered);
-    let (mut scheduler, cost) = scheduler(3, &all);
-    show(
-        &mut scheduler,
-        &[0, 1],
-        &budget(60_000, 100_000, Burst::Metered),
-    );
-    let loads = [0, 1, 2].map(|lane| (lane, cost(4096)));
-    let begun = begun(&mut scheduler, &loads, 1000);
-    let part = |lane: usize| begun[lane] / 1000;
-    // The other 40 are for all three.
-    assert!((39..=47).contains(&part(0)), "{begun:?}");
-    assert!((39..=47).contains(&part(1)), "{begun:?}");
-    assert!((11..=17).contains(&part(2)), "{begun:?}");
 }

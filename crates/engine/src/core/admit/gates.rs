@@ -24,6 +24,7 @@ use forebay_burst::params::{BadParam, Params};
 use forebay_burst::scheduler::{Scheduler, Seen};
 use forebay_burst::units::{Resource, SHARED, Units};
 use forebay_device::Op;
+use forebay_xlate::VolumeId;
 use forebay_xlate::boundary::region::MAX_LANES;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -69,6 +70,8 @@ pub struct Admission {
     /// The lane that asked last, and the window since which no other did.
     only: (usize, u32),
     windows: u32,
+    /// By lane of the scheduler: the lanes here that are in it.
+    units: Box<[u32]>,
     /// The tenant whose record is written next.
     record_at: usize,
     /// The lanes of one look at all that wait.
@@ -95,6 +98,9 @@ struct Gate {
     turn: u32,
     quantum_ns: i32,
     tenant: u32,
+    /// The volume, and its lane of the scheduler: one for all exports of it.
+    volume: VolumeId,
+    unit: usize,
     /// Commands that wait.
     first: u32,
     last: u32,
@@ -144,6 +150,8 @@ impl Default for Gate {
             turn: 0,
             quantum_ns: 0,
             tenant: u32::MAX,
+            volume: VolumeId(u64::MAX),
+            unit: 0,
             first: NONE,
             last: NONE,
             count: 0,
@@ -216,6 +224,7 @@ impl Admission {
             delays: Delays::new(),
             only: (usize::MAX, 0),
             windows: 0,
+            units: vec![0; MAX_LANES].into(),
             record_at: 0,
             looked_at: Vec::with_capacity(MAX_LANES),
             stale: false,
@@ -233,7 +242,7 @@ impl Admission {
             && gate.turn == self.turn
             && gate.quantum_ns > 0
             && let Some(cost) = (self.costs).row(gate.frontend, operation, len_bytes)
-            && self.scheduler.take(at, cost)
+            && self.scheduler.take(gate.unit, cost)
         {
             let ns = cost[Resource::Cpu];
             gate.quantum_ns -= ns;
@@ -264,7 +273,8 @@ impl Admission {
         if gate.closer & (FREE | WAITS) != 0 {
             return gate.closer & WAITS == 0;
         }
-        if !self.has_quantum(at) || !self.scheduler.admit(at, cost) {
+        let unit = gate.unit;
+        if !self.has_quantum(at) || !self.scheduler.admit(unit, cost) {
             return false;
         }
         self.spend(at, cost);
@@ -304,8 +314,9 @@ impl Admission {
             cost[resource] = whole[resource];
         }
         self.spend(at, &cost);
-        if self.scheduler.may_owe(at) {
-            self.scheduler.owe(at, &cost);
+        let unit = self.gates[at].unit;
+        if self.scheduler.may_owe(unit) {
+            self.scheduler.owe(unit, &cost);
         }
         true
     }
@@ -326,7 +337,7 @@ impl Admission {
 
     /// Whether a lane in which something waits may have more that does ([`Scheduler::may_hold`]).
     pub(in crate::core) fn may_hold(&self, lane: LaneIndex) -> bool {
-        self.scheduler.may_hold(lane.0 as usize % MAX_LANES)
+        (self.scheduler).may_hold(self.gates[lane.0 as usize % MAX_LANES].unit)
     }
 
     /// Whether commands of it wait for a quantum.
@@ -346,7 +357,7 @@ impl Admission {
         let at = lane.0 as usize % MAX_LANES;
         self.contended
             && self.gates[at].closer & (FREE | WAITS) == 0
-            && self.scheduler.is_within_base(at)
+            && self.scheduler.is_within_base(self.gates[at].unit)
     }
 
     /// A command waits.
@@ -358,7 +369,7 @@ impl Admission {
         io.over_ns.get_or_insert(gate.over_ns(now_ns));
         if gate.closer & FREE == 0 {
             let cost = cost_of(&self.costs, gate.frontend, &io.op);
-            self.scheduler.wait(at, &cost);
+            self.scheduler.wait(gate.unit, &cost);
         }
         let is_first = gate.count == 0;
         match gate.last {
@@ -427,11 +438,12 @@ impl Admission {
         };
         if gate.closer & FREE == 0 {
             let cost = cost_of(&self.costs, gate.frontend, &io.op);
+            let unit = gate.unit;
             if !self.has_quantum(at) {
                 self.gates[at].let_on(now_ns);
                 return Asked::Enough;
             }
-            if !self.scheduler.resume(at, &cost) {
+            if !self.scheduler.resume(unit, &cost) {
                 self.gates[at].refused_ns.get_or_insert(now_ns);
                 return Asked::Refused;
             }
@@ -462,12 +474,12 @@ impl Admission {
         let index = gate.first;
         let io = ios.get_mut(index as usize)?;
         if gate.closer & FREE == 0 {
-            if !self.scheduler.may_owe(at) {
+            if !self.scheduler.may_owe(gate.unit) {
                 return None;
             }
             let cost = cost_of(&self.costs, gate.frontend, &io.op);
-            self.scheduler.cancel(at, &cost);
-            self.scheduler.owe(at, &cost);
+            self.scheduler.cancel(gate.unit, &cost);
+            self.scheduler.owe(gate.unit, &cost);
         }
         gate.first = std::mem::replace(&mut io.link, NONE);
         gate.popped();
@@ -489,7 +501,7 @@ impl Admission {
                     continue;
                 }
                 self.scheduler
-                    .cancel(at, &cost_of(&self.costs, gate.frontend, &io.op));
+                    .cancel(gate.unit, &cost_of(&self.costs, gate.frontend, &io.op));
                 io.link = NONE;
                 match before {
                     NONE => gate.first = link,

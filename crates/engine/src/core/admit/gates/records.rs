@@ -2,9 +2,9 @@
 
 use super::Admission;
 use forebay_burst::budget::Rate;
+use forebay_burst::scheduler::Seen;
 use forebay_burst::units::PARTS;
 use forebay_xlate::boundary::region::{LaneRecord, ReactorRecord, Region};
-use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
 /// Tenants whose records are written at a window's end: each is about every 10 ms.
@@ -33,7 +33,7 @@ impl Admission {
             self.lane_at = (lane + 1) % self.lanes;
             // The record of a lane that is not here is another reactor's to write.
             if self.gates[lane].tenant != u32::MAX {
-                let granted = self.scheduler.granted_to(lane);
+                let granted = self.scheduler.granted_to(self.gates[lane].unit);
                 grant(&region.lanes()[lane], granted);
             }
         }
@@ -60,54 +60,34 @@ impl Admission {
             return;
         }
         let old = std::mem::replace(&mut told.seen, seen);
-        let add = |cell: &AtomicU64, more: u64| {
-            if more > 0 {
-                cell.fetch_add(more, Relaxed);
-            }
+        let throttled = [&mut told.throttled_ops, &mut told.throttled_ns].map(std::mem::take);
+        let sums = |seen: &Seen, [throttled_ops, throttled_ns]: [u64; 2]| {
+            [
+                seen.used_parts / PARTS as u64,
+                seen.used_bytes,
+                seen.metered_parts / PARTS as u64,
+                seen.metered_bytes,
+                throttled_ops,
+                throttled_ns,
+                seen.taken,
+                seen.lost,
+                seen.from_reserve,
+                seen.burst_windows,
+                seen.active_windows,
+                seen.cost_ns,
+                seen.corrected_ns,
+            ]
         };
-        let parts = |new: u64, old: u64| new / PARTS as u64 - old / PARTS as u64;
-        add(&record.used_ops, parts(seen.used_parts, old.used_parts));
-        add(&record.used_bytes, seen.used_bytes - old.used_bytes);
-        add(
-            &record.metered_ops,
-            parts(seen.metered_parts, old.metered_parts),
-        );
-        add(
-            &record.metered_bytes,
-            seen.metered_bytes - old.metered_bytes,
-        );
-        add(
-            &record.throttled_ops,
-            std::mem::take(&mut told.throttled_ops),
-        );
-        add(&record.throttled_ns, std::mem::take(&mut told.throttled_ns));
-        add(&record.taken_ops, seen.taken - old.taken);
-        add(&record.lost_ops, seen.lost - old.lost);
-        add(&record.reserve_ops, seen.from_reserve - old.from_reserve);
-        add(
-            &record.active_windows,
-            seen.active_windows - old.active_windows,
-        );
-        add(&record.cost_ns, seen.cost_ns - old.cost_ns);
-        add(&record.corrected_ns, seen.corrected_ns - old.corrected_ns);
-        add(
-            &record.burst_windows,
-            seen.burst_windows - old.burst_windows,
-        );
+        let more = sums(&seen, throttled).into_iter().zip(sums(&old, [0; 2]));
+        for (cell, (new, old)) in record.sums().into_iter().zip(more) {
+            if new > old {
+                cell.fetch_add(new - old, Relaxed);
+            }
+        }
         let newest = self.scheduler.newest(tenant);
-        for (cell, value) in [
-            (&record.credit_ops, seen.credit_parts / PARTS as u64),
-            (&record.credit_bytes, seen.credit_bytes),
-            (&record.granted_ops_s, newest.granted.iops),
-            (&record.granted_bytes_s, newest.granted.bytes),
-            (&record.used_ops_s, newest.used.iops),
-            (&record.used_bytes_s, newest.used.bytes),
-            (&record.throttled, newest.waited),
-            (&record.above_ops_s, newest.above.iops),
-            (&record.above_bytes_s, newest.above.bytes),
-            (&record.window_cost_ns_s, newest.cost_ns),
-            (&record.window_corrected_ns_s, newest.corrected_ns),
-        ] {
+        let credit = [seen.credit_parts / PARTS as u64, seen.credit_bytes];
+        let now = credit.into_iter().chain(newest.words());
+        for (cell, value) in record.gauges().into_iter().zip(now) {
             cell.store(value, Relaxed);
         }
     }

@@ -9,6 +9,9 @@ use super::{Admission, FREE};
 use crate::lane::Lane;
 use forebay_burst::budget::{Budget, Rate};
 use forebay_burst::cost::{Frontend, Frontends};
+use forebay_burst::scheduler::Scheduler;
+use forebay_burst::units::Units;
+use forebay_xlate::VolumeId;
 use forebay_xlate::boundary::message::Frontend as ExportFrontend;
 use forebay_xlate::boundary::region::MAX_LANES;
 
@@ -61,6 +64,7 @@ impl Admission {
     /// A lane has this share.
     pub(in crate::core::admit) fn attach(&mut self, lane: &Lane, ios: &[Io]) {
         let at = lane.index.0 as usize % MAX_LANES;
+        let volume = lane.volume.id();
         let gate = &mut self.gates[at];
         gate.frontend = match lane.export.frontend {
             ExportFrontend::NvmeTcp => Frontend::Tcp,
@@ -71,42 +75,73 @@ impl Admission {
             .share
             .filter(|share| (share.tenant as usize) < self.tenants.len());
         let Some(share) = share else {
-            self.detach(at);
+            self.detach(at, ios);
             grant(lane.record(), Rate { iops: 0, bytes: 0 });
             return;
         };
-        self.lanes = self.lanes.max(at + 1);
-        if gate.tenant != share.tenant {
-            self.detach(at);
-            let gate = &mut self.gates[at];
-            (gate.tenant, gate.closer) = (share.tenant, gate.closer & !FREE);
-            // Its part begins anew.
-            gate.turn = 0;
-            self.tenants[share.tenant as usize].lanes += 1;
-            self.scheduler.attach(at, share.tenant as usize);
-            // What waits there, waits for this tenant's budget now.
-            let gate = &self.gates[at];
-            let mut next = gate.first;
-            while let Some(io) = ios.get(next as usize) {
-                let cost = cost_of(&self.costs, gate.frontend, &io.op);
-                self.scheduler.wait(at, &cost);
-                next = io.link;
-            }
+        if (gate.volume, gate.tenant) != (volume, share.tenant) {
+            self.detach(at, ios);
+            self.join(at, volume, share.tenant, ios);
         }
-        let shares = Some(&lane.volume.shares);
-        (self.scheduler).set_volume(at, share.budget.as_ref(), shares);
+        let unit = self.gates[at].unit;
+        (self.scheduler).set_volume(unit, share.budget.as_ref());
         self.note_frontends(share.tenant);
     }
 
+    /// A lane of nobody's is this volume's from now on.
+    fn join(&mut self, at: usize, volume: VolumeId, tenant: u32, ios: &[Io]) {
+        self.lanes = self.lanes.max(at + 1);
+        let unit = self.unit_of(volume, tenant, at);
+        let gate = &mut self.gates[at];
+        (gate.volume, gate.unit, gate.tenant) = (volume, unit, tenant);
+        gate.closer &= !FREE;
+        // Its quantum begins anew.
+        gate.turn = 0;
+        self.tenants[tenant as usize].lanes += 1;
+        self.units[unit] += 1;
+        if self.units[unit] == 1 {
+            self.scheduler.attach(unit, tenant as usize);
+        }
+        // What waits there, waits for this tenant's budget now.
+        self.each_waiting(at, ios, Scheduler::wait);
+    }
+
+    /// The scheduler's lane of a volume: that of its other exports here, or one that is free.
+    fn unit_of(&self, volume: VolumeId, tenant: u32, at: usize) -> usize {
+        let mut gates = self.gates[..self.lanes].iter();
+        let known = gates.find(|gate| (gate.volume, gate.tenant) == (volume, tenant));
+        known.map(|gate| gate.unit).unwrap_or_else(|| {
+            let mut free = (0..MAX_LANES).map(|unit| (at + unit) % MAX_LANES);
+            // There are no more units in use than lanes.
+            free.find(|unit| self.units[*unit] == 0).unwrap_or(at)
+        })
+    }
+
+    fn each_waiting(&mut self, at: usize, ios: &[Io], what: fn(&mut Scheduler, usize, &Units)) {
+        let gate = &self.gates[at];
+        let mut next = gate.first;
+        while let Some(io) = ios.get(next as usize) {
+            let cost = cost_of(&self.costs, gate.frontend, &io.op);
+            what(&mut self.scheduler, gate.unit, &cost);
+            next = io.link;
+        }
+    }
+
     /// A lane is nobody's.
-    pub(in crate::core::admit) fn detach(&mut self, at: usize) {
+    pub(in crate::core::admit) fn detach(&mut self, at: usize, ios: &[Io]) {
         let gate = &mut self.gates[at];
         gate.closer |= FREE;
-        let tenant = std::mem::replace(&mut gate.tenant, u32::MAX);
-        if let Some(one) = self.tenants.get_mut(tenant as usize) {
-            one.lanes -= 1;
-            self.scheduler.detach(at);
-            self.note_frontends(tenant);
+        let (tenant, unit) = (gate.tenant, gate.unit);
+        let Some(one) = self.tenants.get_mut(tenant as usize) else {
+            return;
+        };
+        one.lanes -= 1;
+        self.units[unit] -= 1;
+        match self.units[unit] {
+            0 => self.scheduler.detach(unit),
+            _ => self.each_waiting(at, ios, Scheduler::cancel),
         }
+        self.gates[at].tenant = u32::MAX;
+        self.note_frontends(tenant);
     }
 }

@@ -70,7 +70,7 @@ impl Admission {
         gate.bursts = self.contended
             && !alone
             && gate.closer & FREE == 0
-            && !self.scheduler.is_within_base(at);
+            && !self.scheduler.is_within_base(gate.unit);
         gate.quantum_ns = 0;
         if !gate.bursts {
             self.calm = true;
@@ -206,7 +206,10 @@ impl Admission {
             ends_ns => ends_ns + passed * window_ns,
         };
         // What was given and still waits for a quantum: more than there is was given.
-        let left = |lane: &u32| self.scheduler.processor_left_ns(*lane as usize);
+        let left = |lane: &u32| {
+            let unit = self.gates[*lane as usize].unit;
+            self.scheduler.processor_left_ns(unit)
+        };
         let backlog_ns: u64 = self.queue.iter().map(left).sum();
         let weight = BACKLOG_WEIGHT;
         (self.scheduler).observe(Resource::Cpu, weight * backlog_ns, 1);
@@ -219,7 +222,7 @@ impl Admission {
         // A lane that is within its base by now needs no place in the queue.
         for _ in 0..self.queue.len() {
             match self.queue.pop_front() {
-                Some(lane) if self.scheduler.is_within_base(lane as usize) => {
+                Some(lane) if (self.scheduler).is_within_base(self.gates[lane as usize].unit) => {
                     self.leave_queue(lane)
                 }
                 Some(lane) => self.queue.push_back(lane),
