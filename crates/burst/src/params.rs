@@ -26,8 +26,8 @@ pub const BACKLOG_WEIGHT: u64 = 4;
 pub const BEGINNER: f32 = 1.0 / 256.0;
 /// No demand is told as more than so many times a base: sums of all reactors stay within 64 bits.
 pub const MOST_TOLD: f32 = 1000.0;
-/// A reactor whose own lanes began nothing for so many windows is idle, and may help others. With one, it would come and go.
-pub const IDLE_WINDOWS: u64 = 2;
+/// A reactor whose own lanes began nothing for so long, ns, is idle, and may help others: two windows. With one, it would come and go.
+pub const IDLE_NS: u64 = 600_000;
 /// A reactor is helped once it was at work for more than this part of its time.
 pub const HELP_FROM: f64 = 0.95;
 /// And until what it and its helpers do is less than this part of one processor's time.

@@ -5,7 +5,7 @@ use super::model::{Guest, Load, Model, metered};
 use crate::policy::{Params, Policy};
 use forebay_burst::admission::{Node, usable};
 use forebay_burst::budget::{Budget, Burst, Rate};
-use forebay_burst::params::{IDLE_WINDOWS, Params as SchedulerParams};
+use forebay_burst::params::{IDLE_NS, Params as SchedulerParams};
 use forebay_burst::places::Places;
 use forebay_burst::units::Resource;
 use proptest::prelude::*;
@@ -348,7 +348,7 @@ fn one_queue_over_two_reactors() {
 #[test]
 fn a_pulse_at_the_threshold_of_help_costs_no_base() {
     let params = Params::default();
-    let threshold_ns = IDLE_WINDOWS * params.window_ns;
+    let threshold_ns = IDLE_NS;
     for turn_ns in [0, 500] {
         for (late_ns, early_ns) in [(0, 0), (0, 20_000), (1000, 0), (20_000, 0), (60_000, 0)] {
             let run = |spread| {

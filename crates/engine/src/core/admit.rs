@@ -29,7 +29,6 @@ use super::{Core, OWNER_WAIT_LIMIT_NS};
 use crate::lane::{LaneIndex, Share};
 use forebay_burst::budget::Budget;
 use forebay_burst::cost::Operation;
-use forebay_burst::params::Params;
 use forebay_nvme::Status;
 use forebay_xlate::VolumeId;
 use forebay_xlate::boundary::region::{MAX_LANES, bump};
@@ -46,9 +45,6 @@ impl Core {
     /// I/O is admitted by this from now on; `None`: all of it is. What waits begins.
     pub fn set_admission(&mut self, admission: Option<Box<Admission>>) {
         let old = std::mem::replace(&mut self.admission, admission);
-        let default = Params::default();
-        let params = self.admission.as_ref().map(|a| a.scheduler.params());
-        self.away.set_params(params.unwrap_or(&default));
         if let Some(admission) = &mut self.admission {
             for lane in self.lanes.iter().flatten() {
                 admission.attach(lane, &self.ios);

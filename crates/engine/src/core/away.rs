@@ -27,11 +27,10 @@ pub(super) mod idle;
 use super::{Core, MAX_SLICES, admit, kind};
 use crate::lane::LaneIndex;
 use crate::mailbox::ReactorBell;
-use forebay_burst::params::Params;
 use forebay_device::{Device, Errno, Finish, Op, Submitted};
 use forebay_xlate::boundary::message::Spread;
 use forebay_xlate::boundary::region::{RECORDS, bump};
-use idle::{Need, Rules, Said};
+use idle::{Need, Said};
 use rtrb::{Consumer, Producer, RingBuffer};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::*};
@@ -156,7 +155,6 @@ pub(super) struct Away {
     begun_ns: u64,
     /// When it looked at what others say.
     looked_ns: u64,
-    rules: Rules,
     /// Whether anything is to be handed over.
     need: Need,
     /// Somebody may take something.
@@ -188,7 +186,6 @@ impl Away {
             at_work: false,
             begun_ns: 0,
             looked_ns: 0,
-            rules: Rules::from(&Params::default()),
             need: Need::new(0),
             is_helped: false,
             quiet: Arc::default(),

@@ -7,7 +7,7 @@
 
 use super::{Io, Machine, Spread};
 use crate::policy::Params;
-use forebay_burst::params::{HELP_FROM, HELP_NS, HELP_UNTIL, IDLE_WINDOWS};
+use forebay_burst::params::{HELP_FROM, HELP_NS, HELP_UNTIL, IDLE_NS};
 
 /// With fewer at hand a reactor does everything itself; and wakes nobody.
 const FEW: usize = 4;
@@ -32,7 +32,7 @@ pub(super) struct Rules {
 impl From<&Params> for Rules {
     fn from(params: &Params) -> Self {
         Self {
-            own_ns: IDLE_WINDOWS * params.window_ns,
+            own_ns: IDLE_NS,
             need_ns: HELP_NS,
             from: HELP_FROM,
             until: HELP_UNTIL,

@@ -2,15 +2,14 @@
 //!
 //! **Design.** A reactor says that it is at work at the end of a turn in which its own lanes began something, and since when it is
 //! not, once there was none of that for [`SAY_NS`] or it falls asleep. The others read that at a turn's begin, as far apart. Who has
-//! not been at work for so many windows ([`IDLE_WINDOWS`]) is idle: it sleeps, or does only what others gave it. That comes about by time alone, so nobody
+//! not been at work for so long ([`IDLE_NS`]) is idle: it sleeps, or does only what others gave it. That comes about by time alone, so nobody
 //! wakes or polls to say it, and however long a turn takes, who is in it is at work. Whoever is at work has the processors of those
 //! who are idle, in equal parts with all others at work: so much is given out in its windows.
 //!
 //! **Not here:** what is handed over, and to whom of them ([`super`]).
 
 use super::Away;
-use forebay_burst::params::{HELP_FROM, HELP_NS, HELP_UNTIL, IDLE_WINDOWS, Params};
-use forebay_xlate::boundary::message::Spread;
+use forebay_burst::params::{HELP_FROM, HELP_NS, HELP_UNTIL, IDLE_NS};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// How far apart it is looked at, and said, who is at work.
@@ -28,30 +27,8 @@ pub(super) struct Said {
 }
 
 impl Said {
-    fn is_idle(&self, now_ns: u64, own_ns: u64) -> bool {
-        now_ns.saturating_sub(self.until_ns.load(Relaxed)) >= own_ns
-    }
-}
-
-/// What is set of this, by name ([`Params`]).
-pub(super) struct Rules {
-    /// Who was not at work for so long is idle.
-    own_ns: u64,
-    /// How far apart it is judged whether a reactor needs help.
-    need_ns: u64,
-    /// It does from this part of its time at work on; and no more once its own, times those who share it, is less than that.
-    from: f64,
-    until: f64,
-}
-
-impl From<&Params> for Rules {
-    fn from(params: &Params) -> Self {
-        Self {
-            own_ns: IDLE_WINDOWS * params.window_ns,
-            need_ns: HELP_NS,
-            from: HELP_FROM,
-            until: HELP_UNTIL,
-        }
+    fn is_idle(&self, now_ns: u64) -> bool {
+        now_ns.saturating_sub(self.until_ns.load(Relaxed)) >= IDLE_NS
     }
 }
 
@@ -96,13 +73,13 @@ impl Need {
     }
 
     /// Whether there is, beside so many that are idle.
-    fn help(&mut self, now_ns: u64, idle: usize, rules: &Rules) -> bool {
+    fn help(&mut self, now_ns: u64, idle: usize) -> bool {
         let all_ns = now_ns.saturating_sub(self.since_ns);
-        if all_ns >= rules.need_ns {
+        if all_ns >= HELP_NS {
             let busy = 1.0 - self.idle_ns as f64 / all_ns as f64;
             self.help = match self.help && std::mem::replace(&mut self.is_known, true) {
-                true => busy * (1 + idle) as f64 > rules.until,
-                false => busy > rules.from,
+                true => busy * (1 + idle) as f64 > HELP_UNTIL,
+                false => busy > HELP_FROM,
             };
             (self.since_ns, self.idle_ns) = (now_ns, 0);
         }
@@ -111,11 +88,6 @@ impl Need {
 }
 
 impl Away {
-    /// These are the rules from now on.
-    pub(in crate::core) fn set_params(&mut self, params: &Params) {
-        self.rules = Rules::from(params);
-    }
-
     /// A turn begins. Whether it is time to look who is idle.
     #[inline]
     pub(in crate::core) fn begin_turn(&mut self, now_ns: u64) -> bool {
@@ -147,8 +119,7 @@ impl Away {
 
     /// Whether there is something of its own to do here, so that what others handed over goes back.
     pub(in crate::core) fn gives_back(&self, now_ns: u64) -> bool {
-        self.spread == Spread::OneToN
-            && (self.begun > 0 || !self.said.is_idle(now_ns, self.rules.own_ns))
+        self.spreads() && (self.begun > 0 || !self.said.is_idle(now_ns))
     }
 
     /// Looks who is idle. Says how many processors are this reactor's while it is at work.
@@ -156,11 +127,10 @@ impl Away {
         self.looked_ns = now_ns;
         let mut idle = 0;
         for peer in &mut self.peers {
-            peer.idle = peer.said.is_idle(now_ns, self.rules.own_ns);
+            peer.idle = peer.said.is_idle(now_ns);
             idle += usize::from(peer.idle);
         }
-        self.is_helped =
-            self.spread == Spread::OneToN && self.need.help(now_ns, idle, &self.rules) && idle > 0;
+        self.is_helped = self.spreads() && self.need.help(now_ns, idle) && idle > 0;
         let all = 1 + self.peers.len();
         match self.spreads() {
             true => all as f32 / (all - idle) as f32,
