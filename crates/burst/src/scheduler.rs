@@ -278,11 +278,8 @@ impl Scheduler {
         let tenant = gone.tenant as usize;
         self.earn(tenant);
         let one = &mut self.tenants[tenant];
-        one.extra.add(&gone.used());
+        one.extra.add(&gone.used().plus(&gone.owed()));
         one.lanes.retain(|other| *other as usize != lane);
-        if one.saver == Some(lane as u32) {
-            one.save_for_nobody();
-        }
         one.count_lanes();
         if one.lanes.is_empty() {
             let told = std::mem::take(&mut one.told);

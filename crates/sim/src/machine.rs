@@ -11,7 +11,7 @@ mod load;
 mod path;
 mod turns;
 
-use self::help::{Need, Rules};
+use self::help::Need;
 use super::model::{Guest, Model};
 use super::stats::Had;
 use crate::policy::{Params, Policy};
@@ -119,7 +119,6 @@ pub struct Machine {
     costs: CostTable,
     guests: Vec<Guest>,
     spread: Spread,
-    rules: Rules,
     reactors: Vec<Reactor>,
     /// Of each lane, the reactor that admits what comes; and what it asked for that has not ended.
     homes: Vec<usize>,
@@ -249,7 +248,6 @@ impl Machine {
             homes,
             costs,
             spread,
-            rules: Rules::from(params),
             ios: Vec::new(),
             free: Vec::new(),
             under_way: vec![0; count],

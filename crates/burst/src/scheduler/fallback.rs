@@ -24,37 +24,20 @@ impl Scheduler {
                 return true;
             }
         }
-        let began = self.begin_owing(lane, cost) || self.begin_beyond(lane, tenant as usize, cost);
-        if !began {
-            let lane = &mut self.lanes[lane];
-            (lane.wanted, lane.wants) = (*cost, true);
-        }
-        began
+        self.begin_owing(lane, cost) || self.begin_beyond(lane, tenant as usize, cost)
     }
 
-    /// An I/O that is larger than what a window gives, while there is something left of all that it needs: the rest is
-    /// owed, and the next windows give less. It would have to be saved for otherwise, by keeping others from what is saved.
+    /// An I/O begins as long as something is left of the tenant's own: later windows pay for the rest. So it does if it is larger than
+    /// what a window gives of what is shared. It would have to be saved for otherwise, by keeping others from what is saved.
     fn begin_owing(&mut self, lane: usize, cost: &Units) -> bool {
-        if self.lanes[lane].given.covers(&cost.shared()) {
-            return false;
+        let lane = &mut self.lanes[lane];
+        let shared = cost.shared();
+        let begins = has_some(&lane.left, cost)
+            && (lane.left.covers(&shared) || !lane.given.covers(&shared));
+        if begins {
+            lane.left = lane.left.minus(cost);
         }
-        let left = &mut self.lanes[lane].left;
-        let (shared, own) = cost.0.split_at(SHARED);
-        let some = left
-            .0
-            .iter()
-            .zip(shared)
-            .all(|(left, cost)| *cost == 0 || *left > 0);
-        let whole = left.0[SHARED..]
-            .iter()
-            .zip(own)
-            .all(|(left, cost)| left >= cost);
-        if some && whole {
-            for (left, cost) in left.0.iter_mut().zip(&cost.0) {
-                *left -= cost;
-            }
-        }
-        some && whole
+        begins
     }
 
     /// What its lane was given, as far as that goes; all the rest from one of the sources.
@@ -64,23 +47,11 @@ impl Scheduler {
         short.sub(&self.lanes[lane].left.max(&Units::ZERO));
         let own = short.own();
         let one = &mut self.tenants[tenant];
-        let saves = one.saver == Some(lane as u32);
         if !own.is_zero() {
             // No volume comes above its limit by its siblings' part.
             let mut would = self.lanes[lane].used();
             would.add(&cost.own());
-            if !self.lanes[lane].room.covers(&would.own()) {
-                if saves {
-                    one.save_for_nobody();
-                }
-                return false;
-            }
-            let mut open = one.spare;
-            if !saves {
-                open.sub(&one.aside);
-            }
-            if !open.covers(&own) {
-                one.is_short = true;
+            if !self.lanes[lane].room.covers(&would.own()) || !one.spare.covers(&own) {
                 return false;
             }
         }
@@ -114,12 +85,6 @@ impl Scheduler {
             lane.beyond.add(&short);
             let one = &mut self.tenants[tenant];
             one.spare.sub(&own);
-            if !own.is_zero() {
-                lane.began = self.window;
-            }
-            if saves {
-                one.save_for_nobody();
-            }
         }
         source
     }
@@ -158,12 +123,14 @@ impl Scheduler {
         allows(one, &used)
     }
 
-    /// In this window.
+    /// In this window, with what later ones pay.
     pub(super) fn used(&self, tenant: usize) -> Units {
         let one = &self.tenants[tenant];
         let mut used = one.extra;
         for lane in &one.lanes {
-            used.add(&self.lanes[*lane as usize].used());
+            let lane = &self.lanes[*lane as usize];
+            used.add(&lane.used());
+            used.add(&lane.owed());
         }
         used
     }
@@ -263,7 +230,7 @@ impl Scheduler {
         one.share = entry.shares.share(&mut one.told, told, BEGINNER);
         let worth = entry.idle(windows, one.had);
         let brings = Brings::Idle(worth, wakes);
-        one.save(entry, brings, saved, &Units::ZERO);
+        one.save(entry, brings, saved);
         one.counts_from(self.window, entry);
         // Its volumes' limits hold as ever, and what they owe of what is shared is paid out of its base.
         let base = one.shared_base.times(worth as f32);
@@ -304,9 +271,15 @@ impl Scheduler {
             let part = one.spare.min(&lane.may());
             // What it owes, it owes still.
             let left = &mut lane.left;
+            lane.given = left.shared().plus(&part);
             *left = left.plus(&part);
-            lane.given = *left;
             one.spare = Units::ZERO;
         }
     }
+}
+
+/// Whether there is some of everything that an I/O needs.
+fn has_some(has: &Units, cost: &Units) -> bool {
+    let mut both = has.0.iter().zip(&cost.0);
+    both.all(|(has, cost)| *cost == 0 || *has > 0)
 }

@@ -17,26 +17,18 @@ pub(super) struct Lane {
     pub(super) tenant: u32,
     /// I/Os that wait.
     pub(super) waiters: u32,
-    /// Something is saved for.
-    pub(super) wants: bool,
     /// Its volume has a limit.
     pub(super) limited: bool,
-    /// The window in which an I/O of it last began out of what its tenant was given and no lane, or that was divided to it first.
-    pub(super) began: u64,
     /// What was given at its beginning, less what was taken away.
     pub(super) given: Units,
     /// Of the I/Os that wait.
     pub(super) waiting: Units,
-    /// Of the I/O that was refused last: it is saved for.
-    pub(super) wanted: Units,
     /// Its volume's own part of the tenant's base, in a window.
     pub(super) base: Units,
     /// Its volume's limit, in a window.
     pub(super) limit: Units,
     /// Of what its volume's own base brought, what it did not use: operations, bytes.
     pub(super) due: [i32; 2],
-    /// When the next I/O would be due after that one, where there is too little for all.
-    pub(super) late_in: i64,
     /// Of that, what was divided to it for this window, and what is shared with it: before its siblings had anything.
     pub(super) promise: Units,
     /// What its limit allows in this window, saved from earlier ones too. Below nothing: owed.
@@ -53,16 +45,12 @@ impl Default for Lane {
             left: Units::ZERO,
             tenant: NOBODY,
             waiters: 0,
-            wants: false,
             limited: false,
-            began: 0,
             given: Units::ZERO,
             waiting: Units::ZERO,
-            wanted: Units::ZERO,
             base: Units::ZERO,
             limit: Units::PLENTY,
             due: [0; 2],
-            late_in: 0,
             promise: Units::ZERO,
             room: Units::PLENTY,
             demand: Units::ZERO,
@@ -72,11 +60,16 @@ impl Default for Lane {
 }
 
 impl Lane {
-    /// Used in this window.
+    /// Used in this window. An I/O that is larger than what a window gives is used by parts, as later windows pay for it.
     #[inline]
     pub(super) fn used(&self) -> Units {
-        let used = self.given.minus(&self.left);
-        used.plus(&self.beyond)
+        let left = self.left.shared().plus(&self.left.own().max(&Units::ZERO));
+        self.given.minus(&left).plus(&self.beyond)
+    }
+
+    /// What later windows pay of its own.
+    pub(super) fn owed(&self) -> Units {
+        Units::ZERO.minus(&self.left.own().min(&Units::ZERO))
     }
 
     /// What it owes of what is shared is paid, as far as there is so much. Its tenant rests.
@@ -96,7 +89,7 @@ impl Lane {
         let kept = left.min(given);
         let lost = Each::shared(&left.minus(&kept));
         *left = given.plus(&kept);
-        self.given = *left;
+        self.given = given.plus(&kept.shared());
         lost
     }
 
@@ -138,12 +131,6 @@ pub(super) struct Tenant {
     pub(super) spare: Units,
     /// Given to it for this window, before its lanes had their parts.
     pub(super) whole: Units,
-    /// A lane was refused because there is too little of the tenant's own.
-    pub(super) is_short: bool,
-    /// Of those the one that began nothing for the longest time: it saves, and no sibling's smaller I/Os take what is set aside for it.
-    pub(super) saver: Option<u32>,
-    /// So much is, for the I/O that it waits with.
-    pub(super) aside: Units,
     /// Used by lanes that are gone.
     pub(super) extra: Units,
     /// The last allocation of each shared resource.
@@ -197,11 +184,6 @@ impl Tenant {
     /// From this window on it earns as one that rests.
     pub(super) fn counts_from(&mut self, window: u64, entry: &Entry) {
         (self.last, self.had) = (window, entry.had());
-    }
-
-    /// Nobody saves, until this window's end.
-    pub(super) fn save_for_nobody(&mut self) {
-        (self.saver, self.aside) = (None, Units::ZERO);
     }
 
     /// What a window brings it of its own, whatever others do and without what it saved.

@@ -30,7 +30,7 @@ impl Tenant {
     /// So many windows' base: saved for the next windows, at most `saved` windows' of it, and what is above that is credit. What
     /// it may use above its base is saved likewise. Of either, what is owed is paid first.
     #[inline]
-    pub(super) fn save(&mut self, entry: &Entry, brings: Brings, saved: u64, wanted: &Units) {
+    pub(super) fn save(&mut self, entry: &Entry, brings: Brings, saved: u64) {
         let wakes = matches!(brings, Brings::Idle(_, true));
         let is_shared = entry.shares.is_shared();
         for (at, (credit, own)) in entry.credit.iter().zip(OWN).enumerate() {
@@ -43,12 +43,9 @@ impl Tenant {
             };
             self.owed[at] -= paid;
             let sum = self.above[at].saturating_add(more - paid);
-            // And what is left of an I/O that is larger than that.
-            let wanted = wanted.0[own] as u64;
-            let most = above * saved + wanted;
-            self.above[at] = sum.min(most).min(PLENTY as u64);
+            self.above[at] = sum.min(above * saved).min(PLENTY as u64);
             let (more, base) = brings.of(self.base.0[own], self.share, &mut of_base[at]);
-            let most = (base * saved + wanted).min(PLENTY as u64);
+            let most = (base * saved).min(PLENTY as u64);
             let paid = more.min(self.owed[at]);
             self.owed[at] -= paid;
             let sum = (self.due.0[own] as u64).saturating_add(more - paid);
@@ -87,38 +84,6 @@ impl Tenant {
         }
         self.of_credit = !self.metered;
         limit
-    }
-
-    /// Of what is given for the next window, was not there in the last and is no volume's own, who saves has its part, and that of
-    /// all others who began nothing: they save after it. One part is left to whoever needs less.
-    fn set_aside(&mut self, given: &Units, lanes: &[Lane]) {
-        self.is_short = false;
-        let (mut parts, mut idle) = (0, 0);
-        let mut promised = Units::ZERO;
-        let mut longest: Option<(u64, u32)> = None;
-        for &at in &self.lanes {
-            let lane = &lanes[at as usize];
-            parts += i32::from(!lane.demand.is_zero());
-            promised.add(&lane.base.min(&lane.demand));
-            if lane.waiters > 0 && lane.wants {
-                idle += i32::from(lane.demand == lane.waiting);
-                if longest.is_none_or(|(since, _)| lane.began < since) {
-                    longest = Some((lane.began, at));
-                }
-            }
-        }
-        let saver = self.saver.or(longest.map(|(_, at)| at));
-        self.saver = saver;
-        let Some(saver) = saver.map(|at| &lanes[at as usize]) else {
-            return;
-        };
-        for own in OWN {
-            let new = i64::from(given.0[own]) - i64::from(self.whole.0[own]);
-            let new = (new - i64::from(promised.0[own])).max(0);
-            let part = new * i64::from(idle.min(parts - 1).max(1)) / i64::from(parts.max(1));
-            let aside = self.aside.0[own].saturating_add(part as i32);
-            self.aside.0[own] = aside.min(saver.wanted.0[own]);
-        }
     }
 
     /// What was used in the window that ended is paid: first of what was due, then of what was drawn.
@@ -238,12 +203,12 @@ impl Scheduler {
             let entry = board.entry(tenant as usize);
             one.found = Units::ZERO;
             let mut used = std::mem::take(&mut one.extra);
-            let (mut waiting, mut wanted) = (Units::ZERO, Units::ZERO);
+            let mut waiting = Units::ZERO;
             let is_shared = entry.shares.is_shared();
             if one.only != NOBODY {
                 let lane = &mut lanes[one.only as usize];
                 used.add(&lane.end(passed, saved));
-                (waiting, wanted) = (lane.waiting, lane.wanted);
+                waiting = lane.waiting;
                 if is_shared {
                     lane.demand = used;
                     lane.demand.add(&waiting);
@@ -252,20 +217,12 @@ impl Scheduler {
                 for lane in &one.lanes {
                     let lane = &mut lanes[*lane as usize];
                     let own = lane.end(passed, saved);
-                    lane.demand = own;
+                    lane.demand = own.plus(&lane.owed());
                     lane.demand.add(&lane.waiting);
                     used.add(&own);
                     waiting.add(&lane.waiting);
-                    for (wanted, own) in wanted.0.iter_mut().zip(&lane.wanted.0) {
-                        *wanted = (*wanted).max(*own);
-                    }
-                }
-                if (one.saver).is_some_and(|saver| lanes[saver as usize].saves_no_more()) {
-                    one.save_for_nobody();
                 }
             }
-            // What is left of its own, without what it was given of anything else.
-            one.whole.sub(&used);
             one.settle(entry, &used);
             one.seen.passed = passed;
             one.seen.waiting = (waiting.0[OWN[0]].max(0) / PARTS) as u64;
@@ -288,7 +245,7 @@ impl Scheduler {
                 false => 1.0,
             };
             sums.tells |= is_shared && one.told != Told::default();
-            one.save(entry, Brings::Work(passed), saved, &wanted);
+            one.save(entry, Brings::Work(passed), saved);
             let late = if one.rests { 1 } else { late };
             let base = one.shared_base.times(one.share * late as f32);
             let (uses, waits) = (Each::shared(&used), Each::shared(&waiting));
@@ -425,14 +382,11 @@ impl Scheduler {
             }
             // Of its own and of what is shared: nothing is in both.
             let given = sum.units().plus(&one.limit(board.entry(tenant as usize)));
-            if one.is_short && one.only == NOBODY {
-                one.set_aside(&given, lanes);
-            }
             one.whole = given;
             // Of its own, what is so in the long run: more is there to make up for earlier windows.
             one.seen.given = given.min(&one.burst);
             if one.only == NOBODY {
-                one.spare = divide(&given, &mut one.lanes, lanes, params, *window, late, lost);
+                one.spare = divide(&given, &one.lanes, lanes, params, *window, late, lost);
             } else {
                 let lane = &mut lanes[one.only as usize];
                 let part = match lane.limited {
@@ -469,20 +423,16 @@ impl Lane {
     #[inline]
     fn end(&mut self, passed: u64, saved: u64) -> Units {
         let own = self.used();
-        if self.waiters == 0 && self.wants {
-            (self.wanted, self.wants) = (Units::ZERO, false);
-        }
         if self.limited {
             self.fill(&own, passed, saved);
         }
-        // What is owed stays. While something waits, what is left is saved, at most what one window gave: the I/O that
-        // waits keeps those behind it from using it.
-        let most = match self.wants {
-            false => Units::ZERO,
-            true => self.given,
+        // What is owed stays. While something waits, what is left of what is shared is saved, at most what one window gave: the I/O
+        // that waits keeps those behind it from using it.
+        let most = match self.waiters {
+            0 => Units::ZERO,
+            _ => self.given.shared(),
         };
-        let left = &mut self.left;
-        *left = left.min(&most).shared();
+        self.left = self.left.min(&most);
         self.beyond = Units::ZERO;
         own
     }
@@ -497,15 +447,8 @@ impl Lane {
                 let windows = i64::try_from(windows).unwrap_or(i64::MAX);
                 limit.saturating_mul(windows).min(PLENTY.into())
             });
-            // For an I/O that is larger; and what is left of the window that completes it.
-            let most = most.max(i64::from(self.wanted.0[resource]) + limit);
             let room = i64::from(self.room.0[resource]) - i64::from(used.0[resource]) + more;
             self.room.0[resource] = room.min(most).clamp((-PLENTY).into(), PLENTY.into()) as i32;
         }
-    }
-
-    /// It has no I/O that waits, or had its turn of its own base.
-    fn saves_no_more(&self) -> bool {
-        self.waiters == 0 || self.promise[Resource::Ops] >= PARTS
     }
 }

@@ -6,7 +6,6 @@
 //! **Not here:** what handing over costs: nothing, and no time.
 
 use super::{Io, Machine, Spread};
-use crate::policy::Params;
 use forebay_burst::params::{HELP_FROM, HELP_NS, HELP_UNTIL, IDLE_NS};
 
 /// With fewer at hand a reactor does everything itself; and wakes nobody.
@@ -16,29 +15,6 @@ const FEW_ASLEEP: usize = 8;
 const MOST: usize = 128;
 /// What is done for others in a turn.
 const TURN: usize = 32;
-
-/// What is set of this, by name ([`Params`]).
-#[derive(Debug)]
-pub(super) struct Rules {
-    /// Who has begun nothing of its own for so long is idle.
-    own_ns: u64,
-    /// How far apart it is judged whether a reactor needs help.
-    need_ns: u64,
-    /// It does from this part of its time on; and no more once its own, times those who share it, is less than that.
-    from: f64,
-    until: f64,
-}
-
-impl From<&Params> for Rules {
-    fn from(params: &Params) -> Self {
-        Self {
-            own_ns: IDLE_NS,
-            need_ns: HELP_NS,
-            from: HELP_FROM,
-            until: HELP_UNTIL,
-        }
-    }
-}
 
 /// Whether one processor is enough for a reactor's work. Until that is known, it keeps nobody from helping.
 #[derive(Debug)]
@@ -58,15 +34,15 @@ impl Need {
         busy_ns: 0,
     };
 
-    fn look(&mut self, now: u64, busy_ns: u64, idle: usize, rules: &Rules) {
+    fn look(&mut self, now: u64, busy_ns: u64, idle: usize) {
         let all_ns = now - self.since_ns;
-        if all_ns < rules.need_ns {
+        if all_ns < HELP_NS {
             return;
         }
         let busy = (busy_ns - self.busy_ns) as f64 / all_ns as f64;
         self.help = match self.help && std::mem::replace(&mut self.is_known, true) {
-            true => busy * (1 + idle) as f64 > rules.until,
-            false => busy > rules.from,
+            true => busy * (1 + idle) as f64 > HELP_UNTIL,
+            false => busy > HELP_FROM,
         };
         (self.since_ns, self.busy_ns) = (now, busy_ns);
     }
@@ -75,7 +51,7 @@ impl Need {
 impl Machine {
     fn is_idle(&self, number: usize) -> bool {
         let begun = self.reactors[number].begun_ns;
-        begun.is_none_or(|begun| self.now >= begun + self.rules.own_ns)
+        begun.is_none_or(|begun| self.now >= begun + IDLE_NS)
     }
 
     /// A window ends: who is idle is counted, and what there is to give out with their processors.
@@ -87,9 +63,7 @@ impl Machine {
         let others = (0..all).filter(|other| *other != number);
         let idle = others.filter(|other| self.is_idle(*other)).count();
         let reactor = &mut self.reactors[number];
-        reactor
-            .need
-            .look(self.now, reactor.busy_ns, idle, &self.rules);
+        reactor.need.look(self.now, reactor.busy_ns, idle);
         let processors = all as f32 / (all - idle) as f32;
         reactor.scheduler.set_processors(processors);
     }
