@@ -90,8 +90,6 @@ struct Gate {
     closer: u8,
     frontend: Frontend,
     place: Place,
-    /// One of its commands that waited has begun in this window.
-    began: bool,
     /// It is above its base, in this turn.
     bursts: bool,
     /// The turn in which it last asked, and what is left of its quantum.
@@ -145,7 +143,6 @@ impl Default for Gate {
             closer: FREE,
             frontend: Frontend::Tcp,
             place: Place::Nowhere,
-            began: false,
             bursts: false,
             turn: 0,
             quantum_ns: 0,
@@ -381,7 +378,6 @@ impl Admission {
         gate.closer |= WAITS;
         self.stops = true;
         if is_first && gate.place == Place::Nowhere {
-            gate.began = false;
             // It used its quantum up, or its budget refused it.
             if gate.turn == self.turn && gate.quantum_ns <= 0 {
                 gate.place = Place::Ready;
@@ -451,7 +447,6 @@ impl Admission {
         }
         let gate = &mut self.gates[at];
         gate.let_on(now_ns);
-        gate.began = true;
         let index = gate.first;
         gate.first = std::mem::replace(&mut io.link, NONE);
         gate.popped();

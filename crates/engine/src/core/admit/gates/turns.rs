@@ -175,14 +175,9 @@ impl Admission {
 
     /// Lanes that were refused are asked again.
     fn ask_refused(&mut self) {
-        // A budget may be less than one command of each of a tenant's volumes: who had something goes behind who had nothing.
-        for began in [false, true] {
-            let gates = &self.gates;
-            let of = |lane: &&u32| gates[**lane as usize].began == began;
-            self.ready.extend(self.refused.iter().filter(of));
-        }
         for lane in self.refused.drain(..) {
             self.gates[lane as usize].place = Place::Ready;
+            self.ready.push_back(lane);
         }
     }
 
@@ -230,9 +225,6 @@ impl Admission {
             }
         }
         self.ask_refused();
-        for lane in &self.ready {
-            self.gates[*lane as usize].began = false;
-        }
         self.record_some(record, region);
         bump(&record.windows, passed);
         bump(
