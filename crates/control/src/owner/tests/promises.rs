@@ -296,6 +296,78 @@ fn a_guarantee_stays_over_a_restart_and_another_engine() {
     });
 }
 
+/// As the version of 2026-11-25 wrote them: promises, costs and settings, some of which are fixed by now.
+#[test]
+fn older_promises_are_read() {
+    run(async {
+        let place = Place::new();
+        let mut life = Life::of_two(&place).await;
+        for tenant in ["a", "b", "c"] {
+            life.with_tenant(tenant, &["v"]).await;
+        }
+        // Without promises, the larger bases come first.
+        for (tenant, percent, reactor) in [("b", 70, 0), ("c", 70, 1), ("a", 40, 0)] {
+            life.base(tenant, percent).await;
+            life.serve(tenant, "v", reactor).await;
+        }
+        assert_eq!(life.last_said(), [("a", false), ("b", true), ("c", true)]);
+        let (pool, a, base) = {
+            let core = life.owner.core.borrow();
+            let id = core.pool.tenant("a").unwrap().id;
+            let base = core.pool.tenant_budget(id).unwrap().base;
+            (core.pool.info().uuid.to_string(), id.0, base)
+        };
+        let mut profiles = life.owner.costs_show().profiles;
+        profiles.truncate(1);
+        profiles[0].header_bytes = 77;
+        let before = life.kill().await;
+        let stored = [
+            (
+                "promises.json",
+                serde_json::json!({"pool": pool, "promises": {a.to_string(): {
+                    "base": {"iops": base.iops, "bytes": base.bytes}, "reactors": [0], "held": true,
+                }}}),
+            ),
+            (
+                "costs.json",
+                serde_json::json!({"at_s": 7, "note": "older", "profiles": profiles}),
+            ),
+            (
+                "scheduling.json",
+                serde_json::json!({
+                    "policy": "burst", "spread": "stealing", "oversubscription": 1.0,
+                    "wants_base": 0.25, "params": {"lump_ns": 20000.0, "keep": 0.25},
+                }),
+            ),
+        ];
+        for (name, value) in stored {
+            std::fs::write(place.folder.path().join(name), value.to_string()).unwrap();
+        }
+        let next = Begin {
+            boot: [8; 16],
+            generation: 2,
+            ..Begin::default()
+        };
+        let life = Life::next_of_two(&place, next, &before).await;
+        assert_eq!(life.last_said()[0], ("a", true));
+        let shown = life.owner.scheduling_show();
+        assert_eq!((shown.spread, shown.wants_base), (Spread::OneToN, 0.25));
+        assert_eq!(shown.params["keep"], 0.25);
+        let costs = life.owner.costs_show();
+        assert_eq!(
+            (costs.note.as_deref(), costs.profiles[0].header_bytes),
+            (Some("older"), 77)
+        );
+        let told = life.owner.events.all();
+        let told = told.iter().filter(|event| event.kind == EventKind::Warning);
+        let told: Vec<&str> = told.map(|event| &*event.message).collect();
+        assert!(
+            told.iter().any(|text| text.contains("`lump_ns`")),
+            "{told:?}"
+        );
+    });
+}
+
 #[test]
 fn what_does_not_fit_for_a_while_is_guaranteed_again_before_others() {
     run(async {
