@@ -28,12 +28,22 @@ const NOTHING: Rate = Rate { iops: 0, bytes: 0 };
 const OF_TENANT: u64 = 0;
 const OF_VOLUME: u64 = 1;
 
+/// Whose: an id, and which kind of one.
+type Key = (u64, u64);
+
+fn of_tenant(tenant: TenantId) -> Key {
+    (tenant.0, OF_TENANT)
+}
+
+fn of_volume(volume: VolumeId) -> Key {
+    (volume.0, OF_VOLUME)
+}
+
 /// All of them.
 #[derive(Debug, Default)]
 pub(crate) struct Budgets {
-    tenants: BTreeMap<TenantId, Budget>,
-    volumes: BTreeMap<VolumeId, Budget>,
-    stated: BTreeMap<(u64, u64), Stated>,
+    all: BTreeMap<Key, Budget>,
+    stated: BTreeMap<Key, Stated>,
 }
 
 impl Budgets {
@@ -47,11 +57,11 @@ impl Budgets {
         self.stated.insert((a, b), stated);
     }
 
-    fn stated(&self, a: u64, b: u64) -> Stated {
-        let Some(budget) = self.stored(a, b) else {
+    fn stated(&self, key: Key) -> Stated {
+        let Some(budget) = self.all.get(&key) else {
             return Stated::default();
         };
-        let stated = self.stated.get(&(a, b)).copied();
+        let stated = self.stated.get(&key).copied();
         stated
             .filter(|stated| stated.budget() == Ok(*budget))
             .unwrap_or_else(|| Stated::of(budget))
@@ -59,30 +69,23 @@ impl Budgets {
 
     /// The record at a key.
     pub(crate) fn stored(&self, a: u64, b: u64) -> Option<&Budget> {
-        match b {
-            OF_TENANT => self.tenants.get(&TenantId(a)),
-            OF_VOLUME => self.volumes.get(&VolumeId(a)),
-            _ => None,
-        }
+        self.all.get(&(a, b))
     }
 
     /// Takes a record in; false if there can be no such one.
     pub(crate) fn load(&mut self, a: u64, b: u64, budget: Budget) -> bool {
-        if budget.check().is_err() {
-            return false;
+        let can_be = budget.check().is_ok() && matches!(b, OF_TENANT | OF_VOLUME);
+        if can_be {
+            self.all.insert((a, b), budget);
         }
-        match b {
-            OF_TENANT => _ = self.tenants.insert(TenantId(a), budget),
-            OF_VOLUME => _ = self.volumes.insert(VolumeId(a), budget),
-            _ => return false,
-        }
-        true
+        can_be
     }
-}
 
-fn budget_of(stated: Option<Stated>) -> Result<Option<Budget>> {
-    let budget = stated.map(|stated| stated.budget()).transpose();
-    budget.map_err(|bad| PoolError::invalid(bad.to_string()))
+    /// Those of a kind, oldest first.
+    fn of_kind(&self, kind: u64) -> impl Iterator<Item = (u64, &Budget)> {
+        let all = self.all.iter();
+        all.filter_map(move |((id, of), budget)| (*of == kind).then_some((*id, budget)))
+    }
 }
 
 /// What counts of a volume's base.
@@ -97,182 +100,153 @@ fn counted(budget: &Budget) -> Rate {
 impl Pool {
     /// What a tenant may use, if that is stated.
     pub fn tenant_budget(&self, tenant: TenantId) -> Option<&Budget> {
-        self.budgets.tenants.get(&tenant)
+        self.budgets.all.get(&of_tenant(tenant))
     }
 
     /// Which parts of a tenant's budget were stated.
     pub fn tenant_stated(&self, tenant: TenantId) -> Stated {
-        self.budgets.stated(tenant.0, OF_TENANT)
+        self.budgets.stated(of_tenant(tenant))
     }
 
     /// Which parts of a volume's budget were stated.
     pub fn volume_stated(&self, volume: VolumeId) -> Stated {
-        self.budgets.stated(volume.0, OF_VOLUME)
+        self.budgets.stated(of_volume(volume))
     }
 
     /// What a volume may use of its tenant's, if that is stated.
     pub fn volume_budget(&self, volume: VolumeId) -> Option<&Budget> {
-        self.budgets.volumes.get(&volume)
+        self.budgets.all.get(&of_volume(volume))
     }
 
     /// Tenants for which something is stated, oldest first.
     pub fn tenant_budgets(&self) -> impl Iterator<Item = (TenantId, &Budget)> {
-        self.budgets
-            .tenants
-            .iter()
-            .map(|(id, budget)| (*id, budget))
+        let all = self.budgets.of_kind(OF_TENANT);
+        all.map(|(id, budget)| (TenantId(id), budget))
     }
 
     /// Volumes for which something is stated, oldest first.
     pub fn volume_budgets(&self) -> impl Iterator<Item = (VolumeId, &Budget)> {
-        self.budgets
-            .volumes
-            .iter()
-            .map(|(id, budget)| (*id, budget))
+        let all = self.budgets.of_kind(OF_VOLUME);
+        all.map(|(id, budget)| (VolumeId(id), budget))
     }
 
     /// The bases of a tenant's volumes together, but for one.
     fn volumes_base(&self, tenant: TenantId, but: Option<VolumeId>) -> Rate {
-        let mut sum = NOTHING;
-        for volume in self.volumes_of(tenant) {
-            if Some(volume.id) == but {
-                continue;
-            }
-            if let Some(budget) = self.volume_budget(volume.id) {
-                let base = counted(budget);
-                sum.iops = sum.iops.saturating_add(base.iops);
-                sum.bytes = sum.bytes.saturating_add(base.bytes);
-            }
-        }
-        sum
+        let others = self.volumes_of(tenant).map(|volume| volume.id);
+        let others = others.filter(|id| Some(*id) != but);
+        let bases = others.filter_map(|id| self.volume_budget(id).map(counted));
+        bases.fold(NOTHING, |sum, base| Rate {
+            iops: sum.iops.saturating_add(base.iops),
+            bytes: sum.bytes.saturating_add(base.bytes),
+        })
     }
 
     /// States what a tenant may use, or takes that back; false if it is so already.
     pub fn set_tenant_budget(&mut self, tenant: TenantId, stated: Option<Stated>) -> Result<bool> {
         self.tenant_by_id(tenant)?;
-        let budget = budget_of(stated)?;
-        if self.tenant_budget(tenant) == budget.as_ref()
-            && self.tenant_stated(tenant) == stated.unwrap_or_default()
-        {
-            return Ok(false);
-        }
-        let promised = self.volumes_base(tenant, None);
-        let base = match &budget {
-            Some(budget) => budget.base,
-            None => NOTHING,
-        };
-        for (what, base, promised) in [
-            ("IOPS", base.iops, promised.iops),
-            ("bytes/s", base.bytes, promised.bytes),
-        ] {
-            if base < promised {
-                return Err(PoolError::invalid(match budget {
-                    Some(_) => format!(
-                        "base {what} of {base} is less than the bases of the tenant's volumes together: at least {promised} fits"
-                    ),
-                    None => format!(
-                        "the tenant's volumes have bases out of its own, of {promised} {what} together: take theirs away first"
-                    ),
-                }));
+        self.set_budget(of_tenant(tenant), stated, |pool, budget| {
+            let promised = pool.volumes_base(tenant, None);
+            let base = budget.map_or(NOTHING, |budget| budget.base);
+            for (what, base, promised) in [
+                ("IOPS", base.iops, promised.iops),
+                ("bytes/s", base.bytes, promised.bytes),
+            ] {
+                if base < promised {
+                    return Err(PoolError::invalid(match budget {
+                        Some(_) => format!(
+                            "base {what} of {base} is less than the bases of the tenant's volumes together: at least {promised} fits"
+                        ),
+                        None => format!(
+                            "the tenant's volumes have bases out of its own, of {promised} {what} together: take theirs away first"
+                        ),
+                    }));
+                }
             }
-        }
-        match budget {
-            Some(budget) => {
-                self.admit(RECORD_BYTES)?;
-                self.budgets.tenants.insert(tenant, budget);
-            }
-            None => _ = self.budgets.tenants.remove(&tenant),
-        }
-        self.keep_stated(tenant.0, OF_TENANT, stated);
-        Ok(true)
-    }
-
-    /// Whether a volume's base fits its tenant's beside the other volumes'.
-    fn check_volume_budget(
-        &self,
-        tenant: TenantId,
-        volume: VolumeId,
-        budget: &Budget,
-    ) -> std::result::Result<(), BadBudget> {
-        budget.check()?;
-        let base = counted(budget);
-        let whole = self.tenant_budget(tenant).map(counted).unwrap_or(NOTHING);
-        let taken = self.volumes_base(tenant, Some(volume));
-        for (field, value, whole, taken) in [
-            (Field::BaseIops, base.iops, whole.iops, taken.iops),
-            (Field::BaseBytes, base.bytes, whole.bytes, taken.bytes),
-        ] {
-            let left = whole.saturating_sub(taken);
-            if value > left {
-                return Err(BadBudget::VolumesOverTenant { field, value, left });
-            }
-        }
-        Ok(())
+            Ok(())
+        })
     }
 
     /// States what a volume may use of its tenant's, or takes that back; false if it is so already.
     pub fn set_volume_budget(&mut self, volume: VolumeId, stated: Option<Stated>) -> Result<bool> {
         let tenant = self.volume(volume)?.tenant;
-        let budget = budget_of(stated)?;
-        if self.volume_budget(volume) == budget.as_ref()
-            && self.volume_stated(volume) == stated.unwrap_or_default()
-        {
+        self.set_budget(of_volume(volume), stated, |pool, budget| {
+            let base = budget.map_or(NOTHING, counted);
+            let whole = pool.tenant_budget(tenant).map_or(NOTHING, counted);
+            let taken = pool.volumes_base(tenant, Some(volume));
+            for (field, value, whole, taken) in [
+                (Field::BaseIops, base.iops, whole.iops, taken.iops),
+                (Field::BaseBytes, base.bytes, whole.bytes, taken.bytes),
+            ] {
+                let left = whole.saturating_sub(taken);
+                if value > left {
+                    let bad = BadBudget::VolumesOverTenant { field, value, left };
+                    return Err(PoolError::invalid(bad.to_string()));
+                }
+            }
+            Ok(())
+        })
+    }
+
+    /// `fits`: whether it is beside the others.
+    fn set_budget(
+        &mut self,
+        key: Key,
+        stated: Option<Stated>,
+        fits: impl FnOnce(&Self, Option<&Budget>) -> Result<()>,
+    ) -> Result<bool> {
+        let budget = stated.map(|stated| stated.budget()).transpose();
+        let budget = budget.map_err(|bad| PoolError::invalid(bad.to_string()))?;
+        let is_so = self.budgets.all.get(&key) == budget.as_ref();
+        if is_so && self.budgets.stated(key) == stated.unwrap_or_default() {
             return Ok(false);
         }
+        fits(self, budget.as_ref())?;
         match budget {
             Some(budget) => {
-                self.check_volume_budget(tenant, volume, &budget)
-                    .map_err(|bad| PoolError::invalid(bad.to_string()))?;
                 self.admit(RECORD_BYTES)?;
-                self.budgets.volumes.insert(volume, budget);
+                self.budgets.all.insert(key, budget);
             }
-            None => _ = self.budgets.volumes.remove(&volume),
+            None => _ = self.budgets.all.remove(&key),
         }
-        self.keep_stated(volume.0, OF_VOLUME, stated);
+        self.keep_stated(key, stated);
         Ok(true)
     }
 
-    fn keep_stated(&mut self, a: u64, b: u64, stated: Option<Stated>) {
+    fn keep_stated(&mut self, key: Key, stated: Option<Stated>) {
         match stated {
-            Some(stated) => _ = self.budgets.stated.insert((a, b), stated),
-            None => _ = self.budgets.stated.remove(&(a, b)),
+            Some(stated) => _ = self.budgets.stated.insert(key, stated),
+            None => _ = self.budgets.stated.remove(&key),
         }
-        self.touch(Table::Budgets, a, b);
-        self.touch(Table::StatedBudgets, a, b);
+        self.touch(Table::Budgets, key.0, key.1);
+        self.touch(Table::StatedBudgets, key.0, key.1);
     }
 
     pub(crate) fn forget_tenant_budget(&mut self, tenant: TenantId) {
-        if self.budgets.tenants.remove(&tenant).is_some() {
-            self.keep_stated(tenant.0, OF_TENANT, None);
-        }
+        self.forget_budget(of_tenant(tenant));
     }
 
     pub(crate) fn forget_volume_budget(&mut self, volume: VolumeId) {
-        if self.budgets.volumes.remove(&volume).is_some() {
-            self.keep_stated(volume.0, OF_VOLUME, None);
+        self.forget_budget(of_volume(volume));
+    }
+
+    fn forget_budget(&mut self, key: Key) {
+        if self.budgets.all.remove(&key).is_some() {
+            self.keep_stated(key, None);
         }
     }
 
     /// Drops budgets of what is not there.
     pub(crate) fn forget_lost_budgets(&mut self) {
-        let tenants = self.budgets.tenants.keys();
-        let lost: Vec<TenantId> = tenants
-            .filter(|id| !self.tenants.contains_key(id))
-            .copied()
-            .collect();
-        lost.into_iter()
-            .for_each(|id| self.forget_tenant_budget(id));
-        let volumes = self.budgets.volumes.keys();
-        let lost: Vec<VolumeId> = volumes
-            .filter(|id| !self.volumes.contains_key(id))
-            .copied()
-            .collect();
-        lost.into_iter()
-            .for_each(|id| self.forget_volume_budget(id));
-        let budgets = &self.budgets;
-        let without = |key: &(u64, u64)| budgets.stored(key.0, key.1).is_none();
-        let lost: Vec<_> = budgets.stated.keys().copied().filter(without).collect();
-        lost.into_iter()
-            .for_each(|(a, b)| self.keep_stated(a, b, None));
+        let is_there = |(id, kind): Key| match kind {
+            OF_TENANT => self.tenants.contains_key(&TenantId(id)),
+            _ => self.volumes.contains_key(&VolumeId(id)),
+        };
+        let all = self.budgets.all.keys().copied();
+        let lost: Vec<Key> = all.filter(|key| !is_there(*key)).collect();
+        lost.into_iter().for_each(|key| self.forget_budget(key));
+        let stated = self.budgets.stated.keys().copied();
+        let without = |key: &Key| !self.budgets.all.contains_key(key);
+        let lost: Vec<Key> = stated.filter(without).collect();
+        lost.into_iter().for_each(|key| self.keep_stated(key, None));
     }
 }
