@@ -1,9 +1,8 @@
 //! What tenants used of their budgets, and what scheduling took of reactors, over all engines.
 //!
 //! Purpose: the figures of the state region's tenants and reactors, none of which falls when an engine dies.
-//! Design: as exports' (`stats`), of which this is a part: what engines before counted is added. A tenant that has no
-//! exports, or no budget, is let go of by the engine, and its record with it: that is added too. What it had saved then is kept for
-//! the next engine, or for when it is back.
+//! Design: as exports' (`stats`), of which this is a part: what engines before counted is added. The engine lets go of a tenant
+//! without exports, or without a budget: its record is added too, and what it had saved is kept for later.
 //! Not here: budgets (`budgets`).
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -17,24 +16,21 @@ use forebay_xlate::boundary::region::{MAX_REACTORS, ReactorRecord, Region, Tenan
 use serde::{Deserialize, Deserializer, Serialize};
 
 use super::Owner;
+use super::budgets::limit;
 use crate::api::scheduling::{Budget, Credit};
 use crate::api::stats::{Correction, ReactorStats, TenantStats};
 
-/// Sums, in the order of [`TenantRecord::sums`] and [`REACTOR_CELLS`].
-type Sums<const N: usize> = [u64; N];
-/// What a tenant has added up to.
-pub(super) type TenantSums = Sums<13>;
-/// What a reactor has.
-type ReactorSums = Sums<4>;
+/// In the order of [`TenantRecord::sums`].
+type TenantSums = [u64; 13];
+/// In the order of [`reactor_sums`].
+type ReactorSums = [u64; 4];
 
-const REACTOR_CELLS: [fn(&ReactorRecord) -> &AtomicU64; 4] = [
-    |record| &record.windows,
-    |record| &record.scheduling_ns,
-    |record| &record.handed_over,
-    |record| &record.carried_out,
-];
+fn reactor_sums(record: &ReactorRecord) -> ReactorSums {
+    let (given, taken) = (&record.handed_over, &record.carried_out);
+    [&record.windows, &record.scheduling_ns, given, taken].map(|cell| cell.load(Relaxed))
+}
 
-fn add<const N: usize>(sums: &mut Sums<N>, more: &Sums<N>) {
+fn add(sums: &mut [u64], more: &[u64]) {
     for (sum, more) in sums.iter_mut().zip(more) {
         *sum = sum.saturating_add(*more);
     }
@@ -71,7 +67,7 @@ fn with_all_sums<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<(u64, TenantS
     let found = Vec::<(u64, Vec<u64>)>::deserialize(from)?;
     let padded = found.into_iter().map(|(tenant, sums)| {
         let mut all = TenantSums::default();
-        all.iter_mut().zip(sums).for_each(|(all, sum)| *all = sum);
+        add(&mut all, &sums);
         (tenant, all)
     });
     Ok(padded.collect())
@@ -106,11 +102,9 @@ impl UsedBefore {
 
     /// The same; `record`: in the region of an engine that knows it still.
     fn saved(&self, tenant: TenantId, record: Option<&TenantRecord>) -> [u64; 2] {
-        let before = || self.credit.iter().find(|(id, _)| *id == tenant.0);
-        record
-            .map(saved_of)
-            .or_else(|| before().map(|(_, saved)| *saved))
-            .unwrap_or_default()
+        let before = self.credit.iter().find(|(id, _)| *id == tenant.0);
+        let before = before.map_or([0; 2], |(_, saved)| *saved);
+        record.map_or(before, saved_of)
     }
 
     /// Adds what an engine has counted that is gone: of all tenants that there are, of those that were `counted` there.
@@ -120,17 +114,15 @@ impl UsedBefore {
         tenants: &BTreeSet<TenantId>,
         counted: &BTreeSet<TenantId>,
     ) {
-        self.tenants
-            .retain(|(id, _)| tenants.contains(&TenantId(*id)));
-        self.credit
-            .retain(|(id, _)| tenants.contains(&TenantId(*id)));
+        let is_there = |id: u64| tenants.contains(&TenantId(id));
+        self.tenants.retain(|(id, _)| is_there(*id));
+        self.credit.retain(|(id, _)| is_there(*id));
         self.add_tenants(region, counted);
-        for (at, record) in reactors_of(region).iter().enumerate() {
-            if self.reactors.len() <= at {
-                self.reactors.push([0; 4]);
-            }
-            let sums = REACTOR_CELLS.map(|cell| cell(record).load(Relaxed));
-            add(&mut self.reactors[at], &sums);
+        let records = reactors_of(region);
+        let count = self.reactors.len().max(records.len());
+        self.reactors.resize(count, ReactorSums::default());
+        for (sums, record) in self.reactors.iter_mut().zip(records) {
+            add(sums, &reactor_sums(record));
         }
     }
 
@@ -149,19 +141,14 @@ impl UsedBefore {
     /// What the reactors have added up to, with those of the engine that counts.
     pub(super) fn reactors(&self, region: Option<&Region>) -> Vec<ReactorStats> {
         let now = region.map_or(&[][..], reactors_of);
-        let all = now.len().max(self.reactors.len());
         let of = |at: usize| {
             let mut sums = self.reactors.get(at).copied().unwrap_or_default();
             let record = now.get(at);
-            if let Some(record) = record {
-                add(
-                    &mut sums,
-                    &REACTOR_CELLS.map(|cell| cell(record).load(Relaxed)),
-                );
-            }
+            add(&mut sums, &record.map_or([0; 4], reactor_sums));
             let [windows, scheduling_ns, handed_over, carried_out] = sums;
             let milli = |at: usize| record.map_or(0, |r| r.corrections_milli[at].load(Relaxed));
             let corrections = SHARED_RESOURCES.into_iter().enumerate();
+            let corrections = corrections.filter(|(at, _)| milli(*at) > 0);
             ReactorStats {
                 // At most MAX_REACTORS.
                 reactor: at as u32,
@@ -171,7 +158,6 @@ impl UsedBefore {
                 carried_out,
                 working_ns: record.map_or(0, |record| record.busy_ns.load(Relaxed)),
                 corrections: corrections
-                    .filter(|(at, _)| milli(*at) > 0)
                     .map(|(at, resource)| Correction {
                         resource: resource.name().to_owned(),
                         times: milli(at) as f64 / 1000.0,
@@ -179,6 +165,7 @@ impl UsedBefore {
                     .collect(),
             }
         };
+        let all = now.len().max(self.reactors.len());
         (0..all).map(of).collect()
     }
 }
@@ -212,14 +199,16 @@ pub(super) fn tenant_stats<'a>(
     let mut all = Vec::new();
     for (id, name, budget) in tenants {
         let mut sums = before.of(id);
-        let found = now.get(&id);
-        if let Some((more, _)) = found {
+        let record = now.get(&id).map(|(more, record)| {
             add(&mut sums, more);
-        }
-        if budget.is_none() && found.is_none() && sums == [0; 13] {
+            *record
+        });
+        if budget.is_none() && record.is_none() && sums == [0; 13] {
             continue;
         }
-        let record = found.map(|(_, record)| *record).filter(|_| lives);
+        // Without an engine, or exports, it keeps what it has.
+        let credit = budget.and_then(|budget| credit_of(&budget, before.saved(id, record)));
+        let record = record.filter(|_| lives);
         let gauge = |cell: fn(&TenantRecord) -> &AtomicU64| {
             record.map_or(0, |record| cell(record).load(Relaxed))
         };
@@ -254,11 +243,8 @@ pub(super) fn tenant_stats<'a>(
             active_windows,
             cost_ns,
             corrected_ns,
-            granted_iops: super::budgets::limit(gauge(|record| &record.granted_ops_s), MOST.iops),
-            granted_bytes_s: super::budgets::limit(
-                gauge(|record| &record.granted_bytes_s),
-                MOST.bytes,
-            ),
+            granted_iops: limit(gauge(|record| &record.granted_ops_s), MOST.iops),
+            granted_bytes_s: limit(gauge(|record| &record.granted_bytes_s), MOST.bytes),
             window_iops: gauge(|record| &record.used_ops_s),
             window_bytes_s: gauge(|record| &record.used_bytes_s),
             window_throttled: gauge(|record| &record.throttled),
@@ -266,11 +252,7 @@ pub(super) fn tenant_stats<'a>(
             above_bytes_s: gauge(|record| &record.above_bytes_s),
             window_cost_ns_s: gauge(|record| &record.window_cost_ns_s),
             window_corrected_ns_s: gauge(|record| &record.window_corrected_ns_s),
-            // Without an engine, or exports, it keeps what it has.
-            credit: budget.and_then(|budget| {
-                let record = found.map(|(_, record)| *record);
-                credit_of(&budget, before.saved(id, record))
-            }),
+            credit,
         });
     }
     all.sort_by(|a, b| a.tenant.cmp(&b.tenant));
