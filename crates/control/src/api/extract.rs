@@ -16,6 +16,7 @@ use axum::response::Response;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
+use utoipa::IntoParams;
 
 use super::error::ApiError;
 use super::validate;
@@ -113,7 +114,12 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for Parameters<T> 
 }
 
 /// `{tenant}` of the path.
-pub(super) struct InTenant(pub(super) String);
+#[derive(IntoParams)]
+#[into_params(names("tenant"), parameter_in = Path)]
+pub(super) struct InTenant(
+    /// Tenant
+    pub(super) String,
+);
 
 impl<S: Send + Sync> FromRequestParts<S> for InTenant {
     type Rejection = ApiError;
@@ -126,7 +132,14 @@ impl<S: Send + Sync> FromRequestParts<S> for InTenant {
 }
 
 /// `{tenant}` and `{volume}` of the path.
-pub(super) struct OfVolume(pub(super) String, pub(super) String);
+#[derive(IntoParams)]
+#[into_params(names("tenant", "volume"), parameter_in = Path)]
+pub(super) struct OfVolume(
+    /// Tenant
+    pub(super) String,
+    /// Volume
+    pub(super) String,
+);
 
 impl<S: Send + Sync> FromRequestParts<S> for OfVolume {
     type Rejection = ApiError;
@@ -230,8 +243,7 @@ mod tests {
                 .await,
             refusal::<TransferPut>(r#"{"host":"a","kind":{"import":null}}"#).await,
             refusal::<PortUpdate>(r#"{"ana":{"optimized":null}}"#).await,
-            refusal::<SchedulingUpdate>(r#"{"policy":{"burst":null}}"#).await,
-            refusal::<SchedulingUpdate>(r#"{"spread":{"stealing":null}}"#).await,
+            refusal::<SchedulingUpdate>(r#"{"spread":{"one_to_n":null}}"#).await,
             refusal::<CostsPut>(&costs(r#"{"read":null}"#)).await,
         ] {
             assert!(refused.contains("a string is expected"), "{refused}");

@@ -30,10 +30,8 @@ pub struct Rate {
 #[serde(deny_unknown_fields)]
 pub struct Limit {
     /// Operations a second; null: no limit.
-    #[serde(default)]
     pub iops: Option<u64>,
     /// Bytes a second; null: no limit.
-    #[serde(default)]
     pub bytes_s: Option<u64>,
 }
 
@@ -41,127 +39,70 @@ pub struct Limit {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Budget {
     /// Theirs at any time. Of a volume, out of its tenant's. Null: they have none.
-    #[serde(default)]
     pub base: Option<Rate>,
     /// Never more than this, out of what others leave.
     pub burst: Limit,
     /// What is not used of the base is saved, for as long as so many seconds of it at most, and being above the base
     /// spends that. Absent: what is above the base is counted (metered).
-    #[serde(default)]
     pub credit_s: Option<u32>,
     /// The parts that were stated; the others follow from them.
     #[serde(default)]
-    pub stated: BudgetPut,
+    pub stated: BudgetParts,
 }
 
-/// What is stated of a rate: operations, bytes, or both.
+/// Absent: it stays as it is. Null: it is no longer stated.
+pub type Change<T> = Option<Option<T>>;
+
+/// Operations, bytes, or both. A part that is absent stays as it was stated. A part that is null is dropped, and follows from
+/// the other parts.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields, expecting = "`iops`, `bytes_s`, or both")]
-pub struct RatePut {
+pub struct RateParts {
     /// Operations a second: 10 to 20,000,000.
-    #[serde(
-        default,
-        deserialize_with = "iops",
-        skip_serializing_if = "Option::is_none"
-    )]
-    pub iops: Option<u64>,
+    #[serde(default)]
+    #[serde(deserialize_with = "iops", skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<u64>)]
+    pub iops: Change<u64>,
     /// Bytes a second: 65,536 to 100,000,000,000.
-    #[serde(
-        default,
-        deserialize_with = "bytes_s",
-        skip_serializing_if = "Option::is_none"
-    )]
-    pub bytes_s: Option<u64>,
+    #[serde(default)]
+    #[serde(deserialize_with = "bytes_s", skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<u64>)]
+    pub bytes_s: Change<u64>,
 }
 
-/// Body of `PUT` of a budget: `base` or `burst`, or both, each in operations, in bytes, or in both.
+/// Parts of a budget: all of them in a `PUT`, those that change in a `PATCH`, each in operations, in bytes, or in both. What
+/// follows from the parts changes with them. A budget whose last part is dropped is gone.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub struct BudgetPut {
-    /// Theirs at any time; if not given, next to nothing: there is a limit only. A base of operations alone has 4 KiB for
-    /// each; a base of bytes alone has an operation for every 128 KiB.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub base: Option<RatePut>,
-    /// Never more than this; what is not given of it is as in the base, and what is in neither has no limit.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub burst: Option<RatePut>,
-    /// So many seconds of unused base can be saved for bursts, 1 to 604,800; metered if not given. Of tenants only.
-    #[serde(
-        default,
-        deserialize_with = "credit_s",
-        skip_serializing_if = "Option::is_none"
-    )]
-    pub credit_s: Option<u32>,
-}
-
-/// Changes of a rate. A part that is absent stays. A part that is null is dropped, and follows from the other parts.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields, expecting = "`iops`, `bytes_s`, or both")]
-pub struct RatePatch {
-    /// Operations a second: 10 to 20,000,000.
-    #[serde(
-        default,
-        deserialize_with = "iops_or_null",
-        skip_serializing_if = "Option::is_none"
-    )]
-    #[schema(value_type = Option<u64>)]
-    pub iops: Option<Option<u64>>,
-    /// Bytes a second: 65,536 to 100,000,000,000.
-    #[serde(
-        default,
-        deserialize_with = "bytes_or_null",
-        skip_serializing_if = "Option::is_none"
-    )]
-    #[schema(value_type = Option<u64>)]
-    pub bytes_s: Option<Option<u64>>,
-}
-
-/// Body of `PATCH` of a budget. Only the named parts change, and the parts that follow from them. A budget whose last
-/// part is dropped is gone.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
-pub struct BudgetPatch {
-    /// The base. Null drops it, and the credit with it; without a limit, the budget is gone.
-    #[serde(
-        default,
-        deserialize_with = "given",
-        skip_serializing_if = "Option::is_none"
-    )]
-    #[schema(value_type = Option<RatePatch>)]
-    pub base: Option<Option<RatePatch>>,
-    /// The burst limit. Null drops both parts of it.
-    #[serde(
-        default,
-        deserialize_with = "given",
-        skip_serializing_if = "Option::is_none"
-    )]
-    #[schema(value_type = Option<RatePatch>)]
-    pub burst: Option<Option<RatePatch>>,
-    /// So many seconds of unused base can be saved for bursts, 1 to 604,800. Null: metered. Of tenants only.
-    #[serde(
-        default,
-        deserialize_with = "credit_or_null",
-        skip_serializing_if = "Option::is_none"
-    )]
+pub struct BudgetParts {
+    /// Theirs at any time; if not stated, next to nothing: there is a limit only. A base of operations alone has 4 KiB for
+    /// each; a base of bytes alone has an operation for every 128 KiB. Null drops it, and the credit with it.
+    #[serde(default)]
+    #[serde(deserialize_with = "given", skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<RateParts>)]
+    pub base: Change<RateParts>,
+    /// Never more than this; what is not stated of it is as in the base, and what is in neither has no limit. Null drops both
+    /// parts of it.
+    #[serde(default)]
+    #[serde(deserialize_with = "given", skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<RateParts>)]
+    pub burst: Change<RateParts>,
+    /// So many seconds of unused base can be saved for bursts, 1 to 604,800. Null, or not stated: metered. Of tenants only.
+    #[serde(default)]
+    #[serde(deserialize_with = "credit_s", skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<u32>)]
-    pub credit_s: Option<Option<u32>>,
+    pub credit_s: Change<u32>,
 }
 
 /// A change of a budget.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BudgetChange {
     /// Replaces all parts.
-    Put(BudgetPut),
+    Put(BudgetParts),
     /// Changes the parts that it names.
-    Patch(BudgetPatch),
+    Patch(BudgetParts),
     /// Removes the budget.
     Delete,
-}
-
-impl From<Option<BudgetPut>> for BudgetChange {
-    fn from(put: Option<BudgetPut>) -> Self {
-        put.map_or(Self::Delete, Self::Put)
-    }
 }
 
 impl BudgetChange {
@@ -169,8 +110,7 @@ impl BudgetChange {
     #[must_use]
     pub fn has_credit(&self) -> bool {
         match self {
-            Self::Put(put) => put.credit_s.is_some(),
-            Self::Patch(patch) => patch.credit_s.flatten().is_some(),
+            Self::Put(parts) | Self::Patch(parts) => parts.credit_s.flatten().is_some(),
             Self::Delete => false,
         }
     }
@@ -179,45 +119,44 @@ impl BudgetChange {
     /// the last part.
     #[must_use]
     pub fn apply(&self, before: Stated) -> Option<Stated> {
-        let patch = match self {
-            Self::Delete => return None,
-            Self::Put(put) => {
-                let (base, burst) = (put.base.unwrap_or_default(), put.burst.unwrap_or_default());
-                return Some(Stated {
-                    base_iops: base.iops,
-                    base_bytes: base.bytes_s,
-                    burst_iops: burst.iops,
-                    burst_bytes: burst.bytes_s,
-                    credit_seconds: put.credit_s,
-                });
+        match self {
+            Self::Delete => None,
+            Self::Put(parts) => Some(parts.over(Stated::default())),
+            Self::Patch(parts) => {
+                let stated = parts.over(before);
+                let drops_all = stated == Stated::default() && *parts != BudgetParts::default();
+                (!drops_all).then_some(stated)
             }
-            Self::Patch(patch) => patch,
-        };
-        let mut stated = before;
-        let drop_all = RatePatch {
+        }
+    }
+}
+
+impl BudgetParts {
+    fn over(&self, mut stated: Stated) -> Stated {
+        let dropped = RateParts {
             iops: Some(None),
             bytes_s: Some(None),
         };
-        if let Some(base) = patch.base {
-            let base = base.unwrap_or(drop_all);
+        if let Some(base) = self.base {
+            let base = base.unwrap_or(dropped);
             stated.base_iops = base.iops.unwrap_or(stated.base_iops);
             stated.base_bytes = base.bytes_s.unwrap_or(stated.base_bytes);
             if !stated.has_base() {
                 stated.credit_seconds = None;
             }
         }
-        if let Some(burst) = patch.burst {
-            let burst = burst.unwrap_or(drop_all);
+        if let Some(burst) = self.burst {
+            let burst = burst.unwrap_or(dropped);
             stated.burst_iops = burst.iops.unwrap_or(stated.burst_iops);
             stated.burst_bytes = burst.bytes_s.unwrap_or(stated.burst_bytes);
         }
-        stated.credit_seconds = patch.credit_s.unwrap_or(stated.credit_seconds);
-        let drops_all = stated == Stated::default() && *patch != BudgetPatch::default();
-        (!drops_all).then_some(stated)
+        stated.credit_seconds = self.credit_s.unwrap_or(stated.credit_seconds);
+        stated
     }
 }
 
 /// A number; what is none is refused with what would fit. Whether it does is the budget's own to say.
+#[derive(Clone, Copy)]
 struct Whole {
     least: u64,
     most: u64,
@@ -238,52 +177,38 @@ impl Visitor<'_> for Whole {
         Ok(Some(value))
     }
 
+    /// JSON's numbers from 0 on are unsigned.
     fn visit_i64<E: Error>(self, value: i64) -> Result<Option<u64>, E> {
-        match u64::try_from(value) {
-            Ok(value) => Ok(Some(value)),
-            Err(_) => Err(E::invalid_value(Unexpected::Signed(value), &self)),
-        }
+        Err(E::invalid_value(Unexpected::Signed(value), &self))
     }
 }
 
-fn iops<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u64>, D::Error> {
-    let (least, most) = (LEAST.iops, MOST.iops);
-    from.deserialize_any(Whole { least, most })
-}
-
-fn bytes_s<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u64>, D::Error> {
-    let (least, most) = (LEAST.bytes, MOST.bytes);
-    from.deserialize_any(Whole { least, most })
-}
-
-fn credit_s<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u32>, D::Error> {
-    let (least, most) = (1, MOST_CREDIT_SECONDS.into());
-    let fits = Whole { least, most };
-    let read = from.deserialize_any(Whole { least, most })?;
-    // The error quotes the number as the client wrote it.
-    let number = |seconds| {
-        u32::try_from(seconds)
-            .map_err(|_| D::Error::invalid_value(Unexpected::Unsigned(seconds), &fits))
-    };
-    read.map(number).transpose()
-}
-
-fn iops_or_null<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Option<u64>>, D::Error> {
-    iops(from).map(Some)
-}
-
-fn bytes_or_null<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Option<u64>>, D::Error> {
-    bytes_s(from).map(Some)
-}
-
-fn credit_or_null<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Option<u32>>, D::Error> {
-    credit_s(from).map(Some)
-}
-
-/// Reads a field so that null differs from an absent field.
-fn given<'de, T: Deserialize<'de>, D: Deserializer<'de>>(
+fn whole<'de, T: TryFrom<u64>, D: Deserializer<'de>>(
     from: D,
-) -> Result<Option<Option<T>>, D::Error> {
+    least: u64,
+    most: u64,
+) -> Result<Change<T>, D::Error> {
+    let fits = Whole { least, most };
+    // What has no room in its number is refused as it was written.
+    let refused = |value| D::Error::invalid_value(Unexpected::Unsigned(value), &fits);
+    let number = |value| T::try_from(value).map_err(|_| refused(value));
+    let read = from.deserialize_any(fits)?;
+    read.map(number).transpose().map(Some)
+}
+
+fn iops<'de, D: Deserializer<'de>>(from: D) -> Result<Change<u64>, D::Error> {
+    whole(from, LEAST.iops, MOST.iops)
+}
+
+fn bytes_s<'de, D: Deserializer<'de>>(from: D) -> Result<Change<u64>, D::Error> {
+    whole(from, LEAST.bytes, MOST.bytes)
+}
+
+fn credit_s<'de, D: Deserializer<'de>>(from: D) -> Result<Change<u32>, D::Error> {
+    whole(from, 1, MOST_CREDIT_SECONDS.into())
+}
+
+fn given<'de, T: Deserialize<'de>, D: Deserializer<'de>>(from: D) -> Result<Change<T>, D::Error> {
     Option::deserialize(from).map(Some)
 }
 
@@ -352,22 +277,18 @@ pub struct LackingBase {
 impl LackingBase {
     /// In a sentence.
     pub fn text(&self) -> String {
-        let why = match self.reactor {
-            Some(reactor) => {
-                format!(
-                    "reactor {reactor}, which serves exports of it, has too little beside what others are guaranteed"
-                )
-            }
-            None => "it is more than the reactors have that serve its exports".to_owned(),
+        let why: &str = match self.reactor {
+            Some(reactor) => &format!(
+                "reactor {reactor}, which serves exports of it, has too little beside what others are guaranteed"
+            ),
+            None => "it is more than the reactors have that serve its exports",
         };
-        let fits = match self.fits {
-            Some(fits) => format!("{} IOPS and {} bytes/s fit", fits.iops, fits.bytes_s),
-            None => "none fits".to_owned(),
+        let fits: &str = match self.fits {
+            Some(fits) => &format!("{} IOPS and {} bytes/s fit", fits.iops, fits.bytes_s),
+            None => "none fits",
         };
-        format!(
-            "tenant {}'s base is not guaranteed: {why}; of it, {fits}",
-            self.tenant
-        )
+        let tenant = &self.tenant;
+        format!("tenant {tenant}'s base is not guaranteed: {why}; of it, {fits}")
     }
 }
 
@@ -388,7 +309,6 @@ pub struct TenantBudget {
     /// Its budget from now on; absent: none is stated.
     pub budget: Option<Budget>,
     /// Whether this tenant can have its base at any time; absent: it has none.
-    #[serde(default)]
     pub guaranteed: Option<bool>,
     /// Whether all that is promised can be had.
     pub admission: Admission,
@@ -414,16 +334,13 @@ pub struct NodeCapacity {
     /// The same of writes.
     pub device_writes: f64,
     /// Bytes a second that can come in; no limit if absent.
-    #[serde(default)]
     pub link_in_bytes_s: Option<u64>,
     /// Bytes a second that can go out; no limit if absent.
-    #[serde(default)]
     pub link_out_bytes_s: Option<u64>,
     /// Whether what the links can do was found by `forebay calibrate`, which looks again each time; else somebody has said it.
     #[serde(default)]
     pub link_found: bool,
     /// Operations a second that the software is to carry at most; no limit if absent.
-    #[serde(default)]
     pub operations_s: Option<u64>,
 }
 
@@ -453,16 +370,12 @@ pub struct Scheduling {
 #[serde(deny_unknown_fields)]
 pub struct SchedulingUpdate {
     /// Which reactors serve what of a queue.
-    #[serde(default)]
     pub spread: Option<Spread>,
     /// So many times what there is may be promised: 1 to 100.
-    #[serde(default)]
     pub oversubscription: Option<f64>,
     /// With this probability a tenant wants its base at any time.
-    #[serde(default)]
     pub wants_base: Option<f64>,
     /// What the node has besides processors, all of it.
-    #[serde(default)]
     pub capacity: Option<NodeCapacity>,
     /// Parameters by name; null: the default.
     #[serde(default)]
@@ -530,6 +443,5 @@ pub struct CostsPut {
     /// What was measured. Frontends and operations that are not named stay as they are.
     pub profiles: Vec<CostProfile>,
     /// Something about the measurement, at most 1000 bytes.
-    #[serde(default)]
     pub note: Option<String>,
 }

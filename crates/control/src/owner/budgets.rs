@@ -3,11 +3,10 @@
 //! Purpose: what is stated is durable, and the engine keeps to it within a window of the answer.
 //! Design: the catalog has them. What the engine has to know follows from that: nothing while nobody has a budget; else how
 //! I/O is admitted, each tenant that has exports (those without a budget have what others leave) and each volume that is
-//! exported. How queues are spread over reactors is no budget's matter, but told with them, always. What it was told is
-//! remembered for as long as its conversation, and each change tells the difference, in an order in which nothing is named
-//! before it is there; so however many changes come together, each is told once. They are told one after the other, and
-//! whoever finds nothing to tell has waited for those who told it. An engine that was there before this daemon may know
-//! tenants that are gone: its region names them. Of who measures what I/O costs it is told nothing (`calibration`).
+//! exported. How queues are spread is told with that, always. What it was told is remembered for as long as its conversation,
+//! and each change tells the difference, one after the other, in an order in which nothing is named before it is there. Whoever
+//! finds nothing to tell has waited for those who told it. An engine that was there before this daemon may know tenants that are
+//! gone: its region names them. Of who measures what I/O costs it is told nothing (`calibration`).
 //! Not here: what can be stated (`forebay_burst::budget`), what the node has (`scheduling`).
 
 use std::cell::RefCell;
@@ -15,7 +14,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::rc::{Rc, Weak};
 use std::sync::atomic::Ordering::Relaxed;
 
-use forebay_burst::budget::{Budget, Burst, LEAST};
+use forebay_burst::budget::{Budget, LEAST};
 use forebay_burst::stated::Stated;
 use forebay_pool::{Pool, TenantId};
 use forebay_xlate::VolumeId;
@@ -50,6 +49,9 @@ pub(super) struct Told {
     telling: tokio::sync::Mutex<()>,
 }
 
+/// What is told, and the engine's answer to it.
+type Asked = (String, Pending);
+
 /// A limit as the API says it: the most that can be stated is none.
 pub(super) fn limit(limit: u64, most: u64) -> Option<u64> {
     (limit < most).then_some(limit)
@@ -67,20 +69,18 @@ fn show_budget(budget: &Budget, stated: &Stated) -> api::Budget {
             iops: (stated.burst_iops.or(stated.base_iops)).map(|_| budget.burst.iops),
             bytes_s: (stated.burst_bytes.or(stated.base_bytes)).map(|_| budget.burst.bytes),
         },
-        credit_s: match budget.how {
-            Burst::Credit { seconds } => Some(seconds),
-            Burst::Metered => None,
-        },
-        stated: api::BudgetPut {
-            base: rate_put(stated.base_iops, stated.base_bytes),
-            burst: rate_put(stated.burst_iops, stated.burst_bytes),
-            credit_s: stated.credit_seconds,
+        credit_s: stated.credit_seconds,
+        stated: api::BudgetParts {
+            base: rate_parts(stated.base_iops, stated.base_bytes),
+            burst: rate_parts(stated.burst_iops, stated.burst_bytes),
+            credit_s: stated.credit_seconds.map(Some),
         },
     }
 }
 
-fn rate_put(iops: Option<u64>, bytes_s: Option<u64>) -> Option<api::RatePut> {
-    (iops.or(bytes_s).is_some()).then_some(api::RatePut { iops, bytes_s })
+fn rate_parts(iops: Option<u64>, bytes_s: Option<u64>) -> api::Change<api::RateParts> {
+    let (iops, bytes_s) = (iops.map(Some), bytes_s.map(Some));
+    (iops.or(bytes_s).is_some()).then_some(Some(api::RateParts { iops, bytes_s }))
 }
 
 /// What is stated from now on, if it can be.
@@ -101,10 +101,7 @@ fn checked(change: &BudgetChange, before: Stated) -> Result<Option<Stated>, ApiE
     }
     match stated.budget() {
         Ok(_) => Ok(Some(stated)),
-        Err(bad) => Err(or_say_assumed(
-            ApiError::invalid(bad.to_string()),
-            Some(&stated),
-        )),
+        Err(bad) => Err(or_say_assumed(ApiError::invalid(bad.to_string()), stated)),
     }
 }
 
@@ -121,8 +118,7 @@ pub(super) fn show_volume_budget(pool: &Pool, volume: VolumeId) -> Option<api::B
 }
 
 /// A refusal that names what of a base was not stated says what was taken for it.
-fn or_say_assumed(error: ApiError, stated: Option<&Stated>) -> ApiError {
-    let stated = stated.copied().unwrap_or_default();
+fn or_say_assumed(error: ApiError, stated: Stated) -> ApiError {
     let what = match (stated.base_iops, stated.base_bytes) {
         (Some(_), None) if error.message.contains("bytes/s") => {
             "bandwidth was not stated: a base of IOPS alone has 4 KiB/s for each"
@@ -132,10 +128,9 @@ fn or_say_assumed(error: ApiError, stated: Option<&Stated>) -> ApiError {
         }
         _ => return error,
     };
-    match error.hint.clone() {
-        Some(hint) => error.hint(format!("{what}; {hint}")),
-        None => error.hint(what),
-    }
+    let hint = error.hint.as_ref();
+    let hint = hint.map_or_else(|| what.to_owned(), |hint| format!("{what}; {hint}"));
+    error.hint(hint)
 }
 
 impl Owner {
@@ -147,33 +142,30 @@ impl Owner {
 
     /// What an engine is to know now.
     fn wanted(&self) -> Known {
-        let pool = &self.core.borrow().pool;
         let mut known = Known {
             spread: Some(self.node.settings.borrow().spread()),
             ..Known::default()
         };
-        if pool.tenant_budgets().next().is_none() && pool.volume_budgets().next().is_none() {
+        if !self.has_budgets() {
             return known;
         }
         known.scheduling = Some(self.scheduling_config());
+        let pool = &self.core.borrow().pool;
         for export in pool.exports() {
             let Ok(volume) = pool.volume(export.volume) else {
                 continue;
             };
-            let tenant = volume.tenant;
-            if self.measures(tenant) {
-                continue;
-            }
-            if known.tenants.len() >= MAX_TENANTS && !known.tenants.contains_key(&tenant) {
+            let (id, tenant) = (volume.id, volume.tenant);
+            let is_full = known.tenants.len() >= MAX_TENANTS;
+            if self.measures(tenant) || is_full && !known.tenants.contains_key(&tenant) {
                 continue;
             }
             let budget = pool.tenant_budget(tenant).copied();
             let budget = budget.unwrap_or(Budget::unstated());
-            known
-                .tenants
-                .insert(tenant, (budget, self.comes_first(tenant)));
-            let budget = pool.volume_budget(volume.id).copied();
-            known.volumes.insert(volume.id, (tenant, budget));
+            let told = (budget, self.comes_first(tenant));
+            known.tenants.insert(tenant, told);
+            let budget = pool.volume_budget(id).copied();
+            known.volumes.insert(id, (tenant, budget));
         }
         known
     }
@@ -184,11 +176,7 @@ impl Owner {
     }
 
     /// Tells a new conversation how queues are spread and I/O is admitted. `is_known`: the engine was there before this daemon.
-    pub(super) fn say_all_budgets(
-        &self,
-        session: &Rc<Session>,
-        is_known: bool,
-    ) -> Vec<(String, Pending)> {
+    pub(super) fn say_all_budgets(&self, session: &Rc<Session>, is_known: bool) -> Vec<Asked> {
         *self.told_budgets.session.borrow_mut() = Rc::downgrade(session);
         *self.told_budgets.known.borrow_mut() = Known::default();
         let mut asked = Vec::new();
@@ -203,10 +191,7 @@ impl Owner {
                 .collect();
             match now.scheduling {
                 None => asked.push(say_scheduling(session, None)),
-                Some(_) => {
-                    let gone = gone.iter();
-                    asked.extend(gone.map(|tenant| say_tenant(session, *tenant, None, [0; 2])));
-                }
+                Some(_) => asked.extend(gone.iter().map(|id| self.say_tenant(session, *id, None))),
             }
             self.added.borrow_mut().let_go(session, &gone);
         }
@@ -215,24 +200,21 @@ impl Owner {
     }
 
     /// Tells a conversation what has changed since it was told last.
-    fn say_budgets(&self, session: &Rc<Session>) -> Vec<(String, Pending)> {
+    fn say_budgets(&self, session: &Rc<Session>) -> Vec<Asked> {
         let now = self.wanted();
         let mut asked = Vec::new();
-        let mut told = self.told_budgets.known.borrow_mut();
+        let told = self.told_budgets.known.take();
         if let Some(spread) = now.spread.filter(|_| told.spread != now.spread) {
-            asked.push(say_spread(session, spread));
+            let what = "how queues are spread";
+            let pending = session.request(what, |request| ToEngine::SetSpread { request, spread });
+            asked.push((what.to_owned(), pending));
         }
         if told.scheduling != now.scheduling {
             asked.push(say_scheduling(session, now.scheduling.clone()));
-            if now.scheduling.is_none() {
-                // It forgets all of it with that.
-                *told = Known::default();
-            }
         }
         for (tenant, of) in &now.tenants {
             if told.tenants.get(tenant) != Some(of) {
-                let credit = self.added.borrow().credit(session, *tenant);
-                asked.push(say_tenant(session, *tenant, Some(*of), credit));
+                asked.push(self.say_tenant(session, *tenant, Some(*of)));
             }
         }
         for (volume, of) in &now.volumes {
@@ -240,50 +222,42 @@ impl Owner {
                 asked.push(say_volume(session, *volume, *of));
             }
         }
-        for tenant in told.tenants.keys() {
-            if !now.tenants.contains_key(tenant) {
-                asked.push(say_tenant(session, *tenant, None, [0; 2]));
-            }
-        }
-        *told = now;
+        let gone = told.tenants.into_keys();
+        let gone: BTreeSet<_> = gone.filter(|id| !now.tenants.contains_key(id)).collect();
+        // Without scheduling it has forgotten them.
+        let named = gone.iter().filter(|_| now.scheduling.is_some());
+        asked.extend(named.map(|id| self.say_tenant(session, *id, None)));
+        self.added.borrow_mut().let_go(session, &gone);
+        *self.told_budgets.known.borrow_mut() = now;
         asked
+    }
+
+    fn say_tenant(&self, session: &Session, id: TenantId, of: Option<(Budget, bool)>) -> Asked {
+        let credit = of.map_or([0; 2], |_| self.added.borrow().credit(session, id));
+        let pending = session.request("a tenant's budget", |request| ToEngine::SetTenantBudget {
+            request,
+            tenant: EngineTenantId(id.0),
+            budget: of.map(|(budget, _)| budget),
+            credit,
+            guaranteed: of.is_some_and(|(_, is_first)| is_first),
+        });
+        (format!("the budget of {id}"), pending)
     }
 
     /// Has the engine know, if there is one, what is stated now; the next one is told everything anyway.
     pub(super) async fn push_budgets(&self) -> Result<(), AskError> {
         self.keep_promises().await;
-        let one = self.told_budgets.telling.lock().await;
-        let Some(session) = self.session() else {
+        let _one = self.told_budgets.telling.lock().await;
+        let told = self.told_session();
+        let is_told = |session: &Rc<Session>| told.is_some_and(|told| Rc::ptr_eq(&told, session));
+        let Some(session) = self.session().filter(is_told) else {
             return Ok(());
         };
-        if !std::ptr::eq(
-            self.told_budgets.session.borrow().as_ptr(),
-            Rc::as_ptr(&session),
-        ) {
-            return Ok(());
-        }
-        let mut answer = Ok(());
-        let before: BTreeSet<TenantId> = self
-            .told_budgets
-            .known
-            .borrow()
-            .tenants
-            .keys()
-            .copied()
-            .collect();
         let asked = self.say_budgets(&session);
-        let gone = {
-            let known = self.told_budgets.known.borrow();
-            before
-                .into_iter()
-                .filter(|id| !known.tenants.contains_key(id))
-                .collect()
-        };
-        {
-            let mut added = self.added.borrow_mut();
-            added.let_go(&session, &gone);
-            added.counts_again(self.told_budgets.known.borrow().tenants.keys());
-        }
+        self.added
+            .borrow_mut()
+            .counts_again(self.told_budgets.known.borrow().tenants.keys());
+        let mut answer = Ok(());
         for (what, mut pending) in asked {
             match pending.within(self.limits.request).await {
                 Ok(()) => {}
@@ -298,8 +272,13 @@ impl Owner {
             // With the next change it is told everything again.
             *self.told_budgets.known.borrow_mut() = Known::default();
         }
-        drop(one);
         answer
+    }
+
+    /// The same, as the API answers it.
+    pub(super) async fn push_budgets_for_api(&self) -> Result<(), ApiError> {
+        let told = self.push_budgets().await;
+        told.map_err(|error| engine_error(&error))
     }
 
     /// Makes a change of budgets durable, and has the engine know of it. A change that could not be made durable yet is told once
@@ -314,9 +293,7 @@ impl Owner {
             });
             return Err(error);
         }
-        self.push_budgets()
-            .await
-            .map_err(|error| engine_error(&error))
+        self.push_budgets_for_api().await
     }
 
     /// States what a tenant may use, or takes that back.
@@ -331,7 +308,7 @@ impl Owner {
             (id, pool.tenant_stated(id))
         };
         let stated = checked(&change.into(), before)?;
-        let refused = |error| or_say_assumed(error, stated.as_ref());
+        let refused = |error| or_say_assumed(error, stated.unwrap_or_default());
         if let Some(Ok(budget)) = stated.map(|stated| stated.budget()) {
             self.admit_base(id, &budget).map_err(refused)?;
         }
@@ -369,7 +346,7 @@ impl Owner {
             let of = of.and_then(|of| core.pool.tenant_budget(of.id));
             match of.is_none_or(|of| of.base == LEAST) {
                 true => error.hint("its tenant has no base: `forebay tenant budget` states one; or leave the volume's base out, to limit it only"),
-                false => or_say_assumed(error, stated.as_ref()),
+                false => or_say_assumed(error, stated.unwrap_or_default()),
             }
         })?;
         self.keep_budgets().await?;
@@ -377,48 +354,21 @@ impl Owner {
     }
 }
 
-fn say_spread(session: &Session, spread: Spread) -> (String, Pending) {
-    let what = "how queues are spread";
-    let pending = session.request(what, |request| ToEngine::SetSpread { request, spread });
-    (what.to_owned(), pending)
-}
-
-fn say_scheduling(session: &Session, scheduling: Option<Scheduling>) -> (String, Pending) {
-    let scheduling = scheduling.map(Box::new);
-    let pending = session.request("how I/O is admitted", |request| ToEngine::SetScheduling {
+fn say_scheduling(session: &Session, scheduling: Option<Scheduling>) -> Asked {
+    let (what, scheduling) = ("how I/O is admitted", scheduling.map(Box::new));
+    let message = |request| ToEngine::SetScheduling {
         request,
         scheduling,
-    });
-    ("how I/O is admitted".to_owned(), pending)
+    };
+    (what.to_owned(), session.request(what, message))
 }
 
-fn say_tenant(
-    session: &Session,
-    tenant: TenantId,
-    of: Option<(Budget, bool)>,
-    credit: [u64; 2],
-) -> (String, Pending) {
-    let (budget, guaranteed) = (of.map(|(budget, _)| budget), of.is_some_and(|of| of.1));
-    let pending = session.request("a tenant's budget", |request| ToEngine::SetTenantBudget {
-        request,
-        tenant: EngineTenantId(tenant.0),
-        budget,
-        credit,
-        guaranteed,
-    });
-    (format!("the budget of {tenant}"), pending)
-}
-
-fn say_volume(
-    session: &Session,
-    volume: VolumeId,
-    (tenant, budget): (TenantId, Option<Budget>),
-) -> (String, Pending) {
+fn say_volume(session: &Session, volume: VolumeId, of: (TenantId, Option<Budget>)) -> Asked {
     let pending = session.request("a volume's budget", |request| ToEngine::SetVolumeBudget {
         request,
         volume,
-        tenant: EngineTenantId(tenant.0),
-        budget,
+        tenant: EngineTenantId(of.0.0),
+        budget: of.1,
     });
     (format!("the budget of {volume}"), pending)
 }

@@ -2,13 +2,11 @@
 //!
 //! Purpose: who was told that its base is guaranteed keeps it, whatever others do later; and what was served so that bases
 //! fit is served so again.
-//! Design: a promise says how much, and by which reactors; whoever needs more than it says comes after all others
-//! (`forebay_burst::places`). So it follows from what is there now and from what was promised, and is told to the engine with each
-//! budget. Promises belong to the node, as reactors do: `promises.json` in the state folder, written when
-//! they have changed, before anybody is answered; what can't be written is warned of and tried again. One that fits no more is kept as
-//! lapsed, as long as its tenant has a budget. A file that is not there, or of another pool, promises nothing, and who comes first
-//! is who has the largest base. This daemon says which reactor serves an export, as it alone knows who is promised what
-//! and has no exports yet; once it is served, the engine's word counts.
+//! Design: a promise says how much, and by which reactors; whoever needs more comes after all others
+//! (`forebay_burst::places`). Promises belong to the node: `promises.json` in the state folder, written when they have changed,
+//! before anybody is answered. One that fits no more is kept as lapsed, as long as its tenant has a budget. A file that is not
+//! there, or of another pool, promises nothing. This daemon says which reactor serves an export; once it is served, the engine's
+//! word counts.
 //! Not here: the arithmetic (`forebay_burst`), what is said of it (`promises`).
 
 use std::cell::RefCell;
@@ -29,7 +27,6 @@ use serde::{Deserialize, Serialize};
 
 use super::Owner;
 use super::session::Session;
-use crate::files;
 
 /// Its name in the state folder.
 const FILE: &str = "promises.json";
@@ -73,9 +70,6 @@ pub(super) struct Promises {
     writing: tokio::sync::Mutex<()>,
 }
 
-/// Volumes that are served: whose, and by which reactors.
-type Volumes = BTreeMap<VolumeId, (TenantId, BTreeSet<usize>)>;
-
 /// What a rate needs of processors at most, ns a second.
 pub(super) fn processors(rate: Rate, costs: &CostTable) -> f64 {
     costs.most_of(rate)[Resource::Cpu as usize]
@@ -88,12 +82,13 @@ impl Owner {
 
     /// What was promised before, as this folder says.
     pub(super) fn read_promises(&self, folder: &Path) {
-        let read = files::read_json::<Record>(&folder.join(FILE));
-        let read = read.unwrap_or_else(|error| {
-            let until = "those with the largest bases come first";
-            self.tell_damaged("what is guaranteed", until, &error.to_string());
-            None
-        });
+        let instead = "those with the largest bases come first";
+        let read: Option<Record> = self.read_record(
+            &folder.join(FILE),
+            "what is guaranteed",
+            instead,
+            |_| Ok(()),
+        );
         let read = read.filter(|read| read.pool == self.pool_uuid());
         let kept = read.unwrap_or_default().promises;
         *self.promises.written.borrow_mut() = kept.clone();
@@ -168,34 +163,24 @@ impl Owner {
     }
 
     async fn write_promises(&self) {
-        let one = self.promises.writing.lock().await;
-        let now = self.promises.now.borrow().clone();
-        let folder = self.node.folder();
-        if now != *self.promises.written.borrow()
-            && let Some(folder) = folder
-        {
-            let record = Record {
-                pool: self.pool_uuid(),
-                promises: now.clone(),
-            };
-            let path = folder.join(FILE);
-            let write = move || files::write_json(&path, &record, true);
-            let trouble = match tokio::task::spawn_blocking(write).await {
-                Ok(Ok(())) => {
-                    *self.promises.written.borrow_mut() = now;
-                    None
-                }
-                Ok(Err(error)) => Some(error.to_string()),
-                Err(_) => Some("the thread that writes it failed".to_owned()),
-            };
-            if let Some(error) = trouble.as_ref()
-                && trouble != *self.promises.trouble.borrow()
-            {
+        let _one = self.promises.writing.lock().await;
+        if !self.is_unwritten() {
+            return;
+        }
+        let record = Record {
+            pool: self.pool_uuid(),
+            promises: self.promises.now.borrow().clone(),
+        };
+        let written = self.write_record(FILE, Some(record.clone())).await;
+        let trouble = written.err().map(|error| error.message);
+        match &trouble {
+            None => *self.promises.written.borrow_mut() = record.promises,
+            Some(error) if trouble != *self.promises.trouble.borrow() => {
                 tracing::error!(error, "keeping what was promised");
             }
-            *self.promises.trouble.borrow_mut() = trouble;
+            Some(_) => {}
         }
-        drop(one);
+        *self.promises.trouble.borrow_mut() = trouble;
     }
 
     /// Where exports are served, as this engine says: so they are by the next one.
@@ -244,7 +229,7 @@ impl Owner {
         let session = self.session().or_else(|| self.told_session());
         let has = session.map_or(0, |session| session.region.header().reactors.load(Relaxed));
         match has.min(MAX_REACTORS as u64) as u32 {
-            0 => self.node.reactors.get(),
+            0 => self.node.reactors.get().max(1),
             has => has,
         }
     }
@@ -275,56 +260,50 @@ impl Owner {
                 places.promised(*tenant, promise);
             }
         }
-        let mut volumes = Volumes::new();
-        let mut served = |volume, tenant, reactor| {
-            let (_, at) = (volumes.entry(volume)).or_insert((tenant, BTreeSet::new()));
-            at.insert(reactor);
-        };
         let mut placed = self.promises.placed.borrow_mut();
         placed.retain(|id, reactor| pool.export(*id).is_ok() && *reactor < reactors);
-        let (mut rest, mut at) = (Vec::new(), BTreeMap::new());
+        // Volumes that are served: whose, and by which reactors.
+        let mut volumes: BTreeMap<VolumeId, (TenantId, Vec<u32>)> = BTreeMap::new();
+        let mut rest = Vec::new();
+        let mut counts: BTreeMap<TenantId, usize> = BTreeMap::new();
         for export in pool.exports() {
             let Ok(volume) = pool.volume(export.volume) else {
                 continue;
             };
-            match placed.get(&export.id) {
-                Some(reactor) => {
-                    places.export(volume.tenant.0, *reactor as usize);
-                    served(volume.id, volume.tenant, *reactor as usize);
-                    at.entry(volume.id).or_insert(*reactor as usize);
-                }
-                None => rest.push((export.id, volume.id, volume.tenant)),
+            let (id, tenant) = (volume.id, volume.tenant);
+            if let Some(reactor) = placed.get(&export.id) {
+                places.export(tenant.0, *reactor as usize);
+                let (_, at) = volumes.entry(id).or_insert((tenant, Vec::new()));
+                at.push(*reactor);
+            } else {
+                let count = counts.entry(tenant).or_default();
+                *count += 1;
+                rest.push((*count, export.id, id, tenant));
             }
         }
         // Everybody's first one, before others take their room.
         let order: BTreeMap<u64, usize> = places.order().into_iter().zip(0..).collect();
-        let mut counts: BTreeMap<TenantId, usize> = BTreeMap::new();
-        let mut turns: Vec<(usize, usize)> = Vec::new();
-        for (.., tenant) in &rest {
-            let count = counts.entry(*tenant).or_default();
-            *count += 1;
-            let rank = order.get(&tenant.0).copied().unwrap_or(usize::MAX);
-            turns.push((*count, rank));
-        }
-        let mut rest: Vec<_> = turns.into_iter().zip(rest).collect();
-        rest.sort_by_key(|(turn, _)| *turn);
-        for (_, (export, volume, tenant)) in rest {
+        rest.sort_by_key(|(count, .., tenant)| {
+            (*count, order.get(&tenant.0).unwrap_or(&usize::MAX))
+        });
+        for (_, export, volume, tenant) in rest {
+            let (_, at) = volumes.entry(volume).or_insert((tenant, Vec::new()));
             // An engine serves all exports of a volume on one reactor.
-            let reactor = match at.get(&volume) {
+            let reactor = match at.first() {
                 Some(reactor) => {
-                    places.export(tenant.0, *reactor);
+                    places.export(tenant.0, *reactor as usize);
                     *reactor
                 }
-                None => places.place(tenant.0),
+                None => places.place(tenant.0) as u32,
             };
-            at.insert(volume, reactor);
-            served(volume, tenant, reactor);
-            placed.insert(export, reactor as u32);
+            at.push(reactor);
+            placed.insert(export, reactor);
         }
         for (volume, (tenant, at)) in volumes {
-            if let (Some(budget), 1) = (pool.volume_budget(volume), at.len()) {
-                let cost = processors(budget.base, &costs);
-                at.iter().for_each(|at| places.own(tenant.0, *at, cost));
+            if let (Some(budget), [first, rest @ ..]) = (pool.volume_budget(volume), &*at)
+                && rest.iter().all(|at| at == first)
+            {
+                places.own(tenant.0, *first as usize, processors(budget.base, &costs));
             }
         }
         places.settle();

@@ -2,10 +2,9 @@
 //!
 //! Purpose: a base is refused that the node does not have; of one that is granted it is said whether it can be had at any time.
 //! Design: a base doesn't fit if the node has too little of something beside what is promised already, times the
-//! oversubscription that is set. What a reactor can't give beside what it has guaranteed to others is no refusal, but it is said, and
-//! warned of: room may come, and then it is guaranteed. Exports that no engine serves now count where one will. Under a policy
-//! that knows no bases none is guaranteed, whatever there is.
-//! That reactors help each other counts for nothing: who helps has time left, and nobody promised that.
+//! oversubscription that is set. What a reactor can't give beside what it has guaranteed to others is no refusal, but it is said,
+//! and warned of: room may come. Exports that no engine serves now count where one will. That reactors help each other counts for
+//! nothing: who helps has time left, and nobody promised that.
 //! Not here: the arithmetic (`forebay_burst`), settings and costs (`scheduling`), who comes first and where exports are served
 //! (`places`).
 
@@ -14,13 +13,13 @@ use std::collections::BTreeSet;
 use forebay_burst::admission::{Node, interference, largest};
 use forebay_burst::budget::{Budget, LEAST, Rate};
 use forebay_burst::cost::{self, CostTable};
-use forebay_burst::places::Lack;
+use forebay_burst::places::{Lack, Places};
 use forebay_burst::units::{Resource, SHARED_RESOURCES};
 use forebay_pool::TenantId;
 
 use super::Owner;
 use super::places::processors;
-use crate::api::error::ApiError;
+use crate::api::error::{ApiError, ErrorKind};
 use crate::api::events::EventKind;
 use crate::api::scheduling::{self as api, Admission, LackingBase, Promised, ReactorPromised};
 use crate::events::News;
@@ -29,11 +28,6 @@ use crate::events::News;
 const FRONTENDS: usize = cost::FRONTENDS.len();
 /// So many of the affected tenants are named.
 const NAMED: usize = 5;
-
-/// Whether anything is its own: where there is a limit only, next to nothing is.
-fn has_base(budget: &Budget) -> bool {
-    budget.base != LEAST
-}
 
 impl Owner {
     /// The node with what is promised, but for one tenant; and its costs.
@@ -60,22 +54,18 @@ impl Owner {
         let before = core.pool.tenant_budget(tenant).map(|budget| budget.base);
         let is_less =
             |before: Rate| budget.base.iops <= before.iops && budget.base.bytes <= before.bytes;
-        budget
-            .check()
-            .map_err(|bad| ApiError::invalid(bad.to_string()))?;
         if before.is_some_and(is_less) {
             return Ok(());
         }
         node.take(budget, &costs).map_err(|refused| {
-            let hint = match self.measured().len() {
-                FRONTENDS => "this was calculated from what `forebay calibrate` measured; `forebay scheduling set \
-                              --oversubscription` lets more be promised",
-                0 => "this was calculated from defaults: `forebay calibrate` measures this machine; `forebay \
-                      scheduling set --oversubscription` lets more be promised",
-                _ => "this was calculated from what `forebay calibrate` measured, and for frontends that were not \
-                      measured from defaults; `forebay scheduling set --oversubscription` lets more be promised",
+            let from = match self.measured().len() {
+                FRONTENDS => "what `forebay calibrate` measured",
+                0 => "defaults: `forebay calibrate` measures this machine",
+                _ => "what `forebay calibrate` measured, and for frontends that were not measured from defaults",
             };
-            ApiError::new(crate::api::error::ErrorKind::NoSpace, refused.to_string()).hint(hint)
+            ApiError::new(ErrorKind::NoSpace, refused.to_string()).hint(format!(
+                "this was calculated from {from}; `forebay scheduling set --oversubscription` lets more be promised"
+            ))
         })
     }
 
@@ -118,12 +108,15 @@ impl Owner {
         }
     }
 
+    /// What reactors owe, unless nobody has a budget, or more than there is may be promised.
+    fn owed(&self) -> Option<(Places, CostTable)> {
+        (!self.is_meant() && self.has_budgets()).then(|| self.places())
+    }
+
     /// Bases were promised that can't all be had, and nobody asked for that: costs or reactors are others now, or exports are
     /// served where their bases don't fit.
     pub(super) fn promise_warning(&self) -> Option<String> {
-        if self.is_meant() || !self.has_budgets() {
-            return None;
-        }
+        let (places, _) = self.owed()?;
         let (node, _) = self.promised_node(None);
         let (some, all) = (node.at_once(), node.tenants());
         if some < all {
@@ -131,17 +124,14 @@ impl Owner {
                 "only {some} of {all} tenants can have their bases at once, as this node is now: see `forebay scheduling show`"
             ));
         }
-        let (places, _) = self.places();
-        let count = places.lacking().count();
-        if count == 0 {
-            return None;
-        }
         let core = self.core.borrow();
         let of = |(tenant, _)| core.pool.tenant_by_id(TenantId(tenant)).ok();
         let names = places.lacking().filter_map(of).take(NAMED);
         let mut named = names.map(|of| &*of.name).collect::<Vec<_>>().join(", ");
-        if count > NAMED {
-            named.push_str(&format!(" and {} others", count - NAMED));
+        match places.lacking().count() {
+            0 => return None,
+            ..=NAMED => {}
+            count => named.push_str(&format!(" and {} others", count - NAMED)),
         }
         Some(format!(
             "the reactors that serve their exports have too little beside what others are guaranteed to give these tenants their bases: {named}; see `forebay scheduling show`"
@@ -151,7 +141,8 @@ impl Owner {
     /// Whether this tenant can have its base at any time; nothing if it has none.
     pub(super) fn is_guaranteed(&self, tenant: TenantId, all: &Admission) -> Option<bool> {
         let core = self.core.borrow();
-        core.pool.tenant_budget(tenant).filter(|of| has_base(of))?;
+        // Where there is a limit only, next to nothing is its own.
+        (core.pool.tenant_budget(tenant)).filter(|of| of.base != LEAST)?;
         if all.guaranteed || self.is_meant() {
             return Some(all.guaranteed);
         }
@@ -181,23 +172,18 @@ impl Owner {
 
     /// Tenants whose base can't be had on the reactors that serve them, and nobody asked for that.
     pub(super) fn lacking_now(&self) -> BTreeSet<u64> {
-        if self.is_meant() || !self.has_budgets() {
-            return BTreeSet::new();
-        }
-        let (places, _) = self.places();
-        places.lacking().map(|(tenant, _)| tenant).collect()
+        let owed = self.owed();
+        let lacking = owed.iter().flat_map(|(places, _)| places.lacking());
+        lacking.map(|(tenant, _)| tenant).collect()
     }
 
     /// An export is served since these were all that lacked something: says whose base can't be had any more, to everybody and
     /// to its maker.
     pub(super) fn say_lacking(&self, before: &BTreeSet<u64>) -> Vec<String> {
-        if self.is_meant() || !self.has_budgets() {
+        let Some((places, costs)) = self.owed() else {
             return Vec::new();
-        }
-        let (places, costs) = self.places();
-        let new = places
-            .lacking()
-            .filter(|(tenant, _)| !before.contains(tenant));
+        };
+        let new = (places.lacking()).filter(|(tenant, _)| !before.contains(tenant));
         let new = new.filter_map(|of| self.lacking(of, &costs)).take(NAMED);
         let texts: Vec<String> = new.map(|base| base.text()).collect();
         for text in &texts {

@@ -2,24 +2,24 @@
 //!
 //! Purpose: the operator's settings and the measured costs, kept over restarts.
 //! Design: both belong to the node, not to the pool, which may be opened elsewhere: two files in the state folder, written
-//! whole and read when a pool is opened. One that can't be read counts as not there, and is told of: nobody's bytes depend
-//! on it.
+//! whole and read when a pool is opened. Nobody's bytes depend on them.
 //! Not here: whose budgets there are, and telling the engine (`budgets`); what can be promised (`promises`).
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use forebay_burst::cost::default_profiles;
+use forebay_burst::cost::{Profile, default_profiles};
 use forebay_burst::params::Params;
 use forebay_burst::spread;
 use forebay_xlate::boundary::message::{
     CostProfile as ToldProfile, NodeCapacity as ToldCapacity, Scheduling as Told,
 };
+use forebay_xlate::boundary::scheduling::params_of;
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Deserializer, Serialize};
 
 use super::Owner;
-use super::volume::engine_error;
 use crate::api::error::ApiError;
 use crate::api::events::EventKind;
 use crate::api::model::ExportFrontend;
@@ -30,20 +30,19 @@ use crate::devices::now_s;
 use crate::events::News;
 use crate::files;
 
-/// In `forebay_burst::cost`'s order.
+/// Both in `forebay_burst::cost`'s order, which is that of their types.
 const FRONTENDS: [ExportFrontend; 3] = [
     ExportFrontend::NvmeTcp,
     ExportFrontend::NvmePcie,
     ExportFrontend::VhostUser,
 ];
-/// The same.
 const OPERATIONS: [CostOperation; 3] = [
     CostOperation::Read,
     CostOperation::Write,
     CostOperation::Other,
 ];
-/// So many times what there is may be promised.
-const MOST_OVERSUBSCRIPTION: f64 = 100.0;
+const SETTINGS: &str = "scheduling.json";
+const COSTS: &str = "costs.json";
 /// The longest note.
 const NOTE_BYTES: usize = 1000;
 /// What an operation can take at most, ns: more is no measurement.
@@ -71,22 +70,20 @@ fn stored_spread<'de, D: Deserializer<'de>>(stored: D) -> Result<Spread, D::Erro
     })
 }
 
-const UNLIMITED: NodeCapacity = NodeCapacity {
-    device_reads: 1.0,
-    device_writes: 1.0,
-    link_in_bytes_s: None,
-    link_out_bytes_s: None,
-    link_found: false,
-    operations_s: None,
-};
-
 impl Default for Settings {
     fn default() -> Self {
         Self {
             spread: Spread::default(),
             oversubscription: 1.0,
             wants_base: 0.5,
-            capacity: UNLIMITED,
+            capacity: NodeCapacity {
+                device_reads: 1.0,
+                device_writes: 1.0,
+                link_in_bytes_s: None,
+                link_out_bytes_s: None,
+                link_found: false,
+                operations_s: None,
+            },
             params: BTreeMap::new(),
         }
     }
@@ -101,26 +98,15 @@ pub(super) struct Measured {
 }
 
 /// See the module's text.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct NodeState {
     pub(super) settings: RefCell<Settings>,
     pub(super) measured: RefCell<Option<Measured>>,
     folder: RefCell<Option<PathBuf>>,
+    /// Of the next engine; 0: not known yet.
     pub(super) reactors: Cell<u32>,
     /// One change at a time.
     changing: tokio::sync::Mutex<()>,
-}
-
-impl Default for NodeState {
-    fn default() -> Self {
-        Self {
-            settings: RefCell::default(),
-            measured: RefCell::default(),
-            folder: RefCell::default(),
-            reactors: Cell::new(1),
-            changing: tokio::sync::Mutex::default(),
-        }
-    }
 }
 
 impl NodeState {
@@ -139,21 +125,7 @@ impl Settings {
     }
 
     fn params(&self) -> Result<Params, String> {
-        let mut params = Params::default();
-        for (name, value) in &self.params {
-            match params.set(name, *value) {
-                Ok(true) => {}
-                Ok(false) => {
-                    let known: Vec<&str> = params.values().map(|(name, _)| name).collect();
-                    return Err(format!(
-                        "there is no parameter `{name}`: there are {}",
-                        known.join(", ")
-                    ));
-                }
-                Err(bad) => return Err(bad.to_string()),
-            }
-        }
-        Ok(params)
+        params_of(self.params.iter().map(|(name, value)| (&**name, *value)))
     }
 
     /// Takes out parameters that an earlier version had; their names.
@@ -184,12 +156,7 @@ impl Settings {
         self.params()?;
         let capacity = &self.capacity;
         let numbers = [
-            (
-                "oversubscription",
-                self.oversubscription,
-                1.0,
-                MOST_OVERSUBSCRIPTION,
-            ),
+            ("oversubscription", self.oversubscription, 1.0, 100.0),
             ("wants_base", self.wants_base, 0.0, 1.0),
             ("device_reads", capacity.device_reads, 0.001, 10_000.0),
             ("device_writes", capacity.device_writes, 0.001, 10_000.0),
@@ -213,10 +180,8 @@ impl Settings {
     }
 }
 
-fn index_of(profile: &CostProfile) -> (usize, usize) {
-    let frontend = FRONTENDS.iter().position(|f| *f == profile.frontend);
-    let operation = OPERATIONS.iter().position(|o| *o == profile.operation);
-    (frontend.unwrap_or(0), operation.unwrap_or(0))
+fn index_of(profile: &CostProfile) -> usize {
+    profile.frontend as usize * OPERATIONS.len() + profile.operation as usize
 }
 
 /// The defaults, as the API says them.
@@ -252,18 +217,12 @@ fn check_costs(profiles: &[CostProfile]) -> Result<(), String> {
         if profile.header_bytes > 1 << 20 {
             return Err(format!("{what}: too many bytes besides the data"));
         }
-        if profiles[..at]
-            .iter()
-            .any(|other| index_of(other) == index_of(profile))
-        {
+        let is_same = |other: &CostProfile| index_of(other) == index_of(profile);
+        if profiles[..at].iter().any(is_same) {
             return Err(format!("{what} is there twice"));
         }
     }
     Ok(())
-}
-
-fn invalid(what: String) -> ApiError {
-    ApiError::invalid(what)
 }
 
 impl Owner {
@@ -272,57 +231,83 @@ impl Owner {
         let node = &self.node;
         *node.folder.borrow_mut() = Some(folder.to_owned());
         node.reactors.set(reactors.into());
-        let (settings, costs) = (settings_path(folder), costs_path(folder));
-        let read = files::read_json::<Settings>(&settings).map_err(|error| error.to_string());
         let mut dropped = Vec::new();
-        let read = read.and_then(|mut read| {
-            if let Some(read) = &mut read {
+        let instead = "the defaults count until `forebay scheduling set`";
+        let path = folder.join(SETTINGS);
+        let read = self.read_record(
+            &path,
+            "how I/O is admitted",
+            instead,
+            |read: &mut Settings| {
                 dropped = read.drop_unknown();
                 read.check()
-                    .map_err(|error| format!("{}: {error}", settings.display()))?;
-            }
-            Ok(read)
-        });
-        let read = read.unwrap_or_else(|error| {
-            let until = "the defaults count until `forebay scheduling set`";
-            self.tell_damaged("how I/O is admitted", until, &error);
-            None
-        });
+            },
+        );
+        *node.settings.borrow_mut() = read.unwrap_or_default();
         for name in dropped {
             let text = format!(
                 "the parameter `{name}` of scheduling is fixed in this version: what was set is dropped"
             );
             self.tell(EventKind::Warning, text, News::default());
         }
-        *node.settings.borrow_mut() = read.unwrap_or_default();
-        let read = files::read_json::<Measured>(&costs).map_err(|error| error.to_string());
-        let read = read.and_then(|read| {
-            if let Some(read) = &read {
-                check_costs(&read.profiles)
-                    .map_err(|error| format!("{}: {error}", costs.display()))?;
-            }
-            Ok(read)
+        let instead = "the defaults count until `forebay calibrate`";
+        let path = folder.join(COSTS);
+        let read = self.read_record(&path, "what I/O costs", instead, |read: &mut Measured| {
+            check_costs(&read.profiles)
         });
-        *node.measured.borrow_mut() = read.unwrap_or_else(|error| {
-            let until = "the defaults count until `forebay calibrate`";
-            self.tell_damaged("what I/O costs", until, &error);
-            None
-        });
+        *node.measured.borrow_mut() = read;
         self.read_promises(folder);
     }
 
-    /// `instead`: what counts now.
-    pub(super) fn tell_damaged(&self, what: &str, instead: &str, error: &str) {
-        let text = format!("the record of {what} can't be used, {instead}: {error}");
-        self.tell(EventKind::Warning, text, News::default());
+    /// A record of the node's. One that can't be read, or makes no sense, counts as not there, and is told of; `instead`: what
+    /// counts now.
+    pub(super) fn read_record<T: DeserializeOwned>(
+        &self,
+        path: &Path,
+        what: &str,
+        instead: &str,
+        check: impl FnOnce(&mut T) -> Result<(), String>,
+    ) -> Option<T> {
+        let read = files::read_json::<T>(path).map_err(|error| error.to_string());
+        let checked = read.and_then(|mut read| {
+            let checked = read.as_mut().map_or(Ok(()), check);
+            checked.map_err(|error| format!("{}: {error}", path.display()))?;
+            Ok(read)
+        });
+        checked.unwrap_or_else(|error| {
+            let text = format!("the record of {what} can't be used, {instead}: {error}");
+            self.tell(EventKind::Warning, text, News::default());
+            None
+        })
+    }
+
+    /// Writes a record so that it survives a power cut, or removes it.
+    pub(super) async fn write_record<T: Serialize + Send + 'static>(
+        &self,
+        file: &str,
+        value: Option<T>,
+    ) -> Result<(), ApiError> {
+        let Some(folder) = self.node.folder() else {
+            return Ok(());
+        };
+        let path = folder.join(file);
+        let written = tokio::task::spawn_blocking(move || match value {
+            Some(value) => files::write_json(&path, &value, true),
+            None => files::remove(&path),
+        });
+        match written.await {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(error)) => Err(ApiError::unavailable(error.to_string())
+                .hint("nothing was changed; the state folder needs some room")),
+            Err(_) => Err(ApiError::internal("the thread that writes it failed")),
+        }
     }
 
     fn profiles(&self) -> Vec<CostProfile> {
         let mut all = default_costs();
         if let Some(measured) = &*self.node.measured.borrow() {
             for profile in &measured.profiles {
-                let (frontend, operation) = index_of(profile);
-                all[frontend * 3 + operation] = *profile;
+                all[index_of(profile)] = *profile;
             }
         }
         all
@@ -342,14 +327,12 @@ impl Owner {
     pub(super) fn scheduling_config(&self) -> Told {
         let settings = self.node.settings.borrow();
         let all = self.profiles();
-        let ps = |ns: [f64; 6]| ns.map(|ns| (ns * 1000.0).round() as u64);
-        let of = |frontend: usize, operation: usize| {
-            let profile = &all[frontend * 3 + operation];
-            ToldProfile {
-                cpu_ps: ps(profile.cpu_ns),
-                device_ps: ps(profile.device_ns),
-                header_bytes: profile.header_bytes,
-            }
+        let told = |at: usize| {
+            ToldProfile::from(&Profile {
+                cpu_ns: all[at].cpu_ns,
+                device_ns: all[at].device_ns,
+                header_bytes: all[at].header_bytes,
+            })
         };
         let params = settings.params.iter();
         Told {
@@ -359,7 +342,7 @@ impl Owner {
                 .collect(),
             capacity: settings.capacity(),
             costs: std::array::from_fn(|frontend| {
-                std::array::from_fn(|operation| of(frontend, operation))
+                std::array::from_fn(|operation| told(frontend * OPERATIONS.len() + operation))
             }),
         }
     }
@@ -400,16 +383,11 @@ impl Owner {
                 None => _ = settings.params.remove(&name),
             }
         }
-        settings.check().map_err(invalid)?;
-        let folder = self.node.folder();
-        if let Some(folder) = folder {
-            write(settings_path(&folder), Some(settings.clone())).await?;
-        }
+        settings.check().map_err(ApiError::invalid)?;
+        self.write_record(SETTINGS, Some(settings.clone())).await?;
         *self.node.settings.borrow_mut() = settings;
         drop(one);
-        self.push_budgets()
-            .await
-            .map_err(|error| engine_error(&error))?;
+        self.push_budgets_for_api().await?;
         Ok(self.scheduling_show())
     }
 
@@ -427,66 +405,31 @@ impl Owner {
     /// What I/O costs from now on; nothing: the defaults.
     pub(crate) async fn costs_put(&self, body: Option<CostsPut>) -> Result<Costs, ApiError> {
         let one = self.node.changing.lock().await;
-        let measured = match body {
-            None => None,
-            Some(body) => {
-                check_costs(&body.profiles).map_err(invalid)?;
-                if body
-                    .note
-                    .as_ref()
-                    .is_some_and(|note| note.len() > NOTE_BYTES)
-                {
-                    return Err(invalid(format!("a note has at most {NOTE_BYTES} bytes")));
-                }
-                let before = self.node.measured.borrow().clone();
-                let mut profiles = before.map_or_else(Vec::new, |before| before.profiles);
-                profiles.retain(|old| {
-                    let is_new = |new: &CostProfile| index_of(new) == index_of(old);
-                    !body.profiles.iter().any(is_new)
-                });
-                profiles.extend(body.profiles);
-                profiles.sort_by_key(index_of);
-                Some(Measured {
-                    at_s: now_s(),
-                    note: body.note,
-                    profiles,
-                })
+        let mut measured = None;
+        if let Some(body) = body {
+            check_costs(&body.profiles).map_err(ApiError::invalid)?;
+            if (body.note.as_ref()).is_some_and(|note| note.len() > NOTE_BYTES) {
+                let most = format!("a note has at most {NOTE_BYTES} bytes");
+                return Err(ApiError::invalid(most));
             }
-        };
-        let folder = self.node.folder();
-        if let Some(folder) = folder {
-            write(costs_path(&folder), measured.clone()).await?;
+            let before = self.node.measured.borrow().clone();
+            let mut profiles = before.map_or_else(Vec::new, |before| before.profiles);
+            profiles.retain(|old| {
+                let is_new = |new: &CostProfile| index_of(new) == index_of(old);
+                !body.profiles.iter().any(is_new)
+            });
+            profiles.extend(body.profiles);
+            profiles.sort_by_key(index_of);
+            measured = Some(Measured {
+                at_s: now_s(),
+                note: body.note,
+                profiles,
+            });
         }
+        self.write_record(COSTS, measured.clone()).await?;
         *self.node.measured.borrow_mut() = measured;
         drop(one);
-        self.push_budgets()
-            .await
-            .map_err(|error| engine_error(&error))?;
+        self.push_budgets_for_api().await?;
         Ok(self.costs_show())
-    }
-}
-
-fn settings_path(folder: &Path) -> PathBuf {
-    folder.join("scheduling.json")
-}
-
-fn costs_path(folder: &Path) -> PathBuf {
-    folder.join("costs.json")
-}
-
-/// Writes a file that survives a power cut, or removes it.
-async fn write<T: Serialize + Send + 'static>(
-    path: PathBuf,
-    value: Option<T>,
-) -> Result<(), ApiError> {
-    let written = tokio::task::spawn_blocking(move || match value {
-        Some(value) => files::write_json(&path, &value, true),
-        None => files::remove(&path),
-    });
-    match written.await {
-        Ok(Ok(())) => Ok(()),
-        Ok(Err(error)) => Err(ApiError::unavailable(error.to_string())
-            .hint("nothing was changed; the state folder needs some room")),
-        Err(_) => Err(ApiError::internal("the thread that writes it failed")),
     }
 }

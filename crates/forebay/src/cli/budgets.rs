@@ -13,17 +13,17 @@ use forebay_device::size::{SizeError, parse_size};
 #[derive(Debug, Args)]
 pub(crate) struct BudgetArgs {
     /// Operations a second that are theirs at any time, e.g. 2000 or 20k [default: one for every 128 KiB/s of the base, if it has bandwidth]
-    #[arg(long, value_name = "N|none", value_parser = BudgetPart::iops, allow_negative_numbers = true)]
-    pub(crate) base_iops: Option<BudgetPart>,
+    #[arg(long, value_name = "N|none", value_parser = Amount::iops, allow_negative_numbers = true)]
+    pub(crate) base_iops: Option<Amount>,
     /// Bytes a second that are theirs at any time, e.g. 100M [default: 4 KiB for each of its IOPS, if it has some]
-    #[arg(long, value_name = "SIZE|none", value_parser = BudgetPart::bandwidth, allow_negative_numbers = true)]
-    pub(crate) base_bandwidth: Option<BudgetPart>,
+    #[arg(long, value_name = "SIZE|none", value_parser = Amount::bandwidth, allow_negative_numbers = true)]
+    pub(crate) base_bandwidth: Option<Amount>,
     /// Operations a second that they never have more than [default: --base-iops; no limit without that]
-    #[arg(long, value_name = "N|none", value_parser = BudgetPart::iops, allow_negative_numbers = true)]
-    pub(crate) burst_iops: Option<BudgetPart>,
+    #[arg(long, value_name = "N|none", value_parser = Amount::iops, allow_negative_numbers = true)]
+    pub(crate) burst_iops: Option<Amount>,
     /// Bytes a second that they never have more than, e.g. 300M [default: --base-bandwidth; no limit without that]
-    #[arg(long, value_name = "SIZE|none", value_parser = BudgetPart::bandwidth, allow_negative_numbers = true)]
-    pub(crate) burst_bandwidth: Option<BudgetPart>,
+    #[arg(long, value_name = "SIZE|none", value_parser = Amount::bandwidth, allow_negative_numbers = true)]
+    pub(crate) burst_bandwidth: Option<Amount>,
     /// Drop the base, and a credit with it; limits that were named stay
     #[arg(long, conflicts_with_all = ["base_iops", "base_bandwidth"])]
     pub(crate) no_base: bool,
@@ -32,11 +32,11 @@ pub(crate) struct BudgetArgs {
     pub(crate) none: bool,
 }
 
-/// A part of a budget as it is to be; none: no longer stated.
+/// A number, or `none`: not stated, or no limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct BudgetPart(pub(crate) Option<u64>);
+pub(crate) struct Amount(pub(crate) Option<u64>);
 
-impl BudgetPart {
+impl Amount {
     fn iops(text: &str) -> Result<Self, String> {
         Self::parse(text, parse_rate)
     }
@@ -45,7 +45,16 @@ impl BudgetPart {
         Self::parse(text, parse_bandwidth)
     }
 
-    fn parse(text: &str, of: fn(&str) -> Result<u64, String>) -> Result<Self, String> {
+    fn iops_limit(text: &str) -> Result<Self, String> {
+        Self::parse(text, parse_iops).map_err(|error| format!("{error}; or say `none`"))
+    }
+
+    fn bandwidth_limit(text: &str) -> Result<Self, String> {
+        let bytes = |text: &str| parse_size(text).map(|size| size.bytes);
+        Self::parse(text, bytes).map_err(|error| format!("{error}; or say `none`"))
+    }
+
+    fn parse<E>(text: &str, of: impl Fn(&str) -> Result<u64, E>) -> Result<Self, E> {
         match text {
             "none" => Ok(Self(None)),
             number => of(number).map(|number| Self(Some(number))),
@@ -55,16 +64,10 @@ impl BudgetPart {
 
 /// A number of seconds, minutes, hours or days: `60s`, `10m`.
 pub(super) fn parse_seconds(text: &str) -> Result<u32, String> {
-    let wrong = || {
-        format!(
-            "a time is written like 60s, 10m, 2h or 1d, and 1s to {}d fits",
-            MOST_CREDIT_SECONDS / 86_400
-        )
-    };
-    let end = text
-        .find(|c: char| !c.is_ascii_digit())
-        .unwrap_or(text.len());
-    let (number, unit) = text.split_at(end);
+    let days = MOST_CREDIT_SECONDS / 86_400;
+    let wrong = || format!("a time is written like 60s, 10m, 2h or 1d, and 1s to {days}d fits");
+    let end = text.find(|c: char| !c.is_ascii_digit());
+    let (number, unit) = text.split_at(end.unwrap_or(text.len()));
     let unit = match unit {
         "s" | "" => 1,
         "m" => 60,
@@ -153,40 +156,14 @@ pub(crate) struct SchedulingArgs {
     #[arg(long, value_name = "N", value_parser = parse_number, allow_negative_numbers = true)]
     pub(crate) device_writes: Option<f64>,
     /// Bytes a second that the network carries in each direction, or `none`
-    #[arg(long, value_name = "SIZE|none", value_parser = Limit::parse_bytes)]
-    pub(crate) link_bandwidth: Option<Limit>,
+    #[arg(long, value_name = "SIZE|none", value_parser = Amount::bandwidth_limit)]
+    pub(crate) link_bandwidth: Option<Amount>,
     /// Operations a second that the node is to carry at most, or `none`
-    #[arg(long, value_name = "N|none", value_parser = Limit::parse)]
-    pub(crate) iops_limit: Option<Limit>,
+    #[arg(long, value_name = "N|none", value_parser = Amount::iops_limit)]
+    pub(crate) iops_limit: Option<Amount>,
     /// Set a parameter of the scheduler, or `NAME=default`; may be repeated
     #[arg(long = "param", value_name = "NAME=VALUE", value_parser = parse_param)]
     pub(crate) params: Vec<(String, Option<f64>)>,
-}
-
-/// A limit, or none.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Limit(pub(crate) Option<u64>);
-
-impl Limit {
-    fn parse(text: &str) -> Result<Self, String> {
-        match text {
-            "none" => Ok(Self(None)),
-            number => match parse_iops(number) {
-                Ok(number) => Ok(Self(Some(number))),
-                Err(error) => Err(format!("{error}; or say `none`")),
-            },
-        }
-    }
-
-    fn parse_bytes(text: &str) -> Result<Self, String> {
-        match text {
-            "none" => Ok(Self(None)),
-            size => match parse_size(size) {
-                Ok(size) => Ok(Self(Some(size.bytes))),
-                Err(error) => Err(format!("{error}; or say `none`")),
-            },
-        }
-    }
 }
 
 fn parse_param(text: &str) -> Result<(String, Option<f64>), String> {
@@ -279,8 +256,8 @@ mod tests {
             panic!("another command");
         };
         let stated = (budget.base_iops, budget.base_bandwidth);
-        assert_eq!(stated, (Some(BudgetPart(Some(2000))), None));
+        assert_eq!(stated, (Some(Amount(Some(2000))), None));
         let stated = (budget.burst_iops, budget.burst_bandwidth);
-        assert_eq!(stated, (None, Some(BudgetPart(Some(5 << 20)))));
+        assert_eq!(stated, (None, Some(Amount(Some(5 << 20)))));
     }
 }

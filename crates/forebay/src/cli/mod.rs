@@ -28,7 +28,7 @@ use forebay_control::api::model::AnaState;
 use forebay_device::size::{Size, parse_size};
 
 use self::budgets::parse_seconds;
-pub(crate) use self::budgets::{BudgetArgs, BudgetPart, SchedulingArgs, SchedulingCommand};
+pub(crate) use self::budgets::{Amount, BudgetArgs, SchedulingArgs, SchedulingCommand};
 pub(crate) use self::pool::{DeviceCommand, PoolCommand, PoolCreateArgs};
 use crate::bench::BenchCommand;
 use crate::calibrate::CalibrateArgs;

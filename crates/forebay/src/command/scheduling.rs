@@ -2,16 +2,16 @@
 
 use std::cmp::Ordering;
 
-use forebay_control::api::model::ExportFrontend;
 use forebay_control::api::scheduling::{
-    Admission, Budget, BudgetPatch, Costs, LARGE_BYTES, Limit, Rate, RatePatch, SMALL_BYTES,
-    Scheduling, SchedulingUpdate,
+    Admission, Budget, BudgetParts, Change, Costs, LARGE_BYTES, Limit, Rate, RateParts,
+    SMALL_BYTES, Scheduling, SchedulingUpdate,
 };
 use forebay_device::size::format_bytes;
+use serde::Serialize;
 
 use super::Context;
 use super::status::word;
-use crate::cli::{BudgetArgs, BudgetPart as Part, SchedulingArgs, SchedulingCommand};
+use crate::cli::{Amount, BudgetArgs, SchedulingArgs, SchedulingCommand};
 use crate::failure::Outcome;
 use crate::output::{bandwidth, duration_ns, pairs, table};
 
@@ -30,9 +30,8 @@ pub(crate) fn scheduling(context: &Context, command: SchedulingCommand) -> Outco
             context.output.show(&costs, costs_text)
         }
         SchedulingCommand::Set(args) => {
-            let args = *args;
             let before: Scheduling = client.get("/v1/scheduling")?;
-            let now: Scheduling = client.patch("/v1/scheduling", &update_of(args, &before))?;
+            let now: Scheduling = client.patch("/v1/scheduling", &update_of(*args, &before))?;
             context.output.show(&now, show)
         }
     }
@@ -40,12 +39,8 @@ pub(crate) fn scheduling(context: &Context, command: SchedulingCommand) -> Outco
 
 fn update_of(args: SchedulingArgs, before: &Scheduling) -> SchedulingUpdate {
     let mut capacity = before.capacity;
-    if let Some(devices) = args.device_reads {
-        capacity.device_reads = devices;
-    }
-    if let Some(devices) = args.device_writes {
-        capacity.device_writes = devices;
-    }
+    capacity.device_reads = args.device_reads.unwrap_or(capacity.device_reads);
+    capacity.device_writes = args.device_writes.unwrap_or(capacity.device_writes);
     if let Some(limit) = args.link_bandwidth {
         (capacity.link_in_bytes_s, capacity.link_out_bytes_s) = (limit.0, limit.0);
         capacity.link_found = false;
@@ -63,14 +58,14 @@ fn update_of(args: SchedulingArgs, before: &Scheduling) -> SchedulingUpdate {
 }
 
 /// The parts that are to change; none: to take the budget away. `credit_s` as in the patch.
-pub(crate) fn patch_of(args: &BudgetArgs, credit_s: Option<Option<u32>>) -> Option<BudgetPatch> {
-    let rate = |iops: Option<Part>, bytes_s: Option<Part>| {
-        (iops.or(bytes_s).is_some()).then_some(Some(RatePatch {
+pub(crate) fn patch_of(args: &BudgetArgs, credit_s: Change<u32>) -> Option<BudgetParts> {
+    let rate = |iops: Option<Amount>, bytes_s: Option<Amount>| {
+        (iops.or(bytes_s).is_some()).then_some(Some(RateParts {
             iops: iops.map(|part| part.0),
             bytes_s: bytes_s.map(|part| part.0),
         }))
     };
-    (!args.none).then(|| BudgetPatch {
+    (!args.none).then(|| BudgetParts {
         base: match args.no_base {
             true => Some(None),
             false => rate(args.base_iops, args.base_bandwidth),
@@ -85,52 +80,51 @@ pub(crate) fn assumed_text(budget: &Budget) -> String {
     let Some(base) = budget.base else {
         return String::new();
     };
-    let stated = budget.stated.base.unwrap_or_default();
-    let (what, has, follows, why) = match (stated.iops, stated.bytes_s) {
+    let stated = budget.stated.base.flatten().unwrap_or_default();
+    let (what, order, has, why) = match (stated.iops.flatten(), stated.bytes_s.flatten()) {
         (Some(_), None) => (
             "bandwidth was",
-            (base.bytes_s, format!("{}/s", format_bytes(base.bytes_s))),
-            base.iops.saturating_mul(SMALL_BYTES),
+            base.bytes_s.cmp(&base.iops.saturating_mul(SMALL_BYTES)),
+            format!("{}/s", format_bytes(base.bytes_s)),
             format!("{}/s for each of its IOPS", format_bytes(SMALL_BYTES)),
         ),
         (None, Some(_)) => (
             "IOPS were",
-            (base.iops, format!("{} IOPS", base.iops)),
-            base.bytes_s / LARGE_BYTES,
+            base.iops.cmp(&(base.bytes_s / LARGE_BYTES)),
+            format!("{} IOPS", base.iops),
             format!("one for every {}/s", format_bytes(LARGE_BYTES)),
         ),
         _ => return String::new(),
     };
-    let (has, text) = has;
-    let why = match has.cmp(&follows) {
-        Ordering::Equal => why,
-        Ordering::Less => "its burst limit".to_owned(),
-        Ordering::Greater => "the least that a base can have".to_owned(),
+    let why = match order {
+        Ordering::Equal => &*why,
+        Ordering::Less => "its burst limit",
+        Ordering::Greater => "the least that a base can have",
     };
-    format!("{what} not stated: the base has {text}, {why}\n")
+    format!("{what} not stated: the base has {has}, {why}\n")
 }
 
-fn base_text(base: Option<&Rate>) -> String {
+fn base_text(base: Option<Rate>) -> String {
     match base {
+        Some(Rate { iops, bytes_s }) => format!("a base of {iops} IOPS and {}", bandwidth(bytes_s)),
         None => "no base".to_owned(),
-        Some(base) => format!(
-            "a base of {} IOPS and {}",
-            base.iops,
-            bandwidth(base.bytes_s)
-        ),
     }
 }
 
 /// The most of it, as far as it is limited.
 fn limit_text(limit: &Limit) -> String {
-    let iops = limit.iops.map(|iops| format!("{iops} IOPS"));
-    let bytes = limit.bytes_s.map(bandwidth);
-    match (iops, bytes) {
-        (Some(iops), Some(bytes)) => format!("{iops} and {bytes}"),
-        (Some(iops), None) => format!("{iops} and any bandwidth"),
-        (None, Some(bytes)) => format!("any IOPS and {bytes}"),
-        (None, None) => "whatever there is".to_owned(),
+    let bandwidth = limit.bytes_s.map(bandwidth);
+    rates_text(limit.iops, bandwidth, "whatever there is")
+}
+
+/// IOPS and bandwidth; `endless`: where neither has a limit.
+pub(super) fn rates_text(iops: Option<u64>, bandwidth: Option<String>, endless: &str) -> String {
+    if iops.is_none() && bandwidth.is_none() {
+        return endless.to_owned();
     }
+    let iops = iops.map_or_else(|| "any".to_owned(), |iops| iops.to_string());
+    let bandwidth = bandwidth.unwrap_or_else(|| "any bandwidth".to_owned());
+    format!("{iops} IOPS and {bandwidth}")
 }
 
 fn time_text(seconds: u32) -> String {
@@ -144,38 +138,30 @@ fn time_text(seconds: u32) -> String {
 
 /// A tenant's budget in a sentence's part.
 pub(crate) fn budget_line(budget: &Budget) -> String {
-    let how = match budget.credit_s {
-        Some(seconds) => format!("out of at most {} of saved base", time_text(seconds)),
-        None => "metered".to_owned(),
-    };
-    format!(
-        "{}, bursts to {}, {how}",
-        base_text(budget.base.as_ref()),
-        limit_text(&budget.burst)
-    )
+    let (base, limit) = (base_text(budget.base), limit_text(&budget.burst));
+    match budget.credit_s.map(time_text) {
+        Some(time) => format!("{base}, bursts to {limit}, out of at most {time} of saved base"),
+        None => format!("{base}, bursts to {limit}, metered"),
+    }
 }
 
 /// A volume's.
 pub(crate) fn limit_line(budget: &Budget) -> String {
-    format!(
-        "{}, at most {}",
-        base_text(budget.base.as_ref()),
-        limit_text(&budget.burst)
-    )
+    let (base, limit) = (base_text(budget.base), limit_text(&budget.burst));
+    format!("{base}, at most {limit}")
 }
 
 /// Base, burst limit and credit for a table.
 pub(crate) fn budget_cells(budget: Option<&Budget>) -> [String; 3] {
-    match budget {
-        Some(budget) => [
-            base_text(budget.base.as_ref()).replace("a base of ", ""),
-            limit_text(&budget.burst),
-            budget
-                .credit_s
-                .map_or_else(|| "metered".to_owned(), time_text),
-        ],
-        None => ["-", "-", "-"].map(str::to_owned),
-    }
+    let Some(budget) = budget else {
+        return ["-", "-", "-"].map(str::to_owned);
+    };
+    let credit = budget.credit_s.map(time_text);
+    [
+        base_text(budget.base).replace("a base of ", ""),
+        limit_text(&budget.burst),
+        credit.unwrap_or_else(|| "metered".to_owned()),
+    ]
 }
 
 /// So many of the tenants are told of whose base can't be had.
@@ -186,53 +172,42 @@ const PLACES: &str = "  a smaller base; an export that is deleted and made again
 
 /// Whether what is promised can be had, in sentences.
 pub(crate) fn admission_text(admission: &Admission) -> String {
-    let measured: Vec<&str> = admission.measured.iter().map(frontend_name).collect();
-    let from = match (admission.calibrated, measured.is_empty()) {
-        (true, _) => "calculated from what was measured on this machine".to_owned(),
-        (false, true) => {
-            "calculated from defaults: `forebay calibrate` measures this machine".to_owned()
-        }
-        (false, false) => format!(
-            "calculated from what was measured on this machine of {}, and from defaults of other frontends: `forebay calibrate` says why",
-            measured.join(", ")
+    let measured: Vec<String> = admission.measured.iter().map(name).collect();
+    let from = match (admission.calibrated, &*measured.join(", ")) {
+        (true, _) => "what was measured on this machine".to_owned(),
+        (false, "") => "defaults: `forebay calibrate` measures this machine".to_owned(),
+        (false, measured) => format!(
+            "what was measured on this machine of {measured}, and from defaults of other frontends: `forebay calibrate` says why"
         ),
     };
-    let most = admission
-        .promised
-        .iter()
-        .max_by(|a, b| a.percent.total_cmp(&b.percent));
-    let most = most.map_or_else(String::new, |most| {
+    let most = admission.promised.iter();
+    let most = most.max_by(|a, b| a.percent.total_cmp(&b.percent));
+    let mut promised = most.map_or_else(String::new, |most| {
         format!("; {:.1} % of {} is promised", most.percent, most.resource)
     });
     let reactors = admission.reactors.iter();
-    let reactors = reactors.map(|of| format!("{:.1} %", of.percent));
-    let reactors: Vec<String> = reactors.collect();
-    let most = match reactors.len() {
-        0 | 1 => most,
-        _ => format!("{most}; of the reactors {}", reactors.join(", ")),
-    };
-    let lacks_only = admission.at_once >= admission.tenants;
-    match admission.guaranteed {
-        true => format!("all bases are guaranteed{most} ({from})\n"),
-        false if lacks_only => {
-            let mut text = format!("not all bases are guaranteed{most} ({from})\n");
-            for base in admission.lacking.iter().take(LACKING) {
-                text.push_str(&format!("  {}\n", base.text()));
-            }
-            if let more @ 1.. = admission.lacking.len().saturating_sub(LACKING) {
-                text.push_str(&format!("  and {more} other tenants\n"));
-            }
-            text.push_str(PLACES);
-            text
-        }
-        false => format!(
-            "bases are oversubscribed: {} of {} tenants can have theirs at once, and with a probability of {:.2} % more \
-             want it{most} ({from})\n",
-            admission.at_once,
-            admission.tenants,
-            admission.interference * 100.0
-        ),
+    let reactors: Vec<String> = reactors.map(|of| format!("{:.1} %", of.percent)).collect();
+    if reactors.len() > 1 {
+        promised.push_str(&format!("; of the reactors {}", reactors.join(", ")));
     }
+    let (at_once, tenants) = (admission.at_once, admission.tenants);
+    if admission.guaranteed {
+        return format!("all bases are guaranteed{promised} (calculated from {from})\n");
+    } else if at_once < tenants {
+        let percent = admission.interference * 100.0;
+        return format!(
+            "bases are oversubscribed: {at_once} of {tenants} tenants can have theirs at once, and with a probability of \
+             {percent:.2} % more want it{promised} (calculated from {from})\n"
+        );
+    }
+    let mut text = format!("not all bases are guaranteed{promised} (calculated from {from})\n");
+    for base in admission.lacking.iter().take(LACKING) {
+        text.push_str(&format!("  {}\n", base.text()));
+    }
+    if let more @ 1.. = admission.lacking.len().saturating_sub(LACKING) {
+        text.push_str(&format!("  and {more} other tenants\n"));
+    }
+    text + PLACES
 }
 
 fn limit(value: Option<u64>, text: impl Fn(u64) -> String) -> String {
@@ -251,7 +226,7 @@ fn show(now: &Scheduling) -> String {
     };
     let mut text = pairs([
         ("scheduled", on.to_owned()),
-        ("spread", word(&now.spread).replace('_', "-")),
+        ("spread", name(&now.spread)),
         ("oversubscription", now.oversubscription.to_string()),
         ("wants base", now.wants_base.to_string()),
         ("reactors", now.reactors.to_string()),
@@ -272,12 +247,8 @@ fn show(now: &Scheduling) -> String {
     text
 }
 
-fn frontend_name(frontend: &ExportFrontend) -> &'static str {
-    match frontend {
-        ExportFrontend::NvmeTcp => "nvme-tcp",
-        ExportFrontend::NvmePcie => "nvme-pcie",
-        ExportFrontend::VhostUser => "vhost-user",
-    }
+fn name(value: &impl Serialize) -> String {
+    word(value).replace('_', "-")
 }
 
 fn costs_text(costs: &Costs) -> String {
@@ -289,7 +260,7 @@ fn costs_text(costs: &Costs) -> String {
     let time = |ns: f64| duration_ns(ns.round() as u64);
     let rows = costs.profiles.iter().map(|profile| {
         [
-            frontend_name(&profile.frontend).to_owned(),
+            name(&profile.frontend),
             word(&profile.operation),
             time(profile.cpu_ns[0]),
             time(profile.cpu_ns[5]),
@@ -316,15 +287,17 @@ fn costs_text(costs: &Costs) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use forebay_control::api::scheduling::{BudgetPut, RatePut};
 
     #[test]
     fn what_was_taken_for_what_was_not_stated_is_told_as_it_is() {
-        let stated = |iops, bytes_s| BudgetPut {
-            base: Some(RatePut { iops, bytes_s }),
-            ..BudgetPut::default()
+        let stated = |iops: Option<u64>, bytes_s: Option<u64>| BudgetParts {
+            base: Some(Some(RateParts {
+                iops: iops.map(Some),
+                bytes_s: bytes_s.map(Some),
+            })),
+            ..BudgetParts::default()
         };
-        let text = |stated: BudgetPut, iops: u64, bytes_s: u64| {
+        let text = |stated: BudgetParts, iops: u64, bytes_s: u64| {
             assumed_text(&Budget {
                 base: Some(Rate { iops, bytes_s }),
                 stated,

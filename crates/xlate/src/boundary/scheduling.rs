@@ -57,25 +57,30 @@ impl NodeCapacity {
     }
 }
 
+/// The parameters, of which these are set.
+///
+/// # Errors
+/// One that there is not, or that can't be set to this: which, and what could be.
+pub fn params_of<'a>(set: impl Iterator<Item = (&'a str, f64)>) -> Result<Params, String> {
+    let mut params = Params::default();
+    for (name, value) in set {
+        if !params.set(name, value).map_err(|bad| bad.to_string())? {
+            let known: Vec<&str> = params.values().map(|(name, _)| name).collect();
+            let known = known.join(", ");
+            return Err(format!("there is no parameter `{name}`: there are {known}"));
+        }
+    }
+    Ok(params)
+}
+
 impl Scheduling {
     /// The parameters.
     ///
     /// # Errors
-    /// One that there is not, or that can't be set to this: which, and what could be.
+    /// As [`params_of`].
     pub fn params(&self) -> Result<Params, String> {
-        let mut params = Params::default();
-        for (name, bits) in &self.params {
-            match params.set(name, f64::from_bits(*bits)) {
-                Ok(true) => {}
-                Ok(false) => {
-                    let known: Vec<&str> = params.values().map(|(name, _)| name).collect();
-                    let known = known.join(", ");
-                    return Err(format!("no parameter {name:?}: there are {known}"));
-                }
-                Err(bad) => return Err(bad.to_string()),
-            }
-        }
-        Ok(params)
+        let set = self.params.iter();
+        params_of(set.map(|(name, bits)| (&**name, f64::from_bits(*bits))))
     }
 
     /// The costs.

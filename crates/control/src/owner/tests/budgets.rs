@@ -7,20 +7,27 @@ use super::*;
 use crate::api::error::ErrorKind;
 use crate::api::events::EventKind;
 use crate::api::scheduling::{
-    Budget, BudgetChange, BudgetPut, CostsPut, NodeCapacity, Rate, RatePut, SchedulingUpdate,
+    Budget, BudgetChange, BudgetParts, CostsPut, NodeCapacity, Rate, RateParts, SchedulingUpdate,
     Spread, TenantBudget,
 };
 use forebay_burst::budget::MOST;
 
-pub(super) fn put(base_iops: u64, burst_iops: u64) -> BudgetPut {
-    let rate = |iops: u64| RatePut {
-        iops: Some(iops),
-        bytes_s: Some(1 << 20),
+pub(super) fn put(base_iops: u64, burst_iops: u64) -> BudgetParts {
+    let rate = |iops: u64| RateParts {
+        iops: Some(Some(iops)),
+        bytes_s: Some(Some(1 << 20)),
     };
-    BudgetPut {
-        base: Some(rate(base_iops)),
-        burst: Some(rate(burst_iops)),
-        credit_s: Some(60),
+    BudgetParts {
+        base: Some(Some(rate(base_iops))),
+        burst: Some(Some(rate(burst_iops))),
+        credit_s: Some(Some(60)),
+    }
+}
+
+/// A `PUT`, or a `DELETE`.
+impl From<Option<BudgetParts>> for BudgetChange {
+    fn from(put: Option<BudgetParts>) -> Self {
+        put.map_or(Self::Delete, Self::Put)
     }
 }
 
@@ -55,7 +62,7 @@ pub(super) fn said(fake: &mut Fake) -> Vec<String> {
 impl Life {
     pub(super) async fn tenant_budget(
         &mut self,
-        put: Option<BudgetPut>,
+        put: Option<BudgetParts>,
     ) -> Result<TenantBudget, crate::api::error::ApiError> {
         let owner = self.owner.clone();
         self.with_engine(async { owner.tenant_budget("t", put).await })
@@ -89,7 +96,7 @@ fn an_engine_is_told_of_budgets_before_exports_and_only_while_there_are_some() {
         life.export("w").await;
         assert_eq!(said(&mut life.fake), ["volume", "export"]);
         let owner = life.owner.clone();
-        let limit = BudgetPut {
+        let limit = BudgetParts {
             base: None,
             burst: put(0, 70).burst,
             credit_s: None,
@@ -152,11 +159,11 @@ fn what_cannot_be_is_refused_with_what_would_fit() {
         assert_eq!(refused.kind, ErrorKind::NoSpace);
         let fits = refused.message.split(": a base of ").nth(1).unwrap();
         let fits: u64 = fits.split(' ').next().unwrap().parse().unwrap();
-        let fits = BudgetPut {
-            base: Some(RatePut {
-                iops: Some(fits),
-                bytes_s: Some(65_536),
-            }),
+        let fits = BudgetParts {
+            base: Some(Some(RateParts {
+                iops: Some(Some(fits)),
+                bytes_s: Some(Some(65_536)),
+            })),
             ..much
         };
         life.tenant_budget(Some(fits)).await.unwrap();
@@ -206,8 +213,13 @@ fn what_is_not_stated_follows_from_the_rest() {
         life.volume("v", 1 << 20).await;
         let rate = |iops, bytes_s| (iops, bytes_s) != (None, None);
         let of = |base: (Option<u64>, Option<u64>), burst: (Option<u64>, Option<u64>)| {
-            let put = |(iops, bytes_s)| rate(iops, bytes_s).then_some(RatePut { iops, bytes_s });
-            BudgetPut {
+            let put = |(iops, bytes_s): (Option<u64>, Option<u64>)| {
+                rate(iops, bytes_s).then_some(Some(RateParts {
+                    iops: iops.map(Some),
+                    bytes_s: bytes_s.map(Some),
+                }))
+            };
+            BudgetParts {
                 base: put(base),
                 burst: put(burst),
                 credit_s: None,
@@ -283,13 +295,13 @@ fn what_is_not_stated_follows_from_the_rest() {
             refused.message.contains("a base, a burst limit"),
             "{refused}"
         );
-        let empty = BudgetPut {
-            base: Some(RatePut::default()),
+        let empty = BudgetParts {
+            base: Some(Some(RateParts::default())),
             ..nothing
         };
         life.tenant_budget(Some(empty)).await.unwrap_err();
-        let unearned = BudgetPut {
-            credit_s: Some(60),
+        let unearned = BudgetParts {
+            credit_s: Some(Some(60)),
             ..of(no, (Some(900), None))
         };
         let refused = life.tenant_budget(Some(unearned)).await.unwrap_err();

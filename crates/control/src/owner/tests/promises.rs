@@ -8,17 +8,17 @@ use super::*;
 use crate::api::events::EventKind;
 use crate::api::model::Export;
 use crate::api::scheduling::{
-    Admission, BudgetPut, CostsPut, RatePut, SchedulingUpdate, Spread, TenantBudget,
+    Admission, BudgetParts, CostsPut, RateParts, SchedulingUpdate, Spread, TenantBudget,
 };
 
 /// A base of so much.
-fn put(iops: u64) -> Option<BudgetPut> {
-    Some(BudgetPut {
-        base: Some(RatePut {
-            iops: Some(iops),
-            bytes_s: Some(LEAST.bytes),
-        }),
-        ..BudgetPut::default()
+fn put(iops: u64) -> Option<BudgetParts> {
+    Some(BudgetParts {
+        base: Some(Some(RateParts {
+            iops: Some(Some(iops)),
+            bytes_s: Some(Some(LEAST.bytes)),
+        })),
+        ..BudgetParts::default()
     })
 }
 
@@ -571,9 +571,9 @@ fn a_tenant_is_told_whether_its_own_base_is_guaranteed() {
         assert!(!set.admission.guaranteed, "another's is not");
         assert_eq!(set.guaranteed, Some(true));
         let owner = life.owner.clone();
-        let limit = BudgetPut {
+        let limit = BudgetParts {
             burst: put(5000).and_then(|put| put.base),
-            ..BudgetPut::default()
+            ..BudgetParts::default()
         };
         let set = life.with_engine(async { owner.tenant_budget("a", Some(limit)).await });
         assert_eq!(set.await.unwrap().guaranteed, None, "it has none");

@@ -1,9 +1,9 @@
 //! What tenants and volumes do with their budgets, between two samples.
 //!
 //! Purpose: who is noisy, who is hurt, and why commands wait.
-//! Design: pure. The reason is told from sums, and from what the newest window gave: whoever uses less than its base in an interval, was given
-//! less, and waits, is hurt. Who waits no more and was given nothing has not been at work for some windows, and was not kept from anything in
-//! the newest: it asked for more in one moment than its base has for that.
+//! Design: pure. The reason is told from sums, and from what the newest window gave: whoever uses less than its base, was given
+//! less, and waits, is hurt. Who waits no more and was given nothing has been idle: it asked for more in one moment than its base
+//! has for that.
 //! Not here: figures of commands (`view`), text but for a few words.
 
 use forebay_control::api::scheduling::Rate;
@@ -11,31 +11,27 @@ use forebay_control::api::stats::{Histogram, LaneStats, TenantStats};
 use serde::Serialize;
 use std::collections::BTreeMap;
 
+use super::super::scheduling::rates_text;
 use super::view::{Volume, change};
 use crate::output::{bandwidth, latency};
 
 /// What a tenant does with its budget.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub(crate) struct Use {
-    /// Its base: operations a second, if it has one.
+    /// Its base, if it has one.
     pub(crate) base_iops: Option<u64>,
-    /// Bytes a second.
     pub(crate) base_bytes_s: Option<u64>,
-    /// Its burst limit: operations a second.
+    /// Its burst limit.
     pub(crate) burst_iops: Option<u64>,
-    /// Bytes a second.
     pub(crate) burst_bytes_s: Option<u64>,
-    /// Operations a second that its budget paid for.
+    /// What its budget paid for.
     pub(crate) used_iops: f64,
-    /// Bytes a second that its budget paid for.
     pub(crate) used_bytes_s: f64,
-    /// Operations a second that it was given in the newest window.
+    /// What it was given in the newest window.
     pub(crate) granted_iops: Option<u64>,
-    /// Bytes a second.
     pub(crate) granted_bytes_s: Option<u64>,
-    /// Operations a second that it used in the newest window.
+    /// What it used in the newest window.
     pub(crate) window_iops: u64,
-    /// Bytes a second.
     pub(crate) window_bytes_s: u64,
     /// Commands that waited at its end.
     pub(crate) window_throttled: u64,
@@ -82,14 +78,11 @@ fn reached(
     most_bytes_s: Option<u64>,
 ) -> Option<String> {
     let part = |used: f64, given: f64, most: Option<u64>| {
-        let is_reached = is_near(used, most) || is_near(given, most);
-        most.filter(|_| is_reached)
-            .map(|most| used / most.max(1) as f64)
+        let most = most.filter(|_| is_near(used, most) || is_near(given, most))?;
+        Some(used / most.max(1) as f64)
     };
-    let (iops, bytes_s) = (
-        part(used.0, given.0, most_iops),
-        part(used.1, given.1, most_bytes_s),
-    );
+    let iops = part(used.0, given.0, most_iops);
+    let bytes_s = part(used.1, given.1, most_bytes_s);
     if iops.is_some() && iops >= bytes_s {
         most_iops.map(|most| format!("{most} IOPS"))
     } else {
@@ -98,8 +91,6 @@ fn reached(
 }
 
 const BELOW_BASE: &str = "below its base";
-const NO_MORE: &str = "others leave no more";
-const AT_ONCE: &str = "it asks for more at once";
 const VOLUMES: &str = "its volumes are at their own limits";
 
 impl Use {
@@ -185,9 +176,9 @@ impl Use {
         let why = if has_base && self.credit_percent.is_some_and(|percent| percent < 1.0) {
             "its credit is spent"
         } else if has_base || base.is_none() {
-            NO_MORE
+            "others leave no more"
         } else if is_near(given, self.base_iops, self.base_bytes_s) || is_idle {
-            AT_ONCE
+            "it asks for more at once"
         } else {
             BELOW_BASE
         };
@@ -198,27 +189,19 @@ impl Use {
     pub(crate) fn words(&self) -> Vec<String> {
         let mut words = Vec::new();
         if self.used_iops > 0.0 {
+            let (used, mb_s) = (self.used_iops, self.used_bytes_s / 1e6);
+            let who = if self.noisy { "NOISY:" } else { "used" };
+            let base_mb_s = self.base_bytes_s.unwrap_or(0) as f64 / 1e6;
             words.push(match (self.base_iops, self.has_budget) {
-                (Some(iops), _) => format!(
-                    "{} {:.0} IOPS and {:.1} MB/s of {}",
-                    if self.noisy { "NOISY:" } else { "used" },
-                    self.used_iops,
-                    self.used_bytes_s / 1e6,
-                    base_text(iops, self.base_bytes_s.unwrap_or(0))
+                (Some(base), _) => format!(
+                    "{who} {used:.0} IOPS and {mb_s:.1} MB/s of a base of {base} and {base_mb_s:.1}"
                 ),
-                (None, true) => format!(
-                    "used {:.0} IOPS and {:.1} MB/s of no base",
-                    self.used_iops,
-                    self.used_bytes_s / 1e6
-                ),
+                (None, true) => format!("used {used:.0} IOPS and {mb_s:.1} MB/s of no base"),
                 (None, false) => "no budget: it has what others leave".to_owned(),
             });
             words.push(given_text(self.granted_iops, self.granted_bytes_s));
-            let mut window = format!(
-                "{} and {:.1} of that used",
-                self.window_iops,
-                self.window_bytes_s as f64 / 1e6
-            );
+            let (iops, mb_s) = (self.window_iops, self.window_bytes_s as f64 / 1e6);
+            let mut window = format!("{iops} and {mb_s:.1} of that used");
             if self.window_burst_percent >= 0.5 {
                 window.push_str(&format!(" ({:.0} % above base)", self.window_burst_percent));
             }
@@ -235,23 +218,15 @@ impl Use {
         }
         if let Some(why) = &self.why {
             let who = if self.hurt { "HURT: " } else { "" };
-            words.push(format!(
-                "{who}{:.0}/s wait {}, {why}",
-                self.throttled_s,
-                latency(self.throttled_ns)
-            ));
+            let (throttled_s, time) = (self.throttled_s, latency(self.throttled_ns));
+            words.push(format!("{who}{throttled_s:.0}/s wait {time}, {why}"));
         }
-        if self.lost_s > 0.0 {
-            words.push(format!(
-                "{:.0}/s given up to those below their base",
-                self.lost_s
-            ));
+        let lost_s = self.lost_s;
+        if lost_s > 0.0 {
+            words.push(format!("{lost_s:.0}/s given up to those below their base"));
         }
-        let is_off = |times: &Option<f64>| times.is_some_and(|times| (times - 1.0).abs() >= 0.01);
-        if [self.cost_correction, self.window_cost_correction]
-            .iter()
-            .any(is_off)
-        {
+        let is_off = |times: Option<f64>| times.is_some_and(|times| (times - 1.0).abs() >= 0.01);
+        if is_off(self.cost_correction) || is_off(self.window_cost_correction) {
             let times = self.cost_correction.unwrap_or(1.0);
             let mut costs = format!("costs {times:.2} times as calibrated");
             if let Some(now) = self.window_cost_correction {
@@ -266,35 +241,23 @@ impl Use {
     }
 }
 
-fn base_text(iops: u64, bytes_s: u64) -> String {
-    format!("a base of {iops} and {:.1}", bytes_s as f64 / 1e6)
-}
-
 fn given_text(iops: Option<u64>, bytes_s: Option<u64>) -> String {
-    let iops = iops.map(|iops| format!("{iops} IOPS"));
-    let bytes_s = bytes_s.map(|bytes_s| format!("{:.1} MB/s", bytes_s as f64 / 1e6));
-    match (iops, bytes_s) {
-        (Some(iops), Some(bytes_s)) => format!("given {iops} and {bytes_s}"),
-        (Some(iops), None) => format!("given {iops} and any bandwidth"),
-        (None, Some(bytes_s)) => format!("given any IOPS and {bytes_s}"),
-        (None, None) => "given as much as it asks for".to_owned(),
-    }
+    let bandwidth = bytes_s.map(|bytes_s| format!("{:.1} MB/s", bytes_s as f64 / 1e6));
+    let given = rates_text(iops, bandwidth, "as much as it asks for");
+    format!("given {given}")
 }
 
 /// A volume's part of its tenant's budget. What it uses of that is in its figures.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub(crate) struct Part {
-    /// Its own base: operations a second, if it has one.
+    /// Its own base, if it has one.
     pub(crate) base_iops: Option<u64>,
-    /// Bytes a second.
     pub(crate) base_bytes_s: Option<u64>,
-    /// Its own limit: operations a second, if it has one.
+    /// Its own limit, if it has one.
     pub(crate) limit_iops: Option<u64>,
-    /// Bytes a second.
     pub(crate) limit_bytes_s: Option<u64>,
-    /// Operations a second that it was given in the newest window.
+    /// What it was given in the newest window.
     pub(crate) granted_iops: Option<u64>,
-    /// Bytes a second.
     pub(crate) granted_bytes_s: Option<u64>,
     /// How long its commands that were over budget waited in the mean.
     pub(crate) throttled_ns: Option<u64>,
