@@ -130,7 +130,7 @@ impl Owner {
         let mut named = names.map(|of| &*of.name).collect::<Vec<_>>().join(", ");
         match places.lacking().count() {
             0 => return None,
-            ..=NAMED => {}
+            1..=NAMED => {}
             count => named.push_str(&format!(" and {} others", count - NAMED)),
         }
         Some(format!(
