@@ -11,7 +11,6 @@
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::Path;
 use std::rc::Rc;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -81,14 +80,9 @@ impl Owner {
     }
 
     /// What was promised before, as this folder says.
-    pub(super) fn read_promises(&self, folder: &Path) {
+    pub(super) fn read_promises(&self) {
         let instead = "those with the largest bases come first";
-        let read: Option<Record> = self.read_record(
-            &folder.join(FILE),
-            "what is guaranteed",
-            instead,
-            |_| Ok(()),
-        );
+        let read = self.read_record(FILE, "what is guaranteed", instead, |_: &mut Record| Ok(()));
         let read = read.filter(|read| read.pool == self.pool_uuid());
         let kept = read.unwrap_or_default().promises;
         *self.promises.written.borrow_mut() = kept.clone();

@@ -233,17 +233,11 @@ impl Owner {
         node.reactors.set(reactors.into());
         let mut dropped = Vec::new();
         let instead = "the defaults count until `forebay scheduling set`";
-        let path = folder.join(SETTINGS);
-        let read = self.read_record(
-            &path,
-            "how I/O is admitted",
-            instead,
-            |read: &mut Settings| {
-                dropped = read.drop_unknown();
-                read.check()
-            },
-        );
-        *node.settings.borrow_mut() = read.unwrap_or_default();
+        let settings = self.read_record(SETTINGS, "how I/O is admitted", instead, |read| {
+            dropped = Settings::drop_unknown(read);
+            read.check()
+        });
+        *node.settings.borrow_mut() = settings.unwrap_or_default();
         for name in dropped {
             let text = format!(
                 "the parameter `{name}` of scheduling is fixed in this version: what was set is dropped"
@@ -251,24 +245,24 @@ impl Owner {
             self.tell(EventKind::Warning, text, News::default());
         }
         let instead = "the defaults count until `forebay calibrate`";
-        let path = folder.join(COSTS);
-        let read = self.read_record(&path, "what I/O costs", instead, |read: &mut Measured| {
+        let costs = self.read_record(COSTS, "what I/O costs", instead, |read: &mut Measured| {
             check_costs(&read.profiles)
         });
-        *node.measured.borrow_mut() = read;
-        self.read_promises(folder);
+        *node.measured.borrow_mut() = costs;
+        self.read_promises();
     }
 
     /// A record of the node's. One that can't be read, or makes no sense, counts as not there, and is told of; `instead`: what
     /// counts now.
     pub(super) fn read_record<T: DeserializeOwned>(
         &self,
-        path: &Path,
+        file: &str,
         what: &str,
         instead: &str,
         check: impl FnOnce(&mut T) -> Result<(), String>,
     ) -> Option<T> {
-        let read = files::read_json::<T>(path).map_err(|error| error.to_string());
+        let path = self.node.folder()?.join(file);
+        let read = files::read_json::<T>(&path).map_err(|error| error.to_string());
         let checked = read.and_then(|mut read| {
             let checked = read.as_mut().map_or(Ok(()), check);
             checked.map_err(|error| format!("{}: {error}", path.display()))?;

@@ -147,12 +147,6 @@ impl Use {
         all
     }
 
-    /// The grant in the newest window: IOPS, bytes/s.
-    fn given(&self) -> (f64, f64) {
-        let of = |one: Option<u64>| one.map_or(f64::INFINITY, |one| one as f64);
-        (of(self.granted_iops), of(self.granted_bytes_s))
-    }
-
     /// The burst limit as text, if the grant or the use reaches it.
     fn limit(&self, given: (f64, f64)) -> Option<String> {
         let used = (self.used_iops, self.used_bytes_s);
@@ -162,7 +156,8 @@ impl Use {
     /// What keeps its commands waiting, as far as its sums say.
     fn reason(&self) -> String {
         let used = (self.used_iops, self.used_bytes_s);
-        let given = self.given();
+        let of = |given: Option<u64>| given.map_or(f64::INFINITY, |given| given as f64);
+        let given = (of(self.granted_iops), of(self.granted_bytes_s));
         let is_near = |(iops, bytes_s): (f64, f64), most_iops, most_bytes_s| {
             is_near(iops, most_iops) || is_near(bytes_s, most_bytes_s)
         };
