@@ -78,14 +78,18 @@ impl Units {
     /// As good as endless.
     pub const PLENTY: Self = Self([PLENTY; COUNT]);
 
+    /// What is left of two amounts that can be subtracted. Written out: a loop is not unrolled in each build.
+    #[inline(always)]
+    fn rest(&self, cost: &Self) -> [i32; COUNT] {
+        let sub = |at: usize| self.0[at].wrapping_sub(cost.0[at]);
+        [sub(0), sub(1), sub(2), sub(3), sub(4), sub(5), sub(6), sub(7)]
+    }
+
     /// Takes `cost` if there is so much of everything.
     #[inline(always)]
     #[must_use]
     pub fn take(&mut self, cost: &Self) -> bool {
-        let mut rest = [0; COUNT];
-        for ((rest, has), cost) in rest.iter_mut().zip(&self.0).zip(&cost.0) {
-            *rest = has.wrapping_sub(*cost);
-        }
+        let rest = self.rest(cost);
         let enough = !is_below_nothing(&rest);
         if enough {
             self.0 = rest;
@@ -97,10 +101,7 @@ impl Units {
     #[inline]
     #[must_use]
     pub fn covers(&self, cost: &Self) -> bool {
-        let mut rest = [0; COUNT];
-        for ((rest, has), cost) in rest.iter_mut().zip(&self.0).zip(&cost.0) {
-            *rest = has.wrapping_sub(*cost);
-        }
+        let rest = self.rest(cost);
         !is_below_nothing(&rest)
     }
 

@@ -41,31 +41,31 @@ const BATCHES: [u64; 2] = [1, 8];
 /// for is counted by tenant too, and what waited for a budget is told apart; virtio's by 1 to 5 %, which looks at a ring before it
 /// asks for a part of the turn. Counting what is held of staging memory by size class was another 2 to 3 % of TCP's.
 const EXPECTED: [(&str, &str, &str, &str, u64, ByProfile); 14] = [
-    (BURST, "burst", "", "admission", 1, [25.0, 82.0]),
-    (BURST, "burst", "", "changing", 1, [76.0, 269.0]),
-    (TCP, "tcp", "", "read", 1, [3483.0, 4692.0]),
-    (TCP, "tcp", "", "read", 8, [2432.0, 3403.0]),
-    (TCP, "tcp", "", "write", 1, [4048.0, 5425.0]),
-    (TCP, "tcp", "", "write", 8, [2958.0, 4098.0]),
-    (PCIE, "pcie", "mapped", "read", 1, [2002.0, 2953.0]),
-    (PCIE, "pcie", "mapped", "read", 8, [1077.0, 1644.0]),
-    (PCIE, "pcie", "mapped", "write", 1, [2001.0, 2953.0]),
-    (PCIE, "pcie", "mapped", "write", 8, [1076.0, 1644.0]),
-    (VHOST, "vhost", "split", "read", 8, [1576.0, 2122.0]),
-    (VHOST, "vhost", "split", "write", 8, [1572.0, 2138.0]),
-    (VHOST, "vhost", "packed", "read", 8, [1623.0, 2141.0]),
-    (VHOST, "vhost", "packed", "write", 8, [1622.0, 2157.0]),
+    (BURST, "burst", "", "admission", 1, [29.0, 33.0]),
+    (BURST, "burst", "", "changing", 1, [29.0, 33.0]),
+    (TCP, "tcp", "", "read", 1, [3550.0, 4521.0]),
+    (TCP, "tcp", "", "read", 8, [2470.0, 3282.0]),
+    (TCP, "tcp", "", "write", 1, [4114.0, 5295.0]),
+    (TCP, "tcp", "", "write", 8, [2993.0, 4016.0]),
+    (PCIE, "pcie", "mapped", "read", 1, [2130.0, 2817.0]),
+    (PCIE, "pcie", "mapped", "read", 8, [1116.0, 1556.0]),
+    (PCIE, "pcie", "mapped", "write", 1, [2129.0, 2816.0]),
+    (PCIE, "pcie", "mapped", "write", 8, [1115.0, 1556.0]),
+    (VHOST, "vhost", "split", "read", 8, [1604.0, 2125.0]),
+    (VHOST, "vhost", "split", "write", 8, [1604.0, 2140.0]),
+    (VHOST, "vhost", "packed", "read", 8, [1649.0, 2121.0]),
+    (VHOST, "vhost", "packed", "write", 8, [1649.0, 2136.0]),
 ];
 /// With the profile `release`, and with `measure`, whose units are compiled apart.
 type ByProfile = [f64; 2];
 /// What of it scheduling costs: eight alike at once of a tenant that has plenty and one volume, against scheduling switched off. None
 /// may be more than [`MOST_SCHEDULING`]. A window's end is not in it (`cargo xtask sim scheduler_time`).
 const EXPECTED_SCHEDULING: [(&str, &str, &str, &str, ByProfile); 5] = [
-    (TCP, "tcp", "", "read", [34.0, 78.0]),
-    (TCP, "tcp", "", "write", [37.0, 80.0]),
-    (PCIE, "pcie", "mapped", "read", [31.0, 82.0]),
-    (VHOST, "vhost", "split", "read", [31.0, 76.0]),
-    (VHOST, "vhost", "packed", "read", [31.0, 76.0]),
+    (TCP, "tcp", "", "read", [62.0, 65.0]),
+    (TCP, "tcp", "", "write", [66.0, 70.0]),
+    (PCIE, "pcie", "mapped", "read", [63.0, 61.0]),
+    (VHOST, "vhost", "split", "read", [64.0, 65.0]),
+    (VHOST, "vhost", "packed", "read", [64.0, 65.0]),
 ];
 /// What they were measured with: with this, more is an error.
 const COMPILER: &str = "1.95";

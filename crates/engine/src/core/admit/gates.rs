@@ -41,7 +41,7 @@ const ENOUGH: u32 = 8;
 pub struct Admission {
     pub(super) scheduler: Scheduler,
     costs: CostTable,
-    gates: Box<[Gate]>,
+    gates: Box<[Gate; MAX_LANES]>,
     tenants: Box<[Told]>,
     /// Lanes with commands that wait, to be asked in this turn.
     pub(super) ready: VecDeque<u32>,
@@ -55,8 +55,8 @@ pub struct Admission {
     /// When the reactor last woke, while nobody waited.
     pub(super) woke_ns: u64,
     turn: u32,
-    /// What may still be given to lanes above their base in this turn.
-    turn_left_ns: i32,
+    /// Quanta that lanes above their base may still have in this turn.
+    quanta: usize,
     /// Some lane used its quantum up, and may have more to begin in the next turn.
     pub(super) again: bool,
     /// Some lane waited, or was above its base in the last window.
@@ -70,8 +70,8 @@ pub struct Admission {
     /// The lane that asked last, and the window since which no other did.
     only: (usize, u32),
     windows: u32,
-    /// By lane of the scheduler: the lanes here that are in it.
-    units: Box<[u32]>,
+    /// By lane of the scheduler.
+    units: Box<[Unit]>,
     /// The tenant whose record is written next.
     record_at: usize,
     /// The lanes of one look at all that wait.
@@ -96,8 +96,7 @@ struct Gate {
     turn: u32,
     quantum_ns: i32,
     tenant: u32,
-    /// The volume, and its lane of the scheduler: one for all exports of it.
-    volume: VolumeId,
+    /// Its volume's lane of the scheduler.
     unit: usize,
     /// Commands that wait.
     first: u32,
@@ -125,6 +124,20 @@ enum Place {
     Refused,
 }
 
+/// A lane of the scheduler: one for all exports of a volume.
+#[derive(Clone, Copy, Debug)]
+struct Unit {
+    /// The volume, and its tenant.
+    of: (VolumeId, u32),
+    /// Lanes here that are in it; 0: it is free.
+    lanes: u32,
+}
+
+const FREE_UNIT: Unit = Unit {
+    of: (VolumeId(u64::MAX), u32::MAX),
+    lanes: 0,
+};
+
 /// What a tenant's record was told.
 #[derive(Clone, Default, Debug)]
 struct Told {
@@ -147,7 +160,6 @@ impl Default for Gate {
             turn: 0,
             quantum_ns: 0,
             tenant: u32::MAX,
-            volume: VolumeId(u64::MAX),
             unit: 0,
             first: NONE,
             last: NONE,
@@ -204,7 +216,7 @@ impl Admission {
         Ok(Self {
             scheduler: Scheduler::new(params, per_second, MAX_LANES, board)?,
             costs: costs.clone(),
-            gates: vec![Gate::default(); MAX_LANES].into(),
+            gates: Box::new(std::array::from_fn(|_| Gate::default())),
             tenants: vec![Told::default(); board.tenants()].into(),
             ready: VecDeque::with_capacity(MAX_LANES),
             at: 0,
@@ -213,7 +225,7 @@ impl Admission {
             ends_ns: 0,
             woke_ns: 0,
             turn: 1,
-            turn_left_ns: 0,
+            quanta: 0,
             again: false,
             contended: false,
             calm: false,
@@ -221,7 +233,7 @@ impl Admission {
             delays: Delays::new(),
             only: (usize::MAX, 0),
             windows: 0,
-            units: vec![0; MAX_LANES].into(),
+            units: vec![FREE_UNIT; MAX_LANES].into(),
             record_at: 0,
             looked_at: Vec::with_capacity(MAX_LANES),
             stale: false,
@@ -234,16 +246,16 @@ impl Admission {
     #[inline(always)]
     pub(crate) fn admit(&mut self, lane: LaneIndex, operation: Operation, len_bytes: u32) -> bool {
         let at = lane.0 as usize % MAX_LANES;
+        if self.gates[at].turn != self.turn {
+            self.begin_turn_of(at);
+        }
         let gate = &mut self.gates[at];
         if gate.closer == 0
-            && gate.turn == self.turn
             && gate.quantum_ns > 0
             && let Some(cost) = (self.costs).row(gate.frontend, operation, len_bytes)
             && self.scheduler.take(gate.unit, cost)
         {
-            let ns = cost[Resource::Cpu];
-            gate.quantum_ns -= ns;
-            self.turn_left_ns -= if gate.bursts { ns } else { 0 };
+            gate.quantum_ns -= cost[Resource::Cpu];
             return true;
         }
         self.admit_else(at, operation, len_bytes)
@@ -534,7 +546,7 @@ impl Admission {
 
     /// How long lanes have waited so far is what another one says.
     pub(super) fn go_on_counting(&mut self, other: &Self, now_ns: u64) {
-        for (gate, other) in self.gates.iter_mut().zip(&other.gates) {
+        for (gate, other) in self.gates.iter_mut().zip(other.gates.iter()) {
             gate.over_ns = other.over_ns(now_ns);
         }
     }

@@ -429,8 +429,8 @@ fn a_small_budget_starves_no_volume() {
     for at in [0, 0, 1, 1, 2, 2, 3, 3, 4, 4] {
         of_slot.insert(rig.read(lanes[at]), at);
     }
-    for _ in 0..200 {
-        rig.pass(WINDOW_NS);
+    for _ in 0..1000 {
+        rig.pass(WINDOW_NS / 5);
         for slot in rig.ended_well() {
             let at = of_slot.remove(&slot).unwrap();
             begun[at] += 1;

@@ -79,9 +79,10 @@ impl Admission {
             grant(lane.record(), Rate { iops: 0, bytes: 0 });
             return;
         };
-        if (gate.volume, gate.tenant) != (volume, share.tenant) {
+        let of = (volume, share.tenant);
+        if gate.tenant == u32::MAX || self.units[gate.unit].of != of {
             self.detach(at, ios);
-            self.join(at, volume, share.tenant, ios);
+            self.join(at, of, ios);
         }
         let unit = self.gates[at].unit;
         (self.scheduler).set_volume(unit, share.budget.as_ref());
@@ -89,32 +90,27 @@ impl Admission {
     }
 
     /// A lane of nobody's is this volume's from now on.
-    fn join(&mut self, at: usize, volume: VolumeId, tenant: u32, ios: &[Io]) {
+    fn join(&mut self, at: usize, of: (VolumeId, u32), ios: &[Io]) {
         self.lanes = self.lanes.max(at + 1);
-        let unit = self.unit_of(volume, tenant, at);
+        let mut units = self.units.iter();
+        let known = units.position(|unit| unit.lanes > 0 && unit.of == of);
+        let free = || self.units.iter().position(|unit| unit.lanes == 0);
+        // No more are in use than there are lanes.
+        let unit = known.or_else(free).unwrap_or(at);
+        let tenant = of.1;
         let gate = &mut self.gates[at];
-        (gate.volume, gate.unit, gate.tenant) = (volume, unit, tenant);
+        (gate.unit, gate.tenant) = (unit, tenant);
         gate.closer &= !FREE;
         // Its quantum begins anew.
         gate.turn = 0;
         self.tenants[tenant as usize].lanes += 1;
-        self.units[unit] += 1;
-        if self.units[unit] == 1 {
+        self.units[unit].of = of;
+        self.units[unit].lanes += 1;
+        if self.units[unit].lanes == 1 {
             self.scheduler.attach(unit, tenant as usize);
         }
         // What waits there, waits for this tenant's budget now.
         self.each_waiting(at, ios, Scheduler::wait);
-    }
-
-    /// The scheduler's lane of a volume: that of its other exports here, or one that is free.
-    fn unit_of(&self, volume: VolumeId, tenant: u32, at: usize) -> usize {
-        let mut gates = self.gates[..self.lanes].iter();
-        let known = gates.find(|gate| (gate.volume, gate.tenant) == (volume, tenant));
-        known.map(|gate| gate.unit).unwrap_or_else(|| {
-            let mut free = (0..MAX_LANES).map(|unit| (at + unit) % MAX_LANES);
-            // There are no more units in use than lanes.
-            free.find(|unit| self.units[*unit] == 0).unwrap_or(at)
-        })
     }
 
     fn each_waiting(&mut self, at: usize, ios: &[Io], what: fn(&mut Scheduler, usize, &Units)) {
@@ -136,8 +132,8 @@ impl Admission {
             return;
         };
         one.lanes -= 1;
-        self.units[unit] -= 1;
-        match self.units[unit] {
+        self.units[unit].lanes -= 1;
+        match self.units[unit].lanes {
             0 => self.scheduler.detach(unit),
             _ => self.each_waiting(at, ios, Scheduler::cancel),
         }

@@ -2,9 +2,9 @@
 //!
 //! **Design.** A turn is short, so that whoever is within its base waits for no neighbour's queue. A lane begins commands as
 //! long as something is left of its *quantum* of processor time, by what commands cost. A lane within its base has one in each
-//! turn, and so has each lane while nobody is above their base. Lanes above their base together have [`TURN_NS`]: those that find
-//! nothing left of it stand in one queue, and the next turns give quanta to the first of them ([`QUANTA`]). What a lane has left of a
-//! quantum ends with the turn.
+//! turn, and so has each lane while nobody is above their base. Lanes above their base share the [`QUANTA`] of a turn: those that find
+//! none left stand in one queue, and the next turns give quanta to the first of them. What a lane has left of a quantum ends with
+//! the turn.
 //!
 //! **Not here:** what is given to whom (`forebay_burst`).
 
@@ -20,9 +20,9 @@ use forebay_xlate::boundary::region::{ReactorRecord, Region, bump};
 const QUANTUM_NS: [i32; 3] = [36_000, 12_000, 12_000];
 /// A quantum of a lane that is alone, ns.
 const ALONE_QUANTUM_NS: i32 = 75_000;
-/// What lanes above their base begin together in a turn, ns, unless they stood in the queue: the last may go beyond it.
+/// What a reactor carries out for others in a turn, and what may still be given when it is idle, ns.
 pub(in crate::core) const TURN_NS: i32 = 12_000;
-/// A turn gives so many quanta to lanes of the queue; or one over TCP, where nobody within its base is served in between.
+/// A turn gives so many quanta to lanes above their base; or one over TCP, where nobody within its base is served in between.
 const QUANTA: usize = 4;
 /// A lane is alone after so many windows in which no other asked: one that asks now and then finds turns as short as ever.
 pub(in crate::core) const ALONE_WINDOWS: u32 = 32;
@@ -33,19 +33,13 @@ impl Admission {
         if self.gates[at].turn != self.turn {
             self.begin_turn_of(at);
         }
-        let gate = &self.gates[at];
+        let gate = &mut self.gates[at];
         if gate.quantum_ns > 0 {
             return true;
         }
-        if gate.bursts && gate.place != Place::Queue {
-            if self.queue.is_empty() && self.turn_left_ns > 0 {
-                self.give_quantum(at);
-                return true;
-            }
-            if gate.place == Place::Nowhere {
-                self.gates[at].place = Place::Queue;
-                self.queue.push_back(at as u32);
-            }
+        if gate.bursts && gate.place == Place::Nowhere {
+            gate.place = Place::Queue;
+            self.queue.push_back(at as u32);
         }
         self.stops = true;
         self.again = true;
@@ -53,14 +47,12 @@ impl Admission {
     }
 
     pub(super) fn spend(&mut self, at: usize, cost: &Units) {
-        let gate = &mut self.gates[at];
-        let ns = cost[Resource::Cpu];
-        gate.quantum_ns -= ns;
-        self.turn_left_ns -= if gate.bursts { ns } else { 0 };
+        self.gates[at].quantum_ns -= cost[Resource::Cpu];
     }
 
     /// A lane asks for the first time in this turn.
-    fn begin_turn_of(&mut self, at: usize) {
+    #[inline(never)]
+    pub(super) fn begin_turn_of(&mut self, at: usize) {
         if self.only.0 != at {
             self.only = (at, self.windows);
         }
@@ -78,14 +70,20 @@ impl Admission {
                 true => ALONE_QUANTUM_NS,
                 false => QUANTUM_NS[gate.frontend as usize],
             };
+        } else if gate.place != Place::Queue && self.queue.is_empty() && self.quanta > 0 {
+            self.give_quantum(at);
         }
     }
 
-    /// A lane above its base has a quantum of this turn.
+    /// A lane above its base has one of this turn's quanta.
     fn give_quantum(&mut self, at: usize) {
         let gate = &mut self.gates[at];
         (gate.turn, gate.bursts) = (self.turn, true);
         gate.quantum_ns = QUANTUM_NS[gate.frontend as usize];
+        self.quanta = match gate.frontend {
+            Frontend::Tcp => 0,
+            _ => self.quanta.saturating_sub(1),
+        };
     }
 
     /// So many processors carry out what is charged here.
@@ -131,17 +129,13 @@ impl Admission {
         }
         self.stops = std::mem::take(&mut self.again) || self.waits();
         self.contended = self.stops || self.scheduler.somebody_bursts();
-        self.turn_left_ns = TURN_NS;
-        for _ in 0..QUANTA {
-            let Some(lane) = self.queue.pop_front() else {
-                break;
-            };
+        self.quanta = QUANTA;
+        while self.quanta > 0
+            && let Some(lane) = self.queue.pop_front()
+        {
             self.again = true;
             self.give_quantum(lane as usize);
             self.leave_queue(lane);
-            if self.gates[lane as usize].frontend == Frontend::Tcp {
-                break;
-            }
         }
     }
 
