@@ -82,7 +82,16 @@ impl Units {
     #[inline(always)]
     fn rest(&self, cost: &Self) -> [i32; COUNT] {
         let sub = |at: usize| self.0[at].wrapping_sub(cost.0[at]);
-        [sub(0), sub(1), sub(2), sub(3), sub(4), sub(5), sub(6), sub(7)]
+        [
+            sub(0),
+            sub(1),
+            sub(2),
+            sub(3),
+            sub(4),
+            sub(5),
+            sub(6),
+            sub(7),
+        ]
     }
 
     /// Takes `cost` if there is so much of everything.

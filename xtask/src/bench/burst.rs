@@ -2,7 +2,8 @@
 //!
 //! Purpose: a victim at depth 1, inside its base, beside three neighbours that burst at depths from 1 to 64: its mean and p99
 //! beside what it has alone and under `wild`; a tenant that asks for its base at eight depths; the throughput of all; a tenant
-//! that wakes, and 32 that wake at once; and what scheduling costs where nobody is over budget, on a file. One queue over two
+//! that wakes, and 32 that wake at once; what 16 tenants have who stay within their base; and what scheduling costs where nobody
+//! is over budget, on a file. One queue over two
 //! reactors is a bench of its own ([`super::burst_spread`]).
 //! Design: a ram device, one reactor on processor 0 that is always busy, all hosts in one thread on processor 1
 //! ([`super::burst_client`]); over vfio-user, then over NVMe/TCP. Costs are measured first, as an operator would. Policies
@@ -24,6 +25,9 @@ const TENANTS: usize = 4;
 const NEIGHBOURS: std::ops::Range<usize> = 1..TENANTS;
 /// That wake at once.
 const WAKERS: usize = 32;
+/// Tenants that all stay within their base, and how much of the capacity their bases are.
+const WITHIN: usize = 16;
+const WITHIN_PART: f64 = 0.9;
 /// A window, us.
 const WINDOW_US: f64 = 300.0;
 /// Parts of a reactor's capacity: the victim's and each neighbour's base; the base of all that wake.
@@ -48,7 +52,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         summary: Summary::default(),
         quick: options.quick,
         time: Duration::from_millis(if options.quick { 250 } else { 1500 }),
-        rounds: if options.quick { 1 } else { 5 },
+        rounds: if options.quick { 3 } else { 5 },
     };
     let wanted = |name: &str| options.only.as_ref().is_none_or(|only| name.contains(only));
     if wanted("spread") {
@@ -84,6 +88,15 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         }
         bench.wake(&mut rig, way, WAKERS)?;
         unpin()?;
+    }
+    for way in [Way::Pcie, Way::Tcp] {
+        if wanted("within") {
+            let mut rig = Rig::start(&program, "ram", way, WITHIN)?;
+            rig.calibrate(options.quick)?;
+            pin()?;
+            bench.within(&mut rig, way)?;
+            unpin()?;
+        }
     }
     for device in ["file", "ram"] {
         if wanted("overhead") {
@@ -161,6 +174,8 @@ impl Bench {
         let mut worst = [f64::INFINITY, 0.0, 0.0, f64::INFINITY];
         for depth in depths {
             let mut figures: Vec<[Vec<f64>; 4]> = vec![Default::default(); POLICIES.len() + 1];
+            // Of scheduling off: others' throughput, the victim's mean.
+            let mut of_off: [Vec<f64>; 2] = Default::default();
             for _ in 0..self.rounds {
                 for (policy, figures) in POLICIES.into_iter().zip(&mut figures) {
                     rig.set(policy)?;
@@ -172,7 +187,21 @@ impl Bench {
                 if let Some(alone) = figures.last_mut() {
                     put(alone, &did);
                 }
+                for (ratios, at) in of_off.iter_mut().zip([3, 0]) {
+                    let last = |policy: Policy| figures[policy as usize][at].last().copied();
+                    let pair = last(Policy::Burst).zip(last(Policy::Off));
+                    ratios.extend(pair.map(|(burst, off)| burst / off));
+                }
             }
+            let [others, mean] = of_off.map(median);
+            let prefix = format!("{way}_depth{depth}");
+            println!(
+                "{way:<6}{depth:<7}of off: others' throughput {others:.3}, the victim's mean {mean:.3}"
+            );
+            self.summary
+                .put(format!("{prefix}_others_over_off_iops_ratio"), others);
+            self.summary
+                .put(format!("{prefix}_victim_over_off_latency_share"), mean);
             let names = POLICIES.map(Policy::name).into_iter().chain(["alone"]);
             let mut of = Vec::new();
             for (name, figures) in names.zip(figures) {
@@ -227,25 +256,29 @@ impl Bench {
         let mut least = f64::INFINITY;
         for depth in [1u16, 8, 64] {
             let does: Vec<_> = (0..TENANTS).map(|at| (at, Does::All(depth))).collect();
-            let (mut ratios, mut all) = (Vec::new(), Vec::new());
-            for _ in 0..self.rounds.max(3) {
-                let mut iops = [0.0; 2];
-                for (iops, policy) in iops.iter_mut().zip([Policy::Wild, Policy::Burst]) {
+            let (mut ratios, mut of_off, mut all) = (Vec::new(), Vec::new(), Vec::new());
+            for _ in 0..self.rounds {
+                let mut iops = [0.0; 3];
+                let policies = [Policy::Off, Policy::Wild, Policy::Burst];
+                for (iops, policy) in iops.iter_mut().zip(policies) {
                     rig.set(policy)?;
                     *iops = self.load(rig, &does)?.iter().map(Did::iops).sum();
                 }
-                ratios.push(iops[1] / iops[0]);
-                all.push(iops[1]);
+                of_off.push(iops[2] / iops[0]);
+                ratios.push(iops[2] / iops[1]);
+                all.push(iops[2]);
             }
-            let (ratio, all) = (median(ratios), median(all));
+            let (ratio, of_off, all) = (median(ratios), median(of_off), median(all));
             least = least.min(ratio);
             let way = way.name();
             println!(
-                "{way:<6}all {TENANTS} burst at depth {depth}: {all:.0} IOPS, {ratio:.3} of wild's"
+                "{way:<6}all {TENANTS} burst at depth {depth}: {all:.0} IOPS, {of_off:.3} of off, {ratio:.3} of wild's"
             );
             let prefix = format!("{way}_bursts_depth{depth}");
             self.summary.put(format!("{prefix}_iops"), all);
             self.summary.put(format!("{prefix}_iops_ratio"), ratio);
+            self.summary
+                .put(format!("{prefix}_over_off_iops_ratio"), of_off);
         }
         let name = format!("{}_least_bursts_over_wild", way.name());
         self.summary.put(name, least);
@@ -326,6 +359,32 @@ impl Bench {
         );
         self.summary.put(format!("{name}_windows"), at(0.5));
         self.summary.put(format!("{name}_p90_windows"), at(0.9));
+        Ok(())
+    }
+
+    /// What many tenants have together who all ask for their base and no more, of what they have with scheduling off.
+    fn within(&mut self, rig: &mut Rig, way: Way) -> Result<()> {
+        rig.set(Policy::Off)?;
+        let all = |does: Does| -> Vec<_> { (0..WITHIN).map(|at| (at, does)).collect() };
+        let most = self.load(rig, &all(Does::All(8)))?;
+        let base = most.iter().map(Did::iops).sum::<f64>() * WITHIN_PART / WITHIN as f64;
+        rig.bases.fill(base as u64);
+        let mut ratios = Vec::new();
+        for _ in 0..self.rounds {
+            let mut iops = [0.0; 2];
+            for (iops, policy) in iops.iter_mut().zip([Policy::Off, Policy::Burst]) {
+                rig.set(policy)?;
+                let did = self.load(rig, &all(Does::Pace(8, base)))?;
+                *iops = did.iter().map(Did::iops).sum();
+            }
+            ratios.push(iops[1] / iops[0]);
+        }
+        let (ratio, way) = (median(ratios), way.name());
+        println!(
+            "{way:<6}{WITHIN} tenants that ask for their base of {base:.0}: {ratio:.3} of off"
+        );
+        self.summary
+            .put(format!("{way}_within_over_off_iops_ratio"), ratio);
         Ok(())
     }
 

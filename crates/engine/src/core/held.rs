@@ -15,8 +15,8 @@ use super::{Core, MAX_IOS};
 use crate::lane::LaneIndex;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// Commands of a lane that may wait for its budget.
-const MAX_THROTTLED: u32 = 32;
+/// Commands of a lane that may wait for its budget: about two quanta. With more, their buffers leave the processor's cache.
+const MAX_THROTTLED: u32 = 24;
 /// Those of all lanes, but for the first of each.
 const MAX_ALL: usize = MAX_IOS / 8;
 /// The same of their buffers' bytes: half of what there is of the longest.

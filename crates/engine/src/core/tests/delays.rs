@@ -276,7 +276,7 @@ fn who_is_over_budget_or_reads_much_at_once_makes_no_device_slow() {
             .record()
             .throttled
             .load(Relaxed)
-            > 30
+            > 20
     );
     assert!(
         (0.9..=1.1).contains(&over.correction()),

@@ -106,7 +106,7 @@ fn what_is_refused_takes_its_part_of_a_turn() {
         most = most.max(refused - before);
     }
     // By what is taken for costs, a quantum.
-    assert_eq!((refused, most), (40, 8));
+    assert_eq!((refused, most), (40, 11));
 }
 
 /// What there is no room for waits in its connection: in order, without memory, and the reactor sleeps meanwhile.
@@ -138,7 +138,7 @@ fn deep_queues_over_budget_wait_in_their_connections() {
     };
     assert_eq!(next(&mut rig, &mut host), 2);
     let held = |rig: &rig::Rig| (rig.core.busy_ios(), rig.core.staging.out());
-    assert_eq!(held(&rig), (32, 32));
+    assert_eq!(held(&rig), (24, 24));
     rig.core.begin_turn();
     rig.turns(1);
     assert!(rig.frontend.is_idle() && !rig.core.must_turn());

@@ -17,7 +17,7 @@ use forebay_device::{Op, OpKind};
 use forebay_xlate::boundary::region::{ReactorRecord, Region, bump};
 
 /// A quantum, by frontend, ns. An answer over TCP is a system call, which many commands share.
-const QUANTUM_NS: [i32; 3] = [36_000, 12_000, 12_000];
+const QUANTUM_NS: [i32; 3] = [48_000, 12_000, 12_000];
 /// A quantum of a lane that is alone, ns.
 const ALONE_QUANTUM_NS: i32 = 75_000;
 /// What a reactor carries out for others in a turn, and what may still be given when it is idle, ns.

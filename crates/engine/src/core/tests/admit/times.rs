@@ -48,13 +48,13 @@ fn what_comes_behind_a_refused_command_is_over_budget_too() {
 /// Turns are no budget.
 #[test]
 fn of_a_command_that_waits_for_its_budget_and_then_for_its_turn_only_the_former_counts() {
-    let mut rig = rig(&fixed(20), &fixed(100));
-    for _ in 0..32 {
+    let mut rig = rig(&fixed(16), &fixed(100));
+    for _ in 0..24 {
         rig.read(3);
     }
     let mut ended = rig.ended_well().len();
-    assert!(ended < 20, "{ended} in a turn");
-    while ended < 20 {
+    assert!(ended < 16, "{ended} in a turn");
+    while ended < 16 {
         rig.pass(1000);
         ended += rig.ended_well().len();
     }
@@ -64,12 +64,11 @@ fn of_a_command_that_waits_for_its_budget_and_then_for_its_turn_only_the_former_
     let left_ns = rig.b.core.window_ends_ns().unwrap() - refused_ns;
     rig.pass(left_ns);
     let first = rig.ended_well().len();
-    assert!(first < 12, "{first} in a turn");
-    while ended + first < 32 {
+    while ended + first < 24 {
         rig.pass(1000);
         ended += rig.ended_well().len();
     }
-    assert_eq!(counted(&rig, 3), (12, 12 * left_ns));
+    assert_eq!(counted(&rig, 3), (8, 8 * left_ns));
 }
 
 /// A frontend says since when it had a command wait.
@@ -116,7 +115,7 @@ fn a_lane_that_stands_in_line_is_not_over_budget() {
     let mut in_line = 0;
     for _ in 0..20 {
         for lane in [3, 5] {
-            while rig.throttled(lane).1 < 32 {
+            while rig.throttled(lane).1 < 20 {
                 rig.read(lane);
             }
         }

@@ -143,7 +143,7 @@ fn all_wake_at_once() {
 /// A reactor that slept has what one window gives for whoever wakes it; one that was late makes up for it.
 #[test]
 fn who_wakes_a_reactor_finds_one_window() {
-    for (late, begins) in [(false, 4), (true, 30)] {
+    for (late, begins) in [(false, 4), (true, 20)] {
         let mut rig = rig(&fixed(4), &Budget::unstated());
         rig.read(3);
         assert_eq!(rig.ended_well().len(), 1);
@@ -153,7 +153,7 @@ fn who_wakes_a_reactor_finds_one_window() {
             rig.b.core.woke();
         }
         rig.pass(0);
-        (0..30).for_each(|_| _ = rig.read(3));
+        (0..20).for_each(|_| _ = rig.read(3));
         let mut begun = 0;
         for _ in 0..20 {
             begun += rig.ended_well().len();

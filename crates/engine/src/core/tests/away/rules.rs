@@ -427,7 +427,7 @@ fn order_rules_are_kept_within_a_budget() {
     for (kind, spread) in [("file", Spread::OneToN), ("ram", Spread::OneToN)] {
         let mut run = Run::new(kind, spread, 11);
         // As many as may wait.
-        run.most = 30;
+        run.most = 22;
         run.clock_ns = Some(run.t.b.core.now_ns());
         for step in 0..1500 {
             match step % 300 {
