@@ -237,7 +237,7 @@ impl Shares {
     }
 
     /// This reactor told `told`, and it is `new` now; its share of the tenant (0 to 1), where all count as `beginner` of a base
-    /// besides, each as its part ([`Params::beginner`](crate::params::Params::beginner)). Whoever is the only one has all of it and tells nothing.
+    /// besides, each as its part. Whoever is the only one has all of it and tells nothing.
     #[inline]
     pub fn share(&self, told: &mut Told, new: Told, beginner: f32) -> f32 {
         if !self.is_shared() {

@@ -194,7 +194,6 @@ prop_compose! {
             scheduler: SchedulerParams {
                 correction_least, correction_most, window_ns, keep, weight_waiting, utilisation, choices, saved_windows, headroom, target_delay_ns,
                 reserve_tenants: reserve.0, reserve_most: reserve.1,
-                ..SchedulerParams::default()
             },
         }
     }
@@ -402,8 +401,14 @@ fn a_wrong_correction_keeps_nobody_from_an_idle_processor() {
         ..Load::small(1024)
     };
     // Any queue is taken for costs that are wrong.
-    let mut params = Params::default();
-    params.target_delay_ns = 1000;
+    let scheduler = SchedulerParams {
+        target_delay_ns: 1000,
+        ..SchedulerParams::default()
+    };
+    let params = Params {
+        scheduler,
+        ..Params::default()
+    };
     let guests = vec![Guest::new(base, keeps); 3];
     let machine = Machine::new(Model::default(), &params, guests, Spread::OneToOne, 1);
     let mut machine = machine.expect("good");

@@ -28,7 +28,7 @@ use forebay_burst::scheduler::Scheduler;
 use forebay_burst::units::Resource;
 use forebay_device::{Op, OpKind};
 
-/// What is timed, in the order of [`kind_of`].
+/// What is timed, in the order of [`number_of`].
 const RESOURCES: [Resource; 2] = [Resource::DeviceRead, Resource::DeviceWrite];
 const KINDS: usize = RESOURCES.len();
 /// Sizes that are told apart: up to 4 KiB, and twice as much each.

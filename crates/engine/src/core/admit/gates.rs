@@ -125,18 +125,13 @@ enum Place {
 }
 
 /// A lane of the scheduler: one for all exports of a volume.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Default, Debug)]
 struct Unit {
-    /// The volume, and its tenant.
-    of: (VolumeId, u32),
-    /// Lanes here that are in it; 0: it is free.
+    /// The volume, and its tenant; `None`: it is free.
+    of: Option<(VolumeId, u32)>,
+    /// Lanes here that are in it.
     lanes: u32,
 }
-
-const FREE_UNIT: Unit = Unit {
-    of: (VolumeId(u64::MAX), u32::MAX),
-    lanes: 0,
-};
 
 /// What a tenant's record was told.
 #[derive(Clone, Default, Debug)]
@@ -233,7 +228,7 @@ impl Admission {
             delays: Delays::new(),
             only: (usize::MAX, 0),
             windows: 0,
-            units: vec![FREE_UNIT; MAX_LANES].into(),
+            units: vec![Unit::default(); MAX_LANES].into(),
             record_at: 0,
             looked_at: Vec::with_capacity(MAX_LANES),
             stale: false,

@@ -80,7 +80,7 @@ impl Admission {
             return;
         };
         let of = (volume, share.tenant);
-        if gate.tenant == u32::MAX || self.units[gate.unit].of != of {
+        if gate.tenant == u32::MAX || self.units[gate.unit].of != Some(of) {
             self.detach(at, ios);
             self.join(at, of, ios);
         }
@@ -92,11 +92,9 @@ impl Admission {
     /// A lane of nobody's is this volume's from now on.
     fn join(&mut self, at: usize, of: (VolumeId, u32), ios: &[Io]) {
         self.lanes = self.lanes.max(at + 1);
-        let mut units = self.units.iter();
-        let known = units.position(|unit| unit.lanes > 0 && unit.of == of);
-        let free = || self.units.iter().position(|unit| unit.lanes == 0);
+        let find = |of| self.units.iter().position(|unit| unit.of == of);
         // No more are in use than there are lanes.
-        let unit = known.or_else(free).unwrap_or(at);
+        let unit = find(Some(of)).or_else(|| find(None)).unwrap_or(at);
         let tenant = of.1;
         let gate = &mut self.gates[at];
         (gate.unit, gate.tenant) = (unit, tenant);
@@ -104,7 +102,7 @@ impl Admission {
         // Its quantum begins anew.
         gate.turn = 0;
         self.tenants[tenant as usize].lanes += 1;
-        self.units[unit].of = of;
+        self.units[unit].of = Some(of);
         self.units[unit].lanes += 1;
         if self.units[unit].lanes == 1 {
             self.scheduler.attach(unit, tenant as usize);
@@ -133,9 +131,11 @@ impl Admission {
         };
         one.lanes -= 1;
         self.units[unit].lanes -= 1;
-        match self.units[unit].lanes {
-            0 => self.scheduler.detach(unit),
-            _ => self.each_waiting(at, ios, Scheduler::cancel),
+        if self.units[unit].lanes == 0 {
+            self.units[unit].of = None;
+            self.scheduler.detach(unit);
+        } else {
+            self.each_waiting(at, ios, Scheduler::cancel);
         }
         self.gates[at].tenant = u32::MAX;
         self.note_frontends(tenant);
