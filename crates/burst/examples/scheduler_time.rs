@@ -7,6 +7,7 @@
 
 use forebay_burst::board::Board;
 use forebay_burst::budget::{Budget, Burst, Rate};
+use forebay_burst::cost::Frontends;
 use forebay_burst::cost::{CostTable, Frontend, Operation, Profile};
 use forebay_burst::params::Params;
 use forebay_burst::scheduler::Scheduler;
@@ -53,7 +54,7 @@ fn windows(active: usize) -> Vec<u128> {
             burst: rate(100_000),
             how,
         };
-        scheduler.set_budget(tenant, &budget, &costs);
+        scheduler.set_budget(tenant, &budget, &costs, Frontends::ALL);
         scheduler.attach(tenant, tenant);
     }
     let cost = costs.of(Frontend::Tcp, Operation::Read, 4096);

@@ -135,14 +135,9 @@ impl Scheduler {
         one.counts_from(self.window, self.board.entry(tenant));
     }
 
-    /// The tenant has this budget from now on. What it was given in this window is cut to it at once; all else follows
-    /// with the next.
-    pub fn set_budget(&mut self, tenant: usize, budget: &Budget, costs: &CostTable) {
-        self.set_budget_by(tenant, budget, costs, Frontends::ALL);
-    }
-
-    /// The same of a tenant that comes by these frontends alone: of what is shared, its base is what that takes by them.
-    pub fn set_budget_by(
+    /// The tenant, which comes by these frontends, has this budget from now on. What it was given in this window is cut to it at once;
+    /// all else follows with the next. Of what is shared, its base is what that takes by these frontends.
+    pub fn set_budget(
         &mut self,
         tenant: usize,
         budget: &Budget,

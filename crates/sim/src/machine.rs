@@ -18,6 +18,7 @@ use crate::policy::{Params, Policy};
 use forebay_burst::admission::Capacity;
 use forebay_burst::board::Board;
 use forebay_burst::cost::CostTable;
+use forebay_burst::cost::Frontends;
 use forebay_burst::params::{BACKLOG_WEIGHT, BadParam};
 use forebay_burst::scheduler::Scheduler;
 use forebay_burst::units::{Resource, Units};
@@ -208,7 +209,7 @@ impl Machine {
             let mut scheduler =
                 Scheduler::new(params.scheduler.clone(), &per_second, lanes.len(), &board)?;
             for (tenant, guest) in guests.iter().enumerate() {
-                scheduler.set_budget(tenant, &guest.budget, &costs);
+                scheduler.set_budget(tenant, &guest.budget, &costs, Frontends::ALL);
             }
             for (lane, (tenant, _)) in lanes.iter().enumerate() {
                 if homes[lane] == number {
@@ -304,11 +305,6 @@ impl Machine {
     #[must_use]
     pub fn correction(&self, resource: Resource) -> f32 {
         self.reactors[0].scheduler.corrections()[resource as usize]
-    }
-
-    /// Another truth of the processor, from now on.
-    pub fn set_truth(&mut self, truth: f64) {
-        self.model.cpu_truth = truth;
     }
 
     /// Windows are counted one by one.

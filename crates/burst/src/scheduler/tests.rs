@@ -14,6 +14,7 @@ mod volumes;
 use super::Scheduler;
 use crate::board::Board;
 use crate::budget::{Budget, Burst, Rate};
+use crate::cost::Frontends;
 use crate::cost::{CostTable, Frontend, Operation, tests::table};
 use crate::params::Params;
 use crate::units::{PARTS, Resource, Units};
@@ -60,7 +61,7 @@ impl Bench {
         let mut scheduler = Scheduler::new(params, &whole, budgets.len(), &board).expect("good");
         for (tenant, budget) in budgets.iter().enumerate() {
             budget.check().expect("a good budget");
-            scheduler.set_budget(tenant, budget, &costs);
+            scheduler.set_budget(tenant, budget, &costs, Frontends::ALL);
             scheduler.attach(tenant, tenant);
         }
         Self {
@@ -76,7 +77,8 @@ impl Bench {
     }
 
     pub(super) fn set_budget(&mut self, tenant: usize, budget: &Budget) {
-        self.scheduler.set_budget(tenant, budget, &self.costs);
+        self.scheduler
+            .set_budget(tenant, budget, &self.costs, Frontends::ALL);
     }
 
     /// What waits is gone.
@@ -302,7 +304,12 @@ fn a_tenants_volumes_share_it_fairly() {
     let board = Arc::new(Board::new(1));
     let whole = [1e9, 1e12, 1e12, 100e9, 100e9, 100e6 * f64::from(PARTS)];
     let mut scheduler = Scheduler::new(params(), &whole, 4, &board).expect("good");
-    scheduler.set_budget(0, &budget(100_000, 200_000, Burst::Metered), &costs);
+    scheduler.set_budget(
+        0,
+        &budget(100_000, 200_000, Burst::Metered),
+        &costs,
+        Frontends::ALL,
+    );
     for lane in 0..4 {
         scheduler.attach(lane, 0);
     }
@@ -375,7 +382,7 @@ fn a_small_budget_of_many_volumes_starves_none() {
         },
         how: Burst::Metered,
     };
-    scheduler.set_budget(0, &small, &costs);
+    scheduler.set_budget(0, &small, &costs, Frontends::ALL);
     let cost = costs.of(Frontend::Tcp, Operation::Write, 256 << 10);
     for lane in 0..8 {
         scheduler.attach(lane, 0);
@@ -409,7 +416,12 @@ fn several_reactors_share_a_tenants_budget() {
     let mut reactors: Vec<Scheduler> = (0..3)
         .map(|_| {
             let mut scheduler = Scheduler::new(params(), &whole, 1, &board).expect("good");
-            scheduler.set_budget(0, &budget(100_000, 300_000, Burst::Metered), &costs);
+            scheduler.set_budget(
+                0,
+                &budget(100_000, 300_000, Burst::Metered),
+                &costs,
+                Frontends::ALL,
+            );
             scheduler.attach(0, 0);
             scheduler
         })

@@ -71,8 +71,8 @@ pub(super) fn throttled(out: &mut Exposition, lanes: &[LaneStats]) {
         [("tenant", &*lane.tenant), ("volume", &*lane.volume)]
     }
     families! { out, lanes, labels;
-        GAUGE "forebay_volume_granted_iops" "An export's part of what its tenant was given in its newest window; absent: no limit.", |l| l.granted_iops;
-        GAUGE "forebay_volume_granted_bytes_per_second" "An export's part of what its tenant was given in its newest window; absent: no limit.", |l| l.granted_bytes_s;
+        GAUGE "forebay_volume_granted_iops" "What its volume was given in its newest window, for all its exports together; absent: no limit.", |l| l.granted_iops;
+        GAUGE "forebay_volume_granted_bytes_per_second" "What its volume was given in its newest window, for all its exports together; absent: no limit.", |l| l.granted_bytes_s;
         COUNTER "forebay_volume_throttled_commands_total" "Commands that waited because they were over budget.", |l| Some(l.throttled_ops);
         GAUGE "forebay_volume_commands_throttled" "Commands that wait now, for their budget or for a turn of their reactor.", |l| Some(l.throttled);
     }

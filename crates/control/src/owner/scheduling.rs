@@ -59,6 +59,9 @@ pub(super) struct Settings {
     capacity: NodeCapacity,
     /// Those that are not at their default.
     params: BTreeMap<String, f64>,
+    /// An earlier version's.
+    #[serde(skip_serializing)]
+    policy: Option<String>,
 }
 
 /// An earlier version had a third way.
@@ -85,6 +88,7 @@ impl Default for Settings {
                 operations_s: None,
             },
             params: BTreeMap::new(),
+            policy: None,
         }
     }
 }
@@ -128,13 +132,15 @@ impl Settings {
         params_of(self.params.iter().map(|(name, value)| (&**name, *value)))
     }
 
-    /// Takes out parameters that an earlier version had; their names.
+    /// Takes out what an earlier version had; the names.
     fn drop_unknown(&mut self) -> Vec<String> {
         let default = Params::default();
         let is_known = |name: &str| default.values().any(|(known, _)| known == name);
         let unknown = self.params.keys().filter(|name| !is_known(name));
-        let unknown = unknown.cloned().collect();
+        let mut unknown: Vec<String> = unknown.cloned().collect();
         self.params.retain(|name, _| is_known(name));
+        let policy = self.policy.take().filter(|policy| policy != "burst");
+        unknown.extend(policy.map(|policy| format!("policy {policy}")));
         unknown
     }
 

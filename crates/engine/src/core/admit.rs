@@ -131,11 +131,8 @@ impl Core {
     /// reactor makes a turn, or wakes when the window ends.
     #[inline]
     pub(crate) fn may_fetch(&mut self, lane: LaneIndex) -> bool {
-        if self
-            .admission
-            .as_ref()
-            .is_none_or(|admission| !admission.stops)
-        {
+        let admission = self.admission.as_ref();
+        if admission.is_none_or(|a| !a.stops) {
             return true;
         }
         // Without room for it, it needs no part of the turn.
@@ -171,7 +168,7 @@ impl Core {
     /// Whether lanes are above their base, or others wait: then it matters who is first.
     #[inline]
     pub(crate) fn somebody_bursts(&self) -> bool {
-        (self.admission.as_ref()).is_some_and(|a| a.is_contended())
+        (self.admission.as_ref()).is_some_and(|a| a.contended)
     }
 
     /// Whether a lane that has nothing to begin now may have something at any time, and is to be served at once then: it is within

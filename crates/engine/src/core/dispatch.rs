@@ -301,7 +301,7 @@ impl Core {
             lane.slices += 1;
         }
         let begun_ns = match &mut self.admission {
-            Some(admission) => admission.begun(device, &op, away),
+            Some(admission) => admission.delays.begun(device, &op, away),
             None => 0,
         };
         Slice {

@@ -137,7 +137,7 @@ fn a_base_has_its_part_of_what_is_shared() {
     let whole = [1e9, 1e12, 1e12, 100e9, 100e9, 100e6 * f64::from(PARTS)];
     let mut scheduler = Scheduler::new(params(), &whole, VOLUMES + 1, &board).expect("good");
     for (tenant, budget) in budgets.iter().enumerate() {
-        scheduler.set_budget(tenant, budget, &costs);
+        scheduler.set_budget(tenant, budget, &costs, Frontends::ALL);
     }
     (0..VOLUMES).for_each(|lane| scheduler.attach(lane, 0));
     scheduler.attach(VOLUMES, 1);
@@ -309,7 +309,7 @@ fn a_base_is_what_it_takes_by_the_frontends_it_comes_by() {
         let scheduler = &mut bench.scheduler;
         for tenant in 0..2 {
             let budget = budget(100_000, 2_000_000, Burst::Metered);
-            scheduler.set_budget_by(tenant, &budget, &costs, frontends);
+            scheduler.set_budget(tenant, &budget, &costs, frontends);
         }
         let cost = costs.of(Frontend::Pcie, Operation::Read, 4096);
         let mut kept_waiting = 0;

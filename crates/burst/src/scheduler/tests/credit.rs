@@ -1,6 +1,7 @@
 //! What is saved of a base, and spent above it.
 
 use super::*;
+use crate::cost::Frontends;
 use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
 
@@ -56,7 +57,7 @@ fn who_rests_earns_what_is_stated_while_it_is_there() {
     let has = |scheduler: &Scheduler| scheduler.seen(0).credit_parts / PARTS as u64;
     // What was before it had a volume here is not its own.
     scheduler.turn(5000);
-    scheduler.set_budget(0, &budget(10_000, 20_000, credit), &costs);
+    scheduler.set_budget(0, &budget(10_000, 20_000, credit), &costs, Frontends::ALL);
     scheduler.attach(0, 0);
     assert!(scheduler.admit(0, &cost));
     assert_eq!(has(&scheduler), 0);
@@ -73,7 +74,7 @@ fn who_rests_earns_what_is_stated_while_it_is_there() {
     assert_eq!(has(&scheduler) - begun, earned);
     // A change counts from its time on.
     scheduler.turn(1000);
-    scheduler.set_budget(0, &budget(100_000, 200_000, credit), &costs);
+    scheduler.set_budget(0, &budget(100_000, 200_000, credit), &costs, Frontends::ALL);
     assert!(scheduler.admit(0, &cost));
     let earned = has(&scheduler) - begun - earned;
     assert!((9_900..=10_110).contains(&earned), "{earned}");
@@ -123,7 +124,7 @@ proptest! {
         };
         let mut now = of(10, 10, Some(2));
         for scheduler in &mut reactors {
-            scheduler.set_budget(0, &now, &costs);
+            scheduler.set_budget(0, &now, &costs, Frontends::ALL);
             scheduler.attach(0, 0);
         }
         // What bases have brought so far, and what each reactor may have saved of them before it is credit, in I/Os of 4 KiB.
@@ -135,7 +136,7 @@ proptest! {
                 Does::Away(_, windows) => (windows, None),
                 Does::Budget(base, more, seconds) => {
                     now = of(base, more, seconds);
-                    reactors.iter_mut().for_each(|s| s.set_budget(0, &now, &costs));
+                    reactors.iter_mut().for_each(|s| s.set_budget(0, &now, &costs, Frontends::ALL));
                     brought += 2 * saved * base;
                     (0, None)
                 }

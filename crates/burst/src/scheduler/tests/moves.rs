@@ -2,6 +2,7 @@
 
 use super::reactors::reactors;
 use super::*;
+use crate::cost::Frontends;
 
 /// What came of it: I/Os that were asked for, that began, that were metered; and the most that waited at any window's end.
 #[derive(Clone, Copy, Default, Debug)]
@@ -160,7 +161,7 @@ fn a_change_of_the_way_to_burst_is_metered_once() {
         let (mut reactors, cost) = reactors(&[1, 1], &all(credit), &params());
         let costs = table();
         let mut phase = |how, each: f64| {
-            let change = |one: &mut Scheduler| one.set_budget(0, &all(how), &costs);
+            let change = |one: &mut Scheduler| one.set_budget(0, &all(how), &costs, Frontends::ALL);
             reactors.iter_mut().for_each(change);
             had(&mut reactors, &cost, WINDOWS, &moves(period, 2, each))
         };

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::board::Newest;
+use crate::cost::Frontends;
 
 /// Reactors with so many lanes each, all of tenant 0.
 pub(super) fn reactors(
@@ -14,7 +15,7 @@ pub(super) fn reactors(
     let whole = [1e9, 1e12, 1e12, 100e9, 100e9, 100e6 * f64::from(PARTS)];
     let make = |lanes: &usize| {
         let mut scheduler = Scheduler::new(params.clone(), &whole, *lanes, &board).expect("good");
-        scheduler.set_budget(0, budget, &costs);
+        scheduler.set_budget(0, budget, &costs, Frontends::ALL);
         (0..*lanes).for_each(|lane| scheduler.attach(lane, 0));
         scheduler
     };
@@ -259,7 +260,12 @@ fn what_was_above_the_base_and_what_it_cost_is_told_of_a_window() {
     );
     assert!(newest.corrected_ns > 0, "{newest:?}");
     // Within its base nothing is above it.
-    scheduler.set_budget(0, &budget(100_000, 100_000, Burst::Metered), &table());
+    scheduler.set_budget(
+        0,
+        &budget(100_000, 100_000, Burst::Metered),
+        &table(),
+        Frontends::ALL,
+    );
     (0..4).for_each(|_| scheduler.turn(1));
     assert!(scheduler.admit(0, &cost));
     scheduler.turn(1);

@@ -1,6 +1,7 @@
 //! Volumes of one tenant beside each other, on one reactor: sizes that differ, bases of their own, what is owed.
 
 use super::*;
+use crate::cost::Frontends;
 
 /// Lanes of tenant 0 alone, and what an I/O of so many bytes costs.
 pub(super) fn scheduler(lanes: usize, budget: &Budget) -> (Scheduler, impl Fn(u32) -> Units) {
@@ -8,7 +9,7 @@ pub(super) fn scheduler(lanes: usize, budget: &Budget) -> (Scheduler, impl Fn(u3
     let board = Arc::new(Board::new(1));
     let whole = [1e9, 1e12, 1e12, 100e9, 100e9, 100e6 * f64::from(PARTS)];
     let mut scheduler = Scheduler::new(params(), &whole, lanes, &board).expect("good");
-    scheduler.set_budget(0, budget, &costs);
+    scheduler.set_budget(0, budget, &costs, Frontends::ALL);
     (0..lanes).for_each(|lane| scheduler.attach(lane, 0));
     let cost = move |len| costs.of(Frontend::Tcp, Operation::Read, len);
     (scheduler, cost)

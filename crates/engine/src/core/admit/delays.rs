@@ -43,7 +43,7 @@ const ONE_BEGUN: u32 = 256;
 
 /// See the module's text.
 #[derive(Debug)]
-pub(super) struct Delays {
+pub(in crate::core) struct Delays {
     /// By device and kind.
     timed: Box<[Timed]>,
     /// Which of them are in use.
@@ -176,7 +176,7 @@ impl Delays {
         timed.size = size_of(op) as u8;
         (timed.begun_ns, timed.seen_ns) = (self.turn_ns, self.turn_ns);
         if !std::mem::replace(&mut timed.in_use, true) {
-            timed.came = true;
+            (timed.came, timed.begun) = (true, ONE_BEGUN);
             self.in_use.push(number as u16);
         }
         self.turn_ns

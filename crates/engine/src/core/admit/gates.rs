@@ -23,7 +23,6 @@ use forebay_burst::cost::{CostTable, Frontend, Frontends, Operation};
 use forebay_burst::params::{BadParam, Params};
 use forebay_burst::scheduler::{Scheduler, Seen};
 use forebay_burst::units::{Resource, SHARED, Units};
-use forebay_device::Op;
 use forebay_xlate::VolumeId;
 use forebay_xlate::boundary::region::MAX_LANES;
 use std::collections::VecDeque;
@@ -60,13 +59,13 @@ pub struct Admission {
     /// Some lane used its quantum up, and may have more to begin in the next turn.
     pub(super) again: bool,
     /// Some lane waited, or was above its base in the last window.
-    contended: bool,
+    pub(super) contended: bool,
     /// A lane within its base began something in this turn.
     calm: bool,
     /// Some lane may have to leave what is in its rings: always while anything waits.
     pub(super) stops: bool,
     /// How long operations wait at devices.
-    pub(super) delays: Delays,
+    pub(in crate::core) delays: Delays,
     /// The lane that asked last, and the window since which no other did.
     only: (usize, u32),
     windows: u32,
@@ -90,6 +89,8 @@ struct Gate {
     closer: u8,
     frontend: Frontend,
     place: Place,
+    /// One of its commands that waited has begun since it was refused.
+    began: bool,
     /// It is above its base, in this turn.
     bursts: bool,
     /// The turn in which it last asked, and what is left of its quantum.
@@ -102,8 +103,8 @@ struct Gate {
     first: u32,
     last: u32,
     count: u32,
-    /// Since when it waits for its budget, if it does; and how long it did before.
-    refused_ns: Option<u64>,
+    /// Since when it waits for its budget, 0 if it does not; and how long it did before.
+    refused_ns: u64,
     over_ns: u64,
 }
 
@@ -151,6 +152,7 @@ impl Default for Gate {
             closer: FREE,
             frontend: Frontend::Tcp,
             place: Place::Nowhere,
+            began: false,
             bursts: false,
             turn: 0,
             quantum_ns: 0,
@@ -159,7 +161,7 @@ impl Default for Gate {
             first: NONE,
             last: NONE,
             count: 0,
-            refused_ns: None,
+            refused_ns: 0,
             over_ns: 0,
         }
     }
@@ -178,12 +180,14 @@ impl Gate {
     /// It does not wait for its budget any more, but perhaps for its turn.
     fn let_on(&mut self, now_ns: u64) {
         self.over_ns = self.over_ns(now_ns);
-        self.refused_ns = None;
+        self.refused_ns = 0;
     }
 
     fn over_ns(&self, now_ns: u64) -> u64 {
-        let now = (self.refused_ns).map_or(0, |since_ns| now_ns.saturating_sub(since_ns));
-        self.over_ns + now
+        match self.refused_ns {
+            0 => self.over_ns,
+            since_ns => self.over_ns + now_ns.saturating_sub(since_ns),
+        }
     }
 }
 
@@ -285,12 +289,6 @@ impl Admission {
         true
     }
 
-    /// An operation begins at a device ([`Delays::begun`]).
-    #[inline]
-    pub(in crate::core) fn begun(&mut self, device: u8, op: &Op, away: bool) -> u64 {
-        self.delays.begun(device, op, away)
-    }
-
     /// Whether a lane that has room may take commands from its machine's rings.
     #[inline]
     pub(super) fn may_fetch(&mut self, lane: LaneIndex) -> bool {
@@ -344,16 +342,10 @@ impl Admission {
         (self.scheduler).may_hold(self.gates[lane.0 as usize % MAX_LANES].unit)
     }
 
-    /// Whether commands of it wait for a quantum.
+    /// Whether it is above its base, and commands of it wait for a quantum.
     pub(super) fn waits_for_turns(&self, lane: LaneIndex) -> bool {
         let gate = &self.gates[lane.0 as usize % MAX_LANES];
-        gate.count > 0 && matches!(gate.place, Place::Ready | Place::Queue)
-    }
-
-    /// Whether a lane waited or is above its base.
-    #[inline]
-    pub(super) fn is_contended(&self) -> bool {
-        self.contended
+        gate.bursts && gate.count > 0 && matches!(gate.place, Place::Ready | Place::Queue)
     }
 
     /// Whether a lane is within its base, nothing waits there, and others burst.
@@ -390,7 +382,7 @@ impl Admission {
                 gate.place = Place::Ready;
                 self.ready.push_back(at as u32);
             } else {
-                gate.refused_ns = Some(now_ns);
+                gate.refused_ns = now_ns;
                 gate.place = Place::Refused;
                 self.refused.push(at as u32);
             }
@@ -447,13 +439,15 @@ impl Admission {
                 return Asked::Enough;
             }
             if !self.scheduler.resume(unit, &cost) {
-                self.gates[at].refused_ns.get_or_insert(now_ns);
+                let since_ns = &mut self.gates[at].refused_ns;
+                *since_ns = if *since_ns == 0 { now_ns } else { *since_ns };
                 return Asked::Refused;
             }
             self.spend(at, &cost);
         }
         let gate = &mut self.gates[at];
         gate.let_on(now_ns);
+        gate.began = true;
         let index = gate.first;
         gate.first = std::mem::replace(&mut io.link, NONE);
         gate.popped();
@@ -502,8 +496,10 @@ impl Admission {
                     before = index;
                     continue;
                 }
-                self.scheduler
-                    .cancel(gate.unit, &cost_of(&self.costs, gate.frontend, &io.op));
+                if gate.closer & FREE == 0 {
+                    let cost = cost_of(&self.costs, gate.frontend, &io.op);
+                    self.scheduler.cancel(gate.unit, &cost);
+                }
                 io.link = NONE;
                 match before {
                     NONE => gate.first = link,

@@ -3,6 +3,7 @@
 use super::*;
 use forebay_burst::board::Board;
 use forebay_burst::budget::{Budget, Burst, Rate};
+use forebay_burst::cost::Frontends;
 use forebay_burst::cost::{CostTable, default_profiles};
 use forebay_burst::params::Params;
 use forebay_burst::units::{PARTS, Units};
@@ -197,7 +198,8 @@ fn what_ends_at_once_holds_nobody_back() {
             how: Burst::Metered,
         };
         let costs = CostTable::new(default_profiles());
-        desk.scheduler.set_budget(0, &budget, &costs);
+        desk.scheduler
+            .set_budget(0, &budget, &costs, Frontends::ALL);
         desk.scheduler.attach(0, 0);
         // More of the device than of anything else.
         let mut cost = Units::ZERO;

@@ -29,7 +29,7 @@ impl Admission {
             let one = &mut self.tenants[tenant as usize];
             one.budget = Some(*budget);
             let (costs, frontends) = (&self.costs, one.frontends);
-            (self.scheduler).set_budget_by(tenant as usize, budget, costs, frontends);
+            (self.scheduler).set_budget(tenant as usize, budget, costs, frontends);
         }
     }
 

@@ -4,7 +4,7 @@
 //! long as something is left of its *quantum* of processor time, by what commands cost. A lane within its base has one in each
 //! turn, and so has each lane while nobody is above their base. Lanes above their base share the [`QUANTA`] of a turn: those that find
 //! none left stand in one queue, and the next turns give quanta to the first of them. What a lane has left of a quantum ends with
-//! the turn.
+//! the turn; what it took beyond one, it does without in the next.
 //!
 //! **Not here:** what is given to whom (`forebay_burst`).
 
@@ -63,14 +63,16 @@ impl Admission {
             && !alone
             && gate.closer & FREE == 0
             && !self.scheduler.is_within_base(gate.unit);
-        gate.quantum_ns = 0;
         if !gate.bursts {
             self.calm = true;
             gate.quantum_ns = match alone {
                 true => ALONE_QUANTUM_NS,
                 false => QUANTUM_NS[gate.frontend as usize],
             };
-        } else if gate.place != Place::Queue && self.queue.is_empty() && self.quanta > 0 {
+            return;
+        }
+        gate.quantum_ns = gate.quantum_ns.min(0);
+        if gate.place != Place::Queue && self.queue.is_empty() && self.quanta > 0 {
             self.give_quantum(at);
         }
     }
@@ -79,7 +81,8 @@ impl Admission {
     fn give_quantum(&mut self, at: usize) {
         let gate = &mut self.gates[at];
         (gate.turn, gate.bursts) = (self.turn, true);
-        gate.quantum_ns = QUANTUM_NS[gate.frontend as usize];
+        // What its last command took beyond a quantum is made up for.
+        gate.quantum_ns = gate.quantum_ns.min(0) + QUANTUM_NS[gate.frontend as usize];
         self.quanta = match gate.frontend {
             Frontend::Tcp => 0,
             _ => self.quanta.saturating_sub(1),
@@ -169,9 +172,15 @@ impl Admission {
 
     /// Lanes that were refused are asked again.
     fn ask_refused(&mut self) {
+        // A budget may be less than one command of each of a tenant's volumes: who had something goes behind who had nothing.
+        for began in [false, true] {
+            let gates = &self.gates;
+            let of = |lane: &&u32| gates[**lane as usize].began == began;
+            self.ready.extend(self.refused.iter().filter(of));
+        }
         for lane in self.refused.drain(..) {
-            self.gates[lane as usize].place = Place::Ready;
-            self.ready.push_back(lane);
+            let gate = &mut self.gates[lane as usize];
+            (gate.place, gate.began) = (Place::Ready, false);
         }
     }
 
@@ -197,7 +206,7 @@ impl Admission {
         // What was given and still waits for a quantum: more than there is was given.
         let left = |lane: &u32| {
             let unit = self.gates[*lane as usize].unit;
-            self.scheduler.processor_left_ns(unit)
+            self.scheduler.processor_left_ns(unit) / u64::from(self.units[unit].lanes.max(1))
         };
         let backlog_ns: u64 = self.queue.iter().map(left).sum();
         let weight = BACKLOG_WEIGHT;

@@ -38,6 +38,13 @@ fn exports_of_a_volume_have_its_budget_together() {
     let _: usize = (0..8).map(|_| window(&mut rig, &[3, 5])).sum();
     let sum: usize = (0..50).map(|_| window(&mut rig, &[3, 5])).sum();
     assert!((190..=204).contains(&sum), "{sum}");
+    // Neither is behind the other for long.
+    let before = [3, 5].map(|lane| rig.throttled(lane).0);
+    let sum: usize = (0..50).map(|_| window(&mut rig, &[3, 5])).sum();
+    for (lane, before) in [3, 5].into_iter().zip(before) {
+        let begun = (rig.throttled(lane).0 - before) as usize;
+        assert!(5 * begun >= 2 * sum, "lane {lane}: {begun} of {sum}");
+    }
     // One alone has nearly all of it; and as soon as the volume may have more, both have more.
     let sum: usize = (0..50).map(|_| window(&mut rig, &[3])).sum();
     assert!((190..=204).contains(&sum), "{sum}");
