@@ -86,15 +86,14 @@ impl Lab {
         })
     }
 
-    /// From now on each reactor carries out a part of the other's commands, though both have some of their own. That takes
-    /// somebody with a budget.
+    /// From now on a reactor that is idle carries out a part of the other's commands. That takes somebody with a budget.
     fn spread(&self) -> Result<()> {
         self.daemon.cli(&["tenant", "create", "u"])?;
         let base = ["--base-iops", "100", "--base-bandwidth", "4M"];
         let budget = [&["tenant", "budget", "u"][..], &base].concat();
         self.daemon.cli(&budget)?;
         self.daemon
-            .cli(&["scheduling", "set", "--spread", "one-to-one"])?;
+            .cli(&["scheduling", "set", "--spread", "one-to-n"])?;
         Ok(())
     }
 
