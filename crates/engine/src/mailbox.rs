@@ -40,12 +40,10 @@ pub enum Post {
     Figures(VolumeId, Figures),
     /// How I/O is admitted; `None`: all of it is. Tenants' budgets are in it.
     Admission(Option<Box<Admission>>),
-    /// The tenant in this slot has this budget.
-    Budget(u32, Budget),
-    /// There is another tenant in this slot, with this budget.
-    NewTenant(u32, Budget),
-    /// Whether the base of the tenant in this slot comes first.
-    Guaranteed(u32, bool),
+    /// There is another tenant in this slot.
+    NewTenant(u32),
+    /// The budget of the tenant in this slot, and whether its base comes first.
+    Budget(u32, Budget, bool),
     /// Whose a volume is, and what it may use; `None`: nobody's.
     Share(VolumeId, Option<Share>),
     /// Nothing of an earlier engine is at a device that is served.

@@ -268,9 +268,10 @@ impl Reactor {
                 self.frontend.volume_changed(core, volume);
             }
             Post::Admission(admission) => core.set_admission(admission),
-            Post::Budget(tenant, budget) => core.set_budget(tenant, &budget),
-            Post::NewTenant(tenant, budget) => core.begin_tenant(tenant, &budget),
-            Post::Guaranteed(tenant, guaranteed) => core.set_guaranteed(tenant, guaranteed),
+            Post::NewTenant(tenant) => core.begin_tenant(tenant),
+            Post::Budget(tenant, budget, guaranteed) => {
+                core.set_budget(tenant, &budget, guaranteed);
+            }
             Post::Share(volume, share) => {
                 core.set_share(volume, share);
                 self.frontend.shares_changed(core);

@@ -176,11 +176,6 @@ impl Visitor<'_> for Whole {
     fn visit_u64<E: Error>(self, value: u64) -> Result<Option<u64>, E> {
         Ok(Some(value))
     }
-
-    /// JSON's numbers from 0 on are unsigned.
-    fn visit_i64<E: Error>(self, value: i64) -> Result<Option<u64>, E> {
-        Err(E::invalid_value(Unexpected::Signed(value), &self))
-    }
 }
 
 fn whole<'de, T: TryFrom<u64>, D: Deserializer<'de>>(

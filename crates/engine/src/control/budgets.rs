@@ -12,7 +12,6 @@ use crate::core::Admission;
 use crate::lane::Share;
 use crate::mailbox::Post;
 use forebay_burst::board::Board;
-use forebay_burst::cost::CostTable;
 use forebay_xlate::VolumeId;
 use forebay_xlate::boundary::message::{Budget, Scheduling, TenantId};
 use forebay_xlate::boundary::region::{MAX_TENANTS, TenantRecord};
@@ -21,18 +20,11 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::{Relaxed, Release};
 
 /// See the module's text.
-#[derive(Default)]
 pub(super) struct Budgets {
-    active: Option<Active>,
-    /// Slots of nobody, while there is no scheduling.
-    free: VecDeque<u32>,
-}
-
-/// While there is scheduling.
-struct Active {
-    scheduling: Box<Scheduling>,
-    board: Arc<Board>,
+    /// While there is scheduling: how, and the board.
+    on: Option<(Box<Scheduling>, Arc<Board>)>,
     tenants: BTreeMap<TenantId, Known>,
+    /// Slots of nobody.
     free: VecDeque<u32>,
     volumes: BTreeMap<VolumeId, (TenantId, Option<Budget>)>,
 }
@@ -45,29 +37,35 @@ struct Known {
     guaranteed: bool,
 }
 
+impl Default for Budgets {
+    fn default() -> Self {
+        Self {
+            on: None,
+            tenants: BTreeMap::new(),
+            free: (0..MAX_TENANTS as u32).collect(),
+            volumes: BTreeMap::new(),
+        }
+    }
+}
+
 impl Budgets {
     /// What a volume may use.
     pub(super) fn share(&self, volume: VolumeId) -> Option<Share> {
-        let active = self.active.as_ref()?;
-        let (tenant, budget) = *active.volumes.get(&volume)?;
-        let tenant = active.tenants.get(&tenant)?.slot;
+        let (tenant, budget) = *self.volumes.get(&volume)?;
+        let tenant = self.tenants.get(&tenant)?.slot;
         Some(Share { tenant, budget })
     }
 
     /// There is no such volume any more.
     pub(super) fn forget(&mut self, volume: VolumeId) {
-        if let Some(active) = &mut self.active {
-            active.volumes.remove(&volume);
-        }
+        self.volumes.remove(&volume);
     }
-}
 
-impl Active {
     /// What each of so many reactors admits by.
     fn admissions(
         &self,
         scheduling: &Scheduling,
-        costs: &Arc<CostTable>,
+        board: &Arc<Board>,
         reactors: usize,
     ) -> Result<Vec<Admission>, String> {
         let params = scheduling.params()?;
@@ -85,12 +83,12 @@ impl Active {
         }
         // Of processors each has its own; those of others that help it are added while they do.
         let per_second = capacity.capacity(1).per_second();
+        let costs = scheduling.cost_table();
         let make = |_| {
-            let mut admission = Admission::new(params.clone(), &per_second, costs, &self.board)
+            let mut admission = Admission::new(params.clone(), &per_second, &costs, board)
                 .map_err(|bad| bad.to_string())?;
             for known in self.tenants.values() {
-                admission.set_budget(known.slot, &known.budget);
-                admission.set_guaranteed(known.slot, known.guaranteed);
+                admission.set_budget(known.slot, &known.budget, known.guaranteed);
             }
             Ok(admission)
         };
@@ -113,58 +111,32 @@ impl Control {
         &mut self,
         scheduling: Option<Box<Scheduling>>,
     ) -> Result<(), String> {
+        let budgets = &mut self.budgets;
         let Some(scheduling) = scheduling else {
-            if let Some(old) = self.budgets.active.take() {
-                let mut free = old.free;
-                for known in old.tenants.values() {
+            if budgets.on.take().is_some() {
+                for known in std::mem::take(&mut budgets.tenants).values() {
                     begin(&self.region.tenants()[known.slot as usize], None);
-                    free.push_back(known.slot);
+                    budgets.free.push_back(known.slot);
                 }
-                self.budgets.free = free;
+                let volumes = std::mem::take(&mut budgets.volumes);
                 self.post_all(|| Post::Admission(None));
-                for volume in old.volumes.keys() {
+                for volume in volumes.keys() {
                     self.post_all(|| Post::Share(*volume, None));
                 }
             }
             return Ok(());
         };
-        let was_on = match &self.budgets.active {
-            Some(active) if active.scheduling == scheduling => return Ok(()),
-            active => active.is_some(),
+        let board = match &budgets.on {
+            Some((now, _)) if *now == scheduling => return Ok(()),
+            Some((_, board)) => board.clone(),
+            None => Arc::new(Board::new(MAX_TENANTS)),
         };
-        let costs = Arc::new(scheduling.cost_table());
-        let mut active = match self.budgets.active.take() {
-            Some(active) => active,
-            None => Active {
-                scheduling: scheduling.clone(),
-                board: Arc::new(Board::new(MAX_TENANTS)),
-                tenants: BTreeMap::new(),
-                free: match self.budgets.free.is_empty() {
-                    true => (0..MAX_TENANTS as u32).collect(),
-                    false => std::mem::take(&mut self.budgets.free),
-                },
-                volumes: BTreeMap::new(),
-            },
-        };
-        let made = active.admissions(&scheduling, &costs, self.mailboxes.len());
-        match made {
-            Ok(admissions) => {
-                active.scheduling = scheduling;
-                self.budgets.active = Some(active);
-                for (mailbox, admission) in self.mailboxes.iter_mut().zip(admissions) {
-                    mailbox.post(Post::Admission(Some(Box::new(admission))));
-                }
-                Ok(())
-            }
-            Err(why) => {
-                // As it was.
-                match was_on {
-                    true => self.budgets.active = Some(active),
-                    false => self.budgets.free = active.free,
-                }
-                Err(why)
-            }
+        let admissions = budgets.admissions(&scheduling, &board, self.mailboxes.len())?;
+        budgets.on = Some((scheduling, board));
+        for (mailbox, admission) in self.mailboxes.iter_mut().zip(admissions) {
+            mailbox.post(Post::Admission(Some(Box::new(admission))));
         }
+        Ok(())
     }
 
     /// What a tenant may use; and, if it was not known, what it had saved before. `None`: there is none, and what volumes it has
@@ -177,7 +149,8 @@ impl Control {
         guaranteed: bool,
     ) -> Result<(), String> {
         let id = tenant.0;
-        let Some(active) = &mut self.budgets.active else {
+        let budgets = &mut self.budgets;
+        let Some((_, board)) = &budgets.on else {
             // Nothing is charged, so nobody is known.
             return match budget {
                 Some(_) => Err(format!("tenant {id}: a budget without scheduling")),
@@ -185,22 +158,16 @@ impl Control {
             };
         };
         let Some(budget) = budget else {
-            let Some(Known { slot, .. }) = active.tenants.remove(&tenant) else {
+            let Some(Known { slot, .. }) = budgets.tenants.remove(&tenant) else {
                 return Ok(());
             };
-            active.free.push_back(slot);
-            for credit in &active.board.entry(slot as usize).credit {
+            budgets.free.push_back(slot);
+            for credit in &board.entry(slot as usize).credit {
                 credit.set_cap(0);
             }
             begin(&self.region.tenants()[slot as usize], None);
-            let mut left = Vec::new();
-            active.volumes.retain(|volume, (of, _)| {
-                if *of == tenant {
-                    left.push(*volume);
-                }
-                *of != tenant
-            });
-            for volume in left {
+            let left = budgets.volumes.extract_if(.., |_, (of, _)| *of == tenant);
+            for (volume, _) in left.collect::<Vec<_>>() {
                 self.post_all(|| Post::Share(volume, None));
             }
             return Ok(());
@@ -208,20 +175,17 @@ impl Control {
         budget
             .check()
             .map_err(|bad| format!("tenant {id}: {bad}"))?;
-        match active.tenants.get_mut(&tenant) {
+        match budgets.tenants.get_mut(&tenant) {
             Some(known) => {
                 let slot = known.slot;
                 let before = (known.budget, known.guaranteed);
                 (known.budget, known.guaranteed) = (budget, guaranteed);
-                if before.0 != budget {
-                    self.post_all(|| Post::Budget(slot, budget));
-                }
-                if before.1 != guaranteed {
-                    self.post_all(|| Post::Guaranteed(slot, guaranteed));
+                if before != (budget, guaranteed) {
+                    self.post_all(|| Post::Budget(slot, budget, guaranteed));
                 }
             }
             None => {
-                let slot = active.free.pop_front();
+                let slot = budgets.free.pop_front();
                 let slot = slot.ok_or_else(|| {
                     format!("tenant {id}: an engine has at most {MAX_TENANTS} tenants")
                 })?;
@@ -230,15 +194,15 @@ impl Control {
                     budget,
                     guaranteed,
                 };
-                active.tenants.insert(tenant, known);
+                budgets.tenants.insert(tenant, known);
                 let record = &self.region.tenants()[slot as usize];
                 begin(record, Some(tenant));
-                let [ops, bytes] = active.board.entry(slot as usize).save(&budget, credit);
+                let [ops, bytes] = board.entry(slot as usize).save(&budget, credit);
                 // For the engine after this one, should it have to begin at once.
                 record.credit_ops.store(ops, Relaxed);
                 record.credit_bytes.store(bytes, Relaxed);
-                self.post_all(|| Post::NewTenant(slot, budget));
-                self.post_all(|| Post::Guaranteed(slot, guaranteed));
+                self.post_all(|| Post::NewTenant(slot));
+                self.post_all(|| Post::Budget(slot, budget, guaranteed));
             }
         }
         Ok(())
@@ -251,19 +215,20 @@ impl Control {
         tenant: TenantId,
         budget: Option<Budget>,
     ) -> Result<(), String> {
-        let Some(active) = &mut self.budgets.active else {
+        let budgets = &mut self.budgets;
+        if budgets.on.is_none() {
             return Err(format!("{volume}: a budget without scheduling"));
-        };
+        }
         if !self.volumes.0.contains_key(&volume) {
             return Err(format!("{volume} is not served"));
         }
-        if !active.tenants.contains_key(&tenant) {
+        if !budgets.tenants.contains_key(&tenant) {
             return Err(format!("{volume}: tenant {} has no budget", tenant.0));
         }
         if let Some(budget) = &budget {
             budget.check().map_err(|bad| format!("{volume}: {bad}"))?;
         }
-        if active.volumes.insert(volume, (tenant, budget)) != Some((tenant, budget)) {
+        if budgets.volumes.insert(volume, (tenant, budget)) != Some((tenant, budget)) {
             let share = self.budgets.share(volume);
             self.post_all(|| Post::Share(volume, share));
         }

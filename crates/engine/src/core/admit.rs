@@ -78,25 +78,17 @@ impl Core {
         old.record_all(self.record, &self.region);
     }
 
-    /// A tenant is another from now on, with this budget.
-    pub fn begin_tenant(&mut self, tenant: u32, budget: &Budget) {
+    /// A tenant is another from now on.
+    pub fn begin_tenant(&mut self, tenant: u32) {
         if let Some(admission) = &mut self.admission {
             admission.begin_tenant(tenant);
-            admission.set_budget(tenant, budget);
         }
     }
 
-    /// A tenant has this budget from now on.
-    pub fn set_budget(&mut self, tenant: u32, budget: &Budget) {
+    /// A tenant has this budget from now on; `guaranteed`: its base comes first, where bases come to more than there is.
+    pub fn set_budget(&mut self, tenant: u32, budget: &Budget, guaranteed: bool) {
         if let Some(admission) = &mut self.admission {
-            admission.set_budget(tenant, budget);
-        }
-    }
-
-    /// Whether a tenant's base comes first, where bases come to more than there is.
-    pub fn set_guaranteed(&mut self, tenant: u32, guaranteed: bool) {
-        if let Some(admission) = &mut self.admission {
-            admission.set_guaranteed(tenant, guaranteed);
+            admission.set_budget(tenant, budget, guaranteed);
         }
     }
 

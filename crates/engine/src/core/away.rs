@@ -94,10 +94,7 @@ pub struct Peer {
 /// One that is carried out here.
 pub(super) struct Carrying {
     home: usize,
-    slice: u32,
-    device: u8,
-    blame: u64,
-    op: Op,
+    errand: Errand,
 }
 
 /// What a reactor has of all others.
@@ -146,6 +143,7 @@ pub fn links(bells: &[ReactorBell]) -> Vec<Links> {
 }
 
 /// See the module's text.
+#[derive(Default)]
 pub(super) struct Away {
     spread: Spread,
     peers: Vec<Peer>,
@@ -181,23 +179,8 @@ impl Away {
     pub(super) fn new() -> Self {
         Self {
             spread: Spread::OneToOne,
-            peers: Vec::new(),
-            said: Arc::default(),
-            at_work: false,
-            begun_ns: 0,
-            looked_ns: 0,
             need: Need::new(0),
-            is_helped: false,
-            quiet: Arc::default(),
-            is_quiet: false,
-            out: 0,
-            done_now: 0,
-            begun: 0,
-            begun_before: 0,
-            carrying: Vec::new(),
-            free: Vec::new(),
-            again: Vec::new(),
-            first: 0,
+            ..Self::default()
         }
     }
 
@@ -337,9 +320,6 @@ impl Core {
         let has_room = |p: &Peer, left| left < limit && p.out < LINK_ENTRIES;
         let open = peers
             .filter(|(_, p, left)| has_room(p, *left) && (hand >= FEW_ASLEEP || !p.bell.sleeps()));
-        if self.away.spread == Spread::OneToOne {
-            return None;
-        }
         open.filter(|(_, p, _)| p.idle)
             .min_by_key(|(.., left)| *left)
             .map(|(at, ..)| at)
@@ -396,17 +376,10 @@ impl Core {
         any
     }
 
-    fn answered(
-        &mut self,
-        Answer {
-            slice: index,
-            ended,
-        }: Answer,
-    ) {
-        let Some(slice) = self.slices.get_mut(index as usize) else {
-            return;
-        };
-        let Some(slice) = slice.as_mut().filter(|slice| slice.away) else {
+    fn answered(&mut self, answer: Answer) {
+        let index = answer.slice as usize;
+        let slice = self.slices.get_mut(index).and_then(Option::as_mut);
+        let Some(slice) = slice.filter(|slice| slice.away) else {
             return;
         };
         slice.away = false;
@@ -417,10 +390,10 @@ impl Core {
         if let Some(lane) = self.lanes[lane.0 as usize].as_mut() {
             lane.away -= 1;
         }
-        match ended {
-            Ended::Done => self.slice_ended(index as usize, None),
-            Ended::Failed(errno) => self.slice_ended(index as usize, Some(errno)),
-            Ended::NotHere | Ended::NotNow => self.submit_again(index as usize),
+        match answer.ended {
+            Ended::Done => self.slice_ended(index, None),
+            Ended::Failed(errno) => self.slice_ended(index, Some(errno)),
+            Ended::NotHere | Ended::NotNow => self.submit_again(index),
         }
     }
 
@@ -483,30 +456,24 @@ impl Core {
             self.answer(home, errand.slice, Ended::NotHere);
             return;
         };
-        self.away.carrying[place as usize] = Some(Carrying {
-            home,
-            slice: errand.slice,
-            device: errand.device,
-            blame: errand.blame,
-            op: errand.op,
-        });
+        self.away.carrying[place as usize] = Some(Carrying { home, errand });
         bump(&self.record().carried_out, 1);
         self.do_errand(place);
     }
 
     /// Gives an operation of another reactor to its device, or what is left of it.
     fn do_errand(&mut self, place: u32) {
-        let Some(carrying) = self.away.carrying[place as usize].as_mut() else {
+        let Some(Carrying { errand, .. }) = &mut self.away.carrying[place as usize] else {
             return;
         };
         if RECORDS {
-            self.record.blame.store(carrying.blame, Relaxed);
+            self.record.blame.store(errand.blame, Relaxed);
         }
-        let Some(served) = &self.devices[usize::from(carrying.device)] else {
+        let Some(served) = &self.devices[usize::from(errand.device)] else {
             return;
         };
         let data = kind::AWAY << kind::SHIFT | u64::from(place);
-        match served.device.submit(&mut self.ring, &mut carrying.op, data) {
+        match served.device.submit(&mut self.ring, &mut errand.op, data) {
             Submitted::Queued => self.feed_devices(),
             Submitted::Done(result) => self.errand_ended(place, result.err()),
             Submitted::RingFull => self.away.again.push(place),
@@ -515,20 +482,20 @@ impl Core {
 
     /// The ring says that an operation of another reactor has ended.
     pub(super) fn away_completed(&mut self, place: usize, result: i32) {
-        let Some(Some(carrying)) = self.away.carrying.get_mut(place) else {
+        let Some(Some(Carrying { errand, .. })) = self.away.carrying.get_mut(place) else {
             return;
         };
         if RECORDS {
-            self.record.blame.store(carrying.blame, Relaxed);
+            self.record.blame.store(errand.blame, Relaxed);
         }
-        let Some(served) = &self.devices[usize::from(carrying.device)] else {
+        let Some(served) = &self.devices[usize::from(errand.device)] else {
             return;
         };
-        match served.device.finish(carrying.op, result) {
+        match served.device.finish(errand.op, result) {
             Finish::Done => self.errand_ended(place as u32, None),
             Finish::Failed(errno) => self.errand_ended(place as u32, Some(errno)),
             Finish::Again(op) => {
-                carrying.op = op;
+                errand.op = op;
                 self.do_errand(place as u32);
             }
         }
@@ -541,7 +508,7 @@ impl Core {
         self.away.free.push(place);
         self.slice_ended_ns = self.now_ns;
         let ended = error.map_or(Ended::Done, Ended::Failed);
-        self.answer(carrying.home, carrying.slice, ended);
+        self.answer(carrying.home, carrying.errand.slice, ended);
     }
 
     fn answer(&mut self, home: usize, slice: u32, ended: Ended) {

@@ -59,19 +59,11 @@ impl Core {
     pub(super) fn count_throttled(&mut self, index: usize, waits: bool) {
         let io = &self.ios[index];
         let bytes = io.buffer.as_ref().map_or(0, |buffer| buffer.len());
-        let all = &mut self.throttled;
-        let lane = self.lanes[io.lane.0 as usize].as_mut();
-        if waits {
-            (all.count, all.bytes) = (all.count + 1, all.bytes + bytes);
-        } else {
-            (all.count, all.bytes) = (all.count - 1, all.bytes - bytes);
-        }
-        if let Some(lane) = lane {
-            lane.throttled = if waits {
-                lane.throttled + 1
-            } else {
-                lane.throttled - 1
-            };
+        let (all, by) = (&mut self.throttled, if waits { 1 } else { -1 });
+        all.count = all.count.wrapping_add_signed(by);
+        all.bytes = all.bytes.wrapping_add_signed(by * bytes as isize);
+        if let Some(lane) = self.lanes[io.lane.0 as usize].as_mut() {
+            lane.throttled = lane.throttled.wrapping_add_signed(by as i32);
             let now = u64::from(lane.throttled);
             lane.record().throttled.store(now, Relaxed);
         }

@@ -30,10 +30,7 @@ impl Machines {
         }
         let all = self.all.len();
         for _ in 0..all.min(MOST) {
-            self.calm_at = match self.calm_at + 1 {
-                at if at < all => at,
-                _ => 0,
-            };
+            self.calm_at = (self.calm_at + 1) % all;
             let Some(machine) = &self.all[self.calm_at] else {
                 continue;
             };

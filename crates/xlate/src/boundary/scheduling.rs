@@ -4,9 +4,11 @@
 //! What makes no sense is refused by name. **Not here:** what the numbers mean (`forebay_burst`).
 
 use super::parts::{CostProfile, NodeCapacity, Scheduling};
+use super::region::TenantRecord;
 use forebay_burst::admission::Capacity;
 use forebay_burst::cost::{CostTable, Profile};
 use forebay_burst::params::Params;
+use std::sync::atomic::AtomicU64;
 
 impl CostProfile {
     /// In the terms of the crate `burst`.
@@ -87,6 +89,44 @@ impl Scheduling {
     #[must_use]
     pub fn cost_table(&self) -> CostTable {
         CostTable::new(self.costs.map(|row| row.map(|profile| profile.profile())))
+    }
+}
+
+impl TenantRecord {
+    /// The sums since the start.
+    pub fn sums(&self) -> [&AtomicU64; 13] {
+        [
+            &self.used_ops,
+            &self.used_bytes,
+            &self.metered_ops,
+            &self.metered_bytes,
+            &self.throttled_ops,
+            &self.throttled_ns,
+            &self.taken_ops,
+            &self.lost_ops,
+            &self.reserve_ops,
+            &self.burst_windows,
+            &self.active_windows,
+            &self.cost_ns,
+            &self.corrected_ns,
+        ]
+    }
+
+    /// What is so now.
+    pub fn gauges(&self) -> [&AtomicU64; 11] {
+        [
+            &self.credit_ops,
+            &self.credit_bytes,
+            &self.granted_ops_s,
+            &self.granted_bytes_s,
+            &self.used_ops_s,
+            &self.used_bytes_s,
+            &self.throttled,
+            &self.above_ops_s,
+            &self.above_bytes_s,
+            &self.window_cost_ns_s,
+            &self.window_corrected_ns_s,
+        ]
     }
 }
 

@@ -73,8 +73,6 @@ pub struct Admission {
     units: Box<[Unit]>,
     /// The tenant whose record is written next.
     record_at: usize,
-    /// The lanes of one look at all that wait.
-    looked_at: Vec<u32>,
     /// Tenants' records are older than that makes them: all are written when there is nothing else to do.
     stale: bool,
     /// The same of lanes, of which there have been so many.
@@ -234,7 +232,6 @@ impl Admission {
             windows: 0,
             units: vec![Unit::default(); MAX_LANES].into(),
             record_at: 0,
-            looked_at: Vec::with_capacity(MAX_LANES),
             stale: false,
             lane_at: 0,
             lanes: 0,
@@ -454,15 +451,6 @@ impl Admission {
         Asked::Begin(index)
     }
 
-    /// All lanes in which something waits: not for each turn. The list is to be given back to `looked_at`.
-    fn lanes_that_wait(&mut self) -> Vec<u32> {
-        let mut all = std::mem::take(&mut self.looked_at);
-        let lanes = self.ready.iter().chain(&self.refused).chain(&self.queue);
-        all.clear();
-        all.extend(lanes);
-        all
-    }
-
     /// The first command that waits in a lane, to begin now: what it costs is owed. None if a second's worth is owed already.
     pub(in crate::core) fn take_owing(&mut self, lane: LaneIndex, ios: &mut [Io]) -> Option<u32> {
         let at = lane.0 as usize % MAX_LANES;
@@ -484,10 +472,7 @@ impl Admission {
 
     /// Takes out what waits and should end by now.
     pub(super) fn take_overdue(&mut self, ios: &mut [Io], now_ns: u64, overdue: &mut Vec<u32>) {
-        let lanes = self.lanes_that_wait();
-        for lane in &lanes {
-            let at = *lane as usize;
-            let gate = &mut self.gates[at];
+        for gate in self.gates.iter_mut() {
             let (mut before, mut next) = (NONE, gate.first);
             while let Some(io) = ios.get_mut(next as usize) {
                 let (index, link) = (next, io.link);
@@ -512,7 +497,6 @@ impl Admission {
                 overdue.push(index);
             }
         }
-        self.looked_at = lanes;
     }
 
     /// How long a lane has waited for its budget, all in all: while it does, that grows as time does. What it waits for its turns is
@@ -545,8 +529,8 @@ impl Admission {
     /// Gives up everything that waits, in order within each lane.
     pub(super) fn give_up(&mut self, ios: &mut [Io], waited: &mut Vec<u32>) {
         self.scheduler.leave();
-        for lane in self.lanes_that_wait() {
-            let mut next = self.gates[lane as usize].first;
+        for gate in self.gates.iter() {
+            let mut next = gate.first;
             while let Some(io) = ios.get_mut(next as usize) {
                 waited.push(next);
                 next = std::mem::replace(&mut io.link, NONE);

@@ -42,7 +42,7 @@ impl Core {
         let board = Arc::new(Board::new(budgets.len() + 1));
         let mut admission = Admission::new(params, &capacity.per_second(), costs, &board).unwrap();
         for (tenant, budget) in (0..).zip(budgets) {
-            admission.set_budget(tenant, budget);
+            admission.set_budget(tenant, budget, false);
         }
         for (at, lane) in self.lanes.iter_mut().flatten().enumerate() {
             lane.share = Some(Share {

@@ -33,6 +33,7 @@ impl Said {
 }
 
 /// Whether one processor is enough for a reactor's work.
+#[derive(Default)]
 pub(super) struct Need {
     help: bool,
     is_known: bool,
@@ -49,11 +50,9 @@ impl Need {
     pub(super) fn new(now_ns: u64) -> Self {
         Self {
             help: true,
-            is_known: false,
-            was_idle: false,
             turn_ns: now_ns,
             since_ns: now_ns,
-            idle_ns: 0,
+            ..Self::default()
         }
     }
 

@@ -78,8 +78,8 @@ fn rig_on(device: &str, noisy: &Budget, quiet: &Budget) -> Rig {
 impl Rig {
     fn switch_on(&mut self, noisy: &Budget, quiet: &Budget) {
         let mut admission = admission(&self.board);
-        admission.set_budget(0, noisy);
-        admission.set_budget(1, quiet);
+        admission.set_budget(0, noisy, false);
+        admission.set_budget(1, quiet, false);
         self.b.core.set_admission(Some(admission));
         for (tenant, volume) in [(0, V), (1, QUIET)] {
             let share = Share {

@@ -84,9 +84,9 @@ fn rig(params: Params, noisy: &Budget, truth: f64) -> Rig {
         ..params
     };
     let mut admission = Admission::new(params, &per_second, &Arc::new(costs), &board).unwrap();
-    admission.set_budget(0, noisy);
-    admission.set_budget(1, &metered(5_000, 5_000));
-    admission.set_budget(2, &metered(1_000, 1_000_000));
+    admission.set_budget(0, noisy, false);
+    admission.set_budget(1, &metered(5_000, 5_000), false);
+    admission.set_budget(2, &metered(1_000, 1_000_000), false);
     b.core.set_admission(Some(Box::new(admission)));
     for (tenant, volume) in [(0, V), (1, QUIET), (2, OTHER)] {
         let budget = None;

@@ -297,44 +297,6 @@ cells! {
     }
 }
 
-impl TenantRecord {
-    /// The sums since the start.
-    pub fn sums(&self) -> [&AtomicU64; 13] {
-        [
-            &self.used_ops,
-            &self.used_bytes,
-            &self.metered_ops,
-            &self.metered_bytes,
-            &self.throttled_ops,
-            &self.throttled_ns,
-            &self.taken_ops,
-            &self.lost_ops,
-            &self.reserve_ops,
-            &self.burst_windows,
-            &self.active_windows,
-            &self.cost_ns,
-            &self.corrected_ns,
-        ]
-    }
-
-    /// What is so now.
-    pub fn gauges(&self) -> [&AtomicU64; 11] {
-        [
-            &self.credit_ops,
-            &self.credit_bytes,
-            &self.granted_ops_s,
-            &self.granted_bytes_s,
-            &self.used_ops_s,
-            &self.used_bytes_s,
-            &self.throttled,
-            &self.above_ops_s,
-            &self.above_bytes_s,
-            &self.window_cost_ns_s,
-            &self.window_corrected_ns_s,
-        ]
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::super::{MAX_DEVICES, Region};

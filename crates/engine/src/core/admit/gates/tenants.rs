@@ -23,10 +23,10 @@ impl Admission {
         }
     }
 
-    /// A tenant has this budget from now on.
-    pub fn set_budget(&mut self, tenant: u32, budget: &Budget) {
-        if (tenant as usize) < self.tenants.len() {
-            let one = &mut self.tenants[tenant as usize];
+    /// A tenant has this budget from now on; `guaranteed`: its base comes first.
+    pub fn set_budget(&mut self, tenant: u32, budget: &Budget, guaranteed: bool) {
+        if let Some(one) = self.tenants.get_mut(tenant as usize) {
+            (self.scheduler).set_guaranteed(tenant as usize, guaranteed);
             one.budget = Some(*budget);
             let (costs, frontends) = (&self.costs, one.frontends);
             (self.scheduler).set_budget(tenant as usize, budget, costs, frontends);
@@ -52,13 +52,6 @@ impl Admission {
     #[cfg(test)]
     pub(in crate::core::admit) fn frontends(&self, tenant: usize) -> Frontends {
         self.tenants[tenant].frontends
-    }
-
-    /// Whether a tenant's base comes first.
-    pub fn set_guaranteed(&mut self, tenant: u32, guaranteed: bool) {
-        if (tenant as usize) < self.tenants.len() {
-            (self.scheduler).set_guaranteed(tenant as usize, guaranteed);
-        }
     }
 
     /// A lane has this share.

@@ -47,7 +47,7 @@ fn asleep(part: f64) -> (Rig, u64) {
         } else {
             each
         };
-        admission.set_budget(tenant as u32, &metered(base));
+        admission.set_budget(tenant as u32, &metered(base), false);
     }
     rig.b.core.set_admission(Some(Box::new(admission)));
     for at in 0..tenants {

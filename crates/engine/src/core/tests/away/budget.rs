@@ -95,8 +95,8 @@ fn run(spread: Spread, device_ns: u64, every_ns: u64) -> (f64, u64, u64) {
     let per_second = NodeCapacity::UNLIMITED.capacity(1).per_second();
     for core in [&mut t.b.core, &mut t.other] {
         let mut admission = Admission::new(Params::default(), &per_second, &costs, &board).unwrap();
-        admission.set_budget(0, &metered(5_000, 5_000_000));
-        admission.set_budget(1, &metered(20_000, 20_000));
+        admission.set_budget(0, &metered(5_000, 5_000_000), false);
+        admission.set_budget(1, &metered(20_000, 20_000), false);
         core.set_admission(Some(Box::new(admission)));
         for (tenant, volume) in [(0, V), (1, QUIET)] {
             let budget = None;
