@@ -10,9 +10,9 @@
 
 use std::fs::{File, OpenOptions};
 use std::future::Future;
-use std::io::{self, Read, Seek, Write};
+use std::io::{self, Read};
 use std::net::SocketAddr;
-use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{FileExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -120,7 +120,7 @@ pub(crate) fn lock_file(base: &Path, does: &str) -> io::Result<File> {
             format!("can't lock {}: {error}", path.display()),
         )
     };
-    let mut file = OpenOptions::new()
+    let file = OpenOptions::new()
         .read(true)
         .write(true)
         .create(true)
@@ -141,9 +141,11 @@ pub(crate) fn lock_file(base: &Path, does: &str) -> io::Result<File> {
             Err(error) => return Err(failed(io::Error::other(error))),
         }
     }
-    file.set_len(0).map_err(failed)?;
-    file.rewind().map_err(failed)?;
-    writeln!(file, "{}", std::process::id()).map_err(failed)?;
+    // Overwritten in place: on a full disk, a truncated file may find no room again. The pid is for messages only.
+    let pid = format!("{:<10}\n", std::process::id());
+    if file.write_all_at(pid.as_bytes(), 0).is_err() {
+        let _ = file.set_len(0);
+    }
     Ok(file)
 }
 
