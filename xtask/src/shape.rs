@@ -26,9 +26,9 @@ const QUALITY_OF_SERVICE: [Part; 5] = [
     Part {
         name: "engine",
         places: &[
-            "crates/engine/src/core/admit.rs",
+            "crates/engine/src/core/admit/mod.rs",
             "crates/engine/src/core/admit",
-            "crates/engine/src/core/away.rs",
+            "crates/engine/src/core/away/mod.rs",
             "crates/engine/src/core/away",
             "crates/engine/src/core/held.rs",
             "crates/engine/src/vm/look.rs",
