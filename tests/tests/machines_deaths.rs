@@ -163,7 +163,7 @@ fn chain_of_deaths(chain: &[(&str, u64)]) -> Result<()> {
 fn kill_at_each_point_of_machines() -> Result<()> {
     let mut dice = Dice(lab::count_from("FOREBAY_TEST_SEED", 4));
     let parts = ["vm.", "pcie."];
-    // Only a client with memory that has no descriptor is asked anything (`pcie::tests::remote` in the engine's crate).
+    // Only a client with memory that has no descriptor is asked anything (`frontend::vfio_user::tests::remote` in the engine's crate).
     let asks = ["vm.asking", "vm.asked"];
     let mut over = ["over.adopted", "over.converted", "over.resumed"]
         .iter()

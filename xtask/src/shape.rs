@@ -31,7 +31,7 @@ const QUALITY_OF_SERVICE: [Part; 5] = [
             "crates/engine/src/core/away/mod.rs",
             "crates/engine/src/core/away",
             "crates/engine/src/core/held.rs",
-            "crates/engine/src/vm/look.rs",
+            "crates/engine/src/frontend/vm/look.rs",
             "crates/engine/src/control/budgets.rs",
         ],
     },

@@ -4,7 +4,7 @@
 //!
 //! **Design.** One control thread ([`control`]) talks with the daemon, opens devices, accepts
 //! connections and is the only writer of translation tables. Each reactor ([`reactor`]) is a thread
-//! with one io_uring that owns what it touches: its lanes, its connections ([`tcp`]), its commands in
+//! with one io_uring that owns what it touches: its lanes, its connections ([`frontend`]), its commands in
 //! flight ([`core`]). They speak through bounded rings ([`mailbox`]). Busy, a reactor polls; idle, it
 //! sleeps in one `io_uring_enter`. The I/O path doesn't allocate, lock, log or block. What a dead engine left
 //! is taken up where it was ([`takeover`]).
@@ -21,6 +21,7 @@ pub mod core;
 mod crash;
 mod door;
 mod exports;
+mod frontend;
 mod heartbeat;
 mod lane;
 pub mod limits;
@@ -28,14 +29,10 @@ mod mailbox;
 pub mod memory;
 #[cfg(test)]
 mod patience;
-mod pcie;
 mod reactor;
 pub mod signals;
 mod spin;
 mod takeover;
-mod tcp;
-mod vhost;
-mod vm;
 mod volume;
 
 pub use config::{Engine, EngineConfig, EngineError};

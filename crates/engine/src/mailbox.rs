@@ -9,10 +9,10 @@
 use crate::core::{Admission, ServedDevice};
 use crate::door::NewConnection;
 use crate::exports::Port;
+use crate::frontend::vm::NewMachine;
+use crate::frontend::vm::frontend::{Closing, Deposit};
 use crate::lane::{Figures, Lane, LaneIndex, Share};
 use crate::takeover::Part;
-use crate::vm::NewMachine;
-use crate::vm::frontend::{Closing, Deposit};
 use crate::volume::Volume;
 use forebay_burst::budget::Budget;
 use forebay_device::Errno;

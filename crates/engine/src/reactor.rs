@@ -4,13 +4,13 @@
 //! some time without anything to do ([`Spin`]), or at once where devices have much to do
 //! ([`Core::waits_for_devices`]), and with nothing that must be tried again, it arms everything
 //! (sockets and mailbox are in one epoll set, which the ring polls) and sleeps in one
-//! `io_uring_enter`. **Not here:** what commands mean ([`crate::core`], [`crate::tcp`]).
+//! `io_uring_enter`. **Not here:** what commands mean ([`crate::core`], [`crate::frontend::nvme_tcp`]).
 
 use crate::core::{Core, monotonic_ns};
+use crate::frontend::nvme_tcp::Frontend;
+use crate::frontend::vm::{self, Machines};
 use crate::mailbox::{Post, ToControl, Upcall};
 use crate::spin::Spin;
-use crate::tcp::Frontend;
-use crate::vm::{self, Machines};
 use forebay_nvme::Status;
 use forebay_xlate::boundary::region::{MAX_SLEEP_NS, bump};
 use rustix::buffer::spare_capacity;

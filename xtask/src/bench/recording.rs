@@ -25,9 +25,9 @@ use super::measure::Summary;
 use super::{Options, profile};
 
 const LIMIT: Duration = Duration::from_secs(1800);
-const TCP: &str = "tcp::tests::cost::batches_are_carried_out";
-const PCIE: &str = "pcie::tests::cost::commands_are_carried_out";
-const VHOST: &str = "vhost::tests::cost::requests_are_carried_out";
+const TCP: &str = "frontend::nvme_tcp::tests::cost::batches_are_carried_out";
+const PCIE: &str = "frontend::vfio_user::tests::cost::commands_are_carried_out";
+const VHOST: &str = "frontend::vhost_user::tests::cost::requests_are_carried_out";
 const BURST: &str = "scheduler::tests::cost::an_admission_is_counted";
 /// The functions of the tests that are counted.
 const COUNTED: [&str; 2] = ["*counted_turn*", "*counted_admission*"];

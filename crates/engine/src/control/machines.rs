@@ -7,16 +7,16 @@
 //! client's reactor, which acts on nothing that the daemon doesn't hold.
 //!
 //! A successor gathers what a dead engine's clients left, and hands each on to its export's reactor.
-//! **Not here:** what clients say ([`crate::vm`]).
+//! **Not here:** what clients say ([`crate::frontend::vm`]).
 
 use super::Control;
 use crate::core::CarriedSpan;
 use crate::core::Devices;
+use crate::frontend::vm::file::MachineFile;
+use crate::frontend::vm::frontend::{Closing, Deposit};
+use crate::frontend::vm::{NewMachine, blamed_of};
 use crate::mailbox::Post;
 use crate::takeover::{Inheritance, ServedLanes};
-use crate::vm::file::MachineFile;
-use crate::vm::frontend::{Closing, Deposit};
-use crate::vm::{NewMachine, blamed_of};
 use forebay_xlate::boundary::message::{Blamed, ExportConfig, ExportId, FromEngine, Held};
 use forebay_xlate::boundary::socket::MAX_DESCRIPTORS;
 use forebay_xlate::kill_point;

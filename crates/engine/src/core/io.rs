@@ -24,7 +24,7 @@ pub struct Owner {
 }
 
 impl Owner {
-    /// In `conn`: it is not a connection's number but a machine's ([`crate::vm`]).
+    /// In `conn`: it is not a connection's number but a machine's ([`crate::frontend::vm`]).
     pub const MACHINE: u32 = 1 << 31;
 
     /// Whether it is a machine's client.

@@ -5,7 +5,7 @@
 //! ([`flush`]) -> [`Core::next_done`]. What happens once a turn is in [`turn`]. A miss parks a command until the owner's
 //! answer comes through the mailbox. The internal lane's jobs ([`jobs`]) use the same ring.
 //!
-//! **Not here:** sockets and protocols ([`crate::tcp`]), the loop itself ([`crate::reactor`]).
+//! **Not here:** sockets and protocols ([`crate::frontend::nvme_tcp`]), the loop itself ([`crate::reactor`]).
 
 mod admit;
 mod away;
@@ -35,10 +35,10 @@ use io::{Io, Stage, Token};
 pub use reserve::Drain;
 pub use turn::monotonic_ns;
 
+use crate::frontend::nvme_tcp::record::keep_for_ever;
 use crate::heartbeat::Pulse;
 use crate::lane::{Lane, LaneIndex};
 use crate::mailbox::Upcall;
-use crate::tcp::record::keep_for_ever;
 use away::Away;
 use carried::Carried;
 use flush::Flusher;

@@ -11,7 +11,7 @@ use super::refused::Refused;
 use super::{NewKind, Target};
 use crate::associations::Associations;
 use crate::exports::Exports;
-use crate::tcp::MAX_ADMIN_ENTRIES;
+use crate::frontend::nvme_tcp::MAX_ADMIN_ENTRIES;
 use forebay_nvme::controller::{Refusal, check_admin_connect};
 use forebay_nvme::fabrics::{self, ConnectCommand, ConnectData};
 use forebay_nvme::tcp::{DataPlace, decode_sgl};

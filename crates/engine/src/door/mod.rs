@@ -12,7 +12,7 @@
 //! dropped. Newcomers are bounded; when there is no place left, whoever has most of them loses its
 //! oldest. Refusals are told in the words of the specification, and then the socket is closed.
 //!
-//! **Not here:** anything after Connect ([`crate::tcp`]), and what a controller has to say about a
+//! **Not here:** anything after Connect ([`crate::frontend::nvme_tcp`]), and what a controller has to say about a
 //! Connect (queue ids, its state): the reactor asks it.
 
 mod judge;
@@ -362,7 +362,7 @@ impl Door {
         out: &mut dyn Outside,
     ) -> Option<usize> {
         rustix::net::sockopt::set_tcp_nodelay(&fd, true).ok()?;
-        crate::tcp::lose_the_vanished(&fd, 0).ok()?;
+        crate::frontend::nvme_tcp::lose_the_vanished(&fd, 0).ok()?;
         // Urgent bytes would be left out of the stream, and of what the kernel counts of it.
         rustix::net::sockopt::set_socket_oobinline(&fd, true).ok()?;
         let peer = address_of(rustix::net::getpeername(&fd).ok()??)?;

@@ -176,7 +176,10 @@ impl Dead {
         let host = Nqn::parse("nqn.2014-08.org.example:host").unwrap();
         let data = ConnectData::new([7; 16], 0xffff, &subsystem, &host);
         let connect = check_admin_connect(&command, &data, 128).unwrap();
-        let config = crate::tcp::controller_config(slot as u16 + 1, Some(&lane.served.config));
+        let config = crate::frontend::nvme_tcp::controller_config(
+            slot as u16 + 1,
+            Some(&lane.served.config),
+        );
         let config: ControllerConfig = config.unwrap();
         let controller = Controller::new(config, &connect, 5);
         let record = &self.region.controllers()[slot as usize];

@@ -12,7 +12,7 @@ use super::queue::{Converted, convert_queue};
 use super::snapshot::OldQueue;
 use super::spans::Spans;
 use super::{Closing, Devices, Next, OldBytes, ServedLane, ServedLanes};
-use crate::tcp::{controller_config, params_of_word};
+use crate::frontend::nvme_tcp::{controller_config, params_of_word};
 use forebay_nvme::controller::{Controller, ControllerState};
 use forebay_xlate::boundary::message::{Blamed, ExportId};
 use forebay_xlate::boundary::region::{

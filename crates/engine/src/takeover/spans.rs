@@ -13,7 +13,7 @@ use super::queue::devices;
 use super::snapshot::{OldCommand, commands};
 use super::{Next, OldBytes, ServedLane, ServedLanes};
 use crate::core::{CarriedSpan, CommandRef, Devices};
-use crate::tcp::{MDTS_BYTES, NSID};
+use crate::frontend::nvme_tcp::{MDTS_BYTES, NSID};
 use forebay_nvme::io::{self, FUSE_FIRST, FUSE_SECOND, IoCommand, NamespaceGeometry};
 use forebay_xlate::VolumeId;
 use forebay_xlate::boundary::region::{ControllerConstants, Region};

@@ -1,0 +1,234 @@
+//! The Admin queue: one command at a time, and events.
+//!
+//! **Design.** A command and what it changed are saved together with its completion, which is posted
+//! afterwards ([`forebay_nvme::pcie::Function::run_admin`]): a successor that finds it saved posts it, possibly
+//! once more at the same place, with the same content. It may allocate. **Not here:** the commands themselves
+//! (`nvme::pcie`, `nvme::controller`).
+
+use super::memory::{ClientMemory, Env};
+use super::{CqLive, Pcie, Shadow, SqLive};
+use crate::frontend::vm::frontend::Turn;
+use forebay_nvme::Sqe;
+use forebay_nvme::pcie::interrupt::Gathered;
+use forebay_nvme::pcie::queue::{Cq, Sq, place};
+use forebay_nvme::pcie::{Change, Doorbell};
+use std::sync::atomic::Ordering::Release;
+use zerocopy::FromBytes;
+
+/// Commands that are run in one turn.
+const AT_ONCE: usize = 8;
+
+impl Pcie {
+    /// The Admin queue is new.
+    pub(super) fn begin_admin_queue(&mut self) {
+        self.records.new_sq(0);
+        self.records.new_cq(0);
+        self.clear_bells(0, true, true);
+        self.make_sq(0, 0);
+        self.make_cq(0, 0);
+    }
+
+    /// Makes a submission queue, from which so many commands were taken.
+    pub(super) fn make_sq(&mut self, qid: u16, taken: u64) {
+        let state = self.function.queues().0[usize::from(qid)];
+        self.sqs[usize::from(qid)] = (state.entries > 0).then(|| SqLive {
+            quiet: 0,
+            cursor: Sq::new(state.entries, state.cqid, taken),
+            ring: None,
+            in_flight: 0,
+        });
+        self.active.retain(|active| *active != qid);
+        if state.entries > 0 && qid > 0 {
+            self.active.push(qid);
+        }
+    }
+
+    /// Makes a completion queue, to which so many completions were posted.
+    pub(super) fn make_cq(&mut self, qid: u16, posted: u64) {
+        let state = self.function.queues().1[usize::from(qid)];
+        let vector = (state.interrupts == 1).then_some(state.vector);
+        let head = match &self.shadow {
+            // As long as nobody can say what its host has seen, that is nothing.
+            Some(Shadow { bells: None, .. }) if qid > 0 => {
+                (place(state.entries.max(2), posted).0 + 1) % state.entries.max(2)
+            }
+            _ => self.bell(Doorbell::Head(qid)),
+        };
+        self.cqs[usize::from(qid)] = (state.entries > 0).then(|| CqLive {
+            cursor: Cq::new(state.entries, vector, posted, head),
+            ring: None,
+            gathered: Gathered::default(),
+            coalescing: self.function.coalescing(state.vector),
+        });
+    }
+
+    /// Takes commands from the Admin queue, and sends what it has to say. True if anything was done.
+    pub(super) fn poll_admin(&mut self, turn: &mut Turn<'_>) -> bool {
+        let tail = self.bell(Doorbell::Tail(0));
+        let Some(sq) = self.sqs[0].as_mut() else {
+            return false;
+        };
+        if tail == sq.cursor.tail() && sq.cursor.is_empty() && !self.events {
+            return false;
+        }
+        self.run_admin(turn, tail)
+    }
+
+    #[cold]
+    fn run_admin(&mut self, turn: &mut Turn<'_>, tail: u32) -> bool {
+        let mut any = false;
+        if let Some(sq) = self.sqs[0].as_mut()
+            && sq.cursor.tail() != tail
+            && sq.cursor.set_tail(tail).is_err()
+        {
+            self.mend_bell(Doorbell::Tail(0));
+            self.bad_doorbell(false, 0);
+        }
+        for _ in 0..AT_ONCE {
+            if !self.live || !self.post_admin(turn) {
+                break;
+            }
+            let Some(sqe) = self.next_admin(turn) else {
+                break;
+            };
+            self.deleting = self.function.drains(&sqe);
+            if let Some(qid) = self.deleting
+                && self.is_busy(qid)
+            {
+                if let Some(lane) = turn.client.lane() {
+                    turn.core.begin_owing(lane);
+                }
+                break;
+            }
+            self.run_one(turn, &sqe);
+            any = true;
+        }
+        if self.live
+            && std::mem::take(&mut self.events)
+            && self.function.gather_events(self.records.posted(0))
+        {
+            self.save();
+            any = true;
+        }
+        // Until its host makes room for it.
+        self.events |= !self.post_admin(turn);
+        self.more |= any;
+        any
+    }
+
+    /// Whether commands of a submission queue are still in hand.
+    fn is_busy(&self, qid: u16) -> bool {
+        let sq = self.sqs[usize::from(qid)].as_ref();
+        sq.is_some_and(|sq| sq.in_flight > 0)
+    }
+
+    /// The entry that is next, if there is one, and room for its completion.
+    fn next_admin(&mut self, turn: &mut Turn<'_>) -> Option<Sqe> {
+        if self.function.outbox_room(self.records.posted(0)) == 0 {
+            return None;
+        }
+        let sq = self.sqs[0].as_ref().filter(|sq| !sq.cursor.is_empty())?;
+        let base = self.function.queues().0[0].base;
+        let at = base + u64::from(sq.cursor.head()) * 64;
+        let mut bytes = [0; 64];
+        if !turn.client.memory().read(at, &mut bytes) {
+            self.miss_memory(turn.core.now_ns());
+            return None;
+        }
+        Sqe::read_from_bytes(&bytes).ok()
+    }
+
+    fn run_one(&mut self, turn: &mut Turn<'_>, sqe: &Sqe) {
+        let env = Env::new(turn.core, turn.client.lane());
+        let memory = ClientMemory(turn.client.memory());
+        let now_ns = turn.core.now_ns();
+        let run = (self.function).run_admin(sqe, &memory, &env, &mut self.scratch, now_ns);
+        self.deleting = None;
+        // What a successor finds of a new queue is there before the queue is.
+        match run.change {
+            Change::SqCreated(qid) => {
+                self.records.new_sq(qid);
+                self.clear_bells(qid, true, false);
+                self.make_sq(qid, 0);
+            }
+            Change::CqCreated(qid) => {
+                self.records.new_cq(qid);
+                self.clear_bells(qid, false, true);
+                self.make_cq(qid, 0);
+            }
+            Change::SqDeleted(qid) => self.make_sq(qid, 0),
+            Change::CqDeleted(qid) => self.make_cq(qid, 0),
+            Change::Shadow => {
+                self.look_at_bells();
+                self.make_shadow(turn.client.memory());
+                self.fill_shadow();
+            }
+            Change::Features => {
+                for cq in self.cqs.iter_mut().flatten() {
+                    if let Some(vector) = cq.cursor.vector {
+                        cq.coalescing = self.function.coalescing(vector);
+                    }
+                }
+            }
+            Change::None => {}
+        }
+        self.events = true;
+        self.save();
+        if let Some(sq) = self.sqs[0].as_mut() {
+            sq.cursor.take(1);
+        }
+        self.post_admin(turn);
+    }
+
+    /// Posts what is in the outbox, as far as the host has room for it. False: not all of it.
+    pub(super) fn post_admin(&mut self, turn: &mut Turn<'_>) -> bool {
+        let completed = self.function.admin_completed();
+        let mut posted = self.records.posted(0);
+        if posted >= completed {
+            return true;
+        }
+        let head = self.bell(Doorbell::Head(0));
+        let base = self.function.queues().1[0].base;
+        let Some(cq) = self.cqs[0].as_mut() else {
+            return true;
+        };
+        let mut bad = cq.cursor.set_head(head).is_err();
+        while posted < completed && cq.cursor.room() > 0 {
+            let (index, phase) = place(cq.cursor.entries(), posted);
+            let cqe = self.function.completion(posted).with_phase(phase);
+            let at = base + u64::from(index) * 16;
+            // The phase tag is in the last word, which is written last.
+            let memory = turn.client.memory();
+            let area = memory.area(at, 16);
+            let words: [[u8; 8]; 2] = zerocopy::transmute!(cqe);
+            let [first, last] = words.map(u64::from_ne_bytes);
+            let written = area.is_some_and(|area| {
+                area.store_u64(0, first, Release) && area.store_u64(8, last, Release)
+            });
+            if !written {
+                self.lost_ns.get_or_insert(turn.core.now_ns());
+                break;
+            }
+            cq.cursor.post();
+            posted += 1;
+            self.records.set_posted(0, posted);
+            if let Some(vector) = cq.cursor.vector {
+                raise(&self.records, self.masks_all, turn, vector);
+            }
+        }
+        if std::mem::take(&mut bad) {
+            self.mend_bell(Doorbell::Head(0));
+            self.bad_doorbell(false, 0);
+        }
+        posted >= completed
+    }
+}
+
+/// [`Pcie::raise`], while a queue is borrowed.
+fn raise(records: &super::Records, masks_all: bool, turn: &mut Turn<'_>, vector: u16) {
+    if masks_all || records.is_masked(vector) {
+        records.set_pending(vector, true);
+    } else {
+        turn.client.raise(super::slot::vector(vector));
+    }
+}

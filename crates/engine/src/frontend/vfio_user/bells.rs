@@ -1,0 +1,223 @@
+//! Doorbells: where they are, what they say, and having the host ring.
+//!
+//! **Design.** A doorbell is where a message put it, in a page of ours, or in memory that the driver has named (shadow
+//! doorbells; an I/O queue's alone). What is in memory is hostile: a value that can't be is put right, and told of. Event
+//! indexes say from where on the host is to ring by a message: nowhere while somebody looks, and at the next command
+//! when the reactor is about to sleep. **Not here:** what is done when one was rung ([`super::queues`]).
+
+use super::{Bells, Pcie, Shadow};
+use crate::frontend::vm::frontend::Turn;
+use forebay_guest::GuestMemory;
+use forebay_nvme::pcie::{Doorbell, PAGE_BYTES, shadow};
+use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
+use std::sync::atomic::fence;
+
+impl Pcie {
+    /// What a doorbell says now.
+    #[inline]
+    pub(super) fn bell(&self, doorbell: Doorbell) -> u32 {
+        let (Doorbell::Tail(qid) | Doorbell::Head(qid)) = doorbell;
+        match (&self.shadow, &self.bells) {
+            // The Admin queue's are written to their registers, always.
+            (Some(shadow), _) if qid > 0 => {
+                let bells = shadow.bells.as_ref();
+                let value = bells.and_then(|bells| bells.load_u32(doorbell.offset(), Acquire));
+                // As it was, where its memory is away.
+                value.unwrap_or_else(|| self.known(doorbell))
+            }
+            (_, Bells::Page(page)) => page.load_u32(doorbell.offset(), Acquire).unwrap_or(0),
+            (_, Bells::Registers) => self.records.doorbell(doorbell),
+        }
+    }
+
+    /// What a doorbell said last.
+    pub(super) fn known(&self, doorbell: Doorbell) -> u32 {
+        match doorbell {
+            Doorbell::Tail(qid) => {
+                let sq = self.sqs.get(usize::from(qid)).and_then(Option::as_ref);
+                sq.map_or(0, |sq| sq.cursor.tail())
+            }
+            Doorbell::Head(qid) => {
+                let cq = self.cqs.get(usize::from(qid)).and_then(Option::as_ref);
+                cq.map_or(0, |cq| cq.cursor.head())
+            }
+        }
+    }
+
+    /// A doorbell in memory has a value that it can't have: it gets the last one that was sound.
+    #[cold]
+    pub(super) fn mend_bell(&self, doorbell: Doorbell) {
+        let (Doorbell::Tail(qid) | Doorbell::Head(qid)) = doorbell;
+        let known = self.known(doorbell);
+        let page = match (&self.shadow, &self.bells) {
+            (Some(shadow), _) if qid > 0 => shadow.bells.as_ref(),
+            (_, Bells::Page(page)) => Some(page),
+            (_, Bells::Registers) => None,
+        };
+        if let Some(page) = page {
+            let _ = page.store_u32(doorbell.offset(), known, Relaxed);
+        }
+    }
+
+    /// A doorbell was written that belongs to no queue, or with a value that it can't have.
+    #[cold]
+    pub(super) fn bad_doorbell(&mut self, register: bool, qid: u16) {
+        let controller = self.function.controller_mut();
+        controller.invalid_doorbell(register, qid);
+        self.events = true;
+        self.save();
+    }
+
+    /// The doorbells of a new queue begin at 0.
+    pub(super) fn clear_bells(&self, qid: u16, tail: bool, head: bool) {
+        if let Bells::Page(page) = &self.bells {
+            for (doorbell, clears) in [(Doorbell::Tail(qid), tail), (Doorbell::Head(qid), head)] {
+                if clears {
+                    let _ = page.store_u32(doorbell.offset(), 0, Relaxed);
+                }
+            }
+        }
+    }
+
+    /// Where shadow doorbells are, if there are any.
+    pub(super) fn make_shadow(&mut self, memory: &GuestMemory) {
+        self.shadow = self.function.shadow().map(|(bells, event_index)| Shadow {
+            bells: memory.area(bells, PAGE_BYTES as usize),
+            event_index: memory.area(event_index, PAGE_BYTES as usize),
+        });
+    }
+
+    /// What was rung and not looked at yet counts, though doorbells move elsewhere.
+    pub(super) fn look_at_bells(&mut self) {
+        for qid in 1..self.sqs.len() as u16 {
+            let tail = self.bell(Doorbell::Tail(qid));
+            if let Some(sq) = self.sqs[usize::from(qid)].as_mut() {
+                let _ = sq.cursor.set_tail(tail);
+            }
+            let head = self.bell(Doorbell::Head(qid));
+            if let Some(cq) = self.cqs[usize::from(qid)].as_mut() {
+                let _ = cq.cursor.set_head(head);
+            }
+        }
+    }
+
+    /// Shadow doorbells begin where the queues are that there were before them.
+    pub(super) fn fill_shadow(&self) {
+        let Some(shadow) = &self.shadow else { return };
+        for qid in 1..self.sqs.len() as u16 {
+            for doorbell in [Doorbell::Tail(qid), Doorbell::Head(qid)] {
+                if let Some(bells) = &shadow.bells {
+                    let _ = bells.store_u32(doorbell.offset(), self.known(doorbell), Relaxed);
+                }
+                if let Some(index) = &shadow.event_index {
+                    let _ = index.store_u32(doorbell.offset(), shadow::QUIET, Relaxed);
+                }
+            }
+        }
+    }
+
+    /// A host has come far: what its tail's event index was set to is not to be passed by the next lap.
+    #[inline]
+    pub(super) fn stay_quiet(&mut self, qid: u16) {
+        let Some(sq) = &self.sqs[usize::from(qid)] else {
+            return;
+        };
+        let (head, entries) = (u32::from(sq.cursor.head()), sq.cursor.entries());
+        let lap = if head < sq.quiet { entries } else { 0 };
+        if head + lap - sq.quiet > entries / 4 {
+            self.set_quiet(qid);
+        }
+    }
+
+    #[cold]
+    fn set_quiet(&mut self, qid: u16) {
+        let Some(sq) = self.sqs[usize::from(qid)].as_mut() else {
+            return;
+        };
+        sq.quiet = shadow::behind(u32::from(sq.cursor.head()), sq.cursor.entries());
+        let index = self.shadow.as_ref().and_then(|s| s.event_index.as_ref());
+        if let Some(index) = index.filter(|_| qid > 0) {
+            let _ = index.store_u32(Doorbell::Tail(qid).offset(), sq.quiet, Relaxed);
+        }
+    }
+
+    /// The head of a completion queue, as its host says.
+    #[cold]
+    pub(super) fn look_at_head(&mut self, cqid: u16) {
+        let doorbell = Doorbell::Head(cqid);
+        let head = self.bell(doorbell);
+        let Some(cq) = self.cqs[usize::from(cqid)].as_mut() else {
+            return;
+        };
+        let bad = cq.cursor.set_head(head).is_err();
+        let index = self.shadow.as_ref().and_then(|s| s.event_index.as_ref());
+        if let Some(index) = index.filter(|_| cqid > 0 && !self.armed) {
+            let quiet = shadow::behind(cq.cursor.head(), cq.cursor.entries());
+            let _ = index.store_u32(doorbell.offset(), quiet, Relaxed);
+        }
+        if bad {
+            self.mend_bell(doorbell);
+            self.bad_doorbell(false, cqid);
+        }
+    }
+
+    /// Event indexes say that nobody need ring.
+    #[cold]
+    pub(super) fn be_quiet(&mut self) {
+        self.armed = false;
+        for at in 0..self.active.len() {
+            self.set_quiet(self.active[at]);
+        }
+    }
+
+    /// Has the host ring, and looks once more. False: there is something to do.
+    pub(super) fn ask_to_ring(&mut self, turn: &mut Turn<'_>) -> bool {
+        // Room is of no use to a lane that is over budget: the window's end wakes us.
+        let lane = turn.client.lane();
+        let held_back = lane.is_some_and(|lane| turn.core.is_held_back(lane));
+        if !self.live {
+            return true;
+        }
+        if self.more || matches!(self.bells, Bells::Page(_)) && self.shadow.is_none() {
+            return false;
+        }
+        if matches!(self.bells, Bells::Page(_)) {
+            // The Admin queue's doorbells are in the page.
+            return false;
+        }
+        let Some(shadow) = &self.shadow else {
+            return true;
+        };
+        let Some(index) = &shadow.event_index else {
+            return true;
+        };
+        self.armed = true;
+        for qid in &self.active {
+            let Some(sq) = &self.sqs[usize::from(*qid)] else {
+                continue;
+            };
+            let tail = sq.cursor.tail();
+            let _ = index.store_u32(Doorbell::Tail(*qid).offset(), tail, Relaxed);
+            if let (false, Some(cq)) =
+                (sq.cursor.is_empty(), &self.cqs[usize::from(sq.cursor.cqid)])
+            {
+                // It may wait for room there.
+                let doorbell = Doorbell::Head(sq.cursor.cqid);
+                let _ = index.store_u32(doorbell.offset(), cq.cursor.head(), Relaxed);
+            }
+        }
+        // Either the host sees the event index, or we see its doorbell.
+        fence(SeqCst);
+        !self.active.iter().any(|qid| {
+            let Some(sq) = &self.sqs[usize::from(*qid)] else {
+                return false;
+            };
+            let cqid = sq.cursor.cqid;
+            let rang = self.bell(Doorbell::Tail(*qid)) != sq.cursor.tail();
+            let room = !held_back
+                && !sq.cursor.is_empty()
+                && self.bell(Doorbell::Head(cqid)) != self.known(Doorbell::Head(cqid));
+            rang || room
+        })
+    }
+}

@@ -1,0 +1,264 @@
+//! The end of an I/O command: its completion in the queue, its interrupt, its slot.
+//!
+//! **Design.** A completion is noted in the command's record with its place, written to the queue (the half with the phase
+//! tag last), the cursor is recorded, and the slot is free: a successor that finds the note writes the same to the same
+//! place. Commands whose completion queue's memory is away are held until it is back. No allocation, lock, log or system
+//! call. **Not here:** the Admin queue's ([`super::admin`]).
+
+use super::memory::{ClientMemory, NSID};
+use super::queues::Begun;
+use super::record::Completion;
+use super::{COMMANDS, Command, Pcie, Work};
+use crate::core::{Core, DoneIo, IoOp};
+use crate::frontend::vm::frontend::Turn;
+use crate::lane::LaneIndex;
+use forebay_nvme::controller::ErrorReport;
+use forebay_nvme::pcie::data;
+use forebay_nvme::{Cqe, Status};
+use forebay_xlate::boundary::region::TimesOf;
+use forebay_xlate::kill_point;
+use std::sync::atomic::Ordering::{Relaxed, Release};
+
+impl Pcie {
+    /// The core ended a command.
+    #[inline]
+    pub(super) fn ended(&mut self, turn: &mut Turn<'_>, done: &DoneIo) {
+        let slot = done.owner.slot;
+        if usize::from(slot) >= COMMANDS {
+            return self.flushed(done.status);
+        }
+        let record = turn.client.command_ref(done.lane, slot);
+        turn.core.record().blame.store(record.blame(), Relaxed);
+        let command = self.commands[usize::from(slot)];
+        let status = match done.status {
+            Status::SUCCESS => Status::SUCCESS,
+            _ => self.note_failure(turn.core, done, &command),
+        };
+        if let (Work::Durable(op), true) = (command.work, status.is_success())
+            && !self.answers_nobody()
+        {
+            return self.after_flush(turn, slot, op);
+        }
+        let (Work::Io(op) | Work::Durable(op)) = &command.work;
+        let times = (command.taken_ns, done.started_ns);
+        count(turn.core, done.lane, op, status, times);
+        if self.remote.busy && self.goes_out(slot, status, self.answers_nobody()) {
+            return;
+        }
+        self.complete(turn, slot, status);
+    }
+
+    /// A command failed: what a device is to blame for comes into the error log. Gives what its host is
+    /// told.
+    #[cold]
+    fn note_failure(&mut self, core: &Core, done: &DoneIo, command: &Command) -> Status {
+        if done.status.is_media_error() || done.status.code() == Status::INTERNAL_ERROR {
+            let lane = core.lane(done.lane);
+            let block_bytes = lane.map_or(1, |lane| u64::from(lane.volume.config.block_bytes));
+            self.function.controller_mut().record_error(ErrorReport {
+                sqid: command.sqid,
+                cid: command.cid,
+                status: done.status,
+                lba: done.op.offset_bytes() / block_bytes.max(1),
+                nsid: NSID,
+            });
+            // The count of errors is part of the state.
+            self.save();
+        }
+        match done.status {
+            Status::COMMAND_INTERRUPTED => self.function.controller().interrupted_status(),
+            status => status,
+        }
+    }
+
+    /// What there was is durable: now the command itself, whose entry is in its record.
+    #[cold]
+    fn after_flush(&mut self, turn: &mut Turn<'_>, slot: u16, op: IoOp) {
+        let command = &mut self.commands[usize::from(slot) % COMMANDS];
+        command.work = Work::Io(op);
+        if self.remote.busy && self.goes_on(slot, op) {
+            return;
+        }
+        let sqe = self.records.sqe(slot);
+        let (to_host, bytes) = match op {
+            IoOp::Read { len_bytes, .. } => (true, len_bytes),
+            IoOp::Compare { len_bytes, .. } => (false, len_bytes),
+            _ => (false, 0),
+        };
+        self.pieces.clear();
+        let memory = turn.client.memory();
+        let pieces = &mut self.pieces;
+        let found = data::pieces(&sqe, bytes, &ClientMemory(memory), |address, len| {
+            let pushed = pieces.push(memory, address, len, to_host);
+            pushed.map_err(|_| Status::DATA_TRANSFER_ERROR)
+        });
+        let begun = match found {
+            Ok(()) => self.start(turn, slot, Work::Io(op), None),
+            Err(Status::DATA_TRANSFER_ERROR) => {
+                self.begin_remote(turn, slot, Work::Io(op), bytes, to_host)
+            }
+            Err(status) => Begun::Ended(status.with_dnr()),
+        };
+        match begun {
+            Begun::Yes => {}
+            Begun::Ended(status) => self.complete(turn, slot, status),
+            // From its beginning, when there is.
+            Begun::NoRoom => self.again.push_back(slot),
+        }
+    }
+
+    /// Whether nobody waits for answers.
+    #[inline]
+    pub(super) fn answers_nobody(&self) -> bool {
+        self.closed || self.quiesce.as_ref().is_some_and(|q| q.drops())
+    }
+
+    /// Answers a command, and frees its slot.
+    #[inline]
+    pub(super) fn complete(&mut self, turn: &mut Turn<'_>, slot: u16, status: Status) {
+        let command = self.commands[usize::from(slot) % COMMANDS];
+        if self.answers_nobody() {
+            self.forget(slot);
+            return;
+        }
+        let Some(sq) = self.sqs[usize::from(command.sqid)].as_mut() else {
+            self.forget(slot);
+            return;
+        };
+        let (cqid, head) = (sq.cursor.cqid, sq.cursor.head());
+        let Some(cq) = self.cqs[usize::from(cqid)].as_mut() else {
+            self.forget(slot);
+            return;
+        };
+        let is_master = cq.ring.is_some() || self.function.is_bus_master();
+        if cq.ring.is_none() && is_master {
+            let state = &self.function.queues().1[usize::from(cqid)];
+            let bytes = state.entries as usize * 16;
+            cq.ring = turn.client.memory().area(state.base, bytes);
+        }
+        let Some(ring) = cq.ring.as_ref() else {
+            self.held.push((slot, status));
+            if is_master {
+                self.miss_memory(turn.core.now_ns());
+            }
+            return;
+        };
+        let (index, phase) = cq.cursor.next();
+        let number = cq.cursor.posted() as u32;
+        let noted = Completion {
+            number,
+            status: status.0,
+        };
+        self.records.complete(slot, noted);
+        kill_point!("pcie.completing");
+        let cqe = Cqe::new(0, head, command.sqid, command.cid, status).with_phase(phase);
+        let words: [[u8; 8]; 2] = zerocopy::transmute!(cqe);
+        let [first, last] = words.map(u64::from_ne_bytes);
+        let at = index as usize * 16;
+        // Both are inside: the ring is as long as the queue. One that may not be written loses its host's answers.
+        let _ = ring.store_u64(at, first, Relaxed);
+        let _ = ring.store_u64(at + 8, last, Release);
+        kill_point!("pcie.posted");
+        cq.cursor.post();
+        self.records.set_posted(cqid, cq.cursor.posted());
+        sq.in_flight -= 1;
+        let raises = cq.cursor.vector.filter(|_| {
+            !cq.coalescing.is_on() || cq.gathered.posted(&cq.coalescing, turn.core.now_ns())
+        });
+        self.records.free(slot);
+        kill_point!("pcie.freed");
+        self.free.push(slot);
+        if let Some(vector) = raises {
+            self.raise(turn.client, vector);
+        }
+    }
+
+    /// A command ends without an answer.
+    #[cold]
+    pub(super) fn forget(&mut self, slot: u16) {
+        let sqid = self.commands[usize::from(slot) % COMMANDS].sqid;
+        if let Some(sq) = self.sqs[usize::from(sqid)].as_mut() {
+            sq.in_flight = sq.in_flight.saturating_sub(1);
+        }
+        // Until a reset is answered, a successor must find what may be at a device.
+        if !self.quiesce.as_ref().is_some_and(|q| q.drops()) {
+            self.records.free(slot);
+        }
+        self.free.push(slot);
+    }
+
+    /// Looks for memory that was missed.
+    #[cold]
+    pub(super) fn find_memory(&mut self, turn: &mut Turn<'_>) {
+        let memory = turn.client.memory();
+        let (sq_states, cq_states) = self.function.queues();
+        let mut missing = false;
+        for (sq, state) in self.sqs.iter_mut().zip(sq_states).skip(1) {
+            if let Some(sq) = sq.as_mut().filter(|sq| sq.ring.is_none()) {
+                sq.ring = memory.area(state.base, state.entries as usize * 64);
+                missing |= sq.ring.is_none();
+            }
+        }
+        for (cq, state) in self.cqs.iter_mut().zip(cq_states).skip(1) {
+            if let Some(cq) = cq.as_mut().filter(|cq| cq.ring.is_none()) {
+                cq.ring = memory.area(state.base, state.entries as usize * 16);
+                missing |= cq.ring.is_none();
+            }
+        }
+        for (base, bytes) in [
+            (sq_states[0].base, sq_states[0].entries as usize * 64),
+            (cq_states[0].base, cq_states[0].entries as usize * 16),
+        ] {
+            missing |= bytes > 0 && memory.area(base, bytes).is_none();
+        }
+        if self.shadow.as_ref().is_some_and(|s| s.bells.is_none()) {
+            self.make_shadow(turn.client.memory());
+            missing |= self.shadow.as_ref().is_some_and(|s| s.bells.is_none());
+        }
+        if !missing {
+            self.lost_ns = None;
+        }
+        for _ in 0..self.held.len() {
+            let (slot, status) = self.held.swap_remove(0);
+            self.complete(turn, slot, status);
+        }
+    }
+
+    /// What waits for memory to come back waits no longer.
+    pub(super) fn give_up_held(&mut self, _turn: &mut Turn<'_>) {
+        while let Some((slot, _)) = self.held.pop() {
+            self.forget(slot);
+        }
+    }
+}
+
+/// The lane's statistics, of a command that was taken and given to the core then.
+#[inline]
+fn count(
+    core: &Core,
+    lane: LaneIndex,
+    op: &IoOp,
+    status: Status,
+    (taken_ns, started_ns): (u64, u64),
+) {
+    let Some(lane) = core.lane(lane) else {
+        return;
+    };
+    let bytes = match *op {
+        IoOp::Read { len_bytes, .. }
+        | IoOp::Compare { len_bytes, .. }
+        | IoOp::Write { len_bytes, .. }
+        | IoOp::CompareAndWrite { len_bytes, .. } => u64::from(len_bytes),
+        IoOp::WriteZeroes { len_bytes, .. } => len_bytes,
+        IoOp::Flush | IoOp::Deallocate { .. } => 0,
+    };
+    let error = !status.is_success();
+    let now_ns = core.now_ns();
+    let figures = &lane.record().ops[op.kind() as usize];
+    let ns = core.since(taken_ns);
+    figures.record(if error { 0 } else { bytes }, ns, error);
+    if started_ns != now_ns {
+        let at_device = now_ns.saturating_sub(started_ns);
+        figures.times[TimesOf::Device as usize].record(at_device);
+    }
+}

@@ -1,0 +1,535 @@
+//! The begin of an I/O command: fetch, record, start.
+//!
+//! **Design.** Each turn looks at each queue's tail once and takes a batch of entries with one copy. A command
+//! gets a slot and a record, then its data is found and the core begins it; what is refused, or over at once, is recorded all
+//! the same, so that it too is answered once. When the batch is taken, the queue's cursor is recorded, and what is over already
+//! is answered.
+//!
+//! A command is taken only when its completion has room, so a completion queue is never full, and its head is looked at only
+//! when there seems to be none. No allocation, lock, log or system call. **Not here:** doorbells ([`super::bells`]), the end
+//! ([`super::completion`]), the Admin queue ([`super::admin`]).
+
+use super::memory::{ClientMemory, NSID};
+use super::record::Stage;
+use super::{COMMANDS, Command, MDTS_BYTES, Pcie, Work};
+use crate::core::staging::StagingBuffer;
+use crate::core::{IoOp, NewIo};
+use crate::frontend::vm::frontend::Turn;
+use crate::lane::{Lane, LaneIndex};
+use forebay_guest::PieceError;
+use forebay_nvme::io::{self, IoCommand, NamespaceGeometry, Transfer};
+use forebay_nvme::pcie::{Doorbell, data, queue};
+use forebay_nvme::{Sqe, Status};
+use forebay_xlate::kill_point;
+use std::sync::atomic::Ordering::Relaxed;
+use zerocopy::FromBytes;
+
+/// Entries that are taken from one queue in one turn.
+pub(super) const BATCH: usize = 32;
+/// What a client's commands may cost in one turn: others are to have theirs.
+const BUDGET: u32 = 256;
+/// Commands that move more have a list of addresses, which must be read,
+const LISTED_BYTES: u32 = 8192;
+/// and that costs so many others.
+pub(super) const LIST_COST: u32 = 3;
+/// The engines that may die of a command.
+const MAX_DEATHS: u8 = 3;
+
+/// What is to be done, of a command that makes sense; and its data.
+pub(super) fn judge(
+    sqe: &Sqe,
+    geometry: &NamespaceGeometry,
+) -> Result<(Option<Work>, Transfer), Status> {
+    let command = io::decode_without_reservations(sqe, NSID, geometry, MDTS_BYTES)?;
+    let bytes = |blocks: u64| blocks * u64::from(geometry.block_bytes);
+    let durable = |fua, op| match fua {
+        true => Work::Durable(op),
+        false => Work::Io(op),
+    };
+    let work = match command {
+        IoCommand::Read { lba, blocks, fua } => Some(durable(
+            fua,
+            IoOp::Read {
+                offset_bytes: bytes(lba),
+                len_bytes: bytes(u64::from(blocks)) as u32,
+            },
+        )),
+        IoCommand::Compare { lba, blocks, fua } => Some(durable(
+            fua,
+            IoOp::Compare {
+                offset_bytes: bytes(lba),
+                len_bytes: bytes(u64::from(blocks)) as u32,
+            },
+        )),
+        IoCommand::Write { lba, blocks, fua } => Some(Work::Io(IoOp::Write {
+            offset_bytes: bytes(lba),
+            len_bytes: bytes(u64::from(blocks)) as u32,
+            fua,
+        })),
+        IoCommand::Flush => Some(Work::Io(IoOp::Flush)),
+        IoCommand::WriteZeroes {
+            lba,
+            blocks,
+            fua,
+            deallocate,
+        } => Some(Work::Io(IoOp::WriteZeroes {
+            offset_bytes: bytes(lba),
+            len_bytes: bytes(u64::from(blocks)),
+            deallocate,
+            fua,
+        })),
+        IoCommand::Deallocate { ranges } => Some(Work::Io(IoOp::Deallocate { ranges })),
+        IoCommand::Hint { .. } => None,
+        // Reservations are not offered: their opcodes are refused already.
+        IoCommand::Reserve { .. } | IoCommand::ReservationReport { .. } => {
+            return Err(Status::INVALID_OPCODE.with_dnr());
+        }
+    };
+    Ok((work, command.transfer(geometry)))
+}
+
+/// How an attempt to begin a command went.
+pub(super) enum Begun {
+    Yes,
+    /// It ends so, without having begun.
+    Ended(Status),
+    /// There is no room now.
+    NoRoom,
+}
+
+impl Pcie {
+    #[inline]
+    pub(super) fn poll_queues(&mut self, turn: &mut Turn<'_>) -> bool {
+        if !self.live {
+            return self.quiesce.is_some() && self.go_on_quiescing(turn);
+        }
+        self.more = false;
+        if !self.over.is_empty() {
+            self.answer_over(turn);
+        }
+        if self.armed {
+            self.be_quiet();
+        }
+        if !self.held.is_empty() || self.lost_ns.is_some() {
+            self.find_memory(turn);
+        }
+        let mut any = false;
+        if !self.again.is_empty() {
+            any |= self.begin_again(turn);
+        }
+        if self.remote.busy {
+            any |= self.move_remote(turn);
+        }
+        any |= self.poll_admin(turn);
+        self.budget = BUDGET;
+        let queues = self.active.len();
+        for at in 0..queues {
+            // Who comes first when there is too much for a turn changes with each.
+            let at = (self.first + at) % queues;
+            let Some(qid) = self.active.get(at).copied() else {
+                break;
+            };
+            if self.budget == 0 {
+                self.first = at;
+                self.more = true;
+                break;
+            }
+            any |= self.fetch(turn, qid);
+        }
+        any
+    }
+
+    /// Whether the driver has rung for a queue since it was last looked at.
+    #[inline]
+    pub(super) fn tail_has_moved(&self) -> bool {
+        self.active.iter().any(|qid| {
+            let sq = self.sqs[usize::from(*qid)].as_ref();
+            sq.is_some_and(|sq| self.bell(Doorbell::Tail(*qid)) != sq.cursor.tail())
+        })
+    }
+
+    /// Takes commands from a submission queue. True if there were any.
+    #[inline]
+    fn fetch(&mut self, turn: &mut Turn<'_>, qid: u16) -> bool {
+        let tail = self.bell(Doorbell::Tail(qid));
+        let Some(sq) = self.sqs[usize::from(qid)].as_mut() else {
+            return false;
+        };
+        if tail != sq.cursor.tail() && sq.cursor.set_tail(tail).is_err() {
+            self.mend_bell(Doorbell::Tail(qid));
+            self.bad_doorbell(false, qid);
+            return true;
+        }
+        if sq.cursor.is_empty() || self.deleting == Some(qid) {
+            return false;
+        }
+        self.take_batch(turn, qid)
+    }
+
+    fn take_batch(&mut self, turn: &mut Turn<'_>, qid: u16) -> bool {
+        let Some(sq) = self.sqs[usize::from(qid)].as_ref() else {
+            return false;
+        };
+        let cqid = sq.cursor.cqid;
+        let (from, run) = sq.cursor.run();
+        let most = run.min(BATCH as u32).min(self.budget);
+        let mut wanted = most;
+        let Some(cq) = self.cqs[usize::from(cqid)].as_mut() else {
+            return false;
+        };
+        if cq.cursor.room() < wanted {
+            self.look_at_head(cqid);
+            let room = self.cqs[usize::from(cqid)].as_ref();
+            wanted = wanted.min(room.map_or(0, |cq| cq.cursor.room()));
+        }
+        let wanted = (wanted as usize).min(self.free.len());
+        let lane = turn.client.lane();
+        let may_fetch = |turn: &mut Turn<'_>| lane.is_none_or(|lane| turn.core.may_fetch(lane));
+        if wanted == 0 || !may_fetch(turn) || !self.read_entries(turn, qid, from, wanted) {
+            return false;
+        }
+        let geometry = lane
+            .and_then(|lane| turn.core.lane(lane))
+            .map(Lane::geometry);
+        let mut taken = 0;
+        while self.take_one(turn, qid, taken, geometry.as_ref()) {
+            taken += 1;
+            if taken == wanted || !may_fetch(turn) {
+                break;
+            }
+        }
+        if taken == 0 {
+            return false;
+        }
+        if let Some(sq) = self.sqs[usize::from(qid)].as_ref() {
+            self.budget = self.budget.saturating_sub(taken as u32);
+            self.records.set_taken(qid, sq.cursor.taken());
+            kill_point!("pcie.fetched");
+            self.more |= taken == most as usize && !sq.cursor.is_empty();
+            self.stay_quiet(qid);
+        }
+        self.answer_over(turn);
+        true
+    }
+
+    /// Answers what is over already.
+    #[inline]
+    fn answer_over(&mut self, turn: &mut Turn<'_>) {
+        let lane = turn.client.lane();
+        self.count_at_once(turn);
+        for at in 0..self.over.len() {
+            let (slot, status) = self.over[at];
+            if let Some(lane) = lane {
+                let record = turn.client.command_ref(lane, slot);
+                turn.core.record().blame.store(record.blame(), Relaxed);
+            }
+            self.complete(turn, slot, status);
+        }
+        self.over.clear();
+    }
+
+    /// Counts what was over at once.
+    #[inline]
+    fn count_at_once(&mut self, turn: &Turn<'_>) {
+        if let Some(lane) = turn.client.lane().and_then(|lane| turn.core.lane(lane)) {
+            lane.count_at_once(&mut self.at_once, || turn.core.since(turn.core.now_ns()));
+        }
+    }
+
+    /// Copies entries out of a queue's memory. False if that isn't there.
+    #[inline]
+    fn read_entries(&mut self, turn: &mut Turn<'_>, qid: u16, from: u32, count: usize) -> bool {
+        let Some(sq) = self.sqs[usize::from(qid)].as_mut() else {
+            return false;
+        };
+        if sq.ring.is_none() {
+            let state = &self.function.queues().0[usize::from(qid)];
+            let bytes = state.entries as usize * 64;
+            sq.ring = turn.client.memory().area(state.base, bytes);
+        }
+        let read = sq.ring.as_ref().is_some_and(|ring| {
+            let into = &mut self.batch[..count * 64];
+            ring.read(from as usize * 64, into)
+        });
+        if !read {
+            self.miss_memory(turn.core.now_ns());
+        }
+        read
+    }
+
+    /// Takes one of the entries that were copied. False: there is no room for it now.
+    #[inline]
+    fn take_one(
+        &mut self,
+        turn: &mut Turn<'_>,
+        qid: u16,
+        at: usize,
+        geometry: Option<&NamespaceGeometry>,
+    ) -> bool {
+        let Ok(sqe) = Sqe::ref_from_bytes(&self.batch[at * 64..at * 64 + 64]) else {
+            return false;
+        };
+        let sqe = *sqe;
+        let (Some(sq), Some(slot)) = (self.sqs[usize::from(qid)].as_mut(), self.free.pop()) else {
+            return false;
+        };
+        self.records.take(slot, qid, sq.cursor.taken(), &sqe);
+        kill_point!("pcie.taken");
+        let begun = match geometry {
+            Some(geometry) => self.begin(turn, qid, slot, &sqe, geometry),
+            // The export is removed.
+            None => {
+                self.note(turn, qid, slot, sqe.cid(), Work::Io(IoOp::Flush));
+                Begun::Ended(Status::INVALID_NAMESPACE_OR_FORMAT.with_dnr())
+            }
+        };
+        match begun {
+            Begun::Yes => {}
+            Begun::Ended(status) => self.over.push((slot, status)),
+            Begun::NoRoom => {
+                self.records.free(slot);
+                self.free.push(slot);
+                return false;
+            }
+        }
+        self.hold_place(qid);
+        if let Some(sq) = self.sqs[usize::from(qid)].as_mut() {
+            sq.cursor.take(1);
+        }
+        true
+    }
+
+    /// A command of a submission queue is in hand: its completion has a place.
+    #[inline]
+    pub(super) fn hold_place(&mut self, qid: u16) {
+        if let Some(sq) = self.sqs[usize::from(qid)].as_mut() {
+            sq.in_flight += 1;
+            if let Some(cq) = self.cqs[usize::from(sq.cursor.cqid)].as_mut() {
+                cq.cursor.reserve();
+            }
+        }
+    }
+
+    #[inline]
+    fn note(&mut self, turn: &Turn<'_>, sqid: u16, slot: u16, cid: u16, work: Work) {
+        self.commands[usize::from(slot) % COMMANDS] = Command {
+            sqid,
+            cid,
+            work,
+            taken_ns: turn.core.now_ns(),
+        };
+    }
+
+    /// Begins a command that has a record.
+    #[inline]
+    pub(super) fn begin(
+        &mut self,
+        turn: &mut Turn<'_>,
+        qid: u16,
+        slot: u16,
+        sqe: &Sqe,
+        geometry: &NamespaceGeometry,
+    ) -> Begun {
+        if let Some(lane) = turn.client.lane() {
+            let record = turn.client.command_ref(lane, slot);
+            turn.core.record().blame.store(record.blame(), Relaxed);
+        }
+        let (work, transfer) = match judge(sqe, geometry) {
+            Ok((Some(work), transfer)) => (work, transfer),
+            _ if !turn.core.may_answer(turn.client.lane()) => return Begun::NoRoom,
+            Ok((None, _)) => {
+                self.note(turn, qid, slot, sqe.cid(), Work::Io(IoOp::Flush));
+                return Begun::Ended(Status::SUCCESS);
+            }
+            Err(status) => {
+                self.note(turn, qid, slot, sqe.cid(), Work::Io(IoOp::Flush));
+                return Begun::Ended(status);
+            }
+        };
+        self.note(turn, qid, slot, sqe.cid(), work);
+        if transfer.bytes() > LISTED_BYTES {
+            self.budget = self.budget.saturating_sub(LIST_COST);
+        }
+        self.pieces.clear();
+        let to_host = matches!(transfer, Transfer::ToHost(_));
+        let memory = turn.client.memory();
+        let pieces = &mut self.pieces;
+        let found = data::pieces(
+            sqe,
+            transfer.bytes(),
+            &ClientMemory(memory),
+            |address, len| match pieces.push(memory, address, len, to_host) {
+                Ok(()) => Ok(()),
+                Err(PieceError::NotMapped) => Err(Status::DATA_TRANSFER_ERROR),
+                Err(PieceError::TooMany) => Err(Status::INVALID_NUMBER_OF_SGL_DESCRIPTORS),
+            },
+        );
+        if let Err(status) = found {
+            if status == Status::DATA_TRANSFER_ERROR {
+                return self.begin_remote(turn, slot, work, transfer.bytes(), to_host);
+            }
+            self.pieces.clear();
+            // It is over all the same: of the turn's part, there is less for the next.
+            turn.core.may_answer(turn.client.lane());
+            return Begun::Ended(status.with_dnr());
+        }
+        match work {
+            Work::Io(IoOp::Deallocate { ranges }) => {
+                self.begin_deallocating(turn, slot, ranges, geometry)
+            }
+            Work::Io(op) if self.is_over(turn, &op) => Begun::Ended(Status::SUCCESS),
+            _ => self.start(turn, slot, work, None),
+        }
+    }
+
+    /// Whether a command could be carried out at once: then it was.
+    #[inline]
+    fn is_over(&mut self, turn: &mut Turn<'_>, op: &IoOp) -> bool {
+        let Some(lane) = turn.client.lane() else {
+            return false;
+        };
+        if !turn.core.at_once(lane, op, &self.pieces) {
+            return false;
+        }
+        let write = matches!(op, IoOp::Write { .. });
+        self.at_once.add(write, self.pieces.len_bytes());
+        self.pieces.clear();
+        true
+    }
+
+    /// Ranges are copied once: what was checked is what is done.
+    #[cold]
+    pub(super) fn begin_deallocating(
+        &mut self,
+        turn: &mut Turn<'_>,
+        slot: u16,
+        ranges: u16,
+        geometry: &NamespaceGeometry,
+    ) -> Begun {
+        let bytes = usize::from(ranges) * io::DSM_RANGE_BYTES;
+        let Some(mut buffer) = turn.core.staging.take(bytes as u32) else {
+            self.pieces.clear();
+            return Begun::NoRoom;
+        };
+        let list = &mut buffer.as_mut_slice()[..bytes];
+        let sound = match self.pieces.read(0, list) {
+            true => io::dsm_ranges(list, ranges, geometry).map(drop),
+            false => Err(Status::DATA_TRANSFER_ERROR.with_dnr()),
+        };
+        self.pieces.clear();
+        if let Err(status) = sound {
+            turn.core.staging.give(buffer);
+            turn.core.may_answer(turn.client.lane());
+            return Begun::Ended(status);
+        }
+        let work = Work::Io(IoOp::Deallocate { ranges });
+        self.start(turn, slot, work, Some(buffer))
+    }
+
+    /// Gives a command to the core; its pieces are there.
+    #[inline]
+    pub(super) fn start(
+        &mut self,
+        turn: &mut Turn<'_>,
+        slot: u16,
+        work: Work,
+        buffer: Option<StagingBuffer>,
+    ) -> Begun {
+        let Some(lane) = turn.client.lane() else {
+            self.pieces.clear();
+            if let Some(buffer) = buffer {
+                turn.core.staging.give(buffer);
+            }
+            return Begun::Ended(Status::INVALID_NAMESPACE_OR_FORMAT.with_dnr());
+        };
+        let record = turn.client.command_ref(lane, slot);
+        let op = match work {
+            // Only the guest's own: no buffer comes with one.
+            Work::Io(IoOp::Flush) if turn.core.keeps_machines_from_writing(lane) => {
+                return Begun::Ended(Status::RESERVATION_CONFLICT.with_dnr());
+            }
+            Work::Io(op) => op,
+            Work::Durable(_) => IoOp::Flush,
+        };
+        let new = NewIo {
+            owner: turn.client.owner(slot),
+            lane,
+            op,
+            buffer,
+            record,
+            over_ns: None,
+        };
+        match turn.core.start_machine(new, &mut self.pieces) {
+            Ok(()) => Begun::Yes,
+            Err(new) => {
+                self.pieces.clear();
+                if let Some(buffer) = new.buffer {
+                    turn.core.staging.give(buffer);
+                }
+                Begun::NoRoom
+            }
+        }
+    }
+
+    /// Begins what a dead engine had in hand, or what found no room. True if there was any.
+    #[cold]
+    pub(super) fn begin_again(&mut self, turn: &mut Turn<'_>) -> bool {
+        let lane = turn.client.lane();
+        let geometry = lane
+            .and_then(|lane| turn.core.lane(lane))
+            .map(Lane::geometry);
+        let mut any = false;
+        // The first stays there until it is begun: see `begin_remote`.
+        while let Some(slot) = self.again.front().copied() {
+            let sqid = self.commands[usize::from(slot) % COMMANDS].sqid;
+            let sqe = self.records.sqe(slot);
+            let dead = self.records.state(slot).deaths() >= MAX_DEATHS;
+            let begun = match &geometry {
+                _ if dead => Begun::Ended(Status::INTERNAL_ERROR.with_dnr()),
+                Some(geometry) => self.begin(turn, sqid, slot, &sqe, geometry),
+                None => Begun::Ended(Status::INVALID_NAMESPACE_OR_FORMAT.with_dnr()),
+            };
+            if matches!(begun, Begun::NoRoom) {
+                break;
+            }
+            self.again.pop_front();
+            if let Begun::Ended(status) = begun {
+                if let Some(lane) = lane {
+                    let record = turn.client.command_ref(lane, slot);
+                    turn.core.carried_refused(record);
+                }
+                self.complete(turn, slot, status);
+            }
+            any = true;
+        }
+        self.count_at_once(turn);
+        any
+    }
+
+    /// What a dead engine left of the commands of a queue. See [`super::resume`].
+    pub(super) fn inherited(&self, slot: u16) -> Option<(Stage, u16, u64)> {
+        let state = self.records.state(slot);
+        let stage = state.stage()?;
+        let sq = self.sqs.get(usize::from(state.qid()))?.as_ref();
+        match (stage, sq) {
+            (Stage::Free, _) => Some((stage, 0, 0)),
+            (_, Some(sq)) if state.qid() > 0 => {
+                let number = queue::near(sq.cursor.taken(), state.number());
+                let (behind, ahead) = (
+                    sq.cursor.taken().wrapping_sub(number),
+                    number.wrapping_sub(sq.cursor.taken()),
+                );
+                // One of the last that were taken, or one of a batch that was being taken.
+                let sound =
+                    behind <= u64::from(u32::MAX / 2) || ahead < u64::from(sq.cursor.entries());
+                sound.then_some((stage, state.qid(), number))
+            }
+            _ => None,
+        }
+    }
+}
+
+/// The lane's index, for whoever has none.
+pub(super) fn lane_of(turn: &Turn<'_>) -> Option<LaneIndex> {
+    turn.client.lane()
+}

@@ -1,0 +1,222 @@
+//! Resets and shutdowns: everything in flight ends before the host is told that they are over.
+//!
+//! **Design.** What a guest is told of the end of a reset is a promise that nobody reads or writes its memory on
+//! account of old commands: so the end waits until the core has given every command back, and until what a
+//! dead engine may still have at a device has ended there too. Commands that a reset ends get no
+//! completion; before a shutdown is complete they do, and what was written is made durable.
+//!
+//! The *message* that asks for it does not wait: a client gives an answer up after some seconds (QEMU after 5), and a
+//! device that hangs must not cost a guest its connection. A write of CC is answered at once, and CSTS.RDY and CSTS.SHST
+//! say when it is over, as the specification has it (Base 2.0, 3.5.3, 3.6). A function level reset and
+//! VFIO_USER_DEVICE_RESET, after which nobody is obliged to look, are answered when they are over, or with an error after
+//! [`ANSWER_LIMIT_NS`]; CSTS.RDY tells of the rest.
+//!
+//! A successor finds what is unfinished in the function's state. **Not here:** a client that goes away
+//! ([`crate::frontend::vm`] waits for its commands).
+
+use super::record::COMMANDS;
+use super::{Pcie, lane_of};
+use crate::core::{IoOp, NewIo};
+use crate::frontend::vm::frontend::{Answer, Turn};
+use forebay_nvme::Status;
+use forebay_nvme::pcie::RegisterEffect;
+use forebay_vfio_user::Errno;
+use forebay_xlate::kill_point;
+
+/// The number of a flush of our own: no command's.
+const FLUSH: u16 = COMMANDS as u16;
+/// How long the answer to a reset by the bus waits.
+const ANSWER_LIMIT_NS: u64 = 3_000_000_000;
+/// The same when it waits for the client alone ([`super::remote`]): QEMU answers nothing while it waits itself. So long a
+/// function may take (PCI Express Base, 6.6.2), and so long hosts wait in any case.
+const CLIENT_LIMIT_NS: u64 = 100_000_000;
+
+/// What is under way.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Why {
+    /// CC.EN was cleared, or the whole function is reset.
+    Reset,
+    /// CC.SHN was set.
+    Shutdown,
+}
+
+/// How far the flush of a shutdown is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Flush {
+    Needed,
+    Begun,
+    Ended,
+}
+
+/// See the module's text.
+pub(super) struct Quiesce {
+    why: Why,
+    flush: Flush,
+    since_ns: u64,
+}
+
+impl Quiesce {
+    /// Whether commands end without an answer.
+    #[inline]
+    pub(super) fn drops(&self) -> bool {
+        self.why == Why::Reset
+    }
+}
+
+impl Pcie {
+    /// Starts nothing more, and waits for what is in flight. The function's state says why, and is saved first.
+    pub(super) fn begin_quiescing(&mut self, turn: &mut Turn<'_>, why: Why) {
+        self.save();
+        let before = self.quiesce.as_ref().map(|q| (q.why, q.flush));
+        let flush = match (why, before) {
+            // A reset ends all else, but for a flush that is under way.
+            (Why::Shutdown, Some((Why::Reset, _))) => return,
+            (_, Some((_, Flush::Begun))) => Flush::Begun,
+            (Why::Shutdown, _) => Flush::Needed,
+            (Why::Reset, _) => Flush::Ended,
+        };
+        // Before anything is forgotten: whatever overlaps it waits.
+        if why == Why::Reset
+            && self.in_hand() > 0
+            && let Some(lane) = lane_of(turn)
+        {
+            turn.core.orphan_machine(lane);
+        }
+        let since_ns = turn.core.now_ns();
+        self.quiesce = Some(Quiesce {
+            why,
+            flush,
+            since_ns,
+        });
+        self.look_alive();
+        if why == Why::Reset {
+            // Those that nobody has begun yet, or that wait for memory, never will.
+            while let Some(slot) = self.again.pop_front() {
+                self.forget(slot);
+            }
+            self.drop_remote();
+            self.give_up_held(turn);
+        }
+        kill_point!("pcie.quiescing");
+        self.go_on_quiescing(turn);
+    }
+
+    /// What a dead engine left unfinished is gone on with.
+    pub(super) fn resume_quiescing(&mut self, turn: &mut Turn<'_>) {
+        match self.function.unfinished() {
+            RegisterEffect::Reset => self.begin_quiescing(turn, Why::Reset),
+            RegisterEffect::Shutdown => self.begin_quiescing(turn, Why::Shutdown),
+            RegisterEffect::None | RegisterEffect::Enabled => {}
+        }
+    }
+
+    /// The answer to a reset by the bus.
+    pub(super) fn answer_reset(&mut self, turn: &mut Turn<'_>) -> Answer {
+        let limit_ns = match self.remote.may_write() && !self.is_at_devices(turn) {
+            true => CLIENT_LIMIT_NS,
+            false => ANSWER_LIMIT_NS,
+        };
+        let error = match &self.quiesce {
+            None => None,
+            Some(q) if turn.core.now_ns().saturating_sub(q.since_ns) >= limit_ns => {
+                Some(Errno::ETIMEDOUT)
+            }
+            Some(_) => return Answer::Later,
+        };
+        self.answer_waiting(turn, error);
+        Answer::Now
+    }
+
+    /// Commands that have not ended.
+    pub(super) fn in_hand(&self) -> usize {
+        COMMANDS - self.free.len()
+    }
+
+    /// Whether there are commands in hand, or a dead engine's may be at a device.
+    fn is_at_devices(&self, turn: &Turn<'_>) -> bool {
+        self.in_hand() > 0 || turn.client.may_be_touched(turn.core)
+    }
+
+    /// Looks whether it is over; true if it is.
+    #[cold]
+    pub(super) fn go_on_quiescing(&mut self, turn: &mut Turn<'_>) -> bool {
+        let Some(quiesce) = &self.quiesce else {
+            return true;
+        };
+        let may = !quiesce.drops() && self.function.is_bus_master();
+        // What a reset doesn't end, its host waits for: not for the budget, too.
+        let waits = !quiesce.drops() && self.in_hand() > 0;
+        if may && !self.again.is_empty() {
+            self.begin_again(turn);
+        }
+        if !self.held.is_empty() && self.function.is_bus_master() {
+            self.find_memory(turn);
+        }
+        if self.remote.busy && self.function.is_bus_master() {
+            self.move_remote(turn);
+        }
+        if waits && let Some(lane) = lane_of(turn) {
+            turn.core.begin_owing(lane);
+        }
+        if self.is_at_devices(turn) || self.remote.may_write() || !self.is_flushed(turn) {
+            return false;
+        }
+        let resets = self.quiesce.take().is_some_and(|q| q.drops());
+        for slot in 0..COMMANDS as u16 {
+            self.records.free(slot);
+        }
+        self.function.quiesced();
+        if resets {
+            self.drop_queues();
+        }
+        self.save();
+        kill_point!("pcie.quiesced");
+        self.look_alive();
+        true
+    }
+
+    fn drop_queues(&mut self) {
+        self.sqs.iter_mut().for_each(|sq| *sq = None);
+        self.cqs.iter_mut().for_each(|cq| *cq = None);
+        self.active.clear();
+        self.shadow = None;
+        self.deleting = None;
+        self.events = false;
+        self.lost_ns = None;
+        self.more = false;
+        self.armed = false;
+    }
+
+    /// Whether what was written is durable, as far as a shutdown asks for it.
+    fn is_flushed(&mut self, turn: &mut Turn<'_>) -> bool {
+        let Some(quiesce) = &mut self.quiesce else {
+            return true;
+        };
+        let Some(lane) = lane_of(turn) else {
+            return true;
+        };
+        if quiesce.flush == Flush::Needed {
+            let new = NewIo {
+                owner: turn.client.owner(FLUSH),
+                lane,
+                op: IoOp::Flush,
+                buffer: None,
+                record: turn.client.command_ref(lane, FLUSH),
+                over_ns: None,
+            };
+            self.pieces.clear();
+            if turn.core.start_machine(new, &mut self.pieces).is_ok() {
+                quiesce.flush = Flush::Begun;
+            }
+            turn.core.begin_owing(lane);
+        }
+        quiesce.flush == Flush::Ended
+    }
+
+    /// A flush of our own ended. One that failed is not tried again: nobody could be told.
+    pub(super) fn flushed(&mut self, _status: Status) {
+        if let Some(quiesce) = &mut self.quiesce {
+            quiesce.flush = Flush::Ended;
+        }
+    }
+}

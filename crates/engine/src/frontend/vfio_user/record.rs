@@ -1,0 +1,397 @@
+//! What a successor must know of a controller: every store to its part of the machine file.
+//!
+//! **Design.** As with TCP's records, stores stay in the program's order, and what is stored last makes the
+//! rest count. A command's record is one cache line: its state, the words of its entry that an I/O command
+//! uses, and the place that its completion is about to get. The function's state is stored whole, in one of
+//! two places in turn ([`Records::save`]). Each queue has a line of its own for its cursors.
+//!
+//! Whoever continues holds all of it for hostile: [`super::resume`]. **Not here:** the file's other parts
+//! ([`crate::frontend::vm::file`]).
+
+use crate::frontend::vm::file::MachineFile;
+use forebay_nvme::Sqe;
+use forebay_nvme::pcie::{Doorbell, FunctionState, QUEUES};
+use forebay_vfio_user::Negotiated;
+use forebay_xlate::cells;
+use std::io;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use zerocopy::{FromBytes, IntoBytes};
+
+/// Commands that a controller has in hand at once.
+pub(crate) const COMMANDS: usize = 1024;
+/// The machine file's: what is between them is one layout.
+const VERSION: u64 = forebay_xlate::boundary::MACHINE_FILE_VERSION;
+const STATE_WORDS: usize = size_of::<FunctionState>() / 8;
+
+cells! {
+    /// The function's state.
+    struct Snapshot {
+        words: [AtomicU64; STATE_WORDS],
+    }
+}
+
+cells! {
+    /// A queue pair's cursors.
+    struct QueueCells {
+        /// Commands taken from the submission queue since it was made.
+        taken: AtomicU64,
+        /// Completions posted to the completion queue since it was made.
+        posted: AtomicU64,
+        /// The doorbells, as written to their registers.
+        tail: AtomicU64,
+        head: AtomicU64,
+        reserved: [AtomicU64; 4],
+    }
+}
+
+cells! {
+    /// A command.
+    struct CommandCells {
+        /// [`State`].
+        state: AtomicU64,
+        /// Dwords 0 and 1 of its entry, then 6 to 9, then 10 to 13.
+        sqe: [AtomicU64; 5],
+        /// The completion's place and status, while it is posted.
+        completion: AtomicU64,
+        reserved: AtomicU64,
+    }
+}
+const _: () = assert!(size_of::<CommandCells>() == 64);
+
+cells! {
+    struct Area {
+        version: AtomicU64,
+        /// How often the function's state was saved: the last is in `snapshots` at this number modulo 2.
+        saved: AtomicU64,
+        /// What was agreed on; 0: nothing.
+        negotiated: AtomicU64,
+        /// The namespace's size that the host was told of last, in blocks.
+        blocks: AtomicU64,
+        /// Vectors that the client has masked.
+        masked: [AtomicU64; 2],
+        /// Vectors that were held back because of that.
+        pending: [AtomicU64; 2],
+        snapshots: [Snapshot; 2],
+        queues: [QueueCells; QUEUES],
+        commands: [CommandCells; COMMANDS],
+        /// How many messages were made for the client.
+        asks: AtomicU64,
+        /// The number of the last of them that it has answered.
+        answered: AtomicU64,
+    }
+}
+
+/// How far a command is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Stage {
+    /// The slot is free.
+    Free,
+    /// It was taken from its queue.
+    Taken,
+    /// Its completion is being posted.
+    Completing,
+}
+
+/// The word `state` of a command: stage in bits 1:0, deaths in bits 5:2, its submission queue in bits 15:8,
+/// the lower half of its number there in bits 63:32.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct State(u64);
+
+impl State {
+    fn taken(qid: u16, number: u64) -> Self {
+        Self(1 | u64::from(qid as u8) << 8 | number << 32)
+    }
+
+    pub(super) fn stage(self) -> Option<Stage> {
+        match self.0 & 3 {
+            0 => Some(Stage::Free),
+            1 => Some(Stage::Taken),
+            2 => Some(Stage::Completing),
+            _ => None,
+        }
+    }
+
+    pub(super) fn qid(self) -> u16 {
+        u16::from((self.0 >> 8) as u8)
+    }
+
+    pub(super) fn number(self) -> u32 {
+        (self.0 >> 32) as u32
+    }
+
+    pub(super) fn deaths(self) -> u8 {
+        (self.0 >> 2) as u8 & 0xF
+    }
+}
+
+/// What a completion that is being posted is: where, and how it ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Completion {
+    /// The lower half of its number in its queue.
+    pub number: u32,
+    /// The status field.
+    pub status: u16,
+}
+
+/// See the module's text.
+pub(super) struct Records {
+    /// The client's file, mapped once more.
+    file: MachineFile,
+}
+
+/// Stores in the program's order.
+#[inline(always)]
+fn put(cell: &AtomicU64, value: u64) {
+    cell.store(value, Release);
+}
+
+impl Records {
+    /// Those in a client's file.
+    ///
+    /// # Errors
+    /// It can't be mapped.
+    pub(super) fn new(file: MachineFile) -> io::Result<Self> {
+        let records = Self { file };
+        match records.file.area::<Area>(0, 1) {
+            Some(_) => Ok(records),
+            None => Err(io::Error::other("the machine file is too short")),
+        }
+    }
+
+    #[inline]
+    fn area(&self) -> &Area {
+        match self.file.area::<Area>(0, 1) {
+            Some([area]) => area,
+            _ => unreachable!("the length was checked when it was mapped"),
+        }
+    }
+
+    /// A new one.
+    pub(super) fn begin(&self) {
+        put(&self.area().version, VERSION);
+    }
+
+    /// Whether it is of this version.
+    pub(super) fn is_known(&self) -> bool {
+        self.area().version.load(Acquire) == VERSION
+    }
+
+    /// Saves the function's state.
+    pub(super) fn save(&self, state: &FunctionState) {
+        let area = self.area();
+        let number = area.saved.load(Relaxed).wrapping_add(1);
+        let words = state.as_bytes().chunks_exact(8);
+        for (cell, word) in area.snapshots[number as usize % 2].words.iter().zip(words) {
+            let word = word.first_chunk().copied().unwrap_or_default();
+            cell.store(u64::from_ne_bytes(word), Relaxed);
+        }
+        put(&area.saved, number);
+    }
+
+    /// The function's state as it was saved last; `None`: it never was.
+    pub(super) fn saved(&self) -> Option<Box<FunctionState>> {
+        let area = self.area();
+        let number = area.saved.load(Acquire);
+        let words = &area.snapshots[number as usize % 2].words;
+        let bytes: Vec<u8> = words
+            .iter()
+            .flat_map(|cell| cell.load(Relaxed).to_ne_bytes())
+            .collect();
+        match number {
+            0 => None,
+            _ => FunctionState::read_from_bytes(&bytes).ok().map(Box::new),
+        }
+    }
+
+    pub(super) fn set_negotiated(&self, negotiated: &Negotiated) {
+        let descriptors = u64::from(negotiated.client_descriptors.min(0x7FFF));
+        let word = 1 << 63
+            | u64::from(negotiated.minor)
+            | descriptors << 16
+            | u64::from(negotiated.client_data_bytes) << 31;
+        put(&self.area().negotiated, word);
+    }
+
+    pub(super) fn negotiated(&self) -> Option<Negotiated> {
+        let word = self.area().negotiated.load(Relaxed);
+        (word >> 63 == 1).then_some(Negotiated {
+            minor: word as u16,
+            client_descriptors: (word >> 16) as u32 & 0x7FFF,
+            client_data_bytes: (word >> 31) as u32,
+        })
+    }
+
+    pub(super) fn blocks(&self) -> u64 {
+        self.area().blocks.load(Relaxed)
+    }
+
+    pub(super) fn set_blocks(&self, blocks: u64) {
+        put(&self.area().blocks, blocks);
+    }
+
+    /// The number of the next message to the client: another than any that a dead engine may have sent.
+    pub(super) fn next_ask(&self) -> u64 {
+        let number = self.area().asks.load(Relaxed).wrapping_add(1).max(1);
+        put(&self.area().asks, number);
+        number
+    }
+
+    /// The client has answered the message of this number.
+    pub(super) fn set_answered(&self, number: u64) {
+        put(&self.area().answered, number);
+    }
+
+    /// The message that a dead engine has sent and that the client has not answered, if there is one.
+    pub(super) fn unanswered(&self) -> Option<u64> {
+        let asked = self.file.asked();
+        let answered = self.area().answered.load(Relaxed);
+        (asked != 0 && asked != answered).then_some(asked)
+    }
+
+    /// Whether any was ever sent.
+    pub(super) fn has_asked(&self) -> bool {
+        self.area().asks.load(Relaxed) != 0
+    }
+
+    /// Whether the client has masked a vector.
+    #[inline]
+    pub(super) fn is_masked(&self, vector: u16) -> bool {
+        let word = &self.area().masked[usize::from(vector / 64) % 2];
+        word.load(Relaxed) & 1 << (vector % 64) != 0
+    }
+
+    pub(super) fn set_masked(&self, vector: u16, masked: bool) {
+        set_bit(&self.area().masked, vector, masked);
+    }
+
+    /// The vectors that were held back.
+    pub(super) fn pending(&self) -> [u64; 2] {
+        [0, 1].map(|word: usize| self.area().pending[word].load(Relaxed))
+    }
+
+    pub(super) fn set_pending(&self, vector: u16, pending: bool) {
+        set_bit(&self.area().pending, vector, pending);
+    }
+
+    fn queue(&self, qid: u16) -> &QueueCells {
+        &self.area().queues[usize::from(qid) % QUEUES]
+    }
+
+    /// A submission queue is about to be made.
+    pub(super) fn new_sq(&self, qid: u16) {
+        put(&self.queue(qid).taken, 0);
+        put(&self.queue(qid).tail, 0);
+    }
+
+    /// A completion queue is about to be made.
+    pub(super) fn new_cq(&self, qid: u16) {
+        put(&self.queue(qid).posted, 0);
+        put(&self.queue(qid).head, 0);
+    }
+
+    pub(super) fn taken(&self, qid: u16) -> u64 {
+        self.queue(qid).taken.load(Relaxed)
+    }
+
+    #[inline]
+    pub(super) fn set_taken(&self, qid: u16, taken: u64) {
+        put(&self.queue(qid).taken, taken);
+    }
+
+    pub(super) fn posted(&self, qid: u16) -> u64 {
+        self.queue(qid).posted.load(Relaxed)
+    }
+
+    #[inline]
+    pub(super) fn set_posted(&self, qid: u16, posted: u64) {
+        put(&self.queue(qid).posted, posted);
+    }
+
+    /// What was written to a doorbell's register.
+    #[inline]
+    pub(super) fn doorbell(&self, doorbell: Doorbell) -> u32 {
+        let cell = match doorbell {
+            Doorbell::Tail(qid) => &self.queue(qid).tail,
+            Doorbell::Head(qid) => &self.queue(qid).head,
+        };
+        cell.load(Relaxed) as u32
+    }
+
+    pub(super) fn set_doorbell(&self, doorbell: Doorbell, value: u32) {
+        let cell = match doorbell {
+            Doorbell::Tail(qid) => &self.queue(qid).tail,
+            Doorbell::Head(qid) => &self.queue(qid).head,
+        };
+        put(cell, value.into());
+    }
+
+    #[inline]
+    fn command(&self, slot: u16) -> &CommandCells {
+        &self.area().commands[usize::from(slot) % COMMANDS]
+    }
+
+    /// A command is taken: the one of this number of its queue.
+    #[inline]
+    pub(super) fn take(&self, slot: u16, qid: u16, number: u64, sqe: &Sqe) {
+        let c = self.command(slot);
+        let words: &[[u8; 8]; 8] = zerocopy::transmute_ref!(sqe);
+        for (cell, word) in c.sqe.iter().zip([0, 3, 4, 5, 6]) {
+            cell.store(u64::from_ne_bytes(words[word]), Release);
+        }
+        put(&c.state, State::taken(qid, number).0);
+    }
+
+    /// Its entry, as far as it was recorded.
+    pub(super) fn sqe(&self, slot: u16) -> Sqe {
+        let mut words = [[0; 8]; 8];
+        let c = self.command(slot);
+        for (cell, word) in c.sqe.iter().zip([0, 3, 4, 5, 6]) {
+            words[word] = cell.load(Relaxed).to_ne_bytes();
+        }
+        zerocopy::transmute!(words)
+    }
+
+    pub(super) fn state(&self, slot: u16) -> State {
+        State(self.command(slot).state.load(Acquire))
+    }
+
+    /// One more engine has died of it.
+    pub(super) fn count_death(&self, slot: u16) {
+        let state = self.state(slot);
+        if state.deaths() < 0xF {
+            put(&self.command(slot).state, state.0 + (1 << 2));
+        }
+    }
+
+    /// Its completion is about to be posted.
+    #[inline]
+    pub(super) fn complete(&self, slot: u16, completion: Completion) {
+        let c = self.command(slot);
+        let word = u64::from(completion.number) | u64::from(completion.status) << 32;
+        put(&c.completion, word);
+        let state = c.state.load(Relaxed);
+        put(&c.state, state & !3 | 2);
+    }
+
+    pub(super) fn completion(&self, slot: u16) -> Completion {
+        let word = self.command(slot).completion.load(Relaxed);
+        Completion {
+            number: word as u32,
+            status: (word >> 32) as u16,
+        }
+    }
+
+    /// It has ended.
+    #[inline]
+    pub(super) fn free(&self, slot: u16) {
+        put(&self.command(slot).state, 0);
+    }
+}
+
+fn set_bit(words: &[AtomicU64; 2], bit: u16, set: bool) {
+    let word = &words[usize::from(bit / 64) % 2];
+    let mask = 1 << (bit % 64);
+    let was = word.load(Relaxed);
+    put(word, if set { was | mask } else { was & !mask });
+}

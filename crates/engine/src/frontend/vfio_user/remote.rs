@@ -1,0 +1,531 @@
+//! Commands whose data lies in memory that was mapped without a descriptor: the client alone reaches it.
+//!
+//! **Design.** Such a command is given memory of ours ([`Remote::memory`]), which the core takes as it takes any machine's.
+//! What it writes is asked for before (VFIO_USER_DMA_READ), what it reads is sent afterwards (VFIO_USER_DMA_WRITE): one
+//! message at a time, no longer than the client takes, and a client that does not answer within [`ASK_LIMIT_NS`] is
+//! closed. [`PLACES`] commands have such memory at once; others wait in their queues. Each byte is counted as copied.
+//! A command before which a flush comes has its place before that. It is slow, and it may allocate.
+//!
+//! A successor begins these commands anew, when the client has answered what the dead engine asked last: the machine file
+//! says whether there is such a question (`vm::talk`). A reset waits for the answer to a DMA_WRITE: until then
+//! the client may still be at it. Nobody reads or writes memory on account of another question whose command is gone, so
+//! its answer is merely dropped.
+//!
+//! QEMU (10.1 to 11.1) has another structure than the specification: `count` has 4 bytes, and data follow at once. It also
+//! answers a DMA_WRITE without a payload, which tells it apart before any byte is trusted: the first message is a write of none.
+//!
+//! **Not here:** queues, lists of addresses and the data of Admin commands, which must be reachable memory.
+
+use super::memory::ClientMemory;
+use super::queues::{Begun, LIST_COST};
+use super::{COMMANDS, MDTS_BYTES, Pcie, Work};
+use crate::core::IoOp;
+use crate::frontend::vm::frontend::{Answer, Closing, Turn};
+use forebay_guest::{GuestMemory, NewRegion};
+use forebay_nvme::Status;
+use forebay_nvme::pcie::data;
+use forebay_vfio_user::wire::{HEADER_BYTES, command};
+use forebay_vfio_user::{Header, MAX_DATA_BYTES};
+use rustix::fs::MemfdFlags;
+use std::os::fd::AsFd;
+
+/// Commands at once.
+pub(crate) const PLACES: usize = 2;
+/// How long a client may take for an answer.
+pub(crate) const ASK_LIMIT_NS: u64 = 20_000_000_000;
+const LATE: Closing = Closing("it did not answer for memory that it alone reaches");
+
+/// How far a command is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Step {
+    /// Its bytes come in.
+    In,
+    /// It can be begun.
+    Ready,
+    /// The core has it.
+    Begun,
+    /// Its bytes go out.
+    Out,
+}
+
+struct Job {
+    slot: u16,
+    work: Work,
+    to_host: bool,
+    /// Its data: addresses and lengths.
+    pieces: Vec<(u64, u32)>,
+    bytes: u32,
+    /// So many of them are in, or out.
+    moved: u32,
+    step: Step,
+}
+
+impl Job {
+    /// Where the next byte lies, and how many follow it there.
+    fn next(&self) -> Option<(u64, u32)> {
+        let mut skip = self.moved;
+        for (address, len) in &self.pieces {
+            match len.checked_sub(skip) {
+                Some(left @ 1..) => return Some((address + u64::from(skip), left)),
+                _ => skip -= len,
+            }
+        }
+        None
+    }
+}
+
+/// What the client was asked.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Ask {
+    /// To write nothing.
+    Nothing,
+    /// For so many bytes.
+    Read(u64, u32),
+    /// To write so many.
+    Write(u32),
+    /// Whatever it was, for a command that is gone: a reset has ended it, or an engine's death.
+    Forgotten,
+}
+
+struct Asked {
+    number: u64,
+    place: usize,
+    ask: Ask,
+    /// Until the answer, the client may write its memory.
+    may_write: bool,
+    until_ns: u64,
+}
+
+/// See the module's text.
+#[derive(Default)]
+pub(super) struct Remote {
+    /// A part for each place.
+    memory: Option<GuestMemory>,
+    jobs: [Option<Job>; PLACES],
+    asked: Option<Asked>,
+    /// Whether data follow a count of 4 bytes; not known yet.
+    is_short: Option<bool>,
+    /// There are commands.
+    pub(super) busy: bool,
+}
+
+impl Remote {
+    /// When the client has taken too long.
+    pub(super) fn deadline_ns(&self) -> Option<u64> {
+        self.asked.as_ref().map(|asked| asked.until_ns)
+    }
+
+    /// Whether the client may still be at its memory on our account.
+    pub(super) fn may_write(&self) -> bool {
+        self.asked.as_ref().is_some_and(|asked| asked.may_write)
+    }
+
+    /// Forgets everything: the client is gone.
+    pub(super) fn clear(&mut self) {
+        *self = Self::default();
+    }
+
+    fn take(&mut self, place: usize) -> Option<Job> {
+        let job = self.jobs.get_mut(place)?.take();
+        self.busy = self.jobs.iter().any(Option::is_some);
+        job
+    }
+
+    /// Memory of our own, where there is none yet.
+    fn make_memory(&mut self) -> Option<&GuestMemory> {
+        if self.memory.is_none() {
+            let bytes = PLACES as u64 * u64::from(MDTS_BYTES);
+            let fd = rustix::fs::memfd_create("forebay-remote", MemfdFlags::CLOEXEC).ok()?;
+            rustix::fs::ftruncate(&fd, bytes).ok()?;
+            let mut memory = GuestMemory::default();
+            let all = NewRegion {
+                guest_address: 0,
+                user_address: 0,
+                len_bytes: bytes,
+                writable: true,
+                file: Some((fd.as_fd(), 0)),
+            };
+            memory.map(&all).ok()?;
+            self.memory = Some(memory);
+        }
+        self.memory.as_ref()
+    }
+}
+
+/// Where the memory of a place begins.
+const fn base_of(place: usize) -> u64 {
+    place as u64 * MDTS_BYTES as u64
+}
+
+/// Whether an address can be reached by us, and for how many bytes that stays so; `None`: nobody can, or may.
+fn run(memory: &GuestMemory, address: u64, len: u32, to_host: bool) -> Option<(bool, u32)> {
+    let mut regions = memory.regions().iter();
+    let region = regions.find(|r| address.wrapping_sub(r.guest_address()) < r.len_bytes())?;
+    if to_host && !region.is_writable() {
+        return None;
+    }
+    let left = region.len_bytes() - (address - region.guest_address());
+    let run = u64::from(len).min(left) as u32;
+    Some((region.mapping().is_some(), run))
+}
+
+const FAILED: Status = Status::DATA_TRANSFER_ERROR;
+
+impl Pcie {
+    /// A command's data can't all be reached: it is begun here if its client can, or ends.
+    #[cold]
+    pub(super) fn begin_remote(
+        &mut self,
+        turn: &mut Turn<'_>,
+        slot: u16,
+        work: Work,
+        bytes: u32,
+        to_host: bool,
+    ) -> Begun {
+        self.pieces.clear();
+        // Those that have found no place once come first.
+        let waits = self.again.front().is_some_and(|first| *first != slot);
+        let place = self.remote.jobs.iter().position(Option::is_none);
+        let Some(place) = place.filter(|_| !waits) else {
+            return Begun::NoRoom;
+        };
+        self.budget = self.budget.saturating_sub(LIST_COST);
+        let memory = turn.client.memory();
+        let mut pieces = Vec::new();
+        let mut is_remote = false;
+        let sqe = self.records.sqe(slot);
+        let found = data::pieces(
+            &sqe,
+            bytes,
+            &ClientMemory(memory),
+            |mut address, mut len| {
+                while len > 0 {
+                    let (reached, bytes) = run(memory, address, len, to_host).ok_or(FAILED)?;
+                    is_remote |= !reached;
+                    pieces.push((address, bytes));
+                    address = address.checked_add(bytes.into()).ok_or(FAILED)?;
+                    len -= bytes;
+                }
+                Ok(())
+            },
+        );
+        if let Err(status) = found {
+            return Begun::Ended(status.with_dnr());
+        }
+        if !is_remote {
+            return Begun::Ended(FAILED.with_dnr());
+        }
+        if self.remote.make_memory().is_none() {
+            return Begun::Ended(Status::INTERNAL_ERROR);
+        }
+        self.remote.jobs[place] = Some(Job {
+            slot,
+            work,
+            to_host,
+            pieces,
+            bytes,
+            moved: 0,
+            step: if to_host { Step::Ready } else { Step::In },
+        });
+        self.remote.busy = true;
+        // In the next turn: its command is not in hand before this one is over.
+        self.more = true;
+        Begun::Yes
+    }
+
+    /// Goes on with all of them; true if any could.
+    #[cold]
+    pub(super) fn move_remote(&mut self, turn: &mut Turn<'_>) -> bool {
+        let mut any = false;
+        for place in 0..PLACES {
+            let step = self.remote.jobs[place].as_ref().map(|job| job.step);
+            any |= match step {
+                Some(Step::In | Step::Out) if self.remote.asked.is_none() => {
+                    self.move_bytes(turn, place);
+                    true
+                }
+                Some(Step::Ready) => self.start_remote(turn, place),
+                _ => false,
+            };
+        }
+        any
+    }
+
+    /// Moves what can be reached, and asks the client for the rest.
+    fn move_bytes(&mut self, turn: &mut Turn<'_>, place: usize) {
+        loop {
+            let Some(job) = &self.remote.jobs[place] else {
+                return;
+            };
+            let (step, moved) = (job.step, job.moved);
+            let Some((address, left)) = job.next() else {
+                if step == Step::Out {
+                    return self.end_remote(turn, place, Status::SUCCESS);
+                }
+                if let Some(job) = &mut self.remote.jobs[place] {
+                    job.step = Step::Ready;
+                }
+                self.start_remote(turn, place);
+                return;
+            };
+            let to_host = step == Step::Out;
+            let Some((reached, len)) = run(turn.client.memory(), address, left, to_host) else {
+                return self.end_remote(turn, place, FAILED.with_dnr());
+            };
+            let len = len.min(MAX_DATA_BYTES);
+            if !reached {
+                return self.ask(turn, place, address, len);
+            }
+            let at = base_of(place) + u64::from(moved);
+            let bytes = &mut self.scratch[..len as usize];
+            let Some(ours) = &self.remote.memory else {
+                return;
+            };
+            let theirs = turn.client.memory();
+            let good = match step {
+                Step::Out => ours.read(at, bytes) && theirs.write(address, bytes),
+                _ => theirs.read(address, bytes) && ours.write(at, bytes),
+            };
+            if !good {
+                return self.end_remote(turn, place, FAILED.with_dnr());
+            }
+            self.has_moved(turn, place, len);
+        }
+    }
+
+    fn has_moved(&mut self, turn: &mut Turn<'_>, place: usize, bytes: u32) {
+        if let Some(job) = &mut self.remote.jobs[place] {
+            job.moved += bytes;
+        }
+        if let Some(lane) = turn.client.lane() {
+            turn.core.copied(lane, bytes);
+        }
+    }
+
+    /// Asks the client for bytes, or sends it some.
+    fn ask(&mut self, turn: &mut Turn<'_>, place: usize, address: u64, len: u32) {
+        let Some(job) = &self.remote.jobs[place] else {
+            return;
+        };
+        let takes = self.session.negotiated();
+        let len = len.min(takes.map_or(0, |n| n.client_data_bytes));
+        if len == 0 {
+            return self.end_remote(turn, place, FAILED.with_dnr());
+        }
+        let (code, ask) = match (self.remote.is_short, job.step) {
+            (None, _) => (command::DMA_WRITE, Ask::Nothing),
+            (_, Step::Out) => (command::DMA_WRITE, Ask::Write(len)),
+            _ => (command::DMA_READ, Ask::Read(address, len)),
+        };
+        let count = if ask == Ask::Nothing { 0 } else { len };
+        let data_bytes = if let Ask::Write(len) = ask { len } else { 0 };
+        let number = self.records.next_ask();
+        let size = HEADER_BYTES as u32 + 16 + data_bytes;
+        let message = &mut turn.client.request;
+        message.clear();
+        message.extend(Header::command(number as u16, code, size, false).to_bytes());
+        message.extend(address.to_le_bytes());
+        message.extend(u64::from(count).to_le_bytes());
+        if data_bytes > 0 {
+            let at = base_of(place) + u64::from(job.moved);
+            let from = match self.remote.is_short {
+                Some(true) => HEADER_BYTES + 12,
+                _ => HEADER_BYTES + 16,
+            };
+            message.resize(size as usize, 0);
+            let into = &mut message[from..from + data_bytes as usize];
+            let ours = self.remote.memory.as_ref();
+            if !ours.is_some_and(|ours| ours.read(at, into)) {
+                message.clear();
+                return self.end_remote(turn, place, Status::INTERNAL_ERROR);
+            }
+        }
+        turn.client.request_number = number;
+        self.remote.asked = Some(Asked {
+            number,
+            place,
+            ask,
+            may_write: data_bytes > 0,
+            until_ns: turn.core.now_ns().saturating_add(ASK_LIMIT_NS),
+        });
+    }
+
+    /// What a dead engine asked is answered before anything else is asked.
+    pub(super) fn inherit_asked(&mut self, turn: &Turn<'_>) {
+        self.remote.asked = self.records.unanswered().map(|number| Asked {
+            number,
+            place: 0,
+            ask: Ask::Forgotten,
+            may_write: true,
+            until_ns: turn.core.now_ns().saturating_add(ASK_LIMIT_NS),
+        });
+    }
+
+    /// The client has answered something.
+    pub(super) fn told(&mut self, turn: &mut Turn<'_>, header: &Header, bytes: &[u8]) -> Answer {
+        let is_it = |asked: &mut Asked| asked.number as u16 == header.id;
+        let Some(Asked {
+            number, place, ask, ..
+        }) = self.remote.asked.take_if(is_it)
+        else {
+            return Answer::Now;
+        };
+        self.records.set_answered(number);
+        let payload = bytes.get(HEADER_BYTES..).unwrap_or_default();
+        self.more = true;
+        let Some(job) = &self.remote.jobs[place] else {
+            return Answer::Now;
+        };
+        if ask == Ask::Forgotten {
+            return Answer::Now;
+        }
+        if header.is_error() {
+            self.end_remote(turn, place, FAILED.with_dnr());
+            return Answer::Now;
+        }
+        match ask {
+            Ask::Forgotten => {}
+            Ask::Nothing => self.remote.is_short = Some(payload.is_empty()),
+            Ask::Write(len) => self.has_moved(turn, place, len),
+            Ask::Read(address, len) => {
+                let at = base_of(place) + u64::from(job.moved);
+                let ours = self.remote.memory.as_ref();
+                let good = came(payload, address, len, self.remote.is_short == Some(true))
+                    .is_some_and(|data| ours.is_some_and(|ours| ours.write(at, data)));
+                if good {
+                    self.has_moved(turn, place, len);
+                } else {
+                    self.end_remote(turn, place, FAILED.with_dnr());
+                }
+            }
+        }
+        Answer::Now
+    }
+
+    /// Gives a command to the core. False: there is no room.
+    fn start_remote(&mut self, turn: &mut Turn<'_>, place: usize) -> bool {
+        let Some(job) = &self.remote.jobs[place] else {
+            return false;
+        };
+        let (slot, work, bytes, to_host) = (job.slot, job.work, job.bytes, job.to_host);
+        self.pieces.clear();
+        let ours = self.remote.memory.as_ref();
+        let pushed = ours.map(|ours| self.pieces.push(ours, base_of(place), bytes, to_host));
+        if pushed.is_none_or(|pushed| pushed.is_err()) {
+            self.end_remote(turn, place, Status::INTERNAL_ERROR);
+            return true;
+        }
+        let lane = turn.client.lane().and_then(|lane| turn.core.lane(lane));
+        let geometry = lane.map(crate::lane::Lane::geometry);
+        let begun = match (work, geometry) {
+            (Work::Io(IoOp::Deallocate { ranges }), Some(geometry)) => {
+                self.begin_deallocating(turn, slot, ranges, &geometry)
+            }
+            _ => self.start(turn, slot, work, None),
+        };
+        match begun {
+            Begun::Yes => {
+                if let Some(job) = &mut self.remote.jobs[place] {
+                    job.step = Step::Begun;
+                }
+            }
+            Begun::Ended(status) => self.end_remote(turn, place, status),
+            Begun::NoRoom => return false,
+        }
+        true
+    }
+
+    /// What came before a command is durable. True: it is one of these, and goes on in its place.
+    pub(super) fn goes_on(&mut self, slot: u16, op: IoOp) -> bool {
+        let mut jobs = self.remote.jobs.iter_mut().flatten();
+        let Some(job) = jobs.find(|job| job.slot == slot && job.step == Step::Begun) else {
+            return false;
+        };
+        job.work = Work::Io(op);
+        job.step = Step::Ready;
+        self.more = true;
+        true
+    }
+
+    /// The core has ended a command. True: it is one of these, and its bytes are to go out first.
+    #[cold]
+    pub(super) fn goes_out(&mut self, slot: u16, status: Status, nobody: bool) -> bool {
+        let is_it = |job: &Option<Job>| {
+            let job = job.as_ref();
+            job.is_some_and(|job| job.slot == slot && job.step == Step::Begun)
+        };
+        let Some(place) = self.remote.jobs.iter().position(is_it) else {
+            return false;
+        };
+        if let Some(job) = &mut self.remote.jobs[place]
+            && job.to_host
+            && status.is_success()
+            && !nobody
+        {
+            job.step = Step::Out;
+            self.more = true;
+            return true;
+        }
+        self.remote.take(place);
+        false
+    }
+
+    fn end_remote(&mut self, turn: &mut Turn<'_>, place: usize, status: Status) {
+        let Some(job) = self.remote.take(place) else {
+            return;
+        };
+        if let (Step::In | Step::Ready, Some(lane)) = (job.step, turn.client.lane()) {
+            // Whatever a dead engine had of it, nobody begins it again.
+            let record = turn.client.command_ref(lane, job.slot);
+            turn.core.carried_refused(record);
+        }
+        self.complete(turn, job.slot % COMMANDS as u16, status);
+    }
+
+    /// A reset: nobody is asked any more.
+    pub(super) fn drop_remote(&mut self) {
+        if let Some(asked) = &mut self.remote.asked {
+            asked.ask = Ask::Forgotten;
+        }
+        for place in 0..PLACES {
+            let job = self.remote.jobs[place].as_ref();
+            if job.is_some_and(|job| job.step != Step::Begun)
+                && let Some(job) = self.remote.take(place)
+            {
+                self.forget(job.slot);
+            }
+        }
+    }
+
+    /// A client that does not answer is closed.
+    pub(super) fn look_at_asked(&mut self, turn: &mut Turn<'_>) {
+        let now_ns = turn.core.now_ns();
+        let Some(asked) = &mut self.remote.asked else {
+            return;
+        };
+        if !turn.client.is_heard {
+            // It may have answered, and nobody reads that before its message is over, which has a limit of its own.
+            asked.until_ns = now_ns.saturating_add(ASK_LIMIT_NS);
+        } else if now_ns >= asked.until_ns {
+            turn.client.fail(LATE);
+        }
+    }
+}
+
+/// The bytes in the answer to a DMA_READ; `None`: they are not what was asked for.
+fn came(payload: &[u8], address: u64, len: u32, is_short: bool) -> Option<&[u8]> {
+    let (of, rest) = payload.split_first_chunk::<8>()?;
+    let len = len as usize;
+    let (count, data) = match is_short {
+        true => {
+            let (count, data) = rest.split_first_chunk::<4>()?;
+            (u64::from(u32::from_le_bytes(*count)), data)
+        }
+        false => {
+            let (count, data) = rest.split_first_chunk::<8>()?;
+            (u64::from_le_bytes(*count), data)
+        }
+    };
+    let sound = u64::from_le_bytes(*of) == address && count == len as u64;
+    data.get(..len).filter(|_| sound)
+}

@@ -1,0 +1,258 @@
+//! Going on where a dead engine was.
+//!
+//! **Design.** The function's state is the one that was saved last, with the queues that it knows. Each command's
+//! record says what is left to do: what was taken is carried until its device's fence has passed, and begun
+//! again; a completion that was being posted is written again to its place. A command that was taken when the
+//! queue's cursor did not say so yet moves the cursor. What the file says is checked before it is used: whoever wrote nonsense
+//! there loses its own disk, and nobody else's.
+//!
+//! **Not here:** the message that was under way ([`crate::frontend::vm`] has it carried out again).
+
+use super::queues::judge;
+use super::record::{COMMANDS, Stage};
+use super::{Command, Pcie, Work, no_entry, slot};
+use crate::core::{CarriedSpan, Devices, IoOp};
+use crate::frontend::vm::frontend::{Closing, Turn};
+use crate::lane::LaneIndex;
+use forebay_nvme::pcie::{Function, QUEUES, RegisterEffect, VECTORS, queue};
+use forebay_nvme::{Cqe, Sqe, Status};
+use forebay_vfio_user::Session;
+use forebay_xlate::kill_point;
+use std::sync::atomic::Ordering::Release;
+
+const DAMAGED: Closing = Closing("its machine file is damaged");
+
+impl Pcie {
+    pub(super) fn take_over(
+        &mut self,
+        turn: &mut Turn<'_>,
+        blamed: Option<u16>,
+    ) -> Result<(), Closing> {
+        let device = super::messages::device(self.mapped);
+        self.session = Session::resume(device, self.records.negotiated());
+        if self.mapped && turn.client.held(slot::DOORBELLS).is_some() {
+            self.map_doorbells(turn.client)?;
+        }
+        if let Some(state) = self.records.saved() {
+            let config = Self::config(turn.client)?;
+            self.function = Function::restore(config, &state).map_err(|_| DAMAGED)?;
+            self.make_queues(turn)?;
+        }
+        self.inherit_asked(turn);
+        self.look_alive();
+        self.take_over_commands(turn, blamed)?;
+        self.resume_quiescing(turn);
+        kill_point!("pcie.inherited");
+        // Whether its host has seen the last of them is not known.
+        for vector in 0..VECTORS {
+            self.records.set_pending(vector, true);
+        }
+        self.raise_pending(turn.client);
+        self.events = true;
+        self.more = true;
+        let lane = turn.client.lane().and_then(|lane| turn.core.lane(lane));
+        if lane.is_some_and(|lane| lane.volume.blocks() != self.records.blocks()) {
+            use crate::frontend::vm::frontend::Frontend;
+            self.changed(turn);
+        }
+        Ok(())
+    }
+
+    fn make_queues(&mut self, turn: &mut Turn<'_>) -> Result<(), Closing> {
+        self.make_shadow(turn.client.memory());
+        for qid in 0..QUEUES as u16 {
+            let taken = match qid {
+                0 => self.function.admin_taken(),
+                _ => self.records.taken(qid),
+            };
+            self.make_sq(qid, taken);
+            if qid == 0 {
+                self.count_admin(turn);
+            }
+            self.make_cq(qid, self.records.posted(qid));
+        }
+        // The outbox has the last of them.
+        let (completed, posted) = (self.function.admin_completed(), self.records.posted(0));
+        match completed.checked_sub(posted) {
+            Some(left) if left <= forebay_nvme::pcie::OUTBOX as u64 => Ok(()),
+            _ if self.sqs[0].is_none() => Ok(()),
+            _ => Err(DAMAGED),
+        }
+    }
+
+    /// A completion of the Admin queue that is in its place is posted, and its host may have gone past it,
+    /// though nobody has counted it yet.
+    fn count_admin(&mut self, turn: &Turn<'_>) {
+        let cq = self.function.queues().1[0];
+        let (posted, completed) = (self.records.posted(0), self.function.admin_completed());
+        if cq.entries == 0 || posted >= completed {
+            return;
+        }
+        let (index, phase) = queue::place(cq.entries, posted);
+        let mut bytes = [0; 16];
+        let at = cq.base + u64::from(index) * 16;
+        if !turn.client.memory().read(at, &mut bytes) {
+            return;
+        }
+        let there: Cqe = zerocopy::transmute!(bytes);
+        if there == self.function.completion(posted).with_phase(phase) {
+            self.records.set_posted(0, posted + 1);
+        }
+    }
+
+    fn take_over_commands(
+        &mut self,
+        turn: &mut Turn<'_>,
+        blamed: Option<u16>,
+    ) -> Result<(), Closing> {
+        let mut left: Vec<(u16, u16, u64)> = Vec::new();
+        let mut last = vec![None; QUEUES];
+        self.free.clear();
+        for slot in (0..COMMANDS as u16).rev() {
+            let (stage, qid, number) = self.inherited(slot).ok_or(DAMAGED)?;
+            let ended = match stage {
+                Stage::Free => true,
+                Stage::Taken => false,
+                Stage::Completing => {
+                    self.post_again(turn, slot, qid)?;
+                    self.records.free(slot);
+                    true
+                }
+            };
+            if stage != Stage::Free {
+                let last = &mut last[usize::from(qid)];
+                *last = (*last).max(Some(number));
+            }
+            if ended {
+                self.free.push(slot);
+            } else {
+                left.push((slot, qid, number));
+            }
+        }
+        for (qid, last) in last.into_iter().enumerate() {
+            let (Some(last), Some(sq)) = (last, &self.sqs[qid]) else {
+                continue;
+            };
+            if last >= sq.cursor.taken() {
+                let taken = last + 1;
+                self.make_sq(qid as u16, taken);
+                self.records.set_taken(qid as u16, taken);
+            }
+        }
+        if let Some(blamed) = blamed.filter(|b| left.iter().any(|(slot, ..)| slot == b)) {
+            self.records.count_death(blamed);
+        }
+        self.carry(turn, left)
+    }
+
+    /// A completion was being posted: it is, at its place.
+    fn post_again(&mut self, turn: &mut Turn<'_>, slot: u16, qid: u16) -> Result<(), Closing> {
+        let noted = self.records.completion(slot);
+        let sq = self.sqs[usize::from(qid)].as_ref().ok_or(DAMAGED)?;
+        let (cqid, head) = (sq.cursor.cqid, sq.cursor.head());
+        let posted = self.records.posted(cqid);
+        let number = queue::near(posted, noted.number);
+        // Either it is counted already, or it is the next.
+        if number.wrapping_add(1) == posted {
+            return Ok(());
+        }
+        let entries = match &self.cqs[usize::from(cqid)] {
+            Some(cq) if number == posted => cq.cursor.entries(),
+            _ => return Err(DAMAGED),
+        };
+        let (index, phase) = queue::place(entries, number);
+        let cid = self.records.sqe(slot).cid();
+        let cqe = Cqe::new(0, head, qid, cid, Status(noted.status)).with_phase(phase);
+        let words: [[u8; 8]; 2] = zerocopy::transmute!(cqe);
+        let [first, last] = words.map(u64::from_ne_bytes);
+        let base = self.function.queues().1[usize::from(cqid)].base;
+        let area = turn.client.memory().area(base, entries as usize * 16);
+        if let Some(area) = area {
+            let at = index as usize * 16;
+            let _ = area.store_u64(at, first, Release);
+            let _ = area.store_u64(at + 8, last, Release);
+        }
+        self.records.set_posted(cqid, posted + 1);
+        self.make_cq(cqid, posted + 1);
+        Ok(())
+    }
+
+    /// Has what was in flight waited for, and begins it again.
+    fn carry(
+        &mut self,
+        turn: &mut Turn<'_>,
+        mut left: Vec<(u16, u16, u64)>,
+    ) -> Result<(), Closing> {
+        // The oldest first, as far as that is known.
+        left.sort_by_key(|(slot, _, number)| (*number, *slot));
+        for (slot, qid, _) in &left {
+            let sqe = self.records.sqe(*slot);
+            self.commands[usize::from(*slot)] = Command {
+                sqid: *qid,
+                cid: sqe.cid(),
+                work: Work::Io(IoOp::Flush),
+                taken_ns: turn.core.now_ns(),
+            };
+            self.hold_place(*qid);
+            self.again.push_back(*slot);
+        }
+        if let Some(lane) = turn.client.lane() {
+            let spans: Vec<CarriedSpan> = left
+                .iter()
+                .filter_map(|(slot, ..)| self.span(turn, lane, *slot))
+                .collect();
+            turn.core.carry_machine(lane, &spans);
+        }
+        let resets = self.function.unfinished() == RegisterEffect::Reset;
+        if !resets && self.function.is_bus_master() {
+            self.begin_again(turn);
+        }
+        Ok(())
+    }
+
+    /// The bytes of its volume that a command may be at.
+    fn span(&self, turn: &Turn<'_>, lane: LaneIndex, slot: u16) -> Option<CarriedSpan> {
+        let of = turn.core.lane(lane)?;
+        let sqe: Sqe = match self.records.state(slot).stage() {
+            Some(Stage::Taken) => self.records.sqe(slot),
+            _ => no_entry(),
+        };
+        let (Work::Io(op) | Work::Durable(op)) = judge(&sqe, &of.geometry()).ok()?.0?;
+        let whole = of.volume.config.size_bytes;
+        let (bytes, write) = match op {
+            IoOp::Read {
+                offset_bytes,
+                len_bytes,
+            }
+            | IoOp::Compare {
+                offset_bytes,
+                len_bytes,
+            } => (offset_bytes..offset_bytes + u64::from(len_bytes), false),
+            IoOp::Write {
+                offset_bytes,
+                len_bytes,
+                ..
+            }
+            | IoOp::CompareAndWrite {
+                offset_bytes,
+                len_bytes,
+                ..
+            } => (offset_bytes..offset_bytes + u64::from(len_bytes), true),
+            IoOp::WriteZeroes {
+                offset_bytes,
+                len_bytes,
+                ..
+            } => (offset_bytes..offset_bytes + len_bytes, true),
+            // Its ranges were in its host's memory, which may say something else by now.
+            IoOp::Deallocate { .. } => (0..whole, true),
+            IoOp::Flush => return None,
+        };
+        Some(CarriedSpan {
+            volume: of.volume.id(),
+            bytes,
+            write,
+            devices: Devices::ALL,
+            command: Some(turn.client.command_ref(lane, slot)),
+        })
+    }
+}

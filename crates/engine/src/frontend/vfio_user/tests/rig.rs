@@ -1,0 +1,471 @@
+//! A core and its machines, with the test as their reactor, their daemon and their drivers.
+//!
+//! Sockets are socket pairs, turns are made by the test, and a driver's memory is a memfd. A dead engine is one
+//! that is not called any more; its successor gets what the daemon held.
+
+use super::driver::Driver;
+use crate::core::staging::Staging;
+use crate::core::{Core, ServedDevice};
+use crate::frontend::vm::closer::Closer;
+use crate::frontend::vm::file::MachineFile;
+use crate::frontend::vm::{Machines, NewMachine};
+use crate::lane::{Lane, LaneIndex};
+use crate::mailbox::Upcall;
+use crate::memory::Memory;
+use crate::patience::patiently;
+use crate::volume::Volume;
+use forebay_burst::budget::Budget;
+use forebay_burst::cost::Frontends;
+use forebay_device::gate::TestGate;
+use forebay_device::ring::{Ring, RingOptions};
+use forebay_device::{Device, OpenOptions};
+use forebay_xlate::boundary::message::{
+    DeviceConfig, ExportConfig, ExportId, Frontend as Kind, VolumeConfig,
+};
+use forebay_xlate::boundary::region::Region;
+use forebay_xlate::kill::{Killed, arm_here};
+use forebay_xlate::{DeviceIndex, ExtentIndex, ExtentRange, Rights, VolumeId, Word};
+use rustix::event::epoll;
+use rustix::net::{AddressFamily, SocketFlags, SocketType};
+use std::collections::BTreeMap;
+use std::mem::MaybeUninit;
+use std::os::fd::OwnedFd;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+pub(super) const EXTENT: u64 = 64 << 10;
+/// Extents of each volume.
+pub(super) const EXTENTS: u64 = 16;
+pub(super) const BLOCK: u64 = 4096;
+
+/// What the daemon holds of a client.
+#[derive(Default)]
+struct Held {
+    sockets: BTreeMap<u64, (Arc<OwnedFd>, usize, OwnedFd)>,
+    deposits: BTreeMap<u64, BTreeMap<u32, Arc<OwnedFd>>>,
+}
+
+struct Engine {
+    core: Core,
+    machines: Machines,
+    epoll: Arc<OwnedFd>,
+}
+
+pub(super) struct Rig {
+    engine: Option<Engine>,
+    pub region: Arc<Region>,
+    pub volumes: Vec<Arc<Volume>>,
+    exports: Vec<Arc<ExportConfig>>,
+    pub gate: Arc<TestGate>,
+    device: Arc<Device>,
+    device_config: Arc<DeviceConfig>,
+    /// Cores that died: their rings are open, and nobody looks at them.
+    dead: Vec<Core>,
+    held: Held,
+    next_socket: u64,
+    /// Why clients left.
+    pub left: Vec<&'static str>,
+    /// What clients were refused.
+    pub refused: Vec<String>,
+    /// What time it is: it passes only when the test says so.
+    now_ns: u64,
+    _dir: tempfile::TempDir,
+}
+
+impl Rig {
+    pub(super) fn new(kind: &str, machines: usize, mapped_doorbells: bool) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let size = (machines as u64 * EXTENTS * EXTENT) + (2 << 20);
+        let path = dir.path().join("device");
+        let spec = match kind {
+            "file" => {
+                std::fs::File::create(&path).unwrap().set_len(size).unwrap();
+                format!("file:{}", path.display())
+            }
+            _ => format!("{kind}:{}?size={size}", path.display()),
+        };
+        let spec = spec.parse().unwrap();
+        let options = OpenOptions {
+            create_missing: true,
+            ..OpenOptions::default()
+        };
+        let mut device = Device::open(&spec, &options).unwrap();
+        let gate = TestGate::new();
+        if kind == "file" {
+            device.attach_gate(gate.clone());
+        }
+        let device_config = Arc::new(DeviceConfig {
+            device: DeviceIndex(0),
+            uuid: [1; 16],
+            spec: spec.to_string(),
+            data_offset_bytes: 1 << 20,
+            extent_bytes: EXTENT as u32,
+            extents: machines as u64 * EXTENTS,
+        });
+        let mut volumes = Vec::new();
+        let mut exports = Vec::new();
+        for n in 0..machines as u64 {
+            let volume = Volume::new(VolumeConfig {
+                volume: VolumeId(n + 9),
+                uuid: [n as u8 + 1; 16],
+                size_bytes: EXTENTS * EXTENT,
+                block_bytes: BLOCK as u32,
+                extent_bytes: EXTENT as u32,
+            });
+            let volume = Arc::new(volume.unwrap());
+            let first = ExtentIndex(n * EXTENTS);
+            let word = Word::new(DeviceIndex(0), first, Rights::ReadWrite).unwrap();
+            volume.may_write_to(DeviceIndex(0));
+            volume.table.install(ExtentRange::new(0, EXTENTS), word);
+            exports.push(Arc::new(ExportConfig {
+                export: ExportId(n + 1),
+                volume: volume.id(),
+                nqn: format!("nqn.2026-01.io.forebay:t.v{n}"),
+                serial: "s".into(),
+                hosts: Default::default(),
+                any_host: false,
+                frontend: Kind::NvmePcie {
+                    mapped_doorbells,
+                    pinned_memory: false,
+                },
+            }));
+            volumes.push(volume);
+        }
+        let mut rig = Self {
+            engine: None,
+            region: Arc::new(Region::anonymous(1).unwrap()),
+            volumes,
+            exports,
+            gate,
+            device: Arc::new(device),
+            device_config,
+            dead: Vec::new(),
+            held: Held::default(),
+            next_socket: 1,
+            left: Vec::new(),
+            refused: Vec::new(),
+            now_ns: 1_000_000_000_000,
+            _dir: dir,
+        };
+        rig.begin_engine();
+        rig.fence();
+        rig
+    }
+
+    fn begin_engine(&mut self) {
+        let of_reactor = Memory::create().unwrap().reactor(0).unwrap();
+        let ring = Ring::new(&RingOptions::default()).unwrap();
+        let staging = Staging::over(of_reactor.staging);
+        let mut core = Core::new(0, self.region.clone(), staging, ring);
+        core.set_device(ServedDevice {
+            config: self.device_config.clone(),
+            device: self.device.clone(),
+        });
+        for (n, (volume, export)) in self.volumes.iter().zip(&self.exports).enumerate() {
+            core.set_lane(Lane::new(
+                LaneIndex(n as u32 + 3),
+                volume.clone(),
+                export.clone(),
+                self.region.clone(),
+            ));
+        }
+        let epoll = Arc::new(epoll::create(epoll::CreateFlags::CLOEXEC).unwrap());
+        let machines = Machines::new(epoll.clone(), Closer::start().unwrap());
+        self.engine = Some(Engine {
+            core,
+            machines,
+            epoll,
+        });
+    }
+
+    /// Nothing of an earlier engine is at the device.
+    pub(super) fn fence(&mut self) {
+        self.engine().core.fenced(DeviceIndex(0));
+    }
+
+    fn engine(&mut self) -> &mut Engine {
+        self.engine.as_mut().expect("an engine lives")
+    }
+
+    pub(super) fn lane_record(&self, n: usize) -> &forebay_xlate::boundary::region::LaneRecord {
+        &self.region.lanes()[n + 3]
+    }
+
+    /// A driver of a machine's controller.
+    pub(super) fn connect(&mut self, n: usize) -> Driver {
+        let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+        let pair =
+            rustix::net::socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None).unwrap();
+        let socket = self.next_socket;
+        self.next_socket += 1;
+        let export = self.exports[n].clone();
+        let file = MachineFile::create(export.export, export.frontend.word()).unwrap();
+        let ours = Arc::new(pair.0);
+        let file_fd = file.fd().try_clone_to_owned().unwrap();
+        self.held.sockets.insert(socket, (ours.clone(), n, file_fd));
+        let engine = self.engine();
+        engine.machines.adopt(
+            &mut engine.core,
+            NewMachine {
+                socket,
+                fd: ours,
+                export,
+                file,
+                inherited: None,
+                blamed: None,
+            },
+        );
+        Driver::new(pair.1)
+    }
+
+    /// One turn; false if the engine died in it.
+    pub(super) fn turn(&mut self) -> bool {
+        let Some(mut engine) = self.engine.take() else {
+            return false;
+        };
+        let now_ns = self.now_ns;
+        let lived = catch_unwind(AssertUnwindSafe(|| {
+            let Engine {
+                core,
+                machines,
+                epoll,
+            } = &mut engine;
+            match now_ns {
+                0 => core.let_clock_run(),
+                now_ns => core.set_clock_ns(now_ns),
+            }
+            core.begin_turn();
+            let mut events = [const { MaybeUninit::<epoll::Event>::uninit() }; 64];
+            let none = rustix::time::Timespec {
+                tv_sec: 0,
+                tv_nsec: 0,
+            };
+            let (events, _) = epoll::wait(&*epoll, &mut events[..], Some(&none)).unwrap();
+            let keys: Vec<u64> = events.iter().map(|e| e.data.u64()).collect();
+            machines.ready(core, &keys);
+            core.reap();
+            machines.poll(core);
+            core.submit();
+            core.tick();
+            machines.tick(core);
+        }));
+        if let Err(panic) = lived {
+            if panic.downcast_ref::<Killed>().is_none() {
+                resume_unwind(panic);
+            }
+            self.bury(engine);
+            return false;
+        }
+        while let Some(upcall) = engine.core.next_upcall() {
+            match upcall {
+                Upcall::Deposits(socket, deposits) => {
+                    let last = deposits.last().unwrap().number;
+                    let held = self.held.deposits.entry(socket).or_default();
+                    held.extend(deposits.into_iter().map(|d| (d.number, d.fd)));
+                    engine.machines.deposited(socket, last, true);
+                }
+                Upcall::Withdrawn(socket, numbers) => {
+                    let held = self.held.deposits.entry(socket).or_default();
+                    held.retain(|number, _| !numbers.contains(number));
+                }
+                Upcall::MachineLeft(socket, _, why) => {
+                    self.held.sockets.remove(&socket);
+                    self.held.deposits.remove(&socket);
+                    self.left.push(why.0);
+                }
+                Upcall::MachineRefused(_, why) => self.refused.push(why),
+                _ => {}
+            }
+        }
+        self.engine = Some(engine);
+        true
+    }
+
+    /// What a turn does where nothing but commands comes.
+    pub(super) fn bare_turn(&mut self) {
+        let Engine { core, machines, .. } = self.engine();
+        core.begin_turn();
+        core.reap();
+        machines.poll(core);
+        core.submit();
+    }
+
+    /// Nothing of a dead engine runs any more; what is in flight ends, and nobody looks at it.
+    fn bury(&mut self, engine: Engine) {
+        let Engine { core, machines, .. } = engine;
+        machines.die();
+        self.dead.push(core);
+    }
+
+    /// The engine dies now.
+    pub(super) fn kill(&mut self) {
+        let engine = self.engine.take().expect("an engine lives");
+        self.bury(engine);
+    }
+
+    /// The engine dies when it comes to a point for the `count`th time; 0: never.
+    pub(super) fn arm(&self, point: &str, count: u32) {
+        arm_here(point, count);
+    }
+
+    pub(super) fn is_dead(&self) -> bool {
+        self.engine.is_none()
+    }
+
+    /// A successor takes over what the daemon holds. Whether it lives.
+    pub(super) fn succeed(&mut self, blamed: Option<u16>) -> bool {
+        assert!(self.is_dead());
+        self.begin_engine();
+        let mut engine = self.engine.take().unwrap();
+        let mut taken = Vec::new();
+        for (socket, (fd, n, file)) in &self.held.sockets {
+            let export = self.exports[*n].clone();
+            let file = file.try_clone().unwrap();
+            let kind = export.frontend.word();
+            let file = MachineFile::adopt(file, export.export, kind).unwrap();
+            let deposits = self.held.deposits.get(socket);
+            taken.push(NewMachine {
+                socket: *socket,
+                fd: fd.clone(),
+                export,
+                file,
+                inherited: Some(deposits.cloned().unwrap_or_default()),
+                blamed: blamed.map(Some),
+            });
+        }
+        let lived = catch_unwind(AssertUnwindSafe(|| {
+            for new in taken {
+                engine.machines.adopt(&mut engine.core, new);
+            }
+        }));
+        if let Err(panic) = lived {
+            if panic.downcast_ref::<Killed>().is_none() {
+                resume_unwind(panic);
+            }
+            self.bury(engine);
+            return false;
+        }
+        self.engine = Some(engine);
+        true
+    }
+
+    /// From now on time passes by itself.
+    pub(super) fn let_clock_run(&mut self) {
+        self.now_ns = 0;
+    }
+
+    /// Time passes.
+    pub(super) fn pass_time(&mut self, ns: u64) {
+        self.now_ns += ns;
+    }
+
+    /// Everybody has so many operations in a window of 1 ms.
+    pub(super) fn admit(&mut self, operations: u64) {
+        let now_ns = self.now_ns;
+        let core = &mut self.engine().core;
+        core.set_clock_ns(now_ns);
+        core.admit_all_by(&Budget::fixed(operations * 1000));
+    }
+
+    /// Each machine is a tenant's of its own with this budget.
+    pub(super) fn admit_each(&mut self, budgets: &[Budget]) {
+        let now_ns = self.now_ns;
+        let core = &mut self.engine().core;
+        core.set_clock_ns(now_ns);
+        core.admit_each_by(budgets);
+    }
+
+    /// By which frontends a tenant is taken to come.
+    pub(super) fn frontends_of(&mut self, tenant: usize) -> Option<Frontends> {
+        self.engine().core.frontends_of(tenant)
+    }
+
+    /// Everybody has plenty.
+    pub(super) fn admit_plenty(&mut self, round: u64) {
+        self.engine().core.admit_plenty(round);
+    }
+
+    /// Commands of a machine that the core has, of them those that wait for their budget, and those that had to.
+    pub(super) fn throttled(&self, n: usize) -> [u64; 3] {
+        let record = self.lane_record(n);
+        [&record.in_flight, &record.throttled, &record.throttled_ops].map(|cell| cell.load(Relaxed))
+    }
+
+    /// Whether the reactor would sleep until a window ends.
+    pub(super) fn may_sleep_for_a_window(&mut self) -> bool {
+        let core = &self.engine().core;
+        let waits = !core.must_turn() && core.window_ends_ns().is_some();
+        waits && self.may_sleep()
+    }
+
+    /// Whether the reactor may sleep.
+    pub(super) fn may_sleep(&mut self) -> bool {
+        let engine = self.engine();
+        engine.machines.is_idle() && engine.machines.arm(&mut engine.core)
+    }
+
+    /// Turns until something is so.
+    #[track_caller]
+    pub(super) fn until(&mut self, what: &str, mut is_so: impl FnMut(&mut Self) -> bool) {
+        for () in patiently() {
+            if is_so(self) {
+                return;
+            }
+            assert!(self.turn(), "the engine died before {what}");
+        }
+        panic!("{what} did not come");
+    }
+
+    /// As many turns as anything that happens at once needs.
+    pub(super) fn turns(&mut self) {
+        for _ in 0..64 {
+            self.turn();
+        }
+    }
+
+    /// The volume is larger now.
+    pub(super) fn grow(&mut self, n: usize) {
+        let mut config = self.volumes[n].config.clone();
+        config.size_bytes += EXTENT;
+        let volume = Arc::new(self.volumes[n].grown(config).unwrap());
+        self.volumes[n] = volume.clone();
+        let export = self.exports[n].export;
+        let engine = self.engine();
+        engine.core.set_volume(&volume);
+        engine.machines.export_changed(&mut engine.core, export);
+    }
+
+    /// Overwrites what a dead engine left of a client, but for what all clients have in common.
+    pub(super) fn damage(&mut self, of: usize) {
+        let (_, (_, _, file)) = (self.held.sockets.iter())
+            .find(|(_, (_, n, _))| *n == of)
+            .expect("a client");
+        let area_at = crate::frontend::vm::file::FILE_BYTES - crate::frontend::vm::file::AREA_BYTES;
+        let noise: Vec<u8> = (0..200_000u32)
+            .map(|n| (n.wrapping_mul(2654435761) >> 13) as u8)
+            .collect();
+        // The version stays.
+        rustix::io::pwrite(file, &noise, area_at as u64 + 8).unwrap();
+    }
+
+    /// An export shows another's volume.
+    pub(super) fn share(&mut self, n: usize, with: usize) {
+        let volume = self.volumes[with].clone();
+        let export = Arc::new(ExportConfig {
+            volume: volume.id(),
+            nqn: self.exports[with].nqn.clone(),
+            ..(*self.exports[n]).clone()
+        });
+        self.volumes[n] = volume.clone();
+        self.exports[n] = export.clone();
+        let lane = Lane::new(LaneIndex(n as u32 + 3), volume, export, self.region.clone());
+        self.engine().core.set_lane(lane);
+    }
+
+    pub(super) fn remove(&mut self, n: usize) {
+        let export = self.exports[n].export;
+        let engine = self.engine();
+        engine.machines.export_removed(&mut engine.core, export);
+    }
+}

@@ -1,0 +1,115 @@
+//! The inflight region: the client's, or one of ours that only a successor sees.
+//!
+//! **Design.** It is a memory file with a part for each queue. A client that wants to keep it over its own reconnecting asks for it, and
+//! gets it, and hands it back. For one that doesn't there is one all the same, made with its first message, whose answer waits
+//! until the daemon has it: by it a successor knows what was taken and not returned. A part of ours is zeroed when its ring
+//! stops, so that a ring always begins with a fresh one.
+
+use super::area::InflightPlace;
+use super::{INFLIGHT, Vhost, area};
+use crate::frontend::vm::frontend::{Closing, Deposit, Turn};
+use forebay_guest::{Area, Mapping};
+use forebay_virtio::inflight::queue_bytes;
+use forebay_virtio::ring::{MAX_QUEUE_SIZE, Window};
+use forebay_virtio::vhost_user::message::InflightArea;
+use rustix::fs::{MemfdFlags, SealFlags};
+use std::sync::Arc;
+
+const NO_FILE: Closing = Closing("there is no memory for its inflight region");
+const UNFIT: Closing = Closing("its inflight region does not fit its queues");
+
+/// See the module's text.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Inflight {
+    place: InflightPlace,
+    /// From one queue's part to the next.
+    stride: u64,
+}
+
+impl Inflight {
+    /// One that lies there.
+    pub(super) fn new(place: InflightPlace) -> Option<Self> {
+        let queues = u64::from(place.area.num_queues);
+        let stride = place.area.mmap_size.checked_div(queues)? & !7;
+        place.area.mmap_offset.checked_add(place.area.mmap_size)?;
+        (stride > 0).then_some(Self { place, stride })
+    }
+}
+
+/// What a region must be that is asked for.
+pub(super) fn wanted(queues: u16, size: u16) -> InflightArea {
+    InflightArea {
+        mmap_size: u64::from(queues) * queue_bytes(size) as u64,
+        mmap_offset: 0,
+        num_queues: queues,
+        queue_size: size,
+    }
+}
+
+/// Makes a region's file, which is deposited.
+pub(super) fn create(turn: &mut Turn<'_>, area: &InflightArea) -> Option<Deposit> {
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    let file = rustix::fs::memfd_create("forebay-inflight", flags).ok()?;
+    rustix::fs::ftruncate(&file, area.mmap_size).ok()?;
+    rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW).ok()?;
+    turn.client.deposit_own(file)
+}
+
+impl Vhost {
+    /// Another region, or none; noted for a successor.
+    pub(super) fn set_inflight(
+        &mut self,
+        turn: &mut Turn<'_>,
+        place: Option<InflightPlace>,
+        deposit: Option<&Deposit>,
+    ) -> Result<(), Closing> {
+        let inflight = place.map(|place| Inflight::new(place).ok_or(UNFIT));
+        self.inflight = inflight.transpose()?;
+        turn.client.hold(INFLIGHT, deposit);
+        area(turn).set_inflight(place.as_ref());
+        Ok(())
+    }
+
+    /// There is a region from now on.
+    pub(super) fn have_inflight(&mut self, turn: &mut Turn<'_>) -> Result<(), Closing> {
+        if self.inflight.is_none() {
+            let area = wanted(self.disk.queues, MAX_QUEUE_SIZE);
+            let deposit = create(turn, &area).ok_or(NO_FILE)?;
+            let place = InflightPlace { area, ours: true };
+            self.set_inflight(turn, Some(place), Some(&deposit))?;
+        }
+        Ok(())
+    }
+
+    /// The part of a queue.
+    pub(super) fn inflight_window(
+        &self,
+        turn: &Turn<'_>,
+        index: u16,
+        size: u16,
+    ) -> Result<Window, Closing> {
+        let part = self.part(turn, index, size).ok_or(UNFIT)?;
+        Ok(part.into())
+    }
+
+    fn part(&self, turn: &Turn<'_>, index: u16, size: u16) -> Option<Area> {
+        let inflight = self.inflight?;
+        let place = inflight.place.area;
+        let bytes = inflight.stride.min(queue_bytes(size) as u64);
+        if index >= place.num_queues {
+            return None;
+        }
+        let offset = place.mmap_offset + u64::from(index) * inflight.stride;
+        let file = turn.client.held(INFLIGHT)?;
+        let mapping = Mapping::new(file, offset, bytes, true).ok()?;
+        Area::of(&Arc::new(mapping))
+    }
+
+    /// A ring has stopped, with nothing in flight, or starts: what is ours of it is as new.
+    pub(super) fn forget_inflight(&self, turn: &Turn<'_>, index: u16) {
+        let ours = self.inflight.is_some_and(|inflight| inflight.place.ours);
+        if ours && let Some(part) = self.part(turn, index, MAX_QUEUE_SIZE) {
+            let _ = part.write(0, &vec![0; part.len_bytes()]);
+        }
+    }
+}

@@ -1,0 +1,432 @@
+//! vhost-user-blk: a machine's virtio disk.
+//!
+//! **Purpose.** Serves the request queues of one client: takes chains from its rings, has the core carry them out straight
+//! from and to the guest's memory, and returns them.
+//!
+//! **Design.** A [`Vhost`] has the session ([`forebay_virtio::vhost_user::session`]), one [`queue::Line`] for each
+//! ring that is served, and the request that the core has no room for now, if there is one: while it waits, none is taken. A turn
+//! shows the driver all that ended since the last one, with one store and at most one call for each queue, then takes
+//! what is new; of that, what is over at once is shown in small portions, so that both sides work at the same time. Idle, it asks for kicks, which epoll sees: at a descriptor, or at the client's socket, where a kick is a
+//! message like others. [`mod@calls`] tells drivers, [`control`] is what messages do, [`request`] one
+//! request's way, [`mod@area`] and [`resume`] are what a successor finds and how it goes on.
+//!
+//! A request longer than the core's longest transfer goes to it in parts, one after the other; the guest sees one.
+//!
+//! **What it does not do.** Live migration of the guest's memory (no dirty log), memory behind an IOMMU.
+
+mod area;
+mod calls;
+mod control;
+mod inflight;
+mod queue;
+mod request;
+mod resume;
+#[cfg(test)]
+mod tests;
+
+use crate::core::{Core, DoneIo, IoOp};
+use crate::frontend::vm::file::AREA_BYTES;
+use crate::frontend::vm::frontend::{Answer, Closing, Frame, Frontend, Message, Turn};
+use crate::frontend::vm::talk::HUNG_UP;
+use crate::lane::{AtOnce, LaneIndex};
+use area::Area;
+use control::Pending;
+use forebay_guest::Pieces;
+use forebay_nvme::Status as NvmeStatus;
+use forebay_virtio::blk::{Disk, SECTOR_BYTES};
+use forebay_virtio::ring::{Chain, MAX_QUEUE_SIZE};
+use forebay_virtio::vhost_user::MAX_QUEUES;
+use forebay_virtio::vhost_user::message;
+use forebay_virtio::vhost_user::session::{Offer, Session};
+use forebay_xlate::boundary::region::Blame;
+use inflight::Inflight;
+use queue::Line;
+use request::{Begun, Over};
+use std::sync::atomic::Ordering::Relaxed;
+
+/// Requests that one queue may begin in one turn: others are to have theirs.
+const REQUESTS_AT_ONCE: u32 = 64;
+/// What all queues of a client may begin in one turn, and bytes of it, about.
+const CLIENT_AT_ONCE: u32 = 256;
+const BYTES_AT_ONCE: u32 = 4 << 20;
+/// So many requests that are over as soon as they are begun are shown to the driver together.
+const SHOWN_AT_ONCE: usize = 8;
+
+/// Slots of descriptors: a ring's, by its number;
+const KICK: usize = 0;
+const CALL: usize = MAX_QUEUES;
+const ERR: usize = 2 * MAX_QUEUES;
+/// the inflight region's file; the channel for requests of ours.
+const INFLIGHT: usize = 3 * MAX_QUEUES;
+const BACKEND: usize = INFLIGHT + 1;
+
+const _: () = assert!(BACKEND < crate::frontend::vm::file::MAX_SLOTS && area::BYTES <= AREA_BYTES);
+
+/// See the module's text.
+pub(crate) struct Vhost {
+    session: Session,
+    disk: Disk,
+    lines: Vec<Option<Box<Line>>>,
+    inflight: Option<Inflight>,
+    /// The chain that is being looked at; kept while a request waits.
+    chain: Chain,
+    pieces: Pieces,
+    /// Requests that were over as soon as they were begun, and are yet to be returned.
+    over: Vec<Over>,
+    /// Commands of theirs that were carried out.
+    at_once: AtOnce,
+    /// The core had no room for (the rest of) this one.
+    waiting: Option<Begun>,
+    /// A message that can't be answered yet.
+    pending: Pending,
+    /// Kicks are asked for.
+    armed: bool,
+    /// The client is yet to be told that the disk grew: when that is tried again.
+    tell_ns: Option<u64>,
+    /// Queues of which the driver is yet to be called by a message; when that is tried again.
+    calls: u64,
+    calls_ns: Option<u64>,
+    /// Which queue is looked at first.
+    first: usize,
+    /// A command that a dead engine crashed over, and how often; counted until it ends.
+    blamed: Option<u16>,
+    /// The last that it asked for was how many queues there are.
+    heard_queues: bool,
+    closed: bool,
+}
+
+/// Said of a client that hangs up on it: QEMU wants a queue for each virtual processor, unless it is told otherwise.
+const FEW_QUEUES: Closing = Closing(
+    "it hung up when it heard how many queues its export has: give its disk no more (num-queues=), or the export more (--queues)",
+);
+
+/// The number of a request among all of its client's.
+const fn slot_of(queue: u16, tag: u16) -> u16 {
+    queue * MAX_QUEUE_SIZE + tag
+}
+const _: () = assert!(MAX_QUEUES * MAX_QUEUE_SIZE as usize == 1 << 16);
+
+/// What the export is like now.
+fn disk_of(turn: &Turn<'_>, queues: u16) -> Result<Disk, Closing> {
+    let lane = turn.client.lane().and_then(|lane| turn.core.lane(lane));
+    let volume = &lane.ok_or(Closing("its export is not served"))?.volume;
+    Ok(Disk {
+        sectors: volume.config.size_bytes / SECTOR_BYTES,
+        block_bytes: volume.config.block_bytes,
+        read_only: false,
+        queues,
+        granule_bytes: volume.config.extent_bytes,
+    })
+}
+
+impl Vhost {
+    /// For a client that was just accepted, or (then [`Frontend::resume`] follows) that a dead engine had.
+    ///
+    /// # Errors
+    /// Why it can't be served.
+    pub(crate) fn new(turn: &mut Turn<'_>, queues: u16) -> Result<Self, Closing> {
+        let queues = queues.clamp(1, MAX_QUEUES as u16);
+        let disk = disk_of(turn, queues)?;
+        Ok(Self {
+            session: Session::new(offer(&disk)),
+            disk,
+            lines: (0..queues).map(|_| None).collect(),
+            inflight: None,
+            chain: Chain::default(),
+            pieces: Pieces::new(),
+            over: Vec::with_capacity(CLIENT_AT_ONCE as usize + 1),
+            at_once: AtOnce::default(),
+            waiting: None,
+            pending: Pending::None,
+            armed: false,
+            tell_ns: None,
+            calls: 0,
+            calls_ns: None,
+            first: 0,
+            blamed: None,
+            heard_queues: false,
+            closed: false,
+        })
+    }
+
+    /// Shows the drivers what ended, and tells those that want to be told.
+    fn publish(&mut self, turn: &mut Turn<'_>) -> bool {
+        let mut any = false;
+        for index in 0..self.lines.len() {
+            let Some(line) = &mut self.lines[index] else {
+                continue;
+            };
+            if line.ended {
+                line.ended = false;
+                any = true;
+                line.queue.publish();
+                if line.queue.wants_call() {
+                    self.call(turn, index);
+                }
+            }
+        }
+        self.send_calls(turn);
+        any
+    }
+
+    /// Returns what is over while there is more to do: so the driver goes on while we do.
+    #[inline]
+    fn show_some(&mut self, turn: &mut Turn<'_>, index: usize) {
+        if self.over.len() >= SHOWN_AT_ONCE {
+            self.finish_over(turn);
+            if let Some(Some(line)) = self.lines.get_mut(index) {
+                line.queue.publish();
+            }
+        }
+    }
+
+    /// Whether a queue may take what the driver makes available now.
+    fn may_take(&self, index: usize) -> bool {
+        self.session.is_served(index as u16)
+            && !matches!(self.pending, Pending::Reset(_))
+            && !matches!(self.pending, Pending::Stop(stop, _) if usize::from(stop) == index)
+    }
+
+    /// Takes chains of a queue and begins them, as far as the turn's budget (requests, bytes) goes.
+    fn take(&mut self, turn: &mut Turn<'_>, index: usize, budget: &mut (u32, u32)) -> bool {
+        let may_take = self.may_take(index);
+        let is_left = |line: &Line| line.queue.left() > 0;
+        let redoes = self.lines[index].as_deref().is_some_and(is_left) && self.may_redo(turn);
+        // Who has nothing to begin asks for no part of the turn: a reactor would not sleep for so many who do.
+        let is_empty = |line: &Line| !redoes && line.queue.is_empty();
+        if self.lines[index].as_deref().is_none_or(is_empty) {
+            return false;
+        }
+        let lane = turn.client.lane();
+        let may_fetch = |turn: &mut Turn<'_>| lane.is_none_or(|lane| turn.core.may_fetch(lane));
+        let mut any = false;
+        for _ in 0..REQUESTS_AT_ONCE {
+            if self.waiting.is_some() || budget.0 == 0 || budget.1 == 0 || !may_fetch(turn) {
+                break;
+            }
+            let Some(Some(line)) = self.lines.get_mut(index) else {
+                break;
+            };
+            let memory = turn.client.memory();
+            let again = redoes && line.queue.left() > 0;
+            let taken = if again {
+                line.queue.next_left(memory, &mut self.chain)
+            } else if may_take {
+                line.queue.take(memory, &mut self.chain)
+            } else {
+                Ok(None)
+            };
+            match taken {
+                Ok(Some(tag)) => {
+                    any = true;
+                    budget.0 -= 1;
+                    blame(turn, Some(slot_of(index as u16, tag)));
+                    let bytes = self.begin(turn, index as u16, tag, again);
+                    blame(turn, None);
+                    budget.1 = budget.1.saturating_sub(bytes);
+                    self.show_some(turn, index);
+                }
+                Ok(None) => break,
+                Err(error) => {
+                    turn.client.fail(Closing(error.text()));
+                    break;
+                }
+            }
+        }
+        self.finish_over(turn);
+        any
+    }
+}
+
+fn offer(disk: &Disk) -> Offer {
+    Offer {
+        features: disk.features(),
+        queues: disk.queues,
+    }
+}
+
+impl Frontend for Vhost {
+    fn frame(&self, peeked: &[u8]) -> Result<Frame, Closing> {
+        match message::frame(peeked) {
+            Ok(message::Frame::Need(bytes)) => Ok(Frame::Need(bytes)),
+            Ok(message::Frame::Whole(bytes)) => Ok(Frame::Whole(bytes)),
+            Err(error) => Err(Closing(error.text())),
+        }
+    }
+
+    fn takes_socket(&self, bytes: &[u8]) -> bool {
+        bytes.starts_with(&message::request::SET_BACKEND_REQ_FD.to_le_bytes())
+    }
+
+    fn message(&mut self, turn: &mut Turn<'_>, message: &Message<'_>) -> Answer {
+        self.handle(turn, message)
+    }
+
+    fn later(&mut self, turn: &mut Turn<'_>) -> Answer {
+        self.go_on(turn)
+    }
+
+    fn poll(&mut self, turn: &mut Turn<'_>) -> bool {
+        if self.armed {
+            self.armed = false;
+            for line in self.lines.iter_mut().flatten() {
+                line.queue.disarm();
+            }
+        }
+        let mut any = self.publish(turn);
+        if let Some(begun) = self.waiting.take() {
+            self.start(turn, begun, false);
+            self.finish_over(turn);
+            any |= self.waiting.is_none();
+        }
+        let count = self.lines.len();
+        self.first = (self.first + 1) % count.max(1);
+        let mut budget = (CLIENT_AT_ONCE, BYTES_AT_ONCE);
+        for i in 0..count {
+            let index = (self.first + i) % count;
+            any |= self.take(turn, index, &mut budget);
+        }
+        any | self.publish(turn)
+    }
+
+    fn has_rung(&self) -> bool {
+        let mut lines = self.lines.iter().enumerate();
+        lines.any(|(index, line)| {
+            (line.as_deref()).is_some_and(|line| !line.queue.is_empty() && self.may_take(index))
+        })
+    }
+
+    fn is_active(&self) -> bool {
+        self.lines.iter().any(Option::is_some)
+    }
+
+    fn hung_up(&self) -> Closing {
+        match self.heard_queues {
+            true => FEW_QUEUES,
+            false => HUNG_UP,
+        }
+    }
+
+    fn queues(&self) -> usize {
+        self.lines.iter().flatten().count()
+    }
+
+    fn arm(&mut self, turn: &mut Turn<'_>) -> bool {
+        self.armed = true;
+        // Who makes room for a request that waits, wakes us.
+        let mut may = true;
+        // What a dead engine left waits for a fence, which wakes us.
+        let left = self.lines.iter().flatten();
+        let is_left = left.into_iter().any(|line| line.queue.left() > 0);
+        if is_left && self.waiting.is_none() && self.may_redo(turn) {
+            may = false;
+        }
+        // Nor is there any use in looking while its lane is over budget: the window's end wakes us.
+        let lane = turn.client.lane();
+        let held_back = lane.is_some_and(|lane| turn.core.is_held_back(lane));
+        for index in 0..self.lines.len() {
+            let takes = self.may_take(index);
+            let polled = self.session.vrings()[index].polled;
+            let Some(line) = &mut self.lines[index] else {
+                continue;
+            };
+            may &= !line.ended;
+            if !takes {
+                continue;
+            }
+            match line.queue.arm() {
+                Ok(more) => may &= (!more || held_back) && !polled,
+                Err(error) => {
+                    turn.client.fail(Closing(error.text()));
+                    may = false;
+                }
+            }
+        }
+        may
+    }
+
+    fn ready(&mut self, _: &mut Turn<'_>, _: usize) {
+        // A turn looks at every ring anyway.
+    }
+
+    fn done(&mut self, turn: &mut Turn<'_>, done: DoneIo) {
+        self.ended(turn, done);
+    }
+
+    fn resume(&mut self, turn: &mut Turn<'_>, blamed: Option<u16>) -> Result<(), Closing> {
+        self.take_up(turn, blamed)
+    }
+
+    fn changed(&mut self, turn: &mut Turn<'_>) {
+        let Ok(disk) = disk_of(turn, self.disk.queues) else {
+            return;
+        };
+        if disk != self.disk {
+            self.disk = disk;
+            self.tell_of_growth(turn);
+        }
+    }
+
+    fn removed(&mut self, _: &mut Turn<'_>) -> bool {
+        // The protocol has no word for it.
+        false
+    }
+
+    fn close(&mut self, turn: &mut Turn<'_>) {
+        self.closed = true;
+        if let Some(lane) = turn.client.lane() {
+            turn.core.orphan_machine(lane);
+        }
+        self.lines.fill_with(|| None);
+        self.waiting = None;
+    }
+
+    fn tick(&mut self, turn: &mut Turn<'_>) {
+        if self.tell_ns.is_some_and(|at| turn.core.now_ns() >= at) {
+            self.tell_of_growth(turn);
+        }
+        self.send_calls(turn);
+    }
+
+    fn deadline_ns(&self) -> Option<u64> {
+        self.tell_ns.into_iter().chain(self.calls_ns).min()
+    }
+}
+
+/// Says what crashes the engine from here on: this request, or what else its client has in its rings.
+#[inline]
+fn blame(turn: &Turn<'_>, slot: Option<u16>) {
+    if let Some(lane) = turn.client.lane() {
+        let word = match slot {
+            Some(slot) => turn.client.command_ref(lane, slot).blame(),
+            None => Blame::machine_itself(lane.0),
+        };
+        turn.core.record().blame.store(word, Relaxed);
+    }
+}
+
+/// How a command's end looks to the driver.
+fn is_good(status: NvmeStatus) -> bool {
+    status == NvmeStatus::SUCCESS
+}
+
+/// The area of a client's machine file; made anew each time, as it borrows the file.
+fn area<'a>(turn: &'a Turn<'_>) -> Area<'a> {
+    Area::of(turn.client.file())
+}
+
+/// Counts a command that ended.
+#[inline]
+fn count(core: &Core, lane: LaneIndex, op: &IoOp, good: bool, taken_ns: u64) {
+    if let Some(lane) = core.lane(lane) {
+        let ns = core.since(taken_ns);
+        let bytes = match *op {
+            IoOp::Read { len_bytes, .. } | IoOp::Write { len_bytes, .. } if good => {
+                u64::from(len_bytes)
+            }
+            IoOp::WriteZeroes { len_bytes, .. } if good => len_bytes,
+            _ => 0,
+        };
+        lane.record().ops[op.kind() as usize].record(bytes, ns, !good);
+    }
+}

@@ -1,0 +1,467 @@
+//! One request's way: from its chain to the core, and back to its ring.
+//!
+//! **Design.** A request becomes one command of the core or, longer than that takes at once, several, of which each is
+//! told apart only by being one less to wait for. When the core has no room, the request waits ([`Vhost::waiting`]) with
+//! its chain, and is tried again every turn. When its last command is back, its status byte is stored and the
+//! chain returned.
+
+use super::area::Record;
+use super::queue::Slot;
+use super::{Vhost, area, count, is_good, slot_of};
+use crate::core::staging::MAX_TRANSFER_BYTES;
+use crate::core::{DoneIo, IoOp, NewIo};
+use crate::frontend::vm::frontend::{Closing, Turn};
+use forebay_virtio::blk::{self, ID_BYTES, Request, Status, Work};
+use forebay_virtio::ring::MAX_QUEUE_SIZE;
+use std::sync::atomic::Ordering::Relaxed;
+
+/// A request that begins.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Begun {
+    pub queue: u16,
+    tag: u16,
+    request: Request,
+    work: Work,
+    /// Bytes of its data that the core has.
+    started: u32,
+}
+
+/// A request that is over, and yet to be returned.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Over {
+    queue: u16,
+    tag: u16,
+    status: Status,
+    /// It has a record.
+    recorded: bool,
+    /// Where its status byte is.
+    status_address: u64,
+    /// Bytes that were written to it, if it ended well.
+    written: u32,
+}
+
+/// How the first try of a request went.
+enum Tried {
+    /// There was none.
+    No,
+    /// It isn't over at once; its pieces are collected.
+    Collected,
+    Over,
+}
+
+/// How the core's try of a command went.
+enum Try {
+    Begun,
+    /// It is over already.
+    Over,
+    NoRoom,
+    Failed,
+}
+
+impl Vhost {
+    /// One that was taken is over without having begun: of the turn's part, there is less for the next.
+    #[cold]
+    fn answers(turn: &mut Turn<'_>) {
+        turn.core.may_answer(turn.client.lane());
+    }
+
+    /// Begins the request in [`Vhost::chain`], which a dead engine may have begun before; about how many bytes it moves.
+    pub(super) fn begin(&mut self, turn: &mut Turn<'_>, queue: u16, tag: u16, again: bool) -> u32 {
+        let request = match blk::parse(&self.chain, turn.client.memory(), &self.disk) {
+            Ok(request) => request,
+            Err(error) => {
+                turn.client.fail(Closing(error.text()));
+                return 0;
+            }
+        };
+        let written = match request.work {
+            Ok(Work::In { .. }) => request.data_bytes + 1,
+            Ok(Work::GetId) => request.data_bytes.min(ID_BYTES as u32) + 1,
+            _ => 1,
+        };
+        let over = |status| Over {
+            queue,
+            tag,
+            status,
+            recorded: again,
+            status_address: request.status_address,
+            written,
+        };
+        let work = match request.work {
+            Ok(Work::GetId) => {
+                Self::answers(turn);
+                Self::not_begun(turn, slot_of(queue, tag));
+                let status = self.identify(turn, &request);
+                self.finish(turn, &over(status));
+                return 0;
+            }
+            Ok(work) => work,
+            Err(status) => {
+                Self::answers(turn);
+                Self::not_begun(turn, slot_of(queue, tag));
+                self.finish(turn, &over(status));
+                return 0;
+            }
+        };
+        if self.blamed == Some(slot_of(queue, tag)) && self.kills(turn) {
+            Self::not_begun(turn, slot_of(queue, tag));
+            self.finish(turn, &over(Status::IoErr));
+            return 0;
+        }
+        let begun = Begun {
+            queue,
+            tag,
+            request,
+            work,
+            started: 0,
+        };
+        let tried = match again {
+            true => Tried::No,
+            false => self.try_at_once(turn, &begun),
+        };
+        if matches!(tried, Tried::Over) {
+            self.over.push(over(Status::Ok));
+            return request.data_bytes;
+        }
+        let Some(slot) = self.slot(queue, tag) else {
+            return 0;
+        };
+        *slot = Slot {
+            status_address: request.status_address,
+            written,
+            parts: 0,
+            starting: true,
+            bad: false,
+            recorded: true,
+            taken_ns: turn.core.now_ns(),
+        };
+        area(turn).begin(slot_of(queue, tag), &record_of(&work, request.data_bytes));
+        self.start(turn, begun, matches!(tried, Tried::Collected));
+        request.data_bytes
+    }
+
+    /// Carries a whole read or write out at once, if the core can: then nothing of it was ever at a device, and no record
+    /// says so.
+    #[inline]
+    fn try_at_once(&mut self, turn: &mut Turn<'_>, begun: &Begun) -> Tried {
+        let len_bytes = begun.request.data_bytes;
+        let op = match begun.work {
+            Work::In { offset_bytes } => IoOp::Read {
+                offset_bytes,
+                len_bytes,
+            },
+            Work::Out { offset_bytes } => IoOp::Write {
+                offset_bytes,
+                len_bytes,
+                fua: !self.session.writeback(),
+            },
+            _ => return Tried::No,
+        };
+        let lane = match turn.client.lane() {
+            Some(lane) if len_bytes <= MAX_TRANSFER_BYTES => lane,
+            _ => return Tried::No,
+        };
+        self.pieces.clear();
+        if !self.collect(turn, begun, len_bytes) {
+            return Tried::No;
+        }
+        if !turn.core.at_once(lane, &op, &self.pieces) {
+            return Tried::Collected;
+        }
+        self.pieces.clear();
+        self.at_once
+            .add(matches!(op, IoOp::Write { .. }), len_bytes);
+        Tried::Over
+    }
+
+    /// Gives the core what it hasn't got of a request, or keeps the rest waiting.
+    /// `collected`: its pieces are, and at once it can't be over.
+    pub(super) fn start(&mut self, turn: &mut Turn<'_>, mut begun: Begun, mut collected: bool) {
+        loop {
+            let data_bytes = match begun.work {
+                Work::In { .. } | Work::Out { .. } => begun.request.data_bytes,
+                _ => 0,
+            };
+            let part = (data_bytes - begun.started).min(MAX_TRANSFER_BYTES);
+            let tried = self.try_part(turn, &begun, part, std::mem::take(&mut collected));
+            if !matches!(tried, Try::Begun) {
+                self.pieces.clear();
+            }
+            let Some(slot) = self.slot(begun.queue, begun.tag) else {
+                return;
+            };
+            match tried {
+                Try::NoRoom => {
+                    self.waiting = Some(begun);
+                    return;
+                }
+                Try::Begun => {
+                    slot.parts += 1;
+                    begun.started += part;
+                }
+                Try::Over => begun.started += part,
+                Try::Failed => {
+                    Self::answers(turn);
+                    slot.bad = true;
+                    begun.started = data_bytes;
+                }
+            }
+            if begun.started == data_bytes {
+                slot.starting = false;
+                if slot.parts == 0 {
+                    let over = slot.over(begun.queue, begun.tag);
+                    Self::not_begun(turn, slot_of(begun.queue, begun.tag));
+                    self.over.push(over);
+                }
+                return;
+            }
+        }
+    }
+
+    fn slot(&mut self, queue: u16, tag: u16) -> Option<&mut Slot> {
+        let line = self.lines.get_mut(usize::from(queue))?.as_mut()?;
+        line.slots.get_mut(usize::from(tag))
+    }
+
+    /// Gives the core one command of a request: `part` bytes of its data.
+    fn try_part(&mut self, turn: &mut Turn<'_>, begun: &Begun, part: u32, collected: bool) -> Try {
+        let Some(lane) = turn.client.lane() else {
+            return Try::Failed;
+        };
+        let slot = slot_of(begun.queue, begun.tag);
+        let durable = !self.session.writeback();
+        let mut buffer = None;
+        if !collected {
+            self.pieces.clear();
+        }
+        let op = match begun.work {
+            Work::In { offset_bytes } => IoOp::Read {
+                offset_bytes: offset_bytes + u64::from(begun.started),
+                len_bytes: part,
+            },
+            Work::Out { offset_bytes } => IoOp::Write {
+                offset_bytes: offset_bytes + u64::from(begun.started),
+                len_bytes: part,
+                fua: durable,
+            },
+            Work::Flush if turn.core.keeps_machines_from_writing(lane) => return Try::Failed,
+            Work::Flush => IoOp::Flush,
+            Work::WriteZeroes {
+                offset_bytes,
+                len_bytes,
+                unmap,
+            } => IoOp::WriteZeroes {
+                offset_bytes,
+                len_bytes,
+                deallocate: unmap,
+                fua: durable,
+            },
+            Work::Discard {
+                offset_bytes,
+                len_bytes,
+            } => {
+                let Some(mut range) = turn.core.staging.take(16) else {
+                    return Try::NoRoom;
+                };
+                // A Dataset Management range (NVM Command Set 3.2.3.1).
+                let block = u64::from(self.disk.block_bytes);
+                let bytes = range.as_mut_slice();
+                bytes.fill(0);
+                bytes[4..8].copy_from_slice(&((len_bytes / block) as u32).to_le_bytes());
+                bytes[8..16].copy_from_slice(&(offset_bytes / block).to_le_bytes());
+                buffer = Some(range);
+                IoOp::Deallocate { ranges: 1 }
+            }
+            Work::GetId => return Try::Failed,
+        };
+        if part > 0 && !collected && !self.collect(turn, begun, part) {
+            return Try::Failed;
+        }
+        let record = turn.client.command_ref(lane, slot);
+        if buffer.is_none() && !collected {
+            turn.core.record().blame.store(record.blame(), Relaxed);
+            if turn.core.at_once(lane, &op, &self.pieces) {
+                self.pieces.clear();
+                self.at_once.add(matches!(op, IoOp::Write { .. }), part);
+                return Try::Over;
+            }
+        }
+        let new = NewIo {
+            owner: turn.client.owner(slot),
+            lane,
+            op,
+            buffer,
+            record,
+            over_ns: None,
+        };
+        match turn.core.start_machine(new, &mut self.pieces) {
+            Ok(()) => Try::Begun,
+            Err(new) => {
+                if let Some(buffer) = new.buffer {
+                    turn.core.staging.give(buffer);
+                }
+                Try::NoRoom
+            }
+        }
+    }
+
+    /// Finds `part` bytes of a request's data in memory, from those on that the core has.
+    #[inline]
+    fn collect(&mut self, turn: &Turn<'_>, begun: &Begun, part: u32) -> bool {
+        let write = matches!(begun.work, Work::In { .. });
+        let memory = turn.client.memory();
+        if part == begun.request.data_bytes
+            && let Some(pieces) = begun.request.plain_data(&self.chain)
+        {
+            let mut pieces = pieces.iter();
+            return pieces.all(|p| self.pieces.push(memory, p.address, p.len, write).is_ok());
+        }
+        let (mut skip, mut left) = (begun.started, part);
+        for piece in begun.request.data(&self.chain) {
+            let skipped = skip.min(piece.len);
+            skip -= skipped;
+            let len = (piece.len - skipped).min(left);
+            if len == 0 {
+                continue;
+            }
+            let address = piece.address + u64::from(skipped);
+            if self.pieces.push(memory, address, len, write).is_err() {
+                return false;
+            }
+            left -= len;
+        }
+        left == 0
+    }
+
+    fn identify(&self, turn: &Turn<'_>, request: &Request) -> Status {
+        let mut id = [0; ID_BYTES];
+        let serial = turn.client.export().serial.as_bytes();
+        let n = serial.len().min(ID_BYTES);
+        id[..n].copy_from_slice(&serial[..n]);
+        let mut rest = &id[..];
+        for piece in request.data(&self.chain) {
+            let (now, later) = rest.split_at(rest.len().min(piece.len as usize));
+            if !turn.client.memory().write(piece.address, now) {
+                return Status::IoErr;
+            }
+            rest = later;
+        }
+        Status::Ok
+    }
+
+    /// Returns the chains of what was over as soon as it was begun: together, so that the driver is shown them together.
+    #[inline]
+    pub(super) fn finish_over(&mut self, turn: &mut Turn<'_>) {
+        if self.over.is_empty() && self.at_once.is_none() {
+            return;
+        }
+        if let Some(lane) = turn.client.lane().and_then(|lane| turn.core.lane(lane)) {
+            lane.count_at_once(&mut self.at_once, || turn.core.since(turn.core.now_ns()));
+        }
+        for at in 0..self.over.len() {
+            let over = self.over[at];
+            self.finish(turn, &over);
+        }
+        self.over.clear();
+    }
+
+    /// Returns a chain with its status.
+    #[inline]
+    fn finish(&mut self, turn: &mut Turn<'_>, over: &Over) {
+        let number = slot_of(over.queue, over.tag);
+        if over.recorded {
+            area(turn).end(number);
+        }
+        if self.blamed == Some(number) {
+            self.blamed = None;
+            area(turn).set_blamed(None);
+        }
+        let Some(Some(line)) = self.lines.get_mut(usize::from(over.queue)) else {
+            return;
+        };
+        // Without a place for it there is nobody to tell.
+        let memory = turn.client.memory();
+        let _ = memory.store_u8(over.status_address, over.status as u8);
+        let written = match over.status {
+            Status::Ok => over.written,
+            _ => 1,
+        };
+        line.queue.put(over.tag, written);
+        line.ended = true;
+    }
+
+    /// A command came back from the core.
+    #[inline]
+    pub(super) fn ended(&mut self, turn: &mut Turn<'_>, done: DoneIo) {
+        let number = done.owner.slot;
+        let (queue, tag) = (number / MAX_QUEUE_SIZE, number % MAX_QUEUE_SIZE);
+        let good = is_good(done.status);
+        let slot = self.slot(queue, tag);
+        // All of what its budget or the daemon kept it waiting is in it.
+        let since_ns = slot.map_or(done.started_ns, |slot| slot.taken_ns);
+        count(turn.core, done.lane, &done.op, good, since_ns);
+        if let Some(buffer) = done.buffer {
+            turn.core.staging.give(buffer);
+        }
+        if self.closed {
+            return;
+        }
+        let Some(slot) = self.slot(queue, tag) else {
+            return;
+        };
+        slot.parts = slot.parts.saturating_sub(1);
+        slot.bad |= !good;
+        if slot.parts == 0 && !slot.starting {
+            let over = slot.over(queue, tag);
+            self.finish(turn, &over);
+        }
+    }
+}
+
+impl Slot {
+    /// A request of which everything has ended.
+    fn over(&self, queue: u16, tag: u16) -> Over {
+        Over {
+            queue,
+            tag,
+            status: if self.bad { Status::IoErr } else { Status::Ok },
+            recorded: self.recorded,
+            status_address: self.status_address,
+            written: self.written,
+        }
+    }
+}
+
+/// What a request may have at devices.
+fn record_of(work: &Work, data_bytes: u32) -> Record {
+    match *work {
+        Work::In { offset_bytes } => Record {
+            offset_bytes,
+            len_bytes: u64::from(data_bytes),
+            write: false,
+        },
+        Work::Out { offset_bytes } => Record {
+            offset_bytes,
+            len_bytes: u64::from(data_bytes),
+            write: true,
+        },
+        Work::Discard {
+            offset_bytes,
+            len_bytes,
+        }
+        | Work::WriteZeroes {
+            offset_bytes,
+            len_bytes,
+            ..
+        } => Record {
+            offset_bytes,
+            len_bytes,
+            write: true,
+        },
+        Work::Flush | Work::GetId => Record {
+            offset_bytes: 0,
+            len_bytes: 0,
+            write: false,
+        },
+    }
+}

@@ -1,0 +1,124 @@
+//! Going on where a dead engine was.
+//!
+//! **Design.** The session is read from the machine file; each ring that was started is served again, with what the
+//! inflight region says was taken and not returned. What may be at devices is told by our own records, never by the
+//! guest's memory: it is carried ([`crate::core::Core::carry_machine`]) before anything is begun, under the names of the
+//! requests that had it. These are begun again when nothing of the dead engine can touch the guest's memory any more
+//! ([`Vhost::may_redo`]); others that don't overlap them go on at once. Then every driver is called, and every ring looked at.
+
+use super::area::Record;
+use super::inflight::Inflight;
+use super::{INFLIGHT, KICK, Vhost, area, offer, slot_of};
+use crate::core::{CarriedSpan, Devices};
+use crate::frontend::vm::frontend::{Closing, Turn};
+use forebay_virtio::vhost_user::session::Session;
+use std::collections::BTreeSet;
+
+const DAMAGED: Closing = Closing("its machine file is damaged");
+/// Deaths after which a request is not tried again.
+const DEATHS: u8 = 3;
+
+impl Vhost {
+    pub(super) fn take_up(
+        &mut self,
+        turn: &mut Turn<'_>,
+        blamed: Option<u16>,
+    ) -> Result<(), Closing> {
+        let area = area(turn);
+        let records = (0..self.disk.queues).flat_map(|queue| area.records(queue));
+        let records: Vec<(u16, Record)> = records.collect();
+        let place = area.inflight();
+        let before = area.blamed();
+        let deaths = blamed.map(|slot| match before {
+            Some((same, deaths)) if same == slot => (slot, deaths.saturating_add(1)),
+            _ => (slot, 1),
+        });
+        // A death that nobody is to blame for tells nothing of who was.
+        let deaths = deaths.or(before);
+        area.set_blamed(deaths);
+        if let Some(words) = area.saved() {
+            self.session = Session::of_words(offer(&self.disk), &words).ok_or(DAMAGED)?;
+        }
+        self.blamed = deaths.map(|(slot, _)| slot);
+        self.inflight = match place {
+            Some(place) if turn.client.held(INFLIGHT).is_some() => {
+                Some(Inflight::new(place).ok_or(DAMAGED)?)
+            }
+            // The daemon hadn't got it yet: then no ring was started.
+            _ => None,
+        };
+        for index in 0..self.disk.queues {
+            self.serve(turn, index)?;
+            let kick = KICK + usize::from(index);
+            if turn.client.held(kick).is_some() && !turn.client.watch(kick) {
+                return Err(Closing("its kick descriptor can't be watched"));
+            }
+        }
+        if !self.all_left(&records) {
+            return Err(DAMAGED);
+        }
+        self.carry(turn, &records);
+        for index in 0..usize::from(self.disk.queues) {
+            self.call(turn, index);
+        }
+        if turn.client.held(super::BACKEND).is_some() {
+            // It may have grown meanwhile.
+            self.tell_ns = Some(0);
+        }
+        Ok(())
+    }
+
+    /// Whether each request that may be at a device is one that its ring has not got back. Where a hostile inflight
+    /// region hides one, its number could be given to another while its record is still needed.
+    fn all_left(&self, records: &[(u16, Record)]) -> bool {
+        let lines = self.lines.iter().zip(0..);
+        let left = lines.filter_map(|(line, queue)| Some((line.as_ref()?, queue)));
+        let left: BTreeSet<u16> = left
+            .flat_map(|(line, queue)| line.queue.all_left().map(move |tag| slot_of(queue, tag)))
+            .collect();
+        records.iter().all(|(slot, _)| left.contains(slot))
+    }
+
+    /// Has what may be at devices waited for.
+    fn carry(&mut self, turn: &mut Turn<'_>, records: &[(u16, Record)]) {
+        let Some(lane) = turn.client.lane() else {
+            return;
+        };
+        let Some(volume) = turn.core.lane(lane).map(|lane| lane.volume.id()) else {
+            return;
+        };
+        let spans = records.iter().map(|(slot, record)| CarriedSpan {
+            volume,
+            bytes: record.offset_bytes..record.offset_bytes.saturating_add(record.len_bytes),
+            write: record.write,
+            devices: Devices::ALL,
+            command: Some(turn.client.command_ref(lane, *slot)),
+        });
+        let spans: Vec<CarriedSpan> = spans.filter(|span| !span.bytes.is_empty()).collect();
+        turn.core.carry_machine(lane, &spans);
+    }
+
+    /// Whether what a dead engine left may be begun again, or answered.
+    pub(super) fn may_redo(&mut self, turn: &mut Turn<'_>) -> bool {
+        let Some(lane) = turn.client.lane() else {
+            return true;
+        };
+        !turn.core.may_touch_memory_of(lane)
+    }
+
+    /// A request that a dead engine left has ended without being begun.
+    #[cold]
+    pub(super) fn not_begun(turn: &mut Turn<'_>, slot: u16) {
+        if let Some(lane) = turn.client.lane()
+            && turn.core.carries()
+        {
+            turn.core
+                .carried_refused(turn.client.command_ref(lane, slot));
+        }
+    }
+
+    /// Whether the blamed request has had its chances.
+    pub(super) fn kills(&self, turn: &Turn<'_>) -> bool {
+        area(turn).blamed().is_some_and(|(_, n)| n >= DEATHS)
+    }
+}

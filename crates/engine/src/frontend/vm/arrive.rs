@@ -1,0 +1,206 @@
+//! How clients come.
+//!
+//! Purpose: one that was accepted begins; one that a dead engine had goes on where it stood.
+//! Design: whatever can't be served is told of as gone. Of one that was a dead engine's, commands may be at devices of which
+//! nobody knows any more, so that everything of its volume waits for the fence then.
+//! Not here: how they go ([`super::leave`]).
+
+use super::client::{Client, Place};
+use super::closer::Closer;
+use super::file::MachineFile;
+use super::frontend::{Closing, Frontend, Turn};
+use super::registered::Registrar;
+use super::signal::Signals;
+use super::talk::Talk;
+use super::{Life, Machine, Machines, Make, blame, key};
+use crate::core::{CarriedSpan, Core, Devices};
+use crate::frontend::vhost_user::Vhost;
+use crate::lane::LaneIndex;
+use crate::mailbox::Upcall;
+use forebay_xlate::boundary::message::{Blamed, ExportConfig, ExportId, Frontend as Kind};
+use forebay_xlate::kill_point;
+use rustix::event::epoll;
+use rustix::net::Shutdown;
+use std::collections::BTreeMap;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+/// So many engines may crash in a row over what a client said or has in its rings before it is closed.
+const MAX_TRIES: u64 = 2;
+
+/// A client that was accepted, or that a dead engine had.
+#[derive(Debug)]
+pub(crate) struct NewMachine {
+    /// Its socket's number.
+    pub socket: u64,
+    /// Its socket.
+    pub fd: Arc<OwnedFd>,
+    /// Its export.
+    pub export: Arc<ExportConfig>,
+    /// The machine file.
+    pub file: MachineFile,
+    /// What a dead engine's client had deposited, by number; `None`: it is new.
+    pub inherited: Option<BTreeMap<u32, Arc<OwnedFd>>>,
+    /// The dead engine crashed over it; over this command, if it is known.
+    pub blamed: Option<Option<u16>>,
+}
+
+/// What of an export a dead engine crashed over: a command, or what its client said or has in its rings.
+pub(crate) fn blamed_of(blamed: Option<Blamed>, export: ExportId) -> Option<Option<u16>> {
+    match blamed {
+        Some(Blamed::Machine { export: of, slot }) if of == export => Some(slot),
+        _ => None,
+    }
+}
+
+impl Machines {
+    /// Takes a client. One that can't be served is told of as gone.
+    pub(crate) fn adopt(&mut self, core: &mut Core, new: NewMachine) {
+        let (socket, fd, export) = (new.socket, new.fd.clone(), new.export.clone());
+        let lane = core.lane_of_export(export.export);
+        let inherited = new.inherited.is_some();
+        if let Err(why) = self.take(core, new, lane) {
+            if inherited {
+                // What it had at devices, nobody knows any more.
+                self.carry_unknown(core, lane);
+            }
+            let _ = rustix::net::shutdown(&*fd, Shutdown::Both);
+            self.closer.close_suspect(fd);
+            core.upcall(Upcall::MachineLeft(socket, export.export, why));
+        }
+    }
+
+    /// Has everything that a client's lost commands may change wait for the fence.
+    fn carry_unknown(&self, core: &mut Core, lane: Option<LaneIndex>) {
+        let known = lane.and_then(|lane| Some((lane, core.lane(lane)?.volume.id())));
+        if let Some((lane, volume)) = known {
+            let span = CarriedSpan {
+                volume,
+                bytes: 0..u64::MAX,
+                write: true,
+                devices: Devices::ALL,
+                command: None,
+            };
+            core.carry_machine(lane, &[span]);
+        }
+    }
+
+    fn take(
+        &mut self,
+        core: &mut Core,
+        new: NewMachine,
+        lane: Option<LaneIndex>,
+    ) -> Result<(), Closing> {
+        if self.stopping {
+            return Err(Closing("the engine stops"));
+        }
+        if self.signals.is_none() {
+            // Each costs the kernel something, and most reactors have no machine.
+            let made = Signals::new();
+            self.signals =
+                Some(made.map_err(|_| {
+                    Closing("the kernel has no room for interrupts (fs.aio-max-nr)")
+                })?);
+        }
+        let at = self.all.iter().position(Option::is_none);
+        let at = at.unwrap_or(self.all.len());
+        self.generation = self.generation.wrapping_add(1);
+        if self.registrar.is_none() {
+            // Without, memory is served unregistered.
+            self.registrar = Registrar::start(self.cpus).ok();
+        }
+        // Others may take pages out of their memory, and put new ones there.
+        let keeps = new.export.frontend.keeps_memory();
+        let registrar = self.registrar.as_ref().filter(|_| keeps);
+        let place = Place {
+            index: at as u32,
+            generation: self.generation,
+            epoll: self.epoll.clone(),
+            closer: self.closer.clone(),
+            asker: registrar.map(|r| r.for_client((at as u32, self.generation))),
+        };
+        let (fd, closer) = (new.fd, self.closer.clone());
+        let mut client = Client::new(new.socket, new.export, lane, new.file, place);
+        let begun = begin(
+            core,
+            &mut client,
+            &fd,
+            (new.inherited, new.blamed),
+            closer,
+            self.make,
+        );
+        let data = epoll::EventData::new_u64(key(at as u32, self.generation, 0));
+        let flags = epoll::EventFlags::IN | epoll::EventFlags::RDHUP | epoll::EventFlags::ET;
+        let begun = begun.and_then(|begun| match epoll::add(&*self.epoll, &fd, data, flags) {
+            Ok(()) => Ok(begun),
+            Err(_) => Err(Closing("its socket can't be watched")),
+        });
+        let (talk, frontend) = match begun {
+            Ok(begun) => begun,
+            Err(why) => {
+                client.leave();
+                client.end();
+                return Err(why);
+            }
+        };
+        client.withdraw_unused();
+        let machine = Machine {
+            client,
+            talk,
+            frontend,
+            fd,
+            life: Life::Open,
+            watches_room: false,
+        };
+        machine.show(core);
+        match self.all.get_mut(at) {
+            Some(free) => *free = Some(Box::new(machine)),
+            None => self.all.push(Some(Box::new(machine))),
+        }
+        Ok(())
+    }
+}
+
+/// What a client has deposited, by number.
+type Deposits = BTreeMap<u32, Arc<OwnedFd>>;
+
+/// Begins with a client, or goes on with a dead engine's.
+fn begin(
+    core: &mut Core,
+    client: &mut Client,
+    fd: &Arc<OwnedFd>,
+    (inherited, blamed): (Option<Deposits>, Option<Option<u16>>),
+    closer: Closer,
+    make: Make,
+) -> Result<(Talk, Box<dyn Frontend>), Closing> {
+    let Some(deposits) = inherited else {
+        let talk = Talk::new(fd.clone(), closer)?;
+        return Ok((talk, make(&mut Turn { core, client })?));
+    };
+    if blamed == Some(None) {
+        let tries = client.file().tries();
+        if tries + 1 >= MAX_TRIES {
+            return Err(Closing(
+                "engines crashed over what it said, or over its rings",
+            ));
+        }
+        client.file().set_tries(tries + 1);
+    }
+    let (talk, again) = Talk::resume(fd.clone(), client, closer)?;
+    client.inherit(deposits, again)?;
+    blame(core, client);
+    let mut frontend = make(&mut Turn { core, client })?;
+    frontend.resume(&mut Turn { core, client }, blamed.flatten())?;
+    core.blame_nobody();
+    kill_point!("vm.resumed");
+    Ok((talk, frontend))
+}
+
+/// The frontend of a client, for its export.
+pub(super) fn make(turn: &mut Turn<'_>) -> Result<Box<dyn Frontend>, Closing> {
+    match turn.client.export().frontend {
+        Kind::NvmeTcp => Err(Closing("its export is none of a machine")),
+        Kind::NvmePcie { .. } => Ok(Box::new(crate::frontend::vfio_user::Pcie::new(turn)?)),
+        Kind::VhostUser { queues, .. } => Ok(Box::new(Vhost::new(turn, queues)?)),
+    }
+}

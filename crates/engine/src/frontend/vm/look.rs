@@ -1,0 +1,84 @@
+//! Machines within their base are served between the quanta of lanes above their base.
+//!
+//! **Design.** To see whether a machine has rung costs a load of its doorbell, or of its ring's index. While some lane is above its base,
+//! a few machines within theirs are looked at after each quantum, and one that has rung is served at once. Many are looked at by
+//! turns, [`AT_ONCE`] at a time.
+//!
+//! **Not here:** what a lane may begin of a turn ([`crate::core`]); hosts over TCP, of which to look at one is a system call
+//! ([`crate::frontend::nvme_tcp`]).
+
+use super::frontend::Turn;
+use super::{Life, Machine, Machines, blame};
+use crate::core::Core;
+
+/// So many are looked at after a quantum, and of so many it is known that they are within their base: others are next time.
+const AT_ONCE: usize = 4;
+pub(super) const MOST: usize = 64;
+
+impl Machine {
+    fn has_rung(&self) -> bool {
+        !matches!(self.life, Life::Draining(_)) && self.frontend.has_rung()
+    }
+}
+
+impl Machines {
+    /// Notes who is within its base, if somebody bursts.
+    pub(super) fn note_calm(&mut self, core: &Core) {
+        self.calm.clear();
+        if !core.somebody_bursts() {
+            return;
+        }
+        let all = self.all.len();
+        for _ in 0..all.min(MOST) {
+            self.calm_at = (self.calm_at + 1) % all;
+            let Some(machine) = &self.all[self.calm_at] else {
+                continue;
+            };
+            let lane = machine.client.lane;
+            if machine.frontend.is_active() && lane.is_some_and(|lane| core.is_calm(lane)) {
+                self.calm.push(self.calm_at as u32);
+            }
+        }
+    }
+
+    /// Serves one of those within their base that have rung. True if there was one.
+    pub(crate) fn look(&mut self, core: &mut Core) -> bool {
+        for _ in 0..AT_ONCE.min(self.calm.len()) {
+            self.calm_next = match self.calm_next + 1 {
+                next if next < self.calm.len() => next,
+                _ => 0,
+            };
+            let index = self.calm[self.calm_next];
+            let machine = self.all.get(index as usize);
+            if machine.is_some_and(|m| m.as_ref().is_some_and(|m| m.has_rung())) {
+                self.serve_calm(core, index);
+                return true;
+            }
+        }
+        false
+    }
+
+    /// Serves one that has rung.
+    fn serve_calm(&mut self, core: &mut Core, index: u32) {
+        let Some(Some(machine)) = self.all.get_mut(index as usize) else {
+            return;
+        };
+        let Machine {
+            client, frontend, ..
+        } = &mut **machine;
+        blame(core, client);
+        let any = frontend.poll(&mut Turn { core, client });
+        core.blame_nobody();
+        if client.any_raised
+            && let Some(signals) = &mut self.signals
+        {
+            client.flush(core, signals);
+            signals.flush();
+        }
+        let is_calm = client.lane.is_some_and(|lane| core.is_calm(lane));
+        if !any || !is_calm {
+            // What it has can't begin in this turn: there is no use in looking.
+            self.calm.retain(|calm| *calm != index);
+        }
+    }
+}
