@@ -1,4 +1,4 @@
-//! `cargo xtask check shape`: how large the parts are that must not grow.
+//! The lines of quality of service.
 //!
 //! Purpose: quality of service stays small enough to be read.
 //! Design: lines of production code, comments included; tests don't count, in files of their own or at a file's end.
@@ -7,7 +7,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 
 /// A part, where it is, and the most lines it may have.
 struct Part {
@@ -26,9 +26,7 @@ const QUALITY_OF_SERVICE: [Part; 5] = [
     Part {
         name: "engine",
         places: &[
-            "crates/engine/src/core/admit/mod.rs",
             "crates/engine/src/core/admit",
-            "crates/engine/src/core/away/mod.rs",
             "crates/engine/src/core/away",
             "crates/engine/src/core/held.rs",
             "crates/engine/src/frontend/vm/look.rs",
@@ -66,8 +64,8 @@ const QUALITY_OF_SERVICE: [Part; 5] = [
 const MOST_LINES: usize = 10_499;
 const MOST_SIMULATOR_LINES: usize = 3000;
 
-/// Prints the parts; an error if they are too large.
-pub(crate) fn check() -> Result<()> {
+/// Prints the parts; returns what is too large.
+pub(super) fn check() -> Result<Vec<String>> {
     let root = crate::repository();
     let mut sum = 0;
     for part in &QUALITY_OF_SERVICE {
@@ -82,9 +80,11 @@ pub(crate) fn check() -> Result<()> {
     let simulator = count(Path::new(""), &root.join(SIMULATOR))?;
     println!("shape: its simulator: {simulator} lines of at most {MOST_SIMULATOR_LINES}");
     if sum > MOST_LINES || simulator > MOST_SIMULATOR_LINES {
-        bail!("quality of service has {sum} lines, its simulator {simulator}: delete some");
+        return Ok(vec![format!(
+            "quality of service has {sum} lines, its simulator {simulator}: delete some"
+        )]);
     }
-    Ok(())
+    Ok(Vec::new())
 }
 
 /// Lines of a file, or of all files in a folder; the simulator is a part of its own.
