@@ -26,7 +26,7 @@ const GUEST_FILES: &str = "linux_guest_";
 /// This one too: it needs the same programs.
 const LIBBLKIO_FILE: &str = "libblkio_vhost_user";
 /// Files in `tests/tests/` that mount a FUSE file system of their own, to hold I/O in the kernel.
-const MOUNTING_FILES: [&str; 3] = ["claims", "hold_selftest", "takeover_fence"];
+const MOUNTING_FILES: [&str; 4] = ["claims", "hold_selftest", "own_devices", "takeover_fence"];
 /// Files in `tests/tests/` that need namespaces of their own: a root, a network.
 const SANDBOX_FILES: [&str; 3] = ["docs_commands_run", "package", "service"];
 /// What these measure others would disturb.

@@ -288,7 +288,11 @@ impl Beating {
                 self.devices.insert(index, patient);
             }
             Order::Forget(index) => {
-                self.held.remove(&index);
+                // It stays one of the holder's: it may be opened again.
+                self.devices.remove(&index);
+                if self.looking.remove(&index) && self.looking.is_empty() {
+                    self.looked();
+                }
             }
         }
     }
@@ -454,6 +458,39 @@ impl Beating {
                 index,
                 Stage::Writes(Op::write(HEARTBEAT_OFFSET_BYTES, block)),
             );
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use forebay_device::{DeviceSpec, OpenOptions};
+    use std::time::Instant;
+
+    #[test]
+    fn device_that_comes_back_is_looked_at() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        file.as_file().set_len(1 << 20).unwrap();
+        let spec: DeviceSpec = format!("file:{}", file.path().display()).parse().unwrap();
+        let open = || Arc::new(Device::open(&spec, &OpenOptions::default()).unwrap());
+        let pulse = Arc::new(Pulse::default());
+        let mut heart = Heart::start(pulse.clone()).unwrap();
+        let holder = Holder {
+            owner: [1; 16],
+            boot: [2; 16],
+            host: "here".to_owned(),
+        };
+        let only = DeviceIndex(0);
+        heart.hold(holder, BTreeSet::from([only]));
+        for _ in 0..2 {
+            heart.device(only, open());
+            let limit = Instant::now() + Duration::from_secs(30);
+            while coarse_ns() > pulse.until_ns.load(Relaxed) {
+                assert!(Instant::now() < limit, "nobody looks at it");
+                std::thread::sleep(LOOK_AGAIN);
+            }
+            heart.forget(only);
         }
     }
 }
