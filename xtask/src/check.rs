@@ -13,8 +13,9 @@ use anyhow::{Context, Result, bail};
 use serde_json::Value;
 use xtask::process;
 
+use crate::cargo::{cargo, step};
 use crate::programs::FEATURES;
-use crate::{cargo, docs, seconds, shape, step};
+use crate::{docs, seconds, shape};
 
 const LIMIT: Duration = Duration::from_secs(30 * 60);
 

@@ -17,8 +17,8 @@ use xtask::cache;
 use xtask::debian::{self, PrivateApt, Sysroot};
 use xtask::process;
 
+use crate::cargo::{cargo, in_ci, repository, step};
 use crate::programs::FEATURES;
-use crate::{cargo, in_ci, repository, step};
 
 /// The suite whose mdbook is used.
 const SUITE: &str = "trixie";

@@ -14,9 +14,10 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use xtask::process;
 
+use crate::cargo::{cargo, repository, step, target_folder};
+use crate::seconds;
 use crate::suites::rust_files;
 use crate::tally::Tally;
-use crate::{cargo, repository, seconds, step, target_folder};
 
 const BUILD_LIMIT: Duration = Duration::from_secs(30 * 60);
 /// What a target needs beside its time: its corpus is read first.

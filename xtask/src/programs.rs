@@ -15,7 +15,8 @@ use anyhow::{Context, Result, bail};
 use serde_json::Value;
 use xtask::process;
 
-use crate::{cargo, seconds};
+use crate::cargo::cargo;
+use crate::seconds;
 
 const LIMIT: Duration = Duration::from_secs(30 * 60);
 /// The devices and points of death that only tests use.

@@ -16,9 +16,10 @@ use anyhow::{Context, Result, bail};
 use xtask::process;
 
 use crate::bench::profile;
+use crate::cargo::cargo;
 use crate::programs::{self, FEATURES, TestProgram};
 use crate::tally::Tally;
-use crate::{cargo, fuzz, seconds};
+use crate::{fuzz, seconds};
 
 /// For one turn.
 const LIMIT: Duration = Duration::from_secs(60 * 60);

@@ -16,10 +16,11 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use xtask::{debian, process};
 
+use crate::cargo::{in_ci, repository};
 use crate::jobs::{self, Company, Job};
 use crate::programs::{self, TestProgram};
 use crate::tally::Tally;
-use crate::{fuzz, in_ci, repository, seconds};
+use crate::{fuzz, seconds};
 
 /// Files in `tests/tests/` that belong to the guest suite begin so.
 const GUEST_FILES: &str = "linux_guest_";

@@ -75,7 +75,7 @@ impl Rig {
     /// So many tenants on a device.
     pub(super) fn start(program: &Path, device: &str, way: Way, tenants: usize) -> Result<Self> {
         let file = format!("bench-burst-{}.img", std::process::id());
-        let file = RemovedAtEnd(crate::target_folder().join(file));
+        let file = RemovedAtEnd(crate::cargo::target_folder().join(file));
         let forebay = match device {
             "file" => {
                 let size = VOLUME_BYTES.to_string();

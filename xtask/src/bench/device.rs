@@ -32,7 +32,8 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     }
     let (seconds, pairs) = if options.quick { (1, 4) } else { (2, 12) };
     let program = recording::build_engine()?;
-    let file = crate::target_folder().join(format!("bench-device-{}.img", std::process::id()));
+    let file =
+        crate::cargo::target_folder().join(format!("bench-device-{}.img", std::process::id()));
     let _removed = RemovedAtEnd(file.clone());
     let mut fill = fio(&file, "write", 8, 0);
     process::text(

@@ -70,7 +70,7 @@ impl Forebay {
     /// The same on any device, with a volume of any size.
     pub(crate) fn start_with(program: &Path, device: &str, cpu: usize, size: &str) -> Result<Self> {
         let (process, number) = (std::process::id(), STARTED.fetch_add(1, Relaxed));
-        let folder = crate::target_folder().join(format!("bench-{process}-{number}"));
+        let folder = crate::cargo::target_folder().join(format!("bench-{process}-{number}"));
         let _ = std::fs::remove_dir_all(&folder);
         std::fs::create_dir_all(&folder)?;
         let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();

@@ -386,7 +386,7 @@ struct Qsd {
 impl Qsd {
     fn start(device: &str) -> Result<Self> {
         let number = std::process::id();
-        let socket = crate::target_folder().join(format!("qsd-{number}.sock"));
+        let socket = crate::cargo::target_folder().join(format!("qsd-{number}.sock"));
         let memory = PathBuf::from(format!("/dev/shm/forebay-bench-qsd-{number}"));
         let _ = std::fs::remove_file(&socket);
         let node = match device {

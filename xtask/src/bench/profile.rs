@@ -33,7 +33,7 @@ pub(crate) fn name() -> &'static str {
 
 /// `cargo COMMAND` with the profile.
 pub(crate) fn cargo(command: &str) -> Command {
-    let mut cargo = crate::cargo(&[command, "--profile", name()]);
+    let mut cargo = crate::cargo::cargo(&[command, "--profile", name()]);
     if !IS_RELEASE.load(Relaxed) {
         // Units are cut otherwise without it, and instructions are others: the same everywhere.
         cargo.env("CARGO_INCREMENTAL", "1");

@@ -225,7 +225,7 @@ pub(super) fn build_engine() -> Result<PathBuf> {
 
 /// Where the builds are.
 pub(super) fn folder() -> PathBuf {
-    crate::target_folder().join("recording")
+    crate::cargo::target_folder().join("recording")
 }
 
 /// The engine's tests as a program, built so.

@@ -22,7 +22,7 @@ pub(super) fn run(options: &Options, summary: &mut Summary) -> Result<()> {
     let programs = [forebay::build()?, build_without()?];
     let files = ["with", "without"].map(|name| {
         let file = format!("bench-recording-{}-{name}.img", std::process::id());
-        RemovedAtEnd(crate::target_folder().join(file))
+        RemovedAtEnd(crate::cargo::target_folder().join(file))
     });
     let size = VOLUME_BYTES.to_string();
     let start = |program: &Path, file: &RemovedAtEnd| -> Result<Forebay> {

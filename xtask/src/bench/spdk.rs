@@ -124,7 +124,8 @@ pub(crate) struct Target {
 impl Target {
     /// Starts one on processor `cpu` that serves a `null` or `ram` device.
     pub(crate) fn start(folder: &Path, device: &str, cpu: usize) -> Result<Self> {
-        let socket = crate::target_folder().join(format!("spdk-{}.sock", std::process::id()));
+        let socket =
+            crate::cargo::target_folder().join(format!("spdk-{}.sock", std::process::id()));
         let log = std::fs::File::create(socket.with_extension("log"))?;
         let child = program(folder, "build/bin/nvmf_tgt")
             .args([

@@ -52,7 +52,7 @@ pub(super) fn perf(
         }
         Kind::Vhost => {
             let config =
-                crate::target_folder().join(format!("bdevperf-{}.json", std::process::id()));
+                crate::cargo::target_folder().join(format!("bdevperf-{}.json", std::process::id()));
             let method = serde_json::json!({
                 "method": "bdev_virtio_attach_controller",
                 "params": {
@@ -134,7 +134,8 @@ pub(super) struct SpdkTarget {
 impl SpdkTarget {
     /// Starts one on processor `cpu` that serves a `null` or `ram` device.
     pub(super) fn start(spdk: &Path, device: &str, kind: Kind, cpu: usize) -> Result<Self> {
-        let folder = crate::target_folder().join(format!("spdk-machine-{}", std::process::id()));
+        let folder =
+            crate::cargo::target_folder().join(format!("spdk-machine-{}", std::process::id()));
         let _ = std::fs::remove_dir_all(&folder);
         std::fs::create_dir_all(&folder)?;
         let log = std::fs::File::create(folder.with_extension("log"))?;

@@ -24,7 +24,8 @@ const LIMIT: Duration = Duration::from_secs(30);
 pub(crate) fn run(options: &Options) -> Result<()> {
     let rounds = if options.quick { 5 } else { 30 };
     let program = forebay::build()?;
-    let file = crate::target_folder().join(format!("bench-start-{}.img", std::process::id()));
+    let file =
+        crate::cargo::target_folder().join(format!("bench-start-{}.img", std::process::id()));
     std::fs::File::create(&file)?.set_len(1 << 30)?;
     let spec = format!("file:{}", file.display());
     let mut forebay = Forebay::start_with(&program, &spec, tcp::TARGET_CPU, "256M")?;

@@ -188,7 +188,7 @@ impl Place {
     fn make(kind: &'static str, bytes: u64) -> Result<Option<Self>> {
         let name = format!("forebay-thin-{}", std::process::id());
         let file = match kind {
-            "file" => crate::target_folder().join(name),
+            "file" => crate::cargo::target_folder().join(name),
             _ => Path::new("/dev/shm").join(name),
         };
         let mut place = Self {

@@ -66,7 +66,7 @@ const MOST_SIMULATOR_LINES: usize = 3000;
 
 /// Prints the parts; returns what is too large.
 pub(super) fn check() -> Result<Vec<String>> {
-    let root = crate::repository();
+    let root = crate::cargo::repository();
     let mut sum = 0;
     for part in &QUALITY_OF_SERVICE {
         let mut lines = 0;

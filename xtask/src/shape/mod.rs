@@ -18,7 +18,7 @@ use self::source::Source;
 
 /// Prints the figures; an error names all that is beyond a limit.
 pub(crate) fn check() -> Result<()> {
-    let sources = source::read(&crate::repository())?;
+    let sources = source::read(&crate::cargo::repository())?;
     let mut beyond = lines::check()?;
     beyond.extend(source::style(&sources));
     let mut known = functions::check(&sources);

@@ -15,7 +15,7 @@ use forebay_sim::figures::{Claim, Effort, FIGURES, Figure, make};
 
 pub(crate) fn run(args: &[String]) -> Result<bool> {
     let mut effort = Effort::FULL;
-    let mut folder = crate::target_folder().join("sim");
+    let mut folder = crate::cargo::target_folder().join("sim");
     let mut names = Vec::new();
     let mut args = args.iter();
     while let Some(arg) = args.next() {
