@@ -226,21 +226,8 @@ impl Host {
                 load.lost = true;
                 break;
             }
-            while goes && queue.in_flight() < DEPTH {
-                if let Some(rate) = self.habits.per_second {
-                    if Instant::now() < due {
-                        break;
-                    }
-                    due += Duration::from_secs(1) / rate;
-                }
-                tag += 1;
-                let Some((op, buf, what)) = self.next() else {
-                    break;
-                };
-                if queue.submit(&op, tag, buf).is_err() {
-                    bail!("a command was not taken");
-                }
-                running.insert(tag, what);
+            if goes {
+                self.submit(&mut queue, &mut running, &mut tag, &mut due)?;
             }
             let mut limit = POLL;
             if goes && self.habits.per_second.is_some() && queue.in_flight() < DEPTH {
@@ -280,6 +267,33 @@ impl Host {
         // Its end is of no interest.
         drop(session);
         Ok(load)
+    }
+
+    /// Submits commands until the queue is as deep as it may be, or the next one's time has not come.
+    fn submit(
+        &mut self,
+        queue: &mut IoQueue,
+        running: &mut HashMap<u64, Running>,
+        tag: &mut u64,
+        due: &mut Instant,
+    ) -> Result<()> {
+        while queue.in_flight() < DEPTH {
+            if let Some(rate) = self.habits.per_second {
+                if Instant::now() < *due {
+                    break;
+                }
+                *due += Duration::from_secs(1) / rate;
+            }
+            *tag += 1;
+            let Some((op, buf, what)) = self.next() else {
+                break;
+            };
+            if queue.submit(&op, *tag, buf).is_err() {
+                bail!("a command was not taken");
+            }
+            running.insert(*tag, what);
+        }
+        Ok(())
     }
 
     /// Reads the whole volume and judges it; what is found is what is there from now on.

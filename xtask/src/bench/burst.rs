@@ -173,26 +173,7 @@ impl Bench {
         );
         let mut worst = [f64::INFINITY, 0.0, 0.0, f64::INFINITY];
         for depth in depths {
-            let mut figures: Vec<[Vec<f64>; 4]> = vec![Default::default(); POLICIES.len() + 1];
-            // Of scheduling off: others' throughput, the victim's mean.
-            let mut of_off: [Vec<f64>; 2] = Default::default();
-            for _ in 0..self.rounds {
-                for (policy, figures) in POLICIES.into_iter().zip(&mut figures) {
-                    rig.set(policy)?;
-                    let does = [vec![victim], all(*depth)].concat();
-                    let did = self.load(rig, &does)?;
-                    put(figures, &did);
-                }
-                let did = self.load(rig, &[victim])?;
-                if let Some(alone) = figures.last_mut() {
-                    put(alone, &did);
-                }
-                for (ratios, at) in of_off.iter_mut().zip([3, 0]) {
-                    let last = |policy: Policy| figures[policy as usize][at].last().copied();
-                    let pair = last(Policy::Burst).zip(last(Policy::Off));
-                    ratios.extend(pair.map(|(burst, off)| burst / off));
-                }
-            }
+            let (figures, of_off) = self.beside(rig, victim, *depth)?;
             let [others, mean] = of_off.map(median);
             let prefix = format!("{way}_depth{depth}");
             println!(
@@ -249,6 +230,36 @@ impl Bench {
             self.summary.put(format!("{way}_{name}"), value);
         }
         Ok(())
+    }
+
+    /// The figures of each policy, and of the victim alone, with all others at a depth; and of scheduling off:
+    /// others' throughput, the victim's mean.
+    fn beside(
+        &mut self,
+        rig: &mut Rig,
+        victim: (usize, Does),
+        depth: u16,
+    ) -> Result<(Vec<[Vec<f64>; 4]>, [Vec<f64>; 2])> {
+        let mut figures: Vec<[Vec<f64>; 4]> = vec![Default::default(); POLICIES.len() + 1];
+        let mut of_off: [Vec<f64>; 2] = Default::default();
+        for _ in 0..self.rounds {
+            for (policy, figures) in POLICIES.into_iter().zip(&mut figures) {
+                rig.set(policy)?;
+                let does = [vec![victim], all(depth)].concat();
+                let did = self.load(rig, &does)?;
+                put(figures, &did);
+            }
+            let did = self.load(rig, &[victim])?;
+            if let Some(alone) = figures.last_mut() {
+                put(alone, &did);
+            }
+            for (ratios, at) in of_off.iter_mut().zip([3, 0]) {
+                let last = |policy: Policy| figures[policy as usize][at].last().copied();
+                let pair = last(Policy::Burst).zip(last(Policy::Off));
+                ratios.extend(pair.map(|(burst, off)| burst / off));
+            }
+        }
+        Ok((figures, of_off))
     }
 
     /// What all have together where all burst, of what they have without anything that holds them back.

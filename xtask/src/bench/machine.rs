@@ -137,66 +137,105 @@ fn run(kind: Kind, options: &Options) -> Result<()> {
         }
         let ours = Ours::start(&program, device, kind, true)?;
         fill(&program, kind, &ours)?;
+        let mut peers = Peers {
+            program: &program,
+            kind,
+            device,
+            ours: &ours,
+            spdk: peer.as_deref(),
+            has_qsd,
+            client_of_spdk: &mut client_of_spdk,
+            seconds,
+            rounds,
+        };
         for shape in all {
-            let mut samples: BTreeMap<Side, Vec<Sample>> = BTreeMap::new();
-            for _ in 0..rounds {
-                let mut put = |side, sample| samples.entry(side).or_default().push(sample);
-                let load = |pid, socket: &Path| load(&program, kind, pid, socket, &shape, seconds);
-                // Those that are compared follow each other.
-                if has_qsd {
-                    let qsd = Qsd::start(device)?;
-                    put(Side::ToQsd, load(qsd.child.id(), &qsd.socket)?);
-                }
-                put(Side::Ours, load(ours.pid(), &ours.socket)?);
-                let Some(folder) = &peer else { continue };
-                let perf = |pid, socket: &Path| {
-                    turn(&[pid], || {
-                        spdk_machine::perf(folder, kind, CLIENT_CPU, socket, &shape, seconds)
-                    })
-                };
-                {
-                    let theirs = SpdkTarget::start(folder, device, kind, TARGET_CPU)?;
-                    put(Side::ToSpdk, load(theirs.pid(), theirs.socket())?);
-                    if client_of_spdk {
-                        put(Side::SpdkToSpdk, perf(theirs.pid(), theirs.socket())?);
-                    }
-                }
-                if client_of_spdk {
-                    match perf(ours.pid(), &ours.socket) {
-                        Ok(sample) => put(Side::SpdkToOurs, sample),
-                        Err(error) => {
-                            println!(
-                                "SPDK's client failed, and is left out from here on: {error:#}"
-                            );
-                            client_of_spdk = false;
-                        }
-                    }
-                }
-            }
+            let samples = peers.random(&shape)?;
             report(&mut summary, device, &shape, &samples);
         }
         for (op, name) in paced {
-            let mut all = [Vec::new(), Vec::new()];
-            for _ in 0..rounds {
-                let paced = |socket: &Path, pid, busy: &dyn Fn() -> Result<f64>| {
-                    let mut command = client(&program, kind, true, socket);
-                    machine_busy::run(&mut command, op, seconds, pid, busy)
-                };
-                let busy = || busy::busy_of_ours(&ours.forebay);
-                all[0].push(paced(&ours.socket, ours.pid(), &busy)?);
-                if let Some(folder) = &peer {
-                    let theirs = SpdkTarget::start(folder, device, kind, TARGET_CPU)?;
-                    let busy = || theirs.busy_ns(folder);
-                    all[1].push(paced(theirs.socket(), theirs.pid(), &busy)?);
-                }
-            }
-            busy::report(&mut summary, &name, &all);
+            busy::report(&mut summary, &name, &peers.paced(op)?);
         }
     }
     if options.only.is_none() {
         idle(&program, kind, options.quick, &mut summary)?;
     }
     summary.print(kind.name(), options.json.as_deref())
+}
+
+/// Those that are compared on one device.
+struct Peers<'a> {
+    program: &'a Path,
+    kind: Kind,
+    device: &'a str,
+    ours: &'a Ours,
+    /// The folder of SPDK, if there is one.
+    spdk: Option<&'a Path>,
+    has_qsd: bool,
+    /// Whether SPDK's client is of use.
+    client_of_spdk: &'a mut bool,
+    seconds: u32,
+    rounds: usize,
+}
+
+impl Peers<'_> {
+    /// Random I/O of each client with each target.
+    fn random(&mut self, shape: &Shape) -> Result<BTreeMap<Side, Vec<Sample>>> {
+        let (kind, device, seconds, ours) = (self.kind, self.device, self.seconds, self.ours);
+        let mut samples: BTreeMap<Side, Vec<Sample>> = BTreeMap::new();
+        for _ in 0..self.rounds {
+            let mut put = |side, sample| samples.entry(side).or_default().push(sample);
+            let load = |pid, socket: &Path| load(self.program, kind, pid, socket, shape, seconds);
+            // Those that are compared follow each other.
+            if self.has_qsd {
+                let qsd = Qsd::start(device)?;
+                put(Side::ToQsd, load(qsd.child.id(), &qsd.socket)?);
+            }
+            put(Side::Ours, load(ours.pid(), &ours.socket)?);
+            let Some(folder) = self.spdk else { continue };
+            let perf = |pid, socket: &Path| {
+                turn(&[pid], || {
+                    spdk_machine::perf(folder, kind, CLIENT_CPU, socket, shape, seconds)
+                })
+            };
+            {
+                let theirs = SpdkTarget::start(folder, device, kind, TARGET_CPU)?;
+                put(Side::ToSpdk, load(theirs.pid(), theirs.socket())?);
+                if *self.client_of_spdk {
+                    put(Side::SpdkToSpdk, perf(theirs.pid(), theirs.socket())?);
+                }
+            }
+            if *self.client_of_spdk {
+                match perf(ours.pid(), &ours.socket) {
+                    Ok(sample) => put(Side::SpdkToOurs, sample),
+                    Err(error) => {
+                        println!("SPDK's client failed, and is left out from here on: {error:#}");
+                        *self.client_of_spdk = false;
+                    }
+                }
+            }
+        }
+        Ok(samples)
+    }
+
+    /// The processor time of ours and of SPDK's target at one rate.
+    fn paced(&self, op: &str) -> Result<[Vec<busy::Run>; 2]> {
+        let (kind, ours) = (self.kind, self.ours);
+        let mut all = [Vec::new(), Vec::new()];
+        for _ in 0..self.rounds {
+            let paced = |socket: &Path, pid, busy: &dyn Fn() -> Result<f64>| {
+                let mut command = client(self.program, kind, true, socket);
+                machine_busy::run(&mut command, op, self.seconds, pid, busy)
+            };
+            let busy = || busy::busy_of_ours(&ours.forebay);
+            all[0].push(paced(&ours.socket, ours.pid(), &busy)?);
+            if let Some(folder) = self.spdk {
+                let theirs = SpdkTarget::start(folder, self.device, kind, TARGET_CPU)?;
+                let busy = || theirs.busy_ns(folder);
+                all[1].push(paced(theirs.socket(), theirs.pid(), &busy)?);
+            }
+        }
+        Ok(all)
+    }
 }
 
 /// Our target with one machine's export.

@@ -17,99 +17,138 @@ const COLOURS: [&str; 8] = [
 /// The figure as the text of an SVG file.
 pub(super) fn plot(figure: &Figure) -> String {
     let (left, right, top, bottom) = MARGIN;
-    let (inner_width, inner_height) = (WIDTH - left - right, HEIGHT - top - bottom);
     let values = figure.rows.iter().flat_map(|(_, values)| values);
-    let most = nice(values.copied().fold(0.0, f64::max));
-    let y = |value: f64| top + inner_height * (1.0 - (value / most).clamp(0.0, 1.0));
-    let count = figure.rows.len().max(2) as f64;
-    // Rows stand at equal distances: depths and counts double from one to the next.
-    let x = |at: usize| left + inner_width * (at as f64 + 0.5) / count;
-    let mut out = String::new();
-    let mut put = |text: std::fmt::Arguments<'_>| {
-        // Writing to a string can't fail.
-        let _ = out.write_fmt(text);
-        out.push('\n');
+    let mut plot = Plot {
+        inner_width: WIDTH - left - right,
+        inner_height: HEIGHT - top - bottom,
+        most: nice(values.copied().fold(0.0, f64::max)),
+        count: figure.rows.len().max(2) as f64,
+        out: String::new(),
     };
-    put(format_args!(
+    plot.put(format_args!(
         r#"<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" font-size="12">"#
     ));
-    put(format_args!(
+    plot.put(format_args!(
         r#"<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>"#
     ));
-    put(format_args!(
+    plot.put(format_args!(
         r#"<text x="{left}" y="22" font-size="15">{}</text>"#,
         escape(&figure.title)
     ));
-    for step in 0..=5 {
-        let value = most * f64::from(step) / 5.0;
-        let at = y(value);
-        put(format_args!(
-            r##"<path d="M{left} {at:.1}H{:.1}" stroke="#dddddd"/><text x="{:.1}" y="{:.1}" text-anchor="end">{}</text>"##,
-            left + inner_width,
-            left - 6.0,
-            at + 4.0,
-            super::number(value)
-        ));
-    }
-    put(format_args!(
-        r#"<text x="16" y="{:.1}" transform="rotate(-90 16 {0:.1})" text-anchor="middle">{}</text>"#,
-        top + inner_height / 2.0,
-        escape(figure.unit)
-    ));
-    put(format_args!(
-        r#"<text x="{:.1}" y="{:.1}" text-anchor="middle">{}</text>"#,
-        left + inner_width / 2.0,
-        HEIGHT - 10.0,
-        escape(figure.across)
-    ));
-    for (at, (number, _)) in figure.rows.iter().enumerate() {
-        let name = match figure.names.get(at) {
-            Some(name) => (*name).to_owned(),
-            None => format!("{number}"),
-        };
-        put(format_args!(
-            r#"<text x="{:.1}" y="{:.1}" text-anchor="middle">{}</text>"#,
-            x(at),
-            top + inner_height + 18.0,
-            escape(&name)
-        ));
-    }
+    plot.scales(figure);
     for (column, name) in figure.columns.iter().enumerate() {
+        plot.column(figure, column);
+        plot.legend(column, name);
+    }
+    plot.put(format_args!("</svg>"));
+    plot.out
+}
+
+/// A picture that is being drawn.
+struct Plot {
+    inner_width: f64,
+    inner_height: f64,
+    /// The value at the top.
+    most: f64,
+    /// Rows, two at least.
+    count: f64,
+    out: String,
+}
+
+impl Plot {
+    fn put(&mut self, text: std::fmt::Arguments<'_>) {
+        // Writing to a string can't fail.
+        let _ = self.out.write_fmt(text);
+        self.out.push('\n');
+    }
+
+    fn y(&self, value: f64) -> f64 {
+        MARGIN.2 + self.inner_height * (1.0 - (value / self.most).clamp(0.0, 1.0))
+    }
+
+    /// Rows stand at equal distances: depths and counts double from one to the next.
+    fn x(&self, at: usize) -> f64 {
+        MARGIN.0 + self.inner_width * (at as f64 + 0.5) / self.count
+    }
+
+    /// The lines and numbers of both scales, and the names of the rows.
+    fn scales(&mut self, figure: &Figure) {
+        let (left, _, top, _) = MARGIN;
+        for step in 0..=5 {
+            let value = self.most * f64::from(step) / 5.0;
+            let at = self.y(value);
+            self.put(format_args!(
+                r##"<path d="M{left} {at:.1}H{:.1}" stroke="#dddddd"/><text x="{:.1}" y="{:.1}" text-anchor="end">{}</text>"##,
+                left + self.inner_width,
+                left - 6.0,
+                at + 4.0,
+                super::number(value)
+            ));
+        }
+        self.put(format_args!(
+            r#"<text x="16" y="{:.1}" transform="rotate(-90 16 {0:.1})" text-anchor="middle">{}</text>"#,
+            top + self.inner_height / 2.0,
+            escape(figure.unit)
+        ));
+        self.put(format_args!(
+            r#"<text x="{:.1}" y="{:.1}" text-anchor="middle">{}</text>"#,
+            left + self.inner_width / 2.0,
+            HEIGHT - 10.0,
+            escape(figure.across)
+        ));
+        for (at, (number, _)) in figure.rows.iter().enumerate() {
+            let name = match figure.names.get(at) {
+                Some(name) => (*name).to_owned(),
+                None => format!("{number}"),
+            };
+            self.put(format_args!(
+                r#"<text x="{:.1}" y="{:.1}" text-anchor="middle">{}</text>"#,
+                self.x(at),
+                top + self.inner_height + 18.0,
+                escape(&name)
+            ));
+        }
+    }
+
+    /// A column's line with its points, or its bars where rows have names.
+    fn column(&mut self, figure: &Figure, column: usize) {
         let colour = COLOURS[column % COLOURS.len()];
-        let points: Vec<(f64, f64)> = figure
-            .rows
-            .iter()
-            .enumerate()
-            .filter_map(|(at, (_, values))| Some((x(at), y(*values.get(column)?))))
+        let rows = figure.rows.iter().enumerate();
+        let points: Vec<(f64, f64)> = rows
+            .filter_map(|(at, (_, values))| Some((self.x(at), self.y(*values.get(column)?))))
             .collect();
         if figure.names.is_empty() {
             let line: Vec<String> = points
                 .iter()
                 .map(|(x, y)| format!("{x:.1},{y:.1}"))
                 .collect();
-            put(format_args!(
+            self.put(format_args!(
                 r#"<polyline points="{}" fill="none" stroke="{colour}" stroke-width="2"/>"#,
                 line.join(" ")
             ));
         }
         let columns = figure.columns.len().max(1) as f64;
-        let width = 0.8 * inner_width / count / columns;
+        let width = 0.8 * self.inner_width / self.count / columns;
         for (x, y) in points {
             if figure.names.is_empty() {
-                put(format_args!(
+                self.put(format_args!(
                     r#"<circle cx="{x:.1}" cy="{y:.1}" r="3" fill="{colour}"/>"#
                 ));
             } else {
                 let from = x + width * (column as f64 - columns / 2.0);
-                put(format_args!(
+                self.put(format_args!(
                     r#"<rect x="{from:.1}" y="{y:.1}" width="{width:.1}" height="{:.1}" fill="{colour}"/>"#,
-                    top + inner_height - y
+                    MARGIN.2 + self.inner_height - y
                 ));
             }
         }
-        let row = top + 10.0 + 18.0 * column as f64;
-        let text = left + inner_width + 16.0;
-        put(format_args!(
+    }
+
+    fn legend(&mut self, column: usize, name: &str) {
+        let colour = COLOURS[column % COLOURS.len()];
+        let row = MARGIN.2 + 10.0 + 18.0 * column as f64;
+        let text = MARGIN.0 + self.inner_width + 16.0;
+        self.put(format_args!(
             r#"<rect x="{text:.1}" y="{:.1}" width="12" height="4" fill="{colour}"/><text x="{:.1}" y="{:.1}">{}</text>"#,
             row - 6.0,
             text + 18.0,
@@ -117,8 +156,6 @@ pub(super) fn plot(figure: &Figure) -> String {
             escape(name)
         ));
     }
-    put(format_args!("</svg>"));
-    out
 }
 
 /// The next larger number that is easily divided by five.
