@@ -215,7 +215,7 @@ impl Scheduler {
     /// same when it is back; but so it can be seen, and lost by nobody's death.
     pub fn earn(&mut self, tenant: usize) {
         let one = &self.tenants[tenant];
-        let idle = self.window.saturating_sub(one.last);
+        let idle = self.window.saturating_sub(one.earned.window);
         if idle > 0 && !one.active && !one.lanes.is_empty() {
             self.save_idle(tenant, idle, false);
         }
@@ -228,7 +228,7 @@ impl Scheduler {
         let one = &mut self.tenants[tenant];
         let told = one.told;
         one.share = entry.shares.share(&mut one.told, told, BEGINNER);
-        let worth = entry.idle(windows, one.had);
+        let worth = entry.idle(windows, one.earned.had);
         let brings = Brings::Idle(worth, wakes);
         one.save(entry, brings, saved);
         one.counts_from(self.window, entry);
@@ -249,7 +249,7 @@ impl Scheduler {
     pub(super) fn activate(&mut self, tenant: usize) {
         let one = &mut self.tenants[tenant];
         let is_new = !std::mem::replace(&mut one.is_known, true);
-        let idle = self.window.saturating_sub(one.last);
+        let idle = self.window.saturating_sub(one.earned.window);
         if idle > 0 || is_new {
             self.save_idle(tenant, idle.max(1), true);
         }

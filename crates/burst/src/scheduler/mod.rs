@@ -30,7 +30,7 @@ use crate::estimator::Estimator;
 use crate::params::{BadParam, Params};
 use crate::units::{PARTS, PLENTY, Resource, SHARED, Units, in_window};
 use each::Each;
-use state::{Lane, NOBODY, Tenant};
+use state::{AboveBase, Lane, NOBODY, Tenant};
 use std::sync::Arc;
 use turn::OWN;
 
@@ -129,8 +129,11 @@ impl Scheduler {
     /// The tenant is another from now on: what the last one had saved, or owes, is not this one's.
     pub fn begin_tenant(&mut self, tenant: usize) {
         let one = &mut self.tenants[tenant];
-        (one.due, one.above, one.owed) = (Units::ZERO, [0; 2], [0; 2]);
-        (one.drawn, one.fractions) = ([0; 2], [[0.0; 2]; 2]);
+        one.due = Units::ZERO;
+        one.above = AboveBase {
+            of_credit: one.above.of_credit,
+            ..AboveBase::default()
+        };
         one.is_known = false;
         one.counts_from(self.window, self.board.entry(tenant));
     }
@@ -154,8 +157,8 @@ impl Scheduler {
         let metered = matches!(budget.how, Burst::Metered);
         let one = &mut self.tenants[tenant];
         one.metered = metered;
-        if one.drawn == [0; 2] {
-            one.of_credit = !metered;
+        if one.above.drawn == [0; 2] {
+            one.above.of_credit = !metered;
         }
         self.set_frontends(tenant, budget, costs, frontends);
     }
@@ -334,8 +337,8 @@ impl Scheduler {
         let (one, tenant) = (&self.lanes[lane], &self.tenants[tenant]);
         let used = self.used(one.tenant as usize);
         OWN.into_iter().enumerate().all(|(at, own)| {
-            let paid = u64::from(tenant.due.0[own].max(0) as u32) + tenant.drawn[at];
-            let owed = tenant.owed[at] + (used.0[own].max(0) as u64).saturating_sub(paid);
+            let paid = u64::from(tenant.due.0[own].max(0) as u32) + tenant.above.drawn[at];
+            let owed = tenant.above.debt[at] + (used.0[own].max(0) as u64).saturating_sub(paid);
             let over = i64::from(one.used().0[own]) - i64::from(one.room.0[own]);
             (owed as i64) < self.second(tenant.brings(own))
                 && (!one.limited || over < self.second(one.limit.0[own]))

@@ -145,31 +145,44 @@ pub(super) struct Tenant {
     pub(super) share: f32,
     /// What the board was told last.
     pub(super) told: Told,
-    /// Of its part of what a window's base gives, and of what may be above that, what was less than one: operations, bytes.
-    pub(super) fractions: [[f32; 2]; 2],
     /// It used nothing in the last window, and nothing waits.
     pub(super) rests: bool,
     /// It used more than what was due to it in the last window.
     pub(super) bursts: bool,
     /// Its lane, if that is the only one: [`NOBODY`] else.
     pub(super) only: u32,
-    /// What it may use above its base in this window, saved from earlier ones too: operations, bytes.
-    pub(super) above: [u64; 2],
-    /// What it has for this window above its base: operations, bytes; and whether it was drawn from credit.
-    pub(super) drawn: [u64; 2],
-    pub(super) of_credit: bool,
+    pub(super) above: AboveBase,
     /// So much was used in this window at least, as it was found last.
     pub(super) found: Units,
     /// What the board was told of the newest window.
     pub(super) newest: Newest,
-    /// Used beyond all that it might: paid before anything is saved. Operations, bytes.
-    pub(super) owed: [u64; 2],
-    /// The window in which it was last active, or what it earns was last added up.
-    pub(super) last: u64,
-    /// What of its base was had until then ([`Entry::had`]).
-    pub(super) had: u64,
+    pub(super) earned: Earned,
     pub(super) lanes: Vec<u32>,
     pub(super) seen: Seen,
+}
+
+/// Up to when a tenant's idle time is credited to it.
+#[derive(Clone, Default, Debug)]
+pub(super) struct Earned {
+    /// The window of its last work, or of the last sum.
+    pub(super) window: u64,
+    /// What of its base others had used by then ([`Entry::had`]).
+    pub(super) had: u64,
+}
+
+/// What a tenant has beyond its base. All are operations, then bytes.
+#[derive(Clone, Default, Debug)]
+pub(super) struct AboveBase {
+    /// What it may use in this window, savings included.
+    pub(super) saved: [u64; 2],
+    /// What this window's limit has of it.
+    pub(super) drawn: [u64; 2],
+    /// `drawn` comes from the tenant's credit.
+    pub(super) of_credit: bool,
+    /// Use beyond every limit: it is paid before anything is saved.
+    pub(super) debt: [u64; 2],
+    /// Parts of less than one that windows left over, of the base and above it.
+    pub(super) fractions: [[f32; 2]; 2],
 }
 
 impl Tenant {
@@ -183,7 +196,10 @@ impl Tenant {
 
     /// From this window on it earns as one that rests.
     pub(super) fn counts_from(&mut self, window: u64, entry: &Entry) {
-        (self.last, self.had) = (window, entry.had());
+        self.earned = Earned {
+            window,
+            had: entry.had(),
+        };
     }
 
     /// What a window brings it of its own, whatever others do and without what it saved.
@@ -196,7 +212,11 @@ impl Tenant {
 
     /// What lies ready for this window of its credit.
     pub(super) fn drawn_credit(&self, own: usize) -> u64 {
-        if self.of_credit { self.drawn[own] } else { 0 }
+        if self.above.of_credit {
+            self.above.drawn[own]
+        } else {
+            0
+        }
     }
 }
 

@@ -27,6 +27,39 @@ const TIMED: [usize; 3] = [
 const LINKS: [usize; 2] = [Resource::LinkIn as usize, Resource::LinkOut as usize];
 
 impl Tenant {
+    /// Ends the window of its lanes. Returns what they used, and what waits.
+    #[inline]
+    fn end_lanes(
+        &mut self,
+        lanes: &mut [Lane],
+        is_shared: bool,
+        passed: u64,
+        saved: u64,
+    ) -> (Units, Units) {
+        self.found = Units::ZERO;
+        let mut used = std::mem::take(&mut self.extra);
+        let mut waiting = Units::ZERO;
+        if self.only != NOBODY {
+            let lane = &mut lanes[self.only as usize];
+            used.add(&lane.end(passed, saved));
+            waiting = lane.waiting;
+            if is_shared {
+                lane.demand = used;
+                lane.demand.add(&waiting);
+            }
+        } else {
+            for lane in &self.lanes {
+                let lane = &mut lanes[*lane as usize];
+                let own = lane.end(passed, saved);
+                lane.demand = own.plus(&lane.owed());
+                lane.demand.add(&lane.waiting);
+                used.add(&own);
+                waiting.add(&lane.waiting);
+            }
+        }
+        (used, waiting)
+    }
+
     /// So many windows' base: saved for the next windows, at most `saved` windows' of it, and what is above that is credit. What
     /// it may use above its base is saved likewise. Of either, what is owed is paid first.
     #[inline]
@@ -35,19 +68,19 @@ impl Tenant {
         let is_shared = entry.shares.is_shared();
         for (at, (credit, own)) in entry.credit.iter().zip(OWN).enumerate() {
             let above = (self.burst.0[own] - self.base.0[own]).max(0);
-            let [of_base, of_above] = &mut self.fractions;
+            let [of_base, of_above] = &mut self.above.fractions;
             let (more, above) = brings.of(above, self.share, &mut of_above[at]);
             let paid = match self.metered {
-                true => more.min(self.owed[at]),
-                false => credit.draw(more.min(self.owed[at])),
+                true => more.min(self.above.debt[at]),
+                false => credit.draw(more.min(self.above.debt[at])),
             };
-            self.owed[at] -= paid;
-            let sum = self.above[at].saturating_add(more - paid);
-            self.above[at] = sum.min(above * saved).min(PLENTY as u64);
+            self.above.debt[at] -= paid;
+            let sum = self.above.saved[at].saturating_add(more - paid);
+            self.above.saved[at] = sum.min(above * saved).min(PLENTY as u64);
             let (more, base) = brings.of(self.base.0[own], self.share, &mut of_base[at]);
             let most = (base * saved).min(PLENTY as u64);
-            let paid = more.min(self.owed[at]);
-            self.owed[at] -= paid;
+            let paid = more.min(self.above.debt[at]);
+            self.above.debt[at] -= paid;
             let sum = (self.due.0[own] as u64).saturating_add(more - paid);
             let mut due = sum.min(most);
             let mut left = sum - due;
@@ -74,15 +107,15 @@ impl Tenant {
     pub(super) fn limit(&mut self, entry: &Entry) -> Units {
         let mut limit = self.due.own();
         for (at, own) in OWN.into_iter().enumerate() {
-            let above = self.above[at];
+            let above = self.above.saved[at];
             let more = match self.metered {
                 true => above,
                 false => entry.credit[at].draw(above),
             };
-            self.drawn[at] = more;
+            self.above.drawn[at] = more;
             limit.0[own] = limit.0[own].saturating_add(more as i32);
         }
-        self.of_credit = !self.metered;
+        self.above.of_credit = !self.metered;
         limit
     }
 
@@ -99,17 +132,17 @@ impl Tenant {
                 // What others had no use for of the base was there for that.
                 above[at] -= entry.unused[at].draw(above[at]);
             }
-            let drawn = std::mem::take(&mut self.drawn[at]);
-            self.owed[at] += above[at].saturating_sub(drawn);
-            self.above[at] = self.above[at].saturating_sub(above[at]);
+            let drawn = std::mem::take(&mut self.above.drawn[at]);
+            self.above.debt[at] += above[at].saturating_sub(drawn);
+            self.above.saved[at] = self.above.saved[at].saturating_sub(above[at]);
             // It may have been metered when it got that.
-            if self.of_credit {
+            if self.above.of_credit {
                 entry.credit[at].put(drawn.saturating_sub(above[at]));
             }
         }
         self.seen.used_parts += used.0[OWN[0]] as u64;
         self.seen.used_bytes += used.0[OWN[1]] as u64;
-        if !self.of_credit {
+        if !self.above.of_credit {
             self.seen.metered_parts += above[0];
             self.seen.metered_bytes += above[1];
         }
@@ -201,28 +234,8 @@ impl Scheduler {
         for &tenant in &*active {
             let one = &mut tenants[tenant as usize];
             let entry = board.entry(tenant as usize);
-            one.found = Units::ZERO;
-            let mut used = std::mem::take(&mut one.extra);
-            let mut waiting = Units::ZERO;
             let is_shared = entry.shares.is_shared();
-            if one.only != NOBODY {
-                let lane = &mut lanes[one.only as usize];
-                used.add(&lane.end(passed, saved));
-                waiting = lane.waiting;
-                if is_shared {
-                    lane.demand = used;
-                    lane.demand.add(&waiting);
-                }
-            } else {
-                for lane in &one.lanes {
-                    let lane = &mut lanes[*lane as usize];
-                    let own = lane.end(passed, saved);
-                    lane.demand = own.plus(&lane.owed());
-                    lane.demand.add(&lane.waiting);
-                    used.add(&own);
-                    waiting.add(&lane.waiting);
-                }
-            }
+            let (used, waiting) = one.end_lanes(lanes, is_shared, passed, saved);
             one.settle(entry, &used);
             one.seen.passed = passed;
             one.seen.waiting = (waiting.0[OWN[0]].max(0) / PARTS) as u64;

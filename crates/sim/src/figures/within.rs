@@ -144,6 +144,25 @@ const OWN_US: f64 = 200.0;
 /// The writes of such a transaction, one after the other: MySQL's log and its binary log.
 const WRITES: f64 = 2.0;
 
+/// The latency of the I/Os of 16 KiB, so many percent reads, beside so many who burst.
+fn transaction_ios(policy: Policy, reads: u32, bursters: usize, effort: Effort) -> Latency {
+    let budget = metered((100_000, 1_400_000_000), (200_000, 2_800_000_000));
+    let mut guests = beside_machines(budget, bursters, &Load::bytes(32));
+    guests[0].load = Load {
+        reads,
+        sizes: vec![16 << 10],
+        ..Load::small(4)
+    };
+    guests[0].queues = guests[1].queues.clone();
+    // Under wild, queues before a link grow slowly: one run says little.
+    let mut all = Latency::default();
+    for seed in 0..CHANCES {
+        let (had, _) = run_again(node(), &params(policy), guests.clone(), effort, 42 + seed);
+        all.add_all(&had[0].latency);
+    }
+    all
+}
+
 /// Transactions of reads and a write one after the other, beside 8 and 15 bursting at depth 32.
 pub(super) fn transactions(effort: Effort) -> Figure {
     let mut figure = Figure {
@@ -157,24 +176,7 @@ pub(super) fn transactions(effort: Effort) -> Figure {
         ..Figure::default()
     };
     for bursters in [8usize, 15] {
-        let of = |policy, reads| {
-            let budget = metered((100_000, 1_400_000_000), (200_000, 2_800_000_000));
-            let mut guests = beside_machines(budget, bursters, &Load::bytes(32));
-            guests[0].load = Load {
-                reads,
-                sizes: vec![16 << 10],
-                ..Load::small(4)
-            };
-            guests[0].queues = guests[1].queues.clone();
-            // Under wild it takes long until queues before a link are as long as they are: one run says little.
-            let mut all = Latency::default();
-            for seed in 0..CHANCES {
-                let (had, _) =
-                    run_again(node(), &params(policy), guests.clone(), effort, 42 + seed);
-                all.add_all(&had[0].latency);
-            }
-            all
-        };
+        let of = |policy, reads| transaction_ios(policy, reads, bursters, effort);
         let (rw, rb) = (of(Policy::Wild, 100), of(Policy::Burst, 100));
         let (ww, wb) = (of(Policy::Wild, 0), of(Policy::Burst, 0));
         let takes = |latency: &Latency| WRITES * latency.mean_us() + OWN_US;

@@ -107,6 +107,32 @@ struct Reactor {
 }
 
 impl Reactor {
+    fn new(scheduler: Scheduler, reactors: usize, lanes: usize) -> Self {
+        Self {
+            scheduler,
+            first: VecDeque::new(),
+            ready: VecDeque::new(),
+            ahead_ns: 0,
+            came: Vec::new(),
+            lump_ns: 0,
+            busy: false,
+            busy_ns: 0,
+            before_ns: 0,
+            begun_ns: None,
+            need: Need::UNKNOWN,
+            errands: VecDeque::new(),
+            away: vec![0; reactors],
+            turns: VecDeque::new(),
+            stuck: false,
+            held_ns: 0,
+            held_until: 0,
+            late: 0,
+            round: 1,
+            rounds: vec![0; lanes],
+            batches: vec![0; lanes],
+        }
+    }
+
     /// So many stand before its processor.
     fn stand(&self) -> usize {
         self.first.len() + self.ready.len()
@@ -145,9 +171,16 @@ pub struct Machine {
     /// Lanes begin in rounds, a batch in each.
     rounds: bool,
     random: u64,
-    measure_from: u64,
+    measured: Measured,
+}
+
+/// What is measured.
+#[derive(Debug)]
+struct Measured {
+    from_ns: u64,
     had: Vec<Had>,
-    windows: bool,
+    /// Windows are counted one by one.
+    by_window: bool,
 }
 
 /// Which lane is whose: as many as a tenant has queues.
@@ -159,6 +192,34 @@ fn lanes_of(guests: &[Guest]) -> Vec<(usize, usize)> {
         }
     }
     lanes
+}
+
+/// The reactor that admits what comes through each lane.
+fn homes_of(lanes: &[(usize, usize)], guests: &[Guest], reactors: usize) -> Vec<usize> {
+    let homes = lanes.iter().enumerate().map(|(lane, (tenant, queue))| {
+        let home = guests[*tenant].homes.get(*queue).copied();
+        home.unwrap_or(lane % reactors.max(1))
+    });
+    homes.collect()
+}
+
+/// Tells a reactor's scheduler of all budgets, and of the lanes that are at home there.
+fn set_up(
+    scheduler: &mut Scheduler,
+    number: usize,
+    guests: &[Guest],
+    lanes: &[(usize, usize)],
+    homes: &[usize],
+    costs: &CostTable,
+) {
+    for (tenant, guest) in guests.iter().enumerate() {
+        scheduler.set_budget(tenant, &guest.budget, costs, Frontends::ALL);
+    }
+    for (lane, (tenant, _)) in lanes.iter().enumerate() {
+        if homes[lane] == number {
+            scheduler.attach(lane, *tenant);
+        }
+    }
 }
 
 impl Machine {
@@ -189,13 +250,7 @@ impl Machine {
         }
         let board = Arc::new(Board::new(guests.len()));
         let lanes = lanes_of(&guests);
-        // What is begun here may be carried out anywhere where who is idle steals. Who helps counts from when it is idle.
-        let homes: Vec<usize> = (lanes.iter().enumerate())
-            .map(|(lane, (tenant, queue))| {
-                let told = guests[*tenant].homes.get(*queue).copied();
-                told.unwrap_or(lane % model.reactors.max(1))
-            })
-            .collect();
+        let homes = homes_of(&lanes, &guests, model.reactors);
         let own = Capacity {
             reactors: match spread {
                 Spread::Stealing => model.reactors as u32,
@@ -208,37 +263,8 @@ impl Machine {
         for number in 0..model.reactors {
             let mut scheduler =
                 Scheduler::new(params.scheduler.clone(), &per_second, lanes.len(), &board)?;
-            for (tenant, guest) in guests.iter().enumerate() {
-                scheduler.set_budget(tenant, &guest.budget, &costs, Frontends::ALL);
-            }
-            for (lane, (tenant, _)) in lanes.iter().enumerate() {
-                if homes[lane] == number {
-                    scheduler.attach(lane, *tenant);
-                }
-            }
-            reactors.push(Reactor {
-                scheduler,
-                first: VecDeque::new(),
-                ready: VecDeque::new(),
-                ahead_ns: 0,
-                came: Vec::new(),
-                lump_ns: 0,
-                busy: false,
-                busy_ns: 0,
-                before_ns: 0,
-                begun_ns: None,
-                need: Need::UNKNOWN,
-                errands: VecDeque::new(),
-                away: vec![0; model.reactors],
-                turns: VecDeque::new(),
-                stuck: false,
-                held_ns: 0,
-                held_until: 0,
-                late: 0,
-                round: 1,
-                rounds: vec![0; lanes.len()],
-                batches: vec![0; lanes.len()],
-            });
+            set_up(&mut scheduler, number, &guests, &lanes, &homes, &costs);
+            reactors.push(Reactor::new(scheduler, model.reactors, lanes.len()));
         }
         let count = guests.len();
         let mut machine = Self {
@@ -267,9 +293,11 @@ impl Machine {
             backlog_weight: BACKLOG_WEIGHT,
             rounds: model.rounds || params.policy == Policy::Wild,
             random: seed | 1,
-            measure_from: 0,
-            had: vec![Had::default(); count],
-            windows: false,
+            measured: Measured {
+                from_ns: 0,
+                had: vec![Had::default(); count],
+                by_window: false,
+            },
             model,
             guests,
         };
@@ -283,19 +311,19 @@ impl Machine {
     /// Runs for `warm_ns` and forgets it, then for `ns`. Says what each tenant had.
     pub fn run(&mut self, warm_ns: u64, ns: u64) -> &[Had] {
         self.until(self.now + warm_ns);
-        self.had.fill(Had::default());
-        self.measure_from = self.now;
+        self.measured.had.fill(Had::default());
+        self.measured.from_ns = self.now;
         for reactor in &mut self.reactors {
             reactor.before_ns = reactor.busy_ns;
         }
         self.until(self.now + ns);
-        &self.had
+        &self.measured.had
     }
 
     /// How much of the measurement each reactor was busy.
     #[must_use]
     pub fn busy(&self) -> Vec<f64> {
-        let time = (self.now - self.measure_from).max(1) as f64;
+        let time = (self.now - self.measured.from_ns).max(1) as f64;
         let parts = self.reactors.iter();
         let busy = |of: &Reactor| (of.busy_ns - of.before_ns) as f64 / time;
         parts.map(busy).collect()
@@ -309,7 +337,7 @@ impl Machine {
 
     /// Windows are counted one by one.
     pub fn count_windows(&mut self) {
-        self.windows = true;
+        self.measured.by_window = true;
     }
 
     fn until(&mut self, end: u64) {

@@ -146,13 +146,13 @@ impl Machine {
         let Io {
             tenant, len, asked, ..
         } = self.ios[io as usize];
-        let had = &mut self.had[tenant as usize];
-        if asked >= self.measure_from {
+        let had = &mut self.measured.had[tenant as usize];
+        if asked >= self.measured.from_ns {
             had.latency.add(self.now - asked);
         }
         had.bytes += u64::from(len);
-        if self.windows {
-            let window = ((self.now - self.measure_from) / self.window_ns) as usize;
+        if self.measured.by_window {
+            let window = ((self.now - self.measured.from_ns) / self.window_ns) as usize;
             had.by_window.resize(had.by_window.len().max(window + 1), 0);
             had.by_window[window] += 1;
         }

@@ -162,7 +162,7 @@ impl Machine {
             }
             self.ios[io as usize].refused = true;
             self.ios[io as usize].told = false;
-            self.had[tenant as usize].throttled += 1;
+            self.measured.had[tenant as usize].throttled += 1;
         }
         if waiting.is_empty() {
             reactor.turns.push_back(queue as u32);
@@ -304,7 +304,7 @@ impl Machine {
                 let io = &mut self.ios[io as usize];
                 io.told = false;
                 if !std::mem::replace(&mut io.refused, true) {
-                    self.had[io.tenant as usize].throttled += 1;
+                    self.measured.had[io.tenant as usize].throttled += 1;
                 }
                 reactor.turns.push_back(queue);
                 reactor.stuck = !first && !had_enough && refused >= reactor.turns.len();
