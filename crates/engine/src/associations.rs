@@ -1,6 +1,6 @@
 //! Controller ids: which controller is whose, and which reactor has it.
 //!
-//! **Purpose.** An I/O queue's Connect names a controller by its id; the door must send its socket to
+//! **Purpose.** An I/O queue's Connect names a controller by its id; the listener must send its socket to
 //! the reactor that has this controller, and to no other host's.
 //!
 //! **Design.** One table behind a mutex, touched when associations begin and end and when a queue
@@ -9,7 +9,7 @@
 //! The table also counts the queues that each controller was promised. A controller has an Admin queue and one I/O
 //! queue from the start. It gets more while [`KEPT_FOR`] other controllers can still have their two.
 //!
-//! **Not here:** controllers themselves (the reactors'), and whether a host may connect (the door's).
+//! **Not here:** controllers themselves (the reactors'), and whether a host may connect (the listener's).
 
 use forebay_nvme::Nqn;
 use forebay_xlate::boundary::region::{MAX_CONTROLLERS, MAX_QUEUES};

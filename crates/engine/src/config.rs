@@ -3,20 +3,20 @@
 //! **Design.** [`Engine::start`] checks the kernel, makes the state region, the reactors and the
 //! control thread, and returns; [`Engine::join`] waits for the end. **Not here:** the command line.
 
+use crate::bell::ControlBell;
 use crate::control::Control;
 use crate::core::staging::Staging;
-use crate::core::{Core, links};
+use crate::core::{Core, Links, links};
 use crate::exports::Exports;
-use crate::frontend::nvme_tcp::Frontend;
-use crate::frontend::vm::Machines;
+use crate::frontend;
 use crate::frontend::vm::closer::Closer;
 use crate::heartbeat::{Heart, Pulse};
-use crate::mailbox::{ControlBell, ToControl, mailbox};
 use crate::memory::{Memory, ReactorMemory};
-use crate::reactor::{Reactor, WAKE_KEY};
+use crate::reactor::mailbox::{ToControl, mailbox};
+use crate::reactor::{Reactor, Sockets};
 use forebay_device::ring::{Ring, RingOptions};
 use forebay_xlate::boundary::region::{MAX_REACTORS, Region};
-use rustix::event::epoll;
+use rustix::thread::CpuSet;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
@@ -95,33 +95,15 @@ impl Engine {
                 config.reactors
             )));
         }
-        let region = match &config.region {
-            Some(path) => Region::create(path, config.generation).map_err(system(format!(
-                "creating the state region {}",
-                path.display()
-            )))?,
-            None => {
-                Region::anonymous(config.generation).map_err(system("creating the state region"))?
-            }
-        };
-        let region = Arc::new(region);
-        region
-            .header()
-            .reactors
-            .store(config.reactors as u64, std::sync::atomic::Ordering::Relaxed);
+        let region = make_region(&config)?;
         let memory = Memory::create().map_err(system("making the engine's memory"))?;
         if channel.is_some() {
             // A process of its own: whatever crashes in it is this engine.
             crate::crash::record_in(&region).map_err(system("watching for crashes"))?;
         }
-        let exports = Exports::default();
         let bell = ControlBell::new().map_err(system("making an eventfd"))?;
         let closer = Closer::start().map_err(system("starting the closer"))?;
-        // Before any reactor has a processor of its own: threads have that of who starts them.
-        let everywhere = rustix::thread::sched_getaffinity(None).ok();
-        let mut mailboxes = Vec::new();
-        let mut reactors = Vec::new();
-        let mut theirs = Vec::new();
+        let (mut mailboxes, mut theirs) = (Vec::new(), Vec::new());
         for _ in 0..config.reactors {
             let (to_reactor, to_control) =
                 mailbox(bell.clone()).map_err(system("making a mailbox"))?;
@@ -131,71 +113,23 @@ impl Engine {
         let pulse = Arc::new(Pulse::default());
         let bells: Vec<_> = theirs.iter().map(ToControl::bell).collect();
         let theirs = theirs.into_iter().zip(links(&bells)).enumerate();
-        for (number, (to_control, links)) in theirs {
-            let cpu = (!config.cpus.is_empty()).then(|| config.cpus[number % config.cpus.len()]);
-            let (region, closer) = (region.clone(), closer.clone());
-            let its_pulse = pulse.clone();
-            let (started, starting) = mpsc::channel();
-            let thread = std::thread::Builder::new()
-                .name(format!("reactor-{number}"))
-                .spawn(move || {
-                    crate::crash::this_is_reactor(number);
-                    let made = (|| {
-                        // An engine on other CPUs is better than none. The daemon warns of it, and tries again.
-                        let cpu = cpu.filter(|cpu| {
-                            let pinned = pin(*cpu);
-                            if let Err(error) = &pinned {
-                                eprintln!("forebay: {error}: the reactor runs on any");
-                            }
-                            pinned.is_ok()
-                        });
-                        // The ring belongs to the thread that uses it.
-                        let options = RingOptions {
-                            // More than one device that hangs can occupy.
-                            iowq_bounded: 16,
-                            iowq_cpus: cpu.into_iter().collect(),
-                            ..RingOptions::default()
-                        };
-                        let ring = Ring::new(&options)?;
-                        let ReactorMemory { receive, staging } =
-                            memory.reactor(number).ok_or_else(|| {
-                                EngineError::Config(format!("reactor {number} is there twice"))
-                            })?;
-                        let staging = Staging::over(staging);
-                        let mut core = Core::new(number, region.clone(), staging, ring);
-                        core.set_pulse(its_pulse);
-                        core.link(links);
-                        let set = epoll::create(epoll::CreateFlags::CLOEXEC)
-                            .map_err(|e| system("making an epoll set")(e.into()))?;
-                        let data = epoll::EventData::new_u64(WAKE_KEY);
-                        epoll::add(&set, to_control.wake_fd(), data, epoll::EventFlags::IN)
-                            .map_err(|e| system("watching the mailbox")(e.into()))?;
-                        let set = Arc::new(set);
-                        let frontend = Frontend::new(number, region, set.clone(), memory, receive);
-                        Ok::<_, EngineError>(Reactor {
-                            core,
-                            frontend,
-                            machines: Machines::new(set.clone(), closer).beside(everywhere),
-                            mailbox: to_control,
-                            epoll: set,
-                        })
-                    })();
-                    match made {
-                        Ok(reactor) => {
-                            let _ = started.send(Ok(()));
-                            reactor.run();
-                        }
-                        Err(e) => {
-                            let _ = started.send(Err(e));
-                        }
-                    }
+        let reactors = theirs
+            .map(|(number, (mailbox, links))| {
+                start_reactor(NewReactor {
+                    number,
+                    cpu: (!config.cpus.is_empty()).then(|| config.cpus[number % config.cpus.len()]),
+                    // Before any reactor has a processor of its own: threads have that of who starts them.
+                    everywhere: rustix::thread::sched_getaffinity(None).ok(),
+                    region: region.clone(),
+                    memory,
+                    pulse: pulse.clone(),
+                    closer: closer.clone(),
+                    mailbox,
+                    links,
                 })
-                .map_err(system("starting a reactor"))?;
-            starting.recv().map_err(|_| {
-                EngineError::Config(format!("reactor {number} ended at its start"))
-            })??;
-            reactors.push(thread);
-        }
+            })
+            .collect::<Result<Vec<_>, _>>()?;
+        let exports = Exports::default();
         let mut control = Control::new(&config, region, memory, mailboxes, bell, exports, closer)
             .map_err(system(format!("listening on {}", config.socket.display())))?;
         let heart = Heart::start(pulse).map_err(system("starting the heartbeat"))?;
@@ -216,6 +150,111 @@ impl Engine {
         for reactor in self.reactors {
             let _ = reactor.join();
         }
+    }
+}
+
+/// The state region that this engine writes.
+fn make_region(config: &EngineConfig) -> Result<Arc<Region>, EngineError> {
+    let region = match &config.region {
+        Some(path) => Region::create(path, config.generation).map_err(system(format!(
+            "creating the state region {}",
+            path.display()
+        )))?,
+        None => {
+            Region::anonymous(config.generation).map_err(system("creating the state region"))?
+        }
+    };
+    region
+        .header()
+        .reactors
+        .store(config.reactors as u64, std::sync::atomic::Ordering::Relaxed);
+    Ok(Arc::new(region))
+}
+
+/// What a reactor is made of, on its own thread.
+struct NewReactor {
+    number: usize,
+    /// Its processor; `None`: any.
+    cpu: Option<usize>,
+    /// The processors of the whole process.
+    everywhere: Option<CpuSet>,
+    region: Arc<Region>,
+    memory: &'static Memory,
+    pulse: Arc<Pulse>,
+    closer: Closer,
+    mailbox: ToControl,
+    links: Links,
+}
+
+/// Starts a reactor's thread; returns when it runs.
+fn start_reactor(new: NewReactor) -> Result<JoinHandle<()>, EngineError> {
+    let number = new.number;
+    let (started, starting) = mpsc::channel();
+    let thread = std::thread::Builder::new()
+        .name(format!("reactor-{number}"))
+        .spawn(move || {
+            crate::crash::this_is_reactor(number);
+            match new.make() {
+                Ok(reactor) => {
+                    let _ = started.send(Ok(()));
+                    reactor.run();
+                }
+                Err(e) => {
+                    let _ = started.send(Err(e));
+                }
+            }
+        })
+        .map_err(system("starting a reactor"))?;
+    starting
+        .recv()
+        .map_err(|_| EngineError::Config(format!("reactor {number} ended at its start")))??;
+    Ok(thread)
+}
+
+impl NewReactor {
+    /// Makes it, on the thread that will run it.
+    fn make(self) -> Result<Reactor, EngineError> {
+        let Self { number, region, .. } = self;
+        // An engine on other CPUs is better than none. The daemon warns of it, and tries again.
+        let cpu = self.cpu.filter(|cpu| {
+            let pinned = pin(*cpu);
+            if let Err(error) = &pinned {
+                eprintln!("forebay: {error}: the reactor runs on any");
+            }
+            pinned.is_ok()
+        });
+        // The ring belongs to the thread that uses it.
+        let options = RingOptions {
+            // More than one device that hangs can occupy.
+            iowq_bounded: 16,
+            iowq_cpus: cpu.into_iter().collect(),
+            ..RingOptions::default()
+        };
+        let ring = Ring::new(&options)?;
+        let ReactorMemory { receive, staging } = self
+            .memory
+            .reactor(number)
+            .ok_or_else(|| EngineError::Config(format!("reactor {number} is there twice")))?;
+        let mut core = Core::new(number, region.clone(), Staging::over(staging), ring);
+        core.set_pulse(self.pulse);
+        core.link(self.links);
+        let sockets =
+            Sockets::new(self.mailbox.wake_fd()).map_err(system("watching the mailbox"))?;
+        let frontends = frontend::all(frontend::Parts {
+            reactor: number,
+            region,
+            epoll: sockets.epoll().clone(),
+            memory: self.memory,
+            receive: Some(receive),
+            closer: self.closer,
+            cpus: self.everywhere,
+        });
+        Ok(Reactor {
+            core,
+            frontends,
+            mailbox: self.mailbox,
+            sockets,
+        })
     }
 }
 

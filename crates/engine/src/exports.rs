@@ -1,4 +1,4 @@
-//! The exports, as those who look names up need them: the door, and discovery controllers.
+//! The exports, as those who look names up need them: the listener, and discovery controllers.
 //!
 //! **Design.** A snapshot behind a mutex, replaced by the control thread and cloned (one reference
 //! count) by readers on admin paths only. What one host may see is looked up once for each change,

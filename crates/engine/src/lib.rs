@@ -5,7 +5,7 @@
 //! **Design.** One control thread ([`control`]) talks with the daemon, opens devices, accepts
 //! connections and is the only writer of translation tables. Each reactor ([`reactor`]) is a thread
 //! with one io_uring that owns what it touches: its lanes, its connections ([`frontend`]), its commands in
-//! flight ([`core`]). They speak through bounded rings ([`mailbox`]). Busy, a reactor polls; idle, it
+//! flight ([`core`]). They speak through bounded rings ([`reactor::mailbox`]). Busy, a reactor polls; idle, it
 //! sleeps in one `io_uring_enter`. The I/O path doesn't allocate, lock, log or block. What a dead engine left
 //! is taken up where it was ([`takeover`]).
 //!
@@ -15,24 +15,25 @@
 #![deny(unsafe_code)]
 
 mod associations;
+mod bell;
 pub mod config;
 mod control;
 pub mod core;
 mod crash;
-mod door;
 mod exports;
 mod frontend;
 mod heartbeat;
 mod lane;
 pub mod limits;
-mod mailbox;
+mod listener;
 pub mod memory;
 #[cfg(test)]
 mod patience;
 mod reactor;
+mod records;
 pub mod signals;
-mod spin;
 mod takeover;
+mod upcall;
 mod volume;
 
 pub use config::{Engine, EngineConfig, EngineError};

@@ -10,7 +10,7 @@
 use super::Control;
 use crate::core::Admission;
 use crate::lane::Share;
-use crate::mailbox::Post;
+use crate::reactor::mailbox::Post;
 use forebay_burst::board::Board;
 use forebay_xlate::VolumeId;
 use forebay_xlate::boundary::message::{Budget, Scheduling, TenantId};

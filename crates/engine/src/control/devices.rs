@@ -13,8 +13,9 @@
 //! between them. **Not here:** the locks themselves (the device crate).
 
 use super::{Control, KnownDevice};
+use crate::bell::ring_bell;
 use crate::core::ServedDevice;
-use crate::mailbox::{Post, ring_bell};
+use crate::reactor::mailbox::Post;
 use forebay_device::{Device, DeviceSpec, Identity, OpenOptions};
 use forebay_xlate::boundary::message::{DeviceConfig, FromEngine};
 use forebay_xlate::boundary::region::device_mark;

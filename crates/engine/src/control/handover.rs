@@ -9,9 +9,11 @@
 
 use super::Control;
 use super::machines::{self, Converted, Gathered};
-use crate::door::{Door, NewConnection, Outside, Refused};
 use crate::exports::Exports;
-use crate::mailbox::{Post, ToReactor};
+use crate::frontend::nvme_tcp::Message;
+use crate::frontend::{self, vm};
+use crate::listener::{Listener, NewConnection, Outside, Refused};
+use crate::reactor::mailbox::{Post, ToReactor};
 use crate::takeover::{Inheritance, Pending, ServedLane, ServedLanes, Successor, counters};
 use forebay_xlate::boundary::message::{Blamed, ExportId, FromEngine};
 use forebay_xlate::boundary::socket::Channel;
@@ -36,7 +38,7 @@ pub(super) enum Handover {
     Converted(Inheritance, Vec<u64>, Converted),
 }
 
-/// What becomes of the door's sockets.
+/// What becomes of the listener's sockets.
 pub(super) struct Sockets<'a> {
     /// To a daemon that has greeted. Whether what is said here can be sent shows when the channel is
     /// looked at again.
@@ -75,7 +77,7 @@ impl Outside for Sockets<'_> {
 
     fn route(&mut self, reactor: usize, connection: Box<NewConnection>) {
         if let Some(mailbox) = self.mailboxes.get_mut(reactor) {
-            mailbox.post(Post::Connection(connection));
+            mailbox.post(Post::Frontend(Box::new(Message::Connection(connection))));
         }
     }
 }
@@ -92,7 +94,7 @@ impl Control {
         let mut descriptors = descriptors.into_iter();
         let begun = match (descriptors.next(), descriptors.next()) {
             // Whoever serves has records of its own in the way.
-            _ if self.door.listeners().next().is_some()
+            _ if self.listener.listeners().next().is_some()
                 || !self.sockets.is_empty()
                 || self.has_machines() =>
             {
@@ -160,7 +162,7 @@ impl Control {
             reactors: self.mailboxes.len(),
             lanes: &self.served_lanes(),
             exports: &self.exports,
-            associations: self.door.associations(),
+            associations: self.listener.associations(),
         });
         let machines = machines::convert(machines, &self.served_lanes(), blamed, &mut inheritance);
         let mut closed: BTreeMap<String, u32> = BTreeMap::new();
@@ -224,19 +226,25 @@ impl Control {
         for part in &inheritance.parts {
             self.resume_machines(&part.machines);
         }
-        for (mailbox, part) in self.mailboxes.iter_mut().zip(inheritance.parts) {
+        for (mailbox, mut part) in self.mailboxes.iter_mut().zip(inheritance.parts) {
             let sockets = part.queues.iter();
             let sockets = sockets.map(|queue| (queue.constants.socket, queue.fd.clone()));
             self.sockets.extend(sockets);
-            mailbox.post(Post::Inherit(Box::new(part)));
+            let clients = std::mem::take(&mut part.machines);
+            let mut messages: Vec<frontend::Message> =
+                vec![Box::new(Message::Inherit(Box::new(part)))];
+            for client in clients {
+                messages.push(Box::new(vm::Message::Client(Box::new(client))));
+            }
+            mailbox.post(Post::Inherit(messages));
             mailbox.flush();
             kill_point!("over.inherited");
         }
-        for (socket, fd) in inheritance.newcomers {
+        for (socket, fd) in inheritance.handshakes {
             self.sockets.insert(socket, fd.clone());
             let welcomed = counters::read(&fd).is_ok_and(|facts| facts.accepted > 0);
-            let (door, exports, mut out) = self.door_and_outside();
-            door.readmit(socket, fd, welcomed, exports, &mut out);
+            let (listener, exports, mut out) = self.listener_and_outside();
+            listener.readmit(socket, fd, welcomed, exports, &mut out);
         }
         for (socket, fd, _) in inheritance.closed {
             // The daemon has it too: closing alone says nothing to the host.
@@ -259,14 +267,14 @@ impl Control {
         }
     }
 
-    /// The door, and what it tells of its sockets to.
-    pub(super) fn door_and_outside(&mut self) -> (&mut Door, &Exports, Sockets<'_>) {
+    /// The listener, and what it tells of its sockets to.
+    pub(super) fn listener_and_outside(&mut self) -> (&mut Listener, &Exports, Sockets<'_>) {
         let outside = Sockets {
             channel: self.channel.as_mut().filter(|_| self.greeted),
             sockets: &mut self.sockets,
             mailboxes: &mut self.mailboxes,
         };
-        (&mut self.door, &self.exports, outside)
+        (&mut self.listener, &self.exports, outside)
     }
 
     /// A connection's socket is closed.

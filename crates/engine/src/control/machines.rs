@@ -12,10 +12,11 @@
 use super::Control;
 use crate::core::CarriedSpan;
 use crate::core::Devices;
+use crate::frontend::vm::Message;
 use crate::frontend::vm::file::MachineFile;
-use crate::frontend::vm::frontend::{Closing, Deposit};
+use crate::frontend::vm::protocol::{Closing, Deposit};
 use crate::frontend::vm::{NewMachine, blamed_of};
-use crate::mailbox::Post;
+use crate::reactor::mailbox::Post;
 use crate::takeover::{Inheritance, ServedLanes};
 use forebay_xlate::boundary::message::{Blamed, ExportConfig, ExportId, FromEngine, Held};
 use forebay_xlate::boundary::socket::MAX_DESCRIPTORS;
@@ -243,7 +244,7 @@ impl Control {
             self.machine_refused(export, why.to_string(), 1);
             return;
         };
-        let socket = self.door.number();
+        let socket = self.listener.number();
         let known = Known {
             export,
             fd: Arc::new(fd),
@@ -264,7 +265,7 @@ impl Control {
             inherited: None,
             blamed: None,
         };
-        self.mailboxes[reactor].post(Post::Machine(Box::new(new)));
+        self.mailboxes[reactor].post(Post::Frontend(Box::new(Message::Client(Box::new(new)))));
     }
 
     fn machine_export(&self, export: ExportId) -> Option<(Arc<ExportConfig>, usize)> {
@@ -302,7 +303,9 @@ impl Control {
     pub(super) fn machine_deposited(&mut self, socket: u64, last: u32, kept: bool) {
         let known = self.machines.clients.get(&socket);
         if let Some((_, reactor)) = known.and_then(|known| self.machine_export(known.export)) {
-            self.mailboxes[reactor].post(Post::Deposited(socket, last, kept));
+            self.mailboxes[reactor].post(Post::Frontend(Box::new(Message::Deposited(
+                socket, last, kept,
+            ))));
         }
     }
 

@@ -2,8 +2,9 @@
 
 use super::{Control, KnownExport};
 use crate::exports::{Port, Served};
+use crate::frontend::nvme_tcp::Message;
 use crate::lane::{Figures, Lane, LaneIndex};
-use crate::mailbox::Post;
+use crate::reactor::mailbox::Post;
 use crate::volume::Volume;
 use forebay_device::heartbeat::Holder;
 use forebay_nvme::controller;
@@ -85,15 +86,19 @@ impl Control {
             ToEngine::RemoveExport { request, export } => self.remove_export(request, export),
             ToEngine::SetListener { request, address } => {
                 let result = match descriptors.pop() {
-                    _ if self.door.listeners().any(|(a, _)| a == address) => Ok(()),
+                    _ if self.listener.listeners().any(|(a, _)| a == address) => Ok(()),
                     Some(fd) => self
-                        .door
+                        .listener
                         .add_listener(address, fd)
                         .map_err(|e| format!("listening: {e}")),
                     None => Err("the message came without its socket".to_string()),
                 };
-                self.exports
-                    .set_addresses(self.door.listeners().map(|(a, _)| a.to_string()).collect());
+                self.exports.set_addresses(
+                    self.listener
+                        .listeners()
+                        .map(|(a, _)| a.to_string())
+                        .collect(),
+                );
                 self.done(request, result);
             }
             ToEngine::SetMachineListener { request, export } => {
@@ -207,8 +212,8 @@ impl Control {
                 changes: port.changes,
             },
         });
-        self.post_all(|| Post::Ports(ports.clone()));
-        self.post_all(|| Post::DiscoveryChanged);
+        self.post_all(|| Post::Frontend(Box::new(Message::Ports(ports.clone()))));
+        self.post_all(|| Post::Frontend(Box::new(Message::DiscoveryChanged)));
         Ok(())
     }
 
@@ -299,7 +304,7 @@ impl Control {
         self.mailboxes[reactor].post(Post::Lane(Box::new(new), request));
         // After the lane: whoever finds the export can be served.
         self.exports.set(Served { config, reactor });
-        self.post_all(|| Post::DiscoveryChanged);
+        self.post_all(|| Post::Frontend(Box::new(Message::DiscoveryChanged)));
         Ok(())
     }
 
@@ -359,7 +364,7 @@ impl Control {
         self.remove_machine_listener(export);
         let mailbox = &mut self.mailboxes[known.reactor];
         mailbox.post(Post::RemoveLane(known.lane, export, request));
-        self.post_all(|| Post::DiscoveryChanged);
+        self.post_all(|| Post::Frontend(Box::new(Message::DiscoveryChanged)));
         // Nobody new reaches it. Those who did are shut out before `ExportSettled`; what they have at
         // devices may hang, and is the revokes' business.
         self.done(request, Ok(()));

@@ -1,6 +1,6 @@
 //! The control thread: the engine's side of the boundary.
 //!
-//! **Design.** One thread that sleeps in epoll: the daemon's socket, the door's sockets, the
+//! **Design.** One thread that sleeps in epoll: the daemon's socket, the listener's sockets, the
 //! reactors' bell. It alone writes translation tables. What is said about grants, faults, commits,
 //! releases, revokes and jobs is decided by [`EngineSide`], and carried out here. Without a daemon
 //! everything granted goes on. **Not here:** commands of tenants ([`crate::core`]); what else the
@@ -15,15 +15,17 @@ mod reserve;
 mod translate;
 
 use crate::associations::Associations;
+use crate::bell::{ControlBell, quiet_bell};
 use crate::config::EngineConfig;
 use crate::core::{ServedDevice, monotonic_ns};
-use crate::door::Door;
 use crate::exports::Exports;
 use crate::frontend::vm::closer::Closer;
 use crate::heartbeat::Heart;
 use crate::lane::{Figures, LaneIndex};
-use crate::mailbox::{ControlBell, Post, ToReactor, Upcall, quiet_bell};
+use crate::listener::Listener;
 use crate::memory::Memory;
+use crate::reactor::mailbox::{Post, ToReactor};
+use crate::upcall::Upcall;
 use forebay_xlate::boundary::message::{ExportConfig, ExportId, FromEngine, Held, ToEngine};
 use forebay_xlate::boundary::region::{MAX_LANES, Region};
 use forebay_xlate::boundary::socket::{self, Channel};
@@ -38,12 +40,12 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, mpsc};
-use translate::{Volumes, from_reactor, to_reactor};
+use translate::{Volumes, from_reactor};
 
 const KEY_LISTENER: u64 = 0xC0 << 56;
 const KEY_CHANNEL: u64 = 0xC1 << 56;
 const KEY_BELL: u64 = 0xC2 << 56;
-/// How often the door's time limits are looked at, and full mailboxes are tried again, in ms.
+/// How often the listener's time limits are looked at, and full mailboxes are tried again, in ms.
 const TICK_MS: i64 = 200;
 const IDLE_TICK_MS: i64 = 5_000;
 
@@ -71,7 +73,7 @@ pub struct Control {
     region: Arc<Region>,
     memory: &'static Memory,
     epoll: Arc<OwnedFd>,
-    listener: OwnedFd,
+    daemons: OwnedFd,
     channel: Option<Channel>,
     channel_wants_write: bool,
     /// Whether `Hello` came on this channel.
@@ -81,7 +83,7 @@ pub struct Control {
     grant_table: Option<OwnedFd>,
     mailboxes: Vec<ToReactor>,
     bell: ControlBell,
-    door: Door,
+    listener: Listener,
     machines: machines::Machines,
     closer: Closer,
     exports: Exports,
@@ -131,7 +133,7 @@ impl Control {
         closer: Closer,
     ) -> io::Result<Self> {
         let set = Arc::new(epoll::create(epoll::CreateFlags::CLOEXEC)?);
-        let listener = socket::listen(&config.socket)?;
+        let daemons = socket::listen(&config.socket)?;
         let watch = |fd: std::os::fd::BorrowedFd<'_>, key| {
             epoll::add(
                 &*set,
@@ -140,14 +142,14 @@ impl Control {
                 epoll::EventFlags::IN,
             )
         };
-        watch(listener.as_fd(), KEY_LISTENER)?;
+        watch(daemons.as_fd(), KEY_LISTENER)?;
         watch(bell.wake.as_fd(), KEY_BELL)?;
         let (device_sender, device_news) = mpsc::channel();
         Ok(Self {
             generation: config.generation,
             region: region.clone(),
             memory,
-            listener,
+            daemons,
             channel: None,
             channel_wants_write: false,
             greeted: false,
@@ -160,7 +162,7 @@ impl Control {
             turns_ns: 0,
             mailboxes,
             bell,
-            door: Door::new(
+            listener: Listener::new(
                 Associations::default(),
                 set.clone(),
                 config.generation,
@@ -195,7 +197,7 @@ impl Control {
         let mut events: Vec<epoll::Event> = Vec::with_capacity(64);
         while self.stopped < self.mailboxes.len() {
             events.clear();
-            let soon = self.door.is_busy()
+            let soon = self.listener.is_busy()
                 || self.is_muted()
                 || self.side.holds_back()
                 || self.mailboxes.iter().any(ToReactor::is_behind);
@@ -223,8 +225,8 @@ impl Control {
                     KEY_BELL => quiet_bell(&*self.bell.wake),
                     key if key >> 56 == machines::KEY_BYTE => self.accept_machine(key),
                     key => {
-                        let (door, exports, mut out) = self.door_and_outside();
-                        door.ready(key, exports, &mut out);
+                        let (listener, exports, mut out) = self.listener_and_outside();
+                        listener.ready(key, exports, &mut out);
                     }
                 }
             }
@@ -244,8 +246,8 @@ impl Control {
                 self.side.take_turns(&mut self.effects);
                 self.carry_out();
             }
-            let (door, exports, mut out) = self.door_and_outside();
-            door.tick(now, exports, &mut out);
+            let (listener, exports, mut out) = self.listener_and_outside();
+            listener.tick(now, exports, &mut out);
             self.settle_channel();
             if now > self.orphan_at_ns && self.pool == [0; 16] && !self.stopping {
                 // A daemon may have come by then, and not been heard.
@@ -260,8 +262,8 @@ impl Control {
 
     fn stop(&mut self) {
         if !std::mem::replace(&mut self.stopping, true) {
-            let (door, _, mut out) = self.door_and_outside();
-            door.close(&mut out);
+            let (listener, _, mut out) = self.listener_and_outside();
+            listener.close(&mut out);
             self.remove_machine_listeners();
             for mailbox in &mut self.mailboxes {
                 mailbox.post(Post::Stop);
@@ -270,7 +272,7 @@ impl Control {
     }
 
     fn accept_daemon(&mut self) {
-        while let Ok(Some(fd)) = socket::accept(self.listener.as_fd()) {
+        while let Ok(Some(fd)) = socket::accept(self.daemons.as_fd()) {
             self.converse(fd);
         }
     }
@@ -420,7 +422,7 @@ impl Control {
             self.say(&FromEngine::Held(held));
         }
         let listeners: Vec<(String, OwnedFd)> = self
-            .door
+            .listener
             .listeners()
             .filter_map(|(address, fd)| Some((address.to_string(), clone(fd).ok()?)))
             .collect();
@@ -459,7 +461,7 @@ impl Control {
                 Effect::Post(who, post) => {
                     for reactor in who.iter() {
                         if let Some(mailbox) = self.mailboxes.get_mut(reactor) {
-                            mailbox.queue(to_reactor(post));
+                            mailbox.queue(Post::Space(post));
                         }
                     }
                 }

@@ -9,7 +9,8 @@
 //! **Not here:** who decides (the daemon), who waits (`tcp::reserve`).
 
 use super::Control;
-use crate::mailbox::Post;
+use crate::frontend::nvme_tcp::Message;
+use crate::reactor::mailbox::Post;
 use forebay_nvme::Status;
 use forebay_nvme::reservation::Reservations;
 use forebay_xlate::VolumeId;
@@ -132,7 +133,7 @@ impl Control {
     pub(super) fn set_reservations(&mut self, volume: VolumeId, state: Reservations) {
         let state = Arc::new(state);
         self.reserves.states.insert(volume, state.clone());
-        self.post_all(|| Post::Reservations(volume, state.clone()));
+        self.post_all(|| Post::Frontend(Box::new(Message::Reservations(volume, state.clone()))));
     }
 
     /// The daemon has carried a command out, or refused it.
@@ -146,7 +147,10 @@ impl Control {
         let state = Arc::new(state);
         self.reserves.states.insert(volume, state.clone());
         let status = Status(status);
-        self.post_all(|| Post::Reserved(token, volume, status, state.clone()));
+        self.post_all(|| {
+            let message = Message::Reserved(token, volume, status, state.clone());
+            Post::Frontend(Box::new(message))
+        });
         if let Some(next) = self.reserves.next(volume, token) {
             self.say(&FromEngine::Reserve(next));
         }

@@ -1,12 +1,12 @@
-//! The protocol's words for posts, upcalls and volumes, put into the engine's own.
+//! The protocol's words for upcalls and volumes, put into the engine's own.
 //!
 //! **Design.** [`forebay_xlate::engine_side`] decides; here is only what carries its decisions: the
-//! volumes whose words the reactors read, and the mailboxes' messages. **Not here:** any decision.
+//! volumes whose words the reactors read, and the reactors' messages. **Not here:** any decision.
 
-use crate::mailbox;
+use crate::upcall;
 use crate::volume::Volume;
 use forebay_xlate::boundary::message::{FaultAsk, GrantOf};
-use forebay_xlate::engine_side::{Post, Upcall, Words};
+use forebay_xlate::engine_side::{Upcall, Words};
 use forebay_xlate::{ExtentRange, Rights, VolumeId, Word};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -62,37 +62,9 @@ impl Words for Volumes {
     }
 }
 
-/// A post as the mailboxes carry it.
-pub(super) fn to_reactor(post: Post) -> mailbox::Post {
-    use mailbox::Post as To;
-    match post {
-        Post::Granted(volume, range) => To::Granted(volume, range),
-        Post::FaultFailed(volume, range, write, why) => To::FaultFailed(volume, range, write, why),
-        Post::Revoke {
-            revoke,
-            volume,
-            range,
-            keep,
-        } => To::Revoke {
-            revoke,
-            volume,
-            range,
-            keep,
-        },
-        Post::Abandon(revoke) => To::Abandon(revoke),
-        Post::Settle(job, device) => To::Settle(job, device),
-        Post::Committed(volume) => To::Committed(volume),
-        Post::CommitFailed(volume, sequence) => To::CommitFailed(volume, sequence),
-        Post::ReleaseDone(io, generation, extents) => To::ReleaseDone(io, generation, extents),
-        Post::ReleaseFailed(io, generation) => To::ReleaseFailed(io, generation),
-        Post::ReleaseAbandoned(io, generation) => To::ReleaseAbandoned(io, generation),
-        Post::Job(job, work) => To::Job(job, work),
-    }
-}
-
 /// A reactor's message about the protocol; gives back what is about something else.
-pub(super) fn from_reactor(upcall: mailbox::Upcall) -> Result<Upcall, mailbox::Upcall> {
-    use mailbox::Upcall as From;
+pub(super) fn from_reactor(upcall: upcall::Upcall) -> Result<Upcall, upcall::Upcall> {
+    use upcall::Upcall as From;
     Ok(match upcall {
         From::Fault {
             volume,

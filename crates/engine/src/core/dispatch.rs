@@ -379,7 +379,7 @@ impl Core {
         }
         let upcalls = &mut self.upcalls;
         self.drains.ended(&slice.span, |revoke| {
-            upcalls.push_back(crate::mailbox::Upcall::Drained { revoke });
+            upcalls.push_back(crate::upcall::Upcall::Drained { revoke });
         });
         self.settled(slice.device, Ended::Slice(slice.span.number));
         let io = &mut self.ios[slice.io as usize];

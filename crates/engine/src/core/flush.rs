@@ -13,7 +13,7 @@
 use super::io::{Stage, Token};
 use super::settle::Ended;
 use super::{Core, MAX_IOS, kind};
-use crate::mailbox::Upcall;
+use crate::upcall::Upcall;
 use forebay_device::{Errno, Finish, Op, Submitted};
 use forebay_nvme::Status;
 use forebay_xlate::DeviceIndex;

@@ -15,6 +15,8 @@ use forebay_xlate::reactor_side::Parked;
 /// Who gets the result.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Owner {
+    /// The frontend that gets it.
+    pub frontend: FrontendIndex,
     /// The frontend's connection.
     pub conn: u32,
     /// Which use of that connection slot.
@@ -23,14 +25,21 @@ pub struct Owner {
     pub slot: u16,
 }
 
-impl Owner {
-    /// In `conn`: it is not a connection's number but a machine's ([`crate::frontend::vm`]).
-    pub const MACHINE: u32 = 1 << 31;
+/// A frontend's place among those of its reactor.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct FrontendIndex(pub u8);
 
-    /// Whether it is a machine's client.
-    #[inline]
-    pub const fn is_machine(&self) -> bool {
-        self.conn & Self::MACHINE != 0
+impl FrontendIndex {
+    const SHIFT: u32 = 56;
+
+    /// The epoll key of something that the frontend watches: its own number for it has 56 bits.
+    pub const fn key(self, number: u64) -> u64 {
+        (self.0 as u64) << Self::SHIFT | number & ((1 << Self::SHIFT) - 1)
+    }
+
+    /// Whether an epoll key is of something that the frontend watches.
+    pub const fn has_key(self, key: u64) -> bool {
+        key >> Self::SHIFT == self.0 as u64
     }
 }
 
@@ -310,6 +319,7 @@ impl Io {
     pub(super) fn empty() -> Self {
         Self {
             owner: Owner {
+                frontend: FrontendIndex(0),
                 conn: 0,
                 conn_generation: 0,
                 slot: 0,

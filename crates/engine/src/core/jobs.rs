@@ -10,7 +10,7 @@
 use super::flush::Waiter;
 use super::settle::Ended;
 use super::{Core, kind};
-use crate::mailbox::Upcall;
+use crate::upcall::Upcall;
 use forebay_device::{Errno, Finish, Op, Submitted};
 use forebay_xlate::DeviceIndex;
 use forebay_xlate::boundary::message::Job;

@@ -5,7 +5,7 @@
 
 use super::Core;
 use crate::lane::{Figures, Lane, LaneIndex};
-use crate::mailbox::Upcall;
+use crate::upcall::Upcall;
 use crate::volume::Volume;
 use forebay_nvme::reservation::Reservations;
 use forebay_xlate::VolumeId;

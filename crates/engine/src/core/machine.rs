@@ -278,7 +278,7 @@ impl Core {
 
     /// Begins a machine's command. Its bytes lie in its memory, in pieces as long as the operation says (and to be
     /// written if it reads); or its frontend has made a buffer of them, and there are no pieces. It comes back through
-    /// [`Core::next_machine_done`], once, and without a buffer. One of more than [`MAX_TRANSFER_BYTES`], or more than its
+    /// [`Core::next_ended`], once, and without a buffer. One of more than [`MAX_TRANSFER_BYTES`], or more than its
     /// pieces are, fails.
     ///
     /// # Errors
@@ -302,7 +302,7 @@ impl Core {
         let has_bytes = len_bytes <= MAX_TRANSFER_BYTES.min(pieces.len_bytes());
         if new.buffer.is_none() && !has_bytes {
             pieces.clear();
-            self.give_back(DoneIo {
+            self.ended.push(DoneIo {
                 owner: new.owner,
                 lane: new.lane,
                 op: new.op,
@@ -364,7 +364,7 @@ impl Core {
         if let Some(buffer) = new.buffer.take() {
             self.staging.give(buffer);
         }
-        self.give_back(DoneIo {
+        self.ended.push(DoneIo {
             owner: new.owner,
             lane: new.lane,
             op: new.op,

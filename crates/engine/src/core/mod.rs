@@ -2,7 +2,7 @@
 //!
 //! **Design.** All state is the reactor's own and of fixed size. A command goes
 //! start -> [`dispatch`] (translate, slice, submit) -> slices end -> flush and commit where asked
-//! ([`flush`]) -> [`Core::next_done`]. What happens once a turn is in [`turn`]. A miss parks a command until the owner's
+//! ([`flush`]) -> [`Core::next_ended`]. What happens once a turn is in [`turn`]. A miss parks a command until the owner's
 //! answer comes through the mailbox. The internal lane's jobs ([`jobs`]) use the same ring.
 //!
 //! **Not here:** sockets and protocols ([`crate::frontend::nvme_tcp`]), the loop itself ([`crate::reactor`]).
@@ -11,6 +11,7 @@ mod admit;
 mod away;
 mod carried;
 mod dispatch;
+mod ended;
 mod flush;
 mod fused;
 mod held;
@@ -29,18 +30,20 @@ mod zero;
 pub use admit::Admission;
 pub use away::{Links, links};
 pub use carried::{CarriedSpan, Devices};
+pub use ended::MAX_FRONTENDS;
 pub use fused::Expected;
-pub use io::{CommandRef, DoneIo, IoOp, NewIo, Owner};
+pub use io::{CommandRef, DoneIo, FrontendIndex, IoOp, NewIo, Owner};
 use io::{Io, Stage, Token};
 pub use reserve::Drain;
 pub use turn::monotonic_ns;
 
-use crate::frontend::nvme_tcp::record::keep_for_ever;
 use crate::heartbeat::Pulse;
 use crate::lane::{Lane, LaneIndex};
-use crate::mailbox::Upcall;
+use crate::records::keep_for_ever;
+use crate::upcall::Upcall;
 use away::Away;
 use carried::Carried;
+use ended::Ended;
 use flush::Flusher;
 use forebay_device::ring::Ring;
 use forebay_device::{Device, Errno, Op, OpKind, Pinned, Registration};
@@ -153,9 +156,7 @@ pub struct Core {
     flusher: Flusher,
     fused: Fused,
     jobs: Jobs,
-    done: VecDeque<DoneIo>,
-    /// Those of machines.
-    machines_done: VecDeque<DoneIo>,
+    ended: Ended,
     machines: Machines,
     upcalls: VecDeque<Upcall>,
     wake_armed: bool,
@@ -201,8 +202,7 @@ impl Core {
             flusher: Flusher::new(),
             fused: Fused::default(),
             jobs: Jobs::new(),
-            done: VecDeque::with_capacity(MAX_IOS),
-            machines_done: VecDeque::with_capacity(MAX_IOS),
+            ended: Ended::new(),
             machines: Machines::new(),
             upcalls: VecDeque::with_capacity(4 * MAX_IOS),
             wake_armed: false,
@@ -325,7 +325,7 @@ impl Core {
         }
     }
 
-    /// Begins a command. It comes back through [`Core::next_done`], once.
+    /// Begins a command. It comes back through [`Core::next_ended`], once.
     ///
     /// # Errors
     /// The command itself, when there is no room for it now.
@@ -401,7 +401,7 @@ impl Core {
                 io.stage = Stage::Free;
                 self.machines.let_go(token.index());
                 self.free_ios.push(token.entrust());
-                self.give_back(done);
+                self.give_back(done, new.record);
                 self.carried_refused(new.record);
             }
         }
@@ -432,33 +432,39 @@ impl Core {
         }
     }
 
-    /// The next command that ended, of those that came by the network.
+    /// The next command of a frontend's that ended.
     #[inline]
-    pub fn next_done(&mut self) -> Option<DoneIo> {
-        self.done.pop_front()
+    pub fn next_ended(&mut self, frontend: FrontendIndex) -> Option<DoneIo> {
+        self.ended.next(frontend)
     }
 
-    /// The next command of a machine that ended.
+    /// Whether a frontend has a command that ended.
     #[inline]
-    pub fn next_machine_done(&mut self) -> Option<DoneIo> {
-        self.machines_done.pop_front()
+    pub(crate) fn has_ended(&self, frontend: FrontendIndex) -> bool {
+        !self.ended.is_empty_for(frontend)
     }
 
-    /// Whether none of them has.
-    pub(crate) fn next_machine_done_is_none(&self) -> bool {
-        self.machines_done.is_empty()
-    }
-
+    /// Gives a command back to its frontend; a VM's without the buffer, which was the core's.
     #[inline]
-    fn give_back(&mut self, mut done: DoneIo) {
-        if done.owner.is_machine() {
-            if let Some(buffer) = done.buffer.take() {
-                self.staging.give(buffer);
-            }
-            self.machines_done.push_back(done);
-        } else {
-            self.done.push_back(done);
+    fn give_back(&mut self, mut done: DoneIo, record: CommandRef) {
+        if record.is_machine()
+            && let Some(buffer) = done.buffer.take()
+        {
+            self.staging.give(buffer);
         }
+        self.ended.push(done);
+    }
+
+    /// How many of a test's first frontend have ended.
+    #[cfg(test)]
+    pub(crate) fn ended_count(&self) -> usize {
+        self.ended.count(FrontendIndex(0))
+    }
+
+    /// The next command of a test's first frontend that ended.
+    #[cfg(test)]
+    pub(crate) fn next_done(&mut self) -> Option<DoneIo> {
+        self.ended.next(FrontendIndex(0))
     }
 
     /// Ends a command.
@@ -485,7 +491,8 @@ impl Core {
             buffer: io.buffer.take(),
             started_ns: io.started_ns,
         };
-        self.give_back(done);
+        let record = io.record;
+        self.give_back(done, record);
         self.free_ios.push(token.entrust());
         if let Some(lane) = self.lanes[lane.0 as usize].as_mut() {
             lane.in_flight -= 1;

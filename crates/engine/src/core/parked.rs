@@ -11,7 +11,7 @@
 
 use super::io::{Stage, Token};
 use super::{Core, MAX_IOS};
-use crate::mailbox::Upcall;
+use crate::upcall::Upcall;
 use forebay_nvme::Status;
 use forebay_xlate::boundary::message::FaultFailure;
 use forebay_xlate::boundary::region::{TimesOf, bump};

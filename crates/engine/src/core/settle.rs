@@ -10,7 +10,7 @@
 use super::Core;
 use super::flush::Running;
 use super::jobs::MAX_ACTIVE;
-use crate::mailbox::Upcall;
+use crate::upcall::Upcall;
 use forebay_xlate::DeviceIndex;
 
 /// One wait.

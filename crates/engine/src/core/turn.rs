@@ -140,8 +140,7 @@ impl Core {
 
     /// Whether anything must be tried again without an event to wait for.
     pub fn must_turn(&self) -> bool {
-        !self.done.is_empty()
-            || !self.machines_done.is_empty()
+        !self.ended.is_empty()
             || !self.ring_wait.is_empty()
             || !self.slice_again.is_empty()
             || self.slices_freed && self.slice_waits > 0

@@ -10,7 +10,7 @@
 use super::io::{Io, IoOp, Owner, Stage, Token};
 use super::{Core, MAX_IOS, OWNER_WAIT_LIMIT_NS};
 use crate::lane::LaneIndex;
-use crate::mailbox::Upcall;
+use crate::upcall::Upcall;
 use forebay_nvme::Status;
 use forebay_xlate::VolumeId;
 use std::sync::atomic::Ordering::Relaxed;

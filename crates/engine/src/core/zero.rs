@@ -9,7 +9,7 @@
 use super::Core;
 use super::dispatch::Put;
 use super::io::{IoOp, Stage, Token};
-use crate::mailbox::Upcall;
+use crate::upcall::Upcall;
 use forebay_device::Op;
 use forebay_nvme::Status;
 use forebay_xlate::boundary::region::{OpKind, bump};

@@ -2,11 +2,89 @@
 //!
 //! **Purpose.** Turns what hosts and VMs say into commands, and commands that ended into answers.
 //!
-//! **Design.** A folder for each protocol; [`vm`] has what those of VMs share: sockets, guest memory, records.
+//! **Design.** A folder for each protocol behind one trait ([`Frontend`]); [`MAKERS`] lists them. [`vm`] has what those of VMs
+//! share: sockets, guest memory, records.
 //!
 //! **Not here:** what happens to a command ([`crate::core`]), who calls a frontend and when ([`crate::reactor`]).
 
+mod api;
 pub(crate) mod nvme_tcp;
+#[cfg(test)]
+mod tests;
 pub(crate) mod vfio_user;
 pub(crate) mod vhost_user;
 pub(crate) mod vm;
+
+use crate::core::{FrontendIndex, MAX_FRONTENDS};
+use crate::memory::{Memory, ReceiveBuffer};
+pub(crate) use api::{Beside, Frontend, Message};
+use forebay_xlate::boundary::message::Frontend as Kind;
+use forebay_xlate::boundary::region::Region;
+use rustix::thread::CpuSet;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use vm::Machines;
+use vm::closer::Closer;
+use vm::protocol::{Closing, Protocol, Turn};
+
+/// What a reactor's frontends are made of.
+pub(crate) struct Parts {
+    /// The reactor's number.
+    pub reactor: usize,
+    /// The state region.
+    pub region: Arc<Region>,
+    /// The set in which sockets are watched.
+    pub epoll: Arc<OwnedFd>,
+    /// The engine's memory.
+    pub memory: &'static Memory,
+    /// The reactor's receive buffer, which one frontend takes.
+    pub receive: Option<ReceiveBuffer>,
+    /// Lets go of what takes long to let go of.
+    pub closer: Closer,
+    /// Where threads beside the reactor run; `None`: where the reactor does.
+    pub cpus: Option<CpuSet>,
+}
+
+/// Makes a frontend that has this place among its reactor's; `None`: there is nothing for it to serve.
+type Maker = fn(FrontendIndex, &mut Parts) -> Option<Box<dyn Frontend>>;
+
+/// Every frontend, in the order in which a turn polls them.
+const MAKERS: &[Maker] = &[
+    nvme_tcp,
+    vms,
+    #[cfg(test)]
+    tests::memory_queue::make,
+];
+
+const _: () = assert!(MAKERS.len() <= MAX_FRONTENDS);
+
+/// The frontends of a reactor.
+pub(crate) fn all(mut parts: Parts) -> Vec<Box<dyn Frontend>> {
+    let indexed = (0u8..).map(FrontendIndex).zip(MAKERS);
+    indexed
+        .filter_map(|(index, make)| make(index, &mut parts))
+        .collect()
+}
+
+fn nvme_tcp(index: FrontendIndex, parts: &mut Parts) -> Option<Box<dyn Frontend>> {
+    let receive = parts.receive.take()?;
+    let (region, epoll) = (&parts.region, parts.epoll.clone());
+    let (reactor, memory) = (parts.reactor, parts.memory);
+    let frontend = nvme_tcp::NvmeTcp::new(index, reactor, region, epoll, memory, receive);
+    Some(Box::new(frontend))
+}
+
+fn vms(index: FrontendIndex, parts: &mut Parts) -> Option<Box<dyn Frontend>> {
+    let (epoll, closer) = (parts.epoll.clone(), parts.closer.clone());
+    let frontend = Machines::new(index, epoll, closer, vm_protocol);
+    Some(Box::new(frontend.beside(parts.cpus)))
+}
+
+/// The protocol of a VM's client, for its export.
+pub(crate) fn vm_protocol(turn: &mut Turn<'_>) -> Result<Box<dyn Protocol>, Closing> {
+    match turn.client.export().frontend {
+        Kind::NvmeTcp => Err(Closing("its export is none of a machine")),
+        Kind::NvmePcie { .. } => Ok(Box::new(vfio_user::Pcie::new(turn)?)),
+        Kind::VhostUser { queues, .. } => Ok(Box::new(vhost_user::Vhost::new(turn, queues)?)),
+    }
+}

@@ -228,7 +228,7 @@ pub fn region(input: &[u8]) {
             assert!(queue.converted.sent.items <= items);
         }
         fates.extend(made.closed.iter().map(|c| c.0));
-        fates.extend(&made.newcomers);
+        fates.extend(&made.handshakes);
         fates.sort_unstable();
         assert!(fates.into_iter().eq(0..sockets.len()), "one fate each");
         let after = made.spans.by_reactor(2);

@@ -14,8 +14,8 @@ use super::{
 };
 use crate::associations::{Association, Associations};
 use crate::core::staging::StagingBuffer;
-use crate::door::Target;
 use crate::exports::Exports;
+use crate::listener::Target;
 use crate::memory::Memory;
 use forebay_nvme::Nqn;
 use forebay_xlate::boundary::message::ExportId;
@@ -108,7 +108,7 @@ pub(super) fn install(
             record.orphans.store(u64::from(orphans), Relaxed);
         }
     }
-    inheritance.newcomers = plan.newcomers.into_iter().filter_map(socket).collect();
+    inheritance.handshakes = plan.handshakes.into_iter().filter_map(socket).collect();
     inheritance.closed = (plan.closed.into_iter())
         .filter_map(|(at, why)| socket(at).map(|(number, fd)| (number, fd, why)))
         .collect();

@@ -23,7 +23,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 use zerocopy::FromBytes;
 
-/// What the door says to a newcomer before its Connect is read.
+/// What the listener says to a newcomer before its Connect is read.
 const IC_RESP_BYTES: u64 = 128;
 
 /// A queue that goes on.
@@ -57,7 +57,7 @@ pub(super) struct Plan {
     /// What goes on.
     pub controllers: Vec<PlannedController>,
     /// Sockets, by their places, of which nothing was read.
-    pub newcomers: Vec<usize>,
+    pub handshakes: Vec<usize>,
     /// Sockets that can't go on.
     pub closed: Vec<(usize, Closing)>,
     /// What carried commands and orphans may still change.
@@ -92,7 +92,7 @@ pub(super) fn plan(
 
     let mut plan = Plan {
         controllers: Vec::new(),
-        newcomers: Vec::new(),
+        handshakes: Vec::new(),
         closed: Vec::new(),
         spans: Spans::new(lanes),
     };
@@ -123,7 +123,7 @@ pub(super) fn plan(
             }
             // Anything else was said to refuse it.
             Ok(facts) if facts.consumed == 0 && matches!(facts.accepted, 0 | IC_RESP_BYTES) => {
-                plan.newcomers.push(at);
+                plan.handshakes.push(at);
             }
             Ok(_) => plan.closed.push((at, Closing::Unrecorded)),
             Err(why) => plan.closed.push((at, (*why).into())),

@@ -11,9 +11,9 @@ use super::closing::Closing;
 use crate::associations::Association;
 use crate::core::staging::StagingBuffer;
 use crate::core::{CarriedSpan, Devices};
-use crate::door::Target;
 use crate::frontend::vm::NewMachine;
 use crate::lane::LaneIndex;
+use crate::listener::Target;
 use crate::memory::{HeaderList, Keep};
 use forebay_nvme::Sqe;
 use forebay_nvme::controller::Controller;
@@ -143,8 +143,8 @@ pub(crate) struct Part {
 pub(crate) struct Inheritance {
     /// By reactor.
     pub parts: Vec<Part>,
-    /// Connections that had not yet said who they are: the door's again.
-    pub newcomers: Vec<(u64, Arc<OwnedFd>)>,
+    /// Connections that had not yet said who they are: the listener's again.
+    pub handshakes: Vec<(u64, Arc<OwnedFd>)>,
     /// Connections that can't go on. They are shut down after `Resume`, not before.
     pub closed: Vec<(u64, Arc<OwnedFd>, Closing)>,
     /// The dead engine waited itself for something that has no record: nothing is served before the

@@ -25,8 +25,8 @@
 pub(super) mod idle;
 
 use super::{Core, MAX_SLICES, admit, kind};
+use crate::bell::ReactorBell;
 use crate::lane::LaneIndex;
-use crate::mailbox::ReactorBell;
 use forebay_device::{Device, Errno, Finish, Op, Submitted};
 use forebay_xlate::boundary::message::Spread;
 use forebay_xlate::boundary::region::{RECORDS, bump};

@@ -119,6 +119,7 @@ impl Rig {
         let slot = self.asked_ns.len();
         let new = NewIo {
             owner: Owner {
+                frontend: FrontendIndex(0),
                 conn: slot as u32,
                 conn_generation: 0,
                 slot: slot as u16,

@@ -43,6 +43,7 @@ impl Bench {
             .store(CommandState::taken(u64::from(slot) + 1).0, Relaxed);
         let new = NewIo {
             owner: Owner {
+                frontend: FrontendIndex(0),
                 conn: 0,
                 conn_generation: 0,
                 slot,

@@ -108,7 +108,8 @@ impl Bench {
         }
         let new = NewIo {
             owner: Owner {
-                conn: Owner::MACHINE,
+                frontend: FrontendIndex(1),
+                conn: 0,
                 conn_generation: 0,
                 slot,
             },
@@ -124,7 +125,7 @@ impl Bench {
 
     fn end_of_machine(&mut self) -> (u16, Status) {
         for _ in crate::patience::patiently() {
-            if let Some(done) = self.core.next_machine_done() {
+            if let Some(done) = self.core.next_ended(FrontendIndex(1)) {
                 assert!(done.buffer.is_none(), "nobody would give it back");
                 return (done.owner.slot, done.status);
             }
@@ -264,7 +265,7 @@ fn a_copy_waits_for_staging_memory() {
     if !b.takes_anything() {
         for _ in 0..20 {
             b.turn();
-            assert!(b.core.next_machine_done().is_none());
+            assert!(b.core.next_ended(FrontendIndex(1)).is_none());
         }
     }
     for buffer in all {
@@ -344,7 +345,7 @@ fn a_turn_moves_only_so_much() {
             b.start_in_turn(&mut m, read(0, 512 << 10), &[(0, 512 << 10)]);
         }
         let mut ended = || {
-            let done = std::iter::from_fn(|| b.core.next_machine_done());
+            let done = std::iter::from_fn(|| b.core.next_ended(FrontendIndex(1)));
             let count = done.filter(|done| done.status == Status::SUCCESS).count();
             let more = b.core.must_turn();
             b.turn();
@@ -435,7 +436,7 @@ fn memory_is_let_go_when_the_device_is_done_and_not_before() {
         let slot = b.start_of(&mut m, read(0, 8192), &pieces);
         b.turn_until_held(1);
         let gone = m.unmap();
-        let which = |owner: &Owner, _: &IoOp, _: LaneIndex| owner.is_machine();
+        let which = |owner: &Owner, _: &IoOp, _: LaneIndex| owner.frontend == FrontendIndex(1);
         match way {
             "its machine leaves" => b.core.orphan_machine(LANE),
             "its time is over" => b.core.set_now_ns(b.core.now_ns() + 2 * OWNER_WAIT_LIMIT_NS),
@@ -445,7 +446,7 @@ fn memory_is_let_go_when_the_device_is_done_and_not_before() {
         b.core.tick();
         b.nothing_ends();
         assert_eq!(b.core.end_waiting(Status::COMMAND_INTERRUPTED, which), 1);
-        assert!(b.core.next_machine_done().is_none());
+        assert!(b.core.next_ended(FrontendIndex(1)).is_none());
         assert!(!gone.is_free(), "{way}");
         b.gate.release();
         assert_eq!(b.end_of_machine().0, slot);
@@ -622,7 +623,7 @@ fn what_a_dead_engine_had_of_a_machine_waits_for_the_fence() {
     let younger = b.start_of(&mut m, write(PAGE, 4096), &[(0, 4096)]);
     // The third was for a command that its machine has taken back since.
     b.nothing_ends();
-    assert!(b.core.next_machine_done().is_none() && b.core.may_touch_memory_of(LANE));
+    assert!(b.core.next_ended(FrontendIndex(1)).is_none() && b.core.may_touch_memory_of(LANE));
     b.core.fenced(DeviceIndex(0));
     assert!(!b.core.may_touch_memory_of(LANE));
     let mut ended: Vec<_> = (0..3).map(|_| b.end_of_machine()).collect();
@@ -689,7 +690,7 @@ fn a_command_is_carried_as_what_it_was() {
             false => assert_eq!(b.end_of_machine(), (slot, Status::SUCCESS)),
             true => {
                 b.nothing_ends();
-                assert!(b.core.next_machine_done().is_none(), "{op:?}");
+                assert!(b.core.next_ended(FrontendIndex(1)).is_none(), "{op:?}");
             }
         }
     }
@@ -716,7 +717,7 @@ fn a_command_is_carried_as_what_it_was() {
     );
     b.start_of(&mut m, read(9 * PAGE, 4096), &[(0, 4096)]);
     b.nothing_ends();
-    assert!(b.core.next_machine_done().is_none());
+    assert!(b.core.next_ended(FrontendIndex(1)).is_none());
     b.core.fenced(DeviceIndex(0));
     assert_eq!(b.end_of_machine().1, Status::SUCCESS);
 }

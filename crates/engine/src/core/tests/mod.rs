@@ -158,6 +158,7 @@ impl Bench {
         });
         let new = NewIo {
             owner: Owner {
+                frontend: FrontendIndex(0),
                 conn: 0,
                 conn_generation: 0,
                 slot,

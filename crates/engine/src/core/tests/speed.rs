@@ -86,6 +86,7 @@ impl Load {
             .store(state, Relaxed);
         let new = NewIo {
             owner: Owner {
+                frontend: FrontendIndex(0),
                 conn: 0,
                 conn_generation: 0,
                 slot,

@@ -19,7 +19,7 @@ use super::tx::Tx;
 use crate::core::staging::StagingBuffer;
 use crate::core::{CommandRef, Core, IoOp, Owner};
 use crate::lane::LaneIndex;
-use crate::mailbox::Upcall;
+use crate::upcall::Upcall;
 use forebay_nvme::tcp::{
     self, C2hData, DIGEST_BYTES, MAX_TERM_REQ_BYTES, PduError, Role, TcpParams,
 };
@@ -183,7 +183,8 @@ impl Conn {
 
     /// The key of its events.
     pub(super) fn key(&self) -> u64 {
-        u64::from(self.generation & 0x00ff_ffff) << 32 | u64::from(self.index)
+        let number = u64::from(self.generation) << 32 | u64::from(self.index);
+        self.shared.frontend.key(number)
     }
 
     pub(super) fn is_open(&self) -> bool {
@@ -233,6 +234,7 @@ impl Conn {
     #[inline]
     pub(super) fn owner(&self, slot: u16) -> Owner {
         Owner {
+            frontend: self.shared.frontend,
             conn: self.index,
             conn_generation: self.generation,
             slot,

@@ -2,20 +2,19 @@
 //! namespace's reservation.
 //!
 //! **Design.** One byte a connection, 0 as a rule, tested once per command; what its bits mean is
-//! looked up only where one is set. [`Frontend::refresh`] makes the byte, and everything else that a host
+//! looked up only where one is set. [`NvmeTcp::refresh`] makes the byte, and everything else that a host
 //! is told of ports, reservations and warnings, anew from what is true: whoever changes any of it calls
 //! that, and so does a successor.
 //!
 //! **Not here:** commands that were let in before ([`crate::core`] ends those that must not go on).
 
 use super::controllers::{Attached, Controllers};
-use super::{Frontend, admin};
+use super::{NvmeTcp, admin};
 use crate::core::{Core, IoOp};
 use crate::exports::{self, Port};
 use forebay_nvme::controller::AnaState;
 use forebay_nvme::opcode::{self, nvm};
 use forebay_nvme::{Sqe, Status, feature};
-use forebay_xlate::VolumeId;
 use std::sync::Arc;
 
 /// Reservation: the host may not read.
@@ -95,19 +94,11 @@ impl Attached {
     }
 }
 
-impl Frontend {
+impl NvmeTcp {
     /// The ports are others, or in other states.
     pub(crate) fn set_ports(&mut self, core: &mut Core, ports: Arc<Vec<Port>>) {
         self.ports = ports;
         self.refresh(core, |_| true);
-    }
-
-    /// The reservations or the figures of a volume have changed, in its lanes.
-    pub(crate) fn volume_changed(&mut self, core: &mut Core, volume: VolumeId) {
-        let of = core.exports_of(volume);
-        self.refresh(core, |attached| {
-            attached.export.is_some_and(|export| of.contains(&export))
-        });
     }
 
     /// Has the hosts of these associations know, and their commands obey, what is true now.

@@ -1,6 +1,6 @@
 //! Connections of a dead engine, taken up where they are.
 //!
-//! **Design.** [`Frontend::inherit`] gets what was converted into this engine's own records
+//! **Design.** [`NvmeTcp::inherit`] gets what was converted into this engine's own records
 //! ([`crate::takeover`]) and makes of it what the dead reactors had: controllers, connections, commands
 //! in their slots. Then every command goes on, the oldest first: its data comes, or it is begun again, or
 //! its answer waits for the socket. What the core was told to carry keeps the order of writes.
@@ -16,11 +16,11 @@ use super::record::{self, QueueRecords};
 use super::rx::Rx;
 use super::slots::{Stage, Work};
 use super::tx::{Item, Tx};
-use super::{Event, Frontend, IN_CAPSULE_BYTES, MAX_IO_ENTRIES, MDTS_BYTES, Turn, admin, r2t};
+use super::{Event, IN_CAPSULE_BYTES, MAX_IO_ENTRIES, MDTS_BYTES, NvmeTcp, Turn, admin, r2t};
 use crate::core::Core;
-use crate::door::Target;
-use crate::mailbox::Upcall;
+use crate::listener::Target;
 use crate::takeover::{InheritedCommand, InheritedController, InheritedQueue, Next, Part};
+use crate::upcall::Upcall;
 use forebay_nvme::controller::{Ana, ControllerConfig};
 use forebay_nvme::tcp::DIGEST_BYTES;
 use forebay_nvme::{Nqn, Sqe, Status};
@@ -56,7 +56,7 @@ pub(super) struct Waiting {
     pub next: Next,
 }
 
-impl Frontend {
+impl NvmeTcp {
     /// Takes up this reactor's part of what a dead engine left.
     pub(crate) fn inherit(&mut self, core: &mut Core, part: Part) {
         core.carry(&part.carried);

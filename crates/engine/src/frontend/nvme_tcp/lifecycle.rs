@@ -7,20 +7,19 @@
 //! closes the I/O queues, waits for them to drain, flushes if it is a shutdown, and only then tells the
 //! controller that it is quiet.
 //!
-//! All of this happens between the handling of two connections ([`Frontend::settle`]), never inside.
+//! All of this happens between the handling of two connections ([`NvmeTcp::settle`]), never inside.
 //!
-//! **Not here:** who may connect at all ([`crate::door`]).
+//! **Not here:** who may connect at all ([`crate::listener`]).
 
 use super::conn::Life;
-use super::controllers::{Attached, Quiesce};
+use super::controllers::Quiesce;
 use super::slots::{Slot, Stage, Work};
 use super::{
-    BLOCKED_LIMIT_NS, DATA_LIMIT_NS, Event, Frontend, SKIPPED_TURNS, admin, command, fused,
+    BLOCKED_LIMIT_NS, DATA_LIMIT_NS, Event, NvmeTcp, SKIPPED_TURNS, admin, command, fused,
     oldest_asked_ns,
 };
 use crate::core::Core;
 use forebay_nvme::Status;
-use forebay_xlate::boundary::message::ExportId;
 use forebay_xlate::boundary::region::bump;
 use forebay_xlate::kill_point;
 use std::collections::BTreeSet;
@@ -31,8 +30,8 @@ const LOOKS: u32 = 32;
 /// Discovery controllers whose lists are looked at in a turn: each list takes a look at every export.
 pub(super) const LISTS_A_TURN: u32 = 1;
 
-impl Frontend {
-    /// Closes a connection's socket; the rest of it follows in [`Frontend::settle`].
+impl NvmeTcp {
+    /// Closes a connection's socket; the rest of it follows in [`NvmeTcp::settle`].
     pub(super) fn close(&mut self, core: &mut Core, index: u32) {
         let Some(Some(conn)) = self.conns.get_mut(index as usize) else {
             return;
@@ -243,48 +242,8 @@ impl Frontend {
         self.mark_dirty(index);
     }
 
-    /// Checks time limits; call it about ten times a second. The machine may have been paused, so each socket is read
-    /// before its limit is judged.
-    pub(crate) fn tick(&mut self, core: &mut Core) {
-        core.blame_nobody();
-        let now = core.now_ns();
-        for index in 0..self.conns.len() {
-            if self.is_late(index, now) {
-                self.look_at_socket(core, index as u32);
-                if self.is_late(index, now) {
-                    self.close(core, index as u32);
-                }
-            }
-        }
-        let silent = |a: &Attached| a.controller.deadline_ns().is_some_and(|at| now >= at);
-        let mut late = Vec::new();
-        for (index, attached) in self.controllers.iter() {
-            late.extend(attached.admin.filter(|_| silent(attached)));
-            if let Quiesce::Draining { .. } = attached.quiesce {
-                self.events.push(Event::Quiesce(index));
-            }
-        }
-        for admin in late {
-            self.look_at_socket(core, admin);
-            let Some(Some(conn)) = self.conns.get(admin as usize) else {
-                continue;
-            };
-            let heard = !conn.rx.stalled() && !conn.tx.blocked();
-            let Some(attached) = self.controllers.get_mut(conn.controller) else {
-                continue;
-            };
-            if !heard {
-                attached.controller.is_not_heard(now);
-            } else if attached.controller.expire(now) {
-                self.close(core, admin);
-            }
-        }
-        self.settle(core);
-        self.send_all(core, &mut |_| false);
-    }
-
     /// Whether a connection's time is up.
-    fn is_late(&mut self, index: usize, now: u64) -> bool {
+    pub(super) fn is_late(&mut self, index: usize, now: u64) -> bool {
         let Some(Some(conn)) = self.conns.get_mut(index) else {
             return false;
         };
@@ -305,7 +264,7 @@ impl Frontend {
     }
 
     /// Reads a socket until it is empty, with at most [`LOOKS`] receives.
-    fn look_at_socket(&mut self, core: &mut Core, index: u32) {
+    pub(super) fn look_at_socket(&mut self, core: &mut Core, index: u32) {
         for _ in 0..LOOKS {
             let Some(Some(conn)) = self.conns.get_mut(index as usize) else {
                 return;
@@ -327,60 +286,8 @@ impl Frontend {
         }
     }
 
-    /// An export shows something else now: hosts hear of a new size, and those that may no longer
-    /// connect are disconnected, and what they have waiting ends. Gives the number of their commands
-    /// that devices still have.
-    pub(crate) fn export_changed(&mut self, core: &mut Core, export: ExportId) -> u32 {
-        let mut unwelcome = Vec::new();
-        let mut conns = Vec::new();
-        let mut told = Vec::new();
-        for (_, attached) in self
-            .controllers
-            .iter_mut()
-            .filter(|(_, a)| a.export == Some(export))
-        {
-            let Some(lane) = attached.lane.and_then(|l| core.lane(l)) else {
-                continue;
-            };
-            let host = attached.controller.hostnqn();
-            if !lane.export.any_host && !lane.export.hosts.contains(host.as_str()) {
-                unwelcome.extend(attached.admin);
-                conns.extend_from_slice(&attached.conns);
-                continue;
-            }
-            let Some(admin) = attached.admin else {
-                continue;
-            };
-            let blocks = lane.volume.blocks();
-            if blocks != attached.blocks {
-                attached.blocks = blocks;
-                attached.controller.namespace_changed(command::NSID);
-                if let Some(Some(conn)) = self.conns.get_mut(admin as usize) {
-                    admin::deliver(conn, core, attached);
-                    told.push(admin);
-                }
-            }
-        }
-        self.finish(core, &unwelcome, &told);
-        self.end_commands_of(core, &conns)
-    }
-
-    /// An export is removed: its hosts are disconnected. Gives the number of their commands that
-    /// devices still have.
-    pub(crate) fn export_removed(&mut self, core: &mut Core, export: ExportId) -> u32 {
-        let mut unwelcome = Vec::new();
-        let mut conns = Vec::new();
-        let of = (self.controllers.iter()).filter(|(_, a)| a.export == Some(export));
-        for (_, attached) in of {
-            unwelcome.extend(attached.admin);
-            conns.extend_from_slice(&attached.conns);
-        }
-        self.finish(core, &unwelcome, &[]);
-        self.end_commands_of(core, &conns)
-    }
-
     /// Ends what closed connections have waiting; gives the number of commands that devices have.
-    fn end_commands_of(&mut self, core: &mut Core, conns: &[u32]) -> u32 {
+    pub(super) fn end_commands_of(&mut self, core: &mut Core, conns: &[u32]) -> u32 {
         let closed = |index: &u32| {
             let conn = self.conns.get(*index as usize)?.as_deref()?;
             (conn.life == Life::Draining).then_some((conn.index, conn.generation))
@@ -399,7 +306,7 @@ impl Frontend {
     }
 
     /// The list of exports changed: hosts that asked discovery to tell them hear of it, if what they may
-    /// see changed. A few each turn, from here on ([`Frontend::look_at_lists`]).
+    /// see changed. A few each turn, from here on ([`NvmeTcp::look_at_lists`]).
     pub(crate) fn discovery_changed(&mut self) {
         self.lists_left = self.controllers.places();
     }
@@ -425,15 +332,6 @@ impl Frontend {
             }
         }
         self.finish(core, &[], &told);
-    }
-
-    /// Closes every connection, and takes no more.
-    pub(crate) fn close_all(&mut self, core: &mut Core) {
-        self.stopping = true;
-        for index in 0..self.conns.len() {
-            self.close(core, index as u32);
-        }
-        self.settle(core);
     }
 
     pub(super) fn finish(&mut self, core: &mut Core, unwelcome: &[u32], told: &[u32]) {

@@ -1,11 +1,11 @@
-//! How a connection gets its place: from the door's hands to a queue that serves.
+//! How a connection gets its place: from the listener's hands to a queue that serves.
 //!
 //! **Design.** The Connect is judged by the controller, which an admin queue's makes. Then the queue is
-//! recorded, its answer published, and only then the host's first bytes are consumed, which the door had
-//! but looked at. So whenever the engine dies, either the door begins again with everything still in the
+//! recorded, its answer published, and only then the host's first bytes are consumed, which the listener had
+//! but looked at. So whenever the engine dies, either the listener begins again with everything still in the
 //! socket, or the queue goes on.
 //!
-//! **Not here:** who may connect at all ([`crate::door`]), what follows ([`super::lifecycle`]).
+//! **Not here:** who may connect at all ([`crate::listener`]), what follows ([`super::lifecycle`]).
 
 use super::conn::{Conn, Life, NewConn};
 use super::controllers::{Attached, Quiesce, take_controller_slot, take_queue_slot};
@@ -13,13 +13,13 @@ use super::gate;
 use super::record::{self, QueueRecords};
 use super::rx::Rx;
 use super::tx::Tx;
-use super::{Frontend, IN_CAPSULE_BYTES, MAX_IO_ENTRIES, controller_config, lose_the_vanished};
+use super::{IN_CAPSULE_BYTES, MAX_IO_ENTRIES, NvmeTcp, controller_config, lose_the_vanished};
 use crate::associations::Association;
 use crate::core::Core;
-use crate::door::{NewConnection, NewKind, Target};
 use crate::exports;
 use crate::lane::LaneIndex;
-use crate::mailbox::Upcall;
+use crate::listener::{NewConnection, NewKind, Target};
+use crate::upcall::Upcall;
 use forebay_nvme::Cqe;
 use forebay_nvme::controller::{AdminConnect, Ana, Controller, ControllerConfig, Refusal};
 use forebay_nvme::fabrics::{self, ConnectCommand, ConnectData};
@@ -44,16 +44,16 @@ struct Place {
     no_flow_control: bool,
 }
 
-/// A connection that the door has let in.
+/// A connection that the listener has let in.
 struct Arrival {
     socket: u64,
     fd: Arc<OwnedFd>,
     params: tcp::TcpParams,
     /// The Connect's command identifier.
     cid: u16,
-    /// Bytes of its stream that the door looked at.
+    /// Bytes of its stream that the listener looked at.
     consumed: usize,
-    /// Bytes that the door sent.
+    /// Bytes that the listener sent.
     said: usize,
 }
 
@@ -64,8 +64,8 @@ fn leave(core: &mut Core, socket: u64, fd: &OwnedFd) {
     core.upcall(Upcall::SocketGone(socket));
 }
 
-impl Frontend {
-    /// Takes a connection from the door, and answers its Connect.
+impl NvmeTcp {
+    /// Takes a connection from the listener, and answers its Connect.
     pub(crate) fn adopt(&mut self, core: &mut Core, new: NewConnection) {
         let NewConnection {
             socket,
@@ -120,7 +120,7 @@ impl Frontend {
         leave(core, socket, &fd);
     }
 
-    /// Reads what the door has looked at, which is there; false when the connection has ended.
+    /// Reads what the listener has looked at, which is there; false when the connection has ended.
     pub(super) fn consume(&mut self, fd: &OwnedFd, mut bytes: usize) -> bool {
         while bytes > 0 {
             let n = bytes.min(self.buffer.len());
@@ -247,7 +247,7 @@ impl Frontend {
 
     /// Gives a queue its place among the connections and in the state region.
     ///
-    /// Until it is *live* there, a successor has the door begin again: nothing of the stream is consumed,
+    /// Until it is *live* there, a successor has the listener begin again: nothing of the stream is consumed,
     /// and nothing but the ICResp was said. Then the answer is published already, and given
     /// once.
     fn place(&mut self, core: &mut Core, arrival: Arrival, place: &Place) -> Result<(), Refusal> {

@@ -15,9 +15,10 @@
 use super::conn::Conn;
 use super::gate;
 use super::slots::{NONE, Stage, Work};
-use super::{Frontend, fused};
+use super::{NvmeTcp, fused};
 use crate::core::{Core, Drain, Owner};
-use crate::mailbox::Upcall;
+use crate::frontend::Frontend;
+use crate::upcall::Upcall;
 use forebay_nvme::reservation::{self, HostId, NO_CONTROLLER, Reservations};
 use forebay_nvme::{Status, opcode::nvm};
 use forebay_xlate::VolumeId;
@@ -60,12 +61,7 @@ fn ends_others_with(action: u32) -> Status {
     }
 }
 
-impl Frontend {
-    /// Whether reservation commands are to be looked at each turn.
-    pub(crate) fn has_reserving(&self) -> bool {
-        !self.reserving.is_empty() || !self.shared.reserve.borrow().is_empty()
-    }
-
+impl NvmeTcp {
     /// Carries reservation commands on; true if any of them ended.
     #[cold]
     pub(super) fn reserve(&mut self, core: &mut Core) -> bool {
@@ -243,10 +239,10 @@ impl Frontend {
     ) -> Drain {
         core.set_reservations(volume, state);
         self.volume_changed(core, volume);
-        let conns = &self.conns;
+        let (conns, frontend) = (&self.conns, self.shared.frontend);
         let machines_may = state.access_of_strangers();
         let drain = core.drain(volume, status, |owner, op| {
-            if owner.is_machine() {
+            if owner.frontend != frontend {
                 return !op.is_let_by(&machines_may);
             }
             if owner.slot == NONE {

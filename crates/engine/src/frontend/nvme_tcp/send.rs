@@ -4,15 +4,16 @@
 //! **Not here:** what is sent ([`super::tx`]), who is listened to ([`super`]).
 
 use super::conn::Life;
-use super::{Beside, Event, Frontend, SEND_ITEMS, command, slots};
+use super::{Event, NvmeTcp, SEND_ITEMS, command, slots};
 use crate::core::{CommandRef, Core, DoneIo};
+use crate::frontend::Beside;
 use forebay_nvme::Status;
 
-impl Frontend {
+impl NvmeTcp {
     /// Takes what the core has ended.
     pub(super) fn complete(&mut self, core: &mut Core) -> bool {
         let mut any = false;
-        while let Some(done) = core.next_done() {
+        while let Some(done) = core.next_ended(self.shared.frontend) {
             if !any {
                 // Some of them may have begun in this very turn: one look at the clock for all.
                 any = true;

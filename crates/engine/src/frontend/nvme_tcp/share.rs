@@ -12,7 +12,7 @@
 //!
 //! **Not here:** budgets; this only keeps the others going.
 
-use super::Frontend;
+use super::NvmeTcp;
 use super::shared::Shared;
 use crate::core::Core;
 use crate::core::staging::{MAX_TRANSFER_BYTES, SIZE_CLASSES, Staging, Taken};
@@ -98,7 +98,7 @@ impl Shared {
         }
     }
 
-    fn give_to(&self, lane: &LaneUse, tenant: Option<u32>) {
+    pub(super) fn give_to(&self, lane: &LaneUse, tenant: Option<u32>) {
         let tenant = tenant.unwrap_or(NOBODY);
         if lane.tenant.get() == tenant {
             return;
@@ -128,15 +128,7 @@ impl Shared {
     }
 }
 
-impl Frontend {
-    /// Volumes may be other tenants' than they were.
-    pub(crate) fn shares_changed(&self, core: &Core) {
-        for (lane, of) in self.shared.lanes.borrow().iter() {
-            let lane = core.lane(LaneIndex(*lane));
-            (self.shared).give_to(of, lane.and_then(|lane| Some(lane.share?.tenant)));
-        }
-    }
-}
+impl NvmeTcp {}
 
 /// What a connection holds.
 pub(super) struct Held {
@@ -275,7 +267,12 @@ mod tests {
         let region = Arc::new(Region::anonymous(1).unwrap());
         let memory = Memory::create().unwrap();
         Rig {
-            shared: Rc::new(Shared::new(&region, memory, Arc::new(epoll.unwrap()))),
+            shared: Rc::new(Shared::new(
+                crate::core::FrontendIndex(0),
+                &region,
+                memory,
+                Arc::new(epoll.unwrap()),
+            )),
             staging: Staging::over(memory.reactor(0).unwrap().staging),
             taken: Vec::new(),
         }

@@ -4,10 +4,11 @@
 //! say who may have how much of it: [`super::share`] does.
 
 use super::pool::Pool;
-use super::record::keep_for_ever;
 use super::share::{LaneUse, Use};
+use crate::core::FrontendIndex;
 use crate::core::staging::StagingBuffer;
 use crate::memory::Memory;
+use crate::records::keep_for_ever;
 use forebay_nvme::tcp;
 use forebay_xlate::boundary::region::{MAX_TENANTS, Region};
 use std::cell::{Cell, RefCell};
@@ -18,6 +19,8 @@ use std::sync::Arc;
 
 /// See the module's text.
 pub(super) struct Shared {
+    /// This frontend's place among those of its reactor.
+    pub frontend: FrontendIndex,
     pub region: &'static Region,
     pub memory: &'static Memory,
     /// Sockets are watched here.
@@ -38,8 +41,14 @@ pub(super) struct Shared {
 
 impl Shared {
     /// For a reactor without connections.
-    pub(super) fn new(region: &Arc<Region>, memory: &'static Memory, epoll: Arc<OwnedFd>) -> Self {
+    pub(super) fn new(
+        frontend: FrontendIndex,
+        region: &Arc<Region>,
+        memory: &'static Memory,
+        epoll: Arc<OwnedFd>,
+    ) -> Self {
         Self {
+            frontend,
             region: keep_for_ever(region),
             memory,
             epoll,

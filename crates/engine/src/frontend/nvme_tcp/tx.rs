@@ -394,10 +394,10 @@ fn gather<'a>(list: &'a List, mut skip: usize, parts: &mut [IoSlice<'a>]) -> (us
 
 #[cfg(test)]
 mod tests {
-    use super::super::record::keep_for_ever;
     use super::*;
     use crate::core::staging::Staging;
     use crate::memory::Memory;
+    use crate::records::keep_for_ever;
     use forebay_xlate::boundary::region::check::Seed;
     use forebay_xlate::boundary::region::{MAX_LISTS, Region};
     use proptest::prelude::*;

@@ -2,13 +2,13 @@
 //!
 //! **Design.** As a rule a socket is watched for what its host sends; for room, while it has none. What is sent to a connection
 //! that would not take it (its stream waits for memory, or its lane has enough that waits for a budget) lies in the socket, and
-//! would wake the reactor again and again. So before it sleeps ([`Frontend::arm`]), such a socket is watched for its end alone.
+//! would wake the reactor again and again. So before it sleeps ([`NvmeTcp::arm`]), such a socket is watched for its end alone.
 //! It stays in the list of those that are looked at each turn, and the reactor wakes when the window ends, or to try again;
 //! when it may be taken from once more, it is listened to before the next sleep.
 //!
 //! **Not here:** when a reactor sleeps, and until when at most ([`crate::reactor`]).
 
-use super::Frontend;
+use super::NvmeTcp;
 use super::conn::Conn;
 use crate::core::Core;
 use rustix::event::epoll::{self, EventFlags};
@@ -39,7 +39,7 @@ pub(crate) fn lose_the_vanished(socket: &OwnedFd, kato_ms: u32) -> Result<(), Er
     sockopt::set_tcp_user_timeout(socket, timeout_ms.min(i32::MAX as u32))
 }
 
-impl Frontend {
+impl NvmeTcp {
     /// As [`lose_the_vanished`], for all connections of a controller.
     pub(super) fn set_patience(&self, controller: u32) {
         let Some(attached) = self.controllers.get(controller) else {
@@ -52,23 +52,6 @@ impl Frontend {
                 let _ = lose_the_vanished(fd, attached.controller.kato_ms());
             }
         }
-    }
-
-    /// The reactor is about to sleep: what hosts have sent is to wake it where that would be taken, and there only. What must be
-    /// tried again ([`Frontend::must_retry`]) or waits for a window's end is looked at then, whatever its socket says. False:
-    /// the reactor must not sleep.
-    pub(crate) fn arm(&mut self, core: &mut Core) -> bool {
-        for at in 0..self.active.len() {
-            let index = self.active[at];
-            let Some(Some(conn)) = self.conns.get_mut(index as usize) else {
-                continue;
-            };
-            let takes = !conn.is_open() || !conn.rx.stalled() && !conn.is_held_back(core);
-            if conn.listen(takes).is_err() {
-                self.close(core, index);
-            }
-        }
-        self.is_idle()
     }
 }
 

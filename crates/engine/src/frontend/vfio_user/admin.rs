@@ -7,7 +7,7 @@
 
 use super::memory::{ClientMemory, Env};
 use super::{CqLive, Pcie, Shadow, SqLive};
-use crate::frontend::vm::frontend::Turn;
+use crate::frontend::vm::protocol::Turn;
 use forebay_nvme::Sqe;
 use forebay_nvme::pcie::interrupt::Gathered;
 use forebay_nvme::pcie::queue::{Cq, Sq, place};

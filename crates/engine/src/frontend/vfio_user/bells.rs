@@ -6,7 +6,7 @@
 //! when the reactor is about to sleep. **Not here:** what is done when one was rung ([`super::queues`]).
 
 use super::{Bells, Pcie, Shadow};
-use crate::frontend::vm::frontend::Turn;
+use crate::frontend::vm::protocol::Turn;
 use forebay_guest::GuestMemory;
 use forebay_nvme::pcie::{Doorbell, PAGE_BYTES, shadow};
 use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};

@@ -10,7 +10,7 @@ use super::queues::Begun;
 use super::record::Completion;
 use super::{COMMANDS, Command, Pcie, Work};
 use crate::core::{Core, DoneIo, IoOp};
-use crate::frontend::vm::frontend::Turn;
+use crate::frontend::vm::protocol::Turn;
 use crate::lane::LaneIndex;
 use forebay_nvme::controller::ErrorReport;
 use forebay_nvme::pcie::data;

@@ -7,7 +7,7 @@
 use super::quiesce::Why;
 use super::{Bells, Pcie, slot};
 use crate::frontend::vm::descriptor;
-use crate::frontend::vm::frontend::{Answer, Closing, Deposit, Message, Turn, UNSHARED};
+use crate::frontend::vm::protocol::{Answer, Closing, Deposit, Message, Turn, UNSHARED};
 use forebay_nvme::pcie::queue::InvalidValue;
 use forebay_nvme::pcie::{
     BAR0_BYTES, BAR4_BYTES, CONFIG_BYTES, DOORBELLS_AT, DOORBELLS_BYTES, Doorbell, RegisterEffect,

@@ -28,7 +28,7 @@ mod tests;
 use crate::core::{DoneIo, IoOp};
 use crate::frontend::vm::client::Client;
 use crate::frontend::vm::file::MachineFile;
-use crate::frontend::vm::frontend::{Answer, Closing, Frame, Frontend, Message, Turn};
+use crate::frontend::vm::protocol::{Answer, Closing, Frame, Message, Protocol, Turn};
 use crate::lane::AtOnce;
 use forebay_guest::{Area, Mapping, Pieces};
 use forebay_nvme::controller::ControllerConfig;
@@ -365,7 +365,7 @@ impl Pcie {
     }
 }
 
-impl Frontend for Pcie {
+impl Protocol for Pcie {
     fn frame(&self, peeked: &[u8]) -> Result<Frame, Closing> {
         match vfio_user::frame(peeked) {
             Ok(vfio_user::Frame::NeedMore(bytes)) => Ok(Frame::Need(bytes)),

@@ -14,7 +14,7 @@ use super::record::Stage;
 use super::{COMMANDS, Command, MDTS_BYTES, Pcie, Work};
 use crate::core::staging::StagingBuffer;
 use crate::core::{IoOp, NewIo};
-use crate::frontend::vm::frontend::Turn;
+use crate::frontend::vm::protocol::Turn;
 use crate::lane::{Lane, LaneIndex};
 use forebay_guest::PieceError;
 use forebay_nvme::io::{self, IoCommand, NamespaceGeometry, Transfer};

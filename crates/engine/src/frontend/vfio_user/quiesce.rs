@@ -17,7 +17,7 @@
 use super::record::COMMANDS;
 use super::{Pcie, lane_of};
 use crate::core::{IoOp, NewIo};
-use crate::frontend::vm::frontend::{Answer, Turn};
+use crate::frontend::vm::protocol::{Answer, Turn};
 use forebay_nvme::Status;
 use forebay_nvme::pcie::RegisterEffect;
 use forebay_vfio_user::Errno;

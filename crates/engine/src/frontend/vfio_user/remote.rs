@@ -20,7 +20,7 @@ use super::memory::ClientMemory;
 use super::queues::{Begun, LIST_COST};
 use super::{COMMANDS, MDTS_BYTES, Pcie, Work};
 use crate::core::IoOp;
-use crate::frontend::vm::frontend::{Answer, Closing, Turn};
+use crate::frontend::vm::protocol::{Answer, Closing, Turn};
 use forebay_guest::{GuestMemory, NewRegion};
 use forebay_nvme::Status;
 use forebay_nvme::pcie::data;

@@ -12,7 +12,7 @@ use super::queues::judge;
 use super::record::{COMMANDS, Stage};
 use super::{Command, Pcie, Work, no_entry, slot};
 use crate::core::{CarriedSpan, Devices, IoOp};
-use crate::frontend::vm::frontend::{Closing, Turn};
+use crate::frontend::vm::protocol::{Closing, Turn};
 use crate::lane::LaneIndex;
 use forebay_nvme::pcie::{Function, QUEUES, RegisterEffect, VECTORS, queue};
 use forebay_nvme::{Cqe, Sqe, Status};
@@ -52,7 +52,7 @@ impl Pcie {
         self.more = true;
         let lane = turn.client.lane().and_then(|lane| turn.core.lane(lane));
         if lane.is_some_and(|lane| lane.volume.blocks() != self.records.blocks()) {
-            use crate::frontend::vm::frontend::Frontend;
+            use crate::frontend::vm::protocol::Protocol;
             self.changed(turn);
         }
         Ok(())

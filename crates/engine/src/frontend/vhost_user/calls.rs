@@ -7,7 +7,7 @@
 //! **Not here:** whether a driver wants to be called ([`forebay_virtio::queue`]).
 
 use super::{BACKEND, CALL, Vhost};
-use crate::frontend::vm::frontend::{Closing, Turn};
+use crate::frontend::vm::protocol::{Closing, Turn};
 use forebay_virtio::vhost_user::MAX_QUEUES;
 use forebay_virtio::vhost_user::message;
 use forebay_xlate::boundary::region::bump;

@@ -9,7 +9,7 @@ use super::inflight::{create, wanted};
 use super::{BACKEND, CALL, ERR, INFLIGHT, KICK, Vhost, area};
 use crate::frontend::vm::descriptor;
 use crate::frontend::vm::file::Region;
-use crate::frontend::vm::frontend::{Answer, Closing, Deposit, Message, Turn, UNSHARED};
+use crate::frontend::vm::protocol::{Answer, Closing, Deposit, Message, Turn, UNSHARED};
 use forebay_guest::MapError;
 use forebay_virtio::blk::{CONFIG_BYTES, CONFIG_WRITEBACK};
 use forebay_virtio::vhost_user::message::{

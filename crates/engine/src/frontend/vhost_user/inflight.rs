@@ -7,7 +7,7 @@
 
 use super::area::InflightPlace;
 use super::{INFLIGHT, Vhost, area};
-use crate::frontend::vm::frontend::{Closing, Deposit, Turn};
+use crate::frontend::vm::protocol::{Closing, Deposit, Turn};
 use forebay_guest::{Area, Mapping};
 use forebay_virtio::inflight::queue_bytes;
 use forebay_virtio::ring::{MAX_QUEUE_SIZE, Window};

@@ -26,7 +26,7 @@ mod tests;
 
 use crate::core::{Core, DoneIo, IoOp};
 use crate::frontend::vm::file::AREA_BYTES;
-use crate::frontend::vm::frontend::{Answer, Closing, Frame, Frontend, Message, Turn};
+use crate::frontend::vm::protocol::{Answer, Closing, Frame, Message, Protocol, Turn};
 use crate::frontend::vm::talk::HUNG_UP;
 use crate::lane::{AtOnce, LaneIndex};
 use area::Area;
@@ -120,7 +120,7 @@ fn disk_of(turn: &Turn<'_>, queues: u16) -> Result<Disk, Closing> {
 }
 
 impl Vhost {
-    /// For a client that was just accepted, or (then [`Frontend::resume`] follows) that a dead engine had.
+    /// For a client that was just accepted, or (then [`Protocol::resume`] follows) that a dead engine had.
     ///
     /// # Errors
     /// Why it can't be served.
@@ -245,7 +245,7 @@ fn offer(disk: &Disk) -> Offer {
     }
 }
 
-impl Frontend for Vhost {
+impl Protocol for Vhost {
     fn frame(&self, peeked: &[u8]) -> Result<Frame, Closing> {
         match message::frame(peeked) {
             Ok(message::Frame::Need(bytes)) => Ok(Frame::Need(bytes)),

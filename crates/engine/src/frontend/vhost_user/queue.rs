@@ -1,7 +1,7 @@
 //! One ring that is served.
 
 use super::Vhost;
-use crate::frontend::vm::frontend::{Closing, Turn, UNSHARED};
+use crate::frontend::vm::protocol::{Closing, Turn, UNSHARED};
 use forebay_virtio::feature;
 use forebay_virtio::queue::{Queue, QueueConfig};
 use forebay_virtio::ring::{RingError, RingFeatures, Windows, area_bytes};

@@ -10,7 +10,7 @@ use super::queue::Slot;
 use super::{Vhost, area, count, is_good, slot_of};
 use crate::core::staging::MAX_TRANSFER_BYTES;
 use crate::core::{DoneIo, IoOp, NewIo};
-use crate::frontend::vm::frontend::{Closing, Turn};
+use crate::frontend::vm::protocol::{Closing, Turn};
 use forebay_virtio::blk::{self, ID_BYTES, Request, Status, Work};
 use forebay_virtio::ring::MAX_QUEUE_SIZE;
 use std::sync::atomic::Ordering::Relaxed;

@@ -10,7 +10,7 @@ use super::area::Record;
 use super::inflight::Inflight;
 use super::{INFLIGHT, KICK, Vhost, area, offer, slot_of};
 use crate::core::{CarriedSpan, Devices};
-use crate::frontend::vm::frontend::{Closing, Turn};
+use crate::frontend::vm::protocol::{Closing, Turn};
 use forebay_virtio::vhost_user::session::Session;
 use std::collections::BTreeSet;
 

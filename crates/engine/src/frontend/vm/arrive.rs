@@ -8,16 +8,15 @@
 use super::client::{Client, Place};
 use super::closer::Closer;
 use super::file::MachineFile;
-use super::frontend::{Closing, Frontend, Turn};
+use super::protocol::{Closing, Protocol, Turn};
 use super::registered::Registrar;
 use super::signal::Signals;
 use super::talk::Talk;
 use super::{Life, Machine, Machines, Make, blame, key};
 use crate::core::{CarriedSpan, Core, Devices};
-use crate::frontend::vhost_user::Vhost;
 use crate::lane::LaneIndex;
-use crate::mailbox::Upcall;
-use forebay_xlate::boundary::message::{Blamed, ExportConfig, ExportId, Frontend as Kind};
+use crate::upcall::Upcall;
+use forebay_xlate::boundary::message::{Blamed, ExportConfig, ExportId};
 use forebay_xlate::kill_point;
 use rustix::event::epoll;
 use rustix::net::Shutdown;
@@ -113,6 +112,7 @@ impl Machines {
         let keeps = new.export.frontend.keeps_memory();
         let registrar = self.registrar.as_ref().filter(|_| keeps);
         let place = Place {
+            frontend: self.index,
             index: at as u32,
             generation: self.generation,
             epoll: self.epoll.clone(),
@@ -129,7 +129,7 @@ impl Machines {
             closer,
             self.make,
         );
-        let data = epoll::EventData::new_u64(key(at as u32, self.generation, 0));
+        let data = epoll::EventData::new_u64(key(self.index, at as u32, self.generation, 0));
         let flags = epoll::EventFlags::IN | epoll::EventFlags::RDHUP | epoll::EventFlags::ET;
         let begun = begun.and_then(|begun| match epoll::add(&*self.epoll, &fd, data, flags) {
             Ok(()) => Ok(begun),
@@ -172,7 +172,7 @@ fn begin(
     (inherited, blamed): (Option<Deposits>, Option<Option<u16>>),
     closer: Closer,
     make: Make,
-) -> Result<(Talk, Box<dyn Frontend>), Closing> {
+) -> Result<(Talk, Box<dyn Protocol>), Closing> {
     let Some(deposits) = inherited else {
         let talk = Talk::new(fd.clone(), closer)?;
         return Ok((talk, make(&mut Turn { core, client })?));
@@ -194,13 +194,4 @@ fn begin(
     core.blame_nobody();
     kill_point!("vm.resumed");
     Ok((talk, frontend))
-}
-
-/// The frontend of a client, for its export.
-pub(super) fn make(turn: &mut Turn<'_>) -> Result<Box<dyn Frontend>, Closing> {
-    match turn.client.export().frontend {
-        Kind::NvmeTcp => Err(Closing("its export is none of a machine")),
-        Kind::NvmePcie { .. } => Ok(Box::new(crate::frontend::vfio_user::Pcie::new(turn)?)),
-        Kind::VhostUser { queues, .. } => Ok(Box::new(Vhost::new(turn, queues)?)),
-    }
 }

@@ -3,54 +3,17 @@
 //! **Design.** Whoever goes is *drained*: nothing of it begins any more, what waits ends, and what is at devices is waited
 //! for; only then everything of it is let go of, and the daemon is told. **Not here:** why they go.
 
-use super::frontend::{Closing, Turn};
-use super::{Life, Machine, Machines, REMOVAL_GRACE_NS, REMOVED};
+use super::protocol::{Closing, Turn};
+use super::{Life, Machine, Machines};
 use crate::core::Core;
-use crate::mailbox::Upcall;
+use crate::upcall::Upcall;
 use forebay_nvme::Status;
-use forebay_xlate::boundary::message::ExportId;
 use rustix::event::epoll;
 use rustix::net::Shutdown;
 
 impl Machines {
-    /// An export is removed: its client may go by itself for a moment, but starts no command any more. Gives
-    /// how many of its commands have not ended.
-    pub(crate) fn export_removed(&mut self, core: &mut Core, export: ExportId) -> u32 {
-        let until = core.now_ns().saturating_add(REMOVAL_GRACE_NS);
-        let mut left = 0;
-        for at in 0..self.all.len() {
-            let Some(machine) = &mut self.all[at] else {
-                continue;
-            };
-            if machine.client.export.export != export || machine.life != Life::Open {
-                continue;
-            }
-            machine.life = Life::Removed(until);
-            if let Some(lane) = machine.client.lane.take() {
-                core.orphan_machine(lane);
-            }
-            let Machine {
-                client, frontend, ..
-            } = &mut **machine;
-            let stays = frontend.removed(&mut Turn { core, client });
-            left += self.end_commands(core, at);
-            if !stays {
-                self.close(core, at, REMOVED);
-            }
-        }
-        left
-    }
-
-    /// Closes all.
-    pub(crate) fn close_all(&mut self, core: &mut Core) {
-        self.stopping = true;
-        for at in 0..self.all.len() {
-            self.close(core, at, Closing("the engine stops"));
-        }
-    }
-
     /// Ends those of a client's commands that wait; how many are left.
-    fn end_commands(&mut self, core: &mut Core, at: usize) -> u32 {
+    pub(super) fn end_commands(&mut self, core: &mut Core, at: usize) -> u32 {
         let Some(Some(machine)) = self.all.get(at) else {
             return 0;
         };
@@ -59,7 +22,7 @@ impl Machines {
             of.conn == mine.conn && of.conn_generation == mine.conn_generation
         });
         // Those that ended just now are put away first.
-        while let Some(done) = core.next_machine_done() {
+        while let Some(done) = core.next_ended(self.index) {
             let owner = done.owner;
             if let Some(machine) = self.get(owner.conn, owner.conn_generation as u16) {
                 let Machine {

@@ -7,16 +7,16 @@
 //! **Not here:** what a lane may begin of a turn ([`crate::core`]); hosts over TCP, of which to look at one is a system call
 //! ([`crate::frontend::nvme_tcp`]).
 
-use super::frontend::Turn;
+use super::protocol::Turn;
 use super::{Life, Machine, Machines, blame};
 use crate::core::Core;
 
 /// So many are looked at after a quantum, and of so many it is known that they are within their base: others are next time.
-const AT_ONCE: usize = 4;
+pub(super) const AT_ONCE: usize = 4;
 pub(super) const MOST: usize = 64;
 
 impl Machine {
-    fn has_rung(&self) -> bool {
+    pub(super) fn has_rung(&self) -> bool {
         !matches!(self.life, Life::Draining(_)) && self.frontend.has_rung()
     }
 }
@@ -41,25 +41,8 @@ impl Machines {
         }
     }
 
-    /// Serves one of those within their base that have rung. True if there was one.
-    pub(crate) fn look(&mut self, core: &mut Core) -> bool {
-        for _ in 0..AT_ONCE.min(self.calm.len()) {
-            self.calm_next = match self.calm_next + 1 {
-                next if next < self.calm.len() => next,
-                _ => 0,
-            };
-            let index = self.calm[self.calm_next];
-            let machine = self.all.get(index as usize);
-            if machine.is_some_and(|m| m.as_ref().is_some_and(|m| m.has_rung())) {
-                self.serve_calm(core, index);
-                return true;
-            }
-        }
-        false
-    }
-
     /// Serves one that has rung.
-    fn serve_calm(&mut self, core: &mut Core, index: u32) {
+    pub(super) fn serve_calm(&mut self, core: &mut Core, index: u32) {
         let Some(Some(machine)) = self.all.get_mut(index as usize) else {
             return;
         };

@@ -2,7 +2,7 @@
 //!
 //! **Purpose.** Both kinds (NVMe over vfio-user, vhost-user-blk) have the same needs: one client at a
 //! time on one socket, descriptors of memory and interrupts, messages that must survive the engine. This
-//! is their common part; a kind is a [`frontend::Frontend`].
+//! is their common part; a kind is a [`protocol::Protocol`].
 //!
 //! **Design.** One [`Machines`] for each reactor, beside its TCP connections. A client has a socket and its
 //! messages ([`talk`]), memory and descriptors ([`client`]), and a file in which a successor finds all of it
@@ -19,23 +19,26 @@ pub(crate) mod client;
 pub(crate) mod closer;
 pub(crate) mod descriptor;
 pub(crate) mod file;
-pub(crate) mod frontend;
 mod leave;
-pub(crate) mod look;
+mod look;
+mod message;
 mod peek;
+pub(crate) mod protocol;
 mod registered;
 pub(crate) mod signal;
 pub(crate) mod talk;
 #[cfg(test)]
 mod tests;
+mod turn;
 
-use crate::core::Core;
+use crate::core::{Core, FrontendIndex};
+use crate::frontend::Frontend;
 pub(crate) use arrive::{NewMachine, blamed_of};
 use client::Client;
 use closer::Closer;
-use forebay_xlate::boundary::message::ExportId;
 use forebay_xlate::boundary::region::Blame;
-use frontend::{Closing, Frontend, Turn};
+pub(crate) use message::Message;
+use protocol::{Closing, Protocol, Turn};
 use registered::Registrar;
 use rustix::event::epoll;
 use rustix::thread::CpuSet;
@@ -53,9 +56,6 @@ pub(crate) const RETRY_NS: u64 = 2_000_000;
 /// What is registered in one turn: each takes a call of the kernel.
 const READY_AT_ONCE: usize = 4;
 
-/// The top byte of the epoll keys of machines.
-pub(crate) const KEY_BYTE: u64 = 0x4D;
-
 /// Notes that the reactor works for a client from here on.
 #[inline]
 fn blame(core: &Core, client: &Client) {
@@ -66,11 +66,10 @@ fn blame(core: &Core, client: &Client) {
 }
 
 /// The epoll key of a client's socket (0) or of what it watches (its slot + 1).
-fn key(index: u32, generation: u16, what: usize) -> u64 {
-    KEY_BYTE << 56
-        | u64::from(generation) << 40
-        | u64::from(index & 0xFF_FFFF) << 16
-        | (what as u64 & 0xFFFF)
+fn key(frontend: FrontendIndex, index: u32, generation: u16, what: usize) -> u64 {
+    frontend.key(
+        u64::from(generation) << 40 | u64::from(index & 0xFF_FFFF) << 16 | (what as u64 & 0xFFFF),
+    )
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -85,7 +84,7 @@ enum Life {
 struct Machine {
     client: Client,
     talk: Talk,
-    frontend: Box<dyn Frontend>,
+    frontend: Box<dyn Protocol>,
     fd: Arc<OwnedFd>,
     life: Life,
     watches_room: bool,
@@ -93,6 +92,10 @@ struct Machine {
 
 /// See the module's text.
 pub(crate) struct Machines {
+    /// This frontend's place among those of its reactor.
+    index: FrontendIndex,
+    /// Turns in which rings are not looked at.
+    rest: u32,
     all: Vec<Option<Box<Machine>>>,
     generation: u16,
     epoll: Arc<OwnedFd>,
@@ -114,12 +117,19 @@ pub(crate) struct Machines {
 }
 
 /// What makes the frontend of a client.
-type Make = fn(&mut Turn<'_>) -> Result<Box<dyn Frontend>, Closing>;
+pub(crate) type Make = fn(&mut Turn<'_>) -> Result<Box<dyn Protocol>, Closing>;
 
 impl Machines {
-    /// None yet. Their sockets are watched in `epoll`, with keys of [`KEY_BYTE`].
-    pub(crate) fn new(epoll: Arc<OwnedFd>, closer: Closer) -> Self {
+    /// None yet. Their sockets are watched in `epoll`, and `make` makes their protocols.
+    pub(crate) fn new(
+        index: FrontendIndex,
+        epoll: Arc<OwnedFd>,
+        closer: Closer,
+        make: Make,
+    ) -> Self {
         Self {
+            index,
+            rest: 0,
             all: Vec::new(),
             generation: 0,
             epoll,
@@ -132,22 +142,13 @@ impl Machines {
             calm_at: 0,
             calm_next: 0,
             stopping: false,
-            make: arrive::make,
+            make,
         }
     }
 
     /// Has what is beside the reactor, which has a processor of its own, run on these.
     pub(crate) fn beside(self, cpus: Option<CpuSet>) -> Self {
         Self { cpus, ..self }
-    }
-
-    /// With frontends of a test's own.
-    #[cfg(test)]
-    fn with(epoll: Arc<OwnedFd>, closer: Closer, make: Make) -> Self {
-        Self {
-            make,
-            ..Self::new(epoll, closer)
-        }
     }
 
     /// It is as if the process had been killed: nothing is put in order, but what the kernel has few of.
@@ -157,15 +158,15 @@ impl Machines {
         std::mem::forget(self);
     }
 
-    /// One turn; true if anything was done.
-    pub(crate) fn poll(&mut self, core: &mut Core) -> bool {
+    /// Serves all clients that have something; true if there was anything.
+    pub(crate) fn poll_all(&mut self, core: &mut Core) -> bool {
         if self.all.is_empty() {
             return false;
         }
         self.register(core);
         self.note_calm(core);
         let any = self.pass(core);
-        if !core.next_machine_done_is_none() {
+        if core.has_ended(self.index) {
             // What devices ended at once is shown in the same turn.
             self.pass(core);
         }
@@ -191,7 +192,7 @@ impl Machines {
 
     fn pass(&mut self, core: &mut Core) -> bool {
         let mut any = false;
-        while let Some(done) = core.next_machine_done() {
+        while let Some(done) = core.next_ended(self.index) {
             any = true;
             let owner = done.owner;
             if let Some(machine) = self.get(owner.conn, owner.conn_generation as u16) {
@@ -230,7 +231,7 @@ impl Machines {
                 core.blame_nobody();
                 if polled {
                     any = true;
-                    self.look(core);
+                    self.poll_between(core);
                 }
             }
             let Some(machine) = &mut self.all[at] else {
@@ -268,29 +269,9 @@ impl Machines {
     }
 
     fn get(&mut self, conn: u32, generation: u16) -> Option<&mut Machine> {
-        let at = (conn & !crate::core::Owner::MACHINE) as usize;
+        let at = conn as usize;
         let machine = self.all.get_mut(at)?.as_mut()?;
         (machine.client.generation() == generation).then_some(machine)
-    }
-
-    /// Sockets or watched descriptors of these keys have something to say.
-    pub(crate) fn ready(&mut self, core: &mut Core, keys: &[u64]) {
-        for key in keys.iter().filter(|key| *key >> 56 == KEY_BYTE) {
-            let (index, generation) = ((key >> 16) as u32 & 0xFF_FFFF, (key >> 40) as u16);
-            let Some(machine) = self.get(index, generation) else {
-                continue;
-            };
-            match (key & 0xFFFF) as usize {
-                0 => machine.talk.ready(),
-                _ if matches!(machine.life, Life::Draining(_)) => {}
-                what => {
-                    let Machine {
-                        client, frontend, ..
-                    } = machine;
-                    frontend.ready(&mut Turn { core, client }, what - 1);
-                }
-            }
-        }
     }
 
     /// The daemon holds a client's deposits up to this one, or doesn't.
@@ -303,110 +284,6 @@ impl Machines {
                 machine.client.fail(Closing(why));
             }
             None => {}
-        }
-    }
-
-    /// Clients, those that are draining too.
-    pub(crate) fn count(&self) -> usize {
-        self.all.iter().flatten().count()
-    }
-
-    /// Whether there is nothing to do that would not be told of.
-    pub(crate) fn is_idle(&self) -> bool {
-        let busy = |m: &Machine| {
-            !matches!(m.life, Life::Draining(_))
-                && (m.client.closing.is_some()
-                    || m.client.any_raised
-                    || m.asks()
-                    || m.talk.is_active() && !m.talk.must_retry())
-        };
-        !self.all.iter().flatten().any(|m| busy(m))
-    }
-
-    /// Whether something is waited for that nobody tells of.
-    pub(crate) fn must_retry(&self) -> bool {
-        let retries = |m: &Machine| !matches!(m.life, Life::Draining(_)) && m.talk.must_retry();
-        self.all.iter().flatten().any(|m| retries(m))
-    }
-
-    /// Whether commands of a client that is gone are waited for.
-    pub(crate) fn is_draining(&self) -> bool {
-        let mut all = self.all.iter().flatten();
-        all.any(|m| matches!(m.life, Life::Draining(_)))
-    }
-
-    /// The reactor is about to sleep: has the guests ring. False: it must not sleep.
-    pub(crate) fn arm(&mut self, core: &mut Core) -> bool {
-        let mut may = true;
-        for machine in self.all.iter_mut().flatten() {
-            if matches!(machine.life, Life::Draining(_)) {
-                continue;
-            }
-            let Machine {
-                client, frontend, ..
-            } = &mut **machine;
-            may &= frontend.arm(&mut Turn { core, client });
-        }
-        may && core.next_machine_done_is_none()
-    }
-
-    /// When [`Machines::tick`] has something to do at the latest.
-    pub(crate) fn next_deadline_ns(&self) -> Option<u64> {
-        let of = |m: &Machine| {
-            let removed = match m.life {
-                Life::Open => None,
-                Life::Removed(until) => Some(until),
-                Life::Draining(_) => return None,
-            };
-            let deadlines = [removed, m.talk.deadline_ns(), m.frontend.deadline_ns()];
-            deadlines.into_iter().flatten().min()
-        };
-        self.all.iter().flatten().filter_map(|m| of(m)).min()
-    }
-
-    /// Looks at time limits. What a client has said by now, or taken, came in time.
-    pub(crate) fn tick(&mut self, core: &mut Core) {
-        let now = core.now_ns();
-        for at in 0..self.all.len() {
-            let Some(machine) = &mut self.all[at] else {
-                continue;
-            };
-            match machine.life {
-                Life::Draining(why) => {
-                    self.drained(core, at, why);
-                    continue;
-                }
-                Life::Removed(until) if now >= until => machine.client.fail(REMOVED),
-                _ => {}
-            }
-            let is_late = |limit: Option<u64>| limit.is_some_and(|limit| now >= limit);
-            if is_late(machine.talk.deadline_ns()) || is_late(machine.frontend.deadline_ns()) {
-                core.blame_nobody();
-                machine.talk.ready();
-                machine.talk(core);
-            }
-            if is_late(machine.talk.deadline_ns()) {
-                let why = machine.talk.overdue();
-                machine.client.fail(why);
-            }
-            machine.client.is_heard = machine.talk.hears();
-            let Machine {
-                client, frontend, ..
-            } = &mut **machine;
-            frontend.tick(&mut Turn { core, client });
-            machine.show(core);
-        }
-    }
-
-    /// An export's volume grew, or something else of it changed.
-    pub(crate) fn export_changed(&mut self, core: &mut Core, export: ExportId) {
-        for machine in self.all.iter_mut().flatten() {
-            if machine.client.export.export == export && machine.life == Life::Open {
-                let Machine {
-                    client, frontend, ..
-                } = &mut **machine;
-                frontend.changed(&mut Turn { core, client });
-            }
         }
     }
 }

@@ -19,15 +19,15 @@
 //! count); they are those of the last message that begins within that piece or before. Whatever else is needed of
 //! it is then peeked at alone.
 //!
-//! **Not here:** what messages mean ([`super::frontend`]).
+//! **Not here:** what messages mean ([`super::protocol`]).
 
 use super::client::{Client, MAX_DESCRIPTORS, MAX_MESSAGE_BYTES, MESSAGE_LIMIT_NS};
 use super::closer::Closer;
 use super::file::Stage;
-use super::frontend::{Answer, Closing, Deposit, Frame, Frontend, Message, Turn};
+use super::protocol::{Answer, Closing, Deposit, Frame, Message, Protocol, Turn};
 use super::{answer, descriptor, peek};
 use crate::core::Core;
-use crate::mailbox::Upcall;
+use crate::upcall::Upcall;
 use forebay_xlate::kill_point;
 use rustix::io::Errno;
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags};
@@ -225,7 +225,7 @@ impl Talk {
         &mut self,
         core: &mut Core,
         client: &mut Client,
-        frontend: &mut dyn Frontend,
+        frontend: &mut dyn Protocol,
     ) -> Result<bool, Closing> {
         let mut messages = 0;
         let mut any = false;
@@ -285,7 +285,7 @@ impl Talk {
     }
 
     /// Peeks until a message is whole; false if it isn't yet.
-    fn read(&mut self, frontend: &mut dyn Frontend) -> Result<bool, Closing> {
+    fn read(&mut self, frontend: &mut dyn Protocol) -> Result<bool, Closing> {
         loop {
             let need = match self.bytes.len() {
                 0 => 1,
@@ -400,7 +400,7 @@ impl Talk {
     fn keep_descriptors(
         &mut self,
         client: &mut Client,
-        frontend: &dyn Frontend,
+        frontend: &dyn Protocol,
     ) -> Result<(), Closing> {
         self.descriptors.clear();
         // Those that were found belong to the last message that begins before where they end.
@@ -436,7 +436,7 @@ impl Talk {
         &mut self,
         core: &mut Core,
         client: &mut Client,
-        frontend: &mut dyn Frontend,
+        frontend: &mut dyn Protocol,
     ) -> Result<(), Closing> {
         let (number, _) = client.file().message();
         client.file().set_message(number + 1, Stage::Intent);

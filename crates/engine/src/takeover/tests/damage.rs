@@ -92,7 +92,7 @@ proptest! {
         }
         // Whatever goes on or not, every socket has one fate.
         let live = after.controllers.iter().flat_map(|c| &c.queues).map(|q| q.socket);
-        let mut fates: Vec<usize> = live.chain(after.closed.iter().map(|c| c.0)).chain(after.newcomers.clone()).collect();
+        let mut fates: Vec<usize> = live.chain(after.closed.iter().map(|c| c.0)).chain(after.handshakes.clone()).collect();
         fates.sort_unstable();
         prop_assert_eq!(fates, (0..sockets.len()).collect::<Vec<_>>());
     }

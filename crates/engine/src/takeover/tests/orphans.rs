@@ -159,7 +159,7 @@ fn a_newcomer_that_was_answered_ends() {
         socket.1 = Ok(SocketFacts { consumed, accepted });
     }
     let made = plan(&dead.region, &dead, &sockets, None, &lanes(), 5);
-    assert_eq!(made.newcomers, [0, 1]);
+    assert_eq!(made.handshakes, [0, 1]);
     assert_eq!(made.closed, [(2, Closing::Unrecorded)]);
 }
 

@@ -224,6 +224,7 @@ fn a_pair_waits_for_nothing_that_waits_behind_it() {
     let record = CommandRef::new(3, 100);
     let pair = NewIo {
         owner: Owner {
+            frontend: FrontendIndex(0),
             conn: 3,
             conn_generation: 0,
             slot: 100,

@@ -113,6 +113,7 @@ impl Rig {
         let buffer = (len_bytes > 0).then(|| self.b.core.staging.take(len_bytes).unwrap());
         let new = NewIo {
             owner: Owner {
+                frontend: FrontendIndex(0),
                 conn: lane,
                 conn_generation: 0,
                 slot,

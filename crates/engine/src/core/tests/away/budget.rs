@@ -52,6 +52,7 @@ impl Reactor {
         self.started += 1;
         let new = NewIo {
             owner: Owner {
+                frontend: FrontendIndex(0),
                 conn: 0,
                 conn_generation: 0,
                 slot: 0,

@@ -2,9 +2,9 @@
 
 use super::admit::quiet_lane;
 use super::*;
+use crate::bell::ReactorBell;
 use crate::core::away::idle::SAY_NS;
 use crate::core::away::{TURN, TURN_BYTES};
-use crate::mailbox::ReactorBell;
 use forebay_burst::params::Params;
 use forebay_xlate::boundary::message::Spread;
 use forebay_xlate::boundary::region::CommandState;
@@ -89,6 +89,7 @@ impl Two {
     fn own_read(&mut self) {
         let new = NewIo {
             owner: Owner {
+                frontend: FrontendIndex(0),
                 conn: 0,
                 conn_generation: 0,
                 slot: 0,
@@ -383,7 +384,7 @@ fn revokes_drain_when_what_is_away_is_back() {
         let away = t.away();
         for _ in crate::patience::patiently() {
             t.b.turn();
-            if t.b.core.done.len() == 40 - away {
+            if t.b.core.ended_count() == 40 - away {
                 break;
             }
         }
@@ -407,7 +408,7 @@ fn an_export_goes_when_what_is_away_is_back() {
     t.b.core.orphan(0);
     for _ in crate::patience::patiently() {
         t.b.turn();
-        if t.b.core.done.len() == 40 - away {
+        if t.b.core.ended_count() == 40 - away {
             break;
         }
     }

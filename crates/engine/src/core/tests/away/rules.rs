@@ -194,6 +194,7 @@ impl Run {
         }
         let new = NewIo {
             owner: Owner {
+                frontend: FrontendIndex(0),
                 conn: queue,
                 conn_generation: 0,
                 slot,

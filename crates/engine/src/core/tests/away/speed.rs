@@ -41,6 +41,7 @@ impl Host {
         self.left += 1;
         let new = NewIo {
             owner: Owner {
+                frontend: FrontendIndex(0),
                 conn: 0,
                 conn_generation: 0,
                 slot,
@@ -65,7 +66,7 @@ impl Host {
             (0..self.depth as u16).for_each(|slot| self.start(core, slot));
         }
         // As many as there are now: what ends at once is the next turn's.
-        for _ in 0..core.done.len() {
+        for _ in 0..core.ended_count() {
             let Some(done) = core.next_done() else { break };
             assert_eq!(done.status, Status::SUCCESS);
             core.staging.give(done.buffer.unwrap());

@@ -22,7 +22,6 @@ use forebay_xlate::boundary::region::{
     QueueRecord, RECORDS, ReactorRecord, Region, queue_use, rx_word,
 };
 use forebay_xlate::kill_point;
-use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Relaxed, Release};
 
@@ -59,11 +58,6 @@ pub(crate) fn params_of_word(word: u64) -> Option<TcpParams> {
         max_h2c_data_bytes: max_h2c as u32,
         max_r2t: (word >> 2 & 3) + 1,
     })
-}
-
-/// A region that is there until the process ends, as its engine's is.
-pub(crate) fn keep_for_ever(region: &Arc<Region>) -> &'static Region {
-    Box::leak(Box::new(region.clone()))
 }
 
 /// Stores in the program's order.
@@ -122,7 +116,7 @@ impl QueueRecords {
     }
 
     /// A queue is made: nothing counts before [`QueueRecords::live`]. Up to `taken` its stream is taken
-    /// (the door's part of it may not be consumed yet), with `number` commands, and `tx_at` is where what
+    /// (the listener's part of it may not be consumed yet), with `number` commands, and `tx_at` is where what
     /// it will send begins.
     pub(crate) fn make(&self, constants: &QueueConstants, number: u64, taken: u64, tx_at: u64) {
         let r = self.record;

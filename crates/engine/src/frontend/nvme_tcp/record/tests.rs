@@ -1,9 +1,11 @@
 //! What counts after each step, and after a death within it.
 
 use super::*;
+use crate::records::keep_for_ever;
 use forebay_nvme::tcp::{IcReq, Offer};
 use forebay_xlate::boundary::region::QueueIdentity;
 use forebay_xlate::kill;
+use std::sync::Arc;
 
 fn records() -> (QueueRecords, &'static Region) {
     let region = keep_for_ever(&Arc::new(Region::anonymous(1).unwrap()));

@@ -1,6 +1,7 @@
 //! Commands that a host aborts, and those of hosts that may no longer use an export.
 
 use super::*;
+use crate::frontend::Frontend;
 use crate::lane::Lane;
 use forebay_device::OpKind;
 use forebay_xlate::boundary::message::{ExportConfig, ExportId};
@@ -177,11 +178,11 @@ fn a_host_taken_off_the_list_is_out_with_what_it_had_waiting() {
     rig.gate.release();
     for _ in crate::patience::patiently() {
         rig.turns(1);
-        if rig.frontend.connections() == 2 {
+        if rig.frontend.count() == 2 {
             break;
         }
     }
-    assert_eq!(rig.frontend.connections(), 2);
+    assert_eq!(rig.frontend.count(), 2);
     assert_eq!((rig.held_bytes(), rig.core.staging.out()), (0, 0));
     // The other was not disturbed.
     other_host.say(&rw(2, 1, 100, 1), &[]);

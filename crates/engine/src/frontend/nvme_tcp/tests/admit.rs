@@ -2,6 +2,7 @@
 
 use super::abort::{ABORTED, abort, answers};
 use super::*;
+use crate::frontend::Frontend;
 use forebay_burst::budget::Budget;
 use forebay_device::OpKind;
 use forebay_nvme::tcp::{H2cData, Pdu, R2t};
@@ -161,7 +162,7 @@ fn deep_queues_over_budget_wait_in_their_connections() {
     rig.turns(5);
     drop((host, admin));
     rig.turns(10);
-    assert_eq!((rig.frontend.connections(), held(&rig)), (0, (0, 0)));
+    assert_eq!((rig.frontend.count(), held(&rig)), (0, (0, 0)));
 }
 
 /// However deep a queue is: all that its commands wait for their budget is counted as that, and as nothing else.
@@ -360,7 +361,7 @@ fn what_waits_in_a_socket_over_budget_keeps_nobody_awake() {
     drop(host);
     assert!(is_awake(&mut rig));
     rest(&mut rig);
-    assert!(!is_awake(&mut rig) && rig.frontend.connections() == 1);
+    assert!(!is_awake(&mut rig) && rig.frontend.count() == 1);
     assert_eq!((rig.core.busy_ios(), rig.held_bytes()), (0, 0));
 }
 

@@ -3,6 +3,7 @@
 
 use super::rig::{Host, Rig, rig, rw, write_in_capsule};
 use super::*;
+use crate::frontend::Frontend;
 use forebay_nvme::tcp::{DIGEST_BYTES, FatalStatus, H2cData, TermReq};
 
 /// Byte offsets of the common header's fields (TCP 3.6.1), which an error names.
@@ -61,11 +62,7 @@ impl Scene {
     }
 
     fn clean(&mut self) {
-        assert_eq!(
-            self.rig.frontend.connections(),
-            2,
-            "and no connection is left"
-        );
+        assert_eq!(self.rig.frontend.count(), 2, "and no connection is left");
         assert_eq!((self.rig.held_bytes(), self.rig.core.staging.out()), (0, 0));
         assert_eq!(self.rig.frontend.shared.r2ts.get(), 0);
         assert!(!self.rig.core.carries());

@@ -6,6 +6,7 @@
 //! 1000 times eight reads of 4 KiB; `read:8:1000::admitted` for the same of a tenant that has plenty of everything.
 
 use super::rig::{Host, Rig, rig_on, rw, write_in_capsule};
+use crate::frontend::Frontend;
 use forebay_nvme::tcp::Pdu;
 use forebay_xlate::boundary::message::ExportId;
 use std::sync::atomic::Ordering::Relaxed;

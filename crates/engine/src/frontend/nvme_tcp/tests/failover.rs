@@ -1,6 +1,7 @@
 //! What a host has left at the device when its association broke.
 
 use super::*;
+use crate::frontend::Frontend;
 use crate::frontend::nvme_tcp::place::MAX_DRAINING;
 use forebay_device::OpKind;
 
@@ -38,7 +39,7 @@ fn after_a_break(next_host: &'static str) {
     assert_eq!(rig.gate.held(), 1, "and the new one is not on its way");
     // The old command's buffer is still the device's.
     assert_eq!(rig.core.staging.out(), 2);
-    assert_eq!(rig.frontend.connections(), 3);
+    assert_eq!(rig.frontend.count(), 3);
     rig.gate.release();
     assert!(matches!(response(&mut rig, &mut new).0, Pdu::CapsuleResp(c) if c.cid() == 1));
     new.say(&rw(2, 3, 0, 1), &[]);
@@ -46,7 +47,7 @@ fn after_a_break(next_host: &'static str) {
     assert!(matches!(pdu, Pdu::C2hData(c) if c.cid == 3));
     assert_eq!(data, [2; 4096]);
     rig.turns(2);
-    assert_eq!((rig.frontend.connections(), rig.core.staging.out()), (2, 0));
+    assert_eq!((rig.frontend.count(), rig.core.staging.out()), (2, 0));
     assert!(!rig.core.carries());
 }
 
@@ -87,7 +88,7 @@ fn a_host_that_comes_back_too_often_waits() {
     rig.gate.release();
     for _ in crate::patience::patiently() {
         rig.turns(1);
-        if rig.frontend.connections() == 0 {
+        if rig.frontend.count() == 0 {
             break;
         }
     }

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::exports::Port;
+use crate::frontend::Frontend;
 use crate::lane::Figures;
 use forebay_nvme::controller::{Ana, AnaState};
 use forebay_nvme::opcode::nvm;

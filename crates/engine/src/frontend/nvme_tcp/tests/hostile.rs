@@ -2,6 +2,7 @@
 
 use super::rig::{Host, Rig, rig, rw, write_in_capsule};
 use super::*;
+use crate::frontend::Frontend;
 use proptest::prelude::*;
 use zerocopy::IntoBytes;
 
@@ -194,12 +195,12 @@ proptest! {
             serves(&mut rig, &mut good, round as u16);
             drop((bad, own));
             rig.turns(4);
-            prop_assert_eq!(rig.frontend.connections(), 2);
+            prop_assert_eq!(rig.frontend.count(), 2);
             prop_assert_eq!((rig.core.staging.out(), rig.frontend.shared.r2ts.get()), (0, 0));
         }
         drop((admin, good));
         rig.turns(4);
-        prop_assert_eq!(rig.frontend.connections(), 0);
+        prop_assert_eq!(rig.frontend.count(), 0);
         let used = rig.core.region.queues().iter().filter(|q| q.used.load(Relaxed) != 0).count();
         prop_assert_eq!(used, 0);
     }

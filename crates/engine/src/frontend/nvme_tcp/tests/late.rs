@@ -1,6 +1,7 @@
 //! Time limits are judged after a look at the input.
 
 use super::*;
+use crate::frontend::Frontend;
 use forebay_nvme::opcode;
 use rig::Rig;
 use rustix::net::sockopt;
@@ -39,12 +40,12 @@ fn keep_alive_in_the_socket_counts() {
         for host in &mut hosts {
             assert_eq!(host.response().unwrap().status(), Status::SUCCESS);
         }
-        assert_eq!(rig.frontend.connections(), hosts.len());
+        assert_eq!(rig.frontend.count(), hosts.len());
         rig.pass(KATO_NS - SECOND_NS);
     }
     // Who has said nothing is late.
     rig.pass(2 * SECOND_NS);
-    assert_eq!(rig.frontend.connections(), 0);
+    assert_eq!(rig.frontend.count(), 0);
     assert!(hosts.iter_mut().all(Host::ended));
 }
 
@@ -76,7 +77,7 @@ fn data_in_the_socket_counts() {
             rustix::net::send(&host.fd, &out, SendFlags::NOSIGNAL).unwrap();
         }
         rig.pass(2 * DATA_LIMIT_NS);
-        assert_eq!(rig.frontend.connections(), 1 + usize::from(came));
+        assert_eq!(rig.frontend.count(), 1 + usize::from(came));
     }
 }
 
@@ -93,7 +94,7 @@ fn room_in_the_socket_counts() {
     assert!(rig.held_bytes() > 0);
     while slow.hear().is_some() {}
     rig.pass(2 * BLOCKED_LIMIT_NS);
-    assert_eq!(rig.frontend.connections(), 2);
+    assert_eq!(rig.frontend.count(), 2);
     assert!(slow.hear().is_some());
 }
 
@@ -164,7 +165,7 @@ fn vanished_host_is_dropped() {
     }
     let over = crate::patience::patiently().any(|()| {
         rig.turns(1);
-        rig.frontend.connections() == 0
+        rig.frontend.count() == 0
     });
     assert!(over);
 }

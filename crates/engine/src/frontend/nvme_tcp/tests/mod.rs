@@ -25,8 +25,9 @@ mod take_over_reserve;
 
 use super::*;
 use crate::core::staging::StagingBuffer;
+use crate::frontend::Frontend;
 use crate::lane::LaneIndex;
-use crate::mailbox::Upcall;
+use crate::upcall::Upcall;
 use forebay_nvme::Sqe;
 use forebay_nvme::Status;
 use forebay_nvme::fabrics::{ConnectCommand, PropertyCommand};
@@ -93,7 +94,7 @@ fn a_host_that_never_reads_is_given_up() {
     assert!(rig.held_bytes() > 0);
     rig.pass(2 * SECOND_NS);
     assert_eq!((rig.held_bytes(), rig.core.staging.out()), (0, 0));
-    assert_eq!(rig.frontend.connections(), 1);
+    assert_eq!(rig.frontend.count(), 1);
     // Its queue is free again.
     admin.say(&PropertyCommand::get(9, 0x1c, false).to_sqe(), &[]);
     rig.turns(1);
@@ -128,7 +129,10 @@ fn without_memory_the_stream_waits_and_loses_nothing() {
     rustix::net::send(&host.fd, &capsule[..4000], SendFlags::NOSIGNAL).unwrap();
     rig.turns(10);
     assert!(host.hear().is_none());
-    assert!(rig.frontend.must_retry(), "it must be tried again");
+    assert!(
+        rig.frontend.retry_within_ns().is_some(),
+        "it must be tried again"
+    );
     assert!(rig.core.record().staging_waits.load(Relaxed) > 0);
     // One buffer, of the smallest, is enough to get on.
     rig.core.staging.give(all.swap_remove(0));
@@ -207,7 +211,7 @@ fn without_room_in_the_core_commands_wait_their_turn() {
         .map(|c| c.slots.used() - c.in_flight as usize)
         .sum();
     assert!(waiting > 0, "the core took them all");
-    assert!(rig.frontend.must_retry());
+    assert!(rig.frontend.retry_within_ns().is_some());
     for _ in 0..10 {
         rig.core
             .fault_failed(V, ExtentRange::new(0, 1), false, FaultFailure::NoSpace);
@@ -262,7 +266,7 @@ fn data_that_never_comes_ends_the_connection() {
     );
     while host.hear().is_some() {}
     assert!(host.ended());
-    assert_eq!(rig.frontend.connections(), 1);
+    assert_eq!(rig.frontend.count(), 1);
 }
 
 #[test]
@@ -282,15 +286,11 @@ fn who_is_told_to_go_has_two_seconds() {
     rig.turns(1);
     rig.pass(SECOND_NS);
     assert!(rustix::net::send(&host.fd, &[0; 64], SendFlags::NOSIGNAL).is_err());
-    assert_eq!(
-        rig.frontend.connections(),
-        2,
-        "the core has its command still"
-    );
+    assert_eq!(rig.frontend.count(), 2, "the core has its command still");
     rig.core
         .fault_failed(V, ExtentRange::new(0, 1), false, FaultFailure::Internal);
     rig.turns(1);
-    assert_eq!((rig.frontend.connections(), rig.core.staging.out()), (1, 0));
+    assert_eq!((rig.frontend.count(), rig.core.staging.out()), (1, 0));
 }
 
 #[test]
@@ -346,7 +346,7 @@ fn the_state_region_says_what_is_in_flight() {
         (record.state(), q.used.load(Relaxed), c.used.load(Relaxed)),
         (CommandState::FREE, 0, 0)
     );
-    assert_eq!(rig.frontend.connections(), 0);
+    assert_eq!(rig.frontend.count(), 0);
 }
 
 #[test]
@@ -435,7 +435,7 @@ fn a_socket_that_others_hold_ends_for_its_host_and_is_watched_no_more() {
     // They are readable for ever; the rig looks whether anybody is told.
     drop((admin, host, refused));
     rig.turns(5);
-    assert_eq!(rig.frontend.connections(), 0);
+    assert_eq!(rig.frontend.count(), 0);
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::core::{CarriedSpan, Devices};
+use crate::frontend::Frontend;
 use forebay_device::OpKind;
 use forebay_nvme::SglDescriptor;
 use forebay_nvme::opcode::nvm;
@@ -363,7 +364,7 @@ fn a_connection_that_closes_asks_for_nothing() {
             asked.retain(|ask| ask.token != token);
         }
     }
-    assert!(asked.is_empty() && !rig.frontend.has_reserving());
+    assert!(asked.is_empty() && !rig.frontend.waits_for_control());
     assert_eq!((rig.held_bytes(), rig.core.staging.out()), (0, 0));
     drop((a, admin, _other_admin, state));
 }

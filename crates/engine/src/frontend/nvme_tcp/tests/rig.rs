@@ -6,9 +6,10 @@ use super::super::*;
 use crate::associations::Associations;
 use crate::core::staging::Staging;
 use crate::core::{CarriedSpan, CommandRef, Devices, ServedDevice};
-use crate::door::{NewConnection, NewKind, Target};
 use crate::exports::Exports;
+use crate::frontend::Frontend;
 use crate::lane::{Lane, LaneIndex};
+use crate::listener::{NewConnection, NewKind, Target};
 use crate::memory::Memory;
 use crate::volume::Volume;
 use forebay_device::gate::TestGate;
@@ -30,7 +31,7 @@ pub(super) const SECOND_NS: u64 = 1_000_000_000;
 
 pub(super) struct Rig {
     pub core: Core,
-    pub frontend: Frontend,
+    pub frontend: NvmeTcp,
     pub volume: Arc<Volume>,
     pub epoll: Arc<OwnedFd>,
     /// Before the device.
@@ -127,7 +128,14 @@ pub(super) fn rig_on(kind: &str) -> Rig {
         region.clone(),
     ));
     let epoll = Arc::new(epoll::create(epoll::CreateFlags::CLOEXEC).unwrap());
-    let frontend = Frontend::new(0, region, epoll.clone(), memory, of_reactor.receive);
+    let frontend = NvmeTcp::new(
+        FrontendIndex(0),
+        0,
+        &region,
+        epoll.clone(),
+        memory,
+        of_reactor.receive,
+    );
     Rig {
         core,
         frontend,
@@ -286,7 +294,7 @@ impl Rig {
 
     /// Nothing is to be done and nothing waits for memory or room.
     pub(in crate::frontend::nvme_tcp) fn is_idle(&self) -> bool {
-        self.frontend.is_idle() && !self.frontend.must_retry()
+        self.frontend.is_idle() && !self.frontend.retry_within_ns().is_some()
     }
 
     /// As a reactor does it.
@@ -308,7 +316,7 @@ impl Rig {
                     .is_some_and(|c| c.key() == *key);
                 assert!(alive, "a socket is watched whose connection is gone");
             }
-            self.frontend.sockets_ready(&keys);
+            self.frontend.sockets_ready(&mut self.core, &keys);
             self.core.reap();
             self.frontend.poll(&mut self.core, &mut |_| false);
             self.core.submit();

@@ -14,9 +14,10 @@ use super::take_over_hosts::{BLOCK, Blocks, Dice, Queue, Wanted, patience};
 use crate::associations::Associations;
 use crate::core::ServedDevice;
 use crate::core::staging::Staging;
-use crate::door::{NewConnection, NewKind, Target};
 use crate::exports::{Exports, Served};
+use crate::frontend::Frontend;
 use crate::lane::{Lane, LaneIndex};
+use crate::listener::{NewConnection, NewKind, Target};
 use crate::memory::Memory;
 use crate::takeover::{Inheritance, Pending, ServedLane, ServedLanes, Successor};
 use crate::volume::Volume;
@@ -59,9 +60,9 @@ const HOST: &str = "nqn.2014-08.org.example:host";
 /// An engine's reactor.
 pub(super) struct Engine {
     pub core: Core,
-    pub frontend: Frontend,
+    pub frontend: NvmeTcp,
     /// About reservations, to the control thread.
-    pub said: Vec<crate::mailbox::Upcall>,
+    pub said: Vec<crate::upcall::Upcall>,
     epoll: Arc<OwnedFd>,
     region: Arc<Region>,
     memory: &'static Memory,
@@ -87,7 +88,7 @@ pub(super) struct World {
     pub host_id: [u8; 16],
     /// MAXR2T of the same.
     pub max_r2t: u32,
-    /// What the door knows of those that it let in.
+    /// What the listener knows of those that it let in.
     arrivals: BTreeMap<u64, Arrival>,
     deaths: BTreeMap<&'static str, u32>,
 }
@@ -152,7 +153,14 @@ fn engine(dir: &std::path::Path, generation: u64) -> Engine {
         region.clone(),
     ));
     let epoll = Arc::new(epoll::create(epoll::CreateFlags::CLOEXEC).unwrap());
-    let frontend = Frontend::new(0, region.clone(), epoll.clone(), memory, of_reactor.receive);
+    let frontend = NvmeTcp::new(
+        FrontendIndex(0),
+        0,
+        &region,
+        epoll.clone(),
+        memory,
+        of_reactor.receive,
+    );
     let served = Served { config, reactor: 0 };
     Engine {
         core,
@@ -200,14 +208,14 @@ impl Engine {
         epoll::wait(&*self.epoll, room, Some(&none)).unwrap();
         let keys: Vec<u64> = events.iter().map(|e| e.data.u64()).collect();
         self.core.begin_turn();
-        self.frontend.sockets_ready(&keys);
+        self.frontend.sockets_ready(&mut self.core, &keys);
         self.core.reap();
         self.frontend.poll(&mut self.core, &mut |_| false);
         self.core.submit();
         while let Some(upcall) = self.core.next_upcall() {
             match upcall {
-                crate::mailbox::Upcall::SocketGone(socket) => gone.push(socket),
-                said @ crate::mailbox::Upcall::Reserve(_) => self.said.push(said),
+                crate::upcall::Upcall::SocketGone(socket) => gone.push(socket),
+                said @ crate::upcall::Upcall::Reserve(_) => self.said.push(said),
                 other => panic!("{other:?}"),
             }
         }
@@ -216,7 +224,7 @@ impl Engine {
 
 impl World {
     /// A turn; gives what the engine has said of reservations.
-    pub(super) fn turn(&mut self) -> Vec<crate::mailbox::Upcall> {
+    pub(super) fn turn(&mut self) -> Vec<crate::upcall::Upcall> {
         self.step(Engine::turn);
         self.engine
             .as_mut()
@@ -289,13 +297,13 @@ impl World {
             };
             assert!(inheritance.closed.is_empty(), "{:?}", inheritance.closed);
             let Inheritance {
-                parts, newcomers, ..
+                parts, handshakes, ..
             } = inheritance;
             for queue in &parts[0].queues {
                 self.sockets
                     .insert(queue.constants.socket, queue.fd.clone());
             }
-            for (socket, fd) in &newcomers {
+            for (socket, fd) in &handshakes {
                 self.sockets.insert(*socket, fd.clone());
             }
             let resumed = catch_unwind(AssertUnwindSafe(|| {
@@ -309,14 +317,14 @@ impl World {
                 return self.take_over(next);
             }
             self.engine = Some(next);
-            for (socket, _) in newcomers {
+            for (socket, _) in handshakes {
                 self.adopt(socket);
             }
             return;
         }
     }
 
-    /// As the door: a connection whose first PDUs are in its socket.
+    /// As the listener: a connection whose first PDUs are in its socket.
     fn adopt(&mut self, socket: u64) {
         let (arrival, fd) = (
             self.arrivals[&socket].clone(),

@@ -6,7 +6,7 @@
 
 use super::take_over::{Engine, SERVING, V, World};
 use super::take_over_hosts::{Dice, Queue, patience};
-use crate::mailbox::Upcall;
+use crate::upcall::Upcall;
 use forebay_nvme::opcode::nvm;
 use forebay_nvme::reservation::{self, ReservationCommand, Reservations};
 use forebay_nvme::tcp::Pdu;

@@ -4,15 +4,17 @@
 //! that is not called any more; its successor gets what the daemon held.
 
 use super::driver::Driver;
+use crate::core::FrontendIndex;
 use crate::core::staging::Staging;
 use crate::core::{Core, ServedDevice};
 use crate::frontend::vm::closer::Closer;
 use crate::frontend::vm::file::MachineFile;
 use crate::frontend::vm::{Machines, NewMachine};
+use crate::frontend::{Frontend, vm_protocol};
 use crate::lane::{Lane, LaneIndex};
-use crate::mailbox::Upcall;
 use crate::memory::Memory;
 use crate::patience::patiently;
+use crate::upcall::Upcall;
 use crate::volume::Volume;
 use forebay_burst::budget::Budget;
 use forebay_burst::cost::Frontends;
@@ -171,7 +173,12 @@ impl Rig {
             ));
         }
         let epoll = Arc::new(epoll::create(epoll::CreateFlags::CLOEXEC).unwrap());
-        let machines = Machines::new(epoll.clone(), Closer::start().unwrap());
+        let machines = Machines::new(
+            FrontendIndex(1),
+            epoll.clone(),
+            Closer::start().unwrap(),
+            vm_protocol,
+        );
         self.engine = Some(Engine {
             core,
             machines,
@@ -243,9 +250,9 @@ impl Rig {
             };
             let (events, _) = epoll::wait(&*epoll, &mut events[..], Some(&none)).unwrap();
             let keys: Vec<u64> = events.iter().map(|e| e.data.u64()).collect();
-            machines.ready(core, &keys);
+            machines.sockets_ready(core, &keys);
             core.reap();
-            machines.poll(core);
+            machines.poll_all(core);
             core.submit();
             core.tick();
             machines.tick(core);
@@ -287,7 +294,7 @@ impl Rig {
         let Engine { core, machines, .. } = self.engine();
         core.begin_turn();
         core.reap();
-        machines.poll(core);
+        machines.poll_all(core);
         core.submit();
     }
 

@@ -1,7 +1,7 @@
 //! What people are told of a client: maps of its memory that are refused, memory that is not shared.
 
 use super::*;
-use crate::frontend::vm::frontend::UNSHARED;
+use crate::frontend::vm::protocol::UNSHARED;
 
 #[test]
 fn a_refused_map_is_told_of() {

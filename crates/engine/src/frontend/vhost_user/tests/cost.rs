@@ -55,7 +55,7 @@ fn is_done(guest: &mut Guest) -> bool {
 fn turn(rig: &mut Rig) {
     rig.core.begin_turn();
     rig.core.reap();
-    rig.machines.poll(&mut rig.core);
+    rig.machines.poll_all(&mut rig.core);
     rig.core.submit();
 }
 

@@ -3,6 +3,7 @@
 use super::guest::{ALL, Data, Guest, MEMORY_BYTES, PLAIN, Region, SIZE, Way, table};
 use super::rig::Rig;
 use super::{IN, OUT, WAYS};
+use crate::frontend::Frontend;
 use crate::frontend::vm::client::MESSAGE_LIMIT_NS;
 use crate::lane::LaneIndex;
 use forebay_virtio::model::{Driver, GUEST_ADDRESS, Layout, Machine, USER_ADDRESS};

@@ -3,14 +3,16 @@
 //! **Design.** The test is everything: the client at the other end of the socket, the guest's driver (the model of the
 //! virtio crate), the daemon that keeps deposits, and who gives the reactor its turns. So nothing depends on time.
 
+use crate::core::FrontendIndex;
 use crate::core::staging::Staging;
 use crate::core::{Core, ServedDevice};
 use crate::frontend::vm::closer::Closer;
 use crate::frontend::vm::file::MachineFile;
-use crate::frontend::vm::frontend::Closing;
+use crate::frontend::vm::protocol::Closing;
 use crate::frontend::vm::{Machines, NewMachine};
+use crate::frontend::{Frontend, vm_protocol};
 use crate::lane::{Lane, LaneIndex};
-use crate::mailbox::Upcall;
+use crate::upcall::Upcall;
 use crate::volume::Volume;
 use forebay_device::gate::TestGate;
 use forebay_device::ring::{Ring, RingOptions};
@@ -124,7 +126,12 @@ impl Rig {
         let epoll = epoll();
         let mut rig = Self {
             core,
-            machines: Machines::new(epoll.clone(), Closer::start().unwrap()),
+            machines: Machines::new(
+                FrontendIndex(1),
+                epoll.clone(),
+                Closer::start().unwrap(),
+                vm_protocol,
+            ),
             gate,
             volume: served,
             epoll,
@@ -196,7 +203,12 @@ impl Rig {
         let (socket, fd, file) = self.kept.take().expect("a client");
         let (core, gate, region) = core_of(&self.spec);
         let epoll = epoll();
-        let machines = Machines::new(epoll.clone(), Closer::start().unwrap());
+        let machines = Machines::new(
+            FrontendIndex(1),
+            epoll.clone(),
+            Closer::start().unwrap(),
+            vm_protocol,
+        );
         // Nothing of a dead one is put in order.
         std::mem::forget(std::mem::replace(&mut self.core, core));
         std::mem::replace(&mut self.machines, machines).die();
@@ -248,7 +260,7 @@ impl Rig {
     pub(super) fn turn(&mut self) -> bool {
         self.core.begin_turn();
         let mut any = self.core.reap();
-        any |= self.machines.poll(&mut self.core);
+        any |= self.machines.poll_all(&mut self.core);
         any |= self.core.submit();
         self.look();
         while let Some(upcall) = self.core.next_upcall() {
@@ -282,7 +294,7 @@ impl Rig {
         let spare = rustix::buffer::spare_capacity(&mut events);
         let _ = epoll::wait(&*self.epoll, spare, Some(&none));
         let keys: Vec<u64> = events.iter().map(|e| e.data.u64()).collect();
-        self.machines.ready(&mut self.core, &keys);
+        self.machines.sockets_ready(&mut self.core, &keys);
         !keys.is_empty()
     }
 

@@ -3,7 +3,7 @@
 use super::guest::{ALL, Data, PLAIN, table};
 use super::rig::Rig;
 use super::{IN, Offered, WAYS};
-use crate::frontend::vm::frontend::UNSHARED;
+use crate::frontend::vm::protocol::UNSHARED;
 use forebay_virtio::model::{GUEST_ADDRESS, USER_ADDRESS};
 use forebay_virtio::vhost_user::message::request;
 use rustix::event::{EventfdFlags, eventfd};

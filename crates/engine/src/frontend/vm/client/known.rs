@@ -28,7 +28,7 @@ pub(super) struct Registered {
 impl Client {
     /// Has regions that are new registered, in the background: that at an address, or all.
     pub(super) fn have_registered(&self, address: Option<u64>) {
-        let Some(asker) = &self.asker else {
+        let Some(asker) = &self.place.asker else {
             return;
         };
         for region in self.memory.regions() {
@@ -47,7 +47,7 @@ impl Client {
         } = ready;
         let wanted = mapping.upgrade().is_some_and(|m| !m.is_retired());
         if !wanted {
-            self.closer.close(pinned);
+            self.place.closer.close(pinned);
             return;
         }
         let (entries, bytes) = (pinned.entries(), pinned.bytes());
@@ -56,7 +56,7 @@ impl Client {
             || known.saturating_add(entries) > MAX_REGISTERED_ENTRIES
         {
             // The rest is served unregistered.
-            self.closer.close(pinned);
+            self.place.closer.close(pinned);
             return;
         }
         match core.register(pinned) {
@@ -67,7 +67,7 @@ impl Client {
                 bytes,
             }),
             // It is served unregistered.
-            Err(pinned) => self.closer.close(pinned),
+            Err(pinned) => self.place.closer.close(pinned),
         }
         self.show_registered(core);
     }
@@ -78,7 +78,7 @@ impl Client {
             if which(&self.registered[at].mapping) {
                 let name = self.registered.swap_remove(at).name;
                 // To let go of much takes its time.
-                self.closer.close(core.unregister(name));
+                self.place.closer.close(core.unregister(name));
             }
         }
         self.show_registered(core);
@@ -97,7 +97,7 @@ impl Client {
     /// Whether its memory is to be registered at all.
     #[cfg(test)]
     pub(in crate::frontend::vm) fn has_memory_registered(&self) -> bool {
-        self.asker.is_some()
+        self.place.asker.is_some()
     }
 
     fn show_registered(&self, core: &Core) {

@@ -8,7 +8,7 @@
 //! What of its memory the ring knows is in [`known`].
 //!
 //! **Not here:** the client's socket and its messages ([`super::talk`]), what messages mean
-//! ([`super::frontend`]).
+//! ([`super::protocol`]).
 
 mod known;
 
@@ -16,12 +16,12 @@ use self::known::Registered;
 pub(crate) use self::known::{MAX_REGISTERED, MAX_REGISTERED_ENTRIES};
 use super::closer::Closer;
 use super::file::{MAX_SLOTS, MachineFile, Region, Stage};
-use super::frontend::{Closing, Deposit};
+use super::protocol::{Closing, Deposit};
 use super::registered::Asker;
 use super::signal::Signals;
-use crate::core::{CommandRef, Core, Owner};
+use crate::core::{CommandRef, Core, FrontendIndex, Owner};
 use crate::lane::LaneIndex;
-use crate::mailbox::Upcall;
+use crate::upcall::Upcall;
 use forebay_guest::{GuestMemory, Limits, MapError, Mapping, NewRegion, Retired};
 use forebay_xlate::boundary::message::ExportConfig;
 use forebay_xlate::boundary::region::bump;
@@ -55,7 +55,7 @@ pub(crate) struct Client {
     pub request_number: u64,
     /// So much of it is sent.
     pub(super) request_sent: usize,
-    /// What it says is looked at: no message of its is under way. Said before each [`super::frontend::Frontend::tick`].
+    /// What it says is looked at: no message of its is under way. Said before each [`super::protocol::Protocol::tick`].
     pub is_heard: bool,
     pub(super) export: Arc<ExportConfig>,
     pub(super) lane: Option<LaneIndex>,
@@ -70,10 +70,8 @@ pub(crate) struct Client {
     slots: Box<[Option<Arc<OwnedFd>>]>,
     raised: [u64; MAX_SLOTS / 64],
     pub(super) any_raised: bool,
-    index: u32,
-    generation: u16,
-    epoll: Arc<OwnedFd>,
-    closer: Closer,
+    /// Where it is among the clients of its reactor.
+    place: Place,
     pub(super) closing: Option<Closing>,
     /// The newest deposit of our own that the daemon has yet to acknowledge.
     pub(super) awaits_deposit: Option<u32>,
@@ -85,19 +83,30 @@ pub(crate) struct Client {
     changed: bool,
     /// Something of a dead engine may still be at its memory.
     pub(super) inherited: bool,
-    /// Has its memory registered, if it is to be.
-    asker: Option<Asker>,
     /// What of its memory the ring knows.
     registered: Vec<Registered>,
 }
 
 /// Where a client is among those of its reactor.
 pub(super) struct Place {
+    /// The frontend.
+    pub frontend: FrontendIndex,
+    /// Its number, and which use of that number it is.
     pub index: u32,
     pub generation: u16,
+    /// Where its descriptors are watched.
     pub epoll: Arc<OwnedFd>,
+    /// Lets go of what it had.
     pub closer: Closer,
+    /// Has its memory registered, if it is to be.
     pub asker: Option<Asker>,
+}
+
+impl Place {
+    /// The epoll key of the client's socket (0) or of what it watches (its slot + 1).
+    fn key(&self, what: usize) -> u64 {
+        super::key(self.frontend, self.index, self.generation, what)
+    }
 }
 
 impl Client {
@@ -128,17 +137,13 @@ impl Client {
             slots: (0..MAX_SLOTS).map(|_| None).collect(),
             raised: [0; _],
             any_raised: false,
-            index: place.index,
-            generation: place.generation,
-            epoll: place.epoll,
-            closer: place.closer,
+            place,
             closing: None,
             awaits_deposit: None,
             upcalls: Vec::new(),
             told: 0,
             changed: false,
             inherited: false,
-            asker: place.asker,
             registered: Vec::new(),
         }
     }
@@ -202,20 +207,20 @@ impl Client {
 
     /// Which use of its place it is.
     pub(super) fn generation(&self) -> u16 {
-        self.generation
+        self.place.generation
     }
 
     /// Has other events of its socket told.
     pub(super) fn watch_socket(&self, fd: &OwnedFd, flags: epoll::EventFlags) {
-        let data = epoll::EventData::new_u64(super::key(self.index, self.generation, 0));
-        let _ = epoll::modify(&*self.epoll, fd, data, flags);
+        let data = epoll::EventData::new_u64(self.place.key(0));
+        let _ = epoll::modify(&*self.place.epoll, fd, data, flags);
     }
 
     /// Lets go of everything elsewhere: mappings before their files.
     pub(super) fn end(mut self) {
         // Whoever is still about to hold some of it sees that it is over.
         let gone = self.memory.unmap_all();
-        let closer = self.closer;
+        let closer = self.place.closer;
         closer.close((gone, self.retired, self.file));
         closer.close_all(self.deposits.into_values());
         closer.close_all(self.slots.into_iter().flatten());
@@ -238,8 +243,9 @@ impl Client {
     #[inline]
     pub(crate) fn owner(&self, slot: u16) -> Owner {
         Owner {
-            conn: Owner::MACHINE | self.index,
-            conn_generation: u32::from(self.generation),
+            frontend: self.place.frontend,
+            conn: self.place.index,
+            conn_generation: u32::from(self.place.generation),
             slot,
         }
     }
@@ -315,7 +321,7 @@ impl Client {
             .is_none()
         {
             if let Some(retired) = self.memory.unmap(address, len) {
-                self.closer.close(retired);
+                self.place.closer.close(retired);
             }
             let limit = super::file::MAX_REGIONS;
             return Err(MapError::TooMany { limit });
@@ -426,7 +432,7 @@ impl Client {
             self.retired = retired;
         }
         // To unmap much takes its time.
-        self.closer.close(std::mem::take(&mut self.retired));
+        self.place.closer.close(std::mem::take(&mut self.retired));
         true
     }
 
@@ -453,7 +459,7 @@ impl Client {
         };
         if let Some(old) = std::mem::replace(place, deposit.map(|deposit| deposit.fd.clone())) {
             // What was raised for the old one is rung at the new one.
-            self.closer.close_all([old]);
+            self.place.closer.close_all([old]);
         }
         self.changed = true;
         self.file
@@ -502,7 +508,7 @@ impl Client {
             .iter()
             .filter_map(|n| self.deposits.remove(n))
             .collect();
-        self.closer.close_all(fds);
+        self.place.closer.close_all(fds);
         self.upcalls.push(Upcall::Withdrawn(self.socket, unused));
     }
 
@@ -535,21 +541,21 @@ impl Client {
         }
     }
 
-    /// Has [`super::frontend::Frontend::ready`] called when the eventfd in a slot is rung. It need not be
+    /// Has [`super::protocol::Protocol::ready`] called when the eventfd in a slot is rung. It need not be
     /// read: each ring is told of once. False: it can't be watched.
     pub(crate) fn watch(&mut self, slot: usize) -> bool {
         let Some(Some(fd)) = self.slots.get(slot) else {
             return false;
         };
-        let data = epoll::EventData::new_u64(super::key(self.index, self.generation, slot + 1));
+        let data = epoll::EventData::new_u64(self.place.key(slot + 1));
         let flags = epoll::EventFlags::IN | epoll::EventFlags::ET;
-        epoll::add(&*self.epoll, fd, data, flags).is_ok()
+        epoll::add(&*self.place.epoll, fd, data, flags).is_ok()
     }
 
     /// No longer. What a slot gets instead is not watched either.
     pub(crate) fn unwatch(&mut self, slot: usize) {
         if let Some(Some(fd)) = self.slots.get(slot) {
-            let _ = epoll::delete(&*self.epoll, fd);
+            let _ = epoll::delete(&*self.place.epoll, fd);
         }
     }
 

@@ -155,7 +155,7 @@ fn who_crashes_engines_by_a_message_is_closed() {
             for machine in rig.machines.all.iter_mut().flatten() {
                 machine.talk.ready();
             }
-            while rig.machines.poll(&mut rig.core) {}
+            while rig.machines.poll_all(&mut rig.core) {}
             rig.succeed(Some(None));
             rig.run();
         }

@@ -9,15 +9,15 @@ mod deaths;
 mod registered;
 
 use super::file::{MAX_SLOTS, MachineFile};
-use super::frontend::{Answer, Frame, Message};
+use super::protocol::{Answer, Frame, Message};
 use super::*;
 use crate::core::DoneIo;
 use crate::core::staging::Staging;
-use crate::mailbox::Upcall;
+use crate::upcall::Upcall;
 use forebay_device::ring::{Ring, RingOptions};
 use forebay_guest::Area;
 use forebay_xlate::VolumeId;
-use forebay_xlate::boundary::message::{ExportConfig, Frontend as Kind};
+use forebay_xlate::boundary::message::{ExportConfig, ExportId, Frontend as Kind};
 use forebay_xlate::boundary::region::Region;
 use forebay_xlate::kill::{Killed, arm_here};
 use rustix::event::{EventfdFlags, eventfd};
@@ -69,7 +69,7 @@ fn word(bytes: &[u8], at: usize) -> u32 {
     u32::from_le_bytes(word.unwrap_or_default())
 }
 
-impl Frontend for Toy {
+impl Protocol for Toy {
     fn frame(&self, peeked: &[u8]) -> Result<Frame, Closing> {
         match peeked.len() {
             ..HEADER => Ok(Frame::Need(HEADER)),
@@ -184,9 +184,12 @@ fn engine() -> (Core, Machines, Arc<OwnedFd>) {
     let ring = Ring::new(&RingOptions::default()).unwrap();
     let core = Core::new(0, region, Staging::new().unwrap(), ring);
     let epoll = Arc::new(epoll::create(epoll::CreateFlags::CLOEXEC).unwrap());
-    let machines = Machines::with(epoll.clone(), Closer::start().unwrap(), |_| {
-        Ok(Box::new(Toy))
-    });
+    let machines = Machines::new(
+        FrontendIndex(1),
+        epoll.clone(),
+        Closer::start().unwrap(),
+        |_| Ok(Box::new(Toy)),
+    );
     (core, machines, epoll)
 }
 
@@ -313,8 +316,8 @@ impl Rig {
         let spare = rustix::buffer::spare_capacity(&mut events);
         let _ = epoll::wait(&*self.epoll, spare, Some(&none));
         let keys: Vec<u64> = events.iter().map(|e: &epoll::Event| e.data.u64()).collect();
-        self.machines.ready(&mut self.core, &keys);
-        let mut any = self.machines.poll(&mut self.core) || !keys.is_empty();
+        self.machines.sockets_ready(&mut self.core, &keys);
+        let mut any = self.machines.poll_all(&mut self.core) || !keys.is_empty();
         while let Some(upcall) = self.core.next_upcall() {
             any = true;
             match upcall {

@@ -1,4 +1,4 @@
-//! The door with real sockets: who waits too long, and who comes in crowds.
+//! The listener with real sockets: who waits too long, and who comes in crowds.
 
 use super::*;
 use crate::takeover::counters;
@@ -10,15 +10,16 @@ use std::io::Read;
 use std::net::{TcpListener, TcpStream};
 use zerocopy::IntoBytes;
 
-fn door() -> (Door, SocketAddr) {
+fn listener() -> (Listener, SocketAddr) {
     let epoll = Arc::new(epoll::create(epoll::CreateFlags::CLOEXEC).unwrap());
     let region = Arc::new(Region::anonymous(5).unwrap());
-    let mut door = Door::new(Associations::default(), epoll, 5, region);
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let address = listener.local_addr().unwrap();
-    door.add_listener(address.to_string(), listener.into())
+    let mut listener = Listener::new(Associations::default(), epoll, 5, region);
+    let socket = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = socket.local_addr().unwrap();
+    listener
+        .add_listener(address.to_string(), socket.into())
         .unwrap();
-    (door, address)
+    (listener, address)
 }
 
 /// Holds every socket, as the daemon does.
@@ -55,20 +56,20 @@ impl Outside for Daemon {
     }
 }
 
-fn turn(door: &mut Door, out: &mut Daemon) {
+fn turn(listener: &mut Listener, out: &mut Daemon) {
     let mut events = Vec::with_capacity(512);
     let limit = rustix::event::Timespec {
         tv_sec: 0,
         tv_nsec: 20_000_000,
     };
     epoll::wait(
-        &*door.epoll.clone(),
+        &*listener.epoll.clone(),
         rustix::buffer::spare_capacity(&mut events),
         Some(&limit),
     )
     .unwrap();
     for event in events {
-        door.ready(event.data.u64(), &Exports::default(), out);
+        listener.ready(event.data.u64(), &Exports::default(), out);
     }
 }
 
@@ -88,44 +89,44 @@ fn will_be_closed(socket: &mut TcpStream) -> bool {
 
 #[test]
 fn who_says_nothing_is_dropped_after_ten_seconds() {
-    let (mut door, address) = door();
+    let (mut listener, address) = listener();
     let begun = monotonic_ns();
     let mut out = Daemon::default();
     let mut silent = TcpStream::connect(address).unwrap();
     let mut slow = TcpStream::connect(address).unwrap();
     std::io::Write::write_all(&mut slow, &[0, 0, 128, 0]).unwrap();
-    while door.newcomers() < 2 {
-        turn(&mut door, &mut out);
+    while listener.handshakes() < 2 {
+        turn(&mut listener, &mut out);
     }
-    turn(&mut door, &mut out);
-    assert!(door.is_busy());
-    door.tick(begun + WELCOME_LIMIT_NS - 1, &Exports::default(), &mut out);
+    turn(&mut listener, &mut out);
+    assert!(listener.is_busy());
+    listener.tick(begun + WELCOME_LIMIT_NS - 1, &Exports::default(), &mut out);
     assert!(!is_closed(&mut silent) && !is_closed(&mut slow));
-    door.tick(
+    listener.tick(
         monotonic_ns() + WELCOME_LIMIT_NS,
         &Exports::default(),
         &mut out,
     );
     assert!(will_be_closed(&mut silent) && will_be_closed(&mut slow));
-    assert!(!door.is_busy());
+    assert!(!listener.is_busy());
 }
 
 #[test]
 fn a_crowd_loses_its_own_places() {
-    let (mut door, address) = door();
+    let (mut listener, address) = listener();
     let mut out = Daemon::default();
     let mut guest = TcpStream::connect(address).unwrap();
-    while door.newcomers() < 1 {
-        turn(&mut door, &mut out);
+    while listener.handshakes() < 1 {
+        turn(&mut listener, &mut out);
     }
     // As if it came from elsewhere.
-    if let Some(Some(newcomer)) = door.newcomers.first_mut() {
-        newcomer.peer = "192.0.2.1:1".parse().unwrap();
+    if let Some(Some(handshake)) = listener.handshakes.first_mut() {
+        handshake.peer = "192.0.2.1:1".parse().unwrap();
     }
     let mut crowd: Vec<TcpStream> = Vec::new();
-    for _ in 0..MAX_NEWCOMERS + 40 {
+    for _ in 0..MAX_HANDSHAKES + 40 {
         crowd.push(TcpStream::connect(address).unwrap());
-        turn(&mut door, &mut out);
+        turn(&mut listener, &mut out);
     }
     let mut closed = 0;
     for () in crate::patience::patiently() {
@@ -136,19 +137,19 @@ fn a_crowd_loses_its_own_places() {
         if closed >= 41 {
             break;
         }
-        turn(&mut door, &mut out);
+        turn(&mut listener, &mut out);
     }
-    assert_eq!((closed, door.newcomers()), (41, MAX_NEWCOMERS));
+    assert_eq!((closed, listener.handshakes()), (41, MAX_HANDSHAKES));
     assert!(
         !is_closed(&mut guest),
         "it was the oldest, but not of the crowd"
     );
     assert!(is_closed(&mut crowd[0]));
-    door.close(&mut out);
+    listener.close(&mut out);
     assert!(will_be_closed(&mut guest));
 }
 
-/// A successor knows of a newcomer what the kernel counted, and nothing else.
+/// A successor knows of a handshake what the kernel counted, and nothing else.
 #[test]
 fn a_newcomer_begins_again_from_the_kernels_counters_alone() {
     let subsystem = Nqn::discovery();
@@ -179,12 +180,12 @@ fn a_newcomer_begins_again_from_the_kernels_counters_alone() {
     // And the begin of what comes next.
     words.extend_from_slice(&[4; 10]);
     for dies_at in [0, 1, 127, 128, 129, 200, 300, whole - 1] {
-        let (mut first, address) = door();
+        let (mut first, address) = listener();
         let mut out = Daemon::default();
         let mut socket = TcpStream::connect(address).unwrap();
         socket.set_nodelay(true).unwrap();
         std::io::Write::write_all(&mut socket, &words[..dies_at]).unwrap();
-        while first.newcomers() < 1 {
+        while first.handshakes() < 1 {
             turn(&mut first, &mut out);
         }
         let (number, fd) = out.held.pop_first().unwrap();
@@ -201,7 +202,7 @@ fn a_newcomer_begins_again_from_the_kernels_counters_alone() {
         let facts = facts.expect("nothing comes of it");
         assert!(out.routed.is_empty());
         drop(first);
-        let (mut second, _) = door();
+        let (mut second, _) = listener();
         let mut out = Daemon::default();
         out.held.insert(number, fd.clone());
         let exports = Exports::default();
@@ -233,16 +234,16 @@ fn a_newcomer_begins_again_from_the_kernels_counters_alone() {
 #[test]
 fn a_newcomer_that_hangs_up_half_way_is_gone() {
     for said in [0, 5, 128] {
-        let (mut door, address) = door();
+        let (mut listener, address) = listener();
         let mut out = Daemon::default();
         let mut socket = TcpStream::connect(address).unwrap();
         std::io::Write::write_all(&mut socket, &vec![0; said]).unwrap();
-        while door.newcomers() < 1 {
-            turn(&mut door, &mut out);
+        while listener.handshakes() < 1 {
+            turn(&mut listener, &mut out);
         }
         drop(socket);
-        while door.newcomers() > 0 {
-            turn(&mut door, &mut out);
+        while listener.handshakes() > 0 {
+            turn(&mut listener, &mut out);
         }
         assert!(out.held.is_empty());
     }
@@ -252,24 +253,24 @@ fn a_newcomer_that_hangs_up_half_way_is_gone() {
 #[test]
 fn whoever_is_looked_at_is_named_in_the_region() {
     use std::sync::atomic::Ordering::Relaxed;
-    let (mut door, address) = door();
+    let (mut listener, address) = listener();
     let mut out = Daemon::default();
     let mut socket = TcpStream::connect(address).unwrap();
     // ICReq (3.6.2.2), no digests.
     let mut words = [0; 128];
     (words[2], words[4]) = (128, 128);
-    while door.newcomers() < 1 {
-        turn(&mut door, &mut out);
+    while listener.handshakes() < 1 {
+        turn(&mut listener, &mut out);
     }
     let number = *out.held.first_key_value().unwrap().0;
-    let region = door.region.clone();
+    let region = listener.region.clone();
     let named = || region.header().newcomer.load(Relaxed);
     assert_eq!(named(), 0);
     std::io::Write::write_all(&mut socket, &words).unwrap();
     forebay_xlate::kill::arm_here("door.answered", 1);
     let died = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
         for () in crate::patience::patiently() {
-            turn(&mut door, &mut out);
+            turn(&mut listener, &mut out);
         }
     }));
     assert!(died.is_err(), "it is answered");
@@ -278,7 +279,7 @@ fn whoever_is_looked_at_is_named_in_the_region() {
 
 #[test]
 fn who_is_not_let_in_is_named() {
-    let (mut door, address) = door();
+    let (mut listener, address) = listener();
     let mut out = Daemon::default();
     let subsystem = Nqn::parse("nqn.2026-01.io.forebay:no.one").unwrap();
     let host = Nqn::parse("nqn.2014-08.org.example:host").unwrap();
@@ -309,17 +310,17 @@ fn who_is_not_let_in_is_named() {
         std::io::Write::write_all(&mut socket, &request).unwrap();
         sockets.push(socket);
     }
-    while !door
-        .newcomers
+    while !listener
+        .handshakes
         .iter()
         .flatten()
         .filter(|n| n.leaving())
         .count()
         .eq(&3)
     {
-        turn(&mut door, &mut out);
+        turn(&mut listener, &mut out);
     }
-    door.tick(
+    listener.tick(
         monotonic_ns() + 1_000_000_000,
         &Exports::default(),
         &mut out,

@@ -1,22 +1,22 @@
-//! The door: new connections, until it is known who they are and where they belong.
+//! The listener: new connections, until it is known who they are and where they belong.
 //!
 //! **Purpose.** A socket that was just accepted may be anybody's. On the control thread, where slow
 //! peers hurt nobody, it must say ICReq and then Connect; only then is it handed to the reactor that
 //! serves its export, with the Connect checked as far as names go but not yet answered.
 //!
-//! **Design.** Each newcomer has a small state machine ([`newcomer`]) and [`WELCOME_LIMIT_NS`] of time.
+//! **Design.** Each handshake has a small state machine ([`handshake`]) and [`WELCOME_LIMIT_NS`] of time.
 //! It only looks at what came, and consumes nothing: the reactor does, when the queue is recorded. So
-//! nothing has to travel with the socket, and a successor that finds a newcomer begins again with it: all
+//! nothing has to travel with the socket, and a successor that finds a handshake begins again with it: all
 //! it has to know is whether the ICResp was sent. A socket has a number from its accept on, and others
 //! ([`Outside`]) are told of it: the daemon holds it too, so it ends by being shut down, not by being
-//! dropped. Newcomers are bounded; when there is no place left, whoever has most of them loses its
+//! dropped. Handshakes are bounded; when there is no place left, whoever has most of them loses its
 //! oldest. Refusals are told in the words of the specification, and then the socket is closed.
 //!
 //! **Not here:** anything after Connect ([`crate::frontend::nvme_tcp`]), and what a controller has to say about a
 //! Connect (queue ids, its state): the reactor asks it.
 
+mod handshake;
 mod judge;
-mod newcomer;
 mod refused;
 
 use crate::associations::{Association, Associations};
@@ -28,7 +28,7 @@ use forebay_nvme::tcp::TcpParams;
 use forebay_xlate::boundary::message::ExportId;
 use forebay_xlate::boundary::region::Region;
 use forebay_xlate::kill_point;
-use newcomer::{IC_BYTES, Newcomer, Step};
+use handshake::{Handshake, IC_BYTES, Step};
 use refused::Refusals;
 pub(crate) use refused::Refused;
 use rustix::event::epoll;
@@ -40,13 +40,13 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Release;
 
-/// How long a newcomer may take to say who it is.
+/// How long a handshake may take to say who it is.
 pub(crate) const WELCOME_LIMIT_NS: u64 = 10_000_000_000;
 /// How long a refused one may take to hang up.
 pub(crate) const LEAVE_LIMIT_NS: u64 = 1_000_000_000;
-/// Newcomers at once.
-pub(crate) const MAX_NEWCOMERS: usize = 256;
-/// The top byte of the door's epoll keys.
+/// Handshakes at once.
+pub(crate) const MAX_HANDSHAKES: usize = 256;
+/// The top byte of the listener's epoll keys.
 pub(crate) const KEY_BYTE: u64 = 0xD0;
 /// Connections accepted for one event, so that the control thread gets to its other work.
 const ACCEPT_BATCH: usize = 64;
@@ -103,11 +103,11 @@ pub(crate) struct NewConnection {
     pub local: SocketAddr,
 }
 
-/// Whom the door tells of its sockets.
+/// Whom the listener tells of its sockets.
 pub(crate) trait Outside {
     /// A connection was accepted just now. Whoever is to hold its socket does from here on.
     fn accepted(&mut self, socket: u64, fd: &Arc<OwnedFd>);
-    /// A newcomer is gone; its socket is shut down.
+    /// A handshake is gone; its socket is shut down.
     fn gone(&mut self, socket: u64);
     /// Hosts were not let in: the newest, and how many since the last time this was said.
     fn refused(&mut self, newest: Refused, count: u32);
@@ -115,7 +115,7 @@ pub(crate) trait Outside {
     fn route(&mut self, reactor: usize, connection: Box<NewConnection>);
 }
 
-struct Listener {
+struct Bound {
     address: String,
     fd: OwnedFd,
     /// Out of descriptors: not listened to until the next tick.
@@ -123,12 +123,12 @@ struct Listener {
 }
 
 /// See the module's text.
-pub(crate) struct Door {
+pub(crate) struct Listener {
     associations: Associations,
     epoll: Arc<OwnedFd>,
     region: Arc<Region>,
-    listeners: Vec<Option<Listener>>,
-    newcomers: Vec<Option<Box<Newcomer>>>,
+    listeners: Vec<Option<Bound>>,
+    handshakes: Vec<Option<Box<Handshake>>>,
     refusals: Refusals,
     generation: u32,
     /// The number of the last socket accepted: the engine's generation above a counter.
@@ -136,7 +136,7 @@ pub(crate) struct Door {
     now_ns: u64,
 }
 
-impl Door {
+impl Listener {
     /// A door without listeners; its sockets are watched in `epoll`.
     /// It numbers its sockets with the engine's generation.
     pub(crate) fn new(
@@ -145,13 +145,13 @@ impl Door {
         generation: u64,
         region: Arc<Region>,
     ) -> Self {
-        let newcomers = (0..MAX_NEWCOMERS).map(|_| None).collect();
+        let handshakes = (0..MAX_HANDSHAKES).map(|_| None).collect();
         Self {
             associations,
             epoll,
             region,
             listeners: Vec::new(),
-            newcomers,
+            handshakes,
             refusals: Refusals::default(),
             generation: 0,
             socket: generation << 32,
@@ -184,7 +184,7 @@ impl Door {
             .position(Option::is_none)
             .unwrap_or(self.listeners.len());
         epoll::add(&self.epoll, &fd, listener_key(at), epoll::EventFlags::IN)?;
-        let listener = Some(Listener {
+        let listener = Some(Bound {
             address,
             fd,
             muted: false,
@@ -219,33 +219,33 @@ impl Door {
             .map(|l| (l.address.as_str(), l.fd.as_fd()))
     }
 
-    /// Newcomers now.
+    /// Handshakes now.
     #[cfg(test)]
-    pub(crate) fn newcomers(&self) -> usize {
-        self.newcomers.iter().flatten().count()
+    pub(crate) fn handshakes(&self) -> usize {
+        self.handshakes.iter().flatten().count()
     }
 
-    /// Whether newcomers are waiting, whose time limits must be looked at.
+    /// Whether handshakes are waiting, whose time limits must be looked at.
     pub(crate) fn is_busy(&self) -> bool {
-        self.newcomers.iter().any(Option::is_some)
+        self.handshakes.iter().any(Option::is_some)
             || self.listeners.iter().flatten().any(|l| l.muted)
     }
 
     /// Takes no more connections, and drops those that have not said who they are.
     pub(crate) fn close(&mut self, out: &mut dyn Outside) {
         self.listeners.clear();
-        for at in 0..self.newcomers.len() {
-            self.drop_newcomer(at, out);
+        for at in 0..self.handshakes.len() {
+            self.drop_handshake(at, out);
         }
     }
 
-    /// A newcomer is gone. Others have its socket too, so to drop it ends nothing, and leaves it watched.
-    fn drop_newcomer(&mut self, at: usize, out: &mut dyn Outside) {
-        if let Some(newcomer) = self.newcomers.get_mut(at).and_then(Option::take) {
-            let _ = rustix::net::shutdown(&newcomer.fd, Shutdown::Both);
-            let _ = epoll::delete(&self.epoll, &newcomer.fd);
-            let socket = newcomer.socket;
-            drop(newcomer);
+    /// A handshake is gone. Others have its socket too, so to drop it ends nothing, and leaves it watched.
+    fn drop_handshake(&mut self, at: usize, out: &mut dyn Outside) {
+        if let Some(handshake) = self.handshakes.get_mut(at).and_then(Option::take) {
+            let _ = rustix::net::shutdown(&handshake.fd, Shutdown::Both);
+            let _ = epoll::delete(&self.epoll, &handshake.fd);
+            let socket = handshake.socket;
+            drop(handshake);
             out.gone(socket);
         }
     }
@@ -258,26 +258,26 @@ impl Door {
             return;
         }
         let (at, generation) = ((key & 0xffff) as usize, (key >> 16) as u32);
-        let newcomer = self.newcomers.get(at).and_then(Option::as_ref);
-        if newcomer.is_some_and(|n| n.generation == generation) {
+        let handshake = self.handshakes.get(at).and_then(Option::as_ref);
+        if handshake.is_some_and(|n| n.generation == generation) {
             self.advance(at, exports, out);
         }
     }
 
     fn is_late(&self, at: usize, now_ns: u64) -> bool {
-        let newcomer = self.newcomers[at].as_ref();
-        newcomer.is_some_and(|newcomer| now_ns >= newcomer.deadline_ns)
+        let handshake = self.handshakes[at].as_ref();
+        handshake.is_some_and(|handshake| now_ns >= handshake.deadline_ns)
     }
 
     /// Drops those whose time is up, and listens again where descriptors had run out. What lies in a socket by now came
     /// in time.
     pub(crate) fn tick(&mut self, now_ns: u64, exports: &Exports, out: &mut dyn Outside) {
         self.now_ns = now_ns;
-        for at in 0..self.newcomers.len() {
+        for at in 0..self.handshakes.len() {
             if self.is_late(at, now_ns) {
                 self.advance(at, exports, out);
                 if self.is_late(at, now_ns) {
-                    self.drop_newcomer(at, out);
+                    self.drop_handshake(at, out);
                 }
             }
         }
@@ -321,7 +321,7 @@ impl Door {
         }
     }
 
-    /// Takes a newcomer of a dead engine, which had sent the ICResp, or not yet. Its time begins anew.
+    /// Takes a handshake of a dead engine, which had sent the ICResp, or not yet. Its time begins anew.
     pub(crate) fn readmit(
         &mut self,
         socket: u64,
@@ -353,7 +353,7 @@ impl Door {
         }
     }
 
-    /// Gives a socket a place among the newcomers.
+    /// Gives a socket a place among the handshakes.
     fn admit(
         &mut self,
         socket: u64,
@@ -367,7 +367,7 @@ impl Door {
         rustix::net::sockopt::set_socket_oobinline(&fd, true).ok()?;
         let peer = address_of(rustix::net::getpeername(&fd).ok()??)?;
         let local = address_of(rustix::net::getsockname(&fd).ok()?)?;
-        let at = match self.newcomers.iter().position(Option::is_none) {
+        let at = match self.handshakes.iter().position(Option::is_none) {
             Some(at) => at,
             None => self.make_room(out)?,
         };
@@ -375,13 +375,13 @@ impl Door {
         epoll::add(
             &self.epoll,
             &fd,
-            newcomer_key(at, self.generation),
+            handshake_key(at, self.generation),
             // What came stays in the socket, so only news are of interest.
             epoll::EventFlags::IN | epoll::EventFlags::ET,
         )
         .ok()?;
         let deadline_ns = self.now_ns.saturating_add(WELCOME_LIMIT_NS);
-        self.newcomers[at] = Some(Box::new(Newcomer::new(
+        self.handshakes[at] = Some(Box::new(Handshake::new(
             socket,
             fd,
             welcomed,
@@ -393,23 +393,23 @@ impl Door {
         Some(at)
     }
 
-    /// Drops the oldest newcomer of the peer that has most of them.
+    /// Drops the oldest handshake of the peer that has most of them.
     fn make_room(&mut self, out: &mut dyn Outside) -> Option<usize> {
         let of = |ip: IpAddr| {
-            self.newcomers
+            self.handshakes
                 .iter()
                 .flatten()
                 .filter(|n| n.peer.ip() == ip)
                 .count()
         };
         let crowd = self
-            .newcomers
+            .handshakes
             .iter()
             .flatten()
             .map(|n| n.peer.ip())
             .max_by_key(|ip| of(*ip))?;
         let oldest = self
-            .newcomers
+            .handshakes
             .iter()
             .enumerate()
             .filter_map(|(at, n)| {
@@ -418,36 +418,39 @@ impl Door {
                     .map(|n| (n.deadline_ns, at))
             })
             .min()?;
-        self.drop_newcomer(oldest.1, out);
+        self.drop_handshake(oldest.1, out);
         Some(oldest.1)
     }
 
     fn advance(&mut self, at: usize, exports: &Exports, out: &mut dyn Outside) {
-        let Some(Some(newcomer)) = self.newcomers.get_mut(at) else {
+        let Some(Some(handshake)) = self.handshakes.get_mut(at) else {
             return;
         };
         // Should this engine die of its bytes, the next one won't look at them.
         self.region
             .header()
             .newcomer
-            .store(newcomer.socket, Release);
-        let was_leaving = newcomer.leaving();
-        let step = newcomer.advance(&self.associations, exports, self.now_ns);
-        if let Some(refused) = newcomer.refused.take() {
+            .store(handshake.socket, Release);
+        let was_leaving = handshake.leaving();
+        let step = handshake.advance(&self.associations, exports, self.now_ns);
+        if let Some(refused) = handshake.refused.take() {
             self.refusals.note(refused);
         }
         match step {
-            Step::Wait if !was_leaving && newcomer.leaving() => {
+            Step::Wait if !was_leaving && handshake.leaving() => {
                 // What it still says is consumed from now on, a little at a time.
-                let (key, level) = (newcomer_key(at, newcomer.generation), epoll::EventFlags::IN);
-                let _ = epoll::modify(&self.epoll, &newcomer.fd, key, level);
+                let (key, level) = (
+                    handshake_key(at, handshake.generation),
+                    epoll::EventFlags::IN,
+                );
+                let _ = epoll::modify(&self.epoll, &handshake.fd, key, level);
             }
             Step::Wait => {}
-            Step::Gone => self.drop_newcomer(at, out),
+            Step::Gone => self.drop_handshake(at, out),
             Step::Welcome(welcome) => {
-                if epoll::delete(&self.epoll, &newcomer.fd).is_err() {
-                    self.drop_newcomer(at, out);
-                } else if let Some(newcomer) = self.newcomers[at].take() {
+                if epoll::delete(&self.epoll, &handshake.fd).is_err() {
+                    self.drop_handshake(at, out);
+                } else if let Some(handshake) = self.handshakes[at].take() {
                     let judge::Welcome {
                         reactor,
                         connect,
@@ -455,12 +458,12 @@ impl Door {
                         kind,
                     } = *welcome;
                     let connection = NewConnection {
-                        socket: newcomer.socket,
-                        consumed: newcomer.looked_at(),
+                        socket: handshake.socket,
+                        consumed: handshake.looked_at(),
                         said: IC_BYTES,
-                        params: newcomer.params,
-                        local: newcomer.local,
-                        fd: newcomer.fd,
+                        params: handshake.params,
+                        local: handshake.local,
+                        fd: handshake.fd,
                         connect,
                         data,
                         kind,
@@ -485,7 +488,7 @@ fn listener_key(at: usize) -> epoll::EventData {
     epoll::EventData::new_u64(KEY_BYTE << 56 | LISTENER_BIT | at as u64)
 }
 
-fn newcomer_key(at: usize, generation: u32) -> epoll::EventData {
+fn handshake_key(at: usize, generation: u32) -> epoll::EventData {
     epoll::EventData::new_u64(KEY_BYTE << 56 | u64::from(generation) << 16 | at as u64)
 }
 

@@ -1,6 +1,6 @@
-//! One connection at the door: ICReq, ICResp, Connect (TCP 3.4).
+//! One connection at the listener: ICReq, ICResp, Connect (TCP 3.4).
 //!
-//! **Design.** [`Newcomer::advance`] goes as far as the bytes in the socket allow, and leaves them there:
+//! **Design.** [`Handshake::advance`] goes as far as the bytes in the socket allow, and leaves them there:
 //! it looks at them from the begin each time that more came. What it says fits into any fresh
 //! socket's buffer; a socket that doesn't take it is dropped. Only what a refused one still says is
 //! consumed.
@@ -29,7 +29,7 @@ use std::sync::Arc;
 /// Bytes of an ICReq, and of an ICResp.
 pub(super) const IC_BYTES: usize = 128;
 
-/// How far [`Newcomer::advance`] came.
+/// How far [`Handshake::advance`] came.
 pub(super) enum Step {
     /// More bytes are needed.
     Wait,
@@ -40,7 +40,7 @@ pub(super) enum Step {
 }
 
 /// See the module's text.
-pub(super) struct Newcomer {
+pub(super) struct Handshake {
     pub socket: u64,
     pub fd: Arc<OwnedFd>,
     pub params: TcpParams,
@@ -60,7 +60,7 @@ pub(super) struct Newcomer {
     pub refused: Option<Refused>,
 }
 
-impl Newcomer {
+impl Handshake {
     pub(super) fn new(
         socket: u64,
         fd: Arc<OwnedFd>,

@@ -1,27 +1,22 @@
 //! What a kind of machine frontend must do: NVMe over vfio-user, and vhost-user-blk.
 //!
 //! **Design.** [`super::Machines`] has the sockets, deposits, machine files and interrupts; a
-//! [`Frontend`] has the protocol and the rings. It is told what came and what ended, by one thread, the
+//! [`Protocol`] has the protocol and the rings. It is told what came and what ended, by one thread, the
 //! reactor's; it never sees its own client's socket. All that it needs is in a [`Turn`].
 //! Everything that a successor must know lies in the machine file ([`MachineFile::area`](super::file::MachineFile::area)) *before* it has an
 //! effect that the client sees.
 //!
 //! **The message rule.** A message may be handled again from its start by a successor, after a death at any
-//! instruction of [`Frontend::message`] or [`Frontend::later`]: what [`Client::map`], [`Client::unmap`] and
+//! instruction of [`Protocol::message`] or [`Protocol::later`]: what [`Client::map`], [`Client::unmap`] and
 //! their like did for it is undone first, what the frontend stored in its own area is not; so a frontend
 //! stores there what it would store again (plain values, no toggles or counters).
 //!
-//! **I/O path**: [`Frontend::poll`], [`Frontend::done`], [`Frontend::arm`] do not allocate, lock, log
+//! **I/O path**: [`Protocol::poll`], [`Protocol::done`], [`Protocol::arm`] do not allocate, lock, log
 //! or block. **Not here:** what is common to all clients ([`super::client`]).
 
 use super::client::Client;
 use crate::core::{Core, DoneIo};
-use std::os::fd::OwnedFd;
-use std::sync::Arc;
-
-/// Why a client's socket is closed, for people: the rest of "its machine was disconnected: ...".
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub struct Closing(pub &'static str);
+pub(crate) use crate::upcall::{Closing, Deposit};
 
 /// The reason for a machine with private memory.
 pub(crate) const UNSHARED: &str = "its memory is not shared with Forebay: start it with share=on (QEMU: -object memory-backend-memfd,share=on; Cloud Hypervisor: --memory shared=on)";
@@ -33,15 +28,6 @@ pub(crate) enum Frame {
     Need(usize),
     /// A whole message of this many bytes.
     Whole(usize),
-}
-
-/// A descriptor that came with a message. The daemon has it too.
-#[derive(Clone, Debug)]
-pub struct Deposit {
-    /// Its number, for this client.
-    pub number: u32,
-    /// The descriptor: whatever the client sent. [`super::descriptor`] says what it is.
-    pub fd: Arc<OwnedFd>,
 }
 
 /// A message, checked for nothing but its length.
@@ -59,7 +45,7 @@ pub(crate) enum Answer {
     /// It is carried out. What is in [`Client::reply`], if anything, is sent as soon as nothing uses the
     /// memory that it took away, and the deposits that it made are acknowledged.
     Now,
-    /// It waits: [`Frontend::later`] is asked every turn, for at most
+    /// It waits: [`Protocol::later`] is asked every turn, for at most
     /// [`super::client::MESSAGE_LIMIT_NS`]. No other message is taken meanwhile.
     Later,
     /// The client can't go on.
@@ -75,7 +61,7 @@ pub(crate) struct Turn<'a> {
 }
 
 /// See the module's text.
-pub(crate) trait Frontend {
+pub(crate) trait Protocol {
     /// How long the message is that begins with these bytes (at least one). Called again with more.
     fn frame(&self, peeked: &[u8]) -> Result<Frame, Closing>;
 
@@ -87,18 +73,18 @@ pub(crate) trait Frontend {
     /// Carries a message out, or begins to.
     fn message(&mut self, turn: &mut Turn<'_>, message: &Message<'_>) -> Answer;
 
-    /// Goes on with the message that [`Frontend::message`] left for later.
+    /// Goes on with the message that [`Protocol::message`] left for later.
     fn later(&mut self, turn: &mut Turn<'_>) -> Answer;
 
     /// Looks at doorbells and rings, starts commands. True when anything was done. Called each turn of
-    /// the reactor while [`Frontend::is_active`].
+    /// the reactor while [`Protocol::is_active`].
     fn poll(&mut self, turn: &mut Turn<'_>) -> bool;
 
-    /// Whether the driver has made something available since the last [`Frontend::poll`]: asked often, and to be no more than
+    /// Whether the driver has made something available since the last [`Protocol::poll`]: asked often, and to be no more than
     /// a few loads.
     fn has_rung(&self) -> bool;
 
-    /// Whether there is anything that [`Frontend::poll`] would look at.
+    /// Whether there is anything that [`Protocol::poll`] would look at.
     fn is_active(&self) -> bool;
 
     /// Why a client went that hung up.
@@ -113,7 +99,7 @@ pub(crate) trait Frontend {
 
     /// The reactor is about to sleep: asks the guest to ring (event indexes, flags), then looks once
     /// more. False when there is something to do, or when nothing would ring (mapped doorbells).
-    /// Undone by the next [`Frontend::poll`].
+    /// Undone by the next [`Protocol::poll`].
     fn arm(&mut self, turn: &mut Turn<'_>) -> bool;
 
     /// A descriptor that it has watched ([`Client::watch`]) is readable, by its slot.
@@ -139,13 +125,13 @@ pub(crate) trait Frontend {
     fn removed(&mut self, turn: &mut Turn<'_>) -> bool;
 
     /// The client is gone. Nothing may be read from or written into its memory any more, but by commands
-    /// that are at devices. What still comes by [`Frontend::done`] is only put away; afterwards it is dropped.
+    /// that are at devices. What still comes by [`Protocol::done`] is only put away; afterwards it is dropped.
     fn close(&mut self, turn: &mut Turn<'_>);
 
     /// Time limits: about ten times a second while the reactor is awake, and at
-    /// [`Frontend::deadline_ns`].
+    /// [`Protocol::deadline_ns`].
     fn tick(&mut self, turn: &mut Turn<'_>);
 
-    /// When [`Frontend::tick`] has something to do at the latest, CLOCK_MONOTONIC ns.
+    /// When [`Protocol::tick`] has something to do at the latest, CLOCK_MONOTONIC ns.
     fn deadline_ns(&self) -> Option<u64>;
 }

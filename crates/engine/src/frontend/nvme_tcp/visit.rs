@@ -1,0 +1,200 @@
+//! One connection's part of a turn.
+//!
+//! **Purpose.** Lets a connection receive and do what it can.
+//! **Design.** What waits is tried again first, then bytes that were kept are taken, then the socket is read once. Each PDU is
+//! taken where it lies.
+//! **Not here:** what a PDU means ([`super::rx`]), which connections are visited ([`super::turn`]).
+
+use super::conn::Life;
+use super::rx::{self, Received, Stop};
+use super::{
+    MUCH_BYTES, NvmeTcp, QUIET_TURNS, SEND_BYTES, SEND_LATE_BYTES, SKIPPED_TURNS, Turn, command,
+};
+use crate::core::Core;
+use std::ops::Range;
+
+impl NvmeTcp {
+    /// Lets a connection receive and do what it can.
+    pub(super) fn visit(&mut self, core: &mut Core, index: u32) -> bool {
+        let Some(Some(conn)) = self.conns.get_mut(index as usize) else {
+            return false;
+        };
+        let mut any = false;
+        match conn.life {
+            Life::Draining => {
+                conn.active = false;
+                return false;
+            }
+            Life::Leaving { .. } => return self.visit_leaving(core, index),
+            Life::Open if conn.hung_up => {
+                self.close(core, index);
+                return true;
+            }
+            Life::Open => {}
+        }
+        if conn.tx.blocked() {
+            conn.tx.unblock();
+            self.send(core, index);
+            let Some(Some(conn)) = self.conns.get_mut(index as usize) else {
+                return true;
+            };
+            if conn.tx.blocked() || !conn.is_open() {
+                return true;
+            }
+            any = true;
+        }
+        let Some(Some(conn)) = self.conns.get_mut(index as usize) else {
+            return any;
+        };
+        if conn.slots.first_waiting().is_some() && command::retry(conn, core) {
+            any = true;
+            self.mark_dirty(index);
+        }
+        let Some(Some(conn)) = self.conns.get_mut(index as usize) else {
+            return any;
+        };
+        if conn.rx.stalled()
+            && let Some(keep) = rx::lend(conn)
+        {
+            conn.records.blame_stream();
+            let kept = &keep.bytes(conn.rx.kept_in())[..conn.rx.kept()];
+            let (taken, _) = self.take(core, index, Some(kept), 0..0);
+            any |= taken > 0;
+            let Some(Some(conn)) = self.conns.get_mut(index as usize) else {
+                return true;
+            };
+            rx::put_back(conn, keep, taken);
+            if conn.rx.stalled() || !conn.is_open() {
+                return any;
+            }
+        }
+        let Some(Some(conn)) = self.conns.get_mut(index as usize) else {
+            return any;
+        };
+        if conn.skipped_turns < SKIPPED_TURNS && conn.is_held_back(core) {
+            conn.skipped_turns += 1;
+            return any;
+        }
+        conn.skipped_turns = 0;
+        conn.stalled = None;
+        conn.records.blame_stream();
+        let received = rx::receive(conn, &mut self.buffer);
+        let (from, to) = match received {
+            Received::Nothing => {
+                conn.quiet_turns += 1;
+                if conn.quiet_turns > QUIET_TURNS / self.active.len().max(1) as u32
+                    && !conn.must_retry()
+                {
+                    conn.active = false;
+                    if conn.listen(true).is_err() {
+                        self.close(core, index);
+                    }
+                }
+                return any;
+            }
+            Received::Ended => {
+                self.close(core, index);
+                return true;
+            }
+            Received::Bytes { from, to } => (from, to),
+        };
+        conn.quiet_turns = 0;
+        let (taken, _) = self.take(core, index, None, from..to);
+        if let Some(Some(conn)) = self.conns.get_mut(index as usize) {
+            if conn.is_open() {
+                rx::keep(conn, &self.buffer[from + taken..to]);
+            }
+            conn.records.blame_nobody();
+        }
+        true
+    }
+
+    /// Takes PDUs of `kept`, or of a part of the receive buffer, as far as it goes; returns how many bytes
+    /// were taken. The stream is to blame already.
+    fn take(
+        &mut self,
+        core: &mut Core,
+        index: u32,
+        kept: Option<&[u8]>,
+        part: Range<usize>,
+    ) -> (usize, Stop) {
+        let mut at = 0;
+        loop {
+            let Some(Some(conn)) = self.conns.get_mut(index as usize) else {
+                return (at, Stop::Close);
+            };
+            if !conn.is_open() {
+                return (at, Stop::Close);
+            }
+            let rest = match kept {
+                Some(kept) => &kept[at..],
+                None => &self.buffer[part.start + at..part.end],
+            };
+            let mut turn = Turn {
+                core,
+                controllers: &mut self.controllers,
+                events: &mut self.events,
+            };
+            if at > 0 {
+                conn.records.blame_stream();
+            }
+            conn.send_at_bytes = if rest.len() > MUCH_BYTES {
+                SEND_LATE_BYTES
+            } else {
+                SEND_BYTES
+            };
+            let (taken, stop) = rx::take(conn, &mut turn, rest);
+            at += taken;
+            if let Stop::Terminate(error) = stop {
+                let header = &rest[taken..];
+                let header_bytes = header
+                    .get(2)
+                    .map_or(0, |hlen| usize::from(*hlen))
+                    .min(header.len());
+                conn.terminate(core, &error, &header[..header_bytes]);
+            }
+            if !conn.tx.is_empty() {
+                self.mark_dirty(index);
+            }
+            match stop {
+                Stop::Batch => {
+                    self.complete(core);
+                }
+                Stop::Close => {
+                    self.close(core, index);
+                    return (at, stop);
+                }
+                Stop::Dry | Stop::Stalled | Stop::Terminate(_) => return (at, stop),
+            }
+        }
+    }
+
+    /// One that was told to go: its answers go out, what it still says is dropped.
+    fn visit_leaving(&mut self, core: &mut Core, index: u32) -> bool {
+        let Some(Some(conn)) = self.conns.get_mut(index as usize) else {
+            return false;
+        };
+        if conn.tx.blocked() {
+            conn.tx.unblock();
+            self.mark_dirty(index);
+        }
+        let Some(Some(conn)) = self.conns.get_mut(index as usize) else {
+            return false;
+        };
+        conn.records.blame_stream();
+        let Some(fd) = &conn.fd else { return false };
+        match rustix::net::recv(fd, &mut self.buffer[..], rustix::net::RecvFlags::DONTWAIT) {
+            Ok((_, n)) if n > 0 => true,
+            Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR)
+                if conn.listen(true).is_ok() =>
+            {
+                conn.active = false;
+                false
+            }
+            _ => {
+                self.close(core, index);
+                true
+            }
+        }
+    }
+}

@@ -1,0 +1,221 @@
+//! What the frontend of VMs does when its reactor calls it.
+//!
+//! **Purpose.** A reactor knows VMs only by the trait that all frontends have.
+//! **Design.** Each call goes over the clients; a client's protocol gets what concerns it. After a turn in which there was
+//! something, rings rest for [`REST_TURNS`].
+//! **Not here:** how clients come and go ([`super::arrive`], [`super::leave`]).
+
+use super::look::AT_ONCE;
+use super::protocol::{Closing, Turn};
+use super::{Life, Machine, Machines, Message, REMOVAL_GRACE_NS, REMOVED, RETRY_NS};
+use crate::core::Core;
+use crate::frontend::{Beside, Frontend};
+use forebay_xlate::boundary::message::ExportId;
+
+/// Machines' rings are not looked at in so many turns after one in which there was something: to make more of what it was just
+/// given takes a driver longer, and to look takes the line away from it that it is about to write.
+const REST_TURNS: u32 = 2;
+/// The longest sleep while commands of a client that is gone are waited for.
+const DRAINING_RETRY_NS: u64 = 100_000_000;
+
+impl Frontend for Machines {
+    fn poll(&mut self, core: &mut Core, _beside: Beside<'_>) -> bool {
+        if self.rest > 0 && !core.has_ended(self.index) && !core.has_ready() {
+            self.rest -= 1;
+            return false;
+        }
+        let any = self.poll_all(core);
+        if any {
+            self.rest = REST_TURNS;
+        }
+        any
+    }
+
+    fn poll_after_sleep(&mut self, core: &mut Core) -> bool {
+        // Most often it is a machine that rang. All that comes before it is answered is cold by now.
+        self.poll_all(core)
+    }
+
+    fn poll_between(&mut self, core: &mut Core) -> bool {
+        for _ in 0..AT_ONCE.min(self.calm.len()) {
+            self.calm_next = match self.calm_next + 1 {
+                next if next < self.calm.len() => next,
+                _ => 0,
+            };
+            let index = self.calm[self.calm_next];
+            let machine = self.all.get(index as usize);
+            if machine.is_some_and(|m| m.as_ref().is_some_and(|m| m.has_rung())) {
+                self.serve_calm(core, index);
+                return true;
+            }
+        }
+        false
+    }
+
+    fn sockets_ready(&mut self, core: &mut Core, keys: &[u64]) {
+        let index = self.index;
+        for key in keys.iter().filter(|key| index.has_key(**key)) {
+            let (index, generation) = ((key >> 16) as u32 & 0xFF_FFFF, (key >> 40) as u16);
+            let Some(machine) = self.get(index, generation) else {
+                continue;
+            };
+            match (key & 0xFFFF) as usize {
+                0 => machine.talk.ready(),
+                _ if matches!(machine.life, Life::Draining(_)) => {}
+                what => {
+                    let Machine {
+                        client, frontend, ..
+                    } = machine;
+                    frontend.ready(&mut Turn { core, client }, what - 1);
+                }
+            }
+        }
+    }
+
+    fn is_idle(&self) -> bool {
+        let busy = |m: &Machine| {
+            !matches!(m.life, Life::Draining(_))
+                && (m.client.closing.is_some()
+                    || m.client.any_raised
+                    || m.asks()
+                    || m.talk.is_active() && !m.talk.must_retry())
+        };
+        !self.all.iter().flatten().any(|m| busy(m))
+    }
+
+    fn arm(&mut self, core: &mut Core) -> bool {
+        let mut may = true;
+        for machine in self.all.iter_mut().flatten() {
+            if matches!(machine.life, Life::Draining(_)) {
+                continue;
+            }
+            let Machine {
+                client, frontend, ..
+            } = &mut **machine;
+            may &= frontend.arm(&mut Turn { core, client });
+        }
+        may && !core.has_ended(self.index)
+    }
+
+    fn prefers_polling(&self) -> bool {
+        // A machine that is asked to ring for what it has would pay more for it.
+        self.count() > 0
+    }
+
+    fn retry_within_ns(&self) -> Option<u64> {
+        let retries = |m: &Machine| !matches!(m.life, Life::Draining(_)) && m.talk.must_retry();
+        if self.all.iter().flatten().any(|m| retries(m)) {
+            return Some(RETRY_NS);
+        }
+        let mut all = self.all.iter().flatten();
+        all.any(|m| matches!(m.life, Life::Draining(_)))
+            .then_some(DRAINING_RETRY_NS)
+    }
+
+    fn next_deadline_ns(&self) -> Option<u64> {
+        let of = |m: &Machine| {
+            let removed = match m.life {
+                Life::Open => None,
+                Life::Removed(until) => Some(until),
+                Life::Draining(_) => return None,
+            };
+            let deadlines = [removed, m.talk.deadline_ns(), m.frontend.deadline_ns()];
+            deadlines.into_iter().flatten().min()
+        };
+        self.all.iter().flatten().filter_map(|m| of(m)).min()
+    }
+
+    fn tick(&mut self, core: &mut Core) {
+        let now = core.now_ns();
+        for at in 0..self.all.len() {
+            let Some(machine) = &mut self.all[at] else {
+                continue;
+            };
+            match machine.life {
+                Life::Draining(why) => {
+                    self.drained(core, at, why);
+                    continue;
+                }
+                Life::Removed(until) if now >= until => machine.client.fail(REMOVED),
+                _ => {}
+            }
+            let is_late = |limit: Option<u64>| limit.is_some_and(|limit| now >= limit);
+            if is_late(machine.talk.deadline_ns()) || is_late(machine.frontend.deadline_ns()) {
+                core.blame_nobody();
+                machine.talk.ready();
+                machine.talk(core);
+            }
+            if is_late(machine.talk.deadline_ns()) {
+                let why = machine.talk.overdue();
+                machine.client.fail(why);
+            }
+            machine.client.is_heard = machine.talk.hears();
+            let Machine {
+                client, frontend, ..
+            } = &mut **machine;
+            frontend.tick(&mut Turn { core, client });
+            machine.show(core);
+        }
+    }
+
+    fn accept(
+        &mut self,
+        core: &mut Core,
+        message: crate::frontend::Message,
+    ) -> Result<(), crate::frontend::Message> {
+        match *message.downcast::<Message>()? {
+            Message::Client(new) => self.adopt(core, *new),
+            Message::Deposited(socket, last, kept) => self.deposited(socket, last, kept),
+        }
+        Ok(())
+    }
+
+    fn export_changed(&mut self, core: &mut Core, export: ExportId) -> u32 {
+        for machine in self.all.iter_mut().flatten() {
+            if machine.client.export.export == export && machine.life == Life::Open {
+                let Machine {
+                    client, frontend, ..
+                } = &mut **machine;
+                frontend.changed(&mut Turn { core, client });
+            }
+        }
+        0
+    }
+
+    fn export_removed(&mut self, core: &mut Core, export: ExportId) -> u32 {
+        let until = core.now_ns().saturating_add(REMOVAL_GRACE_NS);
+        let mut left = 0;
+        for at in 0..self.all.len() {
+            let Some(machine) = &mut self.all[at] else {
+                continue;
+            };
+            if machine.client.export.export != export || machine.life != Life::Open {
+                continue;
+            }
+            machine.life = Life::Removed(until);
+            if let Some(lane) = machine.client.lane.take() {
+                core.orphan_machine(lane);
+            }
+            let Machine {
+                client, frontend, ..
+            } = &mut **machine;
+            let stays = frontend.removed(&mut Turn { core, client });
+            left += self.end_commands(core, at);
+            if !stays {
+                self.close(core, at, REMOVED);
+            }
+        }
+        left
+    }
+
+    fn close_all(&mut self, core: &mut Core) {
+        self.stopping = true;
+        for at in 0..self.all.len() {
+            self.close(core, at, Closing("the engine stops"));
+        }
+    }
+
+    fn count(&self) -> usize {
+        self.all.iter().flatten().count()
+    }
+}

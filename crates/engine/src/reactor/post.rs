@@ -1,0 +1,146 @@
+//! What posts of the control thread do.
+//!
+//! **Purpose.** Each is carried out between turns, before anything else.
+//! **Design.** What concerns commands goes to the core, what concerns clients to every frontend, and a message for one
+//! frontend to the one that knows its type.
+//! **Not here:** what the posts are ([`super::mailbox::Post`]).
+
+use super::Reactor;
+use super::mailbox::Post;
+use crate::frontend::Message;
+use crate::lane::{Lane, LaneIndex};
+use crate::upcall::Upcall;
+use crate::volume::Volume;
+use forebay_xlate::boundary::message::ExportId;
+use forebay_xlate::engine_side;
+use std::sync::Arc;
+
+impl Reactor {
+    /// Carries a post out.
+    pub(super) fn handle(&mut self, post: Post) {
+        let core = &mut self.core;
+        core.blame_nobody();
+        match post {
+            Post::Device(served) => core.set_device(served),
+            Post::Figures(volume, figures) => {
+                core.set_figures(volume, figures);
+                for frontend in &mut self.frontends {
+                    frontend.volume_changed(core, volume);
+                }
+            }
+            Post::Admission(admission) => core.set_admission(admission),
+            Post::NewTenant(tenant) => core.begin_tenant(tenant),
+            Post::Budget(tenant, budget, guaranteed) => {
+                core.set_budget(tenant, &budget, guaranteed);
+            }
+            Post::Share(volume, share) => {
+                core.set_share(volume, share);
+                self.shares_changed();
+            }
+            Post::Fenced(device) => core.fenced(device),
+            Post::Expect(device, expected) => core.expect(device, expected),
+            Post::Lane(lane, request) => self.set_lane(*lane, request),
+            Post::RemoveLane(lane, export, request) => self.remove_lane(lane, export, request),
+            Post::Volume(volume) => self.set_volume(&volume),
+            Post::Frontend(message) => self.tell(message),
+            Post::Inherit(messages) => {
+                for message in messages {
+                    self.tell(message);
+                }
+            }
+            Post::Spread(spread) => core.set_spread(spread),
+            Post::Stop => {
+                core.be_quiet();
+                for frontend in &mut self.frontends {
+                    frontend.close_all(core);
+                }
+            }
+            Post::Space(post) => self.handle_space(post),
+        }
+    }
+
+    /// Carries out what the owner says of space: faults, revokes, commits, releases.
+    fn handle_space(&mut self, post: engine_side::Post) {
+        let core = &mut self.core;
+        match post {
+            engine_side::Post::Granted(volume, range) => core.granted(volume, range),
+            engine_side::Post::FaultFailed(volume, range, write, reason) => {
+                core.fault_failed(volume, range, write, reason);
+            }
+            engine_side::Post::Revoke {
+                revoke,
+                volume,
+                range,
+                keep,
+            } => core.revoke(revoke, volume, range, keep),
+            engine_side::Post::Abandon(revoke) => core.abandon(revoke),
+            engine_side::Post::Settle(job, device) => core.settle(job, device),
+            engine_side::Post::Committed(volume) => core.committed(volume),
+            engine_side::Post::CommitFailed(volume, sequence) => {
+                core.commit_failed(volume, sequence)
+            }
+            engine_side::Post::ReleaseDone(io, generation, extents) => {
+                core.release_done(io, generation, extents);
+            }
+            engine_side::Post::ReleaseFailed(io, generation) => core.release_failed(io, generation),
+            engine_side::Post::ReleaseAbandoned(io, generation) => {
+                core.release_abandoned(io, generation)
+            }
+            engine_side::Post::Job(job, work) => core.start_job(job, work),
+        }
+    }
+
+    /// Gives a message to the frontend that knows it.
+    fn tell(&mut self, mut message: Message) {
+        self.core.blame_nobody();
+        for frontend in &mut self.frontends {
+            match frontend.accept(&mut self.core, message) {
+                Ok(()) => return,
+                Err(others) => message = others,
+            }
+        }
+        debug_assert!(false, "a message that no frontend knows");
+    }
+
+    fn shares_changed(&mut self) {
+        for frontend in &mut self.frontends {
+            frontend.shares_changed(&self.core);
+        }
+    }
+
+    fn set_lane(&mut self, lane: Lane, request: u64) {
+        let export = lane.export.export;
+        self.core.set_lane(lane);
+        self.shares_changed();
+        let at_devices = self.export_changed(export);
+        self.core.upcall(Upcall::ExportSettled {
+            request,
+            at_devices,
+        });
+    }
+
+    /// A volume grew.
+    fn set_volume(&mut self, volume: &Arc<Volume>) {
+        self.core.set_volume(volume);
+        for export in self.core.exports_of(volume.id()) {
+            self.export_changed(export);
+        }
+    }
+
+    fn export_changed(&mut self, export: ExportId) -> u32 {
+        let core = &mut self.core;
+        let all = self.frontends.iter_mut();
+        all.map(|one| one.export_changed(core, export)).sum()
+    }
+
+    fn remove_lane(&mut self, lane: LaneIndex, export: ExportId, request: u64) {
+        let core = &mut self.core;
+        let all = self.frontends.iter_mut();
+        let at_devices = all.map(|one| one.export_removed(core, export)).sum();
+        core.remove_lane(lane);
+        core.upcall(Upcall::ExportSettled {
+            request,
+            at_devices,
+        });
+    }
+}
