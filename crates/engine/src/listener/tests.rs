@@ -42,7 +42,7 @@ impl Outside for Daemon {
 
     fn gone(&mut self, socket: u64) {
         let fd = self.held.remove(&socket).unwrap();
-        assert_eq!(Arc::strong_count(&fd), 1, "the door has it no more");
+        assert_eq!(Arc::strong_count(&fd), 1, "the listener has it no more");
         // Somebody else has it yet, and still the host must hear the end.
         std::mem::forget(fd);
     }
@@ -193,7 +193,7 @@ fn a_newcomer_begins_again_from_the_kernels_counters_alone() {
         for () in crate::patience::patiently() {
             turn(&mut first, &mut out);
             let now = counters::read(&fd).unwrap();
-            assert_eq!(now.consumed, 0, "the door consumes nothing");
+            assert_eq!(now.consumed, 0, "the listener consumes nothing");
             if now.accepted == if dies_at < 128 { 0 } else { 128 } {
                 facts = Some(now);
                 break;

@@ -321,7 +321,7 @@ impl Pcie {
         let data_bytes = if let Ask::Write(len) = ask { len } else { 0 };
         let number = self.records.next_ask();
         let size = HEADER_BYTES as u32 + 16 + data_bytes;
-        let message = &mut turn.client.request;
+        let message = &mut turn.client.request.bytes;
         message.clear();
         message.extend(Header::command(number as u16, code, size, false).to_bytes());
         message.extend(address.to_le_bytes());
@@ -340,7 +340,7 @@ impl Pcie {
                 return self.end_remote(turn, place, Status::INTERNAL_ERROR);
             }
         }
-        turn.client.request_number = number;
+        turn.client.request.number = number;
         self.remote.asked = Some(Asked {
             number,
             place,

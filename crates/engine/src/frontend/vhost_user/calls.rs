@@ -23,6 +23,16 @@ const FLAGS: SendFlags = SendFlags::DONTWAIT.union(SendFlags::NOSIGNAL);
 
 const _: () = assert!(MAX_QUEUES <= u64::BITS as usize);
 
+/// What is yet to be told to a driver by messages, and when that is tried again.
+#[derive(Default)]
+pub(super) struct Notices {
+    /// Queues of which the driver is to be called.
+    calls: u64,
+    again_ns: Option<u64>,
+    /// That the disk grew.
+    growth_ns: Option<u64>,
+}
+
 impl Vhost {
     /// A driver is to be called, at the turn's end.
     #[inline]
@@ -30,7 +40,7 @@ impl Vhost {
         if turn.client.held(CALL + index).is_some() {
             turn.client.raise(CALL + index);
         } else if self.session.calls_in_band(index as u16) {
-            self.calls |= 1 << index;
+            self.notices.calls |= 1 << index;
         }
     }
 
@@ -41,6 +51,33 @@ impl Vhost {
                 self.call(turn, index);
             }
         }
+    }
+}
+
+impl Notices {
+    /// The disk grew while nobody could be told.
+    pub(super) fn grew(&mut self) {
+        self.growth_ns = Some(0);
+    }
+
+    /// There is a new channel for messages, which may have room.
+    pub(super) fn has_channel(&mut self) {
+        self.again_ns = None;
+    }
+
+    /// A queue's driver is called by a descriptor from now on.
+    pub(super) fn has_descriptor(&mut self, index: usize) {
+        self.calls &= !(1 << index);
+    }
+
+    /// Whether it is time to say again that the disk grew.
+    pub(super) fn must_tell_of_growth(&self, now_ns: u64) -> bool {
+        self.growth_ns.is_some_and(|at| now_ns >= at)
+    }
+
+    /// When something is to be tried again.
+    pub(super) fn deadline_ns(&self) -> Option<u64> {
+        self.growth_ns.into_iter().chain(self.again_ns).min()
     }
 
     /// Sends the messages that call drivers, as far as there is room.
@@ -53,10 +90,10 @@ impl Vhost {
 
     fn send_all_calls(&mut self, turn: &mut Turn<'_>) {
         let now = turn.core.now_ns();
-        if self.calls_ns.is_some_and(|at| now < at) {
+        if self.again_ns.is_some_and(|at| now < at) {
             return;
         }
-        self.calls_ns = None;
+        self.again_ns = None;
         let mut count = 0;
         // Without a channel they wait for one.
         while let Some(channel) = turn.client.held(BACKEND).filter(|_| self.calls != 0) {
@@ -74,7 +111,7 @@ impl Vhost {
                 }
                 Err(Errno::INTR) => {}
                 Err(Errno::AGAIN | Errno::NOBUFS | Errno::NOMEM) => {
-                    self.calls_ns = Some(now + CALL_AGAIN_NS);
+                    self.again_ns = Some(now + CALL_AGAIN_NS);
                     break;
                 }
                 // Nobody is there any more. Whoever comes is called for all: see `call_again`.
@@ -90,14 +127,14 @@ impl Vhost {
     /// Tells the client that the configuration changed, if it has a channel for that and room in it.
     pub(super) fn tell_of_growth(&mut self, turn: &mut Turn<'_>) {
         let Some(channel) = turn.client.held(BACKEND) else {
-            self.tell_ns = None;
+            self.growth_ns = None;
             return;
         };
         match rustix::net::send(channel, &message::config_changed(), FLAGS) {
             Err(Errno::AGAIN | Errno::INTR | Errno::NOBUFS | Errno::NOMEM) => {
-                self.tell_ns = Some(turn.core.now_ns() + TELL_AGAIN_NS);
+                self.growth_ns = Some(turn.core.now_ns() + TELL_AGAIN_NS);
             }
-            _ => self.tell_ns = None,
+            _ => self.growth_ns = None,
         }
     }
 }

@@ -226,7 +226,9 @@ impl Vhost {
         }
         // Where it goes on is known for good before what tells it otherwise is forgotten.
         area(turn).save(&self.session.words());
-        self.forget_inflight(turn, index);
+        if let Some(inflight) = &self.inflight {
+            inflight.forget(turn, index);
+        }
     }
 
     /// Stops a ring that has nothing in flight.
@@ -278,7 +280,7 @@ impl Vhost {
                     return Err(NO_DESCRIPTOR);
                 }
                 turn.client.hold(BACKEND, Some(deposit));
-                self.calls_ns = None;
+                self.notices.has_channel();
                 self.call_again(turn);
             }
         }
@@ -375,7 +377,7 @@ impl Vhost {
             }
             // What ended before there was somebody to tell.
             RingFd::Call => {
-                self.calls &= !(1 << index);
+                self.notices.has_descriptor(usize::from(index));
                 turn.client.raise(slot);
             }
             RingFd::Err => {}
@@ -387,7 +389,9 @@ impl Vhost {
     fn start_ring(&mut self, turn: &mut Turn<'_>, index: u16) -> Result<(), Closing> {
         if self.lines[usize::from(index)].is_none() {
             // A death can have kept its last stop or rest from forgetting it.
-            self.forget_inflight(turn, index);
+            if let Some(inflight) = &self.inflight {
+                inflight.forget(turn, index);
+            }
             self.serve(turn, index)?;
         }
         Ok(())

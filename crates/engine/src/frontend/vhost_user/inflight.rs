@@ -16,7 +16,7 @@ use rustix::fs::{MemfdFlags, SealFlags};
 use std::sync::Arc;
 
 const NO_FILE: Closing = Closing("there is no memory for its inflight region");
-const UNFIT: Closing = Closing("its inflight region does not fit its queues");
+pub(super) const UNFIT: Closing = Closing("its inflight region does not fit its queues");
 
 /// See the module's text.
 #[derive(Clone, Copy, Debug)]
@@ -33,6 +33,33 @@ impl Inflight {
         let stride = place.area.mmap_size.checked_div(queues)? & !7;
         place.area.mmap_offset.checked_add(place.area.mmap_size)?;
         (stride > 0).then_some(Self { place, stride })
+    }
+
+    /// The part of a queue.
+    pub(super) fn window(&self, turn: &Turn<'_>, index: u16, size: u16) -> Result<Window, Closing> {
+        let part = self.part(turn, index, size).ok_or(UNFIT)?;
+        Ok(part.into())
+    }
+
+    fn part(&self, turn: &Turn<'_>, index: u16, size: u16) -> Option<Area> {
+        let place = self.place.area;
+        let bytes = self.stride.min(queue_bytes(size) as u64);
+        if index >= place.num_queues {
+            return None;
+        }
+        let offset = place.mmap_offset + u64::from(index) * self.stride;
+        let file = turn.client.held(INFLIGHT)?;
+        let mapping = Mapping::new(file, offset, bytes, true).ok()?;
+        Area::of(&Arc::new(mapping))
+    }
+
+    /// A ring has stopped, with nothing in flight, or starts: what is ours of it is as new.
+    pub(super) fn forget(&self, turn: &Turn<'_>, index: u16) {
+        if self.place.ours
+            && let Some(part) = self.part(turn, index, MAX_QUEUE_SIZE)
+        {
+            let _ = part.write(0, &vec![0; part.len_bytes()]);
+        }
     }
 }
 
@@ -79,37 +106,5 @@ impl Vhost {
             self.set_inflight(turn, Some(place), Some(&deposit))?;
         }
         Ok(())
-    }
-
-    /// The part of a queue.
-    pub(super) fn inflight_window(
-        &self,
-        turn: &Turn<'_>,
-        index: u16,
-        size: u16,
-    ) -> Result<Window, Closing> {
-        let part = self.part(turn, index, size).ok_or(UNFIT)?;
-        Ok(part.into())
-    }
-
-    fn part(&self, turn: &Turn<'_>, index: u16, size: u16) -> Option<Area> {
-        let inflight = self.inflight?;
-        let place = inflight.place.area;
-        let bytes = inflight.stride.min(queue_bytes(size) as u64);
-        if index >= place.num_queues {
-            return None;
-        }
-        let offset = place.mmap_offset + u64::from(index) * inflight.stride;
-        let file = turn.client.held(INFLIGHT)?;
-        let mapping = Mapping::new(file, offset, bytes, true).ok()?;
-        Area::of(&Arc::new(mapping))
-    }
-
-    /// A ring has stopped, with nothing in flight, or starts: what is ours of it is as new.
-    pub(super) fn forget_inflight(&self, turn: &Turn<'_>, index: u16) {
-        let ours = self.inflight.is_some_and(|inflight| inflight.place.ours);
-        if ours && let Some(part) = self.part(turn, index, MAX_QUEUE_SIZE) {
-            let _ = part.write(0, &vec![0; part.len_bytes()]);
-        }
     }
 }

@@ -30,6 +30,7 @@ use crate::frontend::vm::protocol::{Answer, Closing, Frame, Message, Protocol, T
 use crate::frontend::vm::talk::HUNG_UP;
 use crate::lane::{AtOnce, LaneIndex};
 use area::Area;
+use calls::Notices;
 use control::Pending;
 use forebay_guest::Pieces;
 use forebay_nvme::Status as NvmeStatus;
@@ -81,11 +82,8 @@ pub(crate) struct Vhost {
     pending: Pending,
     /// Kicks are asked for.
     armed: bool,
-    /// The client is yet to be told that the disk grew: when that is tried again.
-    tell_ns: Option<u64>,
-    /// Queues of which the driver is yet to be called by a message; when that is tried again.
-    calls: u64,
-    calls_ns: Option<u64>,
+    /// What is yet to be told to the driver by messages.
+    notices: Notices,
     /// Which queue is looked at first.
     first: usize,
     /// A command that a dead engine crashed over, and how often; counted until it ends.
@@ -139,9 +137,7 @@ impl Vhost {
             waiting: None,
             pending: Pending::None,
             armed: false,
-            tell_ns: None,
-            calls: 0,
-            calls_ns: None,
+            notices: Notices::default(),
             first: 0,
             blamed: None,
             heard_queues: false,
@@ -165,7 +161,7 @@ impl Vhost {
                 }
             }
         }
-        self.send_calls(turn);
+        self.notices.send_calls(turn);
         any
     }
 
@@ -363,7 +359,7 @@ impl Protocol for Vhost {
         };
         if disk != self.disk {
             self.disk = disk;
-            self.tell_of_growth(turn);
+            self.notices.tell_of_growth(turn);
         }
     }
 
@@ -382,14 +378,14 @@ impl Protocol for Vhost {
     }
 
     fn tick(&mut self, turn: &mut Turn<'_>) {
-        if self.tell_ns.is_some_and(|at| turn.core.now_ns() >= at) {
-            self.tell_of_growth(turn);
+        if self.notices.must_tell_of_growth(turn.core.now_ns()) {
+            self.notices.tell_of_growth(turn);
         }
-        self.send_calls(turn);
+        self.notices.send_calls(turn);
     }
 
     fn deadline_ns(&self) -> Option<u64> {
-        self.tell_ns.into_iter().chain(self.calls_ns).min()
+        self.notices.deadline_ns()
     }
 }
 

@@ -1,6 +1,7 @@
 //! One ring that is served.
 
 use super::Vhost;
+use super::inflight::UNFIT;
 use crate::frontend::vm::protocol::{Closing, Turn, UNSHARED};
 use forebay_virtio::feature;
 use forebay_virtio::queue::{Queue, QueueConfig};
@@ -81,7 +82,9 @@ impl Vhost {
             packed,
             features: RingFeatures::of(self.session.features()),
             base: vring.base,
-            inflight: self.inflight_window(turn, index, vring.size)?,
+            inflight: (self.inflight.as_ref())
+                .ok_or(UNFIT)?
+                .window(turn, index, vring.size)?,
         };
         let queue = Queue::new(&config).map_err(|e| Closing(e.text()))?;
         let slots = vec![Slot::default(); usize::from(vring.size)];

@@ -63,7 +63,7 @@ impl Vhost {
         }
         if turn.client.held(super::BACKEND).is_some() {
             // It may have grown meanwhile.
-            self.tell_ns = Some(0);
+            self.notices.grew();
         }
         Ok(())
     }

@@ -52,7 +52,7 @@ impl Machines {
         blame(core, client);
         let any = frontend.poll(&mut Turn { core, client });
         core.blame_nobody();
-        if client.any_raised
+        if client.interrupts.any()
             && let Some(signals) = &mut self.signals
         {
             client.flush(core, signals);

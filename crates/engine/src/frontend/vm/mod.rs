@@ -237,7 +237,7 @@ impl Machines {
             let Some(machine) = &mut self.all[at] else {
                 continue;
             };
-            if machine.client.any_raised
+            if machine.client.interrupts.any()
                 && let Some(signals) = &mut self.signals
             {
                 machine.client.flush(core, signals);
@@ -291,7 +291,7 @@ impl Machines {
 impl Machine {
     /// Whether its frontend has something to say, and the socket has room.
     fn asks(&self) -> bool {
-        !self.client.request.is_empty() && !self.talk.blocked
+        !self.client.request.bytes.is_empty() && !self.talk.blocked
     }
 
     /// Says in its lane's record what there is of it. A message may change that, and an Admin command.

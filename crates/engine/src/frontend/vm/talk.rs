@@ -230,7 +230,7 @@ impl Talk {
         let mut messages = 0;
         let mut any = false;
         loop {
-            if !client.request.is_empty() && !matches!(self.phase, Phase::Sending(1..)) {
+            if !client.request.bytes.is_empty() && !matches!(self.phase, Phase::Sending(1..)) {
                 if !self.send_request(client)? {
                     return Ok(any);
                 }
@@ -499,17 +499,18 @@ impl Talk {
 
     /// Sends a message of the frontend's own; true when all of it is.
     fn send_request(&mut self, client: &mut Client) -> Result<bool, Closing> {
-        if client.request_sent == 0 {
-            let bytes = client.request.len() as u64;
-            client.file().begin_ask(client.request_number, bytes);
+        if client.request.sent == 0 {
+            let bytes = client.request.bytes.len() as u64;
+            client.file().begin_ask(client.request.number, bytes);
             kill_point!("vm.asking");
         }
-        while let Some(rest) = (client.request.get(client.request_sent..)).filter(|r| !r.is_empty())
+        while let Some(rest) =
+            (client.request.bytes.get(client.request.sent..)).filter(|r| !r.is_empty())
         {
             match answer::send(&self.fd, rest, None, client.file().ask_note()) {
                 Ok(count) => {
-                    client.request_sent += count;
-                    if client.request_sent < client.request.len() {
+                    client.request.sent += count;
+                    if client.request.sent < client.request.bytes.len() {
                         client.file().tear_ask();
                     }
                 }
@@ -523,8 +524,8 @@ impl Talk {
         }
         kill_point!("vm.asked");
         client.file().end_ask();
-        client.request.clear();
-        client.request_sent = 0;
+        client.request.bytes.clear();
+        client.request.sent = 0;
         Ok(true)
     }
 

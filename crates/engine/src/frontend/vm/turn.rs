@@ -76,7 +76,7 @@ impl Frontend for Machines {
         let busy = |m: &Machine| {
             !matches!(m.life, Life::Draining(_))
                 && (m.client.closing.is_some()
-                    || m.client.any_raised
+                    || m.client.interrupts.any()
                     || m.asks()
                     || m.talk.is_active() && !m.talk.must_retry())
         };

@@ -49,12 +49,8 @@ pub(crate) struct Client {
     pub reply: Vec<u8>,
     /// What goes with it.
     pub reply_descriptor: Option<Arc<OwnedFd>>,
-    /// A message of the frontend's own, put here when there is none: sent as soon as no answer is under way.
-    pub request: Vec<u8>,
-    /// Its number, another for each: what a successor knows it by ([`MachineFile::asked`]).
-    pub request_number: u64,
-    /// So much of it is sent.
-    pub(super) request_sent: usize,
+    /// A message of the protocol's own, put here when there is none: sent as soon as no answer is under way.
+    pub request: Request,
     /// What it says is looked at: no message of its is under way. Said before each [`super::protocol::Protocol::tick`].
     pub is_heard: bool,
     pub(super) export: Arc<ExportConfig>,
@@ -68,8 +64,7 @@ pub(crate) struct Client {
     pub(super) home: Option<LaneIndex>,
     pub(super) deposits: BTreeMap<u32, Arc<OwnedFd>>,
     slots: Box<[Option<Arc<OwnedFd>>]>,
-    raised: [u64; MAX_SLOTS / 64],
-    pub(super) any_raised: bool,
+    pub(super) interrupts: Interrupts,
     /// Where it is among the clients of its reactor.
     place: Place,
     pub(super) closing: Option<Closing>,
@@ -85,6 +80,53 @@ pub(crate) struct Client {
     pub(super) inherited: bool,
     /// What of its memory the ring knows.
     registered: Vec<Registered>,
+}
+
+/// A message of a protocol's own to its client.
+#[derive(Default)]
+pub(crate) struct Request {
+    /// The message; empty: there is none.
+    pub bytes: Vec<u8>,
+    /// Its number, another for each: what a successor knows it by ([`MachineFile::asked`]).
+    pub number: u64,
+    /// So much of it is sent.
+    pub(super) sent: usize,
+}
+
+/// Eventfds that are to be rung at the turn's end, each once, by their slots.
+#[derive(Default)]
+pub(super) struct Interrupts {
+    slots: [u64; MAX_SLOTS / 64],
+    any: bool,
+}
+
+impl Interrupts {
+    #[inline]
+    fn raise(&mut self, slot: usize) {
+        if let Some(word) = self.slots.get_mut(slot / 64) {
+            *word |= 1 << (slot % 64);
+            self.any = true;
+        }
+    }
+
+    /// Whether there are any.
+    #[inline]
+    pub(super) fn any(&self) -> bool {
+        self.any
+    }
+
+    /// Takes all of them.
+    #[inline]
+    fn drain(&mut self, mut ring: impl FnMut(usize)) {
+        self.any = false;
+        for (at, word) in self.slots.iter_mut().enumerate() {
+            let mut bits = std::mem::take(word);
+            while bits != 0 {
+                ring(at * 64 + bits.trailing_zeros() as usize);
+                bits &= bits - 1;
+            }
+        }
+    }
 }
 
 /// Where a client is among those of its reactor.
@@ -121,9 +163,7 @@ impl Client {
         Self {
             socket,
             reply: Vec::new(),
-            request: Vec::new(),
-            request_number: 0,
-            request_sent: 0,
+            request: Request::default(),
             is_heard: true,
             reply_descriptor: None,
             export,
@@ -135,8 +175,7 @@ impl Client {
             home: lane,
             deposits: BTreeMap::new(),
             slots: (0..MAX_SLOTS).map(|_| None).collect(),
-            raised: [0; _],
-            any_raised: false,
+            interrupts: Interrupts::default(),
             place,
             closing: None,
             awaits_deposit: None,
@@ -515,27 +554,18 @@ impl Client {
     /// Rings the eventfd in a slot, at the end of the turn, once; nothing if there is none.
     #[inline]
     pub(crate) fn raise(&mut self, slot: usize) {
-        if let Some(word) = self.raised.get_mut(slot / 64) {
-            *word |= 1 << (slot % 64);
-            self.any_raised = true;
-        }
+        self.interrupts.raise(slot);
     }
 
     /// Hands on what was raised.
     pub(super) fn flush(&mut self, core: &Core, signals: &mut Signals) {
-        self.any_raised = false;
         let mut count = 0;
-        for (at, word) in self.raised.iter_mut().enumerate() {
-            let mut bits = std::mem::take(word);
-            while bits != 0 {
-                let slot = at * 64 + bits.trailing_zeros() as usize;
-                bits &= bits - 1;
-                if let Some(Some(fd)) = self.slots.get(slot) {
-                    signals.raise(fd.as_fd());
-                    count += 1;
-                }
+        self.interrupts.drain(|slot| {
+            if let Some(Some(fd)) = self.slots.get(slot) {
+                signals.raise(fd.as_fd());
+                count += 1;
             }
-        }
+        });
         if let Some(lane) = self.lane.and_then(|lane| core.lane(lane)) {
             bump(&lane.record().interrupts, count);
         }
@@ -564,8 +594,7 @@ impl Client {
         for slot in 0..MAX_SLOTS {
             self.unwatch(slot);
         }
-        self.raised = [0; _];
-        self.any_raised = false;
+        self.interrupts = Interrupts::default();
     }
 
     /// Notes how far the present message is.
