@@ -5,8 +5,9 @@
 //! once more at the same place, with the same content. It may allocate. **Not here:** the commands themselves
 //! (`nvme::pcie`, `nvme::controller`).
 
+use super::Pcie;
 use super::memory::{ClientMemory, Env};
-use super::{CqLive, Pcie, Shadow, SqLive};
+use super::rings::{CqLive, Shadow, SqLive};
 use crate::frontend::vm::protocol::Turn;
 use forebay_nvme::Sqe;
 use forebay_nvme::pcie::interrupt::Gathered;
@@ -23,7 +24,7 @@ impl Pcie {
     pub(super) fn begin_admin_queue(&mut self) {
         self.records.new_sq(0);
         self.records.new_cq(0);
-        self.clear_bells(0, true, true);
+        self.rings.clear_bells(0, true, true);
         self.make_sq(0, 0);
         self.make_cq(0, 0);
     }
@@ -31,15 +32,15 @@ impl Pcie {
     /// Makes a submission queue, from which so many commands were taken.
     pub(super) fn make_sq(&mut self, qid: u16, taken: u64) {
         let state = self.function.queues().0[usize::from(qid)];
-        self.sqs[usize::from(qid)] = (state.entries > 0).then(|| SqLive {
+        self.rings.sqs[usize::from(qid)] = (state.entries > 0).then(|| SqLive {
             quiet: 0,
             cursor: Sq::new(state.entries, state.cqid, taken),
             ring: None,
             in_flight: 0,
         });
-        self.active.retain(|active| *active != qid);
+        self.rings.active.retain(|active| *active != qid);
         if state.entries > 0 && qid > 0 {
-            self.active.push(qid);
+            self.rings.active.push(qid);
         }
     }
 
@@ -47,14 +48,14 @@ impl Pcie {
     pub(super) fn make_cq(&mut self, qid: u16, posted: u64) {
         let state = self.function.queues().1[usize::from(qid)];
         let vector = (state.interrupts == 1).then_some(state.vector);
-        let head = match &self.shadow {
+        let head = match &self.rings.shadow {
             // As long as nobody can say what its host has seen, that is nothing.
             Some(Shadow { bells: None, .. }) if qid > 0 => {
                 (place(state.entries.max(2), posted).0 + 1) % state.entries.max(2)
             }
-            _ => self.bell(Doorbell::Head(qid)),
+            _ => self.rings.bell(&self.records, Doorbell::Head(qid)),
         };
-        self.cqs[usize::from(qid)] = (state.entries > 0).then(|| CqLive {
+        self.rings.cqs[usize::from(qid)] = (state.entries > 0).then(|| CqLive {
             cursor: Cq::new(state.entries, vector, posted, head),
             ring: None,
             gathered: Gathered::default(),
@@ -64,8 +65,8 @@ impl Pcie {
 
     /// Takes commands from the Admin queue, and sends what it has to say. True if anything was done.
     pub(super) fn poll_admin(&mut self, turn: &mut Turn<'_>) -> bool {
-        let tail = self.bell(Doorbell::Tail(0));
-        let Some(sq) = self.sqs[0].as_mut() else {
+        let tail = self.rings.bell(&self.records, Doorbell::Tail(0));
+        let Some(sq) = self.rings.sqs[0].as_mut() else {
             return false;
         };
         if tail == sq.cursor.tail() && sq.cursor.is_empty() && !self.events {
@@ -77,11 +78,11 @@ impl Pcie {
     #[cold]
     fn run_admin(&mut self, turn: &mut Turn<'_>, tail: u32) -> bool {
         let mut any = false;
-        if let Some(sq) = self.sqs[0].as_mut()
+        if let Some(sq) = self.rings.sqs[0].as_mut()
             && sq.cursor.tail() != tail
             && sq.cursor.set_tail(tail).is_err()
         {
-            self.mend_bell(Doorbell::Tail(0));
+            self.rings.mend(Doorbell::Tail(0));
             self.bad_doorbell(false, 0);
         }
         for _ in 0..AT_ONCE {
@@ -93,7 +94,7 @@ impl Pcie {
             };
             self.deleting = self.function.drains(&sqe);
             if let Some(qid) = self.deleting
-                && self.is_busy(qid)
+                && self.rings.is_busy(qid)
             {
                 if let Some(lane) = turn.client.lane() {
                     turn.core.begin_owing(lane);
@@ -116,23 +117,19 @@ impl Pcie {
         any
     }
 
-    /// Whether commands of a submission queue are still in hand.
-    fn is_busy(&self, qid: u16) -> bool {
-        let sq = self.sqs[usize::from(qid)].as_ref();
-        sq.is_some_and(|sq| sq.in_flight > 0)
-    }
-
     /// The entry that is next, if there is one, and room for its completion.
     fn next_admin(&mut self, turn: &mut Turn<'_>) -> Option<Sqe> {
         if self.function.outbox_room(self.records.posted(0)) == 0 {
             return None;
         }
-        let sq = self.sqs[0].as_ref().filter(|sq| !sq.cursor.is_empty())?;
+        let sq = self.rings.sqs[0]
+            .as_ref()
+            .filter(|sq| !sq.cursor.is_empty())?;
         let base = self.function.queues().0[0].base;
         let at = base + u64::from(sq.cursor.head()) * 64;
         let mut bytes = [0; 64];
         if !turn.client.memory().read(at, &mut bytes) {
-            self.miss_memory(turn.core.now_ns());
+            self.rings.miss_memory(turn.core.now_ns());
             return None;
         }
         Sqe::read_from_bytes(&bytes).ok()
@@ -148,23 +145,24 @@ impl Pcie {
         match run.change {
             Change::SqCreated(qid) => {
                 self.records.new_sq(qid);
-                self.clear_bells(qid, true, false);
+                self.rings.clear_bells(qid, true, false);
                 self.make_sq(qid, 0);
             }
             Change::CqCreated(qid) => {
                 self.records.new_cq(qid);
-                self.clear_bells(qid, false, true);
+                self.rings.clear_bells(qid, false, true);
                 self.make_cq(qid, 0);
             }
             Change::SqDeleted(qid) => self.make_sq(qid, 0),
             Change::CqDeleted(qid) => self.make_cq(qid, 0),
             Change::Shadow => {
-                self.look_at_bells();
-                self.make_shadow(turn.client.memory());
-                self.fill_shadow();
+                self.rings.read_all(&self.records);
+                self.rings
+                    .place_shadow(self.function.shadow(), turn.client.memory());
+                self.rings.fill_shadow();
             }
             Change::Features => {
-                for cq in self.cqs.iter_mut().flatten() {
+                for cq in self.rings.cqs.iter_mut().flatten() {
                     if let Some(vector) = cq.cursor.vector {
                         cq.coalescing = self.function.coalescing(vector);
                     }
@@ -174,7 +172,7 @@ impl Pcie {
         }
         self.events = true;
         self.save();
-        if let Some(sq) = self.sqs[0].as_mut() {
+        if let Some(sq) = self.rings.sqs[0].as_mut() {
             sq.cursor.take(1);
         }
         self.post_admin(turn);
@@ -187,9 +185,9 @@ impl Pcie {
         if posted >= completed {
             return true;
         }
-        let head = self.bell(Doorbell::Head(0));
+        let head = self.rings.bell(&self.records, Doorbell::Head(0));
         let base = self.function.queues().1[0].base;
-        let Some(cq) = self.cqs[0].as_mut() else {
+        let Some(cq) = self.rings.cqs[0].as_mut() else {
             return true;
         };
         let mut bad = cq.cursor.set_head(head).is_err();
@@ -206,29 +204,20 @@ impl Pcie {
                 area.store_u64(0, first, Release) && area.store_u64(8, last, Release)
             });
             if !written {
-                self.lost_ns.get_or_insert(turn.core.now_ns());
+                self.rings.lost_ns.get_or_insert(turn.core.now_ns());
                 break;
             }
             cq.cursor.post();
             posted += 1;
             self.records.set_posted(0, posted);
             if let Some(vector) = cq.cursor.vector {
-                raise(&self.records, self.masks_all, turn, vector);
+                self.vectors.raise(&self.records, turn.client, vector);
             }
         }
         if std::mem::take(&mut bad) {
-            self.mend_bell(Doorbell::Head(0));
+            self.rings.mend(Doorbell::Head(0));
             self.bad_doorbell(false, 0);
         }
         posted >= completed
-    }
-}
-
-/// [`Pcie::raise`], while a queue is borrowed.
-fn raise(records: &super::Records, masks_all: bool, turn: &mut Turn<'_>, vector: u16) {
-    if masks_all || records.is_masked(vector) {
-        records.set_pending(vector, true);
-    } else {
-        turn.client.raise(super::slot::vector(vector));
     }
 }

@@ -5,17 +5,17 @@
 //! indexes say from where on the host is to ring by a message: nowhere while somebody looks, and at the next command
 //! when the reactor is about to sleep. **Not here:** what is done when one was rung ([`super::queues`]).
 
-use super::{Bells, Pcie, Shadow};
-use crate::frontend::vm::protocol::Turn;
+use super::record::Records;
+use super::rings::{Bells, Rings, Shadow};
 use forebay_guest::GuestMemory;
 use forebay_nvme::pcie::{Doorbell, PAGE_BYTES, shadow};
 use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
 use std::sync::atomic::fence;
 
-impl Pcie {
+impl Rings {
     /// What a doorbell says now.
     #[inline]
-    pub(super) fn bell(&self, doorbell: Doorbell) -> u32 {
+    pub(super) fn bell(&self, records: &Records, doorbell: Doorbell) -> u32 {
         let (Doorbell::Tail(qid) | Doorbell::Head(qid)) = doorbell;
         match (&self.shadow, &self.bells) {
             // The Admin queue's are written to their registers, always.
@@ -26,7 +26,7 @@ impl Pcie {
                 value.unwrap_or_else(|| self.known(doorbell))
             }
             (_, Bells::Page(page)) => page.load_u32(doorbell.offset(), Acquire).unwrap_or(0),
-            (_, Bells::Registers) => self.records.doorbell(doorbell),
+            (_, Bells::Registers) => records.doorbell(doorbell),
         }
     }
 
@@ -46,7 +46,7 @@ impl Pcie {
 
     /// A doorbell in memory has a value that it can't have: it gets the last one that was sound.
     #[cold]
-    pub(super) fn mend_bell(&self, doorbell: Doorbell) {
+    pub(super) fn mend(&self, doorbell: Doorbell) {
         let (Doorbell::Tail(qid) | Doorbell::Head(qid)) = doorbell;
         let known = self.known(doorbell);
         let page = match (&self.shadow, &self.bells) {
@@ -57,15 +57,6 @@ impl Pcie {
         if let Some(page) = page {
             let _ = page.store_u32(doorbell.offset(), known, Relaxed);
         }
-    }
-
-    /// A doorbell was written that belongs to no queue, or with a value that it can't have.
-    #[cold]
-    pub(super) fn bad_doorbell(&mut self, register: bool, qid: u16) {
-        let controller = self.function.controller_mut();
-        controller.invalid_doorbell(register, qid);
-        self.events = true;
-        self.save();
     }
 
     /// The doorbells of a new queue begin at 0.
@@ -79,22 +70,22 @@ impl Pcie {
         }
     }
 
-    /// Where shadow doorbells are, if there are any.
-    pub(super) fn make_shadow(&mut self, memory: &GuestMemory) {
-        self.shadow = self.function.shadow().map(|(bells, event_index)| Shadow {
+    /// Shadow doorbells and event indexes are at these addresses, if there are any.
+    pub(super) fn place_shadow(&mut self, at: Option<(u64, u64)>, memory: &GuestMemory) {
+        self.shadow = at.map(|(bells, event_index)| Shadow {
             bells: memory.area(bells, PAGE_BYTES as usize),
             event_index: memory.area(event_index, PAGE_BYTES as usize),
         });
     }
 
     /// What was rung and not looked at yet counts, though doorbells move elsewhere.
-    pub(super) fn look_at_bells(&mut self) {
+    pub(super) fn read_all(&mut self, records: &Records) {
         for qid in 1..self.sqs.len() as u16 {
-            let tail = self.bell(Doorbell::Tail(qid));
+            let tail = self.bell(records, Doorbell::Tail(qid));
             if let Some(sq) = self.sqs[usize::from(qid)].as_mut() {
                 let _ = sq.cursor.set_tail(tail);
             }
-            let head = self.bell(Doorbell::Head(qid));
+            let head = self.bell(records, Doorbell::Head(qid));
             if let Some(cq) = self.cqs[usize::from(qid)].as_mut() {
                 let _ = cq.cursor.set_head(head);
             }
@@ -141,13 +132,13 @@ impl Pcie {
         }
     }
 
-    /// The head of a completion queue, as its host says.
+    /// Reads the head of a completion queue, as its host says. False: it can't be that.
     #[cold]
-    pub(super) fn look_at_head(&mut self, cqid: u16) {
+    pub(super) fn read_head(&mut self, records: &Records, cqid: u16) -> bool {
         let doorbell = Doorbell::Head(cqid);
-        let head = self.bell(doorbell);
+        let head = self.bell(records, doorbell);
         let Some(cq) = self.cqs[usize::from(cqid)].as_mut() else {
-            return;
+            return true;
         };
         let bad = cq.cursor.set_head(head).is_err();
         let index = self.shadow.as_ref().and_then(|s| s.event_index.as_ref());
@@ -156,9 +147,9 @@ impl Pcie {
             let _ = index.store_u32(doorbell.offset(), quiet, Relaxed);
         }
         if bad {
-            self.mend_bell(doorbell);
-            self.bad_doorbell(false, cqid);
+            self.mend(doorbell);
         }
+        !bad
     }
 
     /// Event indexes say that nobody need ring.
@@ -170,21 +161,14 @@ impl Pcie {
         }
     }
 
+    /// Whether nobody need ring for us to see it: we are to look.
+    pub(super) fn must_be_looked_at(&self) -> bool {
+        // With shadow doorbells, the Admin queue's are in the page all the same.
+        matches!(self.bells, Bells::Page(_))
+    }
+
     /// Has the host ring, and looks once more. False: there is something to do.
-    pub(super) fn ask_to_ring(&mut self, turn: &mut Turn<'_>) -> bool {
-        // Room is of no use to a lane that is over budget: the window's end wakes us.
-        let lane = turn.client.lane();
-        let held_back = lane.is_some_and(|lane| turn.core.is_held_back(lane));
-        if !self.live {
-            return true;
-        }
-        if self.more || matches!(self.bells, Bells::Page(_)) && self.shadow.is_none() {
-            return false;
-        }
-        if matches!(self.bells, Bells::Page(_)) {
-            // The Admin queue's doorbells are in the page.
-            return false;
-        }
+    pub(super) fn arm(&mut self, records: &Records, held_back: bool) -> bool {
         let Some(shadow) = &self.shadow else {
             return true;
         };
@@ -213,10 +197,10 @@ impl Pcie {
                 return false;
             };
             let cqid = sq.cursor.cqid;
-            let rang = self.bell(Doorbell::Tail(*qid)) != sq.cursor.tail();
+            let rang = self.bell(records, Doorbell::Tail(*qid)) != sq.cursor.tail();
             let room = !held_back
                 && !sq.cursor.is_empty()
-                && self.bell(Doorbell::Head(cqid)) != self.known(Doorbell::Head(cqid));
+                && self.bell(records, Doorbell::Head(cqid)) != self.known(Doorbell::Head(cqid));
             rang || room
         })
     }

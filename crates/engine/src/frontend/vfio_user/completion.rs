@@ -5,10 +5,11 @@
 //! place. Commands whose completion queue's memory is away are held until it is back. No allocation, lock, log or system
 //! call. **Not here:** the Admin queue's ([`super::admin`]).
 
+use super::commands::{Command, Work};
 use super::memory::{ClientMemory, NSID};
 use super::queues::Begun;
 use super::record::Completion;
-use super::{COMMANDS, Command, Pcie, Work};
+use super::{COMMANDS, Pcie};
 use crate::core::{Core, DoneIo, IoOp};
 use crate::frontend::vm::protocol::Turn;
 use crate::lane::LaneIndex;
@@ -20,38 +21,10 @@ use forebay_xlate::kill_point;
 use std::sync::atomic::Ordering::{Relaxed, Release};
 
 impl Pcie {
-    /// The core ended a command.
-    #[inline]
-    pub(super) fn ended(&mut self, turn: &mut Turn<'_>, done: &DoneIo) {
-        let slot = done.owner.slot;
-        if usize::from(slot) >= COMMANDS {
-            return self.flushed(done.status);
-        }
-        let record = turn.client.command_ref(done.lane, slot);
-        turn.core.record().blame.store(record.blame(), Relaxed);
-        let command = self.commands[usize::from(slot)];
-        let status = match done.status {
-            Status::SUCCESS => Status::SUCCESS,
-            _ => self.note_failure(turn.core, done, &command),
-        };
-        if let (Work::Durable(op), true) = (command.work, status.is_success())
-            && !self.answers_nobody()
-        {
-            return self.after_flush(turn, slot, op);
-        }
-        let (Work::Io(op) | Work::Durable(op)) = &command.work;
-        let times = (command.taken_ns, done.started_ns);
-        count(turn.core, done.lane, op, status, times);
-        if self.remote.busy && self.goes_out(slot, status, self.answers_nobody()) {
-            return;
-        }
-        self.complete(turn, slot, status);
-    }
-
     /// A command failed: what a device is to blame for comes into the error log. Gives what its host is
     /// told.
     #[cold]
-    fn note_failure(&mut self, core: &Core, done: &DoneIo, command: &Command) -> Status {
+    pub(super) fn note_failure(&mut self, core: &Core, done: &DoneIo, command: &Command) -> Status {
         if done.status.is_media_error() || done.status.code() == Status::INTERNAL_ERROR {
             let lane = core.lane(done.lane);
             let block_bytes = lane.map_or(1, |lane| u64::from(lane.volume.config.block_bytes));
@@ -73,10 +46,11 @@ impl Pcie {
 
     /// What there was is durable: now the command itself, whose entry is in its record.
     #[cold]
-    fn after_flush(&mut self, turn: &mut Turn<'_>, slot: u16, op: IoOp) {
-        let command = &mut self.commands[usize::from(slot) % COMMANDS];
+    pub(super) fn after_flush(&mut self, turn: &mut Turn<'_>, slot: u16, op: IoOp) {
+        let command = &mut self.commands.all[usize::from(slot) % COMMANDS];
         command.work = Work::Io(op);
-        if self.remote.busy && self.goes_on(slot, op) {
+        if self.remote.busy && self.remote.goes_on(slot, op) {
+            self.more = true;
             return;
         }
         let sqe = self.records.sqe(slot);
@@ -103,7 +77,7 @@ impl Pcie {
             Begun::Yes => {}
             Begun::Ended(status) => self.complete(turn, slot, status),
             // From its beginning, when there is.
-            Begun::NoRoom => self.again.push_back(slot),
+            Begun::NoRoom => self.commands.again.push_back(slot),
         }
     }
 
@@ -116,17 +90,17 @@ impl Pcie {
     /// Answers a command, and frees its slot.
     #[inline]
     pub(super) fn complete(&mut self, turn: &mut Turn<'_>, slot: u16, status: Status) {
-        let command = self.commands[usize::from(slot) % COMMANDS];
+        let command = self.commands.get(slot);
         if self.answers_nobody() {
             self.forget(slot);
             return;
         }
-        let Some(sq) = self.sqs[usize::from(command.sqid)].as_mut() else {
+        let Some(sq) = self.rings.sqs[usize::from(command.sqid)].as_mut() else {
             self.forget(slot);
             return;
         };
         let (cqid, head) = (sq.cursor.cqid, sq.cursor.head());
-        let Some(cq) = self.cqs[usize::from(cqid)].as_mut() else {
+        let Some(cq) = self.rings.cqs[usize::from(cqid)].as_mut() else {
             self.forget(slot);
             return;
         };
@@ -137,9 +111,9 @@ impl Pcie {
             cq.ring = turn.client.memory().area(state.base, bytes);
         }
         let Some(ring) = cq.ring.as_ref() else {
-            self.held.push((slot, status));
+            self.commands.held.push((slot, status));
             if is_master {
-                self.miss_memory(turn.core.now_ns());
+                self.rings.miss_memory(turn.core.now_ns());
             }
             return;
         };
@@ -167,66 +141,55 @@ impl Pcie {
         });
         self.records.free(slot);
         kill_point!("pcie.freed");
-        self.free.push(slot);
+        self.commands.free.push(slot);
         if let Some(vector) = raises {
-            self.raise(turn.client, vector);
+            self.vectors.raise(&self.records, turn.client, vector);
         }
     }
 
     /// A command ends without an answer.
     #[cold]
     pub(super) fn forget(&mut self, slot: u16) {
-        let sqid = self.commands[usize::from(slot) % COMMANDS].sqid;
-        if let Some(sq) = self.sqs[usize::from(sqid)].as_mut() {
+        let sqid = self.commands.get(slot).sqid;
+        if let Some(sq) = self.rings.sqs[usize::from(sqid)].as_mut() {
             sq.in_flight = sq.in_flight.saturating_sub(1);
         }
         // Until a reset is answered, a successor must find what may be at a device.
         if !self.quiesce.as_ref().is_some_and(|q| q.drops()) {
             self.records.free(slot);
         }
-        self.free.push(slot);
+        self.commands.free.push(slot);
     }
 
     /// Looks for memory that was missed.
     #[cold]
     pub(super) fn find_memory(&mut self, turn: &mut Turn<'_>) {
         let memory = turn.client.memory();
+        let mut missing = self.rings.find(&self.function, memory);
         let (sq_states, cq_states) = self.function.queues();
-        let mut missing = false;
-        for (sq, state) in self.sqs.iter_mut().zip(sq_states).skip(1) {
-            if let Some(sq) = sq.as_mut().filter(|sq| sq.ring.is_none()) {
-                sq.ring = memory.area(state.base, state.entries as usize * 64);
-                missing |= sq.ring.is_none();
-            }
-        }
-        for (cq, state) in self.cqs.iter_mut().zip(cq_states).skip(1) {
-            if let Some(cq) = cq.as_mut().filter(|cq| cq.ring.is_none()) {
-                cq.ring = memory.area(state.base, state.entries as usize * 16);
-                missing |= cq.ring.is_none();
-            }
-        }
         for (base, bytes) in [
             (sq_states[0].base, sq_states[0].entries as usize * 64),
             (cq_states[0].base, cq_states[0].entries as usize * 16),
         ] {
             missing |= bytes > 0 && memory.area(base, bytes).is_none();
         }
-        if self.shadow.as_ref().is_some_and(|s| s.bells.is_none()) {
-            self.make_shadow(turn.client.memory());
-            missing |= self.shadow.as_ref().is_some_and(|s| s.bells.is_none());
+        if self.rings.misses_shadow() {
+            self.rings
+                .place_shadow(self.function.shadow(), turn.client.memory());
+            missing |= self.rings.misses_shadow();
         }
         if !missing {
-            self.lost_ns = None;
+            self.rings.lost_ns = None;
         }
-        for _ in 0..self.held.len() {
-            let (slot, status) = self.held.swap_remove(0);
+        for _ in 0..self.commands.held.len() {
+            let (slot, status) = self.commands.held.swap_remove(0);
             self.complete(turn, slot, status);
         }
     }
 
     /// What waits for memory to come back waits no longer.
     pub(super) fn give_up_held(&mut self, _turn: &mut Turn<'_>) {
-        while let Some((slot, _)) = self.held.pop() {
+        while let Some((slot, _)) = self.commands.held.pop() {
             self.forget(slot);
         }
     }
@@ -234,7 +197,7 @@ impl Pcie {
 
 /// The lane's statistics, of a command that was taken and given to the core then.
 #[inline]
-fn count(
+pub(super) fn count(
     core: &Core,
     lane: LaneIndex,
     op: &IoOp,

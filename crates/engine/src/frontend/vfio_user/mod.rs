@@ -13,30 +13,31 @@
 
 mod admin;
 mod bells;
+mod commands;
 mod completion;
 mod memory;
 mod messages;
+mod protocol;
 mod queues;
 mod quiesce;
 mod record;
 mod remote;
 mod resume;
+mod rings;
+mod vectors;
 
 #[cfg(test)]
 mod tests;
 
-use crate::core::{DoneIo, IoOp};
 use crate::frontend::vm::client::Client;
 use crate::frontend::vm::file::MachineFile;
-use crate::frontend::vm::protocol::{Answer, Closing, Frame, Message, Protocol, Turn};
-use crate::lane::AtOnce;
-use forebay_guest::{Area, Mapping, Pieces};
+use crate::frontend::vm::protocol::{Closing, Turn};
+use commands::Commands;
+use forebay_guest::Pieces;
 use forebay_nvme::controller::ControllerConfig;
-use forebay_nvme::pcie::interrupt::{Coalescing, Gathered};
-use forebay_nvme::pcie::queue::{Cq, Sq};
-use forebay_nvme::pcie::{DOORBELLS_AT, DOORBELLS_BYTES, Function, QUEUES, VECTORS};
-use forebay_nvme::{Nqn, Sqe, Status};
-use forebay_vfio_user::{self as vfio_user, MAX_ANSWER_BYTES, Session};
+use forebay_nvme::pcie::{Function, VECTORS};
+use forebay_nvme::{Nqn, Sqe};
+use forebay_vfio_user::{MAX_ANSWER_BYTES, Session};
 use forebay_xlate::boundary::message::Frontend as Kind;
 use queues::{BATCH, lane_of};
 use quiesce::Quiesce;
@@ -44,8 +45,8 @@ pub(crate) use record::COMMANDS as COMMANDS_IN_HAND;
 use record::{COMMANDS, Records};
 use remote::Remote;
 pub(crate) use remote::{ASK_LIMIT_NS as ASK_NS, PLACES as ASKING};
-use std::collections::VecDeque;
-use std::sync::Arc;
+use rings::Rings;
+use vectors::Vectors;
 use zerocopy::FromZeros;
 
 /// The longest transfer.
@@ -68,76 +69,16 @@ mod slot {
     pub(super) const DOORBELLS: usize = 102;
 }
 
-/// Where doorbells are looked at.
-enum Bells {
-    /// Where messages put them.
-    Registers,
-    /// In a page of ours.
-    Page(Area),
-}
-
-/// Shadow doorbells and event indexes; `None` in it: their memory isn't there now.
-struct Shadow {
-    bells: Option<Area>,
-    event_index: Option<Area>,
-}
-
-struct SqLive {
-    cursor: Sq,
-    /// The event index of its tail, while nobody need ring.
-    quiet: u32,
-    ring: Option<Area>,
-    /// Commands that were taken and have not ended.
-    in_flight: u32,
-}
-
-struct CqLive {
-    cursor: Cq,
-    ring: Option<Area>,
-    gathered: Gathered,
-    coalescing: Coalescing,
-}
-
-/// What is to be done with a command.
-#[derive(Clone, Copy)]
-enum Work {
-    /// This.
-    Io(IoOp),
-    /// Make everything durable, then this.
-    Durable(IoOp),
-}
-
-/// A command in hand.
-#[derive(Clone, Copy)]
-struct Command {
-    sqid: u16,
-    cid: u16,
-    work: Work,
-    taken_ns: u64,
-}
-
 /// See the module's text.
 pub(crate) struct Pcie {
     function: Function,
     session: Session,
     records: Records,
     mapped: bool,
-    bells: Bells,
-    shadow: Option<Shadow>,
-    sqs: Box<[Option<SqLive>]>,
-    cqs: Box<[Option<CqLive>]>,
-    /// The I/O submission queues there are.
-    active: Vec<u16>,
-    commands: Box<[Command]>,
-    free: Vec<u16>,
-    /// Commands that a dead engine had in hand, to be begun again.
-    again: VecDeque<u16>,
+    rings: Rings,
+    commands: Commands,
     /// Commands whose data only the client reaches.
     remote: Remote,
-    /// Commands that ended while their completion queue's memory was away.
-    held: Vec<(u16, Status)>,
-    /// Since when memory of a queue is missed.
-    lost_ns: Option<u64>,
     /// The Admin queue may have something to say.
     events: bool,
     /// A submission queue that is to be deleted, from which nothing more is taken.
@@ -147,19 +88,12 @@ pub(crate) struct Pcie {
     waiting: Vec<u8>,
     /// The last turn has left something in a queue that could be taken.
     more: bool,
-    /// The host was asked to ring.
-    armed: bool,
     /// Commands are taken.
     live: bool,
-    /// No vector may be raised: the function mask.
-    masks_all: bool,
+    vectors: Vectors,
     closed: bool,
     pieces: Pieces,
     batch: Box<[u8; BATCH * 64]>,
-    /// Commands of the batch that is being taken that are over already: refused, or carried out at once.
-    over: Vec<(u16, Status)>,
-    /// Those of them that were carried out.
-    at_once: AtOnce,
     /// What commands may still cost in this turn.
     budget: u32,
     /// The queue that is looked at first.
@@ -187,42 +121,25 @@ impl Pcie {
                 ..
             }
         );
-        let config = Self::config(client)?;
-        let nothing = Command {
-            sqid: 0,
-            cid: 0,
-            work: Work::Io(IoOp::Flush),
-            taken_ns: 0,
-        };
+        let config = config(client)?;
         let frontend = Self {
             function: Function::new(config),
             session: Session::new(messages::device(mapped)),
             records,
             mapped,
-            bells: Bells::Registers,
-            shadow: None,
-            sqs: (0..QUEUES).map(|_| None).collect(),
-            cqs: (0..QUEUES).map(|_| None).collect(),
-            active: Vec::with_capacity(QUEUES),
-            commands: vec![nothing; COMMANDS].into(),
-            free: (0..COMMANDS as u16).rev().collect(),
-            again: VecDeque::with_capacity(COMMANDS),
+            rings: Rings::new(),
+            commands: Commands::new(),
             remote: Remote::default(),
-            held: Vec::with_capacity(COMMANDS),
-            lost_ns: None,
             events: false,
             deleting: None,
             quiesce: None,
             waiting: Vec::new(),
             more: false,
-            armed: false,
             live: false,
-            masks_all: false,
+            vectors: Vectors::default(),
             closed: false,
             pieces: Pieces::new(),
             batch: Box::new([0; BATCH * 64]),
-            over: Vec::with_capacity(BATCH),
-            at_once: AtOnce::default(),
             budget: 0,
             first: 0,
             scratch: vec![0; MDTS_BYTES as usize],
@@ -237,16 +154,6 @@ impl Pcie {
         Ok(frontend)
     }
 
-    fn config(client: &Client) -> Result<ControllerConfig, Closing> {
-        let export = client.export();
-        let nqn = Nqn::parse(&export.nqn).map_err(|_| Closing("its export has no sound NQN"))?;
-        let cntlid = memory::cntlid(export.export);
-        Ok(ControllerConfig {
-            mdts_bytes: MDTS_BYTES,
-            ..ControllerConfig::pcie(cntlid, nqn, &export.serial)
-        })
-    }
-
     /// Saves the function's state.
     fn save(&mut self) {
         self.records.save(self.function.state());
@@ -254,7 +161,7 @@ impl Pcie {
 
     /// Whether commands are taken, now that something may have changed that.
     fn look_alive(&mut self) {
-        self.masks_all = self.function.masks_all();
+        self.vectors.masks_all = self.function.masks_all();
         self.live = self.function.ready()
             && self.function.is_bus_master()
             && self.quiesce.is_none()
@@ -269,27 +176,19 @@ impl Pcie {
         self.look_alive();
     }
 
-    /// Raises a vector, unless the client has masked it.
-    #[inline]
-    fn raise(&self, client: &mut Client, vector: u16) {
-        if self.masks_all || self.records.is_masked(vector) {
-            self.records.set_pending(vector, true);
-        } else {
-            client.raise(slot::vector(vector));
-        }
+    /// A doorbell was written that belongs to no queue, or with a value that it can't have.
+    #[cold]
+    pub(super) fn bad_doorbell(&mut self, register: bool, qid: u16) {
+        let controller = self.function.controller_mut();
+        controller.invalid_doorbell(register, qid);
+        self.events = true;
+        self.save();
     }
 
     /// Vectors may be masked no more: what they held back is raised, if the function may write at all.
     fn raise_pending(&mut self, client: &mut Client) {
-        if !self.function.is_bus_master() {
-            return;
-        }
-        let pending = self.records.pending();
-        for vector in 0..VECTORS {
-            if pending[usize::from(vector / 64)] & 1 << (vector % 64) != 0 {
-                self.records.set_pending(vector, false);
-                self.raise(client, vector);
-            }
+        if self.function.is_bus_master() {
+            self.vectors.raise_pending(&self.records, client);
         }
     }
 
@@ -309,175 +208,31 @@ impl Pcie {
 
     /// Lets go of all memory of the client's; it is looked for again when needed.
     fn let_go_of_memory(&mut self) {
-        for sq in self.sqs.iter_mut().flatten() {
-            sq.ring = None;
-        }
-        for cq in self.cqs.iter_mut().flatten() {
-            cq.ring = None;
-        }
-        if let Some(shadow) = &mut self.shadow {
-            *shadow = Shadow {
-                bells: None,
-                event_index: None,
-            };
-        }
+        self.rings.let_go();
         self.pieces.let_go();
     }
 
     /// The client's memory is another: shadow doorbells are where they are now, or missed.
     fn find_shadow(&mut self, turn: &Turn<'_>) {
-        if self.shadow.is_some() {
-            self.make_shadow(turn.client.memory());
-            if self.shadow.as_ref().is_some_and(|s| s.bells.is_none()) {
-                self.miss_memory(turn.core.now_ns());
-            }
-        }
-    }
-
-    /// Memory of a queue isn't there.
-    #[cold]
-    fn miss_memory(&mut self, now_ns: u64) {
-        self.lost_ns.get_or_insert(now_ns);
-    }
-
-    /// Maps the page of doorbells, which the client maps too.
-    fn map_doorbells(&mut self, client: &Client) -> Result<(), Closing> {
-        let failed = Closing("its doorbells can't be mapped");
-        let fd = client.held(slot::DOORBELLS).ok_or(failed)?;
-        let page = Mapping::new(fd, DOORBELLS_AT, DOORBELLS_BYTES, true);
-        let page = Area::of(&Arc::new(page.map_err(|_| failed)?)).ok_or(failed)?;
-        self.bells = Bells::Page(page);
-        Ok(())
-    }
-
-    /// Interrupts that were held back long enough.
-    fn gathered(&mut self, client: &mut Client, now_ns: u64) {
-        for qid in 1..QUEUES {
-            let Some(cq) = self.cqs[qid].as_mut() else {
-                continue;
-            };
-            if let Some(vector) = cq.cursor.vector
-                && cq.gathered.tick(&cq.coalescing, now_ns)
-            {
-                self.raise(client, vector);
+        if self.rings.shadow.is_some() {
+            self.rings
+                .place_shadow(self.function.shadow(), turn.client.memory());
+            if self.rings.misses_shadow() {
+                self.rings.miss_memory(turn.core.now_ns());
             }
         }
     }
 }
 
-impl Protocol for Pcie {
-    fn frame(&self, peeked: &[u8]) -> Result<Frame, Closing> {
-        match vfio_user::frame(peeked) {
-            Ok(vfio_user::Frame::NeedMore(bytes)) => Ok(Frame::Need(bytes)),
-            Ok(vfio_user::Frame::Whole(bytes)) => Ok(Frame::Whole(bytes)),
-            Err(broken) => Err(messages::closing(broken)),
-        }
-    }
-
-    fn message(&mut self, turn: &mut Turn<'_>, message: &Message<'_>) -> Answer {
-        self.carry_out(turn, message)
-    }
-
-    fn later(&mut self, turn: &mut Turn<'_>) -> Answer {
-        self.answer_reset(turn)
-    }
-
-    #[inline]
-    fn poll(&mut self, turn: &mut Turn<'_>) -> bool {
-        self.poll_queues(turn)
-    }
-
-    #[inline]
-    fn has_rung(&self) -> bool {
-        self.live && self.tail_has_moved()
-    }
-
-    fn queues(&self) -> usize {
-        self.sqs.iter().skip(1).flatten().count()
-    }
-
-    #[inline]
-    fn is_active(&self) -> bool {
-        self.live || self.quiesce.is_some() || !self.held.is_empty()
-    }
-
-    fn arm(&mut self, turn: &mut Turn<'_>) -> bool {
-        self.ask_to_ring(turn)
-    }
-
-    fn ready(&mut self, _turn: &mut Turn<'_>, _slot: usize) {}
-
-    #[inline]
-    fn done(&mut self, turn: &mut Turn<'_>, done: DoneIo) {
-        self.ended(turn, &done);
-    }
-
-    fn resume(&mut self, turn: &mut Turn<'_>, blamed: Option<u16>) -> Result<(), Closing> {
-        self.take_over(turn, blamed)
-    }
-
-    fn changed(&mut self, turn: &mut Turn<'_>) {
-        let lane = turn.client.lane().and_then(|lane| turn.core.lane(lane));
-        let Some(lane) = lane else { return };
-        let blocks = lane.volume.blocks();
-        let controller = self.function.controller_mut();
-        controller.warnings_are(lane.figures.warnings);
-        if blocks != self.records.blocks() {
-            controller.namespace_changed(memory::NSID);
-        }
-        self.save();
-        // Only now: until then a successor finds that it has changed.
-        self.records.set_blocks(blocks);
-        self.events = true;
-    }
-
-    fn removed(&mut self, turn: &mut Turn<'_>) -> bool {
-        // A monitor that listens unplugs the device. QEMU 11 does not, so the host itself is told: its namespace is gone.
-        let tells = turn.client.held(slot::REQ).is_some();
-        turn.client.raise(slot::REQ);
-        if self.live {
-            let controller = self.function.controller_mut();
-            controller.namespace_changed(memory::NSID);
-            self.events = true;
-            self.save();
-        }
-        tells || self.live
-    }
-
-    fn close(&mut self, _turn: &mut Turn<'_>) {
-        self.closed = true;
-        self.look_alive();
-        self.held.clear();
-        self.again.clear();
-        self.remote.clear();
-        self.let_go_of_memory();
-        self.bells = Bells::Registers;
-    }
-
-    fn tick(&mut self, turn: &mut Turn<'_>) {
-        let now_ns = turn.core.now_ns();
-        if self.function.is_bus_master() {
-            self.gathered(turn.client, now_ns);
-        }
-        self.look_at_asked(turn);
-        let lost = self
-            .lost_ns
-            .map(|since| since.saturating_add(LOST_LIMIT_NS));
-        if lost.is_some_and(|limit| now_ns >= limit) {
-            self.lost_ns = None;
-            self.give_up_held(turn);
-            self.fail();
-        }
-    }
-
-    fn deadline_ns(&self) -> Option<u64> {
-        let cqs = self.cqs.iter().flatten();
-        let gathered = cqs.filter_map(|cq| cq.gathered.deadline_ns(&cq.coalescing));
-        let lost = self
-            .lost_ns
-            .map(|since| since.saturating_add(LOST_LIMIT_NS));
-        gathered.chain(lost).chain(self.remote.deadline_ns()).min()
-    }
+/// What the controller of a client's export is made with.
+fn config(client: &Client) -> Result<ControllerConfig, Closing> {
+    let export = client.export();
+    let nqn = Nqn::parse(&export.nqn).map_err(|_| Closing("its export has no sound NQN"))?;
+    let cntlid = memory::cntlid(export.export);
+    Ok(ControllerConfig {
+        mdts_bytes: MDTS_BYTES,
+        ..ControllerConfig::pcie(cntlid, nqn, &export.serial)
+    })
 }
 
 /// An entry that was recorded in parts.

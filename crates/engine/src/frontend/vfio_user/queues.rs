@@ -9,16 +9,16 @@
 //! when there seems to be none. No allocation, lock, log or system call. **Not here:** doorbells ([`super::bells`]), the end
 //! ([`super::completion`]), the Admin queue ([`super::admin`]).
 
+use super::commands::Work;
 use super::memory::{ClientMemory, NSID};
-use super::record::Stage;
-use super::{COMMANDS, Command, MDTS_BYTES, Pcie, Work};
+use super::{MDTS_BYTES, Pcie};
 use crate::core::staging::StagingBuffer;
 use crate::core::{IoOp, NewIo};
 use crate::frontend::vm::protocol::Turn;
 use crate::lane::{Lane, LaneIndex};
 use forebay_guest::PieceError;
 use forebay_nvme::io::{self, IoCommand, NamespaceGeometry, Transfer};
-use forebay_nvme::pcie::{Doorbell, data, queue};
+use forebay_nvme::pcie::{Doorbell, data};
 use forebay_nvme::{Sqe, Status};
 use forebay_xlate::kill_point;
 use std::sync::atomic::Ordering::Relaxed;
@@ -27,7 +27,7 @@ use zerocopy::FromBytes;
 /// Entries that are taken from one queue in one turn.
 pub(super) const BATCH: usize = 32;
 /// What a client's commands may cost in one turn: others are to have theirs.
-const BUDGET: u32 = 256;
+pub(super) const BUDGET: u32 = 256;
 /// Commands that move more have a list of addresses, which must be read,
 const LISTED_BYTES: u32 = 8192;
 /// and that costs so many others.
@@ -98,65 +98,15 @@ pub(super) enum Begun {
 }
 
 impl Pcie {
-    #[inline]
-    pub(super) fn poll_queues(&mut self, turn: &mut Turn<'_>) -> bool {
-        if !self.live {
-            return self.quiesce.is_some() && self.go_on_quiescing(turn);
-        }
-        self.more = false;
-        if !self.over.is_empty() {
-            self.answer_over(turn);
-        }
-        if self.armed {
-            self.be_quiet();
-        }
-        if !self.held.is_empty() || self.lost_ns.is_some() {
-            self.find_memory(turn);
-        }
-        let mut any = false;
-        if !self.again.is_empty() {
-            any |= self.begin_again(turn);
-        }
-        if self.remote.busy {
-            any |= self.move_remote(turn);
-        }
-        any |= self.poll_admin(turn);
-        self.budget = BUDGET;
-        let queues = self.active.len();
-        for at in 0..queues {
-            // Who comes first when there is too much for a turn changes with each.
-            let at = (self.first + at) % queues;
-            let Some(qid) = self.active.get(at).copied() else {
-                break;
-            };
-            if self.budget == 0 {
-                self.first = at;
-                self.more = true;
-                break;
-            }
-            any |= self.fetch(turn, qid);
-        }
-        any
-    }
-
-    /// Whether the driver has rung for a queue since it was last looked at.
-    #[inline]
-    pub(super) fn tail_has_moved(&self) -> bool {
-        self.active.iter().any(|qid| {
-            let sq = self.sqs[usize::from(*qid)].as_ref();
-            sq.is_some_and(|sq| self.bell(Doorbell::Tail(*qid)) != sq.cursor.tail())
-        })
-    }
-
     /// Takes commands from a submission queue. True if there were any.
     #[inline]
-    fn fetch(&mut self, turn: &mut Turn<'_>, qid: u16) -> bool {
-        let tail = self.bell(Doorbell::Tail(qid));
-        let Some(sq) = self.sqs[usize::from(qid)].as_mut() else {
+    pub(super) fn fetch(&mut self, turn: &mut Turn<'_>, qid: u16) -> bool {
+        let tail = self.rings.bell(&self.records, Doorbell::Tail(qid));
+        let Some(sq) = self.rings.sqs[usize::from(qid)].as_mut() else {
             return false;
         };
         if tail != sq.cursor.tail() && sq.cursor.set_tail(tail).is_err() {
-            self.mend_bell(Doorbell::Tail(qid));
+            self.rings.mend(Doorbell::Tail(qid));
             self.bad_doorbell(false, qid);
             return true;
         }
@@ -167,25 +117,27 @@ impl Pcie {
     }
 
     fn take_batch(&mut self, turn: &mut Turn<'_>, qid: u16) -> bool {
-        let Some(sq) = self.sqs[usize::from(qid)].as_ref() else {
+        let Some(sq) = self.rings.sqs[usize::from(qid)].as_ref() else {
             return false;
         };
         let cqid = sq.cursor.cqid;
         let (from, run) = sq.cursor.run();
         let most = run.min(BATCH as u32).min(self.budget);
         let mut wanted = most;
-        let Some(cq) = self.cqs[usize::from(cqid)].as_mut() else {
+        let Some(cq) = self.rings.cqs[usize::from(cqid)].as_mut() else {
             return false;
         };
         if cq.cursor.room() < wanted {
-            self.look_at_head(cqid);
-            let room = self.cqs[usize::from(cqid)].as_ref();
+            if !self.rings.read_head(&self.records, cqid) {
+                self.bad_doorbell(false, cqid);
+            }
+            let room = self.rings.cqs[usize::from(cqid)].as_ref();
             wanted = wanted.min(room.map_or(0, |cq| cq.cursor.room()));
         }
-        let wanted = (wanted as usize).min(self.free.len());
+        let wanted = (wanted as usize).min(self.commands.free.len());
         let lane = turn.client.lane();
         let may_fetch = |turn: &mut Turn<'_>| lane.is_none_or(|lane| turn.core.may_fetch(lane));
-        if wanted == 0 || !may_fetch(turn) || !self.read_entries(turn, qid, from, wanted) {
+        if wanted == 0 || !may_fetch(turn) || !self.read_batch(turn, qid, from, wanted) {
             return false;
         }
         let geometry = lane
@@ -201,12 +153,12 @@ impl Pcie {
         if taken == 0 {
             return false;
         }
-        if let Some(sq) = self.sqs[usize::from(qid)].as_ref() {
+        if let Some(sq) = self.rings.sqs[usize::from(qid)].as_ref() {
             self.budget = self.budget.saturating_sub(taken as u32);
             self.records.set_taken(qid, sq.cursor.taken());
             kill_point!("pcie.fetched");
             self.more |= taken == most as usize && !sq.cursor.is_empty();
-            self.stay_quiet(qid);
+            self.rings.stay_quiet(qid);
         }
         self.answer_over(turn);
         true
@@ -214,45 +166,29 @@ impl Pcie {
 
     /// Answers what is over already.
     #[inline]
-    fn answer_over(&mut self, turn: &mut Turn<'_>) {
+    pub(super) fn answer_over(&mut self, turn: &mut Turn<'_>) {
         let lane = turn.client.lane();
-        self.count_at_once(turn);
-        for at in 0..self.over.len() {
-            let (slot, status) = self.over[at];
+        self.commands.count_at_once(turn);
+        for at in 0..self.commands.over.len() {
+            let (slot, status) = self.commands.over[at];
             if let Some(lane) = lane {
                 let record = turn.client.command_ref(lane, slot);
                 turn.core.record().blame.store(record.blame(), Relaxed);
             }
             self.complete(turn, slot, status);
         }
-        self.over.clear();
-    }
-
-    /// Counts what was over at once.
-    #[inline]
-    fn count_at_once(&mut self, turn: &Turn<'_>) {
-        if let Some(lane) = turn.client.lane().and_then(|lane| turn.core.lane(lane)) {
-            lane.count_at_once(&mut self.at_once, || turn.core.since(turn.core.now_ns()));
-        }
+        self.commands.over.clear();
     }
 
     /// Copies entries out of a queue's memory. False if that isn't there.
     #[inline]
-    fn read_entries(&mut self, turn: &mut Turn<'_>, qid: u16, from: u32, count: usize) -> bool {
-        let Some(sq) = self.sqs[usize::from(qid)].as_mut() else {
-            return false;
-        };
-        if sq.ring.is_none() {
-            let state = &self.function.queues().0[usize::from(qid)];
-            let bytes = state.entries as usize * 64;
-            sq.ring = turn.client.memory().area(state.base, bytes);
-        }
-        let read = sq.ring.as_ref().is_some_and(|ring| {
-            let into = &mut self.batch[..count * 64];
-            ring.read(from as usize * 64, into)
-        });
+    fn read_batch(&mut self, turn: &mut Turn<'_>, qid: u16, from: u32, count: usize) -> bool {
+        let base = self.function.queues().0[usize::from(qid)].base;
+        let into = &mut self.batch[..count * 64];
+        let memory = turn.client.memory();
+        let read = (self.rings).read_entries(memory, base, qid, from, into);
         if !read {
-            self.miss_memory(turn.core.now_ns());
+            self.rings.miss_memory(turn.core.now_ns());
         }
         read
     }
@@ -270,7 +206,10 @@ impl Pcie {
             return false;
         };
         let sqe = *sqe;
-        let (Some(sq), Some(slot)) = (self.sqs[usize::from(qid)].as_mut(), self.free.pop()) else {
+        let (Some(sq), Some(slot)) = (
+            self.rings.sqs[usize::from(qid)].as_mut(),
+            self.commands.free.pop(),
+        ) else {
             return false;
         };
         self.records.take(slot, qid, sq.cursor.taken(), &sqe);
@@ -279,45 +218,25 @@ impl Pcie {
             Some(geometry) => self.begin(turn, qid, slot, &sqe, geometry),
             // The export is removed.
             None => {
-                self.note(turn, qid, slot, sqe.cid(), Work::Io(IoOp::Flush));
+                self.commands
+                    .note(turn, qid, slot, sqe.cid(), Work::Io(IoOp::Flush));
                 Begun::Ended(Status::INVALID_NAMESPACE_OR_FORMAT.with_dnr())
             }
         };
         match begun {
             Begun::Yes => {}
-            Begun::Ended(status) => self.over.push((slot, status)),
+            Begun::Ended(status) => self.commands.over.push((slot, status)),
             Begun::NoRoom => {
                 self.records.free(slot);
-                self.free.push(slot);
+                self.commands.free.push(slot);
                 return false;
             }
         }
-        self.hold_place(qid);
-        if let Some(sq) = self.sqs[usize::from(qid)].as_mut() {
+        self.rings.hold_place(qid);
+        if let Some(sq) = self.rings.sqs[usize::from(qid)].as_mut() {
             sq.cursor.take(1);
         }
         true
-    }
-
-    /// A command of a submission queue is in hand: its completion has a place.
-    #[inline]
-    pub(super) fn hold_place(&mut self, qid: u16) {
-        if let Some(sq) = self.sqs[usize::from(qid)].as_mut() {
-            sq.in_flight += 1;
-            if let Some(cq) = self.cqs[usize::from(sq.cursor.cqid)].as_mut() {
-                cq.cursor.reserve();
-            }
-        }
-    }
-
-    #[inline]
-    fn note(&mut self, turn: &Turn<'_>, sqid: u16, slot: u16, cid: u16, work: Work) {
-        self.commands[usize::from(slot) % COMMANDS] = Command {
-            sqid,
-            cid,
-            work,
-            taken_ns: turn.core.now_ns(),
-        };
     }
 
     /// Begins a command that has a record.
@@ -338,15 +257,17 @@ impl Pcie {
             Ok((Some(work), transfer)) => (work, transfer),
             _ if !turn.core.may_answer(turn.client.lane()) => return Begun::NoRoom,
             Ok((None, _)) => {
-                self.note(turn, qid, slot, sqe.cid(), Work::Io(IoOp::Flush));
+                self.commands
+                    .note(turn, qid, slot, sqe.cid(), Work::Io(IoOp::Flush));
                 return Begun::Ended(Status::SUCCESS);
             }
             Err(status) => {
-                self.note(turn, qid, slot, sqe.cid(), Work::Io(IoOp::Flush));
+                self.commands
+                    .note(turn, qid, slot, sqe.cid(), Work::Io(IoOp::Flush));
                 return Begun::Ended(status);
             }
         };
-        self.note(turn, qid, slot, sqe.cid(), work);
+        self.commands.note(turn, qid, slot, sqe.cid(), work);
         if transfer.bytes() > LISTED_BYTES {
             self.budget = self.budget.saturating_sub(LIST_COST);
         }
@@ -377,24 +298,11 @@ impl Pcie {
             Work::Io(IoOp::Deallocate { ranges }) => {
                 self.begin_deallocating(turn, slot, ranges, geometry)
             }
-            Work::Io(op) if self.is_over(turn, &op) => Begun::Ended(Status::SUCCESS),
+            Work::Io(op) if self.commands.is_over(turn, &op, &mut self.pieces) => {
+                Begun::Ended(Status::SUCCESS)
+            }
             _ => self.start(turn, slot, work, None),
         }
-    }
-
-    /// Whether a command could be carried out at once: then it was.
-    #[inline]
-    fn is_over(&mut self, turn: &mut Turn<'_>, op: &IoOp) -> bool {
-        let Some(lane) = turn.client.lane() else {
-            return false;
-        };
-        if !turn.core.at_once(lane, op, &self.pieces) {
-            return false;
-        }
-        let write = matches!(op, IoOp::Write { .. });
-        self.at_once.add(write, self.pieces.len_bytes());
-        self.pieces.clear();
-        true
     }
 
     /// Ranges are copied once: what was checked is what is done.
@@ -480,8 +388,8 @@ impl Pcie {
             .map(Lane::geometry);
         let mut any = false;
         // The first stays there until it is begun: see `begin_remote`.
-        while let Some(slot) = self.again.front().copied() {
-            let sqid = self.commands[usize::from(slot) % COMMANDS].sqid;
+        while let Some(slot) = self.commands.again.front().copied() {
+            let sqid = self.commands.get(slot).sqid;
             let sqe = self.records.sqe(slot);
             let dead = self.records.state(slot).deaths() >= MAX_DEATHS;
             let begun = match &geometry {
@@ -492,7 +400,7 @@ impl Pcie {
             if matches!(begun, Begun::NoRoom) {
                 break;
             }
-            self.again.pop_front();
+            self.commands.again.pop_front();
             if let Begun::Ended(status) = begun {
                 if let Some(lane) = lane {
                     let record = turn.client.command_ref(lane, slot);
@@ -502,30 +410,8 @@ impl Pcie {
             }
             any = true;
         }
-        self.count_at_once(turn);
+        self.commands.count_at_once(turn);
         any
-    }
-
-    /// What a dead engine left of the commands of a queue. See [`super::resume`].
-    pub(super) fn inherited(&self, slot: u16) -> Option<(Stage, u16, u64)> {
-        let state = self.records.state(slot);
-        let stage = state.stage()?;
-        let sq = self.sqs.get(usize::from(state.qid()))?.as_ref();
-        match (stage, sq) {
-            (Stage::Free, _) => Some((stage, 0, 0)),
-            (_, Some(sq)) if state.qid() > 0 => {
-                let number = queue::near(sq.cursor.taken(), state.number());
-                let (behind, ahead) = (
-                    sq.cursor.taken().wrapping_sub(number),
-                    number.wrapping_sub(sq.cursor.taken()),
-                );
-                // One of the last that were taken, or one of a batch that was being taken.
-                let sound =
-                    behind <= u64::from(u32::MAX / 2) || ahead < u64::from(sq.cursor.entries());
-                sound.then_some((stage, state.qid(), number))
-            }
-            _ => None,
-        }
     }
 }
 

@@ -17,10 +17,7 @@
 use super::record::COMMANDS;
 use super::{Pcie, lane_of};
 use crate::core::{IoOp, NewIo};
-use crate::frontend::vm::protocol::{Answer, Turn};
-use forebay_nvme::Status;
-use forebay_nvme::pcie::RegisterEffect;
-use forebay_vfio_user::Errno;
+use crate::frontend::vm::protocol::Turn;
 use forebay_xlate::kill_point;
 
 /// The number of a flush of our own: no command's.
@@ -61,6 +58,20 @@ impl Quiesce {
     pub(super) fn drops(&self) -> bool {
         self.why == Why::Reset
     }
+
+    /// A flush of our own ended. One that failed is not tried again: nobody could be told.
+    pub(super) fn flushed(&mut self) {
+        self.flush = Flush::Ended;
+    }
+
+    /// Whether its answer has waited too long: so long, or not as long if it waits for the client alone.
+    pub(super) fn is_late(&self, now_ns: u64, client_alone: bool) -> bool {
+        let limit_ns = match client_alone {
+            true => CLIENT_LIMIT_NS,
+            false => ANSWER_LIMIT_NS,
+        };
+        now_ns.saturating_sub(self.since_ns) >= limit_ns
+    }
 }
 
 impl Pcie {
@@ -77,7 +88,7 @@ impl Pcie {
         };
         // Before anything is forgotten: whatever overlaps it waits.
         if why == Why::Reset
-            && self.in_hand() > 0
+            && self.commands.in_hand() > 0
             && let Some(lane) = lane_of(turn)
         {
             turn.core.orphan_machine(lane);
@@ -91,50 +102,16 @@ impl Pcie {
         self.look_alive();
         if why == Why::Reset {
             // Those that nobody has begun yet, or that wait for memory, never will.
-            while let Some(slot) = self.again.pop_front() {
+            while let Some(slot) = self.commands.again.pop_front() {
                 self.forget(slot);
             }
-            self.drop_remote();
+            for slot in self.remote.drop_all() {
+                self.forget(slot);
+            }
             self.give_up_held(turn);
         }
         kill_point!("pcie.quiescing");
         self.go_on_quiescing(turn);
-    }
-
-    /// What a dead engine left unfinished is gone on with.
-    pub(super) fn resume_quiescing(&mut self, turn: &mut Turn<'_>) {
-        match self.function.unfinished() {
-            RegisterEffect::Reset => self.begin_quiescing(turn, Why::Reset),
-            RegisterEffect::Shutdown => self.begin_quiescing(turn, Why::Shutdown),
-            RegisterEffect::None | RegisterEffect::Enabled => {}
-        }
-    }
-
-    /// The answer to a reset by the bus.
-    pub(super) fn answer_reset(&mut self, turn: &mut Turn<'_>) -> Answer {
-        let limit_ns = match self.remote.may_write() && !self.is_at_devices(turn) {
-            true => CLIENT_LIMIT_NS,
-            false => ANSWER_LIMIT_NS,
-        };
-        let error = match &self.quiesce {
-            None => None,
-            Some(q) if turn.core.now_ns().saturating_sub(q.since_ns) >= limit_ns => {
-                Some(Errno::ETIMEDOUT)
-            }
-            Some(_) => return Answer::Later,
-        };
-        self.answer_waiting(turn, error);
-        Answer::Now
-    }
-
-    /// Commands that have not ended.
-    pub(super) fn in_hand(&self) -> usize {
-        COMMANDS - self.free.len()
-    }
-
-    /// Whether there are commands in hand, or a dead engine's may be at a device.
-    fn is_at_devices(&self, turn: &Turn<'_>) -> bool {
-        self.in_hand() > 0 || turn.client.may_be_touched(turn.core)
     }
 
     /// Looks whether it is over; true if it is.
@@ -145,11 +122,11 @@ impl Pcie {
         };
         let may = !quiesce.drops() && self.function.is_bus_master();
         // What a reset doesn't end, its host waits for: not for the budget, too.
-        let waits = !quiesce.drops() && self.in_hand() > 0;
-        if may && !self.again.is_empty() {
+        let waits = !quiesce.drops() && self.commands.in_hand() > 0;
+        if may && !self.commands.again.is_empty() {
             self.begin_again(turn);
         }
-        if !self.held.is_empty() && self.function.is_bus_master() {
+        if !self.commands.held.is_empty() && self.function.is_bus_master() {
             self.find_memory(turn);
         }
         if self.remote.busy && self.function.is_bus_master() {
@@ -158,7 +135,7 @@ impl Pcie {
         if waits && let Some(lane) = lane_of(turn) {
             turn.core.begin_owing(lane);
         }
-        if self.is_at_devices(turn) || self.remote.may_write() || !self.is_flushed(turn) {
+        if self.commands.are_at_devices(turn) || self.remote.may_write() || !self.is_flushed(turn) {
             return false;
         }
         let resets = self.quiesce.take().is_some_and(|q| q.drops());
@@ -167,24 +144,15 @@ impl Pcie {
         }
         self.function.quiesced();
         if resets {
-            self.drop_queues();
+            self.rings.clear();
+            self.deleting = None;
+            self.events = false;
+            self.more = false;
         }
         self.save();
         kill_point!("pcie.quiesced");
         self.look_alive();
         true
-    }
-
-    fn drop_queues(&mut self) {
-        self.sqs.iter_mut().for_each(|sq| *sq = None);
-        self.cqs.iter_mut().for_each(|cq| *cq = None);
-        self.active.clear();
-        self.shadow = None;
-        self.deleting = None;
-        self.events = false;
-        self.lost_ns = None;
-        self.more = false;
-        self.armed = false;
     }
 
     /// Whether what was written is durable, as far as a shutdown asks for it.
@@ -211,12 +179,5 @@ impl Pcie {
             turn.core.begin_owing(lane);
         }
         quiesce.flush == Flush::Ended
-    }
-
-    /// A flush of our own ended. One that failed is not tried again: nobody could be told.
-    pub(super) fn flushed(&mut self, _status: Status) {
-        if let Some(quiesce) = &mut self.quiesce {
-            quiesce.flush = Flush::Ended;
-        }
     }
 }

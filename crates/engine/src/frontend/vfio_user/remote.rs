@@ -16,9 +16,11 @@
 //!
 //! **Not here:** queues, lists of addresses and the data of Admin commands, which must be reachable memory.
 
+use super::commands::Work;
 use super::memory::ClientMemory;
 use super::queues::{Begun, LIST_COST};
-use super::{COMMANDS, MDTS_BYTES, Pcie, Work};
+use super::record::Records;
+use super::{COMMANDS, MDTS_BYTES, Pcie};
 use crate::core::IoOp;
 use crate::frontend::vm::protocol::{Answer, Closing, Turn};
 use forebay_guest::{GuestMemory, NewRegion};
@@ -131,6 +133,190 @@ impl Remote {
         job
     }
 
+    pub(super) fn has_moved(&mut self, turn: &mut Turn<'_>, place: usize, bytes: u32) {
+        if let Some(job) = &mut self.jobs[place] {
+            job.moved += bytes;
+        }
+        if let Some(lane) = turn.client.lane() {
+            turn.core.copied(lane, bytes);
+        }
+    }
+
+    /// What a dead engine asked is answered before anything else is asked.
+    pub(super) fn inherit_asked(&mut self, records: &Records, now_ns: u64) {
+        self.asked = records.unanswered().map(|number| Asked {
+            number,
+            place: 0,
+            ask: Ask::Forgotten,
+            may_write: true,
+            until_ns: now_ns.saturating_add(ASK_LIMIT_NS),
+        });
+    }
+
+    /// What came before a command is durable. True: it is one of these, and goes on in its place.
+    pub(super) fn goes_on(&mut self, slot: u16, op: IoOp) -> bool {
+        let mut jobs = self.jobs.iter_mut().flatten();
+        let Some(job) = jobs.find(|job| job.slot == slot && job.step == Step::Begun) else {
+            return false;
+        };
+        job.work = Work::Io(op);
+        job.step = Step::Ready;
+        true
+    }
+
+    /// The core has ended a command. True: it is one of these, and its bytes are to go out first.
+    #[cold]
+    pub(super) fn goes_out(&mut self, slot: u16, status: Status, nobody: bool) -> bool {
+        let is_it = |job: &Option<Job>| {
+            let job = job.as_ref();
+            job.is_some_and(|job| job.slot == slot && job.step == Step::Begun)
+        };
+        let Some(place) = self.jobs.iter().position(is_it) else {
+            return false;
+        };
+        if let Some(job) = &mut self.jobs[place]
+            && job.to_host
+            && status.is_success()
+            && !nobody
+        {
+            job.step = Step::Out;
+            return true;
+        }
+        self.take(place);
+        false
+    }
+
+    /// A client that does not answer is closed.
+    pub(super) fn look_at_asked(&mut self, turn: &mut Turn<'_>) {
+        let now_ns = turn.core.now_ns();
+        let Some(asked) = &mut self.asked else {
+            return;
+        };
+        if !turn.client.is_heard {
+            // It may have answered, and nobody reads that before its message is over, which has a limit of its own.
+            asked.until_ns = now_ns.saturating_add(ASK_LIMIT_NS);
+        } else if now_ns >= asked.until_ns {
+            turn.client.fail(LATE);
+        }
+    }
+
+    /// Asks the client for bytes, or sends it some.
+    fn ask(
+        &mut self,
+        turn: &mut Turn<'_>,
+        records: &Records,
+        most_bytes: u32,
+        place: usize,
+        (address, len): (u64, u32),
+    ) -> Result<(), Status> {
+        let Some(job) = &self.jobs[place] else {
+            return Ok(());
+        };
+        let len = len.min(most_bytes);
+        if len == 0 {
+            return Err(FAILED.with_dnr());
+        }
+        let (code, ask) = match (self.is_short, job.step) {
+            (None, _) => (command::DMA_WRITE, Ask::Nothing),
+            (_, Step::Out) => (command::DMA_WRITE, Ask::Write(len)),
+            _ => (command::DMA_READ, Ask::Read(address, len)),
+        };
+        let count = if ask == Ask::Nothing { 0 } else { len };
+        let data_bytes = if let Ask::Write(len) = ask { len } else { 0 };
+        let number = records.next_ask();
+        let size = HEADER_BYTES as u32 + 16 + data_bytes;
+        let message = &mut turn.client.request.bytes;
+        message.clear();
+        message.extend(Header::command(number as u16, code, size, false).to_bytes());
+        message.extend(address.to_le_bytes());
+        message.extend(u64::from(count).to_le_bytes());
+        if data_bytes > 0 {
+            let at = base_of(place) + u64::from(job.moved);
+            let from = match self.is_short {
+                Some(true) => HEADER_BYTES + 12,
+                _ => HEADER_BYTES + 16,
+            };
+            message.resize(size as usize, 0);
+            let into = &mut message[from..from + data_bytes as usize];
+            let ours = self.memory.as_ref();
+            if !ours.is_some_and(|ours| ours.read(at, into)) {
+                message.clear();
+                return Err(Status::INTERNAL_ERROR);
+            }
+        }
+        turn.client.request.number = number;
+        self.asked = Some(Asked {
+            number,
+            place,
+            ask,
+            may_write: data_bytes > 0,
+            until_ns: turn.core.now_ns().saturating_add(ASK_LIMIT_NS),
+        });
+        Ok(())
+    }
+
+    /// Moves what of a command can be reached, and asks the client for the rest.
+    fn move_bytes(
+        &mut self,
+        turn: &mut Turn<'_>,
+        records: &Records,
+        most_bytes: u32,
+        scratch: &mut [u8],
+        place: usize,
+    ) -> Result<Moved, Status> {
+        loop {
+            let Some(job) = &self.jobs[place] else {
+                return Ok(Moved::Some);
+            };
+            let (step, moved) = (job.step, job.moved);
+            let Some((address, left)) = job.next() else {
+                if let Some(job) = &mut self.jobs[place]
+                    && step == Step::In
+                {
+                    job.step = Step::Ready;
+                }
+                return Ok(Moved::All(step));
+            };
+            let to_host = step == Step::Out;
+            let reached = run(turn.client.memory(), address, left, to_host);
+            let (reached, len) = reached.ok_or(FAILED.with_dnr())?;
+            let len = len.min(MAX_DATA_BYTES);
+            if !reached {
+                self.ask(turn, records, most_bytes, place, (address, len))?;
+                return Ok(Moved::Some);
+            }
+            let at = base_of(place) + u64::from(moved);
+            let bytes = &mut scratch[..len as usize];
+            let Some(ours) = &self.memory else {
+                return Ok(Moved::Some);
+            };
+            let theirs = turn.client.memory();
+            let good = match step {
+                Step::Out => ours.read(at, bytes) && theirs.write(address, bytes),
+                _ => theirs.read(address, bytes) && ours.write(at, bytes),
+            };
+            if !good {
+                return Err(FAILED.with_dnr());
+            }
+            self.has_moved(turn, place, len);
+        }
+    }
+
+    /// A reset: nobody is asked any more. Gives the slots of commands that the core has not got.
+    pub(super) fn drop_all(&mut self) -> impl Iterator<Item = u16> + use<> {
+        if let Some(asked) = &mut self.asked {
+            asked.ask = Ask::Forgotten;
+        }
+        let mut dropped = [None; PLACES];
+        for (place, dropped) in dropped.iter_mut().enumerate() {
+            let job = self.jobs[place].as_ref();
+            if job.is_some_and(|job| job.step != Step::Begun) {
+                *dropped = self.take(place).map(|job| job.slot);
+            }
+        }
+        dropped.into_iter().flatten()
+    }
+
     /// Memory of our own, where there is none yet.
     fn make_memory(&mut self) -> Option<&GuestMemory> {
         if self.memory.is_none() {
@@ -150,6 +336,14 @@ impl Remote {
         }
         self.memory.as_ref()
     }
+}
+
+/// How far the bytes of a command have come.
+enum Moved {
+    /// The client is asked for more.
+    Some,
+    /// All of them are in, or out.
+    All(Step),
 }
 
 /// Where the memory of a place begins.
@@ -184,7 +378,11 @@ impl Pcie {
     ) -> Begun {
         self.pieces.clear();
         // Those that have found no place once come first.
-        let waits = self.again.front().is_some_and(|first| *first != slot);
+        let waits = self
+            .commands
+            .again
+            .front()
+            .is_some_and(|first| *first != slot);
         let place = self.remote.jobs.iter().position(Option::is_none);
         let Some(place) = place.filter(|_| !waits) else {
             return Begun::NoRoom;
@@ -233,6 +431,19 @@ impl Pcie {
         Begun::Yes
     }
 
+    /// Moves bytes of a command, and begins or ends it when all of them are moved.
+    fn move_bytes(&mut self, turn: &mut Turn<'_>, place: usize) {
+        let takes = self.session.negotiated();
+        let most_bytes = takes.map_or(0, |n| n.client_data_bytes);
+        let (records, scratch) = (&self.records, &mut self.scratch);
+        match (self.remote).move_bytes(turn, records, most_bytes, scratch, place) {
+            Ok(Moved::Some) => {}
+            Ok(Moved::All(Step::Out)) => self.end_remote(turn, place, Status::SUCCESS),
+            Ok(Moved::All(_)) => _ = self.start_remote(turn, place),
+            Err(status) => self.end_remote(turn, place, status),
+        }
+    }
+
     /// Goes on with all of them; true if any could.
     #[cold]
     pub(super) fn move_remote(&mut self, turn: &mut Turn<'_>) -> bool {
@@ -249,116 +460,6 @@ impl Pcie {
             };
         }
         any
-    }
-
-    /// Moves what can be reached, and asks the client for the rest.
-    fn move_bytes(&mut self, turn: &mut Turn<'_>, place: usize) {
-        loop {
-            let Some(job) = &self.remote.jobs[place] else {
-                return;
-            };
-            let (step, moved) = (job.step, job.moved);
-            let Some((address, left)) = job.next() else {
-                if step == Step::Out {
-                    return self.end_remote(turn, place, Status::SUCCESS);
-                }
-                if let Some(job) = &mut self.remote.jobs[place] {
-                    job.step = Step::Ready;
-                }
-                self.start_remote(turn, place);
-                return;
-            };
-            let to_host = step == Step::Out;
-            let Some((reached, len)) = run(turn.client.memory(), address, left, to_host) else {
-                return self.end_remote(turn, place, FAILED.with_dnr());
-            };
-            let len = len.min(MAX_DATA_BYTES);
-            if !reached {
-                return self.ask(turn, place, address, len);
-            }
-            let at = base_of(place) + u64::from(moved);
-            let bytes = &mut self.scratch[..len as usize];
-            let Some(ours) = &self.remote.memory else {
-                return;
-            };
-            let theirs = turn.client.memory();
-            let good = match step {
-                Step::Out => ours.read(at, bytes) && theirs.write(address, bytes),
-                _ => theirs.read(address, bytes) && ours.write(at, bytes),
-            };
-            if !good {
-                return self.end_remote(turn, place, FAILED.with_dnr());
-            }
-            self.has_moved(turn, place, len);
-        }
-    }
-
-    fn has_moved(&mut self, turn: &mut Turn<'_>, place: usize, bytes: u32) {
-        if let Some(job) = &mut self.remote.jobs[place] {
-            job.moved += bytes;
-        }
-        if let Some(lane) = turn.client.lane() {
-            turn.core.copied(lane, bytes);
-        }
-    }
-
-    /// Asks the client for bytes, or sends it some.
-    fn ask(&mut self, turn: &mut Turn<'_>, place: usize, address: u64, len: u32) {
-        let Some(job) = &self.remote.jobs[place] else {
-            return;
-        };
-        let takes = self.session.negotiated();
-        let len = len.min(takes.map_or(0, |n| n.client_data_bytes));
-        if len == 0 {
-            return self.end_remote(turn, place, FAILED.with_dnr());
-        }
-        let (code, ask) = match (self.remote.is_short, job.step) {
-            (None, _) => (command::DMA_WRITE, Ask::Nothing),
-            (_, Step::Out) => (command::DMA_WRITE, Ask::Write(len)),
-            _ => (command::DMA_READ, Ask::Read(address, len)),
-        };
-        let count = if ask == Ask::Nothing { 0 } else { len };
-        let data_bytes = if let Ask::Write(len) = ask { len } else { 0 };
-        let number = self.records.next_ask();
-        let size = HEADER_BYTES as u32 + 16 + data_bytes;
-        let message = &mut turn.client.request.bytes;
-        message.clear();
-        message.extend(Header::command(number as u16, code, size, false).to_bytes());
-        message.extend(address.to_le_bytes());
-        message.extend(u64::from(count).to_le_bytes());
-        if data_bytes > 0 {
-            let at = base_of(place) + u64::from(job.moved);
-            let from = match self.remote.is_short {
-                Some(true) => HEADER_BYTES + 12,
-                _ => HEADER_BYTES + 16,
-            };
-            message.resize(size as usize, 0);
-            let into = &mut message[from..from + data_bytes as usize];
-            let ours = self.remote.memory.as_ref();
-            if !ours.is_some_and(|ours| ours.read(at, into)) {
-                message.clear();
-                return self.end_remote(turn, place, Status::INTERNAL_ERROR);
-            }
-        }
-        turn.client.request.number = number;
-        self.remote.asked = Some(Asked {
-            number,
-            place,
-            ask,
-            may_write: data_bytes > 0,
-            until_ns: turn.core.now_ns().saturating_add(ASK_LIMIT_NS),
-        });
-    }
-
-    /// What a dead engine asked is answered before anything else is asked.
-    pub(super) fn inherit_asked(&mut self, turn: &Turn<'_>) {
-        self.remote.asked = self.records.unanswered().map(|number| Asked {
-            number,
-            place: 0,
-            ask: Ask::Forgotten,
-            may_write: true,
-            until_ns: turn.core.now_ns().saturating_add(ASK_LIMIT_NS),
-        });
     }
 
     /// The client has answered something.
@@ -386,14 +487,14 @@ impl Pcie {
         match ask {
             Ask::Forgotten => {}
             Ask::Nothing => self.remote.is_short = Some(payload.is_empty()),
-            Ask::Write(len) => self.has_moved(turn, place, len),
+            Ask::Write(len) => self.remote.has_moved(turn, place, len),
             Ask::Read(address, len) => {
                 let at = base_of(place) + u64::from(job.moved);
                 let ours = self.remote.memory.as_ref();
                 let good = came(payload, address, len, self.remote.is_short == Some(true))
                     .is_some_and(|data| ours.is_some_and(|ours| ours.write(at, data)));
                 if good {
-                    self.has_moved(turn, place, len);
+                    self.remote.has_moved(turn, place, len);
                 } else {
                     self.end_remote(turn, place, FAILED.with_dnr());
                 }
@@ -435,41 +536,6 @@ impl Pcie {
         true
     }
 
-    /// What came before a command is durable. True: it is one of these, and goes on in its place.
-    pub(super) fn goes_on(&mut self, slot: u16, op: IoOp) -> bool {
-        let mut jobs = self.remote.jobs.iter_mut().flatten();
-        let Some(job) = jobs.find(|job| job.slot == slot && job.step == Step::Begun) else {
-            return false;
-        };
-        job.work = Work::Io(op);
-        job.step = Step::Ready;
-        self.more = true;
-        true
-    }
-
-    /// The core has ended a command. True: it is one of these, and its bytes are to go out first.
-    #[cold]
-    pub(super) fn goes_out(&mut self, slot: u16, status: Status, nobody: bool) -> bool {
-        let is_it = |job: &Option<Job>| {
-            let job = job.as_ref();
-            job.is_some_and(|job| job.slot == slot && job.step == Step::Begun)
-        };
-        let Some(place) = self.remote.jobs.iter().position(is_it) else {
-            return false;
-        };
-        if let Some(job) = &mut self.remote.jobs[place]
-            && job.to_host
-            && status.is_success()
-            && !nobody
-        {
-            job.step = Step::Out;
-            self.more = true;
-            return true;
-        }
-        self.remote.take(place);
-        false
-    }
-
     fn end_remote(&mut self, turn: &mut Turn<'_>, place: usize, status: Status) {
         let Some(job) = self.remote.take(place) else {
             return;
@@ -480,35 +546,6 @@ impl Pcie {
             turn.core.carried_refused(record);
         }
         self.complete(turn, job.slot % COMMANDS as u16, status);
-    }
-
-    /// A reset: nobody is asked any more.
-    pub(super) fn drop_remote(&mut self) {
-        if let Some(asked) = &mut self.remote.asked {
-            asked.ask = Ask::Forgotten;
-        }
-        for place in 0..PLACES {
-            let job = self.remote.jobs[place].as_ref();
-            if job.is_some_and(|job| job.step != Step::Begun)
-                && let Some(job) = self.remote.take(place)
-            {
-                self.forget(job.slot);
-            }
-        }
-    }
-
-    /// A client that does not answer is closed.
-    pub(super) fn look_at_asked(&mut self, turn: &mut Turn<'_>) {
-        let now_ns = turn.core.now_ns();
-        let Some(asked) = &mut self.remote.asked else {
-            return;
-        };
-        if !turn.client.is_heard {
-            // It may have answered, and nobody reads that before its message is over, which has a limit of its own.
-            asked.until_ns = now_ns.saturating_add(ASK_LIMIT_NS);
-        } else if now_ns >= asked.until_ns {
-            turn.client.fail(LATE);
-        }
     }
 }
 

@@ -8,58 +8,23 @@
 //!
 //! **Not here:** the message that was under way ([`crate::frontend::vm`] has it carried out again).
 
+use super::commands::{Command, Work};
 use super::queues::judge;
-use super::record::{COMMANDS, Stage};
-use super::{Command, Pcie, Work, no_entry, slot};
+use super::record::{COMMANDS, Records, Stage};
+use super::{Pcie, no_entry};
 use crate::core::{CarriedSpan, Devices, IoOp};
 use crate::frontend::vm::protocol::{Closing, Turn};
 use crate::lane::LaneIndex;
-use forebay_nvme::pcie::{Function, QUEUES, RegisterEffect, VECTORS, queue};
+use forebay_nvme::pcie::{QUEUES, RegisterEffect, queue};
 use forebay_nvme::{Cqe, Sqe, Status};
-use forebay_vfio_user::Session;
-use forebay_xlate::kill_point;
 use std::sync::atomic::Ordering::Release;
 
-const DAMAGED: Closing = Closing("its machine file is damaged");
+pub(super) const DAMAGED: Closing = Closing("its machine file is damaged");
 
 impl Pcie {
-    pub(super) fn take_over(
-        &mut self,
-        turn: &mut Turn<'_>,
-        blamed: Option<u16>,
-    ) -> Result<(), Closing> {
-        let device = super::messages::device(self.mapped);
-        self.session = Session::resume(device, self.records.negotiated());
-        if self.mapped && turn.client.held(slot::DOORBELLS).is_some() {
-            self.map_doorbells(turn.client)?;
-        }
-        if let Some(state) = self.records.saved() {
-            let config = Self::config(turn.client)?;
-            self.function = Function::restore(config, &state).map_err(|_| DAMAGED)?;
-            self.make_queues(turn)?;
-        }
-        self.inherit_asked(turn);
-        self.look_alive();
-        self.take_over_commands(turn, blamed)?;
-        self.resume_quiescing(turn);
-        kill_point!("pcie.inherited");
-        // Whether its host has seen the last of them is not known.
-        for vector in 0..VECTORS {
-            self.records.set_pending(vector, true);
-        }
-        self.raise_pending(turn.client);
-        self.events = true;
-        self.more = true;
-        let lane = turn.client.lane().and_then(|lane| turn.core.lane(lane));
-        if lane.is_some_and(|lane| lane.volume.blocks() != self.records.blocks()) {
-            use crate::frontend::vm::protocol::Protocol;
-            self.changed(turn);
-        }
-        Ok(())
-    }
-
-    fn make_queues(&mut self, turn: &mut Turn<'_>) -> Result<(), Closing> {
-        self.make_shadow(turn.client.memory());
+    pub(super) fn make_queues(&mut self, turn: &mut Turn<'_>) -> Result<(), Closing> {
+        self.rings
+            .place_shadow(self.function.shadow(), turn.client.memory());
         for qid in 0..QUEUES as u16 {
             let taken = match qid {
                 0 => self.function.admin_taken(),
@@ -75,7 +40,7 @@ impl Pcie {
         let (completed, posted) = (self.function.admin_completed(), self.records.posted(0));
         match completed.checked_sub(posted) {
             Some(left) if left <= forebay_nvme::pcie::OUTBOX as u64 => Ok(()),
-            _ if self.sqs[0].is_none() => Ok(()),
+            _ if self.rings.sqs[0].is_none() => Ok(()),
             _ => Err(DAMAGED),
         }
     }
@@ -100,16 +65,16 @@ impl Pcie {
         }
     }
 
-    fn take_over_commands(
+    pub(super) fn take_over_commands(
         &mut self,
         turn: &mut Turn<'_>,
         blamed: Option<u16>,
     ) -> Result<(), Closing> {
         let mut left: Vec<(u16, u16, u64)> = Vec::new();
         let mut last = vec![None; QUEUES];
-        self.free.clear();
+        self.commands.free.clear();
         for slot in (0..COMMANDS as u16).rev() {
-            let (stage, qid, number) = self.inherited(slot).ok_or(DAMAGED)?;
+            let (stage, qid, number) = self.rings.inherited(&self.records, slot).ok_or(DAMAGED)?;
             let ended = match stage {
                 Stage::Free => true,
                 Stage::Taken => false,
@@ -124,13 +89,13 @@ impl Pcie {
                 *last = (*last).max(Some(number));
             }
             if ended {
-                self.free.push(slot);
+                self.commands.free.push(slot);
             } else {
                 left.push((slot, qid, number));
             }
         }
         for (qid, last) in last.into_iter().enumerate() {
-            let (Some(last), Some(sq)) = (last, &self.sqs[qid]) else {
+            let (Some(last), Some(sq)) = (last, &self.rings.sqs[qid]) else {
                 continue;
             };
             if last >= sq.cursor.taken() {
@@ -148,7 +113,7 @@ impl Pcie {
     /// A completion was being posted: it is, at its place.
     fn post_again(&mut self, turn: &mut Turn<'_>, slot: u16, qid: u16) -> Result<(), Closing> {
         let noted = self.records.completion(slot);
-        let sq = self.sqs[usize::from(qid)].as_ref().ok_or(DAMAGED)?;
+        let sq = self.rings.sqs[usize::from(qid)].as_ref().ok_or(DAMAGED)?;
         let (cqid, head) = (sq.cursor.cqid, sq.cursor.head());
         let posted = self.records.posted(cqid);
         let number = queue::near(posted, noted.number);
@@ -156,7 +121,7 @@ impl Pcie {
         if number.wrapping_add(1) == posted {
             return Ok(());
         }
-        let entries = match &self.cqs[usize::from(cqid)] {
+        let entries = match &self.rings.cqs[usize::from(cqid)] {
             Some(cq) if number == posted => cq.cursor.entries(),
             _ => return Err(DAMAGED),
         };
@@ -187,19 +152,19 @@ impl Pcie {
         left.sort_by_key(|(slot, _, number)| (*number, *slot));
         for (slot, qid, _) in &left {
             let sqe = self.records.sqe(*slot);
-            self.commands[usize::from(*slot)] = Command {
+            self.commands.all[usize::from(*slot)] = Command {
                 sqid: *qid,
                 cid: sqe.cid(),
                 work: Work::Io(IoOp::Flush),
                 taken_ns: turn.core.now_ns(),
             };
-            self.hold_place(*qid);
-            self.again.push_back(*slot);
+            self.rings.hold_place(*qid);
+            self.commands.again.push_back(*slot);
         }
         if let Some(lane) = turn.client.lane() {
             let spans: Vec<CarriedSpan> = left
                 .iter()
-                .filter_map(|(slot, ..)| self.span(turn, lane, *slot))
+                .filter_map(|(slot, ..)| span(&self.records, turn, lane, *slot))
                 .collect();
             turn.core.carry_machine(lane, &spans);
         }
@@ -209,50 +174,50 @@ impl Pcie {
         }
         Ok(())
     }
+}
 
-    /// The bytes of its volume that a command may be at.
-    fn span(&self, turn: &Turn<'_>, lane: LaneIndex, slot: u16) -> Option<CarriedSpan> {
-        let of = turn.core.lane(lane)?;
-        let sqe: Sqe = match self.records.state(slot).stage() {
-            Some(Stage::Taken) => self.records.sqe(slot),
-            _ => no_entry(),
-        };
-        let (Work::Io(op) | Work::Durable(op)) = judge(&sqe, &of.geometry()).ok()?.0?;
-        let whole = of.volume.config.size_bytes;
-        let (bytes, write) = match op {
-            IoOp::Read {
-                offset_bytes,
-                len_bytes,
-            }
-            | IoOp::Compare {
-                offset_bytes,
-                len_bytes,
-            } => (offset_bytes..offset_bytes + u64::from(len_bytes), false),
-            IoOp::Write {
-                offset_bytes,
-                len_bytes,
-                ..
-            }
-            | IoOp::CompareAndWrite {
-                offset_bytes,
-                len_bytes,
-                ..
-            } => (offset_bytes..offset_bytes + u64::from(len_bytes), true),
-            IoOp::WriteZeroes {
-                offset_bytes,
-                len_bytes,
-                ..
-            } => (offset_bytes..offset_bytes + len_bytes, true),
-            // Its ranges were in its host's memory, which may say something else by now.
-            IoOp::Deallocate { .. } => (0..whole, true),
-            IoOp::Flush => return None,
-        };
-        Some(CarriedSpan {
-            volume: of.volume.id(),
-            bytes,
-            write,
-            devices: Devices::ALL,
-            command: Some(turn.client.command_ref(lane, slot)),
-        })
-    }
+/// The bytes of its volume that a command may be at.
+fn span(records: &Records, turn: &Turn<'_>, lane: LaneIndex, slot: u16) -> Option<CarriedSpan> {
+    let of = turn.core.lane(lane)?;
+    let sqe: Sqe = match records.state(slot).stage() {
+        Some(Stage::Taken) => records.sqe(slot),
+        _ => no_entry(),
+    };
+    let (Work::Io(op) | Work::Durable(op)) = judge(&sqe, &of.geometry()).ok()?.0?;
+    let whole = of.volume.config.size_bytes;
+    let (bytes, write) = match op {
+        IoOp::Read {
+            offset_bytes,
+            len_bytes,
+        }
+        | IoOp::Compare {
+            offset_bytes,
+            len_bytes,
+        } => (offset_bytes..offset_bytes + u64::from(len_bytes), false),
+        IoOp::Write {
+            offset_bytes,
+            len_bytes,
+            ..
+        }
+        | IoOp::CompareAndWrite {
+            offset_bytes,
+            len_bytes,
+            ..
+        } => (offset_bytes..offset_bytes + u64::from(len_bytes), true),
+        IoOp::WriteZeroes {
+            offset_bytes,
+            len_bytes,
+            ..
+        } => (offset_bytes..offset_bytes + len_bytes, true),
+        // Its ranges were in its host's memory, which may say something else by now.
+        IoOp::Deallocate { .. } => (0..whole, true),
+        IoOp::Flush => return None,
+    };
+    Some(CarriedSpan {
+        volume: of.volume.id(),
+        bytes,
+        write,
+        devices: Devices::ALL,
+        command: Some(turn.client.command_ref(lane, slot)),
+    })
 }
