@@ -22,7 +22,7 @@ const LIMIT: Duration = Duration::from_secs(30 * 60);
 /// The crates, ground floor first: each may use only those before it.
 const ORDER: &[&str] = &[
     "forebay-nvme",
-    "forebay-burst",
+    "forebay-qos",
     "forebay-sim",
     "forebay-xlate",
     "forebay-device",

@@ -4,10 +4,10 @@
 //! no lock. Its statistics are in the state region. **Not here:** who may begin a command ([`crate::core::Admission`]).
 
 use crate::volume::Volume;
-use forebay_burst::budget::Budget;
 use forebay_nvme::controller::{Health, NamespaceInfo};
 use forebay_nvme::io::NamespaceGeometry;
 use forebay_nvme::reservation::{Access, Reservations};
+use forebay_qos::budget::Budget;
 use forebay_xlate::boundary::message::{ExportConfig, Past};
 use forebay_xlate::boundary::region::{LaneRecord, OpKind, Region};
 use std::sync::Arc;

@@ -5,9 +5,9 @@
 mod common;
 
 use common::{HOST, TestEngine};
-use forebay_burst::budget::{Budget, Burst, Rate};
-use forebay_burst::cost::default_profiles;
 use forebay_initiator::load::{Amount, LoadReport, LoadSpec, run};
+use forebay_qos::budget::{Budget, Burst, Rate};
+use forebay_qos::cost::default_profiles;
 use forebay_xlate::VolumeId;
 use forebay_xlate::boundary::message::{CostProfile, NodeCapacity, Scheduling, TenantId, ToEngine};
 use forebay_xlate::boundary::region::MAX_TENANTS;

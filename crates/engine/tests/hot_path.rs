@@ -7,8 +7,8 @@
 mod common;
 
 use common::{EXTENT_BYTES, HANG, HOST, TestEngine};
-use forebay_burst::cost::default_profiles;
 use forebay_initiator::load::{Amount, LoadSpec, run};
+use forebay_qos::cost::default_profiles;
 use forebay_xlate::boundary::message::{
     Budget, CostProfile, GrantOf, NodeCapacity, Scheduling, Spread, TenantId, ToEngine,
 };

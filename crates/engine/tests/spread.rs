@@ -6,8 +6,8 @@
 mod common;
 
 use common::{HANG, HOST, TestEngine};
-use forebay_burst::cost::default_profiles;
 use forebay_initiator::load::{Amount, LoadSpec, run};
+use forebay_qos::cost::default_profiles;
 use forebay_xlate::boundary::message::{CostProfile, NodeCapacity, Scheduling, Spread, ToEngine};
 use std::time::{Duration, Instant};
 

@@ -7,7 +7,7 @@
 //! most that; a base of the least that can be stated counts as none, for volumes that are only limited.
 //! Which parts people stated is a record of its own, for the next change. Where it does not give the budget, because an
 //! earlier version changed that, it is guessed.
-//! **Not here:** whether a node has it all (the daemon asks `forebay_burst::admission`), keeping anybody to it (the
+//! **Not here:** whether a node has it all (the daemon asks `forebay_qos::admission`), keeping anybody to it (the
 //! engine).
 
 use crate::{
@@ -16,8 +16,8 @@ use crate::{
     pool::Pool,
     records::TenantId,
 };
-use forebay_burst::budget::{BadBudget, Budget, Field, LEAST, Rate};
-use forebay_burst::stated::Stated;
+use forebay_qos::budget::{BadBudget, Budget, Field, LEAST, Rate};
+use forebay_qos::stated::Stated;
 use forebay_xlate::types::VolumeId;
 use std::collections::BTreeMap;
 

@@ -348,7 +348,7 @@ mod tests {
         store::MemStore,
         volume_map::MapRun,
     };
-    use forebay_burst::budget::Budget;
+    use forebay_qos::budget::Budget;
 
     /// A pool of 64 extents whose catalog gets these records on top: what loading says.
     fn load_with(records: Records) -> Result<Pool> {

@@ -5,11 +5,11 @@
 mod common;
 
 use common::{DRAINED, commit, new_pool, reopen, spec, stores, try_open};
-use forebay_burst::budget::{Budget, Burst, LEAST, Rate};
-use forebay_burst::stated::Stated;
 use forebay_pool::{
     ErrorKind, MAX_VOLUME_BYTES, NewVolume, Pool, PoolError, Probe, Uuid, create, destroy, probe,
 };
+use forebay_qos::budget::{Budget, Burst, LEAST, Rate};
+use forebay_qos::stated::Stated;
 use forebay_xlate::types::DeviceIndex;
 use std::sync::Arc;
 

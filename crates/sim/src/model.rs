@@ -4,9 +4,9 @@
 //! processor, one of 128 KiB 6.18 us; a line through both is what is used, for reads as well. Its backend is not described;
 //! one that answers within 100 us or so is assumed.
 
-use forebay_burst::admission::Capacity;
-use forebay_burst::budget::{Budget, Burst, Rate};
-use forebay_burst::cost::{CostTable, Profile};
+use forebay_qos::admission::Capacity;
+use forebay_qos::budget::{Budget, Burst, Rate};
+use forebay_qos::cost::{CostTable, Profile};
 
 /// A node.
 #[derive(Clone, Debug)]

@@ -4,9 +4,9 @@
 //! burst limit that equals the base; `wild` is burst limits alone, in rounds in which lanes begin a batch each.
 //! **Not here:** the rounds ([`crate::machine`]).
 
-use forebay_burst::budget::{Budget, Burst};
-use forebay_burst::params::Params as SchedulerParams;
-use forebay_burst::units::{PLENTY, SHARED};
+use forebay_qos::budget::{Budget, Burst};
+use forebay_qos::params::Params as SchedulerParams;
+use forebay_qos::units::{PLENTY, SHARED};
 use std::ops::{Deref, DerefMut};
 
 /// See the module's text.

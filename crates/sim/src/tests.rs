@@ -3,11 +3,11 @@
 use super::machine::{Machine, Spread};
 use super::model::{Guest, Load, Model, metered};
 use crate::policy::{Params, Policy};
-use forebay_burst::admission::{Node, usable};
-use forebay_burst::budget::{Budget, Burst, Rate};
-use forebay_burst::params::{IDLE_NS, Params as SchedulerParams};
-use forebay_burst::places::Places;
-use forebay_burst::units::Resource;
+use forebay_qos::admission::{Node, usable};
+use forebay_qos::budget::{Budget, Burst, Rate};
+use forebay_qos::params::{IDLE_NS, Params as SchedulerParams};
+use forebay_qos::places::Places;
+use forebay_qos::units::Resource;
 use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
 use std::collections::BTreeSet;

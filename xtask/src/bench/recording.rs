@@ -245,7 +245,7 @@ fn build((name, features): (&str, &str)) -> Result<PathBuf> {
 
 /// The scheduler's tests, optimized.
 fn build_burst() -> Result<PathBuf> {
-    build_tests("forebay-burst", "", "burst")
+    build_tests("forebay-qos", "", "burst")
 }
 
 fn build_tests(package: &str, features: &str, name: &str) -> Result<PathBuf> {

@@ -21,7 +21,7 @@ const SIMULATOR: &str = "crates/sim/src";
 const QUALITY_OF_SERVICE: [Part; 5] = [
     Part {
         name: "scheduler",
-        places: &["crates/burst/src"],
+        places: &["crates/qos/src"],
     },
     Part {
         name: "engine",

@@ -1,7 +1,7 @@
 //! `cargo xtask sim`: the paper's figures, simulated with the scheduler's own code.
 //!
 //! Purpose: a table, a plot, and the paper's values beside ours.
-//! Design: `forebay-burst` makes the figures; this prints them and writes an SVG file each.
+//! Design: `forebay-qos` makes the figures; this prints them and writes an SVG file each.
 //! Not here: what is simulated, and its parameters (`crates/sim/src`).
 
 mod svg;

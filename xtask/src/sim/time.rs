@@ -2,12 +2,12 @@
 //!
 //! Purpose: the one figure that virtual time can't show. Design: the crate's example of the same name, built in release, says
 //! a line for each number of active tenants; the best of three runs counts, because others use this machine too.
-//! Not here: what is timed (`crates/burst/examples/scheduler_time.rs`).
+//! Not here: what is timed (`crates/qos/examples/scheduler_time.rs`).
 
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use forebay_burst::params::Params;
+use forebay_qos::params::Params;
 use forebay_sim::figures::{Better, Claim, Figure};
 use xtask::process;
 
@@ -25,7 +25,7 @@ pub(super) fn make() -> Result<Figure> {
     for _ in 0..3 {
         let mut cargo = profile::cargo("run");
         cargo.arg("--quiet");
-        cargo.args(["--package", "forebay-burst", "--example", FIGURE.0]);
+        cargo.args(["--package", "forebay-qos", "--example", FIGURE.0]);
         let text = process::text(&mut cargo, LIMIT)?;
         for (at, line) in text.lines().enumerate() {
             let numbers = line.split_whitespace().map(str::parse);

@@ -2,13 +2,13 @@
 //!
 //! Purpose: the bodies of `/v1/scheduling`, of the budgets of tenants and volumes, and of costs.
 //! Design: plain data, as in `model`; rates are a second's, and say so. What is not limited is absent.
-//! Not here: what a budget may be (`forebay_burst`), keeping anybody to it (the engine).
+//! Not here: what a budget may be (`forebay_qos`), keeping anybody to it (the engine).
 
 use std::collections::BTreeMap;
 
-use forebay_burst::budget::{LEAST, MOST, MOST_CREDIT_SECONDS};
-use forebay_burst::stated::Stated;
-pub use forebay_burst::stated::{LARGE_BYTES, SMALL_BYTES};
+use forebay_qos::budget::{LEAST, MOST, MOST_CREDIT_SECONDS};
+use forebay_qos::stated::Stated;
+pub use forebay_qos::stated::{LARGE_BYTES, SMALL_BYTES};
 use serde::de::{Error, Unexpected, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 use utoipa::ToSchema;

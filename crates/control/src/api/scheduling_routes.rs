@@ -2,7 +2,7 @@
 //!
 //! Purpose: from an HTTP request to a call on the owner's [`Handle`] and back.
 //! Design: a table of handlers, all alike; `routes` has the table of routes.
-//! Not here: what a budget may be (`forebay_burst`), whether the node has it (the owner).
+//! Not here: what a budget may be (`forebay_qos`), whether the node has it (the owner).
 
 use axum::Json;
 use axum::extract::State;

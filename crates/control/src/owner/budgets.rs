@@ -7,16 +7,16 @@
 //! and each change tells the difference, one after the other, in an order in which nothing is named before it is there. Whoever
 //! finds nothing to tell has waited for those who told it. An engine that was there before this daemon may know tenants that are
 //! gone: its region names them. Of who measures what I/O costs it is told nothing (`calibration`).
-//! Not here: what can be stated (`forebay_burst::budget`), what the node has (`scheduling`).
+//! Not here: what can be stated (`forebay_qos::budget`), what the node has (`scheduling`).
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::{Rc, Weak};
 use std::sync::atomic::Ordering::Relaxed;
 
-use forebay_burst::budget::{Budget, LEAST};
-use forebay_burst::stated::Stated;
 use forebay_pool::{Pool, TenantId};
+use forebay_qos::budget::{Budget, LEAST};
+use forebay_qos::stated::Stated;
 use forebay_xlate::VolumeId;
 use forebay_xlate::boundary::message::{Scheduling, Spread, TenantId as EngineTenantId, ToEngine};
 use forebay_xlate::boundary::region::MAX_TENANTS;

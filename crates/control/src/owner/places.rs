@@ -3,23 +3,23 @@
 //! Purpose: who was told that its base is guaranteed keeps it, whatever others do later; and what was served so that bases
 //! fit is served so again.
 //! Design: a promise says how much, and by which reactors; whoever needs more comes after all others
-//! (`forebay_burst::places`). Promises belong to the node: `promises.json` in the state folder, written when they have changed,
+//! (`forebay_qos::places`). Promises belong to the node: `promises.json` in the state folder, written when they have changed,
 //! before anybody is answered. One that fits no more is kept as lapsed, as long as its tenant has a budget. A file that is not
 //! there, or of another pool, promises nothing. This daemon says which reactor serves an export; once it is served, the engine's
 //! word counts.
-//! Not here: the arithmetic (`forebay_burst`), what is said of it (`promises`).
+//! Not here: the arithmetic (`forebay_qos`), what is said of it (`promises`).
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use std::sync::atomic::Ordering::Relaxed;
 
-use forebay_burst::admission::usable;
-use forebay_burst::budget::Rate;
-use forebay_burst::cost::CostTable;
-use forebay_burst::places::{Places, Promise};
-use forebay_burst::units::Resource;
 use forebay_pool::{ExportId, TenantId};
+use forebay_qos::admission::usable;
+use forebay_qos::budget::Rate;
+use forebay_qos::cost::CostTable;
+use forebay_qos::places::{Places, Promise};
+use forebay_qos::units::Resource;
 use forebay_xlate::VolumeId;
 use forebay_xlate::boundary::region::MAX_REACTORS;
 use serde::{Deserialize, Serialize};

@@ -5,17 +5,17 @@
 //! oversubscription that is set. What a reactor can't give beside what it has guaranteed to others is no refusal, but it is said,
 //! and warned of: room may come. Exports that no engine serves now count where one will. That reactors help each other counts for
 //! nothing: who helps has time left, and nobody promised that.
-//! Not here: the arithmetic (`forebay_burst`), settings and costs (`scheduling`), who comes first and where exports are served
+//! Not here: the arithmetic (`forebay_qos`), settings and costs (`scheduling`), who comes first and where exports are served
 //! (`places`).
 
 use std::collections::BTreeSet;
 
-use forebay_burst::admission::{Node, interference, largest};
-use forebay_burst::budget::{Budget, LEAST, Rate};
-use forebay_burst::cost::{self, CostTable};
-use forebay_burst::places::{Lack, Places};
-use forebay_burst::units::{Resource, SHARED_RESOURCES};
 use forebay_pool::TenantId;
+use forebay_qos::admission::{Node, interference, largest};
+use forebay_qos::budget::{Budget, LEAST, Rate};
+use forebay_qos::cost::{self, CostTable};
+use forebay_qos::places::{Lack, Places};
+use forebay_qos::units::{Resource, SHARED_RESOURCES};
 
 use super::Owner;
 use super::places::processors;

@@ -9,9 +9,9 @@ use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use forebay_burst::cost::{Profile, default_profiles};
-use forebay_burst::params::Params;
-use forebay_burst::spread;
+use forebay_qos::cost::{Profile, default_profiles};
+use forebay_qos::params::Params;
+use forebay_qos::spread;
 use forebay_xlate::boundary::message::{
     CostProfile as ToldProfile, NodeCapacity as ToldCapacity, Scheduling as Told,
 };
@@ -30,7 +30,7 @@ use crate::devices::now_s;
 use crate::events::News;
 use crate::files;
 
-/// Both in `forebay_burst::cost`'s order, which is that of their types.
+/// Both in `forebay_qos::cost`'s order, which is that of their types.
 const FRONTENDS: [ExportFrontend; 3] = [
     ExportFrontend::NvmeTcp,
     ExportFrontend::NvmePcie,

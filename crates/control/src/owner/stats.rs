@@ -37,7 +37,7 @@ use crate::api::stats::{
     Bucket, EngineStats, Histogram, LaneStats, Latency, OpStats, PoolStats, Stats, TenantStats,
 };
 use crate::files;
-use forebay_burst::budget::MOST;
+use forebay_qos::budget::MOST;
 
 /// Milliseconds since the Unix epoch.
 pub(crate) fn now_unix_ms() -> u64 {

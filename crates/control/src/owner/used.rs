@@ -9,9 +9,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
-use forebay_burst::budget::MOST;
-use forebay_burst::units::SHARED_RESOURCES;
 use forebay_pool::TenantId;
+use forebay_qos::budget::MOST;
+use forebay_qos::units::SHARED_RESOURCES;
 use forebay_xlate::boundary::region::{MAX_REACTORS, ReactorRecord, Region, TenantRecord};
 use serde::{Deserialize, Deserializer, Serialize};
 

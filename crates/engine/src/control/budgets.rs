@@ -11,7 +11,7 @@ use super::Control;
 use crate::core::Admission;
 use crate::lane::Share;
 use crate::reactor::mailbox::Post;
-use forebay_burst::board::Board;
+use forebay_qos::board::Board;
 use forebay_xlate::VolumeId;
 use forebay_xlate::boundary::message::{Budget, Scheduling, TenantId};
 use forebay_xlate::boundary::region::{MAX_TENANTS, TenantRecord};

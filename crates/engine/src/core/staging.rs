@@ -18,8 +18,8 @@
 #![allow(unsafe_code)]
 
 use crate::memory::{self, Memory, StagingMemory, Zeros};
-use forebay_burst::tiers::{self, Used, returned_at_once};
 use forebay_device::Buf;
+use forebay_qos::tiers::{self, Used, returned_at_once};
 use forebay_xlate::boundary::region::check::BufferRef;
 use std::ptr::NonNull;
 

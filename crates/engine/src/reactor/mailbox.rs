@@ -12,7 +12,7 @@ use crate::frontend::Message;
 use crate::lane::{Figures, Lane, LaneIndex, Share};
 use crate::upcall::Upcall;
 use crate::volume::Volume;
-use forebay_burst::budget::Budget;
+use forebay_qos::budget::Budget;
 use forebay_xlate::boundary::message::{ExportId, Spread};
 use forebay_xlate::{DeviceIndex, VolumeId, engine_side};
 use rtrb::{Consumer, Producer, PushError, RingBuffer};

@@ -9,10 +9,10 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use forebay_burst::cost::Frontend;
 use forebay_control::api::model::Export;
 use forebay_initiator::machine::{self, Disk, Ended, Op, Queue, Target};
 use forebay_initiator::{Done, IoOp, IoQueue, Options, Session, Wait, dsm_ranges};
+use forebay_qos::cost::Frontend;
 
 use crate::failure::{Failure, Outcome, While};
 

@@ -9,7 +9,7 @@
 //! only that, and the correction of costs finds out the rest while it runs. Either is said of it.
 //! Not here: measuring.
 
-use forebay_burst::cost::{Profile, SIZES};
+use forebay_qos::cost::{Profile, SIZES};
 
 /// The least that a cost is, ns: nothing takes less, but clocks may say so.
 const LEAST_NS: f64 = 50.0;

@@ -10,9 +10,9 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use forebay_burst::cost::{FRONTENDS, Frontend, SIZES};
 use forebay_control::api::client::Client;
 use forebay_control::api::stats::Stats;
+use forebay_qos::cost::{FRONTENDS, Frontend, SIZES};
 
 use super::drive::{Drive, Kind, Load, deeper, first_depth};
 use super::fit::{Device, Rounds, Sample};

@@ -15,7 +15,6 @@ mod scratch;
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use forebay_burst::cost::{FRONTENDS, Frontend, OPERATIONS, Operation, Profile, SIZES};
 use forebay_control::api::client::Client;
 use forebay_control::api::model::{EngineState, ExportFrontend, Status};
 use forebay_control::api::scheduling::{
@@ -23,6 +22,7 @@ use forebay_control::api::scheduling::{
 };
 use forebay_control::api::stats::Stats;
 use forebay_device::size::format_bytes;
+use forebay_qos::cost::{FRONTENDS, Frontend, OPERATIONS, Operation, Profile, SIZES};
 use serde::Serialize;
 
 use self::fit::Rounds;

@@ -8,7 +8,6 @@
 
 use std::time::{Duration, Instant};
 
-use forebay_burst::cost::Frontend;
 use forebay_control::api::client::{Client, ClientError};
 use forebay_control::api::error::ErrorKind;
 use forebay_control::api::model::{
@@ -18,6 +17,7 @@ use forebay_control::api::model::{
 use forebay_control::api::scheduling::{
     CALIBRATION_TENANT, CalibrationPut, MOST_CALIBRATION_SECONDS,
 };
+use forebay_qos::cost::Frontend;
 use rustix::process::{Pid, test_kill_process};
 
 use super::drive::HOST;

@@ -5,9 +5,9 @@
 //! Not here: what can be stated, which the daemon checks.
 
 use clap::{ArgGroup, Args, Subcommand, ValueEnum};
-use forebay_burst::budget::{LEAST, MOST, MOST_CREDIT_SECONDS};
 use forebay_control::api::scheduling::Spread;
 use forebay_device::size::{SizeError, parse_size};
+use forebay_qos::budget::{LEAST, MOST, MOST_CREDIT_SECONDS};
 
 /// A base that is theirs at any time, and a limit that bursts reach. What is not named stays as it is.
 #[derive(Debug, Args)]

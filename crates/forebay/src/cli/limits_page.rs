@@ -5,13 +5,13 @@
 //! (`UPDATE_DOCS=1` puts it into the page); each kind of event that the API's document knows must be named.
 //! Not here: the limits.
 
-use forebay_burst::budget::{MOST, MOST_CREDIT_SECONDS};
 use forebay_control::api::validate::{HOSTS_MAX, NAME_MAX, NQN_MAX};
 use forebay_control::api::{BODY_MAX_BYTES, TIME_LIMIT};
 use forebay_engine::core::OWNER_WAIT_LIMIT_NS;
 use forebay_engine::core::staging::MAX_TRANSFER_BYTES;
 use forebay_engine::limits;
 use forebay_nvme::reservation::MAX_REGISTRANTS;
+use forebay_qos::budget::{MOST, MOST_CREDIT_SECONDS};
 use forebay_xlate::boundary::message::MAX_MACHINE_QUEUES;
 use forebay_xlate::boundary::region::{
     MAX_CONTROLLERS, MAX_DEVICES, MAX_LANES, MAX_QUEUE_ENTRIES, MAX_QUEUES, MAX_REACTORS,

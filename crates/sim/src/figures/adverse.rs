@@ -4,7 +4,7 @@ use super::paper::{beside, node, params, run};
 use super::{Effort, Figure, told};
 use crate::model::{Guest, Load, Model, metered};
 use crate::policy::{Params, Policy};
-use forebay_burst::units::Resource;
+use forebay_qos::units::Resource;
 
 const BASE: (u64, u64) = (20_000, 140_000_000);
 const BURST: (u64, u64) = (1_000_000, 4_096_000_000);

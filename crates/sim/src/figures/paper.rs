@@ -5,7 +5,7 @@ use crate::machine::{Machine, Spread};
 use crate::model::{Guest, Load, Model, metered};
 use crate::policy::{Params, Policy};
 use crate::stats::Had;
-use forebay_burst::units::Resource;
+use forebay_qos::units::Resource;
 
 /// What is simulated unless a figure says otherwise: the paper's node has 2 to 4 control threads, here 2.
 pub(super) fn node() -> Model {
@@ -51,7 +51,7 @@ pub(super) const CHANCES: u64 = 8;
 
 /// A victim at depth 1 within its base, and so many neighbours.
 pub(super) fn beside(
-    budget: forebay_burst::budget::Budget,
+    budget: forebay_qos::budget::Budget,
     neighbours: usize,
     load: &Load,
 ) -> Vec<Guest> {
@@ -62,7 +62,7 @@ pub(super) fn beside(
 
 /// The same, and each neighbour is a machine of the paper's: with a queue for each of its four processors, so two on each reactor.
 pub(super) fn beside_machines(
-    budget: forebay_burst::budget::Budget,
+    budget: forebay_qos::budget::Budget,
     neighbours: usize,
     load: &Load,
 ) -> Vec<Guest> {

@@ -6,7 +6,7 @@
 //! **Not here:** what handing over costs: nothing, and no time.
 
 use super::{Io, Machine, Spread};
-use forebay_burst::params::{HELP_FROM, HELP_NS, HELP_UNTIL, IDLE_NS};
+use forebay_qos::params::{HELP_FROM, HELP_NS, HELP_UNTIL, IDLE_NS};
 
 /// With fewer at hand a reactor does everything itself; and wakes nobody.
 const FEW: usize = 4;

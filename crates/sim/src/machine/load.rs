@@ -3,8 +3,8 @@
 //! **Not here:** whether it may begin ([`super::turns`]).
 
 use super::{Event, Io, Machine};
-use forebay_burst::cost::{Frontend, Operation};
-use forebay_burst::units::Resource;
+use forebay_qos::cost::{Frontend, Operation};
+use forebay_qos::units::Resource;
 
 impl Machine {
     /// The next I/O of a tenant is asked for when its rate and its pulse allow it.

@@ -3,7 +3,7 @@
 //! **Not here:** who carries it out, where that is not its home ([`super::help`]).
 
 use super::{Event, Io, Machine, Spread};
-use forebay_burst::units::Resource;
+use forebay_qos::units::Resource;
 
 impl Machine {
     pub(super) fn cpu_ns(&self, io: u32) -> u64 {

@@ -6,7 +6,7 @@
 //! **Not here:** what an I/O that has begun takes ([`super::path`]).
 
 use super::{ALONE_TURN_NS, Event, Io, Machine, Spread};
-use forebay_burst::units::{PLENTY, Resource};
+use forebay_qos::units::{PLENTY, Resource};
 
 /// A batch in the mean, ns: 32 I/Os of 32 KiB, as storage hosts take 32 of a queue before they look at the next.
 const BATCH_NS: f64 = 75_000.0;

@@ -4,8 +4,8 @@
 
 use super::frontend::Frontend;
 use crate::types::{DeviceIndex, ExtentRange, VolumeId};
-pub use forebay_burst::budget::{Budget, Burst, Rate};
-pub use forebay_burst::spread::Spread;
+pub use forebay_qos::budget::{Budget, Burst, Rate};
+pub use forebay_qos::spread::Spread;
 use std::collections::BTreeSet;
 
 use serde::{Deserialize, Serialize};
@@ -185,7 +185,7 @@ pub struct Past {
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 pub struct TenantId(pub u64);
 
-/// What one operation of one frontend costs, as measured at [`forebay_burst::cost::SIZES`].
+/// What one operation of one frontend costs, as measured at [`forebay_qos::cost::SIZES`].
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]
 pub struct CostProfile {
     /// Time of a reactor's processor, in picoseconds.
@@ -220,16 +220,16 @@ pub enum Policy {
     Burst,
 }
 
-/// How I/O is admitted: [`forebay_burst`]. Without it, everything is, at once.
+/// How I/O is admitted: [`forebay_qos`]. Without it, everything is, at once.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 pub struct Scheduling {
     /// How things are given out.
     pub policy: Policy,
-    /// Settings that are not at their default: a field's name of [`forebay_burst::params::Params`], and its value's
+    /// Settings that are not at their default: a field's name of [`forebay_qos::params::Params`], and its value's
     /// [`f64::to_bits`].
     pub params: Vec<(String, u64)>,
     /// What there is.
     pub capacity: NodeCapacity,
-    /// By [`forebay_burst::cost::Frontend`] and [`forebay_burst::cost::Operation`].
+    /// By [`forebay_qos::cost::Frontend`] and [`forebay_qos::cost::Operation`].
     pub costs: [[CostProfile; 3]; 3],
 }

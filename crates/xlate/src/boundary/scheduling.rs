@@ -1,13 +1,13 @@
 //! How admission is told across, and what the crate `burst` makes of it.
 //!
 //! **Design.** Messages carry whole numbers, so that they can be compared; here they become what is calculated with, and back.
-//! What makes no sense is refused by name. **Not here:** what the numbers mean (`forebay_burst`).
+//! What makes no sense is refused by name. **Not here:** what the numbers mean (`forebay_qos`).
 
 use super::parts::{CostProfile, NodeCapacity, Scheduling};
 use super::region::TenantRecord;
-use forebay_burst::admission::Capacity;
-use forebay_burst::cost::{CostTable, Profile};
-use forebay_burst::params::Params;
+use forebay_qos::admission::Capacity;
+use forebay_qos::cost::{CostTable, Profile};
+use forebay_qos::params::Params;
 use std::sync::atomic::AtomicU64;
 
 impl CostProfile {
@@ -133,7 +133,7 @@ impl TenantRecord {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use forebay_burst::cost::default_profiles;
+    use forebay_qos::cost::default_profiles;
 
     fn scheduling(params: &[(&str, f64)]) -> Scheduling {
         let params = params.iter();

@@ -4,8 +4,8 @@
 //! Design: one table of fields, one of parameters, with the constants that the daemon checks; refusals follow from what an operation takes.
 //! Not here: the checks themselves (`validate`, the owner).
 
-use forebay_burst::budget::{LEAST, MOST, MOST_CREDIT_SECONDS};
 use forebay_pool::{MAX_DEVICES, MAX_EXTENT_BYTES, MAX_VOLUME_BYTES, MIN_EXTENT_BYTES};
+use forebay_qos::budget::{LEAST, MOST, MOST_CREDIT_SECONDS};
 use forebay_xlate::boundary::message::MAX_MACHINE_QUEUES;
 use serde_json::Value;
 use utoipa::Number;

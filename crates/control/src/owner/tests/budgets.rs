@@ -10,7 +10,7 @@ use crate::api::scheduling::{
     Budget, BudgetChange, BudgetParts, CostsPut, NodeCapacity, Rate, RateParts, SchedulingUpdate,
     Spread, TenantBudget,
 };
-use forebay_burst::budget::MOST;
+use forebay_qos::budget::MOST;
 
 pub(super) fn put(base_iops: u64, burst_iops: u64) -> BudgetParts {
     let rate = |iops: u64| RateParts {

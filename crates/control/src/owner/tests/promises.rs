@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering::{Relaxed, Release};
 
-use forebay_burst::budget::LEAST;
+use forebay_qos::budget::LEAST;
 
 use super::*;
 use crate::api::events::EventKind;

@@ -5,8 +5,8 @@
 //! take as long there as other bytes, where it has no better way; but of a tenant's own bytes, and of the processor, next to nothing.
 
 use super::super::io::IoOp;
-use forebay_burst::cost::{CostTable, Frontend, Operation};
-use forebay_burst::units::{Resource, Units};
+use forebay_qos::cost::{CostTable, Frontend, Operation};
+use forebay_qos::units::{Resource, Units};
 
 /// What is charged at most of a tenant's bytes for zeroing: they are on no link. The same of the device's time, for each piece.
 const MAX_ZEROED_BYTES: u64 = 1 << 20;
@@ -53,7 +53,7 @@ pub(super) fn cost_of(costs: &CostTable, frontend: Frontend, op: &IoOp) -> Units
 #[cfg(test)]
 mod tests {
     use super::*;
-    use forebay_burst::cost::default_profiles;
+    use forebay_qos::cost::default_profiles;
 
     #[test]
     fn zeroes_take_a_devices_time_by_the_mib() {

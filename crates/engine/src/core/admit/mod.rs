@@ -16,7 +16,7 @@
 //! What waits is ended by whatever ends waiting commands ([`Core::end_waiting`]); for the budget alone it waits without end.
 //! Commands that a dead engine had begun are not charged, nor is what the internal lane does.
 //!
-//! **Not here:** what is given to whom (`forebay_burst`), what the daemon says of it ([`crate::control`]).
+//! **Not here:** what is given to whom (`forebay_qos`), what the daemon says of it ([`crate::control`]).
 
 mod costs;
 mod delays;
@@ -27,9 +27,9 @@ mod tests;
 use super::io::{CommandRef, IoOp, Stage, Token};
 use super::{Core, OWNER_WAIT_LIMIT_NS};
 use crate::lane::{LaneIndex, Share};
-use forebay_burst::budget::Budget;
-use forebay_burst::cost::Operation;
 use forebay_nvme::Status;
+use forebay_qos::budget::Budget;
+use forebay_qos::cost::Operation;
 use forebay_xlate::VolumeId;
 use forebay_xlate::boundary::region::{MAX_LANES, bump};
 

@@ -3,10 +3,10 @@
 use super::super::Core;
 use super::Admission;
 use crate::lane::Share;
-use forebay_burst::board::Board;
-use forebay_burst::budget::{Budget, Burst, Rate};
-use forebay_burst::cost::{self, CostTable, Profile};
-use forebay_burst::params::Params;
+use forebay_qos::board::Board;
+use forebay_qos::budget::{Budget, Burst, Rate};
+use forebay_qos::cost::{self, CostTable, Profile};
+use forebay_qos::params::Params;
 use std::sync::Arc;
 
 impl Core {
@@ -16,7 +16,7 @@ impl Core {
     }
 
     /// By which frontends a tenant is taken to come.
-    pub(crate) fn frontends_of(&self, tenant: usize) -> Option<forebay_burst::cost::Frontends> {
+    pub(crate) fn frontends_of(&self, tenant: usize) -> Option<forebay_qos::cost::Frontends> {
         Some(self.admission.as_ref()?.frontends(tenant))
     }
 
@@ -26,12 +26,12 @@ impl Core {
         self.admit_each_at(budgets, &costs);
     }
 
-    fn admit_all_at(&mut self, budget: &Budget, costs: &forebay_burst::cost::CostTable) {
+    fn admit_all_at(&mut self, budget: &Budget, costs: &forebay_qos::cost::CostTable) {
         self.admit_each_at(std::slice::from_ref(budget), costs);
     }
 
     /// The last budget is of all lanes that are left.
-    fn admit_each_at(&mut self, budgets: &[Budget], costs: &forebay_burst::cost::CostTable) {
+    fn admit_each_at(&mut self, budgets: &[Budget], costs: &forebay_qos::cost::CostTable) {
         let params = Params {
             window_ns: 1_000_000,
             saved_windows: 1,

@@ -9,7 +9,7 @@
 //! **Not here:** what is handed over, and to whom of them ([`super`]).
 
 use super::Away;
-use forebay_burst::params::{HELP_FROM, HELP_NS, HELP_UNTIL, IDLE_NS};
+use forebay_qos::params::{HELP_FROM, HELP_NS, HELP_UNTIL, IDLE_NS};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// How far apart it is looked at, and said, who is at work.

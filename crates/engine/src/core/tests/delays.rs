@@ -4,12 +4,12 @@
 use super::admit::{QUIET, quiet_lane};
 use super::*;
 use crate::lane::Share;
-use forebay_burst::board::Board;
-use forebay_burst::budget::{Budget, Burst, Rate};
-use forebay_burst::cost::{CostTable, Profile};
-use forebay_burst::params::Params;
-use forebay_burst::units::Resource;
 use forebay_device::ring::Completion;
+use forebay_qos::board::Board;
+use forebay_qos::budget::{Budget, Burst, Rate};
+use forebay_qos::cost::{CostTable, Profile};
+use forebay_qos::params::Params;
+use forebay_qos::units::Resource;
 use forebay_xlate::boundary::message::NodeCapacity;
 
 const WINDOW_NS: u64 = 1_000_000;

@@ -17,16 +17,16 @@
 //! is: where all are slow, it moves at their pace. What other reactors carry out counts as begun, and is not timed: how long
 //! it waits for their turns says nothing of a device.
 //!
-//! **Not here:** what follows from it ([`forebay_burst::estimator`]). Devices that end operations at once are well, and in use as
+//! **Not here:** what follows from it ([`forebay_qos::estimator`]). Devices that end operations at once are well, and in use as
 //! long as they are there.
 
 #[cfg(test)]
 mod tests;
 
 use super::super::{Core, ServedDevice, Slice};
-use forebay_burst::scheduler::Scheduler;
-use forebay_burst::units::Resource;
 use forebay_device::{Op, OpKind};
+use forebay_qos::scheduler::Scheduler;
+use forebay_qos::units::Resource;
 
 /// What is timed, in the order of [`number_of`].
 const RESOURCES: [Resource; 2] = [Resource::DeviceRead, Resource::DeviceWrite];

@@ -1,14 +1,14 @@
 //! What is said of devices, and what follows, by a clock of the test's own.
 
 use super::*;
-use forebay_burst::board::Board;
-use forebay_burst::budget::{Budget, Burst, Rate};
-use forebay_burst::cost::Frontends;
-use forebay_burst::cost::{CostTable, default_profiles};
-use forebay_burst::params::Params;
-use forebay_burst::units::{PARTS, Units};
 use forebay_device::Op;
 use forebay_device::mem::StaticRegion;
+use forebay_qos::board::Board;
+use forebay_qos::budget::{Budget, Burst, Rate};
+use forebay_qos::cost::Frontends;
+use forebay_qos::cost::{CostTable, default_profiles};
+use forebay_qos::params::Params;
+use forebay_qos::units::{PARTS, Units};
 use std::sync::{Arc, OnceLock};
 
 const US: u64 = 1000;

@@ -6,7 +6,7 @@
 //! made once, and allocates nothing.
 //!
 //! **Not here:** what is done with a command ([`super`]), quanta and turns ([`turns`]), the tenants of lanes ([`tenants`]), what is
-//! given to whom (`forebay_burst`).
+//! given to whom (`forebay_qos`).
 
 mod records;
 mod tenants;
@@ -17,12 +17,12 @@ use super::super::parked::NONE;
 use super::costs::cost_of;
 use super::delays::Delays;
 use crate::lane::LaneIndex;
-use forebay_burst::board::Board;
-use forebay_burst::budget::Budget;
-use forebay_burst::cost::{CostTable, Frontend, Frontends, Operation};
-use forebay_burst::params::{BadParam, Params};
-use forebay_burst::scheduler::{Scheduler, Seen};
-use forebay_burst::units::{Resource, SHARED, Units};
+use forebay_qos::board::Board;
+use forebay_qos::budget::Budget;
+use forebay_qos::cost::{CostTable, Frontend, Frontends, Operation};
+use forebay_qos::params::{BadParam, Params};
+use forebay_qos::scheduler::{Scheduler, Seen};
+use forebay_qos::units::{Resource, SHARED, Units};
 use forebay_xlate::VolumeId;
 use forebay_xlate::boundary::region::MAX_LANES;
 use std::collections::VecDeque;

@@ -1,9 +1,9 @@
 //! What a reactor's admission writes into the records that others read.
 
 use super::Admission;
-use forebay_burst::budget::Rate;
-use forebay_burst::scheduler::Seen;
-use forebay_burst::units::PARTS;
+use forebay_qos::budget::Rate;
+use forebay_qos::scheduler::Seen;
+use forebay_qos::units::PARTS;
 use forebay_xlate::boundary::region::{LaneRecord, ReactorRecord, Region};
 use std::sync::atomic::Ordering::Relaxed;
 

@@ -6,14 +6,14 @@
 //! none left stand in one queue, and the next turns give quanta to the first of them. What a lane has left of a quantum ends with
 //! the turn; what it took beyond one, it does without in the next.
 //!
-//! **Not here:** what is given to whom (`forebay_burst`).
+//! **Not here:** what is given to whom (`forebay_qos`).
 
 use super::records::A_ROUND;
 use super::{Admission, FREE, Place};
-use forebay_burst::cost::{Frontend, Operation};
-use forebay_burst::params::BACKLOG_WEIGHT;
-use forebay_burst::units::{Resource, Units};
 use forebay_device::{Op, OpKind};
+use forebay_qos::cost::{Frontend, Operation};
+use forebay_qos::params::BACKLOG_WEIGHT;
+use forebay_qos::units::{Resource, Units};
 use forebay_xlate::boundary::region::{ReactorRecord, Region, bump};
 
 /// A quantum, by frontend, ns. An answer over TCP is a system call, which many commands share.

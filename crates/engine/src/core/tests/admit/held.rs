@@ -1,7 +1,7 @@
 //! What waits for a budget leaves room to others, and begins at once where nobody may wait for it.
 
 use super::*;
-use forebay_burst::budget::{Burst, Rate};
+use forebay_qos::budget::{Burst, Rate};
 
 /// Lanes of the noisy tenant.
 const NOISY: std::ops::Range<u32> = 5..25;

@@ -10,10 +10,10 @@ mod wake;
 
 use super::*;
 use crate::lane::Share;
-use forebay_burst::board::Board;
-use forebay_burst::budget::Budget;
-use forebay_burst::cost::{CostTable, default_profiles};
-use forebay_burst::params::Params;
+use forebay_qos::board::Board;
+use forebay_qos::budget::Budget;
+use forebay_qos::cost::{CostTable, default_profiles};
+use forebay_qos::params::Params;
 use forebay_xlate::boundary::message::NodeCapacity;
 use forebay_xlate::kill::{self, Killed};
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -1,7 +1,7 @@
 //! What is counted as time over budget: all of it, and nothing else.
 
 use super::*;
-use forebay_burst::budget::Burst;
+use forebay_qos::budget::Burst;
 
 /// What is counted of a lane: commands, and their time.
 fn counted(rig: &Rig, lane: u32) -> (u64, u64) {

@@ -1,8 +1,8 @@
 //! Who wakes: a reactor that slept, and many tenants at the same instant while others burst.
 
 use super::*;
-use forebay_burst::budget::{Burst, Rate};
-use forebay_burst::cost::Profile;
+use forebay_qos::budget::{Burst, Rate};
+use forebay_qos::cost::Profile;
 
 /// What a read takes of the processor, and a turn besides: a window is 200 reads.
 const READ_NS: u64 = 1_500;

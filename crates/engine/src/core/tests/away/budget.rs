@@ -4,9 +4,9 @@
 use super::super::admit::{QUIET, quiet_lane};
 use super::*;
 use crate::lane::Share;
-use forebay_burst::board::Board;
-use forebay_burst::budget::{Budget, Burst, Rate};
-use forebay_burst::cost::{CostTable, Profile};
+use forebay_qos::board::Board;
+use forebay_qos::budget::{Budget, Burst, Rate};
+use forebay_qos::cost::{CostTable, Profile};
 use forebay_xlate::boundary::message::NodeCapacity;
 
 /// What an operation takes of the processor of its home, and of whoever gives it to its device.

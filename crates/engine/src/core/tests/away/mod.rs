@@ -5,7 +5,7 @@ use super::*;
 use crate::bell::ReactorBell;
 use crate::core::away::idle::SAY_NS;
 use crate::core::away::{TURN, TURN_BYTES};
-use forebay_burst::params::Params;
+use forebay_qos::params::Params;
 use forebay_xlate::boundary::message::Spread;
 use forebay_xlate::boundary::region::CommandState;
 
@@ -441,7 +441,7 @@ fn nobody_leaves_whom_others_may_need() {
 fn with_budgets_a_turn_does_only_so_much_for_others() {
     let mut t = two("file", Spread::OneToN);
     t.other
-        .admit_all_by(&forebay_burst::budget::Budget::fixed(1000));
+        .admit_all_by(&forebay_qos::budget::Budget::fixed(1000));
     t.writes(100);
     t.other.begin_turn();
     t.other.carry_out(false);

@@ -8,8 +8,8 @@
 //! began that ended well counts then as one that is there.
 
 use super::*;
-use forebay_burst::budget::Budget;
 use forebay_device::power;
+use forebay_qos::budget::Budget;
 use std::collections::BTreeMap;
 
 const BLOCKS: u64 = 24;

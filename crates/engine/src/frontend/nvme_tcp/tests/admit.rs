@@ -3,9 +3,9 @@
 use super::abort::{ABORTED, abort, answers};
 use super::*;
 use crate::frontend::Frontend;
-use forebay_burst::budget::Budget;
 use forebay_device::OpKind;
 use forebay_nvme::tcp::{H2cData, Pdu, R2t};
+use forebay_qos::budget::Budget;
 use forebay_xlate::boundary::message::ExportId;
 use forebay_xlate::boundary::region::{Times, TimesOf};
 use rustix::event::epoll;

@@ -1,8 +1,8 @@
 //! A machine that is over its budget: what it may not begin stays in its rings, and the reactor sleeps meanwhile.
 
 use super::*;
-use forebay_burst::budget::{Budget, Burst, Rate};
-use forebay_burst::cost::{Frontend, Frontends};
+use forebay_qos::budget::{Budget, Burst, Rate};
+use forebay_qos::cost::{Frontend, Frontends};
 use forebay_xlate::{DeviceIndex, ExtentIndex, ExtentRange, Rights, Word};
 
 const WINDOW_NS: u64 = 1_000_000;

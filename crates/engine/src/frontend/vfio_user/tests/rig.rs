@@ -16,11 +16,11 @@ use crate::memory::Memory;
 use crate::patience::patiently;
 use crate::upcall::Upcall;
 use crate::volume::Volume;
-use forebay_burst::budget::Budget;
-use forebay_burst::cost::Frontends;
 use forebay_device::gate::TestGate;
 use forebay_device::ring::{Ring, RingOptions};
 use forebay_device::{Device, OpenOptions};
+use forebay_qos::budget::Budget;
+use forebay_qos::cost::Frontends;
 use forebay_xlate::boundary::message::{
     DeviceConfig, ExportConfig, ExportId, Frontend as Kind, VolumeConfig,
 };

@@ -3,7 +3,7 @@
 use super::guest::Guest;
 use super::*;
 use crate::frontend::Frontend;
-use forebay_burst::budget::{Budget, Burst, Rate};
+use forebay_qos::budget::{Budget, Burst, Rate};
 use forebay_xlate::boundary::region::{OpKind, TimesOf};
 use std::sync::atomic::Ordering::Relaxed;
 

@@ -5,13 +5,13 @@
 //! active, the median, the 99th of a hundred, ns.
 //! Not here: what turns cost besides, like looking at the time.
 
-use forebay_burst::board::Board;
-use forebay_burst::budget::{Budget, Burst, Rate};
-use forebay_burst::cost::Frontends;
-use forebay_burst::cost::{CostTable, Frontend, Operation, Profile};
-use forebay_burst::params::Params;
-use forebay_burst::scheduler::Scheduler;
-use forebay_burst::units::PARTS;
+use forebay_qos::board::Board;
+use forebay_qos::budget::{Budget, Burst, Rate};
+use forebay_qos::cost::Frontends;
+use forebay_qos::cost::{CostTable, Frontend, Operation, Profile};
+use forebay_qos::params::Params;
+use forebay_qos::scheduler::Scheduler;
+use forebay_qos::units::PARTS;
 use std::sync::Arc;
 use std::time::Instant;
 
