@@ -21,25 +21,8 @@ use std::io::ErrorKind;
 use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
 
-use crate::open::Identity;
-
 /// `SIGKILL` in a mask of signals.
 const SIGKILL_BIT: u64 = 1 << 8;
-
-/// What threads that are inside a request to a device are called: at most 15 bytes. Two devices with one name would only
-/// be told from each other less well.
-pub(crate) fn thread_name(identity: &Identity) -> CString {
-    let (kind, a, b) = match *identity {
-        Identity::Inode { dev, ino } => (b'i', dev, ino),
-        Identity::Block { rdev } => (b'b', rdev, 0),
-    };
-    let bytes = a.to_le_bytes().into_iter().chain(b.to_le_bytes());
-    // FNV-1a, of which 44 bits are taken.
-    let hash = bytes.fold(0xcbf2_9ce4_8422_2325_u64 ^ u64::from(kind), |hash, byte| {
-        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
-    });
-    CString::new(format!("dev-{:011x}", hash >> 20)).unwrap_or_default()
-}
 
 /// This thread is inside a request to a device, for as long as this lives.
 pub(crate) struct Inside(CString);
@@ -213,17 +196,15 @@ mod tests {
 
     #[test]
     fn a_thread_is_called_after_the_device_while_it_is_inside() {
-        let name = thread_name(&Identity::Inode { dev: 3, ino: 5 });
-        assert_ne!(name, thread_name(&Identity::Inode { dev: 5, ino: 3 }));
-        assert_ne!(name, thread_name(&Identity::Block { rdev: 3 }));
+        let name = c"dev-0123456789a";
         let own = Path::new("/proc/self");
-        assert!(!is_inside(own, &name));
+        assert!(!is_inside(own, name));
         let before = rustix::thread::name().expect("a name");
-        let inside = Inside::of(&name).expect("a name");
-        assert!(is_inside(own, &name), "all 15 bytes are kept");
+        let inside = Inside::of(name).expect("a name");
+        assert!(is_inside(own, name), "all 15 bytes are kept");
         drop(inside);
-        assert!(!is_inside(own, &name));
+        assert!(!is_inside(own, name));
         assert_eq!(rustix::thread::name().expect("a name"), before);
-        assert!(!is_inside(Path::new("/proc/nobody"), &name));
+        assert!(!is_inside(Path::new("/proc/nobody"), name));
     }
 }

@@ -84,15 +84,6 @@ impl Pinned {
         Ok(pinned)
     }
 
-    /// The first so many bytes of such a region once more, as an entry of its own.
-    #[cfg(feature = "test-device")]
-    pub fn again(&mut self, region: &StaticRegion) -> io::Result<()> {
-        let len = region.len_bytes().min(MAX_ENTRY_BYTES);
-        let ptr = region.at(0, len).ok_or(Errno::INVAL)?;
-        // SAFETY: as in `of_region`.
-        unsafe { self.pin(ptr, len) }
-    }
-
     /// Has the kernel hold so many bytes more, at most [`MAX_ENTRY_BYTES`]: it may take long, and makes memory of what
     /// is none yet.
     ///

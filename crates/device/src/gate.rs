@@ -18,8 +18,10 @@ use std::time::{Duration, Instant};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Errno;
 
-use crate::device::{Device, Submitted};
-use crate::op::{Method, Op, OpKind};
+use crate::device::Device;
+use crate::fence::Fence;
+use crate::kind::{Backend, note};
+use crate::op::{Finish, Op, OpKind, Submitted};
 use crate::ring::{Io, Ring};
 
 /// The gate. Attach it with [`Device::attach_gate`].
@@ -125,14 +127,8 @@ impl TestGate {
         self.cost_ns.store(ns, Ordering::Relaxed);
     }
 
-    /// Takes the operation if the gate has something to do with it.
-    pub(crate) fn submit(
-        &self,
-        device: &Device,
-        ring: &mut Ring,
-        op: &mut Op,
-        user_data: u64,
-    ) -> Option<Submitted> {
+    /// Spends what each operation costs.
+    fn spend(&self) {
         let cost = Duration::from_nanos(self.cost_ns.load(Ordering::Relaxed));
         if !cost.is_zero() {
             let begin = Instant::now();
@@ -140,45 +136,6 @@ impl TestGate {
                 std::hint::spin_loop();
             }
         }
-        let mut state = self.state();
-        let held = state.hold.as_ref().is_some_and(|hold| hold.matches(op));
-        let failure = state
-            .failures
-            .iter_mut()
-            .find(|failure| failure.times > 0 && failure.selector.matches(op));
-        if !held && failure.is_none() {
-            return None;
-        }
-        let io = match &failure {
-            Some(failure) => Io::Answer {
-                result: failure.errno.raw_os_error().saturating_neg(),
-                user_data,
-            },
-            None if device.stores_nothing(op) => Io::Answer {
-                result: nothing_done(op),
-                user_data,
-            },
-            None if device.hold(op) => Io::Answer {
-                result: 0,
-                user_data,
-            },
-            None => device.io(op),
-        };
-        let pushed = if held {
-            ring.push_io_behind(self.open.as_fd(), &io, user_data)
-        } else {
-            ring.push_io(&io, user_data)
-        };
-        if pushed.is_err() {
-            return Some(Submitted::RingFull);
-        }
-        if let Some(failure) = failure {
-            failure.times -= 1;
-        }
-        if held {
-            self.held.fetch_add(1, Ordering::SeqCst);
-        }
-        Some(Submitted::Queued)
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -186,16 +143,83 @@ impl TestGate {
     }
 }
 
-/// Does an operation that touches nothing, and says what the ring is to answer.
-fn nothing_done(op: &mut Op) -> i32 {
-    // A method that answers zero, whatever the length.
-    op.method = Method::ZeroRange;
-    match (op.kind, op.memory()) {
-        (OpKind::Read, Some(memory)) => {
-            memory.fill_zero();
-            i32::try_from(op.len_bytes).unwrap_or(i32::MAX)
+impl Device {
+    /// Puts a gate before all operations. Before the device is shared.
+    pub fn attach_gate(&mut self, gate: Arc<TestGate>) {
+        let below = self.backend.clone();
+        *self = Self::over(self.info().clone(), Arc::new(Gated { below, gate }));
+    }
+}
+
+/// A device behind a gate.
+#[derive(Debug)]
+struct Gated {
+    below: Arc<dyn Backend>,
+    gate: Arc<TestGate>,
+}
+
+impl Backend for Gated {
+    fn submit(&self, ring: &mut Ring, op: &mut Op, user_data: u64) -> Submitted {
+        self.gate.spend();
+        op.note &= !note::WAITS;
+        let mut state = self.gate.state();
+        let held = state.hold.as_ref().is_some_and(|hold| hold.matches(op));
+        let failure = state
+            .failures
+            .iter_mut()
+            .find(|failure| failure.times > 0 && failure.selector.matches(op));
+        if !held && failure.is_none() {
+            drop(state);
+            return self.below.submit(ring, op, user_data);
         }
-        (OpKind::Write, _) => i32::try_from(op.len_bytes).unwrap_or(i32::MAX),
-        _ => 0,
+        let request = match &failure {
+            Some(failure) => ring.answer(failure.errno.raw_os_error().saturating_neg(), user_data),
+            None => match self.below.request(op) {
+                Some(io) => ring.request(&io, user_data),
+                None => {
+                    op.note |= note::WAITS;
+                    ring.answer(0, user_data)
+                }
+            },
+        };
+        let pushed = if held {
+            ring.push_request_behind(self.gate.open.as_fd(), &request)
+        } else {
+            ring.push_request(&request)
+        };
+        if pushed.is_ok() {
+            if let Some(failure) = failure {
+                failure.times -= 1;
+            }
+            if held {
+                self.gate.held.fetch_add(1, Ordering::SeqCst);
+            }
+        }
+        pushed.into()
+    }
+
+    fn finish(&self, op: Op, result: i32) -> Finish {
+        if op.note & note::WAITS != 0 {
+            let note = op.note & !note::WAITS;
+            return Finish::Again(Op { note, ..op });
+        }
+        // An error that was put in, of an operation that the device below has never seen, is judged by it as its own.
+        self.below.finish(op, result)
+    }
+
+    fn request(&self, op: &mut Op) -> Option<Io<'_>> {
+        self.below.request(op)
+    }
+
+    fn is_native(&self) -> bool {
+        self.below.is_native()
+    }
+
+    fn native_commands(&self) -> u64 {
+        self.below.native_commands()
+    }
+
+    fn fence(&self) -> &dyn Fence {
+        self.below.fence()
     }
 }

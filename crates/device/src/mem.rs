@@ -72,19 +72,6 @@ impl Buf {
         self.ptr.addr().get().is_multiple_of(align_bytes as usize)
     }
 
-    /// A copy of the buffer. Only for a write operation in progress.
-    #[cfg(feature = "test-device")]
-    pub(crate) fn to_vec(self) -> Vec<u8> {
-        let mut bytes = vec![0; self.len_bytes as usize];
-        // SAFETY: called between the submission of a write and the end of its `Device::finish`, so the contract of
-        // `Buf::new` says mapped and readable, and nobody has a `&mut` to it; `bytes` is new. Wrong if it were called
-        // for the buffer of an operation that has ended.
-        unsafe {
-            std::ptr::copy_nonoverlapping(self.ptr.as_ptr(), bytes.as_mut_ptr(), bytes.len());
-        }
-        bytes
-    }
-
     /// Writes zeros over the buffer. Only for a read operation in progress.
     pub(crate) fn fill_zero(&self) {
         // SAFETY: called inside `Device::submit` of a read, so the contract of `Buf::new` says mapped, writable and
@@ -157,24 +144,6 @@ impl Memory {
                 }
                 Ok(())
             }
-        }
-    }
-
-    /// Writes zeros over it. Only for a read operation in progress.
-    #[cfg(feature = "test-device")]
-    pub(crate) fn fill_zero(&self) {
-        match self {
-            Self::One(buf) => buf.fill_zero(),
-            Self::Many(bufs) => bufs.iter().for_each(|buf| buf.fill_zero()),
-        }
-    }
-
-    /// A copy of it. Only for a write operation in progress.
-    #[cfg(feature = "test-device")]
-    pub(crate) fn to_vec(self) -> Vec<u8> {
-        match self {
-            Self::One(buf) => buf.to_vec(),
-            Self::Many(bufs) => bufs.iter().flat_map(Buf::to_vec).collect(),
         }
     }
 }

@@ -9,6 +9,8 @@
 //!
 //! **What it does not do.** It owns no memory.
 
+use rustix::io::Errno;
+
 use crate::mem::{Buf, Memory, Named};
 use crate::vectors::Bufs;
 
@@ -35,15 +37,26 @@ pub(crate) enum Method {
     WriteZeros,
 }
 
-/// How an operation goes to an NVMe namespace.
+/// What became of a submission.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Way {
-    /// As it can.
-    Any,
-    /// It went as a command.
-    Native,
-    /// Through the block device.
-    Usual,
+pub enum Submitted {
+    /// It ended during the call. No completion will come, and `finish` is not to be called.
+    Done(Result<(), Errno>),
+    /// A completion with the user data will come.
+    Queued,
+    /// There is no room in the ring; nothing was submitted.
+    RingFull,
+}
+
+/// What a completion means.
+#[derive(Debug, Clone, Copy)]
+pub enum Finish {
+    /// All of it is done.
+    Done,
+    /// Submit this, which is what is left of it, with the same user data.
+    Again(Op),
+    /// It failed, perhaps in the middle.
+    Failed(Errno),
 }
 
 /// One operation. Make it with the functions below.
@@ -52,13 +65,8 @@ pub struct Op {
     pub(crate) kind: OpKind,
     pub(crate) method: Method,
     pub(crate) dsync: bool,
-    pub(crate) way: Way,
-    /// It has not begun, and begins when its completion comes.
-    #[cfg(feature = "test-device")]
-    pub(crate) held: bool,
-    /// Only a part of it is carried out, and then it fails.
-    #[cfg(feature = "test-device")]
-    pub(crate) torn: bool,
+    /// What the device that took it notes for its `finish`; 0 in a new operation. The highest bits belong to wrappers.
+    pub(crate) note: u32,
     pub(crate) offset_bytes: u64,
     pub(crate) len_bytes: u64,
     pub(crate) named: Option<Named>,
@@ -70,11 +78,7 @@ impl Op {
             kind,
             method: Method::WriteZeros,
             dsync: false,
-            way: Way::Any,
-            #[cfg(feature = "test-device")]
-            held: false,
-            #[cfg(feature = "test-device")]
-            torn: false,
+            note: 0,
             offset_bytes,
             len_bytes,
             named,

@@ -1,4 +1,4 @@
-//! Cutting the power of a [`crate::volatile`] device.
+//! Cutting the power of a [`crate::kind::volatile`] device.
 //!
 //! **Purpose.** Leave on the device what a power cut might have left, chosen by a seed.
 //!
@@ -20,8 +20,8 @@ use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
 use crate::fence::who_holds;
-use crate::volatile::journal::{HEADER_BYTES, Journal, Record};
-use crate::volatile::{journal_path, stable_path, write_all, zero};
+use crate::kind::volatile::journal::{HEADER_BYTES, Journal, Record};
+use crate::kind::volatile::{journal_path, stable_path, write_all, zero};
 
 /// What tears.
 pub const SECTOR_BYTES: u64 = 512;

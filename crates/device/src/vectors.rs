@@ -83,22 +83,6 @@ impl Bufs {
         (0..count as usize).filter_map(move |at| unsafe { buf(ptr.add(at)) })
     }
 
-    /// The first of them, so many.
-    #[cfg(feature = "test-device")]
-    pub(crate) fn first(self, count: u32) -> Self {
-        let count = count.min(self.count);
-        let len_bytes = self
-            .iter()
-            .take(count as usize)
-            .map(|b| b.len_bytes())
-            .sum();
-        Self {
-            len_bytes,
-            count,
-            ..self
-        }
-    }
-
     /// The same without its first bytes; `None` if that is more than all. The list is changed: whoever calls this has
     /// no use for it as it was.
     pub(crate) fn rest(self, done_bytes: u32) -> Option<Self> {

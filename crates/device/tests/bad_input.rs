@@ -6,12 +6,10 @@ use std::process::Command;
 
 use forebay_device::conformance::{Driver, Rng};
 use forebay_device::sync_io::{Content, SyncDevice, create_sparse_file};
-use forebay_device::{Device, DeviceError, DeviceSpec, Errno, Op, OpenOptions};
+use forebay_device::{Device, DeviceError, DeviceKind, DeviceSpec, Errno, Op, OpenOptions};
 
 fn file_spec(path: &std::path::Path) -> DeviceSpec {
-    DeviceSpec::File {
-        path: path.to_owned(),
-    }
+    DeviceSpec::new(DeviceKind::File, path.to_owned())
 }
 
 fn refused(spec: &DeviceSpec, options: &OpenOptions, words: &[&str]) {
@@ -32,19 +30,14 @@ fn what_cannot_be_opened_says_why() {
     let plain = OpenOptions::default();
     let missing = dir.path().join("missing");
     refused(&file_spec(&missing), &plain, &["no such file", "create it"]);
-    let ram = DeviceSpec::Ram {
-        path: missing,
-        size_bytes: 1 << 20,
-    };
+    let ram = DeviceSpec::new(DeviceKind::Ram, missing).with_size(1 << 20);
     refused(&ram, &plain, &["no such file"]);
     refused(
         &file_spec(dir.path()),
         &plain,
         &["a directory", "a regular file"],
     );
-    let null = DeviceSpec::Block {
-        path: "/dev/null".into(),
-    };
+    let null = DeviceSpec::new(DeviceKind::Block, "/dev/null");
     refused(&null, &plain, &["a character device", "a block device"]);
 
     let file = support::scratch_file(1 << 20);
@@ -57,16 +50,11 @@ fn what_cannot_be_opened_says_why() {
         &larger,
         &["holds 1 MiB", "2 MiB", "truncated"],
     );
-    let block = DeviceSpec::Block {
-        path: file.path().to_owned(),
-    };
+    let block = DeviceSpec::new(DeviceKind::Block, file.path().to_owned());
     refused(&block, &plain, &["a regular file", "a block device"]);
     let empty = support::scratch_file(0);
     refused(&file_spec(empty.path()), &plain, &["at least a block"]);
-    let ram = DeviceSpec::Ram {
-        path: file.path().to_owned(),
-        size_bytes: 2 << 20,
-    };
+    let ram = DeviceSpec::new(DeviceKind::Ram, file.path().to_owned()).with_size(2 << 20);
     let create = OpenOptions {
         create_missing: true,
         ..OpenOptions::default()
@@ -83,9 +71,7 @@ fn a_read_only_device_says_so() {
     let Some(device) = support::Loop::new("a_read_only_device_says_so", 1 << 20, 512) else {
         return;
     };
-    let spec = DeviceSpec::Block {
-        path: device.path.clone(),
-    };
+    let spec = DeviceSpec::new(DeviceKind::Block, device.path.clone());
     let set = |flag| {
         let status = Command::new("blockdev")
             .arg(flag)
@@ -105,9 +91,7 @@ fn a_block_device_in_use_is_refused() {
     let Some(device) = support::Loop::new("a_block_device_in_use_is_refused", 1 << 20, 512) else {
         return;
     };
-    let spec = DeviceSpec::Block {
-        path: device.path.clone(),
-    };
+    let spec = DeviceSpec::new(DeviceKind::Block, device.path.clone());
     let exclusive = OpenOptions {
         exclusive: true,
         ..OpenOptions::default()
@@ -244,10 +228,7 @@ fn full_child() {
     let Some(dir) = std::env::var_os(FULL_DIR).map(std::path::PathBuf::from) else {
         return;
     };
-    let ram = DeviceSpec::Ram {
-        path: dir.join("ram"),
-        size_bytes: 8 << 20,
-    };
+    let ram = DeviceSpec::new(DeviceKind::Ram, dir.join("ram")).with_size(8 << 20);
     let options = OpenOptions {
         create_missing: true,
         ..OpenOptions::default()

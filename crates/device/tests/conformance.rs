@@ -33,7 +33,7 @@ fn file_on_tmpfs_conforms() {
     let path = dir.path().join("file");
     forebay_device::sync_io::create_sparse_file(&path, LEN_BYTES).expect("creates");
     judge(
-        &DeviceSpec::File { path },
+        &DeviceSpec::new(DeviceKind::File, path),
         &OpenOptions::default(),
         DeviceKind::File,
     );
@@ -42,10 +42,7 @@ fn file_on_tmpfs_conforms() {
 #[test]
 fn ram_conforms() {
     let dir = support::memory_dir();
-    let spec = DeviceSpec::Ram {
-        path: dir.path().join("ram"),
-        size_bytes: LEN_BYTES,
-    };
+    let spec = DeviceSpec::new(DeviceKind::Ram, dir.path().join("ram")).with_size(LEN_BYTES);
     let options = OpenOptions {
         create_missing: true,
         ..OpenOptions::default()
@@ -56,10 +53,8 @@ fn ram_conforms() {
 #[test]
 fn volatile_conforms() {
     let dir = support::memory_dir();
-    let spec = DeviceSpec::Volatile {
-        path: dir.path().join("volatile"),
-        size_bytes: LEN_BYTES,
-    };
+    let spec =
+        DeviceSpec::new(DeviceKind::Volatile, dir.path().join("volatile")).with_size(LEN_BYTES);
     let options = OpenOptions {
         create_missing: true,
         ..OpenOptions::default()
@@ -71,21 +66,16 @@ fn volatile_conforms() {
 fn faulty_conforms() {
     forebay_device::faulty::allow();
     let file = support::scratch_file(LEN_BYTES);
-    let spec = DeviceSpec::Faulty {
-        path: file.path().to_owned(),
-        size_bytes: LEN_BYTES,
-        seed: 1,
-    };
+    let spec = DeviceSpec::new(DeviceKind::Faulty, file.path().to_owned())
+        .with_size(LEN_BYTES)
+        .with_options("seed=1");
     judge(&spec, &OpenOptions::default(), DeviceKind::Faulty);
 }
 
 #[test]
 fn null_conforms() {
     let dir = support::memory_dir();
-    let spec = DeviceSpec::Null {
-        path: dir.path().join("null"),
-        size_bytes: 64 << 30,
-    };
+    let spec = DeviceSpec::new(DeviceKind::Null, dir.path().join("null")).with_size(64 << 30);
     let options = OpenOptions {
         create_missing: true,
         data_offset_bytes: 3 << 20,
@@ -100,9 +90,7 @@ fn block_conforms() {
         let Some(device) = support::Loop::new("block_conforms", LEN_BYTES, sector_bytes) else {
             return;
         };
-        let spec = DeviceSpec::Path {
-            path: device.path.clone(),
-        };
+        let spec = DeviceSpec::bare(device.path.clone());
         judge(&spec, &OpenOptions::default(), DeviceKind::Block);
         let info = Device::open(&spec, &OpenOptions::default()).expect("opens");
         assert_eq!(info.info().block_bytes, sector_bytes);

@@ -12,7 +12,7 @@ use std::process::Command;
 use forebay_device::conformance::Driver;
 use forebay_device::faulty::{self, Faults};
 use forebay_device::sync_io::SyncDevice;
-use forebay_device::{Device, DeviceSpec, Errno, Op, OpenOptions};
+use forebay_device::{Device, DeviceKind, DeviceSpec, Errno, Op, OpenOptions};
 
 const SIZE: u64 = 8 << 20;
 const MILLION: u64 = 1_000_000;
@@ -27,11 +27,9 @@ impl Lab {
     fn new(seed: u64) -> Self {
         faulty::allow();
         let file = support::scratch_file(SIZE);
-        let spec = DeviceSpec::Faulty {
-            path: file.path().to_owned(),
-            size_bytes: SIZE,
-            seed,
-        };
+        let spec = DeviceSpec::new(DeviceKind::Faulty, file.path().to_owned())
+            .with_size(SIZE)
+            .with_options(format!("seed={seed}"));
         Self { file, spec }
     }
 

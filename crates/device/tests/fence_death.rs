@@ -20,7 +20,7 @@ use std::time::Duration;
 use forebay_device::conformance::Driver;
 use forebay_device::fence::{Holder, who_holds};
 use forebay_device::ring::RingOptions;
-use forebay_device::{Device, DeviceSpec, Op, OpenOptions};
+use forebay_device::{Device, DeviceKind, DeviceSpec, Op, OpenOptions};
 
 const HANG: Duration = Duration::from_secs(60);
 const CHUNK_BYTES: u32 = 256 * 1024;
@@ -137,9 +137,7 @@ fn a_successor_waits_for_what_is_in_flight() {
     let Some(device) = support::Loop::new(what, 8 << 20, 512) else {
         return;
     };
-    let spec = DeviceSpec::Block {
-        path: device.path.clone(),
-    };
+    let spec = DeviceSpec::new(DeviceKind::Block, device.path.clone());
     // 2 MiB in flight, at 32 KiB a second until all was looked at.
     let Some(slow) = Slow::new(what, &device.path, 32 << 10) else {
         return;
@@ -181,9 +179,7 @@ fn nothing_lands_after_the_lock() {
     for generation in 1..=5 {
         // New each time: writes into holes take longest.
         let file = support::scratch_file(u64::from(CHUNKS) * u64::from(CHUNK_BYTES));
-        let spec = DeviceSpec::File {
-            path: file.path().to_owned(),
-        };
+        let spec = DeviceSpec::new(DeviceKind::File, file.path().to_owned());
         let mut engine = Engine::start(&spec, generation, CHUNKS);
         engine.go();
         let successor = open(&spec);
@@ -204,10 +200,7 @@ fn nothing_lands_after_the_lock() {
 #[test]
 fn a_ram_device_is_free_when_its_engine_is_gone() {
     let dir = support::memory_dir();
-    let spec = DeviceSpec::Ram {
-        path: dir.path().join("ram"),
-        size_bytes: 8 << 20,
-    };
+    let spec = DeviceSpec::new(DeviceKind::Ram, dir.path().join("ram")).with_size(8 << 20);
     let options = OpenOptions {
         create_missing: true,
         ..OpenOptions::default()

@@ -17,7 +17,7 @@ use forebay_device::conformance::{Driver, Rng};
 use forebay_device::power::{self, Cut};
 use forebay_device::sync_io::SyncDevice;
 use forebay_device::volatile::{fail_path, hang_path};
-use forebay_device::{Device, DeviceSpec, Errno, Op, OpenOptions};
+use forebay_device::{Device, DeviceKind, DeviceSpec, Errno, Op, OpenOptions};
 
 const SECTOR: usize = 512;
 const SECTORS: u64 = 256;
@@ -31,10 +31,7 @@ struct Lab {
 impl Lab {
     fn new() -> Self {
         let dir = support::memory_dir();
-        let spec = DeviceSpec::Volatile {
-            path: dir.path().join("v"),
-            size_bytes: SIZE,
-        };
+        let spec = DeviceSpec::new(DeviceKind::Volatile, dir.path().join("v")).with_size(SIZE);
         drop(Device::open(&spec, &options()).expect("creates"));
         Self { _dir: dir, spec }
     }

@@ -209,10 +209,10 @@ fn open_or_make(
 ) -> Result<(SyncDevice, bool), ApiError> {
     let spec: DeviceSpec = text.parse().map_err(invalid)?;
     let missing = !spec.path().exists();
-    if missing && let DeviceSpec::Path { path } | DeviceSpec::File { path } = &spec {
+    if missing && matches!(spec.kind(), None | Some(DeviceKind::File)) {
         let size_bytes = size_bytes.unwrap_or(0);
-        sync_io::create_sparse_file(path, size_bytes).map_err(invalid)?;
-        made.push(path.clone());
+        sync_io::create_sparse_file(spec.path(), size_bytes).map_err(invalid)?;
+        made.push(spec.path().to_owned());
     }
     let options = OpenOptions {
         create_missing: true,

@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-use forebay_device::DeviceSpec;
+use forebay_device::{DeviceKind, DeviceSpec};
 use forebay_pool::{BLOCK_BYTES, Uuid};
 
 /// A folder with more entries than this is nobody's place for pools.
@@ -101,14 +101,12 @@ fn names(path: &Path, device: &Uuid) -> bool {
 /// The specification of the same device at another path.
 fn moved(was: &DeviceSpec, path: &Path) -> Option<String> {
     let path = path.to_str()?;
-    match was {
+    match was.kind() {
         // What is there now says itself which of them it is.
-        DeviceSpec::Path { .. } | DeviceSpec::File { .. } | DeviceSpec::Block { .. } => {
-            Some(path.to_owned())
-        }
-        other => {
-            let old = other.path().to_str()?;
-            Some(other.to_string().replacen(old, path, 1))
+        None | Some(DeviceKind::File | DeviceKind::Block) => Some(path.to_owned()),
+        Some(_) => {
+            let old = was.path().to_str()?;
+            Some(was.to_string().replacen(old, path, 1))
         }
     }
 }

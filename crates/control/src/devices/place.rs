@@ -10,7 +10,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use forebay_device::size::format_bytes;
-use forebay_device::{DeviceSpec, mounts};
+use forebay_device::{DeviceKind, DeviceSpec, mounts};
 
 use super::invalid;
 use crate::api::error::{self, ApiError};
@@ -49,23 +49,17 @@ pub(super) fn check(
             ))
             .hint("check the name: `lsblk` lists this machine's disks"));
         }
-        let size_bytes = match (&spec, size_bytes) {
+        let size_bytes = match (spec.kind(), size_bytes) {
             _ if !is_missing => continue,
             // Whoever writes `ram:` wants it made.
-            (DeviceSpec::Ram { size_bytes, .. }, _) => *size_bytes,
-            (DeviceSpec::Path { .. } | DeviceSpec::File { .. }, Some(size_bytes))
-                if allowed != NewFiles::Refused =>
-            {
+            (Some(DeviceKind::Ram), _) => spec.size_bytes().unwrap_or(0),
+            (None | Some(DeviceKind::File), Some(size_bytes)) if allowed != NewFiles::Refused => {
                 size_bytes
             }
-            (DeviceSpec::Path { .. } | DeviceSpec::File { .. }, None)
-                if allowed != NewFiles::Refused =>
-            {
+            (None | Some(DeviceKind::File), None) if allowed != NewFiles::Refused => {
                 return Err(no_size(path));
             }
-            (DeviceSpec::Path { .. } | DeviceSpec::File { .. }, _) => {
-                return Err(no_such_file(path));
-            }
+            (None | Some(DeviceKind::File), _) => return Err(no_such_file(path)),
             // What is written to `null:` is not kept.
             _ => continue,
         };

@@ -11,28 +11,22 @@
 //! **What it does not do.** It kills no process (the fence across a death is in this crate's tests), cuts no power, and
 //! measures nothing.
 
+mod daemon;
+mod driver;
+mod fence;
+mod gate;
+mod many;
+mod plain;
 mod scattered;
-
-use std::collections::HashMap;
-use std::time::Duration;
 
 use rustix::io::Errno;
 
-use crate::device::{Device, Finish, Submitted};
-use crate::fence::{FenceError, Holder, who_holds};
-use crate::fixed::Pinned;
-use crate::gate::TestGate;
-use crate::mem::{Buf, StaticRegion};
-use crate::op::{Op, OpKind};
-use crate::open::DeviceKind;
-use crate::ring::{Completion, Ring, RingOptions};
-use crate::vectors::Vectors;
-
-/// Nothing here takes this long, except if it hangs.
-const HANG: Duration = Duration::from_secs(60);
-/// Each of these has a slot in the driver's memory.
-const SLOTS: u32 = 64;
-const SLOT_BYTES: u32 = 256 * 1024;
+use self::driver::SLOT_BYTES;
+pub use self::driver::{Driver, Rng};
+use self::many::many_in_flight;
+use crate::device::Device;
+use crate::kind::DeviceKind;
+use crate::op::Op;
 
 /// A device to be judged.
 pub struct Subject<'a> {
@@ -42,164 +36,6 @@ pub struct Subject<'a> {
     pub from_bytes: u64,
     /// Whether the device keeps what is written.
     pub keeps: bool,
-}
-
-/// Runs operations on one device, many at once if asked.
-#[derive(Debug)]
-pub struct Driver {
-    /// The ring.
-    pub ring: Ring,
-    region: StaticRegion,
-    running: HashMap<u64, Op>,
-    lists: Vectors,
-}
-
-impl Driver {
-    /// A driver with a ring of a few entries, so that it gets full.
-    pub fn new() -> Self {
-        Self::with_ring(&RingOptions {
-            entries: 16,
-            cq_entries: 64,
-            ..RingOptions::default()
-        })
-    }
-
-    /// A driver with another ring.
-    pub fn with_ring(options: &RingOptions) -> Self {
-        Self {
-            ring: Ring::new(options).expect("io_uring works here"),
-            region: StaticRegion::anonymous((SLOTS * SLOT_BYTES) as usize).expect("memory"),
-            running: HashMap::new(),
-            lists: Vectors::new(SLOTS as usize, scattered::PIECES).expect("memory"),
-        }
-    }
-
-    /// The same with its memory registered; `None`: the kernel doesn't know how (before Linux 6.13).
-    pub fn registered() -> Option<Self> {
-        let mut driver = Self::new();
-        let pinned = Pinned::of_region(&driver.region).expect("16 MiB can be held");
-        driver.ring.register(pinned).ok()?;
-        Some(driver)
-    }
-
-    /// The first `len_bytes` of a slot.
-    pub fn buf(&self, slot: u32, len_bytes: u32) -> Buf {
-        assert!(slot < SLOTS && len_bytes <= SLOT_BYTES);
-        self.region
-            .buf((slot * SLOT_BYTES) as usize, len_bytes)
-            .expect("inside")
-    }
-
-    /// Fills a slot.
-    pub fn fill(&self, slot: u32, bytes: &[u8]) -> Buf {
-        assert!(self.region.copy_in((slot * SLOT_BYTES) as usize, bytes));
-        self.buf(slot, bytes.len() as u32)
-    }
-
-    /// What is in a slot.
-    pub fn bytes(&self, slot: u32, len: usize) -> Vec<u8> {
-        let mut bytes = vec![0; len];
-        assert!(
-            self.region
-                .copy_out((slot * SLOT_BYTES) as usize, &mut bytes)
-        );
-        bytes
-    }
-
-    /// Starts an operation; its end, if it came at once.
-    pub fn start(&mut self, device: &Device, op: Op, user_data: u64) -> Option<Result<(), Errno>> {
-        if device.is_native() {
-            self.ring.prepare_native().expect("a second ring");
-        }
-        let mut op = op;
-        loop {
-            match device.submit(&mut self.ring, &mut op, user_data) {
-                Submitted::Done(result) => return Some(result),
-                Submitted::Queued => {
-                    assert!(self.running.insert(user_data, op).is_none(), "mark in use");
-                    return None;
-                }
-                Submitted::RingFull => {
-                    self.ring.submit().expect("submit");
-                }
-            }
-        }
-    }
-
-    /// Waits for some operation's end.
-    pub fn next(&mut self, device: &Device) -> (u64, Result<(), Errno>) {
-        loop {
-            let mut done = [Completion::default(); 1];
-            while self.ring.drain(&mut done) == 0 {
-                let wake = self.ring.wait(1, Some(HANG)).expect("wait");
-                assert_ne!(wake, crate::ring::Wake::TimedOut, "an operation hangs");
-            }
-            let [Completion { user_data, result }] = done;
-            let op = self.running.remove(&user_data).expect("a known mark");
-            match device.finish(op, result) {
-                Finish::Done => return (user_data, Ok(())),
-                Finish::Failed(errno) => return (user_data, Err(errno)),
-                Finish::Again(rest) => {
-                    if let Some(result) = self.start(device, rest, user_data) {
-                        return (user_data, result);
-                    }
-                }
-            }
-        }
-    }
-
-    /// Runs one operation to its end.
-    pub fn run(&mut self, device: &Device, op: Op) -> Result<(), Errno> {
-        match self.start(device, op, 0) {
-            Some(result) => result,
-            None => self.next(device).1,
-        }
-    }
-
-    /// Reads a range of any length that fits a slot.
-    pub fn read(&mut self, device: &Device, offset_bytes: u64, len: usize) -> Vec<u8> {
-        let buf = self.buf(0, len as u32);
-        self.run(device, Op::read(offset_bytes, buf)).expect("read");
-        self.bytes(0, len)
-    }
-
-    /// Writes a range.
-    pub fn write(&mut self, device: &Device, offset_bytes: u64, bytes: &[u8]) {
-        let buf = self.fill(0, bytes);
-        self.run(device, Op::write(offset_bytes, buf))
-            .expect("write");
-    }
-}
-
-impl Default for Driver {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
-/// A small generator of numbers that look random: the same for the same seed.
-#[derive(Debug, Clone)]
-pub struct Rng(pub u64);
-
-impl Rng {
-    /// The next number.
-    pub fn number(&mut self) -> u64 {
-        // Xorshift64*: any odd multiplier does, any seed but zero.
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
-    }
-
-    /// The next number below `limit`.
-    pub fn below(&mut self, limit: u64) -> u64 {
-        self.number() % limit
-    }
-
-    /// So many bytes.
-    pub fn bytes(&mut self, len: usize) -> Vec<u8> {
-        (0..len).map(|_| (self.number() >> 32) as u8).collect()
-    }
 }
 
 /// Runs all checks.
@@ -221,21 +57,21 @@ pub fn run(subject: &Subject<'_>) {
         zeroing_is_exact(&mut driver, &device, from);
         many_in_flight(&mut driver, &device, from, 0x5eed);
         // And again without the quick ways of zeroing.
-        let plain = (subject.open)();
-        plain.forget_fallocate();
+        let plain = plain::without_fallocate(&(subject.open)());
         zeroing_is_exact(&mut driver, &plain, from);
         many_in_flight(&mut driver, &plain, from, 0xfeed);
         the_last_block_is_usable(&mut driver, &device);
         punching_gives_space_back(&mut driver, &device, from);
+        daemon::both_see_one_device(&mut driver, subject, &device);
         in_registered_memory(subject, &device);
     } else {
         writes_vanish(&mut driver, &device, from);
         scattered::nothing_is_put_there(&mut driver, &device, from);
     }
     drop(device);
-    fence_is_kept(subject);
-    gate_holds_and_fails(subject);
-    scattered::gate_holds_pieces(subject);
+    fence::fence_is_kept(subject);
+    gate::gate_holds_and_fails(subject);
+    gate::gate_holds_pieces(subject);
 }
 
 /// The same once more with memory that the ring knows.
@@ -403,88 +239,6 @@ fn zeroing_is_exact(driver: &mut Driver, device: &Device, from: u64) {
     }
 }
 
-/// Random operations on disjoint chunks, up to [`SLOTS`] in flight, against a model.
-fn many_in_flight(driver: &mut Driver, device: &Device, from: u64, seed: u64) {
-    const CHUNKS: u64 = 48;
-    const CHUNK_BYTES: usize = 32 * 1024;
-    let block = device.info().block_bytes as usize;
-    let blocks = (CHUNK_BYTES / block) as u64;
-    let mut rng = Rng(seed);
-    let at = |chunk: u64| from + (5 << 20) + chunk * CHUNK_BYTES as u64;
-    let mut model: Vec<Vec<u8>> = Vec::new();
-    for chunk in 0..CHUNKS {
-        driver
-            .run(device, Op::write_zeroes(at(chunk), CHUNK_BYTES as u64))
-            .expect("zeroing");
-        model.push(vec![0; CHUNK_BYTES]);
-    }
-    let mut expected: HashMap<u64, Vec<u8>> = HashMap::new();
-    let judge = |driver: &Driver, expected: &mut HashMap<u64, Vec<u8>>, chunk: u64, result| {
-        assert_eq!(result, Ok(()), "chunk {chunk}");
-        if let Some(bytes) = expected.remove(&chunk) {
-            let found = driver.bytes(chunk as u32, bytes.len());
-            assert!(found == bytes, "chunk {chunk} reads wrong");
-        }
-    };
-    let mut busy = vec![false; CHUNKS as usize];
-    for round in 0..2000 {
-        let chunk = rng.below(CHUNKS);
-        while busy[chunk as usize] {
-            let (ended, result) = driver.next(device);
-            busy[ended as usize] = false;
-            if ended < CHUNKS {
-                judge(driver, &mut expected, ended, result);
-            }
-        }
-        let first = rng.below(blocks);
-        let count = 1 + rng.below(blocks - first);
-        let (start, len) = (first as usize * block, count as usize * block);
-        let offset = at(chunk) + start as u64;
-        let part = &mut model[chunk as usize][start..start + len];
-        let op = match rng.below(8) {
-            0..=2 => {
-                part.copy_from_slice(&rng.bytes(len));
-                let buf = driver.fill(chunk as u32, part);
-                let op = match scattered::in_pieces(driver, chunk, buf, block, &mut rng) {
-                    Some(bufs) => Op::write_pieces(offset, bufs),
-                    None => Op::write(offset, buf),
-                };
-                if round % 50 == 0 { op.with_dsync() } else { op }
-            }
-            3 => {
-                part.fill(0);
-                Op::punch(offset, len as u64)
-            }
-            4 => {
-                part.fill(0);
-                Op::write_zeroes(offset, len as u64)
-            }
-            5 if round % 20 == 0 => Op::flush(),
-            _ => {
-                expected.insert(chunk, part.to_vec());
-                let buf = driver.buf(chunk as u32, len as u32);
-                match scattered::in_pieces(driver, chunk, buf, block, &mut rng) {
-                    Some(bufs) => Op::read_pieces(offset, bufs),
-                    None => Op::read(offset, buf),
-                }
-            }
-        };
-        match driver.start(device, op, chunk) {
-            Some(result) => judge(driver, &mut expected, chunk, result),
-            None => busy[chunk as usize] = true,
-        }
-    }
-    while busy.contains(&true) {
-        let (ended, result) = driver.next(device);
-        busy[ended as usize] = false;
-        judge(driver, &mut expected, ended, result);
-    }
-    for (chunk, bytes) in model.iter().enumerate() {
-        let found = driver.read(device, at(chunk as u64), CHUNK_BYTES);
-        assert!(found == *bytes, "chunk {chunk} at the end");
-    }
-}
-
 fn the_last_block_is_usable(driver: &mut Driver, device: &Device) {
     let block = device.info().block_bytes as usize;
     let at = device.info().capacity_bytes - block as u64;
@@ -553,96 +307,4 @@ fn writes_vanish(driver: &mut Driver, device: &Device, from: u64) {
         let both = Op::write(from - block as u64, two);
         assert_eq!(driver.start(device, both, 1), Some(Err(Errno::INVAL)));
     }
-}
-
-fn fence_is_kept(subject: &Subject<'_>) {
-    let (old, new) = ((subject.open)(), (subject.open)());
-    let path = old.info().spec.path().to_owned();
-    assert_eq!(old.info().identity, new.info().identity);
-    old.take_fence(5).expect("free");
-    let again = new.take_fence(5).expect_err("held");
-    assert!(matches!(again, FenceError::Held { .. }), "{again}");
-    new.take_fence(6)
-        .expect("a younger generation starts beside");
-    assert!(!new.predecessors_gone(6).expect("ask"));
-    let late = new.wait_for_predecessors(6, Duration::ZERO);
-    assert!(
-        matches!(late, Err(FenceError::TimedOut { predecessor: 5, .. })),
-        "{late:?}"
-    );
-    let older = (subject.open)().take_fence(4).expect_err("too old");
-    assert!(matches!(older, FenceError::NewerEngine { .. }), "{older}");
-    assert_eq!(
-        who_holds(&path).expect("ask"),
-        [5, 6].map(|generation| Holder::Engine { generation })
-    );
-    // Both work meanwhile.
-    let mut driver = Driver::new();
-    for device in [&old, &new] {
-        driver.read(device, subject.from_bytes, 65536);
-    }
-    drop(old);
-    new.wait_for_predecessors(6, HANG).expect("alone");
-    drop(driver);
-    drop(new);
-    let next = (subject.open)();
-    next.take_fence(7).expect("free");
-    next.wait_for_predecessors(7, HANG).expect("alone");
-}
-
-fn gate_holds_and_fails(subject: &Subject<'_>) {
-    let mut device = (subject.open)();
-    let gate = TestGate::new();
-    device.attach_gate(gate.clone());
-    let mut driver = Driver::new();
-    let from = subject.from_bytes;
-    let bytes = Rng(99).bytes(65536);
-
-    gate.hold();
-    let ops = [
-        Op::write(from, driver.fill(1, &bytes)),
-        Op::read(from + (1 << 20), driver.buf(2, 65536)),
-        Op::flush(),
-        Op::punch(from + (2 << 20), 65536),
-        Op::write_zeroes(from + (3 << 20), 65536),
-    ];
-    for (index, op) in ops.into_iter().enumerate() {
-        assert_eq!(driver.start(&device, op, index as u64), None);
-    }
-    let little = Some(Duration::from_millis(20));
-    assert_ne!(
-        driver.ring.wait(1, little).expect("wait"),
-        crate::ring::Wake::Completions
-    );
-    assert_eq!(gate.held(), 5);
-    gate.release();
-    for _ in 0..5 {
-        assert_eq!(driver.next(&device).1, Ok(()));
-    }
-    assert_eq!(gate.held(), 0);
-    if subject.keeps {
-        assert!(driver.read(&device, from, 65536) == bytes);
-    }
-
-    // Only a part, and only writes.
-    gate.hold_some(from..from + 65536, &[OpKind::Write]);
-    let held = Op::write(from, driver.fill(1, &bytes));
-    assert_eq!(driver.start(&device, held, 77), None);
-    driver.read(&device, from, 65536);
-    driver.write(&device, from + 65536, &bytes);
-    assert_eq!(gate.held(), 1);
-    gate.release();
-    assert_eq!(driver.next(&device), (77, Ok(())));
-
-    gate.fail(from..from + 1, &[OpKind::Read], Errno::IO, 2);
-    let read = Op::read(from, driver.buf(0, 65536));
-    for expected in [Err(Errno::IO), Err(Errno::IO), Ok(())] {
-        assert_eq!(driver.run(&device, read), expected);
-    }
-    gate.hold();
-    gate.fail(from..from + 1, &[], Errno::NOSPC, 1);
-    let write = Op::write(from, driver.buf(0, 65536));
-    assert_eq!(driver.start(&device, write, 3), None);
-    gate.release();
-    assert_eq!(driver.next(&device), (3, Err(Errno::NOSPC)));
 }

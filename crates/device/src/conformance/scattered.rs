@@ -1,20 +1,19 @@
 //! Operations on several pieces of memory at once, as every kind of device must do them.
 #![allow(unsafe_code)]
 
+use std::io;
+
 use rustix::io::Errno;
 
-use super::{Driver, Rng, SLOT_BYTES, Subject};
-use crate::device::{Device, Finish};
-use crate::gate::TestGate;
-use crate::mem::Buf;
-use crate::op::{Op, OpKind};
+use super::driver::{Driver, PIECES, Rng, SLOT_BYTES};
+use crate::device::Device;
+use crate::fixed::{MAX_ENTRY_BYTES, Pinned};
+use crate::mem::{Buf, StaticRegion};
+use crate::op::{Finish, Op};
 use crate::vectors::Bufs;
 
-/// In a list.
-pub(super) const PIECES: usize = 64;
-
 /// Pieces (slot, from, length), as a list of the driver's with the number of the first one's slot.
-fn list(driver: &mut Driver, pieces: &[(u32, u32, u32)]) -> Bufs {
+pub(super) fn list(driver: &mut Driver, pieces: &[(u32, u32, u32)]) -> Bufs {
     let list = pieces[0].0 as usize;
     for (at, (slot, from, len)) in pieces.iter().enumerate() {
         let whole = driver.buf(*slot, SLOT_BYTES);
@@ -30,6 +29,16 @@ impl Driver {
     pub fn pieces(&mut self, slot: u32, pieces: &[(u32, u32)]) -> Bufs {
         let pieces = pieces.iter().map(|(from, len)| (slot, *from, *len));
         list(self, &pieces.collect::<Vec<_>>())
+    }
+}
+
+impl Pinned {
+    /// The first so many bytes of a region that is never unmapped once more, as an entry of its own.
+    pub fn again(&mut self, region: &StaticRegion) -> io::Result<()> {
+        let len = region.len_bytes().min(MAX_ENTRY_BYTES);
+        let ptr = region.at(0, len).ok_or(Errno::INVAL)?;
+        // SAFETY: mapped for ever, to be read and written.
+        unsafe { self.pin(ptr, len) }
     }
 }
 
@@ -88,7 +97,7 @@ pub(super) fn bad_pieces_are_refused(driver: &mut Driver, device: &Device) {
 }
 
 /// Lengths and places that no two pieces share, all of them whole blocks.
-fn places(block: u32) -> Vec<(u32, u32, u32)> {
+pub(super) fn places(block: u32) -> Vec<(u32, u32, u32)> {
     let pieces = [
         (5, 3, 1),
         (2, 0, 4),
@@ -101,7 +110,7 @@ fn places(block: u32) -> Vec<(u32, u32, u32)> {
     pieces.map(in_bytes).to_vec()
 }
 
-fn bytes_of(driver: &Driver, pieces: &[(u32, u32, u32)]) -> Vec<u8> {
+pub(super) fn bytes_of(driver: &Driver, pieces: &[(u32, u32, u32)]) -> Vec<u8> {
     let of = |(slot, from, len): &(u32, u32, u32)| {
         let all = driver.bytes(*slot, (from + len) as usize);
         all[*from as usize..].to_vec()
@@ -109,7 +118,7 @@ fn bytes_of(driver: &Driver, pieces: &[(u32, u32, u32)]) -> Vec<u8> {
     pieces.iter().flat_map(of).collect()
 }
 
-fn fill(driver: &Driver, pieces: &[(u32, u32, u32)], bytes: &[u8]) {
+pub(super) fn fill(driver: &Driver, pieces: &[(u32, u32, u32)], bytes: &[u8]) {
     let mut rest = bytes;
     for (slot, from, len) in pieces {
         let (now, later) = rest.split_at(*len as usize);
@@ -157,9 +166,12 @@ pub(super) fn a_rest_goes_where_it_should(driver: &mut Driver, device: &Device, 
     driver.write(device, from, &bytes);
     for done in 1..blocks {
         fill(driver, &places, &vec![0xee; bytes.len()]);
-        let op = Op::read_pieces(from, list(driver, &places));
-        let done = (done * block) as usize;
+        let mut op = Op::read_pieces(from, list(driver, &places));
         // A kind that answers by itself has no short transfers.
+        if device.backend.request(&mut op).is_none() {
+            return;
+        }
+        let done = (done * block) as usize;
         let Finish::Again(rest) = device.finish(op, done as i32) else {
             panic!("there is a rest");
         };
@@ -182,43 +194,4 @@ pub(super) fn nothing_is_put_there(driver: &mut Driver, device: &Device, from: u
     let op = Op::read_pieces(from, list(driver, &places));
     driver.run(device, op).expect("read");
     assert!(bytes_of(driver, &places) == before);
-}
-
-pub(super) fn gate_holds_pieces(subject: &Subject<'_>) {
-    let mut device = (subject.open)();
-    let gate = TestGate::new();
-    device.attach_gate(gate.clone());
-    let mut driver = Driver::new();
-    let from = subject.from_bytes;
-    let places = places(device.info().block_bytes);
-    let bytes = Rng(34).bytes(places.iter().map(|place| place.2 as usize).sum());
-    for kind in [OpKind::Write, OpKind::Read] {
-        gate.hold();
-        let bufs = list(&mut driver, &places);
-        let op = match kind {
-            OpKind::Write => {
-                fill(&driver, &places, &bytes);
-                Op::write_pieces(from, bufs)
-            }
-            _ => {
-                fill(&driver, &places, &vec![0x55; bytes.len()]);
-                Op::read_pieces(from, bufs)
-            }
-        };
-        assert_eq!(driver.start(&device, op, 1), None);
-        assert_eq!(gate.held(), 1);
-        gate.release();
-        assert_eq!(driver.next(&device), (1, Ok(())));
-    }
-    let found = bytes_of(&driver, &places);
-    let zeros = || found.iter().all(|byte| *byte == 0);
-    assert!(if subject.keeps {
-        found == bytes
-    } else {
-        zeros()
-    });
-    let op = Op::write_pieces(from, list(&mut driver, &places));
-    gate.fail(from..from + 1, &[], Errno::IO, 1);
-    assert_eq!(driver.run(&device, op), Err(Errno::IO));
-    assert_eq!(driver.run(&device, op), Ok(()));
 }

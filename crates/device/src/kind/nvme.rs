@@ -24,7 +24,7 @@ use rustix::io::Errno;
 
 use crate::mem::Memory;
 use crate::op::{Op, OpKind};
-use crate::ring::Io;
+use crate::ring::{CommandBytes, Io};
 
 const PAGE_BYTES: u32 = 4096;
 /// `NVME_IOCTL_ID`: the namespace's number (`linux/nvme_ioctl.h`).
@@ -34,9 +34,6 @@ const OPCODE_WRITE: u8 = 0x01;
 const OPCODE_READ: u8 = 0x02;
 /// Force Unit Access, in command dword 12.
 const FUA: u32 = 1 << 30;
-
-/// `struct nvme_uring_cmd`, as bytes of an entry.
-pub(crate) type CommandBytes = [u8; 80];
 
 /// See the module's text.
 #[derive(Debug)]

@@ -1,8 +1,7 @@
-//! The fence: nobody touches a device before the last request of a dead engine has ended there.
+//! The fence of files and block devices: locks on the open file that requests refer to.
 //!
-//! **Purpose.** Requests in an io_uring outlive their process: writes land, and reads overwrite memory, after its exit
-//! was seen. An open-file-description lock doesn't fall at exit; it falls when the last reference to the open file is
-//! gone, and each request in flight holds one. So the lock's end is the requests' end.
+//! **Purpose.** An open-file-description lock doesn't fall at a process's exit; it falls when the last reference to the
+//! open file is gone, and each request in flight holds one. So the lock's end is the requests' end.
 //!
 //! **Design.** Engine generation *g* takes a write lock on byte 2^62 + g, on the very descriptor that its requests go
 //! through ([`crate::Device`] never gives that descriptor out, and it is close-on-exec). Generations have bytes of
@@ -12,9 +11,8 @@
 //! for one device keeps its claims on all until that ends, and its successor passes over those where nothing of it is in
 //! flight (`dying`). Asking (`F_OFD_GETLK`) takes nothing.
 //!
-//! **What it does not do.** It doesn't stop a process that doesn't ask. It is no fence between two nodes of one block
-//! device (the lock is on the node's inode: all must use one path), and none across machines. A device that never
-//! answers keeps its lock forever: the limit of [`crate::Device::wait_for_predecessors`] is the caller's policy.
+//! **What it does not do.** It is no fence between two nodes of one block device (the lock is on the node's inode: all
+//! must use one path), and none across machines.
 #![allow(unsafe_code)]
 
 use std::ffi::CStr;
@@ -24,7 +22,8 @@ use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 
-use crate::dying::{self, HoldingProcess, Keeper};
+use super::{FenceError, Holder, MAX_GENERATION, Predecessor};
+use crate::dying::{self, Keeper};
 
 /// Byte 2^62 + g is generation g's.
 const GENERATIONS_AT: u64 = 1 << 62;
@@ -32,135 +31,9 @@ const GENERATIONS_AT: u64 = 1 << 62;
 /// being killed.
 const DAEMONS: u64 = 64;
 const DAEMONS_AT: u64 = GENERATIONS_AT - DAEMONS;
-/// Generations must be below this.
-pub const MAX_GENERATION: u64 = 1 << 61;
 
 /// Time between two looks at a predecessor's lock: it falls 10 to 50 ms after the last request.
 const LOOK_AGAIN: Duration = Duration::from_millis(2);
-
-/// Who has a lock on a device.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Holder {
-    /// A daemon.
-    Daemon,
-    /// An engine, alive, or dead with requests in flight.
-    Engine {
-        /// Its generation.
-        generation: u64,
-    },
-}
-
-impl std::fmt::Display for Holder {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::Daemon => f.write_str("a forebay daemon"),
-            Self::Engine { generation } => write!(f, "forebay engine generation {generation}"),
-        }
-    }
-}
-
-/// An earlier engine that holds a lock, and its process if that was found.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Predecessor {
-    /// The engine's generation.
-    pub generation: u64,
-    process: Option<HoldingProcess>,
-}
-
-impl Predecessor {
-    /// The process that has the lock, if it can be seen.
-    #[must_use]
-    pub fn pid(&self) -> Option<u32> {
-        self.process.as_ref().map(|process| process.pid)
-    }
-}
-
-impl std::fmt::Display for Predecessor {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let generation = self.generation;
-        match &self.process {
-            Some(HoldingProcess {
-                pid,
-                name,
-                is_being_killed: false,
-            }) => write!(
-                f,
-                "process {pid} ({name}), engine generation {generation}, runs and holds its lock there: end it if it is left over"
-            ),
-            Some(HoldingProcess { pid, name, .. }) => write!(
-                f,
-                "process {pid} ({name}), engine generation {generation}, was killed and can't end: the device has not answered its requests"
-            ),
-            None => write!(
-                f,
-                "the lock of engine generation {generation} is still there, and no process that can be seen has it: the device has not answered the requests of that engine"
-            ),
-        }
-    }
-}
-
-/// Why the fence isn't ours.
-#[derive(Debug, thiserror::Error)]
-pub enum FenceError {
-    /// Somebody has the byte that was asked for.
-    #[error(
-        "{device}: {holder} holds this device already; stop it, or wait until its last request has ended"
-    )]
-    Held {
-        /// The device's path.
-        device: String,
-        /// Who it is.
-        holder: Holder,
-    },
-    /// A daemon that is being killed is inside a request.
-    #[error(
-        "{device}: an earlier daemon was killed while it waited for this device, which has not answered since: it hangs"
-    )]
-    Hangs {
-        /// The device's path.
-        device: String,
-    },
-    /// An engine with a higher generation is there: the one who asks is the old one.
-    #[error(
-        "{device}: the newer engine generation {newer} is there, so generation {own} must not start"
-    )]
-    NewerEngine {
-        /// The device's path.
-        device: String,
-        /// The generation that asks.
-        own: u64,
-        /// The generation that was found.
-        newer: u64,
-    },
-    /// The time is over and a predecessor's requests are still in flight.
-    #[error(
-        "{device}: not free after {} ms: {process}",
-        .waited.as_millis()
-    )]
-    TimedOut {
-        /// The device's path.
-        device: String,
-        /// Whose lock is left.
-        predecessor: u64,
-        /// That engine, and its process if that was found.
-        process: Predecessor,
-        /// How long it was waited.
-        waited: Duration,
-    },
-    /// The generation is out of range.
-    #[error("engine generation {0} is out of range")]
-    BadGeneration(u64),
-    /// The system knows no such locks here, or another error.
-    #[error("{device}: {doing} failed: {source}")]
-    Io {
-        /// The device's path.
-        device: String,
-        /// What was being done.
-        doing: &'static str,
-        /// What the system said.
-        source: std::io::Error,
-    },
-}
 
 /// Who holds locks on the file or block device at `path`. Takes nothing and waits for nobody.
 pub fn who_holds(path: &Path) -> Result<Vec<Holder>, FenceError> {

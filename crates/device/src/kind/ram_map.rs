@@ -43,7 +43,7 @@ struct Region {
     inside: AtomicU32,
 }
 
-pub(crate) struct Ram {
+pub(crate) struct RamMap {
     ptr: NonNull<u8>,
     len_bytes: u64,
     /// One bit per page: the page is there, and touching it is safe.
@@ -57,11 +57,11 @@ pub(crate) struct Ram {
 
 // SAFETY: the mapping is shared memory that lives as long as `self`, reached through raw pointers only; bits and
 // counters are atomics. Wrong if a reference into the mapping were made.
-unsafe impl Send for Ram {}
+unsafe impl Send for RamMap {}
 // SAFETY: as for Send. Two threads that copy to one place at once leave a mixture, as on a disk.
-unsafe impl Sync for Ram {}
+unsafe impl Sync for RamMap {}
 
-impl Ram {
+impl RamMap {
     /// Maps the first `len_bytes` of the file, which must have them.
     pub(crate) fn map(fd: BorrowedFd<'_>, len_bytes: u64) -> Result<Self, Errno> {
         let len = usize::try_from(len_bytes).map_err(|_| Errno::NOMEM)?;
@@ -334,15 +334,15 @@ impl Ram {
     }
 }
 
-impl std::fmt::Debug for Ram {
+impl std::fmt::Debug for RamMap {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Ram")
+        f.debug_struct("RamMap")
             .field("len_bytes", &self.len_bytes)
             .finish_non_exhaustive()
     }
 }
 
-impl Drop for Ram {
+impl Drop for RamMap {
     fn drop(&mut self) {
         // SAFETY: the range is the one that was mapped, and copies happen only in calls that borrow `self`, so none is
         // running. Wrong if a pointer into the mapping were given out.
@@ -385,14 +385,14 @@ fn words(from_page: u64, to_page: u64) -> impl Iterator<Item = (usize, u64)> {
     })
 }
 
-pub(crate) fn read_by_call(fd: BorrowedFd<'_>, at: u64, buf: Buf) -> Result<(), Errno> {
+pub(super) fn read_by_call(fd: BorrowedFd<'_>, at: u64, buf: Buf) -> Result<(), Errno> {
     by_call(at, buf, |ptr, len, offset| {
         // SAFETY: `Buf::new`'s contract: mapped and writable for its length, unreferenced. The kernel checks it besides.
         unsafe { libc::pread(fd.as_raw_fd(), ptr.cast(), len, offset) }
     })
 }
 
-fn write_by_call(fd: BorrowedFd<'_>, at: u64, buf: Buf) -> Result<(), Errno> {
+pub(super) fn write_by_call(fd: BorrowedFd<'_>, at: u64, buf: Buf) -> Result<(), Errno> {
     by_call(at, buf, |ptr, len, offset| {
         // SAFETY: `Buf::new`'s contract: mapped and readable for its length. The kernel checks it besides.
         unsafe { libc::pwrite(fd.as_raw_fd(), ptr.cast(), len, offset) }
@@ -455,8 +455,8 @@ mod tests {
         file.write_all_at(&[3; 512], 40 * PAGE_BYTES)?;
         // Taken, but never written: the kernel would map it page by page.
         rustix::fs::fallocate(&file, FallocateFlags::empty(), 32 * PAGE_BYTES, PAGE_BYTES)?;
-        let (fd, ram) = (file.as_fd(), Ram::map(file.as_fd(), len_bytes)?);
-        let known = |ram: &Ram| {
+        let (fd, ram) = (file.as_fd(), RamMap::map(file.as_fd(), len_bytes)?);
+        let known = |ram: &RamMap| {
             let is_known = |page: &u64| ram.all_present(page * PAGE_BYTES, 1);
             (0..41).filter(is_known).collect::<Vec<_>>()
         };

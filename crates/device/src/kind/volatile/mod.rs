@@ -17,6 +17,7 @@
 //! flush by one process may cover what the other has in flight. An operation that hangs holds no fence's lock beyond
 //! its process.
 
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -24,12 +25,19 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use rustix::fs::{FallocateFlags, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 
-use crate::device::{Finish, Submitted};
+use super::file::SyncFile;
+use super::file_io::FileIo;
+use super::hang::{HangGate, LOOK_AGAIN};
+use super::info::{DeviceKind, DeviceNow, OpenOptions};
+use super::local::{Access, Local, Node, create_missing};
+use super::spec::{DeviceSpec, SpecError, SpecText};
+use super::{Backend, Kind, Opened, SyncBackend, note};
 use crate::error::DeviceError;
-use crate::hang::{HangGate, LOOK_AGAIN};
-use crate::op::{Op, OpKind};
-use crate::ring::{Io, Ring};
+use crate::fence::{Claims, Fence};
+use crate::op::{Finish, Op, OpKind, Submitted};
+use crate::ring::Ring;
 
+mod copy;
 pub(crate) mod journal;
 
 use journal::{Journal, Record};
@@ -61,23 +69,173 @@ pub(crate) fn beside(device: &Path, ending: &str) -> PathBuf {
     path.into()
 }
 
-/// Makes what is beside the visible file, unless it is there.
-pub(crate) fn create(device: &Path, size_bytes: u64) -> Result<(), DeviceError> {
-    for (path, bytes) in [
-        (stable_path(device), size_bytes),
-        (journal_path(device), journal::HEADER_BYTES),
-    ] {
-        match crate::open::create_file(&path, bytes) {
-            Ok(()) | Err(DeviceError::Exists { .. }) => {}
-            Err(other) => return Err(other),
-        }
-    }
-    Ok(())
+impl DeviceKind {
+    /// For tests: a file with a volatile write cache.
+    #[allow(
+        non_upper_case_globals,
+        reason = "named as the variant of an enum that it was"
+    )]
+    pub const Volatile: Self = Self("volatile");
 }
 
-/// One process's view.
+const LOCAL: Local = Local {
+    kind: DeviceKind::Volatile,
+    node: Node::File,
+    wants_direct: false,
+    keeps: true,
+};
+
+/// See the module.
+pub(super) struct VolatileKind;
+
+impl VolatileKind {
+    /// Makes what is beside the visible file, if that is missing and `options` says so.
+    fn create(spec: &DeviceSpec, options: &OpenOptions) -> Result<(), DeviceError> {
+        if let (true, Some(size_bytes)) = (options.create_missing, spec.size_bytes()) {
+            create_missing(spec.path(), size_bytes)?;
+            create_missing(&stable_path(spec.path()), size_bytes)?;
+            create_missing(&journal_path(spec.path()), journal::HEADER_BYTES)?;
+        }
+        Ok(())
+    }
+}
+
+impl Kind for VolatileKind {
+    fn kind(&self) -> DeviceKind {
+        DeviceKind::Volatile
+    }
+
+    fn example(&self) -> &'static str {
+        ""
+    }
+
+    fn parse(&self, text: &SpecText<'_>) -> Result<DeviceSpec, SpecError> {
+        text.path_and_size(DeviceKind::Volatile)
+    }
+
+    fn open(
+        &self,
+        spec: &DeviceSpec,
+        options: &OpenOptions,
+    ) -> Result<Opened<Arc<dyn Backend>>, DeviceError> {
+        Self::create(spec, options)?;
+        let (fd, info) = LOCAL.open(spec, options, Access::Direct)?;
+        let cache = Cache::open(spec.path(), fd.as_fd())?;
+        let file = FileIo::new(fd, &info);
+        let backend = Arc::new(Volatile { file, cache });
+        Ok(Opened { info, backend })
+    }
+
+    fn open_sync(
+        &self,
+        spec: &DeviceSpec,
+        options: &OpenOptions,
+    ) -> Result<Opened<Box<dyn SyncBackend>>, DeviceError> {
+        Self::create(spec, options)?;
+        let (fd, info) = LOCAL.open(spec, options, Access::Buffered)?;
+        let cache = Cache::open(spec.path(), fd.as_fd())?;
+        let file = SyncFile::new(fd, &info);
+        let backend = Box::new(SyncVolatile { file, cache });
+        Ok(Opened { info, backend })
+    }
+}
+
+/// The visible file with its cache, for the engine.
 #[derive(Debug)]
-pub(crate) struct Volatile {
+struct Volatile {
+    file: FileIo,
+    cache: Cache,
+}
+
+impl Backend for Volatile {
+    fn submit(&self, ring: &mut Ring, op: &mut Op, user_data: u64) -> Submitted {
+        // An operation and the poll before it.
+        if ring.free_entries() < 2 {
+            return Submitted::RingFull;
+        }
+        op.note &= !note::WAITS;
+        let result = if self.cache.hangs() {
+            op.note |= note::WAITS;
+            let answer = ring.answer(0, user_data);
+            return ring
+                .push_request_behind(self.cache.gate.fd(), &answer)
+                .into();
+        } else if self.cache.fail.exists() {
+            Errno::IO.raw_os_error().saturating_neg()
+        } else if op.kind == OpKind::Read {
+            return self.file.submit(ring, op, user_data);
+        } else if let Err(errno) = self.cache.begin(self.file.fd(), op) {
+            return Submitted::Done(Err(errno));
+        } else {
+            0
+        };
+        let answer = ring.answer(result, user_data);
+        ring.push_request(&answer).into()
+    }
+
+    fn finish(&self, op: Op, result: i32) -> Finish {
+        if op.note & note::WAITS != 0 {
+            let note = op.note & !note::WAITS;
+            return Finish::Again(Op { note, ..op });
+        }
+        if op.kind == OpKind::Read {
+            return self.file.finish(op, result);
+        }
+        if result < 0 {
+            return Finish::Failed(Errno::from_raw_os_error(result.saturating_neg()));
+        }
+        match self.cache.end(self.file.fd(), &op) {
+            Ok(()) => Finish::Done,
+            Err(errno) => Finish::Failed(errno),
+        }
+    }
+
+    fn fence(&self) -> &dyn Fence {
+        &self.file
+    }
+}
+
+/// The visible file with its cache, for the daemon.
+#[derive(Debug)]
+struct SyncVolatile {
+    file: SyncFile,
+    cache: Cache,
+}
+
+impl SyncBackend for SyncVolatile {
+    fn read_at(&self, offset_bytes: u64, into: &mut [u8]) -> io::Result<()> {
+        self.cache.wait_while_hanging()?;
+        self.file.read_at(offset_bytes, into)
+    }
+
+    fn write_at(&self, offset_bytes: u64, from: &[u8]) -> io::Result<()> {
+        Ok(self.cache.write_at(self.file.fd(), offset_bytes, from)?)
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        Ok(self.cache.sync(self.file.fd())?)
+    }
+
+    fn will_read(&self, offset_bytes: u64, bytes: u64) {
+        self.file.will_read(offset_bytes, bytes);
+    }
+
+    fn drop_cache(&self) {
+        self.file.drop_cache();
+    }
+
+    fn look_now(&self) -> io::Result<DeviceNow> {
+        self.file.look_now()
+    }
+
+    fn claims(&self) -> &dyn Claims {
+        self.file.claims()
+    }
+}
+
+/// One process's view of journal and switches.
+#[derive(Debug)]
+struct Cache {
     hang: PathBuf,
     fail: PathBuf,
     state: Mutex<State>,
@@ -93,9 +251,9 @@ struct State {
     flushes: Vec<(u64, Vec<u64>)>,
 }
 
-impl Volatile {
+impl Cache {
     /// Opens what is beside the visible file, and makes that complete.
-    pub(crate) fn open(device: &Path, visible: BorrowedFd<'_>) -> Result<Self, DeviceError> {
+    fn open(device: &Path, visible: BorrowedFd<'_>) -> Result<Self, DeviceError> {
         let path = journal_path(device);
         let failed = |doing| {
             let path = path.clone();
@@ -118,78 +276,8 @@ impl Volatile {
         Ok(this)
     }
 
-    /// As [`crate::Device::submit`], checks done.
-    pub(crate) fn submit(
-        &self,
-        visible: BorrowedFd<'_>,
-        ring: &mut Ring,
-        op: &mut Op,
-        user_data: u64,
-    ) -> Submitted {
-        // An operation and the poll before it.
-        if ring.free_entries() < 2 {
-            return Submitted::RingFull;
-        }
-        let answer = |result| Io::Answer { result, user_data };
-        let pushed = if self.hangs() {
-            op.held = true;
-            ring.push_io_behind(self.gate.fd(), &answer(0), user_data)
-        } else if self.fail.exists() {
-            ring.push_io(
-                &answer(Errno::IO.raw_os_error().saturating_neg()),
-                user_data,
-            )
-        } else {
-            match (op.kind, op.memory()) {
-                (OpKind::Read, Some(memory)) => {
-                    let io = Io::Read {
-                        fd: visible,
-                        offset_bytes: op.offset_bytes,
-                        memory,
-                    };
-                    ring.push_io(&io, user_data)
-                }
-                _ => match self.begin(visible, op) {
-                    Ok(()) => ring.push_io(&answer(0), user_data),
-                    Err(errno) => return Submitted::Done(Err(errno)),
-                },
-            }
-        };
-        match pushed {
-            Ok(()) => Submitted::Queued,
-            Err(crate::ring::RingFull) => Submitted::RingFull,
-        }
-    }
-
-    /// As [`crate::Device::finish`], for all but reads that were not held; their result is the ring's own.
-    pub(crate) fn finish(&self, visible: BorrowedFd<'_>, op: &Op, result: i32) -> Finish {
-        if result < 0 {
-            return Finish::Failed(Errno::from_raw_os_error(result.saturating_neg()));
-        }
-        let held = op.held;
-        let ended = || {
-            if held && self.fail.exists() {
-                return Err(Errno::IO);
-            }
-            match (op.kind, op.memory()) {
-                (OpKind::Read, Some(memory)) => {
-                    return memory.try_each(|before, buf| {
-                        crate::ram::read_by_call(visible, op.offset_bytes + before, buf)
-                    });
-                }
-                _ if held => self.begin(visible, op)?,
-                _ => {}
-            }
-            self.end(visible, op)
-        };
-        match ended() {
-            Ok(()) => Finish::Done,
-            Err(errno) => Finish::Failed(errno),
-        }
-    }
-
     /// The daemon's write.
-    pub(crate) fn write_at(
+    fn write_at(
         &self,
         visible: BorrowedFd<'_>,
         offset_bytes: u64,
@@ -205,7 +293,7 @@ impl Volatile {
     }
 
     /// The daemon's flush.
-    pub(crate) fn sync(&self, visible: BorrowedFd<'_>) -> Result<(), Errno> {
+    fn sync(&self, visible: BorrowedFd<'_>) -> Result<(), Errno> {
         self.wait_while_hanging()?;
         let state = &mut *self.lock(visible)?;
         let before = state.journal.end()?;
@@ -214,7 +302,7 @@ impl Volatile {
     }
 
     /// Before the daemon does anything.
-    pub(crate) fn wait_while_hanging(&self) -> Result<(), Errno> {
+    fn wait_while_hanging(&self) -> Result<(), Errno> {
         while self.hang.exists() {
             std::thread::sleep(LOOK_AGAIN);
         }
@@ -235,7 +323,7 @@ impl Volatile {
                 return Ok(());
             }
             (OpKind::Write, Some(memory)) => {
-                let bytes = &memory.to_vec()[..];
+                let bytes = &copy::to_vec(&memory)[..];
                 let record = Record::Write {
                     offset_bytes,
                     bytes,

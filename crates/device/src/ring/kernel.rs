@@ -4,7 +4,7 @@
 //!
 //! **What it does not do.** It doesn't try features one by one: everything used here is in the oldest kernel supported.
 
-use crate::ring::RingError;
+use super::options::RingError;
 
 /// The oldest kernel that is supported.
 pub const MINIMUM_KERNEL: KernelVersion = KernelVersion { major: 6, minor: 1 };

@@ -14,6 +14,7 @@
 //! or hanging operation isn't at the device yet, so it dies with its process.
 
 use std::fmt::{self, Write};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -22,13 +23,18 @@ use std::time::Duration;
 use io_uring::types::Timespec;
 use rustix::io::Errno;
 
-use crate::device::{Device, Submitted};
+use super::file::SyncFile;
+use super::file_io::FileIo;
+use super::hang::{HangGate, LOOK_AGAIN};
+use super::info::{DeviceKind, DeviceNow, OpenOptions};
+use super::local::{Access, Local, Node};
+use super::spec::{DeviceSpec, SpecError, SpecText};
+use super::{Backend, Kind, Opened, SyncBackend, note};
 use crate::error::DeviceError;
-use crate::hang::{HangGate, LOOK_AGAIN};
+use crate::fence::{Claims, Fence, FenceError};
 use crate::mem::{Memory, Named};
-use crate::op::{Op, OpKind};
+use crate::op::{Finish, Op, OpKind, Submitted};
 use crate::ring::{Io, Ring};
-use crate::spec::DeviceSpec;
 use crate::vectors::Bufs;
 
 /// The longest delay of one operation.
@@ -107,14 +113,14 @@ impl Faults {
 
 /// The file that says what the device at `device` does wrong.
 pub fn faults_path(device: &Path) -> PathBuf {
-    crate::volatile::beside(device, "faults")
+    super::volatile::beside(device, "faults")
 }
 
 /// From now on the device at `device` does this wrong, in every process that has it open.
 pub fn set(device: &Path, faults: &Faults) -> std::io::Result<()> {
     let mut text = String::new();
     let _ = write!(text, "{faults}");
-    let next = crate::volatile::beside(device, "faults.next");
+    let next = super::volatile::beside(device, "faults.next");
     std::fs::write(&next, text)?;
     // Another file each time, so that a change is seen however quickly it comes.
     std::fs::rename(next, faults_path(device))
@@ -127,7 +133,7 @@ pub fn allow() {
     ALLOWED.store(true, Ordering::Relaxed);
 }
 
-pub(crate) fn refuse_unless_allowed(spec: &DeviceSpec) -> Result<(), DeviceError> {
+fn refuse_unless_allowed(spec: &DeviceSpec) -> Result<(), DeviceError> {
     if ALLOWED.load(Ordering::Relaxed) {
         return Ok(());
     }
@@ -139,9 +145,89 @@ pub(crate) fn refuse_unless_allowed(spec: &DeviceSpec) -> Result<(), DeviceError
     })
 }
 
-/// One process's view.
+impl DeviceKind {
+    /// For tests: a file that fails as told.
+    #[allow(
+        non_upper_case_globals,
+        reason = "named as the variant of an enum that it was"
+    )]
+    pub const Faulty: Self = Self("faulty");
+}
+
+const LOCAL: Local = Local {
+    kind: DeviceKind::Faulty,
+    node: Node::File,
+    wants_direct: true,
+    keeps: true,
+};
+
+/// See the module.
+pub(super) struct FaultyKind;
+
+impl Kind for FaultyKind {
+    fn kind(&self) -> DeviceKind {
+        DeviceKind::Faulty
+    }
+
+    fn example(&self) -> &'static str {
+        ""
+    }
+
+    fn parse(&self, text: &SpecText<'_>) -> Result<DeviceSpec, SpecError> {
+        let (rest, seed) = text.rest.split_once("&seed=").unwrap_or((text.rest, "0"));
+        let seed: u64 = seed.parse().map_err(|_| text.unknown_option(seed))?;
+        let spec = SpecText { rest, ..*text }.path_and_size(DeviceKind::Faulty)?;
+        Ok(spec.with_options(format!("seed={seed}")))
+    }
+
+    fn open(
+        &self,
+        spec: &DeviceSpec,
+        options: &OpenOptions,
+    ) -> Result<Opened<Arc<dyn Backend>>, DeviceError> {
+        refuse_unless_allowed(spec)?;
+        let (fd, info) = LOCAL.open(spec, options, Access::Direct)?;
+        let backend = Arc::new(Faulty {
+            inner: Box::new(FileIo::new(fd, &info)),
+            faults: Injector::new(spec)?,
+            block_bytes: info.block_bytes,
+        });
+        Ok(Opened { info, backend })
+    }
+
+    fn open_sync(
+        &self,
+        spec: &DeviceSpec,
+        options: &OpenOptions,
+    ) -> Result<Opened<Box<dyn SyncBackend>>, DeviceError> {
+        refuse_unless_allowed(spec)?;
+        let (fd, info) = LOCAL.open(spec, options, Access::Buffered)?;
+        let backend = Box::new(SyncFaulty {
+            inner: Box::new(SyncFile::new(fd, &info)),
+            faults: Injector::new(spec)?,
+        });
+        Ok(Opened { info, backend })
+    }
+}
+
+/// A device with faults around it, for the engine.
 #[derive(Debug)]
-pub(crate) struct Faulty {
+struct Faulty {
+    inner: Box<dyn Backend>,
+    faults: Injector,
+    block_bytes: u32,
+}
+
+/// A device with faults around it, for the daemon.
+#[derive(Debug)]
+struct SyncFaulty {
+    inner: Box<dyn SyncBackend>,
+    faults: Injector,
+}
+
+/// What one process knows of the faults, and its luck.
+#[derive(Debug)]
+struct Injector {
     switches: Arc<Switches>,
     gate: Arc<HangGate>,
     seed: AtomicU64,
@@ -179,39 +265,57 @@ impl Switches {
     }
 }
 
-impl Faulty {
-    /// `None`: a device of another kind.
-    pub(crate) fn open(spec: &DeviceSpec) -> Result<Option<Self>, DeviceError> {
-        let DeviceSpec::Faulty { path, seed, .. } = spec else {
-            return Ok(None);
-        };
+impl Injector {
+    fn new(spec: &DeviceSpec) -> Result<Self, DeviceError> {
+        let path = spec.path();
         let gate = HangGate::new()
             .map_err(|errno| DeviceError::from_errno(path, "making an eventfd", errno))?;
-        Ok(Some(Self {
+        let seed = (spec.options().strip_prefix("seed=")).and_then(|seed| seed.parse().ok());
+        Ok(Self {
             switches: Arc::new(Switches {
                 path: faults_path(path),
                 known: Mutex::default(),
             }),
             gate,
-            seed: AtomicU64::new(*seed),
+            seed: AtomicU64::new(seed.unwrap_or(0)),
             operations: AtomicU64::new(0),
-        }))
+        })
     }
 
     /// Chance differs from one engine to the next.
-    pub(crate) fn generation_is(&self, generation: u64) {
+    fn generation_is(&self, generation: u64) {
         self.seed.fetch_add(mix(generation), Ordering::Relaxed);
     }
 
-    /// As [`Device::submit`], checks done.
-    pub(crate) fn submit(
-        &self,
-        device: &Device,
-        ring: &mut Ring,
-        op: &mut Op,
-        user_data: u64,
-    ) -> Submitted {
-        let faults = match self.switches.now() {
+    /// Before the daemon reads, writes or flushes.
+    fn before_daemon_io(&self) -> Result<(), Errno> {
+        while self.switches.hangs() {
+            std::thread::sleep(LOOK_AGAIN);
+        }
+        let faults = self.switches.now()?;
+        std::thread::sleep(Duration::from_millis(faults.daemon_delay_ms));
+        match self.chance().hits(faults.daemon_error_ppm) {
+            true => Err(Errno::IO),
+            false => Ok(()),
+        }
+    }
+
+    fn hangs(&self) -> bool {
+        let switches = self.switches.clone();
+        self.gate.shut_while(move || switches.hangs())
+    }
+
+    fn chance(&self) -> Chance {
+        let number = self.operations.fetch_add(1, Ordering::Relaxed);
+        Chance(mix(
+            self.seed.load(Ordering::Relaxed) ^ number.rotate_left(32)
+        ))
+    }
+}
+
+impl Backend for Faulty {
+    fn submit(&self, ring: &mut Ring, op: &mut Op, user_data: u64) -> Submitted {
+        let faults = match self.faults.switches.now() {
             Ok(faults) => faults,
             Err(errno) => return Submitted::Done(Err(errno)),
         };
@@ -225,71 +329,109 @@ impl Faulty {
         if ring.free_entries() < 2 {
             return Submitted::RingFull;
         }
-        let mut chance = self.chance();
-        let is_write = op.kind == OpKind::Write;
+        op.note &= !note::TORN;
+        let mut chance = self.faults.chance();
         let io = if chance.hits(faults.error_ppm) {
-            Io::Answer {
-                result: Errno::IO.raw_os_error().saturating_neg(),
-                user_data,
-            }
+            Err(Errno::IO.raw_os_error().saturating_neg())
         } else if faults.lose_flushes && op.kind == OpKind::Flush {
-            Io::Answer {
-                result: 0,
-                user_data,
-            }
-        } else if is_write && chance.hits(faults.torn_ppm) {
-            op.torn = true;
-            match part(op, &mut chance, device.info().block_bytes) {
-                Some(mut part) => device.io(&mut part),
-                None => Io::Answer {
-                    result: 0,
-                    user_data,
-                },
-            }
+            Err(0)
+        } else if op.kind == OpKind::Write && chance.hits(faults.torn_ppm) {
+            op.note |= note::TORN;
+            let part = part(op, &mut chance, self.block_bytes);
+            part.and_then(|mut part| self.inner.request(&mut part))
+                .ok_or(0)
         } else {
-            device.io(op)
+            // What is below is a file, which says.
+            self.inner.request(op).ok_or(0)
         };
-        let hang = self.switches.clone();
-        let pushed = if self.gate.shut_while(move || hang.hangs()) {
-            ring.push_io_behind(self.gate.fd(), &io, user_data)
+        let request = match io {
+            Ok(io) => ring.request(&io, user_data),
+            Err(result) => ring.answer(result, user_data),
+        };
+        let pushed = if self.faults.hangs() {
+            ring.push_request_behind(self.faults.gate.fd(), &request)
         } else if chance.hits(faults.delay_ppm) {
             let limit = faults.delay_ms.clamp(1, MAX_DELAY_MS);
             let delay = &DELAYS[chance.below(limit) as usize];
-            ring.push_io_after(delay, &io, user_data)
+            ring.push_request_after(delay, &request)
         } else {
-            ring.push_io(&io, user_data)
+            ring.push_request(&request)
         };
-        match pushed {
-            Ok(()) => Submitted::Queued,
-            Err(crate::ring::RingFull) => Submitted::RingFull,
+        pushed.into()
+    }
+
+    fn finish(&self, op: Op, result: i32) -> Finish {
+        match op.note & note::TORN {
+            0 => self.inner.finish(op, result),
+            _ => Finish::Failed(Errno::IO),
         }
     }
 
-    /// Whether each of the daemon's requests takes long.
-    pub(crate) fn delays_daemon(&self) -> bool {
-        self.switches
-            .now()
-            .is_ok_and(|faults| faults.daemon_delay_ms > 0)
+    fn request(&self, op: &mut Op) -> Option<Io<'_>> {
+        self.inner.request(op)
     }
 
-    /// Before the daemon reads, writes or flushes.
-    pub(crate) fn before_daemon_io(&self) -> Result<(), Errno> {
-        while self.switches.hangs() {
-            std::thread::sleep(LOOK_AGAIN);
-        }
-        let faults = self.switches.now()?;
-        std::thread::sleep(Duration::from_millis(faults.daemon_delay_ms));
-        match self.chance().hits(faults.daemon_error_ppm) {
-            true => Err(Errno::IO),
-            false => Ok(()),
-        }
+    fn fence(&self) -> &dyn Fence {
+        self
+    }
+}
+
+/// That of the device below; the faults learn of the generation.
+impl Fence for Faulty {
+    fn take(&self, generation: u64) -> Result<(), FenceError> {
+        self.faults.generation_is(generation);
+        self.inner.fence().take(generation)
     }
 
-    fn chance(&self) -> Chance {
-        let number = self.operations.fetch_add(1, Ordering::Relaxed);
-        Chance(mix(
-            self.seed.load(Ordering::Relaxed) ^ number.rotate_left(32)
-        ))
+    fn predecessors_gone(&self, generation: u64) -> Result<bool, FenceError> {
+        self.inner.fence().predecessors_gone(generation)
+    }
+
+    fn wait_for_predecessors(
+        &self,
+        generation: u64,
+        limit: Duration,
+    ) -> Result<Duration, FenceError> {
+        self.inner.fence().wait_for_predecessors(generation, limit)
+    }
+}
+
+impl SyncBackend for SyncFaulty {
+    fn read_at(&self, offset_bytes: u64, into: &mut [u8]) -> io::Result<()> {
+        self.faults.before_daemon_io()?;
+        self.inner.read_at(offset_bytes, into)
+    }
+
+    fn write_at(&self, offset_bytes: u64, from: &[u8]) -> io::Result<()> {
+        self.faults.before_daemon_io()?;
+        self.inner.write_at(offset_bytes, from)
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        self.faults.before_daemon_io()?;
+        self.inner.sync()
+    }
+
+    fn try_read_at(&self, offset_bytes: u64, into: &mut [u8]) -> bool {
+        let faults = self.faults.switches.now();
+        let is_late = faults.is_ok_and(|faults| faults.daemon_delay_ms > 0);
+        !is_late && self.inner.try_read_at(offset_bytes, into)
+    }
+
+    fn will_read(&self, offset_bytes: u64, bytes: u64) {
+        self.inner.will_read(offset_bytes, bytes);
+    }
+
+    fn drop_cache(&self) {
+        self.inner.drop_cache();
+    }
+
+    fn look_now(&self) -> io::Result<DeviceNow> {
+        self.inner.look_now()
+    }
+
+    fn claims(&self) -> &dyn Claims {
+        self.inner.claims()
     }
 }
 
@@ -326,13 +468,16 @@ fn part(op: &Op, chance: &mut Chance, block_bytes: u32) -> Option<Op> {
 
 fn part_of_pieces(op: &Op, bufs: Bufs, chance: &mut Chance, block_bytes: u64) -> Option<Op> {
     let count = 1 + chance.below(u64::from(bufs.count()).checked_sub(1)?);
-    let first = bufs.first(u32::try_from(count).ok()?);
-    let len_bytes = u64::from(first.len_bytes());
-    len_bytes.is_multiple_of(block_bytes).then_some(Op {
-        len_bytes,
-        named: first.named(),
-        ..*op
-    })
+    let first = bufs.iter().take(usize::try_from(count).ok()?);
+    let len_bytes = first.map(|buf| buf.len_bytes()).sum();
+    let first = Bufs::again(bufs.ptr(), len_bytes, u32::try_from(count).ok()?);
+    u64::from(len_bytes)
+        .is_multiple_of(block_bytes)
+        .then_some(Op {
+            len_bytes: u64::from(len_bytes),
+            named: first.named(),
+            ..*op
+        })
 }
 
 /// Random numbers of one operation.

@@ -1,0 +1,52 @@
+//! A wrapper whose device knows no quick way of zeroing or punching.
+//!
+//! **Purpose.** The slow ways must be right as well, wherever the tests run.
+//!
+//! **Design.** A request for a quick way is answered as by a device that doesn't know it; the device below learns that as
+//! it would from a real one.
+//!
+//! **Not here:** devices that go by no request.
+
+use std::sync::Arc;
+
+use rustix::io::Errno;
+
+use crate::device::Device;
+use crate::fence::Fence;
+use crate::kind::Backend;
+use crate::op::{Finish, Op, OpKind, Submitted};
+use crate::ring::{Io, Ring};
+
+#[derive(Debug)]
+struct Plain(Arc<dyn Backend>);
+
+/// The same device with such a wrapper.
+pub(super) fn without_fallocate(device: &Device) -> Device {
+    let below = device.backend.clone();
+    Device::over(device.info().clone(), Arc::new(Plain(below)))
+}
+
+impl Backend for Plain {
+    fn submit(&self, ring: &mut Ring, op: &mut Op, user_data: u64) -> Submitted {
+        if matches!(op.kind, OpKind::WriteZeroes | OpKind::Punch)
+            && let Some(Io::Fallocate { .. }) = self.0.request(op)
+        {
+            let unknown = Errno::OPNOTSUPP.raw_os_error().saturating_neg();
+            let answer = ring.answer(unknown, user_data);
+            return ring.push_request(&answer).into();
+        }
+        self.0.submit(ring, op, user_data)
+    }
+
+    fn finish(&self, op: Op, result: i32) -> Finish {
+        self.0.finish(op, result)
+    }
+
+    fn is_native(&self) -> bool {
+        self.0.is_native()
+    }
+
+    fn fence(&self) -> &dyn Fence {
+        self.0.fence()
+    }
+}

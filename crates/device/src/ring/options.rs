@@ -1,0 +1,142 @@
+//! What a ring is made with, and what it answers.
+//!
+//! **Purpose.** The plain values of [`super::Ring`]'s interface: its options, its errors, one completion, one wake-up.
+//!
+//! **Design.** A ring that can't be made says who forbids it and what to do, as far as the system tells.
+//!
+//! **Not here:** the ring itself.
+
+use std::io;
+
+use rustix::io::Errno;
+
+use crate::op::Submitted;
+
+use super::kernel::{KernelVersion, MINIMUM_KERNEL, forbidden_reason};
+
+/// What a ring is made with.
+#[derive(Debug, Clone)]
+pub struct RingOptions {
+    /// Entries of the submission queue (rounded up to a power of two).
+    pub entries: u32,
+    /// Entries of the completion queue; at least `entries`.
+    pub cq_entries: u32,
+    /// Completions run only inside [`Ring::wait`] and [`Ring::submit`]. Faster, but the fence falls later.
+    pub defer_taskrun: bool,
+    /// Most kernel threads for work on regular files (fsync, zeroing, punching); 0: the kernel's default.
+    pub iowq_bounded: u32,
+    /// Most kernel threads for other work that blocks; 0: the kernel's default.
+    pub iowq_unbounded: u32,
+    /// The processors that these threads may use; empty: all.
+    pub iowq_cpus: Vec<usize>,
+}
+
+impl Default for RingOptions {
+    fn default() -> Self {
+        Self {
+            entries: 256,
+            cq_entries: 1024,
+            defer_taskrun: false,
+            iowq_bounded: 4,
+            iowq_unbounded: 4,
+            iowq_cpus: Vec::new(),
+        }
+    }
+}
+
+/// Why there is no ring.
+#[derive(Debug, thiserror::Error)]
+pub enum RingError {
+    /// The kernel is below [`MINIMUM_KERNEL`].
+    #[error(
+        "the kernel is {found}, but Linux {MINIMUM_KERNEL} or newer is needed: update the kernel"
+    )]
+    KernelTooOld {
+        /// What runs here.
+        found: KernelVersion,
+    },
+    /// The kernel's release string has no version in it.
+    #[error(
+        "the kernel's release `{release}` holds no version: Linux {MINIMUM_KERNEL} or newer is needed"
+    )]
+    UnknownKernel {
+        /// The string.
+        release: String,
+    },
+    /// io_uring is switched off or filtered.
+    #[error("io_uring is forbidden here ({source}): {reason}")]
+    Forbidden {
+        /// Who forbids it, and what to do.
+        reason: String,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// Something else failed.
+    #[error("io_uring: {doing} failed: {source}")]
+    Io {
+        /// What was being done.
+        doing: &'static str,
+        /// What the system said.
+        source: io::Error,
+    },
+}
+
+/// The submission queue has no room: submit, take completions, try again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("the submission queue is full")]
+pub struct RingFull;
+
+/// The end of one entry.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Completion {
+    /// What the entry was marked with.
+    pub user_data: u64,
+    /// Bytes, events or zero; negative: an errno.
+    pub result: i32,
+}
+
+/// Why [`Ring::wait`] returned.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Wake {
+    /// There are completions.
+    Completions,
+    /// The time is over, and there are none.
+    TimedOut,
+    /// A signal, or nothing in particular; there are no completions.
+    Interrupted,
+}
+
+/// Whether an error passes by itself.
+pub(super) fn is_transient(error: &io::Error) -> bool {
+    matches!(
+        Errno::from_io_error(error),
+        Some(Errno::INTR | Errno::BUSY | Errno::AGAIN)
+    )
+}
+
+/// Why the kernel refused to set a ring up.
+pub(super) fn setup_error(source: io::Error) -> RingError {
+    match Errno::from_io_error(&source) {
+        Some(Errno::PERM | Errno::NOSYS | Errno::ACCESS) => RingError::Forbidden {
+            reason: forbidden_reason(
+                std::fs::read_to_string("/proc/sys/kernel/io_uring_disabled")
+                    .ok()
+                    .as_deref(),
+            ),
+            source,
+        },
+        _ => RingError::Io {
+            doing: "setting it up",
+            source,
+        },
+    }
+}
+
+impl From<Result<(), RingFull>> for Submitted {
+    fn from(pushed: Result<(), RingFull>) -> Self {
+        match pushed {
+            Ok(()) => Self::Queued,
+            Err(RingFull) => Self::RingFull,
+        }
+    }
+}
