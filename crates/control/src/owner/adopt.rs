@@ -294,6 +294,20 @@ impl Adoption {
         stale.iter().map(|stale| stale.device).collect()
     }
 
+    /// Waits until adoption is finished in the pool.
+    pub(super) async fn wait_adopted(&self) {
+        self.progress
+            .until(|| self.finished.get().then_some(()))
+            .await;
+    }
+
+    /// Waits until nothing that was adopted is in doubt on a device any more.
+    pub(super) async fn wait_settled_on(&self, device: DeviceIndex) {
+        self.progress
+            .until(|| self.is_settled_on(device).then_some(()))
+            .await;
+    }
+
     fn is_settled_on(&self, device: DeviceIndex) -> bool {
         self.finished.get() && !self.stale.borrow().iter().any(|s| s.device == device)
     }
@@ -492,23 +506,5 @@ impl Owner {
         // That its extents are dirty must be durable before the list forgets them.
         self.commit_through().await;
         self.forget_grants(&held).await
-    }
-
-    /// Waits until adoption is finished in the pool.
-    pub(super) async fn wait_adopted(&self) {
-        let adoption = &self.adoption;
-        adoption
-            .progress
-            .until(|| adoption.finished.get().then_some(()))
-            .await;
-    }
-
-    /// Waits until nothing that was adopted is in doubt on a device any more.
-    pub(super) async fn wait_settled_on(&self, device: DeviceIndex) {
-        let adoption = &self.adoption;
-        adoption
-            .progress
-            .until(|| adoption.is_settled_on(device).then_some(()))
-            .await;
     }
 }

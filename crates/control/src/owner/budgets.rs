@@ -11,7 +11,7 @@
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
-use std::rc::{Rc, Weak};
+use std::rc::Rc;
 use std::sync::atomic::Ordering::Relaxed;
 
 use forebay_pool::{Pool, TenantId};
@@ -43,7 +43,6 @@ struct Known {
 /// What the engine was told.
 #[derive(Debug, Default)]
 pub(super) struct Told {
-    session: RefCell<Weak<Session>>,
     known: RefCell<Known>,
     /// One change is told at a time.
     telling: tokio::sync::Mutex<()>,
@@ -172,12 +171,12 @@ impl Owner {
 
     /// The conversation that is told, which may be about to begin.
     pub(super) fn told_session(&self) -> Option<Rc<Session>> {
-        self.told_budgets.session.borrow().upgrade()
+        self.told.borrow().upgrade()
     }
 
     /// Tells a new conversation how queues are spread and I/O is admitted. `is_known`: the engine was there before this daemon.
     pub(super) fn say_all_budgets(&self, session: &Rc<Session>, is_known: bool) -> Vec<Asked> {
-        *self.told_budgets.session.borrow_mut() = Rc::downgrade(session);
+        *self.told.borrow_mut() = Rc::downgrade(session);
         *self.told_budgets.known.borrow_mut() = Known::default();
         let mut asked = Vec::new();
         self.note_served(session);

@@ -7,7 +7,6 @@
 //! Not here: the copies themselves (the pool).
 
 use std::cell::RefCell;
-use std::collections::BTreeSet;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -48,12 +47,8 @@ impl Owner {
     /// The one task that looks after the copies.
     pub(super) async fn run_copies(self: Rc<Self>) {
         let mut healed_at = Instant::now();
-        let mut warned = BTreeSet::new();
-        let mut limits_warned = BTreeSet::new();
         loop {
             sleep(BEAT).await;
-            self.log_rooms(&mut warned);
-            self.log_limits(&mut limits_warned);
             self.look_at_copies().await;
             let is_well = {
                 let health = self.copies.0.borrow();
@@ -116,13 +111,13 @@ impl Owner {
         !self.copies.0.borrow().is_whole()
     }
 
-    /// What is to be said of the copies.
     /// Whether a copy of the catalog is on the device.
     pub(super) fn has_catalog_copy(&self, device: forebay_xlate::DeviceIndex) -> bool {
         let health = self.copies.0.borrow();
         health.copies.iter().any(|copy| copy.device == device)
     }
 
+    /// What is to be said of the copies.
     pub(super) fn copies_warnings(&self) -> Vec<String> {
         let health = self.copies.0.borrow();
         let mut warnings = Vec::new();

@@ -91,7 +91,12 @@ impl Owner {
         let mut hosts = hosts;
         hosts.sort_unstable();
         hosts.dedup();
-        self.refuse_while_importing(id, &format!("{tenant}/{volume}"), &hosts, any_host)?;
+        self.transfers.refuse_while_importing(
+            id,
+            &format!("{tenant}/{volume}"),
+            &hosts,
+            any_host,
+        )?;
         self.refuse_too_many_exports()?;
         let lacking = self.lacking_now();
         let export = {
@@ -277,7 +282,7 @@ impl Owner {
         if !body.add_hosts.is_empty() || body.any_host == Some(true) {
             let any_host = body.any_host == Some(true);
             let of = self.export_volume(id)?;
-            self.refuse_while_importing(
+            self.transfers.refuse_while_importing(
                 of,
                 &format!("{tenant}/{volume}"),
                 &body.add_hosts,

@@ -131,8 +131,6 @@ impl Owner {
 
     /// The one task that waits for what is in flight at a device.
     pub(super) async fn run_settler(self: Rc<Self>, device: DeviceIndex) {
-        // Before that the pool does not change.
-        self.wait_adopted().await;
         loop {
             self.devices_changed
                 .until(|| self.is_in_doubt(device).then_some(()))

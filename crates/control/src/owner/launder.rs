@@ -95,7 +95,7 @@ impl Owner {
     pub(super) async fn run_launderer(self: Rc<Self>, device: DeviceIndex) {
         let mut failures = 0u32;
         loop {
-            let settled = self.wait_settled_on(device);
+            let settled = self.adoption.wait_settled_on(device);
             self.stuck_without(device, settled).await;
             let round = self.launder_round(device).await;
             self.set_stuck(device, round.is_err());

@@ -72,7 +72,7 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::future::Future;
 use std::os::fd::OwnedFd;
 use std::pin::Pin;
-use std::rc::Rc;
+use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -197,6 +197,8 @@ pub(crate) struct Owner {
     /// The engine's conversation, from when it was told everything until it ends.
     session: RefCell<Option<Rc<Session>>>,
     session_changed: Signal,
+    /// The conversation that is told everything, which may be about to begin.
+    told: RefCell<Weak<Session>>,
     /// Faults that a task is busy with.
     faulting: RefCell<HashSet<(VolumeId, u64, bool)>>,
     awaiting_commit: fault::AwaitingCommit,
@@ -207,7 +209,7 @@ pub(crate) struct Owner {
     newest_generation: Cell<u64>,
     /// The newest engine that has what a dead one left, if there was something.
     acting: Cell<u64>,
-    adoption: adopt::Adoption,
+    adoption: Rc<adopt::Adoption>,
     /// Whether faults, releases and changes of extents go on: adoption is through.
     open: Cell<bool>,
     opened: Signal,
@@ -231,6 +233,8 @@ pub(crate) struct Owner {
     /// Raised when a device's health, suspicion or quarantine changes.
     devices_changed: Signal,
     watched: watch::Watched,
+    /// What was warned of.
+    warned: RefCell<BTreeSet<String>>,
     waits: waits::Waits,
     hosts: hosts::Hosts,
     machines: machines::Machines,
@@ -244,10 +248,10 @@ pub(crate) struct Owner {
     /// What NQNs of new exports say of this node, if it is configured.
     pub(crate) node_name: RefCell<Option<String>>,
     calibrating: calibration::Calibrating,
-    pub(crate) quarantine: quarantine::Quarantine,
+    pub(crate) quarantine: Rc<quarantine::Quarantine>,
     /// One device joins at a time, from the first look at it.
     pub(crate) adding: tokio::sync::Mutex<()>,
-    transfers: transfers::Transfers,
+    transfers: Rc<transfers::Transfers>,
     turns: turns::Turns,
     hold: RefCell<tenure::Hold>,
     closed: Cell<bool>,
@@ -266,6 +270,7 @@ impl Owner {
         events: Rc<Events>,
     ) -> Rc<Self> {
         let (grants, adoption) = grants.into_parts();
+        let adoption = Rc::new(adoption);
         let copies = copies::Copies::new(&catalog);
         let owner = Rc::new(Self {
             core: RefCell::new(Core { pool, grants }),
@@ -280,6 +285,7 @@ impl Owner {
             locks: Locks::new(),
             session: RefCell::new(None),
             session_changed: Signal::new(),
+            told: RefCell::default(),
             faulting: RefCell::default(),
             awaiting_commit: fault::AwaitingCommit::default(),
             ahead: ahead::Ahead::default(),
@@ -302,6 +308,7 @@ impl Owner {
             retrying: RefCell::default(),
             devices_changed: Signal::new(),
             watched: watch::Watched::default(),
+            warned: RefCell::default(),
             waits: waits::Waits::default(),
             hosts: hosts::Hosts::default(),
             machines: machines::Machines::default(),
@@ -313,9 +320,9 @@ impl Owner {
             node: scheduling::NodeState::default(),
             node_name: RefCell::new(None),
             calibrating: calibration::Calibrating::default(),
-            quarantine: quarantine::Quarantine::default(),
+            quarantine: Rc::default(),
             adding: tokio::sync::Mutex::new(()),
-            transfers: transfers::Transfers::default(),
+            transfers: Rc::default(),
             turns: turns::Turns::default(),
             hold: RefCell::default(),
             closed: Cell::new(false),
@@ -328,6 +335,7 @@ impl Owner {
         owner.spawn(owner.clone().run_waits());
         owner.spawn(owner.clone().run_deleter());
         owner.spawn(owner.clone().run_copies());
+        owner.spawn(owner.clone().run_warnings());
         owner.spawn(owner.clone().run_transfers());
         for device in owner.device_indexes() {
             owner.serve_device(device);
@@ -340,7 +348,12 @@ impl Owner {
         let syncer = self.add_syncer(device);
         self.spawn(self.clone().run_syncer(device, syncer));
         self.spawn(self.clone().run_launderer(device));
-        self.spawn(self.clone().run_settler(device));
+        let owner = self.clone();
+        self.spawn(async move {
+            // Before that the pool does not change.
+            owner.adoption.wait_adopted().await;
+            owner.run_settler(device).await;
+        });
     }
 
     /// Runs a task for as long as the owner is not closed.

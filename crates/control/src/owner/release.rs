@@ -17,6 +17,7 @@ use forebay_xlate::{ExtentIndex, ExtentRange, VolumeId};
 
 use super::Owner;
 use super::locks::Held;
+use super::push::ALL_EXTENTS;
 use super::revoke::Deallocation;
 use super::session::AskError;
 
@@ -98,8 +99,10 @@ impl Owner {
         self.given_up(&held, &released).await
     }
 
-    /// Ends a volume that is held as a whole.
-    pub(super) async fn give_up_volume(&self, held: &Held<'_>) -> Result<(), ReleaseError> {
+    /// Ends a volume.
+    pub(super) async fn give_up_volume(&self, volume: VolumeId) -> Result<(), ReleaseError> {
+        let held = self.locks.hold(volume, ALL_EXTENTS).await;
+        let held = &held;
         let undrained = self.revoke_for(held, None, self.limits.revoke).await?;
         let released = self
             .core

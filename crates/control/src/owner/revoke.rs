@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use forebay_xlate::boundary::message::ToEngine;
 use forebay_xlate::owner_side::OutOfOrder;
-use forebay_xlate::{DeviceIndex, VolumeId};
+use forebay_xlate::{DeviceIndex, ExtentRange, VolumeId};
 use tokio::time::{Instant, timeout_at};
 
 use super::locks::Held;
@@ -179,5 +179,25 @@ impl Owner {
             })
             .within(self.limits.request)
             .await
+    }
+
+    /// Takes back every right on what lies on a device; what lies elsewhere is granted again when it
+    /// is asked for.
+    pub(super) async fn cut_off(self: Rc<Self>, device: DeviceIndex) {
+        let volumes: Vec<_> = {
+            let core = self.core.borrow();
+            let extent_bytes = core.pool.info().extent_bytes;
+            let volumes = core.pool.volumes_on(device).into_iter();
+            let sized = volumes.filter_map(|id| Some((id, core.pool.volume(id).ok()?.size_bytes)));
+            sized
+                .map(|(id, bytes)| (id, bytes.div_ceil(extent_bytes)))
+                .collect()
+        };
+        for (volume, extents) in volumes {
+            let held = self.locks.hold(volume, ExtentRange::new(0, extents)).await;
+            if let Err(error) = self.revoke(&held, self.limits.revoke).await {
+                tracing::warn!(%device, %volume, %error, "taking back what lies on a device that was cut short");
+            }
+        }
     }
 }

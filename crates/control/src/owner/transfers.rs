@@ -83,6 +83,25 @@ impl Transfers {
             .find(|kind| excludes(*kind))
     }
 
+    /// While an image goes into a volume, only the host that moves it may be given access.
+    pub(super) fn refuse_while_importing(
+        &self,
+        id: VolumeId,
+        name: &str,
+        hosts: &[String],
+        any_host: bool,
+    ) -> Result<(), ApiError> {
+        let host = match hosts {
+            [one] if !any_host => one,
+            _ => "",
+        };
+        let is_import = |kind| kind == TransferKind::Import;
+        match self.other(id, host, is_import) {
+            Some(kind) => Err(under_way(kind, name)),
+            None => Ok(()),
+        }
+    }
+
     fn hosts(&self, volume: VolumeId) -> Vec<String> {
         let of = self.of.borrow();
         let all = of.get(&volume).into_iter().flatten();
@@ -449,25 +468,6 @@ impl Owner {
             ));
         }
         Ok(())
-    }
-
-    /// While an image goes into a volume, only the host that moves it may be given access.
-    pub(super) fn refuse_while_importing(
-        &self,
-        id: VolumeId,
-        name: &str,
-        hosts: &[String],
-        any_host: bool,
-    ) -> Result<(), ApiError> {
-        let host = match hosts {
-            [one] if !any_host => one,
-            _ => "",
-        };
-        let is_import = |kind| kind == TransferKind::Import;
-        match self.transfers.other(id, host, is_import) {
-            Some(kind) => Err(under_way(kind, name)),
-            None => Ok(()),
-        }
     }
 }
 

@@ -15,7 +15,6 @@ use forebay_xlate::boundary::message::ToEngine;
 use tokio::time::timeout;
 
 use super::Owner;
-use super::push::ALL_EXTENTS;
 use super::release::ReleaseError;
 use super::session::AskError;
 use super::turns::Turn;
@@ -33,7 +32,7 @@ pub(super) fn engine_error(error: &AskError) -> ApiError {
 
 /// An error of something that may have promised space to a volume of a size.
 fn reservation_error(
-    owner: &Owner,
+    pool: &Pool,
     error: PoolError,
     reserved_bytes: u64,
     size_bytes: u64,
@@ -49,7 +48,7 @@ fn reservation_error(
     if kind != ErrorKind::NoSpace {
         return told;
     }
-    let left = owner.core.borrow().pool.reservable_bytes(None);
+    let left = pool.reservable_bytes(None);
     told.hint(format!(
         "reserve less ({} can be promised now), add a device (`forebay device add`), or take other \
          volumes' reservations back (`forebay volume set --reserve`)",
@@ -110,7 +109,8 @@ impl Owner {
         let create = || self.core.borrow_mut().pool.create_volume(&new, now_s());
         let id = self.with_space_taken_back(create).await;
         let id = id.map_err(|error| {
-            reservation_error(self, error, body.reserved_bytes, body.size_bytes)
+            let pool = &self.core.borrow().pool;
+            reservation_error(pool, error, body.reserved_bytes, body.size_bytes)
         })?;
         self.commit_and_push(id, turn).await?;
         self.volume_show(&tenant, &body.name)
@@ -164,8 +164,7 @@ impl Owner {
             self.with_space_taken_back(set).await.map_err(|error| {
                 let core = self.core.borrow();
                 let size_bytes = core.pool.volume(id).map_or(0, |volume| volume.size_bytes);
-                drop(core);
-                reservation_error(self, error, reserved_bytes, size_bytes)
+                reservation_error(&core.pool, error, reserved_bytes, size_bytes)
             })?;
             self.commit_for_api().await?;
         }
@@ -254,8 +253,7 @@ impl Owner {
         let id = self.volume_id(&tenant, &name)?;
         self.refuse_exported(id, &tenant, &name)?;
         self.wait_open_for_api().await?;
-        let held = self.locks.hold(id, ALL_EXTENTS).await;
-        match self.give_up_volume(&held).await {
+        match self.give_up_volume(id).await {
             Ok(()) => {}
             Err(error @ ReleaseError::Revoke(_)) => {
                 return Err(ApiError::unavailable(format!(
@@ -265,7 +263,6 @@ impl Owner {
             }
             Err(ReleaseError::Pool(error)) => return Err(api_error(error)),
         }
-        drop(held);
         self.push("removing a volume", |request| ToEngine::RemoveVolume {
             request,
             volume: id,

@@ -9,10 +9,13 @@
 use std::collections::BTreeSet;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
+use std::rc::Rc;
+use std::time::Duration;
 
 use forebay_device::DeviceKind;
 use forebay_device::size::format_bytes;
 use forebay_xlate::DeviceIndex;
+use tokio::time::sleep;
 
 use super::{Core, Owner};
 use crate::api::error::ApiError;
@@ -20,6 +23,8 @@ use crate::api::events::EventKind;
 use crate::api::model::{Capacity, DeviceInfo, DeviceState};
 use crate::events::News;
 
+/// Between two looks.
+const BEAT: Duration = Duration::from_secs(1);
 /// So many of the affected volumes are named.
 const NAMED: usize = 5;
 /// A file system is nearly full when less than this fraction of it is left.
@@ -88,6 +93,17 @@ pub(super) fn concerned(names: &[String]) -> String {
 }
 
 impl Owner {
+    /// The one task that tells when room below device files or a shared limit runs out, and when there is enough again.
+    pub(super) async fn run_warnings(self: Rc<Self>) {
+        let mut warned = BTreeSet::new();
+        let mut limits_warned = BTreeSet::new();
+        loop {
+            sleep(BEAT).await;
+            self.log_rooms(&mut warned);
+            self.log_limits(&mut limits_warned);
+        }
+    }
+
     /// Things an operator should know, but for those that are configured so ([`Owner::notes`]).
     pub(crate) fn warnings(&self) -> Vec<String> {
         let mut warnings = Vec::new();

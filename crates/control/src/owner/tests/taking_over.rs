@@ -270,7 +270,7 @@ fn an_uncommitted_part_of_a_stale_entry_outlives_the_next_daemons_too() {
         let prepare = |fake: &mut Fake| fake.fail_flushes = true;
         let mut life = life.next_takes_over(&place, begin, prepare).await;
         let owner = life.owner.clone();
-        life.with_engine(owner.wait_settled_on(DeviceIndex(0)))
+        life.with_engine(owner.adoption.wait_settled_on(DeviceIndex(0)))
             .await;
         drop(owner);
         assert_eq!(life.revoked(), [ExtentRange::new(2, 2)]);
@@ -306,7 +306,7 @@ fn what_was_written_anew_is_not_taken_for_stale() {
         life.fake.answer_all_revokes();
         let word = life.fake.answer_to(a, 3, true).await.unwrap();
         let owner = life.owner.clone();
-        life.with_engine(owner.wait_settled_on(DeviceIndex(0)))
+        life.with_engine(owner.adoption.wait_settled_on(DeviceIndex(0)))
             .await;
         life.fake.settle().await;
         let mine = owner
@@ -340,7 +340,7 @@ fn what_can_not_be_flushed_keeps_nobody_from_taking_stale_grants_back() {
         let mut life = life.next_takes_over(&place, begin, prepare).await;
         let owner = life.owner.clone();
         for device in 0..2 {
-            life.with_engine(owner.wait_settled_on(DeviceIndex(device)))
+            life.with_engine(owner.adoption.wait_settled_on(DeviceIndex(device)))
                 .await;
         }
         assert_eq!(life.listed(b), []);

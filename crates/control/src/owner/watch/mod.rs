@@ -36,8 +36,6 @@ const LEVELS: [&str; 3] = [FILLS_UP, NEARLY_FULL, FULL];
 /// What was seen.
 #[derive(Debug)]
 pub(super) struct Watched {
-    /// What was warned of.
-    warned: RefCell<BTreeSet<String>>,
     errors: RefCell<BTreeMap<DeviceIndex, errors::Seen>>,
     /// How long a device must give no error to be well again.
     pub(super) quiet: Cell<Duration>,
@@ -52,7 +50,6 @@ pub(super) struct Watched {
 impl Default for Watched {
     fn default() -> Self {
         Self {
-            warned: RefCell::default(),
             errors: RefCell::default(),
             quiet: Cell::new(errors::QUIET),
             cut: RefCell::default(),
@@ -83,7 +80,7 @@ impl Owner {
 
     /// The one task that looks.
     pub(super) async fn run_watch(self: Rc<Self>) {
-        self.wait_adopted().await;
+        self.adoption.wait_adopted().await;
         loop {
             sleep(BEAT).await;
             if self.core.borrow_mut().pool.return_idle_stock() > 0 {
@@ -95,7 +92,9 @@ impl Owner {
             self.look_at_figures();
             self.save_figures(false).await;
             self.look_at_promises();
-            self.look_at_sizes();
+            for device in self.look_at_sizes() {
+                self.spawn(self.clone().cut_off(device));
+            }
         }
     }
 
@@ -156,7 +155,7 @@ impl Owner {
 
     fn log_changes(&self) {
         let now = self.space_troubles();
-        let mut warned = self.watched.warned.borrow_mut();
+        let mut warned = self.warned.borrow_mut();
         for (name, text) in &now {
             if !warned.contains(*name) {
                 self.tell(EventKind::PoolSpace, text.clone(), News::default());

@@ -8,19 +8,18 @@
 //! file that was removed or renamed is a warning only: everything works until it is closed.
 //! Not here: what a restart does about it (`devices`).
 
-use std::rc::Rc;
-
 use forebay_device::size::format_bytes;
-use forebay_xlate::{DeviceIndex, ExtentRange};
+use forebay_xlate::DeviceIndex;
 
 use super::super::Owner;
 use crate::api::events::EventKind;
 use crate::devices::{self, PoolDevice};
 
 impl Owner {
-    /// Compares every device with what its extents need.
-    pub(in crate::owner) fn look_at_sizes(self: &Rc<Self>) {
+    /// Compares every device with what its extents need; returns those that have been cut short since the last look.
+    pub(in crate::owner) fn look_at_sizes(&self) -> Vec<DeviceIndex> {
         let devices = self.devices.borrow().clone();
+        let mut cut = Vec::new();
         for device in devices {
             let now = match device.store.0.look_now() {
                 Ok(now) => now,
@@ -32,6 +31,7 @@ impl Owner {
             let needs = self.needed_bytes(device.index);
             if now.size_bytes < needs && self.cut_short(device.index).is_none() {
                 self.note_cut(&device, now.size_bytes);
+                cut.push(device.index);
             }
             let lost = match (now.has_name, now.is_at_path) {
                 (false, _) => Some(nameless_text(&device.spec)),
@@ -40,6 +40,7 @@ impl Owner {
             };
             self.note_name(device.index, lost);
         }
+        cut
     }
 
     fn note_name(&self, device: DeviceIndex, lost: Option<String>) {
@@ -64,7 +65,7 @@ impl Owner {
         })
     }
 
-    fn note_cut(self: &Rc<Self>, device: &PoolDevice, bytes: u64) {
+    fn note_cut(&self, device: &PoolDevice, bytes: u64) {
         tracing::error!(
             device = %device.index,
             "device {}: {}",
@@ -83,27 +84,6 @@ impl Owner {
                 && let Err(error) = devices::mark_cut_short(folder, &uuid, bytes)
             {
                 tracing::error!(%error, "recording that a device was cut short");
-            }
-        }
-        self.spawn(self.clone().cut_off(device.index));
-    }
-
-    /// Takes back every right on what lies on a device; what lies elsewhere is granted again when it
-    /// is asked for.
-    async fn cut_off(self: Rc<Self>, device: DeviceIndex) {
-        let volumes: Vec<_> = {
-            let core = self.core.borrow();
-            let extent_bytes = core.pool.info().extent_bytes;
-            let volumes = core.pool.volumes_on(device).into_iter();
-            let sized = volumes.filter_map(|id| Some((id, core.pool.volume(id).ok()?.size_bytes)));
-            sized
-                .map(|(id, bytes)| (id, bytes.div_ceil(extent_bytes)))
-                .collect()
-        };
-        for (volume, extents) in volumes {
-            let held = self.locks.hold(volume, ExtentRange::new(0, extents)).await;
-            if let Err(error) = self.revoke(&held, self.limits.revoke).await {
-                tracing::warn!(%device, %volume, %error, "taking back what lies on a device that was cut short");
             }
         }
     }
