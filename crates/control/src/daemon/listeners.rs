@@ -88,7 +88,7 @@ impl Daemon {
         self.bind_listeners();
         if let Some(serving) = self.serving() {
             let new = std::mem::take(&mut *self.spare_listeners.borrow_mut());
-            serving.owner.listen_also(new).await;
+            serving.owner.ports.listen_also(new).await;
         }
     }
 

@@ -410,11 +410,15 @@ impl Daemon {
         self.bind_listeners_at_start(may_wait)?;
         let (catalog, limits) = (Arc::new(catalog), Limits::default());
         let owner = Owner::new(pool, catalog, devices, grants, limits, self.events.clone());
-        owner.set_hold(self.me.clone(), tenure);
+        owner.labels.set_hold(self.me.clone(), tenure);
         if live.is_none() {
-            let finished = timeout(START_COMMIT_LIMIT, owner.finish_adoption(None)).await;
+            let finished = timeout(
+                START_COMMIT_LIMIT,
+                owner.mapping.adopter.finish_adoption(None),
+            )
+            .await;
             if finished.is_err() {
-                let trouble = owner.catalog_trouble().unwrap_or_default();
+                let trouble = owner.base.catalog_trouble().unwrap_or_default();
                 owner.close();
                 return Err(DaemonError::new(format!(
                     "the pool's catalog can't be written: {trouble}"
@@ -422,31 +426,41 @@ impl Daemon {
                 .with_hint("make room or repair the device below the pool, and start again"));
             }
         }
-        *owner.missing.borrow_mut() = missing;
-        let before = self.lost_devices.replace(owner.lost_devices());
-        owner.tell_of_lost(&before);
+        *owner.base.missing.borrow_mut() = missing;
+        let before = self.lost_devices.replace(owner.base.lost_devices());
+        owner.states.tell_of_lost(&before);
         self.begin(owner, live);
         Ok(())
     }
 
     /// Starts to serve a pool.
     fn begin(self: &Rc<Self>, owner: Rc<Owner>, mut live: Option<(EngineProcess, Greeting)>) {
-        owner.begin_stamp();
+        owner.labels.begin_stamp();
         self.watch_tenure(&owner);
         owner
+            .ports
             .listeners
             .borrow_mut()
             .append(&mut self.spare_listeners.borrow_mut());
-        owner.note_ports();
-        owner.set_record_dirs(self.record_dirs().map(ToOwned::to_owned).to_vec());
-        owner.set_node(&self.config.state_dir, self.config.engine.reactors);
-        owner.node_name.replace(self.config.node_name.clone());
-        owner.keep_figures(&self.config.state_dir);
+        owner.ports.note_ports();
+        owner
+            .states
+            .set_record_dirs(self.record_dirs().map(ToOwned::to_owned).to_vec());
+        owner
+            .budgets
+            .set_node(&self.config.state_dir, self.config.engine.reactors);
+        owner
+            .exports
+            .node_name
+            .replace(self.config.node_name.clone());
+        owner.statistics.keep_figures(&self.config.state_dir);
         if let Some((_, greeting)) = &mut live {
             // What the engine listens on already is not missing.
-            owner.keep_machine_listeners(&mut greeting.held);
+            owner.vms.keep_machine_listeners(&mut greeting.held);
         }
-        owner.begin_machines(self.config.run_dir.join("machines"));
+        owner
+            .vms
+            .begin_machines(self.config.run_dir.join("machines"));
         let supervisor = Supervisor::new(
             self.config.engine.clone(),
             &self.config.run_dir,
@@ -600,7 +614,7 @@ impl Daemon {
     fn addresses(&self) -> Vec<String> {
         let mut addresses: Vec<String> = self.spare_listeners.borrow().keys().cloned().collect();
         if let Some(serving) = self.serving() {
-            addresses.extend(serving.owner.addresses());
+            addresses.extend(serving.owner.ports.addresses());
         }
         addresses
     }
@@ -622,13 +636,13 @@ impl Daemon {
         let nvme_tcp = self.addresses();
         let (mut pool, mut limits) = (None, Vec::new());
         if let Some(serving) = &serving {
-            configured.extend(serving.owner.notes());
-            warnings.extend(serving.owner.warnings());
-            warnings.extend(serving.owner.quarantine_warnings());
-            is_trouble |= serving.owner.has_trouble();
-            pool = Some(serving.owner.pool_name());
-            capacity = Some(serving.owner.capacity());
-            limits = serving.owner.limits();
+            configured.extend(serving.owner.reports.notes());
+            warnings.extend(serving.owner.reports.warnings());
+            warnings.extend(serving.owner.exports.quarantine_warnings());
+            is_trouble |= serving.owner.reports.has_trouble();
+            pool = Some(serving.owner.base.pool_name());
+            capacity = Some(serving.owner.reports.capacity());
+            limits = serving.owner.reports.limits();
         }
         let opening = self.now_opening();
         if let Some(opening) = &opening {
@@ -701,7 +715,7 @@ impl Daemon {
                 tenants: Vec::new(),
                 reactors: Vec::new(),
             },
-            |serving| serving.owner.stats(self.events.stats()),
+            |serving| serving.owner.statistics.stats(self.events.stats()),
         )
     }
 }

@@ -79,7 +79,7 @@ impl Daemon {
         if let Some(serving) = self.serving() {
             return Err(ApiError::exists(format!(
                 "this daemon serves pool {} already",
-                serving.owner.pool_name()
+                serving.owner.base.pool_name()
             ))
             .hint("one daemon serves one pool: destroy it first, or start another daemon"));
         }
@@ -116,9 +116,9 @@ impl Daemon {
             .map_err(unavailable)?;
         let (catalog, limits) = (Arc::new(catalog), Limits::default());
         let owner = Owner::new(pool, catalog, devices, grants, limits, self.events.clone());
-        owner.set_hold(self.me.clone(), tenure);
-        owner.finish_adoption(None).await;
-        let info = owner.pool_show();
+        owner.labels.set_hold(self.me.clone(), tenure);
+        owner.mapping.adopter.finish_adoption(None).await;
+        let info = owner.reports.pool_show();
         self.begin(owner, None);
         Ok(info)
     }
@@ -130,7 +130,7 @@ impl Daemon {
         body: DeviceAdd,
     ) -> Result<DeviceInfo, ApiError> {
         let _one_at_a_time = owner.adding.lock().await;
-        let own = owner.device_specs();
+        let own = owner.base.device_specs();
         let open = move || {
             devices::refuse_own(&own, &body.spec)?;
             devices::open_new(&body)
@@ -139,7 +139,7 @@ impl Daemon {
         let (store, made) = (device.store.clone(), device.made());
         let added = owner.clone().device_add(device).await;
         let index = added.inspect_err(|_| devices::remove_made(&made))?;
-        self.record_devices(&owner.core.borrow().pool);
+        self.record_devices(&owner.base.core.borrow().pool);
         let joined = PoolDevice {
             index,
             spec: store.0.info().spec.to_string(),
@@ -148,7 +148,7 @@ impl Daemon {
         if let Err(error) = devices::reserve_catalog(&[joined]) {
             tracing::warn!(%error, "the room for a copy of the catalog");
         }
-        Ok(owner.device_show(index.0)?.device)
+        Ok(owner.reports.device_show(index.0)?.device)
     }
 
     /// Ends the pool that is named, and wipes its labels.
@@ -161,7 +161,7 @@ impl Daemon {
             return self.forget(&query).await;
         };
         let owner = &serving.owner;
-        let pool = owner.pool_show();
+        let pool = owner.reports.pool_show();
         if query.name != pool.name && query.name != pool.uuid {
             return Err(other_pool(&query.name, &pool.name, &pool.uuid));
         }
@@ -178,10 +178,10 @@ impl Daemon {
         }
         if !query.disconnect_hosts {
             let what = format!("pool {}", pool.name);
-            owner.refuse_cutting_off(&what, |_, _| true).await?;
+            owner.hosts.refuse_cutting_off(&what, |_, _| true).await?;
         }
         serving.supervisor.stop(owner, STOP_LIMIT).await;
-        if let Err(error) = owner.wait_unfenced(Duration::from_secs(10)).await {
+        if let Err(error) = owner.base.wait_unfenced(Duration::from_secs(10)).await {
             // Everything goes on as before.
             self.serving.borrow_mut().take();
             self.begin(owner.clone(), None);
@@ -191,13 +191,13 @@ impl Daemon {
         owner.close();
         self.spare_listeners
             .borrow_mut()
-            .append(&mut owner.listeners.borrow_mut());
+            .append(&mut owner.ports.listeners.borrow_mut());
         let gone = |error: io::Error| ApiError::unavailable(error.to_string());
         // First the record: a pool without it is found by its labels, a record without a pool isn't.
         for folder in self.record_dirs() {
             files::remove(&devices::record_path(folder)).map_err(gone)?;
         }
-        devices::destroy(&owner.devices.borrow())?;
+        devices::destroy(&owner.base.devices.borrow())?;
         files::remove(&process::record_path(&self.config.run_dir)).map_err(gone)?;
         files::remove(&self.grants_path()).map_err(gone)?;
         Ok("pool destroyed".to_owned())

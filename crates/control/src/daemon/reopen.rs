@@ -225,7 +225,7 @@ impl Daemon {
         let _only_one = self.change_pool().await?;
         self.open_or_take_back(body).await?;
         let serving = self.serving().ok_or_else(|| self.no_pool())?;
-        Ok(serving.owner.pool_show())
+        Ok(serving.owner.reports.pool_show())
     }
 
     async fn open_or_take_back(self: &Rc<Self>, body: PoolOpen) -> Result<(), ApiError> {
@@ -266,14 +266,14 @@ impl Daemon {
             force,
             take_over,
         } = body;
-        let missing = serving.owner.missing.borrow().clone();
-        let pool = serving.owner.core.borrow().pool.info().uuid;
+        let missing = serving.owner.base.missing.borrow().clone();
+        let pool = serving.owner.base.core.borrow().pool.info().uuid;
         let reasons: Vec<String> = missing.iter().map(|m| m.why.clone()).collect();
-        let open = serving.owner.devices.borrow().clone();
-        let troubled = serving.owner.troubled_devices();
+        let open = serving.owner.base.devices.borrow().clone();
+        let troubled = serving.owner.states.troubled_devices();
         let all_here = missing.is_empty();
         // Devices that are told of may be open, and have failed because they were cut short.
-        let takes_failed = force && serving.owner.is_any_cut_short();
+        let takes_failed = force && serving.owner.states.is_any_cut_short();
         let mut devices = if takes_failed {
             told.clone()
         } else {
@@ -295,7 +295,7 @@ impl Daemon {
         }
         let has_returned = self.is_engine_stale(&serving);
         if all_here && !has_returned && !takes_failed {
-            return serving.owner.refuse_failed();
+            return serving.owner.reports.refuse_failed();
         }
         devices.extend(missing);
         devices.extend(returned);
@@ -347,15 +347,15 @@ impl Daemon {
             sleep(pause).await;
             let (least, most) = match self.serving() {
                 Some(serving) => {
-                    let missing = serving.owner.missing.borrow().clone();
+                    let missing = serving.owner.base.missing.borrow().clone();
                     let silent: Vec<_> = missing.into_iter().filter(|m| m.is_silent).collect();
-                    let troubled = serving.owner.troubled_devices();
+                    let troubled = serving.owner.states.troubled_devices();
                     let is_stale = self.is_engine_stale(&serving);
                     if silent.is_empty() && troubled.is_empty() && !is_stale {
                         pause = LOOK_AGAIN;
                         continue;
                     }
-                    let pool = serving.owner.core.borrow().pool.info().uuid;
+                    let pool = serving.owner.base.core.borrow().pool.info().uuid;
                     let any = move || {
                         Ok(is_stale
                             || silent.iter().any(|m| devices::may_answer(&m.spec))
@@ -403,15 +403,15 @@ impl Daemon {
     pub(super) async fn leave(&self, serving: Rc<Serving>) {
         self.serving.borrow_mut().take();
         let owner = &serving.owner;
-        owner.give_up_places(PLACES_LIMIT).await;
-        match timeout(COMMIT_LIMIT, owner.commit()).await {
+        owner.mapping.revoker.give_up_places(PLACES_LIMIT).await;
+        match timeout(COMMIT_LIMIT, owner.base.commit()).await {
             Ok(Ok(())) => {}
             // The grant table has what the catalog lacks.
             Ok(Err(error)) => tracing::warn!(%error, "before the engine is left"),
             Err(_) => tracing::warn!("the engine is left before the last commit has ended"),
         }
-        owner.save_figures(true).await;
-        self.lost_devices.replace(owner.lost_devices());
+        owner.statistics.save_figures(true).await;
+        self.lost_devices.replace(owner.base.lost_devices());
         let supervising = serving.supervising.borrow_mut().take();
         if let Some(task) = supervising {
             task.abort();
@@ -424,16 +424,16 @@ impl Daemon {
         owner.close();
         self.spare_listeners
             .borrow_mut()
-            .append(&mut owner.listeners.borrow_mut());
+            .append(&mut owner.ports.listeners.borrow_mut());
     }
 
     /// Ends the serving of a pool that another machine takes over.
     pub(super) fn watch_tenure(self: &Rc<Self>, owner: &Rc<Owner>) {
-        let Some(tenure) = owner.tenure() else {
+        let Some(tenure) = owner.labels.tenure() else {
             return;
         };
         let daemon = self.clone();
-        owner.spawn(async move {
+        owner.base.spawn(async move {
             let taker = tenure.lost().await;
             // A task of its own, because this one ends with the owner.
             tokio::task::spawn_local(daemon.lose(taker));
@@ -446,9 +446,14 @@ impl Daemon {
             return;
         };
         let owner = &serving.owner;
-        let text = format!("pool {} is not served any more: {taker}", owner.pool_name());
+        let text = format!(
+            "pool {} is not served any more: {taker}",
+            owner.base.pool_name()
+        );
         tracing::error!("{text}");
-        owner.tell(EventKind::Warning, text.clone(), News::default());
+        owner
+            .base
+            .tell(EventKind::Warning, text.clone(), News::default());
         if let Some(task) = serving.supervising.borrow_mut().take() {
             task.abort();
         }
@@ -458,7 +463,7 @@ impl Daemon {
         owner.close();
         self.spare_listeners
             .borrow_mut()
-            .append(&mut owner.listeners.borrow_mut());
+            .append(&mut owner.ports.listeners.borrow_mut());
         let trouble = ApiError::in_use(text)
             .hint("if it is this machine's: `forebay pool open --take-over`, once the other one has ended");
         *self.trouble.borrow_mut() = Some(trouble);
@@ -468,13 +473,13 @@ impl Daemon {
     pub(super) async fn pool_upgrade(self: Rc<Self>) -> Result<PoolInfo, ApiError> {
         let _only_one = self.change_pool().await?;
         let serving = self.serving().ok_or_else(|| self.no_pool())?;
-        if !serving.owner.missing.borrow().is_empty() {
+        if !serving.owner.base.missing.borrow().is_empty() {
             return Err(ApiError::unavailable(
                 "a device of the pool is missing: it could not be upgraded",
             )
             .hint("bring it back first (`forebay device list`)"));
         }
-        let catalog = serving.owner.catalog.clone();
+        let catalog = serving.owner.base.catalog.clone();
         let upgraded =
             blocking(move || catalog.upgrade_labels().map_err(devices::api_error)).await?;
         if upgraded > 0 {
@@ -486,7 +491,7 @@ impl Daemon {
             self.open_and_serve(PoolOpen::default()).await?;
         }
         let serving = self.serving().ok_or_else(|| self.no_pool())?;
-        Ok(serving.owner.pool_show())
+        Ok(serving.owner.reports.pool_show())
     }
 
     /// Gives a pool up that can't be opened: nothing of it is left here, its devices stay as they are.

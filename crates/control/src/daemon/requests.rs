@@ -27,7 +27,7 @@ impl Daemon {
                 reply,
             } => {
                 self.change(reply, move |owner| async move {
-                    owner.port_update(&address.to_string(), body).await
+                    owner.ports.port_update(&address.to_string(), body).await
                 });
             }
             Request::Events {
@@ -74,18 +74,21 @@ impl Daemon {
                     let _ = reply.send(daemon.pool_upgrade().await);
                 });
             }
-            Request::PoolShow(reply) => self.read(reply, move |owner| Ok(owner.pool_show())),
+            Request::PoolShow(reply) => {
+                self.read(reply, move |owner| Ok(owner.reports.pool_show()))
+            }
             Request::PoolUpdate { body, reply } => {
-                self.change(
-                    reply,
-                    move |owner| async move { owner.pool_update(body).await },
-                );
+                self.change(reply, move |owner| async move {
+                    owner.reports.pool_update(body).await
+                });
             }
             Request::PoolCheck { body, reply } => {
-                self.change(reply, move |owner| async move { owner.check(body).await });
+                self.change(reply, move |owner| async move {
+                    owner.reports.check(body).await
+                });
             }
             Request::DeviceShow { index, reply } => {
-                self.read(reply, move |owner| owner.device_show(index));
+                self.read(reply, move |owner| owner.reports.device_show(index));
             }
             Request::DeviceAdd { body, reply } => {
                 let daemon = self.clone();
@@ -93,19 +96,23 @@ impl Daemon {
                     daemon.device_add(owner, body).await
                 });
             }
-            Request::DeviceList(reply) => self.read(reply, move |owner| Ok(owner.device_list())),
+            Request::DeviceList(reply) => {
+                self.read(reply, move |owner| Ok(owner.reports.device_list()))
+            }
             Request::TenantCreate { name, reply } => {
                 self.change(reply, move |owner| async move {
-                    owner.tenant_create(name).await
+                    owner.volumes.tenant_create(name).await
                 });
             }
-            Request::TenantList(reply) => self.read(reply, move |owner| Ok(owner.tenant_list())),
+            Request::TenantList(reply) => {
+                self.read(reply, move |owner| Ok(owner.base.tenant_list()))
+            }
             Request::TenantShow { name, reply } => {
-                self.read(reply, move |owner| owner.tenant_show(&name));
+                self.read(reply, move |owner| owner.volumes.tenant_show(&name));
             }
             Request::TenantDelete { name, reply } => {
                 self.change(reply, move |owner| async move {
-                    owner.tenant_delete(name).await
+                    owner.volumes.tenant_delete(name).await
                 });
             }
             Request::TenantBudget {
@@ -114,7 +121,7 @@ impl Daemon {
                 reply,
             } => {
                 self.change(reply, move |owner| async move {
-                    owner.tenant_budget(&name, budget).await
+                    owner.budgets.tenant_budget(&name, budget).await
                 });
             }
             Request::VolumeBudget {
@@ -124,28 +131,27 @@ impl Daemon {
                 reply,
             } => {
                 self.change(reply, move |owner| async move {
-                    owner.volume_budget(&tenant, &volume, budget).await
+                    owner.budgets.volume_budget(&tenant, &volume, budget).await
                 });
             }
             Request::SchedulingShow(reply) => {
-                self.read(reply, move |owner| Ok(owner.scheduling_show()));
+                self.read(reply, move |owner| Ok(owner.budgets.scheduling_show()));
             }
             Request::SchedulingUpdate { body, reply } => {
                 self.change(reply, move |owner| async move {
-                    owner.scheduling_update(body).await
+                    owner.budgets.scheduling_update(body).await
                 });
             }
             Request::Calibrating { seconds, reply } => {
                 self.change(reply, move |owner| async move {
-                    owner.calibrating(seconds).await
+                    owner.budgets.calibrating(seconds).await
                 });
             }
-            Request::CostsShow(reply) => self.read(reply, move |owner| Ok(owner.costs_show())),
+            Request::CostsShow(reply) => self.read(reply, move |owner| Ok(owner.node.costs_show())),
             Request::CostsPut { body, reply } => {
-                self.change(
-                    reply,
-                    move |owner| async move { owner.costs_put(body).await },
-                );
+                self.change(reply, move |owner| async move {
+                    owner.budgets.costs_put(body).await
+                });
             }
             Request::VolumeCreate {
                 tenant,
@@ -153,18 +159,20 @@ impl Daemon {
                 reply,
             } => {
                 self.change(reply, move |owner| async move {
-                    owner.volume_create(tenant, body).await
+                    owner.volumes.volume_create(tenant, body).await
                 });
             }
             Request::VolumeList { tenant, reply } => {
-                self.read(reply, move |owner| owner.volume_list(tenant.as_deref()));
+                self.read(reply, move |owner| {
+                    owner.base.volume_list(tenant.as_deref())
+                });
             }
             Request::VolumeShow {
                 tenant,
                 volume,
                 reply,
             } => {
-                self.read(reply, move |owner| owner.volume_show(&tenant, &volume));
+                self.read(reply, move |owner| owner.base.volume_show(&tenant, &volume));
             }
             Request::VolumeExtents {
                 tenant,
@@ -173,7 +181,7 @@ impl Daemon {
                 reply,
             } => {
                 self.read(reply, move |owner| {
-                    owner.volume_extents(&tenant, &volume, from_bytes)
+                    owner.base.volume_extents(&tenant, &volume, from_bytes)
                 });
             }
             Request::VolumeUpdate {
@@ -183,7 +191,7 @@ impl Daemon {
                 reply,
             } => {
                 self.change(reply, move |owner| async move {
-                    owner.volume_update(tenant, volume, body).await
+                    owner.volumes.volume_update(tenant, volume, body).await
                 });
             }
             Request::VolumeDelete {
@@ -192,7 +200,7 @@ impl Daemon {
                 reply,
             } => {
                 self.change(reply, move |owner| async move {
-                    owner.volume_delete(tenant, volume).await
+                    owner.volumes.volume_delete(tenant, volume).await
                 });
             }
             Request::TransferPut {
@@ -202,7 +210,7 @@ impl Daemon {
                 reply,
             } => {
                 self.change(reply, move |owner| async move {
-                    owner.transfer_put(tenant, volume, body).await
+                    owner.transfers.transfer_put(tenant, volume, body).await
                 });
             }
             Request::TransferEnd {
@@ -212,21 +220,25 @@ impl Daemon {
                 reply,
             } => {
                 self.change(reply, move |owner| async move {
-                    owner.transfer_end(&tenant, &volume, &host).await
+                    owner.transfers.transfer_end(&tenant, &volume, &host).await
                 });
             }
             Request::ExportCreate { body, reply } => {
                 self.change(reply, move |owner| async move {
-                    owner.export_create(body).await
+                    owner.exports.export_create(body).await
                 });
             }
-            Request::ExportList(reply) => self.read(reply, move |owner| Ok(owner.export_list())),
+            Request::ExportList(reply) => {
+                self.read(reply, move |owner| Ok(owner.exports.export_list()))
+            }
             Request::ExportShow {
                 tenant,
                 volume,
                 reply,
             } => {
-                self.read(reply, move |owner| owner.export_show(&tenant, &volume));
+                self.read(reply, move |owner| {
+                    owner.exports.export_show(&tenant, &volume)
+                });
             }
             Request::ExportUpdate {
                 tenant,
@@ -235,7 +247,7 @@ impl Daemon {
                 reply,
             } => {
                 self.change(reply, move |owner| async move {
-                    owner.export_update(tenant, volume, body).await
+                    owner.exports.export_update(tenant, volume, body).await
                 });
             }
             Request::ExportDelete {
@@ -245,7 +257,10 @@ impl Daemon {
                 reply,
             } => {
                 self.change(reply, move |owner| async move {
-                    owner.export_delete(tenant, volume, disconnect_hosts).await
+                    owner
+                        .exports
+                        .export_delete(tenant, volume, disconnect_hosts)
+                        .await
                 });
             }
             Request::ExportResume {
@@ -254,7 +269,7 @@ impl Daemon {
                 reply,
             } => {
                 self.change(reply, move |owner| async move {
-                    owner.export_resume(tenant, volume).await
+                    owner.exports.export_resume(tenant, volume).await
                 });
             }
             Request::EngineReplace(reply) => {
@@ -274,7 +289,7 @@ impl Daemon {
 
     fn port_list(&self) -> Vec<Port> {
         match self.serving() {
-            Some(serving) => serving.owner.port_list(),
+            Some(serving) => serving.owner.ports.port_list(),
             None => unserved_ports(self.spare_listeners.borrow().keys()),
         }
     }
@@ -303,14 +318,14 @@ impl Daemon {
             let _ = reply.send(Err(self.absent()));
             return;
         };
-        if !serving.owner.has_places_ahead() {
+        if !serving.owner.base.has_places_ahead() {
             let _ = reply.send(ask(&serving.owner));
             return;
         }
         // What was written in this moment is to be seen in what is said to be used.
         let owner = serving.owner.clone();
-        serving.owner.spawn(async move {
-            owner.count_ahead_soon().await;
+        serving.owner.base.spawn(async move {
+            owner.mapping.revoker.count_ahead_soon().await;
             let _ = reply.send(ask(&owner));
         });
     }
@@ -329,7 +344,7 @@ impl Daemon {
             return;
         }
         let owner = serving.owner.clone();
-        serving.owner.spawn(async move {
+        serving.owner.base.spawn(async move {
             let _ = reply.send(act(owner).await);
         });
     }

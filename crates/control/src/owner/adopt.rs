@@ -30,9 +30,11 @@ use forebay_xlate::shm::SharedMemory;
 use forebay_xlate::{DeviceIndex, ExtentIndex, ExtentRange, Rights, VolumeId};
 use tokio::time::{sleep, timeout};
 
-use super::Owner;
-use super::session::{AskError, Session};
-use super::together::join_all;
+use crate::owner::base::Base;
+use crate::owner::flush::Flusher;
+use crate::owner::revoke::Revoker;
+use crate::owner::session::{AskError, Session};
+use crate::owner::together::join_all;
 use crate::signal::Signal;
 
 /// Entries of a new grant table: 16 MiB, of which only what is used costs memory.
@@ -197,7 +199,7 @@ impl Grants {
         self.same_boot
     }
 
-    pub(super) fn into_parts(self) -> (GrantTable, Adoption) {
+    pub(crate) fn into_parts(self) -> (GrantTable, Adoption) {
         let adoption = Adoption {
             finished: Cell::new(!self.adopting),
             same_boot: self.same_boot,
@@ -249,12 +251,12 @@ fn boot_name(boot_id: &[u8; 16]) -> String {
 
 impl Adoption {
     /// The highest sequence of a volume's adopted mappings, as long as some may not be durable.
-    pub(super) fn uncommitted(&self, volume: VolumeId) -> Option<u64> {
+    pub(crate) fn uncommitted(&self, volume: VolumeId) -> Option<u64> {
         self.uncommitted.borrow().get(&volume).copied()
     }
 
     /// Something was committed: forgets what is durable by now.
-    pub(super) fn note_committed(&self, pool: &Pool) {
+    pub(crate) fn note_committed(&self, pool: &Pool) {
         let mut uncommitted = self.uncommitted.borrow_mut();
         if !uncommitted.is_empty() {
             uncommitted.retain(|volume, highest| pool.durable_seq(*volume) < *highest);
@@ -262,7 +264,7 @@ impl Adoption {
     }
 
     /// Whether a device may hold what was never flushed, and that no entry names.
-    pub(super) fn is_unflushed(&self, device: DeviceIndex) -> bool {
+    pub(crate) fn is_unflushed(&self, device: DeviceIndex) -> bool {
         self.unflushed.borrow().contains(&device)
     }
 
@@ -274,35 +276,35 @@ impl Adoption {
     }
 
     /// Whether something that was taken over is not durable, or still in use where it should not be.
-    pub(super) fn is_unfinished(&self) -> bool {
+    pub(crate) fn is_unfinished(&self) -> bool {
         !self.uncommitted.borrow().is_empty() || !self.stale.borrow().is_empty()
     }
 
     /// Whether the end of adoption in the pool is durable: before that nothing may be granted.
-    pub(super) fn is_recorded(&self) -> bool {
+    pub(crate) fn is_recorded(&self) -> bool {
         self.recorded.get()
     }
 
     /// Volumes of which something that was taken over is not durable.
-    pub(super) fn uncommitted_volumes(&self) -> Vec<VolumeId> {
+    pub(crate) fn uncommitted_volumes(&self) -> Vec<VolumeId> {
         self.uncommitted.borrow().keys().copied().collect()
     }
 
     /// Devices where something is in use that should not be.
-    pub(super) fn stale_devices(&self) -> BTreeSet<DeviceIndex> {
+    pub(crate) fn stale_devices(&self) -> BTreeSet<DeviceIndex> {
         let stale = self.stale.borrow();
         stale.iter().map(|stale| stale.device).collect()
     }
 
     /// Waits until adoption is finished in the pool.
-    pub(super) async fn wait_adopted(&self) {
+    pub(crate) async fn wait_adopted(&self) {
         self.progress
             .until(|| self.finished.get().then_some(()))
             .await;
     }
 
     /// Waits until nothing that was adopted is in doubt on a device any more.
-    pub(super) async fn wait_settled_on(&self, device: DeviceIndex) {
+    pub(crate) async fn wait_settled_on(&self, device: DeviceIndex) {
         self.progress
             .until(|| self.is_settled_on(device).then_some(()))
             .await;
@@ -313,14 +315,39 @@ impl Adoption {
     }
 }
 
-impl Owner {
+/// Takes over what an earlier daemon granted.
+#[derive(Debug)]
+pub(crate) struct Adopter {
+    pub(crate) base: Rc<Base>,
+    pub(crate) flusher: Rc<Flusher>,
+    pub(crate) revoker: Rc<Revoker>,
+    pub(crate) adoption: Rc<Adoption>,
+}
+
+impl Adopter {
+    pub(crate) fn new(
+        base: &Rc<Base>,
+        flusher: &Rc<Flusher>,
+        revoker: &Rc<Revoker>,
+        adoption: &Rc<Adoption>,
+    ) -> Rc<Self> {
+        Rc::new(Self {
+            base: base.clone(),
+            flusher: flusher.clone(),
+            revoker: revoker.clone(),
+            adoption: adoption.clone(),
+        })
+    }
+}
+
+impl Adopter {
     /// Ends adoption in the pool. With a live engine, what an earlier daemon left unfinished there
     /// gets a moment first. Harmless when said again.
     pub(crate) async fn finish_adoption(&self, session: Option<&Rc<Session>>) {
         let adoption = &self.adoption;
         if let Some(session) = session.filter(|_| !adoption.finished.get()) {
             let wait = session.inherited_finished();
-            if timeout(self.limits.inherited, wait).await.is_err() {
+            if timeout(self.base.limits.inherited, wait).await.is_err() {
                 tracing::warn!(
                     unfinished = session.inherited(),
                     "the engine has not finished what an earlier daemon asked for; where that is zeroing, freed space stays unused until it has"
@@ -333,7 +360,7 @@ impl Owner {
             self.flush_unflushed().await;
         }
         {
-            let mut core = self.core.borrow_mut();
+            let mut core = self.base.core.borrow_mut();
             let finished = adoption.finished.replace(true);
             if !finished {
                 match core.pool.finish_adoption(adoption.same_boot) {
@@ -358,7 +385,7 @@ impl Owner {
         }
         // Until this is durable nothing may be granted.
         while !adoption.recorded.get() {
-            match self.commit().await {
+            match self.base.commit().await {
                 Ok(()) => adoption.recorded.set(true),
                 Err(_) => sleep(Duration::from_secs(1)).await,
             }
@@ -369,11 +396,11 @@ impl Owner {
     /// Flushes the devices that may hold what was never flushed, as far as that works now.
     async fn flush_unflushed(&self) {
         let devices = self.adoption.unflushed.borrow().clone();
-        let open = devices.into_iter().filter(|d| self.is_open_here(*d));
+        let open = devices.into_iter().filter(|d| self.base.is_open_here(*d));
         let flushes = open.map(|device| async move {
             (
                 device,
-                timeout(self.limits.adoption, self.flush_here(device)).await,
+                timeout(self.base.limits.adoption, self.flusher.flush_here(device)).await,
             )
         });
         for (device, flushed) in join_all(flushes).await {
@@ -387,47 +414,22 @@ impl Owner {
         }
     }
 
-    /// A device was flushed: no FLUSH need cover it for what an earlier engine wrote.
-    pub(super) fn note_flushed(&self, device: DeviceIndex) {
-        let adoption = &self.adoption;
-        if !adoption.unflushed.borrow_mut().remove(&device) || !adoption.finished.get() {
-            return;
-        }
-        let named = self.core.borrow_mut().pool.set_boot_id(&adoption.name());
-        match named {
-            Ok(()) => self.committer.kick(),
-            Err(error) => tracing::error!(%error, "recording the grant table"),
-        }
-    }
-
-    /// What a volume's FLUSH must cover whatever is listed. A device that is missing is flushed when
-    /// it is back, before anything is granted there.
-    pub(super) fn may_hold_unflushed(&self) -> Vec<(DeviceIndex, VolumeId)> {
-        let pool = &self.core.borrow().pool;
-        let devices = self.adoption.unflushed.borrow();
-        let open = devices.iter().filter(|d| self.is_open_here(**d));
-        let volumes_on = |device: &DeviceIndex| {
-            let device = *device;
-            let volumes = pool.volumes_on(device).into_iter();
-            volumes.map(move |volume| (device, volume))
-        };
-        open.flat_map(volumes_on).collect()
-    }
-
     /// Opens the gate for faults, once what was adopted is durable, or after a while.
-    pub(super) async fn open_after_adoption(self: &Rc<Self>) {
-        if self.is_open() {
+    pub(crate) async fn open_after_adoption(self: &Rc<Self>) {
+        if self.base.is_open() {
             return;
         }
-        if timeout(self.limits.adoption, self.settle()).await.is_err() {
+        if timeout(self.base.limits.adoption, self.settle())
+            .await
+            .is_err()
+        {
             tracing::warn!(
                 "what was taken over is not all durable, or in use where it should not be; flushes and freed space wait for that"
             );
             let owner = self.clone();
-            self.spawn(async move { owner.settle().await });
+            self.base.spawn(async move { owner.settle().await });
         }
-        self.open.set(true);
-        self.opened.raise();
+        self.base.set_open();
     }
 
     /// Commits what was adopted, and revokes what the pool does not know. Neither waits for the other,
@@ -438,7 +440,7 @@ impl Owner {
             stale.iter().map(|stale| stale.device).collect()
         };
         let revokes = devices.into_iter().map(|device| self.revoke_stale(device));
-        let (synced, _) = tokio::join!(self.sync_all(), join_all(revokes));
+        let (synced, _) = tokio::join!(self.flusher.sync_all(), join_all(revokes));
         if let Err(error) = synced {
             // It is tried again there with everything else that is uncommitted, or by a FLUSH.
             tracing::warn!(%error, "mappings that were taken over are not durable");
@@ -458,21 +460,57 @@ impl Owner {
             let Some(one) = next else {
                 break;
             };
-            let Some(part) = self.unknown_part(one.volume, one.range) else {
+            let Some(part) = self.revoker.unknown_part(one.volume, one.range) else {
                 stale.borrow_mut().retain(|s| *s != one);
                 continue;
             };
-            if let Err(error) = self.revoke_unknown(one.volume, part).await {
+            if let Err(error) = self.revoker.revoke_unknown(one.volume, part).await {
                 tracing::warn!(volume = %one.volume, ?part, %error, "revoking a grant that the pool does not know");
                 sleep(Duration::from_millis(500)).await;
             }
         }
         self.adoption.progress.raise();
     }
+}
 
+impl Flusher {
+    /// A device was flushed: no FLUSH need cover it for what an earlier engine wrote.
+    pub(crate) fn note_flushed(&self, device: DeviceIndex) {
+        let adoption = &self.adoption;
+        if !adoption.unflushed.borrow_mut().remove(&device) || !adoption.finished.get() {
+            return;
+        }
+        let named = self
+            .base
+            .core
+            .borrow_mut()
+            .pool
+            .set_boot_id(&adoption.name());
+        match named {
+            Ok(()) => self.base.committer.kick(),
+            Err(error) => tracing::error!(%error, "recording the grant table"),
+        }
+    }
+
+    /// What a volume's FLUSH must cover whatever is listed. A device that is missing is flushed when
+    /// it is back, before anything is granted there.
+    pub(crate) fn may_hold_unflushed(&self) -> Vec<(DeviceIndex, VolumeId)> {
+        let pool = &self.base.core.borrow().pool;
+        let devices = self.adoption.unflushed.borrow();
+        let open = devices.iter().filter(|d| self.base.is_open_here(**d));
+        let volumes_on = |device: &DeviceIndex| {
+            let device = *device;
+            let volumes = pool.volumes_on(device).into_iter();
+            volumes.map(move |volume| (device, volume))
+        };
+        open.flat_map(volumes_on).collect()
+    }
+}
+
+impl Revoker {
     /// The first part of a range that is listed where the pool does not map it now.
     fn unknown_part(&self, volume: VolumeId, range: ExtentRange) -> Option<ExtentRange> {
-        let core = self.core.borrow();
+        let core = self.base.core.borrow();
         for grant in core.grants.granted(volume, range) {
             if grant.word.rights() == Some(Rights::Hole) {
                 continue;
@@ -502,9 +540,9 @@ impl Owner {
             // Somebody took it back meanwhile, and perhaps it lies elsewhere now.
             return Ok(());
         }
-        self.revoke(&held, self.limits.revoke).await?;
+        self.revoke(&held, self.base.limits.revoke).await?;
         // That its extents are dirty must be durable before the list forgets them.
-        self.commit_through().await;
+        self.base.commit_through().await;
         self.forget_grants(&held).await
     }
 }

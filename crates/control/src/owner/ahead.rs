@@ -28,9 +28,9 @@ use forebay_xlate::{ExtentIndex, ExtentRange, VolumeId};
 use tokio::sync::Notify;
 use tokio::time::{Instant, MissedTickBehavior, interval_at, sleep, timeout};
 
-use super::Owner;
-use super::session::AskError;
-use super::together::join_all;
+use crate::owner::revoke::Revoker;
+use crate::owner::session::AskError;
+use crate::owner::together::join_all;
 
 /// Extents of a region.
 const REGION: u64 = MAX_TAKE_BACK;
@@ -88,9 +88,9 @@ struct Rate {
 
 /// See the module's text.
 #[derive(Debug)]
-pub(super) struct Ahead {
+pub(crate) struct Ahead {
     /// [`TICK`], but in tests.
-    pub(super) tick: Cell<Duration>,
+    pub(crate) tick: Cell<Duration>,
     regions: RefCell<BTreeMap<(VolumeId, u64), Region>>,
     rates: RefCell<BTreeMap<VolumeId, Rate>>,
     /// One takes back at a time; how often that was done.
@@ -144,7 +144,7 @@ impl Rate {
 impl Ahead {
     /// A write fault, perhaps at an unmapped extent: the extents among which it may get places for
     /// neighbours too, if it may.
-    pub(super) fn window(
+    pub(crate) fn window(
         &self,
         pool: &Pool,
         volume: VolumeId,
@@ -182,7 +182,7 @@ impl Ahead {
     }
 
     /// Places ahead were given in the region of this extent.
-    pub(super) fn given(&self, pool: &mut Pool, volume: VolumeId, extent: u64, count: u64) {
+    pub(crate) fn given(&self, pool: &mut Pool, volume: VolumeId, extent: u64, count: u64) {
         if let Some(region) = self
             .regions
             .borrow_mut()
@@ -199,7 +199,7 @@ impl Ahead {
     }
 
     /// Whether a volume faults fast: it will need much.
-    pub(super) fn is_fast(&self, volume: VolumeId) -> bool {
+    pub(crate) fn is_fast(&self, volume: VolumeId) -> bool {
         let rates = self.rates.borrow();
         rates
             .get(&volume)
@@ -208,7 +208,7 @@ impl Ahead {
 
     /// How many extents from one on may be told as stored together: what lies ahead of writes should
     /// stay so, to be taken back.
-    pub(super) fn stored_run(&self, volume: VolumeId, extent: u64, count: u64) -> u64 {
+    pub(crate) fn stored_run(&self, volume: VolumeId, extent: u64, count: u64) -> u64 {
         let regions = self.regions.borrow();
         let has = |region| regions.get(&(volume, region)).is_some_and(|r| r.ahead > 0);
         let (first, last) = (extent / REGION, (extent + count - 1) / REGION);
@@ -220,7 +220,7 @@ impl Ahead {
     }
 
     /// Whether something of a range may lie ahead of writes.
-    pub(super) fn has_any(&self, volume: VolumeId, range: ExtentRange) -> bool {
+    pub(crate) fn has_any(&self, volume: VolumeId, range: ExtentRange) -> bool {
         let first = (volume, range.first / REGION);
         let last = (volume, range.end().saturating_sub(1) / REGION);
         let regions = self.regions.borrow();
@@ -252,7 +252,7 @@ impl Ahead {
     }
 
     /// Another conversation: everything is told as stored.
-    pub(super) fn forget(&self, pool: &mut Pool) {
+    pub(crate) fn forget(&self, pool: &mut Pool) {
         for volume in std::mem::take(&mut *self.rates.borrow_mut()).into_keys() {
             pool.set_ahead(volume, 0);
         }
@@ -296,10 +296,10 @@ fn extents_of((_, region): (VolumeId, u64)) -> ExtentRange {
     ExtentRange::new(region * REGION, REGION)
 }
 
-impl Owner {
+impl Revoker {
     /// The one task that looks after places ahead.
-    pub(super) async fn run_ahead(self: Rc<Self>) {
-        self.wait_open().await;
+    pub(crate) async fn run_ahead(self: Rc<Self>) {
+        self.base.wait_open().await;
         let ahead = &self.ahead;
         let mut beat = interval_at(Instant::now() + BEAT, BEAT);
         beat.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -319,19 +319,14 @@ impl Owner {
                 continue;
             }
             self.count_ahead().await;
-            let quiet = ahead.beat(&self.core.borrow().pool);
-            let is_short = self.core.borrow().pool.space_level() != SpaceLevel::Normal;
+            let quiet = ahead.beat(&self.base.core.borrow().pool);
+            let is_short = self.base.core.borrow().pool.space_level() != SpaceLevel::Normal;
             let due = if is_short { ahead.taken_first() } else { quiet };
             if !due.is_empty() {
                 let _one = ahead.taking.lock().await;
                 self.take_back_all(&due).await;
             }
         }
-    }
-
-    /// Whether some volume has places ahead of its writes.
-    pub(crate) fn has_places_ahead(&self) -> bool {
-        self.core.borrow().pool.ahead() > 0
     }
 
     /// Learns how many places are still ahead, for somebody who waits for it: not for long.
@@ -341,21 +336,21 @@ impl Owner {
 
     /// Learns how many places are still ahead.
     async fn count_ahead(&self) {
-        let Some(session) = self.session() else {
+        let Some(session) = self.link.session() else {
             return;
         };
         let all = self.ahead.taken_first();
         for some in all.chunks(AT_ONCE) {
             let counts = some.iter().map(|key| {
                 let before = self.ahead.region_ahead(*key);
-                let count = session.count_ahead(key.0, extents_of(*key), self.limits.request);
+                let count = session.count_ahead(key.0, extents_of(*key), self.base.limits.request);
                 async move { (*key, before, count.await) }
             });
             for (key, before, left) in join_all(counts).await {
                 let Ok(left) = left else { return };
                 let claimed = before.saturating_sub(left);
                 self.ahead
-                    .fewer(&mut self.core.borrow_mut().pool, key, claimed);
+                    .fewer(&mut self.base.core.borrow_mut().pool, key, claimed);
                 if let Some(region) = self.ahead.regions.borrow_mut().get_mut(&key) {
                     region.active += claimed;
                 }
@@ -373,14 +368,14 @@ impl Owner {
             let all = self.ahead.taken_first();
             self.take_back_all(&all).await;
         };
-        if self.has_places_ahead() && timeout(limit, all).await.is_err() {
-            let left = self.core.borrow().pool.ahead();
+        if self.base.has_places_ahead() && timeout(limit, all).await.is_err() {
+            let left = self.base.core.borrow().pool.ahead();
             tracing::warn!(left, "places that were not written stay with their volumes");
         }
     }
 
     /// Takes back all that was never written, for somebody who found no space. False: there is nothing.
-    pub(super) async fn take_back_for_space(&self) -> bool {
+    pub(crate) async fn take_back_for_space(&self) -> bool {
         let ahead = &self.ahead;
         let before = ahead.rounds.get();
         let _one = ahead.taking.lock().await;
@@ -401,7 +396,7 @@ impl Owner {
     }
 
     /// The same for somebody whom a taking back may be waiting for.
-    pub(super) async fn take_back_unless_busy(&self) -> bool {
+    pub(crate) async fn take_back_unless_busy(&self) -> bool {
         let Ok(_one) = self.ahead.taking.try_lock() else {
             return false;
         };
@@ -429,12 +424,12 @@ impl Owner {
     }
 
     async fn take_back_region(&self, key: (VolumeId, u64)) -> Result<u64, AskError> {
-        let limit = self.limits.request;
+        let limit = self.base.limits.request;
         let too_late = |_| AskError::TimedOut(limit, "places ahead");
         let (volume, range) = (key.0, extents_of(key));
         let hold = timeout(limit, self.locks.hold(volume, range));
         let held = hold.await.map_err(too_late)?;
-        let session = self.session().ok_or(AskError::Gone)?;
+        let session = self.link.session().ok_or(AskError::Gone)?;
         let before = self.ahead.region_ahead(key);
         let taken = session.take_back(volume, range, limit).await?;
         if session.is_over() {
@@ -442,13 +437,13 @@ impl Owner {
         }
         let parts = self.locks.side.borrow_mut().took_back(held.id, &taken)?;
         self.ahead
-            .fewer(&mut self.core.borrow_mut().pool, key, before);
+            .fewer(&mut self.base.core.borrow_mut().pool, key, before);
         if parts.is_empty() {
             return Ok(0);
         }
         let mut extents = 0;
         for part in parts {
-            let mut core = self.core.borrow_mut();
+            let mut core = self.base.core.borrow_mut();
             let side = self.locks.side.borrow();
             let undrained = side.may_change(held.id)?;
             let first = ExtentIndex(part.first);
@@ -463,10 +458,10 @@ impl Owner {
             }
         }
         self.locks.side.borrow_mut().changed(held.id)?;
-        self.commit_through().await;
+        self.base.commit_through().await;
         self.locks.side.borrow_mut().durable(held.id)?;
         self.forget_grants(&held).await?;
-        self.launder_wanted.raise();
+        self.base.launder_wanted.raise();
         Ok(extents)
     }
 }

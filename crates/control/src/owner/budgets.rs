@@ -9,8 +9,10 @@
 //! gone: its region names them. Of who measures what I/O costs it is told nothing (`calibration`).
 //! Not here: what can be stated (`forebay_qos::budget`), what the node has (`scheduling`).
 
+use crate::owner::calibration::Calibrating;
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
 use std::rc::Rc;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -21,13 +23,17 @@ use forebay_xlate::VolumeId;
 use forebay_xlate::boundary::message::{Scheduling, Spread, TenantId as EngineTenantId, ToEngine};
 use forebay_xlate::boundary::region::MAX_TENANTS;
 
-use super::Owner;
-use super::session::{AskError, Pending, Session};
-use super::volume::engine_error;
 use crate::api::error::ApiError;
 use crate::api::model::Volume;
 use crate::api::scheduling::{self as api, BudgetChange, TenantBudget};
 use crate::devices::api_error;
+use crate::owner::base::Base;
+use crate::owner::link::Link;
+use crate::owner::link::engine_error;
+use crate::owner::places::Placement;
+use crate::owner::scheduling::NodeSettings;
+use crate::owner::session::{AskError, Pending, Session};
+use crate::owner::stats::Statistics;
 
 /// What an engine is to know.
 #[derive(Debug, Default, Clone, PartialEq)]
@@ -42,7 +48,7 @@ struct Known {
 
 /// What the engine was told.
 #[derive(Debug, Default)]
-pub(super) struct Told {
+pub(crate) struct Told {
     known: RefCell<Known>,
     /// One change is told at a time.
     telling: tokio::sync::Mutex<()>,
@@ -52,7 +58,7 @@ pub(super) struct Told {
 type Asked = (String, Pending);
 
 /// A limit as the API says it: the most that can be stated is none.
-pub(super) fn limit(limit: u64, most: u64) -> Option<u64> {
+pub(crate) fn limit(limit: u64, most: u64) -> Option<u64> {
     (limit < most).then_some(limit)
 }
 
@@ -105,13 +111,13 @@ fn checked(change: &BudgetChange, before: Stated) -> Result<Option<Stated>, ApiE
 }
 
 /// A tenant's budget as the API says it.
-pub(super) fn show_tenant_budget(pool: &Pool, tenant: TenantId) -> Option<api::Budget> {
+pub(crate) fn show_tenant_budget(pool: &Pool, tenant: TenantId) -> Option<api::Budget> {
     let budget = pool.tenant_budget(tenant)?;
     Some(show_budget(budget, &pool.tenant_stated(tenant)))
 }
 
 /// A volume's budget as the API says it.
-pub(super) fn show_volume_budget(pool: &Pool, volume: VolumeId) -> Option<api::Budget> {
+pub(crate) fn show_volume_budget(pool: &Pool, volume: VolumeId) -> Option<api::Budget> {
     let budget = pool.volume_budget(volume)?;
     Some(show_budget(budget, &pool.volume_stated(volume)))
 }
@@ -132,11 +138,43 @@ fn or_say_assumed(error: ApiError, stated: Stated) -> ApiError {
     error.hint(hint)
 }
 
-impl Owner {
-    /// Whether anybody has a budget.
-    pub(super) fn has_budgets(&self) -> bool {
-        let pool = &self.core.borrow().pool;
-        pool.tenant_budgets().next().is_some() || pool.volume_budgets().next().is_some()
+/// Tells the engine who may use how much.
+#[derive(Debug)]
+pub(crate) struct Budgets {
+    pub(crate) base: Rc<Base>,
+    pub(crate) link: Rc<Link>,
+    pub(crate) node: Rc<NodeSettings>,
+    pub(crate) placement: Rc<Placement>,
+    pub(crate) statistics: Rc<Statistics>,
+    pub(crate) told_budgets: Told,
+    pub(crate) calibrating: Calibrating,
+}
+
+impl Budgets {
+    pub(crate) fn new(
+        base: &Rc<Base>,
+        link: &Rc<Link>,
+        node: &Rc<NodeSettings>,
+        placement: &Rc<Placement>,
+        statistics: &Rc<Statistics>,
+    ) -> Rc<Self> {
+        Rc::new(Self {
+            base: base.clone(),
+            link: link.clone(),
+            node: node.clone(),
+            placement: placement.clone(),
+            statistics: statistics.clone(),
+            told_budgets: Default::default(),
+            calibrating: Default::default(),
+        })
+    }
+}
+
+impl Budgets {
+    /// Says where this node's settings are, and how many reactors its engines have.
+    pub(crate) fn set_node(&self, folder: &Path, reactors: u16) {
+        self.node.read_settings(folder, reactors);
+        self.placement.read_promises();
     }
 
     /// What an engine is to know now.
@@ -145,11 +183,11 @@ impl Owner {
             spread: Some(self.node.settings.borrow().spread()),
             ..Known::default()
         };
-        if !self.has_budgets() {
+        if !self.base.has_budgets() {
             return known;
         }
-        known.scheduling = Some(self.scheduling_config());
-        let pool = &self.core.borrow().pool;
+        known.scheduling = Some(self.node.scheduling_config());
+        let pool = &self.base.core.borrow().pool;
         for export in pool.exports() {
             let Ok(volume) = pool.volume(export.volume) else {
                 continue;
@@ -161,7 +199,7 @@ impl Owner {
             }
             let budget = pool.tenant_budget(tenant).copied();
             let budget = budget.unwrap_or(Budget::unstated());
-            let told = (budget, self.comes_first(tenant));
+            let told = (budget, self.placement.comes_first(tenant));
             known.tenants.insert(tenant, told);
             let budget = pool.volume_budget(id).copied();
             known.volumes.insert(id, (tenant, budget));
@@ -169,18 +207,13 @@ impl Owner {
         known
     }
 
-    /// The conversation that is told, which may be about to begin.
-    pub(super) fn told_session(&self) -> Option<Rc<Session>> {
-        self.told.borrow().upgrade()
-    }
-
     /// Tells a new conversation how queues are spread and I/O is admitted. `is_known`: the engine was there before this daemon.
-    pub(super) fn say_all_budgets(&self, session: &Rc<Session>, is_known: bool) -> Vec<Asked> {
-        *self.told.borrow_mut() = Rc::downgrade(session);
+    pub(crate) fn say_all_budgets(&self, session: &Rc<Session>, is_known: bool) -> Vec<Asked> {
+        *self.link.told.borrow_mut() = Rc::downgrade(session);
         *self.told_budgets.known.borrow_mut() = Known::default();
         let mut asked = Vec::new();
-        self.note_served(session);
-        self.settle_promises();
+        self.placement.note_served(session);
+        self.placement.settle_promises();
         let now = self.wanted();
         if is_known {
             let records = session.region.tenants().iter();
@@ -192,7 +225,7 @@ impl Owner {
                 None => asked.push(say_scheduling(session, None)),
                 Some(_) => asked.extend(gone.iter().map(|id| self.say_tenant(session, *id, None))),
             }
-            self.added.borrow_mut().let_go(session, &gone);
+            self.statistics.added.borrow_mut().let_go(session, &gone);
         }
         asked.extend(self.say_budgets(session));
         asked
@@ -226,13 +259,15 @@ impl Owner {
         // Without scheduling it has forgotten them.
         let named = gone.iter().filter(|_| now.scheduling.is_some());
         asked.extend(named.map(|id| self.say_tenant(session, *id, None)));
-        self.added.borrow_mut().let_go(session, &gone);
+        self.statistics.added.borrow_mut().let_go(session, &gone);
         *self.told_budgets.known.borrow_mut() = now;
         asked
     }
 
     fn say_tenant(&self, session: &Session, id: TenantId, of: Option<(Budget, bool)>) -> Asked {
-        let credit = of.map_or([0; 2], |_| self.added.borrow().credit(session, id));
+        let credit = of.map_or([0; 2], |_| {
+            self.statistics.added.borrow().credit(session, id)
+        });
         let pending = session.request("a tenant's budget", |request| ToEngine::SetTenantBudget {
             request,
             tenant: EngineTenantId(id.0),
@@ -244,21 +279,22 @@ impl Owner {
     }
 
     /// Has the engine know, if there is one, what is stated now; the next one is told everything anyway.
-    pub(super) async fn push_budgets(&self) -> Result<(), AskError> {
-        self.keep_promises().await;
+    pub(crate) async fn push_budgets(&self) -> Result<(), AskError> {
+        self.placement.keep_promises().await;
         let _one = self.told_budgets.telling.lock().await;
-        let told = self.told_session();
+        let told = self.link.told_session();
         let is_told = |session: &Rc<Session>| told.is_some_and(|told| Rc::ptr_eq(&told, session));
-        let Some(session) = self.session().filter(is_told) else {
+        let Some(session) = self.link.session().filter(is_told) else {
             return Ok(());
         };
         let asked = self.say_budgets(&session);
-        self.added
+        self.statistics
+            .added
             .borrow_mut()
             .counts_again(self.told_budgets.known.borrow().tenants.keys());
         let mut answer = Ok(());
         for (what, mut pending) in asked {
-            match pending.within(self.limits.request).await {
+            match pending.within(self.base.limits.request).await {
                 Ok(()) => {}
                 Err(AskError::Gone) => return Ok(()),
                 Err(error) => {
@@ -275,7 +311,7 @@ impl Owner {
     }
 
     /// The same, as the API answers it.
-    pub(super) async fn push_budgets_for_api(&self) -> Result<(), ApiError> {
+    pub(crate) async fn push_budgets_for_api(&self) -> Result<(), ApiError> {
         let told = self.push_budgets().await;
         told.map_err(|error| engine_error(&error))
     }
@@ -283,10 +319,10 @@ impl Owner {
     /// Makes a change of budgets durable, and has the engine know of it. A change that could not be made durable yet is told once
     /// it is: it stays in the pool, and is shown.
     async fn keep_budgets(self: &Rc<Self>) -> Result<(), ApiError> {
-        if let Err(error) = self.commit_for_api().await {
+        if let Err(error) = self.base.commit_for_api().await {
             let owner = self.clone();
-            self.spawn(async move {
-                owner.commit_through().await;
+            self.base.spawn(async move {
+                owner.base.commit_through().await;
                 // What goes wrong is logged, and told with the next change.
                 let _ = owner.push_budgets().await;
             });
@@ -302,26 +338,31 @@ impl Owner {
         change: impl Into<BudgetChange>,
     ) -> Result<TenantBudget, ApiError> {
         let (id, before) = {
-            let pool = &self.core.borrow().pool;
+            let pool = &self.base.core.borrow().pool;
             let id = pool.tenant(name).map_err(api_error)?.id;
             (id, pool.tenant_stated(id))
         };
         let stated = checked(&change.into(), before)?;
         let refused = |error| or_say_assumed(error, stated.unwrap_or_default());
         if let Some(Ok(budget)) = stated.map(|stated| stated.budget()) {
-            self.admit_base(id, &budget).map_err(refused)?;
+            self.placement.admit_base(id, &budget).map_err(refused)?;
         }
-        let set = self.core.borrow_mut().pool.set_tenant_budget(id, stated);
+        let set = self
+            .base
+            .core
+            .borrow_mut()
+            .pool
+            .set_tenant_budget(id, stated);
         set.map_err(api_error).map_err(refused)?;
         self.keep_budgets().await?;
-        let budget = show_tenant_budget(&self.core.borrow().pool, id);
-        let mut admission = self.admission();
+        let budget = show_tenant_budget(&self.base.core.borrow().pool, id);
+        let mut admission = self.placement.admission();
         // What it asked for comes first.
         admission.lacking.sort_by_key(|base| base.tenant != name);
         Ok(TenantBudget {
             tenant: name.to_owned(),
             budget,
-            guaranteed: self.is_guaranteed(id, &admission),
+            guaranteed: self.placement.is_guaranteed(id, &admission),
             admission,
         })
     }
@@ -333,14 +374,19 @@ impl Owner {
         name: &str,
         change: impl Into<BudgetChange>,
     ) -> Result<Volume, ApiError> {
-        let _turn = self.turn_for_api(tenant, name).await?;
-        let id = self.volume_id(tenant, name)?;
-        let before = self.core.borrow().pool.volume_stated(id);
+        let _turn = self.base.turn_for_api(tenant, name).await?;
+        let id = self.base.volume_id(tenant, name)?;
+        let before = self.base.core.borrow().pool.volume_stated(id);
         let stated = checked(&change.into(), before)?;
-        let set = self.core.borrow_mut().pool.set_volume_budget(id, stated);
+        let set = self
+            .base
+            .core
+            .borrow_mut()
+            .pool
+            .set_volume_budget(id, stated);
         set.map_err(|error| {
             let error = api_error(error);
-            let core = self.core.borrow();
+            let core = self.base.core.borrow();
             let of = core.pool.tenant(tenant).ok();
             let of = of.and_then(|of| core.pool.tenant_budget(of.id));
             match of.is_none_or(|of| of.base == LEAST) {
@@ -349,7 +395,7 @@ impl Owner {
             }
         })?;
         self.keep_budgets().await?;
-        self.volume_show(tenant, name)
+        self.base.volume_show(tenant, name)
     }
 }
 

@@ -14,14 +14,14 @@ use std::time::Duration;
 use forebay_pool::TenantId;
 use tokio::time::{Instant, sleep_until};
 
-use super::Owner;
-use super::volume::engine_error;
 use crate::api::error::ApiError;
 use crate::api::scheduling::{CALIBRATION_TENANT as TENANT, MOST_CALIBRATION_SECONDS as MOST};
+use crate::owner::budgets::Budgets;
+use crate::owner::link::engine_error;
 
 /// Until when a calibration is at work, if one is.
 #[derive(Debug, Default)]
-pub(super) struct Calibrating(Cell<Option<Instant>>);
+pub(crate) struct Calibrating(Cell<Option<Instant>>);
 
 impl Calibrating {
     fn is_on(&self) -> bool {
@@ -29,16 +29,16 @@ impl Calibrating {
     }
 }
 
-impl Owner {
+impl Budgets {
     /// Whether budgets are nothing to this tenant, as it is what measures.
-    pub(super) fn measures(&self, tenant: TenantId) -> bool {
-        let core = self.core.borrow();
+    pub(crate) fn measures(&self, tenant: TenantId) -> bool {
+        let core = self.base.core.borrow();
         let is_its = || (core.pool.tenant(TENANT)).is_ok_and(|its| its.id == tenant);
         self.calibrating.is_on() && is_its()
     }
 
     /// The name is a calibration's, while there is one.
-    pub(super) fn refuse_its_name(&self, name: &str) -> Result<(), ApiError> {
+    pub(crate) fn refuse_its_name(&self, name: &str) -> Result<(), ApiError> {
         match name == TENANT && !self.calibrating.is_on() {
             true => Err(ApiError::invalid(format!(
                 "the tenant name {TENANT} is kept for `forebay calibrate`, which deletes all volumes of that tenant"
@@ -62,7 +62,7 @@ impl Owner {
         self.calibrating.0.set(until);
         if let Some(until) = until {
             let owner = self.clone();
-            self.spawn(async move {
+            self.base.spawn(async move {
                 sleep_until(until).await;
                 // Unless it said so again.
                 if owner.calibrating.0.get() == Some(until) {

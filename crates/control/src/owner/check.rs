@@ -7,17 +7,18 @@
 
 use forebay_pool::{CheckProblem, CheckReport};
 
-use super::Owner;
 use crate::api::error::ApiError;
 use crate::devices::api_error;
+use crate::owner::warn::Reports;
 
 /// Extents looked at in one piece.
 const EXTENTS_A_PIECE: u64 = 65_536;
 
-impl Owner {
+impl Reports {
     /// Checks the pool; returns what was found, and how many leaked extents were given back.
     pub(crate) async fn pool_check(&self, repair: bool) -> Result<(CheckReport, u64), ApiError> {
         let mut check = self
+            .base
             .core
             .borrow_mut()
             .pool
@@ -25,6 +26,7 @@ impl Owner {
             .map_err(api_error)?;
         loop {
             let finished = self
+                .base
                 .core
                 .borrow_mut()
                 .pool
@@ -35,12 +37,12 @@ impl Owner {
             }
             tokio::task::yield_now().await;
         }
-        let mut report = self.core.borrow_mut().pool.end_check(check);
+        let mut report = self.base.core.borrow_mut().pool.end_check(check);
         report.problems.extend(self.check_on_disk().await);
-        self.look_at_copies().await;
-        let mut covered = self.look_at_labels().await;
+        self.copies.look_at_copies().await;
+        let mut covered = self.labels.look_at_labels().await;
         if repair && !covered.is_empty() {
-            self.repair_labels().await?;
+            self.labels.repair_labels().await?;
             covered.clear();
         }
         report
@@ -52,22 +54,23 @@ impl Owner {
         let mut repaired = 0;
         if repair && report.leaked_extents > 0 {
             repaired = self
+                .base
                 .core
                 .borrow_mut()
                 .pool
                 .repair(&report)
                 .map_err(api_error)?;
             tracing::warn!(extents = repaired, "leaked extents are given back");
-            self.commit_for_api().await?;
-            self.launder_wanted.raise();
+            self.base.commit_for_api().await?;
+            self.base.launder_wanted.raise();
         }
         Ok((report, repaired))
     }
 
     /// What is wrong with the catalog on its devices. What leaked in it, memory knows too.
     async fn check_on_disk(&self) -> Vec<CheckProblem> {
-        let catalog = self.catalog.clone();
-        let devices = self.core.borrow().pool.devices().to_vec();
+        let catalog = self.base.catalog.clone();
+        let devices = self.base.core.borrow().pool.devices().to_vec();
         let checked = tokio::task::spawn_blocking(move || {
             let scrubbed = catalog.scrub();
             (scrubbed, forebay_pool::check_catalog(&catalog, &devices))

@@ -17,10 +17,10 @@ use forebay_pool::{BatchId, Catalog};
 use tokio::sync::Notify;
 use tokio::time::sleep;
 
-use super::Owner;
-use super::waits::Wait;
 use crate::api::events::EventKind;
 use crate::events::News;
+use crate::owner::base::Base;
+use crate::owner::waits::Wait;
 use crate::signal::Signal;
 
 /// Attempts after which waiting callers are told.
@@ -72,7 +72,7 @@ impl Committer {
     }
 }
 
-impl Owner {
+impl Base {
     /// Returns once everything changed so far is durable.
     pub(crate) async fn commit(&self) -> Result<(), CommitError> {
         let committer = &self.committer;
@@ -94,7 +94,7 @@ impl Owner {
     }
 
     /// Returns once this batch is durable: the one under way, or what has changed so far.
-    pub(super) async fn commit_of(&self, batch: BatchId) -> Result<(), CommitError> {
+    pub(crate) async fn commit_of(&self, batch: BatchId) -> Result<(), CommitError> {
         let is_durable = || self.core.borrow().pool.committed_id() >= batch;
         if batch >= self.core.borrow().pool.open_batch_id() {
             return self.commit().await;
@@ -115,7 +115,7 @@ impl Owner {
     /// Returns once everything changed so far is durable, however long the catalog can't be written:
     /// for what must not go on before, because what was taken away would otherwise be listed for
     /// ever, or given out twice.
-    pub(super) async fn commit_through(&self) {
+    pub(crate) async fn commit_through(&self) {
         let committer = &self.committer;
         committer.kick();
         let ticket = committer.drawn.get();
@@ -126,7 +126,7 @@ impl Owner {
     }
 
     /// The one task that commits.
-    pub(super) async fn run_committer(self: Rc<Self>) {
+    pub(crate) async fn run_committer(self: Rc<Self>) {
         let committer = &self.committer;
         loop {
             while committer.served.get() == committer.drawn.get() {

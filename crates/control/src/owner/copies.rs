@@ -10,13 +10,13 @@ use std::cell::RefCell;
 use std::rc::Rc;
 use std::time::Duration;
 
-use forebay_pool::{Catalog, CatalogCopy, CatalogHealth, CopyState};
+use forebay_pool::{CatalogCopy, CatalogHealth, CopyState};
 use tokio::time::{Instant, sleep};
 
-use super::Owner;
 use crate::api::events::EventKind;
 use crate::api::model::{CatalogCopyInfo, CatalogInfo};
 use crate::events::News;
+use crate::owner::base::Base;
 
 /// Between two looks.
 const BEAT: Duration = Duration::from_secs(1);
@@ -25,12 +25,18 @@ const HEAL_EVERY: Duration = Duration::from_secs(10);
 
 /// What is known of the copies.
 #[derive(Debug)]
-pub(super) struct Copies(RefCell<CatalogHealth>);
+pub(crate) struct Copies {
+    base: Rc<Base>,
+    known: RefCell<CatalogHealth>,
+}
 
 impl Copies {
     /// As they are when nobody uses the catalog yet.
-    pub(super) fn new(catalog: &Catalog) -> Self {
-        Self(RefCell::new(catalog.health()))
+    pub(crate) fn new(base: &Rc<Base>) -> Rc<Self> {
+        Rc::new(Self {
+            base: base.clone(),
+            known: RefCell::new(base.catalog.health()),
+        })
     }
 }
 
@@ -43,22 +49,22 @@ fn trouble(state: &CopyState) -> Option<String> {
     }
 }
 
-impl Owner {
+impl Copies {
     /// The one task that looks after the copies.
-    pub(super) async fn run_copies(self: Rc<Self>) {
+    pub(crate) async fn run_copies(self: Rc<Self>) {
         let mut healed_at = Instant::now();
         loop {
             sleep(BEAT).await;
             self.look_at_copies().await;
             let is_well = {
-                let health = self.copies.0.borrow();
+                let health = self.known.borrow();
                 health.is_whole() && health.is_settled
             };
             if is_well || healed_at.elapsed() < HEAL_EVERY {
                 continue;
             }
             healed_at = Instant::now();
-            let catalog = self.catalog.clone();
+            let catalog = self.base.catalog.clone();
             let healed = tokio::task::spawn_blocking(move || catalog.heal()).await;
             if let Ok(Err(error)) = healed {
                 tracing::debug!(%error, "bringing a copy of the catalog back");
@@ -67,12 +73,12 @@ impl Owner {
     }
 
     /// Asks how the copies are, now.
-    pub(super) async fn look_at_copies(&self) {
-        let catalog = self.catalog.clone();
+    pub(crate) async fn look_at_copies(&self) {
+        let catalog = self.base.catalog.clone();
         let Ok(now) = tokio::task::spawn_blocking(move || catalog.health()).await else {
             return;
         };
-        let before = self.copies.0.replace(now.clone());
+        let before = self.known.replace(now.clone());
         for note in now.notes.iter().skip(before.notes.len()) {
             tracing::warn!(note, "the pool's catalog");
         }
@@ -81,13 +87,14 @@ impl Owner {
             (false, true) => "the pool's catalog has two good copies again",
             _ => return,
         };
-        self.tell(EventKind::Warning, text.to_owned(), News::default());
+        self.base
+            .tell(EventKind::Warning, text.to_owned(), News::default());
     }
 
     /// The catalog, for people.
-    pub(super) fn catalog_info(&self) -> CatalogInfo {
-        let usage = self.core.borrow().pool.catalog_usage();
-        let health = self.copies.0.borrow();
+    pub(crate) fn catalog_info(&self) -> CatalogInfo {
+        let usage = self.base.core.borrow().pool.catalog_usage();
+        let health = self.known.borrow();
         CatalogInfo {
             used_bytes: usage.used_bytes,
             limit_bytes: usage.limit_bytes,
@@ -107,26 +114,26 @@ impl Owner {
     }
 
     /// Whether the catalog lacks a good copy.
-    pub(super) fn lacks_a_copy(&self) -> bool {
-        !self.copies.0.borrow().is_whole()
+    pub(crate) fn lacks_a_copy(&self) -> bool {
+        !self.known.borrow().is_whole()
     }
 
     /// Whether a copy of the catalog is on the device.
-    pub(super) fn has_catalog_copy(&self, device: forebay_xlate::DeviceIndex) -> bool {
-        let health = self.copies.0.borrow();
+    pub(crate) fn has_catalog_copy(&self, device: forebay_xlate::DeviceIndex) -> bool {
+        let health = self.known.borrow();
         health.copies.iter().any(|copy| copy.device == device)
     }
 
     /// What is to be said of the copies.
-    pub(super) fn copies_warnings(&self) -> Vec<String> {
-        let health = self.copies.0.borrow();
+    pub(crate) fn copies_warnings(&self) -> Vec<String> {
+        let health = self.known.borrow();
         let mut warnings = Vec::new();
         if !health.is_whole() {
             let lost: Vec<String> = health
                 .copies
                 .iter()
                 .filter_map(|copy| {
-                    let device = self.spec_of(copy.device);
+                    let device = self.base.spec_of(copy.device);
                     Some(format!("on device {device}: {}", trouble(&copy.state)?))
                 })
                 .collect();

@@ -8,26 +8,17 @@
 //! device at a time.
 //! Not here: opening and judging the device (`devices`).
 
+use crate::owner::Owner;
 use std::rc::Rc;
 
 use forebay_xlate::DeviceIndex;
 use forebay_xlate::boundary::message::ToEngine;
 
-use super::Owner;
-use super::session::{AskError, DeviceState};
 use crate::api::error::ApiError;
 use crate::devices::{NewPoolDevice, PoolDevice, api_error};
+use crate::owner::session::{AskError, DeviceState};
 
 impl Owner {
-    /// The pool's devices that are open: index and specification.
-    pub(crate) fn device_specs(&self) -> Vec<(DeviceIndex, String)> {
-        let devices = self.devices.borrow();
-        devices
-            .iter()
-            .map(|own| (own.index, own.spec.clone()))
-            .collect()
-    }
-
     /// Makes a device part of the pool. Who asks for it holds `adding`.
     pub(crate) async fn device_add(
         self: Rc<Self>,
@@ -37,21 +28,21 @@ impl Owner {
             new, store, force, ..
         } = device;
         let index = {
-            let pool = &mut self.core.borrow_mut().pool;
-            forebay_pool::add_device(pool, &self.catalog, &new, force).map_err(api_error)?
+            let pool = &mut self.base.core.borrow_mut().pool;
+            forebay_pool::add_device(pool, &self.base.catalog, &new, force).map_err(api_error)?
         };
-        if let Err(error) = self.hold_device(&store) {
+        if let Err(error) = self.labels.hold_device(&store) {
             tracing::warn!(%error, "the heartbeat of a new device");
         }
         // From here on it is in the pool, in memory at least: it can't be taken back.
-        self.commit_through().await;
+        self.base.commit_through().await;
         tracing::info!(device = %index, spec = new.spec, "a device joined the pool");
-        self.devices.borrow_mut().push(PoolDevice {
+        self.base.devices.borrow_mut().push(PoolDevice {
             index,
             spec: new.spec.clone(),
             store,
         });
-        let (catalog, store) = (self.catalog.clone(), new.store.clone());
+        let (catalog, store) = (self.base.catalog.clone(), new.store.clone());
         match tokio::task::spawn_blocking(move || catalog.spread(index, &store)).await {
             Ok(Ok(())) => {}
             Ok(Err(error)) => tracing::warn!(%error, "a copy of the catalog on the new device"),
@@ -64,10 +55,11 @@ impl Owner {
 
     /// Tells the engine of a new device; without one, the next engine is told of everything.
     async fn tell_device(self: &Rc<Self>, index: DeviceIndex) {
-        let (Some(session), Some(device)) = (self.session(), self.config_of(index)) else {
+        let (Some(session), Some(device)) = (self.link.session(), self.base.config_of(index))
+        else {
             return;
         };
-        if let Some(hold) = self.hold_message() {
+        if let Some(hold) = self.labels.hold_message() {
             session.say(&hold);
         }
         if session.device(index).is_none() {
@@ -77,8 +69,8 @@ impl Owner {
             request,
             device,
         });
-        if let Err(AskError::Refused(error)) = pending.within(self.limits.request).await {
-            self.device_failed(&session, index, error);
+        if let Err(AskError::Refused(error)) = pending.within(self.base.limits.request).await {
+            self.states.device_failed(&session, index, error);
         }
     }
 }

@@ -20,11 +20,12 @@ use forebay_xlate::owner_side::NotForgotten;
 use forebay_xlate::{DeviceIndex, ExtentIndex, ExtentRange, Rights, VolumeId};
 use tokio::time::{sleep, timeout};
 
-use super::fault::SPARE_ENTRIES;
-use super::locks::Held;
-use super::session::AskError;
-use super::together::join_all;
-use super::{Core, Owner};
+use crate::owner::base::Core;
+use crate::owner::fault::SPARE_ENTRIES;
+use crate::owner::locks::Held;
+use crate::owner::revoke::Revoker;
+use crate::owner::session::AskError;
+use crate::owner::together::join_all;
 
 /// How many grants are taken back at once, at least.
 const AT_LEAST: usize = 32;
@@ -43,28 +44,28 @@ impl Core {
     }
 
     /// Whether the grant table is so full that grants should be taken back.
-    pub(super) fn is_short_of_entries(&self) -> bool {
+    pub(crate) fn is_short_of_entries(&self) -> bool {
         self.spare_entries() < SPARE_ENTRIES + self.evicted_at_once()
     }
 }
 
-impl Owner {
+impl Revoker {
     /// Makes room in the grant table before there is none.
-    pub(super) fn evict_ahead(self: &Rc<Self>) {
-        if self.core.borrow().is_short_of_entries() && self.evicting.try_lock().is_ok() {
+    pub(crate) fn evict_ahead(self: &Rc<Self>) {
+        if self.base.core.borrow().is_short_of_entries() && self.evicting.try_lock().is_ok() {
             let owner = self.clone();
-            self.spawn(async move { owner.evict().await });
+            self.base.spawn(async move { owner.evict().await });
         }
     }
 
     /// Makes room in the grant table.
-    pub(super) async fn evict(&self) {
+    pub(crate) async fn evict(&self) {
         let mut one_at_a_time = self.evicting.lock().await;
-        if !self.core.borrow().is_short_of_entries() {
+        if !self.base.core.borrow().is_short_of_entries() {
             return;
         }
-        let limit = ROUND_LIMIT.min(self.limits.revoke);
-        if !matches!(timeout(limit, self.sync_all()).await, Ok(Ok(()))) {
+        let limit = ROUND_LIMIT.min(self.base.limits.revoke);
+        if !matches!(timeout(limit, self.flusher.sync_all()).await, Ok(Ok(()))) {
             sleep(Duration::from_millis(200)).await;
         }
         let mut victims = self.hold_victims(false);
@@ -100,14 +101,14 @@ impl Owner {
 
     /// Ranges of which all that is listed may leave the table.
     fn hold_victims(&self, even_ahead: bool) -> Vec<Held<'_>> {
-        let at_once = self.core.borrow().evicted_at_once();
+        let at_once = self.base.core.borrow().evicted_at_once();
         let mut spans: Vec<(VolumeId, ExtentRange, usize)> = Vec::new();
         let (mut found, mut goes_on) = (0, false);
         for _ in 0..at_once + LOOK_AT {
             if found == at_once {
                 break;
             }
-            let Some(victim) = self.core.borrow_mut().grants.victim() else {
+            let Some(victim) = self.base.core.borrow_mut().grants.victim() else {
                 break;
             };
             if !self.may_leave(&victim, even_ahead) {
@@ -133,22 +134,22 @@ impl Owner {
         spans.into_iter().filter_map(hold).collect()
     }
 
-    pub(super) fn may_leave(&self, grant: &Grant, even_ahead: bool) -> bool {
+    pub(crate) fn may_leave(&self, grant: &Grant, even_ahead: bool) -> bool {
         if grant.word.rights() == Some(Rights::Hole) {
             return true;
         }
         // What lies ahead of writes would be lost sight of: only if nothing else can go.
         let is_ahead = self.ahead.has_any(grant.volume, grant.range);
-        if self.is_hanging(grant.word.device()) || (is_ahead && !even_ahead) {
+        if self.states.is_hanging(grant.word.device()) || (is_ahead && !even_ahead) {
             return false;
         }
-        let durable = self.core.borrow().pool.durable_seq(grant.volume);
+        let durable = self.base.core.borrow().pool.durable_seq(grant.volume);
         grant.commit_sequence <= durable || self.maps_durably(grant.volume, grant.range)
     }
 
     /// An older mapping elsewhere may hold the volume's sequence back: looks at these themselves.
     fn maps_durably(&self, volume: VolumeId, range: ExtentRange) -> bool {
-        let pool = &mut self.core.borrow_mut().pool;
+        let pool = &mut self.base.core.borrow_mut().pool;
         let mut at = range.first;
         while at < range.end() {
             match pool.fault(volume, ExtentIndex(at), false) {
@@ -168,15 +169,15 @@ impl Owner {
     async fn forget_flushed(&self, drained: Vec<Held<'_>>) -> usize {
         let devices_of = |held: &Held<'_>| self.locks.side.borrow().devices(held.id);
         let devices: BTreeSet<DeviceIndex> = drained.iter().flat_map(devices_of).collect();
-        let flushes = devices
-            .iter()
-            .map(|device| async move { (*device, self.flush_device(*device).await.is_ok()) });
+        let flushes = devices.iter().map(|device| async move {
+            (*device, self.states.flush_device(*device).await.is_ok())
+        });
         let flushed = join_all(flushes).await;
         let mut forgotten = 0;
         for held in &drained {
             let named = devices_of(held);
             let durable = flushed.iter().all(|(d, ok)| *ok || !named.contains(d));
-            let grants = &mut self.core.borrow_mut().grants;
+            let grants = &mut self.base.core.borrow_mut().grants;
             if durable && self.locks.side.borrow().forget(held.id, grants).is_ok() {
                 forgotten += 1;
             }
@@ -185,11 +186,11 @@ impl Owner {
     }
 
     /// Takes a held range, whose extents' fate is durable, off the grant table.
-    pub(super) async fn forget_grants(&self, held: &Held<'_>) -> Result<(), AskError> {
+    pub(crate) async fn forget_grants(&self, held: &Held<'_>) -> Result<(), AskError> {
         loop {
             // Cutting a piece out of an entry takes one more.
-            if self.core.borrow().spare_entries() >= 4 {
-                let grants = &mut self.core.borrow_mut().grants;
+            if self.base.core.borrow().spare_entries() >= 4 {
+                let grants = &mut self.base.core.borrow_mut().grants;
                 match self.locks.side.borrow().forget(held.id, grants) {
                     Ok(()) => return Ok(()),
                     Err(NotForgotten::OutOfOrder(error)) => return Err(error.into()),

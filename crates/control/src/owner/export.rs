@@ -6,6 +6,7 @@
 //! before that has happened; what they have at devices may take as long as the devices do.
 //! Not here: host NQNs' syntax (checked before), connecting (the engine).
 
+use std::cell::RefCell;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -13,16 +14,24 @@ use forebay_pool::{ExportId, ExportRecord, NewExport, SocketOwner};
 use forebay_xlate::VolumeId;
 use forebay_xlate::boundary::message::{ExportId as EngineExportId, Frontend, ToEngine};
 
-use super::Owner;
-use super::push::export_config;
-use super::session::AskError;
-use super::transfers::{is_internal, is_transfer_host};
-use super::volume::engine_error;
 use crate::api::error::ApiError;
 use crate::api::events::EventKind;
 use crate::api::model::{Export, ExportCreate, ExportFrontend, ExportUpdate};
 use crate::devices::{api_error, now_s};
 use crate::events::News;
+use crate::owner::base::Base;
+use crate::owner::budgets::Budgets;
+use crate::owner::hosts::Hosts;
+use crate::owner::link::Link;
+use crate::owner::link::engine_error;
+use crate::owner::machines::VmSockets;
+use crate::owner::places::Placement;
+use crate::owner::ports::Ports;
+use crate::owner::push::export_config;
+use crate::owner::quarantine::Quarantine;
+use crate::owner::session::AskError;
+use crate::owner::transfers::Announced;
+use crate::owner::transfers::{is_internal, is_transfer_host};
 use tokio::time::timeout;
 
 /// How long a new export waits for an engine that begins or is taken over. Without one, the next is told of it.
@@ -43,17 +52,59 @@ fn refuse_unlisted(export: &ExportRecord, name: &str, remove: &[String]) -> Resu
     .hint(format!("`forebay export show {name}` lists its hosts")))
 }
 
-impl Owner {
+/// Exports: who may connect to which volume.
+#[derive(Debug)]
+pub(crate) struct Exports {
+    pub(crate) base: Rc<Base>,
+    pub(crate) link: Rc<Link>,
+    pub(crate) hosts: Rc<Hosts>,
+    pub(crate) vms: Rc<VmSockets>,
+    pub(crate) ports: Rc<Ports>,
+    pub(crate) budgets: Rc<Budgets>,
+    pub(crate) placement: Rc<Placement>,
+    pub(crate) transfers: Rc<Announced>,
+    pub(crate) quarantine: Rc<Quarantine>,
+    /// What NQNs of new exports say of this node, if it is configured.
+    pub(crate) node_name: RefCell<Option<String>>,
+}
+
+impl Exports {
+    pub(crate) fn new(
+        base: &Rc<Base>,
+        link: &Rc<Link>,
+        hosts: &Rc<Hosts>,
+        vms: &Rc<VmSockets>,
+        ports: &Rc<Ports>,
+        budgets: &Rc<Budgets>,
+        transfers: &Rc<Announced>,
+        quarantine: &Rc<Quarantine>,
+    ) -> Rc<Self> {
+        Rc::new(Self {
+            base: base.clone(),
+            link: link.clone(),
+            hosts: hosts.clone(),
+            vms: vms.clone(),
+            ports: ports.clone(),
+            budgets: budgets.clone(),
+            placement: budgets.placement.clone(),
+            transfers: transfers.clone(),
+            quarantine: quarantine.clone(),
+            node_name: Default::default(),
+        })
+    }
+}
+
+impl Exports {
     /// Exports a volume.
     pub(crate) async fn export_create(
         self: &Rc<Self>,
         body: ExportCreate,
     ) -> Result<Export, ApiError> {
-        let _turn = self.turn_for_api(&body.tenant, &body.volume).await?;
+        let _turn = self.base.turn_for_api(&body.tenant, &body.volume).await?;
         self.export_create_in_turn(body).await
     }
 
-    pub(super) async fn export_create_in_turn(
+    pub(crate) async fn export_create_in_turn(
         self: &Rc<Self>,
         body: ExportCreate,
     ) -> Result<Export, ApiError> {
@@ -86,7 +137,7 @@ impl Owner {
             user: socket_user,
             group: socket_group,
         };
-        let id = self.volume_id(&tenant, &volume)?;
+        let id = self.base.volume_id(&tenant, &volume)?;
         let is_internal = hosts.iter().any(|host| is_transfer_host(host));
         let mut hosts = hosts;
         hosts.sort_unstable();
@@ -98,9 +149,9 @@ impl Owner {
             any_host,
         )?;
         self.refuse_too_many_exports()?;
-        let lacking = self.lacking_now();
+        let lacking = self.placement.lacking_now();
         let export = {
-            let mut core = self.core.borrow_mut();
+            let mut core = self.base.core.borrow_mut();
             core.pool
                 .create_export_as(
                     id,
@@ -120,9 +171,9 @@ impl Owner {
         };
         let name = format!("{tenant}/{volume}");
         let named = format!("{volume}@{}", export.0);
-        self.making.borrow_mut().insert(export);
+        self.vms.making.borrow_mut().insert(export);
         let begun = self.begin_export(export).await;
-        self.making.borrow_mut().remove(&export);
+        self.vms.making.borrow_mut().remove(&export);
         begun?;
         let text = match is_internal {
             true => format!("{name} is exported from now on (internal: an image is moved)"),
@@ -131,20 +182,20 @@ impl Owner {
         self.tell_export(EventKind::ExportCreated, name, text);
         let mut shown = self.export_show(&tenant, &named)?;
         // It may be served elsewhere than it was to be.
-        let _ = self.push_budgets().await;
-        shown.warnings = self.say_lacking(&lacking);
+        let _ = self.budgets.push_budgets().await;
+        shown.warnings = self.placement.say_lacking(&lacking);
         Ok(shown)
     }
 
     /// Has an export that was made be served; if that can't be, it is taken back.
     async fn begin_export(self: &Rc<Self>, export: ExportId) -> Result<(), ApiError> {
-        self.commit_for_api().await?;
+        self.base.commit_for_api().await?;
         // An engine that is just being taken over, or begins, has hosts at its port: they are to find this export as well.
-        let _ = timeout(ENGINE_WAIT, self.wait_session()).await;
-        let known = self.push_budgets().await;
+        let _ = timeout(ENGINE_WAIT, self.link.wait_session()).await;
+        let known = self.budgets.push_budgets().await;
         known.map_err(|error| engine_error(&error))?;
         let error = match self.push_export(export).await {
-            Ok(_) => match self.listen_for_machine(export).await {
+            Ok(_) => match self.vms.listen_for_machine(export).await {
                 Ok(()) => return Ok(()),
                 Err(error) => error,
             },
@@ -155,22 +206,22 @@ impl Owner {
             // The next engine is told of it.
             Err(error) => return Err(engine_error(&error)),
         };
-        let path = self.machine_path(export);
-        let taken_back = self.core.borrow_mut().pool.delete_export(export);
+        let path = self.vms.machine_path(export);
+        let taken_back = self.base.core.borrow_mut().pool.delete_export(export);
         taken_back.map_err(api_error)?;
-        self.commit_for_api().await?;
+        self.base.commit_for_api().await?;
         let of_engine = EngineExportId(export.0);
         let message = |request| ToEngine::RemoveExport {
             request,
             export: of_engine,
         };
-        let _ = self.push_settled("removing an export", message).await;
-        let _ = self.push_budgets().await;
+        let _ = self.link.push_settled("removing an export", message).await;
+        let _ = self.budgets.push_budgets().await;
         // One that could not be made may be another's.
         if let Some(path) = path
-            && self.has_machine_listener(export)
+            && self.vms.has_machine_listener(export)
         {
-            self.remove_machine_listener(export, &path).await;
+            self.vms.remove_machine_listener(export, &path).await;
         }
         Err(error)
     }
@@ -180,17 +231,17 @@ impl Owner {
             export: Some(name),
             ..News::default()
         };
-        self.tell(kind, text, news);
+        self.base.tell(kind, text, news);
     }
 
     /// Has the engine serve an export as it is now. Gives back how many commands of hosts that are shut
     /// out by that are still at devices.
-    pub(super) async fn push_export(&self, id: ExportId) -> Result<u32, AskError> {
+    pub(crate) async fn push_export(&self, id: ExportId) -> Result<u32, AskError> {
         if self.quarantine.has(id) {
             return Ok(0);
         }
         let export = {
-            let core = self.core.borrow();
+            let core = self.base.core.borrow();
             let Ok(record) = core.pool.export(id) else {
                 return Ok(0);
             };
@@ -199,23 +250,24 @@ impl Owner {
             };
             export_config(record, volume)
         };
-        let reactor = self.reactor_for(id);
-        self.push_settled("an export", |request| ToEngine::SetExport {
-            request,
-            export,
-            reactor,
-        })
-        .await
+        let reactor = self.placement.reactor_for(id);
+        self.link
+            .push_settled("an export", |request| ToEngine::SetExport {
+                request,
+                export,
+                reactor,
+            })
+            .await
     }
 
-    pub(super) fn export_id(&self, tenant: &str, volume: &str) -> Result<ExportId, ApiError> {
+    pub(crate) fn export_id(&self, tenant: &str, volume: &str) -> Result<ExportId, ApiError> {
         // Several exports of a volume are told apart by their numbers.
         let (name, number) = match volume.split_once('@') {
             Some((name, number)) => (name, Some(number)),
             None => (volume, None),
         };
-        let id = self.volume_id(tenant, name)?;
-        let core = self.core.borrow();
+        let id = self.base.volume_id(tenant, name)?;
+        let core = self.base.core.borrow();
         let is_named = |export: &&ExportRecord| number.is_none_or(|n| export.id.0.to_string() == n);
         let mut found = core.pool.exports_of(id).filter(is_named);
         match (found.next(), found.next()) {
@@ -238,7 +290,7 @@ impl Owner {
     }
 
     fn export_volume(&self, id: ExportId) -> Result<VolumeId, ApiError> {
-        let core = self.core.borrow();
+        let core = self.base.core.borrow();
         core.pool
             .export(id)
             .map(|export| export.volume)
@@ -252,11 +304,11 @@ impl Owner {
         volume: String,
         body: ExportUpdate,
     ) -> Result<Export, ApiError> {
-        let _turn = self.turn_for_api(&tenant, &volume).await?;
+        let _turn = self.base.turn_for_api(&tenant, &volume).await?;
         self.export_update_in_turn(tenant, volume, body).await
     }
 
-    pub(super) async fn export_update_in_turn(
+    pub(crate) async fn export_update_in_turn(
         &self,
         tenant: String,
         volume: String,
@@ -264,7 +316,7 @@ impl Owner {
     ) -> Result<Export, ApiError> {
         let id = self.export_id(&tenant, &volume)?;
         {
-            let core = self.core.borrow();
+            let core = self.base.core.borrow();
             let export = core.pool.export(id).map_err(api_error)?;
             refuse_unlisted(export, &format!("{tenant}/{volume}"), &body.remove_hosts)?;
         }
@@ -296,16 +348,16 @@ impl Owner {
                 let stays = |host| any_host || hosts.iter().any(|listed| listed == host);
                 export.id == id && host.is_some_and(|host| !stays(host))
             };
-            self.refuse_cutting_off(&what, is_cut_off).await?;
+            self.hosts.refuse_cutting_off(&what, is_cut_off).await?;
         }
         {
-            let mut core = self.core.borrow_mut();
+            let mut core = self.base.core.borrow_mut();
             let (hosts, any_host) = may_connect(core.pool.export(id).map_err(api_error)?);
             core.pool
                 .set_export_hosts(id, hosts, any_host)
                 .map_err(api_error)?;
         }
-        self.commit_for_api().await?;
+        self.base.commit_for_api().await?;
         let pushed = self.push_export(id).await;
         let at_devices = pushed.map_err(|error| engine_error(&error))?;
         let mut shown = self.export_show(&tenant, &volume)?;
@@ -335,12 +387,12 @@ impl Owner {
         volume: String,
         disconnect_hosts: bool,
     ) -> Result<u64, ApiError> {
-        let _turn = self.turn_for_api(&tenant, &volume).await?;
+        let _turn = self.base.turn_for_api(&tenant, &volume).await?;
         self.export_delete_in_turn(tenant, volume, disconnect_hosts)
             .await
     }
 
-    pub(super) async fn export_delete_in_turn(
+    pub(crate) async fn export_delete_in_turn(
         self: &Rc<Self>,
         tenant: String,
         volume: String,
@@ -349,27 +401,35 @@ impl Owner {
         let id = self.export_id(&tenant, &volume)?;
         if !disconnect_hosts {
             let what = format!("export {tenant}/{volume}");
-            self.refuse_cutting_off(&what, |export, _| export.id == id)
+            self.hosts
+                .refuse_cutting_off(&what, |export, _| export.id == id)
                 .await?;
         }
-        let was_internal = self.core.borrow().pool.export(id).is_ok_and(is_internal);
-        let socket = self.machine_path(id);
-        self.hosts.remember(id, self.export_name(id));
-        self.core
+        let was_internal = self
+            .base
+            .core
+            .borrow()
+            .pool
+            .export(id)
+            .is_ok_and(is_internal);
+        let socket = self.vms.machine_path(id);
+        self.hosts.remember(id, self.hosts.export_name(id));
+        self.base
+            .core
             .borrow_mut()
             .pool
             .delete_export(id)
             .map_err(api_error)?;
-        self.commit_for_api().await?;
+        self.base.commit_for_api().await?;
         self.quarantine.lift(id);
         let export = EngineExportId(id.0);
         let message = |request| ToEngine::RemoveExport { request, export };
-        let pushed = self.push_settled("removing an export", message).await;
+        let pushed = self.link.push_settled("removing an export", message).await;
         if let Some(path) = socket {
-            self.remove_machine_listener(id, &path).await;
+            self.vms.remove_machine_listener(id, &path).await;
         }
         // A tenant that has no exports any more takes no place, however that went; what goes wrong is logged.
-        let _ = self.push_budgets().await;
+        let _ = self.budgets.push_budgets().await;
         let at_devices = pushed.map_err(|error| engine_error(&error))?;
         let name = format!("{tenant}/{volume}");
         let text = match was_internal {

@@ -14,7 +14,9 @@
 //! command, which may then be retried.
 //! Not here: which extents are handed out (the pool), making room in the table (`evict`).
 
+use std::cell::RefCell;
 use std::collections::BTreeMap;
+use std::collections::HashSet;
 use std::rc::Rc;
 
 use forebay_pool::{BatchId, FaultAnswer};
@@ -25,16 +27,20 @@ use forebay_xlate::{DeviceIndex, ExtentIndex, ExtentRange, Rights, VolumeId, Wor
 use tokio::sync::Notify;
 use tokio::time::{Duration, Instant};
 
-use super::release::ReleaseError;
-use super::session::Session;
-use super::{Core, Owner};
+use crate::owner::base::Base;
+use crate::owner::base::Core;
+use crate::owner::launder::ZeroFill;
+use crate::owner::link::Link;
+use crate::owner::release::ReleaseError;
+use crate::owner::revoke::Revoker;
+use crate::owner::session::Session;
 
 /// The longest run that one grant covers.
-pub(super) const MAX_RUN: u64 = 256;
+pub(crate) const MAX_RUN: u64 = 256;
 /// The longest run of holes that one grant covers.
-pub(super) const MAX_HOLE_RUN: u64 = 4096;
+pub(crate) const MAX_HOLE_RUN: u64 = 4096;
 /// Entries of the grant table that are kept free, so that ranges can be cut out of entries.
-pub(super) const SPARE_ENTRIES: usize = 32;
+pub(crate) const SPARE_ENTRIES: usize = 32;
 
 /// How long space that is ahead of writes is looked for: below the engine's own limit for a command, so that a full pool is
 /// told as what it is, also when a range can't be taken back.
@@ -64,29 +70,59 @@ enum Step {
 
 /// Faults that wait for a commit, by its batch.
 #[derive(Debug, Default)]
-pub(super) struct AwaitingCommit {
+pub(crate) struct AwaitingCommit {
     by_batch: std::cell::RefCell<BTreeMap<BatchId, Vec<FaultAsk>>>,
     wake: Notify,
 }
 
 impl Core {
     /// Free entries of the grant table.
-    pub(super) fn spare_entries(&self) -> usize {
+    pub(crate) fn spare_entries(&self) -> usize {
         let (used, capacity) = self.grants.usage();
         capacity.saturating_sub(used)
     }
 }
 
-impl Owner {
+/// Answers faults.
+#[derive(Debug)]
+pub(crate) struct Faults {
+    pub(crate) base: Rc<Base>,
+    pub(crate) link: Rc<Link>,
+    pub(crate) revoker: Rc<Revoker>,
+    pub(crate) zero_fill: Rc<ZeroFill>,
+    /// Faults that a task is busy with.
+    pub(crate) faulting: RefCell<HashSet<(VolumeId, u64, bool)>>,
+    pub(crate) awaiting_commit: AwaitingCommit,
+}
+
+impl Faults {
+    pub(crate) fn new(
+        base: &Rc<Base>,
+        link: &Rc<Link>,
+        revoker: &Rc<Revoker>,
+        zero_fill: &Rc<ZeroFill>,
+    ) -> Rc<Self> {
+        Rc::new(Self {
+            base: base.clone(),
+            link: link.clone(),
+            revoker: revoker.clone(),
+            zero_fill: zero_fill.clone(),
+            faulting: Default::default(),
+            awaiting_commit: Default::default(),
+        })
+    }
+}
+
+impl Faults {
     /// Answers what can be answered at once, and leaves the rest to others.
-    pub(super) fn answer_faults(self: &Rc<Self>, faults: &[FaultAsk]) {
+    pub(crate) fn answer_faults(self: &Rc<Self>, faults: &[FaultAsk]) {
         if faults.is_empty() {
             return;
         }
-        let session = self.session().filter(|_| self.is_open());
+        let session = self.link.session().filter(|_| self.base.is_open());
         let mut later = Vec::new();
         if let Some(session) = &session {
-            let mut core = self.core.borrow_mut();
+            let mut core = self.base.core.borrow_mut();
             let mut writers: Vec<VolumeId> = Vec::new();
             let now = Instant::now();
             for fault in faults {
@@ -107,7 +143,7 @@ impl Owner {
         }
         if let Some(session) = &session {
             session.send_grants();
-            self.evict_ahead();
+            self.revoker.evict_ahead();
         }
         for (fault, step) in later {
             match step {
@@ -121,7 +157,7 @@ impl Owner {
     }
 
     fn fail_fault(&self, fault: &FaultAsk, reason: FaultFailure) {
-        self.say(&ToEngine::FaultFailed {
+        self.link.say(&ToEngine::FaultFailed {
             volume: fault.volume,
             range: ExtentRange::new(fault.extent, 1),
             write: fault.write,
@@ -137,7 +173,7 @@ impl Owner {
     }
 
     /// The one task that answers faults after commits.
-    pub(super) async fn run_awaiting_commit(self: Rc<Self>) {
+    pub(crate) async fn run_awaiting_commit(self: Rc<Self>) {
         let waiting = &self.awaiting_commit;
         loop {
             let oldest = waiting.by_batch.borrow().keys().next().copied();
@@ -145,8 +181,8 @@ impl Owner {
                 waiting.wake.notified().await;
                 continue;
             };
-            let committed = self.commit_of(batch).await;
-            let durable = self.core.borrow().pool.committed_id().max(batch);
+            let committed = self.base.commit_of(batch).await;
+            let durable = self.base.core.borrow().pool.committed_id().max(batch);
             let faults: Vec<FaultAsk> = {
                 let mut by_batch = waiting.by_batch.borrow_mut();
                 let later = by_batch.split_off(&BatchId(durable.0 + 1));
@@ -170,7 +206,7 @@ impl Owner {
         let key = (fault.volume, fault.extent, fault.write);
         if self.faulting.borrow_mut().insert(key) {
             let owner = self.clone();
-            self.spawn(async move {
+            self.base.spawn(async move {
                 owner.fault(fault).await;
                 owner.faulting.borrow_mut().remove(&key);
             });
@@ -179,13 +215,13 @@ impl Owner {
 
     async fn fault(&self, fault: FaultAsk) {
         let FaultAsk { volume, extent, .. } = fault;
-        self.wait_open().await;
+        self.base.wait_open().await;
         let mut hopeless = false;
         let begun = Instant::now();
         loop {
-            let step = match self.session() {
+            let step = match self.link.session() {
                 Some(session) => {
-                    let core = &mut self.core.borrow_mut();
+                    let core = &mut self.base.core.borrow_mut();
                     self.fault_step(core, &session, &fault, Instant::now())
                 }
                 None => Step::NoEngine,
@@ -193,19 +229,19 @@ impl Owner {
             let failure = match step {
                 Step::Done => {
                     if fault.write {
-                        self.reserve_ahead(&mut self.core.borrow_mut(), volume);
+                        self.reserve_ahead(&mut self.base.core.borrow_mut(), volume);
                     }
                     return;
                 }
                 Step::NoEngine => {
-                    self.wait_session().await;
+                    self.link.wait_session().await;
                     continue;
                 }
                 Step::Locked => {
-                    self.locks.wait_free(volume, extent).await;
+                    self.revoker.locks.wait_free(volume, extent).await;
                     continue;
                 }
-                Step::Commit(batch) => match self.commit_of(batch).await {
+                Step::Commit(batch) => match self.base.commit_of(batch).await {
                     Ok(()) => continue,
                     Err(error) => {
                         tracing::error!(%volume, extent, %error, "a fault fails");
@@ -215,14 +251,14 @@ impl Owner {
                 // Other space may have come by then: one more step decides.
                 Step::Launder if hopeless => FaultFailure::NoSpace,
                 Step::Launder => {
-                    hopeless = !self.wait_laundered().await;
+                    hopeless = !self.zero_fill.wait_laundered().await;
                     continue;
                 }
                 Step::TableFull => {
-                    self.evict().await;
+                    self.revoker.evict().await;
                     continue;
                 }
-                Step::Moved(range) => match self.take_back(volume, range).await {
+                Step::Moved(range) => match self.revoker.take_back(volume, range).await {
                     Ok(()) => continue,
                     Err(error) => {
                         tracing::error!(%volume, extent, %error, "a fault fails: its old place is still in use");
@@ -233,7 +269,7 @@ impl Owner {
             };
             if failure == FaultFailure::NoSpace
                 && begun.elapsed() < TAKE_BACK_LIMIT
-                && self.take_back_for_space().await
+                && self.revoker.take_back_for_space().await
             {
                 hopeless = false;
                 continue;
@@ -256,7 +292,7 @@ impl Owner {
             extent,
             write,
         } = *fault;
-        if !self.locks.is_free(volume, extent) {
+        if !self.revoker.locks.is_free(volume, extent) {
             return Step::Locked;
         }
         if core.spare_entries() < SPARE_ENTRIES {
@@ -274,7 +310,9 @@ impl Owner {
                     commit_seq,
                 }) => (
                     place(device, at),
-                    self.ahead.stored_run(volume, extent, count.min(MAX_RUN)),
+                    self.revoker
+                        .ahead
+                        .stored_run(volume, extent, count.min(MAX_RUN)),
                     commit_seq.unwrap_or(0),
                 ),
                 Ok(FaultAnswer::Allocated {
@@ -306,7 +344,7 @@ impl Owner {
             epoch: session.generation,
             commit_sequence,
         };
-        match self.locks.grant(&mut core.grants, grant) {
+        match self.revoker.locks.grant(&mut core.grants, grant) {
             Ok(grant) => session.grant(grant),
             Err(Refused::Taken) => return Step::Locked,
             Err(Refused::Elsewhere(range)) => return Step::Moved(range),
@@ -325,11 +363,11 @@ impl Owner {
         now: Instant,
     ) -> bool {
         let FaultAsk { volume, extent, .. } = *fault;
-        let Some(window) = self.ahead.window(&core.pool, volume, extent, now) else {
+        let Some(window) = self.revoker.ahead.window(&core.pool, volume, extent, now) else {
             return false;
         };
         let window = ExtentRange::new(window.start, window.end - window.start);
-        let free = self.locks.side.borrow().free_parts(volume, window);
+        let free = self.revoker.locks.side.borrow().free_parts(volume, window);
         let Some(free) = free.into_iter().find(|part| part.contains(extent)) else {
             return false;
         };
@@ -354,35 +392,39 @@ impl Owner {
             commit_sequence: around.commit_seq,
         };
         // What is refused is mapped by now, and answered as such.
-        let Ok(grant) = self.locks.grant(&mut core.grants, grant) else {
+        let Ok(grant) = self.revoker.locks.grant(&mut core.grants, grant) else {
             return false;
         };
         if Word::from_bits(grant.word).is_ahead() {
             let count = grant.range.count - 1;
-            self.ahead.given(&mut core.pool, volume, extent, count);
+            self.revoker
+                .ahead
+                .given(&mut core.pool, volume, extent, count);
         }
         session.grant(grant);
         grant.range.contains(extent)
     }
 
     fn reserve_ahead(&self, core: &mut Core, volume: VolumeId) {
-        let is_fast = self.ahead.is_fast(volume);
+        let is_fast = self.revoker.ahead.is_fast(volume);
         let Some(wanted) = core.pool.wants_reserve(volume, is_fast) else {
             return;
         };
         match core.pool.reserve(volume, wanted) {
-            Ok(_) => self.committer.kick(),
+            Ok(_) => self.base.committer.kick(),
             // Said again by the fault that then finds nothing.
             Err(error) => tracing::debug!(%volume, %error, "reserving ahead"),
         }
     }
+}
 
+impl Revoker {
     /// Revokes a listed range that the pool does not know there any more, and takes it off the list.
     async fn take_back(&self, volume: VolumeId, range: ExtentRange) -> Result<(), ReleaseError> {
         let held = self.locks.hold(volume, range).await;
-        self.revoke(&held, self.limits.revoke).await?;
+        self.revoke(&held, self.base.limits.revoke).await?;
         // Whatever took it away must be durable before the list forgets it.
-        self.commit_through().await;
+        self.base.commit_through().await;
         Ok(self.forget_grants(&held).await?)
     }
 }

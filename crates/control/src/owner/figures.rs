@@ -14,8 +14,8 @@ use forebay_pool::{Health, SpaceLevel};
 use forebay_xlate::VolumeId;
 use forebay_xlate::boundary::message::{Past, ToEngine};
 
-use super::Owner;
-use super::session::Session;
+use crate::owner::session::Session;
+use crate::owner::stats::Statistics;
 
 /// Figures alone are told at every so manieth beat.
 const BEATS: u32 = 10;
@@ -36,24 +36,24 @@ struct Figures {
 
 /// What the engine was told last.
 #[derive(Debug, Default)]
-pub(super) struct Told {
+pub(crate) struct Told {
     all: BTreeMap<VolumeId, Figures>,
     /// Volumes with something on devices that are not well.
     hurt: BTreeSet<VolumeId>,
     beats: u32,
 }
 
-impl Owner {
+impl Statistics {
     /// Which volumes have something on devices that are not well: of large ones, that takes a while.
     fn hurt(&self) -> BTreeSet<VolumeId> {
-        let pool = &self.core.borrow().pool;
+        let pool = &self.base.core.borrow().pool;
         let devices = pool.devices().iter().map(|device| device.index);
         let unwell = devices.filter(|d| pool.device_health(*d) != Health::Online);
         unwell.flat_map(|d| pool.volumes_on(d)).collect()
     }
 
     fn figures(&self, hurt: &BTreeSet<VolumeId>) -> BTreeMap<VolumeId, Figures> {
-        let core = self.core.borrow();
+        let core = self.base.core.borrow();
         let pool = &core.pool;
         let spare = 100 - pool.space().used_percent().min(100);
         let is_low = pool.space_level() == SpaceLevel::Critical;
@@ -86,12 +86,12 @@ impl Owner {
     }
 
     #[cfg(test)]
-    pub(super) fn used_as_told(&self, volume: VolumeId) -> u64 {
+    pub(crate) fn used_as_told(&self, volume: VolumeId) -> u64 {
         self.figures(&BTreeSet::new())[&volume].used_bytes
     }
 
     /// Tells a new conversation all of them.
-    pub(super) fn say_figures(&self, session: &Session) {
+    pub(crate) fn say_figures(&self, session: &Session) {
         let mut told = self.figures.borrow_mut();
         told.hurt = self.hurt();
         told.all = self.figures(&told.hurt);
@@ -101,8 +101,8 @@ impl Owner {
     }
 
     /// Tells what has changed.
-    pub(super) fn look_at_figures(&self) {
-        let Some(session) = self.session() else {
+    pub(crate) fn look_at_figures(&self) {
+        let Some(session) = self.link.session() else {
             return;
         };
         let mut told = self.figures.borrow_mut();

@@ -10,6 +10,7 @@
 //! before the flush, so what is granted meanwhile waits for the next round.
 //! Not here: the flush itself.
 
+use crate::signal::Signal;
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
@@ -21,10 +22,13 @@ use forebay_xlate::{DeviceIndex, Rights, VolumeId};
 use tokio::sync::{Notify, oneshot};
 use tokio::time::timeout;
 
-use super::Owner;
-use super::commit::CommitError;
-use super::session::{AskError, Session};
-use super::together::join_all;
+use crate::owner::adopt::Adoption;
+use crate::owner::base::Base;
+use crate::owner::commit::CommitError;
+use crate::owner::health::DeviceStates;
+use crate::owner::link::Link;
+use crate::owner::session::{AskError, Session};
+use crate::owner::together::join_all;
 
 /// Why mappings are not durable.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -48,7 +52,7 @@ pub(crate) enum SyncError {
 
 /// The queue before a device's flush.
 #[derive(Debug, Default)]
-pub(super) struct Syncer {
+pub(crate) struct Syncer {
     drawn: Cell<u64>,
     served: Cell<u64>,
     /// How the newest round ended.
@@ -56,16 +60,46 @@ pub(super) struct Syncer {
     wake: Notify,
 }
 
-impl Owner {
+/// Has devices flushed and commits the mappings on them.
+#[derive(Debug)]
+pub(crate) struct Flusher {
+    pub(crate) base: Rc<Base>,
+    pub(crate) link: Rc<Link>,
+    pub(crate) states: Rc<DeviceStates>,
+    pub(crate) adoption: Rc<Adoption>,
+    pub(crate) syncers: RefCell<Syncers>,
+    /// Raised after each round of a syncer.
+    pub(crate) synced: Signal,
+}
+
+impl Flusher {
+    pub(crate) fn new(
+        base: &Rc<Base>,
+        link: &Rc<Link>,
+        states: &Rc<DeviceStates>,
+        adoption: &Rc<Adoption>,
+    ) -> Rc<Self> {
+        Rc::new(Self {
+            base: base.clone(),
+            link: link.clone(),
+            states: states.clone(),
+            adoption: adoption.clone(),
+            syncers: Default::default(),
+            synced: Signal::new(),
+        })
+    }
+}
+
+impl Flusher {
     /// A FLUSH or FUA waits; the engine has flushed the volume's devices. Only the conversation that
     /// asked is answered: in a later one it is asked again, or another engine knows nothing of it.
-    pub(super) async fn commit_wanted(
+    pub(crate) async fn commit_wanted(
         self: Rc<Self>,
         asked_in: Rc<Session>,
         volume: VolumeId,
         sequence: u64,
     ) {
-        self.wait_open().await;
+        self.base.wait_open().await;
         let answer = match self.commit_up_to(volume, sequence).await {
             Ok(()) => ToEngine::Committed { volume, sequence },
             Err(error) => {
@@ -80,22 +114,22 @@ impl Owner {
         let mut sequence = sequence;
         if let Some(adopted) = self.adoption.uncommitted(volume) {
             // Adopted mappings may carry later sequences than the engine knows them by: all of them.
-            let devices = self.core.borrow().pool.pending_on(volume, u64::MAX);
+            let devices = self.base.core.borrow().pool.pending_on(volume, u64::MAX);
             self.sync_devices(&devices).await?;
             sequence = sequence.max(adopted);
         }
         {
-            let mut core = self.core.borrow_mut();
+            let mut core = self.base.core.borrow_mut();
             if core.pool.durable_seq(volume) >= sequence {
                 return Ok(());
             }
-            let session = self.session();
+            let session = self.link.session();
             core.pool.commit_mappings(volume, sequence, |device| {
                 session.as_ref().is_some_and(|s| s.device_flushed(device))
             })?;
         }
-        self.commit().await?;
-        let core = self.core.borrow();
+        self.base.commit().await?;
+        let core = self.base.core.borrow();
         if core.pool.durable_seq(volume) >= sequence {
             return Ok(());
         }
@@ -107,7 +141,7 @@ impl Owner {
 
     /// What no batch carries yet on a device: each volume with its highest sequence.
     fn uncommitted_on(&self, device: DeviceIndex) -> Vec<(VolumeId, u64)> {
-        let pool = &self.core.borrow().pool;
+        let pool = &self.base.core.borrow().pool;
         let volumes = pool.volumes().map(|volume| volume.id);
         volumes
             .filter(|volume| pool.pending_on(*volume, u64::MAX).contains(&device))
@@ -118,7 +152,7 @@ impl Owner {
     /// Has the engine flush the devices that need it, and commits every mapping that was granted
     /// before. What can be done is done, whatever fails elsewhere.
     pub(crate) async fn sync_all(&self) -> Result<(), SyncError> {
-        let devices = self.core.borrow().pool.pending_devices();
+        let devices = self.base.core.borrow().pool.pending_devices();
         self.sync_devices(&devices).await
     }
 
@@ -143,7 +177,7 @@ impl Owner {
     }
 
     /// The queue before a device's flush; its task comes next.
-    pub(super) fn add_syncer(&self, device: DeviceIndex) -> Rc<Syncer> {
+    pub(crate) fn add_syncer(&self, device: DeviceIndex) -> Rc<Syncer> {
         let syncer = Rc::new(Syncer::default());
         self.syncers.borrow_mut().insert(device, syncer.clone());
         syncer
@@ -151,15 +185,15 @@ impl Owner {
 
     /// The one task that flushes a device and commits what lives there, so that little is ever
     /// uncommitted.
-    pub(super) async fn run_syncer(self: Rc<Self>, device: DeviceIndex, syncer: Rc<Syncer>) {
+    pub(crate) async fn run_syncer(self: Rc<Self>, device: DeviceIndex, syncer: Rc<Syncer>) {
         loop {
             let asked = async {
                 while syncer.served.get() == syncer.drawn.get() {
                     syncer.wake.notified().await;
                 }
             };
-            let by_itself = timeout(self.limits.sync_every, asked).await.is_err();
-            if by_itself && (!self.is_open() || self.session().is_none()) {
+            let by_itself = timeout(self.base.limits.sync_every, asked).await.is_err();
+            if by_itself && (!self.base.is_open() || self.link.session().is_none()) {
                 continue;
             }
             let upto = syncer.drawn.get();
@@ -174,32 +208,17 @@ impl Owner {
         }
     }
 
-    pub(super) async fn sync_device(&self, device: DeviceIndex) -> Result<(), SyncError> {
+    pub(crate) async fn sync_device(&self, device: DeviceIndex) -> Result<(), SyncError> {
         let wanted = self.uncommitted_on(device);
         if wanted.is_empty() && !self.adoption.is_unflushed(device) {
             return Ok(());
         }
-        self.flush_device(device)
+        self.states
+            .flush_device(device)
             .await
             .map_err(|error| SyncError::Flush(device, error))?;
         self.note_flushed(device);
         self.commit_flushed(device, &wanted).await
-    }
-
-    /// Has the engine flush a device.
-    pub(super) async fn flush_device(&self, device: DeviceIndex) -> Result<(), AskError> {
-        let session = self.session().ok_or(AskError::Gone)?;
-        if self.is_hanging(device) {
-            return Err(AskError::TimedOut(self.limits.job, "earlier requests"));
-        }
-        if !self.is_served(device) {
-            return Err(AskError::Errno(rustix::io::Errno::NODEV.raw_os_error()));
-        }
-        timeout(self.limits.job, session.devices_ready(&[device]))
-            .await
-            .unwrap_or(Err(AskError::TimedOut(self.limits.job, "a device's fence")))?;
-        let flush = session.job(Job::Flush { device });
-        self.job_within(&session, device, flush).await
     }
 
     async fn commit_flushed(
@@ -208,7 +227,7 @@ impl Owner {
         wanted: &[(VolumeId, u64)],
     ) -> Result<(), SyncError> {
         {
-            let mut core = self.core.borrow_mut();
+            let mut core = self.base.core.borrow_mut();
             for (volume, sequence) in wanted {
                 match core
                     .pool
@@ -221,21 +240,21 @@ impl Owner {
                 }
             }
         }
-        self.commit().await?;
-        self.adoption.note_committed(&self.core.borrow().pool);
+        self.base.commit().await?;
+        self.adoption.note_committed(&self.base.core.borrow().pool);
         for &(volume, sequence) in wanted {
             // Others of the volume, elsewhere, may be older and not durable.
-            let sequence = sequence.min(self.core.borrow().pool.durable_seq(volume));
-            self.say(&ToEngine::Committed { volume, sequence });
+            let sequence = sequence.min(self.base.core.borrow().pool.durable_seq(volume));
+            self.link.say(&ToEngine::Committed { volume, sequence });
         }
         Ok(())
     }
 
     /// Flushes a device without an engine: the daemon's own descriptor reaches the same file or
     /// device. On a thread that nobody waits for when the daemon ends: the device may hang.
-    pub(super) async fn flush_here(&self, device: DeviceIndex) -> Result<(), SyncError> {
+    pub(crate) async fn flush_here(&self, device: DeviceIndex) -> Result<(), SyncError> {
         let store = {
-            let devices = self.devices.borrow();
+            let devices = self.base.devices.borrow();
             let open = devices.iter().find(|open| open.index == device);
             open.ok_or(SyncError::Gone(device))?.store.clone()
         };
@@ -252,8 +271,8 @@ impl Owner {
     /// The same as [`Owner::sync_all`] when there is no engine (any more), but every device that is
     /// open here is flushed, because nobody may know afterwards which was written to.
     pub(crate) async fn sync_all_without_engine(&self) -> Result<(), SyncError> {
-        let mut devices = self.core.borrow().pool.pending_devices();
-        devices.extend(self.devices.borrow().iter().map(|open| open.index));
+        let mut devices = self.base.core.borrow().pool.pending_devices();
+        devices.extend(self.base.devices.borrow().iter().map(|open| open.index));
         let each = devices.into_iter().map(|device| async move {
             let wanted = self.uncommitted_on(device);
             self.flush_here(device).await?;
@@ -261,19 +280,40 @@ impl Owner {
         });
         let results = join_all(each).await;
         // What batches carry already, and everything else that has changed.
-        self.commit().await?;
+        self.base.commit().await?;
         results.into_iter().collect()
     }
 
     /// Whether the grant table names a device that can't be flushed from here, as it is missing: then
     /// the next daemon needs the table.
     pub(crate) fn lists_missing(&self) -> bool {
-        let core = self.core.borrow();
+        let core = self.base.core.borrow();
         let stored = |grant: &&Grant| grant.word.rights() != Some(Rights::Hole);
         let mut listed = core.grants.iter().filter(stored);
-        listed.any(|grant| !self.is_open_here(grant.word.device()))
+        listed.any(|grant| !self.base.is_open_here(grant.word.device()))
+    }
+}
+
+impl DeviceStates {
+    /// Has the engine flush a device.
+    pub(crate) async fn flush_device(&self, device: DeviceIndex) -> Result<(), AskError> {
+        let session = self.link.session().ok_or(AskError::Gone)?;
+        if self.is_hanging(device) {
+            return Err(AskError::TimedOut(self.base.limits.job, "earlier requests"));
+        }
+        if !self.base.is_served(device) {
+            return Err(AskError::Errno(rustix::io::Errno::NODEV.raw_os_error()));
+        }
+        timeout(self.base.limits.job, session.devices_ready(&[device]))
+            .await
+            .unwrap_or(Err(AskError::TimedOut(
+                self.base.limits.job,
+                "a device's fence",
+            )))?;
+        let flush = session.job(Job::Flush { device });
+        self.job_within(&session, device, flush).await
     }
 }
 
 /// By device.
-pub(super) type Syncers = BTreeMap<DeviceIndex, Rc<Syncer>>;
+pub(crate) type Syncers = BTreeMap<DeviceIndex, Rc<Syncer>>;

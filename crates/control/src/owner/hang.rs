@@ -22,17 +22,17 @@ use forebay_xlate::DeviceIndex;
 use forebay_xlate::boundary::message::Job;
 use tokio::time::{sleep, timeout};
 
-use super::Owner;
-use super::session::{AskError, Pending, Session};
-use super::waits::Wait;
 use crate::api::events::EventKind;
+use crate::owner::health::DeviceStates;
+use crate::owner::session::{AskError, Pending, Session};
+use crate::owner::waits::Wait;
 
 /// Before a settle that failed is asked for again.
 const ASK_AGAIN: Duration = Duration::from_secs(1);
 
 /// Devices that may hang.
 #[derive(Debug, Default)]
-pub(super) struct Hanging {
+pub(crate) struct Hanging {
     suspects: RefCell<BTreeMap<DeviceIndex, Suspicion>>,
     /// Suspicions so far: each has a number.
     raised: Cell<u64>,
@@ -49,10 +49,10 @@ struct Suspicion {
     what: &'static str,
 }
 
-impl Owner {
+impl DeviceStates {
     /// Requests at a device have not ended in time, among them perhaps some for `what`. Returns the
     /// suspicion's number.
-    pub(super) fn suspect(&self, device: DeviceIndex, generation: u64, what: &'static str) -> u64 {
+    pub(crate) fn suspect(&self, device: DeviceIndex, generation: u64, what: &'static str) -> u64 {
         let number = self.hanging.raised.get() + 1;
         self.hanging.raised.set(number);
         let suspicion = Suspicion {
@@ -62,39 +62,43 @@ impl Owner {
         };
         let known = self.hanging.suspects.borrow_mut().insert(device, suspicion);
         if known.is_none() {
-            let spec = self.spec_of(device);
+            let spec = self.base.spec_of(device);
             let text =
                 format!("device {spec} hangs: {what} did not end there; others go on without it");
-            self.tell_of_device(EventKind::DeviceFailed, device, text);
+            self.base
+                .tell_of_device(EventKind::DeviceFailed, device, text);
         }
-        self.devices_changed.raise();
+        self.base.devices_changed.raise();
         number
     }
 
     /// Waits until everything that was in flight at a device at a suspicion has ended; false if it
     /// takes too long.
-    pub(super) async fn settled(&self, device: DeviceIndex, suspicion: u64) -> bool {
+    pub(crate) async fn settled(&self, device: DeviceIndex, suspicion: u64) -> bool {
         let has_ended = || {
             let ended = self.hanging.ended.borrow();
             ended.get(&device).copied() >= Some(suspicion)
         };
-        let wait = self.devices_changed.until(|| has_ended().then_some(()));
-        timeout(self.limits.settle, wait).await.is_ok()
+        let wait = self
+            .base
+            .devices_changed
+            .until(|| has_ended().then_some(()));
+        timeout(self.base.limits.settle, wait).await.is_ok()
     }
 
     /// Whether requests at the device do not end.
-    pub(super) fn is_hanging(&self, device: DeviceIndex) -> bool {
+    pub(crate) fn is_hanging(&self, device: DeviceIndex) -> bool {
         self.hanging.suspects.borrow().contains_key(&device)
     }
 
     /// What people must know about hanging devices and quarantined extents.
     pub(crate) fn hang_troubles(&self) -> Vec<String> {
-        let core = self.core.borrow();
+        let core = self.base.core.borrow();
         let extent_bytes = core.pool.info().extent_bytes;
         let mut troubles = Vec::new();
         for record in core.pool.devices() {
             let bytes = core.pool.quarantined_on(record.index) * extent_bytes;
-            let spec = self.device_spec(record);
+            let spec = self.base.device_spec(record);
             match self.hanging.suspects.borrow().get(&record.index) {
                 Some(Suspicion { what, .. }) => troubles.push(format!(
                     "device {spec} hangs: {what} did not end there; {} of freed space are quarantined until its requests end",
@@ -111,14 +115,14 @@ impl Owner {
     }
 
     /// Waits for a job of the internal lane; a device that does not end it in time hangs.
-    pub(super) async fn job_within(
+    pub(crate) async fn job_within(
         &self,
         session: &Session,
         device: DeviceIndex,
         mut job: Pending,
     ) -> Result<(), AskError> {
-        let _waits = self.waits.begin(Wait::Job(device, job.what()));
-        let ended = job.within(self.limits.job).await;
+        let _waits = self.base.waits.begin(Wait::Job(device, job.what()));
+        let ended = job.within(self.base.limits.job).await;
         if let Err(AskError::TimedOut(_, what)) = ended {
             self.suspect(device, session.generation, what);
         }
@@ -126,16 +130,17 @@ impl Owner {
     }
 
     fn is_in_doubt(&self, device: DeviceIndex) -> bool {
-        self.is_hanging(device) || self.core.borrow().pool.quarantined_on(device) > 0
+        self.is_hanging(device) || self.base.core.borrow().pool.quarantined_on(device) > 0
     }
 
     /// The one task that waits for what is in flight at a device.
-    pub(super) async fn run_settler(self: Rc<Self>, device: DeviceIndex) {
+    pub(crate) async fn run_settler(self: Rc<Self>, device: DeviceIndex) {
         loop {
-            self.devices_changed
+            self.base
+                .devices_changed
                 .until(|| self.is_in_doubt(device).then_some(()))
                 .await;
-            let session = self.wait_session().await;
+            let session = self.link.wait_session().await;
             if session.devices_ready(&[device]).await.is_err() {
                 continue;
             }
@@ -147,7 +152,7 @@ impl Owner {
                 }
             }
             // What comes after this needs another one.
-            let mark = self.core.borrow().pool.quarantine_mark();
+            let mark = self.base.core.borrow().pool.quarantine_mark();
             let raised = self.hanging.raised.get();
             match session.job(Job::Settle { device }).ended().await {
                 Ok(()) => self.requests_ended(device, mark, |s| s.number <= raised),
@@ -170,17 +175,23 @@ impl Owner {
         let mut suspects = self.hanging.suspects.borrow_mut();
         if let Some(suspicion) = suspects.get(&device).copied().filter(covers) {
             suspects.remove(&device);
-            let text = format!("device {} hangs no more", self.spec_of(device));
-            self.tell_of_device(EventKind::DeviceReturned, device, text);
+            let text = format!("device {} hangs no more", self.base.spec_of(device));
+            self.base
+                .tell_of_device(EventKind::DeviceReturned, device, text);
             let mut ended = self.hanging.ended.borrow_mut();
             ended.insert(device, suspicion.number);
         }
         drop(suspects);
-        let extents = self.core.borrow_mut().pool.end_quarantine_on(device, mark);
+        let extents = self
+            .base
+            .core
+            .borrow_mut()
+            .pool
+            .end_quarantine_on(device, mark);
         if extents > 0 {
             tracing::info!(%device, extents, "a quarantine ended: what was in flight has ended");
-            self.committer.kick();
+            self.base.committer.kick();
         }
-        self.devices_changed.raise();
+        self.base.devices_changed.raise();
     }
 }

@@ -11,15 +11,17 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeSet, VecDeque};
+use std::rc::Rc;
 use std::sync::atomic::Ordering::Relaxed;
 
 use forebay_pool::ExportId;
 
-use super::Owner;
-use super::session::Session;
-use super::show::connected_hosts;
 use crate::api::events::EventKind;
 use crate::events::News;
+use crate::owner::base::Base;
+use crate::owner::link::Link;
+use crate::owner::session::Session;
+use crate::owner::show::connected_hosts;
 
 /// Hosts that one look tells by name, of each export's that came and that left.
 const NAMED_MAX: usize = 8;
@@ -29,24 +31,38 @@ const ENDED_MAX: usize = 1024;
 const NAME_MAX_BYTES: usize = 223;
 
 /// See the module's text.
-#[derive(Debug, Default)]
-pub(super) struct Hosts {
+#[derive(Debug)]
+pub(crate) struct Hosts {
+    pub(crate) base: Rc<Base>,
+    pub(crate) link: Rc<Link>,
     /// Who was connected at the last look: the export, and the host's name.
     known: RefCell<BTreeSet<(ExportId, String)>>,
     /// Exports that have ended, and how they were named: the last of their hosts are told of afterwards.
     ended: RefCell<VecDeque<(ExportId, String)>>,
     /// An engine was found that served before: the next look is the first at its hosts.
-    pub(super) found: Cell<bool>,
+    pub(crate) found: Cell<bool>,
+}
+
+impl Hosts {
+    pub(crate) fn new(base: &Rc<Base>, link: &Rc<Link>) -> Rc<Self> {
+        Rc::new(Self {
+            base: base.clone(),
+            link: link.clone(),
+            known: Default::default(),
+            ended: Default::default(),
+            found: Default::default(),
+        })
+    }
 }
 
 impl Hosts {
     /// Who was connected at the last look.
-    pub(super) fn last_look(&self) -> Vec<(ExportId, String)> {
+    pub(crate) fn last_look(&self) -> Vec<(ExportId, String)> {
         self.known.borrow().iter().cloned().collect()
     }
 
     /// An export of this name is about to end.
-    pub(super) fn remember(&self, export: ExportId, name: String) {
+    pub(crate) fn remember(&self, export: ExportId, name: String) {
         let mut ended = self.ended.borrow_mut();
         if ended.len() >= ENDED_MAX {
             ended.pop_front();
@@ -55,7 +71,7 @@ impl Hosts {
     }
 
     /// How an export was named that has ended, if that is known.
-    pub(super) fn ended_name(&self, export: ExportId) -> Option<String> {
+    pub(crate) fn ended_name(&self, export: ExportId) -> Option<String> {
         let ended = self.ended.borrow();
         let one = ended.iter().rev().find(|(id, _)| *id == export);
         one.map(|(_, name)| name.clone())
@@ -82,20 +98,20 @@ fn clean(text: &str) -> String {
     clean
 }
 
-impl Owner {
+impl Hosts {
     /// Looks at who is connected.
-    pub(super) fn look_at_hosts(&self) {
-        let session = self.session();
-        let acting = session.filter(|session| self.acting.get() == session.generation);
+    pub(crate) fn look_at_hosts(&self) {
+        let session = self.link.session();
+        let acting = session.filter(|session| self.link.acting.get() == session.generation);
         let Some(session) = acting else {
             return;
         };
-        let found = self.hosts.found.take();
-        let mut known = self.hosts.known.borrow_mut();
+        let found = self.found.take();
+        let mut known = self.known.borrow_mut();
         // The records of hosts are many: they are looked at where there is somebody, or was.
         let lanes = session.region.lanes().iter();
         let nobody = || {
-            let exports = self.core.borrow().pool.exports().count();
+            let exports = self.base.core.borrow().pool.exports().count();
             lanes
                 .filter(|lane| lane.export.load(Relaxed) != 0)
                 .take(exports)
@@ -130,7 +146,7 @@ impl Owner {
                         count: Some(count),
                         ..News::default()
                     };
-                    self.events.tell(kind, session.generation, text, news);
+                    self.base.events.tell(kind, session.generation, text, news);
                 }
             }
         }
@@ -156,7 +172,7 @@ impl Owner {
     }
 
     /// The engine did not let a host in.
-    pub(super) fn host_refused(
+    pub(crate) fn host_refused(
         &self,
         session: &Session,
         host: &str,
@@ -180,7 +196,7 @@ impl Owner {
                 ..News::default()
             };
             let kind = EventKind::HostRefused;
-            return self.events.tell(kind, session.generation, text, news);
+            return self.base.events.tell(kind, session.generation, text, news);
         }
         let text = format!("host {host} was not let in to {subsystem}: {why}{more}");
         let news = News {
@@ -188,7 +204,8 @@ impl Owner {
             count: Some(count.max(1).into()),
             ..News::default()
         };
-        self.events
+        self.base
+            .events
             .tell(EventKind::HostRefused, session.generation, text, news);
     }
 }

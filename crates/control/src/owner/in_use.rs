@@ -11,16 +11,16 @@ use forebay_pool::{ExportId, ExportRecord};
 use forebay_xlate::VolumeId;
 use tokio::time::{Instant, sleep};
 
-use super::Owner;
-use super::show::{connected_hosts, tenant_name};
 use crate::api::error::ApiError;
+use crate::owner::hosts::Hosts;
+use crate::owner::show::{connected_hosts, tenant_name};
 
 /// How long it is waited for those that are just leaving, and for an engine that begins.
 const LEAVE_LIMIT: Duration = Duration::from_secs(2);
 /// Of so many a refusal gives the names.
 const NAMED_MAX: usize = 8;
 
-impl Owner {
+impl Hosts {
     /// Refuses what would cut off a host (its NQN) or a machine (`None`), unless they leave within 2 s. `what`: what is in
     /// use.
     pub(crate) async fn refuse_cutting_off(
@@ -37,7 +37,7 @@ impl Owner {
     }
 
     /// Refuses while a host or a machine for which `is_used` holds stays connected for 2 s.
-    pub(super) async fn refuse_in_use(
+    pub(crate) async fn refuse_in_use(
         &self,
         what: &str,
         is_used: impl Fn(&ExportRecord, Option<&str>) -> bool,
@@ -45,7 +45,7 @@ impl Owner {
         let end = Instant::now() + LEAVE_LIMIT;
         loop {
             let is_over = Instant::now() >= end;
-            if self.session().is_some() || is_over {
+            if self.link.session().is_some() || is_over {
                 let users = self.users(&is_used);
                 if users.is_empty() {
                     return Ok(());
@@ -59,7 +59,7 @@ impl Owner {
     }
 
     /// The same at once.
-    pub(super) fn refuse_in_use_now(
+    pub(crate) fn refuse_in_use_now(
         &self,
         what: &str,
         is_used: impl Fn(&ExportRecord, Option<&str>) -> bool,
@@ -71,30 +71,30 @@ impl Owner {
     }
 
     /// Whether a host is connected to an export of a volume.
-    pub(super) fn is_connected(&self, id: VolumeId, host: &str) -> bool {
+    pub(crate) fn is_connected(&self, id: VolumeId, host: &str) -> bool {
         let is_it =
             |export: &ExportRecord, user: Option<&str>| export.volume == id && user == Some(host);
         !self.users(&is_it).is_empty()
     }
 
     /// Who uses a volume beside one host, in words.
-    pub(super) fn names_of_users(&self, id: VolumeId, but: &str) -> Vec<String> {
+    pub(crate) fn names_of_users(&self, id: VolumeId, but: &str) -> Vec<String> {
         self.users(&|export: &ExportRecord, user: Option<&str>| {
             export.volume == id && user != Some(but)
         })
     }
 
     fn users(&self, is_cut_off: &impl Fn(&ExportRecord, Option<&str>) -> bool) -> Vec<String> {
-        let hosts: Vec<(ExportId, String)> = match self.session() {
+        let hosts: Vec<(ExportId, String)> = match self.link.session() {
             Some(session) => connected_hosts(&session.region)
                 .into_iter()
                 .flat_map(|(export, hosts)| {
                     hosts.into_iter().map(move |host| (ExportId(export), host))
                 })
                 .collect(),
-            None => self.hosts.last_look(),
+            None => self.last_look(),
         };
-        let core = self.core.borrow();
+        let core = self.base.core.borrow();
         let name = |export: &ExportRecord| {
             let volume = core.pool.volume(export.volume).ok();
             volume.map_or_else(String::new, |volume| {

@@ -11,6 +11,7 @@
 //! new owner.
 //! Not here: how zeroing is done (the engine, by the device's quickest way).
 
+use crate::signal::Signal;
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
 use std::rc::Rc;
@@ -21,8 +22,11 @@ use forebay_xlate::boundary::message::Job;
 use forebay_xlate::{DeviceIndex, ExtentRange};
 use tokio::time::{Instant, sleep, timeout};
 
-use super::Owner;
-use super::session::{AskError, Pending, Session};
+use crate::owner::adopt::Adoption;
+use crate::owner::base::Base;
+use crate::owner::health::DeviceStates;
+use crate::owner::link::Link;
+use crate::owner::session::{AskError, Pending, Session};
 
 /// Made clean in one round: this, or one extent.
 const ROUND_BYTES: u64 = 64 << 20;
@@ -41,21 +45,51 @@ enum Trouble {
 
 /// How laundering is going.
 #[derive(Debug, Default)]
-pub(super) struct Laundering {
+pub(crate) struct Laundering {
     /// How many faults wait for it.
     waiting: Cell<u64>,
     /// Devices where it does not go on: the last round failed, or an earlier one does not end.
     stuck: RefCell<BTreeSet<DeviceIndex>>,
 }
 
-impl Owner {
+/// Has freed extents zeroed before anybody gets them.
+#[derive(Debug)]
+pub(crate) struct ZeroFill {
+    pub(crate) base: Rc<Base>,
+    pub(crate) link: Rc<Link>,
+    pub(crate) states: Rc<DeviceStates>,
+    pub(crate) adoption: Rc<Adoption>,
+    /// Raised after each round of laundering.
+    pub(crate) laundered: Signal,
+    pub(crate) laundering: Laundering,
+}
+
+impl ZeroFill {
+    pub(crate) fn new(
+        base: &Rc<Base>,
+        link: &Rc<Link>,
+        states: &Rc<DeviceStates>,
+        adoption: &Rc<Adoption>,
+    ) -> Rc<Self> {
+        Rc::new(Self {
+            base: base.clone(),
+            link: link.clone(),
+            states: states.clone(),
+            adoption: adoption.clone(),
+            laundered: Signal::new(),
+            laundering: Default::default(),
+        })
+    }
+}
+
+impl ZeroFill {
     /// Waits until something more is clean, for as long as that may be expected; false if for a whole
     /// limit nothing became clean, and nothing is dirty where it could.
-    pub(super) async fn wait_laundered(&self) -> bool {
+    pub(crate) async fn wait_laundered(&self) -> bool {
         let waiting = &self.laundering.waiting;
         waiting.set(waiting.get() + 1);
-        self.launder_wanted.raise();
-        let more = timeout(self.limits.launder, self.laundered.next()).await;
+        self.base.launder_wanted.raise();
+        let more = timeout(self.base.limits.launder, self.laundered.next()).await;
         waiting.set(waiting.get() - 1);
         more.is_ok() || self.is_space_coming()
     }
@@ -63,11 +97,11 @@ impl Owner {
     /// Whether something is dirty on a device that launders.
     fn is_space_coming(&self) -> bool {
         let stuck = self.laundering.stuck.borrow();
-        self.device_indexes().into_iter().any(|device| {
-            let space = self.core.borrow().pool.device_space(device);
+        self.base.device_indexes().into_iter().any(|device| {
+            let space = self.base.core.borrow().pool.device_space(device);
             space.is_some_and(|space| space.dirty > 0)
-                && self.is_online(device)
-                && !self.is_hanging(device)
+                && self.base.is_online(device)
+                && !self.states.is_hanging(device)
                 && !stuck.contains(&device)
         })
     }
@@ -84,7 +118,10 @@ impl Owner {
     /// Waits for what an earlier daemon or engine began; while that takes long, the device is stuck.
     async fn stuck_without(&self, device: DeviceIndex, ended: impl Future<Output = ()>) {
         tokio::pin!(ended);
-        if timeout(self.limits.inherited, &mut ended).await.is_err() {
+        if timeout(self.base.limits.inherited, &mut ended)
+            .await
+            .is_err()
+        {
             self.set_stuck(device, true);
             ended.await;
             self.set_stuck(device, false);
@@ -92,7 +129,7 @@ impl Owner {
     }
 
     /// The one task that launders a device.
-    pub(super) async fn run_launderer(self: Rc<Self>, device: DeviceIndex) {
+    pub(crate) async fn run_launderer(self: Rc<Self>, device: DeviceIndex) {
         let mut failures = 0u32;
         loop {
             let settled = self.adoption.wait_settled_on(device);
@@ -104,7 +141,7 @@ impl Owner {
                 Ok(true) => failures = 0,
                 Ok(false) => {
                     failures = 0;
-                    let _ = timeout(LOOK_EVERY, self.launder_wanted.next()).await;
+                    let _ = timeout(LOOK_EVERY, self.base.launder_wanted.next()).await;
                 }
                 Err(trouble) => {
                     match trouble {
@@ -120,7 +157,7 @@ impl Owner {
                     tokio::select! {
                         () = pause => {}
                         // It may be ready by now.
-                        () = self.devices_changed.next() => {}
+                        () = self.base.devices_changed.next() => {}
                     }
                     failures += 1;
                 }
@@ -130,25 +167,26 @@ impl Owner {
 
     /// True when something became clean.
     async fn launder_round(self: &Rc<Self>, device: DeviceIndex) -> Result<bool, Trouble> {
-        let session = self.wait_session().await;
+        let session = self.link.wait_session().await;
         // An earlier conversation's zeroing may be of these very extents.
         let finished = session.inherited_jobs_finished(device);
         self.stuck_without(device, finished).await;
         if session.is_over() {
             return Ok(false);
         }
-        if !session.device_ready(device) || self.is_hanging(device) {
+        if !session.device_ready(device) || self.states.is_hanging(device) {
             return Err(Trouble::NotReady);
         }
         let (zeroed, trouble) = self.zero_some(device, &session).await;
         if zeroed.is_empty() {
             return trouble.map_or(Ok(false), Err);
         }
-        let flushed = if self.is_hanging(device) {
+        let flushed = if self.states.is_hanging(device) {
             Err(Trouble::NotReady)
         } else {
             let flush = session.job(Job::Flush { device });
-            self.job_within(&session, device, flush)
+            self.states
+                .job_within(&session, device, flush)
                 .await
                 .map_err(|error| Trouble::Failed(format!("flushing: {error}")))
         };
@@ -157,13 +195,14 @@ impl Owner {
             return Err(trouble);
         }
         for run in zeroed {
-            if let Err(error) = self.core.borrow_mut().pool.laundered(run) {
+            if let Err(error) = self.base.core.borrow_mut().pool.laundered(run) {
                 tracing::error!(%error, "a laundered run");
             }
         }
         // Reserved from here on; granted once that is durable, and this with it.
         self.laundered.raise();
-        self.commit()
+        self.base
+            .commit()
             .await
             .map_err(|error| Trouble::Failed(error.to_string()))?;
         trouble.map_or(Ok(true), Err)
@@ -175,13 +214,13 @@ impl Owner {
         device: DeviceIndex,
         session: &Session,
     ) -> (Vec<DeviceRun>, Option<Trouble>) {
-        let deadline = Instant::now() + self.limits.job;
-        let extent_bytes = self.core.borrow().pool.info().extent_bytes.max(1);
+        let deadline = Instant::now() + self.base.limits.job;
+        let extent_bytes = self.base.core.borrow().pool.info().extent_bytes.max(1);
         let mut left = (ROUND_BYTES / extent_bytes).max(1);
         let (mut zeroed, mut trouble) = (Vec::new(), None);
         while left > 0 && trouble.is_none() {
             let piece = (PIECE_BYTES / extent_bytes).clamp(1, left);
-            let runs = self.core.borrow_mut().pool.take_dirty(device, piece);
+            let runs = self.base.core.borrow_mut().pool.take_dirty(device, piece);
             if runs.is_empty() {
                 break;
             }
@@ -197,7 +236,8 @@ impl Owner {
                 match job.within(time).await {
                     Ok(()) => zeroed.push(run),
                     Err(AskError::TimedOut(..)) => {
-                        self.suspect(device, session.generation, "laundering");
+                        self.states
+                            .suspect(device, session.generation, "laundering");
                         trouble = Some(Trouble::NotReady);
                         self.set_aside(run, job);
                     }
@@ -216,7 +256,7 @@ impl Owner {
     }
 
     fn give_back(&self, run: DeviceRun) {
-        if let Err(error) = self.core.borrow_mut().pool.launder_failed(run) {
+        if let Err(error) = self.base.core.borrow_mut().pool.launder_failed(run) {
             tracing::error!(%error, "giving back a run that could not be laundered");
         }
     }
@@ -225,11 +265,11 @@ impl Owner {
     /// that is under way has ended (or its engine has, and then its successor has the fence).
     fn set_aside(self: &Rc<Self>, run: DeviceRun, mut job: Pending) {
         let owner = self.clone();
-        self.spawn(async move {
+        self.base.spawn(async move {
             // However it ended.
             let _ = job.ended().await;
             owner.give_back(run);
-            owner.launder_wanted.raise();
+            owner.base.launder_wanted.raise();
         });
     }
 }

@@ -9,11 +9,12 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use forebay_xlate::boundary::region::{MAX_CONTROLLERS, MAX_LANES, MAX_QUEUES};
 
-use super::Owner;
 use crate::api::error::ApiError;
 use crate::api::events::EventKind;
 use crate::api::model::LimitUse;
 use crate::events::News;
+use crate::owner::export::Exports;
+use crate::owner::warn::Reports;
 
 /// A limit is nearly reached from seven eighths on, and no longer below three quarters.
 const LITTLE: u64 = 7;
@@ -44,12 +45,12 @@ impl LimitUse {
     }
 }
 
-impl Owner {
+impl Reports {
     /// The shared limits with their use.
     pub(crate) fn limits(&self) -> Vec<LimitUse> {
-        let exports = self.core.borrow().pool.exports().count();
+        let exports = self.base.core.borrow().pool.exports().count();
         let mut all = vec![LimitUse::new("exports", exports, MAX_LANES)];
-        if let Some(session) = self.session() {
+        if let Some(session) = self.link.session() {
             let (controllers, queues) = (session.region.controllers(), session.region.queues());
             let controllers = controllers.iter().filter(|c| c.used.load(Relaxed) != 0);
             let queues = queues.iter().filter(|q| q.used.load(Relaxed) != 0);
@@ -63,19 +64,8 @@ impl Owner {
         all
     }
 
-    /// Refuses one more export than an engine serves.
-    pub(super) fn refuse_too_many_exports(&self) -> Result<(), ApiError> {
-        if self.core.borrow().pool.exports().count() < MAX_LANES {
-            return Ok(());
-        }
-        Err(
-            ApiError::no_space(format!("there are {MAX_LANES} exports, the most of a node"))
-                .hint("delete one that nobody uses: `forebay export list`"),
-        )
-    }
-
     /// A sentence for each limit that is nearly reached.
-    pub(super) fn limit_warnings(&self) -> Vec<String> {
+    pub(crate) fn limit_warnings(&self) -> Vec<String> {
         let limits = self.limits().into_iter();
         let little = limits.filter(|limit| limit.has_eighths(LITTLE));
         little.map(|limit| limit.warning()).collect()
@@ -83,8 +73,8 @@ impl Owner {
 
     /// Whether any limit can be nearly reached.
     fn may_be_little(&self) -> bool {
-        let exports = self.core.borrow().pool.exports().count();
-        let connections = self.session().map_or(0, |session| {
+        let exports = self.base.core.borrow().pool.exports().count();
+        let connections = self.link.session().map_or(0, |session| {
             let lanes = session.region.lanes().iter();
             let served = lanes.filter(|lane| lane.export.load(Relaxed) != 0);
             let connections = served.take(exports).map(|l| l.connections.load(Relaxed));
@@ -94,18 +84,32 @@ impl Owner {
     }
 
     /// Tells, once each, that a limit is nearly reached and that there is enough again.
-    pub(super) fn log_limits(&self, warned: &mut BTreeSet<String>) {
+    pub(crate) fn log_limits(&self, warned: &mut BTreeSet<String>) {
         if warned.is_empty() && !self.may_be_little() {
             return;
         }
         for limit in self.limits() {
             if limit.has_eighths(LITTLE) && warned.insert(limit.what.clone()) {
-                self.tell(EventKind::Warning, limit.warning(), News::default());
+                self.base
+                    .tell(EventKind::Warning, limit.warning(), News::default());
             } else if !limit.has_eighths(ENOUGH) && warned.remove(&limit.what) {
                 let text = format!("there are enough {} again", limit.what);
-                self.tell(EventKind::Warning, text, News::default());
+                self.base.tell(EventKind::Warning, text, News::default());
             }
         }
+    }
+}
+
+impl Exports {
+    /// Refuses one more export than an engine serves.
+    pub(crate) fn refuse_too_many_exports(&self) -> Result<(), ApiError> {
+        if self.base.core.borrow().pool.exports().count() < MAX_LANES {
+            return Ok(());
+        }
+        Err(
+            ApiError::no_space(format!("there are {MAX_LANES} exports, the most of a node"))
+                .hint("delete one that nobody uses: `forebay export list`"),
+        )
     }
 }
 

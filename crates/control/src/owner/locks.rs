@@ -19,7 +19,7 @@ use crate::signal::Signal;
 /// The ranges that are held.
 #[derive(Debug)]
 pub(crate) struct Locks {
-    pub(super) side: RefCell<OwnerSide>,
+    pub(crate) side: RefCell<OwnerSide>,
     changed: Signal,
 }
 
@@ -27,9 +27,9 @@ pub(crate) struct Locks {
 #[derive(Debug)]
 pub(crate) struct Held<'a> {
     locks: &'a Locks,
-    pub(super) id: TakingId,
-    pub(super) volume: VolumeId,
-    pub(super) range: ExtentRange,
+    pub(crate) id: TakingId,
+    pub(crate) volume: VolumeId,
+    pub(crate) range: ExtentRange,
 }
 
 impl Locks {
@@ -62,7 +62,7 @@ impl Locks {
     }
 
     /// Lists a grant; see [`OwnerSide::grant`].
-    pub(super) fn grant(&self, table: &mut GrantTable, grant: Grant) -> Result<GrantOf, Refused> {
+    pub(crate) fn grant(&self, table: &mut GrantTable, grant: Grant) -> Result<GrantOf, Refused> {
         self.side.borrow().grant(table, grant)
     }
 

@@ -26,14 +26,17 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use tokio::sync::oneshot;
 use tokio::time::{sleep, timeout};
 
-use super::Owner;
-use super::session::{AskError, Pending, Session};
-use super::show::tenant_name;
-use super::volume::engine_error;
 use crate::api::error::ApiError;
 use crate::api::events::EventKind;
 use crate::api::validate::MAX_PATH_BYTES;
 use crate::events::News;
+use crate::owner::base::Base;
+use crate::owner::hosts::Hosts;
+use crate::owner::link::Link;
+use crate::owner::link::engine_error;
+use crate::owner::quarantine::Quarantine;
+use crate::owner::session::{AskError, Pending, Session};
+use crate::owner::show::tenant_name;
 
 /// How long a socket's making may take.
 const LIMIT: Duration = Duration::from_secs(5);
@@ -43,8 +46,14 @@ const RETRY: Duration = Duration::from_secs(5);
 const BACKLOG: i32 = 4;
 
 /// See the module's text.
-#[derive(Debug, Default)]
-pub(super) struct Machines {
+#[derive(Debug)]
+pub(crate) struct VmSockets {
+    pub(crate) base: Rc<Base>,
+    pub(crate) link: Rc<Link>,
+    pub(crate) hosts: Rc<Hosts>,
+    pub(crate) quarantine: Rc<Quarantine>,
+    /// Exports that are being made.
+    pub(crate) making: RefCell<BTreeSet<ExportId>>,
     /// Where sockets are that no path was given for.
     folder: RefCell<PathBuf>,
     listeners: RefCell<BTreeMap<ExportId, OwnedFd>>,
@@ -52,6 +61,27 @@ pub(super) struct Machines {
     busy: RefCell<BTreeSet<ExportId>>,
     /// Exports whose socket could not be made, with the warning about each.
     missing: RefCell<BTreeMap<ExportId, String>>,
+}
+
+impl VmSockets {
+    pub(crate) fn new(
+        base: &Rc<Base>,
+        link: &Rc<Link>,
+        hosts: &Rc<Hosts>,
+        quarantine: &Rc<Quarantine>,
+    ) -> Rc<Self> {
+        Rc::new(Self {
+            base: base.clone(),
+            link: link.clone(),
+            hosts: hosts.clone(),
+            quarantine: quarantine.clone(),
+            making: RefCell::default(),
+            folder: Default::default(),
+            listeners: Default::default(),
+            busy: Default::default(),
+            missing: Default::default(),
+        })
+    }
 }
 
 fn with_path(path: &Path, error: &io::Error) -> io::Error {
@@ -125,30 +155,30 @@ fn listen(path: &Path, is_default: bool, owner: SocketOwner) -> io::Result<Owned
     Ok(fd)
 }
 
-impl Owner {
+impl VmSockets {
     /// Says where sockets are that no path was given for; only then those that are missing are made.
     pub(crate) fn begin_machines(self: &Rc<Self>, folder: PathBuf) {
-        *self.machines.folder.borrow_mut() = folder;
-        self.spawn(self.clone().run_machines());
+        *self.folder.borrow_mut() = folder;
+        self.base.spawn(self.clone().run_machines());
     }
 
     /// Where an export's socket is.
-    pub(super) fn socket_path(&self, export: &ExportRecord, volume: &VolumeRecord) -> PathBuf {
+    pub(crate) fn socket_path(&self, export: &ExportRecord, volume: &VolumeRecord) -> PathBuf {
         if let Some(path) = &export.socket {
             return PathBuf::from(path);
         }
-        let core = self.core.borrow();
+        let core = self.base.core.borrow();
         let name = match export.shared {
             false => format!("{}.sock", volume.name),
             true => format!("{}@{}.sock", volume.name, export.id.0),
         };
-        let folder = self.machines.folder.borrow();
+        let folder = self.folder.borrow();
         folder.join(tenant_name(&core, volume)).join(name)
     }
 
     /// The same of an export by its number; `None` for one that is no machine's.
-    pub(super) fn machine_path(&self, id: ExportId) -> Option<PathBuf> {
-        let core = self.core.borrow();
+    pub(crate) fn machine_path(&self, id: ExportId) -> Option<PathBuf> {
+        let core = self.base.core.borrow();
         let export = core.pool.export(id).ok()?;
         let volume = core.pool.volume(export.volume).ok()?;
         let is_machine = export.frontend.is_machine();
@@ -162,7 +192,7 @@ impl Owner {
         path: &Path,
         work: impl FnOnce(&Path) -> io::Result<T> + Send + 'static,
     ) -> io::Result<T> {
-        if !self.machines.busy.borrow_mut().insert(id) {
+        if !self.busy.borrow_mut().insert(id) {
             let error = io::Error::new(io::ErrorKind::TimedOut, "it has not answered yet");
             return Err(with_path(path, &error));
         }
@@ -175,7 +205,7 @@ impl Owner {
         // It outlives whoever asked.
         tokio::task::spawn_local(async move {
             let result = working.await;
-            owner.machines.busy.borrow_mut().remove(&id);
+            owner.busy.borrow_mut().remove(&id);
             let _ = sender.send(result);
         });
         let no_answer =
@@ -189,10 +219,10 @@ impl Owner {
     }
 
     /// Makes an export's socket if there is none, and has the engine accept from it.
-    pub(super) async fn listen_for_machine(self: &Rc<Self>, id: ExportId) -> Result<(), ApiError> {
+    pub(crate) async fn listen_for_machine(self: &Rc<Self>, id: ExportId) -> Result<(), ApiError> {
         let (path, is_default, owner) = {
             let (export, volume) = {
-                let core = self.core.borrow();
+                let core = self.base.core.borrow();
                 let Ok(export) = core.pool.export(id) else {
                     return Ok(());
                 };
@@ -221,7 +251,7 @@ impl Owner {
                     .hint("give another path with --vm-socket, or another owner with --owner")
             })?;
             // It may have been deleted meanwhile, or be served no more.
-            let is_deleted = self.core.borrow().pool.export(id).is_err();
+            let is_deleted = self.base.core.borrow().pool.export(id).is_err();
             if is_deleted || self.quarantine.has(id) {
                 drop(fd);
                 if is_deleted {
@@ -229,12 +259,12 @@ impl Owner {
                 }
                 return Ok(());
             }
-            self.machines.listeners.borrow_mut().insert(id, fd);
+            self.listeners.borrow_mut().insert(id, fd);
         }
-        if let Some(session) = self.session()
+        if let Some(session) = self.link.session()
             && let Some(mut pending) = self.say_machine_listener(&session, id)
         {
-            match pending.within(self.limits.request).await {
+            match pending.within(self.base.limits.request).await {
                 // The next engine is told of it.
                 Ok(()) | Err(AskError::Gone) => {}
                 Err(error) => return Err(engine_error(&error)),
@@ -247,7 +277,7 @@ impl Owner {
         if self.quarantine.has(id) {
             return None;
         }
-        let listeners = self.machines.listeners.borrow();
+        let listeners = self.listeners.borrow();
         let fd = listeners.get(&id)?.as_fd().try_clone_to_owned();
         let fd = fd
             .inspect_err(|error| tracing::error!(%error, "a descriptor for a machine's socket"))
@@ -259,14 +289,14 @@ impl Owner {
 
     /// Nobody is let in as long as an export is not served: who connects hears that at once. The dead engine is gone, so
     /// this one was the last descriptor.
-    pub(super) fn forget_machine_listener(&self, id: ExportId) {
-        self.machines.listeners.borrow_mut().remove(&id);
+    pub(crate) fn forget_machine_listener(&self, id: ExportId) {
+        self.listeners.borrow_mut().remove(&id);
     }
 
     /// Takes the descriptor of a socket that the engine has.
-    pub(super) fn keep_machine_listener(&self, export: EngineExportId, fd: Option<OwnedFd>) {
+    pub(crate) fn keep_machine_listener(&self, export: EngineExportId, fd: Option<OwnedFd>) {
         if let Some(fd) = fd {
-            let mut listeners = self.machines.listeners.borrow_mut();
+            let mut listeners = self.listeners.borrow_mut();
             listeners.entry(ExportId(export.0)).or_insert(fd);
         }
     }
@@ -281,14 +311,14 @@ impl Owner {
     }
 
     /// Whether it has an export's socket.
-    pub(super) fn has_machine_listener(&self, id: ExportId) -> bool {
-        self.machines.listeners.borrow().contains_key(&id)
+    pub(crate) fn has_machine_listener(&self, id: ExportId) -> bool {
+        self.listeners.borrow().contains_key(&id)
     }
 
     /// Tells a conversation of all sockets.
-    pub(super) fn say_machine_listeners(&self, session: &Session) -> Vec<(String, Pending)> {
-        let ids: Vec<ExportId> = self.machines.listeners.borrow().keys().copied().collect();
-        let known = |id: &ExportId| self.core.borrow().pool.export(*id).is_ok();
+    pub(crate) fn say_machine_listeners(&self, session: &Session) -> Vec<(String, Pending)> {
+        let ids: Vec<ExportId> = self.listeners.borrow().keys().copied().collect();
+        let known = |id: &ExportId| self.base.core.borrow().pool.export(*id).is_ok();
         let ids = ids.into_iter().filter(known);
         ids.filter_map(|id| {
             Some((
@@ -300,9 +330,9 @@ impl Owner {
     }
 
     /// An export is gone: its socket too, and what is left of one that was forgotten.
-    pub(super) async fn remove_machine_listener(self: &Rc<Self>, id: ExportId, path: &Path) {
-        self.machines.missing.borrow_mut().remove(&id);
-        self.machines.listeners.borrow_mut().remove(&id);
+    pub(crate) async fn remove_machine_listener(self: &Rc<Self>, id: ExportId, path: &Path) {
+        self.missing.borrow_mut().remove(&id);
+        self.listeners.borrow_mut().remove(&id);
         // The engine, which had it too, has closed it: nobody listens there, unless it is another's now.
         if let Err(error) = self.at_path(id, path, remove_dead).await {
             tracing::warn!(%error, "removing a machine's socket");
@@ -313,13 +343,13 @@ impl Owner {
     async fn run_machines(self: Rc<Self>) {
         loop {
             let served: Vec<ExportId> = {
-                let core = self.core.borrow();
+                let core = self.base.core.borrow();
                 let machines = core.pool.exports().filter(|e| e.frontend.is_machine());
                 let served = machines.filter(|e| !self.quarantine.has(e.id));
                 served.map(|export| export.id).collect()
             };
             for id in served {
-                let busy = self.machines.busy.borrow().contains(&id);
+                let busy = self.busy.borrow().contains(&id);
                 if busy || self.making_export(id) {
                     continue;
                 }
@@ -351,16 +381,16 @@ impl Owner {
         };
         // A path that does not answer is not lost.
         if self.at_path(id, &path, is_lost).await.unwrap_or(false) {
-            self.machines.listeners.borrow_mut().remove(&id);
+            self.listeners.borrow_mut().remove(&id);
         }
     }
 
     /// Tells of a socket that can't be made, and when it is there.
     fn note_socket(&self, id: ExportId, made: Result<(), ApiError>) {
-        let name = self.export_name(id);
+        let name = self.hosts.export_name(id);
         let news = match made {
             Ok(()) => {
-                let returned = self.machines.missing.borrow_mut().remove(&id);
+                let returned = self.missing.borrow_mut().remove(&id);
                 returned.map(|_| {
                     let text = format!("machines can connect to {name} again");
                     (EventKind::PartReturned, text)
@@ -370,18 +400,18 @@ impl Owner {
                 let text = format!(
                     "no machine can connect to {name}: {error}; it is tried again until it works"
                 );
-                let before = self.machines.missing.borrow_mut().insert(id, text.clone());
+                let before = self.missing.borrow_mut().insert(id, text.clone());
                 (before.as_ref() != Some(&text)).then_some((EventKind::PartMissing, text))
             }
         };
         if let Some((kind, text)) = news {
-            self.tell(kind, text, News::default());
+            self.base.tell(kind, text, News::default());
         }
     }
 
     /// A sentence for each export to which no machine can connect.
-    pub(super) fn socket_warnings(&self) -> Vec<String> {
-        self.machines.missing.borrow().values().cloned().collect()
+    pub(crate) fn socket_warnings(&self) -> Vec<String> {
+        self.missing.borrow().values().cloned().collect()
     }
 
     /// Whether an export is being made right now.
@@ -390,7 +420,7 @@ impl Owner {
     }
 
     /// A machine's client has come, or is gone.
-    pub(super) fn machine_news(&self, session: &Session, news: &FromEngine) {
+    pub(crate) fn machine_news(&self, session: &Session, news: &FromEngine) {
         let (export, kind, did) = match news {
             FromEngine::Machine { export, .. } => (
                 *export,
@@ -404,14 +434,14 @@ impl Owner {
             ),
             _ => return,
         };
-        let name = self.export_name(ExportId(export.0));
+        let name = self.hosts.export_name(ExportId(export.0));
         let news = News {
             export: Some(name.clone()),
             count: Some(1),
             ..News::default()
         };
         let text = format!("{did} {name}");
-        self.events.tell(kind, session.generation, text, news);
+        self.base.events.tell(kind, session.generation, text, news);
     }
 }
 

@@ -24,8 +24,10 @@ use forebay_xlate::VolumeId;
 use forebay_xlate::boundary::region::MAX_REACTORS;
 use serde::{Deserialize, Serialize};
 
-use super::Owner;
-use super::session::Session;
+use crate::owner::base::Base;
+use crate::owner::link::Link;
+use crate::owner::scheduling::NodeSettings;
+use crate::owner::session::Session;
 
 /// Its name in the state folder.
 const FILE: &str = "promises.json";
@@ -54,8 +56,11 @@ struct Record {
 }
 
 /// See the module's text.
-#[derive(Debug, Default)]
-pub(super) struct Promises {
+#[derive(Debug)]
+pub(crate) struct Placement {
+    pub(crate) base: Rc<Base>,
+    pub(crate) link: Rc<Link>,
+    pub(crate) node: Rc<NodeSettings>,
     now: RefCell<BTreeMap<u64, Kept>>,
     /// Who has all of its base guaranteed.
     first: RefCell<BTreeSet<u64>>,
@@ -69,43 +74,56 @@ pub(super) struct Promises {
     writing: tokio::sync::Mutex<()>,
 }
 
+impl Placement {
+    pub(crate) fn new(base: &Rc<Base>, link: &Rc<Link>, node: &Rc<NodeSettings>) -> Rc<Self> {
+        Rc::new(Self {
+            base: base.clone(),
+            link: link.clone(),
+            node: node.clone(),
+            now: Default::default(),
+            first: Default::default(),
+            written: Default::default(),
+            trouble: Default::default(),
+            placed: Default::default(),
+            writing: Default::default(),
+        })
+    }
+}
+
 /// What a rate needs of processors at most, ns a second.
-pub(super) fn processors(rate: Rate, costs: &CostTable) -> f64 {
+pub(crate) fn processors(rate: Rate, costs: &CostTable) -> f64 {
     costs.most_of(rate)[Resource::Cpu as usize]
 }
 
-impl Owner {
+impl Placement {
     fn pool_uuid(&self) -> String {
-        self.core.borrow().pool.info().uuid.to_string()
+        self.base.core.borrow().pool.info().uuid.to_string()
     }
 
     /// What was promised before, as this folder says.
-    pub(super) fn read_promises(&self) {
+    pub(crate) fn read_promises(&self) {
         let instead = "those with the largest bases come first";
-        let read = self.read_record(FILE, "what is guaranteed", instead, |_: &mut Record| Ok(()));
+        let read = self
+            .node
+            .read_record(FILE, "what is guaranteed", instead, |_: &mut Record| Ok(()));
         let read = read.filter(|read| read.pool == self.pool_uuid());
         let kept = read.unwrap_or_default().promises;
-        *self.promises.written.borrow_mut() = kept.clone();
-        *self.promises.now.borrow_mut() = kept;
-    }
-
-    /// More than there is may be promised, and that is meant: nobody's base comes first.
-    pub(super) fn is_meant(&self) -> bool {
-        self.node.settings.borrow().oversubscription > 1.0
+        *self.written.borrow_mut() = kept.clone();
+        *self.now.borrow_mut() = kept;
     }
 
     /// Whether a tenant's base comes before those of whom this is not said.
-    pub(super) fn comes_first(&self, tenant: TenantId) -> bool {
-        self.is_meant() || self.promises.first.borrow().contains(&tenant.0)
+    pub(crate) fn comes_first(&self, tenant: TenantId) -> bool {
+        self.node.is_meant() || self.first.borrow().contains(&tenant.0)
     }
 
     /// From now on is promised what follows from what there is.
-    pub(super) fn settle_promises(&self) {
+    pub(crate) fn settle_promises(&self) {
         let (mut kept, mut first) = (BTreeMap::new(), BTreeSet::new());
-        if self.has_budgets() {
+        if self.base.has_budgets() {
             let (places, _) = self.places();
-            let core = self.core.borrow();
-            let before = self.promises.now.borrow();
+            let core = self.base.core.borrow();
+            let before = self.now.borrow();
             for (tenant, promise) in places.promises() {
                 let Some(budget) = core.pool.tenant_budget(TenantId(tenant)) else {
                     continue;
@@ -124,32 +142,32 @@ impl Owner {
                 kept.insert(tenant, promise);
             }
         }
-        *self.promises.now.borrow_mut() = kept;
-        *self.promises.first.borrow_mut() = first;
+        *self.now.borrow_mut() = kept;
+        *self.first.borrow_mut() = first;
     }
 
     /// The same, durably. What can't be written is tried again with each beat.
-    pub(super) async fn keep_promises(&self) {
+    pub(crate) async fn keep_promises(&self) {
         self.settle_promises();
         self.write_promises().await;
     }
 
     fn is_unwritten(&self) -> bool {
-        let promises = &self.promises;
+        let promises = self;
         self.node.folder().is_some() && *promises.now.borrow() != *promises.written.borrow()
     }
 
     /// Writes what is not written yet: what an engine's begin has changed, or what could not be.
-    pub(super) fn look_at_promises(self: &Rc<Self>) {
-        if self.is_unwritten() && self.promises.writing.try_lock().is_ok() {
+    pub(crate) fn look_at_promises(self: &Rc<Self>) {
+        if self.is_unwritten() && self.writing.try_lock().is_ok() {
             let owner = self.clone();
-            self.spawn(async move { owner.write_promises().await });
+            self.base.spawn(async move { owner.write_promises().await });
         }
     }
 
     /// What is guaranteed is not known to the next daemon.
-    pub(super) fn unwritten_warning(&self) -> Option<String> {
-        let trouble = self.promises.trouble.borrow();
+    pub(crate) fn unwritten_warning(&self) -> Option<String> {
+        let trouble = self.trouble.borrow();
         let trouble = trouble.as_ref().filter(|_| self.is_unwritten())?;
         Some(format!(
             "whose bases are guaranteed can't be written, and is not known after a restart: {trouble}; it is tried again and again, the state folder needs some room"
@@ -157,35 +175,35 @@ impl Owner {
     }
 
     async fn write_promises(&self) {
-        let _one = self.promises.writing.lock().await;
+        let _one = self.writing.lock().await;
         if !self.is_unwritten() {
             return;
         }
         let record = Record {
             pool: self.pool_uuid(),
-            promises: self.promises.now.borrow().clone(),
+            promises: self.now.borrow().clone(),
         };
-        let written = self.write_record(FILE, Some(record.clone())).await;
+        let written = self.node.write_record(FILE, Some(record.clone())).await;
         let trouble = written.err().map(|error| error.message);
         match &trouble {
-            None => *self.promises.written.borrow_mut() = record.promises,
-            Some(error) if trouble != *self.promises.trouble.borrow() => {
+            None => *self.written.borrow_mut() = record.promises,
+            Some(error) if trouble != *self.trouble.borrow() => {
                 tracing::error!(error, "keeping what was promised");
             }
             Some(_) => {}
         }
-        *self.promises.trouble.borrow_mut() = trouble;
+        *self.trouble.borrow_mut() = trouble;
     }
 
     /// Where exports are served, as this engine says: so they are by the next one.
-    pub(super) fn note_served(&self, session: &Session) {
+    pub(crate) fn note_served(&self, session: &Session) {
         let served = self.reactors_in(session);
-        self.promises.placed.borrow_mut().extend(served);
+        self.placed.borrow_mut().extend(served);
     }
 
     /// The reactor that is to serve an export.
-    pub(super) fn reactor_for(&self, export: ExportId) -> Option<u32> {
-        let known = || self.promises.placed.borrow().get(&export).copied();
+    pub(crate) fn reactor_for(&self, export: ExportId) -> Option<u32> {
+        let known = || self.placed.borrow().get(&export).copied();
         known().or_else(|| {
             let _ = self.places();
             known()
@@ -193,14 +211,14 @@ impl Owner {
     }
 
     /// Which reactor serves which export, as the engine says.
-    pub(super) fn reactors_of_exports(&self) -> BTreeMap<ExportId, u32> {
-        let session = self.session();
+    pub(crate) fn reactors_of_exports(&self) -> BTreeMap<ExportId, u32> {
+        let session = self.link.session();
         session.map_or_else(BTreeMap::new, |session| self.reactors_in(&session))
     }
 
     fn reactors_in(&self, session: &Session) -> BTreeMap<ExportId, u32> {
         let mut all = BTreeMap::new();
-        let core = self.core.borrow();
+        let core = self.base.core.borrow();
         let exports: BTreeSet<ExportId> = core.pool.exports().map(|export| export.id).collect();
         for lane in session.region.lanes() {
             // Looking at the rest of the table would only make memory of it.
@@ -219,8 +237,8 @@ impl Owner {
     }
 
     /// How many reactors there are: the engine's that is there, or begins; else of the next one.
-    pub(super) fn reactors(&self) -> u32 {
-        let session = self.session().or_else(|| self.told_session());
+    pub(crate) fn reactors(&self) -> u32 {
+        let session = self.link.session().or_else(|| self.link.told_session());
         let has = session.map_or(0, |session| session.region.header().reactors.load(Relaxed));
         match has.min(MAX_REACTORS as u64) as u32 {
             0 => self.node.reactors.get().max(1),
@@ -229,22 +247,22 @@ impl Owner {
     }
 
     /// What each reactor owes to whom, and the costs of it. Exports that none is known to serve are placed.
-    pub(super) fn places(&self) -> (Places, CostTable) {
-        if let Some(session) = self.session() {
+    pub(crate) fn places(&self) -> (Places, CostTable) {
+        if let Some(session) = self.link.session() {
             self.note_served(&session);
         }
-        let told = self.scheduling_config();
+        let told = self.node.scheduling_config();
         let costs = told.cost_table();
         let each = told.capacity.capacity(1).per_second()[Resource::Cpu as usize];
         let each = each * usable(&told.params().unwrap_or_default());
         let reactors = self.reactors();
-        let core = self.core.borrow();
+        let core = self.base.core.borrow();
         let pool = &core.pool;
         let mut places = Places::new(reactors as usize, each);
         for (tenant, budget) in pool.tenant_budgets() {
             places.promise(tenant.0, processors(budget.base, &costs));
         }
-        for (tenant, kept) in &*self.promises.now.borrow() {
+        for (tenant, kept) in &*self.now.borrow() {
             if pool.tenant_budget(TenantId(*tenant)).is_some() {
                 let promise = Promise {
                     cost: processors(kept.base, &costs),
@@ -254,7 +272,7 @@ impl Owner {
                 places.promised(*tenant, promise);
             }
         }
-        let mut placed = self.promises.placed.borrow_mut();
+        let mut placed = self.placed.borrow_mut();
         placed.retain(|id, reactor| pool.export(*id).is_ok() && *reactor < reactors);
         // Volumes that are served: whose, and by which reactors.
         let mut volumes: BTreeMap<VolumeId, (TenantId, Vec<u32>)> = BTreeMap::new();
@@ -302,5 +320,12 @@ impl Owner {
         }
         places.settle();
         (places, costs)
+    }
+}
+
+impl NodeSettings {
+    /// More than there is may be promised, and that is meant: nobody's base comes first.
+    pub(crate) fn is_meant(&self) -> bool {
+        self.settings.borrow().oversubscription > 1.0
     }
 }

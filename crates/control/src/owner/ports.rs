@@ -7,21 +7,25 @@
 //! dead engine's is taken over, and listeners only after that.
 //! Not here: sockets (`daemon`), which state hosts are told (the engine).
 
+use forebay_pool::BatchId;
+use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
 
 use forebay_xlate::boundary::message::{AnaState, PortConfig, ToEngine};
 
-use super::Owner;
-use super::push::Asked;
-use super::session::{Pending, Session};
-use super::volume::engine_error;
 use crate::api::error::ApiError;
 use crate::api::events::EventKind;
 use crate::api::model::{AnaState as ShownState, Port, PortUpdate};
 use crate::devices::api_error;
 use crate::events::News;
+use crate::owner::base::Base;
+use crate::owner::health::DeviceStates;
+use crate::owner::link::Link;
+use crate::owner::link::engine_error;
+use crate::owner::push::Asked;
+use crate::owner::session::{Pending, Session};
 
 fn show(port: &PortConfig) -> Port {
     Port {
@@ -48,12 +52,36 @@ pub(crate) fn unserved_ports<'a>(addresses: impl Iterator<Item = &'a String>) ->
     numbered.map(port).collect()
 }
 
-impl Owner {
+/// NVMe/TCP listeners, and how hosts should use them.
+#[derive(Debug)]
+pub(crate) struct Ports {
+    pub(crate) base: Rc<Base>,
+    pub(crate) link: Rc<Link>,
+    pub(crate) states: Rc<DeviceStates>,
+    /// By address: the daemon's own descriptors of them.
+    pub(crate) listeners: RefCell<BTreeMap<String, OwnedFd>>,
+    /// Ports that change: as they durably are until this batch is durable.
+    pub(crate) changing_ports: RefCell<BTreeMap<String, (PortConfig, BatchId)>>,
+}
+
+impl Ports {
+    pub(crate) fn new(base: &Rc<Base>, link: &Rc<Link>, states: &Rc<DeviceStates>) -> Rc<Self> {
+        Rc::new(Self {
+            base: base.clone(),
+            link: link.clone(),
+            states: states.clone(),
+            listeners: Default::default(),
+            changing_ports: Default::default(),
+        })
+    }
+}
+
+impl Ports {
     /// These are the listeners: each gets a number.
     pub(crate) fn note_ports(&self) {
         let addresses: BTreeSet<String> = self.listeners.borrow().keys().cloned().collect();
-        match self.core.borrow_mut().pool.set_ports(&addresses) {
-            Ok(true) => self.committer.kick(),
+        match self.base.core.borrow_mut().pool.set_ports(&addresses) {
+            Ok(true) => self.base.committer.kick(),
             Ok(false) => {}
             Err(error) => tracing::error!(%error, "the ports"),
         }
@@ -68,8 +96,8 @@ impl Owner {
         self.listeners.borrow_mut().extend(new);
         self.note_ports();
         // One that does not act yet is told of all listeners when it does.
-        let acts = |session: &Rc<Session>| self.acting.get() == session.generation;
-        let Some(session) = self.session().filter(acts) else {
+        let acts = |session: &Rc<Session>| self.link.acting.get() == session.generation;
+        let Some(session) = self.link.session().filter(acts) else {
             return;
         };
         let asked = |(what, pending)| Asked {
@@ -79,20 +107,20 @@ impl Owner {
         };
         let mut all: Vec<Asked> = self.say_ports(&session).into_iter().map(asked).collect();
         all.extend(self.say_hosts_listeners(&session, &others));
-        self.carried_out(&session, all).await;
+        self.states.carried_out(&session, all).await;
     }
 
     /// The ports, by address.
     fn ports(&self) -> Vec<PortConfig> {
-        let core = self.core.borrow();
+        let core = self.base.core.borrow();
         let listeners = self.listeners.borrow();
         let known = listeners.keys().filter_map(|a| core.pool.port(a).cloned());
         known.collect()
     }
 
     /// Tells a new conversation how hosts should use the ports.
-    pub(super) fn say_ports(&self, session: &Session) -> Vec<(String, Pending)> {
-        let committed = self.core.borrow().pool.committed_id();
+    pub(crate) fn say_ports(&self, session: &Session) -> Vec<(String, Pending)> {
+        let committed = self.base.core.borrow().pool.committed_id();
         let changing = self.changing_ports.borrow();
         let durable = |port: PortConfig| match changing.get(&port.address) {
             Some((before, batch)) if *batch > committed => before.clone(),
@@ -141,7 +169,7 @@ impl Owner {
             .hint("make another port accessible first, or use --let-hosts-wait"));
         }
         {
-            let pool = &mut self.core.borrow_mut().pool;
+            let pool = &mut self.base.core.borrow_mut().pool;
             if !pool.set_port_ana(address, ana).map_err(api_error)? {
                 return Ok(show(&before));
             }
@@ -153,32 +181,32 @@ impl Owner {
         }
         let (owner, key) = (self.clone(), address.to_owned());
         let told = async move {
-            owner.commit_through().await;
-            let port = owner.core.borrow().pool.port(&key).cloned();
+            owner.base.commit_through().await;
+            let port = owner.base.core.borrow().pool.port(&key).cloned();
             match port {
                 Some(port) => {
                     owner.tell_port_change(&port);
                     let push = |request| ToEngine::SetPort { request, port };
-                    owner.push("a port", push).await
+                    owner.link.push("a port", push).await
                 }
                 None => Ok(()),
             }
         };
         // It goes on, whoever waits.
         let (sender, answer) = tokio::sync::oneshot::channel();
-        self.spawn(async move {
+        self.base.spawn(async move {
             let _ = sender.send(told.await);
         });
         let trouble = || {
             ApiError::unavailable("the change is not durable yet")
                 .hint("it is kept and tried again; see the daemon's log")
         };
-        tokio::time::timeout(self.limits.request * 2, answer)
+        tokio::time::timeout(self.base.limits.request * 2, answer)
             .await
             .map_err(|_| trouble())?
             .map_err(|_| trouble())?
             .map_err(|error| engine_error(&error))?;
-        let port = self.core.borrow().pool.port(address).map(show);
+        let port = self.base.core.borrow().pool.port(address).map(show);
         port.ok_or_else(|| ApiError::internal(format!("port {address} is gone")))
     }
 
@@ -189,8 +217,9 @@ impl Owner {
             AnaState::Inaccessible => "inaccessible",
         };
         let text = format!("port {} is {state} from now on", port.address);
-        let generation = self.newest_generation.get();
-        self.events
+        let generation = self.base.newest_generation.get();
+        self.base
+            .events
             .tell(EventKind::PortChanged, generation, text, News::default());
     }
 }

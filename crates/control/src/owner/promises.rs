@@ -17,28 +17,28 @@ use forebay_qos::cost::{self, CostTable};
 use forebay_qos::places::{Lack, Places};
 use forebay_qos::units::{Resource, SHARED_RESOURCES};
 
-use super::Owner;
-use super::places::processors;
 use crate::api::error::{ApiError, ErrorKind};
 use crate::api::events::EventKind;
 use crate::api::scheduling::{self as api, Admission, LackingBase, Promised, ReactorPromised};
 use crate::events::News;
+use crate::owner::places::Placement;
+use crate::owner::places::processors;
 
 /// So many there are.
 const FRONTENDS: usize = cost::FRONTENDS.len();
 /// So many of the affected tenants are named.
 const NAMED: usize = 5;
 
-impl Owner {
+impl Placement {
     /// The node with what is promised, but for one tenant; and its costs.
     fn promised_node(&self, but: Option<TenantId>) -> (Node, CostTable) {
-        let told = self.scheduling_config();
+        let told = self.node.scheduling_config();
         let costs = told.cost_table();
         let params = told.params().unwrap_or_default();
         let capacity = told.capacity.capacity(self.reactors());
         let oversubscription = self.node.settings.borrow().oversubscription;
         let mut node = Node::new(capacity, &params, oversubscription);
-        let core = self.core.borrow();
+        let core = self.base.core.borrow();
         for (tenant, budget) in core.pool.tenant_budgets() {
             if Some(tenant) != but {
                 node.keep(budget, &costs);
@@ -48,9 +48,9 @@ impl Owner {
     }
 
     /// Refuses a tenant's budget whose base the node does not have.
-    pub(super) fn admit_base(&self, tenant: TenantId, budget: &Budget) -> Result<(), ApiError> {
+    pub(crate) fn admit_base(&self, tenant: TenantId, budget: &Budget) -> Result<(), ApiError> {
         let (mut node, costs) = self.promised_node(Some(tenant));
-        let core = self.core.borrow();
+        let core = self.base.core.borrow();
         let before = core.pool.tenant_budget(tenant).map(|budget| budget.base);
         let is_less =
             |before: Rate| budget.base.iops <= before.iops && budget.base.bytes <= before.bytes;
@@ -58,7 +58,7 @@ impl Owner {
             return Ok(());
         }
         node.take(budget, &costs).map_err(|refused| {
-            let from = match self.measured().len() {
+            let from = match self.node.measured().len() {
                 FRONTENDS => "what `forebay calibrate` measured",
                 0 => "defaults: `forebay calibrate` measures this machine",
                 _ => "what `forebay calibrate` measured, and for frontends that were not measured from defaults",
@@ -70,15 +70,15 @@ impl Owner {
     }
 
     /// Whether what is promised can be had.
-    pub(super) fn admission(&self) -> Admission {
+    pub(crate) fn admission(&self) -> Admission {
         let (node, _) = self.promised_node(None);
         let (mut places, costs) = self.places();
-        if self.is_meant() {
+        if self.node.is_meant() {
             places.count_all();
         }
         let lacking = places.lacking();
         let lacking: Vec<_> = lacking.filter_map(|of| self.lacking(of, &costs)).collect();
-        let (settings, measured) = (self.node.settings.borrow(), self.measured());
+        let (settings, measured) = (self.node.settings.borrow(), self.node.measured());
         let promised = SHARED_RESOURCES.into_iter().zip(node.promised());
         let percent = |part: f64| (part * 100_000.0).round() / 1000.0;
         Admission {
@@ -110,12 +110,12 @@ impl Owner {
 
     /// What reactors owe, unless nobody has a budget, or more than there is may be promised.
     fn owed(&self) -> Option<(Places, CostTable)> {
-        (!self.is_meant() && self.has_budgets()).then(|| self.places())
+        (!self.node.is_meant() && self.base.has_budgets()).then(|| self.places())
     }
 
     /// Bases were promised that can't all be had, and nobody asked for that: costs or reactors are others now, or exports are
     /// served where their bases don't fit.
-    pub(super) fn promise_warning(&self) -> Option<String> {
+    pub(crate) fn promise_warning(&self) -> Option<String> {
         let (places, _) = self.owed()?;
         let (node, _) = self.promised_node(None);
         let (some, all) = (node.at_once(), node.tenants());
@@ -124,7 +124,7 @@ impl Owner {
                 "only {some} of {all} tenants can have their bases at once, as this node is now: see `forebay scheduling show`"
             ));
         }
-        let core = self.core.borrow();
+        let core = self.base.core.borrow();
         let of = |(tenant, _)| core.pool.tenant_by_id(TenantId(tenant)).ok();
         let names = places.lacking().filter_map(of).take(NAMED);
         let mut named = names.map(|of| &*of.name).collect::<Vec<_>>().join(", ");
@@ -139,11 +139,11 @@ impl Owner {
     }
 
     /// Whether this tenant can have its base at any time; nothing if it has none.
-    pub(super) fn is_guaranteed(&self, tenant: TenantId, all: &Admission) -> Option<bool> {
-        let core = self.core.borrow();
+    pub(crate) fn is_guaranteed(&self, tenant: TenantId, all: &Admission) -> Option<bool> {
+        let core = self.base.core.borrow();
         // Where there is a limit only, next to nothing is its own.
         (core.pool.tenant_budget(tenant)).filter(|of| of.base != LEAST)?;
-        if all.guaranteed || self.is_meant() {
+        if all.guaranteed || self.node.is_meant() {
             return Some(all.guaranteed);
         }
         // Who comes first at a reactor has that; of what all reactors share, nobody is before anybody.
@@ -156,7 +156,7 @@ impl Owner {
 
     /// Of a tenant whose base can't be had on the reactors that serve it, what it lacks, and what it could have.
     fn lacking(&self, (tenant, lack): (u64, Lack), costs: &CostTable) -> Option<LackingBase> {
-        let core = self.core.borrow();
+        let core = self.base.core.borrow();
         let tenant = TenantId(tenant);
         let budget = core.pool.tenant_budget(tenant)?;
         let fits = largest(budget.base, |base| processors(base, costs) <= lack.fits);
@@ -171,7 +171,7 @@ impl Owner {
     }
 
     /// Tenants whose base can't be had on the reactors that serve them, and nobody asked for that.
-    pub(super) fn lacking_now(&self) -> BTreeSet<u64> {
+    pub(crate) fn lacking_now(&self) -> BTreeSet<u64> {
         let owed = self.owed();
         let lacking = owed.iter().flat_map(|(places, _)| places.lacking());
         lacking.map(|(tenant, _)| tenant).collect()
@@ -179,7 +179,7 @@ impl Owner {
 
     /// An export is served since these were all that lacked something: says whose base can't be had any more, to everybody and
     /// to its maker.
-    pub(super) fn say_lacking(&self, before: &BTreeSet<u64>) -> Vec<String> {
+    pub(crate) fn say_lacking(&self, before: &BTreeSet<u64>) -> Vec<String> {
         let Some((places, costs)) = self.owed() else {
             return Vec::new();
         };
@@ -187,7 +187,8 @@ impl Owner {
         let new = new.filter_map(|of| self.lacking(of, &costs)).take(NAMED);
         let texts: Vec<String> = new.map(|base| base.text()).collect();
         for text in &texts {
-            self.tell(EventKind::Warning, text.clone(), News::default());
+            self.base
+                .tell(EventKind::Warning, text.clone(), News::default());
         }
         texts
     }

@@ -12,66 +12,36 @@
 //! taken away.
 //! Not here: what there is (the pool).
 
+use crate::owner::Owner;
 use std::collections::{BTreeSet, HashSet};
 use std::os::fd::{AsFd, OwnedFd};
 use std::rc::Rc;
 
-use forebay_pool::{DeviceRecord, ExportRecord, Pool, VolumeRecord};
+use forebay_pool::{ExportRecord, VolumeRecord};
 use forebay_xlate::boundary::message::{
-    DeviceConfig, ExportConfig, ExportId, GrantOf, Held, MAX_BATCH, ToEngine, VolumeConfig,
+    ExportConfig, ExportId, GrantOf, Held, MAX_BATCH, ToEngine,
 };
 use forebay_xlate::grants::Grant;
 use forebay_xlate::{DeviceIndex, ExtentIndex, ExtentRange, Rights, VolumeId, Word};
 
-use super::Owner;
-use super::session::{AskError, DeviceState, Pending, Session};
+use crate::owner::health::DeviceStates;
+use crate::owner::ports::Ports;
+use crate::owner::revoke::Revoker;
+use crate::owner::session::{AskError, DeviceState, Pending, Session};
 
 /// Something that the engine was told of in the beginning.
-pub(super) struct Asked {
-    pub(super) what: String,
+pub(crate) struct Asked {
+    pub(crate) what: String,
     /// If it is a device.
-    pub(super) device: Option<DeviceIndex>,
-    pub(super) pending: Pending,
+    pub(crate) device: Option<DeviceIndex>,
+    pub(crate) pending: Pending,
 }
 
 impl Owner {
-    fn device_config(&self, record: &DeviceRecord, extent_bytes: u64) -> DeviceConfig {
-        DeviceConfig {
-            device: record.index,
-            uuid: record.uuid.0,
-            spec: self.device_spec(record),
-            data_offset_bytes: record.data_offset_bytes,
-            // The pool allows at most 4 MiB.
-            extent_bytes: extent_bytes as u32,
-            extents: record.extents,
-        }
-    }
-
-    /// A volume as the engine is told of it: as large as it durably is.
-    pub(super) fn volume_config(&self, pool: &Pool, record: &VolumeRecord) -> VolumeConfig {
-        VolumeConfig {
-            volume: record.id,
-            uuid: record.uuid.0,
-            size_bytes: self.durable_size(pool, record),
-            block_bytes: record.block_bytes,
-            // The pool allows at most 4 MiB.
-            extent_bytes: pool.info().extent_bytes as u32,
-        }
-    }
-
-    /// A device as the engine is told of it, if it is here.
-    pub(super) fn config_of(&self, device: DeviceIndex) -> Option<DeviceConfig> {
-        let core = self.core.borrow();
-        let devices = core.pool.devices();
-        let record = devices.iter().find(|record| record.index == device)?;
-        self.is_open_here(device)
-            .then(|| self.device_config(record, core.pool.info().extent_bytes))
-    }
-
     /// Tells a new conversation what there is: with it, an engine can convert what a dead one left. The
     /// conversation is in use from here on. Gives back what was asked, and the listeners' addresses
     /// that the engine has.
-    pub(super) fn say_what_is(
+    pub(crate) fn say_what_is(
         &self,
         session: &Rc<Session>,
         held: Vec<(Held, Vec<OwnedFd>)>,
@@ -93,7 +63,8 @@ impl Owner {
                 Held::Export(config) => _ = exports.insert(config.export),
                 Held::Listener(address) => {
                     if let Some(descriptor) = descriptors.into_iter().next() {
-                        self.listeners
+                        self.ports
+                            .listeners
                             .borrow_mut()
                             .entry(address.clone())
                             .or_insert(descriptor);
@@ -102,7 +73,7 @@ impl Owner {
                 }
                 Held::MachineListener(export) => {
                     let fd = descriptors.into_iter().next();
-                    self.keep_machine_listener(export, fd);
+                    self.vms.keep_machine_listener(export, fd);
                 }
                 // The session has noted them.
                 Held::Device(..)
@@ -114,21 +85,21 @@ impl Owner {
                 | Held::Memory => {}
             }
         }
-        self.note_ports();
-        let core = self.core.borrow();
+        self.ports.note_ports();
+        let core = self.base.core.borrow();
         let pool = &core.pool;
         let extent_bytes = pool.info().extent_bytes;
-        if let Some(hold) = self.hold_message() {
+        if let Some(hold) = self.labels.hold_message() {
             session.say(&hold);
         }
         for record in pool.devices() {
-            if !self.is_open_here(record.index) {
+            if !self.base.is_open_here(record.index) {
                 continue;
             }
             if session.device(record.index) != Some(DeviceState::Ready) {
                 session.set_device(record.index, DeviceState::Opening);
             }
-            let device = self.device_config(record, extent_bytes);
+            let device = self.base.device_config(record, extent_bytes);
             ask(
                 format!("device {}", device.spec),
                 Some(record.index),
@@ -140,7 +111,7 @@ impl Owner {
         }
         for record in pool.volumes() {
             volumes.remove(&record.id);
-            let volume = self.volume_config(pool, record);
+            let volume = self.base.volume_config(pool, record);
             ask(
                 record.id.to_string(),
                 None,
@@ -151,17 +122,17 @@ impl Owner {
             );
         }
         drop(core);
-        for (what, pending) in self.say_reservations(session) {
+        for (what, pending) in self.reservations.say_reservations(session) {
             ask(what, None, pending);
         }
-        for (what, pending) in self.say_all_budgets(session, is_known) {
+        for (what, pending) in self.budgets.say_all_budgets(session, is_known) {
             ask(what, None, pending);
         }
-        for (what, pending) in self.say_ports(session) {
+        for (what, pending) in self.ports.say_ports(session) {
             ask(what, None, pending);
         }
-        self.say_what_a_flush_must_know(session);
-        let core = self.core.borrow();
+        self.mapping.revoker.say_what_a_flush_must_know(session);
+        let core = self.base.core.borrow();
         let pool = &core.pool;
         for record in pool.exports() {
             let Ok(volume) = pool.volume(record.volume) else {
@@ -172,7 +143,7 @@ impl Owner {
             }
             exports.remove(&ExportId(record.id.0));
             let export = export_config(record, volume);
-            let reactor = self.reactor_for(record.id);
+            let reactor = self.placement.reactor_for(record.id);
             ask(
                 record.nqn.clone(),
                 None,
@@ -206,15 +177,34 @@ impl Owner {
         drop(core);
         self.attach(session);
         // What a dead engine counted is known from here on.
-        self.say_figures(session);
+        self.statistics.say_figures(session);
         (asked, addresses)
     }
 
+    /// Tells it where to listen, which it does at once.
+    pub(crate) fn say_listeners(
+        &self,
+        session: &Session,
+        addresses: &HashSet<String>,
+    ) -> Vec<Asked> {
+        let mut asked = self.ports.say_hosts_listeners(session, addresses);
+        for (what, pending) in self.vms.say_machine_listeners(session) {
+            asked.push(Asked {
+                what,
+                device: None,
+                pending,
+            });
+        }
+        asked
+    }
+}
+
+impl Revoker {
     /// Has a new engine know, before it serves, which devices each volume's FLUSH must cover and which
     /// mappings it must wait for.
     fn say_what_a_flush_must_know(&self, session: &Session) {
         let (mut covered, mut uncommitted) = (BTreeSet::new(), Vec::new());
-        let core = self.core.borrow();
+        let core = self.base.core.borrow();
         let side = self.locks.side.borrow();
         for grant in core.grants.iter() {
             if grant.word.rights() == Some(Rights::Hole) {
@@ -226,7 +216,12 @@ impl Owner {
             }
         }
         drop((core, side));
-        covered.extend(self.may_hold_unflushed().into_iter().map(|(d, v)| (v, d)));
+        covered.extend(
+            self.flusher
+                .may_hold_unflushed()
+                .into_iter()
+                .map(|(d, v)| (v, d)),
+        );
         for (volume, device) in covered {
             tell_device(session, volume, device);
         }
@@ -235,25 +230,73 @@ impl Owner {
         }
     }
 
-    /// Tells it where to listen, which it does at once.
-    pub(super) fn say_listeners(
-        &self,
-        session: &Session,
-        addresses: &HashSet<String>,
-    ) -> Vec<Asked> {
-        let mut asked = self.say_hosts_listeners(session, addresses);
-        for (what, pending) in self.say_machine_listeners(session) {
-            asked.push(Asked {
-                what,
-                device: None,
-                pending,
-            });
+    /// Grants everything listed again, in parts, so that faults are answered in between. Each part is
+    /// as the table is at that moment: what is taken back meanwhile is not told.
+    pub(crate) async fn tell_all_grants(&self, session: &Session) {
+        let mut place = None;
+        loop {
+            let mut listed = Vec::new();
+            {
+                let core = self.base.core.borrow();
+                let side = self.locks.side.borrow();
+                let mut next: Box<dyn Iterator<Item = &Grant>> = match place {
+                    Some(place) => Box::new(core.grants.iter_after(place)),
+                    None => Box::new(core.grants.iter()),
+                };
+                place = None;
+                for grant in next.by_ref().take(MAX_BATCH) {
+                    side.tell_one_again(grant, &mut listed);
+                    place = Some((grant.volume, grant.range.first));
+                }
+            }
+            for grant in listed {
+                self.tell_grant(session, grant);
+            }
+            if place.is_none() || session.is_over() {
+                return;
+            }
+            tokio::task::yield_now().await;
         }
-        asked
     }
 
+    /// Grants again, of what is listed, what the pool maps there and not elsewhere.
+    fn tell_grant(&self, session: &Session, mut listed: GrantOf) {
+        if listed.commit_sequence <= self.base.core.borrow().pool.durable_seq(listed.volume) {
+            listed.commit_sequence = 0;
+        }
+        let part = |at: u64, count: u64| {
+            let word = Word::from_bits(listed.word).advance(at - listed.range.first);
+            GrantOf {
+                range: ExtentRange::new(at, count),
+                word: word.bits(),
+                ..listed
+            }
+        };
+        if listed.range.count == 0 {
+            session.grant(listed);
+        }
+        let mut at = listed.range.first;
+        while at < listed.range.end() {
+            let word = Word::from_bits(part(at, 1).word);
+            let left = listed.range.end() - at;
+            // On a device that is away nothing can be done, but a FLUSH must know of it.
+            let (is_there, count) = self.base.core.borrow().pool.maps_at(
+                listed.volume,
+                ExtentIndex(at),
+                word.device(),
+                word.extent(),
+                left,
+            );
+            // Its device counts for FLUSH all the same.
+            session.grant(part(at, if is_there { count } else { 0 }));
+            at += count;
+        }
+    }
+}
+
+impl Ports {
     /// Those of hosts alone, but for these.
-    pub(super) fn say_hosts_listeners(
+    pub(crate) fn say_hosts_listeners(
         &self,
         session: &Session,
         addresses: &HashSet<String>,
@@ -279,16 +322,18 @@ impl Owner {
         }
         asked
     }
+}
 
+impl DeviceStates {
     /// Waits until everything that was asked is carried out.
-    pub(super) async fn carried_out(self: &Rc<Self>, session: &Rc<Session>, asked: Vec<Asked>) {
+    pub(crate) async fn carried_out(self: &Rc<Self>, session: &Rc<Session>, asked: Vec<Asked>) {
         for Asked {
             what,
             device,
             mut pending,
         } in asked
         {
-            match pending.within(self.limits.request).await {
+            match pending.within(self.base.limits.request).await {
                 Ok(()) => {}
                 Err(AskError::Gone) => return,
                 Err(error) => {
@@ -298,107 +343,6 @@ impl Owner {
                     }
                 }
             }
-        }
-    }
-
-    /// Grants everything listed again, in parts, so that faults are answered in between. Each part is
-    /// as the table is at that moment: what is taken back meanwhile is not told.
-    pub(super) async fn tell_all_grants(&self, session: &Session) {
-        let mut place = None;
-        loop {
-            let mut listed = Vec::new();
-            {
-                let core = self.core.borrow();
-                let side = self.locks.side.borrow();
-                let mut next: Box<dyn Iterator<Item = &Grant>> = match place {
-                    Some(place) => Box::new(core.grants.iter_after(place)),
-                    None => Box::new(core.grants.iter()),
-                };
-                place = None;
-                for grant in next.by_ref().take(MAX_BATCH) {
-                    side.tell_one_again(grant, &mut listed);
-                    place = Some((grant.volume, grant.range.first));
-                }
-            }
-            for grant in listed {
-                self.tell_grant(session, grant);
-            }
-            if place.is_none() || session.is_over() {
-                return;
-            }
-            tokio::task::yield_now().await;
-        }
-    }
-
-    /// Grants again, of what is listed, what the pool maps there and not elsewhere.
-    fn tell_grant(&self, session: &Session, mut listed: GrantOf) {
-        if listed.commit_sequence <= self.core.borrow().pool.durable_seq(listed.volume) {
-            listed.commit_sequence = 0;
-        }
-        let part = |at: u64, count: u64| {
-            let word = Word::from_bits(listed.word).advance(at - listed.range.first);
-            GrantOf {
-                range: ExtentRange::new(at, count),
-                word: word.bits(),
-                ..listed
-            }
-        };
-        if listed.range.count == 0 {
-            session.grant(listed);
-        }
-        let mut at = listed.range.first;
-        while at < listed.range.end() {
-            let word = Word::from_bits(part(at, 1).word);
-            let left = listed.range.end() - at;
-            // On a device that is away nothing can be done, but a FLUSH must know of it.
-            let (is_there, count) = self.core.borrow().pool.maps_at(
-                listed.volume,
-                ExtentIndex(at),
-                word.device(),
-                word.extent(),
-                left,
-            );
-            // Its device counts for FLUSH all the same.
-            session.grant(part(at, if is_there { count } else { 0 }));
-            at += count;
-        }
-    }
-
-    /// Tells the engine of a change of an export, if there is an engine, and waits until the hosts that it
-    /// shuts out are shut out; the next one shuts them out anyway. Gives back how many commands of theirs
-    /// are still at devices.
-    pub(super) async fn push_settled(
-        &self,
-        what: &'static str,
-        message: impl FnOnce(u64) -> ToEngine,
-    ) -> Result<u32, AskError> {
-        let Some(session) = self.session() else {
-            return Ok(0);
-        };
-        let asked = session.request_settled(what, self.limits.request, message);
-        match asked.await {
-            Err(AskError::Gone) => Ok(0),
-            answer => answer,
-        }
-    }
-
-    /// Tells the engine one thing, if there is an engine, and waits for its answer. Without an
-    /// engine the next one is told everything anyway.
-    pub(super) async fn push(
-        &self,
-        what: &'static str,
-        message: impl FnOnce(u64) -> ToEngine,
-    ) -> Result<(), AskError> {
-        let Some(session) = self.session() else {
-            return Ok(());
-        };
-        match session
-            .request(what, message)
-            .within(self.limits.request)
-            .await
-        {
-            Err(AskError::Gone) => Ok(()),
-            answer => answer,
         }
     }
 }
@@ -416,7 +360,7 @@ fn tell_device(session: &Session, volume: VolumeId, device: DeviceIndex) {
 }
 
 /// An export as the engine is told of it.
-pub(super) fn export_config(record: &ExportRecord, volume: &VolumeRecord) -> ExportConfig {
+pub(crate) fn export_config(record: &ExportRecord, volume: &VolumeRecord) -> ExportConfig {
     ExportConfig {
         export: ExportId(record.id.0),
         volume: record.volume,
@@ -429,7 +373,7 @@ pub(super) fn export_config(record: &ExportRecord, volume: &VolumeRecord) -> Exp
 }
 
 /// The serial number that hosts see: the first 20 digits of the volume's uuid.
-pub(super) fn serial(volume: &VolumeRecord) -> String {
+pub(crate) fn serial(volume: &VolumeRecord) -> String {
     volume
         .uuid
         .0
@@ -440,4 +384,4 @@ pub(super) fn serial(volume: &VolumeRecord) -> String {
 }
 
 /// All of a volume's extents, grown or not.
-pub(super) const ALL_EXTENTS: ExtentRange = ExtentRange::new(0, u64::MAX);
+pub(crate) const ALL_EXTENTS: ExtentRange = ExtentRange::new(0, u64::MAX);

@@ -14,13 +14,14 @@ use std::time::Duration;
 use forebay_pool::ExportId;
 use tokio::time::Instant;
 
-use super::Owner;
-use super::show::tenant_name;
-use super::volume::engine_error;
 use crate::api::error::ApiError;
 use crate::api::events::EventKind;
 use crate::api::model::Export;
 use crate::events::News;
+use crate::owner::export::Exports;
+use crate::owner::hosts::Hosts;
+use crate::owner::link::engine_error;
+use crate::owner::show::tenant_name;
 
 /// So many deaths ...
 const DEATHS: usize = 5;
@@ -69,15 +70,15 @@ impl Quarantine {
     }
 }
 
-impl Owner {
+impl Exports {
     /// The engine died of what an export's hosts sent.
     pub(crate) fn blame_export(&self, export: ExportId, why: &str, generation: u64) {
         if !self.quarantine.blame(export, why, Instant::now()) {
             return;
         }
-        let name = self.export_name(export);
+        let name = self.hosts.export_name(export);
         let reason = self.quarantine.reason(export).unwrap_or_default();
-        self.forget_machine_listener(export);
+        self.vms.forget_machine_listener(export);
         let text = format!(
             "export {name} is not served any more: {reason}; `forebay export resume {name}` serves it again"
         );
@@ -85,7 +86,8 @@ impl Owner {
             export: Some(name),
             ..News::default()
         };
-        self.events
+        self.base
+            .events
             .tell(EventKind::ExportQuarantined, generation, text, news);
     }
 
@@ -95,25 +97,25 @@ impl Owner {
         tenant: String,
         volume: String,
     ) -> Result<Export, ApiError> {
-        let _turn = self.turn_for_api(&tenant, &volume).await?;
+        let _turn = self.base.turn_for_api(&tenant, &volume).await?;
         let id = self.export_id(&tenant, &volume)?;
         if self.quarantine.lift(id) {
-            let name = self.export_name(id);
+            let name = self.hosts.export_name(id);
             let text = format!("export {name} is served again: an operator said so");
             let news = News {
                 export: Some(name),
                 ..News::default()
             };
-            self.events.tell(
+            self.base.events.tell(
                 EventKind::ExportResumed,
-                self.newest_generation.get(),
+                self.base.newest_generation.get(),
                 text,
                 news,
             );
             self.push_export(id)
                 .await
                 .map_err(|error| engine_error(&error))?;
-            self.listen_for_machine(id).await?;
+            self.vms.listen_for_machine(id).await?;
         }
         self.export_show(&tenant, &volume)
     }
@@ -122,17 +124,19 @@ impl Owner {
     pub(crate) fn quarantine_warnings(&self) -> Vec<String> {
         let reasons = self.quarantine.reasons.borrow();
         let warning = |(export, reason): (&ExportId, &String)| {
-            let name = self.export_name(*export);
+            let name = self.hosts.export_name(*export);
             format!(
                 "export {name} is quarantined: {reason}; `forebay export resume {name}` serves it again"
             )
         };
         reasons.iter().map(warning).collect()
     }
+}
 
+impl Hosts {
     /// Tenant and volume, of one that has ended too; or its number, if that is all that is known.
     pub(crate) fn export_name(&self, export: ExportId) -> String {
-        let core = self.core.borrow();
+        let core = self.base.core.borrow();
         let name = || {
             let volume = core
                 .pool
@@ -141,7 +145,7 @@ impl Owner {
             Some(format!("{}/{}", tenant_name(&core, volume), volume.name))
         };
         name()
-            .or_else(|| self.hosts.ended_name(export))
+            .or_else(|| self.ended_name(export))
             .unwrap_or_else(|| export.to_string())
     }
 }

@@ -9,17 +9,21 @@
 //! nothing.
 //! Not here: how rights are taken back (`revoke`), what becomes of the extents (`launder`).
 
+use std::cell::RefCell;
+use std::collections::HashSet;
 use std::rc::Rc;
 
 use forebay_pool::{PoolError, Released};
 use forebay_xlate::boundary::message::ToEngine;
 use forebay_xlate::{ExtentIndex, ExtentRange, VolumeId};
 
-use super::Owner;
-use super::locks::Held;
-use super::push::ALL_EXTENTS;
-use super::revoke::Deallocation;
-use super::session::AskError;
+use crate::owner::base::Base;
+use crate::owner::link::Link;
+use crate::owner::locks::Held;
+use crate::owner::push::ALL_EXTENTS;
+use crate::owner::revoke::Deallocation;
+use crate::owner::revoke::Revoker;
+use crate::owner::session::AskError;
 
 /// Why a range was not given up.
 #[derive(Debug, thiserror::Error)]
@@ -32,9 +36,30 @@ pub(crate) enum ReleaseError {
     Pool(#[from] PoolError),
 }
 
-impl Owner {
+/// Gives up what tenants deallocate and what deleted volumes have.
+#[derive(Debug)]
+pub(crate) struct Releaser {
+    pub(crate) base: Rc<Base>,
+    pub(crate) link: Rc<Link>,
+    pub(crate) revoker: Rc<Revoker>,
+    /// Deallocations that are under way.
+    pub(crate) releasing: RefCell<HashSet<Deallocation>>,
+}
+
+impl Releaser {
+    pub(crate) fn new(base: &Rc<Base>, link: &Rc<Link>, revoker: &Rc<Revoker>) -> Rc<Self> {
+        Rc::new(Self {
+            base: base.clone(),
+            link: link.clone(),
+            revoker: revoker.clone(),
+            releasing: Default::default(),
+        })
+    }
+}
+
+impl Releaser {
     /// A tenant deallocates. What an engine asks again in a new conversation is done once.
-    pub(super) fn on_release(
+    pub(crate) fn on_release(
         self: &Rc<Self>,
         generation: u64,
         release: u64,
@@ -49,11 +74,11 @@ impl Owner {
             return;
         }
         let owner = self.clone();
-        self.spawn(async move {
-            owner.wait_open().await;
+        self.base.spawn(async move {
+            owner.base.wait_open().await;
             let released = owner.release(of, volume, range).await;
             owner.releasing.borrow_mut().remove(&of);
-            let Some(session) = owner.session().filter(|s| s.generation == generation) else {
+            let Some(session) = owner.link.session().filter(|s| s.generation == generation) else {
                 // Nobody to answer: a later engine, which carries the command on, asks by itself.
                 return;
             };
@@ -79,56 +104,68 @@ impl Owner {
         }
         // The rest is asked for anew: the engine knows from the revoke how much this is.
         let range = {
-            let core = self.core.borrow();
+            let core = self.base.core.borrow();
             let (first, count) = (ExtentIndex(range.first), range.count);
             let count = core.pool.releases_at_once(volume, first, count);
             ExtentRange::new(range.first, count)
         };
-        let held = self.locks.hold(volume, range).await;
-        if self.newest_generation.get() != of.generation {
+        let held = self.revoker.locks.hold(volume, range).await;
+        if self.base.newest_generation.get() != of.generation {
             // A later engine serves already: tenants may have written there since.
             return Ok(());
         }
-        let undrained = self.revoke_for(&held, Some(of), self.limits.revoke).await?;
-        let released = self.core.borrow_mut().pool.release(
+        let undrained = self
+            .revoker
+            .revoke_for(&held, Some(of), self.base.limits.revoke)
+            .await?;
+        let released = self.base.core.borrow_mut().pool.release(
             volume,
             ExtentIndex(range.first),
             range.count,
             &undrained,
         )?;
-        self.given_up(&held, &released).await
+        self.revoker.given_up(&held, &released).await
     }
 
     /// Ends a volume.
-    pub(super) async fn give_up_volume(&self, volume: VolumeId) -> Result<(), ReleaseError> {
-        let held = self.locks.hold(volume, ALL_EXTENTS).await;
+    pub(crate) async fn give_up_volume(&self, volume: VolumeId) -> Result<(), ReleaseError> {
+        let held = self.revoker.locks.hold(volume, ALL_EXTENTS).await;
         let held = &held;
-        let undrained = self.revoke_for(held, None, self.limits.revoke).await?;
+        let undrained = self
+            .revoker
+            .revoke_for(held, None, self.base.limits.revoke)
+            .await?;
         let released = self
+            .base
             .core
             .borrow_mut()
             .pool
             .delete_volume(held.volume, &undrained)?;
-        self.given_up(held, &released).await
+        self.revoker.given_up(held, &released).await
     }
 
     /// The one task that gives up what deleted volumes still have: a slice at a time, because nothing else
     /// happens on this thread meanwhile.
-    pub(super) async fn run_deleter(self: Rc<Self>) {
-        self.wait_open().await;
+    pub(crate) async fn run_deleter(self: Rc<Self>) {
+        self.base.wait_open().await;
         loop {
-            let has_more = || self.core.borrow().pool.has_more_to_delete();
-            self.launder_wanted.until(|| has_more().then_some(())).await;
-            let freed = self.core.borrow_mut().pool.delete_more();
+            let has_more = || self.base.core.borrow().pool.has_more_to_delete();
+            self.base
+                .launder_wanted
+                .until(|| has_more().then_some(()))
+                .await;
+            let freed = self.base.core.borrow_mut().pool.delete_more();
             if let Err(error) = freed {
                 tracing::error!(%error, "freeing what a deleted volume has");
                 return;
             }
-            self.commit_through().await;
-            self.launder_wanted.raise();
+            self.base.commit_through().await;
+            self.base.launder_wanted.raise();
         }
     }
+}
 
+impl Revoker {
     /// The pool has given a range up: makes that durable, and only then forgets its grants.
     async fn given_up(&self, held: &Held<'_>, released: &Released) -> Result<(), ReleaseError> {
         let side = &self.locks.side;
@@ -140,13 +177,13 @@ impl Owner {
             );
         }
         side.borrow_mut().changed(held.id).map_err(AskError::from)?;
-        if released.extents > 0 || self.core.borrow().pool.volume(held.volume).is_err() {
-            self.commit_through().await;
+        if released.extents > 0 || self.base.core.borrow().pool.volume(held.volume).is_err() {
+            self.base.commit_through().await;
         }
         side.borrow_mut().durable(held.id).map_err(AskError::from)?;
         self.forget_grants(held).await?;
-        self.devices_changed.raise();
-        self.launder_wanted.raise();
+        self.base.devices_changed.raise();
+        self.base.launder_wanted.raise();
         Ok(())
     }
 }

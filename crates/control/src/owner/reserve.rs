@@ -18,28 +18,49 @@ use forebay_xlate::VolumeId;
 use forebay_xlate::boundary::message::{ReserveAsk, ToEngine};
 use forebay_xlate::kill_point;
 
-use super::session::{Pending, Session};
-use super::{Core, Owner};
 use crate::api::events::EventKind;
 use crate::api::model::{ReservationKind, ReservationRegistrant, VolumeReservation};
 use crate::events::News;
+use crate::owner::base::Base;
+use crate::owner::base::Core;
+use crate::owner::hosts::Hosts;
+use crate::owner::link::Link;
+use crate::owner::session::{Pending, Session};
 
 /// A Host Identifier as people write it.
 fn host_text(host: &HostId) -> String {
     forebay_pool::Uuid(*host).to_string()
 }
 
-impl Owner {
+/// Hosts' reservations of volumes.
+#[derive(Debug)]
+pub(crate) struct Registrations {
+    pub(crate) base: Rc<Base>,
+    pub(crate) link: Rc<Link>,
+    pub(crate) hosts: Rc<Hosts>,
+}
+
+impl Registrations {
+    pub(crate) fn new(base: &Rc<Base>, link: &Rc<Link>, hosts: &Rc<Hosts>) -> Rc<Self> {
+        Rc::new(Self {
+            base: base.clone(),
+            link: link.clone(),
+            hosts: hosts.clone(),
+        })
+    }
+}
+
+impl Registrations {
     /// A host changes a volume's reservations.
-    pub(super) fn on_reserve(self: &Rc<Self>, session: &Rc<Session>, ask: ReserveAsk) {
+    pub(crate) fn on_reserve(self: &Rc<Self>, session: &Rc<Session>, ask: ReserveAsk) {
         let applied = self.reserve(&ask);
         let (owner, session) = (self.clone(), session.clone());
-        self.spawn(async move {
+        self.base.spawn(async move {
             if applied.is_ok() {
                 // However long that takes: the host is told nothing before, or that it may try again.
                 // Also when this command changed nothing: what it found may not be durable yet.
                 kill_point!("reserve.applied");
-                owner.commit_through().await;
+                owner.base.commit_through().await;
                 kill_point!("reserve.durable");
             }
             let status = applied.map_or_else(|status| status.0, |_| 0);
@@ -53,10 +74,10 @@ impl Owner {
     }
 
     /// Applies a command in memory. True if it has changed something, now or before.
-    pub(super) fn reserve(&self, ask: &ReserveAsk) -> Result<bool, Status> {
+    pub(crate) fn reserve(&self, ask: &ReserveAsk) -> Result<bool, Status> {
         let command = ReservationCommand::new(ask.action, ask.keys)?;
         let before = {
-            let mut core = self.core.borrow_mut();
+            let mut core = self.base.core.borrow_mut();
             let known = core.pool.host_reservations(ask.volume);
             if known.is_some_and(|known| known.recent.contains(&ask.token)) {
                 return Ok(true);
@@ -104,9 +125,9 @@ impl Owner {
             return;
         }
         let (name, export) = {
-            let core = self.core.borrow();
+            let core = self.base.core.borrow();
             let export = core.pool.export_of(ask.volume).map(|export| export.id);
-            (self.volume_name(&core, ask.volume), export)
+            (self.base.volume_name(&core, ask.volume), export)
         };
         let host = host_text(&ask.host);
         let text = format!(
@@ -118,26 +139,27 @@ impl Owner {
             }
         );
         let news = News {
-            export: export.map(|export| self.export_name(export)),
+            export: export.map(|export| self.hosts.export_name(export)),
             host: Some(host),
             count: Some(gone.len() as u64),
             ..News::default()
         };
-        let generation = self.newest_generation.get();
-        self.events
+        let generation = self.base.newest_generation.get();
+        self.base
+            .events
             .tell(EventKind::ReservationPreempted, generation, text, news);
     }
 
     /// What hosts have reserved of a volume now.
     fn reservations(&self, volume: VolumeId) -> Reservations {
-        let core = self.core.borrow();
+        let core = self.base.core.borrow();
         let known = core.pool.host_reservations(volume);
         known.map_or_else(Reservations::default, |known| known.state.clone())
     }
 
     /// Tells a new conversation what hosts have reserved of each volume.
-    pub(super) fn say_reservations(&self, session: &Session) -> Vec<(String, Pending)> {
-        let core = self.core.borrow();
+    pub(crate) fn say_reservations(&self, session: &Session) -> Vec<(String, Pending)> {
+        let core = self.base.core.borrow();
         let all = core.pool.all_host_reservations();
         let say = |(volume, known): (VolumeId, &HostReservations)| {
             let state = known.state.clone();
@@ -153,7 +175,7 @@ impl Owner {
 }
 
 /// A volume's reservations, as the API says them; nothing where nobody has registered.
-pub(super) fn show_reservation(core: &Core, volume: VolumeId) -> Option<VolumeReservation> {
+pub(crate) fn show_reservation(core: &Core, volume: VolumeId) -> Option<VolumeReservation> {
     let state = &core.pool.host_reservations(volume)?.state;
     if state.registrants().is_empty() {
         return None;

@@ -20,22 +20,28 @@ use forebay_xlate::owner_side::OutOfOrder;
 use forebay_xlate::{DeviceIndex, ExtentRange, VolumeId};
 use tokio::time::{Instant, timeout_at};
 
-use super::locks::Held;
-use super::session::{AskError, Pending, Session};
-use super::together::join_all;
-use super::waits::Wait;
-use super::{Owner, count};
+use crate::owner::ahead::Ahead;
+use crate::owner::base::Base;
+use crate::owner::base::count;
+use crate::owner::flush::Flusher;
+use crate::owner::health::DeviceStates;
+use crate::owner::link::Link;
+use crate::owner::locks::Held;
+use crate::owner::locks::Locks;
+use crate::owner::session::{AskError, Pending, Session};
+use crate::owner::together::join_all;
+use crate::owner::waits::Wait;
 
 /// Devices on which requests under revoked grants may still be in flight.
-pub(super) type Undrained = BTreeSet<DeviceIndex>;
+pub(crate) type Undrained = BTreeSet<DeviceIndex>;
 
 /// A tenant's deallocation, as an engine asks for it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub(super) struct Deallocation {
+pub(crate) struct Deallocation {
     /// Which engine asks.
-    pub(super) generation: u64,
+    pub(crate) generation: u64,
     /// Its number for it: every engine begins at 1.
-    pub(super) number: u64,
+    pub(crate) number: u64,
 }
 
 impl From<OutOfOrder> for AskError {
@@ -44,9 +50,40 @@ impl From<OutOfOrder> for AskError {
     }
 }
 
-impl Owner {
+/// Takes rights on ranges back, and makes room in the grant table.
+#[derive(Debug)]
+pub(crate) struct Revoker {
+    pub(crate) base: Rc<Base>,
+    pub(crate) link: Rc<Link>,
+    pub(crate) states: Rc<DeviceStates>,
+    pub(crate) flusher: Rc<Flusher>,
+    pub(crate) locks: Locks,
+    pub(crate) ahead: Ahead,
+    pub(crate) evicting: tokio::sync::Mutex<()>,
+}
+
+impl Revoker {
+    pub(crate) fn new(
+        base: &Rc<Base>,
+        link: &Rc<Link>,
+        states: &Rc<DeviceStates>,
+        flusher: &Rc<Flusher>,
+    ) -> Rc<Self> {
+        Rc::new(Self {
+            base: base.clone(),
+            link: link.clone(),
+            states: states.clone(),
+            flusher: flusher.clone(),
+            locks: Locks::new(),
+            ahead: Default::default(),
+            evicting: Default::default(),
+        })
+    }
+}
+
+impl Revoker {
     /// Returns once nothing uses the held range; for what changes nothing when it fails.
-    pub(super) async fn revoke(&self, held: &Held<'_>, limit: Duration) -> Result<(), AskError> {
+    pub(crate) async fn revoke(&self, held: &Held<'_>, limit: Duration) -> Result<(), AskError> {
         let undrained = self.revoke_for(held, None, limit).await?;
         if undrained.is_empty() {
             Ok(())
@@ -59,7 +96,7 @@ impl Owner {
     /// be used again for now. For a tenant's deallocation (its number) the engine refuses when that
     /// has ended, because the tenant may have written there since; so it is asked even where nothing
     /// is listed. The number is that engine's alone: a later one has its own, and asks by itself.
-    pub(super) async fn revoke_for(
+    pub(crate) async fn revoke_for(
         &self,
         held: &Held<'_>,
         release: Option<Deallocation>,
@@ -69,18 +106,18 @@ impl Owner {
         if release.is_none()
             && side
                 .borrow_mut()
-                .unlisted(held.id, &self.core.borrow().grants)
+                .unlisted(held.id, &self.base.core.borrow().grants)
                 .is_ok()
         {
             // What is not listed is not granted.
             return Ok(Undrained::new());
         }
-        count(&self.counters.revokes);
-        let _waits = self.waits.begin(Wait::Revoke(held.id, held.volume));
+        count(&self.base.counters.revokes);
+        let _waits = self.base.waits.begin(Wait::Revoke(held.id, held.volume));
         let too_late = || AskError::TimedOut(limit, "a revoke");
         let deadline = Instant::now() + limit;
         loop {
-            let session = timeout_at(deadline, self.wait_session())
+            let session = timeout_at(deadline, self.link.wait_session())
                 .await
                 .map_err(|_| too_late())?;
             let generation = session.generation;
@@ -88,7 +125,7 @@ impl Owner {
                 return Err(AskError::Gone);
             }
             side.borrow_mut()
-                .asked(held.id, &self.core.borrow().grants, generation)?;
+                .asked(held.id, &self.base.core.borrow().grants, generation)?;
             let devices: Vec<_> = side.borrow().devices(held.id).into_iter().collect();
             let number = release.map(|of| of.number);
             let mut revoke = session.revoke(held.volume, held.range, number);
@@ -142,8 +179,8 @@ impl Owner {
                 .into_iter()
                 .filter(|d| fenced(*d))
                 .map(|device| async move {
-                    let suspicion = self.suspect(device, session.generation, "a revoke");
-                    (device, self.settled(device, suspicion).await)
+                    let suspicion = self.states.suspect(device, session.generation, "a revoke");
+                    (device, self.states.settled(device, suspicion).await)
                 });
             for (device, ended) in join_all(settled).await {
                 if ended {
@@ -166,26 +203,26 @@ impl Owner {
     async fn wait_heard(&self, session: &Session, volume: VolumeId) -> Result<(), AskError> {
         // What it knows already: nothing happens but the answer.
         let volume = {
-            let core = self.core.borrow();
+            let core = self.base.core.borrow();
             let record = core.pool.volume(volume);
             // Of a volume that is gone nothing is granted anew: the revoke may be asked again.
             let record = record.map_err(|error| AskError::Refused(error.message))?;
-            self.volume_config(&core.pool, record)
+            self.base.volume_config(&core.pool, record)
         };
         session
             .request("a volume", |request| ToEngine::SetVolume {
                 request,
                 volume,
             })
-            .within(self.limits.request)
+            .within(self.base.limits.request)
             .await
     }
 
     /// Takes back every right on what lies on a device; what lies elsewhere is granted again when it
     /// is asked for.
-    pub(super) async fn cut_off(self: Rc<Self>, device: DeviceIndex) {
+    pub(crate) async fn cut_off(self: Rc<Self>, device: DeviceIndex) {
         let volumes: Vec<_> = {
-            let core = self.core.borrow();
+            let core = self.base.core.borrow();
             let extent_bytes = core.pool.info().extent_bytes;
             let volumes = core.pool.volumes_on(device).into_iter();
             let sized = volumes.filter_map(|id| Some((id, core.pool.volume(id).ok()?.size_bytes)));
@@ -195,7 +232,7 @@ impl Owner {
         };
         for (volume, extents) in volumes {
             let held = self.locks.hold(volume, ExtentRange::new(0, extents)).await;
-            if let Err(error) = self.revoke(&held, self.limits.revoke).await {
+            if let Err(error) = self.revoke(&held, self.base.limits.revoke).await {
                 tracing::warn!(%device, %volume, %error, "taking back what lies on a device that was cut short");
             }
         }

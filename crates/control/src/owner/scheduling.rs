@@ -8,6 +8,7 @@
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::rc::Rc;
 
 use forebay_qos::cost::{Profile, default_profiles};
 use forebay_qos::params::Params;
@@ -19,7 +20,6 @@ use forebay_xlate::boundary::scheduling::params_of;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Deserializer, Serialize};
 
-use super::Owner;
 use crate::api::error::ApiError;
 use crate::api::events::EventKind;
 use crate::api::model::ExportFrontend;
@@ -29,6 +29,8 @@ use crate::api::scheduling::{
 use crate::devices::now_s;
 use crate::events::News;
 use crate::files;
+use crate::owner::base::Base;
+use crate::owner::budgets::Budgets;
 
 /// Both in `forebay_qos::cost`'s order, which is that of their types.
 const FRONTENDS: [ExportFrontend; 3] = [
@@ -51,11 +53,11 @@ const MOST_NS: f64 = 1e10;
 /// `scheduling.json`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
-pub(super) struct Settings {
+pub(crate) struct Settings {
     #[serde(deserialize_with = "stored_spread")]
-    pub(super) spread: Spread,
-    pub(super) oversubscription: f64,
-    pub(super) wants_base: f64,
+    pub(crate) spread: Spread,
+    pub(crate) oversubscription: f64,
+    pub(crate) wants_base: f64,
     capacity: NodeCapacity,
     /// Those that are not at their default.
     params: BTreeMap<String, f64>,
@@ -95,33 +97,47 @@ impl Default for Settings {
 
 /// `costs.json`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub(super) struct Measured {
+pub(crate) struct Measured {
     at_s: u64,
     note: Option<String>,
     profiles: Vec<CostProfile>,
 }
 
 /// See the module's text.
-#[derive(Debug, Default)]
-pub(super) struct NodeState {
-    pub(super) settings: RefCell<Settings>,
-    pub(super) measured: RefCell<Option<Measured>>,
+#[derive(Debug)]
+pub(crate) struct NodeSettings {
+    pub(crate) base: Rc<Base>,
+    pub(crate) settings: RefCell<Settings>,
+    pub(crate) measured: RefCell<Option<Measured>>,
     folder: RefCell<Option<PathBuf>>,
     /// Of the next engine; 0: not known yet.
-    pub(super) reactors: Cell<u32>,
+    pub(crate) reactors: Cell<u32>,
     /// One change at a time.
     changing: tokio::sync::Mutex<()>,
 }
 
-impl NodeState {
+impl NodeSettings {
+    pub(crate) fn new(base: &Rc<Base>) -> Rc<Self> {
+        Rc::new(Self {
+            base: base.clone(),
+            settings: Default::default(),
+            measured: Default::default(),
+            folder: Default::default(),
+            reactors: Default::default(),
+            changing: Default::default(),
+        })
+    }
+}
+
+impl NodeSettings {
     /// Where what belongs to the node is kept.
-    pub(super) fn folder(&self) -> Option<PathBuf> {
+    pub(crate) fn folder(&self) -> Option<PathBuf> {
         self.folder.borrow().clone()
     }
 }
 
 impl Settings {
-    pub(super) fn spread(&self) -> spread::Spread {
+    pub(crate) fn spread(&self) -> spread::Spread {
         match self.spread {
             Spread::OneToOne => spread::Spread::OneToOne,
             Spread::OneToN => spread::Spread::OneToN,
@@ -231,10 +247,10 @@ fn check_costs(profiles: &[CostProfile]) -> Result<(), String> {
     Ok(())
 }
 
-impl Owner {
+impl NodeSettings {
     /// Says where this node's settings are, and how many reactors its engines have.
-    pub(crate) fn set_node(&self, folder: &Path, reactors: u16) {
-        let node = &self.node;
+    pub(crate) fn read_settings(&self, folder: &Path, reactors: u16) {
+        let node = self;
         *node.folder.borrow_mut() = Some(folder.to_owned());
         node.reactors.set(reactors.into());
         let mut dropped = Vec::new();
@@ -248,26 +264,25 @@ impl Owner {
             let text = format!(
                 "the parameter `{name}` of scheduling is fixed in this version: what was set is dropped"
             );
-            self.tell(EventKind::Warning, text, News::default());
+            self.base.tell(EventKind::Warning, text, News::default());
         }
         let instead = "the defaults count until `forebay calibrate`";
         let costs = self.read_record(COSTS, "what I/O costs", instead, |read: &mut Measured| {
             check_costs(&read.profiles)
         });
         *node.measured.borrow_mut() = costs;
-        self.read_promises();
     }
 
     /// A record of the node's. One that can't be read, or makes no sense, counts as not there, and is told of; `instead`: what
     /// counts now.
-    pub(super) fn read_record<T: DeserializeOwned>(
+    pub(crate) fn read_record<T: DeserializeOwned>(
         &self,
         file: &str,
         what: &str,
         instead: &str,
         check: impl FnOnce(&mut T) -> Result<(), String>,
     ) -> Option<T> {
-        let path = self.node.folder()?.join(file);
+        let path = self.folder()?.join(file);
         let read = files::read_json::<T>(&path).map_err(|error| error.to_string());
         let checked = read.and_then(|mut read| {
             let checked = read.as_mut().map_or(Ok(()), check);
@@ -276,18 +291,18 @@ impl Owner {
         });
         checked.unwrap_or_else(|error| {
             let text = format!("the record of {what} can't be used, {instead}: {error}");
-            self.tell(EventKind::Warning, text, News::default());
+            self.base.tell(EventKind::Warning, text, News::default());
             None
         })
     }
 
     /// Writes a record so that it survives a power cut, or removes it.
-    pub(super) async fn write_record<T: Serialize + Send + 'static>(
+    pub(crate) async fn write_record<T: Serialize + Send + 'static>(
         &self,
         file: &str,
         value: Option<T>,
     ) -> Result<(), ApiError> {
-        let Some(folder) = self.node.folder() else {
+        let Some(folder) = self.folder() else {
             return Ok(());
         };
         let path = folder.join(file);
@@ -305,7 +320,7 @@ impl Owner {
 
     fn profiles(&self) -> Vec<CostProfile> {
         let mut all = default_costs();
-        if let Some(measured) = &*self.node.measured.borrow() {
+        if let Some(measured) = &*self.measured.borrow() {
             for profile in &measured.profiles {
                 all[index_of(profile)] = *profile;
             }
@@ -314,8 +329,8 @@ impl Owner {
     }
 
     /// Frontends of which every operation was measured.
-    pub(super) fn measured(&self) -> Vec<ExportFrontend> {
-        let measured = self.node.measured.borrow();
+    pub(crate) fn measured(&self) -> Vec<ExportFrontend> {
+        let measured = self.measured.borrow();
         let profiles = measured.as_ref().map_or(&[][..], |of| &of.profiles);
         let count = |frontend| profiles.iter().filter(|of| of.frontend == frontend).count();
         let all = FRONTENDS.into_iter();
@@ -324,8 +339,8 @@ impl Owner {
     }
 
     /// How I/O is admitted, as an engine is told of it.
-    pub(super) fn scheduling_config(&self) -> Told {
-        let settings = self.node.settings.borrow();
+    pub(crate) fn scheduling_config(&self) -> Told {
+        let settings = self.settings.borrow();
         let all = self.profiles();
         let told = |at: usize| {
             ToldProfile::from(&Profile {
@@ -347,22 +362,35 @@ impl Owner {
         }
     }
 
+    /// What I/O costs.
+    pub(crate) fn costs_show(&self) -> Costs {
+        let measured = self.measured.borrow();
+        Costs {
+            calibrated: measured.is_some(),
+            measured_at_s: measured.as_ref().map(|measured| measured.at_s),
+            note: measured.as_ref().and_then(|measured| measured.note.clone()),
+            profiles: self.profiles(),
+        }
+    }
+}
+
+impl Budgets {
     /// How I/O is admitted.
     pub(crate) fn scheduling_show(&self) -> Scheduling {
         let settings = self.node.settings.borrow();
         let params = settings.params().unwrap_or_default();
         Scheduling {
-            on: self.has_budgets(),
+            on: self.base.has_budgets(),
             spread: settings.spread,
             oversubscription: settings.oversubscription,
             wants_base: settings.wants_base,
             capacity: settings.capacity,
-            reactors: self.reactors(),
+            reactors: self.placement.reactors(),
             params: params
                 .values()
                 .map(|(name, value)| (name.to_owned(), value))
                 .collect(),
-            admission: self.admission(),
+            admission: self.placement.admission(),
         }
     }
 
@@ -384,22 +412,13 @@ impl Owner {
             }
         }
         settings.check().map_err(ApiError::invalid)?;
-        self.write_record(SETTINGS, Some(settings.clone())).await?;
+        self.node
+            .write_record(SETTINGS, Some(settings.clone()))
+            .await?;
         *self.node.settings.borrow_mut() = settings;
         drop(one);
         self.push_budgets_for_api().await?;
         Ok(self.scheduling_show())
-    }
-
-    /// What I/O costs.
-    pub(crate) fn costs_show(&self) -> Costs {
-        let measured = self.node.measured.borrow();
-        Costs {
-            calibrated: measured.is_some(),
-            measured_at_s: measured.as_ref().map(|measured| measured.at_s),
-            note: measured.as_ref().and_then(|measured| measured.note.clone()),
-            profiles: self.profiles(),
-        }
     }
 
     /// What I/O costs from now on; nothing: the defaults.
@@ -426,10 +445,10 @@ impl Owner {
                 profiles,
             });
         }
-        self.write_record(COSTS, measured.clone()).await?;
+        self.node.write_record(COSTS, measured.clone()).await?;
         *self.node.measured.borrow_mut() = measured;
         drop(one);
         self.push_budgets_for_api().await?;
-        Ok(self.costs_show())
+        Ok(self.node.costs_show())
     }
 }

@@ -12,13 +12,6 @@ use forebay_xlate::boundary::message::Frontend;
 use forebay_xlate::boundary::region::Region;
 use forebay_xlate::{DeviceIndex, VolumeId};
 
-use super::budgets::{show_tenant_budget, show_volume_budget};
-use super::push::serial;
-use super::reserve::show_reservation;
-use super::session::DeviceState as EngineDevice;
-use super::transfers::is_internal;
-use super::watch::size::state_text as cut_text;
-use super::{Core, Owner};
 use crate::api::error::ApiError;
 use crate::api::model::{
     CheckProblem, CheckResult, DeviceDetails, DeviceInfo, DeviceState, Export, ExportFrontend,
@@ -26,6 +19,19 @@ use crate::api::model::{
     Volume, VolumeExtent, VolumeExtents,
 };
 use crate::devices::{api_error, settings_of};
+use crate::owner::base::Base;
+use crate::owner::base::Core;
+use crate::owner::budgets::{show_tenant_budget, show_volume_budget};
+use crate::owner::export::Exports;
+use crate::owner::hosts::Hosts;
+use crate::owner::ports::Ports;
+use crate::owner::push::serial;
+use crate::owner::reserve::show_reservation;
+use crate::owner::session::DeviceState as EngineDevice;
+use crate::owner::transfers::is_internal;
+use crate::owner::volume::Volumes;
+use crate::owner::warn::Reports;
+use crate::owner::watch::size::state_text as cut_text;
 
 /// How many ranges of a volume one answer holds.
 const EXTENTS_AT_ONCE: usize = 4096;
@@ -60,7 +66,7 @@ fn show_tenant(core: &Core, tenant: &TenantRecord) -> Tenant {
 }
 
 /// The name of a volume's tenant.
-pub(super) fn tenant_name(core: &Core, volume: &VolumeRecord) -> String {
+pub(crate) fn tenant_name(core: &Core, volume: &VolumeRecord) -> String {
     core.pool
         .tenant_by_id(volume.tenant)
         .map_or_else(|_| String::new(), |t| t.name.clone())
@@ -87,7 +93,7 @@ fn show_volume(core: &Core, volume: &VolumeRecord) -> Volume {
 
 /// The hosts that are connected, by export. Another process writes the region: every value is bounded
 /// before use.
-pub(super) fn connected_hosts(region: &Region) -> BTreeMap<u64, BTreeSet<String>> {
+pub(crate) fn connected_hosts(region: &Region) -> BTreeMap<u64, BTreeSet<String>> {
     let lanes = region.lanes();
     let key = region.header().key.load(Relaxed);
     let mut hosts: BTreeMap<u64, BTreeSet<String>> = BTreeMap::new();
@@ -112,23 +118,13 @@ pub(super) fn connected_hosts(region: &Region) -> BTreeMap<u64, BTreeSet<String>
     hosts
 }
 
-impl Owner {
+impl Base {
     /// All tenants.
     pub(crate) fn tenant_list(&self) -> Vec<Tenant> {
         let core = self.core.borrow();
         let mut tenants: Vec<_> = core.pool.tenants().map(|t| show_tenant(&core, t)).collect();
         tenants.sort_by(|a, b| a.name.cmp(&b.name));
         tenants
-    }
-
-    /// One tenant.
-    pub(crate) fn tenant_show(&self, name: &str) -> Result<Tenant, ApiError> {
-        let core = self.core.borrow();
-        let tenant = core.pool.tenant(name).map_err(api_error)?;
-        let mut shown = show_tenant(&core, tenant);
-        let budget = shown.budget.as_ref();
-        shown.credit = budget.and_then(|budget| self.credit(tenant.id, budget));
-        Ok(shown)
     }
 
     /// Volumes of one tenant, or of all.
@@ -153,7 +149,7 @@ impl Owner {
     }
 
     /// What a volume holds, without what was allocated ahead of writes.
-    pub(super) fn mapped_bytes(&self, id: VolumeId) -> u64 {
+    pub(crate) fn mapped_bytes(&self, id: VolumeId) -> u64 {
         let core = self.core.borrow();
         let volume = core.pool.volume(id);
         volume.map_or(0, |volume| volume_bytes(&core, volume).0)
@@ -189,6 +185,49 @@ impl Owner {
         })
     }
 
+    /// Tenant and volume, or the number of one that is gone.
+    pub(crate) fn volume_name(&self, core: &Core, id: VolumeId) -> String {
+        core.pool.volume(id).map_or_else(
+            |_| id.to_string(),
+            |volume| format!("{}/{}", tenant_name(core, volume), volume.name),
+        )
+    }
+
+    /// The volumes with something on a device, as `tenant/volume`.
+    pub(crate) fn volumes_on(&self, core: &Core, device: DeviceIndex) -> Vec<String> {
+        let volumes = core.pool.volumes_on(device);
+        let mut names: Vec<String> = volumes
+            .iter()
+            .map(|id| self.volume_name(core, *id))
+            .collect();
+        names.sort_unstable();
+        names
+    }
+
+    /// The pool's name.
+    pub(crate) fn pool_name(&self) -> String {
+        self.core.borrow().pool.info().name.clone()
+    }
+
+    /// Why the catalog can't be written at present.
+    pub(crate) fn catalog_trouble(&self) -> Option<String> {
+        self.committer.trouble()
+    }
+}
+
+impl Volumes {
+    /// One tenant.
+    pub(crate) fn tenant_show(&self, name: &str) -> Result<Tenant, ApiError> {
+        let core = self.base.core.borrow();
+        let tenant = core.pool.tenant(name).map_err(api_error)?;
+        let mut shown = show_tenant(&core, tenant);
+        let budget = shown.budget.as_ref();
+        shown.credit = budget.and_then(|budget| self.statistics.credit(tenant.id, budget));
+        Ok(shown)
+    }
+}
+
+impl Exports {
     fn show_export(
         &self,
         core: &Core,
@@ -207,9 +246,9 @@ impl Owner {
         let is_machine = export.frontend.is_machine();
         let addresses = match is_machine {
             true => Vec::new(),
-            false => self.addresses(),
+            false => self.ports.addresses(),
         };
-        let socket = is_machine.then(|| self.socket_path(export, volume).display().to_string());
+        let socket = is_machine.then(|| self.vms.socket_path(export, volume).display().to_string());
         Some(Export {
             tenant: tenant_name(core, volume),
             volume: volume.name.clone(),
@@ -219,7 +258,9 @@ impl Owner {
             queues,
             pinned_memory: export.frontend.keeps_memory(),
             socket,
-            machine: is_machine.then(|| self.machine_of(export.id)).flatten(),
+            machine: is_machine
+                .then(|| self.hosts.machine_of(export.id))
+                .flatten(),
             shared: export.shared,
             internal: is_internal(export),
             nqn: export.nqn.clone(),
@@ -237,32 +278,15 @@ impl Owner {
         })
     }
 
-    /// The client of a machine's export, as the engine says.
-    pub(super) fn machine_of(&self, export: ExportId) -> Option<MachineClient> {
-        let session = self.session()?;
-        let mut lanes = session.region.lanes().iter();
-        let lane = lanes.find(|lane| lane.export.load(Relaxed) == export.0 + 1)?;
-        (lane.connections.load(Relaxed) > 0).then(|| MachineClient {
-            since_unix_s: lane.machine_since_s.load(Relaxed),
-            memory_bytes: lane.machine_memory_bytes.load(Relaxed),
-            queues: lane.machine_queues.load(Relaxed),
-        })
-    }
-
-    /// The addresses of the listeners.
-    pub(crate) fn addresses(&self) -> Vec<String> {
-        self.listeners.borrow().keys().cloned().collect()
-    }
-
     fn all_connected(&self) -> BTreeMap<u64, BTreeSet<String>> {
-        (self.session()).map_or_else(BTreeMap::new, |session| connected_hosts(&session.region))
+        (self.link.session()).map_or_else(BTreeMap::new, |session| connected_hosts(&session.region))
     }
 
     /// All exports.
     pub(crate) fn export_list(&self) -> Vec<Export> {
-        let core = self.core.borrow();
+        let core = self.base.core.borrow();
         let mut connected = self.all_connected();
-        let reactors = self.reactors_of_exports();
+        let reactors = self.placement.reactors_of_exports();
         let mut exports: Vec<Export> = core
             .pool
             .exports()
@@ -275,32 +299,56 @@ impl Owner {
     /// One export.
     pub(crate) fn export_show(&self, tenant: &str, volume: &str) -> Result<Export, ApiError> {
         let id = self.export_id(tenant, volume)?;
-        let core = self.core.borrow();
+        let core = self.base.core.borrow();
         let export = core.pool.export(id).map_err(api_error)?;
-        let reactors = self.reactors_of_exports();
+        let reactors = self.placement.reactors_of_exports();
         self.show_export(&core, export, &mut self.all_connected(), &reactors)
             .ok_or_else(|| ApiError::internal(format!("{id} has no volume")))
     }
+}
 
+impl Hosts {
+    /// The client of a machine's export, as the engine says.
+    pub(crate) fn machine_of(&self, export: ExportId) -> Option<MachineClient> {
+        let session = self.link.session()?;
+        let mut lanes = session.region.lanes().iter();
+        let lane = lanes.find(|lane| lane.export.load(Relaxed) == export.0 + 1)?;
+        (lane.connections.load(Relaxed) > 0).then(|| MachineClient {
+            since_unix_s: lane.machine_since_s.load(Relaxed),
+            memory_bytes: lane.machine_memory_bytes.load(Relaxed),
+            queues: lane.machine_queues.load(Relaxed),
+        })
+    }
+}
+
+impl Ports {
+    /// The addresses of the listeners.
+    pub(crate) fn addresses(&self) -> Vec<String> {
+        self.listeners.borrow().keys().cloned().collect()
+    }
+}
+
+impl Reports {
     fn show_device(&self, core: &Core, record: &DeviceRecord) -> DeviceInfo {
-        let devices = self.devices.borrow();
+        let devices = self.base.devices.borrow();
         let open = devices.iter().find(|device| device.index == record.index);
-        let engine = self.session().and_then(|s| s.device(record.index));
+        let engine = self.link.session().and_then(|s| s.device(record.index));
         let (state, why) = match (open, engine) {
             (None, _) => {
-                let missing = self.missing.borrow();
+                let missing = self.base.missing.borrow();
                 let missing = missing.iter().find(|device| device.index == record.index);
                 let why = missing.map(|device| device.why.clone());
                 (DeviceState::Missing, why)
             }
-            _ if self.cut_short(record.index).is_some() => (
+            _ if self.states.cut_short(record.index).is_some() => (
                 DeviceState::Failed,
-                self.cut_short(record.index).map(cut_text),
+                self.states.cut_short(record.index).map(cut_text),
             ),
             (_, Some(EngineDevice::Failed(error))) => (DeviceState::Failed, Some(error)),
-            (_, Some(EngineDevice::Opening)) => {
-                (DeviceState::Opening, self.waits.about_device(record.index))
-            }
+            (_, Some(EngineDevice::Opening)) => (
+                DeviceState::Opening,
+                self.base.waits.about_device(record.index),
+            ),
             (_, Some(EngineDevice::Ready) | None) => match core.pool.device_health(record.index) {
                 forebay_pool::Health::Failing => (DeviceState::Failing, None),
                 _ => (DeviceState::Online, None),
@@ -322,7 +370,7 @@ impl Owner {
             data_offset_bytes: record.data_offset_bytes,
             block_bytes: record.block_bytes,
             can_punch: info.is_some_and(|info| info.can_punch),
-            errors: self.errors_of(record.index),
+            errors: self.states.errors_of(record.index),
             state,
             why,
             notes: info.map_or_else(Vec::new, |info| info.notes.clone()),
@@ -331,7 +379,7 @@ impl Owner {
 
     /// The pool's devices.
     pub(crate) fn device_list(&self) -> Vec<DeviceInfo> {
-        let core = self.core.borrow();
+        let core = self.base.core.borrow();
         let records = core.pool.devices().iter();
         records
             .map(|record| self.show_device(&core, record))
@@ -340,34 +388,15 @@ impl Owner {
 
     /// One device, and who has something there.
     pub(crate) fn device_show(&self, index: u8) -> Result<DeviceDetails, ApiError> {
-        let core = self.core.borrow();
+        let core = self.base.core.borrow();
         let record = core.pool.devices().get(usize::from(index)).ok_or_else(|| {
             ApiError::not_found(format!("the pool has no device {index}"))
                 .hint("`forebay device list` shows which it has")
         })?;
         Ok(DeviceDetails {
             device: self.show_device(&core, record),
-            volumes: self.volumes_on(&core, record.index),
+            volumes: self.base.volumes_on(&core, record.index),
         })
-    }
-
-    /// Tenant and volume, or the number of one that is gone.
-    pub(super) fn volume_name(&self, core: &Core, id: VolumeId) -> String {
-        core.pool.volume(id).map_or_else(
-            |_| id.to_string(),
-            |volume| format!("{}/{}", tenant_name(core, volume), volume.name),
-        )
-    }
-
-    /// The volumes with something on a device, as `tenant/volume`.
-    pub(super) fn volumes_on(&self, core: &Core, device: DeviceIndex) -> Vec<String> {
-        let volumes = core.pool.volumes_on(device);
-        let mut names: Vec<String> = volumes
-            .iter()
-            .map(|id| self.volume_name(core, *id))
-            .collect();
-        names.sort_unstable();
-        names
     }
 
     /// The pool.
@@ -382,10 +411,10 @@ impl Owner {
             )
         };
         let degraded = devices.iter().any(is_lost)
-            || self.committer.trouble().is_some()
-            || self.lacks_a_copy();
-        let catalog = self.catalog_info();
-        let core = self.core.borrow();
+            || self.base.committer.trouble().is_some()
+            || self.copies.lacks_a_copy();
+        let catalog = self.copies.catalog_info();
+        let core = self.base.core.borrow();
         let pool = &core.pool;
         let info = pool.info();
         let space = pool.space();
@@ -434,16 +463,16 @@ impl Owner {
 
     /// Changes what is set for the pool.
     pub(crate) async fn pool_update(&self, body: PoolUpdate) -> Result<PoolInfo, ApiError> {
-        let settings = self.core.borrow().pool.settings();
+        let settings = self.base.core.borrow().pool.settings();
         let settings = settings_of(
             settings,
             body.placement,
             body.warn_percent,
             body.critical_percent,
         );
-        let set = self.core.borrow_mut().pool.set_settings(settings);
+        let set = self.base.core.borrow_mut().pool.set_settings(settings);
         set.map_err(api_error)?;
-        self.commit_for_api().await?;
+        self.base.commit_for_api().await?;
         Ok(self.pool_show())
     }
 
@@ -459,7 +488,7 @@ impl Owner {
             mappings_checked: report.mappings_checked,
             volumes_checked: report.volumes_checked,
             leaked_extents: report.leaked_extents,
-            repaired_catalog_blocks: self.catalog_info().repaired_blocks,
+            repaired_catalog_blocks: self.copies.catalog_info().repaired_blocks,
             repaired_extents: repaired,
             problems: report
                 .problems
@@ -472,19 +501,9 @@ impl Owner {
             problems_left_out: report.problems_left_out,
         })
     }
-
-    /// The pool's name.
-    pub(crate) fn pool_name(&self) -> String {
-        self.core.borrow().pool.info().name.clone()
-    }
-
-    /// Why the catalog can't be written at present.
-    pub(crate) fn catalog_trouble(&self) -> Option<String> {
-        self.committer.trouble()
-    }
 }
 
 /// All extents of the pool.
-pub(super) fn total_extents(space: &Space) -> u64 {
+pub(crate) fn total_extents(space: &Space) -> u64 {
     space.total
 }

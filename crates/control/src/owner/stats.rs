@@ -10,6 +10,8 @@
 //! running engine is gone too.
 //! Not here: rates (readers take differences).
 
+use crate::owner::figures;
+use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
@@ -27,16 +29,17 @@ use serde::{Deserialize, Serialize};
 
 use tokio::time::timeout;
 
-use super::Owner;
-use super::budgets::{limit, show_tenant_budget, show_volume_budget};
-use super::session::Session;
-use super::show::{tenant_name, total_extents};
-use super::used::{UsedBefore, tenant_stats};
 use crate::api::events::TakeoverStats;
 use crate::api::stats::{
     Bucket, EngineStats, Histogram, LaneStats, Latency, OpStats, PoolStats, Stats, TenantStats,
 };
 use crate::files;
+use crate::owner::base::Base;
+use crate::owner::budgets::{limit, show_tenant_budget, show_volume_budget};
+use crate::owner::link::Link;
+use crate::owner::session::Session;
+use crate::owner::show::{tenant_name, total_extents};
+use crate::owner::used::{UsedBefore, tenant_stats};
 use forebay_qos::budget::MOST;
 
 /// Milliseconds since the Unix epoch.
@@ -90,7 +93,7 @@ const KINDS: [OpKind; 4] = [
 
 /// What an export's commands have added up to.
 #[derive(Debug, Default, Clone, Serialize, Deserialize)]
-pub(super) struct Totals {
+pub(crate) struct Totals {
     /// By kind.
     ops: [OpStats; 4],
     /// That ended with an error of a device.
@@ -147,7 +150,7 @@ fn totals_of<'a>(
 /// What exports' commands have added up to over all engines that this daemon, or the daemons before it,
 /// know of.
 #[derive(Debug, Default)]
-pub(super) struct Added {
+pub(crate) struct Added {
     /// The newest engine: its generation, and where it counts. It need not live.
     counting: Option<(u64, Rc<Region>)>,
     /// Of the engines before it.
@@ -190,7 +193,7 @@ struct Sums {
 impl Added {
     /// Another engine counts from here on, or the same one in another conversation. An earlier daemon knew
     /// of the engines before this one.
-    pub(super) fn begin(
+    pub(crate) fn begin(
         &mut self,
         session: &Session,
         pool: Uuid,
@@ -248,7 +251,7 @@ impl Added {
     }
 
     /// What an export has behind it.
-    pub(super) fn past(&self, export: &ExportRecord) -> Past {
+    pub(crate) fn past(&self, export: &ExportRecord) -> Past {
         let none = Totals::default();
         let before = self.before.get(&export.id).unwrap_or(&none);
         let [reads, writes, ..] = &before.ops;
@@ -263,7 +266,7 @@ impl Added {
     }
 
     /// What a tenant had saved before this engine knew it: operations, bytes.
-    pub(super) fn credit(&self, session: &Session, tenant: TenantId) -> [u64; 2] {
+    pub(crate) fn credit(&self, session: &Session, tenant: TenantId) -> [u64; 2] {
         // One that is to go on where another still serves is told before it counts.
         let other = self.counting.as_ref();
         let other = other.filter(|(generation, _)| *generation != session.generation);
@@ -271,14 +274,14 @@ impl Added {
     }
 
     /// What a tenant has saved.
-    pub(super) fn saved(&self, tenant: TenantId) -> [u64; 2] {
+    pub(crate) fn saved(&self, tenant: TenantId) -> [u64; 2] {
         let known = self.counting.as_ref();
         let known = known.filter(|_| !self.let_go.contains(&tenant));
         self.used.credit(known.map(|(_, region)| &**region), tenant)
     }
 
     /// The engine that counts lets go of these tenants.
-    pub(super) fn let_go(&mut self, session: &Session, tenants: &BTreeSet<TenantId>) {
+    pub(crate) fn let_go(&mut self, session: &Session, tenants: &BTreeSet<TenantId>) {
         if self
             .counting
             .as_ref()
@@ -292,7 +295,7 @@ impl Added {
     }
 
     /// The engine is told of these tenants from now on: it has let go of those before.
-    pub(super) fn counts_again<'a>(&mut self, tenants: impl Iterator<Item = &'a TenantId>) {
+    pub(crate) fn counts_again<'a>(&mut self, tenants: impl Iterator<Item = &'a TenantId>) {
         for tenant in tenants {
             self.let_go.remove(tenant);
         }
@@ -396,26 +399,46 @@ fn engine_stats(session: &Session) -> Option<EngineStats> {
     })
 }
 
-impl Owner {
+/// What engines have counted, and what hosts are told of it.
+#[derive(Debug)]
+pub(crate) struct Statistics {
+    pub(crate) base: Rc<Base>,
+    pub(crate) link: Rc<Link>,
+    pub(crate) added: RefCell<Added>,
+    pub(crate) figures: RefCell<figures::Told>,
+}
+
+impl Statistics {
+    pub(crate) fn new(base: &Rc<Base>, link: &Rc<Link>) -> Rc<Self> {
+        Rc::new(Self {
+            base: base.clone(),
+            link: link.clone(),
+            added: Default::default(),
+            figures: Default::default(),
+        })
+    }
+}
+
+impl Statistics {
     /// Says in which folder `figures.json` is.
     pub(crate) fn keep_figures(&self, folder: &Path) {
         self.added.borrow_mut().file = Some(folder.join("figures.json"));
     }
 
     fn export_ids(&self) -> BTreeSet<ExportId> {
-        let core = self.core.borrow();
+        let core = self.base.core.borrow();
         core.pool.exports().map(|export| export.id).collect()
     }
 
     fn tenant_ids(&self) -> BTreeSet<TenantId> {
-        let core = self.core.borrow();
+        let core = self.base.core.borrow();
         core.pool.tenants().map(|tenant| tenant.id).collect()
     }
 
     /// An engine counts from here on.
-    pub(super) fn count_on(&self, session: &Session) {
+    pub(crate) fn count_on(&self, session: &Session) {
         let (exports, tenants) = (self.export_ids(), self.tenant_ids());
-        let pool = self.core.borrow().pool.info().uuid;
+        let pool = self.base.core.borrow().pool.info().uuid;
         let mut added = self.added.borrow_mut();
         added.begin(session, pool, &exports, &tenants);
     }
@@ -442,9 +465,9 @@ impl Owner {
 
     /// Everything that is counted.
     pub(crate) fn stats(&self, takeover: TakeoverStats) -> Stats {
-        let session = self.session();
+        let session = self.link.session();
         let exports = self.export_ids();
-        let core = self.core.borrow();
+        let core = self.base.core.borrow();
         let pool = &core.pool;
         let added = self.added.borrow();
         let region = added.counting.as_ref().map(|(_, region)| region);
@@ -509,9 +532,9 @@ impl Owner {
                 dirty_bytes: bytes(space.dirty),
                 quarantined_bytes: bytes(space.quarantined),
                 grants: core.grants.usage().0 as u64,
-                faults: self.counters.faults.get(),
-                revokes: self.counters.revokes.get(),
-                catalog_commits: self.committer.commits(),
+                faults: self.base.counters.faults.get(),
+                revokes: self.base.counters.revokes.get(),
+                catalog_commits: self.base.committer.commits(),
             }),
             takeover,
             lanes,

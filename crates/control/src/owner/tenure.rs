@@ -5,29 +5,46 @@
 //! (`forebay_pool::Stamped`). Devices whose labels have the old format take no part.
 //! Not here: whether the pool may be opened (`ownership`).
 
+use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
 
 use forebay_pool::Stamped;
 use forebay_xlate::boundary::message::ToEngine;
 
-use super::Owner;
 use crate::api::error::ApiError;
 use crate::api::events::EventKind;
 use crate::events::News;
+use crate::owner::base::Base;
 use crate::ownership::{self, Installation, Tenure};
 use crate::store::SyncStore;
 
 /// Whose the pool is.
 #[derive(Debug, Default)]
-pub(super) struct Hold {
+pub(crate) struct Hold {
     me: Option<Arc<Installation>>,
     tenure: Option<Arc<Tenure>>,
     /// Warnings about labels.
     warnings: Vec<String>,
 }
 
-impl Owner {
+/// This daemon's hold on the pool, as labels and catalog say it.
+#[derive(Debug)]
+pub(crate) struct Labels {
+    pub(crate) base: Rc<Base>,
+    pub(crate) hold: RefCell<Hold>,
+}
+
+impl Labels {
+    pub(crate) fn new(base: &Rc<Base>) -> Rc<Self> {
+        Rc::new(Self {
+            base: base.clone(),
+            hold: Default::default(),
+        })
+    }
+}
+
+impl Labels {
     /// Says who serves the pool, before anything is served.
     pub(crate) fn set_hold(&self, me: Arc<Installation>, tenure: Option<Arc<Tenure>>) {
         *self.hold.borrow_mut() = Hold {
@@ -43,7 +60,7 @@ impl Owner {
     }
 
     /// Puts the heartbeat on a device that joins the pool.
-    pub(super) fn hold_device(&self, store: &Arc<SyncStore>) -> Result<(), ApiError> {
+    pub(crate) fn hold_device(&self, store: &Arc<SyncStore>) -> Result<(), ApiError> {
         match self.tenure() {
             Some(tenure) => ownership::join(&tenure, std::slice::from_ref(store)),
             None => Ok(()),
@@ -52,16 +69,16 @@ impl Owner {
 
     /// The devices whose labels have an owner.
     fn held(&self) -> Vec<Arc<SyncStore>> {
-        let devices = self.devices.borrow();
+        let devices = self.base.devices.borrow();
         let stores = devices.iter().map(|device| device.store.clone());
         stores.filter(|store| store.tenure().is_some()).collect()
     }
 
     /// What the engine is told of the hold; none: there is nothing to tell.
-    pub(super) fn hold_message(&self) -> Option<ToEngine> {
+    pub(crate) fn hold_message(&self) -> Option<ToEngine> {
         let tenure = self.tenure()?;
         let holder = tenure.holder();
-        let devices = self.devices.borrow();
+        let devices = self.base.devices.borrow();
         let held = devices.iter().filter(|one| one.store.tenure().is_some());
         Some(ToEngine::Hold {
             owner: holder.owner,
@@ -74,29 +91,29 @@ impl Owner {
     /// Notes a start in the labels, as soon as the catalog has it.
     pub(crate) fn begin_stamp(self: &Rc<Self>) {
         let owner = self.clone();
-        self.spawn(async move {
-            owner.commit_through().await;
-            let number = owner.core.borrow().pool.number();
+        self.base.spawn(async move {
+            owner.base.commit_through().await;
+            let number = owner.base.core.borrow().pool.number();
             owner.stamp(number, false).await;
-            owner.commit_through().await;
+            owner.base.commit_through().await;
             owner.look_at_labels().await;
         });
     }
 
     /// Warnings about labels, as of the last look.
-    pub(super) fn label_warnings(&self) -> Vec<String> {
+    pub(crate) fn label_warnings(&self) -> Vec<String> {
         self.hold.borrow().warnings.clone()
     }
 
     /// Renews the warnings about labels. Returns a sentence for each label whose first copy is overwritten.
-    pub(super) async fn look_at_labels(&self) -> Vec<String> {
-        let catalog = self.catalog.clone();
+    pub(crate) async fn look_at_labels(&self) -> Vec<String> {
+        let catalog = self.base.catalog.clone();
         let looked = tokio::task::spawn_blocking(move || catalog.label_troubles());
         let Ok((old, covered)) = looked.await else {
             return Vec::new();
         };
         let spec = |uuid| {
-            let core = self.core.borrow();
+            let core = self.base.core.borrow();
             let record = core
                 .pool
                 .devices()
@@ -129,7 +146,8 @@ impl Owner {
         }
         for warning in &warnings {
             if !self.hold.borrow().warnings.contains(warning) {
-                self.tell(EventKind::Warning, warning.clone(), News::default());
+                self.base
+                    .tell(EventKind::Warning, warning.clone(), News::default());
             }
         }
         self.hold.borrow_mut().warnings = warnings;
@@ -137,8 +155,8 @@ impl Owner {
     }
 
     /// Writes every label's copies anew, over whatever lies there.
-    pub(super) async fn repair_labels(&self) -> Result<(), ApiError> {
-        let catalog = self.catalog.clone();
+    pub(crate) async fn repair_labels(&self) -> Result<(), ApiError> {
+        let catalog = self.base.catalog.clone();
         let repaired = tokio::task::spawn_blocking(move || catalog.repair_labels()).await;
         match repaired {
             Ok(result) => result.map_err(crate::devices::api_error)?,
@@ -153,12 +171,12 @@ impl Owner {
         if self.hold.borrow().me.is_none() {
             return;
         }
-        let number = self.core.borrow_mut().pool.count_stop();
-        if self.commit().await.is_err() {
+        let number = self.base.core.borrow_mut().pool.count_stop();
+        if self.base.commit().await.is_err() {
             return;
         }
         self.stamp(number, true).await;
-        if let Err(error) = self.commit().await {
+        if let Err(error) = self.base.commit().await {
             tracing::warn!(%error, "noting the pool's stop");
         }
         if let Some(tenure) = self.tenure() {
@@ -172,7 +190,7 @@ impl Owner {
         let Some(me) = self.hold.borrow().me.clone() else {
             return;
         };
-        let catalog = self.catalog.clone();
+        let catalog = self.base.catalog.clone();
         let stamp = me.stamp(number, is_clean);
         let stamped = tokio::task::spawn_blocking(move || catalog.stamp(&stamp)).await;
         let Ok(Stamped { devices, notes, .. }) = stamped else {
@@ -181,7 +199,11 @@ impl Owner {
         for note in notes {
             tracing::warn!(note, "noting a start or a stop of the pool");
         }
-        self.core.borrow_mut().pool.note_stamped(&devices, number);
+        self.base
+            .core
+            .borrow_mut()
+            .pool
+            .note_stamped(&devices, number);
     }
 
     /// Looks whether another machine has taken the pool; who, in a sentence.

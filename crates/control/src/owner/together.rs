@@ -11,7 +11,7 @@ use std::task::Poll;
 type Running<F> = (Pin<Box<F>>, Option<<F as Future>::Output>);
 
 /// Waits until all have ended; their results in order.
-pub(super) async fn join_all<F: Future>(each: impl IntoIterator<Item = F>) -> Vec<F::Output> {
+pub(crate) async fn join_all<F: Future>(each: impl IntoIterator<Item = F>) -> Vec<F::Output> {
     let mut running: Vec<Running<F>> = each
         .into_iter()
         .map(|future| (Box::pin(future), None))

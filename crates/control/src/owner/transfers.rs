@@ -19,14 +19,17 @@ use forebay_pool::{ExportId, ExportRecord};
 use forebay_xlate::VolumeId;
 use tokio::time::{Instant, sleep};
 
-use super::Owner;
-use super::show::tenant_name;
 use crate::api::error::ApiError;
 use crate::api::model::{
     Export, ExportCreate, ExportFrontend, ExportUpdate, TRANSFER_HOST_PREFIX, Transfer as Shown,
     TransferKind, TransferPut,
 };
 use crate::devices::api_error;
+use crate::owner::base::Base;
+use crate::owner::export::Exports;
+use crate::owner::hosts::Hosts;
+use crate::owner::mapping::PoolOwner;
+use crate::owner::show::tenant_name;
 use crate::signal::Signal;
 
 /// How long an announcement holds without being renewed.
@@ -52,12 +55,12 @@ struct Transfer {
 
 /// The transfers that are under way.
 #[derive(Debug)]
-pub(super) struct Transfers {
+pub(crate) struct Announced {
     of: RefCell<BTreeMap<VolumeId, Vec<Transfer>>>,
     begun: Signal,
 }
 
-impl Default for Transfers {
+impl Default for Announced {
     fn default() -> Self {
         Self {
             of: RefCell::default(),
@@ -66,7 +69,7 @@ impl Default for Transfers {
     }
 }
 
-impl Transfers {
+impl Announced {
     /// The first that `excludes`, of those that are not `host`'s.
     fn other(
         &self,
@@ -84,7 +87,7 @@ impl Transfers {
     }
 
     /// While an image goes into a volume, only the host that moves it may be given access.
-    pub(super) fn refuse_while_importing(
+    pub(crate) fn refuse_while_importing(
         &self,
         id: VolumeId,
         name: &str,
@@ -160,12 +163,12 @@ impl Transfers {
 }
 
 /// Whether a host moves images.
-pub(super) fn is_transfer_host(host: &str) -> bool {
+pub(crate) fn is_transfer_host(host: &str) -> bool {
     host.starts_with(TRANSFER_HOST_PREFIX)
 }
 
 /// Whether an export is there for a transfer only.
-pub(super) fn is_internal(export: &ExportRecord) -> bool {
+pub(crate) fn is_internal(export: &ExportRecord) -> bool {
     !export.any_host
         && !export.hosts.is_empty()
         && export.hosts.iter().all(|host| is_transfer_host(host))
@@ -186,7 +189,34 @@ fn moved(what: String) -> ApiError {
     ))
 }
 
-impl Owner {
+/// Lets the hosts in that move images, and shuts them out.
+#[derive(Debug)]
+pub(crate) struct Transfers {
+    pub(crate) base: Rc<Base>,
+    pub(crate) hosts: Rc<Hosts>,
+    pub(crate) exports: Rc<Exports>,
+    pub(crate) mapping: Rc<PoolOwner>,
+    pub(crate) transfers: Rc<Announced>,
+}
+
+impl Transfers {
+    pub(crate) fn new(
+        base: &Rc<Base>,
+        hosts: &Rc<Hosts>,
+        exports: &Rc<Exports>,
+        mapping: &Rc<PoolOwner>,
+    ) -> Rc<Self> {
+        Rc::new(Self {
+            base: base.clone(),
+            hosts: hosts.clone(),
+            exports: exports.clone(),
+            mapping: mapping.clone(),
+            transfers: exports.transfers.clone(),
+        })
+    }
+}
+
+impl Transfers {
     /// Announces that an image goes into a volume or comes out of it, or that this goes on. Gives back how its host gets
     /// there, and the volume as it was before.
     pub(crate) async fn transfer_put(
@@ -210,12 +240,12 @@ impl Owner {
         let turn = match renew {
             true => None,
             false => {
-                let id = self.volume_id(&tenant, &volume)?;
+                let id = self.base.volume_id(&tenant, &volume)?;
                 self.end_dead_transfers(id).await;
-                Some(self.turn_for_api(&tenant, &volume).await?)
+                Some(self.base.turn_for_api(&tenant, &volume).await?)
             }
         };
-        let id = self.volume_id(&tenant, &volume)?;
+        let id = self.base.volume_id(&tenant, &volume)?;
         let name = format!("{tenant}/{volume}");
         let is_import = kind == TransferKind::Import;
         let excludes = |other| is_import || other == TransferKind::Import;
@@ -227,16 +257,18 @@ impl Owner {
         let allowed = match (is_import, renew) {
             (true, false) => self.may_import(id, &name, overwrite).await,
             // A host that was let in before may have connected since.
-            (true, true) => self.refuse_in_use_now(&format!("volume {name}"), |export, user| {
-                export.volume == id && user != Some(&host)
-            }),
+            (true, true) => self
+                .hosts
+                .refuse_in_use_now(&format!("volume {name}"), |export, user| {
+                    export.volume == id && user != Some(&host)
+                }),
             (false, _) => Ok(()),
         };
-        let shown = self.volume_show(&tenant, &volume);
+        let shown = self.base.volume_show(&tenant, &volume);
         let opened = match (allowed, self.tcp_export(id)) {
-            (Ok(()), Some(export)) if renew => {
-                self.export_show(&tenant, &numbered(&volume, export))
-            }
+            (Ok(()), Some(export)) if renew => self
+                .exports
+                .export_show(&tenant, &numbered(&volume, export)),
             (Ok(()), export) if !renew => {
                 self.let_in(&tenant, &volume, export, &host, is_import)
                     .await
@@ -256,7 +288,7 @@ impl Owner {
                 volume: shown?,
                 nqn: export.nqn,
                 addresses: export.addresses,
-                in_use_by: self.names_of_users(id, &host),
+                in_use_by: self.hosts.names_of_users(id, &host),
             }),
             Err(error) => {
                 self.transfers.remove(id, &host);
@@ -268,7 +300,7 @@ impl Owner {
     }
 
     fn tcp_export(&self, id: VolumeId) -> Option<ExportId> {
-        let core = self.core.borrow();
+        let core = self.base.core.borrow();
         let mut exports = core.pool.exports_of(id);
         exports
             .find(|export| !export.frontend.is_machine())
@@ -291,11 +323,12 @@ impl Owner {
                 ..ExportUpdate::default()
             };
             return self
+                .exports
                 .export_update_in_turn(tenant.to_owned(), numbered(volume, export), body)
                 .await;
         }
-        let id = self.volume_id(tenant, volume)?;
-        if is_import && self.core.borrow().pool.export_of(id).is_some() {
+        let id = self.base.volume_id(tenant, volume)?;
+        if is_import && self.base.core.borrow().pool.export_of(id).is_some() {
             return Err(ApiError::in_use(format!(
                 "volume {tenant}/{volume} is exported to a virtual machine"
             ))
@@ -310,13 +343,13 @@ impl Owner {
             hosts,
             ..ExportCreate::default()
         };
-        self.export_create_in_turn(body).await
+        self.exports.export_create_in_turn(body).await
     }
 
     /// An export that lists no host stays as it is. With a transfer's host alone it would look like a transfer's own export, and
     /// be deleted at the end.
     fn refuse_without_hosts(&self, export: ExportId, name: &str) -> Result<(), ApiError> {
-        let core = self.core.borrow();
+        let core = self.base.core.borrow();
         let export = core.pool.export(export).map_err(api_error)?;
         if export.any_host || !export.hosts.is_empty() {
             return Ok(());
@@ -335,7 +368,7 @@ impl Owner {
         volume: &str,
         host: &str,
     ) -> Result<(), ApiError> {
-        let id = self.volume_id(tenant, volume)?;
+        let id = self.base.volume_id(tenant, volume)?;
         self.transfers.remove(id, host);
         if is_transfer_host(host) {
             self.shut_out(id, host).await;
@@ -346,16 +379,16 @@ impl Owner {
     /// Takes back a transfer's access.
     async fn shut_out(self: &Rc<Self>, id: VolumeId, host: &str) {
         let name = {
-            let core = self.core.borrow();
+            let core = self.base.core.borrow();
             let volume = core.pool.volume(id);
             volume.map(|volume| (tenant_name(&core, volume), volume.name.clone()))
         };
         let Ok((tenant, name)) = name else {
             return;
         };
-        let _turn = self.turn(&tenant, &name).await;
+        let _turn = self.base.turn(&tenant, &name).await;
         let place = {
-            let core = self.core.borrow();
+            let core = self.base.core.borrow();
             let lists = |export: &&ExportRecord| export.hosts.iter().any(|listed| listed == host);
             let export = core.pool.exports_of(id).find(lists);
             export.map(|export| {
@@ -367,7 +400,7 @@ impl Owner {
             return;
         };
         let ended = if is_last {
-            let ended = self.export_delete_in_turn(tenant, volume, true);
+            let ended = self.exports.export_delete_in_turn(tenant, volume, true);
             ended.await.map(drop)
         } else {
             let body = ExportUpdate {
@@ -375,7 +408,7 @@ impl Owner {
                 disconnect_hosts: true,
                 ..ExportUpdate::default()
             };
-            let ended = self.export_update_in_turn(tenant, volume, body);
+            let ended = self.exports.export_update_in_turn(tenant, volume, body);
             ended.await.map(drop)
         };
         if let Err(error) = ended {
@@ -384,12 +417,12 @@ impl Owner {
     }
 
     /// Ends transfers whose program is gone. Waits for those of this volume, unless their hosts are connected.
-    pub(super) async fn end_dead_transfers(self: &Rc<Self>, id: VolumeId) {
+    pub(crate) async fn end_dead_transfers(self: &Rc<Self>, id: VolumeId) {
         let begun = Instant::now();
         loop {
             self.end_transfers(GONE_IN_THE_WAY).await;
             let hosts = self.transfers.hosts(id);
-            let is_live = hosts.iter().any(|host| self.is_connected(id, host));
+            let is_live = hosts.iter().any(|host| self.hosts.is_connected(id, host));
             let limit = if is_live {
                 LEAVES
             } else {
@@ -403,8 +436,8 @@ impl Owner {
     }
 
     /// Why a volume is not deleted that is exported for a transfer alone.
-    pub(super) fn refuse_transferred(&self, id: VolumeId, name: &str) -> Result<(), ApiError> {
-        let core = self.core.borrow();
+    pub(crate) fn refuse_transferred(&self, id: VolumeId, name: &str) -> Result<(), ApiError> {
+        let core = self.base.core.borrow();
         let mut exports = core.pool.exports_of(id).peekable();
         if exports.peek().is_none() || !exports.all(is_internal) {
             return Ok(());
@@ -418,7 +451,7 @@ impl Owner {
     }
 
     async fn end_transfers(self: &Rc<Self>, gone: Duration) {
-        let is_connected = |id, host: &str| self.is_connected(id, host);
+        let is_connected = |id, host: &str| self.hosts.is_connected(id, host);
         for (id, host) in self.transfers.take_ended(gone, is_connected) {
             tracing::info!(host, volume = %id, "a transfer has ended without a word");
             self.shut_out(id, &host).await;
@@ -426,9 +459,9 @@ impl Owner {
     }
 
     /// Ends transfers that are not renewed, or whose host is gone; those of an earlier daemon too.
-    pub(super) async fn run_transfers(self: Rc<Self>) {
+    pub(crate) async fn run_transfers(self: Rc<Self>) {
         let left: Vec<(VolumeId, String)> = {
-            let core = self.core.borrow();
+            let core = self.base.core.borrow();
             let hosts = |export: &ExportRecord| {
                 let volume = export.volume;
                 let hosts = export.hosts.iter().filter(|host| is_transfer_host(host));
@@ -450,13 +483,14 @@ impl Owner {
 
     async fn may_import(&self, id: VolumeId, name: &str, overwrite: bool) -> Result<(), ApiError> {
         let what = format!("volume {name}");
-        self.refuse_in_use(&what, |export, _| export.volume == id)
+        self.hosts
+            .refuse_in_use(&what, |export, _| export.volume == id)
             .await
             .map_err(|error| error.hint("disconnect its hosts and machines first"))?;
         // Until then an earlier daemon's grants may not be seen as mapped.
-        self.wait_open_for_api().await?;
-        self.count_ahead_soon().await;
-        let mapped_bytes = self.mapped_bytes(id);
+        self.base.wait_open_for_api().await?;
+        self.mapping.revoker.count_ahead_soon().await;
+        let mapped_bytes = self.base.mapped_bytes(id);
         if mapped_bytes > 0 && !overwrite {
             return Err(ApiError::exists(format!(
                 "volume {name} holds {} of data",
@@ -482,7 +516,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_transfer_ends_without_renewal_or_host() {
-        let transfers = Transfers::default();
+        let transfers = Announced::default();
         let volume = VolumeId(1);
         let (any, import) = (|_| true, Some(TransferKind::Import));
         transfers.put(volume, "a", import);

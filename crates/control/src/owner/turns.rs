@@ -12,15 +12,15 @@ use std::sync::Arc;
 use tokio::sync::{Mutex, OwnedMutexGuard};
 use tokio::time::timeout;
 
-use super::Owner;
 use crate::api::error::ApiError;
+use crate::owner::base::Base;
 
 /// See the module's text.
 #[derive(Debug, Default)]
-pub(super) struct Turns(RefCell<BTreeMap<String, Arc<Mutex<()>>>>);
+pub(crate) struct Turns(RefCell<BTreeMap<String, Arc<Mutex<()>>>>);
 
 /// Ends when dropped.
-pub(super) type Turn = OwnedMutexGuard<()>;
+pub(crate) type Turn = OwnedMutexGuard<()>;
 
 impl Turns {
     async fn of(&self, name: String) -> Turn {
@@ -39,14 +39,14 @@ fn name_of(tenant: &str, volume: &str) -> String {
     format!("{tenant}/{volume}")
 }
 
-impl Owner {
+impl Base {
     /// Waits until no other request changes the volume. Each of them ends, as each of its waits has a limit.
-    pub(super) async fn turn(&self, tenant: &str, volume: &str) -> Turn {
+    pub(crate) async fn turn(&self, tenant: &str, volume: &str) -> Turn {
         self.turns.of(name_of(tenant, volume)).await
     }
 
     /// The same, for the API.
-    pub(super) async fn turn_for_api(&self, tenant: &str, volume: &str) -> Result<Turn, ApiError> {
+    pub(crate) async fn turn_for_api(&self, tenant: &str, volume: &str) -> Result<Turn, ApiError> {
         let turn = timeout(self.limits.request, self.turn(tenant, volume)).await;
         turn.map_err(|_| {
             let name = name_of(tenant, volume);

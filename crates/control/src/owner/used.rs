@@ -15,10 +15,10 @@ use forebay_qos::units::SHARED_RESOURCES;
 use forebay_xlate::boundary::region::{MAX_REACTORS, ReactorRecord, Region, TenantRecord};
 use serde::{Deserialize, Deserializer, Serialize};
 
-use super::Owner;
-use super::budgets::limit;
 use crate::api::scheduling::{Budget, Credit};
 use crate::api::stats::{Correction, ReactorStats, TenantStats};
+use crate::owner::budgets::limit;
+use crate::owner::stats::Statistics;
 
 /// In the order of [`TenantRecord::sums`].
 type TenantSums = [u64; 13];
@@ -75,7 +75,7 @@ fn with_all_sums<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<(u64, TenantS
 
 /// What engines before the one that counts now have counted.
 #[derive(Debug, Default, Clone, Serialize, Deserialize)]
-pub(super) struct UsedBefore {
+pub(crate) struct UsedBefore {
     #[serde(deserialize_with = "with_all_sums")]
     tenants: Vec<(u64, TenantSums)>,
     reactors: Vec<ReactorSums>,
@@ -95,7 +95,7 @@ impl UsedBefore {
     }
 
     /// What a tenant had saved when an engine knew it last; `region`: of an engine that knows it still.
-    pub(super) fn credit(&self, region: Option<&Region>, tenant: TenantId) -> [u64; 2] {
+    pub(crate) fn credit(&self, region: Option<&Region>, tenant: TenantId) -> [u64; 2] {
         let now = region.and_then(|region| tenants_of(region, &[tenant].into()).remove(&tenant));
         self.saved(tenant, now.map(|(_, record)| record))
     }
@@ -108,7 +108,7 @@ impl UsedBefore {
     }
 
     /// Adds what an engine has counted that is gone: of all tenants that there are, of those that were `counted` there.
-    pub(super) fn add_region(
+    pub(crate) fn add_region(
         &mut self,
         region: &Region,
         tenants: &BTreeSet<TenantId>,
@@ -127,7 +127,7 @@ impl UsedBefore {
     }
 
     /// Adds what an engine has counted of tenants that it lets go of.
-    pub(super) fn add_tenants(&mut self, region: &Region, tenants: &BTreeSet<TenantId>) {
+    pub(crate) fn add_tenants(&mut self, region: &Region, tenants: &BTreeSet<TenantId>) {
         for (tenant, (sums, record)) in tenants_of(region, tenants) {
             self.credit.retain(|(id, _)| *id != tenant.0);
             self.credit.push((tenant.0, saved_of(record)));
@@ -139,7 +139,7 @@ impl UsedBefore {
     }
 
     /// What the reactors have added up to, with those of the engine that counts.
-    pub(super) fn reactors(&self, region: Option<&Region>) -> Vec<ReactorStats> {
+    pub(crate) fn reactors(&self, region: Option<&Region>) -> Vec<ReactorStats> {
         let now = region.map_or(&[][..], reactors_of);
         let of = |at: usize| {
             let mut sums = self.reactors.get(at).copied().unwrap_or_default();
@@ -185,7 +185,7 @@ fn credit_of(budget: &Budget, [ops, bytes]: [u64; 2]) -> Option<Credit> {
 
 /// What tenants have used: those with a budget, and those of whom something was counted. What the engine's region says of
 /// `let_go` is in `before`.
-pub(super) fn tenant_stats<'a>(
+pub(crate) fn tenant_stats<'a>(
     before: &UsedBefore,
     region: Option<&Region>,
     let_go: &BTreeSet<TenantId>,
@@ -244,9 +244,9 @@ pub(super) fn tenant_stats<'a>(
     all
 }
 
-impl Owner {
+impl Statistics {
     /// What a tenant has saved.
-    pub(super) fn credit(&self, tenant: TenantId, budget: &Budget) -> Option<Credit> {
+    pub(crate) fn credit(&self, tenant: TenantId, budget: &Budget) -> Option<Credit> {
         credit_of(budget, self.added.borrow().saved(tenant))
     }
 }

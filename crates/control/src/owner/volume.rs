@@ -9,26 +9,22 @@
 use std::rc::Rc;
 
 use forebay_device::size::format_bytes;
-use forebay_pool::{ErrorKind, NewVolume, Pool, PoolError, VolumeRecord};
+use forebay_pool::{ErrorKind, NewVolume, Pool, PoolError};
 use forebay_xlate::VolumeId;
 use forebay_xlate::boundary::message::ToEngine;
-use tokio::time::timeout;
 
-use super::Owner;
-use super::release::ReleaseError;
-use super::session::AskError;
-use super::turns::Turn;
 use crate::api::error::ApiError;
 use crate::api::model::{Tenant, Volume, VolumeCreate, VolumeUpdate};
 use crate::devices::{api_error, now_s};
-
-pub(super) fn engine_error(error: &AskError) -> ApiError {
-    match error {
-        AskError::Refused(_) => ApiError::internal(error.to_string()),
-        _ => ApiError::unavailable(error.to_string())
-            .hint("see `forebay status`; what was asked for is recorded and is told to the engine again when it restarts"),
-    }
-}
+use crate::owner::base::Base;
+use crate::owner::budgets::Budgets;
+use crate::owner::link::Link;
+use crate::owner::link::engine_error;
+use crate::owner::mapping::PoolOwner;
+use crate::owner::release::ReleaseError;
+use crate::owner::stats::Statistics;
+use crate::owner::transfers::Transfers;
+use crate::owner::turns::Turn;
 
 /// An error of something that may have promised space to a volume of a size.
 fn reservation_error(
@@ -56,39 +52,63 @@ fn reservation_error(
     ))
 }
 
-impl Owner {
-    /// Makes everything changed so far durable, for the API.
-    pub(super) async fn commit_for_api(&self) -> Result<(), ApiError> {
-        self.commit().await.map_err(|error| {
-            ApiError::unavailable(error.to_string())
-                .hint("the change is kept in memory and tried again; see the daemon's log")
+/// Makes, changes and ends tenants and volumes.
+#[derive(Debug)]
+pub(crate) struct Volumes {
+    pub(crate) base: Rc<Base>,
+    pub(crate) link: Rc<Link>,
+    pub(crate) mapping: Rc<PoolOwner>,
+    pub(crate) budgets: Rc<Budgets>,
+    pub(crate) statistics: Rc<Statistics>,
+    pub(crate) transfers: Rc<Transfers>,
+}
+
+impl Volumes {
+    pub(crate) fn new(
+        base: &Rc<Base>,
+        link: &Rc<Link>,
+        mapping: &Rc<PoolOwner>,
+        budgets: &Rc<Budgets>,
+        transfers: &Rc<Transfers>,
+    ) -> Rc<Self> {
+        Rc::new(Self {
+            base: base.clone(),
+            link: link.clone(),
+            mapping: mapping.clone(),
+            budgets: budgets.clone(),
+            statistics: budgets.statistics.clone(),
+            transfers: transfers.clone(),
         })
     }
+}
 
+impl Volumes {
     /// Makes a tenant.
     pub(crate) async fn tenant_create(&self, name: String) -> Result<Tenant, ApiError> {
-        self.refuse_its_name(&name)?;
-        self.core
+        self.budgets.refuse_its_name(&name)?;
+        self.base
+            .core
             .borrow_mut()
             .pool
             .create_tenant(&name, now_s())
             .map_err(api_error)?;
         // Another request may delete it before this one is answered.
         let made = self.tenant_show(&name)?;
-        self.commit_for_api().await?;
+        self.base.commit_for_api().await?;
         Ok(self.tenant_show(&name).unwrap_or(made))
     }
 
     /// Ends a tenant without volumes.
     pub(crate) async fn tenant_delete(&self, name: String) -> Result<(), ApiError> {
-        self.core
+        self.base
+            .core
             .borrow_mut()
             .pool
             .delete_tenant(&name)
             .map_err(api_error)?;
-        self.commit_for_api().await?;
+        self.base.commit_for_api().await?;
         // What was kept for it is others' now; what goes wrong is logged.
-        let _ = self.push_budgets().await;
+        let _ = self.budgets.push_budgets().await;
         Ok(())
     }
 
@@ -98,7 +118,7 @@ impl Owner {
         tenant: String,
         body: VolumeCreate,
     ) -> Result<Volume, ApiError> {
-        let turn = self.turn_for_api(&tenant, &body.name).await?;
+        let turn = self.base.turn_for_api(&tenant, &body.name).await?;
         let new = NewVolume {
             tenant: tenant.clone(),
             name: body.name.clone(),
@@ -106,14 +126,20 @@ impl Owner {
             block_bytes: Some(body.block_bytes.unwrap_or(4096)),
             reserved_bytes: body.reserved_bytes,
         };
-        let create = || self.core.borrow_mut().pool.create_volume(&new, now_s());
+        let create = || {
+            self.base
+                .core
+                .borrow_mut()
+                .pool
+                .create_volume(&new, now_s())
+        };
         let id = self.with_space_taken_back(create).await;
         let id = id.map_err(|error| {
-            let pool = &self.core.borrow().pool;
+            let pool = &self.base.core.borrow().pool;
             reservation_error(pool, error, body.reserved_bytes, body.size_bytes)
         })?;
         self.commit_and_push(id, turn).await?;
-        self.volume_show(&tenant, &body.name)
+        self.base.volume_show(&tenant, &body.name)
     }
 
     /// Does something that may find no space; if so, again once what was never written is taken back.
@@ -123,7 +149,7 @@ impl Owner {
     ) -> Result<T, PoolError> {
         match attempt() {
             Err(error) if error.kind == ErrorKind::NoSpace => {
-                if self.take_back_for_space().await {
+                if self.mapping.revoker.take_back_for_space().await {
                     attempt()
                 } else {
                     Err(error)
@@ -135,16 +161,17 @@ impl Owner {
 
     async fn push_volume(&self, id: VolumeId) -> Result<(), ApiError> {
         let volume = {
-            let core = self.core.borrow();
+            let core = self.base.core.borrow();
             let record = core.pool.volume(id).map_err(api_error)?;
-            self.volume_config(&core.pool, record)
+            self.base.volume_config(&core.pool, record)
         };
-        self.push("a volume", |request| ToEngine::SetVolume {
-            request,
-            volume,
-        })
-        .await
-        .map_err(|error| engine_error(&error))
+        self.link
+            .push("a volume", |request| ToEngine::SetVolume {
+                request,
+                volume,
+            })
+            .await
+            .map_err(|error| engine_error(&error))
     }
 
     /// Grows a volume, or changes how much of it is reserved.
@@ -154,34 +181,34 @@ impl Owner {
         name: String,
         body: VolumeUpdate,
     ) -> Result<Volume, ApiError> {
-        let turn = self.turn_for_api(&tenant, &name).await?;
-        let id = self.volume_id(&tenant, &name)?;
+        let turn = self.base.turn_for_api(&tenant, &name).await?;
+        let id = self.base.volume_id(&tenant, &name)?;
         if let Some(reserved_bytes) = body.reserved_bytes {
             let set = || {
-                let pool = &mut self.core.borrow_mut().pool;
+                let pool = &mut self.base.core.borrow_mut().pool;
                 pool.set_volume_reservation(id, reserved_bytes)
             };
             self.with_space_taken_back(set).await.map_err(|error| {
-                let core = self.core.borrow();
+                let core = self.base.core.borrow();
                 let size_bytes = core.pool.volume(id).map_or(0, |volume| volume.size_bytes);
                 reservation_error(&core.pool, error, reserved_bytes, size_bytes)
             })?;
-            self.commit_for_api().await?;
+            self.base.commit_for_api().await?;
         }
         if let Some(size_bytes) = body.size_bytes {
             self.grow(id, size_bytes).map_err(api_error)?;
             self.commit_and_push(id, turn).await?;
         }
-        self.volume_show(&tenant, &name)
+        self.base.volume_show(&tenant, &name)
     }
 
     /// Makes a volume durable as it is now, and tells the engine: later, if it can't be made durable yet. Nobody has a turn
     /// before.
     async fn commit_and_push(self: &Rc<Self>, id: VolumeId, turn: Turn) -> Result<(), ApiError> {
-        if let Err(error) = self.commit_for_api().await {
+        if let Err(error) = self.base.commit_for_api().await {
             let owner = self.clone();
-            self.spawn(async move {
-                owner.commit_through().await;
+            self.base.spawn(async move {
+                owner.base.commit_through().await;
                 if let Err(error) = owner.push_volume(id).await {
                     tracing::warn!(volume = %id, %error, "telling the engine of a volume");
                 }
@@ -193,35 +220,20 @@ impl Owner {
     }
 
     /// Grows a volume in memory: nobody is shown that before it is durable.
-    pub(super) fn grow(&self, id: VolumeId, size_bytes: u64) -> Result<(), PoolError> {
-        let pool = &mut self.core.borrow_mut().pool;
-        let durable_bytes = self.durable_size(pool, pool.volume(id)?);
+    pub(crate) fn grow(&self, id: VolumeId, size_bytes: u64) -> Result<(), PoolError> {
+        let pool = &mut self.base.core.borrow_mut().pool;
+        let durable_bytes = self.base.durable_size(pool, pool.volume(id)?);
         pool.grow_volume(id, size_bytes)?;
-        let mut growing = self.growing.borrow_mut();
+        let mut growing = self.base.growing.borrow_mut();
         growing.retain(|_, (_, batch)| *batch > pool.committed_id());
         growing.insert(id, (durable_bytes, pool.open_batch_id()));
         Ok(())
     }
 
-    /// How large a volume is for as long as no crash takes it back.
-    pub(super) fn durable_size(&self, pool: &Pool, record: &VolumeRecord) -> u64 {
-        match self.growing.borrow().get(&record.id) {
-            Some((size_bytes, batch)) if *batch > pool.committed_id() => *size_bytes,
-            _ => record.size_bytes,
-        }
-    }
-
-    pub(super) fn volume_id(&self, tenant: &str, name: &str) -> Result<VolumeId, ApiError> {
-        let core = self.core.borrow();
-        core.pool
-            .volume_by_name(tenant, name)
-            .map(|record| record.id)
-            .map_err(api_error)
-    }
-
     fn refuse_exported(&self, id: VolumeId, tenant: &str, name: &str) -> Result<(), ApiError> {
-        self.refuse_transferred(id, &format!("{tenant}/{name}"))?;
-        if self.core.borrow().pool.export_of(id).is_some() {
+        self.transfers
+            .refuse_transferred(id, &format!("{tenant}/{name}"))?;
+        if self.base.core.borrow().pool.export_of(id).is_some() {
             return Err(
                 ApiError::in_use(format!("volume {tenant}/{name} is exported")).hint(format!(
                     "remove the export first: `forebay export delete {tenant}/{name}`"
@@ -231,29 +243,19 @@ impl Owner {
         Ok(())
     }
 
-    /// Waits until adoption is through, for the API.
-    pub(super) async fn wait_open_for_api(&self) -> Result<(), ApiError> {
-        timeout(self.limits.request, self.wait_open())
-            .await
-            .map_err(|_| {
-                ApiError::unavailable("the daemon is still taking over what an earlier one granted")
-                    .hint("try again in a moment; see `forebay status`")
-            })
-    }
-
     /// Ends a volume that is not exported.
     pub(crate) async fn volume_delete(
         self: &Rc<Self>,
         tenant: String,
         name: String,
     ) -> Result<(), ApiError> {
-        let id = self.volume_id(&tenant, &name)?;
-        self.end_dead_transfers(id).await;
-        let _turn = self.turn_for_api(&tenant, &name).await?;
-        let id = self.volume_id(&tenant, &name)?;
+        let id = self.base.volume_id(&tenant, &name)?;
+        self.transfers.end_dead_transfers(id).await;
+        let _turn = self.base.turn_for_api(&tenant, &name).await?;
+        let id = self.base.volume_id(&tenant, &name)?;
         self.refuse_exported(id, &tenant, &name)?;
-        self.wait_open_for_api().await?;
-        match self.give_up_volume(id).await {
+        self.base.wait_open_for_api().await?;
+        match self.mapping.releaser.give_up_volume(id).await {
             Ok(()) => {}
             Err(error @ ReleaseError::Revoke(_)) => {
                 return Err(ApiError::unavailable(format!(
@@ -263,11 +265,12 @@ impl Owner {
             }
             Err(ReleaseError::Pool(error)) => return Err(api_error(error)),
         }
-        self.push("removing a volume", |request| ToEngine::RemoveVolume {
-            request,
-            volume: id,
-        })
-        .await
-        .map_err(|error| engine_error(&error))
+        self.link
+            .push("removing a volume", |request| ToEngine::RemoveVolume {
+                request,
+                volume: id,
+            })
+            .await
+            .map_err(|error| engine_error(&error))
     }
 }

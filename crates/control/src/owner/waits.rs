@@ -17,11 +17,15 @@ use forebay_xlate::owner_side::TakingId;
 use forebay_xlate::{DeviceIndex, VolumeId};
 use tokio::time::{Instant, sleep, timeout};
 
-use super::Owner;
-use super::session::DeviceState;
-use super::warn::concerned;
 use crate::api::events::EventKind;
 use crate::events::News;
+use crate::owner::adopt::Adoption;
+use crate::owner::base::Base;
+use crate::owner::copies::Copies;
+use crate::owner::link::Link;
+use crate::owner::mapping::PoolOwner;
+use crate::owner::session::DeviceState;
+use crate::owner::warn::concerned;
 use crate::store::SyncStore;
 
 /// How long a wait may take before it is reported.
@@ -35,7 +39,7 @@ const LOOK_LIMIT: Duration = Duration::from_secs(5);
 
 /// A wait.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Wait {
+pub(crate) enum Wait {
     /// The engine has not got its fence on a device.
     Device(DeviceIndex),
     /// What an earlier daemon granted is not taken over.
@@ -59,7 +63,7 @@ struct Seen {
 
 /// The waits that are under way.
 #[derive(Debug, Default)]
-pub(super) struct Waits {
+pub(crate) struct Waits {
     /// Waits that calls have announced.
     begun: RefCell<BTreeMap<u64, Wait>>,
     next: Cell<u64>,
@@ -68,7 +72,7 @@ pub(super) struct Waits {
 }
 
 /// Ends the announcement when it is dropped.
-pub(super) struct Begun<'a>(&'a Waits, u64);
+pub(crate) struct Begun<'a>(&'a Waits, u64);
 
 impl Drop for Begun<'_> {
     fn drop(&mut self) {
@@ -78,7 +82,7 @@ impl Drop for Begun<'_> {
 
 impl Waits {
     /// Announces a wait. It ends when the returned guard is dropped.
-    pub(super) fn begin(&self, wait: Wait) -> Begun<'_> {
+    pub(crate) fn begin(&self, wait: Wait) -> Begun<'_> {
         let number = self.next.get() + 1;
         self.next.set(number);
         self.begun.borrow_mut().insert(number, wait);
@@ -86,13 +90,13 @@ impl Waits {
     }
 
     /// What people are told.
-    pub(super) fn warnings(&self) -> Vec<String> {
+    pub(crate) fn warnings(&self) -> Vec<String> {
         let seen = self.seen.borrow();
         seen.values().filter_map(|one| one.text.clone()).collect()
     }
 
     /// Whether people are told of a device that is not served yet.
-    pub(super) fn is_any_device_told(&self) -> bool {
+    pub(crate) fn is_any_device_told(&self) -> bool {
         let seen = self.seen.borrow();
         let is_device = |wait: &Wait| matches!(wait, Wait::Device(_));
         seen.iter()
@@ -100,15 +104,42 @@ impl Waits {
     }
 
     /// The warning about a device that is not served yet.
-    pub(super) fn about_device(&self, device: DeviceIndex) -> Option<String> {
+    pub(crate) fn about_device(&self, device: DeviceIndex) -> Option<String> {
         let seen = self.seen.borrow();
         seen.get(&(Wait::Device(device), 0))?.text.clone()
     }
 }
 
-impl Owner {
+/// Reports long waits with their causes.
+#[derive(Debug)]
+pub(crate) struct WaitReports {
+    pub(crate) base: Rc<Base>,
+    pub(crate) link: Rc<Link>,
+    pub(crate) copies: Rc<Copies>,
+    pub(crate) mapping: Rc<PoolOwner>,
+    pub(crate) adoption: Rc<Adoption>,
+}
+
+impl WaitReports {
+    pub(crate) fn new(
+        base: &Rc<Base>,
+        link: &Rc<Link>,
+        copies: &Rc<Copies>,
+        mapping: &Rc<PoolOwner>,
+    ) -> Rc<Self> {
+        Rc::new(Self {
+            base: base.clone(),
+            link: link.clone(),
+            copies: copies.clone(),
+            mapping: mapping.clone(),
+            adoption: mapping.adopter.adoption.clone(),
+        })
+    }
+}
+
+impl WaitReports {
     /// The one task that looks.
-    pub(super) async fn run_waits(self: Rc<Self>) {
+    pub(crate) async fn run_waits(self: Rc<Self>) {
         loop {
             self.look_at_waits().await;
             sleep(BEAT).await;
@@ -118,7 +149,7 @@ impl Owner {
     async fn look_at_waits(&self) {
         let now = self.waits_now();
         let mut over = Vec::new();
-        self.waits.seen.borrow_mut().retain(|wait, seen| {
+        self.base.waits.seen.borrow_mut().retain(|wait, seen| {
             let goes_on = now.contains(wait);
             if !goes_on {
                 over.extend(seen.text.take());
@@ -127,11 +158,11 @@ impl Owner {
         });
         for text in over {
             let text = format!("no longer: {text}");
-            self.tell(EventKind::Warning, text, News::default());
+            self.base.tell(EventKind::Warning, text, News::default());
         }
         let mut due = Vec::new();
         for wait in now {
-            let mut seen = self.waits.seen.borrow_mut();
+            let mut seen = self.base.waits.seen.borrow_mut();
             let one = seen.entry(wait).or_insert_with(|| Seen {
                 since: Instant::now(),
                 looked: None,
@@ -147,7 +178,7 @@ impl Owner {
             let Some(text) = self.cause(wait.0).await else {
                 continue;
             };
-            let before = match self.waits.seen.borrow_mut().get_mut(&wait) {
+            let before = match self.base.waits.seen.borrow_mut().get_mut(&wait) {
                 Some(seen) => seen.text.replace(text.clone()),
                 None => continue,
             };
@@ -162,13 +193,13 @@ impl Owner {
                 device,
                 ..News::default()
             };
-            self.tell(EventKind::Warning, text, news);
+            self.base.tell(EventKind::Warning, text, news);
         }
     }
 
     /// Everything between two states, with the number of the call that announced it.
     fn waits_now(&self) -> BTreeSet<(Wait, u64)> {
-        let begun = self.waits.begun.borrow();
+        let begun = self.base.waits.begun.borrow();
         let mut now: BTreeSet<_> = begun
             .iter()
             .map(|(number, wait)| (*wait, *number))
@@ -177,12 +208,12 @@ impl Owner {
         if self.adoption.is_unfinished() || !self.adoption.is_recorded() {
             now.insert((Wait::Adoption, 0));
         }
-        if self.committer.trouble().is_some() {
+        if self.base.committer.trouble().is_some() {
             // That is told already.
             now.retain(|(wait, _)| *wait != Wait::Commit);
         }
-        if let Some(session) = self.session() {
-            let devices = self.device_indexes().into_iter();
+        if let Some(session) = self.link.session() {
+            let devices = self.base.device_indexes().into_iter();
             let opening = devices.filter(|d| session.device(*d) == Some(DeviceState::Opening));
             now.extend(opening.map(|device| (Wait::Device(device), 0)));
         }
@@ -194,10 +225,10 @@ impl Owner {
         Some(match wait {
             Wait::Device(device) => {
                 let blocker = self.blocker(device).await?;
-                let concerned = concerned(&self.volumes_on(&self.core.borrow(), device));
+                let concerned = concerned(&self.base.volumes_on(&self.base.core.borrow(), device));
                 format!(
                     "device {} is not free for this engine: {blocker}; {concerned}, and requests there fail or wait until then",
-                    self.spec_of(device)
+                    self.base.spec_of(device)
                 )
             }
             Wait::Adoption => {
@@ -205,29 +236,29 @@ impl Owner {
                 format!("{what}: it waits for {}", self.adoption_waits_for())
             }
             Wait::Commit => {
-                let core = self.core.borrow();
-                let has_copy = |r: &&DeviceRecord| self.has_catalog_copy(r.index);
+                let core = self.base.core.borrow();
+                let has_copy = |r: &&DeviceRecord| self.copies.has_catalog_copy(r.index);
                 let records = core.pool.devices().iter().filter(has_copy);
-                let specs: Vec<String> = records.map(|r| self.device_spec(r)).collect();
+                let specs: Vec<String> = records.map(|r| self.base.device_spec(r)).collect();
                 format!(
                     "a change of the pool is not durable yet: writing the catalog to {} has not ended",
                     specs.join(", ")
                 )
             }
             Wait::Revoke(id, volume) => {
-                let devices = self.locks.side.borrow().devices(id);
-                let name = self.volume_name(&self.core.borrow(), volume);
+                let devices = self.mapping.revoker.locks.side.borrow().devices(id);
+                let name = self.base.volume_name(&self.base.core.borrow(), volume);
                 let what = format!("taking rights on volume {name} back has not ended");
-                match self.session() {
+                match self.link.session() {
                     None => format!("{what}: no engine serves"),
                     Some(session) => {
                         let is_ready = |d: &&DeviceIndex| session.device_ready(**d);
                         let unready: Vec<String> = (devices.iter())
                             .filter(|d| !is_ready(d))
-                            .map(|d| self.spec_of(*d))
+                            .map(|d| self.base.spec_of(*d))
                             .collect();
                         let ready: Vec<String> = (devices.iter().filter(is_ready))
-                            .map(|d| self.spec_of(*d))
+                            .map(|d| self.base.spec_of(*d))
                             .collect();
                         if !unready.is_empty() {
                             let list = unready.join(", ");
@@ -243,7 +274,7 @@ impl Owner {
                 }
             }
             Wait::Job(device, what) => {
-                let spec = self.spec_of(device);
+                let spec = self.base.spec_of(device);
                 format!("device {spec}: {what} that the engine asked for has not ended there")
             }
         })
@@ -252,17 +283,17 @@ impl Owner {
     /// Why the engine has no fence on a device; none if that is over.
     async fn blocker(&self, device: DeviceIndex) -> Option<String> {
         let (generation, pid) = {
-            let session = self.session()?;
+            let session = self.link.session()?;
             (session.generation, session.pid)
         };
         let store = {
-            let devices = self.devices.borrow();
+            let devices = self.base.devices.borrow();
             let open = devices.iter().find(|open| open.index == device)?;
             open.store.clone()
         };
         let found = timeout(LOOK_LIMIT, predecessor(store, generation)).await;
         // It may have got it meanwhile.
-        let session = self.session()?;
+        let session = self.link.session()?;
         if session.device(device) != Some(DeviceState::Opening) {
             return None;
         }
@@ -278,20 +309,20 @@ impl Owner {
 
     fn adoption_waits_for(&self) -> String {
         if !self.adoption.is_recorded() {
-            return match self.committer.trouble() {
+            return match self.base.committer.trouble() {
                 Some(trouble) => format!("the catalog, which can't be written: {trouble}"),
                 None => "the engine and the catalog".to_owned(),
             };
         }
         let mut devices = self.adoption.stale_devices();
         {
-            let core = self.core.borrow();
+            let core = self.base.core.borrow();
             for volume in self.adoption.uncommitted_volumes() {
                 let on = |device: &DeviceIndex| core.pool.volumes_on(*device).contains(&volume);
                 devices.extend(core.pool.devices().iter().map(|r| r.index).filter(on));
             }
         }
-        let specs: Vec<String> = devices.into_iter().map(|d| self.spec_of(d)).collect();
+        let specs: Vec<String> = devices.into_iter().map(|d| self.base.spec_of(d)).collect();
         match specs.is_empty() {
             true => "the catalog".to_owned(),
             false => format!("flushes and requests at device {}", specs.join(", ")),

@@ -6,6 +6,7 @@
 //! when it comes and when it goes.
 //! Not here: space in the pool, devices that hang, the catalog's copies (`watch`, `hang`, `copies`).
 
+use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -17,11 +18,19 @@ use forebay_device::size::format_bytes;
 use forebay_xlate::DeviceIndex;
 use tokio::time::sleep;
 
-use super::{Core, Owner};
 use crate::api::error::ApiError;
 use crate::api::events::EventKind;
 use crate::api::model::{Capacity, DeviceInfo, DeviceState};
 use crate::events::News;
+use crate::owner::base::Base;
+use crate::owner::base::Core;
+use crate::owner::copies::Copies;
+use crate::owner::export::Exports;
+use crate::owner::health::DeviceStates;
+use crate::owner::link::Link;
+use crate::owner::machines::VmSockets;
+use crate::owner::places::Placement;
+use crate::owner::tenure::Labels;
 
 /// Between two looks.
 const BEAT: Duration = Duration::from_secs(1);
@@ -85,16 +94,54 @@ fn listed(names: &[String]) -> String {
     )
 }
 
-pub(super) fn concerned(names: &[String]) -> String {
+pub(crate) fn concerned(names: &[String]) -> String {
     some(names).map_or_else(
         || "no volume has anything there".to_owned(),
         |names| format!("there lies something of {names}"),
     )
 }
 
-impl Owner {
+/// What people are told of the pool, its devices and its troubles.
+#[derive(Debug)]
+pub(crate) struct Reports {
+    pub(crate) base: Rc<Base>,
+    pub(crate) link: Rc<Link>,
+    pub(crate) states: Rc<DeviceStates>,
+    pub(crate) labels: Rc<Labels>,
+    pub(crate) copies: Rc<Copies>,
+    pub(crate) placement: Rc<Placement>,
+    pub(crate) vms: Rc<VmSockets>,
+    pub(crate) exports: Rc<Exports>,
+    /// What was warned of.
+    pub(crate) warned: RefCell<BTreeSet<String>>,
+}
+
+impl Reports {
+    pub(crate) fn new(
+        base: &Rc<Base>,
+        link: &Rc<Link>,
+        states: &Rc<DeviceStates>,
+        labels: &Rc<Labels>,
+        copies: &Rc<Copies>,
+        exports: &Rc<Exports>,
+    ) -> Rc<Self> {
+        Rc::new(Self {
+            base: base.clone(),
+            link: link.clone(),
+            states: states.clone(),
+            labels: labels.clone(),
+            copies: copies.clone(),
+            placement: exports.placement.clone(),
+            vms: exports.vms.clone(),
+            exports: exports.clone(),
+            warned: Default::default(),
+        })
+    }
+}
+
+impl Reports {
     /// The one task that tells when room below device files or a shared limit runs out, and when there is enough again.
-    pub(super) async fn run_warnings(self: Rc<Self>) {
+    pub(crate) async fn run_warnings(self: Rc<Self>) {
         let mut warned = BTreeSet::new();
         let mut limits_warned = BTreeSet::new();
         loop {
@@ -107,31 +154,31 @@ impl Owner {
     /// Things an operator should know, but for those that are configured so ([`Owner::notes`]).
     pub(crate) fn warnings(&self) -> Vec<String> {
         let mut warnings = Vec::new();
-        if let Some(trouble) = self.committer.trouble() {
+        if let Some(trouble) = self.base.committer.trouble() {
             warnings.push(format!("the pool's catalog can't be written: {trouble}"));
         }
-        warnings.extend(self.waits.warnings());
-        let core = self.core.borrow();
+        warnings.extend(self.base.waits.warnings());
+        let core = self.base.core.borrow();
         for device in self.device_list() {
             warnings.extend(self.device_warning(&core, &device));
             warnings.extend(self.error_warning(&core, &device));
         }
         drop(core);
-        warnings.extend(self.label_warnings());
-        warnings.extend(self.nameless_warnings());
-        warnings.extend(self.copies_warnings());
+        warnings.extend(self.labels.label_warnings());
+        warnings.extend(self.states.nameless_warnings());
+        warnings.extend(self.copies.copies_warnings());
         warnings.extend(self.room_warnings().into_iter().map(|(_, text)| text));
-        warnings.extend(self.socket_warnings());
+        warnings.extend(self.vms.socket_warnings());
         warnings.extend(self.limit_warnings());
         warnings.extend(self.troubles());
-        warnings.extend(self.promise_warning());
-        warnings.extend(self.unwritten_warning());
+        warnings.extend(self.placement.promise_warning());
+        warnings.extend(self.placement.unwritten_warning());
         warnings
     }
 
     /// What an operator should know of devices that are configured so.
     pub(crate) fn notes(&self) -> Vec<String> {
-        let devices = self.devices.borrow();
+        let devices = self.base.devices.borrow();
         let of = |device: &crate::devices::PoolDevice| {
             let notes = device.store.0.info().notes.clone();
             let spec = device.spec.clone();
@@ -144,7 +191,7 @@ impl Owner {
 
     /// Fails if a device has failed, with what to do about it.
     pub(crate) fn refuse_failed(&self) -> Result<(), ApiError> {
-        let core = self.core.borrow();
+        let core = self.base.core.borrow();
         let devices = self.device_list();
         let failed = devices.iter().filter(|d| d.state == DeviceState::Failed);
         let failed: Vec<String> = failed
@@ -161,15 +208,15 @@ impl Owner {
         let is_lost = |device: &DeviceInfo| {
             matches!(device.state, DeviceState::Failed | DeviceState::Missing)
         };
-        self.committer.trouble().is_some()
+        self.base.committer.trouble().is_some()
             || self.device_list().iter().any(is_lost)
-            || self.waits.is_any_device_told()
-            || !self.quarantine_warnings().is_empty()
+            || self.base.waits.is_any_device_told()
+            || !self.exports.quarantine_warnings().is_empty()
     }
 
     /// Space in the pool.
     pub(crate) fn capacity(&self) -> Capacity {
-        let space = self.core.borrow().pool.space();
+        let space = self.base.core.borrow().pool.space();
         Capacity {
             total_bytes: space.total_bytes(),
             used_bytes: space.used_bytes(),
@@ -181,7 +228,7 @@ impl Owner {
     fn device_warning(&self, core: &Core, device: &DeviceInfo) -> Option<String> {
         let (what, to_do) = match device.state {
             DeviceState::Online | DeviceState::Opening | DeviceState::Failing => return None,
-            DeviceState::Failed if self.cut_short(DeviceIndex(device.index)).is_some() => (
+            DeviceState::Failed if self.states.cut_short(DeviceIndex(device.index)).is_some() => (
                 "has failed",
                 "what lay behind that is lost; make the file as long as it was, and take it back with `forebay pool open --device SPEC --force`, or replace what was there from a copy",
             ),
@@ -195,7 +242,7 @@ impl Owner {
             .why
             .as_ref()
             .map_or_else(String::new, |why| format!(" ({why})"));
-        let names = self.volumes_on(core, DeviceIndex(device.index));
+        let names = self.base.volumes_on(core, DeviceIndex(device.index));
         Some(format!(
             "device {} {what}{why}: {}; {to_do}",
             device.spec,
@@ -206,8 +253,8 @@ impl Owner {
     /// About a device that gives errors.
     fn error_warning(&self, core: &Core, device: &DeviceInfo) -> Option<String> {
         let index = DeviceIndex(device.index);
-        let what = self.error_trouble(index)?;
-        let names = self.volumes_on(core, index);
+        let what = self.states.error_trouble(index)?;
+        let names = self.base.volumes_on(core, index);
         let placing = match device.state {
             DeviceState::Failing => "; nothing new is placed there until it is well again",
             _ => "",
@@ -220,17 +267,18 @@ impl Owner {
     }
 
     /// Says in the log, once each, that a file system fills up and that it has room again.
-    pub(super) fn log_rooms(&self, warned: &mut BTreeSet<String>) {
+    pub(crate) fn log_rooms(&self, warned: &mut BTreeSet<String>) {
         let now = self.room_warnings();
         for (spec, text) in &now {
             if !warned.contains(spec) {
-                self.tell(EventKind::PoolSpace, text.clone(), News::default());
+                self.base
+                    .tell(EventKind::PoolSpace, text.clone(), News::default());
             }
         }
         let names: BTreeSet<String> = now.into_iter().map(|(spec, _)| spec).collect();
         for spec in warned.difference(&names) {
             let text = format!("the file system below device {spec} has room again");
-            self.tell(EventKind::PoolSpace, text, News::default());
+            self.base.tell(EventKind::PoolSpace, text, News::default());
         }
         *warned = names;
     }
@@ -238,7 +286,7 @@ impl Owner {
     /// File systems below device files that have little room left: the device, and the sentence.
     fn room_warnings(&self) -> Vec<(String, String)> {
         let mut warnings = Vec::new();
-        for device in &*self.devices.borrow() {
+        for device in &*self.base.devices.borrow() {
             let info = device.store.0.info();
             if info.kind == DeviceKind::Block {
                 continue;

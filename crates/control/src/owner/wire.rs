@@ -18,14 +18,14 @@ use tokio::sync::Notify;
 
 /// One end of the socket.
 #[derive(Debug)]
-pub(super) struct Wire {
+pub(crate) struct Wire {
     channel: RefCell<Channel>,
     readiness: AsyncFd<OwnedFd>,
-    pub(super) wants_room: Notify,
+    pub(crate) wants_room: Notify,
 }
 
 impl Wire {
-    pub(super) fn new(fd: OwnedFd) -> io::Result<Self> {
+    pub(crate) fn new(fd: OwnedFd) -> io::Result<Self> {
         let channel = Channel::new(fd)?;
         // The same socket under a second descriptor, because the channel keeps the first.
         let readiness = crate::readiness::watch(
@@ -39,7 +39,7 @@ impl Wire {
         })
     }
 
-    pub(super) fn send(
+    pub(crate) fn send(
         &self,
         message: &ToEngine,
         descriptors: Vec<Arc<OwnedFd>>,
@@ -52,7 +52,7 @@ impl Wire {
         Ok(())
     }
 
-    pub(super) async fn next(&self) -> io::Result<(FromEngine, Vec<OwnedFd>)> {
+    pub(crate) async fn next(&self) -> io::Result<(FromEngine, Vec<OwnedFd>)> {
         loop {
             let mut ready = self.readiness.readable().await?;
             match self.channel.borrow_mut().receive()? {
@@ -63,12 +63,12 @@ impl Wire {
     }
 
     /// What has come already.
-    pub(super) fn next_now(&self) -> io::Result<Option<(FromEngine, Vec<OwnedFd>)>> {
+    pub(crate) fn next_now(&self) -> io::Result<Option<(FromEngine, Vec<OwnedFd>)>> {
         self.channel.borrow_mut().receive()
     }
 
     /// Sends what is queued as room comes.
-    pub(super) async fn write_queued(&self) -> io::Result<()> {
+    pub(crate) async fn write_queued(&self) -> io::Result<()> {
         while self.channel.borrow().wants_to_write() {
             let mut ready = self.readiness.writable().await?;
             let mut channel = self.channel.borrow_mut();

@@ -19,7 +19,7 @@ use crate::owner::session::{GreetError, Greeting, Session};
 /// Greets an engine on a connected socket.
 pub(super) async fn greet(owner: &Owner, fd: OwnedFd) -> Result<Greeting, GreetError> {
     let (pool, table) = {
-        let core = owner.core.borrow();
+        let core = owner.base.core.borrow();
         let table = core.grants.memory().fd().try_clone_to_owned()?;
         (core.pool.info().uuid.0, table)
     };

@@ -131,7 +131,7 @@ struct Ended {
 
 /// An export's name, if there is such an export: for an event's text and for the event.
 fn about(owner: &Owner, export: Option<ExportId>) -> (String, News) {
-    let name = export.map(|export| owner.export_name(export));
+    let name = export.map(|export| owner.hosts.export_name(export));
     let of = name.as_ref().map(|name| format!(", of export {name}"));
     let news = News {
         export: name,
@@ -202,7 +202,9 @@ impl Supervisor {
                     self.bury(&owner, &process, Some((&ended.session, young)), verdict);
                     // It may have ended because another machine has the pool.
                     let of = owner.clone();
-                    owner.spawn(async move { _ = of.look_for_taker().await });
+                    owner
+                        .base
+                        .spawn(async move { _ = of.labels.look_for_taker().await });
                     died_young
                 }
                 Err(error) => {
@@ -260,9 +262,9 @@ impl Supervisor {
         let generation = match ahead {
             Some(generation) => generation,
             None => {
-                let (generation, _) = owner.core.borrow_mut().pool.next_engine_generation();
+                let (generation, _) = owner.base.core.borrow_mut().pool.next_engine_generation();
                 // A fence waits for lower generations only: no number may ever be used twice.
-                owner.commit().await?;
+                owner.base.commit().await?;
                 generation
             }
         };
@@ -296,9 +298,9 @@ impl Supervisor {
             return;
         }
         let (supervisor, of) = (self.clone(), owner.clone());
-        owner.spawn(async move {
-            let (generation, _) = of.core.borrow_mut().pool.next_engine_generation();
-            if of.commit().await.is_ok() {
+        owner.base.spawn(async move {
+            let (generation, _) = of.base.core.borrow_mut().pool.next_engine_generation();
+            if of.base.commit().await.is_ok() {
                 supervisor.next_generation.set(Some(generation));
             }
         });
@@ -358,7 +360,7 @@ impl Supervisor {
                 }
                 never = self.note_fences(&session, died_at) => match never {},
             };
-            owner.hang_up(&session);
+            owner.link.hang_up(&session);
             if let Some(how) = ended {
                 break (how, session);
             }
@@ -469,7 +471,9 @@ impl Supervisor {
         self.events
             .tell(EventKind::EngineDied, generation, text, news);
         if let Some(export) = verdict.export {
-            owner.blame_export(export, &verdict.cause, generation);
+            owner
+                .exports
+                .blame_export(export, &verdict.cause, generation);
         }
         self.keep_estate(session, &verdict);
         self.report_death();
@@ -520,7 +524,7 @@ impl Supervisor {
     pub(crate) async fn stop(&self, owner: &Owner, limit: Duration) {
         self.wanted.set(false);
         self.changed.raise();
-        match owner.session() {
+        match owner.link.session() {
             Some(session) => session.say(&ToEngine::Stop),
             None => self.kill(),
         }

@@ -35,7 +35,7 @@ impl Supervisor {
             ApiError::unavailable("no engine serves").hint("`forebay status` says why")
         })?;
         self.program_can_follow().await?;
-        if let Some(trouble) = owner.hang_troubles().into_iter().next() {
+        if let Some(trouble) = owner.states.hang_troubles().into_iter().next() {
             return Err(ApiError::unavailable(trouble)
                 .hint("an engine that waits for a device may not end: try again when it answers"));
         }

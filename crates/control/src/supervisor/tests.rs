@@ -77,7 +77,7 @@ fn an_engine_that_dies_at_once_is_started_again_and_reported() {
             let trouble = view.trouble.unwrap();
             assert!(trouble.contains("exit code 3"), "{trouble}");
             assert!(trouble.contains("engine.log: no such thing"), "{trouble}");
-            let durable = owner.core.borrow().pool.info().engine_generation;
+            let durable = owner.base.core.borrow().pool.info().engine_generation;
             assert!(durable >= 3);
             // It waits now before the next start; a stop doesn't wait for that.
             supervisor.stop(&owner, Duration::from_secs(30)).await;

@@ -21,22 +21,27 @@ fn large() -> Begin {
 impl Life {
     /// Faults come fast, however slow the machine is.
     fn hurry(&self) {
-        self.owner.ahead.tick.set(Duration::from_secs(3600));
+        self.owner
+            .mapping
+            .revoker
+            .ahead
+            .tick
+            .set(Duration::from_secs(3600));
     }
 
     /// Of what a volume has mapped, what is not known to be written.
     fn ahead(&self, volume: VolumeId) -> u64 {
-        let core = self.owner.core.borrow();
+        let core = self.owner.base.core.borrow();
         core.pool.volume_space(volume).unwrap().ahead
     }
 
     /// Writes extents, several in flight; returns how many were asked for.
     async fn write_fast(&mut self, volume: VolumeId, extents: impl Iterator<Item = u64>) -> u64 {
-        let before = self.owner.counters.faults.get();
+        let before = self.owner.base.counters.faults.get();
         for extent in extents {
             self.fake.write(volume, extent).await;
         }
-        self.owner.counters.faults.get() - before
+        self.owner.base.counters.faults.get() - before
     }
 
     /// Lets the owner go on until something is so.
@@ -63,7 +68,7 @@ fn random_first_writes_soon_ask_no_more() {
             life.write_fast(a, shuffled(512).skip(part * 40).take(40))
                 .await;
             let owner = life.owner.clone();
-            life.with_engine(owner.commit()).await.unwrap();
+            life.with_engine(owner.base.commit()).await.unwrap();
         }
         let asked = life.write_fast(a, shuffled(512).skip(80)).await;
         assert!(asked < 200, "{asked} questions for 432 extents");
@@ -180,7 +185,7 @@ fn a_reservation_finds_what_was_not_written() {
             block_bytes: None,
             reserved_bytes: rest,
         };
-        let create = owner.volume_create("t".to_owned(), body);
+        let create = owner.volumes.volume_create("t".to_owned(), body);
         life.with_engine(create).await.unwrap();
         assert_eq!(life.mapped(a), 200);
     });
@@ -196,11 +201,16 @@ fn a_daemon_that_ends_in_order_leaves_nothing_ahead() {
         life.write_fast(a, shuffled(512).take(200)).await;
         assert!(life.ahead(a) > 0);
         let owner = life.owner.clone();
-        let used_bytes = owner.used_as_told(a);
+        let used_bytes = owner.statistics.used_as_told(a);
         let given = (life.mapped(a) - life.ahead(a)) * EXTENT;
         assert_eq!(used_bytes, given, "a host is told what was written");
-        life.with_engine(owner.give_up_places(Duration::from_secs(60)))
-            .await;
+        life.with_engine(
+            owner
+                .mapping
+                .revoker
+                .give_up_places(Duration::from_secs(60)),
+        )
+        .await;
         assert_eq!((life.mapped(a), life.ahead(a)), (200, 0));
         // Nor is any given until it has ended.
         life.write_fast(a, shuffled(512).skip(200).take(40)).await;
@@ -226,15 +236,20 @@ fn what_lies_ahead_leaves_the_table_last() {
         life.fake.write(b, 0).await;
         life.write_fast(a, shuffled(512).take(200)).await;
         let owner = life.owner.clone();
-        life.with_engine(owner.sync_all()).await.unwrap();
+        life.with_engine(owner.mapping.flusher.sync_all())
+            .await
+            .unwrap();
         assert!(life.ahead(a) > 0);
-        let listed = owner.core.borrow().grants.usage().0;
+        let listed = owner.base.core.borrow().grants.usage().0;
         let mut seen = BTreeSet::new();
         for _ in 0..listed {
-            let grant = owner.core.borrow_mut().grants.victim().unwrap();
+            let grant = owner.base.core.borrow_mut().grants.victim().unwrap();
             seen.insert(grant.volume);
-            assert_eq!(owner.may_leave(&grant, false), grant.volume == b);
-            assert!(owner.may_leave(&grant, true));
+            assert_eq!(
+                owner.mapping.revoker.may_leave(&grant, false),
+                grant.volume == b
+            );
+            assert!(owner.mapping.revoker.may_leave(&grant, true));
         }
         assert_eq!(seen, BTreeSet::from([a, b]));
     });

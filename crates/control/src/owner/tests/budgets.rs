@@ -65,7 +65,7 @@ impl Life {
         put: Option<BudgetParts>,
     ) -> Result<TenantBudget, crate::api::error::ApiError> {
         let owner = self.owner.clone();
-        self.with_engine(async { owner.tenant_budget("t", put).await })
+        self.with_engine(async { owner.budgets.tenant_budget("t", put).await })
             .await
     }
 }
@@ -101,7 +101,8 @@ fn an_engine_is_told_of_budgets_before_exports_and_only_while_there_are_some() {
             burst: put(0, 70).burst,
             credit_s: None,
         };
-        let shown = life.with_engine(async { owner.volume_budget("t", "w", Some(limit)).await });
+        let shown =
+            life.with_engine(async { owner.budgets.volume_budget("t", "w", Some(limit)).await });
         assert_eq!(shown.await.unwrap().budget.unwrap().burst.iops, Some(70));
         assert_eq!(said(&mut life.fake), ["volume 70"]);
         // The next engine, and the next daemon's, are told all of it before exports.
@@ -129,14 +130,16 @@ fn an_engine_is_told_of_budgets_before_exports_and_only_while_there_are_some() {
         // A tenant without exports takes no place; without budgets there is no scheduling.
         let owner = life.owner.clone();
         for volume in ["v", "w"] {
-            let gone = owner.export_delete("t".to_owned(), volume.to_owned(), true);
+            let gone = owner
+                .exports
+                .export_delete("t".to_owned(), volume.to_owned(), true);
             life.with_engine(gone).await.unwrap();
         }
         assert_eq!(
             said(&mut life.fake),
             ["no export", "no export", "tenant gone"]
         );
-        life.with_engine(async { owner.volume_budget("t", "w", None).await })
+        life.with_engine(async { owner.budgets.volume_budget("t", "w", None).await })
             .await
             .unwrap();
         life.tenant_budget(None).await.unwrap();
@@ -174,10 +177,17 @@ fn what_cannot_be_is_refused_with_what_would_fit() {
         );
         life.tenant_budget(Some(put(1000, 5000))).await.unwrap();
         let owner = life.owner.clone();
-        let refused = owner.volume_budget("t", "v", Some(put(1001, 5000))).await;
+        let refused = owner
+            .budgets
+            .volume_budget("t", "v", Some(put(1001, 5000)))
+            .await;
         assert!(refused.unwrap_err().message.contains("at most 1000 fits"));
-        let kept =
-            life.with_engine(async { owner.volume_budget("t", "v", Some(put(900, 5000))).await });
+        let kept = life.with_engine(async {
+            owner
+                .budgets
+                .volume_budget("t", "v", Some(put(900, 5000)))
+                .await
+        });
         kept.await.unwrap();
         let refused = life.tenant_budget(Some(put(800, 5000))).await.unwrap_err();
         assert!(refused.message.contains("at least 900 fits"), "{refused}");
@@ -187,21 +197,21 @@ fn what_cannot_be_is_refused_with_what_would_fit() {
         );
         // What was promised stays so when costs turn out higher; and it is said.
         let is_said = || {
-            let warnings = owner.warnings();
+            let warnings = owner.reports.warnings();
             let of_bases =
                 |warning: &String| warning.contains("0 of 1 tenants can have their bases");
             warnings.iter().any(of_bases)
         };
-        assert!(!is_said(), "{:?}", owner.warnings());
-        let mut profiles = owner.costs_show().profiles;
+        assert!(!is_said(), "{:?}", owner.reports.warnings());
+        let mut profiles = owner.node.costs_show().profiles;
         profiles.iter_mut().for_each(|of| of.cpu_ns = [1e7; 6]);
         let costs = CostsPut {
             profiles,
             note: None,
         };
-        let put = life.with_engine(async { owner.costs_put(Some(costs)).await });
+        let put = life.with_engine(async { owner.budgets.costs_put(Some(costs)).await });
         put.await.unwrap();
-        assert!(is_said(), "{:?}", owner.warnings());
+        assert!(is_said(), "{:?}", owner.reports.warnings());
     });
 }
 
@@ -319,20 +329,39 @@ fn what_is_not_stated_follows_from_the_rest() {
             .await
             .unwrap();
         let base = of((Some(601), None), no);
-        let refused = owner.volume_budget("t", "v", Some(base)).await.unwrap_err();
+        let refused = owner
+            .budgets
+            .volume_budget("t", "v", Some(base))
+            .await
+            .unwrap_err();
         assert!(refused.message.contains("at most 600 fits"), "{refused}");
         assert_eq!(refused.hint, None, "what was stated is too much");
         let base = of((Some(600), None), no);
-        let refused = owner.volume_budget("t", "v", Some(base)).await.unwrap_err();
+        let refused = owner
+            .budgets
+            .volume_budget("t", "v", Some(base))
+            .await
+            .unwrap_err();
         assert!(
             refused.message.contains("at most 1048576 fits"),
             "{refused}"
         );
         assert!(refused.hint.unwrap().contains("4 KiB"));
         life.tenant_budget(None).await.unwrap();
-        let refused = owner.volume_budget("t", "v", Some(base)).await.unwrap_err();
+        let refused = owner
+            .budgets
+            .volume_budget("t", "v", Some(base))
+            .await
+            .unwrap_err();
         assert!(refused.hint.unwrap().contains("its tenant has no base"));
-        let none = owner.core.borrow().pool.volume_budgets().next().is_none();
+        let none = owner
+            .base
+            .core
+            .borrow()
+            .pool
+            .volume_budgets()
+            .next()
+            .is_none();
         assert!(none, "nothing was changed");
     });
 }
@@ -395,14 +424,18 @@ fn budget_changes_only_what_is_named() {
             (r#"{"base":null}"#, (None, None, Some(10 * mib), None)),
             ("{}", (None, None, Some(10 * mib), None)),
         ] {
-            let set = life.with_engine(owner.tenant_budget("t", patch(text)));
+            let set = life.with_engine(owner.budgets.tenant_budget("t", patch(text)));
             let budget = set.await.unwrap().budget.unwrap();
             assert_eq!(shown(&budget), is, "{text}");
         }
         // What was stated outlives the daemon, and a refusal changes nothing.
-        let credit = life.with_engine(owner.tenant_budget("t", patch(r#"{"credit_s":5}"#)));
+        let credit = life.with_engine(owner.budgets.tenant_budget("t", patch(r#"{"credit_s":5}"#)));
         credit.await.unwrap_err();
-        let set = life.with_engine(owner.tenant_budget("t", patch(r#"{"base":{"iops":700}}"#)));
+        let set = life.with_engine(
+            owner
+                .budgets
+                .tenant_budget("t", patch(r#"{"base":{"iops":700}}"#)),
+        );
         set.await.unwrap();
         drop(owner);
         let before = life.kill().await;
@@ -412,36 +445,44 @@ fn budget_changes_only_what_is_named() {
         };
         let mut life = Life::next(&place, begin, &before).await;
         let owner = life.owner.clone();
-        let set = life.with_engine(owner.tenant_budget("t", patch(r#"{"base":{"iops":800}}"#)));
+        let set = life.with_engine(
+            owner
+                .budgets
+                .tenant_budget("t", patch(r#"{"base":{"iops":800}}"#)),
+        );
         let budget = set.await.unwrap().budget.unwrap();
         let is = (Some((800, 3200 * kib)), Some(800), Some(10 * mib), None);
         assert_eq!(shown(&budget), is);
         // A PUT states everything.
-        let all = life.with_engine(owner.tenant_budget("t", Some(put(1000, 5000))));
+        let all = life.with_engine(owner.budgets.tenant_budget("t", Some(put(1000, 5000))));
         let budget = all.await.unwrap().budget.unwrap();
         assert_eq!(budget.burst.iops, Some(5000));
         let limit = patch(r#"{"burst":{"iops":90}}"#);
-        let volume = life.with_engine(owner.volume_budget("t", "v", limit));
+        let volume = life.with_engine(owner.budgets.volume_budget("t", "v", limit));
         let budget = volume.await.unwrap().budget.unwrap();
         assert_eq!(shown(&budget), (None, Some(90), None, None));
         // The most that can be stated is a limit too, once it is stated.
         let limit = patch(r#"{"burst":{"bytes_s":100000000000}}"#);
-        let volume = life.with_engine(owner.volume_budget("t", "v", limit));
+        let volume = life.with_engine(owner.budgets.volume_budget("t", "v", limit));
         let budget = volume.await.unwrap().budget.unwrap();
         assert_eq!(shown(&budget), (None, Some(90), Some(MOST.bytes), None));
         // Who drops the last part drops the budget.
-        let volume = life.with_engine(owner.volume_budget("t", "v", patch(r#"{"burst":null}"#)));
+        let volume = life.with_engine(owner.budgets.volume_budget(
+            "t",
+            "v",
+            patch(r#"{"burst":null}"#),
+        ));
         assert_eq!(volume.await.unwrap().budget, None);
         for (last, drops) in [
             (r#"{"base":{"iops":700},"credit_s":5}"#, r#"{"base":null}"#),
             (r#"{"base":{"iops":700}}"#, r#"{"base":{"iops":null}}"#),
             (r#"{"burst":{"iops":700}}"#, r#"{"burst":null}"#),
         ] {
-            let none = life.with_engine(owner.tenant_budget("t", None));
+            let none = life.with_engine(owner.budgets.tenant_budget("t", None));
             none.await.unwrap();
-            let set = life.with_engine(owner.tenant_budget("t", patch(last)));
+            let set = life.with_engine(owner.budgets.tenant_budget("t", patch(last)));
             set.await.unwrap();
-            let set = life.with_engine(owner.tenant_budget("t", patch(drops)));
+            let set = life.with_engine(owner.budgets.tenant_budget("t", patch(drops)));
             assert_eq!(set.await.unwrap().budget, None, "{last} {drops}");
         }
     });
@@ -460,7 +501,7 @@ fn ten_thousand_changes_are_kept_and_told() {
             let (owner, done) = (life.owner.clone(), done.clone());
             tokio::task::spawn_local(async move {
                 let budget = (change % 100 != 0 || change == 0).then(|| put(100 + change, 50_000));
-                owner.tenant_budget("t", budget).await.unwrap();
+                owner.budgets.tenant_budget("t", budget).await.unwrap();
                 done.set(done.get() + 1);
             });
         }
@@ -481,7 +522,7 @@ fn ten_thousand_changes_are_kept_and_told() {
             });
         assert_eq!(last.unwrap().base.iops, 100 + CHANGES - 1);
         assert!(
-            life.owner.committer.commits() < CHANGES / 4,
+            life.owner.base.committer.commits() < CHANGES / 4,
             "changes share commits"
         );
     });
@@ -494,9 +535,9 @@ fn settings_and_costs_outlive_the_daemon_and_damage_is_told() {
         let mut life = Life::first(&place, Begin::default()).await;
         let folder = place.folder.path();
         let owner = life.owner.clone();
-        owner.set_node(folder, 2);
-        assert!(!owner.costs_show().calibrated);
-        let mut measured = owner.costs_show().profiles[4];
+        owner.budgets.set_node(folder, 2);
+        assert!(!owner.node.costs_show().calibrated);
+        let mut measured = owner.node.costs_show().profiles[4];
         measured.cpu_ns = [500.0; 6];
         let costs = CostsPut {
             profiles: vec![measured],
@@ -514,10 +555,10 @@ fn settings_and_costs_outlive_the_daemon_and_damage_is_told() {
             bad(|costs| costs.profiles.clear()),
             bad(|costs| costs.profiles.push(costs.profiles[0])),
         ] {
-            let refused = owner.costs_put(Some(bad)).await.unwrap_err();
+            let refused = owner.budgets.costs_put(Some(bad)).await.unwrap_err();
             assert_eq!(refused.kind, ErrorKind::Invalid);
         }
-        let put = life.with_engine(async { owner.costs_put(Some(costs)).await });
+        let put = life.with_engine(async { owner.budgets.costs_put(Some(costs)).await });
         assert_eq!(put.await.unwrap().profiles[4].cpu_ns, [500.0; 6]);
         let update = |name: &str, value: f64| SchedulingUpdate {
             params: [(name.to_owned(), Some(value))].into(),
@@ -533,24 +574,28 @@ fn settings_and_costs_outlive_the_daemon_and_damage_is_told() {
             SchedulingUpdate {
                 capacity: Some(NodeCapacity {
                     device_reads: f64::INFINITY,
-                    ..owner.scheduling_show().capacity
+                    ..owner.budgets.scheduling_show().capacity
                 }),
                 ..SchedulingUpdate::default()
             },
         ] {
-            let refused = owner.scheduling_update(bad).await.unwrap_err();
+            let refused = owner.budgets.scheduling_update(bad).await.unwrap_err();
             assert_eq!(refused.kind, ErrorKind::Invalid);
         }
         let set = owner
+            .budgets
             .scheduling_update(update("window_ns", 500_000.0))
             .await;
         assert_eq!(set.unwrap().params["window_ns"], 500_000.0);
         // As the next daemon does.
-        owner.set_node(folder, 2);
-        assert_eq!(owner.costs_show().note.as_deref(), Some("here"));
-        assert_eq!(owner.scheduling_show().params["window_ns"], 500_000.0);
+        owner.budgets.set_node(folder, 2);
+        assert_eq!(owner.node.costs_show().note.as_deref(), Some("here"));
+        assert_eq!(
+            owner.budgets.scheduling_show().params["window_ns"],
+            500_000.0
+        );
         let warnings = || {
-            let events = owner.events.all();
+            let events = owner.base.events.all();
             let warned = events.iter().filter(|e| e.kind == EventKind::Warning);
             warned.map(|e| e.message.clone()).collect::<Vec<_>>()
         };
@@ -562,7 +607,7 @@ fn settings_and_costs_outlive_the_daemon_and_damage_is_told() {
         ] {
             std::fs::write(folder.join(name), text).unwrap();
         }
-        owner.set_node(folder, 2);
+        owner.budgets.set_node(folder, 2);
         assert_eq!(warnings().len(), 2, "{:?}", warnings());
     });
 }
@@ -575,7 +620,7 @@ fn an_engine_is_told_how_queues_are_spread_whether_or_not_anybody_has_a_budget()
         life.volume("v", 1 << 20).await;
         life.export("v").await;
         let folder = place.folder.path();
-        life.owner.set_node(folder, 2);
+        life.owner.budgets.set_node(folder, 2);
         assert_eq!(said(&mut life.fake), ["one-to-n", "export"]);
         let owner = life.owner.clone();
         let spread = async |life: &mut Life, spread| {
@@ -583,7 +628,7 @@ fn an_engine_is_told_how_queues_are_spread_whether_or_not_anybody_has_a_budget()
                 spread: Some(spread),
                 ..SchedulingUpdate::default()
             };
-            let shown = life.with_engine(async { owner.scheduling_update(update).await });
+            let shown = life.with_engine(async { owner.budgets.scheduling_update(update).await });
             assert!(!shown.await.unwrap().on);
             said(&mut life.fake)
         };
@@ -609,7 +654,7 @@ fn an_engine_is_told_how_queues_are_spread_whether_or_not_anybody_has_a_budget()
         let all = said(&mut life.fake);
         assert_eq!(all, ["off", "one-to-n", "export"]);
         // With what was set, where it knows that.
-        life.owner.set_node(folder, 2);
+        life.owner.budgets.set_node(folder, 2);
         life.replace_engine(|_| {}).await;
         life.fake.settle().await;
         assert_eq!(said(&mut life.fake), ["one-to-one", "export"]);
@@ -624,7 +669,7 @@ fn what_tenants_used_does_not_fall_when_their_engine_does() {
         life.volume("v", 1 << 20).await;
         life.export("v").await;
         life.tenant_budget(Some(put(1000, 5000))).await.unwrap();
-        let id = life.owner.core.borrow().pool.tenant("t").unwrap().id.0;
+        let id = life.owner.base.core.borrow().pool.tenant("t").unwrap().id.0;
         let count = |fake: &Fake, used: u64, credit: u64| {
             let record = &fake.region.tenants()[3];
             record.tenant.store(id + 1, Relaxed);
@@ -635,7 +680,7 @@ fn what_tenants_used_does_not_fall_when_their_engine_does() {
             fake.region.reactors()[0].windows.store(used, Relaxed);
         };
         let seen = |life: &Life| {
-            let stats = life.owner.stats(Default::default());
+            let stats = life.owner.statistics.stats(Default::default());
             let [tenant] = &stats.tenants[..] else {
                 panic!("{:?}", stats.tenants);
             };
@@ -645,7 +690,7 @@ fn what_tenants_used_does_not_fall_when_their_engine_does() {
         count(&life.fake, 500, 70_000);
         // No more credit than its budget allows is shown.
         assert_eq!(seen(&life), (500, 500, 60_000));
-        let shown = life.owner.tenant_show("t").unwrap();
+        let shown = life.owner.volumes.tenant_show("t").unwrap();
         assert_eq!(shown.credit.unwrap().most_ops, 60_000);
         let told = |life: &mut Life| {
             let told = life.fake.log.drain(..).filter_map(|message| match message {
@@ -661,11 +706,13 @@ fn what_tenants_used_does_not_fall_when_their_engine_does() {
         // What it had saved goes on: over an engine's end, and over a time in which none knows it.
         assert_eq!(told(&mut life), [[70_000, 0]]);
         let owner = life.owner.clone();
-        let gone = owner.export_delete("t".to_owned(), "v".to_owned(), true);
+        let gone = owner
+            .exports
+            .export_delete("t".to_owned(), "v".to_owned(), true);
         life.with_engine(gone).await.unwrap();
         told(&mut life);
         life.fake.region.tenants()[3].tenant.store(0, Relaxed);
-        let shown = life.owner.tenant_show("t").unwrap();
+        let shown = life.owner.volumes.tenant_show("t").unwrap();
         assert_eq!((seen(&life).2, shown.credit.unwrap().ops), (30, 30));
         life.export("v").await;
         assert_eq!(told(&mut life), [[30, 0]]);
@@ -681,18 +728,21 @@ fn what_a_tenant_used_is_counted_once_when_the_engine_lets_go_of_it() {
         life.volume("v", 1 << 20).await;
         life.export("v").await;
         life.tenant_budget(Some(put(1000, 5000))).await.unwrap();
-        let id = life.owner.core.borrow().pool.tenant("t").unwrap().id.0;
+        let id = life.owner.base.core.borrow().pool.tenant("t").unwrap().id.0;
         let count = |fake: &Fake, used: u64| {
             let record = &fake.region.tenants()[3];
             record.tenant.store(id + 1, Relaxed);
             record.used_ops.store(used, Relaxed);
         };
-        let used = |life: &Life| life.owner.stats(Default::default()).tenants[0].used_ops;
+        let used =
+            |life: &Life| life.owner.statistics.stats(Default::default()).tenants[0].used_ops;
         count(&life.fake, 500);
         assert_eq!(used(&life), 500);
         // Without exports it has no place; that others have budgets is of no importance.
         let owner = life.owner.clone();
-        let gone = owner.export_delete("t".to_owned(), "v".to_owned(), true);
+        let gone = owner
+            .exports
+            .export_delete("t".to_owned(), "v".to_owned(), true);
         life.with_engine(gone).await.unwrap();
         assert_eq!(used(&life), 500, "its record is there still");
         // The engine has let go of it, and begins anew.

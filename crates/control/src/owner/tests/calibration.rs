@@ -10,7 +10,7 @@ use forebay_device::volatile;
 impl Life {
     async fn calibrating(&mut self, seconds: Option<u64>) {
         let owner = self.owner.clone();
-        let told = self.with_engine(async { owner.calibrating(seconds).await });
+        let told = self.with_engine(async { owner.budgets.calibrating(seconds).await });
         told.await.unwrap();
     }
 
@@ -18,21 +18,29 @@ impl Life {
     async fn measured(&mut self) {
         let owner = self.owner.clone();
         self.with_engine(async {
-            owner.tenant_create(TENANT.to_owned()).await.unwrap();
+            owner
+                .volumes
+                .tenant_create(TENANT.to_owned())
+                .await
+                .unwrap();
             let body = VolumeCreate {
                 name: "p1".to_owned(),
                 size_bytes: 1 << 20,
                 block_bytes: None,
                 reserved_bytes: 0,
             };
-            owner.volume_create(TENANT.to_owned(), body).await.unwrap();
+            owner
+                .volumes
+                .volume_create(TENANT.to_owned(), body)
+                .await
+                .unwrap();
             let body = ExportCreate {
                 tenant: TENANT.to_owned(),
                 volume: "p1".to_owned(),
                 any_host: true,
                 ..ExportCreate::default()
             };
-            owner.export_create(body).await.unwrap();
+            owner.exports.export_create(body).await.unwrap();
         })
         .await;
     }
@@ -92,10 +100,14 @@ fn its_name_is_a_calibrations() {
         let place = Place::new();
         let mut life = Life::first(&place, Begin::default()).await;
         let owner = life.owner.clone();
-        let refused = owner.tenant_create(TENANT.to_owned()).await.unwrap_err();
+        let refused = owner
+            .volumes
+            .tenant_create(TENANT.to_owned())
+            .await
+            .unwrap_err();
         assert!(refused.message.contains("is kept for"), "{refused}");
         for seconds in [0, 601] {
-            let refused = owner.calibrating(Some(seconds)).await.unwrap_err();
+            let refused = owner.budgets.calibrating(Some(seconds)).await.unwrap_err();
             assert!(refused.message.contains("1 to 600 s"), "{refused}");
         }
         life.calibrating(Some(60)).await;
@@ -119,7 +131,7 @@ fn a_budget_that_could_not_be_written_at_first_is_told_once_it_is() {
         std::fs::remove_file(&fail).unwrap();
         let owner = life.owner.clone();
         let written = async {
-            while owner.committer.trouble().is_some() {
+            while owner.base.committer.trouble().is_some() {
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
         };
@@ -137,12 +149,12 @@ fn queues_are_spread_unless_somebody_said_otherwise() {
         life.volume("v", 1 << 20).await;
         let owner = life.owner.clone();
         let folder = place.folder.path();
-        assert_eq!(owner.scheduling_show().spread, Spread::OneToN);
+        assert_eq!(owner.budgets.scheduling_show().spread, Spread::OneToN);
         // As daemons wrote it for whom it was the default.
         let old = "{\"policy\":\"burst\",\"spread\":\"one_to_one\",\"oversubscription\":2.0}";
         std::fs::write(folder.join("scheduling.json"), old).unwrap();
-        owner.set_node(folder, 2);
-        assert_eq!(owner.scheduling_show().oversubscription, 2.0);
-        assert_eq!(owner.scheduling_show().spread, Spread::OneToOne);
+        owner.budgets.set_node(folder, 2);
+        assert_eq!(owner.budgets.scheduling_show().oversubscription, 2.0);
+        assert_eq!(owner.budgets.scheduling_show().spread, Spread::OneToOne);
     });
 }

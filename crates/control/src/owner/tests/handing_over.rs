@@ -31,11 +31,11 @@ impl Line {
         life.volume("a", 1 << 20).await;
         life.export("a").await;
         let address = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        let listeners = &life.owner.listeners;
+        let listeners = &life.owner.ports.listeners;
         listeners
             .borrow_mut()
             .insert("here".to_owned(), address.into());
-        let session = life.owner.session().unwrap();
+        let session = life.owner.link.session().unwrap();
         let mut line = Self {
             life,
             estate: Rc::default(),
@@ -64,7 +64,7 @@ impl Line {
         drop(dead);
         self.serving.abort();
         let _ = (&mut self.serving).await;
-        self.life.owner.hang_up(&self.session);
+        self.life.owner.link.hang_up(&self.session);
         let mut estate = self.estate.borrow_mut();
         if estate.is_none() {
             *estate = self.session.leave(blamed);
@@ -78,7 +78,7 @@ impl Line {
         let (fake, fd) = Fake::new(self.life.fake.generation + 1);
         self.life.fake = fake.after(&self.life.fake).with_memory();
         let owner = self.life.owner.clone();
-        let pool = owner.core.borrow().pool.info().uuid.0;
+        let pool = owner.base.core.borrow().pool.info().uuid.0;
         let greet = Session::greet(fd, pool, None, Duration::from_secs(60));
         let (greeting, _) = tokio::join!(greet, self.life.fake.welcome(pool, None));
         let greeting = greeting.unwrap();
@@ -386,7 +386,7 @@ fn a_new_daemon_collects_what_the_engine_holds() {
             hosts.push(host);
         }
         let life = Life::take_over(&place, Begin::default(), fake).await;
-        let session = life.owner.session().unwrap();
+        let session = life.owner.link.session().unwrap();
         assert_eq!(session.sockets(), 200);
         assert_eq!(session.leave(None).unwrap().sockets(), 200);
     });
@@ -400,11 +400,11 @@ fn an_export_that_kills_is_not_told_until_an_operator_says_so() {
         line.life.volume("b", 1 << 20).await;
         line.life.export("b").await;
         let owner = line.life.owner.clone();
-        let export = owner.export_id("t", "a").unwrap();
+        let export = owner.exports.export_id("t", "a").unwrap();
         for _ in 0..5 {
-            owner.blame_export(export, "command 7", 2);
+            owner.exports.blame_export(export, "command 7", 2);
         }
-        let events = owner.events.all();
+        let events = owner.base.events.all();
         let told = |event: &&Event| event.kind == EventKind::ExportQuarantined;
         let events: Vec<&Event> = events.iter().filter(told).collect();
         assert_eq!(events.len(), 1);
@@ -421,20 +421,22 @@ fn an_export_that_kills_is_not_told_until_an_operator_says_so() {
             });
             exports.collect()
         };
-        let other = owner.export_id("t", "b").unwrap().0;
+        let other = owner.exports.export_id("t", "b").unwrap().0;
         assert_eq!(told(&line), [other]);
         line.hear(is_sockets_end).await;
         line.convert();
         line.until(|told| *told == Progress::Running).await;
-        let shown = owner.export_show("t", "a").unwrap();
+        let shown = owner.exports.export_show("t", "a").unwrap();
         assert!(shown.quarantined.unwrap().contains("command 7"));
-        assert!(owner.quarantine_warnings()[0].contains("forebay export resume t/a"));
+        assert!(owner.exports.quarantine_warnings()[0].contains("forebay export resume t/a"));
         // Changing it does not serve it; saying so does.
         let change = crate::api::model::ExportUpdate::default();
-        let changed = owner.export_update("t".to_owned(), "a".to_owned(), change);
+        let changed = owner
+            .exports
+            .export_update("t".to_owned(), "a".to_owned(), change);
         line.life.with_engine(changed).await.unwrap();
         assert_eq!(told(&line), [other]);
-        let resumed = owner.export_resume("t".to_owned(), "a".to_owned());
+        let resumed = owner.exports.export_resume("t".to_owned(), "a".to_owned());
         let shown = line.life.with_engine(resumed).await.unwrap();
         assert_eq!(shown.quarantined, None);
         assert_eq!(told(&line), [other, export.0]);

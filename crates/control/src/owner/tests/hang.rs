@@ -31,7 +31,7 @@ async fn write_some(life: &mut Life, volume: VolumeId, count: u64) -> (Vec<u64>,
 
 impl Life {
     fn quarantined(&self, device: u8) -> u64 {
-        let core = self.owner.core.borrow();
+        let core = self.owner.base.core.borrow();
         core.pool.quarantined_on(DeviceIndex(device))
     }
 
@@ -47,7 +47,7 @@ impl Life {
 
     async fn delete(&mut self, name: &str) {
         let owner = self.owner.clone();
-        let delete = owner.volume_delete("t".to_owned(), name.to_owned());
+        let delete = owner.volumes.volume_delete("t".to_owned(), name.to_owned());
         self.with_engine(delete).await.unwrap();
     }
 }
@@ -72,11 +72,11 @@ fn hung_device_quarantines() {
         life.delete("a").await;
         assert_eq!(life.quarantined(HUNG), hung.len() as u64);
         assert_eq!(life.quarantined(0), 0);
-        let troubles = life.owner.troubles().join("\n");
+        let troubles = life.owner.reports.troubles().join("\n");
         assert!(troubles.contains("pool1.img hangs"), "{troubles}");
         assert_eq!(life.fake.open_revokes, [], "nothing takes up a drain");
         // The other device's part is laundered meanwhile; the fake minds which extents.
-        life.wait(|owner| owner.core.borrow().pool.space().dirty == 0)
+        life.wait(|owner| owner.base.core.borrow().pool.space().dirty == 0)
             .await;
         let laundered = life.fake.jobs.iter().filter_map(|job| match job {
             Job::Launder { device, extents } => Some((device.0, extents.count)),
@@ -118,19 +118,19 @@ fn hung_device_quarantines() {
         assert!(later > 0);
         life.fake.end_settle(HUNG, b);
         life.wait(|owner| {
-            let core = owner.core.borrow();
+            let core = owner.base.core.borrow();
             core.pool.quarantined_on(DeviceIndex(HUNG)) == later
         })
         .await;
         life.fake.hang_no_more(HUNG);
-        life.wait(|owner| owner.core.borrow().pool.space().quarantined == 0)
+        life.wait(|owner| owner.base.core.borrow().pool.space().quarantined == 0)
             .await;
-        life.wait(|owner| owner.core.borrow().pool.space().dirty == 0)
+        life.wait(|owner| owner.base.core.borrow().pool.space().dirty == 0)
             .await;
         life.delete("c").await;
-        life.wait(|owner| owner.core.borrow().pool.space().clean == clean)
+        life.wait(|owner| owner.base.core.borrow().pool.space().clean == clean)
             .await;
-        assert_eq!(life.owner.troubles(), [] as [&str; 0]);
+        assert_eq!(life.owner.reports.troubles(), [] as [&str; 0]);
     });
 }
 
@@ -152,7 +152,7 @@ fn a_quarantine_ends_with_a_later_engines_fence_or_another_boot() {
             let device = DeviceIndex(device);
             life.fake.say(&FromEngine::DeviceReady { device });
         }
-        life.wait(|owner| owner.core.borrow().pool.space().quarantined == 0)
+        life.wait(|owner| owner.base.core.borrow().pool.space().quarantined == 0)
             .await;
         let settles = |job: &&Job| matches!(job, Job::Settle { .. });
         assert_eq!(life.fake.jobs.iter().filter(settles).count(), 0);
@@ -186,14 +186,14 @@ fn a_hung_device_delays_only_its_own_commits() {
         // In the background too, each by itself.
         let committed = well.len();
         life.wait(move |owner| {
-            let space = owner.core.borrow().pool.volume_space(a).unwrap();
+            let space = owner.base.core.borrow().pool.volume_space(a).unwrap();
             space.mapped - space.uncommitted == committed as u64
         })
         .await;
         let flushes = |job: &&Job| matches!(job, Job::Flush { device } if device.0 == HUNG);
         assert_eq!(life.fake.jobs.iter().filter(flushes).count(), 1);
         life.fake.hang_no_more(HUNG);
-        life.wait(|owner| owner.core.borrow().pool.uncommitted_extents() == 0)
+        life.wait(|owner| owner.base.core.borrow().pool.uncommitted_extents() == 0)
             .await;
         assert!(!hung.is_empty());
     });
@@ -234,7 +234,8 @@ fn a_failed_device_takes_down_only_what_lives_on_it() {
         life.fake.say(&FromEngine::DeviceReady {
             device: DeviceIndex(HUNG),
         });
-        life.wait(|owner| owner.is_online(DeviceIndex(HUNG))).await;
+        life.wait(|owner| owner.base.is_online(DeviceIndex(HUNG)))
+            .await;
         assert_eq!(life.fake.fault(a, failed[0], true).await, Ok(word));
         assert!(life.fake.flush(a, sequence).await);
     });

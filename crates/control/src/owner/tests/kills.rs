@@ -55,7 +55,7 @@ fn assert_listed(fake: &Fake, listed: &HashMap<(VolumeId, u64), Word>, seed: u64
 async fn some_time(life: &mut Life, random: &mut Random, names: &mut u64) {
     for _ in 0..random.below(60) + 5 {
         let volumes: Vec<VolumeId> = {
-            let core = life.owner.core.borrow();
+            let core = life.owner.base.core.borrow();
             core.pool.volumes().map(|volume| volume.id).collect()
         };
         let volume = volumes[random.below(volumes.len() as u64) as usize];
@@ -74,6 +74,7 @@ async fn some_time(life: &mut Life, random: &mut Random, names: &mut u64) {
             17 => {
                 let owner = life.owner.clone();
                 let name = owner
+                    .base
                     .core
                     .borrow()
                     .pool
@@ -88,10 +89,10 @@ async fn some_time(life: &mut Life, random: &mut Random, names: &mut u64) {
                     block_bytes: None,
                     reserved_bytes: 0,
                 };
-                life.owner.spawn(async move {
+                life.owner.base.spawn(async move {
                     // Whatever comes of it.
-                    let _ = owner.volume_create("t".to_owned(), body).await;
-                    let _ = owner.volume_delete("t".to_owned(), name).await;
+                    let _ = owner.volumes.volume_create("t".to_owned(), body).await;
+                    let _ = owner.volumes.volume_delete("t".to_owned(), name).await;
                 });
             }
             18 => life.fake.answer_revokes = random.below(2) == 0,
@@ -133,7 +134,7 @@ async fn lives_of(seed: u64) {
     }
     for _ in 0..6 {
         some_time(&mut life, &mut random, &mut names).await;
-        let pool = life.owner.core.borrow().pool.info().uuid.0;
+        let pool = life.owner.base.core.borrow().pool.info().uuid.0;
         let mut fake = life.kill().await;
         // What was said before the kill, the engine still hears.
         fake.take_the_rest();
@@ -151,7 +152,7 @@ async fn lives_of(seed: u64) {
         life.fake.listen(Duration::from_millis(20)).await;
         let held: Vec<_> = life.fake.grants.iter().map(|(k, w)| (*k, *w)).collect();
         for ((volume, extent), word) in held.into_iter().filter(|(_, word)| !is_hole(*word)) {
-            let pool = &mut life.owner.core.borrow_mut().pool;
+            let pool = &mut life.owner.base.core.borrow_mut().pool;
             let found = pool.fault(volume, ExtentIndex(extent), false);
             let agrees = matches!(
                 found,
@@ -163,7 +164,7 @@ async fn lives_of(seed: u64) {
                 "seed {seed}: {volume} {extent} is held at {word:?}: {found:?}"
             );
         }
-        let report = life.owner.core.borrow_mut().pool.check().unwrap();
+        let report = life.owner.base.core.borrow_mut().pool.check().unwrap();
         assert!(report.is_clean(), "seed {seed}: {report:?}");
     }
     let refused = |m: &ToEngine| matches!(m, ToEngine::CommitFailed { .. });

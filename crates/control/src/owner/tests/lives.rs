@@ -91,6 +91,7 @@ fn a_new_daemon_goes_on_with_a_live_engine() {
         let sequence = life.fake.highest_sequence(a);
         let table = life
             .owner
+            .base
             .core
             .borrow()
             .grants
@@ -146,6 +147,7 @@ fn a_new_daemon_goes_on_with_a_live_engine() {
             fake,
         };
         life.owner
+            .base
             .spawn(async move { owner.serve(greeting, &RefCell::default(), |_| {}).await });
         assert_eq!(life.fake.answer_to(a, 0, true).await.unwrap(), word);
         let told = |sequence: u64| move |m: &ToEngine| matches!(m, ToEngine::Committed { sequence: s, .. } if *s >= sequence);
@@ -154,7 +156,7 @@ fn a_new_daemon_goes_on_with_a_live_engine() {
         }
         assert!(durably_mapped(&place.file(), a, 0));
         assert_eq!(
-            life.owner.addresses(),
+            life.owner.ports.addresses(),
             [address],
             "the listener was taken back"
         );
@@ -220,7 +222,10 @@ fn a_revoke_outlives_the_engine_and_waits_for_the_fence() {
         life.fake.answer_revokes = false;
         let owner = life.owner.clone();
         let delete = tokio::task::spawn_local(async move {
-            owner.volume_delete("t".to_owned(), "a".to_owned()).await
+            owner
+                .volumes
+                .volume_delete("t".to_owned(), "a".to_owned())
+                .await
         });
         life.fake.until(is_revoke).await;
         // The engine dies; its last requests may be on their way. The next one has no fence yet.
@@ -238,7 +243,7 @@ fn a_revoke_outlives_the_engine_and_waits_for_the_fence() {
             device: DeviceIndex(0),
         });
         life.with_engine(delete).await.unwrap().unwrap();
-        assert_eq!(life.owner.volume_list(None).unwrap().len(), 0);
+        assert_eq!(life.owner.base.volume_list(None).unwrap().len(), 0);
     });
 }
 
@@ -251,7 +256,12 @@ fn a_dead_engines_release_does_not_follow_a_later_write() {
         life.fake.write(a, 0).await;
         // Somebody holds the range when the release comes, and until another engine serves.
         let owner = life.owner.clone();
-        let held = owner.locks.hold(a, ExtentRange::new(0, 1)).await;
+        let held = owner
+            .mapping
+            .revoker
+            .locks
+            .hold(a, ExtentRange::new(0, 1))
+            .await;
         life.fake.release(a, ExtentRange::new(0, 1));
         life.fake.settle().await;
         life.replace_engine(|_| {}).await;
@@ -366,12 +376,12 @@ fn a_grant_that_the_pool_does_not_know_is_revoked() {
         assert!(life.fake.flush(a, life.fake.highest_sequence(a)).await);
         // A daemon that died between a release's commit and the removal of the entry.
         {
-            let mut core = life.owner.core.borrow_mut();
+            let mut core = life.owner.base.core.borrow_mut();
             core.pool
                 .release(a, forebay_xlate::ExtentIndex(0), 1, &BTreeSet::new())
                 .unwrap();
         }
-        life.owner.commit().await.unwrap();
+        life.owner.base.commit().await.unwrap();
         let before = life.kill().await;
         let life = Life::next(
             &place,
@@ -384,7 +394,7 @@ fn a_grant_that_the_pool_does_not_know_is_revoked() {
         .await;
         let revoked = life.fake.log.iter().position(|m| is_revoke(m).is_some());
         assert!(revoked.is_some(), "{:#?}", life.fake.log);
-        assert_eq!(life.owner.core.borrow().grants.usage().0, 0);
+        assert_eq!(life.owner.base.core.borrow().grants.usage().0, 0);
         let launder = life.fake.log.iter().position(|m| {
             matches!(
                 m,
@@ -478,7 +488,7 @@ fn a_listed_place_that_is_wrong_is_revoked_before_the_right_one_is_granted() {
         assert!(life.fake.flush(a, life.fake.highest_sequence(a)).await);
         // As after a release whose commit failed: the pool has let go, the list has not.
         {
-            let mut core = life.owner.core.borrow_mut();
+            let mut core = life.owner.base.core.borrow_mut();
             core.pool
                 .release(a, forebay_xlate::ExtentIndex(4), 2, &BTreeSet::new())
                 .unwrap();

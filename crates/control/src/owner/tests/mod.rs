@@ -182,7 +182,7 @@ fn owner_of(place: &Place, begin: &Begin, new: bool) -> Rc<Owner> {
         begin.limits.clone(),
         Rc::default(),
     );
-    owner.keep_figures(place.folder.path());
+    owner.statistics.keep_figures(place.folder.path());
     owner
 }
 
@@ -200,7 +200,7 @@ impl Life {
     }
 
     async fn with_fresh_engine(owner: Rc<Owner>, generation: u64, before: Option<&Fake>) -> Self {
-        owner.finish_adoption(None).await;
+        owner.mapping.adopter.finish_adoption(None).await;
         let (fake, fd) = Fake::new(generation);
         let fake = match before {
             Some(before) => fake.after(before),
@@ -250,12 +250,13 @@ impl Life {
             begin.limits,
             Rc::default(),
         );
-        owner.keep_figures(place.folder.path());
+        owner.statistics.keep_figures(place.folder.path());
         let mut life = Self {
             owner: owner.clone(),
             fake,
         };
         life.owner
+            .base
             .spawn(async move { owner.serve(greeting, &RefCell::default(), |_| {}).await });
         life.opened().await;
         life
@@ -263,9 +264,10 @@ impl Life {
 
     /// Greets the fake engine and leaves the conversation to a task.
     async fn converse(&mut self, fd: std::os::fd::OwnedFd) {
-        let pool = self.owner.core.borrow().pool.info().uuid.0;
+        let pool = self.owner.base.core.borrow().pool.info().uuid.0;
         let table = self
             .owner
+            .base
             .core
             .borrow()
             .grants
@@ -277,7 +279,7 @@ impl Life {
         let (greeting, table) = tokio::join!(greet, self.fake.welcome(pool, None));
         assert!(table.is_some(), "a fresh engine gets the grant table");
         let owner = self.owner.clone();
-        self.owner.spawn(async move {
+        self.owner.base.spawn(async move {
             owner
                 .serve(greeting.unwrap(), &RefCell::default(), |_| {})
                 .await
@@ -288,7 +290,7 @@ impl Life {
     async fn opened(&mut self) {
         let owner = self.owner.clone();
         tokio::select! {
-            () = owner.wait_open() => {}
+            () = owner.base.wait_open() => {}
             () = self.fake.until(|_| None::<()>) => {}
         }
         self.fake.settle().await;
@@ -301,8 +303,9 @@ impl Life {
         prepare(&mut fake);
         self.fake = fake;
         self.owner
+            .link
             .session_changed
-            .until(|| self.owner.session().is_none().then_some(()))
+            .until(|| self.owner.link.session().is_none().then_some(()))
             .await;
         self.converse(fd).await;
     }
@@ -324,10 +327,14 @@ impl Life {
             reserved_bytes: 0,
         };
         let created = self.with_engine(async {
-            if owner.tenant_show("t").is_err() {
-                owner.tenant_create("t".to_owned()).await.unwrap();
+            if owner.volumes.tenant_show("t").is_err() {
+                owner.volumes.tenant_create("t".to_owned()).await.unwrap();
             }
-            owner.volume_create("t".to_owned(), body).await.unwrap()
+            owner
+                .volumes
+                .volume_create("t".to_owned(), body)
+                .await
+                .unwrap()
         });
         VolumeId(created.await.id)
     }
@@ -341,12 +348,13 @@ impl Life {
             any_host: true,
             ..ExportCreate::default()
         };
-        self.with_engine(async { owner.export_create(body).await.unwrap() })
+        self.with_engine(async { owner.exports.export_create(body).await.unwrap() })
             .await;
     }
 
     fn mapped(&self, volume: VolumeId) -> u64 {
         self.owner
+            .base
             .core
             .borrow()
             .pool
@@ -356,7 +364,7 @@ impl Life {
     }
 
     fn space(&self) -> forebay_pool::Space {
-        self.owner.core.borrow().pool.space()
+        self.owner.base.core.borrow().pool.space()
     }
 
     /// The sudden end: nothing more is committed or said.

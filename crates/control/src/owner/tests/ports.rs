@@ -12,10 +12,10 @@ impl Life {
     fn listen(&self, addresses: &[&str]) {
         for address in addresses {
             let socket = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-            let mut listeners = self.owner.listeners.borrow_mut();
+            let mut listeners = self.owner.ports.listeners.borrow_mut();
             listeners.insert((*address).to_owned(), socket.into());
         }
-        self.owner.note_ports();
+        self.owner.ports.note_ports();
     }
 
     async fn set_port(
@@ -29,7 +29,7 @@ impl Life {
             ana,
             let_hosts_wait,
         };
-        self.with_engine(async { owner.port_update(address, body).await })
+        self.with_engine(async { owner.ports.port_update(address, body).await })
             .await
     }
 }
@@ -53,7 +53,7 @@ fn a_ports_state_is_durable_and_its_count_never_falls() {
         let place = Place::new();
         let mut life = Life::first(&place, Begin::default()).await;
         life.listen(&["a:1", "b:1"]);
-        let shown = life.owner.port_list();
+        let shown = life.owner.ports.port_list();
         let ids: Vec<u16> = shown.iter().map(|port| port.id).collect();
         assert_eq!(ids, [1, 2]);
         let port = life.set_port("a:1", Shown::Inaccessible, false).await;
@@ -69,7 +69,7 @@ fn a_ports_state_is_durable_and_its_count_never_falls() {
             .collect();
         let expected = [(AnaState::Inaccessible, 1), (AnaState::NonOptimized, 2)];
         assert_eq!(states, expected);
-        let events = life.owner.events.all();
+        let events = life.owner.base.events.all();
         assert_eq!(events.len(), 2);
         assert!(events.iter().all(|e| e.kind == EventKind::PortChanged));
         // A daemon that has one more, and sorts it first.
@@ -81,7 +81,7 @@ fn a_ports_state_is_durable_and_its_count_never_falls() {
         let mut life = Life::next(&place, begin, &before).await;
         life.listen(&["A:1", "a:1", "b:1"]);
         let of = |address: &str| {
-            let ports = life.owner.port_list();
+            let ports = life.owner.ports.port_list();
             let port = ports.into_iter().find(|port| port.address == address);
             port.map(|port| (port.id, port.ana, port.changes)).unwrap()
         };
@@ -103,26 +103,26 @@ fn an_engine_is_not_told_of_a_change_that_a_crash_could_take_back() {
         let place = Place::new();
         let mut life = Life::first(&place, Begin::default()).await;
         life.listen(&["a:1", "b:1"]);
-        life.owner.commit().await.unwrap();
+        life.owner.base.commit().await.unwrap();
         let owner = life.owner.clone();
         let update = PortUpdate {
             ana: Shown::NonOptimized,
             let_hosts_wait: false,
         };
-        let mut change = Box::pin(owner.port_update("a:1", update));
+        let mut change = Box::pin(owner.ports.port_update("a:1", update));
         let early = std::future::poll_fn(|context| {
             std::task::Poll::Ready(change.as_mut().poll(context).is_ready())
         });
         assert!(!early.await);
-        let session = owner.session().unwrap();
-        owner.say_ports(&session);
+        let session = owner.link.session().unwrap();
+        owner.ports.say_ports(&session);
         let ports = |message: &ToEngine| match message {
             ToEngine::SetPort { port, .. } if port.address == "a:1" => Some(port.changes),
             _ => None,
         };
         assert_eq!(life.fake.until(ports).await, 0);
         life.with_engine(change).await.unwrap();
-        owner.say_ports(&session);
+        owner.ports.say_ports(&session);
         assert_eq!(life.fake.until(ports).await, 1);
     });
 }
@@ -140,10 +140,10 @@ fn the_last_port_stays_accessible_unless_hosts_may_wait() {
             .unwrap();
         let last = life.set_port("b:1", Shown::Inaccessible, false).await;
         assert!(last.unwrap_err().message.contains("no other port"));
-        assert_eq!(life.owner.port_list()[1].ana, Shown::Optimized);
+        assert_eq!(life.owner.ports.port_list()[1].ana, Shown::Optimized);
         life.set_port("b:1", Shown::Inaccessible, true)
             .await
             .unwrap();
-        assert_eq!(life.owner.port_list()[1].ana, Shown::Inaccessible);
+        assert_eq!(life.owner.ports.port_list()[1].ana, Shown::Inaccessible);
     });
 }

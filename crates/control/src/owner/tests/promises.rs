@@ -26,21 +26,25 @@ impl Life {
     /// With two reactors.
     async fn of_two(place: &Place) -> Self {
         let life = Life::first(place, Begin::default()).await;
-        life.owner.set_node(place.folder.path(), 2);
+        life.owner.budgets.set_node(place.folder.path(), 2);
         life
     }
 
     /// The next life, with a fresh engine (both were killed).
     async fn next_of_two(place: &Place, begin: Begin, before: &Fake) -> Self {
         let owner = owner_of(place, &begin, false);
-        owner.set_node(place.folder.path(), 2);
+        owner.budgets.set_node(place.folder.path(), 2);
         Self::with_fresh_engine(owner, begin.generation, Some(before)).await
     }
 
     async fn with_tenant(&mut self, tenant: &str, volumes: &[&str]) {
         let owner = self.owner.clone();
         self.with_engine(async {
-            owner.tenant_create(tenant.to_owned()).await.unwrap();
+            owner
+                .volumes
+                .tenant_create(tenant.to_owned())
+                .await
+                .unwrap();
             for name in volumes {
                 let body = VolumeCreate {
                     name: (*name).to_owned(),
@@ -48,7 +52,11 @@ impl Life {
                     block_bytes: None,
                     reserved_bytes: 0,
                 };
-                owner.volume_create(tenant.to_owned(), body).await.unwrap();
+                owner
+                    .volumes
+                    .volume_create(tenant.to_owned(), body)
+                    .await
+                    .unwrap();
             }
         })
         .await;
@@ -58,19 +66,21 @@ impl Life {
     async fn base(&mut self, tenant: &str, percent: u64) -> TenantBudget {
         let whole = self.whole().await;
         let owner = self.owner.clone();
-        let set = owner.tenant_budget(tenant, put(whole * percent / 100));
+        let set = owner
+            .budgets
+            .tenant_budget(tenant, put(whole * percent / 100));
         self.with_engine(set).await.unwrap()
     }
 
     /// What one reactor can give, IOPS: of a tenant of its own, what is said to fit.
     async fn whole(&mut self) -> u64 {
         let owner = self.owner.clone();
-        if owner.tenant_show("probe").is_err() {
+        if owner.volumes.tenant_show("probe").is_err() {
             self.with_tenant("probe", &[]).await;
         }
-        let set = owner.tenant_budget("probe", put(1000));
+        let set = owner.budgets.tenant_budget("probe", put(1000));
         let set = self.with_engine(set).await.unwrap();
-        let none = owner.tenant_budget("probe", None);
+        let none = owner.budgets.tenant_budget("probe", None);
         let none = self.with_engine(none).await.unwrap().admission;
         let sum =
             |admission: &Admission| -> f64 { admission.reactors.iter().map(|of| of.percent).sum() };
@@ -88,7 +98,7 @@ impl Life {
                 last.insert(tenant.0, *guaranteed);
             }
         }
-        let core = self.owner.core.borrow();
+        let core = self.owner.base.core.borrow();
         let exported = |name: &&str| {
             let id = core.pool.tenant(name).map(|tenant| tenant.id);
             let mut volumes = core.pool.volumes().filter(|of| Ok(of.tenant) == id);
@@ -102,8 +112,15 @@ impl Life {
     /// Exports a volume, which this reactor serves.
     async fn serve(&mut self, tenant: &str, volume: &str, reactor: u64) -> Export {
         let owner = self.owner.clone();
-        let exports = owner.core.borrow().pool.exports().count();
-        let newest = owner.core.borrow().pool.exports().map(|of| of.id.0).max();
+        let exports = owner.base.core.borrow().pool.exports().count();
+        let newest = owner
+            .base
+            .core
+            .borrow()
+            .pool
+            .exports()
+            .map(|of| of.id.0)
+            .max();
         let served = |id: u64| {
             let record = &self.fake.region.lanes()[exports];
             record.reactor.store(reactor, Relaxed);
@@ -117,7 +134,10 @@ impl Life {
             any_host: true,
             ..ExportCreate::default()
         };
-        let made = self.with_engine(owner.export_create(body)).await.unwrap();
+        let made = self
+            .with_engine(owner.exports.export_create(body))
+            .await
+            .unwrap();
         let record = &self.fake.region.lanes()[exports];
         record.export.store(made.id + 1, Release);
         made
@@ -134,7 +154,7 @@ fn a_base_that_one_reactor_does_not_have_needs_two() {
         let set = life.base("a", 150).await;
         let whole = life.whole().await;
         for _ in 0..2 {
-            let now = life.owner.admission();
+            let now = life.owner.placement.admission();
             assert!(!now.guaranteed && now.at_once == 1, "{now:?}");
             let [base] = &now.lacking[..] else {
                 panic!("{now:?}");
@@ -142,28 +162,28 @@ fn a_base_that_one_reactor_does_not_have_needs_two() {
             assert_eq!((&*base.tenant, base.reactor), ("a", None));
             let fits = base.fits.unwrap().iops;
             assert!(fits.abs_diff(whole) <= whole / 100, "{fits} of {whole}");
-            let warned = life.owner.warnings();
+            let warned = life.owner.reports.warnings();
             assert!(
                 warned.iter().any(|text| text.contains("bases: a;")),
                 "{warned:?}"
             );
-            if life.owner.export_list().is_empty() {
+            if life.owner.exports.export_list().is_empty() {
                 assert_eq!(set.admission, now);
                 life.serve("a", "v", 1).await;
-                assert_eq!(life.owner.export_list()[0].reactor, Some(1));
+                assert_eq!(life.owner.exports.export_list()[0].reactor, Some(1));
             }
         }
         assert_eq!(life.serve("a", "w", 0).await.warnings, Vec::<String>::new());
-        let now = life.owner.admission();
+        let now = life.owner.placement.admission();
         assert!(now.guaranteed && now.lacking.is_empty(), "{now:?}");
-        assert_eq!(life.owner.warnings(), Vec::<String>::new());
+        assert_eq!(life.owner.reports.warnings(), Vec::<String>::new());
         // What was said to fit on one does.
-        let gone = life.owner.clone();
+        let gone = life.owner.exports.clone();
         let gone = gone.export_delete("a".to_owned(), "w".to_owned(), true);
         life.with_engine(gone).await.unwrap();
-        let fits = life.owner.admission().lacking[0].fits.unwrap();
+        let fits = life.owner.placement.admission().lacking[0].fits.unwrap();
         let owner = life.owner.clone();
-        let set = owner.tenant_budget("a", put(fits.iops));
+        let set = owner.budgets.tenant_budget("a", put(fits.iops));
         let set = life.with_engine(set).await.unwrap();
         assert!(set.admission.guaranteed, "{set:?}");
     });
@@ -188,7 +208,7 @@ fn who_comes_later_is_told_that_its_base_is_not_guaranteed() {
         };
         assert!(warning.contains("tenant a"), "{made:?}");
         assert_eq!(life.last_said(), [("a", false), ("b", true)]);
-        let now = life.owner.admission();
+        let now = life.owner.placement.admission();
         assert!(!now.guaranteed && now.at_once == 2);
         let percents: Vec<i64> = now
             .reactors
@@ -202,15 +222,22 @@ fn who_comes_later_is_told_that_its_base_is_not_guaranteed() {
             .map(|of| (&*of.tenant, of.reactor))
             .collect();
         assert_eq!(lacking, [("a", Some(1))]);
-        let told = life.owner.events.all();
+        let told = life.owner.base.events.all();
         let told = told.iter().filter(|event| event.kind == EventKind::Warning);
         assert_eq!(told.count(), 1);
         // Who asked for more than there is is not warned; that reactors help each other is no promise.
-        let warned = |life: &Life| life.owner.warnings().len();
+        let warned = |life: &Life| life.owner.reports.warnings().len();
         assert_eq!(warned(&life), 1);
         let set = |update: SchedulingUpdate| {
             let owner = life.owner.clone();
-            async move { owner.scheduling_update(update).await.unwrap().admission }
+            async move {
+                owner
+                    .budgets
+                    .scheduling_update(update)
+                    .await
+                    .unwrap()
+                    .admission
+            }
         };
         let twice = SchedulingUpdate {
             oversubscription: Some(2.0),
@@ -232,10 +259,10 @@ fn who_comes_later_is_told_that_its_base_is_not_guaranteed() {
         assert_eq!((now.guaranteed, warned(&life)), (false, 1));
         assert_eq!(life.last_said(), [("a", false), ("b", true)]);
         // With room it is guaranteed again.
-        let gone = life.owner.clone();
+        let gone = life.owner.exports.clone();
         let gone = gone.export_delete("a".to_owned(), "w".to_owned(), true);
         life.with_engine(gone).await.unwrap();
-        assert!(life.owner.admission().guaranteed);
+        assert!(life.owner.placement.admission().guaranteed);
         assert_eq!(life.last_said(), [("a", true), ("b", true)]);
     });
 }
@@ -255,7 +282,7 @@ fn a_guarantee_stays_over_a_restart_and_another_engine() {
         life.serve("b", "v", 0).await;
         life.serve("b", "w", 0).await;
         let lacking = |life: &Life| -> Vec<String> {
-            let all = life.owner.admission().lacking.into_iter();
+            let all = life.owner.placement.admission().lacking.into_iter();
             all.map(|base| base.tenant).collect()
         };
         assert_eq!(lacking(&life), [""; 0]);
@@ -312,12 +339,12 @@ fn older_promises_are_read() {
         }
         assert_eq!(life.last_said(), [("a", false), ("b", true), ("c", true)]);
         let (pool, a, base) = {
-            let core = life.owner.core.borrow();
+            let core = life.owner.base.core.borrow();
             let id = core.pool.tenant("a").unwrap().id;
             let base = core.pool.tenant_budget(id).unwrap().base;
             (core.pool.info().uuid.to_string(), id.0, base)
         };
-        let mut profiles = life.owner.costs_show().profiles;
+        let mut profiles = life.owner.node.costs_show().profiles;
         profiles.truncate(1);
         profiles[0].header_bytes = 77;
         let before = life.kill().await;
@@ -350,15 +377,15 @@ fn older_promises_are_read() {
         };
         let life = Life::next_of_two(&place, next, &before).await;
         assert_eq!(life.last_said()[0], ("a", true));
-        let shown = life.owner.scheduling_show();
+        let shown = life.owner.budgets.scheduling_show();
         assert_eq!((shown.spread, shown.wants_base), (Spread::OneToN, 0.25));
         assert_eq!(shown.params["keep"], 0.25);
-        let costs = life.owner.costs_show();
+        let costs = life.owner.node.costs_show();
         assert_eq!(
             (costs.note.as_deref(), costs.profiles[0].header_bytes),
             (Some("older"), 77)
         );
-        let told = life.owner.events.all();
+        let told = life.owner.base.events.all();
         let told = told.iter().filter(|event| event.kind == EventKind::Warning);
         let told: Vec<&str> = told.map(|event| &*event.message).collect();
         for name in ["`lump_ns`", "`policy base`"] {
@@ -383,12 +410,12 @@ fn what_does_not_fit_for_a_while_is_guaranteed_again_before_others() {
         // Everything costs more for a while, over a restart.
         let owner = life.owner.clone();
         let costs = |owner: Rc<Owner>, times: f64| async move {
-            let mut profiles = owner.costs_show().profiles;
+            let mut profiles = owner.node.costs_show().profiles;
             for of in &mut profiles {
                 of.cpu_ns = of.cpu_ns.map(|ns| ns * times);
             }
             let note = None;
-            let put = owner.costs_put(Some(CostsPut { profiles, note }));
+            let put = owner.budgets.costs_put(Some(CostsPut { profiles, note }));
             put.await.unwrap();
         };
         life.with_engine(costs(owner, 4.0)).await;
@@ -401,7 +428,7 @@ fn what_does_not_fit_for_a_while_is_guaranteed_again_before_others() {
         };
         let mut life = Life::next_of_two(&place, next, &before).await;
         // They are served together again.
-        for (lane, export) in life.owner.export_list().iter().enumerate() {
+        for (lane, export) in life.owner.exports.export_list().iter().enumerate() {
             let record = &life.fake.region.lanes()[lane];
             record.reactor.store(0, Relaxed);
             record.export.store(export.id + 1, Release);
@@ -435,7 +462,7 @@ fn what_is_left_is_told_to_the_engine_at_once() {
         life.base("c", 60).await;
         assert!(is_on(&life));
         let owner = life.owner.clone();
-        let gone = owner.tenant_delete("c".to_owned());
+        let gone = owner.volumes.tenant_delete("c".to_owned());
         life.with_engine(gone).await.unwrap();
         assert!(!is_on(&life), "nobody has a budget");
         life.with_tenant("a", &["v"]).await;
@@ -447,7 +474,7 @@ fn what_is_left_is_told_to_the_engine_at_once() {
         life.base("b", 60).await;
         life.serve("b", "v", 1).await;
         assert_eq!(life.last_said(), [("a", true), ("b", false)]);
-        let gone = owner.tenant_delete("c".to_owned());
+        let gone = owner.volumes.tenant_delete("c".to_owned());
         life.with_engine(gone).await.unwrap();
         assert_eq!(life.last_said(), [("a", true), ("b", true)]);
     });
@@ -466,7 +493,7 @@ fn an_export_whose_end_takes_too_long_leaves_its_room_too() {
             ..Begin::default()
         };
         let mut life = Life::first(&place, begin).await;
-        life.owner.set_node(place.folder.path(), 2);
+        life.owner.budgets.set_node(place.folder.path(), 2);
         life.with_tenant("a", &["v", "w"]).await;
         life.with_tenant("b", &["v"]).await;
         life.base("b", 60).await;
@@ -477,7 +504,9 @@ fn an_export_whose_end_takes_too_long_leaves_its_room_too() {
         assert_eq!(life.last_said(), [("a", false), ("b", true)]);
         life.fake.settle_exports = false;
         let owner = life.owner.clone();
-        let gone = owner.export_delete("a".to_owned(), "w".to_owned(), true);
+        let gone = owner
+            .exports
+            .export_delete("a".to_owned(), "w".to_owned(), true);
         assert!(life.with_engine(gone).await.is_err());
         assert_eq!(life.last_said(), [("a", true), ("b", true)]);
     });
@@ -495,7 +524,7 @@ fn the_reactors_that_there_are_count() {
         }
         life.serve("a", "v", 0).await;
         life.serve("b", "v", 1).await;
-        assert!(life.owner.admission().guaranteed);
+        assert!(life.owner.placement.admission().guaranteed);
         // The next engine has one, and is told so from its begin.
         life.replace_engine(|fake| fake.region.header().reactors.store(1, Relaxed))
             .await;
@@ -507,15 +536,15 @@ fn the_reactors_that_there_are_count() {
             _ => None,
         });
         assert_eq!(told.collect::<Vec<_>>(), [Some(0); 2]);
-        let now = life.owner.admission();
+        let now = life.owner.placement.admission();
         assert_eq!((now.reactors.len(), now.lacking.len()), (1, 1));
-        assert_eq!(life.owner.scheduling_show().reactors, 1);
+        assert_eq!(life.owner.budgets.scheduling_show().reactors, 1);
         // More of them than the next one is to have.
         life.replace_engine(|fake| fake.region.header().reactors.store(4, Relaxed))
             .await;
         life.opened().await;
         life.fake.settle().await;
-        assert_eq!(life.owner.admission().reactors.len(), 4);
+        assert_eq!(life.owner.placement.admission().reactors.len(), 4);
     });
 }
 
@@ -526,7 +555,7 @@ fn what_is_guaranteed_and_can_not_be_written_is_warned_of_and_tried_again() {
         let file = place.folder.path().join("promises.json");
         std::fs::write(&file, "{").unwrap();
         let mut life = Life::of_two(&place).await;
-        let told = life.owner.events.all();
+        let told = life.owner.base.events.all();
         let told = told.iter().filter(|event| event.kind == EventKind::Warning);
         let told: Vec<&str> = told.map(|event| &*event.message).collect();
         assert!(
@@ -538,7 +567,7 @@ fn what_is_guaranteed_and_can_not_be_written_is_warned_of_and_tried_again() {
         std::fs::create_dir(&blocked).unwrap();
         life.with_tenant("a", &[]).await;
         life.base("a", 60).await;
-        let warned = life.owner.warnings();
+        let warned = life.owner.reports.warnings();
         assert!(
             matches!(&warned[..], [text] if text.contains("promises.json")),
             "{warned:?}"
@@ -546,7 +575,7 @@ fn what_is_guaranteed_and_can_not_be_written_is_warned_of_and_tried_again() {
         assert!(!written());
         // With room it is written, without anything else that happens.
         std::fs::remove_dir(&blocked).unwrap();
-        while !life.owner.warnings().is_empty() {
+        while !life.owner.reports.warnings().is_empty() {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
         assert!(written());
@@ -574,7 +603,7 @@ fn a_tenant_is_told_whether_its_own_base_is_guaranteed() {
             burst: put(5000).and_then(|put| put.base),
             ..BudgetParts::default()
         };
-        let set = life.with_engine(async { owner.tenant_budget("a", Some(limit)).await });
+        let set = life.with_engine(async { owner.budgets.tenant_budget("a", Some(limit)).await });
         assert_eq!(set.await.unwrap().guaranteed, None, "it has none");
     });
 }
@@ -585,17 +614,17 @@ fn what_was_measured_is_named_if_it_is_not_all() {
         let place = Place::new();
         let mut life = Life::of_two(&place).await;
         let owner = life.owner.clone();
-        let all = owner.costs_show().profiles;
+        let all = owner.node.costs_show().profiles;
         for (count, calibrated, measured) in [(1, false, 0), (3, false, 1), (9, true, 3)] {
             let costs = CostsPut {
                 profiles: all[..count].to_vec(),
                 note: None,
             };
-            let put = life.with_engine(async { owner.costs_put(Some(costs)).await });
+            let put = life.with_engine(async { owner.budgets.costs_put(Some(costs)).await });
             put.await.unwrap();
-            let now = owner.admission();
+            let now = owner.placement.admission();
             assert_eq!((now.calibrated, now.measured.len()), (calibrated, measured));
         }
-        assert_eq!(owner.admission().measured[0], all[0].frontend);
+        assert_eq!(owner.placement.admission().measured[0], all[0].frontend);
     });
 }

@@ -34,7 +34,7 @@ fn reads_of_nothing_are_holes_and_writes_get_extents_of_their_own() {
         );
         assert_eq!(fake.fault(a, 7, false).await.unwrap(), first);
         assert!(is_hole(fake.fault(a, 100, false).await.unwrap()));
-        let core = life.owner.core.borrow();
+        let core = life.owner.base.core.borrow();
         assert!(
             core.grants
                 .covers(a, ExtentRange::new(0, 100), Rights::ReadWrite)
@@ -129,7 +129,7 @@ fn the_engine_is_told_of_everything_and_of_changes() {
         let a = life.volume("a", 16 << 20).await;
         life.export("a").await;
         let owner = life.owner.clone();
-        let grow = owner.volume_update(
+        let grow = owner.volumes.volume_update(
             "t".to_owned(),
             "a".to_owned(),
             crate::api::model::VolumeUpdate {
@@ -149,7 +149,7 @@ fn the_engine_is_told_of_everything_and_of_changes() {
             .collect();
         assert_eq!(sizes, [16 << 20, 32 << 20]);
         // A volume that is exported stays.
-        let delete = owner.volume_delete("t".to_owned(), "a".to_owned());
+        let delete = owner.volumes.volume_delete("t".to_owned(), "a".to_owned());
         assert_eq!(
             life.with_engine(delete).await.unwrap_err().kind,
             crate::api::error::ErrorKind::InUse
@@ -171,7 +171,9 @@ fn the_engine_is_told_of_everything_and_of_changes() {
             })
             .collect();
         assert_eq!(told, ["device", "volume", "spread", "export", "figures"]);
-        let unexport = owner.export_delete("t".to_owned(), "a".to_owned(), true);
+        let unexport = owner
+            .exports
+            .export_delete("t".to_owned(), "a".to_owned(), true);
         life.with_engine(unexport).await.unwrap();
         assert!(matches!(
             life.fake.log.last(),
@@ -194,7 +196,8 @@ fn what_a_refusing_engine_does_not_take_is_told() {
             any_host: true,
             ..ExportCreate::default()
         };
-        let create = tokio::task::spawn_local(async move { owner.export_create(body).await });
+        let create =
+            tokio::task::spawn_local(async move { owner.exports.export_create(body).await });
         let (message, request) = loop {
             let found = life.fake.next_unanswered().await;
             if let ToEngine::SetExport { request, .. } = found {
@@ -209,7 +212,7 @@ fn what_a_refusing_engine_does_not_take_is_told() {
             "{refused} to {message:?}"
         );
         assert!(
-            life.owner.export_list().is_empty(),
+            life.owner.exports.export_list().is_empty(),
             "and it is not left in the catalog"
         );
     });
@@ -220,15 +223,19 @@ fn catalog_operations_go_on_without_an_engine() {
     run(async {
         let place = Place::new();
         let owner = owner_of(&place, &Begin::default(), true);
-        owner.finish_adoption(None).await;
-        owner.tenant_create("t".to_owned()).await.unwrap();
+        owner.mapping.adopter.finish_adoption(None).await;
+        owner.volumes.tenant_create("t".to_owned()).await.unwrap();
         let body = VolumeCreate {
             name: "a".to_owned(),
             size_bytes: 1 << 20,
             block_bytes: None,
             reserved_bytes: 0,
         };
-        owner.volume_create("t".to_owned(), body).await.unwrap();
+        owner
+            .volumes
+            .volume_create("t".to_owned(), body)
+            .await
+            .unwrap();
         let body = ExportCreate {
             tenant: "t".to_owned(),
             volume: "a".to_owned(),
@@ -236,7 +243,7 @@ fn catalog_operations_go_on_without_an_engine() {
             any_host: false,
             ..ExportCreate::default()
         };
-        let export = owner.export_create(body).await.unwrap();
+        let export = owner.exports.export_create(body).await.unwrap();
         assert!(export.nqn.ends_with(":t.a"), "{}", export.nqn);
         let life = Life::with_fresh_engine(owner, 1, None).await;
         let told = life
@@ -256,11 +263,11 @@ fn an_answer_to_a_commit_is_said_only_in_the_conversation_that_asked() {
         let mut life = Life::first(&place, Begin::default()).await;
         let unknown = VolumeId(999);
         assert!(!life.fake.flush(unknown, 1).await, "it fails");
-        let before = life.owner.session().unwrap();
+        let before = life.owner.link.session().unwrap();
         life.replace_engine(|_| {}).await;
         life.opened().await;
-        let owner = life.owner.clone();
-        owner.commit_wanted(before, unknown, 1).await;
+        let flusher = life.owner.mapping.flusher.clone();
+        flusher.commit_wanted(before, unknown, 1).await;
         life.fake.settle().await;
         let failed = |m: &ToEngine| matches!(m, ToEngine::CommitFailed { .. });
         assert!(!life.fake.log.iter().any(failed));
@@ -275,19 +282,19 @@ fn a_growth_is_shown_only_once_it_is_durable() {
         let id = life.volume("a", 16 << 20).await;
         let owner = life.owner.clone();
         let shown = || {
-            let core = owner.core.borrow();
+            let core = owner.base.core.borrow();
             let record = core.pool.volume(id).unwrap();
-            owner.volume_config(&core.pool, record).size_bytes
+            owner.base.volume_config(&core.pool, record).size_bytes
         };
-        owner.grow(id, 32 << 20).unwrap();
+        owner.volumes.grow(id, 32 << 20).unwrap();
         assert_eq!(shown(), 16 << 20);
-        owner.grow(id, 48 << 20).unwrap();
+        owner.volumes.grow(id, 48 << 20).unwrap();
         assert_eq!(shown(), 16 << 20);
-        owner.commit().await.unwrap();
+        owner.base.commit().await.unwrap();
         assert_eq!(shown(), 48 << 20);
-        owner.grow(id, 64 << 20).unwrap();
+        owner.volumes.grow(id, 64 << 20).unwrap();
         assert_eq!(shown(), 48 << 20);
-        owner.commit().await.unwrap();
+        owner.base.commit().await.unwrap();
         assert_eq!(shown(), 64 << 20);
     });
 }
@@ -324,7 +331,11 @@ fn why_a_volume_can_not_be_made_is_told_as_it_is() {
                 block_bytes: None,
                 reserved_bytes,
             };
-            let error = owner.volume_create("t".to_owned(), body).await.unwrap_err();
+            let error = owner
+                .volumes
+                .volume_create("t".to_owned(), body)
+                .await
+                .unwrap_err();
             assert!(error.message.contains(message), "{error:?}");
             match (hint, &error.hint) {
                 (None, None) => {}

@@ -52,7 +52,7 @@ impl Life {
     }
 
     fn state(&self, volume: VolumeId) -> Option<Reservations> {
-        let core = self.owner.core.borrow();
+        let core = self.owner.base.core.borrow();
         let known = core.pool.host_reservations(volume);
         known.map(|known| known.state.clone())
     }
@@ -117,9 +117,9 @@ async fn killed(place: &Place, committed: bool) {
     let acquire = ask(a, 2, HOST_A, ACQUIRE, [7, 0]);
     assert_eq!(life.reserve(acquire).await.0, Status::SUCCESS);
     let unregister = ask(a, 3, HOST_A, UNREGISTER, [7, 0]);
-    assert_eq!(life.owner.reserve(&unregister), Ok(true));
+    assert_eq!(life.owner.reservations.reserve(&unregister), Ok(true));
     if committed {
-        life.owner.commit().await.unwrap();
+        life.owner.base.commit().await.unwrap();
     }
     let mut fake = life.kill().await;
     fake.take_the_rest();
@@ -159,7 +159,7 @@ fn nothing_is_answered_before_it_is_durable() {
         // What the next daemon finds.
         life.kill().await;
         let owner = owner_of(&place, &begin(2), false);
-        let core = owner.core.borrow();
+        let core = owner.base.core.borrow();
         let known = core.pool.host_reservations(a).unwrap();
         assert_eq!(known.state.registrants().len(), 1);
         assert_eq!(known.recent, [register.token]);
@@ -207,7 +207,7 @@ fn what_is_not_to_persist_is_gone_with_the_machines_restart() {
             ..begin(5)
         };
         let owner = owner_of(&place, &again, false);
-        let lost = owner.core.borrow().pool.host_reservations(a).cloned();
+        let lost = owner.base.core.borrow().pool.host_reservations(a).cloned();
         assert_eq!(lost.unwrap().state.registrants(), []);
         owner.close();
     });
@@ -221,13 +221,22 @@ fn they_go_with_their_volume() {
         let a = life.volume("a", 1 << 20).await;
         life.reserve(ask(a, 1, HOST_A, REGISTER, [0, 7])).await;
         let owner = life.owner.clone();
-        let delete = owner.volume_delete("t".to_owned(), "a".to_owned());
+        let delete = owner.volumes.volume_delete("t".to_owned(), "a".to_owned());
         life.with_engine(delete).await.unwrap();
         assert_eq!(life.state(a), None);
         drop(owner);
         life.kill().await;
         let owner = owner_of(&place, &begin(2), false);
-        assert_eq!(owner.core.borrow().pool.all_host_reservations().count(), 0);
+        assert_eq!(
+            owner
+                .base
+                .core
+                .borrow()
+                .pool
+                .all_host_reservations()
+                .count(),
+            0
+        );
         owner.close();
     });
 }
@@ -238,23 +247,26 @@ fn people_see_who_has_reserved_and_who_took_it() {
         let place = Place::new();
         let mut life = Life::first(&place, Begin::default()).await;
         let a = life.volume("a", 1 << 20).await;
-        assert_eq!(life.owner.volume_show("t", "a").unwrap().reservation, None);
+        assert_eq!(
+            life.owner.base.volume_show("t", "a").unwrap().reservation,
+            None
+        );
         life.reserve(ask(a, 1, HOST_A, REGISTER, [0, 7])).await;
         life.reserve(ask(a, 2, HOST_A, ACQUIRE, [7, 0])).await;
         life.reserve(ask(a, 1, HOST_B, REGISTER, [0, 0x1f])).await;
-        let shown = life.owner.volume_show("t", "a").unwrap().reservation;
+        let shown = life.owner.base.volume_show("t", "a").unwrap().reservation;
         let shown = shown.unwrap();
         assert_eq!(shown.registrants.len(), 2);
         assert!(shown.registrants[0].is_holder && !shown.registrants[1].is_holder);
         assert_eq!(shown.registrants[1].key, "0x1f");
-        assert!(life.owner.events.all().is_empty());
+        assert!(life.owner.base.events.all().is_empty());
         let preempt = ask(a, 2, HOST_B, PREEMPT, [0x1f, 7]);
         let (status, state) = life.reserve(preempt).await;
         assert_eq!(status, Status::SUCCESS);
         assert!(state.holds(&HOST_B));
         // Asked for again, it is no second event.
         life.reserve(preempt).await;
-        let events = life.owner.events.all();
+        let events = life.owner.base.events.all();
         assert_eq!(events.len(), 1);
         assert_eq!(events[0].kind, EventKind::ReservationPreempted);
         assert!(events[0].message.contains("t/a"), "{}", events[0].message);

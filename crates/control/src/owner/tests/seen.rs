@@ -12,7 +12,7 @@ use crate::api::stats::LaneStats;
 impl Life {
     /// Has the engine serve a volume's export in a lane.
     fn lane(&self, volume: &str, lane: usize) -> u64 {
-        let export = self.owner.export_id("t", volume).unwrap();
+        let export = self.owner.exports.export_id("t", volume).unwrap();
         let record = &self.fake.region.lanes()[lane];
         record.export.store(export.0 + 1, Release);
         record.connections.store(1, Relaxed);
@@ -28,7 +28,7 @@ impl Life {
     }
 
     fn stats(&self) -> Vec<LaneStats> {
-        self.owner.stats(TakeoverStats::default()).lanes
+        self.owner.statistics.stats(TakeoverStats::default()).lanes
     }
 
     /// A host connects, with this controller.
@@ -96,8 +96,8 @@ fn counters_do_not_fall_when_processes_die() {
         // The engine dies, and is replaced.
         life.fake.hang_up();
         let owner = life.owner.clone();
-        let alone = || owner.session().is_none().then_some(());
-        owner.session_changed.until(alone).await;
+        let alone = || owner.link.session().is_none().then_some(());
+        owner.link.session_changed.until(alone).await;
         assert_eq!(counted(&life), (5, 0), "nobody counts now");
         life.replace_engine(|_| {}).await;
         life.fake.settle().await;
@@ -106,11 +106,11 @@ fn counters_do_not_fall_when_processes_die() {
         life.reads(0, 2);
         assert_eq!(counted(&life), (7, 1));
         // Another conversation with the same engine counts nothing twice.
-        let session = owner.session().unwrap();
-        owner.count_on(&session);
+        let session = owner.link.session().unwrap();
+        owner.statistics.count_on(&session);
         assert_eq!(counted(&life), (7, 1));
         // The daemon dies, and its engine lives on.
-        owner.save_figures(true).await;
+        owner.statistics.save_figures(true).await;
         drop((owner, session));
         let mut fake = life.kill().await;
         fake.take_the_rest();
@@ -118,7 +118,7 @@ fn counters_do_not_fall_when_processes_die() {
         life.reads(0, 1);
         assert_eq!(counted(&life), (8, 1));
         // Both die: what was counted since the last save is lost, and no more.
-        life.owner.save_figures(true).await;
+        life.owner.statistics.save_figures(true).await;
         life.reads(0, 4);
         assert_eq!(counted(&life), (12, 1));
         let before = life.kill().await;
@@ -163,7 +163,7 @@ fn figures_go_on_where_they_were() {
             life.lane("a", 0);
         }
         // The daemon dies: the engine that lives on is told the same, and counts on.
-        life.owner.save_figures(true).await;
+        life.owner.statistics.save_figures(true).await;
         let mut fake = life.kill().await;
         fake.take_the_rest();
         fake.log.clear();
@@ -214,53 +214,53 @@ fn hosts_that_come_and_go_are_events() {
         life.export("a").await;
         let owner = life.owner.clone();
         let seen = |kind: EventKind| {
-            let events = owner.events.all();
+            let events = owner.base.events.all();
             let of = events.into_iter().filter(|event| event.kind == kind);
             of.map(|event| (event.host, event.count.unwrap_or(0)))
                 .collect::<Vec<_>>()
         };
-        owner.look_at_hosts();
+        owner.hosts.look_at_hosts();
         life.lane("a", 0);
         life.connects(7, 0, "nqn.one");
         // The same host a second time is no news.
         life.connects(8, 0, "nqn.one");
         life.connects(9, 0, "nqn.two");
-        owner.look_at_hosts();
-        owner.look_at_hosts();
+        owner.hosts.look_at_hosts();
+        owner.hosts.look_at_hosts();
         let one = (Some("nqn.one".to_owned()), 1);
         let two = (Some("nqn.two".to_owned()), 1);
         assert_eq!(seen(EventKind::HostConnected), [one.clone(), two.clone()]);
         life.disconnects(8);
         life.disconnects(9);
-        owner.look_at_hosts();
+        owner.hosts.look_at_hosts();
         assert_eq!(seen(EventKind::HostDisconnected), [two]);
         // A storm.
         for host in 0..500 {
             life.connects(100 + host, 0, &format!("nqn.{host}"));
         }
-        owner.look_at_hosts();
+        owner.hosts.look_at_hosts();
         assert_eq!(seen(EventKind::HostConnected).last(), Some(&(None, 500)));
         assert_eq!(seen(EventKind::HostConnected).len(), 3);
         // The engine dies. Its successor has everybody but one, once it acts.
         life.fake.hang_up();
         life.replace_engine(|_| {}).await;
-        owner.look_at_hosts();
+        owner.hosts.look_at_hosts();
         life.lane("a", 0);
         for host in 0..500 {
             life.connects(100 + host, 0, &format!("nqn.{host}"));
         }
         life.fake.settle().await;
-        owner.look_at_hosts();
+        owner.hosts.look_at_hosts();
         assert_eq!(seen(EventKind::HostDisconnected).last(), Some(&one));
         assert_eq!(seen(EventKind::HostDisconnected).len(), 2);
         assert_eq!(seen(EventKind::HostConnected).len(), 3);
         // The records of one that does not act yet say nothing.
         (0..500).for_each(|host| life.disconnects(100 + host));
-        owner.acting.set(1);
-        owner.look_at_hosts();
+        owner.link.acting.set(1);
+        owner.hosts.look_at_hosts();
         assert_eq!(seen(EventKind::HostDisconnected).len(), 2);
-        owner.acting.set(2);
-        owner.look_at_hosts();
+        owner.link.acting.set(2);
+        owner.hosts.look_at_hosts();
         assert_eq!(seen(EventKind::HostDisconnected).last(), Some(&(None, 500)));
     });
 }
@@ -275,13 +275,13 @@ fn a_host_leaves_an_export_that_has_ended_by_name() {
         let owner = life.owner.clone();
         life.lane("a", 0);
         life.connects(7, 0, "nqn.one");
-        owner.look_at_hosts();
-        let ending = owner.clone();
+        owner.hosts.look_at_hosts();
+        let ending = owner.exports.clone();
         let ended = ending.export_delete("t".to_owned(), "a".to_owned(), true);
         life.with_engine(ended).await.unwrap();
         life.disconnects(7);
-        owner.look_at_hosts();
-        let events = owner.events.all();
+        owner.hosts.look_at_hosts();
+        let events = owner.base.events.all();
         let left = events
             .iter()
             .find(|event| event.kind == EventKind::HostDisconnected);
@@ -298,7 +298,7 @@ fn the_engine_hears_how_full_volumes_and_pool_are() {
         let mut life = Life::first(&place, Begin::default()).await;
         let a = life.volume("a", 16 << 20).await;
         let owner = life.owner.clone();
-        let beats = |count: usize| (0..count).for_each(|_| owner.look_at_figures());
+        let beats = |count: usize| (0..count).for_each(|_| owner.statistics.look_at_figures());
         beats(1);
         life.fake.settle().await;
         assert_eq!(life.figures(), [(a, 0, 100, 0)], "a new volume at once");
@@ -323,13 +323,17 @@ fn the_engine_hears_how_full_volumes_and_pool_are() {
             critical_percent: Some(2),
         };
         life.fake.log.clear();
-        life.with_engine(owner.pool_update(update)).await.unwrap();
+        life.with_engine(owner.reports.pool_update(update))
+            .await
+            .unwrap();
         let reserve = crate::api::model::VolumeUpdate {
             size_bytes: None,
             reserved_bytes: Some(1 << 20),
         };
         let b = life.volume("b", 1 << 20).await;
-        let update = owner.volume_update("t".to_owned(), "b".to_owned(), reserve);
+        let update = owner
+            .volumes
+            .volume_update("t".to_owned(), "b".to_owned(), reserve);
         life.with_engine(update).await.unwrap();
         beats(1);
         life.fake.settle().await;
@@ -359,7 +363,11 @@ fn a_change_of_an_export_is_answered_when_hosts_are_shut_out() {
                 any_host: Some(any_host),
                 ..Default::default()
             };
-            Box::pin(owner.export_update("t".to_owned(), "a".to_owned(), body))
+            Box::pin(
+                owner
+                    .exports
+                    .export_update("t".to_owned(), "a".to_owned(), body),
+            )
         };
         let told = |message: &ToEngine| match message {
             ToEngine::SetExport { request, .. } => Some(*request),
@@ -382,7 +390,7 @@ fn a_change_of_an_export_is_answered_when_hosts_are_shut_out() {
         life.fake.say(&settled);
         let shown = life.with_engine(first).await.unwrap();
         assert_eq!(shown.commands_ending, 3);
-        let shown = owner.export_show("t", "a").unwrap();
+        let shown = owner.exports.export_show("t", "a").unwrap();
         assert_eq!(shown.commands_ending, 0);
         // The engine dies meanwhile: the next one serves what is recorded.
         let mut second = change(true);
@@ -392,7 +400,7 @@ fn a_change_of_an_export_is_answered_when_hosts_are_shut_out() {
         }
         life.fake.hang_up();
         assert!(second.await.unwrap().any_host);
-        let kinds = owner.events.all().into_iter().map(|event| event.kind);
+        let kinds = owner.base.events.all().into_iter().map(|event| event.kind);
         let expected = [
             EventKind::ExportCreated,
             EventKind::ExportChanged,

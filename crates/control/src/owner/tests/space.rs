@@ -107,8 +107,10 @@ fn freed_extents_are_zeroed_flushed_and_only_then_clean() {
         let owner = life.owner.clone();
         life.with_engine(
             owner
+                .mapping
+                .zero_fill
                 .laundered
-                .until(|| (owner.core.borrow().pool.space().dirty == 0).then_some(())),
+                .until(|| (owner.base.core.borrow().pool.space().dirty == 0).then_some(())),
         )
         .await;
         assert!(life.space().clean >= clean + 4);
@@ -128,8 +130,10 @@ fn laundering_that_fails_is_tried_again() {
         let owner = life.owner.clone();
         life.with_engine(
             owner
+                .mapping
+                .zero_fill
                 .laundered
-                .until(|| (owner.core.borrow().pool.space().dirty == 0).then_some(())),
+                .until(|| (owner.base.core.borrow().pool.space().dirty == 0).then_some(())),
         )
         .await;
         let tries = life
@@ -154,11 +158,14 @@ fn a_deleted_volume_is_revoked_first_and_its_space_comes_back() {
         life.fake.answer_revokes = false;
         let owner = life.owner.clone();
         let delete = tokio::task::spawn_local(async move {
-            owner.volume_delete("t".to_owned(), "a".to_owned()).await
+            owner
+                .volumes
+                .volume_delete("t".to_owned(), "a".to_owned())
+                .await
         });
         life.fake.until(is_revoke).await;
         assert_eq!(
-            life.owner.volume_list(None).unwrap().len(),
+            life.owner.base.volume_list(None).unwrap().len(),
             1,
             "still there"
         );
@@ -167,8 +174,8 @@ fn a_deleted_volume_is_revoked_first_and_its_space_comes_back() {
             .until(|m| matches!(m, ToEngine::RemoveVolume { .. }).then_some(()))
             .await;
         life.with_engine(delete).await.unwrap().unwrap();
-        assert!(life.owner.volume_list(None).unwrap().is_empty());
-        assert_eq!(life.owner.core.borrow().grants.usage().0, 0);
+        assert!(life.owner.base.volume_list(None).unwrap().is_empty());
+        assert_eq!(life.owner.base.core.borrow().grants.usage().0, 0);
         let b = life.volume("b", 16 << 20).await;
         // The fake refuses an extent of the dead volume that was not laundered.
         for extent in 0..50 {
@@ -190,7 +197,7 @@ fn a_revoke_that_is_not_heard_changes_nothing() {
         life.fake.answer_revokes = false;
         life.fake.answer_requests = false;
         let owner = life.owner.clone();
-        let delete = owner.volume_delete("t".to_owned(), "a".to_owned());
+        let delete = owner.volumes.volume_delete("t".to_owned(), "a".to_owned());
         let error = life.with_engine(delete).await.unwrap_err();
         assert_eq!(error.kind, crate::api::error::ErrorKind::Unavailable);
         assert_eq!(life.mapped(a), 1);
@@ -261,7 +268,7 @@ fn a_full_grant_table_takes_back_what_is_durable() {
         // Every second extent, so that nothing merges.
         for extent in 0..300 {
             life.fake.write(a, extent * 2).await;
-            let (used, capacity) = life.owner.core.borrow().grants.usage();
+            let (used, capacity) = life.owner.base.core.borrow().grants.usage();
             assert!(used < capacity);
         }
         let (mut revoked, mut together) = (0, false);
@@ -302,7 +309,7 @@ fn an_uncommitted_grant_stays_in_a_full_table() {
         let a = life.volume("a", 64 << 20).await;
         life.fake.fail_flushes = true;
         let mut written = 0;
-        while life.owner.core.borrow().spare_entries() >= super::super::fault::SPARE_ENTRIES {
+        while life.owner.base.core.borrow().spare_entries() >= super::super::fault::SPARE_ENTRIES {
             life.fake.write(a, written * 2).await;
             written += 1;
         }
@@ -422,7 +429,7 @@ fn a_write_waits_while_space_is_being_laundered() {
             let granted = written + more - 3;
             let owner = life.owner.clone();
             let mapped = || {
-                let core = owner.core.borrow();
+                let core = owner.base.core.borrow();
                 core.pool.volume_space(a).unwrap().mapped == granted
             };
             while !mapped() {

@@ -14,11 +14,11 @@ impl Life {
     /// A tenant's write, in the device's cache; nobody but the engine knows of it.
     fn write_through_engine(&self, word: Word) -> (usize, u64) {
         let offset = {
-            let core = self.owner.core.borrow();
+            let core = self.owner.base.core.borrow();
             let device = &core.pool.devices()[usize::from(word.device().0)];
             device.data_offset_bytes + word.extent().0 * EXTENT
         };
-        let devices = self.owner.devices.borrow();
+        let devices = self.owner.base.devices.borrow();
         let device = devices.iter().find(|d| d.index == word.device()).unwrap();
         device.store.0.write_at(offset, &MARK).unwrap();
         (usize::from(word.device().0), offset)
@@ -52,14 +52,14 @@ impl Life {
 
     /// As after a daemon that was killed between a release's commit and the removal of the entry.
     async fn release_but_list(&mut self, volume: VolumeId, first: u64, count: u64) {
-        let released = self.owner.core.borrow_mut().pool.release(
+        let released = self.owner.base.core.borrow_mut().pool.release(
             volume,
             ExtentIndex(first),
             count,
             &BTreeSet::new(),
         );
         released.unwrap();
-        self.owner.commit().await.unwrap();
+        self.owner.base.commit().await.unwrap();
     }
 
     fn revoked(&self) -> Vec<ExtentRange> {
@@ -71,7 +71,7 @@ impl Life {
     }
 
     fn listed(&self, volume: VolumeId) -> Vec<ExtentRange> {
-        let core = self.owner.core.borrow();
+        let core = self.owner.base.core.borrow();
         let all = core.grants.granted(volume, ExtentRange::new(0, 256));
         all.iter().map(|grant| grant.range).collect()
     }
@@ -121,9 +121,14 @@ fn a_stop_leaves_nothing_that_only_the_grant_table_knows() {
             // The third has no catalog, whose commits would flush it by the way.
             let mut life = Life::first(&place, Begin::default()).await;
             let (_, places) = life.written().await;
-            assert_eq!(life.owner.core.borrow().pool.uncommitted_extents(), 0);
-            life.owner.sync_all_without_engine().await.unwrap();
-            assert!(!life.owner.lists_missing());
+            assert_eq!(life.owner.base.core.borrow().pool.uncommitted_extents(), 0);
+            life.owner
+                .mapping
+                .flusher
+                .sync_all_without_engine()
+                .await
+                .unwrap();
+            assert!(!life.owner.mapping.flusher.lists_missing());
             life.kill().await;
             assert_eq!(kept(&place, &places, seed), written_on(&places, 3));
         });
@@ -137,7 +142,13 @@ fn a_stop_that_can_not_flush_a_device_says_so() {
         let mut life = Life::first(&place, Begin::default()).await;
         let (_, places) = life.written().await;
         std::fs::write(volatile::fail_path(&place.path(1)), "").unwrap();
-        let error = life.owner.sync_all_without_engine().await.unwrap_err();
+        let error = life
+            .owner
+            .mapping
+            .flusher
+            .sync_all_without_engine()
+            .await
+            .unwrap_err();
         assert!(error.to_string().contains("flushing"), "{error}");
         life.kill().await;
         let kept = kept(&place, &places, 1);
@@ -151,10 +162,19 @@ fn a_missing_device_that_is_listed_keeps_the_table() {
         let place = Place::with_devices(2);
         let mut life = Life::first(&place, Begin::default()).await;
         life.written().await;
-        assert!(!life.owner.lists_missing());
-        life.owner.devices.borrow_mut().retain(|d| d.index.0 == 0);
-        assert!(life.owner.lists_missing());
-        life.owner.sync_all_without_engine().await.unwrap();
+        assert!(!life.owner.mapping.flusher.lists_missing());
+        life.owner
+            .base
+            .devices
+            .borrow_mut()
+            .retain(|d| d.index.0 == 0);
+        assert!(life.owner.mapping.flusher.lists_missing());
+        life.owner
+            .mapping
+            .flusher
+            .sync_all_without_engine()
+            .await
+            .unwrap();
     });
 }
 
@@ -200,16 +220,16 @@ fn a_device_that_could_not_be_flushed_is_covered_until_it_is() {
         let mut begin = generation(3);
         begin.limits.sync_every = Duration::from_millis(30);
         let owner = begins_failing(&begin);
-        assert!(owner.adoption.is_unflushed(DeviceIndex(1)));
+        assert!(owner.mapping.adopter.adoption.is_unflushed(DeviceIndex(1)));
         let mut life = Life::with_fresh_engine(owner, 3, Some(&before)).await;
         assert_eq!(life.flush_covers(a), BTreeSet::from([1]));
         std::fs::remove_file(&fail).unwrap();
         let owner = life.owner.clone();
         let flushed = async {
-            while !owner.may_hold_unflushed().is_empty() {
+            while !owner.mapping.flusher.may_hold_unflushed().is_empty() {
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
-            owner.commit().await.unwrap();
+            owner.base.commit().await.unwrap();
         };
         life.with_engine(flushed).await;
         drop(owner);
@@ -219,7 +239,7 @@ fn a_device_that_could_not_be_flushed_is_covered_until_it_is() {
         assert!(life.fake.jobs.contains(&flush));
         life.kill().await;
         let owner = owner_of(&place, &generation(4), false);
-        assert!(!owner.adoption.is_unflushed(DeviceIndex(1)));
+        assert!(!owner.mapping.adopter.adoption.is_unflushed(DeviceIndex(1)));
         owner.close();
     });
 }
@@ -270,11 +290,17 @@ fn an_uncommitted_part_of_a_stale_entry_outlives_the_next_daemons_too() {
         let prepare = |fake: &mut Fake| fake.fail_flushes = true;
         let mut life = life.next_takes_over(&place, begin, prepare).await;
         let owner = life.owner.clone();
-        life.with_engine(owner.adoption.wait_settled_on(DeviceIndex(0)))
-            .await;
+        life.with_engine(
+            owner
+                .mapping
+                .adopter
+                .adoption
+                .wait_settled_on(DeviceIndex(0)),
+        )
+        .await;
         drop(owner);
         assert_eq!(life.revoked(), [ExtentRange::new(2, 2)]);
-        assert_eq!(life.owner.core.borrow().pool.uncommitted_extents(), 8);
+        assert_eq!(life.owner.base.core.borrow().pool.uncommitted_extents(), 8);
         let mut life = life.next_takes_over(&place, Begin::default(), |_| {}).await;
         assert_eq!(life.mapped(a), 14);
         assert_eq!(life.fake.fault(a, 12, true).await, Ok(word));
@@ -306,10 +332,17 @@ fn what_was_written_anew_is_not_taken_for_stale() {
         life.fake.answer_all_revokes();
         let word = life.fake.answer_to(a, 3, true).await.unwrap();
         let owner = life.owner.clone();
-        life.with_engine(owner.adoption.wait_settled_on(DeviceIndex(0)))
-            .await;
+        life.with_engine(
+            owner
+                .mapping
+                .adopter
+                .adoption
+                .wait_settled_on(DeviceIndex(0)),
+        )
+        .await;
         life.fake.settle().await;
         let mine = owner
+            .base
             .core
             .borrow()
             .grants
@@ -332,7 +365,7 @@ fn what_can_not_be_flushed_keeps_nobody_from_taking_stale_grants_back() {
             life.fake.write(b, extent).await;
         }
         assert!(life.fake.flush(b, life.fake.highest_sequence(b)).await);
-        let uncommitted = life.owner.core.borrow().pool.uncommitted_extents();
+        let uncommitted = life.owner.base.core.borrow().pool.uncommitted_extents();
         life.release_but_list(b, 0, 64).await;
         let mut begin = Begin::default();
         begin.limits.adoption = Duration::from_secs(1);
@@ -340,12 +373,21 @@ fn what_can_not_be_flushed_keeps_nobody_from_taking_stale_grants_back() {
         let mut life = life.next_takes_over(&place, begin, prepare).await;
         let owner = life.owner.clone();
         for device in 0..2 {
-            life.with_engine(owner.adoption.wait_settled_on(DeviceIndex(device)))
-                .await;
+            life.with_engine(
+                owner
+                    .mapping
+                    .adopter
+                    .adoption
+                    .wait_settled_on(DeviceIndex(device)),
+            )
+            .await;
         }
         assert_eq!(life.listed(b), []);
         // The tenant's own are as they were.
-        assert_eq!(owner.core.borrow().pool.uncommitted_extents(), uncommitted);
+        assert_eq!(
+            owner.base.core.borrow().pool.uncommitted_extents(),
+            uncommitted
+        );
         let held = life.fake.grants.keys().filter(|(volume, _)| *volume == a);
         assert_eq!(held.count(), 64);
     });

@@ -15,12 +15,12 @@ use std::time::Duration;
 use forebay_xlate::DeviceIndex;
 use forebay_xlate::boundary::region::DeviceRecord;
 
-use super::super::Owner;
 use crate::api::events::EventKind;
 use crate::api::model::DeviceErrors;
+use crate::owner::health::DeviceStates;
 
 /// A device without an error for so long is well again.
-pub(in crate::owner) const QUIET: Duration = Duration::from_secs(30);
+pub(crate) const QUIET: Duration = Duration::from_secs(30);
 
 /// How many of what failed.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -97,7 +97,7 @@ struct Trouble {
 
 /// What was seen of a device.
 #[derive(Debug, Default)]
-pub(in crate::owner) struct Seen {
+pub(crate) struct Seen {
     /// Whose counts they are.
     generation: u64,
     counts: Counts,
@@ -188,11 +188,11 @@ impl Seen {
     }
 }
 
-impl Owner {
+impl DeviceStates {
     /// Looks at the error counts of all devices.
-    pub(in crate::owner) fn look_at_errors(self: &Rc<Self>) {
+    pub(crate) fn look_at_errors(self: &Rc<Self>) {
         let (now_ns, quiet) = (now_ns(), self.watched.quiet.get());
-        for device in self.device_indexes() {
+        for device in self.base.device_indexes() {
             self.look_at_errors_of(device, now_ns, quiet);
             let mut all = self.watched.errors.borrow_mut();
             let seen = all.entry(device).or_default();
@@ -202,18 +202,22 @@ impl Owner {
             if seen.is_shut() {
                 seen.is_probed = true;
                 drop(all);
-                self.spawn(self.clone().probe(device));
+                self.base.spawn(self.clone().probe(device));
             } else {
                 seen.trouble = None;
                 drop(all);
-                let text = format!("device {} gives no errors any more", self.spec_of(device));
-                self.tell_of_device(EventKind::DeviceReturned, device, text);
+                let text = format!(
+                    "device {} gives no errors any more",
+                    self.base.spec_of(device)
+                );
+                self.base
+                    .tell_of_device(EventKind::DeviceReturned, device, text);
             }
         }
     }
 
     fn look_at_errors_of(&self, device: DeviceIndex, now_ns: u64, quiet: Duration) {
-        let Some(session) = self.session() else {
+        let Some(session) = self.link.session() else {
             return;
         };
         let Some(record) = session.region.devices().get(usize::from(device.0)) else {
@@ -226,8 +230,8 @@ impl Owner {
             begins.then(|| seen.in_words(now_ns)).flatten()
         };
         if let Some(what) = begins {
-            let spec = self.spec_of(device);
-            self.tell_of_device(
+            let spec = self.base.spec_of(device);
+            self.base.tell_of_device(
                 EventKind::DeviceFailed,
                 device,
                 format!("device {spec} {what}"),
@@ -253,9 +257,10 @@ impl Owner {
         };
         match flushed {
             Ok(()) if is_well => {
-                let spec = self.spec_of(device);
+                let spec = self.base.spec_of(device);
                 let text = format!("device {spec} gives no errors any more, and a flush succeeded");
-                self.tell_of_device(EventKind::DeviceReturned, device, text);
+                self.base
+                    .tell_of_device(EventKind::DeviceReturned, device, text);
             }
             Ok(()) => {}
             Err(error) => tracing::debug!(%device, %error, "a device that gave errors"),
@@ -264,19 +269,19 @@ impl Owner {
     }
 
     /// Whether a device's writes or flushes failed and it is not well again.
-    pub(in crate::owner) fn is_shut(&self, device: DeviceIndex) -> bool {
+    pub(crate) fn is_shut(&self, device: DeviceIndex) -> bool {
         let all = self.watched.errors.borrow();
         all.get(&device).is_some_and(Seen::is_shut)
     }
 
     /// What is wrong with a device that gives errors, in words.
-    pub(in crate::owner) fn error_trouble(&self, device: DeviceIndex) -> Option<String> {
+    pub(crate) fn error_trouble(&self, device: DeviceIndex) -> Option<String> {
         let all = self.watched.errors.borrow();
         all.get(&device)?.in_words(now_ns())
     }
 
     /// A device's errors since the daemon or its engine started.
-    pub(in crate::owner) fn errors_of(&self, device: DeviceIndex) -> DeviceErrors {
+    pub(crate) fn errors_of(&self, device: DeviceIndex) -> DeviceErrors {
         let all = self.watched.errors.borrow();
         let Some(seen) = all.get(&device) else {
             return DeviceErrors::default();

@@ -6,8 +6,8 @@
 //! looked at in the same beat.
 //! Not here: what is shown of it (`show`), the catalog's copies (`copies`).
 
-pub(super) mod errors;
-pub(super) mod size;
+pub(crate) mod errors;
+pub(crate) mod size;
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
@@ -20,9 +20,16 @@ use forebay_pool::{Space, SpaceLevel};
 use forebay_xlate::DeviceIndex;
 use tokio::time::sleep;
 
-use super::Owner;
 use crate::api::events::EventKind;
 use crate::events::News;
+use crate::owner::adopt::Adoption;
+use crate::owner::base::Base;
+use crate::owner::health::DeviceStates;
+use crate::owner::hosts::Hosts;
+use crate::owner::mapping::PoolOwner;
+use crate::owner::places::Placement;
+use crate::owner::stats::Statistics;
+use crate::owner::warn::Reports;
 
 /// Between two looks.
 const BEAT: Duration = Duration::from_secs(1);
@@ -35,10 +42,10 @@ const LEVELS: [&str; 3] = [FILLS_UP, NEARLY_FULL, FULL];
 
 /// What was seen.
 #[derive(Debug)]
-pub(super) struct Watched {
+pub(crate) struct Watched {
     errors: RefCell<BTreeMap<DeviceIndex, errors::Seen>>,
     /// How long a device must give no error to be well again.
-    pub(super) quiet: Cell<Duration>,
+    pub(crate) quiet: Cell<Duration>,
     /// Devices that were cut short, to how many bytes.
     cut: RefCell<BTreeMap<DeviceIndex, u64>>,
     /// Devices whose file was removed or renamed, with the warning about each.
@@ -72,32 +79,71 @@ fn how_full(space: &Space) -> String {
     }
 }
 
-impl Owner {
+impl DeviceStates {
     /// Says where `devices.json` is.
     pub(crate) fn set_record_dirs(&self, folders: Vec<PathBuf>) {
         *self.watched.record_dirs.borrow_mut() = folders;
     }
+}
 
+/// Looks after everything that changes by itself, once a second.
+#[derive(Debug)]
+pub(crate) struct Watch {
+    pub(crate) base: Rc<Base>,
+    pub(crate) states: Rc<DeviceStates>,
+    pub(crate) mapping: Rc<PoolOwner>,
+    pub(crate) adoption: Rc<Adoption>,
+    pub(crate) statistics: Rc<Statistics>,
+    pub(crate) placement: Rc<Placement>,
+    pub(crate) hosts: Rc<Hosts>,
+    pub(crate) reports: Rc<Reports>,
+}
+
+impl Watch {
+    pub(crate) fn new(
+        base: &Rc<Base>,
+        mapping: &Rc<PoolOwner>,
+        statistics: &Rc<Statistics>,
+        hosts: &Rc<Hosts>,
+        reports: &Rc<Reports>,
+    ) -> Rc<Self> {
+        Rc::new(Self {
+            base: base.clone(),
+            states: reports.states.clone(),
+            mapping: mapping.clone(),
+            adoption: mapping.adopter.adoption.clone(),
+            statistics: statistics.clone(),
+            placement: reports.placement.clone(),
+            hosts: hosts.clone(),
+            reports: reports.clone(),
+        })
+    }
+}
+
+impl Watch {
     /// The one task that looks.
-    pub(super) async fn run_watch(self: Rc<Self>) {
+    pub(crate) async fn run_watch(self: Rc<Self>) {
         self.adoption.wait_adopted().await;
         loop {
             sleep(BEAT).await;
-            if self.core.borrow_mut().pool.return_idle_stock() > 0 {
-                self.committer.kick();
+            if self.base.core.borrow_mut().pool.return_idle_stock() > 0 {
+                self.base.committer.kick();
             }
-            self.log_changes();
-            self.look_at_errors();
-            self.look_at_hosts();
-            self.look_at_figures();
-            self.save_figures(false).await;
-            self.look_at_promises();
-            for device in self.look_at_sizes() {
-                self.spawn(self.clone().cut_off(device));
+            self.reports.log_changes();
+            self.states.look_at_errors();
+            self.hosts.look_at_hosts();
+            self.statistics.look_at_figures();
+            self.statistics.save_figures(false).await;
+            self.placement.look_at_promises();
+            for device in self.states.look_at_sizes() {
+                self.base
+                    .spawn(self.mapping.revoker.clone().cut_off(device));
             }
         }
     }
+}
 
+impl Reports {
     /// What is wrong with the pool's space and with devices that hang, in sentences.
     pub(crate) fn troubles(&self) -> Vec<String> {
         let mut troubles = self
@@ -105,14 +151,14 @@ impl Owner {
             .into_iter()
             .map(|(_, text)| text)
             .collect::<Vec<_>>();
-        troubles.extend(self.hang_troubles());
+        troubles.extend(self.states.hang_troubles());
         troubles
     }
 
     /// What is wrong with the room in pool and catalog: a name for each that does not change with
     /// every byte, and the sentence.
     fn space_troubles(&self) -> Vec<(&'static str, String)> {
-        let core = self.core.borrow();
+        let core = self.base.core.borrow();
         let pool = &core.pool;
         let space = pool.space();
         let mut troubles = Vec::new();
@@ -158,7 +204,8 @@ impl Owner {
         let mut warned = self.warned.borrow_mut();
         for (name, text) in &now {
             if !warned.contains(*name) {
-                self.tell(EventKind::PoolSpace, text.clone(), News::default());
+                self.base
+                    .tell(EventKind::PoolSpace, text.clone(), News::default());
             }
         }
         let names: BTreeSet<String> = now.iter().map(|(name, _)| (*name).to_owned()).collect();
@@ -166,7 +213,7 @@ impl Owner {
         for gone in warned.difference(&names) {
             // It may be worse now.
             if !(has_level && LEVELS.contains(&gone.as_str())) {
-                self.tell(
+                self.base.tell(
                     EventKind::PoolSpace,
                     format!("no longer: {gone}"),
                     News::default(),

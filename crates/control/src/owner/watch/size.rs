@@ -11,14 +11,14 @@
 use forebay_device::size::format_bytes;
 use forebay_xlate::DeviceIndex;
 
-use super::super::Owner;
 use crate::api::events::EventKind;
 use crate::devices::{self, PoolDevice};
+use crate::owner::health::DeviceStates;
 
-impl Owner {
+impl DeviceStates {
     /// Compares every device with what its extents need; returns those that have been cut short since the last look.
-    pub(in crate::owner) fn look_at_sizes(&self) -> Vec<DeviceIndex> {
-        let devices = self.devices.borrow().clone();
+    pub(crate) fn look_at_sizes(&self) -> Vec<DeviceIndex> {
+        let devices = self.base.devices.borrow().clone();
         let mut cut = Vec::new();
         for device in devices {
             let now = match device.store.0.look_now() {
@@ -49,14 +49,14 @@ impl Owner {
         if let Some(text) = lost {
             nameless.insert(device, text.clone());
             if before.as_ref() != Some(&text) {
-                self.tell_of_device(EventKind::Warning, device, text);
+                self.base.tell_of_device(EventKind::Warning, device, text);
             }
         }
     }
 
     /// Up to where a device's extents reach.
     fn needed_bytes(&self, device: DeviceIndex) -> u64 {
-        let core = self.core.borrow();
+        let core = self.base.core.borrow();
         let extent_bytes = core.pool.info().extent_bytes;
         let record = core.pool.devices().iter().find(|r| r.index == device);
         record.map_or(0, |record| {
@@ -75,7 +75,7 @@ impl Owner {
         self.watched.cut.borrow_mut().insert(device.index, bytes);
         self.judge_health(device.index);
         let uuid = {
-            let core = self.core.borrow();
+            let core = self.base.core.borrow();
             let record = core.pool.devices().iter().find(|r| r.index == device.index);
             record.map(|record| record.uuid)
         };
@@ -89,7 +89,7 @@ impl Owner {
     }
 
     /// To how many bytes a device was cut short while in use.
-    pub(in crate::owner) fn cut_short(&self, device: DeviceIndex) -> Option<u64> {
+    pub(crate) fn cut_short(&self, device: DeviceIndex) -> Option<u64> {
         self.watched.cut.borrow().get(&device).copied()
     }
 
@@ -99,7 +99,7 @@ impl Owner {
     }
 
     /// Warnings about files that were removed or renamed.
-    pub(in crate::owner) fn nameless_warnings(&self) -> Vec<String> {
+    pub(crate) fn nameless_warnings(&self) -> Vec<String> {
         self.watched.nameless.borrow().values().cloned().collect()
     }
 }
@@ -117,7 +117,7 @@ fn renamed_text(spec: &str) -> String {
 }
 
 /// What `status` says of a device that was cut short.
-pub(in crate::owner) fn state_text(bytes: u64) -> String {
+pub(crate) fn state_text(bytes: u64) -> String {
     format!(
         "its file was cut short to {} ({bytes} bytes) while in use",
         format_bytes(bytes)
