@@ -3,114 +3,76 @@
 //! Purpose: answers the engine's faults, releases and commits, carries out what the API asks, and
 //! keeps pool, grant table and engine in agreement whichever of the processes dies.
 //!
-//! Design: one thread. The pool and the grant table sit in one [`Core`] behind a `RefCell`; an
-//! operation is a local task that changes the core in steps without a wait in them, and awaits what
-//! lies between: a catalog commit ([`commit`]), an answer of the engine ([`session`]), a range
-//! ([`locks`]) or a volume ([`turns`]) that is being changed. What must never happen out of order is
-//! said where it is done:
-//! - [`fault`]: the grant table's entry, then the grant;
-//! - [`revoke`], [`release`]: revoke and drain, then the pool's change, its commit, then the entry's
-//!   removal; what does not drain is quarantined ([`hang`]);
-//! - [`flush`]: a device's flush, then the commit of the mappings on it, then `Committed`;
-//! - [`launder`]: zeroing, flush, then *clean*;
-//! - [`reserve`]: a host's reservation, its commit, then the answer;
-//! - [`adopt`]: what an earlier daemon granted is taken over and committed before anything is granted.
+//! Design: one thread, and rooms. Each room owns its state and holds the few rooms below it, in this order: [`base`] (the
+//! pool, its catalog, tasks), [`link`] (the engine's conversation), [`states`] (how devices are), [`mapping`] (where bytes
+//! lie), [`statistics`], [`qos`] (who may use how much), [`exports`] (who is connected to what), [`health`] (what people are
+//! told). [`Owner`] holds them all, and does what spans them. An operation is a local task that changes the pool in steps
+//! without a wait in them, and awaits what lies between: a catalog commit, an answer of the engine, a range or a volume that
+//! is being changed. What must never happen out of order is said where it is done:
+//! - [`mapping::fault`]: the grant table's entry, then the grant;
+//! - [`mapping::revoke`], [`mapping::release`]: revoke and drain, then the pool's change, its commit, then the entry's
+//!   removal; what does not drain is quarantined ([`states::hang`]);
+//! - [`mapping::flush`]: a device's flush, then the commit of the mappings on it, then `Committed`;
+//! - [`mapping::zero_fill`]: zeroing, flush, then *clean*;
+//! - [`exports::registrations`]: a host's reservation, its commit, then the answer;
+//! - [`mapping::adopt`]: what an earlier daemon granted is taken over and committed before anything is granted.
 //!
-//! Each device has its own tasks for flushing, laundering and settling, so that one which fails or
+//! Each device has its own tasks for flushing, zero-fill and settling, so that one which fails or
 //! hangs delays only what lives on it.
 //!
 //! Not here: processes ([`crate::supervisor`]), the pool's rules (`forebay_pool`), HTTP.
 
-mod adopt;
-mod ahead;
+mod add_device;
 mod base;
-mod budgets;
-mod calibration;
-mod check;
-mod commit;
-mod copies;
-mod device;
-mod evict;
-mod export;
-mod fault;
-mod figures;
-mod flush;
-mod hang;
+mod exports;
 mod health;
-mod hosts;
-mod in_use;
-mod launder;
-mod limits;
 mod link;
-mod locks;
-mod machines;
 mod mapping;
-mod places;
-mod ports;
-mod promises;
-mod push;
-mod quarantine;
-mod release;
-mod reserve;
-mod revoke;
-mod scheduling;
-pub(crate) mod session;
-mod show;
-mod stats;
-mod tenure;
+mod qos;
+mod serve;
+mod states;
+mod statistics;
 #[cfg(test)]
 mod tests;
-mod together;
-mod transfers;
-mod turns;
-mod used;
-mod volume;
-mod waits;
-mod warn;
-mod watch;
-mod wire;
+mod welcome;
 
-use std::cell::RefCell;
-use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::Arc;
 
 use forebay_pool::{Catalog, Pool};
-use forebay_xlate::boundary::message::{FaultAsk, FromEngine};
-use forebay_xlate::{DeviceIndex, kill_point};
+use forebay_xlate::DeviceIndex;
 
-use self::base::{Base, Core, count_by};
-use self::budgets::Budgets;
-use self::copies::Copies;
-use self::export::Exports;
-use self::health::DeviceStates;
-use self::hosts::Hosts;
-use self::link::Link;
-use self::machines::VmSockets;
-use self::mapping::PoolOwner;
-use self::places::Placement;
-use self::ports::Ports;
-use self::quarantine::Quarantine;
-use self::reserve::Registrations;
-use self::scheduling::NodeSettings;
-use self::session::{Estate, Greeting, Session};
-use self::stats::Statistics;
-use self::tenure::Labels;
-use self::transfers::Transfers;
-use self::volume::Volumes;
-use self::waits::WaitReports;
-use self::warn::Reports;
-use self::watch::Watch;
-use crate::api::events::EventKind;
 use crate::devices::PoolDevice;
-use crate::events::{Events, News};
+use crate::events::Events;
+use crate::owner::base::{Base, Core};
+use crate::owner::exports::export::Exports;
+use crate::owner::exports::hosts::Hosts;
+use crate::owner::exports::ports::Ports;
+use crate::owner::exports::quarantine::Quarantine;
+use crate::owner::exports::registrations::Registrations;
+use crate::owner::exports::transfers::Transfers;
+use crate::owner::exports::vms::VmSockets;
+use crate::owner::exports::volumes::Volumes;
+use crate::owner::health::copies::Copies;
+use crate::owner::health::labels::Labels;
+use crate::owner::health::reports::Reports;
+use crate::owner::health::wait_reports::WaitReports;
+use crate::owner::health::watch::Watch;
+use crate::owner::link::Link;
+use crate::owner::mapping::PoolOwner;
+use crate::owner::qos::budgets::Budgets;
+use crate::owner::qos::placement::Placement;
+use crate::owner::qos::settings::NodeSettings;
+use crate::owner::states::DeviceStates;
+use crate::owner::statistics::Statistics;
 
-pub(crate) use self::adopt::{Grants, grants_capacity};
-pub(crate) use self::base::Limits;
-pub(crate) use self::commit::CommitError;
-pub(crate) use self::link::Progress;
-pub(crate) use self::ports::unserved_ports;
-pub(crate) use self::stats::now_unix_ms;
+pub(crate) use crate::owner::base::Limits;
+pub(crate) use crate::owner::base::commit::CommitError;
+pub(crate) use crate::owner::exports::ports::unserved_ports;
+pub(crate) use crate::owner::link::{Progress, session};
+pub(crate) use crate::owner::mapping::adopt::Grants;
+pub(crate) use crate::owner::mapping::adopt::grants_capacity;
+pub(crate) use crate::owner::statistics::now_unix_ms;
 
 /// The rooms, and what spans them.
 #[derive(Debug)]
@@ -140,12 +102,12 @@ pub(crate) struct Owner {
 
 impl Owner {
     /// Takes a pool with the grant table that belongs to it; what is listed there must have been
-    /// adopted ([`adopt`]).
+    /// adopted ([`mapping::adopt`]).
     pub(crate) fn new(
         pool: Pool,
         catalog: Arc<Catalog>,
         devices: Vec<PoolDevice>,
-        grants: adopt::Grants,
+        grants: Grants,
         limits: Limits,
         events: Rc<Events>,
     ) -> Rc<Self> {
@@ -243,160 +205,5 @@ impl Owner {
     pub(crate) fn close(&self) {
         self.base.close();
         self.link.close();
-    }
-
-    /// Goes on with an engine until the conversation ends, and first with what a dead one left, if there
-    /// is something: it is taken from `estate` when the engine has it.
-    pub(crate) async fn serve(
-        self: &Rc<Self>,
-        greeting: Greeting,
-        estate: &RefCell<Option<Estate>>,
-        progress: impl Fn(Progress),
-    ) {
-        let Greeting {
-            session,
-            held,
-            early,
-            table: _,
-        } = greeting;
-        if !held.is_empty() {
-            self.hosts.found.set(true);
-        }
-        // Messages are taken in from here on: an inherited job's end is one of them.
-        let reader = self.clone().converse(session.clone(), early);
-        let told = async {
-            self.mapping.adopter.finish_adoption(Some(&session)).await;
-            let (mut asked, addresses) = self.say_what_is(&session, held);
-            // At once, as this daemon may die next.
-            let statistics = self.statistics.clone();
-            self.base
-                .spawn(async move { statistics.save_figures(false).await });
-            kill_point!("daemon.told");
-            if !self.link.hand_over(&session, estate, &progress).await {
-                // Whoever listens to the progress ends it.
-                return std::future::pending().await;
-            }
-            self.link.acting.set(session.generation);
-            asked.extend(self.say_listeners(&session, &addresses));
-            self.states.carried_out(&session, asked).await;
-            progress(Progress::Running);
-            tokio::join!(
-                self.mapping.revoker.tell_all_grants(&session),
-                self.mapping.adopter.open_after_adoption()
-            );
-            // The reader ends the conversation, not this.
-            std::future::pending::<()>().await;
-        };
-        tokio::select! {
-            () = reader => {}
-            () = told => {}
-        }
-        self.link.hang_up(&session);
-    }
-
-    fn attach(&self, session: &Rc<Session>) {
-        let before = self.base.newest_generation.get();
-        if before != 0 && session.generation > before {
-            let mark = self.base.core.borrow().pool.quarantine_mark();
-            session.quarantined_before.set(Some(mark));
-        }
-        self.statistics.count_on(session);
-        self.mapping
-            .revoker
-            .ahead
-            .forget(&mut self.base.core.borrow_mut().pool);
-        self.link.begin(session);
-    }
-
-    async fn converse(
-        self: Rc<Self>,
-        session: Rc<Session>,
-        early: Vec<(FromEngine, Vec<OwnedFd>)>,
-    ) {
-        let early = early
-            .into_iter()
-            .filter_map(|(message, fds)| session.absorb(message, fds));
-        self.act_on(&session, &mut early.collect());
-        let receive = async {
-            let mut messages = Vec::new();
-            loop {
-                if let Err(error) = session.next_some(&mut messages).await {
-                    return error;
-                }
-                self.act_on(&session, &mut messages);
-                // A busy engine must not keep the other tasks from running.
-                tokio::task::yield_now().await;
-            }
-        };
-        let error = tokio::select! {
-            error = receive => error,
-            Err(error) = session.write() => error,
-        };
-        tracing::info!(generation = session.generation, %error, "the engine's conversation ended");
-    }
-
-    /// Acts on messages in their order; faults that came in a row are answered together.
-    fn act_on(self: &Rc<Self>, session: &Rc<Session>, messages: &mut Vec<FromEngine>) {
-        let mut together: Vec<FaultAsk> = Vec::new();
-        for message in messages.drain(..) {
-            if let FromEngine::Faults { mut faults } = message {
-                count_by(&self.base.counters.faults, faults.len() as u64);
-                if together.is_empty() {
-                    together = faults;
-                } else {
-                    together.append(&mut faults);
-                }
-            } else {
-                self.mapping
-                    .faults
-                    .answer_faults(&std::mem::take(&mut together));
-                self.act(session, message);
-            }
-        }
-        self.mapping.faults.answer_faults(&together);
-    }
-
-    fn act(self: &Rc<Self>, session: &Rc<Session>, message: FromEngine) {
-        match message {
-            FromEngine::CommitWanted { volume, sequence } => {
-                let session = session.clone();
-                self.base.spawn(
-                    self.mapping
-                        .flusher
-                        .clone()
-                        .commit_wanted(session, volume, sequence),
-                );
-            }
-            FromEngine::Release {
-                release,
-                volume,
-                range,
-            } => {
-                self.mapping
-                    .releaser
-                    .on_release(session.generation, release, volume, range);
-            }
-            FromEngine::Reserve(ask) => self.reservations.on_reserve(session, ask),
-            FromEngine::HostRefused {
-                host,
-                subsystem,
-                why,
-                count,
-            } => self
-                .hosts
-                .host_refused(session, &host, &subsystem, &why, count),
-            FromEngine::Machine { .. } | FromEngine::MachineLeft { .. } => {
-                self.vms.machine_news(session, &message);
-            }
-            FromEngine::DeviceReady { device } => self.states.device_ready(device),
-            FromEngine::DeviceFailed { device, error } => {
-                self.states.device_failed(session, device, error);
-            }
-            FromEngine::Notice { text } => {
-                let text = format!("the engine says: {text}");
-                self.base.tell(EventKind::Warning, text, News::default());
-            }
-            other => tracing::warn!(?other, "the engine said something out of place"),
-        }
     }
 }

@@ -7,10 +7,10 @@ use std::os::unix::net::UnixStream;
 use forebay_xlate::DeviceIndex;
 use forebay_xlate::boundary::message::{Blamed, FromEngine};
 
-use super::super::Progress;
-use super::super::session::{Conversion, DeviceState, Estate};
 use super::*;
 use crate::api::events::{Event, EventKind};
+use crate::owner::Progress;
+use crate::owner::link::session::{Conversion, DeviceState, Estate};
 
 type Told = Rc<RefCell<Vec<Progress>>>;
 

@@ -30,10 +30,10 @@ use forebay_xlate::{Rights, VolumeId};
 use tokio::task::LocalSet;
 
 use self::fake::Fake;
-use super::session::Session;
 use super::{Grants, Limits, Owner};
 use crate::api::model::{ExportCreate, PoolCreate, VolumeCreate};
 use crate::devices::{self, OpenPool};
+use crate::owner::link::session::Session;
 
 const BOOT: [u8; 16] = [7; 16];
 const EXTENT: u64 = 64 << 10;

@@ -1,0 +1,79 @@
+//! The slow beat.
+//!
+//! Purpose: what changes by itself is looked at once a second.
+//! Design: one task asks each room in turn.
+//! Not here: what each of them looks at.
+
+use std::rc::Rc;
+use std::time::Duration;
+
+use tokio::time::sleep;
+
+use crate::owner::base::Base;
+use crate::owner::exports::hosts::Hosts;
+use crate::owner::health::reports::Reports;
+use crate::owner::mapping::PoolOwner;
+use crate::owner::mapping::adopt::Adoption;
+use crate::owner::qos::placement::Placement;
+use crate::owner::states::DeviceStates;
+use crate::owner::statistics::Statistics;
+
+/// Between two looks.
+pub(crate) const BEAT: Duration = Duration::from_secs(1);
+
+/// Looks after everything that changes by itself, once a second.
+#[derive(Debug)]
+pub(crate) struct Watch {
+    pub(crate) base: Rc<Base>,
+    pub(crate) states: Rc<DeviceStates>,
+    pub(crate) mapping: Rc<PoolOwner>,
+    pub(crate) adoption: Rc<Adoption>,
+    pub(crate) statistics: Rc<Statistics>,
+    pub(crate) placement: Rc<Placement>,
+    pub(crate) hosts: Rc<Hosts>,
+    pub(crate) reports: Rc<Reports>,
+}
+
+impl Watch {
+    pub(crate) fn new(
+        base: &Rc<Base>,
+        mapping: &Rc<PoolOwner>,
+        statistics: &Rc<Statistics>,
+        hosts: &Rc<Hosts>,
+        reports: &Rc<Reports>,
+    ) -> Rc<Self> {
+        Rc::new(Self {
+            base: base.clone(),
+            states: reports.states.clone(),
+            mapping: mapping.clone(),
+            adoption: mapping.adopter.adoption.clone(),
+            statistics: statistics.clone(),
+            placement: reports.placement.clone(),
+            hosts: hosts.clone(),
+            reports: reports.clone(),
+        })
+    }
+}
+
+impl Watch {
+    /// The one task that looks.
+    pub(crate) async fn run_watch(self: Rc<Self>) {
+        self.adoption.wait_adopted().await;
+        loop {
+            sleep(BEAT).await;
+            if self.base.core.borrow_mut().pool.return_idle_stock() > 0 {
+                self.base.committer.kick();
+            }
+            self.reports.log_changes();
+            self.states.look_at_errors();
+            self.hosts.look_at_hosts();
+            self.statistics.look_at_figures();
+            self.statistics.save_figures(false).await;
+            self.placement.look_at_promises();
+            for device in self.states.look_at_sizes() {
+                self.base
+                    .spawn(self.mapping.revoker.clone().cut_off(device));
+            }
+        }
+    }
+}

@@ -1,0 +1,99 @@
+//! Ranges of volumes whose mapping is being changed.
+//!
+//! Purpose: while a range is released, evicted or deleted, no fault is answered from it.
+//! Design: who changes a range holds it; faults look before they answer and wait until it is free.
+//! Answering a fault is one step without a wait in it, so faults need no lock of their own. Which step
+//! may follow which, from a range that is held to one that the grant table has forgotten, is the
+//! business of [`OwnerSide`], which the protocol's model drives too; this adds the waiting.
+//! Not here: what is done to a range.
+
+use crate::signal::Signal;
+use forebay_xlate::ExtentRange;
+use forebay_xlate::VolumeId;
+use forebay_xlate::boundary::message::GrantOf;
+use forebay_xlate::grants::Grant;
+use forebay_xlate::grants::GrantTable;
+use forebay_xlate::owner_side::OwnerSide;
+use forebay_xlate::owner_side::Refused;
+use forebay_xlate::owner_side::TakingId;
+use std::cell::RefCell;
+
+/// The ranges that are held.
+#[derive(Debug)]
+pub(crate) struct Locks {
+    pub(crate) side: RefCell<OwnerSide>,
+    changed: Signal,
+}
+
+/// A held range; free again when dropped.
+#[derive(Debug)]
+pub(crate) struct Held<'a> {
+    locks: &'a Locks,
+    pub(crate) id: TakingId,
+    pub(crate) volume: VolumeId,
+    pub(crate) range: ExtentRange,
+}
+
+impl Locks {
+    pub(crate) fn new() -> Self {
+        Self {
+            side: RefCell::default(),
+            changed: Signal::new(),
+        }
+    }
+
+    /// Holds the range if nobody has a part of it.
+    pub(crate) fn try_hold(&self, volume: VolumeId, range: ExtentRange) -> Option<Held<'_>> {
+        let id = self.side.borrow_mut().take(volume, range)?;
+        Some(Held {
+            locks: self,
+            id,
+            volume,
+            range,
+        })
+    }
+
+    /// Holds the range once nobody has a part of it.
+    pub(crate) async fn hold(&self, volume: VolumeId, range: ExtentRange) -> Held<'_> {
+        self.changed.until(|| self.try_hold(volume, range)).await
+    }
+
+    /// Whether nobody holds the extent.
+    pub(crate) fn is_free(&self, volume: VolumeId, extent: u64) -> bool {
+        self.side.borrow().free_run(volume, extent, 1) > 0
+    }
+
+    /// Lists a grant; see [`OwnerSide::grant`].
+    pub(crate) fn grant(&self, table: &mut GrantTable, grant: Grant) -> Result<GrantOf, Refused> {
+        self.side.borrow().grant(table, grant)
+    }
+
+    /// Waits until the extent is free.
+    pub(crate) async fn wait_free(&self, volume: VolumeId, extent: u64) {
+        let free = || self.is_free(volume, extent).then_some(());
+        self.changed.until(free).await;
+    }
+}
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        self.locks.side.borrow_mut().let_go(self.id);
+        self.locks.changed.raise();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_held_range_is_free_again_when_it_is_dropped() {
+        let locks = Locks::new();
+        let v = VolumeId(1);
+        let held = locks.try_hold(v, ExtentRange::new(10, 5)).unwrap();
+        assert!(locks.try_hold(v, ExtentRange::new(14, 1)).is_none());
+        assert!(locks.is_free(v, 9) && !locks.is_free(v, 14) && locks.is_free(v, 15));
+        drop(held);
+        assert!(locks.is_free(v, 14));
+    }
+}

@@ -1,0 +1,176 @@
+//! One engine's conversation, from the first word to the last.
+//!
+//! Purpose: hands each message to the room that it concerns, and tells a new engine everything in the right order.
+//! Design: an engine acts only when it has what a dead one left; listeners come after that, grants last.
+//! Not here: what each room says (`welcome`), the wire (`link`).
+
+use std::cell::RefCell;
+use std::os::fd::OwnedFd;
+use std::rc::Rc;
+
+use forebay_xlate::boundary::message::{FaultAsk, FromEngine};
+use forebay_xlate::kill_point;
+
+use crate::api::events::EventKind;
+use crate::events::News;
+use crate::owner::Owner;
+use crate::owner::base::count_by;
+use crate::owner::link::Progress;
+use crate::owner::link::session::{Estate, Greeting, Session};
+
+impl Owner {
+    /// Goes on with an engine until the conversation ends, and first with what a dead one left, if there
+    /// is something: it is taken from `estate` when the engine has it.
+    pub(crate) async fn serve(
+        self: &Rc<Self>,
+        greeting: Greeting,
+        estate: &RefCell<Option<Estate>>,
+        progress: impl Fn(Progress),
+    ) {
+        let Greeting {
+            session,
+            held,
+            early,
+            table: _,
+        } = greeting;
+        if !held.is_empty() {
+            self.hosts.found.set(true);
+        }
+        // Messages are taken in from here on: an inherited job's end is one of them.
+        let reader = self.clone().converse(session.clone(), early);
+        let told = async {
+            self.mapping.adopter.finish_adoption(Some(&session)).await;
+            let (mut asked, addresses) = self.say_what_is(&session, held);
+            // At once, as this daemon may die next.
+            let statistics = self.statistics.clone();
+            self.base
+                .spawn(async move { statistics.save_figures(false).await });
+            kill_point!("daemon.told");
+            if !self.link.hand_over(&session, estate, &progress).await {
+                // Whoever listens to the progress ends it.
+                return std::future::pending().await;
+            }
+            self.link.acting.set(session.generation);
+            asked.extend(self.say_listeners(&session, &addresses));
+            self.states.carried_out(&session, asked).await;
+            progress(Progress::Running);
+            tokio::join!(
+                self.mapping.revoker.tell_all_grants(&session),
+                self.mapping.adopter.open_after_adoption()
+            );
+            // The reader ends the conversation, not this.
+            std::future::pending::<()>().await;
+        };
+        tokio::select! {
+            () = reader => {}
+            () = told => {}
+        }
+        self.link.hang_up(&session);
+    }
+
+    pub(crate) fn attach(&self, session: &Rc<Session>) {
+        let before = self.base.newest_generation.get();
+        if before != 0 && session.generation > before {
+            let mark = self.base.core.borrow().pool.quarantine_mark();
+            session.quarantined_before.set(Some(mark));
+        }
+        self.statistics.count_on(session);
+        self.mapping
+            .revoker
+            .ahead
+            .forget(&mut self.base.core.borrow_mut().pool);
+        self.link.begin(session);
+    }
+
+    async fn converse(
+        self: Rc<Self>,
+        session: Rc<Session>,
+        early: Vec<(FromEngine, Vec<OwnedFd>)>,
+    ) {
+        let early = early
+            .into_iter()
+            .filter_map(|(message, fds)| session.absorb(message, fds));
+        self.act_on(&session, &mut early.collect());
+        let receive = async {
+            let mut messages = Vec::new();
+            loop {
+                if let Err(error) = session.next_some(&mut messages).await {
+                    return error;
+                }
+                self.act_on(&session, &mut messages);
+                // A busy engine must not keep the other tasks from running.
+                tokio::task::yield_now().await;
+            }
+        };
+        let error = tokio::select! {
+            error = receive => error,
+            Err(error) = session.write() => error,
+        };
+        tracing::info!(generation = session.generation, %error, "the engine's conversation ended");
+    }
+
+    /// Acts on messages in their order; faults that came in a row are answered together.
+    fn act_on(self: &Rc<Self>, session: &Rc<Session>, messages: &mut Vec<FromEngine>) {
+        let mut together: Vec<FaultAsk> = Vec::new();
+        for message in messages.drain(..) {
+            if let FromEngine::Faults { mut faults } = message {
+                count_by(&self.base.counters.faults, faults.len() as u64);
+                if together.is_empty() {
+                    together = faults;
+                } else {
+                    together.append(&mut faults);
+                }
+            } else {
+                self.mapping
+                    .faults
+                    .answer_faults(&std::mem::take(&mut together));
+                self.act(session, message);
+            }
+        }
+        self.mapping.faults.answer_faults(&together);
+    }
+
+    fn act(self: &Rc<Self>, session: &Rc<Session>, message: FromEngine) {
+        match message {
+            FromEngine::CommitWanted { volume, sequence } => {
+                let session = session.clone();
+                self.base.spawn(
+                    self.mapping
+                        .flusher
+                        .clone()
+                        .commit_wanted(session, volume, sequence),
+                );
+            }
+            FromEngine::Release {
+                release,
+                volume,
+                range,
+            } => {
+                self.mapping
+                    .releaser
+                    .on_release(session.generation, release, volume, range);
+            }
+            FromEngine::Reserve(ask) => self.reservations.on_reserve(session, ask),
+            FromEngine::HostRefused {
+                host,
+                subsystem,
+                why,
+                count,
+            } => self
+                .hosts
+                .host_refused(session, &host, &subsystem, &why, count),
+            FromEngine::Machine { .. } | FromEngine::MachineLeft { .. } => {
+                self.vms.machine_news(session, &message);
+            }
+            FromEngine::DeviceReady { device } => self.states.device_ready(device),
+            FromEngine::DeviceFailed { device, error } => {
+                self.states.device_failed(session, device, error);
+            }
+            FromEngine::Notice { text } => {
+                let text = format!("the engine says: {text}");
+                self.base.tell(EventKind::Warning, text, News::default());
+            }
+            other => tracing::warn!(?other, "the engine said something out of place"),
+        }
+    }
+}
