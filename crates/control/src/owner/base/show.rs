@@ -4,10 +4,10 @@
 //! Design: reads the pool alone.
 //! Not here: what changes them (`exports::volumes`), what engines count (`statistics`).
 
-use forebay_qos::budget::Budget;
-use forebay_qos::stated::Stated;
 use forebay_nvme::reservation::{HostId, ReservationType};
 use forebay_pool::{Pool, Space, TenantId, TenantRecord, VolumeRecord};
+use forebay_qos::budget::Budget;
+use forebay_qos::stated::Stated;
 use forebay_xlate::{DeviceIndex, VolumeId};
 
 use crate::api::error::ApiError;

@@ -15,9 +15,9 @@ use std::path::Path;
 use std::rc::Rc;
 use std::sync::atomic::Ordering::Relaxed;
 
+use forebay_pool::TenantId;
 use forebay_qos::budget::{Budget, LEAST};
 use forebay_qos::stated::Stated;
-use forebay_pool::TenantId;
 use forebay_xlate::VolumeId;
 use forebay_xlate::boundary::message::{Scheduling, Spread, TenantId as EngineTenantId, ToEngine};
 use forebay_xlate::boundary::region::MAX_TENANTS;

@@ -10,12 +10,6 @@
 
 use std::collections::BTreeSet;
 
-use forebay_qos::admission::{Node, interference, largest};
-use forebay_qos::budget::{Budget, LEAST, Rate};
-use forebay_qos::cost;
-use forebay_qos::cost::CostTable;
-use forebay_qos::places::{Lack, Places};
-use forebay_qos::units::{Resource, SHARED_RESOURCES};
 use forebay_pool::TenantId;
 use forebay_qos::admission::{Node, interference, largest};
 use forebay_qos::budget::{Budget, LEAST, Rate};

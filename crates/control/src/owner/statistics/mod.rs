@@ -21,8 +21,8 @@ use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use forebay_qos::budget::MOST;
 use forebay_pool::{ExportId, ExportRecord, TenantId, Uuid};
+use forebay_qos::budget::MOST;
 use forebay_xlate::boundary::message::Past;
 use forebay_xlate::boundary::region::{
     LaneRecord, MAX_REACTORS, OpKind, OpStats as RegionOpStats, ReactorRecord, Region, Times,
