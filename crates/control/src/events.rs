@@ -17,12 +17,12 @@ use std::time::Duration;
 
 use tokio::time::timeout;
 
-use crate::api::events::{
-    Audit, ClosedConnections, DeviceFence, Event, EventKind, EventList, TakeoverStats,
-};
+use crate::clock::now_unix_ms;
 use crate::event_numbers::EventNumbers;
 use crate::journal::{Journal, Kept};
-use crate::owner::now_unix_ms;
+use crate::model::events::{
+    Audit, ClosedConnections, DeviceFence, Event, EventKind, EventList, TakeoverStats,
+};
 use crate::signal::Signal;
 
 /// Events that are kept.

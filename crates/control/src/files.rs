@@ -1,17 +1,23 @@
 //! Small files that are whole or not there.
 //!
 //! Purpose: what the daemon records beside the catalog: which devices form the pool, which engine
-//! runs, reports.
+//! runs, reports; and the locks that keep two daemons apart.
 //! Design: written under another name, synced where it must survive a power cut, then renamed. On a full
 //! disk, what need not survive a power cut is written over its predecessor instead.
 //! Not here: what is in them.
 
 use std::fs::{File, OpenOptions};
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
+use forebay_device::fence::{FenceError, claim_file};
 use serde::{Serialize, de::DeserializeOwned};
+
+/// How long an earlier daemon may take to be gone.
+const LOCK_PATIENCE: Duration = Duration::from_secs(2);
+const LOCK_POLL: Duration = Duration::from_millis(20);
 
 fn with_path(path: &Path, error: &io::Error) -> io::Error {
     io::Error::new(error.kind(), format!("{}: {error}", path.display()))
@@ -98,6 +104,57 @@ pub(crate) fn remove(path: &Path) -> io::Result<()> {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(with_path(path, &error)),
         _ => Ok(()),
     }
+}
+
+fn in_use(lock: File, does: &str) -> io::Error {
+    let mut pid = String::new();
+    let _ = lock.take(20).read_to_string(&mut pid);
+    let pid = pid.trim();
+    let pid = if pid.is_empty() { "unknown" } else { pid };
+    io::Error::new(
+        io::ErrorKind::AddrInUse,
+        format!("another daemon (pid {pid}) {does}"),
+    )
+}
+
+/// Takes the lock file `base.lock` for as long as it is open; the error says what another daemon `does`.
+pub(crate) fn lock_file(base: &Path, does: &str) -> io::Result<File> {
+    let mut path = base.as_os_str().to_owned();
+    path.push(".lock");
+    let path = PathBuf::from(path);
+    let failed = |error: io::Error| {
+        io::Error::new(
+            error.kind(),
+            format!("can't lock {}: {error}", path.display()),
+        )
+    };
+    let file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .mode(0o600)
+        .open(&path)
+        .map_err(failed)?;
+    let begin = Instant::now();
+    loop {
+        match claim_file(&file, &path) {
+            Ok(_) => break,
+            // A process that was just killed holds it until the kernel is through with it. (One that can't end,
+            // because a device hangs, is passed over.)
+            Err(FenceError::Held { .. }) if begin.elapsed() < LOCK_PATIENCE => {
+                std::thread::sleep(LOCK_POLL);
+            }
+            Err(FenceError::Held { .. }) => return Err(in_use(file, does)),
+            Err(error) => return Err(failed(io::Error::other(error))),
+        }
+    }
+    // Overwritten in place: on a full disk, a truncated file may find no room again. The pid is for messages only.
+    let pid = format!("{:<10}\n", std::process::id());
+    if file.write_all_at(pid.as_bytes(), 0).is_err() {
+        let _ = file.set_len(0);
+    }
+    Ok(file)
 }
 
 #[cfg(test)]

@@ -14,7 +14,7 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 
 use tokio::sync::oneshot;
 
-use crate::api::events::Event;
+use crate::model::events::Event;
 
 /// A file larger than this is put aside.
 const FILE_MAX_BYTES: u64 = 2 << 20;
@@ -162,7 +162,7 @@ fn read(path: &Path) -> Vec<Event> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::api::events::EventKind;
+    use crate::model::events::EventKind;
 
     fn event(sequence: u64) -> Event {
         Event {

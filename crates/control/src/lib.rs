@@ -1,23 +1,30 @@
 //! Forebay's control plane.
 //!
 //! Purpose: the REST API, and the daemon behind it that owns the pool and keeps an engine running.
-//! Design: one thread, an async runtime, and one loop (the owner) that alone changes state; API
-//! handlers send it requests. Nothing here is on the I/O path.
+//! Design: one thread, an async runtime, and one loop that alone changes state; handlers of the API
+//! send it closures. From the ground up: `model` (bodies of the API), `devices`, `owner`, `supervisor`, `daemon`, `api`,
+//! `run`. Each uses only those before it. Nothing here is on the I/O path.
 //! Not here: moving tenant data (the engine's internal lane does that), the command line.
 
 pub mod api;
+mod clock;
 pub mod config;
-pub mod daemon;
+mod daemon;
 mod devices;
 mod event_numbers;
 mod events;
 mod files;
 mod journal;
 mod metrics;
+pub mod model;
 mod owner;
 mod ownership;
 mod readiness;
+mod run;
 mod signal;
 mod store;
 mod supervisor;
 mod systemd;
+
+pub use daemon::DaemonError;
+pub use run::{EndedBy, run};

@@ -23,8 +23,8 @@ use forebay_device::heartbeat::{
 use forebay_pool::{BlockStore, Label, LabelFormat, LabelOwner, Stamp, Uuid};
 use tokio::sync::Notify;
 
-use crate::api::error::{self, ApiError};
-use crate::api::lock_file;
+use crate::files::lock_file;
+use crate::model::error::{self, ApiError};
 use crate::store::SyncStore;
 
 /// The file with the installation's id, in the state folder.

@@ -219,32 +219,9 @@ fn parse(text: &str, path: &Path, dir: Option<&Path>) -> Outcome<Config> {
     let state_dir = base.join(file.state_dir.unwrap_or_else(|| dir.join("state")));
     let run_dir = base.join(file.run_dir.unwrap_or_else(|| dir.join("run")));
     let nvme_tcp = file.listen.nvme_tcp.unwrap_or_else(default_listen);
-    if let Some(twice) = nvme_tcp
-        .iter()
-        .enumerate()
-        .find(|(i, a)| nvme_tcp[..*i].contains(a))
-        .map(|(_, a)| a)
-    {
-        return Err(wrong(format!("[listen] nvme_tcp names {twice} twice")));
-    }
-    let reactors = match file.engine.reactors {
-        Some(reactors) => reactors,
-        None => u16::try_from(file.engine.cpus.len())
-            .unwrap_or(u16::MAX)
-            .max(1),
-    };
-    if !(1..=REACTORS_MAX).contains(&reactors) {
-        return Err(wrong(format!(
-            "[engine] reactors must be 1 to {REACTORS_MAX}"
-        )));
-    }
+    no_address_twice(&nvme_tcp).map_err(&wrong)?;
     let cpus = file.engine.cpus;
-    if !cpus.is_empty() && cpus.len() != usize::from(reactors) {
-        return Err(wrong(format!(
-            "[engine] cpus names {} CPUs for {reactors} reactors",
-            cpus.len()
-        )));
-    }
+    let reactors = reactors(file.engine.reactors, &cpus).map_err(&wrong)?;
     if let Some(name) = &file.node.name
         && !is_node_name(name)
     {
@@ -294,6 +271,30 @@ fn parse(text: &str, path: &Path, dir: Option<&Path>) -> Outcome<Config> {
         devices,
         allow_faulty: file.devices.allow_faulty,
     })
+}
+
+fn no_address_twice(nvme_tcp: &[SocketAddr]) -> Result<(), String> {
+    let mut addresses = nvme_tcp.iter().enumerate();
+    match addresses.find(|(i, address)| nvme_tcp[..*i].contains(address)) {
+        Some((_, twice)) => Err(format!("[listen] nvme_tcp names {twice} twice")),
+        None => Ok(()),
+    }
+}
+
+/// The number of reactors: as stated, else one for each CPU.
+fn reactors(stated: Option<u16>, cpus: &[u16]) -> Result<u16, String> {
+    let of_cpus = || u16::try_from(cpus.len()).unwrap_or(u16::MAX).max(1);
+    let reactors = stated.unwrap_or_else(of_cpus);
+    if !(1..=REACTORS_MAX).contains(&reactors) {
+        return Err(format!("[engine] reactors must be 1 to {REACTORS_MAX}"));
+    }
+    if !cpus.is_empty() && cpus.len() != usize::from(reactors) {
+        return Err(format!(
+            "[engine] cpus names {} CPUs for {reactors} reactors",
+            cpus.len()
+        ));
+    }
+    Ok(reactors)
 }
 
 /// Where the daemon's API is: what was said, else `FOREBAY_SOCKET`, else what the configuration in

@@ -12,9 +12,9 @@ use std::fmt::{self, Display};
 use std::io::{self, Write as _};
 
 use forebay_control::api::client::ClientError;
-use forebay_control::api::error::ErrorKind;
+use forebay_control::model::error::ErrorKind;
 
-use crate::command::status::word;
+use crate::word::word;
 
 /// What sort of failure it is: the exit status, and a word for programs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -9,6 +9,7 @@ mod calibrate;
 mod cli;
 mod command;
 mod config;
+mod context;
 mod engine;
 mod failure;
 mod image;
@@ -17,7 +18,9 @@ mod limits;
 mod logging;
 mod output;
 mod progress;
+mod route;
 mod serve;
+mod word;
 
 use std::process::ExitCode;
 
@@ -26,7 +29,7 @@ use clap_complete::CompleteEnv;
 use forebay_control::api::client::Client;
 
 use cli::{Cli, Command};
-use command::Context;
+use context::Context;
 use failure::Outcome;
 use output::Output;
 

@@ -9,7 +9,7 @@ use std::fmt::Display;
 use std::io::{ErrorKind, Write as _};
 
 use comfy_table::{CellAlignment, Table, presets};
-use forebay_control::api::model::Done;
+use forebay_control::model::Done;
 use forebay_device::size::format_bytes;
 use serde::Serialize;
 

@@ -1,72 +1,21 @@
-//! The commands as a person or a program runs them: the real binary, the real API on a real socket,
-//! and an owner that answers from a list of its own.
+//! The commands as a person or a program runs them: the real binary, and a daemon that answers from a list of its own.
 //!
-//! Here: what is printed where, exit codes, and that what is typed arrives at the owner.
-//! Not here: the owner, and commands that move data.
+//! Here: what is printed where, exit codes, and that what is typed arrives at the API.
+//! Not here: the API, the owner, and commands that move data.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Output};
-use std::sync::mpsc;
 
-use forebay_control::api::error::ApiError;
-use forebay_control::api::events::EventList;
-use forebay_control::api::model::{DeviceDetails, DeviceState, Export, Port, Tenant, Transfer};
-use forebay_control::api::request::{Request, channel};
-use forebay_control::api::{bind, serve};
 use serde_json::Value;
-use tokio::sync::oneshot;
 
+#[path = "common/fake.rs"]
+mod fake;
 #[path = "common/samples.rs"]
 mod samples;
 
-use samples::{check_result, device, export, pool, volume};
-
-struct Daemon {
-    folder: tempfile::TempDir,
-    stop: Option<oneshot::Sender<()>>,
-    thread: Option<std::thread::JoinHandle<()>>,
-    /// What the owner was asked, in words.
-    asked: mpsc::Receiver<String>,
-}
+use fake::Daemon;
 
 impl Daemon {
-    fn start() -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        let socket = folder.path().join("api.sock");
-        let (stop, stopped) = oneshot::channel::<()>();
-        let (ready, is_ready) = mpsc::channel();
-        let (tell, asked) = mpsc::channel();
-        let thread = std::thread::spawn(move || {
-            let runtime = tokio::runtime::Builder::new_current_thread()
-                .enable_all()
-                .build()
-                .unwrap();
-            runtime.block_on(async move {
-                let listener = bind(&socket).unwrap();
-                ready.send(()).unwrap();
-                let (handle, mut requests) = channel();
-                let owner = async {
-                    while let Some(request) = requests.recv().await {
-                        answer(request, &tell);
-                    }
-                };
-                let stop = async { drop(stopped.await) };
-                tokio::join!(serve(listener, handle, stop), owner);
-            });
-        });
-        is_ready.recv().unwrap();
-        Self {
-            folder,
-            stop: Some(stop),
-            thread: Some(thread),
-            asked,
-        }
-    }
-
-    fn socket(&self) -> PathBuf {
-        self.folder.path().join("api.sock")
-    }
-
     fn run(&self, args: &[&str]) -> Output {
         forebay(&self.socket(), args)
     }
@@ -78,28 +27,10 @@ impl Daemon {
         String::from_utf8(output.stdout).unwrap()
     }
 
-    /// Checks the requests since the last call. The audit adds some: the object before and after.
-    fn was_asked(&self, part: &str) {
-        let asked: Vec<String> = self.asked.try_iter().collect();
-        assert!(
-            asked.iter().any(|one| one.contains(part)),
-            "{part}: {asked:#?}"
-        );
-    }
-
     fn json(&self, args: &[&str]) -> Value {
         let mut all = vec!["--json"];
         all.extend(args);
         serde_json::from_str(&self.text(&all)).unwrap()
-    }
-}
-
-impl Drop for Daemon {
-    fn drop(&mut self) {
-        drop(self.stop.take());
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
     }
 }
 
@@ -109,92 +40,6 @@ fn forebay(socket: &Path, args: &[&str]) -> Output {
         .env("FOREBAY_SOCKET", socket)
         .output()
         .unwrap()
-}
-
-fn answer(request: Request, tell: &mpsc::Sender<String>) {
-    if !matches!(request, Request::Audit { .. }) {
-        let _ = tell.send(format!("{request:?}"));
-    }
-    match request {
-        Request::TenantCreate { name, reply } => {
-            let _ = reply.send(if name == "taken" {
-                Err(ApiError::exists("tenant taken exists").hint("choose another name"))
-            } else {
-                Ok(Tenant {
-                    name,
-                    volumes: 0,
-                    provisioned_bytes: 0,
-                    allocated_bytes: 0,
-                    budget: None,
-                    credit: None,
-                })
-            });
-        }
-        Request::TenantList(reply) => drop(reply.send(Ok(Vec::new()))),
-        Request::VolumeCreate { body, reply, .. } => {
-            let _ = reply.send(Ok(volume(body.size_bytes)));
-        }
-        Request::VolumeUpdate { body, reply, .. } => {
-            let _ = reply.send(Ok(volume(body.size_bytes.unwrap_or(1 << 30))));
-        }
-        Request::VolumeList { reply, .. } => {
-            let _ = reply.send(Ok(vec![volume(1 << 30)]));
-        }
-        Request::VolumeShow { reply, .. } => drop(reply.send(Ok(volume(1 << 20)))),
-        Request::TransferPut { reply, .. } => drop(reply.send(Ok(Transfer {
-            volume: volume(1 << 20),
-            nqn: "nqn.2026-01.io.forebay:acme.disk".to_owned(),
-            addresses: Vec::new(),
-            in_use_by: Vec::new(),
-        }))),
-        Request::VolumeDelete { reply, .. } => drop(reply.send(Ok(()))),
-        Request::ExportCreate { reply, .. }
-        | Request::ExportShow { reply, .. }
-        | Request::ExportUpdate { reply, .. } => {
-            let _ = reply.send(Ok(export()));
-        }
-        Request::ExportList(reply) => {
-            let quarantined = Some("engines died of it".to_owned());
-            let bad = Export {
-                volume: "bad".to_owned(),
-                quarantined,
-                ..export()
-            };
-            let _ = reply.send(Ok(vec![export(), bad]));
-        }
-        Request::PortUpdate {
-            address,
-            body,
-            reply,
-        } => {
-            let _ = reply.send(Ok(Port {
-                address: address.to_string(),
-                id: 1,
-                ana: body.ana,
-                changes: 3,
-            }));
-        }
-        Request::Events { reply, .. } => drop(reply.send(Ok(EventList::default()))),
-        Request::PoolCreate { reply, .. } => drop(reply.send(Ok(pool()))),
-        Request::PoolShow(reply) => drop(reply.send(Ok(pool()))),
-        Request::PoolUpdate { reply, .. } => drop(reply.send(Ok(pool()))),
-        Request::PoolCheck { body, reply } => {
-            let _ = reply.send(Ok(check_result(body.repair)));
-        }
-        Request::DeviceShow { reply, .. } => {
-            let _ = reply.send(Ok(DeviceDetails {
-                device: device(DeviceState::Online),
-                volumes: vec!["acme/disk".to_owned()],
-            }));
-        }
-        Request::DeviceAdd { reply, .. } => {
-            let _ = reply.send(Ok(device(DeviceState::Online)));
-        }
-        Request::PoolOpen { reply, .. } => drop(reply.send(Ok(pool()))),
-        Request::PoolDestroy { reply, .. } => drop(reply.send(Ok("pool destroyed".to_owned()))),
-        // Dropping the reply is a refusal.
-        _ => {}
-    }
 }
 
 #[test]
@@ -237,13 +82,12 @@ fn what_is_typed_arrives() {
                 "--block-size",
                 "512",
             ][..],
-            "VolumeCreate { tenant: \"acme\", body: VolumeCreate { name: \"disk\", \
+            "POST /v1/tenants/acme/volumes VolumeCreate { name: \"disk\", \
              size_bytes: 10737418240, block_bytes: Some(512), reserved_bytes: 0 }",
         ),
         (
             &["volume", "resize", "acme/disk", "--size", "2T"],
-            "VolumeUpdate { tenant: \"acme\", volume: \"disk\", \
-             body: VolumeUpdate { size_bytes: Some(2199023255552), reserved_bytes: None }",
+            "PATCH /v1/tenants/acme/volumes/disk VolumeUpdate { size_bytes: Some(2199023255552), reserved_bytes: None }",
         ),
         (
             &[
@@ -266,18 +110,15 @@ fn what_is_typed_arrives() {
             "PoolUpdate { placement: Some(Fill), warn_percent: Some(70), critical_percent: None }",
         ),
         (&["pool", "check", "--repair"], "PoolCheck { repair: true }"),
-        (&["device", "show", "1"], "DeviceShow { index: 1"),
+        (&["device", "show", "1"], "GET /v1/devices/1"),
         (
             &["device", "add", "/b", "--create", "--size", "1G", "--force"],
             "DeviceAdd { spec: \"/b\", force: true, create: true, size_bytes: Some(1073741824) }",
         ),
-        (
-            &["volume", "list", "acme"],
-            "VolumeList { tenant: Some(\"acme\")",
-        ),
+        (&["volume", "list", "acme"], "GET /v1/tenants/acme/volumes"),
         (
             &["volume", "delete", "acme/disk"],
-            "VolumeDelete { tenant: \"acme\", volume: \"disk\"",
+            "DELETE /v1/tenants/acme/volumes/disk",
         ),
         (
             &[
@@ -323,11 +164,11 @@ fn what_is_typed_arrives() {
                 "inaccessible",
                 "--let-hosts-wait",
             ],
-            "PortUpdate { address: [::1]:4420, body: PortUpdate { ana: Inaccessible, let_hosts_wait: true }",
+            "PATCH /v1/ports/[::1]:4420 PortUpdate { ana: Inaccessible, let_hosts_wait: true }",
         ),
         (
             &["events", "--after", "7"],
-            "Events { after: Some(7), wait: 0ns",
+            "GET /v1/events?wait_s=0&after=7",
         ),
         (
             &[
@@ -346,7 +187,7 @@ fn what_is_typed_arrives() {
         ),
         (
             &["pool", "open", "--device", "/a"],
-            "PoolOpen { body: PoolOpen { devices: [\"/a\"], force: false, take_over: false }",
+            "POST /v1/pool/open PoolOpen { devices: [\"/a\"], force: false, take_over: false }",
         ),
         (
             &["pool", "open", "--device", "/a", "--force"],
@@ -358,7 +199,7 @@ fn what_is_typed_arrives() {
         ),
         (
             &["pool", "destroy", "pool", "--delete-volumes"],
-            "PoolDestroy { name: \"pool\", delete_volumes: true, disconnect_hosts: false, forget: false }",
+            "DELETE /v1/pool?name=pool&delete_volumes=true&disconnect_hosts=false&forget=false",
         ),
     ] {
         daemon.text(args);

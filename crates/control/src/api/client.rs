@@ -14,8 +14,8 @@ use std::time::Duration;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use super::error::{ApiError, ErrorBody};
-use super::routes::TIME_LIMIT;
+use super::TIME_LIMIT;
+use crate::model::error::{ApiError, ErrorBody};
 
 /// The largest answer that is read.
 const ANSWER_MAX_BYTES: usize = 64 * 1024 * 1024;

@@ -18,8 +18,8 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 use utoipa::IntoParams;
 
-use super::error::ApiError;
-use super::validate;
+use crate::model::error::ApiError;
+use crate::model::validate;
 
 /// A JSON body.
 pub(super) struct Body<T>(pub(super) T);
@@ -212,10 +212,9 @@ where
 mod tests {
     use axum::body::{Body as Bytes, to_bytes};
 
-    use super::super::hosts::PortUpdate;
-    use super::super::model::{ExportCreate, PoolUpdate, TransferPut};
-    use super::super::scheduling::{CostsPut, SchedulingUpdate};
     use super::*;
+    use crate::model::scheduling::{CostsPut, SchedulingUpdate};
+    use crate::model::{ExportCreate, PoolUpdate, PortUpdate, TransferPut};
 
     async fn refusal<T: DeserializeOwned + Serialize>(body: &str) -> String {
         let request = Request::new(Bytes::from(body.to_owned()));

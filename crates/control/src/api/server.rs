@@ -8,17 +8,15 @@
 //! metrics may have a TCP listener besides, where everybody may read them, and nothing else.
 //! Not here: routes.
 
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::future::Future;
-use std::io::{self, Read};
-use std::net::SocketAddr;
-use std::os::unix::fs::{FileExt, OpenOptionsExt, PermissionsExt};
+use std::io;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use axum::{Router, middleware};
-use forebay_device::fence::{FenceError, claim_file};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -26,11 +24,11 @@ use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::{Semaphore, watch};
 
 use super::audit::{self, Caller};
-use super::error::ApiError;
-use super::figure_routes;
-use super::request::Handle;
-use super::routes::{self, TIME_LIMIT};
+use super::router::{self, TIME_LIMIT};
 use super::whole_body;
+use crate::daemon::Handle;
+use crate::files::lock_file;
+use crate::model::error::ApiError;
 
 /// Connections served at the same time; further ones wait in the kernel's queue.
 const CONNECTIONS_MAX: usize = 64;
@@ -42,13 +40,10 @@ const METRICS_TIME_LIMIT: Duration = Duration::from_secs(30);
 const HEAD_TIME_LIMIT: Duration = Duration::from_secs(10);
 /// How long requests may go on once the daemon is stopping.
 const STOP_TIME_LIMIT: Duration = Duration::from_secs(2);
-/// How long an earlier daemon may take to be gone.
-const LOCK_PATIENCE: Duration = Duration::from_secs(2);
-const LOCK_POLL: Duration = Duration::from_millis(20);
 
 /// A bound socket, and the lock that makes it ours.
 #[derive(Debug)]
-pub struct ApiListener {
+pub(crate) struct ApiListener {
     listener: UnixListener,
     path: PathBuf,
     // Closing it releases the lock. The file stays: removing it would let two daemons lock two files.
@@ -66,7 +61,7 @@ impl Drop for ApiListener {
 /// # Errors
 /// `AddrInUse` when another daemon has it (the message names its pid), otherwise what the system
 /// says, with the path.
-pub fn bind(path: &Path) -> io::Result<ApiListener> {
+pub(crate) fn bind(path: &Path) -> io::Result<ApiListener> {
     // sockaddr_un: sun_path is 108 bytes with its NUL.
     if path.as_os_str().len() > 107 {
         return Err(io::Error::new(
@@ -98,61 +93,10 @@ pub fn bind(path: &Path) -> io::Result<ApiListener> {
     })
 }
 
-fn in_use(lock: File, does: &str) -> io::Error {
-    let mut pid = String::new();
-    let _ = lock.take(20).read_to_string(&mut pid);
-    let pid = pid.trim();
-    let pid = if pid.is_empty() { "unknown" } else { pid };
-    io::Error::new(
-        io::ErrorKind::AddrInUse,
-        format!("another daemon (pid {pid}) {does}"),
-    )
-}
-
-/// Takes the lock file `base.lock` for as long as it is open; the error says what another daemon `does`.
-pub(crate) fn lock_file(base: &Path, does: &str) -> io::Result<File> {
-    let mut path = base.as_os_str().to_owned();
-    path.push(".lock");
-    let path = PathBuf::from(path);
-    let failed = |error: io::Error| {
-        io::Error::new(
-            error.kind(),
-            format!("can't lock {}: {error}", path.display()),
-        )
-    };
-    let file = OpenOptions::new()
-        .read(true)
-        .write(true)
-        .create(true)
-        .truncate(false)
-        .mode(0o600)
-        .open(&path)
-        .map_err(failed)?;
-    let begin = Instant::now();
-    loop {
-        match claim_file(&file, &path) {
-            Ok(_) => break,
-            // A process that was just killed holds it until the kernel is through with it. (One that can't end,
-            // because a device hangs, is passed over.)
-            Err(FenceError::Held { .. }) if begin.elapsed() < LOCK_PATIENCE => {
-                std::thread::sleep(LOCK_POLL);
-            }
-            Err(FenceError::Held { .. }) => return Err(in_use(file, does)),
-            Err(error) => return Err(failed(io::Error::other(error))),
-        }
-    }
-    // Overwritten in place: on a full disk, a truncated file may find no room again. The pid is for messages only.
-    let pid = format!("{:<10}\n", std::process::id());
-    if file.write_all_at(pid.as_bytes(), 0).is_err() {
-        let _ = file.set_len(0);
-    }
-    Ok(file)
-}
-
 /// Serves the API until `stop` resolves; open requests then get a moment to end.
-pub async fn serve(listener: ApiListener, owner: Handle, stop: impl Future<Output = ()>) {
+pub(crate) async fn serve(listener: ApiListener, daemon: Handle, stop: impl Future<Output = ()>) {
     let own_uid = rustix::process::geteuid().as_raw();
-    serve_those(listener, owner, |uid| may_call(uid, own_uid), stop).await;
+    serve_those(listener, daemon, |uid| may_call(uid, own_uid), stop).await;
 }
 
 /// Whether a caller with this uid may control a daemon that runs as `own_uid`.
@@ -160,19 +104,9 @@ pub(super) fn may_call(uid: u32, own_uid: u32) -> bool {
     uid == 0 || uid == own_uid
 }
 
-/// Binds the metrics' own listener.
-///
-/// # Errors
-/// What the system says.
-pub fn bind_metrics(address: SocketAddr) -> io::Result<TcpListener> {
-    let listener = std::net::TcpListener::bind(address)?;
-    listener.set_nonblocking(true)?;
-    TcpListener::from_std(listener)
-}
-
 /// Serves `GET /metrics` and nothing else to all callers. It never returns.
-pub async fn serve_metrics(listener: TcpListener, owner: Handle) {
-    let router = figure_routes::metrics_router(owner, TIME_LIMIT);
+pub(crate) async fn serve_metrics(listener: TcpListener, daemon: Handle) {
+    let router = router::metrics_router(daemon, TIME_LIMIT);
     let places = Arc::new(Semaphore::new(METRICS_CONNECTIONS_MAX));
     let (_stopping, stopped) = watch::channel(());
     loop {
@@ -198,11 +132,11 @@ pub async fn serve_metrics(listener: TcpListener, owner: Handle) {
 /// [`serve`] with the question of who may call as an argument.
 pub(super) async fn serve_those(
     listener: ApiListener,
-    owner: Handle,
+    daemon: Handle,
     may_call: impl Fn(u32) -> bool,
     stop: impl Future<Output = ()>,
 ) {
-    let router = routes::router(owner.clone(), TIME_LIMIT);
+    let router = router::router(daemon.clone(), TIME_LIMIT);
     let refusing = Router::new().fallback(refuse);
     let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
     let (stopping, stopped) = watch::channel(());
@@ -232,7 +166,7 @@ pub(super) async fn serve_those(
                     uid: peer.uid(),
                     pid: peer.pid(),
                 };
-                audit::router(router.clone(), owner.clone(), caller)
+                audit::router(router.clone(), daemon.clone(), caller)
             }
             Ok(peer) => {
                 tracing::warn!(uid = peer.uid(), pid = peer.pid(), "refused an API caller");

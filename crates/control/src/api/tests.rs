@@ -1,16 +1,21 @@
-//! The API over a real socket, with an owner that answers from a list of tenants.
+//! The API over a real socket, with a daemon that has a pool in a file, or none.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::{Value, json};
 use tokio::sync::{mpsc, oneshot};
+use tokio::task::LocalSet;
 
 use super::client::{Client, ClientError};
-use super::error::{ApiError, ErrorKind};
-use super::model::*;
-use super::request::{Handle, Request, channel};
 use super::{BODY_MAX_BYTES, bind, openapi, serve};
+use crate::config::{DaemonConfig, EmbeddedPool};
+use crate::daemon::{Handle, Request, channel};
+use crate::model::error::{ApiError, ErrorKind};
+use crate::model::*;
+use crate::ownership::Installation;
 
 struct Daemon {
     client: Client,
@@ -43,7 +48,7 @@ where
             .enable_all()
             .build()
             .unwrap();
-        runtime.block_on(async move {
+        runtime.block_on(LocalSet::new().run_until(async move {
             let listener = bind(&path).unwrap();
             ready.send(()).unwrap();
             let (handle, requests) = channel();
@@ -51,7 +56,7 @@ where
                 let _ = stopped.await;
             };
             tokio::join!(serve(listener, handle, stop), owner(requests));
-        });
+        }));
     });
     is_ready.recv().unwrap();
     Daemon {
@@ -62,49 +67,47 @@ where
     }
 }
 
-/// Knows tenants, and refuses all else.
-async fn tenants_only(mut requests: mpsc::Receiver<Request>) {
-    let mut tenants: Vec<Tenant> = Vec::new();
+/// A daemon without a pool.
+async fn without_pool(requests: mpsc::Receiver<Request>) {
+    let folder = tempfile::tempdir().unwrap();
+    serve_from(folder.path(), None, requests).await;
+}
+
+/// A daemon with a pool, whose engine does not start.
+async fn with_pool(requests: mpsc::Receiver<Request>) {
+    // A pool wants direct I/O, which a tmpfs may refuse.
+    let folder = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
+    let pool = EmbeddedPool {
+        path: folder.path().join("pool.img"),
+        size_bytes: 64 << 20,
+    };
+    serve_from(folder.path(), Some(pool), requests).await;
+}
+
+/// Carries out requests until there are no more. A request to shut down is answered and nothing else.
+async fn serve_from(
+    folder: &Path,
+    embedded_pool: Option<EmbeddedPool>,
+    mut requests: mpsc::Receiver<Request>,
+) {
+    let config = DaemonConfig {
+        state_dir: folder.to_owned(),
+        run_dir: folder.to_owned(),
+        embedded_pool,
+        ..DaemonConfig::empty()
+    };
+    let me = Arc::new(Installation::claim(folder).unwrap());
+    let no_metrics = Box::new(|_| tokio::task::spawn_local(async {}));
+    let daemon = crate::daemon::Daemon::new(config, me, Box::new(()), no_metrics);
+    let daemon = Rc::new(daemon);
+    daemon.clone().start().await.unwrap();
     while let Some(request) = requests.recv().await {
         match request {
-            Request::TenantCreate { name, reply } => {
-                let known = tenants.iter().any(|tenant| tenant.name == name);
-                let _ = reply.send(if known {
-                    Err(ApiError::exists(format!("tenant {name} exists")).hint("choose another"))
-                } else {
-                    let tenant = Tenant {
-                        name,
-                        volumes: 0,
-                        provisioned_bytes: 0,
-                        allocated_bytes: 0,
-                        budget: None,
-                        credit: None,
-                    };
-                    tenants.push(tenant.clone());
-                    Ok(tenant)
-                });
-            }
-            Request::TenantList(reply) => drop(reply.send(Ok(tenants.clone()))),
-            Request::TenantDelete { name, reply } => {
-                let before = tenants.len();
-                tenants.retain(|tenant| tenant.name != name);
-                let _ = reply.send(if tenants.len() < before {
-                    Ok(())
-                } else {
-                    Err(ApiError::not_found(format!("there is no tenant {name}")))
-                });
-            }
-            Request::PoolDestroy { query, reply } => {
-                let _ = reply.send(if query.delete_volumes {
-                    Ok("pool destroyed".to_owned())
-                } else {
-                    Err(ApiError::in_use("the pool has volumes"))
-                });
-            }
-            // Dropping a request drops its reply: `unavailable`.
-            _ => {}
+            Request::Call(call) => call(&daemon),
+            Request::Shutdown(reply) => drop(reply.send(Ok(()))),
         }
     }
+    daemon.stop().await.unwrap();
 }
 
 fn refusal(result: Result<impl std::fmt::Debug, ClientError>) -> ApiError {
@@ -116,7 +119,7 @@ fn refusal(result: Result<impl std::fmt::Debug, ClientError>) -> ApiError {
 
 /// The statuses that the document has for an operation.
 fn declared(method: &str, path: &str) -> Option<Vec<String>> {
-    let document = serde_json::to_value(openapi::document()).unwrap();
+    let document = serde_json::to_value(openapi::build()).unwrap();
     let asked: Vec<&str> = path.split('?').next()?.split('/').collect();
     let is_it = |template: &str| {
         let parts: Vec<&str> = template.split('/').collect();
@@ -147,7 +150,7 @@ fn exchange(daemon: &Daemon, method: &str, path: &str, body: Option<&str>) -> (u
 
 #[test]
 fn create_list_delete() {
-    let daemon = daemon(tenants_only);
+    let daemon = daemon(with_pool);
     let body = TenantCreate {
         name: "acme".to_owned(),
     };
@@ -155,7 +158,6 @@ fn create_list_delete() {
     assert_eq!(made.name, "acme");
     let error = refusal(daemon.client.post::<_, Tenant>("/v1/tenants", &body));
     assert_eq!(error.kind, ErrorKind::Exists);
-    assert_eq!(error.hint.as_deref(), Some("choose another"));
     let all: Vec<Tenant> = daemon.client.get("/v1/tenants").unwrap();
     assert_eq!(all, [made]);
     let done: Done = daemon.client.delete("/v1/tenants/acme").unwrap();
@@ -166,7 +168,7 @@ fn create_list_delete() {
 
 #[test]
 fn statuses_follow_the_kind() {
-    let daemon = daemon(tenants_only);
+    let daemon = daemon(with_pool);
     assert_eq!(
         exchange(&daemon, "POST", "/v1/tenants", Some(r#"{"name":"a"}"#)).0,
         201
@@ -176,7 +178,20 @@ fn statuses_follow_the_kind() {
         409
     );
     assert_eq!(exchange(&daemon, "DELETE", "/v1/tenants/b", None).0, 404);
-    // The owner dropped the reply.
+    let volume = r#"{"name":"v","size_bytes":4096}"#;
+    let volumes = "/v1/tenants/a/volumes";
+    assert_eq!(exchange(&daemon, "POST", volumes, Some(volume)).0, 201);
+    assert_eq!(
+        exchange(&daemon, "DELETE", "/v1/pool?name=pool", None).0,
+        409
+    );
+    let destroy = "/v1/pool?name=pool&delete_volumes=true";
+    assert_eq!(exchange(&daemon, "DELETE", destroy, None).0, 200);
+}
+
+#[test]
+fn a_request_that_is_dropped_is_unavailable() {
+    let daemon = daemon(|mut requests| async move { while requests.recv().await.is_some() {} });
     let (status, body) = exchange(&daemon, "GET", "/v1/status", None);
     assert_eq!(
         (status, &body["error"]["kind"]),
@@ -186,7 +201,7 @@ fn statuses_follow_the_kind() {
 
 #[test]
 fn unknown_field_is_named_with_the_accepted_ones() {
-    let daemon = daemon(tenants_only);
+    let daemon = daemon(without_pool);
     let (status, body) = exchange(
         &daemon,
         "POST",
@@ -220,7 +235,7 @@ fn unknown_field_is_named_with_the_accepted_ones() {
 
 #[test]
 fn wrong_bodies() {
-    let daemon = daemon(tenants_only);
+    let daemon = daemon(without_pool);
     for (body, part) in [
         ("", "EOF"),
         ("{", "EOF"),
@@ -264,7 +279,7 @@ fn wrong_bodies() {
 
 #[test]
 fn wrong_numbers_of_budgets_are_named_with_what_would_fit() {
-    let daemon = daemon(tenants_only);
+    let daemon = daemon(without_pool);
     let (iops, bytes) = ("10 to 20000000", "65536 to 100000000000");
     for (body, parts) in [
         (r#"{"base":{"iops":-5}}"#, ["`base.iops`", "`-5`", iops]),
@@ -311,7 +326,7 @@ fn wrong_numbers_of_budgets_are_named_with_what_would_fit() {
 
 #[test]
 fn large_body_is_refused() {
-    let daemon = daemon(tenants_only);
+    let daemon = daemon(without_pool);
     let body = format!(r#"{{"name":"{}"}}"#, "a".repeat(BODY_MAX_BYTES));
     let (status, answer) = exchange(&daemon, "POST", "/v1/tenants", Some(&body));
     assert_eq!(status, 413);
@@ -323,7 +338,7 @@ fn large_body_is_refused() {
 
 #[test]
 fn unknown_routes_methods_queries_and_paths() {
-    let daemon = daemon(tenants_only);
+    let daemon = daemon(without_pool);
     let (status, body) = exchange(&daemon, "GET", "/v1/nothing", None);
     assert_eq!((status, &body["error"]["kind"]), (404, &json!("not_found")));
     let (status, body) = exchange(&daemon, "PUT", "/v1/tenants", None);
@@ -337,20 +352,6 @@ fn unknown_routes_methods_queries_and_paths() {
             .contains("`colour`")
     );
     assert_eq!(exchange(&daemon, "DELETE", "/v1/pool", None).0, 400);
-    assert_eq!(
-        exchange(&daemon, "DELETE", "/v1/pool?name=pool", None).0,
-        409
-    );
-    assert_eq!(
-        exchange(
-            &daemon,
-            "DELETE",
-            "/v1/pool?name=pool&delete_volumes=true",
-            None
-        )
-        .0,
-        200
-    );
     for path in [
         "/v1/tenants/A",
         "/v1/tenants/%ff",
@@ -369,7 +370,7 @@ fn unknown_routes_methods_queries_and_paths() {
 #[test]
 fn bytes_that_are_not_http_only_end_their_connection() {
     use std::io::{Read, Write};
-    let daemon = daemon(tenants_only);
+    let daemon = daemon(with_pool);
     let mut stream = std::os::unix::net::UnixStream::connect(daemon.client.socket()).unwrap();
     stream
         .set_read_timeout(Some(Duration::from_secs(20)))
@@ -398,7 +399,7 @@ fn owner_that_is_silent_ends_in_a_time_limit() {
         .unwrap();
     runtime.block_on(async {
         let (handle, _requests) = channel();
-        let router = super::routes::router(handle, Duration::from_millis(20));
+        let router = super::router::router(handle, Duration::from_millis(20));
         let (stream, ours) = tokio::net::UnixStream::pair().unwrap();
         let answer = tokio::spawn(hyper::server::conn::http1::Builder::new().serve_connection(
             hyper_util::rt::TokioIo::new(stream),
@@ -461,8 +462,8 @@ fn openapi_has_not_drifted() {
 
 #[test]
 fn every_documented_route_exists_and_every_error_is_json() {
-    let daemon = daemon(tenants_only);
-    let document = serde_json::to_value(openapi::document()).unwrap();
+    let daemon = daemon(without_pool);
+    let document = serde_json::to_value(openapi::build()).unwrap();
     let mut routes = 0;
     for (path, methods) in document["paths"].as_object().unwrap() {
         let path = path
@@ -491,7 +492,7 @@ fn other_users_are_refused() {
         .enable_all()
         .build()
         .unwrap();
-    runtime.block_on(async {
+    runtime.block_on(LocalSet::new().run_until(async {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("api.sock");
         let listener = bind(&path).unwrap();
@@ -508,11 +509,11 @@ fn other_users_are_refused() {
             super::server::serve_those(listener, handle, |_| false, async {
                 let _ = stopped.await;
             }),
-            tenants_only(requests),
+            without_pool(requests),
         );
         let error = refusal(answer);
         assert_eq!(error.kind, ErrorKind::Forbidden);
-    });
+    }));
     assert!(super::server::may_call(0, 1000) && super::server::may_call(1000, 1000));
     assert!(!super::server::may_call(1001, 1000) && !super::server::may_call(1000, 0));
 }

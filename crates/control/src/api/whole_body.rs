@@ -14,8 +14,8 @@ use axum::middleware::Next;
 use axum::response::Response;
 use http_body_util::BodyExt;
 
-use super::error::ApiError;
-use super::routes::BODY_MAX_BYTES;
+use super::router::BODY_MAX_BYTES;
+use crate::model::error::ApiError;
 
 /// So much of a body that is too large is read; then the connection is closed.
 const READ_MAX_BYTES: usize = 64 * BODY_MAX_BYTES;

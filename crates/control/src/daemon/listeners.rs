@@ -12,7 +12,6 @@ use std::os::fd::OwnedFd;
 use forebay_xlate::boundary::message::Held;
 
 use super::{Daemon, DaemonError};
-use crate::api;
 use crate::owner::session::Greeting;
 
 impl Daemon {
@@ -103,12 +102,11 @@ impl Daemon {
             }
             task.abort();
         }
-        let (Some(address), Some(handle)) = (wanted, self.handle.get()) else {
+        let Some(address) = wanted else {
             return;
         };
-        let bound = api::bind_metrics(address).map(|listener| {
-            let task = api::serve_metrics(listener, handle.clone());
-            *metrics = Some((address, tokio::task::spawn_local(task)));
+        let bound = bind_metrics(address).map(|listener| {
+            *metrics = Some((address, (self.serve_metrics)(listener)));
         });
         drop(metrics);
         let own = self.listen.borrow().in_the_way_of(address);
@@ -153,6 +151,12 @@ fn bind(address: SocketAddr) -> io::Result<(SocketAddr, OwnedFd)> {
     Ok((listener.local_addr()?, listener.into()))
 }
 
+fn bind_metrics(address: SocketAddr) -> io::Result<tokio::net::TcpListener> {
+    let listener = TcpListener::bind(address)?;
+    listener.set_nonblocking(true)?;
+    tokio::net::TcpListener::from_std(listener)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -173,7 +177,8 @@ mod tests {
             },
             ..DaemonConfig::empty()
         };
-        let daemon = Daemon::new(config, std::sync::Arc::new(me), Box::new(()));
+        let no_metrics = Box::new(|_| tokio::task::spawn_local(async {}));
+        let daemon = Daemon::new(config, std::sync::Arc::new(me), Box::new(()), no_metrics);
         let error = daemon.bind_listeners_at_start(false).unwrap_err();
         assert!(error.to_string().contains(&address.to_string()), "{error}");
         // If something else is served, it is waited for.

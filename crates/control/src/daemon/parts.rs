@@ -13,9 +13,9 @@ use tokio::time::sleep;
 
 use super::Daemon;
 use super::listeners::{listener, metrics_at};
-use crate::api::events::EventKind;
-use crate::api::model::EngineState;
 use crate::events::News;
+use crate::model::EngineState;
+use crate::model::events::EventKind;
 use crate::supervisor::pinning;
 
 const PAUSE: Duration = Duration::from_secs(1);
@@ -81,7 +81,7 @@ impl Daemon {
     /// Reads the configuration again. Only [`Listen`] and the log's level take effect before the next start.
     ///
     /// [`Listen`]: crate::config::Listen
-    pub(super) fn reload(self: &Rc<Self>) {
+    pub(crate) fn reload(self: &Rc<Self>) {
         let read = self.program.reload();
         self.note_part("the log", self.program.open_log());
         let wrong = read.as_ref().err().map(|error| {

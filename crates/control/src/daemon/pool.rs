@@ -15,10 +15,10 @@ use tokio::time::{sleep, timeout};
 use super::requests::changing;
 use super::stop::STOP_LIMIT;
 use super::{Daemon, DaemonError, blocking};
-use crate::api::error::ApiError;
-use crate::api::model::{DeviceAdd, DeviceInfo, PoolCreate, PoolDestroy, PoolInfo};
 use crate::devices::{self, OpenPool, Opening, Places, PoolDevice};
 use crate::files;
+use crate::model::error::ApiError;
+use crate::model::{DeviceAdd, DeviceInfo, PoolCreate, PoolDestroy, PoolInfo};
 use crate::owner::{Grants, Limits, Owner, grants_capacity};
 use crate::supervisor::process;
 
@@ -71,7 +71,7 @@ impl Daemon {
     }
 
     /// Makes a pool and begins to serve it.
-    pub(super) async fn pool_create(
+    pub(crate) async fn pool_create(
         self: Rc<Self>,
         body: PoolCreate,
     ) -> Result<PoolInfo, ApiError> {
@@ -124,7 +124,7 @@ impl Daemon {
     }
 
     /// Makes a device part of the pool.
-    pub(super) async fn device_add(
+    pub(crate) async fn device_add(
         &self,
         owner: Rc<Owner>,
         body: DeviceAdd,
@@ -152,7 +152,7 @@ impl Daemon {
     }
 
     /// Ends the pool that is named, and wipes its labels.
-    pub(super) async fn pool_destroy(
+    pub(crate) async fn pool_destroy(
         self: Rc<Self>,
         query: PoolDestroy,
     ) -> Result<String, ApiError> {

@@ -23,12 +23,12 @@ use tokio::time::{sleep, timeout};
 
 use super::pool::other_pool;
 use super::{Daemon, DaemonError, Serving, blocking};
-use crate::api::error::{ApiError, ErrorKind};
-use crate::api::events::EventKind;
-use crate::api::model::{PoolDestroy, PoolInfo, PoolOpen};
 use crate::devices::{self, Back, OPEN_HINT, OpenPool, Opening, Places, Recorded};
 use crate::events::News;
 use crate::files;
+use crate::model::error::{ApiError, ErrorKind};
+use crate::model::events::EventKind;
+use crate::model::{PoolDestroy, PoolInfo, PoolOpen};
 use crate::owner::Owner;
 use crate::supervisor::{found, process};
 
@@ -45,16 +45,6 @@ const OPEN_AGAIN_MAX: Duration = Duration::from_secs(10);
 pub(super) const PLACES_LIMIT: Duration = Duration::from_secs(3);
 /// How long opening anew waits for a commit that is under way.
 const COMMIT_LIMIT: Duration = Duration::from_secs(10);
-
-impl From<DaemonError> for ApiError {
-    fn from(error: DaemonError) -> Self {
-        let told = ApiError::unavailable(error.message);
-        match error.hint {
-            Some(hint) => told.hint(hint),
-            None => told,
-        }
-    }
-}
 
 impl Daemon {
     /// The pool that is recorded, configured, or told of; `None` when there is none.
@@ -221,7 +211,7 @@ impl Daemon {
     }
 
     /// Opens the pool, or takes missing devices back.
-    pub(super) async fn pool_open(self: Rc<Self>, body: PoolOpen) -> Result<PoolInfo, ApiError> {
+    pub(crate) async fn pool_open(self: Rc<Self>, body: PoolOpen) -> Result<PoolInfo, ApiError> {
         let _only_one = self.change_pool().await?;
         self.open_or_take_back(body).await?;
         let serving = self.serving().ok_or_else(|| self.no_pool())?;
@@ -313,7 +303,7 @@ impl Daemon {
             take_over,
         };
         match self.open_and_serve(body).await {
-            Ok(()) if has_returned => self.replace_engine().await,
+            Ok(()) if has_returned => self.replace_stale_engine().await,
             Ok(()) => Ok(()),
             Err(error) => {
                 tracing::error!(%error, "taking devices back: the pool is opened as it was");
@@ -331,11 +321,16 @@ impl Daemon {
     }
 
     /// An engine keeps the descriptor of a device that went away, which only fails. The next engine opens the device anew.
-    async fn replace_engine(&self) -> Result<(), ApiError> {
-        let serving = self.serving().ok_or_else(|| self.no_pool())?;
-        let replaced = serving.supervisor.replace(&serving.owner).await?;
+    async fn replace_stale_engine(&self) -> Result<(), ApiError> {
+        let replaced = self.engine_replace().await?;
         tracing::info!("a device that went away is back: {replaced}");
         Ok(())
+    }
+
+    /// Has another engine, of the program as it is installed, go on where the running one is. The answer says which.
+    pub(crate) async fn engine_replace(&self) -> Result<String, ApiError> {
+        let serving = self.serving().ok_or_else(|| self.no_pool())?;
+        Ok(serving.supervisor.replace(&serving.owner).await?)
     }
 
     /// Takes devices back that were there, and did not answer, when the pool was opened, and those that went away and
@@ -470,7 +465,7 @@ impl Daemon {
     }
 
     /// Gives the labels of the served pool the current format, and opens it anew. Hosts stay connected.
-    pub(super) async fn pool_upgrade(self: Rc<Self>) -> Result<PoolInfo, ApiError> {
+    pub(crate) async fn pool_upgrade(self: Rc<Self>) -> Result<PoolInfo, ApiError> {
         let _only_one = self.change_pool().await?;
         let serving = self.serving().ok_or_else(|| self.no_pool())?;
         if !serving.owner.base.missing.borrow().is_empty() {

@@ -1,299 +1,148 @@
-//! Which request is whose.
+//! The API's requests.
 //!
-//! Purpose: takes a request from the API and has it carried out.
-//! Design: what only reads is answered at once, or after the engine has said how much of what a volume
-//! got ahead of its writes is written by now; everything else becomes a task. Tasks of a pool end with
-//! it.
-//! Not here: the operations.
+//! Purpose: brings what a handler of the API asks to the daemon's thread, and the answer back.
+//! Design: a request is a closure, written by the handler. The channel is bounded: when the daemon falls behind, callers
+//! wait, and their time limit ends the wait. What only reads is answered at once, or after the engine has said how many of
+//! the extents granted ahead of writes are written by now; everything else becomes a task. Tasks of a pool end with it. An answer whose
+//! caller gave up is dropped; the operation still happened.
+//! Not here: HTTP (`api`), the operations (`owner`, and `pool` and `reopen` for the pool as a whole).
 
 use std::future::Future;
 use std::rc::Rc;
 
+use tokio::sync::{mpsc, oneshot};
+
 use super::Daemon;
-use crate::api::error::ApiError;
-use crate::api::model::Port;
-use crate::api::request::{Reply, Request};
-use crate::owner::{Owner, unserved_ports};
+use crate::model::error::ApiError;
+use crate::owner::Owner;
+
+/// Requests that may wait for the daemon before callers have to.
+const QUEUE_DEPTH: usize = 64;
+
+/// The way of an answer.
+type Reply<T> = oneshot::Sender<Result<T, ApiError>>;
+
+/// What is asked of the daemon.
+pub(crate) enum Request {
+    /// Runs on the daemon's thread, without a wait.
+    Call(Box<dyn FnOnce(&Rc<Daemon>) + Send>),
+    /// The daemon is to end; the answer comes before that.
+    Shutdown(Reply<()>),
+}
+
+/// What the API's handlers hold.
+#[derive(Clone)]
+pub(crate) struct Handle {
+    requests: mpsc::Sender<Request>,
+}
+
+/// A handle, and the receiving end for the daemon's loop.
+pub(crate) fn channel() -> (Handle, mpsc::Receiver<Request>) {
+    let (requests, receiver) = mpsc::channel(QUEUE_DEPTH);
+    (Handle { requests }, receiver)
+}
+
+impl Handle {
+    /// What the daemon can say at once.
+    pub(crate) async fn ask<T: Send + 'static>(
+        &self,
+        ask: impl FnOnce(&Daemon) -> T + Send + 'static,
+    ) -> Result<T, ApiError> {
+        self.call(|daemon, reply| _ = reply.send(Ok(ask(daemon))))
+            .await
+    }
+
+    /// Waits for something that happens to the daemon, until the caller gives up.
+    pub(crate) async fn wait<T: Send + 'static, F: Future<Output = T> + 'static>(
+        &self,
+        wait: impl FnOnce(Rc<Daemon>) -> F + Send + 'static,
+    ) -> Result<T, ApiError> {
+        self.call(|daemon, mut reply| {
+            let daemon = daemon.clone();
+            tokio::task::spawn_local(async move {
+                tokio::select! {
+                    answer = wait(daemon) => { let _ = reply.send(Ok(answer)); }
+                    () = reply.closed() => {}
+                }
+            });
+        })
+        .await
+    }
+
+    /// Changes the daemon, or the pool as a whole.
+    pub(crate) async fn run<
+        T: Send + 'static,
+        F: Future<Output = Result<T, ApiError>> + 'static,
+    >(
+        &self,
+        act: impl FnOnce(Rc<Daemon>) -> F + Send + 'static,
+    ) -> Result<T, ApiError> {
+        self.call(|daemon, reply| {
+            let daemon = daemon.clone();
+            tokio::task::spawn_local(async move {
+                let _ = reply.send(act(daemon).await);
+            });
+        })
+        .await
+    }
+
+    /// Reads from the pool that is served.
+    pub(crate) async fn read<T: Send + 'static>(
+        &self,
+        ask: impl FnOnce(&Owner) -> Result<T, ApiError> + Send + 'static,
+    ) -> Result<T, ApiError> {
+        self.call(|daemon, reply| daemon.read(reply, ask)).await
+    }
+
+    /// Changes something in the pool that is served.
+    pub(crate) async fn change<
+        T: Send + 'static,
+        F: Future<Output = Result<T, ApiError>> + 'static,
+    >(
+        &self,
+        act: impl FnOnce(Rc<Owner>) -> F + Send + 'static,
+    ) -> Result<T, ApiError> {
+        self.change_with(|_, owner| act(owner)).await
+    }
+
+    /// The same, where the daemon has a part in it.
+    pub(crate) async fn change_with<
+        T: Send + 'static,
+        F: Future<Output = Result<T, ApiError>> + 'static,
+    >(
+        &self,
+        act: impl FnOnce(Rc<Daemon>, Rc<Owner>) -> F + Send + 'static,
+    ) -> Result<T, ApiError> {
+        self.call(|daemon, reply| daemon.change(reply, act)).await
+    }
+
+    /// Ends engine and daemon in good order.
+    pub(crate) async fn shutdown(&self) -> Result<(), ApiError> {
+        self.send(Request::Shutdown).await
+    }
+
+    async fn call<T: Send + 'static>(
+        &self,
+        call: impl FnOnce(&Rc<Daemon>, Reply<T>) + Send + 'static,
+    ) -> Result<T, ApiError> {
+        self.send(|reply| Request::Call(Box::new(|daemon| call(daemon, reply))))
+            .await
+    }
+
+    async fn send<T>(&self, request: impl FnOnce(Reply<T>) -> Request) -> Result<T, ApiError> {
+        let (reply, answer) = oneshot::channel();
+        let sent = self.requests.send(request(reply)).await;
+        sent.map_err(|_| stopping())?;
+        answer.await.map_err(|_| stopping())?
+    }
+}
+
+fn stopping() -> ApiError {
+    ApiError::unavailable("the daemon is stopping")
+        .hint("start it again with `forebay serve` and repeat the command")
+}
 
 impl Daemon {
-    pub(super) fn dispatch(self: &Rc<Self>, request: Request) {
-        match request {
-            Request::Status(reply) => _ = reply.send(Ok(self.status())),
-            Request::Stats(reply) => _ = reply.send(Ok(self.stats())),
-            Request::PortList(reply) => _ = reply.send(Ok(self.port_list())),
-            Request::PortUpdate {
-                address,
-                body,
-                reply,
-            } => {
-                self.change(reply, move |owner| async move {
-                    owner.ports.port_update(&address.to_string(), body).await
-                });
-            }
-            Request::Events {
-                after,
-                wait,
-                mut reply,
-            } => {
-                let events = self.events.clone();
-                tokio::task::spawn_local(async move {
-                    tokio::select! {
-                        list = events.read(after, wait) => { let _ = reply.send(Ok(list)); }
-                        () = reply.closed() => {}
-                    }
-                });
-            }
-            Request::Audit { audit, reply } => {
-                let (events, generation) = (self.events.clone(), self.status().generation);
-                tokio::task::spawn_local(async move {
-                    events.audit(generation, *audit).await;
-                    let _ = reply.send(Ok(()));
-                });
-            }
-            Request::PoolCreate { body, reply } => {
-                let daemon = self.clone();
-                tokio::task::spawn_local(async move {
-                    let _ = reply.send(daemon.pool_create(body).await);
-                });
-            }
-            Request::PoolDestroy { query, reply } => {
-                let daemon = self.clone();
-                tokio::task::spawn_local(async move {
-                    let _ = reply.send(daemon.pool_destroy(query).await);
-                });
-            }
-            Request::PoolOpen { body, reply } => {
-                let daemon = self.clone();
-                tokio::task::spawn_local(async move {
-                    let _ = reply.send(daemon.pool_open(body).await);
-                });
-            }
-            Request::PoolUpgrade(reply) => {
-                let daemon = self.clone();
-                tokio::task::spawn_local(async move {
-                    let _ = reply.send(daemon.pool_upgrade().await);
-                });
-            }
-            Request::PoolShow(reply) => {
-                self.read(reply, move |owner| Ok(owner.reports.pool_show()))
-            }
-            Request::PoolUpdate { body, reply } => {
-                self.change(reply, move |owner| async move {
-                    owner.reports.pool_update(body).await
-                });
-            }
-            Request::PoolCheck { body, reply } => {
-                self.change(reply, move |owner| async move {
-                    owner.reports.check(body).await
-                });
-            }
-            Request::DeviceShow { index, reply } => {
-                self.read(reply, move |owner| owner.reports.device_show(index));
-            }
-            Request::DeviceAdd { body, reply } => {
-                let daemon = self.clone();
-                self.change(reply, move |owner| async move {
-                    daemon.device_add(owner, body).await
-                });
-            }
-            Request::DeviceList(reply) => {
-                self.read(reply, move |owner| Ok(owner.reports.device_list()))
-            }
-            Request::TenantCreate { name, reply } => {
-                self.change(reply, move |owner| async move {
-                    owner.volumes.tenant_create(name).await
-                });
-            }
-            Request::TenantList(reply) => {
-                self.read(reply, move |owner| Ok(owner.base.tenant_list()))
-            }
-            Request::TenantShow { name, reply } => {
-                self.read(reply, move |owner| owner.volumes.tenant_show(&name));
-            }
-            Request::TenantDelete { name, reply } => {
-                self.change(reply, move |owner| async move {
-                    owner.volumes.tenant_delete(name).await
-                });
-            }
-            Request::TenantBudget {
-                name,
-                budget,
-                reply,
-            } => {
-                self.change(reply, move |owner| async move {
-                    owner.budgets.tenant_budget(&name, budget).await
-                });
-            }
-            Request::VolumeBudget {
-                tenant,
-                volume,
-                budget,
-                reply,
-            } => {
-                self.change(reply, move |owner| async move {
-                    owner.budgets.volume_budget(&tenant, &volume, budget).await
-                });
-            }
-            Request::SchedulingShow(reply) => {
-                self.read(reply, move |owner| Ok(owner.budgets.scheduling_show()));
-            }
-            Request::SchedulingUpdate { body, reply } => {
-                self.change(reply, move |owner| async move {
-                    owner.budgets.scheduling_update(body).await
-                });
-            }
-            Request::Calibrating { seconds, reply } => {
-                self.change(reply, move |owner| async move {
-                    owner.budgets.calibrating(seconds).await
-                });
-            }
-            Request::CostsShow(reply) => self.read(reply, move |owner| Ok(owner.node.costs_show())),
-            Request::CostsPut { body, reply } => {
-                self.change(reply, move |owner| async move {
-                    owner.budgets.costs_put(body).await
-                });
-            }
-            Request::VolumeCreate {
-                tenant,
-                body,
-                reply,
-            } => {
-                self.change(reply, move |owner| async move {
-                    owner.volumes.volume_create(tenant, body).await
-                });
-            }
-            Request::VolumeList { tenant, reply } => {
-                self.read(reply, move |owner| {
-                    owner.base.volume_list(tenant.as_deref())
-                });
-            }
-            Request::VolumeShow {
-                tenant,
-                volume,
-                reply,
-            } => {
-                self.read(reply, move |owner| owner.base.volume_show(&tenant, &volume));
-            }
-            Request::VolumeExtents {
-                tenant,
-                volume,
-                from_bytes,
-                reply,
-            } => {
-                self.read(reply, move |owner| {
-                    owner.base.volume_extents(&tenant, &volume, from_bytes)
-                });
-            }
-            Request::VolumeUpdate {
-                tenant,
-                volume,
-                body,
-                reply,
-            } => {
-                self.change(reply, move |owner| async move {
-                    owner.volumes.volume_update(tenant, volume, body).await
-                });
-            }
-            Request::VolumeDelete {
-                tenant,
-                volume,
-                reply,
-            } => {
-                self.change(reply, move |owner| async move {
-                    owner.volumes.volume_delete(tenant, volume).await
-                });
-            }
-            Request::TransferPut {
-                tenant,
-                volume,
-                body,
-                reply,
-            } => {
-                self.change(reply, move |owner| async move {
-                    owner.transfers.transfer_put(tenant, volume, body).await
-                });
-            }
-            Request::TransferEnd {
-                tenant,
-                volume,
-                host,
-                reply,
-            } => {
-                self.change(reply, move |owner| async move {
-                    owner.transfers.transfer_end(&tenant, &volume, &host).await
-                });
-            }
-            Request::ExportCreate { body, reply } => {
-                self.change(reply, move |owner| async move {
-                    owner.exports.export_create(body).await
-                });
-            }
-            Request::ExportList(reply) => {
-                self.read(reply, move |owner| Ok(owner.exports.export_list()))
-            }
-            Request::ExportShow {
-                tenant,
-                volume,
-                reply,
-            } => {
-                self.read(reply, move |owner| {
-                    owner.exports.export_show(&tenant, &volume)
-                });
-            }
-            Request::ExportUpdate {
-                tenant,
-                volume,
-                body,
-                reply,
-            } => {
-                self.change(reply, move |owner| async move {
-                    owner.exports.export_update(tenant, volume, body).await
-                });
-            }
-            Request::ExportDelete {
-                tenant,
-                volume,
-                disconnect_hosts,
-                reply,
-            } => {
-                self.change(reply, move |owner| async move {
-                    owner
-                        .exports
-                        .export_delete(tenant, volume, disconnect_hosts)
-                        .await
-                });
-            }
-            Request::ExportResume {
-                tenant,
-                volume,
-                reply,
-            } => {
-                self.change(reply, move |owner| async move {
-                    owner.exports.export_resume(tenant, volume).await
-                });
-            }
-            Request::EngineReplace(reply) => {
-                let supervisor = self.serving().map(|serving| serving.supervisor.clone());
-                let absent = self.absent();
-                self.change(reply, move |owner| async move {
-                    match supervisor {
-                        Some(supervisor) => supervisor.replace(&owner).await,
-                        None => Err(absent),
-                    }
-                });
-            }
-            // The daemon's loop takes it out.
-            Request::Shutdown(reply) => _ = reply.send(Ok(())),
-        }
-    }
-
-    fn port_list(&self) -> Vec<Port> {
-        match self.serving() {
-            Some(serving) => serving.owner.ports.port_list(),
-            None => unserved_ports(self.spare_listeners.borrow().keys()),
-        }
-    }
-
     /// What is said while no pool is served.
     fn absent(&self) -> ApiError {
         // A pool that the daemon looks for again is as absent as it was.
@@ -331,9 +180,9 @@ impl Daemon {
     }
 
     fn change<T: 'static, F: Future<Output = Result<T, ApiError>> + 'static>(
-        &self,
+        self: &Rc<Self>,
         reply: Reply<T>,
-        act: impl FnOnce(Rc<Owner>) -> F + 'static,
+        act: impl FnOnce(Rc<Self>, Rc<Owner>) -> F + 'static,
     ) {
         let Some(serving) = self.serving() else {
             let _ = reply.send(Err(self.absent()));
@@ -343,9 +192,9 @@ impl Daemon {
             let _ = reply.send(Err(changing()));
             return;
         }
-        let owner = serving.owner.clone();
+        let (daemon, owner) = (self.clone(), serving.owner.clone());
         serving.owner.base.spawn(async move {
-            let _ = reply.send(act(owner).await);
+            let _ = reply.send(act(daemon, owner).await);
         });
     }
 }

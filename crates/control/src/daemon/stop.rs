@@ -15,8 +15,8 @@ use tokio::time::{sleep, timeout};
 
 use super::reopen::PLACES_LIMIT;
 use super::{Daemon, DaemonError, Serving};
-use crate::api::model::EngineState;
 use crate::files;
+use crate::model::EngineState;
 use crate::supervisor::process;
 
 /// How long a daemon that leaves its engine waits until one serves.
@@ -41,7 +41,7 @@ impl Serving {
 impl Daemon {
     /// Waits until nothing changes the pool: in the middle of that there is no engine to end, or to leave. False if it
     /// takes too long.
-    pub(super) async fn is_settled(&self) -> bool {
+    pub(crate) async fn is_settled(&self) -> bool {
         let changed = async {
             while self.changing_pool.get() {
                 sleep(Duration::from_millis(20)).await;
@@ -51,7 +51,7 @@ impl Daemon {
     }
 
     /// Ends everything in good order.
-    pub(super) async fn stop(&self) -> Result<(), DaemonError> {
+    pub(crate) async fn stop(&self) -> Result<(), DaemonError> {
         let Some(serving) = self.serving.borrow_mut().take() else {
             // The pool is not open, and the engine of before may serve on.
             if let Some(engine) = self.living_engine()? {
@@ -108,7 +108,7 @@ impl Daemon {
     }
 
     /// Ends this daemon alone.
-    pub(super) async fn leave_engine(&self) -> Result<(), DaemonError> {
+    pub(crate) async fn leave_engine(&self) -> Result<(), DaemonError> {
         let Some(serving) = self.serving() else {
             return Ok(());
         };

@@ -20,8 +20,8 @@ use super::{
     OVERWRITE_HINT, OpenPool, PoolDevice, api_error, claim, claim_all, exclusive, invalid,
     is_same_place, now_s, open_device,
 };
-use crate::api::error::{self, ApiError};
-use crate::api::model::{DeviceAdd, Placement, PoolCreate};
+use crate::model::error::{self, ApiError};
+use crate::model::{DeviceAdd, Placement, PoolCreate};
 use crate::ownership;
 use crate::store::SyncStore;
 

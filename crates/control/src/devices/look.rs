@@ -15,7 +15,7 @@ use forebay_device::{DeviceInfo, DeviceSpec, OpenOptions};
 use forebay_pool::Label;
 
 use super::{HANGS_HINT, OPEN_LIMIT, api_error, exclusive, invalid, open_device, refuse_hanging};
-use crate::api::error::ApiError;
+use crate::model::error::ApiError;
 use crate::store::SyncStore;
 
 /// How long a look at a device may take.

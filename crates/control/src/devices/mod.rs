@@ -13,6 +13,7 @@ mod look;
 mod open;
 mod place;
 mod record;
+mod returned;
 #[cfg(test)]
 mod tests;
 use std::collections::{BTreeSet, HashMap};
@@ -34,11 +35,12 @@ pub(crate) use self::create::{
 pub(crate) use self::look::{Opening, may_answer};
 #[cfg(test)]
 pub(crate) use self::open::open;
-pub(crate) use self::open::{Back, OPEN_HINT, Places, find_missing, find_returned, open_at};
+pub(crate) use self::open::{OPEN_HINT, Places, open_at};
 pub(crate) use self::record::{
     Recorded, forgive_cut_short, mark_cut_short, record, record_path, recorded, restore,
 };
-use crate::api::error::{self, ApiError};
+pub(crate) use self::returned::{Back, find_missing, find_returned};
+use crate::model::error::{self, ApiError};
 use crate::ownership::{self, Installation, Tenure};
 use crate::store::SyncStore;
 

@@ -12,9 +12,9 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use forebay_device::DeviceSpec;
 use forebay_device::size::format_bytes;
-use forebay_device::{DeviceInfo, DeviceKind, DeviceSpec};
-use forebay_pool::{ErrorKind, Label, OpenDevice, Pool, Uuid};
+use forebay_pool::{ErrorKind, Label, OpenDevice, Opened, Pool, PoolError, Uuid};
 
 use super::create::{engine_block_bytes, reserve_catalog};
 use super::look::{self, Looked, Opening};
@@ -23,7 +23,7 @@ use super::{
     MissingDevice, OPEN_LIMIT, OpenPool, PoolDevice, api_error, claim, cut_short_text, exclusive,
     find, invalid, open_device,
 };
-use crate::api::error::{self, ApiError};
+use crate::model::error::{self, ApiError};
 use crate::ownership::{self, Candidate, Installation, Tenure};
 use crate::store::SyncStore;
 
@@ -32,7 +32,7 @@ pub(crate) const OPEN_HINT: &str =
     "bring them back, or say where they are now: `forebay pool open --device SPEC`";
 
 /// What to do about an older copy of a device.
-const FORCE_HINT: &str = "put the device itself back, or take the copy as it is: `forebay pool open --device SPEC --force`";
+pub(super) const FORCE_HINT: &str = "put the device itself back, or take the copy as it is: `forebay pool open --device SPEC --force`";
 
 /// Where a pool may be.
 #[derive(Debug, Clone, Default)]
@@ -94,7 +94,7 @@ struct Search {
 
 /// Whether a place that is only remembered may be passed over for this.
 fn is_final(error: &ApiError) -> bool {
-    use crate::api::error::ErrorKind::{Exists, InUse};
+    use crate::model::error::ErrorKind::{Exists, InUse};
     // In use by another daemon; a copy of what was found elsewhere.
     matches!(error.kind, InUse | Exists)
 }
@@ -234,6 +234,38 @@ impl Search {
         !slow.is_empty()
     }
 
+    /// Why the pool could not be opened, and what was passed over.
+    fn not_opened(&self, error: PoolError) -> ApiError {
+        let is_partial = error.kind == ErrorKind::NotFound;
+        let mut told = api_error(error);
+        for passed in &self.passed {
+            told.message = format!("{}; {}", told.message, passed.why);
+        }
+        if is_partial || !self.passed.is_empty() {
+            told = told.hint(OPEN_HINT);
+        } else if told.message.contains("older copy") {
+            told = told.hint(FORCE_HINT);
+        }
+        told
+    }
+
+    /// A device that the pool misses, and why.
+    fn missing(&self, missing: forebay_pool::MissingDevice) -> MissingDevice {
+        let passed = self.passed(&missing.uuid, &missing.spec);
+        MissingDevice {
+            why: match (missing.why.clone(), passed) {
+                (Some(why), _) => format!("{why}: {FORCE_HINT}"),
+                (None, Some(passed)) => passed.why.clone(),
+                (None, None) => format!("{}: not looked for", missing.spec),
+            },
+            is_silent: passed.is_some_and(|passed| passed.is_silent),
+            is_older: missing.why.is_some(),
+            index: missing.index,
+            uuid: missing.uuid,
+            spec: missing.spec,
+        }
+    }
+
     fn nothing_found(&self) -> ApiError {
         let name = self
             .pool
@@ -299,61 +331,10 @@ pub(crate) fn open_at(places: &Places) -> Result<OpenPool, ApiError> {
     open_found(search, places)
 }
 
-/// Opens what was found; devices that only the catalog knows of are looked for too.
+/// Opens what was found.
 fn open_found(mut search: Search, places: &Places) -> Result<OpenPool, ApiError> {
-    let mut asked_catalog = false;
-    let mut tenure = None;
     #[cfg_attr(not(feature = "test-device"), allow(unused_mut))]
-    let mut opened = loop {
-        if search.found.is_empty() {
-            return Err(search.nothing_found());
-        }
-        let devices: Vec<OpenDevice> = search
-            .found
-            .iter()
-            .map(|found| OpenDevice {
-                spec: found.store.0.info().spec.to_string(),
-                store: found.store.clone(),
-                forced: found.forced,
-            })
-            .collect();
-        if let Some(me) = &places.me {
-            match claim_found(me, &search.found, places.take_over, tenure.clone()) {
-                Err(_) if search.pass_over_slow() => continue,
-                claimed => tenure = claimed?,
-            }
-        }
-        let opened = forebay_pool::open(&devices);
-        drop(devices);
-        if search.pass_over_slow() {
-            continue;
-        }
-        let opened = opened.map_err(|error| {
-            let is_partial = error.kind == ErrorKind::NotFound;
-            let mut told = api_error(error);
-            for passed in &search.passed {
-                told.message = format!("{}; {}", told.message, passed.why);
-            }
-            if is_partial || !search.passed.is_empty() {
-                told = told.hint(OPEN_HINT);
-            } else if told.message.contains("older copy") {
-                told = told.hint(FORCE_HINT);
-            }
-            told
-        })?;
-        let unknown: Vec<(Uuid, String)> = opened
-            .missing
-            .iter()
-            .filter(|missing| search.passed(&missing.uuid, &missing.spec).is_none())
-            .map(|missing| (missing.uuid, missing.spec.clone()))
-            .collect();
-        if asked_catalog || unknown.is_empty() {
-            break opened;
-        }
-        asked_catalog = true;
-        drop(opened);
-        search.remember(&unknown)?;
-    };
+    let (mut opened, tenure) = open_devices(&mut search, places)?;
     // For tests, whose volumes are too small to be deleted in slices.
     #[cfg(feature = "test-device")]
     if let Ok(extents) = std::env::var("FOREBAY_DELETE_SLICE")
@@ -378,25 +359,8 @@ fn open_found(mut search: Search, places: &Places) -> Result<OpenPool, ApiError>
     for device in &devices {
         refuse_shrunk(&opened.pool, device)?;
     }
-    let missing: Vec<MissingDevice> = opened
-        .missing
-        .into_iter()
-        .map(|missing| {
-            let passed = search.passed(&missing.uuid, &missing.spec);
-            MissingDevice {
-                why: match (missing.why.clone(), passed) {
-                    (Some(why), _) => format!("{why}: {FORCE_HINT}"),
-                    (None, Some(passed)) => passed.why.clone(),
-                    (None, None) => format!("{}: not looked for", missing.spec),
-                },
-                is_silent: passed.is_some_and(|passed| passed.is_silent),
-                is_older: missing.why.is_some(),
-                index: missing.index,
-                uuid: missing.uuid,
-                spec: missing.spec,
-            }
-        })
-        .collect();
+    let missing = opened.missing.into_iter();
+    let missing: Vec<MissingDevice> = missing.map(|device| search.missing(device)).collect();
     for device in &missing {
         tracing::error!(
             device = device.spec,
@@ -424,6 +388,54 @@ fn open_found(mut search: Search, places: &Places) -> Result<OpenPool, ApiError>
     })
 }
 
+/// Claims and opens the devices that were found. Devices that only the catalog knows of are looked for, once, and those that
+/// became slow are passed over.
+fn open_devices(
+    search: &mut Search,
+    places: &Places,
+) -> Result<(Opened, Option<Arc<Tenure>>), ApiError> {
+    let mut asked_catalog = false;
+    let mut tenure = None;
+    loop {
+        if search.found.is_empty() {
+            return Err(search.nothing_found());
+        }
+        let devices: Vec<OpenDevice> = search
+            .found
+            .iter()
+            .map(|found| OpenDevice {
+                spec: found.store.0.info().spec.to_string(),
+                store: found.store.clone(),
+                forced: found.forced,
+            })
+            .collect();
+        if let Some(me) = &places.me {
+            match claim_found(me, &search.found, places.take_over, tenure.clone()) {
+                Err(_) if search.pass_over_slow() => continue,
+                claimed => tenure = claimed?,
+            }
+        }
+        let opened = forebay_pool::open(&devices);
+        drop(devices);
+        if search.pass_over_slow() {
+            continue;
+        }
+        let opened = opened.map_err(|error| search.not_opened(error))?;
+        let unknown: Vec<(Uuid, String)> = opened
+            .missing
+            .iter()
+            .filter(|missing| search.passed(&missing.uuid, &missing.spec).is_none())
+            .map(|missing| (missing.uuid, missing.spec.clone()))
+            .collect();
+        if asked_catalog || unknown.is_empty() {
+            return Ok((opened, tenure));
+        }
+        asked_catalog = true;
+        drop(opened);
+        search.remember(&unknown)?;
+    }
+}
+
 /// Makes the pool this installation's.
 fn claim_found(
     me: &Installation,
@@ -439,12 +451,12 @@ fn claim_found(
 }
 
 /// The devices that were cut short while in use.
-fn cut_short(recorded: &Recorded) -> impl Iterator<Item = (Uuid, u64)> + '_ {
+pub(super) fn cut_short(recorded: &Recorded) -> impl Iterator<Item = (Uuid, u64)> + '_ {
     let devices = recorded.devices.iter();
     devices.filter_map(|device| Some((device.uuid, device.cut_short_bytes?)))
 }
 
-fn refuse_cut_short(spec: &DeviceSpec, bytes: u64) -> ApiError {
+pub(super) fn refuse_cut_short(spec: &DeviceSpec, bytes: u64) -> ApiError {
     const HINT: &str = "`forebay pool open --device SPEC --force` takes it as it is";
     ApiError::damaged(format!("{spec}: {}; {HINT}", cut_short_text(bytes)))
         .hint("put a copy from before in its place, or say --force")
@@ -469,116 +481,4 @@ fn refuse_shrunk(pool: &Pool, device: &PoolDevice) -> Result<(), ApiError> {
         .hint("restore the device before the pool is opened; nothing was changed"));
     }
     Ok(())
-}
-
-/// Devices that can be taken back, as specification strings.
-#[derive(Debug, Default)]
-pub(crate) struct Back {
-    /// They were missing.
-    pub(crate) missing: Vec<String>,
-    /// They went away and came back: the open descriptors only fail.
-    pub(crate) returned: Vec<String>,
-}
-
-/// Whether a device that is open answers no more, although it can be opened anew as `now`.
-fn has_died(own: &PoolDevice, now: &DeviceInfo) -> bool {
-    // An open descriptor stays with the disk or the file system that went away.
-    let is_other = match now.kind {
-        DeviceKind::Block => true,
-        _ => own.store.0.info().identity != now.identity,
-    };
-    is_other && !own.store.0.is_waited_for() && Label::read(&own.store.anew()).is_err()
-}
-
-/// Which of these open devices went away and came back to where they were: specification strings.
-pub(crate) fn find_returned(pool: &Uuid, open: &[PoolDevice]) -> Vec<String> {
-    let has_returned = |own: &&PoolDevice| {
-        look::at(&own.spec).is_ok_and(|(info, label)| {
-            label.pool_uuid == *pool && label.device_index == own.index && has_died(own, &info)
-        })
-    };
-    let returned = open.iter().filter(has_returned);
-    returned.map(|own| own.spec.clone()).collect()
-}
-
-/// Which of a pool's devices can be taken back now, at `told` or where they may be; nothing is
-/// taken. A device in `told` that is `open` already is skipped, unless it answers no more.
-///
-/// One that was cut short while in use is not looked for, and refused unless `forced`.
-pub(crate) fn find_missing(
-    pool: &Uuid,
-    recorded: Option<&Recorded>,
-    open: &[PoolDevice],
-    missing: &[MissingDevice],
-    told: &[String],
-    forced: bool,
-) -> Result<Back, ApiError> {
-    let cut_short: BTreeMap<Uuid, u64> = recorded.into_iter().flat_map(cut_short).collect();
-    let is_open = |info: &DeviceInfo| {
-        let mut stores = open.iter().map(|open| &open.store);
-        stores.any(|store| store.0.info().identity == info.identity)
-    };
-    let mut found = Back::default();
-    for text in told {
-        let (info, label) = look::at(text)?;
-        let is_pools = label.pool_uuid == *pool;
-        let own = open
-            .iter()
-            .find(|own| is_pools && own.index == label.device_index);
-        if own.is_some_and(|own| has_died(own, &info)) {
-            found.returned.push(text.clone());
-            continue;
-        }
-        let cut_bytes = cut_short.get(&label.device_uuid).filter(|_| !forced);
-        if let (true, Some(bytes)) = (is_pools, cut_bytes) {
-            return Err(refuse_cut_short(&info.spec, *bytes));
-        }
-        if is_open(&info) {
-            continue;
-        }
-        if let Some(own) = own {
-            return Err(ApiError::exists(format!(
-                "{text} is no missing device of the pool: its label is that of {}, which is open as {} and answers",
-                own.index, own.spec
-            ))
-            .hint("one of them is a copy: remove it, or end the daemon and its engine before you replace the other one"));
-        }
-        if !is_pools || !missing.iter().any(|m| m.uuid == label.device_uuid) {
-            return Err(ApiError::invalid(format!(
-                "{text} is no missing device of the pool: its label says pool {} ({}), {} ({})",
-                label.pool_name, label.pool_uuid, label.device_index, label.device_uuid
-            ))
-            .hint(
-                "`forebay device list` shows what is missing; `forebay device add SPEC` makes a new \
-                 device part of the pool",
-            ));
-        }
-        let older = missing
-            .iter()
-            .find(|m| m.uuid == label.device_uuid && m.is_older);
-        if let Some(older) = older
-            && !forced
-        {
-            return Err(ApiError::damaged(older.why.clone()).hint(FORCE_HINT));
-        }
-        found.missing.push(text.clone());
-    }
-    let folders = find::folders(missing.iter().map(|m| m.spec.as_str()));
-    let wanted = |m: &&MissingDevice| !m.is_older && !cut_short.contains_key(&m.uuid);
-    for device in missing.iter().filter(wanted) {
-        let places = std::iter::once(device.spec.clone()).chain(find::candidates(
-            &device.uuid,
-            &device.spec,
-            &folders,
-        ));
-        for place in places {
-            if let Ok((_, label)) = look::at(&place)
-                && label.pool_uuid == *pool
-                && label.device_uuid == device.uuid
-            {
-                found.missing.push(place);
-            }
-        }
-    }
-    Ok(found)
 }

@@ -13,7 +13,7 @@ use forebay_device::size::format_bytes;
 use forebay_device::{DeviceKind, DeviceSpec, mounts};
 
 use super::invalid;
-use crate::api::error::{self, ApiError};
+use crate::model::error::{self, ApiError};
 
 /// Which files may be made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

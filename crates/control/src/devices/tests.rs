@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use super::*;
-use crate::api::model::{DeviceAdd, PoolCreate};
+use crate::model::{DeviceAdd, PoolCreate};
 
 fn body(devices: &[String], size_bytes: Option<u64>, force: bool) -> PoolCreate {
     PoolCreate {

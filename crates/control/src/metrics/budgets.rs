@@ -7,7 +7,7 @@
 use std::fmt::Display;
 
 use super::{COUNTER, Exposition, GAUGE, histogram, seconds};
-use crate::api::stats::{LaneStats, ReactorStats, TenantStats};
+use crate::model::stats::{LaneStats, ReactorStats, TenantStats};
 
 /// A family a row, with a sample for each that has the value.
 macro_rules! families {

@@ -11,8 +11,8 @@ mod budgets;
 
 use std::fmt::Write as _;
 
-use crate::api::model::{DeviceState, EngineState, PoolInfo, Status, Volume};
-use crate::api::stats::{Histogram, LaneStats, OpStats, Stats};
+use crate::model::stats::{Histogram, LaneStats, OpStats, Stats};
+use crate::model::{DeviceState, EngineState, PoolInfo, Status, Volume};
 
 /// What the text is made of.
 #[derive(Debug)]
@@ -243,7 +243,7 @@ fn devices(out: &mut Exposition, pool: &PoolInfo) {
         (
             "forebay_device_used_bytes",
             "What volumes use of a device, and what is quarantined.",
-            (|device| device.used_bytes) as fn(&crate::api::model::DeviceInfo) -> u64,
+            (|device| device.used_bytes) as fn(&crate::model::DeviceInfo) -> u64,
         ),
         (
             "forebay_device_free_bytes",
@@ -305,6 +305,13 @@ fn ops(lane: &LaneStats) -> [(&'static str, &OpStats); 4] {
 }
 
 fn exports(out: &mut Exposition, lanes: &[LaneStats]) {
+    lane_gauges(out, lanes);
+    lane_transports(out, lanes);
+    lane_operations(out, lanes);
+    lane_latencies(out, lanes);
+}
+
+fn lane_gauges(out: &mut Exposition, lanes: &[LaneStats]) {
     for (name, help, value) in [
         (
             "forebay_volume_commands_in_flight",
@@ -328,6 +335,9 @@ fn exports(out: &mut Exposition, lanes: &[LaneStats]) {
             out.sample(name, &labels, value(lane));
         }
     }
+}
+
+fn lane_transports(out: &mut Exposition, lanes: &[LaneStats]) {
     for (name, kind, help, value) in [
         (
             "forebay_volume_copied_bytes_total",
@@ -358,6 +368,9 @@ fn exports(out: &mut Exposition, lanes: &[LaneStats]) {
             out.sample(name, &labels, value(lane));
         }
     }
+}
+
+fn lane_operations(out: &mut Exposition, lanes: &[LaneStats]) {
     for (name, help, value) in [
         (
             "forebay_volume_commands_total",
@@ -387,6 +400,9 @@ fn exports(out: &mut Exposition, lanes: &[LaneStats]) {
             }
         }
     }
+}
+
+fn lane_latencies(out: &mut Exposition, lanes: &[LaneStats]) {
     out.family(
         "forebay_volume_latency_seconds",
         "histogram",

@@ -1,9 +1,9 @@
 //! What a scrape says, line by line.
 
 use super::*;
-use crate::api::events::TakeoverStats;
-use crate::api::scheduling::{Budget, Credit, Limit, Rate};
-use crate::api::stats::{Bucket, Correction, Latency, ReactorStats, TenantStats};
+use crate::model::events::TakeoverStats;
+use crate::model::scheduling::{Budget, Credit, Limit, Rate};
+use crate::model::stats::{Bucket, Correction, Latency, ReactorStats, TenantStats};
 use forebay_xlate::boundary::region::latency_bucket_end_ns;
 
 fn status() -> Status {
@@ -19,7 +19,7 @@ fn status() -> Status {
         pool: None,
         pool_trouble: None,
         last_death: None,
-        health: crate::api::model::Health::Well,
+        health: crate::model::Health::Well,
         capacity: None,
         limits: Vec::new(),
         warnings: vec!["the moon is full".to_owned()],

@@ -72,7 +72,6 @@ pub(crate) use crate::owner::exports::ports::unserved_ports;
 pub(crate) use crate::owner::link::{Progress, session};
 pub(crate) use crate::owner::mapping::adopt::Grants;
 pub(crate) use crate::owner::mapping::adopt::grants_capacity;
-pub(crate) use crate::owner::statistics::now_unix_ms;
 
 /// The rooms, and what spans them.
 #[derive(Debug)]

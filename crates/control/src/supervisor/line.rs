@@ -12,8 +12,8 @@ use std::rc::Rc;
 
 use super::Supervisor;
 use super::blame::Verdict;
-use crate::api::events::EventKind;
 use crate::events::News;
+use crate::model::events::EventKind;
 use crate::owner::session::{Estate, Session};
 
 /// So many successors may crash over an estate before it is dropped ...

@@ -42,12 +42,13 @@ use tokio::time::{Instant, timeout};
 use self::blame::Verdict;
 pub(crate) use self::connect::connect_socket;
 use self::process::{EngineProcess, with_last_words};
-use crate::api::events::EventKind;
-use crate::api::model::{DeathReport, EngineState, Process};
+use crate::clock::now_unix_ms;
 use crate::config::EngineConfig;
 use crate::events::{Events, News};
+use crate::model::events::EventKind;
+use crate::model::{DeathReport, EngineState, Process};
 use crate::owner::session::{Conversion, Estate, GreetError, Greeting, Session};
-use crate::owner::{Owner, Progress, now_unix_ms};
+use crate::owner::{Owner, Progress};
 use crate::signal::Signal;
 
 /// How long an engine may take to say what it holds.
@@ -338,15 +339,8 @@ impl Supervisor {
                 process.kill();
             }
             Progress::Running => {
-                let mut view = self.view.borrow_mut();
-                view.state = EngineState::Running;
-                view.trouble = None;
-                drop(view);
-                tracing::info!(generation = process.generation, "the engine serves");
                 running.set(running.get().or(Some(Instant::now())));
-                self.died_at.set(None);
-                self.report_death();
-                self.prepare_next(owner);
+                self.note_running(owner, process);
             }
         };
         let (how, session) = loop {
@@ -373,21 +367,7 @@ impl Supervisor {
                 break (how, session);
             }
             breaks += 1;
-            tracing::warn!(
-                breaks,
-                pid = process.pid,
-                "the conversation with a living engine broke"
-            );
-            let again = async {
-                if breaks > BREAKS_MAX {
-                    return Err(io::Error::other("it broke too often").into());
-                }
-                if self.estate.borrow().is_some() {
-                    return Err(io::Error::other("it broke during a take-over").into());
-                }
-                connect::connect(owner, &process.socket).await
-            };
-            match again.await {
+            match self.connect_again(owner, process, breaks).await {
                 Ok(next) => {
                     // It was told all that the one before was.
                     session.forget_deposit();
@@ -406,6 +386,39 @@ impl Supervisor {
             running: running.get(),
             session,
         }
+    }
+
+    /// The engine serves: the one before it is past.
+    fn note_running(self: &Rc<Self>, owner: &Rc<Owner>, process: &EngineProcess) {
+        let mut view = self.view.borrow_mut();
+        view.state = EngineState::Running;
+        view.trouble = None;
+        drop(view);
+        tracing::info!(generation = process.generation, "the engine serves");
+        self.died_at.set(None);
+        self.report_death();
+        self.prepare_next(owner);
+    }
+
+    /// Begins a conversation again that broke while the engine's process lives.
+    async fn connect_again(
+        &self,
+        owner: &Owner,
+        process: &EngineProcess,
+        breaks: u32,
+    ) -> Result<Greeting, GreetError> {
+        tracing::warn!(
+            breaks,
+            pid = process.pid,
+            "the conversation with a living engine broke"
+        );
+        if breaks > BREAKS_MAX {
+            return Err(io::Error::other("it broke too often").into());
+        }
+        if self.estate.borrow().is_some() {
+            return Err(io::Error::other("it broke during a take-over").into());
+        }
+        connect::connect(owner, &process.socket).await
     }
 
     fn kill_stuck(

@@ -14,8 +14,8 @@ use std::time::Duration;
 use tokio::time::{sleep, timeout};
 
 use super::{Supervisor, process};
-use crate::api::error::ApiError;
-use crate::api::model::EngineState;
+use crate::model::EngineState;
+use crate::model::error::ApiError;
 use crate::owner::Owner;
 
 /// How long it is waited for an engine that can be replaced.

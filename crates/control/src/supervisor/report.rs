@@ -15,8 +15,8 @@ use forebay_xlate::boundary::region::{
 };
 use serde::Serialize;
 
+use crate::clock::now_unix_ms;
 use crate::files;
-use crate::owner::now_unix_ms;
 
 /// Reports that are kept.
 const REPORTS_KEPT: usize = 50;
@@ -121,70 +121,14 @@ fn gather<'a>(region: Option<&Region>, generation: u64, pid: u32, cause: &'a str
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     let now_ns =
         now.tv_sec.unsigned_abs().saturating_mul(1_000_000_000) + now.tv_nsec.unsigned_abs();
-    let reactors = region
-        .header()
-        .reactors
-        .load(Relaxed)
-        .min(MAX_REACTORS as u64) as usize;
-    report.reactors = region.reactors()[..reactors]
-        .iter()
-        .enumerate()
-        .map(|(number, reactor)| Reactor {
-            number,
-            last_turn_age_ns: now_ns.saturating_sub(reactor.last_turn_ns.load(Relaxed)),
-            asleep: reactor.asleep.load(Relaxed) == 1,
-            sleeps: reactor.sleeps.load(Relaxed),
-            busy_turns: reactor.busy_turns.load(Relaxed),
-            staging_waits: reactor.staging_waits.load(Relaxed),
-        })
-        .collect();
-    for lane in region.lanes() {
-        let Some(export) = lane.export.load(Relaxed).checked_sub(1) else {
-            continue;
-        };
-        report.lanes.push(Lane {
-            export,
-            volume: lane.volume.load(Relaxed),
-            reactor: lane.reactor.load(Relaxed),
-            in_flight: lane.in_flight.load(Relaxed),
-            parked: lane.parked.load(Relaxed),
-            faults: lane.faults.load(Relaxed),
-            connections: lane.connections.load(Relaxed),
-        });
-    }
+    report.reactors = reactors(region, now_ns);
+    report.lanes = lanes(region);
     for (slot, queue) in region.queues().iter().enumerate() {
         if queue.used.load(Acquire) == queue_use::FREE {
             continue;
         }
         let before = report.commands_in_flight;
-        for command in region.commands(slot) {
-            let state = command.state();
-            if state.stage() == Some(CommandStage::Free) {
-                continue;
-            }
-            report.commands_in_flight += 1;
-            if report.commands.len() >= COMMANDS_MAX {
-                report.commands_left_out += 1;
-                continue;
-            }
-            let sqe = |word: usize| command.sqe[word].load(Relaxed);
-            report.commands.push(Command {
-                queue: slot,
-                number: command.number.load(Relaxed),
-                progress: progress_name(state),
-                attempts: state.attempts(),
-                age_ns: now_ns.saturating_sub(command.taken_ns.load(Relaxed)),
-                // NVMe Base, common command format: CDW0 bits 7:0 OPC, CDW1 NSID; NVM Command Set:
-                // CDW10 and CDW11 SLBA, CDW12 bits 15:0 NLB (from 0).
-                opcode: sqe(0) as u8,
-                nsid: (sqe(0) >> 32) as u32,
-                lba: sqe(5),
-                blocks: (sqe(6) as u16).into(),
-            });
-            if let Some(last) = report.commands.last_mut() {
-                last.blocks += 1;
-            }
-        }
+        report.add_commands(region, slot, now_ns);
         let identity = QueueIdentity::of_word(queue.identity.load(Relaxed));
         let controller = queue.controller.load(Relaxed);
         let lane = (controller < MAX_CONTROLLERS as u64)
@@ -207,6 +151,70 @@ fn gather<'a>(region: Option<&Region>, generation: u64, pid: u32, cause: &'a str
         });
     }
     report
+}
+
+fn reactors(region: &Region, now_ns: u64) -> Vec<Reactor> {
+    let reactors = region.header().reactors.load(Relaxed);
+    let reactors = reactors.min(MAX_REACTORS as u64) as usize;
+    region.reactors()[..reactors]
+        .iter()
+        .enumerate()
+        .map(|(number, reactor)| Reactor {
+            number,
+            last_turn_age_ns: now_ns.saturating_sub(reactor.last_turn_ns.load(Relaxed)),
+            asleep: reactor.asleep.load(Relaxed) == 1,
+            sleeps: reactor.sleeps.load(Relaxed),
+            busy_turns: reactor.busy_turns.load(Relaxed),
+            staging_waits: reactor.staging_waits.load(Relaxed),
+        })
+        .collect()
+}
+
+/// The lanes that are in use.
+fn lanes(region: &Region) -> Vec<Lane> {
+    let lanes = region.lanes().iter().filter_map(|lane| {
+        Some(Lane {
+            export: lane.export.load(Relaxed).checked_sub(1)?,
+            volume: lane.volume.load(Relaxed),
+            reactor: lane.reactor.load(Relaxed),
+            in_flight: lane.in_flight.load(Relaxed),
+            parked: lane.parked.load(Relaxed),
+            faults: lane.faults.load(Relaxed),
+            connections: lane.connections.load(Relaxed),
+        })
+    });
+    lanes.collect()
+}
+
+impl Report<'_> {
+    /// The commands of a queue that were in flight.
+    fn add_commands(&mut self, region: &Region, slot: usize, now_ns: u64) {
+        for command in region.commands(slot) {
+            let state = command.state();
+            if state.stage() == Some(CommandStage::Free) {
+                continue;
+            }
+            self.commands_in_flight += 1;
+            if self.commands.len() >= COMMANDS_MAX {
+                self.commands_left_out += 1;
+                continue;
+            }
+            let sqe = |word: usize| command.sqe[word].load(Relaxed);
+            self.commands.push(Command {
+                queue: slot,
+                number: command.number.load(Relaxed),
+                progress: progress_name(state),
+                attempts: state.attempts(),
+                age_ns: now_ns.saturating_sub(command.taken_ns.load(Relaxed)),
+                // NVMe Base, common command format: CDW0 bits 7:0 OPC, CDW1 NSID; NVM Command Set:
+                // CDW10 and CDW11 SLBA, CDW12 bits 15:0 NLB (from 0).
+                opcode: sqe(0) as u8,
+                nsid: (sqe(0) >> 32) as u32,
+                lba: sqe(5),
+                blocks: u32::from(sqe(6) as u16) + 1,
+            });
+        }
+    }
 }
 
 /// Writes the report of a death; a failure to write it is logged and otherwise ignored.

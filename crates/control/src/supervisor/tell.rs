@@ -12,8 +12,8 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::Supervisor;
-use crate::api::events::EventKind;
 use crate::events::News;
+use crate::model::events::EventKind;
 use crate::owner::session::{Conversion, Session};
 
 /// What the engine says of connections that somebody had ended before the death: they are counted, but it was not the

@@ -28,12 +28,12 @@ fn with_engine<F: Future<Output = ()>>(
         .build()
         .unwrap();
     runtime.block_on(tokio::task::LocalSet::new().run_until(async {
-        let open = devices::create(&crate::api::model::PoolCreate {
+        let open = devices::create(&crate::model::PoolCreate {
             create: true,
             name: "pool".to_owned(),
             devices: vec![format!("file:{}", at.join("pool.img").display())],
             size_bytes: Some(64 << 20),
-            ..crate::api::model::PoolCreate::default()
+            ..crate::model::PoolCreate::default()
         })
         .unwrap();
         let grants = Grants::fresh(&at.join("grants"), &open.pool, &[1; 16], 256).unwrap();

@@ -16,7 +16,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use forebay_control::api::client::Client;
-use forebay_control::api::model::{Done, EngineState, Status};
+use forebay_control::model::{Done, EngineState, Status};
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open, pidfd_send_signal};
 
 use crate::failure::{Failure, Outcome, While};

@@ -12,8 +12,8 @@ use std::time::Duration;
 
 use clap::Args;
 use forebay_control::api::client::{Client, ClientError};
-use forebay_control::api::error::ErrorKind;
-use forebay_control::api::model::{
+use forebay_control::model::error::ErrorKind;
+use forebay_control::model::{
     Export, ExportCreate, ExportUpdate, Tenant, TenantCreate, Volume, VolumeCreate,
 };
 use forebay_device::size::{format_bytes, parse_bytes};
@@ -25,13 +25,13 @@ use super::load::address;
 use super::report::Report;
 use super::together::{Job, together};
 use super::verify::{self, Verified};
-use crate::cli::VolumeName;
-use crate::command::export::attach_command;
-use crate::command::{export, volume};
+use crate::cli::names::VolumeName;
+use crate::command::attach::attach_command;
 use crate::failure::{Failure, Outcome};
 use crate::interrupt::Interrupt;
 use crate::output::Output;
 use crate::progress;
+use crate::route;
 
 #[derive(Debug, Args)]
 pub(crate) struct DemoArgs {
@@ -196,7 +196,7 @@ fn prepare(client: &Client, guest: &Guest) -> Outcome<Export> {
         };
         client.post::<_, Tenant>("/v1/tenants", &body)?;
     }
-    if found(client.get::<Volume>(&volume::path(&name)))?.is_none() {
+    if found(client.get::<Volume>(&route::volume(&name)))?.is_none() {
         let body = VolumeCreate {
             name: VOLUME.to_owned(),
             size_bytes: VOLUME_BYTES,
@@ -206,14 +206,14 @@ fn prepare(client: &Client, guest: &Guest) -> Outcome<Export> {
         client.post::<_, Volume>(&format!("{tenant_path}/volumes"), &body)?;
     }
     let host = guest.host_nqn();
-    match found(client.get::<Export>(&export::path(&name)))? {
+    match found(client.get::<Export>(&route::export(&name)))? {
         Some(export) if export.hosts.contains(&host) => Ok(export),
         Some(_) => {
             let body = ExportUpdate {
                 add_hosts: vec![host],
                 ..ExportUpdate::default()
             };
-            Ok(client.patch(&export::path(&name), &body)?)
+            Ok(client.patch(&route::export(&name), &body)?)
         }
         None => {
             let body = ExportCreate {

@@ -8,18 +8,18 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
-use forebay_control::api::model::{Export, ExportFrontend};
+use forebay_control::model::{Export, ExportFrontend};
 use forebay_device::size::parse_bytes;
 use forebay_initiator::load::{self, Access, Amount, LoadSpec, Pace};
 use forebay_initiator::{Options, Wait};
 
 use super::report::Report;
-use crate::cli::{VolumeName, names};
-use crate::command::Context;
-use crate::command::export::path;
+use crate::cli::names::{self, VolumeName};
+use crate::context::Context;
 use crate::failure::{Failure, Outcome, While};
 use crate::output::Output;
 use crate::progress;
+use crate::route;
 
 #[derive(Debug, Args)]
 pub(crate) struct LoadArgs {
@@ -110,7 +110,7 @@ impl LoadArgs {
         }
         let export = self.export.as_ref();
         let name = export.ok_or_else(|| Failure::new("no target is named"))?;
-        let export: Export = context()?.client.get(&path(name))?;
+        let export: Export = context()?.client.get(&route::export(name))?;
         if export.frontend != ExportFrontend::NvmeTcp {
             return Err(Failure::new(format!(
                 "{name} is exported to a machine, not over NVMe/TCP"

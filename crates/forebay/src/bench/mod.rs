@@ -15,7 +15,7 @@ mod verify;
 
 use clap::Subcommand;
 
-use crate::command::Context;
+use crate::context::Context;
 use crate::failure::Outcome;
 use crate::output::Output;
 

@@ -9,7 +9,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use forebay_control::api::model::Export;
+use forebay_control::model::Export;
 use forebay_initiator::machine::{self, Disk, Ended, Op, Queue, Target};
 use forebay_initiator::{Done, IoOp, IoQueue, Options, Session, Wait, dsm_ranges};
 use forebay_qos::cost::Frontend;

@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use forebay_control::api::client::Client;
-use forebay_control::api::stats::Stats;
+use forebay_control::model::stats::Stats;
 use forebay_qos::cost::{FRONTENDS, Frontend, SIZES};
 
 use super::drive::{Drive, Kind, Load, deeper, first_depth};

@@ -16,11 +16,11 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 use forebay_control::api::client::Client;
-use forebay_control::api::model::{EngineState, ExportFrontend, Status};
-use forebay_control::api::scheduling::{
+use forebay_control::model::scheduling::{
     CostOperation, CostProfile, Costs, CostsPut, NodeCapacity, Scheduling, SchedulingUpdate,
 };
-use forebay_control::api::stats::Stats;
+use forebay_control::model::stats::Stats;
+use forebay_control::model::{EngineState, ExportFrontend, Status};
 use forebay_device::size::format_bytes;
 use forebay_qos::cost::{FRONTENDS, Frontend, OPERATIONS, Operation, Profile, SIZES};
 use serde::Serialize;
@@ -28,7 +28,7 @@ use serde::Serialize;
 use self::fit::Rounds;
 use self::measure::{LOADS, Measured, Plan};
 use self::scratch::{Scratch, kind};
-use crate::command::Context;
+use crate::context::Context;
 use crate::failure::{Failure, Outcome};
 use crate::interrupt::Interrupt;
 use crate::output::table;

@@ -9,13 +9,13 @@
 use std::time::{Duration, Instant};
 
 use forebay_control::api::client::{Client, ClientError};
-use forebay_control::api::error::ErrorKind;
-use forebay_control::api::model::{
+use forebay_control::model::error::ErrorKind;
+use forebay_control::model::scheduling::{
+    CALIBRATION_TENANT, CalibrationPut, MOST_CALIBRATION_SECONDS,
+};
+use forebay_control::model::{
     Done, Export, ExportCreate, ExportFrontend, PoolInfo, Tenant, TenantCreate, Volume,
     VolumeCreate,
-};
-use forebay_control::api::scheduling::{
-    CALIBRATION_TENANT, CalibrationPut, MOST_CALIBRATION_SECONDS,
 };
 use forebay_qos::cost::Frontend;
 use rustix::process::{Pid, test_kill_process};

@@ -5,7 +5,7 @@
 //! Not here: what can be stated, which the daemon checks.
 
 use clap::{ArgGroup, Args, Subcommand, ValueEnum};
-use forebay_control::api::scheduling::Spread;
+use forebay_control::model::scheduling::Spread;
 use forebay_device::size::{SizeError, parse_size};
 use forebay_qos::budget::{LEAST, MOST, MOST_CREDIT_SECONDS};
 

@@ -5,8 +5,8 @@
 //! (`UPDATE_DOCS=1` puts it into the page); each kind of event that the API's document knows must be named.
 //! Not here: the limits.
 
-use forebay_control::api::validate::{HOSTS_MAX, NAME_MAX, NQN_MAX};
 use forebay_control::api::{BODY_MAX_BYTES, TIME_LIMIT};
+use forebay_control::model::validate::{HOSTS_MAX, NAME_MAX, NQN_MAX};
 use forebay_engine::core::OWNER_WAIT_LIMIT_NS;
 use forebay_engine::core::staging::MAX_TRANSFER_BYTES;
 use forebay_engine::limits;

@@ -24,11 +24,12 @@ use std::path::PathBuf;
 
 use clap::{ArgGroup, Args, CommandFactory, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
-use forebay_control::api::model::AnaState;
+use forebay_control::model::AnaState;
 use forebay_device::size::{Size, parse_size};
 
 use self::budgets::parse_seconds;
 pub(crate) use self::budgets::{Amount, BudgetArgs, SchedulingArgs, SchedulingCommand};
+use self::names::VolumeName;
 pub(crate) use self::pool::{DeviceCommand, PoolCommand, PoolCreateArgs};
 use crate::bench::BenchCommand;
 use crate::calibrate::CalibrateArgs;
@@ -167,35 +168,6 @@ pub(crate) enum TenantCommand {
         #[arg(add = names::tenants())]
         name: String,
     },
-}
-
-/// `TENANT/VOLUME`.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct VolumeName {
-    pub(crate) tenant: String,
-    pub(crate) volume: String,
-}
-
-impl VolumeName {
-    pub(crate) fn parse(text: &str) -> Result<Self, String> {
-        match text.split_once('/') {
-            Some((tenant, volume))
-                if !tenant.is_empty() && !volume.is_empty() && !volume.contains('/') =>
-            {
-                Ok(Self {
-                    tenant: tenant.to_owned(),
-                    volume: volume.to_owned(),
-                })
-            }
-            _ => Err("a volume is named TENANT/VOLUME".to_owned()),
-        }
-    }
-}
-
-impl std::fmt::Display for VolumeName {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}/{}", self.tenant, self.volume)
-    }
 }
 
 /// How much of a volume is reserved.

@@ -1,6 +1,6 @@
-//! Names that completion knows from the daemon.
+//! Names that are typed, and those that completion knows from the daemon.
 //!
-//! Purpose: the shell completes names of tenants, volumes and exports.
+//! Purpose: names of volumes and exports are read, and the shell completes them and those of tenants.
 //! Design: the program completes itself (`clap_complete`); it asks the daemon, and knows no names when that does not answer
 //! at once.
 //! Not here: the shell's part (`pages`).
@@ -12,11 +12,40 @@ use std::time::Duration;
 use clap_complete::CompletionCandidate;
 use clap_complete::engine::ArgValueCompleter;
 use forebay_control::api::client::Client;
-use forebay_control::api::model::{Export, Tenant, Volume};
+use forebay_control::model::{Export, Tenant, Volume};
 use serde::de::DeserializeOwned;
 
 /// A shell that waits longer seems to hang.
 const TIME_LIMIT: Duration = Duration::from_secs(2);
+
+/// `TENANT/VOLUME`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct VolumeName {
+    pub(crate) tenant: String,
+    pub(crate) volume: String,
+}
+
+impl VolumeName {
+    pub(crate) fn parse(text: &str) -> Result<Self, String> {
+        match text.split_once('/') {
+            Some((tenant, volume))
+                if !tenant.is_empty() && !volume.is_empty() && !volume.contains('/') =>
+            {
+                Ok(Self {
+                    tenant: tenant.to_owned(),
+                    volume: volume.to_owned(),
+                })
+            }
+            _ => Err("a volume is named TENANT/VOLUME".to_owned()),
+        }
+    }
+}
+
+impl std::fmt::Display for VolumeName {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}/{}", self.tenant, self.volume)
+    }
+}
 
 fn ask<T: DeserializeOwned>(path: &str) -> Option<Vec<T>> {
     let said = said_socket(std::env::args_os());

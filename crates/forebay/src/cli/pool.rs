@@ -3,7 +3,7 @@
 //! Not here: what they do (`command::pool`).
 
 use clap::{ArgGroup, Args, Subcommand, ValueEnum};
-use forebay_control::api::model::Placement;
+use forebay_control::model::Placement;
 use forebay_device::size::{Size, parse_bytes, parse_size};
 
 #[derive(Debug, Subcommand)]

@@ -8,13 +8,13 @@
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use forebay_control::api::client::ClientError;
-use forebay_control::api::events::{Audit, Event, EventList, utc};
+use forebay_control::model::events::{Audit, Event, EventList, utc};
 
-use super::Context;
-use super::status::word;
 use crate::cli::EventsArgs;
+use crate::context::Context;
 use crate::failure::{Failure, Outcome, While};
 use crate::output::{print_line, table};
+use crate::word::word;
 
 /// How long the daemon holds a question for what is to come.
 const WAIT_S: u64 = 25;

@@ -1,15 +1,15 @@
 //! `forebay export`.
 
-use std::net::IpAddr;
+use forebay_control::model::events::utc;
+use forebay_control::model::{Done, Export, ExportCreate, ExportFrontend, ExportUpdate};
 
-use forebay_control::api::events::utc;
-use forebay_control::api::model::{Done, Export, ExportCreate, ExportFrontend, ExportUpdate};
-
+use super::attach::{ANY_ADDRESS, attach_commands};
 use super::machine::{attach_text, owner_ids};
-use super::{Context, segment};
-use crate::cli::{ExportCommand, ExportCreateArgs, VolumeName};
+use crate::cli::{ExportCommand, ExportCreateArgs};
+use crate::context::Context;
 use crate::failure::{Failure, Outcome, While};
 use crate::output::{exactly, pairs, table};
+use crate::route;
 
 pub(crate) fn export(context: &Context, command: ExportCommand) -> Outcome {
     let client = &context.client;
@@ -23,7 +23,7 @@ pub(crate) fn export(context: &Context, command: ExportCommand) -> Outcome {
             context.output.show(&exports, |exports| list(exports))
         }
         ExportCommand::Show { volume } => {
-            let export: Export = client.get(&path(&volume))?;
+            let export: Export = client.get(&route::export(&volume))?;
             context.output.show(&export, show)
         }
         ExportCommand::Set(args) => {
@@ -41,11 +41,11 @@ pub(crate) fn export(context: &Context, command: ExportCommand) -> Outcome {
                 let question = format!("Disconnect hosts that {} is taken from?", args.volume);
                 context.confirm(&question)?;
             }
-            let export: Export = client.patch(&path(&args.volume), &body)?;
+            let export: Export = client.patch(&route::export(&args.volume), &body)?;
             context.output.show(&export, show)
         }
         ExportCommand::Resume { volume } => {
-            let export: Export = client.post(&format!("{}/resume", path(&volume)), &())?;
+            let export: Export = client.post(&format!("{}/resume", route::export(&volume)), &())?;
             context.output.show(&export, show)
         }
         ExportCommand::Delete {
@@ -57,7 +57,7 @@ pub(crate) fn export(context: &Context, command: ExportCommand) -> Outcome {
                 false => format!("End the export of {volume}?"),
             })?;
             let query = format!("?disconnect_hosts={disconnect_hosts}");
-            let done: Done = client.delete(&format!("{}{query}", path(&volume)))?;
+            let done: Done = client.delete(&format!("{}{query}", route::export(&volume)))?;
             context.output.done(&done)
         }
     }
@@ -112,15 +112,6 @@ fn body(args: ExportCreateArgs) -> Outcome<ExportCreate> {
         socket_group,
         shared: args.shared,
     })
-}
-
-/// The route of an export.
-pub(crate) fn path(volume: &VolumeName) -> String {
-    format!(
-        "/v1/exports/{}/{}",
-        segment(&volume.tenant),
-        segment(&volume.volume)
-    )
 }
 
 fn list(exports: &[Export]) -> String {
@@ -242,63 +233,4 @@ fn reactor(export: &Export) -> String {
 fn warnings(export: &Export) -> String {
     let warnings = export.warnings.iter();
     warnings.map(|text| format!("warning: {text}\n")).collect()
-}
-
-/// Stands for any of a node's addresses.
-const ANY_ADDRESS: &str = "ADDRESS";
-
-/// The nvme-cli command that attaches an export, if it has an address.
-pub(crate) fn attach_command(export: &Export, host_nqn: Option<&str>) -> Option<String> {
-    attach_commands(export, host_nqn).into_iter().next()
-}
-
-/// The nvme-cli commands that attach an export: one for each path, then one that finds all paths by itself. A host waits
-/// for a lost controller for ever, as it would for a disk.
-fn attach_commands(export: &Export, host_nqn: Option<&str>) -> Vec<String> {
-    let host = host_nqn.map_or_else(String::new, |nqn| format!(" --hostnqn {nqn}"));
-    let places = places(&export.addresses);
-    let one = |place: &String| {
-        format!(
-            "nvme connect {place} -n {} --ctrl-loss-tmo=-1{host}",
-            export.nqn
-        )
-    };
-    let mut commands: Vec<String> = places.iter().map(one).collect();
-    if let Some(place) = places.first() {
-        commands.push(format!("nvme connect-all {place} --ctrl-loss-tmo=-1{host}"));
-    }
-    commands
-}
-
-/// How nvme-cli names the daemon's listeners.
-fn places(listeners: &[String]) -> Vec<String> {
-    let places = listeners.iter().filter_map(|address| {
-        let (address, port) = address.rsplit_once(':')?;
-        let address = address.trim_start_matches('[').trim_end_matches(']');
-        // A host can't connect to the address that stands for all of a node's.
-        let is_any = (address.parse()).is_ok_and(|ip: IpAddr| ip.is_unspecified());
-        let address = if is_any { ANY_ADDRESS } else { address };
-        Some(format!("-t tcp -a {address} -s {port}"))
-    });
-    // A listener on all addresses of IPv4 and one on all of IPv6 look the same.
-    let mut places: Vec<String> = places.collect();
-    places.dedup();
-    places
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_listener_on_all_addresses_is_no_address_of_a_host() {
-        let listeners = ["0.0.0.0:4420", "[::]:4420", "[::1]:4421", "10.0.0.7:4420"];
-        let places = places(&listeners.map(str::to_owned));
-        let expected = [
-            "-t tcp -a ADDRESS -s 4420",
-            "-t tcp -a ::1 -s 4421",
-            "-t tcp -a 10.0.0.7 -s 4420",
-        ];
-        assert_eq!(places, expected);
-    }
 }

@@ -5,8 +5,8 @@
 //! Design: pure text. A path is quoted as each reader needs it (shell, QEMU's options, JSON, XML).
 //! Not here: starting machines.
 
-use forebay_control::api::error::ErrorKind;
-use forebay_control::api::model::{Export, ExportFrontend};
+use forebay_control::model::error::ErrorKind;
+use forebay_control::model::{Export, ExportFrontend};
 
 use crate::failure::{Failure, Outcome};
 
@@ -42,82 +42,33 @@ fn cloud_value(value: &str) -> String {
 const NOT_MIGRATED: &str = "A machine with this disk must not be migrated, nor saved and restored: \
                             it hangs at its next read.";
 
+/// What each monitor gets.
+struct Words {
+    qemu: Vec<String>,
+    cloud: String,
+    /// What libvirt's domain needs besides, and the device.
+    namespace: &'static str,
+    device: String,
+}
+
 /// How to give an export to a machine; `None` for one that is not a machine's.
 pub(crate) fn attach_text(export: &Export) -> Option<String> {
     let path = export.socket.as_deref()?;
-    // QEMU's own options end at a comma; two are one.
-    let option = path.replace(',', ",,");
-    let (qemu, cloud, libvirt) = match export.frontend {
+    let words = match export.frontend {
         ExportFrontend::NvmeTcp => return None,
-        ExportFrontend::NvmePcie => {
-            let device = serde_json::json!({
-                "driver": "vfio-user-pci",
-                "socket": { "type": "unix", "path": path },
-            });
-            let device = device.to_string();
-            (
-                vec![format!("-device {}", shell(&device))],
-                format!(
-                    "--user-device {}",
-                    shell(&format!("socket={}", cloud_value(path)))
-                ),
-                // libvirt knows no such device yet: QEMU gets its own words.
-                (
-                    " xmlns:qemu='http://libvirt.org/schemas/domain/qemu/1.0'",
-                    format!(
-                        "<qemu:commandline>\n      <qemu:arg value='-device'/>\n      \
-                         <qemu:arg value='{}'/>\n    </qemu:commandline>",
-                        xml(&device)
-                    ),
-                ),
-            )
-        }
-        ExportFrontend::VhostUser => {
-            let queues = export.queues;
-            (
-                vec![
-                    format!(
-                        "-chardev {}",
-                        shell(&format!(
-                            "socket,id=forebay{},path={option},reconnect-ms=1000",
-                            export.id
-                        ))
-                    ),
-                    format!(
-                        "-device vhost-user-blk-pci,chardev=forebay{},num-queues={queues}",
-                        export.id
-                    ),
-                ],
-                format!(
-                    "--disk {}",
-                    shell(&format!(
-                        "vhost_user=true,socket={},num_queues={queues},queue_size=256",
-                        cloud_value(path)
-                    ))
-                ),
-                (
-                    "",
-                    format!(
-                        "<devices>\n      <disk type='vhostuser' device='disk'>\n        \
-                         <driver name='qemu' type='raw' queues='{queues}'/>\n        \
-                         <source type='unix' path='{}'>\n          \
-                         <reconnect enabled='yes' timeout='1'/>\n        </source>\n        \
-                         <target dev='vdb' bus='virtio'/>\n      </disk>\n    </devices>",
-                        xml(path)
-                    ),
-                ),
-            )
-        }
+        ExportFrontend::NvmePcie => nvme_pcie(path),
+        ExportFrontend::VhostUser => vhost_user(export, path),
     };
     let mut text = format!(
         "\n{NOT_MIGRATED}\n\nIts memory must be shared with Forebay; here it has 4 GiB. QEMU:\n  \
          -object memory-backend-memfd,id=mem,size=4G,share=on -machine memory-backend=mem\n",
     );
-    for line in qemu {
+    for line in words.qemu {
         text.push_str(&format!("  {line}\n"));
     }
     text.push_str(&format!(
-        "cloud-hypervisor:\n  --memory size=4G,shared=on\n  {cloud}\n"
+        "cloud-hypervisor:\n  --memory size=4G,shared=on\n  {}\n",
+        words.cloud
     ));
     if export.frontend == ExportFrontend::NvmePcie {
         match path.strip_suffix("/cntrl") {
@@ -125,13 +76,64 @@ pub(crate) fn attach_text(export: &Export) -> Option<String> {
             None => text.push_str("SPDK finds a socket by its folder: --vm-socket FOLDER/cntrl\n"),
         }
     }
-    let (namespace, device) = libvirt;
     text.push_str(&format!(
-        "libvirt, to be put into its domain:\n  <domain type='kvm'{namespace}>\n    <memoryBacking>\n      \
+        "libvirt, to be put into its domain:\n  <domain type='kvm'{}>\n    <memoryBacking>\n      \
          <source type='memfd'/>\n      <access mode='shared'/>\n    </memoryBacking>\n    \
-         {device}\n  </domain>\n"
+         {}\n  </domain>\n",
+        words.namespace, words.device
     ));
     Some(text)
+}
+
+fn nvme_pcie(path: &str) -> Words {
+    let device = serde_json::json!({
+        "driver": "vfio-user-pci",
+        "socket": { "type": "unix", "path": path },
+    });
+    let device = device.to_string();
+    Words {
+        qemu: vec![format!("-device {}", shell(&device))],
+        cloud: format!(
+            "--user-device {}",
+            shell(&format!("socket={}", cloud_value(path)))
+        ),
+        // libvirt knows no such device yet: QEMU gets its own words.
+        namespace: " xmlns:qemu='http://libvirt.org/schemas/domain/qemu/1.0'",
+        device: format!(
+            "<qemu:commandline>\n      <qemu:arg value='-device'/>\n      \
+             <qemu:arg value='{}'/>\n    </qemu:commandline>",
+            xml(&device)
+        ),
+    }
+}
+
+fn vhost_user(export: &Export, path: &str) -> Words {
+    let (id, queues) = (export.id, export.queues);
+    // QEMU's own options end at a comma; two are one.
+    let option = path.replace(',', ",,");
+    let socket = format!("socket,id=forebay{id},path={option},reconnect-ms=1000");
+    Words {
+        qemu: vec![
+            format!("-chardev {}", shell(&socket)),
+            format!("-device vhost-user-blk-pci,chardev=forebay{id},num-queues={queues}"),
+        ],
+        cloud: format!(
+            "--disk {}",
+            shell(&format!(
+                "vhost_user=true,socket={},num_queues={queues},queue_size=256",
+                cloud_value(path)
+            ))
+        ),
+        namespace: "",
+        device: format!(
+            "<devices>\n      <disk type='vhostuser' device='disk'>\n        \
+             <driver name='qemu' type='raw' queues='{queues}'/>\n        \
+             <source type='unix' path='{}'>\n          \
+             <reconnect enabled='yes' timeout='1'/>\n        </source>\n        \
+             <target dev='vdb' bus='virtio'/>\n      </disk>\n    </devices>",
+            xml(path)
+        ),
+    }
 }
 
 /// The numbers of `USER[:GROUP]`, by name or number. `file` reads /etc/passwd and /etc/group.

@@ -1,17 +1,18 @@
 //! `forebay pool` and `forebay device`.
 
-use forebay_control::api::model::{
+use forebay_control::model::{
     CatalogInfo, CheckResult, DeviceAdd, DeviceDetails, DeviceInfo, Done, PoolCheck, PoolCreate,
     PoolInfo, PoolOpen, PoolUpdate,
 };
 use forebay_device::size::{CAPACITY_BLOCK_BYTES, Size, format_bytes, format_exact, parse_size};
 use forebay_device::spec::{DeviceSpec, SpecError};
 
-use super::status::word;
-use super::{Context, segment};
 use crate::cli::{DeviceCommand, PoolCommand, PoolCreateArgs};
+use crate::context::Context;
 use crate::failure::{Failure, Outcome, While};
 use crate::output::{pairs, table, yes_no};
+use crate::route::segment;
+use crate::word::word;
 
 pub(crate) fn pool(context: &Context, command: PoolCommand) -> Outcome {
     let info: PoolInfo = match command {

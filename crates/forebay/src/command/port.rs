@@ -1,12 +1,12 @@
 //! `forebay port`.
 
-use forebay_control::api::model::{Port, PortUpdate};
+use forebay_control::model::{Port, PortUpdate};
 
-use super::Context;
-use super::status::word;
 use crate::cli::PortCommand;
+use crate::context::Context;
 use crate::failure::Outcome;
 use crate::output::table;
+use crate::word::word;
 
 pub(crate) fn port(context: &Context, command: &PortCommand) -> Outcome {
     let ports: Vec<Port> = match command {

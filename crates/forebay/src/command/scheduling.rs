@@ -2,18 +2,18 @@
 
 use std::cmp::Ordering;
 
-use forebay_control::api::scheduling::{
+use forebay_control::model::scheduling::{
     Admission, Budget, BudgetParts, Change, Costs, LARGE_BYTES, Limit, Rate, RateParts,
     SMALL_BYTES, Scheduling, SchedulingUpdate,
 };
 use forebay_device::size::format_bytes;
 use serde::Serialize;
 
-use super::Context;
-use super::status::word;
 use crate::cli::{Amount, BudgetArgs, SchedulingArgs, SchedulingCommand};
+use crate::context::Context;
 use crate::failure::Outcome;
 use crate::output::{bandwidth, duration_ns, pairs, table};
+use crate::word::word;
 
 pub(crate) fn scheduling(context: &Context, command: SchedulingCommand) -> Outcome {
     let client = &context.client;

@@ -2,17 +2,17 @@
 
 use std::time::Duration;
 
-use forebay_control::api::events::TakeoverStats;
-use forebay_control::api::model::{Capacity, DeathReport, Done, Health, Status};
-use forebay_control::api::stats::{EngineStats, LaneStats, OpStats, PoolStats, Stats};
+use forebay_control::model::events::TakeoverStats;
+use forebay_control::model::stats::{EngineStats, LaneStats, OpStats, PoolStats, Stats};
+use forebay_control::model::{Capacity, DeathReport, Done, Health, Status};
 use forebay_device::size::format_bytes;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
-use serde::Serialize;
 
-use super::Context;
+use crate::context::Context;
 use crate::failure::{Failure, Outcome, While};
 use crate::output::{latency, pairs, table};
+use crate::word::word;
 
 /// How long `status --check` waits: monitoring asks often.
 const CHECK_LIMIT: Duration = Duration::from_secs(5);
@@ -65,14 +65,6 @@ pub(crate) fn shutdown(context: &Context) -> Outcome {
 pub(crate) fn upgrade(context: &Context) -> Outcome {
     let done: Done = context.client.post("/v1/engine/replace", &())?;
     context.output.done(&done)
-}
-
-/// How the API writes a word of an enumeration.
-pub(crate) fn word<T: Serialize>(value: &T) -> String {
-    match serde_json::to_value(value) {
-        Ok(serde_json::Value::String(text)) => text,
-        _ => "?".to_owned(),
-    }
 }
 
 fn status_text(status: &Status) -> String {

@@ -1,14 +1,15 @@
 //! `forebay tenant`.
 
-use forebay_control::api::model::{Done, Tenant, TenantCreate};
-use forebay_control::api::scheduling::TenantBudget;
+use forebay_control::model::scheduling::TenantBudget;
+use forebay_control::model::{Done, Tenant, TenantCreate};
 use forebay_device::size::format_bytes;
 
 use super::scheduling::{admission_text, assumed_text, budget_cells, budget_line, patch_of};
-use super::{Context, segment};
 use crate::cli::TenantCommand;
+use crate::context::Context;
 use crate::failure::Outcome;
 use crate::output::{pairs, table};
+use crate::route::segment;
 
 pub(crate) fn tenant(context: &Context, command: TenantCommand) -> Outcome {
     match command {

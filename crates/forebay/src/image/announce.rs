@@ -12,14 +12,12 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use forebay_control::api::client::{Client, ClientError};
-use forebay_control::api::error::ErrorKind;
-use forebay_control::api::model::{
-    Done, TRANSFER_HOST_PREFIX, Transfer, TransferKind, TransferPut,
-};
+use forebay_control::model::error::ErrorKind;
+use forebay_control::model::{Done, TRANSFER_HOST_PREFIX, Transfer, TransferKind, TransferPut};
 
-use crate::cli::VolumeName;
-use crate::command::volume;
+use crate::cli::names::VolumeName;
 use crate::failure::{Failure, Outcome, While};
+use crate::route;
 
 /// A third of how long the daemon waits for it.
 const RENEW_EVERY: Duration = Duration::from_secs(10);
@@ -49,7 +47,7 @@ impl Announced {
         let uuid = std::fs::read_to_string("/proc/sys/kernel/random/uuid")
             .while_doing("make up a host name")?;
         let host_nqn = format!("{TRANSFER_HOST_PREFIX}{}", uuid.trim());
-        let path = format!("{}/transfer", volume::path(name));
+        let path = format!("{}/transfer", route::volume(name));
         let mut body = TransferPut {
             host: host_nqn.clone(),
             kind,

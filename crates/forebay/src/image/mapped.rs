@@ -8,12 +8,12 @@ use std::collections::VecDeque;
 use std::ops::Range;
 
 use forebay_control::api::client::Client;
-use forebay_control::api::model::VolumeExtents;
+use forebay_control::model::VolumeExtents;
 
 use super::transfer::Data;
-use crate::cli::VolumeName;
-use crate::command::volume;
+use crate::cli::names::VolumeName;
 use crate::failure::Outcome;
+use crate::route;
 
 /// The ranges of one volume.
 pub(super) struct Mapped<'a> {
@@ -27,7 +27,7 @@ impl<'a> Mapped<'a> {
     pub(super) fn new(client: &'a Client, name: &VolumeName) -> Self {
         Self {
             client,
-            path: format!("{}/extents", volume::path(name)),
+            path: format!("{}/extents", route::volume(name)),
             page: VecDeque::new(),
             next_bytes: Some(0),
         }

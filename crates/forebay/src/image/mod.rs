@@ -17,16 +17,17 @@ mod transfer;
 use std::path::Path;
 
 use forebay_control::api::client::Client;
-use forebay_control::api::model::{Done, Tenant, TransferKind, Volume};
+use forebay_control::model::{Done, Tenant, TransferKind, Volume};
 use forebay_device::size::format_bytes;
 use forebay_initiator::{IoQueue, Options, Session};
 
-use crate::cli::VolumeName;
-use crate::command::{Context, segment, volume};
+use crate::cli::names::VolumeName;
+use crate::context::Context;
 use crate::failure::{Failure, Outcome, While};
 use crate::interrupt::Interrupt;
 use crate::output::exactly;
 use crate::progress;
+use crate::route;
 use announce::Announced;
 use format::Ends;
 use mapped::Mapped;
@@ -51,7 +52,7 @@ pub(crate) fn import(
 ) -> Outcome {
     let mut source = Source::open(file)?;
     let client = &context.client;
-    let before: Volume = client.get(&volume::path(name))?;
+    let before: Volume = client.get(&route::volume(name))?;
     if let Some(bytes) = source.bytes()
         && bytes > before.size_bytes
     {
@@ -110,8 +111,8 @@ pub(crate) fn import(
 /// Names the budgets that a transfer kept to, if there are any.
 fn budget_note(client: &Client, name: &VolumeName) -> String {
     let tenant = &name.tenant;
-    let of_tenant = client.get::<Tenant>(&format!("/v1/tenants/{}", segment(tenant)));
-    let of_volume = client.get::<Volume>(&volume::path(name));
+    let of_tenant = client.get::<Tenant>(&format!("/v1/tenants/{}", route::segment(tenant)));
+    let of_volume = client.get::<Volume>(&route::volume(name));
     match (
         of_tenant.is_ok_and(|shown| shown.budget.is_some()),
         of_volume.is_ok_and(|shown| shown.budget.is_some()),
@@ -156,7 +157,7 @@ fn refuse_other_formats(file: &Path, ends: &Ends, volume: &Volume) -> Outcome {
 }
 
 pub(crate) fn export(context: &Context, name: &VolumeName, file: &Path) -> Outcome {
-    let before: Volume = context.client.get(&volume::path(name))?;
+    let before: Volume = context.client.get(&route::volume(name))?;
     let interrupt = Interrupt::watch()?;
     let mut sink = Sink::create(file)?;
     let announced = Announced::new(&context.client, name, TransferKind::Export, false)?;

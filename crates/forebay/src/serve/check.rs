@@ -13,8 +13,8 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use forebay_control::api::client::Client;
-use forebay_control::api::model::Status;
 use forebay_control::config::Listen;
+use forebay_control::model::Status;
 use forebay_device::ring::{Ring, RingOptions};
 use forebay_device::{DeviceSpec, file_limit, mounts};
 use forebay_pool::{DEFAULT_EXTENT_BYTES, check_room};
@@ -48,84 +48,107 @@ struct Part {
     trouble: Option<String>,
 }
 
-/// Says of each part whether it would be served; true if all would be.
-pub(super) fn check(config: &Config, output: Output) -> Outcome<bool> {
-    let mut parts = Vec::new();
-    let mut note = |part: String, tried: Result<(), String>| {
-        parts.push(Part {
+/// The parts, in the order in which they were tried.
+#[derive(Default)]
+struct Parts(Vec<Part>);
+
+impl Parts {
+    fn note(&mut self, part: String, tried: Result<(), String>) {
+        self.0.push(Part {
             part,
             trouble: tried.err(),
         });
-    };
-    let ring = Ring::new(&RingOptions::default());
-    note(
-        "the kernel's io_uring".to_owned(),
-        ring.map(drop).map_err(text),
-    );
-    let limits = limits::check(config.reactors);
-    note("the limits".to_owned(), limits.map_err(text));
-    for (name, folder) in [
-        ("state", &config.state_dir),
-        ("run", &config.run_dir),
-        ("machines' sockets", &config.run_dir.join("machines")),
-    ] {
-        note(
-            format!("the folder {} ({name})", folder.display()),
-            folder_works(folder),
+    }
+
+    fn kernel(&mut self, config: &Config) {
+        let ring = Ring::new(&RingOptions::default());
+        self.note(
+            "the kernel's io_uring".to_owned(),
+            ring.map(drop).map_err(text),
         );
+        let limits = limits::check(config.reactors);
+        self.note("the limits".to_owned(), limits.map_err(text));
     }
-    let engine_log = config.state_dir.join("log/engine.log");
-    for log in [&config.log_file, &engine_log] {
-        note(format!("the log {}", log.display()), file_works(log));
+
+    fn files(&mut self, config: &Config) {
+        for (name, folder) in [
+            ("state", &config.state_dir),
+            ("run", &config.run_dir),
+            ("machines' sockets", &config.run_dir.join("machines")),
+        ] {
+            self.note(
+                format!("the folder {} ({name})", folder.display()),
+                folder_works(folder),
+            );
+        }
+        let engine_log = config.state_dir.join("log/engine.log");
+        for log in [&config.log_file, &engine_log] {
+            self.note(format!("the log {}", log.display()), file_works(log));
+        }
     }
-    let socket = &config.api_socket;
-    note(
-        format!("the API's socket {}", socket.display()),
-        socket_works(socket, config),
-    );
-    let running: Option<Status> = Client::new(socket)
-        .with_time_limit(ANSWER_LIMIT)
-        .get("/v1/status")
-        .ok();
-    let is_left = running.is_none() && engine_lives(&config.run_dir);
-    // Kept, so that those that are in each other's way are found.
-    let mut held = Vec::new();
-    let listen = listen(config);
-    for address in &config.nvme_tcp {
-        let is_held = |status: &Status| status.nvme_tcp.contains(&address.to_string());
-        let ours = is_left || running.as_ref().is_some_and(is_held);
-        note(
-            format!("the listener {address}"),
-            address_works(*address, &listen, &mut held, || ours),
+
+    fn addresses(&mut self, config: &Config) {
+        let socket = &config.api_socket;
+        self.note(
+            format!("the API's socket {}", socket.display()),
+            socket_works(socket, config),
         );
+        let running: Option<Status> = Client::new(socket)
+            .with_time_limit(ANSWER_LIMIT)
+            .get("/v1/status")
+            .ok();
+        let is_left = running.is_none() && engine_lives(&config.run_dir);
+        // Kept, so that those that are in each other's way are found.
+        let mut held = Vec::new();
+        let listen = listen(config);
+        for address in &config.nvme_tcp {
+            let is_held = |status: &Status| status.nvme_tcp.contains(&address.to_string());
+            let ours = is_left || running.as_ref().is_some_and(is_held);
+            self.note(
+                format!("the listener {address}"),
+                address_works(*address, &listen, &mut held, || ours),
+            );
+        }
+        if let Some(address) = config.metrics {
+            let ours = || running.is_some() && has_metrics(address);
+            self.note(
+                format!("the metrics address {address}"),
+                address_works(address, &listen, &mut held, ours),
+            );
+        }
     }
-    if let Some(address) = config.metrics {
-        let ours = || running.is_some() && has_metrics(address);
-        note(
-            format!("the metrics address {address}"),
-            address_works(address, &listen, &mut held, ours),
-        );
+
+    fn devices(&mut self, config: &Config) {
+        let recorded = recorded(config);
+        for spec in config.devices.iter().chain(&recorded) {
+            let tried = DeviceSpec::from_str(spec).map_err(text);
+            self.note(
+                format!("the device {spec}"),
+                tried.and_then(|spec| device_works(spec.path())),
+            );
+        }
+        // With a pool there is none to be made.
+        if let (Some((path, size_bytes)), true) = (&config.embedded, recorded.is_empty()) {
+            let tried = match path.exists() {
+                true => device_works(path),
+                false => new_pool_works(path, *size_bytes, config),
+            };
+            self.note(format!("the pool's file {}", path.display()), tried);
+        }
     }
-    drop(held);
+}
+
+/// Says of each part whether it would be served; true if all would be.
+pub(super) fn check(config: &Config, output: Output) -> Outcome<bool> {
+    let mut parts = Parts::default();
+    parts.kernel(config);
+    parts.files(config);
+    parts.addresses(config);
     for cpu in &config.cpus {
-        note(format!("CPU {cpu}"), cpu_works((*cpu).into()));
+        parts.note(format!("CPU {cpu}"), cpu_works((*cpu).into()));
     }
-    let recorded = recorded(config);
-    for spec in config.devices.iter().chain(&recorded) {
-        let tried = DeviceSpec::from_str(spec).map_err(text);
-        note(
-            format!("the device {spec}"),
-            tried.and_then(|spec| device_works(spec.path())),
-        );
-    }
-    // With a pool there is none to be made.
-    if let (Some((path, size_bytes)), true) = (&config.embedded, recorded.is_empty()) {
-        let tried = match path.exists() {
-            true => device_works(path),
-            false => new_pool_works(path, *size_bytes, config),
-        };
-        note(format!("the pool's file {}", path.display()), tried);
-    }
+    parts.devices(config);
+    let Parts(parts) = parts;
     let is_well = parts.iter().all(|part| part.trouble.is_none());
     output.show(&parts, |parts| {
         let said = |part: &Part| {

@@ -11,8 +11,8 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Args;
+use forebay_control::EndedBy;
 use forebay_control::config::{DaemonConfig, EmbeddedPool, EngineConfig, Listen};
-use forebay_control::daemon::{self, EndedBy};
 use forebay_device::ring::{Ring, RingOptions};
 
 use crate::config::{self, Config};
@@ -134,7 +134,7 @@ pub(crate) fn serve(
         .thread_keep_alive(THREADS_KEPT)
         .build()
         .while_doing("start the runtime")?;
-    let ended = runtime.block_on(daemon::run(config, Box::new(program)));
+    let ended = runtime.block_on(forebay_control::run(config, Box::new(program)));
     let ended_by = ended.map_err(|error| {
         let hint = error.hint().map(str::to_owned);
         tracing::error!("{error}");

@@ -1,6 +1,6 @@
 //! What an owner could answer.
 
-use forebay_control::api::model::{
+use forebay_control::model::{
     CatalogCopyInfo, CatalogInfo, CheckProblem, CheckResult, DeviceErrors, DeviceInfo, DeviceState,
     Export, Placement, PoolInfo, PoolState, SpaceLevel, Volume,
 };

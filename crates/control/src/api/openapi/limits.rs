@@ -13,7 +13,7 @@ use utoipa::openapi::path::{Operation, ParameterIn, PathItem};
 use utoipa::openapi::schema::Object;
 use utoipa::openapi::{ContentBuilder, OpenApi, Ref, RefOr, ResponseBuilder, Schema};
 
-use super::super::validate::{HOSTS_MAX, MAX_PATH_BYTES, NAME_MAX, NQN_MAX, SPEC_MAX};
+use crate::model::validate::{HOSTS_MAX, MAX_PATH_BYTES, NAME_MAX, NQN_MAX, SPEC_MAX};
 
 /// See `validate::name`.
 const NAME: &str = "^[a-z0-9][a-z0-9-]{0,62}$";
@@ -299,7 +299,7 @@ mod tests {
 
     #[test]
     fn each_limit_finds_its_field() {
-        let mut document = super::super::document();
+        let mut document = super::super::build();
         for (model, field, _) in FIELDS {
             let found = property(&mut document, model, field);
             let is_said = match found {
@@ -323,7 +323,7 @@ mod tests {
 
     #[test]
     fn each_list_and_number_has_a_limit() {
-        let document = serde_json::to_value(super::super::document()).unwrap();
+        let document = serde_json::to_value(super::super::build()).unwrap();
         let has = |value: &Value, key: &str| !value[key].is_null();
         for model in [
             "PoolCreate",

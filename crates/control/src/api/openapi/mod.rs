@@ -2,76 +2,25 @@
 //!
 //! Purpose: the machine-readable description of every route and body; the same text is committed as
 //! `docs/openapi.json`, so that a change of the API shows in review.
-//! Design: generated from the handlers' and types' own attributes. A test compares it with the
+//! Design: each file of `routes` says its part, generated from the handlers' and types' own attributes. A test compares it with the
 //! committed file (`UPDATE_OPENAPI=1` rewrites that), another asks the router for each route in it.
 //! Not here: the descriptions themselves; they are the doc comments of what they describe.
 
 mod limits;
 
+use axum::Json;
 use utoipa::OpenApi;
 
-use super::{figure_routes, pool_routes, port_routes, routes, scheduling_routes, transfer_routes};
+use super::routes;
 
 #[derive(OpenApi)]
+#[openapi(paths(document))]
 #[openapi(
     info(
         title = "Forebay",
         description = "The control API of a Forebay daemon, on its Unix socket. Callers are root or \
                        the user the daemon runs as; everybody else is answered 403.",
         license(name = "Apache-2.0", identifier = "Apache-2.0"),
-    ),
-    paths(
-        routes::document,
-        routes::status,
-        figure_routes::stats,
-        figure_routes::metrics_text,
-        figure_routes::events,
-        routes::engine_replace,
-        routes::shutdown,
-        pool_routes::pool_create,
-        pool_routes::pool_open,
-        pool_routes::pool_show,
-        pool_routes::pool_update,
-        pool_routes::pool_upgrade,
-        pool_routes::pool_check,
-        pool_routes::pool_destroy,
-        pool_routes::device_list,
-        pool_routes::device_show,
-        pool_routes::device_add,
-        port_routes::port_list,
-        port_routes::port_update,
-        routes::tenant_list,
-        routes::tenant_create,
-        routes::tenant_show,
-        routes::tenant_delete,
-        routes::volume_list_all,
-        routes::volume_list,
-        routes::volume_create,
-        routes::volume_show,
-        routes::volume_update,
-        routes::volume_delete,
-        transfer_routes::volume_extents,
-        transfer_routes::transfer_put,
-        transfer_routes::transfer_end,
-        scheduling_routes::tenant_budget_put,
-        scheduling_routes::tenant_budget_patch,
-        scheduling_routes::tenant_budget_delete,
-        scheduling_routes::volume_budget_put,
-        scheduling_routes::volume_budget_patch,
-        scheduling_routes::volume_budget_delete,
-        scheduling_routes::scheduling_show,
-        scheduling_routes::scheduling_update,
-        scheduling_routes::costs_show,
-        scheduling_routes::costs_put,
-        scheduling_routes::costs_delete,
-        scheduling_routes::calibration_put,
-        scheduling_routes::calibration_delete,
-        routes::export_list,
-        routes::export_create,
-        routes::export_show,
-        routes::export_update,
-        routes::export_delete,
-        routes::export_resume,
     ),
     tags(
         (name = "daemon", description = "The daemon itself"),
@@ -85,18 +34,28 @@ use super::{figure_routes, pool_routes, port_routes, routes, scheduling_routes, 
 )]
 struct Document;
 
-/// The document.
-#[must_use]
-pub fn document() -> utoipa::openapi::OpenApi {
+/// This document.
+#[utoipa::path(
+    get,
+    path = "/v1/openapi.json",
+    tag = "daemon",
+    responses((status = 200, description = "OpenAPI", body = Object, content_type = "application/json"))
+)]
+pub(super) async fn document() -> Json<utoipa::openapi::OpenApi> {
+    Json(build())
+}
+
+pub(super) fn build() -> utoipa::openapi::OpenApi {
     let mut document = Document::openapi();
+    for part in routes::documents() {
+        document.merge(part);
+    }
     limits::add(&mut document);
     document
 }
 
 /// The document as it is committed: pretty JSON with a final newline.
-///
-/// # Errors
-/// If it can't be written as JSON, which would be a defect of ours.
-pub fn text() -> Result<String, serde_json::Error> {
-    document().to_pretty_json().map(|text| text + "\n")
+#[cfg(test)]
+pub(super) fn text() -> Result<String, serde_json::Error> {
+    build().to_pretty_json().map(|text| text + "\n")
 }

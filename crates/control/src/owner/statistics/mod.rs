@@ -19,7 +19,7 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use forebay_pool::{ExportId, ExportRecord, TenantId, Uuid};
 use forebay_qos::budget::MOST;
@@ -35,6 +35,7 @@ use crate::api::events::TakeoverStats;
 use crate::api::stats::{
     Bucket, EngineStats, Histogram, LaneStats, Latency, OpStats, PoolStats, Stats, TenantStats,
 };
+use crate::clock::now_unix_ms;
 use crate::files;
 use crate::owner::base::Base;
 use crate::owner::base::show::{
@@ -43,14 +44,6 @@ use crate::owner::base::show::{
 use crate::owner::link::Link;
 use crate::owner::link::session::Session;
 use crate::owner::statistics::used::{UsedBefore, tenant_stats};
-
-/// Milliseconds since the Unix epoch.
-pub(crate) fn now_unix_ms() -> u64 {
-    let since = SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .unwrap_or_default();
-    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
-}
 
 fn histogram(times: &Times) -> Histogram {
     let buckets = times.buckets.iter().enumerate().map(|(at, count)| Bucket {

@@ -6,8 +6,8 @@
 //! has for that.
 //! Not here: figures of commands (`view`), text but for a few words.
 
-use forebay_control::api::scheduling::Rate;
-use forebay_control::api::stats::{Histogram, LaneStats, TenantStats};
+use forebay_control::model::scheduling::Rate;
+use forebay_control::model::stats::{Histogram, LaneStats, TenantStats};
 use serde::Serialize;
 use std::collections::BTreeMap;
 

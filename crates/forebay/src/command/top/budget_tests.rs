@@ -4,7 +4,7 @@ use super::super::view::tests::samples;
 use super::super::view::{Tenant, View};
 use super::*;
 use crate::cli::TopOrder;
-use forebay_control::api::scheduling::{Budget, Limit};
+use forebay_control::model::scheduling::{Budget, Limit};
 
 fn limit(iops: u64) -> Limit {
     Limit {

@@ -14,13 +14,13 @@ mod view;
 use std::io::IsTerminal;
 use std::time::{Duration, Instant};
 
-use forebay_control::api::stats::Stats;
+use forebay_control::model::stats::Stats;
 
 pub(crate) use self::screen::Size;
 use self::view::View;
-use super::Context;
 use super::terminal::Terminal;
 use crate::cli::{TopArgs, TopOrder};
+use crate::context::Context;
 use crate::failure::Outcome;
 use crate::interrupt::Interrupt;
 

@@ -181,7 +181,7 @@ mod tests {
     use super::super::view::tests::samples;
     use super::*;
     use crate::cli::TopOrder;
-    use forebay_control::api::stats::Correction;
+    use forebay_control::model::stats::Correction;
 
     const SMALL: Size = Size {
         columns: 80,

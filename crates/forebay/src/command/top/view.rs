@@ -8,7 +8,7 @@
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
-use forebay_control::api::stats::{
+use forebay_control::model::stats::{
     Correction, Histogram, LaneStats, OpStats, PoolStats, ReactorStats, Stats, TenantStats,
 };
 use serde::Serialize;
@@ -318,8 +318,8 @@ fn rank(order: TopOrder, figures: &Figures) -> Reverse<u64> {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
-    use forebay_control::api::events::TakeoverStats;
-    use forebay_control::api::stats::{Bucket, EngineStats, Latency};
+    use forebay_control::model::events::TakeoverStats;
+    use forebay_control::model::stats::{Bucket, EngineStats, Latency};
 
     /// Commands, bytes of each, and the end of the bucket that all are in.
     fn ops(ops: u64, each_bytes: u64, end_ns: u64, errors: u64) -> OpStats {

@@ -1,18 +1,22 @@
-//! The handlers for images that go into volumes and come out of them.
+//! The handlers of images that go into volumes and come out of them.
 //!
-//! Purpose: from an HTTP request to a call on the owner's [`Handle`] and back.
-//! Design: as in `routes`, which has the table of routes.
+//! Purpose: announce them, and say where a volume may hold data.
+//! Design: as in `routes`.
 //! Not here: moving bytes (the program), permission (the owner).
 
-use axum::Json;
 use axum::extract::State;
+use axum::routing::{get, put};
+use axum::{Json, Router};
+use utoipa::OpenApi;
 
-use super::error::{ApiError, ErrorBody};
-use super::extract::{Body, OfVolume, Parameters};
-use super::model::{Done, ExtentsFrom, Transfer, TransferEnd, TransferPut, VolumeExtents};
-use super::request::Handle;
-use super::routes::done;
-use super::validate;
+use super::done;
+use crate::api::extract::{Body, OfVolume, Parameters};
+use crate::daemon::Handle;
+use crate::model::error::{ApiError, ErrorBody};
+use crate::model::{
+    Done, ExtentsFrom, Transfer, TransferEnd, TransferPut, VolumeExtents, validate,
+};
+use crate::owner::Owner;
 
 /// Announces that an image goes into a volume or comes out of it, over NVMe/TCP. Refused while the volume is in use, or
 /// holds data that the body does not allow to overwrite. The host is let in, through an export of the daemon's own if there is
@@ -32,12 +36,16 @@ use super::validate;
     )
 )]
 pub(super) async fn transfer_put(
-    State(owner): State<Handle>,
+    State(daemon): State<Handle>,
     OfVolume(tenant, volume): OfVolume,
     Body(body): Body<TransferPut>,
 ) -> Result<Json<Transfer>, ApiError> {
     validate::host_nqn(&body.host)?;
-    Ok(Json(owner.transfer_put(tenant, volume, body).await?))
+    Ok(Json(
+        daemon
+            .change(|owner| async move { owner.transfers.transfer_put(tenant, volume, body).await })
+            .await?,
+    ))
 }
 
 /// Where the volume may hold data, a page at a time. What a connected host writes meanwhile may be missing.
@@ -56,12 +64,12 @@ pub(super) async fn transfer_put(
     )
 )]
 pub(super) async fn volume_extents(
-    State(owner): State<Handle>,
+    State(daemon): State<Handle>,
     OfVolume(tenant, volume): OfVolume,
     Parameters(from): Parameters<ExtentsFrom>,
 ) -> Result<Json<VolumeExtents>, ApiError> {
-    let extents = owner.volume_extents(tenant, volume, from.from_bytes);
-    Ok(Json(extents.await?))
+    let extents = move |owner: &Owner| owner.base.volume_extents(&tenant, &volume, from.from_bytes);
+    Ok(Json(daemon.read(extents).await?))
 }
 
 /// The image is in or out, or will not be.
@@ -80,12 +88,38 @@ pub(super) async fn volume_extents(
     )
 )]
 pub(super) async fn transfer_end(
-    State(owner): State<Handle>,
+    State(daemon): State<Handle>,
     OfVolume(tenant, volume): OfVolume,
     Parameters(query): Parameters<TransferEnd>,
 ) -> Result<Json<Done>, ApiError> {
-    (owner)
-        .transfer_end(tenant.clone(), volume.clone(), query.host)
+    let ended = format!("the transfer of {tenant}/{volume} has ended");
+    daemon
+        .change(|owner| async move {
+            owner
+                .transfers
+                .transfer_end(&tenant, &volume, &query.host)
+                .await
+        })
         .await?;
-    Ok(done(format!("the transfer of {tenant}/{volume} has ended")))
+    Ok(done(ended))
+}
+
+pub(super) fn routes() -> Router<Handle> {
+    Router::new()
+        .route(
+            "/v1/tenants/{tenant}/volumes/{volume}/extents",
+            get(volume_extents),
+        )
+        .route(
+            "/v1/tenants/{tenant}/volumes/{volume}/transfer",
+            put(transfer_put).delete(transfer_end),
+        )
+}
+
+#[derive(OpenApi)]
+#[openapi(paths(transfer_put, volume_extents, transfer_end))]
+struct Document;
+
+pub(super) fn document() -> utoipa::openapi::OpenApi {
+    Document::openapi()
 }

@@ -1,40 +1,25 @@
 //! The handlers of what can be watched: counters, metrics, events.
 //!
-//! Purpose: as in `routes`. The metrics have a router of their own besides, for their own listener.
-//! Design: metrics are made of the answers to three questions; without a pool, of the daemon's own.
-//! Not here: what is counted (the owner), the exposition's text (`metrics`).
+//! Purpose: an answer for a person, a program, or Prometheus.
+//! Design: as in `routes`.
+//! Not here: what is counted (the owner), the text of the exposition (`metrics`).
 
 use std::time::Duration;
 
-use axum::extract::{DefaultBodyLimit, State};
+use axum::extract::State;
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
-use axum::{Json, Router, middleware};
+use axum::{Json, Router};
 use serde::Deserialize;
+use utoipa::OpenApi;
 
-use super::error::{ApiError, ErrorBody};
-use super::events::EventList;
-use super::extract::Parameters;
-use super::request::Handle;
-use super::routes::{BODY_MAX_BYTES, limit_time};
-use super::stats::Stats;
+use crate::api::extract::Parameters;
+use crate::daemon::Handle;
 use crate::metrics::{self, Source};
-
-/// The one route of the metrics' own listener.
-pub(super) fn metrics_router(owner: Handle, time_limit: Duration) -> Router {
-    Router::new()
-        .route("/metrics", get(metrics_text))
-        .fallback(only_metrics)
-        .method_not_allowed_fallback(only_metrics)
-        .layer(DefaultBodyLimit::max(BODY_MAX_BYTES))
-        .layer(middleware::from_fn_with_state(time_limit, limit_time))
-        .with_state(owner)
-}
-
-async fn only_metrics() -> ApiError {
-    ApiError::not_found("there is only GET /metrics here")
-}
+use crate::model::error::{ApiError, ErrorBody};
+use crate::model::events::EventList;
+use crate::model::stats::Stats;
 
 /// Counters of engine, pool and lanes.
 #[utoipa::path(
@@ -46,8 +31,8 @@ async fn only_metrics() -> ApiError {
         (status = "default", description = "Refused", body = ErrorBody),
     )
 )]
-pub(super) async fn stats(State(owner): State<Handle>) -> Result<Json<Stats>, ApiError> {
-    Ok(Json(owner.stats().await?))
+pub(super) async fn stats(State(daemon): State<Handle>) -> Result<Json<Stats>, ApiError> {
+    Ok(Json(daemon.ask(|daemon| daemon.stats()).await?))
 }
 
 /// What happened, oldest first: deaths, take-overs, hosts, devices, space, quarantines.
@@ -65,20 +50,15 @@ pub(super) async fn stats(State(owner): State<Handle>) -> Result<Json<Stats>, Ap
     )
 )]
 pub(super) async fn events(
-    State(owner): State<Handle>,
+    State(daemon): State<Handle>,
     Parameters(from): Parameters<EventsFrom>,
 ) -> Result<Json<EventList>, ApiError> {
     let wait = Duration::from_secs(from.wait_s);
-    Ok(Json(owner.events(from.after, wait).await?))
-}
-
-/// The query of `GET /v1/events`.
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(super) struct EventsFrom {
-    after: Option<u64>,
-    #[serde(default)]
-    wait_s: u64,
+    Ok(Json(
+        daemon
+            .wait(move |daemon| async move { daemon.events.read(from.after, wait).await })
+            .await?,
+    ))
 }
 
 /// Figures for Prometheus: engine, pool, devices, volumes.
@@ -91,11 +71,20 @@ pub(super) struct EventsFrom {
         (status = "default", description = "Refused", body = ErrorBody),
     )
 )]
-pub(super) async fn metrics_text(State(owner): State<Handle>) -> Result<Response, ApiError> {
-    let (status, stats) = (owner.status().await?, owner.stats().await?);
+pub(in crate::api) async fn metrics_text(
+    State(daemon): State<Handle>,
+) -> Result<Response, ApiError> {
+    let (status, stats) = (
+        daemon.ask(|daemon| daemon.status()).await?,
+        daemon.ask(|daemon| daemon.stats()).await?,
+    );
     // Without a pool there are the daemon's own figures.
-    let pool = owner.pool_show().await.ok();
-    let volumes = owner.volume_list(None).await.unwrap_or_default();
+    let pool = daemon
+        .read(|owner| Ok(owner.reports.pool_show()))
+        .await
+        .ok();
+    let volumes = daemon.read(|owner| owner.base.volume_list(None)).await;
+    let volumes = volumes.unwrap_or_default();
     let text = metrics::text(&Source {
         status: &status,
         stats: &stats,
@@ -103,4 +92,28 @@ pub(super) async fn metrics_text(State(owner): State<Handle>) -> Result<Response
         volumes: &volumes,
     });
     Ok(([(header::CONTENT_TYPE, metrics::CONTENT_TYPE)], text).into_response())
+}
+
+/// The query of `GET /v1/events`.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct EventsFrom {
+    after: Option<u64>,
+    #[serde(default)]
+    wait_s: u64,
+}
+
+pub(super) fn routes() -> Router<Handle> {
+    Router::new()
+        .route("/v1/stats", get(stats))
+        .route("/v1/metrics", get(metrics_text))
+        .route("/v1/events", get(events))
+}
+
+#[derive(OpenApi)]
+#[openapi(paths(stats, events, metrics_text))]
+struct Document;
+
+pub(super) fn document() -> utoipa::openapi::OpenApi {
+    Document::openapi()
 }

@@ -8,7 +8,7 @@ use forebay_pool::MAX_DEVICES;
 use forebay_xlate::boundary::message::MAX_MACHINE_QUEUES;
 
 use super::error::ApiError;
-use super::model::{ExportCreate, ExportFrontend, TRANSFER_HOST_PREFIX};
+use super::{ExportCreate, ExportFrontend, TRANSFER_HOST_PREFIX};
 
 /// The longest path of a Unix socket (sockaddr_un: 108 bytes with its NUL).
 pub const MAX_PATH_BYTES: usize = 107;

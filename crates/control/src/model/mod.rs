@@ -10,15 +10,21 @@
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
+pub mod error;
+pub mod events;
 mod export;
+mod hosts;
+pub mod scheduling;
+pub mod stats;
 mod transfer;
+pub mod validate;
 
-use super::error::ApiError;
-pub use super::hosts::{
+use error::ApiError;
+pub use export::{Export, ExportCreate, ExportFrontend, ExportUpdate, MachineClient};
+pub use hosts::{
     AnaState, Port, PortUpdate, ReservationKind, ReservationRegistrant, VolumeReservation,
 };
-use super::scheduling::{Budget, Credit};
-pub use export::{Export, ExportCreate, ExportFrontend, ExportUpdate, MachineClient};
+use scheduling::{Budget, Credit};
 pub use transfer::{
     ExtentsFrom, TRANSFER_HOST_PREFIX, Transfer, TransferEnd, TransferKind, TransferPut,
     VolumeExtent, VolumeExtents,

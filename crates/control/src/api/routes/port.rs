@@ -1,18 +1,18 @@
 //! The handlers of ports: the addresses at which hosts connect.
 //!
-//! Purpose: as in `routes`.
+//! Purpose: show them, and how hosts should use them.
 //! Design: as in `routes`.
-//! Not here: listeners are made by the configuration, not by the API.
+//! Not here: listeners, which the configuration makes.
 
-use std::net::SocketAddr;
-
-use axum::Json;
 use axum::extract::State;
+use axum::routing::{get, patch};
+use axum::{Json, Router};
+use utoipa::OpenApi;
 
-use super::error::{ApiError, ErrorBody};
-use super::extract::{Body, PortAt};
-use super::model::{Port, PortUpdate};
-use super::request::Handle;
+use crate::api::extract::{Body, PortAt};
+use crate::daemon::Handle;
+use crate::model::error::{ApiError, ErrorBody};
+use crate::model::{Port, PortUpdate};
 
 /// The addresses at which hosts connect, and how hosts should use them.
 #[utoipa::path(
@@ -24,8 +24,8 @@ use super::request::Handle;
         (status = "default", description = "Refused", body = ErrorBody),
     )
 )]
-pub(super) async fn port_list(State(owner): State<Handle>) -> Result<Json<Vec<Port>>, ApiError> {
-    Ok(Json(owner.port_list().await?))
+pub(super) async fn port_list(State(daemon): State<Handle>) -> Result<Json<Vec<Port>>, ApiError> {
+    Ok(Json(daemon.ask(|daemon| daemon.port_list()).await?))
 }
 
 /// Changes how hosts should use a port; connected hosts are told. Making the last one inaccessible needs
@@ -44,10 +44,28 @@ pub(super) async fn port_list(State(owner): State<Handle>) -> Result<Json<Vec<Po
     )
 )]
 pub(super) async fn port_update(
-    State(owner): State<Handle>,
+    State(daemon): State<Handle>,
     PortAt(address): PortAt,
     Body(body): Body<PortUpdate>,
 ) -> Result<Json<Port>, ApiError> {
-    let address: SocketAddr = address;
-    Ok(Json(owner.port_update(address, body).await?))
+    let address = address.to_string();
+    Ok(Json(
+        daemon
+            .change(|owner| async move { owner.ports.port_update(&address, body).await })
+            .await?,
+    ))
+}
+
+pub(super) fn routes() -> Router<Handle> {
+    Router::new()
+        .route("/v1/ports", get(port_list))
+        .route("/v1/ports/{address}", patch(port_update))
+}
+
+#[derive(OpenApi)]
+#[openapi(paths(port_list, port_update))]
+struct Document;
+
+pub(super) fn document() -> utoipa::openapi::OpenApi {
+    Document::openapi()
 }

@@ -1,22 +1,23 @@
-//! The handlers for the pool and its devices.
+//! The handlers of the pool and its devices.
 //!
-//! Purpose: from an HTTP request to a call on the owner's [`Handle`] and back.
-//! Design: as in `routes`, which has the table of routes.
-//! Not here: tenants, volumes and exports (`routes`), what operations mean (the owner).
+//! Purpose: make, open, change, check and end it.
+//! Design: as in `routes`.
+//! Not here: tenants and volumes, what operations mean (daemon and owner).
 
-use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
+use axum::routing::{get, post};
+use axum::{Json, Router};
+use utoipa::OpenApi;
 
-use super::error::{ApiError, ErrorBody};
-use super::extract::{Body, DeviceAt, Parameters};
-use super::model::{
+use super::done;
+use crate::api::extract::{Body, DeviceAt, Parameters};
+use crate::daemon::{Daemon, Handle};
+use crate::model::error::{ApiError, ErrorBody};
+use crate::model::{
     CheckResult, DeviceAdd, DeviceDetails, DeviceInfo, Done, PoolCheck, PoolCreate, PoolDestroy,
-    PoolInfo, PoolOpen, PoolUpdate,
+    PoolInfo, PoolOpen, PoolUpdate, validate,
 };
-use super::request::Handle;
-use super::routes::done;
-use super::validate;
 
 /// Makes the pool of devices.
 #[utoipa::path(
@@ -30,7 +31,7 @@ use super::validate;
     )
 )]
 pub(super) async fn pool_create(
-    State(owner): State<Handle>,
+    State(daemon): State<Handle>,
     Body(body): Body<PoolCreate>,
 ) -> Result<(StatusCode, Json<PoolInfo>), ApiError> {
     validate::name("pool", &body.name)?;
@@ -40,7 +41,10 @@ pub(super) async fn pool_create(
             "list device specifications in `devices`, e.g. \"file:/var/lib/forebay/pool.img\"",
         ));
     }
-    Ok((StatusCode::CREATED, Json(owner.pool_create(body).await?)))
+    Ok((
+        StatusCode::CREATED,
+        Json(daemon.run(|daemon| daemon.pool_create(body)).await?),
+    ))
 }
 
 /// Opens the pool that is recorded, or that the given devices carry; takes devices back that an open
@@ -56,11 +60,11 @@ pub(super) async fn pool_create(
     )
 )]
 pub(super) async fn pool_open(
-    State(owner): State<Handle>,
+    State(daemon): State<Handle>,
     Body(body): Body<PoolOpen>,
 ) -> Result<Json<PoolInfo>, ApiError> {
     validate::device_specs(body.devices.iter())?;
-    Ok(Json(owner.pool_open(body).await?))
+    Ok(Json(daemon.run(|daemon| daemon.pool_open(body)).await?))
 }
 
 /// Gives the labels of a pool that an older version made the current format. Hosts stay connected. Older versions refuse
@@ -74,8 +78,8 @@ pub(super) async fn pool_open(
         (status = "default", description = "Refused", body = ErrorBody),
     )
 )]
-pub(super) async fn pool_upgrade(State(owner): State<Handle>) -> Result<Json<PoolInfo>, ApiError> {
-    Ok(Json(owner.pool_upgrade().await?))
+pub(super) async fn pool_upgrade(State(daemon): State<Handle>) -> Result<Json<PoolInfo>, ApiError> {
+    Ok(Json(daemon.run(Daemon::pool_upgrade).await?))
 }
 
 /// The pool.
@@ -88,8 +92,10 @@ pub(super) async fn pool_upgrade(State(owner): State<Handle>) -> Result<Json<Poo
         (status = "default", description = "Refused", body = ErrorBody),
     )
 )]
-pub(super) async fn pool_show(State(owner): State<Handle>) -> Result<Json<PoolInfo>, ApiError> {
-    Ok(Json(owner.pool_show().await?))
+pub(super) async fn pool_show(State(daemon): State<Handle>) -> Result<Json<PoolInfo>, ApiError> {
+    Ok(Json(
+        daemon.read(|owner| Ok(owner.reports.pool_show())).await?,
+    ))
 }
 
 /// Changes what is set for the pool.
@@ -104,10 +110,14 @@ pub(super) async fn pool_show(State(owner): State<Handle>) -> Result<Json<PoolIn
     )
 )]
 pub(super) async fn pool_update(
-    State(owner): State<Handle>,
+    State(daemon): State<Handle>,
     Body(body): Body<PoolUpdate>,
 ) -> Result<Json<PoolInfo>, ApiError> {
-    Ok(Json(owner.pool_update(body).await?))
+    Ok(Json(
+        daemon
+            .change(|owner| async move { owner.reports.pool_update(body).await })
+            .await?,
+    ))
 }
 
 /// Checks the maps against the extents while the pool is used, and gives back what leaked if that is
@@ -123,10 +133,14 @@ pub(super) async fn pool_update(
     )
 )]
 pub(super) async fn pool_check(
-    State(owner): State<Handle>,
+    State(daemon): State<Handle>,
     Body(body): Body<PoolCheck>,
 ) -> Result<Json<CheckResult>, ApiError> {
-    Ok(Json(owner.pool_check(body).await?))
+    Ok(Json(
+        daemon
+            .change(|owner| async move { owner.reports.check(body).await })
+            .await?,
+    ))
 }
 
 /// Ends the pool of this name and wipes its labels. Refused while it has volumes or is in use, unless the query says
@@ -144,10 +158,10 @@ pub(super) async fn pool_check(
     )
 )]
 pub(super) async fn pool_destroy(
-    State(owner): State<Handle>,
+    State(daemon): State<Handle>,
     Parameters(query): Parameters<PoolDestroy>,
 ) -> Result<Json<Done>, ApiError> {
-    Ok(done(owner.pool_destroy(query).await?))
+    Ok(done(daemon.run(|daemon| daemon.pool_destroy(query)).await?))
 }
 
 /// The pool's devices.
@@ -161,9 +175,11 @@ pub(super) async fn pool_destroy(
     )
 )]
 pub(super) async fn device_list(
-    State(owner): State<Handle>,
+    State(daemon): State<Handle>,
 ) -> Result<Json<Vec<DeviceInfo>>, ApiError> {
-    Ok(Json(owner.device_list().await?))
+    Ok(Json(
+        daemon.read(|owner| Ok(owner.reports.device_list())).await?,
+    ))
 }
 
 /// One device, and who has something there.
@@ -180,10 +196,14 @@ pub(super) async fn device_list(
     )
 )]
 pub(super) async fn device_show(
-    State(owner): State<Handle>,
+    State(daemon): State<Handle>,
     DeviceAt(index): DeviceAt,
 ) -> Result<Json<DeviceDetails>, ApiError> {
-    Ok(Json(owner.device_show(index).await?))
+    Ok(Json(
+        daemon
+            .read(move |owner| owner.reports.device_show(index))
+            .await?,
+    ))
 }
 
 /// Makes a device part of the pool, while it is used.
@@ -198,9 +218,51 @@ pub(super) async fn device_show(
     )
 )]
 pub(super) async fn device_add(
-    State(owner): State<Handle>,
+    State(daemon): State<Handle>,
     Body(body): Body<DeviceAdd>,
 ) -> Result<(StatusCode, Json<DeviceInfo>), ApiError> {
     validate::device_specs([&body.spec].into_iter())?;
-    Ok((StatusCode::CREATED, Json(owner.device_add(body).await?)))
+    Ok((
+        StatusCode::CREATED,
+        Json(
+            daemon
+                .change_with(|daemon, owner| async move { daemon.device_add(owner, body).await })
+                .await?,
+        ),
+    ))
+}
+
+pub(super) fn routes() -> Router<Handle> {
+    Router::new()
+        .route(
+            "/v1/pool",
+            get(pool_show)
+                .post(pool_create)
+                .patch(pool_update)
+                .delete(pool_destroy),
+        )
+        .route("/v1/pool/open", post(pool_open))
+        .route("/v1/pool/upgrade", post(pool_upgrade))
+        .route("/v1/pool/check", post(pool_check))
+        .route("/v1/devices", get(device_list).post(device_add))
+        .route("/v1/devices/{index}", get(device_show))
+}
+
+#[derive(OpenApi)]
+#[openapi(paths(
+    pool_create,
+    pool_open,
+    pool_upgrade,
+    pool_show,
+    pool_update,
+    pool_check,
+    pool_destroy,
+    device_list,
+    device_show,
+    device_add
+))]
+struct Document;
+
+pub(super) fn document() -> utoipa::openapi::OpenApi {
+    Document::openapi()
 }

@@ -1,0 +1,56 @@
+//! The handlers, one per route.
+//!
+//! Purpose: from an HTTP request to a call on the owner or the daemon, and back.
+//! Design: one file per subject, with its handlers, its routes, and its part of the OpenAPI document. A handler checks
+//! syntax, sends a closure to the daemon's thread ([`Handle`]), and wraps the answer; it holds no state.
+//! Not here: limits and unknown routes (`router`), who may call (`server`), what operations mean (daemon and owner).
+
+use axum::{Json, Router};
+
+use crate::daemon::Handle;
+use crate::model::Done;
+
+mod daemon;
+mod export;
+mod figures;
+mod pool;
+mod port;
+mod scheduling;
+mod tenant;
+mod transfer;
+mod volume;
+
+pub(super) use figures::metrics_text;
+
+/// All routes but that of the OpenAPI document.
+pub(super) fn routes() -> Router<Handle> {
+    Router::new()
+        .merge(daemon::routes())
+        .merge(figures::routes())
+        .merge(pool::routes())
+        .merge(port::routes())
+        .merge(tenant::routes())
+        .merge(scheduling::routes())
+        .merge(volume::routes())
+        .merge(transfer::routes())
+        .merge(export::routes())
+}
+
+/// What the OpenAPI document says of them.
+pub(super) fn documents() -> [utoipa::openapi::OpenApi; 9] {
+    [
+        daemon::document(),
+        figures::document(),
+        pool::document(),
+        port::document(),
+        tenant::document(),
+        scheduling::document(),
+        volume::document(),
+        transfer::document(),
+        export::document(),
+    ]
+}
+
+fn done(what: String) -> Json<Done> {
+    Json(Done { done: what })
+}

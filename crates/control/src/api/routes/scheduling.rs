@@ -1,0 +1,202 @@
+//! The handlers of budgets, and of how I/O is admitted.
+//!
+//! Purpose: show, state and take back who may use how much, and what I/O costs.
+//! Design: as in `routes`; a macro writes the handlers, because they are all alike.
+//! Not here: what a budget may be (`forebay_qos`), whether the node has it (the owner).
+
+use axum::extract::State;
+use axum::routing::{get, put};
+use axum::{Json, Router};
+use utoipa::OpenApi;
+
+use crate::api::extract::{Body, InTenant, OfVolume};
+use crate::daemon::Handle;
+use crate::model::error::{ApiError, ErrorBody};
+use crate::model::scheduling::{
+    BudgetChange, BudgetParts, CALIBRATION_TENANT, CalibrationPut, Costs, CostsPut, Scheduling,
+    SchedulingUpdate, TenantBudget,
+};
+use crate::model::{Done, Volume};
+
+/// Each with its method and path, what it takes of the path and the body, the answer, and how the owner gives it.
+macro_rules! handlers {
+    ($(
+        $(#[$doc:meta])*
+        $method:ident $path:tt => $name:ident($daemon:ident)
+            $(of $of:ident($($part:ident),+))? $(with $body:ident: $Body:ident)?
+            -> $answer:ident($says:tt) = $call:expr;
+    )*) => {$(
+        $(#[$doc])*
+        #[utoipa::path(
+            $method,
+            path = $path,
+            tag = "scheduling",
+            params($($of)?),
+            $(request_body = $Body,)?
+            responses(
+                (status = 200, description = $says, body = $answer),
+                (status = "default", description = "Refused", body = ErrorBody),
+            )
+        )]
+        pub(super) async fn $name(
+            State($daemon): State<Handle>,
+            $($of($($part),+): $of,)?
+            $(Body($body): Body<$Body>,)?
+        ) -> Result<Json<$answer>, ApiError> {
+            Ok(Json($call.await?))
+        }
+    )*};
+}
+
+handlers! {
+    /// States what a tenant may use, and whether its base can be guaranteed. It holds when this is answered.
+    put "/v1/tenants/{tenant}/budget" => tenant_budget_put(daemon)
+        of InTenant(tenant) with body: BudgetParts -> TenantBudget("As it is")
+        = tenant_budget(&daemon, tenant, BudgetChange::Put(body));
+
+    /// Changes what the body names of a tenant's budget, and what follows from it. It holds when this is answered.
+    patch "/v1/tenants/{tenant}/budget" => tenant_budget_patch(daemon)
+        of InTenant(tenant) with body: BudgetParts -> TenantBudget("As it is")
+        = tenant_budget(&daemon, tenant, BudgetChange::Patch(body));
+
+    /// Takes a tenant's budget away: it has what others leave.
+    delete "/v1/tenants/{tenant}/budget" => tenant_budget_delete(daemon)
+        of InTenant(tenant) -> TenantBudget("As it is")
+        = tenant_budget(&daemon, tenant, BudgetChange::Delete);
+
+    /// States what a volume may use of its tenant's.
+    put "/v1/tenants/{tenant}/volumes/{volume}/budget" => volume_budget_put(daemon)
+        of OfVolume(tenant, volume) with body: BudgetParts -> Volume("As it is")
+        = volume_budget(&daemon, tenant, volume, BudgetChange::Put(body));
+
+    /// Changes what the body names of a volume's budget, and what follows from it.
+    patch "/v1/tenants/{tenant}/volumes/{volume}/budget" => volume_budget_patch(daemon)
+        of OfVolume(tenant, volume) with body: BudgetParts -> Volume("As it is")
+        = volume_budget(&daemon, tenant, volume, BudgetChange::Patch(body));
+
+    /// Takes a volume's budget away: it has an equal part of its tenant's.
+    delete "/v1/tenants/{tenant}/volumes/{volume}/budget" => volume_budget_delete(daemon)
+        of OfVolume(tenant, volume) -> Volume("As it is")
+        = volume_budget(&daemon, tenant, volume, BudgetChange::Delete);
+
+    /// How I/O is admitted, and what is promised.
+    get "/v1/scheduling" => scheduling_show(daemon) -> Scheduling("As it is")
+        = daemon.read(|owner| Ok(owner.budgets.scheduling_show()));
+
+    /// Changes how I/O is admitted on this node.
+    patch "/v1/scheduling" => scheduling_update(daemon)
+        with body: SchedulingUpdate -> Scheduling("As it is")
+        = daemon.change(|owner| async move { owner.budgets.scheduling_update(body).await });
+
+    /// What I/O costs on this machine.
+    get "/v1/scheduling/costs" => costs_show(daemon) -> Costs("As it is")
+        = daemon.read(|owner| Ok(owner.node.costs_show()));
+
+    /// What I/O costs on this machine from now on: `forebay calibrate` measures it.
+    put "/v1/scheduling/costs" => costs_put(daemon) with body: CostsPut -> Costs("As it is")
+        = daemon.change(|owner| async move { owner.budgets.costs_put(Some(body)).await });
+
+    /// Forgets what was measured: the defaults count again.
+    delete "/v1/scheduling/costs" => costs_delete(daemon) -> Costs("As it is")
+        = daemon.change(|owner| async move { owner.budgets.costs_put(None).await });
+
+    /// A calibration is at work: the tenant `forebay-calibrate` can be made, and no budget of anybody keeps its volumes from what the
+    /// machine can do. `forebay calibrate` says so again and again.
+    put "/v1/scheduling/calibration" => calibration_put(daemon)
+        with body: CalibrationPut -> Done("Done")
+        = calibrating(&daemon, Some(body.seconds));
+
+    /// The calibration has ended: its tenant, should it be there, is one like any other.
+    delete "/v1/scheduling/calibration" => calibration_delete(daemon) -> Done("Done")
+        = calibrating(&daemon, None);
+}
+
+async fn tenant_budget(
+    daemon: &Handle,
+    tenant: String,
+    change: BudgetChange,
+) -> Result<TenantBudget, ApiError> {
+    daemon
+        .change(move |owner| async move { owner.budgets.tenant_budget(&tenant, change).await })
+        .await
+}
+
+async fn volume_budget(
+    daemon: &Handle,
+    tenant: String,
+    volume: String,
+    change: BudgetChange,
+) -> Result<Volume, ApiError> {
+    if change.has_credit() {
+        return Err(ApiError::invalid("a volume has no credit of its own")
+            .hint("its tenant has: `forebay tenant budget --credit`"));
+    }
+    daemon
+        .change(
+            move |owner| async move { owner.budgets.volume_budget(&tenant, &volume, change).await },
+        )
+        .await
+}
+
+async fn calibrating(daemon: &Handle, seconds: Option<u64>) -> Result<Done, ApiError> {
+    daemon
+        .change(move |owner| async move { owner.budgets.calibrating(seconds).await })
+        .await?;
+    let done = match seconds {
+        Some(seconds) => {
+            format!("for {seconds} s, budgets do not count for the tenant {CALIBRATION_TENANT}")
+        }
+        None => "budgets count for everybody".to_owned(),
+    };
+    Ok(Done { done })
+}
+
+pub(super) fn routes() -> Router<Handle> {
+    Router::new()
+        .route(
+            "/v1/tenants/{tenant}/budget",
+            put(tenant_budget_put)
+                .patch(tenant_budget_patch)
+                .delete(tenant_budget_delete),
+        )
+        .route(
+            "/v1/tenants/{tenant}/volumes/{volume}/budget",
+            put(volume_budget_put)
+                .patch(volume_budget_patch)
+                .delete(volume_budget_delete),
+        )
+        .route(
+            "/v1/scheduling",
+            get(scheduling_show).patch(scheduling_update),
+        )
+        .route(
+            "/v1/scheduling/costs",
+            get(costs_show).put(costs_put).delete(costs_delete),
+        )
+        .route(
+            "/v1/scheduling/calibration",
+            put(calibration_put).delete(calibration_delete),
+        )
+}
+
+#[derive(OpenApi)]
+#[openapi(paths(
+    tenant_budget_put,
+    tenant_budget_patch,
+    tenant_budget_delete,
+    volume_budget_put,
+    volume_budget_patch,
+    volume_budget_delete,
+    scheduling_show,
+    scheduling_update,
+    costs_show,
+    costs_put,
+    costs_delete,
+    calibration_put,
+    calibration_delete
+))]
+struct Document;
+
+pub(super) fn document() -> utoipa::openapi::OpenApi {
+    Document::openapi()
+}

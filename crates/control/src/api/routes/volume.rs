@@ -1,0 +1,199 @@
+//! The handlers of volumes.
+//!
+//! Purpose: make, show, change and end them.
+//! Design: as in `routes`.
+//! Not here: their contents (`transfer`), budgets (`scheduling`), what operations mean (the owner).
+
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::routing::get;
+use axum::{Json, Router};
+use utoipa::OpenApi;
+
+use super::done;
+use crate::api::extract::{Body, InTenant, OfVolume};
+use crate::daemon::Handle;
+use crate::model::error::{ApiError, ErrorBody};
+use crate::model::{Done, Volume, VolumeCreate, VolumeUpdate, validate};
+
+/// The volumes of all tenants.
+#[utoipa::path(
+    get,
+    path = "/v1/volumes",
+    tag = "volume",
+    responses(
+        (status = 200, description = "As it is", body = Vec<Volume>),
+        (status = "default", description = "Refused", body = ErrorBody),
+    )
+)]
+pub(super) async fn volume_list_all(
+    State(daemon): State<Handle>,
+) -> Result<Json<Vec<Volume>>, ApiError> {
+    Ok(Json(
+        daemon.read(|owner| owner.base.volume_list(None)).await?,
+    ))
+}
+
+/// A tenant's volumes.
+#[utoipa::path(
+    get,
+    path = "/v1/tenants/{tenant}/volumes",
+    tag = "volume",
+    params(
+        ("tenant" = String, Path, description = "Tenant"),
+    ),
+    responses(
+        (status = 200, description = "As it is", body = Vec<Volume>),
+        (status = "default", description = "Refused", body = ErrorBody),
+    )
+)]
+pub(super) async fn volume_list(
+    State(daemon): State<Handle>,
+    InTenant(tenant): InTenant,
+) -> Result<Json<Vec<Volume>>, ApiError> {
+    Ok(Json(
+        daemon
+            .read(move |owner| owner.base.volume_list(Some(&tenant)))
+            .await?,
+    ))
+}
+
+/// Makes a volume. It takes no space until it is written.
+#[utoipa::path(
+    post,
+    path = "/v1/tenants/{tenant}/volumes",
+    tag = "volume",
+    params(
+        ("tenant" = String, Path, description = "Tenant"),
+    ),
+    request_body = VolumeCreate,
+    responses(
+        (status = 201, description = "Made", body = Volume),
+        (status = "default", description = "Refused", body = ErrorBody),
+    )
+)]
+pub(super) async fn volume_create(
+    State(daemon): State<Handle>,
+    InTenant(tenant): InTenant,
+    Body(body): Body<VolumeCreate>,
+) -> Result<(StatusCode, Json<Volume>), ApiError> {
+    validate::name("volume", &body.name)?;
+    Ok((
+        StatusCode::CREATED,
+        Json(
+            daemon
+                .change(|owner| async move { owner.volumes.volume_create(tenant, body).await })
+                .await?,
+        ),
+    ))
+}
+
+/// One volume.
+#[utoipa::path(
+    get,
+    path = "/v1/tenants/{tenant}/volumes/{volume}",
+    tag = "volume",
+    params(
+        ("tenant" = String, Path, description = "Tenant"),
+        ("volume" = String, Path, description = "Volume"),
+    ),
+    responses(
+        (status = 200, description = "As it is", body = Volume),
+        (status = "default", description = "Refused", body = ErrorBody),
+    )
+)]
+pub(super) async fn volume_show(
+    State(daemon): State<Handle>,
+    OfVolume(tenant, volume): OfVolume,
+) -> Result<Json<Volume>, ApiError> {
+    Ok(Json(
+        daemon
+            .read(move |owner| owner.base.volume_show(&tenant, &volume))
+            .await?,
+    ))
+}
+
+/// Grows a volume, exported or not (connected hosts are told), or changes its reservation.
+#[utoipa::path(
+    patch,
+    path = "/v1/tenants/{tenant}/volumes/{volume}",
+    tag = "volume",
+    params(
+        ("tenant" = String, Path, description = "Tenant"),
+        ("volume" = String, Path, description = "Volume"),
+    ),
+    request_body = VolumeUpdate,
+    responses(
+        (status = 200, description = "As it is", body = Volume),
+        (status = "default", description = "Refused", body = ErrorBody),
+    )
+)]
+pub(super) async fn volume_update(
+    State(daemon): State<Handle>,
+    OfVolume(tenant, volume): OfVolume,
+    Body(body): Body<VolumeUpdate>,
+) -> Result<Json<Volume>, ApiError> {
+    if body.size_bytes.is_some() == body.reserved_bytes.is_some() {
+        return Err(ApiError::invalid(
+            "give either `size_bytes` or `reserved_bytes`, one at a time",
+        ));
+    }
+    Ok(Json(
+        daemon
+            .change(|owner| async move { owner.volumes.volume_update(tenant, volume, body).await })
+            .await?,
+    ))
+}
+
+/// Ends a volume and gives its space back. Refused while it is exported.
+#[utoipa::path(
+    delete,
+    path = "/v1/tenants/{tenant}/volumes/{volume}",
+    tag = "volume",
+    params(
+        ("tenant" = String, Path, description = "Tenant"),
+        ("volume" = String, Path, description = "Volume"),
+    ),
+    responses(
+        (status = 200, description = "Done", body = Done),
+        (status = "default", description = "Refused", body = ErrorBody),
+    )
+)]
+pub(super) async fn volume_delete(
+    State(daemon): State<Handle>,
+    OfVolume(tenant, volume): OfVolume,
+) -> Result<Json<Done>, ApiError> {
+    let deleted = format!("volume {tenant}/{volume} deleted");
+    daemon
+        .change(|owner| async move { owner.volumes.volume_delete(tenant, volume).await })
+        .await?;
+    Ok(done(deleted))
+}
+
+pub(super) fn routes() -> Router<Handle> {
+    Router::new()
+        .route("/v1/volumes", get(volume_list_all))
+        .route(
+            "/v1/tenants/{tenant}/volumes",
+            get(volume_list).post(volume_create),
+        )
+        .route(
+            "/v1/tenants/{tenant}/volumes/{volume}",
+            get(volume_show).patch(volume_update).delete(volume_delete),
+        )
+}
+
+#[derive(OpenApi)]
+#[openapi(paths(
+    volume_list_all,
+    volume_list,
+    volume_create,
+    volume_show,
+    volume_update,
+    volume_delete
+))]
+struct Document;
+
+pub(super) fn document() -> utoipa::openapi::OpenApi {
+    Document::openapi()
+}

@@ -1,0 +1,228 @@
+//! The daemon's start, and the beginning of each pool's service.
+//!
+//! Purpose: from a claimed API socket to a pool that is served, in the order that makes two daemons on one pool impossible
+//! and a restart harmless.
+//! Design: the recorded pool is opened; a live engine of an earlier daemon is greeted and its grant table adopted; then the
+//! missing listeners are bound, and the supervisor goes on with that engine or starts one. A pool that can't be opened is
+//! told of and can be repaired through the API.
+//! Not here: opening (`reopen`), looking for the engine (`engine`), the process's beginning and end (`crate::run`).
+
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::task::{JoinError, JoinHandle};
+use tokio::time::timeout;
+
+use super::{Daemon, DaemonError, Serving};
+use crate::devices::OpenPool;
+use crate::events::News;
+use crate::model::PoolOpen;
+use crate::model::error::ApiError;
+use crate::model::events::EventKind;
+use crate::owner::session::Greeting;
+use crate::owner::{Grants, Limits, Owner, grants_capacity};
+use crate::supervisor::Supervisor;
+use crate::supervisor::process::{EngineProcess, EngineRecord};
+use crate::systemd;
+
+/// How long a start waits for the catalog.
+const START_COMMIT_LIMIT: Duration = Duration::from_secs(30);
+
+impl Daemon {
+    /// The start is through: the rest begins. Returns the task that takes devices back.
+    pub(crate) fn started(
+        self: &Rc<Self>,
+        started: Result<Result<(), DaemonError>, JoinError>,
+    ) -> Result<JoinHandle<()>, DaemonError> {
+        started.map_err(|error| DaemonError::new(error.to_string()))??;
+        self.keep_metrics();
+        self.look_at_parts();
+        let looking = tokio::task::spawn_local(self.clone().take_silent_back());
+        tokio::task::spawn_local(self.clone().serve_the_rest());
+        tracing::info!(socket = %self.config.api_socket.display(), "the daemon serves");
+        let text = format!(
+            "the daemon (pid {}, version {}) has started",
+            std::process::id(),
+            self.config.version
+        );
+        let generation = self.status().generation;
+        self.events
+            .tell(EventKind::DaemonStarted, generation, text, News::default());
+        for exposure in self.exposures() {
+            self.warn(exposure);
+        }
+        systemd::tell("READY=1");
+        Ok(looking)
+    }
+
+    pub(crate) async fn start(self: Rc<Self>) -> Result<(), DaemonError> {
+        let _only_one = self.try_change_pool()?;
+        let record = self.find_record()?;
+        let open = match self.open_pool(PoolOpen::default()).await {
+            Ok(Some(open)) => Some(open),
+            // The pool of an engine that lives is not one that is still to be made.
+            Ok(None) if self.has_embedded_file() || self.living_engine()?.is_none() => {
+                self.embedded().await?
+            }
+            Ok(None) => None,
+            Err(trouble) => {
+                // Whoever can repair it needs the API; an engine that lives serves on.
+                tracing::error!(error = %trouble, hint = trouble.hint, "the pool is not open");
+                *self.trouble.borrow_mut() = Some(trouble);
+                if self.living_engine()?.is_none() {
+                    let may_wait = self.may_open_later();
+                    self.bind_listeners_at_start(may_wait)?;
+                }
+                return Ok(());
+            }
+        };
+        match open {
+            Some(open) => self.take_over(open, record).await,
+            None => match self.living_engine()? {
+                // It serves on, with the ports; the API is there to say which pool is its.
+                Some(engine) => {
+                    let trouble = ApiError::not_found(format!(
+                        "an engine (pid {}) runs in {}, but no pool is recorded, and it has no device of one",
+                        engine.pid,
+                        self.config.run_dir.display()
+                    ))
+                    .hint("say which devices form its pool: `forebay pool open --device SPEC`");
+                    tracing::error!(error = %trouble, hint = trouble.hint, "the pool is not open");
+                    *self.trouble.borrow_mut() = Some(trouble);
+                    Ok(())
+                }
+                None => self.bind_listeners_at_start(false),
+            },
+        }
+    }
+
+    fn has_embedded_file(&self) -> bool {
+        let embedded = self.config.embedded_pool.as_ref();
+        embedded.is_some_and(|embedded| embedded.path.exists())
+    }
+
+    /// Goes on with an opened pool, and with the engine of the daemon before this one if it lives.
+    pub(super) async fn take_over(
+        self: &Rc<Self>,
+        open: OpenPool,
+        record: Option<EngineRecord>,
+    ) -> Result<(), DaemonError> {
+        let OpenPool {
+            mut pool,
+            catalog,
+            devices,
+            missing,
+            tenure,
+            is_new,
+        } = open;
+        self.record_devices(&pool);
+        let pool_id = pool.info().uuid.0;
+        let mut live = self.find_engine(record, pool_id).await?;
+        let deposited = live
+            .as_mut()
+            .and_then(|(_, greeting)| greeting.table.take());
+        let undeposited = live.is_some() && deposited.is_none();
+        let boot_id = forebay_xlate::shm::boot_id()?;
+        let path = self.grants_path();
+        let grants = if is_new {
+            Grants::fresh(&path, &pool, &boot_id, grants_capacity())
+        } else {
+            Grants::adopt(&path, &mut pool, deposited, &boot_id, grants_capacity())
+        };
+        let grants = grants.map_err(|error| {
+            DaemonError::new(format!("the grant table {}: {error}", path.display()))
+        })?;
+        if let Some((engine, _)) = &live
+            && (!grants.same_boot() || undeposited)
+        {
+            tracing::warn!(
+                pid = engine.pid,
+                "a running engine's grants are not known: it is replaced"
+            );
+            engine.kill();
+            engine.ended().await;
+            live = None;
+        }
+        if let Some((_, greeting)) = &live {
+            // At once: it may die before anything else is done with it.
+            self.keep_listeners(greeting)?;
+        }
+        // Who hangs at a silent device may still have the addresses, and machines have sockets of their own.
+        let may_wait = live.is_some()
+            || missing.iter().any(|device| device.is_silent)
+            || pool.exports().any(|export| export.frontend.is_machine());
+        self.bind_listeners_at_start(may_wait)?;
+        let (catalog, limits) = (Arc::new(catalog), Limits::default());
+        let owner = Owner::new(pool, catalog, devices, grants, limits, self.events.clone());
+        owner.labels.set_hold(self.me.clone(), tenure);
+        if live.is_none() {
+            let finished = timeout(
+                START_COMMIT_LIMIT,
+                owner.mapping.adopter.finish_adoption(None),
+            )
+            .await;
+            if finished.is_err() {
+                let trouble = owner.base.catalog_trouble().unwrap_or_default();
+                owner.close();
+                return Err(DaemonError::new(format!(
+                    "the pool's catalog can't be written: {trouble}"
+                ))
+                .with_hint("make room or repair the device below the pool, and start again"));
+            }
+        }
+        *owner.base.missing.borrow_mut() = missing;
+        let before = self.lost_devices.replace(owner.base.lost_devices());
+        owner.states.tell_of_lost(&before);
+        self.begin(owner, live);
+        Ok(())
+    }
+
+    /// Starts to serve a pool.
+    pub(super) fn begin(
+        self: &Rc<Self>,
+        owner: Rc<Owner>,
+        mut live: Option<(EngineProcess, Greeting)>,
+    ) {
+        owner.labels.begin_stamp();
+        self.watch_tenure(&owner);
+        owner
+            .ports
+            .listeners
+            .borrow_mut()
+            .append(&mut self.spare_listeners.borrow_mut());
+        owner.ports.note_ports();
+        owner
+            .states
+            .set_record_dirs(self.record_dirs().map(ToOwned::to_owned).to_vec());
+        owner
+            .budgets
+            .set_node(&self.config.state_dir, self.config.engine.reactors);
+        owner
+            .exports
+            .node_name
+            .replace(self.config.node_name.clone());
+        owner.statistics.keep_figures(&self.config.state_dir);
+        if let Some((_, greeting)) = &mut live {
+            // What the engine listens on already is not missing.
+            owner.vms.keep_machine_listeners(&mut greeting.held);
+        }
+        owner
+            .vms
+            .begin_machines(self.config.run_dir.join("machines"));
+        let supervisor = Supervisor::new(
+            self.config.engine.clone(),
+            &self.config.run_dir,
+            &self.config.state_dir,
+            self.last_death.borrow().clone(),
+            self.events.clone(),
+        );
+        let supervising = tokio::task::spawn_local(supervisor.clone().run(owner.clone(), live));
+        *self.serving.borrow_mut() = Some(Rc::new(Serving {
+            owner,
+            supervisor,
+            supervising: RefCell::new(Some(supervising)),
+        }));
+    }
+}

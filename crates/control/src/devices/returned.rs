@@ -1,0 +1,127 @@
+//! Devices that can be taken back while the pool is served.
+//!
+//! Purpose: which devices that were missing are there now, and which went away and came back.
+//! Design: labels are looked at without touching anything; whoever asks opens the pool anew.
+//! Not here: opening (`open`).
+
+use std::collections::BTreeMap;
+
+use forebay_device::{DeviceInfo, DeviceKind};
+use forebay_pool::{Label, Uuid};
+
+use super::open::{FORCE_HINT, cut_short, refuse_cut_short};
+use super::record::Recorded;
+use super::{MissingDevice, PoolDevice, find, look};
+use crate::model::error::ApiError;
+
+/// Devices that can be taken back, as specification strings.
+#[derive(Debug, Default)]
+pub(crate) struct Back {
+    /// They were missing.
+    pub(crate) missing: Vec<String>,
+    /// They went away and came back: the open descriptors only fail.
+    pub(crate) returned: Vec<String>,
+}
+
+/// Whether a device that is open answers no more, although it can be opened anew as `now`.
+fn has_died(own: &PoolDevice, now: &DeviceInfo) -> bool {
+    // An open descriptor stays with the disk or the file system that went away.
+    let is_other = match now.kind {
+        DeviceKind::Block => true,
+        _ => own.store.0.info().identity != now.identity,
+    };
+    is_other && !own.store.0.is_waited_for() && Label::read(&own.store.anew()).is_err()
+}
+
+/// Which of these open devices went away and came back to where they were: specification strings.
+pub(crate) fn find_returned(pool: &Uuid, open: &[PoolDevice]) -> Vec<String> {
+    let has_returned = |own: &&PoolDevice| {
+        look::at(&own.spec).is_ok_and(|(info, label)| {
+            label.pool_uuid == *pool && label.device_index == own.index && has_died(own, &info)
+        })
+    };
+    let returned = open.iter().filter(has_returned);
+    returned.map(|own| own.spec.clone()).collect()
+}
+
+/// Which of a pool's devices can be taken back now, at `told` or where they may be; nothing is
+/// taken. A device in `told` that is `open` already is skipped, unless it answers no more.
+///
+/// One that was cut short while in use is not looked for, and refused unless `forced`.
+pub(crate) fn find_missing(
+    pool: &Uuid,
+    recorded: Option<&Recorded>,
+    open: &[PoolDevice],
+    missing: &[MissingDevice],
+    told: &[String],
+    forced: bool,
+) -> Result<Back, ApiError> {
+    let cut_short: BTreeMap<Uuid, u64> = recorded.into_iter().flat_map(cut_short).collect();
+    let is_open = |info: &DeviceInfo| {
+        let mut stores = open.iter().map(|open| &open.store);
+        stores.any(|store| store.0.info().identity == info.identity)
+    };
+    let mut found = Back::default();
+    for text in told {
+        let (info, label) = look::at(text)?;
+        let is_pools = label.pool_uuid == *pool;
+        let own = open
+            .iter()
+            .find(|own| is_pools && own.index == label.device_index);
+        if own.is_some_and(|own| has_died(own, &info)) {
+            found.returned.push(text.clone());
+            continue;
+        }
+        let cut_bytes = cut_short.get(&label.device_uuid).filter(|_| !forced);
+        if let (true, Some(bytes)) = (is_pools, cut_bytes) {
+            return Err(refuse_cut_short(&info.spec, *bytes));
+        }
+        if is_open(&info) {
+            continue;
+        }
+        if let Some(own) = own {
+            return Err(ApiError::exists(format!(
+                "{text} is no missing device of the pool: its label is that of {}, which is open as {} and answers",
+                own.index, own.spec
+            ))
+            .hint("one of them is a copy: remove it, or end the daemon and its engine before you replace the other one"));
+        }
+        if !is_pools || !missing.iter().any(|m| m.uuid == label.device_uuid) {
+            return Err(ApiError::invalid(format!(
+                "{text} is no missing device of the pool: its label says pool {} ({}), {} ({})",
+                label.pool_name, label.pool_uuid, label.device_index, label.device_uuid
+            ))
+            .hint(
+                "`forebay device list` shows what is missing; `forebay device add SPEC` makes a new \
+                 device part of the pool",
+            ));
+        }
+        let older = missing
+            .iter()
+            .find(|m| m.uuid == label.device_uuid && m.is_older);
+        if let Some(older) = older
+            && !forced
+        {
+            return Err(ApiError::damaged(older.why.clone()).hint(FORCE_HINT));
+        }
+        found.missing.push(text.clone());
+    }
+    let folders = find::folders(missing.iter().map(|m| m.spec.as_str()));
+    let wanted = |m: &&MissingDevice| !m.is_older && !cut_short.contains_key(&m.uuid);
+    for device in missing.iter().filter(wanted) {
+        let places = std::iter::once(device.spec.clone()).chain(find::candidates(
+            &device.uuid,
+            &device.spec,
+            &folders,
+        ));
+        for place in places {
+            if let Ok((_, label)) = look::at(&place)
+                && label.pool_uuid == *pool
+                && label.device_uuid == device.uuid
+            {
+                found.missing.push(place);
+            }
+        }
+    }
+    Ok(found)
+}
