@@ -39,6 +39,72 @@ pub(super) struct Capsule<'a> {
     pub end: u64,
 }
 
+impl Capsule<'_> {
+    /// What the command is to be, of a namespace of this shape.
+    #[inline]
+    pub(super) fn judge(&self, geometry: &NamespaceGeometry) -> Result<Judged, Status> {
+        let command = io::decode(self.sqe, NSID, geometry, MDTS_BYTES)?;
+        let bytes = |blocks: u64| blocks * u64::from(geometry.block_bytes);
+        let work = match command {
+            IoCommand::Read { lba, blocks, fua } => {
+                let op = IoOp::Read {
+                    offset_bytes: bytes(lba),
+                    len_bytes: bytes(u64::from(blocks)) as u32,
+                };
+                if fua {
+                    Work::DurableRead(op)
+                } else {
+                    Work::Io(op)
+                }
+            }
+            IoCommand::Write { lba, blocks, fua } => Work::Io(IoOp::Write {
+                offset_bytes: bytes(lba),
+                len_bytes: bytes(u64::from(blocks)) as u32,
+                fua,
+            }),
+            IoCommand::Flush => Work::Io(IoOp::Flush),
+            IoCommand::WriteZeroes {
+                lba,
+                blocks,
+                fua,
+                deallocate,
+            } => Work::Io(IoOp::WriteZeroes {
+                offset_bytes: bytes(lba),
+                len_bytes: bytes(u64::from(blocks)),
+                deallocate,
+                fua,
+            }),
+            IoCommand::Deallocate { ranges } => Work::Io(IoOp::Deallocate { ranges }),
+            IoCommand::Hint { .. } => Work::Hint,
+            IoCommand::Compare { lba, blocks, fua } => {
+                let op = IoOp::Compare {
+                    offset_bytes: bytes(lba),
+                    len_bytes: bytes(u64::from(blocks)) as u32,
+                };
+                if fua {
+                    Work::DurableRead(op)
+                } else {
+                    Work::Compare(op)
+                }
+            }
+            IoCommand::Reserve { action } => Work::Reserve { action },
+            IoCommand::ReservationReport { extended, .. } => Work::Report { extended },
+        };
+        let transfer = command.transfer(geometry);
+        // Linux sends 4 KiB of ranges, however many it means.
+        let ranges = matches!(
+            command,
+            IoCommand::Deallocate { .. } | IoCommand::Hint { .. }
+        );
+        let source = source(self, transfer, !ranges)?;
+        Ok(Judged {
+            work,
+            len_bytes: transfer.bytes(),
+            source,
+        })
+    }
+}
+
 /// What a command is to be, once judged.
 pub(super) struct Judged {
     pub work: Work,
@@ -68,7 +134,7 @@ pub(super) fn take(
         return Ok(());
     };
     let judged = match conn.gate {
-        0 => judge(conn, turn.core, capsule),
+        0 => geometry(conn, turn.core).and_then(|geometry| capsule.judge(&geometry)),
         _ => {
             fused::before(conn, turn.core, capsule.sqe);
             judge_gated(conn, turn.core, capsule)
@@ -121,7 +187,7 @@ pub(super) fn accept(
             .unwrap_or(&[]);
         // What is in the stream must get out of it: what the connection holds doesn't bound this, but
         // what the lane has in flight does, and what its tenant holds, since that ends without anything from the stream.
-        if !may_hold(conn, turn.core, &judged.work) {
+        if !may_hold(&judged.work, conn.lane, turn.core) {
             return stall(conn, turn.core, slot);
         }
         match turn.core.staging.take(judged.len_bytes) {
@@ -181,8 +247,8 @@ fn stall(conn: &mut Conn, core: &Core, slot: u16) -> Result<(), Stop> {
 
 /// Whether the lane may hold memory for one more command. What is for no device waits for no budget.
 #[inline]
-fn may_hold(conn: &Conn, core: &Core, work: &Work) -> bool {
-    conn.lane.is_none_or(|lane| match work {
+fn may_hold(work: &Work, lane: Option<LaneIndex>, core: &Core) -> bool {
+    lane.is_none_or(|lane| match work {
         Work::Reserve { .. } | Work::Report { .. } | Work::Hint => core.has_room(lane),
         _ => core.may_start(lane),
     })
@@ -210,7 +276,7 @@ pub(super) fn slot_for(
     }
 }
 
-/// [`judge`], for a connection whose host may not do everything.
+/// [`Capsule::judge`], for a connection whose host may not do everything.
 #[cold]
 pub(super) fn judge_gated(
     conn: &Conn,
@@ -219,7 +285,7 @@ pub(super) fn judge_gated(
 ) -> Result<Judged, Status> {
     match gate::refusal(conn.gate, capsule.sqe) {
         Some(status) => Err(status),
-        None => judge(conn, core, capsule),
+        None => capsule.judge(&geometry(conn, core)?),
     }
 }
 
@@ -233,70 +299,6 @@ pub(super) fn geometry(conn: &Conn, core: &Core) -> Result<NamespaceGeometry, St
         }),
         None => Err(Status::INVALID_NAMESPACE_OR_FORMAT.with_dnr()),
     }
-}
-
-#[inline]
-fn judge(conn: &Conn, core: &Core, capsule: &Capsule<'_>) -> Result<Judged, Status> {
-    let geometry = geometry(conn, core)?;
-    let command = io::decode(capsule.sqe, NSID, &geometry, MDTS_BYTES)?;
-    let bytes = |blocks: u64| blocks * u64::from(geometry.block_bytes);
-    let work = match command {
-        IoCommand::Read { lba, blocks, fua } => {
-            let op = IoOp::Read {
-                offset_bytes: bytes(lba),
-                len_bytes: bytes(u64::from(blocks)) as u32,
-            };
-            if fua {
-                Work::DurableRead(op)
-            } else {
-                Work::Io(op)
-            }
-        }
-        IoCommand::Write { lba, blocks, fua } => Work::Io(IoOp::Write {
-            offset_bytes: bytes(lba),
-            len_bytes: bytes(u64::from(blocks)) as u32,
-            fua,
-        }),
-        IoCommand::Flush => Work::Io(IoOp::Flush),
-        IoCommand::WriteZeroes {
-            lba,
-            blocks,
-            fua,
-            deallocate,
-        } => Work::Io(IoOp::WriteZeroes {
-            offset_bytes: bytes(lba),
-            len_bytes: bytes(u64::from(blocks)),
-            deallocate,
-            fua,
-        }),
-        IoCommand::Deallocate { ranges } => Work::Io(IoOp::Deallocate { ranges }),
-        IoCommand::Hint { .. } => Work::Hint,
-        IoCommand::Compare { lba, blocks, fua } => {
-            let op = IoOp::Compare {
-                offset_bytes: bytes(lba),
-                len_bytes: bytes(u64::from(blocks)) as u32,
-            };
-            if fua {
-                Work::DurableRead(op)
-            } else {
-                Work::Compare(op)
-            }
-        }
-        IoCommand::Reserve { action } => Work::Reserve { action },
-        IoCommand::ReservationReport { extended, .. } => Work::Report { extended },
-    };
-    let transfer = command.transfer(&geometry);
-    // Linux sends 4 KiB of ranges, however many it means.
-    let ranges = matches!(
-        command,
-        IoCommand::Deallocate { .. } | IoCommand::Hint { .. }
-    );
-    let source = source(capsule, transfer, !ranges)?;
-    Ok(Judged {
-        work,
-        len_bytes: transfer.bytes(),
-        source,
-    })
 }
 
 /// Where the data of a command is, by its SGL, which must describe exactly that much (`exact`), or at
@@ -396,10 +398,10 @@ fn advance(conn: &mut Conn, core: &mut Core, slot: u16) -> bool {
     };
     let (by_r2t, len_bytes) = (s.by_r2t, s.len_bytes);
     if !s.is_ready() {
-        let may_ask = conn.receiving < MAX_R2TS_OF_ONE
+        let may_ask = conn.held.receiving < MAX_R2TS_OF_ONE
             && conn.held.may_ask()
             && (conn.lane).is_none_or(|lane| core.may_ask(lane, len_bytes));
-        if by_r2t && !may_ask || !may_hold(conn, core, &s.work) {
+        if by_r2t && !may_ask || !may_hold(&s.work, conn.lane, core) {
             return false;
         }
         let Some(buffer) = conn.take_buffer(core, len_bytes) else {

@@ -11,11 +11,12 @@ use super::fused::Pairs;
 
 use super::r2t::Parts;
 use super::record::{NewCommand, QueueRecords};
-use super::rx::Rx;
+use super::rx::{Inbound, Rx};
 use super::share::Held;
 use super::shared::Shared;
 use super::slots::{NONE, Slots, Stage, Work};
 use super::tx::Tx;
+use super::watch::Socket;
 use crate::core::staging::StagingBuffer;
 use crate::core::{CommandRef, Core, IoOp, Owner};
 use crate::lane::LaneIndex;
@@ -54,10 +55,7 @@ pub(super) enum Life {
 pub(super) struct Conn {
     pub index: u32,
     pub generation: u32,
-    /// The socket; the control thread has it too until it hears that it is gone.
-    pub fd: Option<Arc<OwnedFd>>,
-    /// Its number.
-    pub socket: u64,
+    pub socket: Socket,
     pub params: TcpParams,
     pub shared: Rc<Shared>,
     /// Its slot among the region's queues.
@@ -79,8 +77,6 @@ pub(super) struct Conn {
     pub tx: Tx,
     /// Commands that the core has.
     pub in_flight: u32,
-    /// Commands that wait for their data.
-    pub receiving: u32,
     /// Several R2Ts of one command.
     pub parts: Parts,
     /// Fused commands.
@@ -89,27 +85,28 @@ pub(super) struct Conn {
     pub held: Held,
     /// Commands taken, the Connect too.
     pub number: u64,
-    /// Since when the socket takes nothing.
-    pub blocked_since_ns: u64,
-    pub watched: epoll::EventFlags,
-    /// Its host has gone, which was seen while nothing was taken from it.
-    pub hung_up: bool,
     /// With so many bytes queued, they are sent.
     pub send_at_bytes: usize,
-    /// Turns without data.
-    pub quiet_turns: u32,
-    /// Turns in which nothing was received, as the lane has enough that waits.
-    pub skipped_turns: u32,
     /// Since when the stream waits, if it does for the data of a command, or did for what came with that.
     pub stalled: Option<Stalled>,
-    /// Turns in which responses were held back for more of them to go together.
-    pub held_turns: u32,
+    pub visits: Visits,
+}
+
+/// In which lists of its frontend a connection is, and for how long turns found nothing.
+#[derive(Default)]
+pub(super) struct Visits {
     /// To be looked at each turn.
     pub active: bool,
     /// In the list of those that are.
     pub listed: bool,
     /// In the list of those with something to send.
     pub dirty: bool,
+    /// Turns without data.
+    pub quiet_turns: u32,
+    /// Turns in which nothing was received, as the lane has enough that waits.
+    pub skipped_turns: u32,
+    /// Turns in which responses were held back for more of them to go together.
+    pub held_turns: u32,
 }
 
 /// When a stream began to wait.
@@ -142,12 +139,13 @@ pub(super) struct NewConn {
 
 impl Conn {
     pub(super) fn new(shared: &Rc<Shared>, new: NewConn) -> Self {
+        let number = u64::from(new.generation) << 32 | u64::from(new.index);
+        let key = shared.frontend.key(number);
         Self {
             held: Held::new(shared, new.lane),
             index: new.index,
             generation: new.generation,
-            fd: Some(new.fd),
-            socket: new.socket,
+            socket: Socket::new(new.fd, new.socket, key),
             params: new.params,
             shared: shared.clone(),
             queue: new.records.queue(),
@@ -163,28 +161,23 @@ impl Conn {
             rx: new.rx,
             tx: new.tx,
             in_flight: 0,
-            receiving: 0,
             parts: Parts::new(&new.params, new.entries),
             pairs: Pairs::default(),
             number: new.number,
-            blocked_since_ns: 0,
-            watched: epoll::EventFlags::IN,
-            hung_up: false,
             send_at_bytes: super::SEND_BYTES,
-            quiet_turns: 0,
-            skipped_turns: 0,
             stalled: None,
-            held_turns: 0,
-            active: false,
-            listed: false,
-            dirty: false,
+            visits: Visits::default(),
         }
     }
 
-    /// The key of its events.
-    pub(super) fn key(&self) -> u64 {
-        let number = u64::from(self.generation) << 32 | u64::from(self.index);
-        self.shared.frontend.key(number)
+    /// What it has received, and what that is for.
+    pub(super) fn inbound(&mut self) -> (&mut Rx, Inbound<'_>) {
+        let of = Inbound {
+            slots: &mut self.slots,
+            parts: &mut self.parts,
+            records: &self.records,
+        };
+        (&mut self.rx, of)
     }
 
     pub(super) fn is_open(&self) -> bool {
@@ -431,8 +424,10 @@ impl Conn {
     /// # Errors
     /// When the connection is gone.
     pub(super) fn flush(&mut self, core: &mut Core) -> Result<(), Errno> {
-        let Some(fd) = &self.fd else { return Ok(()) };
-        let was_blocked = self.blocked_since_ns != 0;
+        let Some(fd) = &self.socket.fd else {
+            return Ok(());
+        };
+        let was_blocked = self.socket.blocked_since_ns != 0;
         let before = self.tx.queued_bytes();
         let (slots, held, records) = (&mut self.slots, &mut self.held, &self.records);
         self.tx
@@ -441,10 +436,10 @@ impl Conn {
             })?;
         if self.tx.blocked() {
             if !was_blocked || self.tx.queued_bytes() < before {
-                self.blocked_since_ns = core.now_ns().max(1);
+                self.socket.blocked_since_ns = core.now_ns().max(1);
             }
         } else {
-            self.blocked_since_ns = 0;
+            self.socket.blocked_since_ns = 0;
             if let Life::Leaving { .. } = self.life
                 && self.tx.is_empty()
             {
@@ -460,8 +455,8 @@ impl Conn {
             && self.is_open()
             && !self.tx.blocked()
             && self.tx.queued_bytes() < super::HELD_BYTES
-            && self.held_turns < super::HELD_TURNS;
-        self.held_turns = if holds { self.held_turns + 1 } else { 0 };
+            && self.visits.held_turns < super::HELD_TURNS;
+        self.visits.held_turns = if holds { self.visits.held_turns + 1 } else { 0 };
         holds
     }
 
@@ -521,7 +516,7 @@ impl Conn {
             .get(slot)
             .is_some_and(|s| s.stage == Stage::Receiving)
         {
-            self.count_received_all();
+            self.held.answered();
         }
         let buffer = self.slots.release(slot);
         self.records.end_command(slot);
@@ -536,7 +531,7 @@ impl Conn {
             return;
         }
         self.life = Life::Draining;
-        if let Some(fd) = self.fd.take() {
+        if let Some(fd) = self.socket.fd.take() {
             // The daemon has the socket too: to close ours ends nothing.
             let _ = rustix::net::shutdown(&fd, Shutdown::Both);
             kill_point!("close.shutdown");
@@ -544,7 +539,7 @@ impl Conn {
         }
         self.records.leaving();
         kill_point!("close.freed");
-        core.upcall(Upcall::SocketGone(self.socket));
+        core.upcall(Upcall::SocketGone(self.socket.number));
         kill_point!("close.withdrawn");
         self.rx.forget();
         self.drop_pending(core);
@@ -555,18 +550,6 @@ impl Conn {
         self.tx.abandon(&self.shared.pool, |slot, buffer| {
             sent(core, slots, records, held, slot, buffer)
         });
-    }
-
-    /// An R2T was sent.
-    pub(super) fn count_asked(&mut self) {
-        self.receiving += 1;
-        self.held.asked();
-    }
-
-    /// An R2T is answered, or given up.
-    pub(super) fn count_received_all(&mut self) {
-        self.receiving -= 1;
-        self.held.answered();
     }
 }
 

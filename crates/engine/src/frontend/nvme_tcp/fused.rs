@@ -18,7 +18,7 @@ use super::gate;
 use super::rx::Stop;
 use super::slots::{NONE, Stage, Work};
 use crate::core::{CommandRef, Core, DoneIo, Expected, IoOp, NewIo, Owner};
-use forebay_nvme::io::{self, FUSE_FIRST, FUSE_SECOND, IoCommand};
+use forebay_nvme::io::{self, FUSE_FIRST, FUSE_SECOND, IoCommand, NamespaceGeometry};
 use forebay_nvme::{Sqe, Status};
 
 /// Of a connection's gate: the next command may be the second of a pair.
@@ -52,6 +52,42 @@ impl Pairs {
         pair.map(|pair| pair.0)
     }
 
+    /// A successor's connection has its commands again: `halves` are those of its fused ones that are not
+    /// answered, in their order, each with its number; `number` is the queue's.
+    pub(super) fn inherit(&mut self, gate: &mut u8, halves: &[(u64, u16, u8)], number: u64) {
+        let mut last = (0, NONE);
+        for &(at, slot, fuse) in halves {
+            match fuse {
+                FUSE_FIRST => {
+                    last = (at, slot);
+                    if at == number {
+                        self.open(gate, Open::Taken(slot));
+                    } else {
+                        // Unless the next one is its second.
+                        self.doomed.push((slot, Status::ABORTED_MISSING_FUSED));
+                    }
+                }
+                FUSE_SECOND if last.1 != NONE && last.0 + 1 == at => {
+                    self.doomed.retain(|doomed| doomed.0 != last.1);
+                    self.pairs.push((last.1, slot));
+                }
+                _ => {}
+            }
+        }
+    }
+
+    /// The last command was this first: the gate is to see what comes next.
+    fn open(&mut self, gate: &mut u8, open: Open) {
+        self.open = open;
+        *gate |= PAIRING;
+    }
+
+    /// Nothing waits for its second any more.
+    fn close(&mut self, gate: &mut u8) -> Open {
+        *gate &= !PAIRING;
+        std::mem::take(&mut self.open)
+    }
+
     fn second_of(&self, first: u16) -> Option<u16> {
         let pair = self.pairs.iter().find(|pair| pair.0 == first);
         pair.map(|pair| pair.1)
@@ -64,40 +100,26 @@ pub(super) fn before(conn: &mut Conn, core: &mut Core, sqe: &Sqe) {
     if sqe.fuse() == FUSE_SECOND {
         return;
     }
-    if let Open::Taken(first) = close(conn) {
+    if let Open::Taken(first) = conn.pairs.close(&mut conn.gate) {
         end(conn, core, first, Status::ABORTED_MISSING_FUSED);
     }
 }
 
-fn open(conn: &mut Conn, open: Open) {
-    conn.pairs.open = open;
-    conn.gate |= PAIRING;
-}
-
-fn close(conn: &mut Conn) -> Open {
-    conn.gate &= !PAIRING;
-    std::mem::take(&mut conn.pairs.open)
-}
-
-/// A command of a dead engine, judged again.
-pub(super) fn judge_again(
-    conn: &Conn,
-    core: &Core,
-    capsule: &Capsule<'_>,
-) -> Result<Judged, Status> {
-    match capsule.sqe.fuse() {
-        0 => command::judge_gated(conn, core, capsule),
-        _ => judge(conn, core, capsule),
-    }
-}
-
-/// As [`command::judge_gated`], for one half.
+/// A command that is fused, or of a dead engine, is judged.
 pub(super) fn judge(conn: &Conn, core: &Core, capsule: &Capsule<'_>) -> Result<Judged, Status> {
     if let Some(status) = gate::refusal(conn.gate, capsule.sqe) {
         return Err(status);
     }
     let geometry = command::geometry(conn, core)?;
-    let half = io::decode_fused(capsule.sqe, command::NSID, &geometry, command::MDTS_BYTES)?;
+    match capsule.sqe.fuse() {
+        0 => capsule.judge(&geometry),
+        _ => judge_half(capsule, &geometry),
+    }
+}
+
+/// As [`Capsule::judge`], for one half.
+fn judge_half(capsule: &Capsule<'_>, geometry: &NamespaceGeometry) -> Result<Judged, Status> {
+    let half = io::decode_fused(capsule.sqe, command::NSID, geometry, command::MDTS_BYTES)?;
     let bytes = |lba: u64| lba * u64::from(geometry.block_bytes);
     let len_bytes = geometry.block_bytes;
     let work = match half {
@@ -118,7 +140,7 @@ pub(super) fn judge(conn: &Conn, core: &Core, capsule: &Capsule<'_>) -> Result<J
     Ok(Judged {
         work,
         len_bytes,
-        source: command::source(capsule, half.transfer(&geometry), true)?,
+        source: command::source(capsule, half.transfer(geometry), true)?,
     })
 }
 
@@ -156,11 +178,11 @@ pub(super) fn take(
         FUSE_FIRST => match judged {
             Ok(judged) => {
                 command::accept(conn, turn, slot, capsule, judged)?;
-                open(conn, Open::Taken(slot));
+                conn.pairs.open(&mut conn.gate, Open::Taken(slot));
             }
             Err(status) => {
                 command::refuse(conn, turn, slot, capsule, status);
-                open(conn, Open::Refused);
+                conn.pairs.open(&mut conn.gate, Open::Refused);
             }
         },
         FUSE_SECOND => {
@@ -170,7 +192,7 @@ pub(super) fn take(
                     return Ok(());
                 }
                 (Open::Refused, _) => {
-                    close(conn);
+                    conn.pairs.close(&mut conn.gate);
                     command::refuse(conn, turn, slot, capsule, Status::ABORTED_FAILED_FUSED);
                     return Ok(());
                 }
@@ -194,10 +216,10 @@ pub(super) fn take(
                         conn.pairs.pairs.pop();
                         return Err(stop);
                     }
-                    close(conn);
+                    conn.pairs.close(&mut conn.gate);
                 }
                 Err(status) => {
-                    close(conn);
+                    conn.pairs.close(&mut conn.gate);
                     end(conn, turn.core, first, of_first);
                     command::refuse(conn, turn, slot, capsule, status);
                 }
@@ -396,31 +418,5 @@ pub(super) fn passed(work: &mut Work) {
             len_bytes,
             fua,
         };
-    }
-}
-
-/// A successor's connection has its commands again: `halves` are those of its fused ones that are not
-/// answered, in their order, each with its number; `number` is the queue's.
-pub(super) fn inherit(conn: &mut Conn, halves: &[(u64, u16, u8)], number: u64) {
-    let mut last = (0, NONE);
-    for &(at, slot, fuse) in halves {
-        match fuse {
-            FUSE_FIRST => {
-                last = (at, slot);
-                if at == number {
-                    open(conn, Open::Taken(slot));
-                } else {
-                    // Unless the next one is its second.
-                    conn.pairs
-                        .doomed
-                        .push((slot, Status::ABORTED_MISSING_FUSED));
-                }
-            }
-            FUSE_SECOND if last.1 != NONE && last.0 + 1 == at => {
-                conn.pairs.doomed.retain(|doomed| doomed.0 != last.1);
-                conn.pairs.pairs.push((last.1, slot));
-            }
-            _ => {}
-        }
     }
 }

@@ -209,7 +209,8 @@ impl NvmeTcp {
                 None => sound = false,
             }
         }
-        fused::inherit(&mut conn, &halves, inherited.number);
+        conn.pairs
+            .inherit(&mut conn.gate, &halves, inherited.number);
         if let Some(data) = data
             && let Some(slot) = conn.slots.get_mut(data.slot)
         {
@@ -226,7 +227,7 @@ impl NvmeTcp {
             }
         }
         r2t::inherited(&mut conn);
-        let watched = conn.begin_watch();
+        let watched = conn.socket.begin_watch(&conn.shared.epoll);
         self.seat(core, conn);
         let consumed = self.consume(&inherited.fd, inherited.in_socket as usize);
         if watched.is_err() || !consumed || !sound {
@@ -350,7 +351,7 @@ fn inherit_command(
                     conn.parts.inherit(slot, dwords, r2ts);
                 }
             }
-            conn.count_asked();
+            conn.held.asked();
             let work = work(conn, core, slot, &sqe);
             conn.slots.get_mut(slot)?.work = work?;
         }
@@ -385,7 +386,7 @@ fn work(conn: &Conn, core: &Core, slot: u16, sqe: &Sqe) -> Option<Work> {
     if conn.qid == 0 {
         return Some(Work::Admin(Box::new(*sqe)));
     }
-    let judged = fused::judge_again(conn, core, &capsule(sqe, true)).ok()?;
+    let judged = fused::judge(conn, core, &capsule(sqe, true)).ok()?;
     let len_bytes = conn.slots.get(slot)?.len_bytes;
     (judged.len_bytes == len_bytes).then_some(judged.work)
 }
@@ -394,7 +395,7 @@ fn work(conn: &Conn, core: &Core, slot: u16, sqe: &Sqe) -> Option<Work> {
 fn io_again(conn: &mut Conn, turn: &mut Turn<'_>, slot: u16, sqe: &Sqe, next: Next) -> Option<()> {
     let s = conn.slots.get(slot)?;
     let (has_data, fate, bytes) = (s.buffer.is_some(), s.fate, s.len_bytes);
-    let judged = match fused::judge_again(conn, turn.core, &capsule(sqe, has_data)) {
+    let judged = match fused::judge(conn, turn.core, &capsule(sqe, has_data)) {
         Ok(_) if fate != Status::SUCCESS => Err(fate),
         Ok(judged) if has_data && judged.len_bytes != bytes => return None,
         judged => judged,

@@ -16,7 +16,6 @@ use super::controllers::Quiesce;
 use super::slots::{Slot, Stage, Work};
 use super::{
     BLOCKED_LIMIT_NS, DATA_LIMIT_NS, Event, NvmeTcp, SKIPPED_TURNS, admin, command, fused,
-    oldest_asked_ns,
 };
 use crate::core::Core;
 use forebay_nvme::Status;
@@ -100,7 +99,7 @@ impl NvmeTcp {
         }
         let Some(conn) = place.take() else { return };
         debug_assert_eq!(
-            (conn.slots.used(), conn.held.bytes, conn.receiving),
+            (conn.slots.used(), conn.held.bytes, conn.held.receiving),
             (0, 0, 0)
         );
         conn.records.free(conn.slots.all().count());
@@ -256,9 +255,13 @@ impl NvmeTcp {
                     // Its data may be in the socket, which is not read now.
                     conn.slots.asked_now(now);
                 }
-                (conn.blocked_since_ns > 0 && past(conn.blocked_since_ns, BLOCKED_LIMIT_NS))
-                    || (conn.receiving > 0
-                        && oldest_asked_ns(conn).is_some_and(|asked| past(asked, DATA_LIMIT_NS)))
+                (conn.socket.blocked_since_ns > 0
+                    && past(conn.socket.blocked_since_ns, BLOCKED_LIMIT_NS))
+                    || (conn.held.receiving > 0
+                        && conn
+                            .slots
+                            .oldest_asked_ns()
+                            .is_some_and(|asked| past(asked, DATA_LIMIT_NS)))
             }
         }
     }
@@ -270,17 +273,17 @@ impl NvmeTcp {
                 return;
             };
             // It is listened to, whatever its lane has that waits.
-            conn.skipped_turns = SKIPPED_TURNS;
-            conn.quiet_turns = 0;
-            if conn.life != Life::Draining && !conn.listed {
-                conn.active = true;
-                conn.listed = true;
+            conn.visits.skipped_turns = SKIPPED_TURNS;
+            conn.visits.quiet_turns = 0;
+            if conn.life != Life::Draining && !conn.visits.listed {
+                conn.visits.active = true;
+                conn.visits.listed = true;
                 self.active.push(index);
             }
             self.visit(core, index);
             let conn = self.conns.get(index as usize).and_then(Option::as_ref);
             // Nothing more came, or nothing more is taken.
-            if conn.is_none_or(|c| c.quiet_turns > 0 || c.rx.stalled() || c.tx.blocked()) {
+            if conn.is_none_or(|c| c.visits.quiet_turns > 0 || c.rx.stalled() || c.tx.blocked()) {
                 return;
             }
         }

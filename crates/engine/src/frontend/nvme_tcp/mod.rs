@@ -176,14 +176,5 @@ impl NvmeTcp {
     }
 }
 
-/// When the oldest R2T of a connection was sent.
-fn oldest_asked_ns(conn: &Conn) -> Option<u64> {
-    let receiving = conn
-        .slots
-        .all()
-        .filter(|(_, s)| s.stage == slots::Stage::Receiving);
-    receiving.map(|(_, s)| s.asked_ns).min()
-}
-
 #[cfg(test)]
 mod tests;

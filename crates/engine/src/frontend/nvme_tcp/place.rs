@@ -308,7 +308,7 @@ impl NvmeTcp {
                 tx: Tx::new(tx_at),
             },
         ));
-        if conn.begin_watch().is_err() {
+        if conn.socket.begin_watch(&conn.shared.epoll).is_err() {
             shared.pool.borrow_mut().shrink();
             records.free(0);
             return Err(Refusal::busy());
@@ -356,13 +356,14 @@ impl NvmeTcp {
         if let Some(lane) = conn.lane {
             self.shared.is_of(lane, core);
         }
-        if let (Some(fd), Some(attached)) = (&conn.fd, self.controllers.get(conn.controller)) {
+        if let (Some(fd), Some(attached)) = (&conn.socket.fd, self.controllers.get(conn.controller))
+        {
             // A socket that has ended meanwhile takes nothing more.
             let _ = lose_the_vanished(fd, attached.controller.kato_ms());
         }
         let index = conn.index;
-        conn.active = true;
-        conn.listed = true;
+        conn.visits.active = true;
+        conn.visits.listed = true;
         if index as usize == self.conns.len() {
             self.conns.push(None);
             // The lists of connections never have to grow on the way.

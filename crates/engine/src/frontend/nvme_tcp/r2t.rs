@@ -14,7 +14,7 @@
 use super::MDTS_BYTES;
 use super::conn::Conn;
 use super::rx;
-use super::slots::{NONE, Slot, Stage};
+use super::slots::{NONE, Slot, Slots, Stage};
 use crate::core::Core;
 use crate::core::staging::StagingBuffer;
 use forebay_nvme::tcp::{self, H2cData, PduError, R2t, TcpParams, field};
@@ -98,6 +98,34 @@ impl Parts {
         }
     }
 
+    /// Checks an H2CData against the R2T of several that it says it answers.
+    #[cold]
+    pub(super) fn begin_data(&mut self, slots: &mut Slots, data: &H2cData) -> Result<(), PduError> {
+        let (slot, tag) = (data.ttag & 0xff, data.ttag >> 8);
+        let part = tag & PART;
+        let s = slots.get_mut(slot);
+        let p = self.of.get_mut(usize::from(slot));
+        let (s, p) = (s.zip(p))
+            .filter(|(s, p)| {
+                s.stage == Stage::Receiving
+                    && s.tag == SEVERAL | tag & !PART
+                    && part < u16::from(p.r2ts)
+                    && !p.has_all_of(part, s.len_bytes)
+            })
+            .ok_or(PduError::field(field::TTAG))?;
+        let begin = u32::from(part) * R2T_PART_BYTES;
+        let end = begin + part_bytes(part, s.len_bytes);
+        let next = begin + u32::from(p.dwords[usize::from(part)]) * 4;
+        rx::judge(data, s.cid, next, end)?;
+        // What follows would have to begin at a multiple of dwords.
+        if !data.length_bytes.is_multiple_of(4) {
+            return Err(PduError::field(field::DATAL));
+        }
+        p.begin = data.offset_bytes;
+        s.received_bytes = data.offset_bytes;
+        Ok(())
+    }
+
     /// The data PDU at hand began here.
     pub(super) fn began(&mut self, slot: u16, offset_bytes: u32) {
         if let Some(p) = self.of.get_mut(usize::from(slot)) {
@@ -108,7 +136,7 @@ impl Parts {
 
 /// Asks the host for a command's data, which has a staging buffer (TCP 3.3.2.2).
 pub(super) fn ask(conn: &mut Conn, core: &Core, slot: u16) {
-    conn.count_asked();
+    conn.held.asked();
     let Some(s) = conn.slots.get_mut(slot) else {
         return;
     };
@@ -130,14 +158,10 @@ pub(super) fn ask(conn: &mut Conn, core: &Core, slot: u16) {
     push_first(conn, slot, &r2t, CommandStage::Asked);
 }
 
-fn push(conn: &mut Conn, r2t: &R2t) {
-    let params = conn.params;
-    conn.push(NONE, None, |out| tcp::put_r2t(out, &params, r2t));
-}
-
 /// Queues the first R2T of a command, which is at this stage from then on.
 fn push_first(conn: &mut Conn, slot: u16, r2t: &R2t, stage: CommandStage) {
-    push(conn, r2t);
+    let params = conn.params;
+    conn.push(NONE, None, |out| tcp::put_r2t(out, &params, r2t));
     let buffer = conn.slots.get(slot).and_then(|s| s.buffer.as_ref());
     if let Some(buffer) = buffer.map(StagingBuffer::reference) {
         let at = AskedAt {
@@ -174,7 +198,8 @@ pub(super) fn go_on(conn: &mut Conn, slot: u16) -> bool {
         if next == 0 {
             push_first(conn, slot, &r2t, CommandStage::AskedInParts);
         } else {
-            push(conn, &r2t);
+            let params = conn.params;
+            conn.push(NONE, None, |out| tcp::put_r2t(out, &params, &r2t));
             let at = conn.tx.at();
             conn.records.asked_next(slot, AskedAt { at, r2ts });
         }
@@ -190,32 +215,4 @@ pub(super) fn inherited(conn: &mut Conn) {
             go_on(conn, slot);
         }
     }
-}
-
-/// Checks an H2CData against the R2T of several that it says it answers.
-#[cold]
-pub(super) fn begin_data(conn: &mut Conn, data: &H2cData) -> Result<(), PduError> {
-    let (slot, tag) = (data.ttag & 0xff, data.ttag >> 8);
-    let part = tag & PART;
-    let s = conn.slots.get_mut(slot);
-    let p = conn.parts.of.get_mut(usize::from(slot));
-    let (s, p) = (s.zip(p))
-        .filter(|(s, p)| {
-            s.stage == Stage::Receiving
-                && s.tag == SEVERAL | tag & !PART
-                && part < u16::from(p.r2ts)
-                && !p.has_all_of(part, s.len_bytes)
-        })
-        .ok_or(PduError::field(field::TTAG))?;
-    let begin = u32::from(part) * R2T_PART_BYTES;
-    let end = begin + part_bytes(part, s.len_bytes);
-    let next = begin + u32::from(p.dwords[usize::from(part)]) * 4;
-    rx::judge(data, s.cid, next, end)?;
-    // What follows would have to begin at a multiple of dwords.
-    if !data.length_bytes.is_multiple_of(4) {
-        return Err(PduError::field(field::DATAL));
-    }
-    p.begin = data.offset_bytes;
-    s.received_bytes = data.offset_bytes;
-    Ok(())
 }

@@ -166,7 +166,7 @@ impl NvmeTcp {
                     .as_ref()
                     .map_or([0; 2], |b| reservation::keys_of(b.as_slice()));
                 let token = ReserveToken {
-                    socket: conn.socket,
+                    socket: conn.socket.number,
                     number: conn.records.number_of(slot),
                 };
                 core.upcall(Upcall::Reserve(ReserveAsk {

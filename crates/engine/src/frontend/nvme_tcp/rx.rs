@@ -16,7 +16,9 @@
 //! **Not here:** commands ([`super::command`], [`super::admin`]).
 
 use super::conn::Conn;
-use super::slots::{Slot, Stage};
+use super::r2t::Parts;
+use super::record::QueueRecords;
+use super::slots::{Slot, Slots, Stage};
 use super::{Turn, admin, command, r2t};
 use crate::memory::Keep;
 use forebay_nvme::Status;
@@ -29,6 +31,7 @@ use forebay_xlate::kill_point;
 use rustix::io::Errno;
 use rustix::net::RecvFlags;
 use std::io::IoSliceMut;
+use std::os::fd::OwnedFd;
 
 /// Commands taken before completions are looked at again.
 const BATCH: u32 = 8;
@@ -93,6 +96,26 @@ pub(super) enum Received {
     Bytes { from: usize, to: usize },
     /// The connection has ended.
     Ended,
+}
+
+/// What data of a stream is for: a queue's commands, their R2Ts, and their records.
+pub(super) struct Inbound<'a> {
+    pub slots: &'a mut Slots,
+    pub parts: &'a mut Parts,
+    pub records: &'a QueueRecords,
+}
+
+impl Inbound<'_> {
+    /// Records how much of a command's data will be there with the data PDU that is just being taken.
+    fn ends_data_pdu(&mut self, slot: u16, damaged: bool) {
+        if let Some(s) = self.slots.get(slot) {
+            let asked = match s.tag & r2t::SEVERAL {
+                0 => Asked::Whole(s.received_bytes),
+                _ => self.parts.came(slot, s.received_bytes),
+            };
+            self.records.data_pdu_ends(slot, asked, damaged);
+        }
+    }
 }
 
 impl Rx {
@@ -162,86 +185,203 @@ impl Rx {
         self.kept.bytes as usize
     }
 
+    /// Receives once. Afterwards the bytes of the answer are to be taken from the end at [`RECEIVE_AT`], or
+    /// around it, on; see [`Received::Bytes`].
+    pub(super) fn receive(
+        &mut self,
+        fd: Option<&OwnedFd>,
+        mut of: Inbound<'_>,
+        receiving: u32,
+        buffer: &mut [u8],
+    ) -> Received {
+        let Some(fd) = fd else {
+            return Received::Ended;
+        };
+        let have = self.kept();
+        let (front, room) = buffer.split_at_mut(RECEIVE_AT);
+        let at = self.at;
+        let result = match direct(&self.expect).filter(|_| have == 0) {
+            Some((slot, left)) => {
+                let place = of.slots.get_mut(slot).and_then(|s| {
+                    let from = s.received_bytes as usize;
+                    s.buffer
+                        .as_mut()?
+                        .as_mut_slice()
+                        .get_mut(from..from + left as usize)
+                });
+                let Some(place) = place else {
+                    return Received::Ended;
+                };
+                of.records.intend(at + u64::from(left));
+                let parts = &mut [
+                    IoSliceMut::new(place),
+                    IoSliceMut::new(&mut room[..BEHIND_BYTES]),
+                ];
+                match rustix::io::readv(fd, parts) {
+                    Ok(n) if n > 0 => {
+                        kill_point!("rx.received");
+                        self.taken = 0;
+                        let placed = n.min(left as usize);
+                        self.placed_data(&mut of, placed as u32);
+                        return Received::Bytes {
+                            from: RECEIVE_AT,
+                            to: RECEIVE_AT + n - placed,
+                        };
+                    }
+                    other => other,
+                }
+            }
+            None => {
+                let more_large = self.large && receiving > 0;
+                let most = if more_large {
+                    BETWEEN_LARGE_BYTES
+                } else {
+                    RECEIVE_BYTES
+                };
+                let room_bytes = RECEIVE_BYTES.saturating_sub(have).min(most);
+                if room_bytes == 0 {
+                    return Received::Nothing;
+                }
+                of.records.intend(at + have as u64);
+                rustix::net::recv(fd, &mut room[..room_bytes], RecvFlags::DONTWAIT).map(|(_, n)| n)
+            }
+        };
+        match result {
+            Ok(0) => Received::Ended,
+            Ok(n) => {
+                kill_point!("rx.received");
+                self.taken = 0;
+                if let Some(keep) = self.keep.as_ref().filter(|_| have > 0) {
+                    let kept = &keep.bytes(self.kept.which)[..have];
+                    front[RECEIVE_AT - have..].copy_from_slice(kept);
+                }
+                Received::Bytes {
+                    from: RECEIVE_AT - have,
+                    to: RECEIVE_AT + n,
+                }
+            }
+            Err(Errno::AGAIN | Errno::INTR) => {
+                of.records.intend_no_more();
+                Received::Nothing
+            }
+            Err(_) => Received::Ended,
+        }
+    }
+
+    /// After [`receive`] and [`take`]: what was not taken of the bytes is kept for the next time.
+    pub(super) fn keep(&mut self, records: &QueueRecords, rest: &[u8]) {
+        let rx = self;
+        if !rest.is_empty() {
+            debug_assert!(rest.len() <= RECEIVE_BYTES);
+            rx.kept = Kept {
+                which: rx.kept.which ^ 1,
+                bytes: rest.len() as u32,
+            };
+            if let Some(keep) = &mut rx.keep {
+                keep.put(rx.kept.which, rest);
+            }
+            records.keep(rx.kept, rx.at);
+        } else if rx.kept.bytes > 0 {
+            rx.kept.bytes = 0;
+            records.keep_nothing();
+        }
+        records.intend_no_more();
+    }
+
+    /// Lends the kept bytes, to be taken without receiving; [`put_back`] gets them again.
+    pub(super) fn lend(&mut self) -> Option<Keep> {
+        self.keep.take()
+    }
+
+    /// Takes back the kept bytes but for the first `taken`.
+    pub(super) fn put_back(&mut self, records: &QueueRecords, mut keep: Keep, taken: usize) {
+        let rx = self;
+        if taken > 0 {
+            let rest = taken..rx.kept();
+            if rest.is_empty() {
+                rx.kept.bytes = 0;
+                records.keep_nothing();
+            } else {
+                let which = rx.kept.which ^ 1;
+                rx.kept = Kept {
+                    which,
+                    bytes: rest.len() as u32,
+                };
+                keep.turn(which, rest);
+                records.keep(rx.kept, rx.at);
+            }
+        }
+        rx.keep = Some(keep);
+    }
+
+    /// Checks an H2CData against the R2T that it says it answers (TCP 3.3.2.2).
+    fn begin_data(
+        &mut self,
+        of: &mut Inbound<'_>,
+        data: &H2cData,
+        frame: &Frame,
+    ) -> Result<(), PduError> {
+        let slot = data.ttag & 0xff;
+        let asked = |s: &&Slot| s.stage == Stage::Receiving && s.tag == data.ttag >> 8;
+        match of.slots.get(slot).filter(asked) {
+            Some(s) => judge(data, s.cid, s.received_bytes, s.len_bytes)?,
+            None => of.parts.begin_data(of.slots, data)?,
+        }
+        if frame.data_digest {
+            self.digest = DataDigest::new();
+        }
+        let begin = self.at + frame.header_bytes as u64;
+        let digest_bytes = if frame.data_digest {
+            DIGEST_BYTES as u64
+        } else {
+            0
+        };
+        of.records.begin_data(&InData {
+            begin,
+            end: begin + u64::from(data.length_bytes) + digest_bytes,
+            slot,
+            offset_bytes: data.offset_bytes,
+            digest: frame.data_digest,
+        });
+        self.at = begin;
+        self.large = data.length_bytes >= LARGE_BYTES;
+        self.expect = Expect::Data {
+            slot,
+            left: data.length_bytes,
+            digest: frame.data_digest,
+        };
+        Ok(())
+    }
+
+    /// `n` more bytes of data are in their place.
+    fn placed_data(&mut self, of: &mut Inbound<'_>, n: u32) {
+        let Expect::Data { slot, left, digest } = self.expect else {
+            return;
+        };
+        let Some(s) = of.slots.get_mut(slot) else {
+            return;
+        };
+        let from = s.received_bytes as usize;
+        s.received_bytes += n;
+        if digest && let Some(b) = &s.buffer {
+            self.digest.update(&b.as_slice()[from..from + n as usize]);
+        }
+        if left == n && !digest {
+            of.ends_data_pdu(slot, false);
+        }
+        self.at += u64::from(n);
+        if n > 0 {
+            of.records.placed(self.at);
+        }
+        self.expect = match left - n {
+            0 if digest => Expect::Digest { slot },
+            left => Expect::Data { slot, left, digest },
+        };
+    }
+
     /// Which of the two buffers they are in.
     pub(super) fn kept_in(&self) -> u8 {
         self.kept.which
-    }
-}
-
-/// Receives once. Afterwards the bytes of the answer are to be taken from the end at [`RECEIVE_AT`], or
-/// around it, on; see [`Received::Bytes`].
-pub(super) fn receive(conn: &mut Conn, buffer: &mut [u8]) -> Received {
-    let Some(fd) = &conn.fd else {
-        return Received::Ended;
-    };
-    let have = conn.rx.kept();
-    let (front, room) = buffer.split_at_mut(RECEIVE_AT);
-    let at = conn.rx.at;
-    let result = match direct(&conn.rx.expect).filter(|_| have == 0) {
-        Some((slot, left)) => {
-            let place = conn.slots.get_mut(slot).and_then(|s| {
-                let from = s.received_bytes as usize;
-                s.buffer
-                    .as_mut()?
-                    .as_mut_slice()
-                    .get_mut(from..from + left as usize)
-            });
-            let Some(place) = place else {
-                return Received::Ended;
-            };
-            conn.records.intend(at + u64::from(left));
-            let parts = &mut [
-                IoSliceMut::new(place),
-                IoSliceMut::new(&mut room[..BEHIND_BYTES]),
-            ];
-            match rustix::io::readv(fd, parts) {
-                Ok(n) if n > 0 => {
-                    kill_point!("rx.received");
-                    conn.rx.taken = 0;
-                    let placed = n.min(left as usize);
-                    placed_data(conn, placed as u32);
-                    return Received::Bytes {
-                        from: RECEIVE_AT,
-                        to: RECEIVE_AT + n - placed,
-                    };
-                }
-                other => other,
-            }
-        }
-        None => {
-            let more_large = conn.rx.large && conn.receiving > 0;
-            let most = if more_large {
-                BETWEEN_LARGE_BYTES
-            } else {
-                RECEIVE_BYTES
-            };
-            let room_bytes = RECEIVE_BYTES.saturating_sub(have).min(most);
-            if room_bytes == 0 {
-                return Received::Nothing;
-            }
-            conn.records.intend(at + have as u64);
-            rustix::net::recv(fd, &mut room[..room_bytes], RecvFlags::DONTWAIT).map(|(_, n)| n)
-        }
-    };
-    match result {
-        Ok(0) => Received::Ended,
-        Ok(n) => {
-            kill_point!("rx.received");
-            conn.rx.taken = 0;
-            if let Some(keep) = conn.rx.keep.as_ref().filter(|_| have > 0) {
-                let kept = &keep.bytes(conn.rx.kept.which)[..have];
-                front[RECEIVE_AT - have..].copy_from_slice(kept);
-            }
-            Received::Bytes {
-                from: RECEIVE_AT - have,
-                to: RECEIVE_AT + n,
-            }
-        }
-        Err(Errno::AGAIN | Errno::INTR) => {
-            conn.records.intend_no_more();
-            Received::Nothing
-        }
-        Err(_) => Received::Ended,
     }
 }
 
@@ -279,7 +419,8 @@ pub(super) fn take(conn: &mut Conn, turn: &mut Turn<'_>, bytes: &[u8]) -> (usize
                 if let Some(lane) = conn.lane {
                     turn.core.copied(lane, n as u32);
                 }
-                placed_data(conn, n as u32);
+                let (rx, mut of) = conn.inbound();
+                rx.placed_data(&mut of, n as u32);
                 match conn.rx.expect {
                     Expect::Data { left: 0, .. } => {
                         conn.rx.expect = Expect::Header;
@@ -301,7 +442,7 @@ pub(super) fn take(conn: &mut Conn, turn: &mut Turn<'_>, bytes: &[u8]) -> (usize
                 if !good && let Some(s) = conn.slots.get_mut(slot) {
                     s.fate = Status::TRANSIENT_TRANSPORT_ERROR;
                 }
-                ends_data_pdu(conn, slot, !good);
+                conn.inbound().1.ends_data_pdu(slot, !good);
                 conn.rx.at += DIGEST_BYTES as u64;
                 conn.records.placed(conn.rx.at);
                 conn.rx.expect = Expect::Header;
@@ -351,7 +492,10 @@ pub(super) fn take(conn: &mut Conn, turn: &mut Turn<'_>, bytes: &[u8]) -> (usize
                             return (at, Stop::Close);
                         }
                     }
-                    Pdu::H2cData(data) => match begin_data(conn, data, &frame) {
+                    Pdu::H2cData(data) => match {
+                        let (rx, mut of) = conn.inbound();
+                        rx.begin_data(&mut of, data, &frame)
+                    } {
                         Ok(()) => at += frame.header_bytes,
                         Err(error) => return (at, Stop::Terminate(error)),
                     },
@@ -363,91 +507,11 @@ pub(super) fn take(conn: &mut Conn, turn: &mut Turn<'_>, bytes: &[u8]) -> (usize
     }
 }
 
-/// After [`receive`] and [`take`]: what was not taken of the bytes is kept for the next time.
-pub(super) fn keep(conn: &mut Conn, rest: &[u8]) {
-    let rx = &mut conn.rx;
-    if !rest.is_empty() {
-        debug_assert!(rest.len() <= RECEIVE_BYTES);
-        rx.kept = Kept {
-            which: rx.kept.which ^ 1,
-            bytes: rest.len() as u32,
-        };
-        if let Some(keep) = &mut rx.keep {
-            keep.put(rx.kept.which, rest);
-        }
-        conn.records.keep(rx.kept, rx.at);
-    } else if rx.kept.bytes > 0 {
-        rx.kept.bytes = 0;
-        conn.records.keep_nothing();
-    }
-    conn.records.intend_no_more();
-}
-
-/// Lends the kept bytes, to be taken without receiving; [`put_back`] gets them again.
-pub(super) fn lend(conn: &mut Conn) -> Option<Keep> {
-    conn.rx.keep.take()
-}
-
-/// Takes back the kept bytes but for the first `taken`.
-pub(super) fn put_back(conn: &mut Conn, mut keep: Keep, taken: usize) {
-    let rx = &mut conn.rx;
-    if conn.life == super::conn::Life::Open && taken > 0 {
-        let rest = taken..rx.kept();
-        if rest.is_empty() {
-            rx.kept.bytes = 0;
-            conn.records.keep_nothing();
-        } else {
-            let which = rx.kept.which ^ 1;
-            rx.kept = Kept {
-                which,
-                bytes: rest.len() as u32,
-            };
-            keep.turn(which, rest);
-            conn.records.keep(rx.kept, rx.at);
-        }
-    }
-    rx.keep = Some(keep);
-}
-
 fn digest_of(pdu: &[u8], frame: &Frame) -> u32 {
     let at = frame.header_bytes + frame.data_bytes;
     pdu.get(at..at + DIGEST_BYTES)
         .and_then(|d| d.try_into().ok())
         .map_or(0, u32::from_le_bytes)
-}
-
-/// Checks an H2CData against the R2T that it says it answers (TCP 3.3.2.2).
-fn begin_data(conn: &mut Conn, data: &H2cData, frame: &Frame) -> Result<(), PduError> {
-    let slot = data.ttag & 0xff;
-    let asked = |s: &&Slot| s.stage == Stage::Receiving && s.tag == data.ttag >> 8;
-    match conn.slots.get(slot).filter(asked) {
-        Some(s) => judge(data, s.cid, s.received_bytes, s.len_bytes)?,
-        None => r2t::begin_data(conn, data)?,
-    }
-    if frame.data_digest {
-        conn.rx.digest = DataDigest::new();
-    }
-    let begin = conn.rx.at + frame.header_bytes as u64;
-    let digest_bytes = if frame.data_digest {
-        DIGEST_BYTES as u64
-    } else {
-        0
-    };
-    conn.records.begin_data(&InData {
-        begin,
-        end: begin + u64::from(data.length_bytes) + digest_bytes,
-        slot,
-        offset_bytes: data.offset_bytes,
-        digest: frame.data_digest,
-    });
-    conn.rx.at = begin;
-    conn.rx.large = data.length_bytes >= LARGE_BYTES;
-    conn.rx.expect = Expect::Data {
-        slot,
-        left: data.length_bytes,
-        digest: frame.data_digest,
-    };
-    Ok(())
 }
 
 /// Whether data is of this command and what comes next of an R2T, of which `next` to `end` is missing: its parts come
@@ -467,45 +531,6 @@ pub(super) fn judge(data: &H2cData, cid: u16, next: u32, end: u32) -> Result<(),
     Ok(())
 }
 
-/// `n` more bytes of data are in their place.
-fn placed_data(conn: &mut Conn, n: u32) {
-    let Expect::Data { slot, left, digest } = conn.rx.expect else {
-        return;
-    };
-    let Some(s) = conn.slots.get_mut(slot) else {
-        return;
-    };
-    let from = s.received_bytes as usize;
-    s.received_bytes += n;
-    if digest && let Some(b) = &s.buffer {
-        conn.rx
-            .digest
-            .update(&b.as_slice()[from..from + n as usize]);
-    }
-    if left == n && !digest {
-        ends_data_pdu(conn, slot, false);
-    }
-    conn.rx.at += u64::from(n);
-    if n > 0 {
-        conn.records.placed(conn.rx.at);
-    }
-    conn.rx.expect = match left - n {
-        0 if digest => Expect::Digest { slot },
-        left => Expect::Data { slot, left, digest },
-    };
-}
-
-/// Records how much of a command's data will be there with the data PDU that is just being taken.
-fn ends_data_pdu(conn: &mut Conn, slot: u16, damaged: bool) {
-    if let Some(s) = conn.slots.get(slot) {
-        let asked = match s.tag & r2t::SEVERAL {
-            0 => Asked::Whole(s.received_bytes),
-            _ => conn.parts.came(slot, s.received_bytes),
-        };
-        conn.records.data_pdu_ends(slot, asked, damaged);
-    }
-}
-
 /// A data PDU is complete; perhaps its command's data is.
 fn data_pdu_ended(conn: &mut Conn, turn: &mut Turn<'_>, slot: u16) -> Result<(), Stop> {
     let Some(s) = conn.slots.get(slot) else {
@@ -523,7 +548,7 @@ fn data_pdu_ended(conn: &mut Conn, turn: &mut Turn<'_>, slot: u16) -> Result<(),
     }
     conn.records.data_complete(slot);
     conn.records.blame(slot);
-    conn.count_received_all();
+    conn.held.answered();
     if conn.qid == 0 {
         admin::data_complete(conn, turn, slot);
     } else {

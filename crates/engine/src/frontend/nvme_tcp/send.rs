@@ -71,9 +71,9 @@ impl NvmeTcp {
 
     pub(super) fn mark_dirty(&mut self, index: u32) {
         if let Some(Some(conn)) = self.conns.get_mut(index as usize)
-            && !conn.dirty
+            && !conn.visits.dirty
         {
-            conn.dirty = true;
+            conn.visits.dirty = true;
             self.dirty.push(index);
         }
     }
@@ -91,7 +91,7 @@ impl NvmeTcp {
             if conn.holds_back(core) {
                 continue;
             }
-            conn.dirty = false;
+            conn.visits.dirty = false;
             self.dirty.swap_remove(at);
             self.send(core, index);
             any = true;
@@ -109,9 +109,12 @@ impl NvmeTcp {
             return;
         }
         conn.records.blame_stream();
-        let sent = conn.flush(core).and_then(|()| conn.watch());
+        let sent = conn.flush(core).and_then(|()| {
+            let blocked = conn.tx.blocked();
+            conn.socket.watch(&conn.shared.epoll, blocked)
+        });
         if conn.tx.blocked() {
-            conn.active = false;
+            conn.visits.active = false;
         }
         if sent.is_err() {
             self.close(core, index);

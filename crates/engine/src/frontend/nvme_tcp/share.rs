@@ -133,6 +133,8 @@ impl NvmeTcp {}
 /// What a connection holds.
 pub(super) struct Held {
     pub bytes: u64,
+    /// Commands that wait for their data.
+    pub receiving: u32,
     lane: Rc<LaneUse>,
     shared: Rc<Shared>,
 }
@@ -148,6 +150,7 @@ impl Held {
         });
         Self {
             bytes: 0,
+            receiving: 0,
             lane: lane.unwrap_or_default(),
             shared: shared.clone(),
         }
@@ -226,14 +229,16 @@ impl Held {
     }
 
     /// An R2T was sent.
-    pub(super) fn asked(&self) {
+    pub(super) fn asked(&mut self) {
+        self.receiving += 1;
         for r2ts in self.r2ts() {
             r2ts.set(r2ts.get() + 1);
         }
     }
 
     /// An R2T is answered, or given up.
-    pub(super) fn answered(&self) {
+    pub(super) fn answered(&mut self) {
+        self.receiving -= 1;
         for r2ts in self.r2ts() {
             r2ts.set(r2ts.get() - 1);
         }

@@ -149,6 +149,12 @@ pub(super) struct Slots {
 }
 
 impl Slots {
+    /// When the oldest R2T of them was sent.
+    pub(super) fn oldest_asked_ns(&self) -> Option<u64> {
+        let receiving = self.all().filter(|(_, s)| s.stage == Stage::Receiving);
+        receiving.map(|(_, s)| s.asked_ns).min()
+    }
+
     pub(super) fn new(entries: usize) -> Self {
         Self {
             slots: Vec::with_capacity(entries),

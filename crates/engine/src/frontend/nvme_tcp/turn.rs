@@ -7,10 +7,7 @@
 
 use super::conn::{Conn, Life};
 use super::controllers::{self, Attached, Quiesce};
-use super::{
-    BLOCKED_LIMIT_NS, DATA_LIMIT_NS, Event, Message, NvmeTcp, RETRY_NS, admin, command,
-    oldest_asked_ns,
-};
+use super::{BLOCKED_LIMIT_NS, DATA_LIMIT_NS, Event, Message, NvmeTcp, RETRY_NS, admin, command};
 use crate::core::Core;
 use crate::frontend::{Beside, Frontend};
 use crate::lane::LaneIndex;
@@ -37,8 +34,8 @@ impl Frontend for NvmeTcp {
             let conns = &mut self.conns;
             self.active.retain(|i| match conns.get_mut(*i as usize) {
                 Some(Some(conn)) => {
-                    conn.listed = conn.active;
-                    conn.active
+                    conn.visits.listed = conn.visits.active;
+                    conn.visits.active
                 }
                 _ => false,
             });
@@ -63,13 +60,13 @@ impl Frontend for NvmeTcp {
         for key in keys {
             let index = *key as u32;
             if let Some(Some(conn)) = self.conns.get_mut(index as usize)
-                && conn.key() == *key
+                && conn.socket.key == *key
             {
-                conn.quiet_turns = 0;
-                conn.hung_up |= conn.is_watched_for_its_end();
-                conn.active = conn.life != Life::Draining;
-                if conn.active && !conn.listed {
-                    conn.listed = true;
+                conn.visits.quiet_turns = 0;
+                conn.socket.hung_up |= conn.socket.is_watched_for_its_end();
+                conn.visits.active = conn.life != Life::Draining;
+                if conn.visits.active && !conn.visits.listed {
+                    conn.visits.listed = true;
                     self.active.push(index);
                 }
             }
@@ -87,7 +84,11 @@ impl Frontend for NvmeTcp {
                 continue;
             };
             let takes = !conn.is_open() || !conn.rx.stalled() && !conn.is_held_back(core);
-            if conn.listen(takes).is_err() {
+            if conn
+                .socket
+                .listen(&conn.shared.epoll, conn.tx.blocked(), takes)
+                .is_err()
+            {
                 self.close(core, index);
             }
         }
@@ -110,12 +111,12 @@ impl Frontend for NvmeTcp {
                 Life::Leaving { until_ns } => Some(until_ns),
                 _ => None,
             };
-            let data = (c.receiving > 0)
-                .then(|| oldest_asked_ns(c))
+            let data = (c.held.receiving > 0)
+                .then(|| c.slots.oldest_asked_ns())
                 .flatten()
                 .map(|t| t.saturating_add(DATA_LIMIT_NS));
-            let blocked = (c.blocked_since_ns > 0)
-                .then(|| c.blocked_since_ns.saturating_add(BLOCKED_LIMIT_NS));
+            let blocked = (c.socket.blocked_since_ns > 0)
+                .then(|| c.socket.blocked_since_ns.saturating_add(BLOCKED_LIMIT_NS));
             [leaving, data, blocked].into_iter().flatten().min()
         };
         let conns = self.conns.iter().flatten().filter_map(|c| of_conn(c)).min();

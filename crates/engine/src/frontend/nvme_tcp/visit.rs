@@ -5,8 +5,8 @@
 //! taken where it lies.
 //! **Not here:** what a PDU means ([`super::rx`]), which connections are visited ([`super::turn`]).
 
-use super::conn::Life;
-use super::rx::{self, Received, Stop};
+use super::conn::{Conn, Life};
+use super::rx::{self, Inbound, Received, Stop};
 use super::{
     MUCH_BYTES, NvmeTcp, QUIET_TURNS, SEND_BYTES, SEND_LATE_BYTES, SKIPPED_TURNS, Turn, command,
 };
@@ -22,11 +22,11 @@ impl NvmeTcp {
         let mut any = false;
         match conn.life {
             Life::Draining => {
-                conn.active = false;
+                conn.visits.active = false;
                 return false;
             }
             Life::Leaving { .. } => return self.visit_leaving(core, index),
-            Life::Open if conn.hung_up => {
+            Life::Open if conn.socket.hung_up => {
                 self.close(core, index);
                 return true;
             }
@@ -54,7 +54,7 @@ impl NvmeTcp {
             return any;
         };
         if conn.rx.stalled()
-            && let Some(keep) = rx::lend(conn)
+            && let Some(keep) = conn.rx.lend()
         {
             conn.records.blame_stream();
             let kept = &keep.bytes(conn.rx.kept_in())[..conn.rx.kept()];
@@ -63,7 +63,8 @@ impl NvmeTcp {
             let Some(Some(conn)) = self.conns.get_mut(index as usize) else {
                 return true;
             };
-            rx::put_back(conn, keep, taken);
+            let taken = if conn.is_open() { taken } else { 0 };
+            conn.rx.put_back(&conn.records, keep, taken);
             if conn.rx.stalled() || !conn.is_open() {
                 return any;
             }
@@ -71,22 +72,40 @@ impl NvmeTcp {
         let Some(Some(conn)) = self.conns.get_mut(index as usize) else {
             return any;
         };
-        if conn.skipped_turns < SKIPPED_TURNS && conn.is_held_back(core) {
-            conn.skipped_turns += 1;
+        if conn.visits.skipped_turns < SKIPPED_TURNS && conn.is_held_back(core) {
+            conn.visits.skipped_turns += 1;
             return any;
         }
-        conn.skipped_turns = 0;
+        conn.visits.skipped_turns = 0;
         conn.stalled = None;
         conn.records.blame_stream();
-        let received = rx::receive(conn, &mut self.buffer);
+        let Conn {
+            socket,
+            rx,
+            slots,
+            parts,
+            records,
+            held,
+            ..
+        } = &mut **conn;
+        let of = Inbound {
+            slots,
+            parts,
+            records,
+        };
+        let received = rx.receive(socket.fd.as_deref(), of, held.receiving, &mut self.buffer);
         let (from, to) = match received {
             Received::Nothing => {
-                conn.quiet_turns += 1;
-                if conn.quiet_turns > QUIET_TURNS / self.active.len().max(1) as u32
+                conn.visits.quiet_turns += 1;
+                if conn.visits.quiet_turns > QUIET_TURNS / self.active.len().max(1) as u32
                     && !conn.must_retry()
                 {
-                    conn.active = false;
-                    if conn.listen(true).is_err() {
+                    conn.visits.active = false;
+                    if conn
+                        .socket
+                        .listen(&conn.shared.epoll, conn.tx.blocked(), true)
+                        .is_err()
+                    {
                         self.close(core, index);
                     }
                 }
@@ -98,11 +117,11 @@ impl NvmeTcp {
             }
             Received::Bytes { from, to } => (from, to),
         };
-        conn.quiet_turns = 0;
+        conn.visits.quiet_turns = 0;
         let (taken, _) = self.take(core, index, None, from..to);
         if let Some(Some(conn)) = self.conns.get_mut(index as usize) {
             if conn.is_open() {
-                rx::keep(conn, &self.buffer[from + taken..to]);
+                conn.rx.keep(&conn.records, &self.buffer[from + taken..to]);
             }
             conn.records.blame_nobody();
         }
@@ -182,13 +201,18 @@ impl NvmeTcp {
             return false;
         };
         conn.records.blame_stream();
-        let Some(fd) = &conn.fd else { return false };
+        let Some(fd) = &conn.socket.fd else {
+            return false;
+        };
         match rustix::net::recv(fd, &mut self.buffer[..], rustix::net::RecvFlags::DONTWAIT) {
             Ok((_, n)) if n > 0 => true,
             Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR)
-                if conn.listen(true).is_ok() =>
+                if conn
+                    .socket
+                    .listen(&conn.shared.epoll, conn.tx.blocked(), true)
+                    .is_ok() =>
             {
-                conn.active = false;
+                conn.visits.active = false;
                 false
             }
             _ => {

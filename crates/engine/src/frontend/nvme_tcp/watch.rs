@@ -15,6 +15,7 @@ use rustix::event::epoll::{self, EventFlags};
 use rustix::io::Errno;
 use rustix::net::sockopt;
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// What a socket is watched for whose host is not listened to: a hang-up, which is always told of, and the end of its stream.
@@ -47,7 +48,7 @@ impl NvmeTcp {
         };
         for index in &attached.conns {
             let conn = self.conns.get(*index as usize).and_then(Option::as_ref);
-            if let Some(fd) = conn.and_then(|conn| conn.fd.as_ref()) {
+            if let Some(fd) = conn.and_then(|conn| conn.socket.fd.as_ref()) {
                 // A socket that has ended meanwhile takes nothing more.
                 let _ = lose_the_vanished(fd, attached.controller.kato_ms());
             }
@@ -56,32 +57,72 @@ impl NvmeTcp {
 }
 
 impl Conn {
-    /// Has the socket watched from now on.
-    pub(super) fn begin_watch(&mut self) -> Result<(), Errno> {
-        let key = epoll::EventData::new_u64(self.key());
+    /// Whether its lane has enough that waits for a budget: nothing more is received then, for most turns.
+    #[inline]
+    pub(super) fn is_held_back(&self, core: &Core) -> bool {
+        self.qid != 0 && self.lane.is_some_and(|lane| core.is_held_back(lane))
+    }
+}
+
+/// A connection's socket, and what it is watched for.
+pub(super) struct Socket {
+    /// The socket; the control thread has it too until it hears that it is gone.
+    pub fd: Option<Arc<OwnedFd>>,
+    /// Its number.
+    pub number: u64,
+    /// The key of its events.
+    pub key: u64,
+    watched: EventFlags,
+    /// Since when it takes nothing.
+    pub blocked_since_ns: u64,
+    /// Its host has gone, which was seen while nothing was taken from it.
+    pub hung_up: bool,
+}
+
+impl Socket {
+    /// One that is not watched yet.
+    pub(super) fn new(fd: Arc<OwnedFd>, number: u64, key: u64) -> Self {
+        Self {
+            fd: Some(fd),
+            number,
+            key,
+            watched: EventFlags::IN,
+            blocked_since_ns: 0,
+            hung_up: false,
+        }
+    }
+
+    /// Has it watched from now on.
+    pub(super) fn begin_watch(&self, epoll: &OwnedFd) -> Result<(), Errno> {
+        let key = epoll::EventData::new_u64(self.key);
         match &self.fd {
-            Some(fd) => epoll::add(&self.shared.epoll, fd, key, self.watched),
+            Some(fd) => epoll::add(epoll, fd, key, self.watched),
             None => Ok(()),
         }
     }
 
-    /// Has the socket watched for room while it has none.
-    pub(super) fn watch(&mut self) -> Result<(), Errno> {
-        match (self.tx.blocked(), self.watched == EventFlags::OUT) {
+    /// Has it watched for room while it has none (`blocked`).
+    pub(super) fn watch(&mut self, epoll: &OwnedFd, blocked: bool) -> Result<(), Errno> {
+        match (blocked, self.watched == EventFlags::OUT) {
             // While the host doesn't take what it asked for, it gets to ask for nothing more.
-            (true, _) => self.watch_for(EventFlags::OUT),
-            (false, true) => self.watch_for(EventFlags::IN),
+            (true, _) => self.watch_for(epoll, EventFlags::OUT),
+            (false, true) => self.watch_for(epoll, EventFlags::IN),
             (false, false) => Ok(()),
         }
     }
 
-    /// Has the socket watched for what comes or, where that would not be taken (`false`), for its end alone: or what lies
-    /// there would wake the reactor again and again.
-    pub(super) fn listen(&mut self, listens: bool) -> Result<(), Errno> {
-        match (self.tx.blocked(), listens) {
+    /// Has it watched for what comes or, where that would not be taken (`false`), for its end alone: or what lies
+    /// there would wake the reactor again and again. A socket without room is watched for that.
+    pub(super) fn listen(
+        &mut self,
+        epoll: &OwnedFd,
+        blocked: bool,
+        listens: bool,
+    ) -> Result<(), Errno> {
+        match (blocked, listens) {
             (true, _) => Ok(()),
-            (false, true) => self.watch_for(EventFlags::IN),
-            (false, false) => self.watch_for(END),
+            (false, true) => self.watch_for(epoll, EventFlags::IN),
+            (false, false) => self.watch_for(epoll, END),
         }
     }
 
@@ -90,18 +131,12 @@ impl Conn {
         self.watched == END
     }
 
-    /// Whether its lane has enough that waits for a budget: nothing more is received then, for most turns.
-    #[inline]
-    pub(super) fn is_held_back(&self, core: &Core) -> bool {
-        self.qid != 0 && self.lane.is_some_and(|lane| core.is_held_back(lane))
-    }
-
-    fn watch_for(&mut self, wanted: EventFlags) -> Result<(), Errno> {
+    fn watch_for(&mut self, epoll: &OwnedFd, wanted: EventFlags) -> Result<(), Errno> {
         if wanted != self.watched
             && let Some(fd) = &self.fd
         {
-            let key = epoll::EventData::new_u64(self.key());
-            epoll::modify(&self.shared.epoll, fd, key, wanted)?;
+            let key = epoll::EventData::new_u64(self.key);
+            epoll::modify(epoll, fd, key, wanted)?;
             self.watched = wanted;
         }
         Ok(())

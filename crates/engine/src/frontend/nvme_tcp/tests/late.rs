@@ -132,7 +132,7 @@ fn vanished_host_is_dropped() {
     let _io = rig.connect(ConnectCommand::new(0, 1, 32, 0), 1);
     let timeouts = |rig: &Rig| -> Vec<u32> {
         let conns = rig.frontend.conns.iter().flatten();
-        let sockets = conns.map(|conn| conn.fd.clone().unwrap());
+        let sockets = conns.map(|conn| conn.socket.fd.clone().unwrap());
         let timeout = |socket: Arc<OwnedFd>| {
             assert!(sockopt::socket_keepalive(&socket).unwrap());
             assert!(sockopt::tcp_keepidle(&socket).unwrap().as_secs() <= 60);
@@ -160,7 +160,7 @@ fn vanished_host_is_dropped() {
     assert_eq!(timeouts(&rig), [150_000]);
     // It has gone without a word: the kernel's error is the end of both.
     let conns = rig.frontend.conns.iter().flatten();
-    for socket in conns.map(|conn| conn.fd.clone().unwrap()) {
+    for socket in conns.map(|conn| conn.socket.fd.clone().unwrap()) {
         rustix::net::shutdown(&socket, rustix::net::Shutdown::Both).unwrap();
     }
     let over = crate::patience::patiently().any(|()| {

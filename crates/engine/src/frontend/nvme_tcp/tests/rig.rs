@@ -313,7 +313,7 @@ impl Rig {
                 let conn = self.frontend.conns.get(*key as u32 as usize);
                 let alive = conn
                     .and_then(Option::as_ref)
-                    .is_some_and(|c| c.key() == *key);
+                    .is_some_and(|c| c.socket.key == *key);
                 assert!(alive, "a socket is watched whose connection is gone");
             }
             self.frontend.sockets_ready(&mut self.core, &keys);
