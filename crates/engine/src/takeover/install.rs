@@ -8,6 +8,7 @@
 //! **Not here:** what goes on ([`super::plan`]).
 
 use super::plan::{Plan, PlannedController, PlannedQueue};
+use super::snapshot::{OldCommand, OldQueue};
 use super::{
     Closing, Inheritance, InheritedCommand, InheritedController, InheritedQueue, Next, OldBytes,
     Part, ServedLanes,
@@ -16,7 +17,7 @@ use crate::associations::{Association, Associations};
 use crate::core::staging::StagingBuffer;
 use crate::exports::Exports;
 use crate::listener::Target;
-use crate::memory::Memory;
+use crate::memory::{HeaderList, Memory};
 use forebay_nvme::Nqn;
 use forebay_xlate::boundary::message::ExportId;
 use forebay_xlate::boundary::region::check::{BufferRef, Seed};
@@ -236,8 +237,52 @@ fn queue(
         record.put_data(data);
     }
 
-    let seed = Seed::items(key, queue);
-    let unsent = was.items.items.get(converted.sent.items..)?;
+    let (list, items) = unsent_items(&was, converted.sent.items, key, old, new)?;
+    if !items.is_empty() {
+        let span = Span {
+            list: list.index(),
+            first: 0,
+            tail: items.len() as u16,
+        };
+        record.tx_span.store(span.word(), Relaxed);
+    }
+    record.tx_at.store(converted.sent.published, Relaxed);
+
+    let seed = Seed::commands(key, queue);
+    let mut commands = Vec::with_capacity(converted.commands.len());
+    for (from, next) in converted.commands {
+        commands.push(command(queue, seed, from, next, old, new)?);
+    }
+    record.used.store(queue_use::LIVE, Release);
+    Some(InheritedQueue {
+        queue,
+        controller: 0,
+        constants,
+        fd,
+        number: converted.number,
+        taken: converted.taken,
+        in_socket: converted.in_socket,
+        keep,
+        kept_bytes: kept.bytes,
+        data: converted.data,
+        list,
+        items,
+        skip_bytes: converted.sent.skip,
+        published: converted.sent.published,
+        commands,
+    })
+}
+
+/// Writes what a queue has yet to send, from this item on.
+fn unsent_items(
+    was: &OldQueue,
+    from: usize,
+    key: u64,
+    old: &(impl OldBytes + ?Sized),
+    new: Successor<'_>,
+) -> Option<(HeaderList, Vec<(Item, Option<StagingBuffer>)>)> {
+    let seed = Seed::items(key, was.queue);
+    let unsent = was.items.items.get(from..)?;
     let mut list = new.memory.take_list()?;
     let records = new.region.items(usize::from(list.index()));
     let mut items = Vec::with_capacity(unsent.len());
@@ -259,71 +304,51 @@ fn queue(
         header_at += header.len();
         items.push((item, buffer));
     }
-    if !items.is_empty() {
-        let span = Span {
-            list: list.index(),
-            first: 0,
-            tail: items.len() as u16,
-        };
-        record.tx_span.store(span.word(), Relaxed);
-    }
-    record.tx_at.store(converted.sent.published, Relaxed);
+    Some((list, items))
+}
 
-    let seed = Seed::commands(key, queue);
-    let mut commands = Vec::with_capacity(converted.commands.len());
-    for (from, next) in converted.commands {
-        // What is answered needs its data no more, and what makes it count says so.
-        let buffer = match next {
-            Next::Answered | Next::Poisoned | Next::Kept => None,
-            Next::Begin { .. } | Next::Passed { .. } | Next::Data { .. } => {
-                copy(old, from.buffer, new.memory)?
-            }
-        };
-        let to = new
-            .region
-            .commands(queue as usize)
-            .get(usize::from(from.slot))?;
-        let words: [u64; 8] = zerocopy::transmute!(from.sqe);
-        for (to, from) in to.sqe.iter().zip(words) {
-            to.store(from, Relaxed);
+/// Writes a command of a queue.
+fn command(
+    queue: u32,
+    seed: Seed,
+    from: OldCommand,
+    next: Next,
+    old: &(impl OldBytes + ?Sized),
+    new: Successor<'_>,
+) -> Option<InheritedCommand> {
+    // What is answered needs its data no more, and what makes it count says so.
+    let buffer = match next {
+        Next::Answered | Next::Poisoned | Next::Kept => None,
+        Next::Begin { .. } | Next::Passed { .. } | Next::Data { .. } => {
+            copy(old, from.buffer, new.memory)?
         }
-        to.number.store(from.number, Relaxed);
-        to.end.store(from.end, Relaxed);
-        to.taken_ns.store(from.taken_ns, Relaxed);
-        let check = CommandRecord::check_of(seed, from.slot, &words, from.number, from.end);
-        to.check.store(check, Relaxed);
-        let word = |b: &StagingBuffer| b.reference().word(seed, from.slot, from.number);
-        to.buffer.store(buffer.as_ref().map_or(0, word), Relaxed);
-        to.asked.store(from.asked.word(), Relaxed);
-        to.asked_at.store(from.asked_at.word(), Relaxed);
-        to.state.store(from.state.0, Release);
-        commands.push(InheritedCommand {
-            slot: from.slot,
-            number: from.number,
-            sqe: from.sqe,
-            taken_ns: from.taken_ns,
-            damaged: from.state.damaged(),
-            next,
-            buffer,
-        });
+    };
+    let to = new
+        .region
+        .commands(queue as usize)
+        .get(usize::from(from.slot))?;
+    let words: [u64; 8] = zerocopy::transmute!(from.sqe);
+    for (to, from) in to.sqe.iter().zip(words) {
+        to.store(from, Relaxed);
     }
-    record.used.store(queue_use::LIVE, Release);
-    Some(InheritedQueue {
-        queue,
-        controller: 0,
-        constants,
-        fd,
-        number: converted.number,
-        taken: converted.taken,
-        in_socket: converted.in_socket,
-        keep,
-        kept_bytes: kept.bytes,
-        data: converted.data,
-        list,
-        items,
-        skip_bytes: converted.sent.skip,
-        published: converted.sent.published,
-        commands,
+    to.number.store(from.number, Relaxed);
+    to.end.store(from.end, Relaxed);
+    to.taken_ns.store(from.taken_ns, Relaxed);
+    let check = CommandRecord::check_of(seed, from.slot, &words, from.number, from.end);
+    to.check.store(check, Relaxed);
+    let word = |b: &StagingBuffer| b.reference().word(seed, from.slot, from.number);
+    to.buffer.store(buffer.as_ref().map_or(0, word), Relaxed);
+    to.asked.store(from.asked.word(), Relaxed);
+    to.asked_at.store(from.asked_at.word(), Relaxed);
+    to.state.store(from.state.0, Release);
+    Some(InheritedCommand {
+        slot: from.slot,
+        number: from.number,
+        sqe: from.sqe,
+        taken_ns: from.taken_ns,
+        damaged: from.state.damaged(),
+        next,
+        buffer,
     })
 }
 

@@ -16,6 +16,7 @@ use super::slots::{Stage, Work};
 use super::{Event, Turn};
 use crate::core::Core;
 use crate::core::staging::StagingBuffer;
+use forebay_nvme::controller::SubsystemController;
 use forebay_nvme::controller::{AdminOutcome, Effect};
 use forebay_nvme::io::Transfer;
 use forebay_nvme::{Sqe, Status, feature, opcode};
@@ -147,6 +148,36 @@ fn wanted_io_queues(sqe: &Sqe) -> Option<u16> {
     asks.then(|| submission.min(completion).saturating_add(1))
 }
 
+/// Has the controller run a command. What it promises of I/O queues is taken from what there is.
+fn run_on(
+    attached: &mut Attached,
+    core: &Core,
+    subsystem: Vec<SubsystemController>,
+    sqe: &Sqe,
+    data: &[u8],
+    room: &mut [u8],
+) -> AdminOutcome {
+    let mut env = attached.env(core, subsystem);
+    let promised = wanted_io_queues(sqe).map(|wanted| {
+        let before = attached.association.io_queues();
+        env.io_queues = attached.association.promise(wanted);
+        before
+    });
+    let outcome = attached
+        .controller
+        .admin(sqe, data, room, &env, core.now_ns());
+    if let Some(before) = promised {
+        let granted = match outcome {
+            AdminOutcome::Complete { status, .. } if status.is_success() => {
+                attached.controller.granted_io_queues()
+            }
+            _ => before,
+        };
+        attached.association.keep(granted);
+    }
+    outcome
+}
+
 /// Runs a command; `out` has room for what goes to the host.
 fn run(
     conn: &mut Conn,
@@ -168,28 +199,11 @@ fn run(
         attached.publish(conn);
         return Ok(());
     }
-    let mut env = attached.env(turn.core, subsystem);
-    let promised = wanted_io_queues(sqe).map(|wanted| {
-        let before = attached.association.io_queues();
-        env.io_queues = attached.association.promise(wanted);
-        before
-    });
-    let room = out.as_mut().map_or(&mut [][..], |b| b.as_mut_slice());
     let kato_ms = attached.controller.kato_ms();
-    let outcome = attached
-        .controller
-        .admin(sqe, data, room, &env, turn.core.now_ns());
+    let room = out.as_mut().map_or(&mut [][..], |b| b.as_mut_slice());
+    let outcome = run_on(attached, turn.core, subsystem, sqe, data, room);
     if attached.controller.kato_ms() != kato_ms {
         turn.events.push(Event::Patience(conn.controller));
-    }
-    if let Some(before) = promised {
-        let granted = match outcome {
-            AdminOutcome::Complete { status, .. } if status.is_success() => {
-                attached.controller.granted_io_queues()
-            }
-            _ => before,
-        };
-        attached.association.keep(granted);
     }
     match outcome {
         AdminOutcome::Complete {

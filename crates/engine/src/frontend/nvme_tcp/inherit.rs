@@ -14,19 +14,20 @@ use super::fused;
 use super::pool::List;
 use super::record::{self, QueueRecords};
 use super::rx::Rx;
+use super::shared::Shared;
 use super::slots::{Stage, Work};
 use super::tx::{Item, Tx};
 use super::{Event, IN_CAPSULE_BYTES, MAX_IO_ENTRIES, MDTS_BYTES, NvmeTcp, Turn, admin, r2t};
 use crate::core::Core;
+use crate::core::staging::{StagingBuffer, Taken};
 use crate::listener::Target;
 use crate::takeover::{InheritedCommand, InheritedController, InheritedQueue, Next, Part};
 use crate::upcall::Upcall;
 use forebay_nvme::controller::{Ana, ControllerConfig};
-use forebay_nvme::tcp::DIGEST_BYTES;
 use forebay_nvme::{Nqn, Sqe, Status};
 use forebay_xlate::boundary::message::ExportConfig;
-use forebay_xlate::boundary::region::Asked;
 use forebay_xlate::boundary::region::queue::Kept;
+use forebay_xlate::boundary::region::{self, Asked};
 use forebay_xlate::kill_point;
 use rustix::net::Shutdown;
 
@@ -148,18 +149,9 @@ impl NvmeTcp {
             return Ok(());
         };
         let (index, generation) = self.next_place();
-        let mut list = List::new(inherited.list, shared.region);
-        let mut held = Vec::new();
-        for (item, buffer) in inherited.items {
-            held.extend(buffer.as_ref().map(|b| b.taken()));
-            list.items.push_back(Item::inherited(&item, buffer));
-        }
-        let tx = if list.items.is_empty() {
-            shared.pool.borrow_mut().give_list(list);
-            Tx::new(inherited.published)
-        } else {
-            Tx::inherit(list, inherited.published, inherited.skip_bytes as usize)
-        };
+        let sent = (inherited.published, inherited.skip_bytes);
+        let list = List::new(inherited.list, shared.region);
+        let (tx, held) = inherit_tx(&shared, list, inherited.items, sent);
         let kept = Kept {
             which: 0,
             bytes: inherited.kept_bytes,
@@ -211,20 +203,9 @@ impl NvmeTcp {
         }
         conn.pairs
             .inherit(&mut conn.gate, &halves, inherited.number);
-        if let Some(data) = data
-            && let Some(slot) = conn.slots.get_mut(data.slot)
-        {
-            let digest = if data.digest { DIGEST_BYTES as u64 } else { 0 };
-            let end = data.end.saturating_sub(digest).min(inherited.taken);
-            let placed = end.saturating_sub(data.begin);
-            slot.received_bytes = data.offset_bytes.saturating_add(placed as u32);
-            conn.parts.began(data.slot, data.offset_bytes);
-            let range = data.offset_bytes as usize..slot.received_bytes as usize;
-            let bytes = slot.buffer.as_ref().and_then(|b| b.as_slice().get(range));
-            match bytes {
-                Some(bytes) => conn.rx.digest_again(bytes),
-                None => sound = false,
-            }
+        if let Some(data) = data {
+            let (rx, of) = conn.inbound();
+            sound &= rx.inherit_data(of, &data, inherited.taken);
         }
         r2t::inherited(&mut conn);
         let watched = conn.socket.begin_watch(&conn.shared.epoll);
@@ -366,6 +347,26 @@ fn inherit_command(
         }
     }
     Some(None)
+}
+
+/// What a queue has yet to send, and the buffers that this holds.
+fn inherit_tx(
+    shared: &Shared,
+    mut list: List,
+    items: Vec<(region::Item, Option<StagingBuffer>)>,
+    (published, skip_bytes): (u64, u64),
+) -> (Tx, Vec<Taken>) {
+    let mut held = Vec::new();
+    for (item, buffer) in items {
+        held.extend(buffer.as_ref().map(|b| b.taken()));
+        list.items.push_back(Item::inherited(&item, buffer));
+    }
+    if list.items.is_empty() {
+        shared.pool.borrow_mut().give_list(list);
+        (Tx::new(published), held)
+    } else {
+        (Tx::inherit(list, published, skip_bytes as usize), held)
+    }
 }
 
 /// As much as a capsule can hold: a command that is judged again has its data elsewhere.

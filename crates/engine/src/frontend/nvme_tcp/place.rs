@@ -19,6 +19,7 @@ use crate::core::Core;
 use crate::exports;
 use crate::lane::LaneIndex;
 use crate::listener::{NewConnection, NewKind, Target};
+use crate::memory::Keep;
 use crate::upcall::Upcall;
 use forebay_nvme::Cqe;
 use forebay_nvme::controller::{AdminConnect, Ana, Controller, ControllerConfig, Refusal};
@@ -245,13 +246,9 @@ impl NvmeTcp {
         })
     }
 
-    /// Gives a queue its place among the connections and in the state region.
-    ///
-    /// Until it is *live* there, a successor has the listener begin again: nothing of the stream is consumed,
-    /// and nothing but the ICResp was said. Then the answer is published already, and given
-    /// once.
-    fn place(&mut self, core: &mut Core, arrival: Arrival, place: &Place) -> Result<(), Refusal> {
-        let shared = self.shared.clone();
+    /// Takes what another queue needs of what there is.
+    fn reserve_queue(&self) -> Result<(QueueRecords, Keep), Refusal> {
+        let shared = &self.shared;
         let queue = take_queue_slot(shared.region).ok_or_else(Refusal::busy)?;
         let records = QueueRecords::new(shared.region, queue, self.reactor);
         let records = records.ok_or_else(Refusal::busy)?;
@@ -266,7 +263,17 @@ impl NvmeTcp {
             records.free(0);
             return Err(Refusal::busy());
         }
-        drop(pool);
+        Ok((records, keep))
+    }
+
+    /// Gives a queue its place among the connections and in the state region.
+    ///
+    /// Until it is *live* there, a successor has the listener begin again: nothing of the stream is consumed,
+    /// and nothing but the ICResp was said. Then the answer is published already, and given
+    /// once.
+    fn place(&mut self, core: &mut Core, arrival: Arrival, place: &Place) -> Result<(), Refusal> {
+        let shared = self.shared.clone();
+        let (records, keep) = self.reserve_queue()?;
         let params = tcp::TcpParams {
             // Both kinds of queue announce the same.
             max_in_capsule_bytes: IN_CAPSULE_BYTES,

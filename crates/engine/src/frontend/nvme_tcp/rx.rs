@@ -21,10 +21,10 @@ use super::record::QueueRecords;
 use super::slots::{Slot, Slots, Stage};
 use super::{Turn, admin, command, r2t};
 use crate::memory::Keep;
-use forebay_nvme::Status;
 use forebay_nvme::tcp::{
     self, DIGEST_BYTES, DataDigest, Frame, H2cData, Parsed, Pdu, PduError, field,
 };
+use forebay_nvme::{Sqe, Status};
 use forebay_xlate::boundary::region::queue::{InData, Kept};
 use forebay_xlate::boundary::region::{Asked, RECEIVE_AT, RECEIVE_BYTES};
 use forebay_xlate::kill_point;
@@ -163,8 +163,23 @@ impl Rx {
         }
     }
 
+    /// A successor finds data of a PDU in its place, up to `taken` of the stream. False: there is no such place.
+    pub(super) fn inherit_data(&mut self, of: Inbound<'_>, data: &InData, taken: u64) -> bool {
+        let Some(slot) = of.slots.get_mut(data.slot) else {
+            return true;
+        };
+        let digest = if data.digest { DIGEST_BYTES as u64 } else { 0 };
+        let end = data.end.saturating_sub(digest).min(taken);
+        let placed = end.saturating_sub(data.begin);
+        slot.received_bytes = data.offset_bytes.saturating_add(placed as u32);
+        of.parts.began(data.slot, data.offset_bytes);
+        let range = data.offset_bytes as usize..slot.received_bytes as usize;
+        let bytes = slot.buffer.as_ref().and_then(|b| b.as_slice().get(range));
+        bytes.map(|bytes| self.digest_again(bytes)).is_some()
+    }
+
     /// The digest of the data that a successor finds in its place: `bytes` is what came of the PDU so far.
-    pub(super) fn digest_again(&mut self, bytes: &[u8]) {
+    fn digest_again(&mut self, bytes: &[u8]) {
         self.digest = DataDigest::new();
         self.digest.update(bytes);
     }
@@ -353,6 +368,33 @@ impl Rx {
         Ok(())
     }
 
+    /// Copies data to where it belongs. False: it belongs nowhere.
+    fn place(&mut self, of: &mut Inbound<'_>, slot: u16, data: &[u8]) -> bool {
+        let Some(s) = of.slots.get_mut(slot) else {
+            return false;
+        };
+        let from = s.received_bytes as usize;
+        let buffer = s.buffer.as_mut().map(|b| b.as_mut_slice());
+        let Some(place) = buffer.and_then(|b| b.get_mut(from..from + data.len())) else {
+            return false;
+        };
+        place.copy_from_slice(data);
+        self.placed_data(of, data.len() as u32);
+        true
+    }
+
+    /// The digest of a data PDU has come, which is whole then.
+    fn check_digest(&mut self, of: &mut Inbound<'_>, slot: u16, digest: u32) {
+        let good = digest == self.digest.finish();
+        if !good && let Some(s) = of.slots.get_mut(slot) {
+            s.fate = Status::TRANSIENT_TRANSPORT_ERROR;
+        }
+        of.ends_data_pdu(slot, !good);
+        self.at += DIGEST_BYTES as u64;
+        of.records.placed(self.at);
+        self.expect = Expect::Header;
+    }
+
     /// `n` more bytes of data are in their place.
     fn placed_data(&mut self, of: &mut Inbound<'_>, n: u32) {
         let Expect::Data { slot, left, digest } = self.expect else {
@@ -403,24 +445,14 @@ pub(super) fn take(conn: &mut Conn, turn: &mut Turn<'_>, bytes: &[u8]) -> (usize
         match conn.rx.expect {
             Expect::Data { slot, left, .. } => {
                 let n = rest.len().min(left as usize);
-                let Some(s) = conn.slots.get_mut(slot) else {
+                let (rx, mut of) = conn.inbound();
+                if !rx.place(&mut of, slot, &rest[..n]) {
                     return (at, Stop::Close);
-                };
-                let from = s.received_bytes as usize;
-                match s
-                    .buffer
-                    .as_mut()
-                    .and_then(|b| b.as_mut_slice().get_mut(from..from + n))
-                {
-                    Some(place) => place.copy_from_slice(&rest[..n]),
-                    None => return (at, Stop::Close),
                 }
                 at += n;
                 if let Some(lane) = conn.lane {
                     turn.core.copied(lane, n as u32);
                 }
-                let (rx, mut of) = conn.inbound();
-                rx.placed_data(&mut of, n as u32);
                 match conn.rx.expect {
                     Expect::Data { left: 0, .. } => {
                         conn.rx.expect = Expect::Header;
@@ -438,14 +470,8 @@ pub(super) fn take(conn: &mut Conn, turn: &mut Turn<'_>, bytes: &[u8]) -> (usize
                     return (at, Stop::Dry);
                 };
                 at += DIGEST_BYTES;
-                let good = u32::from_le_bytes(*digest) == conn.rx.digest.finish();
-                if !good && let Some(s) = conn.slots.get_mut(slot) {
-                    s.fate = Status::TRANSIENT_TRANSPORT_ERROR;
-                }
-                conn.inbound().1.ends_data_pdu(slot, !good);
-                conn.rx.at += DIGEST_BYTES as u64;
-                conn.records.placed(conn.rx.at);
-                conn.rx.expect = Expect::Header;
+                let (rx, mut of) = conn.inbound();
+                rx.check_digest(&mut of, slot, u32::from_le_bytes(*digest));
                 if let Err(stop) = data_pdu_ended(conn, turn, slot) {
                     return (at, stop);
                 }
@@ -464,15 +490,7 @@ pub(super) fn take(conn: &mut Conn, turn: &mut Turn<'_>, bytes: &[u8]) -> (usize
                         let Some(pdu) = rest.get(..frame.total_bytes()) else {
                             return (at, Stop::Dry);
                         };
-                        let data = &pdu[frame.header_bytes..frame.header_bytes + frame.data_bytes];
-                        let intact =
-                            !frame.data_digest || digest_of(pdu, &frame) == tcp::crc32c(data);
-                        let capsule = command::Capsule {
-                            sqe,
-                            data,
-                            intact,
-                            end: conn.rx.at + pdu.len() as u64,
-                        };
+                        let capsule = capsule_of(sqe, pdu, &frame, conn.rx.at);
                         let stop = if conn.qid == 0 {
                             admin::take(conn, turn, &capsule)
                         } else {
@@ -504,6 +522,17 @@ pub(super) fn take(conn: &mut Conn, turn: &mut Turn<'_>, bytes: &[u8]) -> (usize
                 }
             }
         }
+    }
+}
+
+/// A command capsule, which begins at `at` of the stream.
+fn capsule_of<'a>(sqe: &'a Sqe, pdu: &'a [u8], frame: &Frame, at: u64) -> command::Capsule<'a> {
+    let data = &pdu[frame.header_bytes..frame.header_bytes + frame.data_bytes];
+    command::Capsule {
+        sqe,
+        data,
+        intact: !frame.data_digest || digest_of(pdu, frame) == tcp::crc32c(data),
+        end: at + pdu.len() as u64,
     }
 }
 

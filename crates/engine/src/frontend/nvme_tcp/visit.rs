@@ -69,12 +69,17 @@ impl NvmeTcp {
                 return any;
             }
         }
+        self.receive(core, index) || any
+    }
+
+    /// Receives once, and takes what came. True if anything did.
+    fn receive(&mut self, core: &mut Core, index: u32) -> bool {
         let Some(Some(conn)) = self.conns.get_mut(index as usize) else {
-            return any;
+            return false;
         };
         if conn.visits.skipped_turns < SKIPPED_TURNS && conn.is_held_back(core) {
             conn.visits.skipped_turns += 1;
-            return any;
+            return false;
         }
         conn.visits.skipped_turns = 0;
         conn.stalled = None;
@@ -109,7 +114,7 @@ impl NvmeTcp {
                         self.close(core, index);
                     }
                 }
-                return any;
+                return false;
             }
             Received::Ended => {
                 self.close(core, index);

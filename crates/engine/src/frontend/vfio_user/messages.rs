@@ -18,7 +18,7 @@ use forebay_nvme::pcie::{
 };
 use forebay_vfio_user::wire::{pci_irq, pci_region};
 use forebay_vfio_user::{
-    Broken, Device, DmaMap, DmaUnmap, Errno, Irq, Region, RegionAccess, SparseArea,
+    Broken, Device, DmaMap, DmaUnmap, Errno, Irq, Negotiated, Region, RegionAccess, SparseArea,
 };
 use rustix::fs::{MemfdFlags, SealFlags};
 use std::sync::atomic::Ordering::Relaxed;
@@ -68,6 +68,21 @@ pub(super) enum Outcome {
 }
 
 impl Pcie {
+    /// A version is agreed on.
+    pub(super) fn agree(
+        &mut self,
+        client: &mut Client,
+        negotiated: Negotiated,
+    ) -> Result<(), Closing> {
+        if self.mapped {
+            make_doorbells(client)?;
+            self.rings.map_page(client)?;
+        }
+        self.records.set_negotiated(&negotiated);
+        self.session.agreed(negotiated);
+        Ok(())
+    }
+
     /// Writes the answer of the message that waited.
     pub(super) fn answer_waiting(&mut self, turn: &mut Turn<'_>, error: Option<Errno>) {
         let waiting = std::mem::take(&mut self.waiting);
@@ -238,8 +253,14 @@ impl Pcie {
     }
 }
 
+/// A map of memory broke the protocol's rules: people hear of it.
+pub(super) fn tell_of_bad_map(client: &mut Client, error: Errno) {
+    let rule = "it must be whole pages, to be read or written, with one descriptor at most";
+    client.tell_refused(|| format!("a map of its memory was refused: {rule} ({error})"));
+}
+
 /// Makes the page of doorbells, if there is none yet, and deposits it.
-pub(super) fn make_doorbells(client: &mut Client) -> Result<(), Closing> {
+fn make_doorbells(client: &mut Client) -> Result<(), Closing> {
     if client.held(slot::DOORBELLS).is_none() {
         let failed = Closing("its doorbells can't be made");
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;

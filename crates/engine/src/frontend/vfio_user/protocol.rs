@@ -6,7 +6,7 @@
 //! **Not here:** what a message does ([`super::messages`]), the queues ([`super::queues`]).
 
 use super::commands::Work;
-use super::messages::{Outcome, closing, make_doorbells};
+use super::messages::{Outcome, closing, tell_of_bad_map};
 use super::queues::BUDGET;
 use super::quiesce::Why;
 use super::resume::DAMAGED;
@@ -43,21 +43,14 @@ impl Protocol for Pcie {
             Err(broken) => return Answer::Close(closing(broken)),
         };
         if let Ok(Request::Version(negotiated)) = judged.request {
-            if self.mapped
-                && let Err(why) =
-                    make_doorbells(turn.client).and_then(|()| self.rings.map_page(turn.client))
-            {
+            if let Err(why) = self.agree(turn.client, negotiated) {
                 return Answer::Close(why);
             }
-            self.records.set_negotiated(&negotiated);
-            self.session.agreed(negotiated);
         }
         if let Err(error) = judged.request
             && Header::read(message.bytes).is_some_and(|of| of.command == command::DMA_MAP)
         {
-            let rule = "it must be whole pages, to be read or written, with one descriptor at most";
-            let told = || format!("a map of its memory was refused: {rule} ({error})");
-            turn.client.tell_refused(told);
+            tell_of_bad_map(turn.client, error);
         }
         if let Some(answer) = self.session.describe(&judged, &mut self.out) {
             let reply = self.out.get(..answer.bytes).unwrap_or_default();
