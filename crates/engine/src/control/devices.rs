@@ -12,7 +12,7 @@
 //! Two of them that are one (by another path, link or device node) are refused: no lock would stand
 //! between them. **Not here:** the locks themselves (the device crate).
 
-use super::{Control, KnownDevice};
+use super::Control;
 use crate::bell::ring_bell;
 use crate::core::ServedDevice;
 use crate::reactor::mailbox::Post;
@@ -20,16 +20,17 @@ use forebay_device::{Device, DeviceSpec, Identity, OpenOptions};
 use forebay_xlate::boundary::message::{DeviceConfig, FromEngine};
 use forebay_xlate::boundary::region::device_mark;
 use forebay_xlate::{DeviceIndex, kill_point};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering::Release;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use std::time::Duration;
 
 /// How long the helper waits before the device counts as failed. The daemon reports the cause of the wait.
 const FENCE_LIMIT: Duration = Duration::from_secs(3600);
 
 /// From a helper thread.
-pub(super) enum News {
+enum News {
     /// It is open, and this engine's lock taken.
     Opened(DeviceIndex, Arc<Device>),
     /// It is not, and nothing of it is left.
@@ -41,14 +42,14 @@ pub(super) enum News {
 }
 
 /// A device that a helper is opening.
-pub(super) struct Opening {
+struct Opening {
     config: DeviceConfig,
     /// Whom the daemon is to be told of it; none of an earlier daemon's.
     requests: Vec<u64>,
 }
 
 /// What each device that is open, or nearly, is, and its name.
-pub(super) type Identities = Arc<Mutex<BTreeMap<DeviceIndex, (Identity, String)>>>;
+type Identities = Arc<Mutex<BTreeMap<DeviceIndex, (Identity, String)>>>;
 
 fn lock(identities: &Identities) -> MutexGuard<'_, BTreeMap<DeviceIndex, (Identity, String)>> {
     identities.lock().unwrap_or_else(PoisonError::into_inner)
@@ -96,47 +97,55 @@ fn wait(index: DeviceIndex, device: &Device, generation: u64, tell: impl Fn(News
     }
 }
 
-impl Control {
-    pub(super) fn set_device(&mut self, request: u64, config: DeviceConfig) {
-        let index = config.device;
-        let another = || Err(format!("{index} is another device here"));
-        if let Some(opening) = self.opening.get_mut(&index) {
-            if opening.config.uuid == config.uuid && opening.config.extents == config.extents {
-                opening.requests.push(request);
-            } else {
-                self.done(request, another());
-            }
-            return;
+/// A device that the daemon configured.
+pub(super) struct KnownDevice {
+    pub served: ServedDevice,
+    /// The reactors have it.
+    posted: bool,
+    /// A helper waits for its fence.
+    waiting: bool,
+    /// Its fence has passed.
+    pub fenced: bool,
+}
+
+/// The devices that the daemon has configured.
+pub(super) struct Devices {
+    generation: u64,
+    pub known: BTreeMap<DeviceIndex, KnownDevice>,
+    opening: BTreeMap<DeviceIndex, Opening>,
+    /// Those of `opening` that are served before their fence.
+    early: BTreeSet<DeviceIndex>,
+    /// Those that the reactors were told to expect.
+    expected: BTreeSet<DeviceIndex>,
+    identities: Identities,
+    /// From helper threads, which ring the bell.
+    news: mpsc::Receiver<News>,
+    sender: mpsc::Sender<News>,
+    bell: Arc<OwnedFd>,
+}
+
+impl Devices {
+    /// None yet, of an engine of this generation.
+    pub(super) fn new(generation: u64, bell: Arc<OwnedFd>) -> Self {
+        let (sender, news) = mpsc::channel();
+        Self {
+            generation,
+            known: BTreeMap::new(),
+            opening: BTreeMap::new(),
+            early: BTreeSet::new(),
+            expected: BTreeSet::new(),
+            identities: Identities::default(),
+            news,
+            sender,
+            bell,
         }
-        let Some(known) = self.devices.get_mut(&index) else {
-            let opening = Opening {
-                config: config.clone(),
-                requests: vec![request],
-            };
-            self.opening.insert(index, opening);
-            self.open_and_wait(config);
-            return;
-        };
-        let here = &known.served.config;
-        if here.uuid != config.uuid || here.extents != config.extents {
-            self.done(request, another());
-            return;
-        }
-        let fenced = known.fenced;
-        let wait_again = !fenced && !std::mem::replace(&mut known.waiting, true);
-        let device = known.served.device.clone();
-        self.done(request, Ok(()));
-        if fenced {
-            self.say(&FromEngine::DeviceReady { device: index });
-        }
-        if wait_again {
-            let generation = self.generation;
-            self.help(
-                index,
-                move |tell| wait(index, &device, generation, tell),
-                News::Failed,
-            );
-        }
+    }
+
+    /// Waits for a device's fence, beside.
+    fn wait_for(&self, index: DeviceIndex, device: Arc<Device>) {
+        let generation = self.generation;
+        let work = move |tell: &dyn Fn(News)| wait(index, &device, generation, tell);
+        self.help(index, work, News::Failed);
     }
 
     /// A device may hang as soon as it is touched, and nobody else is to hang with it.
@@ -160,7 +169,7 @@ impl Control {
         work: impl FnOnce(&dyn Fn(News)) + Send + 'static,
         failed: impl FnOnce(DeviceIndex, String) -> News,
     ) {
-        let (news, bell) = (self.device_sender.clone(), self.bell.wake.clone());
+        let (news, bell) = (self.sender.clone(), self.bell.clone());
         let work = move || {
             work(&|what| {
                 let _ = news.send(what);
@@ -172,15 +181,67 @@ impl Control {
             .spawn(work);
         if let Err(e) = spawned {
             let why = format!("no thread for the device: {e}");
-            let _ = self.device_sender.send(failed(index, why));
-            ring_bell(&*self.bell.wake);
+            let _ = self.sender.send(failed(index, why));
+            ring_bell(&*self.bell);
         }
     }
 
     /// Nobody waits any more to hear that a device is open.
-    pub(super) fn forget_device_requests(&mut self) {
+    pub(super) fn forget_requests(&mut self) {
         for opening in self.opening.values_mut() {
             opening.requests.clear();
+        }
+    }
+
+    /// The devices known by now that a dead engine served.
+    fn were_served(&self, served: &[u64]) -> Vec<DeviceIndex> {
+        let opening = self.opening.values().map(|opening| &opening.config);
+        let known = self.known.values().map(|known| &*known.served.config);
+        let was_served = |config: &&DeviceConfig| {
+            served.get(usize::from(config.device.0)) == Some(&device_mark(&config.uuid))
+        };
+        (opening.chain(known))
+            .filter(was_served)
+            .map(|config| config.device)
+            .collect()
+    }
+}
+
+impl Control {
+    pub(super) fn set_device(&mut self, request: u64, config: DeviceConfig) {
+        let index = config.device;
+        let another = || Err(format!("{index} is another device here"));
+        if let Some(opening) = self.devices.opening.get_mut(&index) {
+            if opening.config.uuid == config.uuid && opening.config.extents == config.extents {
+                opening.requests.push(request);
+            } else {
+                self.done(request, another());
+            }
+            return;
+        }
+        let Some(known) = self.devices.known.get_mut(&index) else {
+            let opening = Opening {
+                config: config.clone(),
+                requests: vec![request],
+            };
+            self.devices.opening.insert(index, opening);
+            self.devices.open_and_wait(config);
+            return;
+        };
+        let here = &known.served.config;
+        if here.uuid != config.uuid || here.extents != config.extents {
+            self.done(request, another());
+            return;
+        }
+        let fenced = known.fenced;
+        let wait_again = !fenced && !std::mem::replace(&mut known.waiting, true);
+        let device = known.served.device.clone();
+        self.done(request, Ok(()));
+        if fenced {
+            self.say(&FromEngine::DeviceReady { device: index });
+        }
+        if wait_again {
+            self.devices.wait_for(index, device);
         }
     }
 
@@ -189,10 +250,10 @@ impl Control {
     /// For a device that the dead engine itself waited for, this one waits too: what is older than both
     /// is nowhere recorded.
     pub(super) fn serve_devices(&mut self, served: &[u64]) {
-        for index in self.were_served(served) {
-            if self.opening.contains_key(&index) {
-                self.early.insert(index);
-                self.expected.insert(index);
+        for index in self.devices.were_served(served) {
+            if self.devices.opening.contains_key(&index) {
+                self.devices.early.insert(index);
+                self.devices.expected.insert(index);
                 self.post_all(|| Post::Expect(index, true));
             } else {
                 self.serve_device(index);
@@ -202,27 +263,14 @@ impl Control {
 
     /// The same where nothing may be served before its fence: what was in flight waits for the fences all the same.
     pub(super) fn expect_devices(&mut self, served: &[u64]) {
-        for index in self.were_served(served) {
-            self.expected.insert(index);
+        for index in self.devices.were_served(served) {
+            self.devices.expected.insert(index);
             self.post_all(|| Post::Expect(index, true));
         }
     }
 
-    /// The devices known by now that a dead engine served.
-    fn were_served(&self, served: &[u64]) -> Vec<DeviceIndex> {
-        let opening = self.opening.values().map(|opening| &opening.config);
-        let known = self.devices.values().map(|known| &*known.served.config);
-        let was_served = |config: &&DeviceConfig| {
-            served.get(usize::from(config.device.0)) == Some(&device_mark(&config.uuid))
-        };
-        (opening.chain(known))
-            .filter(was_served)
-            .map(|config| config.device)
-            .collect()
-    }
-
     fn serve_device(&mut self, index: DeviceIndex) {
-        if let Some(known) = self.devices.get_mut(&index)
+        if let Some(known) = self.devices.known.get_mut(&index)
             && !std::mem::replace(&mut known.posted, true)
         {
             let served = known.served.clone();
@@ -236,7 +284,7 @@ impl Control {
     }
 
     fn opened(&mut self, index: DeviceIndex, device: Arc<Device>) {
-        let Some(opening) = self.opening.remove(&index) else {
+        let Some(opening) = self.devices.opening.remove(&index) else {
             return;
         };
         let served = ServedDevice {
@@ -252,8 +300,8 @@ impl Control {
         if let Some(heart) = &self.heart {
             heart.device(index, known.served.device.clone());
         }
-        self.devices.insert(index, known);
-        if self.early.remove(&index) {
+        self.devices.known.insert(index, known);
+        if self.devices.early.remove(&index) {
             self.serve_device(index);
         }
         for request in opening.requests {
@@ -262,24 +310,24 @@ impl Control {
     }
 
     fn not_opened(&mut self, index: DeviceIndex, error: &str) {
-        self.early.remove(&index);
-        if self.expected.remove(&index) {
+        self.devices.early.remove(&index);
+        if self.devices.expected.remove(&index) {
             // It is served after its fence, if ever.
             self.post_all(|| Post::Expect(index, false));
         }
-        let opening = self.opening.remove(&index);
+        let opening = self.devices.opening.remove(&index);
         for request in opening.map_or_else(Vec::new, |opening| opening.requests) {
             self.done(request, Err(error.to_owned()));
         }
     }
 
     pub(super) fn take_device_news(&mut self) {
-        while let Ok(news) = self.device_news.try_recv() {
+        while let Ok(news) = self.devices.news.try_recv() {
             match news {
                 News::Opened(index, device) => self.opened(index, device),
                 News::NotOpened(index, error) => self.not_opened(index, &error),
                 News::Ready(index) => {
-                    let Some(known) = self.devices.get_mut(&index) else {
+                    let Some(known) = self.devices.known.get_mut(&index) else {
                         continue;
                     };
                     known.fenced = true;
@@ -290,14 +338,14 @@ impl Control {
                 }
                 News::Failed(index, error) => {
                     // Forgotten, so that the daemon may ask again.
-                    if let Some(known) = self.devices.get_mut(&index) {
+                    if let Some(known) = self.devices.known.get_mut(&index) {
                         known.waiting = false;
                         if !known.posted {
-                            self.devices.remove(&index);
+                            self.devices.known.remove(&index);
                             if let Some(heart) = &self.heart {
                                 heart.forget(index);
                             }
-                            lock(&self.identities).remove(&index);
+                            lock(&self.devices.identities).remove(&index);
                         }
                     }
                     self.say(&FromEngine::DeviceFailed {

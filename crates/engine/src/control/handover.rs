@@ -14,7 +14,7 @@ use crate::frontend::nvme_tcp::Message;
 use crate::frontend::{self, vm};
 use crate::listener::{Listener, NewConnection, Outside, Refused};
 use crate::reactor::mailbox::{Post, ToReactor};
-use crate::takeover::{Inheritance, Pending, ServedLane, ServedLanes, Successor, counters};
+use crate::takeover::{Inheritance, Pending, Successor, counters};
 use forebay_xlate::boundary::message::{Blamed, ExportId, FromEngine};
 use forebay_xlate::boundary::socket::Channel;
 use forebay_xlate::kill_point;
@@ -160,11 +160,16 @@ impl Control {
             region: &self.region,
             memory: self.memory,
             reactors: self.mailboxes.len(),
-            lanes: &self.served_lanes(),
+            lanes: &self.lanes.served(&self.volumes),
             exports: &self.exports,
             associations: self.listener.associations(),
         });
-        let machines = machines::convert(machines, &self.served_lanes(), blamed, &mut inheritance);
+        let machines = machines::convert(
+            machines,
+            &self.lanes.served(&self.volumes),
+            blamed,
+            &mut inheritance,
+        );
         let mut closed: BTreeMap<String, u32> = BTreeMap::new();
         for (_, _, _, why) in &machines.closed {
             *closed.entry(why.0.to_string()).or_default() += 1;
@@ -188,23 +193,6 @@ impl Control {
             closed: closed.into_iter().collect(),
         });
         self.handover = Handover::Converted(inheritance, without, machines);
-    }
-
-    fn served_lanes(&self) -> ServedLanes {
-        let lane = |known: &super::KnownExport| {
-            Some(ServedLane {
-                served: crate::exports::Served {
-                    config: known.config.clone(),
-                    reactor: known.reactor,
-                },
-                lane: known.lane,
-                volume: self.volumes.0.get(&known.config.volume)?.clone(),
-            })
-        };
-        let known = self.known_exports.iter();
-        known
-            .filter_map(|(export, known)| Some((*export, lane(known)?)))
-            .collect()
     }
 
     /// This engine's records count from here on: serves what it took over.
@@ -270,7 +258,7 @@ impl Control {
     /// The listener, and what it tells of its sockets to.
     pub(super) fn listener_and_outside(&mut self) -> (&mut Listener, &Exports, Sockets<'_>) {
         let outside = Sockets {
-            channel: self.channel.as_mut().filter(|_| self.greeted),
+            channel: self.link.channel.as_mut().filter(|_| self.link.greeted),
             sockets: &mut self.sockets,
             mailboxes: &mut self.mailboxes,
         };

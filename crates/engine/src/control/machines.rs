@@ -13,12 +13,13 @@ use super::Control;
 use crate::core::CarriedSpan;
 use crate::core::Devices;
 use crate::frontend::vm::Message;
+use crate::frontend::vm::closer::Closer;
 use crate::frontend::vm::file::MachineFile;
 use crate::frontend::vm::protocol::{Closing, Deposit};
 use crate::frontend::vm::{NewMachine, blamed_of};
 use crate::reactor::mailbox::Post;
 use crate::takeover::{Inheritance, ServedLanes};
-use forebay_xlate::boundary::message::{Blamed, ExportConfig, ExportId, FromEngine, Held};
+use forebay_xlate::boundary::message::{Blamed, ExportId, FromEngine, Held};
 use forebay_xlate::boundary::socket::MAX_DESCRIPTORS;
 use forebay_xlate::kill_point;
 use rustix::event::{PollFd, PollFlags, epoll};
@@ -89,10 +90,11 @@ pub(super) struct Gathered {
 }
 
 /// See the module's text.
-#[derive(Default)]
 pub(super) struct Machines {
     listeners: BTreeMap<ExportId, Listener>,
     clients: BTreeMap<u64, Known>,
+    /// Lets go of what may take long to let go of.
+    closer: Closer,
 }
 
 impl Listener {
@@ -112,6 +114,15 @@ impl Listener {
 }
 
 impl Machines {
+    /// None yet.
+    pub(super) fn new(closer: Closer) -> Self {
+        Self {
+            listeners: BTreeMap::new(),
+            clients: BTreeMap::new(),
+            closer,
+        }
+    }
+
     /// An export's client.
     fn of(&self, export: ExportId) -> Option<&Known> {
         self.clients.values().find(|known| known.export == export)
@@ -147,7 +158,7 @@ impl Control {
         export: ExportId,
         fd: Option<OwnedFd>,
     ) -> Result<(), String> {
-        let known = self.known_exports.get(&export);
+        let known = self.lanes.exports.get(&export);
         if !known.is_some_and(|known| known.config.frontend.is_machine()) {
             return Err("there is no such export of a machine".to_string());
         }
@@ -175,7 +186,7 @@ impl Control {
             let _ = epoll::delete(&*self.epoll, &listener.fd);
             // Others have it too.
             let _ = rustix::net::shutdown(&listener.fd, Shutdown::Both);
-            self.closer.close_suspect(listener.fd);
+            self.machines.closer.close_suspect(listener.fd);
         }
     }
 
@@ -183,7 +194,7 @@ impl Control {
     pub(super) fn remove_machine_listeners(&mut self) {
         for listener in std::mem::take(&mut self.machines.listeners).into_values() {
             let _ = epoll::delete(&*self.epoll, &listener.fd);
-            self.closer.close_suspect(listener.fd);
+            self.machines.closer.close_suspect(listener.fd);
         }
     }
 
@@ -225,21 +236,22 @@ impl Control {
     fn admit_machine(&mut self, export: ExportId, fd: OwnedFd) {
         if let Some(known) = self.machines.of_mut(export) {
             // One at a time: it sees its socket closed.
-            self.closer.close_suspect(fd);
-            if let Some(count) = known.turned_away.add(Instant::now()) {
+            let told = known.turned_away.add(Instant::now());
+            self.machines.closer.close_suspect(fd);
+            if let Some(count) = told {
                 let why = "a second machine was turned away: one is connected, and a socket serves one at a time";
                 self.machine_refused(export, why.to_string(), count);
             }
             return;
         }
-        let Some((config, reactor)) = self.machine_export(export) else {
-            self.closer.close_suspect(fd);
+        let Some((config, reactor)) = self.lanes.of_machine(export) else {
+            self.machines.closer.close_suspect(fd);
             return;
         };
         let made = MachineFile::create(export, config.frontend.word());
         let file = made.and_then(|file| Ok((file.fd().try_clone_to_owned()?, file)));
         let Ok((held, file)) = file else {
-            self.closer.close_suspect(fd);
+            self.machines.closer.close_suspect(fd);
             let why = "it was turned away: there is no memory or descriptor for it";
             self.machine_refused(export, why.to_string(), 1);
             return;
@@ -266,12 +278,6 @@ impl Control {
             blamed: None,
         };
         self.mailboxes[reactor].post(Post::Frontend(Box::new(Message::Client(Box::new(new)))));
-    }
-
-    fn machine_export(&self, export: ExportId) -> Option<(Arc<ExportConfig>, usize)> {
-        let known = self.known_exports.get(&export)?;
-        let is_machine = known.config.frontend.is_machine();
-        is_machine.then(|| (known.config.clone(), known.reactor))
     }
 
     /// Tells people what a machine was refused, and why.
@@ -302,7 +308,7 @@ impl Control {
     /// The daemon has answered that.
     pub(super) fn machine_deposited(&mut self, socket: u64, last: u32, kept: bool) {
         let known = self.machines.clients.get(&socket);
-        if let Some((_, reactor)) = known.and_then(|known| self.machine_export(known.export)) {
+        if let Some((_, reactor)) = known.and_then(|known| self.lanes.of_machine(known.export)) {
             self.mailboxes[reactor].post(Post::Frontend(Box::new(Message::Deposited(
                 socket, last, kept,
             ))));
@@ -313,7 +319,7 @@ impl Control {
     pub(super) fn machine_withdrawn(&mut self, socket: u64, numbers: Vec<u32>) {
         if let Some(known) = self.machines.clients.get_mut(&socket) {
             let fds = numbers.iter().filter_map(|n| known.deposits.remove(n));
-            self.closer.close_all(fds);
+            self.machines.closer.close_all(fds);
         }
         self.say(&FromEngine::Withdrawn { socket, numbers });
     }
@@ -321,9 +327,9 @@ impl Control {
     /// A client is put away: the next one may come.
     pub(super) fn machine_left(&mut self, socket: u64, export: ExportId, why: Closing) {
         if let Some(known) = self.machines.clients.remove(&socket) {
-            self.closer.close(known.file);
-            self.closer.close_all(known.deposits.into_values());
-            self.closer.close_suspect(known.fd);
+            self.machines.closer.close(known.file);
+            self.machines.closer.close_all(known.deposits.into_values());
+            self.machines.closer.close_suspect(known.fd);
         }
         let why = why.0.to_string();
         self.say(&FromEngine::MachineLeft { export, why });
@@ -480,7 +486,7 @@ impl Control {
             if let Some(fd) = fd {
                 // The daemon has it too: closing alone says nothing to the client.
                 let _ = rustix::net::shutdown(&fd, Shutdown::Both);
-                self.closer.close_suspect(fd);
+                self.machines.closer.close_suspect(fd);
             }
             self.machine_left(socket, export, why);
         }

@@ -1,6 +1,7 @@
 //! What the daemon says, and what the engine does about it. Every request may be repeated.
 
-use super::{Control, KnownExport};
+use super::Control;
+use super::lanes::{KnownExport, clear};
 use crate::exports::{Port, Served};
 use crate::frontend::nvme_tcp::Message;
 use crate::lane::{Figures, Lane, LaneIndex};
@@ -8,6 +9,7 @@ use crate::reactor::mailbox::Post;
 use crate::volume::Volume;
 use forebay_device::heartbeat::Holder;
 use forebay_nvme::controller;
+use forebay_xlate::VolumeId;
 use forebay_xlate::boundary::message::{
     AnaState, BOUNDARY_VERSION, ExportConfig, ExportId, FromEngine, PortConfig, ToEngine,
     VolumeConfig,
@@ -20,28 +22,36 @@ impl Control {
     pub(super) fn hear(&mut self, message: ToEngine, mut descriptors: Vec<OwnedFd>) {
         match message {
             ToEngine::Hello { version, pool, .. } => {
-                if version != BOUNDARY_VERSION || self.pool != [0; 16] && self.pool != pool {
+                if version != BOUNDARY_VERSION || self.pool.id != [0; 16] && self.pool.id != pool {
                     // Say who we are, so that the daemon can tell people; then hang up.
-                    self.greeted = true;
+                    self.link.greeted = true;
                     let welcome = FromEngine::Welcome {
                         version: BOUNDARY_VERSION,
                         engine_pid: std::process::id(),
                         generation: self.generation,
-                        pool: self.pool,
+                        pool: self.pool.id,
                     };
                     self.say(&welcome);
                     self.drop_channel();
                     return;
                 }
-                self.greeted = true;
+                self.link.greeted = true;
                 self.welcome();
-                self.pool = pool;
+                self.pool.id = pool;
                 if let Some(fd) = descriptors.pop() {
-                    self.grant_table = Some(fd);
+                    self.pool.grant_table = Some(fd);
                 }
             }
             // Nothing else counts before the greeting.
-            _ if !self.greeted => {}
+            // Nothing else counts before the greeting.
+            _ if !self.link.greeted => {}
+            message => self.hear_serving(message, descriptors),
+        }
+    }
+
+    /// What is to be served.
+    fn hear_serving(&mut self, message: ToEngine, mut descriptors: Vec<OwnedFd>) {
+        match message {
             ToEngine::SetDevice { request, device } => self.set_device(request, device),
             ToEngine::Hold {
                 owner,
@@ -59,20 +69,7 @@ impl Control {
                 self.done(request, result);
             }
             ToEngine::RemoveVolume { request, volume } => {
-                let result = if self
-                    .known_exports
-                    .values()
-                    .any(|e| e.config.volume == volume)
-                {
-                    Err(format!("{volume} is still exported"))
-                } else {
-                    self.volumes.0.remove(&volume);
-                    self.reserves.forget(volume);
-                    self.figures.remove(&volume);
-                    self.budgets.forget(volume);
-                    self.side.forget(volume);
-                    Ok(())
-                };
+                let result = self.remove_volume(volume);
                 self.done(request, result);
             }
             ToEngine::SetExport {
@@ -85,20 +82,7 @@ impl Control {
             }
             ToEngine::RemoveExport { request, export } => self.remove_export(request, export),
             ToEngine::SetListener { request, address } => {
-                let result = match descriptors.pop() {
-                    _ if self.listener.listeners().any(|(a, _)| a == address) => Ok(()),
-                    Some(fd) => self
-                        .listener
-                        .add_listener(address, fd)
-                        .map_err(|e| format!("listening: {e}")),
-                    None => Err("the message came without its socket".to_string()),
-                };
-                self.exports.set_addresses(
-                    self.listener
-                        .listeners()
-                        .map(|(a, _)| a.to_string())
-                        .collect(),
-                );
+                let result = self.set_listener(address, descriptors.pop());
                 self.done(request, result);
             }
             ToEngine::SetMachineListener { request, export } => {
@@ -112,6 +96,13 @@ impl Control {
                 let result = self.set_port(&port);
                 self.done(request, result);
             }
+            message => self.hear_limits(message, descriptors),
+        }
+    }
+
+    /// What is said of what is served: figures, budgets, reservations.
+    fn hear_limits(&mut self, message: ToEngine, descriptors: Vec<OwnedFd>) {
+        match message {
             ToEngine::VolumeFigures {
                 volume,
                 used_bytes,
@@ -174,6 +165,13 @@ impl Control {
                 status,
                 state,
             } => self.reserved(token, volume, status, state),
+            message => self.hear_handover(message, descriptors),
+        }
+    }
+
+    /// What is said of a take-over, and of space.
+    fn hear_handover(&mut self, message: ToEngine, descriptors: Vec<OwnedFd>) {
+        match message {
             ToEngine::TakeOver {
                 request,
                 generation,
@@ -195,6 +193,33 @@ impl Control {
                 self.carry_out();
             }
         }
+    }
+
+    fn remove_volume(&mut self, volume: VolumeId) -> Result<(), String> {
+        let mut exports = self.lanes.exports.values();
+        if exports.any(|e| e.config.volume == volume) {
+            return Err(format!("{volume} is still exported"));
+        }
+        self.volumes.0.remove(&volume);
+        self.reserves.forget(volume);
+        self.figures.remove(&volume);
+        self.budgets.forget(volume);
+        self.side.forget(volume);
+        Ok(())
+    }
+
+    fn set_listener(&mut self, address: String, fd: Option<OwnedFd>) -> Result<(), String> {
+        let result = match fd {
+            _ if self.listener.listeners().any(|(a, _)| a == address) => Ok(()),
+            Some(fd) => self
+                .listener
+                .add_listener(address, fd)
+                .map_err(|e| format!("listening: {e}")),
+            None => Err("the message came without its socket".to_string()),
+        };
+        let addresses = self.listener.listeners().map(|(a, _)| a.to_string());
+        self.exports.set_addresses(addresses.collect());
+        result
     }
 
     fn set_port(&mut self, port: &PortConfig) -> Result<(), String> {
@@ -244,7 +269,7 @@ impl Control {
             return Err(format!("export {}: its volume is not served", config.nqn));
         };
         let config = Arc::new(config);
-        let (reactor, lane) = match self.known_exports.get(&config.export) {
+        let (reactor, lane) = match self.lanes.exports.get(&config.export) {
             Some(known)
                 if known.config.volume != config.volume
                     || known.config.frontend != config.frontend =>
@@ -256,15 +281,15 @@ impl Control {
             }
             Some(known) => (known.reactor, known.lane),
             None => {
-                let Some(slot) = self.lanes_used.iter().position(|used| !used) else {
+                let Some(slot) = self.lanes.used.iter().position(|used| !used) else {
                     return Err(format!(
                         "this engine serves at most {} exports",
-                        self.lanes_used.len()
+                        self.lanes.used.len()
                     ));
                 };
-                self.lanes_used[slot] = true;
+                self.lanes.used[slot] = true;
                 // What an earlier export of the volume has left at devices is known to its reactor.
-                let lanes = self.region.lanes().iter().zip(&self.lanes_used);
+                let lanes = self.region.lanes().iter().zip(&self.lanes.used);
                 let left = lanes
                     .filter(|(record, used)| {
                         **used
@@ -275,9 +300,11 @@ impl Control {
                     .next();
                 let told = told.map(|reactor| reactor as usize);
                 let told = told.filter(|reactor| *reactor < self.mailboxes.len());
-                let reactor = left.or(told).unwrap_or_else(|| self.idlest_reactor());
+                let reactor = left
+                    .or(told)
+                    .unwrap_or_else(|| self.lanes.idlest_reactor(self.mailboxes.len()));
                 let lane = LaneIndex(slot as u32);
-                self.clear_lane_record(slot);
+                clear(&self.region.lanes()[slot]);
                 let record = &self.region.lanes()[slot];
                 record.volume.store(config.volume.0, Relaxed);
                 record.reactor.store(reactor as u64, Relaxed);
@@ -292,7 +319,7 @@ impl Control {
             reactor,
             lane,
         };
-        self.known_exports.insert(config.export, known);
+        self.lanes.exports.insert(config.export, known);
         let mut new = Lane::new(lane, volume, config.clone(), self.region.clone());
         new.set_reservations(&self.reserves.state(config.volume));
         new.figures = self
@@ -308,50 +335,8 @@ impl Control {
         Ok(())
     }
 
-    /// Where the fewest exports are served.
-    fn idlest_reactor(&self) -> usize {
-        let mut exports = vec![0u32; self.mailboxes.len()];
-        for known in self.known_exports.values() {
-            exports[known.reactor] += 1;
-        }
-        let all = 0..exports.len();
-        all.min_by_key(|reactor| exports[*reactor]).unwrap_or(0)
-    }
-
-    fn clear_lane_record(&self, slot: usize) {
-        let record = &self.region.lanes()[slot];
-        for gauge in [
-            &record.in_flight,
-            &record.parked,
-            &record.faults,
-            &record.connections,
-            &record.media_errors,
-            &record.copied_bytes,
-            &record.registered_bytes,
-            &record.interrupts,
-            &record.machine_since_s,
-            &record.machine_memory_bytes,
-            &record.machine_queues,
-            &record.throttled_ops,
-            &record.throttled,
-            &record.granted_ops_s,
-            &record.granted_bytes_s,
-        ] {
-            gauge.store(0, Relaxed);
-        }
-        let times = &record.throttled_times;
-        for counter in times.buckets.iter().chain([&times.sum_ns]) {
-            counter.store(0, Relaxed);
-        }
-        for op in &record.ops {
-            for counter in op.counters() {
-                counter.store(0, Relaxed);
-            }
-        }
-    }
-
     fn remove_export(&mut self, request: u64, export: ExportId) {
-        let Some(known) = self.known_exports.remove(&export) else {
+        let Some(known) = self.lanes.exports.remove(&export) else {
             self.done(request, Ok(()));
             let at_devices = 0;
             self.say(&FromEngine::ExportSettled {

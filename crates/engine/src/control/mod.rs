@@ -9,6 +9,8 @@
 mod budgets;
 mod devices;
 mod handover;
+mod lanes;
+mod link;
 mod machines;
 mod messages;
 mod reserve;
@@ -17,29 +19,32 @@ mod translate;
 use crate::associations::Associations;
 use crate::bell::{ControlBell, quiet_bell};
 use crate::config::EngineConfig;
-use crate::core::{ServedDevice, monotonic_ns};
+use crate::core::monotonic_ns;
 use crate::exports::Exports;
 use crate::frontend::vm::closer::Closer;
 use crate::heartbeat::Heart;
-use crate::lane::{Figures, LaneIndex};
+use crate::lane::Figures;
 use crate::listener::Listener;
 use crate::memory::Memory;
 use crate::reactor::mailbox::{Post, ToReactor};
 use crate::upcall::Upcall;
-use forebay_xlate::boundary::message::{ExportConfig, ExportId, FromEngine, Held, ToEngine};
-use forebay_xlate::boundary::region::{MAX_LANES, Region};
-use forebay_xlate::boundary::socket::{self, Channel};
+use devices::Devices;
+use forebay_xlate::boundary::message::{FromEngine, Held, ToEngine};
+use forebay_xlate::boundary::region::Region;
+use forebay_xlate::boundary::socket::{self};
 use forebay_xlate::drain::MAX_DRAINS;
 use forebay_xlate::engine_side::{Effect, EngineSide};
-use forebay_xlate::{DeviceIndex, VolumeId, kill_point};
+use forebay_xlate::{VolumeId, kill_point};
 use handover::Handover;
+use lanes::Lanes;
+use link::Link;
 use rustix::buffer::spare_capacity;
 use rustix::event::epoll;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::{Arc, mpsc};
 use translate::{Volumes, from_reactor};
 
 const KEY_LISTENER: u64 = 0xC0 << 56;
@@ -49,24 +54,6 @@ const KEY_BELL: u64 = 0xC2 << 56;
 const TICK_MS: i64 = 200;
 const IDLE_TICK_MS: i64 = 5_000;
 
-/// A device that the daemon configured.
-struct KnownDevice {
-    served: ServedDevice,
-    /// The reactors have it.
-    posted: bool,
-    /// A helper waits for its fence.
-    waiting: bool,
-    /// Its fence has passed.
-    fenced: bool,
-}
-
-/// An export and its lane.
-struct KnownExport {
-    config: Arc<ExportConfig>,
-    reactor: usize,
-    lane: LaneIndex,
-}
-
 /// See the module's text.
 pub struct Control {
     generation: u64,
@@ -74,34 +61,19 @@ pub struct Control {
     memory: &'static Memory,
     epoll: Arc<OwnedFd>,
     daemons: OwnedFd,
-    channel: Option<Channel>,
-    channel_wants_write: bool,
-    /// Whether `Hello` came on this channel.
-    greeted: bool,
-    pool: [u8; 16],
-    /// The grant table's descriptor, kept for the next daemon.
-    grant_table: Option<OwnedFd>,
+    link: Link,
+    pool: Pool,
     mailboxes: Vec<ToReactor>,
     bell: ControlBell,
     listener: Listener,
     machines: machines::Machines,
-    closer: Closer,
     exports: Exports,
-    devices: BTreeMap<DeviceIndex, KnownDevice>,
-    opening: BTreeMap<DeviceIndex, devices::Opening>,
-    /// Those of `opening` that are served before their fence.
-    early: BTreeSet<DeviceIndex>,
-    /// Those that the reactors were told to expect.
-    expected: BTreeSet<DeviceIndex>,
-    identities: devices::Identities,
-    device_news: mpsc::Receiver<devices::News>,
-    device_sender: mpsc::Sender<devices::News>,
+    devices: Devices,
     volumes: Volumes,
-    known_exports: BTreeMap<ExportId, KnownExport>,
+    lanes: Lanes,
     /// What the owner says of volumes.
     figures: BTreeMap<VolumeId, Figures>,
     budgets: budgets::Budgets,
-    lanes_used: Vec<bool>,
     /// Connections, by number: the daemon has their sockets too.
     sockets: BTreeMap<u64, Arc<OwnedFd>>,
     handover: Handover,
@@ -111,8 +83,25 @@ pub struct Control {
     /// What [`EngineSide`] wants done; empty between turns' steps.
     effects: Vec<Effect>,
     turns_ns: u64,
+    end: End,
+}
+
+/// The pool that the daemon has opened.
+#[derive(Default)]
+struct Pool {
+    /// Its id; zeros: no daemon has greeted.
+    id: [u8; 16],
+    /// The grant table's descriptor, kept for the next daemon.
+    grant_table: Option<OwnedFd>,
+}
+
+/// How the engine ends.
+struct End {
+    /// The reactors are told to stop.
     stopping: bool,
+    /// So many have.
     stopped: usize,
+    /// Without any daemon, it stops then.
     orphan_at_ns: u64,
 }
 
@@ -144,17 +133,14 @@ impl Control {
         };
         watch(daemons.as_fd(), KEY_LISTENER)?;
         watch(bell.wake.as_fd(), KEY_BELL)?;
-        let (device_sender, device_news) = mpsc::channel();
+        let devices = Devices::new(config.generation, bell.wake.clone());
         Ok(Self {
             generation: config.generation,
             region: region.clone(),
             memory,
             daemons,
-            channel: None,
-            channel_wants_write: false,
-            greeted: false,
-            pool: [0; 16],
-            grant_table: None,
+            link: Link::new(set.clone()),
+            pool: Pool::default(),
             heart: None,
             side: EngineSide::new(mailboxes.len(), MAX_DRAINS),
             reserves: reserve::Reserves::default(),
@@ -168,34 +154,28 @@ impl Control {
                 config.generation,
                 region,
             ),
-            machines: machines::Machines::default(),
-            closer,
+            machines: machines::Machines::new(closer),
             epoll: set,
             exports,
-            devices: BTreeMap::new(),
-            opening: BTreeMap::new(),
-            early: BTreeSet::new(),
-            expected: BTreeSet::new(),
-            identities: devices::Identities::default(),
-            device_news,
-            device_sender,
+            devices,
             volumes: Volumes::default(),
-            known_exports: BTreeMap::new(),
+            lanes: Lanes::default(),
             figures: BTreeMap::new(),
             budgets: budgets::Budgets::default(),
-            lanes_used: vec![false; MAX_LANES],
             sockets: BTreeMap::new(),
             handover: Handover::None,
-            stopping: false,
-            stopped: 0,
-            orphan_at_ns: monotonic_ns() + config.orphan_limit_s.saturating_mul(1_000_000_000),
+            end: End {
+                stopping: false,
+                stopped: 0,
+                orphan_at_ns: monotonic_ns() + config.orphan_limit_s.saturating_mul(1_000_000_000),
+            },
         })
     }
 
     /// Runs until the daemon says stop and every reactor has ended.
     pub fn run(mut self) {
         let mut events: Vec<epoll::Event> = Vec::with_capacity(64);
-        while self.stopped < self.mailboxes.len() {
+        while self.end.stopped < self.mailboxes.len() {
             events.clear();
             let soon = self.listener.is_busy()
                 || self.is_muted()
@@ -248,12 +228,14 @@ impl Control {
             }
             let (listener, exports, mut out) = self.listener_and_outside();
             listener.tick(now, exports, &mut out);
-            self.settle_channel();
-            if now > self.orphan_at_ns && self.pool == [0; 16] && !self.stopping {
+            if !self.link.settle() {
+                self.lose_channel();
+            }
+            if now > self.end.orphan_at_ns && self.pool.id == [0; 16] && !self.end.stopping {
                 // A daemon may have come by then, and not been heard.
                 self.accept_daemon();
                 self.hear_daemon();
-                if self.pool == [0; 16] {
+                if self.pool.id == [0; 16] {
                     self.stop();
                 }
             }
@@ -261,7 +243,7 @@ impl Control {
     }
 
     fn stop(&mut self) {
-        if !std::mem::replace(&mut self.stopping, true) {
+        if !std::mem::replace(&mut self.end.stopping, true) {
             let (listener, _, mut out) = self.listener_and_outside();
             listener.close(&mut out);
             self.remove_machine_listeners();
@@ -281,23 +263,14 @@ impl Control {
     pub fn converse(&mut self, fd: OwnedFd) {
         // The daemon's lock sees to it that there is one; the newest is the living one.
         self.lose_channel();
-        let Ok(channel) = Channel::new(fd) else {
-            return;
-        };
-        let data = epoll::EventData::new_u64(KEY_CHANNEL);
-        if epoll::add(&*self.epoll, &channel, data, epoll::EventFlags::IN).is_ok() {
-            self.channel = Some(channel);
-        }
+        self.link.begin(fd);
     }
 
     fn drop_channel(&mut self) {
-        if let Some(old) = self.channel.take() {
-            let _ = epoll::delete(&*self.epoll, &old);
-        }
-        self.greeted = false;
-        self.channel_wants_write = false;
+        let _ = self.link.end();
+        self.link.forget();
         self.side.hung_up();
-        self.forget_device_requests();
+        self.devices.forget_requests();
         self.give_up_handover();
     }
 
@@ -311,13 +284,7 @@ impl Control {
     }
 
     fn say_shared(&mut self, message: &FromEngine, descriptors: Vec<Arc<OwnedFd>>) {
-        if !self.greeted {
-            return;
-        }
-        let Some(channel) = self.channel.as_mut() else {
-            return;
-        };
-        if channel.send_shared(message, descriptors).is_err() {
+        if !self.link.send(message, descriptors) {
             self.lose_channel();
         }
     }
@@ -325,8 +292,7 @@ impl Control {
     /// The daemon can't be told anything any more. What it said before it went still counts, as it does
     /// when its end is heard first: it may have been `Stop`.
     fn lose_channel(&mut self) {
-        if let Some(mut old) = self.channel.take() {
-            let _ = epoll::delete(&*self.epoll, &old);
+        if let Some(mut old) = self.link.end() {
             while let Ok(Some((message, descriptors))) = old.receive() {
                 self.hear(message, descriptors);
             }
@@ -341,30 +307,8 @@ impl Control {
         });
     }
 
-    fn settle_channel(&mut self) {
-        let Some(channel) = self.channel.as_mut() else {
-            return;
-        };
-        if channel.flush().is_err() {
-            self.lose_channel();
-            return;
-        }
-        let wants = channel.wants_to_write();
-        if wants != self.channel_wants_write {
-            let mut flags = epoll::EventFlags::IN;
-            flags.set(epoll::EventFlags::OUT, wants);
-            let _ = epoll::modify(
-                &*self.epoll,
-                &*channel,
-                epoll::EventData::new_u64(KEY_CHANNEL),
-                flags,
-            );
-            self.channel_wants_write = wants;
-        }
-    }
-
     fn hear_daemon(&mut self) {
-        while let Some(channel) = self.channel.as_mut() {
+        while let Some(channel) = self.link.channel.as_mut() {
             match channel.receive::<ToEngine>() {
                 Ok(Some((message, descriptors))) => self.hear(message, descriptors),
                 Ok(None) => return,
@@ -380,14 +324,14 @@ impl Control {
         if let Ok(fd) = clone(self.region.memory().fd()) {
             descriptors.push(fd);
         }
-        if let Some(Ok(fd)) = self.grant_table.as_ref().map(|fd| clone(fd.as_fd())) {
+        if let Some(Ok(fd)) = self.pool.grant_table.as_ref().map(|fd| clone(fd.as_fd())) {
             descriptors.push(fd);
         }
         let welcome = FromEngine::Welcome {
             version: forebay_xlate::boundary::message::BOUNDARY_VERSION,
             engine_pid: std::process::id(),
             generation: self.generation,
-            pool: self.pool,
+            pool: self.pool.id,
         };
         self.say_with(&welcome, descriptors);
         if let Ok(fd) = clone(self.memory.fd()) {
@@ -403,7 +347,7 @@ impl Control {
         }
         self.say_machines();
         let mut held = Vec::new();
-        for known in self.devices.values() {
+        for known in self.devices.known.values() {
             held.push(Held::Device((*known.served.config).clone(), known.fenced));
         }
         held.extend(
@@ -413,7 +357,8 @@ impl Control {
                 .map(|v| Held::Volume(v.config.clone())),
         );
         held.extend(
-            self.known_exports
+            self.lanes
+                .exports
                 .values()
                 .map(|e| Held::Export((*e.config).clone())),
         );
@@ -476,7 +421,7 @@ impl Control {
             Upcall::LaneGone { lane } => {
                 let slot = lane.0 as usize;
                 self.region.lanes()[slot].export.store(0, Relaxed);
-                self.lanes_used[slot] = false;
+                self.lanes.used[slot] = false;
             }
             Upcall::ExportSettled {
                 request,
@@ -492,7 +437,7 @@ impl Control {
             Upcall::MachineRefused(export, why) => self.machine_refused(export, why, 1),
             Upcall::Reserve(ask) => self.ask_reserve(ask),
             Upcall::ReserveGone(volume, token) => self.reserve_gone(volume, token),
-            Upcall::Stopped => self.stopped += 1,
+            Upcall::Stopped => self.end.stopped += 1,
             _ => {}
         }
     }

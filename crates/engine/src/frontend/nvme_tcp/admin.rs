@@ -8,7 +8,7 @@
 
 use super::command::{self, Capsule};
 use super::conn::Conn;
-use super::controllers::{Attached, Quiesce};
+use super::controllers::Attached;
 use super::gate;
 use super::reserve;
 use super::rx::Stop;
@@ -228,17 +228,7 @@ fn run(
             effect,
         } => {
             conn.answer(turn.core, slot, status, result, out, data_bytes);
-            let flush = match effect {
-                Effect::None | Effect::Enabled => None,
-                Effect::Reset => Some(false),
-                Effect::Shutdown => Some(true),
-            };
-            if let Some(flush) = flush {
-                let before = matches!(attached.quiesce, Quiesce::Draining { flush: true });
-                attached.quiesce = Quiesce::Draining {
-                    flush: flush || before,
-                };
-                kill_point!("quiesce.draining");
+            if attached.begin_quiescing(effect) {
                 turn.events.push(Event::Quiesce(conn.controller));
             }
         }

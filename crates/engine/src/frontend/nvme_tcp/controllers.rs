@@ -12,7 +12,7 @@ use crate::core::{Core, DoneIo};
 use crate::exports::{Exports, Subsystems, fnv};
 use crate::lane::{Lane, LaneIndex};
 use forebay_nvme::controller::{
-    AdminEnv, Ana, Controller, ErrorReport, Health, NamespaceInfo, SubsystemController,
+    AdminEnv, Ana, Controller, Effect, ErrorReport, Health, NamespaceInfo, SubsystemController,
 };
 use forebay_nvme::fabrics::DiscoveryLogEntry;
 use forebay_nvme::{Nqn, Status};
@@ -61,6 +61,30 @@ pub(super) struct Attached {
 }
 
 impl Attached {
+    /// Has a connection of this queue; gives the lane.
+    pub(super) fn join(&mut self, conn: u32, qid: u16) -> Option<LaneIndex> {
+        self.conns.push(conn);
+        if qid == 0 {
+            self.admin = Some(conn);
+        }
+        self.lane
+    }
+
+    /// A command has this effect: true if the controller's I/O is to end for it.
+    pub(super) fn begin_quiescing(&mut self, effect: Effect) -> bool {
+        let flush = match effect {
+            Effect::None | Effect::Enabled => return false,
+            Effect::Reset => false,
+            Effect::Shutdown => true,
+        };
+        let before = matches!(self.quiesce, Quiesce::Draining { flush: true });
+        self.quiesce = Quiesce::Draining {
+            flush: flush || before,
+        };
+        kill_point!("quiesce.draining");
+        true
+    }
+
     /// Records the controller's state, which is true from the admin queue's last answer on, and publishes
     /// that: so no more than one state waits to become true.
     pub(super) fn publish(&self, admin: &mut Conn) {

@@ -158,16 +158,10 @@ impl NvmeTcp {
         };
         let data = inherited.data;
         let rx = Rx::inherit(inherited.taken, inherited.keep, kept, data.as_ref());
-        let (lane, no_flow_control) = match self.controllers.get_mut(controller) {
-            Some(attached) => {
-                attached.conns.push(index);
-                if constants.identity.qid == 0 {
-                    attached.admin = Some(index);
-                }
-                (attached.lane, constants.identity.no_flow_control)
-            }
-            None => (None, false),
-        };
+        let identity = constants.identity;
+        let attached = self.controllers.get_mut(controller);
+        let no_flow_control = attached.is_some() && identity.no_flow_control;
+        let lane = attached.and_then(|attached| attached.join(index, identity.qid));
         let mut conn = Box::new(Conn::new(
             &shared,
             NewConn {
@@ -178,8 +172,8 @@ impl NvmeTcp {
                 params,
                 records,
                 controller,
-                qid: constants.identity.qid,
-                entries: constants.identity.entries,
+                qid: identity.qid,
+                entries: identity.entries,
                 lane,
                 no_flow_control,
                 number: inherited.number,

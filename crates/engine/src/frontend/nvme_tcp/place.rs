@@ -322,12 +322,9 @@ impl NvmeTcp {
         }
         let cntlid = match self.controllers.get_mut(place.controller) {
             Some(attached) => {
-                attached.conns.push(index);
-                if place.qid == 0 {
-                    attached.admin = Some(index);
-                } else if let Some(Some(admin)) =
-                    attached.admin.and_then(|a| self.conns.get_mut(a as usize))
-                {
+                attached.join(index, place.qid);
+                let admin = attached.admin.filter(|_| place.qid != 0);
+                if let Some(Some(admin)) = admin.and_then(|a| self.conns.get_mut(a as usize)) {
                     attached.publish(admin);
                 }
                 attached.controller.cntlid()

@@ -368,6 +368,15 @@ impl Rx {
         Ok(())
     }
 
+    /// A command is taken, up to `end` of the stream. Returns how many are of what one receive brought: all of these were sent
+    /// before the host can have seen any answer to them.
+    #[inline]
+    fn took_command(&mut self, end: u64) -> u32 {
+        self.at = end;
+        self.taken += 1;
+        self.taken
+    }
+
     /// Copies data to where it belongs. False: it belongs nowhere.
     fn place(&mut self, of: &mut Inbound<'_>, slot: u16, data: &[u8]) -> bool {
         let Some(s) = of.slots.get_mut(slot) else {
@@ -383,9 +392,12 @@ impl Rx {
         true
     }
 
-    /// The digest of a data PDU has come, which is whole then.
-    fn check_digest(&mut self, of: &mut Inbound<'_>, slot: u16, digest: u32) {
-        let good = digest == self.digest.finish();
+    /// Takes the digest of a data PDU, which is whole then. False: it has not all come.
+    fn take_digest(&mut self, of: &mut Inbound<'_>, slot: u16, bytes: &[u8]) -> bool {
+        let Some(digest) = bytes.first_chunk() else {
+            return false;
+        };
+        let good = u32::from_le_bytes(*digest) == self.digest.finish();
         if !good && let Some(s) = of.slots.get_mut(slot) {
             s.fate = Status::TRANSIENT_TRANSPORT_ERROR;
         }
@@ -393,6 +405,7 @@ impl Rx {
         self.at += DIGEST_BYTES as u64;
         of.records.placed(self.at);
         self.expect = Expect::Header;
+        true
     }
 
     /// `n` more bytes of data are in their place.
@@ -465,13 +478,11 @@ pub(super) fn take(conn: &mut Conn, turn: &mut Turn<'_>, bytes: &[u8]) -> (usize
                 }
             }
             Expect::Digest { slot } => {
-                // It is taken whole.
-                let Some(digest) = rest.first_chunk::<DIGEST_BYTES>() else {
-                    return (at, Stop::Dry);
-                };
-                at += DIGEST_BYTES;
                 let (rx, mut of) = conn.inbound();
-                rx.check_digest(&mut of, slot, u32::from_le_bytes(*digest));
+                if !rx.take_digest(&mut of, slot, rest) {
+                    return (at, Stop::Dry);
+                }
+                at += DIGEST_BYTES;
                 if let Err(stop) = data_pdu_ended(conn, turn, slot) {
                     return (at, stop);
                 }
@@ -491,32 +502,28 @@ pub(super) fn take(conn: &mut Conn, turn: &mut Turn<'_>, bytes: &[u8]) -> (usize
                             return (at, Stop::Dry);
                         };
                         let capsule = capsule_of(sqe, pdu, &frame, conn.rx.at);
-                        let stop = if conn.qid == 0 {
-                            admin::take(conn, turn, &capsule)
-                        } else {
-                            command::take(conn, turn, &capsule)
+                        let taken = match conn.qid {
+                            0 => admin::take(conn, turn, &capsule),
+                            _ => command::take(conn, turn, &capsule),
                         };
-                        if let Err(stop) = stop {
+                        if let Err(stop) = taken {
                             conn.rx.stalled = stop == Stop::Stalled;
                             return (at, stop);
                         }
                         at += pdu.len();
-                        conn.rx.at = capsule.end;
-                        conn.records.took_pdu(conn.number, capsule.end);
                         commands += 1;
-                        // All of these were sent before the host can have seen any answer to them.
-                        conn.rx.taken += 1;
-                        if conn.rx.taken > u32::from(conn.entries) {
+                        conn.records.took_pdu(conn.number, capsule.end);
+                        if conn.rx.took_command(capsule.end) > u32::from(conn.entries) {
                             return (at, Stop::Close);
                         }
                     }
-                    Pdu::H2cData(data) => match {
+                    Pdu::H2cData(data) => {
                         let (rx, mut of) = conn.inbound();
-                        rx.begin_data(&mut of, data, &frame)
-                    } {
-                        Ok(()) => at += frame.header_bytes,
-                        Err(error) => return (at, Stop::Terminate(error)),
-                    },
+                        if let Err(error) = rx.begin_data(&mut of, data, &frame) {
+                            return (at, Stop::Terminate(error));
+                        }
+                        at += frame.header_bytes;
+                    }
                     // The host gives up. ICReq and what only controllers send, the codec has refused.
                     _ => return (at, Stop::Close),
                 }

@@ -185,13 +185,6 @@ impl Pcie {
         self.save();
     }
 
-    /// Vectors may be masked no more: what they held back is raised, if the function may write at all.
-    fn raise_pending(&mut self, client: &mut Client) {
-        if self.function.is_bus_master() {
-            self.vectors.raise_pending(&self.records, client);
-        }
-    }
-
     /// Configuration space has been written: whether memory may be reached, and whether interrupts may be raised.
     fn space_written(&mut self, turn: &mut Turn<'_>, was_master: bool) {
         self.save();
@@ -203,7 +196,10 @@ impl Pcie {
             self.find_shadow(turn);
         }
         self.look_alive();
-        self.raise_pending(turn.client);
+        // What was held back is raised, if the function may write at all.
+        if is_master {
+            self.vectors.raise_pending(&self.records, turn.client);
+        }
     }
 
     /// Lets go of all memory of the client's; it is looked for again when needed.

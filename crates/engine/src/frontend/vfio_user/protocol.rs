@@ -37,8 +37,8 @@ impl Protocol for Pcie {
         {
             return self.told(turn, &header, message.bytes);
         }
-        let judged = self.session.judge(message.bytes, message.descriptors.len());
-        let judged = match judged {
+        let descriptors = message.descriptors.len();
+        let judged = match self.session.judge(message.bytes, descriptors) {
             Ok(judged) => judged,
             Err(broken) => return Answer::Close(closing(broken)),
         };
@@ -80,13 +80,7 @@ impl Protocol for Pcie {
                 set.map_or_else(Outcome::Failed, |()| Outcome::Done)
             }
             Ok(Request::RegionRead(access)) => {
-                let into = match data.get_mut(..access.len_bytes as usize) {
-                    Some(into) => into,
-                    None => {
-                        long.resize(access.len_bytes.min(MAX_DATA_BYTES) as usize, 0);
-                        &mut long[..]
-                    }
-                };
+                let into = room_of(&mut data, &mut long, access.len_bytes);
                 self.read(&access, into);
                 read = into;
                 Outcome::Done
@@ -246,7 +240,9 @@ impl Protocol for Pcie {
         for vector in 0..VECTORS {
             self.records.set_pending(vector, true);
         }
-        self.raise_pending(turn.client);
+        if self.function.is_bus_master() {
+            self.vectors.raise_pending(&self.records, turn.client);
+        }
         self.events = true;
         self.more = true;
         let lane = turn.client.lane().and_then(|lane| turn.core.lane(lane));
@@ -321,5 +317,16 @@ impl Protocol for Pcie {
             .lost_ns
             .map(|since| since.saturating_add(LOST_LIMIT_NS));
         gathered.chain(lost).chain(self.remote.deadline_ns()).min()
+    }
+}
+
+/// Room for so many bytes of an answer: on the stack, as long as that is enough.
+fn room_of<'a>(short: &'a mut [u8], long: &'a mut Vec<u8>, bytes: u32) -> &'a mut [u8] {
+    match short.get_mut(..bytes as usize) {
+        Some(room) => room,
+        None => {
+            long.resize(bytes.min(MAX_DATA_BYTES) as usize, 0);
+            &mut long[..]
+        }
     }
 }

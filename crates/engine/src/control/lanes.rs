@@ -1,0 +1,106 @@
+//! The exports that are served, and their lanes.
+//!
+//! **Purpose.** Says which reactor serves an export, and which lanes are free.
+//! **Design.** A lane's slot is used from the export's first setting until its reactor says that the lane is gone.
+//! **Not here:** what a lane does ([`crate::lane`]).
+
+use super::translate::Volumes;
+use crate::lane::LaneIndex;
+use crate::takeover::{ServedLane, ServedLanes};
+use forebay_xlate::boundary::message::{ExportConfig, ExportId};
+use forebay_xlate::boundary::region::{LaneRecord, MAX_LANES};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+/// An export and its lane.
+pub(super) struct KnownExport {
+    pub config: Arc<ExportConfig>,
+    pub reactor: usize,
+    pub lane: LaneIndex,
+}
+
+/// See the module's text.
+pub(super) struct Lanes {
+    pub exports: BTreeMap<ExportId, KnownExport>,
+    /// By slot.
+    pub used: Vec<bool>,
+}
+
+impl Default for Lanes {
+    fn default() -> Self {
+        Self {
+            exports: BTreeMap::new(),
+            used: vec![false; MAX_LANES],
+        }
+    }
+}
+
+impl Lanes {
+    /// Where the fewest exports are served.
+    pub(super) fn idlest_reactor(&self, reactors: usize) -> usize {
+        let mut exports = vec![0u32; reactors];
+        for known in self.exports.values() {
+            exports[known.reactor] += 1;
+        }
+        let all = 0..exports.len();
+        all.min_by_key(|reactor| exports[*reactor]).unwrap_or(0)
+    }
+
+    /// Those whose volumes are served.
+    pub(super) fn served(&self, volumes: &Volumes) -> ServedLanes {
+        let lane = |known: &KnownExport| {
+            Some(ServedLane {
+                served: crate::exports::Served {
+                    config: known.config.clone(),
+                    reactor: known.reactor,
+                },
+                lane: known.lane,
+                volume: volumes.0.get(&known.config.volume)?.clone(),
+            })
+        };
+        let known = self.exports.iter();
+        known
+            .filter_map(|(export, known)| Some((*export, lane(known)?)))
+            .collect()
+    }
+
+    /// An export of a machine, and its reactor.
+    pub(super) fn of_machine(&self, export: ExportId) -> Option<(Arc<ExportConfig>, usize)> {
+        let known = self.exports.get(&export)?;
+        let is_machine = known.config.frontend.is_machine();
+        is_machine.then(|| (known.config.clone(), known.reactor))
+    }
+}
+
+/// A lane begins: nothing of an earlier one is in its record.
+pub(super) fn clear(record: &LaneRecord) {
+    for gauge in [
+        &record.in_flight,
+        &record.parked,
+        &record.faults,
+        &record.connections,
+        &record.media_errors,
+        &record.copied_bytes,
+        &record.registered_bytes,
+        &record.interrupts,
+        &record.machine_since_s,
+        &record.machine_memory_bytes,
+        &record.machine_queues,
+        &record.throttled_ops,
+        &record.throttled,
+        &record.granted_ops_s,
+        &record.granted_bytes_s,
+    ] {
+        gauge.store(0, Relaxed);
+    }
+    let times = &record.throttled_times;
+    for counter in times.buckets.iter().chain([&times.sum_ns]) {
+        counter.store(0, Relaxed);
+    }
+    for op in &record.ops {
+        for counter in op.counters() {
+            counter.store(0, Relaxed);
+        }
+    }
+}

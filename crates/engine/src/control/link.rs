@@ -1,0 +1,88 @@
+//! The socket to the daemon.
+//!
+//! **Purpose.** Carries messages to the daemon that has greeted last, or to nobody.
+//! **Design.** What finds no room waits in the channel; the socket is watched for room only then. A daemon that can't be told
+//! anything has hung up.
+//! **Not here:** what is said, and what a new daemon is told ([`super::Control`]).
+
+use super::KEY_CHANNEL;
+use forebay_xlate::boundary::message::FromEngine;
+use forebay_xlate::boundary::socket::Channel;
+use rustix::event::epoll;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+/// See the module's text.
+pub(super) struct Link {
+    epoll: Arc<OwnedFd>,
+    pub channel: Option<Channel>,
+    wants_write: bool,
+    /// Whether `Hello` came on this channel.
+    pub greeted: bool,
+}
+
+impl Link {
+    /// To nobody yet.
+    pub(super) fn new(epoll: Arc<OwnedFd>) -> Self {
+        Self {
+            epoll,
+            channel: None,
+            wants_write: false,
+            greeted: false,
+        }
+    }
+
+    /// To the daemon at the other end of this socket.
+    pub(super) fn begin(&mut self, fd: OwnedFd) {
+        let Ok(channel) = Channel::new(fd) else {
+            return;
+        };
+        let data = epoll::EventData::new_u64(KEY_CHANNEL);
+        if epoll::add(&*self.epoll, &channel, data, epoll::EventFlags::IN).is_ok() {
+            self.channel = Some(channel);
+        }
+    }
+
+    /// To nobody any more; gives what there was.
+    pub(super) fn end(&mut self) -> Option<Channel> {
+        let old = self.channel.take();
+        if let Some(old) = &old {
+            let _ = epoll::delete(&*self.epoll, old);
+        }
+        old
+    }
+
+    /// Sends to a daemon that has greeted. False: it hung up.
+    pub(super) fn send(&mut self, message: &FromEngine, descriptors: Vec<Arc<OwnedFd>>) -> bool {
+        if !self.greeted {
+            return true;
+        }
+        let channel = self.channel.as_mut();
+        channel.is_none_or(|channel| channel.send_shared(message, descriptors).is_ok())
+    }
+
+    /// Sends what found no room before, and watches for room while there is none. False: it hung up.
+    pub(super) fn settle(&mut self) -> bool {
+        let Some(channel) = self.channel.as_mut() else {
+            return true;
+        };
+        if channel.flush().is_err() {
+            return false;
+        }
+        let wants = channel.wants_to_write();
+        if wants != self.wants_write {
+            let mut flags = epoll::EventFlags::IN;
+            flags.set(epoll::EventFlags::OUT, wants);
+            let key = epoll::EventData::new_u64(KEY_CHANNEL);
+            let _ = epoll::modify(&*self.epoll, &*channel, key, flags);
+            self.wants_write = wants;
+        }
+        true
+    }
+
+    /// Nothing is known of who is at the other end.
+    pub(super) fn forget(&mut self) {
+        self.greeted = false;
+        self.wants_write = false;
+    }
+}
