@@ -487,10 +487,8 @@ pub(super) fn take(conn: &mut Conn, turn: &mut Turn<'_>, bytes: &[u8]) -> (usize
                     return (at, stop);
                 }
             }
+            Expect::Header if commands == BATCH => return (at, Stop::Batch),
             Expect::Header => {
-                if commands == BATCH {
-                    return (at, Stop::Batch);
-                }
                 let frame = match tcp::parse(rest, &conn.params) {
                     Ok(Parsed::Pdu(frame)) => frame,
                     Ok(Parsed::NeedMore(_)) => return (at, Stop::Dry),
