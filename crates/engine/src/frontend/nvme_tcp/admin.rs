@@ -66,7 +66,7 @@ pub(super) fn take(
             s.by_r2t = true;
         }
         conn.begin_admin_command(slot, capsule.sqe, capsule.end);
-        command::begin(conn, turn.core, slot);
+        conn.begin_or_wait(turn.core, slot);
         return Ok(());
     };
     // What the command moves: data from the capsule too, so that a successor finds it.
@@ -251,19 +251,21 @@ fn run(
             conn.records.kept_by_controller(slot);
         }
     }
-    deliver(conn, turn.core, attached);
+    conn.deliver_events(turn.core, attached);
     Ok(())
 }
 
-/// Ends the Asynchronous Event Requests that have something to say, and publishes the controller.
-pub(super) fn deliver(conn: &mut Conn, core: &mut Core, attached: &mut Attached) {
-    while let Some(event) = attached.controller.next_event() {
-        let slot = conn.slots.by_cid(event.cid);
-        let kept = slot.filter(|s| conn.slots.get(*s).is_some_and(|s| s.stage == Stage::Kept));
-        if let Some(slot) = kept {
-            conn.answer(core, slot, event.status, event.result, None, 0);
-            kill_point!("aer.delivered");
+impl Conn {
+    /// Ends the Asynchronous Event Requests that have something to say, and publishes the controller.
+    pub(super) fn deliver_events(&mut self, core: &mut Core, attached: &mut Attached) {
+        while let Some(event) = attached.controller.next_event() {
+            let slot = self.slots.by_cid(event.cid);
+            let kept = slot.filter(|s| self.slots.get(*s).is_some_and(|s| s.stage == Stage::Kept));
+            if let Some(slot) = kept {
+                self.answer(core, slot, event.status, event.result, None, 0);
+                kill_point!("aer.delivered");
+            }
         }
+        attached.publish(self);
     }
-    attached.publish(conn);
 }

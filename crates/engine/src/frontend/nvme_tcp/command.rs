@@ -136,7 +136,7 @@ pub(super) fn take(
     let judged = match conn.gate {
         0 => geometry(conn, turn.core).and_then(|geometry| capsule.judge(&geometry)),
         _ => {
-            fused::before(conn, turn.core, capsule.sqe);
+            conn.end_lone_first(turn.core, capsule.sqe);
             judge_gated(conn, turn.core, capsule)
         }
     };
@@ -229,7 +229,7 @@ pub(super) fn accept(
     if matches!(judged.source, Source::Capsule(_)) {
         data_is_there(conn, turn, slot);
     } else {
-        begin(conn, turn.core, slot);
+        conn.begin_or_wait(turn.core, slot);
     }
     Ok(())
 }
@@ -351,20 +351,180 @@ pub(super) fn admin_source<'a>(
     })
 }
 
-/// Begins a command, or has it wait its turn. One that has its memory goes before those that wait for
-/// some: they wait for what it will give back.
-pub(super) fn begin(conn: &mut Conn, core: &mut Core, slot: u16) {
-    let Some(s) = conn.slots.get(slot) else {
-        return;
-    };
-    let others_wait = match &s.work {
-        Work::Reserve { .. } => false,
-        _ if s.is_ready() => conn.slots.ready_waits(),
-        _ => conn.slots.first_waiting().is_some(),
-    };
-    if others_wait || !advance(conn, core, slot) {
-        note_over(conn, core, slot);
-        conn.slots.wait(slot);
+impl Conn {
+    /// Begins a command, or has it wait its turn. One that has its memory goes before those that wait for
+    /// some: they wait for what it will give back.
+    pub(super) fn begin_or_wait(&mut self, core: &mut Core, slot: u16) {
+        let Some(s) = self.slots.get(slot) else {
+            return;
+        };
+        let others_wait = match &s.work {
+            Work::Reserve { .. } => false,
+            _ if s.is_ready() => self.slots.ready_waits(),
+            _ => self.slots.first_waiting().is_some(),
+        };
+        if others_wait || !self.advance(core, slot) {
+            note_over(self, core, slot);
+            self.slots.wait(slot);
+        }
+    }
+
+    /// Tries those that wait, in order; true if any went on.
+    pub(super) fn retry_waiting(&mut self, core: &mut Core) -> bool {
+        let mut any = false;
+        while let Some(slot) = self.slots.first_waiting() {
+            self.slots.take_waiting();
+            self.records.blame(slot);
+            if !self.advance(core, slot) {
+                self.slots.wait_first(slot);
+                break;
+            }
+            any = true;
+        }
+        any
+    }
+
+    /// Carries a command on; false when it lacks something.
+    #[inline]
+    fn advance(&mut self, core: &mut Core, slot: u16) -> bool {
+        let Some(s) = self.slots.get(slot) else {
+            return true;
+        };
+        let (by_r2t, len_bytes) = (s.by_r2t, s.len_bytes);
+        if !s.is_ready() {
+            let may_ask = self.held.receiving < MAX_R2TS_OF_ONE
+                && self.held.may_ask()
+                && (self.lane).is_none_or(|lane| core.may_ask(lane, len_bytes));
+            if by_r2t && !may_ask || !may_hold(&s.work, self.lane, core) {
+                return false;
+            }
+            let Some(buffer) = self.take_buffer(core, len_bytes) else {
+                return false;
+            };
+            if let Some(s) = self.slots.get_mut(slot) {
+                s.buffer = Some(buffer);
+            }
+            if by_r2t {
+                note_over(self, core, slot);
+                r2t::ask(self, core, slot);
+                return true;
+            }
+        }
+        self.start_in_core(core, slot)
+    }
+
+    /// Gives a command to the core; false when that has no room.
+    #[inline]
+    fn start_in_core(&mut self, core: &mut Core, slot: u16) -> bool {
+        let (owner, queue, lane) = (self.owner(slot), self.queue, self.lane);
+        let Some(s) = self.slots.get_mut(slot) else {
+            return true;
+        };
+        let Some(lane) = lane else { return true };
+        let (op, buffer) = match &s.work {
+            Work::Io(op) => (*op, s.buffer.take()),
+            // The buffer waits here for the second part.
+            Work::DurableRead(_) => (IoOp::Flush, None),
+            Work::Compare(_) => return self.start_comparing(core, slot, Expected::default()),
+            Work::First { .. } | Work::Second(_) => return self.start_half(core, slot),
+            Work::Reserve { .. } | Work::Report { .. } => return reserve::begin(self, slot),
+            Work::Hint | Work::Admin(_) => return true,
+        };
+        let over_ns = s.over_ns;
+        let new = NewIo {
+            owner,
+            lane,
+            op,
+            buffer,
+            record: CommandRef::new(queue, slot),
+            over_ns,
+        };
+        match core.start(new) {
+            Ok(()) => {
+                s.stage = Stage::InFlight;
+                s.over_ns = None;
+                self.in_flight += 1;
+                // What it waited for its budget is counted apart.
+                let over_ns = over_ns.map_or(0, |then| core.over_ns(lane).saturating_sub(then));
+                let since_ns = s.taken_ns + over_ns;
+                if since_ns < core.now_ns() {
+                    count_part(core, lane, op.kind(), TimesOf::Waiting, since_ns);
+                }
+                true
+            }
+            Err(new) => {
+                if new.buffer.is_some() {
+                    s.buffer = new.buffer;
+                }
+                false
+            }
+        }
+    }
+
+    /// Starts a flush that belongs to no command of the host, and waits for no budget unless a second's worth is owed already. False
+    /// when the core has no room now.
+    pub(super) fn start_internal_flush(&mut self, core: &mut Core, lane: LaneIndex) -> bool {
+        let owner = Owner {
+            slot: super::slots::NONE,
+            ..self.owner(0)
+        };
+        let record = CommandRef::new(self.queue, super::INTERNAL_SLOT);
+        core.begin_owing(lane);
+        let started = core
+            .start(NewIo {
+                owner,
+                lane,
+                op: IoOp::Flush,
+                buffer: None,
+                record,
+                over_ns: None,
+            })
+            .is_ok();
+        core.begin_owing(lane);
+        self.in_flight += u32::from(started);
+        started
+    }
+
+    /// The core ended a command of this connection, which is open.
+    #[inline]
+    pub(super) fn command_ended(&mut self, core: &mut Core, done: DoneIo, interrupted: Status) {
+        let slot = done.owner.slot;
+        self.records.blame(slot);
+        let Some(s) = self.slots.get_mut(slot) else {
+            return;
+        };
+        s.stage = Stage::Taken;
+        if done.started_ns != core.now_ns() {
+            let kind = done.op.kind();
+            count_part(core, done.lane, kind, TimesOf::Device, done.started_ns);
+        }
+        let status = match done.status {
+            Status::COMMAND_INTERRUPTED => interrupted,
+            status => status,
+        };
+        match s.work {
+            Work::DurableRead(op) if done.op == IoOp::Flush && status.is_success() => {
+                if gate::keeps_out(self.gate, &op) {
+                    // Its host lost its access meanwhile.
+                    let status = Status::RESERVATION_CONFLICT.with_dnr();
+                    self.answer(core, slot, status, 0, done.buffer, 0);
+                    return;
+                }
+                s.work = match op {
+                    IoOp::Compare { .. } => Work::Compare(op),
+                    _ => Work::Io(op),
+                };
+                self.begin_or_wait(core, slot);
+                return;
+            }
+            Work::Second(_) => return self.pair_ended(core, slot, done, status),
+            _ => {}
+        }
+        let data_bytes = match done.op {
+            IoOp::Read { len_bytes, .. } if status.is_success() => len_bytes,
+            _ => 0,
+        };
+        self.answer(core, slot, status, 0, done.buffer, data_bytes);
     }
 }
 
@@ -372,98 +532,6 @@ pub(super) fn begin(conn: &mut Conn, core: &mut Core, slot: u16) {
 pub(super) fn note_over(conn: &mut Conn, core: &Core, slot: u16) {
     if let (Some(lane), Some(s)) = (conn.lane, conn.slots.get_mut(slot)) {
         s.over_ns.get_or_insert(core.over_ns(lane));
-    }
-}
-
-/// Tries those that wait, in order; true if any went on.
-pub(super) fn retry(conn: &mut Conn, core: &mut Core) -> bool {
-    let mut any = false;
-    while let Some(slot) = conn.slots.first_waiting() {
-        conn.slots.take_waiting();
-        conn.records.blame(slot);
-        if !advance(conn, core, slot) {
-            conn.slots.wait_first(slot);
-            break;
-        }
-        any = true;
-    }
-    any
-}
-
-/// Carries a command on; false when it lacks something.
-#[inline]
-fn advance(conn: &mut Conn, core: &mut Core, slot: u16) -> bool {
-    let Some(s) = conn.slots.get(slot) else {
-        return true;
-    };
-    let (by_r2t, len_bytes) = (s.by_r2t, s.len_bytes);
-    if !s.is_ready() {
-        let may_ask = conn.held.receiving < MAX_R2TS_OF_ONE
-            && conn.held.may_ask()
-            && (conn.lane).is_none_or(|lane| core.may_ask(lane, len_bytes));
-        if by_r2t && !may_ask || !may_hold(&s.work, conn.lane, core) {
-            return false;
-        }
-        let Some(buffer) = conn.take_buffer(core, len_bytes) else {
-            return false;
-        };
-        if let Some(s) = conn.slots.get_mut(slot) {
-            s.buffer = Some(buffer);
-        }
-        if by_r2t {
-            note_over(conn, core, slot);
-            r2t::ask(conn, core, slot);
-            return true;
-        }
-    }
-    start(conn, core, slot)
-}
-
-/// Gives a command to the core; false when that has no room.
-#[inline]
-fn start(conn: &mut Conn, core: &mut Core, slot: u16) -> bool {
-    let (owner, queue, lane) = (conn.owner(slot), conn.queue, conn.lane);
-    let Some(s) = conn.slots.get_mut(slot) else {
-        return true;
-    };
-    let Some(lane) = lane else { return true };
-    let (op, buffer) = match &s.work {
-        Work::Io(op) => (*op, s.buffer.take()),
-        // The buffer waits here for the second part.
-        Work::DurableRead(_) => (IoOp::Flush, None),
-        Work::Compare(_) => return fused::hand_over(conn, core, slot, Expected::default()),
-        Work::First { .. } | Work::Second(_) => return fused::start(conn, core, slot),
-        Work::Reserve { .. } | Work::Report { .. } => return reserve::begin(conn, slot),
-        Work::Hint | Work::Admin(_) => return true,
-    };
-    let over_ns = s.over_ns;
-    let new = NewIo {
-        owner,
-        lane,
-        op,
-        buffer,
-        record: CommandRef::new(queue, slot),
-        over_ns,
-    };
-    match core.start(new) {
-        Ok(()) => {
-            s.stage = Stage::InFlight;
-            s.over_ns = None;
-            conn.in_flight += 1;
-            // What it waited for its budget is counted apart.
-            let over_ns = over_ns.map_or(0, |then| core.over_ns(lane).saturating_sub(then));
-            let since_ns = s.taken_ns + over_ns;
-            if since_ns < core.now_ns() {
-                count_part(core, lane, op.kind(), TimesOf::Waiting, since_ns);
-            }
-            true
-        }
-        Err(new) => {
-            if new.buffer.is_some() {
-                s.buffer = new.buffer;
-            }
-            false
-        }
     }
 }
 
@@ -476,35 +544,11 @@ fn count_part(core: &Core, lane: LaneIndex, kind: OpKind, of: TimesOf, since_ns:
     }
 }
 
-/// Starts a flush that belongs to no command of the host, and waits for no budget unless a second's worth is owed already. False
-/// when the core has no room now.
-pub(super) fn start_internal_flush(conn: &mut Conn, core: &mut Core, lane: LaneIndex) -> bool {
-    let owner = Owner {
-        slot: super::slots::NONE,
-        ..conn.owner(0)
-    };
-    let record = CommandRef::new(conn.queue, super::INTERNAL_SLOT);
-    core.begin_owing(lane);
-    let started = core
-        .start(NewIo {
-            owner,
-            lane,
-            op: IoOp::Flush,
-            buffer: None,
-            record,
-            over_ns: None,
-        })
-        .is_ok();
-    core.begin_owing(lane);
-    conn.in_flight += u32::from(started);
-    started
-}
-
 /// All data that an R2T asked for is there.
 pub(super) fn data_complete(conn: &mut Conn, turn: &mut Turn<'_>, slot: u16) {
     let fate = conn.slots.get(slot).map_or(Status::SUCCESS, |s| s.fate);
     if fate != Status::SUCCESS {
-        fused::other_failed(conn, turn.core, slot);
+        conn.fail_other_half(turn.core, slot);
         conn.answer(turn.core, slot, fate, 0, None, 0);
     } else {
         data_is_there(conn, turn, slot);
@@ -533,47 +577,5 @@ pub(super) fn data_is_there(conn: &mut Conn, turn: &mut Turn<'_>, slot: u16) {
         }
         _ => {}
     }
-    begin(conn, turn.core, slot);
-}
-
-/// The core ended a command of this connection, which is open.
-#[inline]
-pub(super) fn ended(conn: &mut Conn, core: &mut Core, done: DoneIo, interrupted: Status) {
-    let slot = done.owner.slot;
-    conn.records.blame(slot);
-    let Some(s) = conn.slots.get_mut(slot) else {
-        return;
-    };
-    s.stage = Stage::Taken;
-    if done.started_ns != core.now_ns() {
-        let kind = done.op.kind();
-        count_part(core, done.lane, kind, TimesOf::Device, done.started_ns);
-    }
-    let status = match done.status {
-        Status::COMMAND_INTERRUPTED => interrupted,
-        status => status,
-    };
-    match s.work {
-        Work::DurableRead(op) if done.op == IoOp::Flush && status.is_success() => {
-            if gate::keeps_out(conn.gate, &op) {
-                // Its host lost its access meanwhile.
-                let status = Status::RESERVATION_CONFLICT.with_dnr();
-                conn.answer(core, slot, status, 0, done.buffer, 0);
-                return;
-            }
-            s.work = match op {
-                IoOp::Compare { .. } => Work::Compare(op),
-                _ => Work::Io(op),
-            };
-            begin(conn, core, slot);
-            return;
-        }
-        Work::Second(_) => return fused::ended(conn, core, slot, done, status),
-        _ => {}
-    }
-    let data_bytes = match done.op {
-        IoOp::Read { len_bytes, .. } if status.is_success() => len_bytes,
-        _ => 0,
-    };
-    conn.answer(core, slot, status, 0, done.buffer, data_bytes);
+    conn.begin_or_wait(turn.core, slot);
 }

@@ -94,14 +94,179 @@ impl Pairs {
     }
 }
 
-/// The next command comes while a first waits for its second.
-#[cold]
-pub(super) fn before(conn: &mut Conn, core: &mut Core, sqe: &Sqe) {
-    if sqe.fuse() == FUSE_SECOND {
-        return;
+impl Conn {
+    /// The next command comes while a first waits for its second.
+    #[cold]
+    pub(super) fn end_lone_first(&mut self, core: &mut Core, sqe: &Sqe) {
+        if sqe.fuse() == FUSE_SECOND {
+            return;
+        }
+        if let Open::Taken(first) = self.pairs.close(&mut self.gate) {
+            self.end_half(core, first, Status::ABORTED_MISSING_FUSED);
+        }
     }
-    if let Open::Taken(first) = conn.pairs.close(&mut conn.gate) {
-        end(conn, core, first, Status::ABORTED_MISSING_FUSED);
+
+    /// Ends a half that is not with the core: now, or when its data has come.
+    fn end_half(&mut self, core: &mut Core, slot: u16, status: Status) {
+        let stage = self.slots.get(slot).map(|s| s.stage);
+        if matches!(stage, Some(Stage::Paired | Stage::Taken)) {
+            self.refuse(core, slot, status);
+        } else {
+            self.pairs.doomed.push((slot, status));
+        }
+    }
+
+    /// A half that has its data, and that its host may not do any more, ends; not if the core has the pair.
+    #[cold]
+    pub(super) fn refuse_half(&mut self, core: &mut Core, slot: u16, status: Status) -> bool {
+        let pairs = &self.pairs;
+        let second = pairs.second_of(slot).unwrap_or(slot);
+        let in_core = |s: &super::slots::Slot| s.stage == Stage::InFlight;
+        if self.slots.get(second).is_some_and(in_core) {
+            return false;
+        }
+        self.fail_other_half(core, slot);
+        self.end_half(core, slot, status);
+        true
+    }
+
+    /// A half ends by itself, with an error: the other one can't go on.
+    #[cold]
+    pub(super) fn fail_other_half(&mut self, core: &mut Core, slot: u16) {
+        let pairs = &mut self.pairs;
+        pairs.doomed.retain(|doomed| doomed.0 != slot);
+        let pair = (pairs.pairs.iter()).position(|pair| pair.0 == slot || pair.1 == slot);
+        if let Some(at) = pair {
+            let (first, second) = pairs.pairs.swap_remove(at);
+            let other = if first == slot { second } else { first };
+            self.end_half(core, other, Status::ABORTED_FAILED_FUSED);
+        } else if matches!(pairs.open, Open::Taken(first) if first == slot) {
+            pairs.open = Open::Refused;
+        }
+    }
+
+    /// A half has its data; false when the core has no room for the pair now.
+    #[cold]
+    pub(super) fn start_half(&mut self, core: &mut Core, slot: u16) -> bool {
+        if let Some(at) = self.pairs.doomed.iter().position(|d| d.0 == slot) {
+            let (_, status) = self.pairs.doomed.swap_remove(at);
+            if let Some(s) = self.slots.get_mut(slot) {
+                s.stage = Stage::Paired;
+            }
+            self.end_half(core, slot, status);
+            return true;
+        }
+        let Some(s) = self.slots.get_mut(slot) else {
+            return true;
+        };
+        let is_first = matches!(s.work, Work::First { .. });
+        s.stage = Stage::Paired;
+        let pair = match is_first {
+            true => self.pairs.second_of(slot).map(|second| (slot, second)),
+            false => self.pairs.first_of(slot).map(|first| (first, slot)),
+        };
+        let has_data = |slot| (self.slots.get(slot)).is_some_and(|s| s.stage == Stage::Paired);
+        match pair {
+            Some((first, second)) if has_data(first) && has_data(second) => {
+                let work = |slot| self.slots.get(slot).map(|s| &s.work);
+                let fits = work(first).zip(work(second));
+                if !fits.is_some_and(|(first, second)| fit(first, second)) {
+                    // A dead engine had begun to say so.
+                    self.pairs.pairs.retain(|pair| pair.0 != first);
+                    for half in [first, second] {
+                        self.end_half(core, half, Status::INVALID_FIELD.with_dnr());
+                    }
+                    return true;
+                }
+                let started = self.start_pair(core, first, second);
+                if !started && is_first {
+                    command::note_over(self, core, second);
+                    self.slots.wait_first(second);
+                }
+                started || is_first
+            }
+            Some(_) => true,
+            // The other half is yet to come.
+            None if is_first => true,
+            None => {
+                self.end_half(core, slot, Status::ABORTED_MISSING_FUSED);
+                true
+            }
+        }
+    }
+
+    fn start_pair(&mut self, core: &mut Core, first: u16, second: u16) -> bool {
+        let Some(s) = self.slots.get_mut(first) else {
+            return true;
+        };
+        let durable = matches!(s.work, Work::First { fua: true, .. });
+        let expected = s.buffer.take();
+        let bytes = expected.as_ref().map_or(&[][..], |b| b.as_slice());
+        let started = self.start_comparing(core, second, Expected { bytes, durable });
+        if let Some(s) = self.slots.get_mut(first) {
+            s.buffer = expected;
+        }
+        started
+    }
+
+    /// Gives the core a Compare, or a pair by its second; false when it has no room now.
+    #[cold]
+    pub(super) fn start_comparing(
+        &mut self,
+        core: &mut Core,
+        slot: u16,
+        expected: Expected<'_>,
+    ) -> bool {
+        let (owner, record) = (self.owner(slot), CommandRef::new(self.queue, slot));
+        let (Some(lane), Some(s)) = (self.lane, self.slots.get_mut(slot)) else {
+            return true;
+        };
+        let (Work::Compare(op) | Work::Second(op)) = s.work else {
+            return true;
+        };
+        let new = NewIo {
+            owner,
+            lane,
+            op,
+            buffer: s.buffer.take(),
+            record,
+            over_ns: s.over_ns,
+        };
+        match core.start_comparing(new, expected) {
+            Ok(()) => {
+                s.stage = Stage::InFlight;
+                s.over_ns = None;
+                self.in_flight += 1;
+                true
+            }
+            Err(new) => {
+                s.buffer = new.buffer;
+                false
+            }
+        }
+    }
+
+    /// The core has ended a pair, whose second has this slot: both are answered, together.
+    #[cold]
+    pub(super) fn pair_ended(&mut self, core: &mut Core, slot: u16, done: DoneIo, status: Status) {
+        let of_first = match done.op {
+            // It came to writing.
+            IoOp::Write { .. } => Status::SUCCESS,
+            _ => status,
+        };
+        let of_second = match (of_first, status) {
+            (Status::SUCCESS, status) => status,
+            _ => Status::ABORTED_FAILED_FUSED,
+        };
+        let pairs = &mut self.pairs.pairs;
+        if let Some(at) = pairs.iter().position(|pair| pair.1 == slot) {
+            let (first, _) = pairs.swap_remove(at);
+            self.answer(core, first, of_first, 0, None, 0);
+        }
+        self.answer(core, slot, of_second, 0, done.buffer, 0);
+        // From here on nobody does it again.
+        self.publish();
+        core.pair_answered(CommandRef::new(self.queue, slot));
     }
 }
 
@@ -220,7 +385,7 @@ pub(super) fn take(
                 }
                 Err(status) => {
                     conn.pairs.close(&mut conn.gate);
-                    end(conn, turn.core, first, of_first);
+                    conn.end_half(turn.core, first, of_first);
                     command::refuse(conn, turn, slot, capsule, status);
                 }
             }
@@ -233,175 +398,12 @@ pub(super) fn take(
     Ok(())
 }
 
-/// Ends a half that is not with the core: now, or when its data has come.
-fn end(conn: &mut Conn, core: &mut Core, slot: u16, status: Status) {
-    let stage = conn.slots.get(slot).map(|s| s.stage);
-    if matches!(stage, Some(Stage::Paired | Stage::Taken)) {
-        conn.refuse(core, slot, status);
-    } else {
-        conn.pairs.doomed.push((slot, status));
-    }
-}
-
-/// A half that has its data, and that its host may not do any more, ends; not if the core has the pair.
-#[cold]
-pub(super) fn refuse(conn: &mut Conn, core: &mut Core, slot: u16, status: Status) -> bool {
-    let pairs = &conn.pairs;
-    let second = pairs.second_of(slot).unwrap_or(slot);
-    let in_core = |s: &super::slots::Slot| s.stage == Stage::InFlight;
-    if conn.slots.get(second).is_some_and(in_core) {
-        return false;
-    }
-    other_failed(conn, core, slot);
-    end(conn, core, slot, status);
-    true
-}
-
-/// A half ends by itself, with an error: the other one can't go on.
-#[cold]
-pub(super) fn other_failed(conn: &mut Conn, core: &mut Core, slot: u16) {
-    let pairs = &mut conn.pairs;
-    pairs.doomed.retain(|doomed| doomed.0 != slot);
-    let pair = (pairs.pairs.iter()).position(|pair| pair.0 == slot || pair.1 == slot);
-    if let Some(at) = pair {
-        let (first, second) = pairs.pairs.swap_remove(at);
-        let other = if first == slot { second } else { first };
-        end(conn, core, other, Status::ABORTED_FAILED_FUSED);
-    } else if matches!(pairs.open, Open::Taken(first) if first == slot) {
-        pairs.open = Open::Refused;
-    }
-}
-
 /// Who has the pair of this half in the core, if it is there.
 pub(super) fn in_core(conn: &Conn, slot: u16) -> Option<Owner> {
     let second = conn.pairs.second_of(slot).unwrap_or(slot);
     let s = conn.slots.get(second)?;
     let is_there = s.stage == Stage::InFlight && matches!(s.work, Work::Second(_));
     is_there.then(|| conn.owner(second))
-}
-
-/// A half has its data; false when the core has no room for the pair now.
-#[cold]
-pub(super) fn start(conn: &mut Conn, core: &mut Core, slot: u16) -> bool {
-    if let Some(at) = conn.pairs.doomed.iter().position(|d| d.0 == slot) {
-        let (_, status) = conn.pairs.doomed.swap_remove(at);
-        if let Some(s) = conn.slots.get_mut(slot) {
-            s.stage = Stage::Paired;
-        }
-        end(conn, core, slot, status);
-        return true;
-    }
-    let Some(s) = conn.slots.get_mut(slot) else {
-        return true;
-    };
-    let is_first = matches!(s.work, Work::First { .. });
-    s.stage = Stage::Paired;
-    let pair = match is_first {
-        true => conn.pairs.second_of(slot).map(|second| (slot, second)),
-        false => conn.pairs.first_of(slot).map(|first| (first, slot)),
-    };
-    let has_data = |slot| (conn.slots.get(slot)).is_some_and(|s| s.stage == Stage::Paired);
-    match pair {
-        Some((first, second)) if has_data(first) && has_data(second) => {
-            let work = |slot| conn.slots.get(slot).map(|s| &s.work);
-            let fits = work(first).zip(work(second));
-            if !fits.is_some_and(|(first, second)| fit(first, second)) {
-                // A dead engine had begun to say so.
-                conn.pairs.pairs.retain(|pair| pair.0 != first);
-                for half in [first, second] {
-                    end(conn, core, half, Status::INVALID_FIELD.with_dnr());
-                }
-                return true;
-            }
-            let started = start_pair(conn, core, first, second);
-            if !started && is_first {
-                command::note_over(conn, core, second);
-                conn.slots.wait_first(second);
-            }
-            started || is_first
-        }
-        Some(_) => true,
-        // The other half is yet to come.
-        None if is_first => true,
-        None => {
-            end(conn, core, slot, Status::ABORTED_MISSING_FUSED);
-            true
-        }
-    }
-}
-
-fn start_pair(conn: &mut Conn, core: &mut Core, first: u16, second: u16) -> bool {
-    let Some(s) = conn.slots.get_mut(first) else {
-        return true;
-    };
-    let durable = matches!(s.work, Work::First { fua: true, .. });
-    let expected = s.buffer.take();
-    let bytes = expected.as_ref().map_or(&[][..], |b| b.as_slice());
-    let started = hand_over(conn, core, second, Expected { bytes, durable });
-    if let Some(s) = conn.slots.get_mut(first) {
-        s.buffer = expected;
-    }
-    started
-}
-
-/// Gives the core a Compare, or a pair by its second; false when it has no room now.
-#[cold]
-pub(super) fn hand_over(
-    conn: &mut Conn,
-    core: &mut Core,
-    slot: u16,
-    expected: Expected<'_>,
-) -> bool {
-    let (owner, record) = (conn.owner(slot), CommandRef::new(conn.queue, slot));
-    let (Some(lane), Some(s)) = (conn.lane, conn.slots.get_mut(slot)) else {
-        return true;
-    };
-    let (Work::Compare(op) | Work::Second(op)) = s.work else {
-        return true;
-    };
-    let new = NewIo {
-        owner,
-        lane,
-        op,
-        buffer: s.buffer.take(),
-        record,
-        over_ns: s.over_ns,
-    };
-    match core.start_comparing(new, expected) {
-        Ok(()) => {
-            s.stage = Stage::InFlight;
-            s.over_ns = None;
-            conn.in_flight += 1;
-            true
-        }
-        Err(new) => {
-            s.buffer = new.buffer;
-            false
-        }
-    }
-}
-
-/// The core has ended a pair, whose second has this slot: both are answered, together.
-#[cold]
-pub(super) fn ended(conn: &mut Conn, core: &mut Core, slot: u16, done: DoneIo, status: Status) {
-    let of_first = match done.op {
-        // It came to writing.
-        IoOp::Write { .. } => Status::SUCCESS,
-        _ => status,
-    };
-    let of_second = match (of_first, status) {
-        (Status::SUCCESS, status) => status,
-        _ => Status::ABORTED_FAILED_FUSED,
-    };
-    let pairs = &mut conn.pairs.pairs;
-    if let Some(at) = pairs.iter().position(|pair| pair.1 == slot) {
-        let (first, _) = pairs.swap_remove(at);
-        conn.answer(core, first, of_first, 0, None, 0);
-    }
-    conn.answer(core, slot, of_second, 0, done.buffer, 0);
-    // From here on nobody does it again.
-    conn.publish();
-    core.pair_answered(CommandRef::new(conn.queue, slot));
 }
 
 /// The second of a pair whose compare has passed in a dead engine is but a write.

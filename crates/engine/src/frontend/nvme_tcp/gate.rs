@@ -8,8 +8,8 @@
 //!
 //! **Not here:** commands that were let in before ([`crate::core`] ends those that must not go on).
 
+use super::NvmeTcp;
 use super::controllers::{Attached, Controllers};
-use super::{NvmeTcp, admin};
 use crate::core::{Core, IoOp};
 use crate::exports::{self, Port};
 use forebay_nvme::controller::AnaState;
@@ -116,7 +116,7 @@ impl NvmeTcp {
             if let Some(index) = attached.admin
                 && let Some(Some(conn)) = self.conns.get_mut(index as usize)
             {
-                admin::deliver(conn, core, attached);
+                conn.deliver_events(core, attached);
                 told.push(index);
             }
         }

@@ -236,7 +236,7 @@ impl NvmeTcp {
         let went_on = match next {
             Next::Poisoned => {
                 let status = Status::INTERNAL_ERROR.with_dnr();
-                fused::other_failed(conn, turn.core, slot);
+                conn.fail_other_half(turn.core, slot);
                 conn.answer(turn.core, slot, status, 0, None, 0);
                 Some(())
             }
@@ -265,7 +265,7 @@ impl NvmeTcp {
             attached.controller.namespace_changed(command::NSID);
         }
         attached.look_at_list();
-        admin::deliver(admin, core, attached);
+        admin.deliver_events(core, attached);
         let (cc, csts) = (attached.controller.cc(), attached.controller.csts());
         attached.quiesce = if csts.shst() == 1 {
             Quiesce::Draining { flush: true }
@@ -398,7 +398,7 @@ fn io_again(conn: &mut Conn, turn: &mut Turn<'_>, slot: u16, sqe: &Sqe, next: Ne
     let judged = match judged {
         Ok(judged) => judged,
         Err(status) => {
-            fused::other_failed(conn, turn.core, slot);
+            conn.fail_other_half(turn.core, slot);
             conn.refuse(turn.core, slot, status);
             return Some(());
         }
@@ -413,7 +413,7 @@ fn io_again(conn: &mut Conn, turn: &mut Turn<'_>, slot: u16, sqe: &Sqe, next: Ne
     if has_data {
         command::data_is_there(conn, turn, slot);
     } else {
-        command::begin(conn, turn.core, slot);
+        conn.begin_or_wait(turn.core, slot);
     }
     Some(())
 }
@@ -437,7 +437,7 @@ fn admin_again(conn: &mut Conn, turn: &mut Turn<'_>, slot: u16, sqe: &Sqe) -> Op
             s.work = Work::Admin(Box::new(*sqe));
             s.len_bytes = transfer.bytes();
             s.by_r2t = true;
-            command::begin(conn, turn.core, slot);
+            conn.begin_or_wait(turn.core, slot);
         }
         (Ok(_), data) => {
             let data = data.unwrap_or_default();

@@ -14,9 +14,7 @@
 use super::conn::Life;
 use super::controllers::Quiesce;
 use super::slots::{Slot, Stage, Work};
-use super::{
-    BLOCKED_LIMIT_NS, DATA_LIMIT_NS, Event, NvmeTcp, SKIPPED_TURNS, admin, command, fused,
-};
+use super::{BLOCKED_LIMIT_NS, DATA_LIMIT_NS, Event, NvmeTcp, SKIPPED_TURNS, fused};
 use crate::core::Core;
 use forebay_nvme::Status;
 use forebay_xlate::boundary::region::bump;
@@ -150,7 +148,7 @@ impl NvmeTcp {
         ) {
             // Without room in the core, the next tick tries again.
             (Some(lane), Some(conn)) => {
-                if command::start_internal_flush(conn, core, lane) {
+                if conn.start_internal_flush(core, lane) {
                     attached.quiesce = Quiesce::Flushing;
                     kill_point!("quiesce.flushing");
                 }
@@ -236,7 +234,7 @@ impl NvmeTcp {
             // After a reset, event requests end without an answer (Base 2.0, 3.7.2).
             conn.drop_kept(core);
         }
-        admin::deliver(conn, core, attached);
+        conn.deliver_events(core, attached);
         let index = conn.index;
         self.mark_dirty(index);
     }
@@ -330,7 +328,7 @@ impl NvmeTcp {
             if let Some(admin) = attached.admin
                 && let Some(Some(conn)) = self.conns.get_mut(admin as usize)
             {
-                admin::deliver(conn, core, attached);
+                conn.deliver_events(core, attached);
                 told.push(admin);
             }
         }

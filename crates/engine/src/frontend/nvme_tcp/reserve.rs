@@ -12,10 +12,10 @@
 //!
 //! **Not here:** the rules (`nvme::reservation`), the question's way to the daemon (`control::reserve`).
 
+use super::NvmeTcp;
 use super::conn::Conn;
 use super::gate;
 use super::slots::{NONE, Stage, Work};
-use super::{NvmeTcp, fused};
 use crate::core::{Core, Drain, Owner};
 use crate::frontend::Frontend;
 use crate::upcall::Upcall;
@@ -269,7 +269,7 @@ impl NvmeTcp {
             if let Some(Some(conn)) = self.conns.get_mut(index)
                 && conn.gate != 0
                 && conn.is_open()
-                && refuse_waiting(conn, core, status)
+                && conn.refuse_kept_out(core, status)
             {
                 self.mark_dirty(index as u32);
             }
@@ -277,50 +277,52 @@ impl NvmeTcp {
     }
 }
 
-/// Ends what a connection may not do any more and the core doesn't have; what its data still has to come for ends
-/// then.
-fn refuse_waiting(conn: &mut Conn, core: &mut Core, status: Status) -> bool {
-    let kept_out = |conn: &Conn, slot: u16| {
-        conn.slots.get(slot).is_some_and(|s| match &s.work {
-            Work::Io(op)
-            | Work::DurableRead(op)
-            | Work::Compare(op)
-            | Work::First { op, .. }
-            | Work::Second(op) => gate::keeps_out(conn.gate, op),
-            _ => false,
-        })
-    };
-    let mut any = false;
-    let mut waiting = Vec::new();
-    while let Some(slot) = conn.slots.first_waiting() {
-        conn.slots.take_waiting();
-        waiting.push(slot);
-    }
-    for slot in waiting {
-        if conn.slots.get(slot).is_none_or(|s| s.stage != Stage::Taken) {
-            // It was answered with the other half of its pair.
-            continue;
+impl Conn {
+    /// Ends what a connection may not do any more and the core doesn't have; what its data still has to come for ends
+    /// then.
+    fn refuse_kept_out(&mut self, core: &mut Core, status: Status) -> bool {
+        let kept_out = |conn: &Conn, slot: u16| {
+            conn.slots.get(slot).is_some_and(|s| match &s.work {
+                Work::Io(op)
+                | Work::DurableRead(op)
+                | Work::Compare(op)
+                | Work::First { op, .. }
+                | Work::Second(op) => gate::keeps_out(conn.gate, op),
+                _ => false,
+            })
+        };
+        let mut any = false;
+        let mut waiting = Vec::new();
+        while let Some(slot) = self.slots.first_waiting() {
+            self.slots.take_waiting();
+            waiting.push(slot);
         }
-        if kept_out(conn, slot) {
-            fused::other_failed(conn, core, slot);
-            conn.refuse(core, slot, status);
-            any = true;
-        } else {
-            conn.slots.wait(slot);
-        }
-    }
-    let made: Vec<u16> = conn.slots.all().map(|(slot, _)| slot).collect();
-    for slot in made {
-        if !kept_out(conn, slot) {
-            continue;
-        }
-        match conn.slots.get_mut(slot) {
-            Some(s) if s.stage == Stage::Receiving => s.fate = status,
-            Some(s) if s.stage == Stage::Paired => {
-                any |= fused::refuse(conn, core, slot, status);
+        for slot in waiting {
+            if self.slots.get(slot).is_none_or(|s| s.stage != Stage::Taken) {
+                // It was answered with the other half of its pair.
+                continue;
             }
-            _ => {}
+            if kept_out(self, slot) {
+                self.fail_other_half(core, slot);
+                self.refuse(core, slot, status);
+                any = true;
+            } else {
+                self.slots.wait(slot);
+            }
         }
+        let made: Vec<u16> = self.slots.all().map(|(slot, _)| slot).collect();
+        for slot in made {
+            if !kept_out(self, slot) {
+                continue;
+            }
+            match self.slots.get_mut(slot) {
+                Some(s) if s.stage == Stage::Receiving => s.fate = status,
+                Some(s) if s.stage == Stage::Paired => {
+                    any |= self.refuse_half(core, slot, status);
+                }
+                _ => {}
+            }
+        }
+        any
     }
-    any
 }

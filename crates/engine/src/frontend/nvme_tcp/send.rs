@@ -4,7 +4,7 @@
 //! **Not here:** what is sent ([`super::tx`]), who is listened to ([`super`]).
 
 use super::conn::Life;
-use super::{Event, NvmeTcp, SEND_ITEMS, command, slots};
+use super::{Event, NvmeTcp, SEND_ITEMS, slots};
 use crate::core::{CommandRef, Core, DoneIo};
 use crate::frontend::Beside;
 use forebay_nvme::Status;
@@ -45,7 +45,7 @@ impl NvmeTcp {
                 Status::SUCCESS => Status::COMMAND_INTERRUPTED,
                 _ => self.controllers.note_failure(conn, core, &done),
             };
-            command::ended(conn, core, done, interrupted);
+            conn.command_ended(core, done, interrupted);
             if conn.tx.queued_bytes() >= conn.send_at_bytes
                 && conn.tx.count() >= SEND_ITEMS
                 && !conn.tx.blocked()

@@ -7,7 +7,7 @@
 
 use super::conn::{Conn, Life};
 use super::controllers::{self, Attached, Quiesce};
-use super::{BLOCKED_LIMIT_NS, DATA_LIMIT_NS, Event, Message, NvmeTcp, RETRY_NS, admin, command};
+use super::{BLOCKED_LIMIT_NS, DATA_LIMIT_NS, Event, Message, NvmeTcp, RETRY_NS, command};
 use crate::core::Core;
 use crate::frontend::{Beside, Frontend};
 use crate::lane::LaneIndex;
@@ -221,7 +221,7 @@ impl Frontend for NvmeTcp {
                 attached.blocks = blocks;
                 attached.controller.namespace_changed(command::NSID);
                 if let Some(Some(conn)) = self.conns.get_mut(admin as usize) {
-                    admin::deliver(conn, core, attached);
+                    conn.deliver_events(core, attached);
                     told.push(admin);
                 }
             }

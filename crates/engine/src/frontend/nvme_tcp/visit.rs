@@ -7,9 +7,7 @@
 
 use super::conn::{Conn, Life};
 use super::rx::{self, Inbound, Received, Stop};
-use super::{
-    MUCH_BYTES, NvmeTcp, QUIET_TURNS, SEND_BYTES, SEND_LATE_BYTES, SKIPPED_TURNS, Turn, command,
-};
+use super::{MUCH_BYTES, NvmeTcp, QUIET_TURNS, SEND_BYTES, SEND_LATE_BYTES, SKIPPED_TURNS, Turn};
 use crate::core::Core;
 use std::ops::Range;
 
@@ -46,7 +44,7 @@ impl NvmeTcp {
         let Some(Some(conn)) = self.conns.get_mut(index as usize) else {
             return any;
         };
-        if conn.slots.first_waiting().is_some() && command::retry(conn, core) {
+        if conn.slots.first_waiting().is_some() && conn.retry_waiting(core) {
             any = true;
             self.mark_dirty(index);
         }
