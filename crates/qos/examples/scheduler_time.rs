@@ -5,13 +5,13 @@
 //! active, the median, the 99th of a hundred, ns.
 //! Not here: what turns cost besides, like looking at the time.
 
-use forebay_qos::board::Board;
 use forebay_qos::budget::{Budget, Burst, Rate};
 use forebay_qos::cost::Frontends;
 use forebay_qos::cost::{CostTable, Frontend, Operation, Profile};
+use forebay_qos::ledger::Ledger;
 use forebay_qos::params::Params;
+use forebay_qos::resources::PARTS;
 use forebay_qos::scheduler::Scheduler;
-use forebay_qos::units::PARTS;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -35,9 +35,9 @@ fn main() {
 fn windows(active: usize) -> Vec<u128> {
     let profile = Profile::line((1000.0, 0.04), (500.0, 0.1), 64);
     let costs = CostTable::new([[profile; 3]; 3]);
-    let board = Arc::new(Board::new(TENANTS));
+    let ledger = Arc::new(Ledger::new(TENANTS));
     let whole = [1e9, 4e9, 4e9, 12.5e9, 12.5e9, 4e6 * f64::from(PARTS)];
-    let Ok(mut scheduler) = Scheduler::new(Params::default(), &whole, TENANTS, &board) else {
+    let Ok(mut scheduler) = Scheduler::new(Params::default(), &whole, TENANTS, &ledger) else {
         return Vec::new();
     };
     let rate = |iops: u64| Rate {
@@ -84,7 +84,7 @@ fn windows(active: usize) -> Vec<u128> {
             }
         }
         let start = Instant::now();
-        scheduler.turn(1);
+        scheduler.refill(1, 0);
         let took = start.elapsed();
         if window >= WARM {
             times.push(took.as_nanos());

@@ -4,12 +4,12 @@
 //! beside that of all others into what was measured of the node. More can be promised, as a setting says (oversubscription);
 //! then interference has a probability, and it is told: of N tenants of which each wants its base with probability p,
 //! that k or more do is `1 - sum(i < k) C(N, i) p^i (1 - p)^(N - i)`. **Not here:** measuring; which
-//! reactor gives it ([`crate::places`]).
+//! reactor gives it ([`crate::placement`]).
 
 use crate::budget::{BadBudget, Budget, LEAST, Rate};
 use crate::cost::CostTable;
 use crate::params::Params;
-use crate::units::{Resource, SHARED, SHARED_RESOURCES};
+use crate::resources::{Resource, SHARED, SHARED_RESOURCES};
 
 /// What was measured of a node, a second.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -38,7 +38,7 @@ impl Capacity {
             self.device_writes * 1e9,
             self.link_in,
             self.link_out,
-            self.operations * f64::from(crate::units::PARTS),
+            self.operations * f64::from(crate::resources::PARTS),
         ]
     }
 }

@@ -5,7 +5,7 @@
 //! two sizes. **Not here:** how far off it is today ([`crate::estimator`]).
 
 use crate::budget::Rate;
-use crate::units::{PARTS, PLENTY, Resource, SHARED, Units};
+use crate::resources::{PARTS, PLENTY, Resource, ResourceVector, SHARED};
 use std::sync::Arc;
 
 /// Where it came in.
@@ -134,7 +134,7 @@ fn at(measured: &[f64; 6], len: u32) -> f64 {
 #[derive(Clone, Debug)]
 pub struct CostTable {
     /// By size, and in that by kind: so one comparison says whether there is such a row.
-    rows: Arc<[Units; ROWS * KINDS]>,
+    rows: Arc<[ResourceVector; ROWS * KINDS]>,
     profiles: [[Profile; 3]; 3],
 }
 
@@ -142,10 +142,10 @@ impl CostTable {
     /// Of profiles, by frontend and operation. Numbers that are none, or below 0, count as 0.
     #[must_use]
     pub fn new(profiles: [[Profile; 3]; 3]) -> Self {
-        let mut rows = Arc::new([Units::ZERO; ROWS * KINDS]);
-        for (at, units) in Arc::make_mut(&mut rows).iter_mut().enumerate() {
+        let mut rows = Arc::new([ResourceVector::ZERO; ROWS * KINDS]);
+        for (at, vector) in Arc::make_mut(&mut rows).iter_mut().enumerate() {
             let (row, kind) = (at / KINDS, at % KINDS);
-            *units = self::units(
+            *vector = self::vector(
                 FRONTENDS[kind / 3],
                 OPERATIONS[kind % 3],
                 &profiles[kind / 3][kind % 3],
@@ -158,14 +158,14 @@ impl CostTable {
     /// What such an I/O costs.
     #[inline]
     #[must_use]
-    pub fn of(&self, frontend: Frontend, operation: Operation, len: u32) -> Units {
+    pub fn of(&self, frontend: Frontend, operation: Operation, len: u32) -> ResourceVector {
         match self.row(frontend, operation, len) {
             Some(cost) => *cost,
             None => {
                 // A copy, so that the usual cost need not go through memory.
                 let odd = self.of_odd(frontend, operation, len);
                 let [a, b, c, d, e, f, g, h] = odd.0;
-                Units([a, b, c, d, e, f, g, h])
+                ResourceVector([a, b, c, d, e, f, g, h])
             }
         }
     }
@@ -173,7 +173,12 @@ impl CostTable {
     /// The same where it can be looked up: a whole number of blocks, up to the longest row.
     #[inline(always)]
     #[must_use]
-    pub fn row(&self, frontend: Frontend, operation: Operation, len: u32) -> Option<&Units> {
+    pub fn row(
+        &self,
+        frontend: Frontend,
+        operation: Operation,
+        len: u32,
+    ) -> Option<&ResourceVector> {
         // Far beyond all rows if it is no whole number of blocks.
         let row = len.rotate_right(STEP.trailing_zeros()) as usize;
         let kind = frontend as usize * OPERATIONS.len() + operation as usize;
@@ -182,13 +187,13 @@ impl CostTable {
 
     #[cold]
     #[inline(never)]
-    fn of_odd(&self, frontend: Frontend, operation: Operation, len: u32) -> Units {
+    fn of_odd(&self, frontend: Frontend, operation: Operation, len: u32) -> ResourceVector {
         let profile = &self.profiles[frontend as usize][operation as usize];
-        units(frontend, operation, profile, len)
+        vector(frontend, operation, profile, len)
     }
 
     /// Of one of [`SIZES`], or of nothing: what each kind costs.
-    fn kinds(&self, size: u32) -> &[Units] {
+    fn kinds(&self, size: u32) -> &[ResourceVector] {
         &self.rows[(size / STEP) as usize * KINDS..][..KINDS]
     }
 
@@ -237,9 +242,9 @@ impl CostTable {
     }
 }
 
-fn units(frontend: Frontend, operation: Operation, profile: &Profile, len: u32) -> Units {
+fn vector(frontend: Frontend, operation: Operation, profile: &Profile, len: u32) -> ResourceVector {
     let amount = |value: f64| value.round().clamp(0.0, f64::from(PLENTY)) as i32;
-    let mut cost = Units::ZERO;
+    let mut cost = ResourceVector::ZERO;
     let (device, link) = match operation {
         Operation::Read => (Resource::DeviceRead, Resource::LinkOut),
         Operation::Write | Operation::Other => (Resource::DeviceWrite, Resource::LinkIn),
@@ -309,7 +314,7 @@ pub(crate) mod tests {
             profiles[1][1].device_ns = costs;
             let table = CostTable::new(profiles);
             let mut rate = Rate { iops: 0, bytes: 0 };
-            let mut sum = [0f64; crate::units::SHARED];
+            let mut sum = [0f64; crate::resources::SHARED];
             for (len, operation, frontend) in sizes {
                 rate.iops += 1;
                 rate.bytes += u64::from(len);

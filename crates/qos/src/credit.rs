@@ -1,21 +1,21 @@
 //! What a tenant saved of its base.
 //!
-//! **Design.** Two accounts, operations and bytes. What of the base is neither used nor saved for the next windows is
-//! earned; what is used above the base is spent, after it was drawn, so an account is never below nothing; what is above
-//! the cap is lost. Atomic, because several reactors serve one tenant; each turn is one exchange, with no lock.
+//! **Design.** Two token buckets, operations and bytes. What of the base is neither used nor saved for the next windows fills them; use
+//! above the base is drawn first, so a bucket is never below zero, and what exceeds the cap is lost. Atomic, as several reactors serve one
+//! tenant: each step is one exchange, with no lock.
 //! **Not here:** how much may be drawn ([`crate::scheduler`]).
 
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// One account: of operations (in parts) or of bytes.
+/// One bucket: of operations (in parts) or of bytes.
 #[derive(Default, Debug)]
-pub struct Account {
+pub struct TokenBucket {
     has: AtomicU64,
     cap: AtomicU64,
 }
 
-impl Account {
+impl TokenBucket {
     /// At most so much from now on; what is above it is lost.
     pub fn set_cap(&self, cap: u64) {
         self.cap.store(cap, Relaxed);

@@ -1,13 +1,12 @@
-//! How far costs are off, told by delay.
+//! How far costs are off, as delay shows.
 //!
-//! **Design.** What is calibrated is wrong at times: another kernel, a hot processor, a neighbour outside. The queueing of
-//! a resource (the backend's own time not in it) says so: above what is aimed at, its costs are taken for more, a step a
-//! window; below a part of it ([`CALM_DELAY`]), while the resource is busy, for less; else the correction goes back towards 1. Both ways within bounds,
-//! so that who knows this can't move it far. Where nothing is known of this window, but something is under way that will tell, it stays.
-//! **Not here:** measuring the delay.
+//! **Design.** Calibrated costs are wrong at times: another kernel, a hot processor, a neighbour. The queueing of a resource, without the
+//! backend's own time, shows it. Above its target, costs count for more, by a step each window. Below a part of that ([`CALM_DELAY`]), while
+//! the resource is busy, they count for less; otherwise the correction returns towards 1. Bounds on both sides limit whoever
+//! exploits this. A correction stays while nothing is known of the window but something under way will show it.
 
 use crate::params::{BUSY, CALM_DELAY, Params, STEP_DOWN, STEP_UP};
-use crate::units::SHARED;
+use crate::resources::SHARED;
 
 /// The corrections of one reactor.
 #[derive(Clone, Debug)]
@@ -55,7 +54,7 @@ impl Estimator {
     }
 
     /// A window has ended, in which `used` (0 to 1) of each was used.
-    pub fn turn(&mut self, params: &Params, used: &[f32; SHARED]) {
+    pub fn end_window(&mut self, params: &Params, used: &[f32; SHARED]) {
         let calm_ns = (params.target_delay_ns as f32 * CALM_DELAY) as u64;
         for (resource, used) in used.iter().enumerate() {
             let count = std::mem::take(&mut self.count[resource]);
@@ -109,7 +108,7 @@ mod tests {
             estimator.observe(0, backlog as u64 * 100, 100);
             // As calibrated.
             let used = (given / window).min(1.0);
-            estimator.turn(&params, &[used, 0.0, 0.0, 0.0, 0.0, 0.0]);
+            estimator.end_window(&params, &[used, 0.0, 0.0, 0.0, 0.0, 0.0]);
             seen.push(estimator.factors()[0]);
         }
         (estimator, seen)
@@ -136,7 +135,7 @@ mod tests {
         assert_eq!(estimator.factors()[0], params.correction_least);
         // Nothing to do: back to what is calibrated, from either side.
         for _ in 0..1000 {
-            estimator.turn(&params, &[0.0; SHARED]);
+            estimator.end_window(&params, &[0.0; SHARED]);
         }
         assert_eq!(estimator.factors()[0], 1.0);
     }

@@ -3,7 +3,7 @@
 //! **Design.** The paper names some of these and gives none but the size of the reserve. What hardly matters is a constant, with
 //! its reason. **Not here:** models of devices and links (the simulator has its own).
 
-use crate::units::MAX_WINDOW_NS;
+use crate::resources::MAX_WINDOW_NS;
 
 /// What a link loses because commands for the other link keep it waiting is given out in the next window, up to this part of
 /// what there is: more, and a lane could save a link for itself.
@@ -24,8 +24,8 @@ pub const FORGET: f32 = 1.0 / 64.0;
 pub const BACKLOG_WEIGHT: u64 = 4;
 /// All reactors that have volumes of a tenant count as this part of its base, besides their demand: a volume that wakes finds a share.
 pub const BEGINNER: f32 = 1.0 / 256.0;
-/// No demand is told as more than so many times a base: sums of all reactors stay within 64 bits.
-pub const MOST_TOLD: f32 = 1000.0;
+/// No published demand is more than so many times a base: sums of all reactors stay within 64 bits.
+pub const MOST_PUBLISHED: f32 = 1000.0;
 /// A reactor whose own lanes began nothing for so long, ns, is idle, and may help others: two windows. With one, it would come and go.
 pub const IDLE_NS: u64 = 600_000;
 /// A reactor is helped once it was at work for more than this part of its time.

@@ -1,12 +1,10 @@
 //! Two tiers of buffers: what stays at hand for whoever is served, and what a burst has borrowed beyond that.
 //!
-//! **Design.** BurstCBS's memory pool. Buffers are of some sizes, and are counted by size. Of each, so many stay at hand for each lane:
-//! of the smallest [`OWN_BUFFERS`], of each next size half as many. Beyond that they are borrowed. A
-//! burst keeps what it borrowed while it goes on; it is over after so many looks ([`BURST_OVER`]) at which no more than the
-//! first tier had been out since the one before. Then what is free goes back, but for that tier, a little at each look.
+//! **Design.** BurstCBS's memory pool. Each lane keeps some buffers of each size at hand: [`OWN_BUFFERS`] of the smallest, half as many of
+//! each next size. Others are borrowed. A burst keeps them until, for [`BURST_OVER`] looks, no more than the first tier was out since the
+//! look before. Then free buffers beyond that tier go back, a few at each look.
 //!
-//! **Not here:** the buffers, how far apart is looked, what giving them back is (a reactor's staging memory, and the model of one in the
-//! simulator).
+//! **Not here:** the buffers, the time between looks, giving memory back (a reactor's staging memory and the simulator's model of it).
 
 /// So much goes back at one look: the kernel takes pages away one by one, and meanwhile a reactor does nothing else,
 const RETURNED_BYTES: u32 = 1 << 20;

@@ -45,7 +45,7 @@ pub struct Model {
     /// Reads and writes of a lane wait apart.
     pub apart: bool,
     /// How long links keep I/Os waiting is known, as it is of processors. The engine does not know it.
-    pub links_told: bool,
+    pub links_known: bool,
     /// Every I/O is charged as if it had 4 KiB: no cost vector, but a count.
     pub counted: bool,
     /// What an I/O costs more, of its processor time, where it goes through a ring from which others may steal it: the
@@ -73,7 +73,7 @@ impl Default for Model {
             base_first: true,
             rounds: false,
             apart: false,
-            links_told: false,
+            links_known: false,
             counted: false,
             steal_cost: 0.54,
         }
@@ -83,7 +83,7 @@ impl Default for Model {
 impl Model {
     /// All of it, for people.
     #[must_use]
-    pub fn told(&self) -> Vec<String> {
+    pub fn described(&self) -> Vec<String> {
         let ns = |(first, second): (f64, f64)| format!("{:.0} + {:.0} ns", first, second);
         vec![
             format!("reactors {}", self.reactors),
@@ -110,7 +110,7 @@ impl Model {
             format!("base first {}", self.base_first),
             format!("rounds {}", self.rounds),
             format!("reads and writes apart {}", self.apart),
-            format!("links told {}", self.links_told),
+            format!("links told {}", self.links_known),
             format!("counted, not weighed {}", self.counted),
             format!("stealing costs {}", self.steal_cost),
         ]

@@ -2,11 +2,11 @@
 //!
 //! **Design.** The scheduler knows one policy. The others are made of budgets and of a node without an end: `base` is a
 //! burst limit that equals the base; `wild` is burst limits alone, in rounds in which lanes begin a batch each.
-//! **Not here:** the rounds ([`crate::machine`]).
+//! **Not here:** the rounds ([`crate::simulation`]).
 
 use forebay_qos::budget::{Budget, Burst};
 use forebay_qos::params::Params as SchedulerParams;
-use forebay_qos::units::{PLENTY, SHARED};
+use forebay_qos::resources::{PLENTY, SHARED};
 use std::ops::{Deref, DerefMut};
 
 /// See the module's text.

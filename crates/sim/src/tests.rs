@@ -1,13 +1,13 @@
 //! What holds of any tenants under any load.
 
-use super::machine::{Machine, Spread};
 use super::model::{Guest, Load, Model, metered};
+use super::simulation::{Simulation, Spread};
 use crate::policy::{Params, Policy};
 use forebay_qos::admission::{Node, usable};
 use forebay_qos::budget::{Budget, Burst, Rate};
 use forebay_qos::params::{IDLE_NS, Params as SchedulerParams};
-use forebay_qos::places::Places;
-use forebay_qos::units::Resource;
+use forebay_qos::placement::PlacementPlan;
+use forebay_qos::resources::Resource;
 use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
 use std::collections::BTreeSet;
@@ -199,16 +199,16 @@ prop_compose! {
     }
 }
 
-/// Those whose bases fit: into the node, and on the reactors that serve their volumes, which [`Places`] picks as the engine does; and
+/// Those whose bases fit: into the node, and on the reactors that serve their volumes, which [`PlacementPlan`] picks as the engine does; and
 /// which those are.
 fn taken(all: Vec<Someone>, model: &Model, params: &Params) -> Vec<(Someone, Vec<usize>)> {
     let costs = model.costs();
     let mut node = Node::new(model.capacity(), params, 1.0);
-    let mut places = Places::new(model.reactors, 1e9 * usable(params));
+    let mut placement = PlacementPlan::new(model.reactors, 1e9 * usable(params));
     let mut taken = Vec::new();
     for someone in all {
         let budget = someone.budget();
-        let (tenant, mut then) = (taken.len() as u64, places.clone());
+        let (tenant, mut then) = (taken.len() as u64, placement.clone());
         then.promise(tenant, costs.most_of(budget.base)[Resource::Cpu as usize]);
         let mut homes = Vec::new();
         for _ in 0..someone.volumes {
@@ -216,7 +216,7 @@ fn taken(all: Vec<Someone>, model: &Model, params: &Params) -> Vec<(Someone, Vec
             then.export(tenant, homes[homes.len() - 1]);
         }
         if then.fit() && node.take(&budget, &costs).is_ok() {
-            places = then;
+            placement = then;
             taken.push((someone, homes));
         }
     }
@@ -248,9 +248,9 @@ proptest! {
         let (all, homes): (Vec<_>, Vec<_>) = taken(all, &model, &params).into_iter().unzip();
         prop_assume!(all.iter().any(|one| matches!(one.does, Does::Keeps)));
         let guests = all.iter().zip(&homes).map(|(one, homes)| one.guest(homes.clone(), params.window_ns));
-        let mut machine = Machine::new(model, &params, guests.collect(), spread, seed).expect("good");
-        machine.count_windows();
-        let had = machine.run(0, 30_000_000);
+        let mut simulation = Simulation::new(model, &params, guests.collect(), spread, seed).expect("good");
+        simulation.count_windows();
+        let had = simulation.run(0, 30_000_000);
         let windows = 30_000_000 / params.window_ns;
         for ((one, had), homes) in all.iter().zip(had).zip(&homes).filter(|((one, _), _)| matches!(one.does, Does::Keeps)) {
             let admit = homes.iter().collect::<BTreeSet<_>>().len();
@@ -279,8 +279,9 @@ fn mean(policy: Policy, truth: f64, neighbours: usize) -> f64 {
         policy,
         ..Params::default()
     };
-    let mut machine = Machine::new(model, &params, guests, Spread::OneToOne, 1).expect("good");
-    machine.run(40_000_000, 20_000_000)[0].latency.mean_us()
+    let mut simulation =
+        Simulation::new(model, &params, guests, Spread::OneToOne, 1).expect("good");
+    simulation.run(40_000_000, 20_000_000)[0].latency.mean_us()
 }
 
 #[test]
@@ -309,8 +310,9 @@ fn what_links_lose_by_order_is_given_out_again() {
         };
         let budget = metered((20_000, 140_000_000), (1_000_000, 3_000_000_000));
         let guests = vec![Guest::new(budget, Load::bytes(32)); 16];
-        let mut machine = Machine::new(model, &params, guests, Spread::OneToOne, 1).expect("good");
-        let had = machine.run(30_000_000, 100_000_000);
+        let mut simulation =
+            Simulation::new(model, &params, guests, Spread::OneToOne, 1).expect("good");
+        let had = simulation.run(30_000_000, 100_000_000);
         had.iter().map(|had| had.bytes).sum::<u64>() as f64
     };
     let part = bytes(Policy::Burst) / bytes(Policy::Wild);
@@ -326,9 +328,10 @@ fn one_queue_over_two_reactors() {
             ..Model::default()
         };
         let guests = vec![Guest::new(budget, Load::small(512))];
-        let mut machine = Machine::new(model, &Params::default(), guests, spread, 1).expect("good");
-        let count = machine.run(20_000_000, 20_000_000)[0].latency.count();
-        let busy = machine.busy();
+        let mut simulation =
+            Simulation::new(model, &Params::default(), guests, spread, 1).expect("good");
+        let count = simulation.run(20_000_000, 20_000_000)[0].latency.count();
+        let busy = simulation.busy();
         let most = busy.iter().copied().fold(0.0, f64::max);
         (
             count as f64,
@@ -371,9 +374,9 @@ fn a_pulse_at_the_threshold_of_help_costs_no_base() {
                     ..Guest::new(budget(100_000), Load::small(256))
                 };
                 let guests = vec![victim, bursts];
-                let machine = Machine::new(model, &params, guests, spread, 3);
-                let mut machine = machine.expect("good");
-                let had = machine.run(20_000_000, 60_000_000);
+                let simulation = Simulation::new(model, &params, guests, spread, 3);
+                let mut simulation = simulation.expect("good");
+                let had = simulation.run(20_000_000, 60_000_000);
                 let [victim, bursts] = had else { panic!() };
                 (
                     victim.latency.count(),
@@ -410,11 +413,11 @@ fn a_wrong_correction_keeps_nobody_from_an_idle_processor() {
         ..Params::default()
     };
     let guests = vec![Guest::new(base, keeps); 3];
-    let machine = Machine::new(Model::default(), &params, guests, Spread::OneToOne, 1);
-    let mut machine = machine.expect("good");
-    let had = machine.run(20_000_000, 40_000_000);
+    let simulation = Simulation::new(Model::default(), &params, guests, Spread::OneToOne, 1);
+    let mut simulation = simulation.expect("good");
+    let had = simulation.run(20_000_000, 40_000_000);
     let least = had.iter().map(|had| had.bytes).min().unwrap_or(0);
-    let factor = machine.correction(Resource::Cpu);
+    let factor = simulation.correction(Resource::Cpu);
     let asked = 4096.0 * 180_000.0 * 0.04;
     assert!(
         factor > 2.0 && least as f64 > 0.97 * asked,
@@ -444,9 +447,9 @@ fn a_weighted_round_robin_is_of_time() {
             ..Model::default()
         };
         let (fixed, byte) = model.cpu_ns;
-        let mut machine =
-            Machine::new(model, &params, guests.clone(), Spread::OneToOne, 1).expect("good");
-        let had = machine.run(20_000_000, 40_000_000);
+        let mut simulation =
+            Simulation::new(model, &params, guests.clone(), Spread::OneToOne, 1).expect("good");
+        let had = simulation.run(20_000_000, 40_000_000);
         let parts = had.iter().zip([4096.0, 65536.0]);
         let ns: Vec<f64> = parts
             .map(|(had, size)| had.bytes as f64 * (fixed / size + byte))

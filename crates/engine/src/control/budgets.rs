@@ -11,7 +11,7 @@ use super::Control;
 use crate::core::Admission;
 use crate::lane::Share;
 use crate::reactor::mailbox::Post;
-use forebay_qos::board::Board;
+use forebay_qos::ledger::Ledger;
 use forebay_xlate::VolumeId;
 use forebay_xlate::boundary::message::{Budget, Scheduling, TenantId};
 use forebay_xlate::boundary::region::{MAX_TENANTS, TenantRecord};
@@ -22,7 +22,7 @@ use std::sync::atomic::Ordering::{Relaxed, Release};
 /// See the module's text.
 pub(super) struct Budgets {
     /// While there is scheduling: how, and the board.
-    on: Option<(Box<Scheduling>, Arc<Board>)>,
+    on: Option<(Box<Scheduling>, Arc<Ledger>)>,
     tenants: BTreeMap<TenantId, Known>,
     /// Slots of nobody.
     free: VecDeque<u32>,
@@ -65,7 +65,7 @@ impl Budgets {
     fn admissions(
         &self,
         scheduling: &Scheduling,
-        board: &Arc<Board>,
+        ledger: &Arc<Ledger>,
         reactors: usize,
     ) -> Result<Vec<Admission>, String> {
         let params = scheduling.params()?;
@@ -85,7 +85,7 @@ impl Budgets {
         let per_second = capacity.capacity(1).per_second();
         let costs = scheduling.cost_table();
         let make = |_| {
-            let mut admission = Admission::new(params.clone(), &per_second, &costs, board)
+            let mut admission = Admission::new(params.clone(), &per_second, &costs, ledger)
                 .map_err(|bad| bad.to_string())?;
             for known in self.tenants.values() {
                 admission.set_budget(known.slot, &known.budget, known.guaranteed);
@@ -126,13 +126,13 @@ impl Control {
             }
             return Ok(());
         };
-        let board = match &budgets.on {
+        let ledger = match &budgets.on {
             Some((now, _)) if *now == scheduling => return Ok(()),
-            Some((_, board)) => board.clone(),
-            None => Arc::new(Board::new(MAX_TENANTS)),
+            Some((_, ledger)) => ledger.clone(),
+            None => Arc::new(Ledger::new(MAX_TENANTS)),
         };
-        let admissions = budgets.admissions(&scheduling, &board, self.mailboxes.len())?;
-        budgets.on = Some((scheduling, board));
+        let admissions = budgets.admissions(&scheduling, &ledger, self.mailboxes.len())?;
+        budgets.on = Some((scheduling, ledger));
         for (mailbox, admission) in self.mailboxes.iter_mut().zip(admissions) {
             mailbox.post(Post::Admission(Some(Box::new(admission))));
         }
@@ -150,7 +150,7 @@ impl Control {
     ) -> Result<(), String> {
         let id = tenant.0;
         let budgets = &mut self.budgets;
-        let Some((_, board)) = &budgets.on else {
+        let Some((_, ledger)) = &budgets.on else {
             // Nothing is charged, so nobody is known.
             return match budget {
                 Some(_) => Err(format!("tenant {id}: a budget without scheduling")),
@@ -162,7 +162,7 @@ impl Control {
                 return Ok(());
             };
             budgets.free.push_back(slot);
-            for credit in &board.entry(slot as usize).credit {
+            for credit in &ledger.entry(slot as usize).credit {
                 credit.set_cap(0);
             }
             begin(&self.region.tenants()[slot as usize], None);
@@ -197,7 +197,7 @@ impl Control {
                 budgets.tenants.insert(tenant, known);
                 let record = &self.region.tenants()[slot as usize];
                 begin(record, Some(tenant));
-                let [ops, bytes] = board.entry(slot as usize).save(&budget, credit);
+                let [ops, bytes] = ledger.entry(slot as usize).save(&budget, credit);
                 // For the engine after this one, should it have to begin at once.
                 record.credit_ops.store(ops, Relaxed);
                 record.credit_bytes.store(bytes, Relaxed);

@@ -4,7 +4,7 @@
 //! Design: a client like any other. It makes volumes of its own (`scratch`), drives them over each frontend (`drive`), reads the
 //! engine's counters around each load (`measure`), makes costs of the samples (`fit`), prints a table, and stores them over the
 //! API. Where a frontend can't be driven, what is stored of it stays.
-//! Not here: what costs are for (the crate `burst`).
+//! Not here: what costs are for (the crate `qos`).
 
 mod drive;
 mod fit;

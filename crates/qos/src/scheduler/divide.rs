@@ -1,26 +1,26 @@
 //! A tenant's part of a window, divided among its lanes on a reactor.
 //!
-//! **Design.** First what is due to volumes' own bases: each volume has an account of it. Then equal parts; what one does not want is the
-//! others'. An I/O that is larger than a lane's part begins as soon as something is left of the part, and later windows pay for it.
-//! **Not here:** the parts of tenants ([`super::turn`]), of reactors ([`crate::board`]).
+//! **Design.** Entitlements of volumes' own bases come first, then equal parts; what one does not want goes to the
+//! others. An I/O that is larger than a lane's part begins as soon as something is left of the part, and later windows pay for it.
+//! **Not here:** the parts of tenants ([`super::refill`]), of reactors ([`crate::ledger`]).
 
 use super::each::Each;
+use super::refill::OWN;
 use super::state::Lane;
-use super::turn::OWN;
 use crate::params::Params;
-use crate::units::{COUNT, PLENTY, SHARED, Units};
+use crate::resources::{COUNT, PLENTY, ResourceVector, SHARED};
 
-/// Among the tenant's lanes: to each what is due to it, and what it wants as far as that is fair; to those that want more the rest.
-/// What nobody wants is told, and any of them may have it.
+/// Divides among the tenant's lanes: first entitlements, then fair parts as far as wanted, then the rest to those that want more.
+/// Returns what nobody wants: any of them may have it.
 pub(super) fn divide(
-    given: &Units,
+    given: &ResourceVector,
     own: &[u32],
     lanes: &mut [Lane],
     params: &Params,
     window: u64,
     late: f32,
     lost: &mut Each,
-) -> Units {
+) -> ResourceVector {
     let headroom = 1.0 + params.headroom;
     let promised = promise(own, lanes, headroom, late);
     let mut spare = *given;
@@ -53,7 +53,7 @@ pub(super) fn divide(
             hungry[resource] += i32::from(want > fair);
         }
     }
-    let mut rest = Units::ZERO;
+    let mut rest = ResourceVector::ZERO;
     for resource in 0..COUNT {
         // Of nothing given, nothing is left, whatever is promised.
         let left = spare.0[resource].max(0);
@@ -66,7 +66,7 @@ pub(super) fn divide(
     }
     for (at, lane) in (0..).zip(own) {
         let lane = &mut lanes[*lane as usize];
-        let mut part = Units::ZERO;
+        let mut part = ResourceVector::ZERO;
         for resource in 0..COUNT {
             let fair = first(lane, resource) + fair.0[resource];
             let want = lane.wants(resource, headroom);
@@ -75,7 +75,7 @@ pub(super) fn divide(
             } else {
                 want
             };
-            // What can't be divided any more is had by turns.
+            // A remainder that can't be divided goes to one lane after the other.
             if hungry[resource] > 0 && at == window % own.len() as u64 {
                 part.0[resource] += std::mem::take(&mut spare.0[resource]);
             }
@@ -89,12 +89,12 @@ pub(super) fn divide(
     spare
 }
 
-/// What is due to each lane, as far as it wants that. Says the sum, which may be more than there is.
-fn promise(own: &[u32], lanes: &mut [Lane], headroom: f32, late: f32) -> Units {
-    let mut sum = Units::ZERO;
+/// Sets each lane's entitlement, as far as it wants that. Returns the sum, which may exceed what there is.
+fn promise(own: &[u32], lanes: &mut [Lane], headroom: f32, late: f32) -> ResourceVector {
+    let mut sum = ResourceVector::ZERO;
     for lane in own {
         let lane = &mut lanes[*lane as usize];
-        lane.promise = lane.due(headroom, late);
+        lane.promise = lane.entitlement(headroom, late);
         lane.promise_shared(headroom);
         sum.add(&lane.promise);
     }
@@ -107,17 +107,19 @@ impl Lane {
         (self.demand.0[resource] as f32 * headroom).min(PLENTY as f32) as i32
     }
 
-    /// What is due to it of its volume's own base, as far as it wants that.
-    fn due(&self, headroom: f32, late: f32) -> Units {
-        let mut due = Units::ZERO;
+    /// Its entitlement of its volume's own base, as far as it wants that.
+    fn entitlement(&self, headroom: f32, late: f32) -> ResourceVector {
+        let mut entitlement = ResourceVector::ZERO;
         if self.limited && !self.demand.is_zero() {
             for (at, own) in OWN.into_iter().enumerate() {
-                let brings = (self.base.0[own] as f32 * late).min(PLENTY as f32) as i32;
-                let most = brings.saturating_add(self.owed().0[own]);
-                due.0[own] = self.due[at].min(2 * most).min(self.wants(own, headroom));
+                let accrual = (self.base.0[own] as f32 * late).min(PLENTY as f32) as i32;
+                let most = accrual.saturating_add(self.debt().0[own]);
+                entitlement.0[own] = self.entitlement[at]
+                    .min(2 * most)
+                    .min(self.wants(own, headroom));
             }
         }
-        due
+        entitlement
     }
 
     /// With a part of what it wants of its own, it has the same part of what it wants of everything.
@@ -132,17 +134,16 @@ impl Lane {
         }
     }
 
-    /// Windows end in which so much was used: so much of its own base is due then. As of a tenant's, some windows' are saved for loads
-    /// that are not even; besides, an I/O that waits, and the next one until that is served.
+    /// Windows end in which so much was used: its own base accrues. Some windows' are saved for uneven loads, as of a tenant's.
     #[inline]
-    pub(super) fn earn(&mut self, used: &Units, passed: u64, saved: u64) {
+    pub(super) fn earn(&mut self, used: &ResourceVector, passed: u64, saved: u64) {
         for (at, own) in OWN.into_iter().enumerate() {
             let base = self.base.0[own] as u64;
             let more = base.saturating_mul(passed);
-            let due = i64::from(self.due[at]) - i64::from(used.0[own]);
+            let entitlement = i64::from(self.entitlement[at]) - i64::from(used.0[own]);
             let most = base.saturating_mul(saved);
-            let due = (due.max(0) as u64).saturating_add(more).min(most);
-            self.due[at] = due.min(PLENTY as u64) as i32;
+            let entitlement = (entitlement.max(0) as u64).saturating_add(more).min(most);
+            self.entitlement[at] = entitlement.min(PLENTY as u64) as i32;
         }
     }
 }

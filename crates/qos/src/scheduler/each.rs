@@ -1,9 +1,9 @@
 //! A number for each resource, as the end of a window calculates with them.
 //!
 //! **Design.** Eight numbers of 32 bits, so that each step over all of them is two instructions of the smallest x86-64: what
-//! compares does so without cases. What is a tenant's own is 0 here. **Not here:** exact amounts ([`crate::units`]).
+//! compares does so without cases. What is a tenant's own is 0 here. **Not here:** exact amounts ([`crate::resources`]).
 
-use crate::units::{COUNT, Units};
+use crate::resources::{COUNT, ResourceVector};
 
 #[derive(Clone, Copy, PartialEq, Default, Debug)]
 #[repr(C, align(16))]
@@ -13,28 +13,28 @@ impl Each {
     pub(super) const ZERO: Self = Self([0.0; COUNT]);
 
     #[inline(always)]
-    pub(super) fn of(units: &Units) -> Self {
+    pub(super) fn of(vector: &ResourceVector) -> Self {
         let mut each = Self::ZERO;
-        for (each, units) in each.0.iter_mut().zip(&units.0) {
-            *each = *units as f32;
+        for (each, vector) in each.0.iter_mut().zip(&vector.0) {
+            *each = *vector as f32;
         }
         each
     }
 
     /// Of what is shared.
     #[inline(always)]
-    pub(super) fn shared(units: &Units) -> Self {
-        Self::of(&units.shared())
+    pub(super) fn shared(vector: &ResourceVector) -> Self {
+        Self::of(&vector.shared())
     }
 
     /// Whole numbers, rounded down.
     #[inline(always)]
-    pub(super) fn units(&self) -> Units {
-        let mut units = Units::ZERO;
-        for (units, each) in units.0.iter_mut().zip(&self.0) {
-            *units = *each as i32;
+    pub(super) fn vector(&self) -> ResourceVector {
+        let mut vector = ResourceVector::ZERO;
+        for (vector, each) in vector.0.iter_mut().zip(&self.0) {
+            *vector = *each as i32;
         }
-        units
+        vector
     }
 
     #[inline(always)]
@@ -84,7 +84,7 @@ impl Each {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::units::SHARED;
+    use crate::resources::SHARED;
 
     #[test]
     fn what_exceeds_is_found_wherever_it_is() {
@@ -95,7 +95,10 @@ mod tests {
             more.0[at] = 1.5;
             assert!(more.exceeds(&even) && !even.exceeds(&more));
         }
-        assert_eq!(Each::shared(&Units([3; COUNT])).units().0[SHARED..], [0, 0]);
-        assert_eq!(Each([2.9; COUNT]).units(), Units([2; COUNT]));
+        assert_eq!(
+            Each::shared(&ResourceVector([3; COUNT])).vector().0[SHARED..],
+            [0, 0]
+        );
+        assert_eq!(Each([2.9; COUNT]).vector(), ResourceVector([2; COUNT]));
     }
 }

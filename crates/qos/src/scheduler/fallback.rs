@@ -4,16 +4,16 @@
 //! the path of an I/O of a tenant within what it was given. **Not here:** what waits.
 
 use super::Scheduler;
-use super::brings::Brings;
+use super::accrual::Accrual;
 use super::each::Each;
 use super::state::{NOBODY, Tenant};
 use crate::params::BEGINNER;
-use crate::units::{COUNT, PLENTY, Resource, SHARED, Units};
+use crate::resources::{COUNT, PLENTY, Resource, ResourceVector, SHARED};
 
 impl Scheduler {
     #[cold]
     #[inline(never)]
-    pub(super) fn fall_back(&mut self, lane: usize, cost: &Units) -> bool {
+    pub(super) fn fall_back(&mut self, lane: usize, cost: &ResourceVector) -> bool {
         let tenant = self.lanes[lane].tenant;
         if tenant == NOBODY {
             return false;
@@ -24,12 +24,12 @@ impl Scheduler {
                 return true;
             }
         }
-        self.begin_owing(lane, cost) || self.begin_beyond(lane, tenant as usize, cost)
+        self.begin_borrowing(lane, cost) || self.begin_beyond(lane, tenant as usize, cost)
     }
 
-    /// An I/O begins as long as something is left of the tenant's own: later windows pay for the rest. So it does if it is larger than
-    /// what a window gives of what is shared. It would have to be saved for otherwise, by keeping others from what is saved.
-    fn begin_owing(&mut self, lane: usize, cost: &Units) -> bool {
+    /// An I/O begins while anything is left of the tenant's own, and if it exceeds a window's shared resources: later windows pay.
+    /// Saving for it would keep others from what is saved.
+    fn begin_borrowing(&mut self, lane: usize, cost: &ResourceVector) -> bool {
         let lane = &mut self.lanes[lane];
         let shared = cost.shared();
         let begins = has_some(&lane.left, cost)
@@ -41,10 +41,10 @@ impl Scheduler {
     }
 
     /// What its lane was given, as far as that goes; all the rest from one of the sources.
-    fn begin_beyond(&mut self, lane: usize, tenant: usize, cost: &Units) -> bool {
+    fn begin_beyond(&mut self, lane: usize, tenant: usize, cost: &ResourceVector) -> bool {
         let mut short = *cost;
-        // What is owed is not asked for again.
-        short.sub(&self.lanes[lane].left.max(&Units::ZERO));
+        // Debt is not asked for again.
+        short.sub(&self.lanes[lane].left.max(&ResourceVector::ZERO));
         let own = short.own();
         let one = &mut self.tenants[tenant];
         if !own.is_zero() {
@@ -62,11 +62,11 @@ impl Scheduler {
             if !source && self.is_below_base(tenant, &cost.own()) {
                 // What lies free of one resource is had with what those have of another: the processor's time of who has nothing
                 // to do is no use without a link's.
-                let free = self.free.max(&Units::ZERO).min(&shared);
+                let free = self.free.max(&ResourceVector::ZERO).min(&shared);
                 let rest = shared.minus(&free);
                 source = self.take_from_bursting(tenant, &rest);
                 if !source && self.take_from_reserve(tenant, &rest) {
-                    self.tenants[tenant].seen.from_reserve += 1;
+                    self.tenants[tenant].statistics.from_reserve += 1;
                     source = true;
                 }
                 if source {
@@ -91,7 +91,7 @@ impl Scheduler {
 
     /// Where bases fit, the processor's time is there for whoever is below its base: it is given to those above in small parts.
     /// What the reserve has not, the next window has less.
-    fn take_from_reserve(&mut self, tenant: usize, shared: &Units) -> bool {
+    fn take_from_reserve(&mut self, tenant: usize, shared: &ResourceVector) -> bool {
         if self.reserve.take(shared) {
             return true;
         }
@@ -106,11 +106,11 @@ impl Scheduler {
     }
 
     /// The guard: with this I/O too, the tenant is not above its base.
-    fn is_below_base(&mut self, tenant: usize, own: &Units) -> bool {
-        let allows = |one: &Tenant, used: &Units| {
+    fn is_below_base(&mut self, tenant: usize, own: &ResourceVector) -> bool {
+        let allows = |one: &Tenant, used: &ResourceVector| {
             let mut would = *used;
             would.add(own);
-            one.due.covers(&would.own())
+            one.entitlement.covers(&would.own())
         };
         // What was used only grows in a window: not every volume that is refused looks at all of its siblings.
         let one = &self.tenants[tenant];
@@ -124,19 +124,19 @@ impl Scheduler {
     }
 
     /// In this window, with what later ones pay.
-    pub(super) fn used(&self, tenant: usize) -> Units {
+    pub(super) fn used(&self, tenant: usize) -> ResourceVector {
         let one = &self.tenants[tenant];
         let mut used = one.extra;
         for lane in &one.lanes {
             let lane = &self.lanes[*lane as usize];
             used.add(&lane.used());
-            used.add(&lane.owed());
+            used.add(&lane.debt());
         }
         used
     }
 
     /// Of the better of two bursting tenants, what it was given above its base.
-    pub(super) fn take_from_bursting(&mut self, tenant: usize, shared: &Units) -> bool {
+    pub(super) fn take_from_bursting(&mut self, tenant: usize, shared: &ResourceVector) -> bool {
         let count = self.bursting.len();
         let choices = self.params.choices;
         if count == 0 || choices == 0 {
@@ -150,7 +150,7 @@ impl Scheduler {
         );
         let (a, b) = (self.stealable(first), self.stealable(second));
         // The better: who has more of what this I/O needs most of.
-        let better = |of: &Units| {
+        let better = |of: &ResourceVector| {
             let parts = of.0.iter().zip(&shared.0);
             let parts = parts.filter(|(_, need)| **need > 0);
             parts
@@ -173,9 +173,9 @@ impl Scheduler {
         need.sub(&from_spare);
         for at in 0..one.lanes.len() {
             let lane = &mut self.lanes[self.tenants[victim].lanes[at] as usize];
-            // What one of them owes is not the others' to give.
+            // The debt of one lane is not the others' to give.
             let left = &mut lane.left;
-            let part = left.max(&Units::ZERO).min(&need).shared();
+            let part = left.max(&ResourceVector::ZERO).min(&need).shared();
             *left = left.minus(&part);
             lane.given = lane.given.minus(&part);
             need.sub(&part);
@@ -183,19 +183,19 @@ impl Scheduler {
         let one = &mut self.tenants[victim];
         let lost = Each::of(shared);
         one.allocated = one.allocated.with(&lost, |had, lost| (had - lost).max(0.0));
-        one.seen.lost += 1;
-        self.tenants[tenant].seen.taken += 1;
+        one.statistics.lost += 1;
+        self.tenants[tenant].statistics.taken += 1;
         true
     }
 
     /// What may be taken from it: what it has left, as far as it was given it above its base.
-    fn stealable(&self, tenant: usize) -> Units {
+    fn stealable(&self, tenant: usize) -> ResourceVector {
         let one = &self.tenants[tenant];
         let mut left = one.spare;
         for lane in &one.lanes {
             left.add(&self.lanes[*lane as usize].left);
         }
-        let mut most = Units::ZERO;
+        let mut most = ResourceVector::ZERO;
         for resource in 0..SHARED {
             let above = one.allocated.0[resource] - one.shared_base.0[resource] * one.share;
             most.0[resource] = left.0[resource].min(above.max(0.0) as i32);
@@ -211,8 +211,7 @@ impl Scheduler {
         ((u64::from(self.random) * below as u64) >> 32) as usize
     }
 
-    /// What the base of a tenant that rests was worth since this was asked last: saved, and the rest is credit. It comes to the
-    /// same when it is back; but so it can be seen, and lost by nobody's death.
+    /// Saves the base that an idle tenant accrued since the last call. It comes to the same later, but so it is visible and survives a death.
     pub fn earn(&mut self, tenant: usize) {
         let one = &self.tenants[tenant];
         let idle = self.window.saturating_sub(one.earned.window);
@@ -224,28 +223,28 @@ impl Scheduler {
     /// What others at work had of it meanwhile is not saved once more, however little is wanted when that is asked.
     fn save_idle(&mut self, tenant: usize, windows: u64, wakes: bool) {
         let saved = self.params.saved_windows.into();
-        let entry = self.board.entry(tenant);
+        let entry = self.ledger.entry(tenant);
         let one = &mut self.tenants[tenant];
-        let told = one.told;
-        one.share = entry.shares.share(&mut one.told, told, BEGINNER);
+        let published = one.published;
+        one.share = entry.shares.share(&mut one.published, published, BEGINNER);
         let worth = entry.idle(windows, one.earned.had);
-        let brings = Brings::Idle(worth, wakes);
-        one.save(entry, brings, saved);
+        let accrual = Accrual::Idle(worth, wakes);
+        one.save(entry, accrual, saved);
         one.counts_from(self.window, entry);
-        // Its volumes' limits hold as ever, and what they owe of what is shared is paid out of its base.
+        // Limits of volumes hold as ever; the base pays their debt of shared resources.
         let base = one.shared_base.times(worth as f32);
-        let mut pays = base.min(&Each([PLENTY as f32; COUNT])).units();
+        let mut pays = base.min(&Each([PLENTY as f32; COUNT])).vector();
         for lane in &one.lanes {
             let lane = &mut self.lanes[*lane as usize];
             lane.pay(&mut pays);
             if lane.limited {
-                lane.fill(&Units::ZERO, windows, saved);
+                lane.fill(&ResourceVector::ZERO, windows, saved);
             }
         }
     }
 
-    /// A tenant that was idle is here again: it may have its base at once, as far as there is anything. Who was not idle for a
-    /// whole window has had this one's: only who is new has it here, or to rest and come back would be worth a window each time.
+    /// An idle tenant is back and has its base at once. After less than a whole idle window only a new one does: the others had this
+    /// window's, and each short rest would be worth a window.
     pub(super) fn activate(&mut self, tenant: usize) {
         let one = &mut self.tenants[tenant];
         let is_new = !std::mem::replace(&mut one.is_known, true);
@@ -253,33 +252,33 @@ impl Scheduler {
         if idle > 0 || is_new {
             self.save_idle(tenant, idle.max(1), true);
         }
-        let entry = self.board.entry(tenant);
+        let entry = self.ledger.entry(tenant);
         let one = &mut self.tenants[tenant];
         one.active = true;
         one.allocated = Each::ZERO;
-        one.spare = Units::ZERO;
+        one.spare = ResourceVector::ZERO;
         self.active.push(tenant as u32);
-        self.tells |= entry.shares.is_shared();
+        self.publishes |= entry.shares.is_shared();
         if !self.awake {
             self.awake = true;
-            self.board.wake(true);
+            self.ledger.wake(true);
         }
         one.spare = one.limit(entry);
         if one.lanes.len() == 1 {
             // No sibling to share with.
             let lane = &mut self.lanes[one.lanes[0] as usize];
             let part = one.spare.min(&lane.may());
-            // What it owes, it owes still.
+            // Its debt stays.
             let left = &mut lane.left;
             lane.given = left.shared().plus(&part);
             *left = left.plus(&part);
-            one.spare = Units::ZERO;
+            one.spare = ResourceVector::ZERO;
         }
     }
 }
 
 /// Whether there is some of everything that an I/O needs.
-fn has_some(has: &Units, cost: &Units) -> bool {
+fn has_some(has: &ResourceVector, cost: &ResourceVector) -> bool {
     let mut both = has.0.iter().zip(&cost.0);
     both.all(|(has, cost)| *cost == 0 || *has > 0)
 }

@@ -1,40 +1,36 @@
 //! One reactor's share of everything, given out once a window.
 //!
-//! **Design.** Algorithm 1 of BurstCBS. A lane (a volume through this reactor) has an allocation of everything, and an I/O
-//! that it covers may begin: that is all there is on the path of an I/O ([`Scheduler::take`]). What it doesn't cover is
-//! looked at more closely ([`fallback`]): what a sibling left, what nobody was given, what a bursting tenant was given above
-//! its base (the better of two at random), the reserve. Of the last two only a tenant *below its base* may take: the guard that
-//! the printed algorithm lacks. At a window's end ([`Scheduler::turn`]) what was used and what waits says who is given what.
-//!
-//! Four things differ from the paper, each for a reason. Resources are judged one by one, so that who reads does not hold
-//! what others could write. Only what a tenant does not use of its allocation fades, or a steady one waits every few windows. What is left because its best taker is at its burst limit lies free for anyone who is not. And a
-//! base may be saved for a few windows ([`crate::params::Params::saved_windows`]), because a load is not even, and a
-//! window of a small base is less than one I/O; what is not saved becomes credit.
-//!
-//! **Not here:** the commands that wait (the lane keeps them, in order, and says so: [`Scheduler::wait`]), their order among
-//! lanes, time.
+//! **Design.** Algorithm 1 of BurstCBS. A lane (a volume through this reactor) has an allocation of each resource. An I/O that it covers
+//! may begin: that is all on the path of an I/O ([`Scheduler::take`]). For others [`fallback`] asks, in order, what siblings left, what is
+//! free, what a bursting tenant got above its base (the better of two at random), and the reserve. The last two serve only a tenant
+//! *below its base*: the guard that the printed algorithm lacks. A window's end ([`Scheduler::refill`]) allocates by use and by what waits.
+//! Four things differ from the paper. Resources are judged one by one, so that a reader does not hold what others could write. Only the
+//! unused part of an allocation fades, or a steady tenant waits every few windows. What the best taker may not take, as it is at its burst
+//! limit, is free for others. And a base can be saved for a few windows ([`crate::params::Params::saved_windows`]), as load is not even
+//! and a window of a small base is less than one I/O; the rest becomes credit.
+//! **Not here:** the commands that wait (lanes keep them and report them: [`Scheduler::wait`]), their order among lanes, time.
 
-mod brings;
+mod accrual;
 mod divide;
 mod each;
 mod fallback;
+mod refill;
 mod state;
 #[cfg(test)]
 mod tests;
-mod turn;
 
-use crate::board::{Board, Newest};
 use crate::budget::{Budget, Burst, Rate};
 use crate::cost::{CostTable, Frontends};
 use crate::estimator::Estimator;
+use crate::ledger::{Ledger, Newest};
 use crate::params::{BadParam, Params};
-use crate::units::{PARTS, PLENTY, Resource, SHARED, Units, in_window};
+use crate::resources::{PARTS, PLENTY, Resource, ResourceVector, SHARED, in_window};
 use each::Each;
+use refill::OWN;
 use state::{AboveBase, Lane, NOBODY, Tenant};
 use std::sync::Arc;
-use turn::OWN;
 
-pub use state::Seen;
+pub use state::TenantStatistics;
 
 /// See the module's text.
 #[derive(Debug)]
@@ -50,17 +46,17 @@ pub struct Scheduler {
     active: Vec<u32>,
     /// Of them those that are given more than their base.
     bursting: Vec<u32>,
-    reserve: Units,
+    reserve: ResourceVector,
     /// What nobody was given.
-    free: Units,
+    free: ResourceVector,
     /// What lanes in which something waits had left, and may not keep.
     lost: Each,
     window: u64,
     random: u32,
     estimator: Estimator,
     awake: bool,
-    /// What it told that it owes of each resource.
-    told_owed: [u64; SHARED],
+    /// The entitlement to each resource that the ledger has of this reactor.
+    published_entitlements: [u64; SHARED],
     /// Somebody may begin an I/O, had they more of the processor.
     wants_processor: bool,
     /// Of the processor there is as much as all bases need; as those that are guaranteed do.
@@ -69,15 +65,14 @@ pub struct Scheduler {
     overdrawn_ns: i32,
     somebody_bursts: bool,
     /// See [`Self::shares_with_others`].
-    tells: bool,
+    publishes: bool,
     /// Of each resource, the largest base of all who have lanes here, at work or not: any of them may wake.
     largest: Each,
-    board: Arc<Board>,
+    ledger: Arc<Ledger>,
 }
 
 impl Scheduler {
-    /// For `lanes` lanes at most, of the board's tenants, on a reactor of a node that has `per_second` of each shared
-    /// resource ([`crate::admission::Capacity::per_second`]; of processor time, this reactor's).
+    /// For at most `lanes` lanes of the ledger's tenants, on a reactor of a node that has `per_second` of each shared
     ///
     /// # Errors
     /// A parameter that is out of its range.
@@ -85,18 +80,18 @@ impl Scheduler {
         params: Params,
         per_second: &[f64; SHARED],
         lanes: usize,
-        board: &Arc<Board>,
+        ledger: &Arc<Ledger>,
     ) -> Result<Self, BadParam> {
         params.check()?;
         let mut whole = [0f32; SHARED];
         for (whole, per_second) in whole.iter_mut().zip(per_second) {
             let usable = per_second * f64::from(params.utilisation);
-            // Of all reactors together it may be more than fits; each one's part does ([`turn`]).
+            // The sum of all reactors may not fit; the part of each does ([`refill`]).
             *whole = (usable * params.window_ns as f64 / 1e9).max(0.0) as f32;
         }
-        let tenants = board.tenants();
+        let tenants = ledger.tenants();
         // Before the first window's end, all lies free for who comes first.
-        let mut free = Units::ZERO;
+        let mut free = ResourceVector::ZERO;
         for (free, whole) in free.0.iter_mut().zip(whole) {
             *free = whole.min(PLENTY as f32) as i32;
         }
@@ -108,34 +103,34 @@ impl Scheduler {
             tenants: (0..tenants).map(|_| Tenant::default()).collect(),
             active: Vec::with_capacity(tenants),
             bursting: Vec::with_capacity(tenants),
-            reserve: Units::ZERO,
+            reserve: ResourceVector::ZERO,
             free,
             lost: Each::ZERO,
             window: 0,
             random: 0x9E37_79B9,
             estimator: Estimator::default(),
             awake: false,
-            told_owed: [0; SHARED],
+            published_entitlements: [0; SHARED],
             wants_processor: false,
             bases_fit: [false; 2],
             overdrawn_ns: 0,
             somebody_bursts: false,
-            tells: false,
+            publishes: false,
             largest: Each::ZERO,
-            board: board.clone(),
+            ledger: ledger.clone(),
         })
     }
 
-    /// The tenant is another from now on: what the last one had saved, or owes, is not this one's.
+    /// The slot has a new tenant: savings and debt of the last one are not its own.
     pub fn begin_tenant(&mut self, tenant: usize) {
         let one = &mut self.tenants[tenant];
-        one.due = Units::ZERO;
+        one.entitlement = ResourceVector::ZERO;
         one.above = AboveBase {
             of_credit: one.above.of_credit,
             ..AboveBase::default()
         };
         one.is_known = false;
-        one.counts_from(self.window, self.board.entry(tenant));
+        one.counts_from(self.window, self.ledger.entry(tenant));
     }
 
     /// The tenant, which comes by these frontends, has this budget from now on. What it was given in this window is cut to it at once;
@@ -149,9 +144,9 @@ impl Scheduler {
     ) {
         // By what was stated until now.
         self.earn(tenant);
-        self.board.entry(tenant).set_budget(budget);
+        self.ledger.entry(tenant).set_budget(budget);
         let base = self.own(budget.base);
-        for (unused, own) in self.board.entry(tenant).unused.iter().zip(OWN) {
+        for (unused, own) in self.ledger.entry(tenant).unused.iter().zip(OWN) {
             unused.set_cap(base.0[own] as u64);
         }
         let metered = matches!(budget.how, Burst::Metered);
@@ -173,11 +168,11 @@ impl Scheduler {
     ) {
         let window = self.params.window_ns;
         let vector = |rate: Rate| {
-            let mut units = self.own(rate);
-            for (unit, most) in units.0.iter_mut().zip(costs.most_by(rate, frontends)) {
+            let mut vector = self.own(rate);
+            for (unit, most) in vector.0.iter_mut().zip(costs.most_by(rate, frontends)) {
                 *unit = in_window(most, window);
             }
-            units
+            vector
         };
         let (base, burst) = (vector(budget.base), vector(budget.burst));
         let before = self.tenants[tenant].shared_base;
@@ -213,7 +208,7 @@ impl Scheduler {
     pub fn set_volume(&mut self, lane: usize, budget: Option<&Budget>) {
         let (base, limit) = match budget {
             Some(budget) => (self.own(budget.base), self.own(budget.burst)),
-            None => (Units::ZERO, Units::PLENTY),
+            None => (ResourceVector::ZERO, ResourceVector::PLENTY),
         };
         let lane = &mut self.lanes[lane];
         if (lane.base, lane.limit, lane.limited) == (base, limit, budget.is_some()) {
@@ -221,9 +216,9 @@ impl Scheduler {
         }
         (lane.base, lane.limit, lane.limited) = (base, limit, budget.is_some());
         if !lane.limited {
-            lane.due = [0; 2];
+            lane.entitlement = [0; 2];
         }
-        // What was used before there was this limit is not owed; of shared resources it takes what its budget comes to.
+        // Use from before this limit is no debt; shared resources follow from the budget.
         let mut room = lane.limit;
         room.add(&lane.used().own());
         room.0[..SHARED].fill(PLENTY);
@@ -231,12 +226,12 @@ impl Scheduler {
     }
 
     /// What a budget says, in a window.
-    fn own(&self, rate: Rate) -> Units {
-        let mut units = Units::ZERO;
+    fn own(&self, rate: Rate) -> ResourceVector {
+        let mut vector = ResourceVector::ZERO;
         let window = self.params.window_ns;
-        units[Resource::Ops] = in_window(rate.iops as f64 * f64::from(PARTS), window);
-        units[Resource::Bytes] = in_window(rate.bytes as f64, window);
-        units
+        vector[Resource::Ops] = in_window(rate.iops as f64 * f64::from(PARTS), window);
+        vector[Resource::Bytes] = in_window(rate.bytes as f64, window);
+        vector
     }
 
     /// This lane is of that tenant. It had none before.
@@ -247,9 +242,9 @@ impl Scheduler {
         };
         let one = &mut self.tenants[tenant];
         if one.lanes.is_empty() {
-            let entry = self.board.entry(tenant);
+            let entry = self.ledger.entry(tenant);
             entry.shares.attach(true);
-            // Nothing was earned here before.
+            // Nothing accrued here before.
             one.counts_from(self.window, entry);
         }
         one.lanes.push(lane as u32);
@@ -276,12 +271,12 @@ impl Scheduler {
         let tenant = gone.tenant as usize;
         self.earn(tenant);
         let one = &mut self.tenants[tenant];
-        one.extra.add(&gone.used().plus(&gone.owed()));
+        one.extra.add(&gone.used().plus(&gone.debt()));
         one.lanes.retain(|other| *other as usize != lane);
         one.count_lanes();
         if one.lanes.is_empty() {
-            let told = std::mem::take(&mut one.told);
-            self.board.entry(tenant).shares.leave(told);
+            let published = std::mem::take(&mut one.published);
+            self.ledger.entry(tenant).shares.leave(published);
             self.newest(tenant);
         }
     }
@@ -289,14 +284,14 @@ impl Scheduler {
     /// Takes what an I/O of this lane costs out of what the lane was given; false: it has not so much, ask [`Self::admit`].
     #[inline(always)]
     #[must_use]
-    pub fn take(&mut self, lane: usize, cost: &Units) -> bool {
+    pub fn take(&mut self, lane: usize, cost: &ResourceVector) -> bool {
         self.lanes[lane].left.take(cost)
     }
 
     /// Whether an I/O of this lane that costs so much may begin; if so, that is paid. An I/O that may not, waits behind
     /// those of its lane that wait already ([`Self::wait`]).
     #[inline]
-    pub fn admit(&mut self, lane: usize, cost: &Units) -> bool {
+    pub fn admit(&mut self, lane: usize, cost: &ResourceVector) -> bool {
         if self.lanes[lane].left.take(cost) {
             return true;
         }
@@ -306,16 +301,16 @@ impl Scheduler {
     }
 
     /// An I/O begins to wait in its lane: said once of each.
-    pub fn wait(&mut self, lane: usize, cost: &Units) {
+    pub fn wait(&mut self, lane: usize, cost: &ResourceVector) {
         let lane = &mut self.lanes[lane];
         lane.waiting.add(cost);
         lane.waiters += 1;
-        self.tenants[lane.tenant as usize].seen.waited += 1;
+        self.tenants[lane.tenant as usize].statistics.waited += 1;
     }
 
     /// Whether the first I/O that waits in this lane may begin; if so, it does not wait any more.
     #[inline]
-    pub fn resume(&mut self, lane: usize, cost: &Units) -> bool {
+    pub fn resume(&mut self, lane: usize, cost: &ResourceVector) -> bool {
         let admitted = self.admit(lane, cost);
         if admitted {
             self.lanes[lane].waits_no_more(cost);
@@ -323,30 +318,28 @@ impl Scheduler {
         admitted
     }
 
-    /// Whether an I/O may begin whatever there is ([`Self::owe`]): as long as less is owed than a second brings of what is the
-    /// tenant's whatever others do, and less of its volume's limit. So one may begin whatever it costs, while nothing is owed; and
-    /// what is owed is paid within a second and the time of that one.
+    /// Whether an I/O may begin on debt ([`Self::borrow`]): the tenant's debt must be below its accrual of one second, and below that of its
+    /// volume's limit. Without debt an I/O of any cost may begin; its debt is paid within a second and the time of that I/O.
     #[must_use]
-    pub fn may_owe(&mut self, lane: usize) -> bool {
+    pub fn may_borrow(&mut self, lane: usize) -> bool {
         let tenant = self.lanes[lane].tenant as usize;
         if tenant == NOBODY as usize {
             return true;
         }
-        // What was owed may be paid by now.
+        // The debt may be paid by now.
         self.earn(tenant);
         let (one, tenant) = (&self.lanes[lane], &self.tenants[tenant]);
         let used = self.used(one.tenant as usize);
         OWN.into_iter().enumerate().all(|(at, own)| {
-            let paid = u64::from(tenant.due.0[own].max(0) as u32) + tenant.above.drawn[at];
-            let owed = tenant.above.debt[at] + (used.0[own].max(0) as u64).saturating_sub(paid);
+            let paid = u64::from(tenant.entitlement.0[own].max(0) as u32) + tenant.above.drawn[at];
+            let debt = tenant.above.debt[at] + (used.0[own].max(0) as u64).saturating_sub(paid);
             let over = i64::from(one.used().0[own]) - i64::from(one.room.0[own]);
-            (owed as i64) < self.second(tenant.brings(own))
+            (debt as i64) < self.second(tenant.accrual(own))
                 && (!one.limited || over < self.second(one.limit.0[own]))
         })
     }
 
-    /// Whether less waits in this lane than what it may owe at once: so whoever may not wait for its budget ([`Self::may_owe`]) has
-    /// all of it begin, unless it did so just before.
+    /// Whether all that waits in this lane may begin on debt at once, unless it did so just before (see [`Self::may_borrow`]).
     #[must_use]
     pub fn may_hold(&self, lane: usize) -> bool {
         let one = &self.lanes[lane];
@@ -355,8 +348,8 @@ impl Scheduler {
         };
         OWN.into_iter().all(|own| {
             let waiting = i64::from(one.waiting.0[own]);
-            let brings = tenant.brings(own);
-            waiting < self.second(brings.min(one.limit.0[own]))
+            let accrual = tenant.accrual(own);
+            waiting < self.second(accrual.min(one.limit.0[own]))
         })
     }
 
@@ -366,8 +359,8 @@ impl Scheduler {
         (i64::from(a_window) * second as i64).min(i64::from(PLENTY / 2))
     }
 
-    /// An I/O begins whatever there is: later windows give its tenant less.
-    pub fn owe(&mut self, lane: usize, cost: &Units) {
+    /// Begins an I/O on debt: later windows give its tenant less.
+    pub fn borrow(&mut self, lane: usize, cost: &ResourceVector) {
         let tenant = self.lanes[lane].tenant;
         if tenant == NOBODY {
             return;
@@ -383,19 +376,18 @@ impl Scheduler {
     }
 
     /// An I/O that waited is gone.
-    pub fn cancel(&mut self, lane: usize, cost: &Units) {
+    pub fn cancel(&mut self, lane: usize, cost: &ResourceVector) {
         self.lanes[lane].waits_no_more(cost);
     }
 
-    /// Whether this lane's tenant stays within its base: it had no more than that in the last window, and has had no more than is
-    /// due to it in this one. Those are begun first, and wait for no more than a turn. For a turn, not for each I/O.
+    /// Whether this lane's tenant stays within its base in the last window and in this one. Its I/Os begin first: asked once a turn.
     #[must_use]
     pub fn is_within_base(&self, lane: usize) -> bool {
         let tenant = self.lanes[lane].tenant;
         let Some(one) = self.tenants.get(tenant as usize) else {
             return false;
         };
-        !one.bursts && one.due.covers(&self.used(tenant as usize).own())
+        !one.bursts && one.entitlement.covers(&self.used(tenant as usize).own())
     }
 
     /// From the next window on this reactor has so many processors: others, that have nothing to do, do a part of its work.
@@ -413,8 +405,7 @@ impl Scheduler {
         self.somebody_bursts
     }
 
-    /// The processor has nothing to do: if somebody who waits may begin an I/O but for that, there is so much more of it now, and
-    /// this is true. So costs that are taken for too high hold nobody back.
+    /// Gives an idle processor's time to an I/O that lacks only that; true if one does. So costs that are too high hold nobody back.
     pub fn is_idle(&mut self, ns: i32) -> bool {
         let wanted = std::mem::take(&mut self.wants_processor);
         if wanted {
@@ -451,40 +442,37 @@ impl Scheduler {
         }
     }
 
-    /// Whether other reactors reckon with what this one uses, or will when they wake: until it has said that it uses nothing any
-    /// more, which is some windows after it does, its windows must end.
+    /// Whether its windows must end: others reckon with its use, or will when awake, until some windows after the last one.
     #[must_use]
     pub fn is_reckoned_with(&self) -> bool {
         self.awake
     }
 
-    /// Whether others have more of a tenant as soon as this reactor's window ends, if nothing else is used here: it told, or will,
-    /// that a tenant wants something which is theirs as well. So its windows should end in time, be it idle or not. What a volume's
-    /// exports tell each other is told with that.
+    /// Whether other reactors get more of a tenant once this reactor's window ends, as the ledger has, or will have, a demand of it here.
+    /// So its windows should end in time, idle or not. What a volume's exports publish goes with that.
     #[must_use]
     pub fn shares_with_others(&self) -> bool {
-        self.tells
+        self.publishes
     }
 
-    /// This reactor does without it from now on: nobody reckons with what it told any more. It has no lanes afterwards. What was
-    /// saved of its tenants' bases is credit, what was drawn and not used too.
+    /// Withdraws what this reactor published, and detaches all lanes. Saved bases and unused draws of its tenants become credit.
     pub fn leave(&mut self) {
         for lane in 0..self.lanes.len() {
             self.let_go(lane);
         }
         for tenant in self.active.drain(..) {
-            let entry = self.board.entry(tenant as usize);
+            let entry = self.ledger.entry(tenant as usize);
             let one = &mut self.tenants[tenant as usize];
             let used = std::mem::take(&mut one.extra);
             one.settle(entry, &used);
             one.active = false;
-            self.board.rest(tenant as usize, &mut one.told);
+            self.ledger.rest(tenant as usize, &mut one.published);
         }
         for (tenant, one) in self.tenants.iter_mut().enumerate() {
-            let due = std::mem::take(&mut one.due);
-            for (credit, own) in self.board.entry(tenant).credit.iter().zip(OWN) {
+            let entitlement = std::mem::take(&mut one.entitlement);
+            for (credit, own) in self.ledger.entry(tenant).credit.iter().zip(OWN) {
                 if !one.metered {
-                    credit.put(due.0[own].max(0) as u64);
+                    credit.put(entitlement.0[own].max(0) as u64);
                 }
             }
         }
@@ -494,25 +482,25 @@ impl Scheduler {
     }
 
     fn sleep(&mut self) {
-        self.board.wake(false);
-        for (resource, told) in self.told_owed.iter_mut().enumerate() {
-            self.board.owe(resource, told, 0);
+        self.ledger.wake(false);
+        for (resource, published) in self.published_entitlements.iter_mut().enumerate() {
+            self.ledger.publish_entitlement(resource, published, 0);
         }
     }
 
     /// What is known of a tenant on this reactor.
     #[must_use]
-    pub fn seen(&self, tenant: usize) -> Seen {
+    pub fn statistics(&self, tenant: usize) -> TenantStatistics {
         let one = &self.tenants[tenant];
-        let entry = self.board.entry(tenant);
+        let entry = self.ledger.entry(tenant);
         let credit = |own: usize| {
-            let account = &entry.credit[own];
-            (account.has() + one.drawn_credit(own)).min(account.cap())
+            let bucket = &entry.credit[own];
+            (bucket.has() + one.drawn_credit(own)).min(bucket.cap())
         };
-        Seen {
+        TenantStatistics {
             credit_parts: credit(0),
             credit_bytes: credit(1),
-            ..one.seen
+            ..one.statistics
         }
     }
 
@@ -521,19 +509,21 @@ impl Scheduler {
         let one = &mut self.tenants[tenant];
         let new = match one.lanes.is_empty() {
             true => Newest::default(),
-            false => one.seen.newest(self.params.window_ns),
+            false => one.statistics.newest(self.params.window_ns),
         };
-        self.board.entry(tenant).tell_newest(&mut one.newest, new)
+        self.ledger
+            .entry(tenant)
+            .publish_newest(&mut one.newest, new)
     }
 
-    /// What a lane was given in the window that has just begun, a second: of what its tenant was ([`Seen::granted`]), its part.
+    /// What a lane was given in the window that has just begun, a second: of what its tenant was ([`TenantStatistics::granted`]), its part.
     #[must_use]
     pub fn granted_to(&self, lane: usize) -> Rate {
         let one = &self.lanes[lane];
         let Some(tenant) = self.tenants.get(one.tenant as usize) else {
             return Rate { iops: 0, bytes: 0 };
         };
-        let whole = tenant.seen.granted(self.params.window_ns);
+        let whole = tenant.statistics.granted(self.params.window_ns);
         let part = |rate: u64, own: Resource| {
             let (given, of) = (
                 one.given[own].max(0) as u64,

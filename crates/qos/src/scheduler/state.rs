@@ -1,9 +1,9 @@
 //! What is known of a lane and of a tenant.
 
 use super::each::Each;
-use crate::board::{Entry, Newest, Told};
 use crate::budget::Rate;
-use crate::units::{PARTS, Resource, SHARED, Units};
+use crate::ledger::{LedgerEntry, Newest, Published};
+use crate::resources::{PARTS, Resource, ResourceVector, SHARED};
 
 /// No tenant.
 pub(super) const NOBODY: u32 = u32::MAX;
@@ -13,48 +13,48 @@ pub(super) const NOBODY: u32 = u32::MAX;
 #[repr(C, align(64))]
 pub(super) struct Lane {
     /// What may still be used in this window.
-    pub(super) left: Units,
+    pub(super) left: ResourceVector,
     pub(super) tenant: u32,
     /// I/Os that wait.
     pub(super) waiters: u32,
     /// Its volume has a limit.
     pub(super) limited: bool,
     /// What was given at its beginning, less what was taken away.
-    pub(super) given: Units,
+    pub(super) given: ResourceVector,
     /// Of the I/Os that wait.
-    pub(super) waiting: Units,
+    pub(super) waiting: ResourceVector,
     /// Its volume's own part of the tenant's base, in a window.
-    pub(super) base: Units,
+    pub(super) base: ResourceVector,
     /// Its volume's limit, in a window.
-    pub(super) limit: Units,
+    pub(super) limit: ResourceVector,
     /// Of what its volume's own base brought, what it did not use: operations, bytes.
-    pub(super) due: [i32; 2],
+    pub(super) entitlement: [i32; 2],
     /// Of that, what was divided to it for this window, and what is shared with it: before its siblings had anything.
-    pub(super) promise: Units,
-    /// What its limit allows in this window, saved from earlier ones too. Below nothing: owed.
-    pub(super) room: Units,
+    pub(super) promise: ResourceVector,
+    /// What its limit allows in this window, savings included. Below zero: debt.
+    pub(super) room: ResourceVector,
     /// Used in the last window, and what waits: what the next is divided by.
-    pub(super) demand: Units,
+    pub(super) demand: ResourceVector,
     /// Used in this window beyond what was given: out of what was not its own.
-    pub(super) beyond: Units,
+    pub(super) beyond: ResourceVector,
 }
 
 impl Default for Lane {
     fn default() -> Self {
         Self {
-            left: Units::ZERO,
+            left: ResourceVector::ZERO,
             tenant: NOBODY,
             waiters: 0,
             limited: false,
-            given: Units::ZERO,
-            waiting: Units::ZERO,
-            base: Units::ZERO,
-            limit: Units::PLENTY,
-            due: [0; 2],
-            promise: Units::ZERO,
-            room: Units::PLENTY,
-            demand: Units::ZERO,
-            beyond: Units::ZERO,
+            given: ResourceVector::ZERO,
+            waiting: ResourceVector::ZERO,
+            base: ResourceVector::ZERO,
+            limit: ResourceVector::PLENTY,
+            entitlement: [0; 2],
+            promise: ResourceVector::ZERO,
+            room: ResourceVector::PLENTY,
+            demand: ResourceVector::ZERO,
+            beyond: ResourceVector::ZERO,
         }
     }
 }
@@ -62,21 +62,24 @@ impl Default for Lane {
 impl Lane {
     /// Used in this window. An I/O that is larger than what a window gives is used by parts, as later windows pay for it.
     #[inline]
-    pub(super) fn used(&self) -> Units {
-        let left = self.left.shared().plus(&self.left.own().max(&Units::ZERO));
+    pub(super) fn used(&self) -> ResourceVector {
+        let left = self
+            .left
+            .shared()
+            .plus(&self.left.own().max(&ResourceVector::ZERO));
         self.given.minus(&left).plus(&self.beyond)
     }
 
     /// What later windows pay of its own.
-    pub(super) fn owed(&self) -> Units {
-        Units::ZERO.minus(&self.left.own().min(&Units::ZERO))
+    pub(super) fn debt(&self) -> ResourceVector {
+        ResourceVector::ZERO.minus(&self.left.own().min(&ResourceVector::ZERO))
     }
 
-    /// What it owes of what is shared is paid, as far as there is so much. Its tenant rests.
-    pub(super) fn pay(&mut self, pays: &mut Units) {
+    /// Pays its debt of shared resources, as far as there is so much. Its tenant rests.
+    pub(super) fn pay(&mut self, pays: &mut ResourceVector) {
         let left = &mut self.left;
-        let owes = Units::ZERO.minus(&left.min(&Units::ZERO));
-        let paid = owes.min(pays);
+        let debt = ResourceVector::ZERO.minus(&left.min(&ResourceVector::ZERO));
+        let paid = debt.min(pays);
         *left = left.plus(&paid);
         self.given = self.given.plus(&paid);
         pays.sub(&paid);
@@ -84,7 +87,7 @@ impl Lane {
 
     /// A window begins, with so much and what was saved. Says what of that it may not keep.
     #[inline]
-    pub(super) fn begin(&mut self, given: &Units) -> Each {
+    pub(super) fn begin(&mut self, given: &ResourceVector) -> Each {
         let left = &mut self.left;
         let kept = left.min(given);
         let lost = Each::shared(&left.minus(&kept));
@@ -95,17 +98,17 @@ impl Lane {
 
     /// What its limit allows to be given to it.
     #[inline]
-    pub(super) fn may(&self) -> Units {
-        self.room.max(&Units::ZERO)
+    pub(super) fn may(&self) -> ResourceVector {
+        self.room.max(&ResourceVector::ZERO)
     }
 
     /// One I/O less waits.
     #[inline]
-    pub(super) fn waits_no_more(&mut self, cost: &Units) {
+    pub(super) fn waits_no_more(&mut self, cost: &ResourceVector) {
         self.waiters = self.waiters.saturating_sub(1);
         // Of many that are large, the sum may be cut; of none, it is nothing.
         match self.waiters {
-            0 => self.waiting = Units::ZERO,
+            0 => self.waiting = ResourceVector::ZERO,
             _ => self.waiting.sub(cost),
         }
     }
@@ -116,9 +119,9 @@ impl Lane {
 #[repr(align(64))]
 pub(super) struct Tenant {
     /// In a window, on all reactors together.
-    pub(super) base: Units,
+    pub(super) base: ResourceVector,
     /// The same.
-    pub(super) burst: Units,
+    pub(super) burst: ResourceVector,
     pub(super) metered: bool,
     /// Its base comes before those of whom this is not said.
     pub(super) guaranteed: bool,
@@ -126,13 +129,13 @@ pub(super) struct Tenant {
     /// It was active before.
     pub(super) is_known: bool,
     /// What it may still use as its base, saved from earlier windows too; only what is its own. At a window's beginning.
-    pub(super) due: Units,
+    pub(super) entitlement: ResourceVector,
     /// Given to it and to no lane of it yet.
-    pub(super) spare: Units,
+    pub(super) spare: ResourceVector,
     /// Given to it for this window, before its lanes had their parts.
-    pub(super) whole: Units,
+    pub(super) whole: ResourceVector,
     /// Used by lanes that are gone.
-    pub(super) extra: Units,
+    pub(super) extra: ResourceVector,
     /// The last allocation of each shared resource.
     pub(super) allocated: Each,
     /// What it used and what waits, weighed.
@@ -143,22 +146,22 @@ pub(super) struct Tenant {
     pub(super) shared_burst: Each,
     /// Its part of the tenant: this reactor's demand by all reactors'.
     pub(super) share: f32,
-    /// What the board was told last.
-    pub(super) told: Told,
+    /// What the ledger has of it.
+    pub(super) published: Published,
     /// It used nothing in the last window, and nothing waits.
     pub(super) rests: bool,
-    /// It used more than what was due to it in the last window.
+    /// It used more than its entitlement in the last window.
     pub(super) bursts: bool,
     /// Its lane, if that is the only one: [`NOBODY`] else.
     pub(super) only: u32,
     pub(super) above: AboveBase,
     /// So much was used in this window at least, as it was found last.
-    pub(super) found: Units,
-    /// What the board was told of the newest window.
+    pub(super) found: ResourceVector,
+    /// What the ledger has of its newest window.
     pub(super) newest: Newest,
     pub(super) earned: Earned,
     pub(super) lanes: Vec<u32>,
-    pub(super) seen: Seen,
+    pub(super) statistics: TenantStatistics,
 }
 
 /// Up to when a tenant's idle time is credited to it.
@@ -166,7 +169,7 @@ pub(super) struct Tenant {
 pub(super) struct Earned {
     /// The window of its last work, or of the last sum.
     pub(super) window: u64,
-    /// What of its base others had used by then ([`Entry::had`]).
+    /// What of its base others had used by then ([`LedgerEntry::had`]).
     pub(super) had: u64,
 }
 
@@ -195,15 +198,12 @@ impl Tenant {
     }
 
     /// From this window on it earns as one that rests.
-    pub(super) fn counts_from(&mut self, window: u64, entry: &Entry) {
-        self.earned = Earned {
-            window,
-            had: entry.had(),
-        };
+    pub(super) fn counts_from(&mut self, window: u64, entry: &LedgerEntry) {
+        (self.earned.window, self.earned.had) = (window, entry.had());
     }
 
-    /// What a window brings it of its own, whatever others do and without what it saved.
-    pub(super) fn brings(&self, own: usize) -> i32 {
+    /// What a window accrues to it of its own, without savings and whatever others do.
+    pub(super) fn accrual(&self, own: usize) -> i32 {
         match self.metered {
             true => self.burst.0[own],
             false => self.base.0[own],
@@ -212,17 +212,13 @@ impl Tenant {
 
     /// What lies ready for this window of its credit.
     pub(super) fn drawn_credit(&self, own: usize) -> u64 {
-        if self.above.of_credit {
-            self.above.drawn[own]
-        } else {
-            0
-        }
+        self.above.drawn[own] * u64::from(self.above.of_credit)
     }
 }
 
-/// What can be told of a tenant. All but the last window's are sums since the beginning.
+/// Statistics of a tenant: sums since the beginning, except of the last window.
 #[derive(Clone, Copy, PartialEq, Default, Debug)]
-pub struct Seen {
+pub struct TenantStatistics {
     /// Operations used, in parts of 1/65536.
     pub used_parts: u64,
     /// Bytes used.
@@ -239,7 +235,7 @@ pub struct Seen {
     pub lost: u64,
     /// I/Os that began out of the reserve.
     pub from_reserve: u64,
-    /// Windows in which it used more than what was due of its base.
+    /// Windows in which it used more than its entitlement.
     pub burst_windows: u64,
     /// Windows in which it used anything.
     pub active_windows: u64,
@@ -252,10 +248,10 @@ pub struct Seen {
     /// What it has saved: bytes.
     pub credit_bytes: u64,
     /// The last window: what was given, and what was used of it.
-    pub given: Units,
+    pub given: ResourceVector,
     /// The last window.
-    pub used: Units,
-    /// Of that, what was above what was due: operations, in parts, and bytes.
+    pub used: ResourceVector,
+    /// Of that, what exceeded its entitlement: operations, in parts, and bytes.
     pub above: [u64; 2],
     /// Time of processors and devices that it cost, as calibrated and as it counted, ns.
     pub costs: [u64; 2],
@@ -265,7 +261,7 @@ pub struct Seen {
     pub waiting: u64,
 }
 
-impl Seen {
+impl TenantStatistics {
     /// The newest window.
     #[must_use]
     pub(super) fn newest(&self, window_ns: u64) -> Newest {

@@ -1,10 +1,10 @@
 //! Figures that the paper lacks.
 
 use super::paper::{beside, node, params, run};
-use super::{Effort, Figure, told};
+use super::{Effort, Figure, described};
 use crate::model::{Guest, Load, Model, metered};
 use crate::policy::{Params, Policy};
-use forebay_qos::units::Resource;
+use forebay_qos::resources::Resource;
 
 const BASE: (u64, u64) = (20_000, 140_000_000);
 const BURST: (u64, u64) = (1_000_000, 4_096_000_000);
@@ -91,11 +91,11 @@ pub(super) fn wakers(_: Effort) -> Figure {
         };
         guests.extend(vec![Guest::new(metered(BASE, BURST), wake); wakers]);
         let params = Params::default();
-        let mut machine =
-            crate::machine::Machine::new(node(), &params, guests, Default::default(), 3)
+        let mut simulation =
+            crate::simulation::Simulation::new(node(), &params, guests, Default::default(), 3)
                 .unwrap_or_else(|bad| panic!("{bad}"));
-        machine.count_windows();
-        let had = machine.run(30_000_000, 10_000_000);
+        simulation.count_windows();
+        let had = simulation.run(30_000_000, 10_000_000);
         let base = 20_000.0 * params.window_ns as f64 / 1e9;
         let (mut parts, mut behind) = ([f64::MAX; 4], 0f64);
         for one in &had[2..] {
@@ -145,7 +145,7 @@ pub(super) fn device(effort: Effort) -> Figure {
         .map(str::to_owned)
         .to_vec(),
         assumed: "reads of 4 to 16 KiB, neighbours at depth 32, bases of 4,000 IOPS".into(),
-        parameters: told(&with_device(1.0), &Params::default()),
+        parameters: described(&with_device(1.0), &Params::default()),
         ..Figure::default()
     };
     for truth in [0.25, 0.5, 1.0, 2.0, 3.0] {
@@ -161,7 +161,7 @@ pub(super) fn device(effort: Effort) -> Figure {
             };
             let mut guests = beside(metered((4_000, 28_000_000), BURST), 15, &load);
             guests[0].load.reads = 100;
-            let (had, machine) = run(with_device(truth), &params, guests, effort);
+            let (had, simulation) = run(with_device(truth), &params, guests, effort);
             let latency = &had[0].latency;
             let iops: u64 = had.iter().map(|had| had.latency.count()).sum();
             rows.push([
@@ -169,7 +169,7 @@ pub(super) fn device(effort: Effort) -> Figure {
                 latency.percentile_us(99.0),
                 iops as f64 / effort.ms as f64,
             ]);
-            correction = f64::from(machine.correction(Resource::DeviceRead));
+            correction = f64::from(simulation.correction(Resource::DeviceRead));
         }
         let mut row: Vec<f64> = (0..3).flat_map(|at| [rows[0][at], rows[1][at]]).collect();
         row.push(correction);
@@ -206,7 +206,7 @@ pub(super) fn ablation(effort: Effort) -> Figure {
         cpu_truth: 1.3,
         ..node()
     };
-    figure.parameters = told(&model(), &Params::default());
+    figure.parameters = described(&model(), &Params::default());
     let mut all = vec![(params(Policy::Burst), model()); figure.names.len()];
     all[1].1.counted = true;
     (all[2].0.correction_least, all[2].0.correction_most) = (1.0, 1.0);

@@ -103,8 +103,8 @@ impl Effort {
 
 /// All parameters of a node and its scheduler, for people.
 #[must_use]
-pub fn told(model: &Model, params: &Params) -> String {
-    let mut all = model.told();
+pub fn described(model: &Model, params: &Params) -> String {
+    let mut all = model.described();
     all.extend(
         params
             .values()
@@ -187,7 +187,7 @@ pub fn make(name: &str, effort: Effort) -> Option<Figure> {
     found.map(|(_, _, make)| {
         let mut figure = make(effort);
         if figure.parameters.is_empty() {
-            figure.parameters = told(&paper::node(), &Params::default());
+            figure.parameters = described(&paper::node(), &Params::default());
         }
         figure
     })

@@ -1,11 +1,11 @@
 //! Figures that the paper has.
 
-use super::{Better, Claim, Effort, Figure, about, told};
-use crate::machine::{Machine, Spread};
+use super::{Better, Claim, Effort, Figure, about, described};
 use crate::model::{Guest, Load, Model, metered};
 use crate::policy::{Params, Policy};
+use crate::simulation::{Simulation, Spread};
 use crate::stats::Had;
-use forebay_qos::units::Resource;
+use forebay_qos::resources::Resource;
 
 /// What is simulated unless a figure says otherwise: the paper's node has 2 to 4 control threads, here 2.
 pub(super) fn node() -> Model {
@@ -28,7 +28,7 @@ pub(super) fn run(
     params: &Params,
     guests: Vec<Guest>,
     effort: Effort,
-) -> (Vec<Had>, Machine) {
+) -> (Vec<Had>, Simulation) {
     run_again(model, params, guests, effort, 42)
 }
 
@@ -39,11 +39,11 @@ pub(super) fn run_again(
     guests: Vec<Guest>,
     effort: Effort,
     seed: u64,
-) -> (Vec<Had>, Machine) {
-    let mut machine = Machine::new(model, params, guests, Spread::OneToOne, seed)
+) -> (Vec<Had>, Simulation) {
+    let mut simulation = Simulation::new(model, params, guests, Spread::OneToOne, seed)
         .unwrap_or_else(|bad| panic!("{bad}"));
-    let had = machine.run(30_000_000, effort.ms * 1_000_000).to_vec();
-    (had, machine)
+    let had = simulation.run(30_000_000, effort.ms * 1_000_000).to_vec();
+    (had, simulation)
 }
 
 /// Runs of what depends on chance.
@@ -61,7 +61,7 @@ pub(super) fn beside(
 }
 
 /// The same, and each neighbour is a machine of the paper's: with a queue for each of its four processors, so two on each reactor.
-pub(super) fn beside_machines(
+pub(super) fn beside_vms(
     budget: forebay_qos::budget::Budget,
     neighbours: usize,
     load: &Load,
@@ -112,7 +112,7 @@ pub(super) fn latency(effort: Effort) -> Figure {
             }
             for (depth, row) in DEPTHS.into_iter().zip(&mut rows) {
                 let mean = |policy, base_first| {
-                    let guests = beside_machines(metered(base, burst), neighbours, &load(depth));
+                    let guests = beside_vms(metered(base, burst), neighbours, &load(depth));
                     let model = Model {
                         base_first,
                         ..node()
@@ -184,8 +184,7 @@ pub(super) fn tails(effort: Effort) -> Figure {
         let mut row = Vec::new();
         for (_, load) in kinds {
             for policy in [Policy::Wild, Policy::Burst] {
-                let guests =
-                    beside_machines(metered(PRODUCTS[0].1, PRODUCTS[0].2), 31, &load(depth));
+                let guests = beside_vms(metered(PRODUCTS[0].1, PRODUCTS[0].2), 31, &load(depth));
                 let (had, _) = run(node(), &params(policy), guests, effort);
                 let latency = &had[0].latency;
                 row.extend([latency.percentile_us(99.0), latency.percentile_us(99.9)]);
@@ -236,7 +235,7 @@ pub(super) fn most(effort: Effort) -> Figure {
             let guests = vec![guest; count];
             let model = Model {
                 apart: row == 4,
-                links_told: row == 5,
+                links_known: row == 5,
                 ..node()
             };
             let (had, _) = run(model, &params(policy), guests, effort);
@@ -363,14 +362,14 @@ pub(super) fn estimate(effort: Effort) -> Figure {
             }
             let mut guests = beside(metered(PRODUCTS[0].1, PRODUCTS[0].2), 31, &Load::iops(32));
             guests[0].load.reads = reads;
-            let (had, machine) = run(model.clone(), &params, guests, effort);
+            let (had, simulation) = run(model.clone(), &params, guests, effort);
             values.push(had[0].latency.mean_us());
-            correction = f64::from(machine.correction(Resource::Cpu));
+            correction = f64::from(simulation.correction(Resource::Cpu));
         }
         values.push(correction);
         figure.rows.push((row as f64, values));
     }
-    figure.parameters = told(&wrong(), &Params::default());
+    figure.parameters = described(&wrong(), &Params::default());
     let part =
         |row: usize, column: usize| 100.0 * figure.rows[row].1[column] / figure.rows[0].1[column];
     // Of reads and writes, corrected and not.

@@ -2,9 +2,9 @@
 
 use super::paper::{beside, node, params};
 use super::{Better, Claim, Effort, Figure, about};
-use crate::machine::{Machine, Spread};
 use crate::model::{Guest, Load, Model, SKEWED, metered};
 use crate::policy::Policy;
+use crate::simulation::{Simulation, Spread};
 
 /// One tenant whose four queues are used as unevenly as the paper's, over 1 to 6 reactors.
 pub(super) fn balance(effort: Effort) -> Figure {
@@ -30,11 +30,12 @@ pub(super) fn balance(effort: Effort) -> Figure {
                 // They are a volume's.
                 guest.homes = vec![0; guest.queues.len()];
             }
-            let mut machine = Machine::new(model, &params(Policy::Burst), vec![guest], spread, 7)
-                .unwrap_or_else(|bad| panic!("{bad}"));
-            let had = machine.run(30_000_000, effort.ms * 1_000_000);
+            let mut simulation =
+                Simulation::new(model, &params(Policy::Burst), vec![guest], spread, 7)
+                    .unwrap_or_else(|bad| panic!("{bad}"));
+            let had = simulation.run(30_000_000, effort.ms * 1_000_000);
             let iops = had[0].latency.count() as f64 / effort.ms as f64;
-            let busy = machine.busy();
+            let busy = simulation.busy();
             let most = busy.iter().copied().fold(0.0, f64::max);
             let least = busy.iter().copied().fold(f64::MAX, f64::min);
             (iops, (most / least.max(1e-3)).min(999.0))
@@ -114,9 +115,9 @@ pub(super) fn scale(effort: Effort) -> Figure {
             };
             let budget = metered((15_000, 100_000_000), (1_000_000, 4_096_000_000));
             let guests = beside(budget, tenants - 1, &Load::iops(16));
-            let machine = Machine::new(model, &params(policy), guests, Spread::OneToOne, 11);
-            let mut machine = machine.unwrap_or_else(|bad| panic!("{bad}"));
-            let had = machine.run(15_000_000, ms * 1_000_000);
+            let simulation = Simulation::new(model, &params(policy), guests, Spread::OneToOne, 11);
+            let mut simulation = simulation.unwrap_or_else(|bad| panic!("{bad}"));
+            let had = simulation.run(15_000_000, ms * 1_000_000);
             let latency = &had[0].latency;
             row.push(latency.mean_us());
             if policy == Policy::Burst {

@@ -1,7 +1,7 @@
 //! The paper's figures of what a tenant has that stays within its base: its IOPS, when it wakes, a database's I/Os.
 
-use super::paper::{CHANCES, LoadAt, PRODUCTS, beside_machines, node, params, run, run_again};
-use super::{Better, Claim, Effort, Figure, about, told};
+use super::paper::{CHANCES, LoadAt, PRODUCTS, beside_vms, node, params, run, run_again};
+use super::{Better, Claim, Effort, Figure, about, described};
 use crate::model::{Load, Model, metered};
 use crate::policy::{Params, Policy};
 use crate::stats::Latency;
@@ -25,14 +25,14 @@ pub(super) fn base(effort: Effort) -> Figure {
         assumed: "2 reactors, 8 neighbours at depth 32, each with 4 queues, 4 to 16 KiB, and 4 to 128 KiB (bytes); wild: the mean of 8 runs; a backend of 30 us (the paper's 20,000 one after the other need one below 50 us)".into(),
         ..Figure::default()
     };
-    figure.parameters = told(&near(), &Params::default());
+    figure.parameters = described(&near(), &Params::default());
     let mut had_it = 0;
     let mut missed = 0;
     let mut lowest = f64::MAX;
     for depth in 1..=8 {
         let iops = |policy, neighbours, load: LoadAt| {
             let budget = metered(PRODUCTS[0].1, PRODUCTS[0].2);
-            let mut guests = beside_machines(budget, neighbours, &load(32));
+            let mut guests = beside_vms(budget, neighbours, &load(32));
             guests[0].load.depth = depth;
             guests[0].load.rate = Some(20_000.0);
             // Under wild, what is under way gathers now at one reactor, now at the other: one run says little.
@@ -109,8 +109,7 @@ pub(super) fn wake(_: Effort) -> Figure {
         let throttled = |reserve: f32| {
             let mut params = params(Policy::Burst);
             params.reserve_most = reserve;
-            let mut guests =
-                beside_machines(metered(PRODUCTS[1].1, PRODUCTS[1].2), 15, &Load::iops(64));
+            let mut guests = beside_vms(metered(PRODUCTS[1].1, PRODUCTS[1].2), 15, &Load::iops(64));
             guests[0].load = Load {
                 depth: 64,
                 rate: Some(f64::from(thousand) * 1e3),
@@ -147,7 +146,7 @@ const WRITES: f64 = 2.0;
 /// The latency of the I/Os of 16 KiB, so many percent reads, beside so many who burst.
 fn transaction_ios(policy: Policy, reads: u32, bursters: usize, effort: Effort) -> Latency {
     let budget = metered((100_000, 1_400_000_000), (200_000, 2_800_000_000));
-    let mut guests = beside_machines(budget, bursters, &Load::bytes(32));
+    let mut guests = beside_vms(budget, bursters, &Load::bytes(32));
     guests[0].load = Load {
         reads,
         sizes: vec![16 << 10],

@@ -1,4 +1,4 @@
-//! How admission is told across, and what the crate `burst` makes of it.
+//! How admission is told across, and what the crate `qos` makes of it.
 //!
 //! **Design.** Messages carry whole numbers, so that they can be compared; here they become what is calculated with, and back.
 //! What makes no sense is refused by name. **Not here:** what the numbers mean (`forebay_qos`).
@@ -11,7 +11,7 @@ use forebay_qos::params::Params;
 use std::sync::atomic::AtomicU64;
 
 impl CostProfile {
-    /// In the terms of the crate `burst`.
+    /// In the terms of the crate `qos`.
     #[must_use]
     pub fn profile(&self) -> Profile {
         let ns = |ps: [u64; 6]| ps.map(|ps| ps as f64 / 1000.0);

@@ -3,7 +3,7 @@
 //! Purpose: who was told that its base is guaranteed keeps it, whatever others do later; and what was served so that bases
 //! fit is served so again.
 //! Design: a promise says how much, and by which reactors; whoever needs more comes after all others
-//! (`forebay_qos::places`). Promises belong to the node: `promises.json` in the state folder, written when they have changed,
+//! (`forebay_qos::placement`). Promises belong to the node: `promises.json` in the state folder, written when they have changed,
 //! before anybody is answered. One that fits no more is kept as lapsed, as long as its tenant has a budget. A file that is not
 //! there, or of another pool, promises nothing. This daemon says which reactor serves an export; once it is served, the engine's
 //! word counts.
@@ -18,8 +18,8 @@ use forebay_pool::{ExportId, TenantId};
 use forebay_qos::admission::usable;
 use forebay_qos::budget::Rate;
 use forebay_qos::cost::CostTable;
-use forebay_qos::places::{Places, Promise};
-use forebay_qos::units::Resource;
+use forebay_qos::placement::{PlacementPlan, Promise};
+use forebay_qos::resources::Resource;
 use forebay_xlate::VolumeId;
 use forebay_xlate::boundary::region::MAX_REACTORS;
 use serde::{Deserialize, Serialize};
@@ -247,7 +247,7 @@ impl Placement {
     }
 
     /// What each reactor owes to whom, and the costs of it. Exports that none is known to serve are placed.
-    pub(crate) fn places(&self) -> (Places, CostTable) {
+    pub(crate) fn places(&self) -> (PlacementPlan, CostTable) {
         if let Some(session) = self.link.session() {
             self.note_served(&session);
         }
@@ -258,7 +258,7 @@ impl Placement {
         let reactors = self.reactors();
         let core = self.base.core.borrow();
         let pool = &core.pool;
-        let mut places = Places::new(reactors as usize, each);
+        let mut places = PlacementPlan::new(reactors as usize, each);
         for (tenant, budget) in pool.tenant_budgets() {
             places.promise(tenant.0, processors(budget.base, &costs));
         }

@@ -14,8 +14,8 @@ use forebay_pool::TenantId;
 use forebay_qos::admission::{Node, interference, largest};
 use forebay_qos::budget::{Budget, LEAST, Rate};
 use forebay_qos::cost::{self, CostTable};
-use forebay_qos::places::{Lack, Places};
-use forebay_qos::units::{Resource, SHARED_RESOURCES};
+use forebay_qos::placement::{Lack, PlacementPlan};
+use forebay_qos::resources::{Resource, SHARED_RESOURCES};
 
 use crate::api::error::{ApiError, ErrorKind};
 use crate::api::events::EventKind;
@@ -110,7 +110,7 @@ impl Placement {
     }
 
     /// What reactors owe, unless nobody has a budget, or more than there is may be promised.
-    fn owed(&self) -> Option<(Places, CostTable)> {
+    fn owed(&self) -> Option<(PlacementPlan, CostTable)> {
         (!self.node.is_meant() && self.base.has_budgets()).then(|| self.places())
     }
 

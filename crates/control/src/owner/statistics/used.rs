@@ -11,7 +11,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use forebay_pool::TenantId;
 use forebay_qos::budget::MOST;
-use forebay_qos::units::SHARED_RESOURCES;
+use forebay_qos::resources::SHARED_RESOURCES;
 use forebay_xlate::boundary::region::{MAX_REACTORS, ReactorRecord, Region, TenantRecord};
 use serde::{Deserialize, Deserializer, Serialize};
 

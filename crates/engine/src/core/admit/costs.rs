@@ -6,7 +6,7 @@
 
 use super::super::io::IoOp;
 use forebay_qos::cost::{CostTable, Frontend, Operation};
-use forebay_qos::units::{Resource, Units};
+use forebay_qos::resources::{Resource, ResourceVector};
 
 /// What is charged at most of a tenant's bytes for zeroing: they are on no link. The same of the device's time, for each piece.
 const MAX_ZEROED_BYTES: u64 = 1 << 20;
@@ -14,7 +14,7 @@ const MAX_ZEROED_BYTES: u64 = 1 << 20;
 const MAX_PIECES: u64 = 32;
 
 /// Of any command.
-pub(super) fn cost_of(costs: &CostTable, frontend: Frontend, op: &IoOp) -> Units {
+pub(super) fn cost_of(costs: &CostTable, frontend: Frontend, op: &IoOp) -> ResourceVector {
     let of = |operation, len_bytes| costs.of(frontend, operation, len_bytes);
     let (first, pieces) = match *op {
         IoOp::Read { len_bytes, .. } | IoOp::Compare { len_bytes, .. } => {

@@ -1,4 +1,4 @@
-//! Who may begin a command now: the crate `burst` in a reactor.
+//! Who may begin a command now: the crate `qos` in a reactor.
 //!
 //! **Design.** Each command is charged when it would begin ([`Core::begin`], [`Core::at_once`]), whichever frontend it came by.
 //! One that is not admitted waits in its lane's queue, which runs through the slab ([`Stage::Throttled`]); what is younger in

@@ -3,9 +3,9 @@
 use super::super::Core;
 use super::Admission;
 use crate::lane::Share;
-use forebay_qos::board::Board;
 use forebay_qos::budget::{Budget, Burst, Rate};
 use forebay_qos::cost::{self, CostTable, Profile};
+use forebay_qos::ledger::Ledger;
 use forebay_qos::params::Params;
 use std::sync::Arc;
 
@@ -39,8 +39,8 @@ impl Core {
         };
         let capacity = forebay_xlate::boundary::message::NodeCapacity::UNLIMITED.capacity(1);
         // With room for one that a test adds.
-        let board = Arc::new(Board::new(budgets.len() + 1));
-        let mut admission = Admission::new(params, &capacity.per_second(), costs, &board).unwrap();
+        let ledger = Arc::new(Ledger::new(budgets.len() + 1));
+        let mut admission = Admission::new(params, &capacity.per_second(), costs, &ledger).unwrap();
         for (tenant, budget) in (0..).zip(budgets) {
             admission.set_budget(tenant, budget, false);
         }

@@ -5,11 +5,11 @@ use super::admit::{QUIET, quiet_lane};
 use super::*;
 use crate::lane::Share;
 use forebay_device::ring::Completion;
-use forebay_qos::board::Board;
 use forebay_qos::budget::{Budget, Burst, Rate};
 use forebay_qos::cost::{CostTable, Profile};
+use forebay_qos::ledger::Ledger;
 use forebay_qos::params::Params;
-use forebay_qos::units::Resource;
+use forebay_qos::resources::Resource;
 use forebay_xlate::boundary::message::NodeCapacity;
 
 const WINDOW_NS: u64 = 1_000_000;
@@ -78,12 +78,12 @@ fn rig(params: Params, noisy: &Budget, truth: f64) -> Rig {
     let device = (SAID_NS - BYTE_NS * f64::from(SMALL), BYTE_NS);
     let costs = CostTable::new([[Profile::line((100.0, 0.0), device, 0); 3]; 3]);
     let per_second = NodeCapacity::UNLIMITED.capacity(1).per_second();
-    let board = Arc::new(Board::new(3));
+    let ledger = Arc::new(Ledger::new(3));
     let params = Params {
         window_ns: WINDOW_NS,
         ..params
     };
-    let mut admission = Admission::new(params, &per_second, &Arc::new(costs), &board).unwrap();
+    let mut admission = Admission::new(params, &per_second, &Arc::new(costs), &ledger).unwrap();
     admission.set_budget(0, noisy, false);
     admission.set_budget(1, &metered(5_000, 5_000), false);
     admission.set_budget(2, &metered(1_000, 1_000_000), false);

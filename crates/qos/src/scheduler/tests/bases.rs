@@ -9,7 +9,7 @@ use proptest::test_runner::RngSeed;
 /// A lane that has so many I/Os waiting at any time.
 struct Always {
     lane: usize,
-    cost: Units,
+    cost: ResourceVector,
     depth: usize,
     /// In one of so many windows, and else nothing.
     period: u64,
@@ -41,7 +41,7 @@ fn begun(scheduler: &mut Scheduler, loads: &[Always], windows: u64) -> Vec<u64> 
                 }
             }
         }
-        scheduler.turn(1);
+        scheduler.refill(1, 0);
         for load in loads.iter().filter(|load| asks(load) && load.period > 1) {
             each(scheduler, load, false);
         }
@@ -133,9 +133,9 @@ fn a_base_has_its_part_of_what_is_shared() {
         budget(700_000, 900_000, Burst::Metered),
     ];
     let costs = table();
-    let board = Arc::new(Board::new(2));
+    let ledger = Arc::new(Ledger::new(2));
     let whole = [1e9, 1e12, 1e12, 100e9, 100e9, 100e6 * f64::from(PARTS)];
-    let mut scheduler = Scheduler::new(params(), &whole, VOLUMES + 1, &board).expect("good");
+    let mut scheduler = Scheduler::new(params(), &whole, VOLUMES + 1, &ledger).expect("good");
     for (tenant, budget) in budgets.iter().enumerate() {
         scheduler.set_budget(tenant, budget, &costs, Frontends::ALL);
     }
@@ -322,7 +322,7 @@ fn a_base_is_what_it_takes_by_the_frontends_it_comes_by() {
             scheduler.wait(0, &cost);
             let refused = (0..50).filter(|_| !scheduler.admit(1, &cost)).count();
             kept_waiting += if window > 0 { refused } else { 0 };
-            scheduler.turn(1);
+            scheduler.refill(1, 0);
         }
         assert_eq!(kept_waiting == 0, fits, "{frontends:?}: {kept_waiting}");
     }

@@ -29,7 +29,7 @@ fn an_admission_is_counted() {
     let mut begun = 0;
     for round in 0..rounds {
         if round % 20 == 0 {
-            bench.scheduler.turn(1);
+            bench.scheduler.refill(1, 0);
         }
         let operation = OPERATIONS[(round % 2) as usize];
         let len = match how {

@@ -21,7 +21,7 @@ fn credit_is_earned_below_the_base_and_spent_above() {
             bench.window(1000, &|_, window, step| even(each, window, step));
             sum += bench.ended[0];
             ended += bench.ended[0];
-            let credit = bench.scheduler.seen(0).credit_parts;
+            let credit = bench.scheduler.statistics(0).credit_parts;
             assert!(credit <= cap);
             most = most.max(credit);
             // Never more than what was due since the beginning, with one window's burst.
@@ -49,31 +49,31 @@ fn credit_is_earned_below_the_base_and_spent_above() {
 #[test]
 fn who_rests_earns_what_is_stated_while_it_is_there() {
     let costs = table();
-    let board = Arc::new(Board::new(1));
+    let ledger = Arc::new(Ledger::new(1));
     let whole = [1e9, 1e12, 1e12, 100e9, 100e9, 100e6 * f64::from(PARTS)];
-    let mut scheduler = Scheduler::new(params(), &whole, 1, &board).expect("good");
+    let mut scheduler = Scheduler::new(params(), &whole, 1, &ledger).expect("good");
     let credit = Burst::Credit { seconds: 600 };
     let cost = costs.of(Frontend::Tcp, Operation::Read, 4096);
-    let has = |scheduler: &Scheduler| scheduler.seen(0).credit_parts / PARTS as u64;
+    let has = |scheduler: &Scheduler| scheduler.statistics(0).credit_parts / PARTS as u64;
     // What was before it had a volume here is not its own.
-    scheduler.turn(5000);
+    scheduler.refill(5000, 0);
     scheduler.set_budget(0, &budget(10_000, 20_000, credit), &costs, Frontends::ALL);
     scheduler.attach(0, 0);
     assert!(scheduler.admit(0, &cost));
     assert_eq!(has(&scheduler), 0);
     while scheduler.is_reckoned_with() {
-        scheduler.turn(1);
+        scheduler.refill(1, 0);
     }
     let begun = has(&scheduler);
     // 10 in a window: seen before it is back, and no more when it is.
-    scheduler.turn(1000);
+    scheduler.refill(1000, 0);
     scheduler.earn(0);
     let earned = has(&scheduler) - begun;
     assert!((9_900..=10_000).contains(&earned), "{earned}");
     scheduler.earn(0);
     assert_eq!(has(&scheduler) - begun, earned);
     // A change counts from its time on.
-    scheduler.turn(1000);
+    scheduler.refill(1000, 0);
     scheduler.set_budget(0, &budget(100_000, 200_000, credit), &costs, Frontends::ALL);
     assert!(scheduler.admit(0, &cost));
     let earned = has(&scheduler) - begun - earned;
@@ -115,9 +115,9 @@ proptest! {
     #[test]
     fn credit_never_negative_nor_over_cap(all in prop::collection::vec(does(), 1..40)) {
         let costs = table();
-        let board = Arc::new(Board::new(1));
+        let ledger = Arc::new(Ledger::new(1));
         let whole = [1e9, 1e12, 1e12, 100e9, 100e9, 100e6 * f64::from(PARTS)];
-        let mut reactors = [0, 1].map(|_| Scheduler::new(params(), &whole, 1, &board).expect("good"));
+        let mut reactors = [0, 1].map(|_| Scheduler::new(params(), &whole, 1, &ledger).expect("good"));
         let of = |base: u64, more: u64, seconds: Option<u32>| {
             let how = seconds.map_or(Burst::Metered, |seconds| Burst::Credit { seconds });
             budget(base * 1000, base * more * 1000, how)
@@ -154,24 +154,24 @@ proptest! {
                 for (at, scheduler) in reactors.iter_mut().enumerate() {
                     let is_away = matches!(does, Does::Away(away, _) if *away == at);
                     if !is_away {
-                        scheduler.turn(1);
+                        scheduler.refill(1, 0);
                     }
                 }
                 brought += now.base.iops / 1000;
             }
             if let Does::Away(at, windows) = *does {
-                reactors[at].turn(windows.into());
+                reactors[at].refill(windows.into(), 0);
             }
-            let entry = board.entry(0);
+            let entry = ledger.entry(0);
             for (own, each) in [(0, PARTS as u64), (1, 4096)] {
-                let account = &entry.credit[own];
-                prop_assert!(account.has() <= account.cap(), "{does:?}");
-                prop_assert!(account.has() <= brought * each, "{} of {}: {does:?}", account.has() / each, brought);
+                let bucket = &entry.credit[own];
+                prop_assert!(bucket.has() <= bucket.cap(), "{does:?}");
+                prop_assert!(bucket.has() <= brought * each, "{} of {}: {does:?}", bucket.has() / each, brought);
             }
             for scheduler in &reactors {
-                let seen = scheduler.seen(0);
+                let statistics = scheduler.statistics(0);
                 let caps = [0, 1].map(|own| entry.credit[own].cap());
-                prop_assert!(seen.credit_parts <= caps[0] && seen.credit_bytes <= caps[1], "{does:?}");
+                prop_assert!(statistics.credit_parts <= caps[0] && statistics.credit_bytes <= caps[1], "{does:?}");
             }
         }
     }

@@ -12,12 +12,12 @@ mod storm;
 mod volumes;
 
 use super::Scheduler;
-use crate::board::Board;
 use crate::budget::{Budget, Burst, Rate};
 use crate::cost::Frontends;
 use crate::cost::{CostTable, Frontend, Operation, tests::table};
+use crate::ledger::Ledger;
 use crate::params::Params;
-use crate::units::{PARTS, Resource, Units};
+use crate::resources::{PARTS, Resource, ResourceVector};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
@@ -30,7 +30,7 @@ type Load<'a> = &'a dyn Fn(usize, u64, usize) -> (usize, u32);
 pub(super) struct Bench {
     pub(super) scheduler: Scheduler,
     costs: CostTable,
-    queues: Vec<VecDeque<Units>>,
+    queues: Vec<VecDeque<ResourceVector>>,
     /// In the window that ended: I/Os of each, and the processor's time.
     pub(super) ended: Vec<u64>,
     pub(super) cpu_ns: i64,
@@ -56,9 +56,9 @@ pub(super) fn budget(base: u64, burst: u64, how: Burst) -> Budget {
 impl Bench {
     pub(super) fn new(budgets: &[Budget], params: Params) -> Self {
         let costs = table();
-        let board = Arc::new(Board::new(budgets.len()));
+        let ledger = Arc::new(Ledger::new(budgets.len()));
         let whole = [1e9, 1e12, 1e12, 100e9, 100e9, 100e6 * f64::from(PARTS)];
-        let mut scheduler = Scheduler::new(params, &whole, budgets.len(), &board).expect("good");
+        let mut scheduler = Scheduler::new(params, &whole, budgets.len(), &ledger).expect("good");
         for (tenant, budget) in budgets.iter().enumerate() {
             budget.check().expect("a good budget");
             scheduler.set_budget(tenant, budget, &costs, Frontends::ALL);
@@ -105,7 +105,7 @@ impl Bench {
             }
             self.step();
         }
-        self.scheduler.turn(1);
+        self.scheduler.refill(1, 0);
         self.window += 1;
     }
 
@@ -122,11 +122,11 @@ impl Bench {
             let Some(cost) = self.queues[tenant].front().copied() else {
                 continue;
             };
-            let before = self.scheduler.seen(tenant);
+            let before = self.scheduler.statistics(tenant);
             if !self.scheduler.resume(tenant, &cost) {
                 continue;
             }
-            let after = self.scheduler.seen(tenant);
+            let after = self.scheduler.statistics(tenant);
             if after.taken + after.from_reserve > before.taken + before.from_reserve {
                 self.assert_below_base(tenant);
             }
@@ -142,7 +142,11 @@ impl Bench {
     fn assert_below_base(&self, tenant: usize) {
         let one = &self.scheduler.tenants[tenant];
         let used = self.scheduler.used(tenant);
-        assert!(one.due.covers(&used.own()), "{:?} {used:?}", one.due);
+        assert!(
+            one.entitlement.covers(&used.own()),
+            "{:?} {used:?}",
+            one.entitlement
+        );
     }
 }
 
@@ -174,8 +178,8 @@ fn no_steal_by_tenants_above_base() {
     let mut bench = Bench::new(&[budget(100_000, 900_000, Burst::Metered); 4], params());
     for window in 0..400 {
         let taken = |bench: &Bench, tenant: usize| {
-            let seen = bench.scheduler.seen(tenant);
-            seen.taken + seen.from_reserve
+            let statistics = bench.scheduler.statistics(tenant);
+            statistics.taken + statistics.from_reserve
         };
         let before = taken(&bench, 0) + taken(&bench, 1);
         bench.window(300, &|tenant, window, step| match tenant {
@@ -194,21 +198,32 @@ fn no_steal_by_tenants_above_base() {
             assert!(bench.ended[3] >= 95, "window {window}: {:?}", bench.ended);
         }
     }
-    let seen = bench.scheduler.seen(3);
-    assert!(seen.taken + seen.from_reserve > 0, "{seen:?}");
+    let statistics = bench.scheduler.statistics(3);
+    assert!(
+        statistics.taken + statistics.from_reserve > 0,
+        "{statistics:?}"
+    );
     // What is told of them: who bursts, and what each was given.
-    let told = |tenant: usize| {
-        let seen = bench.scheduler.seen(tenant);
+    let published = |tenant: usize| {
+        let statistics = bench.scheduler.statistics(tenant);
         let window_ns = bench.scheduler.params.window_ns;
         (
-            seen.burst_windows * 100 / seen.active_windows,
-            seen.granted(window_ns).iops,
+            statistics.burst_windows * 100 / statistics.active_windows,
+            statistics.granted(window_ns).iops,
         )
     };
-    assert_eq!((told(0).0, told(2).0), (100, 0));
-    assert!((250_000..450_000).contains(&told(0).1), "{:?}", told(0));
-    assert!((100_000..450_000).contains(&told(2).1), "{:?}", told(2));
-    assert!(bench.scheduler.seen(0).lost > 0);
+    assert_eq!((published(0).0, published(2).0), (100, 0));
+    assert!(
+        (250_000..450_000).contains(&published(0).1),
+        "{:?}",
+        published(0)
+    );
+    assert!(
+        (100_000..450_000).contains(&published(2).1),
+        "{:?}",
+        published(2)
+    );
+    assert!(bench.scheduler.statistics(0).lost > 0);
 }
 
 #[test]
@@ -267,7 +282,7 @@ fn what_lies_free_of_one_resource_is_had_with_another_of_the_reserve() {
         .costs
         .of(Frontend::Tcp, Operation::Read, 4096)
         .shared();
-    let mut time = Units::ZERO;
+    let mut time = ResourceVector::ZERO;
     time[Resource::Cpu] = cost[Resource::Cpu];
     let rest = cost.minus(&time);
     let scheduler = &mut bench.scheduler;
@@ -277,14 +292,14 @@ fn what_lies_free_of_one_resource_is_had_with_another_of_the_reserve() {
     (*left, lane.given) = (left.own(), lane.given.minus(&left.shared()));
     scheduler.bases_fit = [false; 2];
     let cost = bench.costs.of(Frontend::Tcp, Operation::Read, 4096);
-    (scheduler.free, scheduler.reserve) = (time, Units::ZERO);
+    (scheduler.free, scheduler.reserve) = (time, ResourceVector::ZERO);
     assert!(!scheduler.admit(0, &cost), "no link");
-    (scheduler.free, scheduler.reserve) = (Units::ZERO, rest);
+    (scheduler.free, scheduler.reserve) = (ResourceVector::ZERO, rest);
     assert!(!scheduler.admit(0, &cost), "no time");
     (scheduler.free, scheduler.reserve) = (time, rest);
     assert!(scheduler.admit(0, &cost));
     let left = (scheduler.free, scheduler.reserve, scheduler.overdrawn_ns);
-    assert_eq!(left, (Units::ZERO, Units::ZERO, 0));
+    assert_eq!(left, (ResourceVector::ZERO, ResourceVector::ZERO, 0));
 }
 
 #[test]
@@ -301,9 +316,9 @@ fn what_is_left_of_the_bursting_is_shared_by_demand() {
 #[test]
 fn a_tenants_volumes_share_it_fairly() {
     let costs = table();
-    let board = Arc::new(Board::new(1));
+    let ledger = Arc::new(Ledger::new(1));
     let whole = [1e9, 1e12, 1e12, 100e9, 100e9, 100e6 * f64::from(PARTS)];
-    let mut scheduler = Scheduler::new(params(), &whole, 4, &board).expect("good");
+    let mut scheduler = Scheduler::new(params(), &whole, 4, &ledger).expect("good");
     scheduler.set_budget(
         0,
         &budget(100_000, 200_000, Burst::Metered),
@@ -342,13 +357,13 @@ fn a_tenants_volumes_share_it_fairly() {
                 break;
             }
         }
-        scheduler.turn(1);
+        scheduler.refill(1, 0);
     }
     let [a, b, limited, little] = ended;
     assert_eq!(little, 1000);
     // All of the tenant is above its base, until it was not for a window.
     assert!(!scheduler.is_within_base(0));
-    (0..2).for_each(|_| scheduler.turn(1));
+    (0..2).for_each(|_| scheduler.refill(1, 0));
     assert!(scheduler.is_within_base(0));
     for lane in [0, 1] {
         while scheduler.admit(lane, &cost) {}
@@ -367,9 +382,9 @@ fn a_tenants_volumes_share_it_fairly() {
 #[test]
 fn a_small_budget_of_many_volumes_starves_none() {
     let costs = table();
-    let board = Arc::new(Board::new(1));
+    let ledger = Arc::new(Ledger::new(1));
     let whole = [1e9, 1e12, 1e12, 100e9, 100e9, 100e6 * f64::from(PARTS)];
-    let mut scheduler = Scheduler::new(params(), &whole, 8, &board).expect("good");
+    let mut scheduler = Scheduler::new(params(), &whole, 8, &ledger).expect("good");
     // Half an I/O in a window, for eight; each large.
     let small = Budget {
         base: Rate {
@@ -398,7 +413,7 @@ fn a_small_budget_of_many_volumes_starves_none() {
                 from = lane + 1;
             }
         }
-        scheduler.turn(1);
+        scheduler.refill(1, 0);
     }
     let sum: u32 = ended.iter().sum();
     assert!((490..=505).contains(&sum), "{ended:?}");
@@ -411,11 +426,11 @@ fn a_small_budget_of_many_volumes_starves_none() {
 #[test]
 fn several_reactors_share_a_tenants_budget() {
     let costs = table();
-    let board = Arc::new(Board::new(1));
+    let ledger = Arc::new(Ledger::new(1));
     let whole = [1e9, 1e12, 1e12, 100e9, 100e9, 100e6 * f64::from(PARTS)];
     let mut reactors: Vec<Scheduler> = (0..3)
         .map(|_| {
-            let mut scheduler = Scheduler::new(params(), &whole, 1, &board).expect("good");
+            let mut scheduler = Scheduler::new(params(), &whole, 1, &ledger).expect("good");
             scheduler.set_budget(
                 0,
                 &budget(100_000, 300_000, Burst::Metered),
@@ -438,7 +453,7 @@ fn several_reactors_share_a_tenants_budget() {
             }
         }
         for scheduler in &mut reactors {
-            scheduler.turn(1);
+            scheduler.refill(1, 0);
         }
         let change = window % 20 < 5;
         assert!(
@@ -468,7 +483,7 @@ fn a_late_reactor_makes_up_for_what_passed() {
             let mut bench = Bench::new(&[budget(base, 3000, how)], params);
             let scheduler = &mut bench.scheduler;
             // An hour of idleness fills what can be saved.
-            scheduler.turn(12_000_000);
+            scheduler.refill(12_000_000, 0);
             let turns = 20_000 / passed;
             let mut begun = 0u64;
             let mut waits = false;
@@ -487,7 +502,7 @@ fn a_late_reactor_makes_up_for_what_passed() {
                 if !std::mem::replace(&mut waits, true) {
                     scheduler.wait(0, &cost);
                 }
-                scheduler.turn(passed);
+                scheduler.refill(passed, 0);
             }
             let seconds = (turns * passed) as f64 * 0.0003;
             // As if in 4 KiB.
@@ -515,7 +530,7 @@ fn what_lanes_are_given_is_their_tenants() {
     }
     let whole = bench
         .scheduler
-        .seen(0)
+        .statistics(0)
         .granted(bench.scheduler.params.window_ns);
     let [first, second] = granted(&bench);
     assert!(
@@ -529,7 +544,7 @@ fn what_lanes_are_given_is_their_tenants() {
     let [first, second] = granted(&bench);
     let whole = bench
         .scheduler
-        .seen(0)
+        .statistics(0)
         .granted(bench.scheduler.params.window_ns);
     assert!(
         first + second <= whole.iops + 1,
@@ -558,7 +573,7 @@ fn whoever_is_below_its_base_waits_for_no_processor() {
     let mut had = 0;
     for _ in 0..100 {
         // One of them asks for next to nothing, the other for all that there is.
-        bench.scheduler.turn(1);
+        bench.scheduler.refill(1, 0);
         assert_eq!(begins(&mut bench, 0, 1), 1);
         had = begins(&mut bench, 1, 100_000);
     }
@@ -566,7 +581,7 @@ fn whoever_is_below_its_base_waits_for_no_processor() {
     let due = (base * window_s) as usize - 1;
     assert_eq!(begins(&mut bench, 0, due), due);
     // The next window has less for the other, by more than the first has there.
-    bench.scheduler.turn(1);
+    bench.scheduler.refill(1, 0);
     let has = begins(&mut bench, 1, 100_000);
     assert!(has + 2 * due < had, "{has}, {had} before, {due}");
 }

@@ -22,13 +22,13 @@ impl Had {
 /// Reactors with a lane each, of which each is asked for so many I/Os in a window, evenly; what may not begin waits.
 fn had(
     reactors: &mut [Scheduler],
-    cost: &Units,
+    cost: &ResourceVector,
     windows: u64,
     asks: &dyn Fn(usize, u64) -> f64,
 ) -> Had {
     let mut had = Had::default();
     let metered = |reactors: &[Scheduler]| {
-        let parts = reactors.iter().map(|one| one.seen(0).metered_parts);
+        let parts = reactors.iter().map(|one| one.statistics(0).metered_parts);
         parts.sum::<u64>() as f64 / f64::from(PARTS)
     };
     let before = metered(reactors);
@@ -51,7 +51,9 @@ fn had(
                 }
             }
         }
-        reactors.iter_mut().for_each(|scheduler| scheduler.turn(1));
+        reactors
+            .iter_mut()
+            .for_each(|scheduler| scheduler.refill(1, 0));
         let behind = had.asked - had.begun as f64 - asked.iter().sum::<f64>();
         had.behind = had.behind.max(behind);
     }
@@ -117,7 +119,9 @@ fn a_tenants_limit_holds_over_reactors() {
                             }
                         }
                     }
-                    reactors.iter_mut().for_each(|scheduler| scheduler.turn(1));
+                    reactors
+                        .iter_mut()
+                        .for_each(|scheduler| scheduler.refill(1, 0));
                 }
                 let most = match how {
                     Burst::Metered => 10_100,
@@ -183,28 +187,28 @@ fn a_change_of_the_way_to_burst_is_metered_once() {
 }
 
 /// A window in which one of them begins all that it may.
-fn busy_window(reactors: &mut [Scheduler], at: usize, cost: &Units) -> u64 {
+fn busy_window(reactors: &mut [Scheduler], at: usize, cost: &ResourceVector) -> u64 {
     let mut begun = 0;
     while reactors[at].admit(0, cost) {
         begun += 1;
     }
-    reactors.iter_mut().for_each(|one| one.turn(1));
+    reactors.iter_mut().for_each(|one| one.refill(1, 0));
     begun
 }
 
 /// In I/Os, with what reactors have drawn of it.
 fn saved(reactors: &[Scheduler]) -> u64 {
-    let has = reactors[0].board.entry(0).credit[0].has();
+    let has = reactors[0].ledger.entry(0).credit[0].has();
     let drawn = reactors.iter().map(|one| one.tenants[0].drawn_credit(0));
     (has + drawn.sum::<u64>()) / PARTS as u64
 }
 
 fn turns(reactors: &mut [Scheduler], windows: u64) {
-    (0..windows).for_each(|_| reactors.iter_mut().for_each(|one| one.turn(1)));
+    (0..windows).for_each(|_| reactors.iter_mut().for_each(|one| one.refill(1, 0)));
 }
 
 /// Each begins an I/O, if it may.
-fn all_ask(reactors: &mut [Scheduler], cost: &Units) -> u64 {
+fn all_ask(reactors: &mut [Scheduler], cost: &ResourceVector) -> u64 {
     let each = reactors.iter_mut().map(|one| one.admit(0, cost));
     each.map(u64::from).sum()
 }

@@ -1,20 +1,20 @@
 //! Several reactors with volumes of one tenant, and those that sleep.
 
 use super::*;
-use crate::board::Newest;
 use crate::cost::Frontends;
+use crate::ledger::Newest;
 
 /// Reactors with so many lanes each, all of tenant 0.
 pub(super) fn reactors(
     lanes: &[usize],
     budget: &Budget,
     params: &Params,
-) -> (Vec<Scheduler>, Units) {
+) -> (Vec<Scheduler>, ResourceVector) {
     let costs = table();
-    let board = Arc::new(Board::new(1));
+    let ledger = Arc::new(Ledger::new(1));
     let whole = [1e9, 1e12, 1e12, 100e9, 100e9, 100e6 * f64::from(PARTS)];
     let make = |lanes: &usize| {
-        let mut scheduler = Scheduler::new(params.clone(), &whole, *lanes, &board).expect("good");
+        let mut scheduler = Scheduler::new(params.clone(), &whole, *lanes, &ledger).expect("good");
         scheduler.set_budget(0, budget, &costs, Frontends::ALL);
         (0..*lanes).for_each(|lane| scheduler.attach(lane, 0));
         scheduler
@@ -41,7 +41,9 @@ fn begun(own: Option<&Budget>) -> [u64; 2] {
                 }
             }
         }
-        reactors.iter_mut().for_each(|scheduler| scheduler.turn(1));
+        reactors
+            .iter_mut()
+            .for_each(|scheduler| scheduler.refill(1, 0));
     }
     begun
 }
@@ -85,7 +87,7 @@ fn a_part_of_a_small_budget_is_not_nothing() {
                 *begun += 1;
                 scheduler.wait(lane, &cost);
             }
-            scheduler.turn(1);
+            scheduler.refill(1, 0);
         }
     }
     // Of 16 a second, one of 41 volumes has 4 in that time.
@@ -104,24 +106,24 @@ fn a_reactor_that_sleeps_has_no_claim() {
     // Alone, and busy.
     for _ in 0..20 {
         while first.admit(0, &cost) {}
-        first.turn(1);
+        first.refill(1, 0);
     }
     // It goes on until nothing is left of that.
     let mut windows = 0;
     while first.is_reckoned_with() {
-        first.turn(1);
+        first.refill(1, 0);
         windows += 1;
         assert!(windows <= 10);
     }
-    let board = first.board.clone();
-    assert_eq!(board.awake(), 1);
+    let ledger = first.ledger.clone();
+    assert_eq!(ledger.awake(), 1);
     // Who wakes now has nearly all, and everything else that there is.
     second.wait(0, &cost);
     while second.resume(0, &cost) {
         second.wait(0, &cost);
     }
-    second.turn(1);
-    assert_eq!(board.awake(), 1);
+    second.refill(1, 0);
+    assert_eq!(ledger.awake(), 1);
     assert!(second.tenants[0].share > 0.9, "{}", second.tenants[0].share);
 }
 
@@ -137,15 +139,15 @@ fn who_slept_finds_one_windows_worth_of_what_is_shared() {
         let given = scheduler.free.0[at] + scheduler.reserve.0[at];
         given as f32 + scheduler.tenants[0].allocated.0[at]
     };
-    scheduler.turn(1000);
+    scheduler.refill(1000, 0);
     assert!(there(scheduler) <= most, "{}", there(scheduler));
     assert!(scheduler.admit(0, &cost));
     // That was used.
-    scheduler.turn(8);
+    scheduler.refill(8, 0);
     assert!(there(scheduler) > 7.0 * most, "{}", there(scheduler));
     // And nothing since.
-    scheduler.turn(8);
-    scheduler.turn(64);
+    scheduler.refill(8, 0);
+    scheduler.refill(64, 0);
     assert!(there(scheduler) <= most, "{}", there(scheduler));
 }
 
@@ -158,7 +160,7 @@ fn processors_that_help_are_given_out_as_long_as_they_do() {
         scheduler.set_processors(processors);
         let mut begun = 0;
         for _ in 0..20 {
-            scheduler.turn(1);
+            scheduler.refill(1, 0);
             begun = 0;
             scheduler.wait(0, &cost);
             while scheduler.resume(0, &cost) {
@@ -217,7 +219,7 @@ fn a_tenants_newest_window_is_a_sum_over_reactors() {
             while scheduler.resume(0, &cost) {
                 scheduler.wait(0, &cost);
             }
-            scheduler.turn(1);
+            scheduler.refill(1, 0);
             sum = scheduler.newest(0);
         }
     }
@@ -246,7 +248,7 @@ fn what_was_above_the_base_and_what_it_cost_is_told_of_a_window() {
         while scheduler.resume(0, &cost) {
             scheduler.wait(0, &cost);
         }
-        scheduler.turn(1);
+        scheduler.refill(1, 0);
         newest = scheduler.newest(0);
     }
     let above = newest.used.iops - newest.above.iops;
@@ -266,9 +268,9 @@ fn what_was_above_the_base_and_what_it_cost_is_told_of_a_window() {
         &table(),
         Frontends::ALL,
     );
-    (0..4).for_each(|_| scheduler.turn(1));
+    (0..4).for_each(|_| scheduler.refill(1, 0));
     assert!(scheduler.admit(0, &cost));
-    scheduler.turn(1);
+    scheduler.refill(1, 0);
     let newest = scheduler.newest(0);
     assert!(newest.used.iops > 0 && newest.above.iops == 0, "{newest:?}");
 }
@@ -280,9 +282,9 @@ fn what_a_late_window_used_is_told_a_second() {
     let scheduler = &mut reactors[0];
     let a_second = 1e9 / scheduler.params.window_ns as f64;
     for passed in [1, 4] {
-        scheduler.turn(1);
+        scheduler.refill(1, 0);
         let begun = (0..3).filter(|_| scheduler.admit(0, &cost)).count();
-        scheduler.turn(passed);
+        scheduler.refill(passed, 0);
         let used = scheduler.newest(0).used.iops as f64;
         let expected = begun as f64 * a_second / passed as f64;
         assert!((used - expected).abs() <= 1.0, "{used} {expected}");
@@ -290,12 +292,12 @@ fn what_a_late_window_used_is_told_a_second() {
 }
 
 /// A window in which all begins that may, and one more waits.
-fn waiting_window(scheduler: &mut Scheduler, cost: &Units) {
+fn waiting_window(scheduler: &mut Scheduler, cost: &ResourceVector) {
     scheduler.wait(0, cost);
     while scheduler.resume(0, cost) {
         scheduler.wait(0, cost);
     }
-    scheduler.turn(1);
+    scheduler.refill(1, 0);
     scheduler.cancel(0, cost);
 }
 
@@ -312,7 +314,7 @@ fn what_a_reactor_does_without_is_the_others_after_two_windows() {
     assert!((0.4..0.6).contains(&second.tenants[0].share));
     let mut windows = 0;
     while first.shares_with_others() {
-        first.turn(1);
+        first.refill(1, 0);
         windows += 1;
         assert!(windows <= 2);
     }
@@ -321,12 +323,12 @@ fn what_a_reactor_does_without_is_the_others_after_two_windows() {
     // It is reckoned with otherwise; who begins has more to say.
     assert!(first.is_reckoned_with() && second.shares_with_others());
     while first.is_reckoned_with() {
-        first.turn(1);
+        first.refill(1, 0);
     }
     first.admit(0, &cost);
     assert!(first.shares_with_others());
     // Whoever has a tenant alone says nothing to anybody.
     second.detach(0);
-    first.turn(1);
+    first.refill(1, 0);
     assert!(!first.shares_with_others());
 }

@@ -4,7 +4,7 @@ use super::*;
 
 fn rests(scheduler: &mut Scheduler) {
     for _ in 0..20 {
-        scheduler.turn(1);
+        scheduler.refill(1, 0);
         if scheduler.active() == 0 {
             return;
         }
@@ -31,7 +31,7 @@ fn who_rests_and_comes_back_has_no_more_than_its_budget() {
                     while scheduler.admit(0, &cost) {
                         begun += 1;
                     }
-                    (0..=idle).for_each(|_| scheduler.turn(1));
+                    (0..=idle).for_each(|_| scheduler.refill(1, 0));
                     rested += u32::from(scheduler.active() == 0);
                     let most = BASE * round * (idle + 1) + once;
                     assert!(
@@ -58,27 +58,27 @@ fn what_a_lane_owes_its_tenants_base_has_to_pay() {
     let cost = bench.costs.of(Frontend::Tcp, Operation::Read, 4096);
     let scheduler = &mut bench.scheduler;
     let cpu = Resource::Cpu;
-    let owed = |scheduler: &Scheduler| -scheduler.lanes[0].left[cpu];
+    let debt = |scheduler: &Scheduler| -scheduler.lanes[0].left[cpu];
     let base = scheduler.tenants[0].base[cpu];
-    let mut much = Units::ZERO;
+    let mut much = ResourceVector::ZERO;
     much[cpu] = 20 * base;
-    scheduler.owe(0, &much);
+    scheduler.borrow(0, &much);
     rests(scheduler);
-    let left = owed(scheduler);
+    let left = debt(scheduler);
     assert!(left > 10 * base, "{left}");
     // It is back at once: no less is owed.
     assert!(scheduler.admit(0, &cost));
-    assert_eq!(owed(scheduler), left);
+    assert_eq!(debt(scheduler), left);
     rests(scheduler);
-    let left = owed(scheduler);
+    let left = debt(scheduler);
     assert!(left > 5 * base, "{left}");
     // Five windows pay as much as their base.
-    scheduler.turn(5);
+    scheduler.refill(5, 0);
     scheduler.earn(0);
-    assert_eq!(owed(scheduler), left - 5 * base);
-    scheduler.turn(1000);
+    assert_eq!(debt(scheduler), left - 5 * base);
+    scheduler.refill(1000, 0);
     assert!(scheduler.admit(0, &cost));
-    assert!(owed(scheduler) <= 0);
+    assert!(debt(scheduler) <= 0);
 }
 
 /// What of a volume's limit was owed is paid by time alone.
@@ -89,12 +89,12 @@ fn a_volumes_limit_holds_while_its_tenant_rests() {
     let cost = bench.costs.of(Frontend::Tcp, Operation::Read, 4096);
     let scheduler = &mut bench.scheduler;
     scheduler.set_volume(0, Some(&budget(1000, 1000, Burst::Metered)));
-    (0..100).for_each(|_| scheduler.owe(0, &cost));
+    (0..100).for_each(|_| scheduler.borrow(0, &cost));
     rests(scheduler);
-    scheduler.turn(30);
+    scheduler.refill(30, 0);
     assert!(!scheduler.admit(0, &cost));
     rests(scheduler);
-    scheduler.turn(70);
+    scheduler.refill(70, 0);
     assert!(scheduler.admit(0, &cost));
 }
 
@@ -106,20 +106,20 @@ fn what_was_saved_or_drawn_is_credit_where_a_reactor_does_without() {
     let scheduler = &mut bench.scheduler;
     assert!(scheduler.admit(0, &cost));
     rests(scheduler);
-    scheduler.turn(1000);
+    scheduler.refill(1000, 0);
     assert!(scheduler.admit(0, &cost));
-    let board = scheduler.board.clone();
-    let has = || [0, 1].map(|at: usize| board.entry(0).credit[at].has());
+    let ledger = scheduler.ledger.clone();
+    let has = || [0, 1].map(|at: usize| ledger.entry(0).credit[at].has());
     let all = [
-        scheduler.seen(0).credit_parts,
-        scheduler.seen(0).credit_bytes,
+        scheduler.statistics(0).credit_parts,
+        scheduler.statistics(0).credit_bytes,
     ];
     assert!(has()[0] < all[0] && has()[1] < all[1], "nothing was drawn");
     // Four windows' base was due, of which one I/O was used.
     let due = [PARTS as u64, 4096].map(|each| each * (4 * 10 - 1));
     scheduler.leave();
     assert_eq!(has(), [all[0] + due[0], all[1] + due[1]]);
-    assert_eq!(scheduler.seen(0).used_parts, 2 * PARTS as u64);
+    assert_eq!(scheduler.statistics(0).used_parts, 2 * PARTS as u64);
 }
 
 /// What waits in a lane that has no more than it may is begun by who can't wait, however small the budget is; and who does so
@@ -152,9 +152,9 @@ fn a_stop_waits_for_no_more_than_seconds() {
                 waits
             };
             let begin = |scheduler: &mut Scheduler, waits: &mut u64| {
-                while *waits > 0 && scheduler.may_owe(0) {
+                while *waits > 0 && scheduler.may_borrow(0) {
                     scheduler.cancel(0, &cost);
-                    scheduler.owe(0, &cost);
+                    scheduler.borrow(0, &cost);
                     *waits -= 1;
                 }
             };
@@ -172,7 +172,7 @@ fn a_stop_waits_for_no_more_than_seconds() {
                 waits = hold(scheduler);
                 sum += waits;
                 while waits > 0 {
-                    scheduler.turn(1);
+                    scheduler.refill(1, 0);
                     since += 1;
                     begin(scheduler, &mut waits);
                 }

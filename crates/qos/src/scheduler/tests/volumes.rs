@@ -4,11 +4,14 @@ use super::*;
 use crate::cost::Frontends;
 
 /// Lanes of tenant 0 alone, and what an I/O of so many bytes costs.
-pub(super) fn scheduler(lanes: usize, budget: &Budget) -> (Scheduler, impl Fn(u32) -> Units) {
+pub(super) fn scheduler(
+    lanes: usize,
+    budget: &Budget,
+) -> (Scheduler, impl Fn(u32) -> ResourceVector) {
     let costs = table();
-    let board = Arc::new(Board::new(1));
+    let ledger = Arc::new(Ledger::new(1));
     let whole = [1e9, 1e12, 1e12, 100e9, 100e9, 100e6 * f64::from(PARTS)];
-    let mut scheduler = Scheduler::new(params(), &whole, lanes, &board).expect("good");
+    let mut scheduler = Scheduler::new(params(), &whole, lanes, &ledger).expect("good");
     scheduler.set_budget(0, budget, &costs, Frontends::ALL);
     (0..lanes).for_each(|lane| scheduler.attach(lane, 0));
     let cost = move |len| costs.of(Frontend::Tcp, Operation::Read, len);
@@ -17,7 +20,7 @@ pub(super) fn scheduler(lanes: usize, budget: &Budget) -> (Scheduler, impl Fn(u3
 
 /// Each lane has so many I/Os of so many bytes at once, always; those that are named first are asked first. How many of each
 /// begin in so many windows.
-fn begun(scheduler: &mut Scheduler, loads: &[(usize, Units)], windows: u32) -> Vec<u64> {
+fn begun(scheduler: &mut Scheduler, loads: &[(usize, ResourceVector)], windows: u32) -> Vec<u64> {
     let mut begun = vec![0; loads.len()];
     for (lane, cost) in loads {
         scheduler.wait(*lane, cost);
@@ -29,7 +32,7 @@ fn begun(scheduler: &mut Scheduler, loads: &[(usize, Units)], windows: u32) -> V
                 *begun += 1;
             }
         }
-        scheduler.turn(1);
+        scheduler.refill(1, 0);
     }
     begun
 }
@@ -101,21 +104,21 @@ fn what_a_volume_owes_above_its_limit_is_paid() {
     // What was used without a limit is nothing that it owes.
     (0..50).for_each(|_| assert!(scheduler.admit(0, &cost)));
     scheduler.set_volume(0, Some(&limit));
-    scheduler.turn(1);
+    scheduler.refill(1, 0);
     while scheduler.admit(0, &cost) {}
-    (0..20).for_each(|_| scheduler.owe(0, &cost));
+    (0..20).for_each(|_| scheduler.borrow(0, &cost));
     scheduler.wait(0, &cost);
     // One is a window's. The same limit once more forgives nothing.
     let mut windows = 0;
     while !scheduler.resume(0, &cost) {
         scheduler.set_volume(0, Some(&limit));
-        scheduler.turn(1);
+        scheduler.refill(1, 0);
         windows += 1;
         assert!(windows < 30);
     }
     assert!(windows >= 19, "{windows}");
     // A sibling is not held back by it.
-    scheduler.owe(0, &cost);
+    scheduler.borrow(0, &cost);
     assert!(scheduler.admit(1, &cost));
 }
 
@@ -137,8 +140,8 @@ fn no_more_is_owed_than_a_second_brings() {
             let mut owing = 0;
             for window in 0..4000 {
                 // All that it can, and in the same window again.
-                while scheduler.may_owe(0) {
-                    scheduler.owe(0, &cost);
+                while scheduler.may_borrow(0) {
+                    scheduler.borrow(0, &cost);
                     owing += 1;
                 }
                 let earned = iops * window / 1000;
@@ -148,7 +151,7 @@ fn no_more_is_owed_than_a_second_brings() {
                     owing <= most + earned + iops / 100 + 10,
                     "{iops}: {owing} in {window}"
                 );
-                scheduler.turn(1);
+                scheduler.refill(1, 0);
             }
             assert!(owing >= iops * 39 / 10, "{iops}: {owing}");
         }
@@ -169,8 +172,8 @@ fn what_a_lane_owes_is_not_forgiven_by_who_takes_from_its_tenant() {
     scheduler.lanes[1].left[cpu] = 200_000;
     scheduler.lanes[1].given[cpu] = 200_000;
     scheduler.lanes[0].left[cpu] = -50_000;
-    scheduler.tenants[0].spare = Units::ZERO;
-    let mut need = Units::ZERO;
+    scheduler.tenants[0].spare = ResourceVector::ZERO;
+    let mut need = ResourceVector::ZERO;
     need[cpu] = 10_000;
     assert!(scheduler.take_from_bursting(1, &need));
     let left = [0, 1].map(|lane: usize| scheduler.lanes[lane].left[cpu]);
@@ -193,15 +196,15 @@ fn a_slots_next_tenant_owes_nothing() {
     let small = budget(1000, 1000, Burst::Metered);
     let (mut scheduler, cost) = scheduler(1, &small);
     // More than a second of it.
-    (0..50).for_each(|_| scheduler.owe(0, &cost(128 << 10)));
-    scheduler.turn(1);
+    (0..50).for_each(|_| scheduler.borrow(0, &cost(128 << 10)));
+    scheduler.refill(1, 0);
     scheduler.detach(0);
     for is_new in [false, true] {
         if is_new {
             scheduler.begin_tenant(0);
         }
         scheduler.attach(0, 0);
-        scheduler.turn(10);
+        scheduler.refill(10, 0);
         assert_eq!(scheduler.admit(0, &cost(4096)), is_new);
         scheduler.detach(0);
     }

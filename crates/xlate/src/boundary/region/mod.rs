@@ -117,7 +117,7 @@ cells! {
         /// How long their ends took, ns.
         pub scheduling_ns: AtomicU64,
         /// So many times what is calibrated costs count now, in thousandths, by shared resource of
-        /// [`forebay_qos::units`]; 0: there is no scheduler.
+        /// [`forebay_qos::resources`]; 0: there is no scheduler.
         pub corrections_milli: [AtomicU64; 6],
         /// Commands that other reactors were given to carry out.
         pub handed_over: AtomicU64,

@@ -25,8 +25,8 @@ mod tests;
 
 use super::super::{Core, ServedDevice, Slice};
 use forebay_device::{Op, OpKind};
+use forebay_qos::resources::Resource;
 use forebay_qos::scheduler::Scheduler;
-use forebay_qos::units::Resource;
 
 /// What is timed, in the order of [`number_of`].
 const RESOURCES: [Resource; 2] = [Resource::DeviceRead, Resource::DeviceWrite];

@@ -3,12 +3,12 @@
 use super::*;
 use forebay_device::Op;
 use forebay_device::mem::StaticRegion;
-use forebay_qos::board::Board;
 use forebay_qos::budget::{Budget, Burst, Rate};
 use forebay_qos::cost::Frontends;
 use forebay_qos::cost::{CostTable, default_profiles};
+use forebay_qos::ledger::Ledger;
 use forebay_qos::params::Params;
-use forebay_qos::units::{PARTS, Units};
+use forebay_qos::resources::{PARTS, ResourceVector};
 use std::sync::{Arc, OnceLock};
 
 const US: u64 = 1000;
@@ -85,8 +85,8 @@ struct Desk {
 
 impl Desk {
     fn new() -> Self {
-        let board = Arc::new(Board::new(1));
-        let scheduler = Scheduler::new(Params::default(), &[1e9; 6], 1, &board).unwrap();
+        let ledger = Arc::new(Ledger::new(1));
+        let scheduler = Scheduler::new(Params::default(), &[1e9; 6], 1, &ledger).unwrap();
         let (delays, now_ns) = (Delays::new(), MS);
         Self {
             delays,
@@ -117,7 +117,7 @@ impl Desk {
             self.delays.idle();
             self.delays.turn(self.now_ns);
             self.delays.tell(&mut self.scheduler, self.now_ns);
-            self.scheduler.turn(1);
+            self.scheduler.refill(1, 0);
         }
         self.factor()
     }
@@ -202,7 +202,7 @@ fn what_ends_at_once_holds_nobody_back() {
             .set_budget(0, &budget, &costs, Frontends::ALL);
         desk.scheduler.attach(0, 0);
         // More of the device than of anything else.
-        let mut cost = Units::ZERO;
+        let mut cost = ResourceVector::ZERO;
         (cost[Resource::DeviceRead], cost[Resource::Cpu]) = (1000, 100);
         (cost[Resource::Ops], cost[Resource::Bytes]) = (PARTS, 4096);
         let mut begun = 0;

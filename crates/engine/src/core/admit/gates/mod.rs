@@ -17,12 +17,12 @@ use super::super::parked::NONE;
 use super::costs::cost_of;
 use super::delays::Delays;
 use crate::lane::LaneIndex;
-use forebay_qos::board::Board;
 use forebay_qos::budget::Budget;
 use forebay_qos::cost::{CostTable, Frontend, Frontends, Operation};
+use forebay_qos::ledger::Ledger;
 use forebay_qos::params::{BadParam, Params};
-use forebay_qos::scheduler::{Scheduler, Seen};
-use forebay_qos::units::{Resource, SHARED, Units};
+use forebay_qos::resources::{Resource, ResourceVector, SHARED};
+use forebay_qos::scheduler::{Scheduler, TenantStatistics};
 use forebay_xlate::VolumeId;
 use forebay_xlate::boundary::region::MAX_LANES;
 use std::collections::VecDeque;
@@ -139,7 +139,7 @@ struct Told {
     budget: Option<Budget>,
     /// Its lanes' here.
     frontends: Frontends,
-    seen: Seen,
+    seen: TenantStatistics,
     throttled_ops: u64,
     throttled_ns: u64,
 }
@@ -208,13 +208,13 @@ impl Admission {
         params: Params,
         per_second: &[f64; SHARED],
         costs: &CostTable,
-        board: &Arc<Board>,
+        ledger: &Arc<Ledger>,
     ) -> Result<Self, BadParam> {
         Ok(Self {
-            scheduler: Scheduler::new(params, per_second, MAX_LANES, board)?,
+            scheduler: Scheduler::new(params, per_second, MAX_LANES, ledger)?,
             costs: costs.clone(),
             gates: Box::new(std::array::from_fn(|_| Gate::default())),
-            tenants: vec![Told::default(); board.tenants()].into(),
+            tenants: vec![Told::default(); ledger.tenants()].into(),
             ready: VecDeque::with_capacity(MAX_LANES),
             at: 0,
             queue: VecDeque::with_capacity(MAX_LANES),
@@ -273,7 +273,7 @@ impl Admission {
         self.admit_cost(at, &cost)
     }
 
-    fn admit_cost(&mut self, at: usize, cost: &Units) -> bool {
+    fn admit_cost(&mut self, at: usize, cost: &ResourceVector) -> bool {
         let gate = &self.gates[at];
         if gate.closer & (FREE | WAITS) != 0 {
             return gate.closer & WAITS == 0;
@@ -308,14 +308,14 @@ impl Admission {
         if !self.has_quantum(at) {
             return false;
         }
-        let mut cost = Units::ZERO;
+        let mut cost = ResourceVector::ZERO;
         for resource in [Resource::Cpu, Resource::Software, Resource::Ops] {
             cost[resource] = whole[resource];
         }
         self.spend(at, &cost);
         let unit = self.gates[at].unit;
-        if self.scheduler.may_owe(unit) {
-            self.scheduler.owe(unit, &cost);
+        if self.scheduler.may_borrow(unit) {
+            self.scheduler.borrow(unit, &cost);
         }
         true
     }
@@ -458,12 +458,12 @@ impl Admission {
         let index = gate.first;
         let io = ios.get_mut(index as usize)?;
         if gate.closer & FREE == 0 {
-            if !self.scheduler.may_owe(gate.unit) {
+            if !self.scheduler.may_borrow(gate.unit) {
                 return None;
             }
             let cost = cost_of(&self.costs, gate.frontend, &io.op);
             self.scheduler.cancel(gate.unit, &cost);
-            self.scheduler.owe(gate.unit, &cost);
+            self.scheduler.borrow(gate.unit, &cost);
         }
         gate.first = std::mem::replace(&mut io.link, NONE);
         gate.popped();

@@ -2,8 +2,8 @@
 
 use super::Admission;
 use forebay_qos::budget::Rate;
-use forebay_qos::scheduler::Seen;
-use forebay_qos::units::PARTS;
+use forebay_qos::resources::PARTS;
+use forebay_qos::scheduler::TenantStatistics;
 use forebay_xlate::boundary::region::{LaneRecord, ReactorRecord, Region};
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -55,13 +55,13 @@ impl Admission {
         if told.lanes > 0 {
             self.scheduler.earn(tenant);
         }
-        let seen = self.scheduler.seen(tenant);
+        let seen = self.scheduler.statistics(tenant);
         if told.lanes == 0 && seen == told.seen && told.throttled_ops == 0 {
             return;
         }
         let old = std::mem::replace(&mut told.seen, seen);
         let throttled = [&mut told.throttled_ops, &mut told.throttled_ns].map(std::mem::take);
-        let sums = |seen: &Seen, [throttled_ops, throttled_ns]: [u64; 2]| {
+        let sums = |seen: &TenantStatistics, [throttled_ops, throttled_ns]: [u64; 2]| {
             [
                 seen.used_parts / PARTS as u64,
                 seen.used_bytes,

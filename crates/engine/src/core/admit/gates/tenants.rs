@@ -9,8 +9,8 @@ use super::{Admission, FREE};
 use crate::lane::Lane;
 use forebay_qos::budget::{Budget, Rate};
 use forebay_qos::cost::{Frontend, Frontends};
+use forebay_qos::resources::ResourceVector;
 use forebay_qos::scheduler::Scheduler;
-use forebay_qos::units::Units;
 use forebay_xlate::VolumeId;
 use forebay_xlate::boundary::message::Frontend as ExportFrontend;
 use forebay_xlate::boundary::region::MAX_LANES;
@@ -104,7 +104,12 @@ impl Admission {
         self.each_waiting(at, ios, Scheduler::wait);
     }
 
-    fn each_waiting(&mut self, at: usize, ios: &[Io], what: fn(&mut Scheduler, usize, &Units)) {
+    fn each_waiting(
+        &mut self,
+        at: usize,
+        ios: &[Io],
+        what: fn(&mut Scheduler, usize, &ResourceVector),
+    ) {
         let gate = &self.gates[at];
         let mut next = gate.first;
         while let Some(io) = ios.get(next as usize) {

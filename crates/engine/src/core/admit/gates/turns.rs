@@ -13,7 +13,7 @@ use super::{Admission, FREE, Place};
 use forebay_device::{Op, OpKind};
 use forebay_qos::cost::{Frontend, Operation};
 use forebay_qos::params::BACKLOG_WEIGHT;
-use forebay_qos::units::{Resource, Units};
+use forebay_qos::resources::{Resource, ResourceVector};
 use forebay_xlate::boundary::region::{ReactorRecord, Region, bump};
 
 /// A quantum, by frontend, ns. An answer over TCP is a system call, which many commands share.
@@ -46,7 +46,7 @@ impl Admission {
         false
     }
 
-    pub(super) fn spend(&mut self, at: usize, cost: &Units) {
+    pub(super) fn spend(&mut self, at: usize, cost: &ResourceVector) {
         self.gates[at].quantum_ns -= cost[Resource::Cpu];
     }
 
@@ -213,7 +213,7 @@ impl Admission {
         (self.scheduler).observe(Resource::Cpu, weight * backlog_ns, 1);
         self.delays.tell(&mut self.scheduler, now_ns);
         let was_reckoned_with = self.scheduler.is_reckoned_with();
-        self.scheduler.wake(passed, slept);
+        self.scheduler.refill(passed, slept);
         self.windows = self.windows.wrapping_add(1);
         let rests = was_reckoned_with && !self.scheduler.is_reckoned_with();
         self.stale |= rests || passed > A_ROUND;

@@ -52,7 +52,7 @@ fn an_idle_reactor_ends_windows_in_time_where_others_have_a_part() {
         let mut rig = rig(&fixed(100), &fixed(1));
         if shared {
             // Another reactor's.
-            rig.board.entry(0).shares.attach(true);
+            rig.ledger.entry(0).shares.attach(true);
         }
         rig.read(3);
         rig.ended_well();

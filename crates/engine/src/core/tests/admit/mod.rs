@@ -10,9 +10,9 @@ mod wake;
 
 use super::*;
 use crate::lane::Share;
-use forebay_qos::board::Board;
 use forebay_qos::budget::Budget;
 use forebay_qos::cost::{CostTable, default_profiles};
+use forebay_qos::ledger::Ledger;
 use forebay_qos::params::Params;
 use forebay_xlate::boundary::message::NodeCapacity;
 use forebay_xlate::kill::{self, Killed};
@@ -26,7 +26,7 @@ pub(super) const QUIET: VolumeId = VolumeId(10);
 struct Rig {
     b: Bench,
     now_ns: u64,
-    board: Arc<Board>,
+    ledger: Arc<Ledger>,
 }
 
 /// So many operations in a window and no more.
@@ -34,7 +34,7 @@ fn fixed(ops: u64) -> Budget {
     Budget::fixed(ops * 1_000_000_000 / WINDOW_NS)
 }
 
-fn admission(board: &Arc<Board>) -> Box<Admission> {
+fn admission(ledger: &Arc<Ledger>) -> Box<Admission> {
     let params = Params {
         window_ns: WINDOW_NS,
         saved_windows: 1,
@@ -42,7 +42,7 @@ fn admission(board: &Arc<Board>) -> Box<Admission> {
     };
     let per_second = NodeCapacity::UNLIMITED.capacity(1).per_second();
     let costs = Arc::new(CostTable::new(default_profiles()));
-    Box::new(Admission::new(params, &per_second, &costs, board).unwrap())
+    Box::new(Admission::new(params, &per_second, &costs, ledger).unwrap())
 }
 
 pub(super) fn quiet_lane(region: &Arc<Region>) -> Lane {
@@ -65,11 +65,11 @@ fn rig_on(device: &str, noisy: &Budget, quiet: &Budget) -> Rig {
     let region = b.core.region.clone();
     b.core.set_lane(quiet_lane(&region));
     b.grant(0, 0, Rights::ReadWrite, 100);
-    let board = Arc::new(Board::new(2));
+    let ledger = Arc::new(Ledger::new(2));
     let mut rig = Rig {
         now_ns: b.core.now_ns(),
         b,
-        board,
+        ledger,
     };
     rig.switch_on(noisy, quiet);
     rig
@@ -77,7 +77,7 @@ fn rig_on(device: &str, noisy: &Budget, quiet: &Budget) -> Rig {
 
 impl Rig {
     fn switch_on(&mut self, noisy: &Budget, quiet: &Budget) {
-        let mut admission = admission(&self.board);
+        let mut admission = admission(&self.ledger);
         admission.set_budget(0, noisy, false);
         admission.set_budget(1, quiet, false);
         self.b.core.set_admission(Some(admission));

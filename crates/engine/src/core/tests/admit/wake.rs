@@ -38,9 +38,9 @@ fn asleep(part: f64) -> (Rig, u64) {
     let region = rig.b.core.region.clone();
     let profile = Profile::line((READ_NS as f64, 0.0), (0.0, 0.0), 0);
     let costs = CostTable::new([[profile; 3]; 3]);
-    let board = Arc::new(Board::new(tenants));
+    let ledger = Arc::new(Ledger::new(tenants));
     let per_second = NodeCapacity::UNLIMITED.capacity(1).per_second();
-    let mut admission = Admission::new(Params::default(), &per_second, &costs, &board).unwrap();
+    let mut admission = Admission::new(Params::default(), &per_second, &costs, &ledger).unwrap();
     for tenant in 0..tenants {
         let base = if BURST.contains(&tenant) {
             10_000

@@ -4,9 +4,9 @@
 use super::super::admit::{QUIET, quiet_lane};
 use super::*;
 use crate::lane::Share;
-use forebay_qos::board::Board;
 use forebay_qos::budget::{Budget, Burst, Rate};
 use forebay_qos::cost::{CostTable, Profile};
+use forebay_qos::ledger::Ledger;
 use forebay_xlate::boundary::message::NodeCapacity;
 
 /// What an operation takes of the processor of its home, and of whoever gives it to its device.
@@ -92,10 +92,11 @@ fn run(spread: Spread, device_ns: u64, every_ns: u64) -> (f64, u64, u64) {
     t.other.set_lane(quiet_lane(&region));
     let profile = Profile::line(((device_ns + HOME_NS) as f64, 0.0), (0.0, 0.0), 0);
     let costs = CostTable::new([[profile; 3]; 3]);
-    let board = Arc::new(Board::new(2));
+    let ledger = Arc::new(Ledger::new(2));
     let per_second = NodeCapacity::UNLIMITED.capacity(1).per_second();
     for core in [&mut t.b.core, &mut t.other] {
-        let mut admission = Admission::new(Params::default(), &per_second, &costs, &board).unwrap();
+        let mut admission =
+            Admission::new(Params::default(), &per_second, &costs, &ledger).unwrap();
         admission.set_budget(0, &metered(5_000, 5_000_000), false);
         admission.set_budget(1, &metered(20_000, 20_000), false);
         core.set_admission(Some(Box::new(admission)));

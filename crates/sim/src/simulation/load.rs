@@ -2,11 +2,11 @@
 //!
 //! **Not here:** whether it may begin ([`super::turns`]).
 
-use super::{Event, Io, Machine};
+use super::{Event, Io, Simulation};
 use forebay_qos::cost::{Frontend, Operation};
-use forebay_qos::units::Resource;
+use forebay_qos::resources::Resource;
 
-impl Machine {
+impl Simulation {
     /// The next I/O of a tenant is asked for when its rate and its pulse allow it.
     pub(super) fn ask_later(&mut self, tenant: u32) {
         let at = tenant as usize;
@@ -68,7 +68,7 @@ impl Machine {
             read,
             reactor: 0,
             refused: false,
-            told: true,
+            waits_for_processor: true,
             asked: self.now,
             ready: 0,
             cost: self.costs.of(Frontend::Tcp, operation, charged),

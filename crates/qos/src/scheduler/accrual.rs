@@ -1,18 +1,18 @@
-//! What windows bring a reactor of something that it has a share of.
+//! What windows accrue to a reactor of something that it has a share of.
 //!
-//! **Design.** Of a window at work, its share by demand. Of those in which it rested, what it has of all that no reactor at work
-//! had of them ([`Entry::idle`](crate::board::Entry::idle)). What is less than one unit is carried on. **Not here:** what is saved of it.
+//! **Design.** A window at work accrues the reactor's share by demand; an idle window its part of what no working reactor had of it
+//! ([`LedgerEntry::idle`](crate::ledger::LedgerEntry::idle)). Fractions are carried on. **Not here:** what is saved of it.
 
 /// The windows whose base is saved.
 #[derive(Clone, Copy)]
-pub(super) enum Brings {
+pub(super) enum Accrual {
     /// So many in which it was at work: of each, the reactor's share.
     Work(u64),
     /// In which it rested: in windows, what it has of the base; and whether it wakes.
     Idle(f64, bool),
 }
 
-impl Brings {
+impl Accrual {
     /// As [`part`].
     #[inline]
     pub(super) fn of(self, amount: i32, share: f32, fraction: &mut f32) -> (u64, u64) {

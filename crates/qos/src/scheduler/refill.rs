@@ -1,17 +1,17 @@
 //! The end of a window: Algorithm 1.
 //!
-//! **Design.** Two passes over the active tenants. The first settles what was used and sets aside what each is owed; the
-//! second gives what is left in proportion to what was used and what waits. Idle tenants are not looked at.
+//! **Design.** Two passes over the active tenants. The first settles what was used and sets aside what each is entitled to; the
+//! second divides the rest in proportion to what was used and what waits. Idle tenants cost nothing.
 //! **Not here:** when a window ends.
 
 use super::Scheduler;
-use super::brings::Brings;
+use super::accrual::Accrual;
 use super::divide::divide;
 use super::each::Each;
 use super::state::{Lane, NOBODY, Tenant};
-use crate::board::{Entry, Told, WHOLE};
-use crate::params::{BEGINNER, FORGET, LATE_WINDOWS, LINK_CARRIED, MOST_TOLD, Params};
-use crate::units::{COUNT, PARTS, PLENTY, Resource, SHARED, Units};
+use crate::ledger::{LedgerEntry, Published, WHOLE};
+use crate::params::{BEGINNER, FORGET, LATE_WINDOWS, LINK_CARRIED, MOST_PUBLISHED, Params};
+use crate::resources::{COUNT, PARTS, PLENTY, Resource, ResourceVector, SHARED};
 
 /// The tenant's own resources, in the order of its credit.
 pub(super) const OWN: [usize; 2] = [Resource::Ops as usize, Resource::Bytes as usize];
@@ -23,7 +23,7 @@ const TIMED: [usize; 3] = [
     Resource::DeviceWrite as usize,
 ];
 
-/// Nobody tells how long these keep I/O waiting: no correction finds that more of them may be given out.
+/// Nobody measures how long these delay an I/O, so no correction finds that they can give more.
 const LINKS: [usize; 2] = [Resource::LinkIn as usize, Resource::LinkOut as usize];
 
 impl Tenant {
@@ -35,10 +35,10 @@ impl Tenant {
         is_shared: bool,
         passed: u64,
         saved: u64,
-    ) -> (Units, Units) {
-        self.found = Units::ZERO;
+    ) -> (ResourceVector, ResourceVector) {
+        self.found = ResourceVector::ZERO;
         let mut used = std::mem::take(&mut self.extra);
-        let mut waiting = Units::ZERO;
+        let mut waiting = ResourceVector::ZERO;
         if self.only != NOBODY {
             let lane = &mut lanes[self.only as usize];
             used.add(&lane.end(passed, saved));
@@ -51,7 +51,7 @@ impl Tenant {
             for lane in &self.lanes {
                 let lane = &mut lanes[*lane as usize];
                 let own = lane.end(passed, saved);
-                lane.demand = own.plus(&lane.owed());
+                lane.demand = own.plus(&lane.debt());
                 lane.demand.add(&lane.waiting);
                 used.add(&own);
                 waiting.add(&lane.waiting);
@@ -60,16 +60,16 @@ impl Tenant {
         (used, waiting)
     }
 
-    /// So many windows' base: saved for the next windows, at most `saved` windows' of it, and what is above that is credit. What
-    /// it may use above its base is saved likewise. Of either, what is owed is paid first.
+    /// Saves the base that accrued, for at most `saved` windows; the rest is credit. What may be used above the base is saved alike. Debt
+    /// is paid first.
     #[inline]
-    pub(super) fn save(&mut self, entry: &Entry, brings: Brings, saved: u64) {
-        let wakes = matches!(brings, Brings::Idle(_, true));
+    pub(super) fn save(&mut self, entry: &LedgerEntry, accrual: Accrual, saved: u64) {
+        let wakes = matches!(accrual, Accrual::Idle(_, true));
         let is_shared = entry.shares.is_shared();
         for (at, (credit, own)) in entry.credit.iter().zip(OWN).enumerate() {
             let above = (self.burst.0[own] - self.base.0[own]).max(0);
             let [of_base, of_above] = &mut self.above.fractions;
-            let (more, above) = brings.of(above, self.share, &mut of_above[at]);
+            let (more, above) = accrual.of(above, self.share, &mut of_above[at]);
             let paid = match self.metered {
                 true => more.min(self.above.debt[at]),
                 false => credit.draw(more.min(self.above.debt[at])),
@@ -77,13 +77,13 @@ impl Tenant {
             self.above.debt[at] -= paid;
             let sum = self.above.saved[at].saturating_add(more - paid);
             self.above.saved[at] = sum.min(above * saved).min(PLENTY as u64);
-            let (more, base) = brings.of(self.base.0[own], self.share, &mut of_base[at]);
+            let (more, base) = accrual.of(self.base.0[own], self.share, &mut of_base[at]);
             let most = (base * saved).min(PLENTY as u64);
             let paid = more.min(self.above.debt[at]);
             self.above.debt[at] -= paid;
-            let sum = (self.due.0[own] as u64).saturating_add(more - paid);
-            let mut due = sum.min(most);
-            let mut left = sum - due;
+            let sum = (self.entitlement.0[own] as u64).saturating_add(more - paid);
+            let mut entitlement = sum.min(most);
+            let mut left = sum - entitlement;
             if is_shared {
                 // What one reactor has no use for is had where there is too little: it is the tenant's.
                 let unused = &entry.unused[at];
@@ -92,10 +92,10 @@ impl Tenant {
                 } else {
                     most
                 };
-                due += unused.draw(most.saturating_sub(due));
+                entitlement += unused.draw(most.saturating_sub(entitlement));
                 left = unused.put(left);
             }
-            self.due.0[own] = due as i32;
+            self.entitlement.0[own] = entitlement as i32;
             if !self.metered {
                 credit.put(left);
             }
@@ -104,8 +104,8 @@ impl Tenant {
 
     /// What it may use of its own in the window that begins.
     #[inline]
-    pub(super) fn limit(&mut self, entry: &Entry) -> Units {
-        let mut limit = self.due.own();
+    pub(super) fn limit(&mut self, entry: &LedgerEntry) -> ResourceVector {
+        let mut limit = self.entitlement.own();
         for (at, own) in OWN.into_iter().enumerate() {
             let above = self.above.saved[at];
             let more = match self.metered {
@@ -119,15 +119,15 @@ impl Tenant {
         limit
     }
 
-    /// What was used in the window that ended is paid: first of what was due, then of what was drawn.
+    /// Pays for what the window used: from the entitlement first, then from what was drawn.
     #[inline]
-    pub(super) fn settle(&mut self, entry: &Entry, used: &Units) {
+    pub(super) fn settle(&mut self, entry: &LedgerEntry, used: &ResourceVector) {
         let mut above = [0u64; 2];
         let is_shared = entry.shares.is_shared();
         for (at, own) in OWN.into_iter().enumerate() {
-            let due = self.due.0[own].min(used.0[own]);
-            self.due.0[own] -= due;
-            above[at] = (used.0[own] - due) as u64;
+            let entitlement = self.entitlement.0[own].min(used.0[own]);
+            self.entitlement.0[own] -= entitlement;
+            above[at] = (used.0[own] - entitlement) as u64;
             if is_shared {
                 // What others had no use for of the base was there for that.
                 above[at] -= entry.unused[at].draw(above[at]);
@@ -140,22 +140,21 @@ impl Tenant {
                 entry.credit[at].put(drawn.saturating_sub(above[at]));
             }
         }
-        self.seen.used_parts += used.0[OWN[0]] as u64;
-        self.seen.used_bytes += used.0[OWN[1]] as u64;
+        self.statistics.used_parts += used.0[OWN[0]] as u64;
+        self.statistics.used_bytes += used.0[OWN[1]] as u64;
         if !self.above.of_credit {
-            self.seen.metered_parts += above[0];
-            self.seen.metered_bytes += above[1];
+            self.statistics.metered_parts += above[0];
+            self.statistics.metered_bytes += above[1];
         }
         self.bursts = above != [0; 2];
-        self.seen.burst_windows += u64::from(self.bursts);
-        self.seen.active_windows += u64::from(used.0[OWN[0]] > 0);
-        (self.seen.used, self.seen.above) = (*used, above);
+        self.statistics.burst_windows += u64::from(self.bursts);
+        self.statistics.active_windows += u64::from(used.0[OWN[0]] > 0);
+        (self.statistics.used, self.statistics.above) = (*used, above);
     }
 
-    /// What it wants here, in parts of its base: what was used; and of each volume in which something waits, however long its
-    /// queue is, as much as the base, or as its limit. So reactors come to equal parts for volumes that want more than that. What
-    /// volumes have as a base of their own is told apart.
-    fn told(&self, lanes: &[Lane], used: &Units, params: &Params) -> Told {
+    /// Its demand here, in parts of its base: what it used, and for each volume in which something waits as much as the base or the limit,
+    /// however long the queue is. So reactors come to equal parts. Volumes' own bases are published apart.
+    fn published(&self, lanes: &[Lane], used: &ResourceVector, params: &Params) -> Published {
         let headroom = 1.0 + params.headroom;
         let of_base = |amount: i32, own: usize| amount as f32 / self.base.0[own].max(1) as f32;
         let most = |of: &dyn Fn(usize) -> f32| OWN.into_iter().map(of).fold(0f32, f32::max);
@@ -172,34 +171,28 @@ impl Tenant {
                 demand += limits.into_iter().fold(1f32, f32::min);
             }
         }
-        Told {
-            demand: told(demand - promised, MOST_TOLD),
-            promised: told(promised, MOST_TOLD),
+        Published {
+            demand: published(demand - promised, MOST_PUBLISHED),
+            promised: published(promised, MOST_PUBLISHED),
         }
     }
 }
 
-fn told(parts: f32, most: f32) -> u64 {
+fn published(parts: f32, most: f32) -> u64 {
     (parts.clamp(0.0, most) * WHOLE as f32) as u64
 }
 
 impl Scheduler {
-    /// A window has ended, and the next begins: the next but `passed - 1`, where a reactor was late. The next then gives as much
-    /// as those together, up to [`LATE_WINDOWS`]: who is not let run for a while by the system does not take from its tenants
-    /// what is theirs. Of what is shared, only if somebody was there to miss it.
-    pub fn turn(&mut self, passed: u64) {
-        self.wake(passed, 0);
-    }
-
-    /// The same, where the reactor slept through some of them, as nobody waited. Nothing of those is made up for.
-    pub fn wake(&mut self, passed: u64, slept: u64) {
+    /// Ends `passed` windows and begins the next. A late reactor makes up for them, up to [`LATE_WINDOWS`], so that its tenants lose
+    /// nothing. It makes up for no window that it slept through, as nobody waited then, and for shared resources only if somebody did.
+    pub fn refill(&mut self, passed: u64, slept: u64) {
         let passed = passed.max(1);
         self.window += passed;
         let late = passed.saturating_sub(slept).max(1);
         let late = late.min(LATE_WINDOWS);
         let sums = self.settle_all(passed, late);
         self.somebody_bursts = sums.bursts;
-        self.tells = sums.tells;
+        self.publishes = sums.publishes;
         let late = if sums.busy { late as f32 } else { 1.0 };
         let (each, scale, left) = self.shares(&sums, late);
         self.give_all(&each, &scale, left, late);
@@ -207,20 +200,20 @@ impl Scheduler {
         if awake != self.awake {
             self.awake = awake;
             match awake {
-                true => self.board.wake(true),
+                true => self.ledger.wake(true),
                 false => self.sleep(),
             }
         }
     }
 
-    /// The first pass: what was used is paid, and what each is owed set aside.
+    /// The first pass: settles use, and sets aside what each is entitled to.
     fn settle_all(&mut self, passed: u64, late: u64) -> Sums {
         let Self {
             params,
             active,
             tenants,
             lanes,
-            board,
+            ledger,
             estimator,
             ..
         } = self;
@@ -233,70 +226,72 @@ impl Scheduler {
         let saved = late - 1 + u64::from(params.saved_windows);
         for &tenant in &*active {
             let one = &mut tenants[tenant as usize];
-            let entry = board.entry(tenant as usize);
+            let entry = ledger.entry(tenant as usize);
             let is_shared = entry.shares.is_shared();
             let (used, waiting) = one.end_lanes(lanes, is_shared, passed, saved);
             one.settle(entry, &used);
-            one.seen.passed = passed;
-            one.seen.waiting = (waiting.0[OWN[0]].max(0) / PARTS) as u64;
+            one.statistics.passed = passed;
+            one.statistics.waiting = (waiting.0[OWN[0]].max(0) / PARTS) as u64;
             let ns = TIMED.map(|at| used.0[at].max(0));
             let corrected = TIMED.map(|at| (used.0[at].max(0) as f32 * times[at]) as u64);
             let costs = [ns.iter().map(|ns| *ns as u64).sum(), corrected.iter().sum()];
-            one.seen.costs = costs;
-            one.seen.cost_ns += costs[0];
-            one.seen.corrected_ns += costs[1];
+            one.statistics.costs = costs;
+            one.statistics.cost_ns += costs[0];
+            one.statistics.corrected_ns += costs[1];
             sums.bursts |= one.bursts;
             one.rests = used.0[OWN[0]] | waiting.0[OWN[0]] == 0;
             sums.busy |= !one.rests;
             one.share = match is_shared {
                 true => {
-                    let told = one.told(lanes, &used, params);
-                    let share = (entry.shares).share(&mut one.told, told, BEGINNER);
+                    let published = one.published(lanes, &used, params);
+                    let share = (entry.shares).share(&mut one.published, published, BEGINNER);
                     entry.have(share, passed);
                     share
                 }
                 false => 1.0,
             };
-            sums.tells |= is_shared && one.told != Told::default();
-            one.save(entry, Brings::Work(passed), saved);
+            sums.publishes |= is_shared && one.published != Published::default();
+            one.save(entry, Accrual::Work(passed), saved);
             let late = if one.rests { 1 } else { late };
             let base = one.shared_base.times(one.share * late as f32);
             let (uses, waits) = (Each::shared(&used), Each::shared(&waiting));
             // Only what is not used fades: as printed, a steady tenant waits every few windows.
             let had = one.allocated;
             let fades = had.times(keep).max(&uses.times(headroom)).min(&base);
-            let mut owed = base;
+            let mut entitlement = base;
             for at in 0..COUNT {
                 let whole = (waits.0[at] > 0.0) | (had.0[at] > base.0[at]);
-                owed.0[at] = if whole { base.0[at] } else { fades.0[at] };
+                entitlement.0[at] = if whole { base.0[at] } else { fades.0[at] };
             }
             one.demand = uses.plus(&waits.times(weight));
-            one.allocated = owed;
+            one.allocated = entitlement;
             sums.used = sums.used.plus(&uses);
             sums.demand = sums.demand.plus(&one.demand);
-            sums.owed = sums.owed.plus(&owed);
+            sums.entitlement = sums.entitlement.plus(&entitlement);
             if one.guaranteed {
-                sums.guaranteed = sums.guaranteed.plus(&owed);
+                sums.guaranteed = sums.guaranteed.plus(&entitlement);
             }
         }
         sums
     }
 
-    /// What there is in the window that begins: for each unit of demand, of each that is owed (to others, to those whose base is
-    /// guaranteed), and all that is not owed. What is reserved is set aside.
+    /// Divides the window that begins: per unit of demand, the scale of entitlements (plain, guaranteed), and all that nobody is entitled to.
     fn shares(&mut self, sums: &Sums, late: f32) -> (Each, [Each; 2], Each) {
         let mut whole = self.whole;
         whole[TIMED[0]] *= self.processors;
-        let awake = self.board.awake() as f32;
-        // Bases fit into the node, wherever they are asked for: each reactor has what it owes, and of the rest an equal part.
+        let awake = self.ledger.awake() as f32;
+        // Bases fit into the node: each reactor has its entitlement, and an equal part of the rest.
         for resource in 1..SHARED {
-            let owed = sums.owed.0[resource] / late;
-            let told = &mut self.told_owed[resource];
-            let all = self.board.owe(resource, told, owed as u64) as f32;
+            let entitlement = sums.entitlement.0[resource] / late;
+            let published = &mut self.published_entitlements[resource];
+            let all = self
+                .ledger
+                .publish_entitlement(resource, published, entitlement as u64)
+                as f32;
             let whole = &mut whole[resource];
             *whole = match all > *whole {
-                true => *whole * owed / all,
-                false => owed + (*whole - all) / awake,
+                true => *whole * entitlement / all,
+                false => entitlement + (*whole - all) / awake,
             };
         }
         for whole in &mut whole {
@@ -306,17 +301,17 @@ impl Scheduler {
         for resource in 0..SHARED {
             parts[resource] = sums.used.0[resource] / whole[resource].max(1.0);
         }
-        self.estimator.turn(&self.params, &parts);
+        self.estimator.end_window(&self.params, &parts);
         let most = self.params.reserve_tenants as f32;
         let (mut left, mut each) = (Each::ZERO, Each::ZERO);
         let mut scale = [Each([1.0; COUNT]); 2];
         for resource in 0..SHARED {
             // Costs that are taken for more are the same as having less.
             let whole = whole[resource] / self.estimator.factors()[resource];
-            let owed = sums.owed.0[resource];
+            let entitlement = sums.entitlement.0[resource];
             let reserve = (whole * self.params.reserve_most).min(self.largest.0[resource] * most);
             // It is not taken from bases.
-            let reserve = reserve.min((whole - owed).max(0.0));
+            let reserve = reserve.min((whole - entitlement).max(0.0));
             // Nor is it lost: what nobody came for is in the next window's.
             let mut carried = self.reserve.0[resource] as f32;
             self.reserve.0[resource] = reserve as i32;
@@ -326,14 +321,14 @@ impl Scheduler {
             }
             let mut overdrawn = 0.0;
             if resource == Resource::Cpu as usize {
-                self.bases_fit = [owed <= whole, first <= whole];
+                self.bases_fit = [entitlement <= whole, first <= whole];
                 overdrawn = std::mem::take(&mut self.overdrawn_ns) as f32;
             }
-            left.0[resource] = whole - reserve - owed + carried - overdrawn;
-            if owed > whole {
+            left.0[resource] = whole - reserve - entitlement + carried - overdrawn;
+            if entitlement > whole {
                 // More was promised than there is: guaranteed bases come first. Of what no base is promised out of, others have a
                 // part in any case: whoever has nothing at all stands still.
-                let rest = owed - first;
+                let rest = entitlement - first;
                 let part = rest.min(whole * self.params.reserve_most);
                 let had = first.min(whole - part);
                 scale[1].0[resource] = had / first.max(1.0);
@@ -347,14 +342,14 @@ impl Scheduler {
         (each, scale, left)
     }
 
-    /// The second pass: each is given what it is owed and its part of the rest.
+    /// The second pass: gives each its entitlement and its part of the rest.
     fn give_all(&mut self, each: &Each, scale: &[Each; 2], mut left: Each, late: f32) {
         let Self {
             params,
             active,
             tenants,
             lanes,
-            board,
+            ledger,
             bursting,
             lost,
             window,
@@ -371,20 +366,24 @@ impl Scheduler {
             // As much as it may have saved: its own limits hold as well.
             let burst = one.shared_burst.times(one.share * most).min(&plenty);
             let scale = &scale[usize::from(one.guaranteed)];
-            let owed = one.allocated.with(scale, |owed, scale| owed * scale);
+            let entitlement = one
+                .allocated
+                .with(scale, |entitlement, scale| entitlement * scale);
             let more = one.demand.with(each, |demand, each| demand * each);
-            let sum = owed.plus(&more).min(&burst);
-            let taken = sum.with(&owed, |sum, owed| sum - owed).max(&Each::ZERO);
+            let sum = entitlement.plus(&more).min(&burst);
+            let taken = sum
+                .with(&entitlement, |sum, entitlement| sum - entitlement)
+                .max(&Each::ZERO);
             left = left.with(&taken, |left, taken| left - taken);
             one.allocated = sum;
             if one.rests && !sum.exceeds(&base.times(FORGET)) {
                 one.active = false;
-                one.counts_from(*window, board.entry(tenant as usize));
-                board.rest(tenant as usize, &mut one.told);
-                (one.spare, one.whole) = (Units::ZERO, Units::ZERO);
-                one.seen.given = Units::ZERO;
+                one.counts_from(*window, ledger.entry(tenant as usize));
+                ledger.rest(tenant as usize, &mut one.published);
+                (one.spare, one.whole) = (ResourceVector::ZERO, ResourceVector::ZERO);
+                one.statistics.given = ResourceVector::ZERO;
                 for lane in &one.lanes {
-                    let _ = lanes[*lane as usize].begin(&Units::ZERO);
+                    let _ = lanes[*lane as usize].begin(&ResourceVector::ZERO);
                 }
                 active.swap_remove(at);
                 continue;
@@ -394,10 +393,10 @@ impl Scheduler {
                 bursting.push(tenant);
             }
             // Of its own and of what is shared: nothing is in both.
-            let given = sum.units().plus(&one.limit(board.entry(tenant as usize)));
+            let given = sum.vector().plus(&one.limit(ledger.entry(tenant as usize)));
             one.whole = given;
             // Of its own, what is so in the long run: more is there to make up for earlier windows.
-            one.seen.given = given.min(&one.burst);
+            one.statistics.given = given.min(&one.burst);
             if one.only == NOBODY {
                 one.spare = divide(&given, &one.lanes, lanes, params, *window, late, lost);
             } else {
@@ -407,10 +406,10 @@ impl Scheduler {
                     false => given,
                 };
                 *lost = lost.plus(&lane.begin(&part));
-                one.spare = Units::ZERO;
+                one.spare = ResourceVector::ZERO;
             }
         }
-        self.free = left.max(&Each::ZERO).units();
+        self.free = left.max(&Each::ZERO).vector();
         self.wants_processor = false;
     }
 }
@@ -420,13 +419,13 @@ impl Scheduler {
 struct Sums {
     used: Each,
     demand: Each,
-    owed: Each,
+    entitlement: Each,
     /// Of that, to those whose base is guaranteed.
     guaranteed: Each,
-    /// Some tenant used more than what was due to it.
+    /// Some tenant used more than its entitlement.
     bursts: bool,
-    /// Other reactors were told that some tenant wants something here.
-    tells: bool,
+    /// A demand of some tenant here is published.
+    publishes: bool,
     /// Somebody used something, or waited.
     busy: bool,
 }
@@ -434,25 +433,24 @@ struct Sums {
 impl Lane {
     /// A window ends. Says what was used in it.
     #[inline]
-    fn end(&mut self, passed: u64, saved: u64) -> Units {
+    fn end(&mut self, passed: u64, saved: u64) -> ResourceVector {
         let own = self.used();
         if self.limited {
             self.fill(&own, passed, saved);
         }
-        // What is owed stays. While something waits, what is left of what is shared is saved, at most what one window gave: the I/O
-        // that waits keeps those behind it from using it.
+        // Debt stays. While something waits, shared resources are saved, one window's at most: that I/O holds up those behind it.
         let most = match self.waiters {
-            0 => Units::ZERO,
+            0 => ResourceVector::ZERO,
             _ => self.given.shared(),
         };
         self.left = self.left.min(&most);
-        self.beyond = Units::ZERO;
+        self.beyond = ResourceVector::ZERO;
         own
     }
 
     /// Windows end in which so much was used: what its own base and its limit allow then, saved for so many of them at most.
     #[inline]
-    pub(super) fn fill(&mut self, used: &Units, passed: u64, saved: u64) {
+    pub(super) fn fill(&mut self, used: &ResourceVector, passed: u64, saved: u64) {
         self.earn(used, passed, saved);
         for resource in OWN {
             let limit = i64::from(self.limit.0[resource]);

@@ -1,20 +1,17 @@
 //! Whether the reactors can give the bases that are promised, to whom that is guaranteed, and where a new export is best served.
 //!
-//! **Design.** A node's sum says too little: an export is served by one reactor, and all its processor time is used there. A
-//! tenant's base goes to whichever of its volumes ask for it, so every reactor that serves one of its exports *owes* all of
-//! it; of a base that is more than a reactor has, all that this reactor has. Nobody loses anything by others' choices
-//! if no reactor owes more than it has. A base that is more than a reactor has is had if the reactors that serve it
-//! come to as much together, and as it takes each of them whole, nobody else's base is there.
+//! **Design.** One reactor serves an export, and spends all its processor time. A tenant's base goes to whichever volumes ask for it, so the
+//! tenant is *entitled* to all of it on each reactor that serves one of its exports; to all of the reactor, if the base is larger. Choices of
+//! others take nothing away if no reactor's entitlements exceed it. A base above one reactor needs several that together have as much;
+//! it takes each of them whole, so nobody else's base is there.
 //!
-//! A base is *guaranteed* by a [`Promise`]: so much, at these reactors. What was promised comes first ([`Places::settle`]), also of
-//! whoever needs more by now: that much is kept for it. After that, as far as it fits beside, come what is needed beyond that, and who
-//! was promised nothing. So what one does later takes nothing from another. A promise that fits no more, as costs or reactors are
-//! others, lapses; it is remembered, and comes before who never had one. Whom no reactor serves yet is promised its base at one, which
-//! is kept for it. Only what is kept and what is guaranteed counts against what a reactor has.
+//! A base is *guaranteed* by a [`Promise`]: so much, at these reactors. Promises come first ([`PlacementPlan::settle`]), also for a tenant that needs
+//! more by now. Then come further needs, and tenants without a promise, as far as they fit. A promise that fits no more, as costs or reactors
+//! changed, lapses; it comes before those who never had one. A tenant that no reactor serves yet has its base kept at one. Only
+//! what is kept or guaranteed counts against a reactor.
 //!
-//! A new export goes where its tenant's base is promised and nothing of it served, else where it fits; of such reactors where
-//! least is served, an export counting as its part of its tenant's base, and as a little in any case. If there is none, where least is
-//! lacking.
+//! A new export goes where its tenant's base is promised and unserved, else where it fits, else where least is lacking. Of such reactors it
+//! takes the one that serves least; an export counts as its part of its tenant's base, and as a little in any case.
 //! **Not here:** what reactors share ([`crate::admission`]), which reactor serves what now.
 
 use std::cmp::Ordering;
@@ -39,15 +36,15 @@ struct At {
 pub struct Promise {
     /// What it needs of processors at most, ns a second.
     pub cost: f64,
-    /// Those that owe it.
+    /// The reactors at which it is kept.
     pub reactors: BTreeSet<usize>,
     /// So much is kept; else it has lapsed.
     pub held: bool,
 }
 
-/// What of a base counts as owed.
+/// What of a base counts against a reactor.
 #[derive(Clone, Copy, PartialEq, Default, Debug)]
-enum Counts {
+enum Coverage {
     #[default]
     Nothing,
     /// No more than was promised, where it was.
@@ -61,20 +58,20 @@ struct Tenant {
     cost: f64,
     at: BTreeMap<usize, At>,
     promise: Option<Promise>,
-    counts: Counts,
+    counts: Coverage,
 }
 
 impl Tenant {
     /// What a reactor that has so much must have for it.
-    fn owed(&self, each: f64, at: &At) -> f64 {
+    fn entitlement(&self, each: f64, at: &At) -> f64 {
         self.cost.min(each).max(at.own)
     }
 
-    /// What is owed there if so much counts.
-    fn counted(&self, counts: Counts, each: f64, reactor: usize, at: &At) -> f64 {
+    /// The entitlement there if so much counts.
+    fn counted(&self, counts: Coverage, each: f64, reactor: usize, at: &At) -> f64 {
         match (counts, &self.promise) {
-            (Counts::All, _) => self.owed(each, at),
-            (Counts::Promised, Some(promise)) if promise.reactors.contains(&reactor) => {
+            (Coverage::All, _) => self.entitlement(each, at),
+            (Coverage::Promised, Some(promise)) if promise.reactors.contains(&reactor) => {
                 self.cost.min(promise.cost).min(each)
             }
             _ => 0.0,
@@ -82,13 +79,13 @@ impl Tenant {
     }
 
     /// Before it is settled: what was promised is.
-    fn as_promised(&self) -> Counts {
+    fn as_promised(&self) -> Coverage {
         match &self.promise {
             Some(promise) if promise.held && self.cost > 0.0 => match self.is_within_promise() {
-                true => Counts::All,
-                false => Counts::Promised,
+                true => Coverage::All,
+                false => Coverage::Promised,
             },
-            _ => Counts::Nothing,
+            _ => Coverage::Nothing,
         }
     }
 
@@ -115,8 +112,7 @@ impl Tenant {
 /// Why a base isn't guaranteed, and what of it could be.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Lack {
-    /// The reactor that has too little beside what it owes, of those that serve the tenant; none: all of them together have too
-    /// little.
+    /// The reactor, of those that serve the tenant, that has too little beside other entitlements; none: all of them together have.
     pub reactor: Option<usize>,
     /// A base that needs so much of processors would be had, ns a second.
     pub fits: f64,
@@ -124,22 +120,22 @@ pub struct Lack {
 
 /// See the module's text. Tenants are told apart by numbers of the caller's.
 #[derive(Clone, Debug)]
-pub struct Places {
+pub struct PlacementPlan {
     each: f64,
     tenants: BTreeMap<u64, Tenant>,
-    /// Of each reactor, what it owes, and what its exports count as.
-    owed: Vec<f64>,
+    /// Of each reactor, the entitlements, and what its exports count as.
+    entitlement: Vec<f64>,
     served: Vec<f64>,
 }
 
-impl Places {
+impl PlacementPlan {
     /// So many reactors that serve nobody, each of which can promise `each` ns a second.
     #[must_use]
     pub fn new(reactors: usize, each: f64) -> Self {
         Self {
             each: each.max(0.0),
             tenants: BTreeMap::new(),
-            owed: vec![0.0; reactors.max(1)],
+            entitlement: vec![0.0; reactors.max(1)],
             served: vec![0.0; reactors.max(1)],
         }
     }
@@ -151,7 +147,7 @@ impl Places {
 
     /// Before its exports are said: this was guaranteed to a tenant, and is kept for it if it has not lapsed.
     pub fn promised(&mut self, tenant: u64, mut promise: Promise) {
-        let reactors = self.owed.len();
+        let reactors = self.entitlement.len();
         promise.reactors.retain(|reactor| *reactor < reactors);
         self.change(tenant, |of| {
             let kept = promise.reactors.iter().filter(|_| promise.held);
@@ -161,14 +157,14 @@ impl Places {
         });
     }
 
-    /// Reactors owe and serve what a tenant has, and not what it had.
+    /// Changes a tenant, and what reactors have of it.
     fn change(&mut self, tenant: u64, change: impl FnOnce(&mut Tenant)) {
         let of = self.tenants.entry(tenant).or_default();
         for (sign, change) in [(-1.0, Some(change)), (1.0, None)] {
             let part = of.part(self.each);
             for (reactor, at) in &of.at {
-                if let Some(owed) = self.owed.get_mut(*reactor) {
-                    *owed += sign * of.counted(of.counts, self.each, *reactor, at);
+                if let Some(entitlement) = self.entitlement.get_mut(*reactor) {
+                    *entitlement += sign * of.counted(of.counts, self.each, *reactor, at);
                     self.served[*reactor] += sign * part * f64::from(at.exports.max(1));
                 }
             }
@@ -190,10 +186,10 @@ impl Places {
         let reactor = self.best(tenant);
         let of = self.tenants.get(&tenant);
         let is_new = of.is_some_and(|of| {
-            of.counts == Counts::Nothing && of.cost > 0.0 && self.fits(of, reactor, Counts::All)
+            of.counts == Coverage::Nothing && of.cost > 0.0 && self.fits(of, reactor, Coverage::All)
         });
         if is_new {
-            self.change(tenant, |of| of.counts = Counts::All);
+            self.change(tenant, |of| of.counts = Coverage::All);
         }
         self.export(tenant, reactor);
         reactor
@@ -223,7 +219,7 @@ impl Places {
         let order = self.order();
         for id in &order {
             self.change(*id, |of| {
-                of.counts = Counts::Nothing;
+                of.counts = Coverage::Nothing;
                 of.at.retain(|_, at| at.exports > 0);
                 of.promise = of.promise.take().filter(|_| of.cost > 0.0);
             });
@@ -234,18 +230,18 @@ impl Places {
                 self.settle_one(
                     *id,
                     match of.is_within_promise() {
-                        true => Counts::All,
-                        false => Counts::Promised,
+                        true => Coverage::All,
+                        false => Coverage::Promised,
                     },
                 );
             }
         }
         let mut next = 0;
         while let Some(id) = order.get(next) {
-            let before = self.tenants.get(id).map_or(Counts::All, |of| of.counts);
-            let is_new = before != Counts::All && self.settle_one(*id, Counts::All);
+            let before = self.tenants.get(id).map_or(Coverage::All, |of| of.counts);
+            let is_new = before != Coverage::All && self.settle_one(*id, Coverage::All);
             // Whoever has all of it elsewhere leaves what was kept: that is for the first who lacks.
-            next = match is_new && before == Counts::Promised {
+            next = match is_new && before == Coverage::Promised {
                 true => 0,
                 false => next + 1,
             };
@@ -253,7 +249,7 @@ impl Places {
     }
 
     /// Has so much of it count, if that fits; else it stays as it was.
-    fn settle_one(&mut self, id: u64, counts: Counts) -> bool {
+    fn settle_one(&mut self, id: u64, counts: Coverage) -> bool {
         let Some(of) = self.tenants.get(&id).filter(|of| of.cost > 0.0) else {
             return false;
         };
@@ -263,46 +259,48 @@ impl Places {
             let own = of.promise.iter().flat_map(|promise| &promise.reactors);
             let mut own = own.filter(|reactor| self.fits(of, **reactor, counts));
             let reactor = own.next().copied().or_else(|| match counts {
-                Counts::All => Some(self.roomiest(id)),
+                Coverage::All => Some(self.roomiest(id)),
                 _ => None,
             });
             at = reactor.map(|at| (at, At::default())).into_iter().collect();
         }
         let mut owing: BTreeSet<usize> = at.keys().copied().collect();
-        if let (Counts::Promised, Some(promise)) = (counts, &of.promise) {
+        if let (Coverage::Promised, Some(promise)) = (counts, &of.promise) {
             cost = cost.min(promise.cost);
             owing.retain(|reactor| promise.reactors.contains(reactor));
         }
         let is_had = cost <= self.each * owing.len() as f64 * (1.0 + ROUNDING);
         let fits = is_had && (owing.iter()).all(|reactor| self.fits(of, *reactor, counts));
         self.change(id, |of| {
-            if fits || of.counts == Counts::Nothing {
+            if fits || of.counts == Coverage::Nothing {
                 of.at = at;
             }
             if fits {
                 of.counts = counts;
             }
             match (&mut of.promise, counts) {
-                (promise, Counts::All) if fits => {
+                (promise, Coverage::All) if fits => {
                     *promise = Some(Promise {
                         cost,
                         reactors: owing,
                         held: true,
                     });
                 }
-                (Some(promise), _) => promise.held = of.counts != Counts::Nothing,
+                (Some(promise), _) => promise.held = of.counts != Coverage::Nothing,
                 (None, _) => {}
             }
         });
         fits
     }
 
-    /// Whether a reactor has so much of its base beside what it owes to others.
-    fn fits(&self, of: &Tenant, reactor: usize, counts: Counts) -> bool {
+    /// Whether a reactor has so much of its base beside other entitlements.
+    fn fits(&self, of: &Tenant, reactor: usize, counts: Coverage) -> bool {
         let at = of.at.get(&reactor).copied().unwrap_or_default();
         let counted = |counts| of.counted(counts, self.each, reactor, &at);
-        let owed = self.owed.get(reactor);
-        owed.is_some_and(|owed| self.over(owed - counted(of.counts) + counted(counts)) == 0.0)
+        let entitlement = self.entitlement.get(reactor);
+        entitlement.is_some_and(|entitlement| {
+            self.over(entitlement - counted(of.counts) + counted(counts)) == 0.0
+        })
     }
 
     /// Everybody's base counts alike, whether it fits or not: more was promised than there is, and that is meant.
@@ -311,8 +309,8 @@ impl Places {
         for id in all {
             self.change(id, |of| {
                 of.counts = match of.cost > 0.0 {
-                    true => Counts::All,
-                    false => Counts::Nothing,
+                    true => Coverage::All,
+                    false => Coverage::Nothing,
                 };
             });
         }
@@ -322,7 +320,7 @@ impl Places {
     #[must_use]
     pub fn is_guaranteed(&self, tenant: u64) -> bool {
         let of = self.tenants.get(&tenant);
-        of.is_some_and(|of| of.counts == Counts::All)
+        of.is_some_and(|of| of.counts == Coverage::All)
     }
 
     /// What was guaranteed last, and to whom.
@@ -342,7 +340,7 @@ impl Places {
         };
         let promised = promise.iter().flat_map(|promise| &promise.reactors);
         let promised = promised.copied().filter(|reactor| !is_served(reactor));
-        let of_promised = match own.is_some_and(|own| own.counts != Counts::Nothing) {
+        let of_promised = match own.is_some_and(|own| own.counts != Coverage::Nothing) {
             true => promised.min_by(|a, b| self.by_served(*a, *b)),
             false => None,
         };
@@ -363,31 +361,31 @@ impl Places {
                 Some(own.counted(own.counts, self.each, reactor, at))
             });
             let counted = counted.unwrap_or(0.0);
-            self.over(self.owed[reactor] - counted + cost.max(counted))
+            self.over(self.entitlement[reactor] - counted + cost.max(counted))
         };
         let by = |a: &usize, b: &usize| {
             let by_served = || self.by_served(*a, *b);
             over(*a).total_cmp(&over(*b)).then_with(by_served)
         };
-        (0..self.owed.len()).min_by(by).unwrap_or(0)
+        (0..self.entitlement.len()).min_by(by).unwrap_or(0)
     }
 
-    /// What is more than a reactor has of what it would owe.
-    fn over(&self, owed: f64) -> f64 {
-        match owed - self.each {
+    /// How far such entitlements exceed a reactor.
+    fn over(&self, entitlement: f64) -> f64 {
+        match entitlement - self.each {
             over if over > self.each * ROUNDING => over,
             _ => 0.0,
         }
     }
 
-    /// What each reactor would owe if all bases were guaranteed, as a part of what it can promise.
+    /// Entitlements at each reactor if all bases were guaranteed, as a part of what it can promise.
     #[must_use]
     pub fn parts(&self) -> Vec<f64> {
-        let mut parts = vec![0.0; self.owed.len()];
+        let mut parts = vec![0.0; self.entitlement.len()];
         for of in self.tenants.values() {
             for (reactor, at) in &of.at {
                 if let Some(part) = parts.get_mut(*reactor) {
-                    *part += of.owed(self.each, at) / self.each.max(1.0);
+                    *part += of.entitlement(self.each, at) / self.each.max(1.0);
                 }
             }
         }
@@ -402,22 +400,22 @@ impl Places {
 
     /// Of each reactor the tenants that it serves with a base, and how many of them can have it there at once, whichever they are.
     pub fn at_once(&self) -> impl Iterator<Item = (u32, u32)> {
-        (0..self.owed.len()).map(|reactor| {
+        (0..self.entitlement.len()).map(|reactor| {
             let at = |of: &Tenant| {
-                let owed = of.owed(self.each, of.at.get(&reactor)?);
+                let entitlement = of.entitlement(self.each, of.at.get(&reactor)?);
                 let together = self.each * of.at.len() as f64;
                 let is_had = of.cost <= together * (1.0 + ROUNDING);
-                (of.cost > 0.0).then_some(if is_had { owed } else { f64::INFINITY })
+                (of.cost > 0.0).then_some(if is_had { entitlement } else { f64::INFINITY })
             };
-            let mut owed: Vec<f64> = self.tenants.values().filter_map(at).collect();
-            owed.sort_by(|a, b| b.total_cmp(a));
+            let mut entitlement: Vec<f64> = self.tenants.values().filter_map(at).collect();
+            entitlement.sort_by(|a, b| b.total_cmp(a));
             let mut sum = 0.0;
-            let fits = owed.iter().take_while(|owed| {
-                sum += **owed;
+            let fits = entitlement.iter().take_while(|entitlement| {
+                sum += **entitlement;
                 self.over(sum) == 0.0
             });
             let fits = fits.count();
-            (owed.len() as u32, fits as u32)
+            (entitlement.len() as u32, fits as u32)
         })
     }
 
@@ -430,9 +428,9 @@ impl Places {
     fn lack(&self, of: &Tenant) -> Option<Lack> {
         let served = of.at.iter().filter(|_| of.cost > 0.0);
         let rooms = served.filter_map(|(reactor, at)| {
-            let own = of.owed(self.each, at);
+            let own = of.entitlement(self.each, at);
             let counted = of.counted(of.counts, self.each, *reactor, at);
-            let others = *self.owed.get(*reactor)? - counted;
+            let others = *self.entitlement.get(*reactor)? - counted;
             let is_over = self.over(others + own) > 0.0;
             Some((*reactor, is_over, (self.each - others).max(0.0)))
         });

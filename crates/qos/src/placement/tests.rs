@@ -3,66 +3,69 @@
 use super::*;
 
 /// Two reactors of 100 each.
-fn two() -> Places {
-    Places::new(2, 100.0)
+fn two() -> PlacementPlan {
+    PlacementPlan::new(2, 100.0)
 }
 
-fn lack(places: &Places, tenant: u64) -> Option<Lack> {
-    let mut all = places.lacking();
+fn lack(placement: &PlacementPlan, tenant: u64) -> Option<Lack> {
+    let mut all = placement.lacking();
     all.find(|(of, _)| *of == tenant).map(|(_, lack)| lack)
 }
 
 /// Whose bases are guaranteed.
-fn guaranteed(places: &Places) -> Vec<u64> {
-    let all = places.promises().map(|(tenant, _)| tenant);
-    all.filter(|tenant| places.is_guaranteed(*tenant)).collect()
+fn guaranteed(placement: &PlacementPlan) -> Vec<u64> {
+    let all = placement.promises().map(|(tenant, _)| tenant);
+    all.filter(|tenant| placement.is_guaranteed(*tenant))
+        .collect()
 }
 
 /// These costs, everyone's one export, and what was promised before.
-fn again(before: &Places, tenants: &[(u64, f64, &[usize])]) -> Places {
-    let mut places = two();
+fn again(before: &PlacementPlan, tenants: &[(u64, f64, &[usize])]) -> PlacementPlan {
+    let mut placement = two();
     for (tenant, cost, _) in tenants {
-        places.promise(*tenant, *cost);
+        placement.promise(*tenant, *cost);
     }
     for (tenant, promise) in before.promises() {
-        places.promised(tenant, promise.clone());
+        placement.promised(tenant, promise.clone());
     }
     for (tenant, _, reactors) in tenants {
-        reactors.iter().for_each(|at| places.export(*tenant, *at));
+        reactors
+            .iter()
+            .for_each(|at| placement.export(*tenant, *at));
     }
-    places.settle();
-    places
+    placement.settle();
+    placement
 }
 
 #[test]
 fn a_base_that_is_more_than_its_reactor_has_is_not_had() {
-    let mut places = two();
-    places.promise(1, 150.0);
-    places.export(1, 0);
-    places.settle();
+    let mut placement = two();
+    placement.promise(1, 150.0);
+    placement.export(1, 0);
+    placement.settle();
     let short = Lack {
         reactor: None,
         fits: 100.0,
     };
-    assert_eq!(lack(&places, 1), Some(short));
+    assert_eq!(lack(&placement, 1), Some(short));
     // Served by both, and by nobody else, it is.
-    places.export(1, 1);
-    places.settle();
-    assert!(places.fit());
+    placement.export(1, 1);
+    placement.settle();
+    assert!(placement.fit());
     // It takes each of them whole.
-    places.promise(2, 1.0);
-    places.export(2, 1);
-    places.settle();
-    assert_eq!(guaranteed(&places), [1]);
+    placement.promise(2, 1.0);
+    placement.export(2, 1);
+    placement.settle();
+    assert_eq!(guaranteed(&placement), [1]);
     let none = Lack {
         reactor: Some(1),
         fits: 0.0,
     };
-    assert_eq!(lack(&places, 2), Some(none));
+    assert_eq!(lack(&placement, 2), Some(none));
     // Where that is meant, nobody comes first.
-    places.count_all();
-    assert_eq!(lack(&places, 1).map(|lack| lack.reactor), Some(Some(1)));
-    assert_eq!(lack(&places, 2), Some(none));
+    placement.count_all();
+    assert_eq!(lack(&placement, 1).map(|lack| lack.reactor), Some(Some(1)));
+    assert_eq!(lack(&placement, 2), Some(none));
 }
 
 #[test]
@@ -71,27 +74,27 @@ fn bases_that_one_reactor_owes_together_fit_there_or_are_not_had() {
         reactor: Some(0),
         fits: 40.0,
     });
-    let places = again(&two(), &[(2, 60.0, &[0])]);
-    let places = again(&places, &[(1, 60.0, &[0]), (2, 60.0, &[0])]);
-    assert_eq!(places.parts(), [1.2, 0.0]);
-    assert_eq!((lack(&places, 1), lack(&places, 2)), (over, None));
-    let mut all = places.clone();
+    let placement = again(&two(), &[(2, 60.0, &[0])]);
+    let placement = again(&placement, &[(1, 60.0, &[0]), (2, 60.0, &[0])]);
+    assert_eq!(placement.parts(), [1.2, 0.0]);
+    assert_eq!((lack(&placement, 1), lack(&placement, 2)), (over, None));
+    let mut all = placement.clone();
     all.count_all();
     assert_eq!((lack(&all, 1), lack(&all, 2)), (over, over));
-    let at_once = |places: &Places| places.at_once().collect::<Vec<_>>();
-    assert_eq!(at_once(&places), [(2, 1), (0, 0)]);
+    let at_once = |placement: &PlacementPlan| placement.at_once().collect::<Vec<_>>();
+    assert_eq!(at_once(&placement), [(2, 1), (0, 0)]);
     // What is said to fit does, to the last.
-    let places = again(&places, &[(1, 40.0, &[0]), (2, 60.0, &[0])]);
-    assert!(places.fit());
-    assert_eq!(at_once(&places), [(2, 2), (0, 0)]);
+    let placement = again(&placement, &[(1, 40.0, &[0]), (2, 60.0, &[0])]);
+    assert!(placement.fit());
+    assert_eq!(at_once(&placement), [(2, 2), (0, 0)]);
     // All of a base may be asked for by any of its volumes.
     let tenants: [(u64, f64, &[usize]); 3] = [(1, 40.0, &[0]), (2, 60.0, &[0]), (3, 60.0, &[1])];
-    let mut places = again(&places, &tenants);
-    assert!(places.fit());
-    places.export(2, 1);
-    places.settle();
-    assert_eq!(places.parts(), [1.0, 1.2]);
-    assert_eq!(guaranteed(&places), [1, 3]);
+    let mut placement = again(&placement, &tenants);
+    assert!(placement.fit());
+    placement.export(2, 1);
+    placement.settle();
+    assert_eq!(placement.parts(), [1.0, 1.2]);
+    assert_eq!(guaranteed(&placement), [1, 3]);
 }
 
 #[test]
@@ -123,25 +126,25 @@ fn who_comes_later_takes_nothing_from_those_before() {
 #[test]
 fn who_asks_for_more_than_fits_keeps_what_it_had() {
     let all: [(u64, f64, &[usize]); 2] = [(1, 30.0, &[0]), (2, 60.0, &[0])];
-    let places = again(&two(), &all);
+    let placement = again(&two(), &all);
     // What is left, 10, does for neither, nor does what the first had.
     let mut all = vec![(1, 50.0, &[0][..]), (2, 60.0, &[0]), (3, 38.0, &[0])];
-    let mut places = again(&places, &all);
+    let mut placement = again(&placement, &all);
     for _ in 0..2 {
-        assert_eq!(guaranteed(&places), [2]);
-        assert_eq!(lack(&places, 1).map(|lack| lack.fits), Some(40.0));
-        places = again(&places, &all);
+        assert_eq!(guaranteed(&placement), [2]);
+        assert_eq!(lack(&placement, 1).map(|lack| lack.fits), Some(40.0));
+        placement = again(&placement, &all);
     }
     all[0].1 = 30.0;
-    let places = again(&places, &all);
-    assert_eq!(guaranteed(&places), [1, 2]);
+    let placement = again(&placement, &all);
+    assert_eq!(guaranteed(&placement), [1, 2]);
     // So is what it has at a reactor, when another serves it as well.
     all[0] = (1, 30.0, &[0, 1]);
     all.push((4, 80.0, &[1]));
-    let places = again(&places, &all);
-    assert_eq!(guaranteed(&places), [1, 2]);
+    let placement = again(&placement, &all);
+    assert_eq!(guaranteed(&placement), [1, 2]);
     let mut before = again(&two(), &[(4, 80.0, &[1])]);
-    for (tenant, promise) in places.promises().filter(|(tenant, _)| *tenant < 3) {
+    for (tenant, promise) in placement.promises().filter(|(tenant, _)| *tenant < 3) {
         let promise = Promise {
             reactors: [0].into(),
             ..promise.clone()
@@ -149,17 +152,17 @@ fn who_asks_for_more_than_fits_keeps_what_it_had() {
         before.promise(tenant, promise.cost);
         before.promised(tenant, promise);
     }
-    let places = again(&before, &all);
-    assert_eq!(guaranteed(&places), [2, 4]);
+    let placement = again(&before, &all);
+    assert_eq!(guaranteed(&placement), [2, 4]);
     all[0].2 = &[0];
-    assert_eq!(guaranteed(&again(&places, &all)), [1, 2, 4]);
+    assert_eq!(guaranteed(&again(&placement, &all)), [1, 2, 4]);
 }
 
 #[test]
 fn who_is_served_by_none_has_more_where_there_is_room_for_it() {
     let none: &[usize] = &[];
-    let places = again(&two(), &[(1, 30.0, none), (2, 60.0, &[0])]);
-    assert_eq!(guaranteed(&places), [1, 2]);
+    let placement = again(&two(), &[(1, 30.0, none), (2, 60.0, &[0])]);
+    assert_eq!(guaranteed(&placement), [1, 2]);
     // Whoever is kept at a reactor leaves it, and another who lacks, even if it comes before, has that.
     let mut before = two();
     for (tenant, cost) in [(1, 10.0), (2, 30.0), (3, 60.0)] {
@@ -172,13 +175,13 @@ fn who_is_served_by_none_has_more_where_there_is_room_for_it() {
         before.promised(tenant, promise);
     }
     let all = [(1, 40.0, &[0][..]), (2, 50.0, none), (3, 60.0, &[0])];
-    let places = again(&before, &all);
-    assert_eq!(guaranteed(&places), [1, 2, 3]);
+    let placement = again(&before, &all);
+    assert_eq!(guaranteed(&placement), [1, 2, 3]);
     // If there is none, what it had is kept.
-    let places = again(&places, &[(2, 150.0, none), (3, 60.0, &[0])]);
-    assert_eq!(guaranteed(&places), [3]);
+    let placement = again(&placement, &[(2, 150.0, none), (3, 60.0, &[0])]);
+    assert_eq!(guaranteed(&placement), [3]);
     let all = [(2, 50.0, none), (3, 60.0, &[0]), (4, 60.0, &[1])];
-    assert_eq!(guaranteed(&again(&places, &all)), [2, 3]);
+    assert_eq!(guaranteed(&again(&placement, &all)), [2, 3]);
 }
 
 #[test]
@@ -189,13 +192,13 @@ fn a_promise_that_does_not_fit_for_a_while_comes_before_those_who_had_none() {
             .collect::<Vec<_>>()
     };
     let all = served([40.0, 30.0, 70.0]);
-    let places = again(&two(), &all[..2]);
-    let places = again(&places, &all);
-    assert_eq!(guaranteed(&places), [1, 2]);
+    let placement = again(&two(), &all[..2]);
+    let placement = again(&placement, &all);
+    assert_eq!(guaranteed(&placement), [1, 2]);
     // All costs are others for a while, which is what was promised too.
-    let times = |places: &Places, by: f64| {
+    let times = |placement: &PlacementPlan, by: f64| {
         let mut then = two();
-        for (tenant, promise) in places.promises() {
+        for (tenant, promise) in placement.promises() {
             let cost = promise.cost * by;
             then.promise(tenant, cost);
             let promise = Promise {
@@ -211,7 +214,7 @@ fn a_promise_that_does_not_fit_for_a_while_comes_before_those_who_had_none() {
         (then, all)
     };
     for (by, some) in [(2.0, &[1][..]), (9.0, &[])] {
-        let (before, dear) = times(&places, by);
+        let (before, dear) = times(&placement, by);
         let then = again(&before, &dear);
         assert_eq!(guaranteed(&then), some);
         let (before, again_cheap) = times(&then, 1.0 / by);
@@ -224,11 +227,11 @@ fn a_promise_that_does_not_fit_for_a_while_comes_before_those_who_had_none() {
 #[test]
 fn what_is_promised_is_kept_for_whom_nothing_is_served() {
     let none: &[usize] = &[];
-    let places = again(&two(), &[(1, 60.0, none), (2, 60.0, none)]);
-    assert_eq!(guaranteed(&places), [1, 2]);
+    let placement = again(&two(), &[(1, 60.0, none), (2, 60.0, none)]);
+    assert_eq!(guaranteed(&placement), [1, 2]);
     // A third is served by both, before they are.
     let all = [(1, 60.0, none), (2, 60.0, none), (3, 50.0, &[0, 1])];
-    let mut then = again(&places, &all);
+    let mut then = again(&placement, &all);
     assert_eq!(guaranteed(&then), [1, 2]);
     let [one, other] = [1, 2].map(|tenant| then.place(tenant));
     assert_ne!(one, other);
@@ -298,32 +301,32 @@ fn all_that_was_served_is_served_again_so_that_it_fits() {
 
 #[test]
 fn a_volumes_own_base_is_owed_where_it_is() {
-    let mut places = two();
-    places.promise(1, 150.0);
-    places.export(1, 0);
-    places.export(1, 1);
-    places.own(1, 0, 90.0);
-    places.settle();
-    assert!(places.fit());
-    places.own(1, 0, 30.0);
-    places.settle();
-    assert_eq!(places.parts(), [1.2, 1.0]);
-    assert!(!places.fit());
+    let mut placement = two();
+    placement.promise(1, 150.0);
+    placement.export(1, 0);
+    placement.export(1, 1);
+    placement.own(1, 0, 90.0);
+    placement.settle();
+    assert!(placement.fit());
+    placement.own(1, 0, 30.0);
+    placement.settle();
+    assert_eq!(placement.parts(), [1.2, 1.0]);
+    assert!(!placement.fit());
 }
 
 #[test]
 fn a_new_export_goes_where_its_base_fits() {
-    let mut places = two();
-    places.promise(1, 60.0);
+    let mut placement = two();
+    placement.promise(1, 60.0);
     // Others without a base keep it busy.
     for _ in 0..3 {
-        places.export(9, 1);
+        placement.export(9, 1);
     }
-    assert_eq!(places.best(1), 0);
-    places.export(1, 0);
-    places.settle();
+    assert_eq!(placement.best(1), 0);
+    placement.export(1, 0);
+    placement.settle();
     // Less is served there, but its base fits on the other one only.
-    let mut other = places.clone();
+    let mut other = placement.clone();
     (0..9).for_each(|_| other.export(9, 1));
     other.promise(2, 60.0);
     assert_eq!(other.best(2), 1);
@@ -339,34 +342,34 @@ fn a_new_export_goes_where_its_base_fits() {
 
 #[test]
 fn without_bases_exports_are_dealt_out_and_with_them_the_busy_have_less() {
-    let mut places = two();
+    let mut placement = two();
     for at in 0..6 {
-        let reactor = places.best(at % 2);
-        places.export(at % 2, reactor);
+        let reactor = placement.best(at % 2);
+        placement.export(at % 2, reactor);
         assert_eq!(reactor as u64, at % 2);
     }
-    let mut places = two();
-    places.promise(1, 80.0);
-    places.export(1, 0);
-    places.settle();
+    let mut placement = two();
+    placement.promise(1, 80.0);
+    placement.export(1, 0);
+    placement.settle();
     // So do a tenant's own, where they fit: it is to have several reactors for its bursts.
-    assert_eq!(places.best(1), 1);
+    assert_eq!(placement.best(1), 1);
     for _ in 0..5 {
-        assert_eq!(places.best(2), 1);
-        places.export(2, 1);
+        assert_eq!(placement.best(2), 1);
+        placement.export(2, 1);
     }
 }
 
 #[test]
 fn who_is_not_served_yet_counts_where_it_would_be() {
-    let mut places = two();
+    let mut placement = two();
     for (tenant, cost) in [(1, 40.0), (2, 40.0), (3, 60.0), (4, 60.0)] {
-        places.promise(tenant, cost);
+        placement.promise(tenant, cost);
     }
-    places.settle();
-    assert!(places.fit(), "{:?}", places.parts());
-    places.promise(5, 1.0);
-    places.settle();
-    let lack = lack(&places, 5);
+    placement.settle();
+    assert!(placement.fit(), "{:?}", placement.parts());
+    placement.promise(5, 1.0);
+    placement.settle();
+    let lack = lack(&placement, 5);
     assert_eq!(lack.map(|lack| lack.fits), Some(0.0));
 }

@@ -2,10 +2,10 @@
 //!
 //! **Not here:** who carries it out, where that is not its home ([`super::help`]).
 
-use super::{Event, Io, Machine, Spread};
-use forebay_qos::units::Resource;
+use super::{Event, Io, Simulation, Spread};
+use forebay_qos::resources::Resource;
 
-impl Machine {
+impl Simulation {
     pub(super) fn cpu_ns(&self, io: u32) -> u64 {
         let io = &self.ios[io as usize];
         let more = match self.spread {
@@ -19,7 +19,7 @@ impl Machine {
     pub(super) fn serve(&mut self, number: usize) {
         let mut from = number;
         if self.model.turn_ns == 0 && self.reactors[number].stand() == 0 {
-            self.take_errands(number);
+            self.take_remote_operations(number);
         }
         if self.reactors[number].stand() == 0 {
             if self.spread != Spread::Stealing {
@@ -39,7 +39,7 @@ impl Machine {
         // Whoever was within its budget, and not behind others of its own, waited for the processor from the beginning on,
         // also where the lane kept it. Of the others that can't be told but where all that may begin does at once.
         let Io {
-            told,
+            waits_for_processor,
             asked,
             ready,
             reactor: home,
@@ -48,7 +48,7 @@ impl Machine {
         let scheduler = &mut self.reactors[home as usize].scheduler;
         if self.model.turn_ns > 0 {
             // What is left when a window ends says it.
-        } else if told {
+        } else if waits_for_processor {
             scheduler.observe(Resource::Cpu, self.now - asked, 1);
         } else if self.model.ahead_ns == u64::MAX {
             scheduler.observe(Resource::Cpu, self.now - ready, 1);
@@ -83,7 +83,7 @@ impl Machine {
         let home = self.ios[io as usize].reactor as usize;
         let goes_on = self.model.ahead_ns != u64::MAX && self.model.turn_ns == 0;
         if self.spread == Spread::OneToN && home != number {
-            self.reactors[home].away[number] -= 1;
+            self.reactors[home].offloaded[number] -= 1;
             if goes_on {
                 self.resume(home, false);
             }
@@ -99,7 +99,7 @@ impl Machine {
     /// A link carries one after the other. Says when it has.
     fn carry(&mut self, io: u32, link: usize, bytes: u32) -> u64 {
         let begins = self.links[link].max(self.now);
-        if self.model.links_told {
+        if self.model.links_known {
             let resource = [Resource::LinkIn, Resource::LinkOut][link];
             let number = self.ios[io as usize].reactor as usize;
             let scheduler = &mut self.reactors[number].scheduler;

@@ -16,12 +16,12 @@ use super::model::{Guest, Model};
 use super::stats::Had;
 use crate::policy::{Params, Policy};
 use forebay_qos::admission::Capacity;
-use forebay_qos::board::Board;
 use forebay_qos::cost::CostTable;
 use forebay_qos::cost::Frontends;
+use forebay_qos::ledger::Ledger;
 use forebay_qos::params::{BACKLOG_WEIGHT, BadParam};
+use forebay_qos::resources::{Resource, ResourceVector};
 use forebay_qos::scheduler::Scheduler;
-use forebay_qos::units::{Resource, Units};
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 use std::sync::Arc;
@@ -46,7 +46,7 @@ enum Event {
     /// The I/O has ended.
     End(u32),
     /// A window ends.
-    Turn,
+    WindowEnd,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -60,10 +60,10 @@ struct Io {
     /// It was over budget at least once.
     refused: bool,
     /// Its wait is the processor's.
-    told: bool,
+    waits_for_processor: bool,
     asked: u64,
     ready: u64,
-    cost: Units,
+    cost: ResourceVector,
     /// The processor's time that it is said to take.
     cpu: i32,
 }
@@ -79,7 +79,7 @@ struct Reactor {
     /// What came since the last turn.
     came: Vec<u32>,
     /// Of a turn's lump, what is left.
-    lump_ns: i64,
+    quantum_ns: i64,
     busy: bool,
     /// Of all time; and until this measurement began.
     busy_ns: u64,
@@ -88,10 +88,10 @@ struct Reactor {
     begun_ns: Option<u64>,
     need: Need,
     /// What others handed over and is not begun; and what each of them has from here.
-    errands: VecDeque<u32>,
-    away: Vec<usize>,
+    remote_operations: VecDeque<u32>,
+    offloaded: Vec<usize>,
     /// Lanes in which something waits, in turns.
-    turns: VecDeque<u32>,
+    run_queue: VecDeque<u32>,
     /// None of them may, in this window.
     stuck: bool,
     /// The next I/O is carried out so much later; until when one is; and windows that ended meanwhile.
@@ -114,15 +114,15 @@ impl Reactor {
             ready: VecDeque::new(),
             ahead_ns: 0,
             came: Vec::new(),
-            lump_ns: 0,
+            quantum_ns: 0,
             busy: false,
             busy_ns: 0,
             before_ns: 0,
             begun_ns: None,
             need: Need::UNKNOWN,
-            errands: VecDeque::new(),
-            away: vec![0; reactors],
-            turns: VecDeque::new(),
+            remote_operations: VecDeque::new(),
+            offloaded: vec![0; reactors],
+            run_queue: VecDeque::new(),
             stuck: false,
             held_ns: 0,
             held_until: 0,
@@ -141,7 +141,7 @@ impl Reactor {
 
 /// See the module's text.
 #[derive(Debug)]
-pub struct Machine {
+pub struct Simulation {
     model: Model,
     costs: CostTable,
     guests: Vec<Guest>,
@@ -166,7 +166,7 @@ pub struct Machine {
     device: u64,
     now: u64,
     window_ns: u64,
-    lump_ns: i64,
+    quantum_ns: i64,
     backlog_weight: u64,
     /// Lanes begin in rounds, a batch in each.
     rounds: bool,
@@ -222,7 +222,7 @@ fn set_up(
     }
 }
 
-impl Machine {
+impl Simulation {
     /// With these tenants.
     ///
     /// # Errors
@@ -248,7 +248,7 @@ impl Machine {
         for guest in &mut guests {
             guest.budget = params.policy.budget(&guest.budget);
         }
-        let board = Arc::new(Board::new(guests.len()));
+        let ledger = Arc::new(Ledger::new(guests.len()));
         let lanes = lanes_of(&guests);
         let homes = homes_of(&lanes, &guests, model.reactors);
         let own = Capacity {
@@ -262,12 +262,12 @@ impl Machine {
         let mut reactors = Vec::new();
         for number in 0..model.reactors {
             let mut scheduler =
-                Scheduler::new(params.scheduler.clone(), &per_second, lanes.len(), &board)?;
+                Scheduler::new(params.scheduler.clone(), &per_second, lanes.len(), &ledger)?;
             set_up(&mut scheduler, number, &guests, &lanes, &homes, &costs);
             reactors.push(Reactor::new(scheduler, model.reactors, lanes.len()));
         }
         let count = guests.len();
-        let mut machine = Self {
+        let mut simulation = Self {
             waiting: vec![vec![VecDeque::new(); 2 * lanes.len()]; model.reactors],
             reactors,
             in_lane: vec![0; homes.len()],
@@ -286,7 +286,7 @@ impl Machine {
             device: 0,
             now: 0,
             window_ns: params.window_ns,
-            lump_ns: match params.policy {
+            quantum_ns: match params.policy {
                 Policy::Burst => TURN_NS,
                 _ => i64::MAX / 2,
             },
@@ -301,11 +301,11 @@ impl Machine {
             model,
             guests,
         };
-        machine.at(machine.window_ns, Event::Turn);
+        simulation.at(simulation.window_ns, Event::WindowEnd);
         for tenant in 0..count {
-            machine.ask_later(tenant as u32);
+            simulation.ask_later(tenant as u32);
         }
-        Ok(machine)
+        Ok(simulation)
     }
 
     /// Runs for `warm_ns` and forgets it, then for `ns`. Says what each tenant had.
@@ -355,7 +355,7 @@ impl Machine {
                 Event::Looked(reactor) => self.looked(reactor as usize),
                 Event::Backend(io) => self.answered(io),
                 Event::End(io) => self.ended(io),
-                Event::Turn => self.turn(),
+                Event::WindowEnd => self.end_window(),
             }
         }
         self.now = end;

@@ -70,9 +70,9 @@ impl Resource {
 /// An amount of each [`Resource`].
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 #[repr(C, align(16))]
-pub struct Units(pub [i32; COUNT]);
+pub struct ResourceVector(pub [i32; COUNT]);
 
-impl Units {
+impl ResourceVector {
     /// Nothing of anything.
     pub const ZERO: Self = Self([0; COUNT]);
     /// As good as endless.
@@ -208,7 +208,7 @@ fn is_below_nothing(amounts: &[i32; COUNT]) -> bool {
     (a | c) | (b | d) < 0
 }
 
-impl Index<Resource> for Units {
+impl Index<Resource> for ResourceVector {
     type Output = i32;
 
     #[inline]
@@ -217,7 +217,7 @@ impl Index<Resource> for Units {
     }
 }
 
-impl IndexMut<Resource> for Units {
+impl IndexMut<Resource> for ResourceVector {
     #[inline]
     fn index_mut(&mut self, resource: Resource) -> &mut i32 {
         &mut self.0[resource as usize]

@@ -1,11 +1,11 @@
-//! Who helps whom, with `one-to-n`: as the engine does it (its `core/away.rs` and `core/away/idle.rs`).
+//! Who helps whom, with `one-to-n`: as the engine does it (its `core/offloaded.rs` and `core/offloaded/idle.rs`).
 //!
 //! **Design.** A queue has a home, which alone admits what comes. What has begun may be handed to a reactor that is idle: one that has begun nothing
 //! of its own for some windows. It goes to whoever of them has the least of home's, if that is less than home has itself, and while home's own
 //! processor is not enough. Who begins something of its own gives back what it has not begun. Home gives out the processors of who is idle as well.
 //! **Not here:** what handing over costs: nothing, and no time.
 
-use super::{Io, Machine, Spread};
+use super::{Io, Simulation, Spread};
 use forebay_qos::params::{HELP_FROM, HELP_NS, HELP_UNTIL, IDLE_NS};
 
 /// With fewer at hand a reactor does everything itself; and wakes nobody.
@@ -48,7 +48,7 @@ impl Need {
     }
 }
 
-impl Machine {
+impl Simulation {
     fn is_idle(&self, number: usize) -> bool {
         let begun = self.reactors[number].begun_ns;
         begun.is_none_or(|begun| self.now >= begun + IDLE_NS)
@@ -77,7 +77,7 @@ impl Machine {
         if !self.reactors[home].need.help {
             return None;
         }
-        let has = |other: usize| self.reactors[home].away[other];
+        let has = |other: usize| self.reactors[home].offloaded[other];
         (0..self.reactors.len())
             .filter(|other| *other != home && self.is_idle(*other))
             .filter(|other| own >= FEW_ASLEEP || self.reactors[*other].busy)
@@ -88,28 +88,28 @@ impl Machine {
     /// It is to carry this out.
     pub(super) fn hand_over(&mut self, number: usize, io: u32) {
         let home = self.ios[io as usize].reactor as usize;
-        self.reactors[home].away[number] += 1;
-        self.reactors[number].errands.push_back(io);
+        self.reactors[home].offloaded[number] += 1;
+        self.reactors[number].remote_operations.push_back(io);
         if !self.reactors[number].busy {
             self.serve(number);
         }
     }
 
     /// Of what others handed over, what is done next: one, or in turns a turn's part. With work of its own everything goes back.
-    pub(super) fn take_errands(&mut self, number: usize) {
+    pub(super) fn take_remote_operations(&mut self, number: usize) {
         if !self.is_idle(number) {
             self.give_back(number);
             return;
         }
         let (most, mut left_ns) = match self.model.turn_ns {
             0 => (1, 1),
-            _ => (TURN, self.lump_of(number)),
+            _ => (TURN, self.quantum_of(number)),
         };
         for _ in 0..most {
             if left_ns <= 0 {
                 break;
             }
-            let Some(io) = self.reactors[number].errands.pop_front() else {
+            let Some(io) = self.reactors[number].remote_operations.pop_front() else {
                 break;
             };
             let cpu = self.cpu_ns(io);
@@ -121,10 +121,10 @@ impl Machine {
     }
 
     fn give_back(&mut self, number: usize) {
-        while let Some(io) = self.reactors[number].errands.pop_back() {
+        while let Some(io) = self.reactors[number].remote_operations.pop_back() {
             let Io { reactor, lane, .. } = self.ios[io as usize];
             let home = reactor as usize;
-            self.reactors[home].away[number] -= 1;
+            self.reactors[home].offloaded[number] -= 1;
             let cpu = self.cpu_ns(io);
             let first = self.is_first(home, lane as usize);
             let reactor = &mut self.reactors[home];

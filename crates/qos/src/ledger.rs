@@ -1,16 +1,14 @@
-//! What several reactors that serve the same tenants tell each other.
+//! What reactors that serve the same tenants publish to each other.
 //!
-//! **Design.** For each tenant one sum of what each reactor last saw of its demand. A reactor adds the change once a
-//! window, and the same instruction gives it the sum: its share of the tenant's budget is its part of the demand. What
-//! volumes have as a base of their own is not shared by demand: each reactor has that of its volumes first. No lock;
-//! nothing is read or written on the path of an I/O. Credit lies here as well, as it is the tenant's and not a reactor's.
-//! Of what the node shares besides processors, each reactor has what it owes to its tenants, which it tells likewise; the rest is
-//! divided by the reactors that are awake.
+//! **Design.** Each tenant has one sum of the demand on all reactors. A reactor adds its change once a window, and the same instruction
+//! returns the sum: its share of the tenant's budget is its part of the demand. Volumes' own bases are not shared by demand: the reactor
+//! of the volume has them. No lock, and no access on the path of an I/O. Credit is here too: it belongs to the tenant, not to a reactor.
+//! Each reactor also publishes entitlements to shared resources other than processors; the awake reactors divide the rest.
 //! **Not here:** processors, of which each reactor has its own.
 
 use crate::budget::{Budget, Burst, Rate};
-use crate::credit::Account;
-use crate::units::{PARTS, SHARED};
+use crate::credit::TokenBucket;
+use crate::resources::{PARTS, SHARED};
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
@@ -28,15 +26,15 @@ pub struct Shares {
 /// A tenant's, in lines of memory of its own.
 #[derive(Default, Debug)]
 #[repr(align(128))]
-pub struct Entry {
+pub struct LedgerEntry {
     /// Reactors that have lanes of it.
     pub shares: Shares,
     /// Its newest windows on all reactors, as they said last: see [`Newest`].
     newest: [AtomicU64; 9],
     /// What it saved: operations, bytes.
-    pub credit: [Account; 2],
+    pub credit: [TokenBucket; 2],
     /// What of its base a reactor had no use for, until another has: a window's at most.
-    pub unused: [Account; 2],
+    pub unused: [TokenBucket; 2],
     /// So many windows' base did reactors have on which it was at work, in 1/65536 of one. Only grows.
     had: AtomicU64,
 }
@@ -79,28 +77,28 @@ impl Newest {
 
 /// See the module's text.
 #[derive(Debug)]
-pub struct Board {
-    entries: Box<[Entry]>,
+pub struct Ledger {
+    entries: Box<[LedgerEntry]>,
     awake: AtomicU32,
-    /// What reactors owe to their tenants in a window, of each shared resource.
-    owed: [AtomicU64; SHARED],
+    /// Entitlements of all reactors' tenants in a window, of each shared resource.
+    entitlement: [AtomicU64; SHARED],
 }
 
-impl Board {
+impl Ledger {
     /// For so many tenants.
     #[must_use]
     pub fn new(tenants: usize) -> Self {
         Self {
-            entries: (0..tenants).map(|_| Entry::default()).collect(),
+            entries: (0..tenants).map(|_| LedgerEntry::default()).collect(),
             awake: AtomicU32::new(0),
-            owed: Default::default(),
+            entitlement: Default::default(),
         }
     }
 
     /// A tenant's.
     #[inline]
     #[must_use]
-    pub fn entry(&self, tenant: usize) -> &Entry {
+    pub fn entry(&self, tenant: usize) -> &LedgerEntry {
         &self.entries[tenant]
     }
 
@@ -125,23 +123,23 @@ impl Board {
         self.awake.load(Relaxed).max(1)
     }
 
-    /// It rests there: it wants nothing any more of what the reactor told.
-    pub fn rest(&self, tenant: usize, told: &mut Told) {
-        self.entry(tenant).shares.rest(told);
+    /// It rests there: withdraws the demand that the reactor published.
+    pub fn rest(&self, tenant: usize, published: &mut Published) {
+        self.entry(tenant).shares.rest(published);
     }
 
-    /// This reactor told that it owes `told` of a resource, and it is `new` now. Says what all of them do.
+    /// Replaces this reactor's `published` entitlement to a resource by `new`. Returns the sum of all reactors.
     #[inline]
-    pub fn owe(&self, resource: usize, told: &mut u64, new: u64) -> u64 {
-        let sum = tell(&self.owed[resource], *told, new);
-        *told = new;
+    pub fn publish_entitlement(&self, resource: usize, published: &mut u64, new: u64) -> u64 {
+        let sum = publish(&self.entitlement[resource], *published, new);
+        *published = new;
         sum.max(new)
     }
 }
 
-/// What a reactor tells of its part of a tenant, in parts of the tenant's base ([`WHOLE`]).
+/// What a reactor publishes of its part of a tenant, in parts of the tenant's base ([`WHOLE`]).
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-pub struct Told {
+pub struct Published {
     /// What its volumes want, without what is promised to them.
     pub demand: u64,
     /// What its volumes have of the base for themselves, as far as they want it.
@@ -149,7 +147,7 @@ pub struct Told {
 }
 
 /// Adds what has changed. Says the sum.
-fn tell(sum: &AtomicU64, old: u64, new: u64) -> u64 {
+fn publish(sum: &AtomicU64, old: u64, new: u64) -> u64 {
     let change = new.wrapping_sub(old);
     match change {
         0 => sum.load(Relaxed),
@@ -160,7 +158,7 @@ fn tell(sum: &AtomicU64, old: u64, new: u64) -> u64 {
 /// Demand as large as the whole base.
 pub const WHOLE: u64 = 1 << 16;
 
-impl Entry {
+impl LedgerEntry {
     /// What can be saved is what this budget says.
     pub fn set_budget(&self, budget: &Budget) {
         if let Burst::Credit { seconds } = budget.how {
@@ -200,10 +198,10 @@ impl Entry {
         [self.credit[0].has() / PARTS as u64, self.credit[1].has()]
     }
 
-    /// This reactor said `told`, and it is `new` now. Says what all do together.
-    pub fn tell_newest(&self, told: &mut Newest, new: Newest) -> Newest {
-        let (old, new) = (std::mem::replace(told, new).words(), new.words());
-        let sum = |at: usize| tell(&self.newest[at], old[at], new[at]);
+    /// This reactor said `published`, and it is `new` now. Says what all do together.
+    pub fn publish_newest(&self, published: &mut Newest, new: Newest) -> Newest {
+        let (old, new) = (std::mem::replace(published, new).words(), new.words());
+        let sum = |at: usize| publish(&self.newest[at], old[at], new[at]);
         let rate = |at: usize| Rate {
             iops: sum(at),
             bytes: sum(at + 1),
@@ -229,22 +227,22 @@ impl Shares {
         }
     }
 
-    /// More than one has a part: what each needs has to be told.
+    /// More than one has a part: each must publish its demand.
     #[inline]
     #[must_use]
     pub fn is_shared(&self) -> bool {
         self.takers.load(Relaxed) > 1
     }
 
-    /// This reactor told `told`, and it is `new` now; its share of the tenant (0 to 1), where all count as `beginner` of a base
-    /// besides, each as its part. Whoever is the only one has all of it and tells nothing.
+    /// Replaces `published` by `new`. Returns this reactor's share of the tenant (0 to 1), where all count as `beginner` of a base besides, each
+    /// as its part. A single reactor has all of it and publishes nothing.
     #[inline]
-    pub fn share(&self, told: &mut Told, new: Told, beginner: f32) -> f32 {
+    pub fn share(&self, published: &mut Published, new: Published, beginner: f32) -> f32 {
         if !self.is_shared() {
             return 1.0;
         }
-        self.tell(told, new);
-        let part = self.part(told, beginner);
+        self.publish(published, new);
+        let part = self.part(published, beginner);
         let promised = self.promised.load(Relaxed);
         if promised == 0 {
             return part;
@@ -258,31 +256,31 @@ impl Shares {
         u64::from(self.takers.load(Relaxed)).max(1)
     }
 
-    fn part(&self, told: &Told, beginner: f32) -> f32 {
+    fn part(&self, published: &Published, beginner: f32) -> f32 {
         let takers = self.takers();
         let beginner = ((beginner * WHOLE as f32) as u64 / takers).max(1);
-        let demand = self.demand.load(Relaxed).max(told.demand) + beginner * takers;
-        (told.demand + beginner) as f32 / demand as f32
+        let demand = self.demand.load(Relaxed).max(published.demand) + beginner * takers;
+        (published.demand + beginner) as f32 / demand as f32
     }
 
-    /// It told `told`, and it is `new` now.
+    /// Replaces `published` by `new`.
     #[inline]
-    pub fn tell(&self, told: &mut Told, new: Told) {
-        let old = std::mem::replace(told, new);
-        tell(&self.demand, old.demand, new.demand);
-        tell(&self.promised, old.promised, new.promised);
+    pub fn publish(&self, published: &mut Published, new: Published) {
+        let old = std::mem::replace(published, new);
+        publish(&self.demand, old.demand, new.demand);
+        publish(&self.promised, old.promised, new.promised);
     }
 
-    /// It wants nothing any more of what it told.
-    pub fn rest(&self, told: &mut Told) {
-        if *told != Told::default() {
-            self.tell(told, Told::default());
+    /// Withdraws the published demand.
+    pub fn rest(&self, published: &mut Published) {
+        if *published != Published::default() {
+            self.publish(published, Published::default());
         }
     }
 
-    /// Who told this has no part any more.
-    pub fn leave(&self, mut told: Told) {
-        self.rest(&mut told);
+    /// The reactor that published this has no part any more.
+    pub fn leave(&self, mut published: Published) {
+        self.rest(&mut published);
         self.attach(false);
     }
 }
@@ -295,10 +293,10 @@ mod tests {
 
     #[test]
     fn shares_follow_demand_and_make_a_whole() {
-        let board = Board::new(1);
-        let entry = &board.entry(0).shares;
-        let (mut first, mut second) = (Told::default(), Told::default());
-        let demand = |demand| Told {
+        let ledger = Ledger::new(1);
+        let entry = &ledger.entry(0).shares;
+        let (mut first, mut second) = (Published::default(), Published::default());
+        let demand = |demand| Published {
             demand,
             promised: 0,
         };
@@ -325,14 +323,14 @@ mod tests {
         assert_eq!(entry.share(&mut second, demand(WHOLE), FIRST), 1.0);
         entry.attach(true);
         let (one, other) = (
-            entry.share(&mut Told::default(), demand(WHOLE), FIRST),
+            entry.share(&mut Published::default(), demand(WHOLE), FIRST),
             entry.share(&mut second, demand(WHOLE), FIRST),
         );
         assert_eq!((one, other), (0.5, 0.5));
         // A third has a volume with half of the base for itself: the others share the rest.
         entry.attach(true);
-        let mut third = Told::default();
-        let new = Told {
+        let mut third = Published::default();
+        let new = Published {
             demand: 0,
             promised: WHOLE / 2,
         };
@@ -341,7 +339,7 @@ mod tests {
         let other = entry.share(&mut second, demand(WHOLE), FIRST);
         assert!((0.23..0.25).contains(&other), "{other}");
         // More than all is promised: none has more than its part of it.
-        let more = Told {
+        let more = Published {
             demand: WHOLE,
             promised: WHOLE * 3 / 2,
         };
@@ -352,23 +350,23 @@ mod tests {
 
     #[test]
     fn an_account_is_never_below_nothing_nor_above_its_cap() {
-        let account = Account::default();
-        account.set_cap(1000);
-        assert_eq!(account.draw(1), 0);
-        account.put(600);
-        account.put(u64::MAX);
-        assert_eq!(account.has(), 1000);
-        assert_eq!(account.draw(300), 300);
-        assert_eq!(account.draw(u64::MAX), 700);
-        assert_eq!((account.has(), account.draw(5)), (0, 0));
-        account.put(900);
-        account.set_cap(100);
-        assert_eq!((account.has(), account.cap()), (100, 100));
+        let bucket = TokenBucket::default();
+        bucket.set_cap(1000);
+        assert_eq!(bucket.draw(1), 0);
+        bucket.put(600);
+        bucket.put(u64::MAX);
+        assert_eq!(bucket.has(), 1000);
+        assert_eq!(bucket.draw(300), 300);
+        assert_eq!(bucket.draw(u64::MAX), 700);
+        assert_eq!((bucket.has(), bucket.draw(5)), (0, 0));
+        bucket.put(900);
+        bucket.set_cap(100);
+        assert_eq!((bucket.has(), bucket.cap()), (100, 100));
     }
 
     #[test]
     fn what_was_saved_before_is_there_once() {
-        let board = Board::new(1);
+        let ledger = Ledger::new(1);
         let rate = Rate {
             iops: 100,
             bytes: 1 << 20,
@@ -378,7 +376,7 @@ mod tests {
             burst: rate,
             how: Burst::Credit { seconds: 60 },
         };
-        let entry = board.entry(0);
+        let entry = ledger.entry(0);
         assert_eq!(entry.save(&budget, [500, 7000]), [500, 7000]);
         let has = || [entry.credit[0].has() / PARTS as u64, entry.credit[1].has()];
         assert_eq!(has(), [500, 7000]);

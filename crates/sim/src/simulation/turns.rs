@@ -5,15 +5,15 @@
 //! or one after the other, where whoever has had its own goes behind all others.
 //! **Not here:** what an I/O that has begun takes ([`super::path`]).
 
-use super::{ALONE_TURN_NS, Event, Io, Machine, Spread};
-use forebay_qos::units::{PLENTY, Resource};
+use super::{ALONE_TURN_NS, Event, Io, Simulation, Spread};
+use forebay_qos::resources::{PLENTY, Resource};
 
 /// A batch in the mean, ns: 32 I/Os of 32 KiB, as storage hosts take 32 of a queue before they look at the next.
 const BATCH_NS: f64 = 75_000.0;
 /// However small its base is, so much is a lane's in each round, ns.
 const LEAST_BATCH_NS: f64 = 500.0;
 
-impl Machine {
+impl Simulation {
     /// A turn begins, if there is anything to do; without turns, what waits begins.
     pub(super) fn look(&mut self, number: usize) {
         let reactor = &mut self.reactors[number];
@@ -21,9 +21,9 @@ impl Machine {
             return;
         }
         // An idle processor is had by who is only short of that. Without turns all were asked by now, and whoever came since.
-        let lump_ns = self.lump_ns.min(PLENTY.into()) as i32;
+        let quantum_ns = self.quantum_ns.min(PLENTY.into()) as i32;
         let asked = reactor.stuck || self.model.turn_ns == 0;
-        let has = asked && reactor.came.is_empty() && reactor.scheduler.is_idle(lump_ns);
+        let has = asked && reactor.came.is_empty() && reactor.scheduler.is_idle(quantum_ns);
         if has {
             reactor.stuck = false;
         }
@@ -33,8 +33,8 @@ impl Machine {
             }
             return;
         }
-        let waits = !reactor.stuck && !reactor.turns.is_empty();
-        if waits || !reactor.came.is_empty() || !reactor.errands.is_empty() {
+        let waits = !reactor.stuck && !reactor.run_queue.is_empty();
+        if waits || !reactor.came.is_empty() || !reactor.remote_operations.is_empty() {
             reactor.busy = true;
             reactor.busy_ns += self.model.turn_ns;
             let end = self.now + self.model.turn_ns;
@@ -45,27 +45,27 @@ impl Machine {
     /// What waits is asked first, then what came.
     pub(super) fn looked(&mut self, number: usize) {
         self.reactors[number].busy = false;
-        self.reactors[number].lump_ns = self.lump_of(number);
+        self.reactors[number].quantum_ns = self.quantum_of(number);
         self.reactors[number].round += 1;
         self.resume_all(number);
         for io in std::mem::take(&mut self.reactors[number].came) {
             self.arrive(number, io);
         }
-        self.take_errands(number);
+        self.take_remote_operations(number);
         self.serve(number);
     }
 
     /// What those above their base begin in this turn. As in the engine it is more while nobody is, or one lane comes alone.
-    pub(super) fn lump_of(&self, number: usize) -> i64 {
+    pub(super) fn quantum_of(&self, number: usize) -> i64 {
         let reactor = &self.reactors[number];
-        let waiting = reactor.turns.iter().map(|queue| queue / 2);
+        let waiting = reactor.run_queue.iter().map(|queue| queue / 2);
         let came = reactor.came.iter().map(|io| self.ios[*io as usize].lane);
         let mut lanes = waiting.chain(came);
         let first = lanes.next();
         let alone = lanes.all(|lane| Some(lane) == first);
         match alone || !reactor.scheduler.somebody_bursts() {
-            true => self.lump_ns.max(ALONE_TURN_NS),
-            false => self.lump_ns,
+            true => self.quantum_ns.max(ALONE_TURN_NS),
+            false => self.quantum_ns,
         }
     }
 
@@ -74,7 +74,7 @@ impl Machine {
         let reactor = &self.reactors[number];
         match self.model.turn_ns {
             0 => reactor.ahead_ns < self.model.ahead_ns,
-            _ => reactor.lump_ns > 0,
+            _ => reactor.quantum_ns > 0,
         }
     }
 
@@ -117,7 +117,7 @@ impl Machine {
             return self.has_batch(number, lane);
         }
         let reactor = &self.reactors[number];
-        if !reactor.stuck && !reactor.turns.is_empty() {
+        if !reactor.stuck && !reactor.run_queue.is_empty() {
             return false;
         }
         while !self.has_batch(number, lane) {
@@ -161,14 +161,14 @@ impl Machine {
                 return;
             }
             self.ios[io as usize].refused = true;
-            self.ios[io as usize].told = false;
+            self.ios[io as usize].waits_for_processor = false;
             self.measured.had[tenant as usize].throttled += 1;
         }
         if waiting.is_empty() {
-            reactor.turns.push_back(queue as u32);
+            reactor.run_queue.push_back(queue as u32);
             reactor.stuck = false;
         } else {
-            self.ios[io as usize].told = false;
+            self.ios[io as usize].waits_for_processor = false;
         }
         waiting.push_back(io);
         reactor.scheduler.wait(lane, &cost);
@@ -190,7 +190,7 @@ impl Machine {
         let helper = self.whose(number, lane);
         let reactor = &mut self.reactors[number];
         if !first {
-            reactor.lump_ns -= cpu as i64;
+            reactor.quantum_ns -= cpu as i64;
         }
         if let Some(helper) = helper {
             self.hand_over(helper, io);
@@ -214,7 +214,7 @@ impl Machine {
         }
     }
 
-    pub(super) fn turn(&mut self) {
+    pub(super) fn end_window(&mut self) {
         // Not all reactors at once.
         let window = self.now / self.window_ns;
         for number in 0..self.reactors.len() {
@@ -228,7 +228,7 @@ impl Machine {
                 continue;
             }
             if self.model.turn_ns > 0 {
-                let lanes = reactor.turns.iter().map(|queue| *queue as usize / 2);
+                let lanes = reactor.run_queue.iter().map(|queue| *queue as usize / 2);
                 let left = lanes.map(|lane| reactor.scheduler.processor_left_ns(lane));
                 let backlog_ns: u64 = left.sum();
                 let delay_ns = self.backlog_weight * backlog_ns;
@@ -236,7 +236,7 @@ impl Machine {
             }
             reactor
                 .scheduler
-                .turn(1 + std::mem::take(&mut reactor.late));
+                .refill(1 + std::mem::take(&mut reactor.late), 0);
             reactor.stuck = false;
             if self.model.turn_ns > 0 {
                 self.look(number);
@@ -245,7 +245,7 @@ impl Machine {
             self.resume_all(number);
             self.look(number);
         }
-        self.at(self.now + self.window_ns, Event::Turn);
+        self.at(self.now + self.window_ns, Event::WindowEnd);
     }
 
     /// What waits begins, as far as it may: first of those within their base.
@@ -263,14 +263,14 @@ impl Machine {
             return;
         }
         let (mut refused, mut had_enough) = (0, false);
-        while refused < self.reactors[number].turns.len() && (first || self.has_room(number)) {
-            let Some(queue) = self.reactors[number].turns.pop_front() else {
+        while refused < self.reactors[number].run_queue.len() && (first || self.has_room(number)) {
+            let Some(queue) = self.reactors[number].run_queue.pop_front() else {
                 break;
             };
             let lane = queue as usize / 2;
             if first && !self.is_first(number, lane) {
                 refused += 1;
-                self.reactors[number].turns.push_back(queue);
+                self.reactors[number].run_queue.push_back(queue);
                 continue;
             }
             if !self.has_batch(number, lane) {
@@ -278,7 +278,7 @@ impl Machine {
                 if self.model.turn_ns > 0 {
                     (refused, had_enough) = (refused + 1, true);
                 }
-                self.reactors[number].turns.push_back(queue);
+                self.reactors[number].run_queue.push_back(queue);
                 continue;
             }
             let reactor = &mut self.reactors[number];
@@ -292,22 +292,22 @@ impl Machine {
                 let is_empty = waiting.is_empty();
                 self.begin(number, io);
                 if !is_empty && self.rounds && self.has_batch(number, lane) {
-                    self.reactors[number].turns.push_front(queue);
+                    self.reactors[number].run_queue.push_front(queue);
                     continue;
                 }
                 self.end_batch(number, lane);
                 if !is_empty {
-                    self.reactors[number].turns.push_back(queue);
+                    self.reactors[number].run_queue.push_back(queue);
                 }
             } else {
                 refused += 1;
                 let io = &mut self.ios[io as usize];
-                io.told = false;
+                io.waits_for_processor = false;
                 if !std::mem::replace(&mut io.refused, true) {
                     self.measured.had[io.tenant as usize].throttled += 1;
                 }
-                reactor.turns.push_back(queue);
-                reactor.stuck = !first && !had_enough && refused >= reactor.turns.len();
+                reactor.run_queue.push_back(queue);
+                reactor.stuck = !first && !had_enough && refused >= reactor.run_queue.len();
             }
         }
     }
