@@ -1,10 +1,9 @@
-//! A machine in virtual time, under the very scheduler that an engine uses.
+//! A node in virtual time, under the very scheduler that an engine uses.
 //!
-//! **Purpose.** To see what the scheduler does with thousands of tenants and many reactors, and to put the paper's figures
-//! beside ours. **Design.** Event by event ([`simulation`]): tenants ask, reactors serve in order, links carry, a backend answers.
-//! Everything that is assumed of hardware is in [`model`]; what is measured is [`stats`]'; [`figures`] are the paper's, each with its
-//! values. Nothing is random but by a seed.
-//! **What it does not do.** Predict this machine: `bench` measures.
+//! **Purpose.** It shows what the scheduler does with thousands of tenants and many reactors, and puts the paper's figures beside ours.
+//! **Design.** [`simulation`] goes event by event: tenants ask, reactors serve in order, links carry, a backend answers. [`model`] has all
+//! assumptions about hardware, [`stats`] what is measured, [`figures`] the paper's figures with their values. All chance comes from a seed.
+//! **Not here:** a prediction of this computer: `bench` measures.
 
 pub mod figures;
 pub mod model;

@@ -195,7 +195,7 @@ pub struct Guest {
     pub budget: Budget,
     /// What it does.
     pub load: Load,
-    /// How its I/Os are spread over its queues, of a hundred each; each queue is a processor's of its machine.
+    /// How its I/Os are spread over its queues, of a hundred each. Each queue belongs to a processor of its VM.
     pub queues: Vec<f64>,
     /// The reactor of each of them; of those that are not named, in turn.
     pub homes: Vec<usize>,
@@ -228,5 +228,5 @@ pub fn metered(base: (u64, u64), burst: (u64, u64)) -> Budget {
     }
 }
 
-/// The paper's spread of a machine's I/Os over its four processors, of a hundred.
+/// The paper's spread of a VM's I/Os over its four processors, of a hundred.
 pub const SKEWED: [f64; 4] = [80.51, 13.77, 3.27, 2.45];

@@ -60,7 +60,7 @@ pub(super) fn beside(
     guests
 }
 
-/// The same, and each neighbour is a machine of the paper's: with a queue for each of its four processors, so two on each reactor.
+/// The same, and each neighbour is a VM as in the paper: a queue for each of its four processors, so two on each reactor.
 pub(super) fn beside_vms(
     budget: forebay_qos::budget::Budget,
     neighbours: usize,

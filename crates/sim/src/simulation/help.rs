@@ -95,7 +95,7 @@ impl Simulation {
         }
     }
 
-    /// Of what others handed over, what is done next: one, or in turns a turn's part. With work of its own everything goes back.
+    /// Begins remote operations: one, or a turn's part. With work of its own, the reactor gives all of them back.
     pub(super) fn take_remote_operations(&mut self, number: usize) {
         if !self.is_idle(number) {
             self.give_back(number);

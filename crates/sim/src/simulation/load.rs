@@ -34,7 +34,7 @@ impl Simulation {
         }
         let len = load.sizes[(first * load.sizes.len() as f64) as usize];
         let read = second * 100.0 < f64::from(load.reads);
-        // Its queue, by how its machine's processors are used, or by turns.
+        // Its queue, by how much its VM's processors do, or in turns.
         let mut queue = 0;
         let mut sum = 0.0;
         let guest = &self.guests[at];

@@ -1,10 +1,10 @@
-//! The machine: events in order of their time.
+//! The simulated node: events in order of their time.
 //!
-//! **Design.** A tenant keeps so many I/Os under way. One that may begin stands before its reactor's processor, first come
-//! first served; then its data goes over a link, the backend takes its time, and a read's data comes back over the other
-//! link. What may not begin waits in its lane, and at each window's turn lanes begin one I/O each in turns. A reactor that works
-//! in turns ([`Model::turn_ns`]) looks at what came, and at what waits, only between them.
-//! **Not here:** what tenants ask for ([`load`]), what may begin ([`turns`]), what an I/O takes ([`path`]), who helps whom ([`help`]).
+//! **Design.** A tenant keeps some I/Os under way. One that may begin queues at its reactor's processor, first come first served. Its data
+//! then crosses a link, the backend takes its time, and data of a read returns over the other link. An I/O that may not begin waits in its
+//! lane; after each window's end lanes begin one I/O each, in turns. A reactor that works in turns ([`Model::turn_ns`]) looks at new and
+//! waiting I/Os only between them. **Not here:** what tenants ask for ([`load`]), what may begin ([`turns`]), what an I/O takes ([`path`]),
+//! who helps whom ([`help`]).
 
 mod help;
 mod load;
@@ -59,7 +59,7 @@ struct Io {
     reactor: u32,
     /// It was over budget at least once.
     refused: bool,
-    /// Its wait is the processor's.
+    /// It waits for the processor and for nothing else.
     waits_for_processor: bool,
     asked: u64,
     ready: u64,
@@ -78,7 +78,7 @@ struct Reactor {
     ahead_ns: u64,
     /// What came since the last turn.
     came: Vec<u32>,
-    /// Of a turn's lump, what is left.
+    /// What is left of a turn's quantum.
     quantum_ns: i64,
     busy: bool,
     /// Of all time; and until this measurement began.
@@ -87,10 +87,10 @@ struct Reactor {
     /// When it last began or carried out something of its own.
     begun_ns: Option<u64>,
     need: Need,
-    /// What others handed over and is not begun; and what each of them has from here.
+    /// Operations of other reactors that have not begun; and how many of its own each of the others has.
     remote_operations: VecDeque<u32>,
     offloaded: Vec<usize>,
-    /// Lanes in which something waits, in turns.
+    /// Lanes in which something waits: each begins in its turn.
     run_queue: VecDeque<u32>,
     /// None of them may, in this window.
     stuck: bool,

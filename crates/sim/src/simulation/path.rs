@@ -36,8 +36,8 @@ impl Simulation {
         };
         let plain = self.cpu_ns(io);
         self.reactors[from].ahead_ns = self.reactors[from].ahead_ns.saturating_sub(plain);
-        // Whoever was within its budget, and not behind others of its own, waited for the processor from the beginning on,
-        // also where the lane kept it. Of the others that can't be told but where all that may begin does at once.
+        // An I/O within its budget and not behind others of its lane waited only for the processor, from the beginning on, also in its lane.
+        // Of other I/Os this is known only where all that may begin does at once.
         let Io {
             waits_for_processor,
             asked,

@@ -1,8 +1,8 @@
 //! When a reactor looks at what there is to do, and what it begins.
 //!
-//! **Design.** At a window's end, and between any two I/Os; or, as the engine, in turns, each of which begins a lump of those above
-//! their base and is carried out before the next. In rounds, as under `wild`, lanes begin a batch each: in each turn,
-//! or one after the other, where whoever has had its own goes behind all others.
+//! **Design.** A reactor looks at a window's end and between any two I/Os. Or it works in turns, as the engine does: each turn begins a
+//! quantum of those above their base, and carries it out before the next. In rounds, as under `wild`, lanes begin a batch each, every turn
+//! or one after the other; a lane that had its batch goes behind all others.
 //! **Not here:** what an I/O that has begun takes ([`super::path`]).
 
 use super::{ALONE_TURN_NS, Event, Io, Simulation, Spread};
