@@ -7,8 +7,9 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use forebay_initiator::{IoOp, IoQueue, Options, Session};
-use forebay_tests::daemon::{Daemon, DaemonOptions, free_ports};
+use forebay_tests::daemon::{Daemon, DaemonOptions};
 use forebay_tests::exposition;
+use forebay_tests::system::free_ports;
 use forebay_tests::wait;
 use serde_json::Value;
 

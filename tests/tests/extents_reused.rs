@@ -14,10 +14,11 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use forebay_initiator::{IoOp, dsm_ranges};
-use forebay_tests::daemon::{Daemon, DaemonOptions, Processes, kill_by_pid};
+use forebay_tests::daemon::{Daemon, DaemonOptions, Processes};
 use forebay_tests::host::{Dice, Host, is_no_space};
 use forebay_tests::lab::count_from;
 use forebay_tests::shadow::Promise;
+use forebay_tests::system::kill_by_pid;
 use forebay_tests::wait;
 
 const MINUTE: Duration = Duration::from_secs(60);

@@ -9,8 +9,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use forebay_initiator::machine::{self as driver, Doorbells, Ended, Op};
 use forebay_initiator::{IoOp, IoQueue, Options, Session, Wait};
-use forebay_tests::daemon::{Daemon, DaemonOptions, cpu_time, resident_bytes};
+use forebay_tests::daemon::{Daemon, DaemonOptions};
 use forebay_tests::machine::{self, Frontend};
+use forebay_tests::system::{cpu_time, resident_bytes};
 use forebay_tests::wait;
 
 const HOST: &str = "nqn.2026-01.test:host";

@@ -13,7 +13,8 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use forebay_initiator::{Options, Session};
-use forebay_tests::daemon::{Daemon, DaemonOptions, hold_by_pid};
+use forebay_tests::daemon::{Daemon, DaemonOptions};
+use forebay_tests::system::hold_by_pid;
 use forebay_tests::wait;
 use rustix::process::{Pid, Signal, kill_process};
 use rustix::pty::{OpenptFlags, ioctl_tiocgptpeer, openpt, unlockpt};

@@ -64,7 +64,7 @@ fn inherited_limits_and_signals() -> Result<()> {
     ensure!(daemon.processes()? == engine, "{:?}", daemon.processes()?);
 
     // SIGHUP: level, listeners and metrics change.
-    let ports = daemon::free_ports(2)?;
+    let ports = forebay_tests::system::free_ports(2)?;
     let [listener, metrics] = [0, 1].map(|at| format!("127.0.0.1:{}", ports[at]));
     let before = std::fs::read_to_string(daemon.config_path())?;
     let after = before

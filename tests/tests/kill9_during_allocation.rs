@@ -12,10 +12,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use forebay_tests::daemon::{Daemon, DaemonOptions, kill_by_pid};
+use forebay_tests::daemon::{Daemon, DaemonOptions};
 use forebay_tests::host::{Dice, Habits, Host, Load};
 use forebay_tests::lab::count_from;
 use forebay_tests::shadow::Promise;
+use forebay_tests::system::kill_by_pid;
 use forebay_tests::wait;
 
 const MINUTE: Duration = Duration::from_secs(60);

@@ -10,8 +10,9 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use forebay_tests::daemon::{Daemon, DaemonOptions, allocated_bytes};
+use forebay_tests::daemon::{Daemon, DaemonOptions};
 use forebay_tests::guest::{Guest, GuestOptions, HOST_ADDRESS};
+use forebay_tests::system::allocated_bytes;
 use forebay_tests::wait;
 
 const MINUTE: Duration = Duration::from_secs(60);

@@ -14,10 +14,11 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use forebay_initiator::machine::verify::MachineVerify;
 use forebay_initiator::machine::{self as driver, Doorbells, Op, Options, Ring, Target};
-use forebay_tests::daemon::{Daemon, DaemonOptions, hold_by_pid};
+use forebay_tests::daemon::{Daemon, DaemonOptions};
 use forebay_tests::host::Dice;
 use forebay_tests::lab;
 use forebay_tests::machine::{self, Frontend, Work};
+use forebay_tests::system::hold_by_pid;
 use forebay_tests::wait;
 use forebay_xlate::kill::POINTS;
 
@@ -306,7 +307,7 @@ fn who_connects_while_nobody_is_there_is_served_later() -> Result<()> {
         // No engine: it is dead, and its daemon can't know yet.
         let processes = daemon.processes()?;
         hold_by_pid(processes.daemon, true)?;
-        forebay_tests::daemon::kill_by_pid(processes.engine)?;
+        forebay_tests::system::kill_by_pid(processes.engine)?;
         let before = sockets_at(machine::socket(&target))?;
         std::thread::scope(|scope| -> Result<()> {
             let visitor = scope.spawn(|| visit(&target, 1));

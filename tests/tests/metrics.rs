@@ -9,9 +9,10 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use forebay_initiator::machine::{Op, Options};
-use forebay_tests::daemon::{Daemon, DaemonOptions, free_ports};
+use forebay_tests::daemon::{Daemon, DaemonOptions};
 use forebay_tests::exposition::{Metrics, get, scrape};
 use forebay_tests::machine::{self, Frontend};
+use forebay_tests::system::free_ports;
 use forebay_tests::wait;
 
 const LIMIT: Duration = Duration::from_secs(60);

@@ -17,9 +17,10 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use forebay_device::power::Cut;
-use forebay_tests::daemon::{Daemon, DaemonOptions, kill_by_pid};
+use forebay_tests::daemon::{Daemon, DaemonOptions};
 use forebay_tests::host::{Dice, Habits, Host};
 use forebay_tests::shadow::Promise;
+use forebay_tests::system::kill_by_pid;
 use serde_json::Value;
 
 const MIB: u64 = 1 << 20;

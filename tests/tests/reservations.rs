@@ -15,8 +15,9 @@ use forebay_initiator::{Done, IoQueue, Options, Session, Wait};
 use forebay_nvme::host::{Transfer, command};
 use forebay_nvme::opcode::nvm;
 use forebay_nvme::{Sqe, Status};
-use forebay_tests::daemon::{Daemon, kill_by_pid};
+use forebay_tests::daemon::Daemon;
 use forebay_tests::lab::{Lab, LabOptions, MINUTE};
+use forebay_tests::system::kill_by_pid;
 use forebay_tests::wait;
 use forebay_xlate::shm::BOOT_VARIABLE;
 

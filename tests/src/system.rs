@@ -1,0 +1,128 @@
+//! What the system knows of processes, files and ports.
+//!
+//! Purpose: tests measure any process, stop or kill it, and take ports that stay free.
+//! Design: each function asks the kernel afresh, by pid or path; only the ports that were given are remembered.
+//! Not here: starting processes ([`crate::daemon`]), waiting for what they do ([`crate::wait`]).
+
+use std::net::TcpListener;
+use std::path::Path;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use rustix::process::{Pid, Signal, kill_process};
+
+/// CPU time that a process has used, in user mode and in the kernel together.
+///
+/// # Errors
+/// If there is no such process.
+pub fn cpu_time(pid: u32) -> Result<Duration> {
+    // proc_pid_stat(5): utime is field 14, stime field 15, in clock ticks; field 3 comes after the name
+    let path = format!("/proc/{pid}/stat");
+    let stat = std::fs::read_to_string(&path).context(path)?;
+    let fields: Vec<&str> = stat
+        .rsplit_once(')')
+        .map(|(_, rest)| rest.split_whitespace().collect())
+        .unwrap_or_default();
+    let ticks = |field: usize| -> Result<u64> {
+        let text = fields.get(field - 3).context("a short /proc/PID/stat")?;
+        Ok(text.parse()?)
+    };
+    let ticks = ticks(14)? + ticks(15)?;
+    let per_second = rustix::param::clock_ticks_per_second();
+    Ok(Duration::from_millis(ticks * 1000 / per_second.max(1)))
+}
+
+/// Resident memory of a process.
+///
+/// # Errors
+/// If there is no such process.
+pub fn resident_bytes(pid: u32) -> Result<u64> {
+    let path = format!("/proc/{pid}/status");
+    let status = std::fs::read_to_string(&path).context(path)?;
+    let line = status
+        .lines()
+        .find_map(|line| line.strip_prefix("VmRSS:"))
+        .context("no VmRSS: the process has ended")?;
+    let kib: u64 = line.trim().trim_end_matches(" kB").parse()?;
+    Ok(kib * 1024)
+}
+
+/// Space that a file takes on its filesystem, holes left out.
+///
+/// # Errors
+/// If there is no such file.
+pub fn allocated_bytes(file: &Path) -> Result<u64> {
+    use std::os::unix::fs::MetadataExt;
+    let metadata = std::fs::metadata(file).with_context(|| file.display().to_string())?;
+    Ok(metadata.blocks() * 512)
+}
+
+/// Ports that nobody listens on now, and that nobody else is given: the kernel gives others, so they stay free also while
+/// a daemon that has one is restarted.
+///
+/// # Errors
+/// If there are not so many.
+pub fn free_ports(count: usize) -> Result<Vec<u16>> {
+    /// Below those that the kernel gives to whoever does not mind which.
+    const PORTS: std::ops::Range<u32> = 10_240..32_768;
+    static GIVEN: AtomicU32 = AtomicU32::new(0);
+    // Test programs that run at the same time begin at different ones.
+    let first = std::process::id().wrapping_mul(64);
+    let mut tries = PORTS.map(|_| {
+        let next = first.wrapping_add(GIVEN.fetch_add(1, Ordering::Relaxed));
+        (PORTS.start + next % (PORTS.end - PORTS.start)) as u16
+    });
+    let free = |port: &u16| TcpListener::bind(("127.0.0.1", *port)).is_ok();
+    (0..count)
+        .map(|_| tries.find(free).context("no port is free"))
+        .collect()
+}
+
+/// `kill -9`, whoever it is.
+///
+/// # Errors
+/// If there is no such process.
+pub fn kill_by_pid(pid: u32) -> Result<()> {
+    kill(pid, Signal::KILL)
+}
+
+/// Stops a process, or lets it go on.
+///
+/// # Errors
+/// If there is no such process.
+pub fn hold_by_pid(pid: u32, hold: bool) -> Result<()> {
+    kill(pid, if hold { Signal::STOP } else { Signal::CONT })
+}
+
+pub(crate) fn kill(pid: u32, signal: Signal) -> Result<()> {
+    let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
+    kill_process(pid.context("no such process")?, signal).context("cannot kill it")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs::File;
+
+    #[test]
+    fn a_process_is_measured() {
+        let own = std::process::id();
+        assert!(resident_bytes(own).unwrap() > 100_000);
+        let mut sum = 0_u64;
+        let before = cpu_time(own).unwrap();
+        while cpu_time(own).unwrap() <= before {
+            sum = std::hint::black_box(sum.wrapping_mul(31).wrapping_add(1));
+        }
+        assert!(cpu_time(u32::MAX >> 2).is_err());
+    }
+
+    #[test]
+    fn holes_take_no_space() {
+        let folder = tempfile::tempdir_in(std::env::temp_dir()).unwrap();
+        let path = folder.path().join("sparse");
+        let file = File::create(&path).unwrap();
+        file.set_len(1 << 30).unwrap();
+        assert!(allocated_bytes(&path).unwrap() < 1 << 20);
+    }
+}
