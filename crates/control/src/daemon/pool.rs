@@ -117,7 +117,7 @@ impl Daemon {
         let (catalog, limits) = (Arc::new(catalog), Limits::default());
         let owner = Owner::new(pool, catalog, devices, grants, limits, self.events.clone());
         owner.labels.set_hold(self.me.clone(), tenure);
-        owner.mapping.adopter.finish_adoption(None).await;
+        owner.mapping.finish_adoption(None).await;
         let info = owner.reports.pool_show();
         self.begin(owner, None);
         Ok(info)

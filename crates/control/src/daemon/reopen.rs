@@ -398,7 +398,7 @@ impl Daemon {
     pub(super) async fn leave(&self, serving: Rc<Serving>) {
         self.serving.borrow_mut().take();
         let owner = &serving.owner;
-        owner.mapping.revoker.give_up_places(PLACES_LIMIT).await;
+        owner.mapping.give_up_preallocated(PLACES_LIMIT).await;
         match timeout(COMMIT_LIMIT, owner.base.commit()).await {
             Ok(Ok(())) => {}
             // The grant table has what the catalog lacks.

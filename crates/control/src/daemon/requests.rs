@@ -174,7 +174,7 @@ impl Daemon {
         // What was written in this moment is to be seen in what is said to be used.
         let owner = serving.owner.clone();
         serving.owner.base.spawn(async move {
-            owner.mapping.revoker.count_ahead_soon().await;
+            owner.mapping.count_preallocated_soon().await;
             let _ = reply.send(ask(&owner));
         });
     }

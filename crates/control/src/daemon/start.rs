@@ -160,7 +160,7 @@ impl Daemon {
         if live.is_none() {
             let finished = timeout(
                 START_COMMIT_LIMIT,
-                owner.mapping.adopter.finish_adoption(None),
+                owner.mapping.finish_adoption(None),
             )
             .await;
             if finished.is_err() {

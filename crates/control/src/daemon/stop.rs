@@ -64,16 +64,16 @@ impl Daemon {
             return Ok(());
         };
         let owner = &serving.owner;
-        owner.mapping.revoker.give_up_places(PLACES_LIMIT).await;
+        owner.mapping.give_up_preallocated(PLACES_LIMIT).await;
         // While the engine lives, so that little is left for later; what fails is tried again below.
-        match timeout(SYNC_LIMIT, owner.mapping.flusher.sync_all()).await {
+        match timeout(SYNC_LIMIT, owner.mapping.sync_all()).await {
             Ok(Ok(())) => {}
             Ok(Err(error)) => tracing::warn!(%error, "committing before the engine's end"),
             Err(_) => tracing::warn!("committing before the engine's end takes too long"),
         }
         serving.supervisor.stop(owner, STOP_LIMIT).await;
         owner.statistics.save_figures(true).await;
-        let committed = timeout(SYNC_LIMIT, owner.mapping.flusher.sync_all_without_engine()).await;
+        let committed = timeout(SYNC_LIMIT, owner.mapping.sync_all_without_engine()).await;
         if matches!(committed, Ok(Ok(())))
             && timeout(SYNC_LIMIT, owner.labels.end_stamp()).await.is_err()
         {
@@ -96,7 +96,7 @@ impl Daemon {
                 "nothing is lost as long as this machine is not restarted: start the daemon again",
             ));
         }
-        if owner.mapping.flusher.lists_missing() {
+        if owner.mapping.lists_missing() {
             tracing::info!(
                 "the grant table is kept: what was written to a missing device may not be durable there"
             );

@@ -48,7 +48,7 @@ impl Owner {
             Ok(Err(error)) => tracing::warn!(%error, "a copy of the catalog on the new device"),
             Err(error) => tracing::error!(%error, "a copy of the catalog on the new device"),
         }
-        self.serve_device(index);
+        self.mapping.serve_device(index);
         self.tell_device(index).await;
         Ok(index)
     }

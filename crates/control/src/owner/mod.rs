@@ -40,7 +40,6 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use forebay_pool::{Catalog, Pool};
-use forebay_xlate::DeviceIndex;
 
 use crate::devices::PoolDevice;
 use crate::events::Events;
@@ -59,13 +58,14 @@ use crate::owner::health::reports::Reports;
 use crate::owner::health::wait_reports::WaitReports;
 use crate::owner::health::watch::Watch;
 use crate::owner::link::Link;
-use crate::owner::mapping::PoolOwner;
+use crate::owner::mapping::{MapOwner, PoolOwner};
 use crate::owner::qos::budgets::Budgets;
 use crate::owner::qos::placement::Placement;
 use crate::owner::qos::settings::NodeSettings;
 use crate::owner::states::DeviceStates;
 use crate::owner::statistics::Statistics;
 
+pub(crate) use crate::events::now_unix_ms;
 pub(crate) use crate::owner::base::Limits;
 pub(crate) use crate::owner::base::commit::CommitError;
 pub(crate) use crate::owner::exports::ports::unserved_ports;
@@ -81,7 +81,10 @@ pub(crate) struct Owner {
     pub(crate) labels: Rc<Labels>,
     pub(crate) copies: Rc<Copies>,
     pub(crate) states: Rc<DeviceStates>,
-    pub(crate) mapping: Rc<PoolOwner>,
+    pub(crate) mapping: Rc<dyn MapOwner>,
+    /// The same, for tests to look into.
+    #[cfg(test)]
+    pub(crate) pool_owner: Rc<PoolOwner>,
     pub(crate) statistics: Rc<Statistics>,
     pub(crate) node: Rc<NodeSettings>,
     pub(crate) placement: Rc<Placement>,
@@ -116,7 +119,8 @@ impl Owner {
         let labels = Labels::new(&base);
         let copies = Copies::new(&base);
         let states = DeviceStates::new(&base, &link);
-        let mapping = PoolOwner::new(&base, &link, &states, &Rc::new(adoption));
+        let pool_owner = PoolOwner::new(&base, &link, &states, adoption);
+        let mapping: Rc<dyn MapOwner> = pool_owner.clone();
         let statistics = Statistics::new(&base, &link);
         let node = NodeSettings::new(&base);
         let placement = Placement::new(&base, &link, &node);
@@ -147,6 +151,8 @@ impl Owner {
             copies,
             states,
             mapping,
+            #[cfg(test)]
+            pool_owner,
             statistics,
             node,
             placement,
@@ -170,34 +176,17 @@ impl Owner {
     fn begin(&self) {
         let (base, mapping) = (&self.base, &self.mapping);
         base.spawn(base.clone().run_committer());
-        base.spawn(mapping.faults.clone().run_awaiting_commit());
-        base.spawn(mapping.revoker.clone().run_ahead());
+        mapping.begin();
         let watch = Watch::new(base, mapping, &self.statistics, &self.hosts, &self.reports);
         base.spawn(watch.run_watch());
         let waits = WaitReports::new(base, &self.link, &self.copies, mapping);
         base.spawn(waits.run_waits());
-        base.spawn(mapping.releaser.clone().run_deleter());
         base.spawn(self.copies.clone().run_copies());
         base.spawn(self.reports.clone().run_warnings());
         base.spawn(self.transfers.clone().run_transfers());
         for device in base.device_indexes() {
-            self.serve_device(device);
+            mapping.serve_device(device);
         }
-    }
-
-    /// Starts a device's own tasks.
-    fn serve_device(&self, device: DeviceIndex) {
-        let syncer = self.mapping.flusher.add_syncer(device);
-        self.base
-            .spawn(self.mapping.flusher.clone().run_syncer(device, syncer));
-        self.base
-            .spawn(self.mapping.zero_fill.clone().run_launderer(device));
-        let (adoption, states) = (self.mapping.adopter.adoption.clone(), self.states.clone());
-        self.base.spawn(async move {
-            // Before that the pool does not change.
-            adoption.wait_adopted().await;
-            states.run_settler(device).await;
-        });
     }
 
     /// Ends every task. Nothing is committed or said any more.

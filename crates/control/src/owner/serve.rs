@@ -39,7 +39,7 @@ impl Owner {
         // Messages are taken in from here on: an inherited job's end is one of them.
         let reader = self.clone().converse(session.clone(), early);
         let told = async {
-            self.mapping.adopter.finish_adoption(Some(&session)).await;
+            self.mapping.finish_adoption(Some(&session)).await;
             let (mut asked, addresses) = self.say_what_is(&session, held);
             // At once, as this daemon may die next.
             let statistics = self.statistics.clone();
@@ -55,8 +55,8 @@ impl Owner {
             self.states.carried_out(&session, asked).await;
             progress(Progress::Running);
             tokio::join!(
-                self.mapping.revoker.tell_all_grants(&session),
-                self.mapping.adopter.open_after_adoption()
+                self.mapping.tell_all_grants(&session),
+                self.mapping.open_after_adoption()
             );
             // The reader ends the conversation, not this.
             std::future::pending::<()>().await;
@@ -75,10 +75,7 @@ impl Owner {
             session.quarantined_before.set(Some(mark));
         }
         self.statistics.count_on(session);
-        self.mapping
-            .revoker
-            .ahead
-            .forget(&mut self.base.core.borrow_mut().pool);
+        self.mapping.forget_preallocated();
         self.link.begin(session);
     }
 
@@ -121,25 +118,17 @@ impl Owner {
                     together.append(&mut faults);
                 }
             } else {
-                self.mapping
-                    .faults
-                    .answer_faults(&std::mem::take(&mut together));
+                self.mapping.answer_faults(&std::mem::take(&mut together));
                 self.act(session, message);
             }
         }
-        self.mapping.faults.answer_faults(&together);
+        self.mapping.answer_faults(&together);
     }
 
     fn act(self: &Rc<Self>, session: &Rc<Session>, message: FromEngine) {
         match message {
             FromEngine::CommitWanted { volume, sequence } => {
-                let session = session.clone();
-                self.base.spawn(
-                    self.mapping
-                        .flusher
-                        .clone()
-                        .commit_wanted(session, volume, sequence),
-                );
+                self.mapping.commit_wanted(session, volume, sequence);
             }
             FromEngine::Release {
                 release,
@@ -147,8 +136,7 @@ impl Owner {
                 range,
             } => {
                 self.mapping
-                    .releaser
-                    .on_release(session.generation, release, volume, range);
+                    .release(session.generation, release, volume, range);
             }
             FromEngine::Reserve(ask) => self.reservations.on_reserve(session, ask),
             FromEngine::HostRefused {

@@ -16,12 +16,32 @@ use std::collections::HashSet;
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
 
+use forebay_pool::ExportRecord;
+use forebay_xlate::VolumeId;
 use forebay_xlate::boundary::message::{ExportId, Held, ToEngine};
 
 use crate::owner::Owner;
 use crate::owner::exports::export::export_config;
 use crate::owner::link::Asked;
-use crate::owner::link::session::{DeviceState, Session};
+use crate::owner::link::session::{DeviceState, Pending, Session};
+
+/// What an engine that was there before this daemon has.
+#[derive(Debug, Default)]
+struct KnownToEngine {
+    volumes: HashSet<VolumeId>,
+    exports: HashSet<ExportId>,
+    /// Of its listeners.
+    addresses: HashSet<String>,
+}
+
+/// What was asked, none of it of a device.
+fn without_device(all: impl IntoIterator<Item = (String, Pending)>) -> impl Iterator<Item = Asked> {
+    all.into_iter().map(|(what, pending)| Asked {
+        what,
+        device: None,
+        pending,
+    })
+}
 
 impl Owner {
     /// Tells a new conversation what there is: with it, an engine can convert what a dead one left. The
@@ -32,21 +52,35 @@ impl Owner {
         session: &Rc<Session>,
         held: Vec<(Held, Vec<OwnedFd>)>,
     ) -> (Vec<Asked>, HashSet<String>) {
-        let mut asked = Vec::new();
-        let mut ask = |what: String, device, pending| {
-            asked.push(Asked {
-                what,
-                device,
-                pending,
-            })
-        };
-        let (mut volumes, mut exports) = (HashSet::new(), HashSet::new());
-        let mut addresses = HashSet::new();
         let is_known = !held.is_empty();
+        let known = self.take_listeners(held);
+        self.ports.note_ports();
+        if let Some(hold) = self.labels.hold_message() {
+            session.say(&hold);
+        }
+        let mut asked = self.say_devices(session);
+        asked.extend(self.say_volumes(session));
+        asked.extend(without_device(self.reservations.say_reservations(session)));
+        asked.extend(without_device(
+            self.budgets.say_all_budgets(session, is_known),
+        ));
+        asked.extend(without_device(self.ports.say_ports(session)));
+        self.mapping.say_what_a_flush_must_know(session);
+        asked.extend(self.say_exports(session));
+        asked.extend(self.say_what_is_gone(session, &known));
+        self.attach(session);
+        // What a dead engine counted is known from here on.
+        self.statistics.say_figures(session);
+        (asked, known.addresses)
+    }
+
+    /// Takes the descriptors of listeners that an engine holds. Gives back what else the catalog has to compare.
+    fn take_listeners(&self, held: Vec<(Held, Vec<OwnedFd>)>) -> KnownToEngine {
+        let mut known = KnownToEngine::default();
         for (one, descriptors) in held {
             match one {
-                Held::Volume(config) => _ = volumes.insert(config.volume),
-                Held::Export(config) => _ = exports.insert(config.export),
+                Held::Volume(config) => _ = known.volumes.insert(config.volume),
+                Held::Export(config) => _ = known.exports.insert(config.export),
                 Held::Listener(address) => {
                     if let Some(descriptor) = descriptors.into_iter().next() {
                         self.ports
@@ -55,7 +89,7 @@ impl Owner {
                             .entry(address.clone())
                             .or_insert(descriptor);
                     }
-                    addresses.insert(address);
+                    known.addresses.insert(address);
                 }
                 Held::MachineListener(export) => {
                     let fd = descriptors.into_iter().next();
@@ -71,100 +105,86 @@ impl Owner {
                 | Held::Memory => {}
             }
         }
-        self.ports.note_ports();
+        known
+    }
+
+    fn say_devices(&self, session: &Session) -> Vec<Asked> {
         let core = self.base.core.borrow();
-        let pool = &core.pool;
-        let extent_bytes = pool.info().extent_bytes;
-        if let Some(hold) = self.labels.hold_message() {
-            session.say(&hold);
-        }
-        for record in pool.devices() {
-            if !self.base.is_open_here(record.index) {
-                continue;
-            }
+        let extent_bytes = core.pool.info().extent_bytes;
+        let devices = core.pool.devices().iter();
+        let open = devices.filter(|record| self.base.is_open_here(record.index));
+        open.map(|record| {
             if session.device(record.index) != Some(DeviceState::Ready) {
                 session.set_device(record.index, DeviceState::Opening);
             }
             let device = self.base.device_config(record, extent_bytes);
-            ask(
-                format!("device {}", device.spec),
-                Some(record.index),
-                session.request("opening a device", |request| ToEngine::SetDevice {
+            Asked {
+                what: format!("device {}", device.spec),
+                device: Some(record.index),
+                pending: session.request("opening a device", |request| ToEngine::SetDevice {
                     request,
                     device,
                 }),
-            );
-        }
-        for record in pool.volumes() {
-            volumes.remove(&record.id);
-            let volume = self.base.volume_config(pool, record);
-            ask(
-                record.id.to_string(),
-                None,
-                session.request("a volume", |request| ToEngine::SetVolume {
-                    request,
-                    volume,
-                }),
-            );
-        }
-        drop(core);
-        for (what, pending) in self.reservations.say_reservations(session) {
-            ask(what, None, pending);
-        }
-        for (what, pending) in self.budgets.say_all_budgets(session, is_known) {
-            ask(what, None, pending);
-        }
-        for (what, pending) in self.ports.say_ports(session) {
-            ask(what, None, pending);
-        }
-        self.mapping.revoker.say_what_a_flush_must_know(session);
-        let core = self.base.core.borrow();
-        let pool = &core.pool;
-        for record in pool.exports() {
-            let Ok(volume) = pool.volume(record.volume) else {
-                continue;
-            };
-            if self.quarantine.has(record.id) {
-                continue;
             }
-            exports.remove(&ExportId(record.id.0));
+        })
+        .collect()
+    }
+
+    fn say_volumes(&self, session: &Session) -> Vec<Asked> {
+        let core = self.base.core.borrow();
+        let say = |record| {
+            let volume = self.base.volume_config(&core.pool, record);
+            let message = |request| ToEngine::SetVolume { request, volume };
+            (record.id.to_string(), session.request("a volume", message))
+        };
+        without_device(core.pool.volumes().map(say)).collect()
+    }
+
+    /// Those that are not quarantined.
+    fn say_exports(&self, session: &Session) -> Vec<Asked> {
+        let core = self.base.core.borrow();
+        let exports = core.pool.exports();
+        let served = exports.filter(|record| !self.quarantine.has(record.id));
+        let say = |record: &ExportRecord| {
+            let volume = core.pool.volume(record.volume).ok()?;
             let export = export_config(record, volume);
             let reactor = self.placement.reactor_for(record.id);
-            ask(
-                record.nqn.clone(),
-                None,
-                session.request("an export", |request| ToEngine::SetExport {
-                    request,
-                    export,
-                    reactor,
-                }),
-            );
-        }
-        for export in exports {
-            ask(
-                format!("removing export {}", export.0),
-                None,
-                session.request("removing an export", |request| ToEngine::RemoveExport {
-                    request,
-                    export,
-                }),
-            );
-        }
-        for volume in volumes {
-            ask(
-                format!("removing {volume}"),
-                None,
-                session.request("removing a volume", |request| ToEngine::RemoveVolume {
-                    request,
-                    volume,
-                }),
-            );
-        }
-        drop(core);
-        self.attach(session);
-        // What a dead engine counted is known from here on.
-        self.statistics.say_figures(session);
-        (asked, addresses)
+            let message = |request| ToEngine::SetExport {
+                request,
+                export,
+                reactor,
+            };
+            let pending = session.request("an export", message);
+            Some((record.nqn.clone(), pending))
+        };
+        without_device(served.filter_map(say)).collect()
+    }
+
+    /// Takes away what the engine holds and the catalog doesn't know, or what is quarantined.
+    fn say_what_is_gone(&self, session: &Session, known: &KnownToEngine) -> Vec<Asked> {
+        let core = self.base.core.borrow();
+        let is_served = |export: &ExportId| {
+            let record = core.pool.export(forebay_pool::ExportId(export.0));
+            record.is_ok_and(|record| {
+                core.pool.volume(record.volume).is_ok() && !self.quarantine.has(record.id)
+            })
+        };
+        let exports = known.exports.iter().filter(|export| !is_served(export));
+        let exports = exports.map(|export| {
+            let export = *export;
+            let message = |request| ToEngine::RemoveExport { request, export };
+            let pending = session.request("removing an export", message);
+            (format!("removing export {}", export.0), pending)
+        });
+        let volumes = known.volumes.iter();
+        let volumes = volumes.filter(|volume| core.pool.volume(**volume).is_err());
+        let volumes = volumes.map(|volume| {
+            let volume = *volume;
+            let message = |request| ToEngine::RemoveVolume { request, volume };
+            let pending = session.request("removing a volume", message);
+            (format!("removing {volume}"), pending)
+        });
+        without_device(exports.chain(volumes)).collect()
     }
 
     /// Tells it where to listen, which it does at once.
@@ -174,13 +194,7 @@ impl Owner {
         addresses: &HashSet<String>,
     ) -> Vec<Asked> {
         let mut asked = self.ports.say_hosts_listeners(session, addresses);
-        for (what, pending) in self.vms.say_machine_listeners(session) {
-            asked.push(Asked {
-                what,
-                device: None,
-                pending,
-            });
-        }
+        asked.extend(without_device(self.vms.say_machine_listeners(session)));
         asked
     }
 }

@@ -93,9 +93,7 @@ impl Exports {
             node_name: Default::default(),
         })
     }
-}
 
-impl Exports {
     /// Exports a volume.
     pub(crate) async fn export_create(
         self: &Rc<Self>,
@@ -109,65 +107,22 @@ impl Exports {
         self: &Rc<Self>,
         body: ExportCreate,
     ) -> Result<Export, ApiError> {
-        let ExportCreate {
-            tenant,
-            volume,
-            hosts,
-            any_host,
-            frontend,
-            mapped_doorbells,
-            queues,
-            pinned_memory,
-            socket,
-            socket_user,
-            socket_group,
-            shared,
-        } = body;
-        let frontend = match frontend {
-            ExportFrontend::NvmeTcp => Frontend::NvmeTcp,
-            ExportFrontend::NvmePcie => Frontend::NvmePcie {
-                mapped_doorbells,
-                pinned_memory,
-            },
-            ExportFrontend::VhostUser => Frontend::VhostUser {
-                queues: queues.unwrap_or(1),
-                pinned_memory,
-            },
-        };
-        let socket_owner = SocketOwner {
-            user: socket_user,
-            group: socket_group,
-        };
+        let (tenant, volume) = (body.tenant.clone(), body.volume.clone());
         let id = self.base.volume_id(&tenant, &volume)?;
-        let is_internal = hosts.iter().any(|host| is_transfer_host(host));
-        let mut hosts = hosts;
-        hosts.sort_unstable();
-        hosts.dedup();
+        let new = self.new_export(body);
+        let is_internal = new.only_reads;
         self.transfers.refuse_while_importing(
             id,
             &format!("{tenant}/{volume}"),
-            &hosts,
-            any_host,
+            &new.hosts,
+            new.any_host,
         )?;
         self.refuse_too_many_exports()?;
         let lacking = self.placement.lacking_now();
         let export = {
             let mut core = self.base.core.borrow_mut();
             core.pool
-                .create_export_as(
-                    id,
-                    NewExport {
-                        hosts,
-                        any_host,
-                        frontend,
-                        socket,
-                        socket_owner,
-                        shared,
-                        node: self.node_name.borrow().clone(),
-                        only_reads: is_internal,
-                    },
-                    now_s(),
-                )
+                .create_export_as(id, new, now_s())
                 .map_err(api_error)?
         };
         let name = format!("{tenant}/{volume}");
@@ -186,6 +141,38 @@ impl Exports {
         let _ = self.budgets.push_budgets().await;
         shown.warnings = self.placement.say_lacking(&lacking);
         Ok(shown)
+    }
+
+    /// What the pool is asked to make.
+    fn new_export(&self, body: ExportCreate) -> NewExport {
+        let frontend = match body.frontend {
+            ExportFrontend::NvmeTcp => Frontend::NvmeTcp,
+            ExportFrontend::NvmePcie => Frontend::NvmePcie {
+                mapped_doorbells: body.mapped_doorbells,
+                pinned_memory: body.pinned_memory,
+            },
+            ExportFrontend::VhostUser => Frontend::VhostUser {
+                queues: body.queues.unwrap_or(1),
+                pinned_memory: body.pinned_memory,
+            },
+        };
+        let mut hosts = body.hosts;
+        let only_reads = hosts.iter().any(|host| is_transfer_host(host));
+        hosts.sort_unstable();
+        hosts.dedup();
+        NewExport {
+            hosts,
+            any_host: body.any_host,
+            frontend,
+            socket: body.socket,
+            socket_owner: SocketOwner {
+                user: body.socket_user,
+                group: body.socket_group,
+            },
+            shared: body.shared,
+            node: self.node_name.borrow().clone(),
+            only_reads,
+        }
     }
 
     /// Has an export that was made be served; if that can't be, it is taken back.
@@ -440,9 +427,7 @@ impl Exports {
         self.tell_export(EventKind::ExportDeleted, name, text);
         Ok(at_devices.into())
     }
-}
 
-impl Exports {
     /// Refuses one more export than an engine serves.
     pub(crate) fn refuse_too_many_exports(&self) -> Result<(), ApiError> {
         if self.base.core.borrow().pool.exports().count() < MAX_LANES {

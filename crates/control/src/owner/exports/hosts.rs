@@ -56,9 +56,7 @@ impl Hosts {
             found: Default::default(),
         })
     }
-}
 
-impl Hosts {
     /// Who was connected at the last look.
     pub(crate) fn last_look(&self) -> Vec<(ExportId, String)> {
         self.known.borrow().iter().cloned().collect()
@@ -211,9 +209,7 @@ impl Hosts {
             .events
             .tell(EventKind::HostRefused, session.generation, text, news);
     }
-}
 
-impl Hosts {
     /// Tenant and volume, of one that has ended too; or its number, if that is all that is known.
     pub(crate) fn export_name(&self, export: ExportId) -> String {
         let core = self.base.core.borrow();
@@ -228,9 +224,7 @@ impl Hosts {
             .or_else(|| self.ended_name(export))
             .unwrap_or_else(|| export.to_string())
     }
-}
 
-impl Hosts {
     /// The client of a machine's export, as the engine says.
     pub(crate) fn machine_of(&self, export: ExportId) -> Option<MachineClient> {
         let session = self.link.session()?;

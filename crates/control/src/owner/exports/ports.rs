@@ -72,9 +72,7 @@ impl Ports {
             changing_ports: Default::default(),
         })
     }
-}
 
-impl Ports {
     /// These are the listeners: each gets a number.
     pub(crate) fn note_ports(&self) {
         let addresses: BTreeSet<String> = self.listeners.borrow().keys().cloned().collect();
@@ -220,16 +218,12 @@ impl Ports {
             .events
             .tell(EventKind::PortChanged, generation, text, News::default());
     }
-}
 
-impl Ports {
     /// The addresses of the listeners.
     pub(crate) fn addresses(&self) -> Vec<String> {
         self.listeners.borrow().keys().cloned().collect()
     }
-}
 
-impl Ports {
     /// Those of hosts alone, but for these.
     pub(crate) fn say_hosts_listeners(
         &self,

@@ -41,9 +41,7 @@ impl Registrations {
             hosts: hosts.clone(),
         })
     }
-}
 
-impl Registrations {
     /// A host changes a volume's reservations.
     pub(crate) fn on_reserve(self: &Rc<Self>, session: &Rc<Session>, ask: ReserveAsk) {
         let applied = self.reserve(&ask);

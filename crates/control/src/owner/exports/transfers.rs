@@ -29,7 +29,7 @@ use crate::owner::base::Base;
 use crate::owner::base::show::tenant_name;
 use crate::owner::exports::export::Exports;
 use crate::owner::exports::hosts::Hosts;
-use crate::owner::mapping::PoolOwner;
+use crate::owner::mapping::MapOwner;
 use crate::signal::Signal;
 
 /// How long an announcement holds without being renewed.
@@ -200,7 +200,7 @@ pub(crate) struct Transfers {
     pub(crate) base: Rc<Base>,
     pub(crate) hosts: Rc<Hosts>,
     pub(crate) exports: Rc<Exports>,
-    pub(crate) mapping: Rc<PoolOwner>,
+    pub(crate) mapping: Rc<dyn MapOwner>,
     pub(crate) transfers: Rc<Announced>,
 }
 
@@ -209,7 +209,7 @@ impl Transfers {
         base: &Rc<Base>,
         hosts: &Rc<Hosts>,
         exports: &Rc<Exports>,
-        mapping: &Rc<PoolOwner>,
+        mapping: &Rc<dyn MapOwner>,
     ) -> Rc<Self> {
         Rc::new(Self {
             base: base.clone(),
@@ -219,9 +219,7 @@ impl Transfers {
             transfers: exports.transfers.clone(),
         })
     }
-}
 
-impl Transfers {
     /// Announces that an image goes into a volume or comes out of it, or that this goes on. Gives back how its host gets
     /// there, and the volume as it was before.
     pub(crate) async fn transfer_put(
@@ -494,7 +492,7 @@ impl Transfers {
             .map_err(|error| error.hint("disconnect its hosts and machines first"))?;
         // Until then an earlier daemon's grants may not be seen as mapped.
         self.base.wait_open_for_api().await?;
-        self.mapping.revoker.count_ahead_soon().await;
+        self.mapping.count_preallocated_soon().await;
         let mapped_bytes = self.base.mapped_bytes(id);
         if mapped_bytes > 0 && !overwrite {
             return Err(ApiError::exists(format!(

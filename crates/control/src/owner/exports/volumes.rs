@@ -21,7 +21,7 @@ use crate::owner::base::show::show_tenant;
 use crate::owner::base::turns::Turn;
 use crate::owner::exports::transfers::Transfers;
 use crate::owner::link::{Link, engine_error};
-use crate::owner::mapping::PoolOwner;
+use crate::owner::mapping::MapOwner;
 use crate::owner::mapping::release::ReleaseError;
 use crate::owner::qos::budgets::Budgets;
 use crate::owner::statistics::Statistics;
@@ -57,7 +57,7 @@ fn reservation_error(
 pub(crate) struct Volumes {
     pub(crate) base: Rc<Base>,
     pub(crate) link: Rc<Link>,
-    pub(crate) mapping: Rc<PoolOwner>,
+    pub(crate) mapping: Rc<dyn MapOwner>,
     pub(crate) budgets: Rc<Budgets>,
     pub(crate) statistics: Rc<Statistics>,
     pub(crate) transfers: Rc<Transfers>,
@@ -67,7 +67,7 @@ impl Volumes {
     pub(crate) fn new(
         base: &Rc<Base>,
         link: &Rc<Link>,
-        mapping: &Rc<PoolOwner>,
+        mapping: &Rc<dyn MapOwner>,
         budgets: &Rc<Budgets>,
         transfers: &Rc<Transfers>,
     ) -> Rc<Self> {
@@ -80,9 +80,7 @@ impl Volumes {
             transfers: transfers.clone(),
         })
     }
-}
 
-impl Volumes {
     /// Makes a tenant.
     pub(crate) async fn tenant_create(&self, name: String) -> Result<Tenant, ApiError> {
         self.budgets.refuse_its_name(&name)?;
@@ -149,7 +147,7 @@ impl Volumes {
     ) -> Result<T, PoolError> {
         match attempt() {
             Err(error) if error.kind == ErrorKind::NoSpace => {
-                if self.mapping.revoker.take_back_for_space().await {
+                if self.mapping.take_back_for_space().await {
                     attempt()
                 } else {
                     Err(error)
@@ -255,7 +253,7 @@ impl Volumes {
         let id = self.base.volume_id(&tenant, &name)?;
         self.refuse_exported(id, &tenant, &name)?;
         self.base.wait_open_for_api().await?;
-        match self.mapping.releaser.give_up_volume(id).await {
+        match self.mapping.delete_volume(id).await {
             Ok(()) => {}
             Err(error @ ReleaseError::Revoke(_)) => {
                 return Err(ApiError::unavailable(format!(
@@ -273,9 +271,7 @@ impl Volumes {
             .await
             .map_err(|error| engine_error(&error))
     }
-}
 
-impl Volumes {
     /// One tenant.
     pub(crate) fn tenant_show(&self, name: &str) -> Result<Tenant, ApiError> {
         let core = self.base.core.borrow();

@@ -43,9 +43,7 @@ impl Labels {
             hold: Default::default(),
         })
     }
-}
 
-impl Labels {
     /// Says who serves the pool, before anything is served.
     pub(crate) fn set_hold(&self, me: Arc<Installation>, tenure: Option<Arc<Tenure>>) {
         *self.hold.borrow_mut() = Hold {

@@ -138,9 +138,7 @@ impl Reports {
             warned: Default::default(),
         })
     }
-}
 
-impl Reports {
     /// The one task that tells when room below device files or a shared limit runs out, and when there is enough again.
     pub(crate) async fn run_warnings(self: Rc<Self>) {
         let mut warned = BTreeSet::new();

@@ -23,8 +23,7 @@ use crate::owner::health::copies::Copies;
 use crate::owner::health::reports::concerned;
 use crate::owner::link::Link;
 use crate::owner::link::session::DeviceState;
-use crate::owner::mapping::PoolOwner;
-use crate::owner::mapping::adopt::Adoption;
+use crate::owner::mapping::MapOwner;
 use crate::store::SyncStore;
 
 /// How long a wait may take before it is reported.
@@ -45,8 +44,7 @@ pub(crate) struct WaitReports {
     pub(crate) base: Rc<Base>,
     pub(crate) link: Rc<Link>,
     pub(crate) copies: Rc<Copies>,
-    pub(crate) mapping: Rc<PoolOwner>,
-    pub(crate) adoption: Rc<Adoption>,
+    pub(crate) mapping: Rc<dyn MapOwner>,
 }
 
 impl WaitReports {
@@ -54,19 +52,16 @@ impl WaitReports {
         base: &Rc<Base>,
         link: &Rc<Link>,
         copies: &Rc<Copies>,
-        mapping: &Rc<PoolOwner>,
+        mapping: &Rc<dyn MapOwner>,
     ) -> Rc<Self> {
         Rc::new(Self {
             base: base.clone(),
             link: link.clone(),
             copies: copies.clone(),
             mapping: mapping.clone(),
-            adoption: mapping.adopter.adoption.clone(),
         })
     }
-}
 
-impl WaitReports {
     /// The one task that looks.
     pub(crate) async fn run_waits(self: Rc<Self>) {
         loop {
@@ -134,7 +129,7 @@ impl WaitReports {
             .map(|(number, wait)| (*wait, *number))
             .collect();
         drop(begun);
-        if self.adoption.is_unfinished() || !self.adoption.is_recorded() {
+        if self.mapping.adoption().is_unfinished() || !self.mapping.adoption().is_recorded() {
             now.insert((Wait::Adoption, 0));
         }
         if self.base.committer.trouble().is_some() {
@@ -175,7 +170,7 @@ impl WaitReports {
                 )
             }
             Wait::Revoke(id, volume) => {
-                let devices = self.mapping.revoker.locks.side.borrow().devices(id);
+                let devices = self.mapping.devices_of(id);
                 let name = self.base.volume_name(&self.base.core.borrow(), volume);
                 let what = format!("taking rights on volume {name} back has not ended");
                 match self.link.session() {
@@ -237,16 +232,16 @@ impl WaitReports {
     }
 
     fn adoption_waits_for(&self) -> String {
-        if !self.adoption.is_recorded() {
+        if !self.mapping.adoption().is_recorded() {
             return match self.base.committer.trouble() {
                 Some(trouble) => format!("the catalog, which can't be written: {trouble}"),
                 None => "the engine and the catalog".to_owned(),
             };
         }
-        let mut devices = self.adoption.stale_devices();
+        let mut devices = self.mapping.adoption().stale_devices();
         {
             let core = self.base.core.borrow();
-            for volume in self.adoption.uncommitted_volumes() {
+            for volume in self.mapping.adoption().uncommitted_volumes() {
                 let on = |device: &DeviceIndex| core.pool.volumes_on(*device).contains(&volume);
                 devices.extend(core.pool.devices().iter().map(|r| r.index).filter(on));
             }

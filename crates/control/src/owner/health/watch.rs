@@ -12,8 +12,7 @@ use tokio::time::sleep;
 use crate::owner::base::Base;
 use crate::owner::exports::hosts::Hosts;
 use crate::owner::health::reports::Reports;
-use crate::owner::mapping::PoolOwner;
-use crate::owner::mapping::adopt::Adoption;
+use crate::owner::mapping::MapOwner;
 use crate::owner::qos::placement::Placement;
 use crate::owner::states::DeviceStates;
 use crate::owner::statistics::Statistics;
@@ -26,8 +25,7 @@ pub(crate) const BEAT: Duration = Duration::from_secs(1);
 pub(crate) struct Watch {
     pub(crate) base: Rc<Base>,
     pub(crate) states: Rc<DeviceStates>,
-    pub(crate) mapping: Rc<PoolOwner>,
-    pub(crate) adoption: Rc<Adoption>,
+    pub(crate) mapping: Rc<dyn MapOwner>,
     pub(crate) statistics: Rc<Statistics>,
     pub(crate) placement: Rc<Placement>,
     pub(crate) hosts: Rc<Hosts>,
@@ -37,7 +35,7 @@ pub(crate) struct Watch {
 impl Watch {
     pub(crate) fn new(
         base: &Rc<Base>,
-        mapping: &Rc<PoolOwner>,
+        mapping: &Rc<dyn MapOwner>,
         statistics: &Rc<Statistics>,
         hosts: &Rc<Hosts>,
         reports: &Rc<Reports>,
@@ -46,19 +44,16 @@ impl Watch {
             base: base.clone(),
             states: reports.states.clone(),
             mapping: mapping.clone(),
-            adoption: mapping.adopter.adoption.clone(),
             statistics: statistics.clone(),
             placement: reports.placement.clone(),
             hosts: hosts.clone(),
             reports: reports.clone(),
         })
     }
-}
 
-impl Watch {
     /// The one task that looks.
     pub(crate) async fn run_watch(self: Rc<Self>) {
-        self.adoption.wait_adopted().await;
+        self.mapping.adoption().wait_adopted().await;
         loop {
             sleep(BEAT).await;
             if self.base.core.borrow_mut().pool.return_idle_stock() > 0 {
@@ -71,8 +66,7 @@ impl Watch {
             self.statistics.save_figures(false).await;
             self.placement.look_at_promises();
             for device in self.states.look_at_sizes() {
-                self.base
-                    .spawn(self.mapping.revoker.clone().cut_off(device));
+                self.mapping.revoke_device(device);
             }
         }
     }

@@ -25,7 +25,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use forebay_pool::{Adopted, ErrorKind, Pool};
-use forebay_xlate::grants::{Grant, GrantTable};
+use forebay_xlate::grants::GrantTable;
 use forebay_xlate::shm::SharedMemory;
 use forebay_xlate::{DeviceIndex, ExtentIndex, ExtentRange, Rights, VolumeId};
 use tokio::time::{sleep, timeout};
@@ -156,34 +156,7 @@ impl Grants {
             });
         };
         let stamp = stamp(boot_id, table.memory())?;
-        let mut stale = Vec::new();
-        let listed: Vec<Grant> = table.iter().copied().collect();
-        for grant in listed {
-            if !matches!(grant.word.rights(), Some(Rights::Read | Rights::ReadWrite)) {
-                continue;
-            }
-            let doubtful = Stale {
-                volume: grant.volume,
-                range: grant.range,
-                device: grant.word.device(),
-            };
-            let told = pool.adopt_grant(
-                grant.volume,
-                ExtentIndex(grant.range.first),
-                grant.word.device(),
-                grant.word.extent(),
-                grant.range.count,
-                grant.commit_sequence,
-            );
-            match told {
-                Ok(Adopted::Durable | Adopted::Uncommitted) => {}
-                Ok(Adopted::Stale) => stale.push(doubtful),
-                Err(error) if error.kind == ErrorKind::NotFound => {
-                    stale.push(doubtful);
-                }
-                Err(error) => return Err(io::Error::other(error)),
-            }
-        }
+        let stale = tell_pool(pool, &table)?;
         Ok(Self {
             table,
             adopting: true,
@@ -212,6 +185,38 @@ impl Grants {
         };
         (self.table, adoption)
     }
+}
+
+/// Tells the pool each entry; returns those that it does not know there.
+fn tell_pool(pool: &mut Pool, table: &GrantTable) -> io::Result<Vec<Stale>> {
+    let mut stale = Vec::new();
+    for grant in table.iter() {
+        if !matches!(grant.word.rights(), Some(Rights::Read | Rights::ReadWrite)) {
+            continue;
+        }
+        let doubtful = Stale {
+            volume: grant.volume,
+            range: grant.range,
+            device: grant.word.device(),
+        };
+        let told = pool.adopt_grant(
+            grant.volume,
+            ExtentIndex(grant.range.first),
+            grant.word.device(),
+            grant.word.extent(),
+            grant.range.count,
+            grant.commit_sequence,
+        );
+        match told {
+            Ok(Adopted::Durable | Adopted::Uncommitted) => {}
+            Ok(Adopted::Stale) => stale.push(doubtful),
+            Err(error) if error.kind == ErrorKind::NotFound => {
+                stale.push(doubtful);
+            }
+            Err(error) => return Err(io::Error::other(error)),
+        }
+    }
+    Ok(stale)
 }
 
 /// A new table; a smaller one where the run folder's file system is nearly full, because without a
@@ -338,9 +343,7 @@ impl Adopter {
             adoption: adoption.clone(),
         })
     }
-}
 
-impl Adopter {
     /// Ends adoption in the pool. With a live engine, what an earlier daemon left unfinished there
     /// gets a moment first. Harmless when said again.
     pub(crate) async fn finish_adoption(&self, session: Option<&Rc<Session>>) {

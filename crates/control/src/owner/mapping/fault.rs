@@ -110,9 +110,7 @@ impl Faults {
             awaiting_commit: Default::default(),
         })
     }
-}
 
-impl Faults {
     /// Answers what can be answered at once, and leaves the rest to others.
     pub(crate) fn answer_faults(self: &Rc<Self>, faults: &[FaultAsk]) {
         if faults.is_empty() {

@@ -122,9 +122,7 @@ impl Flusher {
             synced: Signal::new(),
         })
     }
-}
 
-impl Flusher {
     /// A FLUSH or FUA waits; the engine has flushed the volume's devices. Only the conversation that
     /// asked is answered: in a later one it is asked again, or another engine knows nothing of it.
     pub(crate) async fn commit_wanted(

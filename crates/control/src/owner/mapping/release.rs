@@ -53,9 +53,7 @@ impl Releaser {
             releasing: Default::default(),
         })
     }
-}
 
-impl Releaser {
     /// A tenant deallocates. What an engine asks again in a new conversation is done once.
     pub(crate) fn on_release(
         self: &Rc<Self>,

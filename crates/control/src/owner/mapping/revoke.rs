@@ -74,9 +74,7 @@ impl Revoker {
         self.base.commit_through().await;
         self.forget_grants(&held).await
     }
-}
 
-impl Revoker {
     /// Revokes a listed range that the pool does not know there any more, and takes it off the list.
     pub(crate) async fn take_back(
         &self,
@@ -89,9 +87,7 @@ impl Revoker {
         self.base.commit_through().await;
         Ok(self.forget_grants(&held).await?)
     }
-}
 
-impl Revoker {
     /// The pool has given a range up: makes that durable, and only then forgets its grants.
     pub(crate) async fn given_up(
         &self,
@@ -165,9 +161,7 @@ impl Revoker {
             evicting: Default::default(),
         })
     }
-}
 
-impl Revoker {
     /// Returns once nothing uses the held range; for what changes nothing when it fails.
     pub(crate) async fn revoke(&self, held: &Held<'_>, limit: Duration) -> Result<(), AskError> {
         let undrained = self.revoke_for(held, None, limit).await?;

@@ -83,9 +83,7 @@ impl ZeroFill {
             laundering: Default::default(),
         })
     }
-}
 
-impl ZeroFill {
     /// Waits until something more is clean, for as long as that may be expected; false if for a whole
     /// limit nothing became clean, and nothing is dirty where it could.
     pub(crate) async fn wait_laundered(&self) -> bool {

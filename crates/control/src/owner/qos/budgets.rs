@@ -125,9 +125,7 @@ impl Budgets {
             calibrating: Default::default(),
         })
     }
-}
 
-impl Budgets {
     /// Says where this node's settings are, and how many reactors its engines have.
     pub(crate) fn set_node(&self, folder: &Path, reactors: u16) {
         self.node.read_settings(folder, reactors);

@@ -132,9 +132,7 @@ impl NodeSettings {
             changing: Default::default(),
         })
     }
-}
 
-impl NodeSettings {
     /// Where what belongs to the node is kept.
     pub(crate) fn folder(&self) -> Option<PathBuf> {
         self.folder.borrow().clone()

@@ -51,9 +51,7 @@ impl DeviceStates {
             watched: Default::default(),
         })
     }
-}
 
-impl DeviceStates {
     /// The open devices of which something failed: they may have gone away and come back.
     pub(crate) fn troubled_devices(&self) -> Vec<PoolDevice> {
         let is_catalog = self.base.catalog_trouble().is_some();
@@ -233,9 +231,7 @@ impl DeviceStates {
     pub(crate) fn set_record_dirs(&self, folders: Vec<PathBuf>) {
         *self.watched.record_dirs.borrow_mut() = folders;
     }
-}
 
-impl DeviceStates {
     /// Has the engine flush a device.
     pub(crate) async fn flush_device(&self, device: DeviceIndex) -> Result<(), AskError> {
         let session = self.link.session().ok_or(AskError::Gone)?;
@@ -254,9 +250,7 @@ impl DeviceStates {
         let flush = session.job(Job::Flush { device });
         self.job_within(&session, device, flush).await
     }
-}
 
-impl DeviceStates {
     /// Waits until everything that was asked is carried out.
     pub(crate) async fn carried_out(self: &Rc<Self>, session: &Rc<Session>, asked: Vec<Asked>) {
         for Asked {

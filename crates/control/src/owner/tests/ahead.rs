@@ -22,7 +22,7 @@ impl Life {
     /// Faults come fast, however slow the machine is.
     fn hurry(&self) {
         self.owner
-            .mapping
+            .pool_owner
             .revoker
             .ahead
             .tick
@@ -206,7 +206,7 @@ fn a_daemon_that_ends_in_order_leaves_nothing_ahead() {
         assert_eq!(used_bytes, given, "a host is told what was written");
         life.with_engine(
             owner
-                .mapping
+                .pool_owner
                 .revoker
                 .give_up_places(Duration::from_secs(60)),
         )
@@ -236,7 +236,7 @@ fn what_lies_ahead_leaves_the_table_last() {
         life.fake.write(b, 0).await;
         life.write_fast(a, shuffled(512).take(200)).await;
         let owner = life.owner.clone();
-        life.with_engine(owner.mapping.flusher.sync_all())
+        life.with_engine(owner.pool_owner.flusher.sync_all())
             .await
             .unwrap();
         assert!(life.ahead(a) > 0);
@@ -246,10 +246,10 @@ fn what_lies_ahead_leaves_the_table_last() {
             let grant = owner.base.core.borrow_mut().grants.victim().unwrap();
             seen.insert(grant.volume);
             assert_eq!(
-                owner.mapping.revoker.may_leave(&grant, false),
+                owner.pool_owner.revoker.may_leave(&grant, false),
                 grant.volume == b
             );
-            assert!(owner.mapping.revoker.may_leave(&grant, true));
+            assert!(owner.pool_owner.revoker.may_leave(&grant, true));
         }
         assert_eq!(seen, BTreeSet::from([a, b]));
     });

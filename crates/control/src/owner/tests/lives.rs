@@ -257,7 +257,7 @@ fn a_dead_engines_release_does_not_follow_a_later_write() {
         // Somebody holds the range when the release comes, and until another engine serves.
         let owner = life.owner.clone();
         let held = owner
-            .mapping
+            .pool_owner
             .revoker
             .locks
             .hold(a, ExtentRange::new(0, 1))

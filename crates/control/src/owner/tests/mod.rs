@@ -200,7 +200,7 @@ impl Life {
     }
 
     async fn with_fresh_engine(owner: Rc<Owner>, generation: u64, before: Option<&Fake>) -> Self {
-        owner.mapping.adopter.finish_adoption(None).await;
+        owner.pool_owner.adopter.finish_adoption(None).await;
         let (fake, fd) = Fake::new(generation);
         let fake = match before {
             Some(before) => fake.after(before),

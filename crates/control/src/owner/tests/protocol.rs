@@ -223,7 +223,7 @@ fn catalog_operations_go_on_without_an_engine() {
     run(async {
         let place = Place::new();
         let owner = owner_of(&place, &Begin::default(), true);
-        owner.mapping.adopter.finish_adoption(None).await;
+        owner.pool_owner.adopter.finish_adoption(None).await;
         owner.volumes.tenant_create("t".to_owned()).await.unwrap();
         let body = VolumeCreate {
             name: "a".to_owned(),
@@ -266,7 +266,7 @@ fn an_answer_to_a_commit_is_said_only_in_the_conversation_that_asked() {
         let before = life.owner.link.session().unwrap();
         life.replace_engine(|_| {}).await;
         life.opened().await;
-        let flusher = life.owner.mapping.flusher.clone();
+        let flusher = life.owner.pool_owner.flusher.clone();
         flusher.commit_wanted(before, unknown, 1).await;
         life.fake.settle().await;
         let failed = |m: &ToEngine| matches!(m, ToEngine::CommitFailed { .. });

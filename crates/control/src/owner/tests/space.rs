@@ -107,7 +107,7 @@ fn freed_extents_are_zeroed_flushed_and_only_then_clean() {
         let owner = life.owner.clone();
         life.with_engine(
             owner
-                .mapping
+                .pool_owner
                 .zero_fill
                 .laundered
                 .until(|| (owner.base.core.borrow().pool.space().dirty == 0).then_some(())),
@@ -130,7 +130,7 @@ fn laundering_that_fails_is_tried_again() {
         let owner = life.owner.clone();
         life.with_engine(
             owner
-                .mapping
+                .pool_owner
                 .zero_fill
                 .laundered
                 .until(|| (owner.base.core.borrow().pool.space().dirty == 0).then_some(())),

@@ -123,12 +123,12 @@ fn a_stop_leaves_nothing_that_only_the_grant_table_knows() {
             let (_, places) = life.written().await;
             assert_eq!(life.owner.base.core.borrow().pool.uncommitted_extents(), 0);
             life.owner
-                .mapping
+                .pool_owner
                 .flusher
                 .sync_all_without_engine()
                 .await
                 .unwrap();
-            assert!(!life.owner.mapping.flusher.lists_missing());
+            assert!(!life.owner.pool_owner.flusher.lists_missing());
             life.kill().await;
             assert_eq!(kept(&place, &places, seed), written_on(&places, 3));
         });
@@ -144,7 +144,7 @@ fn a_stop_that_can_not_flush_a_device_says_so() {
         std::fs::write(volatile::fail_path(&place.path(1)), "").unwrap();
         let error = life
             .owner
-            .mapping
+            .pool_owner
             .flusher
             .sync_all_without_engine()
             .await
@@ -162,15 +162,15 @@ fn a_missing_device_that_is_listed_keeps_the_table() {
         let place = Place::with_devices(2);
         let mut life = Life::first(&place, Begin::default()).await;
         life.written().await;
-        assert!(!life.owner.mapping.flusher.lists_missing());
+        assert!(!life.owner.pool_owner.flusher.lists_missing());
         life.owner
             .base
             .devices
             .borrow_mut()
             .retain(|d| d.index.0 == 0);
-        assert!(life.owner.mapping.flusher.lists_missing());
+        assert!(life.owner.pool_owner.flusher.lists_missing());
         life.owner
-            .mapping
+            .pool_owner
             .flusher
             .sync_all_without_engine()
             .await
@@ -220,13 +220,13 @@ fn a_device_that_could_not_be_flushed_is_covered_until_it_is() {
         let mut begin = generation(3);
         begin.limits.sync_every = Duration::from_millis(30);
         let owner = begins_failing(&begin);
-        assert!(owner.mapping.adopter.adoption.is_unflushed(DeviceIndex(1)));
+        assert!(owner.pool_owner.adoption.is_unflushed(DeviceIndex(1)));
         let mut life = Life::with_fresh_engine(owner, 3, Some(&before)).await;
         assert_eq!(life.flush_covers(a), BTreeSet::from([1]));
         std::fs::remove_file(&fail).unwrap();
         let owner = life.owner.clone();
         let flushed = async {
-            while !owner.mapping.flusher.may_hold_unflushed().is_empty() {
+            while !owner.pool_owner.flusher.may_hold_unflushed().is_empty() {
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
             owner.base.commit().await.unwrap();
@@ -239,7 +239,7 @@ fn a_device_that_could_not_be_flushed_is_covered_until_it_is() {
         assert!(life.fake.jobs.contains(&flush));
         life.kill().await;
         let owner = owner_of(&place, &generation(4), false);
-        assert!(!owner.mapping.adopter.adoption.is_unflushed(DeviceIndex(1)));
+        assert!(!owner.pool_owner.adoption.is_unflushed(DeviceIndex(1)));
         owner.close();
     });
 }
@@ -292,7 +292,7 @@ fn an_uncommitted_part_of_a_stale_entry_outlives_the_next_daemons_too() {
         let owner = life.owner.clone();
         life.with_engine(
             owner
-                .mapping
+                .pool_owner
                 .adopter
                 .adoption
                 .wait_settled_on(DeviceIndex(0)),
@@ -334,7 +334,7 @@ fn what_was_written_anew_is_not_taken_for_stale() {
         let owner = life.owner.clone();
         life.with_engine(
             owner
-                .mapping
+                .pool_owner
                 .adopter
                 .adoption
                 .wait_settled_on(DeviceIndex(0)),
@@ -375,7 +375,7 @@ fn what_can_not_be_flushed_keeps_nobody_from_taking_stale_grants_back() {
         for device in 0..2 {
             life.with_engine(
                 owner
-                    .mapping
+                    .pool_owner
                     .adopter
                     .adoption
                     .wait_settled_on(DeviceIndex(device)),

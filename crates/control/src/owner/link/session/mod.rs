@@ -213,6 +213,22 @@ impl Session {
                 });
                 self.answer(Kind::TakeOver, request, Ok(()));
             }
+            FromEngine::DeviceReady { device } => {
+                self.set_device(device, DeviceState::Ready);
+                return Some(FromEngine::DeviceReady { device });
+            }
+            FromEngine::DeviceFailed { device, error } => {
+                self.set_device(device, DeviceState::Failed(error.clone()));
+                return Some(FromEngine::DeviceFailed { device, error });
+            }
+            other => return self.absorb_answer(other),
+        }
+        None
+    }
+
+    /// Takes an answer to something that was asked; gives back what is none.
+    fn absorb_answer(&self, message: FromEngine) -> Option<FromEngine> {
+        match message {
             FromEngine::Refused { request, error } => {
                 self.answer(Kind::TakeOver, request, Err(AskError::Refused(error)));
             }
@@ -256,14 +272,6 @@ impl Session {
                     job,
                     errno.map_or(Ok(()), |e| Err(AskError::Errno(e))),
                 );
-            }
-            FromEngine::DeviceReady { device } => {
-                self.set_device(device, DeviceState::Ready);
-                return Some(FromEngine::DeviceReady { device });
-            }
-            FromEngine::DeviceFailed { device, error } => {
-                self.set_device(device, DeviceState::Failed(error.clone()));
-                return Some(FromEngine::DeviceFailed { device, error });
             }
             other => return Some(other),
         }
