@@ -129,18 +129,8 @@ impl Owner {
         let quarantine = Rc::default();
         let vms = VmSockets::new(&base, &link, &hosts, &quarantine);
         let ports = Ports::new(&base, &link, &states);
-        let reservations = Registrations::new(&base, &link, &hosts);
-        let announced = Rc::default();
-        let exports = Exports::new(
-            &base,
-            &link,
-            &hosts,
-            &vms,
-            &ports,
-            &budgets,
-            &announced,
-            &quarantine,
-        );
+        let reservations = Registrations::new(&base, &hosts);
+        let exports = Exports::new(&base, &link, &hosts, &vms, &ports, &budgets, &quarantine);
         let transfers = Transfers::new(&base, &hosts, &exports, &mapping);
         let volumes = Volumes::new(&base, &link, &mapping, &budgets, &transfers);
         let reports = Reports::new(&base, &link, &states, &labels, &copies, &exports);

@@ -25,7 +25,6 @@ use crate::signal::Signal;
 
 /// Attempts after which waiting callers are told.
 const PATIENCE: u32 = 3;
-
 const RETRY_AT_MOST: Duration = Duration::from_secs(5);
 
 /// The catalog can't be written.

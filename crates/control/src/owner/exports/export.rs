@@ -56,15 +56,15 @@ fn refuse_unlisted(export: &ExportRecord, name: &str, remove: &[String]) -> Resu
 /// Exports: who may connect to which volume.
 #[derive(Debug)]
 pub(crate) struct Exports {
-    pub(crate) base: Rc<Base>,
-    pub(crate) link: Rc<Link>,
-    pub(crate) hosts: Rc<Hosts>,
+    pub(super) base: Rc<Base>,
+    pub(super) link: Rc<Link>,
+    pub(super) hosts: Rc<Hosts>,
     pub(crate) vms: Rc<VmSockets>,
-    pub(crate) ports: Rc<Ports>,
-    pub(crate) budgets: Rc<Budgets>,
+    pub(super) ports: Rc<Ports>,
+    pub(super) budgets: Rc<Budgets>,
     pub(crate) placement: Rc<Placement>,
-    pub(crate) transfers: Rc<Announced>,
-    pub(crate) quarantine: Rc<Quarantine>,
+    pub(super) transfers: Rc<Announced>,
+    pub(super) quarantine: Rc<Quarantine>,
     /// What NQNs of new exports say of this node, if it is configured.
     pub(crate) node_name: RefCell<Option<String>>,
 }
@@ -77,7 +77,6 @@ impl Exports {
         vms: &Rc<VmSockets>,
         ports: &Rc<Ports>,
         budgets: &Rc<Budgets>,
-        transfers: &Rc<Announced>,
         quarantine: &Rc<Quarantine>,
     ) -> Rc<Self> {
         Rc::new(Self {
@@ -88,7 +87,7 @@ impl Exports {
             ports: ports.clone(),
             budgets: budgets.clone(),
             placement: budgets.placement.clone(),
-            transfers: transfers.clone(),
+            transfers: Rc::default(),
             quarantine: quarantine.clone(),
             node_name: Default::default(),
         })

@@ -26,18 +26,16 @@ use crate::owner::link::{Link, connected_hosts};
 
 /// Hosts that one look tells by name, of each export's that came and that left.
 const NAMED_MAX: usize = 8;
-
 /// So many exports that have ended are remembered by name.
 const ENDED_MAX: usize = 1024;
-
 /// The longest name of a host or a subsystem that is told (Base 2.0, 4.5: 223 bytes).
 const NAME_MAX_BYTES: usize = 223;
 
 /// See the module's text.
 #[derive(Debug)]
 pub(crate) struct Hosts {
-    pub(crate) base: Rc<Base>,
-    pub(crate) link: Rc<Link>,
+    pub(super) base: Rc<Base>,
+    pub(super) link: Rc<Link>,
     /// Who was connected at the last look: the export, and the host's name.
     known: RefCell<BTreeSet<(ExportId, String)>>,
     /// Exports that have ended, and how they were named: the last of their hosts are told of afterwards.

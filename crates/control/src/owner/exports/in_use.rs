@@ -18,7 +18,6 @@ use crate::owner::link::connected_hosts;
 
 /// How long it is waited for those that are just leaving, and for an engine that begins.
 const LEAVE_LIMIT: Duration = Duration::from_secs(2);
-
 /// Of so many a refusal gives the names.
 const NAMED_MAX: usize = 8;
 

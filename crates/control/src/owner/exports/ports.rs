@@ -53,13 +53,13 @@ pub(crate) fn unserved_ports<'a>(addresses: impl Iterator<Item = &'a String>) ->
 /// NVMe/TCP listeners, and how hosts should use them.
 #[derive(Debug)]
 pub(crate) struct Ports {
-    pub(crate) base: Rc<Base>,
-    pub(crate) link: Rc<Link>,
-    pub(crate) states: Rc<DeviceStates>,
+    pub(super) base: Rc<Base>,
+    pub(super) link: Rc<Link>,
+    pub(super) states: Rc<DeviceStates>,
     /// By address: the daemon's own descriptors of them.
     pub(crate) listeners: RefCell<BTreeMap<String, OwnedFd>>,
     /// Ports that change: as they durably are until this batch is durable.
-    pub(crate) changing_ports: RefCell<BTreeMap<String, (PortConfig, BatchId)>>,
+    pub(super) changing_ports: RefCell<BTreeMap<String, (PortConfig, BatchId)>>,
 }
 
 impl Ports {

@@ -23,7 +23,6 @@ use crate::owner::link::engine_error;
 
 /// So many deaths ...
 const DEATHS: usize = 5;
-
 /// ... within this time are too many.
 const WITHIN: Duration = Duration::from_secs(600);
 

@@ -22,22 +22,19 @@ use crate::events::News;
 use crate::owner::base::Base;
 use crate::owner::base::show::host_text;
 use crate::owner::exports::hosts::Hosts;
-use crate::owner::link::Link;
 use crate::owner::link::session::{Pending, Session};
 
 /// Hosts' reservations of volumes.
 #[derive(Debug)]
 pub(crate) struct Registrations {
-    pub(crate) base: Rc<Base>,
-    pub(crate) link: Rc<Link>,
-    pub(crate) hosts: Rc<Hosts>,
+    pub(super) base: Rc<Base>,
+    pub(super) hosts: Rc<Hosts>,
 }
 
 impl Registrations {
-    pub(crate) fn new(base: &Rc<Base>, link: &Rc<Link>, hosts: &Rc<Hosts>) -> Rc<Self> {
+    pub(crate) fn new(base: &Rc<Base>, hosts: &Rc<Hosts>) -> Rc<Self> {
         Rc::new(Self {
             base: base.clone(),
-            link: link.clone(),
             hosts: hosts.clone(),
         })
     }

@@ -34,18 +34,13 @@ use crate::signal::Signal;
 
 /// How long an announcement holds without being renewed.
 const HOLDS: Duration = Duration::from_secs(30);
-
 /// A host that is not connected for so long moves no image any more.
 const GONE: Duration = Duration::from_secs(10);
-
 /// The same where another request waits for its end.
 const GONE_IN_THE_WAY: Duration = Duration::from_secs(3);
-
 const LOOK_EVERY: Duration = Duration::from_secs(1);
-
 /// How long another request waits for a host that may be just leaving, and between two looks.
 const LEAVES: Duration = Duration::from_millis(500);
-
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
 
 #[derive(Debug)]
@@ -197,11 +192,11 @@ fn moved(what: String) -> ApiError {
 /// Lets the hosts in that move images, and shuts them out.
 #[derive(Debug)]
 pub(crate) struct Transfers {
-    pub(crate) base: Rc<Base>,
-    pub(crate) hosts: Rc<Hosts>,
-    pub(crate) exports: Rc<Exports>,
-    pub(crate) mapping: Rc<dyn MapOwner>,
-    pub(crate) transfers: Rc<Announced>,
+    pub(super) base: Rc<Base>,
+    pub(super) hosts: Rc<Hosts>,
+    pub(super) exports: Rc<Exports>,
+    pub(super) mapping: Rc<dyn MapOwner>,
+    pub(super) transfers: Rc<Announced>,
 }
 
 impl Transfers {

@@ -39,22 +39,20 @@ use crate::owner::link::{Link, engine_error};
 
 /// How long a socket's making may take.
 const LIMIT: Duration = Duration::from_secs(5);
-
 /// Between two looks for sockets that are missing.
 const RETRY: Duration = Duration::from_secs(5);
-
 /// Clients that wait to be accepted.
 const BACKLOG: i32 = 4;
 
 /// See the module's text.
 #[derive(Debug)]
 pub(crate) struct VmSockets {
-    pub(crate) base: Rc<Base>,
-    pub(crate) link: Rc<Link>,
-    pub(crate) hosts: Rc<Hosts>,
-    pub(crate) quarantine: Rc<Quarantine>,
+    pub(super) base: Rc<Base>,
+    pub(super) link: Rc<Link>,
+    pub(super) hosts: Rc<Hosts>,
+    pub(super) quarantine: Rc<Quarantine>,
     /// Exports that are being made.
-    pub(crate) making: RefCell<BTreeSet<ExportId>>,
+    pub(super) making: RefCell<BTreeSet<ExportId>>,
     /// Where sockets are that no path was given for.
     folder: RefCell<PathBuf>,
     listeners: RefCell<BTreeMap<ExportId, OwnedFd>>,

@@ -55,12 +55,12 @@ fn reservation_error(
 /// Makes, changes and ends tenants and volumes.
 #[derive(Debug)]
 pub(crate) struct Volumes {
-    pub(crate) base: Rc<Base>,
-    pub(crate) link: Rc<Link>,
-    pub(crate) mapping: Rc<dyn MapOwner>,
-    pub(crate) budgets: Rc<Budgets>,
-    pub(crate) statistics: Rc<Statistics>,
-    pub(crate) transfers: Rc<Transfers>,
+    pub(super) base: Rc<Base>,
+    pub(super) link: Rc<Link>,
+    pub(super) mapping: Rc<dyn MapOwner>,
+    pub(super) budgets: Rc<Budgets>,
+    pub(super) statistics: Rc<Statistics>,
+    pub(super) transfers: Rc<Transfers>,
 }
 
 impl Volumes {

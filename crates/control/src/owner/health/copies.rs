@@ -20,7 +20,6 @@ use crate::owner::base::Base;
 
 /// Between two looks.
 const BEAT: Duration = Duration::from_secs(1);
-
 /// Between two attempts to bring copies back.
 const HEAL_EVERY: Duration = Duration::from_secs(10);
 

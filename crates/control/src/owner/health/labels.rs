@@ -32,8 +32,8 @@ pub(crate) struct Hold {
 /// This daemon's hold on the pool, as labels and catalog say it.
 #[derive(Debug)]
 pub(crate) struct Labels {
-    pub(crate) base: Rc<Base>,
-    pub(crate) hold: RefCell<Hold>,
+    pub(super) base: Rc<Base>,
+    pub(super) hold: RefCell<Hold>,
 }
 
 impl Labels {

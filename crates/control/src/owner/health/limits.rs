@@ -16,7 +16,6 @@ use crate::owner::health::reports::Reports;
 
 /// A limit is nearly reached from seven eighths on, and no longer below three quarters.
 const LITTLE: u64 = 7;
-
 const ENOUGH: u64 = 6;
 
 impl LimitUse {

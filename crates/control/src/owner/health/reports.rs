@@ -33,10 +33,8 @@ use crate::owner::states::DeviceStates;
 
 /// Between two looks.
 const BEAT: Duration = Duration::from_secs(1);
-
 /// So many of the affected volumes are named.
 const NAMED: usize = 5;
-
 /// A file system is nearly full when less than this fraction of it is left.
 const NEARLY_FULL: u64 = 20;
 
@@ -105,16 +103,16 @@ pub(crate) fn concerned(names: &[String]) -> String {
 /// What people are told of the pool, its devices and its troubles.
 #[derive(Debug)]
 pub(crate) struct Reports {
-    pub(crate) base: Rc<Base>,
-    pub(crate) link: Rc<Link>,
-    pub(crate) states: Rc<DeviceStates>,
-    pub(crate) labels: Rc<Labels>,
-    pub(crate) copies: Rc<Copies>,
-    pub(crate) placement: Rc<Placement>,
-    pub(crate) vms: Rc<VmSockets>,
-    pub(crate) exports: Rc<Exports>,
+    pub(super) base: Rc<Base>,
+    pub(super) link: Rc<Link>,
+    pub(super) states: Rc<DeviceStates>,
+    pub(super) labels: Rc<Labels>,
+    pub(super) copies: Rc<Copies>,
+    pub(super) placement: Rc<Placement>,
+    pub(super) vms: Rc<VmSockets>,
+    pub(super) exports: Rc<Exports>,
     /// What was warned of.
-    pub(crate) warned: RefCell<BTreeSet<String>>,
+    pub(super) warned: RefCell<BTreeSet<String>>,
 }
 
 impl Reports {

@@ -14,11 +14,8 @@ use crate::events::News;
 use crate::owner::health::reports::Reports;
 
 const FILLS_UP: &str = "the pool fills up";
-
 const NEARLY_FULL: &str = "the pool is nearly full";
-
 const FULL: &str = "the pool is full";
-
 /// One of them at a time.
 const LEVELS: [&str; 3] = [FILLS_UP, NEARLY_FULL, FULL];
 

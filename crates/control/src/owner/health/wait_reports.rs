@@ -28,23 +28,20 @@ use crate::store::SyncStore;
 
 /// How long a wait may take before it is reported.
 const TOLD_AFTER: Duration = Duration::from_secs(5);
-
 /// Between two looks.
 const BEAT: Duration = Duration::from_secs(1);
-
 /// Between two looks at one cause: they may read all of `/proc`.
 const LOOK_AGAIN: Duration = Duration::from_secs(5);
-
 /// How long looking for a process may take.
 const LOOK_LIMIT: Duration = Duration::from_secs(5);
 
 /// Reports long waits with their causes.
 #[derive(Debug)]
 pub(crate) struct WaitReports {
-    pub(crate) base: Rc<Base>,
-    pub(crate) link: Rc<Link>,
-    pub(crate) copies: Rc<Copies>,
-    pub(crate) mapping: Rc<dyn MapOwner>,
+    base: Rc<Base>,
+    link: Rc<Link>,
+    copies: Rc<Copies>,
+    mapping: Rc<dyn MapOwner>,
 }
 
 impl WaitReports {

@@ -23,13 +23,13 @@ pub(crate) const BEAT: Duration = Duration::from_secs(1);
 /// Looks after everything that changes by itself, once a second.
 #[derive(Debug)]
 pub(crate) struct Watch {
-    pub(crate) base: Rc<Base>,
-    pub(crate) states: Rc<DeviceStates>,
-    pub(crate) mapping: Rc<dyn MapOwner>,
-    pub(crate) statistics: Rc<Statistics>,
-    pub(crate) placement: Rc<Placement>,
-    pub(crate) hosts: Rc<Hosts>,
-    pub(crate) reports: Rc<Reports>,
+    base: Rc<Base>,
+    states: Rc<DeviceStates>,
+    mapping: Rc<dyn MapOwner>,
+    statistics: Rc<Statistics>,
+    placement: Rc<Placement>,
+    hosts: Rc<Hosts>,
+    reports: Rc<Reports>,
 }
 
 impl Watch {

@@ -51,7 +51,7 @@ pub(crate) struct Link {
     base: Rc<Base>,
     /// The engine's conversation, from when it was told everything until it ends.
     session: RefCell<Option<Rc<Session>>>,
-    pub(crate) session_changed: Signal,
+    pub(in crate::owner) session_changed: Signal,
     /// The conversation that is told everything, which may be about to begin.
     pub(crate) told: RefCell<Weak<Session>>,
     /// The newest engine that has what a dead one left, if there was something.

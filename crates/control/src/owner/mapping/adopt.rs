@@ -81,7 +81,6 @@ pub(crate) struct Adoption {
 
 /// Ends the catalog's name for a grant table while some device is to be flushed whatever it lists.
 const UNFLUSHED: &str = "+";
-
 /// The smallest grant table that is of use.
 const LEAST_ENTRIES: usize = 1024;
 
@@ -323,10 +322,10 @@ impl Adoption {
 /// Takes over what an earlier daemon granted.
 #[derive(Debug)]
 pub(crate) struct Adopter {
-    pub(crate) base: Rc<Base>,
-    pub(crate) flusher: Rc<Flusher>,
-    pub(crate) revoker: Rc<Revoker>,
-    pub(crate) adoption: Rc<Adoption>,
+    pub(super) base: Rc<Base>,
+    pub(super) flusher: Rc<Flusher>,
+    pub(super) revoker: Rc<Revoker>,
+    pub(super) adoption: Rc<Adoption>,
 }
 
 impl Adopter {

@@ -29,16 +29,12 @@ use crate::owner::mapping::revoke::Revoker;
 
 /// How many grants are taken back at once, at least.
 const AT_LEAST: usize = 32;
-
 /// And as a part of the table.
 const PART: usize = 64;
-
 /// How many revokes that takes, at least.
 const REVOKES: usize = 16;
-
 /// How many entries are looked at to find them, beside those.
 const LOOK_AT: usize = 1024;
-
 /// How long commits and revokes may take before others are tried.
 const ROUND_LIMIT: Duration = Duration::from_secs(2);
 

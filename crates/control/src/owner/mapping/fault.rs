@@ -34,13 +34,10 @@ use crate::owner::mapping::zero_fill::ZeroFill;
 
 /// The longest run that one grant covers.
 pub(crate) const MAX_RUN: u64 = 256;
-
 /// The longest run of holes that one grant covers.
 pub(crate) const MAX_HOLE_RUN: u64 = 4096;
-
 /// Entries of the grant table that are kept free, so that ranges can be cut out of entries.
 pub(crate) const SPARE_ENTRIES: usize = 32;
-
 /// How long space that is ahead of writes is looked for: below the engine's own limit for a command, so that a full pool is
 /// told as what it is, also when a range can't be taken back.
 const TAKE_BACK_LIMIT: Duration = Duration::from_secs(15);
@@ -85,13 +82,13 @@ impl Core {
 /// Answers faults.
 #[derive(Debug)]
 pub(crate) struct Faults {
-    pub(crate) base: Rc<Base>,
-    pub(crate) link: Rc<Link>,
-    pub(crate) revoker: Rc<Revoker>,
-    pub(crate) zero_fill: Rc<ZeroFill>,
+    pub(super) base: Rc<Base>,
+    pub(super) link: Rc<Link>,
+    pub(super) revoker: Rc<Revoker>,
+    pub(super) zero_fill: Rc<ZeroFill>,
     /// Faults that a task is busy with.
-    pub(crate) faulting: RefCell<HashSet<(VolumeId, u64, bool)>>,
-    pub(crate) awaiting_commit: AwaitingCommit,
+    pub(super) faulting: RefCell<HashSet<(VolumeId, u64, bool)>>,
+    pub(super) awaiting_commit: AwaitingCommit,
 }
 
 impl Faults {

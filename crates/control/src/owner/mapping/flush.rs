@@ -97,13 +97,13 @@ pub(crate) struct Syncer {
 /// Has devices flushed and commits the mappings on them.
 #[derive(Debug)]
 pub(crate) struct Flusher {
-    pub(crate) base: Rc<Base>,
-    pub(crate) link: Rc<Link>,
-    pub(crate) states: Rc<DeviceStates>,
-    pub(crate) adoption: Rc<Adoption>,
-    pub(crate) syncers: RefCell<Syncers>,
+    pub(super) base: Rc<Base>,
+    pub(super) link: Rc<Link>,
+    pub(super) states: Rc<DeviceStates>,
+    pub(super) adoption: Rc<Adoption>,
+    pub(super) syncers: RefCell<Syncers>,
     /// Raised after each round of a syncer.
-    pub(crate) synced: Signal,
+    pub(super) synced: Signal,
 }
 
 impl Flusher {

@@ -34,44 +34,30 @@ use crate::owner::mapping::revoke::Revoker;
 
 /// Extents of a region.
 const REGION: u64 = MAX_TAKE_BACK;
-
 /// The largest window, in extents.
 const MAX_WINDOW: u64 = 64;
-
 /// A window is at most this part of the region's recent faults.
 const FAULTS_PER_EXTENT: u64 = 2;
-
 /// And at most this part of the volume's stock, so that other faults find some.
 const STOCK_PART: u64 = 32;
-
 /// So many faults of a volume in [`TICK`] are many.
 const MANY: u32 = 64;
-
 const TICK: Duration = Duration::from_millis(100);
-
 /// How long the pool's word on the budget holds.
 const ROOM_HOLDS: Duration = Duration::from_millis(2);
-
 /// Between two looks.
 const BEAT: Duration = Duration::from_secs(1);
-
 /// How long somebody who wants to see figures waits for newer ones.
 const ASKED_NOW: Duration = Duration::from_millis(500);
-
 /// A region is quiet if in a beat less than this part of its places ahead was claimed.
 const CLAIMED_PART: u64 = 128;
-
 /// After so many quiet beats its places are taken back.
 const QUIET_BEATS: u8 = 2;
-
 /// Counting for the budget's sake takes at most this part of the time, and is done no more often than this.
 const COUNT_PART: u32 = 8;
-
 const COUNT_PAUSE: Duration = Duration::from_millis(5);
-
 /// Regions that the engine is asked about at once, and taken back at once.
 const AT_ONCE: usize = 16;
-
 /// Regions with books, at most: beyond that no window is opened in others.
 const MAX_REGIONS: usize = 65_536;
 

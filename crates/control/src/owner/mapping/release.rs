@@ -37,11 +37,11 @@ pub(crate) enum ReleaseError {
 /// Gives up what tenants deallocate and what deleted volumes have.
 #[derive(Debug)]
 pub(crate) struct Releaser {
-    pub(crate) base: Rc<Base>,
-    pub(crate) link: Rc<Link>,
-    pub(crate) revoker: Rc<Revoker>,
+    pub(super) base: Rc<Base>,
+    pub(super) link: Rc<Link>,
+    pub(super) revoker: Rc<Revoker>,
     /// Deallocations that are under way.
-    pub(crate) releasing: RefCell<HashSet<Deallocation>>,
+    pub(super) releasing: RefCell<HashSet<Deallocation>>,
 }
 
 impl Releaser {

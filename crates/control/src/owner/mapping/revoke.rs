@@ -135,13 +135,13 @@ impl From<OutOfOrder> for AskError {
 /// Takes rights on ranges back, and makes room in the grant table.
 #[derive(Debug)]
 pub(crate) struct Revoker {
-    pub(crate) base: Rc<Base>,
-    pub(crate) link: Rc<Link>,
-    pub(crate) states: Rc<DeviceStates>,
-    pub(crate) flusher: Rc<Flusher>,
-    pub(crate) locks: Locks,
-    pub(crate) ahead: Ahead,
-    pub(crate) evicting: tokio::sync::Mutex<()>,
+    pub(super) base: Rc<Base>,
+    pub(super) link: Rc<Link>,
+    pub(super) states: Rc<DeviceStates>,
+    pub(super) flusher: Rc<Flusher>,
+    pub(in crate::owner) locks: Locks,
+    pub(in crate::owner) ahead: Ahead,
+    pub(super) evicting: tokio::sync::Mutex<()>,
 }
 
 impl Revoker {

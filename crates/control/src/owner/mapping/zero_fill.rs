@@ -30,13 +30,10 @@ use crate::signal::Signal;
 
 /// Made clean in one round: this, or one extent.
 const ROUND_BYTES: u64 = 64 << 20;
-
 /// Zeroed at a time, and made clean in a round while somebody waits for space: this, or one extent.
 const PIECE_BYTES: u64 = 4 << 20;
-
 /// Dirty extents are looked for this often even when nobody said that there are some.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
-
 const RETRY_AT_MOST: Duration = Duration::from_secs(30);
 
 /// Why a round has left something dirty.
@@ -58,13 +55,13 @@ pub(crate) struct Laundering {
 /// Has freed extents zeroed before anybody gets them.
 #[derive(Debug)]
 pub(crate) struct ZeroFill {
-    pub(crate) base: Rc<Base>,
-    pub(crate) link: Rc<Link>,
-    pub(crate) states: Rc<DeviceStates>,
-    pub(crate) adoption: Rc<Adoption>,
+    pub(super) base: Rc<Base>,
+    pub(super) link: Rc<Link>,
+    pub(super) states: Rc<DeviceStates>,
+    pub(super) adoption: Rc<Adoption>,
     /// Raised after each round of laundering.
-    pub(crate) laundered: Signal,
-    pub(crate) laundering: Laundering,
+    pub(in crate::owner) laundered: Signal,
+    pub(super) laundering: Laundering,
 }
 
 impl ZeroFill {

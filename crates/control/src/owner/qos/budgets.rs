@@ -46,14 +46,6 @@ struct Known {
     volumes: BTreeMap<VolumeId, (TenantId, Option<Budget>)>,
 }
 
-/// What the engine was told.
-#[derive(Debug, Default)]
-pub(crate) struct Told {
-    known: RefCell<Known>,
-    /// One change is told at a time.
-    telling: tokio::sync::Mutex<()>,
-}
-
 /// What is told, and the engine's answer to it.
 type Asked = (String, Pending);
 
@@ -98,13 +90,16 @@ fn or_say_assumed(error: ApiError, stated: Stated) -> ApiError {
 /// Tells the engine who may use how much.
 #[derive(Debug)]
 pub(crate) struct Budgets {
-    pub(crate) base: Rc<Base>,
-    pub(crate) link: Rc<Link>,
-    pub(crate) node: Rc<NodeSettings>,
+    pub(super) base: Rc<Base>,
+    pub(super) link: Rc<Link>,
+    pub(super) node: Rc<NodeSettings>,
     pub(crate) placement: Rc<Placement>,
     pub(crate) statistics: Rc<Statistics>,
-    pub(crate) told_budgets: Told,
-    pub(crate) calibrating: Calibrating,
+    /// What the engine was told.
+    known: RefCell<Known>,
+    /// One change is told at a time.
+    telling: tokio::sync::Mutex<()>,
+    pub(super) calibrating: Calibrating,
 }
 
 impl Budgets {
@@ -121,7 +116,8 @@ impl Budgets {
             node: node.clone(),
             placement: placement.clone(),
             statistics: statistics.clone(),
-            told_budgets: Default::default(),
+            known: RefCell::default(),
+            telling: tokio::sync::Mutex::new(()),
             calibrating: Default::default(),
         })
     }
@@ -165,7 +161,7 @@ impl Budgets {
     /// Tells a new conversation how queues are spread and I/O is admitted. `is_known`: the engine was there before this daemon.
     pub(crate) fn say_all_budgets(&self, session: &Rc<Session>, is_known: bool) -> Vec<Asked> {
         *self.link.told.borrow_mut() = Rc::downgrade(session);
-        *self.told_budgets.known.borrow_mut() = Known::default();
+        *self.known.borrow_mut() = Known::default();
         let mut asked = Vec::new();
         self.placement.note_served(session);
         self.placement.settle_promises();
@@ -190,7 +186,7 @@ impl Budgets {
     fn say_budgets(&self, session: &Rc<Session>) -> Vec<Asked> {
         let now = self.wanted();
         let mut asked = Vec::new();
-        let told = self.told_budgets.known.take();
+        let told = self.known.take();
         if let Some(spread) = now.spread.filter(|_| told.spread != now.spread) {
             let what = "how queues are spread";
             let pending = session.request(what, |request| ToEngine::SetSpread { request, spread });
@@ -215,7 +211,7 @@ impl Budgets {
         let named = gone.iter().filter(|_| now.scheduling.is_some());
         asked.extend(named.map(|id| self.say_tenant(session, *id, None)));
         self.statistics.added.borrow_mut().let_go(session, &gone);
-        *self.told_budgets.known.borrow_mut() = now;
+        *self.known.borrow_mut() = now;
         asked
     }
 
@@ -236,7 +232,7 @@ impl Budgets {
     /// Has the engine know, if there is one, what is stated now; the next one is told everything anyway.
     pub(crate) async fn push_budgets(&self) -> Result<(), AskError> {
         self.placement.keep_promises().await;
-        let _one = self.told_budgets.telling.lock().await;
+        let _one = self.telling.lock().await;
         let told = self.link.told_session();
         let is_told = |session: &Rc<Session>| told.is_some_and(|told| Rc::ptr_eq(&told, session));
         let Some(session) = self.link.session().filter(is_told) else {
@@ -246,7 +242,7 @@ impl Budgets {
         self.statistics
             .added
             .borrow_mut()
-            .counts_again(self.told_budgets.known.borrow().tenants.keys());
+            .counts_again(self.known.borrow().tenants.keys());
         let mut answer = Ok(());
         for (what, mut pending) in asked {
             match pending.within(self.base.limits.request).await {
@@ -260,7 +256,7 @@ impl Budgets {
         }
         if answer.is_err() {
             // With the next change it is told everything again.
-            *self.told_budgets.known.borrow_mut() = Known::default();
+            *self.known.borrow_mut() = Known::default();
         }
         answer
     }

@@ -58,9 +58,9 @@ struct Record {
 /// See the module's text.
 #[derive(Debug)]
 pub(crate) struct Placement {
-    pub(crate) base: Rc<Base>,
-    pub(crate) link: Rc<Link>,
-    pub(crate) node: Rc<NodeSettings>,
+    pub(super) base: Rc<Base>,
+    pub(super) link: Rc<Link>,
+    pub(super) node: Rc<NodeSettings>,
     now: RefCell<BTreeMap<u64, Kept>>,
     /// Who has all of its base guaranteed.
     first: RefCell<BTreeSet<u64>>,

@@ -26,7 +26,6 @@ use crate::owner::qos::placement::{Placement, processors};
 
 /// So many there are.
 const FRONTENDS: usize = cost::FRONTENDS.len();
-
 /// So many of the affected tenants are named.
 const NAMED: usize = 5;
 

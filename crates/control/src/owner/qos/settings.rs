@@ -38,20 +38,15 @@ const FRONTENDS: [ExportFrontend; 3] = [
     ExportFrontend::NvmePcie,
     ExportFrontend::VhostUser,
 ];
-
 const OPERATIONS: [CostOperation; 3] = [
     CostOperation::Read,
     CostOperation::Write,
     CostOperation::Other,
 ];
-
 const SETTINGS: &str = "scheduling.json";
-
 const COSTS: &str = "costs.json";
-
 /// The longest note.
 const NOTE_BYTES: usize = 1000;
-
 /// What an operation can take at most, ns: more is no measurement.
 const MOST_NS: f64 = 1e10;
 
@@ -111,32 +106,14 @@ pub(crate) struct Measured {
 /// See the module's text.
 #[derive(Debug)]
 pub(crate) struct NodeSettings {
-    pub(crate) base: Rc<Base>,
-    pub(crate) settings: RefCell<Settings>,
-    pub(crate) measured: RefCell<Option<Measured>>,
+    pub(super) base: Rc<Base>,
+    pub(super) settings: RefCell<Settings>,
+    pub(super) measured: RefCell<Option<Measured>>,
     folder: RefCell<Option<PathBuf>>,
     /// Of the next engine; 0: not known yet.
-    pub(crate) reactors: Cell<u32>,
+    pub(super) reactors: Cell<u32>,
     /// One change at a time.
     changing: tokio::sync::Mutex<()>,
-}
-
-impl NodeSettings {
-    pub(crate) fn new(base: &Rc<Base>) -> Rc<Self> {
-        Rc::new(Self {
-            base: base.clone(),
-            settings: Default::default(),
-            measured: Default::default(),
-            folder: Default::default(),
-            reactors: Default::default(),
-            changing: Default::default(),
-        })
-    }
-
-    /// Where what belongs to the node is kept.
-    pub(crate) fn folder(&self) -> Option<PathBuf> {
-        self.folder.borrow().clone()
-    }
 }
 
 impl Settings {
@@ -251,6 +228,22 @@ fn check_costs(profiles: &[CostProfile]) -> Result<(), String> {
 }
 
 impl NodeSettings {
+    pub(crate) fn new(base: &Rc<Base>) -> Rc<Self> {
+        Rc::new(Self {
+            base: base.clone(),
+            settings: Default::default(),
+            measured: Default::default(),
+            folder: Default::default(),
+            reactors: Default::default(),
+            changing: Default::default(),
+        })
+    }
+
+    /// Where what belongs to the node is kept.
+    pub(crate) fn folder(&self) -> Option<PathBuf> {
+        self.folder.borrow().clone()
+    }
+
     /// Says where this node's settings are, and how many reactors its engines have.
     pub(crate) fn read_settings(&self, folder: &Path, reactors: u16) {
         let node = self;
@@ -375,6 +368,11 @@ impl NodeSettings {
             profiles: self.profiles(),
         }
     }
+
+    /// More than there is may be promised, and that is meant: nobody's base comes first.
+    pub(crate) fn is_meant(&self) -> bool {
+        self.settings.borrow().oversubscription > 1.0
+    }
 }
 
 impl Budgets {
@@ -453,12 +451,5 @@ impl Budgets {
         drop(one);
         self.push_budgets_for_api().await?;
         Ok(self.node.costs_show())
-    }
-}
-
-impl NodeSettings {
-    /// More than there is may be promised, and that is meant: nobody's base comes first.
-    pub(crate) fn is_meant(&self) -> bool {
-        self.settings.borrow().oversubscription > 1.0
     }
 }

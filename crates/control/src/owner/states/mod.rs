@@ -33,12 +33,12 @@ use crate::owner::states::hang::Hanging;
 /// How the pool's devices are: what the engine, errors, sizes and hanging requests say of them.
 #[derive(Debug)]
 pub(crate) struct DeviceStates {
-    pub(crate) base: Rc<Base>,
-    pub(crate) link: Rc<Link>,
-    pub(crate) hanging: Hanging,
+    base: Rc<Base>,
+    link: Rc<Link>,
+    hanging: Hanging,
     /// Failed devices that the engine is told of again.
-    pub(crate) retrying: RefCell<BTreeSet<DeviceIndex>>,
-    pub(crate) watched: Watched,
+    retrying: RefCell<BTreeSet<DeviceIndex>>,
+    watched: Watched,
 }
 
 impl DeviceStates {

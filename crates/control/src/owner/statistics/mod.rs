@@ -162,7 +162,6 @@ pub(crate) struct Added {
 
 /// Longest time between two saves while an engine counts.
 const SAVE_EVERY: Duration = Duration::from_secs(60);
-
 /// How long a save is waited for.
 const SAVE_LIMIT: Duration = Duration::from_secs(5);
 
@@ -397,10 +396,10 @@ fn engine_stats(session: &Session) -> Option<EngineStats> {
 /// What engines have counted, and what hosts are told of it.
 #[derive(Debug)]
 pub(crate) struct Statistics {
-    pub(crate) base: Rc<Base>,
-    pub(crate) link: Rc<Link>,
+    base: Rc<Base>,
+    link: Rc<Link>,
     pub(crate) added: RefCell<Added>,
-    pub(crate) figures: RefCell<visible::Told>,
+    figures: RefCell<visible::Told>,
 }
 
 impl Statistics {

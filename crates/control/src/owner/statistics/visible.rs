@@ -19,10 +19,8 @@ use crate::owner::statistics::Statistics;
 
 /// Figures alone are told at every so manieth beat.
 const BEATS: u32 = 10;
-
 /// SMART's Critical Warning (Base 2.0, 5.16.1.3): the spare is below its threshold.
 const SPARE_IS_LOW: u8 = 1 << 0;
-
 /// The same: media errors have degraded reliability.
 const RELIABILITY: u8 = 1 << 2;
 

@@ -290,14 +290,8 @@ fn an_uncommitted_part_of_a_stale_entry_outlives_the_next_daemons_too() {
         let prepare = |fake: &mut Fake| fake.fail_flushes = true;
         let mut life = life.next_takes_over(&place, begin, prepare).await;
         let owner = life.owner.clone();
-        life.with_engine(
-            owner
-                .pool_owner
-                .adopter
-                .adoption
-                .wait_settled_on(DeviceIndex(0)),
-        )
-        .await;
+        life.with_engine(owner.pool_owner.adoption.wait_settled_on(DeviceIndex(0)))
+            .await;
         drop(owner);
         assert_eq!(life.revoked(), [ExtentRange::new(2, 2)]);
         assert_eq!(life.owner.base.core.borrow().pool.uncommitted_extents(), 8);
@@ -332,14 +326,8 @@ fn what_was_written_anew_is_not_taken_for_stale() {
         life.fake.answer_all_revokes();
         let word = life.fake.answer_to(a, 3, true).await.unwrap();
         let owner = life.owner.clone();
-        life.with_engine(
-            owner
-                .pool_owner
-                .adopter
-                .adoption
-                .wait_settled_on(DeviceIndex(0)),
-        )
-        .await;
+        life.with_engine(owner.pool_owner.adoption.wait_settled_on(DeviceIndex(0)))
+            .await;
         life.fake.settle().await;
         let mine = owner
             .base
@@ -376,7 +364,6 @@ fn what_can_not_be_flushed_keeps_nobody_from_taking_stale_grants_back() {
             life.with_engine(
                 owner
                     .pool_owner
-                    .adopter
                     .adoption
                     .wait_settled_on(DeviceIndex(device)),
             )

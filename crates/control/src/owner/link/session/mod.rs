@@ -42,7 +42,6 @@ pub(crate) use self::greet::{GreetError, Greeting};
 /// Messages that are taken in before others of the owner's tasks get a turn. With faults of
 /// [`MAX_BATCH`] in each that is a few milliseconds' work.
 const MESSAGES_AT_ONCE: usize = 8;
-
 /// So many grants are sent at once: few enough that the engine works on some while others are still
 /// looked for, which nearly doubles the rate of first writes when nothing else is in the way.
 const GRANTS_AT_ONCE: usize = 8;
