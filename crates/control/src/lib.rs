@@ -7,21 +7,29 @@
 //! Not here: moving tenant data (the engine's internal lane does that), the command line.
 
 pub mod api;
+mod base;
 mod clock;
 pub mod config;
 mod daemon;
 mod devices;
 mod event_numbers;
 mod events;
+mod exports;
 mod files;
+mod health;
 mod journal;
+mod link;
+mod mapping;
 mod metrics;
 pub mod model;
 mod owner;
 mod ownership;
+mod qos;
 mod readiness;
 mod run;
 mod signal;
+mod states;
+mod statistics;
 mod store;
 mod supervisor;
 mod systemd;

@@ -36,11 +36,11 @@ const QUALITY_OF_SERVICE: [Part; 5] = [
     Part {
         name: "control",
         places: &[
-            "crates/control/src/owner/qos/budgets.rs",
-            "crates/control/src/owner/qos/placement.rs",
-            "crates/control/src/owner/qos/promises.rs",
-            "crates/control/src/owner/qos/settings.rs",
-            "crates/control/src/owner/statistics/used.rs",
+            "crates/control/src/qos/budgets.rs",
+            "crates/control/src/qos/placement.rs",
+            "crates/control/src/qos/promises.rs",
+            "crates/control/src/qos/settings.rs",
+            "crates/control/src/statistics/used.rs",
             "crates/control/src/model/scheduling.rs",
             "crates/control/src/api/routes/scheduling.rs",
             "crates/control/src/metrics/budgets.rs",

@@ -3,7 +3,7 @@
 //! Purpose: each configured address has a socket, a dead or living engine's or a new one.
 //! Design: an address where it can't listen is a missing part (`parts`): it is tried again, and given to the engine when it
 //! works. Only if a stranger has it and nothing else would be served, the start fails.
-//! Not here: the sockets of machines (`owner::exports::vms`), how hosts should use a port (`owner::exports::ports`).
+//! Not here: the sockets of machines (`exports::vms`), how hosts should use a port (`exports::ports`).
 
 use std::io;
 use std::net::{SocketAddr, TcpListener};

@@ -1,6 +1,6 @@
 //! Exports, as the API shows them and takes them.
 //!
-//! Not here: what is changed by them (`owner::exports`).
+//! Not here: what is changed by them (`exports`).
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;

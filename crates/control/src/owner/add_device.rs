@@ -15,8 +15,8 @@ use forebay_xlate::boundary::message::ToEngine;
 
 use crate::api::error::ApiError;
 use crate::devices::{NewPoolDevice, PoolDevice, api_error};
+use crate::link::session::{AskError, DeviceState};
 use crate::owner::Owner;
-use crate::owner::link::session::{AskError, DeviceState};
 
 impl Owner {
     /// Makes a device part of the pool. Who asks for it holds `adding`.

@@ -3,19 +3,19 @@
 //! Purpose: answers the engine's faults, releases and commits, carries out what the API asks, and
 //! keeps pool, grant table and engine in agreement whichever of the processes dies.
 //!
-//! Design: one thread, and rooms. Each room owns its state and holds the few rooms below it, in this order: [`base`] (the
-//! pool, its catalog, tasks), [`link`] (the engine's conversation), [`states`] (how devices are), [`mapping`] (where bytes
-//! lie), [`statistics`], [`qos`] (who may use how much), [`exports`] (who is connected to what), [`health`] (what people are
-//! told). [`Owner`] holds them all, and does what spans them. An operation is a local task that changes the pool in steps
+//! Design: one thread, and rooms, each a folder beside this one. A room owns its state and holds the few rooms below it, in
+//! this order: `base` (the pool, its catalog, tasks), `link` (the engine's conversation), `states` (how devices are), `mapping`
+//! (where bytes lie), `statistics`, `qos` (who may use how much), `exports` (who is connected to what), `health` (what people
+//! are told). [`Owner`] holds them all, and does what spans them. An operation is a local task that changes the pool in steps
 //! without a wait in them, and awaits what lies between: a catalog commit, an answer of the engine, a range or a volume that
 //! is being changed. What must never happen out of order is said where it is done:
-//! - [`mapping::fault`]: the grant table's entry, then the grant;
-//! - [`mapping::revoke`], [`mapping::release`]: revoke and drain, then the pool's change, its commit, then the entry's
-//!   removal; what does not drain is quarantined ([`states::hang`]);
-//! - [`mapping::flush`]: a device's flush, then the commit of the mappings on it, then `Committed`;
-//! - [`mapping::zero_fill`]: zeroing, flush, then *clean*;
-//! - [`exports::registrations`]: a host's reservation, its commit, then the answer;
-//! - [`mapping::adopt`]: what an earlier daemon granted is taken over and committed before anything is granted.
+//! - `mapping::fault`: the grant table's entry, then the grant;
+//! - `mapping::revoke`, `mapping::release`: revoke and drain, then the pool's change, its commit, then the entry's
+//!   removal; what does not drain is quarantined (`states::hang`);
+//! - `mapping::flush`: a device's flush, then the commit of the mappings on it, then `Committed`;
+//! - `mapping::zero_fill`: zeroing, flush, then *clean*;
+//! - `exports::registrations`: a host's reservation, its commit, then the answer;
+//! - `mapping::adopt`: what an earlier daemon granted is taken over and committed before anything is granted.
 //!
 //! Each device has its own tasks for flushing, zero-fill and settling, so that one which fails or
 //! hangs delays only what lives on it.
@@ -23,15 +23,7 @@
 //! Not here: processes ([`crate::supervisor`]), the pool's rules (`forebay_pool`), HTTP.
 
 mod add_device;
-mod base;
-mod exports;
-mod health;
-mod link;
-mod mapping;
-mod qos;
 mod serve;
-mod states;
-mod statistics;
 #[cfg(test)]
 mod tests;
 mod welcome;
@@ -41,37 +33,37 @@ use std::sync::Arc;
 
 use forebay_pool::{Catalog, Pool};
 
+use crate::base::{Base, Core};
 use crate::devices::PoolDevice;
 use crate::events::Events;
-use crate::owner::base::{Base, Core};
-use crate::owner::exports::export::Exports;
-use crate::owner::exports::hosts::Hosts;
-use crate::owner::exports::ports::Ports;
-use crate::owner::exports::quarantine::Quarantine;
-use crate::owner::exports::registrations::Registrations;
-use crate::owner::exports::transfers::Transfers;
-use crate::owner::exports::vms::VmSockets;
-use crate::owner::exports::volumes::Volumes;
-use crate::owner::health::copies::Copies;
-use crate::owner::health::labels::Labels;
-use crate::owner::health::reports::Reports;
-use crate::owner::health::wait_reports::WaitReports;
-use crate::owner::health::watch::Watch;
-use crate::owner::link::Link;
-use crate::owner::mapping::{MapOwner, PoolOwner};
-use crate::owner::qos::budgets::Budgets;
-use crate::owner::qos::placement::Placement;
-use crate::owner::qos::settings::NodeSettings;
-use crate::owner::states::DeviceStates;
-use crate::owner::statistics::Statistics;
+use crate::exports::export::Exports;
+use crate::exports::hosts::Hosts;
+use crate::exports::ports::Ports;
+use crate::exports::quarantine::Quarantine;
+use crate::exports::registrations::Registrations;
+use crate::exports::transfers::Transfers;
+use crate::exports::vms::VmSockets;
+use crate::exports::volumes::Volumes;
+use crate::health::copies::Copies;
+use crate::health::labels::Labels;
+use crate::health::reports::Reports;
+use crate::health::wait_reports::WaitReports;
+use crate::health::watch::Watch;
+use crate::link::Link;
+use crate::mapping::{MapOwner, PoolOwner};
+use crate::qos::budgets::Budgets;
+use crate::qos::placement::Placement;
+use crate::qos::settings::NodeSettings;
+use crate::states::DeviceStates;
+use crate::statistics::Statistics;
 
+pub(crate) use crate::base::Limits;
+pub(crate) use crate::base::commit::CommitError;
 pub(crate) use crate::events::now_unix_ms;
-pub(crate) use crate::owner::base::Limits;
-pub(crate) use crate::owner::base::commit::CommitError;
-pub(crate) use crate::owner::exports::ports::unserved_ports;
-pub(crate) use crate::owner::link::{Progress, session};
-pub(crate) use crate::owner::mapping::adopt::Grants;
-pub(crate) use crate::owner::mapping::adopt::grants_capacity;
+pub(crate) use crate::exports::ports::unserved_ports;
+pub(crate) use crate::link::{Progress, session};
+pub(crate) use crate::mapping::adopt::Grants;
+pub(crate) use crate::mapping::adopt::grants_capacity;
 
 /// The rooms, and what spans them.
 #[derive(Debug)]
@@ -104,7 +96,7 @@ pub(crate) struct Owner {
 
 impl Owner {
     /// Takes a pool with the grant table that belongs to it; what is listed there must have been
-    /// adopted ([`mapping::adopt`]).
+    /// adopted (`mapping::adopt`).
     pub(crate) fn new(
         pool: Pool,
         catalog: Arc<Catalog>,

@@ -12,11 +12,11 @@ use forebay_xlate::boundary::message::{FaultAsk, FromEngine};
 use forebay_xlate::kill_point;
 
 use crate::api::events::EventKind;
+use crate::base::count_by;
 use crate::events::News;
+use crate::link::Progress;
+use crate::link::session::{Estate, Greeting, Session};
 use crate::owner::Owner;
-use crate::owner::base::count_by;
-use crate::owner::link::Progress;
-use crate::owner::link::session::{Estate, Greeting, Session};
 
 impl Owner {
     /// Goes on with an engine until the conversation ends, and first with what a dead one left, if there

@@ -20,10 +20,10 @@ use forebay_pool::ExportRecord;
 use forebay_xlate::VolumeId;
 use forebay_xlate::boundary::message::{ExportId, Held, ToEngine};
 
+use crate::exports::export::export_config;
+use crate::link::Asked;
+use crate::link::session::{DeviceState, Pending, Session};
 use crate::owner::Owner;
-use crate::owner::exports::export::export_config;
-use crate::owner::link::Asked;
-use crate::owner::link::session::{DeviceState, Pending, Session};
 
 /// What an engine that was there before this daemon has.
 #[derive(Debug, Default)]

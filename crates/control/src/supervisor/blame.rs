@@ -7,7 +7,7 @@
 //! queue and command it is working on; of a reactor that crashed or was stuck, that one is to blame,
 //! and no other: whoever is merely killed blames nobody. The dead engine's words are hostile: each is
 //! bounded, and a wrong one blames the wrong command of that engine at worst.
-//! Not here: what follows from it (the supervisor, `owner::exports::quarantine`; the successor counts the
+//! Not here: what follows from it (the supervisor, `exports::quarantine`; the successor counts the
 //! attempts of commands).
 
 use std::sync::atomic::Ordering::Relaxed;

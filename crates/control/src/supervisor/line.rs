@@ -5,7 +5,7 @@
 //! Design: counters, each with its limit: successors that die before they act on it, engines that crash
 //! soon after they took over, starts that fail while it waits. Crashes for which an export is to blame
 //! are not among the second: its quarantine ends those. Dropped means that hosts connect again.
-//! Not here: what an estate is (`owner::link::session`).
+//! Not here: what an estate is (`link::session`).
 
 use std::cell::Cell;
 use std::rc::Rc;

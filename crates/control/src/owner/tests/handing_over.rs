@@ -9,8 +9,8 @@ use forebay_xlate::boundary::message::{Blamed, FromEngine};
 
 use super::*;
 use crate::api::events::{Event, EventKind};
+use crate::link::session::{Conversion, DeviceState, Estate};
 use crate::owner::Progress;
-use crate::owner::link::session::{Conversion, DeviceState, Estate};
 
 type Told = Rc<RefCell<Vec<Progress>>>;
 

@@ -33,7 +33,7 @@ use self::fake::Fake;
 use super::{Grants, Limits, Owner};
 use crate::api::model::{ExportCreate, PoolCreate, VolumeCreate};
 use crate::devices::{self, OpenPool};
-use crate::owner::link::session::Session;
+use crate::link::session::Session;
 
 const BOOT: [u8; 16] = [7; 16];
 const EXTENT: u64 = 64 << 10;

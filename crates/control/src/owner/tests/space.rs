@@ -309,8 +309,7 @@ fn an_uncommitted_grant_stays_in_a_full_table() {
         let a = life.volume("a", 64 << 20).await;
         life.fake.fail_flushes = true;
         let mut written = 0;
-        while life.owner.base.core.borrow().spare_entries()
-            >= crate::owner::mapping::fault::SPARE_ENTRIES
+        while life.owner.base.core.borrow().spare_entries() >= crate::mapping::fault::SPARE_ENTRIES
         {
             life.fake.write(a, written * 2).await;
             written += 1;

@@ -1,0 +1,194 @@
+//! Making changes of the pool durable.
+//!
+//! Purpose: one place that commits catalog transactions, in their order, off the owner's thread.
+//! Design: whoever needs his change durable draws a ticket; one task takes everything that has
+//! changed as one batch, commits it on a blocking thread, and then serves all tickets drawn before
+//! it took the batch. So callers that come while a commit runs share the next one. A batch that
+//! fails is tried again for as long as the daemon lives; after [`PATIENCE`] failures those who wait
+//! are told, and whoever comes is told at once, until it works again.
+//! Not here: what is changed.
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use forebay_pool::{BatchId, Catalog};
+use tokio::sync::Notify;
+use tokio::time::sleep;
+
+use crate::api::events::EventKind;
+use crate::base::Base;
+use crate::base::waits::Wait;
+use crate::events::News;
+use crate::signal::Signal;
+
+/// Attempts after which waiting callers are told.
+const PATIENCE: u32 = 3;
+const RETRY_AT_MOST: Duration = Duration::from_secs(5);
+
+/// The catalog can't be written.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("the pool's catalog can't be written: {0}")]
+pub(crate) struct CommitError(pub(crate) String);
+
+/// The queue before the catalog.
+#[derive(Debug)]
+pub(crate) struct Committer {
+    drawn: Cell<u64>,
+    served: Cell<u64>,
+    trouble: RefCell<Option<String>>,
+    commits: Cell<u64>,
+    wake: Notify,
+    progress: Signal,
+}
+
+impl Committer {
+    pub(crate) fn new() -> Self {
+        Self {
+            drawn: Cell::new(0),
+            served: Cell::new(0),
+            trouble: RefCell::new(None),
+            commits: Cell::new(0),
+            wake: Notify::new(),
+            progress: Signal::new(),
+        }
+    }
+
+    /// Transactions made durable.
+    pub(crate) fn commits(&self) -> u64 {
+        self.commits.get()
+    }
+
+    /// Why the catalog can't be written at present.
+    pub(crate) fn trouble(&self) -> Option<String> {
+        self.trouble.borrow().clone()
+    }
+
+    /// Has everything changed so far committed soon, without waiting for it.
+    pub(crate) fn kick(&self) {
+        self.drawn.set(self.drawn.get() + 1);
+        self.wake.notify_one();
+    }
+}
+
+impl Base {
+    /// Returns once everything changed so far is durable.
+    pub(crate) async fn commit(&self) -> Result<(), CommitError> {
+        let committer = &self.committer;
+        committer.kick();
+        let ticket = committer.drawn.get();
+        committer
+            .progress
+            .until(|| {
+                if committer.served.get() >= ticket {
+                    return Some(Ok(()));
+                }
+                committer
+                    .trouble
+                    .borrow()
+                    .clone()
+                    .map(|trouble| Err(CommitError(trouble)))
+            })
+            .await
+    }
+
+    /// Returns once this batch is durable: the one under way, or what has changed so far.
+    pub(crate) async fn commit_of(&self, batch: BatchId) -> Result<(), CommitError> {
+        let is_durable = || self.core.borrow().pool.committed_id() >= batch;
+        if batch >= self.core.borrow().pool.open_batch_id() {
+            return self.commit().await;
+        }
+        let committer = &self.committer;
+        committer
+            .progress
+            .until(|| {
+                if is_durable() {
+                    return Some(Ok(()));
+                }
+                let trouble = committer.trouble.borrow().clone();
+                trouble.map(|trouble| Err(CommitError(trouble)))
+            })
+            .await
+    }
+
+    /// Returns once everything changed so far is durable, however long the catalog can't be written:
+    /// for what must not go on before, because what was taken away would otherwise be listed for
+    /// ever, or given out twice.
+    pub(crate) async fn commit_through(&self) {
+        let committer = &self.committer;
+        committer.kick();
+        let ticket = committer.drawn.get();
+        committer
+            .progress
+            .until(|| (committer.served.get() >= ticket).then_some(()))
+            .await;
+    }
+
+    /// The one task that commits.
+    pub(crate) async fn run_committer(self: Rc<Self>) {
+        let committer = &self.committer;
+        loop {
+            while committer.served.get() == committer.drawn.get() {
+                committer.wake.notified().await;
+            }
+            let upto = committer.drawn.get();
+            self.commit_once().await;
+            committer.served.set(upto);
+            committer.progress.raise();
+        }
+    }
+
+    async fn commit_once(&self) {
+        let mut attempt = 0;
+        let batch = loop {
+            match self.core.borrow_mut().pool.take_batch() {
+                Ok(Some(batch)) => break Arc::new(batch),
+                Ok(None) => return,
+                Err(error) => self.note_trouble(attempt, &error.message),
+            }
+            self.pause(&mut attempt).await;
+        };
+        let _waits = self.waits.begin(Wait::Commit);
+        loop {
+            let (catalog, one): (Arc<Catalog>, _) = (self.catalog.clone(), batch.clone());
+            let result = tokio::task::spawn_blocking(move || catalog.commit(&one)).await;
+            let error = match result {
+                Ok(Ok(())) => match self.core.borrow_mut().pool.committed(batch.id()) {
+                    Ok(()) => break,
+                    Err(error) => error.message,
+                },
+                Ok(Err(error)) => error.message,
+                Err(_) => "the thread that commits it failed".to_owned(),
+            };
+            self.note_trouble(attempt, &error);
+            self.pause(&mut attempt).await;
+        }
+        self.committer.commits.set(self.committer.commits.get() + 1);
+        if self.core.borrow().pool.space().dirty > 0 {
+            // What was freed may be laundered from now on.
+            self.launder_wanted.raise();
+        }
+        if self.committer.trouble.borrow_mut().take().is_some() {
+            let text = "the pool's catalog can be written again".to_owned();
+            self.tell(EventKind::Warning, text, News::default());
+        }
+    }
+
+    fn note_trouble(&self, attempt: u32, error: &str) {
+        tracing::error!(attempt, error, "committing to the pool's catalog failed");
+        if attempt + 1 == PATIENCE {
+            let text = format!("the pool's catalog can't be written: {error}");
+            self.tell(EventKind::Warning, text, News::default());
+        }
+        if attempt + 1 >= PATIENCE {
+            *self.committer.trouble.borrow_mut() = Some(error.to_owned());
+            self.committer.progress.raise();
+        }
+    }
+
+    async fn pause(&self, attempt: &mut u32) {
+        sleep(Duration::from_millis(50 << (*attempt).min(10)).min(RETRY_AT_MOST)).await;
+        *attempt = attempt.saturating_add(1);
+    }
+}

@@ -1,0 +1,276 @@
+//! Tenants and volumes, as the API shows them.
+//!
+//! Purpose: records of the pool into answers.
+//! Design: reads the pool alone.
+//! Not here: what changes them (`exports::volumes`), what engines count (`statistics`).
+
+use forebay_nvme::reservation::{HostId, ReservationType};
+use forebay_pool::{Pool, Space, TenantId, TenantRecord, VolumeRecord};
+use forebay_qos::budget::Budget;
+use forebay_qos::stated::Stated;
+use forebay_xlate::{DeviceIndex, VolumeId};
+
+use crate::api::error::ApiError;
+use crate::api::model::{
+    ReservationKind, ReservationRegistrant, Tenant, Volume, VolumeExtent, VolumeExtents,
+    VolumeReservation,
+};
+use crate::api::scheduling as api;
+use crate::base::{Base, Core};
+use crate::devices::api_error;
+
+/// A limit as the API says it: the most that can be stated is none.
+pub(crate) fn limit(limit: u64, most: u64) -> Option<u64> {
+    (limit < most).then_some(limit)
+}
+
+/// A budget as the API says it.
+pub(crate) fn show_budget(budget: &Budget, stated: &Stated) -> api::Budget {
+    api::Budget {
+        base: stated.has_base().then_some(api::Rate {
+            iops: budget.base.iops,
+            bytes_s: budget.base.bytes,
+        }),
+        // Who states the most that can be stated has that limit.
+        burst: api::Limit {
+            iops: (stated.burst_iops.or(stated.base_iops)).map(|_| budget.burst.iops),
+            bytes_s: (stated.burst_bytes.or(stated.base_bytes)).map(|_| budget.burst.bytes),
+        },
+        credit_s: stated.credit_seconds,
+        stated: api::BudgetParts {
+            base: rate_parts(stated.base_iops, stated.base_bytes),
+            burst: rate_parts(stated.burst_iops, stated.burst_bytes),
+            credit_s: stated.credit_seconds.map(Some),
+        },
+    }
+}
+
+pub(crate) fn rate_parts(iops: Option<u64>, bytes_s: Option<u64>) -> api::Change<api::RateParts> {
+    let (iops, bytes_s) = (iops.map(Some), bytes_s.map(Some));
+    (iops.or(bytes_s).is_some()).then_some(Some(api::RateParts { iops, bytes_s }))
+}
+
+/// A tenant's budget as the API says it.
+pub(crate) fn show_tenant_budget(pool: &Pool, tenant: TenantId) -> Option<api::Budget> {
+    let budget = pool.tenant_budget(tenant)?;
+    Some(show_budget(budget, &pool.tenant_stated(tenant)))
+}
+
+/// A volume's budget as the API says it.
+pub(crate) fn show_volume_budget(pool: &Pool, volume: VolumeId) -> Option<api::Budget> {
+    let budget = pool.volume_budget(volume)?;
+    Some(show_budget(budget, &pool.volume_stated(volume)))
+}
+
+/// A Host Identifier as people write it.
+pub(crate) fn host_text(host: &HostId) -> String {
+    forebay_pool::Uuid(*host).to_string()
+}
+
+/// A volume's reservations, as the API says them; nothing where nobody has registered.
+pub(crate) fn show_reservation(core: &Core, volume: VolumeId) -> Option<VolumeReservation> {
+    let state = &core.pool.host_reservations(volume)?.state;
+    if state.registrants().is_empty() {
+        return None;
+    }
+    let registrants = state
+        .registrants()
+        .iter()
+        .map(|registrant| ReservationRegistrant {
+            host_id: host_text(&registrant.host),
+            key: format!("{:#x}", registrant.key),
+            is_holder: state.holds(&registrant.host),
+        });
+    Some(VolumeReservation {
+        kind: state.reservation_type().map(|kind| match kind {
+            ReservationType::WriteExclusive => ReservationKind::WriteExclusive,
+            ReservationType::ExclusiveAccess => ReservationKind::ExclusiveAccess,
+            ReservationType::WriteExclusiveRegistrantsOnly => {
+                ReservationKind::WriteExclusiveRegistrantsOnly
+            }
+            ReservationType::ExclusiveAccessRegistrantsOnly => {
+                ReservationKind::ExclusiveAccessRegistrantsOnly
+            }
+            ReservationType::WriteExclusiveAllRegistrants => {
+                ReservationKind::WriteExclusiveAllRegistrants
+            }
+            ReservationType::ExclusiveAccessAllRegistrants => {
+                ReservationKind::ExclusiveAccessAllRegistrants
+            }
+        }),
+        generation: state.generation(),
+        persists: state.ptpl(),
+        registrants: registrants.collect(),
+    })
+}
+
+/// How many ranges of a volume one answer holds.
+pub(crate) const EXTENTS_AT_ONCE: usize = 4096;
+
+/// Bytes that a volume has mapped and written, as far as is known, and bytes that it has in any way.
+pub(crate) fn volume_bytes(core: &Core, volume: &VolumeRecord) -> (u64, u64) {
+    let space = core.pool.volume_space(volume.id).unwrap_or_default();
+    let bytes = |extents: u64| extents.saturating_mul(core.pool.info().extent_bytes);
+    (
+        bytes(space.mapped - space.ahead),
+        bytes(space.mapped + space.reserved),
+    )
+}
+
+pub(crate) fn show_tenant(core: &Core, tenant: &TenantRecord) -> Tenant {
+    let mut shown = Tenant {
+        name: tenant.name.clone(),
+        volumes: 0,
+        provisioned_bytes: 0,
+        allocated_bytes: 0,
+        budget: show_tenant_budget(&core.pool, tenant.id),
+        credit: None,
+    };
+    for volume in core.pool.volumes_of(tenant.id) {
+        shown.volumes += 1;
+        shown.provisioned_bytes = shown.provisioned_bytes.saturating_add(volume.size_bytes);
+        shown.allocated_bytes = shown
+            .allocated_bytes
+            .saturating_add(volume_bytes(core, volume).1);
+    }
+    shown
+}
+
+/// The name of a volume's tenant.
+pub(crate) fn tenant_name(core: &Core, volume: &VolumeRecord) -> String {
+    core.pool
+        .tenant_by_id(volume.tenant)
+        .map_or_else(|_| String::new(), |t| t.name.clone())
+}
+
+pub(crate) fn show_volume(core: &Core, volume: &VolumeRecord) -> Volume {
+    let (mapped_bytes, allocated_bytes) = volume_bytes(core, volume);
+    Volume {
+        tenant: tenant_name(core, volume),
+        name: volume.name.clone(),
+        id: volume.id.0,
+        uuid: volume.uuid.to_string(),
+        serial: serial(volume),
+        size_bytes: volume.size_bytes,
+        block_bytes: volume.block_bytes,
+        allocated_bytes,
+        mapped_bytes,
+        reserved_bytes: volume.reserved_bytes,
+        exported: core.pool.export_of(volume.id).is_some(),
+        reservation: show_reservation(core, volume.id),
+        budget: show_volume_budget(&core.pool, volume.id),
+    }
+}
+
+impl Base {
+    /// All tenants.
+    pub(crate) fn tenant_list(&self) -> Vec<Tenant> {
+        let core = self.core.borrow();
+        let mut tenants: Vec<_> = core.pool.tenants().map(|t| show_tenant(&core, t)).collect();
+        tenants.sort_by(|a, b| a.name.cmp(&b.name));
+        tenants
+    }
+
+    /// Volumes of one tenant, or of all.
+    pub(crate) fn volume_list(&self, tenant: Option<&str>) -> Result<Vec<Volume>, ApiError> {
+        let core = self.core.borrow();
+        let mut volumes: Vec<Volume> = match tenant {
+            Some(name) => {
+                let id = core.pool.tenant(name).map_err(api_error)?.id;
+                core.pool
+                    .volumes_of(id)
+                    .map(|volume| show_volume(&core, volume))
+                    .collect()
+            }
+            None => core
+                .pool
+                .volumes()
+                .map(|volume| show_volume(&core, volume))
+                .collect(),
+        };
+        volumes.sort_by(|a, b| (&a.tenant, &a.name).cmp(&(&b.tenant, &b.name)));
+        Ok(volumes)
+    }
+
+    /// What a volume holds, without what was allocated ahead of writes.
+    pub(crate) fn mapped_bytes(&self, id: VolumeId) -> u64 {
+        let core = self.core.borrow();
+        let volume = core.pool.volume(id);
+        volume.map_or(0, |volume| volume_bytes(&core, volume).0)
+    }
+
+    /// One volume.
+    pub(crate) fn volume_show(&self, tenant: &str, name: &str) -> Result<Volume, ApiError> {
+        let core = self.core.borrow();
+        let volume = core.pool.volume_by_name(tenant, name).map_err(api_error)?;
+        Ok(show_volume(&core, volume))
+    }
+
+    /// Where a volume may hold data.
+    pub(crate) fn volume_extents(
+        &self,
+        tenant: &str,
+        name: &str,
+        from_bytes: u64,
+    ) -> Result<VolumeExtents, ApiError> {
+        let core = self.core.borrow();
+        let volume = core.pool.volume_by_name(tenant, name).map_err(api_error)?;
+        let mapped = core
+            .pool
+            .mapped_bytes(volume.id, from_bytes, EXTENTS_AT_ONCE);
+        let (ranges, next_bytes) = mapped.map_err(api_error)?;
+        let extents = ranges.into_iter().map(|range| VolumeExtent {
+            offset_bytes: range.start,
+            len_bytes: range.end - range.start,
+        });
+        Ok(VolumeExtents {
+            extents: extents.collect(),
+            next_bytes,
+        })
+    }
+
+    /// Tenant and volume, or the number of one that is gone.
+    pub(crate) fn volume_name(&self, core: &Core, id: VolumeId) -> String {
+        core.pool.volume(id).map_or_else(
+            |_| id.to_string(),
+            |volume| format!("{}/{}", tenant_name(core, volume), volume.name),
+        )
+    }
+
+    /// The volumes with something on a device, as `tenant/volume`.
+    pub(crate) fn volumes_on(&self, core: &Core, device: DeviceIndex) -> Vec<String> {
+        let volumes = core.pool.volumes_on(device);
+        let mut names: Vec<String> = volumes
+            .iter()
+            .map(|id| self.volume_name(core, *id))
+            .collect();
+        names.sort_unstable();
+        names
+    }
+
+    /// The pool's name.
+    pub(crate) fn pool_name(&self) -> String {
+        self.core.borrow().pool.info().name.clone()
+    }
+
+    /// Why the catalog can't be written at present.
+    pub(crate) fn catalog_trouble(&self) -> Option<String> {
+        self.committer.trouble()
+    }
+}
+
+/// All extents of the pool.
+pub(crate) fn total_extents(space: &Space) -> u64 {
+    space.total
+}
+
+/// The serial number that hosts see: the first 20 digits of the volume's uuid.
+pub(crate) fn serial(volume: &VolumeRecord) -> String {
+    volume
+        .uuid
+        .0
+        .iter()
+        .take(10)
+        .map(|byte| format!("{byte:02x}"))
+        .collect()
+}

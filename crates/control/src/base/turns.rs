@@ -1,0 +1,80 @@
+//! One change of a volume at a time.
+//!
+//! Purpose: a request that changes a volume, its budget or its exports finds it as the request before left it.
+//! Design: a lock for each name that is being changed, held until the engine has answered. Requests have their turns in the
+//! order in which they came. The lock is of the name and not of the volume: creation and deletion have turns as well.
+//! Not here: ranges whose mapping changes (`locks`).
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use tokio::sync::{Mutex, OwnedMutexGuard};
+use tokio::time::timeout;
+
+use crate::api::error::ApiError;
+use crate::base::Base;
+
+/// See the module's text.
+#[derive(Debug, Default)]
+pub(crate) struct Turns(RefCell<BTreeMap<String, Arc<Mutex<()>>>>);
+
+/// Ends when dropped.
+pub(crate) type Turn = OwnedMutexGuard<()>;
+
+impl Turns {
+    async fn of(&self, name: String) -> Turn {
+        let lock = {
+            let mut locks = self.0.borrow_mut();
+            locks.retain(|_, lock| Arc::strong_count(lock) > 1);
+            locks.entry(name).or_default().clone()
+        };
+        lock.lock_owned().await
+    }
+}
+
+/// A volume's name, also where one of its exports is named.
+fn name_of(tenant: &str, volume: &str) -> String {
+    let volume = volume.split_once('@').map_or(volume, |(volume, _)| volume);
+    format!("{tenant}/{volume}")
+}
+
+impl Base {
+    /// Waits until no other request changes the volume. Each of them ends, as each of its waits has a limit.
+    pub(crate) async fn turn(&self, tenant: &str, volume: &str) -> Turn {
+        self.turns.of(name_of(tenant, volume)).await
+    }
+
+    /// The same, for the API.
+    pub(crate) async fn turn_for_api(&self, tenant: &str, volume: &str) -> Result<Turn, ApiError> {
+        let turn = timeout(self.limits.request, self.turn(tenant, volume)).await;
+        turn.map_err(|_| {
+            let name = name_of(tenant, volume);
+            ApiError::in_use(format!("another request is still changing volume {name}"))
+                .hint("try again when it has ended")
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn turns_follow_one_another_and_leave_nothing() {
+        let turns = Turns::default();
+        let first = turns.of(name_of("acme", "db@7")).await;
+        let mut second = Box::pin(turns.of(name_of("acme", "db")));
+        let other = turns.of(name_of("acme", "logs")).await;
+        tokio::select! {
+            biased;
+            _ = &mut second => panic!("two have a turn"),
+            () = std::future::ready(()) => {}
+        }
+        drop(first);
+        drop(second.await);
+        drop(other);
+        drop(turns.of(name_of("acme", "new")).await);
+        assert_eq!(turns.0.borrow().len(), 1);
+    }
+}

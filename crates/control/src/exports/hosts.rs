@@ -1,0 +1,260 @@
+//! Hosts that come and go, as events.
+//!
+//! Purpose: an operator sees who connects, who leaves, and who is not let in.
+//! Design: the engine's state region says who is connected to what; it is looked at with the owner's slow
+//! beat, and what is other than at the last look is told: a few hosts by name, the rest of a storm as one
+//! event with a count. A connection that comes and goes between two looks is not seen. A dead engine's
+//! hosts count as connected until its successor's records, or their lack, say otherwise. Whom a new daemon finds connected
+//! to an engine that served before it has not come now: nothing is told. Hosts that are
+//! refused are told of by the engine, at most once a second.
+//! Not here: who may connect (the engine).
+
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeSet, VecDeque};
+use std::rc::Rc;
+use std::sync::atomic::Ordering::Relaxed;
+
+use forebay_pool::ExportId;
+
+use crate::api::events::EventKind;
+use crate::api::model::MachineClient;
+use crate::base::Base;
+use crate::base::show::tenant_name;
+use crate::events::News;
+use crate::link::session::Session;
+use crate::link::{Link, connected_hosts};
+
+/// Hosts that one look tells by name, of each export's that came and that left.
+const NAMED_MAX: usize = 8;
+/// So many exports that have ended are remembered by name.
+const ENDED_MAX: usize = 1024;
+/// The longest name of a host or a subsystem that is told (Base 2.0, 4.5: 223 bytes).
+const NAME_MAX_BYTES: usize = 223;
+
+/// See the module's text.
+#[derive(Debug)]
+pub(crate) struct Hosts {
+    pub(super) base: Rc<Base>,
+    pub(super) link: Rc<Link>,
+    /// Who was connected at the last look: the export, and the host's name.
+    known: RefCell<BTreeSet<(ExportId, String)>>,
+    /// Exports that have ended, and how they were named: the last of their hosts are told of afterwards.
+    ended: RefCell<VecDeque<(ExportId, String)>>,
+    /// An engine was found that served before: the next look is the first at its hosts.
+    pub(crate) found: Cell<bool>,
+}
+
+impl Hosts {
+    pub(crate) fn new(base: &Rc<Base>, link: &Rc<Link>) -> Rc<Self> {
+        Rc::new(Self {
+            base: base.clone(),
+            link: link.clone(),
+            known: Default::default(),
+            ended: Default::default(),
+            found: Default::default(),
+        })
+    }
+
+    /// Who was connected at the last look.
+    pub(crate) fn last_look(&self) -> Vec<(ExportId, String)> {
+        self.known.borrow().iter().cloned().collect()
+    }
+
+    /// An export of this name is about to end.
+    pub(crate) fn remember(&self, export: ExportId, name: String) {
+        let mut ended = self.ended.borrow_mut();
+        if ended.len() >= ENDED_MAX {
+            ended.pop_front();
+        }
+        ended.push_back((export, name));
+    }
+
+    /// How an export was named that has ended, if that is known.
+    pub(crate) fn ended_name(&self, export: ExportId) -> Option<String> {
+        let ended = self.ended.borrow();
+        let one = ended.iter().rev().find(|(id, _)| *id == export);
+        one.map(|(_, name)| name.clone())
+    }
+}
+
+/// What a look tells: up to [`NAMED_MAX`] one by one, or all in one with a count.
+fn told(export: &str, hosts: &[&str], did: &str) -> Vec<(String, Option<String>, u64)> {
+    if hosts.len() <= NAMED_MAX {
+        let one = |host: &&str| {
+            let text = format!("host {host} {did} {export}");
+            (text, Some((*host).to_owned()), 1)
+        };
+        return hosts.iter().map(one).collect();
+    }
+    let text = format!("{} hosts {did} {export}", hosts.len());
+    vec![(text, None, hosts.len() as u64)]
+}
+
+/// What came from outside, for a sentence: bounded, and nothing that moves a cursor.
+fn clean(text: &str) -> String {
+    let mut clean: String = text.chars().filter(|c| !c.is_control()).collect();
+    clean.truncate(clean.floor_char_boundary(NAME_MAX_BYTES));
+    clean
+}
+
+impl Hosts {
+    /// Looks at who is connected.
+    pub(crate) fn look_at_hosts(&self) {
+        let session = self.link.session();
+        let acting = session.filter(|session| self.link.acting.get() == session.generation);
+        let Some(session) = acting else {
+            return;
+        };
+        let found = self.found.take();
+        let mut known = self.known.borrow_mut();
+        // The records of hosts are many: they are looked at where there is somebody, or was.
+        let lanes = session.region.lanes().iter();
+        let nobody = || {
+            let exports = self.base.core.borrow().pool.exports().count();
+            lanes
+                .filter(|lane| lane.export.load(Relaxed) != 0)
+                .take(exports)
+                .all(|lane| lane.connections.load(Relaxed) == 0)
+        };
+        if known.is_empty() && nobody() {
+            return;
+        }
+        let mut now = BTreeSet::new();
+        for (export, hosts) in connected_hosts(&session.region) {
+            let hosts = hosts
+                .into_iter()
+                .map(|host| (ExportId(export), clean(&host)));
+            now.extend(hosts);
+        }
+        if found && known.is_empty() {
+            *known = now;
+            return;
+        }
+        let came = self.by_export(now.difference(&known));
+        let left = self.by_export(known.difference(&now));
+        for (kind, all, did) in [
+            (EventKind::HostConnected, came, "connected to"),
+            (EventKind::HostDisconnected, left, "disconnected from"),
+        ] {
+            for (export, hosts) in all {
+                let hosts: Vec<&str> = hosts.iter().map(String::as_str).collect();
+                for (text, host, count) in told(&export, &hosts, did) {
+                    let news = News {
+                        export: Some(export.clone()),
+                        host,
+                        count: Some(count),
+                        ..News::default()
+                    };
+                    self.base.events.tell(kind, session.generation, text, news);
+                }
+            }
+        }
+        *known = now;
+    }
+
+    fn by_export<'a>(
+        &self,
+        pairs: impl Iterator<Item = &'a (ExportId, String)>,
+    ) -> Vec<(String, Vec<String>)> {
+        let mut all: Vec<(String, Vec<String>)> = Vec::new();
+        let mut last = None;
+        for (export, host) in pairs {
+            if last != Some(*export) {
+                last = Some(*export);
+                all.push((self.export_name(*export), Vec::new()));
+            }
+            if let Some((_, hosts)) = all.last_mut() {
+                hosts.push(host.clone());
+            }
+        }
+        all
+    }
+
+    /// The engine did not let a host in.
+    pub(crate) fn host_refused(
+        &self,
+        session: &Session,
+        host: &str,
+        subsystem: &str,
+        why: &str,
+        count: u32,
+    ) {
+        let (host, subsystem, why) = (clean(host), clean(subsystem), clean(why));
+        let more = match count {
+            0 | 1 => String::new(),
+            count => format!(" ({count} were refused, this one last)"),
+        };
+        if host.is_empty()
+            && let Ok(export) = subsystem.parse()
+        {
+            let export = self.export_name(ExportId(export));
+            let text = format!("a machine at {export}: {why}{more}");
+            let news = News {
+                export: Some(export),
+                count: Some(count.max(1).into()),
+                ..News::default()
+            };
+            let kind = EventKind::HostRefused;
+            return self.base.events.tell(kind, session.generation, text, news);
+        }
+        let text = format!("host {host} was not let in to {subsystem}: {why}{more}");
+        let news = News {
+            host: Some(host),
+            count: Some(count.max(1).into()),
+            ..News::default()
+        };
+        self.base
+            .events
+            .tell(EventKind::HostRefused, session.generation, text, news);
+    }
+
+    /// Tenant and volume, of one that has ended too; or its number, if that is all that is known.
+    pub(crate) fn export_name(&self, export: ExportId) -> String {
+        let core = self.base.core.borrow();
+        let name = || {
+            let volume = core
+                .pool
+                .volume(core.pool.export(export).ok()?.volume)
+                .ok()?;
+            Some(format!("{}/{}", tenant_name(&core, volume), volume.name))
+        };
+        name()
+            .or_else(|| self.ended_name(export))
+            .unwrap_or_else(|| export.to_string())
+    }
+
+    /// The client of a machine's export, as the engine says.
+    pub(crate) fn machine_of(&self, export: ExportId) -> Option<MachineClient> {
+        let session = self.link.session()?;
+        let mut lanes = session.region.lanes().iter();
+        let lane = lanes.find(|lane| lane.export.load(Relaxed) == export.0 + 1)?;
+        (lane.connections.load(Relaxed) > 0).then(|| MachineClient {
+            since_unix_s: lane.machine_since_s.load(Relaxed),
+            memory_bytes: lane.machine_memory_bytes.load(Relaxed),
+            queues: lane.machine_queues.load(Relaxed),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_storm_of_hosts_is_one_event() {
+        let names: Vec<String> = (0..20).map(|n| format!("nqn.{n}")).collect();
+        let hosts: Vec<&str> = names.iter().map(String::as_str).collect();
+        let few = told("t/a", &hosts[..NAMED_MAX], "connected to");
+        assert_eq!(few.len(), NAMED_MAX);
+        assert_eq!(few[3].0, "host nqn.3 connected to t/a");
+        assert_eq!(few[3].1.as_deref(), Some("nqn.3"));
+        let many = told("t/a", &hosts, "connected to");
+        assert_eq!(many, [("20 hosts connected to t/a".to_owned(), None, 20)]);
+    }
+
+    #[test]
+    fn a_name_from_outside_is_tamed() {
+        assert_eq!(clean("a\u{1b}[2J\nb"), "a[2Jb");
+        assert_eq!(clean(&"é".repeat(400)).len(), 222);
+    }
+}

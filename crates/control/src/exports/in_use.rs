@@ -1,0 +1,127 @@
+//! Who would be cut off: hosts that are connected, machines whose clients are.
+//!
+//! Purpose: nobody loses a disk in the middle of its work unless whoever takes it away has said so.
+//! Design: as the engine's records say. Those that are just leaving are waited for. While an engine is replaced, the hosts of
+//! the last look count.
+//! Not here: disconnecting (the engine).
+
+use std::time::Duration;
+
+use forebay_pool::{ExportId, ExportRecord};
+use forebay_xlate::VolumeId;
+use tokio::time::{Instant, sleep};
+
+use crate::api::error::ApiError;
+use crate::base::show::tenant_name;
+use crate::exports::hosts::Hosts;
+use crate::link::connected_hosts;
+
+/// How long it is waited for those that are just leaving, and for an engine that begins.
+const LEAVE_LIMIT: Duration = Duration::from_secs(2);
+/// Of so many a refusal gives the names.
+const NAMED_MAX: usize = 8;
+
+impl Hosts {
+    /// Refuses what would cut off a host (its NQN) or a machine (`None`), unless they leave within 2 s. `what`: what is in
+    /// use.
+    pub(crate) async fn refuse_cutting_off(
+        &self,
+        what: &str,
+        is_cut_off: impl Fn(&ExportRecord, Option<&str>) -> bool,
+    ) -> Result<(), ApiError> {
+        self.refuse_in_use(what, is_cut_off).await.map_err(|error| {
+            error.hint(
+                "disconnect them first, or use --disconnect-hosts (`disconnect_hosts` in the API): then they lose the disk \
+                 in the middle of their work",
+            )
+        })
+    }
+
+    /// Refuses while a host or a machine for which `is_used` holds stays connected for 2 s.
+    pub(crate) async fn refuse_in_use(
+        &self,
+        what: &str,
+        is_used: impl Fn(&ExportRecord, Option<&str>) -> bool,
+    ) -> Result<(), ApiError> {
+        let end = Instant::now() + LEAVE_LIMIT;
+        loop {
+            let is_over = Instant::now() >= end;
+            if self.link.session().is_some() || is_over {
+                let users = self.users(&is_used);
+                if users.is_empty() {
+                    return Ok(());
+                }
+                if is_over {
+                    return Err(refusal(what, &users));
+                }
+            }
+            sleep(Duration::from_millis(20)).await;
+        }
+    }
+
+    /// The same at once.
+    pub(crate) fn refuse_in_use_now(
+        &self,
+        what: &str,
+        is_used: impl Fn(&ExportRecord, Option<&str>) -> bool,
+    ) -> Result<(), ApiError> {
+        match self.users(&is_used) {
+            users if users.is_empty() => Ok(()),
+            users => Err(refusal(what, &users)),
+        }
+    }
+
+    /// Whether a host is connected to an export of a volume.
+    pub(crate) fn is_connected(&self, id: VolumeId, host: &str) -> bool {
+        let is_it =
+            |export: &ExportRecord, user: Option<&str>| export.volume == id && user == Some(host);
+        !self.users(&is_it).is_empty()
+    }
+
+    /// Who uses a volume beside one host, in words.
+    pub(crate) fn names_of_users(&self, id: VolumeId, but: &str) -> Vec<String> {
+        self.users(&|export: &ExportRecord, user: Option<&str>| {
+            export.volume == id && user != Some(but)
+        })
+    }
+
+    fn users(&self, is_cut_off: &impl Fn(&ExportRecord, Option<&str>) -> bool) -> Vec<String> {
+        let hosts: Vec<(ExportId, String)> = match self.link.session() {
+            Some(session) => connected_hosts(&session.region)
+                .into_iter()
+                .flat_map(|(export, hosts)| {
+                    hosts.into_iter().map(move |host| (ExportId(export), host))
+                })
+                .collect(),
+            None => self.last_look(),
+        };
+        let core = self.base.core.borrow();
+        let name = |export: &ExportRecord| {
+            let volume = core.pool.volume(export.volume).ok();
+            volume.map_or_else(String::new, |volume| {
+                format!("{}/{}", tenant_name(&core, volume), volume.name)
+            })
+        };
+        let hosts = hosts.into_iter().filter_map(|(export, host)| {
+            let export = core.pool.export(export).ok()?;
+            let text = || format!("host {host} uses {}", name(export));
+            is_cut_off(export, Some(&host)).then(text)
+        });
+        let machines = core.pool.exports().filter_map(|export| {
+            let is_used = export.frontend.is_machine()
+                && is_cut_off(export, None)
+                && self.machine_of(export.id).is_some();
+            is_used.then(|| format!("a virtual machine uses {}", name(export)))
+        });
+        hosts.chain(machines).collect()
+    }
+}
+
+fn refusal(what: &str, users: &[String]) -> ApiError {
+    let more = match users.len().saturating_sub(NAMED_MAX) {
+        0 => String::new(),
+        more => format!(", and {more} more"),
+    };
+    let users = users[..users.len().min(NAMED_MAX)].join(", ");
+    ApiError::in_use(format!("{what} is in use: {users}{more}"))
+}

@@ -1,0 +1,254 @@
+//! Ports: where hosts connect, and how they should use the paths through them (NVMe's ANA).
+//!
+//! Purpose: an operator drains a path before maintenance, without a host's application noticing.
+//! Design: a port is a listener. Its state and the count of its changes are in the catalog: the count may
+//! never fall, or a host would take news for old. So a change is committed first, and until then the
+//! engine is told of what was before. A port's number stays its own. Ports are said before anything of a
+//! dead engine's is taken over, and listeners only after that.
+//! Not here: sockets (`daemon`), which state hosts are told (the engine).
+
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::os::fd::{AsFd, OwnedFd};
+use std::rc::Rc;
+
+use forebay_pool::BatchId;
+use forebay_xlate::boundary::message::{AnaState, PortConfig, ToEngine};
+
+use crate::api::error::ApiError;
+use crate::api::events::EventKind;
+use crate::api::model::{AnaState as ShownState, Port, PortUpdate};
+use crate::base::Base;
+use crate::devices::api_error;
+use crate::events::News;
+use crate::link::session::{Pending, Session};
+use crate::link::{Asked, Link, engine_error};
+use crate::states::DeviceStates;
+
+fn show(port: &PortConfig) -> Port {
+    Port {
+        address: port.address.clone(),
+        id: port.port_id,
+        ana: match port.ana {
+            AnaState::Optimized => ShownState::Optimized,
+            AnaState::NonOptimized => ShownState::NonOptimized,
+            AnaState::Inaccessible => ShownState::Inaccessible,
+        },
+        changes: port.changes,
+    }
+}
+
+/// Ports while there is no pool to remember anything of them.
+pub(crate) fn unserved_ports<'a>(addresses: impl Iterator<Item = &'a String>) -> Vec<Port> {
+    let numbered = addresses.zip(1u16..);
+    let port = |(address, id): (&String, u16)| Port {
+        address: address.clone(),
+        id,
+        ana: ShownState::Optimized,
+        changes: 0,
+    };
+    numbered.map(port).collect()
+}
+
+/// NVMe/TCP listeners, and how hosts should use them.
+#[derive(Debug)]
+pub(crate) struct Ports {
+    pub(super) base: Rc<Base>,
+    pub(super) link: Rc<Link>,
+    pub(super) states: Rc<DeviceStates>,
+    /// By address: the daemon's own descriptors of them.
+    pub(crate) listeners: RefCell<BTreeMap<String, OwnedFd>>,
+    /// Ports that change: as they durably are until this batch is durable.
+    pub(super) changing_ports: RefCell<BTreeMap<String, (PortConfig, BatchId)>>,
+}
+
+impl Ports {
+    pub(crate) fn new(base: &Rc<Base>, link: &Rc<Link>, states: &Rc<DeviceStates>) -> Rc<Self> {
+        Rc::new(Self {
+            base: base.clone(),
+            link: link.clone(),
+            states: states.clone(),
+            listeners: Default::default(),
+            changing_ports: Default::default(),
+        })
+    }
+
+    /// These are the listeners: each gets a number.
+    pub(crate) fn note_ports(&self) {
+        let addresses: BTreeSet<String> = self.listeners.borrow().keys().cloned().collect();
+        match self.base.core.borrow_mut().pool.set_ports(&addresses) {
+            Ok(true) => self.base.committer.kick(),
+            Ok(false) => {}
+            Err(error) => tracing::error!(%error, "the ports"),
+        }
+    }
+
+    /// These are listeners, too, from now on.
+    pub(crate) async fn listen_also(self: &Rc<Self>, new: BTreeMap<String, OwnedFd>) {
+        if new.is_empty() {
+            return;
+        }
+        let others: HashSet<String> = self.listeners.borrow().keys().cloned().collect();
+        self.listeners.borrow_mut().extend(new);
+        self.note_ports();
+        // One that does not act yet is told of all listeners when it does.
+        let acts = |session: &Rc<Session>| self.link.acting.get() == session.generation;
+        let Some(session) = self.link.session().filter(acts) else {
+            return;
+        };
+        let asked = |(what, pending)| Asked {
+            what,
+            device: None,
+            pending,
+        };
+        let mut all: Vec<Asked> = self.say_ports(&session).into_iter().map(asked).collect();
+        all.extend(self.say_hosts_listeners(&session, &others));
+        self.states.carried_out(&session, all).await;
+    }
+
+    /// The ports, by address.
+    fn ports(&self) -> Vec<PortConfig> {
+        let core = self.base.core.borrow();
+        let listeners = self.listeners.borrow();
+        let known = listeners.keys().filter_map(|a| core.pool.port(a).cloned());
+        known.collect()
+    }
+
+    /// Tells a new conversation how hosts should use the ports.
+    pub(crate) fn say_ports(&self, session: &Session) -> Vec<(String, Pending)> {
+        let committed = self.base.core.borrow().pool.committed_id();
+        let changing = self.changing_ports.borrow();
+        let durable = |port: PortConfig| match changing.get(&port.address) {
+            Some((before, batch)) if *batch > committed => before.clone(),
+            _ => port,
+        };
+        let say = |port: PortConfig| {
+            let what = format!("port {}", port.address);
+            let asked = session.request("a port", |request| ToEngine::SetPort { request, port });
+            (what, asked)
+        };
+        self.ports().into_iter().map(durable).map(say).collect()
+    }
+
+    /// The ports.
+    pub(crate) fn port_list(&self) -> Vec<Port> {
+        self.ports().iter().map(show).collect()
+    }
+
+    /// Changes how hosts should use a port.
+    pub(crate) async fn port_update(
+        self: &Rc<Self>,
+        address: &str,
+        body: PortUpdate,
+    ) -> Result<Port, ApiError> {
+        let ana = match body.ana {
+            ShownState::Optimized => AnaState::Optimized,
+            ShownState::NonOptimized => AnaState::NonOptimized,
+            ShownState::Inaccessible => AnaState::Inaccessible,
+        };
+        let ports = self.ports();
+        let port = ports.iter().find(|port| port.address == address);
+        let Some(before) = port.cloned() else {
+            return Err(
+                ApiError::not_found(format!("there is no port at {address}"))
+                    .hint("`forebay port list` shows which there are"),
+            );
+        };
+        let others = || ports.iter().filter(|port| port.address != address);
+        if ana == AnaState::Inaccessible
+            && !body.let_hosts_wait
+            && others().all(|port| port.ana == AnaState::Inaccessible)
+        {
+            return Err(ApiError::in_use(format!(
+                "no other port is accessible: hosts would wait until {address} is again"
+            ))
+            .hint("make another port accessible first, or use --let-hosts-wait"));
+        }
+        {
+            let pool = &mut self.base.core.borrow_mut().pool;
+            if !pool.set_port_ana(address, ana).map_err(api_error)? {
+                return Ok(show(&before));
+            }
+            let mut changing = self.changing_ports.borrow_mut();
+            changing.retain(|_, (_, batch)| *batch > pool.committed_id());
+            // Where an older change is not durable either, what is durable is what was before that.
+            let entry = changing.entry(address.to_owned());
+            entry.or_insert((before, pool.open_batch_id())).1 = pool.open_batch_id();
+        }
+        let (owner, key) = (self.clone(), address.to_owned());
+        let told = async move {
+            owner.base.commit_through().await;
+            let port = owner.base.core.borrow().pool.port(&key).cloned();
+            match port {
+                Some(port) => {
+                    owner.tell_port_change(&port);
+                    let push = |request| ToEngine::SetPort { request, port };
+                    owner.link.push("a port", push).await
+                }
+                None => Ok(()),
+            }
+        };
+        // It goes on, whoever waits.
+        let (sender, answer) = tokio::sync::oneshot::channel();
+        self.base.spawn(async move {
+            let _ = sender.send(told.await);
+        });
+        let trouble = || {
+            ApiError::unavailable("the change is not durable yet")
+                .hint("it is kept and tried again; see the daemon's log")
+        };
+        tokio::time::timeout(self.base.limits.request * 2, answer)
+            .await
+            .map_err(|_| trouble())?
+            .map_err(|_| trouble())?
+            .map_err(|error| engine_error(&error))?;
+        let port = self.base.core.borrow().pool.port(address).map(show);
+        port.ok_or_else(|| ApiError::internal(format!("port {address} is gone")))
+    }
+
+    fn tell_port_change(&self, port: &PortConfig) {
+        let state = match port.ana {
+            AnaState::Optimized => "optimized",
+            AnaState::NonOptimized => "non-optimized",
+            AnaState::Inaccessible => "inaccessible",
+        };
+        let text = format!("port {} is {state} from now on", port.address);
+        let generation = self.base.newest_generation.get();
+        self.base
+            .events
+            .tell(EventKind::PortChanged, generation, text, News::default());
+    }
+
+    /// The addresses of the listeners.
+    pub(crate) fn addresses(&self) -> Vec<String> {
+        self.listeners.borrow().keys().cloned().collect()
+    }
+
+    /// Those of hosts alone, but for these.
+    pub(crate) fn say_hosts_listeners(
+        &self,
+        session: &Session,
+        addresses: &HashSet<String>,
+    ) -> Vec<Asked> {
+        let mut asked = Vec::new();
+        for (address, descriptor) in &*self.listeners.borrow() {
+            if addresses.contains(address) {
+                continue;
+            }
+            match descriptor.as_fd().try_clone_to_owned() {
+                Ok(descriptor) => asked.push(Asked {
+                    what: format!("listener {address}"),
+                    device: None,
+                    pending: session.request_with("a listener", descriptor, |request| {
+                        ToEngine::SetListener {
+                            request,
+                            address: address.clone(),
+                        }
+                    }),
+                }),
+                Err(error) => tracing::error!(address, %error, "a descriptor for the listener"),
+            }
+        }
+        asked
+    }
+}

@@ -1,0 +1,162 @@
+//! Exports that are not served because they kill the engine.
+//!
+//! Purpose: one tenant's commands, or a device below them, must not take everybody's engine down again
+//! and again.
+//! Design: each death for which a command or connection of an export is to blame counts; too many in
+//! a short time, and the next engine is not told of the export. An operator's word lifts that, and so
+//! does a new daemon.
+//! Not here: who is to blame (`supervisor::blame`).
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use forebay_pool::ExportId;
+use tokio::time::Instant;
+
+use crate::api::error::ApiError;
+use crate::api::events::EventKind;
+use crate::api::model::Export;
+use crate::events::News;
+use crate::exports::export::Exports;
+use crate::link::engine_error;
+
+/// So many deaths ...
+const DEATHS: usize = 5;
+/// ... within this time are too many.
+const WITHIN: Duration = Duration::from_secs(600);
+
+/// See the module's text.
+#[derive(Debug, Default)]
+pub(crate) struct Quarantine {
+    deaths: RefCell<BTreeMap<ExportId, Vec<Instant>>>,
+    reasons: RefCell<BTreeMap<ExportId, String>>,
+}
+
+impl Quarantine {
+    /// Whether an export is quarantined.
+    pub(crate) fn has(&self, export: ExportId) -> bool {
+        self.reasons.borrow().contains_key(&export)
+    }
+
+    /// Why, if it is.
+    pub(crate) fn reason(&self, export: ExportId) -> Option<String> {
+        self.reasons.borrow().get(&export).cloned()
+    }
+
+    /// An engine died of an export. True if that was once too often.
+    fn blame(&self, export: ExportId, why: &str, now: Instant) -> bool {
+        let mut deaths = self.deaths.borrow_mut();
+        let deaths = deaths.entry(export).or_default();
+        deaths.retain(|at| now.duration_since(*at) < WITHIN);
+        deaths.push(now);
+        if deaths.len() < DEATHS {
+            return false;
+        }
+        let reason = format!(
+            "the engine died {} times within {} minutes of what its hosts sent, the last time: {why}",
+            deaths.len(),
+            WITHIN.as_secs() / 60
+        );
+        self.reasons.borrow_mut().insert(export, reason).is_none()
+    }
+
+    /// Lifts it; true if there was one.
+    pub(crate) fn lift(&self, export: ExportId) -> bool {
+        self.deaths.borrow_mut().remove(&export);
+        self.reasons.borrow_mut().remove(&export).is_some()
+    }
+}
+
+impl Exports {
+    /// The engine died of what an export's hosts sent.
+    pub(crate) fn blame_export(&self, export: ExportId, why: &str, generation: u64) {
+        if !self.quarantine.blame(export, why, Instant::now()) {
+            return;
+        }
+        let name = self.hosts.export_name(export);
+        let reason = self.quarantine.reason(export).unwrap_or_default();
+        self.vms.forget_machine_listener(export);
+        let text = format!(
+            "export {name} is not served any more: {reason}; `forebay export resume {name}` serves it again"
+        );
+        let news = News {
+            export: Some(name),
+            ..News::default()
+        };
+        self.base
+            .events
+            .tell(EventKind::ExportQuarantined, generation, text, news);
+    }
+
+    /// Serves a quarantined export again.
+    pub(crate) async fn export_resume(
+        self: &std::rc::Rc<Self>,
+        tenant: String,
+        volume: String,
+    ) -> Result<Export, ApiError> {
+        let _turn = self.base.turn_for_api(&tenant, &volume).await?;
+        let id = self.export_id(&tenant, &volume)?;
+        if self.quarantine.lift(id) {
+            let name = self.hosts.export_name(id);
+            let text = format!("export {name} is served again: an operator said so");
+            let news = News {
+                export: Some(name),
+                ..News::default()
+            };
+            self.base.events.tell(
+                EventKind::ExportResumed,
+                self.base.newest_generation.get(),
+                text,
+                news,
+            );
+            self.push_export(id)
+                .await
+                .map_err(|error| engine_error(&error))?;
+            self.vms.listen_for_machine(id).await?;
+        }
+        self.export_show(&tenant, &volume)
+    }
+
+    /// A sentence for each quarantined export.
+    pub(crate) fn quarantine_warnings(&self) -> Vec<String> {
+        let reasons = self.quarantine.reasons.borrow();
+        let warning = |(export, reason): (&ExportId, &String)| {
+            let name = self.hosts.export_name(*export);
+            format!(
+                "export {name} is quarantined: {reason}; `forebay export resume {name}` serves it again"
+            )
+        };
+        reasons.iter().map(warning).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn deaths_count_for_ten_minutes() {
+        let quarantine = Quarantine::default();
+        let (one, other) = (ExportId(1), ExportId(2));
+        let now = Instant::now();
+        for _ in 0..4 {
+            assert!(!quarantine.blame(one, "a", now));
+        }
+        assert!(!quarantine.blame(other, "a", now));
+        let later = now + WITHIN;
+        assert!(
+            !quarantine.blame(one, "a", later),
+            "the others are long ago"
+        );
+        for _ in 0..3 {
+            assert!(!quarantine.blame(one, "a", later));
+        }
+        assert!(!quarantine.has(one));
+        assert!(quarantine.blame(one, "command 7", later));
+        assert!(quarantine.reason(one).unwrap().contains("command 7"));
+        assert!(!quarantine.has(other));
+        assert!(quarantine.lift(one) && !quarantine.has(one));
+        assert!(!quarantine.blame(one, "a", later), "and starts anew");
+    }
+}

@@ -1,0 +1,163 @@
+//! What hosts reserve (NVMe reservations): decided here, enforced by the engine.
+//!
+//! Purpose: a host's registration or reservation holds whatever dies, and no command counts twice.
+//! Design: the catalog has the truth. A command is applied in memory, committed, and only then answered.
+//! The engine asks again for a command whose answer it did not get, with the same token; the catalog
+//! remembers which commands changed something, and such a one is answered as before, once what it
+//! changed is durable. A refused command is not remembered: nobody was told of that answer either. With
+//! each answer goes the state as it is then, so that of two answers the later one always says more. An
+//! engine is told of every volume's state before the volume's export.
+//! Not here: the rules (`forebay_nvme::reservation`), waiting for a loser's commands (the engine).
+
+use std::rc::Rc;
+
+use forebay_nvme::Status;
+use forebay_nvme::reservation::{HostId, ReservationCommand, Reservations};
+use forebay_pool::{ErrorKind, HostReservations};
+use forebay_xlate::boundary::message::{ReserveAsk, ToEngine};
+use forebay_xlate::{VolumeId, kill_point};
+
+use crate::api::events::EventKind;
+use crate::base::Base;
+use crate::base::show::host_text;
+use crate::events::News;
+use crate::exports::hosts::Hosts;
+use crate::link::session::{Pending, Session};
+
+/// Hosts' reservations of volumes.
+#[derive(Debug)]
+pub(crate) struct Registrations {
+    pub(super) base: Rc<Base>,
+    pub(super) hosts: Rc<Hosts>,
+}
+
+impl Registrations {
+    pub(crate) fn new(base: &Rc<Base>, hosts: &Rc<Hosts>) -> Rc<Self> {
+        Rc::new(Self {
+            base: base.clone(),
+            hosts: hosts.clone(),
+        })
+    }
+
+    /// A host changes a volume's reservations.
+    pub(crate) fn on_reserve(self: &Rc<Self>, session: &Rc<Session>, ask: ReserveAsk) {
+        let applied = self.reserve(&ask);
+        let (owner, session) = (self.clone(), session.clone());
+        self.base.spawn(async move {
+            if applied.is_ok() {
+                // However long that takes: the host is told nothing before, or that it may try again.
+                // Also when this command changed nothing: what it found may not be durable yet.
+                kill_point!("reserve.applied");
+                owner.base.commit_through().await;
+                kill_point!("reserve.durable");
+            }
+            let status = applied.map_or_else(|status| status.0, |_| 0);
+            session.say(&ToEngine::Reserved {
+                token: ask.token,
+                volume: ask.volume,
+                status,
+                state: owner.reservations(ask.volume),
+            });
+        });
+    }
+
+    /// Applies a command in memory. True if it has changed something, now or before.
+    pub(crate) fn reserve(&self, ask: &ReserveAsk) -> Result<bool, Status> {
+        let command = ReservationCommand::new(ask.action, ask.keys)?;
+        let before = {
+            let mut core = self.base.core.borrow_mut();
+            let known = core.pool.host_reservations(ask.volume);
+            if known.is_some_and(|known| known.recent.contains(&ask.token)) {
+                return Ok(true);
+            }
+            let before = known.map_or_else(Reservations::default, |known| known.state.clone());
+            let mut state = before.clone();
+            if !state.apply(ask.host, &command)?.changed {
+                return Ok(false);
+            }
+            let set = core
+                .pool
+                .set_host_reservations(ask.volume, state, ask.token);
+            set.map_err(|error| {
+                tracing::error!(volume = %ask.volume, %error, "a reservation");
+                match error.kind {
+                    ErrorKind::NotFound => Status::INVALID_NAMESPACE_OR_FORMAT.with_dnr(),
+                    _ => Status::INTERNAL_ERROR,
+                }
+            })?;
+            before
+        };
+        self.tell_preempted(ask, &command, &before);
+        Ok(true)
+    }
+
+    /// An event for each command that takes away what other hosts had.
+    fn tell_preempted(
+        &self,
+        ask: &ReserveAsk,
+        command: &ReservationCommand,
+        before: &Reservations,
+    ) {
+        let takes = matches!(
+            command,
+            ReservationCommand::Preempt { .. } | ReservationCommand::Clear { .. }
+        );
+        let now = self.reservations(ask.volume);
+        let others = before.registrants().iter().filter(|r| r.host != ask.host);
+        let is_left = |host: &HostId| now.registrants().iter().any(|r| r.host == *host);
+        let gone: Vec<String> = others
+            .filter(|r| !is_left(&r.host) || before.holds(&r.host) && !now.holds(&r.host))
+            .map(|r| host_text(&r.host))
+            .collect();
+        if !takes || gone.is_empty() {
+            return;
+        }
+        let (name, export) = {
+            let core = self.base.core.borrow();
+            let export = core.pool.export_of(ask.volume).map(|export| export.id);
+            (self.base.volume_name(&core, ask.volume), export)
+        };
+        let host = host_text(&ask.host);
+        let text = format!(
+            "host {host} took the registrations or the reservation of volume {name} away from {}",
+            match &gone[..] {
+                [one] => format!("host {one}"),
+                [one, others @ ..] => format!("host {one} and {} others", others.len()),
+                [] => String::new(),
+            }
+        );
+        let news = News {
+            export: export.map(|export| self.hosts.export_name(export)),
+            host: Some(host),
+            count: Some(gone.len() as u64),
+            ..News::default()
+        };
+        let generation = self.base.newest_generation.get();
+        self.base
+            .events
+            .tell(EventKind::ReservationPreempted, generation, text, news);
+    }
+
+    /// What hosts have reserved of a volume now.
+    fn reservations(&self, volume: VolumeId) -> Reservations {
+        let core = self.base.core.borrow();
+        let known = core.pool.host_reservations(volume);
+        known.map_or_else(Reservations::default, |known| known.state.clone())
+    }
+
+    /// Tells a new conversation what hosts have reserved of each volume.
+    pub(crate) fn say_reservations(&self, session: &Session) -> Vec<(String, Pending)> {
+        let core = self.base.core.borrow();
+        let all = core.pool.all_host_reservations();
+        let say = |(volume, known): (VolumeId, &HostReservations)| {
+            let state = known.state.clone();
+            let pending = session.request("reservations", |request| ToEngine::SetReservations {
+                request,
+                volume,
+                state,
+            });
+            (format!("the reservations of {volume}"), pending)
+        };
+        all.map(say).collect()
+    }
+}

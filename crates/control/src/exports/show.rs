@@ -1,0 +1,99 @@
+//! Exports, as the API shows them.
+//!
+//! Purpose: records of the pool, with who is connected, into answers.
+//! Design: reads only. Who is connected stands in the engine's state region.
+//! Not here: counters (`statistics`).
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use forebay_pool::{ExportId, ExportRecord};
+use forebay_xlate::boundary::message::Frontend;
+
+use crate::api::error::ApiError;
+use crate::api::model::{Export, ExportFrontend};
+use crate::base::Core;
+use crate::base::show::tenant_name;
+use crate::devices::api_error;
+use crate::exports::export::Exports;
+use crate::exports::transfers::is_internal;
+use crate::link::connected_hosts;
+
+impl Exports {
+    fn show_export(
+        &self,
+        core: &Core,
+        export: &ExportRecord,
+        connected: &mut BTreeMap<u64, BTreeSet<String>>,
+        reactors: &BTreeMap<ExportId, u32>,
+    ) -> Option<Export> {
+        let volume = core.pool.volume(export.volume).ok()?;
+        let (frontend, mapped_doorbells, queues) = match export.frontend {
+            Frontend::NvmeTcp => (ExportFrontend::NvmeTcp, false, 0),
+            Frontend::NvmePcie {
+                mapped_doorbells, ..
+            } => (ExportFrontend::NvmePcie, mapped_doorbells, 0),
+            Frontend::VhostUser { queues, .. } => (ExportFrontend::VhostUser, false, queues),
+        };
+        let is_machine = export.frontend.is_machine();
+        let addresses = match is_machine {
+            true => Vec::new(),
+            false => self.ports.addresses(),
+        };
+        let socket = is_machine.then(|| self.vms.socket_path(export, volume).display().to_string());
+        Some(Export {
+            tenant: tenant_name(core, volume),
+            volume: volume.name.clone(),
+            id: export.id.0,
+            frontend,
+            mapped_doorbells,
+            queues,
+            pinned_memory: export.frontend.keeps_memory(),
+            socket,
+            machine: is_machine
+                .then(|| self.hosts.machine_of(export.id))
+                .flatten(),
+            shared: export.shared,
+            internal: is_internal(export),
+            nqn: export.nqn.clone(),
+            nsid: 1,
+            hosts: export.hosts.clone(),
+            any_host: export.any_host,
+            addresses,
+            quarantined: self.quarantine.reason(export.id),
+            commands_ending: 0,
+            warnings: Vec::new(),
+            reactor: reactors.get(&export.id).copied(),
+            connected_hosts: connected
+                .remove(&export.id.0)
+                .map_or_else(Vec::new, |hosts| hosts.into_iter().collect()),
+        })
+    }
+
+    fn all_connected(&self) -> BTreeMap<u64, BTreeSet<String>> {
+        (self.link.session()).map_or_else(BTreeMap::new, |session| connected_hosts(&session.region))
+    }
+
+    /// All exports.
+    pub(crate) fn export_list(&self) -> Vec<Export> {
+        let core = self.base.core.borrow();
+        let mut connected = self.all_connected();
+        let reactors = self.placement.reactors_of_exports();
+        let mut exports: Vec<Export> = core
+            .pool
+            .exports()
+            .filter_map(|export| self.show_export(&core, export, &mut connected, &reactors))
+            .collect();
+        exports.sort_by(|a, b| (&a.tenant, &a.volume).cmp(&(&b.tenant, &b.volume)));
+        exports
+    }
+
+    /// One export.
+    pub(crate) fn export_show(&self, tenant: &str, volume: &str) -> Result<Export, ApiError> {
+        let id = self.export_id(tenant, volume)?;
+        let core = self.base.core.borrow();
+        let export = core.pool.export(id).map_err(api_error)?;
+        let reactors = self.placement.reactors_of_exports();
+        self.show_export(&core, export, &mut self.all_connected(), &reactors)
+            .ok_or_else(|| ApiError::internal(format!("{id} has no volume")))
+    }
+}

@@ -1,0 +1,493 @@
+//! Machines' sockets: where the clients of exports to virtual machines connect.
+//!
+//! Purpose: each export of a machine has one listening socket, of whom the operator named, that the
+//! engine accepts from; it outlives engines, and is made anew by a daemon that finds neither.
+//! Design: the daemon makes the sockets and holds them, as with the listeners of NVMe/TCP. What lies
+//! at a socket's path is replaced only if it is a socket at which nobody listens. Paths may be on file
+//! systems that hang: each is looked at on a thread of its own, one for each export, that nobody waits
+//! for longer than [`LIMIT`]. A socket that can't be made, or is gone from its path, is a missing part: it is made again
+//! every few seconds until that works.
+//! Not here: accepting (the engine), which export has which path (the catalog).
+
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt};
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+use std::time::Duration;
+
+use forebay_pool::{ExportId, ExportRecord, SocketOwner, VolumeRecord};
+use forebay_xlate::boundary::message::{ExportId as EngineExportId, FromEngine, Held, ToEngine};
+use rustix::fs::{AtFlags, FileType, Gid, Mode, OFlags, Uid};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use tokio::sync::oneshot;
+use tokio::time::{sleep, timeout};
+
+use crate::api::error::ApiError;
+use crate::api::events::EventKind;
+use crate::api::validate::MAX_PATH_BYTES;
+use crate::base::Base;
+use crate::base::show::tenant_name;
+use crate::events::News;
+use crate::exports::hosts::Hosts;
+use crate::exports::quarantine::Quarantine;
+use crate::link::session::{AskError, Pending, Session};
+use crate::link::{Link, engine_error};
+
+/// How long a socket's making may take.
+const LIMIT: Duration = Duration::from_secs(5);
+/// Between two looks for sockets that are missing.
+const RETRY: Duration = Duration::from_secs(5);
+/// Clients that wait to be accepted.
+const BACKLOG: i32 = 4;
+
+/// See the module's text.
+#[derive(Debug)]
+pub(crate) struct VmSockets {
+    pub(super) base: Rc<Base>,
+    pub(super) link: Rc<Link>,
+    pub(super) hosts: Rc<Hosts>,
+    pub(super) quarantine: Rc<Quarantine>,
+    /// Exports that are being made.
+    pub(super) making: RefCell<BTreeSet<ExportId>>,
+    /// Where sockets are that no path was given for.
+    folder: RefCell<PathBuf>,
+    listeners: RefCell<BTreeMap<ExportId, OwnedFd>>,
+    /// Exports whose path a thread is busy with.
+    busy: RefCell<BTreeSet<ExportId>>,
+    /// Exports whose socket could not be made, with the warning about each.
+    missing: RefCell<BTreeMap<ExportId, String>>,
+}
+
+impl VmSockets {
+    pub(crate) fn new(
+        base: &Rc<Base>,
+        link: &Rc<Link>,
+        hosts: &Rc<Hosts>,
+        quarantine: &Rc<Quarantine>,
+    ) -> Rc<Self> {
+        Rc::new(Self {
+            base: base.clone(),
+            link: link.clone(),
+            hosts: hosts.clone(),
+            quarantine: quarantine.clone(),
+            making: RefCell::default(),
+            folder: Default::default(),
+            listeners: Default::default(),
+            busy: Default::default(),
+            missing: Default::default(),
+        })
+    }
+}
+
+fn with_path(path: &Path, error: &io::Error) -> io::Error {
+    io::Error::new(error.kind(), format!("{}: {error}", path.display()))
+}
+
+/// Removes a socket at which nobody listens.
+fn remove_dead(path: &Path) -> io::Result<()> {
+    let there = match std::fs::symlink_metadata(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        there => there?,
+    };
+    let refuse = |why: &str| Err(io::Error::new(io::ErrorKind::AlreadyExists, why));
+    if !there.file_type().is_socket() {
+        return refuse("there is something else than a socket");
+    }
+    let address = SocketAddrUnix::new(path)?;
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let kind = SocketType::STREAM;
+    let probe = rustix::net::socket_with(AddressFamily::UNIX, kind, flags, None)?;
+    match rustix::net::connect(&probe, &address) {
+        Err(Errno::CONNREFUSED) => std::fs::remove_file(path),
+        Err(Errno::NOENT) => Ok(()),
+        Ok(()) | Err(Errno::AGAIN | Errno::PROTOTYPE) => refuse("another process listens there"),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// The name of a socket whose clients are told its folder alone, as SPDK's are.
+const IN_FOLDER: &str = "cntrl";
+
+/// Makes a listening socket.
+fn listen(path: &Path, is_default: bool, owner: SocketOwner) -> io::Result<OwnedFd> {
+    let is_in_folder = path.file_name().is_some_and(|name| name == IN_FOLDER);
+    if let Some(folder) = path.parent()
+        && (is_default || is_in_folder && !folder.is_dir())
+    {
+        // Whoever may enter the runtime folder may come as far as the socket, which has a mode of its own.
+        std::fs::DirBuilder::new()
+            .recursive(is_default)
+            .mode(0o711)
+            .create(folder)?;
+    }
+    remove_dead(path)?;
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let fd = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    // The file gets no more than this, and then what it is to have.
+    rustix::fs::fchmod(&fd, Mode::RUSR | Mode::WUSR)?;
+    rustix::net::bind(&fd, &SocketAddrUnix::new(path)?)?;
+    let finish = || -> io::Result<()> {
+        // Whoever may write the folder may have put something else there: what is changed is the socket, not
+        // what its name says now.
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let file = rustix::fs::open(path, flags, Mode::empty())?;
+        if FileType::from_raw_mode(rustix::fs::fstat(&file)?.st_mode) != FileType::Socket {
+            return Err(io::Error::other("something else was put there"));
+        }
+        if owner != SocketOwner::default() {
+            let user = owner.user.map(Uid::from_raw);
+            let group = owner.group.map(Gid::from_raw);
+            rustix::fs::chownat(&file, "", user, group, AtFlags::EMPTY_PATH)?;
+        }
+        let by_descriptor = format!("/proc/self/fd/{}", file.as_raw_fd());
+        rustix::fs::chmod(by_descriptor, Mode::from_raw_mode(0o660))?;
+        rustix::net::listen(&fd, BACKLOG)?;
+        Ok(())
+    };
+    finish().inspect_err(|_| {
+        let _ = std::fs::remove_file(path);
+    })?;
+    Ok(fd)
+}
+
+impl VmSockets {
+    /// Says where sockets are that no path was given for; only then those that are missing are made.
+    pub(crate) fn begin_machines(self: &Rc<Self>, folder: PathBuf) {
+        *self.folder.borrow_mut() = folder;
+        self.base.spawn(self.clone().run_machines());
+    }
+
+    /// Where an export's socket is.
+    pub(crate) fn socket_path(&self, export: &ExportRecord, volume: &VolumeRecord) -> PathBuf {
+        if let Some(path) = &export.socket {
+            return PathBuf::from(path);
+        }
+        let core = self.base.core.borrow();
+        let name = match export.shared {
+            false => format!("{}.sock", volume.name),
+            true => format!("{}@{}.sock", volume.name, export.id.0),
+        };
+        let folder = self.folder.borrow();
+        folder.join(tenant_name(&core, volume)).join(name)
+    }
+
+    /// The same of an export by its number; `None` for one that is no machine's.
+    pub(crate) fn machine_path(&self, id: ExportId) -> Option<PathBuf> {
+        let core = self.base.core.borrow();
+        let export = core.pool.export(id).ok()?;
+        let volume = core.pool.volume(export.volume).ok()?;
+        let is_machine = export.frontend.is_machine();
+        is_machine.then(|| self.socket_path(export, volume))
+    }
+
+    /// Does something with an export's path, on a thread that may hang.
+    async fn at_path<T: Send + 'static>(
+        self: &Rc<Self>,
+        id: ExportId,
+        path: &Path,
+        work: impl FnOnce(&Path) -> io::Result<T> + Send + 'static,
+    ) -> io::Result<T> {
+        if !self.busy.borrow_mut().insert(id) {
+            let error = io::Error::new(io::ErrorKind::TimedOut, "it has not answered yet");
+            return Err(with_path(path, &error));
+        }
+        let (owner, path) = (self.clone(), path.to_owned());
+        let (sender, answer) = oneshot::channel();
+        let working = {
+            let path = path.clone();
+            tokio::task::spawn_blocking(move || work(&path))
+        };
+        // It outlives whoever asked.
+        tokio::task::spawn_local(async move {
+            let result = working.await;
+            owner.busy.borrow_mut().remove(&id);
+            let _ = sender.send(result);
+        });
+        let no_answer =
+            || io::Error::new(io::ErrorKind::TimedOut, format!("no answer in {LIMIT:?}"));
+        let result = match timeout(LIMIT, answer).await {
+            Ok(Ok(Ok(result))) => result,
+            Ok(_) => Err(io::Error::other("a thread of the daemon failed")),
+            Err(_) => Err(no_answer()),
+        };
+        result.map_err(|error| with_path(&path, &error))
+    }
+
+    /// Makes an export's socket if there is none, and has the engine accept from it.
+    pub(crate) async fn listen_for_machine(self: &Rc<Self>, id: ExportId) -> Result<(), ApiError> {
+        let (path, is_default, owner) = {
+            let (export, volume) = {
+                let core = self.base.core.borrow();
+                let Ok(export) = core.pool.export(id) else {
+                    return Ok(());
+                };
+                let Ok(volume) = core.pool.volume(export.volume) else {
+                    return Ok(());
+                };
+                (export.clone(), volume.clone())
+            };
+            if !export.frontend.is_machine() {
+                return Ok(());
+            }
+            let path = self.socket_path(&export, &volume);
+            (path, export.socket.is_none(), export.socket_owner)
+        };
+        if !self.has_machine_listener(id) {
+            if path.as_os_str().len() > MAX_PATH_BYTES {
+                return Err(ApiError::invalid(format!(
+                    "the socket's path is too long (at most {MAX_PATH_BYTES} bytes): {}",
+                    path.display()
+                ))
+                .hint("give a shorter one with --vm-socket"));
+            }
+            let making = self.at_path(id, &path, move |path| listen(path, is_default, owner));
+            let fd = making.await.map_err(|error| {
+                ApiError::unavailable(format!("can't make the socket {error}"))
+                    .hint("give another path with --vm-socket, or another owner with --owner")
+            })?;
+            // It may have been deleted meanwhile, or be served no more.
+            let is_deleted = self.base.core.borrow().pool.export(id).is_err();
+            if is_deleted || self.quarantine.has(id) {
+                drop(fd);
+                if is_deleted {
+                    self.remove_machine_listener(id, &path).await;
+                }
+                return Ok(());
+            }
+            self.listeners.borrow_mut().insert(id, fd);
+        }
+        if let Some(session) = self.link.session()
+            && let Some(mut pending) = self.say_machine_listener(&session, id)
+        {
+            match pending.within(self.base.limits.request).await {
+                // The next engine is told of it.
+                Ok(()) | Err(AskError::Gone) => {}
+                Err(error) => return Err(engine_error(&error)),
+            }
+        }
+        Ok(())
+    }
+
+    fn say_machine_listener(&self, session: &Session, id: ExportId) -> Option<Pending> {
+        if self.quarantine.has(id) {
+            return None;
+        }
+        let listeners = self.listeners.borrow();
+        let fd = listeners.get(&id)?.as_fd().try_clone_to_owned();
+        let fd = fd
+            .inspect_err(|error| tracing::error!(%error, "a descriptor for a machine's socket"))
+            .ok()?;
+        let export = EngineExportId(id.0);
+        let message = |request| ToEngine::SetMachineListener { request, export };
+        Some(session.request_with("a machine's socket", fd, message))
+    }
+
+    /// Nobody is let in as long as an export is not served: who connects hears that at once. The dead engine is gone, so
+    /// this one was the last descriptor.
+    pub(crate) fn forget_machine_listener(&self, id: ExportId) {
+        self.listeners.borrow_mut().remove(&id);
+    }
+
+    /// Takes the descriptor of a socket that the engine has.
+    pub(crate) fn keep_machine_listener(&self, export: EngineExportId, fd: Option<OwnedFd>) {
+        if let Some(fd) = fd {
+            let mut listeners = self.listeners.borrow_mut();
+            listeners.entry(ExportId(export.0)).or_insert(fd);
+        }
+    }
+
+    /// The same of all that are in what it holds.
+    pub(crate) fn keep_machine_listeners(&self, held: &mut [(Held, Vec<OwnedFd>)]) {
+        for (held, descriptors) in held {
+            if let Held::MachineListener(export) = held {
+                self.keep_machine_listener(*export, descriptors.pop());
+            }
+        }
+    }
+
+    /// Whether it has an export's socket.
+    pub(crate) fn has_machine_listener(&self, id: ExportId) -> bool {
+        self.listeners.borrow().contains_key(&id)
+    }
+
+    /// Tells a conversation of all sockets.
+    pub(crate) fn say_machine_listeners(&self, session: &Session) -> Vec<(String, Pending)> {
+        let ids: Vec<ExportId> = self.listeners.borrow().keys().copied().collect();
+        let known = |id: &ExportId| self.base.core.borrow().pool.export(*id).is_ok();
+        let ids = ids.into_iter().filter(known);
+        ids.filter_map(|id| {
+            Some((
+                format!("socket of {id}"),
+                self.say_machine_listener(session, id)?,
+            ))
+        })
+        .collect()
+    }
+
+    /// An export is gone: its socket too, and what is left of one that was forgotten.
+    pub(crate) async fn remove_machine_listener(self: &Rc<Self>, id: ExportId, path: &Path) {
+        self.missing.borrow_mut().remove(&id);
+        self.listeners.borrow_mut().remove(&id);
+        // The engine, which had it too, has closed it: nobody listens there, unless it is another's now.
+        if let Err(error) = self.at_path(id, path, remove_dead).await {
+            tracing::warn!(%error, "removing a machine's socket");
+        }
+    }
+
+    /// Makes the sockets that are missing, for ever.
+    async fn run_machines(self: Rc<Self>) {
+        loop {
+            let served: Vec<ExportId> = {
+                let core = self.base.core.borrow();
+                let machines = core.pool.exports().filter(|e| e.frontend.is_machine());
+                let served = machines.filter(|e| !self.quarantine.has(e.id));
+                served.map(|export| export.id).collect()
+            };
+            for id in served {
+                let busy = self.busy.borrow().contains(&id);
+                if busy || self.making_export(id) {
+                    continue;
+                }
+                self.forget_lost_socket(id).await;
+                let made = match self.has_machine_listener(id) {
+                    true => Ok(()),
+                    false => self.listen_for_machine(id).await,
+                };
+                self.note_socket(id, made);
+            }
+            sleep(RETRY).await;
+        }
+    }
+
+    /// Forgets a socket whose file was removed, because no client finds it.
+    async fn forget_lost_socket(self: &Rc<Self>, id: ExportId) {
+        let Some(path) = self.machine_path(id) else {
+            return;
+        };
+        if !self.has_machine_listener(id) {
+            return;
+        }
+        let is_lost = |path: &Path| match path.symlink_metadata() {
+            Ok(there) => Ok(!there.file_type().is_socket()),
+            Err(error) => Ok(matches!(
+                error.kind(),
+                io::ErrorKind::NotFound | io::ErrorKind::NotADirectory
+            )),
+        };
+        // A path that does not answer is not lost.
+        if self.at_path(id, &path, is_lost).await.unwrap_or(false) {
+            self.listeners.borrow_mut().remove(&id);
+        }
+    }
+
+    /// Tells of a socket that can't be made, and when it is there.
+    fn note_socket(&self, id: ExportId, made: Result<(), ApiError>) {
+        let name = self.hosts.export_name(id);
+        let news = match made {
+            Ok(()) => {
+                let returned = self.missing.borrow_mut().remove(&id);
+                returned.map(|_| {
+                    let text = format!("machines can connect to {name} again");
+                    (EventKind::PartReturned, text)
+                })
+            }
+            Err(error) => {
+                let text = format!(
+                    "no machine can connect to {name}: {error}; it is tried again until it works"
+                );
+                let before = self.missing.borrow_mut().insert(id, text.clone());
+                (before.as_ref() != Some(&text)).then_some((EventKind::PartMissing, text))
+            }
+        };
+        if let Some((kind, text)) = news {
+            self.base.tell(kind, text, News::default());
+        }
+    }
+
+    /// A sentence for each export to which no machine can connect.
+    pub(crate) fn socket_warnings(&self) -> Vec<String> {
+        self.missing.borrow().values().cloned().collect()
+    }
+
+    /// Whether an export is being made right now.
+    fn making_export(&self, id: ExportId) -> bool {
+        self.making.borrow().contains(&id)
+    }
+
+    /// A machine's client has come, or is gone.
+    pub(crate) fn machine_news(&self, session: &Session, news: &FromEngine) {
+        let (export, kind, did) = match news {
+            FromEngine::Machine { export, .. } => (
+                *export,
+                EventKind::HostConnected,
+                "a machine connected to".to_owned(),
+            ),
+            FromEngine::MachineLeft { export, why } => (
+                *export,
+                EventKind::HostDisconnected,
+                format!("a machine was disconnected ({why}) from"),
+            ),
+            _ => return,
+        };
+        let name = self.hosts.export_name(ExportId(export.0));
+        let news = News {
+            export: Some(name.clone()),
+            count: Some(1),
+            ..News::default()
+        };
+        let text = format!("{did} {name}");
+        self.base.events.tell(kind, session.generation, text, news);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_dead_socket_is_replaced() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("t/v.sock");
+        let nobody = SocketOwner::default();
+        let first = listen(&path, true, nobody).unwrap();
+        let mode = std::fs::metadata(&path).unwrap();
+        use std::os::unix::fs::PermissionsExt;
+        assert_eq!(mode.permissions().mode() & 0o777, 0o660);
+        let error = listen(&path, true, nobody).unwrap_err();
+        assert!(error.to_string().contains("another process"), "{error}");
+        assert!(remove_dead(&path).is_err() && path.exists());
+        drop(first);
+        drop(listen(&path, true, nobody).unwrap());
+        remove_dead(&path).unwrap();
+        assert!(!path.exists());
+        remove_dead(&path).unwrap();
+        std::fs::write(&path, "precious").unwrap();
+        assert!(listen(&path, true, nobody).is_err());
+        assert_eq!(std::fs::read(&path).unwrap(), b"precious");
+    }
+
+    #[test]
+    fn a_socket_that_is_found_by_its_folder_has_one_made() {
+        let folder = tempfile::tempdir().unwrap();
+        let nobody = SocketOwner::default();
+        let path = folder.path().join("disk/cntrl");
+        drop(listen(&path, false, nobody).unwrap());
+        // A stale one is replaced; nothing else in the folder is touched.
+        std::fs::write(folder.path().join("disk/other"), "precious").unwrap();
+        let second = listen(&path, false, nobody).unwrap();
+        assert!(listen(&path, false, nobody).is_err());
+        drop(second);
+        remove_dead(&path).unwrap();
+        let left = std::fs::read(folder.path().join("disk/other"));
+        assert_eq!(left.unwrap(), b"precious");
+        // Other folders are not made, nor folders of folders.
+        for path in ["none/v.sock", "none/none/cntrl"] {
+            assert!(listen(&folder.path().join(path), false, nobody).is_err());
+        }
+        assert!(!folder.path().join("none").exists());
+    }
+}

@@ -1,0 +1,284 @@
+//! Tenants and volumes, as the API changes them.
+//!
+//! Purpose: create, grow, reserve, delete.
+//! Design: the pool is changed and the change committed; then the engine is told. Growing is told
+//! after the commit, so that no host sees a size that a crash takes back. Deleting first takes every
+//! extent back from the data path.
+//! Not here: names' syntax (checked before), answers' shape (`show`).
+
+use std::rc::Rc;
+
+use forebay_device::size::format_bytes;
+use forebay_pool::{ErrorKind, NewVolume, Pool, PoolError};
+use forebay_xlate::VolumeId;
+use forebay_xlate::boundary::message::ToEngine;
+
+use crate::api::error::ApiError;
+use crate::api::model::{Tenant, Volume, VolumeCreate, VolumeUpdate};
+use crate::base::Base;
+use crate::base::show::show_tenant;
+use crate::base::turns::Turn;
+use crate::devices::{api_error, now_s};
+use crate::exports::transfers::Transfers;
+use crate::link::{Link, engine_error};
+use crate::mapping::MapOwner;
+use crate::mapping::release::ReleaseError;
+use crate::qos::budgets::Budgets;
+use crate::statistics::Statistics;
+
+/// An error of something that may have promised space to a volume of a size.
+fn reservation_error(
+    pool: &Pool,
+    error: PoolError,
+    reserved_bytes: u64,
+    size_bytes: u64,
+) -> ApiError {
+    let kind = error.kind;
+    let told = api_error(error);
+    let is_reserve = told.message.contains("can't be reserved");
+    if is_reserve && reserved_bytes > size_bytes {
+        return told.hint(
+            "reserve less, or `full` for all of the volume; `forebay volume resize` makes it larger",
+        );
+    }
+    if kind != ErrorKind::NoSpace {
+        return told;
+    }
+    let left = pool.reservable_bytes(None);
+    told.hint(format!(
+        "reserve less ({} can be promised now), add a device (`forebay device add`), or take other \
+         volumes' reservations back (`forebay volume set --reserve`)",
+        format_bytes(left)
+    ))
+}
+
+/// Makes, changes and ends tenants and volumes.
+#[derive(Debug)]
+pub(crate) struct Volumes {
+    pub(super) base: Rc<Base>,
+    pub(super) link: Rc<Link>,
+    pub(super) mapping: Rc<dyn MapOwner>,
+    pub(super) budgets: Rc<Budgets>,
+    pub(super) statistics: Rc<Statistics>,
+    pub(super) transfers: Rc<Transfers>,
+}
+
+impl Volumes {
+    pub(crate) fn new(
+        base: &Rc<Base>,
+        link: &Rc<Link>,
+        mapping: &Rc<dyn MapOwner>,
+        budgets: &Rc<Budgets>,
+        transfers: &Rc<Transfers>,
+    ) -> Rc<Self> {
+        Rc::new(Self {
+            base: base.clone(),
+            link: link.clone(),
+            mapping: mapping.clone(),
+            budgets: budgets.clone(),
+            statistics: budgets.statistics.clone(),
+            transfers: transfers.clone(),
+        })
+    }
+
+    /// Makes a tenant.
+    pub(crate) async fn tenant_create(&self, name: String) -> Result<Tenant, ApiError> {
+        self.budgets.refuse_its_name(&name)?;
+        self.base
+            .core
+            .borrow_mut()
+            .pool
+            .create_tenant(&name, now_s())
+            .map_err(api_error)?;
+        // Another request may delete it before this one is answered.
+        let made = self.tenant_show(&name)?;
+        self.base.commit_for_api().await?;
+        Ok(self.tenant_show(&name).unwrap_or(made))
+    }
+
+    /// Ends a tenant without volumes.
+    pub(crate) async fn tenant_delete(&self, name: String) -> Result<(), ApiError> {
+        self.base
+            .core
+            .borrow_mut()
+            .pool
+            .delete_tenant(&name)
+            .map_err(api_error)?;
+        self.base.commit_for_api().await?;
+        // What was kept for it is others' now; what goes wrong is logged.
+        let _ = self.budgets.push_budgets().await;
+        Ok(())
+    }
+
+    /// Makes a volume.
+    pub(crate) async fn volume_create(
+        self: &Rc<Self>,
+        tenant: String,
+        body: VolumeCreate,
+    ) -> Result<Volume, ApiError> {
+        let turn = self.base.turn_for_api(&tenant, &body.name).await?;
+        let new = NewVolume {
+            tenant: tenant.clone(),
+            name: body.name.clone(),
+            size_bytes: body.size_bytes,
+            block_bytes: Some(body.block_bytes.unwrap_or(4096)),
+            reserved_bytes: body.reserved_bytes,
+        };
+        let create = || {
+            self.base
+                .core
+                .borrow_mut()
+                .pool
+                .create_volume(&new, now_s())
+        };
+        let id = self.with_space_taken_back(create).await;
+        let id = id.map_err(|error| {
+            let pool = &self.base.core.borrow().pool;
+            reservation_error(pool, error, body.reserved_bytes, body.size_bytes)
+        })?;
+        self.commit_and_push(id, turn).await?;
+        self.base.volume_show(&tenant, &body.name)
+    }
+
+    /// Does something that may find no space; if so, again once what was never written is taken back.
+    async fn with_space_taken_back<T>(
+        &self,
+        attempt: impl Fn() -> Result<T, PoolError>,
+    ) -> Result<T, PoolError> {
+        match attempt() {
+            Err(error) if error.kind == ErrorKind::NoSpace => {
+                if self.mapping.take_back_for_space().await {
+                    attempt()
+                } else {
+                    Err(error)
+                }
+            }
+            done => done,
+        }
+    }
+
+    async fn push_volume(&self, id: VolumeId) -> Result<(), ApiError> {
+        let volume = {
+            let core = self.base.core.borrow();
+            let record = core.pool.volume(id).map_err(api_error)?;
+            self.base.volume_config(&core.pool, record)
+        };
+        self.link
+            .push("a volume", |request| ToEngine::SetVolume {
+                request,
+                volume,
+            })
+            .await
+            .map_err(|error| engine_error(&error))
+    }
+
+    /// Grows a volume, or changes how much of it is reserved.
+    pub(crate) async fn volume_update(
+        self: &Rc<Self>,
+        tenant: String,
+        name: String,
+        body: VolumeUpdate,
+    ) -> Result<Volume, ApiError> {
+        let turn = self.base.turn_for_api(&tenant, &name).await?;
+        let id = self.base.volume_id(&tenant, &name)?;
+        if let Some(reserved_bytes) = body.reserved_bytes {
+            let set = || {
+                let pool = &mut self.base.core.borrow_mut().pool;
+                pool.set_volume_reservation(id, reserved_bytes)
+            };
+            self.with_space_taken_back(set).await.map_err(|error| {
+                let core = self.base.core.borrow();
+                let size_bytes = core.pool.volume(id).map_or(0, |volume| volume.size_bytes);
+                reservation_error(&core.pool, error, reserved_bytes, size_bytes)
+            })?;
+            self.base.commit_for_api().await?;
+        }
+        if let Some(size_bytes) = body.size_bytes {
+            self.grow(id, size_bytes).map_err(api_error)?;
+            self.commit_and_push(id, turn).await?;
+        }
+        self.base.volume_show(&tenant, &name)
+    }
+
+    /// Makes a volume durable as it is now, and tells the engine: later, if it can't be made durable yet. Nobody has a turn
+    /// before.
+    async fn commit_and_push(self: &Rc<Self>, id: VolumeId, turn: Turn) -> Result<(), ApiError> {
+        if let Err(error) = self.base.commit_for_api().await {
+            let owner = self.clone();
+            self.base.spawn(async move {
+                owner.base.commit_through().await;
+                if let Err(error) = owner.push_volume(id).await {
+                    tracing::warn!(volume = %id, %error, "telling the engine of a volume");
+                }
+                drop(turn);
+            });
+            return Err(error);
+        }
+        self.push_volume(id).await
+    }
+
+    /// Grows a volume in memory: nobody is shown that before it is durable.
+    pub(crate) fn grow(&self, id: VolumeId, size_bytes: u64) -> Result<(), PoolError> {
+        let pool = &mut self.base.core.borrow_mut().pool;
+        let durable_bytes = self.base.durable_size(pool, pool.volume(id)?);
+        pool.grow_volume(id, size_bytes)?;
+        let mut growing = self.base.growing.borrow_mut();
+        growing.retain(|_, (_, batch)| *batch > pool.committed_id());
+        growing.insert(id, (durable_bytes, pool.open_batch_id()));
+        Ok(())
+    }
+
+    fn refuse_exported(&self, id: VolumeId, tenant: &str, name: &str) -> Result<(), ApiError> {
+        self.transfers
+            .refuse_transferred(id, &format!("{tenant}/{name}"))?;
+        if self.base.core.borrow().pool.export_of(id).is_some() {
+            return Err(
+                ApiError::in_use(format!("volume {tenant}/{name} is exported")).hint(format!(
+                    "remove the export first: `forebay export delete {tenant}/{name}`"
+                )),
+            );
+        }
+        Ok(())
+    }
+
+    /// Ends a volume that is not exported.
+    pub(crate) async fn volume_delete(
+        self: &Rc<Self>,
+        tenant: String,
+        name: String,
+    ) -> Result<(), ApiError> {
+        let id = self.base.volume_id(&tenant, &name)?;
+        self.transfers.end_dead_transfers(id).await;
+        let _turn = self.base.turn_for_api(&tenant, &name).await?;
+        let id = self.base.volume_id(&tenant, &name)?;
+        self.refuse_exported(id, &tenant, &name)?;
+        self.base.wait_open_for_api().await?;
+        match self.mapping.delete_volume(id).await {
+            Ok(()) => {}
+            Err(error @ ReleaseError::Revoke(_)) => {
+                return Err(ApiError::unavailable(format!(
+                    "volume {tenant}/{name} is still in use: {error}"
+                ))
+                .hint("nothing was changed; see `forebay status` for the engine and its devices, and try again"));
+            }
+            Err(ReleaseError::Pool(error)) => return Err(api_error(error)),
+        }
+        self.link
+            .push("removing a volume", |request| ToEngine::RemoveVolume {
+                request,
+                volume: id,
+            })
+            .await
+            .map_err(|error| engine_error(&error))
+    }
+
+    /// One tenant.
+    pub(crate) fn tenant_show(&self, name: &str) -> Result<Tenant, ApiError> {
+        let core = self.base.core.borrow();
+        let tenant = core.pool.tenant(name).map_err(api_error)?;
+        let mut shown = show_tenant(&core, tenant);
+        let budget = shown.budget.as_ref();
+        shown.credit = budget.and_then(|budget| self.statistics.credit(tenant.id, budget));
+        Ok(shown)
+    }
+}

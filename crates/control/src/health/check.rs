@@ -1,0 +1,91 @@
+//! Checking the pool while it is used.
+//!
+//! Purpose: the catalog's copies, then the maps against the extents, as `forebay pool check` asks for.
+//! Design: the pool checks itself in pieces of about a millisecond; between two of them everybody
+//! else gets a turn. What leaked is given back if that is asked for, and that is committed.
+//! Not here: what is checked (the pool), the report's shape in the API.
+
+use forebay_pool::{CheckProblem, CheckReport};
+
+use crate::api::error::ApiError;
+use crate::devices::api_error;
+use crate::health::reports::Reports;
+
+/// Extents looked at in one piece.
+const EXTENTS_A_PIECE: u64 = 65_536;
+
+impl Reports {
+    /// Checks the pool; returns what was found, and how many leaked extents were given back.
+    pub(crate) async fn pool_check(&self, repair: bool) -> Result<(CheckReport, u64), ApiError> {
+        let mut check = self
+            .base
+            .core
+            .borrow_mut()
+            .pool
+            .begin_check()
+            .map_err(api_error)?;
+        loop {
+            let finished = self
+                .base
+                .core
+                .borrow_mut()
+                .pool
+                .check_step(&mut check, EXTENTS_A_PIECE)
+                .map_err(api_error)?;
+            if finished {
+                break;
+            }
+            tokio::task::yield_now().await;
+        }
+        let mut report = self.base.core.borrow_mut().pool.end_check(check);
+        report.problems.extend(self.check_on_disk().await);
+        self.copies.look_at_copies().await;
+        let mut covered = self.labels.look_at_labels().await;
+        if repair && !covered.is_empty() {
+            self.labels.repair_labels().await?;
+            covered.clear();
+        }
+        report
+            .problems
+            .extend(covered.into_iter().map(|what| CheckProblem {
+                what,
+                repairable: true,
+            }));
+        let mut repaired = 0;
+        if repair && report.leaked_extents > 0 {
+            repaired = self
+                .base
+                .core
+                .borrow_mut()
+                .pool
+                .repair(&report)
+                .map_err(api_error)?;
+            tracing::warn!(extents = repaired, "leaked extents are given back");
+            self.base.commit_for_api().await?;
+            self.base.launder_wanted.raise();
+        }
+        Ok((report, repaired))
+    }
+
+    /// What is wrong with the catalog on its devices. What leaked in it, memory knows too.
+    async fn check_on_disk(&self) -> Vec<CheckProblem> {
+        let catalog = self.base.catalog.clone();
+        let devices = self.base.core.borrow().pool.devices().to_vec();
+        let checked = tokio::task::spawn_blocking(move || {
+            let scrubbed = catalog.scrub();
+            (scrubbed, forebay_pool::check_catalog(&catalog, &devices))
+        });
+        let problem = |what: String| CheckProblem {
+            what,
+            repairable: false,
+        };
+        match checked.await {
+            Err(error) => vec![problem(format!("reading the catalog: {error}"))],
+            Ok((scrubbed, report)) => {
+                let lost = scrubbed.err().map(|error| problem(error.to_string()));
+                let found = report.problems.into_iter().filter(|p| !p.repairable);
+                lost.into_iter().chain(found).collect()
+            }
+        }
+    }
+}

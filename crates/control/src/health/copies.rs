@@ -1,0 +1,164 @@
+//! The two copies of the catalog.
+//!
+//! Purpose: how they are, for people; a copy that was left behind is brought up to date again.
+//! Design: one task asks once a second, on a blocking thread: the catalog's lock is held over its
+//! I/O, and a device that hangs must not hold the owner up, for the seconds until it is left behind. What is
+//! shown is the last answer.
+//! Not here: the copies themselves (the pool).
+
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::time::Duration;
+
+use forebay_pool::{CatalogCopy, CatalogHealth, CopyState};
+use tokio::time::{Instant, sleep};
+
+use crate::api::events::EventKind;
+use crate::api::model::{CatalogCopyInfo, CatalogInfo};
+use crate::base::Base;
+use crate::events::News;
+
+/// Between two looks.
+const BEAT: Duration = Duration::from_secs(1);
+/// Between two attempts to bring copies back.
+const HEAL_EVERY: Duration = Duration::from_secs(10);
+
+/// What is known of the copies.
+#[derive(Debug)]
+pub(crate) struct Copies {
+    base: Rc<Base>,
+    known: RefCell<CatalogHealth>,
+}
+
+impl Copies {
+    /// As they are when nobody uses the catalog yet.
+    pub(crate) fn new(base: &Rc<Base>) -> Rc<Self> {
+        Rc::new(Self {
+            base: base.clone(),
+            known: RefCell::new(base.catalog.health()),
+        })
+    }
+}
+
+/// A copy's state in words; `None`: good.
+fn trouble(state: &CopyState) -> Option<String> {
+    match state {
+        CopyState::Good => None,
+        CopyState::Missing => Some("its device is missing".to_owned()),
+        CopyState::Failed(why) => Some(why.clone()),
+    }
+}
+
+impl Copies {
+    /// The one task that looks after the copies.
+    pub(crate) async fn run_copies(self: Rc<Self>) {
+        let mut healed_at = Instant::now();
+        loop {
+            sleep(BEAT).await;
+            self.look_at_copies().await;
+            let is_well = {
+                let health = self.known.borrow();
+                health.is_whole() && health.is_settled
+            };
+            if is_well || healed_at.elapsed() < HEAL_EVERY {
+                continue;
+            }
+            healed_at = Instant::now();
+            let catalog = self.base.catalog.clone();
+            let healed = tokio::task::spawn_blocking(move || catalog.heal()).await;
+            if let Ok(Err(error)) = healed {
+                tracing::debug!(%error, "bringing a copy of the catalog back");
+            }
+        }
+    }
+
+    /// Asks how the copies are, now.
+    pub(crate) async fn look_at_copies(&self) {
+        let catalog = self.base.catalog.clone();
+        let Ok(now) = tokio::task::spawn_blocking(move || catalog.health()).await else {
+            return;
+        };
+        let before = self.known.replace(now.clone());
+        for note in now.notes.iter().skip(before.notes.len()) {
+            tracing::warn!(note, "the pool's catalog");
+        }
+        let text = match (before.is_whole(), now.is_whole()) {
+            (true, false) => "the pool's catalog has no second copy any more",
+            (false, true) => "the pool's catalog has two good copies again",
+            _ => return,
+        };
+        self.base
+            .tell(EventKind::Warning, text.to_owned(), News::default());
+    }
+
+    /// The catalog, for people.
+    pub(crate) fn catalog_info(&self) -> CatalogInfo {
+        let usage = self.base.core.borrow().pool.catalog_usage();
+        let health = self.known.borrow();
+        CatalogInfo {
+            used_bytes: usage.used_bytes,
+            limit_bytes: usage.limit_bytes,
+            metadata_bytes: health.metadata_bytes,
+            copies: health
+                .copies
+                .iter()
+                .map(|copy| CatalogCopyInfo {
+                    device: copy.device.0,
+                    is_good: copy.state == CopyState::Good,
+                    why: trouble(&copy.state),
+                })
+                .collect(),
+            repaired_blocks: health.repaired_blocks,
+            notes: health.notes.clone(),
+        }
+    }
+
+    /// Whether the catalog lacks a good copy.
+    pub(crate) fn lacks_a_copy(&self) -> bool {
+        !self.known.borrow().is_whole()
+    }
+
+    /// Whether a copy of the catalog is on the device.
+    pub(crate) fn has_catalog_copy(&self, device: forebay_xlate::DeviceIndex) -> bool {
+        let health = self.known.borrow();
+        health.copies.iter().any(|copy| copy.device == device)
+    }
+
+    /// What is to be said of the copies.
+    pub(crate) fn copies_warnings(&self) -> Vec<String> {
+        let health = self.known.borrow();
+        let mut warnings = Vec::new();
+        if !health.is_whole() {
+            let lost: Vec<String> = health
+                .copies
+                .iter()
+                .filter_map(|copy| {
+                    let device = self.base.spec_of(copy.device);
+                    Some(format!("on device {device}: {}", trouble(&copy.state)?))
+                })
+                .collect();
+            let lost = if lost.is_empty() {
+                "there is no other".to_owned()
+            } else {
+                lost.join("; ")
+            };
+            let is_good = |copy: &CatalogCopy| copy.state == CopyState::Good;
+            warnings.push(if health.copies.iter().any(is_good) {
+                format!(
+                    "the pool's catalog has one good copy only ({lost}): if that is lost, so is the pool; repair the device, or add another (`forebay device add`)"
+                )
+            } else {
+                format!(
+                    "no copy of the pool's catalog can be written ({lost}): what changes the pool waits"
+                )
+            });
+        }
+        if health.repaired_blocks > 0 {
+            warnings.push(format!(
+                "{} blocks of the pool's catalog or its labels were bad on one copy and have been repaired from the other; `forebay pool show` says where; if the power had not failed, that device should be watched",
+                health.repaired_blocks
+            ));
+        }
+        warnings
+    }
+}

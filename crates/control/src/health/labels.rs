@@ -1,0 +1,221 @@
+//! This daemon's hold on the pool: what labels, engine and heartbeat are told of it.
+//!
+//! Purpose: the number of a start or a stop in catalog and labels; the engine's heartbeat; a loss that is noticed.
+//! Design: the number is durable in the catalog before labels have it, and the catalog notes afterwards which have it
+//! (`forebay_pool::Stamped`). Devices whose labels have the old format take no part.
+//! Not here: whether the pool may be opened (`ownership`).
+
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use forebay_pool::Stamped;
+use forebay_xlate::boundary::message::ToEngine;
+
+use crate::api::error::ApiError;
+use crate::api::events::EventKind;
+use crate::base::Base;
+use crate::events::News;
+use crate::ownership;
+use crate::ownership::{Installation, Tenure};
+use crate::store::SyncStore;
+
+/// Whose the pool is.
+#[derive(Debug, Default)]
+pub(crate) struct Hold {
+    me: Option<Arc<Installation>>,
+    tenure: Option<Arc<Tenure>>,
+    /// Warnings about labels.
+    warnings: Vec<String>,
+}
+
+/// This daemon's hold on the pool, as labels and catalog say it.
+#[derive(Debug)]
+pub(crate) struct Labels {
+    pub(super) base: Rc<Base>,
+    pub(super) hold: RefCell<Hold>,
+}
+
+impl Labels {
+    pub(crate) fn new(base: &Rc<Base>) -> Rc<Self> {
+        Rc::new(Self {
+            base: base.clone(),
+            hold: Default::default(),
+        })
+    }
+
+    /// Says who serves the pool, before anything is served.
+    pub(crate) fn set_hold(&self, me: Arc<Installation>, tenure: Option<Arc<Tenure>>) {
+        *self.hold.borrow_mut() = Hold {
+            me: Some(me),
+            tenure,
+            warnings: Vec::new(),
+        };
+    }
+
+    /// The hold on the pool, if its labels have an owner.
+    pub(crate) fn tenure(&self) -> Option<Arc<Tenure>> {
+        self.hold.borrow().tenure.clone()
+    }
+
+    /// Puts the heartbeat on a device that joins the pool.
+    pub(crate) fn hold_device(&self, store: &Arc<SyncStore>) -> Result<(), ApiError> {
+        match self.tenure() {
+            Some(tenure) => ownership::join(&tenure, std::slice::from_ref(store)),
+            None => Ok(()),
+        }
+    }
+
+    /// The devices whose labels have an owner.
+    fn held(&self) -> Vec<Arc<SyncStore>> {
+        let devices = self.base.devices.borrow();
+        let stores = devices.iter().map(|device| device.store.clone());
+        stores.filter(|store| store.tenure().is_some()).collect()
+    }
+
+    /// What the engine is told of the hold; none: there is nothing to tell.
+    pub(crate) fn hold_message(&self) -> Option<ToEngine> {
+        let tenure = self.tenure()?;
+        let holder = tenure.holder();
+        let devices = self.base.devices.borrow();
+        let held = devices.iter().filter(|one| one.store.tenure().is_some());
+        Some(ToEngine::Hold {
+            owner: holder.owner,
+            boot: holder.boot,
+            host: holder.host.clone(),
+            devices: held.map(|one| one.index).collect(),
+        })
+    }
+
+    /// Notes a start in the labels, as soon as the catalog has it.
+    pub(crate) fn begin_stamp(self: &Rc<Self>) {
+        let owner = self.clone();
+        self.base.spawn(async move {
+            owner.base.commit_through().await;
+            let number = owner.base.core.borrow().pool.number();
+            owner.stamp(number, false).await;
+            owner.base.commit_through().await;
+            owner.look_at_labels().await;
+        });
+    }
+
+    /// Warnings about labels, as of the last look.
+    pub(crate) fn label_warnings(&self) -> Vec<String> {
+        self.hold.borrow().warnings.clone()
+    }
+
+    /// Renews the warnings about labels. Returns a sentence for each label whose first copy is overwritten.
+    pub(crate) async fn look_at_labels(&self) -> Vec<String> {
+        let catalog = self.base.catalog.clone();
+        let looked = tokio::task::spawn_blocking(move || catalog.label_troubles());
+        let Ok((old, covered)) = looked.await else {
+            return Vec::new();
+        };
+        let spec = |uuid| {
+            let core = self.base.core.borrow();
+            let record = core
+                .pool
+                .devices()
+                .iter()
+                .find(|record| record.uuid == uuid);
+            record.map_or_else(String::new, |record| record.spec.clone())
+        };
+        let covered: Vec<String> = covered
+            .into_iter()
+            .map(|uuid| {
+                format!(
+                    "something that is not Forebay's, a restored partition table perhaps, lies over the first copy of \
+                     the label of device {}",
+                    spec(uuid)
+                )
+            })
+            .collect();
+        let repair = "; `forebay pool check --repair` writes the label there again";
+        let mut warnings: Vec<String> = covered
+            .iter()
+            .map(|text| format!("{text}{repair}"))
+            .collect();
+        if !old.is_empty() {
+            warnings.push(
+                "the pool's labels have the format of an older version, which another machine's use of the pool, older \
+                 copies of devices and restored partition tables can harm: `forebay pool upgrade` mends that; older \
+                 versions refuse the pool from then on"
+                    .to_owned(),
+            );
+        }
+        for warning in &warnings {
+            if !self.hold.borrow().warnings.contains(warning) {
+                self.base
+                    .tell(EventKind::Warning, warning.clone(), News::default());
+            }
+        }
+        self.hold.borrow_mut().warnings = warnings;
+        covered
+    }
+
+    /// Writes every label's copies anew, over whatever lies there.
+    pub(crate) async fn repair_labels(&self) -> Result<(), ApiError> {
+        let catalog = self.base.catalog.clone();
+        let repaired = tokio::task::spawn_blocking(move || catalog.repair_labels()).await;
+        match repaired {
+            Ok(result) => result.map_err(crate::devices::api_error)?,
+            Err(error) => return Err(ApiError::unavailable(error.to_string())),
+        }
+        self.look_at_labels().await;
+        Ok(())
+    }
+
+    /// Notes a stop in good order in catalog and labels, and ends the heartbeat. The engine has ended.
+    pub(crate) async fn end_stamp(&self) {
+        if self.hold.borrow().me.is_none() {
+            return;
+        }
+        let number = self.base.core.borrow_mut().pool.count_stop();
+        if self.base.commit().await.is_err() {
+            return;
+        }
+        self.stamp(number, true).await;
+        if let Err(error) = self.base.commit().await {
+            tracing::warn!(%error, "noting the pool's stop");
+        }
+        if let Some(tenure) = self.tenure() {
+            let held = self.held();
+            let ended = tokio::task::spawn_blocking(move || ownership::end(&tenure, &held));
+            let _ = ended.await;
+        }
+    }
+
+    async fn stamp(&self, number: u64, is_clean: bool) {
+        let Some(me) = self.hold.borrow().me.clone() else {
+            return;
+        };
+        let catalog = self.base.catalog.clone();
+        let stamp = me.stamp(number, is_clean);
+        let stamped = tokio::task::spawn_blocking(move || catalog.stamp(&stamp)).await;
+        let Ok(Stamped { devices, notes, .. }) = stamped else {
+            return;
+        };
+        for note in notes {
+            tracing::warn!(note, "noting a start or a stop of the pool");
+        }
+        self.base
+            .core
+            .borrow_mut()
+            .pool
+            .note_stamped(&devices, number);
+    }
+
+    /// Looks whether another machine has taken the pool; who, in a sentence.
+    pub(crate) async fn look_for_taker(&self) -> Option<String> {
+        let tenure = self.tenure()?;
+        let held = self.held();
+        let looked = tokio::task::spawn_blocking(move || {
+            for store in held {
+                // A device that can't be read tells nothing.
+                let _ = tenure.look(store.as_ref());
+            }
+            tenure.taker()
+        });
+        looked.await.ok().flatten()
+    }
+}

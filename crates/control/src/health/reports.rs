@@ -1,0 +1,342 @@
+//! What an operator should know.
+//!
+//! Purpose: sentences for `status` and `pool show`: what is wrong, whom it concerns, what to do.
+//! Design: looked up when asked for, from what is known anyway; only the file systems below device
+//! files are asked. What is not told where it happens (they fill up by others' doing) is told
+//! when it comes and when it goes.
+//! Not here: space in the pool, devices that hang, the catalog's copies (`watch`, `hang`, `copies`).
+
+use std::cell::RefCell;
+use std::collections::BTreeSet;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::rc::Rc;
+use std::time::Duration;
+
+use forebay_device::DeviceKind;
+use forebay_device::size::format_bytes;
+use forebay_xlate::DeviceIndex;
+use tokio::time::sleep;
+
+use crate::api::error::ApiError;
+use crate::api::events::EventKind;
+use crate::api::model::{Capacity, DeviceInfo, DeviceState};
+use crate::base::{Base, Core};
+use crate::events::News;
+use crate::exports::export::Exports;
+use crate::exports::vms::VmSockets;
+use crate::health::copies::Copies;
+use crate::health::labels::Labels;
+use crate::link::Link;
+use crate::qos::placement::Placement;
+use crate::states::DeviceStates;
+
+/// Between two looks.
+const BEAT: Duration = Duration::from_secs(1);
+/// So many of the affected volumes are named.
+const NAMED: usize = 5;
+/// A file system is nearly full when less than this fraction of it is left.
+const NEARLY_FULL: u64 = 20;
+
+/// A file system that has little room left for a sparse device file on it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Room {
+    /// As far as can be known.
+    Enough,
+    /// So many bytes are left.
+    Little(u64),
+    /// Nothing is left.
+    Nothing,
+}
+
+/// Whether what a sparse file has not got yet still finds room below it.
+fn judge(missing_bytes: u64, left_bytes: u64, total_bytes: u64) -> Room {
+    if missing_bytes == 0 || left_bytes >= missing_bytes {
+        return Room::Enough;
+    }
+    match left_bytes {
+        // A block or two are not to be had, either.
+        0..65_536 => Room::Nothing,
+        left if left < total_bytes / NEARLY_FULL => Room::Little(left),
+        _ => Room::Enough,
+    }
+}
+
+/// Looks at the file system below a device file.
+fn room(path: &Path) -> Room {
+    let (Ok(file), Ok(below)) = (path.metadata(), rustix::fs::statvfs(path)) else {
+        // It is gone or unreachable: others notice that.
+        return Room::Enough;
+    };
+    let missing = file.len().saturating_sub(file.blocks().saturating_mul(512));
+    let bytes = |blocks: u64| blocks.saturating_mul(below.f_frsize);
+    judge(missing, bytes(below.f_bavail), bytes(below.f_blocks))
+}
+
+/// Whom it concerns, if anybody.
+fn some(names: &[String]) -> Option<String> {
+    match names.len() {
+        0 => None,
+        n if n <= NAMED => Some(names.join(", ")),
+        n => Some(format!(
+            "{} and {} other volumes",
+            names[..NAMED].join(", "),
+            n - NAMED
+        )),
+    }
+}
+
+fn listed(names: &[String]) -> String {
+    some(names).map_or_else(
+        || "no volume has anything there".to_owned(),
+        |names| format!("what lies there of {names} can't be reached"),
+    )
+}
+
+pub(crate) fn concerned(names: &[String]) -> String {
+    some(names).map_or_else(
+        || "no volume has anything there".to_owned(),
+        |names| format!("there lies something of {names}"),
+    )
+}
+
+/// What people are told of the pool, its devices and its troubles.
+#[derive(Debug)]
+pub(crate) struct Reports {
+    pub(super) base: Rc<Base>,
+    pub(super) link: Rc<Link>,
+    pub(super) states: Rc<DeviceStates>,
+    pub(super) labels: Rc<Labels>,
+    pub(super) copies: Rc<Copies>,
+    pub(super) placement: Rc<Placement>,
+    pub(super) vms: Rc<VmSockets>,
+    pub(super) exports: Rc<Exports>,
+    /// What was warned of.
+    pub(super) warned: RefCell<BTreeSet<String>>,
+}
+
+impl Reports {
+    pub(crate) fn new(
+        base: &Rc<Base>,
+        link: &Rc<Link>,
+        states: &Rc<DeviceStates>,
+        labels: &Rc<Labels>,
+        copies: &Rc<Copies>,
+        exports: &Rc<Exports>,
+    ) -> Rc<Self> {
+        Rc::new(Self {
+            base: base.clone(),
+            link: link.clone(),
+            states: states.clone(),
+            labels: labels.clone(),
+            copies: copies.clone(),
+            placement: exports.placement.clone(),
+            vms: exports.vms.clone(),
+            exports: exports.clone(),
+            warned: Default::default(),
+        })
+    }
+
+    /// The one task that tells when room below device files or a shared limit runs out, and when there is enough again.
+    pub(crate) async fn run_warnings(self: Rc<Self>) {
+        let mut warned = BTreeSet::new();
+        let mut limits_warned = BTreeSet::new();
+        loop {
+            sleep(BEAT).await;
+            self.log_rooms(&mut warned);
+            self.log_limits(&mut limits_warned);
+        }
+    }
+
+    /// Things an operator should know, but for those that are configured so ([`Reports::notes`]).
+    pub(crate) fn warnings(&self) -> Vec<String> {
+        let mut warnings = Vec::new();
+        if let Some(trouble) = self.base.committer.trouble() {
+            warnings.push(format!("the pool's catalog can't be written: {trouble}"));
+        }
+        warnings.extend(self.base.waits.warnings());
+        let core = self.base.core.borrow();
+        for device in self.device_list() {
+            warnings.extend(self.device_warning(&core, &device));
+            warnings.extend(self.error_warning(&core, &device));
+        }
+        drop(core);
+        warnings.extend(self.labels.label_warnings());
+        warnings.extend(self.states.nameless_warnings());
+        warnings.extend(self.copies.copies_warnings());
+        warnings.extend(self.room_warnings().into_iter().map(|(_, text)| text));
+        warnings.extend(self.vms.socket_warnings());
+        warnings.extend(self.limit_warnings());
+        warnings.extend(self.troubles());
+        warnings.extend(self.placement.promise_warning());
+        warnings.extend(self.placement.unwritten_warning());
+        warnings
+    }
+
+    /// What an operator should know of devices that are configured so.
+    pub(crate) fn notes(&self) -> Vec<String> {
+        let devices = self.base.devices.borrow();
+        let of = |device: &crate::devices::PoolDevice| {
+            let notes = device.store.0.info().notes.clone();
+            let spec = device.spec.clone();
+            notes
+                .into_iter()
+                .map(move |note| format!("device {spec}: {note}"))
+        };
+        devices.iter().flat_map(of).collect()
+    }
+
+    /// Fails if a device has failed, with what to do about it.
+    pub(crate) fn refuse_failed(&self) -> Result<(), ApiError> {
+        let core = self.base.core.borrow();
+        let devices = self.device_list();
+        let failed = devices.iter().filter(|d| d.state == DeviceState::Failed);
+        let failed: Vec<String> = failed
+            .filter_map(|device| self.device_warning(&core, device))
+            .collect();
+        match failed.is_empty() {
+            true => Ok(()),
+            false => Err(ApiError::damaged(failed.join("; "))),
+        }
+    }
+
+    /// Whether something of the pool is not served.
+    pub(crate) fn has_trouble(&self) -> bool {
+        let is_lost = |device: &DeviceInfo| {
+            matches!(device.state, DeviceState::Failed | DeviceState::Missing)
+        };
+        self.base.committer.trouble().is_some()
+            || self.device_list().iter().any(is_lost)
+            || self.base.waits.is_any_device_told()
+            || !self.exports.quarantine_warnings().is_empty()
+    }
+
+    /// Space in the pool.
+    pub(crate) fn capacity(&self) -> Capacity {
+        let space = self.base.core.borrow().pool.space();
+        Capacity {
+            total_bytes: space.total_bytes(),
+            used_bytes: space.used_bytes(),
+            promised_bytes: space.promised_bytes(),
+            free_bytes: space.free_bytes(),
+        }
+    }
+
+    fn device_warning(&self, core: &Core, device: &DeviceInfo) -> Option<String> {
+        let (what, to_do) = match device.state {
+            DeviceState::Online | DeviceState::Opening | DeviceState::Failing => return None,
+            DeviceState::Failed if self.states.cut_short(DeviceIndex(device.index)).is_some() => (
+                "has failed",
+                "what lay behind that is lost; make the file as long as it was, and take it back with `forebay pool open --device SPEC --force`, or replace what was there from a copy",
+            ),
+            DeviceState::Failed => ("has failed", "it is tried again and again"),
+            DeviceState::Missing => (
+                "is missing",
+                "bring it back and run `forebay pool open`, with --device SPEC if it is elsewhere now",
+            ),
+        };
+        let why = device
+            .why
+            .as_ref()
+            .map_or_else(String::new, |why| format!(" ({why})"));
+        let names = self.base.volumes_on(core, DeviceIndex(device.index));
+        Some(format!(
+            "device {} {what}{why}: {}; {to_do}",
+            device.spec,
+            listed(&names)
+        ))
+    }
+
+    /// About a device that gives errors.
+    fn error_warning(&self, core: &Core, device: &DeviceInfo) -> Option<String> {
+        let index = DeviceIndex(device.index);
+        let what = self.states.error_trouble(index)?;
+        let names = self.base.volumes_on(core, index);
+        let placing = match device.state {
+            DeviceState::Failing => "; nothing new is placed there until it is well again",
+            _ => "",
+        };
+        Some(format!(
+            "device {} {what}; {}{placing}; look at the kernel's log, the cable and the disk, and replace the disk if it goes on",
+            device.spec,
+            concerned(&names)
+        ))
+    }
+
+    /// Says in the log, once each, that a file system fills up and that it has room again.
+    pub(crate) fn log_rooms(&self, warned: &mut BTreeSet<String>) {
+        let now = self.room_warnings();
+        for (spec, text) in &now {
+            if !warned.contains(spec) {
+                self.base
+                    .tell(EventKind::PoolSpace, text.clone(), News::default());
+            }
+        }
+        let names: BTreeSet<String> = now.into_iter().map(|(spec, _)| spec).collect();
+        for spec in warned.difference(&names) {
+            let text = format!("the file system below device {spec} has room again");
+            self.base.tell(EventKind::PoolSpace, text, News::default());
+        }
+        *warned = names;
+    }
+
+    /// File systems below device files that have little room left: the device, and the sentence.
+    fn room_warnings(&self) -> Vec<(String, String)> {
+        let mut warnings = Vec::new();
+        for device in &*self.base.devices.borrow() {
+            let info = device.store.0.info();
+            if info.kind == DeviceKind::Block {
+                continue;
+            }
+            let text = match room(info.spec.path()) {
+                Room::Enough => continue,
+                Room::Little(left) => format!(
+                    "the file system below device {} is nearly full ({} left): make room there before writes to new places fail",
+                    device.spec,
+                    format_bytes(left)
+                ),
+                Room::Nothing => format!(
+                    "the file system below device {} is full: writes to new places fail until there is room",
+                    device.spec
+                ),
+            };
+            warnings.push((device.spec.clone(), text));
+        }
+        warnings
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_that_has_all_its_blocks_never_lacks_room() {
+        assert_eq!(judge(0, 0, 1 << 40), Room::Enough);
+        assert_eq!(judge(1 << 30, 1 << 30, 1 << 40), Room::Enough);
+    }
+
+    #[test]
+    fn a_sparse_file_on_a_full_file_system_does() {
+        assert_eq!(judge(1 << 30, 0, 1 << 40), Room::Nothing);
+        assert_eq!(judge(1 << 30, 4096, 1 << 40), Room::Nothing);
+        assert_eq!(judge(1 << 30, 1 << 20, 1 << 40), Room::Little(1 << 20));
+        // More is promised than there is, but most of it is still there.
+        assert_eq!(judge(1 << 40, 1 << 30, 10 << 30), Room::Enough);
+    }
+
+    #[test]
+    fn a_file_is_looked_at() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        file.as_file().set_len(1 << 20).unwrap();
+        assert_eq!(room(file.path()), Room::Enough);
+        assert_eq!(room(Path::new("/nowhere/at/all")), Room::Enough);
+    }
+
+    #[test]
+    fn not_every_volume_is_named() {
+        let names = |n: usize| -> Vec<String> { (0..n).map(|i| format!("t/{i}")).collect() };
+        assert!(listed(&names(2)).contains("t/0, t/1 can't"));
+        assert!(listed(&names(9)).contains("t/4 and 4 other volumes"));
+    }
+}

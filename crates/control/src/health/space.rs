@@ -1,0 +1,136 @@
+//! Room in the pool and in its catalog.
+//!
+//! Purpose: people hear of a pool that fills up.
+//! Design: what is warned of is said once when it comes and once when it goes; [`Reports::troubles`] is what is so now.
+//! Not here: room below device files (`reports`), what is shown of the pool (`show`).
+
+use std::collections::BTreeSet;
+
+use forebay_device::size::format_bytes;
+use forebay_pool::{Space, SpaceLevel};
+
+use crate::api::events::EventKind;
+use crate::events::News;
+use crate::health::reports::Reports;
+
+const FILLS_UP: &str = "the pool fills up";
+const NEARLY_FULL: &str = "the pool is nearly full";
+const FULL: &str = "the pool is full";
+/// One of them at a time.
+const LEVELS: [&str; 3] = [FILLS_UP, NEARLY_FULL, FULL];
+
+/// What takes the pool's space: a reservation that is not written yet does too.
+fn how_full(space: &Space) -> String {
+    let percent = space.used_percent();
+    let used = format_bytes(space.used_bytes());
+    match space.promised_bytes() {
+        0 => format!("{percent} % is used"),
+        promised => format!(
+            "{percent} % is used or promised ({used} used, {} promised)",
+            format_bytes(promised)
+        ),
+    }
+}
+
+impl Reports {
+    /// What is wrong with the pool's space and with devices that hang, in sentences.
+    pub(crate) fn troubles(&self) -> Vec<String> {
+        let mut troubles = self
+            .space_troubles()
+            .into_iter()
+            .map(|(_, text)| text)
+            .collect::<Vec<_>>();
+        troubles.extend(self.states.hang_troubles());
+        troubles
+    }
+
+    /// What is wrong with the room in pool and catalog: a name for each that does not change with
+    /// every byte, and the sentence.
+    fn space_troubles(&self) -> Vec<(&'static str, String)> {
+        let core = self.base.core.borrow();
+        let pool = &core.pool;
+        let space = pool.space();
+        let mut troubles = Vec::new();
+        let (how, free) = (how_full(&space), format_bytes(space.free_bytes()));
+        match pool.space_level() {
+            _ if space.free_bytes() == 0 => troubles.push((
+                FULL,
+                format!("the pool is full: {how}; writes to new places fail{}: delete what is not needed, or add a device (`forebay device add SPEC`)", match space.promised {
+                    0 => "",
+                    _ => ", but where space was promised",
+                }),
+            )),
+            SpaceLevel::Normal => {}
+            SpaceLevel::Warn => troubles.push((
+                FILLS_UP,
+                format!("the pool fills up: {how}, {free} are free"),
+            )),
+            SpaceLevel::Critical => troubles.push((
+                NEARLY_FULL,
+                format!(
+                    "the pool is nearly full: {how}, {free} are free; writes to new places fail when nothing is left: delete what is not needed, or add a device (`forebay device add SPEC`)"
+                ),
+            )),
+        }
+        let usage = pool.catalog_usage();
+        let warn = u64::from(pool.settings().warn_percent);
+        let used_percent = usage.used_bytes.saturating_mul(100) / usage.limit_bytes.max(1);
+        if used_percent >= warn {
+            troubles.push((
+                "the pool's catalog fills up",
+                format!(
+                    "the pool's catalog fills up: {} of {} are used",
+                    format_bytes(usage.used_bytes),
+                    format_bytes(usage.limit_bytes)
+                ),
+            ));
+        }
+        troubles
+    }
+
+    pub(crate) fn log_changes(&self) {
+        let now = self.space_troubles();
+        let mut warned = self.warned.borrow_mut();
+        for (name, text) in &now {
+            if !warned.contains(*name) {
+                self.base
+                    .tell(EventKind::PoolSpace, text.clone(), News::default());
+            }
+        }
+        let names: BTreeSet<String> = now.iter().map(|(name, _)| (*name).to_owned()).collect();
+        let has_level = LEVELS.iter().any(|level| names.contains(*level));
+        for gone in warned.difference(&names) {
+            // It may be worse now.
+            if !(has_level && LEVELS.contains(&gone.as_str())) {
+                self.base.tell(
+                    EventKind::PoolSpace,
+                    format!("no longer: {gone}"),
+                    News::default(),
+                );
+            }
+        }
+        *warned = names;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_promised_is_not_called_used() {
+        let mut space = Space {
+            extent_bytes: 1 << 20,
+            total: 100,
+            clean: 100,
+            promised: 81,
+            ..Space::default()
+        };
+        assert_eq!(
+            how_full(&space),
+            "81 % is used or promised (0 B used, 81 MiB promised)"
+        );
+        (space.clean, space.owned, space.promised) = (10, 90, 0);
+        assert_eq!(how_full(&space), "90 % is used");
+    }
+}

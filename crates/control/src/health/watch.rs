@@ -1,0 +1,73 @@
+//! The slow beat.
+//!
+//! Purpose: what changes by itself is looked at once a second.
+//! Design: one task asks each room in turn.
+//! Not here: what each of them looks at.
+
+use std::rc::Rc;
+use std::time::Duration;
+
+use tokio::time::sleep;
+
+use crate::base::Base;
+use crate::exports::hosts::Hosts;
+use crate::health::reports::Reports;
+use crate::mapping::MapOwner;
+use crate::qos::placement::Placement;
+use crate::states::DeviceStates;
+use crate::statistics::Statistics;
+
+/// Between two looks.
+pub(crate) const BEAT: Duration = Duration::from_secs(1);
+
+/// Looks after everything that changes by itself, once a second.
+#[derive(Debug)]
+pub(crate) struct Watch {
+    base: Rc<Base>,
+    states: Rc<DeviceStates>,
+    mapping: Rc<dyn MapOwner>,
+    statistics: Rc<Statistics>,
+    placement: Rc<Placement>,
+    hosts: Rc<Hosts>,
+    reports: Rc<Reports>,
+}
+
+impl Watch {
+    pub(crate) fn new(
+        base: &Rc<Base>,
+        mapping: &Rc<dyn MapOwner>,
+        statistics: &Rc<Statistics>,
+        hosts: &Rc<Hosts>,
+        reports: &Rc<Reports>,
+    ) -> Rc<Self> {
+        Rc::new(Self {
+            base: base.clone(),
+            states: reports.states.clone(),
+            mapping: mapping.clone(),
+            statistics: statistics.clone(),
+            placement: reports.placement.clone(),
+            hosts: hosts.clone(),
+            reports: reports.clone(),
+        })
+    }
+
+    /// The one task that looks.
+    pub(crate) async fn run_watch(self: Rc<Self>) {
+        self.mapping.adoption().wait_adopted().await;
+        loop {
+            sleep(BEAT).await;
+            if self.base.core.borrow_mut().pool.return_idle_stock() > 0 {
+                self.base.committer.kick();
+            }
+            self.reports.log_changes();
+            self.states.look_at_errors();
+            self.hosts.look_at_hosts();
+            self.statistics.look_at_figures();
+            self.statistics.save_figures(false).await;
+            self.placement.look_at_promises();
+            for device in self.states.look_at_sizes() {
+                self.mapping.revoke_device(device);
+            }
+        }
+    }
+}

@@ -1,0 +1,229 @@
+//! The conversation with the engine.
+//!
+//! Purpose: whoever has something to say or to ask finds the engine that is there now.
+//! Design: one conversation at a time; who asks without one waits for the next, or leaves it: a new engine is told
+//! everything. Messages are heard in their order.
+//! Not here: what is said (the rooms above), the engine as a process (`crate::supervisor`).
+
+pub(crate) mod session;
+pub(crate) mod wire;
+
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, BTreeSet};
+use std::rc::{Rc, Weak};
+use std::sync::atomic::Ordering::{Acquire, Relaxed};
+
+use forebay_xlate::boundary::message::ToEngine;
+use forebay_xlate::boundary::region::Region;
+use forebay_xlate::{DeviceIndex, kill_point};
+
+use crate::api::error::ApiError;
+use crate::base::Base;
+use crate::link::session::{AskError, Conversion, Estate, Pending, Session};
+use crate::signal::Signal;
+
+/// How a new engine's conversation goes on.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Progress {
+    /// What a dead engine left is this one's; it was told to act.
+    Converted(Conversion),
+    /// It acts.
+    Resumed,
+    /// It can't read what the dead engine left: that is dropped, and hosts connect again.
+    Refused(String),
+    /// It does not answer: it is of no use.
+    Failed(String),
+    /// It knows everything that it needs to serve.
+    Running,
+}
+
+pub(crate) fn engine_error(error: &AskError) -> ApiError {
+    match error {
+        AskError::Refused(_) => ApiError::internal(error.to_string()),
+        _ => ApiError::unavailable(error.to_string())
+            .hint("see `forebay status`; what was asked for is recorded and is told to the engine again when it restarts"),
+    }
+}
+
+/// See the module's text.
+#[derive(Debug)]
+pub(crate) struct Link {
+    base: Rc<Base>,
+    /// The engine's conversation, from when it was told everything until it ends.
+    session: RefCell<Option<Rc<Session>>>,
+    pub(crate) session_changed: Signal,
+    /// The conversation that is told everything, which may be about to begin.
+    pub(crate) told: RefCell<Weak<Session>>,
+    /// The newest engine that has what a dead one left, if there was something.
+    pub(crate) acting: Cell<u64>,
+}
+
+impl Link {
+    pub(crate) fn new(base: &Rc<Base>) -> Rc<Self> {
+        Rc::new(Self {
+            base: base.clone(),
+            session: RefCell::new(None),
+            session_changed: Signal::new(),
+            told: RefCell::default(),
+            acting: Cell::new(0),
+        })
+    }
+
+    /// Ends the conversation: nothing is said any more.
+    pub(crate) fn close(&self) {
+        if let Some(session) = self.session.take() {
+            session.end();
+        }
+    }
+
+    /// This is the engine's conversation from here on.
+    pub(crate) fn begin(&self, session: &Rc<Session>) {
+        *self.session.borrow_mut() = Some(session.clone());
+        self.base.newest_generation.set(session.generation);
+        self.session_changed.raise();
+    }
+
+    /// The engine's conversation, if there is one now.
+    pub(crate) fn session(&self) -> Option<Rc<Session>> {
+        self.session.borrow().clone()
+    }
+
+    /// The engine's conversation, once there is one.
+    pub(crate) async fn wait_session(&self) -> Rc<Session> {
+        self.session_changed.until(|| self.session()).await
+    }
+
+    /// Says something to the engine, if there is one.
+    pub(crate) fn say(&self, message: &ToEngine) {
+        if let Some(session) = self.session() {
+            session.say(message);
+        }
+    }
+
+    /// Hands over what a dead engine left, if there is something. False if the engine is of no use.
+    pub(crate) async fn hand_over(
+        &self,
+        session: &Rc<Session>,
+        estate: &RefCell<Option<Estate>>,
+        progress: &impl Fn(Progress),
+    ) -> bool {
+        if estate.borrow().is_none() {
+            return true;
+        }
+        let limit = self.base.limits.convert;
+        let failed = match session.convert(estate, limit).await {
+            Ok(conversion) => {
+                kill_point!("daemon.converted");
+                let mut resumed = session.resume(estate);
+                kill_point!("daemon.flip");
+                progress(Progress::Converted(conversion));
+                match resumed.within(limit).await {
+                    Ok(()) => {
+                        progress(Progress::Resumed);
+                        return true;
+                    }
+                    Err(error) => error,
+                }
+            }
+            Err(AskError::Refused(error)) => {
+                estate.take();
+                progress(Progress::Refused(error));
+                return true;
+            }
+            Err(error) => error,
+        };
+        if failed != AskError::Gone {
+            progress(Progress::Failed(failed.to_string()));
+        }
+        false
+    }
+
+    /// The conversation is over. Whoever drops `Owner::serve` half-way says it himself.
+    pub(crate) fn hang_up(&self, session: &Rc<Session>) {
+        session.end();
+        let mut current = self.session.borrow_mut();
+        if current.as_ref().is_some_and(|now| Rc::ptr_eq(now, session)) {
+            *current = None;
+        }
+        drop(current);
+        self.session_changed.raise();
+    }
+
+    /// Tells the engine of a change of an export, if there is an engine, and waits until the hosts that it
+    /// shuts out are shut out; the next one shuts them out anyway. Gives back how many commands of theirs
+    /// are still at devices.
+    pub(crate) async fn push_settled(
+        &self,
+        what: &'static str,
+        message: impl FnOnce(u64) -> ToEngine,
+    ) -> Result<u32, AskError> {
+        let Some(session) = self.session() else {
+            return Ok(0);
+        };
+        let asked = session.request_settled(what, self.base.limits.request, message);
+        match asked.await {
+            Err(AskError::Gone) => Ok(0),
+            answer => answer,
+        }
+    }
+
+    /// Tells the engine one thing, if there is an engine, and waits for its answer. Without an
+    /// engine the next one is told everything anyway.
+    pub(crate) async fn push(
+        &self,
+        what: &'static str,
+        message: impl FnOnce(u64) -> ToEngine,
+    ) -> Result<(), AskError> {
+        let Some(session) = self.session() else {
+            return Ok(());
+        };
+        match session
+            .request(what, message)
+            .within(self.base.limits.request)
+            .await
+        {
+            Err(AskError::Gone) => Ok(()),
+            answer => answer,
+        }
+    }
+
+    /// The conversation that is told, which may be about to begin.
+    pub(crate) fn told_session(&self) -> Option<Rc<Session>> {
+        self.told.borrow().upgrade()
+    }
+}
+
+/// The hosts that are connected, by export. Another process writes the region: every value is bounded
+/// before use.
+pub(crate) fn connected_hosts(region: &Region) -> BTreeMap<u64, BTreeSet<String>> {
+    let lanes = region.lanes();
+    let key = region.header().key.load(Relaxed);
+    let mut hosts: BTreeMap<u64, BTreeSet<String>> = BTreeMap::new();
+    for (controller, index) in region.controllers().iter().zip(0u32..) {
+        if controller.used.load(Acquire) != 1 {
+            continue;
+        }
+        let lane = lanes.get(controller.lane.load(Relaxed) as usize);
+        let export = lane.and_then(|lane| lane.export.load(Relaxed).checked_sub(1));
+        let state = controller.state(key, index, u64::MAX);
+        if let (Some(export), Some(state)) = (export, state) {
+            // The host's name comes first.
+            let bytes: Vec<u8> = state.state[..32]
+                .iter()
+                .flat_map(|word| word.to_le_bytes())
+                .take_while(|byte| *byte != 0)
+                .collect();
+            let name = String::from_utf8_lossy(&bytes).into_owned();
+            hosts.entry(export).or_default().insert(name);
+        }
+    }
+    hosts
+}
+
+/// Something that the engine was told of in the beginning.
+pub(crate) struct Asked {
+    pub(crate) what: String,
+    /// If it is a device.
+    pub(crate) device: Option<DeviceIndex>,
+    pub(crate) pending: Pending,
+}

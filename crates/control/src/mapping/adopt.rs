@@ -1,0 +1,476 @@
+//! Taking over what an earlier daemon granted.
+//!
+//! Purpose: a daemon that starts finds the grant table of the one before it, in the engine's keeping
+//! or in the run folder, and goes on from there.
+//! Design: in this order. (1) [`Grants::adopt`]: the table counts only if it carries this boot's and
+//! this pool's ids and the catalog names it as the table last used; each of its entries is told to the pool.
+//! (2) [`Adopter::finish_adoption`]: what the earlier daemon asked of the engine and what has not ended
+//! gets a moment; the pool sorts out what was reserved; the boot id is committed. (3) The engine is
+//! told everything (`welcome`). (4) [`Adopter::open_after_adoption`]: the devices are flushed and the
+//! adopted mappings committed, device by device; of entries the parts that the pool maps nowhere or
+//! elsewhere are revoked and forgotten, and no others; then faults are answered. If (4) takes too
+//! long, faults are answered all the same (they get what is granted already); only laundering waits
+//! until nothing unknown is listed on the device.
+//! Without a table nobody knows on which devices an earlier engine wrote what was never flushed. So
+//! every device is flushed before anything is granted. What fails then is tried again later, and until
+//! then every volume with something there has the device in its FLUSH; the catalog remembers it.
+//! Not here: the table's layout (`forebay_xlate::grants`), which extents become dirty (the pool).
+
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::rc::Rc;
+use std::time::Duration;
+
+use forebay_pool::{Adopted, ErrorKind, Pool};
+use forebay_xlate::grants::GrantTable;
+use forebay_xlate::shm::SharedMemory;
+use forebay_xlate::{DeviceIndex, ExtentIndex, ExtentRange, Rights, VolumeId};
+use tokio::time::{sleep, timeout};
+
+use crate::base::Base;
+use crate::base::together::join_all;
+use crate::link::session::Session;
+use crate::mapping::flush::Flusher;
+use crate::mapping::revoke::Revoker;
+use crate::signal::Signal;
+
+/// Entries of a new grant table: 16 MiB, of which only what is used costs memory.
+pub(crate) const fn grants_capacity() -> usize {
+    256 * 1024
+}
+
+/// A grant table, and what adopting it found.
+#[derive(Debug)]
+pub(crate) struct Grants {
+    table: GrantTable,
+    /// Whether the pool waits for the end of adoption.
+    adopting: bool,
+    same_boot: bool,
+    stamp: String,
+    /// Devices that may hold what was never flushed, and that no entry names.
+    unflushed: BTreeSet<DeviceIndex>,
+    stale: Vec<Stale>,
+}
+
+/// A listed range, parts of which the pool does not know there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Stale {
+    volume: VolumeId,
+    range: ExtentRange,
+    device: DeviceIndex,
+}
+
+/// What is left to do about it.
+#[derive(Debug)]
+pub(crate) struct Adoption {
+    pub(crate) finished: Cell<bool>,
+    /// Whether what adoption changed in the pool is durable.
+    recorded: Cell<bool>,
+    same_boot: bool,
+    /// What the catalog is to know the grant table by.
+    stamp: String,
+    pub(crate) unflushed: RefCell<BTreeSet<DeviceIndex>>,
+    /// Volumes with adopted mappings that may not be durable, and their highest sequences.
+    uncommitted: RefCell<BTreeMap<VolumeId, u64>>,
+    stale: RefCell<Vec<Stale>>,
+    progress: Signal,
+}
+
+/// Ends the catalog's name for a grant table while some device is to be flushed whatever it lists.
+const UNFLUSHED: &str = "+";
+/// The smallest grant table that is of use.
+const LEAST_ENTRIES: usize = 1024;
+
+impl Grants {
+    /// For a pool that was just made: a table with nothing in it.
+    pub(crate) fn fresh(
+        path: &Path,
+        pool: &Pool,
+        boot_id: &[u8; 16],
+        capacity: usize,
+    ) -> io::Result<Self> {
+        let table = new_table(path, capacity, boot_id, &pool.info().uuid.0)?;
+        let stamp = stamp(boot_id, table.memory())?;
+        Ok(Self {
+            table,
+            adopting: false,
+            same_boot: true,
+            stamp,
+            unflushed: BTreeSet::new(),
+            stale: Vec::new(),
+        })
+    }
+
+    /// For a pool that was just opened. `deposited` is the table that a live engine kept; without
+    /// one, the file at `path` is looked at; without that, a new table is made there.
+    pub(crate) fn adopt(
+        path: &Path,
+        pool: &mut Pool,
+        deposited: Option<OwnedFd>,
+        boot_id: &[u8; 16],
+        capacity: usize,
+    ) -> io::Result<Self> {
+        let pool_id = pool.info().uuid.0;
+        let memory = match deposited {
+            Some(descriptor) => Some(SharedMemory::from_fd(descriptor)?),
+            None => match SharedMemory::open(path) {
+                Ok(memory) => Some(memory),
+                Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+                Err(error) => return Err(error),
+            },
+        };
+        let devices = pool.devices().iter().map(|device| device.index);
+        let all: BTreeSet<DeviceIndex> = devices.collect();
+        if pool
+            .boot_id()
+            .is_some_and(|id| !id.starts_with(&boot_name(boot_id)))
+        {
+            // Durable with this boot's name.
+            for volume in pool.lose_host_reservations() {
+                tracing::info!(%volume, "this machine was restarted: hosts' registrations are gone");
+            }
+        }
+        let recorded = pool.boot_id().unwrap_or_default();
+        let known = recorded.strip_suffix(UNFLUSHED).unwrap_or(recorded);
+        let all_flushed = known == recorded;
+        let found = match memory {
+            Some(memory) if known == stamp(boot_id, &memory)? => {
+                GrantTable::adopt(memory, boot_id, &pool_id)?
+            }
+            _ => None,
+        };
+        let Some(table) = found else {
+            let table = new_table(path, capacity, boot_id, &pool_id)?;
+            let stamp = stamp(boot_id, table.memory())?;
+            return Ok(Self {
+                table,
+                adopting: true,
+                same_boot: false,
+                stamp,
+                unflushed: all,
+                stale: Vec::new(),
+            });
+        };
+        let stamp = stamp(boot_id, table.memory())?;
+        let stale = tell_pool(pool, &table)?;
+        Ok(Self {
+            table,
+            adopting: true,
+            same_boot: true,
+            stamp,
+            unflushed: if all_flushed { BTreeSet::new() } else { all },
+            stale,
+        })
+    }
+
+    /// Whether the table is of this boot: what a live engine was granted holds.
+    pub(crate) fn same_boot(&self) -> bool {
+        self.same_boot
+    }
+
+    pub(crate) fn into_parts(self) -> (GrantTable, Adoption) {
+        let adoption = Adoption {
+            finished: Cell::new(!self.adopting),
+            same_boot: self.same_boot,
+            recorded: Cell::new(false),
+            stamp: self.stamp,
+            unflushed: RefCell::new(self.unflushed),
+            uncommitted: RefCell::default(),
+            stale: RefCell::new(self.stale),
+            progress: Signal::new(),
+        };
+        (self.table, adoption)
+    }
+}
+
+/// Tells the pool each entry; returns those that it does not know there.
+fn tell_pool(pool: &mut Pool, table: &GrantTable) -> io::Result<Vec<Stale>> {
+    let mut stale = Vec::new();
+    for grant in table.iter() {
+        if !matches!(grant.word.rights(), Some(Rights::Read | Rights::ReadWrite)) {
+            continue;
+        }
+        let doubtful = Stale {
+            volume: grant.volume,
+            range: grant.range,
+            device: grant.word.device(),
+        };
+        let told = pool.adopt_grant(
+            grant.volume,
+            ExtentIndex(grant.range.first),
+            grant.word.device(),
+            grant.word.extent(),
+            grant.range.count,
+            grant.commit_sequence,
+        );
+        match told {
+            Ok(Adopted::Durable | Adopted::Uncommitted) => {}
+            Ok(Adopted::Stale) => stale.push(doubtful),
+            Err(error) if error.kind == ErrorKind::NotFound => {
+                stale.push(doubtful);
+            }
+            Err(error) => return Err(io::Error::other(error)),
+        }
+    }
+    Ok(stale)
+}
+
+/// A new table; a smaller one where the run folder's file system is nearly full, because without a
+/// daemon nobody could make room there. It only has to be made room in more often.
+fn new_table(
+    path: &Path,
+    capacity: usize,
+    boot_id: &[u8; 16],
+    pool_id: &[u8; 16],
+) -> io::Result<GrantTable> {
+    let mut entries = capacity;
+    loop {
+        match GrantTable::create(path, entries, boot_id, pool_id) {
+            Err(error) if error.kind() == io::ErrorKind::StorageFull && entries > LEAST_ENTRIES => {
+                entries = (entries / 8).max(LEAST_ENTRIES);
+                tracing::warn!(
+                    entries,
+                    "little room for the grant table: it is made smaller"
+                );
+            }
+            result => return result,
+        }
+    }
+}
+
+/// What the catalog knows a grant table by: the boot and the file. So a table that lies about from a
+/// time before another daemon, with another run folder, had the pool is not believed.
+fn stamp(boot_id: &[u8; 16], memory: &SharedMemory) -> io::Result<String> {
+    let file = rustix::fs::fstat(memory.fd())?;
+    let boot = boot_name(boot_id);
+    Ok(format!("{boot}{:08x}{:016x}", file.st_dev, file.st_ino))
+}
+
+fn boot_name(boot_id: &[u8; 16]) -> String {
+    boot_id.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+impl Adoption {
+    /// The highest sequence of a volume's adopted mappings, as long as some may not be durable.
+    pub(crate) fn uncommitted(&self, volume: VolumeId) -> Option<u64> {
+        self.uncommitted.borrow().get(&volume).copied()
+    }
+
+    /// Something was committed: forgets what is durable by now.
+    pub(crate) fn note_committed(&self, pool: &Pool) {
+        let mut uncommitted = self.uncommitted.borrow_mut();
+        if !uncommitted.is_empty() {
+            uncommitted.retain(|volume, highest| pool.durable_seq(*volume) < *highest);
+        }
+    }
+
+    /// Whether a device may hold what was never flushed, and that no entry names.
+    pub(crate) fn is_unflushed(&self, device: DeviceIndex) -> bool {
+        self.unflushed.borrow().contains(&device)
+    }
+
+    /// What the catalog is to know the grant table by.
+    pub(crate) fn name(&self) -> String {
+        let all_flushed = self.unflushed.borrow().is_empty();
+        let ending = if all_flushed { "" } else { UNFLUSHED };
+        format!("{}{ending}", self.stamp)
+    }
+
+    /// Whether something that was taken over is not durable, or still in use where it should not be.
+    pub(crate) fn is_unfinished(&self) -> bool {
+        !self.uncommitted.borrow().is_empty() || !self.stale.borrow().is_empty()
+    }
+
+    /// Whether the end of adoption in the pool is durable: before that nothing may be granted.
+    pub(crate) fn is_recorded(&self) -> bool {
+        self.recorded.get()
+    }
+
+    /// Volumes of which something that was taken over is not durable.
+    pub(crate) fn uncommitted_volumes(&self) -> Vec<VolumeId> {
+        self.uncommitted.borrow().keys().copied().collect()
+    }
+
+    /// Devices where something is in use that should not be.
+    pub(crate) fn stale_devices(&self) -> BTreeSet<DeviceIndex> {
+        let stale = self.stale.borrow();
+        stale.iter().map(|stale| stale.device).collect()
+    }
+
+    /// Waits until adoption is finished in the pool.
+    pub(crate) async fn wait_adopted(&self) {
+        self.progress
+            .until(|| self.finished.get().then_some(()))
+            .await;
+    }
+
+    /// Waits until nothing that was adopted is in doubt on a device any more.
+    pub(crate) async fn wait_settled_on(&self, device: DeviceIndex) {
+        self.progress
+            .until(|| self.is_settled_on(device).then_some(()))
+            .await;
+    }
+
+    fn is_settled_on(&self, device: DeviceIndex) -> bool {
+        self.finished.get() && !self.stale.borrow().iter().any(|s| s.device == device)
+    }
+}
+
+/// Takes over what an earlier daemon granted.
+#[derive(Debug)]
+pub(crate) struct Adopter {
+    pub(super) base: Rc<Base>,
+    pub(super) flusher: Rc<Flusher>,
+    pub(super) revoker: Rc<Revoker>,
+    pub(super) adoption: Rc<Adoption>,
+}
+
+impl Adopter {
+    pub(crate) fn new(
+        base: &Rc<Base>,
+        flusher: &Rc<Flusher>,
+        revoker: &Rc<Revoker>,
+        adoption: &Rc<Adoption>,
+    ) -> Rc<Self> {
+        Rc::new(Self {
+            base: base.clone(),
+            flusher: flusher.clone(),
+            revoker: revoker.clone(),
+            adoption: adoption.clone(),
+        })
+    }
+
+    /// Ends adoption in the pool. With a live engine, what an earlier daemon left unfinished there
+    /// gets a moment first. Harmless when said again.
+    pub(crate) async fn finish_adoption(&self, session: Option<&Rc<Session>>) {
+        let adoption = &self.adoption;
+        if let Some(session) = session.filter(|_| !adoption.finished.get()) {
+            let wait = session.inherited_finished();
+            if timeout(self.base.limits.inherited, wait).await.is_err() {
+                tracing::warn!(
+                    unfinished = session.inherited(),
+                    "the engine has not finished what an earlier daemon asked for; where that is zeroing, freed space stays unused until it has"
+                );
+                // Nothing was given up for these, or what was is listed, and revoked again below.
+                session.abandon_inherited();
+            }
+        }
+        if !adoption.finished.get() {
+            self.flush_unflushed().await;
+        }
+        {
+            let mut core = self.base.core.borrow_mut();
+            let finished = adoption.finished.replace(true);
+            if !finished {
+                match core.pool.finish_adoption(adoption.same_boot) {
+                    Ok(report) => tracing::info!(
+                        same_boot = adoption.same_boot,
+                        uncommitted = report.uncommitted,
+                        stock = report.stock,
+                        dirty = report.dirty,
+                        stale = adoption.stale.borrow().len(),
+                        "took over what was granted"
+                    ),
+                    Err(error) => tracing::error!(%error, "taking over what was granted"),
+                }
+                let volumes = core.pool.volumes();
+                *adoption.uncommitted.borrow_mut() = volumes
+                    .filter_map(|volume| Some((volume.id, core.pool.uncommitted(volume.id)?)))
+                    .collect();
+            }
+            if let Err(error) = core.pool.set_boot_id(&adoption.name()) {
+                tracing::error!(%error, "recording the grant table");
+            }
+        }
+        // Until this is durable nothing may be granted.
+        while !adoption.recorded.get() {
+            match self.base.commit().await {
+                Ok(()) => adoption.recorded.set(true),
+                Err(_) => sleep(Duration::from_secs(1)).await,
+            }
+        }
+        adoption.progress.raise();
+    }
+
+    /// Flushes the devices that may hold what was never flushed, as far as that works now.
+    async fn flush_unflushed(&self) {
+        let devices = self.adoption.unflushed.borrow().clone();
+        let open = devices.into_iter().filter(|d| self.base.is_open_here(*d));
+        let flushes = open.map(|device| async move {
+            (
+                device,
+                timeout(self.base.limits.adoption, self.flusher.flush_here(device)).await,
+            )
+        });
+        for (device, flushed) in join_all(flushes).await {
+            match flushed {
+                Ok(Ok(())) => _ = self.adoption.unflushed.borrow_mut().remove(&device),
+                Ok(Err(error)) => tracing::warn!(%error, "what an earlier engine wrote"),
+                Err(_) => {
+                    tracing::warn!(%device, "flushing what an earlier engine wrote takes too long");
+                }
+            }
+        }
+    }
+
+    /// Opens the gate for faults, once what was adopted is durable, or after a while.
+    pub(crate) async fn open_after_adoption(self: &Rc<Self>) {
+        if self.base.is_open() {
+            return;
+        }
+        if timeout(self.base.limits.adoption, self.settle())
+            .await
+            .is_err()
+        {
+            tracing::warn!(
+                "what was taken over is not all durable, or in use where it should not be; flushes and freed space wait for that"
+            );
+            let owner = self.clone();
+            self.base.spawn(async move { owner.settle().await });
+        }
+        self.base.set_open();
+    }
+
+    /// Commits what was adopted, and revokes what the pool does not know. Neither waits for the other,
+    /// and no device for another.
+    async fn settle(&self) {
+        let devices: BTreeSet<DeviceIndex> = {
+            let stale = self.adoption.stale.borrow();
+            stale.iter().map(|stale| stale.device).collect()
+        };
+        let revokes = devices.into_iter().map(|device| self.revoke_stale(device));
+        let (synced, _) = tokio::join!(self.flusher.sync_all(), join_all(revokes));
+        if let Err(error) = synced {
+            // It is tried again there with everything else that is uncommitted, or by a FLUSH.
+            tracing::warn!(%error, "mappings that were taken over are not durable");
+        }
+    }
+
+    async fn revoke_stale(&self, device: DeviceIndex) {
+        let stale = &self.adoption.stale;
+        loop {
+            // Kept in the list until it is done: this may be cut off at any wait.
+            let next = stale
+                .borrow()
+                .iter()
+                .rev()
+                .find(|s| s.device == device)
+                .copied();
+            let Some(one) = next else {
+                break;
+            };
+            let Some(part) = self.revoker.unknown_part(one.volume, one.range) else {
+                stale.borrow_mut().retain(|s| *s != one);
+                continue;
+            };
+            if let Err(error) = self.revoker.revoke_unknown(one.volume, part).await {
+                tracing::warn!(volume = %one.volume, ?part, %error, "revoking a grant that the pool does not know");
+                sleep(Duration::from_millis(500)).await;
+            }
+        }
+        self.adoption.progress.raise();
+    }
+}

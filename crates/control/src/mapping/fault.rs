@@ -1,0 +1,425 @@
+//! Faults: where does this extent lie?
+//!
+//! Purpose: answers every miss of the data path, from the map or by allocating.
+//! Design: one step without a wait in it looks at the locks, asks the pool, writes the grant table's
+//! entry, and sends the grant, in this order; so a revoke that begins later finds the entry, and goes
+//! out behind the grant. All faults that were heard at once are answered in one pass: one borrow of
+//! the core, one message of grants, one reservation ahead for each volume. What needs something first
+//! waits for that and takes the step again: those that wait for a commit together, since they are
+//! many while a volume is filled; those for a range that somebody holds, for laundering, or for room
+//! in the table each in a task. A volume that is written at random gets places for the neighbours too,
+//! which it has not asked for (`ahead`). A fault is idempotent: an engine that asks again gets the same place.
+//! What is listed already at the same place is not written again. No refusal is remembered. "No space"
+//! is said when there is none and none is coming; while some is, the engine's own limit ends the
+//! command, which may then be retried.
+//! Not here: which extents are handed out (the pool), making room in the table (`evict`).
+
+use std::cell::RefCell;
+use std::collections::{BTreeMap, HashSet};
+use std::rc::Rc;
+
+use forebay_pool::{BatchId, FaultAnswer};
+use forebay_xlate::boundary::message::{FaultAsk, FaultFailure, ToEngine};
+use forebay_xlate::grants::Grant;
+use forebay_xlate::owner_side::Refused;
+use forebay_xlate::{DeviceIndex, ExtentIndex, ExtentRange, Rights, VolumeId, Word};
+use tokio::sync::Notify;
+use tokio::time::{Duration, Instant};
+
+use crate::base::{Base, Core};
+use crate::link::Link;
+use crate::link::session::Session;
+use crate::mapping::revoke::Revoker;
+use crate::mapping::zero_fill::ZeroFill;
+
+/// The longest run that one grant covers.
+pub(crate) const MAX_RUN: u64 = 256;
+/// The longest run of holes that one grant covers.
+pub(crate) const MAX_HOLE_RUN: u64 = 4096;
+/// Entries of the grant table that are kept free, so that ranges can be cut out of entries.
+pub(crate) const SPARE_ENTRIES: usize = 32;
+/// How long space that is ahead of writes is looked for: below the engine's own limit for a command, so that a full pool is
+/// told as what it is, also when a range can't be taken back.
+const TAKE_BACK_LIMIT: Duration = Duration::from_secs(15);
+
+/// What became of a step.
+#[derive(Debug, PartialEq, Eq)]
+enum Step {
+    /// Answered.
+    Done,
+    /// Nobody is there to answer to. It may be the same engine in a new conversation, which won't ask
+    /// again, so the answer is kept for whoever comes.
+    NoEngine,
+    /// Somebody changes the range.
+    Locked,
+    /// This batch must be durable first.
+    Commit(BatchId),
+    /// Dirty extents must be laundered first.
+    Launder,
+    /// The grant table is full.
+    TableFull,
+    /// The extent is listed at another place, as this range is, which must be revoked first.
+    Moved(ExtentRange),
+    /// It can't be answered.
+    Failed(FaultFailure),
+}
+
+/// Faults that wait for a commit, by its batch.
+#[derive(Debug, Default)]
+pub(crate) struct AwaitingCommit {
+    by_batch: std::cell::RefCell<BTreeMap<BatchId, Vec<FaultAsk>>>,
+    wake: Notify,
+}
+
+impl Core {
+    /// Free entries of the grant table.
+    pub(crate) fn spare_entries(&self) -> usize {
+        let (used, capacity) = self.grants.usage();
+        capacity.saturating_sub(used)
+    }
+}
+
+/// Answers faults.
+#[derive(Debug)]
+pub(crate) struct Faults {
+    pub(super) base: Rc<Base>,
+    pub(super) link: Rc<Link>,
+    pub(super) revoker: Rc<Revoker>,
+    pub(super) zero_fill: Rc<ZeroFill>,
+    /// Faults that a task is busy with.
+    pub(super) faulting: RefCell<HashSet<(VolumeId, u64, bool)>>,
+    pub(super) awaiting_commit: AwaitingCommit,
+}
+
+impl Faults {
+    pub(crate) fn new(
+        base: &Rc<Base>,
+        link: &Rc<Link>,
+        revoker: &Rc<Revoker>,
+        zero_fill: &Rc<ZeroFill>,
+    ) -> Rc<Self> {
+        Rc::new(Self {
+            base: base.clone(),
+            link: link.clone(),
+            revoker: revoker.clone(),
+            zero_fill: zero_fill.clone(),
+            faulting: Default::default(),
+            awaiting_commit: Default::default(),
+        })
+    }
+
+    /// Answers what can be answered at once, and leaves the rest to others.
+    pub(crate) fn answer_faults(self: &Rc<Self>, faults: &[FaultAsk]) {
+        if faults.is_empty() {
+            return;
+        }
+        let session = self.link.session().filter(|_| self.base.is_open());
+        let mut later = Vec::new();
+        if let Some(session) = &session {
+            let mut core = self.base.core.borrow_mut();
+            let mut writers: Vec<VolumeId> = Vec::new();
+            let now = Instant::now();
+            for fault in faults {
+                match self.fault_step(&mut core, session, fault, now) {
+                    Step::Done => {
+                        if fault.write && !writers.contains(&fault.volume) {
+                            writers.push(fault.volume);
+                        }
+                    }
+                    step => later.push((*fault, step)),
+                }
+            }
+            for volume in writers {
+                self.reserve_ahead(&mut core, volume);
+            }
+        } else {
+            later.extend(faults.iter().map(|fault| (*fault, Step::NoEngine)));
+        }
+        if let Some(session) = &session {
+            session.send_grants();
+            self.revoker.evict_ahead();
+        }
+        for (fault, step) in later {
+            match step {
+                Step::Commit(batch) => self.await_commit(fault, batch),
+                // What others have and never wrote is looked for first.
+                Step::Failed(FaultFailure::NoSpace) => self.leave_to_a_task(fault),
+                Step::Failed(reason) => self.fail_fault(&fault, reason),
+                _ => self.leave_to_a_task(fault),
+            }
+        }
+    }
+
+    fn fail_fault(&self, fault: &FaultAsk, reason: FaultFailure) {
+        self.link.say(&ToEngine::FaultFailed {
+            volume: fault.volume,
+            range: ExtentRange::new(fault.extent, 1),
+            write: fault.write,
+            reason,
+        });
+    }
+
+    fn await_commit(&self, fault: FaultAsk, batch: BatchId) {
+        let waiting = &self.awaiting_commit;
+        let mut by_batch = waiting.by_batch.borrow_mut();
+        by_batch.entry(batch).or_default().push(fault);
+        waiting.wake.notify_one();
+    }
+
+    /// The one task that answers faults after commits.
+    pub(crate) async fn run_awaiting_commit(self: Rc<Self>) {
+        let waiting = &self.awaiting_commit;
+        loop {
+            let oldest = waiting.by_batch.borrow().keys().next().copied();
+            let Some(batch) = oldest else {
+                waiting.wake.notified().await;
+                continue;
+            };
+            let committed = self.base.commit_of(batch).await;
+            let durable = self.base.core.borrow().pool.committed_id().max(batch);
+            let faults: Vec<FaultAsk> = {
+                let mut by_batch = waiting.by_batch.borrow_mut();
+                let later = by_batch.split_off(&BatchId(durable.0 + 1));
+                let due = std::mem::replace(&mut *by_batch, later);
+                due.into_values().flatten().collect()
+            };
+            match committed {
+                Ok(()) => self.answer_faults(&faults),
+                Err(error) => {
+                    tracing::error!(faults = faults.len(), %error, "faults fail");
+                    for fault in &faults {
+                        self.fail_fault(fault, FaultFailure::Internal);
+                    }
+                }
+            }
+        }
+    }
+
+    fn leave_to_a_task(self: &Rc<Self>, fault: FaultAsk) {
+        // One task is enough for one question; it answers to whichever engine is there then.
+        let key = (fault.volume, fault.extent, fault.write);
+        if self.faulting.borrow_mut().insert(key) {
+            let owner = self.clone();
+            self.base.spawn(async move {
+                owner.fault(fault).await;
+                owner.faulting.borrow_mut().remove(&key);
+            });
+        }
+    }
+
+    async fn fault(&self, fault: FaultAsk) {
+        let FaultAsk { volume, extent, .. } = fault;
+        self.base.wait_open().await;
+        let mut hopeless = false;
+        let begun = Instant::now();
+        loop {
+            let step = match self.link.session() {
+                Some(session) => {
+                    let core = &mut self.base.core.borrow_mut();
+                    self.fault_step(core, &session, &fault, Instant::now())
+                }
+                None => Step::NoEngine,
+            };
+            let failure = match step {
+                Step::Done => {
+                    if fault.write {
+                        self.reserve_ahead(&mut self.base.core.borrow_mut(), volume);
+                    }
+                    return;
+                }
+                Step::NoEngine => {
+                    self.link.wait_session().await;
+                    continue;
+                }
+                Step::Locked => {
+                    self.revoker.locks.wait_free(volume, extent).await;
+                    continue;
+                }
+                Step::Commit(batch) => match self.base.commit_of(batch).await {
+                    Ok(()) => continue,
+                    Err(error) => {
+                        tracing::error!(%volume, extent, %error, "a fault fails");
+                        FaultFailure::Internal
+                    }
+                },
+                // Other space may have come by then: one more step decides.
+                Step::Launder if hopeless => FaultFailure::NoSpace,
+                Step::Launder => {
+                    hopeless = !self.zero_fill.wait_laundered().await;
+                    continue;
+                }
+                Step::TableFull => {
+                    self.revoker.evict().await;
+                    continue;
+                }
+                Step::Moved(range) => match self.revoker.take_back(volume, range).await {
+                    Ok(()) => continue,
+                    Err(error) => {
+                        tracing::error!(%volume, extent, %error, "a fault fails: its old place is still in use");
+                        FaultFailure::Internal
+                    }
+                },
+                Step::Failed(failure) => failure,
+            };
+            if failure == FaultFailure::NoSpace
+                && begun.elapsed() < TAKE_BACK_LIMIT
+                && self.revoker.take_back_for_space().await
+            {
+                hopeless = false;
+                continue;
+            }
+            self.fail_fault(&fault, failure);
+            return;
+        }
+    }
+
+    /// One attempt, without a wait in it.
+    fn fault_step(
+        &self,
+        core: &mut Core,
+        session: &Session,
+        fault: &FaultAsk,
+        now: Instant,
+    ) -> Step {
+        let FaultAsk {
+            volume,
+            extent,
+            write,
+        } = *fault;
+        if !self.revoker.locks.is_free(volume, extent) {
+            return Step::Locked;
+        }
+        if core.spare_entries() < SPARE_ENTRIES {
+            return Step::TableFull;
+        }
+        if write && self.map_around(core, session, fault, now) {
+            return Step::Done;
+        }
+        let (word, count, commit_sequence) =
+            match core.pool.fault(volume, ExtentIndex(extent), write) {
+                Ok(FaultAnswer::Mapped {
+                    device,
+                    extent: at,
+                    count,
+                    commit_seq,
+                }) => (
+                    place(device, at),
+                    self.revoker
+                        .ahead
+                        .stored_run(volume, extent, count.min(MAX_RUN)),
+                    commit_seq.unwrap_or(0),
+                ),
+                Ok(FaultAnswer::Allocated {
+                    device,
+                    extent: at,
+                    commit_seq,
+                }) => (place(device, at), 1, commit_seq),
+                Ok(FaultAnswer::Hole { count }) => (Some(Word::HOLE), count.min(MAX_HOLE_RUN), 0),
+                Ok(FaultAnswer::NeedReserve { count }) => {
+                    return match core.pool.reserve(volume, count) {
+                        Ok(_) => Step::Commit(core.pool.open_batch_id()),
+                        Err(error) => failed(volume, extent, &error),
+                    };
+                }
+                Ok(FaultAnswer::AwaitCommit { batch }) => return Step::Commit(batch),
+                Ok(FaultAnswer::AwaitLaunder) => return Step::Launder,
+                Ok(FaultAnswer::DeviceGone { .. }) => return Step::Failed(FaultFailure::Device),
+                Ok(FaultAnswer::NoSpace) => return Step::Failed(FaultFailure::NoSpace),
+                Err(error) => return failed(volume, extent, &error),
+            };
+        let Some(word) = word else {
+            tracing::error!(%volume, extent, "its place is past what a translation can name");
+            return Step::Failed(FaultFailure::Internal);
+        };
+        let grant = Grant {
+            volume,
+            range: ExtentRange::new(extent, count.max(1)),
+            word,
+            epoch: session.generation,
+            commit_sequence,
+        };
+        match self.revoker.locks.grant(&mut core.grants, grant) {
+            Ok(grant) => session.grant(grant),
+            Err(Refused::Taken) => return Step::Locked,
+            Err(Refused::Elsewhere(range)) => return Step::Moved(range),
+            Err(Refused::Full) => return Step::TableFull,
+        }
+        Step::Done
+    }
+
+    /// Answers a write fault with places for its neighbours too, where that is due; false: it is not
+    /// answered.
+    fn map_around(
+        &self,
+        core: &mut Core,
+        session: &Session,
+        fault: &FaultAsk,
+        now: Instant,
+    ) -> bool {
+        let FaultAsk { volume, extent, .. } = *fault;
+        let Some(window) = self.revoker.ahead.window(&core.pool, volume, extent, now) else {
+            return false;
+        };
+        let window = ExtentRange::new(window.start, window.end - window.start);
+        let free = self.revoker.locks.side.borrow().free_parts(volume, window);
+        let Some(free) = free.into_iter().find(|part| part.contains(extent)) else {
+            return false;
+        };
+        let at = ExtentIndex(extent);
+        let mapped = core.pool.map_around(volume, at, free.first..free.end());
+        let around = match mapped {
+            Ok(Some(around)) => around,
+            Ok(None) => return false,
+            Err(error) => {
+                tracing::debug!(%volume, extent, %error, "places ahead");
+                return false;
+            }
+        };
+        let Some(word) = Word::ahead(around.run.device, around.run.first) else {
+            return false;
+        };
+        let grant = Grant {
+            volume,
+            range: ExtentRange::new(around.first.0, around.run.count),
+            word,
+            epoch: session.generation,
+            commit_sequence: around.commit_seq,
+        };
+        // What is refused is mapped by now, and answered as such.
+        let Ok(grant) = self.revoker.locks.grant(&mut core.grants, grant) else {
+            return false;
+        };
+        if Word::from_bits(grant.word).is_ahead() {
+            let count = grant.range.count - 1;
+            self.revoker
+                .ahead
+                .given(&mut core.pool, volume, extent, count);
+        }
+        session.grant(grant);
+        grant.range.contains(extent)
+    }
+
+    fn reserve_ahead(&self, core: &mut Core, volume: VolumeId) {
+        let is_fast = self.revoker.ahead.is_fast(volume);
+        let Some(wanted) = core.pool.wants_reserve(volume, is_fast) else {
+            return;
+        };
+        match core.pool.reserve(volume, wanted) {
+            Ok(_) => self.base.committer.kick(),
+            // Said again by the fault that then finds nothing.
+            Err(error) => tracing::debug!(%volume, %error, "reserving ahead"),
+        }
+    }
+}
+
+fn place(device: DeviceIndex, extent: ExtentIndex) -> Option<Word> {
+    Word::new(device, extent, Rights::ReadWrite)
+}
+
+fn failed(volume: VolumeId, extent: u64, error: &forebay_pool::PoolError) -> Step {
+    if error.kind == forebay_pool::ErrorKind::NoSpace {
+        return Step::Failed(FaultFailure::NoSpace);
+    }
+    tracing::warn!(%volume, extent, %error, "a fault fails");
+    Step::Failed(FaultFailure::Internal)
+}

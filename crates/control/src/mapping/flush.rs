@@ -1,0 +1,330 @@
+//! Committing mappings: content first, then map.
+//!
+//! Purpose: makes granted but uncommitted mappings durable, when a FLUSH waits for it and now and
+//! then on its own.
+//! Design: a mapping is committed only after its device was flushed: by the engine before it asks
+//! ([`Flusher::commit_wanted`]; it flushes each device that the volume was granted writing on), or by a
+//! job of its internal lane. There is one task for each device that does the latter
+//! ([`Flusher::run_syncer`]): callers draw a ticket, so those who come while a flush runs share the
+//! next one, and a device that fails or hangs delays only what lives on it. Sequences are noted
+//! before the flush, so what is granted meanwhile waits for the next round.
+//! Not here: the flush itself.
+
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, BTreeSet};
+use std::rc::Rc;
+
+use forebay_pool::{ErrorKind, PoolError};
+use forebay_xlate::boundary::message::ToEngine;
+use forebay_xlate::grants::Grant;
+use forebay_xlate::{DeviceIndex, Rights, VolumeId};
+use tokio::sync::{Notify, oneshot};
+use tokio::time::timeout;
+
+use crate::base::Base;
+use crate::base::commit::CommitError;
+use crate::base::together::join_all;
+use crate::link::Link;
+use crate::link::session::{AskError, Session};
+use crate::mapping::adopt::Adoption;
+use crate::signal::Signal;
+use crate::states::DeviceStates;
+
+impl Flusher {
+    /// A device was flushed: no FLUSH need cover it for what an earlier engine wrote.
+    pub(crate) fn note_flushed(&self, device: DeviceIndex) {
+        let adoption = &self.adoption;
+        if !adoption.unflushed.borrow_mut().remove(&device) || !adoption.finished.get() {
+            return;
+        }
+        let named = self
+            .base
+            .core
+            .borrow_mut()
+            .pool
+            .set_boot_id(&adoption.name());
+        match named {
+            Ok(()) => self.base.committer.kick(),
+            Err(error) => tracing::error!(%error, "recording the grant table"),
+        }
+    }
+
+    /// What a volume's FLUSH must cover whatever is listed. A device that is missing is flushed when
+    /// it is back, before anything is granted there.
+    pub(crate) fn may_hold_unflushed(&self) -> Vec<(DeviceIndex, VolumeId)> {
+        let pool = &self.base.core.borrow().pool;
+        let devices = self.adoption.unflushed.borrow();
+        let open = devices.iter().filter(|d| self.base.is_open_here(**d));
+        let volumes_on = |device: &DeviceIndex| {
+            let device = *device;
+            let volumes = pool.volumes_on(device).into_iter();
+            volumes.map(move |volume| (device, volume))
+        };
+        open.flat_map(volumes_on).collect()
+    }
+}
+
+/// Why mappings are not durable.
+#[derive(Debug, Clone, thiserror::Error)]
+pub(crate) enum SyncError {
+    /// A device could not be flushed.
+    #[error("flushing {0}: {1}")]
+    Flush(DeviceIndex, AskError),
+    /// The daemon itself could not flush a device.
+    #[error("flushing {0}: {1}")]
+    Device(DeviceIndex, String),
+    /// Mappings on a device that is missing or failed.
+    #[error("{0} can't be flushed: it is missing or has failed")]
+    Gone(DeviceIndex),
+    /// The pool refused.
+    #[error("{0}")]
+    Pool(#[from] PoolError),
+    /// The catalog failed.
+    #[error("{0}")]
+    Commit(#[from] CommitError),
+}
+
+/// The queue before a device's flush.
+#[derive(Debug, Default)]
+pub(crate) struct Syncer {
+    drawn: Cell<u64>,
+    served: Cell<u64>,
+    /// How the newest round ended.
+    error: RefCell<Option<SyncError>>,
+    wake: Notify,
+}
+
+/// Has devices flushed and commits the mappings on them.
+#[derive(Debug)]
+pub(crate) struct Flusher {
+    pub(super) base: Rc<Base>,
+    pub(super) link: Rc<Link>,
+    pub(super) states: Rc<DeviceStates>,
+    pub(super) adoption: Rc<Adoption>,
+    pub(super) syncers: RefCell<Syncers>,
+    /// Raised after each round of a syncer.
+    pub(super) synced: Signal,
+}
+
+impl Flusher {
+    pub(crate) fn new(
+        base: &Rc<Base>,
+        link: &Rc<Link>,
+        states: &Rc<DeviceStates>,
+        adoption: &Rc<Adoption>,
+    ) -> Rc<Self> {
+        Rc::new(Self {
+            base: base.clone(),
+            link: link.clone(),
+            states: states.clone(),
+            adoption: adoption.clone(),
+            syncers: Default::default(),
+            synced: Signal::new(),
+        })
+    }
+
+    /// A FLUSH or FUA waits; the engine has flushed the volume's devices. Only the conversation that
+    /// asked is answered: in a later one it is asked again, or another engine knows nothing of it.
+    pub(crate) async fn commit_wanted(
+        self: Rc<Self>,
+        asked_in: Rc<Session>,
+        volume: VolumeId,
+        sequence: u64,
+    ) {
+        self.base.wait_open().await;
+        let answer = match self.commit_up_to(volume, sequence).await {
+            Ok(()) => ToEngine::Committed { volume, sequence },
+            Err(error) => {
+                tracing::error!(%volume, sequence, %error, "a flush fails");
+                ToEngine::CommitFailed { volume, sequence }
+            }
+        };
+        asked_in.say(&answer);
+    }
+
+    async fn commit_up_to(&self, volume: VolumeId, sequence: u64) -> Result<(), SyncError> {
+        let mut sequence = sequence;
+        if let Some(adopted) = self.adoption.uncommitted(volume) {
+            // Adopted mappings may carry later sequences than the engine knows them by: all of them.
+            let devices = self.base.core.borrow().pool.pending_on(volume, u64::MAX);
+            self.sync_devices(&devices).await?;
+            sequence = sequence.max(adopted);
+        }
+        {
+            let mut core = self.base.core.borrow_mut();
+            if core.pool.durable_seq(volume) >= sequence {
+                return Ok(());
+            }
+            let session = self.link.session();
+            core.pool.commit_mappings(volume, sequence, |device| {
+                session.as_ref().is_some_and(|s| s.device_flushed(device))
+            })?;
+        }
+        self.base.commit().await?;
+        let core = self.base.core.borrow();
+        if core.pool.durable_seq(volume) >= sequence {
+            return Ok(());
+        }
+        // What batches carried is durable by now; of a volume that is gone nothing is left.
+        let left = core.pool.pending_on(volume, sequence);
+        left.first()
+            .map_or(Ok(()), |device| Err(SyncError::Gone(*device)))
+    }
+
+    /// What no batch carries yet on a device: each volume with its highest sequence.
+    fn uncommitted_on(&self, device: DeviceIndex) -> Vec<(VolumeId, u64)> {
+        let pool = &self.base.core.borrow().pool;
+        let volumes = pool.volumes().map(|volume| volume.id);
+        volumes
+            .filter(|volume| pool.pending_on(*volume, u64::MAX).contains(&device))
+            .filter_map(|volume| Some((volume, pool.uncommitted(volume)?)))
+            .collect()
+    }
+
+    /// Has the engine flush the devices that need it, and commits every mapping that was granted
+    /// before. What can be done is done, whatever fails elsewhere.
+    pub(crate) async fn sync_all(&self) -> Result<(), SyncError> {
+        let devices = self.base.core.borrow().pool.pending_devices();
+        self.sync_devices(&devices).await
+    }
+
+    async fn sync_devices(&self, devices: &BTreeSet<DeviceIndex>) -> Result<(), SyncError> {
+        let tickets: Vec<_> = devices
+            .iter()
+            .filter_map(|device| {
+                let syncer = self.syncers.borrow().get(device)?.clone();
+                syncer.drawn.set(syncer.drawn.get() + 1);
+                syncer.wake.notify_one();
+                Some((syncer.clone(), syncer.drawn.get()))
+            })
+            .collect();
+        self.synced
+            .until(|| {
+                let all = tickets.iter().all(|(s, ticket)| s.served.get() >= *ticket);
+                all.then_some(())
+            })
+            .await;
+        let error = tickets.iter().find_map(|(s, _)| s.error.borrow().clone());
+        error.map_or(Ok(()), Err)
+    }
+
+    /// The queue before a device's flush; its task comes next.
+    pub(crate) fn add_syncer(&self, device: DeviceIndex) -> Rc<Syncer> {
+        let syncer = Rc::new(Syncer::default());
+        self.syncers.borrow_mut().insert(device, syncer.clone());
+        syncer
+    }
+
+    /// The one task that flushes a device and commits what lives there, so that little is ever
+    /// uncommitted.
+    pub(crate) async fn run_syncer(self: Rc<Self>, device: DeviceIndex, syncer: Rc<Syncer>) {
+        loop {
+            let asked = async {
+                while syncer.served.get() == syncer.drawn.get() {
+                    syncer.wake.notified().await;
+                }
+            };
+            let by_itself = timeout(self.base.limits.sync_every, asked).await.is_err();
+            if by_itself && (!self.base.is_open() || self.link.session().is_none()) {
+                continue;
+            }
+            let upto = syncer.drawn.get();
+            let result = self.sync_device(device).await;
+            match &result {
+                Ok(()) | Err(SyncError::Flush(_, AskError::Gone)) => {}
+                Err(error) => tracing::warn!(%error, "committing mappings"),
+            }
+            *syncer.error.borrow_mut() = result.err();
+            syncer.served.set(upto);
+            self.synced.raise();
+        }
+    }
+
+    pub(crate) async fn sync_device(&self, device: DeviceIndex) -> Result<(), SyncError> {
+        let wanted = self.uncommitted_on(device);
+        if wanted.is_empty() && !self.adoption.is_unflushed(device) {
+            return Ok(());
+        }
+        self.states
+            .flush_device(device)
+            .await
+            .map_err(|error| SyncError::Flush(device, error))?;
+        self.note_flushed(device);
+        self.commit_flushed(device, &wanted).await
+    }
+
+    async fn commit_flushed(
+        &self,
+        device: DeviceIndex,
+        wanted: &[(VolumeId, u64)],
+    ) -> Result<(), SyncError> {
+        {
+            let mut core = self.base.core.borrow_mut();
+            for (volume, sequence) in wanted {
+                match core
+                    .pool
+                    .commit_mappings(*volume, *sequence, |d| d == device)
+                {
+                    Ok(_) => {}
+                    // Deleted meanwhile.
+                    Err(error) if error.kind == ErrorKind::NotFound => {}
+                    Err(error) => return Err(error.into()),
+                }
+            }
+        }
+        self.base.commit().await?;
+        self.adoption.note_committed(&self.base.core.borrow().pool);
+        for &(volume, sequence) in wanted {
+            // Others of the volume, elsewhere, may be older and not durable.
+            let sequence = sequence.min(self.base.core.borrow().pool.durable_seq(volume));
+            self.link.say(&ToEngine::Committed { volume, sequence });
+        }
+        Ok(())
+    }
+
+    /// Flushes a device without an engine: the daemon's own descriptor reaches the same file or
+    /// device. On a thread that nobody waits for when the daemon ends: the device may hang.
+    pub(crate) async fn flush_here(&self, device: DeviceIndex) -> Result<(), SyncError> {
+        let store = {
+            let devices = self.base.devices.borrow();
+            let open = devices.iter().find(|open| open.index == device);
+            open.ok_or(SyncError::Gone(device))?.store.clone()
+        };
+        let failed = |error: std::io::Error| SyncError::Device(device, error.to_string());
+        let (sender, ended) = oneshot::channel();
+        std::thread::Builder::new()
+            .name("device-flush".to_owned())
+            .spawn(move || _ = sender.send(store.flush()))
+            .map_err(failed)?;
+        let ended = ended.await.map_err(std::io::Error::other);
+        ended.and_then(|result| result).map_err(failed)
+    }
+
+    /// The same as [`Flusher::sync_all`] when there is no engine (any more), but every device that is
+    /// open here is flushed, because nobody may know afterwards which was written to.
+    pub(crate) async fn sync_all_without_engine(&self) -> Result<(), SyncError> {
+        let mut devices = self.base.core.borrow().pool.pending_devices();
+        devices.extend(self.base.devices.borrow().iter().map(|open| open.index));
+        let each = devices.into_iter().map(|device| async move {
+            let wanted = self.uncommitted_on(device);
+            self.flush_here(device).await?;
+            self.commit_flushed(device, &wanted).await
+        });
+        let results = join_all(each).await;
+        // What batches carry already, and everything else that has changed.
+        self.base.commit().await?;
+        results.into_iter().collect()
+    }
+
+    /// Whether the grant table names a device that can't be flushed from here, as it is missing: then
+    /// the next daemon needs the table.
+    pub(crate) fn lists_missing(&self) -> bool {
+        let core = self.base.core.borrow();
+        let stored = |grant: &&Grant| grant.word.rights() != Some(Rights::Hole);
+        let mut listed = core.grants.iter().filter(stored);
+        listed.any(|grant| !self.base.is_open_here(grant.word.device()))
+    }
+}
+
+/// By device.
+pub(crate) type Syncers = BTreeMap<DeviceIndex, Rc<Syncer>>;

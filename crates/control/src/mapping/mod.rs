@@ -1,0 +1,228 @@
+//! Where bytes lie.
+//!
+//! Purpose: the owner of a volume's map answers the engine's faults, deallocations and commits, and alone changes the map.
+//! Design: the rest of the daemon knows an owner by the trait [`MapOwner`]. [`PoolOwner`] is the one of a pool's volumes. Its
+//! parts stand on each other: faults on revokes and zero-fill, revokes on flushes.
+//! Not here: which extents a pool hands out (`forebay_pool`), what devices do (`states`).
+
+pub(crate) mod adopt;
+pub(crate) mod evict;
+pub(crate) mod fault;
+pub(crate) mod flush;
+pub(crate) mod locks;
+pub(crate) mod preallocated;
+pub(crate) mod release;
+pub(crate) mod revoke;
+pub(crate) mod tell;
+pub(crate) mod zero_fill;
+
+use std::collections::BTreeSet;
+use std::fmt::Debug;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::time::Duration;
+
+use forebay_xlate::boundary::message::FaultAsk;
+use forebay_xlate::owner_side::TakingId;
+use forebay_xlate::{DeviceIndex, ExtentRange, VolumeId};
+
+use crate::base::Base;
+use crate::link::Link;
+use crate::link::session::Session;
+use crate::mapping::adopt::{Adopter, Adoption};
+use crate::mapping::fault::Faults;
+use crate::mapping::flush::{Flusher, SyncError};
+use crate::mapping::release::{ReleaseError, Releaser};
+use crate::mapping::revoke::Revoker;
+use crate::mapping::zero_fill::ZeroFill;
+use crate::states::DeviceStates;
+
+/// All of a volume's extents, grown or not.
+pub(crate) const ALL_EXTENTS: ExtentRange = ExtentRange::new(0, u64::MAX);
+
+/// What an owner does while its caller waits.
+pub(crate) type Work<'a, T = ()> = Pin<Box<dyn Future<Output = T> + 'a>>;
+
+/// The owner of volumes' maps: it says where each extent lies, and alone changes that.
+pub(crate) trait MapOwner: Debug {
+    /// Starts the tasks that concern no single device.
+    fn begin(&self);
+    /// Starts a device's own tasks.
+    fn serve_device(&self, device: DeviceIndex);
+
+    /// Answers the engine's faults: at once where that is possible, the others later.
+    fn answer_faults(&self, faults: &[FaultAsk]);
+    /// A tenant deallocates; the engine is answered when that is durable.
+    fn release(&self, generation: u64, release: u64, volume: VolumeId, range: ExtentRange);
+    /// A FLUSH waits until the mappings up to a sequence are durable; the engine is answered then.
+    fn commit_wanted(&self, session: &Rc<Session>, volume: VolumeId, sequence: u64);
+
+    /// What an earlier daemon granted.
+    fn adoption(&self) -> &Adoption;
+    /// Ends adoption in the map. With a live engine, what an earlier daemon left unfinished there gets a moment first.
+    fn finish_adoption<'a>(&'a self, session: Option<&'a Rc<Session>>) -> Work<'a>;
+    /// Lets faults be answered, once what was adopted is durable, or after a while.
+    fn open_after_adoption(&self) -> Work<'_>;
+    /// Another conversation begins: all that it is granted counts as written.
+    fn forget_preallocated(&self);
+    /// Has a new engine know what each volume's FLUSH must cover and wait for.
+    fn say_what_a_flush_must_know(&self, session: &Session);
+    /// Grants everything that is listed again.
+    fn tell_all_grants<'a>(&'a self, session: &'a Session) -> Work<'a>;
+
+    /// Ends a volume: takes every extent back from the data path, then from the volume.
+    fn delete_volume(&self, volume: VolumeId) -> Work<'_, Result<(), ReleaseError>>;
+    /// Takes back what was never written, for somebody who found no space; false: there is nothing.
+    fn take_back_for_space(&self) -> Work<'_, bool>;
+    /// Learns how many preallocated extents are still unwritten, for somebody who waits for it: not for long.
+    fn count_preallocated_soon(&self) -> Work<'_>;
+    /// Takes back what was never written, before this daemon leaves its engine or ends it.
+    fn give_up_preallocated(&self, limit: Duration) -> Work<'_>;
+
+    /// Takes back every right on what lies on a device.
+    fn revoke_device(&self, device: DeviceIndex);
+    /// The devices on which a range lies whose rights are being taken back.
+    fn devices_of(&self, taking: TakingId) -> BTreeSet<DeviceIndex>;
+    /// Commits every mapping that was granted before.
+    fn sync_all(&self) -> Work<'_, Result<(), SyncError>>;
+    /// The same without an engine: every device that is open here is flushed.
+    fn sync_all_without_engine(&self) -> Work<'_, Result<(), SyncError>>;
+    /// Whether the next daemon needs the grant table, because a device that it names can't be flushed from here.
+    fn lists_missing(&self) -> bool;
+}
+
+/// The owner of the maps of a pool's volumes.
+#[derive(Debug)]
+pub(crate) struct PoolOwner {
+    base: Rc<Base>,
+    states: Rc<DeviceStates>,
+    pub(crate) adoption: Rc<Adoption>,
+    pub(crate) flusher: Rc<Flusher>,
+    pub(crate) revoker: Rc<Revoker>,
+    pub(crate) releaser: Rc<Releaser>,
+    pub(crate) zero_fill: Rc<ZeroFill>,
+    pub(crate) adopter: Rc<Adopter>,
+    pub(crate) faults: Rc<Faults>,
+}
+
+impl PoolOwner {
+    pub(crate) fn new(
+        base: &Rc<Base>,
+        link: &Rc<Link>,
+        states: &Rc<DeviceStates>,
+        adoption: Adoption,
+    ) -> Rc<Self> {
+        let adoption = Rc::new(adoption);
+        let flusher = Flusher::new(base, link, states, &adoption);
+        let revoker = Revoker::new(base, link, states, &flusher);
+        let zero_fill = ZeroFill::new(base, link, states, &adoption);
+        Rc::new(Self {
+            base: base.clone(),
+            states: states.clone(),
+            releaser: Releaser::new(base, link, &revoker),
+            adopter: Adopter::new(base, &flusher, &revoker, &adoption),
+            faults: Faults::new(base, link, &revoker, &zero_fill),
+            adoption,
+            flusher,
+            revoker,
+            zero_fill,
+        })
+    }
+}
+
+impl MapOwner for PoolOwner {
+    fn begin(&self) {
+        self.base.spawn(self.faults.clone().run_awaiting_commit());
+        self.base.spawn(self.revoker.clone().run_ahead());
+        self.base.spawn(self.releaser.clone().run_deleter());
+    }
+
+    fn serve_device(&self, device: DeviceIndex) {
+        let syncer = self.flusher.add_syncer(device);
+        let syncing = self.flusher.clone().run_syncer(device, syncer);
+        self.base.spawn(syncing);
+        let zeroing = self.zero_fill.clone().run_launderer(device);
+        self.base.spawn(zeroing);
+        let (adoption, states) = (self.adoption.clone(), self.states.clone());
+        self.base.spawn(async move {
+            // Before that the pool does not change.
+            adoption.wait_adopted().await;
+            states.run_settler(device).await;
+        });
+    }
+
+    fn answer_faults(&self, faults: &[FaultAsk]) {
+        self.faults.answer_faults(faults);
+    }
+
+    fn release(&self, generation: u64, release: u64, volume: VolumeId, range: ExtentRange) {
+        self.releaser.on_release(generation, release, volume, range);
+    }
+
+    fn commit_wanted(&self, session: &Rc<Session>, volume: VolumeId, sequence: u64) {
+        let flusher = self.flusher.clone();
+        let committing = flusher.commit_wanted(session.clone(), volume, sequence);
+        self.base.spawn(committing);
+    }
+
+    fn adoption(&self) -> &Adoption {
+        &self.adoption
+    }
+
+    fn finish_adoption<'a>(&'a self, session: Option<&'a Rc<Session>>) -> Work<'a> {
+        Box::pin(self.adopter.finish_adoption(session))
+    }
+
+    fn open_after_adoption(&self) -> Work<'_> {
+        Box::pin(self.adopter.open_after_adoption())
+    }
+
+    fn forget_preallocated(&self) {
+        let pool = &mut self.base.core.borrow_mut().pool;
+        self.revoker.ahead.forget(pool);
+    }
+
+    fn say_what_a_flush_must_know(&self, session: &Session) {
+        self.revoker.say_what_a_flush_must_know(session);
+    }
+
+    fn tell_all_grants<'a>(&'a self, session: &'a Session) -> Work<'a> {
+        Box::pin(self.revoker.tell_all_grants(session))
+    }
+
+    fn delete_volume(&self, volume: VolumeId) -> Work<'_, Result<(), ReleaseError>> {
+        Box::pin(self.releaser.give_up_volume(volume))
+    }
+
+    fn take_back_for_space(&self) -> Work<'_, bool> {
+        Box::pin(self.revoker.take_back_for_space())
+    }
+
+    fn count_preallocated_soon(&self) -> Work<'_> {
+        Box::pin(self.revoker.count_ahead_soon())
+    }
+
+    fn give_up_preallocated(&self, limit: Duration) -> Work<'_> {
+        Box::pin(self.revoker.give_up_places(limit))
+    }
+
+    fn revoke_device(&self, device: DeviceIndex) {
+        self.base.spawn(self.revoker.clone().cut_off(device));
+    }
+
+    fn devices_of(&self, taking: TakingId) -> BTreeSet<DeviceIndex> {
+        self.revoker.locks.side.borrow().devices(taking)
+    }
+
+    fn sync_all(&self) -> Work<'_, Result<(), SyncError>> {
+        Box::pin(self.flusher.sync_all())
+    }
+
+    fn sync_all_without_engine(&self) -> Work<'_, Result<(), SyncError>> {
+        Box::pin(self.flusher.sync_all_without_engine())
+    }
+
+    fn lists_missing(&self) -> bool {
+        self.flusher.lists_missing()
+    }
+}

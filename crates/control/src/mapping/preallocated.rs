@@ -1,0 +1,486 @@
+//! Places ahead: a volume that is written at random for the first time gets places for the neighbours
+//! of what it asks for.
+//!
+//! Purpose: a first write costs a question to this process, many times what a write costs. While
+//! questions come fast, one is answered for a whole window of extents; the engine uses such a place
+//! when it is first written, and until then knows it as a hole.
+//! Design: books are kept by regions of a volume, each as large as one message may take back. The
+//! more write faults a region had lately, the larger its windows: so a region that is written all over
+//! is covered after a few dozen faults, while writes strewn over a large volume get hardly more than
+//! they ask for. Places come from the volume's stock, which is clean, within a budget that the pool
+//! sets ([`forebay_pool::Pool::room_ahead`]). Now and then, and when the budget seems out, the engine is asked how many of a region's are
+//! still unwritten (also when somebody wants to see figures): that is what the pool does not call used,
+//! and where little of it was claimed for two beats the rest is taken back, unmapped and laundered. It is taken back too when the pool
+//! fills up, or before anybody hears that it is full.
+//! The books hold for one conversation: in the next, all that is listed is told as stored. So a daemon that ends in
+//! order takes everything back first.
+//! Not here: the run that a fault gets (the pool), the claim (the engine), what is granted (`fault`).
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::rc::Rc;
+use std::time::Duration;
+
+use forebay_pool::{Pool, SpaceLevel};
+use forebay_xlate::boundary::message::MAX_TAKE_BACK;
+use forebay_xlate::{ExtentIndex, ExtentRange, VolumeId};
+use tokio::sync::Notify;
+use tokio::time::{Instant, MissedTickBehavior, interval_at, sleep, timeout};
+
+use crate::base::together::join_all;
+use crate::link::session::AskError;
+use crate::mapping::revoke::Revoker;
+
+/// Extents of a region.
+const REGION: u64 = MAX_TAKE_BACK;
+/// The largest window, in extents.
+const MAX_WINDOW: u64 = 64;
+/// A window is at most this part of the region's recent faults.
+const FAULTS_PER_EXTENT: u64 = 2;
+/// And at most this part of the volume's stock, so that other faults find some.
+const STOCK_PART: u64 = 32;
+/// So many faults of a volume in [`TICK`] are many.
+const MANY: u32 = 64;
+const TICK: Duration = Duration::from_millis(100);
+/// How long the pool's word on the budget holds.
+const ROOM_HOLDS: Duration = Duration::from_millis(2);
+/// Between two looks.
+const BEAT: Duration = Duration::from_secs(1);
+/// How long somebody who wants to see figures waits for newer ones.
+const ASKED_NOW: Duration = Duration::from_millis(500);
+/// A region is quiet if in a beat less than this part of its places ahead was claimed.
+const CLAIMED_PART: u64 = 128;
+/// After so many quiet beats its places are taken back.
+const QUIET_BEATS: u8 = 2;
+/// Counting for the budget's sake takes at most this part of the time, and is done no more often than this.
+const COUNT_PART: u32 = 8;
+const COUNT_PAUSE: Duration = Duration::from_millis(5);
+/// Regions that the engine is asked about at once, and taken back at once.
+const AT_ONCE: usize = 16;
+/// Regions with books, at most: beyond that no window is opened in others.
+const MAX_REGIONS: usize = 65_536;
+
+/// A part of a volume.
+#[derive(Debug, Default)]
+struct Region {
+    /// Write faults; halved at each beat.
+    faults: u64,
+    /// Places ahead of its writes: at most so many are unwritten.
+    ahead: u64,
+    /// Claimed or given since the last beat.
+    active: u64,
+    quiet: u8,
+}
+
+/// How fast a volume faults.
+#[derive(Debug)]
+struct Rate {
+    since: Instant,
+    faults: u32,
+    was_fast: bool,
+    /// What the budget leaves, and since when that is known.
+    room: u64,
+    room_since: Option<Instant>,
+    /// The sum of its regions' places ahead.
+    ahead: u64,
+}
+
+/// See the module's text.
+#[derive(Debug)]
+pub(crate) struct Ahead {
+    /// [`TICK`], but in tests.
+    pub(crate) tick: Cell<Duration>,
+    regions: RefCell<BTreeMap<(VolumeId, u64), Region>>,
+    rates: RefCell<BTreeMap<VolumeId, Rate>>,
+    /// One takes back at a time; how often that was done.
+    taking: tokio::sync::Mutex<()>,
+    rounds: Cell<u64>,
+    /// A window was refused because the budget is out, as far as is known.
+    is_out: Notify,
+    /// No window is opened any more.
+    closed: Cell<bool>,
+}
+
+impl Default for Ahead {
+    fn default() -> Self {
+        Self {
+            // Tests say themselves when faults come fast.
+            tick: Cell::new(if cfg!(test) { Duration::ZERO } else { TICK }),
+            regions: RefCell::default(),
+            rates: RefCell::default(),
+            taking: tokio::sync::Mutex::new(()),
+            rounds: Cell::new(0),
+            is_out: Notify::new(),
+            closed: Cell::new(false),
+        }
+    }
+}
+
+impl Rate {
+    fn new(now: Instant) -> Self {
+        Self {
+            since: now,
+            faults: 0,
+            was_fast: false,
+            room: 0,
+            room_since: None,
+            ahead: 0,
+        }
+    }
+
+    /// Counts a fault; says whether they come fast.
+    fn is_fast(&mut self, now: Instant, tick: Duration) -> bool {
+        let passed = now.duration_since(self.since);
+        if passed >= tick {
+            self.was_fast = self.faults >= MANY && passed < 2 * tick;
+            (self.since, self.faults) = (now, 0);
+        }
+        self.faults = self.faults.saturating_add(1);
+        self.was_fast || self.faults >= MANY
+    }
+}
+
+impl Ahead {
+    /// A write fault, perhaps at an unmapped extent: the extents among which it may get places for
+    /// neighbours too, if it may.
+    pub(crate) fn window(
+        &self,
+        pool: &Pool,
+        volume: VolumeId,
+        extent: u64,
+        now: Instant,
+    ) -> Option<Range<u64>> {
+        let mut rates = self.rates.borrow_mut();
+        let rate = rates.entry(volume).or_insert_with(|| Rate::new(now));
+        let is_fast = rate.is_fast(now, self.tick.get());
+        let mut regions = self.regions.borrow_mut();
+        let key = (volume, extent / REGION);
+        if regions.len() >= MAX_REGIONS && !regions.contains_key(&key) {
+            return None;
+        }
+        let region = regions.entry(key).or_default();
+        region.faults += 1;
+        let wanted = (region.faults / FAULTS_PER_EXTENT)
+            .min(MAX_WINDOW)
+            .min(pool.stock_of(volume) / STOCK_PART);
+        if !is_fast || wanted < 2 || self.closed.get() {
+            return None;
+        }
+        if rate
+            .room_since
+            .is_none_or(|since| now.duration_since(since) >= ROOM_HOLDS)
+        {
+            (rate.room, rate.room_since) = (pool.room_ahead(volume), Some(now));
+        }
+        if rate.room < wanted {
+            self.is_out.notify_one();
+        }
+        let window = 1u64 << wanted.min(rate.room).checked_ilog2()?;
+        let first = extent - extent % window;
+        (window > 1).then_some(first..first + window)
+    }
+
+    /// Places ahead were given in the region of this extent.
+    pub(crate) fn given(&self, pool: &mut Pool, volume: VolumeId, extent: u64, count: u64) {
+        if let Some(region) = self
+            .regions
+            .borrow_mut()
+            .get_mut(&(volume, extent / REGION))
+        {
+            region.ahead += count;
+            region.active += count;
+        }
+        if let Some(rate) = self.rates.borrow_mut().get_mut(&volume) {
+            rate.room = rate.room.saturating_sub(count);
+            rate.ahead += count;
+            pool.set_ahead(volume, rate.ahead);
+        }
+    }
+
+    /// Whether a volume faults fast: it will need much.
+    pub(crate) fn is_fast(&self, volume: VolumeId) -> bool {
+        let rates = self.rates.borrow();
+        rates
+            .get(&volume)
+            .is_some_and(|rate| rate.was_fast || rate.faults >= MANY)
+    }
+
+    /// How many extents from one on may be told as stored together: what lies ahead of writes should
+    /// stay so, to be taken back.
+    pub(crate) fn stored_run(&self, volume: VolumeId, extent: u64, count: u64) -> u64 {
+        let regions = self.regions.borrow();
+        let has = |region| regions.get(&(volume, region)).is_some_and(|r| r.ahead > 0);
+        let (first, last) = (extent / REGION, (extent + count - 1) / REGION);
+        match (first..=last).find(|region| has(*region)) {
+            Some(region) if region == first => 1,
+            Some(region) => region * REGION - extent,
+            None => count,
+        }
+    }
+
+    /// Whether something of a range may lie ahead of writes.
+    pub(crate) fn has_any(&self, volume: VolumeId, range: ExtentRange) -> bool {
+        let first = (volume, range.first / REGION);
+        let last = (volume, range.end().saturating_sub(1) / REGION);
+        let regions = self.regions.borrow();
+        regions
+            .range(first..=last)
+            .any(|(_, region)| region.ahead > 0)
+    }
+
+    /// Regions with places ahead: those that were quiet longest first.
+    fn taken_first(&self) -> Vec<(VolumeId, u64)> {
+        let regions = self.regions.borrow();
+        let mut all: Vec<_> = regions.iter().filter(|(_, r)| r.ahead > 0).collect();
+        all.sort_by_key(|(_, region)| (std::cmp::Reverse(region.quiet), region.active));
+        all.into_iter().map(|(key, _)| *key).collect()
+    }
+
+    /// Of a region so many are no longer ahead: claimed, or taken back.
+    fn fewer(&self, pool: &mut Pool, key: (VolumeId, u64), count: u64) {
+        let mut regions = self.regions.borrow_mut();
+        let Some(region) = regions.get_mut(&key) else {
+            return;
+        };
+        let count = count.min(region.ahead);
+        region.ahead -= count;
+        if let Some(rate) = self.rates.borrow_mut().get_mut(&key.0) {
+            rate.ahead = rate.ahead.saturating_sub(count);
+            pool.set_ahead(key.0, rate.ahead);
+        }
+    }
+
+    /// Another conversation: everything is told as stored.
+    pub(crate) fn forget(&self, pool: &mut Pool) {
+        for volume in std::mem::take(&mut *self.rates.borrow_mut()).into_keys() {
+            pool.set_ahead(volume, 0);
+        }
+        self.regions.borrow_mut().clear();
+    }
+
+    fn region_ahead(&self, key: (VolumeId, u64)) -> u64 {
+        self.regions
+            .borrow()
+            .get(&key)
+            .map_or(0, |region| region.ahead)
+    }
+
+    /// The end of a beat: what is quiet by now.
+    fn beat(&self, pool: &Pool) -> Vec<(VolumeId, u64)> {
+        let mut quiet = Vec::new();
+        self.regions.borrow_mut().retain(|key, region| {
+            let is_quiet = region.active.saturating_mul(CLAIMED_PART) < region.ahead;
+            region.quiet = if is_quiet {
+                region.quiet.saturating_add(1)
+            } else {
+                0
+            };
+            if is_quiet && region.quiet >= QUIET_BEATS {
+                quiet.push(*key);
+            }
+            region.faults /= 2;
+            region.active = 0;
+            region.ahead > 0 || region.faults > 0
+        });
+        let there = |volume: &VolumeId| pool.volume(*volume).is_ok();
+        self.regions
+            .borrow_mut()
+            .retain(|(volume, _), _| there(volume));
+        self.rates.borrow_mut().retain(|volume, _| there(volume));
+        quiet
+    }
+}
+
+fn extents_of((_, region): (VolumeId, u64)) -> ExtentRange {
+    ExtentRange::new(region * REGION, REGION)
+}
+
+impl Revoker {
+    /// The one task that looks after places ahead.
+    pub(crate) async fn run_ahead(self: Rc<Self>) {
+        self.base.wait_open().await;
+        let ahead = &self.ahead;
+        let mut beat = interval_at(Instant::now() + BEAT, BEAT);
+        beat.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            let is_out = tokio::select! {
+                _ = beat.tick() => false,
+                () = ahead.is_out.notified() => true,
+            };
+            if is_out {
+                // Most of it may be claimed by now.
+                let begin = Instant::now();
+                self.count_ahead().await;
+                sleep(COUNT_PAUSE.max(begin.elapsed() * COUNT_PART)).await;
+                continue;
+            }
+            if ahead.regions.borrow().is_empty() {
+                continue;
+            }
+            self.count_ahead().await;
+            let quiet = ahead.beat(&self.base.core.borrow().pool);
+            let is_short = self.base.core.borrow().pool.space_level() != SpaceLevel::Normal;
+            let due = if is_short { ahead.taken_first() } else { quiet };
+            if !due.is_empty() {
+                let _one = ahead.taking.lock().await;
+                self.take_back_all(&due).await;
+            }
+        }
+    }
+
+    /// Learns how many places are still ahead, for somebody who waits for it: not for long.
+    pub(crate) async fn count_ahead_soon(&self) {
+        let _ = timeout(ASKED_NOW, self.count_ahead()).await;
+    }
+
+    /// Learns how many places are still ahead.
+    async fn count_ahead(&self) {
+        let Some(session) = self.link.session() else {
+            return;
+        };
+        let all = self.ahead.taken_first();
+        for some in all.chunks(AT_ONCE) {
+            let counts = some.iter().map(|key| {
+                let before = self.ahead.region_ahead(*key);
+                let count = session.count_ahead(key.0, extents_of(*key), self.base.limits.request);
+                async move { (*key, before, count.await) }
+            });
+            for (key, before, left) in join_all(counts).await {
+                let Ok(left) = left else { return };
+                let claimed = before.saturating_sub(left);
+                self.ahead
+                    .fewer(&mut self.base.core.borrow_mut().pool, key, claimed);
+                if let Some(region) = self.ahead.regions.borrow_mut().get_mut(&key) {
+                    region.active += claimed;
+                }
+            }
+        }
+    }
+
+    /// Before this daemon leaves its engine, or ends it: the next one would take what is ahead for used. What can't be
+    /// taken back within `limit` stays.
+    pub(crate) async fn give_up_places(&self, limit: Duration) {
+        self.ahead.closed.set(true);
+        let all = async {
+            let _one = self.ahead.taking.lock().await;
+            self.count_ahead().await;
+            let all = self.ahead.taken_first();
+            self.take_back_all(&all).await;
+        };
+        if self.base.has_places_ahead() && timeout(limit, all).await.is_err() {
+            let left = self.base.core.borrow().pool.ahead();
+            tracing::warn!(left, "places that were not written stay with their volumes");
+        }
+    }
+
+    /// Takes back all that was never written, for somebody who found no space. False: there is nothing.
+    pub(crate) async fn take_back_for_space(&self) -> bool {
+        let ahead = &self.ahead;
+        let before = ahead.rounds.get();
+        let _one = ahead.taking.lock().await;
+        if ahead.rounds.get() != before {
+            // Somebody did while this waited.
+            return true;
+        }
+        let all = ahead.taken_first();
+        if self.take_back_all(&all).await > 0 {
+            return true;
+        }
+        // What could not be taken back is not nothing: it is tried again.
+        let is_left = !ahead.taken_first().is_empty();
+        if is_left {
+            sleep(TICK).await;
+        }
+        is_left
+    }
+
+    /// The same for somebody whom a taking back may be waiting for.
+    pub(crate) async fn take_back_unless_busy(&self) -> bool {
+        let Ok(_one) = self.ahead.taking.try_lock() else {
+            return false;
+        };
+        let all = self.ahead.taken_first();
+        self.take_back_all(&all).await > 0
+    }
+
+    /// Returns how many extents were taken back.
+    async fn take_back_all(&self, regions: &[(VolumeId, u64)]) -> u64 {
+        let mut taken = 0;
+        for some in regions.chunks(AT_ONCE) {
+            let each = some.iter().map(|key| self.take_back_region(*key));
+            for (key, result) in some.iter().zip(join_all(each).await) {
+                match result {
+                    Ok(count) => taken += count,
+                    Err(error) => {
+                        tracing::debug!(volume = %key.0, %error, "taking back places that were not written");
+                    }
+                }
+            }
+        }
+        let ahead = &self.ahead;
+        ahead.rounds.set(ahead.rounds.get() + u64::from(taken > 0));
+        taken
+    }
+
+    async fn take_back_region(&self, key: (VolumeId, u64)) -> Result<u64, AskError> {
+        let limit = self.base.limits.request;
+        let too_late = |_| AskError::TimedOut(limit, "places ahead");
+        let (volume, range) = (key.0, extents_of(key));
+        let hold = timeout(limit, self.locks.hold(volume, range));
+        let held = hold.await.map_err(too_late)?;
+        let session = self.link.session().ok_or(AskError::Gone)?;
+        let before = self.ahead.region_ahead(key);
+        let taken = session.take_back(volume, range, limit).await?;
+        if session.is_over() {
+            return Err(AskError::Gone);
+        }
+        let parts = self.locks.side.borrow_mut().took_back(held.id, &taken)?;
+        self.ahead
+            .fewer(&mut self.base.core.borrow_mut().pool, key, before);
+        if parts.is_empty() {
+            return Ok(0);
+        }
+        let mut extents = 0;
+        for part in parts {
+            let mut core = self.base.core.borrow_mut();
+            let side = self.locks.side.borrow();
+            let undrained = side.may_change(held.id)?;
+            let first = ExtentIndex(part.first);
+            match core.pool.release(volume, first, part.count, undrained) {
+                Ok(released) => extents += released.extents,
+                // What was given up before must go on to be forgotten; the rest is listed no more, and
+                // asked for again.
+                Err(error) => {
+                    tracing::warn!(%volume, %error, "taking back places that were not written");
+                    break;
+                }
+            }
+        }
+        self.locks.side.borrow_mut().changed(held.id)?;
+        self.base.commit_through().await;
+        self.locks.side.borrow_mut().durable(held.id)?;
+        self.forget_grants(&held).await?;
+        self.base.launder_wanted.raise();
+        Ok(extents)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn faults_are_many_only_when_they_come_fast() {
+        let mut now = Instant::now();
+        let mut rate = Rate::new(now);
+        for _ in 1..MANY {
+            assert!(!rate.is_fast(now, TICK));
+        }
+        assert!(rate.is_fast(now, TICK));
+        now += TICK;
+        assert!(rate.is_fast(now, TICK), "they were a moment ago");
+        now += TICK;
+        assert!(!rate.is_fast(now, TICK));
+    }
+}

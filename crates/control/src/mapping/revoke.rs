@@ -1,0 +1,320 @@
+//! Taking rights back from the data path.
+//!
+//! Purpose: returns once nothing uses a range any more, or says which devices hang.
+//! Design: a revoke counts when an engine that has its fence on the devices concerned says that
+//! nothing uses the range: if the engine dies, its last requests may still be on their way until its
+//! locks have fallen, which its successor's fence tells; so the successor is asked again. What is not
+//! acknowledged in time is given up ([`ToEngine::Abandon`]), so that it takes up no room among the
+//! engine's drains. Messages are heard in order, so an answer to anything said later shows that the
+//! revoke was heard: the words are cleared, and all that is left is what was in flight. Where that
+//! has ended, a settled device tells (`hang`); the others hang.
+//! An engine that answers nothing has perhaps heard nothing: then nothing has happened.
+//! Not here: what is done with a range that nobody uses (`release`) or whose device hangs (`hang`).
+
+use std::collections::BTreeSet;
+use std::rc::Rc;
+use std::time::Duration;
+
+use forebay_pool::Released;
+use forebay_xlate::boundary::message::ToEngine;
+use forebay_xlate::owner_side::OutOfOrder;
+use forebay_xlate::{DeviceIndex, ExtentIndex, ExtentRange, Rights, VolumeId};
+use tokio::time::{Instant, timeout_at};
+
+use crate::base::together::join_all;
+use crate::base::waits::Wait;
+use crate::base::{Base, count};
+use crate::link::Link;
+use crate::link::session::{AskError, Pending, Session};
+use crate::mapping::flush::Flusher;
+use crate::mapping::locks::{Held, Locks};
+use crate::mapping::preallocated::Ahead;
+use crate::mapping::release::ReleaseError;
+use crate::states::DeviceStates;
+
+impl Revoker {
+    /// The first part of a range that is listed where the pool does not map it now.
+    pub(crate) fn unknown_part(&self, volume: VolumeId, range: ExtentRange) -> Option<ExtentRange> {
+        let core = self.base.core.borrow();
+        for grant in core.grants.granted(volume, range) {
+            if grant.word.rights() == Some(Rights::Hole) {
+                continue;
+            }
+            let mut at = grant.range.first;
+            while at < grant.range.end() {
+                let word = grant.word.advance(at - grant.range.first);
+                let (is_there, count) = core.pool.maps_at(
+                    volume,
+                    ExtentIndex(at),
+                    word.device(),
+                    word.extent(),
+                    grant.range.end() - at,
+                );
+                if !is_there {
+                    return Some(ExtentRange::new(at, count));
+                }
+                at += count;
+            }
+        }
+        None
+    }
+
+    pub(crate) async fn revoke_unknown(
+        &self,
+        volume: VolumeId,
+        part: ExtentRange,
+    ) -> Result<(), AskError> {
+        let held = self.locks.hold(volume, part).await;
+        if self.unknown_part(volume, part) != Some(part) {
+            // Somebody took it back meanwhile, and perhaps it lies elsewhere now.
+            return Ok(());
+        }
+        self.revoke(&held, self.base.limits.revoke).await?;
+        // That its extents are dirty must be durable before the list forgets them.
+        self.base.commit_through().await;
+        self.forget_grants(&held).await
+    }
+
+    /// Revokes a listed range that the pool does not know there any more, and takes it off the list.
+    pub(crate) async fn take_back(
+        &self,
+        volume: VolumeId,
+        range: ExtentRange,
+    ) -> Result<(), ReleaseError> {
+        let held = self.locks.hold(volume, range).await;
+        self.revoke(&held, self.base.limits.revoke).await?;
+        // Whatever took it away must be durable before the list forgets it.
+        self.base.commit_through().await;
+        Ok(self.forget_grants(&held).await?)
+    }
+
+    /// The pool has given a range up: makes that durable, and only then forgets its grants.
+    pub(crate) async fn given_up(
+        &self,
+        held: &Held<'_>,
+        released: &Released,
+    ) -> Result<(), ReleaseError> {
+        let side = &self.locks.side;
+        if released.quarantined > 0 {
+            tracing::error!(
+                volume = %held.volume,
+                extents = released.quarantined,
+                "freed extents are quarantined: requests that a device does not end may still write there"
+            );
+        }
+        side.borrow_mut().changed(held.id).map_err(AskError::from)?;
+        if released.extents > 0 || self.base.core.borrow().pool.volume(held.volume).is_err() {
+            self.base.commit_through().await;
+        }
+        side.borrow_mut().durable(held.id).map_err(AskError::from)?;
+        self.forget_grants(held).await?;
+        self.base.devices_changed.raise();
+        self.base.launder_wanted.raise();
+        Ok(())
+    }
+}
+
+/// Devices on which requests under revoked grants may still be in flight.
+pub(crate) type Undrained = BTreeSet<DeviceIndex>;
+
+/// A tenant's deallocation, as an engine asks for it.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(crate) struct Deallocation {
+    /// Which engine asks.
+    pub(crate) generation: u64,
+    /// Its number for it: every engine begins at 1.
+    pub(crate) number: u64,
+}
+
+impl From<OutOfOrder> for AskError {
+    fn from(error: OutOfOrder) -> Self {
+        Self::Refused(error.to_string())
+    }
+}
+
+/// Takes rights on ranges back, and makes room in the grant table.
+#[derive(Debug)]
+pub(crate) struct Revoker {
+    pub(super) base: Rc<Base>,
+    pub(super) link: Rc<Link>,
+    pub(super) states: Rc<DeviceStates>,
+    pub(super) flusher: Rc<Flusher>,
+    pub(crate) locks: Locks,
+    pub(crate) ahead: Ahead,
+    pub(super) evicting: tokio::sync::Mutex<()>,
+}
+
+impl Revoker {
+    pub(crate) fn new(
+        base: &Rc<Base>,
+        link: &Rc<Link>,
+        states: &Rc<DeviceStates>,
+        flusher: &Rc<Flusher>,
+    ) -> Rc<Self> {
+        Rc::new(Self {
+            base: base.clone(),
+            link: link.clone(),
+            states: states.clone(),
+            flusher: flusher.clone(),
+            locks: Locks::new(),
+            ahead: Default::default(),
+            evicting: Default::default(),
+        })
+    }
+
+    /// Returns once nothing uses the held range; for what changes nothing when it fails.
+    pub(crate) async fn revoke(&self, held: &Held<'_>, limit: Duration) -> Result<(), AskError> {
+        let undrained = self.revoke_for(held, None, limit).await?;
+        if undrained.is_empty() {
+            Ok(())
+        } else {
+            Err(AskError::TimedOut(limit, "a revoke"))
+        }
+    }
+
+    /// Takes every right on the held range; returns the devices that hang, where the extents must not
+    /// be used again for now. For a tenant's deallocation (its number) the engine refuses when that
+    /// has ended, because the tenant may have written there since; so it is asked even where nothing
+    /// is listed. The number is that engine's alone: a later one has its own, and asks by itself.
+    pub(crate) async fn revoke_for(
+        &self,
+        held: &Held<'_>,
+        release: Option<Deallocation>,
+        limit: Duration,
+    ) -> Result<Undrained, AskError> {
+        let side = &self.locks.side;
+        if release.is_none()
+            && side
+                .borrow_mut()
+                .unlisted(held.id, &self.base.core.borrow().grants)
+                .is_ok()
+        {
+            // What is not listed is not granted.
+            return Ok(Undrained::new());
+        }
+        count(&self.base.counters.revokes);
+        let _waits = self.base.waits.begin(Wait::Revoke(held.id, held.volume));
+        let too_late = || AskError::TimedOut(limit, "a revoke");
+        let deadline = Instant::now() + limit;
+        loop {
+            let session = timeout_at(deadline, self.link.wait_session())
+                .await
+                .map_err(|_| too_late())?;
+            let generation = session.generation;
+            if release.is_some_and(|of| of.generation != generation) {
+                return Err(AskError::Gone);
+            }
+            side.borrow_mut()
+                .asked(held.id, &self.base.core.borrow().grants, generation)?;
+            let devices: Vec<_> = side.borrow().devices(held.id).into_iter().collect();
+            let number = release.map(|of| of.number);
+            let mut revoke = session.revoke(held.volume, held.range, number);
+            let answered = async {
+                revoke.ended().await?;
+                side.borrow_mut().acknowledged(held.id, generation);
+                // The words are cleared; what an engine before this one began may be in flight.
+                session.devices_ready(&devices).await
+            };
+            match timeout_at(deadline, answered).await {
+                Ok(Ok(())) => {
+                    let fenced = |device| session.device_ready(device);
+                    if side.borrow_mut().is_drained(held.id, fenced) {
+                        break;
+                    }
+                }
+                Ok(Err(AskError::Gone)) => {}
+                Ok(Err(refused)) => return Err(refused),
+                Err(_) => match self.give_up(&session, revoke, held).await {
+                    Ok(()) => break,
+                    Err(refused @ AskError::Refused(_)) => return Err(refused),
+                    Err(_) => return Err(too_late()),
+                },
+            }
+            side.borrow_mut().gone(held.id);
+        }
+        Ok(side.borrow().may_change(held.id)?.clone())
+    }
+
+    /// Time is over: gives the revoke up, and finds out which devices hang.
+    async fn give_up(
+        &self,
+        session: &Rc<Session>,
+        mut revoke: Pending,
+        held: &Held<'_>,
+    ) -> Result<(), AskError> {
+        let side = &self.locks.side;
+        let fenced = |device: DeviceIndex| session.device_ready(device);
+        if side.borrow_mut().give_up(held.id) {
+            session.say(&ToEngine::Abandon {
+                revoke: revoke.number,
+            });
+            self.wait_heard(session, held.volume).await?;
+            if let Some(Err(error)) = revoke.now() {
+                return Err(error);
+            }
+            side.borrow_mut().heard(held.id, session.generation);
+            // The words are cleared. Where what is in flight now ends, nothing uses the range.
+            let devices = side.borrow().devices(held.id);
+            let settled = devices
+                .into_iter()
+                .filter(|d| fenced(*d))
+                .map(|device| async move {
+                    let suspicion = self.states.suspect(device, session.generation, "a revoke");
+                    (device, self.states.settled(device, suspicion).await)
+                });
+            for (device, ended) in join_all(settled).await {
+                if ended {
+                    side.borrow_mut()
+                        .settled(held.id, device, session.generation);
+                }
+            }
+            if session.is_over() {
+                return Err(AskError::Gone);
+            }
+        }
+        side.borrow_mut().settle(held.id, fenced);
+        for device in side.borrow().may_change(held.id)? {
+            tracing::error!(%device, volume = %held.volume, "a device hangs: a revoke did not end there; others go on without it");
+        }
+        Ok(())
+    }
+
+    /// Returns once the engine has heard everything that was said before.
+    async fn wait_heard(&self, session: &Session, volume: VolumeId) -> Result<(), AskError> {
+        // What it knows already: nothing happens but the answer.
+        let volume = {
+            let core = self.base.core.borrow();
+            let record = core.pool.volume(volume);
+            // Of a volume that is gone nothing is granted anew: the revoke may be asked again.
+            let record = record.map_err(|error| AskError::Refused(error.message))?;
+            self.base.volume_config(&core.pool, record)
+        };
+        session
+            .request("a volume", |request| ToEngine::SetVolume {
+                request,
+                volume,
+            })
+            .within(self.base.limits.request)
+            .await
+    }
+
+    /// Takes back every right on what lies on a device; what lies elsewhere is granted again when it
+    /// is asked for.
+    pub(crate) async fn cut_off(self: Rc<Self>, device: DeviceIndex) {
+        let volumes: Vec<_> = {
+            let core = self.base.core.borrow();
+            let extent_bytes = core.pool.info().extent_bytes;
+            let volumes = core.pool.volumes_on(device).into_iter();
+            let sized = volumes.filter_map(|id| Some((id, core.pool.volume(id).ok()?.size_bytes)));
+            sized
+                .map(|(id, bytes)| (id, bytes.div_ceil(extent_bytes)))
+                .collect()
+        };
+        for (volume, extents) in volumes {
+            let held = self.locks.hold(volume, ExtentRange::new(0, extents)).await;
+            if let Err(error) = self.revoke(&held, self.base.limits.revoke).await {
+                tracing::warn!(%device, %volume, %error, "taking back what lies on a device that was cut short");
+            }
+        }
+    }
+}

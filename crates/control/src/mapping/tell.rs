@@ -1,0 +1,122 @@
+//! Telling a new conversation what is granted.
+//!
+//! Purpose: an engine that begins, or that a new daemon finds, has the grants that the table lists.
+//! Design: before it serves, it is told what a FLUSH has to cover and to wait for. Afterwards everything listed is granted
+//! again unasked, where the pool maps it, in parts: a fault would be answered the same.
+//! Not here: what else it is told (`welcome`).
+
+use std::collections::BTreeSet;
+
+use forebay_xlate::boundary::message::{GrantOf, MAX_BATCH};
+use forebay_xlate::grants::Grant;
+use forebay_xlate::{DeviceIndex, ExtentIndex, ExtentRange, Rights, VolumeId, Word};
+
+use crate::link::session::Session;
+use crate::mapping::revoke::Revoker;
+
+impl Revoker {
+    /// Has a new engine know, before it serves, which devices each volume's FLUSH must cover and which
+    /// mappings it must wait for.
+    pub(crate) fn say_what_a_flush_must_know(&self, session: &Session) {
+        let (mut covered, mut uncommitted) = (BTreeSet::new(), Vec::new());
+        let core = self.base.core.borrow();
+        let side = self.locks.side.borrow();
+        for grant in core.grants.iter() {
+            if grant.word.rights() == Some(Rights::Hole) {
+                continue;
+            }
+            covered.insert((grant.volume, grant.word.device()));
+            if grant.commit_sequence > core.pool.durable_seq(grant.volume) {
+                side.tell_one_again(grant, &mut uncommitted);
+            }
+        }
+        drop((core, side));
+        covered.extend(
+            self.flusher
+                .may_hold_unflushed()
+                .into_iter()
+                .map(|(d, v)| (v, d)),
+        );
+        for (volume, device) in covered {
+            tell_device(session, volume, device);
+        }
+        for grant in uncommitted {
+            self.tell_grant(session, grant);
+        }
+    }
+
+    /// Grants everything listed again, in parts, so that faults are answered in between. Each part is
+    /// as the table is at that moment: what is taken back meanwhile is not told.
+    pub(crate) async fn tell_all_grants(&self, session: &Session) {
+        let mut place = None;
+        loop {
+            let mut listed = Vec::new();
+            {
+                let core = self.base.core.borrow();
+                let side = self.locks.side.borrow();
+                let mut next: Box<dyn Iterator<Item = &Grant>> = match place {
+                    Some(place) => Box::new(core.grants.iter_after(place)),
+                    None => Box::new(core.grants.iter()),
+                };
+                place = None;
+                for grant in next.by_ref().take(MAX_BATCH) {
+                    side.tell_one_again(grant, &mut listed);
+                    place = Some((grant.volume, grant.range.first));
+                }
+            }
+            for grant in listed {
+                self.tell_grant(session, grant);
+            }
+            if place.is_none() || session.is_over() {
+                return;
+            }
+            tokio::task::yield_now().await;
+        }
+    }
+
+    /// Grants again, of what is listed, what the pool maps there and not elsewhere.
+    fn tell_grant(&self, session: &Session, mut listed: GrantOf) {
+        if listed.commit_sequence <= self.base.core.borrow().pool.durable_seq(listed.volume) {
+            listed.commit_sequence = 0;
+        }
+        let part = |at: u64, count: u64| {
+            let word = Word::from_bits(listed.word).advance(at - listed.range.first);
+            GrantOf {
+                range: ExtentRange::new(at, count),
+                word: word.bits(),
+                ..listed
+            }
+        };
+        if listed.range.count == 0 {
+            session.grant(listed);
+        }
+        let mut at = listed.range.first;
+        while at < listed.range.end() {
+            let word = Word::from_bits(part(at, 1).word);
+            let left = listed.range.end() - at;
+            // On a device that is away nothing can be done, but a FLUSH must know of it.
+            let (is_there, count) = self.base.core.borrow().pool.maps_at(
+                listed.volume,
+                ExtentIndex(at),
+                word.device(),
+                word.extent(),
+                left,
+            );
+            // Its device counts for FLUSH all the same.
+            session.grant(part(at, if is_there { count } else { 0 }));
+            at += count;
+        }
+    }
+}
+
+/// Has a volume's FLUSH cover a device.
+pub(crate) fn tell_device(session: &Session, volume: VolumeId, device: DeviceIndex) {
+    if let Some(word) = Word::new(device, ExtentIndex(0), Rights::ReadWrite) {
+        session.grant(GrantOf {
+            volume,
+            range: ExtentRange::new(0, 0),
+            word: word.bits(),
+            commit_sequence: 0,
+        });
+    }
+}

@@ -1,0 +1,370 @@
+//! Budgets of tenants and volumes: stated by people, kept by the engine.
+//!
+//! Purpose: what is stated is durable, and the engine keeps to it within a window of the answer.
+//! Design: the catalog has them. What the engine has to know follows from that: nothing while nobody has a budget; else how
+//! I/O is admitted, each tenant that has exports (those without a budget have what others leave) and each volume that is
+//! exported. How queues are spread is told with that, always. What it was told is remembered for as long as its conversation,
+//! and each change tells the difference, one after the other, in an order in which nothing is named before it is there. Whoever
+//! finds nothing to tell has waited for those who told it. An engine that was there before this daemon may know tenants that are
+//! gone: its region names them. Of who measures what I/O costs it is told nothing (`calibration`).
+//! Not here: what can be stated (`forebay_qos::budget`), what the node has (`scheduling`).
+
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+use std::rc::Rc;
+use std::sync::atomic::Ordering::Relaxed;
+
+use forebay_pool::TenantId;
+use forebay_qos::budget::{Budget, LEAST};
+use forebay_qos::stated::Stated;
+use forebay_xlate::VolumeId;
+use forebay_xlate::boundary::message::{Scheduling, Spread, TenantId as EngineTenantId, ToEngine};
+use forebay_xlate::boundary::region::MAX_TENANTS;
+
+use crate::api::error::ApiError;
+use crate::api::model::Volume;
+use crate::api::scheduling::{BudgetChange, TenantBudget};
+use crate::base::Base;
+use crate::base::show::show_tenant_budget;
+use crate::devices::api_error;
+use crate::link::session::{AskError, Pending, Session};
+use crate::link::{Link, engine_error};
+use crate::qos::calibration::Calibrating;
+use crate::qos::placement::Placement;
+use crate::qos::settings::NodeSettings;
+use crate::statistics::Statistics;
+
+/// What an engine is to know.
+#[derive(Debug, Default, Clone, PartialEq)]
+struct Known {
+    /// Always, once it was told anything.
+    spread: Option<Spread>,
+    scheduling: Option<Scheduling>,
+    /// And whether their bases come first.
+    tenants: BTreeMap<TenantId, (Budget, bool)>,
+    volumes: BTreeMap<VolumeId, (TenantId, Option<Budget>)>,
+}
+
+/// What is told, and the engine's answer to it.
+type Asked = (String, Pending);
+
+/// What is stated from now on, if it can be.
+fn checked(change: &BudgetChange, before: Stated) -> Result<Option<Stated>, ApiError> {
+    let Some(stated) = change.apply(before) else {
+        return Ok(None);
+    };
+    if stated.is_empty() {
+        return Err(ApiError::invalid(
+            "a budget has a base, a burst limit, or both, in IOPS, in bytes/s, or in both",
+        ));
+    }
+    if !stated.has_base() && stated.credit_seconds.is_some() {
+        return Err(ApiError::invalid(
+            "credit is what is not used of a base, and there is no base",
+        )
+        .hint("state a base; without credit, bursts are metered"));
+    }
+    match stated.budget() {
+        Ok(_) => Ok(Some(stated)),
+        Err(bad) => Err(or_say_assumed(ApiError::invalid(bad.to_string()), stated)),
+    }
+}
+
+/// A refusal that names what of a base was not stated says what was taken for it.
+fn or_say_assumed(error: ApiError, stated: Stated) -> ApiError {
+    let what = match (stated.base_iops, stated.base_bytes) {
+        (Some(_), None) if error.message.contains("bytes/s") => {
+            "bandwidth was not stated: a base of IOPS alone has 4 KiB/s for each"
+        }
+        (None, Some(_)) if error.message.contains("IOPS") => {
+            "IOPS were not stated: a base of bandwidth alone has one for every 128 KiB/s"
+        }
+        _ => return error,
+    };
+    let hint = error.hint.as_ref();
+    let hint = hint.map_or_else(|| what.to_owned(), |hint| format!("{what}; {hint}"));
+    error.hint(hint)
+}
+
+/// Tells the engine who may use how much.
+#[derive(Debug)]
+pub(crate) struct Budgets {
+    pub(super) base: Rc<Base>,
+    pub(super) link: Rc<Link>,
+    pub(super) node: Rc<NodeSettings>,
+    pub(crate) placement: Rc<Placement>,
+    pub(crate) statistics: Rc<Statistics>,
+    /// What the engine was told.
+    known: RefCell<Known>,
+    /// One change is told at a time.
+    telling: tokio::sync::Mutex<()>,
+    pub(super) calibrating: Calibrating,
+}
+
+impl Budgets {
+    pub(crate) fn new(
+        base: &Rc<Base>,
+        link: &Rc<Link>,
+        node: &Rc<NodeSettings>,
+        placement: &Rc<Placement>,
+        statistics: &Rc<Statistics>,
+    ) -> Rc<Self> {
+        Rc::new(Self {
+            base: base.clone(),
+            link: link.clone(),
+            node: node.clone(),
+            placement: placement.clone(),
+            statistics: statistics.clone(),
+            known: RefCell::default(),
+            telling: tokio::sync::Mutex::new(()),
+            calibrating: Default::default(),
+        })
+    }
+
+    /// Says where this node's settings are, and how many reactors its engines have.
+    pub(crate) fn set_node(&self, folder: &Path, reactors: u16) {
+        self.node.read_settings(folder, reactors);
+        self.placement.read_promises();
+    }
+
+    /// What an engine is to know now.
+    fn wanted(&self) -> Known {
+        let mut known = Known {
+            spread: Some(self.node.settings.borrow().spread()),
+            ..Known::default()
+        };
+        if !self.base.has_budgets() {
+            return known;
+        }
+        known.scheduling = Some(self.node.scheduling_config());
+        let pool = &self.base.core.borrow().pool;
+        for export in pool.exports() {
+            let Ok(volume) = pool.volume(export.volume) else {
+                continue;
+            };
+            let (id, tenant) = (volume.id, volume.tenant);
+            let is_full = known.tenants.len() >= MAX_TENANTS;
+            if self.measures(tenant) || is_full && !known.tenants.contains_key(&tenant) {
+                continue;
+            }
+            let budget = pool.tenant_budget(tenant).copied();
+            let budget = budget.unwrap_or(Budget::unstated());
+            let told = (budget, self.placement.comes_first(tenant));
+            known.tenants.insert(tenant, told);
+            let budget = pool.volume_budget(id).copied();
+            known.volumes.insert(id, (tenant, budget));
+        }
+        known
+    }
+
+    /// Tells a new conversation how queues are spread and I/O is admitted. `is_known`: the engine was there before this daemon.
+    pub(crate) fn say_all_budgets(&self, session: &Rc<Session>, is_known: bool) -> Vec<Asked> {
+        *self.link.told.borrow_mut() = Rc::downgrade(session);
+        *self.known.borrow_mut() = Known::default();
+        let mut asked = Vec::new();
+        self.placement.note_served(session);
+        self.placement.settle_promises();
+        let now = self.wanted();
+        if is_known {
+            let records = session.region.tenants().iter();
+            let gone: BTreeSet<TenantId> = records
+                .filter_map(|record| record.tenant.load(Relaxed).checked_sub(1).map(TenantId))
+                .filter(|id| !now.tenants.contains_key(id))
+                .collect();
+            match now.scheduling {
+                None => asked.push(say_scheduling(session, None)),
+                Some(_) => asked.extend(gone.iter().map(|id| self.say_tenant(session, *id, None))),
+            }
+            self.statistics.added.borrow_mut().let_go(session, &gone);
+        }
+        asked.extend(self.say_budgets(session));
+        asked
+    }
+
+    /// Tells a conversation what has changed since it was told last.
+    fn say_budgets(&self, session: &Rc<Session>) -> Vec<Asked> {
+        let now = self.wanted();
+        let mut asked = Vec::new();
+        let told = self.known.take();
+        if let Some(spread) = now.spread.filter(|_| told.spread != now.spread) {
+            let what = "how queues are spread";
+            let pending = session.request(what, |request| ToEngine::SetSpread { request, spread });
+            asked.push((what.to_owned(), pending));
+        }
+        if told.scheduling != now.scheduling {
+            asked.push(say_scheduling(session, now.scheduling.clone()));
+        }
+        for (tenant, of) in &now.tenants {
+            if told.tenants.get(tenant) != Some(of) {
+                asked.push(self.say_tenant(session, *tenant, Some(*of)));
+            }
+        }
+        for (volume, of) in &now.volumes {
+            if told.volumes.get(volume) != Some(of) {
+                asked.push(say_volume(session, *volume, *of));
+            }
+        }
+        let gone = told.tenants.into_keys();
+        let gone: BTreeSet<_> = gone.filter(|id| !now.tenants.contains_key(id)).collect();
+        // Without scheduling it has forgotten them.
+        let named = gone.iter().filter(|_| now.scheduling.is_some());
+        asked.extend(named.map(|id| self.say_tenant(session, *id, None)));
+        self.statistics.added.borrow_mut().let_go(session, &gone);
+        *self.known.borrow_mut() = now;
+        asked
+    }
+
+    fn say_tenant(&self, session: &Session, id: TenantId, of: Option<(Budget, bool)>) -> Asked {
+        let credit = of.map_or([0; 2], |_| {
+            self.statistics.added.borrow().credit(session, id)
+        });
+        let pending = session.request("a tenant's budget", |request| ToEngine::SetTenantBudget {
+            request,
+            tenant: EngineTenantId(id.0),
+            budget: of.map(|(budget, _)| budget),
+            credit,
+            guaranteed: of.is_some_and(|(_, is_first)| is_first),
+        });
+        (format!("the budget of {id}"), pending)
+    }
+
+    /// Has the engine know, if there is one, what is stated now; the next one is told everything anyway.
+    pub(crate) async fn push_budgets(&self) -> Result<(), AskError> {
+        self.placement.keep_promises().await;
+        let _one = self.telling.lock().await;
+        let told = self.link.told_session();
+        let is_told = |session: &Rc<Session>| told.is_some_and(|told| Rc::ptr_eq(&told, session));
+        let Some(session) = self.link.session().filter(is_told) else {
+            return Ok(());
+        };
+        let asked = self.say_budgets(&session);
+        self.statistics
+            .added
+            .borrow_mut()
+            .counts_again(self.known.borrow().tenants.keys());
+        let mut answer = Ok(());
+        for (what, mut pending) in asked {
+            match pending.within(self.base.limits.request).await {
+                Ok(()) => {}
+                Err(AskError::Gone) => return Ok(()),
+                Err(error) => {
+                    tracing::error!(what, %error, "telling the engine");
+                    answer = Err(error);
+                }
+            }
+        }
+        if answer.is_err() {
+            // With the next change it is told everything again.
+            *self.known.borrow_mut() = Known::default();
+        }
+        answer
+    }
+
+    /// The same, as the API answers it.
+    pub(crate) async fn push_budgets_for_api(&self) -> Result<(), ApiError> {
+        let told = self.push_budgets().await;
+        told.map_err(|error| engine_error(&error))
+    }
+
+    /// Makes a change of budgets durable, and has the engine know of it. A change that could not be made durable yet is told once
+    /// it is: it stays in the pool, and is shown.
+    async fn keep_budgets(self: &Rc<Self>) -> Result<(), ApiError> {
+        if let Err(error) = self.base.commit_for_api().await {
+            let owner = self.clone();
+            self.base.spawn(async move {
+                owner.base.commit_through().await;
+                // What goes wrong is logged, and told with the next change.
+                let _ = owner.push_budgets().await;
+            });
+            return Err(error);
+        }
+        self.push_budgets_for_api().await
+    }
+
+    /// States what a tenant may use, or takes that back.
+    pub(crate) async fn tenant_budget(
+        self: &Rc<Self>,
+        name: &str,
+        change: impl Into<BudgetChange>,
+    ) -> Result<TenantBudget, ApiError> {
+        let (id, before) = {
+            let pool = &self.base.core.borrow().pool;
+            let id = pool.tenant(name).map_err(api_error)?.id;
+            (id, pool.tenant_stated(id))
+        };
+        let stated = checked(&change.into(), before)?;
+        let refused = |error| or_say_assumed(error, stated.unwrap_or_default());
+        if let Some(Ok(budget)) = stated.map(|stated| stated.budget()) {
+            self.placement.admit_base(id, &budget).map_err(refused)?;
+        }
+        let set = self
+            .base
+            .core
+            .borrow_mut()
+            .pool
+            .set_tenant_budget(id, stated);
+        set.map_err(api_error).map_err(refused)?;
+        self.keep_budgets().await?;
+        let budget = show_tenant_budget(&self.base.core.borrow().pool, id);
+        let mut admission = self.placement.admission();
+        // What it asked for comes first.
+        admission.lacking.sort_by_key(|base| base.tenant != name);
+        Ok(TenantBudget {
+            tenant: name.to_owned(),
+            budget,
+            guaranteed: self.placement.is_guaranteed(id, &admission),
+            admission,
+        })
+    }
+
+    /// States what a volume may use of its tenant's, or takes that back.
+    pub(crate) async fn volume_budget(
+        self: &Rc<Self>,
+        tenant: &str,
+        name: &str,
+        change: impl Into<BudgetChange>,
+    ) -> Result<Volume, ApiError> {
+        let _turn = self.base.turn_for_api(tenant, name).await?;
+        let id = self.base.volume_id(tenant, name)?;
+        let before = self.base.core.borrow().pool.volume_stated(id);
+        let stated = checked(&change.into(), before)?;
+        let set = self
+            .base
+            .core
+            .borrow_mut()
+            .pool
+            .set_volume_budget(id, stated);
+        set.map_err(|error| {
+            let error = api_error(error);
+            let core = self.base.core.borrow();
+            let of = core.pool.tenant(tenant).ok();
+            let of = of.and_then(|of| core.pool.tenant_budget(of.id));
+            match of.is_none_or(|of| of.base == LEAST) {
+                true => error.hint("its tenant has no base: `forebay tenant budget` states one; or leave the volume's base out, to limit it only"),
+                false => or_say_assumed(error, stated.unwrap_or_default()),
+            }
+        })?;
+        self.keep_budgets().await?;
+        self.base.volume_show(tenant, name)
+    }
+}
+
+fn say_scheduling(session: &Session, scheduling: Option<Scheduling>) -> Asked {
+    let (what, scheduling) = ("how I/O is admitted", scheduling.map(Box::new));
+    let message = |request| ToEngine::SetScheduling {
+        request,
+        scheduling,
+    };
+    (what.to_owned(), session.request(what, message))
+}
+
+fn say_volume(session: &Session, volume: VolumeId, of: (TenantId, Option<Budget>)) -> Asked {
+    let pending = session.request("a volume's budget", |request| ToEngine::SetVolumeBudget {
+        request,
+        volume,
+        tenant: EngineTenantId(of.0.0),
+        budget: of.1,
+    });
+    (format!("the budget of {volume}"), pending)
+}

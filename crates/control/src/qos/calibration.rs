@@ -1,0 +1,77 @@
+//! While somebody measures what I/O costs.
+//!
+//! Purpose: what `forebay calibrate` puts on the node is the node's to carry, not a budget's: else its figures would be the scheduler's.
+//! Design: the volumes of one tenant ([`TENANT`]) are told to the engine without a share, which is what they have while nobody has a
+//! budget. That holds only while a calibration says again and again that it is at work: a lease, which is in no file, so one
+//! that was killed, or a daemon that starts, ends it. The name can't be had at other times, as its volumes are deleted by
+//! the next calibration; what has it all the same, after a lease, is a tenant like any other.
+//! Not here: measuring (`forebay calibrate`), what is measured (`scheduling`).
+
+use std::cell::Cell;
+use std::rc::Rc;
+use std::time::Duration;
+
+use forebay_pool::TenantId;
+use tokio::time::{Instant, sleep_until};
+
+use crate::api::error::ApiError;
+use crate::api::scheduling::{CALIBRATION_TENANT as TENANT, MOST_CALIBRATION_SECONDS as MOST};
+use crate::link::engine_error;
+use crate::qos::budgets::Budgets;
+
+/// Until when a calibration is at work, if one is.
+#[derive(Debug, Default)]
+pub(crate) struct Calibrating(Cell<Option<Instant>>);
+
+impl Calibrating {
+    fn is_on(&self) -> bool {
+        self.0.get().is_some_and(|until| Instant::now() < until)
+    }
+}
+
+impl Budgets {
+    /// Whether budgets are nothing to this tenant, as it is what measures.
+    pub(crate) fn measures(&self, tenant: TenantId) -> bool {
+        let core = self.base.core.borrow();
+        let is_its = || (core.pool.tenant(TENANT)).is_ok_and(|its| its.id == tenant);
+        self.calibrating.is_on() && is_its()
+    }
+
+    /// The name is a calibration's, while there is one.
+    pub(crate) fn refuse_its_name(&self, name: &str) -> Result<(), ApiError> {
+        match name == TENANT && !self.calibrating.is_on() {
+            true => Err(ApiError::invalid(format!(
+                "the tenant name {TENANT} is kept for `forebay calibrate`, which deletes all volumes of that tenant"
+            ))
+            .hint("choose another name")),
+            false => Ok(()),
+        }
+    }
+
+    /// For so long a calibration is at work, whatever was said before; nothing: it has ended.
+    pub(crate) async fn calibrating(self: &Rc<Self>, seconds: Option<u64>) -> Result<(), ApiError> {
+        let until = match seconds {
+            Some(seconds @ 1..=MOST) => Some(Instant::now() + Duration::from_secs(seconds)),
+            None => None,
+            Some(seconds) => {
+                return Err(ApiError::invalid(format!(
+                    "seconds is {seconds}: a calibration is at work for 1 to {MOST} s, and says so again before these are over"
+                )));
+            }
+        };
+        self.calibrating.0.set(until);
+        if let Some(until) = until {
+            let owner = self.clone();
+            self.base.spawn(async move {
+                sleep_until(until).await;
+                // Unless it said so again.
+                if owner.calibrating.0.get() == Some(until) {
+                    owner.calibrating.0.set(None);
+                    let _ = owner.push_budgets().await;
+                }
+            });
+        }
+        let told = self.push_budgets().await;
+        told.map_err(|error| engine_error(&error))
+    }
+}

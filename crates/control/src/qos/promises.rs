@@ -1,0 +1,195 @@
+//! What is promised, and whether it can be had.
+//!
+//! Purpose: a base is refused that the node does not have; of one that is granted it is said whether it can be had at any time.
+//! Design: a base doesn't fit if the node has too little of something beside what is promised already, times the
+//! oversubscription that is set. What a reactor can't give beside what it has guaranteed to others is no refusal, but it is said,
+//! and warned of: room may come. Exports that no engine serves now count where one will. That reactors help each other counts for
+//! nothing: who helps has time left, and nobody promised that.
+//! Not here: the arithmetic (`forebay_qos`), settings and costs (`scheduling`), who comes first and where exports are served
+//! (`places`).
+
+use std::collections::BTreeSet;
+
+use forebay_pool::TenantId;
+use forebay_qos::admission::{Node, interference, largest};
+use forebay_qos::budget::{Budget, LEAST, Rate};
+use forebay_qos::cost::{self, CostTable};
+use forebay_qos::placement::{Lack, PlacementPlan};
+use forebay_qos::resources::{Resource, SHARED_RESOURCES};
+
+use crate::api::error::{ApiError, ErrorKind};
+use crate::api::events::EventKind;
+use crate::api::scheduling as api;
+use crate::api::scheduling::{Admission, LackingBase, Promised, ReactorPromised};
+use crate::events::News;
+use crate::qos::placement::{Placement, processors};
+
+/// So many there are.
+const FRONTENDS: usize = cost::FRONTENDS.len();
+/// So many of the affected tenants are named.
+const NAMED: usize = 5;
+
+impl Placement {
+    /// The node with what is promised, but for one tenant; and its costs.
+    fn promised_node(&self, but: Option<TenantId>) -> (Node, CostTable) {
+        let told = self.node.scheduling_config();
+        let costs = told.cost_table();
+        let params = told.params().unwrap_or_default();
+        let capacity = told.capacity.capacity(self.reactors());
+        let oversubscription = self.node.settings.borrow().oversubscription;
+        let mut node = Node::new(capacity, &params, oversubscription);
+        let core = self.base.core.borrow();
+        for (tenant, budget) in core.pool.tenant_budgets() {
+            if Some(tenant) != but {
+                node.keep(budget, &costs);
+            }
+        }
+        (node, costs)
+    }
+
+    /// Refuses a tenant's budget whose base the node does not have.
+    pub(crate) fn admit_base(&self, tenant: TenantId, budget: &Budget) -> Result<(), ApiError> {
+        let (mut node, costs) = self.promised_node(Some(tenant));
+        let core = self.base.core.borrow();
+        let before = core.pool.tenant_budget(tenant).map(|budget| budget.base);
+        let is_less =
+            |before: Rate| budget.base.iops <= before.iops && budget.base.bytes <= before.bytes;
+        if before.is_some_and(is_less) {
+            return Ok(());
+        }
+        node.take(budget, &costs).map_err(|refused| {
+            let from = match self.node.measured().len() {
+                FRONTENDS => "what `forebay calibrate` measured",
+                0 => "defaults: `forebay calibrate` measures this machine",
+                _ => "what `forebay calibrate` measured, and for frontends that were not measured from defaults",
+            };
+            ApiError::new(ErrorKind::NoSpace, refused.to_string()).hint(format!(
+                "this was calculated from {from}; `forebay scheduling set --oversubscription` lets more be promised"
+            ))
+        })
+    }
+
+    /// Whether what is promised can be had.
+    pub(crate) fn admission(&self) -> Admission {
+        let (node, _) = self.promised_node(None);
+        let (mut places, costs) = self.places();
+        if self.node.is_meant() {
+            places.count_all();
+        }
+        let lacking = places.lacking();
+        let lacking: Vec<_> = lacking.filter_map(|of| self.lacking(of, &costs)).collect();
+        let (settings, measured) = (self.node.settings.borrow(), self.node.measured());
+        let promised = SHARED_RESOURCES.into_iter().zip(node.promised());
+        let percent = |part: f64| (part * 100_000.0).round() / 1000.0;
+        Admission {
+            guaranteed: node.at_once() >= node.tenants() && lacking.is_empty(),
+            calibrated: measured.len() == FRONTENDS,
+            measured,
+            tenants: node.tenants(),
+            at_once: node.at_once(),
+            interference: places
+                .at_once()
+                .map(|(tenants, most)| interference(tenants, most + 1, settings.wants_base))
+                .fold(node.interference(settings.wants_base), f64::max),
+            promised: promised
+                .map(|(resource, part)| Promised {
+                    resource: resource.name().to_owned(),
+                    percent: percent(part),
+                })
+                .collect(),
+            reactors: (0..)
+                .zip(places.parts())
+                .map(|(reactor, part)| ReactorPromised {
+                    reactor,
+                    percent: percent(part),
+                })
+                .collect(),
+            lacking,
+        }
+    }
+
+    /// What reactors owe, unless nobody has a budget, or more than there is may be promised.
+    fn owed(&self) -> Option<(PlacementPlan, CostTable)> {
+        (!self.node.is_meant() && self.base.has_budgets()).then(|| self.places())
+    }
+
+    /// Bases were promised that can't all be had, and nobody asked for that: costs or reactors are others now, or exports are
+    /// served where their bases don't fit.
+    pub(crate) fn promise_warning(&self) -> Option<String> {
+        let (places, _) = self.owed()?;
+        let (node, _) = self.promised_node(None);
+        let (some, all) = (node.at_once(), node.tenants());
+        if some < all {
+            return Some(format!(
+                "only {some} of {all} tenants can have their bases at once, as this node is now: see `forebay scheduling show`"
+            ));
+        }
+        let core = self.base.core.borrow();
+        let of = |(tenant, _)| core.pool.tenant_by_id(TenantId(tenant)).ok();
+        let names = places.lacking().filter_map(of).take(NAMED);
+        let mut named = names.map(|of| &*of.name).collect::<Vec<_>>().join(", ");
+        match places.lacking().count() {
+            0 => return None,
+            1..=NAMED => {}
+            count => named.push_str(&format!(" and {} others", count - NAMED)),
+        }
+        Some(format!(
+            "the reactors that serve their exports have too little beside what others are guaranteed to give these tenants their bases: {named}; see `forebay scheduling show`"
+        ))
+    }
+
+    /// Whether this tenant can have its base at any time; nothing if it has none.
+    pub(crate) fn is_guaranteed(&self, tenant: TenantId, all: &Admission) -> Option<bool> {
+        let core = self.base.core.borrow();
+        // Where there is a limit only, next to nothing is its own.
+        (core.pool.tenant_budget(tenant)).filter(|of| of.base != LEAST)?;
+        if all.guaranteed || self.node.is_meant() {
+            return Some(all.guaranteed);
+        }
+        // Who comes first at a reactor has that; of what all reactors share, nobody is before anybody.
+        let (node, _) = self.promised_node(None);
+        let shared = (SHARED_RESOURCES.into_iter().zip(node.promised()))
+            .filter(|(resource, _)| *resource != Resource::Cpu);
+        let fits = shared.into_iter().all(|(_, part)| part <= 1.0);
+        Some(fits && self.comes_first(tenant))
+    }
+
+    /// Of a tenant whose base can't be had on the reactors that serve it, what it lacks, and what it could have.
+    fn lacking(&self, (tenant, lack): (u64, Lack), costs: &CostTable) -> Option<LackingBase> {
+        let core = self.base.core.borrow();
+        let tenant = TenantId(tenant);
+        let budget = core.pool.tenant_budget(tenant)?;
+        let fits = largest(budget.base, |base| processors(base, costs) <= lack.fits);
+        Some(LackingBase {
+            tenant: core.pool.tenant_by_id(tenant).ok()?.name.clone(),
+            reactor: lack.reactor.and_then(|reactor| u32::try_from(reactor).ok()),
+            fits: (fits.iops > 0).then_some(api::Rate {
+                iops: fits.iops,
+                bytes_s: fits.bytes,
+            }),
+        })
+    }
+
+    /// Tenants whose base can't be had on the reactors that serve them, and nobody asked for that.
+    pub(crate) fn lacking_now(&self) -> BTreeSet<u64> {
+        let owed = self.owed();
+        let lacking = owed.iter().flat_map(|(places, _)| places.lacking());
+        lacking.map(|(tenant, _)| tenant).collect()
+    }
+
+    /// An export is served since these were all that lacked something: says whose base can't be had any more, to everybody and
+    /// to its maker.
+    pub(crate) fn say_lacking(&self, before: &BTreeSet<u64>) -> Vec<String> {
+        let Some((places, costs)) = self.owed() else {
+            return Vec::new();
+        };
+        let new = (places.lacking()).filter(|(tenant, _)| !before.contains(tenant));
+        let new = new.filter_map(|of| self.lacking(of, &costs)).take(NAMED);
+        let texts: Vec<String> = new.map(|base| base.text()).collect();
+        for text in &texts {
+            self.base
+                .tell(EventKind::Warning, text.clone(), News::default());
+        }
+        texts
+    }
+}

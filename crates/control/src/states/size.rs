@@ -1,0 +1,126 @@
+//! Devices that lose a part, or their name, while they are used.
+//!
+//! Purpose: never a silent loss: a file that is cut short under the daemon reads as zeros there once
+//! something makes it longer again, so that must be noticed before.
+//! Design: the daemon's own descriptors are asked once a second. A device with fewer bytes than its
+//! extents need has failed, and stays so, however long it is afterwards: rights on it are taken back,
+//! and `devices.json` keeps it in mind over restarts, until a person opens it with `--force`. A
+//! file that was removed or renamed is a warning only: everything works until it is closed.
+//! Not here: what a restart does about it (`devices`).
+
+use forebay_device::size::format_bytes;
+use forebay_xlate::DeviceIndex;
+
+use crate::api::events::EventKind;
+use crate::devices;
+use crate::devices::PoolDevice;
+use crate::states::DeviceStates;
+
+impl DeviceStates {
+    /// Compares every device with what its extents need; returns those that have been cut short since the last look.
+    pub(crate) fn look_at_sizes(&self) -> Vec<DeviceIndex> {
+        let devices = self.base.devices.borrow().clone();
+        let mut cut = Vec::new();
+        for device in devices {
+            let now = match device.store.0.look_now() {
+                Ok(now) => now,
+                Err(error) => {
+                    tracing::debug!(device = device.spec, %error, "asking a device's size");
+                    continue;
+                }
+            };
+            let needs = self.needed_bytes(device.index);
+            if now.size_bytes < needs && self.cut_short(device.index).is_none() {
+                self.note_cut(&device, now.size_bytes);
+                cut.push(device.index);
+            }
+            let lost = match (now.has_name, now.is_at_path) {
+                (false, _) => Some(nameless_text(&device.spec)),
+                (true, false) => Some(renamed_text(&device.spec)),
+                (true, true) => None,
+            };
+            self.note_name(device.index, lost);
+        }
+        cut
+    }
+
+    fn note_name(&self, device: DeviceIndex, lost: Option<String>) {
+        let mut nameless = self.watched.nameless.borrow_mut();
+        let before = nameless.remove(&device);
+        if let Some(text) = lost {
+            nameless.insert(device, text.clone());
+            if before.as_ref() != Some(&text) {
+                self.base.tell_of_device(EventKind::Warning, device, text);
+            }
+        }
+    }
+
+    /// Up to where a device's extents reach.
+    fn needed_bytes(&self, device: DeviceIndex) -> u64 {
+        let core = self.base.core.borrow();
+        let extent_bytes = core.pool.info().extent_bytes;
+        let record = core.pool.devices().iter().find(|r| r.index == device);
+        record.map_or(0, |record| {
+            let data_bytes = record.extents.saturating_mul(extent_bytes);
+            record.data_offset_bytes.saturating_add(data_bytes)
+        })
+    }
+
+    fn note_cut(&self, device: &PoolDevice, bytes: u64) {
+        tracing::error!(
+            device = %device.index,
+            "device {}: {}",
+            device.spec,
+            devices::cut_short_text(bytes)
+        );
+        self.watched.cut.borrow_mut().insert(device.index, bytes);
+        self.judge_health(device.index);
+        let uuid = {
+            let core = self.base.core.borrow();
+            let record = core.pool.devices().iter().find(|r| r.index == device.index);
+            record.map(|record| record.uuid)
+        };
+        for folder in &*self.watched.record_dirs.borrow() {
+            if let Some(uuid) = uuid
+                && let Err(error) = devices::mark_cut_short(folder, &uuid, bytes)
+            {
+                tracing::error!(%error, "recording that a device was cut short");
+            }
+        }
+    }
+
+    /// To how many bytes a device was cut short while in use.
+    pub(crate) fn cut_short(&self, device: DeviceIndex) -> Option<u64> {
+        self.watched.cut.borrow().get(&device).copied()
+    }
+
+    /// Whether any was.
+    pub(crate) fn is_any_cut_short(&self) -> bool {
+        !self.watched.cut.borrow().is_empty()
+    }
+
+    /// Warnings about files that were removed or renamed.
+    pub(crate) fn nameless_warnings(&self) -> Vec<String> {
+        self.watched.nameless.borrow().values().cloned().collect()
+    }
+}
+
+fn nameless_text(spec: &str) -> String {
+    format!(
+        "the file of device {spec} was removed while in use: what is in it is lost when the daemon and its engine end; copy the volumes with something there elsewhere first"
+    )
+}
+
+fn renamed_text(spec: &str) -> String {
+    format!(
+        "the file of device {spec} is not there any more: it was renamed while in use, or something else is in its place; put it back before the next start, or say then where it is: `forebay pool open --device SPEC`"
+    )
+}
+
+/// What `status` says of a device that was cut short.
+pub(crate) fn state_text(bytes: u64) -> String {
+    format!(
+        "its file was cut short to {} ({bytes} bytes) while in use",
+        format_bytes(bytes)
+    )
+}

@@ -1,0 +1,137 @@
+//! What hosts see of a volume's space and of its pool's health: NUSE, and the SMART log.
+//!
+//! Purpose: a host's own tools show how much of a thin disk is written, and warn when its pool has little
+//! left.
+//! Design: looked up with the owner's slow beat, told when it has changed: a lack of space at the next
+//! beat, everything else at every tenth. A new engine is told all of them before it serves. A volume whose whole size is
+//! reserved has all its space whatever the pool has left. With them goes what the engines before counted for the
+//! volume's export, so that no counter of the SMART log falls when an engine dies.
+//! Not here: how hosts are told (the engine), what people are told (`watch`, `warn`).
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use forebay_pool::{Health, SpaceLevel};
+use forebay_xlate::VolumeId;
+use forebay_xlate::boundary::message::{Past, ToEngine};
+
+use crate::link::session::Session;
+use crate::statistics::Statistics;
+
+/// Figures alone are told at every so manieth beat.
+const BEATS: u32 = 10;
+/// SMART's Critical Warning (Base 2.0, 5.16.1.3): the spare is below its threshold.
+const SPARE_IS_LOW: u8 = 1 << 0;
+/// The same: media errors have degraded reliability.
+const RELIABILITY: u8 = 1 << 2;
+
+/// What an engine is told of a volume.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Figures {
+    used_bytes: u64,
+    spare_percent: u8,
+    spare_threshold_percent: u8,
+    warnings: u8,
+    past: Past,
+}
+
+/// What the engine was told last.
+#[derive(Debug, Default)]
+pub(crate) struct Told {
+    all: BTreeMap<VolumeId, Figures>,
+    /// Volumes with something on devices that are not well.
+    hurt: BTreeSet<VolumeId>,
+    beats: u32,
+}
+
+impl Statistics {
+    /// Which volumes have something on devices that are not well: of large ones, that takes a while.
+    fn hurt(&self) -> BTreeSet<VolumeId> {
+        let pool = &self.base.core.borrow().pool;
+        let devices = pool.devices().iter().map(|device| device.index);
+        let unwell = devices.filter(|d| pool.device_health(*d) != Health::Online);
+        unwell.flat_map(|d| pool.volumes_on(d)).collect()
+    }
+
+    fn figures(&self, hurt: &BTreeSet<VolumeId>) -> BTreeMap<VolumeId, Figures> {
+        let core = self.base.core.borrow();
+        let pool = &core.pool;
+        let spare = 100 - pool.space().used_percent().min(100);
+        let is_low = pool.space_level() == SpaceLevel::Critical;
+        let threshold = 100 - pool.settings().critical_percent.min(100);
+        let added = self.added.borrow();
+        let pasts: BTreeMap<VolumeId, Past> = (pool.exports())
+            .map(|export| (export.volume, added.past(export)))
+            .collect();
+        let of = |volume: &forebay_pool::VolumeRecord| {
+            let space = pool.volume_space(volume.id).unwrap_or_default();
+            let used = space.mapped.saturating_sub(space.ahead);
+            let used_bytes = used.saturating_mul(pool.info().extent_bytes);
+            let has_all = volume.reserved_bytes >= volume.size_bytes;
+            let low = if is_low && !has_all { SPARE_IS_LOW } else { 0 };
+            let bad = if hurt.contains(&volume.id) {
+                RELIABILITY
+            } else {
+                0
+            };
+            Figures {
+                used_bytes: used_bytes.min(volume.size_bytes),
+                spare_percent: if has_all { 100 } else { spare },
+                spare_threshold_percent: threshold,
+                warnings: low | bad,
+                past: pasts.get(&volume.id).copied().unwrap_or_default(),
+            }
+        };
+        let volumes = pool.volumes().map(|volume| (volume.id, of(volume)));
+        volumes.collect()
+    }
+
+    #[cfg(test)]
+    pub(crate) fn used_as_told(&self, volume: VolumeId) -> u64 {
+        self.figures(&BTreeSet::new())[&volume].used_bytes
+    }
+
+    /// Tells a new conversation all of them.
+    pub(crate) fn say_figures(&self, session: &Session) {
+        let mut told = self.figures.borrow_mut();
+        told.hurt = self.hurt();
+        told.all = self.figures(&told.hurt);
+        for (volume, figures) in &told.all {
+            say(session, *volume, figures);
+        }
+    }
+
+    /// Tells what has changed.
+    pub(crate) fn look_at_figures(&self) {
+        let Some(session) = self.link.session() else {
+            return;
+        };
+        let mut told = self.figures.borrow_mut();
+        told.beats += 1;
+        let all_of_them = told.beats >= BEATS;
+        if all_of_them {
+            told.beats = 0;
+            told.hurt = self.hurt();
+        }
+        let now = self.figures(&told.hurt);
+        told.all.retain(|volume, _| now.contains_key(volume));
+        for (volume, figures) in now {
+            let before = told.all.get(&volume);
+            let warns = before.map_or(0, |before| before.warnings) != figures.warnings;
+            if before != Some(&figures) && (all_of_them || warns || before.is_none()) {
+                say(&session, volume, &figures);
+                told.all.insert(volume, figures);
+            }
+        }
+    }
+}
+
+fn say(session: &Session, volume: VolumeId, figures: &Figures) {
+    session.say(&ToEngine::VolumeFigures {
+        volume,
+        used_bytes: figures.used_bytes,
+        spare_percent: figures.spare_percent,
+        spare_threshold_percent: figures.spare_threshold_percent,
+        warnings: figures.warnings,
+        past: figures.past,
+    });
+}
