@@ -158,11 +158,7 @@ impl Daemon {
         let owner = Owner::new(pool, catalog, devices, grants, limits, self.events.clone());
         owner.labels.set_hold(self.me.clone(), tenure);
         if live.is_none() {
-            let finished = timeout(
-                START_COMMIT_LIMIT,
-                owner.mapping.finish_adoption(None),
-            )
-            .await;
+            let finished = timeout(START_COMMIT_LIMIT, owner.mapping.finish_adoption(None)).await;
             if finished.is_err() {
                 let trouble = owner.base.catalog_trouble().unwrap_or_default();
                 owner.close();

@@ -59,7 +59,6 @@ use crate::statistics::Statistics;
 
 pub(crate) use crate::base::Limits;
 pub(crate) use crate::base::commit::CommitError;
-pub(crate) use crate::events::now_unix_ms;
 pub(crate) use crate::exports::ports::unserved_ports;
 pub(crate) use crate::link::{Progress, session};
 pub(crate) use crate::mapping::adopt::Grants;
