@@ -77,7 +77,7 @@ impl ReactorBell {
 }
 
 /// A non-blocking eventfd.
-pub fn eventfd() -> io::Result<OwnedFd> {
+pub(crate) fn eventfd() -> io::Result<OwnedFd> {
     use rustix::event::EventfdFlags;
     Ok(rustix::event::eventfd(
         0,
@@ -86,19 +86,19 @@ pub fn eventfd() -> io::Result<OwnedFd> {
 }
 
 /// Makes an eventfd readable.
-pub fn ring_bell(fd: impl AsFd) {
+pub(crate) fn ring_bell(fd: impl AsFd) {
     // A full counter is readable already.
     let _ = rustix::io::write(fd, &1u64.to_ne_bytes());
 }
 
 /// Makes an eventfd unreadable until it is rung again.
-pub fn quiet_bell(fd: impl AsFd) {
+pub(crate) fn quiet_bell(fd: impl AsFd) {
     let _ = rustix::io::read(fd, &mut [0u8; 8]);
 }
 
 /// What wakes the control thread.
 #[derive(Clone, Debug)]
-pub struct ControlBell {
+pub(crate) struct ControlBell {
     /// Its eventfd.
     pub wake: Arc<OwnedFd>,
     /// Whether it sleeps.
@@ -107,7 +107,7 @@ pub struct ControlBell {
 
 impl ControlBell {
     /// A bell for a thread that is awake.
-    pub fn new() -> io::Result<Self> {
+    pub(crate) fn new() -> io::Result<Self> {
         Ok(Self {
             wake: Arc::new(eventfd()?),
             asleep: Arc::default(),

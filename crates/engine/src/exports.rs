@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex};
 
 /// An export and where it is served.
 #[derive(Clone, Debug)]
-pub struct Served {
+pub(crate) struct Served {
     /// Its configuration.
     pub config: Arc<ExportConfig>,
     /// The reactor that serves it.
@@ -23,7 +23,7 @@ pub struct Served {
 
 impl Served {
     /// Whether a host may connect by the network.
-    pub fn allows(&self, host_nqn: &str) -> bool {
+    pub(crate) fn allows(&self, host_nqn: &str) -> bool {
         !self.config.frontend.is_machine()
             && (self.config.any_host || self.config.hosts.contains(host_nqn))
     }
@@ -31,7 +31,7 @@ impl Served {
 
 /// A port of all subsystems: an address that is, or will be, listened on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Port {
+pub(crate) struct Port {
     /// The address; one that is a wildcard is every address with this TCP port.
     pub address: SocketAddr,
     /// Port Identifier.
@@ -41,7 +41,7 @@ pub struct Port {
 }
 
 /// The port that a connection came in by: the one of its address here, else a wildcard of its TCP port.
-pub fn port_of(ports: &[Port], local: SocketAddr) -> Option<&Port> {
+pub(crate) fn port_of(ports: &[Port], local: SocketAddr) -> Option<&Port> {
     // Without what only this machine means by an address: its scope, and IPv4 written as IPv6.
     let plain = |a: SocketAddr| SocketAddr::new(a.ip().to_canonical(), a.port());
     let exact = |p: &&Port| plain(p.address) == plain(local);
@@ -53,7 +53,7 @@ pub fn port_of(ports: &[Port], local: SocketAddr) -> Option<&Port> {
 
 /// The subsystems that one host may use.
 #[derive(Debug)]
-pub struct Subsystems {
+pub(crate) struct Subsystems {
     /// Their names.
     pub nqns: Vec<Nqn>,
     /// [`fnv`] of the names, a line each.
@@ -75,7 +75,7 @@ impl Subsystems {
 }
 
 /// Continues an FNV-1a hash with `text`.
-pub fn fnv(hash: u64, text: &str) -> u64 {
+pub(crate) fn fnv(hash: u64, text: &str) -> u64 {
     text.bytes().fold(hash, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
     })
@@ -83,7 +83,7 @@ pub fn fnv(hash: u64, text: &str) -> u64 {
 
 /// See the module's text.
 #[derive(Clone, Debug, Default)]
-pub struct Exports {
+pub(crate) struct Exports {
     inner: Arc<Mutex<Snapshot>>,
 }
 
@@ -108,12 +108,12 @@ impl Exports {
     }
 
     /// All of them now.
-    pub fn all(&self) -> Arc<Vec<Served>> {
+    pub(crate) fn all(&self) -> Arc<Vec<Served>> {
         self.with(|s| s.exports.clone())
     }
 
     /// What this host may use.
-    pub fn list_of(&self, host: &Nqn) -> Arc<Subsystems> {
+    pub(crate) fn list_of(&self, host: &Nqn) -> Arc<Subsystems> {
         if let Some(list) = self.with(|s| s.lists.get(host).cloned()) {
             return list;
         }
@@ -144,24 +144,24 @@ impl Exports {
     }
 
     /// The addresses that are listened on.
-    pub fn addresses(&self) -> Arc<Vec<String>> {
+    pub(crate) fn addresses(&self) -> Arc<Vec<String>> {
         self.with(|s| s.addresses.clone())
     }
 
     /// The ports.
-    pub fn ports(&self) -> Arc<Vec<Port>> {
+    pub(crate) fn ports(&self) -> Arc<Vec<Port>> {
         self.with(|s| s.ports.clone())
     }
 
     /// The export of this subsystem, as the network reaches it.
-    pub fn by_nqn(&self, nqn: &str) -> Option<Served> {
+    pub(crate) fn by_nqn(&self, nqn: &str) -> Option<Served> {
         let all = self.all();
         let mut all = all.iter().filter(|e| !e.config.frontend.is_machine());
         all.find(|e| e.config.nqn == nqn).cloned()
     }
 
     /// Adds or replaces one.
-    pub fn set(&self, served: Served) {
+    pub(crate) fn set(&self, served: Served) {
         self.with(|s| {
             let mut exports = (*s.exports).clone();
             exports.retain(|e| e.config.export != served.config.export);
@@ -172,7 +172,7 @@ impl Exports {
     }
 
     /// Takes one out.
-    pub fn remove(&self, id: ExportId) {
+    pub(crate) fn remove(&self, id: ExportId) {
         self.with(|s| {
             let mut exports = (*s.exports).clone();
             exports.retain(|e| e.config.export != id);
@@ -182,12 +182,12 @@ impl Exports {
     }
 
     /// Says which addresses are listened on.
-    pub fn set_addresses(&self, addresses: Vec<String>) {
+    pub(crate) fn set_addresses(&self, addresses: Vec<String>) {
         self.with(|s| s.addresses = Arc::new(addresses));
     }
 
     /// Adds a port, or changes what is said of it; gives all of them.
-    pub fn set_port(&self, port: Port) -> Arc<Vec<Port>> {
+    pub(crate) fn set_port(&self, port: Port) -> Arc<Vec<Port>> {
         self.with(|s| {
             let mut ports = (*s.ports).clone();
             ports.retain(|p| p.address != port.address);

@@ -111,7 +111,7 @@ enum Order {
 }
 
 /// The way to the thread.
-pub struct Heart {
+pub(crate) struct Heart {
     orders: mpsc::Sender<Order>,
     pulse: Arc<Pulse>,
     held: BTreeSet<DeviceIndex>,
@@ -119,7 +119,7 @@ pub struct Heart {
 
 impl Heart {
     /// Starts the thread.
-    pub fn start(pulse: Arc<Pulse>) -> io::Result<Self> {
+    pub(crate) fn start(pulse: Arc<Pulse>) -> io::Result<Self> {
         let (sender, orders) = mpsc::channel();
         let its_pulse = pulse.clone();
         let bridge = pulse.clone();
@@ -154,13 +154,13 @@ impl Heart {
     }
 
     /// Beats for a holder on these devices, as far as they are open.
-    pub fn hold(&mut self, holder: Holder, devices: BTreeSet<DeviceIndex>) {
+    pub(crate) fn hold(&mut self, holder: Holder, devices: BTreeSet<DeviceIndex>) {
         self.held.clone_from(&devices);
         let _ = self.orders.send(Order::Hold(holder, devices));
     }
 
     /// A device is open: nothing is handed to the kernel before it was looked at, or [`GRACE_NS`] have passed.
-    pub fn device(&self, index: DeviceIndex, device: Arc<Device>) {
+    pub(crate) fn device(&self, index: DeviceIndex, device: Arc<Device>) {
         if self.held.contains(&index) {
             self.pulse.until_ns.store(0, Relaxed);
         }
@@ -168,7 +168,7 @@ impl Heart {
     }
 
     /// A device is not used any more.
-    pub fn forget(&self, index: DeviceIndex) {
+    pub(crate) fn forget(&self, index: DeviceIndex) {
         let _ = self.orders.send(Order::Forget(index));
     }
 }

@@ -55,7 +55,7 @@ const TICK_MS: i64 = 200;
 const IDLE_TICK_MS: i64 = 5_000;
 
 /// See the module's text.
-pub struct Control {
+pub(crate) struct Control {
     generation: u64,
     region: Arc<Region>,
     memory: &'static Memory,
@@ -107,12 +107,12 @@ struct End {
 
 impl Control {
     /// Says what keeps the heartbeat on the devices.
-    pub fn set_heart(&mut self, heart: Heart) {
+    pub(crate) fn set_heart(&mut self, heart: Heart) {
         self.heart = Some(heart);
     }
 
     /// Listens for the daemon.
-    pub fn new(
+    pub(crate) fn new(
         config: &EngineConfig,
         region: Arc<Region>,
         memory: &'static Memory,
@@ -173,7 +173,7 @@ impl Control {
     }
 
     /// Runs until the daemon says stop and every reactor has ended.
-    pub fn run(mut self) {
+    pub(crate) fn run(mut self) {
         let mut events: Vec<epoll::Event> = Vec::with_capacity(64);
         while self.end.stopped < self.mailboxes.len() {
             events.clear();
@@ -260,7 +260,7 @@ impl Control {
     }
 
     /// Goes on with the daemon at the other end of this socket.
-    pub fn converse(&mut self, fd: OwnedFd) {
+    pub(crate) fn converse(&mut self, fd: OwnedFd) {
         // The daemon's lock sees to it that there is one; the newest is the living one.
         self.lose_channel();
         self.link.begin(fd);

@@ -25,7 +25,7 @@ use std::sync::atomic::{AtomicU64, Ordering::*};
 const RING_ENTRIES: usize = 4096;
 
 /// From the control thread to a reactor.
-pub enum Post {
+pub(crate) enum Post {
     /// A device is served.
     Device(ServedDevice),
     /// What the owner says of a volume.
@@ -63,7 +63,7 @@ pub enum Post {
 }
 
 /// The control thread's end.
-pub struct ToReactor {
+pub(crate) struct ToReactor {
     posts: Producer<Post>,
     upcalls: Consumer<Upcall>,
     overflow: VecDeque<Post>,
@@ -73,7 +73,7 @@ pub struct ToReactor {
 }
 
 /// The reactor's end.
-pub struct ToControl {
+pub(crate) struct ToControl {
     posts: Consumer<Post>,
     upcalls: Producer<Upcall>,
     heard_ns: Arc<AtomicU64>,
@@ -83,7 +83,7 @@ pub struct ToControl {
 }
 
 /// A pair of ends.
-pub fn mailbox(control: ControlBell) -> io::Result<(ToReactor, ToControl)> {
+pub(crate) fn mailbox(control: ControlBell) -> io::Result<(ToReactor, ToControl)> {
     let (post_in, post_out) = RingBuffer::new(RING_ENTRIES);
     let (up_in, up_out) = RingBuffer::new(RING_ENTRIES);
     let asleep = Arc::new(Sleeper::default());
@@ -112,18 +112,18 @@ pub fn mailbox(control: ControlBell) -> io::Result<(ToReactor, ToControl)> {
 
 impl ToReactor {
     /// Sends, in order.
-    pub fn post(&mut self, post: Post) {
+    pub(crate) fn post(&mut self, post: Post) {
         self.queue(post);
         self.flush();
     }
 
     /// Sends with the next [`ToReactor::flush`]: many with one look at whether the reactor sleeps.
-    pub fn queue(&mut self, post: Post) {
+    pub(crate) fn queue(&mut self, post: Post) {
         self.overflow.push_back(post);
     }
 
     /// Sends what found no room before; call it each turn.
-    pub fn flush(&mut self) {
+    pub(crate) fn flush(&mut self) {
         let mut sent = false;
         while let Some(post) = self.overflow.pop_front() {
             match self.posts.push(post) {
@@ -140,24 +140,24 @@ impl ToReactor {
     }
 
     /// What the daemon had said by then is posted, as far as there was room.
-    pub fn heard(&self, ns: u64) {
+    pub(crate) fn heard(&self, ns: u64) {
         if !self.is_behind() {
             self.heard_ns.store(ns, Release);
         }
     }
 
     /// Whether something waits for room.
-    pub fn is_behind(&self) -> bool {
+    pub(crate) fn is_behind(&self) -> bool {
         !self.overflow.is_empty()
     }
 
     /// Whether the reactor has said something.
-    pub fn has_upcalls(&self) -> bool {
+    pub(crate) fn has_upcalls(&self) -> bool {
         !self.upcalls.is_empty()
     }
 
     /// The next message from the reactor.
-    pub fn next(&mut self) -> Option<Upcall> {
+    pub(crate) fn next(&mut self) -> Option<Upcall> {
         self.upcalls.pop().ok()
     }
 }
@@ -165,35 +165,35 @@ impl ToReactor {
 impl ToControl {
     /// The next message from the control thread.
     #[inline]
-    pub fn next(&mut self) -> Option<Post> {
+    pub(crate) fn next(&mut self) -> Option<Post> {
         self.posts.pop().ok()
     }
 
     /// What the daemon had said by then is posted.
-    pub fn heard_ns(&self) -> u64 {
+    pub(crate) fn heard_ns(&self) -> u64 {
         self.heard_ns.load(Acquire)
     }
 
     /// Sends one message; gives it back when there is no room.
-    pub fn send(&mut self, upcall: Upcall) -> Result<(), Upcall> {
+    pub(crate) fn send(&mut self, upcall: Upcall) -> Result<(), Upcall> {
         self.upcalls.push(upcall).map_err(|PushError::Full(u)| u)
     }
 
     /// Sees to it that the control thread looks at what was sent.
-    pub fn wake_control(&self) {
+    pub(crate) fn wake_control(&self) {
         if self.control.asleep.must_be_woken() {
             ring_bell(&*self.control.wake);
         }
     }
 
     /// Says that the reactor is about to sleep; false when a message came meanwhile, or there is something else.
-    pub fn fall_asleep(&self, nothing: impl FnOnce() -> bool) -> bool {
+    pub(crate) fn fall_asleep(&self, nothing: impl FnOnce() -> bool) -> bool {
         self.asleep
             .fall_asleep(|| self.posts.is_empty() && nothing())
     }
 
     /// What wakes this reactor.
-    pub fn bell(&self) -> ReactorBell {
+    pub(crate) fn bell(&self) -> ReactorBell {
         ReactorBell {
             asleep: self.asleep.clone(),
             wake: self.wake.clone(),
@@ -201,13 +201,13 @@ impl ToControl {
     }
 
     /// Says that the reactor is awake.
-    pub fn awake(&self) {
+    pub(crate) fn awake(&self) {
         self.asleep.awake();
         quiet_bell(&*self.wake);
     }
 
     /// The descriptor that wakes the reactor.
-    pub fn wake_fd(&self) -> BorrowedFd<'_> {
+    pub(crate) fn wake_fd(&self) -> BorrowedFd<'_> {
         self.wake.as_fd()
     }
 }

@@ -86,7 +86,7 @@ impl Pace {
 
 impl Reactor {
     /// Runs until it is told to stop.
-    pub fn run(mut self) {
+    pub(crate) fn run(mut self) {
         let mut pace = Pace::new(self.core.begin_turn());
         // What it inherits may stop it in its first turn.
         self.core.record().last_turn_ns.store(pace.now, Relaxed);

@@ -10,8 +10,10 @@
 //! **Not here:** the client's socket and its messages ([`super::talk`]), what messages mean
 //! ([`super::protocol`]).
 
+mod interrupts;
 mod known;
 
+use self::interrupts::Interrupts;
 use self::known::Registered;
 pub(crate) use self::known::{MAX_REGISTERED, MAX_REGISTERED_ENTRIES};
 use super::closer::Closer;
@@ -91,42 +93,6 @@ pub(crate) struct Request {
     pub number: u64,
     /// So much of it is sent.
     pub(super) sent: usize,
-}
-
-/// Eventfds that are to be rung at the turn's end, each once, by their slots.
-#[derive(Default)]
-pub(super) struct Interrupts {
-    slots: [u64; MAX_SLOTS / 64],
-    any: bool,
-}
-
-impl Interrupts {
-    #[inline]
-    fn raise(&mut self, slot: usize) {
-        if let Some(word) = self.slots.get_mut(slot / 64) {
-            *word |= 1 << (slot % 64);
-            self.any = true;
-        }
-    }
-
-    /// Whether there are any.
-    #[inline]
-    pub(super) fn any(&self) -> bool {
-        self.any
-    }
-
-    /// Takes all of them.
-    #[inline]
-    fn drain(&mut self, mut ring: impl FnMut(usize)) {
-        self.any = false;
-        for (at, word) in self.slots.iter_mut().enumerate() {
-            let mut bits = std::mem::take(word);
-            while bits != 0 {
-                ring(at * 64 + bits.trailing_zeros() as usize);
-                bits &= bits - 1;
-            }
-        }
-    }
 }
 
 /// Where a client is among those of its reactor.
