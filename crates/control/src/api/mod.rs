@@ -9,7 +9,7 @@
 mod audit;
 pub mod client;
 mod extract;
-pub mod openapi;
+mod openapi;
 mod router;
 mod routes;
 mod server;

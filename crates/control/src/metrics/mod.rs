@@ -16,7 +16,7 @@ use crate::model::{DeviceState, EngineState, PoolInfo, Status, Volume};
 
 /// What the text is made of.
 #[derive(Debug)]
-pub struct Source<'a> {
+pub(crate) struct Source<'a> {
     /// The daemon and its engine.
     pub status: &'a Status,
     /// The counters.
@@ -28,14 +28,14 @@ pub struct Source<'a> {
 }
 
 /// The content type of the text.
-pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
+pub(crate) const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
 /// The powers of two, in ns, at which histograms have a bound.
 const BOUNDS: std::ops::RangeInclusive<u32> = 12..=34;
 
 /// The text.
 #[must_use]
-pub fn text(source: &Source<'_>) -> String {
+pub(crate) fn text(source: &Source<'_>) -> String {
     let mut out = Exposition::default();
     engine(&mut out, source);
     if let Some(pool) = source.pool {
