@@ -123,6 +123,7 @@ impl Device {
     }
 
     /// Judges the result of `op`'s completion.
+    #[inline]
     pub fn finish(&self, op: Op, result: i32) -> Finish {
         self.backend.finish(op, result)
     }

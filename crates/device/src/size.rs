@@ -197,6 +197,10 @@ mod tests {
         ] {
             assert_eq!(parse_bytes(text), Ok(bytes), "{text}");
         }
+    }
+
+    #[test]
+    fn decimals_and_fractions_are_rounded_up_to_blocks() {
         for (text, exact, blocks) in [
             ("1GB", 1_000_000_000, 1_000_001_536),
             ("1.1Ki", 1127, 4096),
@@ -211,6 +215,12 @@ mod tests {
                 "{text}"
             );
         }
+        assert_eq!(parse_capacity("10MB"), Ok(10_002_432));
+        assert_eq!(parse_capacity("5000"), Ok(5000));
+    }
+
+    #[test]
+    fn what_is_no_size_is_refused() {
         for text in [
             "",
             "G",
@@ -241,8 +251,6 @@ mod tests {
                 "{text}"
             );
         }
-        assert_eq!(parse_capacity("10MB"), Ok(10_002_432));
-        assert_eq!(parse_capacity("5000"), Ok(5000));
         for text in [
             "16E",
             "16EiB",

@@ -18,6 +18,8 @@ mod gate;
 mod many;
 mod plain;
 mod scattered;
+#[cfg(test)]
+mod tests;
 
 use rustix::io::Errno;
 

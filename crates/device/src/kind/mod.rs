@@ -1,7 +1,7 @@
 //! Kinds of devices, and what each of them must hold.
 //!
-//! **Purpose.** A new kind is one file here and one line in `registry`: how its spec reads, how it is opened, what is
-//! known of it, how operations get there and back, and its fence.
+//! **Purpose.** A new kind is one file here, its `mod` line, and one line in `registry`. The file says how its spec reads,
+//! how it is opened, what is known of it, how operations get there and back, and its fence.
 //!
 //! **Design.** [`Kind`] is a static value that opens devices. [`Backend`] is an open device for the engine: one indirect
 //! call submits an operation and one judges its end. [`SyncBackend`] is the same device for the daemon. A wrapper is a

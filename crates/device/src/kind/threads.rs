@@ -1,12 +1,12 @@
 //! A kind for this crate's tests alone: threads of its own, and a fence of its own, as a remote device has them.
 //!
-//! **Purpose.** It shows what a kind takes: this file, and one line in `registry`.
+//! **Purpose.** It shows what a kind takes: this file, its `mod` line, and one line in `registry`.
 //!
 //! **Design.** A "server" in this process has the bytes, in a file, and knows its associations. Each open device has one
 //! association, with a thread that carries operations out by system calls; the ring polls an eventfd for each. An engine's
 //! association ends when its last operation has, which is the fence.
 //!
-//! **Not here:** speed.
+//! **Not here:** speed; the test that it conforms (`conformance`).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::CStr;
@@ -356,26 +356,4 @@ impl Claims for SyncThreads {
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::conformance::{Subject, run};
-    use crate::device::Device;
-
-    #[test]
-    fn a_kind_with_threads_and_a_fence_of_its_own_conforms() {
-        let file = tempfile::NamedTempFile::new().expect("temporary file");
-        file.as_file().set_len(16 << 20).expect("set length");
-        let spec = format!("threads:{}", file.path().display());
-        let spec: DeviceSpec = spec.parse().expect("a spec");
-        let open = || Device::open(&spec, &OpenOptions::default()).expect("opens");
-        assert_eq!(open().info().kind, THREADS);
-        run(&Subject {
-            open: &open,
-            from_bytes: 0,
-            keeps: true,
-        });
-    }
 }

@@ -356,19 +356,8 @@ fn body(kind: u32, payload: &[u8], descriptors: usize) -> Result<Request<'_>, Me
             with(0, request)
         }
         request::SET_VRING_KICK | request::SET_VRING_CALL | request::SET_VRING_ERR => {
-            let word = exactly(8)?.u64();
-            // Bit 8: no descriptor comes; bits 0 to 7: the queue.
-            let has_fd = word & 1 << 8 == 0;
-            let request = Request::SetVringFd {
-                which: match kind {
-                    request::SET_VRING_KICK => RingFd::Kick,
-                    request::SET_VRING_CALL => RingFd::Call,
-                    _ => RingFd::Err,
-                },
-                index: word as u8,
-                has_fd,
-            };
-            with(usize::from(has_fd), request)
+            let (request, fds) = vring_fd(kind, exactly(8)?.u64());
+            with(fds, request)
         }
         request::GET_PROTOCOL_FEATURES => exactly(0).and(with(0, Request::GetProtocolFeatures)),
         request::SET_PROTOCOL_FEATURES => with(0, Request::SetProtocolFeatures(exactly(8)?.u64())),
@@ -399,6 +388,22 @@ fn body(kind: u32, payload: &[u8], descriptors: usize) -> Result<Request<'_>, Me
         request::GET_STATUS => exactly(0).and(with(0, Request::GetStatus)),
         _ => Ok(Request::Unknown(kind)),
     }
+}
+
+/// The request, and how many descriptors come with it.
+fn vring_fd(kind: u32, word: u64) -> (Request<'static>, usize) {
+    // Bit 8: no descriptor comes; bits 0 to 7: the queue.
+    let has_fd = word & 1 << 8 == 0;
+    let request = Request::SetVringFd {
+        which: match kind {
+            request::SET_VRING_KICK => RingFd::Kick,
+            request::SET_VRING_CALL => RingFd::Call,
+            _ => RingFd::Err,
+        },
+        index: word as u8,
+        has_fd,
+    };
+    (request, usize::from(has_fd))
 }
 
 fn vring_state(kind: u32, index: u32, num: u32) -> Request<'static> {

@@ -414,24 +414,7 @@ impl Session {
                 which,
                 index,
                 has_fd,
-            } => {
-                let always = self.features & feature::PROTOCOL_FEATURES == 0;
-                let vring = self.vring(u32::from(index))?;
-                match which {
-                    RingFd::Kick => {
-                        vring.started = true;
-                        vring.polled = !has_fd;
-                        vring.enabled |= always;
-                    }
-                    RingFd::Call => vring.uncalled = !has_fd,
-                    RingFd::Err => {}
-                }
-                Ok(Effect::RingFd {
-                    which,
-                    index: u16::from(index),
-                    has_fd,
-                })
-            }
+            } => self.set_ring_fd(which, index, has_fd),
             Request::VringKick { index } => {
                 self.demand(protocol_feature::INBAND_NOTIFICATIONS)?;
                 let always = self.features & feature::PROTOCOL_FEATURES == 0;
@@ -452,6 +435,30 @@ impl Session {
             }
             _ => Err(Refusal::Unsupported),
         }
+    }
+
+    fn set_ring_fd<'a>(
+        &mut self,
+        which: RingFd,
+        index: u8,
+        has_fd: bool,
+    ) -> Result<Effect<'a>, Refusal> {
+        let always = self.features & feature::PROTOCOL_FEATURES == 0;
+        let vring = self.vring(u32::from(index))?;
+        match which {
+            RingFd::Kick => {
+                vring.started = true;
+                vring.polled = !has_fd;
+                vring.enabled |= always;
+            }
+            RingFd::Call => vring.uncalled = !has_fd,
+            RingFd::Err => {}
+        }
+        Ok(Effect::RingFd {
+            which,
+            index: u16::from(index),
+            has_fd,
+        })
     }
 
     /// Where a ring goes on, as the front-end means it. User Mode Linux, the front-end that speaks in band, says 0 of any
