@@ -20,7 +20,7 @@ use crate::fence::FenceError;
 use crate::kind::registry;
 use crate::kind::spec::DeviceSpec;
 use crate::kind::{AtOnce, Backend, DeviceInfo, OpenOptions};
-use crate::mem::{Buf, Memory};
+use crate::mem::{Buf, IoMemory};
 use crate::op::{Finish, Op, OpKind, Submitted};
 use crate::ring::Ring;
 
@@ -176,9 +176,9 @@ impl Device {
     pub fn takes(&self, op: &Op) -> bool {
         let (memory_align, block) = (self.info.memory_align_bytes, self.info.offset_align_bytes);
         match op.memory() {
-            Some(Memory::One(buf)) => buf.is_aligned(memory_align),
+            Some(IoMemory::One(buf)) => buf.is_aligned(memory_align),
             // Direct I/O may begin a new request at each piece.
-            Some(Memory::Many(bufs)) if memory_align > 1 => bufs
+            Some(IoMemory::Many(bufs)) if memory_align > 1 => bufs
                 .iter()
                 .all(|buf| buf.is_aligned(memory_align) && buf.len_bytes().is_multiple_of(block)),
             _ => true,

@@ -26,7 +26,7 @@ use io_uring::types::CloneBuffersFlags;
 use io_uring::{IoUring, Submitter, opcode};
 use rustix::io::Errno;
 
-use crate::mem::{Buf, Memory, StaticRegion};
+use crate::mem::{Buf, IoMemory, StaticRegion};
 
 /// The longest entry that the kernel takes.
 pub const MAX_ENTRY_BYTES: usize = 1 << 30;
@@ -131,7 +131,7 @@ pub struct Registration(u64);
 
 /// A part of memory that a ring knows: sorted by where it begins.
 #[derive(Debug, Clone, Copy)]
-struct Entry {
+struct FixedEntry {
     start: usize,
     end: usize,
     slot: u16,
@@ -140,10 +140,10 @@ struct Entry {
 /// What of memory a ring knows.
 #[derive(Debug, Default)]
 pub(crate) struct Fixed {
-    entries: Vec<Entry>,
+    entries: Vec<FixedEntry>,
     /// Which of them was found last.
     last: std::cell::Cell<usize>,
-    known: Vec<Known>,
+    known: Vec<FixedMemory>,
     next: u64,
     /// Whether lists of pieces can be in it, once that was asked.
     vectored: Option<bool>,
@@ -152,17 +152,17 @@ pub(crate) struct Fixed {
 }
 
 #[derive(Debug)]
-struct Known {
+struct FixedMemory {
     name: Registration,
     pinned: Pinned,
     first_slot: u32,
     usable: bool,
 }
 
-impl Known {
-    fn entries(&self) -> impl Iterator<Item = Entry> {
+impl FixedMemory {
+    fn entries(&self) -> impl Iterator<Item = FixedEntry> {
         let entries = self.pinned.entries.iter().zip(self.first_slot..);
-        entries.map(|((start, len), slot)| Entry {
+        entries.map(|((start, len), slot)| FixedEntry {
             start: *start,
             end: start + len,
             slot: slot as u16,
@@ -177,14 +177,14 @@ impl Known {
 impl Fixed {
     /// The number of the entry in which all of it lies.
     #[inline]
-    pub(crate) fn index_of(&self, memory: &Memory) -> Option<u16> {
+    pub(crate) fn index_of(&self, memory: &IoMemory) -> Option<u16> {
         if self.entries.is_empty() {
             return None;
         }
         let entry = match memory {
-            Memory::One(buf) => self.find(*buf),
-            Memory::Many(_) if self.vectored != Some(true) => None,
-            Memory::Many(bufs) => {
+            IoMemory::One(buf) => self.find(*buf),
+            IoMemory::Many(_) if self.vectored != Some(true) => None,
+            IoMemory::Many(bufs) => {
                 let mut bufs = bufs.iter();
                 let entry = self.find(bufs.next()?)?;
                 bufs.all(|buf| entry.has(buf)).then_some(entry)
@@ -195,7 +195,7 @@ impl Fixed {
     }
 
     #[inline]
-    fn find(&self, buf: Buf) -> Option<Entry> {
+    fn find(&self, buf: Buf) -> Option<FixedEntry> {
         let last = self.entries.get(self.last.get());
         if let Some(last) = last.filter(|last| last.has(buf)) {
             return Some(*last);
@@ -226,7 +226,7 @@ impl Fixed {
                     && probe.is_supported(opcode::WritevFixed::CODE),
             );
         }
-        let known = Known {
+        let known = FixedMemory {
             name: Registration(self.next),
             pinned,
             first_slot,
@@ -263,7 +263,7 @@ impl Fixed {
 
     /// So many entries behind all that are there, or between them.
     fn room(&self, count: u32) -> Option<u32> {
-        let end = self.known.last().map_or(0, Known::end_slot);
+        let end = self.known.last().map_or(0, FixedMemory::end_slot);
         if end + count <= MAX_SLOTS {
             return Some(end);
         }
@@ -316,7 +316,7 @@ impl Fixed {
     }
 }
 
-impl Entry {
+impl FixedEntry {
     #[inline]
     fn has(&self, buf: Buf) -> bool {
         let from = buf.ptr().addr().get();
@@ -324,7 +324,7 @@ impl Entry {
     }
 }
 
-fn clone(ring: &Submitter<'_>, known: &Known) -> io::Result<()> {
+fn clone(ring: &Submitter<'_>, known: &FixedMemory) -> io::Result<()> {
     ring.register_buffers_clone_offset(
         known.pinned.ring.as_raw_fd(),
         0,

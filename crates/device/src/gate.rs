@@ -22,12 +22,12 @@ use crate::device::Device;
 use crate::fence::Fence;
 use crate::kind::{Backend, note};
 use crate::op::{Finish, Op, OpKind, Submitted};
-use crate::ring::{Io, Ring};
+use crate::ring::{Ring, RingIo};
 
 /// The gate. Attach it with [`Device::attach_gate`].
 #[derive(Debug)]
 pub struct TestGate {
-    state: Mutex<State>,
+    state: Mutex<GateState>,
     /// Readable while open.
     open: OwnedFd,
     held: AtomicU64,
@@ -35,7 +35,7 @@ pub struct TestGate {
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct GateState {
     hold: Option<Selector>,
     failures: Vec<Failure>,
 }
@@ -138,7 +138,7 @@ impl TestGate {
         }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, GateState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -207,7 +207,7 @@ impl Backend for Gated {
         self.below.finish(op, result)
     }
 
-    fn request(&self, op: &mut Op) -> Option<Io<'_>> {
+    fn request(&self, op: &mut Op) -> Option<RingIo<'_>> {
         self.below.request(op)
     }
 

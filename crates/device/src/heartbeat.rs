@@ -29,7 +29,7 @@ pub const WINDOW_MS: u64 = 10_000;
 /// claim by then. It is also longer than the time between another claimant's last look and its write.
 pub const CLAIM_MS: u64 = 6000;
 /// The most bytes of a host's name in the block.
-pub const HOST_BYTES: usize = 64;
+const HOST_BYTES: usize = 64;
 
 const MAGIC: [u8; 16] = *b"Forebay beat\r\n\0\0";
 const VERSION: u32 = 1;

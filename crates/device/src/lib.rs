@@ -50,4 +50,4 @@ pub use kind::{faulty, volatile};
 pub use mem::Buf;
 pub use op::{Finish, Op, OpKind, Submitted};
 pub use rustix::io::Errno;
-pub use vectors::{Bufs, MAX_LIST, Vectors};
+pub use vectors::{Bufs, Vectors};

@@ -82,7 +82,7 @@ impl Buf {
 
 /// What an operation names: a buffer, or a list of them.
 #[derive(Debug, Clone, Copy)]
-pub(crate) enum Memory {
+pub(crate) enum IoMemory {
     One(Buf),
     Many(Bufs),
 }
@@ -119,16 +119,16 @@ impl Named {
     }
 
     #[inline]
-    pub(crate) fn get(self) -> Memory {
+    pub(crate) fn get(self) -> IoMemory {
         match self.pieces {
             // SAFETY: of a `Buf`, whose contract this one has.
-            0 => Memory::One(unsafe { Buf::new(self.ptr, self.len_bytes) }),
-            pieces => Memory::Many(Bufs::again(self.ptr.cast(), self.len_bytes, pieces)),
+            0 => IoMemory::One(unsafe { Buf::new(self.ptr, self.len_bytes) }),
+            pieces => IoMemory::Many(Bufs::again(self.ptr.cast(), self.len_bytes, pieces)),
         }
     }
 }
 
-impl Memory {
+impl IoMemory {
     /// Each buffer, in order, with how many bytes come before it.
     pub(crate) fn try_each(
         &self,
@@ -264,9 +264,9 @@ impl StaticRegion {
 pub(crate) const ZEROS_BYTES: u32 = 64 * 1024;
 
 #[repr(align(4096))]
-struct Zeros([u8; ZEROS_BYTES as usize]);
+struct ZeroBlock([u8; ZEROS_BYTES as usize]);
 
-static ZEROS: Zeros = Zeros([0; ZEROS_BYTES as usize]);
+static ZEROS: ZeroBlock = ZeroBlock([0; ZEROS_BYTES as usize]);
 
 /// Constant zeros to be written: at most [`ZEROS_BYTES`].
 pub(crate) fn zeros(len_bytes: u32) -> Buf {

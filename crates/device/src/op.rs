@@ -11,7 +11,7 @@
 
 use rustix::io::Errno;
 
-use crate::mem::{Buf, Memory, Named};
+use crate::mem::{Buf, IoMemory, Named};
 use crate::vectors::Bufs;
 
 /// The kinds of operations.
@@ -157,7 +157,7 @@ impl Op {
     }
 
     /// What it reads into or writes from.
-    pub(crate) fn memory(&self) -> Option<Memory> {
+    pub(crate) fn memory(&self) -> Option<IoMemory> {
         self.named.map(Named::get)
     }
 
@@ -166,11 +166,11 @@ impl Op {
     pub(crate) fn rest(&self, done_bytes: u64) -> Option<Self> {
         let len_bytes = self.len_bytes.checked_sub(done_bytes).filter(|n| *n > 0)?;
         let named = match self.memory() {
-            Some(Memory::One(buf)) => Some(Named::one(buf.slice(
+            Some(IoMemory::One(buf)) => Some(Named::one(buf.slice(
                 u32::try_from(done_bytes).ok()?,
                 u32::try_from(len_bytes).ok()?,
             )?)),
-            Some(Memory::Many(bufs)) => bufs.rest(u32::try_from(done_bytes).ok()?)?.named(),
+            Some(IoMemory::Many(bufs)) => bufs.rest(u32::try_from(done_bytes).ok()?)?.named(),
             None => None,
         };
         Some(Self {
@@ -193,7 +193,7 @@ mod tests {
         let buf = region.buf(0, 8192).expect("inside");
         let rest = Op::read(4096, buf).rest(512).expect("something is left");
         assert_eq!((rest.offset_bytes(), rest.len_bytes()), (4608, 7680));
-        let Some(Memory::One(rest_buf)) = rest.memory() else {
+        let Some(IoMemory::One(rest_buf)) = rest.memory() else {
             panic!("a read has a buffer");
         };
         assert_eq!(rest_buf.len_bytes(), 7680);

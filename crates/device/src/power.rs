@@ -20,7 +20,7 @@ use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
 use crate::fence::who_holds;
-use crate::kind::volatile::journal::{HEADER_BYTES, Journal, Record};
+use crate::kind::volatile::journal::{HEADER_BYTES, Journal, JournalRecord};
 use crate::kind::volatile::{journal_path, stable_path, write_all, zero};
 
 /// What tears.
@@ -53,7 +53,7 @@ enum Fate {
 }
 
 #[derive(Debug, Clone, Copy)]
-struct Change {
+struct CachedChange {
     at: u64,
     offset_bytes: u64,
     len_bytes: u64,
@@ -134,34 +134,34 @@ fn wait_until_nobody_uses(device: &Path) -> io::Result<()> {
 }
 
 /// All writes and zeroings, with what was durable, and how many flushes had ended.
-fn changes(journal: &Journal) -> io::Result<(Vec<Change>, u64)> {
-    let mut changes: Vec<Change> = Vec::new();
+fn changes(journal: &Journal) -> io::Result<(Vec<CachedChange>, u64)> {
+    let mut changes: Vec<CachedChange> = Vec::new();
     let (mut at, mut flushes, mut words) = (HEADER_BYTES, 0, Vec::new());
     // Before this place in `changes` everything is durable.
     let mut durable_to = 0;
     while let Some(read) = journal.read(at)? {
-        let change = |offset_bytes, len_bytes| Change {
+        let change = |offset_bytes, len_bytes| CachedChange {
             at: read.at,
             offset_bytes,
             len_bytes,
             durable: false,
         };
         match read.record(&mut words) {
-            Some(Record::Write {
+            Some(JournalRecord::Write {
                 offset_bytes,
                 bytes,
             }) => changes.push(change(offset_bytes, bytes.len() as u64)),
-            Some(Record::Zero {
+            Some(JournalRecord::Zero {
                 offset_bytes,
                 len_bytes,
             }) => changes.push(change(offset_bytes, len_bytes)),
-            Some(Record::Flush { before, but }) => {
+            Some(JournalRecord::Flush { before, but }) => {
                 flushes += 1;
                 for change in &mut changes[durable_to..] {
                     change.durable |= change.at < before && !but.contains(&change.at);
                 }
             }
-            Some(Record::Durable { at }) => {
+            Some(JournalRecord::Durable { at }) => {
                 if let Ok(index) = changes.binary_search_by_key(&at, |change| change.at) {
                     changes[index].durable = true;
                 }
@@ -183,7 +183,7 @@ fn changes(journal: &Journal) -> io::Result<(Vec<Change>, u64)> {
 fn apply(
     journal: &Journal,
     stable: &rustix::fd::OwnedFd,
-    change: &Change,
+    change: &CachedChange,
     fate: Fate,
     dice: &mut Dice,
 ) -> Result<(), Errno> {
@@ -193,7 +193,7 @@ fn apply(
     let read = journal.read(change.at)?.ok_or(Errno::IO)?;
     let mut words = Vec::new();
     let bytes = match read.record(&mut words) {
-        Some(Record::Write { bytes, .. }) => Some(bytes),
+        Some(JournalRecord::Write { bytes, .. }) => Some(bytes),
         _ => None,
     };
     let end = change.len_bytes;

@@ -16,7 +16,7 @@ use std::ptr::NonNull;
 use crate::mem::{Buf, Named, StaticRegion};
 
 /// The longest list: what the kernel takes in one request (`UIO_MAXIOV`).
-pub const MAX_LIST: usize = 1024;
+pub(crate) const MAX_LIST: usize = 1024;
 
 /// Several pieces of memory that one operation reads from or writes into, in their order.
 #[derive(Debug, Clone, Copy)]
@@ -136,7 +136,7 @@ impl Vectors {
     /// So many lists of so many pieces each.
     ///
     /// # Errors
-    /// The system's; `EINVAL` for lists longer than [`MAX_LIST`].
+    /// The system's; `EINVAL` for lists longer than 1024.
     pub fn new(lists: usize, pieces: usize) -> io::Result<Self> {
         let bytes = lists.checked_mul(pieces);
         let bytes = bytes.and_then(|n| n.checked_mul(size_of::<libc::iovec>()));

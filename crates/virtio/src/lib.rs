@@ -12,6 +12,7 @@
 //! logging for live migration of the guest's memory.
 
 #![deny(unsafe_code)]
+
 pub mod blk;
 pub mod inflight;
 #[cfg(any(test, fuzzing, feature = "model"))]

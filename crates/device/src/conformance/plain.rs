@@ -15,7 +15,7 @@ use crate::device::Device;
 use crate::fence::Fence;
 use crate::kind::Backend;
 use crate::op::{Finish, Op, OpKind, Submitted};
-use crate::ring::{Io, Ring};
+use crate::ring::{Ring, RingIo};
 
 #[derive(Debug)]
 struct Plain(Arc<dyn Backend>);
@@ -29,7 +29,7 @@ pub(super) fn without_fallocate(device: &Device) -> Device {
 impl Backend for Plain {
     fn submit(&self, ring: &mut Ring, op: &mut Op, user_data: u64) -> Submitted {
         if matches!(op.kind, OpKind::WriteZeroes | OpKind::Punch)
-            && let Some(Io::Fallocate { .. }) = self.0.request(op)
+            && let Some(RingIo::Fallocate { .. }) = self.0.request(op)
         {
             let unknown = Errno::OPNOTSUPP.raw_os_error().saturating_neg();
             let answer = ring.answer(unknown, user_data);

@@ -20,7 +20,7 @@ pub use self::lock::{claim_file, who_holds};
 use crate::dying::HoldingProcess;
 
 /// Generations must be below this.
-pub const MAX_GENERATION: u64 = 1 << 61;
+pub(crate) const MAX_GENERATION: u64 = 1 << 61;
 
 /// A device's fence between engines, each of which has a generation.
 pub(crate) trait Fence {

@@ -14,14 +14,14 @@ use std::time::Duration;
 use super::file::SyncFile;
 use super::file_io::FileIo;
 use super::info::{DeviceInfo, DeviceKind, Identity, OpenOptions};
-use super::local::{Access, Local, Node};
+use super::local::{CacheUse, Local, Node};
 use super::nvme::Native;
 use super::spec::{DeviceSpec, SpecError, SpecText};
-use super::{Backend, Kind, Opened, SyncBackend};
+use super::{Backend, BackendKind, Opened, SyncBackend};
 use crate::error::DeviceError;
 use crate::fence::{Fence, FenceError, lock};
 use crate::op::{Finish, Op, Submitted};
-use crate::ring::{Io, Ring};
+use crate::ring::{Ring, RingIo};
 
 /// In an operation's note: it went as a command.
 const WENT_NATIVE: u32 = 1;
@@ -47,7 +47,7 @@ const LOCAL: Local = Local {
 /// See the module.
 pub(super) struct BlockKind;
 
-impl Kind for BlockKind {
+impl BackendKind for BlockKind {
     fn kind(&self) -> DeviceKind {
         DeviceKind::Block
     }
@@ -65,7 +65,7 @@ impl Kind for BlockKind {
         spec: &DeviceSpec,
         options: &OpenOptions,
     ) -> Result<Opened<Arc<dyn Backend>>, DeviceError> {
-        let (fd, info) = LOCAL.open(spec, options, Access::Direct)?;
+        let (fd, info) = LOCAL.open(spec, options, CacheUse::Direct)?;
         let file = FileIo::new(fd, &info);
         let backend: Arc<dyn Backend> = match find_native(&info, &file)? {
             Some(native) => Arc::new(Namespace { file, native }),
@@ -79,7 +79,7 @@ impl Kind for BlockKind {
         spec: &DeviceSpec,
         options: &OpenOptions,
     ) -> Result<Opened<Box<dyn SyncBackend>>, DeviceError> {
-        let (fd, info) = LOCAL.open(spec, options, Access::Buffered)?;
+        let (fd, info) = LOCAL.open(spec, options, CacheUse::Buffered)?;
         let backend = Box::new(SyncFile::new(fd, &info).with_direct(&info));
         Ok(Opened { info, backend })
     }
@@ -128,7 +128,7 @@ impl Backend for Namespace {
         Finish::Again(Op { note, ..op })
     }
 
-    fn request(&self, op: &mut Op) -> Option<Io<'_>> {
+    fn request(&self, op: &mut Op) -> Option<RingIo<'_>> {
         self.file.request(op)
     }
 

@@ -27,14 +27,14 @@ use super::file::SyncFile;
 use super::file_io::FileIo;
 use super::hang::{HangGate, LOOK_AGAIN};
 use super::info::{DeviceKind, DeviceNow, OpenOptions};
-use super::local::{Access, Local, Node};
+use super::local::{CacheUse, Local, Node};
 use super::spec::{DeviceSpec, SpecError, SpecText};
-use super::{Backend, Kind, Opened, SyncBackend, note};
+use super::{Backend, BackendKind, Opened, SyncBackend, note};
 use crate::error::DeviceError;
 use crate::fence::{Claims, Fence, FenceError};
-use crate::mem::{Memory, Named};
+use crate::mem::{IoMemory, Named};
 use crate::op::{Finish, Op, OpKind, Submitted};
-use crate::ring::{Io, Ring};
+use crate::ring::{Ring, RingIo};
 use crate::vectors::Bufs;
 
 /// The longest delay of one operation.
@@ -164,7 +164,7 @@ const LOCAL: Local = Local {
 /// See the module.
 pub(super) struct FaultyKind;
 
-impl Kind for FaultyKind {
+impl BackendKind for FaultyKind {
     fn kind(&self) -> DeviceKind {
         DeviceKind::Faulty
     }
@@ -186,7 +186,7 @@ impl Kind for FaultyKind {
         options: &OpenOptions,
     ) -> Result<Opened<Arc<dyn Backend>>, DeviceError> {
         refuse_unless_allowed(spec)?;
-        let (fd, info) = LOCAL.open(spec, options, Access::Direct)?;
+        let (fd, info) = LOCAL.open(spec, options, CacheUse::Direct)?;
         let backend = Arc::new(Faulty {
             inner: Box::new(FileIo::new(fd, &info)),
             faults: Injector::new(spec)?,
@@ -201,7 +201,7 @@ impl Kind for FaultyKind {
         options: &OpenOptions,
     ) -> Result<Opened<Box<dyn SyncBackend>>, DeviceError> {
         refuse_unless_allowed(spec)?;
-        let (fd, info) = LOCAL.open(spec, options, Access::Buffered)?;
+        let (fd, info) = LOCAL.open(spec, options, CacheUse::Buffered)?;
         let backend = Box::new(SyncFaulty {
             inner: Box::new(SyncFile::new(fd, &info)),
             faults: Injector::new(spec)?,
@@ -367,7 +367,7 @@ impl Backend for Faulty {
         }
     }
 
-    fn request(&self, op: &mut Op) -> Option<Io<'_>> {
+    fn request(&self, op: &mut Op) -> Option<RingIo<'_>> {
         self.inner.request(op)
     }
 
@@ -448,9 +448,9 @@ fn touches(op: &Op, place: Option<u64>) -> bool {
 fn part(op: &Op, chance: &mut Chance, block_bytes: u32) -> Option<Op> {
     let block_bytes = u64::from(block_bytes);
     let buf = match op.memory()? {
-        Memory::One(buf) => buf,
+        IoMemory::One(buf) => buf,
         // Between two pieces: their list stays as it is, for another attempt.
-        Memory::Many(bufs) => return part_of_pieces(op, bufs, chance, block_bytes),
+        IoMemory::Many(bufs) => return part_of_pieces(op, bufs, chance, block_bytes),
     };
     let others = (op.len_bytes / block_bytes)
         .checked_sub(1)

@@ -20,9 +20,9 @@ use rustix::io::Errno;
 
 use super::file_io::FileIo;
 use super::info::{DeviceInfo, DeviceKind, DeviceNow, Identity, OpenOptions};
-use super::local::{Access, Local, Node};
+use super::local::{CacheUse, Local, Node};
 use super::spec::{DeviceSpec, SpecError, SpecText};
-use super::{Backend, Kind, Opened, SyncBackend};
+use super::{Backend, BackendKind, Opened, SyncBackend};
 use crate::error::DeviceError;
 use crate::fence::{Claims, FenceError, Holder, Predecessor, lock};
 
@@ -48,7 +48,7 @@ const LOCAL: Local = Local {
 /// See the module.
 pub(super) struct FileKind;
 
-impl Kind for FileKind {
+impl BackendKind for FileKind {
     fn kind(&self) -> DeviceKind {
         DeviceKind::File
     }
@@ -66,7 +66,7 @@ impl Kind for FileKind {
         spec: &DeviceSpec,
         options: &OpenOptions,
     ) -> Result<Opened<Arc<dyn Backend>>, DeviceError> {
-        let (fd, info) = LOCAL.open(spec, options, Access::Direct)?;
+        let (fd, info) = LOCAL.open(spec, options, CacheUse::Direct)?;
         let backend = Arc::new(FileIo::new(fd, &info));
         Ok(Opened { info, backend })
     }
@@ -76,7 +76,7 @@ impl Kind for FileKind {
         spec: &DeviceSpec,
         options: &OpenOptions,
     ) -> Result<Opened<Box<dyn SyncBackend>>, DeviceError> {
-        let (fd, info) = LOCAL.open(spec, options, Access::Buffered)?;
+        let (fd, info) = LOCAL.open(spec, options, CacheUse::Buffered)?;
         let backend = Box::new(SyncFile::new(fd, &info).with_direct(&info));
         Ok(Opened { info, backend })
     }

@@ -18,9 +18,9 @@ use rustix::io::Errno;
 use super::Backend;
 use super::info::{DeviceInfo, Identity};
 use crate::fence::{Fence, FenceError, lock};
-use crate::mem::{Memory, ZEROS_BYTES, zeros};
+use crate::mem::{IoMemory, ZEROS_BYTES, zeros};
 use crate::op::{Finish, Method, Op, OpKind};
-use crate::ring::Io;
+use crate::ring::RingIo;
 
 /// See the module.
 #[derive(Debug)]
@@ -62,15 +62,15 @@ impl FileIo {
 
     /// The ring's words for an operation; notes the method in it.
     #[inline]
-    fn io(&self, op: &mut Op) -> Io<'_> {
+    fn io(&self, op: &mut Op) -> RingIo<'_> {
         let (fd, offset_bytes) = (self.fd.as_fd(), op.offset_bytes);
         match (op.kind, op.memory()) {
-            (OpKind::Read, Some(memory)) => Io::Read {
+            (OpKind::Read, Some(memory)) => RingIo::Read {
                 fd,
                 offset_bytes,
                 memory,
             },
-            (OpKind::Write, Some(memory)) => Io::Write {
+            (OpKind::Write, Some(memory)) => RingIo::Write {
                 fd,
                 offset_bytes,
                 memory,
@@ -83,15 +83,15 @@ impl FileIo {
                     Method::PunchHole => libc::FALLOC_FL_PUNCH_HOLE,
                     Method::WriteZeros => {
                         let len = op.len_bytes.min(u64::from(ZEROS_BYTES));
-                        return Io::Write {
+                        return RingIo::Write {
                             fd,
                             offset_bytes,
-                            memory: Memory::One(zeros(len as u32)),
+                            memory: IoMemory::One(zeros(len as u32)),
                             dsync: false,
                         };
                     }
                 };
-                Io::Fallocate {
+                RingIo::Fallocate {
                     fd,
                     offset_bytes,
                     len_bytes: op.len_bytes,
@@ -99,7 +99,7 @@ impl FileIo {
                 }
             }
             // A read or write without a buffer cannot be made.
-            (OpKind::Flush | OpKind::Read | OpKind::Write, _) => Io::Flush { fd },
+            (OpKind::Flush | OpKind::Read | OpKind::Write, _) => RingIo::Flush { fd },
         }
     }
 
@@ -169,7 +169,7 @@ impl Backend for FileIo {
     }
 
     #[inline]
-    fn request(&self, op: &mut Op) -> Option<Io<'_>> {
+    fn request(&self, op: &mut Op) -> Option<RingIo<'_>> {
         Some(self.io(op))
     }
 

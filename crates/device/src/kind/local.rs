@@ -28,7 +28,7 @@ const FALLBACK_ALIGN_BYTES: u32 = 4096;
 
 /// Which way the descriptor shall work.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Access {
+pub(crate) enum CacheUse {
     /// For a ring: past the page cache.
     Direct,
     /// For the daemon's small reads and writes.
@@ -55,7 +55,7 @@ pub(crate) struct Local {
 }
 
 /// A path that was opened, and what is known of it so far.
-struct Opening<'a> {
+struct LocalOpening<'a> {
     local: &'a Local,
     path: PathBuf,
     fd: OwnedFd,
@@ -77,14 +77,14 @@ impl Local {
         &self,
         spec: &DeviceSpec,
         options: &OpenOptions,
-        access: Access,
+        access: CacheUse,
     ) -> Result<(OwnedFd, DeviceInfo), DeviceError> {
         if let (true, Some(size_bytes)) = (options.create_missing, spec.size_bytes()) {
             create_missing(spec.path(), size_bytes)?;
         }
-        let mut opening = Opening::open(self, spec.path(), options.exclusive)?;
+        let mut opening = LocalOpening::open(self, spec.path(), options.exclusive)?;
         let alignment = opening.alignment()?;
-        if self.wants_direct && (!opening.direct || access == Access::Buffered) {
+        if self.wants_direct && (!opening.direct || access == CacheUse::Buffered) {
             opening.clear_direct()?;
         }
         alignment.check(&opening.path)?;
@@ -112,7 +112,7 @@ impl Local {
     }
 }
 
-impl<'a> Opening<'a> {
+impl<'a> LocalOpening<'a> {
     fn open(local: &'a Local, path: &Path, exclusive: bool) -> Result<Self, DeviceError> {
         let failed = |doing| move |errno| DeviceError::from_errno(path, doing, errno);
         // The type is looked at before opening: opening a pipe or a tape has effects. (O_NONBLOCK is no help: io_uring

@@ -3,7 +3,7 @@
 //! **Purpose.** A new kind is one file here, its `mod` line, and one line in `registry`. The file says how its spec reads,
 //! how it is opened, what is known of it, how operations get there and back, and its fence.
 //!
-//! **Design.** [`Kind`] is a static value that opens devices. [`Backend`] is an open device for the engine: one indirect
+//! **Design.** [`BackendKind`] is a static value that opens devices. [`Backend`] is an open device for the engine: one indirect
 //! call submits an operation and one judges its end. [`SyncBackend`] is the same device for the daemon. A wrapper is a
 //! backend around another one: test devices are such.
 //!
@@ -41,10 +41,10 @@ use crate::error::DeviceError;
 use crate::fence::{Claims, Fence};
 use crate::mem::Buf;
 use crate::op::{Finish, Op, Submitted};
-use crate::ring::{Io, Ring};
+use crate::ring::{Ring, RingIo};
 
 /// A kind of devices: reads specs, and opens what they name.
-pub(crate) trait Kind: Sync {
+pub(crate) trait BackendKind: Sync {
     /// Its name, which stands before the colon of a spec. No two kinds have the same.
     fn kind(&self) -> DeviceKind;
 
@@ -69,10 +69,10 @@ pub(crate) trait Kind: Sync {
         options: &OpenOptions,
     ) -> Result<Opened<Arc<dyn Backend>>, DeviceError>;
 
-    /// Opens a device for the daemon. Must tell the same of it as [`Kind::open`].
+    /// Opens a device for the daemon. Must tell the same of it as [`BackendKind::open`].
     ///
     /// # Errors
-    /// As [`Kind::open`].
+    /// As [`BackendKind::open`].
     fn open_sync(
         &self,
         spec: &DeviceSpec,
@@ -109,7 +109,7 @@ pub(crate) trait Backend: Debug + Send + Sync {
 
     /// The ring request that would carry an operation out, if one alone does that: a wrapper may have it wait. Notes in
     /// `op` what `finish` must know. `None`: the wrapper waits first, and submits then.
-    fn request(&self, _op: &mut Op) -> Option<Io<'_>> {
+    fn request(&self, _op: &mut Op) -> Option<RingIo<'_>> {
         None
     }
 

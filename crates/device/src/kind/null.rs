@@ -14,12 +14,12 @@ use rustix::io::Errno;
 use super::file::SyncFile;
 use super::file_io::FileIo;
 use super::info::{DeviceInfo, DeviceKind, OpenOptions};
-use super::local::{Access, Local, Node};
+use super::local::{CacheUse, Local, Node};
 use super::spec::{DeviceSpec, SpecError, SpecText};
-use super::{AtOnce, Backend, Kind, Opened, SyncBackend};
+use super::{AtOnce, Backend, BackendKind, Opened, SyncBackend};
 use crate::error::DeviceError;
 use crate::fence::Fence;
-use crate::mem::Memory;
+use crate::mem::IoMemory;
 use crate::op::{Finish, Op, OpKind, Submitted};
 use crate::ring::Ring;
 
@@ -42,7 +42,7 @@ const LOCAL: Local = Local {
 /// See the module.
 pub(super) struct NullKind;
 
-impl Kind for NullKind {
+impl BackendKind for NullKind {
     fn kind(&self) -> DeviceKind {
         DeviceKind::Null
     }
@@ -60,7 +60,7 @@ impl Kind for NullKind {
         spec: &DeviceSpec,
         options: &OpenOptions,
     ) -> Result<Opened<Arc<dyn Backend>>, DeviceError> {
-        let (fd, mut info) = LOCAL.open(spec, options, Access::Direct)?;
+        let (fd, mut info) = LOCAL.open(spec, options, CacheUse::Direct)?;
         warn(&mut info);
         let backend = Arc::new(Null {
             file: FileIo::new(fd, &info),
@@ -74,7 +74,7 @@ impl Kind for NullKind {
         spec: &DeviceSpec,
         options: &OpenOptions,
     ) -> Result<Opened<Box<dyn SyncBackend>>, DeviceError> {
-        let (fd, mut info) = LOCAL.open(spec, options, Access::Buffered)?;
+        let (fd, mut info) = LOCAL.open(spec, options, CacheUse::Buffered)?;
         warn(&mut info);
         let backend = Box::new(SyncFile::new(fd, &info));
         Ok(Opened { info, backend })
@@ -106,7 +106,7 @@ impl Backend for Null {
             return self.file.submit(ring, op, user_data);
         }
         // A buffer may hold others' bytes. Pieces are the reader's own memory, and keep what they hold.
-        if let (OpKind::Read, Some(Memory::One(buf))) = (op.kind, op.memory()) {
+        if let (OpKind::Read, Some(IoMemory::One(buf))) = (op.kind, op.memory()) {
             buf.fill_zero();
         }
         Submitted::Done(Ok(()))

@@ -22,9 +22,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use rustix::fs::{FileType, Mode, OFlags};
 use rustix::io::Errno;
 
-use crate::mem::Memory;
+use crate::mem::IoMemory;
 use crate::op::{Op, OpKind};
-use crate::ring::{CommandBytes, Io};
+use crate::ring::{CommandBytes, RingIo};
 
 const PAGE_BYTES: u32 = 4096;
 /// `NVME_IOCTL_ID`: the namespace's number (`linux/nvme_ioctl.h`).
@@ -125,7 +125,7 @@ impl Native {
     }
 
     /// The command for an operation that was checked; `None`: it goes the usual way.
-    pub(crate) fn io(&self, op: &Op) -> Option<Io<'_>> {
+    pub(crate) fn io(&self, op: &Op) -> Option<RingIo<'_>> {
         let (opcode, fua) = match op.kind {
             OpKind::Read => (OPCODE_READ, false),
             OpKind::Write => (OPCODE_WRITE, op.dsync),
@@ -133,8 +133,8 @@ impl Native {
         };
         let memory = op.memory()?;
         let fits = match memory {
-            Memory::One(_) => true,
-            Memory::Many(bufs) => bufs.are_of_pages(PAGE_BYTES as usize),
+            IoMemory::One(_) => true,
+            IoMemory::Many(bufs) => bufs.are_of_pages(PAGE_BYTES as usize),
         };
         let blocks = op.len_bytes >> self.block_shift;
         let whole = blocks << self.block_shift == op.len_bytes && (1..=1 << 16).contains(&blocks);
@@ -143,8 +143,8 @@ impl Native {
             return None;
         }
         let (address, len) = match memory {
-            Memory::One(buf) => (buf.ptr().addr().get(), buf.len_bytes()),
-            Memory::Many(bufs) => (bufs.ptr().addr().get(), bufs.count()),
+            IoMemory::One(buf) => (buf.ptr().addr().get(), buf.len_bytes()),
+            IoMemory::Many(bufs) => (bufs.ptr().addr().get(), bufs.count()),
         };
         let lba = op.offset_bytes >> self.block_shift;
         // As `struct nvme_uring_cmd` (`linux/nvme_ioctl.h`) has it: the first dwords of the command but its number,
@@ -158,7 +158,7 @@ impl Native {
         // At most 2^16, and 0's based.
         let dword_12 = (blocks - 1) as u32 | if fua { FUA } else { 0 };
         bytes[48..52].copy_from_slice(&dword_12.to_ne_bytes());
-        Some(Io::Native {
+        Some(RingIo::Native {
             fd: self.fd.as_fd(),
             memory,
             bytes,

@@ -14,15 +14,15 @@ use rustix::io::Errno;
 use super::file::SyncFile;
 use super::file_io::FileIo;
 use super::info::{DeviceKind, OpenOptions};
-use super::local::{Access, Local, Node};
+use super::local::{CacheUse, Local, Node};
 use super::ram_map::RamMap;
 use super::spec::{DeviceSpec, SpecError, SpecText};
-use super::{AtOnce, Backend, Kind, Opened, SyncBackend};
+use super::{AtOnce, Backend, BackendKind, Opened, SyncBackend};
 use crate::error::DeviceError;
 use crate::fence::Fence;
 use crate::mem::Buf;
 use crate::op::{Finish, Op, OpKind, Submitted};
-use crate::ring::{Io, Ring};
+use crate::ring::{Ring, RingIo};
 
 impl DeviceKind {
     /// A mapped file.
@@ -43,7 +43,7 @@ const LOCAL: Local = Local {
 /// See the module.
 pub(super) struct RamKind;
 
-impl Kind for RamKind {
+impl BackendKind for RamKind {
     fn kind(&self) -> DeviceKind {
         DeviceKind::Ram
     }
@@ -61,7 +61,7 @@ impl Kind for RamKind {
         spec: &DeviceSpec,
         options: &OpenOptions,
     ) -> Result<Opened<Arc<dyn Backend>>, DeviceError> {
-        let (fd, info) = LOCAL.open(spec, options, Access::Direct)?;
+        let (fd, info) = LOCAL.open(spec, options, CacheUse::Direct)?;
         let file = FileIo::new(fd, &info);
         let map = RamMap::map(file.fd(), info.capacity_bytes)
             .map_err(|errno| DeviceError::from_errno(file.path(), "mapping it", errno))?;
@@ -74,7 +74,7 @@ impl Kind for RamKind {
         spec: &DeviceSpec,
         options: &OpenOptions,
     ) -> Result<Opened<Box<dyn SyncBackend>>, DeviceError> {
-        let (fd, info) = LOCAL.open(spec, options, Access::Buffered)?;
+        let (fd, info) = LOCAL.open(spec, options, CacheUse::Buffered)?;
         let backend = Box::new(SyncFile::new(fd, &info));
         Ok(Opened { info, backend })
     }
@@ -113,7 +113,7 @@ impl Backend for Ram {
         self.file.finish(op, result)
     }
 
-    fn request(&self, op: &mut Op) -> Option<Io<'_>> {
+    fn request(&self, op: &mut Op) -> Option<RingIo<'_>> {
         self.file.request(op)
     }
 

@@ -39,7 +39,7 @@ const SHUT: u32 = 1 << 31;
 
 #[repr(align(64))]
 #[derive(Default)]
-struct Region {
+struct PunchRegion {
     inside: AtomicU32,
 }
 
@@ -52,7 +52,7 @@ pub(crate) struct RamMap {
     touched: Box<[AtomicU64]>,
     /// The file system answers `mincore` for what it has, and for nothing else.
     is_tmpfs: bool,
-    regions: Box<[Region]>,
+    regions: Box<[PunchRegion]>,
 }
 
 // SAFETY: the mapping is shared memory that lives as long as `self`, reached through raw pointers only; bits and
@@ -84,7 +84,9 @@ impl RamMap {
             present: bits(len_bytes.div_ceil(PAGE_BYTES)),
             touched: bits(len_bytes.div_ceil(CHUNK_PAGES * PAGE_BYTES)),
             is_tmpfs: rustix::fs::fstatfs(fd).is_ok_and(|stat| stat.f_type == libc::TMPFS_MAGIC),
-            regions: (0..REGION_COUNTERS).map(|_| Region::default()).collect(),
+            regions: (0..REGION_COUNTERS)
+                .map(|_| PunchRegion::default())
+                .collect(),
         };
         // SAFETY: names exactly the new mapping; the advice doesn't change its content.
         unsafe { rustix::mm::madvise(ptr, len, Advice::LinuxDontDump) }?;
@@ -206,7 +208,7 @@ impl RamMap {
         Ok(())
     }
 
-    fn region(&self, at: u64) -> &Region {
+    fn region(&self, at: u64) -> &PunchRegion {
         &self.regions[(at / REGION_BYTES) as usize % REGION_COUNTERS]
     }
 
@@ -350,7 +352,7 @@ impl Drop for RamMap {
     }
 }
 
-struct Inside<'a>(&'a Region);
+struct Inside<'a>(&'a PunchRegion);
 
 impl Drop for Inside<'_> {
     fn drop(&mut self) {
@@ -358,7 +360,7 @@ impl Drop for Inside<'_> {
     }
 }
 
-struct Shut<'a>(&'a Region);
+struct Shut<'a>(&'a PunchRegion);
 
 impl Drop for Shut<'_> {
     fn drop(&mut self) {

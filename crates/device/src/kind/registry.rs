@@ -12,11 +12,11 @@ use std::str::FromStr;
 
 use super::info::DeviceKind;
 use super::spec::{DeviceSpec, SpecError, SpecText};
-use super::{Kind, block, file, local, null, ram};
+use super::{BackendKind, block, file, local, null, ram};
 use crate::error::DeviceError;
 
 /// Every kind there is, in the order in which messages name them.
-static KINDS: &[&dyn Kind] = &[
+static KINDS: &[&dyn BackendKind] = &[
     &file::FileKind,
     &block::BlockKind,
     &ram::RamKind,
@@ -30,7 +30,9 @@ static KINDS: &[&dyn Kind] = &[
 ];
 
 /// The spec with its kind, and that kind.
-pub(crate) fn resolved(spec: &DeviceSpec) -> Result<(DeviceSpec, &'static dyn Kind), DeviceError> {
+pub(crate) fn resolved(
+    spec: &DeviceSpec,
+) -> Result<(DeviceSpec, &'static dyn BackendKind), DeviceError> {
     let spec = spec.clone().resolve()?;
     match KINDS.iter().find(|kind| spec.kind() == Some(kind.kind())) {
         Some(kind) => Ok((spec, *kind)),

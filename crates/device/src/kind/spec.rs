@@ -16,7 +16,7 @@
 //! **Design.** Paths are absolute, because daemon and engine need not share a working directory;
 //! [`DeviceSpec::parse_in`] makes them so for the command line. Only UTF-8 paths: a spec travels as JSON.
 //!
-//! **Not here:** which kinds there are (`registry`), and what each of them reads ([`super::Kind::parse`]).
+//! **Not here:** which kinds there are (`registry`), and what each of them reads (`BackendKind::parse`).
 
 use std::fmt;
 use std::path::{Path, PathBuf};

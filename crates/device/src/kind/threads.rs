@@ -25,7 +25,7 @@ use rustix::io::Errno;
 use super::info::{DeviceInfo, DeviceKind, DeviceNow, Identity, OpenOptions};
 use super::ram_map::{read_by_call, write_by_call};
 use super::spec::{DeviceSpec, SpecError, SpecText};
-use super::{Backend, Kind, Opened, SyncBackend};
+use super::{Backend, BackendKind, Opened, SyncBackend};
 use crate::error::DeviceError;
 use crate::fence::{Claims, Fence, FenceError, Holder, Predecessor};
 use crate::op::{Finish, Op, OpKind, Submitted};
@@ -36,7 +36,7 @@ const THREADS: DeviceKind = DeviceKind("threads");
 /// See the module.
 pub(super) struct ThreadsKind;
 
-impl Kind for ThreadsKind {
+impl BackendKind for ThreadsKind {
     fn kind(&self) -> DeviceKind {
         THREADS
     }
@@ -54,7 +54,7 @@ impl Kind for ThreadsKind {
         spec: &DeviceSpec,
         _options: &OpenOptions,
     ) -> Result<Opened<Arc<dyn Backend>>, DeviceError> {
-        let server = Server::of(spec.path())?;
+        let server = ByteServer::of(spec.path())?;
         let info = server.info(spec);
         let backend = Arc::new(Threads::new(server));
         Ok(Opened { info, backend })
@@ -65,7 +65,7 @@ impl Kind for ThreadsKind {
         spec: &DeviceSpec,
         _options: &OpenOptions,
     ) -> Result<Opened<Box<dyn SyncBackend>>, DeviceError> {
-        let server = Server::of(spec.path())?;
+        let server = ByteServer::of(spec.path())?;
         let info = server.info(spec);
         let backend = Box::new(SyncThreads(server));
         Ok(Opened { info, backend })
@@ -74,7 +74,7 @@ impl Kind for ThreadsKind {
 
 /// Who has the bytes.
 #[derive(Debug)]
-struct Server {
+struct ByteServer {
     path: PathBuf,
     file: File,
     size_bytes: u64,
@@ -83,10 +83,10 @@ struct Server {
     is_claimed: Mutex<bool>,
 }
 
-impl Server {
+impl ByteServer {
     /// The one of this path.
     fn of(path: &Path) -> Result<Arc<Self>, DeviceError> {
-        static SERVERS: Mutex<BTreeMap<PathBuf, Arc<Server>>> = Mutex::new(BTreeMap::new());
+        static SERVERS: Mutex<BTreeMap<PathBuf, Arc<ByteServer>>> = Mutex::new(BTreeMap::new());
         let failed = |source| DeviceError::Io {
             path: path.to_owned(),
             doing: "opening it",
@@ -157,14 +157,14 @@ impl Server {
 }
 
 /// An operation that was handed to the thread.
-struct Job {
+struct ThreadOp {
     op: Op,
-    place: Arc<Place>,
+    place: Arc<Outcome>,
 }
 
 /// How it ended.
 #[derive(Debug)]
-struct Place {
+struct Outcome {
     result: Mutex<Result<(), Errno>>,
     ended: OwnedFd,
 }
@@ -172,20 +172,20 @@ struct Place {
 /// An association of the engine's.
 #[derive(Debug)]
 struct Threads {
-    server: Arc<Server>,
+    server: Arc<ByteServer>,
     generation: Arc<Mutex<Option<u64>>>,
-    jobs: Sender<Job>,
+    jobs: Sender<ThreadOp>,
     /// By an operation's note, less one.
-    places: Mutex<Vec<Option<Arc<Place>>>>,
+    places: Mutex<Vec<Option<Arc<Outcome>>>>,
 }
 
 impl Threads {
-    fn new(server: Arc<Server>) -> Self {
-        let (jobs, next) = mpsc::channel::<Job>();
+    fn new(server: Arc<ByteServer>) -> Self {
+        let (jobs, next) = mpsc::channel::<ThreadOp>();
         let generation = Arc::new(Mutex::new(None));
         let (serves, whose) = (server.clone(), generation.clone());
         std::thread::spawn(move || {
-            for Job { op, place } in next {
+            for ThreadOp { op, place } in next {
                 *lock(&place.result) = serves.carry_out(&op);
                 let _ = rustix::io::write(&place.ended, &1_u64.to_ne_bytes());
             }
@@ -206,7 +206,7 @@ impl Threads {
 impl Backend for Threads {
     fn submit(&self, ring: &mut Ring, op: &mut Op, user_data: u64) -> Submitted {
         let place = match eventfd(0, EventfdFlags::CLOEXEC) {
-            Ok(ended) => Arc::new(Place {
+            Ok(ended) => Arc::new(Outcome {
                 result: Mutex::new(Ok(())),
                 ended,
             }),
@@ -222,7 +222,7 @@ impl Backend for Threads {
             });
             places[at] = Some(place.clone());
             op.note = at as u32 + 1;
-            let job = Job { op: *op, place };
+            let job = ThreadOp { op: *op, place };
             self.jobs.send(job).expect("the thread lives");
         }
         pushed.into()
@@ -294,7 +294,7 @@ impl Fence for Threads {
 
 /// The daemon's association.
 #[derive(Debug)]
-struct SyncThreads(Arc<Server>);
+struct SyncThreads(Arc<ByteServer>);
 
 impl SyncBackend for SyncThreads {
     fn read_at(&self, offset_bytes: u64, into: &mut [u8]) -> io::Result<()> {

@@ -14,31 +14,37 @@ use io_uring::squeue::{Entry, Flags};
 use io_uring::types::{Fd, TimeoutFlags, Timespec};
 
 use super::options::RingFull;
-use super::request::Io;
+use super::request::RingIo;
 use super::{RESERVED_USER_DATA, Ring};
 
-/// An entry that was made of an [`Io`], or that only answers.
-pub(crate) struct Request(Entry);
+/// An entry that was made of a [`RingIo`], or that only answers.
+pub(crate) struct PreparedRequest(Entry);
 
 impl Ring {
+    /// How many more entries fit.
+    pub(crate) fn free_entries(&mut self) -> usize {
+        let queue = self.inner.submission();
+        queue.capacity() - queue.len()
+    }
+
     /// What a device asks for, marked.
-    pub(crate) fn request(&self, io: &Io<'_>, user_data: u64) -> Request {
-        Request(io.entry(&self.fixed).user_data(user_data))
+    pub(crate) fn request(&self, io: &RingIo<'_>, user_data: u64) -> PreparedRequest {
+        PreparedRequest(io.entry(&self.fixed).user_data(user_data))
     }
 
     /// A request that completes with this result and does nothing.
-    pub(crate) fn answer(&self, result: i32, user_data: u64) -> Request {
+    pub(crate) fn answer(&self, result: i32, user_data: u64) -> PreparedRequest {
         let fd = Fd(self.inner.as_raw_fd());
         let entry = opcode::MsgRingData::new(fd, result, user_data, None)
             .build()
             .flags(Flags::SKIP_SUCCESS);
         // The message's mark is its argument; this one belongs to its own completion, which comes only if it fails.
-        Request(entry.user_data(user_data))
+        PreparedRequest(entry.user_data(user_data))
     }
 
     /// Queues a request.
-    pub(crate) fn push_request(&mut self, request: &Request) -> Result<(), RingFull> {
-        // SAFETY: as in `push_io`: an `Io` holds `Buf`s, whose makers promised what `push` asks for; an answer names no
+    pub(crate) fn push_request(&mut self, request: &PreparedRequest) -> Result<(), RingFull> {
+        // SAFETY: as in `push_io`: a `RingIo` holds `Buf`s, whose makers promised what `push` asks for; an answer names no
         // memory.
         unsafe { self.push(&request.0) }
     }
@@ -47,7 +53,7 @@ impl Ring {
     pub(crate) fn push_request_behind(
         &mut self,
         gate: BorrowedFd<'_>,
-        request: &Request,
+        request: &PreparedRequest,
     ) -> Result<(), RingFull> {
         let wait = opcode::PollAdd::new(Fd(gate.as_raw_fd()), libc::POLLIN as u32).build();
         self.push_linked(wait, request)
@@ -57,7 +63,7 @@ impl Ring {
     pub(crate) fn push_request_after(
         &mut self,
         delay: &'static Timespec,
-        request: &Request,
+        request: &PreparedRequest,
     ) -> Result<(), RingFull> {
         let wait = opcode::Timeout::new(delay)
             .flags(TimeoutFlags::ETIME_SUCCESS)
@@ -65,7 +71,7 @@ impl Ring {
         self.push_linked(wait, request)
     }
 
-    fn push_linked(&mut self, wait: Entry, request: &Request) -> Result<(), RingFull> {
+    fn push_linked(&mut self, wait: Entry, request: &PreparedRequest) -> Result<(), RingFull> {
         let wait = wait
             .flags(Flags::IO_LINK | Flags::SKIP_SUCCESS)
             .user_data(RESERVED_USER_DATA);

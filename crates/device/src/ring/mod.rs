@@ -36,7 +36,7 @@ pub use self::kernel::{KernelVersion, MINIMUM_KERNEL, check_kernel};
 use self::native::{NATIVE_USER_DATA, NativeRing};
 pub use self::options::{Completion, RingError, RingFull, RingOptions, Wake};
 use self::options::{is_transient, setup_error};
-pub(crate) use self::request::{CommandBytes, Io};
+pub(crate) use self::request::{CommandBytes, RingIo};
 use crate::fixed::{Fixed, Pinned, Registration};
 
 /// This crate's own mark on entries whose completion nobody waits for. Nobody else may use it.
@@ -299,20 +299,14 @@ impl Ring {
         self.inner.submission().len() + others.map_or(0, |native| native.queued())
     }
 
-    /// How many more entries fit.
-    pub fn free_entries(&mut self) -> usize {
-        let queue = self.inner.submission();
-        queue.capacity() - queue.len()
-    }
-
     /// Queues what a device asks for.
-    pub(crate) fn push_io(&mut self, io: &Io<'_>, user_data: u64) -> Result<(), RingFull> {
-        if let Io::Native { fd, memory, bytes } = io {
+    pub(crate) fn push_io(&mut self, io: &RingIo<'_>, user_data: u64) -> Result<(), RingFull> {
+        if let RingIo::Native { fd, memory, bytes } = io {
             let native = self.native.as_mut().ok_or(RingFull)?;
             return native.push(&self.fixed, *fd, memory, *bytes, user_data);
         }
         let entry = io.entry(&self.fixed).user_data(user_data);
-        // SAFETY: buffers inside an `Io` are `Buf`s, whose maker promised `Buf::new`'s contract, or lists of them, whose
+        // SAFETY: buffers inside a `RingIo` are `Buf`s, whose maker promised `Buf::new`'s contract, or lists of them, whose
         // maker promised `Vectors::bufs`'s: which is what `push` asks for. The kernel takes its own reference to the file at submission.
         unsafe { self.push(&entry) }
     }

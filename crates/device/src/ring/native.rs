@@ -18,7 +18,7 @@ use io_uring::{IoUring, Submitter, opcode};
 use super::options::{Completion, RingFull, RingOptions, is_transient};
 use super::request::CommandBytes;
 use crate::fixed::Fixed;
-use crate::mem::Memory;
+use crate::mem::IoMemory;
 
 /// The mark of the poll that says that the second ring has completions.
 pub(super) const NATIVE_USER_DATA: u64 = u64::MAX - 1;
@@ -110,14 +110,14 @@ impl NativeRing {
         &mut self,
         fixed: &Fixed,
         fd: BorrowedFd<'_>,
-        memory: &Memory,
+        memory: &IoMemory,
         bytes: CommandBytes,
         user_data: u64,
     ) -> Result<(), RingFull> {
         // A list is never known to be registered here: which kernels take that is not asked.
         let (command, index) = match memory {
-            Memory::One(_) => (NVME_URING_CMD_IO, fixed.index_of(memory)),
-            Memory::Many(_) => (NVME_URING_CMD_IO_VEC, None),
+            IoMemory::One(_) => (NVME_URING_CMD_IO, fixed.index_of(memory)),
+            IoMemory::Many(_) => (NVME_URING_CMD_IO_VEC, None),
         };
         let entry = opcode::UringCmd80::new(Fd(fd.as_raw_fd()), command)
             .cmd(bytes)

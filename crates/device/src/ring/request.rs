@@ -14,22 +14,22 @@ use io_uring::squeue::Entry;
 use io_uring::types::{Fd, FsyncFlags};
 
 use crate::fixed::Fixed;
-use crate::mem::Memory;
+use crate::mem::IoMemory;
 
 /// `struct nvme_uring_cmd`, as bytes of an entry.
 pub(crate) type CommandBytes = [u8; 80];
 
 /// What a device asks of a ring.
-pub(crate) enum Io<'a> {
+pub(crate) enum RingIo<'a> {
     Read {
         fd: BorrowedFd<'a>,
         offset_bytes: u64,
-        memory: Memory,
+        memory: IoMemory,
     },
     Write {
         fd: BorrowedFd<'a>,
         offset_bytes: u64,
-        memory: Memory,
+        memory: IoMemory,
         dsync: bool,
     },
     Flush {
@@ -38,7 +38,7 @@ pub(crate) enum Io<'a> {
     /// An NVMe command, for the second ring.
     Native {
         fd: BorrowedFd<'a>,
-        memory: Memory,
+        memory: IoMemory,
         bytes: CommandBytes,
     },
     Fallocate {
@@ -49,34 +49,34 @@ pub(crate) enum Io<'a> {
     },
 }
 
-impl Io<'_> {
+impl RingIo<'_> {
     /// That of a transfer whose memory is the ring's entry of this number.
     fn fixed_entry(&self, index: u16) -> Entry {
         match *self {
-            Io::Read {
+            RingIo::Read {
                 fd,
                 offset_bytes,
-                memory: Memory::One(buf),
+                memory: IoMemory::One(buf),
             } => {
                 let (fd, ptr) = (Fd(fd.as_raw_fd()), buf.ptr().as_ptr());
                 opcode::ReadFixed::new(fd, ptr, buf.len_bytes(), index)
                     .offset(offset_bytes)
                     .build()
             }
-            Io::Read {
+            RingIo::Read {
                 fd,
                 offset_bytes,
-                memory: Memory::Many(bufs),
+                memory: IoMemory::Many(bufs),
             } => {
                 let (fd, list) = (Fd(fd.as_raw_fd()), bufs.ptr().as_ptr());
                 opcode::ReadvFixed::new(fd, list, bufs.count(), index)
                     .offset(offset_bytes)
                     .build()
             }
-            Io::Write {
+            RingIo::Write {
                 fd,
                 offset_bytes,
-                memory: Memory::One(buf),
+                memory: IoMemory::One(buf),
                 dsync,
             } => {
                 let (fd, ptr) = (Fd(fd.as_raw_fd()), buf.ptr().as_ptr());
@@ -85,10 +85,10 @@ impl Io<'_> {
                     .rw_flags(if dsync { libc::RWF_DSYNC } else { 0 })
                     .build()
             }
-            Io::Write {
+            RingIo::Write {
                 fd,
                 offset_bytes,
-                memory: Memory::Many(bufs),
+                memory: IoMemory::Many(bufs),
                 dsync,
             } => {
                 let (fd, list) = (Fd(fd.as_raw_fd()), bufs.ptr().as_ptr());
@@ -104,50 +104,50 @@ impl Io<'_> {
 
     /// Its entry, without a mark.
     pub(super) fn entry(&self, fixed: &Fixed) -> Entry {
-        if let Io::Read { memory, .. } | Io::Write { memory, .. } = self
+        if let RingIo::Read { memory, .. } | RingIo::Write { memory, .. } = self
             && let Some(index) = fixed.index_of(memory)
         {
             return self.fixed_entry(index);
         }
         match *self {
-            Io::Read {
+            RingIo::Read {
                 fd,
                 offset_bytes,
-                memory: Memory::One(buf),
+                memory: IoMemory::One(buf),
             } => opcode::Read::new(Fd(fd.as_raw_fd()), buf.ptr().as_ptr(), buf.len_bytes())
                 .offset(offset_bytes)
                 .build(),
-            Io::Read {
+            RingIo::Read {
                 fd,
                 offset_bytes,
-                memory: Memory::Many(bufs),
+                memory: IoMemory::Many(bufs),
             } => opcode::Readv::new(Fd(fd.as_raw_fd()), bufs.ptr().as_ptr(), bufs.count())
                 .offset(offset_bytes)
                 .build(),
-            Io::Write {
+            RingIo::Write {
                 fd,
                 offset_bytes,
-                memory: Memory::One(buf),
+                memory: IoMemory::One(buf),
                 dsync,
             } => opcode::Write::new(Fd(fd.as_raw_fd()), buf.ptr().as_ptr(), buf.len_bytes())
                 .offset(offset_bytes)
                 .rw_flags(if dsync { libc::RWF_DSYNC } else { 0 })
                 .build(),
-            Io::Write {
+            RingIo::Write {
                 fd,
                 offset_bytes,
-                memory: Memory::Many(bufs),
+                memory: IoMemory::Many(bufs),
                 dsync,
             } => opcode::Writev::new(Fd(fd.as_raw_fd()), bufs.ptr().as_ptr(), bufs.count())
                 .offset(offset_bytes)
                 .rw_flags(if dsync { libc::RWF_DSYNC } else { 0 })
                 .build(),
             // `push_io` doesn't ask.
-            Io::Native { .. } => opcode::Nop::new().build(),
-            Io::Flush { fd } => opcode::Fsync::new(Fd(fd.as_raw_fd()))
+            RingIo::Native { .. } => opcode::Nop::new().build(),
+            RingIo::Flush { fd } => opcode::Fsync::new(Fd(fd.as_raw_fd()))
                 .flags(FsyncFlags::DATASYNC)
                 .build(),
-            Io::Fallocate {
+            RingIo::Fallocate {
                 fd,
                 offset_bytes,
                 len_bytes,

@@ -5,13 +5,13 @@
 //! **Not here:** anything but that one read of foreign memory.
 #![allow(unsafe_code)]
 
-use crate::mem::{Buf, Memory};
+use crate::mem::{Buf, IoMemory};
 
 /// A copy of the memory. Only for a write operation in progress.
-pub(super) fn to_vec(memory: &Memory) -> Vec<u8> {
+pub(super) fn to_vec(memory: &IoMemory) -> Vec<u8> {
     match memory {
-        Memory::One(buf) => bytes(*buf),
-        Memory::Many(bufs) => bufs.iter().flat_map(bytes).collect(),
+        IoMemory::One(buf) => bytes(*buf),
+        IoMemory::Many(bufs) => bufs.iter().flat_map(bytes).collect(),
     }
 }
 

@@ -26,7 +26,7 @@ const DURABLE: u64 = 4;
 
 /// Something that happened.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Record<'a> {
+pub(crate) enum JournalRecord<'a> {
     /// Bytes were written.
     Write { offset_bytes: u64, bytes: &'a [u8] },
     /// A range was zeroed.
@@ -49,25 +49,25 @@ pub(crate) struct Read {
 }
 
 impl Read {
-    pub(crate) fn record<'a>(&'a self, words: &'a mut Vec<u64>) -> Option<Record<'a>> {
+    pub(crate) fn record<'a>(&'a self, words: &'a mut Vec<u64>) -> Option<JournalRecord<'a>> {
         Some(match self.kind {
-            WRITE => Record::Write {
+            WRITE => JournalRecord::Write {
                 offset_bytes: self.first,
                 bytes: &self.body,
             },
-            ZERO => Record::Zero {
+            ZERO => JournalRecord::Zero {
                 offset_bytes: self.first,
                 len_bytes: self.second,
             },
             FLUSH => {
                 words.clear();
                 words.extend(self.body.chunks_exact(8).map(word));
-                Record::Flush {
+                JournalRecord::Flush {
                     before: self.first,
                     but: words,
                 }
             }
-            DURABLE => Record::Durable { at: self.first },
+            DURABLE => JournalRecord::Durable { at: self.first },
             _ => return None,
         })
     }
@@ -125,24 +125,24 @@ impl Journal {
     pub(crate) fn append(
         &mut self,
         visible: BorrowedFd<'_>,
-        record: &Record<'_>,
+        record: &JournalRecord<'_>,
     ) -> Result<u64, Errno> {
         let at = self.end()?;
         let words: Vec<u8>;
         let (kind, first, second, body) = match *record {
-            Record::Write {
+            JournalRecord::Write {
                 offset_bytes,
                 bytes,
             } => (WRITE, offset_bytes, 0, bytes),
-            Record::Zero {
+            JournalRecord::Zero {
                 offset_bytes,
                 len_bytes,
             } => (ZERO, offset_bytes, len_bytes, &[][..]),
-            Record::Flush { before, but } => {
+            JournalRecord::Flush { before, but } => {
                 words = but.iter().flat_map(|at| at.to_le_bytes()).collect();
                 (FLUSH, before, 0, &words[..])
             }
-            Record::Durable { at } => (DURABLE, at, 0, &[][..]),
+            JournalRecord::Durable { at } => (DURABLE, at, 0, &[][..]),
         };
         let mut text = Vec::with_capacity(RECORD_HEADER_BYTES + body.len());
         for number in [MARK, kind, first, second, body.len() as u64] {
@@ -228,16 +228,16 @@ impl Journal {
     }
 }
 
-fn apply(visible: BorrowedFd<'_>, record: &Record<'_>) -> Result<(), Errno> {
+fn apply(visible: BorrowedFd<'_>, record: &JournalRecord<'_>) -> Result<(), Errno> {
     match *record {
-        Record::Write {
+        JournalRecord::Write {
             offset_bytes,
             bytes,
         } => write_all(visible, offset_bytes, bytes),
-        Record::Zero {
+        JournalRecord::Zero {
             offset_bytes,
             len_bytes,
         } => zero(visible, offset_bytes, len_bytes),
-        Record::Flush { .. } | Record::Durable { .. } => Ok(()),
+        JournalRecord::Flush { .. } | JournalRecord::Durable { .. } => Ok(()),
     }
 }

@@ -29,9 +29,9 @@ use super::file::SyncFile;
 use super::file_io::FileIo;
 use super::hang::{HangGate, LOOK_AGAIN};
 use super::info::{DeviceKind, DeviceNow, OpenOptions};
-use super::local::{Access, Local, Node, create_missing};
+use super::local::{CacheUse, Local, Node, create_missing};
 use super::spec::{DeviceSpec, SpecError, SpecText};
-use super::{Backend, Kind, Opened, SyncBackend, note};
+use super::{Backend, BackendKind, Opened, SyncBackend, note};
 use crate::error::DeviceError;
 use crate::fence::{Claims, Fence};
 use crate::op::{Finish, Op, OpKind, Submitted};
@@ -40,7 +40,7 @@ use crate::ring::Ring;
 mod copy;
 pub(crate) mod journal;
 
-use journal::{Journal, Record};
+use journal::{Journal, JournalRecord};
 
 /// The file that holds what the last cut left.
 pub(crate) fn stable_path(device: &Path) -> PathBuf {
@@ -100,7 +100,7 @@ impl VolatileKind {
     }
 }
 
-impl Kind for VolatileKind {
+impl BackendKind for VolatileKind {
     fn kind(&self) -> DeviceKind {
         DeviceKind::Volatile
     }
@@ -119,7 +119,7 @@ impl Kind for VolatileKind {
         options: &OpenOptions,
     ) -> Result<Opened<Arc<dyn Backend>>, DeviceError> {
         Self::create(spec, options)?;
-        let (fd, info) = LOCAL.open(spec, options, Access::Direct)?;
+        let (fd, info) = LOCAL.open(spec, options, CacheUse::Direct)?;
         let cache = Cache::open(spec.path(), fd.as_fd())?;
         let file = FileIo::new(fd, &info);
         let backend = Arc::new(Volatile { file, cache });
@@ -132,7 +132,7 @@ impl Kind for VolatileKind {
         options: &OpenOptions,
     ) -> Result<Opened<Box<dyn SyncBackend>>, DeviceError> {
         Self::create(spec, options)?;
-        let (fd, info) = LOCAL.open(spec, options, Access::Buffered)?;
+        let (fd, info) = LOCAL.open(spec, options, CacheUse::Buffered)?;
         let cache = Cache::open(spec.path(), fd.as_fd())?;
         let file = SyncFile::new(fd, &info);
         let backend = Box::new(SyncVolatile { file, cache });
@@ -238,12 +238,12 @@ impl SyncBackend for SyncVolatile {
 struct Cache {
     hang: PathBuf,
     fail: PathBuf,
-    state: Mutex<State>,
+    state: Mutex<CacheState>,
     gate: Arc<HangGate>,
 }
 
 #[derive(Debug)]
-struct State {
+struct CacheState {
     journal: Journal,
     /// Writes and zeroings that were submitted and not judged: place in the journal, offset, length.
     in_flight: Vec<(u64, u64, u64)>,
@@ -264,7 +264,7 @@ impl Cache {
         let this = Self {
             hang: hang_path(device),
             fail: fail_path(device),
-            state: Mutex::new(State {
+            state: Mutex::new(CacheState {
                 journal: Journal::new(fd),
                 in_flight: Vec::new(),
                 flushes: Vec::new(),
@@ -285,7 +285,7 @@ impl Cache {
     ) -> Result<(), Errno> {
         self.wait_while_hanging()?;
         let state = &mut *self.lock(visible)?;
-        let record = Record::Write {
+        let record = JournalRecord::Write {
             offset_bytes,
             bytes,
         };
@@ -297,7 +297,7 @@ impl Cache {
         self.wait_while_hanging()?;
         let state = &mut *self.lock(visible)?;
         let before = state.journal.end()?;
-        let record = Record::Flush { before, but: &[] };
+        let record = JournalRecord::Flush { before, but: &[] };
         state.journal.append(visible, &record).map(|_| ())
     }
 
@@ -324,14 +324,14 @@ impl Cache {
             }
             (OpKind::Write, Some(memory)) => {
                 let bytes = &copy::to_vec(&memory)[..];
-                let record = Record::Write {
+                let record = JournalRecord::Write {
                     offset_bytes,
                     bytes,
                 };
                 state.journal.append(visible, &record)?
             }
             _ => {
-                let record = Record::Zero {
+                let record = JournalRecord::Zero {
                     offset_bytes,
                     len_bytes,
                 };
@@ -348,7 +348,7 @@ impl Cache {
             // The newest covers what any other does, and had ended before.
             if let Some((before, but)) = state.flushes.pop() {
                 let but = &but[..];
-                let record = Record::Flush { before, but };
+                let record = JournalRecord::Flush { before, but };
                 state.journal.append(visible, &record)?;
             }
             return Ok(());
@@ -358,7 +358,9 @@ impl Cache {
         if let Some(index) = ended.position(|(_, offset, len)| (*offset, *len) == range) {
             let (at, ..) = state.in_flight.remove(index);
             if op.dsync {
-                state.journal.append(visible, &Record::Durable { at })?;
+                state
+                    .journal
+                    .append(visible, &JournalRecord::Durable { at })?;
             }
         }
         Ok(())
@@ -383,17 +385,17 @@ impl Cache {
     }
 }
 
-struct Locked<'a>(MutexGuard<'a, State>);
+struct Locked<'a>(MutexGuard<'a, CacheState>);
 
 impl std::ops::Deref for Locked<'_> {
-    type Target = State;
-    fn deref(&self) -> &State {
+    type Target = CacheState;
+    fn deref(&self) -> &CacheState {
         &self.0
     }
 }
 
 impl std::ops::DerefMut for Locked<'_> {
-    fn deref_mut(&mut self) -> &mut State {
+    fn deref_mut(&mut self) -> &mut CacheState {
         &mut self.0
     }
 }
