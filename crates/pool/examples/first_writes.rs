@@ -7,7 +7,7 @@
 //! **Not here:** the engine, devices.
 
 use forebay_pool::{
-    BlockStore, CheckReport, FaultAnswer, MemStore, NewDevice, NewVolume, PoolSpec, create,
+    BlockStore, Check, CheckReport, FaultAnswer, MemStore, NewDevice, NewVolume, PoolSpec, create,
 };
 use forebay_xlate::types::ExtentIndex;
 use std::{
@@ -159,9 +159,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     parts.iter().for_each(|part| part.print(extents));
     println!("{waits} faults waited for a commit; {records} records written");
     let mut check = Part::new("check");
-    let mut under_way = pool.begin_check()?;
-    while !check.time(|| pool.check_step(&mut under_way, 65_536))? {}
-    let report: CheckReport = pool.end_check(under_way);
+    let mut under_way = Check::begin(&mut pool)?;
+    while !check.time(|| under_way.step(&pool, 65_536))? {}
+    let report: CheckReport = under_way.end();
     check.print(extents);
     println!("{} problems", report.problems.len());
     let mut delete = Part::new("delete_volume");

@@ -8,9 +8,9 @@
 use crate::{
     error::{PoolError, Result},
     extents::ExtentState,
+    extents::runs::DeviceRun,
     records::{ExportRecord, PlainExport},
-    runs::DeviceRun,
-    volume_map::{MAP_CHUNK, MapRun},
+    volumes::map::{MAP_CHUNK, MapRun},
 };
 use forebay_xlate::boundary::message::{Frontend, MAX_MACHINE_QUEUES};
 use forebay_xlate::types::{DeviceIndex, VolumeId};

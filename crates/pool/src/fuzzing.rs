@@ -7,8 +7,8 @@
 
 use crate::{
     BLOCK_BYTES, BlockStore, Catalog, DeviceRun, ExportRecord, MemStore, NewDevice, NewVolume,
-    OpenDevice, Pool, PoolSettings, PoolSpec, batch::Table, catalog::Usage, create, error::Result,
-    load::load_records, open,
+    OpenDevice, Pool, PoolSettings, PoolSpec, Volumes, catalog::Usage, create, error::Result,
+    journal::batch::Table, open, open::load::load_records,
 };
 use forebay_xlate::types::{ExtentIndex, VolumeId};
 use std::{
@@ -85,7 +85,7 @@ fn make() -> Result<Template> {
         image: Arc::new(image),
         records,
         usage: catalog.usage(),
-        volumes: names(&pool),
+        volumes: names(pool.volumes()),
     })
 }
 
@@ -94,11 +94,14 @@ fn template() -> &'static Template {
     TEMPLATE.get_or_init(|| make().expect("a pool in memory"))
 }
 
-fn names(pool: &Pool) -> Vec<String> {
-    let mut names: Vec<String> = pool
-        .volumes()
+fn names(volumes: &Volumes) -> Vec<String> {
+    let mut names: Vec<String> = volumes
+        .records()
         .map(|volume| {
-            let space = pool.volume_space(volume.id).map_or(0, |space| space.mapped);
+            let space = pool
+                .volumes()
+                .space_of(volume.id)
+                .map_or(0, |space| space.mapped);
             format!("{} {} {space}", volume.name, volume.size_bytes)
         })
         .collect();
@@ -111,7 +114,7 @@ fn exercise(pool: &mut Pool) {
     let _ = pool.finish_adoption(false);
     let report = pool.check().expect("adoption is finished");
     let _ = pool.repair(&report);
-    let volumes: Vec<VolumeId> = pool.volumes().map(|volume| volume.id).collect();
+    let volumes: Vec<VolumeId> = pool.volumes().records().map(|volume| volume.id).collect();
     for volume in volumes.into_iter().take(4) {
         for logical in [0, 1, 41, 521] {
             let _ = pool.fault(volume, ExtentIndex(logical), false);
@@ -125,9 +128,11 @@ fn exercise(pool: &mut Pool) {
             &std::collections::BTreeSet::new(),
         );
     }
-    let _: Vec<&ExportRecord> = pool.exports().collect();
+    let _: Vec<&ExportRecord> = pool.exports().iter().collect();
     for device in pool.devices().to_vec() {
-        let _ = pool.extent_state(DeviceRun::new(device.index, 0, 1));
+        let _ = pool
+            .allocator()
+            .extent_state(DeviceRun::new(device.index, 0, 1));
         let _ = pool.take_dirty(device.index, 64);
     }
     let _ = pool.take_batch();
@@ -158,7 +163,7 @@ pub fn records(mut input: &[u8]) {
             }
         }
     }
-    let source = |visit: crate::load::Visit<'_>| {
+    let source = |visit: crate::open::load::Visit<'_>| {
         records
             .iter()
             .try_for_each(|((table, a, b), value)| visit(*table, *a, *b, value))
@@ -265,7 +270,11 @@ pub fn image(input: &[u8]) {
         forced: false,
     };
     if let Ok(mut opened) = open(&[device]) {
-        assert_eq!(names(&opened.pool), template.volumes, "a silent loss");
+        assert_eq!(
+            names(opened.pool.volumes()),
+            template.volumes,
+            "a silent loss"
+        );
         exercise(&mut opened.pool);
     }
 }

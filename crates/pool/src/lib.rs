@@ -15,78 +15,72 @@
 //! device: it is given [`BlockStore`]s, and uses them for labels and the catalog only. Zeroing,
 //! flushing and revoking are the caller's; each operation says what must have happened before it.
 
-mod add;
-mod admin;
-mod adopt;
-mod ahead;
-mod area;
-mod batch;
-mod bounded;
-mod budgets;
 mod catalog;
 mod check;
 mod codec;
-mod create;
-mod delete;
-mod devices;
 mod error;
 mod extents;
 #[cfg(fuzzing)]
 pub mod fuzzing;
 mod guard;
-mod hosts;
+mod journal;
 pub mod label;
 mod layout;
-mod lineage;
-mod load;
 mod mirror;
 mod open;
-mod owner;
-mod pending;
-mod placement;
 mod pool;
-mod probe;
-mod quarantine;
 mod records;
-mod reservations;
-mod runs;
-mod session;
-mod space;
-mod stock;
 mod store;
 mod uuid;
-mod volume_map;
+mod volumes;
 
-pub use add::add_device;
-pub use admin::{MAX_HOSTS, MAX_VOLUME_BYTES, NQN_PREFIX, NewVolume};
-pub use adopt::{Adopted, AdoptionReport};
-pub use ahead::Around;
-pub use batch::{Batch, BatchId};
-pub use bounded::BoundedStore;
 pub use catalog::{Catalog, CatalogHealth, CatalogUsage};
 pub use check::{Check, CheckProblem, CheckReport, check_catalog};
-pub use create::{NewDevice, PoolSpec, create, destroy};
 pub use error::{ErrorKind, PoolError, Result};
-pub use extents::{ExtentState, Health};
+pub use extents::{
+    ExtentState, Health,
+    allocator::Allocator,
+    quarantine::QuarantineMark,
+    runs::DeviceRun,
+    space::{Placement, PoolSettings, Space, SpaceLevel},
+};
 pub use guard::panic_is_caught;
-pub use hosts::{MAX_PORTS, MAX_RECENT};
-pub use label::{Label, LabelCopies, LabelFormat, LabelOwner, Stamp};
+pub use journal::{
+    Journal,
+    batch::{Batch, BatchId},
+};
+pub use label::{
+    Label, LabelCopies, LabelFormat, LabelOwner, Stamp,
+    probe::{Probe, probe},
+};
 pub use layout::{
     DEFAULT_EXTENT_BYTES, MAX_DEVICES, MAX_EXTENT_BYTES, MIN_EXTENT_BYTES, check_room,
 };
-pub use lineage::Epoch;
-pub use mirror::{CatalogCopy, CopyState};
-pub use open::{MissingDevice, OpenDevice, Opened, open};
-pub use owner::{FaultAnswer, Released};
-pub use pool::{Pool, VolumeSpace};
-pub use probe::{Probe, probe};
-pub use quarantine::QuarantineMark;
+pub use mirror::{CatalogCopy, CopyState, lineage::Epoch};
+pub use open::{
+    MissingDevice, OpenDevice, Opened,
+    add::add_device,
+    create::{NewDevice, PoolSpec, create, destroy},
+    open,
+    stamp::Stamped,
+};
+pub use pool::{
+    Pool,
+    admin::{MAX_VOLUME_BYTES, NewVolume},
+    adopt::{Adopted, AdoptionReport},
+    budgets::Budgets,
+    exports::{Exports, MAX_HOSTS, NQN_PREFIX},
+    hosts::{Hosts, MAX_PORTS, MAX_RECENT},
+    tenants::Tenants,
+};
 pub use records::{
     DeviceRecord, ExportId, ExportRecord, HostReservations, NewExport, PoolInfo, PortRecord,
     SocketOwner, TenantId, TenantRecord, VolumeRecord,
 };
-pub use runs::DeviceRun;
-pub use session::Stamped;
-pub use space::{Placement, PoolSettings, Space, SpaceLevel};
-pub use store::{BLOCK_BYTES, BlockStore, MemStore};
+pub use store::{BLOCK_BYTES, BlockStore, MemStore, bounded::BoundedStore};
 pub use uuid::Uuid;
+pub use volumes::{
+    VolumeSpace, Volumes,
+    ahead::Around,
+    faults::{FaultAnswer, Released},
+};

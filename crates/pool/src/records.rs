@@ -4,7 +4,7 @@
 //! counter per pool and are never reused. **Not here:** packed records (states, maps,
 //! reservations), which `codec` encodes from memory.
 
-use crate::{space::PoolSettings, uuid::Uuid};
+use crate::{extents::space::PoolSettings, uuid::Uuid};
 use forebay_nvme::reservation::Reservations;
 use forebay_xlate::boundary::message::{Frontend, PortConfig, ReserveToken};
 use forebay_xlate::types::{DeviceIndex, VolumeId};
@@ -52,6 +52,13 @@ pub struct PoolInfo {
     pub opens: u64,
     /// What can be set for it.
     pub settings: PoolSettings,
+}
+
+impl PoolInfo {
+    /// The boot in which a daemon last used the pool; none: never.
+    pub fn boot_id(&self) -> Option<&str> {
+        Some(self.boot_id.as_str()).filter(|id| !id.is_empty())
+    }
 }
 
 /// A device of the pool.

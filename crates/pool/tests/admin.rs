@@ -6,11 +6,12 @@ mod common;
 
 use common::{DRAINED, commit, new_pool, reopen, spec, stores, try_open};
 use forebay_pool::{
-    ErrorKind, MAX_VOLUME_BYTES, NewVolume, Pool, PoolError, Probe, Uuid, create, destroy, probe,
+    ErrorKind, ExportId, MAX_VOLUME_BYTES, NewExport, NewVolume, Pool, PoolError, Probe, Uuid,
+    create, destroy, probe,
 };
 use forebay_qos::budget::{Budget, Burst, LEAST, Rate};
 use forebay_qos::stated::Stated;
-use forebay_xlate::types::DeviceIndex;
+use forebay_xlate::types::{DeviceIndex, VolumeId};
 use std::sync::Arc;
 
 fn new(tenant: &str, name: &str, size_bytes: u64, block_bytes: Option<u32>) -> NewVolume {
@@ -32,6 +33,22 @@ fn with_tenant() -> (Vec<Arc<common::CrashStore>>, Pool, forebay_pool::Catalog) 
     let (mut pool, catalog) = new_pool(&stores);
     pool.create_tenant("acme", 5).unwrap();
     (stores, pool, catalog)
+}
+
+/// Shows a volume to hosts.
+fn export_to(
+    pool: &mut Pool,
+    volume: VolumeId,
+    hosts: Vec<String>,
+    any_host: bool,
+    now_s: u64,
+) -> Result<ExportId, PoolError> {
+    let new = NewExport {
+        hosts,
+        any_host,
+        ..NewExport::default()
+    };
+    pool.create_export_as(volume, new, now_s)
 }
 
 #[test]
@@ -109,28 +126,28 @@ fn what_is_used_is_not_deleted() {
     assert_eq!(kind(pool.delete_tenant("acme")), ErrorKind::InUse);
     assert_eq!(kind(pool.delete_tenant("nobody")), ErrorKind::NotFound);
     assert_eq!(
-        kind(pool.create_export(v, vec![], false, 0)),
+        kind(export_to(&mut pool, v, vec![], false, 0)),
         ErrorKind::Invalid
     );
     assert_eq!(
-        kind(pool.create_export(v, vec!["me".into()], false, 0)),
+        kind(export_to(&mut pool, v, vec!["me".into()], false, 0)),
         ErrorKind::Invalid
     );
     let host = "nqn.2014-08.org.nvmexpress:uuid:1".to_owned();
     let twice = vec![host.clone(), host.clone()];
     assert_eq!(
-        kind(pool.create_export(v, twice, false, 0)),
+        kind(export_to(&mut pool, v, twice, false, 0)),
         ErrorKind::Invalid
     );
-    let e = pool.create_export(v, vec![host.clone()], false, 0).unwrap();
+    let e = export_to(&mut pool, v, vec![host.clone()], false, 0).unwrap();
     let node: String = pool.info().uuid.to_string().replace('-', "")[..12].into();
     assert_eq!(
-        pool.export(e).unwrap().nqn,
+        pool.exports().get(e).unwrap().nqn,
         format!("nqn.2026-01.io.forebay:{node}:acme.v")
     );
-    assert_eq!(pool.export_of(v).unwrap().hosts, [host]);
+    assert_eq!(pool.exports().first_of(v).unwrap().hosts, [host]);
     assert_eq!(
-        kind(pool.create_export(v, vec![], true, 0)),
+        kind(export_to(&mut pool, v, vec![], true, 0)),
         ErrorKind::Exists
     );
     assert_eq!(kind(pool.delete_volume(v, &DRAINED)), ErrorKind::InUse);
@@ -151,7 +168,7 @@ fn everything_survives_and_ids_are_not_reused() {
         .create_volume(&new("acme", "gone", 65536, None), 7)
         .unwrap();
     pool.grow_volume(v, 1 << 20).unwrap();
-    let e = pool.create_export(v, vec![], true, 8).unwrap();
+    let e = export_to(&mut pool, v, vec![], true, 8).unwrap();
     pool.set_export_hosts(e, vec!["nqn.2014-08.a:b".into()], false)
         .unwrap();
     commit(&mut pool, &catalog);
@@ -161,7 +178,7 @@ fn everything_survives_and_ids_are_not_reused() {
     assert_eq!(pool.next_engine_generation().0, 2);
     commit(&mut pool, &catalog);
     let (info, volume) = (pool.info().clone(), pool.volume(v).unwrap().clone());
-    let export = pool.export(e).unwrap().clone();
+    let export = pool.exports().get(e).unwrap().clone();
     let devices = pool.devices().to_vec();
     assert_ne!(volume.uuid, Uuid::default());
     drop((pool, catalog));
@@ -169,21 +186,21 @@ fn everything_survives_and_ids_are_not_reused() {
     let (mut pool, _) = reopen(&stores, true);
     assert_eq!(pool.volume(v).unwrap(), &volume);
     assert_eq!(pool.volume_by_name("acme", "v").unwrap(), &volume);
-    assert_eq!(pool.export(e).unwrap(), &export);
-    assert_eq!(pool.volumes().count(), 1);
-    assert_eq!(pool.tenant("acme").unwrap().created_s, 5);
+    assert_eq!(pool.exports().get(e).unwrap(), &export);
+    assert_eq!(pool.volumes().records().count(), 1);
+    assert_eq!(pool.tenants().named("acme").unwrap().created_s, 5);
     assert_eq!(
         (pool.info().uuid, &pool.info().name),
         (info.uuid, &info.name)
     );
-    assert_eq!(pool.boot_id(), Some("boot-1"));
+    assert_eq!(pool.info().boot_id(), Some("boot-1"));
     assert_eq!(pool.devices(), devices);
     assert_eq!(pool.next_engine_generation().0, 3);
     let next = pool
         .create_volume(&new("acme", "next", 65536, None), 7)
         .unwrap();
     assert!(next > gone);
-    assert_eq!(pool.volumes_of(volume.tenant).count(), 2);
+    assert_eq!(pool.volumes().of_tenant(volume.tenant).count(), 2);
 }
 
 #[test]
@@ -292,12 +309,12 @@ fn two_exports_of_a_volume_are_both_shared() {
     let second = pool.create_export_as(v, machine(true, "/b"), 0);
     assert_eq!(kind(second), ErrorKind::Exists);
     assert_eq!(
-        kind(pool.create_export(v, vec![], true, 0)),
+        kind(export_to(&mut pool, v, vec![], true, 0)),
         ErrorKind::Exists
     );
     assert!(pool.set_export_hosts(alone, vec![], true).is_err());
     pool.delete_export(alone).unwrap();
-    assert!(pool.export_of(v).is_none());
+    assert!(pool.exports().first_of(v).is_none());
 
     // By another frontend later.
     let tcp = NewExport {
@@ -306,7 +323,7 @@ fn two_exports_of_a_volume_are_both_shared() {
         ..NewExport::default()
     };
     let first = pool.create_export_as(v, tcp.clone(), 0).unwrap();
-    let nqn = pool.export(first).unwrap().nqn.clone();
+    let nqn = pool.exports().get(first).unwrap().nqn.clone();
     assert_eq!(kind(pool.create_export_as(v, tcp, 0)), ErrorKind::Exists);
     assert_eq!(
         kind(pool.create_export_as(v, machine(false, "/a"), 0)),
@@ -318,7 +335,7 @@ fn two_exports_of_a_volume_are_both_shared() {
     };
     let second = pool.create_export_as(v, renamed, 0).unwrap();
     assert_eq!(
-        pool.export(second).unwrap().nqn,
+        pool.exports().get(second).unwrap().nqn,
         nqn,
         "one namespace is in one subsystem"
     );
@@ -327,10 +344,14 @@ fn two_exports_of_a_volume_are_both_shared() {
         ErrorKind::Exists,
         "one socket, one export"
     );
-    let shown: Vec<_> = pool.exports_of(v).map(|export| export.id).collect();
+    let shown: Vec<_> = pool
+        .exports()
+        .of_volume(v)
+        .map(|export| export.id)
+        .collect();
     assert_eq!(shown, [first, second]);
     pool.delete_export(first).unwrap();
-    assert_eq!(pool.export_of(v).unwrap().id, second);
+    assert_eq!(pool.exports().first_of(v).unwrap().id, second);
     for bad in [
         NewExport {
             any_host: true,
@@ -365,7 +386,7 @@ fn budgets_are_kept_and_volumes_share_their_tenants() {
         how: Burst::Credit { seconds: 60 },
     };
     let (stores, mut pool, mut catalog) = with_tenant();
-    let tenant = pool.tenant("acme").unwrap().id;
+    let tenant = pool.tenants().named("acme").unwrap().id;
     let volumes: Vec<_> = ["a", "b", "c"]
         .map(|name| {
             pool.create_volume(&new("acme", name, 4096, None), 0)
@@ -426,9 +447,12 @@ fn budgets_are_kept_and_volumes_share_their_tenants() {
             drop((pool, catalog));
             (pool, catalog) = reopen(&stores, true);
         }
-        assert_eq!(pool.tenant_budget(tenant).copied(), whole.map(budget));
+        assert_eq!(pool.budgets().of_tenant(tenant).copied(), whole.map(budget));
         for (volume, part) in volumes.iter().zip(parts) {
-            assert_eq!(pool.volume_budget(*volume).copied(), part.map(of_volume));
+            assert_eq!(
+                pool.budgets().of_volume(*volume).copied(),
+                part.map(of_volume)
+            );
         }
     }
     assert!((20..180).contains(&refused), "{refused}");
@@ -441,7 +465,10 @@ fn budgets_are_kept_and_volumes_share_their_tenants() {
     drop((pool, catalog));
     let (pool, _catalog) = reopen(&stores, true);
     assert_eq!(
-        (pool.tenant_budgets().count(), pool.volume_budgets().count()),
+        (
+            pool.budgets().tenants().count(),
+            pool.budgets().volumes().count()
+        ),
         (0, 0)
     );
 }

@@ -69,7 +69,7 @@ fn a_cut_commit_is_whole_or_absent() {
                 stores[0].after_kill()
             };
             let (pool, catalog) = &mut reopen(&[Arc::new(after)], false);
-            let count = pool.volumes().count();
+            let count = pool.volumes().records().count();
             assert!(
                 count == 43 || (count == 3 && !done),
                 "{count} volumes, cut at {cut}"
@@ -108,7 +108,7 @@ fn a_failed_commit_can_be_repeated() {
     }
     drop((pool, catalog));
     let (pool, _) = reopen(&stores, true);
-    assert_eq!(pool.volumes().count(), 12);
+    assert_eq!(pool.volumes().records().count(), 12);
 }
 
 fn fill_and_free(stores: &[Arc<CrashStore>]) {
@@ -150,7 +150,7 @@ fn fill_and_free(stores: &[Arc<CrashStore>]) {
     catalog.check().unwrap();
     drop((pool, catalog));
     let (pool, _) = reopen(stores, false);
-    assert_eq!(pool.volumes().count(), ids.len() + 1);
+    assert_eq!(pool.volumes().records().count(), ids.len() + 1);
 }
 
 /// Additions are refused while there is still room to free things, and freeing brings it back.
@@ -215,7 +215,7 @@ fn tens_of_thousands_of_mappings_on_a_file() {
     pool.finish_adoption(true).unwrap();
     assert_eq!(pool.space(), space);
     assert_eq!(pool.catalog_usage(), usage);
-    assert_eq!(pool.volume_space(v).unwrap().mapped, 50_000);
+    assert_eq!(pool.volumes().space_of(v).unwrap().mapped, 50_000);
     for n in (0..50_000).step_by(997) {
         let answer = pool.fault(v, ExtentIndex(place(n)), false).unwrap();
         assert!(matches!(
@@ -231,7 +231,7 @@ fn tens_of_thousands_of_mappings_on_a_file() {
     commit(&mut pool, &catalog);
     assert!(pool.volume_by_name("t", "v").is_err());
     let mut slices = vec![released.extents];
-    while pool.has_more_to_delete() {
+    while pool.volumes().has_more_to_delete() {
         assert_eq!(pool.check().unwrap().problems, []);
         slices.push(pool.delete_more().unwrap().extents);
         commit(&mut pool, &catalog);
@@ -278,7 +278,7 @@ fn mapped_bytes_end_with_the_volume() {
     };
     let v = pool.create_volume(&new, 0).unwrap();
     write(&mut pool, &catalog, v, 1);
-    let mapped = |from| pool.mapped_bytes(v, from, 8).unwrap();
+    let mapped = |from| pool.volumes().mapped_bytes(v, from, 8).unwrap();
     let all = EXTENT..EXTENT + 4096;
     assert_eq!(mapped(0), (vec![all.clone()], None));
     for beyond in [all.end, all.end + 1, 2 * EXTENT - 1, 2 * EXTENT, u64::MAX] {

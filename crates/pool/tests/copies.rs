@@ -121,7 +121,7 @@ fn a_pool_opens_with_a_device_missing_and_the_copy_comes_back() {
             (missing.index.0, missing.spec.as_str()),
             (gone as u8, &*format!("mem:{gone}"))
         );
-        let health = |at: usize| opened.pool.device_health(DeviceIndex(at as u8));
+        let health = |at: usize| opened.pool.allocator().device_health(DeviceIndex(at as u8));
         assert_eq!(
             (health(gone), health(here)),
             (Health::Missing, Health::Online)
@@ -146,7 +146,15 @@ fn a_pool_opens_with_a_device_missing_and_the_copy_comes_back() {
         // Either is enough.
         for at in 0..2 {
             let power = power.after_kill();
-            assert_eq!(open_on(&power, &[at]).unwrap().pool.volumes().count(), 21);
+            assert_eq!(
+                open_on(&power, &[at])
+                    .unwrap()
+                    .pool
+                    .volumes()
+                    .records()
+                    .count(),
+                21
+            );
         }
         // Used one without the other, both ways: which one is right can't be known.
         for at in 0..2 {
@@ -158,7 +166,15 @@ fn a_pool_opens_with_a_device_missing_and_the_copy_comes_back() {
         let error = error(open_on(&power, &[0, 1]));
         assert_eq!(error.kind, ErrorKind::Damaged);
         assert!(error.message.contains("without each other"), "{error}");
-        assert_eq!(open_on(&power, &[0]).unwrap().pool.volumes().count(), 24);
+        assert_eq!(
+            open_on(&power, &[0])
+                .unwrap()
+                .pool
+                .volumes()
+                .records()
+                .count(),
+            24
+        );
     }
 }
 
@@ -175,7 +191,7 @@ fn a_copy_that_fails_is_left_behind_and_healed() {
     // The power goes: the survivor counts, whatever the other has.
     for seed in 0..20 {
         let opened = open_on(&power.after_cut(seed), &[0, 1]).unwrap();
-        assert_eq!(opened.pool.volumes().count(), 21);
+        assert_eq!(opened.pool.volumes().records().count(), 21);
     }
     catalog.heal().unwrap();
     assert!(!catalog.health().is_whole());
@@ -185,7 +201,7 @@ fn a_copy_that_fails_is_left_behind_and_healed() {
     assert!(add_volume(&mut pool, &catalog, "whole"));
     for at in 0..2 {
         let opened = open_on(&power.after_cut(at as u64), &[at]).unwrap();
-        assert_eq!(opened.pool.volumes().count(), 22);
+        assert_eq!(opened.pool.volumes().records().count(), 22);
     }
     // Unreadable sectors cost nothing either.
     power.stores()[1].set_fail_reads(true);
@@ -193,7 +209,7 @@ fn a_copy_that_fails_is_left_behind_and_healed() {
     drop((pool, catalog));
     let opened = open_on(&power, &[0, 1]).unwrap();
     assert_eq!(opened.indexes, [Some(DeviceIndex(0)), None]);
-    assert_eq!(opened.pool.volumes().count(), 22);
+    assert_eq!(opened.pool.volumes().records().count(), 22);
 }
 
 #[test]

@@ -6,8 +6,8 @@ mod common;
 
 use common::{DRAINED, EXTENT, commit, new_pool, reopen, stores};
 use forebay_pool::{
-    Catalog, DeviceRecord, DeviceRun, ErrorKind, FaultAnswer, Health, NewVolume, Placement, Pool,
-    PoolSettings, QuarantineMark, Released, Uuid,
+    Catalog, Check, DeviceRecord, DeviceRun, ErrorKind, FaultAnswer, Health, NewVolume, Placement,
+    Pool, PoolSettings, QuarantineMark, Released, Uuid,
 };
 use forebay_xlate::types::{DeviceIndex, ExtentIndex, VolumeId};
 use std::collections::BTreeSet;
@@ -16,7 +16,7 @@ const D0: DeviceIndex = DeviceIndex(0);
 const D1: DeviceIndex = DeviceIndex(1);
 
 fn volume(pool: &mut Pool, name: &str, extents: u64) -> VolumeId {
-    if pool.tenant("t").is_err() {
+    if pool.tenants().named("t").is_err() {
         pool.create_tenant("t", 0).unwrap();
     }
     let new = NewVolume {
@@ -94,7 +94,7 @@ fn runs(pool: &mut Pool, volume: VolumeId, extents: u64) -> Vec<(u8, u64)> {
 fn set_placement(pool: &mut Pool, placement: Placement) {
     let settings = PoolSettings {
         placement,
-        ..pool.settings()
+        ..pool.info().settings
     };
     pool.set_settings(settings).unwrap();
 }
@@ -140,14 +140,14 @@ fn a_unit_written_in_any_order_ends_up_contiguous() {
 fn unequal_devices_fill_together_and_completely() {
     let stores = stores(&[3000, 1000]);
     let (mut pool, catalog) = new_pool(&stores);
-    let sizes = [D0, D1].map(|device| pool.device_space(device).unwrap().total);
+    let sizes = [D0, D1].map(|device| pool.allocator().device_space(device).unwrap().total);
     let total = sizes[0] + sizes[1];
     let v = volume(&mut pool, "v", total);
     for logical in 0..total {
         device_of(write(&mut pool, &catalog, v, logical));
         if logical == total / 2 {
             let full = [D0, D1].map(|device| {
-                let space = pool.device_space(device).unwrap();
+                let space = pool.allocator().device_space(device).unwrap();
                 (space.total - space.clean) * 100 / space.total
             });
             // Near half each; reserved stock makes it more.
@@ -162,7 +162,7 @@ fn fill_takes_the_lowest_device_first() {
     let stores = stores(&[400, 400]);
     let (mut pool, catalog) = new_pool(&stores);
     set_placement(&mut pool, Placement::Fill);
-    let first = pool.device_space(D0).unwrap().total;
+    let first = pool.allocator().device_space(D0).unwrap().total;
     let v = volume(&mut pool, "v", 800);
     for logical in 0..first {
         assert_eq!(
@@ -177,7 +177,7 @@ fn fill_takes_the_lowest_device_first() {
     drop((pool, catalog));
     // It is kept, and can be changed.
     let (mut pool, catalog) = reopen(&stores, false);
-    assert_eq!(pool.settings().placement, Placement::Fill);
+    assert_eq!(pool.info().settings.placement, Placement::Fill);
     set_placement(&mut pool, Placement::Stripe);
     let w = volume(&mut pool, "w", 800);
     assert_eq!(device_of(write(&mut pool, &catalog, w, 0)), D1);
@@ -192,9 +192,9 @@ fn a_device_that_is_away_takes_down_only_what_lives_on_it() {
         .map(|logical| device_of(write(&mut pool, &catalog, v, logical)))
         .collect();
     commit(&mut pool, &catalog);
-    assert_eq!(pool.volumes_on(D1), [v]);
+    assert_eq!(pool.volumes().on_device(D1), [v]);
     pool.set_device_health(D1, Health::Failed).unwrap();
-    let away = pool.device_space(D1).unwrap();
+    let away = pool.allocator().device_space(D1).unwrap();
     for (logical, device) in places.iter().enumerate() {
         for want_write in [false, true] {
             let answer = pool
@@ -212,18 +212,21 @@ fn a_device_that_is_away_takes_down_only_what_lives_on_it() {
         assert_eq!(device, D0);
         logical += 1;
     }
-    let left = pool.device_space(D0).unwrap();
+    let left = pool.allocator().device_space(D0).unwrap();
     assert_eq!((left.clean, left.owned + left.reserved), (0, left.total));
     assert!(pool.space().unavailable > 0);
     assert_eq!(
-        pool.device_space(D1).unwrap(),
+        pool.allocator().device_space(D1).unwrap(),
         away,
         "stock stays where it is"
     );
     // Commits go by device.
-    let sequence = pool.uncommitted(v).unwrap();
+    let sequence = pool.volumes().uncommitted(v).unwrap();
     assert_eq!(
-        pool.pending_on(v, sequence).into_iter().collect::<Vec<_>>(),
+        pool.volumes()
+            .pending_on(v, sequence)
+            .into_iter()
+            .collect::<Vec<_>>(),
         [D0, D1]
     );
     let committed = pool
@@ -232,9 +235,15 @@ fn a_device_that_is_away_takes_down_only_what_lives_on_it() {
     commit(&mut pool, &catalog);
     let waits = places.iter().filter(|device| **device == D1).count() as u64;
     assert_eq!(committed, left.total);
-    assert_eq!(pool.volume_space(v).unwrap().uncommitted, waits);
-    assert_eq!(pool.pending_devices().into_iter().collect::<Vec<_>>(), [D1]);
-    assert!(pool.durable_seq(v) < sequence);
+    assert_eq!(pool.volumes().space_of(v).unwrap().uncommitted, waits);
+    assert_eq!(
+        pool.volumes()
+            .pending_devices()
+            .into_iter()
+            .collect::<Vec<_>>(),
+        [D1]
+    );
+    assert!(pool.volumes().durable_seq(v) < sequence);
     // Freed there, it is not laundered there.
     let on_d1 = places.iter().position(|device| *device == D1).unwrap() as u64;
     pool.release(v, ExtentIndex(on_d1), 1, &DRAINED).unwrap();
@@ -297,17 +306,17 @@ fn a_new_device_is_used_when_it_is_ready() {
     assert_eq!(pool.add_device(wrong).unwrap_err().kind, ErrorKind::Invalid);
     let error = pool.add_device(large).unwrap_err();
     assert!(error.message.contains("smaller blocks"), "{error}");
-    let mut check = pool.begin_check().unwrap();
+    let mut check = Check::begin(&mut pool).unwrap();
     pool.add_device(right.clone()).unwrap();
-    assert_eq!(pool.device_health(D1), Health::Missing);
+    assert_eq!(pool.allocator().device_health(D1), Health::Missing);
     commit(&mut pool, &catalog);
     assert_eq!(write(&mut pool, &catalog, v, total), FaultAnswer::NoSpace);
     pool.set_device_health(D1, Health::Online).unwrap();
     for logical in total..total + 100 {
         assert_eq!(device_of(write(&mut pool, &catalog, v, logical)), D1);
     }
-    while !pool.check_step(&mut check, 10).unwrap() {}
-    assert!(pool.end_check(check).is_clean());
+    while !check.step(&pool, 10).unwrap() {}
+    assert!(check.end().is_clean());
     assert_eq!(pool.space().total, total + 100);
     assert_eq!(pool.devices()[1], right);
 }
@@ -322,13 +331,13 @@ fn what_may_still_be_written_is_quarantined_with_its_release() {
     }
     pool.commit_mappings(v, u64::MAX, |_| true).unwrap();
     commit(&mut pool, &catalog);
-    let on = |pool: &Pool| [D0, D1].map(|device| pool.quarantined_on(device));
+    let on = |pool: &Pool| [D0, D1].map(|device| pool.allocator().quarantined_on(device));
     let hanging = BTreeSet::from([D1]);
     let released = pool.release(v, ExtentIndex(0), 32, &hanging).unwrap();
     assert_eq!(released.extents, 32);
     assert_eq!(on(&pool), [0, released.quarantined]);
     assert!(released.quarantined > 0 && released.quarantined < 32);
-    let before_settle = pool.quarantine_mark();
+    let before_settle = pool.allocator().quarantine_mark();
     let later = pool.delete_volume(v, &BTreeSet::from([D0, D1])).unwrap();
     assert_eq!(later.quarantined, 8);
     // Unmapped and quarantined are one transaction.
@@ -341,7 +350,7 @@ fn what_may_still_be_written_is_quarantined_with_its_release() {
     // The same boot: whatever hung may hang still.
     let (mut pool, catalog) = reopen(&stores, true);
     assert_eq!(pool.space().quarantined, quarantined);
-    assert_eq!(pool.volumes().count(), 0);
+    assert_eq!(pool.volumes().records().count(), 0);
     let w = volume(&mut pool, "w", 64);
     let free = 64 - quarantined;
     for logical in 0..free {
@@ -353,7 +362,7 @@ fn what_may_still_be_written_is_quarantined_with_its_release() {
     let answer = write(&mut pool, &catalog, w, free);
     assert_eq!(answer, FaultAnswer::NoSpace, "nobody gets them");
     assert_eq!(before_settle, QuarantineMark(1), "marks are of one opening");
-    let mark = pool.quarantine_mark();
+    let mark = pool.allocator().quarantine_mark();
     assert_eq!(
         pool.end_quarantine_on(D0, mark),
         later_on(&released, &later, D0)
@@ -363,8 +372,8 @@ fn what_may_still_be_written_is_quarantined_with_its_release() {
         "not before it is durable"
     );
     commit(&mut pool, &catalog);
-    assert_eq!(pool.quarantined_on(D0), 0);
-    assert!(pool.quarantined_on(D1) > 0);
+    assert_eq!(pool.allocator().quarantined_on(D0), 0);
+    assert!(pool.allocator().quarantined_on(D1) > 0);
     launder(&mut pool, &catalog);
     place(write(&mut pool, &catalog, w, free));
     drop((pool, catalog));
@@ -395,11 +404,11 @@ fn a_quarantine_ends_up_to_its_mark() {
     }
     let hanging = BTreeSet::from([D0]);
     pool.release(v, ExtentIndex(0), 3, &hanging).unwrap();
-    let mark = pool.quarantine_mark();
+    let mark = pool.allocator().quarantine_mark();
     pool.release(v, ExtentIndex(3), 2, &hanging).unwrap();
     assert_eq!(pool.end_quarantine_on(D0, mark), 3);
     assert_eq!(pool.end_quarantine_on(D0, mark), 0, "once");
-    assert_eq!(pool.quarantined_on(D0), 2);
+    assert_eq!(pool.allocator().quarantined_on(D0), 2);
     commit(&mut pool, &catalog);
     // Zeroing that hangs.
     let run = take_dirty(&mut pool, 100)[0];
@@ -408,6 +417,6 @@ fn a_quarantine_ends_up_to_its_mark() {
     assert!(pool.quarantine(run).is_err(), "not being laundered now");
     assert!(pool.laundered(run).is_err());
     commit(&mut pool, &catalog);
-    assert_eq!(pool.quarantined_on(D0), 5);
+    assert_eq!(pool.allocator().quarantined_on(D0), 5);
     assert!(take_dirty(&mut pool, 100).is_empty());
 }

@@ -145,7 +145,12 @@ impl Life {
     /// What is mapped is its volume's own; all the rest can be handed out, and nobody gets what another
     /// has.
     fn all_is_well(&mut self) {
-        let volumes: Vec<VolumeId> = self.pool.volumes().map(|volume| volume.id).collect();
+        let volumes: Vec<VolumeId> = self
+            .pool
+            .volumes()
+            .records()
+            .map(|volume| volume.id)
+            .collect();
         let mut places = BTreeMap::new();
         for volume in volumes {
             for (logical, place) in self.map(volume) {

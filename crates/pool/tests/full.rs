@@ -11,7 +11,7 @@ use forebay_pool::{
 use forebay_xlate::types::{DeviceIndex, ExtentIndex, VolumeId};
 
 fn volume(pool: &mut Pool, name: &str, extents: u64, reserved: u64) -> VolumeId {
-    if pool.tenant("t").is_err() {
+    if pool.tenants().named("t").is_err() {
         pool.create_tenant("t", 0).unwrap();
     }
     pool.create_volume(&new(name, extents, reserved), 0)
@@ -135,7 +135,7 @@ fn others_never_eat_into_a_reservation() {
         written += 1;
     }
     assert_eq!(written, total - 60);
-    assert_eq!(pool.promised_extents(), 60);
+    assert_eq!(pool.volumes().promised_extents(), 60);
     let refused = pool.reserve(other, 1).unwrap_err();
     assert_eq!(refused.kind, ErrorKind::NoSpace);
     // The owner of the reservation finds all of it, one by one, and then no more.
@@ -144,7 +144,7 @@ fn others_never_eat_into_a_reservation() {
         assert!(!write(&mut pool, &catalog, other, written));
     }
     assert!(!write(&mut pool, &catalog, mine, 60));
-    let got = pool.volume_space(mine).unwrap();
+    let got = pool.volumes().space_of(mine).unwrap();
     assert_eq!((got.mapped, got.owed), (60, 0));
     // What it gives up is its own again.
     pool.release(mine, ExtentIndex(3), 10, &DRAINED).unwrap();
@@ -184,7 +184,7 @@ fn a_reservation_holds_through_crashes_and_adoption() {
         );
         pool.finish_adoption(same_boot).unwrap();
         commit(&mut pool, &catalog);
-        let had: VolumeSpace = pool.volume_space(mine).unwrap();
+        let had: VolumeSpace = pool.volumes().space_of(mine).unwrap();
         assert_eq!(had.mapped, 20);
         let mut written = 0;
         while write(&mut pool, &catalog, other, written) {
@@ -225,11 +225,11 @@ fn no_more_is_promised_than_there_is() {
     assert!(!write(&mut pool, &catalog, other, 50), "all is promised");
     // Half extents count as whole ones.
     pool.set_volume_reservation(a, EXTENT / 2).unwrap();
-    assert_eq!(pool.promised_extents(), 1);
+    assert_eq!(pool.volumes().promised_extents(), 1);
     // What a deleted volume was promised is free.
     set(&mut pool, total - 50).unwrap();
     pool.delete_volume(a, &DRAINED).unwrap();
-    assert_eq!(pool.promised_extents(), 0);
+    assert_eq!(pool.volumes().promised_extents(), 0);
     assert!(write(&mut pool, &catalog, other, 50));
     assert!(pool.check().unwrap().is_clean());
 }
@@ -243,11 +243,11 @@ fn idle_volumes_give_their_stock_back() {
         assert!(write(&mut pool, &catalog, v, logical));
     }
     commit(&mut pool, &catalog);
-    let stock = pool.volume_space(v).unwrap().reserved;
+    let stock = pool.volumes().space_of(v).unwrap().reserved;
     assert!(stock > 0);
     assert_eq!(pool.return_idle_stock(), 0, "it was busy a moment ago");
     assert_eq!(pool.return_idle_stock(), stock);
-    assert_eq!(pool.volume_space(v).unwrap().reserved, 0);
+    assert_eq!(pool.volumes().space_of(v).unwrap().reserved, 0);
     assert!(write(&mut pool, &catalog, v, 200));
     commit(&mut pool, &catalog);
     drop((pool, catalog));
@@ -310,7 +310,7 @@ fn warnings_follow_the_settings() {
     let settings = PoolSettings {
         warn_percent: 98,
         critical_percent: 99,
-        ..pool.settings()
+        ..pool.info().settings
     };
     pool.set_settings(settings).unwrap();
     assert_eq!(pool.space_level(), SpaceLevel::Normal);
@@ -325,5 +325,5 @@ fn warnings_follow_the_settings() {
     commit(&mut pool, &catalog);
     drop((pool, catalog));
     let (pool, _) = reopen(&stores, true);
-    assert_eq!(pool.settings(), settings);
+    assert_eq!(pool.info().settings, settings);
 }

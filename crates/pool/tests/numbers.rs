@@ -69,11 +69,11 @@ fn stamp(pool: &mut Pool, catalog: &Catalog, is_clean: bool) {
             machine: String::new(),
             host: "here".into(),
         },
-        number: pool.number(),
+        number: pool.info().opens,
         is_clean,
     });
     assert_eq!(stamped.notes, [""; 0]);
-    pool.note_stamped(&stamped.devices, pool.number());
+    pool.note_stamped(&stamped.devices, pool.info().opens);
     commit(pool, catalog);
 }
 
@@ -106,7 +106,7 @@ fn copy(store: &MemStore) -> Arc<MemStore> {
 
 fn write(opened: &mut Opened, name: &str, extents: u64) {
     let pool = &mut opened.pool;
-    if pool.tenant("t").is_err() {
+    if pool.tenants().named("t").is_err() {
         pool.create_tenant("t", 0).unwrap();
     }
     let new = NewVolume {
@@ -171,7 +171,7 @@ fn an_older_copy_of_a_device_is_missing_until_it_is_forced() {
         assert_eq!(missing, [], "device {older}");
         let clean = (0..opened.pool.devices()[older].extents).filter(|extent| {
             let run = forebay_pool::DeviceRun::new(DeviceIndex(older as u8), *extent, 1);
-            opened.pool.extent_state(run) == Some(ExtentState::Clean)
+            opened.pool.allocator().extent_state(run) == Some(ExtentState::Clean)
         });
         assert_eq!(clean.count(), 0, "device {older}");
         stop(opened);
@@ -217,7 +217,7 @@ fn an_older_catalog_is_refused_until_it_is_forced() {
     open_all(&stores, &[0]).unwrap_err();
     let (opened, missing) = start(&stores, &[0, 1]);
     assert_eq!(missing, []);
-    assert!(opened.pool.number() > 4);
+    assert!(opened.pool.info().opens > 4);
 }
 
 /// Whatever write of a start or a stop was the last one before a crash, the next start finds every device.
@@ -232,7 +232,7 @@ fn a_start_that_is_cut_short_makes_no_device_old() {
             commit(&mut opened.pool, &opened.catalog);
         }
         if after > 1 {
-            let number = opened.pool.number();
+            let number = opened.pool.info().opens;
             let owner = Label::read(stores[0].as_ref()).unwrap().owner.unwrap();
             opened.catalog.stamp(&Stamp {
                 owner,

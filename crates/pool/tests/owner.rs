@@ -17,7 +17,7 @@ fn take_dirty(pool: &mut Pool, max: u64) -> Vec<DeviceRun> {
 }
 
 fn volume(pool: &mut Pool, name: &str, extents: u64) -> VolumeId {
-    if pool.tenant("t").is_err() {
+    if pool.tenants().named("t").is_err() {
         pool.create_tenant("t", 0).unwrap();
     }
     let new = NewVolume {
@@ -71,7 +71,7 @@ fn a_reservation_is_grantable_only_when_durable() {
     ));
     assert_eq!(pool.reserve(v, 16).unwrap(), 16);
     let wait = FaultAnswer::AwaitCommit {
-        batch: pool.open_batch_id(),
+        batch: pool.journal().open_batch_id(),
     };
     assert_eq!(pool.fault(v, ExtentIndex(0), true).unwrap(), wait);
     let batch = pool.take_batch().unwrap().unwrap();
@@ -180,11 +180,11 @@ fn flush_commits_what_was_written() {
     let stores = stores(&[64]);
     let (mut pool, catalog) = new_pool(&stores);
     let v = volume(&mut pool, "v", 64);
-    assert_eq!(pool.uncommitted(v), None);
+    assert_eq!(pool.volumes().uncommitted(v), None);
     let first = place(write(&mut pool, &catalog, v, 3));
-    let seq = pool.uncommitted(v).unwrap();
+    let seq = pool.volumes().uncommitted(v).unwrap();
     let second = place(write(&mut pool, &catalog, v, 9));
-    assert!(pool.durable_seq(v) < seq);
+    assert!(pool.volumes().durable_seq(v) < seq);
     assert_eq!(pool.commit_mappings(v, seq, |_| true).unwrap(), 1);
     assert_eq!(
         pool.commit_mappings(v, seq, |_| true).unwrap(),
@@ -192,12 +192,12 @@ fn flush_commits_what_was_written() {
         "already on its way"
     );
     assert!(
-        pool.durable_seq(v) < seq,
+        pool.volumes().durable_seq(v) < seq,
         "not before the commit is reported"
     );
     commit(&mut pool, &catalog);
-    assert_eq!(pool.durable_seq(v), seq);
-    assert_eq!(pool.uncommitted(v), Some(seq + 1));
+    assert_eq!(pool.volumes().durable_seq(v), seq);
+    assert_eq!(pool.volumes().uncommitted(v), Some(seq + 1));
     drop((pool, catalog));
     // After a power cut: the first is there, the second is a hole and its extent dirty.
     let (mut pool, _) = reopen(&stores, false);
@@ -234,16 +234,16 @@ fn a_commit_does_not_vouch_for_a_later_mapping_of_the_same_place() {
     pool.release(v, ExtentIndex(3), 1, &DRAINED).unwrap();
     let second = place(write(&mut pool, &catalog, v, 3));
     assert_ne!(first, second);
-    let seq = pool.uncommitted(v).unwrap();
+    let seq = pool.volumes().uncommitted(v).unwrap();
     pool.commit_mappings(v, u64::MAX, |_| true).unwrap();
     let later = pool.take_batch().unwrap().unwrap();
     catalog.commit(&earlier).unwrap();
     pool.committed(earlier.id()).unwrap();
-    assert_eq!(pool.uncommitted(v), Some(seq));
-    assert!(pool.durable_seq(v) < seq);
+    assert_eq!(pool.volumes().uncommitted(v), Some(seq));
+    assert!(pool.volumes().durable_seq(v) < seq);
     catalog.commit(&later).unwrap();
     pool.committed(later.id()).unwrap();
-    assert_eq!(pool.uncommitted(v), None);
+    assert_eq!(pool.volumes().uncommitted(v), None);
     assert_eq!(place(pool.fault(v, ExtentIndex(3), false).unwrap()), second);
 }
 
@@ -307,7 +307,7 @@ fn unused_reservations_of_others_are_reclaimed_before_no_space() {
         FaultAnswer::NoSpace
     );
     assert_eq!(pool.reserve(v, 1).unwrap_err().kind, ErrorKind::NoSpace);
-    assert_eq!(pool.volume_space(hoarder).unwrap().reserved, 0);
+    assert_eq!(pool.volumes().space_of(hoarder).unwrap().reserved, 0);
     // Reading goes on, and so does writing what is there.
     assert!(matches!(
         pool.fault(v, ExtentIndex(3), true).unwrap(),
@@ -318,7 +318,7 @@ fn unused_reservations_of_others_are_reclaimed_before_no_space() {
     commit(&mut pool, &catalog);
     drop((pool, catalog));
     let (pool, _) = reopen(&stores, false);
-    assert_eq!(pool.volume_space(v).unwrap().mapped, 39);
+    assert_eq!(pool.volumes().space_of(v).unwrap().mapped, 39);
 }
 
 #[test]
@@ -330,7 +330,7 @@ fn adoption_brings_uncommitted_mappings_back() {
     pool.commit_mappings(v, u64::MAX, |_| true).unwrap();
     commit(&mut pool, &catalog);
     let granted = place(write(&mut pool, &catalog, v, 1));
-    let seq = pool.uncommitted(v).unwrap();
+    let seq = pool.volumes().uncommitted(v).unwrap();
     drop((pool, catalog));
 
     let (mut pool, catalog) = try_open(&stores).unwrap();
@@ -395,7 +395,7 @@ fn adoption_brings_uncommitted_mappings_back() {
     assert!(commit_seq > seq);
     assert_eq!(pool.commit_mappings(v, u64::MAX, |_| true).unwrap(), 2);
     commit(&mut pool, &catalog);
-    assert_eq!(pool.volume_space(v).unwrap().uncommitted, 0);
+    assert_eq!(pool.volumes().space_of(v).unwrap().uncommitted, 0);
 }
 
 #[test]
@@ -407,7 +407,7 @@ fn a_reclaimed_extent_is_its_new_owners_after_a_crash() {
     pool.reserve(hoarder, 16).unwrap();
     commit(&mut pool, &catalog);
     let mine = place(write(&mut pool, &catalog, v, 5));
-    let seq = pool.uncommitted(v).unwrap();
+    let seq = pool.volumes().uncommitted(v).unwrap();
     drop((pool, catalog));
     let (mut pool, _) = try_open(&stores).unwrap();
     let told = pool.adopt_grant(v, ExtentIndex(5), mine.0, ExtentIndex(mine.1), 1, seq);
@@ -423,7 +423,7 @@ fn what_was_written_beyond_the_durable_end_is_not_handed_out() {
     write(&mut pool, &catalog, v, 0);
     pool.grow_volume(v, 16 * EXTENT).unwrap();
     let beyond = place(write(&mut pool, &catalog, v, 9));
-    let seq = pool.uncommitted(v).unwrap();
+    let seq = pool.volumes().uncommitted(v).unwrap();
     // Neither the growth nor a reservation was committed since.
     drop((pool, catalog));
     let (mut pool, catalog) = try_open(&stores).unwrap();
@@ -519,6 +519,6 @@ fn deleting_a_volume_frees_all_of_it_at_once() {
     drop((pool, catalog));
     let (pool, _) = reopen(&stores, true);
     assert_eq!(pool.space(), space);
-    assert_eq!(pool.volumes().count(), 0);
-    assert_eq!(pool.leaked_extents(), 0);
+    assert_eq!(pool.volumes().records().count(), 0);
+    assert_eq!(pool.allocator().leaked_extents(), 0);
 }

@@ -49,7 +49,7 @@ const QUALITY_OF_SERVICE: [Part; 5] = [
     },
     Part {
         name: "pool",
-        places: &["crates/pool/src/budgets.rs"],
+        places: &["crates/pool/src/pool/budgets.rs"],
     },
     Part {
         name: "commands",

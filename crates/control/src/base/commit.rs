@@ -95,8 +95,8 @@ impl Base {
 
     /// Returns once this batch is durable: the one under way, or what has changed so far.
     pub(crate) async fn commit_of(&self, batch: BatchId) -> Result<(), CommitError> {
-        let is_durable = || self.core.borrow().pool.committed_id() >= batch;
-        if batch >= self.core.borrow().pool.open_batch_id() {
+        let is_durable = || self.core.borrow().pool.journal().committed_id() >= batch;
+        if batch >= self.core.borrow().pool.journal().open_batch_id() {
             return self.commit().await;
         }
         let committer = &self.committer;

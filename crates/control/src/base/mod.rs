@@ -277,21 +277,26 @@ impl Base {
 
     /// Whether what is mapped on the device may be used.
     pub(crate) fn is_served(&self, device: DeviceIndex) -> bool {
-        let health = self.core.borrow().pool.device_health(device);
+        let health = self.core.borrow().pool.allocator().device_health(device);
         matches!(health, Health::Online | Health::Failing)
     }
 
     /// Whether the device may be used for anything.
     pub(crate) fn is_online(&self, device: DeviceIndex) -> bool {
-        self.core.borrow().pool.device_health(device) == Health::Online
+        self.core.borrow().pool.allocator().device_health(device) == Health::Online
     }
 
     /// The devices that are missing or have failed.
     pub(crate) fn lost_devices(&self) -> BTreeSet<DeviceIndex> {
         let pool = &self.core.borrow().pool;
         let all = pool.devices().iter().map(|record| record.index);
-        all.filter(|index| matches!(pool.device_health(*index), Health::Missing | Health::Failed))
-            .collect()
+        all.filter(|index| {
+            matches!(
+                pool.allocator().device_health(*index),
+                Health::Missing | Health::Failed
+            )
+        })
+        .collect()
     }
 
     /// The pool's devices that are open: index and specification.
@@ -314,7 +319,7 @@ impl Base {
     /// How large a volume is for as long as no crash takes it back.
     pub(crate) fn durable_size(&self, pool: &Pool, record: &VolumeRecord) -> u64 {
         match self.growing.borrow().get(&record.id) {
-            Some((size_bytes, batch)) if *batch > pool.committed_id() => *size_bytes,
+            Some((size_bytes, batch)) if *batch > pool.journal().committed_id() => *size_bytes,
             _ => record.size_bytes,
         }
     }
@@ -373,11 +378,11 @@ impl Base {
     /// Whether anybody has a budget.
     pub(crate) fn has_budgets(&self) -> bool {
         let pool = &self.core.borrow().pool;
-        pool.tenant_budgets().next().is_some() || pool.volume_budgets().next().is_some()
+        pool.budgets().tenants().next().is_some() || pool.budgets().volumes().next().is_some()
     }
 
     /// Whether some volume has places ahead of its writes.
     pub(crate) fn has_places_ahead(&self) -> bool {
-        self.core.borrow().pool.ahead() > 0
+        self.core.borrow().pool.volumes().ahead() > 0
     }
 }

@@ -52,14 +52,20 @@ pub(crate) fn rate_parts(iops: Option<u64>, bytes_s: Option<u64>) -> api::Change
 
 /// A tenant's budget as the API says it.
 pub(crate) fn show_tenant_budget(pool: &Pool, tenant: TenantId) -> Option<api::Budget> {
-    let budget = pool.tenant_budget(tenant)?;
-    Some(show_budget(budget, &pool.tenant_stated(tenant)))
+    let budget = pool.budgets().of_tenant(tenant)?;
+    Some(show_budget(
+        budget,
+        &pool.budgets().stated_of_tenant(tenant),
+    ))
 }
 
 /// A volume's budget as the API says it.
 pub(crate) fn show_volume_budget(pool: &Pool, volume: VolumeId) -> Option<api::Budget> {
-    let budget = pool.volume_budget(volume)?;
-    Some(show_budget(budget, &pool.volume_stated(volume)))
+    let budget = pool.budgets().of_volume(volume)?;
+    Some(show_budget(
+        budget,
+        &pool.budgets().stated_of_volume(volume),
+    ))
 }
 
 /// A Host Identifier as people write it.
@@ -69,7 +75,7 @@ pub(crate) fn host_text(host: &HostId) -> String {
 
 /// A volume's reservations, as the API says them; nothing where nobody has registered.
 pub(crate) fn show_reservation(core: &Core, volume: VolumeId) -> Option<VolumeReservation> {
-    let state = &core.pool.host_reservations(volume)?.state;
+    let state = &core.pool.hosts().reservations_of(volume)?.state;
     if state.registrants().is_empty() {
         return None;
     }
@@ -109,7 +115,7 @@ pub(crate) const EXTENTS_AT_ONCE: usize = 4096;
 
 /// Bytes that a volume has mapped and written, as far as is known, and bytes that it has in any way.
 pub(crate) fn volume_bytes(core: &Core, volume: &VolumeRecord) -> (u64, u64) {
-    let space = core.pool.volume_space(volume.id).unwrap_or_default();
+    let space = core.pool.volumes().space_of(volume.id).unwrap_or_default();
     let bytes = |extents: u64| extents.saturating_mul(core.pool.info().extent_bytes);
     (
         bytes(space.mapped - space.ahead),
@@ -126,7 +132,7 @@ pub(crate) fn show_tenant(core: &Core, tenant: &TenantRecord) -> Tenant {
         budget: show_tenant_budget(&core.pool, tenant.id),
         credit: None,
     };
-    for volume in core.pool.volumes_of(tenant.id) {
+    for volume in core.pool.volumes().of_tenant(tenant.id) {
         shown.volumes += 1;
         shown.provisioned_bytes = shown.provisioned_bytes.saturating_add(volume.size_bytes);
         shown.allocated_bytes = shown
@@ -139,7 +145,8 @@ pub(crate) fn show_tenant(core: &Core, tenant: &TenantRecord) -> Tenant {
 /// The name of a volume's tenant.
 pub(crate) fn tenant_name(core: &Core, volume: &VolumeRecord) -> String {
     core.pool
-        .tenant_by_id(volume.tenant)
+        .tenants()
+        .get(volume.tenant)
         .map_or_else(|_| String::new(), |t| t.name.clone())
 }
 
@@ -156,7 +163,7 @@ pub(crate) fn show_volume(core: &Core, volume: &VolumeRecord) -> Volume {
         allocated_bytes,
         mapped_bytes,
         reserved_bytes: volume.reserved_bytes,
-        exported: core.pool.export_of(volume.id).is_some(),
+        exported: core.pool.exports().first_of(volume.id).is_some(),
         reservation: show_reservation(core, volume.id),
         budget: show_volume_budget(&core.pool, volume.id),
     }
@@ -166,7 +173,12 @@ impl Base {
     /// All tenants.
     pub(crate) fn tenant_list(&self) -> Vec<Tenant> {
         let core = self.core.borrow();
-        let mut tenants: Vec<_> = core.pool.tenants().map(|t| show_tenant(&core, t)).collect();
+        let mut tenants: Vec<_> = core
+            .pool
+            .tenants()
+            .iter()
+            .map(|t| show_tenant(&core, t))
+            .collect();
         tenants.sort_by(|a, b| a.name.cmp(&b.name));
         tenants
     }
@@ -176,15 +188,17 @@ impl Base {
         let core = self.core.borrow();
         let mut volumes: Vec<Volume> = match tenant {
             Some(name) => {
-                let id = core.pool.tenant(name).map_err(api_error)?.id;
+                let id = core.pool.tenants().named(name).map_err(api_error)?.id;
                 core.pool
-                    .volumes_of(id)
+                    .volumes()
+                    .of_tenant(id)
                     .map(|volume| show_volume(&core, volume))
                     .collect()
             }
             None => core
                 .pool
                 .volumes()
+                .records()
                 .map(|volume| show_volume(&core, volume))
                 .collect(),
         };
@@ -217,6 +231,7 @@ impl Base {
         let volume = core.pool.volume_by_name(tenant, name).map_err(api_error)?;
         let mapped = core
             .pool
+            .volumes()
             .mapped_bytes(volume.id, from_bytes, EXTENTS_AT_ONCE);
         let (ranges, next_bytes) = mapped.map_err(api_error)?;
         let extents = ranges.into_iter().map(|range| VolumeExtent {
@@ -239,7 +254,7 @@ impl Base {
 
     /// The volumes with something on a device, as `tenant/volume`.
     pub(crate) fn volumes_on(&self, core: &Core, device: DeviceIndex) -> Vec<String> {
-        let volumes = core.pool.volumes_on(device);
+        let volumes = core.pool.volumes().on_device(device);
         let mut names: Vec<String> = volumes
             .iter()
             .map(|id| self.volume_name(core, *id))

@@ -229,7 +229,7 @@ impl Exports {
         }
         let export = {
             let core = self.base.core.borrow();
-            let Ok(record) = core.pool.export(id) else {
+            let Ok(record) = core.pool.exports().get(id) else {
                 return Ok(0);
             };
             let Ok(volume) = core.pool.volume(record.volume) else {
@@ -256,11 +256,11 @@ impl Exports {
         let id = self.base.volume_id(tenant, name)?;
         let core = self.base.core.borrow();
         let is_named = |export: &&ExportRecord| number.is_none_or(|n| export.id.0.to_string() == n);
-        let mut found = core.pool.exports_of(id).filter(is_named);
+        let mut found = core.pool.exports().of_volume(id).filter(is_named);
         match (found.next(), found.next()) {
             (Some(one), None) => Ok(one.id),
             (Some(_), Some(_)) => {
-                let all = core.pool.exports_of(id);
+                let all = core.pool.exports().of_volume(id);
                 let all: Vec<String> = all
                     .map(|e| format!("{tenant}/{name}@{} ({})", e.id.0, e.frontend.name()))
                     .collect();
@@ -279,7 +279,8 @@ impl Exports {
     fn export_volume(&self, id: ExportId) -> Result<VolumeId, ApiError> {
         let core = self.base.core.borrow();
         core.pool
-            .export(id)
+            .exports()
+            .get(id)
             .map(|export| export.volume)
             .map_err(api_error)
     }
@@ -304,7 +305,7 @@ impl Exports {
         let id = self.export_id(&tenant, &volume)?;
         {
             let core = self.base.core.borrow();
-            let export = core.pool.export(id).map_err(api_error)?;
+            let export = core.pool.exports().get(id).map_err(api_error)?;
             refuse_unlisted(export, &format!("{tenant}/{volume}"), &body.remove_hosts)?;
         }
         let may_connect = |record: &ExportRecord| {
@@ -339,7 +340,7 @@ impl Exports {
         }
         {
             let mut core = self.base.core.borrow_mut();
-            let (hosts, any_host) = may_connect(core.pool.export(id).map_err(api_error)?);
+            let (hosts, any_host) = may_connect(core.pool.exports().get(id).map_err(api_error)?);
             core.pool
                 .set_export_hosts(id, hosts, any_host)
                 .map_err(api_error)?;
@@ -397,7 +398,8 @@ impl Exports {
             .core
             .borrow()
             .pool
-            .export(id)
+            .exports()
+            .get(id)
             .is_ok_and(is_internal);
         let socket = self.vms.machine_path(id);
         self.hosts.remember(id, self.hosts.export_name(id));
@@ -429,7 +431,7 @@ impl Exports {
 
     /// Refuses one more export than an engine serves.
     pub(crate) fn refuse_too_many_exports(&self) -> Result<(), ApiError> {
-        if self.base.core.borrow().pool.exports().count() < MAX_LANES {
+        if self.base.core.borrow().pool.exports().iter().count() < MAX_LANES {
             return Ok(());
         }
         Err(

@@ -110,7 +110,7 @@ impl Hosts {
         // The records of hosts are many: they are looked at where there is somebody, or was.
         let lanes = session.region.lanes().iter();
         let nobody = || {
-            let exports = self.base.core.borrow().pool.exports().count();
+            let exports = self.base.core.borrow().pool.exports().iter().count();
             lanes
                 .filter(|lane| lane.export.load(Relaxed) != 0)
                 .take(exports)
@@ -214,7 +214,7 @@ impl Hosts {
         let name = || {
             let volume = core
                 .pool
-                .volume(core.pool.export(export).ok()?.volume)
+                .volume(core.pool.exports().get(export).ok()?.volume)
                 .ok()?;
             Some(format!("{}/{}", tenant_name(&core, volume), volume.name))
         };

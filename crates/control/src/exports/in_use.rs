@@ -103,11 +103,11 @@ impl Hosts {
             })
         };
         let hosts = hosts.into_iter().filter_map(|(export, host)| {
-            let export = core.pool.export(export).ok()?;
+            let export = core.pool.exports().get(export).ok()?;
             let text = || format!("host {host} uses {}", name(export));
             is_cut_off(export, Some(&host)).then(text)
         });
-        let machines = core.pool.exports().filter_map(|export| {
+        let machines = core.pool.exports().iter().filter_map(|export| {
             let is_used = export.frontend.is_machine()
                 && is_cut_off(export, None)
                 && self.machine_of(export.id).is_some();

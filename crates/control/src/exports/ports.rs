@@ -110,13 +110,15 @@ impl Ports {
     fn ports(&self) -> Vec<PortConfig> {
         let core = self.base.core.borrow();
         let listeners = self.listeners.borrow();
-        let known = listeners.keys().filter_map(|a| core.pool.port(a).cloned());
+        let known = listeners
+            .keys()
+            .filter_map(|a| core.pool.hosts().port(a).cloned());
         known.collect()
     }
 
     /// Tells a new conversation how hosts should use the ports.
     pub(crate) fn say_ports(&self, session: &Session) -> Vec<(String, Pending)> {
-        let committed = self.base.core.borrow().pool.committed_id();
+        let committed = self.base.core.borrow().pool.journal().committed_id();
         let changing = self.changing_ports.borrow();
         let durable = |port: PortConfig| match changing.get(&port.address) {
             Some((before, batch)) if *batch > committed => before.clone(),
@@ -170,15 +172,16 @@ impl Ports {
                 return Ok(show(&before));
             }
             let mut changing = self.changing_ports.borrow_mut();
-            changing.retain(|_, (_, batch)| *batch > pool.committed_id());
+            changing.retain(|_, (_, batch)| *batch > pool.journal().committed_id());
             // Where an older change is not durable either, what is durable is what was before that.
             let entry = changing.entry(address.to_owned());
-            entry.or_insert((before, pool.open_batch_id())).1 = pool.open_batch_id();
+            entry.or_insert((before, pool.journal().open_batch_id())).1 =
+                pool.journal().open_batch_id();
         }
         let (owner, key) = (self.clone(), address.to_owned());
         let told = async move {
             owner.base.commit_through().await;
-            let port = owner.base.core.borrow().pool.port(&key).cloned();
+            let port = owner.base.core.borrow().pool.hosts().port(&key).cloned();
             match port {
                 Some(port) => {
                     owner.tell_port_change(&port);
@@ -202,7 +205,7 @@ impl Ports {
             .map_err(|_| trouble())?
             .map_err(|_| trouble())?
             .map_err(|error| engine_error(&error))?;
-        let port = self.base.core.borrow().pool.port(address).map(show);
+        let port = self.base.core.borrow().pool.hosts().port(address).map(show);
         port.ok_or_else(|| ApiError::internal(format!("port {address} is gone")))
     }
 

@@ -66,7 +66,7 @@ impl Registrations {
         let command = ReservationCommand::new(ask.action, ask.keys)?;
         let before = {
             let mut core = self.base.core.borrow_mut();
-            let known = core.pool.host_reservations(ask.volume);
+            let known = core.pool.hosts().reservations_of(ask.volume);
             if known.is_some_and(|known| known.recent.contains(&ask.token)) {
                 return Ok(true);
             }
@@ -114,7 +114,11 @@ impl Registrations {
         }
         let (name, export) = {
             let core = self.base.core.borrow();
-            let export = core.pool.export_of(ask.volume).map(|export| export.id);
+            let export = core
+                .pool
+                .exports()
+                .first_of(ask.volume)
+                .map(|export| export.id);
             (self.base.volume_name(&core, ask.volume), export)
         };
         let host = host_text(&ask.host);
@@ -141,14 +145,14 @@ impl Registrations {
     /// What hosts have reserved of a volume now.
     fn reservations(&self, volume: VolumeId) -> Reservations {
         let core = self.base.core.borrow();
-        let known = core.pool.host_reservations(volume);
+        let known = core.pool.hosts().reservations_of(volume);
         known.map_or_else(Reservations::default, |known| known.state.clone())
     }
 
     /// Tells a new conversation what hosts have reserved of each volume.
     pub(crate) fn say_reservations(&self, session: &Session) -> Vec<(String, Pending)> {
         let core = self.base.core.borrow();
-        let all = core.pool.all_host_reservations();
+        let all = core.pool.hosts().all_reservations();
         let say = |(volume, known): (VolumeId, &HostReservations)| {
             let state = known.state.clone();
             let pending = session.request("reservations", |request| ToEngine::SetReservations {

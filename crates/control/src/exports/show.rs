@@ -81,6 +81,7 @@ impl Exports {
         let mut exports: Vec<Export> = core
             .pool
             .exports()
+            .iter()
             .filter_map(|export| self.show_export(&core, export, &mut connected, &reactors))
             .collect();
         exports.sort_by(|a, b| (&a.tenant, &a.volume).cmp(&(&b.tenant, &b.volume)));
@@ -91,7 +92,7 @@ impl Exports {
     pub(crate) fn export_show(&self, tenant: &str, volume: &str) -> Result<Export, ApiError> {
         let id = self.export_id(tenant, volume)?;
         let core = self.base.core.borrow();
-        let export = core.pool.export(id).map_err(api_error)?;
+        let export = core.pool.exports().get(id).map_err(api_error)?;
         let reactors = self.placement.reactors_of_exports();
         self.show_export(&core, export, &mut self.all_connected(), &reactors)
             .ok_or_else(|| ApiError::internal(format!("{id} has no volume")))

@@ -299,7 +299,7 @@ impl Transfers {
 
     fn tcp_export(&self, id: VolumeId) -> Option<ExportId> {
         let core = self.base.core.borrow();
-        let mut exports = core.pool.exports_of(id);
+        let mut exports = core.pool.exports().of_volume(id);
         exports
             .find(|export| !export.frontend.is_machine())
             .map(|export| export.id)
@@ -326,7 +326,16 @@ impl Transfers {
                 .await;
         }
         let id = self.base.volume_id(tenant, volume)?;
-        if is_import && self.base.core.borrow().pool.export_of(id).is_some() {
+        if is_import
+            && self
+                .base
+                .core
+                .borrow()
+                .pool
+                .exports()
+                .first_of(id)
+                .is_some()
+        {
             return Err(ApiError::in_use(format!(
                 "volume {tenant}/{volume} is exported to a virtual machine"
             ))
@@ -348,7 +357,7 @@ impl Transfers {
     /// be deleted at the end.
     fn refuse_without_hosts(&self, export: ExportId, name: &str) -> Result<(), ApiError> {
         let core = self.base.core.borrow();
-        let export = core.pool.export(export).map_err(api_error)?;
+        let export = core.pool.exports().get(export).map_err(api_error)?;
         if export.any_host || !export.hosts.is_empty() {
             return Ok(());
         }
@@ -388,7 +397,7 @@ impl Transfers {
         let place = {
             let core = self.base.core.borrow();
             let lists = |export: &&ExportRecord| export.hosts.iter().any(|listed| listed == host);
-            let export = core.pool.exports_of(id).find(lists);
+            let export = core.pool.exports().of_volume(id).find(lists);
             export.map(|export| {
                 let is_last = is_internal(export) && export.hosts.len() == 1;
                 (numbered(&name, export.id), is_last)
@@ -436,7 +445,7 @@ impl Transfers {
     /// Why a volume is not deleted that is exported for a transfer alone.
     pub(crate) fn refuse_transferred(&self, id: VolumeId, name: &str) -> Result<(), ApiError> {
         let core = self.base.core.borrow();
-        let mut exports = core.pool.exports_of(id).peekable();
+        let mut exports = core.pool.exports().of_volume(id).peekable();
         if exports.peek().is_none() || !exports.all(is_internal) {
             return Ok(());
         }
@@ -465,7 +474,7 @@ impl Transfers {
                 let hosts = export.hosts.iter().filter(|host| is_transfer_host(host));
                 hosts.map(|host| (volume, host.clone())).collect::<Vec<_>>()
             };
-            core.pool.exports().flat_map(hosts).collect()
+            core.pool.exports().iter().flat_map(hosts).collect()
         };
         for (id, host) in left {
             self.transfers.put(id, &host, None);

@@ -178,7 +178,7 @@ impl VmSockets {
     /// The same of an export by its number; `None` for one that is no machine's.
     pub(crate) fn machine_path(&self, id: ExportId) -> Option<PathBuf> {
         let core = self.base.core.borrow();
-        let export = core.pool.export(id).ok()?;
+        let export = core.pool.exports().get(id).ok()?;
         let volume = core.pool.volume(export.volume).ok()?;
         let is_machine = export.frontend.is_machine();
         is_machine.then(|| self.socket_path(export, volume))
@@ -222,7 +222,7 @@ impl VmSockets {
         let (path, is_default, owner) = {
             let (export, volume) = {
                 let core = self.base.core.borrow();
-                let Ok(export) = core.pool.export(id) else {
+                let Ok(export) = core.pool.exports().get(id) else {
                     return Ok(());
                 };
                 let Ok(volume) = core.pool.volume(export.volume) else {
@@ -250,7 +250,7 @@ impl VmSockets {
                     .hint("give another path with --vm-socket, or another owner with --owner")
             })?;
             // It may have been deleted meanwhile, or be served no more.
-            let is_deleted = self.base.core.borrow().pool.export(id).is_err();
+            let is_deleted = self.base.core.borrow().pool.exports().get(id).is_err();
             if is_deleted || self.quarantine.has(id) {
                 drop(fd);
                 if is_deleted {
@@ -317,7 +317,7 @@ impl VmSockets {
     /// Tells a conversation of all sockets.
     pub(crate) fn say_machine_listeners(&self, session: &Session) -> Vec<(String, Pending)> {
         let ids: Vec<ExportId> = self.listeners.borrow().keys().copied().collect();
-        let known = |id: &ExportId| self.base.core.borrow().pool.export(*id).is_ok();
+        let known = |id: &ExportId| self.base.core.borrow().pool.exports().get(*id).is_ok();
         let ids = ids.into_iter().filter(known);
         ids.filter_map(|id| {
             Some((
@@ -343,7 +343,11 @@ impl VmSockets {
         loop {
             let served: Vec<ExportId> = {
                 let core = self.base.core.borrow();
-                let machines = core.pool.exports().filter(|e| e.frontend.is_machine());
+                let machines = core
+                    .pool
+                    .exports()
+                    .iter()
+                    .filter(|e| e.frontend.is_machine());
                 let served = machines.filter(|e| !self.quarantine.has(e.id));
                 served.map(|export| export.id).collect()
             };

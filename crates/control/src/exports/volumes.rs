@@ -223,15 +223,23 @@ impl Volumes {
         let durable_bytes = self.base.durable_size(pool, pool.volume(id)?);
         pool.grow_volume(id, size_bytes)?;
         let mut growing = self.base.growing.borrow_mut();
-        growing.retain(|_, (_, batch)| *batch > pool.committed_id());
-        growing.insert(id, (durable_bytes, pool.open_batch_id()));
+        growing.retain(|_, (_, batch)| *batch > pool.journal().committed_id());
+        growing.insert(id, (durable_bytes, pool.journal().open_batch_id()));
         Ok(())
     }
 
     fn refuse_exported(&self, id: VolumeId, tenant: &str, name: &str) -> Result<(), ApiError> {
         self.transfers
             .refuse_transferred(id, &format!("{tenant}/{name}"))?;
-        if self.base.core.borrow().pool.export_of(id).is_some() {
+        if self
+            .base
+            .core
+            .borrow()
+            .pool
+            .exports()
+            .first_of(id)
+            .is_some()
+        {
             return Err(
                 ApiError::in_use(format!("volume {tenant}/{name} is exported")).hint(format!(
                     "remove the export first: `forebay export delete {tenant}/{name}`"
@@ -275,7 +283,7 @@ impl Volumes {
     /// One tenant.
     pub(crate) fn tenant_show(&self, name: &str) -> Result<Tenant, ApiError> {
         let core = self.base.core.borrow();
-        let tenant = core.pool.tenant(name).map_err(api_error)?;
+        let tenant = core.pool.tenants().named(name).map_err(api_error)?;
         let mut shown = show_tenant(&core, tenant);
         let budget = shown.budget.as_ref();
         shown.credit = budget.and_then(|budget| self.statistics.credit(tenant.id, budget));

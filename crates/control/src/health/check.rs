@@ -5,7 +5,7 @@
 //! else gets a turn. What leaked is given back if that is asked for, and that is committed.
 //! Not here: what is checked (the pool), the report's shape in the API.
 
-use forebay_pool::{CheckProblem, CheckReport};
+use forebay_pool::{Check, CheckProblem, CheckReport};
 
 use crate::api::error::ApiError;
 use crate::devices::api_error;
@@ -17,27 +17,17 @@ const EXTENTS_A_PIECE: u64 = 65_536;
 impl Reports {
     /// Checks the pool; returns what was found, and how many leaked extents were given back.
     pub(crate) async fn pool_check(&self, repair: bool) -> Result<(CheckReport, u64), ApiError> {
-        let mut check = self
-            .base
-            .core
-            .borrow_mut()
-            .pool
-            .begin_check()
-            .map_err(api_error)?;
+        let mut check = Check::begin(&mut self.base.core.borrow_mut().pool).map_err(api_error)?;
         loop {
-            let finished = self
-                .base
-                .core
-                .borrow_mut()
-                .pool
-                .check_step(&mut check, EXTENTS_A_PIECE)
+            let finished = check
+                .step(&self.base.core.borrow_mut().pool, EXTENTS_A_PIECE)
                 .map_err(api_error)?;
             if finished {
                 break;
             }
             tokio::task::yield_now().await;
         }
-        let mut report = self.base.core.borrow_mut().pool.end_check(check);
+        let mut report = check.end();
         report.problems.extend(self.check_on_disk().await);
         self.copies.look_at_copies().await;
         let mut covered = self.labels.look_at_labels().await;

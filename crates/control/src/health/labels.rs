@@ -92,7 +92,7 @@ impl Labels {
         let owner = self.clone();
         self.base.spawn(async move {
             owner.base.commit_through().await;
-            let number = owner.base.core.borrow().pool.number();
+            let number = owner.base.core.borrow().pool.info().opens;
             owner.stamp(number, false).await;
             owner.base.commit_through().await;
             owner.look_at_labels().await;

@@ -46,7 +46,7 @@ impl LimitUse {
 impl Reports {
     /// The shared limits with their use.
     pub(crate) fn limits(&self) -> Vec<LimitUse> {
-        let exports = self.base.core.borrow().pool.exports().count();
+        let exports = self.base.core.borrow().pool.exports().iter().count();
         let mut all = vec![LimitUse::new("exports", exports, MAX_LANES)];
         if let Some(session) = self.link.session() {
             let (controllers, queues) = (session.region.controllers(), session.region.queues());
@@ -71,7 +71,7 @@ impl Reports {
 
     /// Whether any limit can be nearly reached.
     fn may_be_little(&self) -> bool {
-        let exports = self.base.core.borrow().pool.exports().count();
+        let exports = self.base.core.borrow().pool.exports().iter().count();
         let connections = self.link.session().map_or(0, |session| {
             let lanes = session.region.lanes().iter();
             let served = lanes.filter(|lane| lane.export.load(Relaxed) != 0);

@@ -38,13 +38,19 @@ impl Reports {
                 DeviceState::Opening,
                 self.base.waits.about_device(record.index),
             ),
-            (_, Some(EngineDevice::Ready) | None) => match core.pool.device_health(record.index) {
-                forebay_pool::Health::Failing => (DeviceState::Failing, None),
-                _ => (DeviceState::Online, None),
-            },
+            (_, Some(EngineDevice::Ready) | None) => {
+                match core.pool.allocator().device_health(record.index) {
+                    forebay_pool::Health::Failing => (DeviceState::Failing, None),
+                    _ => (DeviceState::Online, None),
+                }
+            }
         };
         let info = open.map(|device| device.store.0.info());
-        let space = core.pool.device_space(record.index).unwrap_or_default();
+        let space = core
+            .pool
+            .allocator()
+            .device_space(record.index)
+            .unwrap_or_default();
         let extent_bytes = core.pool.info().extent_bytes;
         DeviceInfo {
             index: record.index.0,
@@ -107,7 +113,7 @@ impl Reports {
         let pool = &core.pool;
         let info = pool.info();
         let space = pool.space();
-        let settings = pool.settings();
+        let settings = pool.info().settings;
         let bytes = |extents: u64| extents.saturating_mul(info.extent_bytes);
         PoolInfo {
             name: info.name.clone(),
@@ -135,9 +141,10 @@ impl Reports {
             quarantined_bytes: bytes(space.quarantined),
             provisioned_bytes: pool
                 .volumes()
+                .records()
                 .fold(0, |sum: u64, volume| sum.saturating_add(volume.size_bytes)),
-            tenants: pool.tenants().count() as u64,
-            volumes: pool.volumes().count() as u64,
+            tenants: pool.tenants().iter().count() as u64,
+            volumes: pool.volumes().records().count() as u64,
             placement: match settings.placement {
                 forebay_pool::Placement::Stripe => Placement::Stripe,
                 forebay_pool::Placement::Fill => Placement::Fill,
@@ -152,7 +159,7 @@ impl Reports {
 
     /// Changes what is set for the pool.
     pub(crate) async fn pool_update(&self, body: PoolUpdate) -> Result<PoolInfo, ApiError> {
-        let settings = self.base.core.borrow().pool.settings();
+        let settings = self.base.core.borrow().pool.info().settings;
         let settings = settings_of(
             settings,
             body.placement,

@@ -73,7 +73,7 @@ impl Reports {
             )),
         }
         let usage = pool.catalog_usage();
-        let warn = u64::from(pool.settings().warn_percent);
+        let warn = u64::from(pool.info().settings.warn_percent);
         let used_percent = usage.used_bytes.saturating_mul(100) / usage.limit_bytes.max(1);
         if used_percent >= warn {
             troubles.push((

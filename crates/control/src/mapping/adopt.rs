@@ -125,6 +125,7 @@ impl Grants {
         let devices = pool.devices().iter().map(|device| device.index);
         let all: BTreeSet<DeviceIndex> = devices.collect();
         if pool
+            .info()
             .boot_id()
             .is_some_and(|id| !id.starts_with(&boot_name(boot_id)))
         {
@@ -133,7 +134,7 @@ impl Grants {
                 tracing::info!(%volume, "this machine was restarted: hosts' registrations are gone");
             }
         }
-        let recorded = pool.boot_id().unwrap_or_default();
+        let recorded = pool.info().boot_id().unwrap_or_default();
         let known = recorded.strip_suffix(UNFLUSHED).unwrap_or(recorded);
         let all_flushed = known == recorded;
         let found = match memory {
@@ -263,7 +264,7 @@ impl Adoption {
     pub(crate) fn note_committed(&self, pool: &Pool) {
         let mut uncommitted = self.uncommitted.borrow_mut();
         if !uncommitted.is_empty() {
-            uncommitted.retain(|volume, highest| pool.durable_seq(*volume) < *highest);
+            uncommitted.retain(|volume, highest| pool.volumes().durable_seq(*volume) < *highest);
         }
     }
 
@@ -376,9 +377,11 @@ impl Adopter {
                     ),
                     Err(error) => tracing::error!(%error, "taking over what was granted"),
                 }
-                let volumes = core.pool.volumes();
+                let volumes = core.pool.volumes().records();
                 *adoption.uncommitted.borrow_mut() = volumes
-                    .filter_map(|volume| Some((volume.id, core.pool.uncommitted(volume.id)?)))
+                    .filter_map(|volume| {
+                        Some((volume.id, core.pool.volumes().uncommitted(volume.id)?))
+                    })
                     .collect();
             }
             if let Err(error) = core.pool.set_boot_id(&adoption.name()) {

@@ -143,7 +143,13 @@ impl Revoker {
         if self.states.is_hanging(grant.word.device()) || (is_ahead && !even_ahead) {
             return false;
         }
-        let durable = self.base.core.borrow().pool.durable_seq(grant.volume);
+        let durable = self
+            .base
+            .core
+            .borrow()
+            .pool
+            .volumes()
+            .durable_seq(grant.volume);
         grant.commit_sequence <= durable || self.maps_durably(grant.volume, grant.range)
     }
 

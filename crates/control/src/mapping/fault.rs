@@ -176,7 +176,14 @@ impl Faults {
                 continue;
             };
             let committed = self.base.commit_of(batch).await;
-            let durable = self.base.core.borrow().pool.committed_id().max(batch);
+            let durable = self
+                .base
+                .core
+                .borrow()
+                .pool
+                .journal()
+                .committed_id()
+                .max(batch);
             let faults: Vec<FaultAsk> = {
                 let mut by_batch = waiting.by_batch.borrow_mut();
                 let later = by_batch.split_off(&BatchId(durable.0 + 1));
@@ -317,7 +324,7 @@ impl Faults {
                 Ok(FaultAnswer::Hole { count }) => (Some(Word::HOLE), count.min(MAX_HOLE_RUN), 0),
                 Ok(FaultAnswer::NeedReserve { count }) => {
                     return match core.pool.reserve(volume, count) {
-                        Ok(_) => Step::Commit(core.pool.open_batch_id()),
+                        Ok(_) => Step::Commit(core.pool.journal().open_batch_id()),
                         Err(error) => failed(volume, extent, &error),
                     };
                 }

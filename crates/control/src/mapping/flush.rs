@@ -57,7 +57,7 @@ impl Flusher {
         let open = devices.iter().filter(|d| self.base.is_open_here(**d));
         let volumes_on = |device: &DeviceIndex| {
             let device = *device;
-            let volumes = pool.volumes_on(device).into_iter();
+            let volumes = pool.volumes().on_device(device).into_iter();
             volumes.map(move |volume| (device, volume))
         };
         open.flat_map(volumes_on).collect()
@@ -146,13 +146,19 @@ impl Flusher {
         let mut sequence = sequence;
         if let Some(adopted) = self.adoption.uncommitted(volume) {
             // Adopted mappings may carry later sequences than the engine knows them by: all of them.
-            let devices = self.base.core.borrow().pool.pending_on(volume, u64::MAX);
+            let devices = self
+                .base
+                .core
+                .borrow()
+                .pool
+                .volumes()
+                .pending_on(volume, u64::MAX);
             self.sync_devices(&devices).await?;
             sequence = sequence.max(adopted);
         }
         {
             let mut core = self.base.core.borrow_mut();
-            if core.pool.durable_seq(volume) >= sequence {
+            if core.pool.volumes().durable_seq(volume) >= sequence {
                 return Ok(());
             }
             let session = self.link.session();
@@ -162,11 +168,11 @@ impl Flusher {
         }
         self.base.commit().await?;
         let core = self.base.core.borrow();
-        if core.pool.durable_seq(volume) >= sequence {
+        if core.pool.volumes().durable_seq(volume) >= sequence {
             return Ok(());
         }
         // What batches carried is durable by now; of a volume that is gone nothing is left.
-        let left = core.pool.pending_on(volume, sequence);
+        let left = core.pool.volumes().pending_on(volume, sequence);
         left.first()
             .map_or(Ok(()), |device| Err(SyncError::Gone(*device)))
     }
@@ -174,17 +180,21 @@ impl Flusher {
     /// What no batch carries yet on a device: each volume with its highest sequence.
     fn uncommitted_on(&self, device: DeviceIndex) -> Vec<(VolumeId, u64)> {
         let pool = &self.base.core.borrow().pool;
-        let volumes = pool.volumes().map(|volume| volume.id);
+        let volumes = pool.volumes().records().map(|volume| volume.id);
         volumes
-            .filter(|volume| pool.pending_on(*volume, u64::MAX).contains(&device))
-            .filter_map(|volume| Some((volume, pool.uncommitted(volume)?)))
+            .filter(|volume| {
+                pool.volumes()
+                    .pending_on(*volume, u64::MAX)
+                    .contains(&device)
+            })
+            .filter_map(|volume| Some((volume, pool.volumes().uncommitted(volume)?)))
             .collect()
     }
 
     /// Has the engine flush the devices that need it, and commits every mapping that was granted
     /// before. What can be done is done, whatever fails elsewhere.
     pub(crate) async fn sync_all(&self) -> Result<(), SyncError> {
-        let devices = self.base.core.borrow().pool.pending_devices();
+        let devices = self.base.core.borrow().pool.volumes().pending_devices();
         self.sync_devices(&devices).await
     }
 
@@ -276,7 +286,7 @@ impl Flusher {
         self.adoption.note_committed(&self.base.core.borrow().pool);
         for &(volume, sequence) in wanted {
             // Others of the volume, elsewhere, may be older and not durable.
-            let sequence = sequence.min(self.base.core.borrow().pool.durable_seq(volume));
+            let sequence = sequence.min(self.base.core.borrow().pool.volumes().durable_seq(volume));
             self.link.say(&ToEngine::Committed { volume, sequence });
         }
         Ok(())
@@ -303,7 +313,7 @@ impl Flusher {
     /// The same as [`Flusher::sync_all`] when there is no engine (any more), but every device that is
     /// open here is flushed, because nobody may know afterwards which was written to.
     pub(crate) async fn sync_all_without_engine(&self) -> Result<(), SyncError> {
-        let mut devices = self.base.core.borrow().pool.pending_devices();
+        let mut devices = self.base.core.borrow().pool.volumes().pending_devices();
         devices.extend(self.base.devices.borrow().iter().map(|open| open.index));
         let each = devices.into_iter().map(|device| async move {
             let wanted = self.uncommitted_on(device);

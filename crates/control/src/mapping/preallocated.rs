@@ -163,7 +163,7 @@ impl Ahead {
         region.faults += 1;
         let wanted = (region.faults / FAULTS_PER_EXTENT)
             .min(MAX_WINDOW)
-            .min(pool.stock_of(volume) / STOCK_PART);
+            .min(pool.volumes().stock_of(volume) / STOCK_PART);
         if !is_fast || wanted < 2 || self.closed.get() {
             return None;
         }
@@ -369,7 +369,7 @@ impl Revoker {
             self.take_back_all(&all).await;
         };
         if self.base.has_places_ahead() && timeout(limit, all).await.is_err() {
-            let left = self.base.core.borrow().pool.ahead();
+            let left = self.base.core.borrow().pool.volumes().ahead();
             tracing::warn!(left, "places that were not written stay with their volumes");
         }
     }

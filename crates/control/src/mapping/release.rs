@@ -102,7 +102,7 @@ impl Releaser {
         let range = {
             let core = self.base.core.borrow();
             let (first, count) = (ExtentIndex(range.first), range.count);
-            let count = core.pool.releases_at_once(volume, first, count);
+            let count = core.pool.volumes().releases_at_once(volume, first, count);
             ExtentRange::new(range.first, count)
         };
         let held = self.revoker.locks.hold(volume, range).await;
@@ -145,7 +145,7 @@ impl Releaser {
     pub(crate) async fn run_deleter(self: Rc<Self>) {
         self.base.wait_open().await;
         loop {
-            let has_more = || self.base.core.borrow().pool.has_more_to_delete();
+            let has_more = || self.base.core.borrow().pool.volumes().has_more_to_delete();
             self.base
                 .launder_wanted
                 .until(|| has_more().then_some(()))

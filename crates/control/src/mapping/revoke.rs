@@ -43,7 +43,7 @@ impl Revoker {
             let mut at = grant.range.first;
             while at < grant.range.end() {
                 let word = grant.word.advance(at - grant.range.first);
-                let (is_there, count) = core.pool.maps_at(
+                let (is_there, count) = core.pool.volumes().maps_at(
                     volume,
                     ExtentIndex(at),
                     word.device(),
@@ -304,7 +304,7 @@ impl Revoker {
         let volumes: Vec<_> = {
             let core = self.base.core.borrow();
             let extent_bytes = core.pool.info().extent_bytes;
-            let volumes = core.pool.volumes_on(device).into_iter();
+            let volumes = core.pool.volumes().on_device(device).into_iter();
             let sized = volumes.filter_map(|id| Some((id, core.pool.volume(id).ok()?.size_bytes)));
             sized
                 .map(|(id, bytes)| (id, bytes.div_ceil(extent_bytes)))

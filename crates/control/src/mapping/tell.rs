@@ -26,7 +26,7 @@ impl Revoker {
                 continue;
             }
             covered.insert((grant.volume, grant.word.device()));
-            if grant.commit_sequence > core.pool.durable_seq(grant.volume) {
+            if grant.commit_sequence > core.pool.volumes().durable_seq(grant.volume) {
                 side.tell_one_again(grant, &mut uncommitted);
             }
         }
@@ -76,7 +76,15 @@ impl Revoker {
 
     /// Grants again, of what is listed, what the pool maps there and not elsewhere.
     fn tell_grant(&self, session: &Session, mut listed: GrantOf) {
-        if listed.commit_sequence <= self.base.core.borrow().pool.durable_seq(listed.volume) {
+        if listed.commit_sequence
+            <= self
+                .base
+                .core
+                .borrow()
+                .pool
+                .volumes()
+                .durable_seq(listed.volume)
+        {
             listed.commit_sequence = 0;
         }
         let part = |at: u64, count: u64| {
@@ -95,7 +103,7 @@ impl Revoker {
             let word = Word::from_bits(part(at, 1).word);
             let left = listed.range.end() - at;
             // On a device that is away nothing can be done, but a FLUSH must know of it.
-            let (is_there, count) = self.base.core.borrow().pool.maps_at(
+            let (is_there, count) = self.base.core.borrow().pool.volumes().maps_at(
                 listed.volume,
                 ExtentIndex(at),
                 word.device(),

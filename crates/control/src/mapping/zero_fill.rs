@@ -96,7 +96,13 @@ impl ZeroFill {
     fn is_space_coming(&self) -> bool {
         let stuck = self.laundering.stuck.borrow();
         self.base.device_indexes().into_iter().any(|device| {
-            let space = self.base.core.borrow().pool.device_space(device);
+            let space = self
+                .base
+                .core
+                .borrow()
+                .pool
+                .allocator()
+                .device_space(device);
             space.is_some_and(|space| space.dirty > 0)
                 && self.base.is_online(device)
                 && !self.states.is_hanging(device)

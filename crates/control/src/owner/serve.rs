@@ -71,7 +71,7 @@ impl Owner {
     pub(crate) fn attach(&self, session: &Rc<Session>) {
         let before = self.base.newest_generation.get();
         if before != 0 && session.generation > before {
-            let mark = self.base.core.borrow().pool.quarantine_mark();
+            let mark = self.base.core.borrow().pool.allocator().quarantine_mark();
             session.quarantined_before.set(Some(mark));
         }
         self.statistics.count_on(session);

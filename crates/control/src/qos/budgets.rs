@@ -139,7 +139,7 @@ impl Budgets {
         }
         known.scheduling = Some(self.node.scheduling_config());
         let pool = &self.base.core.borrow().pool;
-        for export in pool.exports() {
+        for export in pool.exports().iter() {
             let Ok(volume) = pool.volume(export.volume) else {
                 continue;
             };
@@ -148,11 +148,11 @@ impl Budgets {
             if self.measures(tenant) || is_full && !known.tenants.contains_key(&tenant) {
                 continue;
             }
-            let budget = pool.tenant_budget(tenant).copied();
+            let budget = pool.budgets().of_tenant(tenant).copied();
             let budget = budget.unwrap_or(Budget::unstated());
             let told = (budget, self.placement.comes_first(tenant));
             known.tenants.insert(tenant, told);
-            let budget = pool.volume_budget(id).copied();
+            let budget = pool.budgets().of_volume(id).copied();
             known.volumes.insert(id, (tenant, budget));
         }
         known
@@ -290,8 +290,8 @@ impl Budgets {
     ) -> Result<TenantBudget, ApiError> {
         let (id, before) = {
             let pool = &self.base.core.borrow().pool;
-            let id = pool.tenant(name).map_err(api_error)?.id;
-            (id, pool.tenant_stated(id))
+            let id = pool.tenants().named(name).map_err(api_error)?.id;
+            (id, pool.budgets().stated_of_tenant(id))
         };
         let stated = checked(&change.into(), before)?;
         let refused = |error| or_say_assumed(error, stated.unwrap_or_default());
@@ -327,7 +327,7 @@ impl Budgets {
     ) -> Result<Volume, ApiError> {
         let _turn = self.base.turn_for_api(tenant, name).await?;
         let id = self.base.volume_id(tenant, name)?;
-        let before = self.base.core.borrow().pool.volume_stated(id);
+        let before = self.base.core.borrow().pool.budgets().stated_of_volume(id);
         let stated = checked(&change.into(), before)?;
         let set = self
             .base
@@ -338,8 +338,8 @@ impl Budgets {
         set.map_err(|error| {
             let error = api_error(error);
             let core = self.base.core.borrow();
-            let of = core.pool.tenant(tenant).ok();
-            let of = of.and_then(|of| core.pool.tenant_budget(of.id));
+            let of = core.pool.tenants().named(tenant).ok();
+            let of = of.and_then(|of| core.pool.budgets().of_tenant(of.id));
             match of.is_none_or(|of| of.base == LEAST) {
                 true => error.hint("its tenant has no base: `forebay tenant budget` states one; or leave the volume's base out, to limit it only"),
                 false => or_say_assumed(error, stated.unwrap_or_default()),

@@ -33,7 +33,7 @@ impl Budgets {
     /// Whether budgets are nothing to this tenant, as it is what measures.
     pub(crate) fn measures(&self, tenant: TenantId) -> bool {
         let core = self.base.core.borrow();
-        let is_its = || (core.pool.tenant(TENANT)).is_ok_and(|its| its.id == tenant);
+        let is_its = || (core.pool.tenants().named(TENANT)).is_ok_and(|its| its.id == tenant);
         self.calibrating.is_on() && is_its()
     }
 

@@ -39,7 +39,7 @@ impl Placement {
         let oversubscription = self.node.settings.borrow().oversubscription;
         let mut node = Node::new(capacity, &params, oversubscription);
         let core = self.base.core.borrow();
-        for (tenant, budget) in core.pool.tenant_budgets() {
+        for (tenant, budget) in core.pool.budgets().tenants() {
             if Some(tenant) != but {
                 node.keep(budget, &costs);
             }
@@ -51,7 +51,11 @@ impl Placement {
     pub(crate) fn admit_base(&self, tenant: TenantId, budget: &Budget) -> Result<(), ApiError> {
         let (mut node, costs) = self.promised_node(Some(tenant));
         let core = self.base.core.borrow();
-        let before = core.pool.tenant_budget(tenant).map(|budget| budget.base);
+        let before = core
+            .pool
+            .budgets()
+            .of_tenant(tenant)
+            .map(|budget| budget.base);
         let is_less =
             |before: Rate| budget.base.iops <= before.iops && budget.base.bytes <= before.bytes;
         if before.is_some_and(is_less) {
@@ -125,7 +129,7 @@ impl Placement {
             ));
         }
         let core = self.base.core.borrow();
-        let of = |(tenant, _)| core.pool.tenant_by_id(TenantId(tenant)).ok();
+        let of = |(tenant, _)| core.pool.tenants().get(TenantId(tenant)).ok();
         let names = places.lacking().filter_map(of).take(NAMED);
         let mut named = names.map(|of| &*of.name).collect::<Vec<_>>().join(", ");
         match places.lacking().count() {
@@ -142,7 +146,7 @@ impl Placement {
     pub(crate) fn is_guaranteed(&self, tenant: TenantId, all: &Admission) -> Option<bool> {
         let core = self.base.core.borrow();
         // Where there is a limit only, next to nothing is its own.
-        (core.pool.tenant_budget(tenant)).filter(|of| of.base != LEAST)?;
+        (core.pool.budgets().of_tenant(tenant)).filter(|of| of.base != LEAST)?;
         if all.guaranteed || self.node.is_meant() {
             return Some(all.guaranteed);
         }
@@ -158,10 +162,10 @@ impl Placement {
     fn lacking(&self, (tenant, lack): (u64, Lack), costs: &CostTable) -> Option<LackingBase> {
         let core = self.base.core.borrow();
         let tenant = TenantId(tenant);
-        let budget = core.pool.tenant_budget(tenant)?;
+        let budget = core.pool.budgets().of_tenant(tenant)?;
         let fits = largest(budget.base, |base| processors(base, costs) <= lack.fits);
         Some(LackingBase {
-            tenant: core.pool.tenant_by_id(tenant).ok()?.name.clone(),
+            tenant: core.pool.tenants().get(tenant).ok()?.name.clone(),
             reactor: lack.reactor.and_then(|reactor| u32::try_from(reactor).ok()),
             fits: (fits.iops > 0).then_some(api::Rate {
                 iops: fits.iops,

@@ -97,7 +97,7 @@ impl DeviceStates {
         let extent_bytes = core.pool.info().extent_bytes;
         let mut troubles = Vec::new();
         for record in core.pool.devices() {
-            let bytes = core.pool.quarantined_on(record.index) * extent_bytes;
+            let bytes = core.pool.allocator().quarantined_on(record.index) * extent_bytes;
             let spec = self.base.device_spec(record);
             match self.hanging.suspects.borrow().get(&record.index) {
                 Some(Suspicion { what, .. }) => troubles.push(format!(
@@ -130,7 +130,15 @@ impl DeviceStates {
     }
 
     fn is_in_doubt(&self, device: DeviceIndex) -> bool {
-        self.is_hanging(device) || self.base.core.borrow().pool.quarantined_on(device) > 0
+        self.is_hanging(device)
+            || self
+                .base
+                .core
+                .borrow()
+                .pool
+                .allocator()
+                .quarantined_on(device)
+                > 0
     }
 
     /// The one task that waits for what is in flight at a device.
@@ -152,7 +160,7 @@ impl DeviceStates {
                 }
             }
             // What comes after this needs another one.
-            let mark = self.base.core.borrow().pool.quarantine_mark();
+            let mark = self.base.core.borrow().pool.allocator().quarantine_mark();
             let raised = self.hanging.raised.get();
             match session.job(Job::Settle { device }).ended().await {
                 Ok(()) => self.requests_ended(device, mark, |s| s.number <= raised),

@@ -79,7 +79,7 @@ impl DeviceStates {
     pub(crate) fn set_health(&self, device: DeviceIndex, health: Health) {
         let before = {
             let pool = &mut self.base.core.borrow_mut().pool;
-            let before = pool.device_health(device);
+            let before = pool.allocator().device_health(device);
             if let Err(error) = pool.set_device_health(device, health) {
                 tracing::error!(%device, %error, "a device's health");
             }
@@ -124,7 +124,7 @@ impl DeviceStates {
         let pool = &self.base.core.borrow().pool;
         let others = || pool.devices().iter().filter(|other| other.index != device);
         let is_shut = self.is_shut(device)
-            && others().any(|other| pool.device_health(other.index) == Health::Online);
+            && others().any(|other| pool.allocator().device_health(other.index) == Health::Online);
         if is_shut {
             Health::Failing
         } else {

@@ -421,12 +421,12 @@ impl Statistics {
 
     fn export_ids(&self) -> BTreeSet<ExportId> {
         let core = self.base.core.borrow();
-        core.pool.exports().map(|export| export.id).collect()
+        core.pool.exports().iter().map(|export| export.id).collect()
     }
 
     fn tenant_ids(&self) -> BTreeSet<TenantId> {
         let core = self.base.core.borrow();
-        core.pool.tenants().map(|tenant| tenant.id).collect()
+        core.pool.tenants().iter().map(|tenant| tenant.id).collect()
     }
 
     /// An engine counts from here on.
@@ -468,7 +468,7 @@ impl Statistics {
         let mut now = region.map_or_else(BTreeMap::new, |region| totals_of(region, &exports));
         let lives = session.is_some();
         let mut lanes = Vec::new();
-        for export in pool.exports() {
+        for export in pool.exports().iter() {
             let Ok(volume) = pool.volume(export.volume) else {
                 continue;
             };
@@ -497,7 +497,7 @@ impl Statistics {
             region.map(|region| &**region),
             &added.let_go,
             lives,
-            pool.tenants().map(|tenant| {
+            pool.tenants().iter().map(|tenant| {
                 (
                     tenant.id,
                     &*tenant.name,

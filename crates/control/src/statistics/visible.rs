@@ -48,8 +48,8 @@ impl Statistics {
     fn hurt(&self) -> BTreeSet<VolumeId> {
         let pool = &self.base.core.borrow().pool;
         let devices = pool.devices().iter().map(|device| device.index);
-        let unwell = devices.filter(|d| pool.device_health(*d) != Health::Online);
-        unwell.flat_map(|d| pool.volumes_on(d)).collect()
+        let unwell = devices.filter(|d| pool.allocator().device_health(*d) != Health::Online);
+        unwell.flat_map(|d| pool.volumes().on_device(d)).collect()
     }
 
     fn figures(&self, hurt: &BTreeSet<VolumeId>) -> BTreeMap<VolumeId, Figures> {
@@ -57,13 +57,13 @@ impl Statistics {
         let pool = &core.pool;
         let spare = 100 - pool.space().used_percent().min(100);
         let is_low = pool.space_level() == SpaceLevel::Critical;
-        let threshold = 100 - pool.settings().critical_percent.min(100);
+        let threshold = 100 - pool.info().settings.critical_percent.min(100);
         let added = self.added.borrow();
-        let pasts: BTreeMap<VolumeId, Past> = (pool.exports())
+        let pasts: BTreeMap<VolumeId, Past> = (pool.exports().iter())
             .map(|export| (export.volume, added.past(export)))
             .collect();
         let of = |volume: &forebay_pool::VolumeRecord| {
-            let space = pool.volume_space(volume.id).unwrap_or_default();
+            let space = pool.volumes().space_of(volume.id).unwrap_or_default();
             let used = space.mapped.saturating_sub(space.ahead);
             let used_bytes = used.saturating_mul(pool.info().extent_bytes);
             let has_all = volume.reserved_bytes >= volume.size_bytes;
@@ -81,7 +81,10 @@ impl Statistics {
                 past: pasts.get(&volume.id).copied().unwrap_or_default(),
             }
         };
-        let volumes = pool.volumes().map(|volume| (volume.id, of(volume)));
+        let volumes = pool
+            .volumes()
+            .records()
+            .map(|volume| (volume.id, of(volume)));
         volumes.collect()
     }
 

@@ -2,9 +2,9 @@
 
 use super::*;
 use crate::{
-    batch::{BatchId, Key},
-    bounded::BoundedStore,
+    journal::batch::{BatchId, Key},
     store::MemStore,
+    store::bounded::BoundedStore,
 };
 
 const BYTES: u64 = 3 << 20;

@@ -14,13 +14,13 @@
 //! **Not here:** what records mean, where the copies are (`create`, `open`), compaction.
 
 use crate::{
-    area::Area,
-    batch::{Batch, Table},
     error::{ErrorKind, PoolError, Result},
     guard::guarded,
+    journal::batch::{Batch, Table},
     label::Stamp,
     layout::LIVE_FRACTION,
-    lineage::Epoch,
+    mirror::area::Area,
+    mirror::lineage::Epoch,
     mirror::{Backend, CatalogCopy, CopyState, Found, Mirror},
     store::BlockStore,
     uuid::Uuid,
@@ -96,6 +96,15 @@ impl Usage {
             used_bytes: self.used.load(Ordering::Relaxed),
             limit_bytes: self.limit,
         }
+    }
+
+    /// What the catalog has room for, in bytes, over what is promised already: a mapping that a
+    /// reserved extent may become must find room when it does.
+    pub(crate) fn room(&self, promised_bytes: u64) -> u64 {
+        let usage = self.get();
+        usage
+            .limit_bytes
+            .saturating_sub(usage.used_bytes + promised_bytes)
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::{
-    batch::{BatchId, Key},
+    journal::batch::{BatchId, Key},
     store::MemStore,
 };
 

@@ -7,7 +7,7 @@
 use super::{Label, LabelFormat, LabelOwner};
 use crate::{
     error::{PoolError, Result},
-    lineage::Epoch,
+    mirror::lineage::Epoch,
     store::BLOCK_BYTES,
     uuid::Uuid,
 };

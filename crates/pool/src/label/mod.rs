@@ -13,6 +13,7 @@
 //! **Not here:** bytes (`block`), what is on the data area, the pool's records.
 
 mod block;
+pub(crate) mod probe;
 #[cfg(test)]
 mod tests;
 
@@ -20,7 +21,7 @@ use self::block::{Found, LabelBlock};
 use crate::{
     error::{PoolError, Result},
     layout::CATALOG_OFFSET_BYTES,
-    lineage::Epoch,
+    mirror::lineage::Epoch,
     store::{BLOCK_BYTES, BlockStore},
     uuid::Uuid,
 };

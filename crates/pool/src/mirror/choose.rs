@@ -1,14 +1,14 @@
 //! Which of the copies that are here is the catalog, if any is.
 //!
-//! **Design.** The one that has all that the others have ([`Lineage`](crate::lineage::Lineage)). One that
+//! **Design.** The one that has all that the others have ([`Lineage`](crate::mirror::lineage::Lineage)). One that
 //! is damaged still counts by its header, and one that is not here by what labels say of its epoch: where
 //! such a copy has more than the best that can be read, opening is refused before anything is written.
 //! **Not here:** bringing copies up to date (`copies`).
 
 use super::{Found, Mirror};
 use crate::{
-    area::{Header, NO_DEVICE, Unusable, damaged},
-    lineage::Epoch,
+    mirror::area::{Header, NO_DEVICE, Unusable, damaged},
+    mirror::lineage::Epoch,
 };
 use forebay_xlate::types::DeviceIndex;
 use std::io;

@@ -9,11 +9,11 @@
 
 use super::{Labels, Mirror, Replica, State, Table, sync::epoch_name};
 use crate::{
-    area::{
+    mirror::area::{
         Area, BLOCK, Content, ENTRIES, HEAD_BYTES, Header, NO_DEVICE, TableBlock, Unusable,
         block_crc, damaged, root,
     },
-    lineage::{Epoch, Lineage},
+    mirror::lineage::{Epoch, Lineage},
     store::BLOCK_BYTES,
 };
 use std::{collections::BTreeSet, io, sync::Mutex};
@@ -377,30 +377,7 @@ impl State {
         }
         let known = known.as_ref();
         let mut wrote = self.bring_up_blocks(area, known)?;
-        let mut slots = Vec::with_capacity(self.tables.len());
-        for (index, table) in self.tables.iter().enumerate() {
-            let found = known.map(|known| &known.tables[index]);
-            let (seq, crc) = (table.block.seq, table.block.crc);
-            slots.push(match found {
-                Some(found)
-                    if !found.orphan && found.block.seq == seq && found.block.crc == crc =>
-                {
-                    found.slot
-                }
-                Some(found) if found.block.seq.get() < seq.get() => {
-                    wrote = true;
-                    area.write_table(index as u64, 1 - found.slot, &table.block)?;
-                    1 - found.slot
-                }
-                // What is there could be taken for newer than what belongs there.
-                _ => {
-                    wrote = true;
-                    area.write_table(index as u64, 0, &table.block)?;
-                    area.write_table(index as u64, 1, &table.block)?;
-                    0
-                }
-            });
-        }
+        let slots = self.bring_up_tables(area, known, &mut wrote)?;
         if self.alone && !wrote {
             // Does it take writes at all? That costs no epoch.
             wrote = true;
@@ -421,29 +398,7 @@ impl State {
         }
         // From here on it may have the epoch, whatever becomes of it.
         let before = std::mem::replace(&mut self.new_epoch, true);
-        let header = self.header();
-        let is_same = |found: &Header| {
-            let wrote_tables = found.wrote_tables;
-            *found
-                == Header {
-                    wrote_tables,
-                    ..header.clone()
-                }
-        };
-        let header_slot = match known.map(|known| (known.header_slot, &known.header)) {
-            Some((slot, found)) if !wrote && is_same(found) => slot,
-            Some((slot, found)) if found.seq < header.seq => {
-                area.write_header(1 - slot, &header)?;
-                area.store.sync()?;
-                1 - slot
-            }
-            _ => {
-                area.write_header(0, &header)?;
-                area.write_header(1, &header)?;
-                area.store.sync()?;
-                0
-            }
-        };
+        let header_slot = self.bring_up_header(area, known, wrote)?;
         self.new_epoch = before;
         // Whatever became of it before.
         self.stale.retain(|stale| !stale.is(area));
@@ -493,6 +448,73 @@ impl State {
     }
 
     /// Writes the data blocks that differ; whether there was one.
+    /// Writes the tables that an area lacks; says in which slot each is, and whether anything was written.
+    fn bring_up_tables(
+        &self,
+        area: &Area,
+        known: Option<&Content>,
+        wrote: &mut bool,
+    ) -> io::Result<Vec<u64>> {
+        let mut slots = Vec::with_capacity(self.tables.len());
+        for (index, table) in self.tables.iter().enumerate() {
+            let found = known.map(|known| &known.tables[index]);
+            let (seq, crc) = (table.block.seq, table.block.crc);
+            slots.push(match found {
+                Some(found)
+                    if !found.orphan && found.block.seq == seq && found.block.crc == crc =>
+                {
+                    found.slot
+                }
+                Some(found) if found.block.seq.get() < seq.get() => {
+                    *wrote = true;
+                    area.write_table(index as u64, 1 - found.slot, &table.block)?;
+                    1 - found.slot
+                }
+                // What is there could be taken for newer than what belongs there.
+                _ => {
+                    *wrote = true;
+                    area.write_table(index as u64, 0, &table.block)?;
+                    area.write_table(index as u64, 1, &table.block)?;
+                    0
+                }
+            });
+        }
+        Ok(slots)
+    }
+
+    /// Writes the header unless the area has it; says in which slot it is.
+    fn bring_up_header(
+        &self,
+        area: &Area,
+        known: Option<&Content>,
+        wrote: bool,
+    ) -> io::Result<u64> {
+        let header = self.header();
+        let is_same = |found: &Header| {
+            let wrote_tables = found.wrote_tables;
+            *found
+                == Header {
+                    wrote_tables,
+                    ..header.clone()
+                }
+        };
+        let slot = match known.map(|known| (known.header_slot, &known.header)) {
+            Some((slot, found)) if !wrote && is_same(found) => slot,
+            Some((slot, found)) if found.seq < header.seq => {
+                area.write_header(1 - slot, &header)?;
+                area.store.sync()?;
+                1 - slot
+            }
+            _ => {
+                area.write_header(0, &header)?;
+                area.write_header(1, &header)?;
+                area.store.sync()?;
+                0
+            }
+        };
+        Ok(slot)
+    }
+
     fn bring_up_blocks(&mut self, area: &Area, known: Option<&Content>) -> io::Result<bool> {
         let mut wrote = false;
         let mut content = [0; BLOCK_BYTES];

@@ -9,8 +9,8 @@
 
 use super::{CatalogCopy, CopyState, Mirror, MirrorHealth, State, sync::sync_areas};
 use crate::{
-    area::{Area, NO_DEVICE},
     label::Label,
+    mirror::area::{Area, NO_DEVICE},
     uuid::Uuid,
 };
 use forebay_xlate::types::DeviceIndex;

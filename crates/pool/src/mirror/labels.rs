@@ -7,10 +7,10 @@
 
 use super::{Mirror, State};
 use crate::{
-    area::NO_DEVICE,
     error::Result,
     label::{Label, Stamp},
-    lineage::Epoch,
+    mirror::area::NO_DEVICE,
+    mirror::lineage::Epoch,
     store::BlockStore,
     uuid::Uuid,
 };

@@ -13,18 +13,20 @@
 //!
 //! **Not here:** the format on the device (`area`), records, compaction.
 
+pub(crate) mod area;
 mod choose;
 mod copies;
 mod heal;
 mod labels;
+pub(crate) mod lineage;
 mod sync;
 
 pub(crate) use copies::Found;
 use labels::Labels;
 
 use crate::{
-    area::{Area, BLOCK, ENTRIES, HEAD_BYTES, TableBlock, block_crc, damaged},
-    lineage::Lineage,
+    mirror::area::{Area, BLOCK, ENTRIES, HEAD_BYTES, TableBlock, block_crc, damaged},
+    mirror::lineage::Lineage,
     store::BLOCK_BYTES,
 };
 use forebay_xlate::types::DeviceIndex;

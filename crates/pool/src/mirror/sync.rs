@@ -12,7 +12,7 @@
 
 use super::State;
 use crate::{
-    area::{Area, BLOCK, Header, root},
+    mirror::area::{Area, BLOCK, Header, root},
     store::BLOCK_BYTES,
     uuid::Uuid,
 };

@@ -67,7 +67,7 @@ pub fn try_commit(pool: &mut Pool, catalog: &Catalog) -> bool {
 
 /// Adds a volume and tries to commit it.
 pub fn add_volume(pool: &mut Pool, catalog: &Catalog, name: &str) -> bool {
-    if pool.tenant("t").is_err() {
+    if pool.tenants().named("t").is_err() {
         pool.create_tenant("t", 0).unwrap();
     }
     let new = NewVolume {
@@ -82,7 +82,11 @@ pub fn add_volume(pool: &mut Pool, catalog: &Catalog, name: &str) -> bool {
 }
 
 pub fn volumes(pool: &Pool) -> Vec<String> {
-    let mut names: Vec<String> = pool.volumes().map(|volume| volume.name.clone()).collect();
+    let mut names: Vec<String> = pool
+        .volumes()
+        .records()
+        .map(|volume| volume.name.clone())
+        .collect();
     names.sort();
     names
 }

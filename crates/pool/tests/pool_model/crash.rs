@@ -24,7 +24,7 @@ impl World {
         if power || !same_boot {
             self.boot += 1;
         }
-        let has_table = self.pool.committed_id() >= self.table_since;
+        let has_table = self.pool.journal().committed_id() >= self.table_since;
         let possible = self.die(during_commit);
         // What hangs at a device ends with its process, one way or the other.
         for (_, place, content) in std::mem::take(&mut self.hanging) {
@@ -41,14 +41,14 @@ impl World {
             self.power.after_kill()
         };
         (self.pool, self.catalog) = open(&self.power, self.labelled);
-        assert_eq!(self.pool.leaked_extents(), 0);
+        assert_eq!(self.pool.allocator().leaked_extents(), 0);
         let found = self.found();
         assert!(
             possible.contains(&found),
             "neither before nor after: {found:?} of {possible:?}"
         );
         let boot = format!("boot-{}", self.boot);
-        let same_boot = has_table && self.pool.boot_id() == Some(boot.as_str());
+        let same_boot = has_table && self.pool.info().boot_id() == Some(boot.as_str());
         let volume = |durable: &Durable| ModelVolume {
             extents: durable.extents,
             reserved: durable.reserved,
@@ -75,7 +75,7 @@ impl World {
         self.table_since = if same_boot {
             BatchId(0)
         } else {
-            self.pool.open_batch_id()
+            self.pool.journal().open_batch_id()
         };
         let uncommitted: usize = self.volumes.values().map(|v| v.uncommitted.len()).sum();
         assert_eq!(report.uncommitted, uncommitted as u64);
@@ -107,6 +107,7 @@ impl World {
         let records: Vec<(u64, u64, u64)> = self
             .pool
             .volumes()
+            .records()
             .map(|record| (record.id.0, record.size_bytes, record.reserved_bytes))
             .collect();
         let durable = |(id, size_bytes, reserved_bytes)| {
@@ -120,7 +121,9 @@ impl World {
         };
         let volumes: BTreeMap<u64, Durable> = records.into_iter().map(durable).collect();
         let mapped = || volumes.values().flat_map(|volume| volume.map.values());
-        let owned = |place: &Place| self.pool.extent_state(one(*place)) == Some(ExtentState::Owned);
+        let owned = |place: &Place| {
+            self.pool.allocator().extent_state(one(*place)) == Some(ExtentState::Owned)
+        };
         let places = self.pool.devices().iter().flat_map(|device| {
             let extents = 0..device.extents;
             extents.map(|extent| (device.index.0, extent))
@@ -188,7 +191,7 @@ impl World {
         for device in self.pool.devices() {
             for extent in 0..device.extents {
                 let place = (device.index.0, extent);
-                match self.pool.extent_state(one(place)) {
+                match self.pool.allocator().extent_state(one(place)) {
                     Some(ExtentState::Quarantined) => {
                         self.quarantined.insert(place);
                     }
@@ -197,7 +200,8 @@ impl World {
                     }
                     Some(ExtentState::Freed) => {
                         self.dirty.insert(place);
-                        self.freed_in.insert(place, self.pool.open_batch_id());
+                        self.freed_in
+                            .insert(place, self.pool.journal().open_batch_id());
                     }
                     _ => {}
                 }

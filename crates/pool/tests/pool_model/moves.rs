@@ -6,7 +6,9 @@ use crate::{
     disk::{Bytes, Place},
     world::{EXTENTS, ModelVolume, World, devices, flat},
 };
-use forebay_pool::{ErrorKind, FaultAnswer, Health, NewVolume, Placement, PoolSettings, Released};
+use forebay_pool::{
+    Check, ErrorKind, FaultAnswer, Health, NewVolume, Placement, PoolSettings, Released,
+};
 use forebay_xlate::types::{DeviceIndex, ExtentIndex, VolumeId};
 use std::collections::BTreeSet;
 
@@ -76,7 +78,7 @@ impl World {
             }
             Op::Settle { device } => {
                 if self.settling.is_none() {
-                    self.settling = Some((device, self.pool.quarantine_mark()));
+                    self.settling = Some((device, self.pool.allocator().quarantine_mark()));
                 }
             }
             Op::EndQuarantine => self.end_quarantine(),
@@ -91,7 +93,7 @@ impl World {
                 };
                 let settings = PoolSettings {
                     placement,
-                    ..self.pool.settings()
+                    ..self.pool.info().settings
                 };
                 self.pool.set_settings(settings).unwrap();
             }
@@ -155,7 +157,7 @@ impl World {
             .into_iter()
             .partition(|(_, place)| now.contains(place));
         self.give_up(volume, gone, hanging, &released);
-        let batch = self.pool.open_batch_id();
+        let batch = self.pool.journal().open_batch_id();
         for (logical, place) in later {
             assert!(hanging & (1 << place.0) == 0, "{place:?} is freed later");
             assert!(!known.uncommitted.contains_key(&logical));
@@ -167,7 +169,7 @@ impl World {
 
     pub(crate) fn delete_more(&mut self) {
         let released = self.pool.delete_more().unwrap();
-        let batch = self.pool.open_batch_id();
+        let batch = self.pool.journal().open_batch_id();
         for place in released.runs.into_iter().flat_map(flat) {
             assert!(
                 self.deleting.remove(&place),
@@ -243,11 +245,14 @@ impl World {
                     self.commit_all();
                 }
                 FaultAnswer::AwaitCommit { batch } => {
-                    assert!(batch > self.pool.committed_id(), "nothing to wait for");
+                    assert!(
+                        batch > self.pool.journal().committed_id(),
+                        "nothing to wait for"
+                    );
                     self.commit_all();
                 }
                 FaultAnswer::AwaitLaunder => {
-                    while self.pool.has_more_to_delete() {
+                    while self.pool.volumes().has_more_to_delete() {
                         self.delete_more();
                     }
                     self.commit_all();
@@ -323,12 +328,12 @@ impl World {
     fn check_full(&self, volume: u64) {
         let free: u64 = (0..self.pool.devices().len() as u8)
             .filter(|device| !self.away.contains(device))
-            .filter_map(|device| self.pool.device_space(DeviceIndex(device)))
+            .filter_map(|device| self.pool.allocator().device_space(DeviceIndex(device)))
             .map(|space| space.clean + space.dirty)
             .sum();
         let mut promised = 0;
         for (id, other) in self.volumes.iter().filter(|(id, _)| **id != volume) {
-            let said = self.pool.volume_space(VolumeId(*id)).unwrap();
+            let said = self.pool.volumes().space_of(VolumeId(*id)).unwrap();
             promised += said.owed;
             let over = (said.mapped + said.reserved).saturating_sub(other.reserved);
             if self.away.is_empty() {
@@ -415,7 +420,7 @@ impl World {
     fn flush(&mut self, volume: u64, part: u64) {
         let id = VolumeId(volume);
         let known = self.volumes.get_mut(&volume).unwrap();
-        let highest = self.pool.uncommitted(id);
+        let highest = self.pool.volumes().uncommitted(id);
         let lowest = known.uncommitted.values().min().copied().unwrap_or(0);
         let up_to = match (part, highest) {
             (_, None) => u64::MAX,
@@ -426,14 +431,14 @@ impl World {
             .filter(|device| !self.away.contains(device))
             .collect();
         flushed.iter().for_each(|device| self.disk.flush(*device));
-        let batch = self.pool.open_batch_id();
+        let batch = self.pool.journal().open_batch_id();
         let due: Vec<(u64, u64)> = known
             .uncommitted
             .iter()
             .filter(|(logical, seq)| **seq <= up_to && flushed.contains(&known.map[logical].0))
             .map(|(logical, seq)| (*logical, *seq))
             .collect();
-        let waits = self.pool.pending_on(id, up_to);
+        let waits = self.pool.volumes().pending_on(id, up_to);
         for (logical, seq) in &due {
             assert!(waits.contains(&DeviceIndex(known.map[logical].0)));
             known.uncommitted.remove(logical);
@@ -445,7 +450,7 @@ impl World {
         assert_eq!(committed.unwrap(), due.len() as u64);
         if let Some(oldest) = due.iter().map(|(_, seq)| *seq).min() {
             assert!(
-                self.pool.durable_seq(id) < oldest,
+                self.pool.volumes().durable_seq(id) < oldest,
                 "durable before its commit"
             );
         }
@@ -453,7 +458,7 @@ impl World {
             self.commit_all();
             let known = &self.volumes[&volume];
             if known.map.values().all(|place| flushed.contains(&place.0)) {
-                let durable = self.pool.durable_seq(id);
+                let durable = self.pool.volumes().durable_seq(id);
                 assert!(highest.is_none_or(|highest| durable >= highest));
                 self.tenants.flushed(volume);
             }
@@ -488,7 +493,7 @@ impl World {
         let released: BTreeSet<Place> = said.runs.iter().copied().flat_map(flat).collect();
         assert_eq!(released, gone.iter().map(|(_, place)| *place).collect());
         assert_eq!(said.extents, gone.len() as u64);
-        let batch = self.pool.open_batch_id();
+        let batch = self.pool.journal().open_batch_id();
         let mut quarantined = 0;
         for (logical, place) in gone {
             if hanging & (1 << place.0) != 0 {
@@ -501,7 +506,7 @@ impl World {
                     version: self.version,
                 };
                 self.tenants.wrote(volume, logical, 3, self.version);
-                let since = self.pool.quarantine_mark();
+                let since = self.pool.allocator().quarantine_mark();
                 self.hanging.push((since, place, [Some(bytes); 2]));
             } else {
                 assert!(self.dirty.insert(place), "{place:?} freed twice");
@@ -521,14 +526,15 @@ impl World {
         self.hanging
             .retain(|(since, place, _)| place.0 != device || *since > mark);
         let ended = self.pool.end_quarantine_on(DeviceIndex(device), mark);
-        let batch = self.pool.open_batch_id();
+        let batch = self.pool.journal().open_batch_id();
         let still: BTreeSet<Place> = self
             .quarantined
             .iter()
             .copied()
             .filter(|(on, extent)| {
                 let run = forebay_pool::DeviceRun::new(DeviceIndex(*on), *extent, 1);
-                self.pool.extent_state(run) == Some(forebay_pool::ExtentState::Quarantined)
+                self.pool.allocator().extent_state(run)
+                    == Some(forebay_pool::ExtentState::Quarantined)
             })
             .collect();
         let gone: Vec<Place> = self.quarantined.difference(&still).copied().collect();
@@ -540,7 +546,7 @@ impl World {
         }
         self.quarantined = still;
         assert_eq!(
-            self.pool.quarantined_on(DeviceIndex(device)),
+            self.pool.allocator().quarantined_on(DeviceIndex(device)),
             self.quarantined
                 .iter()
                 .filter(|(on, _)| *on == device)
@@ -560,7 +566,7 @@ impl World {
                 );
                 let freed = self.freed_in.get(&place);
                 assert!(
-                    freed.is_none_or(|batch| *batch <= self.pool.committed_id()),
+                    freed.is_none_or(|batch| *batch <= self.pool.journal().committed_id()),
                     "{place:?} laundered before it was durably free"
                 );
                 self.disk.write(place, [None; 2]);
@@ -595,10 +601,10 @@ impl World {
     fn check_piece(&mut self, extents: u64) {
         let mut check = match self.check.take() {
             Some(check) => check,
-            None => self.pool.begin_check().unwrap(),
+            None => Check::begin(&mut self.pool).unwrap(),
         };
-        if self.pool.check_step(&mut check, extents).unwrap() {
-            assert_eq!(self.pool.end_check(check).problems, []);
+        if check.step(&self.pool, extents).unwrap() {
+            assert_eq!(check.end().problems, []);
         } else {
             self.check = Some(check);
         }

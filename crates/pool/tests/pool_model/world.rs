@@ -261,7 +261,7 @@ impl World {
     pub(crate) fn end(&mut self) {
         self.commit_all();
         assert_eq!(self.pool.check().unwrap().problems, []);
-        while self.pool.has_more_to_delete() {
+        while self.pool.volumes().has_more_to_delete() {
             self.delete_more();
         }
         self.commit_all();
@@ -280,7 +280,7 @@ impl World {
     pub(crate) fn compare(&mut self) {
         let space = self.pool.space();
         let mut places = self.deleting.clone();
-        assert_eq!(self.pool.has_more_to_delete(), !places.is_empty());
+        assert_eq!(self.pool.volumes().has_more_to_delete(), !places.is_empty());
         assert!(self.dirty.is_disjoint(&places) && self.quarantined.is_disjoint(&places));
         let (mut mapped, mut uncommitted, mut stock, mut owed) = (0, 0, 0, 0);
         for (id, volume) in &self.volumes {
@@ -290,16 +290,16 @@ impl World {
             }
             mapped += volume.map.len() as u64;
             uncommitted += volume.uncommitted.len() as u64;
-            let said = self.pool.volume_space(VolumeId(*id)).unwrap();
+            let said = self.pool.volumes().space_of(VolumeId(*id)).unwrap();
             assert_eq!(said.mapped, volume.map.len() as u64);
             let committing = volume.committing.values().map(|(seq, _)| *seq);
             let waiting = volume.uncommitted.values().copied();
             let outstanding: BTreeSet<u64> = waiting.chain(committing).collect();
             let count = volume.uncommitted.len() + volume.committing.len();
             assert_eq!(said.uncommitted, count as u64);
-            let newest = self.pool.uncommitted(VolumeId(*id));
+            let newest = self.pool.volumes().uncommitted(VolumeId(*id));
             assert_eq!(newest, outstanding.last().copied());
-            let durable = self.pool.durable_seq(VolumeId(*id));
+            let durable = self.pool.volumes().durable_seq(VolumeId(*id));
             assert!(outstanding.first().is_none_or(|seq| durable < *seq));
             stock += said.reserved;
             let promised = volume.reserved.min(volume.extents);

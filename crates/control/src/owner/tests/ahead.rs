@@ -32,7 +32,7 @@ impl Life {
     /// Of what a volume has mapped, what is not known to be written.
     fn ahead(&self, volume: VolumeId) -> u64 {
         let core = self.owner.base.core.borrow();
-        core.pool.volume_space(volume).unwrap().ahead
+        core.pool.volumes().space_of(volume).unwrap().ahead
     }
 
     /// Writes extents, several in flight; returns how many were asked for.

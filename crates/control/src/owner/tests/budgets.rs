@@ -359,7 +359,8 @@ fn what_is_not_stated_follows_from_the_rest() {
             .core
             .borrow()
             .pool
-            .volume_budgets()
+            .budgets()
+            .volumes()
             .next()
             .is_none();
         assert!(none, "nothing was changed");
@@ -669,7 +670,17 @@ fn what_tenants_used_does_not_fall_when_their_engine_does() {
         life.volume("v", 1 << 20).await;
         life.export("v").await;
         life.tenant_budget(Some(put(1000, 5000))).await.unwrap();
-        let id = life.owner.base.core.borrow().pool.tenant("t").unwrap().id.0;
+        let id = life
+            .owner
+            .base
+            .core
+            .borrow()
+            .pool
+            .tenants()
+            .named("t")
+            .unwrap()
+            .id
+            .0;
         let count = |fake: &Fake, used: u64, credit: u64| {
             let record = &fake.region.tenants()[3];
             record.tenant.store(id + 1, Relaxed);
@@ -728,7 +739,17 @@ fn what_a_tenant_used_is_counted_once_when_the_engine_lets_go_of_it() {
         life.volume("v", 1 << 20).await;
         life.export("v").await;
         life.tenant_budget(Some(put(1000, 5000))).await.unwrap();
-        let id = life.owner.base.core.borrow().pool.tenant("t").unwrap().id.0;
+        let id = life
+            .owner
+            .base
+            .core
+            .borrow()
+            .pool
+            .tenants()
+            .named("t")
+            .unwrap()
+            .id
+            .0;
         let count = |fake: &Fake, used: u64| {
             let record = &fake.region.tenants()[3];
             record.tenant.store(id + 1, Relaxed);

@@ -32,7 +32,7 @@ async fn write_some(life: &mut Life, volume: VolumeId, count: u64) -> (Vec<u64>,
 impl Life {
     fn quarantined(&self, device: u8) -> u64 {
         let core = self.owner.base.core.borrow();
-        core.pool.quarantined_on(DeviceIndex(device))
+        core.pool.allocator().quarantined_on(DeviceIndex(device))
     }
 
     async fn wait(&mut self, mut what: impl FnMut(&Owner) -> bool) {
@@ -119,7 +119,7 @@ fn hung_device_quarantines() {
         life.fake.end_settle(HUNG, b);
         life.wait(|owner| {
             let core = owner.base.core.borrow();
-            core.pool.quarantined_on(DeviceIndex(HUNG)) == later
+            core.pool.allocator().quarantined_on(DeviceIndex(HUNG)) == later
         })
         .await;
         life.fake.hang_no_more(HUNG);
@@ -186,15 +186,24 @@ fn a_hung_device_delays_only_its_own_commits() {
         // In the background too, each by itself.
         let committed = well.len();
         life.wait(move |owner| {
-            let space = owner.base.core.borrow().pool.volume_space(a).unwrap();
+            let space = owner.base.core.borrow().pool.volumes().space_of(a).unwrap();
             space.mapped - space.uncommitted == committed as u64
         })
         .await;
         let flushes = |job: &&Job| matches!(job, Job::Flush { device } if device.0 == HUNG);
         assert_eq!(life.fake.jobs.iter().filter(flushes).count(), 1);
         life.fake.hang_no_more(HUNG);
-        life.wait(|owner| owner.base.core.borrow().pool.uncommitted_extents() == 0)
-            .await;
+        life.wait(|owner| {
+            owner
+                .base
+                .core
+                .borrow()
+                .pool
+                .volumes()
+                .uncommitted_extents()
+                == 0
+        })
+        .await;
         assert!(!hung.is_empty());
     });
 }

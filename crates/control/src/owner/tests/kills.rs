@@ -56,7 +56,11 @@ async fn some_time(life: &mut Life, random: &mut Random, names: &mut u64) {
     for _ in 0..random.below(60) + 5 {
         let volumes: Vec<VolumeId> = {
             let core = life.owner.base.core.borrow();
-            core.pool.volumes().map(|volume| volume.id).collect()
+            core.pool
+                .volumes()
+                .records()
+                .map(|volume| volume.id)
+                .collect()
         };
         let volume = volumes[random.below(volumes.len() as u64) as usize];
         let extent = random.below(EXTENTS);

@@ -358,7 +358,8 @@ impl Life {
             .core
             .borrow()
             .pool
-            .volume_space(volume)
+            .volumes()
+            .space_of(volume)
             .unwrap()
             .mapped
     }

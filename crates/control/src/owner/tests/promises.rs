@@ -100,25 +100,30 @@ impl Life {
         }
         let core = self.owner.base.core.borrow();
         let exported = |name: &&str| {
-            let id = core.pool.tenant(name).map(|tenant| tenant.id);
-            let mut volumes = core.pool.volumes().filter(|of| Ok(of.tenant) == id);
-            volumes.any(|of| core.pool.exports_of(of.id).next().is_some())
+            let id = core.pool.tenants().named(name).map(|tenant| tenant.id);
+            let mut volumes = core
+                .pool
+                .volumes()
+                .records()
+                .filter(|of| Ok(of.tenant) == id);
+            volumes.any(|of| core.pool.exports().of_volume(of.id).next().is_some())
         };
         let names = ["a", "b", "c"].into_iter().filter(exported);
-        let said = |name: &str| last[&core.pool.tenant(name).unwrap().id.0];
+        let said = |name: &str| last[&core.pool.tenants().named(name).unwrap().id.0];
         names.map(|name| (name, said(name))).collect()
     }
 
     /// Exports a volume, which this reactor serves.
     async fn serve(&mut self, tenant: &str, volume: &str, reactor: u64) -> Export {
         let owner = self.owner.clone();
-        let exports = owner.base.core.borrow().pool.exports().count();
+        let exports = owner.base.core.borrow().pool.exports().iter().count();
         let newest = owner
             .base
             .core
             .borrow()
             .pool
             .exports()
+            .iter()
             .map(|of| of.id.0)
             .max();
         let served = |id: u64| {
@@ -340,8 +345,8 @@ fn older_promises_are_read() {
         assert_eq!(life.last_said(), [("a", false), ("b", true), ("c", true)]);
         let (pool, a, base) = {
             let core = life.owner.base.core.borrow();
-            let id = core.pool.tenant("a").unwrap().id;
-            let base = core.pool.tenant_budget(id).unwrap().base;
+            let id = core.pool.tenants().named("a").unwrap().id;
+            let base = core.pool.budgets().of_tenant(id).unwrap().base;
             (core.pool.info().uuid.to_string(), id.0, base)
         };
         let mut profiles = life.owner.node.costs_show().profiles;

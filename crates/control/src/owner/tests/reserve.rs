@@ -53,7 +53,7 @@ impl Life {
 
     fn state(&self, volume: VolumeId) -> Option<Reservations> {
         let core = self.owner.base.core.borrow();
-        let known = core.pool.host_reservations(volume);
+        let known = core.pool.hosts().reservations_of(volume);
         known.map(|known| known.state.clone())
     }
 }
@@ -160,7 +160,7 @@ fn nothing_is_answered_before_it_is_durable() {
         life.kill().await;
         let owner = owner_of(&place, &begin(2), false);
         let core = owner.base.core.borrow();
-        let known = core.pool.host_reservations(a).unwrap();
+        let known = core.pool.hosts().reservations_of(a).unwrap();
         assert_eq!(known.state.registrants().len(), 1);
         assert_eq!(known.recent, [register.token]);
         drop(core);
@@ -207,7 +207,14 @@ fn what_is_not_to_persist_is_gone_with_the_machines_restart() {
             ..begin(5)
         };
         let owner = owner_of(&place, &again, false);
-        let lost = owner.base.core.borrow().pool.host_reservations(a).cloned();
+        let lost = owner
+            .base
+            .core
+            .borrow()
+            .pool
+            .hosts()
+            .reservations_of(a)
+            .cloned();
         assert_eq!(lost.unwrap().state.registrants(), []);
         owner.close();
     });
@@ -233,7 +240,8 @@ fn they_go_with_their_volume() {
                 .core
                 .borrow()
                 .pool
-                .all_host_reservations()
+                .hosts()
+                .all_reservations()
                 .count(),
             0
         );

@@ -431,7 +431,7 @@ fn a_write_waits_while_space_is_being_laundered() {
             let owner = life.owner.clone();
             let mapped = || {
                 let core = owner.base.core.borrow();
-                core.pool.volume_space(a).unwrap().mapped == granted
+                core.pool.volumes().space_of(a).unwrap().mapped == granted
             };
             while !mapped() {
                 life.fake.listen(Duration::from_millis(10)).await;

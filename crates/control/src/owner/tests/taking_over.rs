@@ -121,7 +121,16 @@ fn a_stop_leaves_nothing_that_only_the_grant_table_knows() {
             // The third has no catalog, whose commits would flush it by the way.
             let mut life = Life::first(&place, Begin::default()).await;
             let (_, places) = life.written().await;
-            assert_eq!(life.owner.base.core.borrow().pool.uncommitted_extents(), 0);
+            assert_eq!(
+                life.owner
+                    .base
+                    .core
+                    .borrow()
+                    .pool
+                    .volumes()
+                    .uncommitted_extents(),
+                0
+            );
             life.owner
                 .pool_owner
                 .flusher
@@ -294,7 +303,16 @@ fn an_uncommitted_part_of_a_stale_entry_outlives_the_next_daemons_too() {
             .await;
         drop(owner);
         assert_eq!(life.revoked(), [ExtentRange::new(2, 2)]);
-        assert_eq!(life.owner.base.core.borrow().pool.uncommitted_extents(), 8);
+        assert_eq!(
+            life.owner
+                .base
+                .core
+                .borrow()
+                .pool
+                .volumes()
+                .uncommitted_extents(),
+            8
+        );
         let mut life = life.next_takes_over(&place, Begin::default(), |_| {}).await;
         assert_eq!(life.mapped(a), 14);
         assert_eq!(life.fake.fault(a, 12, true).await, Ok(word));
@@ -353,7 +371,14 @@ fn what_can_not_be_flushed_keeps_nobody_from_taking_stale_grants_back() {
             life.fake.write(b, extent).await;
         }
         assert!(life.fake.flush(b, life.fake.highest_sequence(b)).await);
-        let uncommitted = life.owner.base.core.borrow().pool.uncommitted_extents();
+        let uncommitted = life
+            .owner
+            .base
+            .core
+            .borrow()
+            .pool
+            .volumes()
+            .uncommitted_extents();
         life.release_but_list(b, 0, 64).await;
         let mut begin = Begin::default();
         begin.limits.adoption = Duration::from_secs(1);
@@ -372,7 +397,13 @@ fn what_can_not_be_flushed_keeps_nobody_from_taking_stale_grants_back() {
         assert_eq!(life.listed(b), []);
         // The tenant's own are as they were.
         assert_eq!(
-            owner.base.core.borrow().pool.uncommitted_extents(),
+            owner
+                .base
+                .core
+                .borrow()
+                .pool
+                .volumes()
+                .uncommitted_extents(),
             uncommitted
         );
         let held = life.fake.grants.keys().filter(|(volume, _)| *volume == a);

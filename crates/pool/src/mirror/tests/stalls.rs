@@ -6,7 +6,7 @@
 //! At the end of each life the power goes, or only the process.
 
 use super::*;
-use crate::{label::Label, lineage::Epoch, uuid::Uuid};
+use crate::{label::Label, mirror::lineage::Epoch, uuid::Uuid};
 
 const AREA_AT: u64 = 8192;
 const AREA: u64 = 120 * 4096;

@@ -1,0 +1,595 @@
+//! Whether what the pool knows fits together.
+//!
+//! **Design.** A check walks every map and every volume's stock, notes in a bitmap which extents they
+//! claim, and then looks for extents that are used and claimed by nobody. It goes in pieces, between
+//! which the pool works on; so that this deceives nobody, the pool marks meanwhile what changes hands,
+//! and the check says nothing of what is marked. What must be compared at one moment (an extent and
+//! its state, a counter and what it counts) is compared within one piece.
+//!
+//! Only leaks are repaired: extents that are used by nobody become dirty. Everything else would need a
+//! decision about whose the bytes are.
+//!
+//! **Not here:** the catalog's blocks and their checksums (`area`, `catalog`).
+
+use crate::{
+    catalog::Catalog,
+    error::{PoolError, Result},
+    extents::ExtentState,
+    extents::runs::DeviceRun,
+    open::load::load,
+    pool::Pool,
+    records::DeviceRecord,
+    volumes::{
+        Volume,
+        map::{MAP_CHUNK, MapRun},
+    },
+};
+use forebay_xlate::types::{DeviceIndex, VolumeId};
+use std::fmt;
+
+/// Problems that are described; more are counted.
+const PROBLEMS_AT_MOST: usize = 100;
+/// Extents that one piece of [`Pool::check`] looks at.
+const PIECE_EXTENTS: u64 = 1 << 16;
+
+/// Something that does not fit.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct CheckProblem {
+    /// What, in a sentence.
+    pub what: String,
+    /// Whether [`Pool::repair`] mends it.
+    pub repairable: bool,
+}
+
+impl fmt::Display for CheckProblem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.what)
+    }
+}
+
+/// What a check found.
+#[derive(Clone, PartialEq, Eq, Default, Debug)]
+pub struct CheckReport {
+    /// Extents looked at.
+    pub extents_checked: u64,
+    /// Mapped extents looked at.
+    pub mappings_checked: u64,
+    /// Volumes looked at.
+    pub volumes_checked: u64,
+    /// Extents that are used by nobody.
+    pub leaked_extents: u64,
+    /// What is wrong.
+    pub problems: Vec<CheckProblem>,
+    /// How many more problems there are.
+    pub problems_left_out: u64,
+    leaked: Vec<DeviceRun>,
+    check: u64,
+}
+
+impl CheckReport {
+    /// Whether nothing is wrong.
+    pub fn is_clean(&self) -> bool {
+        self.problems.is_empty()
+    }
+
+    fn problem(&mut self, what: String) {
+        self.add(what, false);
+    }
+
+    fn add(&mut self, what: String, repairable: bool) {
+        if self.problems.len() < PROBLEMS_AT_MOST {
+            self.problems.push(CheckProblem { what, repairable });
+        } else {
+            self.problems_left_out += 1;
+        }
+    }
+}
+
+/// Where a check is.
+#[derive(Clone, Copy, Debug)]
+enum Stage {
+    /// Counters of a device.
+    Device(usize),
+    /// What belongs to no device or volume.
+    Whole,
+    /// The volume from this one on: its counters and stock.
+    Volume(VolumeId),
+    /// A volume's map from a chunk on.
+    Map(VolumeId, u64),
+    /// A device's extents from one on, for leaks.
+    Leaks(usize, u64),
+    Done,
+}
+
+/// A check that is under way.
+#[derive(Debug)]
+pub struct Check {
+    stage: Stage,
+    /// Claimed extents, a bit each, by device.
+    claimed: Vec<Vec<u64>>,
+    report: CheckReport,
+}
+
+impl Check {
+    /// Begins a check; one that is under way ends without a result.
+    pub fn begin(pool: &mut Pool) -> Result<Self> {
+        pool.ready()?;
+        pool.allocator.extents.note_moves();
+        pool.checking += 1;
+        let words = |device: &DeviceRecord| vec![0; device.extents.div_ceil(64) as usize];
+        Ok(Self {
+            stage: Stage::Device(0),
+            claimed: pool.devices.iter().map(words).collect(),
+            report: CheckReport {
+                check: pool.checking,
+                ..CheckReport::default()
+            },
+        })
+    }
+
+    /// Does a piece of the check, of about so many extents; true: it is finished. Between two pieces
+    /// anything may happen to the pool.
+    pub fn step(&mut self, pool: &Pool, extents: u64) -> Result<bool> {
+        if self.report.check != pool.checking {
+            return Err(PoolError::in_use("another check of the pool has begun"));
+        }
+        let extents = extents.max(1);
+        self.stage = match self.stage {
+            Stage::Device(device) => self.device(pool, device),
+            Stage::Whole => self.whole(pool),
+            Stage::Volume(from) => self.volume(pool, from),
+            Stage::Map(volume, chunk) => self.map(pool, volume, chunk, extents),
+            Stage::Leaks(device, from) => self.leaks(pool, device, from, extents),
+            Stage::Done => Stage::Done,
+        };
+        Ok(matches!(self.stage, Stage::Done))
+    }
+
+    /// What a finished check found.
+    pub fn end(self) -> CheckReport {
+        self.report
+    }
+
+    /// Notes that a volume has a run; says what contradicts that.
+    fn claim(&mut self, pool: &Pool, volume: VolumeId, run: DeviceRun, wanted: ExtentState) {
+        let Some(claimed) = self.claimed.get_mut(usize::from(run.device.0)) else {
+            // Of a device that came after the check began; or of none.
+            if pool
+                .allocator
+                .extents
+                .get(run.device, run.first.0)
+                .is_none()
+            {
+                let what = format!(
+                    "{volume} has extents of {}, which does not exist",
+                    run.device
+                );
+                self.report.problem(what);
+            }
+            return;
+        };
+        for extent in run.first.0..run.end() {
+            let Some(state) = pool.allocator.extents.get(run.device, extent) else {
+                let what = format!(
+                    "{volume} has extent {extent} of {}, past its end",
+                    run.device
+                );
+                self.report.problem(what);
+                return;
+            };
+            if state != wanted {
+                self.report.problem(format!(
+                    "{volume} has extent {extent} of {} as {wanted:?}, and its state is {state:?}",
+                    run.device
+                ));
+            }
+            let (word, bit) = ((extent / 64) as usize, 1u64 << (extent % 64));
+            let Some(word) = claimed.get_mut(word) else {
+                return;
+            };
+            if *word & bit != 0 && !pool.allocator.extents.has_moved(run.device, extent) {
+                self.report.problem(format!(
+                    "extent {extent} of {} has two owners, one of them is {volume}",
+                    run.device
+                ));
+            }
+            *word |= bit;
+        }
+    }
+
+    /// A run that a volume has reserved and not mapped durably.
+    fn claim_reserved(&mut self, pool: &Pool, volume: VolumeId, run: DeviceRun) {
+        self.claim(pool, volume, run, ExtentState::Reserved);
+        let parts = pool.allocator.reservations.within(run);
+        let right = parts.iter().all(|(_, holder)| *holder == volume)
+            && parts.iter().map(|(part, _)| part.count).sum::<u64>() == run.count;
+        if !right {
+            self.report.problem(format!(
+                "{volume} has extents {}..{} of {}, which are not reserved for it",
+                run.first.0,
+                run.end(),
+                run.device
+            ));
+        }
+    }
+
+    fn device(&mut self, pool: &Pool, at: usize) -> Stage {
+        // A pool has at most 256 devices.
+        let index = DeviceIndex(at as u8);
+        if let Some(what) = pool.allocator.extents.contradiction(index) {
+            self.report.problem(format!("{index}: {what}"));
+        }
+        let recorded = pool.devices.get(at).map(|device| device.extents);
+        let there = pool
+            .allocator
+            .extents
+            .device_space(index)
+            .map(|space| space.total);
+        if recorded != there {
+            self.report.problem(format!(
+                "{index} is recorded with {recorded:?} extents and has {there:?}"
+            ));
+        }
+        self.report.extents_checked += there.unwrap_or(0);
+        if at + 1 < self.claimed.len() {
+            Stage::Device(at + 1)
+        } else {
+            Stage::Whole
+        }
+    }
+
+    fn whole(&mut self, pool: &Pool) -> Stage {
+        let mut compare = |what: &str, says: u64, is: u64| {
+            if says != is {
+                self.report
+                    .problem(format!("{what}: {says}, and there are {is}"));
+            }
+        };
+        let count = |state| pool.allocator.extents.count(state);
+        let (_, extents) = pool.allocator.reservations.contents();
+        compare(
+            "extents in reservations",
+            extents,
+            count(ExtentState::Reserved),
+        );
+        let quarantined = pool.allocator.quarantine.iter().map(|run| run.count).sum();
+        compare(
+            "extents listed as quarantined",
+            quarantined,
+            count(ExtentState::Quarantined),
+        );
+        compare(
+            "extents to be freed",
+            pool.journal.extents_to_free(),
+            count(ExtentState::Freed),
+        );
+        let volumes = || pool.volumes.by_id.values();
+        let owed = volumes().map(|volume| volume.owed).sum();
+        compare("extents promised", pool.volumes.promised, owed);
+        let bytes = volumes().map(|volume| volume.catalog_bytes).sum();
+        compare(
+            "bytes of the catalog promised",
+            pool.volumes.catalog_promised,
+            bytes,
+        );
+        compare(
+            "names of volumes",
+            pool.volumes.names.len() as u64,
+            pool.volumes.by_id.len() as u64,
+        );
+        compare(
+            "exported volumes",
+            pool.exports
+                .by_volume
+                .values()
+                .map(|e| e.len() as u64)
+                .sum(),
+            pool.exports.by_id.len() as u64,
+        );
+        self.links(pool);
+        Stage::Volume(VolumeId(0))
+    }
+
+    /// Whether what names something names what there is.
+    fn links(&mut self, pool: &Pool) {
+        let (runs, _) = pool.allocator.reservations.contents();
+        for (run, volume) in runs {
+            if pool.volumes.any(volume).is_none() {
+                self.report.problem(format!(
+                    "extents {}..{} of {} are reserved for {volume}, which does not exist",
+                    run.first.0,
+                    run.end(),
+                    run.device
+                ));
+            }
+        }
+        for run in pool.allocator.quarantine.iter() {
+            if !pool
+                .allocator
+                .extents
+                .all(run, |state| state == ExtentState::Quarantined)
+            {
+                self.report.problem(format!(
+                    "extents {}..{} of {} are listed as quarantined and are not",
+                    run.first.0,
+                    run.end(),
+                    run.device
+                ));
+            }
+        }
+        for export in pool.exports.by_id.values() {
+            let of_volume = pool.exports.by_volume.get(&export.volume);
+            if !of_volume.is_some_and(|exports| exports.contains(&export.id))
+                || !pool.volumes.by_id.contains_key(&export.volume)
+            {
+                self.report.problem(format!(
+                    "{} and {} don't know each other",
+                    export.id, export.volume
+                ));
+            }
+        }
+    }
+
+    fn volume(&mut self, pool: &Pool, from: VolumeId) -> Stage {
+        let Some((id, volume)) = pool.volumes.any_from(from) else {
+            return Stage::Leaks(0, 0);
+        };
+        self.report.volumes_checked += 1;
+        let mapped = volume.map.count();
+        if mapped != volume.map.mapped() {
+            self.report.problem(format!(
+                "{id} maps {mapped} extents and counts {}",
+                volume.map.mapped()
+            ));
+        }
+        if let Some(what) = volume.pending.contradiction() {
+            self.report.problem(format!("{id}: {what}"));
+        }
+        if volume.account(pool.info.extent_bytes) != (volume.owed, volume.catalog_bytes) {
+            self.report.problem(format!(
+                "{id} is owed {} extents and {} bytes of the catalog, and {:?} would be right",
+                volume.owed,
+                volume.catalog_bytes,
+                volume.account(pool.info.extent_bytes)
+            ));
+        }
+        let key = (volume.record.tenant, volume.record.name.clone());
+        let is_deleted = pool.volumes.deleting.contains_key(&id);
+        if is_deleted != key.1.is_empty() {
+            self.report
+                .problem(format!("{id} is being deleted and has a name, or neither"));
+        }
+        if is_deleted {
+            // Its tenant may be gone.
+        } else if pool.volumes.names.get(&key) != Some(&id) || pool.tenants.get(key.0).is_err() {
+            self.report
+                .problem(format!("{id} is not known by its tenant and name"));
+        }
+        let incoming: u64 = volume.incoming.iter().map(|(_, run)| run.count).sum();
+        let stock: u64 = volume.stock.iter().map(|run| run.count).sum();
+        if (incoming, stock) != (volume.incoming_extents, volume.stock.extents()) {
+            self.report.problem(format!(
+                "{id} has {stock} extents of stock and {incoming} coming, and counts {} and {}",
+                volume.stock.extents(),
+                volume.incoming_extents
+            ));
+        }
+        for run in volume.stock.iter() {
+            self.claim_reserved(pool, id, run);
+        }
+        for (_, run) in &volume.incoming {
+            self.claim_reserved(pool, id, *run);
+        }
+        Stage::Map(id, 0)
+    }
+
+    /// Some chunks of a map, and what is pending within them.
+    fn map(&mut self, pool: &Pool, id: VolumeId, from: u64, budget: u64) -> Stage {
+        // It may have been deleted since the piece before.
+        let Some(volume) = pool.volumes.any(id) else {
+            return Stage::Volume(id);
+        };
+        let end = volume.extents(pool.info.extent_bytes);
+        let (mut at, mut left) = (from, budget);
+        for (chunk, runs) in volume.map.chunks_from(from) {
+            if left == 0 {
+                return Stage::Map(id, at);
+            }
+            self.pending_without_mapping(id, volume, at * MAP_CHUNK, chunk * MAP_CHUNK);
+            self.chunk(pool, id, volume, chunk, runs, end);
+            at = chunk + 1;
+            left = left.saturating_sub(MAP_CHUNK);
+        }
+        self.pending_without_mapping(id, volume, at * MAP_CHUNK, u64::MAX);
+        Stage::Volume(VolumeId(id.0 + 1))
+    }
+
+    fn chunk(
+        &mut self,
+        pool: &Pool,
+        id: VolumeId,
+        volume: &Volume,
+        chunk: u64,
+        runs: &[MapRun],
+        end: u64,
+    ) {
+        let base = chunk * MAP_CHUNK;
+        let pending = |logical| {
+            volume
+                .pending
+                .get(logical)
+                .is_some_and(|pending| pending.committing.is_none())
+        };
+        let any = volume
+            .pending
+            .within(base, base + MAP_CHUNK)
+            .next()
+            .is_some();
+        let mut mapped = 0;
+        for run in runs {
+            let logical = base + u64::from(run.start);
+            let count = u64::from(run.count);
+            self.report.mappings_checked += count;
+            if logical + count > end {
+                self.report.problem(format!(
+                    "{id} has {end} extents and maps {logical}..{}",
+                    logical + count
+                ));
+            }
+            if logical < base + mapped {
+                self.report.problem(format!("{id} maps {logical} twice"));
+            }
+            mapped = u64::from(run.start) + count;
+            let place = DeviceRun::new(run.device, run.extent, count);
+            if !any {
+                self.claim(pool, id, place, ExtentState::Owned);
+                continue;
+            }
+            for at in 0..count {
+                let one = DeviceRun::new(run.device, run.extent + at, 1);
+                if pending(logical + at) {
+                    self.claim_reserved(pool, id, one);
+                } else {
+                    self.claim(pool, id, one, ExtentState::Owned);
+                }
+            }
+        }
+        for (logical, pending) in volume.pending.within(base, base + MAP_CHUNK) {
+            let device = volume.map.get(logical).map(|(device, _)| device);
+            if device != Some(pending.device) {
+                self.report.problem(format!(
+                    "{id} waits for {logical} to be durable on {}, and it is mapped to {device:?}",
+                    pending.device
+                ));
+            }
+        }
+    }
+
+    fn pending_without_mapping(&mut self, id: VolumeId, volume: &Volume, from: u64, to: u64) {
+        for (logical, _) in volume.pending.within(from, to) {
+            self.report.problem(format!(
+                "{id} waits for {logical} to be durable, which is not mapped"
+            ));
+        }
+    }
+
+    fn leaks(&mut self, pool: &Pool, device: usize, from: u64, budget: u64) -> Stage {
+        let Some(claimed) = self.claimed.get(device) else {
+            self.finish();
+            return Stage::Done;
+        };
+        let index = DeviceIndex(device as u8);
+        let words = claimed.len() as u64;
+        let to = (from + budget.div_ceil(64)).min(words);
+        for word in from..to {
+            let known = claimed.get(word as usize).copied().unwrap_or(0);
+            let mut lost = pool.allocator.extents.used_word(index, word) & !known;
+            while lost != 0 {
+                let extent = word * 64 + u64::from(lost.trailing_zeros());
+                lost &= lost - 1;
+                if pool.allocator.extents.has_moved(index, extent) {
+                    continue;
+                }
+                self.report.leaked_extents += 1;
+                match self.report.leaked.last_mut() {
+                    Some(run) if run.device == index && run.end() == extent => run.count += 1,
+                    _ => self.report.leaked.push(DeviceRun::new(index, extent, 1)),
+                }
+            }
+        }
+        if to < words {
+            Stage::Leaks(device, to)
+        } else {
+            Stage::Leaks(device + 1, 0)
+        }
+    }
+
+    fn finish(&mut self) {
+        if let Some(run) = self.report.leaked.first() {
+            let what = format!(
+                "{} extents are used by nobody, the first of them extent {} of {}",
+                self.report.leaked_extents, run.first.0, run.device
+            );
+            self.report.add(what, true);
+        }
+    }
+}
+
+impl Pool {
+    /// A whole check at once. A large pool is better checked in pieces.
+    pub fn check(&mut self) -> Result<CheckReport> {
+        let mut check = Check::begin(self)?;
+        while !check.step(self, PIECE_EXTENTS)? {}
+        Ok(check.end())
+    }
+
+    /// Mends what can be mended of what the newest check found: what is used by nobody is dirty once
+    /// the open batch is durable. Returns how many extents that is.
+    pub fn repair(&mut self, report: &CheckReport) -> Result<u64> {
+        self.ready()?;
+        if report.check != self.checking {
+            return Err(PoolError::in_use(
+                "the pool was checked again since: repair what the newest check found",
+            ));
+        }
+        let mut repaired = 0;
+        for run in &report.leaked {
+            for extent in run.first.0..run.end() {
+                let one = DeviceRun::new(run.device, extent, 1);
+                let used = |state| matches!(state, ExtentState::Owned | ExtentState::Reserved);
+                // Freeing marks it too, so nothing is repaired twice.
+                if !self.allocator.extents.has_moved(run.device, extent)
+                    && self.allocator.extents.all(one, used)
+                {
+                    self.allocator.free(&mut self.journal, one);
+                    repaired += 1;
+                }
+            }
+        }
+        self.allocator.leaked = self.allocator.leaked.saturating_sub(repaired);
+        Ok(repaired)
+    }
+}
+
+/// Checks a catalog as it is on disk, by reading all of it as an opening would. For a thread that may
+/// wait.
+pub fn check_catalog(catalog: &Catalog, devices: &[DeviceRecord]) -> CheckReport {
+    let extents: Vec<u64> = devices.iter().map(|device| device.extents).collect();
+    let mut report = CheckReport::default();
+    let known = |record: &DeviceRecord| {
+        let same = |device: &DeviceRecord| device.extents == record.extents;
+        if devices.get(usize::from(record.index.0)).is_some_and(same) {
+            return Ok(());
+        }
+        Err(PoolError::damaged(format!(
+            "{} has another size in the catalog",
+            record.index
+        )))
+    };
+    match load(catalog, known) {
+        Err(error) => report.problem(error.to_string()),
+        Ok(pool) => {
+            report.extents_checked = extents.iter().sum();
+            report.volumes_checked = pool.volumes.by_id.len() as u64;
+            let volumes = pool
+                .volumes
+                .by_id
+                .values()
+                .chain(pool.volumes.deleting.values());
+            let mapped = volumes.map(|volume| volume.map.mapped());
+            report.mappings_checked = mapped.sum();
+            report.leaked_extents = pool.allocator.leaked_extents();
+            if report.leaked_extents > 0 {
+                let what = format!(
+                    "{} extents are used by nobody in the catalog",
+                    report.leaked_extents
+                );
+                report.add(what, true);
+            }
+        }
+    }
+    report
+}
+
+#[cfg(test)]
+mod tests;

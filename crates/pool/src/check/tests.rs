@@ -1,0 +1,296 @@
+//! Tests of the check: each kind of damage is found, and only leaks are repaired.
+//!
+//! Not here: pools that are damaged on their devices (`tests/flips.rs`).
+
+use super::*;
+use crate::{
+    NewDevice, NewVolume, PoolSpec, open::create::create, store::MemStore,
+    volumes::faults::FaultAnswer,
+};
+use forebay_xlate::types::ExtentIndex;
+use std::{collections::BTreeSet, sync::Arc};
+
+const D0: DeviceIndex = DeviceIndex(0);
+
+struct World {
+    pool: Pool,
+    catalog: Catalog,
+    a: VolumeId,
+    b: VolumeId,
+}
+
+impl World {
+    /// Two volumes, each with durable mappings, pending ones, and stock.
+    fn new() -> Self {
+        let device = |spec: &str| NewDevice {
+            spec: spec.into(),
+            store: Arc::new(MemStore::new(40 << 20)),
+            block_bytes: 512,
+            known_zero: true,
+        };
+        let spec = PoolSpec {
+            name: "p".into(),
+            extent_bytes: 1 << 16,
+            devices: vec![device("a"), device("b")],
+            settings: crate::PoolSettings::default(),
+            force: false,
+            now_s: 0,
+        };
+        let (mut pool, catalog) = create(&spec).unwrap();
+        pool.create_tenant("t", 0).unwrap();
+        let mut volume = |name: &str| {
+            let new = NewVolume {
+                tenant: "t".into(),
+                name: name.into(),
+                size_bytes: 2000 << 16,
+                block_bytes: None,
+                reserved_bytes: 50 << 16,
+            };
+            pool.create_volume(&new, 0).unwrap()
+        };
+        let (a, b) = (volume("a"), volume("b"));
+        let mut world = Self {
+            pool,
+            catalog,
+            a,
+            b,
+        };
+        for logical in (0..1500).step_by(90) {
+            world.write(a, logical);
+            world.write(b, logical + 7);
+        }
+        world.pool.commit_mappings(a, u64::MAX, |_| true).unwrap();
+        world.commit();
+        for logical in 200..210 {
+            world.write(a, logical);
+            world.write(b, logical);
+        }
+        world
+    }
+
+    fn commit(&mut self) {
+        if let Some(batch) = self.pool.take_batch().unwrap() {
+            self.catalog.commit(&batch).unwrap();
+            self.pool.committed(batch.id()).unwrap();
+        }
+    }
+
+    fn write(&mut self, volume: VolumeId, logical: u64) -> DeviceRun {
+        loop {
+            match self.pool.fault(volume, ExtentIndex(logical), true).unwrap() {
+                FaultAnswer::NeedReserve { count } => {
+                    self.pool.reserve(volume, count).unwrap();
+                    self.commit();
+                }
+                FaultAnswer::Allocated { device, extent, .. }
+                | FaultAnswer::Mapped { device, extent, .. } => {
+                    return DeviceRun::new(device, extent.0, 1);
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+
+    fn volume(&mut self, volume: VolumeId) -> &mut Volume {
+        self.pool.volumes.get_mut(volume).unwrap()
+    }
+
+    fn place(&mut self, volume: VolumeId, logical: u64) -> DeviceRun {
+        let (device, extent) = self.volume(volume).map.get(logical).unwrap();
+        DeviceRun::new(device, extent, 1)
+    }
+}
+
+#[test]
+fn a_sound_pool_is_clean_and_stays_so() {
+    let mut world = World::new();
+    let report = world.pool.check().unwrap();
+    assert_eq!(report.problems, []);
+    assert_eq!((report.volumes_checked, report.mappings_checked), (2, 54));
+    assert_eq!(report.extents_checked, world.pool.space().total);
+    world
+        .pool
+        .release(world.a, ExtentIndex(0), 100, &BTreeSet::from([D0]))
+        .unwrap();
+    world.pool.delete_volume(world.b, &BTreeSet::new()).unwrap();
+    assert_eq!(world.pool.check().unwrap().problems, []);
+    world.commit();
+    world.pool.return_idle_stock();
+    world.pool.return_idle_stock();
+    assert_eq!(world.pool.check().unwrap().problems, []);
+    world.commit();
+    let devices = world.pool.devices().to_vec();
+    assert_eq!(check_catalog(&world.catalog, &devices).problems, []);
+}
+
+/// Between any two pieces the pool goes on: mappings move behind the check's back, volumes go, and
+/// their extents get new owners.
+#[test]
+fn a_check_under_way_is_not_deceived_by_what_changes() {
+    for seed in 0..60u64 {
+        let mut world = World::new();
+        let mut check = Check::begin(&mut world.pool).unwrap();
+        let mut steps = seed;
+        loop {
+            if check.step(&world.pool, 1).unwrap() {
+                break;
+            }
+            steps = steps
+                .wrapping_mul(6364136223846793005)
+                .wrapping_add(1442695040888963407);
+            let at = (steps >> 33) % 1400;
+            let (a, b) = (world.a, world.b);
+            match (steps >> 50) % 5 {
+                0 => {
+                    world.write(a, at);
+                    world.write(b, at + 3);
+                }
+                1 => drop(
+                    world
+                        .pool
+                        .release(a, ExtentIndex(at), 300, &BTreeSet::new()),
+                ),
+                2 => {
+                    for device in [0, 1] {
+                        for run in world.pool.take_dirty(DeviceIndex(device), 100) {
+                            world.pool.laundered(run).unwrap();
+                        }
+                    }
+                }
+                3 => drop(world.pool.commit_mappings(b, u64::MAX, |_| true)),
+                _ => world.commit(),
+            }
+        }
+        let report = check.end();
+        assert_eq!(report.problems, [], "seed {seed}");
+    }
+}
+
+#[test]
+fn damage_is_named() {
+    type Damage = (&'static str, fn(&mut World));
+    let damages: Vec<Damage> = vec![
+        ("two owners", |world| {
+            let run = world.place(world.a, 0);
+            let b = world.b;
+            world.volume(b).map.insert(1999, run.device, run.first.0);
+        }),
+        ("two owners", |world| {
+            let run = world.volume(world.a).stock.iter().next().unwrap();
+            let b = world.b;
+            world.volume(b).stock.insert(run);
+        }),
+        ("its state is Clean", |world| {
+            let run = world.place(world.a, 0);
+            world.pool.allocator.extents.set(run, ExtentState::Clean);
+        }),
+        ("its state is Owned", |world| {
+            let run = world.place(world.b, 203);
+            world.pool.allocator.extents.set(run, ExtentState::Owned);
+        }),
+        ("past its end", |world| {
+            let a = world.a;
+            world.volume(a).map.insert(1000, D0, 1 << 40);
+        }),
+        ("which does not exist", |world| {
+            let a = world.a;
+            world.volume(a).map.insert(1000, DeviceIndex(9), 1);
+        }),
+        ("has 100 extents and maps", |world| {
+            let a = world.a;
+            world.volume(a).record.size_bytes = 100 << 16;
+        }),
+        ("and counts", |world| {
+            let a = world.a;
+            world.volume(a).map.miscount();
+        }),
+        ("not mapped", |world| {
+            let a = world.a;
+            world.volume(a).pending.add(1700, D0, 1);
+        }),
+        ("which are not reserved for it", |world| {
+            let run = world.volume(world.a).stock.iter().next().unwrap();
+            world.pool.allocator.reservations.remove(run);
+            let b = world.b;
+            world.pool.allocator.reservations.insert(run, b);
+        }),
+        ("extents in reservations", |world| {
+            let b = world.b;
+            let last = world.pool.devices[1].extents - 1;
+            let run = DeviceRun::new(DeviceIndex(1), last, 1);
+            world.pool.allocator.reservations.insert(run, b);
+        }),
+        ("extents promised", |world| world.pool.volumes.promised += 1),
+        ("bytes of the catalog promised", |world| {
+            world.pool.volumes.catalog_promised += 1;
+        }),
+        ("is owed", |world| {
+            let b = world.b;
+            world.volume(b).owed += 1;
+        }),
+        ("listed as quarantined", |world| {
+            let last = world.pool.devices[0].extents - 1;
+            world
+                .pool
+                .allocator
+                .extents
+                .set(DeviceRun::new(D0, last, 1), ExtentState::Quarantined);
+        }),
+        ("to be freed", |world| {
+            let last = world.pool.devices[0].extents - 1;
+            world
+                .pool
+                .allocator
+                .extents
+                .set(DeviceRun::new(D0, last, 1), ExtentState::Freed);
+        }),
+        ("are counted as", |world| {
+            world.pool.allocator.extents.miscount()
+        }),
+        ("by its tenant and name", |world| {
+            let b = world.b;
+            world.volume(b).record.name = "other".into();
+        }),
+    ];
+    for (what, damage) in damages {
+        let mut world = World::new();
+        damage(&mut world);
+        let report = world.pool.check().unwrap();
+        assert!(
+            report
+                .problems
+                .iter()
+                .any(|problem| problem.what.contains(what)),
+            "{what}: {:?}",
+            report.problems
+        );
+        assert_eq!(report.leaked_extents, 0, "{what}");
+    }
+}
+
+#[test]
+fn leaks_are_found_and_become_dirty_once() {
+    let mut world = World::new();
+    let space = world.pool.space();
+    let a = world.a;
+    // The volume forgets some of what it has.
+    let lost = world.place(a, 90);
+    world.volume(a).map.remove(90, 1);
+    let stock = world.volume(a).stock.iter().next().unwrap();
+    assert!(world.volume(a).stock.take(stock));
+    world.pool.volumes.settle_account(a);
+    let report = world.pool.check().unwrap();
+    assert_eq!(report.leaked_extents, 1 + stock.count);
+    assert_eq!(report.problems.len(), 1, "{:?}", report.problems);
+    assert!(report.problems[0].repairable);
+    assert_eq!(world.pool.repair(&report).unwrap(), 1 + stock.count);
+    assert_eq!(world.pool.repair(&report).unwrap(), 0, "not again");
+    world.commit();
+    assert_eq!(
+        world.pool.allocator().extent_state(lost),
+        Some(ExtentState::Dirty)
+    );
+    assert_eq!(world.pool.space().dirty, space.dirty + 1 + stock.count);
+    assert!(world.pool.check().unwrap().is_clean());
+    assert!(world.pool.repair(&report).is_err(), "an old report");
+}

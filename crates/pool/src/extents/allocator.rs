@@ -1,0 +1,238 @@
+//! Who has which extent: every change of an extent's state goes through here.
+//!
+//! **Purpose.** Takes clean extents for volumes, frees and quarantines them, and hands out dirty ones to be zeroed.
+//! **Design.** States, reservations, the placement pattern and the quarantine change together; each change names the
+//! records it touched in the [`Journal`]. **Not here:** which logical extent shows an extent (`volumes`), zeroing.
+
+use super::{
+    ExtentState, Extents, Health,
+    placement::{Pattern, UNIT_EXTENTS},
+    quarantine::{Quarantine, QuarantineMark},
+    reservations::Reservations,
+    runs::{DeviceRun, RunSet},
+    space::{Placement, Space},
+};
+use crate::{
+    error::{PoolError, Result},
+    journal::{Journal, batch::Table},
+};
+use forebay_xlate::types::{DeviceIndex, VolumeId};
+
+/// All extents of a pool, with whom they are reserved for.
+#[derive(Debug)]
+pub struct Allocator {
+    pub(crate) extents: Extents,
+    pub(crate) reservations: Reservations,
+    pub(crate) pattern: Pattern,
+    pub(crate) quarantine: Quarantine,
+    pub(crate) leaked: u64,
+}
+
+impl Allocator {
+    pub(crate) fn new(extents: Extents) -> Self {
+        let quarantine = Quarantine::found(extents.runs_in(ExtentState::Quarantined));
+        Self {
+            extents,
+            reservations: Reservations::default(),
+            pattern: Pattern::default(),
+            quarantine,
+            leaked: 0,
+        }
+    }
+
+    /// Extents that the catalog calls used and that nothing uses, as found at opening.
+    pub fn leaked_extents(&self) -> u64 {
+        self.leaked
+    }
+
+    /// How many extents of a device are in which state; stock and promises are not told apart there.
+    pub fn device_space(&self, device: DeviceIndex) -> Option<Space> {
+        self.extents.device_space(device)
+    }
+
+    /// Whether a device can be used.
+    pub fn device_health(&self, device: DeviceIndex) -> Health {
+        self.extents.health(device)
+    }
+
+    /// The state of a run's first extent; none if there is no such extent.
+    pub fn extent_state(&self, run: DeviceRun) -> Option<ExtentState> {
+        self.extents.get(run.device, run.first.0)
+    }
+
+    /// All that is quarantined up to now. To be noted before the engine is asked whether a device's
+    /// requests have ended, or before a new engine is granted anything.
+    pub fn quarantine_mark(&self) -> QuarantineMark {
+        self.quarantine.mark()
+    }
+
+    /// How many of a device's extents are quarantined.
+    pub fn quarantined_on(&self, device: DeviceIndex) -> u64 {
+        let runs = self.quarantine.iter();
+        runs.filter(|run| run.device == device)
+            .map(|run| run.count)
+            .sum()
+    }
+
+    pub(crate) fn set_health(&mut self, device: DeviceIndex, health: Health) -> Result<()> {
+        if !self.extents.set_health(device, health) {
+            return Err(PoolError::not_found(format!("no {device}")));
+        }
+        self.update_pattern();
+        Ok(())
+    }
+
+    /// Follows the devices' free space.
+    pub(crate) fn update_pattern(&mut self) {
+        self.pattern.update(&self.extents);
+    }
+
+    /// Puts a run into a state other than reserved, for the open batch to write.
+    pub(crate) fn set_state(&mut self, journal: &mut Journal, run: DeviceRun, state: ExtentState) {
+        self.extents.set(run, state);
+        journal.touch_chunks(Table::States, run);
+        if self.reservations.remove(run) {
+            journal.touch_chunks(Table::Reservations, run);
+        }
+    }
+
+    /// Reserves a run for a volume, for the open batch to write: a clean one, or another volume's.
+    pub(crate) fn reserve(&mut self, journal: &mut Journal, run: DeviceRun, volume: VolumeId) {
+        self.extents.set(run, ExtentState::Reserved);
+        journal.touch_chunks(Table::States, run);
+        self.reservations.remove(run);
+        self.reservations.insert(run, volume);
+        journal.touch_chunks(Table::Reservations, run);
+    }
+
+    /// Frees a run: dirty once the open batch is durable.
+    pub(crate) fn free(&mut self, journal: &mut Journal, run: DeviceRun) {
+        self.set_state(journal, run, ExtentState::Freed);
+        journal.on_commit().freed.push(run);
+    }
+
+    /// Quarantines a run that nobody has any more.
+    pub(crate) fn quarantine(&mut self, journal: &mut Journal, run: DeviceRun) {
+        self.set_state(journal, run, ExtentState::Quarantined);
+        self.quarantine.add(run);
+    }
+
+    /// Frees what was quarantined on a device up to a mark. Returns how many extents.
+    pub(crate) fn end_quarantine_on(
+        &mut self,
+        journal: &mut Journal,
+        device: DeviceIndex,
+        mark: QuarantineMark,
+    ) -> u64 {
+        let ended = (self.quarantine).take(|since, run| since <= mark && run.device == device);
+        self.free_all(journal, &ended)
+    }
+
+    /// Frees all that was quarantined: whatever hung hangs no more. Returns how many extents.
+    pub(crate) fn end_all_quarantine(&mut self, journal: &mut Journal) -> u64 {
+        let ended = self.quarantine.take(|_, _| true);
+        self.free_all(journal, &ended)
+    }
+
+    /// Frees runs; says how many extents they have.
+    pub(crate) fn free_all(&mut self, journal: &mut Journal, runs: &[DeviceRun]) -> u64 {
+        for run in runs {
+            self.free(journal, *run);
+        }
+        runs.iter().map(|run| run.count).sum()
+    }
+
+    /// Takes up to `want` clean extents for a volume with this stock, from where `placement` wants them.
+    pub(crate) fn take_clean(
+        &mut self,
+        stock: &RunSet,
+        want: u64,
+        placement: Placement,
+    ) -> Vec<DeviceRun> {
+        let mut runs = Vec::new();
+        let mut left = want;
+        for (device, share) in self.shares(stock, want, placement) {
+            let mut share = share.min(left);
+            while share > 0 {
+                let Some(run) = self.extents.take_clean(device, share) else {
+                    break;
+                };
+                share -= run.count;
+                left -= run.count;
+                runs.push(run);
+            }
+        }
+        runs
+    }
+
+    /// How much of `want` each device gives at most.
+    fn shares(&self, stock: &RunSet, want: u64, placement: Placement) -> Vec<(DeviceIndex, u64)> {
+        let free: Vec<(DeviceIndex, u64)> = (0..self.extents.devices())
+            .map(|device| DeviceIndex(device as u8))
+            .map(|device| (device, self.extents.clean_on(device)))
+            .filter(|(_, free)| *free > 0)
+            .collect();
+        if placement == Placement::Fill || free.len() < 2 {
+            return free;
+        }
+        let all: u128 = free.iter().map(|(_, free)| u128::from(*free)).sum();
+        let there = |device| stock.extents_on(device);
+        let goal: u64 = want + free.iter().map(|(device, _)| there(*device)).sum::<u64>();
+        // What each lacks of its share; who lacks most comes first, and gets whole units.
+        let mut shares: Vec<(u64, DeviceIndex, u64)> = free
+            .iter()
+            .map(|(device, free)| {
+                // At most `goal`.
+                let share = (u128::from(goal) * u128::from(*free)).div_ceil(all) as u64;
+                let lacks = share.saturating_sub(there(*device));
+                (lacks, *device, *free)
+            })
+            .collect();
+        shares.sort_by_key(|(lacks, device, _)| (std::cmp::Reverse(*lacks), *device));
+        let units = |lacks: &u64| lacks.next_multiple_of(UNIT_EXTENTS);
+        let wanted = shares
+            .iter()
+            .map(|(lacks, device, _)| (*device, units(lacks)));
+        // Whatever rounding and the end of a device leave comes from anywhere.
+        let rest = shares.iter().map(|(_, device, free)| (*device, *free));
+        wanted.chain(rest).collect()
+    }
+
+    /// Hands out a device's dirty extents to be zeroed, at most `max_extents`.
+    pub(crate) fn take_dirty(&mut self, device: DeviceIndex, max_extents: u64) -> Vec<DeviceRun> {
+        let mut runs = Vec::new();
+        let mut left = max_extents;
+        while left > 0 {
+            let Some(run) = self.extents.take_dirty(device, left) else {
+                break;
+            };
+            left -= run.count;
+            runs.push(run);
+        }
+        runs
+    }
+
+    /// Refuses a run that is not being zeroed.
+    pub(crate) fn check_zeroing(&self, run: DeviceRun) -> Result<()> {
+        if self
+            .extents
+            .all(run, |state| state == ExtentState::Laundering)
+        {
+            return Ok(());
+        }
+        Err(PoolError::invalid(format!(
+            "extents {}..{} of {} are not all being laundered",
+            run.first.0,
+            run.end(),
+            run.device
+        )))
+    }
+
+    /// Makes what is clean on a device dirty: it may hold what another tenant deleted.
+    pub(crate) fn distrust_clean(&mut self, journal: &mut Journal, device: DeviceIndex) {
+        let clean: Vec<DeviceRun> = self.extents.runs_in(ExtentState::Clean);
+        for run in clean.into_iter().filter(|run| run.device == device) {
+            self.set_state(journal, run, ExtentState::Dirty);
+        }
+    }
+}

@@ -1,0 +1,276 @@
+//! Making and destroying a pool.
+//!
+//! **Design.** Creation writes all labels and reads them back, which shows two names of one disk. Then it wipes
+//! them, and writes them last, the first device's at the very end; so a creation that was cut short leaves no pool
+//! that looks whole. **Not here:** opening and
+//! locking devices: the caller hands in stores that it alone uses.
+
+use crate::{
+    catalog::Catalog,
+    error::{PoolError, Result},
+    extents::Extents,
+    extents::space::PoolSettings,
+    journal::batch::Table,
+    label::probe::{Probe, probe},
+    label::{Label, LabelFormat, Stamp},
+    layout::{self, CATALOG_OFFSET_BYTES, Layout},
+    mirror::area::{Area, NO_DEVICE},
+    mirror::lineage::Epoch,
+    pool::tenants::check_name,
+    pool::{Pool, initial_state},
+    records::{DeviceRecord, PoolInfo},
+    store::{BLOCK_BYTES, BlockStore},
+    uuid::Uuid,
+};
+use forebay_xlate::types::DeviceIndex;
+use std::sync::Arc;
+
+/// How much of each end of a device other software keeps its marks in.
+const ENDS_BYTES: u64 = 1 << 20;
+
+/// A device for a new pool.
+#[derive(Clone)]
+pub struct NewDevice {
+    /// Where it is (`file:/path` and the like).
+    pub spec: String,
+    /// Its bytes.
+    pub store: Arc<dyn BlockStore>,
+    /// Its logical block, in bytes: 512 or 4096.
+    pub block_bytes: u32,
+    /// Whether all of it, beyond label and catalog, reads as zeros now: a new sparse file, not a
+    /// device with a past. Otherwise every extent is laundered before its first use.
+    pub known_zero: bool,
+}
+
+/// What a pool is to be.
+#[derive(Clone)]
+pub struct PoolSpec {
+    /// Its name.
+    pub name: String,
+    /// The size of an extent in bytes: a power of two from 64 KiB to 4 MiB.
+    pub extent_bytes: u64,
+    /// Its devices; the first always has a copy of the catalog.
+    pub devices: Vec<NewDevice>,
+    /// How it places extents, and when it warns.
+    pub settings: PoolSettings,
+    /// Take devices that hold something.
+    pub force: bool,
+    /// The time, in seconds since the epoch.
+    pub now_s: u64,
+}
+
+/// Refuses a device that holds something.
+pub(crate) fn refuse_used(device: &NewDevice, may_take: impl Fn(&Label) -> bool) -> Result<()> {
+    let found = match probe(device.store.as_ref())? {
+        Probe::Blank => return Ok(()),
+        Probe::Forebay(label) if may_take(&label) => return Ok(()),
+        Probe::Forebay(label) => {
+            format!(
+                "belongs to pool {:?} ({})",
+                label.pool_name, label.pool_uuid
+            )
+        }
+        Probe::Unusable(why) => format!("has a Forebay label: {why}"),
+        Probe::Other(what) => format!("holds {what}"),
+    };
+    Err(PoolError::in_use(format!(
+        "{} {found}: use --force to overwrite it",
+        device.spec
+    )))
+}
+
+/// Checks a device's blocks, and says how large it is.
+pub(crate) fn capacity_of(device: &NewDevice) -> Result<u64> {
+    if !matches!(device.block_bytes, 512 | 4096) {
+        return Err(PoolError::invalid(format!(
+            "{} has blocks of {} bytes; 512 and 4096 are supported",
+            device.spec, device.block_bytes
+        )));
+    }
+    let capacity = device.store.capacity();
+    capacity.map_err(|e| PoolError::io(&device.spec, &e))
+}
+
+/// The record and the label of a device that is laid out like this.
+pub(crate) fn describe(
+    info: &PoolInfo,
+    index: DeviceIndex,
+    device: &NewDevice,
+    layout: &Layout,
+    epoch: Epoch,
+    stamp: Option<&Stamp>,
+) -> Result<(DeviceRecord, Label)> {
+    let record = DeviceRecord {
+        index,
+        uuid: Uuid::random()?,
+        spec: device.spec.clone(),
+        extents: layout.extents,
+        data_offset_bytes: layout.data_offset_bytes,
+        block_bytes: device.block_bytes,
+        known_zero: device.known_zero,
+    };
+    let label = Label {
+        format: LabelFormat::Current,
+        generation: 1,
+        pool_uuid: info.uuid,
+        pool_name: info.name.clone(),
+        device_uuid: record.uuid,
+        device_index: index,
+        block_bytes: device.block_bytes,
+        extent_bytes: info.extent_bytes,
+        catalog_offset_bytes: CATALOG_OFFSET_BYTES,
+        catalog_bytes: layout.catalog_bytes,
+        catalog_areas: layout.catalog_areas,
+        data_offset_bytes: layout.data_offset_bytes,
+        data_extents: layout.extents,
+        epoch,
+        owner: stamp.map(|stamp| stamp.owner.clone()),
+        number: stamp.map_or(0, |stamp| stamp.number),
+        is_clean: false,
+    };
+    Ok((record, label))
+}
+
+/// The catalog areas of a device, as its label says.
+pub(crate) fn areas_of(label: &Label, store: &Arc<dyn BlockStore>) -> Result<Vec<Area>> {
+    (0..u64::from(label.catalog_areas))
+        .map(|nth| {
+            Area::new(
+                store.clone(),
+                label.device_index,
+                label.catalog_offset_bytes + nth * label.catalog_bytes,
+                label.catalog_bytes,
+                label.pool_uuid.0,
+            )
+            .map_err(|error| PoolError::damaged(format!("{}: {error}", label.device_index)))
+        })
+        .collect()
+}
+
+/// Makes a pool.
+pub fn create(spec: &PoolSpec) -> Result<(Pool, Catalog)> {
+    check_name("pool", &spec.name)?;
+    spec.settings.check()?;
+    let mut capacities = Vec::with_capacity(spec.devices.len());
+    for device in &spec.devices {
+        capacities.push(capacity_of(device)?);
+        if !spec.force {
+            refuse_used(device, |_| false)?;
+        }
+    }
+    let layouts = layout::plan(&capacities, spec.extent_bytes)?;
+    let info = PoolInfo {
+        name: spec.name.clone(),
+        uuid: Uuid::random()?,
+        extent_bytes: spec.extent_bytes,
+        created_s: spec.now_s,
+        boot_id: String::new(),
+        engine_generation: 0,
+        next_id: 1,
+        opens: 0,
+        settings: spec.settings,
+    };
+    let mut labels = Vec::with_capacity(layouts.len());
+    let mut records = Vec::with_capacity(layouts.len());
+    let mut areas = Vec::new();
+    // Known once there is a catalog.
+    let none = Epoch {
+        number: 0,
+        name: 0,
+        copies: [NO_DEVICE; 2],
+    };
+    let mut extents = Extents::new(spec.extent_bytes);
+    for (index, (device, layout)) in spec.devices.iter().zip(&layouts).enumerate() {
+        // `plan` allows at most 256 devices.
+        let index = DeviceIndex(index as u8);
+        let (record, label) = describe(&info, index, device, layout, none, None)?;
+        areas.extend(areas_of(&label, &device.store)?);
+        labels.push(label);
+        extents.add_device(vec![initial_state(&record); layout.extents as usize]);
+        records.push(record);
+    }
+    if spec.force {
+        spec.devices.iter().try_for_each(wipe_ends)?;
+    }
+    for (label, device) in labels.iter().zip(&spec.devices) {
+        label.write(device.store.as_ref())?;
+    }
+    let twins = refuse_twins(&spec.devices, &labels);
+    for device in &spec.devices {
+        Label::wipe(device.store.as_ref())?;
+    }
+    twins?;
+    // On the first two devices that have an area, or twice on the only one.
+    let places = areas.clone();
+    areas.truncate(2);
+    let catalog = Catalog::create(areas)?;
+    let mut pool = Pool::empty(info, records, extents, catalog.usage());
+    pool.journal.touch(Table::Meta, 0, 0);
+    for index in 0..labels.len() {
+        pool.journal.touch(Table::Devices, index as u64, 0);
+    }
+    if let Some(batch) = pool.take_batch()? {
+        catalog.commit(&batch)?;
+        pool.committed(batch.id())?;
+    }
+    for (label, device) in labels.iter_mut().zip(&spec.devices).rev() {
+        label.epoch = catalog.epoch();
+        label.write(device.store.as_ref())?;
+        catalog.add_label(label.device_uuid, &device.store);
+    }
+    catalog.add_places(&places);
+    Ok((pool, catalog))
+}
+
+/// Zeroes both ends of a device, where other software keeps its marks: what was overridden must not come back.
+pub(crate) fn wipe_ends(device: &NewDevice) -> Result<()> {
+    let store = device.store.as_ref();
+    let wipe = || -> std::io::Result<()> {
+        let capacity = store.capacity()?;
+        let zeros = vec![0; ENDS_BYTES as usize];
+        let head = ENDS_BYTES.min(capacity);
+        store.write_at(0, &zeros[..head as usize])?;
+        // Whole blocks; the last one may be shorter.
+        let tail = capacity.saturating_sub(ENDS_BYTES);
+        let tail = (tail - tail % BLOCK_BYTES as u64).max(head);
+        let zeros = vec![0; (capacity - tail) as usize];
+        store.write_at(tail, &zeros)?;
+        store.sync()
+    };
+    wipe().map_err(|error| PoolError::io(&format!("{}: wiping it", device.spec), &error))
+}
+
+/// Reads all labels back: a device that carries the label of another one is the same disk by another name.
+fn refuse_twins(devices: &[NewDevice], labels: &[Label]) -> Result<()> {
+    for (device, label) in devices.iter().zip(labels) {
+        let found = Label::read(device.store.as_ref())?;
+        if found.device_uuid == label.device_uuid {
+            continue;
+        }
+        let twin = labels
+            .iter()
+            .position(|label| label.device_uuid == found.device_uuid)
+            .and_then(|at| devices.get(at))
+            .map_or("another device", |twin| twin.spec.as_str());
+        return Err(PoolError::invalid(format!(
+            "{} and {twin} are two names of one disk (multipath, or two loop devices over one file): give it once. \
+             No pool was made",
+            device.spec
+        )));
+    }
+    Ok(())
+}
+
+/// Ends a pool: wipes the labels, and the catalog's headers. Tenants' bytes stay where they are.
+pub fn destroy(devices: &[Arc<dyn BlockStore>]) -> Result<()> {
+    for store in devices {
+        let label = Label::read(store.as_ref());
+        Label::wipe(store.as_ref())?;
+        let Ok(label) = label else { continue };
+        for area in areas_of(&label, store)? {
+            area.retire()
+                .map_err(|error| PoolError::io("wiping the catalog", &error))?;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,590 @@
+//! The pool in memory, from the catalog's records.
+//!
+//! **Design.** One pass over all records, tables in order, each extent claimed at most once: work
+//! proportional to the metadata. A claim takes a bit away: two megabytes for a terabyte of small extents,
+//! so that scattered ones are found in the processor's cache. What contradicts itself (two owners, an
+//! owner of an extent that is not owned) is damage, and opening fails with its name; an extent that is
+//! used by nobody is a leak, counted and harmless. **Not here:** repair.
+
+use crate::{
+    catalog::{Catalog, Usage},
+    codec::{self, STATE_CHUNK},
+    error::{PoolError, Result},
+    extents::reservations::Reservations,
+    extents::runs::DeviceRun,
+    extents::{ExtentState, Extents},
+    journal::batch::Table,
+    layout::{MAX_DEVICE_EXTENTS, MAX_EXTENT_BYTES, MIN_EXTENT_BYTES},
+    pool::budgets::Budgets,
+    pool::hosts::{MAX_RECENT, PORTS_KEPT},
+    pool::{Pool, initial_state},
+    records::{
+        DeviceRecord, ExportRecord, HostReservations, PoolInfo, PortRecord, TenantRecord,
+        VolumeRecord,
+    },
+    volumes::{Volume, map::MAP_CHUNK},
+};
+use forebay_xlate::types::{DeviceIndex, VolumeId};
+use std::{collections::BTreeMap, sync::Arc};
+
+/// A device's extents that somebody must have and nobody was found to have yet: a bit each.
+struct Unclaimed {
+    reserved: Vec<u64>,
+    owned: Vec<u64>,
+}
+
+impl Unclaimed {
+    fn of(states: &[u8]) -> Self {
+        let bits = |state: ExtentState| {
+            let word = |states: &[u8]| {
+                let bits = states.iter().enumerate();
+                bits.fold(0, |word, (at, byte)| {
+                    word | u64::from(*byte == state as u8) << at
+                })
+            };
+            states.chunks(64).map(word).collect()
+        };
+        Self {
+            reserved: bits(ExtentState::Reserved),
+            owned: bits(ExtentState::Owned),
+        }
+    }
+
+    fn of_state(&mut self, state: ExtentState) -> &mut [u64] {
+        if state == ExtentState::Reserved {
+            &mut self.reserved
+        } else {
+            &mut self.owned
+        }
+    }
+}
+
+#[derive(Default)]
+struct Loader {
+    info: Option<PoolInfo>,
+    devices: Vec<DeviceRecord>,
+    device_numbers: BTreeMap<DeviceIndex, u64>,
+    /// Of each device, a byte per extent.
+    states: Vec<Vec<u8>>,
+    /// Of each device; made when all states are known.
+    unclaimed: Vec<Unclaimed>,
+    tenants: Vec<TenantRecord>,
+    volumes: BTreeMap<VolumeId, Volume>,
+    exports: Vec<ExportRecord>,
+    ports: BTreeMap<u16, PortRecord>,
+    host_reservations: BTreeMap<VolumeId, HostReservations>,
+    budgets: Budgets,
+    reservations: Reservations,
+    claimed: u64,
+}
+
+fn wrong(what: impl std::fmt::Display) -> PoolError {
+    PoolError::damaged(format!("the pool's catalog contradicts itself: {what}"))
+}
+
+fn decode_info(value: &[u8]) -> Result<PoolInfo> {
+    let info: PoolInfo = codec::decode(value)?;
+    if !info.extent_bytes.is_power_of_two()
+        || !(MIN_EXTENT_BYTES..=MAX_EXTENT_BYTES).contains(&info.extent_bytes)
+    {
+        return Err(wrong(format!(
+            "extents of {} bytes cannot be",
+            info.extent_bytes
+        )));
+    }
+    Ok(info)
+}
+
+impl Loader {
+    fn record(&mut self, table: Table, a: u64, b: u64, value: &[u8]) -> Result<()> {
+        match table {
+            Table::Meta => self.info = Some(decode_info(value)?),
+            Table::Devices => {
+                let record: DeviceRecord = codec::decode(value)?;
+                if a != self.devices.len() as u64 || u64::from(record.index.0) != a {
+                    return Err(wrong(format!("device {a} is out of order")));
+                }
+                if record.extents > MAX_DEVICE_EXTENTS {
+                    return Err(wrong(format!("device {a} has too many extents")));
+                }
+                self.devices.push(record);
+            }
+            Table::DeviceNumbers => {
+                let device = u8::try_from(a).map_err(|_| wrong("the number of no device"))?;
+                self.device_numbers
+                    .insert(DeviceIndex(device), codec::decode(value)?);
+            }
+            Table::Tenants => {
+                let record: TenantRecord = codec::decode(value)?;
+                if record.id.0 != a {
+                    return Err(wrong(format!("tenant {a} calls itself {}", record.id.0)));
+                }
+                self.tenants.push(record);
+            }
+            Table::Volumes => {
+                let record: VolumeRecord = codec::decode(value)?;
+                if record.id.0 != a {
+                    return Err(wrong(format!("volume {a} calls itself {}", record.id.0)));
+                }
+                self.volumes.insert(record.id, Volume::new(record));
+            }
+            Table::Exports => {
+                let record: ExportRecord = codec::decode_export(value)?;
+                if record.id.0 != a {
+                    return Err(wrong(format!("export {a} calls itself {}", record.id.0)));
+                }
+                self.exports.push(record);
+            }
+            Table::Ports => {
+                let record: PortRecord = codec::decode(value)?;
+                if u64::from(record.port_id) != a || self.ports.len() >= PORTS_KEPT {
+                    return Err(wrong(format!("port {a} is numbered {}", record.port_id)));
+                }
+                self.ports.insert(record.port_id, record);
+            }
+            Table::HostReservations => {
+                let record: HostReservations = codec::decode(value)?;
+                if record.recent.len() > MAX_RECENT {
+                    return Err(wrong(format!("volume {a} remembers too many reservations")));
+                }
+                self.host_reservations.insert(VolumeId(a), record);
+            }
+            Table::Budgets => {
+                let budget = codec::decode(value)?;
+                if !self.budgets.load(a, b, budget) {
+                    return Err(wrong(format!("the budget {a}/{b} cannot be")));
+                }
+            }
+            Table::StatedBudgets => self.budgets.load_stated(a, b, codec::decode(value)?),
+            Table::States => self.states_chunk(a, b, value)?,
+            Table::Reservations => {
+                let device = u8::try_from(a).map_err(|_| wrong("a reservation on no device"))?;
+                for (run, id) in codec::decode_reservations(DeviceIndex(device), b, value)? {
+                    self.claim(id, run, ExtentState::Reserved)?;
+                    self.volume(id.0)?.stock.insert(run);
+                    self.reservations.insert(run, id);
+                }
+            }
+            Table::Maps => self.map_chunk(a, b, value)?,
+        }
+        Ok(())
+    }
+
+    fn initial_states(&self, check: &impl Fn(&DeviceRecord) -> Result<()>) -> Result<Vec<Vec<u8>>> {
+        let of = |record: &DeviceRecord| {
+            check(record)?;
+            Ok(vec![initial_state(record); record.extents as usize])
+        };
+        self.devices.iter().map(of).collect()
+    }
+
+    fn volume(&mut self, id: u64) -> Result<&mut Volume> {
+        self.volumes
+            .get_mut(&VolumeId(id))
+            .ok_or_else(|| wrong(format!("extents of volume {id}, which does not exist")))
+    }
+
+    fn states_chunk(&mut self, device: u64, chunk: u64, value: &[u8]) -> Result<()> {
+        let slice = self.states.get_mut(device as usize).and_then(|states| {
+            let from = chunk.checked_mul(STATE_CHUNK)?;
+            let to = from.checked_add(STATE_CHUNK)?.min(states.len() as u64);
+            states.get_mut(usize::try_from(from).ok()?..usize::try_from(to).ok()?)
+        });
+        let slice = slice.filter(|slice| !slice.is_empty());
+        codec::decode_states(
+            value,
+            slice.ok_or_else(|| wrong(format!("states beyond device {device}")))?,
+        )
+    }
+
+    fn map_chunk(&mut self, volume: u64, chunk: u64, value: &[u8]) -> Result<()> {
+        let runs = codec::decode_map(value)?;
+        let extent_bytes = self.info.as_ref().map_or(1, |info| info.extent_bytes);
+        let end = self.volume(volume)?.extents(extent_bytes);
+        for run in &runs {
+            let last = chunk
+                .checked_mul(MAP_CHUNK)
+                .and_then(|base| base.checked_add(u64::from(run.start) + u64::from(run.count)));
+            if last.is_none_or(|last| last > end) {
+                return Err(wrong(format!(
+                    "volume {volume} maps what is beyond its end"
+                )));
+            }
+            let run = DeviceRun::new(run.device, run.extent, u64::from(run.count));
+            self.claim(VolumeId(volume), run, ExtentState::Owned)?;
+        }
+        if !runs.is_empty() {
+            self.volume(volume)?.map.load_chunk(chunk, runs);
+        }
+        Ok(())
+    }
+
+    /// Notes that a volume has a run, which must be in `state` and nobody else's.
+    fn claim(&mut self, volume: VolumeId, run: DeviceRun, state: ExtentState) -> Result<()> {
+        if self.unclaimed.is_empty() {
+            self.unclaimed = self
+                .states
+                .iter()
+                .map(|states| Unclaimed::of(states))
+                .collect();
+        }
+        let device = usize::from(run.device.0);
+        let states = self
+            .states
+            .get(device)
+            .filter(|states| run.end() <= states.len() as u64);
+        let (Some(states), Some(unclaimed)) = (states, self.unclaimed.get_mut(device)) else {
+            return Err(wrong(format!(
+                "{volume} has extents that {} lacks",
+                run.device
+            )));
+        };
+        let words = unclaimed.of_state(state);
+        for extent in run.first.0..run.end() {
+            let (word, bit) = (&mut words[(extent / 64) as usize], 1u64 << (extent % 64));
+            if *word & bit == 0 {
+                return Err(wrong(if states[extent as usize] == state as u8 {
+                    format!("extent {extent} of {} has two owners", run.device)
+                } else {
+                    format!(
+                        "{volume} has extent {extent} of {}, which is not {state:?}",
+                        run.device
+                    )
+                }));
+            }
+            *word &= !bit;
+        }
+        self.claimed += run.count;
+        Ok(())
+    }
+}
+
+/// Takes one record: its table, its key's two halves, its value.
+pub(crate) type Visit<'a> = &'a mut dyn FnMut(Table, u64, u64, &[u8]) -> Result<()>;
+
+/// Reads a pool; it then waits for adoption. `check` says whether a device's record can be true.
+pub(crate) fn load(catalog: &Catalog, check: impl Fn(&DeviceRecord) -> Result<()>) -> Result<Pool> {
+    load_records(|visit| catalog.load(visit), catalog.usage(), check)
+}
+
+/// The same from any source that gives the records in their order.
+pub(crate) fn load_records(
+    source: impl FnOnce(Visit<'_>) -> Result<()>,
+    usage: Arc<Usage>,
+    check: impl Fn(&DeviceRecord) -> Result<()>,
+) -> Result<Pool> {
+    let mut loader = Loader::default();
+    source(&mut |table, a, b, value| {
+        if table > Table::Devices && loader.states.is_empty() {
+            // All devices are known: their extents come next.
+            loader.states = loader.initial_states(&check)?;
+        }
+        loader.record(table, a, b, value)
+    })?;
+    if loader.states.is_empty() {
+        loader.states = loader.initial_states(&check)?;
+    }
+    let info = loader
+        .info
+        .ok_or_else(|| wrong("it does not say which pool it is"))?;
+    if loader.devices.is_empty() {
+        return Err(wrong("it has no devices"));
+    }
+    let mut all = Extents::new(info.extent_bytes);
+    for states in loader.states {
+        all.add_device(states);
+    }
+    let used = all.count(ExtentState::Owned) + all.count(ExtentState::Reserved);
+    let mut pool = Pool::empty(info, loader.devices, all, usage);
+    pool.allocator.leaked = used - loader.claimed;
+    pool.adopting = true;
+    pool.device_numbers = loader.device_numbers;
+    for tenant in loader.tenants {
+        pool.tenants.load(tenant);
+    }
+    let (deleting, volumes): (BTreeMap<_, _>, BTreeMap<_, _>) = loader
+        .volumes
+        .into_iter()
+        .partition(|(_, volume)| volume.record.name.is_empty());
+    let has_tenant = |volume: &Volume| pool.tenants.get(volume.record.tenant).is_ok();
+    if let Some((id, _)) = volumes.iter().find(|(_, volume)| !has_tenant(volume)) {
+        return Err(wrong(format!("{id} belongs to no tenant")));
+    }
+    pool.volumes.load(volumes, deleting);
+    pool.allocator.reservations = loader.reservations;
+    for export in loader.exports {
+        if pool.volumes.get(export.volume).is_err() {
+            return Err(wrong(format!("{} shows no volume", export.id)));
+        }
+        pool.exports.load(export);
+    }
+    let volumes = &pool.volumes;
+    if let Some(id) = (loader.host_reservations.keys()).find(|id| volumes.get(**id).is_err()) {
+        return Err(wrong(format!(
+            "hosts have reserved {id}, which does not exist"
+        )));
+    }
+    pool.hosts.reservations = loader.host_reservations;
+    pool.hosts.ports = loader.ports;
+    pool.budgets = loader.budgets;
+    // A version that knows no budgets has deleted what they were of.
+    pool.budgets.forget_lost(
+        &mut pool.journal,
+        |tenant| pool.tenants.get(tenant).is_ok(),
+        |volume| volumes.get(volume).is_ok(),
+    );
+    Ok(pool)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        NewDevice, NewVolume, PoolSpec,
+        error::ErrorKind,
+        extents::space::PoolSettings,
+        journal::batch::{Batch, Key},
+        open::create::create,
+        store::MemStore,
+        volumes::map::MapRun,
+    };
+    use forebay_qos::budget::Budget;
+
+    /// A pool of 64 extents whose catalog gets these records on top: what loading says.
+    fn load_with(records: Records) -> Result<Pool> {
+        let device = NewDevice {
+            spec: "mem".into(),
+            store: Arc::new(MemStore::new((11 << 20) + (64 << 16))),
+            block_bytes: 512,
+            known_zero: true,
+        };
+        let spec = PoolSpec {
+            name: "p".into(),
+            extent_bytes: 1 << 16,
+            devices: vec![device],
+            settings: PoolSettings::default(),
+            force: false,
+            now_s: 0,
+        };
+        let (mut pool, catalog) = create(&spec).unwrap();
+        pool.create_tenant("t", 0).unwrap();
+        for name in ["a", "b"] {
+            let new = NewVolume {
+                tenant: "t".into(),
+                name: name.into(),
+                size_bytes: 100 << 16,
+                block_bytes: None,
+                reserved_bytes: 0,
+            };
+            pool.create_volume(&new, 0).unwrap();
+        }
+        catalog
+            .commit(&pool.take_batch().unwrap().unwrap())
+            .unwrap();
+        let records = records
+            .into_iter()
+            .map(|(key, value)| (key, Some(value)))
+            .collect();
+        catalog
+            .commit(&Batch {
+                id: pool.journal().open_batch_id(),
+                records,
+            })
+            .unwrap();
+        load(&catalog, |_| Ok(()))
+    }
+
+    type Records = Vec<(Key, Vec<u8>)>;
+
+    /// The volumes' ids: the tenant has 1.
+    const A: u64 = 2;
+    const B: u64 = 3;
+
+    fn states(reserved: usize, owned: usize) -> (Key, Vec<u8>) {
+        let mut all = vec![0; 64];
+        all[..reserved].fill(ExtentState::Reserved as u8);
+        all[reserved..reserved + owned].fill(ExtentState::Owned as u8);
+        (
+            Key::new(Table::States, 0, 0),
+            codec::encode_states(&all).unwrap(),
+        )
+    }
+
+    fn map(volume: u64, start: u16, count: u16, extent: u64) -> (Key, Vec<u8>) {
+        let run = MapRun {
+            start,
+            count,
+            device: DeviceIndex(0),
+            extent,
+        };
+        (
+            Key::new(Table::Maps, volume, 0),
+            codec::encode_map(&[run]).unwrap(),
+        )
+    }
+
+    fn reserved(device: u64, chunk: u64, runs: &[(u64, u64, u64)]) -> (Key, Vec<u8>) {
+        let runs: Vec<_> = runs
+            .iter()
+            .map(|(volume, first, count)| {
+                (
+                    DeviceRun::new(DeviceIndex(0), *first, *count),
+                    VolumeId(*volume),
+                )
+            })
+            .collect();
+        let base = chunk.wrapping_mul(STATE_CHUNK);
+        let bytes = codec::encode_reservations(base, &runs).unwrap();
+        (Key::new(Table::Reservations, device, chunk), bytes)
+    }
+
+    fn reservation(volume: u64, first: u64, count: u64) -> (Key, Vec<u8>) {
+        reserved(0, 0, &[(volume, first, count)])
+    }
+
+    #[test]
+    fn what_fits_is_loaded_and_leaks_are_counted() {
+        let sound = vec![
+            states(4, 10),
+            reservation(A, 0, 4),
+            map(A, 0, 6, 4),
+            map(B, 90, 3, 10),
+        ];
+        let pool = load_with(sound).unwrap();
+        assert_eq!(pool.allocator().leaked_extents(), 1);
+        assert_eq!(pool.space().owned, 10);
+    }
+
+    fn budget(a: u64, b: u64, iops: u64) -> (Key, Vec<u8>) {
+        let mut budget = Budget::unstated();
+        budget.base.iops = iops;
+        (
+            Key::new(Table::Budgets, a, b),
+            codec::encode(&budget).unwrap(),
+        )
+    }
+
+    #[test]
+    fn budgets_of_what_was_deleted_meanwhile_are_dropped() {
+        let records = vec![
+            budget(1, 0, 100),
+            budget(A, 1, 50),
+            budget(99, 0, 100),
+            budget(98, 1, 100),
+        ];
+        let mut pool = load_with(records).unwrap();
+        assert_eq!(pool.budgets().tenants().count(), 1);
+        assert_eq!(pool.budgets().of_volume(VolumeId(A)).unwrap().base.iops, 50);
+        assert_eq!(pool.budgets().volumes().count(), 1);
+        // Their records go with the next batch.
+        let batch = pool.take_batch().unwrap().unwrap();
+        let gone = [
+            Key::new(Table::Budgets, 98, 1),
+            Key::new(Table::Budgets, 99, 0),
+            Key::new(Table::StatedBudgets, 98, 1),
+            Key::new(Table::StatedBudgets, 99, 0),
+        ];
+        assert_eq!(batch.records, gone.map(|key| (key, None)));
+    }
+
+    #[test]
+    fn contradictions_are_damage() {
+        let wrong: Vec<(&str, Records)> = vec![
+            (
+                "two owners",
+                vec![states(0, 10), map(A, 0, 6, 4), map(B, 0, 1, 9)],
+            ),
+            (
+                "two owners",
+                vec![states(5, 0), reserved(0, 0, &[(A, 0, 4), (B, 3, 2)])],
+            ),
+            ("is not Owned", vec![states(4, 0), map(A, 0, 1, 0)]),
+            ("is not Owned", vec![map(A, 0, 1, 60)]),
+            ("is not Reserved", vec![states(0, 4), reservation(A, 0, 1)]),
+            ("lacks", vec![states(0, 64), map(A, 0, 2, 63)]),
+            ("lacks", vec![reserved(0, 1, &[(A, 1024, 1)])]),
+            ("lacks", vec![reserved(1, 0, &[(A, 0, 1)])]),
+            ("no device", vec![reserved(256, 0, &[(A, 0, 1)])]),
+            ("out of range", vec![reserved(0, u64::MAX, &[])]),
+            ("does not exist", vec![states(0, 4), map(9, 0, 1, 0)]),
+            ("does not exist", vec![states(4, 0), reservation(9, 0, 1)]),
+            ("beyond its end", vec![states(0, 4), map(A, 99, 2, 0)]),
+            (
+                "states beyond",
+                vec![(Key::new(Table::States, 0, 1), states(0, 0).1)],
+            ),
+            (
+                "states beyond",
+                vec![(Key::new(Table::States, 1, 0), states(0, 0).1)],
+            ),
+            (
+                "states beyond",
+                vec![(Key::new(Table::States, 0, u64::MAX), states(0, 0).1)],
+            ),
+            (
+                "cannot be read",
+                vec![(Key::new(Table::Volumes, 2, 0), vec![1, 2, 3])],
+            ),
+            (
+                "port 1 is numbered 7",
+                vec![(
+                    Key::new(Table::Ports, 1, 0),
+                    codec::encode(&PortRecord {
+                        address: "a:1".into(),
+                        port_id: 7,
+                        ana: Default::default(),
+                        changes: 0,
+                    })
+                    .unwrap(),
+                )],
+            ),
+            (
+                "which does not exist",
+                vec![(
+                    Key::new(Table::HostReservations, 9, 0),
+                    codec::encode(&HostReservations::default()).unwrap(),
+                )],
+            ),
+            (
+                "remembers too many",
+                vec![(
+                    Key::new(Table::HostReservations, A, 0),
+                    codec::encode(&HostReservations {
+                        recent: vec![
+                            forebay_xlate::boundary::message::ReserveToken {
+                                socket: 1,
+                                number: 1
+                            };
+                            MAX_RECENT + 1
+                        ],
+                        ..HostReservations::default()
+                    })
+                    .unwrap(),
+                )],
+            ),
+            (
+                "cannot be read",
+                vec![(Key::new(Table::HostReservations, A, 0), vec![3, 0, 1])],
+            ),
+            (
+                "cannot be read",
+                vec![(Key::new(Table::Tenants, 1, 0), vec![9])],
+            ),
+            (
+                "cannot be read",
+                vec![(Key::new(Table::Budgets, 1, 0), vec![3, 1])],
+            ),
+            ("the budget 1/2 cannot be", vec![budget(1, 2, 100)]),
+            ("the budget 1/0 cannot be", vec![budget(1, 0, 0)]),
+            (
+                "cannot be read",
+                vec![(Key::new(Table::Maps, A, 0), vec![])],
+            ),
+        ];
+        for (what, records) in wrong {
+            let error = load_with(records).map(|_| ()).unwrap_err();
+            assert_eq!(error.kind, ErrorKind::Damaged, "{error}");
+            assert!(error.message.contains(what), "{what}: {error}");
+        }
+    }
+}

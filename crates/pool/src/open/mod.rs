@@ -1,0 +1,340 @@
+//! Opening a pool from the devices that are here.
+//!
+//! **Design.** Opening goes by labels, not by where a device was found. A label says which pool a device
+//! belongs to and where its catalog areas are; the best copy of the catalog then says which devices the
+//! pool has. One good copy is enough: what is missing is reported, and what lives there can't be reached.
+//! What contradicts that (two pools, one device twice) is an error, what can be mended is, and is
+//! reported. **Not here:** opening and locking devices; whether a device that is here works.
+
+pub(crate) mod add;
+pub(crate) mod create;
+pub(crate) mod load;
+pub(crate) mod stamp;
+
+use crate::{
+    catalog::Catalog,
+    error::{PoolError, Result},
+    extents::Health,
+    label::{Label, LabelFormat},
+    mirror::Found,
+    mirror::lineage::Epoch,
+    pool::Pool,
+    records::DeviceRecord,
+    store::BlockStore,
+    uuid::Uuid,
+};
+use create::areas_of;
+use forebay_xlate::types::DeviceIndex;
+use load::load;
+use std::sync::Arc;
+
+/// A device that may belong to a pool.
+#[derive(Clone)]
+pub struct OpenDevice {
+    /// Where it is (`file:/path` and the like).
+    pub spec: String,
+    /// Its bytes.
+    pub store: Arc<dyn BlockStore>,
+    /// It is taken even if it is an older copy.
+    pub forced: bool,
+}
+
+/// A device of the pool that is not here.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct MissingDevice {
+    /// Its place in the pool.
+    pub index: DeviceIndex,
+    /// Its identity, as its label says.
+    pub uuid: Uuid,
+    /// Where it was last found.
+    pub spec: String,
+    /// Why it is not used, if it is here.
+    pub why: Option<String>,
+}
+
+/// A pool that was opened.
+#[derive(Debug)]
+pub struct Opened {
+    /// The pool; its grants are to be adopted next ([`Pool::adopt_grant`], [`Pool::finish_adoption`]).
+    pub pool: Pool,
+    /// Its catalog.
+    pub catalog: Catalog,
+    /// Of each device that was given, in that order, what it is; none: not part of the pool, a note says
+    /// why.
+    pub indexes: Vec<Option<DeviceIndex>>,
+    /// What is not here. The pool treats these devices as missing.
+    pub missing: Vec<MissingDevice>,
+    /// What was found and mended, in sentences.
+    pub notes: Vec<String>,
+}
+
+/// A device with its label; `at` is its place in what was given.
+struct Labelled<'a> {
+    at: usize,
+    label: Label,
+    device: &'a OpenDevice,
+}
+
+/// Opens the pool that these devices belong to, given in any order.
+pub fn open(devices: &[OpenDevice]) -> Result<Opened> {
+    let mut notes = Vec::new();
+    let labelled = read_labels(devices, &mut notes)?;
+    refuse_mixtures(&labelled)?;
+    let found = areas_to_trust(&labelled)?;
+    let name = &labelled[0].label.pool_name;
+    let told: Vec<(String, Epoch)> = labelled
+        .iter()
+        .map(|one| (one.device.spec.clone(), one.label.epoch))
+        .collect();
+    let catalog = Catalog::open(found, &told).map_err(|error| {
+        PoolError::new(
+            error.kind,
+            format!(
+                "pool {name:?}, of which {} devices are here: {}",
+                labelled.len(),
+                error.message
+            ),
+        )
+    })?;
+    let mut pool = load(&catalog, |record| match find(&labelled, record) {
+        Some(one) => agrees(one, record),
+        None => Ok(()),
+    })?;
+    refuse_older_catalog(&labelled, &catalog, pool.info.opens)?;
+    let (indexes, missing) = match_records(&labelled, devices.len(), &mut pool, &mut notes)?;
+    let newest = labelled.iter().map(|one| one.label.number).max();
+    pool.info.opens = pool.info.opens.max(newest.unwrap_or(0));
+    let mut areas = Vec::new();
+    for one in labelled.iter().filter(|one| indexes[one.at].is_some()) {
+        areas.extend(areas_of(&one.label, &one.device.store)?);
+        match Label::read_and_repair(one.device.store.as_ref()) {
+            Ok((_, false)) => {}
+            Ok((label, true)) => catalog.note_repaired_label(label.device_index),
+            Err(error) => notes.push(format!(
+                "the label on {} can't be repaired: {error}",
+                one.device.spec
+            )),
+        }
+        catalog.add_label(one.label.device_uuid, &one.device.store);
+    }
+    if let Err(error) = catalog.settle(&areas) {
+        notes.push(format!("the catalog has no second copy: {error}"));
+    }
+    notes.extend(catalog.health().notes);
+    pool.begin_opening();
+    Ok(Opened {
+        pool,
+        catalog,
+        indexes,
+        missing,
+        notes,
+    })
+}
+
+/// The catalog areas to open the catalog from: those of devices that were part of the pool's last start or stop, as far
+/// as their labels tell. A device that was not comes in once the catalog has said that it may.
+fn areas_to_trust(labelled: &[Labelled<'_>]) -> Result<Vec<Found>> {
+    let newest = labelled.iter().map(|one| one.label.number).max();
+    let is_behind = |one: &&Labelled<'_>| {
+        one.label.format == LabelFormat::Current && Some(one.label.number) < newest
+    };
+    let found_on = |devices: &mut dyn Iterator<Item = &Labelled<'_>>| -> Result<Vec<Found>> {
+        let mut found = Vec::new();
+        for one in devices {
+            let areas = areas_of(&one.label, &one.device.store)?;
+            found.extend(areas.into_iter().map(Found::new));
+        }
+        Ok(found)
+    };
+    let found = found_on(&mut labelled.iter().filter(|one| !is_behind(one)))?;
+    if found.iter().any(Found::is_copy) {
+        return Ok(found);
+    }
+    found_on(&mut labelled.iter())
+}
+
+/// Refuses a catalog that is older than what a device has been part of, unless those that hold it are taken by force.
+fn refuse_older_catalog(labelled: &[Labelled<'_>], catalog: &Catalog, number: u64) -> Result<()> {
+    let Some(newest) = labelled.iter().max_by_key(|one| one.label.number) else {
+        return Ok(());
+    };
+    if newest.label.number <= number {
+        return Ok(());
+    }
+    let copies = catalog.health().copies;
+    let holders = labelled.iter().filter(|one| {
+        let index = one.label.device_index;
+        copies.iter().any(|copy| copy.device == index)
+    });
+    let (forced, left): (Vec<_>, Vec<_>) = holders.partition(|one| one.device.forced);
+    if left.is_empty() && !forced.is_empty() {
+        return Ok(());
+    }
+    let left: Vec<&str> = left.iter().map(|one| one.device.spec.as_str()).collect();
+    Err(PoolError::damaged(format!(
+        "the pool's catalog on {} is from start {}, but {} was part of start {}: what holds the catalog is an older \
+         copy. Bring the right one back",
+        left.join(" and "),
+        number,
+        newest.device.spec,
+        newest.label.number
+    )))
+}
+
+/// The devices whose labels can be read; an error if there is none.
+fn read_labels<'a>(
+    devices: &'a [OpenDevice],
+    notes: &mut Vec<String>,
+) -> Result<Vec<Labelled<'a>>> {
+    let mut labelled = Vec::with_capacity(devices.len());
+    let mut first_error = None;
+    for (at, device) in devices.iter().enumerate() {
+        match Label::read(device.store.as_ref()) {
+            Ok(label) => labelled.push(Labelled { at, label, device }),
+            Err(error) => {
+                let message = format!("{}: {}", device.spec, error.message);
+                notes.push(message.clone());
+                first_error = first_error.or(Some(PoolError::new(error.kind, message)));
+            }
+        }
+    }
+    match first_error {
+        Some(error) if labelled.is_empty() => Err(error),
+        _ if labelled.is_empty() => Err(PoolError::invalid("a pool has at least one device")),
+        _ => Ok(labelled),
+    }
+}
+
+fn refuse_mixtures(labelled: &[Labelled<'_>]) -> Result<()> {
+    let Some((first, others)) = labelled.split_first() else {
+        return Ok(());
+    };
+    for other in others {
+        let (one, two) = (&first.label, &other.label);
+        if one.pool_uuid != two.pool_uuid {
+            return Err(PoolError::invalid(format!(
+                "{} belongs to pool {:?} ({}), {} to pool {:?} ({}): open one pool at a time",
+                first.device.spec,
+                one.pool_name,
+                one.pool_uuid,
+                other.device.spec,
+                two.pool_name,
+                two.pool_uuid
+            )));
+        }
+    }
+    for (at, one) in labelled.iter().enumerate() {
+        let twin = labelled[at + 1..]
+            .iter()
+            .find(|two| two.label.device_uuid == one.label.device_uuid);
+        if let Some(twin) = twin {
+            return Err(PoolError::invalid(format!(
+                "{} and {} are the same device of the pool, or one is a copy of the other: give one \
+                 of them",
+                one.device.spec, twin.device.spec
+            )));
+        }
+    }
+    Ok(())
+}
+
+fn find<'a, 'b>(labelled: &'b [Labelled<'a>], record: &DeviceRecord) -> Option<&'b Labelled<'a>> {
+    labelled
+        .iter()
+        .find(|one| one.label.device_uuid == record.uuid)
+}
+
+/// Whether the catalog says of a device what its label says.
+fn agrees(one: &Labelled<'_>, record: &DeviceRecord) -> Result<()> {
+    let label = &one.label;
+    if label.device_index == record.index
+        && label.data_offset_bytes == record.data_offset_bytes
+        && label.data_extents == record.extents
+    {
+        return Ok(());
+    }
+    Err(PoolError::damaged(format!(
+        "{} and the pool's catalog disagree about the device",
+        one.device.spec
+    )))
+}
+
+fn older_copy(spec: &str, number: u64, known: u64) -> String {
+    format!(
+        "{spec} is an older copy of the device: its label has number {number}, the pool's catalog knows number {known}"
+    )
+}
+
+type Matched = (Vec<Option<DeviceIndex>>, Vec<MissingDevice>);
+
+/// Which device is what, and what is missing; the pool is told.
+fn match_records(
+    labelled: &[Labelled<'_>],
+    given: usize,
+    pool: &mut Pool,
+    notes: &mut Vec<String>,
+) -> Result<Matched> {
+    let mut indexes = vec![None; given];
+    let mut missing = Vec::new();
+    for record in pool.devices().to_vec() {
+        let Some(one) = find(labelled, &record) else {
+            pool.set_device_health(record.index, Health::Missing)?;
+            missing.push(MissingDevice {
+                index: record.index,
+                uuid: record.uuid,
+                spec: record.spec,
+                why: None,
+            });
+            continue;
+        };
+        let known = pool.device_numbers.get(&record.index).copied().unwrap_or(0);
+        let number = one.label.number;
+        let is_older = one.label.format == LabelFormat::Current && number < known;
+        if is_older && !one.device.forced {
+            pool.set_device_health(record.index, Health::Missing)?;
+            notes.push(older_copy(&one.device.spec, number, known));
+            missing.push(MissingDevice {
+                index: record.index,
+                uuid: record.uuid,
+                why: Some(older_copy(&one.device.spec, number, known)),
+                spec: record.spec,
+            });
+            continue;
+        }
+        if is_older || number > pool.info.opens {
+            notes.push(format!(
+                "{} is taken although its number {number} is not the catalog's {}: what no volume maps there is zeroed \
+                 before its next use, and what a volume maps may be older",
+                one.device.spec,
+                known.max(pool.info.opens)
+            ));
+            pool.distrust(record.index)?;
+        }
+        if one.label.extent_bytes != pool.info().extent_bytes {
+            return Err(PoolError::damaged(format!(
+                "{} and the pool's catalog disagree about the size of extents",
+                one.device.spec
+            )));
+        }
+        if record.spec != one.device.spec {
+            notes.push(format!(
+                "{} was at {} and is at {} now",
+                record.index, record.spec, one.device.spec
+            ));
+            pool.set_device_spec(record.index, &one.device.spec)?;
+        }
+        indexes[one.at] = Some(record.index);
+    }
+    let is_known = |one: &&Labelled<'_>| {
+        let uuid = one.label.device_uuid;
+        pool.devices().iter().any(|record| record.uuid == uuid)
+    };
+    for one in labelled.iter().filter(|one| !is_known(one)) {
+        notes.push(format!(
+            "{} carries the label of pool {:?}, which does not know it: adding it was not finished. It \
+             is left alone; it can be added again",
+            one.device.spec, one.label.pool_name
+        ));
+    }
+    Ok((indexes, missing))
+}

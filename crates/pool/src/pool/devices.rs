@@ -1,0 +1,142 @@
+//! The pool's devices, and what can be set for the pool.
+//!
+//! **Design.** Whether a device can be used is the caller's to say and nowhere stored. What is on a
+//! device that can't be used stays what it was: mapped, stock or free, and is used again when the
+//! device is. **Not here:** opening devices, their labels (`create`).
+
+use super::{Pool, initial_state};
+use crate::{
+    error::{PoolError, Result},
+    extents::{Health, space::PoolSettings},
+    journal::batch::{BatchId, Table},
+    records::DeviceRecord,
+    uuid::Uuid,
+};
+use forebay_xlate::types::DeviceIndex;
+
+impl Pool {
+    /// Says whether a device can be used. Nothing is allocated, reserved or laundered on one that is
+    /// not online; what is mapped on a failing one is served all the same, and faults of what is
+    /// mapped on one that is missing or failed say so.
+    pub fn set_device_health(&mut self, device: DeviceIndex, health: Health) -> Result<()> {
+        self.allocator.set_health(device, health)
+    }
+
+    /// Adds a device, which carries its label already; it is in the pool once the open batch is
+    /// durable. It counts as missing until [`Pool::set_device_health`] says that it can be used.
+    pub fn add_device(&mut self, record: DeviceRecord) -> Result<()> {
+        let index = usize::from(record.index.0);
+        if index != self.devices.len() {
+            return Err(PoolError::invalid(format!(
+                "{} of a pool that has {} devices",
+                record.index,
+                self.devices.len()
+            )));
+        }
+        if record.extents == 0 || self.devices.iter().any(|device| device.uuid == record.uuid) {
+            return Err(PoolError::invalid(format!(
+                "{} is in the pool already, or holds nothing",
+                record.spec
+            )));
+        }
+        let small = self
+            .volumes
+            .records()
+            .find(|volume| volume.block_bytes < record.block_bytes);
+        if let Some(volume) = small {
+            return Err(PoolError::invalid(format!(
+                "{} has blocks of {} bytes and volume {:?} has {}: use a device with smaller blocks",
+                record.spec, record.block_bytes, volume.name, volume.block_bytes
+            )));
+        }
+        // A device's extents fit in memory: a byte each.
+        let states = vec![initial_state(&record); record.extents as usize];
+        self.allocator.extents.add_device(states);
+        self.allocator
+            .extents
+            .set_health(record.index, Health::Missing);
+        self.journal.touch(Table::Devices, index as u64, 0);
+        self.devices.push(record);
+        Ok(())
+    }
+
+    /// Sets what can be set for the pool, durably with the open batch.
+    pub fn set_settings(&mut self, settings: PoolSettings) -> Result<()> {
+        settings.check()?;
+        if self.info.settings != settings {
+            self.info.settings = settings;
+            self.journal.touch(Table::Meta, 0, 0);
+        }
+        Ok(())
+    }
+
+    /// A generation for a new engine: higher than any before. Use it once the returned batch is
+    /// durable, and not sooner: a fence waits for lower ones only.
+    pub fn next_engine_generation(&mut self) -> (u64, BatchId) {
+        self.info.engine_generation += 1;
+        self.journal.touch(Table::Meta, 0, 0);
+        (self.info.engine_generation, self.journal.open_batch_id())
+    }
+
+    /// Records the boot that uses the pool now. Set it after [`Pool::finish_adoption`], so that both
+    /// become durable together.
+    pub fn set_boot_id(&mut self, boot_id: &str) -> Result<()> {
+        if boot_id.is_empty() || boot_id.len() > 64 {
+            return Err(PoolError::invalid(format!("{boot_id:?} is no boot id")));
+        }
+        if self.info.boot_id != boot_id {
+            self.info.boot_id = boot_id.to_owned();
+            self.journal.touch(Table::Meta, 0, 0);
+        }
+        Ok(())
+    }
+
+    /// Records where a device is now.
+    pub fn set_device_spec(&mut self, device: DeviceIndex, spec: &str) -> Result<()> {
+        let record = self
+            .devices
+            .get_mut(usize::from(device.0))
+            .ok_or_else(|| PoolError::not_found(format!("no {device}")))?;
+        if record.spec != spec {
+            record.spec = spec.to_owned();
+            self.journal.touch(Table::Devices, u64::from(device.0), 0);
+        }
+        Ok(())
+    }
+
+    /// Counts a stop in good order: the number is that of the open batch.
+    pub fn count_stop(&mut self) -> u64 {
+        self.info.opens += 1;
+        self.journal.touch(Table::Meta, 0, 0);
+        self.info.opens
+    }
+
+    /// Notes which labels have a number, durably with the open batch.
+    pub fn note_stamped(&mut self, devices: &[Uuid], number: u64) {
+        let known: Vec<DeviceIndex> = self
+            .devices
+            .iter()
+            .filter(|record| devices.contains(&record.uuid))
+            .map(|record| record.index)
+            .collect();
+        for device in known {
+            self.device_numbers.insert(device, number);
+            self.journal
+                .touch(Table::DeviceNumbers, u64::from(device.0), 0);
+        }
+    }
+
+    /// Everything on a device that no volume maps is to be zeroed before its next use: it may hold what another tenant
+    /// deleted. Only while adopting.
+    pub(crate) fn distrust(&mut self, device: DeviceIndex) -> Result<()> {
+        if !self.adopting {
+            return Err(PoolError::invalid(
+                "a device is distrusted while it is opened",
+            ));
+        }
+        let (allocator, journal) = (&mut self.allocator, &mut self.journal);
+        allocator.free_all(journal, &self.volumes.take_stock_on(device));
+        allocator.distrust_clean(journal, device);
+        Ok(())
+    }
+}

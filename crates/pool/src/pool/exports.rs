@@ -1,0 +1,218 @@
+//! The exports, by id and by volume.
+//!
+//! **Design.** An export shows a volume to hosts, or to one machine. What two exports of one volume must agree on is
+//! checked here. **Not here:** hosts' connections, sockets, reservations (`hosts`).
+
+use crate::{
+    error::{PoolError, Result},
+    journal::{Journal, batch::Table},
+    records::{ExportId, ExportRecord, NewExport, TenantRecord, VolumeRecord},
+    uuid::Uuid,
+};
+use forebay_xlate::boundary::message::{Frontend, MAX_MACHINE_QUEUES};
+use forebay_xlate::types::VolumeId;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// What an export's NQN begins with; `<node>:<tenant>.<volume>` follows.
+pub const NQN_PREFIX: &str = "nqn.2026-01.io.forebay:";
+/// NVMe Base 2.0, 4.5: an NQN's longest form, in bytes.
+const MAX_NQN_BYTES: usize = 223;
+/// The longest path of a Unix socket (sockaddr_un).
+const MAX_SOCKET_BYTES: usize = 107;
+/// How much of the pool's UUID an NQN holds.
+const UUID_BYTES_IN_NQN: usize = 6;
+/// The most hosts that an export lists.
+pub const MAX_HOSTS: usize = 256;
+
+fn check_hosts(hosts: &[String]) -> Result<()> {
+    if hosts.len() > MAX_HOSTS {
+        return Err(PoolError::invalid(format!(
+            "an export has at most {MAX_HOSTS} hosts"
+        )));
+    }
+    for (at, host) in hosts.iter().enumerate() {
+        let sound = host.starts_with("nqn.")
+            && host.len() <= MAX_NQN_BYTES
+            && host.bytes().all(|byte| byte.is_ascii_graphic());
+        if !sound {
+            return Err(PoolError::invalid(format!(
+                "{host:?} is no host NQN: a host's is in its /etc/nvme/hostnqn"
+            )));
+        }
+        if hosts[..at].contains(host) {
+            return Err(PoolError::invalid(format!("host {host} is named twice")));
+        }
+    }
+    Ok(())
+}
+
+fn socket_bytes(new: &NewExport) -> usize {
+    new.socket.as_ref().map_or(0, String::len)
+}
+
+/// What an export's hosts and socket take in the catalog at most, in bytes.
+pub(super) fn record_bytes(new: &NewExport) -> u64 {
+    hosts_bytes(&new.hosts) + socket_bytes(new) as u64
+}
+
+/// What hosts take in the catalog at most, in bytes.
+pub(super) fn hosts_bytes(hosts: &[String]) -> u64 {
+    (hosts.len() * MAX_NQN_BYTES) as u64
+}
+
+/// The name of a volume's first export. Nodes have tenants and volumes of the same name; a host that uses two nodes tells subsystems by their NQN.
+pub(super) fn new_nqn(
+    pool: Uuid,
+    tenant: &TenantRecord,
+    volume: &VolumeRecord,
+    node: Option<&str>,
+) -> Result<String> {
+    let mut node = node.unwrap_or_default().to_owned();
+    if node.is_empty() {
+        let digits = pool.0.iter().take(UUID_BYTES_IN_NQN);
+        node = digits.map(|byte| format!("{byte:02x}")).collect();
+    }
+    let nqn = format!("{NQN_PREFIX}{node}:{}.{}", tenant.name, volume.name);
+    if nqn.len() > MAX_NQN_BYTES {
+        return Err(PoolError::invalid(format!(
+            "the export's NQN has more than {MAX_NQN_BYTES} bytes: {nqn}"
+        )));
+    }
+    Ok(nqn)
+}
+
+/// All exports of a pool.
+#[derive(Debug, Default)]
+pub struct Exports {
+    pub(crate) by_id: BTreeMap<ExportId, ExportRecord>,
+    pub(crate) by_volume: BTreeMap<VolumeId, BTreeSet<ExportId>>,
+}
+
+impl Exports {
+    /// All exports, oldest first.
+    pub fn iter(&self) -> impl Iterator<Item = &ExportRecord> {
+        self.by_id.values()
+    }
+
+    /// An export by id.
+    pub fn get(&self, export: ExportId) -> Result<&ExportRecord> {
+        self.stored(export.0)
+            .ok_or_else(|| PoolError::not_found(format!("no {export}")))
+    }
+
+    /// The exports that show a volume, oldest first.
+    pub fn of_volume(&self, volume: VolumeId) -> impl Iterator<Item = &ExportRecord> {
+        let ids = self.by_volume.get(&volume).into_iter().flatten();
+        ids.filter_map(|id| self.by_id.get(id))
+    }
+
+    /// The first export that shows a volume.
+    pub fn first_of(&self, volume: VolumeId) -> Option<&ExportRecord> {
+        self.of_volume(volume).next()
+    }
+
+    /// Whether a volume is exported.
+    pub(super) fn shows(&self, volume: VolumeId) -> bool {
+        self.by_volume.contains_key(&volume)
+    }
+
+    /// The record at a key.
+    pub(super) fn stored(&self, id: u64) -> Option<&ExportRecord> {
+        self.by_id.get(&ExportId(id))
+    }
+
+    /// Takes in a record that is durable.
+    pub(crate) fn load(&mut self, export: ExportRecord) {
+        let exports = self.by_volume.entry(export.volume).or_default();
+        exports.insert(export.id);
+        self.by_id.insert(export.id, export);
+    }
+
+    /// Refuses an export that can't be beside those that there are.
+    pub(super) fn check_new(&self, volume: &VolumeRecord, new: &NewExport) -> Result<()> {
+        check_hosts(&new.hosts)?;
+        let for_hosts = !new.hosts.is_empty() || new.any_host;
+        if for_hosts == new.frontend.is_machine() {
+            return Err(PoolError::invalid(match for_hosts {
+                false => "an export that no host may use: name host NQNs, or allow any host",
+                true => "hosts are of NVMe/TCP: who may open a machine's socket is its client",
+            }));
+        }
+        if let Frontend::VhostUser { queues, .. } = new.frontend
+            && !(1..=MAX_MACHINE_QUEUES).contains(&queues)
+        {
+            return Err(PoolError::invalid(format!(
+                "a vhost-user disk has 1 to {MAX_MACHINE_QUEUES} queues"
+            )));
+        }
+        let all_share = new.shared && self.of_volume(volume.id).all(|export| export.shared);
+        if self.shows(volume.id) && !all_share && !new.only_reads {
+            return Err(PoolError::exists(format!(
+                "volume {:?} is exported; two exports that may write need to be shared, both of them",
+                volume.name
+            )));
+        }
+        let is_tcp = |export: &ExportRecord| !export.frontend.is_machine();
+        if !new.frontend.is_machine() && self.of_volume(volume.id).any(is_tcp) {
+            return Err(PoolError::exists(format!(
+                "volume {:?} is exported by NVMe/TCP, which has any number of hosts",
+                volume.name
+            )));
+        }
+        let socket_bytes = socket_bytes(new);
+        if socket_bytes > MAX_SOCKET_BYTES {
+            return Err(PoolError::invalid(format!(
+                "a socket's path has at most {MAX_SOCKET_BYTES} bytes"
+            )));
+        }
+        if new.socket.is_some() && self.by_id.values().any(|e| e.socket == new.socket) {
+            return Err(PoolError::exists("another export has this socket"));
+        }
+        Ok(())
+    }
+
+    pub(super) fn insert(&mut self, journal: &mut Journal, export: ExportRecord) {
+        journal.touch(Table::Exports, export.id.0, 0);
+        self.load(export);
+    }
+
+    /// Refuses hosts that an export can't have.
+    pub(super) fn check_hosts(&self, export: ExportId, hosts: &[String]) -> Result<()> {
+        check_hosts(hosts)?;
+        if self.get(export)?.frontend.is_machine() {
+            return Err(PoolError::invalid(
+                "hosts are of NVMe/TCP: who may open a machine's socket is its client",
+            ));
+        }
+        Ok(())
+    }
+
+    pub(super) fn set_hosts(
+        &mut self,
+        journal: &mut Journal,
+        export: ExportId,
+        hosts: Vec<String>,
+        any_host: bool,
+    ) {
+        if let Some(record) = self.by_id.get_mut(&export) {
+            record.hosts = hosts;
+            record.any_host = any_host;
+        }
+        journal.touch(Table::Exports, export.0, 0);
+    }
+
+    pub(super) fn remove(&mut self, journal: &mut Journal, export: ExportId) -> Result<()> {
+        let record = self
+            .by_id
+            .remove(&export)
+            .ok_or_else(|| PoolError::not_found(format!("no {export}")))?;
+        if let Some(exports) = self.by_volume.get_mut(&record.volume) {
+            exports.remove(&export);
+            if exports.is_empty() {
+                self.by_volume.remove(&record.volume);
+            }
+        }
+        journal.touch(Table::Exports, export.0, 0);
+        Ok(())
+    }
+}

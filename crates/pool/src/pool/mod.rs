@@ -1,0 +1,308 @@
+//! The pool in memory: it sequences its parts.
+//!
+//! **Design.** Operations validate first, then change the parts, which name each record they touch in the
+//! [`Journal`]. [`Pool::take_batch`] encodes the touched records *as they are now*; so a batch is everything since the
+//! one before, and applying batches in order always yields a state that the pool was in. What must wait for durability
+//! happens in [`Pool::committed`].
+//!
+//! A batch that can't be committed may be tried again. To give up, drop the pool and open it anew,
+//! as a new daemon would: memory is then what the disk says.
+//!
+//! **Not here:** what the parts do ([`Volumes`], [`Allocator`], [`Budgets`], [`Exports`], [`Hosts`], [`Tenants`]), I/O.
+
+pub(crate) mod admin;
+pub(crate) mod adopt;
+pub(crate) mod budgets;
+mod devices;
+pub(crate) mod exports;
+mod faults;
+pub(crate) mod hosts;
+pub(crate) mod tenants;
+
+use crate::{
+    catalog::{CatalogUsage, Usage},
+    codec::{self, STATE_CHUNK},
+    error::{PoolError, Result},
+    extents::{
+        ExtentState, Extents,
+        allocator::Allocator,
+        runs::DeviceRun,
+        space::{Space, SpaceLevel},
+    },
+    journal::{
+        Journal,
+        batch::{Batch, BatchId, Key, Table},
+    },
+    records::{DeviceRecord, PoolInfo, VolumeRecord},
+    volumes::{Volumes, map::MAP_CHUNK},
+};
+use budgets::Budgets;
+use exports::Exports;
+use forebay_device::size::format_bytes;
+use forebay_xlate::types::{DeviceIndex, VolumeId};
+use hosts::Hosts;
+use std::{collections::BTreeMap, sync::Arc};
+use tenants::Tenants;
+
+/// The pool; see the crate.
+#[derive(Debug)]
+pub struct Pool {
+    pub(crate) info: PoolInfo,
+    pub(crate) devices: Vec<DeviceRecord>,
+    /// The number that each label is known to have.
+    pub(crate) device_numbers: BTreeMap<DeviceIndex, u64>,
+    pub(crate) tenants: Tenants,
+    pub(crate) volumes: Volumes,
+    pub(crate) exports: Exports,
+    pub(crate) hosts: Hosts,
+    pub(crate) budgets: Budgets,
+    pub(crate) allocator: Allocator,
+    pub(crate) journal: Journal,
+    /// The batch that makes this opening's sequences unique; nothing is granted before.
+    opening_batch: BatchId,
+    /// Whether what a predecessor granted is still being told.
+    pub(crate) adopting: bool,
+    /// The check that is under way, if one is.
+    pub(crate) checking: u64,
+    usage: Arc<Usage>,
+}
+
+/// The first sequence of an opening: it has 2^40 of them, more extents than the largest pool has.
+fn first_seq(opens: u64) -> u64 {
+    (opens << 40) + 1
+}
+
+impl Pool {
+    /// A pool of these devices, with nothing in it.
+    pub(crate) fn empty(
+        info: PoolInfo,
+        devices: Vec<DeviceRecord>,
+        extents: Extents,
+        usage: Arc<Usage>,
+    ) -> Self {
+        Self {
+            volumes: Volumes::new(info.extent_bytes, first_seq(info.opens)),
+            info,
+            devices,
+            device_numbers: BTreeMap::new(),
+            tenants: Tenants::default(),
+            exports: Exports::default(),
+            hosts: Hosts::default(),
+            budgets: Budgets::default(),
+            allocator: Allocator::new(extents),
+            journal: Journal::new(),
+            opening_batch: BatchId(0),
+            adopting: false,
+            checking: 0,
+            usage,
+        }
+    }
+
+    /// The pool's own record.
+    pub fn info(&self) -> &PoolInfo {
+        &self.info
+    }
+
+    /// Its devices, by index.
+    pub fn devices(&self) -> &[DeviceRecord] {
+        &self.devices
+    }
+
+    /// Its tenants.
+    pub fn tenants(&self) -> &Tenants {
+        &self.tenants
+    }
+
+    /// Its volumes, with what they map.
+    pub fn volumes(&self) -> &Volumes {
+        &self.volumes
+    }
+
+    /// A volume by id.
+    pub fn volume(&self, volume: VolumeId) -> Result<&VolumeRecord> {
+        self.volumes.record(volume)
+    }
+
+    /// Its exports.
+    pub fn exports(&self) -> &Exports {
+        &self.exports
+    }
+
+    /// What hosts have reserved, and by which ports they come.
+    pub fn hosts(&self) -> &Hosts {
+        &self.hosts
+    }
+
+    /// What tenants and volumes may use of the node.
+    pub fn budgets(&self) -> &Budgets {
+        &self.budgets
+    }
+
+    /// The state of each extent, and each device's health.
+    pub fn allocator(&self) -> &Allocator {
+        &self.allocator
+    }
+
+    /// Which batches are open and durable.
+    pub fn journal(&self) -> &Journal {
+        &self.journal
+    }
+
+    /// How many extents are in which state.
+    pub fn space(&self) -> Space {
+        Space {
+            stock: self.volumes.unused(),
+            ahead: self.volumes.ahead(),
+            promised: self.volumes.promised_extents(),
+            ..self.allocator.extents.space()
+        }
+    }
+
+    /// How full the pool is by its own settings.
+    pub fn space_level(&self) -> SpaceLevel {
+        self.info.settings.level(&self.space())
+    }
+
+    /// How full the catalog is.
+    pub fn catalog_usage(&self) -> CatalogUsage {
+        self.usage.get()
+    }
+
+    /// Everything that changed since the last call, to be committed; none if nothing did.
+    pub fn take_batch(&mut self) -> Result<Option<Batch>> {
+        let mut records = Vec::new();
+        for key in self.journal.touched() {
+            records.push((key, self.encode(key)?));
+        }
+        Ok(self.journal.close_batch(records))
+    }
+
+    /// Says that the batch, and so every one before it, is durable.
+    pub fn committed(&mut self, batch: BatchId) -> Result<()> {
+        for promotions in self.journal.mark_committed(batch)? {
+            for volume in &promotions.reserved {
+                self.volumes.promote_incoming(*volume, batch);
+            }
+            self.volumes.mark_durable(&promotions.mapped, batch);
+            for run in promotions.freed {
+                self.allocator.extents.set(run, ExtentState::Dirty);
+            }
+        }
+        Ok(())
+    }
+
+    fn encode(&self, key: Key) -> Result<Option<Vec<u8>>> {
+        fn record<T: serde::Serialize>(record: Option<&T>) -> Result<Option<Vec<u8>>> {
+            record.map(codec::encode).transpose()
+        }
+        match key.table {
+            Table::Meta => record(Some(&self.info)),
+            Table::Tenants => record(self.tenants.stored(key.a)),
+            Table::Volumes => record(
+                self.volumes
+                    .any(VolumeId(key.a))
+                    .map(|volume| &volume.record),
+            ),
+            Table::Exports => {
+                let export = self.exports.stored(key.a);
+                export.map(codec::encode_export).transpose()
+            }
+            // A number of the table is one of 16 bits.
+            Table::Ports => record(self.hosts.ports.get(&(key.a as u16))),
+            Table::HostReservations => record(self.hosts.reservations.get(&VolumeId(key.a))),
+            Table::Budgets => record(self.budgets.stored(key.a, key.b)),
+            Table::StatedBudgets => record(self.budgets.stored_stated(key.a, key.b)),
+            Table::Devices => record(self.devices.get(key.a as usize)),
+            // A number of the table is a device's index.
+            Table::DeviceNumbers => record(self.device_numbers.get(&DeviceIndex(key.a as u8))),
+            Table::States => {
+                let states = self
+                    .allocator
+                    .extents
+                    .stored_chunk(key.a, key.b, STATE_CHUNK);
+                let Some(device) = self.devices.get(key.a as usize) else {
+                    return Ok(None);
+                };
+                let initial = initial_state(device);
+                if states.iter().all(|state| *state == initial) {
+                    return Ok(None);
+                }
+                codec::encode_states(&states).map(Some)
+            }
+            Table::Reservations => {
+                let Some(device) = self.devices.get(key.a as usize) else {
+                    return Ok(None);
+                };
+                let base = key.b * STATE_CHUNK;
+                let runs = self.allocator.reservations.within(DeviceRun::new(
+                    device.index,
+                    base,
+                    STATE_CHUNK,
+                ));
+                if runs.is_empty() {
+                    Ok(None)
+                } else {
+                    codec::encode_reservations(base, &runs).map(Some)
+                }
+            }
+            Table::Maps => {
+                let Some(volume) = self.volumes.any(VolumeId(key.a)) else {
+                    return Ok(None);
+                };
+                let range = key.b * MAP_CHUNK..(key.b + 1) * MAP_CHUNK;
+                let uncommitted: Vec<u64> = volume
+                    .pending
+                    .within(range.start, range.end)
+                    .filter(|(_, pending)| pending.committing.is_none())
+                    .map(|(logical, _)| logical)
+                    .collect();
+                let runs = volume.map.chunk_without(key.b, &uncommitted);
+                if runs.is_empty() {
+                    Ok(None)
+                } else {
+                    codec::encode_map(&runs).map(Some)
+                }
+            }
+        }
+    }
+
+    /// Counts an opening, so that its sequences are higher than any before.
+    pub(crate) fn begin_opening(&mut self) {
+        self.info.opens += 1;
+        self.volumes.next_seq = first_seq(self.info.opens);
+        self.opening_batch = self.journal.open_batch_id();
+        self.journal.touch(Table::Meta, 0, 0);
+    }
+
+    /// Whether the catalog has room for `bytes` of records more.
+    fn admit(&self, bytes: u64) -> Result<()> {
+        if bytes > self.usage.room(self.volumes.catalog_promised) {
+            let usage = self.usage.get();
+            return Err(PoolError::no_space(format!(
+                "the pool's catalog is full ({} of {}): delete volumes or exports",
+                format_bytes(usage.used_bytes),
+                format_bytes(usage.limit_bytes)
+            )));
+        }
+        Ok(())
+    }
+
+    /// Refuses what needs to know all that a predecessor granted.
+    pub(crate) fn ready(&self) -> Result<()> {
+        if self.adopting {
+            return Err(PoolError::in_use(
+                "the grants of the daemon before this one are not adopted yet",
+            ));
+        }
+        Ok(())
+    }
+}
+
+/// The stored state of a device's extents that have no record.
+pub(crate) fn initial_state(device: &DeviceRecord) -> u8 {
+    if device.known_zero {
+        ExtentState::Clean as u8
+    } else {
+        ExtentState::Dirty as u8
+    }
+}

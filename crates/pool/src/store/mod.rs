@@ -1,0 +1,150 @@
+//! Where label and catalog bytes live.
+//!
+//! **Design.** The smallest trait that they need: whole 4 KiB blocks, a sync, a capacity. Memory
+//! for tests, the `device` crate's [`SyncDevice`] for the daemon, behind a limit
+//! ([`BoundedStore`](crate::BoundedStore)); whoever has something else implements the trait. **Not here:** opening devices, their locks, tenant data, io_uring.
+
+pub(crate) mod bounded;
+
+use crate::layout::CATALOG_OFFSET_BYTES;
+use forebay_device::sync_io::SyncDevice;
+use std::{
+    io,
+    sync::{Mutex, PoisonError},
+};
+
+/// The unit of label and catalog I/O, in bytes: offsets and lengths are multiples of it.
+pub const BLOCK_BYTES: usize = 4096;
+
+/// Random access to a device's label and catalog area.
+///
+/// Offsets and lengths are multiples of [`BLOCK_BYTES`]. A write may be torn, lost or reordered by
+/// a power cut until [`BlockStore::sync`] has returned.
+pub trait BlockStore: Send + Sync {
+    /// Fills `buf` from `offset`, or fails.
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()>;
+    /// Writes all of `data` at `offset`, or fails.
+    fn write_at(&self, offset: u64, data: &[u8]) -> io::Result<()>;
+    /// Returns once every write that has returned is durable.
+    fn sync(&self) -> io::Result<()>;
+    /// The device's size in bytes.
+    fn capacity(&self) -> io::Result<u64>;
+    /// Begins what [`BlockStore::end_sync`] waits for, so that several devices do it at the same time. Each
+    /// sync that is begun is ended.
+    fn begin_sync(&self) -> u64 {
+        0
+    }
+    /// As [`BlockStore::sync`] when it was begun; what was written since may not be durable.
+    fn end_sync(&self, begun: u64) -> io::Result<()> {
+        let _ = begun;
+        self.sync()
+    }
+    /// Reads what can be had without waiting for the device; whether that was all of it.
+    fn try_read_at(&self, offset: u64, buf: &mut [u8]) -> bool {
+        let _ = (offset, buf);
+        false
+    }
+    /// Whether every operation fails, because one has not ended in time.
+    fn is_stuck(&self) -> bool {
+        false
+    }
+    /// A hint: this range is read soon, piece by piece.
+    fn will_read(&self, offset: u64, bytes: u64) {
+        let _ = (offset, bytes);
+    }
+}
+
+/// A device in memory, for tests. It costs its capacity in (lazily touched) memory.
+#[derive(Debug)]
+pub struct MemStore {
+    bytes: Mutex<Vec<u8>>,
+}
+
+impl MemStore {
+    /// A device of `capacity_bytes` zeros.
+    pub fn new(capacity_bytes: usize) -> Self {
+        Self {
+            bytes: Mutex::new(vec![0; capacity_bytes]),
+        }
+    }
+
+    /// Changes the capacity, as truncating the file below a pool would.
+    pub fn set_capacity(&self, capacity_bytes: usize) {
+        self.bytes
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .resize(capacity_bytes, 0);
+    }
+
+    fn range(len: usize, offset: u64, count: usize) -> io::Result<std::ops::Range<usize>> {
+        usize::try_from(offset)
+            .ok()
+            .and_then(|from| Some(from..from.checked_add(count)?))
+            .filter(|range| range.end <= len)
+            .ok_or_else(|| io::Error::from(io::ErrorKind::UnexpectedEof))
+    }
+}
+
+impl BlockStore for MemStore {
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        let bytes = self.bytes.lock().unwrap_or_else(PoisonError::into_inner);
+        buf.copy_from_slice(&bytes[Self::range(bytes.len(), offset, buf.len())?]);
+        Ok(())
+    }
+
+    fn write_at(&self, offset: u64, data: &[u8]) -> io::Result<()> {
+        let mut bytes = self.bytes.lock().unwrap_or_else(PoisonError::into_inner);
+        let range = Self::range(bytes.len(), offset, data.len())?;
+        bytes[range].copy_from_slice(data);
+        Ok(())
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn capacity(&self) -> io::Result<u64> {
+        Ok(self
+            .bytes
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .len() as u64)
+    }
+}
+
+/// Whether a range has labels and heartbeats only: past the page cache, since others may write there.
+fn is_labels(offset: u64, len: usize) -> bool {
+    offset.saturating_add(len as u64) <= CATALOG_OFFSET_BYTES
+}
+
+impl BlockStore for SyncDevice {
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        if is_labels(offset, buf.len()) {
+            return self.read_direct_at(offset, buf);
+        }
+        SyncDevice::read_at(self, offset, buf)
+    }
+
+    fn write_at(&self, offset: u64, data: &[u8]) -> io::Result<()> {
+        if is_labels(offset, data.len()) {
+            return self.write_direct_at(offset, data);
+        }
+        SyncDevice::write_at(self, offset, data)
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        SyncDevice::sync(self)
+    }
+
+    fn capacity(&self) -> io::Result<u64> {
+        Ok(self.info().capacity_bytes)
+    }
+
+    fn try_read_at(&self, offset: u64, buf: &mut [u8]) -> bool {
+        !is_labels(offset, buf.len()) && SyncDevice::try_read_at(self, offset, buf)
+    }
+
+    fn will_read(&self, offset: u64, bytes: u64) {
+        SyncDevice::will_read(self, offset, bytes);
+    }
+}

@@ -1,0 +1,240 @@
+//! Faults, commits of mappings, and releases of one volume.
+//!
+//! **Design.** A mapping is in memory first, with a sequence; it takes its extent from the volume's stock. A commit puts
+//! it into the open batch, a release takes it out of the map and frees its extent.
+//! **Not here:** when an operation is allowed (`pool::faults`), how stock is refilled (`stock`), from which device an
+//! extent comes (`placer`).
+
+use super::{Volumes, map::MAP_CHUNK, placer::Placer};
+use crate::{
+    error::{PoolError, Result},
+    extents::{ExtentState, Extents, allocator::Allocator, runs::DeviceRun, space::Placement},
+    journal::{
+        Journal,
+        batch::{BatchId, Table},
+    },
+};
+use forebay_xlate::types::{DeviceIndex, ExtentIndex, VolumeId};
+use std::collections::BTreeSet;
+
+/// How many extents an answer covers at most.
+const RUN_LIMIT: u64 = 4096;
+/// Extents that one release unmaps: they are one transaction.
+pub(super) const RELEASE_EXTENTS: u64 = 4096;
+
+/// What a fault may be answered with.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum FaultAnswer {
+    /// Mapped: `count` logical extents from the faulting one on are consecutive on the device.
+    Mapped {
+        /// The device.
+        device: DeviceIndex,
+        /// The device extent of the faulting one.
+        extent: ExtentIndex,
+        /// How many.
+        count: u64,
+        /// The highest sequence among them that is not durable.
+        commit_seq: Option<u64>,
+    },
+    /// A read of nothing: `count` logical extents from the faulting one on are unmapped.
+    Hole {
+        /// How many.
+        count: u64,
+    },
+    /// A write to nothing got an extent, which reads as zeros.
+    Allocated {
+        /// The device.
+        device: DeviceIndex,
+        /// The extent.
+        extent: ExtentIndex,
+        /// The sequence of its mapping, which is not durable.
+        commit_seq: u64,
+    },
+    /// The volume's stock is empty: reserve this many, commit, fault again.
+    NeedReserve {
+        /// What to ask [`Pool::reserve`](crate::Pool::reserve) for.
+        count: u64,
+    },
+    /// What it needs comes with this batch: fault again when it is durable.
+    AwaitCommit {
+        /// The batch.
+        batch: BatchId,
+    },
+    /// Nothing is clean, but something is dirty: launder, and fault again.
+    AwaitLaunder,
+    /// The pool is full.
+    NoSpace,
+    /// It is mapped on a device that can't be used.
+    DeviceGone {
+        /// The device.
+        device: DeviceIndex,
+    },
+}
+
+/// What was released.
+#[derive(Clone, PartialEq, Eq, Default, Debug)]
+pub struct Released {
+    /// The extents: dirty once the open batch is durable, or quarantined.
+    pub runs: Vec<DeviceRun>,
+    /// How many.
+    pub extents: u64,
+    /// Of those, how many are quarantined.
+    pub quarantined: u64,
+}
+
+impl Volumes {
+    /// What a fault of a mapped extent is answered with; none if it is unmapped.
+    pub(crate) fn answer_mapped(
+        &self,
+        extents: &Extents,
+        volume: VolumeId,
+        logical: u64,
+    ) -> Result<Option<FaultAnswer>> {
+        let target = self.get(volume)?;
+        let end = target.extents(self.extent_bytes);
+        if logical >= end {
+            return Err(PoolError::invalid(format!(
+                "extent {logical} of {volume}, which has {end}"
+            )));
+        }
+        let Some(run) = target.map.run_at(logical, RUN_LIMIT) else {
+            return Ok(None);
+        };
+        if !extents.is_served(run.device) {
+            return Ok(Some(FaultAnswer::DeviceGone { device: run.device }));
+        }
+        let pending = target.pending.within(logical, logical + run.count);
+        let commit_seq = pending.map(|(_, pending)| pending.seq).max();
+        Ok(Some(FaultAnswer::Mapped {
+            device: run.device,
+            extent: run.first,
+            count: run.count,
+            commit_seq,
+        }))
+    }
+
+    /// What a read fault of an unmapped extent is answered with.
+    pub(crate) fn answer_hole(&self, volume: VolumeId, logical: u64) -> Result<FaultAnswer> {
+        let target = self.get(volume)?;
+        let left = target.extents(self.extent_bytes).saturating_sub(logical);
+        let count = target.map.hole_at(logical, RUN_LIMIT.min(left));
+        Ok(FaultAnswer::Hole { count })
+    }
+
+    /// Maps an unmapped extent to one of the volume's stock; none if nothing in stock can be used.
+    pub(crate) fn allocate(
+        &mut self,
+        allocator: &mut Allocator,
+        placement: Placement,
+        volume: VolumeId,
+        logical: u64,
+    ) -> Result<Option<FaultAnswer>> {
+        let seq = self.next_seq;
+        let target = self.get_mut(volume)?;
+        let Some(run) = Placer::new(allocator, placement).pick(target, logical) else {
+            return Ok(None);
+        };
+        target.map.insert(logical, run.device, run.first.0);
+        target.pending.add(logical, run.device, seq);
+        target.used += 1;
+        allocator.extents.mark_moved(run);
+        self.next_seq += 1;
+        Ok(Some(FaultAnswer::Allocated {
+            device: run.device,
+            extent: run.first,
+            commit_seq: seq,
+        }))
+    }
+
+    /// Puts a volume's mappings up to a sequence into the open batch; returns how many. Only those
+    /// on devices that were `flushed` after the data was written: the others stay as they are.
+    pub(crate) fn commit_mappings(
+        &mut self,
+        allocator: &mut Allocator,
+        journal: &mut Journal,
+        volume: VolumeId,
+        up_to_seq: u64,
+        flushed: impl Fn(DeviceIndex) -> bool,
+    ) -> Result<u64> {
+        let batch = journal.open_batch_id();
+        let target = self.get_mut(volume)?;
+        let devices: Vec<DeviceIndex> = target.pending.waiting_devices(up_to_seq).collect();
+        let mut count = 0;
+        for device in devices.into_iter().filter(|device| flushed(*device)) {
+            let target = self.get_mut(volume)?;
+            let due = target.pending.commit(device, up_to_seq, batch);
+            count += due.len() as u64;
+            let mut chunks: Vec<u64> = due.iter().map(|logical| logical / MAP_CHUNK).collect();
+            chunks.dedup();
+            let places = due.iter().filter_map(|logical| target.map.get(*logical));
+            let mut places: Vec<(DeviceIndex, u64)> = places.collect();
+            places.sort_unstable();
+            for chunk in chunks {
+                journal.touch(Table::Maps, volume.0, chunk);
+            }
+            // What was granted at random was taken from stock in one piece.
+            for run in places.chunk_by(|a, b| a.0 == b.0 && a.1 + 1 == b.1) {
+                let (device, first) = run[0];
+                let run = DeviceRun::new(device, first, run.len() as u64);
+                allocator.set_state(journal, run, ExtentState::Owned);
+            }
+            let mapped = &mut journal.on_commit().mapped;
+            mapped.extend(due.into_iter().map(|logical| (volume, logical)));
+        }
+        Ok(count)
+    }
+
+    /// Unmaps a range that the volume has.
+    pub(crate) fn release(
+        &mut self,
+        allocator: &mut Allocator,
+        journal: &mut Journal,
+        volume: VolumeId,
+        first: ExtentIndex,
+        count: u64,
+        hanging: &BTreeSet<DeviceIndex>,
+    ) -> Result<Released> {
+        let end = self.get(volume)?.extents(self.extent_bytes);
+        if first.0.checked_add(count).is_none_or(|last| last > end) {
+            return Err(PoolError::invalid(format!(
+                "{count} extents from {} of {volume}, which has {end}",
+                first.0
+            )));
+        }
+        self.unmap(allocator, journal, volume, first.0, count, hanging)
+    }
+
+    /// Unmaps a range; what was there is freed, or quarantined where a device hangs.
+    pub(super) fn unmap(
+        &mut self,
+        allocator: &mut Allocator,
+        journal: &mut Journal,
+        volume: VolumeId,
+        first: u64,
+        count: u64,
+        hanging: &BTreeSet<DeviceIndex>,
+    ) -> Result<Released> {
+        let target = self.get_mut(volume)?;
+        let removed = target.map.remove(first, count);
+        let end = first.saturating_add(count);
+        let waiting: Vec<u64> = target.pending.within(first, end).map(|(l, _)| l).collect();
+        target.pending.remove(waiting);
+        let mut released = Released::default();
+        for mapping in removed {
+            if hanging.contains(&mapping.run.device) {
+                allocator.quarantine(journal, mapping.run);
+                released.quarantined += mapping.run.count;
+            } else {
+                allocator.free(journal, mapping.run);
+            }
+            let last = mapping.logical + mapping.run.count - 1;
+            for chunk in mapping.logical / MAP_CHUNK..=last / MAP_CHUNK {
+                journal.touch(Table::Maps, volume.0, chunk);
+            }
+            released.extents += mapping.run.count;
+            released.runs.push(mapping.run);
+        }
+        self.settle_account(volume);
+        Ok(released)
+    }
+}

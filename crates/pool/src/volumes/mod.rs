@@ -1,0 +1,347 @@
+//! The volumes: their maps, what is reserved for them, and what the pool owes them.
+//!
+//! **Purpose.** Knows for each volume which logical extent is where, which mappings are not durable, and what it has in stock.
+//! **Design.** [`Volumes`] owns the volumes and changes them; the extents they take and give back are the
+//! [`Allocator`](crate::extents::allocator::Allocator)'s, which is passed to it, as is the journal for touched records.
+//! **Not here:** tenants, exports, whether an operation is allowed now (`pool`), an extent's state (`extents`).
+
+pub(crate) mod ahead;
+pub(crate) mod deleted;
+pub(crate) mod faults;
+pub(crate) mod map;
+pub(crate) mod pending;
+mod placer;
+pub(crate) mod stock;
+
+use crate::{
+    error::{PoolError, Result},
+    extents::runs::{DeviceRun, RunSet},
+    journal::batch::BatchId,
+    records::{TenantId, VolumeRecord},
+};
+use deleted::SLICE_EXTENTS;
+use forebay_xlate::types::{DeviceIndex, ExtentIndex, VolumeId};
+use map::VolumeMap;
+use pending::PendingSet;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use stock::MIN_RESERVE;
+
+/// A volume with everything that is known about it.
+#[derive(Debug)]
+pub(crate) struct Volume {
+    pub(crate) record: VolumeRecord,
+    pub(crate) map: VolumeMap,
+    /// Reserved durably, never granted.
+    pub(crate) stock: RunSet,
+    /// Reserved by a batch that is not durable yet; the oldest first.
+    pub(crate) incoming: VecDeque<(BatchId, DeviceRun)>,
+    pub(crate) incoming_extents: u64,
+    /// Mappings that are not durable.
+    pub(crate) pending: PendingSet,
+    /// How much to have ahead.
+    pub(crate) goal: u64,
+    /// How many extents it took or missed, ever; and how many when it was looked at before.
+    pub(crate) used: u64,
+    pub(crate) used_before: u64,
+    /// `used` when a batch with a reservation was begun.
+    pub(crate) reserved_at: VecDeque<(BatchId, u64)>,
+    /// Of what is mapped: perhaps never written, as far as the caller has told.
+    pub(crate) ahead: u64,
+    /// What the pool owes it, and its part of `Volumes::catalog_promised`.
+    pub(crate) owed: u64,
+    pub(crate) catalog_bytes: u64,
+}
+
+impl Volume {
+    pub(crate) fn new(record: VolumeRecord) -> Self {
+        Self {
+            record,
+            map: VolumeMap::default(),
+            stock: RunSet::default(),
+            incoming: VecDeque::new(),
+            incoming_extents: 0,
+            pending: PendingSet::default(),
+            goal: MIN_RESERVE,
+            used: 0,
+            used_before: 0,
+            reserved_at: VecDeque::new(),
+            ahead: 0,
+            owed: 0,
+            catalog_bytes: 0,
+        }
+    }
+
+    /// How many logical extents it has.
+    pub(crate) fn extents(&self, extent_bytes: u64) -> u64 {
+        self.record.size_bytes.div_ceil(extent_bytes)
+    }
+}
+
+/// How many of a volume's extents are what.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct VolumeSpace {
+    /// Mapped, durably or not.
+    pub mapped: u64,
+    /// Of those, not durably.
+    pub uncommitted: u64,
+    /// Of those mapped, how many lie ahead of its writes ([`Pool::map_around`](crate::Pool::map_around)).
+    pub ahead: u64,
+    /// Reserved and not used yet.
+    pub reserved: u64,
+    /// What its reservation still promises it.
+    pub owed: u64,
+}
+
+/// All volumes of a pool.
+#[derive(Debug)]
+pub struct Volumes {
+    pub(crate) by_id: BTreeMap<VolumeId, Volume>,
+    /// Deleted ones some of whose extents are still to be freed. Nobody else knows them.
+    pub(crate) deleting: BTreeMap<VolumeId, Volume>,
+    /// How many extents of a deleted volume are freed at once.
+    pub(crate) delete_slice: u64,
+    pub(crate) names: BTreeMap<(TenantId, String), VolumeId>,
+    extent_bytes: u64,
+    /// The sequence of the next mapping.
+    pub(crate) next_seq: u64,
+    /// The sum of what volumes are owed.
+    pub(crate) promised: u64,
+    /// What mappings to come may take in the catalog, in bytes.
+    pub(crate) catalog_promised: u64,
+}
+
+impl Volumes {
+    pub(crate) fn new(extent_bytes: u64, next_seq: u64) -> Self {
+        Self {
+            by_id: BTreeMap::new(),
+            deleting: BTreeMap::new(),
+            delete_slice: SLICE_EXTENTS,
+            names: BTreeMap::new(),
+            extent_bytes,
+            next_seq,
+            promised: 0,
+            catalog_promised: 0,
+        }
+    }
+
+    /// Takes in what is durable.
+    pub(crate) fn load(
+        &mut self,
+        volumes: BTreeMap<VolumeId, Volume>,
+        deleting: BTreeMap<VolumeId, Volume>,
+    ) {
+        let records = volumes.values().map(|volume| &volume.record);
+        let names = records.map(|record| ((record.tenant, record.name.clone()), record.id));
+        self.names = names.collect();
+        (self.by_id, self.deleting) = (volumes, deleting);
+    }
+
+    /// All volumes, oldest first.
+    pub fn records(&self) -> impl Iterator<Item = &VolumeRecord> {
+        self.by_id.values().map(|volume| &volume.record)
+    }
+
+    /// A tenant's volumes, by name.
+    pub fn of_tenant(&self, tenant: TenantId) -> impl Iterator<Item = &VolumeRecord> {
+        self.names
+            .range((tenant, String::new())..)
+            .take_while(move |((of, _), _)| *of == tenant)
+            .filter_map(|(_, id)| self.by_id.get(id).map(|volume| &volume.record))
+    }
+
+    /// A volume by id.
+    pub fn record(&self, volume: VolumeId) -> Result<&VolumeRecord> {
+        self.get(volume).map(|volume| &volume.record)
+    }
+
+    pub(crate) fn get(&self, volume: VolumeId) -> Result<&Volume> {
+        self.by_id
+            .get(&volume)
+            .ok_or_else(|| PoolError::not_found(format!("no {volume}")))
+    }
+
+    pub(crate) fn get_mut(&mut self, volume: VolumeId) -> Result<&mut Volume> {
+        self.by_id
+            .get_mut(&volume)
+            .ok_or_else(|| PoolError::not_found(format!("no {volume}")))
+    }
+
+    /// Adds a volume with nothing in it.
+    pub(crate) fn insert(&mut self, record: VolumeRecord) {
+        let id = record.id;
+        self.names.insert((record.tenant, record.name.clone()), id);
+        self.by_id.insert(id, Volume::new(record));
+        self.settle_account(id);
+    }
+
+    /// A volume, or what is left of one.
+    pub(crate) fn any(&self, id: VolumeId) -> Option<&Volume> {
+        self.by_id.get(&id).or_else(|| self.deleting.get(&id))
+    }
+
+    /// The first volume from `id` on, being deleted or not.
+    pub(crate) fn any_from(&self, id: VolumeId) -> Option<(VolumeId, &Volume)> {
+        let first =
+            |volumes: &'_ BTreeMap<VolumeId, Volume>| volumes.range(id..).next().map(|(id, _)| *id);
+        let found = first(&self.by_id).into_iter().chain(first(&self.deleting));
+        let id = found.min()?;
+        Some((id, self.any(id)?))
+    }
+
+    /// How many mappings of all volumes are not durable. Each costs memory until it is committed.
+    pub fn uncommitted_extents(&self) -> u64 {
+        let volumes = self.by_id.values();
+        volumes.map(|volume| volume.pending.len()).sum()
+    }
+
+    /// Extents in stock, durably or not, of all volumes.
+    pub(crate) fn unused(&self) -> u64 {
+        self.by_id.values().map(Volume::unused).sum()
+    }
+
+    /// Extents that volumes with a reservation are still to get.
+    pub fn promised_extents(&self) -> u64 {
+        self.promised
+    }
+
+    /// Which bytes of a volume may hold something but zeros, from a byte on: at most so many ranges, in order, and where
+    /// to go on if that is not all.
+    pub fn mapped_bytes(
+        &self,
+        volume: VolumeId,
+        from_bytes: u64,
+        most: usize,
+    ) -> Result<(Vec<std::ops::Range<u64>>, Option<u64>)> {
+        let size_bytes = self.record(volume)?.size_bytes;
+        let bytes = |extent: u64| (extent * self.extent_bytes).min(size_bytes);
+        let first = from_bytes / self.extent_bytes;
+        let (ranges, next) = self.get(volume)?.map.mapped_from(first, most);
+        let ranges = ranges
+            .into_iter()
+            .map(|r| bytes(r.start).max(from_bytes)..bytes(r.end));
+        // The last extent may reach beyond the volume's end, and `from_bytes` may be there.
+        let ranges = ranges.filter(|range| !range.is_empty());
+        Ok((ranges.collect(), next.map(bytes)))
+    }
+
+    /// How many of a volume's extents are what.
+    pub fn space_of(&self, volume: VolumeId) -> Result<VolumeSpace> {
+        let volume = self.get(volume)?;
+        Ok(VolumeSpace {
+            mapped: volume.map.mapped(),
+            uncommitted: volume.pending.len(),
+            ahead: volume.ahead.min(volume.map.mapped()),
+            reserved: volume.unused(),
+            owed: volume.owed,
+        })
+    }
+
+    /// The highest sequence of a volume's mappings that is not durable.
+    pub fn uncommitted(&self, volume: VolumeId) -> Option<u64> {
+        self.by_id.get(&volume)?.pending.newest()
+    }
+
+    /// Every mapping of the volume with this sequence or a lower one is durable; of a volume that is
+    /// gone there is nothing to wait for.
+    pub fn durable_seq(&self, volume: VolumeId) -> u64 {
+        let volume = self.by_id.get(&volume);
+        let oldest = volume.and_then(|volume| volume.pending.oldest());
+        oldest.unwrap_or(self.next_seq).saturating_sub(1)
+    }
+
+    /// The devices on which a volume has mappings up to a sequence that no batch carries yet.
+    pub fn pending_on(&self, volume: VolumeId, up_to_seq: u64) -> BTreeSet<DeviceIndex> {
+        let volume = self.by_id.get(&volume).into_iter();
+        volume
+            .flat_map(|volume| volume.pending.waiting_devices(up_to_seq))
+            .collect()
+    }
+
+    /// The same of all volumes, whatever the sequence.
+    pub fn pending_devices(&self) -> BTreeSet<DeviceIndex> {
+        self.by_id
+            .values()
+            .flat_map(|volume| volume.pending.waiting_devices(u64::MAX))
+            .collect()
+    }
+
+    /// How many extents from `first` on, up to `count`, one [`Pool::release`](crate::Pool::release) may take. The range holds at most
+    /// 4096 mapped extents; unmapped ones are not limited.
+    pub fn releases_at_once(&self, volume: VolumeId, first: ExtentIndex, count: u64) -> u64 {
+        self.get(volume).map_or(count, |target| {
+            target.map.reach(first.0, count, faults::RELEASE_EXTENTS)
+        })
+    }
+
+    /// Whether a volume maps `logical` at this place, durably or not, and for how many extents from
+    /// there on, up to `count`, the answer holds. Whatever the device's health; a volume that is gone
+    /// maps nothing.
+    pub fn maps_at(
+        &self,
+        volume: VolumeId,
+        logical: ExtentIndex,
+        device: DeviceIndex,
+        extent: ExtentIndex,
+        count: u64,
+    ) -> (bool, u64) {
+        let Some(volume) = self.by_id.get(&volume) else {
+            return (false, count);
+        };
+        match volume.map.run_at(logical.0, count) {
+            Some(run) => (
+                (run.device, run.first) == (device, extent),
+                run.count.min(count),
+            ),
+            None => (false, volume.map.hole_at(logical.0, count).min(count)),
+        }
+    }
+
+    /// The volumes that have something on a device, mapped or in stock. Looks at every map.
+    pub fn on_device(&self, device: DeviceIndex) -> Vec<VolumeId> {
+        self.by_id
+            .iter()
+            .filter(|(_, volume)| {
+                volume.stock.extents_on(device) > 0
+                    || volume
+                        .map
+                        .chunks_from(0)
+                        .any(|(_, runs)| runs.iter().any(|run| run.device == device))
+            })
+            .map(|(id, _)| *id)
+            .collect()
+    }
+
+    /// Notes that mappings which a batch carried are durable.
+    pub(crate) fn mark_durable(&mut self, mapped: &[(VolumeId, u64)], batch: BatchId) {
+        for of_one in mapped.chunk_by(|a, b| a.0 == b.0) {
+            let id = of_one[0].0;
+            let Some(volume) = self.by_id.get_mut(&id) else {
+                continue;
+            };
+            let pending = &mut volume.pending;
+            let is_durable = |logical: &u64| {
+                let pending = pending.get(*logical);
+                pending.is_some_and(|pending| pending.committing.is_some_and(|by| by <= batch))
+            };
+            let logicals = of_one.iter().map(|(_, logical)| *logical);
+            let durable: Vec<u64> = logicals.filter(is_durable).collect();
+            pending.remove(durable);
+            self.settle_account(id);
+        }
+    }
+
+    /// Takes from all volumes what they have in stock on a device.
+    pub(crate) fn take_stock_on(&mut self, device: DeviceIndex) -> Vec<DeviceRun> {
+        let mut taken = Vec::new();
+        for volume in self.by_id.values_mut() {
+            for run in volume.stock.drain() {
+                if run.device == device {
+                    taken.push(run);
+                } else {
+                    volume.stock.insert(run);
+                }
+            }
+        }
+        taken
+    }
+}

@@ -1,0 +1,178 @@
+//! Which extent of its stock a volume gets for a logical extent.
+//!
+//! **Design.** *Stripe*: a unit that is begun gets 16 aligned extents of its own as long as
+//! there are such, and its later extents join it. *Fill*, or a single device: an extent goes where a
+//! neighbour's run would continue, else to the first device with stock. What a policy wants is a wish:
+//! an extent is found as long as the volume's stock has one on a device that is online.
+//!
+//! **Not here:** which device a unit is on (`extents::placement`), how much is reserved (`stock`).
+
+use super::Volume;
+use crate::extents::{
+    Extents,
+    allocator::Allocator,
+    placement::{Pattern, UNIT_EXTENTS},
+    runs::DeviceRun,
+    space::Placement,
+};
+use std::ops::Range;
+
+/// In a stock run of this many extents or more, every stream but the volume's first starts in the
+/// middle, so that both it and whoever writes before it can go on contiguously.
+const SPLIT_EXTENTS: u64 = 4;
+
+/// What a pick needs to know beside its volume.
+pub(super) struct Placer<'a> {
+    placement: Placement,
+    pattern: &'a Pattern,
+    extents: &'a Extents,
+}
+
+impl<'a> Placer<'a> {
+    pub(super) fn new(allocator: &'a Allocator, placement: Placement) -> Self {
+        Self {
+            placement,
+            pattern: &allocator.pattern,
+            extents: &allocator.extents,
+        }
+    }
+
+    /// Takes the extent from a volume's stock that fits `logical` best.
+    pub(super) fn pick(&self, volume: &mut Volume, logical: u64) -> Option<DeviceRun> {
+        let striped = self.placement == Placement::Stripe && self.extents.devices() > 1;
+        let at_most = |unit: u64| if striped { unit } else { u64::MAX };
+        let into = logical % UNIT_EXTENTS;
+        let reach = [at_most(into), at_most(UNIT_EXTENTS - 1 - into)];
+        for (wish, reach) in volume.map.wishes(logical).into_iter().zip(reach) {
+            if let Some(wish) = wish.filter(|wish| wish.distance <= reach) {
+                let run = DeviceRun::new(wish.device, wish.extent, 1);
+                if self.extents.is_online(run.device) && volume.stock.take(run) {
+                    return Some(run);
+                }
+            }
+        }
+        let run = if striped {
+            let wanted = self
+                .pattern
+                .device(volume.record.id, logical / UNIT_EXTENTS);
+            wanted
+                .filter(|device| self.extents.is_online(*device))
+                .and_then(|device| volume.stock.longest_on(device))
+                .or_else(|| self.longest(volume))
+                .map(|longest| unit_in(longest, into))
+        } else {
+            let first = volume
+                .stock
+                .devices()
+                .map(|(device, _)| device)
+                .find(|device| self.extents.is_online(*device));
+            first
+                .and_then(|device| volume.stock.longest_on(device))
+                .map(|longest| {
+                    let split = longest.count >= SPLIT_EXTENTS && volume.map.mapped() > 0;
+                    let shift = if split { longest.count / 2 } else { 0 };
+                    DeviceRun::new(longest.device, longest.first.0 + shift, 1)
+                })
+        }?;
+        volume.stock.take(run).then_some(run)
+    }
+
+    /// Takes a run from a volume's stock for `logical` and as many as fit of the logical extents about it
+    /// that `within` names, all unmapped; under stripe of its unit alone. Says where the run begins.
+    pub(super) fn pick_around(
+        &self,
+        volume: &mut Volume,
+        logical: u64,
+        mut within: Range<u64>,
+    ) -> Option<(u64, DeviceRun)> {
+        let striped = self.placement == Placement::Stripe && self.extents.devices() > 1;
+        if striped {
+            let unit = logical - logical % UNIT_EXTENTS;
+            within = within.start.max(unit)..within.end.min(unit + UNIT_EXTENTS);
+        }
+        let wanted = within.end.checked_sub(within.start)?;
+        // Where the run before goes on.
+        let [before, _] = volume.map.wishes(within.start);
+        let reach = if striped {
+            within.start % UNIT_EXTENTS
+        } else {
+            u64::MAX
+        };
+        if let Some(wish) = before.filter(|wish| wish.distance <= reach)
+            && self.extents.is_online(wish.device)
+            && let Some(there) = volume.stock.run_of(wish.device, wish.extent)
+        {
+            let count = wanted.min(there.end() - wish.extent);
+            let run = DeviceRun::new(wish.device, wish.extent, count);
+            if within.start + count > logical && volume.stock.take(run) {
+                return Some((within.start, run));
+            }
+        }
+        let device = if striped {
+            self.pattern
+                .device(volume.record.id, logical / UNIT_EXTENTS)
+        } else {
+            let mut devices = volume.stock.devices().map(|(device, _)| device);
+            devices.find(|device| self.extents.is_online(*device))
+        };
+        let device = device.filter(|device| self.extents.is_online(*device))?;
+        let longest = volume.stock.longest_on(device)?;
+        let (mut first, mut count) = (within.start, wanted);
+        if count > longest.count {
+            // As much about it as there is in one piece.
+            let most = 1u64 << longest.count.ilog2();
+            first = first.max(logical - logical % most);
+            count = most.min(within.end - first);
+        }
+        let shift = if striped {
+            let start = longest.first.0.next_multiple_of(UNIT_EXTENTS) + first % UNIT_EXTENTS;
+            let fits = start + count <= longest.end();
+            if fits { start - longest.first.0 } else { 0 }
+        } else if volume.map.mapped() > 0 {
+            let middle = longest.count / 2;
+            (middle - middle % count).min(longest.count - count)
+        } else {
+            0
+        };
+        let run = DeviceRun::new(device, longest.first.0 + shift, count);
+        volume.stock.take(run).then_some((first, run))
+    }
+
+    fn longest(&self, volume: &Volume) -> Option<DeviceRun> {
+        let stock = &volume.stock;
+        stock
+            .devices()
+            .filter(|(device, _)| self.extents.is_online(*device))
+            .filter_map(|(device, _)| stock.longest_on(device))
+            .max_by_key(|run| run.count)
+    }
+}
+
+/// The place of a unit's extent in a run: in 16 aligned extents of its own if there are such.
+fn unit_in(run: DeviceRun, into: u64) -> DeviceRun {
+    let start = run.first.0.next_multiple_of(UNIT_EXTENTS);
+    let first = if start + UNIT_EXTENTS <= run.end() {
+        start + into
+    } else {
+        run.first.0
+    };
+    DeviceRun::new(run.device, first, 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use forebay_xlate::types::DeviceIndex;
+
+    #[test]
+    fn a_unit_lies_aligned_where_it_can() {
+        let at = |first, count, into| {
+            unit_in(DeviceRun::new(DeviceIndex(0), first, count), into)
+                .first
+                .0
+        };
+        assert_eq!(at(0, 64, 5), 5);
+        assert_eq!(at(6, 64, 5), 21);
+        assert_eq!(at(6, 20, 5), 6);
+    }
+}
