@@ -4,7 +4,7 @@
 //! state on this controller the owner says; a host is told when it is another than what it was told
 //! last, whoever told it. Does NOT refuse commands: the owner does, who sees them all.
 
-use super::{AdminEnv, Controller, events};
+use super::{AdminEnv, Controller, ControllerConfig, events};
 use crate::log_page::{AnaDescriptor, AnaHeader};
 use crate::{Status, feature};
 use zerocopy::little_endian::{U16, U32, U64};
@@ -47,27 +47,8 @@ impl Controller {
     pub fn ana_is(&mut self, state: AnaState) {
         let told = std::mem::replace(&mut self.state.ana_told, state as u8);
         if told != 0 && told != state as u8 {
-            self.raise(events::EVENT_ANA, feature::AEC_ANA_CHANGE);
+            self.state.raise(events::EVENT_ANA, feature::AEC_ANA_CHANGE);
         }
-    }
-
-    /// The ANA log page.
-    pub(super) fn ana_page(&self, cdw10: u32, env: &dyn AdminEnv) -> Vec<u8> {
-        let ana = env.ana();
-        let mut header = AnaHeader::new_zeroed();
-        header.change_count = U64::new(ana.changes);
-        header.groups = U16::new(1);
-        let active = (1..=self.config.namespaces).filter(|nsid| env.namespace(*nsid).is_some());
-        let nsids: Vec<U32> = match cdw10 & GROUPS_ONLY {
-            0 => active.map(U32::new).collect(),
-            _ => Vec::new(),
-        };
-        let mut group = AnaDescriptor::new_zeroed();
-        group.group = U32::new(GROUP);
-        group.nsids = U32::new(nsids.len() as u32);
-        group.change_count = U64::new(ana.changes);
-        group.state = ana.state as u8;
-        [header.as_bytes(), group.as_bytes(), nsids.as_bytes()].concat()
     }
 
     pub(super) fn ana_log(
@@ -78,10 +59,31 @@ impl Controller {
         out: &mut [u8],
         env: &dyn AdminEnv,
     ) -> Result<(), Status> {
-        super::log_pages::part(&self.ana_page(cdw10, env), offset, out)?;
+        super::log_pages::part(&self.config.ana_page(cdw10, env), offset, out)?;
         if !retain {
-            self.clear_event(events::EVENT_ANA);
+            self.state.clear_event(events::EVENT_ANA);
         }
         Ok(())
+    }
+}
+
+impl ControllerConfig {
+    /// The ANA log page.
+    pub(super) fn ana_page(&self, cdw10: u32, env: &dyn AdminEnv) -> Vec<u8> {
+        let ana = env.ana();
+        let mut header = AnaHeader::new_zeroed();
+        header.change_count = U64::new(ana.changes);
+        header.groups = U16::new(1);
+        let active = (1..=self.namespaces).filter(|nsid| env.namespace(*nsid).is_some());
+        let nsids: Vec<U32> = match cdw10 & GROUPS_ONLY {
+            0 => active.map(U32::new).collect(),
+            _ => Vec::new(),
+        };
+        let mut group = AnaDescriptor::new_zeroed();
+        group.group = U32::new(GROUP);
+        group.nsids = U32::new(nsids.len() as u32);
+        group.change_count = U64::new(ana.changes);
+        group.state = ana.state as u8;
+        [header.as_bytes(), group.as_bytes(), nsids.as_bytes()].concat()
     }
 }

@@ -4,7 +4,7 @@
 //! and then masked until the host reads its log page with Retain Asynchronous Event clear, so no
 //! change is lost and none is reported twice. Does NOT report errors or vendor events.
 
-use super::{Controller, Reply};
+use super::{Controller, ControllerState, Reply};
 use crate::log_page;
 use crate::{Sqe, Status, feature};
 
@@ -81,7 +81,7 @@ impl Controller {
     /// The next completion of a parked request, if there is one. Call it until there is none,
     /// after each Admin command and after each report of a change.
     pub fn next_event(&mut self) -> Option<EventCompletion> {
-        if let Some(cid) = self.take_request(REQUEST_ABORTED) {
+        if let Some(cid) = self.state.take_request(REQUEST_ABORTED) {
             let status = Status::COMMAND_ABORT_REQUESTED;
             return Some(EventCompletion {
                 cid,
@@ -94,7 +94,7 @@ impl Controller {
         }
         let pending = self.state.events_pending;
         let (event, mut result) = *EVENTS.iter().find(|(event, _)| pending & event != 0)?;
-        let cid = self.take_request(REQUEST_WAITING)?;
+        let cid = self.state.take_request(REQUEST_WAITING)?;
         if event == EVENT_SMART && self.state.warnings_told & WARNING_SPARE != 0 {
             result |= SPARE_BELOW_THRESHOLD;
         }
@@ -107,16 +107,6 @@ impl Controller {
         })
     }
 
-    fn take_request(&mut self, what: u8) -> Option<u16> {
-        let slot = self
-            .state
-            .event_slots
-            .iter()
-            .position(|&slot| slot == what)?;
-        self.state.event_slots[slot] = REQUEST_FREE;
-        Some(self.state.event_cids[slot])
-    }
-
     /// A namespace has changed (its size, or its presence): adds it to the Changed Namespace List
     /// and reports it if the host wants that.
     pub fn namespace_changed(&mut self, nsid: u32) {
@@ -124,7 +114,8 @@ impl Controller {
             let bit = 1 << (nsid - 1);
             self.state.changed_namespaces |= bit;
             self.state.changed_reported &= !bit;
-            self.raise(EVENT_NAMESPACE, feature::AEC_NAMESPACE_ATTRIBUTE);
+            self.state
+                .raise(EVENT_NAMESPACE, feature::AEC_NAMESPACE_ATTRIBUTE);
         }
     }
 
@@ -135,7 +126,8 @@ impl Controller {
         if *seen == 0 {
             *seen = generation;
         } else if *seen != generation {
-            self.raise(EVENT_DISCOVERY, feature::AEC_DISCOVERY_LOG_CHANGE);
+            self.state
+                .raise(EVENT_DISCOVERY, feature::AEC_DISCOVERY_LOG_CHANGE);
         }
     }
 
@@ -143,7 +135,8 @@ impl Controller {
     /// where the host wants that.
     pub fn warnings_are(&mut self, warnings: u8) {
         let new = warnings & !std::mem::replace(&mut self.state.warnings_told, warnings);
-        self.raise(EVENT_SMART, u32::from(new) & feature::AEC_SMART_WARNINGS);
+        self.state
+            .raise(EVENT_SMART, u32::from(new) & feature::AEC_SMART_WARNINGS);
     }
 
     /// A doorbell was written that belongs to no queue (`register`), or with a value that it can't have;
@@ -154,53 +147,10 @@ impl Controller {
             status: Status::INVALID_FIELD,
             ..super::ErrorReport::default()
         });
-        self.raise_always(match register {
+        self.state.raise_always(match register {
             true => EVENT_DOORBELL_REGISTER,
             false => EVENT_DOORBELL_VALUE,
         });
-    }
-
-    /// Reports an event, if the host has enabled it.
-    pub(super) fn raise(&mut self, event: u8, enabled_by: u32) {
-        if self.state.async_event_config & enabled_by != 0 {
-            self.raise_always(event);
-        }
-    }
-
-    /// Reports an event that no host has to enable.
-    pub(super) fn raise_always(&mut self, event: u8) {
-        if self.state.events_masked & event == 0 {
-            self.state.events_pending |= event;
-        }
-    }
-
-    /// The host has read the Changed Namespace List with Retain Asynchronous Event clear. What
-    /// changed since the first bytes of it were read is reported again.
-    pub(super) fn changed_namespaces_read(&mut self) {
-        self.state.changed_namespaces &= !self.state.changed_reported;
-        self.state.changed_reported = 0;
-        self.clear_event(EVENT_NAMESPACE);
-        if self.state.changed_namespaces != 0 {
-            self.raise(EVENT_NAMESPACE, feature::AEC_NAMESPACE_ATTRIBUTE);
-        }
-    }
-
-    /// The host has read an event's log page with Retain Asynchronous Event clear.
-    pub(super) fn clear_event(&mut self, event: u8) {
-        self.state.events_pending &= !event;
-        self.state.events_masked &= !event;
-    }
-
-    pub(super) fn event_request(&mut self, cid: u16) -> Result<(), Status> {
-        let free = self
-            .state
-            .event_slots
-            .iter()
-            .position(|&slot| slot == REQUEST_FREE);
-        let slot = free.ok_or(Status::ASYNC_EVENT_REQUEST_LIMIT_EXCEEDED)?;
-        self.state.event_cids[slot] = cid;
-        self.state.event_slots[slot] = REQUEST_WAITING;
-        Ok(())
     }
 
     /// Drops a parked request without completing it. A host may give the identifier of a parked
@@ -213,16 +163,66 @@ impl Controller {
             }
         }
     }
+}
+
+impl ControllerState {
+    fn take_request(&mut self, what: u8) -> Option<u16> {
+        let slot = self.event_slots.iter().position(|&slot| slot == what)?;
+        self.event_slots[slot] = REQUEST_FREE;
+        Some(self.event_cids[slot])
+    }
+
+    /// Reports an event, if the host has enabled it.
+    pub(super) fn raise(&mut self, event: u8, enabled_by: u32) {
+        if self.async_event_config & enabled_by != 0 {
+            self.raise_always(event);
+        }
+    }
+
+    /// Reports an event that no host has to enable.
+    pub(super) fn raise_always(&mut self, event: u8) {
+        if self.events_masked & event == 0 {
+            self.events_pending |= event;
+        }
+    }
+
+    /// The host has read the Changed Namespace List with Retain Asynchronous Event clear. What
+    /// changed since the first bytes of it were read is reported again.
+    pub(super) fn changed_namespaces_read(&mut self) {
+        self.changed_namespaces &= !self.changed_reported;
+        self.changed_reported = 0;
+        self.clear_event(EVENT_NAMESPACE);
+        if self.changed_namespaces != 0 {
+            self.raise(EVENT_NAMESPACE, feature::AEC_NAMESPACE_ATTRIBUTE);
+        }
+    }
+
+    /// The host has read an event's log page with Retain Asynchronous Event clear.
+    pub(super) fn clear_event(&mut self, event: u8) {
+        self.events_pending &= !event;
+        self.events_masked &= !event;
+    }
+
+    pub(super) fn event_request(&mut self, cid: u16) -> Result<(), Status> {
+        let free = self
+            .event_slots
+            .iter()
+            .position(|&slot| slot == REQUEST_FREE);
+        let slot = free.ok_or(Status::ASYNC_EVENT_REQUEST_LIMIT_EXCEEDED)?;
+        self.event_cids[slot] = cid;
+        self.event_slots[slot] = REQUEST_WAITING;
+        Ok(())
+    }
 
     /// Abort (Base 2.0, 5.1). Event requests are the only commands that wait in here; of others
     /// the answer is that they were not aborted (bit 0 of dword 0).
     pub(super) fn abort(&mut self, sqe: &Sqe) -> Reply {
         let (sqid, cid) = (sqe.cdw(10) as u16, (sqe.cdw(10) >> 16) as u16);
         if sqid == 0 {
-            for slot in 0..self.state.event_slots.len() {
-                let waiting = self.state.event_slots[slot] == REQUEST_WAITING;
-                if waiting && self.state.event_cids[slot] == cid {
-                    self.state.event_slots[slot] = REQUEST_ABORTED;
+            for slot in 0..self.event_slots.len() {
+                let waiting = self.event_slots[slot] == REQUEST_WAITING;
+                if waiting && self.event_cids[slot] == cid {
+                    self.event_slots[slot] = REQUEST_ABORTED;
                     return Reply::result(0);
                 }
             }
@@ -231,11 +231,11 @@ impl Controller {
     }
 
     pub(super) fn reset_events(&mut self) {
-        self.state.event_slots = [REQUEST_FREE; super::MAX_EVENT_REQUESTS];
-        self.state.events_pending = 0;
-        self.state.events_masked = 0;
-        self.state.changed_namespaces = 0;
-        self.state.changed_reported = 0;
+        self.event_slots = [REQUEST_FREE; super::MAX_EVENT_REQUESTS];
+        self.events_pending = 0;
+        self.events_masked = 0;
+        self.changed_namespaces = 0;
+        self.changed_reported = 0;
         self.reset_notices();
     }
 }

@@ -5,7 +5,7 @@
 
 use super::state::RESERVATION_NOTICES;
 use super::supported::feature_scope;
-use super::{AdminEnv, Controller, ControllerKind, Reply};
+use super::{AdminEnv, Controller, ControllerKind, ControllerState, Reply};
 use crate::feature::{self, HostBehavior};
 use crate::log_page::SCOPE_NAMESPACE;
 use crate::reservation::action_of_persistence;
@@ -93,7 +93,7 @@ impl Controller {
         env: &dyn AdminEnv,
     ) -> Result<Reply, Status> {
         let (fid, cdw11) = (identifier(sqe), sqe.cdw(11));
-        let scope = feature_scope(self.face(env), fid).ok_or(Status::INVALID_FIELD)?;
+        let scope = feature_scope(self.config.face(env), fid).ok_or(Status::INVALID_FIELD)?;
         // SEL: only the current value, since Save and Select are not supported (ONCS bit 4).
         if (sqe.cdw(10) >> 8) & 7 != 0 {
             return Err(Status::INVALID_FIELD);
@@ -151,7 +151,7 @@ impl Controller {
         now_ns: u64,
     ) -> Result<Reply, Status> {
         let (fid, cdw11) = (identifier(sqe), sqe.cdw(11));
-        let scope = feature_scope(self.face(env), fid).ok_or(Status::INVALID_FIELD)?;
+        let scope = feature_scope(self.config.face(env), fid).ok_or(Status::INVALID_FIELD)?;
         if sqe.cdw(10) & SAVE != 0 {
             return Err(Status::FEATURE_NOT_SAVEABLE);
         }
@@ -168,13 +168,7 @@ impl Controller {
                     return Err(Status::INVALID_FIELD);
                 }
             }
-            feature::TEMPERATURE_THRESHOLD => {
-                let threshold = cdw11 as u16;
-                match threshold_over(cdw11, true).ok_or(Status::INVALID_FIELD)? {
-                    true => self.state.temperature_over = threshold,
-                    false => self.state.temperature_under = threshold,
-                }
-            }
+            feature::TEMPERATURE_THRESHOLD => self.state.set_temperature(cdw11)?,
             feature::ERROR_RECOVERY => {
                 // NSFEAT says that there is no Deallocated or Unwritten Logical Block error.
                 if cdw11 & DULBE != 0 {
@@ -192,15 +186,7 @@ impl Controller {
                 self.state.interrupt_coalescing = (cdw11 as u16).to_le_bytes();
             }
             feature::INTERRUPT_COALESCING => return Err(Status::FEATURE_NOT_CHANGEABLE),
-            feature::INTERRUPT_VECTOR_CONFIGURATION => {
-                let vector = vector_of(cdw11)?;
-                let (byte, bit) = (usize::from(vector / 8), 1 << (vector % 8));
-                let disabled = &mut self.state.coalescing_disabled[byte];
-                *disabled = match cdw11 & CD {
-                    0 => *disabled & !bit,
-                    _ => *disabled | bit,
-                };
-            }
+            feature::INTERRUPT_VECTOR_CONFIGURATION => self.state.set_vector(cdw11)?,
             feature::RESERVATION_NOTIFICATION_MASK => {
                 self.state.reservation_mask = cdw11 as u8 & RESERVATION_NOTICES;
             }
@@ -221,17 +207,10 @@ impl Controller {
                 self.state.async_event_config = cdw11;
             }
             feature::KEEP_ALIVE_TIMER => {
-                self.set_kato_ms(cdw11);
-                self.keep_alive(now_ns);
+                self.state.set_kato_ms(cdw11);
+                self.state.keep_alive(now_ns);
             }
-            feature::HOST_BEHAVIOR_SUPPORT => {
-                let host = HostBehavior::ref_from_bytes(data).map_err(|_| Status::INVALID_FIELD)?;
-                if host.acre > 1 {
-                    return Err(Status::INVALID_FIELD);
-                }
-                // The rest describes the host for things that this controller doesn't have.
-                self.state.acre = host.acre;
-            }
+            feature::HOST_BEHAVIOR_SUPPORT => self.state.set_host_behavior(data)?,
             // In Fabrics the Connect command sets it (Base 2.0, 5.27.1.25).
             feature::HOST_IDENTIFIER => return Err(Status::COMMAND_SEQUENCE_ERROR),
             _ => return Err(Status::INVALID_FIELD),
@@ -270,7 +249,7 @@ impl Controller {
             return Err(Status::INVALID_FIELD);
         }
         // The state has room for the features of one namespace, the only one that there is.
-        match self.namespace(sqe.nsid(), env)? {
+        match self.config.namespace(sqe.nsid(), env)? {
             Some(_) if sqe.nsid() == super::FEATURES_NSID => Ok(()),
             _ => Err(Status::INVALID_FIELD),
         }
@@ -287,6 +266,41 @@ impl Controller {
         }
         // CRD, bits 12:11: 1 selects CRDT1.
         Status(Status::COMMAND_INTERRUPTED.0 | 1 << 11)
+    }
+}
+
+impl ControllerState {
+    /// Temperature Threshold (Base 2.0, 5.27.1.3).
+    fn set_temperature(&mut self, cdw11: u32) -> Result<(), Status> {
+        let threshold = cdw11 as u16;
+        match threshold_over(cdw11, true).ok_or(Status::INVALID_FIELD)? {
+            true => self.temperature_over = threshold,
+            false => self.temperature_under = threshold,
+        }
+        Ok(())
+    }
+
+    /// Interrupt Vector Configuration (Base 2.0, 5.27.1.7).
+    fn set_vector(&mut self, cdw11: u32) -> Result<(), Status> {
+        let vector = vector_of(cdw11)?;
+        let (byte, bit) = (usize::from(vector / 8), 1 << (vector % 8));
+        let disabled = &mut self.coalescing_disabled[byte];
+        *disabled = match cdw11 & CD {
+            0 => *disabled & !bit,
+            _ => *disabled | bit,
+        };
+        Ok(())
+    }
+
+    /// Host Behavior Support (Base 2.0, 5.27.1.18).
+    fn set_host_behavior(&mut self, data: &[u8]) -> Result<(), Status> {
+        let host = HostBehavior::ref_from_bytes(data).map_err(|_| Status::INVALID_FIELD)?;
+        if host.acre > 1 {
+            return Err(Status::INVALID_FIELD);
+        }
+        // The rest describes the host for things that this controller doesn't have.
+        self.acre = host.acre;
+        Ok(())
     }
 }
 

@@ -6,7 +6,7 @@
 
 use super::supported::{Face, supports_cns};
 use super::{
-    AdminEnv, Controller, ControllerKind, NamespaceInfo, Reply, ana, features, keep_alive,
+    AdminEnv, ControllerConfig, ControllerKind, NamespaceInfo, Reply, ana, features, keep_alive,
 };
 use crate::identify::{
     CSI_NVM, IdentifyController, IdentifyNamespace, IndependentNamespace, NvmIdentifyController,
@@ -33,7 +33,7 @@ fn view<T: FromBytes + IntoBytes + KnownLayout + Immutable>(
     T::mut_from_bytes(out).map_err(|_| Status::INTERNAL_ERROR)
 }
 
-impl Controller {
+impl ControllerConfig {
     pub(super) fn identify(
         &self,
         sqe: &Sqe,
@@ -80,7 +80,7 @@ impl Controller {
                     let id: &mut IndependentNamespace = view(out)?;
                     id.nsfeat = IdentifyNamespace::NSFEAT_UIDREUSE;
                     id.nmic = NMIC_SHARED;
-                    if self.config.kind == ControllerKind::Io {
+                    if self.kind == ControllerKind::Io {
                         id.rescap = RESCAP;
                         id.anagrpid = U32::new(ana::GROUP);
                     }
@@ -90,7 +90,7 @@ impl Controller {
             cns::COMMAND_SETS => {
                 // CNTID in CDW10 bits 31:16: this controller, by its number or as FFFFh.
                 let cntid = (sqe.cdw(10) >> 16) as u16;
-                if cntid != 0xFFFF && cntid != self.config.cntlid {
+                if cntid != 0xFFFF && cntid != self.cntlid {
                     return Err(Status::INVALID_FIELD);
                 }
                 // Vector 0 selects the command set of bit 0: NVM.
@@ -111,7 +111,7 @@ impl Controller {
         nsid: u32,
         env: &dyn AdminEnv,
     ) -> Result<Option<NamespaceInfo>, Status> {
-        if nsid == 0 || nsid > self.config.namespaces {
+        if nsid == 0 || nsid > self.namespaces {
             return Err(Status::INVALID_NAMESPACE_OR_FORMAT);
         }
         Ok(env.namespace(nsid))
@@ -126,8 +126,7 @@ impl Controller {
         if after >= 0xFFFF_FFFE {
             return Err(Status::INVALID_NAMESPACE_OR_FORMAT);
         }
-        let active =
-            (after + 1..=self.config.namespaces).filter(|&nsid| env.namespace(nsid).is_some());
+        let active = (after + 1..=self.namespaces).filter(|&nsid| env.namespace(nsid).is_some());
         for (to, nsid) in out.chunks_exact_mut(4).zip(active) {
             to.copy_from_slice(&nsid.to_le_bytes());
         }
@@ -135,7 +134,7 @@ impl Controller {
     }
 
     fn identify_controller(&self, id: &mut IdentifyController, env: &dyn AdminEnv) {
-        let config = &self.config;
+        let config = self;
         id.sn = config.serial;
         id.mn = config.model;
         id.fr = config.firmware;
@@ -203,7 +202,7 @@ impl Controller {
 
     /// What only a controller that is reached by Fabrics has.
     fn identify_fabrics(&self, id: &mut IdentifyController) {
-        let config = &self.config;
+        let config = self;
         // Bit 0: 128-bit Host Identifier.
         id.ctratt = U32::new(1);
         id.kas = U16::new(keep_alive::KAS_100_MS);
@@ -232,7 +231,7 @@ impl Controller {
             | IdentifyNamespace::NSFEAT_UIDREUSE
             | IdentifyNamespace::NSFEAT_OPTPERF;
         id.nmic = NMIC_SHARED;
-        if self.config.kind == ControllerKind::Io {
+        if self.kind == ControllerKind::Io {
             id.rescap = RESCAP;
             id.anagrpid = U32::new(ana::GROUP);
         }
@@ -244,7 +243,7 @@ impl Controller {
         // A whole extent goes back to the pool; less goes back to the device at most.
         id.npdg = blocks(info.extent_bytes);
         id.npda = id.npdg;
-        id.nows = blocks(info.extent_bytes.min(self.config.mdts_bytes));
+        id.nows = blocks(info.extent_bytes.min(self.mdts_bytes));
         id.nguid = info.nguid;
         id.lbaf[0] = U32::new(geometry.block_bytes.max(1).ilog2() << 16);
     }

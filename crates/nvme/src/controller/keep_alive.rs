@@ -5,7 +5,7 @@
 //! [`Controller::expire`] with the time from before that look.
 //! Traffic Based Keep Alive is not offered, so reactors need not report traffic.
 
-use super::{Controller, ControllerKind, ErrorReport};
+use super::{Controller, ControllerKind, ControllerState, ErrorReport};
 use crate::{Sqe, Status, opcode};
 
 /// KAS: the granularity of the timer, in 100 ms (Base 2.0, figure 275).
@@ -53,24 +53,26 @@ impl Controller {
 
     /// Starts the time anew: what the host says is not looked at, as this side has no room for it.
     pub fn is_not_heard(&mut self, now_ns: u64) {
-        self.keep_alive(now_ns);
-    }
-
-    pub(super) fn keep_alive(&mut self, now_ns: u64) {
-        self.state.keep_alive_from_ns = now_ns;
-    }
-
-    /// Takes a Keep Alive Timeout, rounded up to the granularity.
-    pub(super) fn set_kato_ms(&mut self, kato_ms: u32) {
-        let unit = u32::from(KAS_100_MS) * 100;
-        self.state.kato_ms = kato_ms.div_ceil(unit).saturating_mul(unit);
+        self.state.keep_alive(now_ns);
     }
 
     /// Any command keeps a controller without a keep alive timer from being idle.
     pub(super) fn note_command(&mut self, sqe: &Sqe, now_ns: u64) {
         let timed = self.state.kato_ms != 0 && self.ready();
         if !timed || sqe.opcode() == opcode::admin::KEEP_ALIVE {
-            self.keep_alive(now_ns);
+            self.state.keep_alive(now_ns);
         }
+    }
+}
+
+impl ControllerState {
+    /// Takes a Keep Alive Timeout, rounded up to the granularity.
+    pub(super) fn set_kato_ms(&mut self, kato_ms: u32) {
+        let unit = u32::from(KAS_100_MS) * 100;
+        self.kato_ms = kato_ms.div_ceil(unit).saturating_mul(unit);
+    }
+
+    pub(super) fn keep_alive(&mut self, now_ns: u64) {
+        self.keep_alive_from_ns = now_ns;
     }
 }

@@ -74,7 +74,7 @@ impl Controller {
         let lid = sqe.cdw(10) as u8;
         let retain = sqe.cdw(10) & 1 << 15 != 0;
         let offset = sqe.cdw64(12);
-        let face = self.face(env);
+        let face = self.config.face(env);
         // Not Invalid Log Page (Base 2.0, 5.16).
         if !supported::supports_log(face, lid) {
             return Err(Status::INVALID_FIELD);
@@ -90,8 +90,8 @@ impl Controller {
             log_page::ERROR_INFORMATION => {
                 part(self.errors.as_bytes(), offset, out)?;
                 if !retain {
-                    self.clear_event(events::EVENT_DOORBELL_REGISTER);
-                    self.clear_event(events::EVENT_DOORBELL_VALUE);
+                    self.state.clear_event(events::EVENT_DOORBELL_REGISTER);
+                    self.state.clear_event(events::EVENT_DOORBELL_VALUE);
                 }
             }
             log_page::SMART_HEALTH => {
@@ -101,7 +101,7 @@ impl Controller {
                 }
                 part(self.smart(env).as_bytes(), offset, out)?;
                 if !retain {
-                    self.clear_event(events::EVENT_SMART);
+                    self.state.clear_event(events::EVENT_SMART);
                 }
             }
             log_page::FIRMWARE_SLOT => {
@@ -128,7 +128,9 @@ impl Controller {
             log_page::ASYMMETRIC_NAMESPACE_ACCESS => {
                 self.ana_log(sqe.cdw(10), offset, retain, out, env)?;
             }
-            log_page::RESERVATION_NOTIFICATION => self.reservation_log(offset, retain, out)?,
+            log_page::RESERVATION_NOTIFICATION => {
+                self.state.reservation_log(offset, retain, out)?
+            }
             log_page::DISCOVERY => self.discovery(offset, retain, out, env)?,
             _ => return Err(Status::INVALID_FIELD),
         }
@@ -192,7 +194,7 @@ impl Controller {
             self.state.changed_reported = changed;
         }
         if !retain {
-            self.changed_namespaces_read();
+            self.state.changed_namespaces_read();
         }
         Ok(())
     }
@@ -242,7 +244,7 @@ impl Controller {
         }
         // The event stays if the page changed since its first piece was read.
         if !retain && generation == self.state.discovery_generation_seen {
-            self.clear_event(events::EVENT_DISCOVERY);
+            self.state.clear_event(events::EVENT_DISCOVERY);
         }
         Ok(())
     }

@@ -148,7 +148,7 @@ impl Controller {
         controller.state.hostnqn = connect.hostnqn.to_field();
         controller.state.hostid = connect.hostid;
         controller.reset_features();
-        controller.set_kato_ms(connect.kato_ms);
+        controller.state.set_kato_ms(connect.kato_ms);
         controller.state.keep_alive_from_ns = now_ns;
         controller
     }
@@ -252,11 +252,11 @@ impl Controller {
         if !self.ready() {
             return failed(Status::COMMAND_SEQUENCE_ERROR);
         }
-        if supported::admin_effects(self.face(env), sqe.opcode()).is_none() {
+        if supported::admin_effects(self.config.face(env), sqe.opcode()).is_none() {
             return failed(Status::INVALID_OPCODE);
         }
         if sqe.opcode() == admin::ASYNC_EVENT_REQUEST && sqe.fuse() == 0 {
-            return match self.event_request(sqe.cid()) {
+            return match self.state.event_request(sqe.cid()) {
                 Ok(()) => AdminOutcome::Parked,
                 Err(status) => failed(status),
             };
@@ -303,14 +303,14 @@ impl Controller {
             }
         };
         match sqe.opcode() {
-            admin::IDENTIFY => self.identify(sqe, out, env),
+            admin::IDENTIFY => self.config.identify(sqe, out, env),
             admin::GET_LOG_PAGE => self.get_log_page(sqe, out, env),
             admin::GET_FEATURES => self.get_features(sqe, out, env),
             admin::SET_FEATURES => self.set_features(sqe, data_in, env, now_ns),
-            admin::ABORT => Ok(self.abort(sqe)),
-            admin::VIRTUALIZATION_MANAGEMENT => self.virtualization_management(sqe, env),
+            admin::ABORT => Ok(self.state.abort(sqe)),
+            admin::VIRTUALIZATION_MANAGEMENT => self.config.virtualization_management(sqe, env),
             admin::KEEP_ALIVE => {
-                self.keep_alive(now_ns);
+                self.state.keep_alive(now_ns);
                 Ok(Reply::default())
             }
             // `admin_effects` has kept out the others, but for those that `crate::pcie` carries out.

@@ -6,7 +6,7 @@
 //! rules of reservations: see [`crate::reservation`].
 
 use super::state::MAX_RESERVATION_NOTICES;
-use super::{Controller, events};
+use super::{Controller, ControllerState, events};
 use crate::Status;
 use crate::log_page::ReservationNotification;
 use crate::reservation::Reservations;
@@ -29,22 +29,23 @@ impl Controller {
         for notice in state.notices_from(from) {
             let kind = notice.kind as u8;
             if notice.host == self.state.hostid && self.state.reservation_mask & 1 << kind == 0 {
-                self.notify(kind);
+                self.state.notify(kind);
             }
         }
     }
+}
 
+impl ControllerState {
     fn notify(&mut self, kind: u8) {
-        let state = &mut self.state;
         // The count is never 0 but for an empty page.
-        state.reservation_count = state.reservation_count.checked_add(1).unwrap_or(1);
-        let queued = usize::from(state.reservation_queued);
+        self.reservation_count = self.reservation_count.checked_add(1).unwrap_or(1);
+        let queued = usize::from(self.reservation_queued);
         if queued < MAX_RESERVATION_NOTICES {
-            state.reservation_queue[queued] = kind;
-            state.reservation_queued += 1;
+            self.reservation_queue[queued] = kind;
+            self.reservation_queued += 1;
         } else {
-            state.reservation_queue.rotate_left(1);
-            state.reservation_queue[queued - 1] = kind;
+            self.reservation_queue.rotate_left(1);
+            self.reservation_queue[queued - 1] = kind;
         }
         self.raise_always(events::EVENT_RESERVATION);
     }
@@ -57,27 +58,26 @@ impl Controller {
         out: &mut [u8],
     ) -> Result<(), Status> {
         let mut page = ReservationNotification::new_zeroed();
-        let state = &mut self.state;
-        let queued = state.reservation_queued;
+        let queued = self.reservation_queued;
         if queued > 0 {
             // What was pushed out leaves a gap in the count: that is how the host sees it.
             let later = u64::from(queued - 1);
-            page.count = U64::new(state.reservation_count.saturating_sub(later).max(1));
-            page.kind = state.reservation_queue[0];
+            page.count = U64::new(self.reservation_count.saturating_sub(later).max(1));
+            page.kind = self.reservation_queue[0];
             page.available = queued - 1;
             page.nsid = U32::new(super::FEATURES_NSID);
         }
         super::log_pages::part(page.as_bytes(), offset, out)?;
         let all = offset.saturating_add(out.len() as u64) >= size_of_val(&page) as u64;
         if queued > 0 && all {
-            state.reservation_queue.rotate_left(1);
-            state.reservation_queue[MAX_RESERVATION_NOTICES - 1] = 0;
-            state.reservation_queued -= 1;
+            self.reservation_queue.rotate_left(1);
+            self.reservation_queue[MAX_RESERVATION_NOTICES - 1] = 0;
+            self.reservation_queued -= 1;
         }
         if !retain {
             self.clear_event(events::EVENT_RESERVATION);
             // The host would wait for ever for what it has not read.
-            if self.state.reservation_queued > 0 {
+            if self.reservation_queued > 0 {
                 self.raise_always(events::EVENT_RESERVATION);
             }
         }
@@ -85,9 +85,9 @@ impl Controller {
     }
 
     pub(super) fn reset_notices(&mut self) {
-        self.state.reservation_mask = 0;
-        self.state.reservation_count = 0;
-        self.state.reservation_queued = 0;
-        self.state.reservation_queue = [0; MAX_RESERVATION_NOTICES];
+        self.reservation_mask = 0;
+        self.reservation_count = 0;
+        self.reservation_queued = 0;
+        self.reservation_queue = [0; MAX_RESERVATION_NOTICES];
     }
 }

@@ -4,7 +4,7 @@
 //! transports later. Does NOT have Admin queue registers, interrupts or doorbells: those come with
 //! the first memory-based transport.
 
-use super::{Controller, ControllerKind, Effect};
+use super::{Controller, ControllerConfig, ControllerKind, ControllerState, Effect};
 use crate::Status;
 use crate::register::{self, Cap, Cc, Crto, Csts};
 
@@ -65,7 +65,7 @@ impl Controller {
             return Err(Status::INVALID_FIELD);
         }
         // Whatever it does, the host is there: the time limits below begin anew.
-        self.keep_alive(now_ns);
+        self.state.keep_alive(now_ns);
         // CAP.CRMS doesn't have independent ready, so CRIME reads as zero (Base 2.0, 3.1.3.5).
         let effect = self.write_cc(Cc::from_bits(value as u32).with_crime(false))?;
         // Nothing of a Discovery controller is ever in flight.
@@ -87,11 +87,11 @@ impl Controller {
                     return Err(Status::COMMAND_SEQUENCE_ERROR);
                 }
                 self.state.cc = new.with_shn(0).into_bits();
-                if !self.cc_supported(new) {
-                    self.set_csts(Csts::new().with_cfs(true));
+                if !self.config.cc_supported(new) {
+                    self.state.set_csts(Csts::new().with_cfs(true));
                     return Ok(Effect::None);
                 }
-                self.set_csts(Csts::new().with_rdy(true));
+                self.state.set_csts(Csts::new().with_rdy(true));
                 Ok(Effect::Enabled)
             }
             (true, false) => {
@@ -115,32 +115,18 @@ impl Controller {
                     return Ok(Effect::None);
                 }
                 if !enabled && !csts.rdy() {
-                    self.set_csts(csts.with_shst(Csts::SHST_COMPLETE));
+                    self.state.set_csts(csts.with_shst(Csts::SHST_COMPLETE));
                     return Ok(Effect::None);
                 }
-                self.set_csts(csts.with_shst(Csts::SHST_OCCURRING));
+                self.state.set_csts(csts.with_shst(Csts::SHST_OCCURRING));
                 Ok(Effect::Shutdown)
             }
         }
     }
 
-    /// Whether the controller can be enabled with these settings (Base 2.0, 3.1.3.5). A Discovery controller has no I/O
-    /// queues, so their entry sizes don't matter to it; on PCI Express they matter when a queue is made.
-    fn cc_supported(&self, cc: Cc) -> bool {
-        (self.config.kind != ControllerKind::Io || Self::entry_sizes_supported(cc))
-            && cc.css() == 0
-            && cc.mps() == 0
-            && cc.ams() == 0
-    }
-
-    /// Whether I/O queues' entries have the sizes that there are: 64 and 16 bytes.
-    fn entry_sizes_supported(cc: Cc) -> bool {
-        cc.iosqes() == 6 && cc.iocqes() == 4
-    }
-
     /// Whether I/O queues can be made in memory: their entries have the only sizes that there are.
     pub(crate) fn may_make_queues(&self) -> bool {
-        Self::entry_sizes_supported(self.cc())
+        entry_sizes_supported(self.cc())
     }
 
     /// A reset of what the controller is part of begins: as [`Effect::Reset`], whoever asked for it.
@@ -166,20 +152,39 @@ impl Controller {
             // Controller Level Reset (Base 2.0, 3.7.2): outstanding event requests end without a
             // completion, and properties and features return to their defaults.
             self.state.cc = 0;
-            self.set_csts(Csts::new());
-            self.reset_events();
+            self.state.set_csts(Csts::new());
+            self.state.reset_events();
             self.reset_features();
         } else if self.csts().shst() == Csts::SHST_OCCURRING {
-            self.set_csts(self.csts().with_shst(Csts::SHST_COMPLETE));
+            self.state
+                .set_csts(self.csts().with_shst(Csts::SHST_COMPLETE));
         }
     }
 
     /// Sets Controller Fatal Status: the owner must end the association.
     pub fn fail(&mut self) {
-        self.set_csts(self.csts().with_cfs(true));
+        self.state.set_csts(self.csts().with_cfs(true));
     }
+}
 
+/// Whether I/O queues' entries have the sizes that there are: 64 and 16 bytes.
+fn entry_sizes_supported(cc: Cc) -> bool {
+    cc.iosqes() == 6 && cc.iocqes() == 4
+}
+
+impl ControllerConfig {
+    /// Whether the controller can be enabled with these settings (Base 2.0, 3.1.3.5). A Discovery controller has no I/O
+    /// queues, so their entry sizes don't matter to it; on PCI Express they matter when a queue is made.
+    fn cc_supported(&self, cc: Cc) -> bool {
+        (self.kind != ControllerKind::Io || entry_sizes_supported(cc))
+            && cc.css() == 0
+            && cc.mps() == 0
+            && cc.ams() == 0
+    }
+}
+
+impl ControllerState {
     fn set_csts(&mut self, csts: Csts) {
-        self.state.csts = csts.into_bits();
+        self.csts = csts.into_bits();
     }
 }

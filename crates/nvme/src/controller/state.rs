@@ -86,7 +86,7 @@ pub struct ControllerState {
 const _: () = assert!(size_of::<ControllerState>() == 448);
 
 /// Reservation notifications that are kept for a host; later ones push out the oldest.
-pub const MAX_RESERVATION_NOTICES: usize = 7;
+pub(super) const MAX_RESERVATION_NOTICES: usize = 7;
 /// The bits of the Reservation Notification Mask, and the types of its notifications (1, 2, 3) as bits.
 pub(super) const RESERVATION_NOTICES: u8 = 0b1110;
 /// The largest ANA state that a host is told: Inaccessible.

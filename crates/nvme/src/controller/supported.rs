@@ -3,7 +3,7 @@
 //! Purpose: one source for commands, features, log pages and CNS values. Log pages and Identify
 //! declare from it, and dispatch refuses by it. Does NOT carry out commands.
 
-use super::{AdminEnv, Controller, ControllerKind};
+use super::{AdminEnv, ControllerConfig, ControllerKind};
 use crate::identify::cns;
 use crate::log_page::{self, EFFECT_LBCC, SCOPE_CONTROLLER, SCOPE_NAMESPACE};
 use crate::opcode::{admin, nvm};
@@ -30,9 +30,9 @@ impl Face {
     }
 }
 
-impl Controller {
+impl ControllerConfig {
     pub(super) fn face(&self, env: &dyn AdminEnv) -> Face {
-        match self.config.kind {
+        match self.kind {
             ControllerKind::Io => Face::Io,
             ControllerKind::Discovery => Face::Discovery,
             ControllerKind::Pcie if self.is_primary(env) => Face::Primary,

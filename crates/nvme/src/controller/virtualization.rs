@@ -6,7 +6,7 @@
 //! Virtualization Management command confirms what is, and refuses to change it. Does NOT give a host power
 //! over another machine's controller.
 
-use super::{AdminEnv, Controller, Reply, SubsystemController};
+use super::{AdminEnv, ControllerConfig, Reply, SubsystemController};
 use crate::identify::{PrimaryController, PrimaryResources, SecondaryControllers, cns};
 use crate::pcie::{MAX_IO_QUEUES, VECTORS};
 use crate::{NSID_ALL, Sqe, Status};
@@ -20,19 +20,19 @@ const QUEUE_PAIRS: u16 = MAX_IO_QUEUES + 1;
 
 /// Actions of the Virtualization Management command (Base 2.0, 5.28).
 mod act {
-    pub const PRIMARY_FLEXIBLE_ALLOCATION: u32 = 0x1;
-    pub const SECONDARY_OFFLINE: u32 = 0x7;
-    pub const SECONDARY_ASSIGN: u32 = 0x8;
-    pub const SECONDARY_ONLINE: u32 = 0x9;
+    pub(super) const PRIMARY_FLEXIBLE_ALLOCATION: u32 = 0x1;
+    pub(super) const SECONDARY_OFFLINE: u32 = 0x7;
+    pub(super) const SECONDARY_ASSIGN: u32 = 0x8;
+    pub(super) const SECONDARY_ONLINE: u32 = 0x9;
 }
 
-impl Controller {
+impl ControllerConfig {
     /// The subsystem's controllers, this one among them.
     fn subsystem(&self, env: &dyn AdminEnv) -> Vec<SubsystemController> {
         let mut all = env.controllers();
-        if all.iter().all(|c| c.cntlid != self.config.cntlid) {
+        if all.iter().all(|c| c.cntlid != self.cntlid) {
             all.push(SubsystemController {
-                cntlid: self.config.cntlid,
+                cntlid: self.cntlid,
                 online: true,
             });
         }
@@ -43,12 +43,12 @@ impl Controller {
     /// Whether it is the primary controller of its subsystem. While the others are not known, it is not.
     pub(super) fn is_primary(&self, env: &dyn AdminEnv) -> bool {
         let first = env.controllers().iter().map(|c| c.cntlid).min();
-        first == Some(self.config.cntlid)
+        first == Some(self.cntlid)
     }
 
     fn secondaries(&self, env: &dyn AdminEnv) -> Vec<SubsystemController> {
         let mut all = self.subsystem(env);
-        all.retain(|c| c.cntlid != self.config.cntlid);
+        all.retain(|c| c.cntlid != self.cntlid);
         all
     }
 
@@ -99,7 +99,7 @@ impl Controller {
                         reserved16: [0; 16],
                     }
                 };
-                id.cntlid = U16::new(self.config.cntlid);
+                id.cntlid = U16::new(self.cntlid);
                 id.crt = CRT;
                 id.vq = resources(QUEUE_PAIRS);
                 id.vi = resources(VECTORS);
@@ -111,7 +111,7 @@ impl Controller {
                 let from = all.iter().filter(|c| c.cntlid >= from);
                 for (entry, controller) in list.entries.iter_mut().zip(from) {
                     entry.scid = U16::new(controller.cntlid);
-                    entry.pcid = U16::new(self.config.cntlid);
+                    entry.pcid = U16::new(self.cntlid);
                     entry.scs = u8::from(controller.online);
                     // VFN stays 0: each is a physical function of its own (CMIC bit 2 is 0).
                     entry.nvq = U16::new(QUEUE_PAIRS);
@@ -147,7 +147,7 @@ impl Controller {
         let confirmed = match action {
             act::PRIMARY_FLEXIBLE_ALLOCATION => {
                 each()?;
-                match cntlid == self.config.cntlid {
+                match cntlid == self.cntlid {
                     true => as_is(number == 0)?,
                     false => return Err(Status::INVALID_CONTROLLER_IDENTIFIER),
                 }

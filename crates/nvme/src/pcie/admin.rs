@@ -128,6 +128,25 @@ impl Function {
         self.state.admin_completed += 1;
     }
 
+    /// Carries out a command that makes or deletes a queue, or sets the shadow doorbells; none: it is another command.
+    fn change_queues<M: Memory>(
+        &mut self,
+        sqe: &Sqe,
+        memory: &M,
+    ) -> Result<Option<Change>, Status> {
+        Ok(Some(match sqe.opcode() {
+            admin::CREATE_IO_CQ => Change::CqCreated(self.create_cq(sqe, memory)?),
+            admin::CREATE_IO_SQ => Change::SqCreated(self.create_sq(sqe, memory)?),
+            admin::DELETE_IO_CQ => Change::CqDeleted(self.delete_cq(sqe)?),
+            admin::DELETE_IO_SQ => Change::SqDeleted(self.delete_sq(sqe)?),
+            admin::DOORBELL_BUFFER_CONFIG => {
+                self.set_shadow(sqe, memory)?;
+                Change::Shadow
+            }
+            _ => return Ok(None),
+        }))
+    }
+
     /// `Ok(None)`: it waits.
     fn carry_out<M: Memory>(
         &mut self,
@@ -142,30 +161,12 @@ impl Function {
         if sqe.fuse() != 0 || sqe.psdt() != 0 {
             return Err(Status::INVALID_FIELD);
         }
-        match sqe.opcode() {
-            admin::CREATE_IO_CQ => {
-                *change = Change::CqCreated(self.create_cq(sqe, memory)?);
-                return Ok(Some(0));
-            }
-            admin::CREATE_IO_SQ => {
-                *change = Change::SqCreated(self.create_sq(sqe, memory)?);
-                return Ok(Some(0));
-            }
-            admin::DELETE_IO_CQ => {
-                *change = Change::CqDeleted(self.delete_cq(sqe)?);
-                return Ok(Some(0));
-            }
-            admin::DELETE_IO_SQ => {
-                *change = Change::SqDeleted(self.delete_sq(sqe)?);
-                return Ok(Some(0));
-            }
-            admin::DOORBELL_BUFFER_CONFIG => {
-                self.set_shadow(sqe, memory)?;
-                *change = Change::Shadow;
-                return Ok(Some(0));
-            }
-            admin::SET_FEATURES => *change = Change::Features,
-            _ => {}
+        if let Some(changed) = self.change_queues(sqe, memory)? {
+            *change = changed;
+            return Ok(Some(0));
+        }
+        if sqe.opcode() == admin::SET_FEATURES {
+            *change = Change::Features;
         }
         let transfer = self.controller.transfer(sqe)?;
         let bytes = transfer.bytes();

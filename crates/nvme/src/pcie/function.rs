@@ -18,11 +18,11 @@ use zerocopy::FromZeros;
 /// Registers of PCI Express alone.
 mod offset {
     /// Admin Queue Attributes (Base 2.0, 3.1.3.8).
-    pub const AQA: u64 = 0x24;
+    pub(super) const AQA: u64 = 0x24;
     /// Admin Submission Queue Base Address (Base 2.0, 3.1.3.9).
-    pub const ASQ: u64 = 0x28;
+    pub(super) const ASQ: u64 = 0x28;
     /// Admin Completion Queue Base Address (Base 2.0, 3.1.3.10).
-    pub const ACQ: u64 = 0x30;
+    pub(super) const ACQ: u64 = 0x30;
 }
 
 /// What the owner must do because of a register that was written.

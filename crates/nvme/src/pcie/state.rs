@@ -12,7 +12,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 /// The last completions of the Admin queue: more are never under way.
 pub const OUTBOX: usize = 8;
 /// Bytes of the MSI-X table.
-pub const MSIX_TABLE_BYTES: usize = VECTORS as usize * 16;
+pub(super) const MSIX_TABLE_BYTES: usize = VECTORS as usize * 16;
 
 /// A submission queue.
 #[derive(

@@ -185,8 +185,8 @@ fn io_queues_belong_to_the_association() {
 #[test]
 fn a_forgotten_event_request_is_not_completed() {
     let mut bench = super::Bench::ready();
-    bench.controller.event_request(7).unwrap();
-    bench.controller.event_request(8).unwrap();
+    bench.controller.state.event_request(7).unwrap();
+    bench.controller.state.event_request(8).unwrap();
     bench.controller.forget_event_request(7);
     bench.controller.forget_event_request(9);
     let waiting = bench.controller.state().event_slots;
