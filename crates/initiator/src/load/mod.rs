@@ -144,6 +144,42 @@ pub(crate) struct Shared {
     pub(crate) bytes_left: AtomicU64,
 }
 
+/// Shows how far the workers are until all have ended, and ends them in time.
+fn watch<T>(
+    spec: &LoadSpec,
+    shared: &Shared,
+    progress: &mut dyn FnMut(&Progress),
+    handles: &[std::thread::JoinHandle<T>],
+) {
+    let begun = Instant::now();
+    let limit = match spec.amount {
+        Amount::Duration(duration) => Some(duration),
+        Amount::Bytes(_) => None,
+    };
+    while !handles.iter().all(std::thread::JoinHandle::is_finished) {
+        std::thread::sleep(limit.map_or(Duration::from_millis(100), |limit| {
+            let left = limit.saturating_sub(begun.elapsed());
+            left.clamp(Duration::from_millis(1), Duration::from_millis(100))
+        }));
+        let elapsed = begun.elapsed();
+        let ops = shared.ops.load(Ordering::Relaxed);
+        let bytes = ops * u64::from(spec.block_bytes);
+        let fraction = match spec.amount {
+            Amount::Duration(all) => elapsed.as_secs_f64() / all.as_secs_f64().max(1e-9),
+            Amount::Bytes(all) => bytes as f64 / all.max(1) as f64,
+        };
+        progress(&Progress {
+            elapsed,
+            ops,
+            bytes,
+            fraction: fraction.min(1.0),
+        });
+        if limit.is_some_and(|limit| elapsed >= limit) {
+            shared.stop.store(true, Ordering::Relaxed);
+        }
+    }
+}
+
 /// Runs a load to its end. `progress` is called about ten times a second.
 ///
 /// # Errors
@@ -190,33 +226,7 @@ pub fn run(spec: &LoadSpec, progress: &mut dyn FnMut(&Progress)) -> Result<LoadR
         }
     }
     let _ = shared.start.set(true);
-    let begun = Instant::now();
-    let limit = match spec.amount {
-        Amount::Duration(duration) => Some(duration),
-        Amount::Bytes(_) => None,
-    };
-    while !handles.iter().all(std::thread::JoinHandle::is_finished) {
-        std::thread::sleep(limit.map_or(Duration::from_millis(100), |limit| {
-            let left = limit.saturating_sub(begun.elapsed());
-            left.clamp(Duration::from_millis(1), Duration::from_millis(100))
-        }));
-        let elapsed = begun.elapsed();
-        let ops = shared.ops.load(Ordering::Relaxed);
-        let bytes = ops * u64::from(spec.block_bytes);
-        let fraction = match spec.amount {
-            Amount::Duration(all) => elapsed.as_secs_f64() / all.as_secs_f64().max(1e-9),
-            Amount::Bytes(all) => bytes as f64 / all.max(1) as f64,
-        };
-        progress(&Progress {
-            elapsed,
-            ops,
-            bytes,
-            fraction: fraction.min(1.0),
-        });
-        if limit.is_some_and(|limit| elapsed >= limit) {
-            shared.stop.store(true, Ordering::Relaxed);
-        }
-    }
+    watch(spec, &shared, progress, &handles);
     let mut report = LoadReport::new(spec.block_bytes);
     for handle in handles {
         let outcome = handle.join().unwrap_or_else(|_| {

@@ -10,6 +10,7 @@
 //!
 //! **Not here:** what either side does about it.
 
+mod from_engine;
 pub mod frontend;
 pub mod message;
 pub mod parts;

@@ -18,6 +18,10 @@
 //! **Not here:** devices, exports and listeners (the engine); what a reactor does with a post
 //! ([`crate::drain`], [`crate::reactor_side`]).
 
+mod words;
+
+pub use words::Words;
+
 use crate::boundary::message::{
     FaultAsk, FaultFailure, FromEngine, GrantOf, Held, Job, MAX_BATCH, MAX_TAKE_BACK, ToEngine,
 };
@@ -27,25 +31,6 @@ use crate::reactors::ReactorSet;
 use crate::types::{DeviceIndex, ExtentRange, Rights, VolumeId};
 use crate::word::Word;
 use std::collections::{BTreeMap, VecDeque};
-
-/// What reactors see of volumes: written by this side, read by them.
-pub trait Words {
-    /// The translation of an extent; `None` when there is no such volume.
-    fn lookup(&self, volume: VolumeId, extent: u64) -> Option<Word>;
-    /// Notes what a FLUSH must see of a grant (its commit, its device), and only then stores its words.
-    /// False: there is no such volume.
-    fn install(&mut self, grant: &GrantOf) -> bool;
-    /// Takes rights away ([`crate::table::Table::clear`]).
-    fn clear(&mut self, volume: VolumeId, range: ExtentRange, keep: Option<Rights>);
-    /// Takes back the places ahead ([`crate::table::Table::take_back`]): the runs that were.
-    fn take_back(&mut self, volume: VolumeId, range: ExtentRange) -> Vec<ExtentRange>;
-    /// How many places are still ahead.
-    fn count_ahead(&self, volume: VolumeId, range: ExtentRange) -> u64;
-    /// Everything up to `sequence` is durable.
-    fn committed(&mut self, volume: VolumeId, sequence: u64);
-    /// Whether it is.
-    fn is_committed(&self, volume: VolumeId, sequence: u64) -> bool;
-}
 
 /// To a reactor.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -217,17 +202,7 @@ impl EngineSide {
     ) -> Option<ToEngine> {
         let all = ReactorSet::first(self.reactors);
         match message {
-            ToEngine::Grants { grants } => {
-                for grant in grants {
-                    if !words.install(&grant) {
-                        continue;
-                    }
-                    let (volume, range) = (grant.volume, grant.range);
-                    let writable = Word::from_bits(grant.word).claimed().writable();
-                    let asked = self.faults.granted(volume, range, writable);
-                    self.post(asked, Post::Granted(volume, range), out);
-                }
-            }
+            ToEngine::Grants { grants } => self.install(grants, words, out),
             ToEngine::FaultFailed {
                 volume,
                 range,
@@ -244,31 +219,15 @@ impl EngineSide {
                 keep,
                 release,
             } => {
-                if self.open_revokes().any(|open| open == revoke) {
-                    return None;
-                }
-                if let Some(number) = release {
-                    match self.releases.get_mut(&number) {
-                        Some(open) => {
-                            open.begun = true;
-                            open.extents = range.count;
-                        }
-                        None => {
-                            out.push(Effect::Say(FromEngine::RevokeRefused { revoke }));
-                            return None;
-                        }
-                    }
-                }
-                words.clear(volume, range, keep);
-                self.held.push_back(OpenRevoke {
+                let open = OpenRevoke {
                     revoke,
                     volume,
                     range,
                     keep,
                     waiting: all,
                     aged: false,
-                });
-                self.post_revokes(out);
+                };
+                self.revoke(open, release, words, out);
             }
             ToEngine::TakeBack {
                 revoke,
@@ -288,14 +247,7 @@ impl EngineSide {
                 let ahead = words.count_ahead(volume, range);
                 out.push(Effect::Say(FromEngine::AheadCounted { count, ahead }));
             }
-            ToEngine::Abandon { revoke } => {
-                self.held.retain(|held| held.revoke != revoke);
-                if let Some(at) = self.draining.iter().position(|open| open.revoke == revoke) {
-                    let open = self.draining.remove(at);
-                    self.post(open.waiting, Post::Abandon(revoke), out);
-                    self.post_revokes(out);
-                }
-            }
+            ToEngine::Abandon { revoke } => self.abandon(revoke, out),
             ToEngine::Committed { volume, sequence } => {
                 words.committed(volume, sequence);
                 self.commit_answered(volume, sequence);
@@ -314,18 +266,7 @@ impl EngineSide {
                 let failed = |open: &OpenRelease| Post::ReleaseFailed(open.io, open.generation);
                 self.release_ended(release, failed, out);
             }
-            ToEngine::Job { job, work } => {
-                if self.jobs.contains_key(&job) {
-                    return None;
-                }
-                let (who, post) = match work {
-                    Job::Settle { device } => (all, Post::Settle(job, device)),
-                    // The internal lane lives on reactor 0.
-                    _ => (ReactorSet::one(0), Post::Job(job, work)),
-                };
-                self.jobs.insert(job, (work, who));
-                self.post(who, post, out);
-            }
+            ToEngine::Job { job, work } => self.begin_job(job, work, out),
             other => return Some(other),
         }
         None
@@ -399,6 +340,100 @@ impl EngineSide {
         self.draining.iter().chain(&self.held).map(|r| r.revoke)
     }
 
+    /// Forgets a revoke that the owner no longer wants.
+    fn abandon(&mut self, revoke: u64, out: &mut Vec<Effect>) {
+        self.held.retain(|held| held.revoke != revoke);
+        if let Some(at) = self.draining.iter().position(|open| open.revoke == revoke) {
+            let open = self.draining.remove(at);
+            self.post(open.waiting, Post::Abandon(revoke), out);
+            self.post_revokes(out);
+        }
+    }
+
+    /// Makes grants usable, and answers the faults that wait for them.
+    fn install(&mut self, grants: Vec<GrantOf>, words: &mut impl Words, out: &mut Vec<Effect>) {
+        for grant in grants {
+            if !words.install(&grant) {
+                continue;
+            }
+            let (volume, range) = (grant.volume, grant.range);
+            let writable = Word::from_bits(grant.word).claimed().writable();
+            let asked = self.faults.granted(volume, range, writable);
+            self.post(asked, Post::Granted(volume, range), out);
+        }
+    }
+
+    /// Takes rights away, and asks all reactors to drain what still uses them.
+    fn revoke(
+        &mut self,
+        open: OpenRevoke,
+        release: Option<u64>,
+        words: &mut impl Words,
+        out: &mut Vec<Effect>,
+    ) {
+        let (revoke, volume, range, keep) = (open.revoke, open.volume, open.range, open.keep);
+        if self.open_revokes().any(|other| other == revoke) {
+            return;
+        }
+        if let Some(number) = release {
+            match self.releases.get_mut(&number) {
+                Some(asked) => {
+                    asked.begun = true;
+                    asked.extents = range.count;
+                }
+                None => {
+                    out.push(Effect::Say(FromEngine::RevokeRefused { revoke }));
+                    return;
+                }
+            }
+        }
+        words.clear(volume, range, keep);
+        self.held.push_back(open);
+        self.post_revokes(out);
+    }
+
+    /// Gives a job to the reactors that it is for; once, however often it is asked for.
+    fn begin_job(&mut self, job: u64, work: Job, out: &mut Vec<Effect>) {
+        if self.jobs.contains_key(&job) {
+            return;
+        }
+        let (who, post) = match work {
+            Job::Settle { device } => (ReactorSet::first(self.reactors), Post::Settle(job, device)),
+            // The internal lane lives on reactor 0.
+            _ => (ReactorSet::one(0), Post::Job(job, work)),
+        };
+        self.jobs.insert(job, (work, who));
+        self.post(who, post, out);
+    }
+
+    /// A reactor's command parks: asks the owner, unless the grant has come meanwhile.
+    fn want(&mut self, reactor: usize, ask: FaultAsk, words: &impl Words, out: &mut Vec<Effect>) {
+        let back = ReactorSet::one(reactor);
+        let FaultAsk {
+            volume,
+            extent,
+            write,
+        } = ask;
+        let Some(word) = words.lookup(volume, extent) else {
+            return;
+        };
+        let range = ExtentRange::new(extent, 1);
+        if access(word, write) != Access::Park {
+            // The grant came while the question was on its way.
+            self.post(back, Post::Granted(volume, range), out);
+            return;
+        }
+        match self.faults.want(volume, extent, write, reactor) {
+            Wanted::Ask => self.asks.push(ask),
+            Wanted::Asked => {}
+            Wanted::Refused => {
+                self.refused += 1;
+                let post = Post::FaultFailed(volume, range, write, FaultFailure::Busy);
+                self.post(back, post, out);
+            }
+        }
+    }
+
     /// A reactor's message. What it makes the engine ask is said by [`EngineSide::end_turn`].
     pub fn upcall(
         &mut self,
@@ -409,31 +444,7 @@ impl EngineSide {
     ) {
         let back = ReactorSet::one(reactor);
         match upcall {
-            Upcall::Fault(ask) => {
-                let FaultAsk {
-                    volume,
-                    extent,
-                    write,
-                } = ask;
-                let Some(word) = words.lookup(volume, extent) else {
-                    return;
-                };
-                let range = ExtentRange::new(extent, 1);
-                if access(word, write) != Access::Park {
-                    // The grant came while the question was on its way.
-                    self.post(back, Post::Granted(volume, range), out);
-                    return;
-                }
-                match self.faults.want(volume, extent, write, reactor) {
-                    Wanted::Ask => self.asks.push(ask),
-                    Wanted::Asked => {}
-                    Wanted::Refused => {
-                        self.refused += 1;
-                        let post = Post::FaultFailed(volume, range, write, FaultFailure::Busy);
-                        self.post(back, post, out);
-                    }
-                }
-            }
+            Upcall::Fault(ask) => self.want(reactor, ask, words, out),
             Upcall::CommitWanted { volume, sequence } => {
                 if words.is_committed(volume, sequence) {
                     self.post(back, Post::Committed(volume), out);
