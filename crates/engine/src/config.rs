@@ -15,6 +15,7 @@ use crate::memory::{Memory, ReactorMemory};
 use crate::reactor::mailbox::{ToControl, mailbox};
 use crate::reactor::{Reactor, Sockets};
 use forebay_device::ring::{Ring, RingOptions};
+use forebay_xlate::boundary::message::Spread;
 use forebay_xlate::boundary::region::{MAX_REACTORS, Region};
 use rustix::thread::CpuSet;
 use std::io;
@@ -236,8 +237,9 @@ impl NewReactor {
             .reactor(number)
             .ok_or_else(|| EngineError::Config(format!("reactor {number} is there twice")))?;
         let mut core = Core::new(number, region.clone(), Staging::over(staging), ring);
-        core.set_pulse(self.pulse);
-        core.link(self.links);
+        core.devices.set_pulse(self.pulse);
+        core.away.link(self.links);
+        core.set_spread(Spread::default());
         let sockets =
             Sockets::new(self.mailbox.wake_fd()).map_err(system("watching the mailbox"))?;
         let frontends = frontend::all(frontend::Parts {

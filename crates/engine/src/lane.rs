@@ -103,8 +103,6 @@ pub struct Lane {
     pub slices: u32,
     /// Those of them that other reactors carry out.
     pub away: u32,
-    /// Commands that wait for its budget.
-    pub throttled: u32,
     /// The export is removed; the lane waits for its commands.
     pub removed: bool,
     /// The highest commit that the owner was asked for.
@@ -131,7 +129,6 @@ impl Lane {
             in_flight: 0,
             slices: 0,
             away: 0,
-            throttled: 0,
             removed: false,
             commit_asked: 0,
             region,

@@ -23,14 +23,18 @@ mod crash;
 mod exports;
 mod frontend;
 mod heartbeat;
+mod io;
 mod lane;
 pub mod limits;
 mod listener;
 pub mod memory;
+mod offload;
 #[cfg(test)]
 mod patience;
+mod qos;
 mod reactor;
 mod records;
+mod recovery;
 pub mod signals;
 mod takeover;
 mod upcall;

@@ -26,9 +26,9 @@ const QUALITY_OF_SERVICE: [Part; 5] = [
     Part {
         name: "engine",
         places: &[
-            "crates/engine/src/core/admit",
-            "crates/engine/src/core/away",
-            "crates/engine/src/core/held.rs",
+            "crates/engine/src/qos",
+            "crates/engine/src/offload",
+            "crates/engine/src/core/admission/mod.rs",
             "crates/engine/src/frontend/vm/look.rs",
             "crates/engine/src/control/budgets.rs",
         ],

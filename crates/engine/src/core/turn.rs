@@ -3,8 +3,9 @@
 //! **Design.** The ring is entered when a turn ends, and before that where devices have little to do. **Not here:** the loop
 //! itself ([`crate::reactor`]).
 
-use super::io::{Stage, Token};
-use super::{Core, kind};
+use super::Core;
+use crate::io::command::{Stage, Token};
+use crate::io::devices::kind;
 use forebay_device::ring::Completion;
 use forebay_xlate::kill_point;
 
@@ -18,27 +19,49 @@ impl Core {
     /// Takes what the ring completed; true if there was anything.
     pub fn reap(&mut self) -> bool {
         let mut any = self.away.out > 0 && self.take_answers();
-        if !self.ring.has_completions() {
+        if !self.devices.ring.has_completions() {
             return any;
         }
         let mut batch = [Completion::default(); 64];
         loop {
-            let n = self.ring.drain(&mut batch);
+            let n = self.devices.completions(&mut batch);
             for completion in &batch[..n] {
                 any = true;
                 let at = (completion.user_data & ((1 << kind::SHIFT) - 1)) as usize;
+                let result = completion.result;
                 match completion.user_data >> kind::SHIFT {
-                    kind::SLICE => self.slice_completed(at, completion.result),
-                    kind::AWAY => self.away_completed(at, completion.result),
+                    kind::SLICE => {
+                        self.blame(self.slices.get(at).map(|slice| slice.io));
+                        kill_point!("core.completed");
+                        if let Some(result) = self.slices.completed(at, result, &mut self.devices) {
+                            self.slice_ended(at, result);
+                        }
+                    }
+                    kind::AWAY => {
+                        let now = (self.slices.in_flight(), self.clock.now_ns);
+                        let record = self.records.reactor;
+                        (self.away).completed(at, result, &mut self.devices, record, now);
+                    }
                     kind::FLUSH => {
                         self.blame(None);
-                        self.flush_completed(at, completion.result);
+                        let device = at as u8;
+                        let ended = self.flusher.completed(device, result, &mut self.devices);
+                        if let Some(result) = ended {
+                            self.flush_ended(device, result);
+                        }
                     }
                     kind::JOB => {
                         self.blame(None);
-                        self.job_completed(at, completion.result);
+                        self.jobs.completed(
+                            at,
+                            result,
+                            &mut self.devices,
+                            &mut self.settles,
+                            self.clock.now_ns,
+                            &mut self.upcalls,
+                        );
                     }
-                    kind::WAKE => self.wake_armed = false,
+                    kind::WAKE => self.devices.wake_armed = false,
                     _ => {}
                 }
             }
@@ -53,7 +76,7 @@ impl Core {
         self.blame(None);
         self.machines.turn();
         if self.away.spreads() {
-            self.away.turn(self.now_ns);
+            self.away.turn(self.clock.now_ns);
         }
         if self.carried.any() {
             self.advance_carried();
@@ -63,89 +86,79 @@ impl Core {
         while self.begin_throttled() > 0 {
             admitted = true;
         }
-        let again = !self.ring_wait.is_empty() || !self.slice_again.is_empty();
-        if again {
-            self.retry_slices();
-            let mut waiting = std::mem::take(&mut self.scratch);
-            waiting.append(&mut self.ring_wait);
-            for i in waiting.drain(..) {
-                self.ios[i as usize].stage = Stage::Moving;
-                self.blame(Some(i));
-                self.dispatch(Token::take(i));
-            }
-            self.scratch = waiting;
-            self.blame(None);
-        }
-        if std::mem::take(&mut self.slices_freed) && self.slice_waits > 0 {
-            self.slice_waits = 0;
-            self.take_up(|_, io| io.stage == Stage::SliceWait, Self::dispatch);
-            self.blame(None);
-        }
-        self.retry_flushes();
+        let again = self.try_again();
         self.advance_jobs();
-        self.enter();
+        self.devices.enter();
         if self.away.has_peers() {
-            self.tell_others();
+            self.away.tell_others();
         }
         again || admitted
     }
 
-    /// Hands what is queued to the kernel. What fails of it stays queued: the next turn tries again.
-    pub(super) fn enter(&mut self) {
-        if self.ring.queued() > 0 {
-            self.pulse.check();
+    /// Tries again what found no room, in the ring or among the slices.
+    fn try_again(&mut self) -> bool {
+        let again = self.waits.has_ring_wait() || !self.slices.again.is_empty();
+        if again {
+            for _ in 0..self.slices.again.len() {
+                let index = self.slices.again.swap_remove(0) as usize;
+                let io = self.slices.get(index).map(|slice| slice.io);
+                self.blame(io);
+                self.submit_again(index);
+            }
+            let mut waiting = self.waits.take_ring_wait();
+            for i in waiting.drain(..) {
+                self.slab[i as usize].stage = Stage::Moving;
+                self.blame(Some(i));
+                self.dispatch(Token::take(i));
+            }
+            self.waits.spare = waiting;
+            self.blame(None);
         }
-        if self.ring.submit().is_ok_and(|entered| entered > 0) {
-            kill_point!("core.entered");
+        if std::mem::take(&mut self.waits.slices_freed) && self.waits.for_slices > 0 {
+            self.waits.for_slices = 0;
+            self.take_up(|_, io| io.stage == Stage::SliceWait, Self::dispatch);
+            self.blame(None);
         }
-    }
-
-    /// The same before the turn ends, as soon as devices have no more than what is queued for them. So one that is idle has
-    /// its first command at once, and works while the rest of a batch is prepared; a busy one gets batches.
-    #[inline]
-    pub(super) fn feed_devices(&mut self) {
-        if 2 * self.ring.queued() >= self.at_devices() {
-            self.enter();
+        if self.flusher.must_retry() {
+            for device in 0..=u8::MAX {
+                if let Some(result) = self.flusher.try_again(device, &mut self.devices) {
+                    self.flush_ended(device, result);
+                }
+            }
         }
+        again
     }
 
     /// Reads the clock for the turn that begins.
     #[inline]
     pub fn begin_turn(&mut self) -> u64 {
         self.blame(None);
-        self.stamp();
-        if self.away.spreads() && self.away.begin_turn(self.now_ns) {
-            self.look_at_others();
+        self.clock.stamp();
+        let now_ns = self.clock.now_ns;
+        if self.away.spreads() && self.away.begin_turn(now_ns) {
+            // Who may help is looked at, and what there is to give out here with their processors.
+            self.qos.set_processors(self.away.look(now_ns));
         }
-        if self.admission.is_some() {
-            self.begin_admission();
-        }
-        self.now_ns
+        self.qos
+            .begin_turn(now_ns, self.records.reactor, &self.region);
+        now_ns
     }
 
-    /// Reads the clock within a turn.
+    /// This reactor has nothing to do.
     #[inline]
-    pub fn stamp(&mut self) {
-        self.now_ns = self.clock();
-    }
-
-    #[inline]
-    pub(super) fn clock(&self) -> u64 {
-        #[cfg(test)]
-        if let Some(clock_ns) = self.clock_ns {
-            return clock_ns;
-        }
-        monotonic_ns()
+    pub fn is_idle(&mut self) {
+        self.qos.is_idle(&self.region);
+        self.away.is_idle();
     }
 
     /// Whether anything must be tried again without an event to wait for.
     pub fn must_turn(&self) -> bool {
         !self.ended.is_empty()
-            || !self.ring_wait.is_empty()
-            || !self.slice_again.is_empty()
-            || self.slices_freed && self.slice_waits > 0
-            || self.has_upcalls()
-            || self.has_ready()
+            || self.waits.has_ring_wait()
+            || !self.slices.again.is_empty()
+            || self.waits.have_room()
+            || !self.upcalls.is_empty()
+            || self.qos.has_ready()
             || self.jobs.must_turn()
             || self.carried.must_turn()
             || self.away.must_turn()
@@ -155,31 +168,15 @@ impl Core {
     /// has something.
     #[inline]
     pub fn waits_for_devices(&self) -> bool {
-        self.at_devices() >= SLEEP_SLICES
-            && self.now_ns.saturating_sub(self.slice_ended_ns) < LIVELY_NS
+        self.away.at_devices(self.slices.in_flight()) >= SLEEP_SLICES
+            && self.clock.now_ns.saturating_sub(self.devices.ended_ns) < LIVELY_NS
     }
 
     /// Sleeps until a completion, readiness of `epoll`, or the time limit.
     pub fn sleep(&mut self, epoll: impl std::os::fd::AsFd, limit: std::time::Duration) {
-        if !self.wake_armed {
-            let events = rustix::event::PollFlags::IN.bits() as u32;
-            self.wake_armed = self
-                .ring
-                .poll_add(epoll, events, kind::WAKE << kind::SHIFT)
-                .is_ok();
-        }
-        self.away.rests(self.now_ns);
-        if self.ring.queued() > 0 {
-            self.pulse.check();
-        }
-        let _ = self.ring.wait(1, Some(limit));
-        self.stamp();
-        self.woke();
+        self.away.rests(self.clock.now_ns);
+        self.devices.sleep(epoll, limit);
+        self.clock.stamp();
+        self.qos.woke(self.clock.now_ns);
     }
-}
-
-/// CLOCK_MONOTONIC in ns.
-pub fn monotonic_ns() -> u64 {
-    let t = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
-    t.tv_sec as u64 * 1_000_000_000 + t.tv_nsec as u64
 }

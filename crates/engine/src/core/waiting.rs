@@ -1,38 +1,58 @@
-//! Commands that wait: for a device, for the daemon's commit, for a release.
+//! Who waits goes on, or has waited too long.
 //!
-//! **Design.** One list; whoever answers takes up those that the answer is for. What waits for the
-//! daemon does so for [`OWNER_WAIT_LIMIT_NS`] at most, then ends with Command Interrupted, which the
-//! host may retry. A release alone is not ended without the control thread's word.
-//!
-//! **Not here:** what is asked ([`super::dispatch`], [`super::flush`], [`super::zero`]), and those that
-//! wait for an extent ([`super::parked`]).
+//! **Purpose.** An answer of the owner, a device that is there now, room, or time: what waited for it goes on here.
+//! **Design.** Whoever waits is in a list of its own kind ([`crate::io::waits`], [`crate::io::parked`]); what an answer
+//! concerns is taken out first, and goes on then. What waits for the daemon does so for [`super::OWNER_WAIT_LIMIT_NS`] at
+//! most, then ends with Command Interrupted, which the host may retry.
+//! **Not here:** what is asked for ([`super::dispatch`], [`crate::io::flush`]).
 
-use super::io::{Io, IoOp, Owner, Stage, Token};
-use super::{Core, MAX_IOS, OWNER_WAIT_LIMIT_NS};
+use super::Core;
+use crate::io::command::{Io, IoOp, Owner, Stage, Token};
+use crate::io::slab::MAX_IOS;
 use crate::lane::LaneIndex;
-use crate::upcall::Upcall;
 use forebay_nvme::Status;
-use forebay_xlate::VolumeId;
+use forebay_xlate::boundary::message::FaultFailure;
+use forebay_xlate::reactor_side::{Answer, Heard, Parked};
+use forebay_xlate::{ExtentRange, VolumeId};
 use std::sync::atomic::Ordering::Relaxed;
 
+/// What has become of a release.
+#[derive(Clone, Copy, Debug)]
+pub enum Released {
+    /// The owner has carried out so many extents of it.
+    Done(u64),
+    /// The owner can't carry it out.
+    Failed,
+    /// The control thread has given it up.
+    Abandoned,
+}
+
 impl Core {
-    /// Sets a command aside until the owner or a device answers.
-    pub(super) fn set_aside(&mut self, token: Token, stage: Stage) {
-        let io = &mut self.ios[token.index()];
-        io.stage = stage;
-        match stage {
-            Stage::RingWait => {
-                self.ring_wait.push(token.entrust());
-                return;
-            }
-            Stage::SliceWait => {
-                // From now on: a long command that gets on is not late.
-                io.deadline_ns = self.now_ns + OWNER_WAIT_LIMIT_NS;
-                self.slice_waits += 1;
-            }
-            _ => {}
+    /// The owner answered faults in `range`.
+    pub fn fault_answered(&mut self, volume: VolumeId, range: ExtentRange, answer: Answer) {
+        if self.parked.is_empty() {
+            return;
         }
-        self.waiting.push(token.entrust());
+        let concerned = |parked: &Parked| parked.hear(volume, range, answer) != Heard::Stay;
+        let mut chosen = std::mem::take(&mut self.waits.spare);
+        debug_assert!(chosen.is_empty());
+        (self.parked).take_concerned(volume, range, concerned, &mut self.slab, &mut chosen);
+        for index in chosen.drain(..) {
+            let Stage::Parked(parked) = self.slab[index as usize].stage else {
+                continue;
+            };
+            let now_ns = self.clock.now_ns;
+            let token = (self.parked).resume(index, &mut self.slab, &self.lanes, now_ns);
+            self.blame(Some(index));
+            match parked.hear(volume, range, answer) {
+                Heard::Fail(reason) => {
+                    let read = self.slab[index as usize].op.reads();
+                    self.fail(token, status_of_fault(reason, !read));
+                }
+                Heard::Translate | Heard::Stay => self.dispatch(token),
+            }
+        }
+        self.waits.spare = chosen;
     }
 
     /// Takes up every waiting command that `which` chooses, and carries each on with `then`.
@@ -41,112 +61,80 @@ impl Core {
         which: impl Fn(&Self, &Io) -> bool,
         mut then: impl FnMut(&mut Self, Token),
     ) {
-        let mut chosen = std::mem::take(&mut self.scratch);
+        let mut chosen = std::mem::take(&mut self.waits.spare);
         debug_assert!(chosen.is_empty());
-        let mut waiting = std::mem::take(&mut self.waiting);
+        let mut waiting = std::mem::take(&mut self.waits.all);
         waiting.retain(|&i| {
-            let take = which(self, &self.ios[i as usize]);
+            let take = which(self, &self.slab[i as usize]);
             if take {
                 chosen.push(i);
             }
             !take
         });
-        self.waiting = waiting;
+        self.waits.all = waiting;
         for i in chosen.drain(..) {
-            let io = &mut self.ios[i as usize];
+            let io = &mut self.slab[i as usize];
             io.stage = Stage::Moving;
             self.blame(Some(i));
             then(self, Token::take(i));
         }
-        self.scratch = chosen;
+        self.waits.spare = chosen;
     }
 
-    pub(super) fn volume_of(&self, io: &Io) -> Option<VolumeId> {
-        Some(self.lane(io.lane)?.volume.id())
-    }
-
-    /// The owner committed: whoever waits for what is durable now goes on.
-    pub fn committed(&mut self, volume: VolumeId) {
-        self.take_up(
-            |core, io| {
-                io.stage == Stage::Committing
-                    && core.lane(io.lane).is_some_and(|l| {
-                        l.volume.id() == volume && l.volume.is_committed(io.commit)
-                    })
-            },
-            Self::finish,
-        );
-    }
-
-    /// A commit failed: whoever waits for it fails.
-    pub fn commit_failed(&mut self, volume: VolumeId, sequence: u64) {
-        for lane in self.lanes.iter_mut().flatten() {
-            if lane.volume.id() == volume {
+    /// The owner committed: whoever waits for what is durable now goes on. Or it failed to commit up to a sequence: whoever
+    /// waits for that fails.
+    pub fn commit_ended(&mut self, volume: VolumeId, result: Result<(), u64>) {
+        if result.is_err() {
+            for lane in self.lanes.of_volume(volume) {
                 lane.commit_asked = 0;
             }
         }
         self.take_up(
             |core, io| {
+                let lane = core.lanes.get(io.lane).filter(|l| l.volume.id() == volume);
                 io.stage == Stage::Committing
-                    && io.commit <= sequence
-                    && core.volume_of(io) == Some(volume)
+                    && lane.is_some_and(|l| match result {
+                        Ok(()) => l.volume.is_committed(io.commit),
+                        Err(sequence) => io.commit <= sequence,
+                    })
             },
-            |core, token| core.fail(token, Status::INTERNAL_ERROR),
+            |core, token| match result {
+                Ok(()) => core.finish(token),
+                Err(_) => core.fail(token, Status::INTERNAL_ERROR),
+            },
         );
     }
 
-    /// The owner has released the first `extents` extents of a release.
-    pub fn release_done(&mut self, io: u32, generation: u32, extents: u64) {
-        self.take_up_release(io, generation, |core, token| {
-            let io = &mut core.ios[token.index()];
-            let lane = core.lanes[io.lane.0 as usize].as_ref();
-            let extent_bytes = lane.map_or(0, |lane| 1 << lane.volume.extent_shift);
-            io.cursor += io.releasing.min(extents.saturating_mul(extent_bytes));
-            io.releasing = 0;
-            core.dispatch(token);
-        });
-    }
-
-    /// The owner can't carry a release out. Deallocating is a hint, which goes on behind it; what
+    /// A release is over. Deallocating is a hint: if the owner can't carry it out, the command goes on behind it; what
     /// must read as zeros is zeroed in place.
-    pub fn release_failed(&mut self, io: u32, generation: u32) {
-        self.take_up_release(io, generation, |core, token| {
-            let io = &mut core.ios[token.index()];
-            match &mut io.op {
-                IoOp::WriteZeroes { deallocate, .. } => *deallocate = false,
-                _ => io.cursor += io.releasing,
+    pub fn release_ended(&mut self, io: u32, generation: u32, released: Released) {
+        let is_it = |core: &Self, candidate: &Io| {
+            candidate.stage == Stage::Releasing
+                && std::ptr::eq(candidate, &core.slab[io as usize % MAX_IOS])
+                && candidate.generation == generation
+        };
+        self.take_up(is_it, |core, token| {
+            let io = &mut core.slab[token.index()];
+            match released {
+                Released::Done(extents) => {
+                    let lane = core.lanes.get(io.lane);
+                    let extent_bytes = lane.map_or(0, |lane| 1 << lane.volume.extent_shift);
+                    io.cursor += io.releasing.min(extents.saturating_mul(extent_bytes));
+                }
+                Released::Failed => match &mut io.op {
+                    IoOp::WriteZeroes { deallocate, .. } => *deallocate = false,
+                    _ => io.cursor += io.releasing,
+                },
+                Released::Abandoned => return core.fail(token, Status::COMMAND_INTERRUPTED),
             }
             io.releasing = 0;
             core.dispatch(token);
         });
     }
 
-    /// The control thread has given a release up.
-    pub fn release_abandoned(&mut self, io: u32, generation: u32) {
-        self.take_up_release(io, generation, |core, token| {
-            core.fail(token, Status::COMMAND_INTERRUPTED);
-        });
-    }
-
-    pub(super) fn take_up_release(
-        &mut self,
-        io: u32,
-        generation: u32,
-        then: impl FnMut(&mut Self, Token),
-    ) {
-        self.take_up(
-            |core, candidate| {
-                candidate.stage == Stage::Releasing
-                    && std::ptr::eq(candidate, &core.ios[io as usize % MAX_IOS])
-                    && candidate.generation == generation
-            },
-            then,
-        );
-    }
-
     /// Ends a command with an error, once its slices have ended.
     pub(super) fn fail(&mut self, token: Token, status: Status) {
-        let io = &mut self.ios[token.index()];
+        let io = &mut self.slab[token.index()];
         if io.status == Status::SUCCESS {
             io.status = status;
         }
@@ -158,11 +146,6 @@ impl Core {
         }
     }
 
-    /// Ends what waits in a lane, as if its time were over.
-    pub(super) fn end_waiting_of(&mut self, lane: LaneIndex) {
-        self.end_waiting(Status::COMMAND_INTERRUPTED, |_, _, of| of == lane);
-    }
-
     /// Ends with `status` those of the commands chosen that wait, and gives the number of those that
     /// have not ended: what is at a device, and what the owner may be releasing, has to come back first.
     pub fn end_waiting(
@@ -170,7 +153,7 @@ impl Core {
         status: Status,
         which: impl Fn(&Owner, &IoOp, LaneIndex) -> bool,
     ) -> u32 {
-        for io in &mut self.ios {
+        for io in self.slab.iter_mut() {
             let waits = !matches!(io.stage, Stage::Free | Stage::Moving | Stage::RingWait);
             if waits && which(&io.owner, &io.op, io.lane) {
                 // What it ends with when its time is over, which is now. What a release comes to, only the
@@ -182,23 +165,18 @@ impl Core {
             }
         }
         self.end_late();
-        let left = self.ios.iter();
+        let left = self.slab.iter();
         let left = left.filter(|io| io.stage != Stage::Free && which(&io.owner, &io.op, io.lane));
         left.count() as u32
     }
 
-    /// What bursts borrowed of staging memory goes back when they have ended.
-    fn tick_staging(&mut self) {
-        let lanes = self.lanes.iter().flatten().count() as u32;
-        let tiers = self.staging.settle(lanes);
-        let record = self.record();
-        record.staging_own_bytes.store(tiers.own_bytes, Relaxed);
-        (record.staging_borrowed_bytes).store(tiers.borrowed_bytes, Relaxed);
-    }
-
     /// Every ~100 ms: what time alone brings about.
     pub fn tick(&mut self) {
-        self.tick_staging();
+        // What bursts borrowed of staging memory goes back when they have ended.
+        let tiers = self.staging.settle(self.lanes.iter().count() as u32);
+        let record = self.records.reactor;
+        record.staging_own_bytes.store(tiers.own_bytes, Relaxed);
+        (record.staging_borrowed_bytes).store(tiers.borrowed_bytes, Relaxed);
         self.end_late();
     }
 
@@ -206,25 +184,44 @@ impl Core {
     /// here: the owner might carry it out afterwards, over what the tenant has written since. The
     /// control thread, which hears the owner's revoke, says whether it is too late to give it up.
     pub(super) fn end_late(&mut self) {
-        let now = self.heard_ns.min(self.now_ns);
-        self.tick_parked(now);
-        self.tick_flushes(now);
-        self.tick_throttled(now);
-        for at in 0..self.waiting.len() {
-            let index = self.waiting[at];
-            let io = &mut self.ios[index as usize];
-            if io.stage == Stage::Releasing && io.deadline_ns <= now {
-                // Asked again, should the answer be that it is being carried out.
-                io.deadline_ns = now + OWNER_WAIT_LIMIT_NS / 20;
-                self.upcalls.push_back(Upcall::AbandonRelease {
-                    io: index,
-                    generation: io.generation,
-                });
+        let (now_ns, heard_ns) = (self.clock.now_ns, self.clock.owner_heard_ns());
+        let mut late = std::mem::take(&mut self.waits.spare);
+        (self.parked).take_late(&mut self.slab, heard_ns, &mut late);
+        for index in late.drain(..) {
+            let token = (self.parked).resume(index, &mut self.slab, &self.lanes, now_ns);
+            self.fail(token, Status::COMMAND_INTERRUPTED);
+        }
+        if self.flusher.is_busy() {
+            // A FLUSH has nothing that a device could still touch.
+            for index in 0..self.slab.len() as u32 {
+                let io = &mut self.slab[index as usize];
+                if io.stage == Stage::Flushing && io.deadline_ns <= heard_ns {
+                    io.flushes = 0;
+                    self.flusher.forget(index);
+                    self.fail(Token::take(index), Status::COMMAND_INTERRUPTED);
+                }
             }
         }
+        (self.qos).take_overdue(&mut self.slab, heard_ns, &mut late);
+        for index in late.drain(..) {
+            (self.qos).waited(&mut self.slab[index as usize], &self.lanes, now_ns);
+            self.fail(Token::take(index), Status::COMMAND_INTERRUPTED);
+        }
+        self.waits.spare = late;
+        (self.waits).ask_of_releases(&mut self.slab, heard_ns, &mut self.upcalls);
         self.take_up(
-            |_, io| io.deadline_ns <= now && io.stage != Stage::Releasing,
+            |_, io| io.deadline_ns <= heard_ns && io.stage != Stage::Releasing,
             |core, token| core.fail(token, Status::COMMAND_INTERRUPTED),
         );
+    }
+}
+
+fn status_of_fault(reason: FaultFailure, write: bool) -> Status {
+    match reason {
+        FaultFailure::NoSpace => Status::CAPACITY_EXCEEDED,
+        FaultFailure::Internal => Status::INTERNAL_ERROR,
+        FaultFailure::Busy => Status::COMMAND_INTERRUPTED,
+        FaultFailure::Device if write => Status::WRITE_FAULT,
+        FaultFailure::Device => Status::UNRECOVERED_READ_ERROR,
     }
 }

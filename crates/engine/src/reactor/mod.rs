@@ -105,7 +105,7 @@ impl Reactor {
                 self.rest(&mut pace);
             }
         }
-        self.core.upcall(Upcall::Stopped);
+        self.core.upcalls.push_back(Upcall::Stopped);
         self.send_upcalls();
     }
 
@@ -123,7 +123,7 @@ impl Reactor {
         let ticks = pace.now >= pace.tick_at;
         if ticks {
             // First when, then what.
-            self.core.owner_was_heard(self.mailbox.heard_ns());
+            self.core.clock.owner_was_heard(self.mailbox.heard_ns());
         }
         let mut busy = false;
         while let Some(post) = self.mailbox.next() {
@@ -183,7 +183,7 @@ impl Reactor {
     fn may_stop(&self, now: u64, limit: u64) -> bool {
         now >= limit
             || self.core.busy_ios() == 0
-                && self.core.may_leave()
+                && self.core.away.may_leave()
                 && self.frontends.iter().all(|one| one.count() == 0)
     }
 
@@ -216,7 +216,7 @@ impl Reactor {
             // A little at a time: nobody is to wait for it.
             pace.trim_at = (self.core.staging.trim()).then_some(pace.now + TRIM_STEP_NS);
         }
-        let window_ends = self.core.window_ends_ns();
+        let window_ends = self.core.qos.window_ends_ns();
         let until = self.wake_at_ns(pace);
         let slept = self.sleep(pace.now, until);
         if slept {
@@ -261,14 +261,14 @@ impl Reactor {
                 until = until.min(deadline.max(now + 1_000_000));
             }
         }
-        let others = [self.core.window_ends_ns(), pace.trim_at];
+        let others = [self.core.qos.window_ends_ns(), pace.trim_at];
         others.into_iter().flatten().fold(until, u64::min)
     }
 
     /// Sleeps until there is something to do, or until then. False if there was already.
     fn sleep(&mut self, now: u64, until: u64) -> bool {
         let core = &self.core;
-        if !self.mailbox.fall_asleep(|| core.nothing_from_others()) {
+        if !self.mailbox.fall_asleep(|| core.away.nothing_from_others()) {
             return false;
         }
         let record = self.core.record();
@@ -294,9 +294,9 @@ impl Reactor {
 
     fn send_upcalls(&mut self) {
         let mut sent = false;
-        while let Some(upcall) = self.core.next_upcall() {
+        while let Some(upcall) = self.core.upcalls.pop_front() {
             if let Err(upcall) = self.mailbox.send(upcall) {
-                self.core.unsend(upcall);
+                self.core.upcalls.push_front(upcall);
                 break;
             }
             sent = true;

@@ -7,38 +7,41 @@
 
 use super::Reactor;
 use super::mailbox::Post;
+use crate::core::Released;
 use crate::frontend::Message;
 use crate::lane::{Lane, LaneIndex};
 use crate::upcall::Upcall;
 use crate::volume::Volume;
 use forebay_xlate::boundary::message::ExportId;
+use forebay_xlate::boundary::message::Spread;
 use forebay_xlate::engine_side;
+use forebay_xlate::reactor_side::Answer;
 use std::sync::Arc;
 
 impl Reactor {
     /// Carries a post out.
     pub(super) fn handle(&mut self, post: Post) {
         let core = &mut self.core;
-        core.blame_nobody();
+        core.blame(None);
         match post {
             Post::Device(served) => core.set_device(served),
             Post::Figures(volume, figures) => {
-                core.set_figures(volume, figures);
+                core.lanes.set_figures(volume, figures);
                 for frontend in &mut self.frontends {
                     frontend.volume_changed(core, volume);
                 }
             }
             Post::Admission(admission) => core.set_admission(admission),
-            Post::NewTenant(tenant) => core.begin_tenant(tenant),
+            Post::NewTenant(tenant) => core.qos.begin_tenant(tenant),
             Post::Budget(tenant, budget, guaranteed) => {
-                core.set_budget(tenant, &budget, guaranteed);
+                core.qos.set_budget(tenant, &budget, guaranteed);
             }
             Post::Share(volume, share) => {
                 core.set_share(volume, share);
                 self.shares_changed();
             }
             Post::Fenced(device) => core.fenced(device),
-            Post::Expect(device, expected) => core.expect(device, expected),
+            Post::Expect(device, expected) => core.carried.expect(device, expected),
             Post::Lane(lane, request) => self.set_lane(*lane, request),
             Post::RemoveLane(lane, export, request) => self.remove_lane(lane, export, request),
             Post::Volume(volume) => self.set_volume(&volume),
@@ -50,7 +53,8 @@ impl Reactor {
             }
             Post::Spread(spread) => core.set_spread(spread),
             Post::Stop => {
-                core.be_quiet();
+                core.set_spread(Spread::OneToOne);
+                core.away.be_quiet();
                 for frontend in &mut self.frontends {
                     frontend.close_all(core);
                 }
@@ -63,36 +67,42 @@ impl Reactor {
     fn handle_space(&mut self, post: engine_side::Post) {
         let core = &mut self.core;
         match post {
-            engine_side::Post::Granted(volume, range) => core.granted(volume, range),
+            engine_side::Post::Granted(volume, range) => {
+                core.fault_answered(volume, range, Answer::Granted)
+            }
             engine_side::Post::FaultFailed(volume, range, write, reason) => {
-                core.fault_failed(volume, range, write, reason);
+                core.fault_answered(volume, range, Answer::Failed { write, reason });
             }
             engine_side::Post::Revoke {
                 revoke,
                 volume,
                 range,
                 keep,
-            } => core.revoke(revoke, volume, range, keep),
-            engine_side::Post::Abandon(revoke) => core.abandon(revoke),
+            } => core
+                .slices
+                .revoke(revoke, volume, range, keep, &mut core.upcalls),
+            engine_side::Post::Abandon(revoke) => core.slices.abandon(revoke),
             engine_side::Post::Settle(job, device) => core.settle(job, device),
-            engine_side::Post::Committed(volume) => core.committed(volume),
+            engine_side::Post::Committed(volume) => core.commit_ended(volume, Ok(())),
             engine_side::Post::CommitFailed(volume, sequence) => {
-                core.commit_failed(volume, sequence)
+                core.commit_ended(volume, Err(sequence))
             }
             engine_side::Post::ReleaseDone(io, generation, extents) => {
-                core.release_done(io, generation, extents);
+                core.release_ended(io, generation, Released::Done(extents));
             }
-            engine_side::Post::ReleaseFailed(io, generation) => core.release_failed(io, generation),
+            engine_side::Post::ReleaseFailed(io, generation) => {
+                core.release_ended(io, generation, Released::Failed)
+            }
             engine_side::Post::ReleaseAbandoned(io, generation) => {
-                core.release_abandoned(io, generation)
+                core.release_ended(io, generation, Released::Abandoned)
             }
-            engine_side::Post::Job(job, work) => core.start_job(job, work),
+            engine_side::Post::Job(job, work) => core.jobs.start(job, work),
         }
     }
 
     /// Gives a message to the frontend that knows it.
     fn tell(&mut self, mut message: Message) {
-        self.core.blame_nobody();
+        self.core.blame(None);
         for frontend in &mut self.frontends {
             match frontend.accept(&mut self.core, message) {
                 Ok(()) => return,
@@ -113,7 +123,7 @@ impl Reactor {
         self.core.set_lane(lane);
         self.shares_changed();
         let at_devices = self.export_changed(export);
-        self.core.upcall(Upcall::ExportSettled {
+        self.core.upcalls.push_back(Upcall::ExportSettled {
             request,
             at_devices,
         });
@@ -121,8 +131,8 @@ impl Reactor {
 
     /// A volume grew.
     fn set_volume(&mut self, volume: &Arc<Volume>) {
-        self.core.set_volume(volume);
-        for export in self.core.exports_of(volume.id()) {
+        self.core.lanes.set_volume(volume);
+        for export in self.core.lanes.exports_of(volume.id()) {
             self.export_changed(export);
         }
     }
@@ -138,7 +148,7 @@ impl Reactor {
         let all = self.frontends.iter_mut();
         let at_devices = all.map(|one| one.export_removed(core, export)).sum();
         core.remove_lane(lane);
-        core.upcall(Upcall::ExportSettled {
+        core.upcalls.push_back(Upcall::ExportSettled {
             request,
             at_devices,
         });

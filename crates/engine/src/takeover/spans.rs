@@ -6,7 +6,7 @@
 //! say which, it is the whole volume; where not even the volume is known, every volume. What nobody does
 //! again is told to every reactor, also for a volume that is not served: it may be, before the fence.
 //!
-//! **Not here:** how they are waited for (`core::carried`).
+//! **Not here:** how they are waited for ([`crate::recovery`]).
 
 use super::plan::PlannedQueue;
 use super::queue::devices;

@@ -1,4 +1,4 @@
-//! Who helps whom, with `one-to-n`: as the engine does it (its `core/offloaded.rs` and `core/offloaded/idle.rs`).
+//! Who helps whom, with `one-to-n`: as the engine does it (its `offload/mod.rs` and `offload/idle.rs`).
 //!
 //! **Design.** A queue has a home, which alone admits what comes. What has begun may be handed to a reactor that is idle: one that has begun nothing
 //! of its own for some windows. It goes to whoever of them has the least of home's, if that is less than home has itself, and while home's own

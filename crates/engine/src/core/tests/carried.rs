@@ -55,7 +55,7 @@ impl Bench {
     }
 
     fn pass_time(&mut self, ns: u64) {
-        self.core.now_ns += ns;
+        self.core.clock.now_ns += ns;
         self.core.tick();
     }
 }
@@ -65,7 +65,7 @@ fn carried_commands_wait_for_the_fence_and_keep_their_order() {
     let mut b = taken_over();
     let older = span(4..5, 0, Some(0));
     let younger = span(3..5, 0, Some(1));
-    b.core.carry(&[older, younger]);
+    b.core.carried.carry(&[older, younger]);
     // They come in the other order.
     b.next_slot = 1;
     let two_blocks = IoOp::Write {
@@ -91,7 +91,7 @@ fn carried_commands_wait_for_the_fence_and_keep_their_order() {
     assert_eq!((rest[0].0, rest[1].0), (new_write, new_read));
     assert_eq!(rest[1].2, [2; BLOCK as usize]);
     assert_eq!((b.block(3), b.block(4), b.block(5)), (3, 2, 9));
-    assert!(!b.core.carries());
+    assert!(!b.core.carried.any());
 }
 
 #[test]
@@ -114,7 +114,7 @@ fn the_fence_of_one_device_holds_no_other() {
         devices: Devices::Among(0b110),
         ..span(9..10, 0, None)
     };
-    b.core.carry(&[
+    b.core.carried.carry(&[
         span(0..1, 0, Some(0)),
         span(there..there + 1, 1, Some(1)),
         everywhere,
@@ -135,15 +135,15 @@ fn the_fence_of_one_device_holds_no_other() {
     rest.sort_unstable();
     assert_eq!(rest, [first, third]);
     b.turn();
-    assert!(!b.core.carries());
+    assert!(!b.core.carried.any());
 }
 
 #[test]
 fn what_nobody_executes_again_ends_with_the_fence() {
     let mut b = taken_over();
-    b.core.carry(&[span(7..8, 0, Some(99))]);
+    b.core.carried.carry(&[span(7..8, 0, Some(99))]);
     assert_eq!(b.core.record().orphans.load(Relaxed), 0);
-    b.core.carry(&[
+    b.core.carried.carry(&[
         span(0..1, 0, None),
         CarriedSpan {
             write: false,
@@ -161,17 +161,17 @@ fn what_nobody_executes_again_ends_with_the_fence() {
     rest.sort_unstable();
     assert_eq!(rest, [over_a_write, over_a_read]);
     assert_eq!(b.core.record().orphans.load(Relaxed), 0);
-    b.core.orphan(0);
+    b.core.carried.orphan(0);
     b.turn();
     // What passed before is not waited for.
-    b.core.carry(&[span(0..1, 0, None)]);
-    assert!(!b.core.carries());
+    b.core.carried.carry(&[span(0..1, 0, None)]);
+    assert!(!b.core.carried.any());
 }
 
 #[test]
 fn whoever_waits_for_what_is_carried_does_so_for_a_limited_time() {
     let mut b = taken_over();
-    b.core.carry(&[span(0..1, 0, Some(0))]);
+    b.core.carried.carry(&[span(0..1, 0, Some(0))]);
     let carried = b.start_write(0, 1);
     let waits = b.start_write(0, 2);
     b.pass_time(OWNER_WAIT_LIMIT_NS - 1);
@@ -191,6 +191,7 @@ fn whoever_waits_for_what_is_carried_does_so_for_a_limited_time() {
 fn a_flush_waits_for_nothing_that_was_not_acknowledged() {
     let mut b = taken_over();
     b.core
+        .carried
         .carry(&[span(0..1, 0, Some(0)), span(2..3, 0, Some(1))]);
     // The first half of a read that is to be durable: the second half is what is carried.
     let flush = b.start(IoOp::Flush, None);
@@ -206,7 +207,7 @@ fn a_flush_waits_for_nothing_that_was_not_acknowledged() {
     b.core.fenced(DeviceIndex(0));
     b.ends(second_half);
     b.turn();
-    assert!(!b.core.carries());
+    assert!(!b.core.carried.any());
 }
 
 #[test]
@@ -220,6 +221,7 @@ fn a_deallocation_is_carried_range_by_range() {
     }
     b.next_slot = 0;
     b.core
+        .carried
         .carry(&[span(0..1, 0, Some(0)), span(2..3, 0, Some(0))]);
     let mut ranges = [0; 32];
     for (range, lba) in ranges.chunks_exact_mut(16).zip([0u64, 2]) {
@@ -249,8 +251,8 @@ fn jobs_begin_after_the_fence() {
     let device = DeviceIndex(0);
     let extents = ExtentRange::new(50, 1);
     b.gate.hold();
-    b.core.start_job(1, Job::Launder { device, extents });
-    b.core.start_job(2, Job::Flush { device });
+    b.core.jobs.start(1, Job::Launder { device, extents });
+    b.core.jobs.start(2, Job::Flush { device });
     b.nothing_ends();
     assert_eq!((b.gate.held(), b.upcall().as_str()), (0, "None"));
     b.core.fenced(device);
@@ -270,16 +272,17 @@ fn carried_commands_of_a_connection_that_ends_leave_their_spans() {
     let mut never_begun = span(6..7, 0, Some(0));
     never_begun.command = Some(CommandRef::new(7, 0));
     b.core
+        .carried
         .carry(&[begun_then_closed, span(0..1, 0, Some(40)), never_begun]);
     b.queue = 5;
     b.start_write(2, 1);
-    b.core.orphan(5);
+    b.core.carried.orphan(5);
     // The others never begin: their connections have ended before. Should this engine die now, the
     // next one finds no record of them.
     let orphans = |b: &Bench| b.core.record().orphans.load(Relaxed);
     assert_eq!(orphans(&b), 1);
-    b.core.orphan(0);
-    b.core.orphan(7);
+    b.core.carried.orphan(0);
+    b.core.carried.orphan(7);
     let (slot, status, _) = b.end();
     assert_eq!((slot, status), (0, Status::COMMAND_INTERRUPTED));
     // The slots' next users are not taken for them.
@@ -294,14 +297,14 @@ fn carried_commands_of_a_connection_that_ends_leave_their_spans() {
     assert_eq!(rest, [next, other]);
     assert_eq!((b.block(0), b.block(2)), (2, 2));
     b.turn();
-    assert!(!b.core.carries());
+    assert!(!b.core.carried.any());
     assert_eq!(orphans(&b), 0);
 }
 
 #[test]
 fn a_carried_command_whose_export_is_gone_holds_nobody() {
     let mut b = taken_over();
-    b.core.carry(&[CarriedSpan {
+    b.core.carried.carry(&[CarriedSpan {
         devices: Devices::None,
         ..span(0..1, 0, Some(0))
     }]);
@@ -309,7 +312,7 @@ fn a_carried_command_whose_export_is_gone_holds_nobody() {
     b.start_write(0, 1);
     assert_eq!(b.end().1, Status::INVALID_NAMESPACE_OR_FORMAT);
     b.turn();
-    assert!(!b.core.carries());
+    assert!(!b.core.carried.any());
 }
 
 #[test]
@@ -328,7 +331,7 @@ fn failover_waits_for_what_a_closed_connection_has_at_the_device() {
     // Another one waits for the owner, and never gets to the device.
     let parked = b.start_write(2 * EXTENT / BLOCK, 1);
     assert!(b.upcall().contains("Fault"));
-    b.core.orphan(0);
+    b.core.carried.orphan(0);
     b.queue = 1;
     // Another host, or the same one in a new association.
     let over = b.start_write(0, 2);
@@ -343,7 +346,7 @@ fn failover_waits_for_what_a_closed_connection_has_at_the_device() {
     assert_eq!((slot, status), (old, Status::COMMAND_INTERRUPTED));
     b.ends(over);
     assert_eq!(b.block(0), 2, "the former association's write came first");
-    assert!(!b.core.carries());
+    assert!(!b.core.carried.any());
     b.grant(2, 2, Rights::ReadWrite, 1);
     assert_eq!(
         b.block(2 * EXTENT / BLOCK),
@@ -368,7 +371,7 @@ fn a_closed_connections_write_goes_no_further() {
     );
     b.turn();
     assert!(b.upcall().contains("extent: 1"));
-    b.core.orphan(0);
+    b.core.carried.orphan(0);
     b.turn();
     // Its second half is allowed too late, and the flush of a write without a host isn't worth it.
     b.grant(1, 1, Rights::ReadWrite, 1);
@@ -388,7 +391,7 @@ fn a_closed_connections_write_goes_no_further() {
     };
     let old = b.start(op, Some(&[2; BLOCK as usize]));
     b.turn();
-    b.core.orphan(0);
+    b.core.carried.orphan(0);
     b.turn();
     b.gate.release();
     assert_eq!(b.end().0, old);
@@ -404,7 +407,7 @@ fn buffer_reuse_after_cancel() {
     let old = b.start(read(0), None);
     b.turn();
     assert_eq!(b.gate.held(), 1);
-    b.core.orphan(0);
+    b.core.carried.orphan(0);
     b.nothing_ends();
     // Others take every buffer that there is, and use it.
     let mut all = Vec::new();
@@ -431,7 +434,7 @@ fn another_export_of_the_volume_waits_too() {
     b.gate.hold_some(0..u64::MAX, &[OpKind::Write]);
     let old = b.start_write(0, 1);
     b.turn();
-    b.core.orphan(0);
+    b.core.carried.orphan(0);
     b.core.remove_lane(LaneIndex(3));
     let mut second = lane(4, V, &b.core.region.clone()).0;
     second.volume = b.volume.clone();
@@ -450,21 +453,21 @@ fn another_export_of_the_volume_waits_too() {
 fn what_may_be_anywhere_waits_for_devices_that_are_yet_to_be_opened() {
     for comes in [true, false] {
         let mut b = taken_over();
-        b.core.expect(DeviceIndex(1), true);
+        b.core.carried.expect(DeviceIndex(1), true);
         let everywhere = CarriedSpan {
             devices: Devices::ALL,
             ..span(8..9, 0, None)
         };
-        b.core.carry(&[everywhere]);
+        b.core.carried.carry(&[everywhere]);
         b.core.fenced(DeviceIndex(0));
         let new = b.start_write(8, 3);
         b.nothing_ends();
         if comes {
             b.core.fenced(DeviceIndex(1));
         } else {
-            b.core.expect(DeviceIndex(1), false);
+            b.core.carried.expect(DeviceIndex(1), false);
         }
         b.ends(new);
-        assert!(!b.core.carries());
+        assert!(!b.core.carried.any());
     }
 }

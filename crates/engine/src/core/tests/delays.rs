@@ -145,24 +145,28 @@ impl Rig {
         let mut new = Vec::new();
         for _ in crate::patience::patiently() {
             let mut batch = [Completion::default(); 64];
-            let count = self.b.core.ring.drain(&mut batch);
+            let count = self.b.core.devices.ring.drain(&mut batch);
             new.extend_from_slice(&batch[..count]);
-            if self.sent + new.len() == self.b.core.at_devices() {
+            if self.sent + new.len() == self.b.core.away.at_devices(self.b.core.slices.in_flight())
+            {
                 break;
             }
         }
-        assert_eq!(self.sent + new.len(), self.b.core.at_devices());
+        assert_eq!(
+            self.sent + new.len(),
+            self.b.core.away.at_devices(self.b.core.slices.in_flight())
+        );
         self.sent += new.len();
         let mut new: Vec<(usize, i32)> = (new.iter())
             .map(|c| ((c.user_data & 0xffff_ffff) as usize, c.result))
             .collect();
         // In the order of their commands.
         new.sort_by_key(|(at, _)| {
-            let slice = self.b.core.slices[*at].as_ref().unwrap();
-            self.b.core.ios[slice.io as usize].owner.conn
+            let slice = self.b.core.slices.get(*at).unwrap();
+            self.b.core.slab[slice.io as usize].owner.conn
         });
         for (at, result) in new {
-            let slice = self.b.core.slices[at].as_ref().unwrap();
+            let slice = self.b.core.slices.get(at).unwrap();
             let (len, device) = (slice.op.len_bytes() as f64, usize::from(slice.device));
             let takes = self.truth[device] * (SAID_NS + BYTE_NS * (len - f64::from(SMALL)));
             let begins = self.free_ns[device].max(self.now_ns as f64);
@@ -177,7 +181,7 @@ impl Rig {
         for _ in 0..windows * WINDOW_NS / STEP_NS {
             self.now_ns += STEP_NS;
             self.step += 1;
-            self.b.core.set_clock_ns(self.now_ns);
+            self.b.core.clock.set_clock_ns(self.now_ns);
             self.b.core.begin_turn();
             for device in 0..2 {
                 while let Some((ends, at, result)) = self.there[device].front().copied()
@@ -185,7 +189,10 @@ impl Rig {
                 {
                     self.there[device].pop_front();
                     self.sent -= 1;
-                    self.b.core.slice_completed(at, result);
+                    let core = &mut self.b.core;
+                    if let Some(ended) = core.slices.completed(at, result, &mut core.devices) {
+                        core.slice_ended(at, ended);
+                    }
                 }
             }
             while let Some(done) = self.b.core.next_done() {

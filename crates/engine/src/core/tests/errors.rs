@@ -39,8 +39,14 @@ fn errors_become_statuses_and_end_the_command_once() {
         },
         Some(&[1; 4096]),
     );
-    b.core
-        .fault_failed(V, ExtentRange::new(50, 1), true, FaultFailure::NoSpace);
+    b.core.fault_answered(
+        V,
+        ExtentRange::new(50, 1),
+        Answer::Failed {
+            write: true,
+            reason: FaultFailure::NoSpace,
+        },
+    );
     assert_eq!(b.end().1, Status::CAPACITY_EXCEEDED);
     // A grant past the device's extents is refused, not followed.
     b.grant(60, 200, Rights::ReadWrite, 1);
@@ -70,10 +76,10 @@ fn errors_are_counted_where_they_happened() {
     // The internal lane's too.
     let device = DeviceIndex(0);
     b.gate.fail(0..u64::MAX, &[OpKind::Flush], Errno::IO, 1);
-    b.core.start_job(1, Job::Flush { device });
+    b.core.jobs.start(1, Job::Flush { device });
     b.gate.fail(0..u64::MAX, &[OpKind::Punch], Errno::IO, 1);
     let extents = ExtentRange::new(9, 1);
-    b.core.start_job(2, Job::Launder { device, extents });
+    b.core.jobs.start(2, Job::Launder { device, extents });
     while counts(&b) != [0, 2, 1, 0] {
         b.core.begin_turn();
         b.core.submit();

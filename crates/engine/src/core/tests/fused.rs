@@ -276,7 +276,7 @@ fn nothing_comes_before_the_answer() {
     b.core.staging.give(done.buffer.unwrap());
     let younger = b.start(write, Some(&[5; 4096]));
     b.nothing_ends();
-    b.core.pair_answered(CommandRef::new(0, slot));
+    b.core.carried.pair_answered(CommandRef::new(0, slot));
     assert_eq!(b.end().0, younger);
     // Nor when it failed.
     let fails = b.gate.clone();
@@ -287,7 +287,7 @@ fn nothing_comes_before_the_answer() {
     b.core.staging.give(done.buffer.unwrap());
     b.start(write, Some(&[5; 4096]));
     b.nothing_ends();
-    b.core.pair_answered(CommandRef::new(0, slot));
+    b.core.carried.pair_answered(CommandRef::new(0, slot));
     assert_eq!(b.end().1, Status::SUCCESS);
     b.turn();
     assert!(!b.core.carried.any());
@@ -305,7 +305,7 @@ fn a_carried_pair_keeps_its_place() {
         devices: Devices::One(DeviceIndex(0)),
         command: Some(CommandRef::new(0, slot)),
     };
-    b.core.carry(&[of(0), of(1)]);
+    b.core.carried.carry(&[of(0), of(1)]);
     let write = IoOp::Write {
         offset_bytes: 0,
         len_bytes: BLOCK,
@@ -377,7 +377,7 @@ fn what_a_pair_finds_is_made_durable_first() {
     b.nothing_ends();
     assert_eq!(b.stage(slot), Some(CommandStage::Taken));
     b.volume.committed(5);
-    b.core.committed(V);
+    b.core.commit_ended(V, Ok(()));
     assert_eq!(b.end(), (slot, Status::SUCCESS, vec![2; 4096]));
     assert_eq!(b.stage(slot), Some(CommandStage::Passed));
     assert_eq!((b.end().0, b.read(0, BLOCK)), (younger, vec![3; 4096]));
@@ -408,12 +408,12 @@ fn what_a_pair_finds_is_made_durable_first() {
     // What is granted while it waits is its write's business.
     b.volume.granted(7);
     b.volume.committed(6);
-    b.core.committed(V);
+    b.core.commit_ended(V, Ok(()));
     b.turn_until_upcall();
     assert!(b.upcall().contains("sequence: 7"));
     b.nothing_ends();
     b.volume.committed(7);
-    b.core.committed(V);
+    b.core.commit_ended(V, Ok(()));
     assert_eq!((Some(b.end().0), b.read(0, BLOCK)), (slot, vec![4; 4096]));
     assert_eq!((b.core.staging.out(), b.core.fused.any()), (0, false));
     b.turn();
@@ -442,6 +442,7 @@ fn a_pair_that_ends_while_it_flushes_writes_nothing() {
         b.durable_pair(2, 1);
         b.nothing_ends();
         b.core
+            .clock
             .set_now_ns(b.core.now_ns() + OWNER_WAIT_LIMIT_NS + 1_000_000_000);
         b.core.tick();
         Status::COMMAND_INTERRUPTED
@@ -456,7 +457,7 @@ fn a_pair_that_ends_while_it_flushes_writes_nothing() {
         b.durable_pair(2, 1);
         b.turn_until_upcall();
         assert!(b.upcall().contains("sequence: 5"));
-        b.core.commit_failed(V, 5);
+        b.core.commit_ended(V, Err(5));
         Status::INTERNAL_ERROR
     };
     let gone: Ends = |b| {
@@ -464,7 +465,7 @@ fn a_pair_that_ends_while_it_flushes_writes_nothing() {
         b.durable_pair(2, 1);
         b.turn_until_upcall();
         assert!(b.upcall().contains("sequence: 5"));
-        b.core.orphan(0);
+        b.core.carried.orphan(0);
         Status::COMMAND_INTERRUPTED
     };
     for ends in [aborted, late, not_flushed, not_committed, gone] {

@@ -168,7 +168,7 @@ impl Bench {
 
     /// Whether the device takes memory at any address.
     fn takes_anything(&self) -> bool {
-        let served = self.core.devices[0].as_ref().unwrap();
+        let served = self.core.devices.served[0].as_ref().unwrap();
         served.device.info().memory_align_bytes == 1
     }
 }
@@ -438,8 +438,11 @@ fn memory_is_let_go_when_the_device_is_done_and_not_before() {
         let gone = m.unmap();
         let which = |owner: &Owner, _: &IoOp, _: LaneIndex| owner.frontend == FrontendIndex(1);
         match way {
-            "its machine leaves" => b.core.orphan_machine(LANE),
-            "its time is over" => b.core.set_now_ns(b.core.now_ns() + 2 * OWNER_WAIT_LIMIT_NS),
+            "its machine leaves" => b.core.carried.orphan_machine(LANE),
+            "its time is over" => b
+                .core
+                .clock
+                .set_now_ns(b.core.now_ns() + 2 * OWNER_WAIT_LIMIT_NS),
             "its export goes" => b.core.remove_lane(LANE),
             _ => {}
         }
@@ -556,11 +559,11 @@ fn a_host_s_reservation_holds_against_machines() {
         };
         run(&mut state, nvm::RESERVATION_REGISTER, 0, [0, 5]);
         run(&mut state, nvm::RESERVATION_ACQUIRE, rtype << 8, [5, 0]);
-        b.core.set_reservations(V, &Arc::new(state));
+        b.core.lanes.set_reservations(V, &Arc::new(state));
         let expected = [may_read, may_read, conflict, conflict, conflict, good];
         assert_eq!(statuses(&mut b, &mut m), expected, "type {rtype}");
     }
-    b.core.set_reservations(V, &Arc::default());
+    b.core.lanes.set_reservations(V, &Arc::default());
     assert_eq!(statuses(&mut b, &mut m), [good; 6]);
     assert_eq!(
         (b.errors(), b.core.busy_ios(), b.core.staging.out()),
@@ -577,7 +580,7 @@ fn a_machine_that_leaves_is_not_overtaken() {
     let at_device = b.start_of(&mut m, write(0, 4096), &[(0, 4096)]);
     b.turn_until_held(1);
     let parked = b.start_of(&mut m, write(EXTENT, 4096), &[(4096, 4096)]);
-    b.core.orphan_machine(LANE);
+    b.core.carried.orphan_machine(LANE);
     b.turn();
     let ended = (parked, Status::COMMAND_INTERRUPTED);
     assert_eq!(b.end_of_machine(), ended);
@@ -591,7 +594,7 @@ fn a_machine_that_leaves_is_not_overtaken() {
     assert_eq!(b.end_of_machine().0, at_device);
     assert_eq!(b.end_of_machine(), (younger, Status::SUCCESS));
     assert_eq!(b.read(0, 4096), [8; 4096]);
-    assert!(!b.core.carries() && next.unmap().is_free() && m.unmap().is_free());
+    assert!(!b.core.carried.any() && next.unmap().is_free() && m.unmap().is_free());
 }
 
 #[test]
@@ -613,8 +616,11 @@ fn what_a_dead_engine_had_of_a_machine_waits_for_the_fence() {
         // Of a command that nobody does again.
         carried(None, 2, false),
     ];
-    b.core.carry_machine(LANE, &spans);
-    assert!(b.core.may_touch_memory_of(LANE) && !b.core.may_touch_memory_of(LaneIndex(4)));
+    b.core.carried.carry_machine(LANE, &spans);
+    assert!(
+        b.core.carried.may_touch_memory_of(LANE)
+            && !b.core.carried.may_touch_memory_of(LaneIndex(4))
+    );
     b.start_of(&mut m, write(0, 4096), &[(0, 4096)]);
     b.start_of(&mut m, read(PAGE, 4096), &[(8192, 4096)]);
     // Others go on, but not over it.
@@ -623,29 +629,31 @@ fn what_a_dead_engine_had_of_a_machine_waits_for_the_fence() {
     let younger = b.start_of(&mut m, write(PAGE, 4096), &[(0, 4096)]);
     // The third was for a command that its machine has taken back since.
     b.nothing_ends();
-    assert!(b.core.next_ended(FrontendIndex(1)).is_none() && b.core.may_touch_memory_of(LANE));
+    assert!(
+        b.core.next_ended(FrontendIndex(1)).is_none() && b.core.carried.may_touch_memory_of(LANE)
+    );
     b.core.fenced(DeviceIndex(0));
-    assert!(!b.core.may_touch_memory_of(LANE));
+    assert!(!b.core.carried.may_touch_memory_of(LANE));
     let mut ended: Vec<_> = (0..3).map(|_| b.end_of_machine()).collect();
     ended.sort_by_key(|(slot, _)| *slot);
     let slots = [0, 1, younger];
     assert_eq!(ended, slots.map(|slot| (slot, Status::SUCCESS)));
     assert_eq!(b.read(0, 8192), [7; 8192]);
-    assert!(!b.core.carries());
+    assert!(!b.core.carried.any());
     // One that leaves before the fence leaves its spans.
     let (mut b, mut m) = (unfenced("file"), machine());
     b.grant(0, 0, Rights::ReadWrite, 10);
-    b.core.carry_machine(LANE, &spans);
+    b.core.carried.carry_machine(LANE, &spans);
     b.start_of(&mut m, write(0, 4096), &[(0, 4096)]);
-    b.core.orphan_machine(LANE);
+    b.core.carried.orphan_machine(LANE);
     let ended = (0, Status::COMMAND_INTERRUPTED);
     assert_eq!(b.end_of_machine(), ended);
-    assert!(b.core.may_touch_memory_of(LANE) && m.unmap().is_free());
+    assert!(b.core.carried.may_touch_memory_of(LANE) && m.unmap().is_free());
     b.start(super::guest::write(0, 4096), Some(&[3; 4096]));
     b.nothing_ends();
     b.core.fenced(DeviceIndex(0));
     assert_eq!(b.end().1, Status::SUCCESS);
-    assert!(!b.core.may_touch_memory_of(LANE));
+    assert!(!b.core.carried.may_touch_memory_of(LANE));
 }
 
 #[test]
@@ -670,8 +678,7 @@ fn a_command_is_carried_as_what_it_was() {
         (4, read(3 * PAGE, 4096), false),
     ] {
         let command = CommandRef::machine(LANE.0, slot);
-        b.core
-            .carry_command(LANE, &op, Some(&range), command, again);
+        carry_command(&mut b.core, LANE, &op, Some(&range), command, again);
     }
     b.next_slot = 10;
     // What overlaps a write waits, and what would change what is read.
@@ -704,11 +711,12 @@ fn a_command_is_carried_as_what_it_was() {
     b.start_of(&mut m, write(PAGE, 4096), &[(0, 4096)]);
     assert_eq!(b.end_of_machine(), (0, Status::SUCCESS));
     assert_eq!(b.end_of_machine().1, Status::SUCCESS);
-    assert!(!b.core.carries());
+    assert!(!b.core.carried.any());
     // Ranges that may be others by now: anywhere.
     let (mut b, mut m) = (unfenced("file"), machine());
     b.grant(0, 0, Rights::ReadWrite, 10);
-    b.core.carry_command(
+    carry_command(
+        &mut b.core,
         LANE,
         &deallocate,
         None,
@@ -756,5 +764,45 @@ proptest! {
         prop_assert_eq!(b.run_of(&mut m, read(at, len), &pieces), Status::SUCCESS);
         prop_assert!(m.get(&pieces) == data);
         prop_assert_eq!(b.copied_bytes(), 0);
+    }
+}
+
+/// Takes over one command that a machine had in hand when its engine died, as a successor finds it recorded: the
+/// oldest first, all of them before any is started. `again`: it will be started with this name
+/// ([`Core::start_machine`]) or the lane orphaned; otherwise nobody does it again, and it is only waited for.
+/// `ranges` are a Deallocate's, if they are known for certain: they lie in memory that its machine may have changed.
+fn carry_command(
+    core: &mut Core,
+    lane: LaneIndex,
+    op: &IoOp,
+    ranges: Option<&[u8]>,
+    command: CommandRef,
+    again: bool,
+) {
+    let Some((volume, block_bytes)) = core
+        .lane(lane)
+        .map(|l| (l.volume.id(), u64::from(l.volume.config.block_bytes)))
+    else {
+        return;
+    };
+    let span = |offset_bytes: u64, len_bytes: u64| CarriedSpan {
+        volume,
+        bytes: offset_bytes..offset_bytes.saturating_add(len_bytes),
+        write: op.writes(),
+        devices: Devices::ALL,
+        command: again.then_some(command),
+    };
+    match (*op, ranges) {
+        (IoOp::Flush, _) => {}
+        (IoOp::Deallocate { ranges: count }, Some(ranges)) => {
+            let ranges = ranges.chunks_exact(16).take(usize::from(count));
+            for (offset, len) in ranges.filter_map(|r| crate::io::zero::range_of(r, block_bytes)) {
+                core.carried.carry_machine(lane, &[span(offset, len)]);
+            }
+        }
+        (IoOp::Deallocate { .. }, None) => core.carried.carry_machine(lane, &[span(0, u64::MAX)]),
+        _ => core
+            .carried
+            .carry_machine(lane, &[span(op.offset_bytes(), op.len_bytes())]),
     }
 }

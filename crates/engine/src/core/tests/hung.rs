@@ -26,7 +26,8 @@ fn allow(b: &mut Bench, volume: &Volume, device: u8) {
     let word = Word::new(DeviceIndex(device), ExtentIndex(0), Rights::ReadWrite).unwrap();
     volume.may_write_to(DeviceIndex(device));
     volume.table.install(volume.whole(), word);
-    b.core.granted(volume.id(), volume.whole());
+    b.core
+        .fault_answered(volume.id(), volume.whole(), Answer::Granted);
 }
 
 fn write(extent: u64, len_bytes: u32) -> IoOp {
@@ -88,7 +89,7 @@ fn slices_of_one_lane_are_never_all_there_are() {
         b.grant(extent, 2 * extent % 199, Rights::ReadWrite, 1);
     }
     b.gate.hold();
-    let all = b.core.free_slices.len();
+    let all = b.core.slices.free.len();
     // Only buffers would run out earlier, so the same one serves them all: none is ever read here.
     let zeroes = IoOp::WriteZeroes {
         offset_bytes: 0,
@@ -102,8 +103,8 @@ fn slices_of_one_lane_are_never_all_there_are() {
         b.turn();
     }
     assert_eq!(started, 100);
-    assert!(b.core.free_slices.len() >= all / 2 - 1);
-    assert!(b.core.slice_waits > 0, "some wait");
+    assert!(b.core.slices.free.len() >= all / 2 - 1);
+    assert!(b.core.waits.for_slices > 0, "some wait");
     assert!(!b.core.must_turn(), "and keep nobody awake");
     assert!(b.start_on(4, write(0, 4096), None).is_some());
     assert_eq!(b.end().1, Status::SUCCESS);
@@ -111,7 +112,7 @@ fn slices_of_one_lane_are_never_all_there_are() {
     for _ in 0..started {
         assert_eq!(b.end().1, Status::SUCCESS);
     }
-    assert_eq!(b.core.free_slices.len(), all);
+    assert_eq!(b.core.slices.free.len(), all);
     assert_eq!(b.core.lane(LaneIndex(3)).unwrap().slices, 0);
 }
 
@@ -121,10 +122,11 @@ fn a_command_that_waits_for_slices_is_interrupted_at_its_limit() {
     for extent in 0..100 {
         b.grant(extent, 2 * extent % 199, Rights::ReadWrite, 1);
     }
-    let free = std::mem::take(&mut b.core.free_slices);
+    let free = std::mem::take(&mut b.core.slices.free);
     let slot = b.start(write(0, 4096), Some(&[1; 4096]));
     b.nothing_ends();
     b.core
+        .clock
         .set_now_ns(b.core.now_ns() + OWNER_WAIT_LIMIT_NS + 1_000_000_000);
     b.core.tick();
     let done = b.core.next_done().unwrap();
@@ -133,7 +135,7 @@ fn a_command_that_waits_for_slices_is_interrupted_at_its_limit() {
         (slot, Status::COMMAND_INTERRUPTED)
     );
     b.core.staging.give(done.buffer.unwrap());
-    b.core.free_slices = free;
+    b.core.slices.free = free;
 }
 
 #[test]
@@ -147,11 +149,11 @@ fn a_flush_covers_the_devices_of_its_volume_and_no_others() {
     assert_eq!(b.end().1, Status::SUCCESS);
     assert_eq!(gate.held(), 0);
     // Nor is one that is gone.
-    let gone = b.core.devices[1].take();
+    let gone = b.core.devices.served[1].take();
     b.start(IoOp::Flush, None);
     assert_eq!(b.end().1, Status::SUCCESS);
     // From the moment that it may write there, it is.
-    b.core.devices[1] = gone;
+    b.core.devices.served[1] = gone;
     b.volume.may_write_to(DeviceIndex(1));
     let flush = b.start(IoOp::Flush, None);
     b.nothing_ends();
@@ -159,10 +161,11 @@ fn a_flush_covers_the_devices_of_its_volume_and_no_others() {
     gate.release();
     assert_eq!(b.end().0, flush);
     // Without that device it waits, and not for ever.
-    b.core.devices[1] = None;
+    b.core.devices.served[1] = None;
     let flush = b.start(IoOp::Flush, None);
     b.nothing_ends();
     b.core
+        .clock
         .set_now_ns(b.core.now_ns() + OWNER_WAIT_LIMIT_NS + 1_000_000_000);
     b.core.tick();
     let done = b.core.next_done().unwrap();
@@ -183,6 +186,7 @@ fn a_flush_that_hangs_is_interrupted_at_its_limit() {
     b.core.tick();
     assert!(b.core.next_done().is_none());
     b.core
+        .clock
         .set_now_ns(b.core.now_ns() + OWNER_WAIT_LIMIT_NS + 1_000_000_000);
     b.core.tick();
     let mut ended: Vec<_> = std::iter::from_fn(|| b.core.next_done()).collect();
@@ -227,7 +231,7 @@ fn settled_when_all_that_was_in_flight_has_ended() {
         device: one,
         extents: ExtentRange::new(50, 1),
     };
-    b.core.start_job(7, launder);
+    b.core.jobs.start(7, launder);
     b.turn();
     assert_eq!(b.gate.held(), 3);
     b.core.settle(2, one);
@@ -247,7 +251,7 @@ fn settled_when_all_that_was_in_flight_has_ended() {
     let mut heard = Vec::new();
     for _ in crate::patience::patiently() {
         b.turn();
-        while let Some(upcall) = b.core.next_upcall() {
+        while let Some(upcall) = b.core.upcalls.pop_front() {
             heard.push(format!("{upcall:?}"));
         }
         if heard.len() == 2 {
@@ -272,19 +276,19 @@ fn jobs_of_a_hung_device_hold_up_no_others() {
     for job in 0..40 {
         let extents = ExtentRange::new(job, 1);
         let device = DeviceIndex(0);
-        b.core.start_job(job, Job::Launder { device, extents });
+        b.core.jobs.start(job, Job::Launder { device, extents });
     }
     b.turn();
     assert!(b.gate.held() > 0);
     for job in 100..110 {
         let extents = ExtentRange::new(job, 1);
         let device = DeviceIndex(1);
-        b.core.start_job(job, Job::Launder { device, extents });
+        b.core.jobs.start(job, Job::Launder { device, extents });
     }
     let mut done = 0;
     for _ in crate::patience::patiently() {
         b.turn();
-        while let Some(upcall) = b.core.next_upcall() {
+        while let Some(upcall) = b.core.upcalls.pop_front() {
             let Upcall::JobDone { job, error: None } = upcall else {
                 panic!("{upcall:?}");
             };
@@ -297,9 +301,9 @@ fn jobs_of_a_hung_device_hold_up_no_others() {
     }
     assert_eq!(done, 10);
     b.gate.release();
-    while b.core.has_jobs() {
+    while b.core.jobs.any() {
         b.turn();
-        while b.core.next_upcall().is_some() {
+        while b.core.upcalls.pop_front().is_some() {
             done += 1;
         }
     }
@@ -318,10 +322,10 @@ fn only_busy_devices_are_slept_for() {
         b.start(write(at, 4096), Some(&[2; 4096]));
         b.core.submit();
         // One that ended just now.
-        b.core.slice_ended_ns = b.core.now_ns();
+        b.core.devices.ended_ns = b.core.now_ns();
     }
     assert!(b.core.waits_for_devices());
-    b.core.set_now_ns(b.core.slice_ended_ns + LIVELY_NS);
+    b.core.clock.set_now_ns(b.core.devices.ended_ns + LIVELY_NS);
     assert!(!b.core.waits_for_devices(), "nothing ends any more");
     b.gate.release();
     for _ in 0..SLEEP_SLICES {

@@ -4,9 +4,12 @@ use super::*;
 use crate::volume::Volume;
 use forebay_device::gate::TestGate;
 use forebay_device::ring::RingOptions;
-use forebay_device::{DeviceSpec, Errno, OpKind, OpenOptions};
-use forebay_xlate::boundary::message::{ExportConfig, ExportId, FaultFailure, Job, VolumeConfig};
-use forebay_xlate::{DeviceIndex, ExtentIndex, Word};
+use forebay_device::{Device, DeviceSpec, Errno, OpKind, OpenOptions, Registration};
+use forebay_xlate::boundary::message::{
+    DeviceConfig, ExportConfig, ExportId, FaultFailure, Job, VolumeConfig,
+};
+use forebay_xlate::reactor_side::Answer;
+use forebay_xlate::{DeviceIndex, ExtentIndex, ExtentRange, Rights, VolumeId, Word};
 
 const EXTENT: u64 = 64 << 10;
 const V: VolumeId = VolumeId(9);
@@ -200,7 +203,7 @@ impl Bench {
                     self.core.staging.give(b);
                 }
                 let record = CommandRef::new(self.queue, done.owner.slot);
-                self.core.pair_answered(record);
+                self.core.carried.pair_answered(record);
                 return (done.owner.slot, done.status, bytes);
             }
             self.turn();
@@ -223,18 +226,18 @@ impl Bench {
             self.volume.may_write_to(DeviceIndex(0));
         }
         self.volume.table.install(range, word);
-        self.core.granted(V, range);
+        self.core.fault_answered(V, range, Answer::Granted);
     }
 
     fn upcall(&mut self) -> String {
-        format!("{:?}", self.core.next_upcall())
+        format!("{:?}", self.core.upcalls.pop_front())
     }
 
     /// Turns until there is something to say.
     fn turn_until_upcall(&mut self) {
         for _ in crate::patience::patiently() {
             self.turn();
-            if self.core.has_upcalls() {
+            if !self.core.upcalls.is_empty() {
                 return;
             }
         }
@@ -372,10 +375,14 @@ fn revoke_waits_for_inflight() {
     assert_eq!(b.gate.held(), 2);
     // What overlaps nothing in flight is acknowledged at once.
     b.volume.table.clear(ExtentRange::new(0, 1), None);
-    b.core.revoke(1, V, ExtentRange::new(0, 1), None);
+    b.core
+        .slices
+        .revoke(1, V, ExtentRange::new(0, 1), None, &mut b.core.upcalls);
     assert!(b.upcall().contains("Drained { revoke: 1 }"));
     b.volume.table.clear(ExtentRange::new(1, 1), None);
-    b.core.revoke(2, V, ExtentRange::new(1, 1), None);
+    b.core
+        .slices
+        .revoke(2, V, ExtentRange::new(1, 1), None, &mut b.core.upcalls);
     // A command that comes after the revoke faults and isn't waited for.
     let late = b.start(
         IoOp::Write {
@@ -427,7 +434,7 @@ fn flush_goes_to_the_device_then_to_the_owner() {
     );
     b.nothing_ends();
     b.volume.committed(5);
-    b.core.committed(V);
+    b.core.commit_ended(V, Ok(()));
     assert_eq!(b.end().1, Status::SUCCESS);
     assert_eq!(b.end().0, second);
     // Nothing uncommitted: no word to the owner.
@@ -452,7 +459,7 @@ fn fua_waits_for_an_uncommitted_mapping() {
     b.turn_until_upcall();
     assert!(b.upcall().contains("CommitWanted"));
     b.nothing_ends();
-    b.core.commit_failed(V, 2);
+    b.core.commit_ended(V, Err(2));
     assert_eq!(b.end().1, Status::INTERNAL_ERROR);
     b.volume.committed(2);
     b.start(
@@ -477,10 +484,10 @@ fn an_unanswered_fault_ends_with_command_interrupted() {
         },
         None,
     );
-    b.core.now_ns += OWNER_WAIT_LIMIT_NS - 1;
+    b.core.clock.now_ns += OWNER_WAIT_LIMIT_NS - 1;
     b.core.tick();
     assert!(b.core.next_done().is_none());
-    b.core.now_ns += 2;
+    b.core.clock.now_ns += 2;
     b.core.tick();
     let done = b.core.next_done().unwrap();
     assert_eq!(done.status, Status::COMMAND_INTERRUPTED);
@@ -493,22 +500,22 @@ fn the_internal_lane_launders() {
     b.grant(0, 1, Rights::ReadWrite, 4);
     assert_eq!(b.write(0, &vec![9; 4 * EXTENT as usize]).0, Status::SUCCESS);
     let device = DeviceIndex(0);
-    b.core.start_job(
+    b.core.jobs.start(
         1,
         Job::Launder {
             device,
             extents: ExtentRange::new(2, 2),
         },
     );
-    b.core.start_job(2, Job::Flush { device });
-    b.core.start_job(
+    b.core.jobs.start(2, Job::Flush { device });
+    b.core.jobs.start(
         3,
         Job::Launder {
             device,
             extents: ExtentRange::new(199, 2),
         },
     );
-    b.core.start_job(
+    b.core.jobs.start(
         4,
         Job::Flush {
             device: DeviceIndex(4),
@@ -517,7 +524,7 @@ fn the_internal_lane_launders() {
     let mut seen = Vec::new();
     for _ in crate::patience::patiently() {
         b.turn();
-        while let Some(u) = b.core.next_upcall() {
+        while let Some(u) = b.core.upcalls.pop_front() {
             seen.push(format!("{u:?}"));
         }
         if seen.len() == 4 {
@@ -530,7 +537,7 @@ fn the_internal_lane_launders() {
         "{seen:?}"
     );
     assert!(seen[2].contains("job: 3, error: Some") && seen[3].contains("job: 4, error: Some"));
-    assert!(!b.core.has_jobs());
+    assert!(!b.core.jobs.any());
     let got = b.read(0, 4 * EXTENT as u32);
     let (a, z) = (EXTENT as usize, 3 * EXTENT as usize);
     assert!(
@@ -567,7 +574,7 @@ fn a_removed_lane_goes_when_its_commands_have() {
 fn a_device_that_is_not_served_yet_is_waited_for() {
     let mut b = bench();
     b.grant(0, 1, Rights::ReadWrite, 1);
-    let served = b.core.devices[0].take().unwrap();
+    let served = b.core.devices.served[0].take().unwrap();
     let write = b.start(
         IoOp::Write {
             offset_bytes: 0,

@@ -92,8 +92,8 @@ impl Run {
 
     /// What is in flight overlaps nothing that it must not.
     fn look(&self) {
-        let slots: BTreeSet<u16> = (self.b.core.slices.iter().flatten())
-            .map(|slice| self.b.core.ios[slice.io as usize].owner.slot)
+        let slots: BTreeSet<u16> = (self.b.core.slices.iter())
+            .map(|slice| self.b.core.slab[slice.io as usize].owner.slot)
             .collect();
         for (a, write) in slots.iter().map(|slot| (slot, &self.writes[slot])) {
             if let Some(Some(device)) = write.fence {
@@ -158,7 +158,7 @@ proptest! {
             };
             run.writes.insert(slot, write);
         }
-        run.b.core.carry(&spans);
+        run.b.core.carried.carry(&spans);
         let mut next = 100u16;
         for step in &steps {
             run.now += 1;
@@ -190,7 +190,7 @@ proptest! {
                     run.b.core.fenced(DeviceIndex(*device));
                 }
                 Step::Close(queue) => {
-                    run.b.core.orphan(*queue);
+                    run.b.core.carried.orphan(*queue);
                     for write in run.writes.values_mut().filter(|w| w.queue == *queue) {
                         write.closed.get_or_insert(now);
                     }
@@ -217,11 +217,11 @@ proptest! {
         let open = |w: &Write| w.started != usize::MAX && w.status.is_none();
         for _ in crate::patience::patiently() {
             run.turn();
-            if !run.writes.values().any(open) && !run.b.core.carries() {
+            if !run.writes.values().any(open) && !run.b.core.carried.any() {
                 break;
             }
         }
-        prop_assert!(!run.writes.values().any(open) && !run.b.core.carries());
+        prop_assert!(!run.writes.values().any(open) && !run.b.core.carried.any());
         prop_assert_eq!(run.b.core.staging.out(), 0);
         for write in run.writes.values().filter(|w| w.started != usize::MAX) {
             let interrupted = Some(Status::COMMAND_INTERRUPTED);

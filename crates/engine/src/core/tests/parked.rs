@@ -11,7 +11,7 @@ fn read(extent: u64) -> IoOp {
 
 fn asked(b: &mut Bench) -> Vec<(u64, bool)> {
     let mut all = Vec::new();
-    while let Some(upcall) = b.core.next_upcall() {
+    while let Some(upcall) = b.core.upcalls.pop_front() {
         let Upcall::Fault { extent, write, .. } = upcall else {
             panic!("{upcall:?}");
         };
@@ -62,9 +62,11 @@ fn each_extent_is_asked_once_and_answers_find_all_who_wait() {
     want.sort_unstable_by_key(|w: &(u16, Status)| w.0);
     assert_eq!(got, want);
     b.volume.table.install(b.volume.whole(), Word::HOLE);
-    b.core.granted(VolumeId(1), ExtentRange::new(0, u64::MAX));
+    b.core
+        .fault_answered(VolumeId(1), ExtentRange::new(0, u64::MAX), Answer::Granted);
     assert_eq!(ended(&mut b), [], "another volume's answer");
-    b.core.granted(V, ExtentRange::new(0, u64::MAX));
+    b.core
+        .fault_answered(V, ExtentRange::new(0, u64::MAX), Answer::Granted);
     assert_eq!(ended(&mut b).len(), 300 - 3 - 90);
     assert!(!b.core.has_waiting());
     let parked = &b.core.lane(LaneIndex(3)).unwrap().record().parked;
@@ -77,7 +79,8 @@ fn an_answer_that_is_taken_back_at_once_is_asked_for_again() {
     let slot = b.start(read(3), None);
     assert_eq!(asked(&mut b), [(3, false)]);
     // Granted and revoked before the reactor looks.
-    b.core.granted(V, ExtentRange::new(3, 1));
+    b.core
+        .fault_answered(V, ExtentRange::new(3, 1), Answer::Granted);
     assert_eq!(asked(&mut b), [(3, false)]);
     b.grant(3, 0, Rights::Hole, 1);
     assert_eq!(ended(&mut b), [(slot, Status::SUCCESS)]);
@@ -96,9 +99,23 @@ fn a_read_and_a_write_of_one_extent_have_answers_of_their_own() {
     let third = b.start(read(5), None);
     assert_eq!(asked(&mut b), [(5, false), (5, true)]);
     let range = ExtentRange::new(0, 10);
-    b.core.fault_failed(V, range, true, FaultFailure::NoSpace);
+    b.core.fault_answered(
+        V,
+        range,
+        Answer::Failed {
+            write: true,
+            reason: FaultFailure::NoSpace,
+        },
+    );
     assert_eq!(ended(&mut b), [(second, Status::CAPACITY_EXCEEDED)]);
-    b.core.fault_failed(V, range, false, FaultFailure::Device);
+    b.core.fault_answered(
+        V,
+        range,
+        Answer::Failed {
+            write: false,
+            reason: FaultFailure::Device,
+        },
+    );
     let gone = Status::UNRECOVERED_READ_ERROR;
     assert_eq!(ended(&mut b), [(first, gone), (third, gone)]);
 }
@@ -113,19 +130,14 @@ fn those_whose_time_is_over_end_and_the_others_stay() {
     // Every other one is younger.
     let limit = start_ns + OWNER_WAIT_LIMIT_NS + 1_000_000_000;
     let mut old = Vec::new();
-    for io in b
-        .core
-        .ios
-        .iter_mut()
-        .filter(|io| io.stage != io::Stage::Free)
-    {
+    for io in b.core.slab.iter_mut().filter(|io| io.stage != Stage::Free) {
         if io.owner.slot % 2 == 0 {
             io.deadline_ns = limit + 1;
         } else {
             old.push(io.owner.slot);
         }
     }
-    b.core.set_now_ns(limit);
+    b.core.clock.set_now_ns(limit);
     b.core.tick();
     let mut got = ended(&mut b);
     got.sort_unstable_by_key(|g| g.0);

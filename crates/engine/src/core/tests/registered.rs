@@ -15,7 +15,7 @@ fn register(b: &mut Bench, m: &super::guest::Machine) -> Option<Vec<Registration
         let there = mapping.present(all.clone());
         assert!(there.iter().eq([&all]), "all was written: {there:?}");
         mapping.pin(all, &mut pinned).unwrap();
-        match b.core.register(pinned) {
+        match b.core.devices.register(pinned) {
             Ok(name) => names.push(name),
             Err(_) => {
                 println!("skipped: registered memory needs Linux 6.13");
@@ -43,27 +43,27 @@ fn registered_memory_is_read_and_written_as_any_other() {
         let len: u32 = pieces.iter().map(|p| p.1).sum();
         let data = numbers(u64::from(len));
         m.put(&pieces, &data);
-        let before = b.core.fixed_requests();
+        let before = b.core.devices.fixed_requests();
         assert_eq!(b.run_of(&mut m, write(4096, len), &pieces), Status::SUCCESS);
         assert!(b.read(4096, len) == data);
         m.put(&pieces, &vec![0; data.len()]);
         assert_eq!(b.run_of(&mut m, read(4096, len), &pieces), Status::SUCCESS);
         assert!(m.get(&pieces) == data);
         if known == Some(true) {
-            assert!(b.core.fixed_requests() - before >= 2);
+            assert!(b.core.devices.fixed_requests() - before >= 2);
         }
     }
     assert_eq!((b.copied_bytes(), b.core.staging.out()), (0, 0));
     // What is forgotten is used as before.
     for name in names {
-        assert!(b.core.unregister(name).is_some());
+        assert!(b.core.devices.unregister(name).is_some());
     }
-    let before = b.core.fixed_requests();
+    let before = b.core.devices.fixed_requests();
     assert_eq!(
         b.run_of(&mut m, read(0, 4096), &[(0, 4096)]),
         Status::SUCCESS
     );
-    assert_eq!(b.core.fixed_requests(), before);
+    assert_eq!(b.core.devices.fixed_requests(), before);
     assert!(m.unmap().is_free());
 }
 
@@ -85,7 +85,7 @@ fn memory_that_is_gone_though_registered_harms_nobody() {
     let gone = m.unmap();
     assert!(!gone.is_free() && gone.is_free_but_for(|_| 1));
     for name in names {
-        assert!(b.core.unregister(name).is_some());
+        assert!(b.core.devices.unregister(name).is_some());
     }
     assert!(gone.is_free());
 }

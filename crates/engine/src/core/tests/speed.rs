@@ -81,7 +81,7 @@ impl Load {
         };
         let record = CommandRef::new(0, slot);
         let state = CommandState::taken(self.number).0;
-        self.core.commands[record.place()]
+        self.core.records.commands[record.place()]
             .state
             .store(state, Relaxed);
         let new = NewIo {
@@ -116,7 +116,7 @@ impl Load {
         self.core.submit();
         if ended == 0 && self.core.waits_for_devices() {
             let limit = std::time::Duration::from_millis(100);
-            self.core.ring.wait(1, Some(limit)).unwrap();
+            self.core.devices.ring.wait(1, Some(limit)).unwrap();
         }
         ended
     }

@@ -27,7 +27,7 @@ fn deallocate_releases_whole_extents_and_punches_the_rest() {
         (u64::from(5 * per), 10 * per),
     ]);
     let slot = b.start(IoOp::Deallocate { ranges: 2 }, Some(&ranges));
-    let upcall = b.core.next_upcall();
+    let upcall = b.core.upcalls.pop_front();
     let Some(Upcall::Release {
         io,
         generation,
@@ -39,10 +39,12 @@ fn deallocate_releases_whole_extents_and_punches_the_rest() {
     };
     assert_eq!(range, ExtentRange::new(1, 2));
     b.nothing_ends();
-    b.core.release_done(io, generation.wrapping_sub(1), 2);
+    b.core
+        .release_ended(io, generation.wrapping_sub(1), Released::Done(2));
     b.nothing_ends();
     b.volume.table.clear(range, None);
-    b.core.release_done(io, generation, u64::MAX);
+    b.core
+        .release_ended(io, generation, Released::Done(u64::MAX));
     let (ended, status, _) = b.end();
     assert_eq!((ended, status), (slot, Status::SUCCESS));
     assert_eq!(b.upcall(), "None");
@@ -66,7 +68,7 @@ fn a_huge_deallocation_does_not_hold_up_others() {
         ..b.volume.config.clone()
     });
     b.volume = Arc::new(volume.unwrap());
-    b.core.set_volume(&b.volume.clone());
+    b.core.lanes.set_volume(&b.volume.clone());
     b.grant(0, 0, Rights::Hole, 100_000);
     let blocks = (100_000 * EXTENT / 4096) as u32;
     let huge = b.start(
@@ -97,7 +99,7 @@ fn deallocate_of_holes_is_free() {
         ..b.volume.config.clone()
     });
     b.volume = Arc::new(volume.unwrap());
-    b.core.set_volume(&b.volume.clone());
+    b.core.lanes.set_volume(&b.volume.clone());
     b.grant(0, 1, Rights::ReadWrite, 4);
     let blocks = (EXTENTS * EXTENT / 4096) as u32;
     let zeroes = IoOp::WriteZeroes {
@@ -118,13 +120,13 @@ fn deallocate_of_holes_is_free() {
                 generation,
                 range,
                 ..
-            }) = b.core.next_upcall()
+            }) = b.core.upcalls.pop_front()
             else {
                 panic!("nothing is asked")
             };
             assert_eq!(range, ExtentRange::new(first, EXTENTS - first));
             b.volume.table.clear(range, None);
-            b.core.release_done(io, generation, done);
+            b.core.release_ended(io, generation, Released::Done(done));
         }
         let (ended, status, _) = b.end();
         assert_eq!((ended, status), (slot, Status::SUCCESS));
@@ -139,21 +141,22 @@ fn a_release_that_waits_too_long_is_given_up_only_when_told() {
     b.grant(0, 1, Rights::ReadWrite, 4);
     let per = (EXTENT / 4096) as u32;
     let dealloc = b.start(IoOp::Deallocate { ranges: 1 }, Some(&dsm(&[(0, per)])));
-    let Some(Upcall::Release { io, generation, .. }) = b.core.next_upcall() else {
+    let Some(Upcall::Release { io, generation, .. }) = b.core.upcalls.pop_front() else {
         panic!()
     };
-    b.core.now_ns += OWNER_WAIT_LIMIT_NS + 1;
+    b.core.clock.now_ns += OWNER_WAIT_LIMIT_NS + 1;
     b.core.tick();
     assert!(b.core.next_done().is_none());
     let asked = format!("AbandonRelease {{ io: {io}, generation: {generation} }}");
     assert!(b.upcall().contains(&asked));
     b.core.tick();
     assert_eq!(b.upcall(), "None", "asked once in a while");
-    b.core.release_abandoned(io, generation);
+    b.core.release_ended(io, generation, Released::Abandoned);
     let (ended, status, _) = b.end();
     assert_eq!((ended, status), (dealloc, Status::COMMAND_INTERRUPTED));
     // An answer that comes after all is nobody's.
-    b.core.release_done(io, generation, u64::MAX);
+    b.core
+        .release_ended(io, generation, Released::Done(u64::MAX));
     assert_eq!(b.core.busy_ios(), 0);
 }
 
@@ -171,14 +174,15 @@ fn zeros_are_written_where_the_owner_can_not_release() {
         fua: false,
     };
     let slot = b.start(op, None);
-    let Some(Upcall::Release { io, generation, .. }) = b.core.next_upcall() else {
+    let Some(Upcall::Release { io, generation, .. }) = b.core.upcalls.pop_front() else {
         panic!()
     };
     // The owner's revoke was heard, so the words are gone; it changed nothing after that.
     b.volume.table.clear(ExtentRange::new(1, 2), None);
-    b.core.release_failed(io, generation.wrapping_sub(1));
+    b.core
+        .release_ended(io, generation.wrapping_sub(1), Released::Failed);
     b.nothing_ends();
-    b.core.release_failed(io, generation);
+    b.core.release_ended(io, generation, Released::Failed);
     assert!(b.upcall().contains("Fault"), "where does it lie?");
     b.grant(1, 2, Rights::ReadWrite, 2);
     let (ended, status, _) = b.end();
@@ -192,10 +196,10 @@ fn zeros_are_written_where_the_owner_can_not_release() {
 
     let per = (EXTENT / 4096) as u32;
     let slot = b.start(IoOp::Deallocate { ranges: 1 }, Some(&dsm(&[(0, per)])));
-    let Some(Upcall::Release { io, generation, .. }) = b.core.next_upcall() else {
+    let Some(Upcall::Release { io, generation, .. }) = b.core.upcalls.pop_front() else {
         panic!()
     };
-    b.core.release_failed(io, generation);
+    b.core.release_ended(io, generation, Released::Failed);
     let (ended, status, _) = b.end();
     assert_eq!((ended, status), (slot, Status::SUCCESS));
     assert_eq!(b.read(0, EXTENT as u32), vec![9; EXTENT as usize]);
@@ -234,13 +238,13 @@ fn the_extent_that_the_volume_ends_in_is_not_released() {
         ..b.volume.config.clone()
     });
     b.volume = Arc::new(volume.unwrap());
-    b.core.set_volume(&b.volume.clone());
+    b.core.lanes.set_volume(&b.volume.clone());
     b.grant(0, 1, Rights::ReadWrite, 3);
     let data = vec![9; size_bytes as usize];
     assert_eq!(b.write(0, &data).0, Status::SUCCESS);
     let ranges = dsm(&[(0, (size_bytes / 4096) as u32)]);
     let slot = b.start(IoOp::Deallocate { ranges: 1 }, Some(&ranges));
-    let upcall = b.core.next_upcall();
+    let upcall = b.core.upcalls.pop_front();
     let Some(Upcall::Release {
         io,
         generation,
@@ -257,10 +261,11 @@ fn the_extent_that_the_volume_ends_in_is_not_released() {
         ..b.volume.config.clone()
     });
     b.volume = Arc::new(grown.unwrap());
-    b.core.set_volume(&b.volume.clone());
+    b.core.lanes.set_volume(&b.volume.clone());
     assert_eq!(b.write(size_bytes, &[7; 4096]).0, Status::SUCCESS);
     b.volume.table.clear(range, None);
-    b.core.release_done(io, generation, u64::MAX);
+    b.core
+        .release_ended(io, generation, Released::Done(u64::MAX));
     let (ended, status, _) = b.end();
     assert_eq!((ended, status), (slot, Status::SUCCESS));
     let mut want = vec![0; 8192];
@@ -278,14 +283,15 @@ fn a_release_of_a_removed_export_is_given_up_at_once() {
         IoOp::Deallocate { ranges: 1 },
         Some(&dsm(&[(0, per * 2 + 1)])),
     );
-    let Some(Upcall::Release { io, generation, .. }) = b.core.next_upcall() else {
+    let Some(Upcall::Release { io, generation, .. }) = b.core.upcalls.pop_front() else {
         panic!()
     };
     b.core.remove_lane(LaneIndex(3));
     assert!(b.upcall().contains("AbandonRelease"));
     assert!(b.core.next_done().is_none(), "the owner may have begun");
     b.gate.hold();
-    b.core.release_done(io, generation, u64::MAX);
+    b.core
+        .release_ended(io, generation, Released::Done(u64::MAX));
     b.turn();
     assert_eq!(b.gate.held(), 0, "the rest is not carried out");
     assert_eq!(b.end().1, Status::INVALID_NAMESPACE_OR_FORMAT);

@@ -143,13 +143,13 @@ pub(super) fn take(
     let judged = match judged {
         Ok(judged) => judged,
         Err(_) if capsule.sqe.fuse() != 0 => return fused::take(conn, turn, slot, capsule),
-        Err(_) if !turn.core.may_answer(conn.lane) => return stall(conn, turn.core, slot),
+        Err(_) if !turn.core.qos.may_answer(conn.lane) => return stall(conn, turn.core, slot),
         Err(status) => {
             refuse(conn, turn, slot, capsule, status);
             return Ok(());
         }
     };
-    if matches!(judged.work, Work::Hint) && !turn.core.may_answer(conn.lane) {
+    if matches!(judged.work, Work::Hint) && !turn.core.qos.may_answer(conn.lane) {
         return stall(conn, turn.core, slot);
     }
     accept(conn, turn, slot, capsule, judged)
@@ -202,7 +202,7 @@ pub(super) fn accept(
             Some(mut taken) => {
                 taken.as_mut_slice()[..data.len()].copy_from_slice(data);
                 if let Some(lane) = conn.lane {
-                    turn.core.copied(lane, data.len() as u32);
+                    turn.core.lanes.count_copied(lane, data.len() as u32);
                 }
                 conn.held.take(taken.taken());
                 buffer = Some(taken);
@@ -240,7 +240,9 @@ fn stall(conn: &mut Conn, core: &Core, slot: u16) -> Result<(), Stop> {
     conn.slots.release(slot);
     conn.stalled.get_or_insert(Stalled {
         since_ns: core.now_ns(),
-        over_ns: conn.lane.map_or(0, |lane| core.over_ns(lane)),
+        over_ns: conn
+            .lane
+            .map_or(0, |lane| core.qos.over_ns(lane, core.now_ns())),
     });
     Err(Stop::Stalled)
 }
@@ -394,7 +396,7 @@ impl Conn {
         if !s.is_ready() {
             let may_ask = self.held.receiving < MAX_R2TS_OF_ONE
                 && self.held.may_ask()
-                && (self.lane).is_none_or(|lane| core.may_ask(lane, len_bytes));
+                && (self.lane).is_none_or(|lane| core.qos.may_ask(&core.staging, lane, len_bytes));
             if by_r2t && !may_ask || !may_hold(&s.work, self.lane, core) {
                 return false;
             }
@@ -445,7 +447,9 @@ impl Conn {
                 s.over_ns = None;
                 self.in_flight += 1;
                 // What it waited for its budget is counted apart.
-                let over_ns = over_ns.map_or(0, |then| core.over_ns(lane).saturating_sub(then));
+                let over_ns = over_ns.map_or(0, |then| {
+                    core.qos.over_ns(lane, core.now_ns()).saturating_sub(then)
+                });
                 let since_ns = s.taken_ns + over_ns;
                 if since_ns < core.now_ns() {
                     count_part(core, lane, op.kind(), TimesOf::Waiting, since_ns);
@@ -531,7 +535,8 @@ impl Conn {
 /// A command waits here: from now on its budget may be what it waits for.
 pub(super) fn note_over(conn: &mut Conn, core: &Core, slot: u16) {
     if let (Some(lane), Some(s)) = (conn.lane, conn.slots.get_mut(slot)) {
-        s.over_ns.get_or_insert(core.over_ns(lane));
+        s.over_ns
+            .get_or_insert(core.qos.over_ns(lane, core.now_ns()));
     }
 }
 

@@ -385,8 +385,8 @@ impl Conn {
     /// it never begins.
     #[cold]
     pub(super) fn refuse(&mut self, core: &mut Core, slot: u16, status: Status) {
-        if core.carries() {
-            core.carried_refused(CommandRef::new(self.queue, slot));
+        if core.carried.any() {
+            core.carried.refused(CommandRef::new(self.queue, slot));
         }
         self.answer(core, slot, status, 0, None, 0);
     }
@@ -415,7 +415,7 @@ impl Conn {
         };
         let kind = op.kind();
         let error = !status.is_success();
-        let ns = core.since(s.taken_ns);
+        let ns = core.clock.since(s.taken_ns);
         lane.record().ops[kind as usize].record(if error { 0 } else { bytes }, ns, error);
     }
 
@@ -451,7 +451,7 @@ impl Conn {
 
     /// Whether what is to be sent waits for more: as long as more of the lane's commands are sure to begin soon.
     pub(super) fn holds_back(&mut self, core: &Core) -> bool {
-        let holds = self.lane.is_some_and(|lane| core.waits_for_turns(lane))
+        let holds = self.lane.is_some_and(|lane| core.qos.waits_for_turns(lane))
             && self.is_open()
             && !self.tx.blocked()
             && self.tx.queued_bytes() < super::HELD_BYTES
@@ -479,7 +479,7 @@ impl Conn {
 
     /// Frees the slots of commands that nobody has but us.
     pub(super) fn drop_pending(&mut self, core: &mut Core) {
-        core.leave_spans();
+        core.carried.leave_spans();
         while let Some(slot) = self.slots.first_waiting() {
             self.slots.take_waiting();
             self.release(core, slot);
@@ -539,12 +539,13 @@ impl Conn {
         }
         self.records.leaving();
         kill_point!("close.freed");
-        core.upcall(Upcall::SocketGone(self.socket.number));
+        core.upcalls
+            .push_back(Upcall::SocketGone(self.socket.number));
         kill_point!("close.withdrawn");
         self.rx.forget();
         self.drop_pending(core);
-        if self.in_flight > 0 || core.carries() {
-            core.orphan(self.queue);
+        if self.in_flight > 0 || core.carried.any() {
+            core.carried.orphan(self.queue);
         }
         let (slots, held, records) = (&mut self.slots, &mut self.held, &self.records);
         self.tx.abandon(&self.shared.pool, |slot, buffer| {

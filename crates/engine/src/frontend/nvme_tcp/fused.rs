@@ -266,7 +266,8 @@ impl Conn {
         self.answer(core, slot, of_second, 0, done.buffer, 0);
         // From here on nobody does it again.
         self.publish();
-        core.pair_answered(CommandRef::new(self.queue, slot));
+        core.carried
+            .pair_answered(CommandRef::new(self.queue, slot));
     }
 }
 

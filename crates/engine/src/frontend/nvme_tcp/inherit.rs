@@ -60,7 +60,7 @@ pub(super) struct Waiting {
 impl NvmeTcp {
     /// Takes up this reactor's part of what a dead engine left.
     pub(crate) fn inherit(&mut self, core: &mut Core, part: Part) {
-        core.carry(&part.carried);
+        core.carried.carry(&part.carried);
         let controllers: Vec<u32> = (part.controllers.into_iter())
             .map(|controller| self.inherit_controller(controller))
             .collect();
@@ -145,7 +145,7 @@ impl NvmeTcp {
         else {
             // The conversion takes no such queue. Nobody has a place yet.
             let _ = rustix::net::shutdown(&inherited.fd, Shutdown::Both);
-            core.upcall(Upcall::SocketGone(constants.socket));
+            core.upcalls.push_back(Upcall::SocketGone(constants.socket));
             return Ok(());
         };
         let (index, generation) = self.next_place();

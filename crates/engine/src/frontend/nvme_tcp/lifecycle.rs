@@ -46,7 +46,7 @@ impl NvmeTcp {
     /// Settles what concerns more than one connection.
     pub(super) fn settle(&mut self, core: &mut Core) {
         while let Some(event) = self.events.pop() {
-            core.blame_nobody();
+            core.blame(None);
             match event {
                 Event::Closed(index) => self.closed(core, index),
                 Event::Drained(index) => self.drained(index),

@@ -62,7 +62,7 @@ struct Arrival {
 fn leave(core: &mut Core, socket: u64, fd: &OwnedFd) {
     // Others have the socket too: to drop ours ends nothing.
     let _ = rustix::net::shutdown(fd, Shutdown::Write);
-    core.upcall(Upcall::SocketGone(socket));
+    core.upcalls.push_back(Upcall::SocketGone(socket));
 }
 
 impl NvmeTcp {
@@ -147,7 +147,8 @@ impl NvmeTcp {
             Target::Discovery(_) => (ControllerConfig::discovery(cntlid), None, None),
             Target::Export(export) => {
                 let index = core
-                    .lane_of_export(*export)
+                    .lanes
+                    .of_export(*export)
                     .ok_or_else(Refusal::unknown_subsystem)?;
                 let lane = core.lane(index).ok_or_else(Refusal::unknown_subsystem)?;
                 let conns = self.conns.iter().flatten();

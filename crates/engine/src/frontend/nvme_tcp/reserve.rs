@@ -79,15 +79,16 @@ impl NvmeTcp {
         let mut all = std::mem::take(&mut self.reserving);
         all.retain_mut(|reserving| {
             let drain = reserving.drain.as_mut();
-            let status = match drain.is_some_and(|drain| core.is_drained(drain)) {
+            let status = match drain.is_some_and(|drain| drain.is_over(core)) {
                 true => Status::SUCCESS,
                 _ if !self.is_reserving(&reserving.owner) => Status::COMMAND_INTERRUPTED,
-                _ if core.owner_is_late(reserving.deadline_ns) => Status::COMMAND_INTERRUPTED,
+                _ if core.clock.owner_is_late(reserving.deadline_ns) => Status::COMMAND_INTERRUPTED,
                 _ => return true,
             };
             any = true;
             if reserving.drain.is_none() {
-                core.upcall(Upcall::ReserveGone(reserving.volume, reserving.token));
+                core.upcalls
+                    .push_back(Upcall::ReserveGone(reserving.volume, reserving.token));
             }
             self.reserving_ended(core, reserving.owner, status);
             false
@@ -169,7 +170,7 @@ impl NvmeTcp {
                     socket: conn.socket.number,
                     number: conn.records.number_of(slot),
                 };
-                core.upcall(Upcall::Reserve(ReserveAsk {
+                core.upcalls.push_back(Upcall::Reserve(ReserveAsk {
                     token,
                     volume,
                     host,
@@ -181,7 +182,7 @@ impl NvmeTcp {
                     volume,
                     action,
                     owner,
-                    deadline_ns: core.owner_deadline_ns(),
+                    deadline_ns: core.clock.owner_deadline_ns(),
                     drain: None,
                 });
             }
@@ -237,11 +238,11 @@ impl NvmeTcp {
         state: &Arc<Reservations>,
         status: Status,
     ) -> Drain {
-        core.set_reservations(volume, state);
+        core.lanes.set_reservations(volume, state);
         self.volume_changed(core, volume);
         let (conns, frontend) = (&self.conns, self.shared.frontend);
         let machines_may = state.access_of_strangers();
-        let drain = core.drain(volume, status, |owner, op| {
+        let drain = Drain::begin(core, volume, status, |owner, op| {
             if owner.frontend != frontend {
                 return !op.is_let_by(&machines_may);
             }

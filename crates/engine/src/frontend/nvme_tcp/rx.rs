@@ -464,7 +464,7 @@ pub(super) fn take(conn: &mut Conn, turn: &mut Turn<'_>, bytes: &[u8]) -> (usize
                 }
                 at += n;
                 if let Some(lane) = conn.lane {
-                    turn.core.copied(lane, n as u32);
+                    turn.core.lanes.count_copied(lane, n as u32);
                 }
                 match conn.rx.expect {
                     Expect::Data { left: 0, .. } => {

@@ -17,7 +17,7 @@ impl NvmeTcp {
             if !any {
                 // Some of them may have begun in this very turn: one look at the clock for all.
                 any = true;
-                core.stamp();
+                core.clock.stamp();
             }
             self.take_done(core, done);
         }
@@ -49,7 +49,7 @@ impl NvmeTcp {
             if conn.tx.queued_bytes() >= conn.send_at_bytes
                 && conn.tx.count() >= SEND_ITEMS
                 && !conn.tx.blocked()
-                && !conn.lane.is_some_and(|lane| core.waits_for_turns(lane))
+                && !conn.lane.is_some_and(|lane| core.qos.waits_for_turns(lane))
             {
                 self.send(core, index);
             } else {
@@ -61,7 +61,8 @@ impl NvmeTcp {
             if let Some(buffer) = done.buffer {
                 conn.give_buffer(core, buffer);
             }
-            core.pair_answered(CommandRef::new(conn.queue, done.owner.slot));
+            core.carried
+                .pair_answered(CommandRef::new(conn.queue, done.owner.slot));
             conn.release(core, done.owner.slot);
         }
         if conn.life == Life::Draining && conn.in_flight == 0 {

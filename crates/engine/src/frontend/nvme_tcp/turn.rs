@@ -133,7 +133,7 @@ impl Frontend for NvmeTcp {
     }
 
     fn tick(&mut self, core: &mut Core) {
-        core.blame_nobody();
+        core.blame(None);
         let now = core.now_ns();
         for index in 0..self.conns.len() {
             if self.is_late(index, now) {
@@ -243,7 +243,7 @@ impl Frontend for NvmeTcp {
     }
 
     fn volume_changed(&mut self, core: &mut Core, volume: VolumeId) {
-        let of = core.exports_of(volume);
+        let of = core.lanes.exports_of(volume);
         self.refresh(core, |attached| {
             attached.export.is_some_and(|export| of.contains(&export))
         });

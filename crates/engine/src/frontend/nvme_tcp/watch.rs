@@ -60,7 +60,7 @@ impl Conn {
     /// Whether its lane has enough that waits for a budget: nothing more is received then, for most turns.
     #[inline]
     pub(super) fn is_held_back(&self, core: &Core) -> bool {
-        self.qid != 0 && self.lane.is_some_and(|lane| core.is_held_back(lane))
+        self.qid != 0 && self.lane.is_some_and(|lane| core.qos.is_held_back(lane))
     }
 }
 

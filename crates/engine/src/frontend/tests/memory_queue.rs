@@ -40,7 +40,7 @@ impl MemoryQueue {
         let (IoOp::Read { len_bytes, .. } | IoOp::Write { len_bytes, .. }) = request.op else {
             return;
         };
-        let lane = core.lane_of_export(request.export).unwrap();
+        let lane = core.lanes.of_export(request.export).unwrap();
         let mut buffer = core.staging.take(len_bytes).unwrap();
         buffer.as_mut_slice()[..request.data.len()].copy_from_slice(&request.data);
         let slot = self.started.len() as u16;

@@ -109,7 +109,9 @@ impl Commands {
     #[inline]
     pub(super) fn count_at_once(&mut self, turn: &Turn<'_>) {
         if let Some(lane) = turn.client.lane().and_then(|lane| turn.core.lane(lane)) {
-            lane.count_at_once(&mut self.at_once, || turn.core.since(turn.core.now_ns()));
+            lane.count_at_once(&mut self.at_once, || {
+                turn.core.clock.since(turn.core.now_ns())
+            });
         }
     }
 }

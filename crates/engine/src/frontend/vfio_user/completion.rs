@@ -218,7 +218,7 @@ pub(super) fn count(
     let error = !status.is_success();
     let now_ns = core.now_ns();
     let figures = &lane.record().ops[op.kind() as usize];
-    let ns = core.since(taken_ns);
+    let ns = core.clock.since(taken_ns);
     figures.record(if error { 0 } else { bytes }, ns, error);
     if started_ns != now_ns {
         let at_device = now_ns.saturating_sub(started_ns);

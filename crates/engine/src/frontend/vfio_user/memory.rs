@@ -46,8 +46,8 @@ pub(super) fn cntlid(export: ExportId) -> u16 {
 
 /// The controllers of a volume's machines: a volume is an NVM subsystem, and another tenant's volume another one.
 fn controllers(core: &Core, volume: VolumeId) -> Vec<SubsystemController> {
-    let exports = core.exports_of(volume).into_iter();
-    let lanes = exports.filter_map(|export| core.lane(core.lane_of_export(export)?));
+    let exports = core.lanes.exports_of(volume).into_iter();
+    let lanes = exports.filter_map(|export| core.lane(core.lanes.of_export(export)?));
     lanes
         .filter(|lane| matches!(lane.export.frontend, Kind::NvmePcie { .. }))
         .map(|lane| SubsystemController {

@@ -176,7 +176,7 @@ impl Protocol for Pcie {
     fn arm(&mut self, turn: &mut Turn<'_>) -> bool {
         // Room is of no use to a lane that is over budget: the window's end wakes us.
         let lane = turn.client.lane();
-        let held_back = lane.is_some_and(|lane| turn.core.is_held_back(lane));
+        let held_back = lane.is_some_and(|lane| turn.core.qos.is_held_back(lane));
         if !self.live {
             return true;
         }

@@ -136,7 +136,7 @@ impl Pcie {
         }
         let wanted = (wanted as usize).min(self.commands.free.len());
         let lane = turn.client.lane();
-        let may_fetch = |turn: &mut Turn<'_>| lane.is_none_or(|lane| turn.core.may_fetch(lane));
+        let may_fetch = |turn: &mut Turn<'_>| lane.is_none_or(|lane| turn.core.qos.may_fetch(lane));
         if wanted == 0 || !may_fetch(turn) || !self.read_batch(turn, qid, from, wanted) {
             return false;
         }
@@ -255,7 +255,7 @@ impl Pcie {
         }
         let (work, transfer) = match judge(sqe, geometry) {
             Ok((Some(work), transfer)) => (work, transfer),
-            _ if !turn.core.may_answer(turn.client.lane()) => return Begun::NoRoom,
+            _ if !turn.core.qos.may_answer(turn.client.lane()) => return Begun::NoRoom,
             Ok((None, _)) => {
                 self.commands
                     .note(turn, qid, slot, sqe.cid(), Work::Io(IoOp::Flush));
@@ -291,7 +291,7 @@ impl Pcie {
             }
             self.pieces.clear();
             // It is over all the same: of the turn's part, there is less for the next.
-            turn.core.may_answer(turn.client.lane());
+            turn.core.qos.may_answer(turn.client.lane());
             return Begun::Ended(status.with_dnr());
         }
         match work {
@@ -327,7 +327,7 @@ impl Pcie {
         self.pieces.clear();
         if let Err(status) = sound {
             turn.core.staging.give(buffer);
-            turn.core.may_answer(turn.client.lane());
+            turn.core.qos.may_answer(turn.client.lane());
             return Begun::Ended(status);
         }
         let work = Work::Io(IoOp::Deallocate { ranges });
@@ -353,7 +353,7 @@ impl Pcie {
         let record = turn.client.command_ref(lane, slot);
         let op = match work {
             // Only the guest's own: no buffer comes with one.
-            Work::Io(IoOp::Flush) if turn.core.keeps_machines_from_writing(lane) => {
+            Work::Io(IoOp::Flush) if turn.core.lanes.keeps_machines_from_writing(lane) => {
                 return Begun::Ended(Status::RESERVATION_CONFLICT.with_dnr());
             }
             Work::Io(op) => op,
@@ -404,7 +404,7 @@ impl Pcie {
             if let Begun::Ended(status) = begun {
                 if let Some(lane) = lane {
                     let record = turn.client.command_ref(lane, slot);
-                    turn.core.carried_refused(record);
+                    turn.core.carried.refused(record);
                 }
                 self.complete(turn, slot, status);
             }

@@ -91,7 +91,7 @@ impl Pcie {
             && self.commands.in_hand() > 0
             && let Some(lane) = lane_of(turn)
         {
-            turn.core.orphan_machine(lane);
+            turn.core.carried.orphan_machine(lane);
         }
         let since_ns = turn.core.now_ns();
         self.quiesce = Some(Quiesce {

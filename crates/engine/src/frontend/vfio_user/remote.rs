@@ -138,7 +138,7 @@ impl Remote {
             job.moved += bytes;
         }
         if let Some(lane) = turn.client.lane() {
-            turn.core.copied(lane, bytes);
+            turn.core.lanes.count_copied(lane, bytes);
         }
     }
 
@@ -543,7 +543,7 @@ impl Pcie {
         if let (Step::In | Step::Ready, Some(lane)) = (job.step, turn.client.lane()) {
             // Whatever a dead engine had of it, nobody begins it again.
             let record = turn.client.command_ref(lane, job.slot);
-            turn.core.carried_refused(record);
+            turn.core.carried.refused(record);
         }
         self.complete(turn, job.slot % COMMANDS as u16, status);
     }

@@ -166,7 +166,7 @@ impl Pcie {
                 .iter()
                 .filter_map(|(slot, ..)| span(&self.records, turn, lane, *slot))
                 .collect();
-            turn.core.carry_machine(lane, &spans);
+            turn.core.carried.carry_machine(lane, &spans);
         }
         let resets = self.function.unfinished() == RegisterEffect::Reset;
         if !resets && self.function.is_bus_master() {

@@ -466,5 +466,5 @@ impl Vhost {
 /// Whether something of a dead engine may still be at the client's memory.
 fn may_touch_memory(turn: &Turn<'_>) -> bool {
     let lane = turn.client.lane();
-    lane.is_some_and(|lane| turn.core.may_touch_memory_of(lane))
+    lane.is_some_and(|lane| turn.core.carried.may_touch_memory_of(lane))
 }

@@ -194,7 +194,7 @@ impl Vhost {
             return false;
         }
         let lane = turn.client.lane();
-        let may_fetch = |turn: &mut Turn<'_>| lane.is_none_or(|lane| turn.core.may_fetch(lane));
+        let may_fetch = |turn: &mut Turn<'_>| lane.is_none_or(|lane| turn.core.qos.may_fetch(lane));
         let mut any = false;
         for _ in 0..REQUESTS_AT_ONCE {
             if self.waiting.is_some() || budget.0 == 0 || budget.1 == 0 || !may_fetch(turn) {
@@ -319,7 +319,7 @@ impl Protocol for Vhost {
         }
         // Nor is there any use in looking while its lane is over budget: the window's end wakes us.
         let lane = turn.client.lane();
-        let held_back = lane.is_some_and(|lane| turn.core.is_held_back(lane));
+        let held_back = lane.is_some_and(|lane| turn.core.qos.is_held_back(lane));
         for index in 0..self.lines.len() {
             let takes = self.may_take(index);
             let polled = self.session.vrings()[index].polled;
@@ -371,7 +371,7 @@ impl Protocol for Vhost {
     fn close(&mut self, turn: &mut Turn<'_>) {
         self.closed = true;
         if let Some(lane) = turn.client.lane() {
-            turn.core.orphan_machine(lane);
+            turn.core.carried.orphan_machine(lane);
         }
         self.lines.fill_with(|| None);
         self.waiting = None;
@@ -415,7 +415,7 @@ fn area<'a>(turn: &'a Turn<'_>) -> Area<'a> {
 #[inline]
 fn count(core: &Core, lane: LaneIndex, op: &IoOp, good: bool, taken_ns: u64) {
     if let Some(lane) = core.lane(lane) {
-        let ns = core.since(taken_ns);
+        let ns = core.clock.since(taken_ns);
         let bytes = match *op {
             IoOp::Read { len_bytes, .. } | IoOp::Write { len_bytes, .. } if good => {
                 u64::from(len_bytes)

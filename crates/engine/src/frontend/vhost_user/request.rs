@@ -62,7 +62,7 @@ impl Vhost {
     /// One that was taken is over without having begun: of the turn's part, there is less for the next.
     #[cold]
     fn answers(turn: &mut Turn<'_>) {
-        turn.core.may_answer(turn.client.lane());
+        turn.core.qos.may_answer(turn.client.lane());
     }
 
     /// Begins the request in [`Vhost::chain`], which a dead engine may have begun before; about how many bytes it moves.
@@ -244,7 +244,7 @@ impl Vhost {
                 len_bytes: part,
                 fua: durable,
             },
-            Work::Flush if turn.core.keeps_machines_from_writing(lane) => return Try::Failed,
+            Work::Flush if turn.core.lanes.keeps_machines_from_writing(lane) => return Try::Failed,
             Work::Flush => IoOp::Flush,
             Work::WriteZeroes {
                 offset_bytes,
@@ -356,7 +356,9 @@ impl Vhost {
             return;
         }
         if let Some(lane) = turn.client.lane().and_then(|lane| turn.core.lane(lane)) {
-            lane.count_at_once(&mut self.at_once, || turn.core.since(turn.core.now_ns()));
+            lane.count_at_once(&mut self.at_once, || {
+                turn.core.clock.since(turn.core.now_ns())
+            });
         }
         for at in 0..self.over.len() {
             let over = self.over[at];

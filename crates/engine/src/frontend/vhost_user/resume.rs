@@ -95,7 +95,7 @@ impl Vhost {
             command: Some(turn.client.command_ref(lane, *slot)),
         });
         let spans: Vec<CarriedSpan> = spans.filter(|span| !span.bytes.is_empty()).collect();
-        turn.core.carry_machine(lane, &spans);
+        turn.core.carried.carry_machine(lane, &spans);
     }
 
     /// Whether what a dead engine left may be begun again, or answered.
@@ -103,17 +103,18 @@ impl Vhost {
         let Some(lane) = turn.client.lane() else {
             return true;
         };
-        !turn.core.may_touch_memory_of(lane)
+        !turn.core.carried.may_touch_memory_of(lane)
     }
 
     /// A request that a dead engine left has ended without being begun.
     #[cold]
     pub(super) fn not_begun(turn: &mut Turn<'_>, slot: u16) {
         if let Some(lane) = turn.client.lane()
-            && turn.core.carries()
+            && turn.core.carried.any()
         {
             turn.core
-                .carried_refused(turn.client.command_ref(lane, slot));
+                .carried
+                .refused(turn.client.command_ref(lane, slot));
         }
     }
 

@@ -56,7 +56,7 @@ impl Machines {
     /// Takes a client. One that can't be served is told of as gone.
     pub(crate) fn adopt(&mut self, core: &mut Core, new: NewMachine) {
         let (socket, fd, export) = (new.socket, new.fd.clone(), new.export.clone());
-        let lane = core.lane_of_export(export.export);
+        let lane = core.lanes.of_export(export.export);
         let inherited = new.inherited.is_some();
         if let Err(why) = self.take(core, new, lane) {
             if inherited {
@@ -65,7 +65,8 @@ impl Machines {
             }
             let _ = rustix::net::shutdown(&*fd, Shutdown::Both);
             self.closer.close_suspect(fd);
-            core.upcall(Upcall::MachineLeft(socket, export.export, why));
+            core.upcalls
+                .push_back(Upcall::MachineLeft(socket, export.export, why));
         }
     }
 
@@ -80,7 +81,7 @@ impl Machines {
                 devices: Devices::ALL,
                 command: None,
             };
-            core.carry_machine(lane, &[span]);
+            core.carried.carry_machine(lane, &[span]);
         }
     }
 
@@ -191,7 +192,7 @@ fn begin(
     blame(core, client);
     let mut frontend = make(&mut Turn { core, client })?;
     frontend.resume(&mut Turn { core, client }, blamed.flatten())?;
-    core.blame_nobody();
+    core.blame(None);
     kill_point!("vm.resumed");
     Ok((talk, frontend))
 }

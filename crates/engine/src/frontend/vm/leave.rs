@@ -52,7 +52,7 @@ impl Machines {
         client.leave();
         let lane = client.lane;
         if let Some(lane) = lane {
-            core.orphan_machine(lane);
+            core.carried.orphan_machine(lane);
         }
         machine.hide(core);
         self.drained(core, at, why);
@@ -76,7 +76,8 @@ impl Machines {
             let (socket, export) = (client.socket, client.export.export);
             client.end();
             self.closer.close_suspect((talk.remains(), fd));
-            core.upcall(Upcall::MachineLeft(socket, export, why));
+            core.upcalls
+                .push_back(Upcall::MachineLeft(socket, export, why));
         }
     }
 }

@@ -25,7 +25,7 @@ impl Machines {
     /// Notes who is within its base, if somebody bursts.
     pub(super) fn note_calm(&mut self, core: &Core) {
         self.calm.clear();
-        if !core.somebody_bursts() {
+        if !core.qos.somebody_bursts() {
             return;
         }
         let all = self.all.len();
@@ -35,7 +35,7 @@ impl Machines {
                 continue;
             };
             let lane = machine.client.lane;
-            if machine.frontend.is_active() && lane.is_some_and(|lane| core.is_calm(lane)) {
+            if machine.frontend.is_active() && lane.is_some_and(|lane| core.qos.is_calm(lane)) {
                 self.calm.push(self.calm_at as u32);
             }
         }
@@ -51,14 +51,14 @@ impl Machines {
         } = &mut **machine;
         blame(core, client);
         let any = frontend.poll(&mut Turn { core, client });
-        core.blame_nobody();
+        core.blame(None);
         if client.interrupts.any()
             && let Some(signals) = &mut self.signals
         {
             client.flush(core, signals);
             signals.flush();
         }
-        let is_calm = client.lane.is_some_and(|lane| core.is_calm(lane));
+        let is_calm = client.lane.is_some_and(|lane| core.qos.is_calm(lane));
         if !any || !is_calm {
             // What it has can't begin in this turn: there is no use in looking.
             self.calm.retain(|calm| *calm != index);

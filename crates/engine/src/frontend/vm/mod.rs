@@ -228,7 +228,7 @@ impl Machines {
                     client, frontend, ..
                 } = &mut **machine;
                 let polled = frontend.poll(&mut Turn { core, client });
-                core.blame_nobody();
+                core.blame(None);
                 if polled {
                     any = true;
                     self.poll_between(core);
@@ -244,7 +244,7 @@ impl Machines {
             }
             if !machine.client.upcalls.is_empty() {
                 for upcall in machine.client.upcalls.drain(..) {
-                    core.upcall(upcall);
+                    core.upcalls.push_back(upcall);
                 }
             }
             if let Some(mut why) = machine.client.closing {

@@ -20,7 +20,7 @@ const DRAINING_RETRY_NS: u64 = 100_000_000;
 
 impl Frontend for Machines {
     fn poll(&mut self, core: &mut Core, _beside: Beside<'_>) -> bool {
-        if self.rest > 0 && !core.has_ended(self.index) && !core.has_ready() {
+        if self.rest > 0 && !core.has_ended(self.index) && !core.qos.has_ready() {
             self.rest -= 1;
             return false;
         }
@@ -141,7 +141,7 @@ impl Frontend for Machines {
             }
             let is_late = |limit: Option<u64>| limit.is_some_and(|limit| now >= limit);
             if is_late(machine.talk.deadline_ns()) || is_late(machine.frontend.deadline_ns()) {
-                core.blame_nobody();
+                core.blame(None);
                 machine.talk.ready();
                 machine.talk(core);
             }
@@ -194,7 +194,7 @@ impl Frontend for Machines {
             }
             machine.life = Life::Removed(until);
             if let Some(lane) = machine.client.lane.take() {
-                core.orphan_machine(lane);
+                core.carried.orphan_machine(lane);
             }
             let Machine {
                 client, frontend, ..

@@ -6,7 +6,7 @@ use super::*;
 /// who comes every few windows finds turns as short as any.
 #[test]
 fn who_is_alone_has_more_of_a_turn() {
-    let alone_windows = crate::core::admit::ALONE_WINDOWS as usize;
+    let alone_windows = crate::qos::ALONE_WINDOWS as usize;
     let mut rig = rig(&Budget::unstated(), &Budget::unstated());
     let mut begun = |others: bool| {
         rig.pass(WINDOW_NS);
@@ -58,11 +58,11 @@ fn an_idle_reactor_ends_windows_in_time_where_others_have_a_part() {
         rig.ended_well();
         // What the reactor sleeps until, in windows.
         let mut sleeps = || {
-            let until_ns = rig.b.core.window_ends_ns()?;
+            let until_ns = rig.b.core.qos.window_ends_ns()?;
             let ns = until_ns - rig.now_ns;
             rig.now_ns = until_ns;
-            rig.b.core.set_now_ns(rig.now_ns);
-            rig.b.core.woke();
+            rig.b.core.clock.set_now_ns(rig.now_ns);
+            rig.b.core.qos.woke(rig.b.core.now_ns());
             rig.pass(0);
             Some(ns.div_ceil(WINDOW_NS))
         };

@@ -8,7 +8,7 @@ fn a_budget_changes_within_a_window_and_without_scheduling_all_begin() {
     let all: Vec<u16> = (0..24).map(|_| rig.read(3)).collect();
     let mut ended = rig.ended_well();
     assert_eq!(ended.len(), 1);
-    rig.b.core.set_budget(0, &fixed(10), false);
+    rig.b.core.qos.set_budget(0, &fixed(10), false);
     rig.pass(WINDOW_NS);
     while ended.len() < 8 {
         let more = rig.ended_well();
@@ -57,7 +57,7 @@ fn qos_set_storm() {
                 };
                 rig.b.core.set_share(V, Some(share));
             }
-            _ => rig.b.core.set_budget(draw(2) as u32, &budget, false),
+            _ => rig.b.core.qos.set_budget(draw(2) as u32, &budget, false),
         }
         for (lane, begun) in [3, 4].into_iter().zip(&mut begun) {
             if begun.len() < 20_000 && rig.throttled(lane).1 < 20 {

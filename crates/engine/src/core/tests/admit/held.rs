@@ -39,14 +39,17 @@ fn over_budget_many_lanes_leave_room_to_others() {
         }
         assert!(noisy.len() > 2 * NOISY.len(), "{}", noisy.len());
         // With one of each lane.
-        let (count, bytes) = (rig.b.core.throttled.count, rig.b.core.throttled.bytes);
+        let (count, bytes) = (
+            rig.b.core.qos.throttled.count,
+            rig.b.core.qos.throttled.bytes,
+        );
         assert!(count <= 512 + NOISY.len(), "{count}");
         assert!(bytes <= (16 << 20) + NOISY.len() * (512 << 10), "{bytes}");
         // There is no use in looking for more of them.
         for lane in NOISY {
-            assert!(rig.b.core.is_held_back(LaneIndex(lane)), "{lane}");
+            assert!(rig.b.core.qos.is_held_back(LaneIndex(lane)), "{lane}");
         }
-        assert!(!rig.b.core.is_held_back(LaneIndex(4)));
+        assert!(!rig.b.core.qos.is_held_back(LaneIndex(4)));
         let begun = rig.ended_well();
         let victim: Vec<u16> = (0..64).map(|_| rig.read(4)).collect();
         assert_eq!(rig.ended_well(), victim);
@@ -60,7 +63,10 @@ fn over_budget_many_lanes_leave_room_to_others() {
         let rest = rig.ended_well();
         assert_eq!(begun.len() + more.len() + rest.len(), noisy.len());
         assert_eq!(
-            (rig.b.core.throttled.count, rig.b.core.throttled.bytes),
+            (
+                rig.b.core.qos.throttled.count,
+                rig.b.core.qos.throttled.bytes
+            ),
             (0, 0)
         );
         assert_eq!((rig.b.core.busy_ios(), rig.b.core.staging.out()), (0, 0));
@@ -171,7 +177,7 @@ fn to_end_commands_takes_no_memory_from_bursts() {
     for _ in 0..100 {
         b.core
             .end_waiting(Status::COMMAND_ABORT_REQUESTED, |_, _, _| false);
-        b.core.orphan(3);
+        b.core.carried.orphan(3);
         b.core.submit();
     }
     b.core.tick();
@@ -255,7 +261,7 @@ fn a_pair_waits_for_nothing_that_waits_behind_it() {
     assert_eq!(rig.ended_well(), [first]);
     rig.pass(WINDOW_NS);
     assert_eq!(rig.ended_well(), [100]);
-    rig.b.core.pair_answered(record);
+    rig.b.core.carried.pair_answered(record);
     rig.pass(WINDOW_NS);
     assert_eq!(rig.ended_well(), [behind]);
 }

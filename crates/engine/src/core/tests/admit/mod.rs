@@ -94,7 +94,7 @@ impl Rig {
     /// A turn begins, so much later.
     fn pass(&mut self, ns: u64) {
         self.now_ns += ns;
-        self.b.core.set_now_ns(self.now_ns);
+        self.b.core.clock.set_now_ns(self.now_ns);
         self.b.core.begin_admission();
     }
 
@@ -152,7 +152,7 @@ impl Rig {
         self.b.core.submit();
         for _ in crate::patience::patiently() {
             self.b.core.reap();
-            if self.b.core.slices.iter().all(Option::is_none) && !self.b.core.flusher.is_busy() {
+            if self.b.core.slices.in_flight() == 0 && !self.b.core.flusher.is_busy() {
                 break;
             }
         }
@@ -195,6 +195,7 @@ fn over_budget_waits_in_order_and_goes_on() {
     assert!(
         rig.b
             .core
+            .qos
             .window_ends_ns()
             .is_some_and(|at| at > rig.now_ns)
     );
@@ -339,7 +340,7 @@ fn what_is_throttled_ends_with_its_owner_its_connection_or_its_lane() {
     assert_eq!(ended, [noisy[2], quiet[1]]);
     assert_eq!(rig.throttled(3).1, 5);
     // Its connection.
-    rig.b.core.orphan(3);
+    rig.b.core.carried.orphan(3);
     let ended = rig.ended();
     let expected = [noisy[3], noisy[5], noisy[6], noisy[7], more];
     let interrupted = Status::COMMAND_INTERRUPTED;
@@ -357,7 +358,7 @@ fn what_is_throttled_ends_with_its_owner_its_connection_or_its_lane() {
     assert_eq!(rig.b.core.active_tenants(), 0);
     // Nothing is left of it, and another one in its place is not its tenant's.
     rig.pass(WINDOW_NS);
-    assert!(rig.ended().is_empty() && rig.b.core.window_ends_ns().is_none());
+    assert!(rig.ended().is_empty() && rig.b.core.qos.window_ends_ns().is_none());
     let region = rig.b.core.region.clone();
     rig.b.core.set_lane(quiet_lane(&region));
     let free: Vec<u16> = (0..50).map(|_| rig.read(4)).collect();
@@ -388,7 +389,7 @@ fn what_a_dead_engine_had_begun_is_not_charged() {
     rig.read(3);
     assert_eq!(rig.ended_well(), [first]);
     let slot = rig.b.next_slot;
-    rig.b.core.carry(&[CarriedSpan {
+    rig.b.core.carried.carry(&[CarriedSpan {
         volume: V,
         bytes: 0..4096,
         write: true,

@@ -61,7 +61,7 @@ fn of_a_command_that_waits_for_its_budget_and_then_for_its_turn_only_the_former_
     assert!(!rig.b.core.must_turn(), "it waits for its budget");
     let refused_ns = rig.now_ns;
     assert_eq!(counted(&rig, 3), (0, 0));
-    let left_ns = rig.b.core.window_ends_ns().unwrap() - refused_ns;
+    let left_ns = rig.b.core.qos.window_ends_ns().unwrap() - refused_ns;
     rig.pass(left_ns);
     let first = rig.ended_well().len();
     while ended + first < 24 {
@@ -80,7 +80,7 @@ fn what_waited_in_its_frontend_and_begins_at_once_is_counted() {
     }
     assert_eq!(rig.ended_well().len(), 2);
     rig.pass(WINDOW_NS / 4);
-    let over_ns = Some(rig.b.core.over_ns(LaneIndex(3)));
+    let over_ns = Some(rig.b.core.qos.over_ns(LaneIndex(3), rig.b.core.now_ns()));
     rig.pass(WINDOW_NS * 3 / 4);
     assert_eq!(rig.ended_well().len(), 1);
     let new = NewIo {
@@ -123,19 +123,19 @@ fn a_lane_that_stands_in_line_is_not_over_budget() {
         while !rig.ended_well().is_empty() {
             rig.pass(1000);
         }
-        let ends_ns = rig.b.core.window_ends_ns().unwrap();
+        let ends_ns = rig.b.core.qos.window_ends_ns().unwrap();
         let waits = [3, 5].map(|lane| rig.throttled(lane).1);
         rig.pass(ends_ns - rig.now_ns);
         rig.ended_well();
         // Who might begin in the window's first turn, and had no part of it.
         for (lane, before) in [3, 5].into_iter().zip(waits) {
             let (index, core) = (LaneIndex(lane), &rig.b.core);
-            if core.waits_for_turns(index) && rig.throttled(lane).1 == before {
+            if core.qos.waits_for_turns(index) && rig.throttled(lane).1 == before {
                 in_line += 1;
-                let over_ns = rig.b.core.over_ns(index);
-                rig.b.core.set_now_ns(rig.now_ns + 1000);
-                assert_eq!(rig.b.core.over_ns(index), over_ns);
-                rig.b.core.set_now_ns(rig.now_ns);
+                let over_ns = rig.b.core.qos.over_ns(index, rig.b.core.now_ns());
+                rig.b.core.clock.set_now_ns(rig.now_ns + 1000);
+                assert_eq!(rig.b.core.qos.over_ns(index, rig.b.core.now_ns()), over_ns);
+                rig.b.core.clock.set_now_ns(rig.now_ns);
             }
         }
     }

@@ -148,9 +148,9 @@ fn who_wakes_a_reactor_finds_one_window() {
         rig.read(3);
         assert_eq!(rig.ended_well().len(), 1);
         rig.now_ns += 40 * WINDOW_NS;
-        rig.b.core.set_now_ns(rig.now_ns);
+        rig.b.core.clock.set_now_ns(rig.now_ns);
         if !late {
-            rig.b.core.woke();
+            rig.b.core.qos.woke(rig.b.core.now_ns());
         }
         rig.pass(0);
         (0..20).for_each(|_| _ = rig.read(3));

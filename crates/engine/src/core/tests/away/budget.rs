@@ -43,7 +43,7 @@ struct Reactor {
 
 impl Reactor {
     fn begin(&mut self, core: &mut Core) {
-        core.set_clock_ns(self.now_ns);
+        core.clock.set_clock_ns(self.now_ns);
         core.begin_turn();
         core.reap();
     }

@@ -3,8 +3,8 @@
 use super::admit::quiet_lane;
 use super::*;
 use crate::bell::ReactorBell;
-use crate::core::away::idle::SAY_NS;
-use crate::core::away::{TURN, TURN_BYTES};
+use crate::offload::idle::SAY_NS;
+use crate::offload::{TURN, TURN_BYTES};
 use forebay_qos::params::Params;
 use forebay_xlate::boundary::message::Spread;
 use forebay_xlate::boundary::region::CommandState;
@@ -34,9 +34,11 @@ fn linked(kind: &str) -> Two {
     let [of_home, of_other]: [Links; 2] = links(&bells).try_into().ok().unwrap();
     let ring = Ring::new(&RingOptions::default()).unwrap();
     let mut other = Core::new(1, b.core.region.clone(), Staging::new().unwrap(), ring);
-    other.set_device(b.core.devices[0].clone().unwrap());
-    other.link(of_other);
-    b.core.link(of_home);
+    other.set_device(b.core.devices.served[0].clone().unwrap());
+    other.away.link(of_other);
+    other.set_spread(Spread::default());
+    b.core.away.link(of_home);
+    b.core.set_spread(Spread::default());
     b.grant(0, 3, Rights::ReadWrite, 50);
     b.grant(50, 120, Rights::ReadWrite, 50);
     Two { b, other }
@@ -142,8 +144,14 @@ impl Two {
         assert_eq!((self.away(), self.b.core.busy_ios()), (0, 0));
         assert_eq!(self.b.core.staging.out(), 0);
         assert_eq!(self.other.away.free.len(), self.other.away.carrying.len());
-        assert!(self.b.core.lane(LANE).is_none_or(|lane| lane.away == 0));
-        assert!(self.b.core.nothing_from_others() && self.other.nothing_from_others());
+        assert!(
+            self.b
+                .core
+                .lanes
+                .get(LANE)
+                .is_none_or(|lane| lane.away == 0)
+        );
+        assert!(self.b.core.away.nothing_from_others() && self.other.away.nothing_from_others());
     }
 }
 
@@ -188,8 +196,8 @@ fn who_has_work_of_its_own_is_given_none() {
     let mut now_ns = t.b.core.now_ns();
     let pass = |t: &mut Two, now_ns: &mut u64, ns: u64| {
         *now_ns += ns;
-        t.b.core.set_clock_ns(*now_ns);
-        t.other.set_clock_ns(*now_ns);
+        t.b.core.clock.set_clock_ns(*now_ns);
+        t.other.clock.set_clock_ns(*now_ns);
         t.turn_other();
         t.b.core.begin_turn();
     };
@@ -214,13 +222,13 @@ fn who_has_work_of_its_own_is_given_none() {
     assert_eq!(t.ends(80), [Status::SUCCESS; 80]);
     // It is in a turn for long.
     now_ns += 10 * OWN_NS;
-    t.b.core.set_clock_ns(now_ns);
+    t.b.core.clock.set_clock_ns(now_ns);
     t.b.core.begin_turn();
     (0..40).for_each(|at| _ = t.b.start(write(at, 1), Some(&[9; 4096])));
     assert_eq!(t.away(), 0, "it is still at work");
     assert_eq!(t.ends(40), [Status::SUCCESS; 40]);
     // From when it has nothing on, and not at once.
-    t.other.set_clock_ns(now_ns);
+    t.other.clock.set_clock_ns(now_ns);
     t.turn_other();
     for _ in 0..OWN_NS / SAY_NS - 1 {
         pass(&mut t, &mut now_ns, SAY_NS);
@@ -241,17 +249,17 @@ fn who_sleeps_helps() {
     t.other.set_lane(quiet_lane(&region));
     let now_ns = t.b.core.now_ns();
     for core in [&mut t.b.core, &mut t.other] {
-        core.set_clock_ns(now_ns);
+        core.clock.set_clock_ns(now_ns);
     }
     t.turn_other_with(true);
     let (quiet, _open) = std::io::pipe().unwrap();
     t.other.sleep(&quiet, std::time::Duration::ZERO);
     for (ns, helps) in [(OWN_NS - 1, false), (OWN_NS + SAY_NS, true)] {
-        t.b.core.set_clock_ns(now_ns + ns);
+        t.b.core.clock.set_clock_ns(now_ns + ns);
         t.b.core.begin_turn();
         (0..40).for_each(|at| _ = t.b.start(write(at, 1), Some(&[9; 4096])));
         assert_eq!(t.away() > 0, helps, "after {ns}");
-        t.other.set_clock_ns(now_ns + ns);
+        t.other.clock.set_clock_ns(now_ns + ns);
         assert_eq!(t.ends(40), [Status::SUCCESS; 40]);
     }
 }
@@ -265,7 +273,7 @@ fn who_has_time_left_is_not_helped() {
     let mut is_helped = |t: &mut Two, idle: u64| {
         for turn in 0..2 * NEED_NS / SAY_NS {
             now_ns += SAY_NS;
-            t.b.core.set_clock_ns(now_ns);
+            t.b.core.clock.set_clock_ns(now_ns);
             t.b.core.begin_turn();
             if turn % 8 < idle {
                 t.b.core.is_idle();
@@ -291,7 +299,7 @@ fn who_has_time_left_is_not_helped() {
 #[test]
 fn who_has_not_the_device_gives_it_back() {
     let mut t = two("file", Spread::OneToN);
-    t.other.devices[0] = None;
+    t.other.devices.served[0] = None;
     t.writes(40);
     assert_eq!(t.ends(40), [Status::SUCCESS; 40]);
     assert!(t.handed_over() > 0 && t.other.record().carried_out.load(Relaxed) == 0);
@@ -318,7 +326,7 @@ fn what_fails_elsewhere_fails_and_is_counted() {
     let ends = t.ends(40);
     let failed = ends.iter().filter(|s| **s == Status::WRITE_FAULT).count();
     assert_eq!(failed, away);
-    let errors = &t.b.core.lane(LANE).unwrap().record().media_errors;
+    let errors = &t.b.core.lanes.get(LANE).unwrap().record().media_errors;
     assert_eq!(errors.load(Relaxed), away as u64);
     t.nothing_is_left();
 }
@@ -330,7 +338,7 @@ fn a_successor_reckons_with_what_is_away() {
     t.turn_other();
     t.b.gate.hold();
     for slot in 0..40 {
-        let record = &t.b.core.commands[slot];
+        let record = &t.b.core.records.commands[slot];
         let taken = CommandState::taken(slot as u64 + 1);
         record.state.store(taken.0, Relaxed);
         t.b.next_slot = slot as u16;
@@ -346,15 +354,12 @@ fn a_successor_reckons_with_what_is_away() {
     assert_eq!(t.ends(40), [Status::SUCCESS; 40]);
     // Who works on one of another's says whose it is.
     t.writes(40);
-    t.other.blame_nobody();
+    t.other.blame(None);
     t.other.carry_out(false);
     let blame = t.other.record().blame.load(Relaxed);
-    let blamed: Vec<u64> = (0..)
-        .zip(&t.b.core.slices)
-        .filter_map(|(at, slice)| {
-            let io = slice.as_ref().filter(|slice| slice.away)?.io;
-            (at < MAX_SLICES).then(|| t.b.core.ios[io as usize].record.blame())
-        })
+    let away = t.b.core.slices.iter().filter(|slice| slice.away);
+    let blamed: Vec<u64> = away
+        .map(|slice| t.b.core.slab[slice.io as usize].record.blame())
         .collect();
     assert!(blamed.contains(&blame));
     t.ends(40);
@@ -369,17 +374,21 @@ fn revokes_drain_when_what_is_away_is_back() {
         t.writes(40);
         let range = ExtentRange::new(0, 50);
         t.b.volume.table.clear(range, None);
-        t.b.core.revoke(1, V, range, None);
+        t.b.core
+            .slices
+            .revoke(1, V, range, None, &mut t.b.core.upcalls);
         t.b.core.settle(5, DeviceIndex(0));
         // It has nothing of that volume of its own.
-        t.other.revoke(1, V, range, None);
+        t.other
+            .slices
+            .revoke(1, V, range, None, &mut t.other.upcalls);
         assert_eq!(
-            format!("{:?}", t.other.next_upcall()),
+            format!("{:?}", t.other.upcalls.pop_front()),
             "Some(Drained { revoke: 1 })"
         );
         t.turn_other();
         t.b.turn();
-        assert!(!t.b.core.has_upcalls());
+        assert!(t.b.core.upcalls.is_empty());
         t.b.gate.release();
         let away = t.away();
         for _ in crate::patience::patiently() {
@@ -389,7 +398,7 @@ fn revokes_drain_when_what_is_away_is_back() {
             }
         }
         assert!(
-            !t.b.core.has_upcalls(),
+            t.b.core.upcalls.is_empty(),
             "what is away is still at its device"
         );
         assert_eq!(t.ends(40), [Status::SUCCESS; 40]);
@@ -405,15 +414,15 @@ fn an_export_goes_when_what_is_away_is_back() {
     t.writes(40);
     let away = t.away();
     t.b.core.remove_lane(LANE);
-    t.b.core.orphan(0);
+    t.b.core.carried.orphan(0);
     for _ in crate::patience::patiently() {
         t.b.turn();
         if t.b.core.ended_count() == 40 - away {
             break;
         }
     }
-    assert!(t.b.core.lane(LANE).is_some() && t.b.core.staging.out() > 0);
-    assert!(!t.b.core.has_upcalls());
+    assert!(t.b.core.lanes.get(LANE).is_some() && t.b.core.staging.out() > 0);
+    assert!(t.b.core.upcalls.is_empty());
     t.ends(40);
     assert_eq!(t.b.upcall(), "Some(LaneGone { lane: LaneIndex(3) })");
     t.nothing_is_left();
@@ -422,15 +431,17 @@ fn an_export_goes_when_what_is_away_is_back() {
 #[test]
 fn nobody_leaves_whom_others_may_need() {
     let mut t = two("file", Spread::OneToN);
-    assert!(bench().core.may_leave(), "alone, any time");
-    t.other.be_quiet();
-    assert!(!t.other.may_leave(), "something may come");
+    assert!(bench().core.away.may_leave(), "alone, any time");
+    t.other.set_spread(Spread::OneToOne);
+    t.other.away.be_quiet();
+    assert!(!t.other.away.may_leave(), "something may come");
     t.writes(40);
-    t.b.core.be_quiet();
-    assert!(!t.other.may_leave(), "that is yet to be done");
+    t.b.core.set_spread(Spread::OneToOne);
+    t.b.core.away.be_quiet();
+    assert!(!t.other.away.may_leave(), "that is yet to be done");
     let before = t.handed_over();
     assert_eq!(t.ends(40), [Status::SUCCESS; 40]);
-    assert!(t.other.may_leave() && t.b.core.may_leave());
+    assert!(t.other.away.may_leave() && t.b.core.away.may_leave());
     t.b.core.set_spread(Spread::OneToN);
     (0..40).for_each(|at| _ = t.b.start(write(at, 1), Some(&[9; 4096])));
     assert_eq!((t.ends(40).len(), t.handed_over()), (40, before));

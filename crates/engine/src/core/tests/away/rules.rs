@@ -138,8 +138,8 @@ impl Run {
     fn pass(&mut self) {
         if let Some(clock_ns) = &mut self.clock_ns {
             *clock_ns += 20_000;
-            self.t.b.core.set_clock_ns(*clock_ns);
-            self.t.other.set_clock_ns(*clock_ns);
+            self.t.b.core.clock.set_clock_ns(*clock_ns);
+            self.t.other.clock.set_clock_ns(*clock_ns);
         }
     }
 
@@ -149,7 +149,7 @@ impl Run {
             if self.hand.len() < self.most {
                 break;
             }
-            if self.t.b.core.throttled.count > 0 {
+            if self.t.b.core.qos.throttled.count > 0 {
                 self.pass();
             }
             self.t.turn_other();
@@ -248,7 +248,11 @@ impl Run {
             let key = (done.owner.conn, done.owner.slot);
             let command = self.hand.remove(&key).expect("it was in hand, once");
             self.ended(&command, &done);
-            self.t.b.core.pair_answered(CommandRef::new(key.0, key.1));
+            self.t
+                .b
+                .core
+                .carried
+                .pair_answered(CommandRef::new(key.0, key.1));
             if let Some(buffer) = done.buffer {
                 self.t.b.core.staging.give(buffer);
             }
@@ -313,7 +317,7 @@ impl Run {
     /// A connection closes: what comes by the next one is not overtaken.
     fn close(&mut self) {
         self.now += 1;
-        self.t.b.core.orphan(self.queue);
+        self.t.b.core.carried.orphan(self.queue);
         let now = self.now;
         for command in self.hand.values_mut().filter(|c| c.queue == self.queue) {
             command.closed = true;
@@ -439,7 +443,7 @@ fn order_rules_are_kept_within_a_budget() {
         }
         run.t.b.core.set_admission(None);
         run.finish();
-        let throttled = &run.t.b.core.lane(LANE).unwrap().record().throttled_ops;
+        let throttled = &run.t.b.core.lanes.get(LANE).unwrap().record().throttled_ops;
         let (throttled, handed_over) = (throttled.load(Relaxed), run.t.handed_over());
         assert!(
             throttled > 0 && handed_over > 0,
@@ -474,8 +478,8 @@ fn one_to_n_keeps_order_rules() {
                 let last = run.now + 1;
                 run.look(&path, last);
                 let Two { b, other } = &mut run.t;
-                b.core.devices[0] = None;
-                other.devices[0] = None;
+                b.core.devices.served[0] = None;
+                other.devices.served[0] = None;
                 power::cut(&path, seed).unwrap();
                 run.look(&path, run.flushed);
             } else if kind == "file" {

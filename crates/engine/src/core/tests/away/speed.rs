@@ -109,11 +109,15 @@ fn a_queue_is_spread() {
     let bells = [ReactorBell::new().unwrap(), ReactorBell::new().unwrap()];
     let [of_home, of_other]: [Links; 2] = links(&bells).try_into().ok().unwrap();
     if !alone {
-        b.core.link(of_home);
+        b.core.away.link(of_home);
+        b.core.set_spread(Spread::default());
         b.core.set_spread(spread);
     }
     let stop = AtomicBool::new(alone);
-    let (region, served) = (b.core.region.clone(), b.core.devices[0].clone().unwrap());
+    let (region, served) = (
+        b.core.region.clone(),
+        b.core.devices.served[0].clone().unwrap(),
+    );
     let mut host = Host::new(LANE, depth);
     let mut elapsed = 0.0;
     let others = std::thread::scope(|scope| {
@@ -123,7 +127,8 @@ fn a_queue_is_spread() {
             core.set_device(served);
             core.fenced(DeviceIndex(0));
             core.set_lane(quiet_lane(&region));
-            core.link(of_other);
+            core.away.link(of_other);
+            core.set_spread(Spread::default());
             core.set_spread(spread);
             let mut host = Host::new(LaneIndex(4), depth);
             loop {

@@ -5,6 +5,7 @@ use crate::frontend::Frontend;
 use crate::lane::Lane;
 use forebay_device::OpKind;
 use forebay_xlate::boundary::message::{ExportConfig, ExportId};
+use forebay_xlate::reactor_side::Answer;
 
 pub(super) const ABORTED: Status = Status::COMMAND_ABORT_REQUESTED;
 
@@ -41,7 +42,7 @@ pub(super) fn answers(rig: &mut rig::Rig, host: &mut Host) -> Vec<(u16, Status)>
 /// Faults that the owner was asked, which it doesn't answer.
 fn faults(rig: &mut rig::Rig) -> usize {
     let mut count = 0;
-    while let Some(upcall) = rig.core.next_upcall() {
+    while let Some(upcall) = rig.core.upcalls.pop_front() {
         count += usize::from(matches!(upcall, Upcall::Fault { .. }));
     }
     count
@@ -61,7 +62,8 @@ fn what_waits_for_the_owner_is_aborted() {
     assert_eq!(answers(&mut rig, &mut host), [(1, ABORTED)]);
     // The other goes on when the owner answers, and the aborted one is not written.
     rig.map_all();
-    rig.core.granted(V, ExtentRange::new(0, 1));
+    rig.core
+        .fault_answered(V, ExtentRange::new(0, 1), Answer::Granted);
     assert_eq!(answers(&mut rig, &mut host), [(2, Status::SUCCESS)]);
     host.say(&rw(2, 3, 0, 1), &[]);
     rig.turns(2);
@@ -123,7 +125,7 @@ fn a_carried_command_that_is_aborted_holds_nobody_back() {
     rig.carry(1);
     assert_eq!(abort(&mut rig, &mut admin, 1, 1), 0);
     assert_eq!(answers(&mut rig, &mut host), [(1, ABORTED)]);
-    assert!(!rig.core.carries());
+    assert!(!rig.core.carried.any());
     for buffer in all {
         rig.core.staging.give(buffer);
     }
@@ -172,7 +174,7 @@ fn a_host_taken_off_the_list_is_out_with_what_it_had_waiting() {
         forebay_xlate::Rights::ReadWrite,
     );
     rig.volume.table.install(all, word.unwrap());
-    rig.core.granted(V, all);
+    rig.core.fault_answered(V, all, Answer::Granted);
     rig.turns(4);
     assert_eq!(rig.gate.held(), 1, "only what was there before");
     rig.gate.release();

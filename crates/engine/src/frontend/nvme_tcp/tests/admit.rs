@@ -15,7 +15,7 @@ const WINDOW_NS: u64 = 1_000_000;
 
 fn pass_window(rig: &mut rig::Rig) {
     let now_ns = rig.core.now_ns();
-    rig.core.set_clock_ns(now_ns + WINDOW_NS);
+    rig.core.clock.set_clock_ns(now_ns + WINDOW_NS);
     rig.core.begin_turn();
 }
 
@@ -43,7 +43,7 @@ fn what_is_over_budget_waits_is_aborted_and_goes_with_its_connection() {
     let (mut admin, cntlid) = rig.admin();
     let mut host = rig.io(cntlid, 1, 32);
     let now_ns = rig.core.now_ns();
-    rig.core.set_clock_ns(now_ns);
+    rig.core.clock.set_clock_ns(now_ns);
     rig.core.admit_all_by(&Budget::fixed(2000));
     let good = |cid: u16| (cid, Status::SUCCESS);
     for cid in 1..=4 {
@@ -62,7 +62,7 @@ fn what_is_over_budget_waits_is_aborted_and_goes_with_its_connection() {
     // The flush as well, before what came after it.
     pass_window(&mut rig);
     assert_eq!(answers(&mut rig, &mut host), [good(6), good(7)]);
-    let lane = rig.core.lane_of_export(ExportId(1)).unwrap();
+    let lane = rig.core.lanes.of_export(ExportId(1)).unwrap();
     let throttled = |rig: &rig::Rig| {
         let record = rig.core.lane(lane).unwrap().record();
         record.throttled.load(Relaxed)
@@ -86,7 +86,7 @@ fn what_is_refused_takes_its_part_of_a_turn() {
     let (_admin, cntlid) = rig.admin();
     let mut hosts = [1, 2].map(|qid| rig.io(cntlid, qid, 32));
     let now_ns = rig.core.now_ns();
-    rig.core.set_clock_ns(now_ns);
+    rig.core.clock.set_clock_ns(now_ns);
     rig.core.admit_all_by(&Budget::fixed(1_000_000));
     for host in &mut hosts {
         for cid in 0..20 {
@@ -118,7 +118,7 @@ fn deep_queues_over_budget_wait_in_their_connections() {
     let (mut admin, cntlid) = rig.admin();
     let mut host = rig.io(cntlid, 1, 128);
     let now_ns = rig.core.now_ns();
-    rig.core.set_clock_ns(now_ns);
+    rig.core.clock.set_clock_ns(now_ns);
     rig.core.admit_all_by(&Budget::fixed(2000));
     for cid in 0..40 {
         host.say(&rw(2, cid, u64::from(cid), 1), &[]);
@@ -143,7 +143,7 @@ fn deep_queues_over_budget_wait_in_their_connections() {
     rig.core.begin_turn();
     rig.turns(1);
     assert!(rig.frontend.is_idle() && !rig.core.must_turn());
-    assert!(rig.core.window_ends_ns().is_some());
+    assert!(rig.core.qos.window_ends_ns().is_some());
     // One that waits in its connection.
     assert_eq!(abort(&mut rig, &mut admin, 1, 38), 0);
     assert_eq!(answers(&mut rig, &mut host), [(38, ABORTED)]);
@@ -173,7 +173,7 @@ fn what_waits_in_a_connection_for_its_budget_is_counted_as_over_budget() {
     let (_admin, cntlid) = rig.admin();
     let mut host = rig.io(cntlid, 1, 128);
     let now_ns = rig.core.now_ns();
-    rig.core.set_clock_ns(now_ns);
+    rig.core.clock.set_clock_ns(now_ns);
     rig.core.admit_all_by(&Budget::fixed(2000));
     // Of two writes the host is asked for the data: at once, and when there is a place.
     for cid in 0..=40 {
@@ -201,7 +201,7 @@ fn what_waits_in_a_connection_for_its_budget_is_counted_as_over_budget() {
         }
         pass_window(&mut rig);
     }
-    let lane = rig.core.lane_of_export(ExportId(1)).unwrap();
+    let lane = rig.core.lanes.of_export(ExportId(1)).unwrap();
     let record = rig.core.lane(lane).unwrap().record();
     let counted = |times: &Times| times.buckets.iter().map(|b| b.load(Relaxed)).sum::<u64>();
     let times = &record.throttled_times;
@@ -232,7 +232,7 @@ fn over_budget_data_is_asked_for_while_half_of_the_buffers_are_left() {
     let (_admin, cntlid) = rig.admin();
     let mut host = rig.io(cntlid, 1, 32);
     let now_ns = rig.core.now_ns();
-    rig.core.set_clock_ns(now_ns);
+    rig.core.clock.set_clock_ns(now_ns);
     rig.core.admit_all_by(&Budget::fixed(1000));
     let long = 512 << 10;
     let others: Vec<_> = (0..40).map(|_| rig.core.staging.take(long)).collect();
@@ -266,7 +266,7 @@ fn a_shutdown_waits_for_no_budget() {
     let (_other, cntlid) = rig.admin();
     let mut host = rig.io(cntlid, 1, 128);
     let now_ns = rig.core.now_ns();
-    rig.core.set_clock_ns(now_ns);
+    rig.core.clock.set_clock_ns(now_ns);
     rig.core.admit_all_by(&Budget::fixed(1000));
     for cid in 0..60 {
         host.say(&rw(2, cid, u64::from(cid), 1), &[]);
@@ -290,7 +290,7 @@ fn rest(rig: &mut rig::Rig) {
     for _ in 0..3 {
         rig.core.begin_turn();
         rig.turns(1);
-        while rig.core.next_upcall().is_some() {}
+        while rig.core.upcalls.pop_front().is_some() {}
     }
     assert!(!rig.core.must_turn() && rig.frontend.is_idle());
 }
@@ -312,7 +312,7 @@ fn what_waits_in_a_socket_over_budget_keeps_nobody_awake() {
     rig.map_all();
     let (_admin, cntlid) = rig.admin();
     let now_ns = rig.core.now_ns();
-    rig.core.set_clock_ns(now_ns);
+    rig.core.clock.set_clock_ns(now_ns);
     rig.core.admit_all_by(&Budget::fixed(3000));
     let mut host = rig.io(cntlid, 1, 128);
     let say = |host: &mut Host, cids: std::ops::Range<u16>| {
@@ -372,7 +372,7 @@ fn a_tenant_that_sends_no_data_takes_nothing_from_others() {
         let mut rig = rig();
         rig.map_all();
         let now_ns = rig.core.now_ns();
-        rig.core.set_clock_ns(now_ns);
+        rig.core.clock.set_clock_ns(now_ns);
         let mut asked = 0;
         let mut hosts = Vec::new();
         for export in 0..others {

@@ -65,7 +65,7 @@ impl Scene {
         assert_eq!(self.rig.frontend.count(), 2, "and no connection is left");
         assert_eq!((self.rig.held_bytes(), self.rig.core.staging.out()), (0, 0));
         assert_eq!(self.rig.frontend.shared.r2ts.get(), 0);
-        assert!(!self.rig.core.carries());
+        assert!(!self.rig.core.carried.any());
         self.neighbour.say(&rw(2, 2, 9, 1), &[]);
         self.rig.turns(2);
         let (pdu, data) = self.neighbour.hear().expect("the neighbour is served");

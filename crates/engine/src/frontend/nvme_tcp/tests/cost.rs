@@ -47,7 +47,7 @@ fn batches_are_carried_out() {
         }
         assert_eq!(answers(&mut host), batch);
     }
-    let lane = rig.core.lane_of_export(ExportId(1)).unwrap();
+    let lane = rig.core.lanes.of_export(ExportId(1)).unwrap();
     let record = rig.core.lane(lane).unwrap().record();
     assert_eq!(record.throttled_ops.load(Relaxed), 0);
 }

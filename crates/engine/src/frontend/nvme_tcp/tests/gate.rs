@@ -127,7 +127,7 @@ fn an_io_queue_comes_by_the_port_of_its_admin_queue() {
 fn change(rig: &mut rig::Rig, state: &mut Reservations, host: u8, action: u32, keys: [u64; 2]) {
     let command = ReservationCommand::new(action, keys).unwrap();
     state.apply([host; 16], &command).unwrap();
-    rig.core.set_reservations(V, &Arc::new(state.clone()));
+    rig.core.lanes.set_reservations(V, &Arc::new(state.clone()));
     rig.frontend.volume_changed(&mut rig.core, V);
 }
 
@@ -188,7 +188,7 @@ fn health_is_the_exports() {
         media_errors: 7,
         created_s: now.unwrap().as_secs() - 5 * 3600 - 60,
     };
-    rig.core.set_figures(
+    rig.core.lanes.set_figures(
         V,
         Figures {
             past,

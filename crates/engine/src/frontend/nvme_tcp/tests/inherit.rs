@@ -23,7 +23,7 @@ fn a_carried_command_that_is_refused_holds_nobody_back() {
         devices: Devices::None,
         command: Some(CommandRef::new(queue, slot)),
     };
-    rig.core.carry(&[span(0), span(1)]);
+    rig.core.carried.carry(&[span(0), span(1)]);
     let conn = rig.frontend.conns[index as usize].as_mut().unwrap();
     for slot in 0..2 {
         let buffer = rig.core.staging.take(4096).unwrap();

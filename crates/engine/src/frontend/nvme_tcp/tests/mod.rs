@@ -35,6 +35,7 @@ use forebay_nvme::tcp::{self, Pdu};
 use forebay_xlate::ExtentRange;
 use forebay_xlate::boundary::message::FaultFailure;
 use forebay_xlate::boundary::region::{CommandState, QueueIdentity, queue_use};
+use forebay_xlate::reactor_side::Answer;
 use rig::{Host, SECOND_NS, V, rig, rig_on, rw, write_in_capsule};
 use rustix::net::SendFlags;
 use std::sync::atomic::Ordering::Relaxed;
@@ -213,8 +214,14 @@ fn without_room_in_the_core_commands_wait_their_turn() {
     assert!(waiting > 0, "the core took them all");
     assert!(rig.frontend.retry_within_ns().is_some());
     for _ in 0..10 {
-        rig.core
-            .fault_failed(V, ExtentRange::new(0, 1), false, FaultFailure::NoSpace);
+        rig.core.fault_answered(
+            V,
+            ExtentRange::new(0, 1),
+            Answer::Failed {
+                write: false,
+                reason: FaultFailure::NoSpace,
+            },
+        );
         rig.turns(3);
     }
     for host in &mut hosts {
@@ -287,8 +294,14 @@ fn who_is_told_to_go_has_two_seconds() {
     rig.pass(SECOND_NS);
     assert!(rustix::net::send(&host.fd, &[0; 64], SendFlags::NOSIGNAL).is_err());
     assert_eq!(rig.frontend.count(), 2, "the core has its command still");
-    rig.core
-        .fault_failed(V, ExtentRange::new(0, 1), false, FaultFailure::Internal);
+    rig.core.fault_answered(
+        V,
+        ExtentRange::new(0, 1),
+        Answer::Failed {
+            write: false,
+            reason: FaultFailure::Internal,
+        },
+    );
     rig.turns(1);
     assert_eq!((rig.frontend.count(), rig.core.staging.out()), (1, 0));
 }
@@ -428,7 +441,7 @@ fn a_socket_that_others_hold_ends_for_its_host_and_is_watched_no_more() {
     let export = rig.core.lane(LaneIndex(3)).unwrap().export.export;
     rig.frontend.export_removed(&mut rig.core, export);
     assert!(admin.ended() && host.ended());
-    let gone = std::iter::from_fn(|| rig.core.next_upcall())
+    let gone = std::iter::from_fn(|| rig.core.upcalls.pop_front())
         .filter(|upcall| matches!(upcall, Upcall::SocketGone(_)))
         .count();
     assert_eq!((gone, rig.held.len()), (3, 3));

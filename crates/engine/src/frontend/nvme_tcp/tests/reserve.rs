@@ -82,7 +82,7 @@ impl World {
     /// What the reactor says to the control thread.
     fn hear(&mut self) {
         self.rig.turns(4);
-        while let Some(upcall) = self.rig.core.next_upcall() {
+        while let Some(upcall) = self.rig.core.upcalls.pop_front() {
             match upcall {
                 Upcall::Reserve(ask) => self.asked.push(ask),
                 Upcall::ReserveGone(_, token) => self.asked.retain(|ask| ask.token != token),
@@ -271,7 +271,7 @@ fn a_preemptor_is_answered_when_the_losers_writes_have_ended() {
 fn a_preemptor_waits_for_the_fence() {
     let mut w = world();
     w.a_holds(WRITE_EXCLUSIVE);
-    w.rig.core.carry(&[CarriedSpan {
+    w.rig.core.carried.carry(&[CarriedSpan {
         volume: V,
         bytes: 0..4096,
         write: true,
@@ -303,7 +303,7 @@ fn a_preemptor_does_not_wait_for_what_it_ended() {
     w.answer();
     assert_eq!(w.a_hears(), Some((1, conflict())));
     assert_eq!(w.b_hears(), Some((10, OK)));
-    assert!(!w.rig.core.carries());
+    assert!(!w.rig.core.carried.any());
     for buffer in all {
         w.rig.core.staging.give(buffer);
     }
@@ -359,7 +359,7 @@ fn a_connection_that_closes_asks_for_nothing() {
     drop(b);
     let (mut rig, mut asked) = (rig, asked);
     rig.turns(4);
-    while let Some(upcall) = rig.core.next_upcall() {
+    while let Some(upcall) = rig.core.upcalls.pop_front() {
         if let Upcall::ReserveGone(_, token) = upcall {
             asked.retain(|ask| ask.token != token);
         }

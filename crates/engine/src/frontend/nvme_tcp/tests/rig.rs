@@ -336,7 +336,7 @@ impl Rig {
         let mut conns = self.frontend.conns.iter().flatten();
         let found = conns.find_map(|conn| Some((conn.queue, conn.slots.by_cid(cid)?)));
         let (queue, slot) = found.unwrap();
-        self.core.carry(&[CarriedSpan {
+        self.core.carried.carry(&[CarriedSpan {
             volume: V,
             bytes: 0..4096,
             write: true,
@@ -346,7 +346,7 @@ impl Rig {
     }
 
     pub(in crate::frontend::nvme_tcp) fn pass(&mut self, ns: u64) {
-        self.core.set_now_ns(self.core.now_ns() + ns);
+        self.core.clock.set_now_ns(self.core.now_ns() + ns);
         self.frontend.tick(&mut self.core);
     }
 

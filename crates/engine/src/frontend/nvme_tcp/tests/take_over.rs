@@ -212,7 +212,7 @@ impl Engine {
         self.core.reap();
         self.frontend.poll(&mut self.core, &mut |_| false);
         self.core.submit();
-        while let Some(upcall) = self.core.next_upcall() {
+        while let Some(upcall) = self.core.upcalls.pop_front() {
             match upcall {
                 crate::upcall::Upcall::SocketGone(socket) => gone.push(socket),
                 said @ crate::upcall::Upcall::Reserve(_) => self.said.push(said),
@@ -274,7 +274,7 @@ impl World {
         loop {
             self.generation += 1;
             let mut next = engine(self.dir.path(), self.generation);
-            next.core.set_reservations(V, &self.reservations);
+            next.core.lanes.set_reservations(V, &self.reservations);
             // It may die itself, before it counts and after.
             if self.dice.roll(3) == 0 {
                 let point = self.dice.of(OVER);

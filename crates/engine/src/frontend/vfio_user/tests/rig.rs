@@ -239,8 +239,8 @@ impl Rig {
                 epoll,
             } = &mut engine;
             match now_ns {
-                0 => core.let_clock_run(),
-                now_ns => core.set_clock_ns(now_ns),
+                0 => core.clock.let_clock_run(),
+                now_ns => core.clock.set_clock_ns(now_ns),
             }
             core.begin_turn();
             let mut events = [const { MaybeUninit::<epoll::Event>::uninit() }; 64];
@@ -264,7 +264,7 @@ impl Rig {
             self.bury(engine);
             return false;
         }
-        while let Some(upcall) = engine.core.next_upcall() {
+        while let Some(upcall) = engine.core.upcalls.pop_front() {
             match upcall {
                 Upcall::Deposits(socket, deposits) => {
                     let last = deposits.last().unwrap().number;
@@ -371,7 +371,7 @@ impl Rig {
     pub(super) fn admit(&mut self, operations: u64) {
         let now_ns = self.now_ns;
         let core = &mut self.engine().core;
-        core.set_clock_ns(now_ns);
+        core.clock.set_clock_ns(now_ns);
         core.admit_all_by(&Budget::fixed(operations * 1000));
     }
 
@@ -379,7 +379,7 @@ impl Rig {
     pub(super) fn admit_each(&mut self, budgets: &[Budget]) {
         let now_ns = self.now_ns;
         let core = &mut self.engine().core;
-        core.set_clock_ns(now_ns);
+        core.clock.set_clock_ns(now_ns);
         core.admit_each_by(budgets);
     }
 
@@ -402,7 +402,7 @@ impl Rig {
     /// Whether the reactor would sleep until a window ends.
     pub(super) fn may_sleep_for_a_window(&mut self) -> bool {
         let core = &self.engine().core;
-        let waits = !core.must_turn() && core.window_ends_ns().is_some();
+        let waits = !core.must_turn() && core.qos.window_ends_ns().is_some();
         waits && self.may_sleep()
     }
 
@@ -439,7 +439,7 @@ impl Rig {
         self.volumes[n] = volume.clone();
         let export = self.exports[n].export;
         let engine = self.engine();
-        engine.core.set_volume(&volume);
+        engine.core.lanes.set_volume(&volume);
         engine.machines.export_changed(&mut engine.core, export);
     }
 

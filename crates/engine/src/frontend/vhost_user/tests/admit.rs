@@ -12,7 +12,7 @@ const START_NS: u64 = 1_000_000_000_000;
 
 /// So many operations in a window of 1 ms.
 fn admit(rig: &mut Rig, operations: u64) {
-    rig.core.set_clock_ns(START_NS);
+    rig.core.clock.set_clock_ns(START_NS);
     rig.core.admit_all_by(&Budget::fixed(operations * 1000));
 }
 
@@ -52,10 +52,12 @@ fn what_is_over_budget_stays_in_the_ring() {
                 }
                 // With what is left nothing is done, and nothing looked at.
                 assert!(throttled(&rig) <= 8);
-                assert!(!rig.core.must_turn() && rig.core.window_ends_ns().is_some());
+                assert!(!rig.core.must_turn() && rig.core.qos.window_ends_ns().is_some());
                 let may_sleep = rig.machines.arm(&mut rig.core);
                 assert!(may_sleep || all.len() - done.len() < 8, "{kind} {way:?}");
-                rig.core.set_clock_ns(START_NS + window as u64 * WINDOW_NS);
+                rig.core
+                    .clock
+                    .set_clock_ns(START_NS + window as u64 * WINDOW_NS);
             }
             done.sort_unstable();
             assert_eq!((done, throttled(&rig)), (all, 0));
@@ -124,14 +126,14 @@ fn who_is_within_its_base_comes_between_a_bursts_quanta() {
         let mut burst = rig.guest(Way { size: 64, ..way });
         rig.export_again();
         let mut calm = rig.guest(Way { size: 64, ..way });
-        rig.core.set_clock_ns(START_NS);
+        rig.core.clock.set_clock_ns(START_NS);
         (rig.core).admit_each_by(&[metered(1000), metered(100_000)]);
         for window in 1..9 {
             for n in 0..16 {
                 burst.offer(0, IN, n, Data::In(512));
             }
             burst.kick(0);
-            rig.core.set_clock_ns(START_NS + window * WINDOW_NS);
+            rig.core.clock.set_clock_ns(START_NS + window * WINDOW_NS);
             let mut done = 0;
             rig.until("they end", |_| {
                 done += ended(&mut burst).len();

@@ -245,7 +245,7 @@ fn hostile_guest_memory_that_is_used_for_too_long() {
     rig.turns();
     still_good(&mut rig, &mut good);
     let late = rig.core.now_ns() + MESSAGE_LIMIT_NS;
-    rig.core.set_now_ns(late);
+    rig.core.clock.set_now_ns(late);
     rig.machines.tick(&mut rig.core);
     let why = "memory that it took away was used for too long";
     is_closed(&mut rig, &bad, why, &mut good);
@@ -415,7 +415,7 @@ fn hostile_guest_hides_what_is_in_flight() {
         let why = rig.left.pop().map(|left| left.0);
         assert_eq!(why, Some("its machine file is damaged"));
         // The device is waited for all the same.
-        assert!(rig.core.may_touch_memory_of(LaneIndex(3)));
+        assert!(rig.core.carried.may_touch_memory_of(LaneIndex(3)));
         rig.fence();
         let mut next = rig.guest(PLAIN);
         let wrote = next.offer(0, OUT, 7, Data::Out(&[2; 512]));

@@ -233,7 +233,7 @@ impl Rig {
     pub(super) fn grow(&mut self) {
         let grown = Arc::new(self.volume.grown(volume(120)).unwrap());
         self.volume = grown.clone();
-        self.core.set_volume(&grown);
+        self.core.lanes.set_volume(&grown);
         self.machines
             .export_changed(&mut self.core, self.export.export);
     }
@@ -263,7 +263,7 @@ impl Rig {
         any |= self.machines.poll_all(&mut self.core);
         any |= self.core.submit();
         self.look();
-        while let Some(upcall) = self.core.next_upcall() {
+        while let Some(upcall) = self.core.upcalls.pop_front() {
             any = true;
             match upcall {
                 Upcall::Deposits(socket, deposits) => {

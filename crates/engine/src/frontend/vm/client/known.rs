@@ -59,7 +59,7 @@ impl Client {
             self.place.closer.close(pinned);
             return;
         }
-        match core.register(pinned) {
+        match core.devices.register(pinned) {
             Ok(name) => self.registered.push(Registered {
                 mapping,
                 name,
@@ -78,7 +78,7 @@ impl Client {
             if which(&self.registered[at].mapping) {
                 let name = self.registered.swap_remove(at).name;
                 // To let go of much takes its time.
-                self.place.closer.close(core.unregister(name));
+                self.place.closer.close(core.devices.unregister(name));
             }
         }
         self.show_registered(core);

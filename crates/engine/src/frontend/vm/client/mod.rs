@@ -207,7 +207,8 @@ impl Client {
 
     /// Whether a dead engine's commands may still be at its memory; when its export is removed, too.
     pub(crate) fn may_be_touched(&self, core: &Core) -> bool {
-        self.home.is_some_and(|lane| core.may_touch_memory_of(lane))
+        self.home
+            .is_some_and(|lane| core.carried.may_touch_memory_of(lane))
     }
 
     /// Which use of its place it is.

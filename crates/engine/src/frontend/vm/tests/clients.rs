@@ -180,7 +180,7 @@ fn memory_is_given_back_when_nothing_uses_it() {
         rig.turn();
     }
     let late = rig.core.now_ns() + client::MESSAGE_LIMIT_NS;
-    rig.core.set_now_ns(late);
+    rig.core.clock.set_now_ns(late);
     rig.machines.tick(&mut rig.core);
     rig.turn();
     assert_eq!(rig.left, ["memory that it took away was used for too long"]);
@@ -207,7 +207,7 @@ fn who_takes_no_answer_is_closed_after_a_while() {
     assert!(rig.left.is_empty() && rig.machines.is_idle(), "it waits");
     assert!(rig.machines.next_deadline_ns().is_some());
     let late = rig.core.now_ns() + client::MESSAGE_LIMIT_NS;
-    rig.core.set_now_ns(late);
+    rig.core.clock.set_now_ns(late);
     rig.machines.tick(&mut rig.core);
     rig.turn();
     assert_eq!(rig.left, ["it did not take an answer in time"]);

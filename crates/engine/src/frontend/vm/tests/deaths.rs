@@ -150,7 +150,7 @@ fn who_crashes_engines_by_a_message_is_closed() {
             rig.send(&message(Echo, 0, b"x"), &[]);
             rig.run();
             let later = rig.core.now_ns() + waits;
-            rig.core.set_now_ns(later);
+            rig.core.clock.set_now_ns(later);
             rig.send(&message(Post, 0, b""), &[]);
             for machine in rig.machines.all.iter_mut().flatten() {
                 machine.talk.ready();

@@ -318,7 +318,7 @@ impl Rig {
         let keys: Vec<u64> = events.iter().map(|e: &epoll::Event| e.data.u64()).collect();
         self.machines.sockets_ready(&mut self.core, &keys);
         let mut any = self.machines.poll_all(&mut self.core) || !keys.is_empty();
-        while let Some(upcall) = self.core.next_upcall() {
+        while let Some(upcall) = self.core.upcalls.pop_front() {
             any = true;
             match upcall {
                 Upcall::Deposits(socket, deposits) => {

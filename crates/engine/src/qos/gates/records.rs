@@ -100,7 +100,7 @@ impl Admission {
     }
 
     /// Writes all records, for the last time.
-    pub(in crate::core::admit) fn record_all(&mut self, record: &ReactorRecord, region: &Region) {
+    pub(crate) fn record_all(&mut self, record: &ReactorRecord, region: &Region) {
         self.record_tenants(region);
         record
             .corrections_milli

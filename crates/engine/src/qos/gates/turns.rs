@@ -21,11 +21,11 @@ const QUANTUM_NS: [i32; 3] = [48_000, 12_000, 12_000];
 /// A quantum of a lane that is alone, ns.
 const ALONE_QUANTUM_NS: i32 = 75_000;
 /// What a reactor carries out for others in a turn, and what may still be given when it is idle, ns.
-pub(in crate::core) const TURN_NS: i32 = 12_000;
+pub(crate) const TURN_NS: i32 = 12_000;
 /// A turn gives so many quanta to lanes above their base; or one over TCP, where nobody within its base is served in between.
 const QUANTA: usize = 4;
 /// A lane is alone after so many windows in which no other asked: one that asks now and then finds turns as short as ever.
-pub(in crate::core) const ALONE_WINDOWS: u32 = 32;
+pub(crate) const ALONE_WINDOWS: u32 = 32;
 
 impl Admission {
     /// Whether a lane may begin a command in this turn, as far as turns go. If not, it is given another quantum later.
@@ -90,12 +90,12 @@ impl Admission {
     }
 
     /// So many processors carry out what is charged here.
-    pub(in crate::core) fn set_processors(&mut self, processors: f32) {
+    pub(crate) fn set_processors(&mut self, processors: f32) {
         self.scheduler.set_processors(processors);
     }
 
     /// What another reactor's operation takes of the processor here: at most what it costs without a network.
-    pub(in crate::core) fn errand_ns(&self, op: &Op) -> i32 {
+    pub(crate) fn errand_ns(&self, op: &Op) -> i32 {
         let operation = match op.kind() {
             OpKind::Read => Operation::Read,
             OpKind::Write => Operation::Write,
@@ -107,7 +107,7 @@ impl Admission {
 
     /// A turn begins.
     #[inline]
-    pub(in crate::core::admit) fn begin_turn(
+    pub(in crate::qos) fn begin_turn(
         &mut self,
         now_ns: u64,
         record: &ReactorRecord,
@@ -156,7 +156,7 @@ impl Admission {
 
     /// There is nothing to do in this turn: who is only short of processor time may go on.
     #[inline]
-    pub(in crate::core::admit) fn is_idle(&mut self, region: &Region) {
+    pub(in crate::qos) fn is_idle(&mut self, region: &Region) {
         if std::mem::take(&mut self.stale) {
             self.record_tenants(region);
         }
@@ -186,7 +186,7 @@ impl Admission {
 
     /// Whether any lane waits.
     #[inline]
-    pub(in crate::core::admit) fn waits(&self) -> bool {
+    pub(in crate::qos) fn waits(&self) -> bool {
         !self.ready.is_empty() || !self.refused.is_empty() || !self.queue.is_empty()
     }
 

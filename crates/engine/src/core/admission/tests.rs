@@ -1,8 +1,8 @@
 //! Budgets for tests of cores and frontends.
 
 use super::super::Core;
-use super::Admission;
 use crate::lane::Share;
+use crate::qos::Admission;
 use forebay_qos::budget::{Budget, Burst, Rate};
 use forebay_qos::cost::{self, CostTable, Profile};
 use forebay_qos::ledger::Ledger;
@@ -17,13 +17,19 @@ impl Core {
 
     /// By which frontends a tenant is taken to come.
     pub(crate) fn frontends_of(&self, tenant: usize) -> Option<forebay_qos::cost::Frontends> {
-        Some(self.admission.as_ref()?.frontends(tenant))
+        Some(self.qos.admission.as_ref()?.frontends(tenant))
     }
 
     /// The lanes are of one tenant each, in order, with these budgets; in windows of 1 ms.
     pub(crate) fn admit_each_by(&mut self, budgets: &[Budget]) {
         let costs = cost::CostTable::new(cost::default_profiles());
         self.admit_each_at(budgets, &costs);
+    }
+
+    /// A turn begins, as far as budgets are concerned.
+    pub(crate) fn begin_admission(&mut self) {
+        let (record, now_ns) = (self.records.reactor, self.clock.now_ns);
+        self.qos.begin_turn(now_ns, record, &self.region);
     }
 
     fn admit_all_at(&mut self, budget: &Budget, costs: &forebay_qos::cost::CostTable) {
@@ -44,7 +50,7 @@ impl Core {
         for (tenant, budget) in (0..).zip(budgets) {
             admission.set_budget(tenant, budget, false);
         }
-        for (at, lane) in self.lanes.iter_mut().flatten().enumerate() {
+        for (at, lane) in self.lanes.iter_mut().enumerate() {
             lane.share = Some(Share {
                 tenant: at.min(budgets.len() - 1) as u32,
                 budget: None,
@@ -60,7 +66,7 @@ impl Core {
         if !round.is_multiple_of(8) {
             return;
         }
-        if self.admission.is_none() {
+        if self.qos.admission.is_none() {
             let rate = Rate {
                 iops: 1_000_000,
                 bytes: 4 << 30,
@@ -73,8 +79,8 @@ impl Core {
             let profile = Profile::line((400.0, 0.05), (150.0, 0.015), 96);
             self.admit_all_at(&budget, &CostTable::new([[profile; 3]; 3]));
         }
-        for ends_ns in [self.now_ns, u64::MAX] {
-            if let Some(admission) = &mut self.admission {
+        for ends_ns in [self.clock.now_ns, u64::MAX] {
+            if let Some(admission) = &mut self.qos.admission {
                 admission.ends_ns = ends_ns;
             }
             self.begin_admission();
@@ -83,6 +89,9 @@ impl Core {
 
     /// Tenants that are given something.
     pub(crate) fn active_tenants(&self) -> usize {
-        self.admission.as_ref().map_or(0, |a| a.scheduler.active())
+        self.qos
+            .admission
+            .as_ref()
+            .map_or(0, |a| a.scheduler.active())
     }
 }

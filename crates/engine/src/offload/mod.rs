@@ -22,14 +22,16 @@
 //!
 //! **Not here:** flushes, jobs of the internal lane, what takes no ring and is over at once at depth 1.
 
-pub(super) mod idle;
+pub(crate) mod idle;
 
-use super::{Core, MAX_SLICES, admit, kind};
 use crate::bell::ReactorBell;
-use crate::lane::LaneIndex;
+use crate::io::devices::{DeviceRing, kind};
+use crate::io::slice::Slice;
+use crate::lane::Lane;
+use crate::qos::{Qos, TURN_NS};
 use forebay_device::{Device, Errno, Finish, Op, Submitted};
 use forebay_xlate::boundary::message::Spread;
-use forebay_xlate::boundary::region::{RECORDS, bump};
+use forebay_xlate::boundary::region::{RECORDS, ReactorRecord, bump};
 use idle::{Need, Said};
 use rtrb::{Consumer, Producer, RingBuffer};
 use std::sync::Arc;
@@ -43,9 +45,9 @@ const FEW: usize = 4;
 const FEW_ASLEEP: usize = 8;
 /// What is done for others in a turn: with work of one's own, and without. With scheduling no more than a lane may begin in one,
 /// so that whoever is within their base here waits for no other reactor's queue.
-pub(super) const TURN: [usize; 2] = [8, 32];
+pub(crate) const TURN: [usize; 2] = [8, 32];
 /// The same without scheduling, where nobody says how long any of it takes.
-pub(super) const TURN_BYTES: u64 = 256 << 10;
+pub(crate) const TURN_BYTES: u64 = 256 << 10;
 
 /// An operation that another reactor is to carry out.
 struct Errand {
@@ -60,7 +62,7 @@ struct Errand {
 }
 
 /// How it ended.
-enum Ended {
+pub(crate) enum Ended {
     Done,
     Failed(Errno),
     /// It can't be done there.
@@ -69,9 +71,9 @@ enum Ended {
     NotNow,
 }
 
-struct Answer {
-    slice: u32,
-    ended: Ended,
+pub(crate) struct Answer {
+    pub(crate) slice: u32,
+    pub(crate) ended: Ended,
 }
 
 /// The way to another reactor, and from it.
@@ -92,7 +94,7 @@ pub struct Peer {
 }
 
 /// One that is carried out here.
-pub(super) struct Carrying {
+pub(crate) struct Carrying {
     home: usize,
     errand: Errand,
 }
@@ -144,7 +146,7 @@ pub fn links(bells: &[ReactorBell]) -> Vec<Links> {
 
 /// See the module's text.
 #[derive(Default)]
-pub(super) struct Away {
+pub struct Away {
     spread: Spread,
     peers: Vec<Peer>,
     said: Arc<Said>,
@@ -160,14 +162,14 @@ pub(super) struct Away {
     quiet: Arc<AtomicUsize>,
     is_quiet: bool,
     /// Slices of ours that are away.
-    pub(super) out: usize,
+    pub(crate) out: usize,
     /// What was done here at once in this turn.
     done_now: usize,
     /// What was begun in this turn, wherever, and in the one before.
     begun: usize,
     begun_before: usize,
-    pub(super) carrying: Vec<Option<Carrying>>,
-    pub(super) free: Vec<u32>,
+    pub(crate) carrying: Vec<Option<Carrying>>,
+    pub(crate) free: Vec<u32>,
     /// Those that found no room in the ring.
     again: Vec<u32>,
     /// Whose work is taken first in the next turn.
@@ -176,7 +178,7 @@ pub(super) struct Away {
 
 impl Away {
     /// With nobody else.
-    pub(super) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self {
             spread: Spread::OneToOne,
             need: Need::new(0),
@@ -186,26 +188,26 @@ impl Away {
 
     /// Whether reactors help each other.
     #[inline]
-    pub(super) fn spreads(&self) -> bool {
+    pub(crate) fn spreads(&self) -> bool {
         self.spread != Spread::OneToOne
     }
 
     /// Whether anything may be handed over now.
     #[inline]
-    pub(super) fn is_helped(&self) -> bool {
+    pub(crate) fn is_helped(&self) -> bool {
         self.is_helped
     }
 
     /// Something was begun; `now`: and is done, which counts only while anything may be handed over.
     #[inline]
-    pub(super) fn began(&mut self, now: bool) {
+    pub(crate) fn began(&mut self, now: bool) {
         self.begun += 1;
         self.done_now += usize::from(now);
     }
 
     /// Whether there are other reactors.
     #[inline]
-    pub(super) fn has_peers(&self) -> bool {
+    pub(crate) fn has_peers(&self) -> bool {
         !self.peers.is_empty()
     }
 
@@ -217,104 +219,93 @@ impl Away {
 
     /// Whether somebody waits for this reactor's work on something that it hasn't seen, or that found no room.
     #[inline]
-    pub(super) fn must_turn(&self) -> bool {
+    pub(crate) fn must_turn(&self) -> bool {
         let waits = |p: &Peer| p.tell || !p.errands_in.is_empty();
         !self.again.is_empty() || self.peers.iter().any(waits)
     }
-}
 
-impl Core {
-    /// Others may do something for this reactor, and it for them, unless it is told otherwise.
+    /// Others may do something for this reactor, and it for them, unless it is told otherwise ([`Away::set_spread`]).
     pub fn link(&mut self, links: Links) {
         let room = links.peers.len() * LINK_ENTRIES;
-        self.away = Away {
+        *self = Self {
             peers: links.peers,
             said: links.said,
             quiet: links.quiet,
             carrying: (0..room).map(|_| None).collect(),
             free: (0..room as u32).rev().collect(),
             again: Vec::with_capacity(room),
-            ..Away::new()
+            ..Self::new()
         };
-        self.set_spread(Spread::default());
     }
 
-    /// How queues are spread over reactors from now on. What is away comes back.
-    pub fn set_spread(&mut self, spread: Spread) {
-        self.away.spread = match self.away.peers.is_empty() || self.away.is_quiet {
+    /// How queues are spread over reactors from now on. What is away comes back. Says how many processors are this
+    /// reactor's while it is at work.
+    pub(crate) fn set_spread(&mut self, spread: Spread, now_ns: u64) -> f32 {
+        self.spread = match self.peers.is_empty() || self.is_quiet {
             true => Spread::OneToOne,
             false => spread,
         };
-        self.away.rests(self.now_ns);
-        self.away.need = Need::new(self.now_ns);
+        self.rests(now_ns);
+        self.need = Need::new(now_ns);
         // Nobody counted the turns, if nothing was handed over.
-        let away = &mut self.away;
-        (away.begun, away.begun_before, away.done_now) = (0, 0, 0);
-        self.look_at_others();
+        (self.begun, self.begun_before, self.done_now) = (0, 0, 0);
+        self.look(now_ns)
     }
 
-    /// Who may help is looked at, and what there is to give out here with their processors.
-    pub(super) fn look_at_others(&mut self) {
-        let processors = self.away.look(self.now_ns);
-        if let Some(admission) = &mut self.admission {
-            admission.set_processors(processors);
-        }
-    }
-
-    /// Nothing is handed over any more.
+    /// Nothing is handed over any more, whatever is said later of how queues are spread.
     pub fn be_quiet(&mut self) {
-        self.set_spread(Spread::OneToOne);
-        if !std::mem::replace(&mut self.away.is_quiet, true) {
-            self.away.quiet.fetch_add(1, SeqCst);
+        if !std::mem::replace(&mut self.is_quiet, true) {
+            self.quiet.fetch_add(1, SeqCst);
         }
     }
 
     /// Whether nobody needs this reactor any more.
     pub fn may_leave(&self) -> bool {
-        let away = &self.away;
-        away.quiet.load(SeqCst) > away.peers.len() && away.in_hand() == 0 && !away.must_turn()
-            || away.peers.is_empty()
+        self.quiet.load(SeqCst) > self.peers.len() && self.in_hand() == 0 && !self.must_turn()
+            || self.peers.is_empty()
     }
 
     /// Whether there is nothing to take from others: neither work nor answers.
     pub fn nothing_from_others(&self) -> bool {
-        let mut peers = self.away.peers.iter();
+        let mut peers = self.peers.iter();
         peers.all(|p| p.errands_in.is_empty() && p.answers_in.is_empty())
     }
 
-    /// This reactor has nothing to do.
+    /// This reactor had nothing to do in this turn.
     #[inline]
-    pub fn is_idle(&mut self) {
-        self.admission_is_idle();
-        self.away.need.is_idle();
+    pub(crate) fn is_idle(&mut self) {
+        self.need.is_idle();
     }
 
-    /// Operations that this reactor has at devices, whoever's.
+    /// Operations that this reactor has at devices, whoever's. So many slices are in flight.
     #[inline]
-    pub(super) fn at_devices(&self) -> usize {
-        MAX_SLICES - self.free_slices.len() - self.away.out + self.away.in_hand()
+    pub(crate) fn at_devices(&self, in_flight: usize) -> usize {
+        in_flight - self.out + self.in_hand()
     }
 
-    /// Whether a lane's next slice is another reactor's to carry out, and whose. Its command is one of so many that
-    /// are counted in the lane.
-    #[cold]
-    #[inline(never)]
-    pub(super) fn whose(&self, lane: LaneIndex, own_commands: u32) -> Option<usize> {
-        let own = MAX_SLICES - self.free_slices.len() - self.away.out + self.away.done_now;
-        let of = self.lanes.get(lane.0 as usize)?.as_ref()?;
-        let is_deep = of.in_flight > own_commands || self.machines.moved_any(lane);
-        let room = self.away.peers.len() * LINK_ENTRIES - self.away.out;
+    /// Whether a lane's next slice is another reactor's to carry out, and whose. Its command is one of `own_commands` that
+    /// are counted in the lane; so many slices of this reactor are in flight. `moved_any`: something was over at once for the
+    /// lane in this turn; so many of its commands wait for the processor.
+    pub(crate) fn helper(
+        &self,
+        lane: &Lane,
+        own_commands: u32,
+        in_flight: usize,
+        moved_any: bool,
+        waits: u32,
+    ) -> Option<usize> {
+        let own = in_flight - self.out + self.done_now;
+        let is_deep = lane.in_flight > own_commands || moved_any;
+        let room = self.peers.len() * LINK_ENTRIES - self.out;
         // What is done at once is never in hand: this turn will be as the one before.
-        let (before, all) = (self.away.begun_before, 1 + self.away.peers.len());
+        let (before, all) = (self.begun_before, 1 + self.peers.len());
         // Nor is what waits for the next turn's part of the processor; that there is more of it elsewhere is the very point.
-        let waits = self.admission.as_ref();
-        let waits = waits.map_or(0, |a| a.waits_for_processor(lane)) as usize;
-        let hand = own.max(before).max(waits);
-        if hand < FEW || !is_deep || of.away as usize >= room {
+        let hand = own.max(before).max(waits as usize);
+        if hand < FEW || !is_deep || lane.away as usize >= room {
             return None;
         }
         let limit = own.max(before / all);
-        let peers = self.away.peers.iter().enumerate();
+        let peers = self.peers.iter().enumerate();
         let peers = peers.map(|(at, p)| (at, p, p.out - p.answers_in.slots()));
         // Answers that are not taken yet hold their place.
         let has_room = |p: &Peer, left| left < limit && p.out < LINK_ENTRIES;
@@ -325,26 +316,26 @@ impl Core {
             .map(|(at, ..)| at)
     }
 
-    /// Hands a slice over that has begun: what is to be said of it before it goes to its device is said.
-    pub(super) fn hand_over(&mut self, at: usize, index: usize) {
-        let Some(slice) = self.slices[index].as_mut() else {
-            return;
-        };
-        let io = &self.ios[slice.io as usize];
-        let served = self.devices[usize::from(slice.device)].as_ref();
+    /// Hands a slice over that has begun: what is to be said of it before it goes to its device is said. False: there was
+    /// no room.
+    pub(crate) fn hand_over(
+        &mut self,
+        helper: usize,
+        index: u32,
+        slice: &mut Slice,
+        same: usize,
+        blame: u64,
+    ) -> bool {
         let errand = Errand {
-            slice: index as u32,
+            slice: index,
             device: slice.device,
-            same: served.map_or(0, |served| Arc::as_ptr(&served.device).addr()),
-            blame: io.record.blame(),
+            same,
+            blame,
             op: slice.op,
         };
-        let lane = io.lane;
-        let peer = &mut self.away.peers[at];
+        let peer = &mut self.peers[helper];
         if peer.errands_out.push(errand).is_err() {
-            // It never has more than there is room for.
-            self.submit_again(index);
-            return;
+            return false;
         }
         slice.away = true;
         peer.out += 1;
@@ -352,78 +343,61 @@ impl Core {
             // It begins while the rest is prepared.
             peer.bell.ring();
         }
-        self.away.out += 1;
-        if let Some(lane) = self.lanes[lane.0 as usize].as_mut() {
-            lane.away += 1;
-        }
-        self.away.began(false);
-        bump(&self.record().handed_over, 1);
+        self.out += 1;
+        self.began(false);
+        true
     }
 
-    /// Takes what others have carried out; true if there was anything.
-    #[inline(never)]
-    pub(super) fn take_answers(&mut self) -> bool {
-        let mut any = false;
-        for at in 0..self.away.peers.len() {
-            while let Ok(answer) = self.away.peers[at].answers_in.pop() {
-                any = true;
-                let peer = &mut self.away.peers[at];
-                peer.out -= 1;
-                peer.idle &= !matches!(answer.ended, Ended::NotNow);
-                self.answered(answer);
-            }
-        }
-        any
+    /// How many other reactors there are.
+    pub(crate) fn others(&self) -> usize {
+        self.peers.len()
     }
 
-    fn answered(&mut self, answer: Answer) {
-        let index = answer.slice as usize;
-        let slice = self.slices.get_mut(index).and_then(Option::as_mut);
-        let Some(slice) = slice.filter(|slice| slice.away) else {
-            return;
-        };
-        slice.away = false;
-        self.away.out -= 1;
-        let io = slice.io;
-        self.blame(Some(io));
-        let lane = self.ios[io as usize].lane;
-        if let Some(lane) = self.lanes[lane.0 as usize].as_mut() {
-            lane.away -= 1;
-        }
-        match answer.ended {
-            Ended::Done => self.slice_ended(index, None),
-            Ended::Failed(errno) => self.slice_ended(index, Some(errno)),
-            Ended::NotHere | Ended::NotNow => self.submit_again(index),
-        }
+    /// The next answer of another reactor.
+    pub(crate) fn next_answer(&mut self, from: usize) -> Option<Answer> {
+        let peer = &mut self.peers[from];
+        let answer = peer.answers_in.pop().ok()?;
+        peer.out -= 1;
+        peer.idle &= !matches!(answer.ended, Ended::NotNow);
+        Some(answer)
     }
 
     /// Carries out what others have handed over, so much in a turn, less if it was `busy` with its own, or gives it back; true
-    /// if there was anything.
-    pub fn carry_out(&mut self, busy: bool) -> bool {
-        if self.away.peers.is_empty() {
-            return false;
-        }
+    /// if there was anything. So many slices of its own are in flight.
+    pub(crate) fn carry_out(
+        &mut self,
+        busy: bool,
+        qos: &Qos,
+        devices: &mut DeviceRing,
+        record: &ReactorRecord,
+        (in_flight, now_ns): (usize, u64),
+    ) -> bool {
+        let mut work = Work {
+            devices,
+            record,
+            in_flight,
+            now_ns,
+        };
         let mut left = TURN[usize::from(!busy)];
-        let admission = self.admission.as_ref();
-        let mut left_ns = admission.map_or(i32::MAX, |_| admit::TURN_NS);
+        let mut left_ns = TURN_NS;
         let mut left_bytes = TURN_BYTES;
         let mut any = false;
-        for _ in 0..self.away.again.len() {
-            let place = self.away.again.swap_remove(0);
+        for _ in 0..self.again.len() {
+            let place = self.again.swap_remove(0);
             any = true;
-            self.do_errand(place);
+            self.do_errand(place, &mut work);
         }
-        let peers = self.away.peers.len();
+        let peers = self.peers.len();
         // In turns: none is always first.
-        let first = self.away.first;
-        self.away.first = (first + 1) % peers;
+        let first = self.first;
+        self.first = (first + 1) % peers;
         let mut nothing = 0;
-        let gives_back = self.away.gives_back(self.now_ns);
+        let gives_back = self.gives_back(now_ns);
         for at in (0..peers).cycle().skip(first) {
             if left == 0 || left_ns <= 0 || left_bytes == 0 || nothing == peers {
                 break;
             }
-            let Ok(errand) = self.away.peers[at].errands_in.pop() else {
+            let Ok(errand) = self.peers[at].errands_in.pop() else {
                 nothing += 1;
                 continue;
             };
@@ -434,85 +408,92 @@ impl Core {
                 continue;
             }
             left -= 1;
-            match &self.admission {
-                Some(admission) => {
-                    left_ns = left_ns.saturating_sub(admission.errand_ns(&errand.op));
-                }
+            match qos.errand_ns(&errand.op) {
+                Some(ns) => left_ns = left_ns.saturating_sub(ns),
                 None => left_bytes = left_bytes.saturating_sub(errand.op.len_bytes()),
             }
-            self.take_errand(at, errand);
+            self.take_errand(at, errand, &mut work);
         }
         any
     }
 
-    fn take_errand(&mut self, home: usize, errand: Errand) {
-        let served = self.devices[usize::from(errand.device)].as_ref();
+    fn take_errand(&mut self, home: usize, errand: Errand, work: &mut Work<'_>) {
+        let served = work.devices.get(errand.device);
         let is_same = |d: &Arc<Device>| Arc::as_ptr(d).addr() == errand.same;
         let place = match served {
-            Some(served) if is_same(&served.device) => self.away.free.pop(),
+            Some(served) if is_same(&served.device) => self.free.pop(),
             _ => None,
         };
         let Some(place) = place else {
             self.answer(home, errand.slice, Ended::NotHere);
             return;
         };
-        self.away.carrying[place as usize] = Some(Carrying { home, errand });
-        bump(&self.record().carried_out, 1);
-        self.do_errand(place);
+        self.carrying[place as usize] = Some(Carrying { home, errand });
+        bump(&work.record.carried_out, 1);
+        self.do_errand(place, work);
     }
 
     /// Gives an operation of another reactor to its device, or what is left of it.
-    fn do_errand(&mut self, place: u32) {
-        let Some(Carrying { errand, .. }) = &mut self.away.carrying[place as usize] else {
+    fn do_errand(&mut self, place: u32, work: &mut Work<'_>) {
+        let Some(Carrying { errand, .. }) = &mut self.carrying[place as usize] else {
             return;
         };
-        if RECORDS {
-            self.record.blame.store(errand.blame, Relaxed);
-        }
-        let Some(served) = &self.devices[usize::from(errand.device)] else {
-            return;
-        };
-        let data = kind::AWAY << kind::SHIFT | u64::from(place);
-        match served.device.submit(&mut self.ring, &mut errand.op, data) {
-            Submitted::Queued => self.feed_devices(),
-            Submitted::Done(result) => self.errand_ended(place, result.err()),
-            Submitted::RingFull => self.away.again.push(place),
+        work.blame(errand);
+        let submitted =
+            (work.devices).submit(errand.device, &mut errand.op, kind::AWAY, place.into());
+        match submitted {
+            Some(Submitted::Queued) => {
+                let at_devices = self.at_devices(work.in_flight);
+                work.devices.feed(at_devices);
+            }
+            Some(Submitted::Done(result)) => self.errand_ended(place, result, work),
+            Some(Submitted::RingFull) => self.again.push(place),
+            None => {}
         }
     }
 
     /// The ring says that an operation of another reactor has ended.
-    pub(super) fn away_completed(&mut self, place: usize, result: i32) {
-        let Some(Some(Carrying { errand, .. })) = self.away.carrying.get_mut(place) else {
+    pub(crate) fn completed(
+        &mut self,
+        place: usize,
+        result: i32,
+        devices: &mut DeviceRing,
+        record: &ReactorRecord,
+        (in_flight, now_ns): (usize, u64),
+    ) {
+        let mut work = Work {
+            devices,
+            record,
+            in_flight,
+            now_ns,
+        };
+        let Some(Some(Carrying { errand, .. })) = self.carrying.get_mut(place) else {
             return;
         };
-        if RECORDS {
-            self.record.blame.store(errand.blame, Relaxed);
-        }
-        let Some(served) = &self.devices[usize::from(errand.device)] else {
-            return;
-        };
-        match served.device.finish(errand.op, result) {
-            Finish::Done => self.errand_ended(place as u32, None),
-            Finish::Failed(errno) => self.errand_ended(place as u32, Some(errno)),
-            Finish::Again(op) => {
+        work.blame(errand);
+        match work.devices.finish(errand.device, errand.op, result) {
+            Some(Finish::Done) => self.errand_ended(place as u32, Ok(()), &mut work),
+            Some(Finish::Failed(errno)) => self.errand_ended(place as u32, Err(errno), &mut work),
+            Some(Finish::Again(op)) => {
                 errand.op = op;
-                self.do_errand(place as u32);
+                self.do_errand(place as u32, &mut work);
             }
+            None => {}
         }
     }
 
-    fn errand_ended(&mut self, place: u32, error: Option<Errno>) {
-        let Some(carrying) = self.away.carrying[place as usize].take() else {
+    fn errand_ended(&mut self, place: u32, result: Result<(), Errno>, work: &mut Work<'_>) {
+        let Some(carrying) = self.carrying[place as usize].take() else {
             return;
         };
-        self.away.free.push(place);
-        self.slice_ended_ns = self.now_ns;
-        let ended = error.map_or(Ended::Done, Ended::Failed);
+        self.free.push(place);
+        work.devices.ended_ns = work.now_ns;
+        let ended = result.map_or_else(Ended::Failed, |()| Ended::Done);
         self.answer(carrying.home, carrying.errand.slice, ended);
     }
 
     fn answer(&mut self, home: usize, slice: u32, ended: Ended) {
-        let peer = &mut self.away.peers[home];
+        let peer = &mut self.peers[home];
         let answered = peer.answers_out.push(Answer { slice, ended });
         debug_assert!(answered.is_ok(), "no more unanswered than there is room");
         peer.tell = true;
@@ -520,11 +501,29 @@ impl Core {
 
     /// Wakes those for whom there is something, if they sleep.
     #[inline(never)]
-    pub(super) fn tell_others(&mut self) {
-        for peer in &mut self.away.peers {
+    pub(crate) fn tell_others(&mut self) {
+        for peer in &mut self.peers {
             if std::mem::take(&mut peer.tell) {
                 peer.bell.ring();
             }
+        }
+    }
+}
+
+/// What it takes to carry out others' operations.
+struct Work<'a> {
+    devices: &'a mut DeviceRing,
+    record: &'a ReactorRecord,
+    /// Slices of this reactor's own.
+    in_flight: usize,
+    now_ns: u64,
+}
+
+impl Work<'_> {
+    /// Should the reactor die of what it does now, then whoever's command that is has it.
+    fn blame(&self, errand: &Errand) {
+        if RECORDS {
+            self.record.blame.store(errand.blame, Relaxed);
         }
     }
 }

@@ -4,7 +4,7 @@
 //! is done to many places counts as so many operations: ranges that are given back, zeroes by the MiB. Zeroes that a device is to write
 //! take as long there as other bytes, where it has no better way; but of a tenant's own bytes, and of the processor, next to nothing.
 
-use super::super::io::IoOp;
+use crate::io::command::IoOp;
 use forebay_qos::cost::{CostTable, Frontend, Operation};
 use forebay_qos::resources::{Resource, ResourceVector};
 

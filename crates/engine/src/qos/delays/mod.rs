@@ -23,7 +23,6 @@
 #[cfg(test)]
 mod tests;
 
-use super::super::{Core, ServedDevice, Slice};
 use forebay_device::{Op, OpKind};
 use forebay_qos::resources::Resource;
 use forebay_qos::scheduler::Scheduler;
@@ -43,7 +42,7 @@ const ONE_BEGUN: u32 = 256;
 
 /// See the module's text.
 #[derive(Debug)]
-pub(in crate::core) struct Delays {
+pub(crate) struct Delays {
     /// By device and kind.
     timed: Box<[Timed]>,
     /// Which of them are in use.
@@ -164,7 +163,7 @@ impl Delays {
 
     /// An operation begins at a device, or another reactor carries it out. Says when, if it is timed; 0: it is not.
     #[inline]
-    pub(in crate::core) fn begun(&mut self, device: u8, op: &Op, away: bool) -> u64 {
+    pub(crate) fn begun(&mut self, device: u8, op: &Op, away: bool) -> u64 {
         let Some(number) = number_of(device, op) else {
             return 0;
         };
@@ -183,7 +182,7 @@ impl Delays {
     }
 
     /// An operation that is timed has ended; not `good`: it failed.
-    fn ended(&mut self, device: u8, op: &Op, begun_ns: u64, good: bool, now_ns: u64) {
+    pub(super) fn ended(&mut self, device: u8, op: &Op, begun_ns: u64, good: bool, now_ns: u64) {
         let turns_ns = self.longest_ns + self.took_ns;
         let timed = number_of(device, op).map(|number| &mut self.timed[number]);
         // Another one is timed now, if this one was given up.
@@ -198,6 +197,16 @@ impl Delays {
             timed.waited_ns = Some(timed.waited_ns.map_or(waited_ns, |ns| ns.min(waited_ns)));
         }
         (timed.begun_ns, timed.seen_ns) = (0, now_ns);
+    }
+
+    /// Whether some devices end operations at once; and where another device may be there now, nothing is known of it.
+    pub(super) fn note_devices(&mut self, changed: Option<u8>, some_at_once: bool) {
+        if let Some(device) = changed.map(usize::from) {
+            self.timed[device * KINDS..][..KINDS].fill(NOTHING);
+            let is_other = |number: &u16| usize::from(*number) / KINDS != device;
+            self.in_use.retain(is_other);
+        }
+        self.some_at_once = some_at_once;
     }
 
     /// A window has ended.
@@ -266,36 +275,6 @@ impl Delays {
                 scheduler.observe(resource, 0, 1)
             }
             None => {}
-        }
-    }
-}
-
-impl Core {
-    /// A timed slice has ended.
-    #[inline]
-    pub(in crate::core) fn timed_ended(&mut self, slice: &Slice, good: bool) {
-        if let Some(admission) = &mut self.admission {
-            let (device, op, begun_ns) = (slice.device, &slice.op, slice.begun_ns);
-            (admission.delays).ended(device, op, begun_ns, good, self.now_ns);
-        }
-    }
-
-    /// Another device may be there now.
-    pub(in crate::core) fn forget_delays(&mut self, device: usize) {
-        if let Some(admission) = &mut self.admission {
-            let delays = &mut admission.delays;
-            delays.timed[device * KINDS..][..KINDS].fill(NOTHING);
-            let is_other = |number: &u16| usize::from(*number) / KINDS != device;
-            delays.in_use.retain(is_other);
-        }
-        self.note_devices();
-    }
-
-    /// Which devices there are.
-    pub(super) fn note_devices(&mut self) {
-        if let Some(admission) = &mut self.admission {
-            let ends_at_once = |served: &ServedDevice| served.device.ends_at_once();
-            admission.delays.some_at_once = self.devices.iter().flatten().any(ends_at_once);
         }
     }
 }

@@ -12,10 +12,10 @@ mod records;
 mod tenants;
 mod turns;
 
-use super::super::io::{Io, IoOp};
-use super::super::parked::NONE;
 use super::costs::cost_of;
 use super::delays::Delays;
+use crate::io::command::{Io, IoOp};
+use crate::io::parked::NONE;
 use crate::lane::LaneIndex;
 use forebay_qos::budget::Budget;
 use forebay_qos::cost::{CostTable, Frontend, Frontends, Operation};
@@ -29,8 +29,8 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 #[cfg(test)]
-pub(in crate::core) use turns::ALONE_WINDOWS;
-pub(in crate::core) use turns::TURN_NS;
+pub(crate) use turns::ALONE_WINDOWS;
+pub(crate) use turns::TURN_NS;
 
 /// A lane with so many commands that wait takes no more from its machine's rings.
 const ENOUGH: u32 = 8;
@@ -38,7 +38,7 @@ const ENOUGH: u32 = 8;
 /// How a reactor admits commands.
 #[derive(Debug)]
 pub struct Admission {
-    pub(super) scheduler: Scheduler,
+    pub(crate) scheduler: Scheduler,
     costs: CostTable,
     gates: Box<[Gate; MAX_LANES]>,
     tenants: Box<[Told]>,
@@ -50,7 +50,7 @@ pub struct Admission {
     queue: VecDeque<u32>,
     /// Lanes that wait for the next window.
     refused: Vec<u32>,
-    pub(super) ends_ns: u64,
+    pub(crate) ends_ns: u64,
     /// When the reactor last woke, while nobody waited.
     pub(super) woke_ns: u64,
     turn: u32,
@@ -65,7 +65,7 @@ pub struct Admission {
     /// Some lane may have to leave what is in its rings: always while anything waits.
     pub(super) stops: bool,
     /// How long operations wait at devices.
-    pub(in crate::core) delays: Delays,
+    pub(crate) delays: Delays,
     /// The lane that asked last, and the window since which no other did.
     only: (usize, u32),
     windows: u32,
@@ -321,7 +321,7 @@ impl Admission {
     }
 
     /// How many commands of a lane wait for a quantum, with the one that begins now.
-    pub(in crate::core) fn waits_for_processor(&self, lane: LaneIndex) -> u32 {
+    pub(crate) fn waits_for_processor(&self, lane: LaneIndex) -> u32 {
         let gate = &self.gates[lane.0 as usize % MAX_LANES];
         match gate.place {
             Place::Ready | Place::Queue => gate.count + 1,
@@ -335,7 +335,7 @@ impl Admission {
     }
 
     /// Whether a lane in which something waits may have more that does ([`Scheduler::may_hold`]).
-    pub(in crate::core) fn may_hold(&self, lane: LaneIndex) -> bool {
+    pub(crate) fn may_hold(&self, lane: LaneIndex) -> bool {
         (self.scheduler).may_hold(self.gates[lane.0 as usize % MAX_LANES].unit)
     }
 
@@ -354,7 +354,7 @@ impl Admission {
     }
 
     /// A command waits.
-    pub(super) fn push(&mut self, index: u32, ios: &mut [Io], now_ns: u64) {
+    pub(crate) fn push(&mut self, index: u32, ios: &mut [Io], now_ns: u64) {
         let io = &mut ios[index as usize];
         let at = io.lane.0 as usize % MAX_LANES;
         let gate = &mut self.gates[at];
@@ -387,7 +387,7 @@ impl Admission {
     }
 
     /// The next command that waited and may begin in this turn; of this lane only, if one is named.
-    pub(super) fn next(
+    pub(crate) fn next(
         &mut self,
         of_lane: Option<LaneIndex>,
         ios: &mut [Io],
@@ -452,7 +452,7 @@ impl Admission {
     }
 
     /// The first command that waits in a lane, to begin now: what it costs is owed. None if a second's worth is owed already.
-    pub(in crate::core) fn take_owing(&mut self, lane: LaneIndex, ios: &mut [Io]) -> Option<u32> {
+    pub(crate) fn take_owing(&mut self, lane: LaneIndex, ios: &mut [Io]) -> Option<u32> {
         let at = lane.0 as usize % MAX_LANES;
         let gate = &mut self.gates[at];
         let index = gate.first;
@@ -520,14 +520,14 @@ impl Admission {
     }
 
     /// How long lanes have waited so far is what another one says.
-    pub(super) fn go_on_counting(&mut self, other: &Self, now_ns: u64) {
+    pub(crate) fn go_on_counting(&mut self, other: &Self, now_ns: u64) {
         for (gate, other) in self.gates.iter_mut().zip(other.gates.iter()) {
             gate.over_ns = other.over_ns(now_ns);
         }
     }
 
     /// Gives up everything that waits, in order within each lane.
-    pub(super) fn give_up(&mut self, ios: &mut [Io], waited: &mut Vec<u32>) {
+    pub(crate) fn give_up(&mut self, ios: &mut [Io], waited: &mut Vec<u32>) {
         self.scheduler.leave();
         for gate in self.gates.iter() {
             let mut next = gate.first;

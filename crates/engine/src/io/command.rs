@@ -2,10 +2,10 @@
 //!
 //! **Design.** Commands live in a fixed slab. Code that works on one holds its [`Token`], which can't
 //! be dropped: it must go into a list, into flight, or to its end; forgetting one aborts the test
-//! that does it. **Not here:** what is done with them ([`super::dispatch`] and its neighbours).
+//! that does it. **Not here:** what is done with them ([`crate::core`]).
 
-use super::parked::NONE;
-use super::staging::StagingBuffer;
+use crate::io::parked::NONE;
+use crate::io::staging::StagingBuffer;
 use crate::lane::LaneIndex;
 use forebay_nvme::Status;
 use forebay_nvme::reservation::Access;
@@ -122,7 +122,7 @@ pub enum IoOp {
         /// How much.
         len_bytes: u32,
     },
-    /// One block, out of the buffer if it is as expected ([`super::Core::start_comparing`]). It ends as the
+    /// One block, out of the buffer if it is as expected ([`crate::core::Core::start_comparing`]). It ends as the
     /// Write that it becomes, or with Compare Failure.
     CompareAndWrite {
         /// Where.
@@ -154,7 +154,7 @@ pub enum IoOp {
 
 impl IoOp {
     /// Whether a machine with this access may do it. A flush may be the first half of a read
-    /// ([`super::Core::keeps_machines_from_writing`]).
+    /// ([`crate::core::Core::keeps_machines_from_writing`]).
     pub(crate) fn is_let_by(&self, access: &Access) -> bool {
         match self {
             Self::Read { .. } | Self::Compare { .. } => access.read,
@@ -199,7 +199,7 @@ impl IoOp {
     }
 
     /// Whether it changes what is stored.
-    pub(super) fn writes(&self) -> bool {
+    pub(crate) fn writes(&self) -> bool {
         match self {
             Self::Write { .. }
             | Self::CompareAndWrite { .. }
@@ -210,7 +210,7 @@ impl IoOp {
     }
 
     /// Whether it is at reading now.
-    pub(super) fn reads(&self) -> bool {
+    pub(crate) fn reads(&self) -> bool {
         matches!(
             self,
             Self::Read { .. } | Self::Compare { .. } | Self::CompareAndWrite { .. }
@@ -231,7 +231,7 @@ pub struct NewIo {
     pub buffer: Option<StagingBuffer>,
     /// Its record.
     pub record: CommandRef,
-    /// If its frontend had it wait: how long its lane had waited for its budget until then ([`super::Core::over_ns`]).
+    /// If its frontend had it wait: how long its lane had waited for its budget until then ([`crate::core::Core::over_ns`]).
     pub over_ns: Option<u64>,
 }
 
@@ -254,7 +254,7 @@ pub struct DoneIo {
 
 /// What a command in the slab waits for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Stage {
+pub(crate) enum Stage {
     /// The slot is free.
     Free,
     /// It has slices at a device, or is being worked on.
@@ -281,7 +281,7 @@ pub(super) enum Stage {
 
 /// A command in the slab.
 #[derive(Debug)]
-pub(super) struct Io {
+pub(crate) struct Io {
     pub owner: Owner,
     pub lane: LaneIndex,
     pub op: IoOp,
@@ -309,14 +309,14 @@ pub(super) struct Io {
     pub link: u32,
     /// Which use of the slot: stale answers are ignored.
     pub generation: u32,
-    /// Entries of its list ([`super::machine`]); 0: it has none.
+    /// Entries of its list ([`crate::io::machine`]); 0: it has none.
     pub pieces: u8,
     /// Those before this one are submitted.
     pub piece_at: u8,
 }
 
 impl Io {
-    pub(super) fn empty() -> Self {
+    pub(crate) fn empty() -> Self {
         Self {
             owner: Owner {
                 frontend: FrontendIndex(0),
@@ -349,19 +349,19 @@ impl Io {
 
 /// The right and the duty to carry a command on.
 #[derive(Debug)]
-pub(super) struct Token(u32);
+pub(crate) struct Token(u32);
 
 impl Token {
-    pub(super) fn take(index: u32) -> Self {
+    pub(crate) fn take(index: u32) -> Self {
         Token(index)
     }
 
-    pub(super) fn index(&self) -> usize {
+    pub(crate) fn index(&self) -> usize {
         self.0 as usize
     }
 
     /// Gives the duty to a list or to what is in flight, which will take it up again by index.
-    pub(super) fn entrust(self) -> u32 {
+    pub(crate) fn entrust(self) -> u32 {
         let index = self.0;
         std::mem::forget(self);
         index

@@ -7,11 +7,10 @@
 //!
 //! **Not here:** collecting the reactors' answers (the control thread does).
 
-use super::Core;
-use super::flush::Running;
-use super::jobs::MAX_ACTIVE;
+use crate::io::jobs::MAX_ACTIVE;
 use crate::upcall::Upcall;
 use forebay_xlate::DeviceIndex;
+use std::collections::VecDeque;
 
 /// One wait.
 #[derive(Debug)]
@@ -32,7 +31,7 @@ impl Settle {
 }
 
 /// What ended at a device.
-pub(super) enum Ended {
+pub(crate) enum Ended {
     /// A slice with this number.
     Slice(u64),
     /// Its flush.
@@ -43,38 +42,43 @@ pub(super) enum Ended {
 
 /// The waits of a reactor.
 #[derive(Debug, Default)]
-pub(super) struct Settles {
+pub(crate) struct Settles {
     open: Vec<Settle>,
 }
 
-impl Core {
-    /// Answers `job` once everything that is in flight here at the device now has ended.
-    pub fn settle(&mut self, job: u64, device: DeviceIndex) {
-        let before = self.drains.begin();
-        let here = self.slices.iter().flatten();
+impl Settles {
+    /// Answers `job` once this has ended at the device. Slices there, so many now, have numbers below `before`.
+    pub(crate) fn begin(
+        &mut self,
+        job: u64,
+        device: DeviceIndex,
+        (slices, before): (u64, u64),
+        flush: bool,
+        jobs: [bool; MAX_ACTIVE],
+        upcalls: &mut VecDeque<Upcall>,
+    ) {
         let settle = Settle {
             job,
             device: device.0,
             before,
-            slices: here.filter(|s| s.device == device.0).count() as u64,
-            flush: matches!(self.flusher.running(device), Running::Yes(_)),
-            jobs: self.jobs.at_device(device),
+            slices,
+            flush,
+            jobs,
         };
         if settle.is_over() {
-            self.upcalls.push_back(Upcall::Settled { job });
+            upcalls.push_back(Upcall::Settled { job });
         } else {
-            self.settles.open.push(settle);
+            self.open.push(settle);
         }
     }
 
     /// Something ended at a device.
     #[inline]
-    pub(super) fn settled(&mut self, device: u8, ended: Ended) {
-        if self.settles.open.is_empty() {
+    pub(crate) fn ended(&mut self, device: u8, ended: Ended, upcalls: &mut VecDeque<Upcall>) {
+        if self.open.is_empty() {
             return;
         }
-        let upcalls = &mut self.upcalls;
-        self.settles.open.retain_mut(|settle| {
+        self.open.retain_mut(|settle| {
             if settle.device != device {
                 return true;
             }

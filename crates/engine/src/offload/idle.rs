@@ -13,7 +13,7 @@ use forebay_qos::params::{HELP_FROM, HELP_NS, HELP_UNTIL, IDLE_NS};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// How far apart it is looked at, and said, who is at work.
-pub(in crate::core) const SAY_NS: u64 = 50_000;
+pub(crate) const SAY_NS: u64 = 50_000;
 
 /// Until when a reactor was at work that still is.
 const AT_WORK: u64 = u64::MAX;
@@ -89,14 +89,14 @@ impl Need {
 impl Away {
     /// A turn begins. Whether it is time to look who is idle.
     #[inline]
-    pub(in crate::core) fn begin_turn(&mut self, now_ns: u64) -> bool {
+    pub(crate) fn begin_turn(&mut self, now_ns: u64) -> bool {
         self.need.turn(now_ns);
         now_ns.saturating_sub(self.looked_ns) >= SAY_NS
     }
 
     /// Another turn.
     #[inline]
-    pub(in crate::core) fn turn(&mut self, now_ns: u64) {
+    pub(crate) fn turn(&mut self, now_ns: u64) {
         self.done_now = 0;
         self.begun_before = std::mem::take(&mut self.begun);
         if self.begun_before > 0 {
@@ -110,19 +110,19 @@ impl Away {
     }
 
     /// This reactor has nothing of its own to do any more.
-    pub(in crate::core) fn rests(&mut self, now_ns: u64) {
+    pub(crate) fn rests(&mut self, now_ns: u64) {
         if std::mem::take(&mut self.at_work) {
             self.said.until_ns.store(now_ns, Relaxed);
         }
     }
 
     /// Whether there is something of its own to do here, so that what others handed over goes back.
-    pub(in crate::core) fn gives_back(&self, now_ns: u64) -> bool {
+    pub(crate) fn gives_back(&self, now_ns: u64) -> bool {
         self.spreads() && (self.begun > 0 || !self.said.is_idle(now_ns))
     }
 
     /// Looks who is idle. Says how many processors are this reactor's while it is at work.
-    pub(in crate::core) fn look(&mut self, now_ns: u64) -> f32 {
+    pub(crate) fn look(&mut self, now_ns: u64) -> f32 {
         self.looked_ns = now_ns;
         let mut idle = 0;
         for peer in &mut self.peers {

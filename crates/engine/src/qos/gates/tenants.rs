@@ -2,10 +2,10 @@
 //!
 //! **Design.** All of it changes seldom, by what the daemon says. **Not here:** what follows of it for a command ([`super`]).
 
-use super::super::super::io::Io;
 use super::super::costs::cost_of;
 use super::records::grant;
 use super::{Admission, FREE};
+use crate::io::command::Io;
 use crate::lane::Lane;
 use forebay_qos::budget::{Budget, Rate};
 use forebay_qos::cost::{Frontend, Frontends};
@@ -17,7 +17,7 @@ use forebay_xlate::boundary::region::MAX_LANES;
 
 impl Admission {
     /// A tenant is another from now on.
-    pub(in crate::core::admit) fn begin_tenant(&mut self, tenant: u32) {
+    pub(in crate::qos) fn begin_tenant(&mut self, tenant: u32) {
         if (tenant as usize) < self.tenants.len() {
             self.scheduler.begin_tenant(tenant as usize);
         }
@@ -50,12 +50,12 @@ impl Admission {
 
     /// By which frontends a tenant is taken to come.
     #[cfg(test)]
-    pub(in crate::core::admit) fn frontends(&self, tenant: usize) -> Frontends {
+    pub(crate) fn frontends(&self, tenant: usize) -> Frontends {
         self.tenants[tenant].frontends
     }
 
     /// A lane has this share.
-    pub(in crate::core::admit) fn attach(&mut self, lane: &Lane, ios: &[Io]) {
+    pub(crate) fn attach(&mut self, lane: &Lane, ios: &[Io]) {
         let at = lane.index.0 as usize % MAX_LANES;
         let volume = lane.volume.id();
         let gate = &mut self.gates[at];
@@ -120,7 +120,7 @@ impl Admission {
     }
 
     /// A lane is nobody's.
-    pub(in crate::core::admit) fn detach(&mut self, at: usize, ios: &[Io]) {
+    pub(in crate::qos) fn detach(&mut self, at: usize, ios: &[Io]) {
         let gate = &mut self.gates[at];
         gate.closer |= FREE;
         let (tenant, unit) = (gate.tenant, gate.unit);

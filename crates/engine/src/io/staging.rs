@@ -165,7 +165,7 @@ impl StagingBuffer {
     }
 
     /// The bytes `from .. from + len` for a device operation; `None` out of range, and of zeros.
-    pub(super) fn part(&self, from: u32, len: u32) -> Option<Buf> {
+    pub(crate) fn part(&self, from: u32, len: u32) -> Option<Buf> {
         if self.is_zeros() {
             return None;
         }
@@ -347,7 +347,7 @@ impl Staging {
     }
 
     /// Buffers that are there for so many bytes.
-    pub(super) fn left_for(&self, len_bytes: u32) -> usize {
+    pub(crate) fn left_for(&self, len_bytes: u32) -> usize {
         let fit = self.classes.iter().filter(|c| c.size_bytes >= len_bytes);
         fit.map(Class::free).sum()
     }
@@ -369,7 +369,7 @@ impl Staging {
     }
 
     /// Whether half or more of the buffers for so many bytes are there.
-    pub(super) fn is_half_left_for(&self, len_bytes: u32) -> bool {
+    pub(crate) fn is_half_left_for(&self, len_bytes: u32) -> bool {
         let fit = CLASSES.iter().filter(|(size, _)| *size >= len_bytes);
         2 * self.left_for(len_bytes) >= fit.map(|(_, count)| *count as usize).sum()
     }

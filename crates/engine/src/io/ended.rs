@@ -4,48 +4,48 @@
 //! **Design.** A queue of fixed room for each frontend: none of them sees, or waits for, another's.
 //! **Not here:** what a frontend makes of it.
 
-use super::MAX_IOS;
-use super::io::{DoneIo, FrontendIndex};
+use super::command::{DoneIo, FrontendIndex};
+use super::slab::MAX_IOS;
 use std::collections::VecDeque;
 
 /// So many frontends a reactor has at most.
 pub const MAX_FRONTENDS: usize = 4;
 
 /// See the module's text.
-pub(super) struct Ended([VecDeque<DoneIo>; MAX_FRONTENDS]);
+pub(crate) struct Ended([VecDeque<DoneIo>; MAX_FRONTENDS]);
 
 impl Ended {
     /// Nothing has ended.
-    pub(super) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self(std::array::from_fn(|_| VecDeque::with_capacity(MAX_IOS)))
     }
 
     /// A command has ended.
     #[inline]
-    pub(super) fn push(&mut self, done: DoneIo) {
+    pub(crate) fn push(&mut self, done: DoneIo) {
         self.0[at(done.owner.frontend)].push_back(done);
     }
 
     /// The next of a frontend's.
     #[inline]
-    pub(super) fn next(&mut self, frontend: FrontendIndex) -> Option<DoneIo> {
+    pub(crate) fn next(&mut self, frontend: FrontendIndex) -> Option<DoneIo> {
         self.0[at(frontend)].pop_front()
     }
 
     /// Whether a frontend has none to take.
     #[inline]
-    pub(super) fn is_empty_for(&self, frontend: FrontendIndex) -> bool {
+    pub(crate) fn is_empty_for(&self, frontend: FrontendIndex) -> bool {
         self.0[at(frontend)].is_empty()
     }
 
     /// How many a frontend has to take.
     #[cfg(test)]
-    pub(super) fn count(&self, frontend: FrontendIndex) -> usize {
+    pub(crate) fn count(&self, frontend: FrontendIndex) -> usize {
         self.0[at(frontend)].len()
     }
 
     /// Whether no frontend has any to take.
-    pub(super) fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.0.iter().all(VecDeque::is_empty)
     }
 }

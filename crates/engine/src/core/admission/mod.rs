@@ -1,0 +1,104 @@
+//! Commands wait for their budget, and begin when they are admitted.
+//!
+//! **Purpose.** Begins what waited, as quality of service allows it.
+//! **Design.** In each turn what waits is asked again, lane after lane. **Not here:** who may begin ([`crate::qos`]).
+
+#[cfg(test)]
+mod tests;
+
+use super::{Core, OWNER_WAIT_LIMIT_NS};
+use crate::io::command::Token;
+use crate::lane::{LaneIndex, Share};
+use crate::qos::{Admission, begins_to_move};
+use forebay_xlate::VolumeId;
+
+impl Core {
+    /// I/O is admitted by this from now on; `None`: all of it is. What waits begins.
+    pub fn set_admission(&mut self, admission: Option<Box<Admission>>) {
+        let now_ns = self.clock.now_ns;
+        let old = std::mem::replace(&mut self.qos.admission, admission);
+        if let Some(admission) = &mut self.qos.admission {
+            for lane in self.lanes.iter() {
+                admission.attach(lane, &self.slab);
+            }
+            if let Some(old) = &old {
+                admission.go_on_counting(old, now_ns);
+            }
+        }
+        self.qos.note_devices(None, &self.devices);
+        let Some(mut old) = old else {
+            return;
+        };
+        let mut waited = std::mem::take(&mut self.waits.spare);
+        old.give_up(&mut self.slab, &mut waited);
+        for index in waited.drain(..) {
+            // Who still has to wait does so again, in the same order.
+            let token = Token::take(index);
+            let io = &mut self.slab[token.index()];
+            if self.qos.admit_carried(io, &self.carried) {
+                self.qos.throttled.count(io, &self.lanes, false);
+                old.count_over(io, &self.lanes, now_ns);
+                begins_to_move(io, now_ns);
+                io.deadline_ns = now_ns + OWNER_WAIT_LIMIT_NS;
+                self.blame(Some(index));
+                self.begin_admitted(token);
+            } else if let Some(admission) = &mut self.qos.admission {
+                admission.push(token.entrust(), &mut self.slab, now_ns);
+            }
+        }
+        self.blame(None);
+        self.waits.spare = waited;
+        old.record_all(self.records.reactor, &self.region);
+    }
+
+    /// A volume is this tenant's from now on; `None`: nobody's.
+    pub fn set_share(&mut self, volume: VolumeId, share: Option<Share>) {
+        for lane in self.lanes.of_volume(volume) {
+            lane.share = share;
+            self.qos.attach(lane, &self.slab);
+        }
+    }
+
+    /// Begins a quantum of what waited and is admitted in this turn. How many commands those were: none, if there are no more.
+    #[inline]
+    pub(crate) fn begin_throttled(&mut self) -> usize {
+        let mut begun = 0;
+        if !self.qos.is_any_ready() {
+            return begun;
+        }
+        let mut of_lane = None;
+        while let Some(admission) = &mut self.qos.admission
+            && let Some(index) = admission.next(of_lane, &mut self.slab, self.clock.now_ns)
+        {
+            begun += 1;
+            of_lane = Some(self.slab[index as usize].lane);
+            self.begin_waited(index);
+        }
+        self.blame(None);
+        begun
+    }
+
+    /// Begins a command that waits no more.
+    fn begin_waited(&mut self, index: u32) {
+        let now_ns = self.clock.now_ns;
+        let io = &mut self.slab[index as usize];
+        self.qos.waited(io, &self.lanes, now_ns);
+        io.deadline_ns = now_ns + OWNER_WAIT_LIMIT_NS;
+        self.blame(Some(index));
+        self.begin_admitted(Token::take(index));
+    }
+
+    /// Begins what waits for a lane's budget, whatever that says. It is charged all the same, and where a tenant owes a second's
+    /// worth already, who has it begin waits as well: or to do so again and again would be a way around its budget.
+    pub(crate) fn begin_owing(&mut self, lane: LaneIndex) {
+        if !self.qos.is_throttled(lane) {
+            return;
+        }
+        while let Some(admission) = &mut self.qos.admission
+            && let Some(index) = admission.take_owing(lane, &mut self.slab)
+        {
+            self.begin_waited(index);
+        }
+        self.blame(None);
+    }
+}

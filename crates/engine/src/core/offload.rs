@@ -1,0 +1,53 @@
+//! Other reactors' help, as far as commands are concerned.
+//!
+//! **Purpose.** Ends slices that other reactors carried out, and has theirs carried out here.
+//! **Design.** An answer is a slice's end like any other. **Not here:** what is handed over, and to whom ([`crate::offload`]).
+
+use super::Core;
+use crate::offload::{Answer, Ended};
+use forebay_xlate::boundary::message::Spread;
+
+impl Core {
+    /// How queues are spread over reactors from now on. What is away comes back.
+    pub fn set_spread(&mut self, spread: Spread) {
+        let processors = self.away.set_spread(spread, self.clock.now_ns);
+        self.qos.set_processors(processors);
+    }
+
+    /// Takes what others have carried out; true if there was anything.
+    #[inline(never)]
+    pub(super) fn take_answers(&mut self) -> bool {
+        let mut any = false;
+        for from in 0..self.away.others() {
+            while let Some(Answer { slice, ended }) = self.away.next_answer(from) {
+                any = true;
+                let index = slice as usize;
+                let slice = self.slices.get_mut(index);
+                let Some(slice) = slice.filter(|slice| slice.away) else {
+                    continue;
+                };
+                slice.away = false;
+                self.away.out -= 1;
+                let io = &self.slab[slice.io as usize];
+                self.records.blame(io.record.blame());
+                if let Some(lane) = self.lanes.get_mut(io.lane) {
+                    lane.away -= 1;
+                }
+                match ended {
+                    Ended::Done => self.slice_ended(index, Ok(())),
+                    Ended::Failed(errno) => self.slice_ended(index, Err(errno)),
+                    Ended::NotHere | Ended::NotNow => self.submit_again(index),
+                }
+            }
+        }
+        any
+    }
+
+    /// Carries out what others have handed over, less if this reactor was `busy` with its own; true if there was anything.
+    pub fn carry_out(&mut self, busy: bool) -> bool {
+        let now = (self.slices.in_flight(), self.clock.now_ns);
+        let record = self.records.reactor;
+        self.away.has_peers()
+            && (self.away).carry_out(busy, &self.qos, &mut self.devices, record, now)
+    }
+}

@@ -1,0 +1,204 @@
+//! The devices that are served, and the ring through which all operations go to them.
+//!
+//! **Purpose.** Everything that a reactor asks of a device passes here: slices, flushes, jobs, and other reactors' slices.
+//! **Design.** The ring is entered when a turn ends, and before that where devices have little to do. Nothing is handed to the
+//! kernel before [`Pulse`] says that the pool is still this engine's. What an operation is for, its user data says ([`kind`]).
+//! **Not here:** what an operation's end means (whoever submitted it knows).
+
+use crate::heartbeat::Pulse;
+use forebay_device::Device;
+use forebay_device::ring::{Completion, Ring};
+use forebay_device::{Errno, Finish, Op, OpKind, Pinned, Registration, Submitted};
+use forebay_xlate::boundary::message::DeviceConfig;
+use forebay_xlate::boundary::region::{DeviceOp, Region};
+use forebay_xlate::{DeviceIndex, Word, kill_point};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// What a completion on the ring is about: the top byte of its user data.
+pub(crate) mod kind {
+    pub(crate) const SLICE: u64 = 1;
+    pub(crate) const FLUSH: u64 = 2;
+    pub(crate) const JOB: u64 = 3;
+    pub(crate) const WAKE: u64 = 4;
+    pub(crate) const AWAY: u64 = 5;
+    pub(crate) const SHIFT: u32 = 56;
+}
+
+/// A device that is served. Its fence may still have to pass ([`crate::core::Core::fenced`]).
+#[derive(Clone, Debug)]
+pub struct ServedDevice {
+    /// Where its extents are.
+    pub config: Arc<DeviceConfig>,
+    /// The open device.
+    pub device: Arc<Device>,
+}
+
+/// See the module's text.
+pub struct DeviceRing {
+    pub(crate) ring: Ring,
+    /// Whether the pool is still this engine's.
+    pulse: Arc<Pulse>,
+    pub(crate) served: Vec<Option<ServedDevice>>,
+    /// When an operation ended last.
+    pub(crate) ended_ns: u64,
+    pub(crate) wake_armed: bool,
+    /// Errors are counted there.
+    region: Arc<Region>,
+}
+
+impl DeviceRing {
+    pub(crate) fn new(ring: Ring, region: Arc<Region>) -> Self {
+        Self {
+            ring,
+            pulse: Arc::default(),
+            served: (0..256).map(|_| None).collect(),
+            ended_ns: 0,
+            wake_armed: false,
+            region,
+        }
+    }
+
+    /// What tells whether the pool is still this engine's.
+    pub fn set_pulse(&mut self, pulse: Arc<Pulse>) {
+        self.pulse = pulse;
+    }
+
+    #[inline]
+    pub(crate) fn get(&self, device: u8) -> Option<&ServedDevice> {
+        self.served[usize::from(device)].as_ref()
+    }
+
+    pub(crate) fn set(&mut self, served: ServedDevice) {
+        if served.device.is_native() {
+            // Without, it is used as any block device is.
+            let _ = self.ring.prepare_native();
+        }
+        let at = usize::from(served.config.device.0);
+        self.served[at] = Some(served);
+    }
+
+    /// Whether all of these are served.
+    pub(crate) fn has_all(&self, mut devices: impl Iterator<Item = DeviceIndex>) -> bool {
+        devices.all(|device| self.get(device.0).is_some())
+    }
+
+    /// Whether any of them ends operations at once.
+    pub(crate) fn some_end_at_once(&self) -> bool {
+        let mut served = self.served.iter().flatten();
+        served.any(|served| served.device.ends_at_once())
+    }
+
+    /// Where byte `within` of the word's extent lies on its device; `None` while it isn't served.
+    #[inline]
+    pub(crate) fn offset_of(&self, word: Word, within: u64) -> Option<u64> {
+        let config = &self.get(word.device().0)?.config;
+        Some(config.data_offset_bytes + word.extent().0 * u64::from(config.extent_bytes) + within)
+    }
+
+    /// Whether the device has nothing but zeros from `device_at` on, which is in a run that begins at `word`.
+    #[inline]
+    pub(crate) fn reads_zeros(&self, word: Word, run: u64, device_at: u64) -> bool {
+        self.get(word.device().0).is_some_and(|served| {
+            served.device.reads_zeros(device_at) && word.extent().0 + run <= served.config.extents
+        })
+    }
+
+    /// Gives an operation to its device; `None` while that isn't served.
+    #[inline]
+    pub(crate) fn submit(
+        &mut self,
+        device: u8,
+        op: &mut Op,
+        kind: u64,
+        at: u64,
+    ) -> Option<Submitted> {
+        let served = self.served[usize::from(device)].as_ref()?;
+        let data = kind << kind::SHIFT | at;
+        Some(served.device.submit(&mut self.ring, op, data))
+    }
+
+    /// What an operation's result on the ring means to its device.
+    #[inline]
+    pub(crate) fn finish(&self, device: u8, op: Op, result: i32) -> Option<Finish> {
+        Some(self.get(device)?.device.finish(op, result))
+    }
+
+    /// Counts in the state region that an operation on a device failed.
+    #[cold]
+    pub(crate) fn count_error(&self, device: u8, op: &Op, errno: Errno, now_ns: u64) {
+        if errno == Errno::FAULT {
+            // Its own machine's memory was gone, which is no fault of the device.
+            return;
+        }
+        let what = match op.kind() {
+            OpKind::Read => DeviceOp::Read,
+            OpKind::Flush => DeviceOp::Flush,
+            OpKind::Write | OpKind::WriteZeroes | OpKind::Punch => DeviceOp::Write,
+        };
+        let is_no_room = matches!(errno, Errno::NOSPC | Errno::DQUOT);
+        let errno = errno.raw_os_error();
+        self.region.devices()[usize::from(device)].record(
+            what,
+            errno,
+            is_no_room,
+            op.offset_bytes(),
+            now_ns,
+        );
+    }
+
+    /// Hands what is queued to the kernel. What fails of it stays queued: the next turn tries again.
+    pub(crate) fn enter(&mut self) {
+        if self.ring.queued() > 0 {
+            self.pulse.check();
+        }
+        if self.ring.submit().is_ok_and(|entered| entered > 0) {
+            kill_point!("core.entered");
+        }
+    }
+
+    /// The same before the turn ends, as soon as devices have no more than what is queued for them. So one that is idle has
+    /// its first command at once, and works while the rest of a batch is prepared; a busy one gets batches.
+    #[inline]
+    pub(crate) fn feed(&mut self, at_devices: usize) {
+        if 2 * self.ring.queued() >= at_devices {
+            self.enter();
+        }
+    }
+
+    /// What the ring has completed.
+    #[inline]
+    pub(crate) fn completions(&mut self, batch: &mut [Completion]) -> usize {
+        self.ring.drain(batch)
+    }
+
+    /// Sleeps until a completion, readiness of `epoll`, or the time limit.
+    pub(crate) fn sleep(&mut self, epoll: impl std::os::fd::AsFd, limit: Duration) {
+        if !self.wake_armed {
+            let events = rustix::event::PollFlags::IN.bits() as u32;
+            let data = kind::WAKE << kind::SHIFT;
+            self.wake_armed = self.ring.poll_add(epoll, events, data).is_ok();
+        }
+        if self.ring.queued() > 0 {
+            self.pulse.check();
+        }
+        let _ = self.ring.wait(1, Some(limit));
+    }
+
+    /// Has the ring know memory that is held; given back if that can't be.
+    pub(crate) fn register(&mut self, pinned: Pinned) -> Result<Registration, Pinned> {
+        self.ring.register(pinned).map_err(|(pinned, _)| pinned)
+    }
+
+    /// Has the ring forget memory, of which nothing is at devices or on its way there. What held it is to be dropped
+    /// elsewhere.
+    pub(crate) fn unregister(&mut self, name: Registration) -> Option<Pinned> {
+        self.ring.unregister(name)
+    }
+
+    /// Requests so far whose memory the ring knew.
+    #[cfg(test)]
+    pub(crate) fn fixed_requests(&self) -> u64 {
+        self.ring.fixed_requests()
+    }
+}

@@ -1,0 +1,178 @@
+//! Flushes of devices, each for as many as ask for it.
+//!
+//! **Design.** A device has at most one flush running in a reactor; whoever asks while it runs waits
+//! for the next one, which all of them share, so flushes of many tenants are merged.
+//! **Not here:** which devices a command must have flushed, and the commit that follows ([`crate::core`]).
+
+use crate::io::devices::{DeviceRing, kind};
+use crate::io::slab::MAX_IOS;
+use forebay_device::{Errno, Finish, Op, Submitted};
+use forebay_xlate::DeviceIndex;
+
+/// Who waits for a device's flush.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Waiter {
+    /// A command of the slab.
+    Io(u32),
+    /// A job of the internal lane.
+    Job(u64),
+}
+
+#[derive(Debug)]
+enum Running {
+    No,
+    /// To be submitted when the ring has room.
+    Wanted,
+    /// At the device.
+    Yes(Op),
+}
+
+#[derive(Debug)]
+struct DeviceFlush {
+    running: Running,
+    now: Vec<Waiter>,
+    next: Vec<Waiter>,
+}
+
+/// Each device's flush.
+#[derive(Debug)]
+pub(crate) struct Flusher {
+    devices: Vec<DeviceFlush>,
+    retry: bool,
+}
+
+impl Flusher {
+    pub(crate) fn new() -> Self {
+        let each = |_| DeviceFlush {
+            running: Running::No,
+            now: Vec::new(),
+            next: Vec::new(),
+        };
+        Self {
+            devices: (0..256).map(each).collect(),
+            retry: false,
+        }
+    }
+
+    /// Whether any flush is running or wanted.
+    pub(crate) fn is_busy(&self) -> bool {
+        let idle = |flush: &DeviceFlush| matches!(flush.running, Running::No);
+        !self.devices.iter().all(idle)
+    }
+
+    /// Whether a device's flush is at the device.
+    pub(crate) fn is_at_device(&self, device: DeviceIndex) -> bool {
+        matches!(self.devices[usize::from(device.0)].running, Running::Yes(_))
+    }
+
+    /// Asks for a flush of a device that begins after now. Says how it ended, if it did at once.
+    pub(crate) fn ask(
+        &mut self,
+        device: u8,
+        waiter: Waiter,
+        devices: &mut DeviceRing,
+    ) -> Option<Result<(), Errno>> {
+        let flush = &mut self.devices[usize::from(device)];
+        for list in [&mut flush.now, &mut flush.next] {
+            if list.capacity() == 0 {
+                // Once for each device, when it is first flushed: not per command.
+                list.reserve_exact(MAX_IOS + 64);
+            }
+        }
+        match flush.running {
+            Running::No => {
+                flush.now.push(waiter);
+                return self.run(device, devices);
+            }
+            Running::Wanted => flush.now.push(waiter),
+            Running::Yes(_) => flush.next.push(waiter),
+        }
+        None
+    }
+
+    fn run(&mut self, device: u8, devices: &mut DeviceRing) -> Option<Result<(), Errno>> {
+        let mut op = Op::flush();
+        let submitted = devices.submit(device, &mut op, kind::FLUSH, u64::from(device))?;
+        let flush = &mut self.devices[usize::from(device)];
+        match submitted {
+            Submitted::Queued => flush.running = Running::Yes(op),
+            Submitted::RingFull => {
+                flush.running = Running::Wanted;
+                self.retry = true;
+            }
+            Submitted::Done(result) => return Some(result),
+        }
+        None
+    }
+
+    /// Whether some found no room in the ring. They are tried again now ([`Flusher::try_again`]).
+    pub(crate) fn must_retry(&mut self) -> bool {
+        std::mem::take(&mut self.retry)
+    }
+
+    /// Tries a device's flush again, if it found no room in the ring.
+    pub(crate) fn try_again(
+        &mut self,
+        device: u8,
+        devices: &mut DeviceRing,
+    ) -> Option<Result<(), Errno>> {
+        match self.devices[usize::from(device)].running {
+            Running::Wanted => self.run(device, devices),
+            _ => None,
+        }
+    }
+
+    /// The ring says that a device's flush ended. Says how, if that is so.
+    pub(crate) fn completed(
+        &mut self,
+        device: u8,
+        result: i32,
+        devices: &mut DeviceRing,
+    ) -> Option<Result<(), Errno>> {
+        let Running::Yes(op) = &self.devices[usize::from(device)].running else {
+            return None;
+        };
+        match devices.finish(device, *op, result)? {
+            Finish::Done => Some(Ok(())),
+            Finish::Failed(errno) => Some(Err(errno)),
+            Finish::Again(_) => self.run(device, devices),
+        }
+    }
+
+    /// A device's flush has ended: takes out who waited for it, and begins the next one if somebody waits for that. Says how
+    /// that one ended, if it did at once.
+    pub(crate) fn ended(
+        &mut self,
+        device: u8,
+        devices: &mut DeviceRing,
+    ) -> (Vec<Waiter>, Option<Result<(), Errno>>) {
+        let flush = &mut self.devices[usize::from(device)];
+        flush.running = Running::No;
+        let ended = std::mem::take(&mut flush.now);
+        flush.now = std::mem::take(&mut flush.next);
+        let next = match flush.now.is_empty() {
+            true => None,
+            false => self.run(device, devices),
+        };
+        (ended, next)
+    }
+
+    /// Keeps a list that is empty now for the next flush.
+    pub(crate) fn keep(&mut self, device: u8, list: Vec<Waiter>) {
+        let flush = &mut self.devices[usize::from(device)];
+        if flush.next.capacity() == 0 {
+            flush.next = list;
+        } else if flush.now.capacity() == 0 {
+            flush.now = list;
+        }
+    }
+
+    /// A command waits for no flush any more.
+    pub(crate) fn forget(&mut self, index: u32) {
+        for flush in &mut self.devices {
+            for list in [&mut flush.now, &mut flush.next] {
+                list.retain(|waiter| !matches!(waiter, Waiter::Io(other) if *other == index));
+            }
+        }
+    }
+}

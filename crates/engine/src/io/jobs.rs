@@ -1,0 +1,214 @@
+//! The internal lane: the one place where the system itself moves data.
+//!
+//! **Design.** Jobs come from the owner and are queued; at most [`MAX_OF_DEVICE`] operations of them
+//! are at a device at once, in pieces of [`PIECE_BYTES`], so that tenants' commands keep going between.
+//! A device never takes the last place, so one that hangs keeps the others' jobs from nothing.
+//! Laundering punches: afterwards the extents read as zeros, and a sparse file is smaller.
+//!
+//! **Not here:** when an extent counts as clean (the owner flushes, then commits).
+
+use crate::io::devices::{DeviceRing, kind};
+use crate::io::settle::{Ended, Settles};
+use crate::upcall::Upcall;
+use forebay_device::{Errno, Finish, Op, Submitted};
+use forebay_xlate::boundary::message::{DeviceConfig, Job};
+use forebay_xlate::{DeviceIndex, ExtentRange};
+use std::collections::VecDeque;
+
+/// Operations at all devices.
+pub(crate) const MAX_ACTIVE: usize = 32;
+const MAX_OF_DEVICE: usize = 2;
+const PIECE_BYTES: u64 = 16 << 20;
+
+#[derive(Debug)]
+struct Active {
+    job: u64,
+    device: u8,
+    /// Where the next piece begins, and where the job ends (bytes on the device).
+    next: u64,
+    end: u64,
+    /// The operation at the device, or to be put there.
+    op: Option<Op>,
+    at_device: bool,
+}
+
+/// Jobs waiting and active.
+#[derive(Debug)]
+pub struct Jobs {
+    pub(crate) queue: VecDeque<(u64, Job)>,
+    /// Something has changed since the queue was looked through.
+    look: bool,
+    active: [Option<Active>; MAX_ACTIVE],
+    /// How many of those there are.
+    count: usize,
+}
+
+impl Jobs {
+    pub(crate) fn new() -> Self {
+        Self {
+            queue: VecDeque::new(),
+            look: false,
+            active: Default::default(),
+            count: 0,
+        }
+    }
+
+    /// The places whose operation is at this device.
+    pub(crate) fn at_device(&self, device: DeviceIndex) -> [bool; MAX_ACTIVE] {
+        let here = |a: &Active| a.at_device && a.device == device.0;
+        std::array::from_fn(|i| self.active[i].as_ref().is_some_and(here))
+    }
+
+    /// Whether the internal lane has work.
+    #[cfg(test)]
+    pub(crate) fn any(&self) -> bool {
+        !self.queue.is_empty() || self.count > 0
+    }
+
+    /// A queued job may be able to begin.
+    pub(crate) fn look_again(&mut self) {
+        self.look = true;
+    }
+
+    /// Whether a queued job may be able to begin.
+    pub(crate) fn must_turn(&self) -> bool {
+        self.look && !self.queue.is_empty()
+    }
+
+    /// A place for another operation at this device.
+    fn place(&self, device: DeviceIndex) -> Option<usize> {
+        let of_device = self.active.iter().flatten();
+        let of_device = of_device.filter(|a| a.device == device.0).count();
+        let free = self.active.iter().filter(|a| a.is_none()).count();
+        (of_device < MAX_OF_DEVICE && of_device < free)
+            .then(|| self.active.iter().position(Option::is_none))
+            .flatten()
+    }
+
+    /// Takes a job.
+    pub fn start(&mut self, job: u64, work: Job) {
+        self.queue.push_back((job, work));
+        self.look = true;
+    }
+
+    /// How many queued jobs are to be looked at now.
+    pub(crate) fn to_look_at(&mut self) -> usize {
+        match std::mem::take(&mut self.look) {
+            true => self.queue.len(),
+            false => 0,
+        }
+    }
+
+    /// Begins to punch; false when the device has enough to do.
+    pub(crate) fn launder(
+        &mut self,
+        job: u64,
+        config: &DeviceConfig,
+        extents: ExtentRange,
+    ) -> bool {
+        let Some(place) = self.place(config.device) else {
+            return false;
+        };
+        let at = |extent: u64| config.data_offset_bytes + extent * u64::from(config.extent_bytes);
+        self.active[place] = Some(Active {
+            job,
+            device: config.device.0,
+            next: at(extents.first),
+            end: at(extents.end()),
+            op: None,
+            at_device: false,
+        });
+        self.count += 1;
+        true
+    }
+
+    /// Puts operations of jobs to their devices.
+    pub(crate) fn advance_all(
+        &mut self,
+        devices: &mut DeviceRing,
+        now_ns: u64,
+        upcalls: &mut VecDeque<Upcall>,
+    ) {
+        if self.count > 0 {
+            for place in 0..MAX_ACTIVE {
+                self.advance(place, devices, now_ns, upcalls);
+            }
+        }
+    }
+
+    fn advance(
+        &mut self,
+        place: usize,
+        devices: &mut DeviceRing,
+        now_ns: u64,
+        upcalls: &mut VecDeque<Upcall>,
+    ) {
+        while let Some(active) = self.active[place].as_mut() {
+            if active.at_device {
+                return;
+            }
+            if active.op.is_none() {
+                if active.next >= active.end {
+                    self.end(place, None, upcalls);
+                    return;
+                }
+                let piece = PIECE_BYTES.min(active.end - active.next);
+                active.op = Some(Op::punch(active.next, piece));
+                active.next += piece;
+            }
+            let Some(op) = active.op.as_mut() else {
+                return;
+            };
+            match devices.submit(active.device, op, kind::JOB, place as u64) {
+                Some(Submitted::Queued) => active.at_device = true,
+                Some(Submitted::RingFull) | None => return,
+                Some(Submitted::Done(Ok(()))) => active.op = None,
+                Some(Submitted::Done(Err(errno))) => {
+                    devices.count_error(active.device, op, errno, now_ns);
+                    self.end(place, Some(errno), upcalls);
+                }
+            }
+        }
+    }
+
+    fn end(&mut self, place: usize, error: Option<Errno>, upcalls: &mut VecDeque<Upcall>) {
+        if let Some(active) = self.active[place].take() {
+            self.count -= 1;
+            self.look = true;
+            upcalls.push_back(Upcall::JobDone {
+                job: active.job,
+                error,
+            });
+        }
+    }
+
+    /// The ring says that an operation ended.
+    pub(crate) fn completed(
+        &mut self,
+        place: usize,
+        result: i32,
+        devices: &mut DeviceRing,
+        settles: &mut Settles,
+        now_ns: u64,
+        upcalls: &mut VecDeque<Upcall>,
+    ) {
+        let Some(active) = self.active.get_mut(place).and_then(Option::as_mut) else {
+            return;
+        };
+        let device = active.device;
+        let (Some(_), Some(op)) = (devices.get(device), active.op.take()) else {
+            return;
+        };
+        active.at_device = false;
+        match devices.finish(device, op, result) {
+            Some(Finish::Done) | None => settles.ended(device, Ended::Job(place), upcalls),
+            Some(Finish::Again(op)) => active.op = Some(op),
+            Some(Finish::Failed(errno)) => {
+                devices.count_error(device, &op, errno, now_ns);
+                settles.ended(device, Ended::Job(place), upcalls);
+                self.end(place, Some(errno), upcalls);
+            }
+        }
+        self.advance(place, devices, now_ns, upcalls);
+    }
+}

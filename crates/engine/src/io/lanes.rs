@@ -1,0 +1,132 @@
+//! The lanes of a reactor: which there are, and what they show.
+//!
+//! **Purpose.** Whoever has a command finds what it belongs to: the volume, the export, and what was counted of it.
+//! **Design.** A lane has its place in a fixed table, by its number. One that is removed stays until its commands have ended.
+//! **Not here:** what a lane is ([`crate::lane`]), and what its commands wait for ([`crate::io::waits`]).
+
+use crate::io::command::{Io, IoOp};
+use crate::lane::{Figures, Lane, LaneIndex};
+use crate::volume::Volume;
+use forebay_nvme::reservation::{Access, Reservations};
+use forebay_xlate::VolumeId;
+use forebay_xlate::boundary::message::ExportId;
+use forebay_xlate::boundary::region::{MAX_LANES, bump};
+use std::sync::Arc;
+
+/// See the module's text.
+#[derive(Debug)]
+pub struct Lanes {
+    lanes: Vec<Option<Lane>>,
+}
+
+impl Lanes {
+    pub(crate) fn new() -> Self {
+        Self {
+            lanes: (0..MAX_LANES).map(|_| None).collect(),
+        }
+    }
+
+    /// A lane that is served here.
+    #[inline]
+    pub fn get(&self, index: LaneIndex) -> Option<&Lane> {
+        self.lanes.get(index.0 as usize)?.as_ref()
+    }
+
+    #[inline]
+    pub(crate) fn get_mut(&mut self, index: LaneIndex) -> Option<&mut Lane> {
+        self.lanes.get_mut(index.0 as usize)?.as_mut()
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Lane> {
+        self.lanes.iter().flatten()
+    }
+
+    pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Lane> {
+        self.lanes.iter_mut().flatten()
+    }
+
+    pub(crate) fn of_volume(&mut self, volume: VolumeId) -> impl Iterator<Item = &mut Lane> {
+        self.iter_mut().filter(move |l| l.volume.id() == volume)
+    }
+
+    pub(crate) fn volume_of(&self, io: &Io) -> Option<VolumeId> {
+        Some(self.get(io.lane)?.volume.id())
+    }
+
+    /// The lane of an export.
+    pub fn of_export(&self, export: ExportId) -> Option<LaneIndex> {
+        self.iter()
+            .find(|l| l.export.export == export && !l.removed)
+            .map(|l| l.index)
+    }
+
+    /// The exports of a volume that are served here.
+    pub fn exports_of(&self, volume: VolumeId) -> Vec<ExportId> {
+        self.iter()
+            .filter(|l| l.volume.id() == volume)
+            .map(|l| l.export.export)
+            .collect()
+    }
+
+    /// Adds a lane, or changes what an existing one shows.
+    pub(crate) fn set(&mut self, lane: Lane) {
+        let place = &mut self.lanes[lane.index.0 as usize];
+        match place {
+            Some(old) if old.export.export == lane.export.export => {
+                old.export = lane.export;
+                old.volume = lane.volume;
+                old.share = lane.share;
+            }
+            place => *place = Some(lane),
+        }
+    }
+
+    pub(crate) fn remove(&mut self, index: LaneIndex) {
+        self.lanes[index.0 as usize] = None;
+    }
+
+    /// A volume grew.
+    pub fn set_volume(&mut self, volume: &Arc<Volume>) {
+        for lane in self.of_volume(volume.id()) {
+            lane.volume = volume.clone();
+        }
+    }
+
+    /// The reservations of a volume are these now.
+    pub fn set_reservations(&mut self, volume: VolumeId, reservations: &Arc<Reservations>) {
+        for lane in self.of_volume(volume) {
+            lane.set_reservations(reservations);
+        }
+    }
+
+    /// The owner says something of a volume.
+    pub fn set_figures(&mut self, volume: VolumeId, figures: Figures) {
+        for lane in self.of_volume(volume) {
+            lane.figures = figures;
+        }
+    }
+
+    /// Whether a host has reserved the volume, and machines may not do this.
+    #[inline]
+    pub(crate) fn keeps_machines_from(&self, lane: LaneIndex, op: &IoOp) -> bool {
+        match self.get(lane) {
+            Some(lane) if lane.machines_may != Access::ALL => !op.is_let_by(&lane.machines_may),
+            _ => false,
+        }
+    }
+
+    /// Whether a host's reservation keeps machines from writing, and so from flushing (Base 2.0, 8.19.1). Frontends ask
+    /// for a guest's own flush: one that [`crate::core::Core::start_machine`] is given may be the first half of a read, or a
+    /// shutdown's.
+    pub(crate) fn keeps_machines_from_writing(&self, lane: LaneIndex) -> bool {
+        self.get(lane).is_some_and(|lane| !lane.machines_may.write)
+    }
+
+    /// Counts bytes of data that were copied on their way.
+    #[inline]
+    pub(crate) fn count_copied(&self, lane: LaneIndex, bytes: u32) {
+        if let Some(lane) = self.get(lane) {
+            bump(&lane.record().copied_bytes, u64::from(bytes));
+        }
+    }
+}

@@ -1,0 +1,155 @@
+//! The slices in flight, and the revokes that wait for them.
+//!
+//! **Purpose.** The ring names a slice by its place here; whoever must know what is at devices asks here.
+//! **Design.** The places are made once. Slices are numbered as they begin: a revoke waits for those below a number that overlap it.
+//! **Not here:** how a slice comes about ([`crate::io::submit`]), and what its end means to its command ([`crate::core`]).
+
+use crate::io::devices::{DeviceRing, kind};
+use crate::upcall::Upcall;
+use forebay_device::{Errno, Finish, Op, Submitted};
+use forebay_xlate::drain::{Drains, SliceSpan};
+use forebay_xlate::{ExtentRange, Rights, VolumeId};
+use std::collections::VecDeque;
+
+/// Slices at devices at once.
+pub(crate) const MAX_SLICES: usize = 8192;
+
+/// The part of a command that is contiguous on one device.
+#[derive(Debug)]
+pub(crate) struct Slice {
+    pub(crate) io: u32,
+    pub(crate) device: u8,
+    /// Its bytes go through a buffer of ours ([`crate::io::machine`]).
+    pub(crate) bounced: bool,
+    /// Another reactor carries it out ([`crate::offload`]).
+    pub(crate) away: bool,
+    /// When it began, if its delay is measured ([`crate::qos`]); 0: it is not.
+    pub(crate) begun_ns: u64,
+    pub(crate) op: Op,
+    pub(crate) span: SliceSpan,
+}
+
+/// See the module's text.
+pub struct Slices {
+    table: Vec<Option<Slice>>,
+    pub(crate) free: Vec<u32>,
+    /// Those whose rest found no room in the ring.
+    pub(crate) again: Vec<u32>,
+    drains: Drains,
+}
+
+impl Slices {
+    pub(crate) fn new() -> Self {
+        Self {
+            table: (0..MAX_SLICES).map(|_| None).collect(),
+            free: (0..MAX_SLICES as u32).rev().collect(),
+            again: Vec::with_capacity(MAX_SLICES),
+            drains: Drains::default(),
+        }
+    }
+
+    /// Slices that may still begin.
+    #[inline]
+    pub(crate) fn left(&self) -> usize {
+        self.free.len()
+    }
+
+    #[inline]
+    pub(crate) fn in_flight(&self) -> usize {
+        MAX_SLICES - self.free.len()
+    }
+
+    #[inline]
+    pub(crate) fn get(&self, index: usize) -> Option<&Slice> {
+        self.table.get(index)?.as_ref()
+    }
+
+    #[inline]
+    pub(crate) fn get_mut(&mut self, index: usize) -> Option<&mut Slice> {
+        self.table.get_mut(index)?.as_mut()
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Slice> {
+        self.table.iter().flatten()
+    }
+
+    /// The number of a slice that begins now.
+    #[inline]
+    pub(crate) fn number(&mut self) -> u64 {
+        self.drains.begin()
+    }
+
+    /// Keeps a slice in a place that was free.
+    #[inline]
+    pub(crate) fn put(&mut self, index: u32, slice: Slice) {
+        self.table[index as usize] = Some(slice);
+    }
+
+    /// Takes out a slice that has ended.
+    #[inline]
+    pub(crate) fn end(&mut self, index: usize) -> Option<Slice> {
+        let slice = self.table[index].take()?;
+        self.free.push(index as u32);
+        Some(slice)
+    }
+
+    /// Revokes wait for this slice no more.
+    #[inline]
+    pub(crate) fn drained(&mut self, span: &SliceSpan, upcalls: &mut VecDeque<Upcall>) {
+        (self.drains).ended(span, |revoke| upcalls.push_back(Upcall::Drained { revoke }));
+    }
+
+    /// The ring says that a slice's operation ended. Says how, if all of it has.
+    #[inline]
+    pub(crate) fn completed(
+        &mut self,
+        index: usize,
+        result: i32,
+        devices: &mut DeviceRing,
+    ) -> Option<Result<(), Errno>> {
+        let slice = self.table.get_mut(index)?.as_mut()?;
+        match devices.finish(slice.device, slice.op, result)? {
+            Finish::Done => Some(Ok(())),
+            Finish::Failed(errno) => Some(Err(errno)),
+            Finish::Again(op) => {
+                slice.op = op;
+                self.submit_again(index, devices)
+            }
+        }
+    }
+
+    /// Gives the rest of a slice's operation to its device; it stays the same slice. Says how it ended, if it did.
+    pub(crate) fn submit_again(
+        &mut self,
+        index: usize,
+        devices: &mut DeviceRing,
+    ) -> Option<Result<(), Errno>> {
+        let slice = self.table[index].as_mut()?;
+        match devices.submit(slice.device, &mut slice.op, kind::SLICE, index as u64)? {
+            Submitted::Queued => {}
+            Submitted::Done(result) => return Some(result),
+            Submitted::RingFull => self.again.push(index as u32),
+        }
+        None
+    }
+
+    /// Takes a revoke whose words are cleared; answers now or when the overlapping slices ended.
+    pub fn revoke(
+        &mut self,
+        revoke: u64,
+        volume: VolumeId,
+        range: ExtentRange,
+        keep: Option<Rights>,
+        upcalls: &mut VecDeque<Upcall>,
+    ) {
+        let in_flight = self.table.iter().flatten().map(|s| s.span);
+        if self.drains.post(revoke, volume, range, keep, in_flight) {
+            upcalls.push_back(Upcall::Drained { revoke });
+        }
+    }
+
+    /// The owner has given a revoke up.
+    pub fn abandon(&mut self, revoke: u64) {
+        self.drains.abandon(revoke);
+    }
+}

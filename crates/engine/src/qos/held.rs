@@ -1,0 +1,91 @@
+//! What commands hold that wait for a budget.
+//!
+//! **Design.** They wait in a place of the slab and with a buffer, which others then lack. So a lane has no more than
+//! [`MAX_THROTTLED`] of them, and no more than its budget brings in a second, and all lanes together a part of what there is; but one
+//! each, so that every lane goes on. What is beyond that waits where it came from: in its connection, without place and buffer, or
+//! in its machine's rings. It is tried again each turn, and when a window's end begins some there is room for as many.
+//!
+//! Where somebody else waits for them who may not wait so long (a machine's monitor that takes memory away, or stops a ring; a
+//! shutdown), they begin at once ([`crate::core::Core::begin_owing`]), and what they cost is owed: later windows give their tenant less. As
+//! a lane has no more than may be owed at once, only who does that again before it is paid waits for it, a second or so.
+//!
+//! **Not here:** who waits ([`crate::qos`]).
+
+use super::Qos;
+use crate::io::command::Io;
+use crate::io::lanes::Lanes;
+use crate::io::slab::MAX_IOS;
+use crate::io::staging::Staging;
+use crate::lane::LaneIndex;
+use forebay_xlate::boundary::region::MAX_LANES;
+use std::sync::atomic::Ordering::Relaxed;
+
+/// Commands of a lane that may wait for its budget: about two quanta. With more, their buffers leave the processor's cache.
+const MAX_THROTTLED: u32 = 24;
+/// Those of all lanes, but for the first of each.
+const MAX_ALL: usize = MAX_IOS / 8;
+/// The same of their buffers' bytes: half of what there is of the longest.
+const MAX_ALL_BYTES: usize = 16 << 20;
+
+/// Commands that wait for budgets.
+#[derive(Debug)]
+pub(crate) struct Throttled {
+    pub(crate) count: usize,
+    pub(crate) bytes: usize,
+    /// Those of each lane.
+    of_lane: Box<[u32]>,
+}
+
+impl Qos {
+    /// Whether commands of a lane wait for its budget.
+    #[inline]
+    pub(crate) fn is_throttled(&self, lane: LaneIndex) -> bool {
+        self.throttled.of(lane) > 0
+    }
+
+    /// Whether a lane may have one more command that would have to wait for its budget.
+    #[inline]
+    pub(crate) fn may_hold(&self, lane: LaneIndex) -> bool {
+        let all = &self.throttled;
+        let of_lane = all.of(lane);
+        of_lane == 0
+            || of_lane < MAX_THROTTLED
+                && all.count < MAX_ALL
+                && all.bytes < MAX_ALL_BYTES
+                && (self.admission.as_ref()).is_none_or(|a| a.may_hold(lane))
+    }
+
+    /// Whether a host may be asked for data of a lane's command that would have to wait for its budget with it. Over budget, all
+    /// lanes together leave half of what there is of buffers to others.
+    pub(crate) fn may_ask(&self, staging: &Staging, lane: LaneIndex, len_bytes: u32) -> bool {
+        !self.is_throttled(lane) || staging.is_half_left_for(len_bytes)
+    }
+}
+
+impl Throttled {
+    pub(crate) fn new() -> Self {
+        Self {
+            count: 0,
+            bytes: 0,
+            of_lane: vec![0; MAX_LANES].into(),
+        }
+    }
+
+    #[inline]
+    fn of(&self, lane: LaneIndex) -> u32 {
+        self.of_lane[lane.0 as usize % MAX_LANES]
+    }
+
+    /// A command begins to wait for its budget (`true`), or waits no more.
+    pub(crate) fn count(&mut self, io: &Io, lanes: &Lanes, waits: bool) {
+        let bytes = io.buffer.as_ref().map_or(0, |buffer| buffer.len());
+        let by = if waits { 1 } else { -1 };
+        self.count = self.count.wrapping_add_signed(by);
+        self.bytes = self.bytes.wrapping_add_signed(by * bytes as isize);
+        let of_lane = &mut self.of_lane[io.lane.0 as usize % MAX_LANES];
+        *of_lane = of_lane.wrapping_add_signed(by as i32);
+        if let Some(lane) = lanes.get(io.lane) {
+            lane.record().throttled.store((*of_lane).into(), Relaxed);
+        }
+    }
+}

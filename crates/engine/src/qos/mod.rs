@@ -1,0 +1,326 @@
+//! Who may begin a command now: the crate `forebay_qos` in a reactor.
+//!
+//! **Design.** Each command is charged when it would begin ([`crate::core::Core::start`], [`crate::core::Core::at_once`]), whichever frontend it came by.
+//! One that is not admitted waits in its lane's queue, which runs through the slab ([`Stage::Throttled`]); what is younger in
+//! its lane waits behind it, so nothing is overtaken. At a window's end everything is given out anew, and in each
+//! turn what waits is asked again, lane after lane.
+//!
+//! A lane begins only a quantum of commands in a turn ([`gates`]); the rest goes on in the next. So turns stay short, and whoever is
+//! within its base waits for no neighbour's whole queue. This is not over budget, and not counted as such.
+//!
+//! What counts as time over budget is counted by lane ([`Qos::over_ns`]): while the first that waits there was refused, all wait for
+//! that, those too for which there is no place here. Each notes when it begins to wait, and when it doesn't any more.
+//!
+//! A machine's commands stay in its ring while its lane has enough that wait ([`Qos::may_fetch`]).
+//!
+//! What waits is ended by whatever ends waiting commands ([`crate::core::Core::end_waiting`]); for the budget alone it waits without end.
+//! Commands that a dead engine had begun are not charged, nor is what the internal lane does.
+//!
+//! **Not here:** what is given to whom (`forebay_qos`), what the daemon says of it ([`crate::control`]).
+
+mod costs;
+mod delays;
+mod gates;
+mod held;
+
+use crate::io::command::{Io, IoOp, Stage, Token};
+use crate::io::devices::DeviceRing;
+use crate::io::lanes::Lanes;
+use crate::io::slab::Slab;
+use crate::io::slice::Slice;
+use crate::lane::{Lane, LaneIndex};
+use crate::recovery::Carried;
+use forebay_device::Op;
+use forebay_qos::budget::Budget;
+use forebay_qos::cost::Operation;
+use forebay_xlate::boundary::region::{MAX_LANES, ReactorRecord, Region, bump};
+use held::Throttled;
+
+#[cfg(test)]
+pub(crate) use gates::ALONE_WINDOWS;
+pub use gates::Admission;
+pub(crate) use gates::TURN_NS;
+
+/// So many windows later than they end, who sleeps says that nobody uses anything any more, where others don't wait for that.
+const RECKONED_WINDOWS: u64 = 8;
+
+/// Quality of service: who may begin a command now, and what those wait for who may not.
+#[derive(Debug)]
+pub struct Qos {
+    /// `None`: everybody may.
+    pub(crate) admission: Option<Box<Admission>>,
+    pub(crate) throttled: Throttled,
+}
+
+impl Qos {
+    pub(crate) fn new() -> Self {
+        Self {
+            admission: None,
+            throttled: Throttled::new(),
+        }
+    }
+
+    /// A tenant is another from now on.
+    pub fn begin_tenant(&mut self, tenant: u32) {
+        if let Some(admission) = &mut self.admission {
+            admission.begin_tenant(tenant);
+        }
+    }
+
+    /// A tenant has this budget from now on; `guaranteed`: its base comes first, where bases come to more than there is.
+    pub fn set_budget(&mut self, tenant: u32, budget: &Budget, guaranteed: bool) {
+        if let Some(admission) = &mut self.admission {
+            admission.set_budget(tenant, budget, guaranteed);
+        }
+    }
+
+    /// So many processors carry out what is charged here.
+    pub(crate) fn set_processors(&mut self, processors: f32) {
+        if let Some(admission) = &mut self.admission {
+            admission.set_processors(processors);
+        }
+    }
+
+    /// A lane is there, or shows something else.
+    pub(crate) fn attach(&mut self, lane: &Lane, ios: &[Io]) {
+        if let Some(admission) = &mut self.admission {
+            admission.attach(lane, ios);
+        }
+    }
+
+    /// A lane is gone.
+    pub(crate) fn detach(&mut self, index: LaneIndex, ios: &[Io]) {
+        if let Some(admission) = &mut self.admission {
+            admission.detach(index.0 as usize % MAX_LANES, ios);
+        }
+    }
+
+    /// Other devices may be there now, and in one place another one than before.
+    pub(crate) fn note_devices(&mut self, changed: Option<u8>, devices: &DeviceRing) {
+        if let Some(admission) = &mut self.admission {
+            let some_at_once = devices.some_end_at_once();
+            admission.delays.note_devices(changed, some_at_once);
+        }
+    }
+
+    /// Whether a machine's lane may take commands from its rings. Who may not, goes on by itself: the
+    /// reactor makes a turn, or wakes when the window ends.
+    #[inline]
+    pub(crate) fn may_fetch(&mut self, lane: LaneIndex) -> bool {
+        let admission = self.admission.as_ref();
+        if admission.is_none_or(|a| !a.stops) {
+            return true;
+        }
+        // Without room for it, it needs no part of the turn.
+        self.may_hold(lane)
+            && (self.admission.as_mut()).is_none_or(|admission| admission.may_fetch(lane))
+    }
+
+    /// Whether a command of a lane that is over without having begun, as it is refused or only a hint, may be answered in this turn. If
+    /// not, it stays where it is.
+    #[inline]
+    pub(crate) fn may_answer(&mut self, lane: Option<LaneIndex>) -> bool {
+        match (&mut self.admission, lane) {
+            (Some(admission), Some(lane)) => admission.may_answer(lane),
+            _ => true,
+        }
+    }
+
+    /// Whether a machine's lane waits for a window, so that there is no use in looking at its rings: it has enough that waits,
+    /// or all lanes together have.
+    #[inline]
+    pub(crate) fn is_held_back(&self, lane: LaneIndex) -> bool {
+        let admission = self.admission.as_ref().filter(|a| a.stops);
+        admission.is_some_and(|a| a.is_full(lane) || !self.may_hold(lane))
+    }
+
+    /// Whether commands of a lane wait for a turn of theirs, and for nothing else.
+    #[inline]
+    pub(crate) fn waits_for_turns(&self, lane: LaneIndex) -> bool {
+        let admission = self.admission.as_ref().filter(|a| a.stops);
+        admission.is_some_and(|a| a.waits_for_turns(lane))
+    }
+
+    /// How many commands of a lane wait for a quantum, with the one that begins now.
+    pub(crate) fn waits_for_processor(&self, lane: LaneIndex) -> u32 {
+        let admission = self.admission.as_ref();
+        admission.map_or(0, |a| a.waits_for_processor(lane))
+    }
+
+    /// Whether lanes are above their base, or others wait: then it matters who is first.
+    #[inline]
+    pub(crate) fn somebody_bursts(&self) -> bool {
+        (self.admission.as_ref()).is_some_and(|a| a.contended)
+    }
+
+    /// Whether a lane that has nothing to begin now may have something at any time, and is to be served at once then: it is within
+    /// its base, and others burst.
+    pub(crate) fn is_calm(&self, lane: LaneIndex) -> bool {
+        (self.admission.as_ref()).is_some_and(|admission| admission.is_calm(lane))
+    }
+
+    /// Whether such a command may begin; if so, it is paid for.
+    #[inline(always)]
+    pub(crate) fn admit(&mut self, lane: LaneIndex, operation: Operation, len_bytes: u32) -> bool {
+        match &mut self.admission {
+            Some(admission) => admission.admit(lane, operation, len_bytes),
+            None => true,
+        }
+    }
+
+    /// The same of any command.
+    #[inline(always)]
+    pub(crate) fn admit_op(&mut self, lane: LaneIndex, op: &IoOp) -> bool {
+        let Some(admission) = &mut self.admission else {
+            return true;
+        };
+        match *op {
+            IoOp::Read { len_bytes, .. } => admission.admit(lane, Operation::Read, len_bytes),
+            IoOp::Write { len_bytes, .. } => admission.admit(lane, Operation::Write, len_bytes),
+            _ => admission.admit_any(lane, op),
+        }
+    }
+
+    /// The same of one that a dead engine may have begun: then it may begin.
+    pub(crate) fn admit_carried(&mut self, io: &Io, carried: &Carried) -> bool {
+        self.admission.is_none()
+            || carried.any() && carried.is_carried(io.record)
+            || self.admit_op(io.lane, &io.op)
+    }
+
+    /// How long a lane has waited for its budget so far. A frontend that sets a command aside says with it, when it comes
+    /// ([`crate::core::NewIo::over_ns`]), what this was then.
+    pub(crate) fn over_ns(&self, lane: LaneIndex, now_ns: u64) -> u64 {
+        let admission = self.admission.as_ref();
+        admission.map_or(0, |a| a.over_ns(lane, now_ns))
+    }
+
+    /// A command waits until it is admitted.
+    #[cold]
+    pub(crate) fn throttle(&mut self, token: Token, slab: &mut Slab, lanes: &Lanes, now_ns: u64) {
+        let io = &mut slab[token.index()];
+        io.stage = Stage::Throttled;
+        // However small a budget is, waiting for it is no failure.
+        io.deadline_ns = u64::MAX;
+        self.throttled.count(io, lanes, true);
+        let index = token.entrust();
+        if let Some(admission) = &mut self.admission {
+            admission.push(index, slab, now_ns);
+        }
+    }
+
+    /// A command waits for its budget no more.
+    pub(crate) fn waited(&mut self, io: &mut Io, lanes: &Lanes, now_ns: u64) {
+        if let Some(admission) = &mut self.admission {
+            self.throttled.count(io, lanes, false);
+            admission.count_over(io, lanes, now_ns);
+            begins_to_move(io, now_ns);
+        }
+    }
+
+    /// A command that had waited in its frontend begins at once.
+    #[cold]
+    pub(crate) fn waited_elsewhere(&mut self, io: &mut Io, lanes: &Lanes, now_ns: u64) {
+        if let Some(admission) = &mut self.admission {
+            admission.count_over(io, lanes, now_ns);
+        }
+    }
+
+    /// Whether anything may begin that waited.
+    #[inline]
+    pub(crate) fn is_any_ready(&self) -> bool {
+        (self.admission.as_ref()).is_some_and(|admission| !admission.ready.is_empty())
+    }
+
+    /// A turn begins: perhaps a window has ended.
+    #[inline]
+    pub(crate) fn begin_turn(&mut self, now_ns: u64, record: &ReactorRecord, region: &Region) {
+        if let Some(admission) = &mut self.admission {
+            admission.begin_turn(now_ns, record, region);
+        }
+    }
+
+    /// A turn had nothing to do.
+    #[inline]
+    pub(crate) fn is_idle(&mut self, region: &Region) {
+        if let Some(admission) = &mut self.admission {
+            admission.is_idle(region);
+            admission.delays.idle();
+        }
+    }
+
+    /// Whether the next turn has something to begin.
+    pub(crate) fn has_ready(&self) -> bool {
+        let admission = self.admission.as_ref();
+        admission.is_some_and(|a| !a.ready.is_empty() || a.again)
+    }
+
+    /// When the reactor must wake for a window's end: where nobody waits for it, some windows later. To wake for each is what who
+    /// sleeps while its devices work would pay. What others have a part of, they are told in time: for two windows after each pause.
+    pub(crate) fn window_ends_ns(&self) -> Option<u64> {
+        let admission = self.admission.as_ref()?;
+        let later_ns = RECKONED_WINDOWS * admission.scheduler.params().window_ns;
+        let scheduler = &admission.scheduler;
+        match admission.waits() || scheduler.shares_with_others() {
+            true => Some(admission.ends_ns),
+            false if scheduler.is_reckoned_with() => Some(admission.ends_ns + later_ns),
+            false => None,
+        }
+    }
+
+    /// The reactor slept until now: unless somebody waited for it, windows that ended meanwhile are lost to nobody.
+    pub(crate) fn woke(&mut self, now_ns: u64) {
+        if let Some(admission) = self.admission.as_mut().filter(|a| !a.waits()) {
+            admission.woke_ns = now_ns;
+        }
+    }
+
+    /// Takes out what waits for its budget and should have ended.
+    pub(crate) fn take_overdue(&mut self, slab: &mut Slab, now_ns: u64, overdue: &mut Vec<u32>) {
+        if let Some(admission) = self.admission.as_mut().filter(|a| a.waits()) {
+            admission.take_overdue(slab, now_ns, overdue);
+        }
+    }
+
+    /// An operation begins at a device. Says when, if its delay is measured; 0: it is not.
+    #[inline]
+    pub(crate) fn slice_begins(&mut self, device: u8, op: &Op, away: bool) -> u64 {
+        match &mut self.admission {
+            Some(admission) => admission.delays.begun(device, op, away),
+            None => 0,
+        }
+    }
+
+    /// A slice whose delay is measured has ended.
+    #[inline]
+    pub(crate) fn slice_ended(&mut self, slice: &Slice, good: bool, now_ns: u64) {
+        if let Some(admission) = &mut self.admission {
+            let (device, op, begun_ns) = (slice.device, &slice.op, slice.begun_ns);
+            (admission.delays).ended(device, op, begun_ns, good, now_ns);
+        }
+    }
+
+    /// What another reactor's operation takes of the processor here; `None`: nobody says.
+    pub(crate) fn errand_ns(&self, op: &Op) -> Option<i32> {
+        Some(self.admission.as_ref()?.errand_ns(op))
+    }
+}
+
+impl Admission {
+    /// The time that a command waited because its lane was over budget is counted: here, and before it came.
+    pub(crate) fn count_over(&mut self, io: &mut Io, lanes: &Lanes, now_ns: u64) {
+        let over_ns = self.was_over_budget(io, now_ns);
+        io.over_ns = None;
+        if let Some(lane) = lanes.get(io.lane).filter(|_| over_ns > 0) {
+            let record = lane.record();
+            bump(&record.throttled_ops, 1);
+            record.throttled_times.record(over_ns);
+        }
+    }
+}
+
+/// A command waits no more: what is left from there on is the devices' time.
+pub(crate) fn begins_to_move(io: &mut Io, now_ns: u64) {
+    io.stage = Stage::Moving;
+    io.started_ns = io.started_ns.max(now_ns);
+}
