@@ -17,10 +17,10 @@ use forebay_pool::{BatchId, Catalog};
 use tokio::sync::Notify;
 use tokio::time::sleep;
 
-use crate::api::events::EventKind;
 use crate::base::Base;
 use crate::base::waits::Wait;
 use crate::events::News;
+use crate::model::events::EventKind;
 use crate::signal::Signal;
 
 /// Attempts after which waiting callers are told.

@@ -26,13 +26,13 @@ use forebay_xlate::grants::GrantTable;
 use forebay_xlate::{DeviceIndex, VolumeId};
 use tokio::time::timeout;
 
-use crate::api::error::ApiError;
-use crate::api::events::EventKind;
 use crate::base::commit::Committer;
 use crate::base::turns::Turns;
 use crate::base::waits::Waits;
 use crate::devices::{MissingDevice, PoolDevice, api_error};
 use crate::events::{Events, News};
+use crate::model::error::ApiError;
+use crate::model::events::EventKind;
 use crate::signal::Signal;
 
 /// How long the owner waits for what.

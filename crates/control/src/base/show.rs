@@ -10,14 +10,14 @@ use forebay_qos::budget::Budget;
 use forebay_qos::stated::Stated;
 use forebay_xlate::{DeviceIndex, VolumeId};
 
-use crate::api::error::ApiError;
-use crate::api::model::{
+use crate::base::{Base, Core};
+use crate::devices::api_error;
+use crate::model::error::ApiError;
+use crate::model::scheduling as api;
+use crate::model::{
     ReservationKind, ReservationRegistrant, Tenant, Volume, VolumeExtent, VolumeExtents,
     VolumeReservation,
 };
-use crate::api::scheduling as api;
-use crate::base::{Base, Core};
-use crate::devices::api_error;
 
 /// A limit as the API says it: the most that can be stated is none.
 pub(crate) fn limit(limit: u64, most: u64) -> Option<u64> {

@@ -12,8 +12,8 @@ use std::sync::Arc;
 use tokio::sync::{Mutex, OwnedMutexGuard};
 use tokio::time::timeout;
 
-use crate::api::error::ApiError;
 use crate::base::Base;
+use crate::model::error::ApiError;
 
 /// See the module's text.
 #[derive(Debug, Default)]

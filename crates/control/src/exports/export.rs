@@ -18,9 +18,6 @@ use forebay_xlate::boundary::message::{
 use forebay_xlate::boundary::region::MAX_LANES;
 use tokio::time::timeout;
 
-use crate::api::error::ApiError;
-use crate::api::events::EventKind;
-use crate::api::model::{Export, ExportCreate, ExportFrontend, ExportUpdate};
 use crate::base::Base;
 use crate::base::show::serial;
 use crate::devices::{api_error, now_s};
@@ -32,6 +29,9 @@ use crate::exports::transfers::{Announced, is_internal, is_transfer_host};
 use crate::exports::vms::VmSockets;
 use crate::link::session::AskError;
 use crate::link::{Link, engine_error};
+use crate::model::error::ApiError;
+use crate::model::events::EventKind;
+use crate::model::{Export, ExportCreate, ExportFrontend, ExportUpdate};
 use crate::qos::budgets::Budgets;
 use crate::qos::placement::Placement;
 

@@ -16,13 +16,13 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use forebay_pool::ExportId;
 
-use crate::api::events::EventKind;
-use crate::api::model::MachineClient;
 use crate::base::Base;
 use crate::base::show::tenant_name;
 use crate::events::News;
 use crate::link::session::Session;
 use crate::link::{Link, connected_hosts};
+use crate::model::MachineClient;
+use crate::model::events::EventKind;
 
 /// Hosts that one look tells by name, of each export's that came and that left.
 const NAMED_MAX: usize = 8;

@@ -11,10 +11,10 @@ use forebay_pool::{ExportId, ExportRecord};
 use forebay_xlate::VolumeId;
 use tokio::time::{Instant, sleep};
 
-use crate::api::error::ApiError;
 use crate::base::show::tenant_name;
 use crate::exports::hosts::Hosts;
 use crate::link::connected_hosts;
+use crate::model::error::ApiError;
 
 /// How long it is waited for those that are just leaving, and for an engine that begins.
 const LEAVE_LIMIT: Duration = Duration::from_secs(2);

@@ -15,14 +15,14 @@ use std::rc::Rc;
 use forebay_pool::BatchId;
 use forebay_xlate::boundary::message::{AnaState, PortConfig, ToEngine};
 
-use crate::api::error::ApiError;
-use crate::api::events::EventKind;
-use crate::api::model::{AnaState as ShownState, Port, PortUpdate};
 use crate::base::Base;
 use crate::devices::api_error;
 use crate::events::News;
 use crate::link::session::{Pending, Session};
 use crate::link::{Asked, Link, engine_error};
+use crate::model::error::ApiError;
+use crate::model::events::EventKind;
+use crate::model::{AnaState as ShownState, Port, PortUpdate};
 use crate::states::DeviceStates;
 
 fn show(port: &PortConfig) -> Port {

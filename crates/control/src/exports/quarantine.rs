@@ -14,12 +14,12 @@ use std::time::Duration;
 use forebay_pool::ExportId;
 use tokio::time::Instant;
 
-use crate::api::error::ApiError;
-use crate::api::events::EventKind;
-use crate::api::model::Export;
 use crate::events::News;
 use crate::exports::export::Exports;
 use crate::link::engine_error;
+use crate::model::Export;
+use crate::model::error::ApiError;
+use crate::model::events::EventKind;
 
 /// So many deaths ...
 const DEATHS: usize = 5;

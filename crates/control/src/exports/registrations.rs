@@ -17,12 +17,12 @@ use forebay_pool::{ErrorKind, HostReservations};
 use forebay_xlate::boundary::message::{ReserveAsk, ToEngine};
 use forebay_xlate::{VolumeId, kill_point};
 
-use crate::api::events::EventKind;
 use crate::base::Base;
 use crate::base::show::host_text;
 use crate::events::News;
 use crate::exports::hosts::Hosts;
 use crate::link::session::{Pending, Session};
+use crate::model::events::EventKind;
 
 /// Hosts' reservations of volumes.
 #[derive(Debug)]

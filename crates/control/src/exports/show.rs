@@ -9,14 +9,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use forebay_pool::{ExportId, ExportRecord};
 use forebay_xlate::boundary::message::Frontend;
 
-use crate::api::error::ApiError;
-use crate::api::model::{Export, ExportFrontend};
 use crate::base::Core;
 use crate::base::show::tenant_name;
 use crate::devices::api_error;
 use crate::exports::export::Exports;
 use crate::exports::transfers::is_internal;
 use crate::link::connected_hosts;
+use crate::model::error::ApiError;
+use crate::model::{Export, ExportFrontend};
 
 impl Exports {
     fn show_export(

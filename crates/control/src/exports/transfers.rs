@@ -19,17 +19,17 @@ use forebay_pool::{ExportId, ExportRecord};
 use forebay_xlate::VolumeId;
 use tokio::time::{Instant, sleep};
 
-use crate::api::error::ApiError;
-use crate::api::model::{
-    Export, ExportCreate, ExportFrontend, ExportUpdate, TRANSFER_HOST_PREFIX, Transfer as Shown,
-    TransferKind, TransferPut,
-};
 use crate::base::Base;
 use crate::base::show::tenant_name;
 use crate::devices::api_error;
 use crate::exports::export::Exports;
 use crate::exports::hosts::Hosts;
 use crate::mapping::MapOwner;
+use crate::model::error::ApiError;
+use crate::model::{
+    Export, ExportCreate, ExportFrontend, ExportUpdate, TRANSFER_HOST_PREFIX, Transfer as Shown,
+    TransferKind, TransferPut,
+};
 use crate::signal::Signal;
 
 /// How long an announcement holds without being renewed.

@@ -26,9 +26,6 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use tokio::sync::oneshot;
 use tokio::time::{sleep, timeout};
 
-use crate::api::error::ApiError;
-use crate::api::events::EventKind;
-use crate::api::validate::MAX_PATH_BYTES;
 use crate::base::Base;
 use crate::base::show::tenant_name;
 use crate::events::News;
@@ -36,6 +33,9 @@ use crate::exports::hosts::Hosts;
 use crate::exports::quarantine::Quarantine;
 use crate::link::session::{AskError, Pending, Session};
 use crate::link::{Link, engine_error};
+use crate::model::error::ApiError;
+use crate::model::events::EventKind;
+use crate::model::validate::MAX_PATH_BYTES;
 
 /// How long a socket's making may take.
 const LIMIT: Duration = Duration::from_secs(5);

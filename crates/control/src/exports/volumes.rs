@@ -13,8 +13,6 @@ use forebay_pool::{ErrorKind, NewVolume, Pool, PoolError};
 use forebay_xlate::VolumeId;
 use forebay_xlate::boundary::message::ToEngine;
 
-use crate::api::error::ApiError;
-use crate::api::model::{Tenant, Volume, VolumeCreate, VolumeUpdate};
 use crate::base::Base;
 use crate::base::show::show_tenant;
 use crate::base::turns::Turn;
@@ -23,6 +21,8 @@ use crate::exports::transfers::Transfers;
 use crate::link::{Link, engine_error};
 use crate::mapping::MapOwner;
 use crate::mapping::release::ReleaseError;
+use crate::model::error::ApiError;
+use crate::model::{Tenant, Volume, VolumeCreate, VolumeUpdate};
 use crate::qos::budgets::Budgets;
 use crate::statistics::Statistics;
 

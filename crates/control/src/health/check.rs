@@ -7,9 +7,9 @@
 
 use forebay_pool::{Check, CheckProblem, CheckReport};
 
-use crate::api::error::ApiError;
 use crate::devices::api_error;
 use crate::health::reports::Reports;
+use crate::model::error::ApiError;
 
 /// Extents looked at in one piece.
 const EXTENTS_A_PIECE: u64 = 65_536;

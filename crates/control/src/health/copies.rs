@@ -13,10 +13,10 @@ use std::time::Duration;
 use forebay_pool::{CatalogCopy, CatalogHealth, CopyState};
 use tokio::time::{Instant, sleep};
 
-use crate::api::events::EventKind;
-use crate::api::model::{CatalogCopyInfo, CatalogInfo};
 use crate::base::Base;
 use crate::events::News;
+use crate::model::events::EventKind;
+use crate::model::{CatalogCopyInfo, CatalogInfo};
 
 /// Between two looks.
 const BEAT: Duration = Duration::from_secs(1);

@@ -12,10 +12,10 @@ use std::sync::Arc;
 use forebay_pool::Stamped;
 use forebay_xlate::boundary::message::ToEngine;
 
-use crate::api::error::ApiError;
-use crate::api::events::EventKind;
 use crate::base::Base;
 use crate::events::News;
+use crate::model::error::ApiError;
+use crate::model::events::EventKind;
 use crate::ownership;
 use crate::ownership::{Installation, Tenure};
 use crate::store::SyncStore;

@@ -9,10 +9,10 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use forebay_xlate::boundary::region::{MAX_CONTROLLERS, MAX_LANES, MAX_QUEUES};
 
-use crate::api::events::EventKind;
-use crate::api::model::LimitUse;
 use crate::events::News;
 use crate::health::reports::Reports;
+use crate::model::LimitUse;
+use crate::model::events::EventKind;
 
 /// A limit is nearly reached from seven eighths on, and no longer below three quarters.
 const LITTLE: u64 = 7;

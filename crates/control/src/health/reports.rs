@@ -18,9 +18,6 @@ use forebay_device::size::format_bytes;
 use forebay_xlate::DeviceIndex;
 use tokio::time::sleep;
 
-use crate::api::error::ApiError;
-use crate::api::events::EventKind;
-use crate::api::model::{Capacity, DeviceInfo, DeviceState};
 use crate::base::{Base, Core};
 use crate::events::News;
 use crate::exports::export::Exports;
@@ -28,6 +25,9 @@ use crate::exports::vms::VmSockets;
 use crate::health::copies::Copies;
 use crate::health::labels::Labels;
 use crate::link::Link;
+use crate::model::error::ApiError;
+use crate::model::events::EventKind;
+use crate::model::{Capacity, DeviceInfo, DeviceState};
 use crate::qos::placement::Placement;
 use crate::states::DeviceStates;
 

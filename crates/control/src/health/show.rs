@@ -6,15 +6,15 @@
 
 use forebay_pool::DeviceRecord;
 
-use crate::api::error::ApiError;
-use crate::api::model::{
-    CheckProblem, CheckResult, DeviceDetails, DeviceInfo, DeviceState, Placement, PoolCheck,
-    PoolInfo, PoolState, PoolUpdate, SpaceLevel,
-};
 use crate::base::Core;
 use crate::devices::{api_error, settings_of};
 use crate::health::reports::Reports;
 use crate::link::session::DeviceState as EngineDevice;
+use crate::model::error::ApiError;
+use crate::model::{
+    CheckProblem, CheckResult, DeviceDetails, DeviceInfo, DeviceState, Placement, PoolCheck,
+    PoolInfo, PoolState, PoolUpdate, SpaceLevel,
+};
 use crate::states::size::state_text as cut_text;
 
 impl Reports {

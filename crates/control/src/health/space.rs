@@ -9,9 +9,9 @@ use std::collections::BTreeSet;
 use forebay_device::size::format_bytes;
 use forebay_pool::{Space, SpaceLevel};
 
-use crate::api::events::EventKind;
 use crate::events::News;
 use crate::health::reports::Reports;
+use crate::model::events::EventKind;
 
 const FILLS_UP: &str = "the pool fills up";
 const NEARLY_FULL: &str = "the pool is nearly full";

@@ -15,7 +15,6 @@ use forebay_pool::DeviceRecord;
 use forebay_xlate::DeviceIndex;
 use tokio::time::{Instant, sleep, timeout};
 
-use crate::api::events::EventKind;
 use crate::base::Base;
 use crate::base::waits::{Seen, Wait};
 use crate::events::News;
@@ -24,6 +23,7 @@ use crate::health::reports::concerned;
 use crate::link::Link;
 use crate::link::session::DeviceState;
 use crate::mapping::MapOwner;
+use crate::model::events::EventKind;
 use crate::store::SyncStore;
 
 /// How long a wait may take before it is reported.

@@ -17,9 +17,9 @@ use forebay_xlate::boundary::message::ToEngine;
 use forebay_xlate::boundary::region::Region;
 use forebay_xlate::{DeviceIndex, kill_point};
 
-use crate::api::error::ApiError;
 use crate::base::Base;
 use crate::link::session::{AskError, Conversion, Estate, Pending, Session};
+use crate::model::error::ApiError;
 use crate::signal::Signal;
 
 /// How a new engine's conversation goes on.

@@ -13,9 +13,9 @@ use std::rc::Rc;
 use forebay_xlate::DeviceIndex;
 use forebay_xlate::boundary::message::ToEngine;
 
-use crate::api::error::ApiError;
 use crate::devices::{NewPoolDevice, PoolDevice, api_error};
 use crate::link::session::{AskError, DeviceState};
+use crate::model::error::ApiError;
 use crate::owner::Owner;
 
 impl Owner {

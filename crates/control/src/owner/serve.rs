@@ -11,11 +11,11 @@ use std::rc::Rc;
 use forebay_xlate::boundary::message::{FaultAsk, FromEngine};
 use forebay_xlate::kill_point;
 
-use crate::api::events::EventKind;
 use crate::base::count_by;
 use crate::events::News;
 use crate::link::Progress;
 use crate::link::session::{Estate, Greeting, Session};
+use crate::model::events::EventKind;
 use crate::owner::Owner;
 
 impl Owner {

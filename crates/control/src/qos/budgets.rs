@@ -22,14 +22,14 @@ use forebay_xlate::VolumeId;
 use forebay_xlate::boundary::message::{Scheduling, Spread, TenantId as EngineTenantId, ToEngine};
 use forebay_xlate::boundary::region::MAX_TENANTS;
 
-use crate::api::error::ApiError;
-use crate::api::model::Volume;
-use crate::api::scheduling::{BudgetChange, TenantBudget};
 use crate::base::Base;
 use crate::base::show::show_tenant_budget;
 use crate::devices::api_error;
 use crate::link::session::{AskError, Pending, Session};
 use crate::link::{Link, engine_error};
+use crate::model::Volume;
+use crate::model::error::ApiError;
+use crate::model::scheduling::{BudgetChange, TenantBudget};
 use crate::qos::calibration::Calibrating;
 use crate::qos::placement::Placement;
 use crate::qos::settings::NodeSettings;

@@ -14,9 +14,9 @@ use std::time::Duration;
 use forebay_pool::TenantId;
 use tokio::time::{Instant, sleep_until};
 
-use crate::api::error::ApiError;
-use crate::api::scheduling::{CALIBRATION_TENANT as TENANT, MOST_CALIBRATION_SECONDS as MOST};
 use crate::link::engine_error;
+use crate::model::error::ApiError;
+use crate::model::scheduling::{CALIBRATION_TENANT as TENANT, MOST_CALIBRATION_SECONDS as MOST};
 use crate::qos::budgets::Budgets;
 
 /// Until when a calibration is at work, if one is.

@@ -17,11 +17,11 @@ use forebay_qos::cost::{self, CostTable};
 use forebay_qos::placement::{Lack, PlacementPlan};
 use forebay_qos::resources::{Resource, SHARED_RESOURCES};
 
-use crate::api::error::{ApiError, ErrorKind};
-use crate::api::events::EventKind;
-use crate::api::scheduling as api;
-use crate::api::scheduling::{Admission, LackingBase, Promised, ReactorPromised};
 use crate::events::News;
+use crate::model::error::{ApiError, ErrorKind};
+use crate::model::events::EventKind;
+use crate::model::scheduling as api;
+use crate::model::scheduling::{Admission, LackingBase, Promised, ReactorPromised};
 use crate::qos::placement::{Placement, processors};
 
 /// So many there are.

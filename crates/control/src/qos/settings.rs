@@ -20,16 +20,16 @@ use forebay_xlate::boundary::scheduling::params_of;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Deserializer, Serialize};
 
-use crate::api::error::ApiError;
-use crate::api::events::EventKind;
-use crate::api::model::ExportFrontend;
-use crate::api::scheduling::{
-    CostOperation, CostProfile, Costs, CostsPut, NodeCapacity, Scheduling, SchedulingUpdate, Spread,
-};
 use crate::base::Base;
 use crate::devices::now_s;
 use crate::events::News;
 use crate::files;
+use crate::model::ExportFrontend;
+use crate::model::error::ApiError;
+use crate::model::events::EventKind;
+use crate::model::scheduling::{
+    CostOperation, CostProfile, Costs, CostsPut, NodeCapacity, Scheduling, SchedulingUpdate, Spread,
+};
 use crate::qos::budgets::Budgets;
 
 /// Both in `forebay_qos::cost`'s order, which is that of their types.

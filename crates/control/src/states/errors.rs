@@ -15,8 +15,8 @@ use std::time::Duration;
 use forebay_xlate::DeviceIndex;
 use forebay_xlate::boundary::region::DeviceRecord;
 
-use crate::api::events::EventKind;
-use crate::api::model::DeviceErrors;
+use crate::model::DeviceErrors;
+use crate::model::events::EventKind;
 use crate::states::DeviceStates;
 
 /// A device without an error for so long is well again.

@@ -22,9 +22,9 @@ use forebay_xlate::DeviceIndex;
 use forebay_xlate::boundary::message::Job;
 use tokio::time::{sleep, timeout};
 
-use crate::api::events::EventKind;
 use crate::base::waits::Wait;
 use crate::link::session::{AskError, Pending, Session};
+use crate::model::events::EventKind;
 use crate::states::DeviceStates;
 
 /// Before a settle that failed is asked for again.

@@ -23,11 +23,11 @@ use forebay_xlate::DeviceIndex;
 use forebay_xlate::boundary::message::{Job, ToEngine};
 use tokio::time::{sleep, timeout};
 
-use crate::api::events::EventKind;
 use crate::base::Base;
 use crate::devices::PoolDevice;
 use crate::link::session::{AskError, DeviceState, Session};
 use crate::link::{Asked, Link};
+use crate::model::events::EventKind;
 use crate::states::hang::Hanging;
 
 /// How the pool's devices are: what the engine, errors, sizes and hanging requests say of them.

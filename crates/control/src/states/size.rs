@@ -11,9 +11,9 @@
 use forebay_device::size::format_bytes;
 use forebay_xlate::DeviceIndex;
 
-use crate::api::events::EventKind;
 use crate::devices;
 use crate::devices::PoolDevice;
+use crate::model::events::EventKind;
 use crate::states::DeviceStates;
 
 impl DeviceStates {

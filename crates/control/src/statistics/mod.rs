@@ -31,10 +31,6 @@ use forebay_xlate::boundary::region::{
 use serde::{Deserialize, Serialize};
 use tokio::time::timeout;
 
-use crate::api::events::TakeoverStats;
-use crate::api::stats::{
-    Bucket, EngineStats, Histogram, LaneStats, Latency, OpStats, PoolStats, Stats, TenantStats,
-};
 use crate::base::Base;
 use crate::base::show::{
     limit, show_tenant_budget, show_volume_budget, tenant_name, total_extents,
@@ -43,6 +39,10 @@ use crate::clock::now_unix_ms;
 use crate::files;
 use crate::link::Link;
 use crate::link::session::Session;
+use crate::model::events::TakeoverStats;
+use crate::model::stats::{
+    Bucket, EngineStats, Histogram, LaneStats, Latency, OpStats, PoolStats, Stats, TenantStats,
+};
 use crate::statistics::used::{UsedBefore, tenant_stats};
 
 fn histogram(times: &Times) -> Histogram {

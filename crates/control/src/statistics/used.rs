@@ -15,9 +15,9 @@ use forebay_qos::resources::SHARED_RESOURCES;
 use forebay_xlate::boundary::region::{MAX_REACTORS, ReactorRecord, Region, TenantRecord};
 use serde::{Deserialize, Deserializer, Serialize};
 
-use crate::api::scheduling::{Budget, Credit};
-use crate::api::stats::{Correction, ReactorStats, TenantStats};
 use crate::base::show::limit;
+use crate::model::scheduling::{Budget, Credit};
+use crate::model::stats::{Correction, ReactorStats, TenantStats};
 use crate::statistics::Statistics;
 
 /// In the order of [`TenantRecord::sums`].

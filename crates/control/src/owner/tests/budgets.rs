@@ -4,9 +4,9 @@ use std::cell::Cell;
 use std::sync::atomic::Ordering::Relaxed;
 
 use super::*;
-use crate::api::error::ErrorKind;
-use crate::api::events::EventKind;
-use crate::api::scheduling::{
+use crate::model::error::ErrorKind;
+use crate::model::events::EventKind;
+use crate::model::scheduling::{
     Budget, BudgetChange, BudgetParts, CostsPut, NodeCapacity, Rate, RateParts, SchedulingUpdate,
     Spread, TenantBudget,
 };
@@ -63,7 +63,7 @@ impl Life {
     pub(super) async fn tenant_budget(
         &mut self,
         put: Option<BudgetParts>,
-    ) -> Result<TenantBudget, crate::api::error::ApiError> {
+    ) -> Result<TenantBudget, crate::model::error::ApiError> {
         let owner = self.owner.clone();
         self.with_engine(async { owner.budgets.tenant_budget("t", put).await })
             .await

@@ -3,8 +3,8 @@
 
 use super::budgets::{put, said};
 use super::*;
-use crate::api::error::ErrorKind;
-use crate::api::scheduling::{CALIBRATION_TENANT as TENANT, Spread};
+use crate::model::error::ErrorKind;
+use crate::model::scheduling::{CALIBRATION_TENANT as TENANT, Spread};
 use forebay_device::volatile;
 
 impl Life {

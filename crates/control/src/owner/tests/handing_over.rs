@@ -8,8 +8,8 @@ use forebay_xlate::DeviceIndex;
 use forebay_xlate::boundary::message::{Blamed, FromEngine};
 
 use super::*;
-use crate::api::events::{Event, EventKind};
 use crate::link::session::{Conversion, DeviceState, Estate};
+use crate::model::events::{Event, EventKind};
 use crate::owner::Progress;
 
 type Told = Rc<RefCell<Vec<Progress>>>;
@@ -430,7 +430,7 @@ fn an_export_that_kills_is_not_told_until_an_operator_says_so() {
         assert!(shown.quarantined.unwrap().contains("command 7"));
         assert!(owner.exports.quarantine_warnings()[0].contains("forebay export resume t/a"));
         // Changing it does not serve it; saying so does.
-        let change = crate::api::model::ExportUpdate::default();
+        let change = crate::model::ExportUpdate::default();
         let changed = owner
             .exports
             .export_update("t".to_owned(), "a".to_owned(), change);

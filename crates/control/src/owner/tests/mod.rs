@@ -31,9 +31,9 @@ use tokio::task::LocalSet;
 
 use self::fake::Fake;
 use super::{Grants, Limits, Owner};
-use crate::api::model::{ExportCreate, PoolCreate, VolumeCreate};
 use crate::devices::{self, OpenPool};
 use crate::link::session::Session;
+use crate::model::{ExportCreate, PoolCreate, VolumeCreate};
 
 const BOOT: [u8; 16] = [7; 16];
 const EXTENT: u64 = 64 << 10;

@@ -3,9 +3,9 @@
 use forebay_xlate::boundary::message::{AnaState, PortConfig};
 
 use super::*;
-use crate::api::error::ApiError;
-use crate::api::events::EventKind;
-use crate::api::model::{AnaState as Shown, Port, PortUpdate};
+use crate::model::error::ApiError;
+use crate::model::events::EventKind;
+use crate::model::{AnaState as Shown, Port, PortUpdate};
 
 impl Life {
     /// As the daemon does at its start.

@@ -5,9 +5,9 @@ use std::sync::atomic::Ordering::{Relaxed, Release};
 use forebay_qos::budget::LEAST;
 
 use super::*;
-use crate::api::events::EventKind;
-use crate::api::model::Export;
-use crate::api::scheduling::{
+use crate::model::Export;
+use crate::model::events::EventKind;
+use crate::model::scheduling::{
     Admission, BudgetParts, CostsPut, RateParts, SchedulingUpdate, Spread, TenantBudget,
 };
 

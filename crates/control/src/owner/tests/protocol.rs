@@ -4,7 +4,7 @@ use forebay_xlate::boundary::message::{FromEngine, Job, ToEngine};
 use forebay_xlate::{DeviceIndex, ExtentRange, Rights, VolumeId};
 
 use super::*;
-use crate::api::model::VolumeCreate;
+use crate::model::VolumeCreate;
 
 #[test]
 fn reads_of_nothing_are_holes_and_writes_get_extents_of_their_own() {
@@ -132,7 +132,7 @@ fn the_engine_is_told_of_everything_and_of_changes() {
         let grow = owner.volumes.volume_update(
             "t".to_owned(),
             "a".to_owned(),
-            crate::api::model::VolumeUpdate {
+            crate::model::VolumeUpdate {
                 size_bytes: Some(32 << 20),
                 reserved_bytes: None,
             },
@@ -152,7 +152,7 @@ fn the_engine_is_told_of_everything_and_of_changes() {
         let delete = owner.volumes.volume_delete("t".to_owned(), "a".to_owned());
         assert_eq!(
             life.with_engine(delete).await.unwrap_err().kind,
-            crate::api::error::ErrorKind::InUse
+            crate::model::error::ErrorKind::InUse
         );
         // The next engine hears of it all by itself, devices first.
         life.replace_engine(|_| {}).await;

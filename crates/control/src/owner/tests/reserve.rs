@@ -5,7 +5,7 @@ use forebay_nvme::reservation::Reservations;
 use forebay_xlate::boundary::message::{FromEngine, ReserveAsk, ReserveToken};
 
 use super::*;
-use crate::api::events::EventKind;
+use crate::model::events::EventKind;
 
 const HOST_A: [u8; 16] = [0xa; 16];
 const HOST_B: [u8; 16] = [0xb; 16];

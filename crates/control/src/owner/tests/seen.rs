@@ -6,8 +6,8 @@ use forebay_xlate::boundary::message::{FromEngine, Past};
 use forebay_xlate::boundary::region::{ControllerContent, OpKind};
 
 use super::*;
-use crate::api::events::{EventKind, TakeoverStats};
-use crate::api::stats::LaneStats;
+use crate::model::events::{EventKind, TakeoverStats};
+use crate::model::stats::LaneStats;
 
 impl Life {
     /// Has the engine serve a volume's export in a lane.
@@ -317,7 +317,7 @@ fn the_engine_hears_how_full_volumes_and_pool_are() {
         assert_eq!((used_bytes, warnings), (16 * EXTENT, 0));
         assert!(spare < 100);
         // A pool that is nearly full is told at once, but not to who has all its space.
-        let update = crate::api::model::PoolUpdate {
+        let update = crate::model::PoolUpdate {
             placement: None,
             warn_percent: Some(1),
             critical_percent: Some(2),
@@ -326,7 +326,7 @@ fn the_engine_hears_how_full_volumes_and_pool_are() {
         life.with_engine(owner.reports.pool_update(update))
             .await
             .unwrap();
-        let reserve = crate::api::model::VolumeUpdate {
+        let reserve = crate::model::VolumeUpdate {
             size_bytes: None,
             reserved_bytes: Some(1 << 20),
         };
@@ -359,7 +359,7 @@ fn a_change_of_an_export_is_answered_when_hosts_are_shut_out() {
         life.fake.settle_exports = false;
         let owner = life.owner.clone();
         let change = |any_host| {
-            let body = crate::api::model::ExportUpdate {
+            let body = crate::model::ExportUpdate {
                 any_host: Some(any_host),
                 ..Default::default()
             };

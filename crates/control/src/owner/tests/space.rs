@@ -199,7 +199,7 @@ fn a_revoke_that_is_not_heard_changes_nothing() {
         let owner = life.owner.clone();
         let delete = owner.volumes.volume_delete("t".to_owned(), "a".to_owned());
         let error = life.with_engine(delete).await.unwrap_err();
-        assert_eq!(error.kind, crate::api::error::ErrorKind::Unavailable);
+        assert_eq!(error.kind, crate::model::error::ErrorKind::Unavailable);
         assert_eq!(life.mapped(a), 1);
         // A tenant who asked for zeros must not be told that they are there.
         let release = life.fake.release(a, ExtentRange::new(0, 1));
