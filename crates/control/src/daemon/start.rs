@@ -152,7 +152,10 @@ impl Daemon {
         // Who hangs at a silent device may still have the addresses, and machines have sockets of their own.
         let may_wait = live.is_some()
             || missing.iter().any(|device| device.is_silent)
-            || pool.exports().any(|export| export.frontend.is_machine());
+            || pool
+                .exports()
+                .iter()
+                .any(|export| export.frontend.is_machine());
         self.bind_listeners_at_start(may_wait)?;
         let (catalog, limits) = (Arc::new(catalog), Limits::default());
         let owner = Owner::new(pool, catalog, devices, grants, limits, self.events.clone());

@@ -239,7 +239,8 @@ impl WaitReports {
         {
             let core = self.base.core.borrow();
             for volume in self.mapping.adoption().uncommitted_volumes() {
-                let on = |device: &DeviceIndex| core.pool.volumes_on(*device).contains(&volume);
+                let on =
+                    |device: &DeviceIndex| core.pool.volumes().on_device(*device).contains(&volume);
                 devices.extend(core.pool.devices().iter().map(|r| r.index).filter(on));
             }
         }

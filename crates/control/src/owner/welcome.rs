@@ -137,13 +137,13 @@ impl Owner {
             let message = |request| ToEngine::SetVolume { request, volume };
             (record.id.to_string(), session.request("a volume", message))
         };
-        without_device(core.pool.volumes().map(say)).collect()
+        without_device(core.pool.volumes().records().map(say)).collect()
     }
 
     /// Those that are not quarantined.
     fn say_exports(&self, session: &Session) -> Vec<Asked> {
         let core = self.base.core.borrow();
-        let exports = core.pool.exports();
+        let exports = core.pool.exports().iter();
         let served = exports.filter(|record| !self.quarantine.has(record.id));
         let say = |record: &ExportRecord| {
             let volume = core.pool.volume(record.volume).ok()?;
@@ -164,7 +164,7 @@ impl Owner {
     fn say_what_is_gone(&self, session: &Session, known: &KnownToEngine) -> Vec<Asked> {
         let core = self.base.core.borrow();
         let is_served = |export: &ExportId| {
-            let record = core.pool.export(forebay_pool::ExportId(export.0));
+            let record = core.pool.exports().get(forebay_pool::ExportId(export.0));
             record.is_ok_and(|record| {
                 core.pool.volume(record.volume).is_ok() && !self.quarantine.has(record.id)
             })

@@ -125,7 +125,7 @@ impl Placement {
             let core = self.base.core.borrow();
             let before = self.now.borrow();
             for (tenant, promise) in places.promises() {
-                let Some(budget) = core.pool.tenant_budget(TenantId(tenant)) else {
+                let Some(budget) = core.pool.budgets().of_tenant(TenantId(tenant)) else {
                     continue;
                 };
                 let mut base = budget.base;
@@ -219,7 +219,8 @@ impl Placement {
     fn reactors_in(&self, session: &Session) -> BTreeMap<ExportId, u32> {
         let mut all = BTreeMap::new();
         let core = self.base.core.borrow();
-        let exports: BTreeSet<ExportId> = core.pool.exports().map(|export| export.id).collect();
+        let exports: BTreeSet<ExportId> =
+            core.pool.exports().iter().map(|export| export.id).collect();
         for lane in session.region.lanes() {
             // Looking at the rest of the table would only make memory of it.
             if all.len() == exports.len() {
@@ -259,11 +260,11 @@ impl Placement {
         let core = self.base.core.borrow();
         let pool = &core.pool;
         let mut places = PlacementPlan::new(reactors as usize, each);
-        for (tenant, budget) in pool.tenant_budgets() {
+        for (tenant, budget) in pool.budgets().tenants() {
             places.promise(tenant.0, processors(budget.base, &costs));
         }
         for (tenant, kept) in &*self.now.borrow() {
-            if pool.tenant_budget(TenantId(*tenant)).is_some() {
+            if pool.budgets().of_tenant(TenantId(*tenant)).is_some() {
                 let promise = Promise {
                     cost: processors(kept.base, &costs),
                     reactors: kept.reactors.clone(),
@@ -273,12 +274,12 @@ impl Placement {
             }
         }
         let mut placed = self.placed.borrow_mut();
-        placed.retain(|id, reactor| pool.export(*id).is_ok() && *reactor < reactors);
+        placed.retain(|id, reactor| pool.exports().get(*id).is_ok() && *reactor < reactors);
         // Volumes that are served: whose, and by which reactors.
         let mut volumes: BTreeMap<VolumeId, (TenantId, Vec<u32>)> = BTreeMap::new();
         let mut rest = Vec::new();
         let mut counts: BTreeMap<TenantId, usize> = BTreeMap::new();
-        for export in pool.exports() {
+        for export in pool.exports().iter() {
             let Ok(volume) = pool.volume(export.volume) else {
                 continue;
             };
@@ -312,7 +313,7 @@ impl Placement {
             placed.insert(export, reactor);
         }
         for (volume, (tenant, at)) in volumes {
-            if let (Some(budget), [first, rest @ ..]) = (pool.volume_budget(volume), &*at)
+            if let (Some(budget), [first, rest @ ..]) = (pool.budgets().of_volume(volume), &*at)
                 && rest.iter().all(|at| at == first)
             {
                 places.own(tenant.0, *first as usize, processors(budget.base, &costs));
