@@ -273,6 +273,9 @@ fn queue(
     })
 }
 
+/// Items, each with its data.
+type Items = Vec<(Item, Option<StagingBuffer>)>;
+
 /// Writes what a queue has yet to send, from this item on.
 fn unsent_items(
     was: &OldQueue,
@@ -280,7 +283,7 @@ fn unsent_items(
     key: u64,
     old: &(impl OldBytes + ?Sized),
     new: Successor<'_>,
-) -> Option<(HeaderList, Vec<(Item, Option<StagingBuffer>)>)> {
+) -> Option<(HeaderList, Items)> {
     let seed = Seed::items(key, was.queue);
     let unsent = was.items.items.get(from..)?;
     let mut list = new.memory.take_list()?;

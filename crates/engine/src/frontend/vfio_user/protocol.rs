@@ -42,10 +42,10 @@ impl Protocol for Pcie {
             Ok(judged) => judged,
             Err(broken) => return Answer::Close(closing(broken)),
         };
-        if let Ok(Request::Version(negotiated)) = judged.request {
-            if let Err(why) = self.agree(turn.client, negotiated) {
-                return Answer::Close(why);
-            }
+        if let Ok(Request::Version(negotiated)) = judged.request
+            && let Err(why) = self.agree(turn.client, negotiated)
+        {
+            return Answer::Close(why);
         }
         if let Err(error) = judged.request
             && Header::read(message.bytes).is_some_and(|of| of.command == command::DMA_MAP)

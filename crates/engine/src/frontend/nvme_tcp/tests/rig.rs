@@ -294,7 +294,7 @@ impl Rig {
 
     /// Nothing is to be done and nothing waits for memory or room.
     pub(in crate::frontend::nvme_tcp) fn is_idle(&self) -> bool {
-        self.frontend.is_idle() && !self.frontend.retry_within_ns().is_some()
+        self.frontend.is_idle() && self.frontend.retry_within_ns().is_none()
     }
 
     /// As a reactor does it.
