@@ -82,13 +82,6 @@ impl Core {
         }
     }
 
-    /// Gives the rest of a slice to its device.
-    pub(super) fn submit_again(&mut self, index: usize) {
-        if let Some(result) = self.slices.submit_again(index, &mut self.devices) {
-            self.slice_ended(index, result);
-        }
-    }
-
     /// A slice has ended.
     pub(super) fn slice_ended(&mut self, index: usize, result: Result<(), Errno>) {
         let Some(slice) = self.slices.end(index) else {

@@ -323,7 +323,7 @@ impl Core {
                 .store(u64::from(lane.in_flight), Relaxed);
             if lane.removed && lane.in_flight == 0 {
                 let index = lane.index;
-                self.lane_gone(index);
+                self.remove_lane(index);
             }
         }
     }
@@ -358,18 +358,14 @@ impl Core {
         if let Some(lane) = self.lanes.get_mut(index) {
             lane.removed = true;
             if lane.in_flight == 0 {
-                self.lane_gone(index);
+                self.lanes.remove(index);
+                self.qos.detach(index, &self.slab);
+                self.upcalls.push_back(Upcall::LaneGone { lane: index });
             } else {
                 // As if their time were over.
                 self.end_waiting(Status::COMMAND_INTERRUPTED, |_, _, of| of == index);
             }
         }
-    }
-
-    fn lane_gone(&mut self, index: LaneIndex) {
-        self.lanes.remove(index);
-        self.qos.detach(index, &self.slab);
-        self.upcalls.push_back(Upcall::LaneGone { lane: index });
     }
 
     /// A device is served from now on; but see [`Core::fenced`].

@@ -33,10 +33,15 @@ impl Core {
                 if let Some(lane) = self.lanes.get_mut(io.lane) {
                     lane.away -= 1;
                 }
-                match ended {
-                    Ended::Done => self.slice_ended(index, Ok(())),
-                    Ended::Failed(errno) => self.slice_ended(index, Err(errno)),
-                    Ended::NotHere | Ended::NotNow => self.submit_again(index),
+                let result = match ended {
+                    Ended::Done => Some(Ok(())),
+                    Ended::Failed(errno) => Some(Err(errno)),
+                    Ended::NotHere | Ended::NotNow => {
+                        self.slices.submit_again(index, &mut self.devices)
+                    }
+                };
+                if let Some(result) = result {
+                    self.slice_ended(index, result);
                 }
             }
         }

@@ -103,7 +103,9 @@ impl Core {
                 let index = self.slices.again.swap_remove(0) as usize;
                 let io = self.slices.get(index).map(|slice| slice.io);
                 self.blame(io);
-                self.submit_again(index);
+                if let Some(result) = self.slices.submit_again(index, &mut self.devices) {
+                    self.slice_ended(index, result);
+                }
             }
             let mut waiting = self.waits.take_ring_wait();
             for i in waiting.drain(..) {
