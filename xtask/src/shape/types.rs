@@ -14,7 +14,12 @@ const MOST_FIELDS: usize = 25;
 const MOST_METHODS: usize = 70;
 
 /// Layouts that a specification, or memory shared with another process, gives.
-const LAYOUTS: &[&str] = &[];
+const LAYOUTS: &[&str] = &[
+    "ControllerState",
+    "IdentifyController",
+    "IdentifyNamespace",
+    "LabelBlock",
+];
 
 /// A type, and what it has.
 struct Size {
