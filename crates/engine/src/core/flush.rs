@@ -43,16 +43,12 @@ impl Core {
         let index = token.entrust();
         for device in written {
             self.slab[i].flushes += 1;
-            self.ask_flush(device.0, Waiter::Io(index));
+            let waiter = Waiter::Io(index);
+            if let Some(result) = self.flusher.ask(device.0, waiter, &mut self.devices) {
+                self.flush_ended(device.0, result);
+            }
         }
         self.flushed(index, Ok(()));
-    }
-
-    /// Asks for a flush of a device that begins after now.
-    pub(super) fn ask_flush(&mut self, device: u8, waiter: Waiter) {
-        if let Some(result) = self.flusher.ask(device, waiter, &mut self.devices) {
-            self.flush_ended(device, result);
-        }
     }
 
     /// A device's flush has ended.

@@ -45,7 +45,12 @@ impl Core {
             return false;
         }
         match extents {
-            None => self.ask_flush(device.0, Waiter::Job(job)),
+            None => {
+                let waiter = Waiter::Job(job);
+                if let Some(result) = self.flusher.ask(device.0, waiter, &mut self.devices) {
+                    self.flush_ended(device.0, result);
+                }
+            }
             Some(extents) if extents.end() > served.config.extents || extents.count == 0 => {
                 let error = Some(Errno::INVAL);
                 self.upcalls.push_back(Upcall::JobDone { job, error });

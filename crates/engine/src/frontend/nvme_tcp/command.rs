@@ -17,7 +17,7 @@ use super::slots::{NoSlot, Stage, Work};
 use super::{Turn, fused, r2t, reserve};
 use crate::core::staging::StagingBuffer;
 use crate::core::{CommandRef, Core, DoneIo, Expected, IoOp, NewIo, Owner};
-use crate::lane::LaneIndex;
+use crate::lane::{Lane, LaneIndex};
 use forebay_nvme::Status;
 use forebay_nvme::io::{self, IoCommand, NamespaceGeometry, Transfer};
 use forebay_nvme::tcp::{DataPlace, decode_sgl};
@@ -452,7 +452,8 @@ impl Conn {
                 });
                 let since_ns = s.taken_ns + over_ns;
                 if since_ns < core.now_ns() {
-                    count_part(core, lane, op.kind(), TimesOf::Waiting, since_ns);
+                    let ns = core.now_ns().saturating_sub(since_ns);
+                    count_part(core.lane(lane), op.kind(), TimesOf::Waiting, ns);
                 }
                 true
             }
@@ -500,7 +501,8 @@ impl Conn {
         s.stage = Stage::Taken;
         if done.started_ns != core.now_ns() {
             let kind = done.op.kind();
-            count_part(core, done.lane, kind, TimesOf::Device, done.started_ns);
+            let ns = core.now_ns().saturating_sub(done.started_ns);
+            count_part(core.lane(done.lane), kind, TimesOf::Device, ns);
         }
         let status = match done.status {
             Status::COMMAND_INTERRUPTED => interrupted,
@@ -542,9 +544,8 @@ pub(super) fn note_over(conn: &mut Conn, core: &Core, slot: u16) {
 
 /// Counts a part of a command that took some time: from `since_ns` until now.
 #[inline(never)]
-fn count_part(core: &Core, lane: LaneIndex, kind: OpKind, of: TimesOf, since_ns: u64) {
-    if let Some(lane) = core.lane(lane) {
-        let ns = core.now_ns().saturating_sub(since_ns);
+fn count_part(lane: Option<&Lane>, kind: OpKind, of: TimesOf, ns: u64) {
+    if let Some(lane) = lane {
         lane.record().ops[kind as usize].times[of as usize].record(ns);
     }
 }

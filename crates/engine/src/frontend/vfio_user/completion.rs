@@ -12,7 +12,8 @@ use super::record::Completion;
 use super::{COMMANDS, Pcie};
 use crate::core::{Core, DoneIo, IoOp};
 use crate::frontend::vm::protocol::Turn;
-use crate::lane::LaneIndex;
+use crate::io::clock::Clock;
+use crate::lane::Lane;
 use forebay_nvme::controller::ErrorReport;
 use forebay_nvme::pcie::data;
 use forebay_nvme::{Cqe, Status};
@@ -198,15 +199,12 @@ impl Pcie {
 /// The lane's statistics, of a command that was taken and given to the core then.
 #[inline]
 pub(super) fn count(
-    core: &Core,
-    lane: LaneIndex,
+    lane: &Lane,
+    clock: &Clock,
     op: &IoOp,
     status: Status,
     (taken_ns, started_ns): (u64, u64),
 ) {
-    let Some(lane) = core.lane(lane) else {
-        return;
-    };
     let bytes = match *op {
         IoOp::Read { len_bytes, .. }
         | IoOp::Compare { len_bytes, .. }
@@ -216,9 +214,9 @@ pub(super) fn count(
         IoOp::Flush | IoOp::Deallocate { .. } => 0,
     };
     let error = !status.is_success();
-    let now_ns = core.now_ns();
+    let now_ns = clock.now_ns;
     let figures = &lane.record().ops[op.kind() as usize];
-    let ns = core.clock.since(taken_ns);
+    let ns = clock.since(taken_ns);
     figures.record(if error { 0 } else { bytes }, ns, error);
     if started_ns != now_ns {
         let at_device = now_ns.saturating_sub(started_ns);

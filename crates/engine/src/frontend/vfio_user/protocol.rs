@@ -208,7 +208,9 @@ impl Protocol for Pcie {
         }
         let (Work::Io(op) | Work::Durable(op)) = &command.work;
         let times = (command.taken_ns, done.started_ns);
-        completion::count(turn.core, done.lane, op, status, times);
+        if let Some(lane) = turn.core.lane(done.lane) {
+            completion::count(lane, &turn.core.clock, op, status, times);
+        }
         if self.remote.busy && self.remote.goes_out(slot, status, self.answers_nobody()) {
             self.more = true;
             return;

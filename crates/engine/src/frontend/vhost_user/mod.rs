@@ -24,11 +24,11 @@ mod resume;
 #[cfg(test)]
 mod tests;
 
-use crate::core::{Core, DoneIo, IoOp};
+use crate::core::{DoneIo, IoOp};
 use crate::frontend::vm::file::AREA_BYTES;
 use crate::frontend::vm::protocol::{Answer, Closing, Frame, Message, Protocol, Turn};
 use crate::frontend::vm::talk::HUNG_UP;
-use crate::lane::{AtOnce, LaneIndex};
+use crate::lane::{AtOnce, Lane};
 use area::Area;
 use calls::Notices;
 use control::Pending;
@@ -413,16 +413,13 @@ fn area<'a>(turn: &'a Turn<'_>) -> Area<'a> {
 
 /// Counts a command that ended.
 #[inline]
-fn count(core: &Core, lane: LaneIndex, op: &IoOp, good: bool, taken_ns: u64) {
-    if let Some(lane) = core.lane(lane) {
-        let ns = core.clock.since(taken_ns);
-        let bytes = match *op {
-            IoOp::Read { len_bytes, .. } | IoOp::Write { len_bytes, .. } if good => {
-                u64::from(len_bytes)
-            }
-            IoOp::WriteZeroes { len_bytes, .. } if good => len_bytes,
-            _ => 0,
-        };
-        lane.record().ops[op.kind() as usize].record(bytes, ns, !good);
-    }
+fn count(lane: &Lane, op: &IoOp, good: bool, ns: u64) {
+    let bytes = match *op {
+        IoOp::Read { len_bytes, .. } | IoOp::Write { len_bytes, .. } if good => {
+            u64::from(len_bytes)
+        }
+        IoOp::WriteZeroes { len_bytes, .. } if good => len_bytes,
+        _ => 0,
+    };
+    lane.record().ops[op.kind() as usize].record(bytes, ns, !good);
 }

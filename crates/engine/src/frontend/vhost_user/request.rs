@@ -401,7 +401,9 @@ impl Vhost {
         let slot = self.slot(queue, tag);
         // All of what its budget or the daemon kept it waiting is in it.
         let since_ns = slot.map_or(done.started_ns, |slot| slot.taken_ns);
-        count(turn.core, done.lane, &done.op, good, since_ns);
+        if let Some(lane) = turn.core.lane(done.lane) {
+            count(lane, &done.op, good, turn.core.clock.since(since_ns));
+        }
         if let Some(buffer) = done.buffer {
             turn.core.staging.give(buffer);
         }
