@@ -12,6 +12,7 @@ use super::NvmeTcp;
 use super::controllers::{Attached, Controllers};
 use crate::core::{Core, IoOp};
 use crate::exports::{self, Port};
+use crate::io::lanes::Lanes;
 use forebay_nvme::controller::AnaState;
 use forebay_nvme::opcode::{self, nvm};
 use forebay_nvme::{Sqe, Status, feature};
@@ -61,8 +62,8 @@ pub(super) fn admin_refusal(gate: u8, sqe: &Sqe) -> Option<Status> {
 }
 
 /// The gate of an association's connections.
-fn gate_of(core: &Core, attached: &Attached) -> u8 {
-    let Some(lane) = attached.lane.and_then(|l| core.lane(l)) else {
+fn gate_of(lanes: &Lanes, attached: &Attached) -> u8 {
+    let Some(lane) = attached.lane.and_then(|l| lanes.get(l)) else {
         return 0;
     };
     let access = lane
@@ -78,7 +79,7 @@ fn gate_of(core: &Core, attached: &Attached) -> u8 {
 pub(super) fn gate_of_new(core: &Core, controllers: &Controllers, controller: u32) -> u8 {
     controllers
         .get(controller)
-        .map_or(0, |attached| gate_of(core, attached))
+        .map_or(0, |attached| gate_of(&core.lanes, attached))
 }
 
 impl Attached {
@@ -107,7 +108,7 @@ impl NvmeTcp {
         let exports = (self.controllers.iter_mut()).filter(|(_, a)| a.export.is_some() && which(a));
         for (_, attached) in exports {
             attached.learn(core, &self.ports);
-            let gate = gate_of(core, attached);
+            let gate = gate_of(&core.lanes, attached);
             for index in &attached.conns {
                 if let Some(Some(conn)) = self.conns.get_mut(*index as usize) {
                     conn.gate = conn.gate & !MADE_HERE | gate;
