@@ -20,6 +20,9 @@ use super::burst_rig::{POLICIES, Policy, Rig, Way};
 use super::measure::{Clock, DISTURBED_CORES, Summary, median};
 use super::{Options, burst_spread, forebay};
 
+/// A load's mean and p99 in us, its own IOPS and those of others, one for each round.
+type Figures = [Vec<f64>; 4];
+
 /// The victim is the first.
 const TENANTS: usize = 4;
 const NEIGHBOURS: std::ops::Range<usize> = 1..TENANTS;
@@ -239,8 +242,8 @@ impl Bench {
         rig: &mut Rig,
         victim: (usize, Does),
         depth: u16,
-    ) -> Result<(Vec<[Vec<f64>; 4]>, [Vec<f64>; 2])> {
-        let mut figures: Vec<[Vec<f64>; 4]> = vec![Default::default(); POLICIES.len() + 1];
+    ) -> Result<(Vec<Figures>, [Vec<f64>; 2])> {
+        let mut figures: Vec<Figures> = vec![Figures::default(); POLICIES.len() + 1];
         let mut of_off: [Vec<f64>; 2] = Default::default();
         for _ in 0..self.rounds {
             for (policy, figures) in POLICIES.into_iter().zip(&mut figures) {

@@ -21,12 +21,12 @@ pub(crate) fn check() -> Result<()> {
     let sources = source::read(&crate::cargo::repository())?;
     let mut beyond = lines::check()?;
     beyond.extend(source::style(&sources));
-    let mut known = functions::check(&sources);
-    known.extend(types::check(&sources));
-    known.extend(names::check(&sources));
-    known.extend(imports::check(&sources));
-    for place in known {
-        println!("shape: {place}");
+    beyond.extend(functions::check(&sources));
+    beyond.extend(types::check(&sources));
+    beyond.extend(imports::check(&sources));
+    // These are still too many: they are printed until they are renamed.
+    for name in names::check(&sources) {
+        println!("shape: {name}");
     }
     if !beyond.is_empty() {
         bail!("beyond the limits:\n{}", beyond.join("\n"));

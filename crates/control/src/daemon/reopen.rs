@@ -330,7 +330,7 @@ impl Daemon {
     /// Has another engine, of the program as it is installed, go on where the running one is. The answer says which.
     pub(crate) async fn engine_replace(&self) -> Result<String, ApiError> {
         let serving = self.serving().ok_or_else(|| self.no_pool())?;
-        Ok(serving.supervisor.replace(&serving.owner).await?)
+        serving.supervisor.replace(&serving.owner).await
     }
 
     /// Takes devices back that were there, and did not answer, when the pool was opened, and those that went away and

@@ -22,10 +22,12 @@ const QUEUE_DEPTH: usize = 64;
 /// The way of an answer.
 type Reply<T> = oneshot::Sender<Result<T, ApiError>>;
 
+/// Runs on the daemon's thread, without a wait.
+type Call = Box<dyn FnOnce(&Rc<Daemon>) + Send>;
+
 /// What is asked of the daemon.
 pub(crate) enum Request {
-    /// Runs on the daemon's thread, without a wait.
-    Call(Box<dyn FnOnce(&Rc<Daemon>) + Send>),
+    Call(Call),
     /// The daemon is to end; the answer comes before that.
     Shutdown(Reply<()>),
 }

@@ -15,7 +15,7 @@ impl Core {
     /// Begins jobs that wait, and puts operations of those that have begun to their devices.
     pub(super) fn advance_jobs(&mut self) {
         // Those of a device that has enough to do stay, in their order, and hold up no other's.
-        for _ in 0..self.jobs.to_look_at() {
+        for _ in 0..self.jobs.take_queued() {
             if let Some((job, work)) = self.jobs.queue.pop_front()
                 && !self.begin_job(job, work)
             {

@@ -92,7 +92,7 @@ impl Jobs {
     }
 
     /// How many queued jobs are to be looked at now.
-    pub(crate) fn to_look_at(&mut self) -> usize {
+    pub(crate) fn take_queued(&mut self) -> usize {
         match std::mem::take(&mut self.look) {
             true => self.queue.len(),
             false => 0,
