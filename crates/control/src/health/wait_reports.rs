@@ -2,7 +2,7 @@
 //!
 //! Purpose: an operation that takes longer than [`TOLD_AFTER`] is reported by a warning and an event that name the cause.
 //! Another event reports its end.
-//! Design: one task checks all waits once a second. A call announces its own wait ([`Waits::begin`]); the owner's state
+//! Design: one task checks all waits once a second. A call announces its own wait ([`begin`](crate::base::waits::Waits::begin)); the owner's state
 //! shows the others. The cause is looked up again every few seconds, because it may change. A thread searches `/proc`.
 //! Not here: devices that hang (`hang`), the opening of the pool (the daemon).
 

@@ -21,7 +21,7 @@ pub struct RingOptions {
     pub entries: u32,
     /// Entries of the completion queue; at least `entries`.
     pub cq_entries: u32,
-    /// Completions run only inside [`Ring::wait`] and [`Ring::submit`]. Faster, but the fence falls later.
+    /// Completions run only inside `Ring::wait` and `Ring::submit`. Faster, but the fence falls later.
     pub defer_taskrun: bool,
     /// Most kernel threads for work on regular files (fsync, zeroing, punching); 0: the kernel's default.
     pub iowq_bounded: u32,
@@ -95,7 +95,7 @@ pub struct Completion {
     pub result: i32,
 }
 
-/// Why [`Ring::wait`] returned.
+/// Why `Ring::wait` returned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Wake {
     /// There are completions.

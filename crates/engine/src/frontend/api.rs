@@ -3,7 +3,7 @@
 //! **Purpose.** A reactor runs every protocol alike; a new one is a type that implements [`Frontend`] and a line in
 //! [`super::MAKERS`].
 //! **Design.** The reactor calls a frontend a few times a turn, never once for each command. A frontend starts commands in
-//! the core with its [`FrontendIndex`], and takes from the core those of its own that have ended.
+//! the core with its `FrontendIndex`, and takes from the core those of its own that have ended.
 //! **Not here:** what a command is ([`crate::core`]), what a message means (each protocol's own type).
 
 use crate::core::Core;

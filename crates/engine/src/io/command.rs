@@ -154,7 +154,7 @@ pub enum IoOp {
 
 impl IoOp {
     /// Whether a machine with this access may do it. A flush may be the first half of a read
-    /// ([`crate::core::Core::keeps_machines_from_writing`]).
+    /// (`core::Core::keeps_machines_from_writing`).
     pub(crate) fn is_let_by(&self, access: &Access) -> bool {
         match self {
             Self::Read { .. } | Self::Compare { .. } => access.read,
@@ -231,7 +231,7 @@ pub struct NewIo {
     pub buffer: Option<StagingBuffer>,
     /// Its record.
     pub record: CommandRef,
-    /// If its frontend had it wait: how long its lane had waited for its budget until then ([`crate::core::Core::over_ns`]).
+    /// If its frontend had it wait: how long its lane had waited for its budget until then (`core::Core::over_ns`).
     pub over_ns: Option<u64>,
 }
 

@@ -3,7 +3,7 @@
 //! **Purpose.** Takes a command as far as it can go now: every byte of it that is translated goes to its device.
 //! **Design.** A command is translated extent by extent; neighbours that lie together on the device become one slice. What
 //! is in flight is never translated again; what is not yet submitted when a command parks is translated anew.
-//! **Not here:** what follows when it can't go on ([`super::dispatch`]), zeroing and deallocation ([`crate::io::zero`]).
+//! **Not here:** what follows when it can't go on (`dispatch`), zeroing and deallocation ([`crate::io::zero`]).
 
 use crate::io::command::{Io, IoOp, Stage};
 use crate::io::devices::{DeviceRing, kind};

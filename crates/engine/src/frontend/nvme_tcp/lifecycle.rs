@@ -3,7 +3,7 @@
 //! **Design.** An admin queue's connection makes the controller ([`super::place`]); when it ends, all I/O queues of the
 //! controller end with it. A closed connection is *drained* when the core has given back its last
 //! command; a controller is gone with its last drained connection. Its host may be back before that: what
-//! it has left at a device is waited for by what overlaps it ([`Core::orphan`]). A reset or shutdown
+//! it has left at a device is waited for by what overlaps it (`Core::orphan`). A reset or shutdown
 //! closes the I/O queues, waits for them to drain, flushes if it is a shutdown, and only then tells the
 //! controller that it is quiet.
 //!

@@ -2,7 +2,7 @@
 //!
 //! **Purpose.** Carries commands of hosts over TCP to the core, and the core's answers back.
 //!
-//! **Design.** A turn ([`NvmeTcp::poll`]) takes what the core has ended, then visits the connections
+//! **Design.** A turn (`NvmeTcp::poll`) takes what the core has ended, then visits the connections
 //! that are *active*: each receives once, as much as there is, and takes its PDUs in place; every few
 //! commands, completions are taken again, and responses are sent when [`SEND_BYTES`] or more of at least
 //! [`SEND_ITEMS`] have come together, the rest at the end of the turn. A connection that was quiet for a while leaves the list of

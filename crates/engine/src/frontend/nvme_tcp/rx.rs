@@ -283,7 +283,7 @@ impl Rx {
         }
     }
 
-    /// After [`receive`] and [`take`]: what was not taken of the bytes is kept for the next time.
+    /// After `receive` and [`take`]: what was not taken of the bytes is kept for the next time.
     pub(super) fn keep(&mut self, records: &QueueRecords, rest: &[u8]) {
         let rx = self;
         if !rest.is_empty() {
@@ -303,7 +303,7 @@ impl Rx {
         records.intend_no_more();
     }
 
-    /// Lends the kept bytes, to be taken without receiving; [`put_back`] gets them again.
+    /// Lends the kept bytes, to be taken without receiving; `put_back` gets them again.
     pub(super) fn lend(&mut self) -> Option<Keep> {
         self.keep.take()
     }

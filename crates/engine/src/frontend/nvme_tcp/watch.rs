@@ -2,7 +2,7 @@
 //!
 //! **Design.** As a rule a socket is watched for what its host sends; for room, while it has none. What is sent to a connection
 //! that would not take it (its stream waits for memory, or its lane has enough that waits for a budget) lies in the socket, and
-//! would wake the reactor again and again. So before it sleeps ([`NvmeTcp::arm`]), such a socket is watched for its end alone.
+//! would wake the reactor again and again. So before it sleeps (`NvmeTcp::arm`), such a socket is watched for its end alone.
 //! It stays in the list of those that are looked at each turn, and the reactor wakes when the window ends, or to try again;
 //! when it may be taken from once more, it is listened to before the next sleep.
 //!

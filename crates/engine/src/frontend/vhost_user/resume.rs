@@ -2,7 +2,7 @@
 //!
 //! **Design.** The session is read from the machine file; each ring that was started is served again, with what the
 //! inflight region says was taken and not returned. What may be at devices is told by our own records, never by the
-//! guest's memory: it is carried ([`crate::core::Core::carry_machine`]) before anything is begun, under the names of the
+//! guest's memory: it is carried (`core::Core::carry_machine`) before anything is begun, under the names of the
 //! requests that had it. These are begun again when nothing of the dead engine can touch the guest's memory any more
 //! ([`Vhost::may_redo`]); others that don't overlap them go on at once. Then every driver is called, and every ring looked at.
 

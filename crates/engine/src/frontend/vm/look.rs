@@ -5,7 +5,7 @@
 //! turns, [`AT_ONCE`] at a time.
 //!
 //! **Not here:** what a lane may begin of a turn ([`crate::core`]); hosts over TCP, of which to look at one is a system call
-//! ([`crate::frontend::nvme_tcp`]).
+//! (`frontend::nvme_tcp`).
 
 use super::protocol::Turn;
 use super::{Life, Machine, Machines, blame};

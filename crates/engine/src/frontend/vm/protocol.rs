@@ -109,7 +109,7 @@ pub(crate) trait Protocol {
     fn done(&mut self, turn: &mut Turn<'_>, done: DoneIo);
 
     /// Goes on after a take-over, from the machine file alone, which is hostile: checks it, has what was
-    /// in flight carried ([`Core::carry`]) and begun again, raises every interrupt, looks at every ring. `blamed`: the
+    /// in flight carried (`Core::carry`) and begun again, raises every interrupt, looks at every ring. `blamed`: the
     /// slot of the command ([`Client::command_ref`]) that the dead engine crashed over; the third such death
     /// ends that command with an error. Memory is mapped and descriptors are in their slots already.
     ///
