@@ -98,10 +98,7 @@ fn names(volumes: &Volumes) -> Vec<String> {
     let mut names: Vec<String> = volumes
         .records()
         .map(|volume| {
-            let space = pool
-                .volumes()
-                .space_of(volume.id)
-                .map_or(0, |space| space.mapped);
+            let space = volumes.space_of(volume.id).map_or(0, |space| space.mapped);
             format!("{} {} {space}", volume.name, volume.size_bytes)
         })
         .collect();

@@ -145,9 +145,7 @@ impl Node {
     }
 
     /// Takes a tenant, if its base fits beside the others'.
-    ///
-    /// # Errors
-    /// What there is too little of, and what would fit.
+    /// Errors: what there is too little of, and what would fit.
     pub fn take(&mut self, budget: &Budget, costs: &CostTable) -> Result<(), Refused> {
         budget.check().map_err(Refused::Bad)?;
         let most = costs.most_of(budget.base);

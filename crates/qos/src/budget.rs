@@ -90,9 +90,7 @@ impl Field {
     }
 
     /// Whether it can be so much at all.
-    ///
-    /// # Errors
-    /// What would fit.
+    /// Errors: what would fit.
     pub fn check(self, value: u64) -> Result<(), BadBudget> {
         let (least, most) = self.range();
         match (least..=most).contains(&value) {
@@ -203,9 +201,7 @@ impl Budget {
     }
 
     /// Whether it can be at all.
-    ///
-    /// # Errors
-    /// Which number cannot, and what would fit.
+    /// Errors: which number cannot, and what would fit.
     pub fn check(&self) -> Result<(), BadBudget> {
         use Field::{BaseBytes, BaseIops, BurstBytes, BurstIops, CreditSeconds};
         for (field, value) in [

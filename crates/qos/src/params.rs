@@ -150,9 +150,7 @@ static ROWS: [Row; 12] = rows! {
 
 impl Params {
     /// Each within its range.
-    ///
-    /// # Errors
-    /// The first that is not.
+    /// Errors: the first that is not.
     pub fn check(&self) -> Result<(), BadParam> {
         ROWS.iter().try_for_each(|row| row.check((row.get)(self)))
     }
@@ -163,9 +161,7 @@ impl Params {
     }
 
     /// Sets one by its name; false if there is none of that name.
-    ///
-    /// # Errors
-    /// It can't be set to this; then it is as it was.
+    /// Errors: it can't be set to this; then it is as it was.
     pub fn set(&mut self, name: &str, value: f64) -> Result<bool, BadParam> {
         let Some(row) = ROWS.iter().find(|row| row.name == name) else {
             return Ok(false);

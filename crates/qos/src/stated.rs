@@ -43,9 +43,7 @@ impl Stated {
     }
 
     /// The budget.
-    ///
-    /// # Errors
-    /// The first part that cannot be, with what could be.
+    /// Errors: the first part that cannot be, with what could be.
     pub fn budget(&self) -> Result<Budget, BadBudget> {
         // An error names a stated part before one that follows from it.
         for (field, stated) in [

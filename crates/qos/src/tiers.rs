@@ -3,7 +3,6 @@
 //! **Design.** BurstCBS's memory pool. Each lane keeps some buffers of each size at hand: [`OWN_BUFFERS`] of the smallest, half as many of
 //! each next size. Others are borrowed. A burst keeps them until, for [`BURST_OVER`] looks, no more than the first tier was out since the
 //! look before. Then free buffers beyond that tier go back, a few at each look.
-//!
 //! **Not here:** the buffers, the time between looks, giving memory back (a reactor's staging memory and the simulator's model of it).
 
 /// So much goes back at one look: the kernel takes pages away one by one, and meanwhile a reactor does nothing else,

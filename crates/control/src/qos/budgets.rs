@@ -1,13 +1,10 @@
 //! Budgets of tenants and volumes: stated by people, kept by the engine.
 //!
 //! Purpose: what is stated is durable, and the engine keeps to it within a window of the answer.
-//! Design: the catalog has them. What the engine has to know follows from that: nothing while nobody has a budget; else how
-//! I/O is admitted, each tenant that has exports (those without a budget have what others leave) and each volume that is
-//! exported. How queues are spread is told with that, always. What it was told is remembered for as long as its conversation,
-//! and each change tells the difference, one after the other, in an order in which nothing is named before it is there. Whoever
-//! finds nothing to tell has waited for those who told it. An engine that was there before this daemon may know tenants that are
-//! gone: its region names them. Of who measures what I/O costs it is told nothing (`calibration`).
-//! Not here: what can be stated (`forebay_qos::budget`), what the node has (`scheduling`).
+//! Design: the catalog has them. The engine is told nothing while nobody has a budget; else parameters, each tenant with exports and
+//! each exported volume. What it was told is remembered, and a change tells the difference, in an order in which nothing is
+//! named before it is there. The region of an engine that outlived a daemon names the tenants that are gone.
+//! Not here: what can be stated (`forebay_qos::budget`), what the node has (`settings`).
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};

@@ -1,11 +1,9 @@
 //! While somebody measures what I/O costs.
 //!
-//! Purpose: what `forebay calibrate` puts on the node is the node's to carry, not a budget's: else its figures would be the scheduler's.
-//! Design: the volumes of one tenant ([`TENANT`]) are told to the engine without a share, which is what they have while nobody has a
-//! budget. That holds only while a calibration says again and again that it is at work: a lease, which is in no file, so one
-//! that was killed, or a daemon that starts, ends it. The name can't be had at other times, as its volumes are deleted by
-//! the next calibration; what has it all the same, after a lease, is a tenant like any other.
-//! Not here: measuring (`forebay calibrate`), what is measured (`scheduling`).
+//! Purpose: what `forebay calibrate` puts on the node is not limited by budgets, or its figures would be the scheduler's.
+//! Design: the volumes of one tenant ([`TENANT`]) have no share while a calibration renews its lease. The lease is in no file, so a
+//! daemon that starts ends it.
+//! Not here: measuring (`forebay calibrate`), what is measured (`settings`).
 
 use std::cell::Cell;
 use std::rc::Rc;

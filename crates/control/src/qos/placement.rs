@@ -1,12 +1,9 @@
-//! Which reactor is to serve which export, and whose base is guaranteed.
+//! Which reactor serves which export, and whose base is guaranteed.
 //!
-//! Purpose: who was told that its base is guaranteed keeps it, whatever others do later; and what was served so that bases
-//! fit is served so again.
-//! Design: a promise says how much, and by which reactors; whoever needs more comes after all others
-//! (`forebay_qos::placement`). Promises belong to the node: `promises.json` in the state folder, written when they have changed,
-//! before anybody is answered. One that fits no more is kept as lapsed, as long as its tenant has a budget. A file that is not
-//! there, or of another pool, promises nothing. This daemon says which reactor serves an export; once it is served, the engine's
-//! word counts.
+//! Purpose: a base that was guaranteed stays so, whatever others do later.
+//! Design: a promise says how much and by which reactors (`forebay_qos::placement`). `promises.json` in the state folder has them; it is
+//! written before anybody is answered. A promise that no longer fits is kept as lapsed while its tenant has a budget. This daemon
+//! places an export; once it is served, the engine's word counts.
 //! Not here: the arithmetic (`forebay_qos`), what is said of it (`promises`).
 
 use std::cell::RefCell;

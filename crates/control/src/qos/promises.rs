@@ -1,12 +1,9 @@
 //! What is promised, and whether it can be had.
 //!
-//! Purpose: a base is refused that the node does not have; of one that is granted it is said whether it can be had at any time.
-//! Design: a base doesn't fit if the node has too little of something beside what is promised already, times the
-//! oversubscription that is set. What a reactor can't give beside what it has guaranteed to others is no refusal, but it is said,
-//! and warned of: room may come. Exports that no engine serves now count where one will. That reactors help each other counts for
-//! nothing: who helps has time left, and nobody promised that.
-//! Not here: the arithmetic (`forebay_qos`), settings and costs (`scheduling`), who comes first and where exports are served
-//! (`places`).
+//! Purpose: a base that the node does not have is refused; the answer to another says whether it is guaranteed.
+//! Design: a base fits if the node has enough beside what is promised, times the oversubscription. What a reactor lacks is a warning,
+//! not a refusal. Exports without an engine count where one will serve them. Help between reactors counts for nothing.
+//! Not here: the arithmetic (`forebay_qos`), settings and costs (`settings`), where exports are served (`placement`).
 
 use std::collections::BTreeSet;
 

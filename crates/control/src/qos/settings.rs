@@ -1,9 +1,7 @@
-//! How I/O is admitted on this node: what is set, what I/O costs.
+//! How I/O is admitted on this node: settings and costs.
 //!
-//! Purpose: the operator's settings and the measured costs, kept over restarts.
-//! Design: both belong to the node, not to the pool, which may be opened elsewhere: two files in the state folder, written
-//! whole and read when a pool is opened. Nobody's bytes depend on them.
-//! Not here: whose budgets there are, and telling the engine (`budgets`); what can be promised (`promises`).
+//! Design: both belong to the node, not to the pool: two files in the state folder, written whole and read when a pool is opened.
+//! Not here: budgets (`budgets`), what can be promised (`promises`).
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;

@@ -1,8 +1,7 @@
 //! What tenants used of their budgets, and what scheduling took of reactors, over all engines.
 //!
-//! Purpose: the figures of the state region's tenants and reactors, none of which falls when an engine dies.
-//! Design: as exports' (`stats`), of which this is a part: what engines before counted is added. The engine lets go of a tenant
-//! without exports, or without a budget: its record is added too, and what it had saved is kept for later.
+//! Design: what earlier engines counted is added, so no figure falls when an engine dies. The record of a tenant that the engine lets
+//! go of is added too, and its credit is kept.
 //! Not here: budgets (`budgets`).
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -1,11 +1,9 @@
-//! How I/O is admitted, as the daemon says: parameters, costs, tenants, and whose volumes are.
+//! Admission as the daemon states it: parameters, costs, tenants, and whose volumes are.
 //!
-//! **Design.** A tenant has a slot, which is its place in the state region, in each reactor's scheduler and on the board that
-//! they share. A new way to admit is made here, all budgets in it, and handed to each reactor whole; a budget that changes
-//! is posted alone. The board stays for as long as there is any scheduling, so that credit does. A slot that was let go of is
-//! used again last: what a reactor still writes into its record is not the next tenant's.
-//!
-//! **Not here:** what is done with it ([`crate::core::Admission`]), and what is promised to whom (the daemon).
+//! **Design.** A tenant has a slot in the state region, in each reactor's scheduler and in the ledger that they share. A change of
+//! parameters makes a new admission for each reactor; a budget is posted alone. The ledger stays, so that credit does. A
+//! released slot is used again last, because a reactor may still write into its record.
+//! **Not here:** what is done with it ([`crate::qos`]), what is promised to whom (the daemon).
 
 use super::Control;
 use crate::core::Admission;

@@ -1,12 +1,8 @@
-//! Who of the reactors has nothing of its own to do, and so may help; and who needs help.
+//! Which reactors are idle and may help, and which need help.
 //!
-//! **Design.** A reactor says that it is at work at the end of a turn in which its own lanes began something, and since when it is
-//! not, once there was none of that for [`SAY_NS`] or it falls asleep. The others read that at a turn's begin, as far apart. Who has
-//! not been at work for so long ([`IDLE_NS`]) is idle: it sleeps, or does only what others gave it. That comes about by time alone, so nobody
-//! wakes or polls to say it, and however long a turn takes, who is in it is at work. Whoever is at work has the processors of those
-//! who are idle, in equal parts with all others at work: so much is given out in its windows.
-//!
-//! **Not here:** what is handed over, and to whom of them ([`super`]).
+//! **Design.** A reactor publishes the time since which its own lanes have begun nothing; others read it at a turn's begin. After
+//! [`IDLE_NS`] it is idle: time alone decides, so nobody wakes to say it. Busy reactors share the processors of idle ones equally.
+//! **Not here:** what is handed over, and to whom ([`super`]).
 
 use super::Away;
 use forebay_qos::params::{HELP_FROM, HELP_NS, HELP_UNTIL, IDLE_NS};

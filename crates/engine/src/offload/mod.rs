@@ -1,26 +1,13 @@
-//! Work of this reactor that others do: one tenant's queue served by several reactors.
+//! One tenant's queue served by several reactors.
 //!
-//! **Design.** A volume's commands all stay on the reactor whose lane it is, its *home*: that takes, orders, translates and
-//! ends them, and keeps a slice for each part of them that is at a device. What may go *away* is the carrying out of a slice
-//! alone: the operation goes to another reactor, which gives it to the device with its own ring and says how it ended. To
-//! home such a slice is at its device from when it is handed over until the answer is there: so whatever waits for
-//! slices (revokes, flushes, what overlaps, resets, connections that close, the end of an export, a machine's memory) waits
-//! for those as well, and nothing of an order has to be known elsewhere. Home says in the command's record which device
-//! it goes to before it hands it over: a successor doesn't care who submitted it.
-//!
-//! Two bounded rings to each other reactor and two back ([`links`]): operations, and how they ended. What is unanswered
-//! is never more than fits into one, so an answer always finds room. A device that is not there yet, or not the same one, is an answer
-//! too: home does it itself.
-//!
-//! *Who*: [`Spread::OneToOne`]: nobody. [`Spread::OneToN`], the default: of those that have nothing of their own to do ([`idle`]),
-//! whoever has the least of what home has handed over, if that is less than home has itself,
-//! or than its part of what home began in its last turn; and only while home's own processor is not enough. Who has something of its own to do by then gives back what it has not begun.
-//! So whoever is within their base feels no other reactor's burst, but for what is being done when they come.
-//! That is only where home has a few in hand, or they wait for its processor, and a lane more than one:
-//! at depth 1 nothing is gained. A reactor that sleeps is woken for more than that. As everywhere, a lane never has more away than it
-//! leaves to all others, so a device that hangs holds up its own.
-//!
-//! **Not here:** flushes, jobs of the internal lane, what takes no ring and is over at once at depth 1.
+//! **Design.** A volume's commands stay on their home reactor, which orders, translates and ends them. Only the carrying out of a
+//! slice may be offloaded: another reactor submits it to its own ring and reports the end. For the home reactor such a slice is
+//! at its device until the answer comes, so revokes, flushes, resets and closes wait for it as for any other.
+//! Each pair of reactors has two bounded rings ([`links`]). Unanswered operations never exceed one ring, so answers find room. A
+//! helper whose device is missing or another one says so, and the home reactor does the work itself.
+//! With [`Spread::OneToN`], helpers are idle reactors ([`idle`]); the least loaded is asked, and only while the home's processor is
+//! short and the lane has several commands. A helper that gets work of its own gives back what it has not begun.
+//! **Not here:** flushes, jobs of the internal lane, operations that end without a ring at depth 1.
 
 pub(crate) mod idle;
 

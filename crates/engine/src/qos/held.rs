@@ -1,14 +1,8 @@
-//! What commands hold that wait for a budget.
+//! What commands hold while they wait for a budget.
 //!
-//! **Design.** They wait in a place of the slab and with a buffer, which others then lack. So a lane has no more than
-//! [`MAX_THROTTLED`] of them, and no more than its budget brings in a second, and all lanes together a part of what there is; but one
-//! each, so that every lane goes on. What is beyond that waits where it came from: in its connection, without place and buffer, or
-//! in its machine's rings. It is tried again each turn, and when a window's end begins some there is room for as many.
-//!
-//! Where somebody else waits for them who may not wait so long (a machine's monitor that takes memory away, or stops a ring; a
-//! shutdown), they begin at once ([`crate::core::Core::begin_owing`]), and what they cost is owed: later windows give their tenant less. As
-//! a lane has no more than may be owed at once, only who does that again before it is paid waits for it, a second or so.
-//!
+//! **Design.** A waiting command holds a place in the slab and a buffer. So a lane has at most [`MAX_THROTTLED`] of them, at most a
+//! second's budget, and all lanes together a part of the slab; each lane may have one. The rest waits in its connection or ring.
+//! Where a monitor or a shutdown waits for them, they begin at once and their cost becomes a debt of the tenant.
 //! **Not here:** who waits ([`crate::qos`]).
 
 use super::Qos;

@@ -1,21 +1,10 @@
 //! Who may begin a command now: the crate `forebay_qos` in a reactor.
 //!
-//! **Design.** Each command is charged when it would begin ([`crate::core::Core::start`], [`crate::core::Core::at_once`]), whichever frontend it came by.
-//! One that is not admitted waits in its lane's queue, which runs through the slab ([`Stage::Throttled`]); what is younger in
-//! its lane waits behind it, so nothing is overtaken. At a window's end everything is given out anew, and in each
-//! turn what waits is asked again, lane after lane.
-//!
-//! A lane begins only a quantum of commands in a turn ([`gates`]); the rest goes on in the next. So turns stay short, and whoever is
-//! within its base waits for no neighbour's whole queue. This is not over budget, and not counted as such.
-//!
-//! What counts as time over budget is counted by lane ([`Qos::over_ns`]): while the first that waits there was refused, all wait for
-//! that, those too for which there is no place here. Each notes when it begins to wait, and when it doesn't any more.
-//!
-//! A machine's commands stay in its ring while its lane has enough that wait ([`Qos::may_fetch`]).
-//!
-//! What waits is ended by whatever ends waiting commands ([`crate::core::Core::end_waiting`]); for the budget alone it waits without end.
-//! Commands that a dead engine had begun are not charged, nor is what the internal lane does.
-//!
+//! **Design.** Each command is charged when it begins, whichever frontend it came by. One that is not admitted waits in its lane's queue
+//! in order. A window's end refills all budgets, and each turn asks the waiting lanes again. A lane begins one quantum of
+//! commands in a turn ([`gates`]), so a lane within its base waits for no neighbour's whole queue. Time over budget is counted by lane
+//! ([`Qos::over_ns`]) while its first waiting command was refused. A VM's commands stay in its ring while enough of its lane wait.
+//! Commands of a dead engine and jobs of the internal lane are not charged.
 //! **Not here:** what is given to whom (`forebay_qos`), what the daemon says of it ([`crate::control`]).
 
 mod costs;

@@ -1,17 +1,10 @@
-//! Whether the reactors can give the bases that are promised, to whom that is guaranteed, and where a new export is best served.
+//! Whether the reactors can give the bases that are promised, and where a new export is best served.
 //!
-//! **Design.** One reactor serves an export, and spends all its processor time. A tenant's base goes to whichever volumes ask for it, so the
-//! tenant is *entitled* to all of it on each reactor that serves one of its exports; to all of the reactor, if the base is larger. Choices of
-//! others take nothing away if no reactor's entitlements exceed it. A base above one reactor needs several that together have as much;
-//! it takes each of them whole, so nobody else's base is there.
-//!
-//! A base is *guaranteed* by a [`Promise`]: so much, at these reactors. Promises come first ([`PlacementPlan::settle`]), also for a tenant that needs
-//! more by now. Then come further needs, and tenants without a promise, as far as they fit. A promise that fits no more, as costs or reactors
-//! changed, lapses; it comes before those who never had one. A tenant that no reactor serves yet has its base kept at one. Only
-//! what is kept or guaranteed counts against a reactor.
-//!
-//! A new export goes where its tenant's base is promised and unserved, else where it fits, else where least is lacking. Of such reactors it
-//! takes the one that serves least; an export counts as its part of its tenant's base, and as a little in any case.
+//! **Design.** One reactor serves an export. A tenant is entitled to its whole base on each reactor that serves one of its exports, and to
+//! all of the reactor if the base is larger. No base is lost if no reactor's entitlements exceed it. A base above one
+//! reactor takes several whole. A [`Promise`] guarantees a base at some reactors; promises come first ([`PlacementPlan::settle`]),
+//! then further needs and tenants without a promise, as far as they fit. A promise that no longer fits lapses.
+//! A new export goes where its tenant's base is promised and unserved, else where it fits, else where least is lacking.
 //! **Not here:** what reactors share ([`crate::admission`]), which reactor serves what now.
 
 use std::cmp::Ordering;

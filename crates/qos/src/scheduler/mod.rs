@@ -1,14 +1,11 @@
 //! One reactor's share of everything, given out once a window.
 //!
-//! **Design.** Algorithm 1 of BurstCBS. A lane (a volume through this reactor) has an allocation of each resource. An I/O that it covers
-//! may begin: that is all on the path of an I/O ([`Scheduler::take`]). For others [`fallback`] asks, in order, what siblings left, what is
-//! free, what a bursting tenant got above its base (the better of two at random), and the reserve. The last two serve only a tenant
-//! *below its base*: the guard that the printed algorithm lacks. A window's end ([`Scheduler::refill`]) allocates by use and by what waits.
-//! Four things differ from the paper. Resources are judged one by one, so that a reader does not hold what others could write. Only the
-//! unused part of an allocation fades, or a steady tenant waits every few windows. What the best taker may not take, as it is at its burst
-//! limit, is free for others. And a base can be saved for a few windows ([`crate::params::Params::saved_windows`]), as load is not even
-//! and a window of a small base is less than one I/O; the rest becomes credit.
-//! **Not here:** the commands that wait (lanes keep them and report them: [`Scheduler::wait`]), their order among lanes, time.
+//! **Design.** Algorithm 1 of BurstCBS. A lane (a volume through this reactor) has an allocation of each resource; an I/O that it covers may
+//! begin ([`Scheduler::take`]). For others [`fallback`] asks siblings' rest, the free rest, a bursting tenant's part (the better of
+//! two at random), and the reserve. The last two serve only a tenant *below its base*: the guard that the printed algorithm lacks.
+//! Three more things differ from the paper. Resources are judged one by one. Only the unused part of an allocation fades. A base can
+//! be saved for a few windows ([`crate::params::Params::saved_windows`]); the rest becomes credit.
+//! **Not here:** the commands that wait (lanes keep them: [`Scheduler::wait`]), their order among lanes, time.
 
 mod accrual;
 mod divide;
@@ -73,9 +70,7 @@ pub struct Scheduler {
 
 impl Scheduler {
     /// For at most `lanes` lanes of the ledger's tenants, on a reactor of a node that has `per_second` of each shared
-    ///
-    /// # Errors
-    /// A parameter that is out of its range.
+    /// Errors: a parameter that is out of its range.
     pub fn new(
         params: Params,
         per_second: &[f64; SHARED],

@@ -60,9 +60,7 @@ impl NodeCapacity {
 }
 
 /// The parameters, of which these are set.
-///
-/// # Errors
-/// One that there is not, or that can't be set to this: which, and what could be.
+/// Errors: one that there is not, or that can't be set to this: which, and what could be.
 pub fn params_of<'a>(set: impl Iterator<Item = (&'a str, f64)>) -> Result<Params, String> {
     let mut params = Params::default();
     for (name, value) in set {
@@ -77,9 +75,7 @@ pub fn params_of<'a>(set: impl Iterator<Item = (&'a str, f64)>) -> Result<Params
 
 impl Scheduling {
     /// The parameters.
-    ///
-    /// # Errors
-    /// As [`params_of`].
+    /// Errors: as [`params_of`].
     pub fn params(&self) -> Result<Params, String> {
         let set = self.params.iter();
         params_of(set.map(|(name, bits)| (&**name, f64::from_bits(*bits))))

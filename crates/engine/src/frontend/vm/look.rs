@@ -1,11 +1,7 @@
-//! Machines within their base are served between the quanta of lanes above their base.
+//! VMs within their base are served between the quanta of lanes above their base.
 //!
-//! **Design.** To see whether a machine has rung costs a load of its doorbell, or of its ring's index. While some lane is above its base,
-//! a few machines within theirs are looked at after each quantum, and one that has rung is served at once. Many are looked at by
-//! turns, [`AT_ONCE`] at a time.
-//!
-//! **Not here:** what a lane may begin of a turn ([`crate::core`]); hosts over TCP, of which to look at one is a system call
-//! (`frontend::nvme_tcp`).
+//! **Design.** A look costs a load of the doorbell or the ring's index. After each quantum [`AT_ONCE`] VMs are looked at in turns.
+//! **Not here:** what a lane may begin of a turn ([`crate::core`]); hosts over TCP, where a look is a system call.
 
 use super::protocol::Turn;
 use super::{Life, Machine, Machines, blame};

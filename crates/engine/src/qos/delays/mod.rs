@@ -1,24 +1,11 @@
-//! How long operations wait at devices: what their costs are corrected by.
+//! How long operations wait at devices: what corrects their costs.
 //!
-//! **Design.** Of each device and kind (reads, writes) one operation at a time is *timed*, from the turn that begins it to the turn that
-//! sees its end. The least of those times, by device, kind and size, is what an operation takes with nobody before it; it ages by
-//! a thousandth a second (as BBR knows a path's round trip). What an operation takes above twice the least, less the longest turn of
-//! late and the last one, it *waited*: so a reactor that is short of the processor does not take its devices for slow. Of a
-//! window the least counts (as with CoDel): a queue that stands, not one that a batch or a large neighbour leaves behind for a moment.
-//!
-//! There is one correction for all devices, and it follows those that are well. A device is *slow* if its last operation waited
-//! longer than is aimed at, or the one under way has. While any other is in use, a slow one has no say: it neither
-//! makes costs dear nor holds a correction where it is. If all that are in use are slow, they are the resource, and the least counts. One that
-//! comes into use takes dearness away at once. For less than that costs are taken only if devices that have half of what begins
-//! are quick, so that a few operations on an idle one do not hide that another is full. A device is in use for a second after the last
-//! one that was timed; one that hangs so long is given up.
-//!
-//! What waits for its budget is not at a device yet, and not in this. While the timed one is under way, the correction stays as it
-//! is: where all are slow, it moves at their pace. What other reactors carry out counts as begun, and is not timed: how long
-//! it waits for their turns says nothing of a device.
-//!
-//! **Not here:** what follows from it ([`forebay_qos::estimator`]). Devices that end operations at once are well, and in use as
-//! long as they are there.
+//! **Design.** For each device, one read and one write at a time is timed, from the turn that begins it to the turn that sees its end.
+//! The least time by device, kind and size is its service time; it ages by a thousandth a second. The excess over twice the least,
+//! less the longest turn, is waiting. The least of a window counts (as in CoDel), so a batch does not look like a standing queue.
+//! All devices share one correction. A device that waits longer than the target is slow and has no say while others are in use.
+//! If all are slow, the least counts. A device is in use for a second after its last timed operation.
+//! **Not here:** what follows from it ([`forebay_qos::estimator`]), waiting for a budget, operations that other reactors carry out.
 
 #[cfg(test)]
 mod tests;

@@ -1,12 +1,9 @@
-//! The gates of a reactor's lanes, and the queues behind them.
+//! The admission of a reactor's lanes, and the queues behind it.
 //!
-//! **Design.** A command that its lane's quantum and allocation cover is charged and begins; nothing else is looked at
-//! ([`Admission::admit`]). One that is not admitted waits in its lane's queue, linked through the slab. The lane then is in one of
-//! three lists: lanes that are asked in a turn, lanes that wait for a quantum, and lanes that wait for the window's end. All of it is
-//! made once, and allocates nothing.
-//!
-//! **Not here:** what is done with a command ([`super`]), quanta and turns ([`turns`]), the tenants of lanes ([`tenants`]), what is
-//! given to whom (`forebay_qos`).
+//! **Design.** A command that its lane's quantum and allocation cover is charged and begins ([`Admission::admit`]). Another waits in
+//! its lane's queue, linked through the slab, and the lane stands in one of three lists: asked each turn, waiting for a quantum,
+//! waiting for the window's end. Nothing is allocated after the start.
+//! **Not here:** quanta and turns ([`turns`]), the tenants of lanes ([`tenants`]), what is given to whom (`forebay_qos`).
 
 mod records;
 mod tenants;
@@ -201,9 +198,7 @@ enum Asked {
 
 impl Admission {
     /// For one reactor, which has `per_second` of each resource. The first window ends with the first turn.
-    ///
-    /// # Errors
-    /// A parameter that is out of its range.
+    /// Errors: a parameter that is out of its range.
     pub fn new(
         params: Params,
         per_second: &[f64; SHARED],

@@ -1,11 +1,7 @@
 //! Quanta, turns and windows.
 //!
-//! **Design.** A turn is short, so that whoever is within its base waits for no neighbour's queue. A lane begins commands as
-//! long as something is left of its *quantum* of processor time, by what commands cost. A lane within its base has one in each
-//! turn, and so has each lane while nobody is above their base. Lanes above their base share the [`QUANTA`] of a turn: those that find
-//! none left stand in one queue, and the next turns give quanta to the first of them. What a lane has left of a quantum ends with
-//! the turn; what it took beyond one, it does without in the next.
-//!
+//! **Design.** A lane begins commands while something is left of its quantum of processor time. Lanes within their base have one
+//! each turn. Lanes above it share the [`QUANTA`] of a turn in order. A rest ends with the turn; an excess is paid in the next.
 //! **Not here:** what is given to whom (`forebay_qos`).
 
 use super::records::A_ROUND;
