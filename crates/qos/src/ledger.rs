@@ -19,7 +19,6 @@ pub struct Shares {
     demand: AtomicU64,
     /// The same of what their volumes' own bases come to.
     promised: AtomicU64,
-    /// So many have a part.
     takers: AtomicU32,
 }
 
@@ -146,7 +145,6 @@ pub struct Published {
     pub promised: u64,
 }
 
-/// Adds what has changed. Says the sum.
 fn publish(sum: &AtomicU64, old: u64, new: u64) -> u64 {
     let change = new.wrapping_sub(old);
     match change {

@@ -132,7 +132,6 @@ macro_rules! rows {
     };
 }
 
-/// What can be set by name.
 static ROWS: [Row; 12] = rows! {
     window_ns: u64, 50_000.0, MAX_WINDOW_NS as f64;
     keep: f32, 0.0, 0.99;

@@ -32,13 +32,10 @@ use crate::qos::placement::Placement;
 use crate::qos::settings::NodeSettings;
 use crate::statistics::Statistics;
 
-/// What an engine is to know.
 #[derive(Debug, Default, Clone, PartialEq)]
 struct Known {
-    /// Always, once it was told anything.
     spread: Option<Spread>,
     scheduling: Option<Scheduling>,
-    /// And whether their bases come first.
     tenants: BTreeMap<TenantId, (Budget, bool)>,
     volumes: BTreeMap<VolumeId, (TenantId, Option<Budget>)>,
 }
@@ -92,9 +89,7 @@ pub(crate) struct Budgets {
     pub(super) node: Rc<NodeSettings>,
     pub(crate) placement: Rc<Placement>,
     pub(crate) statistics: Rc<Statistics>,
-    /// What the engine was told.
     known: RefCell<Known>,
-    /// One change is told at a time.
     telling: tokio::sync::Mutex<()>,
     pub(super) calibrating: Calibrating,
 }
@@ -125,7 +120,6 @@ impl Budgets {
         self.placement.read_promises();
     }
 
-    /// What an engine is to know now.
     fn wanted(&self) -> Known {
         let mut known = Known {
             spread: Some(self.node.settings.borrow().spread()),
@@ -258,7 +252,6 @@ impl Budgets {
         answer
     }
 
-    /// The same, as the API answers it.
     pub(crate) async fn push_budgets_for_api(&self) -> Result<(), ApiError> {
         let told = self.push_budgets().await;
         told.map_err(|error| engine_error(&error))

@@ -26,10 +26,8 @@ use crate::link::Link;
 use crate::link::session::Session;
 use crate::qos::settings::NodeSettings;
 
-/// Its name in the state folder.
 const FILE: &str = "promises.json";
 
-/// A base that was guaranteed last.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 struct Kept {
     base: Rate,
@@ -43,31 +41,23 @@ fn held() -> bool {
     true
 }
 
-/// `promises.json`.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 struct Record {
-    /// The pool's UUID.
     pool: String,
-    /// By tenant.
     promises: BTreeMap<u64, Kept>,
 }
 
-/// See the module's text.
 #[derive(Debug)]
 pub(crate) struct Placement {
     pub(super) base: Rc<Base>,
     pub(super) link: Rc<Link>,
     pub(super) node: Rc<NodeSettings>,
     now: RefCell<BTreeMap<u64, Kept>>,
-    /// Who has all of its base guaranteed.
     first: RefCell<BTreeSet<u64>>,
-    /// What the file says.
     written: RefCell<BTreeMap<u64, Kept>>,
     /// Why it does not say more, if it could not be written.
     trouble: RefCell<Option<String>>,
-    /// Where exports are served, or to be.
     placed: RefCell<BTreeMap<ExportId, u32>>,
-    /// One write at a time.
     writing: tokio::sync::Mutex<()>,
 }
 

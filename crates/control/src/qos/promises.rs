@@ -21,7 +21,6 @@ use crate::model::scheduling as api;
 use crate::model::scheduling::{Admission, LackingBase, Promised, ReactorPromised};
 use crate::qos::placement::{Placement, processors};
 
-/// So many there are.
 const FRONTENDS: usize = cost::FRONTENDS.len();
 /// So many of the affected tenants are named.
 const NAMED: usize = 5;
@@ -70,7 +69,6 @@ impl Placement {
         })
     }
 
-    /// Whether what is promised can be had.
     pub(crate) fn admission(&self) -> Admission {
         let (node, _) = self.promised_node(None);
         let (mut places, costs) = self.places();

@@ -43,12 +43,10 @@ const OPERATIONS: [CostOperation; 3] = [
 ];
 const SETTINGS: &str = "scheduling.json";
 const COSTS: &str = "costs.json";
-/// The longest note.
 const NOTE_BYTES: usize = 1000;
 /// What an operation can take at most, ns: more is no measurement.
 const MOST_NS: f64 = 1e10;
 
-/// `scheduling.json`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub(crate) struct Settings {
@@ -57,14 +55,11 @@ pub(crate) struct Settings {
     pub(crate) oversubscription: f64,
     pub(crate) wants_base: f64,
     capacity: NodeCapacity,
-    /// Those that are not at their default.
     params: BTreeMap<String, f64>,
-    /// An earlier version's.
     #[serde(skip_serializing)]
     policy: Option<String>,
 }
 
-/// An earlier version had a third way.
 fn stored_spread<'de, D: Deserializer<'de>>(stored: D) -> Result<Spread, D::Error> {
     let text = String::deserialize(stored)?;
     Ok(match &*text {
@@ -93,7 +88,6 @@ impl Default for Settings {
     }
 }
 
-/// `costs.json`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Measured {
     at_s: u64,
@@ -101,7 +95,6 @@ pub(crate) struct Measured {
     profiles: Vec<CostProfile>,
 }
 
-/// See the module's text.
 #[derive(Debug)]
 pub(crate) struct NodeSettings {
     pub(super) base: Rc<Base>,
@@ -110,7 +103,6 @@ pub(crate) struct NodeSettings {
     folder: RefCell<Option<PathBuf>>,
     /// Of the next engine; 0: not known yet.
     pub(super) reactors: Cell<u32>,
-    /// One change at a time.
     changing: tokio::sync::Mutex<()>,
 }
 
@@ -151,7 +143,6 @@ impl Settings {
         }
     }
 
-    /// Whether it makes sense.
     fn check(&self) -> Result<(), String> {
         self.params()?;
         let capacity = &self.capacity;
@@ -184,7 +175,6 @@ fn index_of(profile: &CostProfile) -> usize {
     profile.frontend as usize * OPERATIONS.len() + profile.operation as usize
 }
 
-/// The defaults, as the API says them.
 fn default_costs() -> Vec<CostProfile> {
     let mut all = Vec::new();
     for (frontend, row) in FRONTENDS.into_iter().zip(default_profiles()) {
@@ -322,7 +312,6 @@ impl NodeSettings {
         all
     }
 
-    /// Frontends of which every operation was measured.
     pub(crate) fn measured(&self) -> Vec<ExportFrontend> {
         let measured = self.measured.borrow();
         let profiles = measured.as_ref().map_or(&[][..], |of| &of.profiles);
@@ -356,7 +345,6 @@ impl NodeSettings {
         }
     }
 
-    /// What I/O costs.
     pub(crate) fn costs_show(&self) -> Costs {
         let measured = self.measured.borrow();
         Costs {
@@ -374,7 +362,6 @@ impl NodeSettings {
 }
 
 impl Budgets {
-    /// How I/O is admitted.
     pub(crate) fn scheduling_show(&self) -> Scheduling {
         let settings = self.node.settings.borrow();
         let params = settings.params().unwrap_or_default();
@@ -393,7 +380,6 @@ impl Budgets {
         }
     }
 
-    /// Changes how I/O is admitted.
     pub(crate) async fn scheduling_update(
         &self,
         body: SchedulingUpdate,

@@ -245,7 +245,6 @@ pub(crate) fn tenant_stats<'a>(
 }
 
 impl Statistics {
-    /// What a tenant has saved.
     pub(crate) fn credit(&self, tenant: TenantId, budget: &Budget) -> Option<Credit> {
         credit_of(budget, self.added.borrow().saved(tenant))
     }

@@ -17,17 +17,14 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Relaxed, Release};
 
-/// See the module's text.
 pub(super) struct Budgets {
     /// While there is scheduling: how, and the board.
     on: Option<(Box<Scheduling>, Arc<Ledger>)>,
     tenants: BTreeMap<TenantId, Known>,
-    /// Slots of nobody.
     free: VecDeque<u32>,
     volumes: BTreeMap<VolumeId, (TenantId, Option<Budget>)>,
 }
 
-/// A tenant.
 struct Known {
     slot: u32,
     budget: Budget,
@@ -47,14 +44,12 @@ impl Default for Budgets {
 }
 
 impl Budgets {
-    /// What a volume may use.
     pub(super) fn share(&self, volume: VolumeId) -> Option<Share> {
         let (tenant, budget) = *self.volumes.get(&volume)?;
         let tenant = self.tenants.get(&tenant)?.slot;
         Some(Share { tenant, budget })
     }
 
-    /// There is no such volume any more.
     pub(super) fn forget(&mut self, volume: VolumeId) {
         self.volumes.remove(&volume);
     }

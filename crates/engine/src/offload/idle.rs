@@ -14,7 +14,6 @@ pub(crate) const SAY_NS: u64 = 50_000;
 /// Until when a reactor was at work that still is.
 const AT_WORK: u64 = u64::MAX;
 
-/// What a reactor says to all others.
 #[derive(Default)]
 #[repr(align(64))]
 pub(super) struct Said {
@@ -36,7 +35,6 @@ pub(super) struct Need {
     /// The last turn found nothing to do, and when it began.
     was_idle: bool,
     turn_ns: u64,
-    /// Since when idle time is counted.
     since_ns: u64,
     idle_ns: u64,
 }
@@ -90,7 +88,6 @@ impl Away {
         now_ns.saturating_sub(self.looked_ns) >= SAY_NS
     }
 
-    /// Another turn.
     #[inline]
     pub(crate) fn turn(&mut self, now_ns: u64) {
         self.done_now = 0;

@@ -28,7 +28,6 @@ use std::sync::atomic::{AtomicUsize, Ordering::*};
 const LINK_ENTRIES: usize = 128;
 /// With fewer in hand a reactor does everything itself.
 const FEW: usize = 4;
-/// With fewer it doesn't wake another.
 const FEW_ASLEEP: usize = 8;
 /// What is done for others in a turn: with work of one's own, and without. With scheduling no more than a lane may begin in one,
 /// so that whoever is within their base here waits for no other reactor's queue.
@@ -38,7 +37,6 @@ pub(crate) const TURN_BYTES: u64 = 256 << 10;
 
 /// An operation that another reactor is to carry out.
 struct Errand {
-    /// Home's.
     slice: u32,
     device: u8,
     /// Which device home means by that.
@@ -48,7 +46,6 @@ struct Errand {
     op: Op,
 }
 
-/// How it ended.
 pub(crate) enum Ended {
     Done,
     Failed(Errno),
@@ -70,17 +67,14 @@ pub struct Peer {
     errands_in: Consumer<Errand>,
     answers_out: Producer<Answer>,
     bell: ReactorBell,
-    /// What it has of ours.
     out: usize,
     /// Something was put there since it was last seen to be awake.
     tell: bool,
-    /// What it says of itself.
     said: Arc<Said>,
     /// It had nothing of its own to do when that was last looked at.
     idle: bool,
 }
 
-/// One that is carried out here.
 pub(crate) struct Carrying {
     home: usize,
     errand: Errand,
@@ -140,15 +134,11 @@ pub struct Away {
     /// This reactor said that it is at work; when its lanes last began something.
     at_work: bool,
     begun_ns: u64,
-    /// When it looked at what others say.
     looked_ns: u64,
-    /// Whether anything is to be handed over.
     need: Need,
-    /// Somebody may take something.
     is_helped: bool,
     quiet: Arc<AtomicUsize>,
     is_quiet: bool,
-    /// Slices of ours that are away.
     pub(crate) out: usize,
     /// What was done here at once in this turn.
     done_now: usize,
@@ -164,7 +154,6 @@ pub struct Away {
 }
 
 impl Away {
-    /// With nobody else.
     pub(crate) fn new() -> Self {
         Self {
             spread: Spread::OneToOne,
@@ -173,13 +162,11 @@ impl Away {
         }
     }
 
-    /// Whether reactors help each other.
     #[inline]
     pub(crate) fn spreads(&self) -> bool {
         self.spread != Spread::OneToOne
     }
 
-    /// Whether anything may be handed over now.
     #[inline]
     pub(crate) fn is_helped(&self) -> bool {
         self.is_helped
@@ -192,7 +179,6 @@ impl Away {
         self.done_now += usize::from(now);
     }
 
-    /// Whether there are other reactors.
     #[inline]
     pub(crate) fn has_peers(&self) -> bool {
         !self.peers.is_empty()
@@ -335,12 +321,10 @@ impl Away {
         true
     }
 
-    /// How many other reactors there are.
     pub(crate) fn others(&self) -> usize {
         self.peers.len()
     }
 
-    /// The next answer of another reactor.
     pub(crate) fn next_answer(&mut self, from: usize) -> Option<Answer> {
         let peer = &mut self.peers[from];
         let answer = peer.answers_in.pop().ok()?;
@@ -501,7 +485,6 @@ impl Away {
 struct Work<'a> {
     devices: &'a mut DeviceRing,
     record: &'a ReactorRecord,
-    /// Slices of this reactor's own.
     in_flight: usize,
     now_ns: u64,
 }

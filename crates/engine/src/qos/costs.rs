@@ -13,7 +13,6 @@ const MAX_ZEROED_BYTES: u64 = 1 << 20;
 /// What zeroes or gives back counts as so many operations at most: a small budget must be able to save for it.
 const MAX_PIECES: u64 = 32;
 
-/// Of any command.
 pub(super) fn cost_of(costs: &CostTable, frontend: Frontend, op: &IoOp) -> ResourceVector {
     let of = |operation, len_bytes| costs.of(frontend, operation, len_bytes);
     let (first, pieces) = match *op {

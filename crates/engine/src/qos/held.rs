@@ -21,12 +21,10 @@ const MAX_ALL: usize = MAX_IOS / 8;
 /// The same of their buffers' bytes: half of what there is of the longest.
 const MAX_ALL_BYTES: usize = 16 << 20;
 
-/// Commands that wait for budgets.
 #[derive(Debug)]
 pub(crate) struct Throttled {
     pub(crate) count: usize,
     pub(crate) bytes: usize,
-    /// Those of each lane.
     of_lane: Box<[u32]>,
 }
 

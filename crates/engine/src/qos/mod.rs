@@ -36,7 +36,6 @@ const RECKONED_WINDOWS: u64 = 8;
 /// Quality of service: who may begin a command now, and what those wait for who may not.
 #[derive(Debug)]
 pub struct Qos {
-    /// `None`: everybody may.
     pub(crate) admission: Option<Box<Admission>>,
     pub(crate) throttled: Throttled,
 }
@@ -77,7 +76,6 @@ impl Qos {
         }
     }
 
-    /// A lane is gone.
     pub(crate) fn detach(&mut self, index: LaneIndex, ios: &[Io]) {
         if let Some(admission) = &mut self.admission {
             admission.detach(index.0 as usize % MAX_LANES, ios);
@@ -157,7 +155,6 @@ impl Qos {
         }
     }
 
-    /// The same of any command.
     #[inline(always)]
     pub(crate) fn admit_op(&mut self, lane: LaneIndex, op: &IoOp) -> bool {
         let Some(admission) = &mut self.admission else {
@@ -184,7 +181,6 @@ impl Qos {
         admission.map_or(0, |a| a.over_ns(lane, now_ns))
     }
 
-    /// A command waits until it is admitted.
     #[cold]
     pub(crate) fn throttle(&mut self, token: Token, slab: &mut Slab, lanes: &Lanes, now_ns: u64) {
         let io = &mut slab[token.index()];
@@ -215,7 +211,6 @@ impl Qos {
         }
     }
 
-    /// Whether anything may begin that waited.
     #[inline]
     pub(crate) fn is_any_ready(&self) -> bool {
         (self.admission.as_ref()).is_some_and(|admission| !admission.ready.is_empty())
@@ -229,7 +224,6 @@ impl Qos {
         }
     }
 
-    /// A turn had nothing to do.
     #[inline]
     pub(crate) fn is_idle(&mut self, region: &Region) {
         if let Some(admission) = &mut self.admission {

@@ -136,7 +136,6 @@ fn time_text(seconds: u32) -> String {
     }
 }
 
-/// A tenant's budget in a sentence's part.
 pub(crate) fn budget_line(budget: &Budget) -> String {
     let (base, limit) = (base_text(budget.base), limit_text(&budget.burst));
     match budget.credit_s.map(time_text) {
@@ -145,7 +144,6 @@ pub(crate) fn budget_line(budget: &Budget) -> String {
     }
 }
 
-/// A volume's.
 pub(crate) fn limit_line(budget: &Budget) -> String {
     let (base, limit) = (base_text(budget.base), limit_text(&budget.burst));
     format!("{base}, at most {limit}")
@@ -166,7 +164,6 @@ pub(crate) fn budget_cells(budget: Option<&Budget>) -> [String; 3] {
 
 /// So many of the tenants are told of whose base can't be had.
 const LACKING: usize = 8;
-/// What can be done about it.
 const PLACES: &str = "  a smaller base; an export that is deleted and made again is served where its tenant's base fits; several reactors \
      serve a tenant that has several volumes\n";
 

@@ -15,7 +15,6 @@ const LEAST_PART: f64 = 1.0 / 16.0;
 /// Such a part of a reactor is rounding.
 const ROUNDING: f64 = 1e-9;
 
-/// What of a tenant one reactor serves.
 #[derive(Clone, Copy, Default, Debug)]
 struct At {
     /// None: its base is kept there, for its first.
@@ -60,7 +59,6 @@ impl Tenant {
         self.cost.min(each).max(at.own)
     }
 
-    /// The entitlement there if so much counts.
     fn counted(&self, counts: Coverage, each: f64, reactor: usize, at: &At) -> f64 {
         match (counts, &self.promise) {
             (Coverage::All, _) => self.entitlement(each, at),
@@ -82,7 +80,6 @@ impl Tenant {
         }
     }
 
-    /// What one of its exports counts as.
     fn part(&self, each: f64) -> f64 {
         let exports: u32 = self.at.values().map(|at| at.exports).sum();
         (self.cost / f64::from(exports.max(1))).max(each * LEAST_PART)
@@ -363,7 +360,6 @@ impl PlacementPlan {
         (0..self.entitlement.len()).min_by(by).unwrap_or(0)
     }
 
-    /// How far such entitlements exceed a reactor.
     fn over(&self, entitlement: f64) -> f64 {
         match entitlement - self.each {
             over if over > self.each * ROUNDING => over,

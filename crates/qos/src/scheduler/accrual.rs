@@ -3,7 +3,6 @@
 //! **Design.** A window at work accrues the reactor's share by demand; an idle window its part of what no working reactor had of it
 //! ([`LedgerEntry::idle`](crate::ledger::LedgerEntry::idle)). Fractions are carried on. **Not here:** what is saved of it.
 
-/// The windows whose base is saved.
 #[derive(Clone, Copy)]
 pub(super) enum Accrual {
     /// So many in which it was at work: of each, the reactor's share.

@@ -21,13 +21,11 @@ impl Each {
         each
     }
 
-    /// Of what is shared.
     #[inline(always)]
     pub(super) fn shared(vector: &ResourceVector) -> Self {
         Self::of(&vector.shared())
     }
 
-    /// Whole numbers, rounded down.
     #[inline(always)]
     pub(super) fn vector(&self) -> ResourceVector {
         let mut vector = ResourceVector::ZERO;
@@ -66,7 +64,6 @@ impl Each {
         self.with(other, |own, other| if own > other { own } else { other })
     }
 
-    /// Whether any is more than the other's.
     #[inline(always)]
     pub(super) fn exceeds(&self, other: &Self) -> bool {
         let [a, b, c, d, e, f, g, h] = self.with(other, |own, other| other - own).0;

@@ -35,16 +35,13 @@ pub struct Scheduler {
     params: Params,
     /// Of shared resources in a window: this reactor's processor, and all of the rest.
     whole: [f32; SHARED],
-    /// So many processors does this reactor have.
     processors: f32,
     lanes: Vec<Lane>,
     tenants: Vec<Tenant>,
-    /// Tenants that are given something.
     active: Vec<u32>,
     /// Of them those that are given more than their base.
     bursting: Vec<u32>,
     reserve: ResourceVector,
-    /// What nobody was given.
     free: ResourceVector,
     /// What lanes in which something waits had left, and may not keep.
     lost: Each,
@@ -220,7 +217,6 @@ impl Scheduler {
         lane.room = room;
     }
 
-    /// What a budget says, in a window.
     fn own(&self, rate: Rate) -> ResourceVector {
         let mut vector = ResourceVector::ZERO;
         let window = self.params.window_ns;

@@ -16,7 +16,6 @@ use crate::resources::{COUNT, PARTS, PLENTY, Resource, ResourceVector, SHARED};
 /// The tenant's own resources, in the order of its credit.
 pub(super) const OWN: [usize; 2] = [Resource::Ops as usize, Resource::Bytes as usize];
 
-/// What is counted in time.
 const TIMED: [usize; 3] = [
     Resource::Cpu as usize,
     Resource::DeviceRead as usize,
@@ -414,7 +413,6 @@ impl Scheduler {
     }
 }
 
-/// Of all active tenants.
 #[derive(Default)]
 struct Sums {
     used: Each,
@@ -422,11 +420,9 @@ struct Sums {
     entitlement: Each,
     /// Of that, to those whose base is guaranteed.
     guaranteed: Each,
-    /// Some tenant used more than its entitlement.
     bursts: bool,
     /// A demand of some tenant here is published.
     publishes: bool,
-    /// Somebody used something, or waited.
     busy: bool,
 }
 

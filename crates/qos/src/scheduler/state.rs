@@ -5,7 +5,6 @@ use crate::budget::Rate;
 use crate::ledger::{LedgerEntry, Newest, Published};
 use crate::resources::{PARTS, Resource, ResourceVector, SHARED};
 
-/// No tenant.
 pub(super) const NOBODY: u32 = u32::MAX;
 
 /// One lane. What an I/O looks at comes first.
@@ -15,17 +14,13 @@ pub(super) struct Lane {
     /// What may still be used in this window.
     pub(super) left: ResourceVector,
     pub(super) tenant: u32,
-    /// I/Os that wait.
     pub(super) waiters: u32,
-    /// Its volume has a limit.
     pub(super) limited: bool,
     /// What was given at its beginning, less what was taken away.
     pub(super) given: ResourceVector,
-    /// Of the I/Os that wait.
     pub(super) waiting: ResourceVector,
     /// Its volume's own part of the tenant's base, in a window.
     pub(super) base: ResourceVector,
-    /// Its volume's limit, in a window.
     pub(super) limit: ResourceVector,
     /// Of what its volume's own base brought, what it did not use: operations, bytes.
     pub(super) entitlement: [i32; 2],
@@ -70,7 +65,6 @@ impl Lane {
         self.given.minus(&left).plus(&self.beyond)
     }
 
-    /// What later windows pay of its own.
     pub(super) fn debt(&self) -> ResourceVector {
         ResourceVector::ZERO.minus(&self.left.own().min(&ResourceVector::ZERO))
     }
@@ -102,7 +96,6 @@ impl Lane {
         self.room.max(&ResourceVector::ZERO)
     }
 
-    /// One I/O less waits.
     #[inline]
     pub(super) fn waits_no_more(&mut self, cost: &ResourceVector) {
         self.waiters = self.waiters.saturating_sub(1);
@@ -114,19 +107,15 @@ impl Lane {
     }
 }
 
-/// One tenant on this reactor.
 #[derive(Clone, Default, Debug)]
 #[repr(align(64))]
 pub(super) struct Tenant {
-    /// In a window, on all reactors together.
     pub(super) base: ResourceVector,
-    /// The same.
     pub(super) burst: ResourceVector,
     pub(super) metered: bool,
     /// Its base comes before those of whom this is not said.
     pub(super) guaranteed: bool,
     pub(super) active: bool,
-    /// It was active before.
     pub(super) is_known: bool,
     /// What it may still use as its base, saved from earlier windows too; only what is its own. At a window's beginning.
     pub(super) entitlement: ResourceVector,
@@ -134,19 +123,14 @@ pub(super) struct Tenant {
     pub(super) spare: ResourceVector,
     /// Given to it for this window, before its lanes had their parts.
     pub(super) whole: ResourceVector,
-    /// Used by lanes that are gone.
     pub(super) extra: ResourceVector,
-    /// The last allocation of each shared resource.
     pub(super) allocated: Each,
-    /// What it used and what waits, weighed.
     pub(super) demand: Each,
     /// Of what is shared, its base and its burst limit, as in `base` and `burst`.
     pub(super) shared_base: Each,
-    /// See there.
     pub(super) shared_burst: Each,
     /// Its part of the tenant: this reactor's demand by all reactors'.
     pub(super) share: f32,
-    /// What the ledger has of it.
     pub(super) published: Published,
     /// It used nothing in the last window, and nothing waits.
     pub(super) rests: bool,
@@ -178,9 +162,7 @@ pub(super) struct Earned {
 pub(super) struct AboveBase {
     /// What it may use in this window, savings included.
     pub(super) saved: [u64; 2],
-    /// What this window's limit has of it.
     pub(super) drawn: [u64; 2],
-    /// `drawn` comes from the tenant's credit.
     pub(super) of_credit: bool,
     /// Use beyond every limit: it is paid before anything is saved.
     pub(super) debt: [u64; 2],
@@ -189,7 +171,6 @@ pub(super) struct AboveBase {
 }
 
 impl Tenant {
-    /// Its lanes are others now.
     pub(super) fn count_lanes(&mut self) {
         self.only = match self.lanes[..] {
             [lane] => lane,
@@ -262,7 +243,6 @@ pub struct TenantStatistics {
 }
 
 impl TenantStatistics {
-    /// The newest window.
     #[must_use]
     pub(super) fn newest(&self, window_ns: u64) -> Newest {
         let ns = window_ns.saturating_mul(self.passed).max(1) as f64;

@@ -37,7 +37,6 @@ impl Machines {
         }
     }
 
-    /// Serves one that has rung.
     pub(super) fn serve_calm(&mut self, core: &mut Core, index: u32) {
         let Some(Some(machine)) = self.all.get_mut(index as usize) else {
             return;

@@ -27,14 +27,10 @@ const GIVEN_UP_NS: u64 = 1_000_000_000;
 /// In [`Timed::begun`], one operation; a 16th of all is forgotten in a window.
 const ONE_BEGUN: u32 = 256;
 
-/// See the module's text.
 #[derive(Debug)]
 pub(crate) struct Delays {
-    /// By device and kind.
     timed: Box<[Timed]>,
-    /// Which of them are in use.
     in_use: Vec<u16>,
-    /// Nobody waits for one of the devices.
     some_at_once: bool,
     turn_ns: u64,
     /// How long the turn before this one was at something, and the longest of late.
@@ -44,11 +40,9 @@ pub(crate) struct Delays {
     aged_ns: u64,
 }
 
-/// Of a device and kind.
 #[derive(Clone, Copy, Debug)]
 struct Timed {
     in_use: bool,
-    /// It came into use in this window.
     came: bool,
     /// When the one under way began; 0: there is none.
     begun_ns: u64,
@@ -196,7 +190,6 @@ impl Delays {
         self.some_at_once = some_at_once;
     }
 
-    /// A window has ended.
     pub(super) fn tell(&mut self, scheduler: &mut Scheduler, now_ns: u64) {
         let timed = &mut self.timed;
         self.in_use.retain(|number| {

@@ -45,7 +45,6 @@ pub struct Admission {
     at: usize,
     /// Lanes above their base that wait for a quantum.
     queue: VecDeque<u32>,
-    /// Lanes that wait for the next window.
     refused: Vec<u32>,
     pub(crate) ends_ns: u64,
     /// When the reactor last woke, while nobody waited.
@@ -66,9 +65,7 @@ pub struct Admission {
     /// The lane that asked last, and the window since which no other did.
     only: (usize, u32),
     windows: u32,
-    /// By lane of the scheduler.
     units: Box<[Unit]>,
-    /// The tenant whose record is written next.
     record_at: usize,
     /// Tenants' records are older than that makes them: all are written when there is nothing else to do.
     stale: bool,
@@ -92,9 +89,7 @@ struct Gate {
     turn: u32,
     quantum_ns: i32,
     tenant: u32,
-    /// Its volume's lane of the scheduler.
     unit: usize,
-    /// Commands that wait.
     first: u32,
     last: u32,
     count: u32,
@@ -105,10 +100,8 @@ struct Gate {
 
 /// Its volume is no tenant's: nothing is charged.
 const FREE: u8 = 1;
-/// Commands wait.
 const WAITS: u8 = 2;
 
-/// The list that a lane is in.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Place {
     Nowhere,
@@ -125,16 +118,13 @@ enum Place {
 struct Unit {
     /// The volume, and its tenant; `None`: it is free.
     of: Option<(VolumeId, u32)>,
-    /// Lanes here that are in it.
     lanes: u32,
 }
 
-/// What a tenant's record was told.
 #[derive(Clone, Default, Debug)]
 struct Told {
     lanes: u32,
     budget: Option<Budget>,
-    /// Its lanes' here.
     frontends: Frontends,
     seen: TenantStatistics,
     throttled_ops: u64,
@@ -163,7 +153,6 @@ impl Default for Gate {
 }
 
 impl Gate {
-    /// One waits no more.
     fn popped(&mut self) {
         self.count -= 1;
         if self.count == 0 {
@@ -259,7 +248,6 @@ impl Admission {
         self.admit_cost(at, &cost)
     }
 
-    /// The same of any command.
     #[cold]
     #[inline(never)]
     pub(super) fn admit_any(&mut self, lane: LaneIndex, op: &IoOp) -> bool {
@@ -348,7 +336,6 @@ impl Admission {
             && self.scheduler.is_within_base(self.gates[at].unit)
     }
 
-    /// A command waits.
     pub(crate) fn push(&mut self, index: u32, ios: &mut [Io], now_ns: u64) {
         let io = &mut ios[index as usize];
         let at = io.lane.0 as usize % MAX_LANES;

@@ -9,7 +9,6 @@ use std::sync::atomic::Ordering::Relaxed;
 
 /// Tenants whose records are written at a window's end: each is about every 10 ms.
 const RECORDED_AT_ONCE: usize = 32;
-/// The same of lanes, which are more.
 const LANES_AT_ONCE: usize = 8;
 /// So many windows are about a round of them.
 pub(super) const A_ROUND: u64 = 32;
@@ -99,7 +98,6 @@ impl Admission {
         }
     }
 
-    /// Writes all records, for the last time.
     pub(crate) fn record_all(&mut self, record: &ReactorRecord, region: &Region) {
         self.record_tenants(region);
         record

@@ -16,7 +16,6 @@ use forebay_xlate::boundary::message::Frontend as ExportFrontend;
 use forebay_xlate::boundary::region::MAX_LANES;
 
 impl Admission {
-    /// A tenant is another from now on.
     pub(in crate::qos) fn begin_tenant(&mut self, tenant: u32) {
         if (tenant as usize) < self.tenants.len() {
             self.scheduler.begin_tenant(tenant as usize);
@@ -54,7 +53,6 @@ impl Admission {
         self.tenants[tenant].frontends
     }
 
-    /// A lane has this share.
     pub(crate) fn attach(&mut self, lane: &Lane, ios: &[Io]) {
         let at = lane.index.0 as usize % MAX_LANES;
         let volume = lane.volume.id();
@@ -119,7 +117,6 @@ impl Admission {
         }
     }
 
-    /// A lane is nobody's.
     pub(in crate::qos) fn detach(&mut self, at: usize, ios: &[Io]) {
         let gate = &mut self.gates[at];
         gate.closer |= FREE;

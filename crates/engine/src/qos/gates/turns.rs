@@ -166,7 +166,6 @@ impl Admission {
         }
     }
 
-    /// Lanes that were refused are asked again.
     fn ask_refused(&mut self) {
         // A budget may be less than one command of each of a tenant's volumes: who had something goes behind who had nothing.
         for began in [false, true] {
@@ -180,7 +179,6 @@ impl Admission {
         }
     }
 
-    /// Whether any lane waits.
     #[inline]
     pub(in crate::qos) fn waits(&self) -> bool {
         !self.ready.is_empty() || !self.refused.is_empty() || !self.queue.is_empty()

@@ -15,25 +15,19 @@ use super::super::scheduling::rates_text;
 use super::view::{Volume, change};
 use crate::output::{bandwidth, latency};
 
-/// What a tenant does with its budget.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub(crate) struct Use {
-    /// Its base, if it has one.
     pub(crate) base_iops: Option<u64>,
     pub(crate) base_bytes_s: Option<u64>,
-    /// Its burst limit.
     pub(crate) burst_iops: Option<u64>,
     pub(crate) burst_bytes_s: Option<u64>,
-    /// What its budget paid for.
     pub(crate) used_iops: f64,
     pub(crate) used_bytes_s: f64,
     /// What it was given in the newest window.
     pub(crate) granted_iops: Option<u64>,
     pub(crate) granted_bytes_s: Option<u64>,
-    /// What it used in the newest window.
     pub(crate) window_iops: u64,
     pub(crate) window_bytes_s: u64,
-    /// Commands that waited at its end.
     pub(crate) window_throttled: u64,
     /// Of what it used in that window, so much was above its base, in percent.
     pub(crate) window_burst_percent: f64,
@@ -41,7 +35,6 @@ pub(crate) struct Use {
     pub(crate) window_cost_correction: Option<f64>,
     /// Commands a second that waited because it was over budget.
     pub(crate) throttled_s: f64,
-    /// How long they waited in the mean.
     pub(crate) throttled_ns: Option<u64>,
     /// In so much of its time it had more than its base, in percent.
     pub(crate) burst_percent: f64,
@@ -53,14 +46,12 @@ pub(crate) struct Use {
     pub(crate) cost_correction: Option<f64>,
     /// What it has saved, in percent of what it can.
     pub(crate) credit_percent: Option<f64>,
-    /// Something is stated for it.
     #[serde(skip)]
     pub(crate) has_budget: bool,
     /// Whether it uses more than its base; false without a base.
     pub(crate) noisy: bool,
     /// Its commands wait although it uses less than its base.
     pub(crate) hurt: bool,
-    /// Why its commands wait, if some do.
     pub(crate) why: Option<String>,
 }
 
@@ -245,10 +236,8 @@ fn given_text(iops: Option<u64>, bytes_s: Option<u64>) -> String {
 /// A volume's part of its tenant's budget. What it uses of that is in its figures.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub(crate) struct Part {
-    /// Its own base, if it has one.
     pub(crate) base_iops: Option<u64>,
     pub(crate) base_bytes_s: Option<u64>,
-    /// Its own limit, if it has one.
     pub(crate) limit_iops: Option<u64>,
     pub(crate) limit_bytes_s: Option<u64>,
     /// What it was given in the newest window.
