@@ -371,8 +371,8 @@ impl Core {
     /// A device is served from now on; but see [`Core::fenced`].
     pub fn set_device(&mut self, served: ServedDevice) {
         let device = served.config.device;
-        (self.qos).note_devices(Some(device.0), &self.devices);
         self.devices.set(served);
+        (self.qos).note_devices(Some(device.0), &self.devices);
         self.carried.serve(device.0);
         self.take_up(|_, io| io.stage == Stage::DeviceWait, Self::dispatch);
     }
