@@ -1,15 +1,14 @@
 //! Figures of budgets and of scheduling: tenants, throttled commands, reactors.
 //!
-//! Purpose: a bill, and who is noisy and who is hurt, out of one scrape.
-//! Design: as in the module above; rates are for the reader to take, but for what is stated and given as a rate.
-//! Not here: gathering (the owner).
+//! Purpose: one scrape shows the bill, and which tenants are noisy or hurt.
+//! Design: as in the module above. Not here: gathering (the owner).
 
 use std::fmt::Display;
 
 use super::{COUNTER, Exposition, GAUGE, histogram, seconds};
 use crate::model::stats::{LaneStats, ReactorStats, TenantStats};
 
-/// A family a row, with a sample for each that has the value.
+/// Writes a family a row, with samples where there is a value.
 macro_rules! families {
     ($out:ident, $all:expr, $labels:expr; $($kind:ident $name:literal $help:literal, $value:expr;)*) => {
         $(family($out, $all, $labels, ($name, $kind, $help), $value);)*
@@ -31,7 +30,6 @@ fn family<T, V: Display, const N: usize>(
     }
 }
 
-/// All of tenants.
 pub(super) fn tenants(out: &mut Exposition, tenants: &[TenantStats]) {
     families! { out, tenants, |t| [("tenant", &t.tenant)];
         COUNTER "forebay_tenant_commands_total" "Commands that a tenant's budget paid for.", |t| Some(t.used_ops);
@@ -65,7 +63,6 @@ pub(super) fn tenants(out: &mut Exposition, tenants: &[TenantStats]) {
     }
 }
 
-/// What each export was given, and what waited of it because it was over budget.
 pub(super) fn throttled(out: &mut Exposition, lanes: &[LaneStats]) {
     fn labels(lane: &LaneStats) -> [(&str, &str); 2] {
         [("tenant", &*lane.tenant), ("volume", &*lane.volume)]
@@ -86,7 +83,6 @@ pub(super) fn throttled(out: &mut Exposition, lanes: &[LaneStats]) {
     }
 }
 
-/// What scheduling took of each reactor.
 pub(super) fn reactors(out: &mut Exposition, reactors: &[ReactorStats]) {
     let all = reactors.iter().map(|of| (of.reactor.to_string(), of));
     let all: Vec<(String, &ReactorStats)> = all.collect();

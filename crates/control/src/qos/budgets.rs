@@ -1,9 +1,9 @@
 //! Budgets of tenants and volumes: stated by people, kept by the engine.
 //!
 //! Purpose: what is stated is durable, and the engine keeps to it within a window of the answer.
-//! Design: the catalog has them. The engine is told nothing while nobody has a budget; else parameters, each tenant with exports and
-//! each exported volume. What it was told is remembered, and a change tells the difference, in an order in which nothing is
-//! named before it is there. The region of an engine that outlived a daemon names the tenants that are gone.
+//! Design: the catalog has them. While nobody has a budget, the engine is told only the spread; else also parameters,
+//! tenants with exports and exported volumes. A change tells the difference, and tenants before their volumes. The
+//! region of an engine that outlived a daemon names tenants that are gone.
 //! Not here: what can be stated (`forebay_qos::budget`), what the node has (`settings`).
 
 use std::cell::RefCell;
@@ -40,10 +40,10 @@ struct Known {
     volumes: BTreeMap<VolumeId, (TenantId, Option<Budget>)>,
 }
 
-/// What is told, and the engine's answer to it.
+/// A request to the engine, and its pending answer.
 type Asked = (String, Pending);
 
-/// What is stated from now on, if it can be.
+/// Applies a change and checks the result.
 fn checked(change: &BudgetChange, before: Stated) -> Result<Option<Stated>, ApiError> {
     let Some(stated) = change.apply(before) else {
         return Ok(None);
@@ -65,7 +65,7 @@ fn checked(change: &BudgetChange, before: Stated) -> Result<Option<Stated>, ApiE
     }
 }
 
-/// A refusal that names what of a base was not stated says what was taken for it.
+/// Adds to a refusal which half of a base was assumed.
 fn or_say_assumed(error: ApiError, stated: Stated) -> ApiError {
     let what = match (stated.base_iops, stated.base_bytes) {
         (Some(_), None) if error.message.contains("bytes/s") => {
@@ -81,7 +81,7 @@ fn or_say_assumed(error: ApiError, stated: Stated) -> ApiError {
     error.hint(hint)
 }
 
-/// Tells the engine who may use how much.
+/// Keeps budgets and tells them to the engine.
 #[derive(Debug)]
 pub(crate) struct Budgets {
     pub(super) base: Rc<Base>,
@@ -114,7 +114,6 @@ impl Budgets {
         })
     }
 
-    /// Says where this node's settings are, and how many reactors its engines have.
     pub(crate) fn set_node(&self, folder: &Path, reactors: u16) {
         self.node.read_settings(folder, reactors);
         self.placement.read_promises();
@@ -149,7 +148,7 @@ impl Budgets {
         known
     }
 
-    /// Tells a new conversation how queues are spread and I/O is admitted. `is_known`: the engine was there before this daemon.
+    /// Tells a new session everything. `is_known`: the engine is older than this daemon.
     pub(crate) fn say_all_budgets(&self, session: &Rc<Session>, is_known: bool) -> Vec<Asked> {
         *self.link.told.borrow_mut() = Rc::downgrade(session);
         *self.known.borrow_mut() = Known::default();
@@ -173,7 +172,7 @@ impl Budgets {
         asked
     }
 
-    /// Tells a conversation what has changed since it was told last.
+    /// Tells a session what changed since the last time.
     fn say_budgets(&self, session: &Rc<Session>) -> Vec<Asked> {
         let now = self.wanted();
         let mut asked = Vec::new();
@@ -198,7 +197,7 @@ impl Budgets {
         }
         let gone = told.tenants.into_keys();
         let gone: BTreeSet<_> = gone.filter(|id| !now.tenants.contains_key(id)).collect();
-        // Without scheduling it has forgotten them.
+        // An engine without scheduling has forgotten its tenants.
         let named = gone.iter().filter(|_| now.scheduling.is_some());
         asked.extend(named.map(|id| self.say_tenant(session, *id, None)));
         self.statistics.added.borrow_mut().let_go(session, &gone);
@@ -220,7 +219,7 @@ impl Budgets {
         (format!("the budget of {id}"), pending)
     }
 
-    /// Has the engine know, if there is one, what is stated now; the next one is told everything anyway.
+    /// Tells a running engine what changed. A new engine is told everything.
     pub(crate) async fn push_budgets(&self) -> Result<(), AskError> {
         self.placement.keep_promises().await;
         let _one = self.telling.lock().await;
@@ -246,7 +245,7 @@ impl Budgets {
             }
         }
         if answer.is_err() {
-            // With the next change it is told everything again.
+            // The next change tells everything again.
             *self.known.borrow_mut() = Known::default();
         }
         answer
@@ -257,14 +256,13 @@ impl Budgets {
         told.map_err(|error| engine_error(&error))
     }
 
-    /// Makes a change of budgets durable, and has the engine know of it. A change that could not be made durable yet is told once
-    /// it is: it stays in the pool, and is shown.
+    /// Commits a change, then tells the engine. After a failed commit, a task does both later.
     async fn keep_budgets(self: &Rc<Self>) -> Result<(), ApiError> {
         if let Err(error) = self.base.commit_for_api().await {
             let owner = self.clone();
             self.base.spawn(async move {
                 owner.base.commit_through().await;
-                // What goes wrong is logged, and told with the next change.
+                // Errors are logged, and the next change tells it again.
                 let _ = owner.push_budgets().await;
             });
             return Err(error);
@@ -272,7 +270,6 @@ impl Budgets {
         self.push_budgets_for_api().await
     }
 
-    /// States what a tenant may use, or takes that back.
     pub(crate) async fn tenant_budget(
         self: &Rc<Self>,
         name: &str,
@@ -298,7 +295,7 @@ impl Budgets {
         self.keep_budgets().await?;
         let budget = show_tenant_budget(&self.base.core.borrow().pool, id);
         let mut admission = self.placement.admission();
-        // What it asked for comes first.
+        // The tenant's own lack comes first.
         admission.lacking.sort_by_key(|base| base.tenant != name);
         Ok(TenantBudget {
             tenant: name.to_owned(),
@@ -308,7 +305,6 @@ impl Budgets {
         })
     }
 
-    /// States what a volume may use of its tenant's, or takes that back.
     pub(crate) async fn volume_budget(
         self: &Rc<Self>,
         tenant: &str,

@@ -1,8 +1,9 @@
 //! While somebody measures what I/O costs.
 //!
-//! Purpose: what `forebay calibrate` puts on the node is not limited by budgets, or its figures would be the scheduler's.
-//! Design: the volumes of one tenant ([`TENANT`]) have no share while a calibration renews its lease. The lease is in no file, so a
-//! daemon that starts ends it.
+//! Purpose: what `forebay calibrate` puts on the node is not limited by budgets, or its figures would be the
+//! scheduler's.
+//! Design: the volumes of one tenant ([`TENANT`]) have no share while a calibration renews its lease. The lease is in
+//! no file, so a daemon that starts ends it.
 //! Not here: measuring (`forebay calibrate`), what is measured (`settings`).
 
 use std::cell::Cell;
@@ -17,7 +18,7 @@ use crate::model::error::ApiError;
 use crate::model::scheduling::{CALIBRATION_TENANT as TENANT, MOST_CALIBRATION_SECONDS as MOST};
 use crate::qos::budgets::Budgets;
 
-/// Until when a calibration is at work, if one is.
+/// The end of a calibration's lease, if one runs.
 #[derive(Debug, Default)]
 pub(crate) struct Calibrating(Cell<Option<Instant>>);
 
@@ -28,14 +29,14 @@ impl Calibrating {
 }
 
 impl Budgets {
-    /// Whether budgets are nothing to this tenant, as it is what measures.
+    /// Whether this tenant belongs to a running calibration, which no budget limits.
     pub(crate) fn measures(&self, tenant: TenantId) -> bool {
         let core = self.base.core.borrow();
         let is_its = || (core.pool.tenants().named(TENANT)).is_ok_and(|its| its.id == tenant);
         self.calibrating.is_on() && is_its()
     }
 
-    /// The name is a calibration's, while there is one.
+    /// Refuses the calibration's tenant name unless a calibration runs.
     pub(crate) fn refuse_its_name(&self, name: &str) -> Result<(), ApiError> {
         match name == TENANT && !self.calibrating.is_on() {
             true => Err(ApiError::invalid(format!(
@@ -46,7 +47,7 @@ impl Budgets {
         }
     }
 
-    /// For so long a calibration is at work, whatever was said before; nothing: it has ended.
+    /// Renews the lease of a calibration; `None` ends it.
     pub(crate) async fn calibrating(self: &Rc<Self>, seconds: Option<u64>) -> Result<(), ApiError> {
         let until = match seconds {
             Some(seconds @ 1..=MOST) => Some(Instant::now() + Duration::from_secs(seconds)),
@@ -62,7 +63,7 @@ impl Budgets {
             let owner = self.clone();
             self.base.spawn(async move {
                 sleep_until(until).await;
-                // Unless it said so again.
+                // Unless the lease was renewed.
                 if owner.calibrating.0.get() == Some(until) {
                     owner.calibrating.0.set(None);
                     let _ = owner.push_budgets().await;

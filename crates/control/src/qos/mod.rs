@@ -1,8 +1,8 @@
 //! Who may use how much of the node.
 //!
 //! Purpose: budgets of tenants and volumes are durable, guaranteed where they fit, and known to the engine.
-//! Design: [`settings`] has what belongs to the node, [`placement`] and [`promises`] say which reactor serves what and whose base
-//! fits, [`budgets`] tells the engine.
+//! Design: [`settings`] belong to the node, [`placement`] and [`promises`] decide which reactor serves what and whose
+//! base fits, [`budgets`] tells the engine.
 //! Not here: the arithmetic (`forebay_qos`), counting (`statistics`).
 
 pub(crate) mod budgets;

@@ -1,9 +1,9 @@
 //! Which reactor serves which export, and whose base is guaranteed.
 //!
 //! Purpose: a base that was guaranteed stays so, whatever others do later.
-//! Design: a promise says how much and by which reactors (`forebay_qos::placement`). `promises.json` in the state folder has them; it is
-//! written before anybody is answered. A promise that no longer fits is kept as lapsed while its tenant has a budget. This daemon
-//! places an export; once it is served, the engine's word counts.
+//! Design: a promise says how much and by which reactors (`forebay_qos::placement`). `promises.json` in the state
+//! folder has them; it is written before anybody is answered. A promise that no longer fits is kept as lapsed while its
+//! tenant has a budget. This daemon places an export; once it is served, the engine's word counts.
 //! Not here: the arithmetic (`forebay_qos`), what is said of it (`promises`).
 
 use std::cell::RefCell;
@@ -32,7 +32,7 @@ const FILE: &str = "promises.json";
 struct Kept {
     base: Rate,
     reactors: BTreeSet<usize>,
-    /// So much is kept; else it has lapsed.
+    /// False if it has lapsed.
     #[serde(default = "held")]
     held: bool,
 }
@@ -55,7 +55,7 @@ pub(crate) struct Placement {
     now: RefCell<BTreeMap<u64, Kept>>,
     first: RefCell<BTreeSet<u64>>,
     written: RefCell<BTreeMap<u64, Kept>>,
-    /// Why it does not say more, if it could not be written.
+    /// Why the last write failed.
     trouble: RefCell<Option<String>>,
     placed: RefCell<BTreeMap<ExportId, u32>>,
     writing: tokio::sync::Mutex<()>,
@@ -77,7 +77,7 @@ impl Placement {
     }
 }
 
-/// What a rate needs of processors at most, ns a second.
+/// The most processor time that a rate needs, ns a second.
 pub(crate) fn processors(rate: Rate, costs: &CostTable) -> f64 {
     costs.most_of(rate)[Resource::Cpu as usize]
 }
@@ -87,7 +87,6 @@ impl Placement {
         self.base.core.borrow().pool.info().uuid.to_string()
     }
 
-    /// What was promised before, as this folder says.
     pub(crate) fn read_promises(&self) {
         let instead = "those with the largest bases come first";
         let read = self
@@ -99,12 +98,12 @@ impl Placement {
         *self.now.borrow_mut() = kept;
     }
 
-    /// Whether a tenant's base comes before those of whom this is not said.
+    /// Whether a tenant's base comes before those that are not guaranteed.
     pub(crate) fn comes_first(&self, tenant: TenantId) -> bool {
         self.node.is_meant() || self.first.borrow().contains(&tenant.0)
     }
 
-    /// From now on is promised what follows from what there is.
+    /// Recalculates the promises.
     pub(crate) fn settle_promises(&self) {
         let (mut kept, mut first) = (BTreeMap::new(), BTreeSet::new());
         if self.base.has_budgets() {
@@ -133,7 +132,7 @@ impl Placement {
         *self.first.borrow_mut() = first;
     }
 
-    /// The same, durably. What can't be written is tried again with each beat.
+    /// Recalculates and writes the promises. Each beat retries a failed write.
     pub(crate) async fn keep_promises(&self) {
         self.settle_promises();
         self.write_promises().await;
@@ -144,7 +143,7 @@ impl Placement {
         self.node.folder().is_some() && *promises.now.borrow() != *promises.written.borrow()
     }
 
-    /// Writes what is not written yet: what an engine's begin has changed, or what could not be.
+    /// Writes promises that are not written yet.
     pub(crate) fn look_at_promises(self: &Rc<Self>) {
         if self.is_unwritten() && self.writing.try_lock().is_ok() {
             let owner = self.clone();
@@ -152,7 +151,6 @@ impl Placement {
         }
     }
 
-    /// What is guaranteed is not known to the next daemon.
     pub(crate) fn unwritten_warning(&self) -> Option<String> {
         let trouble = self.trouble.borrow();
         let trouble = trouble.as_ref().filter(|_| self.is_unwritten())?;
@@ -182,13 +180,12 @@ impl Placement {
         *self.trouble.borrow_mut() = trouble;
     }
 
-    /// Where exports are served, as this engine says: so they are by the next one.
+    /// Notes where this engine serves exports: the next one does the same.
     pub(crate) fn note_served(&self, session: &Session) {
         let served = self.reactors_in(session);
         self.placed.borrow_mut().extend(served);
     }
 
-    /// The reactor that is to serve an export.
     pub(crate) fn reactor_for(&self, export: ExportId) -> Option<u32> {
         let known = || self.placed.borrow().get(&export).copied();
         known().or_else(|| {
@@ -197,7 +194,6 @@ impl Placement {
         })
     }
 
-    /// Which reactor serves which export, as the engine says.
     pub(crate) fn reactors_of_exports(&self) -> BTreeMap<ExportId, u32> {
         let session = self.link.session();
         session.map_or_else(BTreeMap::new, |session| self.reactors_in(&session))
@@ -209,7 +205,7 @@ impl Placement {
         let exports: BTreeSet<ExportId> =
             core.pool.exports().iter().map(|export| export.id).collect();
         for lane in session.region.lanes() {
-            // Looking at the rest of the table would only make memory of it.
+            // Reading the rest of the table would only allocate its pages.
             if all.len() == exports.len() {
                 break;
             }
@@ -224,7 +220,7 @@ impl Placement {
         all
     }
 
-    /// How many reactors there are: the engine's that is there, or begins; else of the next one.
+    /// The number of reactors of the current engine, else of the next one.
     pub(crate) fn reactors(&self) -> u32 {
         let session = self.link.session().or_else(|| self.link.told_session());
         let has = session.map_or(0, |session| session.region.header().reactors.load(Relaxed));
@@ -234,7 +230,7 @@ impl Placement {
         }
     }
 
-    /// What each reactor owes to whom, and the costs of it. Exports that none is known to serve are placed.
+    /// The placement plan and its costs. Exports without a reactor are placed.
     pub(crate) fn places(&self) -> (PlacementPlan, CostTable) {
         if let Some(session) = self.link.session() {
             self.note_served(&session);
@@ -262,7 +258,7 @@ impl Placement {
         }
         let mut placed = self.placed.borrow_mut();
         placed.retain(|id, reactor| pool.exports().get(*id).is_ok() && *reactor < reactors);
-        // Volumes that are served: whose, and by which reactors.
+        // The tenant and the reactors of each volume.
         let mut volumes: BTreeMap<VolumeId, (TenantId, Vec<u32>)> = BTreeMap::new();
         let mut rest = Vec::new();
         let mut counts: BTreeMap<TenantId, usize> = BTreeMap::new();
@@ -281,7 +277,7 @@ impl Placement {
                 rest.push((*count, export.id, id, tenant));
             }
         }
-        // Everybody's first one, before others take their room.
+        // Each tenant's first export comes before anybody's second.
         let order: BTreeMap<u64, usize> = places.order().into_iter().zip(0..).collect();
         rest.sort_by_key(|(count, .., tenant)| {
             (*count, order.get(&tenant.0).unwrap_or(&usize::MAX))

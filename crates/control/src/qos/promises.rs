@@ -1,8 +1,9 @@
 //! What is promised, and whether it can be had.
 //!
 //! Purpose: a base that the node does not have is refused; the answer to another says whether it is guaranteed.
-//! Design: a base fits if the node has enough beside what is promised, times the oversubscription. What a reactor lacks is a warning,
-//! not a refusal. Exports without an engine count where one will serve them. Help between reactors counts for nothing.
+//! Design: a base fits if the node has enough beside what is promised, times the oversubscription. What a reactor lacks
+//! is a warning, not a refusal. Exports without an engine count where one will serve them. Help between reactors counts
+//! for nothing.
 //! Not here: the arithmetic (`forebay_qos`), settings and costs (`settings`), where exports are served (`placement`).
 
 use std::collections::BTreeSet;
@@ -22,11 +23,11 @@ use crate::model::scheduling::{Admission, LackingBase, Promised, ReactorPromised
 use crate::qos::placement::{Placement, processors};
 
 const FRONTENDS: usize = cost::FRONTENDS.len();
-/// So many of the affected tenants are named.
+/// The most tenants that a warning names.
 const NAMED: usize = 5;
 
 impl Placement {
-    /// The node with what is promised, but for one tenant; and its costs.
+    /// The node with all promises except one tenant's, and its costs.
     fn promised_node(&self, but: Option<TenantId>) -> (Node, CostTable) {
         let told = self.node.scheduling_config();
         let costs = told.cost_table();
@@ -43,7 +44,7 @@ impl Placement {
         (node, costs)
     }
 
-    /// Refuses a tenant's budget whose base the node does not have.
+    /// Refuses a base that the node does not have, unless it is no larger than before.
     pub(crate) fn admit_base(&self, tenant: TenantId, budget: &Budget) -> Result<(), ApiError> {
         let (mut node, costs) = self.promised_node(Some(tenant));
         let core = self.base.core.borrow();
@@ -107,13 +108,12 @@ impl Placement {
         }
     }
 
-    /// What reactors owe, unless nobody has a budget, or more than there is may be promised.
+    /// The placement plan, unless nobody has a budget or oversubscription is set.
     fn owed(&self) -> Option<(PlacementPlan, CostTable)> {
         (!self.node.is_meant() && self.base.has_budgets()).then(|| self.places())
     }
 
-    /// Bases were promised that can't all be had, and nobody asked for that: costs or reactors are others now, or exports are
-    /// served where their bases don't fit.
+    /// Warns of bases that no longer fit, unless oversubscription is set.
     pub(crate) fn promise_warning(&self) -> Option<String> {
         let (places, _) = self.owed()?;
         let (node, _) = self.promised_node(None);
@@ -137,15 +137,15 @@ impl Placement {
         ))
     }
 
-    /// Whether this tenant can have its base at any time; nothing if it has none.
+    /// Whether a tenant's base is guaranteed; `None` without a base.
     pub(crate) fn is_guaranteed(&self, tenant: TenantId, all: &Admission) -> Option<bool> {
         let core = self.base.core.borrow();
-        // Where there is a limit only, next to nothing is its own.
+        // A budget that is only a limit has the least base.
         (core.pool.budgets().of_tenant(tenant)).filter(|of| of.base != LEAST)?;
         if all.guaranteed || self.node.is_meant() {
             return Some(all.guaranteed);
         }
-        // Who comes first at a reactor has that; of what all reactors share, nobody is before anybody.
+        // A promise comes first at a reactor, but not for what all reactors share.
         let (node, _) = self.promised_node(None);
         let shared = (SHARED_RESOURCES.into_iter().zip(node.promised()))
             .filter(|(resource, _)| *resource != Resource::Cpu);
@@ -153,7 +153,7 @@ impl Placement {
         Some(fits && self.comes_first(tenant))
     }
 
-    /// Of a tenant whose base can't be had on the reactors that serve it, what it lacks, and what it could have.
+    /// Where a tenant's base does not fit, and the largest base that would.
     fn lacking(&self, (tenant, lack): (u64, Lack), costs: &CostTable) -> Option<LackingBase> {
         let core = self.base.core.borrow();
         let tenant = TenantId(tenant);
@@ -169,15 +169,14 @@ impl Placement {
         })
     }
 
-    /// Tenants whose base can't be had on the reactors that serve them, and nobody asked for that.
+    /// Tenants whose base does not fit on their reactors, unless oversubscription is set.
     pub(crate) fn lacking_now(&self) -> BTreeSet<u64> {
         let owed = self.owed();
         let lacking = owed.iter().flat_map(|(places, _)| places.lacking());
         lacking.map(|(tenant, _)| tenant).collect()
     }
 
-    /// An export is served since these were all that lacked something: says whose base can't be had any more, to everybody and
-    /// to its maker.
+    /// Warns of tenants that lack something and are not in `before`. Returns the texts for the export's maker.
     pub(crate) fn say_lacking(&self, before: &BTreeSet<u64>) -> Vec<String> {
         let Some((places, costs)) = self.owed() else {
             return Vec::new();

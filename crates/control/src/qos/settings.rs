@@ -1,6 +1,7 @@
 //! How I/O is admitted on this node: settings and costs.
 //!
-//! Design: both belong to the node, not to the pool: two files in the state folder, written whole and read when a pool is opened.
+//! Design: both belong to the node, not to the pool: two files in the state folder, written whole and read when a pool
+//! is opened.
 //! Not here: budgets (`budgets`), what can be promised (`promises`).
 
 use std::cell::{Cell, RefCell};
@@ -30,7 +31,7 @@ use crate::model::scheduling::{
 };
 use crate::qos::budgets::Budgets;
 
-/// Both in `forebay_qos::cost`'s order, which is that of their types.
+/// In the order of `forebay_qos::cost`, as `OPERATIONS` is.
 const FRONTENDS: [ExportFrontend; 3] = [
     ExportFrontend::NvmeTcp,
     ExportFrontend::NvmePcie,
@@ -44,7 +45,7 @@ const OPERATIONS: [CostOperation; 3] = [
 const SETTINGS: &str = "scheduling.json";
 const COSTS: &str = "costs.json";
 const NOTE_BYTES: usize = 1000;
-/// What an operation can take at most, ns: more is no measurement.
+/// The longest plausible time of an operation, ns.
 const MOST_NS: f64 = 1e10;
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -118,7 +119,7 @@ impl Settings {
         params_of(self.params.iter().map(|(name, value)| (&**name, *value)))
     }
 
-    /// Takes out what an earlier version had; the names.
+    /// Drops settings of an earlier version and returns their names.
     fn drop_unknown(&mut self) -> Vec<String> {
         let default = Params::default();
         let is_known = |name: &str| default.values().any(|(known, _)| known == name);
@@ -132,7 +133,7 @@ impl Settings {
 
     fn capacity(&self) -> ToldCapacity {
         let capacity = &self.capacity;
-        // Checked: some thousands at most.
+        // `check` allows 10 000 at most.
         let milli = |devices: f64| (devices * 1000.0).round() as u64;
         ToldCapacity {
             device_reads_milli: milli(capacity.device_reads),
@@ -227,12 +228,10 @@ impl NodeSettings {
         })
     }
 
-    /// Where what belongs to the node is kept.
     pub(crate) fn folder(&self) -> Option<PathBuf> {
         self.folder.borrow().clone()
     }
 
-    /// Says where this node's settings are, and how many reactors its engines have.
     pub(crate) fn read_settings(&self, folder: &Path, reactors: u16) {
         let node = self;
         *node.folder.borrow_mut() = Some(folder.to_owned());
@@ -257,8 +256,7 @@ impl NodeSettings {
         *node.measured.borrow_mut() = costs;
     }
 
-    /// A record of the node's. One that can't be read, or makes no sense, counts as not there, and is told of; `instead`: what
-    /// counts now.
+    /// Reads a record. A warning reports one that can't be used; `instead` says what counts.
     pub(crate) fn read_record<T: DeserializeOwned>(
         &self,
         file: &str,
@@ -280,7 +278,7 @@ impl NodeSettings {
         })
     }
 
-    /// Writes a record so that it survives a power cut, or removes it.
+    /// Writes a record durably; `None` removes it.
     pub(crate) async fn write_record<T: Serialize + Send + 'static>(
         &self,
         file: &str,
@@ -321,7 +319,6 @@ impl NodeSettings {
             .collect()
     }
 
-    /// How I/O is admitted, as an engine is told of it.
     pub(crate) fn scheduling_config(&self) -> Told {
         let settings = self.settings.borrow();
         let all = self.profiles();
@@ -355,7 +352,7 @@ impl NodeSettings {
         }
     }
 
-    /// More than there is may be promised, and that is meant: nobody's base comes first.
+    /// Whether oversubscription is set: then nobody's base comes first.
     pub(crate) fn is_meant(&self) -> bool {
         self.settings.borrow().oversubscription > 1.0
     }
@@ -406,7 +403,7 @@ impl Budgets {
         Ok(self.scheduling_show())
     }
 
-    /// What I/O costs from now on; nothing: the defaults.
+    /// Sets the costs; `None` restores the defaults.
     pub(crate) async fn costs_put(&self, body: Option<CostsPut>) -> Result<Costs, ApiError> {
         let one = self.node.changing.lock().await;
         let mut measured = None;

@@ -1,7 +1,7 @@
 //! What tenants used of their budgets, and what scheduling took of reactors, over all engines.
 //!
-//! Design: what earlier engines counted is added, so no figure falls when an engine dies. The record of a tenant that the engine lets
-//! go of is added too, and its credit is kept.
+//! Design: what earlier engines counted is added, so no figure falls when an engine dies. The record of a tenant that
+//! the engine lets go of is added too, and its credit is kept.
 //! Not here: budgets (`budgets`).
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -36,14 +36,14 @@ fn add(sums: &mut [u64], more: &[u64]) {
     }
 }
 
-/// Of these tenants, what an engine has counted, and their records.
+/// The sums and records of these tenants in a region.
 fn tenants_of<'a>(
     region: &'a Region,
     tenants: &BTreeSet<TenantId>,
 ) -> BTreeMap<TenantId, (TenantSums, &'a TenantRecord)> {
     let mut all = BTreeMap::new();
     for record in region.tenants() {
-        // Looking at the rest of the table would only make memory of it.
+        // Reading the rest of the table would only allocate its pages.
         if all.len() == tenants.len() {
             break;
         }
@@ -62,7 +62,7 @@ fn reactors_of(region: &Region) -> &[ReactorRecord] {
     &region.reactors()[..reactors]
 }
 
-/// What daemons before this one did not count yet is nothing.
+/// Sums that an older daemon did not count are 0.
 fn with_all_sums<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<(u64, TenantSums)>, D::Error> {
     let found = Vec::<(u64, Vec<u64>)>::deserialize(from)?;
     let padded = found.into_iter().map(|(tenant, sums)| {
@@ -73,13 +73,13 @@ fn with_all_sums<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<(u64, TenantS
     Ok(padded.collect())
 }
 
-/// What engines before the one that counts now have counted.
+/// What earlier engines counted.
 #[derive(Debug, Default, Clone, Serialize, Deserialize)]
 pub(crate) struct UsedBefore {
     #[serde(deserialize_with = "with_all_sums")]
     tenants: Vec<(u64, TenantSums)>,
     reactors: Vec<ReactorSums>,
-    /// What tenants had saved when an engine knew them last: operations, bytes.
+    /// The last known credit of tenants: operations, bytes.
     #[serde(default)]
     credit: Vec<(u64, [u64; 2])>,
 }
@@ -94,20 +94,19 @@ impl UsedBefore {
         found.map_or([0; 13], |(_, sums)| *sums)
     }
 
-    /// What a tenant had saved when an engine knew it last; `region`: of an engine that knows it still.
+    /// A tenant's credit: from `region` if its engine knows the tenant, else the last known.
     pub(crate) fn credit(&self, region: Option<&Region>, tenant: TenantId) -> [u64; 2] {
         let now = region.and_then(|region| tenants_of(region, &[tenant].into()).remove(&tenant));
         self.saved(tenant, now.map(|(_, record)| record))
     }
 
-    /// The same; `record`: in the region of an engine that knows it still.
     fn saved(&self, tenant: TenantId, record: Option<&TenantRecord>) -> [u64; 2] {
         let before = self.credit.iter().find(|(id, _)| *id == tenant.0);
         let before = before.map_or([0; 2], |(_, saved)| *saved);
         record.map_or(before, saved_of)
     }
 
-    /// Adds what an engine has counted that is gone: of all tenants that there are, of those that were `counted` there.
+    /// Adds a dead engine's sums of the `counted` tenants, and drops deleted tenants.
     pub(crate) fn add_region(
         &mut self,
         region: &Region,
@@ -126,7 +125,7 @@ impl UsedBefore {
         }
     }
 
-    /// Adds what an engine has counted of tenants that it lets go of.
+    /// Adds the sums of tenants that an engine lets go of.
     pub(crate) fn add_tenants(&mut self, region: &Region, tenants: &BTreeSet<TenantId>) {
         for (tenant, (sums, record)) in tenants_of(region, tenants) {
             self.credit.retain(|(id, _)| *id != tenant.0);
@@ -138,7 +137,7 @@ impl UsedBefore {
         }
     }
 
-    /// What the reactors have added up to, with those of the engine that counts.
+    /// The sums of reactors, with those of the current engine.
     pub(crate) fn reactors(&self, region: Option<&Region>) -> Vec<ReactorStats> {
         let now = region.map_or(&[][..], reactors_of);
         let of = |at: usize| {
@@ -170,7 +169,6 @@ impl UsedBefore {
     }
 }
 
-/// A tenant's credit: what it has, of what its budget lets it save.
 fn credit_of(budget: &Budget, [ops, bytes]: [u64; 2]) -> Option<Credit> {
     let (seconds, base) = (budget.credit_s?, budget.base?);
     let most = |rate: u64| rate.saturating_mul(seconds.into());
@@ -183,8 +181,7 @@ fn credit_of(budget: &Budget, [ops, bytes]: [u64; 2]) -> Option<Credit> {
     })
 }
 
-/// What tenants have used: those with a budget, and those of whom something was counted. What the engine's region says of
-/// `let_go` is in `before`.
+/// Figures of tenants with a budget or with sums. The region's sums of `let_go` are in `before`.
 pub(crate) fn tenant_stats<'a>(
     before: &UsedBefore,
     region: Option<&Region>,
@@ -206,7 +203,7 @@ pub(crate) fn tenant_stats<'a>(
         if budget.is_none() && record.is_none() && sums == [0; 13] {
             continue;
         }
-        // Without an engine, or exports, it keeps what it has.
+        // Credit stays without an engine or exports.
         let credit = budget.and_then(|budget| credit_of(&budget, before.saved(id, record)));
         let record = record.filter(|_| lives);
         let gauge = |cell: fn(&TenantRecord) -> &AtomicU64| {

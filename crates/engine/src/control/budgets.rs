@@ -1,8 +1,8 @@
 //! Admission as the daemon states it: parameters, costs, tenants, and whose volumes are.
 //!
-//! **Design.** A tenant has a slot in the state region, in each reactor's scheduler and in the ledger that they share. A change of
-//! parameters makes a new admission for each reactor; a budget is posted alone. The ledger stays, so that credit does. A
-//! released slot is used again last, because a reactor may still write into its record.
+//! **Design.** A tenant has a slot in the state region, in each reactor's scheduler and in the ledger that they share.
+//! A change of parameters makes a new admission for each reactor; a budget is posted alone. The ledger stays, so that
+//! credit does. A released slot is used again last, because a reactor may still write into its record.
 //! **Not here:** what is done with it ([`crate::qos`]), what is promised to whom (the daemon).
 
 use super::Control;
@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::{Relaxed, Release};
 
 pub(super) struct Budgets {
-    /// While there is scheduling: how, and the board.
+    /// The scheduling in use, and its ledger.
     on: Option<(Box<Scheduling>, Arc<Ledger>)>,
     tenants: BTreeMap<TenantId, Known>,
     free: VecDeque<u32>,
@@ -28,7 +28,7 @@ pub(super) struct Budgets {
 struct Known {
     slot: u32,
     budget: Budget,
-    /// Its base comes first, where bases come to more than there is.
+    /// Its base comes first if bases exceed what there is.
     guaranteed: bool,
 }
 
@@ -54,7 +54,6 @@ impl Budgets {
         self.volumes.remove(&volume);
     }
 
-    /// What each of so many reactors admits by.
     fn admissions(
         &self,
         scheduling: &Scheduling,
@@ -74,7 +73,7 @@ impl Budgets {
                 return Err(format!("a node that has no {name} admits nothing"));
             }
         }
-        // Of processors each has its own; those of others that help it are added while they do.
+        // Each reactor has one processor; those of its helpers are added while they help.
         let per_second = capacity.capacity(1).per_second();
         let costs = scheduling.cost_table();
         let make = |_| {
@@ -89,7 +88,7 @@ impl Budgets {
     }
 }
 
-/// A tenant's record begins, or (`None`) is let go of.
+/// Resets a tenant's record, for a new tenant or for none.
 fn begin(record: &TenantRecord, tenant: Option<TenantId>) {
     record.tenant.store(0, Relaxed);
     for cell in record.sums().into_iter().chain(record.gauges()) {
@@ -99,7 +98,7 @@ fn begin(record: &TenantRecord, tenant: Option<TenantId>) {
 }
 
 impl Control {
-    /// How I/O is admitted from now on. Without scheduling, tenants and shares are forgotten.
+    /// Sets scheduling; `None` forgets tenants and shares.
     pub(super) fn set_scheduling(
         &mut self,
         scheduling: Option<Box<Scheduling>>,
@@ -132,8 +131,7 @@ impl Control {
         Ok(())
     }
 
-    /// What a tenant may use; and, if it was not known, what it had saved before. `None`: there is none, and what volumes it has
-    /// are nobody's.
+    /// Sets a tenant's budget, and the `credit` of a new tenant; `None` removes the tenant and its volumes' shares.
     pub(super) fn set_tenant_budget(
         &mut self,
         tenant: TenantId,
@@ -144,7 +142,6 @@ impl Control {
         let id = tenant.0;
         let budgets = &mut self.budgets;
         let Some((_, ledger)) = &budgets.on else {
-            // Nothing is charged, so nobody is known.
             return match budget {
                 Some(_) => Err(format!("tenant {id}: a budget without scheduling")),
                 None => Ok(()),
@@ -191,7 +188,7 @@ impl Control {
                 let record = &self.region.tenants()[slot as usize];
                 begin(record, Some(tenant));
                 let [ops, bytes] = ledger.entry(slot as usize).save(&budget, credit);
-                // For the engine after this one, should it have to begin at once.
+                // For the next engine, if it must begin at once.
                 record.credit_ops.store(ops, Relaxed);
                 record.credit_bytes.store(bytes, Relaxed);
                 self.post_all(|| Post::NewTenant(slot));
@@ -201,7 +198,7 @@ impl Control {
         Ok(())
     }
 
-    /// Whose a volume is, and what of its tenant's it may use.
+    /// Sets a volume's tenant, and a budget of its own.
     pub(super) fn set_volume_budget(
         &mut self,
         volume: VolumeId,

@@ -1,20 +1,19 @@
-//! Other reactors' help, as far as commands are concerned.
+//! Ends slices that other reactors carried out, and carries out theirs.
 //!
-//! **Purpose.** Ends slices that other reactors carried out, and has theirs carried out here.
-//! **Design.** An answer is a slice's end like any other. **Not here:** what is handed over, and to whom ([`crate::offload`]).
+//! **Not here:** what is handed over, and to whom ([`crate::offload`]).
 
 use super::Core;
 use crate::offload::{Answer, Ended};
 use forebay_xlate::boundary::message::Spread;
 
 impl Core {
-    /// How queues are spread over reactors from now on. What is away comes back.
+    /// Sets how queues are spread over reactors. What is away comes back.
     pub fn set_spread(&mut self, spread: Spread) {
         let processors = self.away.set_spread(spread, self.clock.now_ns);
         self.qos.set_processors(processors);
     }
 
-    /// Takes what others have carried out; true if there was anything.
+    /// Takes others' answers; true if there were any.
     #[inline(never)]
     pub(super) fn take_answers(&mut self) -> bool {
         let mut any = false;
@@ -48,7 +47,7 @@ impl Core {
         any
     }
 
-    /// Carries out what others have handed over, less if this reactor was `busy` with its own; true if there was anything.
+    /// Carries out others' operations, fewer if this reactor was `busy`; true if there were any.
     pub fn carry_out(&mut self, busy: bool) -> bool {
         let now = (self.slices.in_flight(), self.clock.now_ns);
         let record = self.records.reactor;

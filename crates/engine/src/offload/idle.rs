@@ -1,17 +1,17 @@
 //! Which reactors are idle and may help, and which need help.
 //!
-//! **Design.** A reactor publishes the time since which its own lanes have begun nothing; others read it at a turn's begin. After
-//! [`IDLE_NS`] it is idle: time alone decides, so nobody wakes to say it. Busy reactors share the processors of idle ones equally.
+//! **Design.** A reactor publishes the time since which its own lanes have begun nothing; others read it at a turn's
+//! begin. After [`IDLE_NS`] it is idle: time alone decides, so nobody wakes to say it. Busy reactors share the
+//! processors of idle ones equally.
 //! **Not here:** what is handed over, and to whom ([`super`]).
 
 use super::Away;
 use forebay_qos::params::{HELP_FROM, HELP_NS, HELP_UNTIL, IDLE_NS};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// How far apart it is looked at, and said, who is at work.
+/// Interval at which reactors say and look who is at work.
 pub(crate) const SAY_NS: u64 = 50_000;
 
-/// Until when a reactor was at work that still is.
 const AT_WORK: u64 = u64::MAX;
 
 #[derive(Default)]
@@ -27,12 +27,11 @@ impl Said {
     }
 }
 
-/// Whether one processor is enough for a reactor's work.
+/// Whether a reactor needs more than one processor.
 #[derive(Default)]
 pub(super) struct Need {
     help: bool,
     is_known: bool,
-    /// The last turn found nothing to do, and when it began.
     was_idle: bool,
     turn_ns: u64,
     since_ns: u64,
@@ -40,7 +39,7 @@ pub(super) struct Need {
 }
 
 impl Need {
-    /// Until it is known, it does not keep anybody from helping.
+    /// Until it is known, help is allowed.
     pub(super) fn new(now_ns: u64) -> Self {
         Self {
             help: true,
@@ -50,13 +49,11 @@ impl Need {
         }
     }
 
-    /// The turn that runs found nothing to do.
     #[inline]
     pub(super) fn is_idle(&mut self) {
         self.was_idle = true;
     }
 
-    /// A turn begins.
     #[inline]
     fn turn(&mut self, now_ns: u64) {
         if std::mem::take(&mut self.was_idle) {
@@ -65,7 +62,7 @@ impl Need {
         self.turn_ns = now_ns;
     }
 
-    /// Whether there is, beside so many that are idle.
+    /// Whether help is needed, with this many idle reactors.
     fn help(&mut self, now_ns: u64, idle: usize) -> bool {
         let all_ns = now_ns.saturating_sub(self.since_ns);
         if all_ns >= HELP_NS {
@@ -81,7 +78,7 @@ impl Need {
 }
 
 impl Away {
-    /// A turn begins. Whether it is time to look who is idle.
+    /// Returns whether it is time to look who is idle.
     #[inline]
     pub(crate) fn begin_turn(&mut self, now_ns: u64) -> bool {
         self.need.turn(now_ns);
@@ -102,19 +99,18 @@ impl Away {
         }
     }
 
-    /// This reactor has nothing of its own to do any more.
     pub(crate) fn rests(&mut self, now_ns: u64) {
         if std::mem::take(&mut self.at_work) {
             self.said.until_ns.store(now_ns, Relaxed);
         }
     }
 
-    /// Whether there is something of its own to do here, so that what others handed over goes back.
+    /// Whether this reactor has work of its own, so that others' operations go back.
     pub(crate) fn gives_back(&self, now_ns: u64) -> bool {
         self.spreads() && (self.begun > 0 || !self.said.is_idle(now_ns))
     }
 
-    /// Looks who is idle. Says how many processors are this reactor's while it is at work.
+    /// Looks who is idle. Returns the number of processors that this reactor has while at work.
     pub(crate) fn look(&mut self, now_ns: u64) -> f32 {
         self.looked_ns = now_ns;
         let mut idle = 0;

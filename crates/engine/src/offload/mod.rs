@@ -1,12 +1,13 @@
 //! One tenant's queue served by several reactors.
 //!
-//! **Design.** A volume's commands stay on their home reactor, which orders, translates and ends them. Only the carrying out of a
-//! slice may be offloaded: another reactor submits it to its own ring and reports the end. For the home reactor such a slice is
-//! at its device until the answer comes, so revokes, flushes, resets and closes wait for it as for any other.
-//! Each pair of reactors has two bounded rings ([`links`]). Unanswered operations never exceed one ring, so answers find room. A
-//! helper whose device is missing or another one says so, and the home reactor does the work itself.
-//! With [`Spread::OneToN`], helpers are idle reactors ([`idle`]); the least loaded is asked, and only while the home's processor is
-//! short and the lane has several commands. A helper that gets work of its own gives back what it has not begun.
+//! **Design.** A volume's commands stay on their home reactor, which orders, translates and ends them. Only the
+//! carrying out of a slice may be offloaded: another reactor submits it to its own ring and reports the end. For the
+//! home reactor such a slice is at its device until the answer comes, so revokes, flushes, resets and closes wait for
+//! it as for any other. Each pair of reactors has two bounded rings ([`links`]). Unanswered operations never exceed one
+//! ring, so answers find room. A helper whose device is missing or another one says so, and the home reactor does the
+//! work itself. With [`Spread::OneToN`], helpers are idle reactors ([`idle`]); the least loaded is asked, and only
+//! while the home's processor is short and the lane has several commands. A helper that gets work of its own gives back
+//! what it has not begun.
 //! **Not here:** flushes, jobs of the internal lane, operations that end without a ring at depth 1.
 
 pub(crate) mod idle;
@@ -24,24 +25,22 @@ use rtrb::{Consumer, Producer, RingBuffer};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::*};
 
-/// What one reactor may have handed to another and not been answered.
+/// Unanswered operations that one reactor may have handed to another.
 const LINK_ENTRIES: usize = 128;
-/// With fewer in hand a reactor does everything itself.
+/// With fewer in hand, a reactor does everything itself.
 const FEW: usize = 4;
 const FEW_ASLEEP: usize = 8;
-/// What is done for others in a turn: with work of one's own, and without. With scheduling no more than a lane may begin in one,
-/// so that whoever is within their base here waits for no other reactor's queue.
+/// Operations for others in a turn: with work of its own, and without. Scheduling limits their time, too.
 pub(crate) const TURN: [usize; 2] = [8, 32];
-/// The same without scheduling, where nobody says how long any of it takes.
+/// Bytes for others in a turn without scheduling, where their time is unknown.
 pub(crate) const TURN_BYTES: u64 = 256 << 10;
 
 /// An operation that another reactor is to carry out.
 struct Errand {
     slice: u32,
     device: u8,
-    /// Which device home means by that.
+    /// Address of home's device.
     same: usize,
-    /// Who is to blame should somebody die of it.
     blame: u64,
     op: Op,
 }
@@ -49,9 +48,9 @@ struct Errand {
 pub(crate) enum Ended {
     Done,
     Failed(Errno),
-    /// It can't be done there.
+    /// The helper lacks the device.
     NotHere,
-    /// Who was to do it has work of its own by now.
+    /// The helper has work of its own.
     NotNow,
 }
 
@@ -60,7 +59,7 @@ pub(crate) struct Answer {
     pub(crate) ended: Ended,
 }
 
-/// The way to another reactor, and from it.
+/// The rings to and from another reactor.
 pub struct Peer {
     errands_out: Producer<Errand>,
     answers_in: Consumer<Answer>,
@@ -68,10 +67,9 @@ pub struct Peer {
     answers_out: Producer<Answer>,
     bell: ReactorBell,
     out: usize,
-    /// Something was put there since it was last seen to be awake.
+    /// Something was put there since it was last rung.
     tell: bool,
     said: Arc<Said>,
-    /// It had nothing of its own to do when that was last looked at.
     idle: bool,
 }
 
@@ -80,15 +78,15 @@ pub(crate) struct Carrying {
     errand: Errand,
 }
 
-/// What a reactor has of all others.
+/// A reactor's rings to all others.
 pub struct Links {
     peers: Vec<Peer>,
     said: Arc<Said>,
-    /// How many of all reactors hand nothing over any more.
+    /// Reactors that hand over nothing any more.
     quiet: Arc<AtomicUsize>,
 }
 
-/// Ways between all of them, in the order of their bells.
+/// Makes the rings between all reactors, in the order of their bells.
 pub fn links(bells: &[ReactorBell]) -> Vec<Links> {
     let quiet = Arc::new(AtomicUsize::new(0));
     let said: Vec<Arc<Said>> = bells.iter().map(|_| Arc::default()).collect();
@@ -125,13 +123,12 @@ pub fn links(bells: &[ReactorBell]) -> Vec<Links> {
     links
 }
 
-/// See the module's text.
+/// Operations handed to and taken from other reactors.
 #[derive(Default)]
 pub struct Away {
     spread: Spread,
     peers: Vec<Peer>,
     said: Arc<Said>,
-    /// This reactor said that it is at work; when its lanes last began something.
     at_work: bool,
     begun_ns: u64,
     looked_ns: u64,
@@ -140,16 +137,14 @@ pub struct Away {
     quiet: Arc<AtomicUsize>,
     is_quiet: bool,
     pub(crate) out: usize,
-    /// What was done here at once in this turn.
+    /// Operations that ended at once in this turn.
     done_now: usize,
-    /// What was begun in this turn, wherever, and in the one before.
     begun: usize,
     begun_before: usize,
     pub(crate) carrying: Vec<Option<Carrying>>,
     pub(crate) free: Vec<u32>,
-    /// Those that found no room in the ring.
+    /// Operations that found the device ring full.
     again: Vec<u32>,
-    /// Whose work is taken first in the next turn.
     first: usize,
 }
 
@@ -172,7 +167,7 @@ impl Away {
         self.is_helped
     }
 
-    /// Something was begun; `now`: and is done, which counts only while anything may be handed over.
+    /// Counts an operation that began, and ended at once if `now`.
     #[inline]
     pub(crate) fn began(&mut self, now: bool) {
         self.begun += 1;
@@ -184,20 +179,19 @@ impl Away {
         !self.peers.is_empty()
     }
 
-    /// Operations of others that are in hand here.
     #[inline]
     fn in_hand(&self) -> usize {
         self.carrying.len() - self.free.len()
     }
 
-    /// Whether somebody waits for this reactor's work on something that it hasn't seen, or that found no room.
+    /// Whether peers wait for this reactor, or operations for ring space.
     #[inline]
     pub(crate) fn must_turn(&self) -> bool {
         let waits = |p: &Peer| p.tell || !p.errands_in.is_empty();
         !self.again.is_empty() || self.peers.iter().any(waits)
     }
 
-    /// Others may do something for this reactor, and it for them, unless it is told otherwise ([`Away::set_spread`]).
+    /// Connects this reactor with others.
     pub fn link(&mut self, links: Links) {
         let room = links.peers.len() * LINK_ENTRIES;
         *self = Self {
@@ -211,8 +205,7 @@ impl Away {
         };
     }
 
-    /// How queues are spread over reactors from now on. What is away comes back. Says how many processors are this
-    /// reactor's while it is at work.
+    /// Sets how queues are spread. Returns the number of processors that this reactor has while at work.
     pub(crate) fn set_spread(&mut self, spread: Spread, now_ns: u64) -> f32 {
         self.spread = match self.peers.is_empty() || self.is_quiet {
             true => Spread::OneToOne,
@@ -220,45 +213,42 @@ impl Away {
         };
         self.rests(now_ns);
         self.need = Need::new(now_ns);
-        // Nobody counted the turns, if nothing was handed over.
+        // Turns were not counted while nothing was handed over.
         (self.begun, self.begun_before, self.done_now) = (0, 0, 0);
         self.look(now_ns)
     }
 
-    /// Nothing is handed over any more, whatever is said later of how queues are spread.
+    /// Hands over nothing from now on, however queues are spread.
     pub fn be_quiet(&mut self) {
         if !std::mem::replace(&mut self.is_quiet, true) {
             self.quiet.fetch_add(1, SeqCst);
         }
     }
 
-    /// Whether nobody needs this reactor any more.
+    /// Whether no other reactor needs this one any more.
     pub fn may_leave(&self) -> bool {
         self.quiet.load(SeqCst) > self.peers.len() && self.in_hand() == 0 && !self.must_turn()
             || self.peers.is_empty()
     }
 
-    /// Whether there is nothing to take from others: neither work nor answers.
+    /// Whether others have sent neither operations nor answers.
     pub fn nothing_from_others(&self) -> bool {
         let mut peers = self.peers.iter();
         peers.all(|p| p.errands_in.is_empty() && p.answers_in.is_empty())
     }
 
-    /// This reactor had nothing to do in this turn.
     #[inline]
     pub(crate) fn is_idle(&mut self) {
         self.need.is_idle();
     }
 
-    /// Operations that this reactor has at devices, whoever's. So many slices are in flight.
+    /// Operations at devices, of this and other reactors.
     #[inline]
     pub(crate) fn at_devices(&self, in_flight: usize) -> usize {
         in_flight - self.out + self.in_hand()
     }
 
-    /// Whether a lane's next slice is another reactor's to carry out, and whose. Its command is one of `own_commands` that
-    /// are counted in the lane; so many slices of this reactor are in flight. `moved_any`: something was over at once for the
-    /// lane in this turn; so many of its commands wait for the processor.
+    /// The reactor to carry out a lane's next slice, if any; `waits` commands of the lane wait for the processor.
     pub(crate) fn helper(
         &self,
         lane: &Lane,
@@ -270,9 +260,9 @@ impl Away {
         let own = in_flight - self.out + self.done_now;
         let is_deep = lane.in_flight > own_commands || moved_any;
         let room = self.peers.len() * LINK_ENTRIES - self.out;
-        // What is done at once is never in hand: this turn will be as the one before.
+        // Operations that end at once are never in hand: this turn will be as the last.
         let (before, all) = (self.begun_before, 1 + self.peers.len());
-        // Nor is what waits for the next turn's part of the processor; that there is more of it elsewhere is the very point.
+        // Commands that wait for processor time are not in hand either, and others have such time.
         let hand = own.max(before).max(waits as usize);
         if hand < FEW || !is_deep || lane.away as usize >= room {
             return None;
@@ -289,8 +279,7 @@ impl Away {
             .map(|(at, ..)| at)
     }
 
-    /// Hands a slice over that has begun: what is to be said of it before it goes to its device is said. False: there was
-    /// no room.
+    /// Hands over a slice whose command's record names its device; false if there was no room.
     pub(crate) fn hand_over(
         &mut self,
         helper: usize,
@@ -313,7 +302,7 @@ impl Away {
         slice.away = true;
         peer.out += 1;
         if !std::mem::replace(&mut peer.tell, true) {
-            // It begins while the rest is prepared.
+            // The helper begins while the rest is prepared.
             peer.bell.ring();
         }
         self.out += 1;
@@ -333,8 +322,7 @@ impl Away {
         Some(answer)
     }
 
-    /// Carries out what others have handed over, so much in a turn, less if it was `busy` with its own, or gives it back; true
-    /// if there was anything. So many slices of its own are in flight.
+    /// Carries out a limited number of others' operations, or gives them back; true if there were any.
     pub(crate) fn carry_out(
         &mut self,
         busy: bool,
@@ -359,7 +347,7 @@ impl Away {
             self.do_errand(place, &mut work);
         }
         let peers = self.peers.len();
-        // In turns: none is always first.
+        // No peer is always first.
         let first = self.first;
         self.first = (first + 1) % peers;
         let mut nothing = 0;
@@ -404,7 +392,7 @@ impl Away {
         self.do_errand(place, work);
     }
 
-    /// Gives an operation of another reactor to its device, or what is left of it.
+    /// Submits an operation of another reactor, or what is left of it.
     fn do_errand(&mut self, place: u32, work: &mut Work<'_>) {
         let Some(Carrying { errand, .. }) = &mut self.carrying[place as usize] else {
             return;
@@ -423,7 +411,6 @@ impl Away {
         }
     }
 
-    /// The ring says that an operation of another reactor has ended.
     pub(crate) fn completed(
         &mut self,
         place: usize,
@@ -470,7 +457,6 @@ impl Away {
         peer.tell = true;
     }
 
-    /// Wakes those for whom there is something, if they sleep.
     #[inline(never)]
     pub(crate) fn tell_others(&mut self) {
         for peer in &mut self.peers {
@@ -481,7 +467,6 @@ impl Away {
     }
 }
 
-/// What it takes to carry out others' operations.
 struct Work<'a> {
     devices: &'a mut DeviceRing,
     record: &'a ReactorRecord,
@@ -490,7 +475,7 @@ struct Work<'a> {
 }
 
 impl Work<'_> {
-    /// Should the reactor die of what it does now, then whoever's command that is has it.
+    /// Records which command to blame if the reactor dies of this operation.
     fn blame(&self, errand: &Errand) {
         if RECORDS {
             self.record.blame.store(errand.blame, Relaxed);

@@ -1,16 +1,16 @@
-//! What a command counts as, of the operations that have costs.
+//! Costs of commands, from the costs of operations.
 //!
-//! **Design.** Reads and writes by their bytes, which the short way looks up by itself ([`super::gates::Admission::admit`]). What
-//! is done to many places counts as so many operations: ranges that are given back, zeroes by the MiB. Zeroes that a device is to write
-//! take as long there as other bytes, where it has no better way; but of a tenant's own bytes, and of the processor, next to nothing.
+//! **Design.** Reads and writes cost by bytes, which [`super::gates::Admission::admit`] looks up itself. Other commands
+//! cost an operation per range or MiB. Written zeroes also take device time by their bytes, but few of the tenant's
+//! bytes.
 
 use crate::io::command::IoOp;
 use forebay_qos::cost::{CostTable, Frontend, Operation};
 use forebay_qos::resources::{Resource, ResourceVector};
 
-/// What is charged at most of a tenant's bytes for zeroing: they are on no link. The same of the device's time, for each piece.
+/// The most of a tenant's bytes charged for zeroing, which uses no link; also the size of a piece.
 const MAX_ZEROED_BYTES: u64 = 1 << 20;
-/// What zeroes or gives back counts as so many operations at most: a small budget must be able to save for it.
+/// The most operations charged per command, so that a small budget can save for it.
 const MAX_PIECES: u64 = 32;
 
 pub(super) fn cost_of(costs: &CostTable, frontend: Frontend, op: &IoOp) -> ResourceVector {

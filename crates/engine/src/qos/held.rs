@@ -1,8 +1,9 @@
 //! What commands hold while they wait for a budget.
 //!
-//! **Design.** A waiting command holds a place in the slab and a buffer. So a lane has at most [`MAX_THROTTLED`] of them, at most a
-//! second's budget, and all lanes together a part of the slab; each lane may have one. The rest waits in its connection or ring.
-//! Where a monitor or a shutdown waits for them, they begin at once and their cost becomes a debt of the tenant.
+//! **Design.** A waiting command holds a place in the slab and a buffer. So a lane has at most [`MAX_THROTTLED`] of
+//! them, at most a second's budget, and all lanes together a part of the slab; each lane may have one. The rest waits
+//! in its connection or ring. Where a monitor or a shutdown waits for them, they begin at once and their cost becomes a
+//! debt of the tenant.
 //! **Not here:** who waits ([`crate::qos`]).
 
 use super::Qos;
@@ -14,11 +15,10 @@ use crate::lane::LaneIndex;
 use forebay_xlate::boundary::region::MAX_LANES;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// Commands of a lane that may wait for its budget: about two quanta. With more, their buffers leave the processor's cache.
+/// Throttled commands per lane, about two quanta. With more, their buffers leave the processor's cache.
 const MAX_THROTTLED: u32 = 24;
-/// Those of all lanes, but for the first of each.
+/// Throttled commands of all lanes; the first of each lane is always allowed.
 const MAX_ALL: usize = MAX_IOS / 8;
-/// The same of their buffers' bytes: half of what there is of the longest.
 const MAX_ALL_BYTES: usize = 16 << 20;
 
 #[derive(Debug)]
@@ -29,13 +29,12 @@ pub(crate) struct Throttled {
 }
 
 impl Qos {
-    /// Whether commands of a lane wait for its budget.
     #[inline]
     pub(crate) fn is_throttled(&self, lane: LaneIndex) -> bool {
         self.throttled.of(lane) > 0
     }
 
-    /// Whether a lane may have one more command that would have to wait for its budget.
+    /// Whether a lane may hold one more command that waits for its budget.
     #[inline]
     pub(crate) fn may_hold(&self, lane: LaneIndex) -> bool {
         let all = &self.throttled;
@@ -47,8 +46,7 @@ impl Qos {
                 && (self.admission.as_ref()).is_none_or(|a| a.may_hold(lane))
     }
 
-    /// Whether a host may be asked for data of a lane's command that would have to wait for its budget with it. Over budget, all
-    /// lanes together leave half of what there is of buffers to others.
+    /// Whether to ask a host for a command's data. Lanes over budget leave half of the buffers to others.
     pub(crate) fn may_ask(&self, staging: &Staging, lane: LaneIndex, len_bytes: u32) -> bool {
         !self.is_throttled(lane) || staging.is_half_left_for(len_bytes)
     }
@@ -68,7 +66,7 @@ impl Throttled {
         self.of_lane[lane.0 as usize % MAX_LANES]
     }
 
-    /// A command begins to wait for its budget (`true`), or waits no more.
+    /// Counts a command that begins to wait for its budget (`true`), or stops waiting.
     pub(crate) fn count(&mut self, io: &Io, lanes: &Lanes, waits: bool) {
         let bytes = io.buffer.as_ref().map_or(0, |buffer| buffer.len());
         let by = if waits { 1 } else { -1 };

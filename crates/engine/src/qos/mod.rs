@@ -1,10 +1,11 @@
 //! Who may begin a command now: the crate `forebay_qos` in a reactor.
 //!
-//! **Design.** Each command is charged when it begins, whichever frontend it came by. One that is not admitted waits in its lane's queue
-//! in order. A window's end refills all budgets, and each turn asks the waiting lanes again. A lane begins one quantum of
-//! commands in a turn ([`gates`]), so a lane within its base waits for no neighbour's whole queue. Time over budget is counted by lane
-//! ([`Qos::over_ns`]) while its first waiting command was refused. A VM's commands stay in its ring while enough of its lane wait.
-//! Commands of a dead engine and jobs of the internal lane are not charged.
+//! **Design.** Each command is charged when it begins, whichever frontend it came by. One that is not admitted waits in
+//! its lane's queue in order. A window's end refills all budgets, and each turn asks the waiting lanes again. A lane
+//! begins one quantum of commands in a turn ([`gates`]), so a lane within its base waits for no neighbour's whole
+//! queue. Time over budget is counted by lane ([`Qos::over_ns`]) while its first waiting command was refused. A VM's
+//! commands stay in its ring while enough of its lane wait. Commands of a dead engine and jobs of the internal lane are
+//! not charged.
 //! **Not here:** what is given to whom (`forebay_qos`), what the daemon says of it ([`crate::control`]).
 
 mod costs;
@@ -30,10 +31,10 @@ pub(crate) use gates::ALONE_WINDOWS;
 pub use gates::Admission;
 pub(crate) use gates::TURN_NS;
 
-/// So many windows later than they end, who sleeps says that nobody uses anything any more, where others don't wait for that.
+/// Windows that a sleeping reactor may be late with its report that it uses nothing.
 const RECKONED_WINDOWS: u64 = 8;
 
-/// Quality of service: who may begin a command now, and what those wait for who may not.
+/// Quality of service: admission, and the commands that wait for it.
 #[derive(Debug)]
 pub struct Qos {
     pub(crate) admission: Option<Box<Admission>>,
@@ -48,28 +49,28 @@ impl Qos {
         }
     }
 
-    /// A tenant is another from now on.
+    /// Gives a tenant's slot to a new tenant.
     pub fn begin_tenant(&mut self, tenant: u32) {
         if let Some(admission) = &mut self.admission {
             admission.begin_tenant(tenant);
         }
     }
 
-    /// A tenant has this budget from now on; `guaranteed`: its base comes first, where bases come to more than there is.
+    /// Sets a tenant's budget; a `guaranteed` base comes first if bases exceed what there is.
     pub fn set_budget(&mut self, tenant: u32, budget: &Budget, guaranteed: bool) {
         if let Some(admission) = &mut self.admission {
             admission.set_budget(tenant, budget, guaranteed);
         }
     }
 
-    /// So many processors carry out what is charged here.
+    /// Sets how many processors carry out what is charged here.
     pub(crate) fn set_processors(&mut self, processors: f32) {
         if let Some(admission) = &mut self.admission {
             admission.set_processors(processors);
         }
     }
 
-    /// A lane is there, or shows something else.
+    /// Adds or updates a lane.
     pub(crate) fn attach(&mut self, lane: &Lane, ios: &[Io]) {
         if let Some(admission) = &mut self.admission {
             admission.attach(lane, ios);
@@ -82,7 +83,6 @@ impl Qos {
         }
     }
 
-    /// Other devices may be there now, and in one place another one than before.
     pub(crate) fn note_devices(&mut self, changed: Option<u8>, devices: &DeviceRing) {
         if let Some(admission) = &mut self.admission {
             let some_at_once = devices.some_end_at_once();
@@ -90,21 +90,19 @@ impl Qos {
         }
     }
 
-    /// Whether a machine's lane may take commands from its rings. Who may not, goes on by itself: the
-    /// reactor makes a turn, or wakes when the window ends.
+    /// Whether a VM's lane may take commands from its rings. If not, a later turn or window continues it.
     #[inline]
     pub(crate) fn may_fetch(&mut self, lane: LaneIndex) -> bool {
         let admission = self.admission.as_ref();
         if admission.is_none_or(|a| !a.stops) {
             return true;
         }
-        // Without room for it, it needs no part of the turn.
+        // Without room, it needs no quantum.
         self.may_hold(lane)
             && (self.admission.as_mut()).is_none_or(|admission| admission.may_fetch(lane))
     }
 
-    /// Whether a command of a lane that is over without having begun, as it is refused or only a hint, may be answered in this turn. If
-    /// not, it stays where it is.
+    /// Whether a command that ended without beginning may be answered in this turn. If not, it stays where it is.
     #[inline]
     pub(crate) fn may_answer(&mut self, lane: Option<LaneIndex>) -> bool {
         match (&mut self.admission, lane) {
@@ -113,40 +111,35 @@ impl Qos {
         }
     }
 
-    /// Whether a machine's lane waits for a window, so that there is no use in looking at its rings: it has enough that waits,
-    /// or all lanes together have.
+    /// Whether a lane, or all lanes together, have too many waiting commands to look at its rings.
     #[inline]
     pub(crate) fn is_held_back(&self, lane: LaneIndex) -> bool {
         let admission = self.admission.as_ref().filter(|a| a.stops);
         admission.is_some_and(|a| a.is_full(lane) || !self.may_hold(lane))
     }
 
-    /// Whether commands of a lane wait for a turn of theirs, and for nothing else.
     #[inline]
     pub(crate) fn waits_for_turns(&self, lane: LaneIndex) -> bool {
         let admission = self.admission.as_ref().filter(|a| a.stops);
         admission.is_some_and(|a| a.waits_for_turns(lane))
     }
 
-    /// How many commands of a lane wait for a quantum, with the one that begins now.
     pub(crate) fn waits_for_processor(&self, lane: LaneIndex) -> u32 {
         let admission = self.admission.as_ref();
         admission.map_or(0, |a| a.waits_for_processor(lane))
     }
 
-    /// Whether lanes are above their base, or others wait: then it matters who is first.
+    /// Whether lanes are above their base or wait, so that order matters.
     #[inline]
     pub(crate) fn somebody_bursts(&self) -> bool {
         (self.admission.as_ref()).is_some_and(|a| a.contended)
     }
 
-    /// Whether a lane that has nothing to begin now may have something at any time, and is to be served at once then: it is within
-    /// its base, and others burst.
+    /// Whether a lane within its base has no waiting command while others burst: it is served at once.
     pub(crate) fn is_calm(&self, lane: LaneIndex) -> bool {
         (self.admission.as_ref()).is_some_and(|admission| admission.is_calm(lane))
     }
 
-    /// Whether such a command may begin; if so, it is paid for.
     #[inline(always)]
     pub(crate) fn admit(&mut self, lane: LaneIndex, operation: Operation, len_bytes: u32) -> bool {
         match &mut self.admission {
@@ -167,15 +160,14 @@ impl Qos {
         }
     }
 
-    /// The same of one that a dead engine may have begun: then it may begin.
+    /// Whether a command may begin. One that a dead engine may have begun always may.
     pub(crate) fn admit_carried(&mut self, io: &Io, carried: &Carried) -> bool {
         self.admission.is_none()
             || carried.any() && carried.is_carried(io.record)
             || self.admit_op(io.lane, &io.op)
     }
 
-    /// How long a lane has waited for its budget so far. A frontend that sets a command aside says with it, when it comes
-    /// ([`crate::core::NewIo::over_ns`]), what this was then.
+    /// Time that a lane has waited for its budget so far ([`crate::core::NewIo::over_ns`]).
     pub(crate) fn over_ns(&self, lane: LaneIndex, now_ns: u64) -> u64 {
         let admission = self.admission.as_ref();
         admission.map_or(0, |a| a.over_ns(lane, now_ns))
@@ -185,7 +177,7 @@ impl Qos {
     pub(crate) fn throttle(&mut self, token: Token, slab: &mut Slab, lanes: &Lanes, now_ns: u64) {
         let io = &mut slab[token.index()];
         io.stage = Stage::Throttled;
-        // However small a budget is, waiting for it is no failure.
+        // A wait for budget never times out.
         io.deadline_ns = u64::MAX;
         self.throttled.count(io, lanes, true);
         let index = token.entrust();
@@ -194,7 +186,6 @@ impl Qos {
         }
     }
 
-    /// A command waits for its budget no more.
     pub(crate) fn waited(&mut self, io: &mut Io, lanes: &Lanes, now_ns: u64) {
         if let Some(admission) = &mut self.admission {
             self.throttled.count(io, lanes, false);
@@ -203,7 +194,7 @@ impl Qos {
         }
     }
 
-    /// A command that had waited in its frontend begins at once.
+    /// Counts the time over budget of a command that waited in its frontend.
     #[cold]
     pub(crate) fn waited_elsewhere(&mut self, io: &mut Io, lanes: &Lanes, now_ns: u64) {
         if let Some(admission) = &mut self.admission {
@@ -216,7 +207,6 @@ impl Qos {
         (self.admission.as_ref()).is_some_and(|admission| !admission.ready.is_empty())
     }
 
-    /// A turn begins: perhaps a window has ended.
     #[inline]
     pub(crate) fn begin_turn(&mut self, now_ns: u64, record: &ReactorRecord, region: &Region) {
         if let Some(admission) = &mut self.admission {
@@ -232,14 +222,12 @@ impl Qos {
         }
     }
 
-    /// Whether the next turn has something to begin.
     pub(crate) fn has_ready(&self) -> bool {
         let admission = self.admission.as_ref();
         admission.is_some_and(|a| !a.ready.is_empty() || a.again)
     }
 
-    /// When the reactor must wake for a window's end: where nobody waits for it, some windows later. To wake for each is what who
-    /// sleeps while its devices work would pay. What others have a part of, they are told in time: for two windows after each pause.
+    /// When to wake for a window's end: some windows later if nobody waits for it, never if nobody needs it.
     pub(crate) fn window_ends_ns(&self) -> Option<u64> {
         let admission = self.admission.as_ref()?;
         let later_ns = RECKONED_WINDOWS * admission.scheduler.params().window_ns;
@@ -251,21 +239,20 @@ impl Qos {
         }
     }
 
-    /// The reactor slept until now: unless somebody waited for it, windows that ended meanwhile are lost to nobody.
+    /// Windows that ended while the reactor slept and nobody waited are not lost.
     pub(crate) fn woke(&mut self, now_ns: u64) {
         if let Some(admission) = self.admission.as_mut().filter(|a| !a.waits()) {
             admission.woke_ns = now_ns;
         }
     }
 
-    /// Takes out what waits for its budget and should have ended.
     pub(crate) fn take_overdue(&mut self, slab: &mut Slab, now_ns: u64, overdue: &mut Vec<u32>) {
         if let Some(admission) = self.admission.as_mut().filter(|a| a.waits()) {
             admission.take_overdue(slab, now_ns, overdue);
         }
     }
 
-    /// An operation begins at a device. Says when, if its delay is measured; 0: it is not.
+    /// Returns when an operation began if its delay is measured, or 0.
     #[inline]
     pub(crate) fn slice_begins(&mut self, device: u8, op: &Op, away: bool) -> u64 {
         match &mut self.admission {
@@ -274,7 +261,6 @@ impl Qos {
         }
     }
 
-    /// A slice whose delay is measured has ended.
     #[inline]
     pub(crate) fn slice_ended(&mut self, slice: &Slice, good: bool, now_ns: u64) {
         if let Some(admission) = &mut self.admission {
@@ -283,14 +269,13 @@ impl Qos {
         }
     }
 
-    /// What another reactor's operation takes of the processor here; `None`: nobody says.
     pub(crate) fn errand_ns(&self, op: &Op) -> Option<i32> {
         Some(self.admission.as_ref()?.errand_ns(op))
     }
 }
 
 impl Admission {
-    /// The time that a command waited because its lane was over budget is counted: here, and before it came.
+    /// Counts the time that a command waited over budget, here and in its frontend.
     pub(crate) fn count_over(&mut self, io: &mut Io, lanes: &Lanes, now_ns: u64) {
         let over_ns = self.was_over_budget(io, now_ns);
         io.over_ns = None;
@@ -302,7 +287,7 @@ impl Admission {
     }
 }
 
-/// A command waits no more: what is left from there on is the devices' time.
+/// Ends a command's wait: the time from here on is the devices'.
 pub(crate) fn begins_to_move(io: &mut Io, now_ns: u64) {
     io.stage = Stage::Moving;
     io.started_ns = io.started_ns.max(now_ns);

@@ -88,7 +88,7 @@ fn parse_rate(text: &str) -> Result<u64, String> {
 /// The same of bytes a second.
 fn parse_bandwidth(text: &str) -> Result<u64, String> {
     let error = match parse_size(text) {
-        // There are no blocks that it would be rounded up to.
+        // A rate is not rounded up to blocks.
         Ok(size) => return Ok(size.bytes),
         Err(SizeError::TooLarge(text)) => format!("`{text}` is too large"),
         Err(error) => error.to_string(),

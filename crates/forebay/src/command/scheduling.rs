@@ -57,7 +57,7 @@ fn update_of(args: SchedulingArgs, before: &Scheduling) -> SchedulingUpdate {
     }
 }
 
-/// The parts that are to change; none: to take the budget away. `credit_s` as in the patch.
+/// The change of a budget; `None` takes it away.
 pub(crate) fn patch_of(args: &BudgetArgs, credit_s: Change<u32>) -> Option<BudgetParts> {
     let rate = |iops: Option<Amount>, bytes_s: Option<Amount>| {
         (iops.or(bytes_s).is_some()).then_some(Some(RateParts {
@@ -75,7 +75,7 @@ pub(crate) fn patch_of(args: &BudgetArgs, credit_s: Change<u32>) -> Option<Budge
     })
 }
 
-/// What follows from the rest of a base because it was not stated; as it was answered.
+/// Says which half of a base was not stated, and what it became.
 pub(crate) fn assumed_text(budget: &Budget) -> String {
     let Some(base) = budget.base else {
         return String::new();
@@ -111,13 +111,12 @@ fn base_text(base: Option<Rate>) -> String {
     }
 }
 
-/// The most of it, as far as it is limited.
 fn limit_text(limit: &Limit) -> String {
     let bandwidth = limit.bytes_s.map(bandwidth);
     rates_text(limit.iops, bandwidth, "whatever there is")
 }
 
-/// IOPS and bandwidth; `endless`: where neither has a limit.
+/// IOPS and bandwidth, or `endless` if neither has a limit.
 pub(super) fn rates_text(iops: Option<u64>, bandwidth: Option<String>, endless: &str) -> String {
     if iops.is_none() && bandwidth.is_none() {
         return endless.to_owned();
@@ -162,12 +161,11 @@ pub(crate) fn budget_cells(budget: Option<&Budget>) -> [String; 3] {
     ]
 }
 
-/// So many of the tenants are told of whose base can't be had.
+/// The most lacking tenants that are listed.
 const LACKING: usize = 8;
 const PLACES: &str = "  a smaller base; an export that is deleted and made again is served where its tenant's base fits; several reactors \
      serve a tenant that has several volumes\n";
 
-/// Whether what is promised can be had, in sentences.
 pub(crate) fn admission_text(admission: &Admission) -> String {
     let measured: Vec<String> = admission.measured.iter().map(name).collect();
     let from = match (admission.calibrated, &*measured.join(", ")) {
@@ -238,7 +236,7 @@ fn show(now: &Scheduling) -> String {
     ]);
     text.push_str(&admission_text(&now.admission));
     for (name, value) in &now.params {
-        // What is kept with fewer digits shows no more of them.
+        // `f32` hides the digits of rounding.
         text.push_str(&format!("{name} = {}\n", *value as f32));
     }
     text

@@ -1,14 +1,10 @@
 //! What tenants and volumes may use of the node.
 //!
-//! **Design.** A budget is a record beside its tenant or volume, in a table of its own, and goes with it; there is none
-//! where nothing is stated. A version of Forebay that does not know the table opens the pool as ever and limits nobody:
-//! no byte depends on a budget. What it deletes meanwhile leaves its budget behind, which is dropped at the next opening;
-//! ids are never given out twice. A volume's base is part of its tenant's, so those of a tenant's volumes are together at
-//! most that; a base of the least that can be stated counts as none, for volumes that are only limited.
-//! Which parts people stated is a record of its own, for the next change. Where it does not give the budget, because an
-//! earlier version changed that, it is guessed.
-//! **Not here:** whether a node has it all (the daemon asks `forebay_qos::admission`), keeping anybody to it (the
-//! engine).
+//! **Design.** A budget is a record in a table of its own, and goes with its tenant or volume. A version that does not
+//! know the table limits nobody; the next opening drops budgets that it left behind. The bases of a tenant's volumes
+//! together fit into the tenant's base. The least base counts as none: its volume is only limited. Another record has
+//! the parts that people stated; they are guessed if they do not give the budget.
+//! **Not here:** whether a node has it all (`forebay_qos::admission`), enforcement (the engine).
 
 use crate::{
     error::{PoolError, Result},
@@ -21,14 +17,14 @@ use forebay_qos::stated::Stated;
 use forebay_xlate::types::VolumeId;
 use std::collections::BTreeMap;
 
-/// What a record takes in the catalog at most, roughly.
+/// Roughly the most that a record takes in the catalog.
 pub(super) const RECORD_BYTES: u64 = 256;
 const NOTHING: Rate = Rate { iops: 0, bytes: 0 };
-/// The second half of a tenant's key, and of a volume's.
+/// The kinds of keys.
 const OF_TENANT: u64 = 0;
 const OF_VOLUME: u64 = 1;
 
-/// Whose: an id, and which kind of one.
+/// An id and its kind.
 pub(super) type Key = (u64, u64);
 
 pub(super) fn of_tenant(tenant: TenantId) -> Key {
@@ -39,7 +35,6 @@ pub(super) fn of_volume(volume: VolumeId) -> Key {
     (volume.0, OF_VOLUME)
 }
 
-/// The budget that is stated.
 pub(super) fn stated_budget(stated: Option<Stated>) -> Result<Option<Budget>> {
     let budget = stated.map(|stated| stated.budget()).transpose();
     budget.map_err(|bad| PoolError::invalid(bad.to_string()))
@@ -52,7 +47,7 @@ pub struct Budgets {
     stated: BTreeMap<Key, Stated>,
 }
 
-/// What counts of a volume's base.
+/// The base, of which the least value counts as 0.
 fn counted(budget: &Budget) -> Rate {
     let count = |value: u64, least: u64| if value > least { value } else { 0 };
     Rate {
@@ -62,12 +57,10 @@ fn counted(budget: &Budget) -> Rate {
 }
 
 impl Budgets {
-    /// The parts that were stated at a key.
     pub(crate) fn stored_stated(&self, a: u64, b: u64) -> Option<&Stated> {
         self.stored(a, b).and(self.stated.get(&(a, b)))
     }
 
-    /// Takes in a record of what was stated.
     pub(crate) fn load_stated(&mut self, a: u64, b: u64, stated: Stated) {
         self.stated.insert((a, b), stated);
     }
@@ -82,12 +75,11 @@ impl Budgets {
             .unwrap_or_else(|| Stated::of(budget))
     }
 
-    /// The record at a key.
     pub(crate) fn stored(&self, a: u64, b: u64) -> Option<&Budget> {
         self.all.get(&(a, b))
     }
 
-    /// Takes a record in; false if there can be no such one.
+    /// Loads a record; false if it is invalid.
     pub(crate) fn load(&mut self, a: u64, b: u64, budget: Budget) -> bool {
         let can_be = budget.check().is_ok() && matches!(b, OF_TENANT | OF_VOLUME);
         if can_be {
@@ -96,7 +88,6 @@ impl Budgets {
         can_be
     }
 
-    /// Those of a kind, oldest first.
     fn of_kind(&self, kind: u64) -> impl Iterator<Item = (u64, &Budget)> {
         let all = self.all.iter();
         all.filter_map(move |((id, of), budget)| (*of == kind).then_some((*id, budget)))
@@ -134,7 +125,7 @@ impl Budgets {
         all.map(|(id, budget)| (VolumeId(id), budget))
     }
 
-    /// The bases of a tenant's volumes together, but for one.
+    /// The sum of the bases of a tenant's volumes, except one.
     fn volumes_base(&self, volumes: &Volumes, tenant: TenantId, but: Option<VolumeId>) -> Rate {
         let others = volumes.of_tenant(tenant).map(|volume| volume.id);
         let others = others.filter(|id| Some(*id) != but);
@@ -145,7 +136,7 @@ impl Budgets {
         })
     }
 
-    /// Whether something else is stated at a key already, or nothing is.
+    /// Whether this would change what is stated at a key.
     pub(super) fn differs(
         &self,
         key: Key,
@@ -155,7 +146,7 @@ impl Budgets {
         self.all.get(&key) != budget || self.stated(key) != stated.unwrap_or_default()
     }
 
-    /// Refuses a tenant's budget that its volumes' bases do not fit into.
+    /// Refuses a tenant's base that is less than its volumes' together.
     pub(super) fn check_tenant(
         &self,
         volumes: &Volumes,
@@ -182,7 +173,7 @@ impl Budgets {
         Ok(())
     }
 
-    /// Refuses a volume's budget that does not fit into its tenant's beside those of the other volumes.
+    /// Refuses a volume's base that exceeds what other volumes leave of its tenant's.
     pub(super) fn check_volume(
         &self,
         volumes: &Volumes,
@@ -206,7 +197,6 @@ impl Budgets {
         Ok(())
     }
 
-    /// States a budget, or that there is none.
     pub(super) fn set(
         &mut self,
         journal: &mut Journal,
@@ -230,14 +220,13 @@ impl Budgets {
         journal.touch(Table::StatedBudgets, key.0, key.1);
     }
 
-    /// Drops the budget of what goes.
     pub(super) fn forget(&mut self, journal: &mut Journal, key: Key) {
         if self.all.remove(&key).is_some() {
             self.keep_stated(journal, key, None);
         }
     }
 
-    /// Drops budgets of what is not there.
+    /// Drops budgets of tenants and volumes that are gone.
     pub(crate) fn forget_lost(
         &mut self,
         journal: &mut Journal,

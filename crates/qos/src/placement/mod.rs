@@ -1,36 +1,35 @@
 //! Whether the reactors can give the bases that are promised, and where a new export is best served.
 //!
-//! **Design.** One reactor serves an export. A tenant is entitled to its whole base on each reactor that serves one of its exports, and to
-//! all of the reactor if the base is larger. No base is lost if no reactor's entitlements exceed it. A base above one
-//! reactor takes several whole. A [`Promise`] guarantees a base at some reactors; promises come first ([`PlacementPlan::settle`]),
-//! then further needs and tenants without a promise, as far as they fit. A promise that no longer fits lapses.
-//! A new export goes where its tenant's base is promised and unserved, else where it fits, else where least is lacking.
+//! **Design.** A tenant is entitled to its base on each reactor that serves one of its exports, at most to the whole
+//! reactor. A [`Promise`] guarantees a base at some reactors, and lapses when it no longer fits. Promises come first
+//! ([`PlacementPlan::settle`]), then further needs and other tenants. A new export goes where its tenant's base is
+//! promised and unserved, else where it fits or least is lacking.
 //! **Not here:** what reactors share ([`crate::admission`]), which reactor serves what now.
 
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// An export counts as this part of a reactor at least.
+/// The least part of a reactor that an export counts as.
 const LEAST_PART: f64 = 1.0 / 16.0;
-/// Such a part of a reactor is rounding.
+/// A relative difference that is only rounding.
 const ROUNDING: f64 = 1e-9;
 
 #[derive(Clone, Copy, Default, Debug)]
 struct At {
-    /// None: its base is kept there, for its first.
+    /// 0: the base is kept there for its first export.
     exports: u32,
-    /// What its volumes have as bases of their own that only this reactor can give.
+    /// The own bases of volumes that only this reactor serves.
     own: f64,
 }
 
 /// A base that was guaranteed last.
 #[derive(Clone, PartialEq, Default, Debug)]
 pub struct Promise {
-    /// What it needs of processors at most, ns a second.
+    /// The most processor time that it needs, ns a second.
     pub cost: f64,
     /// The reactors at which it is kept.
     pub reactors: BTreeSet<usize>,
-    /// So much is kept; else it has lapsed.
+    /// False if it has lapsed.
     pub held: bool,
 }
 
@@ -39,14 +38,13 @@ pub struct Promise {
 enum Coverage {
     #[default]
     Nothing,
-    /// No more than was promised, where it was.
+    /// The promised part, at the promised reactors.
     Promised,
     All,
 }
 
 #[derive(Clone, Default, Debug)]
 struct Tenant {
-    /// What its base needs at most of processors, ns a second.
     cost: f64,
     at: BTreeMap<usize, At>,
     promise: Option<Promise>,
@@ -54,7 +52,7 @@ struct Tenant {
 }
 
 impl Tenant {
-    /// What a reactor that has so much must have for it.
+    /// The entitlement at a reactor of capacity `each`.
     fn entitlement(&self, each: f64, at: &At) -> f64 {
         self.cost.min(each).max(at.own)
     }
@@ -69,7 +67,7 @@ impl Tenant {
         }
     }
 
-    /// Before it is settled: what was promised is.
+    /// The coverage before settling.
     fn as_promised(&self) -> Coverage {
         match &self.promise {
             Some(promise) if promise.held && self.cost > 0.0 => match self.is_within_promise() {
@@ -89,7 +87,6 @@ impl Tenant {
         self.at.values().any(|at| at.exports > 0)
     }
 
-    /// It needs no more than it was promised.
     fn is_within_promise(&self) -> bool {
         self.promise.as_ref().is_some_and(|promise| {
             self.cost <= promise.cost * (1.0 + ROUNDING)
@@ -102,24 +99,24 @@ impl Tenant {
 /// Why a base isn't guaranteed, and what of it could be.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Lack {
-    /// The reactor, of those that serve the tenant, that has too little beside other entitlements; none: all of them together have.
+    /// The fullest of its reactors, if one lacks room; `None`: they have too little together.
     pub reactor: Option<usize>,
-    /// A base that needs so much of processors would be had, ns a second.
+    /// The processor time of a base that would fit, ns a second.
     pub fits: f64,
 }
 
-/// See the module's text. Tenants are told apart by numbers of the caller's.
+/// Entitlements of tenants at reactors. The caller numbers the tenants.
 #[derive(Clone, Debug)]
 pub struct PlacementPlan {
     each: f64,
     tenants: BTreeMap<u64, Tenant>,
-    /// Of each reactor, the entitlements, and what its exports count as.
+    /// The sums of each reactor: entitlements here, load in `served`.
     entitlement: Vec<f64>,
     served: Vec<f64>,
 }
 
 impl PlacementPlan {
-    /// So many reactors that serve nobody, each of which can promise `each` ns a second.
+    /// A plan of idle reactors, each of which can promise `each` ns a second.
     #[must_use]
     pub fn new(reactors: usize, each: f64) -> Self {
         Self {
@@ -130,12 +127,12 @@ impl PlacementPlan {
         }
     }
 
-    /// A tenant's base needs `cost` of processors at most, ns a second.
+    /// Sets the most processor time that a tenant's base needs, ns a second.
     pub fn promise(&mut self, tenant: u64, cost: f64) {
         self.change(tenant, |of| of.cost = cost);
     }
 
-    /// Before its exports are said: this was guaranteed to a tenant, and is kept for it if it has not lapsed.
+    /// Sets a tenant's last promise, before its exports; it is kept unless it has lapsed.
     pub fn promised(&mut self, tenant: u64, mut promise: Promise) {
         let reactors = self.entitlement.len();
         promise.reactors.retain(|reactor| *reactor < reactors);
@@ -147,7 +144,7 @@ impl PlacementPlan {
         });
     }
 
-    /// Changes a tenant, and what reactors have of it.
+    /// Changes a tenant and the sums of its reactors.
     fn change(&mut self, tenant: u64, change: impl FnOnce(&mut Tenant)) {
         let of = self.tenants.entry(tenant).or_default();
         for (sign, change) in [(-1.0, Some(change)), (1.0, None)] {
@@ -164,14 +161,14 @@ impl PlacementPlan {
         }
     }
 
-    /// One of its exports is served by this reactor.
+    /// Adds an export that this reactor serves.
     pub fn export(&mut self, tenant: u64, reactor: usize) {
         self.change(tenant, |of| {
             of.at.entry(reactor).or_default().exports += 1;
         });
     }
 
-    /// One more is to be served: says where.
+    /// Places one more export and returns its reactor.
     pub fn place(&mut self, tenant: u64) -> usize {
         let reactor = self.best(tenant);
         let of = self.tenants.get(&tenant);
@@ -185,13 +182,12 @@ impl PlacementPlan {
         reactor
     }
 
-    /// One of its volumes, which has a base of its own that needs `cost`, is served by this reactor alone.
+    /// Adds the own base of a volume that only this reactor serves.
     pub fn own(&mut self, tenant: u64, reactor: usize, cost: f64) {
         self.change(tenant, |of| of.at.entry(reactor).or_default().own += cost);
     }
 
-    /// Who comes first of all: those for whom something is kept, then whose promises have lapsed, the oldest first; then the rest, the
-    /// largest first.
+    /// Tenants in order: held promises, then lapsed ones, the oldest first; then the rest, the largest first.
     #[must_use]
     pub fn order(&self) -> Vec<u64> {
         let rank = |of: &Tenant| match &of.promise {
@@ -204,7 +200,7 @@ impl PlacementPlan {
         all.into_iter().map(|(_, id)| id).collect()
     }
 
-    /// Says whose bases are guaranteed now: of those that are, the promises are what is so from now on.
+    /// Decides whose bases are guaranteed, and renews their promises.
     pub fn settle(&mut self) {
         let order = self.order();
         for id in &order {
@@ -230,7 +226,7 @@ impl PlacementPlan {
         while let Some(id) = order.get(next) {
             let before = self.tenants.get(id).map_or(Coverage::All, |of| of.counts);
             let is_new = before != Coverage::All && self.settle_one(*id, Coverage::All);
-            // Whoever has all of it elsewhere leaves what was kept: that is for the first who lacks.
+            // A base that fits elsewhere frees what was kept, for the first tenant that lacks.
             next = match is_new && before == Coverage::Promised {
                 true => 0,
                 false => next + 1,
@@ -238,14 +234,14 @@ impl PlacementPlan {
         }
     }
 
-    /// Has so much of it count, if that fits; else it stays as it was.
+    /// Raises a tenant's coverage if that fits.
     fn settle_one(&mut self, id: u64, counts: Coverage) -> bool {
         let Some(of) = self.tenants.get(&id).filter(|of| of.cost > 0.0) else {
             return false;
         };
         let (mut at, mut cost) = (of.at.clone(), of.cost);
         if !of.is_served() {
-            // It stays where it is promised. One is enough.
+            // It stays at one promised reactor.
             let own = of.promise.iter().flat_map(|promise| &promise.reactors);
             let mut own = own.filter(|reactor| self.fits(of, **reactor, counts));
             let reactor = own.next().copied().or_else(|| match counts {
@@ -283,7 +279,7 @@ impl PlacementPlan {
         fits
     }
 
-    /// Whether a reactor has so much of its base beside other entitlements.
+    /// Whether this coverage fits beside other entitlements.
     fn fits(&self, of: &Tenant, reactor: usize, counts: Coverage) -> bool {
         let at = of.at.get(&reactor).copied().unwrap_or_default();
         let counted = |counts| of.counted(counts, self.each, reactor, &at);
@@ -293,7 +289,7 @@ impl PlacementPlan {
         })
     }
 
-    /// Everybody's base counts alike, whether it fits or not: more was promised than there is, and that is meant.
+    /// Counts every base, whether it fits or not, for oversubscription.
     pub fn count_all(&mut self) {
         let all: Vec<u64> = self.tenants.keys().copied().collect();
         for id in all {
@@ -306,14 +302,14 @@ impl PlacementPlan {
         }
     }
 
-    /// Once settled: all of its base is guaranteed.
+    /// Whether all of a tenant's base is guaranteed, once settled.
     #[must_use]
     pub fn is_guaranteed(&self, tenant: u64) -> bool {
         let of = self.tenants.get(&tenant);
         of.is_some_and(|of| of.counts == Coverage::All)
     }
 
-    /// What was guaranteed last, and to whom.
+    /// The promises by tenant.
     pub fn promises(&self) -> impl Iterator<Item = (u64, &Promise)> {
         let all = self.tenants.iter();
         all.filter_map(|(tenant, of)| Some((*tenant, of.promise.as_ref()?)))
@@ -341,7 +337,7 @@ impl PlacementPlan {
         self.served[a].total_cmp(&self.served[b])
     }
 
-    /// Where all of its base fits, or least is lacking.
+    /// The reactor where its base fits, or lacks least.
     fn roomiest(&self, tenant: u64) -> usize {
         let own = self.tenants.get(&tenant);
         let cost = own.map_or(0.0, |own| own.cost).min(self.each);
@@ -387,7 +383,7 @@ impl PlacementPlan {
         self.lacking().next().is_none()
     }
 
-    /// Of each reactor the tenants that it serves with a base, and how many of them can have it there at once, whichever they are.
+    /// Of each reactor: its tenants with a base, and how many of them, whichever, fit at once.
     pub fn at_once(&self) -> impl Iterator<Item = (u32, u32)> {
         (0..self.entitlement.len()).map(|reactor| {
             let at = |of: &Tenant| {
@@ -426,12 +422,12 @@ impl PlacementPlan {
         let rooms: Vec<(usize, bool, f64)> = rooms.collect();
         let (reactor, _, least) = *rooms.iter().min_by(|(.., a), (.., b)| a.total_cmp(b))?;
         let together = self.each * rooms.len() as f64;
-        // Who is alone may have more than one of them.
+        // A tenant that is alone may have several whole.
         let fits = match least < self.each * (1.0 - ROUNDING) {
             true => least,
             false => together,
         };
-        // Volumes' own bases that are more than their reactor has are to be smaller, and the tenant's with them.
+        // Own bases of volumes above their reactor's room shrink the tenant's in proportion.
         let own = of.at.values().map(|at| at.own).fold(0.0, f64::max);
         let fits = match own > least.min(self.each) {
             true => fits.min(of.cost * least.min(self.each) / own),

@@ -1,13 +1,14 @@
-//! What windows accrue to a reactor of something that it has a share of.
+//! The accrual of a reactor's share over windows.
 //!
-//! **Design.** A window at work accrues the reactor's share by demand; an idle window its part of what no working reactor had of it
-//! ([`LedgerEntry::idle`](crate::ledger::LedgerEntry::idle)). Fractions are carried on. **Not here:** what is saved of it.
+//! **Design.** A window at work accrues the reactor's share by demand; an idle window its part of what no working
+//! reactor had of it ([`LedgerEntry::idle`](crate::ledger::LedgerEntry::idle)). Fractions are carried on. **Not here:**
+//! what is saved of it.
 
 #[derive(Clone, Copy)]
 pub(super) enum Accrual {
-    /// So many in which it was at work: of each, the reactor's share.
+    /// The number of windows at work.
     Work(u64),
-    /// In which it rested: in windows, what it has of the base; and whether it wakes.
+    /// What idle windows are worth, in windows, and whether it wakes.
     Idle(f64, bool),
 }
 
@@ -27,8 +28,7 @@ impl Accrual {
     }
 }
 
-/// A reactor's part of so many windows' `amount`, and of one window's, rounded up. What is less than one is carried on: of a
-/// small budget a window's part is always less.
+/// A reactor's part of all windows, and of one, rounded up. `fraction` carries what is less than one.
 #[inline]
 pub(super) fn part(amount: i32, share: f32, windows: u64, fraction: &mut f32) -> (u64, u64) {
     if share == 1.0 {

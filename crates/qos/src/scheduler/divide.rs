@@ -1,7 +1,8 @@
 //! A tenant's part of a window, divided among its lanes on a reactor.
 //!
 //! **Design.** Entitlements of volumes' own bases come first, then equal parts; what one does not want goes to the
-//! others. An I/O that is larger than a lane's part begins as soon as something is left of the part, and later windows pay for it.
+//! others. An I/O that is larger than a lane's part begins as soon as something is left of the part, and later windows
+//! pay for it.
 //! **Not here:** the parts of tenants ([`super::refill`]), of reactors ([`crate::ledger`]).
 
 use super::each::Each;
@@ -10,8 +11,7 @@ use super::state::Lane;
 use crate::params::Params;
 use crate::resources::{COUNT, PLENTY, ResourceVector, SHARED};
 
-/// Divides among the tenant's lanes: first entitlements, then fair parts as far as wanted, then the rest to those that want more.
-/// Returns what nobody wants: any of them may have it.
+/// Divides among the tenant's lanes: entitlements, fair parts, then the rest. Returns what nobody wants.
 pub(super) fn divide(
     given: &ResourceVector,
     own: &[u32],
@@ -33,7 +33,7 @@ pub(super) fn divide(
     for fair in &mut fair.0 {
         *fair /= parts.max(1);
     }
-    // There may be less than is promised: each has its part.
+    // If less is given than promised, each has its part.
     let first = |lane: &Lane, resource: usize| {
         let (first, promised) = (lane.promise.0[resource], promised.0[resource]);
         match given.0[resource] {
@@ -55,7 +55,7 @@ pub(super) fn divide(
     }
     let mut rest = ResourceVector::ZERO;
     for resource in 0..COUNT {
-        // Of nothing given, nothing is left, whatever is promised.
+        // Promises may exceed what was given.
         let left = spare.0[resource].max(0);
         if hungry[resource] > 0 {
             rest.0[resource] = left / hungry[resource];
@@ -89,7 +89,7 @@ pub(super) fn divide(
     spare
 }
 
-/// Sets each lane's entitlement, as far as it wants that. Returns the sum, which may exceed what there is.
+/// Sets each lane's promise. Returns the sum, which may exceed what there is.
 fn promise(own: &[u32], lanes: &mut [Lane], headroom: f32, late: f32) -> ResourceVector {
     let mut sum = ResourceVector::ZERO;
     for lane in own {
@@ -102,12 +102,11 @@ fn promise(own: &[u32], lanes: &mut [Lane], headroom: f32, late: f32) -> Resourc
 }
 
 impl Lane {
-    /// So much would it use in a window.
     fn wants(&self, resource: usize, headroom: f32) -> i32 {
         (self.demand.0[resource] as f32 * headroom).min(PLENTY as f32) as i32
     }
 
-    /// Its entitlement of its volume's own base, as far as it wants that.
+    /// The part of its volume's own base that it wants.
     fn entitlement(&self, headroom: f32, late: f32) -> ResourceVector {
         let mut entitlement = ResourceVector::ZERO;
         if self.limited && !self.demand.is_zero() {
@@ -122,7 +121,7 @@ impl Lane {
         entitlement
     }
 
-    /// With a part of what it wants of its own, it has the same part of what it wants of everything.
+    /// Promises the same part of shared resources as of its own.
     fn promise_shared(&mut self, headroom: f32) {
         let part = |own: usize| match self.demand.0[own] {
             0 => 1.0,
@@ -134,7 +133,7 @@ impl Lane {
         }
     }
 
-    /// Windows end in which so much was used: its own base accrues. Some windows' are saved for uneven loads, as of a tenant's.
+    /// Accrues the volume's own base, saved for at most `saved` windows.
     #[inline]
     pub(super) fn earn(&mut self, used: &ResourceVector, passed: u64, saved: u64) {
         for (at, own) in OWN.into_iter().enumerate() {

@@ -1,7 +1,7 @@
-//! A number for each resource, as the end of a window calculates with them.
+//! A number for each resource, for the end of a window.
 //!
-//! **Design.** Eight numbers of 32 bits, so that each step over all of them is two instructions of the smallest x86-64: what
-//! compares does so without cases. What is a tenant's own is 0 here. **Not here:** exact amounts ([`crate::resources`]).
+//! **Design.** Eight 32-bit numbers: a step over all is two SSE instructions without branches. A tenant's own resources
+//! are 0 here. **Not here:** exact amounts ([`crate::resources`]).
 
 use crate::resources::{COUNT, ResourceVector};
 
@@ -67,7 +67,7 @@ impl Each {
     #[inline(always)]
     pub(super) fn exceeds(&self, other: &Self) -> bool {
         let [a, b, c, d, e, f, g, h] = self.with(other, |own, other| other - own).0;
-        // By their signs; what is equal makes a 0 without one.
+        // By sign bits: equal numbers make +0.
         let signs = [
             a.to_bits() | e.to_bits(),
             b.to_bits() | f.to_bits(),

@@ -1,7 +1,7 @@
 //! An I/O that its lane's allocation does not cover.
 //!
-//! **Design.** Its own lane's budget must allow it; then each source is asked for all that is shared of it. Nothing here is on
-//! the path of an I/O of a tenant within what it was given. **Not here:** what waits.
+//! **Design.** The lane's own budget must allow it; then one source must have all of its shared resources. An I/O
+//! within its allocation never comes here. **Not here:** what waits.
 
 use super::Scheduler;
 use super::accrual::Accrual;
@@ -27,8 +27,7 @@ impl Scheduler {
         self.begin_borrowing(lane, cost) || self.begin_beyond(lane, tenant as usize, cost)
     }
 
-    /// An I/O begins while anything is left of the tenant's own, and if it exceeds a window's shared resources: later windows pay.
-    /// Saving for it would keep others from what is saved.
+    /// Begins an I/O while some of all is left, and all shared unless a window gives less: later windows pay.
     fn begin_borrowing(&mut self, lane: usize, cost: &ResourceVector) -> bool {
         let lane = &mut self.lanes[lane];
         let shared = cost.shared();
@@ -40,7 +39,7 @@ impl Scheduler {
         begins
     }
 
-    /// What its lane was given, as far as that goes; all the rest from one of the sources.
+    /// Takes what its lane has left, and all of the rest from one source.
     fn begin_beyond(&mut self, lane: usize, tenant: usize, cost: &ResourceVector) -> bool {
         let mut short = *cost;
         // Debt is not asked for again.
@@ -48,7 +47,7 @@ impl Scheduler {
         let own = short.own();
         let one = &mut self.tenants[tenant];
         if !own.is_zero() {
-            // No volume comes above its limit by its siblings' part.
+            // The siblings' rest lifts no volume above its limit.
             let mut would = self.lanes[lane].used();
             would.add(&cost.own());
             if !self.lanes[lane].room.covers(&would.own()) || !one.spare.covers(&own) {
@@ -60,8 +59,7 @@ impl Scheduler {
         if !source {
             source = self.free.take(&shared);
             if !source && self.is_below_base(tenant, &cost.own()) {
-                // What lies free of one resource is had with what those have of another: the processor's time of who has nothing
-                // to do is no use without a link's.
+                // What is free of one resource combines with what is taken of another.
                 let free = self.free.max(&ResourceVector::ZERO).min(&shared);
                 let rest = shared.minus(&free);
                 source = self.take_from_bursting(tenant, &rest);
@@ -89,8 +87,7 @@ impl Scheduler {
         source
     }
 
-    /// Where bases fit, the processor's time is there for whoever is below its base: it is given to those above in small parts.
-    /// What the reserve has not, the next window has less.
+    /// Takes from the reserve. Where bases fit, processor time is overdrawn: the next window has less.
     fn take_from_reserve(&mut self, tenant: usize, shared: &ResourceVector) -> bool {
         if self.reserve.take(shared) {
             return true;
@@ -105,14 +102,14 @@ impl Scheduler {
         has
     }
 
-    /// The guard: with this I/O too, the tenant is not above its base.
+    /// The guard: the tenant stays within its base with this I/O.
     fn is_below_base(&mut self, tenant: usize, own: &ResourceVector) -> bool {
         let allows = |one: &Tenant, used: &ResourceVector| {
             let mut would = *used;
             would.add(own);
             one.entitlement.covers(&would.own())
         };
-        // What was used only grows in a window: not every volume that is refused looks at all of its siblings.
+        // Use only grows in a window, so a refusal need not sum up all lanes.
         let one = &self.tenants[tenant];
         if !allows(one, &one.found) {
             return false;
@@ -123,7 +120,7 @@ impl Scheduler {
         allows(one, &used)
     }
 
-    /// In this window, with what later ones pay.
+    /// A tenant's use in this window, debt included.
     pub(super) fn used(&self, tenant: usize) -> ResourceVector {
         let one = &self.tenants[tenant];
         let mut used = one.extra;
@@ -135,7 +132,7 @@ impl Scheduler {
         used
     }
 
-    /// Of the better of two bursting tenants, what it was given above its base.
+    /// Takes from the better of two bursting tenants what it was given above its base.
     pub(super) fn take_from_bursting(&mut self, tenant: usize, shared: &ResourceVector) -> bool {
         let count = self.bursting.len();
         let choices = self.params.choices;
@@ -149,7 +146,7 @@ impl Scheduler {
             self.bursting[second] as usize,
         );
         let (a, b) = (self.stealable(first), self.stealable(second));
-        // The better: who has more of what this I/O needs most of.
+        // The better has more of its scarcest resource for this I/O.
         let better = |of: &ResourceVector| {
             let parts = of.0.iter().zip(&shared.0);
             let parts = parts.filter(|(_, need)| **need > 0);
@@ -173,7 +170,7 @@ impl Scheduler {
         need.sub(&from_spare);
         for at in 0..one.lanes.len() {
             let lane = &mut self.lanes[self.tenants[victim].lanes[at] as usize];
-            // The debt of one lane is not the others' to give.
+            // A lane in debt gives nothing.
             let left = &mut lane.left;
             let part = left.max(&ResourceVector::ZERO).min(&need).shared();
             *left = left.minus(&part);
@@ -188,7 +185,7 @@ impl Scheduler {
         true
     }
 
-    /// What may be taken from it: what it has left, as far as it was given it above its base.
+    /// What it has left, as far as that is above its base.
     fn stealable(&self, tenant: usize) -> ResourceVector {
         let one = &self.tenants[tenant];
         let mut left = one.spare;
@@ -204,14 +201,14 @@ impl Scheduler {
     }
 
     fn draw(&mut self, below: usize) -> usize {
-        // xorshift (Marsaglia 2003): any choice will do, it need not be good.
+        // xorshift (Marsaglia 2003).
         self.random ^= self.random << 13;
         self.random ^= self.random >> 17;
         self.random ^= self.random << 5;
         ((u64::from(self.random) * below as u64) >> 32) as usize
     }
 
-    /// Saves the base that an idle tenant accrued since the last call. It comes to the same later, but so it is visible and survives a death.
+    /// Saves the base that an idle tenant accrued, so that it is visible and survives a death.
     pub fn earn(&mut self, tenant: usize) {
         let one = &self.tenants[tenant];
         let idle = self.window.saturating_sub(one.earned.window);
@@ -220,7 +217,7 @@ impl Scheduler {
         }
     }
 
-    /// What others at work had of it meanwhile is not saved once more, however little is wanted when that is asked.
+    /// Saves idle windows, less what other reactors used of the base meanwhile.
     fn save_idle(&mut self, tenant: usize, windows: u64, wakes: bool) {
         let saved = self.params.saved_windows.into();
         let entry = self.ledger.entry(tenant);
@@ -231,7 +228,7 @@ impl Scheduler {
         let accrual = Accrual::Idle(worth, wakes);
         one.save(entry, accrual, saved);
         one.counts_from(self.window, entry);
-        // Limits of volumes hold as ever; the base pays their debt of shared resources.
+        // The base pays lanes' debt of shared resources; limits of volumes still hold.
         let base = one.shared_base.times(worth as f32);
         let mut pays = base.min(&Each([PLENTY as f32; COUNT])).vector();
         for lane in &one.lanes {
@@ -243,8 +240,7 @@ impl Scheduler {
         }
     }
 
-    /// An idle tenant is back and has its base at once. After less than a whole idle window only a new one does: the others had this
-    /// window's, and each short rest would be worth a window.
+    /// Activates a tenant. It has its base at once if it is new or was idle for a whole window.
     pub(super) fn activate(&mut self, tenant: usize) {
         let one = &mut self.tenants[tenant];
         let is_new = !std::mem::replace(&mut one.is_known, true);
@@ -265,7 +261,6 @@ impl Scheduler {
         }
         one.spare = one.limit(entry);
         if one.lanes.len() == 1 {
-            // No sibling to share with.
             let lane = &mut self.lanes[one.lanes[0] as usize];
             let part = one.spare.min(&lane.may());
             // Its debt stays.

@@ -1,10 +1,9 @@
 //! One reactor's share of everything, given out once a window.
 //!
-//! **Design.** Algorithm 1 of BurstCBS. A lane (a volume through this reactor) has an allocation of each resource; an I/O that it covers may
-//! begin ([`Scheduler::take`]). For others [`fallback`] asks siblings' rest, the free rest, a bursting tenant's part (the better of
-//! two at random), and the reserve. The last two serve only a tenant *below its base*: the guard that the printed algorithm lacks.
-//! Three more things differ from the paper. Resources are judged one by one. Only the unused part of an allocation fades. A base can
-//! be saved for a few windows ([`crate::params::Params::saved_windows`]); the rest becomes credit.
+//! **Design.** Algorithm 1 of BurstCBS. An I/O begins if its lane's allocation covers it ([`Scheduler::take`]). For
+//! others [`fallback`] asks siblings, the free rest, a bursting tenant, and the reserve. Unlike the paper, the last two
+//! serve only tenants below their base, and each resource is judged alone. Only the unused part of an allocation fades,
+//! and a base is saved for a few windows ([`crate::params::Params::saved_windows`]).
 //! **Not here:** the commands that wait (lanes keep them: [`Scheduler::wait`]), their order among lanes, time.
 
 mod accrual;
@@ -29,45 +28,42 @@ use std::sync::Arc;
 
 pub use state::TenantStatistics;
 
-/// See the module's text.
+/// The scheduler of one reactor.
 #[derive(Debug)]
 pub struct Scheduler {
     params: Params,
-    /// Of shared resources in a window: this reactor's processor, and all of the rest.
+    /// A window's shared resources: this reactor's processor, the node's other resources.
     whole: [f32; SHARED],
     processors: f32,
     lanes: Vec<Lane>,
     tenants: Vec<Tenant>,
     active: Vec<u32>,
-    /// Of them those that are given more than their base.
+    /// Active tenants that are given more than their base.
     bursting: Vec<u32>,
     reserve: ResourceVector,
     free: ResourceVector,
-    /// What lanes in which something waits had left, and may not keep.
+    /// What lanes had left and may not keep.
     lost: Each,
     window: u64,
     random: u32,
     estimator: Estimator,
     awake: bool,
-    /// The entitlement to each resource that the ledger has of this reactor.
     published_entitlements: [u64; SHARED],
-    /// Somebody may begin an I/O, had they more of the processor.
+    /// Some I/O lacks only processor time.
     wants_processor: bool,
-    /// Of the processor there is as much as all bases need; as those that are guaranteed do.
+    /// Whether the processor suffices for all bases, and for guaranteed ones.
     bases_fit: [bool; 2],
-    /// Of the processor's time, what was used of the next window's.
+    /// Processor time used of the next window's.
     overdrawn_ns: i32,
     somebody_bursts: bool,
-    /// See [`Self::shares_with_others`].
     publishes: bool,
-    /// Of each resource, the largest base of all who have lanes here, at work or not: any of them may wake.
+    /// The largest base of each resource among tenants with lanes here.
     largest: Each,
     ledger: Arc<Ledger>,
 }
 
 impl Scheduler {
-    /// For at most `lanes` lanes of the ledger's tenants, on a reactor of a node that has `per_second` of each shared
-    /// Errors: a parameter that is out of its range.
+    /// A scheduler for a node with `per_second` of each shared resource. An error names a parameter out of its range.
     pub fn new(
         params: Params,
         per_second: &[f64; SHARED],
@@ -78,11 +74,11 @@ impl Scheduler {
         let mut whole = [0f32; SHARED];
         for (whole, per_second) in whole.iter_mut().zip(per_second) {
             let usable = per_second * f64::from(params.utilisation);
-            // The sum of all reactors may not fit; the part of each does ([`refill`]).
+            // The whole may exceed what a vector holds; each reactor's part does not ([`refill`]).
             *whole = (usable * params.window_ns as f64 / 1e9).max(0.0) as f32;
         }
         let tenants = ledger.tenants();
-        // Before the first window's end, all lies free for who comes first.
+        // Before the first window's end, everything is free.
         let mut free = ResourceVector::ZERO;
         for (free, whole) in free.0.iter_mut().zip(whole) {
             *free = whole.min(PLENTY as f32) as i32;
@@ -113,7 +109,7 @@ impl Scheduler {
         })
     }
 
-    /// The slot has a new tenant: savings and debt of the last one are not its own.
+    /// Clears savings and debt, as the slot has a new tenant.
     pub fn begin_tenant(&mut self, tenant: usize) {
         let one = &mut self.tenants[tenant];
         one.entitlement = ResourceVector::ZERO;
@@ -125,8 +121,7 @@ impl Scheduler {
         one.counts_from(self.window, self.ledger.entry(tenant));
     }
 
-    /// The tenant, which comes by these frontends, has this budget from now on. What it was given in this window is cut to it at once;
-    /// all else follows with the next. Of what is shared, its base is what that takes by these frontends.
+    /// Sets a tenant's budget and frontends. This window's grant is cut at once; the rest follows with the next.
     pub fn set_budget(
         &mut self,
         tenant: usize,
@@ -134,7 +129,7 @@ impl Scheduler {
         costs: &CostTable,
         frontends: Frontends,
     ) {
-        // By what was stated until now.
+        // Earlier windows accrue by the old budget.
         self.earn(tenant);
         self.ledger.entry(tenant).set_budget(budget);
         let base = self.own(budget.base);
@@ -150,7 +145,7 @@ impl Scheduler {
         self.set_frontends(tenant, budget, costs, frontends);
     }
 
-    /// The tenant, which has this budget already, comes by these frontends from now on. Nothing of what all reactors have of it changes.
+    /// Sets the frontends of a tenant that has this budget already.
     pub fn set_frontends(
         &mut self,
         tenant: usize,
@@ -190,13 +185,12 @@ impl Scheduler {
         }
     }
 
-    /// Whether the tenant's base comes first, where bases come to more than there is: of two of whom the same is said, neither does.
+    /// Sets whether the tenant's base comes first where bases exceed what there is.
     pub fn set_guaranteed(&mut self, tenant: usize, guaranteed: bool) {
         self.tenants[tenant].guaranteed = guaranteed;
     }
 
-    /// The volume of this lane may use so much of its tenant's: a part of the base that is its own, and a limit.
-    /// `None`: an equal part, no limit.
+    /// Sets the volume's own base and limit. `None`: an equal part, no limit.
     pub fn set_volume(&mut self, lane: usize, budget: Option<&Budget>) {
         let (base, limit) = match budget {
             Some(budget) => (self.own(budget.base), self.own(budget.burst)),
@@ -225,7 +219,7 @@ impl Scheduler {
         vector
     }
 
-    /// This lane is of that tenant. It had none before.
+    /// Assigns a free lane to a tenant.
     pub fn attach(&mut self, lane: usize, tenant: usize) {
         self.lanes[lane] = Lane {
             tenant: tenant as u32,
@@ -248,7 +242,7 @@ impl Scheduler {
         self.largest = there.fold(Each::ZERO, |largest, one| largest.max(&one.shared_base));
     }
 
-    /// This lane is nobody's any more.
+    /// Detaches a lane from its tenant.
     pub fn detach(&mut self, lane: usize) {
         self.let_go(lane);
         self.find_largest();
@@ -272,26 +266,25 @@ impl Scheduler {
         }
     }
 
-    /// Takes what an I/O of this lane costs out of what the lane was given; false: it has not so much, ask [`Self::admit`].
+    /// Takes an I/O's cost from what the lane has left; if false, ask [`Self::admit`].
     #[inline(always)]
     #[must_use]
     pub fn take(&mut self, lane: usize, cost: &ResourceVector) -> bool {
         self.lanes[lane].left.take(cost)
     }
 
-    /// Whether an I/O of this lane that costs so much may begin; if so, that is paid. An I/O that may not, waits behind
-    /// those of its lane that wait already ([`Self::wait`]).
+    /// Admits an I/O and takes its cost; if false, it waits behind others of its lane ([`Self::wait`]).
     #[inline]
     pub fn admit(&mut self, lane: usize, cost: &ResourceVector) -> bool {
         if self.lanes[lane].left.take(cost) {
             return true;
         }
-        // A copy, so that who looks a cost up need not put it into memory first.
+        // A copy, so that callers need not put the cost into memory.
         let cost = *cost;
         self.fall_back(lane, &cost)
     }
 
-    /// An I/O begins to wait in its lane: said once of each.
+    /// Counts an I/O that begins to wait, once for each.
     pub fn wait(&mut self, lane: usize, cost: &ResourceVector) {
         let lane = &mut self.lanes[lane];
         lane.waiting.add(cost);
@@ -299,7 +292,7 @@ impl Scheduler {
         self.tenants[lane.tenant as usize].statistics.waited += 1;
     }
 
-    /// Whether the first I/O that waits in this lane may begin; if so, it does not wait any more.
+    /// Admits the first I/O that waits in this lane, if it may begin.
     #[inline]
     pub fn resume(&mut self, lane: usize, cost: &ResourceVector) -> bool {
         let admitted = self.admit(lane, cost);
@@ -309,8 +302,7 @@ impl Scheduler {
         admitted
     }
 
-    /// Whether an I/O may begin on debt ([`Self::borrow`]): the tenant's debt must be below its accrual of one second, and below that of its
-    /// volume's limit. Without debt an I/O of any cost may begin; its debt is paid within a second and the time of that I/O.
+    /// Whether an I/O may begin on debt: what its tenant and its volume owe must be below a second's accrual.
     #[must_use]
     pub fn may_borrow(&mut self, lane: usize) -> bool {
         let tenant = self.lanes[lane].tenant as usize;
@@ -330,7 +322,7 @@ impl Scheduler {
         })
     }
 
-    /// Whether all that waits in this lane may begin on debt at once, unless it did so just before (see [`Self::may_borrow`]).
+    /// Whether all that waits in this lane is below a second's accrual (see [`Self::may_borrow`]).
     #[must_use]
     pub fn may_hold(&self, lane: usize) -> bool {
         let one = &self.lanes[lane];
@@ -344,7 +336,7 @@ impl Scheduler {
         })
     }
 
-    /// What so much a window comes to in a second, as far as it can be counted.
+    /// The sum of a second's windows, capped.
     fn second(&self, a_window: i32) -> i64 {
         let second = 1_000_000_000 / self.params.window_ns.max(1);
         (i64::from(a_window) * second as i64).min(i64::from(PLENTY / 2))
@@ -366,12 +358,12 @@ impl Scheduler {
         lane.beyond.add(&cost.own());
     }
 
-    /// An I/O that waited is gone.
+    /// Removes an I/O that waited.
     pub fn cancel(&mut self, lane: usize, cost: &ResourceVector) {
         self.lanes[lane].waits_no_more(cost);
     }
 
-    /// Whether this lane's tenant stays within its base in the last window and in this one. Its I/Os begin first: asked once a turn.
+    /// Whether this lane's tenant is within its base in the last window and in this one: its I/Os begin first.
     #[must_use]
     pub fn is_within_base(&self, lane: usize) -> bool {
         let tenant = self.lanes[lane].tenant;
@@ -381,8 +373,7 @@ impl Scheduler {
         !one.bursts && one.entitlement.covers(&self.used(tenant as usize).own())
     }
 
-    /// From the next window on this reactor has so many processors: others, that have nothing to do, do a part of its work.
-    /// What could not be had of theirs has made the processor dear: that is not held against this one's tenants without them.
+    /// Sets this reactor's processors, idle helpers included. A decrease scales the processor's correction down.
     pub fn set_processors(&mut self, processors: f32) {
         if processors < self.processors {
             (self.estimator).shrink(Resource::Cpu as usize, processors / self.processors);
@@ -396,7 +387,7 @@ impl Scheduler {
         self.somebody_bursts
     }
 
-    /// Gives an idle processor's time to an I/O that lacks only that; true if one does. So costs that are too high hold nobody back.
+    /// Gives an idle processor's time to I/Os that lack only that; true if there are any.
     pub fn is_idle(&mut self, ns: i32) -> bool {
         let wanted = std::mem::take(&mut self.wants_processor);
         if wanted {
@@ -406,47 +397,46 @@ impl Scheduler {
         wanted
     }
 
-    /// Of what it was given in this window, what a lane has left of the processor.
+    /// The processor time that a lane has left in this window.
     #[must_use]
     pub fn processor_left_ns(&self, lane: usize) -> u64 {
         self.lanes[lane].left[Resource::Cpu].max(0) as u64
     }
 
-    /// I/Os waited so long for a resource in this window: what costs are corrected by.
+    /// Reports waits for a resource in this window, which correct its costs.
     pub fn observe(&mut self, resource: Resource, sum_ns: u64, count: u32) {
         if (resource as usize) < SHARED {
             self.estimator.observe(resource as usize, sum_ns, count);
         }
     }
 
-    /// What an I/O waits for this resource is not known in this window, but will be.
+    /// Says that the waits for this resource are not known yet.
     pub fn hold(&mut self, resource: Resource) {
         if (resource as usize) < SHARED {
             self.estimator.hold(resource as usize);
         }
     }
 
-    /// Somebody needs this resource who did not make it dear: its costs are taken for no more than is calibrated.
+    /// Limits a resource's costs to the calibrated ones, for a tenant that did not raise them.
     pub fn relieve(&mut self, resource: Resource) {
         if (resource as usize) < SHARED {
             self.estimator.relieve(resource as usize);
         }
     }
 
-    /// Whether its windows must end: others reckon with its use, or will when awake, until some windows after the last one.
+    /// Whether its windows must end, as other reactors count on its use.
     #[must_use]
     pub fn is_reckoned_with(&self) -> bool {
         self.awake
     }
 
-    /// Whether other reactors get more of a tenant once this reactor's window ends, as the ledger has, or will have, a demand of it here.
-    /// So its windows should end in time, idle or not. What a volume's exports publish goes with that.
+    /// Whether demand is published here, so that windows should end in time even when idle.
     #[must_use]
     pub fn shares_with_others(&self) -> bool {
         self.publishes
     }
 
-    /// Withdraws what this reactor published, and detaches all lanes. Saved bases and unused draws of its tenants become credit.
+    /// Withdraws what was published and detaches all lanes. Saved bases and unused draws become credit.
     pub fn leave(&mut self) {
         for lane in 0..self.lanes.len() {
             self.let_go(lane);
@@ -479,7 +469,7 @@ impl Scheduler {
         }
     }
 
-    /// What is known of a tenant on this reactor.
+    /// A tenant's figures on this reactor.
     #[must_use]
     pub fn statistics(&self, tenant: usize) -> TenantStatistics {
         let one = &self.tenants[tenant];
@@ -495,7 +485,7 @@ impl Scheduler {
         }
     }
 
-    /// What a tenant's last window was like on all reactors together, as each said last by asking for this.
+    /// Publishes a tenant's newest window, and returns that of all reactors together.
     pub fn newest(&mut self, tenant: usize) -> Newest {
         let one = &mut self.tenants[tenant];
         let new = match one.lanes.is_empty() {
@@ -507,7 +497,7 @@ impl Scheduler {
             .publish_newest(&mut one.newest, new)
     }
 
-    /// What a lane was given in the window that has just begun, a second: of what its tenant was ([`TenantStatistics::granted`]), its part.
+    /// A lane's part of its tenant's grant in this window, a second ([`TenantStatistics::granted`]).
     #[must_use]
     pub fn granted_to(&self, lane: usize) -> Rate {
         let one = &self.lanes[lane];
@@ -528,13 +518,13 @@ impl Scheduler {
         }
     }
 
-    /// How many times what is calibrated costs count now.
+    /// The factors that correct costs now.
     #[must_use]
     pub fn corrections(&self) -> &[f32; SHARED] {
         self.estimator.factors()
     }
 
-    /// Tenants that are given something.
+    /// The number of active tenants.
     #[must_use]
     pub fn active(&self) -> usize {
         self.active.len()

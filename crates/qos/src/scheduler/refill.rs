@@ -1,7 +1,7 @@
 //! The end of a window: Algorithm 1.
 //!
-//! **Design.** Two passes over the active tenants. The first settles what was used and sets aside what each is entitled to; the
-//! second divides the rest in proportion to what was used and what waits. Idle tenants cost nothing.
+//! **Design.** Two passes over the active tenants. The first settles use and sets entitlements aside; the second
+//! divides the rest in proportion to what was used and what waits. Idle tenants cost nothing.
 //! **Not here:** when a window ends.
 
 use super::Scheduler;
@@ -22,7 +22,7 @@ const TIMED: [usize; 3] = [
     Resource::DeviceWrite as usize,
 ];
 
-/// Nobody measures how long these delay an I/O, so no correction finds that they can give more.
+/// Nobody measures the delays of these, so no correction finds spare capacity.
 const LINKS: [usize; 2] = [Resource::LinkIn as usize, Resource::LinkOut as usize];
 
 impl Tenant {
@@ -59,8 +59,7 @@ impl Tenant {
         (used, waiting)
     }
 
-    /// Saves the base that accrued, for at most `saved` windows; the rest is credit. What may be used above the base is saved alike. Debt
-    /// is paid first.
+    /// Pays debt, then saves what accrued for at most `saved` windows. The rest of the base becomes credit.
     #[inline]
     pub(super) fn save(&mut self, entry: &LedgerEntry, accrual: Accrual, saved: u64) {
         let wakes = matches!(accrual, Accrual::Idle(_, true));
@@ -84,7 +83,7 @@ impl Tenant {
             let mut entitlement = sum.min(most);
             let mut left = sum - entitlement;
             if is_shared {
-                // What one reactor has no use for is had where there is too little: it is the tenant's.
+                // What one reactor does not use serves the tenant on others.
                 let unused = &entry.unused[at];
                 let most = if wakes {
                     most.max(self.base.0[own] as u64)
@@ -128,13 +127,13 @@ impl Tenant {
             self.entitlement.0[own] -= entitlement;
             above[at] = (used.0[own] - entitlement) as u64;
             if is_shared {
-                // What others had no use for of the base was there for that.
+                // The base that other reactors left unused pays first.
                 above[at] -= entry.unused[at].draw(above[at]);
             }
             let drawn = std::mem::take(&mut self.above.drawn[at]);
             self.above.debt[at] += above[at].saturating_sub(drawn);
             self.above.saved[at] = self.above.saved[at].saturating_sub(above[at]);
-            // It may have been metered when it got that.
+            // A metered draw took no credit.
             if self.above.of_credit {
                 entry.credit[at].put(drawn.saturating_sub(above[at]));
             }
@@ -151,8 +150,7 @@ impl Tenant {
         (self.statistics.used, self.statistics.above) = (*used, above);
     }
 
-    /// Its demand here, in parts of its base: what it used, and for each volume in which something waits as much as the base or the limit,
-    /// however long the queue is. So reactors come to equal parts. Volumes' own bases are published apart.
+    /// Its demand in parts of its base: use, and the base or limit of each volume that waits. Own bases are apart.
     fn published(&self, lanes: &[Lane], used: &ResourceVector, params: &Params) -> Published {
         let headroom = 1.0 + params.headroom;
         let of_base = |amount: i32, own: usize| amount as f32 / self.base.0[own].max(1) as f32;
@@ -182,8 +180,7 @@ fn published(parts: f32, most: f32) -> u64 {
 }
 
 impl Scheduler {
-    /// Ends `passed` windows and begins the next. A late reactor makes up for them, up to [`LATE_WINDOWS`], so that its tenants lose
-    /// nothing. It makes up for no window that it slept through, as nobody waited then, and for shared resources only if somebody did.
+    /// Ends `passed` windows and begins the next. At most [`LATE_WINDOWS`] that it was awake in are made up for.
     pub fn refill(&mut self, passed: u64, slept: u64) {
         let passed = passed.max(1);
         self.window += passed;
@@ -274,7 +271,7 @@ impl Scheduler {
         sums
     }
 
-    /// Divides the window that begins: per unit of demand, the scale of entitlements (plain, guaranteed), and all that nobody is entitled to.
+    /// Returns the rest per unit of demand, the scale of entitlements (plain, guaranteed), and the rest.
     fn shares(&mut self, sums: &Sums, late: f32) -> (Each, [Each; 2], Each) {
         let mut whole = self.whole;
         whole[TIMED[0]] *= self.processors;
@@ -305,13 +302,13 @@ impl Scheduler {
         let (mut left, mut each) = (Each::ZERO, Each::ZERO);
         let mut scale = [Each([1.0; COUNT]); 2];
         for resource in 0..SHARED {
-            // Costs that are taken for more are the same as having less.
+            // Higher costs are the same as less capacity.
             let whole = whole[resource] / self.estimator.factors()[resource];
             let entitlement = sums.entitlement.0[resource];
             let reserve = (whole * self.params.reserve_most).min(self.largest.0[resource] * most);
-            // It is not taken from bases.
+            // The reserve takes nothing from bases.
             let reserve = reserve.min((whole - entitlement).max(0.0));
-            // Nor is it lost: what nobody came for is in the next window's.
+            // Unused reserve carries over to the next window.
             let mut carried = self.reserve.0[resource] as f32;
             self.reserve.0[resource] = reserve as i32;
             let first = sums.guaranteed.0[resource];
@@ -325,8 +322,7 @@ impl Scheduler {
             }
             left.0[resource] = whole - reserve - entitlement + carried - overdrawn;
             if entitlement > whole {
-                // More was promised than there is: guaranteed bases come first. Of what no base is promised out of, others have a
-                // part in any case: whoever has nothing at all stands still.
+                // Guaranteed bases come first. Others keep a part, or they would stand still.
                 let rest = entitlement - first;
                 let part = rest.min(whole * self.params.reserve_most);
                 let had = first.min(whole - part);
@@ -391,10 +387,10 @@ impl Scheduler {
             if sum.exceeds(&base) {
                 bursting.push(tenant);
             }
-            // Of its own and of what is shared: nothing is in both.
+            // Own and shared resources are disjoint.
             let given = sum.vector().plus(&one.limit(ledger.entry(tenant as usize)));
             one.whole = given;
-            // Of its own, what is so in the long run: more is there to make up for earlier windows.
+            // Without what makes up for earlier windows.
             one.statistics.given = given.min(&one.burst);
             if one.only == NOBODY {
                 one.spare = divide(&given, &one.lanes, lanes, params, *window, late, lost);
@@ -418,23 +414,21 @@ struct Sums {
     used: Each,
     demand: Each,
     entitlement: Each,
-    /// Of that, to those whose base is guaranteed.
     guaranteed: Each,
     bursts: bool,
-    /// A demand of some tenant here is published.
     publishes: bool,
     busy: bool,
 }
 
 impl Lane {
-    /// A window ends. Says what was used in it.
+    /// Ends a window and returns its use.
     #[inline]
     fn end(&mut self, passed: u64, saved: u64) -> ResourceVector {
         let own = self.used();
         if self.limited {
             self.fill(&own, passed, saved);
         }
-        // Debt stays. While something waits, shared resources are saved, one window's at most: that I/O holds up those behind it.
+        // Debt stays. While an I/O waits, shared resources are saved, at most one window's.
         let most = match self.waiters {
             0 => ResourceVector::ZERO,
             _ => self.given.shared(),
@@ -444,7 +438,7 @@ impl Lane {
         own
     }
 
-    /// Windows end in which so much was used: what its own base and its limit allow then, saved for so many of them at most.
+    /// Refills its own base and its limit, saved for at most `saved` windows.
     #[inline]
     pub(super) fn fill(&mut self, used: &ResourceVector, passed: u64, saved: u64) {
         self.earn(used, passed, saved);

@@ -1,4 +1,4 @@
-//! What is known of a lane and of a tenant.
+//! The state of a lane and of a tenant.
 
 use super::each::Each;
 use crate::budget::Rate;
@@ -11,26 +11,26 @@ pub(super) const NOBODY: u32 = u32::MAX;
 #[derive(Clone, Debug)]
 #[repr(C, align(64))]
 pub(super) struct Lane {
-    /// What may still be used in this window.
+    /// What is left of this window.
     pub(super) left: ResourceVector,
     pub(super) tenant: u32,
     pub(super) waiters: u32,
     pub(super) limited: bool,
-    /// What was given at its beginning, less what was taken away.
+    /// The window's grant, less what was taken away.
     pub(super) given: ResourceVector,
     pub(super) waiting: ResourceVector,
-    /// Its volume's own part of the tenant's base, in a window.
+    /// The volume's own base, in a window; so is `limit`.
     pub(super) base: ResourceVector,
     pub(super) limit: ResourceVector,
-    /// Of what its volume's own base brought, what it did not use: operations, bytes.
+    /// Unused accrual of the volume's own base: operations, bytes.
     pub(super) entitlement: [i32; 2],
-    /// Of that, what was divided to it for this window, and what is shared with it: before its siblings had anything.
+    /// What it has of this window before equal parts.
     pub(super) promise: ResourceVector,
     /// What its limit allows in this window, savings included. Below zero: debt.
     pub(super) room: ResourceVector,
-    /// Used in the last window, and what waits: what the next is divided by.
+    /// Use of the last window, and what waits.
     pub(super) demand: ResourceVector,
-    /// Used in this window beyond what was given: out of what was not its own.
+    /// Use in this window beyond the grant.
     pub(super) beyond: ResourceVector,
 }
 
@@ -55,7 +55,7 @@ impl Default for Lane {
 }
 
 impl Lane {
-    /// Used in this window. An I/O that is larger than what a window gives is used by parts, as later windows pay for it.
+    /// Use in this window, without debt of its own resources.
     #[inline]
     pub(super) fn used(&self) -> ResourceVector {
         let left = self
@@ -69,7 +69,7 @@ impl Lane {
         ResourceVector::ZERO.minus(&self.left.own().min(&ResourceVector::ZERO))
     }
 
-    /// Pays its debt of shared resources, as far as there is so much. Its tenant rests.
+    /// Pays an idle tenant's debt of shared resources out of `pays`.
     pub(super) fn pay(&mut self, pays: &mut ResourceVector) {
         let left = &mut self.left;
         let debt = ResourceVector::ZERO.minus(&left.min(&ResourceVector::ZERO));
@@ -79,7 +79,7 @@ impl Lane {
         pays.sub(&paid);
     }
 
-    /// A window begins, with so much and what was saved. Says what of that it may not keep.
+    /// Begins a window. Returns the savings that it may not keep.
     #[inline]
     pub(super) fn begin(&mut self, given: &ResourceVector) -> Each {
         let left = &mut self.left;
@@ -90,7 +90,7 @@ impl Lane {
         lost
     }
 
-    /// What its limit allows to be given to it.
+    /// What its limit allows.
     #[inline]
     pub(super) fn may(&self) -> ResourceVector {
         self.room.max(&ResourceVector::ZERO)
@@ -99,7 +99,7 @@ impl Lane {
     #[inline]
     pub(super) fn waits_no_more(&mut self, cost: &ResourceVector) {
         self.waiters = self.waiters.saturating_sub(1);
-        // Of many that are large, the sum may be cut; of none, it is nothing.
+        // The sum saturates, so it starts again at zero.
         match self.waiters {
             0 => self.waiting = ResourceVector::ZERO,
             _ => self.waiting.sub(cost),
@@ -113,47 +113,44 @@ pub(super) struct Tenant {
     pub(super) base: ResourceVector,
     pub(super) burst: ResourceVector,
     pub(super) metered: bool,
-    /// Its base comes before those of whom this is not said.
     pub(super) guaranteed: bool,
     pub(super) active: bool,
     pub(super) is_known: bool,
-    /// What it may still use as its base, saved from earlier windows too; only what is its own. At a window's beginning.
+    /// The saved base at the window's beginning, of its own resources.
     pub(super) entitlement: ResourceVector,
-    /// Given to it and to no lane of it yet.
+    /// Granted to it, but to no lane yet.
     pub(super) spare: ResourceVector,
-    /// Given to it for this window, before its lanes had their parts.
+    /// The window's grant before it is divided.
     pub(super) whole: ResourceVector,
     pub(super) extra: ResourceVector,
     pub(super) allocated: Each,
     pub(super) demand: Each,
-    /// Of what is shared, its base and its burst limit, as in `base` and `burst`.
     pub(super) shared_base: Each,
     pub(super) shared_burst: Each,
-    /// Its part of the tenant: this reactor's demand by all reactors'.
+    /// This reactor's part of the tenant's demand.
     pub(super) share: f32,
     pub(super) published: Published,
-    /// It used nothing in the last window, and nothing waits.
+    /// Nothing was used in the last window, and nothing waits.
     pub(super) rests: bool,
     /// It used more than its entitlement in the last window.
     pub(super) bursts: bool,
-    /// Its lane, if that is the only one: [`NOBODY`] else.
+    /// Its only lane, else [`NOBODY`].
     pub(super) only: u32,
     pub(super) above: AboveBase,
-    /// So much was used in this window at least, as it was found last.
+    /// A lower bound of this window's use.
     pub(super) found: ResourceVector,
-    /// What the ledger has of its newest window.
     pub(super) newest: Newest,
     pub(super) earned: Earned,
     pub(super) lanes: Vec<u32>,
     pub(super) statistics: TenantStatistics,
 }
 
-/// Up to when a tenant's idle time is credited to it.
+/// Where a tenant's idle accrual begins.
 #[derive(Clone, Default, Debug)]
 pub(super) struct Earned {
-    /// The window of its last work, or of the last sum.
+    /// The window of its last work, or last accrual.
     pub(super) window: u64,
-    /// What of its base others had used by then ([`LedgerEntry::had`]).
+    /// What others had used of its base by then ([`LedgerEntry::had`]).
     pub(super) had: u64,
 }
 
@@ -166,7 +163,7 @@ pub(super) struct AboveBase {
     pub(super) of_credit: bool,
     /// Use beyond every limit: it is paid before anything is saved.
     pub(super) debt: [u64; 2],
-    /// Parts of less than one that windows left over, of the base and above it.
+    /// Fractions that are carried on, of the base and above it.
     pub(super) fractions: [[f32; 2]; 2],
 }
 
@@ -178,12 +175,12 @@ impl Tenant {
         };
     }
 
-    /// From this window on it earns as one that rests.
+    /// Begins idle accrual at this window.
     pub(super) fn counts_from(&mut self, window: u64, entry: &LedgerEntry) {
         (self.earned.window, self.earned.had) = (window, entry.had());
     }
 
-    /// What a window accrues to it of its own, without savings and whatever others do.
+    /// A window's accrual of its own resources, without savings.
     pub(super) fn accrual(&self, own: usize) -> i32 {
         match self.metered {
             true => self.burst.0[own],
@@ -191,7 +188,7 @@ impl Tenant {
         }
     }
 
-    /// What lies ready for this window of its credit.
+    /// The credit drawn for this window.
     pub(super) fn drawn_credit(&self, own: usize) -> u64 {
         self.above.drawn[own] * u64::from(self.above.of_credit)
     }
@@ -204,15 +201,15 @@ pub struct TenantStatistics {
     pub used_parts: u64,
     /// Bytes used.
     pub used_bytes: u64,
-    /// Of them above the base: what is metered.
+    /// Metered operations above the base, in parts.
     pub metered_parts: u64,
-    /// The same of bytes.
+    /// Metered bytes above the base.
     pub metered_bytes: u64,
     /// I/Os that had to wait.
     pub waited: u64,
-    /// I/Os that began out of what a bursting tenant was given.
+    /// I/Os that began out of a bursting tenant's grant.
     pub taken: u64,
-    /// I/Os of others that began out of what this one was given.
+    /// Others' I/Os that began out of its grant.
     pub lost: u64,
     /// I/Os that began out of the reserve.
     pub from_reserve: u64,
@@ -228,9 +225,9 @@ pub struct TenantStatistics {
     pub credit_parts: u64,
     /// What it has saved: bytes.
     pub credit_bytes: u64,
-    /// The last window: what was given, and what was used of it.
+    /// The last window's grant.
     pub given: ResourceVector,
-    /// The last window.
+    /// The last window's use.
     pub used: ResourceVector,
     /// Of that, what exceeded its entitlement: operations, in parts, and bytes.
     pub above: [u64; 2],
@@ -263,8 +260,7 @@ impl TenantStatistics {
         }
     }
 
-    /// What the last window gave it, a second: as its budget says, or less, as far as what it was given of something else does
-    /// for I/Os like those that it used last.
+    /// The last window's grant a second, or less if shared resources limit I/Os like its last.
     #[must_use]
     pub fn granted(&self, window_ns: u64) -> Rate {
         let mut part = f64::MAX;

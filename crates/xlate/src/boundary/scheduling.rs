@@ -1,7 +1,7 @@
-//! How admission is told across, and what the crate `qos` makes of it.
+//! Conversion between messages about admission and the types of `forebay_qos`.
 //!
-//! **Design.** Messages carry whole numbers, so that they can be compared; here they become what is calculated with, and back.
-//! What makes no sense is refused by name. **Not here:** what the numbers mean (`forebay_qos`).
+//! **Design.** Messages carry integers, which compare exactly. An error names an invalid parameter.
+//! **Not here:** what the numbers mean (`forebay_qos`).
 
 use super::parts::{CostProfile, NodeCapacity, Scheduling};
 use super::region::TenantRecord;
@@ -24,7 +24,7 @@ impl CostProfile {
 }
 
 impl From<&Profile> for CostProfile {
-    /// What is no number counts as 0.
+    /// NaN counts as 0.
     fn from(profile: &Profile) -> Self {
         let ps = |ns: [f64; 6]| ns.map(|ns| (ns * 1000.0).round() as u64);
         Self {
@@ -45,7 +45,7 @@ impl NodeCapacity {
         operations_s: u64::MAX,
     };
 
-    /// With so many reactors.
+    /// The capacity with so many reactors.
     #[must_use]
     pub fn capacity(&self, reactors: u32) -> Capacity {
         Capacity {
@@ -59,8 +59,7 @@ impl NodeCapacity {
     }
 }
 
-/// The parameters, of which these are set.
-/// Errors: one that there is not, or that can't be set to this: which, and what could be.
+/// The default parameters with these set. An error names one that is unknown or out of range, and what fits.
 pub fn params_of<'a>(set: impl Iterator<Item = (&'a str, f64)>) -> Result<Params, String> {
     let mut params = Params::default();
     for (name, value) in set {
@@ -74,8 +73,7 @@ pub fn params_of<'a>(set: impl Iterator<Item = (&'a str, f64)>) -> Result<Params
 }
 
 impl Scheduling {
-    /// The parameters.
-    /// Errors: as [`params_of`].
+    /// The parameters. An error is that of [`params_of`].
     pub fn params(&self) -> Result<Params, String> {
         let set = self.params.iter();
         params_of(set.map(|(name, bits)| (&**name, f64::from_bits(*bits))))
@@ -108,7 +106,7 @@ impl TenantRecord {
         ]
     }
 
-    /// What is so now.
+    /// The gauges.
     pub fn gauges(&self) -> [&AtomicU64; 11] {
         [
             &self.credit_ops,

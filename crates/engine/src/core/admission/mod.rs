@@ -1,7 +1,6 @@
-//! Commands wait for their budget, and begin when they are admitted.
+//! Begins waiting commands when they are admitted.
 //!
-//! **Purpose.** Begins what waited, as quality of service allows it.
-//! **Design.** In each turn what waits is asked again, lane after lane. **Not here:** who may begin ([`crate::qos`]).
+//! **Not here:** which commands may begin ([`crate::qos`]).
 
 #[cfg(test)]
 mod tests;
@@ -13,7 +12,7 @@ use crate::qos::{Admission, begins_to_move};
 use forebay_xlate::VolumeId;
 
 impl Core {
-    /// I/O is admitted by this from now on; `None`: all of it is. What waits begins.
+    /// Replaces admission; `None` admits everything. Waiting commands begin, or wait again.
     pub fn set_admission(&mut self, admission: Option<Box<Admission>>) {
         let now_ns = self.clock.now_ns;
         let old = std::mem::replace(&mut self.qos.admission, admission);
@@ -32,7 +31,7 @@ impl Core {
         let mut waited = std::mem::take(&mut self.waits.spare);
         old.give_up(&mut self.slab, &mut waited);
         for index in waited.drain(..) {
-            // Who still has to wait does so again, in the same order.
+            // Commands that must still wait do so in the same order.
             let token = Token::take(index);
             let io = &mut self.slab[token.index()];
             if self.qos.admit_carried(io, &self.carried) {
@@ -51,7 +50,7 @@ impl Core {
         old.record_all(self.records.reactor, &self.region);
     }
 
-    /// A volume is this tenant's from now on; `None`: nobody's.
+    /// Assigns a volume to a tenant, or to none.
     pub fn set_share(&mut self, volume: VolumeId, share: Option<Share>) {
         for lane in self.lanes.of_volume(volume) {
             lane.share = share;
@@ -59,7 +58,7 @@ impl Core {
         }
     }
 
-    /// Begins a quantum of what waited and is admitted in this turn. How many commands those were: none, if there are no more.
+    /// Begins waiting commands that are admitted, at most a lane's quantum. Returns their number.
     #[inline]
     pub(crate) fn begin_throttled(&mut self) -> usize {
         let mut begun = 0;
@@ -78,7 +77,6 @@ impl Core {
         begun
     }
 
-    /// Begins a command that waits no more.
     fn begin_waited(&mut self, index: u32) {
         let now_ns = self.clock.now_ns;
         let io = &mut self.slab[index as usize];
@@ -88,8 +86,7 @@ impl Core {
         self.begin_admitted(Token::take(index));
     }
 
-    /// Begins what waits for a lane's budget, whatever that says. It is charged all the same, and where a tenant owes a second's
-    /// worth already, who has it begin waits as well: or to do so again and again would be a way around its budget.
+    /// Begins a lane's waiting commands as debt, until its tenant owes a second's worth.
     pub(crate) fn begin_owing(&mut self, lane: LaneIndex) {
         if !self.qos.is_throttled(lane) {
             return;

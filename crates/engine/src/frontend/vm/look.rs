@@ -1,13 +1,14 @@
 //! VMs within their base are served between the quanta of lanes above their base.
 //!
-//! **Design.** A look costs a load of the doorbell or the ring's index. After each quantum [`AT_ONCE`] VMs are looked at in turns.
+//! **Design.** A look costs a load of the doorbell or the ring's index. After each quantum [`AT_ONCE`] VMs are looked
+//! at in turns.
 //! **Not here:** what a lane may begin of a turn ([`crate::core`]); hosts over TCP, where a look is a system call.
 
 use super::protocol::Turn;
 use super::{Life, Machine, Machines, blame};
 use crate::core::Core;
 
-/// So many are looked at after a quantum, and of so many it is known that they are within their base: others are next time.
+/// VMs to look at after a quantum, of `MOST` that are known to be within their base.
 pub(super) const AT_ONCE: usize = 4;
 pub(super) const MOST: usize = 64;
 
@@ -18,7 +19,7 @@ impl Machine {
 }
 
 impl Machines {
-    /// Notes who is within its base, if somebody bursts.
+    /// Notes the VMs within their base, if any lane bursts.
     pub(super) fn note_calm(&mut self, core: &Core) {
         self.calm.clear();
         if !core.qos.somebody_bursts() {
@@ -55,7 +56,7 @@ impl Machines {
         }
         let is_calm = client.lane.is_some_and(|lane| core.qos.is_calm(lane));
         if !any || !is_calm {
-            // What it has can't begin in this turn: there is no use in looking.
+            // Its commands cannot begin in this turn.
             self.calm.retain(|calm| *calm != index);
         }
     }

@@ -1,11 +1,13 @@
 //! How long operations wait at devices: what corrects their costs.
 //!
-//! **Design.** For each device, one read and one write at a time is timed, from the turn that begins it to the turn that sees its end.
-//! The least time by device, kind and size is its service time; it ages by a thousandth a second. The excess over twice the least,
-//! less the longest turn, is waiting. The least of a window counts (as in CoDel), so a batch does not look like a standing queue.
-//! All devices share one correction. A device that waits longer than the target is slow and has no say while others are in use.
-//! If all are slow, the least counts. A device is in use for a second after its last timed operation.
-//! **Not here:** what follows from it ([`forebay_qos::estimator`]), waiting for a budget, operations that other reactors carry out.
+//! **Design.** For each device, one read and one write at a time is timed, from the turn that begins it to the turn
+//! that sees its end. The least time by device, kind and size is its service time; it ages by a thousandth a second.
+//! The excess over twice the least, less the longest turn, is waiting. The least of a window counts (as in CoDel), so a
+//! batch does not look like a standing queue. All devices share one correction. A device that waits longer than the
+//! target is slow and has no say while others are in use. If all are slow, the least counts. A device is in use for a
+//! second after its last timed operation.
+//! **Not here:** what follows from it ([`forebay_qos::estimator`]), waiting for a budget, operations that other
+//! reactors carry out.
 
 #[cfg(test)]
 mod tests;
@@ -14,17 +16,16 @@ use forebay_device::{Op, OpKind};
 use forebay_qos::resources::Resource;
 use forebay_qos::scheduler::Scheduler;
 
-/// What is timed, in the order of [`number_of`].
 const RESOURCES: [Resource; 2] = [Resource::DeviceRead, Resource::DeviceWrite];
 const KINDS: usize = RESOURCES.len();
-/// Sizes that are told apart: up to 4 KiB, and twice as much each.
+/// Size classes: up to 4 KiB, and twice as much each.
 const SIZES: usize = 9;
 const DEVICES: usize = 256;
-/// How often the least times grow, by a 1024th.
+/// Interval at which the least times grow by a 1024th.
 const AGE_NS: u64 = 1_000_000_000;
-/// A device of which no operation was timed for so long is not in use.
+/// A device without a timed operation for this long is not in use.
 const GIVEN_UP_NS: u64 = 1_000_000_000;
-/// In [`Timed::begun`], one operation; a 16th of all is forgotten in a window.
+/// One operation in [`Timed::begun`], which loses a 16th per window.
 const ONE_BEGUN: u32 = 256;
 
 #[derive(Debug)]
@@ -33,7 +34,7 @@ pub(crate) struct Delays {
     in_use: Vec<u16>,
     some_at_once: bool,
     turn_ns: u64,
-    /// How long the turn before this one was at something, and the longest of late.
+    /// Busy time of the last turn; `longest_ns` is the longest recent one.
     took_ns: u64,
     longest_ns: u64,
     was_idle: bool,
@@ -44,18 +45,17 @@ pub(crate) struct Delays {
 struct Timed {
     in_use: bool,
     came: bool,
-    /// When the one under way began; 0: there is none.
+    /// Begin of the timed operation; 0 if there is none.
     begun_ns: u64,
     size: u8,
-    /// Operations that began lately.
     begun: u32,
-    /// When one was timed last: its begin, or its end.
+    /// Last begin or end of a timed operation.
     seen_ns: u64,
-    /// The least that one of them waited in this window.
+    /// Least delay in this window.
     waited_ns: Option<u64>,
-    /// The same of the last window in which one ended.
+    /// Least delay in the last window that had one.
     known_ns: Option<u64>,
-    /// The least time, by size, ns; of what was not seen, the most there is.
+    /// Least time by size, ns; the maximum if none was seen.
     least_ns: [u32; SIZES],
 }
 
@@ -72,13 +72,12 @@ const NOTHING: Timed = Timed {
 };
 
 impl Timed {
-    /// How long the one under way waited, if it ends now, without the time that turns took.
+    /// Delay of the timed operation if it ended now, without the time of turns.
     fn waited_ns(&self, now_ns: u64, turns_ns: u64) -> u64 {
         let took_ns = now_ns.saturating_sub(self.begun_ns);
         took_ns.saturating_sub(2 * u64::from(self.least_ns[usize::from(self.size)]) + turns_ns)
     }
 
-    /// Nothing is known of what it waits for.
     fn forget(&mut self) {
         *self = Self {
             least_ns: self.least_ns,
@@ -87,7 +86,6 @@ impl Timed {
     }
 }
 
-/// What devices say of a window, those that are well or those that are slow.
 #[derive(Clone, Copy, Default)]
 struct Said {
     any: bool,
@@ -95,7 +93,7 @@ struct Said {
     waited_ns: Option<u64>,
 }
 
-/// The place in [`Delays::timed`]; `None`: such operations are not timed.
+/// Index in [`Delays::timed`]; `None` if such operations are not timed.
 fn number_of(device: u8, op: &Op) -> Option<usize> {
     let kind = match op.kind() {
         OpKind::Read => 0,
@@ -119,13 +117,11 @@ impl Delays {
             turn_ns: 0,
             took_ns: 0,
             longest_ns: 0,
-            // There was no turn before the first.
             was_idle: true,
             aged_ns: 0,
         }
     }
 
-    /// A turn begins.
     #[inline]
     pub(super) fn turn(&mut self, now_ns: u64) {
         self.took_ns = match std::mem::take(&mut self.was_idle) {
@@ -136,13 +132,12 @@ impl Delays {
         self.turn_ns = now_ns;
     }
 
-    /// There was nothing to do in this turn.
     #[inline]
     pub(super) fn idle(&mut self) {
         self.was_idle = true;
     }
 
-    /// An operation begins at a device, or another reactor carries it out. Says when, if it is timed; 0: it is not.
+    /// Returns the begin of an operation that is timed, or 0. Those done `away` are only counted.
     #[inline]
     pub(crate) fn begun(&mut self, device: u8, op: &Op, away: bool) -> u64 {
         let Some(number) = number_of(device, op) else {
@@ -162,11 +157,10 @@ impl Delays {
         self.turn_ns
     }
 
-    /// An operation that is timed has ended; not `good`: it failed.
     pub(super) fn ended(&mut self, device: u8, op: &Op, begun_ns: u64, good: bool, now_ns: u64) {
         let turns_ns = self.longest_ns + self.took_ns;
         let timed = number_of(device, op).map(|number| &mut self.timed[number]);
-        // Another one is timed now, if this one was given up.
+        // If this one was given up, another is timed now.
         let Some(timed) = timed.filter(|timed| timed.begun_ns == begun_ns) else {
             return;
         };
@@ -180,7 +174,7 @@ impl Delays {
         (timed.begun_ns, timed.seen_ns) = (0, now_ns);
     }
 
-    /// Whether some devices end operations at once; and where another device may be there now, nothing is known of it.
+    /// Forgets a device that may be another one now.
     pub(super) fn note_devices(&mut self, changed: Option<u8>, some_at_once: bool) {
         if let Some(device) = changed.map(usize::from) {
             self.timed[device * KINDS..][..KINDS].fill(NOTHING);
@@ -244,13 +238,13 @@ impl Delays {
         }
         let said = if well.any { well } else { slow };
         match said.waited_ns {
-            // Neither dear nor cheap.
+            // Too few operations go to quick devices to lower costs further.
             Some(ns) if well.any && 2 * begun_at_quick < begun => {
                 scheduler.observe(resource, ns.max(target_ns / 4), 1);
             }
             Some(ns) => scheduler.observe(resource, ns, 1),
             None if said.under_way => scheduler.hold(resource),
-            // Nobody waits for what ends at once: what is calibrated of it is too much, if that is what holds anybody back.
+            // Operations that end at once have no delay: calibrated costs may be too high.
             None if self.some_at_once && self.in_use.is_empty() => {
                 scheduler.observe(resource, 0, 1)
             }

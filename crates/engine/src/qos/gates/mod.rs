@@ -1,9 +1,10 @@
 //! The admission of a reactor's lanes, and the queues behind it.
 //!
-//! **Design.** A command that its lane's quantum and allocation cover is charged and begins ([`Admission::admit`]). Another waits in
-//! its lane's queue, linked through the slab, and the lane stands in one of three lists: asked each turn, waiting for a quantum,
-//! waiting for the window's end. Nothing is allocated after the start.
-//! **Not here:** quanta and turns ([`turns`]), the tenants of lanes ([`tenants`]), what is given to whom (`forebay_qos`).
+//! **Design.** A command that its lane's quantum and allocation cover is charged and begins ([`Admission::admit`]).
+//! Another waits in its lane's queue, linked through the slab, and the lane stands in one of three lists: asked each
+//! turn, waiting for a quantum, waiting for the window's end. Nothing is allocated after the start.
+//! **Not here:** quanta and turns ([`turns`]), the tenants of lanes ([`tenants`]), what is given to whom
+//! (`forebay_qos`).
 
 mod records;
 mod tenants;
@@ -29,63 +30,58 @@ use std::sync::Arc;
 pub(crate) use turns::ALONE_WINDOWS;
 pub(crate) use turns::TURN_NS;
 
-/// A lane with so many commands that wait takes no more from its machine's rings.
+/// A lane with this many waiting commands takes no more from its VM's rings.
 const ENOUGH: u32 = 8;
 
-/// How a reactor admits commands.
+/// Admission of commands on one reactor.
 #[derive(Debug)]
 pub struct Admission {
     pub(crate) scheduler: Scheduler,
     costs: CostTable,
     gates: Box<[Gate; MAX_LANES]>,
     tenants: Box<[Told]>,
-    /// Lanes with commands that wait, to be asked in this turn.
+    /// Lanes to ask in this turn; `at` is the next of them.
     pub(super) ready: VecDeque<u32>,
-    /// Of them the one that is asked next.
     at: usize,
     /// Lanes above their base that wait for a quantum.
     queue: VecDeque<u32>,
     refused: Vec<u32>,
     pub(crate) ends_ns: u64,
-    /// When the reactor last woke, while nobody waited.
+    /// When the reactor last woke while nobody waited.
     pub(super) woke_ns: u64,
     turn: u32,
-    /// Quanta that lanes above their base may still have in this turn.
+    /// Quanta left in this turn for lanes above their base.
     quanta: usize,
-    /// Some lane used its quantum up, and may have more to begin in the next turn.
+    /// A lane used up its quantum and may have more for the next turn.
     pub(super) again: bool,
-    /// Some lane waited, or was above its base in the last window.
+    /// A lane waited, or was above its base in the last window.
     pub(super) contended: bool,
-    /// A lane within its base began something in this turn.
+    /// A lane that does not burst asked in this turn.
     calm: bool,
-    /// Some lane may have to leave what is in its rings: always while anything waits.
+    /// Some lane may have to leave commands in its rings; true while any command waits.
     pub(super) stops: bool,
-    /// How long operations wait at devices.
     pub(crate) delays: Delays,
     /// The lane that asked last, and the window since which no other did.
     only: (usize, u32),
     windows: u32,
     units: Box<[Unit]>,
     record_at: usize,
-    /// Tenants' records are older than that makes them: all are written when there is nothing else to do.
+    /// Tenant records are out of date: the next idle turn writes them all.
     stale: bool,
-    /// The same of lanes, of which there have been so many.
     lane_at: usize,
     lanes: usize,
 }
 
-/// A lane, as far as it is asked whether a command may begin.
+/// Admission state of a lane.
 #[derive(Clone, Debug)]
 struct Gate {
-    /// Whether more than its budget must be looked at: [`FREE`], [`WAITS`].
+    /// [`FREE`] and [`WAITS`] keep a command off the fast path.
     closer: u8,
     frontend: Frontend,
     place: Place,
-    /// One of its commands that waited has begun since it was refused.
+    /// A waiting command of it began since the lane was last refused.
     began: bool,
-    /// It is above its base, in this turn.
     bursts: bool,
-    /// The turn in which it last asked, and what is left of its quantum.
     turn: u32,
     quantum_ns: i32,
     tenant: u32,
@@ -93,30 +89,26 @@ struct Gate {
     first: u32,
     last: u32,
     count: u32,
-    /// Since when it waits for its budget, 0 if it does not; and how long it did before.
+    /// Begin of its wait for budget, or 0; `over_ns` sums the earlier waits.
     refused_ns: u64,
     over_ns: u64,
 }
 
-/// Its volume is no tenant's: nothing is charged.
+/// The volume has no tenant, so nothing is charged.
 const FREE: u8 = 1;
 const WAITS: u8 = 2;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Place {
     Nowhere,
-    /// [`Admission::ready`].
     Ready,
-    /// [`Admission::queue`].
     Queue,
-    /// [`Admission::refused`].
     Refused,
 }
 
-/// A lane of the scheduler: one for all exports of a volume.
+/// A lane of the scheduler, shared by all exports of a volume.
 #[derive(Clone, Copy, Default, Debug)]
 struct Unit {
-    /// The volume, and its tenant; `None`: it is free.
     of: Option<(VolumeId, u32)>,
     lanes: u32,
 }
@@ -161,7 +153,7 @@ impl Gate {
         }
     }
 
-    /// It does not wait for its budget any more, but perhaps for its turn.
+    /// Ends its wait for budget; it may still wait for a turn.
     fn let_on(&mut self, now_ns: u64) {
         self.over_ns = self.over_ns(now_ns);
         self.refused_ns = 0;
@@ -175,12 +167,9 @@ impl Gate {
     }
 }
 
-/// What comes of asking a lane that waits.
 enum Asked {
     Begin(u32),
-    /// Nothing waits there.
     Empty,
-    /// It has used its quantum up.
     Enough,
     Refused,
 }
@@ -222,7 +211,7 @@ impl Admission {
         })
     }
 
-    /// Whether such a command may begin; if so, it is paid for.
+    /// Whether a command may begin; if so, it is charged.
     #[inline(always)]
     pub(crate) fn admit(&mut self, lane: LaneIndex, operation: Operation, len_bytes: u32) -> bool {
         let at = lane.0 as usize % MAX_LANES;
@@ -241,7 +230,6 @@ impl Admission {
         self.admit_else(at, operation, len_bytes)
     }
 
-    /// The same of one that needs a closer look.
     #[inline(never)]
     fn admit_else(&mut self, at: usize, operation: Operation, len_bytes: u32) -> bool {
         let cost = (self.costs).of(self.gates[at].frontend, operation, len_bytes);
@@ -269,7 +257,7 @@ impl Admission {
         true
     }
 
-    /// Whether a lane that has room may take commands from its machine's rings.
+    /// Whether a lane that has room may take commands from its VM's rings.
     #[inline]
     pub(super) fn may_fetch(&mut self, lane: LaneIndex) -> bool {
         let at = lane.0 as usize % MAX_LANES;
@@ -277,8 +265,7 @@ impl Admission {
         gate.count < ENOUGH && (gate.closer & FREE != 0 || self.has_quantum(at))
     }
 
-    /// Whether a command that is over without having begun may be answered now. It waits for no budget, but it takes the processor's
-    /// time as others do, and counts as an operation that is owed: or who asks for nonsense alone would have a turn without an end.
+    /// Whether a command that ended without beginning may be answered now. It costs quantum, and an operation as debt.
     #[cold]
     #[inline(never)]
     pub(super) fn may_answer(&mut self, lane: LaneIndex) -> bool {
@@ -303,7 +290,7 @@ impl Admission {
         true
     }
 
-    /// How many commands of a lane wait for a quantum, with the one that begins now.
+    /// Commands of a lane that wait for a quantum, with the one that begins now.
     pub(crate) fn waits_for_processor(&self, lane: LaneIndex) -> u32 {
         let gate = &self.gates[lane.0 as usize % MAX_LANES];
         match gate.place {
@@ -312,23 +299,22 @@ impl Admission {
         }
     }
 
-    /// Whether so many commands of a lane wait that nobody looks at its machine's rings.
     pub(super) fn is_full(&self, lane: LaneIndex) -> bool {
         self.gates[lane.0 as usize % MAX_LANES].count >= ENOUGH
     }
 
-    /// Whether a lane in which something waits may have more that does ([`Scheduler::may_hold`]).
+    /// Whether a lane with waiting commands may hold more ([`Scheduler::may_hold`]).
     pub(crate) fn may_hold(&self, lane: LaneIndex) -> bool {
         (self.scheduler).may_hold(self.gates[lane.0 as usize % MAX_LANES].unit)
     }
 
-    /// Whether it is above its base, and commands of it wait for a quantum.
+    /// Whether a lane above its base has commands that wait for a quantum.
     pub(super) fn waits_for_turns(&self, lane: LaneIndex) -> bool {
         let gate = &self.gates[lane.0 as usize % MAX_LANES];
         gate.bursts && gate.count > 0 && matches!(gate.place, Place::Ready | Place::Queue)
     }
 
-    /// Whether a lane is within its base, nothing waits there, and others burst.
+    /// Whether a lane within its base has no waiting command while others burst.
     pub(super) fn is_calm(&self, lane: LaneIndex) -> bool {
         let at = lane.0 as usize % MAX_LANES;
         self.contended
@@ -356,7 +342,7 @@ impl Admission {
         gate.closer |= WAITS;
         self.stops = true;
         if is_first && gate.place == Place::Nowhere {
-            // It used its quantum up, or its budget refused it.
+            // It used up its quantum, or its budget refused it.
             if gate.turn == self.turn && gate.quantum_ns <= 0 {
                 gate.place = Place::Ready;
                 self.ready.push_back(at as u32);
@@ -368,7 +354,7 @@ impl Admission {
         }
     }
 
-    /// The next command that waited and may begin in this turn; of this lane only, if one is named.
+    /// The next waiting command to begin in this turn; only of `of_lane`, if given.
     pub(crate) fn next(
         &mut self,
         of_lane: Option<LaneIndex>,
@@ -382,7 +368,7 @@ impl Admission {
             }
             match self.ask(at, ios, now_ns) {
                 Asked::Begin(index) => return Some(index),
-                // Within its base: it goes on in the next turn.
+                // Within its base, it continues in the next turn.
                 Asked::Enough if !self.gates[at].bursts => self.at += 1,
                 Asked::Enough => {
                     self.ready.remove(self.at);
@@ -433,7 +419,7 @@ impl Admission {
         Asked::Begin(index)
     }
 
-    /// The first command that waits in a lane, to begin now: what it costs is owed. None if a second's worth is owed already.
+    /// The first waiting command of a lane, to begin as debt; `None` if a second's worth is owed already.
     pub(crate) fn take_owing(&mut self, lane: LaneIndex, ios: &mut [Io]) -> Option<u32> {
         let at = lane.0 as usize % MAX_LANES;
         let gate = &mut self.gates[at];
@@ -452,7 +438,6 @@ impl Admission {
         Some(index)
     }
 
-    /// Takes out what waits and should end by now.
     pub(super) fn take_overdue(&mut self, ios: &mut [Io], now_ns: u64, overdue: &mut Vec<u32>) {
         for gate in self.gates.iter_mut() {
             let (mut before, mut next) = (NONE, gate.first);
@@ -481,13 +466,12 @@ impl Admission {
         }
     }
 
-    /// How long a lane has waited for its budget, all in all: while it does, that grows as time does. What it waits for its turns is
-    /// not in it.
+    /// Time that a lane has waited for its budget so far, without its waits for turns.
     pub(super) fn over_ns(&self, lane: LaneIndex, now_ns: u64) -> u64 {
         self.gates[lane.0 as usize % MAX_LANES].over_ns(now_ns)
     }
 
-    /// Of the time that a command waited, which it does no more, that in which its lane was over budget; its tenant is told.
+    /// Time over budget while a command waited; also counts it for the tenant.
     pub(super) fn was_over_budget(&mut self, io: &Io, now_ns: u64) -> u64 {
         let gate = &self.gates[io.lane.0 as usize % MAX_LANES];
         let over_ns = gate.over_ns(now_ns);
@@ -501,14 +485,14 @@ impl Admission {
         ns
     }
 
-    /// How long lanes have waited so far is what another one says.
+    /// Continues the lanes' waiting times of `other`.
     pub(crate) fn go_on_counting(&mut self, other: &Self, now_ns: u64) {
         for (gate, other) in self.gates.iter_mut().zip(other.gates.iter()) {
             gate.over_ns = other.over_ns(now_ns);
         }
     }
 
-    /// Gives up everything that waits, in order within each lane.
+    /// Removes all waiting commands, in order within each lane.
     pub(crate) fn give_up(&mut self, ios: &mut [Io], waited: &mut Vec<u32>) {
         self.scheduler.leave();
         for gate in self.gates.iter() {

@@ -1,4 +1,4 @@
-//! What a reactor's admission writes into the records that others read.
+//! Writes a reactor's admission state into the shared records.
 
 use super::Admission;
 use forebay_qos::budget::Rate;
@@ -7,20 +7,18 @@ use forebay_qos::scheduler::TenantStatistics;
 use forebay_xlate::boundary::region::{LaneRecord, ReactorRecord, Region};
 use std::sync::atomic::Ordering::Relaxed;
 
-/// Tenants whose records are written at a window's end: each is about every 10 ms.
+/// Tenant records written per window: each about every 10 ms.
 const RECORDED_AT_ONCE: usize = 32;
 const LANES_AT_ONCE: usize = 8;
-/// So many windows are about a round of them.
+/// Windows in which all tenant records are written about once.
 pub(super) const A_ROUND: u64 = 32;
 
-/// A lane's record says that it was given this.
 pub(super) fn grant(record: &LaneRecord, rate: Rate) {
     record.granted_ops_s.store(rate.iops, Relaxed);
     record.granted_bytes_s.store(rate.bytes, Relaxed);
 }
 
 impl Admission {
-    /// A window has ended: the next of them are written.
     pub(super) fn record_some(&mut self, record: &ReactorRecord, region: &Region) {
         for _ in 0..RECORDED_AT_ONCE.min(self.tenants.len()) {
             let tenant = self.record_at;
@@ -30,7 +28,7 @@ impl Admission {
         for _ in 0..LANES_AT_ONCE.min(self.lanes) {
             let lane = self.lane_at;
             self.lane_at = (lane + 1) % self.lanes;
-            // The record of a lane that is not here is another reactor's to write.
+            // Another reactor writes the record of a lane that is not here.
             if self.gates[lane].tenant != u32::MAX {
                 let granted = self.scheduler.granted_to(self.gates[lane].unit);
                 grant(&region.lanes()[lane], granted);
@@ -45,7 +43,6 @@ impl Admission {
         }
     }
 
-    /// Writes what is known of a tenant into its record.
     fn record(&mut self, tenant: usize, region: &Region) {
         let Some(record) = region.tenants().get(tenant) else {
             return;

@@ -1,6 +1,6 @@
-//! Whose a reactor's lanes are, and what their tenants may have.
+//! Tenants, budgets and shares of a reactor's lanes, as the daemon sets them.
 //!
-//! **Design.** All of it changes seldom, by what the daemon says. **Not here:** what follows of it for a command ([`super`]).
+//! **Not here:** what follows for a command ([`super`]).
 
 use super::super::costs::cost_of;
 use super::records::grant;
@@ -22,7 +22,7 @@ impl Admission {
         }
     }
 
-    /// A tenant has this budget from now on; `guaranteed`: its base comes first.
+    /// Sets a tenant's budget; a `guaranteed` base comes first.
     pub fn set_budget(&mut self, tenant: u32, budget: &Budget, guaranteed: bool) {
         if let Some(one) = self.tenants.get_mut(tenant as usize) {
             (self.scheduler).set_guaranteed(tenant as usize, guaranteed);
@@ -32,8 +32,7 @@ impl Admission {
         }
     }
 
-    /// What a base takes of what is shared depends on how its tenant comes here: over a network an I/O takes many times the
-    /// processor's time that one of a machine does.
+    /// Updates what a base costs: over a network, an I/O takes many times the processor time.
     fn note_frontends(&mut self, tenant: u32) {
         let gates = self.gates[..self.lanes].iter();
         let own = gates.filter(|gate| gate.tenant == tenant);
@@ -47,7 +46,6 @@ impl Admission {
         }
     }
 
-    /// By which frontends a tenant is taken to come.
     #[cfg(test)]
     pub(crate) fn frontends(&self, tenant: usize) -> Frontends {
         self.tenants[tenant].frontends
@@ -80,11 +78,11 @@ impl Admission {
         self.note_frontends(share.tenant);
     }
 
-    /// A lane of nobody's is this volume's from now on.
+    /// Assigns a lane without tenant to a volume.
     fn join(&mut self, at: usize, of: (VolumeId, u32), ios: &[Io]) {
         self.lanes = self.lanes.max(at + 1);
         let find = |of| self.units.iter().position(|unit| unit.of == of);
-        // No more are in use than there are lanes.
+        // No more units are in use than there are lanes.
         let unit = find(Some(of)).or_else(|| find(None)).unwrap_or(at);
         let tenant = of.1;
         let gate = &mut self.gates[at];
@@ -98,7 +96,7 @@ impl Admission {
         if self.units[unit].lanes == 1 {
             self.scheduler.attach(unit, tenant as usize);
         }
-        // What waits there, waits for this tenant's budget now.
+        // Its waiting commands now wait for this tenant's budget.
         self.each_waiting(at, ios, Scheduler::wait);
     }
 

@@ -1,7 +1,8 @@
 //! Quanta, turns and windows.
 //!
-//! **Design.** A lane begins commands while something is left of its quantum of processor time. Lanes within their base have one
-//! each turn. Lanes above it share the [`QUANTA`] of a turn in order. A rest ends with the turn; an excess is paid in the next.
+//! **Design.** A lane begins commands while something is left of its quantum of processor time. Lanes within their base
+//! have one each turn. Lanes above it share the [`QUANTA`] of a turn in order. A rest ends with the turn; an excess is
+//! paid in the next.
 //! **Not here:** what is given to whom (`forebay_qos`).
 
 use super::records::A_ROUND;
@@ -12,19 +13,18 @@ use forebay_qos::params::BACKLOG_WEIGHT;
 use forebay_qos::resources::{Resource, ResourceVector};
 use forebay_xlate::boundary::region::{ReactorRecord, Region, bump};
 
-/// A quantum, by frontend, ns. An answer over TCP is a system call, which many commands share.
+/// Quantum by frontend, ns. Over TCP it is longer, as many commands share an answer's system call.
 const QUANTUM_NS: [i32; 3] = [48_000, 12_000, 12_000];
-/// A quantum of a lane that is alone, ns.
 const ALONE_QUANTUM_NS: i32 = 75_000;
-/// What a reactor carries out for others in a turn, and what may still be given when it is idle, ns.
+/// Processor time in a turn for other reactors' operations, or to give out when idle, ns.
 pub(crate) const TURN_NS: i32 = 12_000;
-/// A turn gives so many quanta to lanes above their base; or one over TCP, where nobody within its base is served in between.
+/// Quanta in a turn for lanes above their base. A quantum over TCP is the turn's last.
 const QUANTA: usize = 4;
-/// A lane is alone after so many windows in which no other asked: one that asks now and then finds turns as short as ever.
+/// A lane is alone after this many windows in which no other asked.
 pub(crate) const ALONE_WINDOWS: u32 = 32;
 
 impl Admission {
-    /// Whether a lane may begin a command in this turn, as far as turns go. If not, it is given another quantum later.
+    /// Whether a lane has quantum left in this turn. If not, it gets another one later.
     pub(super) fn has_quantum(&mut self, at: usize) -> bool {
         if self.gates[at].turn != self.turn {
             self.begin_turn_of(at);
@@ -46,7 +46,7 @@ impl Admission {
         self.gates[at].quantum_ns -= cost[Resource::Cpu];
     }
 
-    /// A lane asks for the first time in this turn.
+    /// Sets a lane's quantum when it first asks in a turn.
     #[inline(never)]
     pub(super) fn begin_turn_of(&mut self, at: usize) {
         if self.only.0 != at {
@@ -73,11 +73,10 @@ impl Admission {
         }
     }
 
-    /// A lane above its base has one of this turn's quanta.
     fn give_quantum(&mut self, at: usize) {
         let gate = &mut self.gates[at];
         (gate.turn, gate.bursts) = (self.turn, true);
-        // What its last command took beyond a quantum is made up for.
+        // An overrun of its last quantum is deducted.
         gate.quantum_ns = gate.quantum_ns.min(0) + QUANTUM_NS[gate.frontend as usize];
         self.quanta = match gate.frontend {
             Frontend::Tcp => 0,
@@ -85,12 +84,11 @@ impl Admission {
         };
     }
 
-    /// So many processors carry out what is charged here.
     pub(crate) fn set_processors(&mut self, processors: f32) {
         self.scheduler.set_processors(processors);
     }
 
-    /// What another reactor's operation takes of the processor here: at most what it costs without a network.
+    /// Processor time of another reactor's operation: its cost without a network.
     pub(crate) fn errand_ns(&self, op: &Op) -> i32 {
         let operation = match op.kind() {
             OpKind::Read => Operation::Read,
@@ -101,7 +99,6 @@ impl Admission {
         self.costs.of(Frontend::Pcie, operation, len_bytes)[Resource::Cpu]
     }
 
-    /// A turn begins.
     #[inline]
     pub(in crate::qos) fn begin_turn(
         &mut self,
@@ -111,7 +108,6 @@ impl Admission {
     ) {
         self.turn = self.turn.wrapping_add(1);
         self.delays.turn(now_ns);
-        // What stops somebody says so; without, all is as it was.
         if now_ns >= self.ends_ns || self.stops || self.contended {
             self.begin_contended_turn(now_ns, record, region);
         }
@@ -122,7 +118,7 @@ impl Admission {
         if now_ns >= self.ends_ns {
             self.end_window(now_ns, record, region);
         }
-        // A turn of those above their base alone is as good as an idle one.
+        // A turn in which only lanes above their base asked counts as idle.
         if !std::mem::take(&mut self.calm) {
             self.give_idle();
         }
@@ -138,7 +134,6 @@ impl Admission {
         }
     }
 
-    /// A lane stands in the queue no more: what waits in it is asked for in this turn.
     fn leave_queue(&mut self, lane: u32) {
         let gate = &mut self.gates[lane as usize];
         gate.place = match gate.count {
@@ -150,7 +145,6 @@ impl Admission {
         }
     }
 
-    /// There is nothing to do in this turn: who is only short of processor time may go on.
     #[inline]
     pub(in crate::qos) fn is_idle(&mut self, region: &Region) {
         if std::mem::take(&mut self.stale) {
@@ -159,7 +153,7 @@ impl Admission {
         self.give_idle();
     }
 
-    /// Nobody within their base is kept waiting: who is only short of processor time has a turn's more.
+    /// Gives a turn's processor time to refused lanes that lack only that.
     fn give_idle(&mut self) {
         if !self.refused.is_empty() && self.scheduler.is_idle(TURN_NS) {
             self.ask_refused();
@@ -167,7 +161,7 @@ impl Admission {
     }
 
     fn ask_refused(&mut self) {
-        // A budget may be less than one command of each of a tenant's volumes: who had something goes behind who had nothing.
+        // A budget may not cover a command of each volume: lanes that began one go behind the others.
         for began in [false, true] {
             let gates = &self.gates;
             let of = |lane: &&u32| gates[**lane as usize].began == began;
@@ -197,7 +191,7 @@ impl Admission {
             0 => now_ns + window_ns,
             ends_ns => ends_ns + passed * window_ns,
         };
-        // What was given and still waits for a quantum: more than there is was given.
+        // Processor time given to lanes that still wait for a quantum: more was given than there is.
         let left = |lane: &u32| {
             let unit = self.gates[*lane as usize].unit;
             self.scheduler.processor_left_ns(unit) / u64::from(self.units[unit].lanes.max(1))
@@ -211,7 +205,7 @@ impl Admission {
         self.windows = self.windows.wrapping_add(1);
         let rests = was_reckoned_with && !self.scheduler.is_reckoned_with();
         self.stale |= rests || passed > A_ROUND;
-        // A lane that is within its base by now needs no place in the queue.
+        // Lanes within their base by now leave the queue.
         for _ in 0..self.queue.len() {
             match self.queue.pop_front() {
                 Some(lane) if (self.scheduler).is_within_base(self.gates[lane as usize].unit) => {

@@ -1,10 +1,9 @@
 //! What tenants and volumes do with their budgets, between two samples.
 //!
 //! Purpose: who is noisy, who is hurt, and why commands wait.
-//! Design: pure. The reason is told from sums, and from what the newest window gave: whoever uses less than its base, was given
-//! less, and waits, is hurt. Who waits no more and was given nothing has been idle: it asked for more in one moment than its base
-//! has for that.
-//! Not here: figures of commands (`view`), text but for a few words.
+//! Design: pure. A tenant is hurt if its commands wait although it used and was given less than its base. A tenant that
+//! is idle by now asked for more at once than its base allows.
+//! Not here: figures of commands (`view`).
 
 use forebay_control::model::scheduling::Rate;
 use forebay_control::model::stats::{Histogram, LaneStats, TenantStats};
@@ -23,28 +22,26 @@ pub(crate) struct Use {
     pub(crate) burst_bytes_s: Option<u64>,
     pub(crate) used_iops: f64,
     pub(crate) used_bytes_s: f64,
-    /// What it was given in the newest window.
     pub(crate) granted_iops: Option<u64>,
     pub(crate) granted_bytes_s: Option<u64>,
     pub(crate) window_iops: u64,
     pub(crate) window_bytes_s: u64,
     pub(crate) window_throttled: u64,
-    /// Of what it used in that window, so much was above its base, in percent.
+    /// The part of the window's use above the base.
     pub(crate) window_burst_percent: f64,
-    /// In that window its commands counted as so many times what is calibrated.
+    /// Corrected cost by calibrated cost, in that window.
     pub(crate) window_cost_correction: Option<f64>,
-    /// Commands a second that waited because it was over budget.
+    /// Commands a second that waited for the budget.
     pub(crate) throttled_s: f64,
     pub(crate) throttled_ns: Option<u64>,
-    /// In so much of its time it had more than its base, in percent.
+    /// The part of its active windows above the base.
     pub(crate) burst_percent: f64,
-    /// Commands a second above the base that are counted for a bill.
+    /// Billed commands a second above the base.
     pub(crate) metered_iops: f64,
-    /// Others' commands a second that began out of what it had been given.
+    /// Others' commands a second that began out of its grant.
     pub(crate) lost_s: f64,
-    /// Its commands count as so many times what is calibrated: how far estimates of their costs are off.
+    /// Corrected cost by calibrated cost, between the samples.
     pub(crate) cost_correction: Option<f64>,
-    /// What it has saved, in percent of what it can.
     pub(crate) credit_percent: Option<f64>,
     #[serde(skip)]
     pub(crate) has_budget: bool,
@@ -55,13 +52,12 @@ pub(crate) struct Use {
     pub(crate) why: Option<String>,
 }
 
-/// Whether so much is used that hardly any more may be.
+/// Whether at least 95 % of `most` is used.
 fn is_near(used: f64, most: Option<u64>) -> bool {
     most.is_some_and(|most| used >= most as f64 * 0.95)
 }
 
-/// The limit that is used up or was given whole, as it was stated. Rates are IOPS and bytes a second. Of two limits, the one
-/// with the larger used part counts.
+/// The limit that use or grant reaches; of two limits, the one with the larger used part.
 fn reached(
     used: (f64, f64),
     given: (f64, f64),
@@ -85,7 +81,6 @@ const BELOW_BASE: &str = "below its base";
 const VOLUMES: &str = "its volumes are at their own limits";
 
 impl Use {
-    /// What it did between two samples, that long apart.
     pub(super) fn between(before: Option<&TenantStats>, now: &TenantStats, seconds: f64) -> Self {
         let none = TenantStats::default();
         let before = before.unwrap_or(&none);
@@ -96,7 +91,7 @@ impl Use {
         let (used_iops, used_bytes_s) = (rate(|t| t.used_ops), rate(|t| t.used_bytes));
         let burst_windows = diff(|t| t.burst_windows).min(active);
         let is_above = |base: Rate| {
-            // A base is had in windows: a little more of one in an interval is no burst.
+            // Bases accrue in windows: a little more in an interval is no burst.
             used_iops > base.iops as f64 * 1.05 || used_bytes_s > base.bytes_s as f64 * 1.05
         };
         let percent = |has: u64, most: u64| has as f64 * 100.0 / most.max(1) as f64;
@@ -144,7 +139,7 @@ impl Use {
         reached(used, given, self.burst_iops, self.burst_bytes_s)
     }
 
-    /// What keeps its commands waiting, as far as its sums say.
+    /// Why its commands wait, by its sums.
     fn reason(&self) -> String {
         let used = (self.used_iops, self.used_bytes_s);
         let of = |given: Option<u64>| given.map_or(f64::INFINITY, |given| given as f64);
@@ -155,7 +150,7 @@ impl Use {
         let has_base = is_near(used, self.base_iops, self.base_bytes_s);
         let base = self.base_iops.zip(self.base_bytes_s);
         let is_idle = given == (0.0, 0.0) && self.window_throttled == 0;
-        // A reactor that is not let run gives what it may, and less of that is used.
+        // A reactor that is not scheduled grants the whole limit, and less of it is used.
         if let Some(limit) = self.limit(given) {
             return format!("at its limit of {limit}");
         }
@@ -171,7 +166,6 @@ impl Use {
         why.to_owned()
     }
 
-    /// What there is to say of it; nothing while it does nothing.
     pub(crate) fn words(&self) -> Vec<String> {
         let mut words = Vec::new();
         if self.used_iops > 0.0 {
@@ -233,24 +227,22 @@ fn given_text(iops: Option<u64>, bytes_s: Option<u64>) -> String {
     format!("given {given}")
 }
 
-/// A volume's part of its tenant's budget. What it uses of that is in its figures.
+/// A volume's part of its tenant's budget; its use is in its figures.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub(crate) struct Part {
     pub(crate) base_iops: Option<u64>,
     pub(crate) base_bytes_s: Option<u64>,
     pub(crate) limit_iops: Option<u64>,
     pub(crate) limit_bytes_s: Option<u64>,
-    /// What it was given in the newest window.
     pub(crate) granted_iops: Option<u64>,
     pub(crate) granted_bytes_s: Option<u64>,
-    /// How long its commands that were over budget waited in the mean.
+    /// The mean wait of commands over budget.
     pub(crate) throttled_ns: Option<u64>,
-    /// Why its commands wait, if some do and its own limit is the reason.
+    /// Why its commands wait, if its own limit is the reason.
     pub(crate) why: Option<String>,
 }
 
 impl Part {
-    /// What it has, and how long its commands waited between two samples.
     pub(super) fn between(before: Option<&LaneStats>, now: &LaneStats) -> Self {
         let none = Histogram::default();
         let times = (now.throttled_times).since(before.map_or(&none, |b| &b.throttled_times));
@@ -269,7 +261,7 @@ impl Part {
     }
 }
 
-/// Says of each export of a tenant what all of its volume do: `db@3` is one of `db`.
+/// Sets each export's reason by the sums of its volume: `db@3` is an export of `db`.
 pub(super) fn add_up(volumes: &mut [Volume]) {
     let name = |export: &Volume| {
         let name = export.name.split_once('@').map(|(name, _)| name);
@@ -298,8 +290,7 @@ pub(super) fn add_up(volumes: &mut [Volume]) {
 }
 
 impl Use {
-    /// Who waits for its volumes' own limits only is not hurt, nor does it ask for too much. A tenant that was given its whole
-    /// limit, and can't use it because its volumes' limits are lower, is not at its limit.
+    /// A tenant below its limit that waits only for the limits of its volumes is not hurt.
     pub(super) fn beside(mut self, volumes: &[Volume]) -> Self {
         let waits = |volume: &&Volume| volume.figures.throttled_s > 0.0;
         let waiting: Vec<&Volume> = volumes.iter().filter(waits).collect();
@@ -313,7 +304,6 @@ impl Use {
 }
 
 impl Volume {
-    /// What there is to say of its part of a budget; nothing while nothing waits.
     pub(crate) fn words(&self) -> Vec<String> {
         let figures = &self.figures;
         let Some(part) = self.budget.as_ref().filter(|_| figures.throttled_s > 0.0) else {
