@@ -7,7 +7,7 @@
 
 #![no_main]
 
-use forebay_nvme::host::{HostQueue, Transfer, command};
+use forebay_nvme::host::{HostQueue, HostTransfer, command};
 use forebay_nvme::tcp::{Parsed, Pdu, Phase, Role, TcpParams, parse};
 use libfuzzer_sys::fuzz_target;
 
@@ -36,12 +36,12 @@ fuzz_target!(|bytes: &[u8]| {
         ..TcpParams::before(role)
     };
     let mut queue = HostQueue::new(4, &params);
-    let _ = queue.begin(command::read(1, 0, 8), Transfer::ToHost(4096));
+    let _ = queue.begin(command::read(1, 0, 8), HostTransfer::ToHost(4096));
     let _ = queue.begin(
         command::write(1, 0, 64, false),
-        Transfer::ToController(32 << 10),
+        HostTransfer::ToController(32 << 10),
     );
-    let _ = queue.begin(command::flush(1), Transfer::None);
+    let _ = queue.begin(command::flush(1), HostTransfer::None);
     loop {
         match parse(stream, &params) {
             Ok(Parsed::NeedMore(bytes)) => {

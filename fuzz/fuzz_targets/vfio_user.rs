@@ -8,8 +8,8 @@
 #![no_main]
 
 use forebay_vfio_user::{
-    Device, Frame, Header, Irq, MAX_ANSWER_BYTES, MAX_MESSAGE_BYTES, Negotiated, Region, Request,
-    Session, SparseArea, frame,
+    Device, MessageFrame, Header, Irq, MAX_ANSWER_BYTES, MAX_MESSAGE_BYTES, Negotiated, Region, Request,
+    VfioSession, SparseArea, frame,
 };
 use libfuzzer_sys::fuzz_target;
 
@@ -50,9 +50,9 @@ fuzz_target!(|bytes: &[u8]| {
         client_descriptors: 1,
         client_data_bytes: 4096,
     };
-    let mut session = Session::resume(device(), (choice & 1 != 0).then_some(agreed));
+    let mut session = VfioSession::resume(device(), (choice & 1 != 0).then_some(agreed));
     let mut out = vec![0; MAX_ANSWER_BYTES];
-    while let Ok(Frame::Whole(len)) = frame(stream) {
+    while let Ok(MessageFrame::Whole(len)) = frame(stream) {
         assert!(len <= stream.len() && (16..=MAX_MESSAGE_BYTES).contains(&len));
         let (bytes, rest) = stream.split_at(len);
         stream = rest;

@@ -11,7 +11,7 @@ use forebay_virtio::vhost_user::message::{
     self, Frame, MAX_MESSAGE_BYTES, MAX_TABLE_REGIONS, decode, frame,
 };
 use forebay_virtio::vhost_user::protocol_feature;
-use forebay_virtio::vhost_user::session::{Effect, Offer, Session};
+use forebay_virtio::vhost_user::session::{SessionEffect, Offer, VhostSession};
 use libfuzzer_sys::fuzz_target;
 
 const OFFER: Offer = Offer {
@@ -20,7 +20,7 @@ const OFFER: Offer = Offer {
 };
 
 fuzz_target!(|bytes: &[u8]| {
-    let mut session = Session::new(OFFER);
+    let mut session = VhostSession::new(OFFER);
     let mut rest = bytes;
     let mut reply = Vec::new();
     while let Some((descriptors, stream)) = rest.split_first() {
@@ -45,31 +45,31 @@ fuzz_target!(|bytes: &[u8]| {
         }
         let before = session.clone();
         match session.take(&request) {
-            Ok(Effect::SetMemory { count, .. }) => assert!(count <= MAX_TABLE_REGIONS),
-            Ok(Effect::RingFd { index, .. } | Effect::Ring(index)) => assert!(index < 5),
-            Ok(Effect::Kick(index)) => {
+            Ok(SessionEffect::SetMemory { count, .. }) => assert!(count <= MAX_TABLE_REGIONS),
+            Ok(SessionEffect::RingFd { index, .. } | SessionEffect::Ring(index)) => assert!(index < 5),
+            Ok(SessionEffect::Kick(index)) => {
                 assert!(index < 5 && session.vrings()[usize::from(index)].started);
                 assert!(session.has_protocol(protocol_feature::INBAND_NOTIFICATIONS));
                 let call = message::vring_call(index);
                 assert_eq!(frame(&call), Ok(Frame::Whole(call.len())));
             }
-            Ok(Effect::Stop(index)) => {
+            Ok(SessionEffect::Stop(index)) => {
                 assert!(index < 5);
                 session.stopped(index, 7);
                 assert!(!session.is_served(index));
             }
-            Ok(Effect::Disable(index)) => assert!(index < 5 && !session.is_served(index)),
-            Ok(Effect::GetInflight(area) | Effect::SetInflight(area)) => {
+            Ok(SessionEffect::Disable(index)) => assert!(index < 5 && !session.is_served(index)),
+            Ok(SessionEffect::GetInflight(area) | SessionEffect::SetInflight(area)) => {
                 assert!(area.num_queues <= 5 && area.queue_size <= MAX_QUEUE_SIZE);
                 reply.clear();
                 message::reply_inflight(&mut reply, &area, header.size);
                 assert_eq!(reply.len(), message::HEADER_BYTES + header.size as usize);
             }
-            Ok(Effect::GetConfig { size, .. }) => assert!(size <= 256),
+            Ok(SessionEffect::GetConfig { size, .. }) => assert!(size <= 256),
             Ok(_) => {}
             Err(_) => assert_eq!(session, before),
         }
         let words = session.words();
-        assert_eq!(Session::of_words(OFFER, &words).as_ref(), Some(&session));
+        assert_eq!(VhostSession::of_words(OFFER, &words).as_ref(), Some(&session));
     }
 });

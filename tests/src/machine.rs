@@ -14,7 +14,9 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use forebay_initiator::machine::verify::{MachineVerifier, MachineVerify};
-use forebay_initiator::machine::{self, Disk, Done, Ended, Op, Options, Queue, Target};
+use forebay_initiator::machine::{
+    self, Disk, DiskCompletion, DiskStatus, Op, Options, Queue, Target,
+};
 use forebay_initiator::verify::WriteReport;
 use forebay_initiator::verify::pattern;
 use serde_json::Value;
@@ -149,7 +151,7 @@ pub fn connect(target: &Target, options: &Options) -> Result<Box<dyn Disk>> {
 /// If it does not end well within a minute.
 pub fn execute(queue: &mut dyn Queue, op: Op) -> Result<()> {
     match end_of(queue, op)? {
-        Ended::Well => Ok(()),
+        DiskStatus::Well => Ok(()),
         other => bail!("{op:?} ended with {other:?}"),
     }
 }
@@ -158,11 +160,11 @@ pub fn execute(queue: &mut dyn Queue, op: Op) -> Result<()> {
 ///
 /// # Errors
 /// If it does not end within a minute.
-pub fn end_of(queue: &mut dyn Queue, op: Op) -> Result<Ended> {
+pub fn end_of(queue: &mut dyn Queue, op: Op) -> Result<DiskStatus> {
     queue.submit(0, op)?;
     queue.kick()?;
     let begun = std::time::Instant::now();
-    let mut done: Vec<Done> = Vec::new();
+    let mut done: Vec<DiskCompletion> = Vec::new();
     while queue.poll(&mut done)? == 0 {
         ensure!(begun.elapsed() < LIMIT, "{op:?} does not end");
         std::thread::yield_now();

@@ -7,7 +7,7 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use forebay_initiator::machine::{self as driver, Doorbells, Ended, Op};
+use forebay_initiator::machine::{self as driver, DiskStatus, Doorbells, Op};
 use forebay_initiator::{IoOp, IoQueue, Options, Session, Wait};
 use forebay_tests::daemon::{Daemon, DaemonOptions};
 use forebay_tests::machine::{self, Frontend};
@@ -232,7 +232,10 @@ fn an_engine_whose_hosts_are_over_budget_sleeps() -> Result<()> {
             queue.poll(&mut done)?;
             Ok((done.len() == usize::from(DEPTH)).then_some(()))
         })?;
-        ensure!(done.iter().all(|done| done.ended == Ended::Well), "failed");
+        ensure!(
+            done.iter().all(|done| done.ended == DiskStatus::Well),
+            "failed"
+        );
         drop(queue);
         disk.close()?;
     }

@@ -11,11 +11,11 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use forebay_initiator::machine::{Disk, Ended, Op, Options, Queue, Target};
+use forebay_initiator::machine::{Disk, DiskStatus, Op, Options, Queue, Target};
 use forebay_initiator::verify::pattern;
 use forebay_initiator::{IoOp, IoQueue, Session};
 use forebay_nvme::Status;
-use forebay_nvme::host::Transfer;
+use forebay_nvme::host::HostTransfer;
 use forebay_nvme::opcode::nvm;
 use forebay_nvme::{Sqe, host::command};
 use forebay_tests::daemon::{Daemon, DaemonOptions};
@@ -76,12 +76,12 @@ impl Host {
             16
         };
         let sqe = Sqe::new(opcode, 0).with_nsid(1).with_cdw(10, cdw10);
-        let status = self.status_of(sqe, Transfer::ToController(bytes), data)?;
+        let status = self.status_of(sqe, HostTransfer::ToController(bytes), data)?;
         ensure!(status == Status::SUCCESS, "{opcode:#x}: {status:?}");
         Ok(())
     }
 
-    fn status_of(&mut self, sqe: Sqe, transfer: Transfer, data: Vec<u8>) -> Result<Status> {
+    fn status_of(&mut self, sqe: Sqe, transfer: HostTransfer, data: Vec<u8>) -> Result<Status> {
         let said = self.queue.submit_command(sqe, transfer, 0, data);
         said.map_err(|refused| anyhow::anyhow!("{refused:?}"))?;
         let mut done = Vec::new();
@@ -211,11 +211,11 @@ impl Machine {
         Ok(Self { disk, queues })
     }
 
-    fn end_of(&mut self, op: Op) -> Result<Ended> {
+    fn end_of(&mut self, op: Op) -> Result<DiskStatus> {
         machine::end_of(&mut *self.queues[0], op)
     }
 
-    fn end_of_write(&mut self, block: u64, byte: u8) -> Result<Ended> {
+    fn end_of_write(&mut self, block: u64, byte: u8) -> Result<DiskStatus> {
         self.queues[0].put(0, &[byte; BLOCK]);
         self.end_of(Op::Write {
             offset_bytes: block * BLOCK as u64,
@@ -223,7 +223,7 @@ impl Machine {
         })
     }
 
-    fn end_of_read(&mut self, block: u64) -> Result<(Ended, Vec<u8>)> {
+    fn end_of_read(&mut self, block: u64) -> Result<(DiskStatus, Vec<u8>)> {
         let ended = self.end_of(Op::Read {
             offset_bytes: block * BLOCK as u64,
             bytes: BLOCK as u32,
@@ -286,7 +286,7 @@ fn what_one_frontend_wrote_the_others_read() -> Result<()> {
                     0 => all.host.write(block, vec![byte; BLOCK])?,
                     _ => {
                         let ended = all.machines[who - 1].end_of_write(block, byte)?;
-                        ensure!(ended == Ended::Well, "{what}: {ended:?}");
+                        ensure!(ended == DiskStatus::Well, "{what}: {ended:?}");
                     }
                 }
                 let found = all.host.read(block, 1)?;
@@ -297,7 +297,7 @@ fn what_one_frontend_wrote_the_others_read() -> Result<()> {
                 );
                 for (at, machine) in all.machines.iter_mut().enumerate() {
                     let (ended, found) = machine.end_of_read(block)?;
-                    ensure!(ended == Ended::Well, "{what}: {ended:?}");
+                    ensure!(ended == DiskStatus::Well, "{what}: {ended:?}");
                     let right = found == vec![byte; BLOCK];
                     ensure!(right, "{what}: machine {at} reads {}", found[0]);
                 }
@@ -310,7 +310,7 @@ fn what_one_frontend_wrote_the_others_read() -> Result<()> {
             bytes: BLOCK as u32,
         };
         let ended = all.machines[round as usize % 2].end_of(gone)?;
-        ensure!(ended == Ended::Well, "{ended:?}");
+        ensure!(ended == DiskStatus::Well, "{ended:?}");
         ensure!(all.host.read(block, 1)? == vec![0; BLOCK]);
         let (_, found) = all.machines[1 - round as usize % 2].end_of_read(block)?;
         ensure!(found == vec![0; BLOCK]);
@@ -327,12 +327,12 @@ const EXCLUSIVE_ACCESS: u32 = 2 << 8;
 /// Whether machines were kept out of reading, or of writing.
 fn look(all: &mut Three, may_read: bool, may_write: bool) -> Result<()> {
     let expected = |may: bool, at: usize| match (may, at) {
-        (true, _) => Ended::Well,
-        (false, 0) => Ended::Nvme(Status::RESERVATION_CONFLICT),
-        (false, _) => Ended::Virtio(1),
+        (true, _) => DiskStatus::Well,
+        (false, 0) => DiskStatus::Nvme(Status::RESERVATION_CONFLICT),
+        (false, _) => DiskStatus::Virtio(1),
     };
-    let plain = |ended: Ended| match ended {
-        Ended::Nvme(status) => Ended::Nvme(status.code()),
+    let plain = |ended: DiskStatus| match ended {
+        DiskStatus::Nvme(status) => DiskStatus::Nvme(status.code()),
         other => other,
     };
     for (at, machine) in all.machines.iter_mut().enumerate() {
@@ -391,7 +391,7 @@ fn what_a_host_reserves_keeps_machines_out() -> Result<()> {
     look(&mut all, false, false).context("after a daemon's death")?;
     let status = all
         .host
-        .status_of(command::flush(1), Transfer::None, Vec::new())?;
+        .status_of(command::flush(1), HostTransfer::None, Vec::new())?;
     ensure!(status == Status::SUCCESS, "{status:?}");
     all.host.reserve(release, EXCLUSIVE_ACCESS, [KEY, 0])?;
     look(&mut all, true, true)?;

@@ -11,7 +11,7 @@ use anyhow::{Context, Result, ensure};
 use forebay_device::faulty::{self, Faults};
 use forebay_initiator::machine::pcie::Pcie;
 use forebay_initiator::machine::verify::{MachineVerifier, MachineVerify};
-use forebay_initiator::machine::{Disk, Doorbells, Ended, Op, Options, Target};
+use forebay_initiator::machine::{Disk, DiskStatus, Doorbells, Op, Options, Target};
 use forebay_tests::daemon::{Daemon, DaemonOptions};
 use forebay_tests::lab;
 use forebay_tests::machine::{self, Frontend};
@@ -253,7 +253,7 @@ fn full_queues_wait_for_the_commands_in_hand() -> Result<()> {
         }
         ended += done.len() as u32;
         for done in done.drain(..) {
-            ensure!(done.ended == Ended::Well, "it ended {:?}", done.ended);
+            ensure!(done.ended == DiskStatus::Well, "it ended {:?}", done.ended);
         }
         Ok((ended == all).then_some(()))
     })?;

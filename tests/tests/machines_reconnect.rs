@@ -11,7 +11,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use forebay_device::faulty::{self, Faults};
 use forebay_initiator::machine::vhost::{Vhost, VhostQueue};
-use forebay_initiator::machine::{Disk, Ended, Op, Options, Queue, Ring, Target};
+use forebay_initiator::machine::{Disk, DiskStatus, Op, Options, Queue, Ring, Target};
 use forebay_initiator::verify::pattern;
 use forebay_tests::daemon::{Daemon, DaemonOptions};
 use forebay_tests::machine::{self, Frontend};
@@ -77,7 +77,11 @@ impl Lane {
         for done in &done {
             let at = usize::from(done.slot);
             let op = self.open[at].take().context("it ended twice")?;
-            ensure!(done.ended == Ended::Well, "{op:?} ended {:?}", done.ended);
+            ensure!(
+                done.ended == DiskStatus::Well,
+                "{op:?} ended {:?}",
+                done.ended
+            );
             if let Op::Read { .. } = op {
                 self.holds(done.slot)?;
             }

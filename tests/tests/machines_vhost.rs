@@ -11,7 +11,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use forebay_initiator::machine::verify::{MachineVerifier, MachineVerify};
 use forebay_initiator::machine::vhost::Vhost;
-use forebay_initiator::machine::{Disk, Ended, Op, Options, Ring, Target};
+use forebay_initiator::machine::{Disk, DiskStatus, Op, Options, Ring, Target};
 use forebay_tests::daemon::DaemonOptions;
 use forebay_tests::lab;
 use forebay_tests::machine::{self, Frontend};
@@ -247,7 +247,7 @@ fn discard_zeroes_and_growth() -> Result<()> {
     };
     let ended = machine::end_of(queue, beyond)?;
     ensure!(
-        ended == Ended::Virtio(1),
+        ended == DiskStatus::Virtio(1),
         "a read beyond the end: {ended:?}"
     );
 

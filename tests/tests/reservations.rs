@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use forebay_initiator::{Done, IoQueue, Options, Session, Wait};
-use forebay_nvme::host::{Transfer, command};
+use forebay_nvme::host::{HostTransfer, command};
 use forebay_nvme::opcode::nvm;
 use forebay_nvme::{Sqe, Status};
 use forebay_tests::daemon::Daemon;
@@ -61,7 +61,7 @@ impl Peer {
     }
 
     /// Says a command, without waiting for its answer.
-    fn say(&mut self, sqe: Sqe, transfer: Transfer, data: Vec<u8>) -> Result<()> {
+    fn say(&mut self, sqe: Sqe, transfer: HostTransfer, data: Vec<u8>) -> Result<()> {
         let said = self.queue.submit_command(sqe, transfer, 0, data);
         said.map_err(|refused| anyhow::anyhow!("{refused:?}"))?;
         let mut none = Vec::new();
@@ -79,19 +79,19 @@ impl Peer {
         })
     }
 
-    fn status_of(&mut self, sqe: Sqe, transfer: Transfer, data: Vec<u8>) -> Result<Status> {
+    fn status_of(&mut self, sqe: Sqe, transfer: HostTransfer, data: Vec<u8>) -> Result<Status> {
         let said = self.queue.submit_command(sqe, transfer, 0, data);
         said.map_err(|refused| anyhow::anyhow!("{refused:?}"))?;
         Ok(self.answer()?.status.code())
     }
 
     fn write(&mut self) -> Result<Status> {
-        let bytes = Transfer::ToController(BLOCK as u32);
+        let bytes = HostTransfer::ToController(BLOCK as u32);
         self.status_of(command::write(1, 3, 1, false), bytes, vec![7; BLOCK])
     }
 
     fn read(&mut self) -> Result<Status> {
-        let bytes = Transfer::ToHost(BLOCK as u32);
+        let bytes = HostTransfer::ToHost(BLOCK as u32);
         self.status_of(command::read(1, 3, 1), bytes, vec![0; BLOCK])
     }
 
@@ -109,8 +109,12 @@ impl Peer {
             .with_nsid(1)
             .with_cdw(10, bytes / 4 - 1)
             .with_cdw(11, 1);
-        let said =
-            (self.queue).submit_command(sqe, Transfer::ToHost(bytes), 0, vec![0; bytes as usize]);
+        let said = (self.queue).submit_command(
+            sqe,
+            HostTransfer::ToHost(bytes),
+            0,
+            vec![0; bytes as usize],
+        );
         said.map_err(|refused| anyhow::anyhow!("{refused:?}"))?;
         let done = self.answer()?;
         ensure!(done.status.is_success(), "{:?}", done.status);
@@ -123,10 +127,10 @@ impl Peer {
 }
 
 /// A reservation command with its keys.
-fn reserve(opcode: u8, cdw10: u32, keys: [u64; 2]) -> (Sqe, Transfer, Vec<u8>) {
+fn reserve(opcode: u8, cdw10: u32, keys: [u64; 2]) -> (Sqe, HostTransfer, Vec<u8>) {
     let data = keys.into_iter().flat_map(u64::to_le_bytes).collect();
     let sqe = Sqe::new(opcode, 0).with_nsid(1).with_cdw(10, cdw10);
-    (sqe, Transfer::ToController(16), data)
+    (sqe, HostTransfer::ToController(16), data)
 }
 
 /// Host `a` has registered and reserved, host `b` has not. What they are told from then on.

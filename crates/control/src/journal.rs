@@ -23,7 +23,7 @@ const WAITING_MAX: usize = 1024;
 const CHANGES: &str = "changes.jsonl";
 const DESTRUCTIVE: &str = "destructive.jsonl";
 
-struct Line {
+struct JournalLine {
     text: String,
     destructive: bool,
     written: oneshot::Sender<()>,
@@ -31,7 +31,7 @@ struct Line {
 
 /// See the module's text.
 #[derive(Debug)]
-pub(crate) struct Journal(SyncSender<Line>);
+pub(crate) struct Journal(SyncSender<JournalLine>);
 
 /// What a journal has kept, oldest first.
 #[derive(Debug, Default)]
@@ -59,7 +59,7 @@ impl Journal {
     pub(crate) fn write(&self, event: &Event, destructive: bool) -> Option<oneshot::Receiver<()>> {
         let (written, done) = oneshot::channel();
         let text = serde_json::to_string(event).ok()?;
-        let line = Line {
+        let line = JournalLine {
             text,
             destructive,
             written,
@@ -68,7 +68,7 @@ impl Journal {
     }
 }
 
-fn write_all(lines: &Receiver<Line>, mut changes: Book, mut destructive: Book) {
+fn write_all(lines: &Receiver<JournalLine>, mut changes: Book, mut destructive: Book) {
     while let Ok(line) = lines.recv() {
         let book = match line.destructive {
             true => &mut destructive,

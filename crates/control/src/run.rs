@@ -18,7 +18,7 @@ use tokio::time::timeout;
 
 use crate::api;
 use crate::config::{DaemonConfig, Program};
-use crate::daemon::{Daemon, DaemonError, Request, ServeMetrics, channel};
+use crate::daemon::{Daemon, DaemonError, DaemonRequest, ServeMetrics, channel};
 use crate::ownership::Installation;
 use crate::systemd;
 
@@ -101,7 +101,7 @@ async fn run_here(config: DaemonConfig, program: Box<dyn Program>) -> Result<End
 async fn obey(
     daemon: &Rc<Daemon>,
     mut signals: Signals,
-    requests: &mut mpsc::Receiver<Request>,
+    requests: &mut mpsc::Receiver<DaemonRequest>,
 ) -> Result<(EndedBy, Option<JoinHandle<()>>), DaemonError> {
     let mut starting = tokio::task::spawn_local(daemon.clone().start());
     let held = timeout(START_HOLD, &mut starting).await;
@@ -115,8 +115,8 @@ async fn obey(
                 looking = Some(daemon.started(started)?);
             }
             request = requests.recv() => match request {
-                Some(Request::Call(call)) => call(daemon),
-                Some(Request::Shutdown(reply)) => {
+                Some(DaemonRequest::Call(call)) => call(daemon),
+                Some(DaemonRequest::Shutdown(reply)) => {
                     let _ = reply.send(Ok(()));
                     break EndedBy::Request;
                 }

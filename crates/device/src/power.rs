@@ -20,7 +20,7 @@ use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
 use crate::fence::who_holds;
-use crate::kind::volatile::journal::{HEADER_BYTES, Journal, JournalRecord};
+use crate::kind::volatile::journal::{HEADER_BYTES, JournalRecord, WriteJournal};
 use crate::kind::volatile::{journal_path, stable_path, write_all, zero};
 
 /// What tears.
@@ -83,7 +83,7 @@ pub fn cut(device: &Path, seed: u64) -> io::Result<Cut> {
     let open = |path: &Path| rustix::fs::open(path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty());
     let visible = open(device)?;
     let stable = open(&stable_path(device))?;
-    let mut journal = Journal::new(open(&journal_path(device))?);
+    let mut journal = WriteJournal::new(open(&journal_path(device))?);
     let (changes, flushes) = changes(&journal)?;
     let mut result = Cut {
         flushes,
@@ -134,7 +134,7 @@ fn wait_until_nobody_uses(device: &Path) -> io::Result<()> {
 }
 
 /// All writes and zeroings, with what was durable, and how many flushes had ended.
-fn changes(journal: &Journal) -> io::Result<(Vec<CachedChange>, u64)> {
+fn changes(journal: &WriteJournal) -> io::Result<(Vec<CachedChange>, u64)> {
     let mut changes: Vec<CachedChange> = Vec::new();
     let (mut at, mut flushes, mut words) = (HEADER_BYTES, 0, Vec::new());
     // Before this place in `changes` everything is durable.
@@ -181,7 +181,7 @@ fn changes(journal: &Journal) -> io::Result<(Vec<CachedChange>, u64)> {
 }
 
 fn apply(
-    journal: &Journal,
+    journal: &WriteJournal,
     stable: &rustix::fd::OwnedFd,
     change: &CachedChange,
     fate: Fate,

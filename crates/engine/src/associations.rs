@@ -23,7 +23,7 @@ const MAX_CNTLID: u16 = 0xFFEF;
 const KEPT_FOR: usize = 64;
 
 #[derive(Debug, Default)]
-struct Table {
+struct AssociationTable {
     last: u16,
     of: BTreeMap<u16, Entry>,
 }
@@ -38,7 +38,7 @@ struct Entry {
     io_queues: u16,
 }
 
-impl Table {
+impl AssociationTable {
     /// Queues that no controller was promised.
     fn left(&self) -> usize {
         let of = |entry: &Entry| 1 + usize::from(entry.io_queues);
@@ -49,7 +49,7 @@ impl Table {
 /// See the module's text. Clones share one table.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Associations {
-    table: Arc<Mutex<Table>>,
+    table: Arc<Mutex<AssociationTable>>,
 }
 
 /// A controller id in use; dropping it frees the id.
@@ -118,7 +118,7 @@ impl Drop for Association {
 }
 
 impl Associations {
-    fn with<T>(&self, f: impl FnOnce(&mut Table) -> T) -> T {
+    fn with<T>(&self, f: impl FnOnce(&mut AssociationTable) -> T) -> T {
         f(&mut self.table.lock().unwrap_or_else(PoisonError::into_inner))
     }
 

@@ -7,7 +7,7 @@ use crate::bell::ControlBell;
 use crate::control::Control;
 use crate::core::staging::Staging;
 use crate::core::{Core, Links, links};
-use crate::exports::Exports;
+use crate::exports::ExportTable;
 use crate::frontend;
 use crate::frontend::vm::closer::Closer;
 use crate::heartbeat::{Heart, Pulse};
@@ -130,7 +130,7 @@ impl Engine {
                 })
             })
             .collect::<Result<Vec<_>, _>>()?;
-        let exports = Exports::default();
+        let exports = ExportTable::default();
         let mut control = Control::new(&config, region, memory, mailboxes, bell, exports, closer)
             .map_err(system(format!("listening on {}", config.socket.display())))?;
         let heart = Heart::start(pulse).map_err(system("starting the heartbeat"))?;
@@ -242,7 +242,7 @@ impl NewReactor {
         core.set_spread(Spread::default());
         let sockets =
             Sockets::new(self.mailbox.wake_fd()).map_err(system("watching the mailbox"))?;
-        let frontends = frontend::all(frontend::Parts {
+        let frontends = frontend::all(frontend::FrontendParts {
             reactor: number,
             region,
             epoll: sockets.epoll().clone(),

@@ -83,7 +83,7 @@ pub(crate) fn fnv(hash: u64, text: &str) -> u64 {
 
 /// See the module's text.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Exports {
+pub(crate) struct ExportTable {
     inner: Arc<Mutex<Snapshot>>,
 }
 
@@ -99,7 +99,7 @@ struct Snapshot {
     looked: u64,
 }
 
-impl Exports {
+impl ExportTable {
     fn with<T>(&self, f: impl FnOnce(&mut Snapshot) -> T) -> T {
         f(&mut self
             .inner

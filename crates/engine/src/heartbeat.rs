@@ -175,7 +175,7 @@ impl Heart {
 
 /// What is under way on a device.
 #[derive(Clone, Copy)]
-enum Stage {
+enum BeatStage {
     Idle,
     Reads(Op),
     Writes(Op),
@@ -185,7 +185,7 @@ struct Patient {
     device: Arc<Device>,
     /// Tells its requests from those of a device that was in its place before.
     serial: u64,
-    stage: Stage,
+    stage: BeatStage,
     /// Its last look or beat failed, which was said.
     failed: bool,
 }
@@ -268,7 +268,7 @@ impl Beating {
 
     fn is_idle(&self) -> bool {
         let mut devices = self.devices.values();
-        devices.all(|patient| matches!(patient.stage, Stage::Idle))
+        devices.all(|patient| matches!(patient.stage, BeatStage::Idle))
     }
 
     fn take(&mut self, order: Order) {
@@ -282,7 +282,7 @@ impl Beating {
                 let patient = Patient {
                     device,
                     serial: self.serial,
-                    stage: Stage::Idle,
+                    stage: BeatStage::Idle,
                     failed: false,
                 };
                 self.devices.insert(index, patient);
@@ -314,11 +314,14 @@ impl Beating {
         let held: Vec<DeviceIndex> = self.held.iter().copied().collect();
         for index in held {
             let idle = self.devices.get(&index);
-            if idle.is_some_and(|patient| matches!(patient.stage, Stage::Idle))
+            if idle.is_some_and(|patient| matches!(patient.stage, BeatStage::Idle))
                 && let Some(block) = self.block(index)
             {
                 self.looking.insert(index);
-                self.submit(index, Stage::Reads(Op::read(HEARTBEAT_OFFSET_BYTES, block)));
+                self.submit(
+                    index,
+                    BeatStage::Reads(Op::read(HEARTBEAT_OFFSET_BYTES, block)),
+                );
             }
         }
         self.enter();
@@ -340,11 +343,11 @@ impl Beating {
         self.room.buf(at, HEARTBEAT_BYTES as u32)
     }
 
-    fn submit(&mut self, index: DeviceIndex, stage: Stage) {
+    fn submit(&mut self, index: DeviceIndex, stage: BeatStage) {
         let Some(patient) = self.devices.get_mut(&index) else {
             return;
         };
-        let (Stage::Reads(mut op) | Stage::Writes(mut op)) = stage else {
+        let (BeatStage::Reads(mut op) | BeatStage::Writes(mut op)) = stage else {
             return;
         };
         let submitted = patient.device.submit(
@@ -353,8 +356,8 @@ impl Beating {
             patient.serial << 8 | u64::from(index.0),
         );
         patient.stage = match stage {
-            Stage::Reads(_) => Stage::Reads(op),
-            _ => Stage::Writes(op),
+            BeatStage::Reads(_) => BeatStage::Reads(op),
+            _ => BeatStage::Writes(op),
         };
         match submitted {
             Submitted::Queued => {}
@@ -374,7 +377,7 @@ impl Beating {
             let Some(patient) = here.filter(|one| one.serial == completion.user_data >> 8) else {
                 continue;
             };
-            let (Stage::Reads(op) | Stage::Writes(op)) = patient.stage else {
+            let (BeatStage::Reads(op) | BeatStage::Writes(op)) = patient.stage else {
                 continue;
             };
             match patient.device.finish(op, completion.result) {
@@ -382,8 +385,8 @@ impl Beating {
                 Finish::Failed(errno) => self.ended(index, Err(errno.to_string())),
                 Finish::Again(op) => {
                     let again = match patient.stage {
-                        Stage::Reads(_) => Stage::Reads(op),
-                        _ => Stage::Writes(op),
+                        BeatStage::Reads(_) => BeatStage::Reads(op),
+                        _ => BeatStage::Writes(op),
                     };
                     self.submit(index, again);
                 }
@@ -402,14 +405,14 @@ impl Beating {
         let Some(patient) = self.devices.get_mut(&index) else {
             return;
         };
-        let stage = std::mem::replace(&mut patient.stage, Stage::Idle);
+        let stage = std::mem::replace(&mut patient.stage, BeatStage::Idle);
         if let Err(error) = &result
             && !std::mem::replace(&mut patient.failed, true)
         {
             eprintln!("the heartbeat of {index}: {error}");
         }
         match stage {
-            Stage::Reads(_) => {
+            BeatStage::Reads(_) => {
                 let was = result.is_ok().then(|| self.look(index)).flatten();
                 if self.looking.remove(&index) && self.looking.is_empty() {
                     self.looked();
@@ -418,7 +421,7 @@ impl Beating {
                     self.beat(index, was.map_or(0, |beat| beat.count));
                 }
             }
-            Stage::Writes(_) if result.is_ok() => patient.failed = false,
+            BeatStage::Writes(_) if result.is_ok() => patient.failed = false,
             _ => {}
         }
     }
@@ -456,7 +459,7 @@ impl Beating {
         if self.room.copy_in(at, &beat.encode()) {
             self.submit(
                 index,
-                Stage::Writes(Op::write(HEARTBEAT_OFFSET_BYTES, block)),
+                BeatStage::Writes(Op::write(HEARTBEAT_OFFSET_BYTES, block)),
             );
         }
     }

@@ -20,7 +20,7 @@ pub struct LaneIndex(pub u32);
 
 /// What only the owner knows of a volume, for its hosts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Figures {
+pub struct VolumeStatistics {
     /// Bytes that have space; `None`: not known, as much as its size.
     pub used_bytes: Option<u64>,
     /// How much of the space that it may take is left, per cent.
@@ -33,7 +33,7 @@ pub struct Figures {
     pub past: Past,
 }
 
-impl Default for Figures {
+impl Default for VolumeStatistics {
     /// Nothing to worry about.
     fn default() -> Self {
         Self {
@@ -92,7 +92,7 @@ pub struct Lane {
     /// What machines may do, which can't register.
     pub machines_may: Access,
     /// What the owner says of it.
-    pub figures: Figures,
+    pub figures: VolumeStatistics,
     /// What its volume may use; `None`: nothing is charged.
     pub share: Option<Share>,
     /// To whom and as what.
@@ -123,7 +123,7 @@ impl Lane {
             volume,
             reservations: Arc::default(),
             machines_may: Access::ALL,
-            figures: Figures::default(),
+            figures: VolumeStatistics::default(),
             share: None,
             export,
             in_flight: 0,

@@ -10,7 +10,7 @@ use forebay_nvme::fabrics::ConnectCommand;
 use forebay_nvme::tcp::Pdu;
 use forebay_nvme::{SglDescriptor, Sqe, Status};
 use forebay_xlate::VolumeId;
-use forebay_xlate::boundary::message::{AnaState, ExportConfig, ExportId, PortConfig, ToEngine};
+use forebay_xlate::boundary::message::{ExportConfig, ExportId, PathState, PortConfig, ToEngine};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicU64};
@@ -27,7 +27,7 @@ fn engine() -> TestEngine {
     engine
 }
 
-fn set_port(engine: &mut TestEngine, port_id: u16, ana: AnaState, changes: u64) {
+fn set_port(engine: &mut TestEngine, port_id: u16, ana: PathState, changes: u64) {
     let address = engine.address.to_string();
     engine.order(|request| ToEngine::SetPort {
         request,
@@ -77,7 +77,7 @@ fn soon<T>(what: &str, find: impl Fn() -> Option<T>) -> T {
 fn a_ports_state_reaches_its_hosts_under_load() {
     let mut engine = engine();
     let nqn = engine.export(1, &[]);
-    set_port(&mut engine, 7, AnaState::Optimized, 0);
+    set_port(&mut engine, 7, PathState::Optimized, 0);
     let (mut host, mut io) = attach(engine.address, &nqn, PLAIN, false);
     listen(&mut host, 1 << 11);
     let address = engine.address;
@@ -108,8 +108,8 @@ fn a_ports_state_reaches_its_hosts_under_load() {
     });
     for round in 0..20u64 {
         let (state, number) = match round % 2 {
-            0 => (AnaState::Inaccessible, 3),
-            _ => (AnaState::NonOptimized, 2),
+            0 => (PathState::Inaccessible, 3),
+            _ => (PathState::NonOptimized, 2),
         };
         set_port(&mut engine, 7, state, round + 1);
         let told = host.response();
@@ -130,12 +130,12 @@ fn a_ports_state_reaches_its_hosts_under_load() {
         host.capsule(&Sqe::new(0x0c, 9000), &[]);
     }
     // The same again is nothing new.
-    set_port(&mut engine, 7, AnaState::NonOptimized, 20);
+    set_port(&mut engine, 7, PathState::NonOptimized, 20);
     assert!(is_quiet(&mut host));
     stop.store(true, Relaxed);
     load.join().unwrap();
     // A host that comes to a port in any state can ask which that is.
-    set_port(&mut engine, 7, AnaState::Inaccessible, 21);
+    set_port(&mut engine, 7, PathState::Inaccessible, 21);
     let (mut late, mut late_io) = attach(address, &nqn, PLAIN, true);
     assert_eq!(log(&mut late, 0x0c, 48)[32], 3);
     let (_, cqe) = late_io.fetch(rw(READ, 0, 0, 1), 4096);
@@ -164,7 +164,7 @@ fn entries(page: &[u8]) -> Vec<(String, u16)> {
 fn discovery_tells_each_host_of_its_own_alone() {
     let mut engine = engine();
     let ours = engine.export(1, &[HOST]);
-    set_port(&mut engine, 7, AnaState::Inaccessible, 1);
+    set_port(&mut engine, 7, PathState::Inaccessible, 1);
     let (mut host, _) = admin(engine.address, DISCOVERY, PLAIN);
     listen(&mut host, 1 << 31);
     let page = log(&mut host, 0x70, 8192);
@@ -173,7 +173,7 @@ fn discovery_tells_each_host_of_its_own_alone() {
     let generation = page[..8].to_vec();
     // What only another host may use is nobody else's business.
     engine.export(2, &[STRANGER]);
-    set_port(&mut engine, 7, AnaState::Optimized, 2);
+    set_port(&mut engine, 7, PathState::Optimized, 2);
     assert!(is_quiet(&mut host));
     assert_eq!(log(&mut host, 0x70, 1024)[..8], generation);
     // Now it may use that too.

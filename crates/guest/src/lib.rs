@@ -22,5 +22,5 @@ mod pieces;
 
 pub use area::{Area, View};
 pub use mapping::{MapError, Mapping};
-pub use memory::{GuestMemory, Limits, NewRegion, Region, Retired};
+pub use memory::{GuestMemory, GuestRegion, Limits, NewRegion, Retired};
 pub use pieces::{GuestSlice, Hold, MAX_PIECES, PieceError, Pieces};

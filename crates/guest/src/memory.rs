@@ -52,7 +52,7 @@ pub struct NewRegion<'a> {
 
 /// A region of guest memory.
 #[derive(Debug, Clone)]
-pub struct Region {
+pub struct GuestRegion {
     guest_address: u64,
     user_address: u64,
     len_bytes: u64,
@@ -60,7 +60,7 @@ pub struct Region {
     mapping: Option<Arc<Mapping>>,
 }
 
-impl Region {
+impl GuestRegion {
     /// Maps one.
     pub fn new(new: &NewRegion<'_>) -> Result<Self, MapError> {
         for begin in [new.guest_address, new.user_address] {
@@ -161,13 +161,13 @@ impl Retired {
 pub struct GuestMemory {
     limits: Limits,
     /// Sorted by guest address.
-    regions: Arc<Vec<Region>>,
+    regions: Arc<Vec<GuestRegion>>,
     /// Where the last lookup ended.
     last: Cell<usize>,
 }
 
 /// What a lookup finds: the region's number, its mapping, and how far into it.
-pub(crate) struct Found<'a> {
+pub(crate) struct FoundRegion<'a> {
     pub(crate) region: usize,
     pub(crate) mapping: &'a Arc<Mapping>,
     pub(crate) from_bytes: u64,
@@ -192,11 +192,11 @@ impl GuestMemory {
     }
 
     /// What there is.
-    pub fn regions(&self) -> &[Region] {
+    pub fn regions(&self) -> &[GuestRegion] {
         &self.regions
     }
 
-    pub(crate) fn all(&self) -> &Arc<Vec<Region>> {
+    pub(crate) fn all(&self) -> &Arc<Vec<GuestRegion>> {
         &self.regions
     }
 
@@ -223,8 +223,8 @@ impl GuestMemory {
     /// one.
     pub fn unmap(&mut self, guest_address: u64, len_bytes: u64) -> Option<Retired> {
         let last = guest_address.checked_add(len_bytes.checked_sub(1)?)?;
-        let touches = |r: &&Region| r.guest_address <= last && guest_address <= r.last();
-        let inside = |r: &Region| guest_address <= r.guest_address && r.last() <= last;
+        let touches = |r: &&GuestRegion| r.guest_address <= last && guest_address <= r.last();
+        let inside = |r: &GuestRegion| guest_address <= r.guest_address && r.last() <= last;
         if !self.regions.iter().filter(touches).all(inside) {
             return None;
         }
@@ -242,12 +242,12 @@ impl GuestMemory {
         retire(before.iter())
     }
 
-    fn become_these(&mut self, regions: Vec<Region>) {
+    fn become_these(&mut self, regions: Vec<GuestRegion>) {
         self.regions = Arc::new(regions);
         self.last.set(0);
     }
 
-    fn admit(&self, regions: &mut Vec<Region>, new: &NewRegion<'_>) -> Result<(), MapError> {
+    fn admit(&self, regions: &mut Vec<GuestRegion>, new: &NewRegion<'_>) -> Result<(), MapError> {
         let Limits {
             regions: limit,
             bytes,
@@ -271,19 +271,19 @@ impl GuestMemory {
         if overlaps {
             return Err(MapError::Overlaps);
         }
-        regions.insert(at, Region::new(new)?);
+        regions.insert(at, GuestRegion::new(new)?);
         Ok(())
     }
 
     /// Whether any region is broken. Worth asking when [`crate::guard::breaks`] has changed.
     pub fn is_broken(&self) -> bool {
-        let mut mappings = self.regions.iter().filter_map(Region::mapping);
+        let mut mappings = self.regions.iter().filter_map(GuestRegion::mapping);
         mappings.any(|mapping| mapping.is_broken())
     }
 
     /// Where an address is; `None` if it is nowhere, or can't be reached.
     #[inline]
-    pub(crate) fn find(&self, guest_address: u64) -> Option<Found<'_>> {
+    pub(crate) fn find(&self, guest_address: u64) -> Option<FoundRegion<'_>> {
         let mut index = self.last.get();
         let mut region = self.regions.get(index);
         if region.is_none_or(|r| guest_address.wrapping_sub(r.guest_address) >= r.len_bytes) {
@@ -297,7 +297,7 @@ impl GuestMemory {
         if from_bytes >= region.len_bytes {
             return None;
         }
-        Some(Found {
+        Some(FoundRegion {
             region: index,
             mapping: region.mapping.as_ref()?,
             from_bytes,
@@ -326,7 +326,7 @@ impl GuestMemory {
         Some(region.guest_address + (user_address - region.user_address))
     }
 
-    fn region_of_user(&self, user_address: u64) -> Option<&Region> {
+    fn region_of_user(&self, user_address: u64) -> Option<&GuestRegion> {
         let mut regions = self.regions.iter();
         regions.find(|r| user_address.wrapping_sub(r.user_address) < r.len_bytes)
     }
@@ -416,7 +416,7 @@ impl GuestMemory {
     }
 }
 
-fn retire<'a>(regions: impl Iterator<Item = &'a Region>) -> Retired {
+fn retire<'a>(regions: impl Iterator<Item = &'a GuestRegion>) -> Retired {
     let mut retired = Retired::default();
     for region in regions {
         retired.regions += 1;

@@ -15,7 +15,7 @@ use forebay_device::Buf;
 
 use crate::area::{copy_in, copy_out};
 use crate::mapping::Mapping;
-use crate::memory::{GuestMemory, Region};
+use crate::memory::{GuestMemory, GuestRegion};
 
 /// The most pieces of one command: 128 pages, a first one that begins within a page, and some room.
 pub const MAX_PIECES: usize = 144;
@@ -62,14 +62,14 @@ impl GuestSlice {
 #[derive(Debug, Default)]
 pub struct Hold {
     few: [Option<Arc<Mapping>>; FEW],
-    all: Option<Arc<Vec<Region>>>,
+    all: Option<Arc<Vec<GuestRegion>>>,
 }
 
 impl Hold {
     /// Whether any of it is broken.
     pub fn is_broken(&self) -> bool {
         let all = self.all.iter().flat_map(|all| all.iter());
-        let all = all.filter_map(Region::mapping);
+        let all = all.filter_map(GuestRegion::mapping);
         self.few.iter().flatten().chain(all).any(|m| m.is_broken())
     }
 }

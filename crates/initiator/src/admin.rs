@@ -8,7 +8,7 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use forebay_nvme::fabrics::ConnectData;
-use forebay_nvme::host::{Transfer, command};
+use forebay_nvme::host::{HostTransfer, command};
 use forebay_nvme::{NSID_ALL, Nqn, Sqe};
 use zerocopy::IntoBytes;
 
@@ -156,20 +156,22 @@ impl Admin {
     pub(crate) fn property_get(&mut self, offset: u32, wide: bool) -> Result<u64, Error> {
         let what = format!("Property Get {offset:#x}");
         let sqe = command::property_get(offset, wide);
-        Ok(self.execute(&what, sqe, Transfer::None, Vec::new())?.result)
+        Ok(self
+            .execute(&what, sqe, HostTransfer::None, Vec::new())?
+            .result)
     }
 
     pub(crate) fn property_set(&mut self, offset: u32, value: u32) -> Result<(), Error> {
         let what = format!("Property Set {offset:#x}");
         let sqe = command::property_set(offset, value);
-        self.execute(&what, sqe, Transfer::None, Vec::new())?;
+        self.execute(&what, sqe, HostTransfer::None, Vec::new())?;
         Ok(())
     }
 
     pub(crate) fn identify(&mut self, cns: u8, nsid: u32) -> Result<Box<[u8; 4096]>, Error> {
         let what = format!("Identify CNS {cns:#04x} of namespace {nsid:#x}");
         let sqe = command::identify(cns, nsid);
-        let done = self.execute(&what, sqe, Transfer::ToHost(4096), vec![0; 4096])?;
+        let done = self.execute(&what, sqe, HostTransfer::ToHost(4096), vec![0; 4096])?;
         let mut data = Box::new([0; 4096]);
         data.copy_from_slice(&done.buf);
         Ok(data)
@@ -184,7 +186,9 @@ impl Admin {
         };
         let sqe = command::get_log_page(lid, nsid, offset, bytes);
         let buf = vec![0; bytes as usize];
-        Ok(self.execute(&what, sqe, Transfer::ToHost(bytes), buf)?.buf)
+        Ok(self
+            .execute(&what, sqe, HostTransfer::ToHost(bytes), buf)?
+            .buf)
     }
 
     /// Executes a command, with an error for any status but success.
@@ -192,7 +196,7 @@ impl Admin {
         &mut self,
         what: &str,
         sqe: Sqe,
-        transfer: Transfer,
+        transfer: HostTransfer,
         buf: Vec<u8>,
     ) -> Result<Done, Error> {
         let others = &mut self.scratch;
@@ -213,9 +217,9 @@ impl Admin {
     /// Submits an asynchronous event request.
     pub(crate) fn request_event(&mut self) -> Result<(), Error> {
         let sqe = command::async_event_request();
-        let submitted = self
-            .connection
-            .submit(sqe, Transfer::None, TAG_EVENT, Vec::new(), false);
+        let submitted =
+            self.connection
+                .submit(sqe, HostTransfer::None, TAG_EVENT, Vec::new(), false);
         submitted.map_err(|_| Error::Argument("the admin queue is full".into()))
     }
 
@@ -273,7 +277,7 @@ pub(crate) fn connect_queue(
         &identity.hostnqn,
     );
     let buf = data.as_bytes().to_vec();
-    let transfer = Transfer::ToController(buf.len() as u32);
+    let transfer = HostTransfer::ToController(buf.len() as u32);
     let what = format!("Connect to {}", identity.subnqn.as_str());
     let mut others = Vec::new();
     let done = execute(connection, &what, sqe, transfer, buf, limit, &mut others)?;
@@ -285,7 +289,7 @@ fn execute(
     connection: &mut Connection,
     what: &str,
     sqe: Sqe,
-    transfer: Transfer,
+    transfer: HostTransfer,
     buf: Vec<u8>,
     limit: Duration,
     others: &mut Vec<Done>,

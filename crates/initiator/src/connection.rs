@@ -12,7 +12,7 @@ use std::io::{ErrorKind, IoSlice, IoSliceMut, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
-use forebay_nvme::host::{Completion, DataIn, DataOut, Event, HostQueue, Transfer, Violation};
+use forebay_nvme::host::{Completion, DataIn, DataOut, Event, HostQueue, HostTransfer, Violation};
 use forebay_nvme::tcp::{
     DIGEST_BYTES, DataDigest, H2cData, IcReq, MAX_HEADER_BYTES, MAX_TERM_REQ_BYTES, Parsed,
     PduError, Role, TcpParams, crc32c, parse, put_capsule_cmd, put_h2c_data, put_term_req,
@@ -66,7 +66,7 @@ pub(crate) struct ConnectionOptions {
     pub(crate) command_timeout: Duration,
 }
 
-struct Command {
+struct PendingCommand {
     tag: u64,
     buf: Vec<u8>,
     /// Send queue entries that refer to `buf`.
@@ -90,7 +90,7 @@ pub(crate) struct Connection {
     addr: SocketAddr,
     params: TcpParams,
     machine: HostQueue,
-    commands: Vec<Command>,
+    commands: Vec<PendingCommand>,
     rx: Box<[u8]>,
     rx_start: usize,
     rx_end: usize,
@@ -138,7 +138,7 @@ impl Connection {
         stream.set_nonblocking(true).map_err(socket_error)?;
         let machine = HostQueue::new(depth, &params);
         let now = Instant::now();
-        let commands = (0..machine.depth()).map(|_| Command {
+        let commands = (0..machine.depth()).map(|_| PendingCommand {
             tag: 0,
             buf: Vec::new(),
             sending: 0,
@@ -185,7 +185,7 @@ impl Connection {
     pub(crate) fn submit(
         &mut self,
         sqe: Sqe,
-        transfer: Transfer,
+        transfer: HostTransfer,
         tag: u64,
         buf: Vec<u8>,
         limited: bool,
@@ -198,7 +198,7 @@ impl Connection {
             return Err(buf);
         };
         let command = &mut self.commands[usize::from(begun.slot)];
-        *command = Command {
+        *command = PendingCommand {
             tag,
             buf,
             sending: 0,

@@ -6,7 +6,7 @@
 
 use std::time::{Duration, Instant};
 
-use forebay_nvme::host::{Transfer, command};
+use forebay_nvme::host::{HostTransfer, command};
 use forebay_nvme::io::{FUSE_FIRST, FUSE_SECOND};
 use forebay_nvme::opcode::nvm;
 use forebay_nvme::{Sqe, Status};
@@ -133,25 +133,26 @@ impl IoQueue {
             return Err(NotSubmitted { reason, buf });
         };
         let (sqe, transfer) = match *op {
-            IoOp::Read { lba, blocks } => {
-                (command::read(nsid, lba, blocks), Transfer::ToHost(bytes))
-            }
+            IoOp::Read { lba, blocks } => (
+                command::read(nsid, lba, blocks),
+                HostTransfer::ToHost(bytes),
+            ),
             IoOp::Write { lba, blocks, fua } => (
                 command::write(nsid, lba, blocks, fua),
-                Transfer::ToController(bytes),
+                HostTransfer::ToController(bytes),
             ),
-            IoOp::Flush => (command::flush(nsid), Transfer::None),
+            IoOp::Flush => (command::flush(nsid), HostTransfer::None),
             IoOp::WriteZeroes {
                 lba,
                 blocks,
                 deallocate,
             } => (
                 command::write_zeroes(nsid, lba, blocks, deallocate),
-                Transfer::None,
+                HostTransfer::None,
             ),
             IoOp::Deallocate { ranges } => (
                 command::deallocate(nsid, ranges as usize),
-                Transfer::ToController(bytes),
+                HostTransfer::ToController(bytes),
             ),
         };
         self.submit_command(sqe, transfer, tag, buf)
@@ -165,13 +166,13 @@ impl IoQueue {
     pub fn submit_command(
         &mut self,
         sqe: Sqe,
-        transfer: Transfer,
+        transfer: HostTransfer,
         tag: u64,
         buf: Vec<u8>,
     ) -> Result<(), NotSubmitted> {
         let bytes = match transfer {
-            Transfer::None => 0,
-            Transfer::ToHost(bytes) | Transfer::ToController(bytes) => bytes,
+            HostTransfer::None => 0,
+            HostTransfer::ToHost(bytes) | HostTransfer::ToController(bytes) => bytes,
         };
         if buf.len() < bytes as usize {
             let reason = Reason::Size;
@@ -206,7 +207,7 @@ impl IoQueue {
             sqe.flags |= fuse;
             sqe
         };
-        let transfer = Transfer::ToController(self.block_bytes);
+        let transfer = HostTransfer::ToController(self.block_bytes);
         let first = half(nvm::COMPARE, FUSE_FIRST);
         let second = half(nvm::WRITE, FUSE_SECOND);
         let unfit = |e: NotSubmitted| Error::Argument(format!("a pair does not fit: {e:?}"));

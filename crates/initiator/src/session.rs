@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use forebay_nvme::Nqn;
 use forebay_nvme::host::identify::{ControllerInfo, NamespaceInfo};
-use forebay_nvme::host::{Transfer, command, identify};
+use forebay_nvme::host::{HostTransfer, command, identify};
 
 use crate::admin::{Admin, AsyncEvent, Identity, connect_queue};
 use crate::connection::{Connection, ConnectionOptions};
@@ -99,7 +99,7 @@ fn host_id_of(hostnqn: &str) -> [u8; 16] {
 /// An association with a controller.
 #[derive(Debug)]
 pub struct Session {
-    shared: Arc<Shared>,
+    shared: Arc<SessionShared>,
     keeper: Option<JoinHandle<()>>,
     addr: SocketAddr,
     options: Options,
@@ -113,7 +113,7 @@ pub struct Session {
 }
 
 #[derive(Debug)]
-struct Shared {
+struct SessionShared {
     admin: Mutex<Admin>,
     /// Set to stop the keeper.
     stop: Mutex<bool>,
@@ -121,7 +121,7 @@ struct Shared {
     failure: Mutex<Option<Error>>,
 }
 
-impl Shared {
+impl SessionShared {
     fn admin(&self) -> MutexGuard<'_, Admin> {
         self.admin.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -155,21 +155,24 @@ impl Session {
         } else {
             let sqe = command::set_number_of_queues(options.io_queues);
             let what = "Set Features, Number of Queues";
-            let done = admin.execute(what, sqe, Transfer::None, Vec::new())?;
+            let done = admin.execute(what, sqe, HostTransfer::None, Vec::new())?;
             let granted = command::granted_queues(done.result);
             granted.min(u32::from(options.io_queues)) as u16
         };
         // Bit 8: namespace attribute notices (Base 5.27.1.8). A controller without them is as good.
         let sqe = command::set_async_events(1 << 8);
         let what = "Set Features, Asynchronous Event Configuration";
-        if admin.execute(what, sqe, Transfer::None, Vec::new()).is_ok() {
+        if admin
+            .execute(what, sqe, HostTransfer::None, Vec::new())
+            .is_ok()
+        {
             admin.request_event()?;
         }
         let entries = options
             .queue_entries
             .clamp(2, admin.max_queue_entries().max(2));
         let cntlid = admin.cntlid();
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(SessionShared {
             admin: Mutex::new(admin),
             stop: Mutex::new(false),
             wake: Condvar::new(),
@@ -282,7 +285,7 @@ impl Session {
         admin.execute(
             "Keep Alive",
             command::keep_alive(),
-            Transfer::None,
+            HostTransfer::None,
             Vec::new(),
         )?;
         Ok(())
@@ -385,7 +388,7 @@ impl Drop for Session {
 }
 
 /// The keeper's loop: half of the timeout after the last keep-alive, the next one.
-fn keep(shared: &Shared, kato: Duration) {
+fn keep(shared: &SessionShared, kato: Duration) {
     let period = if kato.is_zero() {
         EVENT_INTERVAL
     } else {
@@ -409,7 +412,7 @@ fn keep(shared: &Shared, kato: Duration) {
                 }
                 due = Instant::now() + period;
                 let sqe = command::keep_alive();
-                admin.execute("Keep Alive", sqe, Transfer::None, Vec::new())?;
+                admin.execute("Keep Alive", sqe, HostTransfer::None, Vec::new())?;
                 Ok(())
             })
         };

@@ -38,7 +38,7 @@ pub use catalog::{Catalog, CatalogHealth, CatalogUsage};
 pub use check::{Check, CheckProblem, CheckReport, check_catalog};
 pub use error::{ErrorKind, PoolError, Result};
 pub use extents::{
-    ExtentState, Health,
+    DeviceHealth, ExtentState,
     allocator::Allocator,
     quarantine::QuarantineMark,
     runs::DeviceRun,

@@ -13,8 +13,8 @@ use common::{
     powercut::Power,
 };
 use forebay_pool::{
-    Catalog, CopyState, ErrorKind, Health, Label, Pool, PoolError, Probe, add_device, destroy,
-    probe,
+    Catalog, CopyState, DeviceHealth, ErrorKind, Label, Pool, PoolError, Probe, add_device,
+    destroy, probe,
 };
 use forebay_xlate::types::DeviceIndex;
 use std::collections::BTreeMap;
@@ -124,7 +124,7 @@ fn a_pool_opens_with_a_device_missing_and_the_copy_comes_back() {
         let health = |at: usize| opened.pool.allocator().device_health(DeviceIndex(at as u8));
         assert_eq!(
             (health(gone), health(here)),
-            (Health::Missing, Health::Online)
+            (DeviceHealth::Missing, DeviceHealth::Online)
         );
         drop(opened);
         let (mut pool, catalog, _) = ready(&power, &[here]);

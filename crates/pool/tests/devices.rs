@@ -6,8 +6,8 @@ mod common;
 
 use common::{DRAINED, EXTENT, commit, new_pool, reopen, stores};
 use forebay_pool::{
-    Catalog, Check, DeviceRecord, DeviceRun, ErrorKind, FaultAnswer, Health, NewVolume, Placement,
-    Pool, PoolSettings, QuarantineMark, Released, Uuid,
+    Catalog, Check, DeviceHealth, DeviceRecord, DeviceRun, ErrorKind, FaultAnswer, NewVolume,
+    Placement, Pool, PoolSettings, QuarantineMark, Released, Uuid,
 };
 use forebay_xlate::types::{DeviceIndex, ExtentIndex, VolumeId};
 use std::collections::BTreeSet;
@@ -193,7 +193,7 @@ fn a_device_that_is_away_takes_down_only_what_lives_on_it() {
         .collect();
     commit(&mut pool, &catalog);
     assert_eq!(pool.volumes().on_device(D1), [v]);
-    pool.set_device_health(D1, Health::Failed).unwrap();
+    pool.set_device_health(D1, DeviceHealth::Failed).unwrap();
     let away = pool.allocator().device_space(D1).unwrap();
     for (logical, device) in places.iter().enumerate() {
         for want_write in [false, true] {
@@ -250,11 +250,11 @@ fn a_device_that_is_away_takes_down_only_what_lives_on_it() {
     commit(&mut pool, &catalog);
     assert!(pool.take_dirty(D1, 9).is_empty());
     // And back: all as before.
-    pool.set_device_health(D1, Health::Online).unwrap();
+    pool.set_device_health(D1, DeviceHealth::Online).unwrap();
     assert_eq!(device_of(write(&mut pool, &catalog, v, logical)), D1);
     assert_eq!(pool.take_dirty(D1, 9).len(), 1);
     assert!(pool.check().unwrap().is_clean());
-    let gone = pool.set_device_health(DeviceIndex(2), Health::Online);
+    let gone = pool.set_device_health(DeviceIndex(2), DeviceHealth::Online);
     assert_eq!(gone.unwrap_err().kind, ErrorKind::NotFound);
 }
 
@@ -267,7 +267,7 @@ fn a_failing_device_serves_what_it_has_and_gets_nothing_new() {
         .map(|logical| device_of(write(&mut pool, &catalog, v, logical)))
         .collect();
     commit(&mut pool, &catalog);
-    pool.set_device_health(D1, Health::Failing).unwrap();
+    pool.set_device_health(D1, DeviceHealth::Failing).unwrap();
     for (logical, device) in places.iter().enumerate() {
         let answer = pool.fault(v, ExtentIndex(logical as u64), true).unwrap();
         assert_eq!(device_of(answer), *device);
@@ -308,10 +308,10 @@ fn a_new_device_is_used_when_it_is_ready() {
     assert!(error.message.contains("smaller blocks"), "{error}");
     let mut check = Check::begin(&mut pool).unwrap();
     pool.add_device(right.clone()).unwrap();
-    assert_eq!(pool.allocator().device_health(D1), Health::Missing);
+    assert_eq!(pool.allocator().device_health(D1), DeviceHealth::Missing);
     commit(&mut pool, &catalog);
     assert_eq!(write(&mut pool, &catalog, v, total), FaultAnswer::NoSpace);
-    pool.set_device_health(D1, Health::Online).unwrap();
+    pool.set_device_health(D1, DeviceHealth::Online).unwrap();
     for logical in total..total + 100 {
         assert_eq!(device_of(write(&mut pool, &catalog, v, logical)), D1);
     }

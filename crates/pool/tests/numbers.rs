@@ -7,7 +7,7 @@ mod common;
 use common::pools::{DEVICE_BYTES, create_on, new_device, open_on};
 use common::powercut::Power;
 use forebay_pool::{
-    BLOCK_BYTES, BlockStore, Catalog, ErrorKind, ExtentState, Health, Label, LabelFormat,
+    BLOCK_BYTES, BlockStore, Catalog, DeviceHealth, ErrorKind, ExtentState, Label, LabelFormat,
     LabelOwner, MemStore, NewDevice, NewVolume, OpenDevice, Opened, Pool, PoolSettings, PoolSpec,
     Stamp, Uuid, add_device, create, open,
 };
@@ -84,7 +84,7 @@ fn start(stores: &[Arc<MemStore>], forced: &[usize]) -> (Opened, Vec<DeviceIndex
     for index in opened.indexes.iter().flatten() {
         opened
             .pool
-            .set_device_health(*index, Health::Online)
+            .set_device_health(*index, DeviceHealth::Online)
             .unwrap();
     }
     stamp(&mut opened.pool, &opened.catalog, false);

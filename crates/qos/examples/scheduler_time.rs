@@ -7,7 +7,7 @@
 
 use forebay_qos::budget::{Budget, Burst, Rate};
 use forebay_qos::cost::Frontends;
-use forebay_qos::cost::{CostTable, Frontend, Operation, Profile};
+use forebay_qos::cost::{CostTable, Operation, Profile, Transport};
 use forebay_qos::ledger::Ledger;
 use forebay_qos::params::Params;
 use forebay_qos::resources::PARTS;
@@ -57,7 +57,7 @@ fn windows(active: usize) -> Vec<u128> {
         scheduler.set_budget(tenant, &budget, &costs, Frontends::ALL);
         scheduler.attach(tenant, tenant);
     }
-    let cost = costs.of(Frontend::Tcp, Operation::Read, 4096);
+    let cost = costs.of(Transport::Tcp, Operation::Read, 4096);
     let mut waits = vec![false; TENANTS];
     let mut times = Vec::with_capacity(WINDOWS);
     let step = TENANTS / active;

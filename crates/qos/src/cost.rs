@@ -11,7 +11,7 @@ use std::sync::Arc;
 /// Where it came in.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(usize)]
-pub enum Frontend {
+pub enum Transport {
     /// NVMe/TCP.
     Tcp = 0,
     /// NVMe over vfio-user.
@@ -21,7 +21,7 @@ pub enum Frontend {
 }
 
 /// All of them.
-pub const FRONTENDS: [Frontend; 3] = [Frontend::Tcp, Frontend::Pcie, Frontend::Vhost];
+pub const FRONTENDS: [Transport; 3] = [Transport::Tcp, Transport::Pcie, Transport::Vhost];
 
 /// Some of them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -33,14 +33,14 @@ impl Frontends {
 
     /// These; if there are none, any.
     #[must_use]
-    pub fn of(frontends: impl Iterator<Item = Frontend>) -> Self {
+    pub fn of(frontends: impl Iterator<Item = Transport>) -> Self {
         match frontends.fold(0, |all, frontend| all | 1 << frontend as u8) {
             0 => Self::ALL,
             some => Self(some),
         }
     }
 
-    fn have(self, frontend: Frontend) -> bool {
+    fn have(self, frontend: Transport) -> bool {
         self.0 & 1 << frontend as u8 != 0
     }
 }
@@ -111,7 +111,7 @@ pub fn default_profiles() -> [[Profile; 3]; 3] {
     };
     // A machine's data is not copied; over TCP each byte is.
     let mut profiles = [of(4000.0, 96), of(800.0, 0), of(900.0, 0)];
-    for profile in &mut profiles[Frontend::Tcp as usize] {
+    for profile in &mut profiles[Transport::Tcp as usize] {
         for (cpu, size) in profile.cpu_ns.iter_mut().zip(SIZES) {
             *cpu += 0.15 * f64::from(size);
         }
@@ -158,7 +158,7 @@ impl CostTable {
     /// What such an I/O costs.
     #[inline]
     #[must_use]
-    pub fn of(&self, frontend: Frontend, operation: Operation, len: u32) -> ResourceVector {
+    pub fn of(&self, frontend: Transport, operation: Operation, len: u32) -> ResourceVector {
         match self.row(frontend, operation, len) {
             Some(cost) => *cost,
             None => {
@@ -175,7 +175,7 @@ impl CostTable {
     #[must_use]
     pub fn row(
         &self,
-        frontend: Frontend,
+        frontend: Transport,
         operation: Operation,
         len: u32,
     ) -> Option<&ResourceVector> {
@@ -187,7 +187,7 @@ impl CostTable {
 
     #[cold]
     #[inline(never)]
-    fn of_odd(&self, frontend: Frontend, operation: Operation, len: u32) -> ResourceVector {
+    fn of_odd(&self, frontend: Transport, operation: Operation, len: u32) -> ResourceVector {
         let profile = &self.profiles[frontend as usize][operation as usize];
         vector(frontend, operation, profile, len)
     }
@@ -242,7 +242,12 @@ impl CostTable {
     }
 }
 
-fn vector(frontend: Frontend, operation: Operation, profile: &Profile, len: u32) -> ResourceVector {
+fn vector(
+    frontend: Transport,
+    operation: Operation,
+    profile: &Profile,
+    len: u32,
+) -> ResourceVector {
     let amount = |value: f64| value.round().clamp(0.0, f64::from(PLENTY)) as i32;
     let mut cost = ResourceVector::ZERO;
     let (device, link) = match operation {
@@ -252,7 +257,7 @@ fn vector(frontend: Frontend, operation: Operation, profile: &Profile, len: u32)
     cost[Resource::Cpu] = amount(at(&profile.cpu_ns, len));
     cost[device] = amount(at(&profile.device_ns, len));
     // A machine on this node needs no link.
-    if frontend == Frontend::Tcp {
+    if frontend == Transport::Tcp {
         cost[link] = amount(f64::from(len) + f64::from(profile.header_bytes));
     }
     cost[Resource::Software] = PARTS;
@@ -278,7 +283,7 @@ pub(crate) mod tests {
     #[test]
     fn costs_follow_what_was_measured() {
         let table = table();
-        let cost = table.of(Frontend::Tcp, Operation::Read, 16 << 10);
+        let cost = table.of(Transport::Tcp, Operation::Read, 16 << 10);
         assert_eq!(cost[Resource::Cpu], 1819);
         assert_eq!(cost[Resource::DeviceRead], 2138);
         assert_eq!(cost[Resource::DeviceWrite], 0);
@@ -287,13 +292,13 @@ pub(crate) mod tests {
         assert_eq!(cost[Resource::Ops], PARTS);
         assert_eq!(cost[Resource::Bytes], 16384);
         // Longer than the longest measured: along the same line.
-        let cost = table.of(Frontend::Pcie, Operation::Write, 1 << 20);
+        let cost = table.of(Transport::Pcie, Operation::Write, 1 << 20);
         assert_eq!(cost[Resource::Cpu], 1200 + 41943);
         // The longest there is doesn't overflow.
-        let cost = table.of(Frontend::Vhost, Operation::Write, u32::MAX);
+        let cost = table.of(Transport::Vhost, Operation::Write, u32::MAX);
         assert_eq!(cost[Resource::Bytes], PLENTY);
         assert_eq!(cost[Resource::LinkIn], 0);
-        let cost = table.of(Frontend::Tcp, Operation::Write, u32::MAX);
+        let cost = table.of(Transport::Tcp, Operation::Write, u32::MAX);
         assert_eq!(cost[Resource::LinkIn], PLENTY);
     }
 

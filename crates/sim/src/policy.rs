@@ -60,7 +60,7 @@ impl Policy {
 
 /// Which reactor serves what of a tenant's queues.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-pub enum Spread {
+pub enum SimSpread {
     /// A queue is one reactor's.
     OneToOne,
     /// And who is idle takes from the longest queue.
@@ -70,7 +70,7 @@ pub enum Spread {
     OneToN,
 }
 
-impl Spread {
+impl SimSpread {
     /// All of them.
     pub const ALL: [Self; 3] = [Self::OneToOne, Self::Stealing, Self::OneToN];
 

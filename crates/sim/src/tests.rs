@@ -1,7 +1,7 @@
 //! What holds of any tenants under any load.
 
 use super::model::{Guest, Load, Model, metered};
-use super::simulation::{Simulation, Spread};
+use super::simulation::{SimSpread, Simulation};
 use crate::policy::{Params, Policy};
 use forebay_qos::admission::{Node, usable};
 use forebay_qos::budget::{Budget, Burst, Rate};
@@ -233,7 +233,7 @@ proptest! {
         params in promising(),
         mut all in prop::collection::vec(someone(), 2..48),
         reactors in 1usize..4,
-        spread in prop::sample::select(vec![Spread::OneToOne, Spread::OneToN]),
+        spread in prop::sample::select(vec![SimSpread::OneToOne, SimSpread::OneToN]),
         turn_ns in prop::sample::select(vec![0u64, 500]),
         seed: u64,
     ) {
@@ -280,7 +280,7 @@ fn mean(policy: Policy, truth: f64, neighbours: usize) -> f64 {
         ..Params::default()
     };
     let mut simulation =
-        Simulation::new(model, &params, guests, Spread::OneToOne, 1).expect("good");
+        Simulation::new(model, &params, guests, SimSpread::OneToOne, 1).expect("good");
     simulation.run(40_000_000, 20_000_000)[0].latency.mean_us()
 }
 
@@ -311,7 +311,7 @@ fn what_links_lose_by_order_is_given_out_again() {
         let budget = metered((20_000, 140_000_000), (1_000_000, 3_000_000_000));
         let guests = vec![Guest::new(budget, Load::bytes(32)); 16];
         let mut simulation =
-            Simulation::new(model, &params, guests, Spread::OneToOne, 1).expect("good");
+            Simulation::new(model, &params, guests, SimSpread::OneToOne, 1).expect("good");
         let had = simulation.run(30_000_000, 100_000_000);
         had.iter().map(|had| had.bytes).sum::<u64>() as f64
     };
@@ -338,10 +338,10 @@ fn one_queue_over_two_reactors() {
             most / busy.iter().copied().fold(1.0, f64::min),
         )
     };
-    let (one, _) = iops(1, Spread::OneToOne);
-    let (two, uneven) = iops(2, Spread::OneToN);
+    let (one, _) = iops(1, SimSpread::OneToOne);
+    let (two, uneven) = iops(2, SimSpread::OneToN);
     assert!(two > 1.8 * one && uneven < 1.1, "{one} {two} {uneven}");
-    let (alone, _) = iops(2, Spread::OneToOne);
+    let (alone, _) = iops(2, SimSpread::OneToOne);
     assert!(alone < 1.1 * one, "one queue is one reactor's: {alone}");
 }
 
@@ -385,7 +385,7 @@ fn a_pulse_at_the_threshold_of_help_costs_no_base() {
                     bursts.latency.count(),
                 )
             };
-            let (alone, helps) = (run(Spread::OneToOne), run(Spread::OneToN));
+            let (alone, helps) = (run(SimSpread::OneToOne), run(SimSpread::OneToN));
             assert!(
                 helps.0 + 2 >= alone.0 && helps.1 < alone.1 + 7.0 && helps.2 < alone.2 + 15.0,
                 "{turn_ns} {late_ns} {early_ns}: {alone:?} {helps:?}"
@@ -413,7 +413,7 @@ fn a_wrong_correction_keeps_nobody_from_an_idle_processor() {
         ..Params::default()
     };
     let guests = vec![Guest::new(base, keeps); 3];
-    let simulation = Simulation::new(Model::default(), &params, guests, Spread::OneToOne, 1);
+    let simulation = Simulation::new(Model::default(), &params, guests, SimSpread::OneToOne, 1);
     let mut simulation = simulation.expect("good");
     let had = simulation.run(20_000_000, 40_000_000);
     let least = had.iter().map(|had| had.bytes).min().unwrap_or(0);
@@ -448,7 +448,7 @@ fn a_weighted_round_robin_is_of_time() {
         };
         let (fixed, byte) = model.cpu_ns;
         let mut simulation =
-            Simulation::new(model, &params, guests.clone(), Spread::OneToOne, 1).expect("good");
+            Simulation::new(model, &params, guests.clone(), SimSpread::OneToOne, 1).expect("good");
         let had = simulation.run(20_000_000, 40_000_000);
         let parts = had.iter().zip([4096.0, 65536.0]);
         let ns: Vec<f64> = parts

@@ -9,10 +9,10 @@
 //! * [`wire`] has the numbers and the header; [`frame`] says how long a message is from its first bytes.
 //! * [`Device`] describes what a client may ask about: regions, the parts of them that may be mapped, and
 //!   interrupts.
-//! * [`Session`] turns a message into a [`Request`] that is within what the device has, or into the errno
+//! * [`VfioSession`] turns a message into a [`Request`] that is within what the device has, or into the errno
 //!   of its refusal. Judging changes nothing, so a message that was only peeked at can be judged again by
-//!   a successor; what little state there is ([`Session::negotiated`]) is a plain value.
-//! * [`Message::answer`], [`Message::refuse`] and [`Session::describe`] write answers into the caller's
+//!   a successor; what little state there is ([`VfioSession::negotiated`]) is a plain value.
+//! * [`Message::answer`], [`Message::refuse`] and [`VfioSession::describe`] write answers into the caller's
 //!   memory.
 //!
 //! # What it does not do
@@ -33,9 +33,9 @@ pub mod wire;
 pub use device::{Device, Irq, Region, SparseArea};
 pub use errno::Errno;
 pub use request::{DmaMap, DmaUnmap, IrqAction, IrqData, RegionAccess, Request, SetIrqs};
-pub use session::{Answer, Message, Session};
+pub use session::{Message, Reply, VfioSession};
 pub use version::{MAX_VERSION_DATA_BYTES, Negotiated};
-pub use wire::{Broken, Frame, Header, frame};
+pub use wire::{Broken, Header, MessageFrame, frame};
 
 /// The most bytes that one message reads from, or writes to, a region. Clients are told.
 pub const MAX_DATA_BYTES: u32 = 64 << 10;

@@ -1,7 +1,7 @@
 //! A client's messages, one after the other.
 //!
 //! Purpose: judges each message by what was agreed on and by what the device has, and writes answers.
-//! Design: judging changes nothing; [`Session::agreed`] is the only change. Does NOT carry requests out.
+//! Design: judging changes nothing; [`VfioSession::agreed`] is the only change. Does NOT carry requests out.
 
 use crate::device::{Device, Region};
 use crate::request::{self, Request};
@@ -13,7 +13,7 @@ use crate::{Errno, MAX_ANSWER_BYTES};
 
 /// A client's session. See the module's text.
 #[derive(Clone, Debug)]
-pub struct Session {
+pub struct VfioSession {
     device: Device,
     negotiated: Option<Negotiated>,
 }
@@ -29,14 +29,14 @@ pub struct Message<'a> {
 
 /// An answer that is ready to be sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Answer {
+pub struct Reply {
     /// Its length; 0: none is wanted.
     pub bytes: usize,
     /// The descriptor of the region's mappable part goes with it.
     pub with_region: Option<u32>,
 }
 
-impl Answer {
+impl Reply {
     const fn of(bytes: usize) -> Self {
         Self {
             bytes,
@@ -48,13 +48,13 @@ impl Answer {
 impl Message<'_> {
     /// Writes the answer that the request was carried out, with this payload. `out` has room for
     /// [`MAX_ANSWER_BYTES`]; a payload that is longer than any becomes an error.
-    pub fn answer(&self, payload: &[u8], out: &mut [u8]) -> Answer {
+    pub fn answer(&self, payload: &[u8], out: &mut [u8]) -> Reply {
         self.answer_in_parts(payload, &[], out)
     }
 
-    fn answer_in_parts(&self, first: &[u8], rest: &[u8], out: &mut [u8]) -> Answer {
+    fn answer_in_parts(&self, first: &[u8], rest: &[u8], out: &mut [u8]) -> Reply {
         if self.header.no_reply() {
-            return Answer::of(0);
+            return Reply::of(0);
         }
         let payload_bytes = first.len() + rest.len();
         let bytes = HEADER_BYTES + payload_bytes;
@@ -65,21 +65,21 @@ impl Message<'_> {
         out[..HEADER_BYTES].copy_from_slice(&header);
         out[HEADER_BYTES..HEADER_BYTES + first.len()].copy_from_slice(first);
         out[HEADER_BYTES + first.len()..bytes].copy_from_slice(rest);
-        Answer::of(bytes)
+        Reply::of(bytes)
     }
 
     /// Writes the answer that the request failed.
-    pub fn refuse(&self, error: Errno, out: &mut [u8]) -> Answer {
+    pub fn refuse(&self, error: Errno, out: &mut [u8]) -> Reply {
         if self.header.no_reply() || out.len() < HEADER_BYTES {
-            return Answer::of(0);
+            return Reply::of(0);
         }
         out[..HEADER_BYTES].copy_from_slice(&self.header.error_reply(error).to_bytes());
-        Answer::of(HEADER_BYTES)
+        Reply::of(HEADER_BYTES)
     }
 
-    /// Writes the answer to a request that was carried out: one that [`Session::describe`] does not
+    /// Writes the answer to a request that was carried out: one that [`VfioSession::describe`] does not
     /// answer. What was read from a region is `data`.
-    pub fn done(&self, data: &[u8], out: &mut [u8]) -> Answer {
+    pub fn done(&self, data: &[u8], out: &mut [u8]) -> Reply {
         let mut fixed = [0; 24];
         match self.request {
             Ok(Request::RegionRead(access)) if data.len() == access.len_bytes as usize => {
@@ -115,7 +115,7 @@ fn put_access(fixed: &mut [u8; 24], access: &crate::RegionAccess) {
     fixed[12..16].copy_from_slice(&access.len_bytes.to_le_bytes());
 }
 
-impl Session {
+impl VfioSession {
     /// A client that has just connected.
     pub fn new(device: Device) -> Self {
         Self {
@@ -173,7 +173,7 @@ impl Session {
 
     /// Writes the answer to a message that only asks, or is refused; `None` for one that must be carried
     /// out first ([`Message::done`] answers it).
-    pub fn describe(&self, message: &Message<'_>, out: &mut [u8]) -> Option<Answer> {
+    pub fn describe(&self, message: &Message<'_>, out: &mut [u8]) -> Option<Reply> {
         let mut fixed = [0u8; 32];
         let mut put = |at: usize, value: u32| {
             fixed[at..at + 4].copy_from_slice(&value.to_le_bytes());
@@ -215,7 +215,7 @@ impl Session {
         argsz: u32,
         region: &Region,
         out: &mut [u8],
-    ) -> Answer {
+    ) -> Reply {
         let takes_descriptors = self.negotiated.is_some_and(|n| n.client_descriptors > 0);
         let mappable = region.mappable.filter(|_| takes_descriptors);
         let mut info = [0u8; 32 + 32];

@@ -41,8 +41,8 @@ fn device() -> Device {
     device
 }
 
-fn agreed() -> Session {
-    let mut session = Session::new(device());
+fn agreed() -> VfioSession {
+    let mut session = VfioSession::new(device());
     session.agreed(Negotiated {
         minor: 0,
         client_descriptors: 8,
@@ -75,19 +75,19 @@ fn version(data: &[u8]) -> Vec<u8> {
 }
 
 /// What an agreed session makes of a message.
-fn judged(session: &Session, bytes: &[u8], descriptors: usize) -> Result<(), Errno> {
+fn judged(session: &VfioSession, bytes: &[u8], descriptors: usize) -> Result<(), Errno> {
     let message = session.judge(bytes, descriptors).expect("a command");
     message.request.map(|_| ())
 }
 
 #[test]
 fn qemus_version_is_agreed_to_and_bad_ones_are_refused() {
-    let session = Session::new(device());
+    let session = VfioSession::new(device());
     let qemu = b"{\"capabilities\": {\"max_msg_fds\": 8, \"max_data_xfer_size\": 1048576, \
         \"pgsizes\": 4096, \"max_dma_maps\": 65535, \"write_multiple\": true, \
         \"migration\": {\"pgsize\": 4096}}}\0";
     let bytes = version(qemu);
-    assert_eq!(frame(&bytes), Ok(Frame::Whole(bytes.len())));
+    assert_eq!(frame(&bytes), Ok(MessageFrame::Whole(bytes.len())));
     let message = session.judge(&bytes, 0).unwrap();
     let Ok(Request::Version(negotiated)) = message.request else {
         panic!("{:?}", message.request);
@@ -143,10 +143,10 @@ fn message_of(code: u16, payload_bytes: usize) -> Vec<u8> {
 
 #[test]
 fn frames_that_lie_about_their_length_break_the_stream() {
-    assert_eq!(frame(&[0; 15]), Ok(Frame::NeedMore(16)));
+    assert_eq!(frame(&[0; 15]), Ok(MessageFrame::NeedMore(16)));
     let bytes = message_of(command::REGION_WRITE, 40);
-    assert_eq!(frame(&bytes[..20]), Ok(Frame::NeedMore(56)));
-    assert_eq!(frame(&bytes), Ok(Frame::Whole(56)));
+    assert_eq!(frame(&bytes[..20]), Ok(MessageFrame::NeedMore(56)));
+    assert_eq!(frame(&bytes), Ok(MessageFrame::Whole(56)));
     let mut short = bytes.clone();
     short[4..8].copy_from_slice(&15u32.to_le_bytes());
     assert_eq!(frame(&short), Err(Broken::Short));
@@ -218,7 +218,7 @@ fn regions_are_described_with_what_may_be_mapped() {
         packet(command::DEVICE_GET_REGION_INFO, &payload)
     };
     let mut out = [0; 256];
-    let mut told = |session: &Session, index, argsz| {
+    let mut told = |session: &VfioSession, index, argsz| {
         let bytes = ask(index, argsz);
         let message = session.judge(&bytes, 0).unwrap();
         let answer = session.describe(&message, &mut out).unwrap();
@@ -360,7 +360,7 @@ fn what_is_not_offered_is_refused_with_an_errno_that_is_not_0() {
     let session = agreed();
     for code in [0, 6, 11, 12, 14, 15, 16, 17, 18, 99, u16::MAX] {
         let bytes = message_of(code, 48);
-        assert_eq!(frame(&bytes), Ok(Frame::Whole(64)));
+        assert_eq!(frame(&bytes), Ok(MessageFrame::Whole(64)));
         let message = session.judge(&bytes, 0).unwrap();
         assert_eq!(message.request, Err(Errno::ENOTSUP));
         let mut out = [0; 64];
@@ -396,7 +396,7 @@ proptest! {
         no_reply: bool,
         is_agreed: bool,
     ) {
-        let session = if is_agreed { agreed() } else { Session::new(device()) };
+        let session = if is_agreed { agreed() } else { VfioSession::new(device()) };
         let mut bytes = packet(code, &payload);
         bytes[8] |= u8::from(no_reply) << 4;
         let mut out = [0; MAX_ANSWER_BYTES];

@@ -250,7 +250,7 @@ impl Header {
 
 /// What the first bytes of the stream say.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Frame {
+pub enum MessageFrame {
     /// So many bytes must be there first, from the message's beginning on.
     NeedMore(usize),
     /// The message has so many bytes, and they are there.
@@ -287,9 +287,9 @@ impl std::error::Error for Broken {}
 ///
 /// # Errors
 /// Why the stream can't go on.
-pub fn frame(bytes: &[u8]) -> Result<Frame, Broken> {
+pub fn frame(bytes: &[u8]) -> Result<MessageFrame, Broken> {
     let Some(header) = Header::read(bytes) else {
-        return Ok(Frame::NeedMore(HEADER_BYTES));
+        return Ok(MessageFrame::NeedMore(HEADER_BYTES));
     };
     let size = header.size_bytes as usize;
     if size < HEADER_BYTES {
@@ -299,7 +299,7 @@ pub fn frame(bytes: &[u8]) -> Result<Frame, Broken> {
         return Err(Broken::Long);
     }
     if bytes.len() < size {
-        return Ok(Frame::NeedMore(size));
+        return Ok(MessageFrame::NeedMore(size));
     }
-    Ok(Frame::Whole(size))
+    Ok(MessageFrame::Whole(size))
 }

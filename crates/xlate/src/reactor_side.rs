@@ -16,7 +16,7 @@ use crate::word::Word;
 
 /// What an access may do with an extent now.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Access {
+pub enum Lookup {
     /// Go to the device.
     Device(Word),
     /// It reads as zeros.
@@ -29,13 +29,13 @@ pub enum Access {
 
 /// What a translation allows.
 #[inline]
-pub fn access(word: Word, write: bool) -> Access {
+pub fn access(word: Word, write: bool) -> Lookup {
     match word.rights() {
-        Some(Rights::ReadWrite) => Access::Device(word),
-        Some(Rights::Read) if !write => Access::Device(word),
-        Some(Rights::Hole) if !write => Access::Zeros,
-        Some(Rights::Hole) if word.is_ahead() => Access::Claim,
-        _ => Access::Park,
+        Some(Rights::ReadWrite) => Lookup::Device(word),
+        Some(Rights::Read) if !write => Lookup::Device(word),
+        Some(Rights::Hole) if !write => Lookup::Zeros,
+        Some(Rights::Hole) if word.is_ahead() => Lookup::Claim,
+        _ => Lookup::Park,
     }
 }
 
@@ -121,15 +121,15 @@ mod tests {
     fn rights_decide() {
         let stored = Word::new(DeviceIndex(1), ExtentIndex(7), Rights::ReadWrite).unwrap();
         let shared = stored.read_only();
-        assert_eq!(access(stored, true), Access::Device(stored));
-        assert_eq!(access(shared, false), Access::Device(shared));
-        assert_eq!(access(shared, true), Access::Park);
-        assert_eq!(access(Word::HOLE, false), Access::Zeros);
-        assert_eq!(access(Word::HOLE, true), Access::Park);
-        assert_eq!(access(Word::MISS, false), Access::Park);
+        assert_eq!(access(stored, true), Lookup::Device(stored));
+        assert_eq!(access(shared, false), Lookup::Device(shared));
+        assert_eq!(access(shared, true), Lookup::Park);
+        assert_eq!(access(Word::HOLE, false), Lookup::Zeros);
+        assert_eq!(access(Word::HOLE, true), Lookup::Park);
+        assert_eq!(access(Word::MISS, false), Lookup::Park);
         let ahead = Word::ahead(DeviceIndex(1), ExtentIndex(7)).unwrap();
-        assert_eq!(access(ahead, false), Access::Zeros);
-        assert_eq!(access(ahead, true), Access::Claim);
+        assert_eq!(access(ahead, false), Lookup::Zeros);
+        assert_eq!(access(ahead, true), Lookup::Claim);
     }
 
     #[test]

@@ -10,7 +10,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use forebay_initiator::machine::{self, Disk, Ended, Op, Queue, Target};
+use forebay_initiator::machine::{self, Disk, DiskStatus, Op, Queue, Target};
 use forebay_initiator::{Done, IoOp, IoQueue, Options, Session, Wait};
 
 /// Bytes of each command.
@@ -27,7 +27,7 @@ const LIMIT: Duration = Duration::from_secs(30);
 pub(super) enum Host {
     Machine {
         queue: Box<dyn Queue>,
-        done: Vec<machine::Done>,
+        done: Vec<machine::DiskCompletion>,
         _disk: Box<dyn Disk>,
     },
     Tcp {
@@ -127,7 +127,7 @@ impl Host {
             Self::Machine { queue, done, .. } => {
                 queue.poll(done)?;
                 for done in done.drain(..) {
-                    if done.ended != Ended::Well {
+                    if done.ended != DiskStatus::Well {
                         bail!("a command ended with {:?}", done.ended);
                     }
                     slots.push(done.slot);

@@ -23,11 +23,8 @@ pub(crate) fn check() -> Result<()> {
     beyond.extend(source::style(&sources));
     beyond.extend(functions::check(&sources));
     beyond.extend(types::check(&sources));
+    beyond.extend(names::check(&sources));
     beyond.extend(imports::check(&sources));
-    // These are still too many: they are printed until they are renamed.
-    for name in names::check(&sources) {
-        println!("shape: {name}");
-    }
     if !beyond.is_empty() {
         bail!("beyond the limits:\n{}", beyond.join("\n"));
     }

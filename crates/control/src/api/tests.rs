@@ -12,7 +12,7 @@ use tokio::task::LocalSet;
 use super::client::{Client, ClientError};
 use super::{BODY_MAX_BYTES, bind, openapi, serve};
 use crate::config::{DaemonConfig, EmbeddedPool};
-use crate::daemon::{Handle, Request, channel};
+use crate::daemon::{DaemonRequest, Handle, channel};
 use crate::model::error::{ApiError, ErrorKind};
 use crate::model::*;
 use crate::ownership::Installation;
@@ -34,7 +34,7 @@ impl Drop for Daemon {
 }
 
 /// Starts the API with an owner in its place.
-fn daemon<F>(owner: impl FnOnce(mpsc::Receiver<Request>) -> F + Send + 'static) -> Daemon
+fn daemon<F>(owner: impl FnOnce(mpsc::Receiver<DaemonRequest>) -> F + Send + 'static) -> Daemon
 where
     F: Future<Output = ()>,
 {
@@ -68,13 +68,13 @@ where
 }
 
 /// A daemon without a pool.
-async fn without_pool(requests: mpsc::Receiver<Request>) {
+async fn without_pool(requests: mpsc::Receiver<DaemonRequest>) {
     let folder = tempfile::tempdir().unwrap();
     serve_from(folder.path(), None, requests).await;
 }
 
 /// A daemon with a pool, whose engine does not start.
-async fn with_pool(requests: mpsc::Receiver<Request>) {
+async fn with_pool(requests: mpsc::Receiver<DaemonRequest>) {
     // A pool wants direct I/O, which a tmpfs may refuse.
     let folder = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
     let pool = EmbeddedPool {
@@ -88,7 +88,7 @@ async fn with_pool(requests: mpsc::Receiver<Request>) {
 async fn serve_from(
     folder: &Path,
     embedded_pool: Option<EmbeddedPool>,
-    mut requests: mpsc::Receiver<Request>,
+    mut requests: mpsc::Receiver<DaemonRequest>,
 ) {
     let config = DaemonConfig {
         state_dir: folder.to_owned(),
@@ -103,8 +103,8 @@ async fn serve_from(
     daemon.clone().start().await.unwrap();
     while let Some(request) = requests.recv().await {
         match request {
-            Request::Call(call) => call(&daemon),
-            Request::Shutdown(reply) => drop(reply.send(Ok(()))),
+            DaemonRequest::Call(call) => call(&daemon),
+            DaemonRequest::Shutdown(reply) => drop(reply.send(Ok(()))),
         }
     }
     daemon.stop().await.unwrap();

@@ -20,7 +20,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use forebay_device::fence::Holder;
-use forebay_pool::{BatchId, Catalog, DeviceRecord, Health, Pool, VolumeRecord};
+use forebay_pool::{BatchId, Catalog, DeviceHealth, DeviceRecord, Pool, VolumeRecord};
 use forebay_xlate::boundary::message::{DeviceConfig, VolumeConfig};
 use forebay_xlate::grants::GrantTable;
 use forebay_xlate::{DeviceIndex, VolumeId};
@@ -278,12 +278,12 @@ impl Base {
     /// Whether what is mapped on the device may be used.
     pub(crate) fn is_served(&self, device: DeviceIndex) -> bool {
         let health = self.core.borrow().pool.allocator().device_health(device);
-        matches!(health, Health::Online | Health::Failing)
+        matches!(health, DeviceHealth::Online | DeviceHealth::Failing)
     }
 
     /// Whether the device may be used for anything.
     pub(crate) fn is_online(&self, device: DeviceIndex) -> bool {
-        self.core.borrow().pool.allocator().device_health(device) == Health::Online
+        self.core.borrow().pool.allocator().device_health(device) == DeviceHealth::Online
     }
 
     /// The devices that are missing or have failed.
@@ -293,7 +293,7 @@ impl Base {
         all.filter(|index| {
             matches!(
                 pool.allocator().device_health(*index),
-                Health::Missing | Health::Failed
+                DeviceHealth::Missing | DeviceHealth::Failed
             )
         })
         .collect()

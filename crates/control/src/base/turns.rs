@@ -20,10 +20,10 @@ use crate::model::error::ApiError;
 pub(crate) struct Turns(RefCell<BTreeMap<String, Arc<Mutex<()>>>>);
 
 /// Ends when dropped.
-pub(crate) type Turn = OwnedMutexGuard<()>;
+pub(crate) type TurnGuard = OwnedMutexGuard<()>;
 
 impl Turns {
-    async fn of(&self, name: String) -> Turn {
+    async fn of(&self, name: String) -> TurnGuard {
         let lock = {
             let mut locks = self.0.borrow_mut();
             locks.retain(|_, lock| Arc::strong_count(lock) > 1);
@@ -41,12 +41,16 @@ fn name_of(tenant: &str, volume: &str) -> String {
 
 impl Base {
     /// Waits until no other request changes the volume. Each of them ends, as each of its waits has a limit.
-    pub(crate) async fn turn(&self, tenant: &str, volume: &str) -> Turn {
+    pub(crate) async fn turn(&self, tenant: &str, volume: &str) -> TurnGuard {
         self.turns.of(name_of(tenant, volume)).await
     }
 
     /// The same, for the API.
-    pub(crate) async fn turn_for_api(&self, tenant: &str, volume: &str) -> Result<Turn, ApiError> {
+    pub(crate) async fn turn_for_api(
+        &self,
+        tenant: &str,
+        volume: &str,
+    ) -> Result<TurnGuard, ApiError> {
         let turn = timeout(self.limits.request, self.turn(tenant, volume)).await;
         turn.map_err(|_| {
             let name = name_of(tenant, volume);

@@ -29,7 +29,7 @@ pub(crate) enum Wait {
 
 /// A wait that may be reported.
 #[derive(Debug)]
-pub(crate) struct Seen {
+pub(crate) struct ReportedWait {
     pub(crate) since: Instant,
     pub(crate) looked: Option<Instant>,
     /// The warning, once it is reported.
@@ -43,13 +43,13 @@ pub(crate) struct Waits {
     pub(crate) begun: RefCell<BTreeMap<u64, Wait>>,
     next: Cell<u64>,
     /// By the announcement's number; 0: seen in the state.
-    pub(crate) seen: RefCell<BTreeMap<(Wait, u64), Seen>>,
+    pub(crate) seen: RefCell<BTreeMap<(Wait, u64), ReportedWait>>,
 }
 
 /// Ends the announcement when it is dropped.
-pub(crate) struct Begun<'a>(&'a Waits, u64);
+pub(crate) struct WaitGuard<'a>(&'a Waits, u64);
 
-impl Drop for Begun<'_> {
+impl Drop for WaitGuard<'_> {
     fn drop(&mut self) {
         self.0.begun.borrow_mut().remove(&self.1);
     }
@@ -57,11 +57,11 @@ impl Drop for Begun<'_> {
 
 impl Waits {
     /// Announces a wait. It ends when the returned guard is dropped.
-    pub(crate) fn begin(&self, wait: Wait) -> Begun<'_> {
+    pub(crate) fn begin(&self, wait: Wait) -> WaitGuard<'_> {
         let number = self.next.get() + 1;
         self.next.set(number);
         self.begun.borrow_mut().insert(number, wait);
-        Begun(self, number)
+        WaitGuard(self, number)
     }
 
     /// What people are told.

@@ -123,7 +123,7 @@ impl Daemon {
             Process::Daemon => ("daemon", "forebay.log"),
             Process::Engine => ("engine", "engine.log"),
         };
-        let found = report::Found {
+        let found = report::DeathReport {
             process: name,
             pid,
             generation: record.generation,

@@ -40,7 +40,7 @@ mod status;
 mod stop;
 
 pub use error::DaemonError;
-pub(crate) use requests::{Handle, Request, channel};
+pub(crate) use requests::{DaemonRequest, Handle, channel};
 
 /// Serves metrics on a listener, by a task that it returns.
 pub(crate) type ServeMetrics = Box<dyn Fn(TcpListener) -> JoinHandle<()>>;

@@ -26,7 +26,7 @@ type Reply<T> = oneshot::Sender<Result<T, ApiError>>;
 type Call = Box<dyn FnOnce(&Rc<Daemon>) + Send>;
 
 /// What is asked of the daemon.
-pub(crate) enum Request {
+pub(crate) enum DaemonRequest {
     Call(Call),
     /// The daemon is to end; the answer comes before that.
     Shutdown(Reply<()>),
@@ -35,11 +35,11 @@ pub(crate) enum Request {
 /// What the API's handlers hold.
 #[derive(Clone)]
 pub(crate) struct Handle {
-    requests: mpsc::Sender<Request>,
+    requests: mpsc::Sender<DaemonRequest>,
 }
 
 /// A handle, and the receiving end for the daemon's loop.
-pub(crate) fn channel() -> (Handle, mpsc::Receiver<Request>) {
+pub(crate) fn channel() -> (Handle, mpsc::Receiver<DaemonRequest>) {
     let (requests, receiver) = mpsc::channel(QUEUE_DEPTH);
     (Handle { requests }, receiver)
 }
@@ -120,18 +120,21 @@ impl Handle {
 
     /// Ends engine and daemon in good order.
     pub(crate) async fn shutdown(&self) -> Result<(), ApiError> {
-        self.send(Request::Shutdown).await
+        self.send(DaemonRequest::Shutdown).await
     }
 
     async fn call<T: Send + 'static>(
         &self,
         call: impl FnOnce(&Rc<Daemon>, Reply<T>) + Send + 'static,
     ) -> Result<T, ApiError> {
-        self.send(|reply| Request::Call(Box::new(|daemon| call(daemon, reply))))
+        self.send(|reply| DaemonRequest::Call(Box::new(|daemon| call(daemon, reply))))
             .await
     }
 
-    async fn send<T>(&self, request: impl FnOnce(Reply<T>) -> Request) -> Result<T, ApiError> {
+    async fn send<T>(
+        &self,
+        request: impl FnOnce(Reply<T>) -> DaemonRequest,
+    ) -> Result<T, ApiError> {
         let (reply, answer) = oneshot::channel();
         let sent = self.requests.send(request(reply)).await;
         sent.map_err(|_| stopping())?;

@@ -34,11 +34,11 @@ pub(crate) struct Opening {
     /// The pool's name, if it is known.
     pub(crate) pool: Option<String>,
     begun: Instant,
-    waits: Mutex<Waits>,
+    waits: Mutex<LookWaits>,
 }
 
 #[derive(Debug, Default)]
-struct Waits {
+struct LookWaits {
     looked_at: BTreeSet<String>,
     taken: Vec<Weak<SyncStore>>,
 }
@@ -59,7 +59,7 @@ impl Opening {
         }
     }
 
-    fn waits(&self) -> MutexGuard<'_, Waits> {
+    fn waits(&self) -> MutexGuard<'_, LookWaits> {
         self.waits.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -61,7 +61,7 @@ impl Places {
 }
 
 /// A device of the pool, found and taken.
-struct Found {
+struct FoundDevice {
     label: Label,
     store: Arc<SyncStore>,
     /// It is taken even if it is an older copy.
@@ -81,7 +81,7 @@ struct Passed {
 struct Search {
     /// The pool's identity and name, once they are known.
     pool: Option<(Uuid, String)>,
-    found: Vec<Found>,
+    found: Vec<FoundDevice>,
     passed: Vec<Passed>,
     /// Devices that were cut short while in use, to how many bytes.
     cut_short: BTreeMap<Uuid, u64>,
@@ -153,7 +153,7 @@ impl Search {
         claim(&device)?;
         let store = Arc::new(SyncStore::opening(device, OPEN_LIMIT));
         self.opening.took(&store);
-        self.found.push(Found {
+        self.found.push(FoundDevice {
             label,
             store,
             forced: self.forced,
@@ -219,8 +219,8 @@ impl Search {
 
     /// Passes over devices of which opening takes too long. Whether there was any.
     fn pass_over_slow(&mut self) -> bool {
-        let is_slow = |found: &mut Found| found.store.is_too_slow();
-        let slow: Vec<Found> = self.found.extract_if(.., is_slow).collect();
+        let is_slow = |found: &mut FoundDevice| found.store.is_too_slow();
+        let slow: Vec<FoundDevice> = self.found.extract_if(.., is_slow).collect();
         for found in &slow {
             let spec = found.store.0.info().spec.to_string();
             let limit = OPEN_LIMIT.as_secs();
@@ -439,7 +439,7 @@ fn open_devices(
 /// Makes the pool this installation's.
 fn claim_found(
     me: &Installation,
-    found: &[Found],
+    found: &[FoundDevice],
     take_over: bool,
     held: Option<Arc<Tenure>>,
 ) -> Result<Option<Arc<Tenure>>, ApiError> {

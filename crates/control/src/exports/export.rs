@@ -33,7 +33,7 @@ use crate::model::error::ApiError;
 use crate::model::events::EventKind;
 use crate::model::{Export, ExportCreate, ExportFrontend, ExportUpdate};
 use crate::qos::budgets::Budgets;
-use crate::qos::placement::Placement;
+use crate::qos::placement::ReactorPlacement;
 
 /// How long a new export waits for an engine that begins or is taken over. Without one, the next is told of it.
 const ENGINE_WAIT: Duration = Duration::from_secs(2);
@@ -62,7 +62,7 @@ pub(crate) struct Exports {
     pub(crate) vms: Rc<VmSockets>,
     pub(super) ports: Rc<Ports>,
     pub(super) budgets: Rc<Budgets>,
-    pub(crate) placement: Rc<Placement>,
+    pub(crate) placement: Rc<ReactorPlacement>,
     pub(super) transfers: Rc<Announced>,
     pub(super) quarantine: Rc<Quarantine>,
     /// What NQNs of new exports say of this node, if it is configured.

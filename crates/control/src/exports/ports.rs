@@ -13,13 +13,13 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::rc::Rc;
 
 use forebay_pool::BatchId;
-use forebay_xlate::boundary::message::{AnaState, PortConfig, ToEngine};
+use forebay_xlate::boundary::message::{PathState, PortConfig, ToEngine};
 
 use crate::base::Base;
 use crate::devices::api_error;
 use crate::events::News;
-use crate::link::session::{Pending, Session};
-use crate::link::{Asked, Link, engine_error};
+use crate::link::session::{PendingAnswer, Session};
+use crate::link::{Link, WelcomeItem, engine_error};
 use crate::model::error::ApiError;
 use crate::model::events::EventKind;
 use crate::model::{AnaState as ShownState, Port, PortUpdate};
@@ -30,9 +30,9 @@ fn show(port: &PortConfig) -> Port {
         address: port.address.clone(),
         id: port.port_id,
         ana: match port.ana {
-            AnaState::Optimized => ShownState::Optimized,
-            AnaState::NonOptimized => ShownState::NonOptimized,
-            AnaState::Inaccessible => ShownState::Inaccessible,
+            PathState::Optimized => ShownState::Optimized,
+            PathState::NonOptimized => ShownState::NonOptimized,
+            PathState::Inaccessible => ShownState::Inaccessible,
         },
         changes: port.changes,
     }
@@ -96,12 +96,12 @@ impl Ports {
         let Some(session) = self.link.session().filter(acts) else {
             return;
         };
-        let asked = |(what, pending)| Asked {
+        let asked = |(what, pending)| WelcomeItem {
             what,
             device: None,
             pending,
         };
-        let mut all: Vec<Asked> = self.say_ports(&session).into_iter().map(asked).collect();
+        let mut all: Vec<WelcomeItem> = self.say_ports(&session).into_iter().map(asked).collect();
         all.extend(self.say_hosts_listeners(&session, &others));
         self.states.carried_out(&session, all).await;
     }
@@ -117,7 +117,7 @@ impl Ports {
     }
 
     /// Tells a new conversation how hosts should use the ports.
-    pub(crate) fn say_ports(&self, session: &Session) -> Vec<(String, Pending)> {
+    pub(crate) fn say_ports(&self, session: &Session) -> Vec<(String, PendingAnswer)> {
         let committed = self.base.core.borrow().pool.journal().committed_id();
         let changing = self.changing_ports.borrow();
         let durable = |port: PortConfig| match changing.get(&port.address) {
@@ -144,9 +144,9 @@ impl Ports {
         body: PortUpdate,
     ) -> Result<Port, ApiError> {
         let ana = match body.ana {
-            ShownState::Optimized => AnaState::Optimized,
-            ShownState::NonOptimized => AnaState::NonOptimized,
-            ShownState::Inaccessible => AnaState::Inaccessible,
+            ShownState::Optimized => PathState::Optimized,
+            ShownState::NonOptimized => PathState::NonOptimized,
+            ShownState::Inaccessible => PathState::Inaccessible,
         };
         let ports = self.ports();
         let port = ports.iter().find(|port| port.address == address);
@@ -157,9 +157,9 @@ impl Ports {
             );
         };
         let others = || ports.iter().filter(|port| port.address != address);
-        if ana == AnaState::Inaccessible
+        if ana == PathState::Inaccessible
             && !body.let_hosts_wait
-            && others().all(|port| port.ana == AnaState::Inaccessible)
+            && others().all(|port| port.ana == PathState::Inaccessible)
         {
             return Err(ApiError::in_use(format!(
                 "no other port is accessible: hosts would wait until {address} is again"
@@ -211,9 +211,9 @@ impl Ports {
 
     fn tell_port_change(&self, port: &PortConfig) {
         let state = match port.ana {
-            AnaState::Optimized => "optimized",
-            AnaState::NonOptimized => "non-optimized",
-            AnaState::Inaccessible => "inaccessible",
+            PathState::Optimized => "optimized",
+            PathState::NonOptimized => "non-optimized",
+            PathState::Inaccessible => "inaccessible",
         };
         let text = format!("port {} is {state} from now on", port.address);
         let generation = self.base.newest_generation.get();
@@ -232,14 +232,14 @@ impl Ports {
         &self,
         session: &Session,
         addresses: &HashSet<String>,
-    ) -> Vec<Asked> {
+    ) -> Vec<WelcomeItem> {
         let mut asked = Vec::new();
         for (address, descriptor) in &*self.listeners.borrow() {
             if addresses.contains(address) {
                 continue;
             }
             match descriptor.as_fd().try_clone_to_owned() {
-                Ok(descriptor) => asked.push(Asked {
+                Ok(descriptor) => asked.push(WelcomeItem {
                     what: format!("listener {address}"),
                     device: None,
                     pending: session.request_with("a listener", descriptor, |request| {

@@ -21,7 +21,7 @@ use crate::base::Base;
 use crate::base::show::host_text;
 use crate::events::News;
 use crate::exports::hosts::Hosts;
-use crate::link::session::{Pending, Session};
+use crate::link::session::{PendingAnswer, Session};
 use crate::model::events::EventKind;
 
 /// Hosts' reservations of volumes.
@@ -150,7 +150,7 @@ impl Registrations {
     }
 
     /// Tells a new conversation what hosts have reserved of each volume.
-    pub(crate) fn say_reservations(&self, session: &Session) -> Vec<(String, Pending)> {
+    pub(crate) fn say_reservations(&self, session: &Session) -> Vec<(String, PendingAnswer)> {
         let core = self.base.core.borrow();
         let all = core.pool.hosts().all_reservations();
         let say = |(volume, known): (VolumeId, &HostReservations)| {

@@ -44,7 +44,7 @@ const LEAVES: Duration = Duration::from_millis(500);
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
 
 #[derive(Debug)]
-struct Transfer {
+struct OpenTransfer {
     host: String,
     /// Unknown of one that an earlier daemon let in, until it is renewed.
     kind: Option<TransferKind>,
@@ -56,7 +56,7 @@ struct Transfer {
 /// The transfers that are under way.
 #[derive(Debug)]
 pub(crate) struct Announced {
-    of: RefCell<BTreeMap<VolumeId, Vec<Transfer>>>,
+    of: RefCell<BTreeMap<VolumeId, Vec<OpenTransfer>>>,
     begun: Signal,
 }
 
@@ -114,7 +114,7 @@ impl Announced {
     fn put(&self, volume: VolumeId, host: &str, kind: Option<TransferKind>) {
         let before = self.remove(volume, host);
         let now = Instant::now();
-        let transfer = Transfer {
+        let transfer = OpenTransfer {
             host: host.to_owned(),
             kind,
             ends: now + HOLDS,
@@ -126,7 +126,7 @@ impl Announced {
         self.begun.raise();
     }
 
-    fn remove(&self, volume: VolumeId, host: &str) -> Option<Transfer> {
+    fn remove(&self, volume: VolumeId, host: &str) -> Option<OpenTransfer> {
         let mut of = self.of.borrow_mut();
         let all = of.get_mut(&volume)?;
         let at = all.iter().position(|transfer| transfer.host == host)?;

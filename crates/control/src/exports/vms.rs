@@ -31,7 +31,7 @@ use crate::base::show::tenant_name;
 use crate::events::News;
 use crate::exports::hosts::Hosts;
 use crate::exports::quarantine::Quarantine;
-use crate::link::session::{AskError, Pending, Session};
+use crate::link::session::{AskError, PendingAnswer, Session};
 use crate::link::{Link, engine_error};
 use crate::model::error::ApiError;
 use crate::model::events::EventKind;
@@ -272,7 +272,7 @@ impl VmSockets {
         Ok(())
     }
 
-    fn say_machine_listener(&self, session: &Session, id: ExportId) -> Option<Pending> {
+    fn say_machine_listener(&self, session: &Session, id: ExportId) -> Option<PendingAnswer> {
         if self.quarantine.has(id) {
             return None;
         }
@@ -315,7 +315,7 @@ impl VmSockets {
     }
 
     /// Tells a conversation of all sockets.
-    pub(crate) fn say_machine_listeners(&self, session: &Session) -> Vec<(String, Pending)> {
+    pub(crate) fn say_machine_listeners(&self, session: &Session) -> Vec<(String, PendingAnswer)> {
         let ids: Vec<ExportId> = self.listeners.borrow().keys().copied().collect();
         let known = |id: &ExportId| self.base.core.borrow().pool.exports().get(*id).is_ok();
         let ids = ids.into_iter().filter(known);

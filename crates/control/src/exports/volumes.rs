@@ -15,7 +15,7 @@ use forebay_xlate::boundary::message::ToEngine;
 
 use crate::base::Base;
 use crate::base::show::show_tenant;
-use crate::base::turns::Turn;
+use crate::base::turns::TurnGuard;
 use crate::devices::{api_error, now_s};
 use crate::exports::transfers::Transfers;
 use crate::link::{Link, engine_error};
@@ -202,7 +202,11 @@ impl Volumes {
 
     /// Makes a volume durable as it is now, and tells the engine: later, if it can't be made durable yet. Nobody has a turn
     /// before.
-    async fn commit_and_push(self: &Rc<Self>, id: VolumeId, turn: Turn) -> Result<(), ApiError> {
+    async fn commit_and_push(
+        self: &Rc<Self>,
+        id: VolumeId,
+        turn: TurnGuard,
+    ) -> Result<(), ApiError> {
         if let Err(error) = self.base.commit_for_api().await {
             let owner = self.clone();
             self.base.spawn(async move {

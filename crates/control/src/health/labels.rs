@@ -22,7 +22,7 @@ use crate::store::SyncStore;
 
 /// Whose the pool is.
 #[derive(Debug, Default)]
-pub(crate) struct Hold {
+pub(crate) struct PoolHold {
     me: Option<Arc<Installation>>,
     tenure: Option<Arc<Tenure>>,
     /// Warnings about labels.
@@ -33,7 +33,7 @@ pub(crate) struct Hold {
 #[derive(Debug)]
 pub(crate) struct Labels {
     pub(super) base: Rc<Base>,
-    pub(super) hold: RefCell<Hold>,
+    pub(super) hold: RefCell<PoolHold>,
 }
 
 impl Labels {
@@ -46,7 +46,7 @@ impl Labels {
 
     /// Says who serves the pool, before anything is served.
     pub(crate) fn set_hold(&self, me: Arc<Installation>, tenure: Option<Arc<Tenure>>) {
-        *self.hold.borrow_mut() = Hold {
+        *self.hold.borrow_mut() = PoolHold {
             me: Some(me),
             tenure,
             warnings: Vec::new(),

@@ -28,7 +28,7 @@ use crate::link::Link;
 use crate::model::error::ApiError;
 use crate::model::events::EventKind;
 use crate::model::{Capacity, DeviceInfo, DeviceState};
-use crate::qos::placement::Placement;
+use crate::qos::placement::ReactorPlacement;
 use crate::states::DeviceStates;
 
 /// Between two looks.
@@ -108,7 +108,7 @@ pub(crate) struct Reports {
     pub(super) states: Rc<DeviceStates>,
     pub(super) labels: Rc<Labels>,
     pub(super) copies: Rc<Copies>,
-    pub(super) placement: Rc<Placement>,
+    pub(super) placement: Rc<ReactorPlacement>,
     pub(super) vms: Rc<VmSockets>,
     pub(super) exports: Rc<Exports>,
     /// What was warned of.

@@ -40,7 +40,7 @@ impl Reports {
             ),
             (_, Some(EngineDevice::Ready) | None) => {
                 match core.pool.allocator().device_health(record.index) {
-                    forebay_pool::Health::Failing => (DeviceState::Failing, None),
+                    forebay_pool::DeviceHealth::Failing => (DeviceState::Failing, None),
                     _ => (DeviceState::Online, None),
                 }
             }

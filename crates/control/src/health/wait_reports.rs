@@ -16,7 +16,7 @@ use forebay_xlate::DeviceIndex;
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::base::Base;
-use crate::base::waits::{Seen, Wait};
+use crate::base::waits::{ReportedWait, Wait};
 use crate::events::News;
 use crate::health::copies::Copies;
 use crate::health::reports::concerned;
@@ -84,7 +84,7 @@ impl WaitReports {
         let mut due = Vec::new();
         for wait in now {
             let mut seen = self.base.waits.seen.borrow_mut();
-            let one = seen.entry(wait).or_insert_with(|| Seen {
+            let one = seen.entry(wait).or_insert_with(|| ReportedWait {
                 since: Instant::now(),
                 looked: None,
                 text: None,

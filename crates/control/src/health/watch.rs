@@ -13,7 +13,7 @@ use crate::base::Base;
 use crate::exports::hosts::Hosts;
 use crate::health::reports::Reports;
 use crate::mapping::MapOwner;
-use crate::qos::placement::Placement;
+use crate::qos::placement::ReactorPlacement;
 use crate::states::DeviceStates;
 use crate::statistics::Statistics;
 
@@ -27,7 +27,7 @@ pub(crate) struct Watch {
     states: Rc<DeviceStates>,
     mapping: Rc<dyn MapOwner>,
     statistics: Rc<Statistics>,
-    placement: Rc<Placement>,
+    placement: Rc<ReactorPlacement>,
     hosts: Rc<Hosts>,
     reports: Rc<Reports>,
 }

@@ -18,13 +18,13 @@ use forebay_xlate::boundary::region::Region;
 use forebay_xlate::{DeviceIndex, kill_point};
 
 use crate::base::Base;
-use crate::link::session::{AskError, Conversion, Estate, Pending, Session};
+use crate::link::session::{AskError, Conversion, Estate, PendingAnswer, Session};
 use crate::model::error::ApiError;
 use crate::signal::Signal;
 
 /// How a new engine's conversation goes on.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Progress {
+pub(crate) enum EngineProgress {
     /// What a dead engine left is this one's; it was told to act.
     Converted(Conversion),
     /// It acts.
@@ -105,7 +105,7 @@ impl Link {
         &self,
         session: &Rc<Session>,
         estate: &RefCell<Option<Estate>>,
-        progress: &impl Fn(Progress),
+        progress: &impl Fn(EngineProgress),
     ) -> bool {
         if estate.borrow().is_none() {
             return true;
@@ -116,10 +116,10 @@ impl Link {
                 kill_point!("daemon.converted");
                 let mut resumed = session.resume(estate);
                 kill_point!("daemon.flip");
-                progress(Progress::Converted(conversion));
+                progress(EngineProgress::Converted(conversion));
                 match resumed.within(limit).await {
                     Ok(()) => {
-                        progress(Progress::Resumed);
+                        progress(EngineProgress::Resumed);
                         return true;
                     }
                     Err(error) => error,
@@ -127,13 +127,13 @@ impl Link {
             }
             Err(AskError::Refused(error)) => {
                 estate.take();
-                progress(Progress::Refused(error));
+                progress(EngineProgress::Refused(error));
                 return true;
             }
             Err(error) => error,
         };
         if failed != AskError::Gone {
-            progress(Progress::Failed(failed.to_string()));
+            progress(EngineProgress::Failed(failed.to_string()));
         }
         false
     }
@@ -221,9 +221,9 @@ pub(crate) fn connected_hosts(region: &Region) -> BTreeMap<u64, BTreeSet<String>
 }
 
 /// Something that the engine was told of in the beginning.
-pub(crate) struct Asked {
+pub(crate) struct WelcomeItem {
     pub(crate) what: String,
     /// If it is a device.
     pub(crate) device: Option<DeviceIndex>,
-    pub(crate) pending: Pending,
+    pub(crate) pending: PendingAnswer,
 }

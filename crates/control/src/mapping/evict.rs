@@ -24,7 +24,7 @@ use crate::base::Core;
 use crate::base::together::join_all;
 use crate::link::session::AskError;
 use crate::mapping::fault::SPARE_ENTRIES;
-use crate::mapping::locks::Held;
+use crate::mapping::locks::LockGuard;
 use crate::mapping::revoke::Revoker;
 
 /// How many grants are taken back at once, at least.
@@ -80,7 +80,7 @@ impl Revoker {
         }
         let revokes = victims.iter().map(|held| self.revoke(held, limit));
         let results = join_all(revokes).await;
-        let drained: Vec<Held<'_>> = victims
+        let drained: Vec<LockGuard<'_>> = victims
             .into_iter()
             .zip(results)
             .filter_map(|(held, result)| {
@@ -100,7 +100,7 @@ impl Revoker {
     }
 
     /// Ranges of which all that is listed may leave the table.
-    fn hold_victims(&self, even_ahead: bool) -> Vec<Held<'_>> {
+    fn hold_victims(&self, even_ahead: bool) -> Vec<LockGuard<'_>> {
         let at_once = self.base.core.borrow().evicted_at_once();
         let mut spans: Vec<(VolumeId, ExtentRange, usize)> = Vec::new();
         let (mut found, mut goes_on) = (0, false);
@@ -172,8 +172,8 @@ impl Revoker {
 
     /// Flushes the devices that drained ranges were written on, and forgets the ranges; returns how
     /// many. A later engine is not told of them, so its FLUSH would leave these devices out.
-    async fn forget_flushed(&self, drained: Vec<Held<'_>>) -> usize {
-        let devices_of = |held: &Held<'_>| self.locks.side.borrow().devices(held.id);
+    async fn forget_flushed(&self, drained: Vec<LockGuard<'_>>) -> usize {
+        let devices_of = |held: &LockGuard<'_>| self.locks.side.borrow().devices(held.id);
         let devices: BTreeSet<DeviceIndex> = drained.iter().flat_map(devices_of).collect();
         let flushes = devices.iter().map(|device| async move {
             (*device, self.states.flush_device(*device).await.is_ok())
@@ -192,7 +192,7 @@ impl Revoker {
     }
 
     /// Takes a held range, whose extents' fate is durable, off the grant table.
-    pub(crate) async fn forget_grants(&self, held: &Held<'_>) -> Result<(), AskError> {
+    pub(crate) async fn forget_grants(&self, held: &LockGuard<'_>) -> Result<(), AskError> {
         loop {
             // Cutting a piece out of an entry takes one more.
             if self.base.core.borrow().spare_entries() >= 4 {

@@ -44,7 +44,7 @@ const TAKE_BACK_LIMIT: Duration = Duration::from_secs(15);
 
 /// What became of a step.
 #[derive(Debug, PartialEq, Eq)]
-enum Step {
+enum FaultStep {
     /// Answered.
     Done,
     /// Nobody is there to answer to. It may be the same engine in a new conversation, which won't ask
@@ -121,7 +121,7 @@ impl Faults {
             let now = Instant::now();
             for fault in faults {
                 match self.fault_step(&mut core, session, fault, now) {
-                    Step::Done => {
+                    FaultStep::Done => {
                         if fault.write && !writers.contains(&fault.volume) {
                             writers.push(fault.volume);
                         }
@@ -133,7 +133,7 @@ impl Faults {
                 self.reserve_ahead(&mut core, volume);
             }
         } else {
-            later.extend(faults.iter().map(|fault| (*fault, Step::NoEngine)));
+            later.extend(faults.iter().map(|fault| (*fault, FaultStep::NoEngine)));
         }
         if let Some(session) = &session {
             session.send_grants();
@@ -141,10 +141,10 @@ impl Faults {
         }
         for (fault, step) in later {
             match step {
-                Step::Commit(batch) => self.await_commit(fault, batch),
+                FaultStep::Commit(batch) => self.await_commit(fault, batch),
                 // What others have and never wrote is looked for first.
-                Step::Failed(FaultFailure::NoSpace) => self.leave_to_a_task(fault),
-                Step::Failed(reason) => self.fail_fault(&fault, reason),
+                FaultStep::Failed(FaultFailure::NoSpace) => self.leave_to_a_task(fault),
+                FaultStep::Failed(reason) => self.fail_fault(&fault, reason),
                 _ => self.leave_to_a_task(fault),
             }
         }
@@ -225,24 +225,24 @@ impl Faults {
                     let core = &mut self.base.core.borrow_mut();
                     self.fault_step(core, &session, &fault, Instant::now())
                 }
-                None => Step::NoEngine,
+                None => FaultStep::NoEngine,
             };
             let failure = match step {
-                Step::Done => {
+                FaultStep::Done => {
                     if fault.write {
                         self.reserve_ahead(&mut self.base.core.borrow_mut(), volume);
                     }
                     return;
                 }
-                Step::NoEngine => {
+                FaultStep::NoEngine => {
                     self.link.wait_session().await;
                     continue;
                 }
-                Step::Locked => {
+                FaultStep::Locked => {
                     self.revoker.locks.wait_free(volume, extent).await;
                     continue;
                 }
-                Step::Commit(batch) => match self.base.commit_of(batch).await {
+                FaultStep::Commit(batch) => match self.base.commit_of(batch).await {
                     Ok(()) => continue,
                     Err(error) => {
                         tracing::error!(%volume, extent, %error, "a fault fails");
@@ -250,23 +250,23 @@ impl Faults {
                     }
                 },
                 // Other space may have come by then: one more step decides.
-                Step::Launder if hopeless => FaultFailure::NoSpace,
-                Step::Launder => {
+                FaultStep::Launder if hopeless => FaultFailure::NoSpace,
+                FaultStep::Launder => {
                     hopeless = !self.zero_fill.wait_laundered().await;
                     continue;
                 }
-                Step::TableFull => {
+                FaultStep::TableFull => {
                     self.revoker.evict().await;
                     continue;
                 }
-                Step::Moved(range) => match self.revoker.take_back(volume, range).await {
+                FaultStep::Moved(range) => match self.revoker.take_back(volume, range).await {
                     Ok(()) => continue,
                     Err(error) => {
                         tracing::error!(%volume, extent, %error, "a fault fails: its old place is still in use");
                         FaultFailure::Internal
                     }
                 },
-                Step::Failed(failure) => failure,
+                FaultStep::Failed(failure) => failure,
             };
             if failure == FaultFailure::NoSpace
                 && begun.elapsed() < TAKE_BACK_LIMIT
@@ -287,20 +287,20 @@ impl Faults {
         session: &Session,
         fault: &FaultAsk,
         now: Instant,
-    ) -> Step {
+    ) -> FaultStep {
         let FaultAsk {
             volume,
             extent,
             write,
         } = *fault;
         if !self.revoker.locks.is_free(volume, extent) {
-            return Step::Locked;
+            return FaultStep::Locked;
         }
         if core.spare_entries() < SPARE_ENTRIES {
-            return Step::TableFull;
+            return FaultStep::TableFull;
         }
         if write && self.map_around(core, session, fault, now) {
-            return Step::Done;
+            return FaultStep::Done;
         }
         let (word, count, commit_sequence) =
             match core.pool.fault(volume, ExtentIndex(extent), write) {
@@ -324,19 +324,21 @@ impl Faults {
                 Ok(FaultAnswer::Hole { count }) => (Some(Word::HOLE), count.min(MAX_HOLE_RUN), 0),
                 Ok(FaultAnswer::NeedReserve { count }) => {
                     return match core.pool.reserve(volume, count) {
-                        Ok(_) => Step::Commit(core.pool.journal().open_batch_id()),
+                        Ok(_) => FaultStep::Commit(core.pool.journal().open_batch_id()),
                         Err(error) => failed(volume, extent, &error),
                     };
                 }
-                Ok(FaultAnswer::AwaitCommit { batch }) => return Step::Commit(batch),
-                Ok(FaultAnswer::AwaitLaunder) => return Step::Launder,
-                Ok(FaultAnswer::DeviceGone { .. }) => return Step::Failed(FaultFailure::Device),
-                Ok(FaultAnswer::NoSpace) => return Step::Failed(FaultFailure::NoSpace),
+                Ok(FaultAnswer::AwaitCommit { batch }) => return FaultStep::Commit(batch),
+                Ok(FaultAnswer::AwaitLaunder) => return FaultStep::Launder,
+                Ok(FaultAnswer::DeviceGone { .. }) => {
+                    return FaultStep::Failed(FaultFailure::Device);
+                }
+                Ok(FaultAnswer::NoSpace) => return FaultStep::Failed(FaultFailure::NoSpace),
                 Err(error) => return failed(volume, extent, &error),
             };
         let Some(word) = word else {
             tracing::error!(%volume, extent, "its place is past what a translation can name");
-            return Step::Failed(FaultFailure::Internal);
+            return FaultStep::Failed(FaultFailure::Internal);
         };
         let grant = Grant {
             volume,
@@ -347,11 +349,11 @@ impl Faults {
         };
         match self.revoker.locks.grant(&mut core.grants, grant) {
             Ok(grant) => session.grant(grant),
-            Err(Refused::Taken) => return Step::Locked,
-            Err(Refused::Elsewhere(range)) => return Step::Moved(range),
-            Err(Refused::Full) => return Step::TableFull,
+            Err(Refused::Taken) => return FaultStep::Locked,
+            Err(Refused::Elsewhere(range)) => return FaultStep::Moved(range),
+            Err(Refused::Full) => return FaultStep::TableFull,
         }
-        Step::Done
+        FaultStep::Done
     }
 
     /// Answers a write fault with places for its neighbours too, where that is due; false: it is not
@@ -423,10 +425,10 @@ fn place(device: DeviceIndex, extent: ExtentIndex) -> Option<Word> {
     Word::new(device, extent, Rights::ReadWrite)
 }
 
-fn failed(volume: VolumeId, extent: u64, error: &forebay_pool::PoolError) -> Step {
+fn failed(volume: VolumeId, extent: u64, error: &forebay_pool::PoolError) -> FaultStep {
     if error.kind == forebay_pool::ErrorKind::NoSpace {
-        return Step::Failed(FaultFailure::NoSpace);
+        return FaultStep::Failed(FaultFailure::NoSpace);
     }
     tracing::warn!(%volume, extent, %error, "a fault fails");
-    Step::Failed(FaultFailure::Internal)
+    FaultStep::Failed(FaultFailure::Internal)
 }

@@ -27,7 +27,7 @@ pub(crate) struct Locks {
 
 /// A held range; free again when dropped.
 #[derive(Debug)]
-pub(crate) struct Held<'a> {
+pub(crate) struct LockGuard<'a> {
     locks: &'a Locks,
     pub(crate) id: TakingId,
     pub(crate) volume: VolumeId,
@@ -43,9 +43,9 @@ impl Locks {
     }
 
     /// Holds the range if nobody has a part of it.
-    pub(crate) fn try_hold(&self, volume: VolumeId, range: ExtentRange) -> Option<Held<'_>> {
+    pub(crate) fn try_hold(&self, volume: VolumeId, range: ExtentRange) -> Option<LockGuard<'_>> {
         let id = self.side.borrow_mut().take(volume, range)?;
-        Some(Held {
+        Some(LockGuard {
             locks: self,
             id,
             volume,
@@ -54,7 +54,7 @@ impl Locks {
     }
 
     /// Holds the range once nobody has a part of it.
-    pub(crate) async fn hold(&self, volume: VolumeId, range: ExtentRange) -> Held<'_> {
+    pub(crate) async fn hold(&self, volume: VolumeId, range: ExtentRange) -> LockGuard<'_> {
         self.changed.until(|| self.try_hold(volume, range)).await
     }
 
@@ -75,7 +75,7 @@ impl Locks {
     }
 }
 
-impl Drop for Held<'_> {
+impl Drop for LockGuard<'_> {
     fn drop(&mut self) {
         self.locks.side.borrow_mut().let_go(self.id);
         self.locks.changed.raise();

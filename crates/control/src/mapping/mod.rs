@@ -41,7 +41,7 @@ use crate::states::DeviceStates;
 pub(crate) const ALL_EXTENTS: ExtentRange = ExtentRange::new(0, u64::MAX);
 
 /// What an owner does while its caller waits.
-pub(crate) type Work<'a, T = ()> = Pin<Box<dyn Future<Output = T> + 'a>>;
+pub(crate) type OwnerWork<'a, T = ()> = Pin<Box<dyn Future<Output = T> + 'a>>;
 
 /// The owner of volumes' maps: it says where each extent lies, and alone changes that.
 pub(crate) trait MapOwner: Debug {
@@ -60,33 +60,33 @@ pub(crate) trait MapOwner: Debug {
     /// What an earlier daemon granted.
     fn adoption(&self) -> &Adoption;
     /// Ends adoption in the map. With a live engine, what an earlier daemon left unfinished there gets a moment first.
-    fn finish_adoption<'a>(&'a self, session: Option<&'a Rc<Session>>) -> Work<'a>;
+    fn finish_adoption<'a>(&'a self, session: Option<&'a Rc<Session>>) -> OwnerWork<'a>;
     /// Lets faults be answered, once what was adopted is durable, or after a while.
-    fn open_after_adoption(&self) -> Work<'_>;
+    fn open_after_adoption(&self) -> OwnerWork<'_>;
     /// Another conversation begins: all that it is granted counts as written.
     fn forget_preallocated(&self);
     /// Has a new engine know what each volume's FLUSH must cover and wait for.
     fn say_what_a_flush_must_know(&self, session: &Session);
     /// Grants everything that is listed again.
-    fn tell_all_grants<'a>(&'a self, session: &'a Session) -> Work<'a>;
+    fn tell_all_grants<'a>(&'a self, session: &'a Session) -> OwnerWork<'a>;
 
     /// Ends a volume: takes every extent back from the data path, then from the volume.
-    fn delete_volume(&self, volume: VolumeId) -> Work<'_, Result<(), ReleaseError>>;
+    fn delete_volume(&self, volume: VolumeId) -> OwnerWork<'_, Result<(), ReleaseError>>;
     /// Takes back what was never written, for somebody who found no space; false: there is nothing.
-    fn take_back_for_space(&self) -> Work<'_, bool>;
+    fn take_back_for_space(&self) -> OwnerWork<'_, bool>;
     /// Learns how many preallocated extents are still unwritten, for somebody who waits for it: not for long.
-    fn count_preallocated_soon(&self) -> Work<'_>;
+    fn count_preallocated_soon(&self) -> OwnerWork<'_>;
     /// Takes back what was never written, before this daemon leaves its engine or ends it.
-    fn give_up_preallocated(&self, limit: Duration) -> Work<'_>;
+    fn give_up_preallocated(&self, limit: Duration) -> OwnerWork<'_>;
 
     /// Takes back every right on what lies on a device.
     fn revoke_device(&self, device: DeviceIndex);
     /// The devices on which a range lies whose rights are being taken back.
     fn devices_of(&self, taking: TakingId) -> BTreeSet<DeviceIndex>;
     /// Commits every mapping that was granted before.
-    fn sync_all(&self) -> Work<'_, Result<(), SyncError>>;
+    fn sync_all(&self) -> OwnerWork<'_, Result<(), SyncError>>;
     /// The same without an engine: every device that is open here is flushed.
-    fn sync_all_without_engine(&self) -> Work<'_, Result<(), SyncError>>;
+    fn sync_all_without_engine(&self) -> OwnerWork<'_, Result<(), SyncError>>;
     /// Whether the next daemon needs the grant table, because a device that it names can't be flushed from here.
     fn lists_missing(&self) -> bool;
 }
@@ -169,11 +169,11 @@ impl MapOwner for PoolOwner {
         &self.adoption
     }
 
-    fn finish_adoption<'a>(&'a self, session: Option<&'a Rc<Session>>) -> Work<'a> {
+    fn finish_adoption<'a>(&'a self, session: Option<&'a Rc<Session>>) -> OwnerWork<'a> {
         Box::pin(self.adopter.finish_adoption(session))
     }
 
-    fn open_after_adoption(&self) -> Work<'_> {
+    fn open_after_adoption(&self) -> OwnerWork<'_> {
         Box::pin(self.adopter.open_after_adoption())
     }
 
@@ -186,23 +186,23 @@ impl MapOwner for PoolOwner {
         self.revoker.say_what_a_flush_must_know(session);
     }
 
-    fn tell_all_grants<'a>(&'a self, session: &'a Session) -> Work<'a> {
+    fn tell_all_grants<'a>(&'a self, session: &'a Session) -> OwnerWork<'a> {
         Box::pin(self.revoker.tell_all_grants(session))
     }
 
-    fn delete_volume(&self, volume: VolumeId) -> Work<'_, Result<(), ReleaseError>> {
+    fn delete_volume(&self, volume: VolumeId) -> OwnerWork<'_, Result<(), ReleaseError>> {
         Box::pin(self.releaser.give_up_volume(volume))
     }
 
-    fn take_back_for_space(&self) -> Work<'_, bool> {
+    fn take_back_for_space(&self) -> OwnerWork<'_, bool> {
         Box::pin(self.revoker.take_back_for_space())
     }
 
-    fn count_preallocated_soon(&self) -> Work<'_> {
+    fn count_preallocated_soon(&self) -> OwnerWork<'_> {
         Box::pin(self.revoker.count_ahead_soon())
     }
 
-    fn give_up_preallocated(&self, limit: Duration) -> Work<'_> {
+    fn give_up_preallocated(&self, limit: Duration) -> OwnerWork<'_> {
         Box::pin(self.revoker.give_up_places(limit))
     }
 
@@ -214,11 +214,11 @@ impl MapOwner for PoolOwner {
         self.revoker.locks.side.borrow().devices(taking)
     }
 
-    fn sync_all(&self) -> Work<'_, Result<(), SyncError>> {
+    fn sync_all(&self) -> OwnerWork<'_, Result<(), SyncError>> {
         Box::pin(self.flusher.sync_all())
     }
 
-    fn sync_all_without_engine(&self) -> Work<'_, Result<(), SyncError>> {
+    fn sync_all_without_engine(&self) -> OwnerWork<'_, Result<(), SyncError>> {
         Box::pin(self.flusher.sync_all_without_engine())
     }
 

@@ -63,7 +63,7 @@ const MAX_REGIONS: usize = 65_536;
 
 /// A part of a volume.
 #[derive(Debug, Default)]
-struct Region {
+struct VolumeRegion {
     /// Write faults; halved at each beat.
     faults: u64,
     /// Places ahead of its writes: at most so many are unwritten.
@@ -75,7 +75,7 @@ struct Region {
 
 /// How fast a volume faults.
 #[derive(Debug)]
-struct Rate {
+struct FaultRate {
     since: Instant,
     faults: u32,
     was_fast: bool,
@@ -91,8 +91,8 @@ struct Rate {
 pub(crate) struct Ahead {
     /// [`TICK`], but in tests.
     pub(crate) tick: Cell<Duration>,
-    regions: RefCell<BTreeMap<(VolumeId, u64), Region>>,
-    rates: RefCell<BTreeMap<VolumeId, Rate>>,
+    regions: RefCell<BTreeMap<(VolumeId, u64), VolumeRegion>>,
+    rates: RefCell<BTreeMap<VolumeId, FaultRate>>,
     /// One takes back at a time; how often that was done.
     taking: tokio::sync::Mutex<()>,
     rounds: Cell<u64>,
@@ -117,7 +117,7 @@ impl Default for Ahead {
     }
 }
 
-impl Rate {
+impl FaultRate {
     fn new(now: Instant) -> Self {
         Self {
             since: now,
@@ -152,7 +152,7 @@ impl Ahead {
         now: Instant,
     ) -> Option<Range<u64>> {
         let mut rates = self.rates.borrow_mut();
-        let rate = rates.entry(volume).or_insert_with(|| Rate::new(now));
+        let rate = rates.entry(volume).or_insert_with(|| FaultRate::new(now));
         let is_fast = rate.is_fast(now, self.tick.get());
         let mut regions = self.regions.borrow_mut();
         let key = (volume, extent / REGION);
@@ -473,7 +473,7 @@ mod tests {
     #[test]
     fn faults_are_many_only_when_they_come_fast() {
         let mut now = Instant::now();
-        let mut rate = Rate::new(now);
+        let mut rate = FaultRate::new(now);
         for _ in 1..MANY {
             assert!(!rate.is_fast(now, TICK));
         }

@@ -25,9 +25,9 @@ use crate::base::together::join_all;
 use crate::base::waits::Wait;
 use crate::base::{Base, count};
 use crate::link::Link;
-use crate::link::session::{AskError, Pending, Session};
+use crate::link::session::{AskError, PendingAnswer, Session};
 use crate::mapping::flush::Flusher;
-use crate::mapping::locks::{Held, Locks};
+use crate::mapping::locks::{LockGuard, Locks};
 use crate::mapping::preallocated::Ahead;
 use crate::mapping::release::ReleaseError;
 use crate::states::DeviceStates;
@@ -91,7 +91,7 @@ impl Revoker {
     /// The pool has given a range up: makes that durable, and only then forgets its grants.
     pub(crate) async fn given_up(
         &self,
-        held: &Held<'_>,
+        held: &LockGuard<'_>,
         released: &Released,
     ) -> Result<(), ReleaseError> {
         let side = &self.locks.side;
@@ -163,7 +163,11 @@ impl Revoker {
     }
 
     /// Returns once nothing uses the held range; for what changes nothing when it fails.
-    pub(crate) async fn revoke(&self, held: &Held<'_>, limit: Duration) -> Result<(), AskError> {
+    pub(crate) async fn revoke(
+        &self,
+        held: &LockGuard<'_>,
+        limit: Duration,
+    ) -> Result<(), AskError> {
         let undrained = self.revoke_for(held, None, limit).await?;
         if undrained.is_empty() {
             Ok(())
@@ -178,7 +182,7 @@ impl Revoker {
     /// is listed. The number is that engine's alone: a later one has its own, and asks by itself.
     pub(crate) async fn revoke_for(
         &self,
-        held: &Held<'_>,
+        held: &LockGuard<'_>,
         release: Option<Deallocation>,
         limit: Duration,
     ) -> Result<Undrained, AskError> {
@@ -239,8 +243,8 @@ impl Revoker {
     async fn give_up(
         &self,
         session: &Rc<Session>,
-        mut revoke: Pending,
-        held: &Held<'_>,
+        mut revoke: PendingAnswer,
+        held: &LockGuard<'_>,
     ) -> Result<(), AskError> {
         let side = &self.locks.side;
         let fenced = |device: DeviceIndex| session.device_ready(device);

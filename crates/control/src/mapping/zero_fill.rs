@@ -23,7 +23,7 @@ use tokio::time::{Instant, sleep, timeout};
 
 use crate::base::Base;
 use crate::link::Link;
-use crate::link::session::{AskError, Pending, Session};
+use crate::link::session::{AskError, PendingAnswer, Session};
 use crate::mapping::adopt::Adoption;
 use crate::signal::Signal;
 use crate::states::DeviceStates;
@@ -267,7 +267,7 @@ impl ZeroFill {
 
     /// A device hangs: nobody gets the run, and nobody zeroes it a second time, before the zeroing
     /// that is under way has ended (or its engine has, and then its successor has the fence).
-    fn set_aside(self: &Rc<Self>, run: DeviceRun, mut job: Pending) {
+    fn set_aside(self: &Rc<Self>, run: DeviceRun, mut job: PendingAnswer) {
         let owner = self.clone();
         self.base.spawn(async move {
             // However it ended.

@@ -16,7 +16,7 @@ use crate::model::{DeviceState, EngineState, PoolInfo, Status, Volume};
 
 /// What the text is made of.
 #[derive(Debug)]
-pub(crate) struct Source<'a> {
+pub(crate) struct MetricSource<'a> {
     /// The daemon and its engine.
     pub status: &'a Status,
     /// The counters.
@@ -35,7 +35,7 @@ const BOUNDS: std::ops::RangeInclusive<u32> = 12..=34;
 
 /// The text.
 #[must_use]
-pub(crate) fn text(source: &Source<'_>) -> String {
+pub(crate) fn text(source: &MetricSource<'_>) -> String {
     let mut out = Exposition::default();
     engine(&mut out, source);
     if let Some(pool) = source.pool {
@@ -116,7 +116,7 @@ fn seconds(ns: u64) -> f64 {
     ns as f64 / 1e9
 }
 
-fn engine(out: &mut Exposition, source: &Source<'_>) {
+fn engine(out: &mut Exposition, source: &MetricSource<'_>) {
     let (status, stats) = (source.status, source.stats);
     out.family("forebay_info", GAUGE, "The program's version; always 1.");
     out.sample("forebay_info", &[("version", &status.version)], 1);

@@ -133,7 +133,7 @@ fn stats() -> Stats {
 
 #[test]
 fn every_line_is_as_it_should_be() {
-    let text = text(&Source {
+    let text = text(&MetricSource {
         status: &status(),
         stats: &stats(),
         pool: None,

@@ -52,7 +52,7 @@ use crate::health::watch::Watch;
 use crate::link::Link;
 use crate::mapping::{MapOwner, PoolOwner};
 use crate::qos::budgets::Budgets;
-use crate::qos::placement::Placement;
+use crate::qos::placement::ReactorPlacement;
 use crate::qos::settings::NodeSettings;
 use crate::states::DeviceStates;
 use crate::statistics::Statistics;
@@ -60,7 +60,7 @@ use crate::statistics::Statistics;
 pub(crate) use crate::base::Limits;
 pub(crate) use crate::base::commit::CommitError;
 pub(crate) use crate::exports::ports::unserved_ports;
-pub(crate) use crate::link::{Progress, session};
+pub(crate) use crate::link::{EngineProgress, session};
 pub(crate) use crate::mapping::adopt::Grants;
 pub(crate) use crate::mapping::adopt::grants_capacity;
 
@@ -78,7 +78,7 @@ pub(crate) struct Owner {
     pub(crate) pool_owner: Rc<PoolOwner>,
     pub(crate) statistics: Rc<Statistics>,
     pub(crate) node: Rc<NodeSettings>,
-    pub(crate) placement: Rc<Placement>,
+    pub(crate) placement: Rc<ReactorPlacement>,
     pub(crate) budgets: Rc<Budgets>,
     pub(crate) hosts: Rc<Hosts>,
     pub(crate) vms: Rc<VmSockets>,
@@ -114,7 +114,7 @@ impl Owner {
         let mapping: Rc<dyn MapOwner> = pool_owner.clone();
         let statistics = Statistics::new(&base, &link);
         let node = NodeSettings::new(&base);
-        let placement = Placement::new(&base, &link, &node);
+        let placement = ReactorPlacement::new(&base, &link, &node);
         let budgets = Budgets::new(&base, &link, &node, &placement, &statistics);
         let hosts = Hosts::new(&base, &link);
         let quarantine = Rc::default();

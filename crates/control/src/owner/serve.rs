@@ -13,7 +13,7 @@ use forebay_xlate::kill_point;
 
 use crate::base::count_by;
 use crate::events::News;
-use crate::link::Progress;
+use crate::link::EngineProgress;
 use crate::link::session::{Estate, Greeting, Session};
 use crate::model::events::EventKind;
 use crate::owner::Owner;
@@ -25,7 +25,7 @@ impl Owner {
         self: &Rc<Self>,
         greeting: Greeting,
         estate: &RefCell<Option<Estate>>,
-        progress: impl Fn(Progress),
+        progress: impl Fn(EngineProgress),
     ) {
         let Greeting {
             session,
@@ -53,7 +53,7 @@ impl Owner {
             self.link.acting.set(session.generation);
             asked.extend(self.say_listeners(&session, &addresses));
             self.states.carried_out(&session, asked).await;
-            progress(Progress::Running);
+            progress(EngineProgress::Running);
             tokio::join!(
                 self.mapping.tell_all_grants(&session),
                 self.mapping.open_after_adoption()

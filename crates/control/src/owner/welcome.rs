@@ -21,8 +21,8 @@ use forebay_xlate::VolumeId;
 use forebay_xlate::boundary::message::{ExportId, Held, ToEngine};
 
 use crate::exports::export::export_config;
-use crate::link::Asked;
-use crate::link::session::{DeviceState, Pending, Session};
+use crate::link::WelcomeItem;
+use crate::link::session::{DeviceState, PendingAnswer, Session};
 use crate::owner::Owner;
 
 /// What an engine that was there before this daemon has.
@@ -35,8 +35,10 @@ struct KnownToEngine {
 }
 
 /// What was asked, none of it of a device.
-fn without_device(all: impl IntoIterator<Item = (String, Pending)>) -> impl Iterator<Item = Asked> {
-    all.into_iter().map(|(what, pending)| Asked {
+fn without_device(
+    all: impl IntoIterator<Item = (String, PendingAnswer)>,
+) -> impl Iterator<Item = WelcomeItem> {
+    all.into_iter().map(|(what, pending)| WelcomeItem {
         what,
         device: None,
         pending,
@@ -51,7 +53,7 @@ impl Owner {
         &self,
         session: &Rc<Session>,
         held: Vec<(Held, Vec<OwnedFd>)>,
-    ) -> (Vec<Asked>, HashSet<String>) {
+    ) -> (Vec<WelcomeItem>, HashSet<String>) {
         let is_known = !held.is_empty();
         let known = self.take_listeners(held);
         self.ports.note_ports();
@@ -108,7 +110,7 @@ impl Owner {
         known
     }
 
-    fn say_devices(&self, session: &Session) -> Vec<Asked> {
+    fn say_devices(&self, session: &Session) -> Vec<WelcomeItem> {
         let core = self.base.core.borrow();
         let extent_bytes = core.pool.info().extent_bytes;
         let devices = core.pool.devices().iter();
@@ -118,7 +120,7 @@ impl Owner {
                 session.set_device(record.index, DeviceState::Opening);
             }
             let device = self.base.device_config(record, extent_bytes);
-            Asked {
+            WelcomeItem {
                 what: format!("device {}", device.spec),
                 device: Some(record.index),
                 pending: session.request("opening a device", |request| ToEngine::SetDevice {
@@ -130,7 +132,7 @@ impl Owner {
         .collect()
     }
 
-    fn say_volumes(&self, session: &Session) -> Vec<Asked> {
+    fn say_volumes(&self, session: &Session) -> Vec<WelcomeItem> {
         let core = self.base.core.borrow();
         let say = |record| {
             let volume = self.base.volume_config(&core.pool, record);
@@ -141,7 +143,7 @@ impl Owner {
     }
 
     /// Those that are not quarantined.
-    fn say_exports(&self, session: &Session) -> Vec<Asked> {
+    fn say_exports(&self, session: &Session) -> Vec<WelcomeItem> {
         let core = self.base.core.borrow();
         let exports = core.pool.exports().iter();
         let served = exports.filter(|record| !self.quarantine.has(record.id));
@@ -161,7 +163,7 @@ impl Owner {
     }
 
     /// Takes away what the engine holds and the catalog doesn't know, or what is quarantined.
-    fn say_what_is_gone(&self, session: &Session, known: &KnownToEngine) -> Vec<Asked> {
+    fn say_what_is_gone(&self, session: &Session, known: &KnownToEngine) -> Vec<WelcomeItem> {
         let core = self.base.core.borrow();
         let is_served = |export: &ExportId| {
             let record = core.pool.exports().get(forebay_pool::ExportId(export.0));
@@ -192,7 +194,7 @@ impl Owner {
         &self,
         session: &Session,
         addresses: &HashSet<String>,
-    ) -> Vec<Asked> {
+    ) -> Vec<WelcomeItem> {
         let mut asked = self.ports.say_hosts_listeners(session, addresses);
         asked.extend(without_device(self.vms.say_machine_listeners(session)));
         asked

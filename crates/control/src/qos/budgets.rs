@@ -22,18 +22,18 @@ use forebay_xlate::boundary::region::MAX_TENANTS;
 use crate::base::Base;
 use crate::base::show::show_tenant_budget;
 use crate::devices::api_error;
-use crate::link::session::{AskError, Pending, Session};
+use crate::link::session::{AskError, PendingAnswer, Session};
 use crate::link::{Link, engine_error};
 use crate::model::Volume;
 use crate::model::error::ApiError;
 use crate::model::scheduling::{BudgetChange, TenantBudget};
 use crate::qos::calibration::Calibrating;
-use crate::qos::placement::Placement;
+use crate::qos::placement::ReactorPlacement;
 use crate::qos::settings::NodeSettings;
 use crate::statistics::Statistics;
 
 #[derive(Debug, Default, Clone, PartialEq)]
-struct Known {
+struct KnownBudgets {
     spread: Option<Spread>,
     scheduling: Option<Scheduling>,
     tenants: BTreeMap<TenantId, (Budget, bool)>,
@@ -41,7 +41,7 @@ struct Known {
 }
 
 /// A request to the engine, and its pending answer.
-type Asked = (String, Pending);
+type Update = (String, PendingAnswer);
 
 /// Applies a change and checks the result.
 fn checked(change: &BudgetChange, before: Stated) -> Result<Option<Stated>, ApiError> {
@@ -87,9 +87,9 @@ pub(crate) struct Budgets {
     pub(super) base: Rc<Base>,
     pub(super) link: Rc<Link>,
     pub(super) node: Rc<NodeSettings>,
-    pub(crate) placement: Rc<Placement>,
+    pub(crate) placement: Rc<ReactorPlacement>,
     pub(crate) statistics: Rc<Statistics>,
-    known: RefCell<Known>,
+    known: RefCell<KnownBudgets>,
     telling: tokio::sync::Mutex<()>,
     pub(super) calibrating: Calibrating,
 }
@@ -99,7 +99,7 @@ impl Budgets {
         base: &Rc<Base>,
         link: &Rc<Link>,
         node: &Rc<NodeSettings>,
-        placement: &Rc<Placement>,
+        placement: &Rc<ReactorPlacement>,
         statistics: &Rc<Statistics>,
     ) -> Rc<Self> {
         Rc::new(Self {
@@ -119,10 +119,10 @@ impl Budgets {
         self.placement.read_promises();
     }
 
-    fn wanted(&self) -> Known {
-        let mut known = Known {
+    fn wanted(&self) -> KnownBudgets {
+        let mut known = KnownBudgets {
             spread: Some(self.node.settings.borrow().spread()),
-            ..Known::default()
+            ..KnownBudgets::default()
         };
         if !self.base.has_budgets() {
             return known;
@@ -149,9 +149,9 @@ impl Budgets {
     }
 
     /// Tells a new session everything. `is_known`: the engine is older than this daemon.
-    pub(crate) fn say_all_budgets(&self, session: &Rc<Session>, is_known: bool) -> Vec<Asked> {
+    pub(crate) fn say_all_budgets(&self, session: &Rc<Session>, is_known: bool) -> Vec<Update> {
         *self.link.told.borrow_mut() = Rc::downgrade(session);
-        *self.known.borrow_mut() = Known::default();
+        *self.known.borrow_mut() = KnownBudgets::default();
         let mut asked = Vec::new();
         self.placement.note_served(session);
         self.placement.settle_promises();
@@ -173,7 +173,7 @@ impl Budgets {
     }
 
     /// Tells a session what changed since the last time.
-    fn say_budgets(&self, session: &Rc<Session>) -> Vec<Asked> {
+    fn say_budgets(&self, session: &Rc<Session>) -> Vec<Update> {
         let now = self.wanted();
         let mut asked = Vec::new();
         let told = self.known.take();
@@ -205,7 +205,7 @@ impl Budgets {
         asked
     }
 
-    fn say_tenant(&self, session: &Session, id: TenantId, of: Option<(Budget, bool)>) -> Asked {
+    fn say_tenant(&self, session: &Session, id: TenantId, of: Option<(Budget, bool)>) -> Update {
         let credit = of.map_or([0; 2], |_| {
             self.statistics.added.borrow().credit(session, id)
         });
@@ -246,7 +246,7 @@ impl Budgets {
         }
         if answer.is_err() {
             // The next change tells everything again.
-            *self.known.borrow_mut() = Known::default();
+            *self.known.borrow_mut() = KnownBudgets::default();
         }
         answer
     }
@@ -336,7 +336,7 @@ impl Budgets {
     }
 }
 
-fn say_scheduling(session: &Session, scheduling: Option<Scheduling>) -> Asked {
+fn say_scheduling(session: &Session, scheduling: Option<Scheduling>) -> Update {
     let (what, scheduling) = ("how I/O is admitted", scheduling.map(Box::new));
     let message = |request| ToEngine::SetScheduling {
         request,
@@ -345,7 +345,7 @@ fn say_scheduling(session: &Session, scheduling: Option<Scheduling>) -> Asked {
     (what.to_owned(), session.request(what, message))
 }
 
-fn say_volume(session: &Session, volume: VolumeId, of: (TenantId, Option<Budget>)) -> Asked {
+fn say_volume(session: &Session, volume: VolumeId, of: (TenantId, Option<Budget>)) -> Update {
     let pending = session.request("a volume's budget", |request| ToEngine::SetVolumeBudget {
         request,
         volume,

@@ -29,7 +29,7 @@ use crate::qos::settings::NodeSettings;
 const FILE: &str = "promises.json";
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-struct Kept {
+struct KeptPromise {
     base: Rate,
     reactors: BTreeSet<usize>,
     /// False if it has lapsed.
@@ -44,24 +44,24 @@ fn held() -> bool {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 struct Record {
     pool: String,
-    promises: BTreeMap<u64, Kept>,
+    promises: BTreeMap<u64, KeptPromise>,
 }
 
 #[derive(Debug)]
-pub(crate) struct Placement {
+pub(crate) struct ReactorPlacement {
     pub(super) base: Rc<Base>,
     pub(super) link: Rc<Link>,
     pub(super) node: Rc<NodeSettings>,
-    now: RefCell<BTreeMap<u64, Kept>>,
+    now: RefCell<BTreeMap<u64, KeptPromise>>,
     first: RefCell<BTreeSet<u64>>,
-    written: RefCell<BTreeMap<u64, Kept>>,
+    written: RefCell<BTreeMap<u64, KeptPromise>>,
     /// Why the last write failed.
     trouble: RefCell<Option<String>>,
     placed: RefCell<BTreeMap<ExportId, u32>>,
     writing: tokio::sync::Mutex<()>,
 }
 
-impl Placement {
+impl ReactorPlacement {
     pub(crate) fn new(base: &Rc<Base>, link: &Rc<Link>, node: &Rc<NodeSettings>) -> Rc<Self> {
         Rc::new(Self {
             base: base.clone(),
@@ -82,7 +82,7 @@ pub(crate) fn processors(rate: Rate, costs: &CostTable) -> f64 {
     costs.most_of(rate)[Resource::Cpu as usize]
 }
 
-impl Placement {
+impl ReactorPlacement {
     fn pool_uuid(&self) -> String {
         self.base.core.borrow().pool.info().uuid.to_string()
     }
@@ -120,7 +120,7 @@ impl Placement {
                 } else if let Some(before) = before.get(&tenant) {
                     base = before.base;
                 }
-                let promise = Kept {
+                let promise = KeptPromise {
                     base,
                     reactors: promise.reactors.clone(),
                     held: promise.held,

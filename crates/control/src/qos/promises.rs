@@ -20,13 +20,13 @@ use crate::model::error::{ApiError, ErrorKind};
 use crate::model::events::EventKind;
 use crate::model::scheduling as api;
 use crate::model::scheduling::{Admission, LackingBase, Promised, ReactorPromised};
-use crate::qos::placement::{Placement, processors};
+use crate::qos::placement::{ReactorPlacement, processors};
 
 const FRONTENDS: usize = cost::FRONTENDS.len();
 /// The most tenants that a warning names.
 const NAMED: usize = 5;
 
-impl Placement {
+impl ReactorPlacement {
     /// The node with all promises except one tenant's, and its costs.
     fn promised_node(&self, but: Option<TenantId>) -> (Node, CostTable) {
         let told = self.node.scheduling_config();

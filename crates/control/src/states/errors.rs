@@ -24,14 +24,14 @@ pub(crate) const QUIET: Duration = Duration::from_secs(30);
 
 /// How many of what failed.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-struct Counts {
+struct ErrorCounts {
     reads: u64,
     writes: u64,
     flushes: u64,
     no_room: u64,
 }
 
-impl Counts {
+impl ErrorCounts {
     /// `f` of each pair.
     fn with(self, other: Self, f: impl Fn(u64, u64) -> u64) -> Self {
         Self {
@@ -90,18 +90,18 @@ impl Last {
 struct Trouble {
     /// CLOCK_MONOTONIC.
     since_ns: u64,
-    counts: Counts,
+    counts: ErrorCounts,
     /// Writes or flushes were among them.
     is_shut: bool,
 }
 
 /// What was seen of a device.
 #[derive(Debug, Default)]
-pub(crate) struct Seen {
+pub(crate) struct SeenErrors {
     /// Whose counts they are.
     generation: u64,
-    counts: Counts,
-    total: Counts,
+    counts: ErrorCounts,
+    total: ErrorCounts,
     last: Option<Last>,
     trouble: Option<Trouble>,
     /// A flush is on its way to see whether it is well again.
@@ -117,7 +117,7 @@ fn quiet_ns(quiet: Duration) -> u64 {
     u64::try_from(quiet.as_nanos()).unwrap_or(u64::MAX)
 }
 
-impl Seen {
+impl SeenErrors {
     /// Looks at an engine's counts; true when trouble begins.
     fn look(
         &mut self,
@@ -127,7 +127,7 @@ impl Seen {
         quiet: Duration,
     ) -> bool {
         let at_ns = record.last_ns.load(Acquire).min(now_ns);
-        let counts = Counts {
+        let counts = ErrorCounts {
             reads: record.read_errors.load(Relaxed),
             writes: record.write_errors.load(Relaxed),
             flushes: record.flush_errors.load(Relaxed),
@@ -135,7 +135,7 @@ impl Seen {
         };
         if self.generation != generation {
             self.generation = generation;
-            self.counts = Counts::default();
+            self.counts = ErrorCounts::default();
         }
         let new = counts.with(self.counts, u64::saturating_sub);
         self.counts = counts;
@@ -155,7 +155,7 @@ impl Seen {
         let begins = self.trouble.is_none();
         let trouble = self.trouble.get_or_insert(Trouble {
             since_ns: at_ns,
-            counts: Counts::default(),
+            counts: ErrorCounts::default(),
             is_shut: false,
         });
         trouble.counts = trouble.counts.with(new, u64::saturating_add);
@@ -271,7 +271,7 @@ impl DeviceStates {
     /// Whether a device's writes or flushes failed and it is not well again.
     pub(crate) fn is_shut(&self, device: DeviceIndex) -> bool {
         let all = self.watched.errors.borrow();
-        all.get(&device).is_some_and(Seen::is_shut)
+        all.get(&device).is_some_and(SeenErrors::is_shut)
     }
 
     /// What is wrong with a device that gives errors, in words.
@@ -307,7 +307,7 @@ mod tests {
     fn trouble_begins_once_and_stays_until_it_is_quiet() {
         let region = Region::anonymous(1).unwrap();
         let record = &region.devices()[2];
-        let mut seen = Seen::default();
+        let mut seen = SeenErrors::default();
         assert!(!seen.look(1, record, 100 * S, QUIET));
         record.record(DeviceOp::Read, 5, false, 4096, 100 * S);
         assert!(seen.look(1, record, 101 * S, QUIET));
@@ -328,7 +328,7 @@ mod tests {
     #[test]
     fn a_new_engine_counts_from_zero_and_old_errors_are_no_trouble() {
         let (first, second) = (Region::anonymous(1).unwrap(), Region::anonymous(2).unwrap());
-        let mut seen = Seen::default();
+        let mut seen = SeenErrors::default();
         first.devices()[0].record(DeviceOp::Write, 5, false, 0, S);
         assert!(!seen.look(1, &first.devices()[0], 100 * S, QUIET));
         assert_eq!((seen.total.writes, seen.trouble), (1, None));

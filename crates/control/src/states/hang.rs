@@ -23,7 +23,7 @@ use forebay_xlate::boundary::message::Job;
 use tokio::time::{sleep, timeout};
 
 use crate::base::waits::Wait;
-use crate::link::session::{AskError, Pending, Session};
+use crate::link::session::{AskError, PendingAnswer, Session};
 use crate::model::events::EventKind;
 use crate::states::DeviceStates;
 
@@ -119,7 +119,7 @@ impl DeviceStates {
         &self,
         session: &Session,
         device: DeviceIndex,
-        mut job: Pending,
+        mut job: PendingAnswer,
     ) -> Result<(), AskError> {
         let _waits = self.base.waits.begin(Wait::Job(device, job.what()));
         let ended = job.within(self.base.limits.job).await;

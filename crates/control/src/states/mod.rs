@@ -18,7 +18,7 @@ use std::path::PathBuf;
 use std::rc::Rc;
 use std::time::Duration;
 
-use forebay_pool::Health;
+use forebay_pool::DeviceHealth;
 use forebay_xlate::DeviceIndex;
 use forebay_xlate::boundary::message::{Job, ToEngine};
 use tokio::time::{sleep, timeout};
@@ -26,7 +26,7 @@ use tokio::time::{sleep, timeout};
 use crate::base::Base;
 use crate::devices::PoolDevice;
 use crate::link::session::{AskError, DeviceState, Session};
-use crate::link::{Asked, Link};
+use crate::link::{Link, WelcomeItem};
 use crate::model::events::EventKind;
 use crate::states::hang::Hanging;
 
@@ -69,14 +69,14 @@ impl DeviceStates {
     pub(crate) fn tell_of_lost(&self, before: &BTreeSet<DeviceIndex>) {
         let now = self.base.lost_devices();
         for device in now.difference(before) {
-            self.tell_of_health(*device, Health::Missing);
+            self.tell_of_health(*device, DeviceHealth::Missing);
         }
         for device in before.difference(&now) {
-            self.tell_of_health(*device, Health::Online);
+            self.tell_of_health(*device, DeviceHealth::Online);
         }
     }
 
-    pub(crate) fn set_health(&self, device: DeviceIndex, health: Health) {
+    pub(crate) fn set_health(&self, device: DeviceIndex, health: DeviceHealth) {
         let before = {
             let pool = &mut self.base.core.borrow_mut().pool;
             let before = pool.allocator().device_health(device);
@@ -92,21 +92,21 @@ impl DeviceStates {
         }
     }
 
-    fn tell_of_health(&self, device: DeviceIndex, health: Health) {
+    fn tell_of_health(&self, device: DeviceIndex, health: DeviceHealth) {
         let spec = self.base.spec_of(device);
         let what = match health {
-            Health::Online => {
+            DeviceHealth::Online => {
                 let text = format!("device {spec} is online");
                 return self
                     .base
                     .tell_of_device(EventKind::DeviceReturned, device, text);
             }
-            Health::Failing => {
+            DeviceHealth::Failing => {
                 tracing::warn!(%device, "the device gives errors: nothing new is placed there until it is well again");
                 return;
             }
-            Health::Missing => "is missing",
-            Health::Failed => "has failed",
+            DeviceHealth::Missing => "is missing",
+            DeviceHealth::Failed => "has failed",
         };
         let text = format!(
             "device {spec} {what}: what lives there can't be reached, everything else goes on"
@@ -116,19 +116,20 @@ impl DeviceStates {
     }
 
     /// How a device is that the engine can use.
-    fn health_when_ready(&self, device: DeviceIndex) -> Health {
+    fn health_when_ready(&self, device: DeviceIndex) -> DeviceHealth {
         if self.cut_short(device).is_some() {
-            return Health::Failed;
+            return DeviceHealth::Failed;
         }
         // Something must be placed somewhere: an error then and there is better than no room.
         let pool = &self.base.core.borrow().pool;
         let others = || pool.devices().iter().filter(|other| other.index != device);
         let is_shut = self.is_shut(device)
-            && others().any(|other| pool.allocator().device_health(other.index) == Health::Online);
+            && others()
+                .any(|other| pool.allocator().device_health(other.index) == DeviceHealth::Online);
         if is_shut {
-            Health::Failing
+            DeviceHealth::Failing
         } else {
-            Health::Online
+            DeviceHealth::Online
         }
     }
 
@@ -157,7 +158,7 @@ impl DeviceStates {
         tracing::error!(%device, error, "the engine can't use a device");
         session.set_device(device, DeviceState::Failed(error));
         if self.base.is_open_here(device) {
-            self.set_health(device, Health::Failed);
+            self.set_health(device, DeviceHealth::Failed);
         }
         if self.retrying.borrow_mut().insert(device) {
             let (owner, session) = (self.clone(), session.clone());
@@ -203,7 +204,7 @@ impl DeviceStates {
 /// What was seen.
 #[derive(Debug)]
 pub(crate) struct Watched {
-    errors: RefCell<BTreeMap<DeviceIndex, errors::Seen>>,
+    errors: RefCell<BTreeMap<DeviceIndex, errors::SeenErrors>>,
     /// How long a device must give no error to be well again.
     pub(crate) quiet: Cell<Duration>,
     /// Devices that were cut short, to how many bytes.
@@ -252,8 +253,12 @@ impl DeviceStates {
     }
 
     /// Waits until everything that was asked is carried out.
-    pub(crate) async fn carried_out(self: &Rc<Self>, session: &Rc<Session>, asked: Vec<Asked>) {
-        for Asked {
+    pub(crate) async fn carried_out(
+        self: &Rc<Self>,
+        session: &Rc<Session>,
+        asked: Vec<WelcomeItem>,
+    ) {
+        for WelcomeItem {
             what,
             device,
             mut pending,

@@ -10,7 +10,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use forebay_pool::{Health, SpaceLevel};
+use forebay_pool::{DeviceHealth, SpaceLevel};
 use forebay_xlate::VolumeId;
 use forebay_xlate::boundary::message::{Past, ToEngine};
 
@@ -26,7 +26,7 @@ const RELIABILITY: u8 = 1 << 2;
 
 /// What an engine is told of a volume.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Figures {
+struct VisibleStatistics {
     used_bytes: u64,
     spare_percent: u8,
     spare_threshold_percent: u8,
@@ -37,7 +37,7 @@ struct Figures {
 /// What the engine was told last.
 #[derive(Debug, Default)]
 pub(crate) struct Told {
-    all: BTreeMap<VolumeId, Figures>,
+    all: BTreeMap<VolumeId, VisibleStatistics>,
     /// Volumes with something on devices that are not well.
     hurt: BTreeSet<VolumeId>,
     beats: u32,
@@ -48,11 +48,11 @@ impl Statistics {
     fn hurt(&self) -> BTreeSet<VolumeId> {
         let pool = &self.base.core.borrow().pool;
         let devices = pool.devices().iter().map(|device| device.index);
-        let unwell = devices.filter(|d| pool.allocator().device_health(*d) != Health::Online);
+        let unwell = devices.filter(|d| pool.allocator().device_health(*d) != DeviceHealth::Online);
         unwell.flat_map(|d| pool.volumes().on_device(d)).collect()
     }
 
-    fn figures(&self, hurt: &BTreeSet<VolumeId>) -> BTreeMap<VolumeId, Figures> {
+    fn figures(&self, hurt: &BTreeSet<VolumeId>) -> BTreeMap<VolumeId, VisibleStatistics> {
         let core = self.base.core.borrow();
         let pool = &core.pool;
         let spare = 100 - pool.space().used_percent().min(100);
@@ -73,7 +73,7 @@ impl Statistics {
             } else {
                 0
             };
-            Figures {
+            VisibleStatistics {
                 used_bytes: used_bytes.min(volume.size_bytes),
                 spare_percent: if has_all { 100 } else { spare },
                 spare_threshold_percent: threshold,
@@ -128,7 +128,7 @@ impl Statistics {
     }
 }
 
-fn say(session: &Session, volume: VolumeId, figures: &Figures) {
+fn say(session: &Session, volume: VolumeId, figures: &VisibleStatistics) {
     session.say(&ToEngine::VolumeFigures {
         volume,
         used_bytes: figures.used_bytes,

@@ -48,7 +48,7 @@ use crate::events::{Events, News};
 use crate::model::events::EventKind;
 use crate::model::{DeathReport, EngineState, Process};
 use crate::owner::session::{Conversion, Estate, GreetError, Greeting, Session};
-use crate::owner::{Owner, Progress};
+use crate::owner::{EngineProgress, Owner};
 use crate::signal::Signal;
 
 /// How long an engine may take to say what it holds.
@@ -121,7 +121,7 @@ enum StartError {
 }
 
 /// How an engine's life went on once it was greeted.
-struct Ended {
+struct LifeEnd {
     /// As the kernel says.
     how: String,
     /// Since when it served; never, if it did not come to that.
@@ -313,7 +313,7 @@ impl Supervisor {
         owner: &Rc<Owner>,
         process: &EngineProcess,
         greeting: Greeting,
-    ) -> Ended {
+    ) -> LifeEnd {
         let mut greeting = greeting;
         let mut breaks = 0;
         let running = Cell::new(None);
@@ -325,12 +325,12 @@ impl Supervisor {
             .map(|estate| estate.generation);
         let mut died_at = self.died_at.get();
         let progress = |progress| match progress {
-            Progress::Converted(conversion) => _ = converted.replace(conversion),
-            Progress::Resumed => {
+            EngineProgress::Converted(conversion) => _ = converted.replace(conversion),
+            EngineProgress::Resumed => {
                 self.took_over(process.generation, successor_of, &converted.take());
             }
-            Progress::Refused(error) => self.dropped(process.generation, &error),
-            Progress::Failed(error) => {
+            EngineProgress::Refused(error) => self.dropped(process.generation, &error),
+            EngineProgress::Failed(error) => {
                 tracing::error!(
                     error,
                     pid = process.pid,
@@ -338,7 +338,7 @@ impl Supervisor {
                 );
                 process.kill();
             }
-            Progress::Running => {
+            EngineProgress::Running => {
                 running.set(running.get().or(Some(Instant::now())));
                 self.note_running(owner, process);
             }
@@ -381,7 +381,7 @@ impl Supervisor {
                 }
             }
         };
-        Ended {
+        LifeEnd {
             how,
             running: running.get(),
             session,

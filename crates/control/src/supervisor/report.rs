@@ -32,15 +32,15 @@ struct Report<'a> {
     at_unix_ms: u64,
     cause: &'a str,
     commands_in_flight: u64,
-    reactors: Vec<Reactor>,
-    lanes: Vec<Lane>,
-    queues: Vec<Queue>,
-    commands: Vec<Command>,
+    reactors: Vec<ReactorReport>,
+    lanes: Vec<LaneReport>,
+    queues: Vec<QueueReport>,
+    commands: Vec<DeadCommand>,
     commands_left_out: u64,
 }
 
 #[derive(Debug, Serialize)]
-struct Reactor {
+struct ReactorReport {
     number: usize,
     last_turn_age_ns: u64,
     asleep: bool,
@@ -50,7 +50,7 @@ struct Reactor {
 }
 
 #[derive(Debug, Serialize)]
-struct Lane {
+struct LaneReport {
     export: u64,
     volume: u64,
     reactor: u64,
@@ -61,7 +61,7 @@ struct Lane {
 }
 
 #[derive(Debug, Serialize)]
-struct Queue {
+struct QueueReport {
     slot: usize,
     export: Option<u64>,
     qid: u16,
@@ -73,7 +73,7 @@ struct Queue {
 }
 
 #[derive(Debug, Serialize)]
-struct Command {
+struct DeadCommand {
     queue: usize,
     number: u64,
     progress: &'static str,
@@ -134,7 +134,7 @@ fn gather<'a>(region: Option<&Region>, generation: u64, pid: u32, cause: &'a str
         let lane = (controller < MAX_CONTROLLERS as u64)
             .then(|| region.controllers()[controller as usize].lane.load(Relaxed))
             .filter(|lane| *lane < MAX_LANES as u64);
-        report.queues.push(Queue {
+        report.queues.push(QueueReport {
             slot,
             export: lane.and_then(|lane| {
                 region.lanes()[lane as usize]
@@ -153,13 +153,13 @@ fn gather<'a>(region: Option<&Region>, generation: u64, pid: u32, cause: &'a str
     report
 }
 
-fn reactors(region: &Region, now_ns: u64) -> Vec<Reactor> {
+fn reactors(region: &Region, now_ns: u64) -> Vec<ReactorReport> {
     let reactors = region.header().reactors.load(Relaxed);
     let reactors = reactors.min(MAX_REACTORS as u64) as usize;
     region.reactors()[..reactors]
         .iter()
         .enumerate()
-        .map(|(number, reactor)| Reactor {
+        .map(|(number, reactor)| ReactorReport {
             number,
             last_turn_age_ns: now_ns.saturating_sub(reactor.last_turn_ns.load(Relaxed)),
             asleep: reactor.asleep.load(Relaxed) == 1,
@@ -171,9 +171,9 @@ fn reactors(region: &Region, now_ns: u64) -> Vec<Reactor> {
 }
 
 /// The lanes that are in use.
-fn lanes(region: &Region) -> Vec<Lane> {
+fn lanes(region: &Region) -> Vec<LaneReport> {
     let lanes = region.lanes().iter().filter_map(|lane| {
-        Some(Lane {
+        Some(LaneReport {
             export: lane.export.load(Relaxed).checked_sub(1)?,
             volume: lane.volume.load(Relaxed),
             reactor: lane.reactor.load(Relaxed),
@@ -200,7 +200,7 @@ impl Report<'_> {
                 continue;
             }
             let sqe = |word: usize| command.sqe[word].load(Relaxed);
-            self.commands.push(Command {
+            self.commands.push(DeadCommand {
                 queue: slot,
                 number: command.number.load(Relaxed),
                 progress: progress_name(state),
@@ -236,7 +236,7 @@ pub(crate) fn write(
 /// What a new daemon knows of a death before its time: of its predecessor's, or of an engine's whose
 /// state region is gone with it.
 #[derive(Debug, Serialize)]
-pub(crate) struct Found<'a> {
+pub(crate) struct DeathReport<'a> {
     pub(crate) process: &'a str,
     pub(crate) pid: u32,
     pub(crate) generation: u64,
@@ -255,7 +255,7 @@ pub(crate) fn log_tail(state_dir: &Path, name: &str) -> Vec<String> {
 }
 
 /// Writes the report of a death that was found.
-pub(crate) fn write_found(state_dir: &Path, found: &Found<'_>) -> Option<PathBuf> {
+pub(crate) fn write_found(state_dir: &Path, found: &DeathReport<'_>) -> Option<PathBuf> {
     let seconds = found.noticed_at_unix_ms / 1000;
     let name = format!("{}-{}-{seconds}.json", found.process, found.pid);
     put(state_dir, &name, found)

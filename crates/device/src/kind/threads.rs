@@ -159,12 +159,12 @@ impl ByteServer {
 /// An operation that was handed to the thread.
 struct ThreadOp {
     op: Op,
-    place: Arc<Outcome>,
+    place: Arc<OpOutcome>,
 }
 
 /// How it ended.
 #[derive(Debug)]
-struct Outcome {
+struct OpOutcome {
     result: Mutex<Result<(), Errno>>,
     ended: OwnedFd,
 }
@@ -176,7 +176,7 @@ struct Threads {
     generation: Arc<Mutex<Option<u64>>>,
     jobs: Sender<ThreadOp>,
     /// By an operation's note, less one.
-    places: Mutex<Vec<Option<Arc<Outcome>>>>,
+    places: Mutex<Vec<Option<Arc<OpOutcome>>>>,
 }
 
 impl Threads {
@@ -206,7 +206,7 @@ impl Threads {
 impl Backend for Threads {
     fn submit(&self, ring: &mut Ring, op: &mut Op, user_data: u64) -> Submitted {
         let place = match eventfd(0, EventfdFlags::CLOEXEC) {
-            Ok(ended) => Arc::new(Outcome {
+            Ok(ended) => Arc::new(OpOutcome {
                 result: Mutex::new(Ok(())),
                 ended,
             }),

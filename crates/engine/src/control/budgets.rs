@@ -17,22 +17,22 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Relaxed, Release};
 
-pub(super) struct Budgets {
+pub(super) struct TenantSlots {
     /// The scheduling in use, and its ledger.
     on: Option<(Box<Scheduling>, Arc<Ledger>)>,
-    tenants: BTreeMap<TenantId, Known>,
+    tenants: BTreeMap<TenantId, SlotOwner>,
     free: VecDeque<u32>,
     volumes: BTreeMap<VolumeId, (TenantId, Option<Budget>)>,
 }
 
-struct Known {
+struct SlotOwner {
     slot: u32,
     budget: Budget,
     /// Its base comes first if bases exceed what there is.
     guaranteed: bool,
 }
 
-impl Default for Budgets {
+impl Default for TenantSlots {
     fn default() -> Self {
         Self {
             on: None,
@@ -43,7 +43,7 @@ impl Default for Budgets {
     }
 }
 
-impl Budgets {
+impl TenantSlots {
     pub(super) fn share(&self, volume: VolumeId) -> Option<Share> {
         let (tenant, budget) = *self.volumes.get(&volume)?;
         let tenant = self.tenants.get(&tenant)?.slot;
@@ -148,7 +148,7 @@ impl Control {
             };
         };
         let Some(budget) = budget else {
-            let Some(Known { slot, .. }) = budgets.tenants.remove(&tenant) else {
+            let Some(SlotOwner { slot, .. }) = budgets.tenants.remove(&tenant) else {
                 return Ok(());
             };
             budgets.free.push_back(slot);
@@ -179,7 +179,7 @@ impl Control {
                 let slot = slot.ok_or_else(|| {
                     format!("tenant {id}: an engine has at most {MAX_TENANTS} tenants")
                 })?;
-                let known = Known {
+                let known = SlotOwner {
                     slot,
                     budget,
                     guaranteed,

@@ -9,10 +9,10 @@
 
 use super::Control;
 use super::machines::{self, Converted, Gathered};
-use crate::exports::Exports;
-use crate::frontend::nvme_tcp::Message;
+use crate::exports::ExportTable;
+use crate::frontend::nvme_tcp::TcpMessage;
 use crate::frontend::{self, vm};
-use crate::listener::{Listener, NewConnection, Outside, Refused};
+use crate::listener::{Listener, NewConnection, Outside, RefusedHost};
 use crate::reactor::mailbox::{Post, ToReactor};
 use crate::takeover::{Inheritance, Pending, Successor, counters};
 use forebay_xlate::boundary::message::{Blamed, ExportId, FromEngine};
@@ -63,7 +63,7 @@ impl Outside for Sockets<'_> {
         }
     }
 
-    fn refused(&mut self, newest: Refused, count: u32) {
+    fn refused(&mut self, newest: RefusedHost, count: u32) {
         if let Some(channel) = &mut self.channel {
             let refused = FromEngine::HostRefused {
                 host: newest.host,
@@ -77,7 +77,7 @@ impl Outside for Sockets<'_> {
 
     fn route(&mut self, reactor: usize, connection: Box<NewConnection>) {
         if let Some(mailbox) = self.mailboxes.get_mut(reactor) {
-            mailbox.post(Post::Frontend(Box::new(Message::Connection(connection))));
+            mailbox.post(Post::Frontend(Box::new(TcpMessage::Connection(connection))));
         }
     }
 }
@@ -219,10 +219,10 @@ impl Control {
             let sockets = sockets.map(|queue| (queue.constants.socket, queue.fd.clone()));
             self.sockets.extend(sockets);
             let clients = std::mem::take(&mut part.machines);
-            let mut messages: Vec<frontend::Message> =
-                vec![Box::new(Message::Inherit(Box::new(part)))];
+            let mut messages: Vec<frontend::FrontendMessage> =
+                vec![Box::new(TcpMessage::Inherit(Box::new(part)))];
             for client in clients {
-                messages.push(Box::new(vm::Message::Client(Box::new(client))));
+                messages.push(Box::new(vm::VmMessage::Client(Box::new(client))));
             }
             mailbox.post(Post::Inherit(messages));
             mailbox.flush();
@@ -256,7 +256,7 @@ impl Control {
     }
 
     /// The listener, and what it tells of its sockets to.
-    pub(super) fn listener_and_outside(&mut self) -> (&mut Listener, &Exports, Sockets<'_>) {
+    pub(super) fn listener_and_outside(&mut self) -> (&mut Listener, &ExportTable, Sockets<'_>) {
         let outside = Sockets {
             channel: self.link.channel.as_mut().filter(|_| self.link.greeted),
             sockets: &mut self.sockets,

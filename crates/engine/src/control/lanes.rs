@@ -4,7 +4,7 @@
 //! **Design.** A lane's slot is used from the export's first setting until its reactor says that the lane is gone.
 //! **Not here:** what a lane does ([`crate::lane`]).
 
-use super::translate::Volumes;
+use super::translate::ServedVolumes;
 use crate::lane::LaneIndex;
 use crate::takeover::{ServedLane, ServedLanes};
 use forebay_xlate::boundary::message::{ExportConfig, ExportId};
@@ -48,7 +48,7 @@ impl Lanes {
     }
 
     /// Those whose volumes are served.
-    pub(super) fn served(&self, volumes: &Volumes) -> ServedLanes {
+    pub(super) fn served(&self, volumes: &ServedVolumes) -> ServedLanes {
         let lane = |known: &KnownExport| {
             Some(ServedLane {
                 served: crate::exports::Served {

@@ -12,7 +12,7 @@
 use super::Control;
 use crate::core::CarriedSpan;
 use crate::core::Devices;
-use crate::frontend::vm::Message;
+use crate::frontend::vm::VmMessage;
 use crate::frontend::vm::closer::Closer;
 use crate::frontend::vm::file::MachineFile;
 use crate::frontend::vm::protocol::{Closing, Deposit};
@@ -50,7 +50,7 @@ fn inode(socket: &OwnedFd) -> Option<u64> {
     rustix::fs::fstat(socket).ok().map(|socket| socket.st_ino)
 }
 
-struct Known {
+struct VmListener {
     export: ExportId,
     fd: Arc<OwnedFd>,
     file: Arc<OwnedFd>,
@@ -90,9 +90,9 @@ pub(super) struct Gathered {
 }
 
 /// See the module's text.
-pub(super) struct Machines {
+pub(super) struct VmListeners {
     listeners: BTreeMap<ExportId, Listener>,
-    clients: BTreeMap<u64, Known>,
+    clients: BTreeMap<u64, VmListener>,
     /// Lets go of what may take long to let go of.
     closer: Closer,
 }
@@ -113,7 +113,7 @@ impl Listener {
     }
 }
 
-impl Machines {
+impl VmListeners {
     /// None yet.
     pub(super) fn new(closer: Closer) -> Self {
         Self {
@@ -124,11 +124,11 @@ impl Machines {
     }
 
     /// An export's client.
-    fn of(&self, export: ExportId) -> Option<&Known> {
+    fn of(&self, export: ExportId) -> Option<&VmListener> {
         self.clients.values().find(|known| known.export == export)
     }
 
-    fn of_mut(&mut self, export: ExportId) -> Option<&mut Known> {
+    fn of_mut(&mut self, export: ExportId) -> Option<&mut VmListener> {
         let mut clients = self.clients.values_mut();
         clients.find(|known| known.export == export)
     }
@@ -257,7 +257,7 @@ impl Control {
             return;
         };
         let socket = self.listener.number();
-        let known = Known {
+        let known = VmListener {
             export,
             fd: Arc::new(fd),
             file: Arc::new(held),
@@ -277,7 +277,7 @@ impl Control {
             inherited: None,
             blamed: None,
         };
-        self.mailboxes[reactor].post(Post::Frontend(Box::new(Message::Client(Box::new(new)))));
+        self.mailboxes[reactor].post(Post::Frontend(Box::new(VmMessage::Client(Box::new(new)))));
     }
 
     /// Tells people what a machine was refused, and why.
@@ -309,7 +309,7 @@ impl Control {
     pub(super) fn machine_deposited(&mut self, socket: u64, last: u32, kept: bool) {
         let known = self.machines.clients.get(&socket);
         if let Some((_, reactor)) = known.and_then(|known| self.lanes.of_machine(known.export)) {
-            self.mailboxes[reactor].post(Post::Frontend(Box::new(Message::Deposited(
+            self.mailboxes[reactor].post(Post::Frontend(Box::new(VmMessage::Deposited(
                 socket, last, kept,
             ))));
         }
@@ -374,7 +374,7 @@ impl Control {
             let Ok(file) = new.file.fd().try_clone_to_owned() else {
                 continue;
             };
-            let known = Known {
+            let known = VmListener {
                 export: new.export.export,
                 fd: new.fd.clone(),
                 file: Arc::new(file),

@@ -3,15 +3,15 @@
 use super::Control;
 use super::lanes::{KnownExport, clear};
 use crate::exports::{Port, Served};
-use crate::frontend::nvme_tcp::Message;
-use crate::lane::{Figures, Lane, LaneIndex};
+use crate::frontend::nvme_tcp::TcpMessage;
+use crate::lane::{Lane, LaneIndex, VolumeStatistics};
 use crate::reactor::mailbox::Post;
 use crate::volume::Volume;
 use forebay_device::heartbeat::Holder;
 use forebay_nvme::controller;
 use forebay_xlate::VolumeId;
 use forebay_xlate::boundary::message::{
-    AnaState, BOUNDARY_VERSION, ExportConfig, ExportId, FromEngine, PortConfig, ToEngine,
+    BOUNDARY_VERSION, ExportConfig, ExportId, FromEngine, PathState, PortConfig, ToEngine,
     VolumeConfig,
 };
 use std::os::fd::OwnedFd;
@@ -111,7 +111,7 @@ impl Control {
                 warnings,
                 past,
             } => {
-                let figures = Figures {
+                let figures = VolumeStatistics {
                     used_bytes: Some(used_bytes),
                     spare_percent,
                     spare_threshold_percent,
@@ -225,9 +225,9 @@ impl Control {
     fn set_port(&mut self, port: &PortConfig) -> Result<(), String> {
         let address = (port.address.parse()).map_err(|e| format!("port {}: {e}", port.address))?;
         let state = match port.ana {
-            AnaState::Optimized => controller::AnaState::Optimized,
-            AnaState::NonOptimized => controller::AnaState::NonOptimized,
-            AnaState::Inaccessible => controller::AnaState::Inaccessible,
+            PathState::Optimized => controller::AnaState::Optimized,
+            PathState::NonOptimized => controller::AnaState::NonOptimized,
+            PathState::Inaccessible => controller::AnaState::Inaccessible,
         };
         let ports = self.exports.set_port(Port {
             address,
@@ -237,8 +237,8 @@ impl Control {
                 changes: port.changes,
             },
         });
-        self.post_all(|| Post::Frontend(Box::new(Message::Ports(ports.clone()))));
-        self.post_all(|| Post::Frontend(Box::new(Message::DiscoveryChanged)));
+        self.post_all(|| Post::Frontend(Box::new(TcpMessage::Ports(ports.clone()))));
+        self.post_all(|| Post::Frontend(Box::new(TcpMessage::DiscoveryChanged)));
         Ok(())
     }
 
@@ -331,7 +331,7 @@ impl Control {
         self.mailboxes[reactor].post(Post::Lane(Box::new(new), request));
         // After the lane: whoever finds the export can be served.
         self.exports.set(Served { config, reactor });
-        self.post_all(|| Post::Frontend(Box::new(Message::DiscoveryChanged)));
+        self.post_all(|| Post::Frontend(Box::new(TcpMessage::DiscoveryChanged)));
         Ok(())
     }
 
@@ -349,7 +349,7 @@ impl Control {
         self.remove_machine_listener(export);
         let mailbox = &mut self.mailboxes[known.reactor];
         mailbox.post(Post::RemoveLane(known.lane, export, request));
-        self.post_all(|| Post::Frontend(Box::new(Message::DiscoveryChanged)));
+        self.post_all(|| Post::Frontend(Box::new(TcpMessage::DiscoveryChanged)));
         // Nobody new reaches it. Those who did are shut out before `ExportSettled`; what they have at
         // devices may hang, and is the revokes' business.
         self.done(request, Ok(()));

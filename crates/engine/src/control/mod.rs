@@ -20,10 +20,10 @@ use crate::associations::Associations;
 use crate::bell::{ControlBell, quiet_bell};
 use crate::config::EngineConfig;
 use crate::core::monotonic_ns;
-use crate::exports::Exports;
+use crate::exports::ExportTable;
 use crate::frontend::vm::closer::Closer;
 use crate::heartbeat::Heart;
-use crate::lane::Figures;
+use crate::lane::VolumeStatistics;
 use crate::listener::Listener;
 use crate::memory::Memory;
 use crate::reactor::mailbox::{Post, ToReactor};
@@ -45,7 +45,7 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-use translate::{Volumes, from_reactor};
+use translate::{ServedVolumes, from_reactor};
 
 const KEY_LISTENER: u64 = 0xC0 << 56;
 const KEY_CHANNEL: u64 = 0xC1 << 56;
@@ -66,14 +66,14 @@ pub(crate) struct Control {
     mailboxes: Vec<ToReactor>,
     bell: ControlBell,
     listener: Listener,
-    machines: machines::Machines,
-    exports: Exports,
+    machines: machines::VmListeners,
+    exports: ExportTable,
     devices: Devices,
-    volumes: Volumes,
+    volumes: ServedVolumes,
     lanes: Lanes,
     /// What the owner says of volumes.
-    figures: BTreeMap<VolumeId, Figures>,
-    budgets: budgets::Budgets,
+    figures: BTreeMap<VolumeId, VolumeStatistics>,
+    budgets: budgets::TenantSlots,
     /// Connections, by number: the daemon has their sockets too.
     sockets: BTreeMap<u64, Arc<OwnedFd>>,
     handover: Handover,
@@ -118,7 +118,7 @@ impl Control {
         memory: &'static Memory,
         mailboxes: Vec<ToReactor>,
         bell: ControlBell,
-        exports: Exports,
+        exports: ExportTable,
         closer: Closer,
     ) -> io::Result<Self> {
         let set = Arc::new(epoll::create(epoll::CreateFlags::CLOEXEC)?);
@@ -154,14 +154,14 @@ impl Control {
                 config.generation,
                 region,
             ),
-            machines: machines::Machines::new(closer),
+            machines: machines::VmListeners::new(closer),
             epoll: set,
             exports,
             devices,
-            volumes: Volumes::default(),
+            volumes: ServedVolumes::default(),
             lanes: Lanes::default(),
             figures: BTreeMap::new(),
-            budgets: budgets::Budgets::default(),
+            budgets: budgets::TenantSlots::default(),
             sockets: BTreeMap::new(),
             handover: Handover::None,
             end: End {

@@ -9,7 +9,7 @@
 //! **Not here:** who decides (the daemon), who waits (`tcp::reserve`).
 
 use super::Control;
-use crate::frontend::nvme_tcp::Message;
+use crate::frontend::nvme_tcp::TcpMessage;
 use crate::reactor::mailbox::Post;
 use forebay_nvme::Status;
 use forebay_nvme::reservation::Reservations;
@@ -19,7 +19,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 /// A volume's questions.
-struct Asked {
+struct ReserveQueue {
     /// At the daemon.
     now: ReserveAsk,
     /// No reactor waits for `now` any more.
@@ -32,7 +32,7 @@ struct Asked {
 #[derive(Default)]
 pub(super) struct Reserves {
     states: BTreeMap<VolumeId, Arc<Reservations>>,
-    asked: BTreeMap<VolumeId, Asked>,
+    asked: BTreeMap<VolumeId, ReserveQueue>,
 }
 
 impl Reserves {
@@ -50,7 +50,7 @@ impl Reserves {
     /// A new question; true if the daemon is to be asked it now.
     fn ask(&mut self, ask: ReserveAsk) -> bool {
         let Some(asked) = self.asked.get_mut(&ask.volume) else {
-            let first = Asked {
+            let first = ReserveQueue {
                 now: ask,
                 is_gone: false,
                 later: VecDeque::new(),
@@ -133,7 +133,7 @@ impl Control {
     pub(super) fn set_reservations(&mut self, volume: VolumeId, state: Reservations) {
         let state = Arc::new(state);
         self.reserves.states.insert(volume, state.clone());
-        self.post_all(|| Post::Frontend(Box::new(Message::Reservations(volume, state.clone()))));
+        self.post_all(|| Post::Frontend(Box::new(TcpMessage::Reservations(volume, state.clone()))));
     }
 
     /// The daemon has carried a command out, or refused it.
@@ -148,7 +148,7 @@ impl Control {
         self.reserves.states.insert(volume, state.clone());
         let status = Status(status);
         self.post_all(|| {
-            let message = Message::Reserved(token, volume, status, state.clone());
+            let message = TcpMessage::Reserved(token, volume, status, state.clone());
             Post::Frontend(Box::new(message))
         });
         if let Some(next) = self.reserves.next(volume, token) {

@@ -13,9 +13,9 @@ use std::sync::Arc;
 
 /// The volumes that are served.
 #[derive(Default)]
-pub(super) struct Volumes(pub(super) BTreeMap<VolumeId, Arc<Volume>>);
+pub(super) struct ServedVolumes(pub(super) BTreeMap<VolumeId, Arc<Volume>>);
 
-impl Words for Volumes {
+impl Words for ServedVolumes {
     fn lookup(&self, volume: VolumeId, extent: u64) -> Option<Word> {
         Some(self.0.get(&volume)?.table.lookup(extent))
     }
@@ -125,7 +125,7 @@ mod tests {
             extent_bytes: 65536,
         };
         let volume = Arc::new(Volume::new(config).unwrap());
-        let mut volumes = Volumes::default();
+        let mut volumes = ServedVolumes::default();
         volumes.0.insert(VolumeId(1), volume.clone());
         let range = ExtentRange::new(0, 4);
         let word = Word::ahead(DeviceIndex(3), ExtentIndex(9)).unwrap();

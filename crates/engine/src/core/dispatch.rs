@@ -6,8 +6,8 @@
 
 use super::Core;
 use crate::io::command::{IoOp, Stage, Token};
-use crate::io::settle::Ended;
-use crate::io::submit::{Next, Submission, Transfer};
+use crate::io::settle::EndedAtDevice;
+use crate::io::submit::{Next, SliceTransfer, Submission};
 use crate::upcall::Upcall;
 use forebay_device::Errno;
 use forebay_nvme::Status;
@@ -37,7 +37,7 @@ impl Core {
                     return;
                 }
             },
-            op => Transfer::of(&op),
+            op => SliceTransfer::of(&op),
         };
         let mut submission = Submission {
             index: i,
@@ -101,7 +101,7 @@ impl Core {
             (self.devices).count_error(slice.device, &slice.op, errno, now_ns);
         }
         self.slices.drained(&slice.span, &mut self.upcalls);
-        let ended = Ended::Slice(slice.span.number);
+        let ended = EndedAtDevice::Slice(slice.span.number);
         (self.settles).ended(slice.device, ended, &mut self.upcalls);
         io.slices -= 1;
         self.waits.slices_freed = true;

@@ -9,7 +9,7 @@
 use super::Core;
 use crate::io::command::{Stage, Token};
 use crate::io::flush::Waiter;
-use crate::io::settle::Ended;
+use crate::io::settle::EndedAtDevice;
 use crate::upcall::Upcall;
 use forebay_device::{Errno, Op};
 use forebay_nvme::Status;
@@ -57,7 +57,7 @@ impl Core {
             let now_ns = self.clock.now_ns;
             (self.devices).count_error(device, &Op::flush(), errno, now_ns);
         }
-        (self.settles).ended(device, Ended::Flush, &mut self.upcalls);
+        (self.settles).ended(device, EndedAtDevice::Flush, &mut self.upcalls);
         let (mut ended, next) = self.flusher.ended(device, &mut self.devices);
         if let Some(result) = next {
             self.flush_ended(device, result);

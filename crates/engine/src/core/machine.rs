@@ -57,7 +57,7 @@ impl Core {
         if !is_let || within + u64::from(len_bytes) > extent_bytes {
             return false;
         }
-        let reactor_side::Access::Device(word) = access(volume.table.lookup(extent), write) else {
+        let reactor_side::Lookup::Device(word) = access(volume.table.lookup(extent), write) else {
             return false;
         };
         let Some(served) = self.devices.get(word.device().0) else {

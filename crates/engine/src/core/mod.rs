@@ -36,12 +36,12 @@ pub use waiting::Released;
 use crate::io::clock::Clock;
 use crate::io::command::{Io, Stage, Token};
 use crate::io::devices::DeviceRing;
-use crate::io::ended::Ended;
+use crate::io::ended::EndedQueues;
 use crate::io::flush::Flusher;
 use crate::io::fused::Fused;
 use crate::io::jobs::Jobs;
 use crate::io::lanes::Lanes;
-use crate::io::machine::Machines;
+use crate::io::machine::VmCommands;
 use crate::io::parked::ParkedTable;
 use crate::io::records::Records;
 use crate::io::settle::Settles;
@@ -92,8 +92,8 @@ pub struct Core {
     fused: Fused,
     /// What the internal lane does.
     pub(crate) jobs: Jobs,
-    ended: Ended,
-    machines: Machines,
+    ended: EndedQueues,
+    machines: VmCommands,
     /// Messages for the control thread.
     pub(crate) upcalls: VecDeque<Upcall>,
 }
@@ -119,8 +119,8 @@ impl Core {
             flusher: Flusher::new(),
             fused: Fused::default(),
             jobs: Jobs::new(),
-            ended: Ended::new(),
-            machines: Machines::new(),
+            ended: EndedQueues::new(),
+            machines: VmCommands::new(),
             upcalls: VecDeque::with_capacity(4 * MAX_IOS),
             region,
             records,

@@ -3,7 +3,7 @@
 //! **Not here:** what is handed over, and to whom ([`crate::offload`]).
 
 use super::Core;
-use crate::offload::{Answer, Ended};
+use crate::offload::{RemoteAnswer, RemoteResult};
 use forebay_xlate::boundary::message::Spread;
 
 impl Core {
@@ -18,7 +18,7 @@ impl Core {
     pub(super) fn take_answers(&mut self) -> bool {
         let mut any = false;
         for from in 0..self.away.others() {
-            while let Some(Answer { slice, ended }) = self.away.next_answer(from) {
+            while let Some(RemoteAnswer { slice, ended }) = self.away.next_answer(from) {
                 any = true;
                 let index = slice as usize;
                 let slice = self.slices.get_mut(index);
@@ -33,9 +33,9 @@ impl Core {
                     lane.away -= 1;
                 }
                 let result = match ended {
-                    Ended::Done => Some(Ok(())),
-                    Ended::Failed(errno) => Some(Err(errno)),
-                    Ended::NotHere | Ended::NotNow => {
+                    RemoteResult::Done => Some(Ok(())),
+                    RemoteResult::Failed(errno) => Some(Err(errno)),
+                    RemoteResult::NotHere | RemoteResult::NotNow => {
                         self.slices.submit_again(index, &mut self.devices)
                     }
                 };

@@ -12,7 +12,7 @@ use forebay_xlate::boundary::message::ExportId;
 use std::any::Any;
 
 /// A message from the control thread to the frontend that knows its type.
-pub(crate) type Message = Box<dyn Any + Send>;
+pub(crate) type FrontendMessage = Box<dyn Any + Send>;
 
 /// Serves a client of another frontend that waits for little; true if there was one.
 pub(crate) type Beside<'a> = &'a mut dyn FnMut(&mut Core) -> bool;
@@ -68,7 +68,7 @@ pub(crate) trait Frontend {
     ///
     /// # Errors
     /// The message itself.
-    fn accept(&mut self, core: &mut Core, message: Message) -> Result<(), Message>;
+    fn accept(&mut self, core: &mut Core, message: FrontendMessage) -> Result<(), FrontendMessage>;
 
     /// An export's volume, name or access list changed. Returns how many commands that lost their right are at devices.
     fn export_changed(&mut self, core: &mut Core, export: ExportId) -> u32;

@@ -17,18 +17,18 @@ pub(crate) mod vm;
 
 use crate::core::{FrontendIndex, MAX_FRONTENDS};
 use crate::memory::{Memory, ReceiveBuffer};
-pub(crate) use api::{Beside, Frontend, Message};
+pub(crate) use api::{Beside, Frontend, FrontendMessage};
 use forebay_xlate::boundary::message::Frontend as Kind;
 use forebay_xlate::boundary::region::Region;
 use rustix::thread::CpuSet;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use vm::Machines;
+use vm::Vms;
 use vm::closer::Closer;
 use vm::protocol::{Closing, Protocol, Turn};
 
 /// What a reactor's frontends are made of.
-pub(crate) struct Parts {
+pub(crate) struct FrontendParts {
     /// The reactor's number.
     pub reactor: usize,
     /// The state region.
@@ -46,7 +46,7 @@ pub(crate) struct Parts {
 }
 
 /// Makes a frontend that has this place among its reactor's; `None`: there is nothing for it to serve.
-type Maker = fn(FrontendIndex, &mut Parts) -> Option<Box<dyn Frontend>>;
+type Maker = fn(FrontendIndex, &mut FrontendParts) -> Option<Box<dyn Frontend>>;
 
 /// Every frontend, in the order in which a turn polls them.
 const MAKERS: &[Maker] = &[
@@ -59,14 +59,14 @@ const MAKERS: &[Maker] = &[
 const _: () = assert!(MAKERS.len() <= MAX_FRONTENDS);
 
 /// The frontends of a reactor.
-pub(crate) fn all(mut parts: Parts) -> Vec<Box<dyn Frontend>> {
+pub(crate) fn all(mut parts: FrontendParts) -> Vec<Box<dyn Frontend>> {
     let indexed = (0u8..).map(FrontendIndex).zip(MAKERS);
     indexed
         .filter_map(|(index, make)| make(index, &mut parts))
         .collect()
 }
 
-fn nvme_tcp(index: FrontendIndex, parts: &mut Parts) -> Option<Box<dyn Frontend>> {
+fn nvme_tcp(index: FrontendIndex, parts: &mut FrontendParts) -> Option<Box<dyn Frontend>> {
     let receive = parts.receive.take()?;
     let (region, epoll) = (&parts.region, parts.epoll.clone());
     let (reactor, memory) = (parts.reactor, parts.memory);
@@ -74,9 +74,9 @@ fn nvme_tcp(index: FrontendIndex, parts: &mut Parts) -> Option<Box<dyn Frontend>
     Some(Box::new(frontend))
 }
 
-fn vms(index: FrontendIndex, parts: &mut Parts) -> Option<Box<dyn Frontend>> {
+fn vms(index: FrontendIndex, parts: &mut FrontendParts) -> Option<Box<dyn Frontend>> {
     let (epoll, closer) = (parts.epoll.clone(), parts.closer.clone());
-    let frontend = Machines::new(index, epoll, closer, vm_protocol);
+    let frontend = Vms::new(index, epoll, closer, vm_protocol);
     Some(Box::new(frontend.beside(parts.cpus)))
 }
 

@@ -12,9 +12,9 @@ use std::collections::VecDeque;
 pub const MAX_FRONTENDS: usize = 4;
 
 /// See the module's text.
-pub(crate) struct Ended([VecDeque<DoneIo>; MAX_FRONTENDS]);
+pub(crate) struct EndedQueues([VecDeque<DoneIo>; MAX_FRONTENDS]);
 
-impl Ended {
+impl EndedQueues {
     /// Nothing has ended.
     pub(crate) fn new() -> Self {
         Self(std::array::from_fn(|_| VecDeque::with_capacity(MAX_IOS)))

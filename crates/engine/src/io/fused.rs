@@ -21,7 +21,7 @@
 use crate::io::command::{Io, IoOp};
 use crate::io::slab::MAX_IOS;
 use crate::io::staging::{Staging, StagingBuffer};
-use crate::io::submit::Transfer;
+use crate::io::submit::SliceTransfer;
 use forebay_nvme::Status;
 
 /// What is read at once; less when memory is short.
@@ -66,7 +66,7 @@ impl Fused {
 
     /// What a command that compares reads next; `None`: what is stored is made durable first.
     #[cold]
-    pub(crate) fn next(&self, index: usize, io: &Io) -> Option<Transfer> {
+    pub(crate) fn next(&self, index: usize, io: &Io) -> Option<SliceTransfer> {
         let comparing = self.comparing.get(index).and_then(Option::as_ref);
         if comparing.is_some_and(|c| c.flushes) {
             return None;
@@ -88,7 +88,7 @@ impl Fused {
             } => (offset_bytes, len_bytes),
             _ => (0, 0),
         };
-        Some(Transfer {
+        Some(SliceTransfer {
             offset_bytes,
             len_bytes,
             write: false,

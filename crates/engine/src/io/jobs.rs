@@ -8,7 +8,7 @@
 //! **Not here:** when an extent counts as clean (the owner flushes, then commits).
 
 use crate::io::devices::{DeviceRing, kind};
-use crate::io::settle::{Ended, Settles};
+use crate::io::settle::{EndedAtDevice, Settles};
 use crate::upcall::Upcall;
 use forebay_device::{Errno, Finish, Op, Submitted};
 use forebay_xlate::boundary::message::{DeviceConfig, Job};
@@ -201,11 +201,11 @@ impl Jobs {
         };
         active.at_device = false;
         match devices.finish(device, op, result) {
-            Some(Finish::Done) | None => settles.ended(device, Ended::Job(place), upcalls),
+            Some(Finish::Done) | None => settles.ended(device, EndedAtDevice::Job(place), upcalls),
             Some(Finish::Again(op)) => active.op = Some(op),
             Some(Finish::Failed(errno)) => {
                 devices.count_error(device, &op, errno, now_ns);
-                settles.ended(device, Ended::Job(place), upcalls);
+                settles.ended(device, EndedAtDevice::Job(place), upcalls);
                 self.end(place, Some(errno), upcalls);
             }
         }

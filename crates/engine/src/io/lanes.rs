@@ -5,7 +5,7 @@
 //! **Not here:** what a lane is ([`crate::lane`]), and what its commands wait for ([`crate::io::waits`]).
 
 use crate::io::command::{Io, IoOp};
-use crate::lane::{Figures, Lane, LaneIndex};
+use crate::lane::{Lane, LaneIndex, VolumeStatistics};
 use crate::volume::Volume;
 use forebay_nvme::reservation::{Access, Reservations};
 use forebay_xlate::VolumeId;
@@ -100,7 +100,7 @@ impl Lanes {
     }
 
     /// The owner says something of a volume.
-    pub fn set_figures(&mut self, volume: VolumeId, figures: Figures) {
+    pub fn set_figures(&mut self, volume: VolumeId, figures: VolumeStatistics) {
         for lane in self.of_volume(volume) {
             lane.figures = figures;
         }

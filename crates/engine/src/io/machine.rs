@@ -56,7 +56,7 @@ struct Bounce {
 
 /// See the module's text.
 #[derive(Debug)]
-pub(crate) struct Machines {
+pub(crate) struct VmCommands {
     /// By the command's place in the slab. `None`: there was no memory for them.
     lists: Option<Vectors>,
     /// What keeps them mapped.
@@ -79,7 +79,7 @@ struct Moved {
     bounces: u32,
 }
 
-impl Machines {
+impl VmCommands {
     pub(crate) fn new() -> Self {
         Self {
             lists: Vectors::new(MAX_IOS, LIST).ok(),

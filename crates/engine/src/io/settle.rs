@@ -31,7 +31,7 @@ impl Settle {
 }
 
 /// What ended at a device.
-pub(crate) enum Ended {
+pub(crate) enum EndedAtDevice {
     /// A slice with this number.
     Slice(u64),
     /// Its flush.
@@ -74,7 +74,12 @@ impl Settles {
 
     /// Something ended at a device.
     #[inline]
-    pub(crate) fn ended(&mut self, device: u8, ended: Ended, upcalls: &mut VecDeque<Upcall>) {
+    pub(crate) fn ended(
+        &mut self,
+        device: u8,
+        ended: EndedAtDevice,
+        upcalls: &mut VecDeque<Upcall>,
+    ) {
         if self.open.is_empty() {
             return;
         }
@@ -83,9 +88,9 @@ impl Settles {
                 return true;
             }
             match ended {
-                Ended::Slice(number) => settle.slices -= u64::from(number < settle.before),
-                Ended::Flush => settle.flush = false,
-                Ended::Job(place) => settle.jobs[place] = false,
+                EndedAtDevice::Slice(number) => settle.slices -= u64::from(number < settle.before),
+                EndedAtDevice::Flush => settle.flush = false,
+                EndedAtDevice::Job(place) => settle.jobs[place] = false,
             }
             let over = settle.is_over();
             if over {

@@ -7,7 +7,7 @@
 
 use crate::io::command::{Io, IoOp, Stage};
 use crate::io::devices::{DeviceRing, kind};
-use crate::io::machine::Machines;
+use crate::io::machine::VmCommands;
 use crate::io::records::Records;
 use crate::io::slice::{Slice, Slices};
 use crate::io::staging::Staging;
@@ -18,7 +18,7 @@ use forebay_device::{Errno, Op, Submitted};
 use forebay_nvme::Status;
 use forebay_xlate::boundary::region::bump;
 use forebay_xlate::drain::SliceSpan;
-use forebay_xlate::reactor_side::{Access, Parked, access, claim, run};
+use forebay_xlate::reactor_side::{Lookup, Parked, access, claim, run};
 use forebay_xlate::table::Table;
 use forebay_xlate::{ExtentRange, Word, kill_point};
 
@@ -52,14 +52,14 @@ pub(crate) enum Next {
 
 /// A transfer of all or a part of a command: where it begins in the volume, and how.
 #[derive(Clone, Copy)]
-pub(crate) struct Transfer {
+pub(crate) struct SliceTransfer {
     pub(crate) offset_bytes: u64,
     pub(crate) len_bytes: u32,
     pub(crate) write: bool,
     pub(crate) fua: bool,
 }
 
-impl Transfer {
+impl SliceTransfer {
     /// All that a Read or a Write moves.
     #[inline]
     pub(crate) fn of(op: &IoOp) -> Option<Self> {
@@ -111,7 +111,7 @@ pub(crate) struct Submission<'a> {
     pub(crate) devices: &'a mut DeviceRing,
     pub(crate) slices: &'a mut Slices,
     pub(crate) away: &'a mut Away,
-    pub(crate) machines: &'a mut Machines,
+    pub(crate) machines: &'a mut VmCommands,
     pub(crate) staging: &'a mut Staging,
     pub(crate) qos: &'a mut Qos,
     pub(crate) records: &'a Records,
@@ -163,13 +163,13 @@ impl Io {
 
 /// Whether so many extents from `extent` on read as zeros.
 fn are_zeros(table: &Table, extent: u64, count: u64) -> bool {
-    (extent..extent + count).all(|e| access(table.lookup(e), false) == Access::Zeros)
+    (extent..extent + count).all(|e| access(table.lookup(e), false) == Lookup::Zeros)
 }
 
 impl Submission<'_> {
     /// Moves what is left of a transfer.
     #[inline]
-    pub(crate) fn transfer(&mut self, transfer: Transfer) -> Next {
+    pub(crate) fn transfer(&mut self, transfer: SliceTransfer) -> Next {
         let len = u64::from(transfer.len_bytes);
         while self.io.cursor < len && self.io.status == Status::SUCCESS {
             if let Some(next) = self.step(&transfer) {
@@ -181,7 +181,7 @@ impl Submission<'_> {
 
     /// Moves the next run of extents. Something else comes first if it says so.
     #[inline]
-    fn step(&mut self, transfer: &Transfer) -> Option<Next> {
+    fn step(&mut self, transfer: &SliceTransfer) -> Option<Next> {
         let volume = &self.lane.volume;
         let extent_bytes = 1u64 << volume.extent_shift;
         let from = transfer.offset_bytes + self.io.cursor;
@@ -192,13 +192,13 @@ impl Submission<'_> {
             left: u64::from(transfer.len_bytes) - self.io.cursor,
         };
         match access(volume.table.lookup(at.extent), transfer.write) {
-            Access::Device(word) => self.step_to_device(word, &at, transfer),
-            Access::Zeros => self.step_over_zeros(&at, transfer.len_bytes),
-            Access::Claim => {
+            Lookup::Device(word) => self.step_to_device(word, &at, transfer),
+            Lookup::Zeros => self.step_over_zeros(&at, transfer.len_bytes),
+            Lookup::Claim => {
                 claim(&volume.table, ExtentRange::new(at.extent, at.extents()));
                 None
             }
-            Access::Park => Some(Next::Park(Parked {
+            Lookup::Park => Some(Next::Park(Parked {
                 volume: volume.id(),
                 extent: at.extent,
                 write: transfer.write,
@@ -231,7 +231,7 @@ impl Submission<'_> {
 
     /// The next extents lie together on a device from `word` on.
     #[inline]
-    fn step_to_device(&mut self, word: Word, at: &At, transfer: &Transfer) -> Option<Next> {
+    fn step_to_device(&mut self, word: Word, at: &At, transfer: &SliceTransfer) -> Option<Next> {
         let volume = &self.lane.volume;
         let run = run(&volume.table, at.extent, word, at.extents());
         let span = SliceSpan {

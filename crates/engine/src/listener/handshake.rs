@@ -9,9 +9,9 @@
 
 use super::LEAVE_LIMIT_NS;
 use super::judge::{self, Welcome};
-use super::refused::Refused;
+use super::refused::RefusedHost;
 use crate::associations::Associations;
-use crate::exports::Exports;
+use crate::exports::ExportTable;
 use forebay_nvme::controller::Refusal;
 use forebay_nvme::tcp::{
     self, DIGEST_BYTES, Frame, MAX_HEADER_BYTES, MAX_TERM_REQ_BYTES, Offer, Parsed, Pdu, PduError,
@@ -57,7 +57,7 @@ pub(super) struct Handshake {
     /// It was told to go: what it still says is dropped.
     leaving: bool,
     /// Whom it named when it was told to go.
-    pub refused: Option<Refused>,
+    pub refused: Option<RefusedHost>,
 }
 
 impl Handshake {
@@ -100,7 +100,7 @@ impl Handshake {
     pub(super) fn advance(
         &mut self,
         associations: &Associations,
-        exports: &Exports,
+        exports: &ExportTable,
         now_ns: u64,
     ) -> Step {
         if self.leaving {
@@ -155,7 +155,7 @@ impl Handshake {
         sqe: &Sqe,
         frame: &Frame,
         associations: &Associations,
-        exports: &Exports,
+        exports: &ExportTable,
     ) -> Result<Welcome, Refusal> {
         let data = self
             .bytes

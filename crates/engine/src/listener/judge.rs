@@ -7,10 +7,10 @@
 //! **Not here:** what only the controller knows of an I/O queue's Connect: whether it is enabled, which
 //! queue ids are granted and taken.
 
-use super::refused::Refused;
-use super::{NewKind, Target};
+use super::refused::RefusedHost;
+use super::{ListenerTarget, NewKind};
 use crate::associations::Associations;
-use crate::exports::Exports;
+use crate::exports::ExportTable;
 use crate::frontend::nvme_tcp::MAX_ADMIN_ENTRIES;
 use forebay_nvme::controller::{Refusal, check_admin_connect};
 use forebay_nvme::fabrics::{self, ConnectCommand, ConnectData};
@@ -36,8 +36,8 @@ pub(super) fn judge(
     sqe: &Sqe,
     in_capsule: &[u8],
     associations: &Associations,
-    exports: &Exports,
-    refused: &mut Option<Refused>,
+    exports: &ExportTable,
+    refused: &mut Option<RefusedHost>,
 ) -> Result<Welcome, Refusal> {
     if sqe.opcode() != opcode::FABRICS || fabrics::fctype(sqe) != opcode::fctype::CONNECT {
         return Err(status(Status::COMMAND_SEQUENCE_ERROR));
@@ -55,7 +55,7 @@ pub(super) fn judge(
         .map_err(|_| in_data(ConnectData::OFFSET_HOSTNQN))?;
     let served = exports.by_nqn(subsystem.as_str());
     let mut because = |why, refusal| {
-        *refused = Some(Refused {
+        *refused = Some(RefusedHost {
             host: host.to_string(),
             subsystem: subsystem.to_string(),
             why,
@@ -91,8 +91,8 @@ pub(super) fn judge(
     }
     let connect = Box::new(check_admin_connect(command, &data, MAX_ADMIN_ENTRIES)?);
     let target = match served {
-        Some(served) if !subsystem.is_discovery() => Target::Export(served.config.export),
-        _ => Target::Discovery(exports.clone()),
+        Some(served) if !subsystem.is_discovery() => ListenerTarget::Export(served.config.export),
+        _ => ListenerTarget::Discovery(exports.clone()),
     };
     let association = associations
         .begin(reactor, subsystem, host, data.hostid)

@@ -20,7 +20,7 @@ mod judge;
 mod refused;
 
 use crate::associations::{Association, Associations};
-use crate::exports::Exports;
+use crate::exports::ExportTable;
 use forebay_nvme::Sqe;
 use forebay_nvme::controller::AdminConnect;
 use forebay_nvme::fabrics::ConnectData;
@@ -30,7 +30,7 @@ use forebay_xlate::boundary::region::Region;
 use forebay_xlate::kill_point;
 use handshake::{Handshake, IC_BYTES, Step};
 use refused::Refusals;
-pub(crate) use refused::Refused;
+pub(crate) use refused::RefusedHost;
 use rustix::event::epoll;
 use rustix::io::Errno;
 use rustix::net::{Shutdown, SocketFlags};
@@ -62,7 +62,7 @@ pub(crate) enum NewKind {
         /// The Connect, checked.
         connect: Box<AdminConnect>,
         /// What it is to control.
-        target: Target,
+        target: ListenerTarget,
     },
     /// An I/O queue of an existing association, which is this host's.
     Io {
@@ -73,11 +73,11 @@ pub(crate) enum NewKind {
 
 /// What a controller controls.
 #[derive(Clone, Debug)]
-pub(crate) enum Target {
+pub(crate) enum ListenerTarget {
     /// An export.
     Export(ExportId),
     /// Nothing: it tells what there is.
-    Discovery(Exports),
+    Discovery(ExportTable),
 }
 
 /// A socket whose Connect is to be answered by the reactor. Nothing of it has been consumed.
@@ -110,7 +110,7 @@ pub(crate) trait Outside {
     /// A handshake is gone; its socket is shut down.
     fn gone(&mut self, socket: u64);
     /// Hosts were not let in: the newest, and how many since the last time this was said.
-    fn refused(&mut self, newest: Refused, count: u32);
+    fn refused(&mut self, newest: RefusedHost, count: u32);
     /// A connection has said who it is; it goes to this reactor.
     fn route(&mut self, reactor: usize, connection: Box<NewConnection>);
 }
@@ -251,7 +251,7 @@ impl Listener {
     }
 
     /// Something happened on the socket of `key`.
-    pub(crate) fn ready(&mut self, key: u64, exports: &Exports, out: &mut dyn Outside) {
+    pub(crate) fn ready(&mut self, key: u64, exports: &ExportTable, out: &mut dyn Outside) {
         self.now_ns = monotonic_ns();
         if key & LISTENER_BIT != 0 {
             self.accept((key & 0xffff) as usize, exports, out);
@@ -271,7 +271,7 @@ impl Listener {
 
     /// Drops those whose time is up, and listens again where descriptors had run out. What lies in a socket by now came
     /// in time.
-    pub(crate) fn tick(&mut self, now_ns: u64, exports: &Exports, out: &mut dyn Outside) {
+    pub(crate) fn tick(&mut self, now_ns: u64, exports: &ExportTable, out: &mut dyn Outside) {
         self.now_ns = now_ns;
         for at in 0..self.handshakes.len() {
             if self.is_late(at, now_ns) {
@@ -295,7 +295,7 @@ impl Listener {
         }
     }
 
-    fn accept(&mut self, listener: usize, exports: &Exports, out: &mut dyn Outside) {
+    fn accept(&mut self, listener: usize, exports: &ExportTable, out: &mut dyn Outside) {
         for _ in 0..ACCEPT_BATCH {
             let Some(Some(l)) = self.listeners.get_mut(listener) else {
                 return;
@@ -327,7 +327,7 @@ impl Listener {
         socket: u64,
         fd: Arc<OwnedFd>,
         welcomed: bool,
-        exports: &Exports,
+        exports: &ExportTable,
         out: &mut dyn Outside,
     ) {
         self.now_ns = monotonic_ns();
@@ -339,7 +339,7 @@ impl Listener {
         socket: u64,
         fd: Arc<OwnedFd>,
         welcomed: bool,
-        exports: &Exports,
+        exports: &ExportTable,
         out: &mut dyn Outside,
     ) {
         match self.admit(socket, fd.clone(), welcomed, out) {
@@ -422,7 +422,7 @@ impl Listener {
         Some(oldest.1)
     }
 
-    fn advance(&mut self, at: usize, exports: &Exports, out: &mut dyn Outside) {
+    fn advance(&mut self, at: usize, exports: &ExportTable, out: &mut dyn Outside) {
         let Some(Some(handshake)) = self.handshakes.get_mut(at) else {
             return;
         };

@@ -9,7 +9,7 @@ const INTERVAL_NS: u64 = 1_000_000_000;
 
 /// A host that was not let in.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) struct Refused {
+pub(crate) struct RefusedHost {
     /// Its name.
     pub host: String,
     /// The subsystem that it asked for.
@@ -21,19 +21,19 @@ pub(crate) struct Refused {
 /// See the module's text.
 #[derive(Default)]
 pub(super) struct Refusals {
-    newest: Option<Refused>,
+    newest: Option<RefusedHost>,
     count: u32,
     told_ns: Option<u64>,
 }
 
 impl Refusals {
-    pub(super) fn note(&mut self, refused: Refused) {
+    pub(super) fn note(&mut self, refused: RefusedHost) {
         self.newest = Some(refused);
         self.count = self.count.saturating_add(1);
     }
 
     /// The newest that was not told yet, if it is time, and how many there were with it.
-    pub(super) fn take(&mut self, now_ns: u64) -> Option<(Refused, u32)> {
+    pub(super) fn take(&mut self, now_ns: u64) -> Option<(RefusedHost, u32)> {
         let waited = self
             .told_ns
             .is_none_or(|told| now_ns >= told.saturating_add(INTERVAL_NS));
@@ -49,7 +49,7 @@ mod tests {
 
     #[test]
     fn one_a_second_and_all_counted() {
-        let refused = |n: u32| Refused {
+        let refused = |n: u32| RefusedHost {
             host: format!("host{n}"),
             subsystem: String::new(),
             why: "",

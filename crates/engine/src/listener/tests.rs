@@ -31,7 +31,7 @@ struct Daemon {
         reason = "they come boxed, and nobody looks at them here"
     )]
     routed: Vec<Box<NewConnection>>,
-    refused: Vec<(Refused, u32)>,
+    refused: Vec<(RefusedHost, u32)>,
 }
 
 impl Outside for Daemon {
@@ -47,7 +47,7 @@ impl Outside for Daemon {
         std::mem::forget(fd);
     }
 
-    fn refused(&mut self, newest: Refused, count: u32) {
+    fn refused(&mut self, newest: RefusedHost, count: u32) {
         self.refused.push((newest, count));
     }
 
@@ -69,7 +69,7 @@ fn turn(listener: &mut Listener, out: &mut Daemon) {
     )
     .unwrap();
     for event in events {
-        listener.ready(event.data.u64(), &Exports::default(), out);
+        listener.ready(event.data.u64(), &ExportTable::default(), out);
     }
 }
 
@@ -100,11 +100,15 @@ fn who_says_nothing_is_dropped_after_ten_seconds() {
     }
     turn(&mut listener, &mut out);
     assert!(listener.is_busy());
-    listener.tick(begun + WELCOME_LIMIT_NS - 1, &Exports::default(), &mut out);
+    listener.tick(
+        begun + WELCOME_LIMIT_NS - 1,
+        &ExportTable::default(),
+        &mut out,
+    );
     assert!(!is_closed(&mut silent) && !is_closed(&mut slow));
     listener.tick(
         monotonic_ns() + WELCOME_LIMIT_NS,
-        &Exports::default(),
+        &ExportTable::default(),
         &mut out,
     );
     assert!(will_be_closed(&mut silent) && will_be_closed(&mut slow));
@@ -205,7 +209,7 @@ fn a_newcomer_begins_again_from_the_kernels_counters_alone() {
         let (mut second, _) = listener();
         let mut out = Daemon::default();
         out.held.insert(number, fd.clone());
-        let exports = Exports::default();
+        let exports = ExportTable::default();
         second.readmit(number, fd, facts.accepted == 128, &exports, &mut out);
         std::io::Write::write_all(&mut socket, &words[dies_at..]).unwrap();
         for () in crate::patience::patiently() {
@@ -322,10 +326,10 @@ fn who_is_not_let_in_is_named() {
     }
     listener.tick(
         monotonic_ns() + 1_000_000_000,
-        &Exports::default(),
+        &ExportTable::default(),
         &mut out,
     );
-    let refused = Refused {
+    let refused = RefusedHost {
         host: host.to_string(),
         subsystem: subsystem.to_string(),
         why: "there is no such export",

@@ -45,7 +45,7 @@ struct Errand {
     op: Op,
 }
 
-pub(crate) enum Ended {
+pub(crate) enum RemoteResult {
     Done,
     Failed(Errno),
     /// The helper lacks the device.
@@ -54,17 +54,17 @@ pub(crate) enum Ended {
     NotNow,
 }
 
-pub(crate) struct Answer {
+pub(crate) struct RemoteAnswer {
     pub(crate) slice: u32,
-    pub(crate) ended: Ended,
+    pub(crate) ended: RemoteResult,
 }
 
 /// The rings to and from another reactor.
 pub struct Peer {
     errands_out: Producer<Errand>,
-    answers_in: Consumer<Answer>,
+    answers_in: Consumer<RemoteAnswer>,
     errands_in: Consumer<Errand>,
-    answers_out: Producer<Answer>,
+    answers_out: Producer<RemoteAnswer>,
     bell: ReactorBell,
     out: usize,
     /// Something was put there since it was last rung.
@@ -314,11 +314,11 @@ impl Away {
         self.peers.len()
     }
 
-    pub(crate) fn next_answer(&mut self, from: usize) -> Option<Answer> {
+    pub(crate) fn next_answer(&mut self, from: usize) -> Option<RemoteAnswer> {
         let peer = &mut self.peers[from];
         let answer = peer.answers_in.pop().ok()?;
         peer.out -= 1;
-        peer.idle &= !matches!(answer.ended, Ended::NotNow);
+        peer.idle &= !matches!(answer.ended, RemoteResult::NotNow);
         Some(answer)
     }
 
@@ -331,7 +331,7 @@ impl Away {
         record: &ReactorRecord,
         (in_flight, now_ns): (usize, u64),
     ) -> bool {
-        let mut work = Work {
+        let mut work = RemoteWork {
             devices,
             record,
             in_flight,
@@ -363,7 +363,7 @@ impl Away {
             nothing = 0;
             any = true;
             if gives_back {
-                self.answer(at, errand.slice, Ended::NotNow);
+                self.answer(at, errand.slice, RemoteResult::NotNow);
                 continue;
             }
             left -= 1;
@@ -376,7 +376,7 @@ impl Away {
         any
     }
 
-    fn take_errand(&mut self, home: usize, errand: Errand, work: &mut Work<'_>) {
+    fn take_errand(&mut self, home: usize, errand: Errand, work: &mut RemoteWork<'_>) {
         let served = work.devices.get(errand.device);
         let is_same = |d: &Arc<Device>| Arc::as_ptr(d).addr() == errand.same;
         let place = match served {
@@ -384,7 +384,7 @@ impl Away {
             _ => None,
         };
         let Some(place) = place else {
-            self.answer(home, errand.slice, Ended::NotHere);
+            self.answer(home, errand.slice, RemoteResult::NotHere);
             return;
         };
         self.carrying[place as usize] = Some(Carrying { home, errand });
@@ -393,7 +393,7 @@ impl Away {
     }
 
     /// Submits an operation of another reactor, or what is left of it.
-    fn do_errand(&mut self, place: u32, work: &mut Work<'_>) {
+    fn do_errand(&mut self, place: u32, work: &mut RemoteWork<'_>) {
         let Some(Carrying { errand, .. }) = &mut self.carrying[place as usize] else {
             return;
         };
@@ -419,7 +419,7 @@ impl Away {
         record: &ReactorRecord,
         (in_flight, now_ns): (usize, u64),
     ) {
-        let mut work = Work {
+        let mut work = RemoteWork {
             devices,
             record,
             in_flight,
@@ -440,19 +440,19 @@ impl Away {
         }
     }
 
-    fn errand_ended(&mut self, place: u32, result: Result<(), Errno>, work: &mut Work<'_>) {
+    fn errand_ended(&mut self, place: u32, result: Result<(), Errno>, work: &mut RemoteWork<'_>) {
         let Some(carrying) = self.carrying[place as usize].take() else {
             return;
         };
         self.free.push(place);
         work.devices.ended_ns = work.now_ns;
-        let ended = result.map_or_else(Ended::Failed, |()| Ended::Done);
+        let ended = result.map_or_else(RemoteResult::Failed, |()| RemoteResult::Done);
         self.answer(carrying.home, carrying.errand.slice, ended);
     }
 
-    fn answer(&mut self, home: usize, slice: u32, ended: Ended) {
+    fn answer(&mut self, home: usize, slice: u32, ended: RemoteResult) {
         let peer = &mut self.peers[home];
-        let answered = peer.answers_out.push(Answer { slice, ended });
+        let answered = peer.answers_out.push(RemoteAnswer { slice, ended });
         debug_assert!(answered.is_ok(), "no more unanswered than there is room");
         peer.tell = true;
     }
@@ -467,14 +467,14 @@ impl Away {
     }
 }
 
-struct Work<'a> {
+struct RemoteWork<'a> {
     devices: &'a mut DeviceRing,
     record: &'a ReactorRecord,
     in_flight: usize,
     now_ns: u64,
 }
 
-impl Work<'_> {
+impl RemoteWork<'_> {
     /// Records which command to blame if the reactor dies of this operation.
     fn blame(&self, errand: &Errand) {
         if RECORDS {

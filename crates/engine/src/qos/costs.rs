@@ -5,7 +5,7 @@
 //! bytes.
 
 use crate::io::command::IoOp;
-use forebay_qos::cost::{CostTable, Frontend, Operation};
+use forebay_qos::cost::{CostTable, Operation, Transport};
 use forebay_qos::resources::{Resource, ResourceVector};
 
 /// The most of a tenant's bytes charged for zeroing, which uses no link; also the size of a piece.
@@ -13,7 +13,7 @@ const MAX_ZEROED_BYTES: u64 = 1 << 20;
 /// The most operations charged per command, so that a small budget can save for it.
 const MAX_PIECES: u64 = 32;
 
-pub(super) fn cost_of(costs: &CostTable, frontend: Frontend, op: &IoOp) -> ResourceVector {
+pub(super) fn cost_of(costs: &CostTable, frontend: Transport, op: &IoOp) -> ResourceVector {
     let of = |operation, len_bytes| costs.of(frontend, operation, len_bytes);
     let (first, pieces) = match *op {
         IoOp::Read { len_bytes, .. } | IoOp::Compare { len_bytes, .. } => {
@@ -64,9 +64,9 @@ mod tests {
                 deallocate,
                 fua: false,
             };
-            cost_of(&costs, Frontend::Pcie, &op)
+            cost_of(&costs, Transport::Pcie, &op)
         };
-        let write = costs.of(Frontend::Pcie, Operation::Write, 1 << 20);
+        let write = costs.of(Transport::Pcie, Operation::Write, 1 << 20);
         let at_device = |mib: u64, deallocate| zeroes(mib << 20, deallocate)[Resource::DeviceWrite];
         for (mib, times) in [(1, 1), (4, 4), (32, 32), (256, 32)] {
             assert_eq!(at_device(mib, false), times * write[Resource::DeviceWrite]);

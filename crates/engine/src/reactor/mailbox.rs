@@ -8,8 +8,8 @@
 
 use crate::bell::{ControlBell, ReactorBell, Sleeper, eventfd, quiet_bell, ring_bell};
 use crate::core::{Admission, ServedDevice};
-use crate::frontend::Message;
-use crate::lane::{Figures, Lane, LaneIndex, Share};
+use crate::frontend::FrontendMessage;
+use crate::lane::{Lane, LaneIndex, Share, VolumeStatistics};
 use crate::upcall::Upcall;
 use crate::volume::Volume;
 use forebay_qos::budget::Budget;
@@ -29,7 +29,7 @@ pub(crate) enum Post {
     /// A device is served.
     Device(ServedDevice),
     /// What the owner says of a volume.
-    Figures(VolumeId, Figures),
+    Figures(VolumeId, VolumeStatistics),
     /// How I/O is admitted; `None`: all of it is. Tenants' budgets are in it.
     Admission(Option<Box<Admission>>),
     /// There is another tenant in this slot.
@@ -53,9 +53,9 @@ pub(crate) enum Post {
     /// What the owner says of space.
     Space(engine_side::Post),
     /// For the frontend that knows its type.
-    Frontend(Message),
+    Frontend(FrontendMessage),
     /// What a dead engine left for frontends: they take it up in one turn.
-    Inherit(Vec<Message>),
+    Inherit(Vec<FrontendMessage>),
     /// Queues are spread over reactors like this from now on.
     Spread(Spread),
     /// Close everything and end.

@@ -8,7 +8,7 @@
 use super::Reactor;
 use super::mailbox::Post;
 use crate::core::Released;
-use crate::frontend::Message;
+use crate::frontend::FrontendMessage;
 use crate::lane::{Lane, LaneIndex};
 use crate::upcall::Upcall;
 use crate::volume::Volume;
@@ -101,7 +101,7 @@ impl Reactor {
     }
 
     /// Gives a message to the frontend that knows it.
-    fn tell(&mut self, mut message: Message) {
+    fn tell(&mut self, mut message: FrontendMessage) {
         self.core.blame(None);
         for frontend in &mut self.frontends {
             match frontend.accept(&mut self.core, message) {

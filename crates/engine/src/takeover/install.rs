@@ -10,13 +10,13 @@
 use super::plan::{Plan, PlannedController, PlannedQueue};
 use super::snapshot::{OldCommand, OldQueue};
 use super::{
-    Closing, Inheritance, InheritedCommand, InheritedController, InheritedQueue, Next, OldBytes,
-    Part, ServedLanes,
+    Closing, Inheritance, InheritedCommand, InheritedController, InheritedPart, InheritedQueue,
+    Next, OldBytes, ServedLanes,
 };
 use crate::associations::{Association, Associations};
 use crate::core::staging::StagingBuffer;
-use crate::exports::Exports;
-use crate::listener::Target;
+use crate::exports::ExportTable;
+use crate::listener::ListenerTarget;
 use crate::memory::{HeaderList, Memory};
 use forebay_nvme::Nqn;
 use forebay_xlate::boundary::message::ExportId;
@@ -43,7 +43,7 @@ pub(crate) struct Successor<'a> {
     /// Its exports.
     pub lanes: &'a ServedLanes,
     /// What its discovery controllers tell of.
-    pub exports: &'a Exports,
+    pub exports: &'a ExportTable,
     /// Its controller ids.
     pub associations: &'a Associations,
 }
@@ -56,7 +56,7 @@ pub(super) fn install(
     new: Successor<'_>,
 ) -> Inheritance {
     let mut inheritance = Inheritance {
-        parts: std::iter::repeat_with(Part::default)
+        parts: std::iter::repeat_with(InheritedPart::default)
             .take(new.reactors)
             .collect(),
         ..Inheritance::default()
@@ -116,14 +116,14 @@ pub(super) fn install(
     inheritance
 }
 
-type Socket<'a> = &'a dyn Fn(usize) -> Option<(u64, Arc<OwnedFd>)>;
+type SocketAt<'a> = &'a dyn Fn(usize) -> Option<(u64, Arc<OwnedFd>)>;
 
 /// Writes an association; `None` when there is no room for it, which a region that is not damaged
 /// has never led to.
 fn association(
     planned: PlannedController,
     old: &(impl OldBytes + ?Sized),
-    socket: Socket<'_>,
+    socket: SocketAt<'_>,
     new: Successor<'_>,
 ) -> Option<(usize, InheritedController, Vec<InheritedQueue>)> {
     let PlannedController {
@@ -139,8 +139,14 @@ fn association(
         None => slot as usize % new.reactors.max(1),
     };
     let (target, subsystem) = match constants.export {
-        Some(export) => (Target::Export(ExportId(export)), controller.subnqn()),
-        None => (Target::Discovery(new.exports.clone()), Nqn::discovery()),
+        Some(export) => (
+            ListenerTarget::Export(ExportId(export)),
+            controller.subnqn(),
+        ),
+        None => (
+            ListenerTarget::Discovery(new.exports.clone()),
+            Nqn::discovery(),
+        ),
     };
     let association: Association = new.associations.resume(
         constants.cntlid,
@@ -198,7 +204,7 @@ fn queue(
     planned: PlannedQueue,
     reactor: usize,
     old: &(impl OldBytes + ?Sized),
-    socket: Socket<'_>,
+    socket: SocketAt<'_>,
     new: Successor<'_>,
 ) -> Option<InheritedQueue> {
     let PlannedQueue {

@@ -9,7 +9,7 @@
 //! and accepted ([`counters`]), and from both follows what each queue has still to do. All of that is
 //! written into the successor's own region and memory, and nothing else is touched: until the daemon says
 //! `Resume`, the dead engine's records stay the truth, and a successor that dies is replaced by another.
-//! With `Resume` the reactors get their [`Part`]s and serve.
+//! With `Resume` the reactors get their [`InheritedPart`]s and serve.
 //!
 //! Every byte of the dead engine's region is hostile input. What is found damaged closes its own
 //! association and no other.
@@ -35,7 +35,7 @@ mod types;
 pub(crate) use closing::Closing;
 pub(crate) use install::Successor;
 pub(crate) use types::{
-    Inheritance, InheritedCommand, InheritedController, InheritedQueue, Next, Part,
+    Inheritance, InheritedCommand, InheritedController, InheritedPart, InheritedQueue, Next,
 };
 
 use crate::core::Devices;

@@ -26,7 +26,7 @@ struct Aged {
     /// Whose command it is. What nobody does again is every reactor's: its volume may be exported anew
     /// elsewhere before the fence.
     reactor: Option<usize>,
-    turn: Turn,
+    turn: FusedTurn,
     taken_ns: u64,
     queue: u32,
     number: u64,
@@ -36,7 +36,7 @@ struct Aged {
 /// Where a fused pair has passed its compare: what overlaps it and had begun was over when it compared; what had not
 /// begun, or compares too, comes after it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Turn {
+enum FusedTurn {
     Begun,
     Passed,
     Later,
@@ -83,8 +83,8 @@ impl Spans {
 
     /// What each reactor is to be told, the oldest first.
     pub(super) fn by_reactor(mut self, reactors: usize) -> Vec<Vec<CarriedSpan>> {
-        let passed = self.all.iter().any(|a| a.turn == Turn::Passed);
-        let turn = |a: &Aged| if passed { a.turn } else { Turn::Begun };
+        let passed = self.all.iter().any(|a| a.turn == FusedTurn::Passed);
+        let turn = |a: &Aged| if passed { a.turn } else { FusedTurn::Begun };
         (self.all).sort_by_key(|a| (turn(a), a.taken_ns, a.queue, a.number, a.span.bytes.start));
         let mut by_reactor = vec![Vec::new(); reactors];
         for aged in self.all {
@@ -111,7 +111,7 @@ impl Spans {
         }
         self.all.push(Aged {
             reactor: None,
-            turn: Turn::Begun,
+            turn: FusedTurn::Begun,
             taken_ns: 0,
             queue: 0,
             number: 0,
@@ -188,9 +188,9 @@ impl Spans {
                 continue;
             }
             let turn = match next {
-                Next::Passed { .. } => Turn::Passed,
-                _ if command.state.submitted_ever() && command.sqe.fuse() == 0 => Turn::Begun,
-                _ => Turn::Later,
+                Next::Passed { .. } => FusedTurn::Passed,
+                _ if command.state.submitted_ever() && command.sqe.fuse() == 0 => FusedTurn::Begun,
+                _ => FusedTurn::Later,
             };
             for bytes in touched.ranges {
                 self.all.push(Aged {
@@ -255,7 +255,7 @@ impl Spans {
             for bytes in touched.ranges {
                 self.all.push(Aged {
                     reactor: None,
-                    turn: Turn::Begun,
+                    turn: FusedTurn::Begun,
                     taken_ns: command.taken_ns,
                     queue,
                     number: command.number,

@@ -1,6 +1,6 @@
 //! What a conversion hands to the reactors.
 //!
-//! **Design.** One [`Part`] for each reactor: controllers, queues with their commands, and the spans of
+//! **Design.** One [`InheritedPart`] for each reactor: controllers, queues with their commands, and the spans of
 //! volumes that carried commands and orphans may still change. Everything in it is already in the
 //! successor's own region and memory, under the slots named here.
 //!
@@ -13,7 +13,7 @@ use crate::core::staging::StagingBuffer;
 use crate::core::{CarriedSpan, Devices};
 use crate::frontend::vm::NewMachine;
 use crate::lane::LaneIndex;
-use crate::listener::Target;
+use crate::listener::ListenerTarget;
 use crate::memory::{HeaderList, Keep};
 use forebay_nvme::Sqe;
 use forebay_nvme::controller::Controller;
@@ -79,7 +79,7 @@ pub(crate) struct InheritedController {
     /// Its controller id, which stays taken.
     pub association: Association,
     /// What it controls.
-    pub target: Target,
+    pub target: ListenerTarget,
     /// The export's lane.
     pub lane: Option<LaneIndex>,
     /// As its host knows it.
@@ -95,7 +95,7 @@ pub(crate) struct InheritedController {
 pub(crate) struct InheritedQueue {
     /// Its slot in the region.
     pub queue: u32,
-    /// Its association's place in [`Part::controllers`].
+    /// Its association's place in [`InheritedPart::controllers`].
     pub controller: usize,
     /// Its constants in the region: its socket's number among them.
     pub constants: QueueConstants,
@@ -127,7 +127,7 @@ pub(crate) struct InheritedQueue {
 
 /// What one reactor inherits.
 #[derive(Debug, Default)]
-pub(crate) struct Part {
+pub(crate) struct InheritedPart {
     /// Its associations.
     pub controllers: Vec<InheritedController>,
     /// Their queues.
@@ -142,7 +142,7 @@ pub(crate) struct Part {
 #[derive(Debug, Default)]
 pub(crate) struct Inheritance {
     /// By reactor.
-    pub parts: Vec<Part>,
+    pub parts: Vec<InheritedPart>,
     /// Connections that had not yet said who they are: the listener's again.
     pub handshakes: Vec<(u64, Arc<OwnedFd>)>,
     /// Connections that can't go on. They are shut down after `Resume`, not before.

@@ -23,7 +23,7 @@ use serde::Serialize;
 use super::daemon::OwnDaemon;
 use super::load::address;
 use super::report::Report;
-use super::together::{Job, together};
+use super::together::{BenchJob, together};
 use super::verify::{self, Verified};
 use crate::cli::names::VolumeName;
 use crate::command::attach::attach_command;
@@ -47,17 +47,17 @@ pub(crate) struct DemoArgs {
 }
 
 /// A tenant of the demo. Each has a host of its own; Linux wants a host id for each host name.
-struct Guest {
+struct DemoHost {
     tenant: &'static str,
     host_id: &'static str,
 }
 
-const GUESTS: [Guest; 2] = [
-    Guest {
+const GUESTS: [DemoHost; 2] = [
+    DemoHost {
         tenant: "blue",
         host_id: "6f0c1c50-8a0b-4c58-9a61-1d0f0b1f5a01",
     },
-    Guest {
+    DemoHost {
         tenant: "green",
         host_id: "6f0c1c50-8a0b-4c58-9a61-1d0f0b1f5a02",
     },
@@ -68,7 +68,7 @@ const VOLUME_BYTES: u64 = 1 << 30;
 /// The mixed load: 4 KiB, 70 % reads.
 const LOAD_DEPTH: u16 = 16;
 
-impl Guest {
+impl DemoHost {
     fn host_nqn(&self) -> String {
         format!("nqn.2014-08.org.nvmexpress:uuid:{}", self.host_id)
     }
@@ -122,12 +122,13 @@ fn run(daemon: &mut OwnDaemon, args: &DemoArgs, interrupt: &Interrupt) -> Outcom
 
     let share_bytes = args.verify / GUESTS.len() as u64;
     let jobs = targets.iter().map(|(guest, addr, nqn)| {
-        let target = verify::Target {
+        let target = verify::VerifyTarget {
             addr: *addr,
             nqn: nqn.clone(),
             host_nqn: guest.host_nqn(),
         };
-        let job: Job<Verified> = Box::new(move |share| verify::verify(&target, share_bytes, share));
+        let job: BenchJob<Verified> =
+            Box::new(move |share| verify::verify(&target, share_bytes, share));
         job
     });
     let bar = progress::steps("writing, verifying");
@@ -146,7 +147,7 @@ fn run(daemon: &mut OwnDaemon, args: &DemoArgs, interrupt: &Interrupt) -> Outcom
             amount: Amount::Duration(Duration::from_secs(args.seconds)),
             ..LoadSpec::new(*addr, nqn, &guest.host_nqn())
         };
-        let job: Job<LoadReport> = Box::new(move |share| {
+        let job: BenchJob<LoadReport> = Box::new(move |share| {
             load::run(&spec, &mut |at| share.set(at.fraction))
                 .map_err(|error| Failure::new(error.to_string()))
         });
@@ -187,7 +188,7 @@ fn run(daemon: &mut OwnDaemon, args: &DemoArgs, interrupt: &Interrupt) -> Outcom
 }
 
 /// Makes a tenant, its volume and its export, as far as they are not there.
-fn prepare(client: &Client, guest: &Guest) -> Outcome<Export> {
+fn prepare(client: &Client, guest: &DemoHost) -> Outcome<Export> {
     let name = guest.volume();
     let tenant_path = format!("/v1/tenants/{}", guest.tenant);
     if found(client.get::<Tenant>(&tenant_path))?.is_none() {

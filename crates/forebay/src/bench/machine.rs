@@ -22,7 +22,7 @@ use crate::progress;
 #[derive(Debug, Args)]
 pub(crate) struct MachineArgs {
     #[command(flatten)]
-    socket: Socket,
+    socket: VmSocket,
     /// What to do
     #[arg(long, value_enum, default_value_t = Pattern::Randread)]
     rw: Pattern,
@@ -75,7 +75,7 @@ pub(crate) struct MachineArgs {
 
 #[derive(Debug, Args)]
 #[group(required = true, multiple = false)]
-struct Socket {
+struct VmSocket {
     /// The socket of a vhost-user-blk backend
     #[arg(long, value_name = "PATH")]
     vhost_user: Option<PathBuf>,

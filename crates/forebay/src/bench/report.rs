@@ -13,7 +13,7 @@ use crate::output::table;
 
 /// One line.
 #[derive(Debug, Serialize)]
-pub(super) struct Line {
+pub(super) struct ReportLine {
     /// Which load.
     pub(super) name: String,
     /// `read`, `write` or `all`.
@@ -35,7 +35,7 @@ pub(super) struct Line {
 pub(super) struct Report {
     pub(super) seconds: f64,
     pub(super) block_bytes: u32,
-    pub(super) lines: Vec<Line>,
+    pub(super) lines: Vec<ReportLine>,
     /// Commands that ended with an error status.
     pub(super) errors: u64,
     /// The first of them, in words.
@@ -46,9 +46,9 @@ pub(super) struct Report {
     pub(super) initiator_cpu_us_per_op: Option<f64>,
 }
 
-fn line(name: &str, op: &'static str, report: &LoadReport, ops: &OpReport) -> Line {
+fn line(name: &str, op: &'static str, report: &LoadReport, ops: &OpReport) -> ReportLine {
     let iops = ops.ops as f64 / report.elapsed.as_secs_f64().max(1e-9);
-    Line {
+    ReportLine {
         name: name.to_owned(),
         op,
         ops: ops.ops,
@@ -148,7 +148,7 @@ impl Report {
 }
 
 /// All loads together: rates add up, latencies are those of all commands.
-fn total(loads: &[(String, LoadReport)]) -> Option<Line> {
+fn total(loads: &[(String, LoadReport)]) -> Option<ReportLine> {
     let (first, rest) = loads.split_first()?;
     let mut all = first.1.total.clone();
     for (_, load) in rest {

@@ -37,11 +37,11 @@ impl Share {
 }
 
 /// One job.
-pub(super) type Job<T> = Box<dyn FnOnce(&Share) -> Outcome<T> + Send>;
+pub(super) type BenchJob<T> = Box<dyn FnOnce(&Share) -> Outcome<T> + Send>;
 
 /// Runs all jobs; their results are in the jobs' order. `watch` is asked again and again whether to go on.
 pub(super) fn together<T: Send + 'static>(
-    jobs: Vec<Job<T>>,
+    jobs: Vec<BenchJob<T>>,
     bar: &ProgressBar,
     watch: &mut dyn FnMut() -> Outcome,
 ) -> Outcome<Vec<T>> {
@@ -97,11 +97,11 @@ mod tests {
     use super::*;
     use crate::interrupt::Interrupt;
 
-    fn run(jobs: Vec<Job<u32>>) -> Outcome<Vec<u32>> {
+    fn run(jobs: Vec<BenchJob<u32>>) -> Outcome<Vec<u32>> {
         together(jobs, &ProgressBar::hidden(), &mut || Ok(()))
     }
 
-    fn endless() -> Job<u32> {
+    fn endless() -> BenchJob<u32> {
         Box::new(|_| {
             std::thread::park_timeout(Duration::from_secs(3600));
             Ok(0)
@@ -110,7 +110,7 @@ mod tests {
 
     #[test]
     fn results_are_in_the_jobs_order() {
-        let slow: Job<u32> = Box::new(|share| {
+        let slow: BenchJob<u32> = Box::new(|share| {
             share.set(0.5);
             std::thread::sleep(Duration::from_millis(50));
             Ok(1)

@@ -20,7 +20,7 @@ const WRITE_BYTES: u32 = 16 * 1024;
 const STEP_BYTES: u64 = 1 << 20;
 
 /// Where to.
-pub(super) struct Target {
+pub(super) struct VerifyTarget {
     pub(super) addr: SocketAddr,
     pub(super) nqn: String,
     pub(super) host_nqn: String,
@@ -33,7 +33,7 @@ pub(super) struct Verified {
     pub(super) read_bytes: u64,
 }
 
-pub(super) fn verify(target: &Target, bytes: u64, share: &Share) -> Outcome<Verified> {
+pub(super) fn verify(target: &VerifyTarget, bytes: u64, share: &Share) -> Outcome<Verified> {
     let failed = |error: forebay_initiator::Error| Failure::new(error.to_string());
     let spec = VerifySpec {
         block_bytes: WRITE_BYTES,

@@ -10,9 +10,9 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use forebay_control::model::Export;
-use forebay_initiator::machine::{self, Disk, Ended, Op, Queue, Target};
+use forebay_initiator::machine::{self, Disk, DiskStatus, Op, Queue, Target};
 use forebay_initiator::{Done, IoOp, IoQueue, Options, Session, Wait, dsm_ranges};
-use forebay_qos::cost::Frontend;
+use forebay_qos::cost::Transport;
 
 use crate::failure::{Failure, Outcome, While};
 
@@ -35,7 +35,7 @@ const SOCKET_LIMIT: Duration = Duration::from_secs(10);
 
 /// Which commands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Kind {
+pub(super) enum LoadKind {
     /// Writes, one after the other, each place once.
     Fill,
     Read,
@@ -48,7 +48,7 @@ pub(super) enum Kind {
 /// A load.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Load {
-    pub(super) kind: Kind,
+    pub(super) kind: LoadKind,
     /// Of each command.
     pub(super) bytes: u32,
     /// Where they go.
@@ -89,7 +89,7 @@ pub(super) struct Counted {
 }
 
 /// A queue of any frontend.
-trait Lane {
+trait LoadQueue {
     /// Makes a command ready in a free slot.
     fn submit(&mut self, slot: u16, op: Op) -> Outcome;
     /// Sends what is ready, and adds the slots of what ended.
@@ -104,16 +104,16 @@ trait Lane {
 
 /// See the module's text.
 pub(super) struct Drive {
-    lane: Box<dyn Lane>,
+    lane: Box<dyn LoadQueue>,
     random: u64,
 }
 
 impl Drive {
     /// Connects to an export.
-    pub(super) fn connect(frontend: Frontend, export: &Export) -> Outcome<Self> {
-        let lane: Box<dyn Lane> = match frontend {
-            Frontend::Tcp => Box::new(Tcp::connect(export)?),
-            Frontend::Pcie | Frontend::Vhost => Box::new(Machine::connect(frontend, export)?),
+    pub(super) fn connect(frontend: Transport, export: &Export) -> Outcome<Self> {
+        let lane: Box<dyn LoadQueue> = match frontend {
+            Transport::Tcp => Box::new(Tcp::connect(export)?),
+            Transport::Pcie | Transport::Vhost => Box::new(VmDisk::connect(frontend, export)?),
         };
         Ok(Self {
             lane,
@@ -134,10 +134,10 @@ impl Drive {
             let now = Instant::now();
             let more = now < begun + load.time;
             while more
-                && !(load.kind == Kind::Fill && next == places)
+                && !(load.kind == LoadKind::Fill && next == places)
                 && let Some(slot) = free.pop()
             {
-                let place = if load.kind == Kind::Fill {
+                let place = if load.kind == LoadKind::Fill {
                     next
                 } else {
                     self.below(places)
@@ -145,16 +145,16 @@ impl Drive {
                 next += 1;
                 let (offset_bytes, bytes) = (load.first + place * step, load.bytes);
                 let op = match load.kind {
-                    Kind::Fill | Kind::Write => Op::Write {
+                    LoadKind::Fill | LoadKind::Write => Op::Write {
                         offset_bytes,
                         bytes,
                     },
-                    Kind::Read => Op::Read {
+                    LoadKind::Read => Op::Read {
                         offset_bytes,
                         bytes,
                     },
-                    Kind::Flush => Op::Flush,
-                    Kind::Deallocate => Op::Discard {
+                    LoadKind::Flush => Op::Flush,
+                    LoadKind::Deallocate => Op::Discard {
                         offset_bytes,
                         bytes: 4096,
                     },
@@ -255,7 +255,7 @@ impl Tcp {
     }
 }
 
-impl Lane for Tcp {
+impl LoadQueue for Tcp {
     fn submit(&mut self, slot: u16, op: Op) -> Outcome {
         let block = self.queue.block_bytes();
         let lba = |offset: u64| offset / u64::from(block);
@@ -320,19 +320,19 @@ impl Lane for Tcp {
 }
 
 /// A machine's disk.
-struct Machine {
+struct VmDisk {
     disk: Box<dyn Disk>,
     queue: Box<dyn Queue>,
-    done: Vec<machine::Done>,
+    done: Vec<machine::DiskCompletion>,
 }
 
-impl Machine {
-    fn connect(frontend: Frontend, export: &Export) -> Outcome<Self> {
+impl VmDisk {
+    fn connect(frontend: Transport, export: &Export) -> Outcome<Self> {
         let path = export.socket.as_deref();
         let path = PathBuf::from(path.ok_or_else(|| Failure::new("the export has no socket"))?);
         let target = match frontend {
-            Frontend::Vhost => Target::VhostUser(path.clone()),
-            Frontend::Pcie | Frontend::Tcp => Target::VfioUser(path.clone()),
+            Transport::Vhost => Target::VhostUser(path.clone()),
+            Transport::Pcie | Transport::Tcp => Target::VfioUser(path.clone()),
         };
         let options = machine::Options {
             depth: MOST_DEPTH,
@@ -364,7 +364,7 @@ impl Machine {
     }
 }
 
-impl Lane for Machine {
+impl LoadQueue for VmDisk {
     fn submit(&mut self, slot: u16, op: Op) -> Outcome {
         let submitted = self.queue.submit(slot, op);
         submitted.map_err(|error| Failure::new(error.to_string()))
@@ -375,7 +375,7 @@ impl Lane for Machine {
         self.queue.kick().map_err(failed)?;
         self.queue.poll(&mut self.done).map_err(failed)?;
         for done in self.done.drain(..) {
-            if done.ended != Ended::Well {
+            if done.ended != DiskStatus::Well {
                 return Err(Failure::new(format!(
                     "a command ended with an error: {:?}",
                     done.ended

@@ -23,12 +23,12 @@ pub(super) struct Sample {
     pub(super) between_ns: f64,
     /// Of the time, how much reactors had something to do.
     pub(super) busy: f64,
-    pub(super) device: Device,
+    pub(super) device: DeviceFit,
 }
 
 /// What a load says of the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Device {
+pub(super) enum DeviceFit {
     /// It does no more: commands waited for it, and more of them at once were done no faster.
     AtLimit,
     /// Commands waited for it, but more of them at once than there could be may be done faster.
@@ -39,7 +39,7 @@ pub(super) enum Device {
 
 /// Of a size, what is known of devices.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) struct Devices {
+pub(super) struct DeviceFits {
     /// Of one command, ns.
     pub(super) ns: [f64; 6],
     /// Commands a second, of sizes of which it can do that at least: it was not at its limit.
@@ -114,28 +114,31 @@ pub(super) fn cpu(sizes: &[Rounds; 6]) -> [f64; 6] {
 }
 
 /// Device time by size, out of what all frontends saw of the same devices.
-pub(super) fn device(frontends: &[&[Rounds; 6]], reactors: u32) -> Devices {
+pub(super) fn device(frontends: &[&[Rounds; 6]], reactors: u32) -> DeviceFits {
     let (mut all, mut at_least) = ([0.0; 6], [None; 6]);
     for size in 0..all.len() {
         let seen = frontends.iter().filter_map(|sizes| {
             let rounds = &sizes[size];
-            let most = |is: fn(Device) -> bool| {
+            let most = |is: fn(DeviceFit) -> bool| {
                 rounds.iter().filter(|s| is(s.device)).count() * 2 > rounds.len()
             };
-            let device = match most(|device| device != Device::Unknown) {
-                true if most(|device| device == Device::AtLimit) => Device::AtLimit,
-                true => Device::Deeper,
-                false => Device::Unknown,
+            let device = match most(|device| device != DeviceFit::Unknown) {
+                true if most(|device| device == DeviceFit::AtLimit) => DeviceFit::AtLimit,
+                true => DeviceFit::Deeper,
+                false => DeviceFit::Unknown,
             };
             let between = median(rounds.iter().map(|s| s.between_ns).collect());
             (!rounds.is_empty()).then_some((device, between))
         });
-        let seen: Vec<(Device, f64)> = seen.collect();
-        let least = |is: fn(Device) -> bool| {
+        let seen: Vec<(DeviceFit, f64)> = seen.collect();
+        let least = |is: fn(DeviceFit) -> bool| {
             let of = seen.iter().filter(|(device, _)| is(*device));
             of.copied().min_by(|a, b| a.1.total_cmp(&b.1))
         };
-        let (waited, any) = (least(|device| device != Device::Unknown), least(|_| true));
+        let (waited, any) = (
+            least(|device| device != DeviceFit::Unknown),
+            least(|_| true),
+        );
         all[size] = match (waited, any) {
             (Some((_, ns)), _) => ns,
             (None, Some((_, ns))) => ns / (2.0 * f64::from(reactors.max(1))),
@@ -143,10 +146,10 @@ pub(super) fn device(frontends: &[&[Rounds; 6]], reactors: u32) -> Devices {
         };
         let unknown = waited
             .or(any)
-            .filter(|(device, _)| *device != Device::AtLimit);
+            .filter(|(device, _)| *device != DeviceFit::AtLimit);
         at_least[size] = unknown.map(|(_, ns)| 1e9 / ns.max(LEAST_NS));
     }
-    Devices {
+    DeviceFits {
         ns: rising(all),
         at_least,
     }
@@ -167,7 +170,7 @@ const _: () = assert!(SIZES.len() == 6);
 mod tests {
     use super::*;
 
-    fn sample(cpu_ns: f64, between_ns: f64, device: Device) -> Sample {
+    fn sample(cpu_ns: f64, between_ns: f64, device: DeviceFit) -> Sample {
         Sample {
             cpu_ns,
             between_ns,
@@ -180,9 +183,9 @@ mod tests {
     fn who_slept_tells_nothing() {
         let asleep = Sample {
             busy: 0.1,
-            ..sample(0.1, 1.0, Device::Unknown)
+            ..sample(0.1, 1.0, DeviceFit::Unknown)
         };
-        let rounds = vec![asleep, asleep, sample(70.0, 1.0, Device::Unknown)];
+        let rounds = vec![asleep, asleep, sample(70.0, 1.0, DeviceFit::Unknown)];
         assert_eq!(cpu(&std::array::from_fn(|_| rounds.clone())), [70.0; 6]);
     }
 
@@ -194,9 +197,9 @@ mod tests {
         );
         assert_eq!(rising([0.0, -3.0, f64::NAN, 0.5, 1.0, 60.0])[4], LEAST_NS);
         let rounds = vec![
-            sample(100.0, 1.0, Device::Unknown),
-            sample(900.0, 1.0, Device::Unknown),
-            sample(120.0, 1.0, Device::Unknown),
+            sample(100.0, 1.0, DeviceFit::Unknown),
+            sample(900.0, 1.0, DeviceFit::Unknown),
+            sample(120.0, 1.0, DeviceFit::Unknown),
         ];
         let sizes: [Rounds; 6] = std::array::from_fn(|_| rounds.clone());
         assert_eq!(cpu(&sizes), [120.0; 6]);
@@ -206,21 +209,24 @@ mod tests {
 
     #[test]
     fn a_device_is_judged_by_who_waited_for_it() {
-        let of = |ns: f64, device: Device| -> [Rounds; 6] {
+        let of = |ns: f64, device: DeviceFit| -> [Rounds; 6] {
             std::array::from_fn(|_| vec![sample(1.0, ns, device); 3])
         };
-        let (slow, fast) = (of(4000.0, Device::AtLimit), of(1000.0, Device::Unknown));
+        let (slow, fast) = (
+            of(4000.0, DeviceFit::AtLimit),
+            of(1000.0, DeviceFit::Unknown),
+        );
         // Who waited for it knows.
         let known = device(&[&slow, &fast], 2);
         assert_eq!((known.ns, known.at_least), ([4000.0; 6], [None; 6]));
         // Nobody did: two reactors have twice as much, and it is not to be the limit then.
-        let unknown = device(&[&of(3000.0, Device::Unknown), &fast], 2);
+        let unknown = device(&[&of(3000.0, DeviceFit::Unknown), &fast], 2);
         assert_eq!(unknown.ns, [250.0; 6]);
         assert_eq!(unknown.at_least, [Some(1e6); 6], "as was seen");
         // Who waited for it and could not wait for more knows what it does at least.
-        let deeper = device(&[&of(2000.0, Device::Deeper), &fast], 2);
+        let deeper = device(&[&of(2000.0, DeviceFit::Deeper), &fast], 2);
         assert_eq!((deeper.ns, deeper.at_least), ([2000.0; 6], [Some(5e5); 6]));
-        let both = device(&[&slow, &of(2000.0, Device::Deeper)], 2);
+        let both = device(&[&slow, &of(2000.0, DeviceFit::Deeper)], 2);
         assert_eq!((both.ns, both.at_least), ([2000.0; 6], [Some(5e5); 6]));
         assert_eq!(device(&[], 2).ns, [LEAST_NS; 6]);
     }

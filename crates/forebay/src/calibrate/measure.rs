@@ -12,10 +12,10 @@ use std::time::{Duration, Instant};
 
 use forebay_control::api::client::Client;
 use forebay_control::model::stats::Stats;
-use forebay_qos::cost::{FRONTENDS, Frontend, SIZES};
+use forebay_qos::cost::{FRONTENDS, SIZES, Transport};
 
-use super::drive::{Drive, Kind, Load, deeper, first_depth};
-use super::fit::{Device, Rounds, Sample};
+use super::drive::{Drive, Load, LoadKind, deeper, first_depth};
+use super::fit::{DeviceFit, Rounds, Sample};
 use super::scratch::{Scratch, TENANT, short};
 use crate::failure::{Failure, Outcome};
 use crate::interrupt::Interrupt;
@@ -40,7 +40,7 @@ const WARM_PART: u32 = 4;
 
 /// What of a frontend is measured.
 #[derive(Debug, Default)]
-pub(super) struct Measured {
+pub(super) struct FrontendMeasurement {
     pub(super) reads: [Rounds; 6],
     pub(super) writes: [Rounds; 6],
     pub(super) flushes: Rounds,
@@ -49,7 +49,7 @@ pub(super) struct Measured {
 
 /// How it is measured.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Plan {
+pub(super) struct MeasurePlan {
     pub(super) rounds: u32,
     /// Of each load.
     pub(super) time: Duration,
@@ -113,26 +113,26 @@ const TIMES: u32 = 3;
 
 /// A frontend that is driven.
 struct Driven {
-    frontend: Frontend,
+    frontend: Transport,
     drive: Drive,
     /// Of its volume, what is read and written.
     span: u64,
     /// By kind and size, as it was found out. Each frontend has its own: a command costs the processor less where many come at once, so
     /// no more of them do than the device needs.
-    depths: BTreeMap<(Kind, u32), Depth>,
+    depths: BTreeMap<(LoadKind, u32), Depth>,
 }
 
 /// What each frontend gave, and why those that are not there could not be driven.
-pub(super) type Found = (Vec<(Frontend, Measured)>, Vec<String>);
+pub(super) type FrontendResults = (Vec<(Transport, FrontendMeasurement)>, Vec<String>);
 
 /// Measures everything. Frontends that can't be driven are named with why. `step` is told how far it is.
 pub(super) fn measure(
     client: &Client,
     scratch: &Scratch,
-    plan: &Plan,
+    plan: &MeasurePlan,
     interrupt: &Interrupt,
     step: &mut dyn FnMut(f64),
-) -> Outcome<Found> {
+) -> Outcome<FrontendResults> {
     let (mut driven, mut left_out) = (Vec::new(), Vec::new());
     for frontend in FRONTENDS {
         interrupt.check()?;
@@ -149,7 +149,10 @@ pub(super) fn measure(
             left_out.join("; ")
         )));
     }
-    let mut all: Vec<Measured> = driven.iter().map(|_| Measured::default()).collect();
+    let mut all: Vec<FrontendMeasurement> = driven
+        .iter()
+        .map(|_| FrontendMeasurement::default())
+        .collect();
     let (steps, mut done) = (plan.rounds * driven.len() as u32 * LOADS, 0);
     for _ in 0..plan.rounds {
         for (driven, measured) in driven.iter_mut().zip(&mut all) {
@@ -171,14 +174,14 @@ pub(super) fn measure(
                 depth: first_depth(bytes),
             };
             for (size, bytes) in SIZES.into_iter().enumerate() {
-                one(&mut measured.reads[size], load(Kind::Read, bytes))?;
-                one(&mut measured.writes[size], load(Kind::Write, bytes))?;
+                one(&mut measured.reads[size], load(LoadKind::Read, bytes))?;
+                one(&mut measured.writes[size], load(LoadKind::Write, bytes))?;
             }
-            one(&mut measured.flushes, load(Kind::Flush, 0))?;
+            one(&mut measured.flushes, load(LoadKind::Flush, 0))?;
             let load = Load {
                 first: span,
                 span: scratch.bytes - span,
-                ..load(Kind::Deallocate, 0)
+                ..load(LoadKind::Deallocate, 0)
             };
             one(&mut measured.deallocations, load)?;
         }
@@ -192,11 +195,16 @@ pub(super) fn measure(
 }
 
 /// Writes the volume, as far as it goes in the time there is.
-fn prepare(frontend: Frontend, mut drive: Drive, bytes: u64, plan: &Plan) -> Outcome<Driven> {
+fn prepare(
+    frontend: Transport,
+    mut drive: Drive,
+    bytes: u64,
+    plan: &MeasurePlan,
+) -> Outcome<Driven> {
     let most = bytes - bytes / DEALLOCATED_PART;
     let step = u64::from(super::drive::LARGEST);
     let fill = Load {
-        kind: Kind::Fill,
+        kind: LoadKind::Fill,
         bytes: super::drive::LARGEST,
         first: 0,
         span: most / step * step,
@@ -213,7 +221,7 @@ fn prepare(frontend: Frontend, mut drive: Drive, bytes: u64, plan: &Plan) -> Out
 }
 
 /// Waits until others are quiet enough, or says that they are not.
-pub(super) fn refuse_load(client: &Client, plan: &Plan) -> Outcome {
+pub(super) fn refuse_load(client: &Client, plan: &MeasurePlan) -> Outcome {
     /// Commands a second of others that spoil nothing.
     const QUIET: u64 = 200;
     if plan.anyway {
@@ -251,7 +259,7 @@ impl Ran {
     }
 }
 
-fn run(client: &Client, drive: &mut Drive, load: &Load, plan: &Plan) -> Outcome<Ran> {
+fn run(client: &Client, drive: &mut Drive, load: &Load, plan: &MeasurePlan) -> Outcome<Ran> {
     let before = look(client)?;
     let counted = drive.load(load)?;
     let after = look(client)?;
@@ -284,7 +292,7 @@ fn run(client: &Client, drive: &mut Drive, load: &Load, plan: &Plan) -> Outcome<
 
 /// Runs it a moment, and if commands wait for the device, with twice as many of them as long as these get more done: the
 /// depth at which it is to be measured.
-fn try_out(client: &Client, drive: &mut Drive, load: &Load, plan: &Plan) -> Outcome<Depth> {
+fn try_out(client: &Client, drive: &mut Drive, load: &Load, plan: &MeasurePlan) -> Outcome<Depth> {
     search(load.depth, load.bytes, &mut |depth| {
         let load = Load { depth, ..*load };
         let ran = run(client, drive, &load, plan)?;
@@ -311,13 +319,18 @@ fn search(
     enough(depth, false)
 }
 
-fn sample(client: &Client, driven: &mut Driven, mut load: Load, plan: &Plan) -> Outcome<Sample> {
+fn sample(
+    client: &Client,
+    driven: &mut Driven,
+    mut load: Load,
+    plan: &MeasurePlan,
+) -> Outcome<Sample> {
     let drive = &mut driven.drive;
     let of = (load.kind, load.bytes);
     let mut depth = driven.depths.get(&of).copied().unwrap_or(Depth {
         depth: load.depth,
         // What moves no bytes is not had faster by more of it.
-        enough: !matches!(load.kind, Kind::Read | Kind::Write),
+        enough: !matches!(load.kind, LoadKind::Read | LoadKind::Write),
     });
     let warm = Load {
         time: load.time / WARM_PART,
@@ -346,9 +359,9 @@ fn sample(client: &Client, driven: &mut Driven, mut load: Load, plan: &Plan) -> 
         between_ns: elapsed_ns / ran.ops as f64,
         busy: working_ns / elapsed_ns,
         device: match (ran.waits, depth.enough) {
-            (true, true) => Device::AtLimit,
-            (true, false) => Device::Deeper,
-            (false, _) => Device::Unknown,
+            (true, true) => DeviceFit::AtLimit,
+            (true, false) => DeviceFit::Deeper,
+            (false, _) => DeviceFit::Unknown,
         },
     })
 }

@@ -22,11 +22,11 @@ use forebay_control::model::scheduling::{
 use forebay_control::model::stats::Stats;
 use forebay_control::model::{EngineState, ExportFrontend, Status};
 use forebay_device::size::format_bytes;
-use forebay_qos::cost::{FRONTENDS, Frontend, OPERATIONS, Operation, Profile, SIZES};
+use forebay_qos::cost::{FRONTENDS, OPERATIONS, Operation, Profile, SIZES, Transport};
 use serde::Serialize;
 
 use self::fit::Rounds;
-use self::measure::{LOADS, Measured, Plan};
+use self::measure::{FrontendMeasurement, LOADS, MeasurePlan};
 use self::scratch::{Scratch, kind};
 use crate::context::Context;
 use crate::failure::{Failure, Outcome};
@@ -63,7 +63,7 @@ const NOISY: f64 = 0.25;
 
 /// What was found.
 #[derive(Debug, Serialize)]
-struct Found {
+struct Calibration {
     costs: Vec<Cost>,
     /// Of what devices do at least: they were not at their limit.
     device_at_least: Vec<AtLeast>,
@@ -110,7 +110,7 @@ pub(crate) fn calibrate(context: &Context, args: &CalibrateArgs) -> Outcome {
     scratch.remove()?;
     let status: Status = client.get("/v1/status")?;
     let (costs, device_at_least) = costs(&frontends, reactors);
-    let found = Found {
+    let found = Calibration {
         noise: costs.iter().map(|cost| cost.noise).fold(0.0, f64::max),
         costs,
         device_at_least,
@@ -125,7 +125,7 @@ pub(crate) fn calibrate(context: &Context, args: &CalibrateArgs) -> Outcome {
 }
 
 /// What is to be known of the measurement.
-fn note(found: &Found) -> String {
+fn note(found: &Calibration) -> String {
     let mut note = format!("rounds up to {:.0} % apart", found.noise * 100.0);
     if !found.left_out.is_empty() {
         note.push_str("; not every frontend could be driven");
@@ -153,7 +153,7 @@ fn at_least_text(found: &[AtLeast]) -> Option<String> {
 }
 
 /// Has the daemon keep it: costs, and the capacity that they are measured against.
-fn store(client: &Client, found: &Found) -> Outcome {
+fn store(client: &Client, found: &Calibration) -> Outcome {
     let costs = CostsPut {
         profiles: found.costs.iter().map(|cost| cost.profile).collect(),
         note: Some(note(found)),
@@ -206,7 +206,7 @@ fn wait_for_engine(client: &Client) -> Outcome<u32> {
     }
 }
 
-fn plan(args: &CalibrateArgs) -> Plan {
+fn plan(args: &CalibrateArgs) -> MeasurePlan {
     let (seconds, rounds) = if args.quick {
         (4, 1)
     } else {
@@ -214,7 +214,7 @@ fn plan(args: &CalibrateArgs) -> Plan {
     };
     let loads = rounds * LOADS * FRONTENDS.len() as u32;
     let all = Duration::from_secs(seconds);
-    Plan {
+    MeasurePlan {
         rounds,
         time: all.mul_f64(LOAD_PART) / loads,
         fill: all.mul_f64(FILL_PART) / FRONTENDS.len() as u32,
@@ -224,29 +224,32 @@ fn plan(args: &CalibrateArgs) -> Plan {
 
 /// Bytes of a command besides its data: of NVMe/TCP the headers of its PDUs in the direction of its data (Transport 3.6.2)
 /// and those of one packet. A machine's disk has no link.
-fn header_bytes(frontend: Frontend, operation: Operation) -> u32 {
+fn header_bytes(frontend: Transport, operation: Operation) -> u32 {
     const PACKET: u32 = 78;
     const COMMAND: u32 = 72;
     const DATA: u32 = 24;
     const RESPONSE: u32 = 24;
     match (frontend, operation) {
-        (Frontend::Pcie | Frontend::Vhost, _) => 0,
-        (Frontend::Tcp, Operation::Read) => DATA + RESPONSE + PACKET,
-        (Frontend::Tcp, Operation::Write) => COMMAND + DATA + PACKET,
-        (Frontend::Tcp, Operation::Other) => COMMAND + PACKET,
+        (Transport::Pcie | Transport::Vhost, _) => 0,
+        (Transport::Tcp, Operation::Read) => DATA + RESPONSE + PACKET,
+        (Transport::Tcp, Operation::Write) => COMMAND + DATA + PACKET,
+        (Transport::Tcp, Operation::Other) => COMMAND + PACKET,
     }
 }
 
-fn costs(frontends: &[(Frontend, Measured)], reactors: u32) -> (Vec<Cost>, Vec<AtLeast>) {
+fn costs(
+    frontends: &[(Transport, FrontendMeasurement)],
+    reactors: u32,
+) -> (Vec<Cost>, Vec<AtLeast>) {
     // Of commands without data: the dearer of the two kinds counts.
     let same = |rounds: &Rounds| -> [Rounds; 6] { std::array::from_fn(|_| rounds.clone()) };
-    let device = |of: &dyn Fn(&Measured) -> [Rounds; 6]| {
+    let device = |of: &dyn Fn(&FrontendMeasurement) -> [Rounds; 6]| {
         let all: Vec<[Rounds; 6]> = frontends.iter().map(|(_, m)| of(m)).collect();
         fit::device(&all.iter().collect::<Vec<_>>(), reactors)
     };
     let reads = device(&|m| m.reads.clone());
     let writes = device(&|m| m.writes.clone());
-    let first = |of: fn(&Measured) -> &Rounds| device(&|m| same(of(m))).ns[0];
+    let first = |of: fn(&FrontendMeasurement) -> &Rounds| device(&|m| same(of(m))).ns[0];
     let others = first(|m| &m.flushes).max(first(|m| &m.deallocations));
     // A device goes on with others' commands beside a flush, however long that takes.
     let others = others.min(writes.ns[5]);
@@ -321,7 +324,7 @@ fn names(profile: &CostProfile) -> [String; 2] {
     [frontend.to_owned(), operation.to_owned()]
 }
 
-fn text(found: &Found) -> String {
+fn text(found: &Calibration) -> String {
     let sizes = SIZES.map(|size| format!(">{}", format_bytes(size.into())));
     let [a, b, c, d, e, f] = sizes.each_ref().map(String::as_str);
     let mut rows = Vec::new();

@@ -17,7 +17,7 @@ use forebay_control::model::{
     Done, Export, ExportCreate, ExportFrontend, PoolInfo, Tenant, TenantCreate, Volume,
     VolumeCreate,
 };
-use forebay_qos::cost::Frontend;
+use forebay_qos::cost::Transport;
 use rustix::process::{Pid, test_kill_process};
 
 use super::drive::HOST;
@@ -81,7 +81,7 @@ impl Scratch {
     }
 
     /// A volume, shown over a frontend.
-    pub(super) fn export(&self, frontend: Frontend) -> Outcome<Export> {
+    pub(super) fn export(&self, frontend: Transport) -> Outcome<Export> {
         let name = format!("p{}-{}", std::process::id(), short(frontend));
         let volume = VolumeCreate {
             name: name.clone(),
@@ -140,20 +140,20 @@ fn ended(client: &Client) -> Outcome {
 }
 
 /// How a frontend is named in the API.
-pub(super) fn kind(frontend: Frontend) -> ExportFrontend {
+pub(super) fn kind(frontend: Transport) -> ExportFrontend {
     match frontend {
-        Frontend::Tcp => ExportFrontend::NvmeTcp,
-        Frontend::Pcie => ExportFrontend::NvmePcie,
-        Frontend::Vhost => ExportFrontend::VhostUser,
+        Transport::Tcp => ExportFrontend::NvmeTcp,
+        Transport::Pcie => ExportFrontend::NvmePcie,
+        Transport::Vhost => ExportFrontend::VhostUser,
     }
 }
 
 /// And to people.
-pub(super) fn short(frontend: Frontend) -> &'static str {
+pub(super) fn short(frontend: Transport) -> &'static str {
     match frontend {
-        Frontend::Tcp => "nvme-tcp",
-        Frontend::Pcie => "nvme-pcie",
-        Frontend::Vhost => "vhost-user",
+        Transport::Tcp => "nvme-tcp",
+        Transport::Pcie => "nvme-pcie",
+        Transport::Vhost => "vhost-user",
     }
 }
 

@@ -33,7 +33,7 @@ use format::Ends;
 use mapped::Mapped;
 use sink::Sink;
 use source::Source;
-use transfer::Shape;
+use transfer::VolumeShape;
 
 /// What an import may do.
 #[derive(Debug, Clone, Copy)]
@@ -195,7 +195,7 @@ pub(crate) fn export(context: &Context, name: &VolumeName, file: &Path) -> Outco
 /// Connects, and ends the connection however `work` ends.
 fn with_volume<T>(
     announced: &Announced,
-    work: impl FnOnce(&mut IoQueue, Shape) -> Outcome<T>,
+    work: impl FnOnce(&mut IoQueue, VolumeShape) -> Outcome<T>,
 ) -> Outcome<T> {
     let options = Options {
         queue_entries: 33,
@@ -207,7 +207,7 @@ fn with_volume<T>(
         .while_doing("reach the volume")?;
     let namespace = session.namespaces().first();
     let namespace = namespace.ok_or_else(|| Failure::new("the export has no namespace"))?;
-    let shape = Shape {
+    let shape = VolumeShape {
         size_bytes: namespace.size_bytes(),
         block_bytes: namespace.block_bytes,
         max_transfer_bytes: session.controller().max_transfer_bytes,

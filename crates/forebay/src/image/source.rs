@@ -41,7 +41,7 @@ pub(super) enum Source {
 
 /// A part of an image.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Part {
+pub(super) struct ImagePart {
     /// 0: the image has ended.
     pub(super) bytes: usize,
     /// All zeros, which were not read.
@@ -146,7 +146,7 @@ impl Source {
     }
 
     /// The next part, from byte `at`: a full `chunk`, or what is left.
-    pub(super) fn next(&mut self, at: u64, chunk: &mut [u8], idle: Idle<'_>) -> Outcome<Part> {
+    pub(super) fn next(&mut self, at: u64, chunk: &mut [u8], idle: Idle<'_>) -> Outcome<ImagePart> {
         match self {
             Self::File {
                 file,
@@ -163,7 +163,7 @@ impl Source {
                     file.read_exact_at(&mut chunk[..length], at)
                         .while_doing(format!("read the image at byte {at}"))?;
                 }
-                Ok(Part {
+                Ok(ImagePart {
                     bytes: length,
                     is_hole,
                 })
@@ -178,7 +178,7 @@ impl Source {
                 let bytes = known.len() + read_full(input, &mut chunk[known.len()..], idle)?;
                 tail.extend_from_slice(&chunk[bytes.saturating_sub(TAIL_BYTES)..bytes]);
                 tail.drain(..tail.len().saturating_sub(TAIL_BYTES));
-                Ok(Part {
+                Ok(ImagePart {
                     bytes,
                     is_hole: false,
                 })

@@ -63,14 +63,14 @@ impl Commands for IoQueue {
 
 /// The volume as its controller shows it.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Shape {
+pub(super) struct VolumeShape {
     pub(super) size_bytes: u64,
     pub(super) block_bytes: u32,
     /// The most that one command moves; `None`: no limit.
     pub(super) max_transfer_bytes: Option<u64>,
 }
 
-impl Shape {
+impl VolumeShape {
     fn chunk_bytes(&self) -> usize {
         let limit = self.max_transfer_bytes.unwrap_or(u64::MAX);
         let chunk = usize::try_from(limit)
@@ -86,16 +86,16 @@ impl Shape {
 }
 
 /// Is told how many bytes are done; ends the transfer by an error.
-pub(super) type Progress<'a> = &'a mut dyn FnMut(u64) -> Outcome;
+pub(super) type TransferProgress<'a> = &'a mut dyn FnMut(u64) -> Outcome;
 
 /// Copies the image into the volume, and returns its length; the rest of the volume is deallocated. `fresh`: the volume
 /// reads as zeros.
 pub(super) fn import(
     queue: &mut impl Commands,
-    shape: Shape,
+    shape: VolumeShape,
     source: &mut Source,
     fresh: bool,
-    progress: Progress<'_>,
+    progress: TransferProgress<'_>,
 ) -> Outcome<u64> {
     let block_bytes = shape.block_bytes as usize;
     let mut window = Window::new(queue, shape.chunk_bytes());
@@ -170,10 +170,10 @@ pub(super) trait Data {
 /// Copies the whole volume into `sink`; only `data` is read.
 pub(super) fn export(
     queue: &mut impl Commands,
-    shape: Shape,
+    shape: VolumeShape,
     data: &mut impl Data,
     sink: &mut Sink,
-    progress: Progress<'_>,
+    progress: TransferProgress<'_>,
 ) -> Outcome {
     let chunk_bytes = shape.chunk_bytes();
     let mut window = Window::new(queue, chunk_bytes);
@@ -341,7 +341,7 @@ impl<'a, Q: Commands> Window<'a, Q> {
     }
 
     /// Has a run of zeros made zeros.
-    fn zero(&mut self, shape: Shape, run: Zeros, fresh: bool) -> Outcome {
+    fn zero(&mut self, shape: VolumeShape, run: Zeros, fresh: bool) -> Outcome {
         if fresh {
             return Ok(());
         }

@@ -37,8 +37,8 @@ impl MemoryDisk {
         }
     }
 
-    fn shape(&self, max_transfer_bytes: Option<u64>) -> Shape {
-        Shape {
+    fn shape(&self, max_transfer_bytes: Option<u64>) -> VolumeShape {
+        VolumeShape {
             size_bytes: self.bytes.len() as u64,
             block_bytes: self.block_bytes as u32,
             max_transfer_bytes,
@@ -210,7 +210,7 @@ impl Data for Ranges {
 }
 
 /// As if the whole volume could hold data.
-fn all(shape: Shape) -> Ranges {
+fn all(shape: VolumeShape) -> Ranges {
     let whole = 0..shape.size_bytes;
     Ranges(vec![whole])
 }

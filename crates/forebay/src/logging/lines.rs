@@ -109,18 +109,18 @@ struct Line<'a> {
 
 /// An event's message and fields.
 #[derive(Default)]
-struct Found {
+struct EventText {
     message: String,
     fields: BTreeMap<&'static str, Value>,
 }
 
-impl Found {
+impl EventText {
     fn put(&mut self, field: &Field, value: impl Into<Value>) {
         self.fields.insert(field.name(), value.into());
     }
 }
 
-impl Visit for Found {
+impl Visit for EventText {
     fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
         let text = format!("{value:?}");
         match field.name() {
@@ -151,7 +151,7 @@ impl Visit for Found {
 fn put_json(mut writer: Writer<'_>, event: &Event<'_>) -> fmt::Result {
     let mut time = String::new();
     Clock.format_time(&mut Writer::new(&mut time))?;
-    let mut found = Found::default();
+    let mut found = EventText::default();
     event.record(&mut found);
     let line = Line {
         time,

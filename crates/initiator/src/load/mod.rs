@@ -135,7 +135,7 @@ pub struct Progress {
 
 /// What the workers and the reporting thread share.
 #[derive(Debug)]
-pub(crate) struct Shared {
+pub(crate) struct LoadShared {
     /// Set once: whether to begin, or to give up because not all workers could be started.
     pub(crate) start: OnceLock<bool>,
     pub(crate) stop: AtomicBool,
@@ -147,7 +147,7 @@ pub(crate) struct Shared {
 /// Shows how far the workers are until all have ended, and ends them in time.
 fn watch<T>(
     spec: &LoadSpec,
-    shared: &Shared,
+    shared: &LoadShared,
     progress: &mut dyn FnMut(&Progress),
     handles: &[std::thread::JoinHandle<T>],
 ) {
@@ -200,7 +200,7 @@ pub fn run(spec: &LoadSpec, progress: &mut dyn FnMut(&Progress)) -> Result<LoadR
     }
     let per_thread = if spec.cpu.is_some() { queues.len() } else { 1 };
     let threads = queues.len() / per_thread;
-    let shared = Arc::new(Shared {
+    let shared = Arc::new(LoadShared {
         start: OnceLock::new(),
         stop: AtomicBool::new(false),
         ops: AtomicU64::new(0),

@@ -13,7 +13,7 @@ use rustix::thread::{CpuSet, sched_setaffinity};
 use rustix::time::{ClockId, clock_gettime};
 
 use super::report::Outcome;
-use super::{Access, Geometry, LoadSpec, OpReport, Pace, Rng, Shared};
+use super::{Access, Geometry, LoadShared, LoadSpec, OpReport, Pace, Rng};
 use crate::{Done, Error, IoOp, IoQueue, Wait};
 
 /// How long a turn sleeps at most before it looks whether the load has ended.
@@ -21,14 +21,14 @@ const TURN: Duration = Duration::from_millis(20);
 /// How long the last commands may take to end, beyond their own time limit.
 const DRAIN: Duration = Duration::from_secs(1);
 
-struct Slot {
+struct WorkerSlot {
     begun: Instant,
     is_read: bool,
 }
 
-struct Lane {
+struct WorkerLane {
     queue: IoQueue,
-    slots: Vec<Slot>,
+    slots: Vec<WorkerSlot>,
     idle: Vec<(u64, Vec<u8>)>,
     /// Next place of a sequential load, and the bounds of its part.
     next: u64,
@@ -41,7 +41,7 @@ struct Lane {
 }
 
 pub(crate) struct Worker {
-    lanes: Vec<Lane>,
+    lanes: Vec<WorkerLane>,
     rng: Rng,
     read_percent: u64,
     geometry: Geometry,
@@ -53,7 +53,7 @@ pub(crate) struct Worker {
     command_timeout: Duration,
     wait: Wait,
     cpu: Option<usize>,
-    shared: Arc<Shared>,
+    shared: Arc<LoadShared>,
     outcome: Outcome,
 }
 
@@ -63,7 +63,7 @@ impl Worker {
         geometry: Geometry,
         first_queue: usize,
         queues: Vec<IoQueue>,
-        shared: Arc<Shared>,
+        shared: Arc<LoadShared>,
     ) -> Self {
         let mut rng = Rng::new(super::rng::mix(spec.seed ^ (first_queue as u64) << 48));
         let part = (geometry.places / u64::from(spec.queues)).max(1);
@@ -80,11 +80,11 @@ impl Worker {
                 once = (first..end).collect();
                 rng.shuffle(&mut once);
             }
-            Lane {
+            WorkerLane {
                 once,
                 queue,
                 slots: (0..spec.queue_depth)
-                    .map(|_| Slot {
+                    .map(|_| WorkerSlot {
                         begun: now,
                         is_read: false,
                     })
@@ -182,7 +182,7 @@ impl Worker {
 
     /// Whether any lane has commands that are to be begun later.
     fn waits_for_its_time(&self) -> bool {
-        let has_more = |lane: &Lane| match self.access {
+        let has_more = |lane: &WorkerLane| match self.access {
             Access::Once { .. } => !lane.once.is_empty(),
             Access::Random | Access::Sequential => true,
         };
@@ -250,7 +250,7 @@ impl Worker {
                 IoOp::Write { lba, blocks, fua }
             };
             if let Some(slot) = lane.slots.get_mut(tag as usize) {
-                *slot = Slot { begun, is_read };
+                *slot = WorkerSlot { begun, is_read };
             }
             if let Err(refused) = lane.queue.submit(&op, tag, buf) {
                 // The queue is as deep as the load, so this is not reached; the command waits for the next turn.

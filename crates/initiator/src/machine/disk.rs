@@ -67,7 +67,7 @@ pub enum Op {
 
 /// How a command ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ended {
+pub enum DiskStatus {
     /// Well.
     Well,
     /// With this status (virtio 5.2.6: 1 is an error, 2 is not supported).
@@ -76,7 +76,7 @@ pub enum Ended {
     Nvme(Status),
 }
 
-impl Ended {
+impl DiskStatus {
     /// Whether the command may be driven again as it is (Base 3.3.3.2.1).
     #[must_use]
     pub fn may_retry(self) -> bool {
@@ -91,11 +91,11 @@ impl Ended {
 
 /// A command that has ended.
 #[derive(Clone, Copy, Debug)]
-pub struct Done {
+pub struct DiskCompletion {
     /// Its slot, free again.
     pub slot: u16,
     /// How.
-    pub ended: Ended,
+    pub ended: DiskStatus,
 }
 
 /// A queue of a disk: one thread's.
@@ -124,7 +124,7 @@ pub trait Queue: Send {
     ///
     /// # Errors
     /// The target broke the protocol.
-    fn poll(&mut self, done: &mut Vec<Done>) -> Result<usize, Error>;
+    fn poll(&mut self, done: &mut Vec<DiskCompletion>) -> Result<usize, Error>;
     /// Sleeps until something may have ended, or the limit. Only for queues with interrupts.
     ///
     /// # Errors

@@ -1,7 +1,7 @@
 //! What can go wrong between a machine's driver and its device.
 //!
 //! Design: one enum; [`Error::is_gone`] tells whether the device is gone, after which connecting again may help.
-//! What it does *not* do: commands that end with an error; those are [`super::Ended`].
+//! What it does *not* do: commands that end with an error; those are [`super::DiskStatus`].
 
 use std::io;
 use std::path::PathBuf;

@@ -11,9 +11,9 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use super::Error;
 
 #[derive(Debug)]
-pub(crate) struct Event(OwnedFd);
+pub(crate) struct EventFd(OwnedFd);
 
-impl Event {
+impl EventFd {
     pub(crate) fn new() -> Result<Self, Error> {
         let fd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
         fd.map(Self)

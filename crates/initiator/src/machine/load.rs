@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use rustix::thread::{CpuSet, sched_setaffinity};
 use rustix::time::{ClockId, clock_gettime};
 
-use super::{Done, Ended, Error, Geometry, Op, Options, Queue, Target};
+use super::{DiskCompletion, DiskStatus, Error, Geometry, Op, Options, Queue, Target};
 use crate::load::{Access, LoadReport, OpReport, Outcome, Progress, Rng, mix};
 
 /// How long a wait for an interrupt lasts at most before it is looked whether the load has ended.
@@ -72,7 +72,7 @@ impl MachineLoad {
     }
 }
 
-struct Shared {
+struct DriverShared {
     stop: AtomicBool,
     ops: AtomicU64,
 }
@@ -88,7 +88,7 @@ pub fn run(spec: &MachineLoad, progress: &mut dyn FnMut(&Progress)) -> Result<Lo
     let places = places(spec, &disk.geometry())?;
     let mut queues = disk.take_queues();
     let per_thread = if spec.cpu.is_some() { queues.len() } else { 1 };
-    let shared = Arc::new(Shared {
+    let shared = Arc::new(DriverShared {
         stop: AtomicBool::new(false),
         ops: AtomicU64::new(0),
     });
@@ -171,25 +171,25 @@ fn places(spec: &MachineLoad, geometry: &Geometry) -> Result<u64, Error> {
 }
 
 #[derive(Clone, Copy)]
-struct Begun {
+struct LoadInFlight {
     at: Instant,
     is_read: bool,
 }
 
-struct Lane {
+struct LoadLane {
     queue: Box<dyn Queue>,
-    begun: Vec<Begun>,
+    begun: Vec<LoadInFlight>,
     idle: Vec<u16>,
     next: u64,
     submitted: u64,
 }
 
 struct Worker {
-    lanes: Vec<Lane>,
+    lanes: Vec<LoadLane>,
     rng: Rng,
     places: u64,
     spec: MachineLoad,
-    shared: Arc<Shared>,
+    shared: Arc<DriverShared>,
     outcome: Outcome,
     /// Of the load.
     start: Instant,
@@ -201,7 +201,7 @@ impl Worker {
         places: u64,
         number: u64,
         queues: Vec<Box<dyn Queue>>,
-        shared: Arc<Shared>,
+        shared: Arc<DriverShared>,
     ) -> Self {
         let mut rng = Rng::new(mix(spec.seed ^ number << 48));
         let now = Instant::now();
@@ -214,11 +214,11 @@ impl Worker {
                 }
                 queue.put(slot, &content);
             }
-            let begun = Begun {
+            let begun = LoadInFlight {
                 at: now,
                 is_read: false,
             };
-            Lane {
+            LoadLane {
                 begun: vec![begun; usize::from(queue.depth())],
                 idle: (0..queue.depth()).collect(),
                 queue,
@@ -339,7 +339,7 @@ impl Worker {
                     bytes,
                 }
             };
-            lane.begun[usize::from(slot)] = Begun { at: begun, is_read };
+            lane.begun[usize::from(slot)] = LoadInFlight { at: begun, is_read };
             lane.queue.submit(slot, op)?;
             lane.submitted += 1;
         }
@@ -347,7 +347,7 @@ impl Worker {
     }
 
     /// Asks every queue once; how many commands ended.
-    fn turn(&mut self, done: &mut Vec<Done>, end: Instant) -> Result<usize, Error> {
+    fn turn(&mut self, done: &mut Vec<DiskCompletion>, end: Instant) -> Result<usize, Error> {
         let mut all = 0;
         let alone = self.lanes.len() == 1;
         for lane in &mut self.lanes {
@@ -366,9 +366,9 @@ impl Worker {
             all += ended;
             let now = Instant::now();
             let counts = now < end;
-            for Done { slot, ended } in done.drain(..) {
+            for DiskCompletion { slot, ended } in done.drain(..) {
                 let begun = lane.begun[usize::from(slot)];
-                if ended != Ended::Well {
+                if ended != DiskStatus::Well {
                     self.outcome.errors += 1;
                     let first = &mut self.outcome.first_error;
                     first.get_or_insert_with(|| format!("{ended:?}"));

@@ -7,7 +7,7 @@
 //! atomics, everything else is copied. Places are offsets; what is outside panics, because places are always our own and
 //! never what a target says. The file can't shrink (sealed), and pages come as they are touched; huge pages if asked for.
 //!
-//! What it does *not* do: say what is where; a [`Layout`] hands out places, and drivers remember them.
+//! What it does *not* do: say what is where; a [`Allotment`] hands out places, and drivers remember them.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -28,7 +28,7 @@ const HUGE_BYTES: usize = 2 << 20;
 
 /// Shared memory, mapped.
 #[derive(Debug)]
-pub(crate) struct Memory {
+pub(crate) struct MappedMemory {
     fd: OwnedFd,
     base: NonNull<u8>,
     len: usize,
@@ -36,11 +36,11 @@ pub(crate) struct Memory {
 
 // SAFETY: an address range that stays mapped as long as this value; it is only reached through atomics and copies.
 // Wrong if a method gave out a reference to anything but an atomic.
-unsafe impl Send for Memory {}
+unsafe impl Send for MappedMemory {}
 // SAFETY: as for Send; two copies at once to one place mix, as on a disk.
-unsafe impl Sync for Memory {}
+unsafe impl Sync for MappedMemory {}
 
-impl Memory {
+impl MappedMemory {
     /// A new memory file of at least `bytes` zeros.
     pub(crate) fn new(bytes: usize, huge: bool) -> io::Result<Self> {
         let unit = if huge { HUGE_BYTES } else { PAGE_BYTES };
@@ -154,7 +154,7 @@ impl Memory {
     }
 }
 
-impl Drop for Memory {
+impl Drop for MappedMemory {
     fn drop(&mut self) {
         // SAFETY: this very mapping, whose only users borrow `self`. Wrong if an address of it were kept elsewhere.
         let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.len) };
@@ -163,11 +163,11 @@ impl Drop for Memory {
 
 /// Hands out places, one after the other.
 #[derive(Debug, Default)]
-pub(crate) struct Layout {
+pub(crate) struct Allotment {
     end: usize,
 }
 
-impl Layout {
+impl Allotment {
     /// The next place of so many bytes; `align` is a power of two.
     pub(crate) fn take(&mut self, bytes: usize, align: usize) -> usize {
         let place = self.end.next_multiple_of(align);
@@ -187,10 +187,10 @@ mod tests {
 
     #[test]
     fn what_is_written_is_there_for_another_mapping() {
-        let memory = Memory::new(10_000, false).unwrap();
+        let memory = MappedMemory::new(10_000, false).unwrap();
         assert_eq!(memory.len(), 12_288);
         let fd = memory.fd().try_clone_to_owned().unwrap();
-        let other = Memory::map(fd, 4096, 4096).unwrap();
+        let other = MappedMemory::map(fd, 4096, 4096).unwrap();
         memory.write(4098, &[1, 2, 3]);
         memory.store16(4102, 0x0504);
         memory.store32(4104, 7);
@@ -204,12 +204,12 @@ mod tests {
     #[test]
     #[should_panic(expected = "outside of the memory")]
     fn nothing_outside_is_reached() {
-        Memory::new(4096, false).unwrap().load32(4096);
+        MappedMemory::new(4096, false).unwrap().load32(4096);
     }
 
     #[test]
     fn places_do_not_overlap() {
-        let mut layout = Layout::default();
+        let mut layout = Allotment::default();
         assert_eq!(layout.take(10, 16), 0);
         assert_eq!(layout.take(10, 16), 16);
         assert_eq!(layout.take(1, 4096), 4096);

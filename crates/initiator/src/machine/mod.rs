@@ -26,7 +26,7 @@ mod socket;
 pub mod verify;
 pub mod vhost;
 
-pub use disk::{Disk, Done, Ended, Geometry, Op, Queue};
+pub use disk::{Disk, DiskCompletion, DiskStatus, Geometry, Op, Queue};
 pub use error::Error;
 pub use options::{Doorbells, Options, Ring, Target};
 

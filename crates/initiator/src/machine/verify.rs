@@ -10,7 +10,7 @@
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
-use super::{Disk, Done, Ended, Error, Geometry, Op, Options, Queue, Target};
+use super::{Disk, DiskCompletion, DiskStatus, Error, Geometry, Op, Options, Queue, Target};
 use crate::load::Rng;
 use crate::verify::check::check_block;
 use crate::verify::model::Model;
@@ -73,7 +73,7 @@ enum Doing {
     Read { block: u32, attempts: u32 },
 }
 
-struct Lane {
+struct VerifyLane {
     queue: Box<dyn Queue>,
     doing: Vec<Doing>,
     idle: Vec<u16>,
@@ -85,13 +85,13 @@ struct Lane {
 pub struct MachineVerifier {
     spec: MachineVerify,
     disk: Box<dyn Disk>,
-    lanes: Vec<Lane>,
+    lanes: Vec<VerifyLane>,
     model: Model,
     rng: Rng,
     buf: Vec<u8>,
     flush_in_flight: bool,
     since_flush: u64,
-    done: Vec<Done>,
+    done: Vec<DiskCompletion>,
     stats: WriteReport,
     report: VerifyReport,
     last_end: Instant,
@@ -121,7 +121,7 @@ impl MachineVerifier {
             .ok()
             .filter(|&blocks| blocks > 0)
             .ok_or_else(|| Error::Unusable(format!("cannot keep track of {span} bytes")))?;
-        let lanes = disk.take_queues().into_iter().map(|queue| Lane {
+        let lanes = disk.take_queues().into_iter().map(|queue| VerifyLane {
             doing: vec![Doing::Nothing; usize::from(queue.depth())],
             idle: (0..queue.depth()).collect(),
             again: Vec::new(),
@@ -351,8 +351,8 @@ impl MachineVerifier {
         Ok(true)
     }
 
-    fn end(&mut self, lane: usize, Done { slot, ended }: Done) {
-        let well = ended == Ended::Well;
+    fn end(&mut self, lane: usize, DiskCompletion { slot, ended }: DiskCompletion) {
+        let well = ended == DiskStatus::Well;
         let at = &mut self.lanes[lane].doing[usize::from(slot)];
         let doing = *at;
         if let Doing::Write { attempts, .. } | Doing::Read { attempts, .. } = at

@@ -13,13 +13,13 @@ use crate::{Error, IoQueue, Options, Session};
 const PAUSES: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(250));
 
 #[derive(Debug)]
-pub(super) struct Link {
+pub(super) struct VerifyLink {
     /// Before `session`, so that it closes first.
     pub(super) queue: IoQueue,
     pub(super) session: Session,
 }
 
-impl Link {
+impl VerifyLink {
     /// One attempt.
     pub(super) fn connect(spec: &VerifySpec) -> Result<Self, Error> {
         let options = Options {

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use forebay_nvme::Status;
 
 use super::check::check_block;
-use super::link::Link;
+use super::link::VerifyLink;
 use super::model::Model;
 use super::pattern::{self, SECTOR_BYTES};
 use super::{Initial, VerifyReport, VerifySpec};
@@ -88,7 +88,7 @@ enum Phase {
 pub struct Verifier {
     spec: VerifySpec,
     controller: ControllerInfo,
-    link: Option<Link>,
+    link: Option<VerifyLink>,
     model: Model,
     rng: Rng,
     blocks_per_io: u32,
@@ -112,7 +112,7 @@ impl Verifier {
     /// # Errors
     /// The target can't be reached within the reconnect limit, or not be used as asked.
     pub fn connect(spec: VerifySpec) -> Result<Self, Error> {
-        let link = Link::reconnect(&spec)?;
+        let link = VerifyLink::reconnect(&spec)?;
         let addr = spec.addr;
         let unusable = |what: String| Error::Unusable { addr, what };
         let namespaces = link.session.namespaces();
@@ -294,7 +294,7 @@ impl Verifier {
     pub fn close(mut self) -> Result<(), Error> {
         match self.link.take() {
             None => Ok(()),
-            Some(Link { queue, session }) => {
+            Some(VerifyLink { queue, session }) => {
                 drop(queue);
                 session.close()
             }
@@ -321,7 +321,7 @@ impl Verifier {
 
     fn ensure_link(&mut self) -> Result<(), Error> {
         if self.link.is_none() {
-            self.link = Some(Link::reconnect(&self.spec)?);
+            self.link = Some(VerifyLink::reconnect(&self.spec)?);
             self.stats.reconnects += 1;
         }
         Ok(())

@@ -18,5 +18,5 @@ mod slots;
 #[cfg(test)]
 mod tests;
 
-pub use queue::{Begun, Completion, DataIn, DataOut, Event, HostQueue, Transfer, Violation};
+pub use queue::{Begun, Completion, DataIn, DataOut, Event, HostQueue, HostTransfer, Violation};
 pub use slots::CommandSlots;

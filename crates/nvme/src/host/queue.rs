@@ -20,7 +20,7 @@ use crate::{Cqe, SglDescriptor, Sqe, Status};
 
 /// The data that a command moves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Transfer {
+pub enum HostTransfer {
     /// None.
     None,
     /// So many bytes, controller to host.
@@ -130,8 +130,8 @@ impl fmt::Display for Violation {
 impl std::error::Error for Violation {}
 
 #[derive(Clone, Copy, Debug)]
-struct Command {
-    transfer: Transfer,
+struct QueuedCommand {
+    transfer: HostTransfer,
     in_capsule: bool,
     /// Received, or asked for by R2Ts.
     moved_bytes: u32,
@@ -143,8 +143,8 @@ struct Command {
     bad_digest: bool,
 }
 
-const IDLE: Command = Command {
-    transfer: Transfer::None,
+const IDLE: QueuedCommand = QueuedCommand {
+    transfer: HostTransfer::None,
     in_capsule: false,
     moved_bytes: 0,
     open_r2ts: 0,
@@ -157,7 +157,7 @@ const IDLE: Command = Command {
 #[derive(Debug)]
 pub struct HostQueue {
     slots: CommandSlots,
-    commands: Vec<Command>,
+    commands: Vec<QueuedCommand>,
     max_in_capsule_bytes: u32,
     max_r2t: u64,
 }
@@ -194,23 +194,23 @@ impl HostQueue {
     }
 
     /// Begins a command: its identifier and data pointer are filled in. `None`: all slots are in use.
-    pub fn begin(&mut self, sqe: Sqe, transfer: Transfer) -> Option<Begun> {
+    pub fn begin(&mut self, sqe: Sqe, transfer: HostTransfer) -> Option<Begun> {
         let (slot, cid) = self.slots.take()?;
         let in_capsule_bytes = match transfer {
-            Transfer::ToController(bytes) if bytes <= self.max_in_capsule_bytes => bytes,
+            HostTransfer::ToController(bytes) if bytes <= self.max_in_capsule_bytes => bytes,
             _ => 0,
         };
         let in_capsule = in_capsule_bytes > 0;
         let sgl = match transfer {
-            Transfer::ToController(bytes) if in_capsule => SglDescriptor::in_capsule(0, bytes),
-            Transfer::ToController(bytes) | Transfer::ToHost(bytes) => {
+            HostTransfer::ToController(bytes) if in_capsule => SglDescriptor::in_capsule(0, bytes),
+            HostTransfer::ToController(bytes) | HostTransfer::ToHost(bytes) => {
                 SglDescriptor::transport(bytes)
             }
-            Transfer::None => SglDescriptor::transport(0),
+            HostTransfer::None => SglDescriptor::transport(0),
         };
         let mut sqe = sqe.with_sgl(sgl);
         sqe.cid.set(cid);
-        self.commands[usize::from(slot)] = Command {
+        self.commands[usize::from(slot)] = QueuedCommand {
             transfer,
             in_capsule,
             ..IDLE
@@ -244,7 +244,7 @@ impl HostQueue {
         let cid = data.cid;
         let slot = self.find(cid, "C2HData for a command that is not in flight")?;
         let command = &mut self.commands[usize::from(slot)];
-        let Transfer::ToHost(expected_bytes) = command.transfer else {
+        let HostTransfer::ToHost(expected_bytes) = command.transfer else {
             let error = PduError::field(field::CCCID);
             return Err(violation(
                 error,
@@ -282,7 +282,7 @@ impl HostQueue {
         let cid = r2t.cid;
         let slot = self.find(cid, "R2T for a command that is not in flight")?;
         let command = &mut self.commands[usize::from(slot)];
-        let Transfer::ToController(expected_bytes) = command.transfer else {
+        let HostTransfer::ToController(expected_bytes) = command.transfer else {
             let error = PduError::field(field::CCCID);
             return Err(violation(
                 error,
@@ -320,8 +320,8 @@ impl HostQueue {
         let slot = self.find(cid, "a response for a command that is not in flight")?;
         let command = &self.commands[usize::from(slot)];
         let expected_bytes = match command.transfer {
-            Transfer::ToHost(bytes) => bytes,
-            Transfer::ToController(bytes) if !command.in_capsule => bytes,
+            HostTransfer::ToHost(bytes) => bytes,
+            HostTransfer::ToController(bytes) if !command.in_capsule => bytes,
             _ => 0,
         };
         if cqe.status().is_success() && command.moved_bytes != expected_bytes {

@@ -58,7 +58,7 @@ fn completed(slot: u16, status: Status, result: u64) -> Event {
 fn a_read_ends_with_its_data_or_with_a_response() {
     let mut queue = queue();
     let begun = queue
-        .begin(command::read(1, 0, 16), Transfer::ToHost(8192))
+        .begin(command::read(1, 0, 16), HostTransfer::ToHost(8192))
         .unwrap();
     assert_eq!(begun.sqe.sgl(), SglDescriptor::transport(8192));
     assert_eq!(begun.in_capsule_bytes, 0);
@@ -74,7 +74,7 @@ fn a_read_ends_with_its_data_or_with_a_response() {
     assert_eq!(queue.in_flight(), 0);
 
     let begun = queue
-        .begin(command::read(1, 0, 1), Transfer::ToHost(512))
+        .begin(command::read(1, 0, 1), HostTransfer::ToHost(512))
         .unwrap();
     let cid = begun.sqe.cid();
     queue.on_pdu(&data(cid, 0, 512, true, false)).unwrap();
@@ -89,7 +89,10 @@ fn a_read_ends_with_its_data_or_with_a_response() {
 fn a_write_travels_in_the_capsule_or_when_asked_for() {
     let mut queue = queue();
     let small = queue
-        .begin(command::write(1, 0, 8, false), Transfer::ToController(4096))
+        .begin(
+            command::write(1, 0, 8, false),
+            HostTransfer::ToController(4096),
+        )
         .unwrap();
     assert_eq!(small.in_capsule_bytes, 4096);
     assert_eq!(small.sqe.sgl(), SglDescriptor::in_capsule(0, 4096));
@@ -102,7 +105,7 @@ fn a_write_travels_in_the_capsule_or_when_asked_for() {
     let large = queue
         .begin(
             command::write(1, 0, 20, false),
-            Transfer::ToController(10240),
+            HostTransfer::ToController(10240),
         )
         .unwrap();
     assert_eq!(large.in_capsule_bytes, 0);
@@ -132,7 +135,7 @@ fn a_write_travels_in_the_capsule_or_when_asked_for() {
 #[test]
 fn a_failed_command_may_end_early_but_a_success_may_not() {
     let mut queue = queue();
-    for transfer in [Transfer::ToHost(512), Transfer::ToController(8192)] {
+    for transfer in [HostTransfer::ToHost(512), HostTransfer::ToController(8192)] {
         let begun = queue.begin(command::read(1, 0, 1), transfer).unwrap();
         let cid = begun.sqe.cid();
         assert_eq!(
@@ -154,12 +157,12 @@ fn a_failed_command_may_end_early_but_a_success_may_not() {
 fn each_broken_rule_is_named() {
     let mut queue = queue();
     let read = queue
-        .begin(command::read(1, 0, 8), Transfer::ToHost(4096))
+        .begin(command::read(1, 0, 8), HostTransfer::ToHost(4096))
         .unwrap();
     let write = queue
         .begin(
             command::write(1, 0, 16, false),
-            Transfer::ToController(8192),
+            HostTransfer::ToController(8192),
         )
         .unwrap();
     let (rd, wr) = (read.sqe.cid(), write.sqe.cid());
@@ -197,7 +200,7 @@ fn each_broken_rule_is_named() {
         .error;
     assert_eq!(error, PduError::SEQUENCE);
     let read = queue
-        .begin(command::read(1, 0, 8), Transfer::ToHost(4096))
+        .begin(command::read(1, 0, 8), HostTransfer::ToHost(4096))
         .unwrap();
     let error = queue
         .on_pdu(&data(read.sqe.cid(), 0, 2048, true, true))
@@ -210,16 +213,16 @@ fn each_broken_rule_is_named() {
 fn a_queue_is_never_overfilled_and_slots_wait_for_release() {
     let mut queue = queue();
     let mut begun = vec![];
-    while let Some(b) = queue.begin(command::flush(1), Transfer::None) {
+    while let Some(b) = queue.begin(command::flush(1), HostTransfer::None) {
         begun.push(b);
     }
     assert_eq!(begun.len(), 4);
     queue
         .on_pdu(&response(begun[0].sqe.cid(), Status::SUCCESS))
         .unwrap();
-    assert!(queue.begin(command::flush(1), Transfer::None).is_none());
+    assert!(queue.begin(command::flush(1), HostTransfer::None).is_none());
     queue.release(begun[0].slot);
-    let again = queue.begin(command::flush(1), Transfer::None).unwrap();
+    let again = queue.begin(command::flush(1), HostTransfer::None).unwrap();
     assert_eq!(again.slot, begun[0].slot);
     // The old command's late twin does not end the new one.
     assert!(
@@ -235,12 +238,12 @@ proptest! {
     #[test]
     fn a_lying_controller_gets_nowhere(steps in proptest::collection::vec((0u8..6, 0u16..12, 0u32..5, 0u32..5, any::<bool>(), any::<bool>()), 1..200)) {
         let mut queue = queue();
-        let mut open: [Option<Transfer>; 4] = [None; 4];
+        let mut open: [Option<HostTransfer>; 4] = [None; 4];
         for (kind, cid, offset, length, last, success) in steps {
             let (offset, length) = (offset * 2048, length * 2048);
             let event = match kind {
                 0 | 1 => {
-                    let transfer = [Transfer::None, Transfer::ToHost(8192), Transfer::ToController(8192), Transfer::ToController(4096)][usize::from(cid % 4)];
+                    let transfer = [HostTransfer::None, HostTransfer::ToHost(8192), HostTransfer::ToController(8192), HostTransfer::ToController(4096)][usize::from(cid % 4)];
                     if let Some(begun) = queue.begin(command::flush(1), transfer) {
                         prop_assert!(open[usize::from(begun.slot)].replace(transfer).is_none());
                     }
@@ -252,12 +255,12 @@ proptest! {
             };
             let ended = match event {
                 Ok(Event::DataIn(d)) => {
-                    let Some(Transfer::ToHost(n)) = open[usize::from(d.slot)] else { panic!("data for no reader") };
+                    let Some(HostTransfer::ToHost(n)) = open[usize::from(d.slot)] else { panic!("data for no reader") };
                     prop_assert!(d.offset_bytes + d.length_bytes <= n);
                     queue.data_received(d.slot, true)
                 }
                 Ok(Event::DataOut(d)) => {
-                    let Some(Transfer::ToController(n)) = open[usize::from(d.slot)] else { panic!("R2T for no writer") };
+                    let Some(HostTransfer::ToController(n)) = open[usize::from(d.slot)] else { panic!("R2T for no writer") };
                     prop_assert!(d.r2t.offset_bytes + d.r2t.length_bytes <= n);
                     prop_assert_eq!(d.pdus(4096).map(|p| p.length_bytes).sum::<u32>(), d.r2t.length_bytes);
                     queue.r2t_answered(d.slot);

@@ -150,7 +150,7 @@ pub struct Applied {
 #[serde(try_from = "Unchecked")]
 pub struct Reservations {
     generation: u32,
-    held: Option<Held>,
+    held: Option<HeldReservation>,
     registrants: Vec<Registrant>,
     ptpl: bool,
     notices_end: u64,
@@ -159,7 +159,7 @@ pub struct Reservations {
 
 /// A reservation.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
-struct Held {
+struct HeldReservation {
     rtype: ReservationType,
     /// `None` where all registrants hold it.
     holder: Option<HostId>,
@@ -169,7 +169,7 @@ struct Held {
 #[derive(Deserialize)]
 struct Unchecked {
     generation: u32,
-    held: Option<Held>,
+    held: Option<HeldReservation>,
     registrants: Vec<Registrant>,
     ptpl: bool,
     notices_end: u64,
@@ -399,7 +399,7 @@ impl Reservations {
     }
 
     fn hold(&mut self, rtype: ReservationType, host: HostId) {
-        self.held = Some(Held {
+        self.held = Some(HeldReservation {
             rtype,
             holder: (!rtype.all_hold()).then_some(host),
         });
@@ -441,13 +441,13 @@ impl Reservations {
         // Whom it takes the reservation from, if it does: holders with this key, or all others.
         let takes = match self.held {
             None => false,
-            Some(Held { holder: None, .. }) => {
+            Some(HeldReservation { holder: None, .. }) => {
                 if preempted != 0 && self.registrants.iter().all(|r| r.key != preempted) {
                     return Err(conflict());
                 }
                 preempted == 0
             }
-            Some(Held {
+            Some(HeldReservation {
                 holder: Some(holder),
                 ..
             }) => {

@@ -59,7 +59,7 @@ pub fn parse(buf: &[u8], params: &TcpParams) -> Result<Parsed, PduError> {
     };
     let kind = PduType::from_u8(ch.pdu_type).ok_or(PduError::field(field::PDU_TYPE))?;
     check_turn(kind, params)?;
-    let layout = Layout::of(kind, ch, params)?;
+    let layout = PduLayout::of(kind, ch, params)?;
     let Some(header) = buf.get(..layout.header_bytes) else {
         return Ok(Parsed::NeedMore(layout.header_bytes));
     };
@@ -92,14 +92,14 @@ fn check_turn(kind: PduType, params: &TcpParams) -> Result<(), PduError> {
     }
 }
 
-struct Layout {
+struct PduLayout {
     header_bytes: usize,
     data_bytes: usize,
     header_digest: bool,
     data_digest: bool,
 }
 
-impl Layout {
+impl PduLayout {
     /// The checks of the common header (TCP 3.6.1).
     fn of(kind: PduType, ch: &CommonHeader, params: &TcpParams) -> Result<Self, PduError> {
         let hlen = kind.header_bytes();

@@ -21,7 +21,7 @@ use crate::{
     layout::LIVE_FRACTION,
     mirror::area::Area,
     mirror::lineage::Epoch,
-    mirror::{Backend, CatalogCopy, CopyState, Found, Mirror},
+    mirror::{Backend, CatalogCopy, CopyState, FoundArea, Mirror},
     store::BlockStore,
     uuid::Uuid,
 };
@@ -175,7 +175,7 @@ impl Catalog {
 
     /// Opens the catalog that these areas hold; [`Catalog::load`] reads it.
     /// `told` is what labels say of it, with whose they are.
-    pub(crate) fn open(found: Vec<Found>, told: &[(String, Epoch)]) -> Result<Self> {
+    pub(crate) fn open(found: Vec<FoundArea>, told: &[(String, Epoch)]) -> Result<Self> {
         Ok(Self::new(
             Mirror::open(found, told).map_err(|error| area_error(&error))?,
         ))

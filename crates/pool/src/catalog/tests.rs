@@ -71,7 +71,7 @@ fn a_database_uses_its_whole_area_and_survives_its_end() {
         .commit(&batch(count..count + 50, Some(1000)))
         .unwrap();
     drop(catalog);
-    let catalog = Catalog::open(vec![Found::new(area())], &[]).unwrap();
+    let catalog = Catalog::open(vec![FoundArea::new(area())], &[]).unwrap();
     let expected: Vec<_> = (200..count + 50).map(|a| (a, 1000)).collect();
     assert_eq!(contents(&catalog), expected);
     assert_eq!(catalog.usage().get().used_bytes, (count - 150) * 1024);
@@ -116,7 +116,7 @@ fn nonsense_under_right_checksums_is_no_panic() {
     for _ in 0..400 {
         let store = Arc::new(MemStore::new(BYTES as usize));
         store.write_at(0, &image).unwrap();
-        let file = Mirror::open(vec![Found::new(area_on(&store))], &[]).unwrap();
+        let file = Mirror::open(vec![FoundArea::new(area_on(&store))], &[]).unwrap();
         for _ in 0..=choose(3) {
             // Block 0 is as long as the header keeps.
             let block = if choose(4) == 0 { 0 } else { choose(blocks) };
@@ -167,7 +167,7 @@ fn a_foreign_database_is_named() {
     transaction.open_table(other).unwrap().insert(1, 2).unwrap();
     transaction.commit().unwrap();
     drop((database, file));
-    let catalog = Catalog::open(vec![Found::new(area_on(&store))], &[]).unwrap();
+    let catalog = Catalog::open(vec![FoundArea::new(area_on(&store))], &[]).unwrap();
     let error = catalog.load(|_, _, _, _| Ok(())).unwrap_err();
     assert_eq!(error.kind, ErrorKind::Damaged, "{error}");
     assert!(error.message.contains("no catalog of Forebay's"), "{error}");

@@ -20,7 +20,7 @@ use crate::{
     pool::Pool,
     records::DeviceRecord,
     volumes::{
-        Volume,
+        PoolVolume,
         map::{MAP_CHUNK, MapRun},
     },
 };
@@ -87,7 +87,7 @@ impl CheckReport {
 
 /// Where a check is.
 #[derive(Clone, Copy, Debug)]
-enum Stage {
+enum CheckStage {
     /// Counters of a device.
     Device(usize),
     /// What belongs to no device or volume.
@@ -104,7 +104,7 @@ enum Stage {
 /// A check that is under way.
 #[derive(Debug)]
 pub struct Check {
-    stage: Stage,
+    stage: CheckStage,
     /// Claimed extents, a bit each, by device.
     claimed: Vec<Vec<u64>>,
     report: CheckReport,
@@ -118,7 +118,7 @@ impl Check {
         pool.checking += 1;
         let words = |device: &DeviceRecord| vec![0; device.extents.div_ceil(64) as usize];
         Ok(Self {
-            stage: Stage::Device(0),
+            stage: CheckStage::Device(0),
             claimed: pool.devices.iter().map(words).collect(),
             report: CheckReport {
                 check: pool.checking,
@@ -135,14 +135,14 @@ impl Check {
         }
         let extents = extents.max(1);
         self.stage = match self.stage {
-            Stage::Device(device) => self.device(pool, device),
-            Stage::Whole => self.whole(pool),
-            Stage::Volume(from) => self.volume(pool, from),
-            Stage::Map(volume, chunk) => self.map(pool, volume, chunk, extents),
-            Stage::Leaks(device, from) => self.leaks(pool, device, from, extents),
-            Stage::Done => Stage::Done,
+            CheckStage::Device(device) => self.device(pool, device),
+            CheckStage::Whole => self.whole(pool),
+            CheckStage::Volume(from) => self.volume(pool, from),
+            CheckStage::Map(volume, chunk) => self.map(pool, volume, chunk, extents),
+            CheckStage::Leaks(device, from) => self.leaks(pool, device, from, extents),
+            CheckStage::Done => CheckStage::Done,
         };
-        Ok(matches!(self.stage, Stage::Done))
+        Ok(matches!(self.stage, CheckStage::Done))
     }
 
     /// What a finished check found.
@@ -213,7 +213,7 @@ impl Check {
         }
     }
 
-    fn device(&mut self, pool: &Pool, at: usize) -> Stage {
+    fn device(&mut self, pool: &Pool, at: usize) -> CheckStage {
         // A pool has at most 256 devices.
         let index = DeviceIndex(at as u8);
         if let Some(what) = pool.allocator.extents.contradiction(index) {
@@ -232,13 +232,13 @@ impl Check {
         }
         self.report.extents_checked += there.unwrap_or(0);
         if at + 1 < self.claimed.len() {
-            Stage::Device(at + 1)
+            CheckStage::Device(at + 1)
         } else {
-            Stage::Whole
+            CheckStage::Whole
         }
     }
 
-    fn whole(&mut self, pool: &Pool) -> Stage {
+    fn whole(&mut self, pool: &Pool) -> CheckStage {
         let mut compare = |what: &str, says: u64, is: u64| {
             if says != is {
                 self.report
@@ -287,7 +287,7 @@ impl Check {
             pool.exports.by_id.len() as u64,
         );
         self.links(pool);
-        Stage::Volume(VolumeId(0))
+        CheckStage::Volume(VolumeId(0))
     }
 
     /// Whether what names something names what there is.
@@ -330,9 +330,9 @@ impl Check {
         }
     }
 
-    fn volume(&mut self, pool: &Pool, from: VolumeId) -> Stage {
+    fn volume(&mut self, pool: &Pool, from: VolumeId) -> CheckStage {
         let Some((id, volume)) = pool.volumes.any_from(from) else {
-            return Stage::Leaks(0, 0);
+            return CheckStage::Leaks(0, 0);
         };
         self.report.volumes_checked += 1;
         let mapped = volume.map.count();
@@ -380,20 +380,20 @@ impl Check {
         for (_, run) in &volume.incoming {
             self.claim_reserved(pool, id, *run);
         }
-        Stage::Map(id, 0)
+        CheckStage::Map(id, 0)
     }
 
     /// Some chunks of a map, and what is pending within them.
-    fn map(&mut self, pool: &Pool, id: VolumeId, from: u64, budget: u64) -> Stage {
+    fn map(&mut self, pool: &Pool, id: VolumeId, from: u64, budget: u64) -> CheckStage {
         // It may have been deleted since the piece before.
         let Some(volume) = pool.volumes.any(id) else {
-            return Stage::Volume(id);
+            return CheckStage::Volume(id);
         };
         let end = volume.extents(pool.info.extent_bytes);
         let (mut at, mut left) = (from, budget);
         for (chunk, runs) in volume.map.chunks_from(from) {
             if left == 0 {
-                return Stage::Map(id, at);
+                return CheckStage::Map(id, at);
             }
             self.pending_without_mapping(id, volume, at * MAP_CHUNK, chunk * MAP_CHUNK);
             self.chunk(pool, id, volume, chunk, runs, end);
@@ -401,14 +401,14 @@ impl Check {
             left = left.saturating_sub(MAP_CHUNK);
         }
         self.pending_without_mapping(id, volume, at * MAP_CHUNK, u64::MAX);
-        Stage::Volume(VolumeId(id.0 + 1))
+        CheckStage::Volume(VolumeId(id.0 + 1))
     }
 
     fn chunk(
         &mut self,
         pool: &Pool,
         id: VolumeId,
-        volume: &Volume,
+        volume: &PoolVolume,
         chunk: u64,
         runs: &[MapRun],
         end: u64,
@@ -465,7 +465,7 @@ impl Check {
         }
     }
 
-    fn pending_without_mapping(&mut self, id: VolumeId, volume: &Volume, from: u64, to: u64) {
+    fn pending_without_mapping(&mut self, id: VolumeId, volume: &PoolVolume, from: u64, to: u64) {
         for (logical, _) in volume.pending.within(from, to) {
             self.report.problem(format!(
                 "{id} waits for {logical} to be durable, which is not mapped"
@@ -473,10 +473,10 @@ impl Check {
         }
     }
 
-    fn leaks(&mut self, pool: &Pool, device: usize, from: u64, budget: u64) -> Stage {
+    fn leaks(&mut self, pool: &Pool, device: usize, from: u64, budget: u64) -> CheckStage {
         let Some(claimed) = self.claimed.get(device) else {
             self.finish();
-            return Stage::Done;
+            return CheckStage::Done;
         };
         let index = DeviceIndex(device as u8);
         let words = claimed.len() as u64;
@@ -498,9 +498,9 @@ impl Check {
             }
         }
         if to < words {
-            Stage::Leaks(device, to)
+            CheckStage::Leaks(device, to)
         } else {
-            Stage::Leaks(device + 1, 0)
+            CheckStage::Leaks(device + 1, 0)
         }
     }
 

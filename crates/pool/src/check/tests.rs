@@ -91,7 +91,7 @@ impl World {
         }
     }
 
-    fn volume(&mut self, volume: VolumeId) -> &mut Volume {
+    fn volume(&mut self, volume: VolumeId) -> &mut PoolVolume {
         self.pool.volumes.get_mut(volume).unwrap()
     }
 

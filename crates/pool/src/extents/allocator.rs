@@ -5,7 +5,7 @@
 //! records it touched in the [`Journal`]. **Not here:** which logical extent shows an extent (`volumes`), zeroing.
 
 use super::{
-    ExtentState, Extents, Health,
+    DeviceHealth, ExtentState, Extents,
     placement::{Pattern, UNIT_EXTENTS},
     quarantine::{Quarantine, QuarantineMark},
     reservations::Reservations,
@@ -51,7 +51,7 @@ impl Allocator {
     }
 
     /// Whether a device can be used.
-    pub fn device_health(&self, device: DeviceIndex) -> Health {
+    pub fn device_health(&self, device: DeviceIndex) -> DeviceHealth {
         self.extents.health(device)
     }
 
@@ -74,7 +74,7 @@ impl Allocator {
             .sum()
     }
 
-    pub(crate) fn set_health(&mut self, device: DeviceIndex, health: Health) -> Result<()> {
+    pub(crate) fn set_health(&mut self, device: DeviceIndex, health: DeviceHealth) -> Result<()> {
         if !self.extents.set_health(device, health) {
             return Err(PoolError::not_found(format!("no {device}")));
         }

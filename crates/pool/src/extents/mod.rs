@@ -19,7 +19,7 @@ use space::Space;
 
 /// Whether a device can be used, as the caller says.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Health {
+pub enum DeviceHealth {
     /// It is here and works.
     Online,
     /// It is not here (yet).
@@ -153,24 +153,24 @@ impl Bits {
 
 /// One device's extents.
 #[derive(Debug)]
-struct Device {
+struct DeviceExtents {
     states: Vec<u8>,
     clean: Bits,
     dirty: Bits,
     counts: [u64; STATES],
-    health: Health,
+    health: DeviceHealth,
     /// What was given to somebody, or taken from him, since a check began.
     moved: Option<Vec<u64>>,
 }
 
-impl Device {
+impl DeviceExtents {
     fn new(states: Vec<u8>) -> Self {
         let count = states.len() as u64;
         let mut device = Self {
             clean: Bits::new(count),
             dirty: Bits::new(count),
             counts: [0; STATES],
-            health: Health::Online,
+            health: DeviceHealth::Online,
             moved: None,
             states,
         };
@@ -189,7 +189,7 @@ impl Device {
     }
 
     fn is_online(&self) -> bool {
-        self.health == Health::Online
+        self.health == DeviceHealth::Online
     }
 
     fn count(&self, state: ExtentState) -> u64 {
@@ -214,7 +214,7 @@ impl Device {
 /// All extents of the pool.
 #[derive(Debug)]
 pub(crate) struct Extents {
-    devices: Vec<Device>,
+    devices: Vec<DeviceExtents>,
     extent_bytes: u64,
 }
 
@@ -228,10 +228,10 @@ impl Extents {
 
     /// Adds the next device with the stored states of its extents.
     pub(crate) fn add_device(&mut self, states: Vec<u8>) {
-        self.devices.push(Device::new(states));
+        self.devices.push(DeviceExtents::new(states));
     }
 
-    fn device(&self, device: DeviceIndex) -> Option<&Device> {
+    fn device(&self, device: DeviceIndex) -> Option<&DeviceExtents> {
         self.devices.get(usize::from(device.0))
     }
 
@@ -240,24 +240,27 @@ impl Extents {
         self.devices.len()
     }
 
-    pub(crate) fn set_health(&mut self, device: DeviceIndex, health: Health) -> bool {
+    pub(crate) fn set_health(&mut self, device: DeviceIndex, health: DeviceHealth) -> bool {
         let found = self.devices.get_mut(usize::from(device.0));
         found.map(|device| device.health = health).is_some()
     }
 
-    pub(crate) fn health(&self, device: DeviceIndex) -> Health {
+    pub(crate) fn health(&self, device: DeviceIndex) -> DeviceHealth {
         self.device(device)
-            .map_or(Health::Missing, |device| device.health)
+            .map_or(DeviceHealth::Missing, |device| device.health)
     }
 
     /// Whether what is mapped on the device can be reached.
     pub(crate) fn is_served(&self, device: DeviceIndex) -> bool {
-        matches!(self.health(device), Health::Online | Health::Failing)
+        matches!(
+            self.health(device),
+            DeviceHealth::Online | DeviceHealth::Failing
+        )
     }
 
     /// Whether the device can be used for anything.
     pub(crate) fn is_online(&self, device: DeviceIndex) -> bool {
-        self.health(device) == Health::Online
+        self.health(device) == DeviceHealth::Online
     }
 
     /// An extent's state; none beyond the device.
@@ -336,7 +339,7 @@ impl Extents {
     /// What of a device's counters and bits does not fit its states, if anything.
     pub(crate) fn contradiction(&self, device: DeviceIndex) -> Option<String> {
         let device = self.device(device)?;
-        let fresh = Device::new(device.states.clone());
+        let fresh = DeviceExtents::new(device.states.clone());
         if fresh.counts != device.counts {
             return Some(format!(
                 "its extents are counted as {:?} and are {:?}",
@@ -373,7 +376,7 @@ impl Extents {
     /// Extents that can be taken once they are laundered.
     pub(crate) fn dirty_online(&self) -> u64 {
         let online = self.devices.iter().filter(|device| device.is_online());
-        online.map(Device::all_dirty).sum()
+        online.map(DeviceExtents::all_dirty).sum()
     }
 
     pub(crate) fn space(&self) -> Space {
@@ -392,7 +395,7 @@ impl Extents {
         all
     }
 
-    fn space_of(&self, device: &Device) -> Space {
+    fn space_of(&self, device: &DeviceExtents) -> Space {
         let (clean, dirty) = (device.count(ExtentState::Clean), device.all_dirty());
         Space {
             extent_bytes: self.extent_bytes,
@@ -529,14 +532,14 @@ mod tests {
         let mut extents = extents(10);
         extents.add_device(vec![0; 20]);
         extents.set(DeviceRun::new(D0, 3, 2), ExtentState::Dirty);
-        assert!(extents.set_health(D0, Health::Failed));
+        assert!(extents.set_health(D0, DeviceHealth::Failed));
         assert_eq!((extents.clean_online(), extents.dirty_online()), (20, 0));
         assert_eq!(extents.take_clean(D0, 1), None);
         assert_eq!(extents.take_dirty(D0, 1), None);
         assert_eq!(extents.space().unavailable, 10);
-        extents.set_health(D0, Health::Online);
+        extents.set_health(D0, DeviceHealth::Online);
         assert_eq!(extents.take_dirty(D0, 5), Some(DeviceRun::new(D0, 3, 2)));
         assert_eq!(extents.take_clean(D0, 5), Some(DeviceRun::new(D0, 0, 3)));
-        assert!(!extents.set_health(DeviceIndex(2), Health::Online));
+        assert!(!extents.set_health(DeviceIndex(2), DeviceHealth::Online));
     }
 }

@@ -105,7 +105,7 @@ mod tests {
         all.take_clean(DeviceIndex(0), 3);
         pattern.update(&all);
         assert_eq!(order(&pattern, 8), before);
-        all.set_health(DeviceIndex(0), crate::Health::Missing);
+        all.set_health(DeviceIndex(0), crate::DeviceHealth::Missing);
         pattern.update(&all);
         assert_eq!(order(&pattern, 4), [1; 4]);
         pattern.update(&extents(&[1000; 256]));

@@ -142,7 +142,7 @@ pub(crate) fn root<'a>(tables: impl Iterator<Item = &'a TableBlock>) -> u32 {
 
 /// What a header says, as it is in memory.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) struct Header {
+pub(crate) struct AreaHeader {
     pub(crate) seq: u64,
     pub(crate) len: u64,
     pub(crate) root: u32,
@@ -179,8 +179,8 @@ impl fmt::Debug for Area {
 }
 
 /// What an area holds.
-pub(crate) struct Content {
-    pub(crate) header: Header,
+pub(crate) struct AreaContent {
+    pub(crate) header: AreaHeader,
     /// The slot of that header.
     pub(crate) header_slot: u64,
     pub(crate) tables: Vec<FoundTable>,
@@ -221,7 +221,7 @@ struct Versions {
 #[derive(Default)]
 struct Headers {
     /// Those that verify, newest first, each with its slot.
-    sound: Vec<(u64, Header)>,
+    sound: Vec<(u64, AreaHeader)>,
     /// Slots that hold something else, or can't be read.
     bad: Vec<u64>,
 }
@@ -279,7 +279,7 @@ impl Area {
             .write_at(self.table_offset(index, slot), table.as_bytes())
     }
 
-    pub(crate) fn write_header(&self, slot: u64, header: &Header) -> io::Result<()> {
+    pub(crate) fn write_header(&self, slot: u64, header: &AreaHeader) -> io::Result<()> {
         let mut block = Box::new(HeaderBlock {
             magic: U64::new(HEADER_MAGIC),
             version: U32::new(VERSION),
@@ -363,7 +363,7 @@ impl Area {
             } else if block.len.get() <= self.blocks * BLOCK {
                 headers.sound.push((
                     slot,
-                    Header {
+                    AreaHeader {
                         seq: block.seq.get(),
                         len: block.len.get(),
                         root: block.root.get(),
@@ -392,13 +392,13 @@ impl Area {
     }
 
     /// The newest header that can be read, whatever is below it.
-    pub(crate) fn newest_header(&self) -> Option<Header> {
+    pub(crate) fn newest_header(&self) -> Option<AreaHeader> {
         let headers = self.read_headers().ok()?.sound;
         headers.into_iter().next().map(|(_, header)| header)
     }
 
     /// What the last finished sync (or the one that a crash interrupted) left here.
-    pub(crate) fn read(&self) -> Result<Content, Unusable> {
+    pub(crate) fn read(&self) -> Result<AreaContent, Unusable> {
         let headers = self.read_headers()?;
         let versions = self.read_tables();
         let bad_headers = headers.bad.iter().map(|slot| format!("header {slot}"));
@@ -409,7 +409,7 @@ impl Area {
         let bad = bad_headers.chain(bad_tables).collect();
         for (header_slot, header) in headers.sound {
             if let Some(tables) = Self::pick(&versions, &header) {
-                return Ok(Content {
+                return Ok(AreaContent {
                     header,
                     header_slot,
                     tables,
@@ -465,7 +465,7 @@ impl Area {
     }
 
     /// The tables that `header` means, if they yield its root.
-    fn pick(versions: &[Versions], header: &Header) -> Option<Vec<FoundTable>> {
+    fn pick(versions: &[Versions], header: &AreaHeader) -> Option<Vec<FoundTable>> {
         let mut picked = Vec::with_capacity(versions.len());
         for versions in versions {
             let (slot, block) = versions

@@ -5,9 +5,9 @@
 //! such a copy has more than the best that can be read, opening is refused before anything is written.
 //! **Not here:** bringing copies up to date (`copies`).
 
-use super::{Found, Mirror};
+use super::{FoundArea, Mirror};
 use crate::{
-    mirror::area::{Header, NO_DEVICE, Unusable, damaged},
+    mirror::area::{AreaHeader, NO_DEVICE, Unusable, damaged},
     mirror::lineage::Epoch,
 };
 use forebay_xlate::types::DeviceIndex;
@@ -15,7 +15,7 @@ use std::io;
 
 impl Mirror {
     /// The copy that has everything.
-    pub(super) fn best(found: &[Found]) -> io::Result<usize> {
+    pub(super) fn best(found: &[FoundArea]) -> io::Result<usize> {
         for found in found {
             if let Err(Unusable::Version(version)) = &found.content {
                 return Err(io::Error::new(
@@ -28,13 +28,14 @@ impl Mirror {
                 ));
             }
         }
-        let sound: Vec<(usize, &Header)> = found
+        let sound: Vec<(usize, &AreaHeader)> = found
             .iter()
             .enumerate()
             .filter_map(|(at, found)| Some((at, &found.content.as_ref().ok()?.header)))
             .collect();
-        let contains =
-            |one: &Header, other: &Header| one.lineage.contains(one.seq, &other.lineage, other.seq);
+        let contains = |one: &AreaHeader, other: &AreaHeader| {
+            one.lineage.contains(one.seq, &other.lineage, other.seq)
+        };
         let best = sound
             .iter()
             .find(|(_, one)| sound.iter().all(|(_, other)| contains(one, other)));
@@ -79,7 +80,7 @@ impl Mirror {
 
     /// Refuses to go on with a copy when another one, which can't be read, or is not here, is newer.
     pub(super) fn refuse_older(
-        found: &[Found],
+        found: &[FoundArea],
         best: usize,
         told: &[(String, Epoch)],
     ) -> io::Result<()> {

@@ -7,10 +7,10 @@
 //! block, whatever its device still shows. **Not here:** which copy is
 //! the truth (`choose`), copies that failed (`heal`), which devices the pool has (`create`).
 
-use super::{Labels, Mirror, Replica, State, Table, sync::epoch_name};
+use super::{CopyTable, Labels, Mirror, Replica, State, sync::epoch_name};
 use crate::{
     mirror::area::{
-        Area, BLOCK, Content, ENTRIES, HEAD_BYTES, Header, NO_DEVICE, TableBlock, Unusable,
+        Area, AreaContent, AreaHeader, BLOCK, ENTRIES, HEAD_BYTES, NO_DEVICE, TableBlock, Unusable,
         block_crc, damaged, root,
     },
     mirror::lineage::{Epoch, Lineage},
@@ -19,12 +19,12 @@ use crate::{
 use std::{collections::BTreeSet, io, sync::Mutex};
 
 /// An area that was looked at.
-pub(crate) struct Found {
+pub(crate) struct FoundArea {
     pub(crate) area: Area,
-    pub(super) content: Result<Content, Unusable>,
+    pub(super) content: Result<AreaContent, Unusable>,
 }
 
-impl Found {
+impl FoundArea {
     pub(crate) fn new(area: Area) -> Self {
         let content = area.read();
         Self { area, content }
@@ -61,7 +61,7 @@ impl Mirror {
             head: Box::new([0; HEAD_BYTES]),
             head_dirty: true,
             tables: (0..tables)
-                .map(|index| Table {
+                .map(|index| CopyTable {
                     block: TableBlock::empty(index),
                     dirty: true,
                 })
@@ -99,7 +99,7 @@ impl Mirror {
     /// something become copies now; see [`Mirror::settle`].
     /// `told` is what the labels say of the catalog. Nothing is written unless the best copy that can be
     /// read has all that any copy is known to have had.
-    pub(crate) fn open(mut found: Vec<Found>, told: &[(String, Epoch)]) -> io::Result<Self> {
+    pub(crate) fn open(mut found: Vec<FoundArea>, told: &[(String, Epoch)]) -> io::Result<Self> {
         let best = Self::best(&found)?;
         Self::refuse_older(&found, best, told)?;
         let winner = found.swap_remove(best);
@@ -126,7 +126,7 @@ impl Mirror {
             tables: content
                 .tables
                 .into_iter()
-                .map(|table| Table {
+                .map(|table| CopyTable {
                     block: table.block,
                     dirty: table.orphan,
                 })
@@ -148,7 +148,7 @@ impl Mirror {
         };
         state.note_bad(device, &bad);
         // Another device's before this one's, a sound one before a damaged one, the newer.
-        let mut others: Vec<Found> = found
+        let mut others: Vec<FoundArea> = found
             .into_iter()
             .filter(|other| !other.is_blank() && other.area.blocks == blocks)
             .collect();
@@ -204,11 +204,11 @@ impl Mirror {
             .filter(fits)
             .find(|area| area.device != first.device);
         match (elsewhere, state.replicas.len()) {
-            (Some(area), 1) => state.adopt(Found::new(area.clone()), true),
+            (Some(area), 1) => state.adopt(FoundArea::new(area.clone()), true),
             (Some(area), _) => state.relocate(area),
             (None, 1) => {
                 if let Some(area) = areas.iter().find(fits) {
-                    state.adopt(Found::new(area.clone()), true);
+                    state.adopt(FoundArea::new(area.clone()), true);
                 }
             }
             (None, _) => {}
@@ -267,8 +267,8 @@ impl Mirror {
 }
 
 impl State {
-    fn header(&self) -> Header {
-        Header {
+    fn header(&self) -> AreaHeader {
+        AreaHeader {
             seq: self.seq,
             len: self.len,
             root: root(self.tables.iter().map(|table| table.block.as_ref())),
@@ -295,7 +295,7 @@ impl State {
     }
 
     /// Makes an area the second copy, if that works; a new place gets it for the first time.
-    fn adopt(&mut self, found: Found, is_new: bool) {
+    fn adopt(&mut self, found: FoundArea, is_new: bool) {
         let device = found.area.device;
         let bad = match &found.content {
             Ok(content) => content.bad.clone(),
@@ -364,8 +364,12 @@ impl State {
     /// Writes what differs to an area, durably: it then is at the last finished sync. `known` is what it
     /// has; none: it can't be trusted at all. Nothing must be unsynced. Where the area is only behind, its
     /// own last state stays whole until it has the new one, as in any sync.
-    pub(super) fn bring_up(&mut self, area: &Area, known: Option<Content>) -> io::Result<Replica> {
-        let is_ahead = |table: &Table| table.block.seq.get() > self.seq;
+    pub(super) fn bring_up(
+        &mut self,
+        area: &Area,
+        known: Option<AreaContent>,
+    ) -> io::Result<Replica> {
+        let is_ahead = |table: &CopyTable| table.block.seq.get() > self.seq;
         if self.alone && self.tables_dirty || self.tables.iter().any(is_ahead) {
             // Tables must not change below, nor be those of a sync that failed.
             self.sync()?;
@@ -427,7 +431,7 @@ impl State {
     }
 
     /// Whether an area that was read as `known` is where the catalog is.
-    fn is_level(&self, known: &Content) -> bool {
+    fn is_level(&self, known: &AreaContent) -> bool {
         known.header.lineage.name() == self.lineage.name()
             && known.header.seq == self.seq
             && known.header.root == root(self.tables.iter().map(|table| table.block.as_ref()))
@@ -435,7 +439,13 @@ impl State {
 
     /// Whether an area that was read as `known` has a block. What a sync wrote that did not finish there may
     /// be anything, whatever the tables of that sync say of it; so may what it wrote over.
-    fn has_block(area: &Area, known: &Content, is_level: bool, block: u64, expected: u32) -> bool {
+    fn has_block(
+        area: &Area,
+        known: &AreaContent,
+        is_level: bool,
+        block: u64,
+        expected: u32,
+    ) -> bool {
         let at = block as usize;
         let table = &known.tables[at / ENTRIES].block;
         if table.entries[at % ENTRIES].get() != expected {
@@ -452,7 +462,7 @@ impl State {
     fn bring_up_tables(
         &self,
         area: &Area,
-        known: Option<&Content>,
+        known: Option<&AreaContent>,
         wrote: &mut bool,
     ) -> io::Result<Vec<u64>> {
         let mut slots = Vec::with_capacity(self.tables.len());
@@ -486,14 +496,14 @@ impl State {
     fn bring_up_header(
         &self,
         area: &Area,
-        known: Option<&Content>,
+        known: Option<&AreaContent>,
         wrote: bool,
     ) -> io::Result<u64> {
         let header = self.header();
-        let is_same = |found: &Header| {
+        let is_same = |found: &AreaHeader| {
             let wrote_tables = found.wrote_tables;
             *found
-                == Header {
+                == AreaHeader {
                     wrote_tables,
                     ..header.clone()
                 }
@@ -515,7 +525,7 @@ impl State {
         Ok(slot)
     }
 
-    fn bring_up_blocks(&mut self, area: &Area, known: Option<&Content>) -> io::Result<bool> {
+    fn bring_up_blocks(&mut self, area: &Area, known: Option<&AreaContent>) -> io::Result<bool> {
         let mut wrote = false;
         let mut content = [0; BLOCK_BYTES];
         let is_level = known.is_some_and(|known| self.is_level(known));

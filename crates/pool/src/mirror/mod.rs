@@ -21,7 +21,7 @@ mod labels;
 pub(crate) mod lineage;
 mod sync;
 
-pub(crate) use copies::Found;
+pub(crate) use copies::FoundArea;
 use labels::Labels;
 
 use crate::{
@@ -71,7 +71,7 @@ pub struct CatalogCopy {
     pub state: CopyState,
 }
 
-struct Table {
+struct CopyTable {
     block: Box<TableBlock>,
     dirty: bool,
 }
@@ -98,7 +98,7 @@ struct State {
     devices: [u8; 2],
     head: Box<[u8; HEAD_BYTES]>,
     head_dirty: bool,
-    tables: Vec<Table>,
+    tables: Vec<CopyTable>,
     /// Some table is dirty.
     tables_dirty: bool,
     /// One or two.

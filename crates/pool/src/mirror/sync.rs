@@ -12,7 +12,7 @@
 
 use super::State;
 use crate::{
-    mirror::area::{Area, BLOCK, Header, root},
+    mirror::area::{Area, AreaHeader, BLOCK, root},
     store::BLOCK_BYTES,
     uuid::Uuid,
 };
@@ -126,7 +126,7 @@ impl State {
         for table in self.tables.iter_mut().filter(|table| table.dirty) {
             table.block.seal(seq);
         }
-        let header = Header {
+        let header = AreaHeader {
             seq,
             len: self.len,
             root: root(self.tables.iter().map(|table| table.block.as_ref())),

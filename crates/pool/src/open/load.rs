@@ -22,7 +22,7 @@ use crate::{
         DeviceRecord, ExportRecord, HostReservations, PoolInfo, PortRecord, TenantRecord,
         VolumeRecord,
     },
-    volumes::{Volume, map::MAP_CHUNK},
+    volumes::{PoolVolume, map::MAP_CHUNK},
 };
 use forebay_xlate::types::{DeviceIndex, VolumeId};
 use std::{collections::BTreeMap, sync::Arc};
@@ -69,7 +69,7 @@ struct Loader {
     /// Of each device; made when all states are known.
     unclaimed: Vec<Unclaimed>,
     tenants: Vec<TenantRecord>,
-    volumes: BTreeMap<VolumeId, Volume>,
+    volumes: BTreeMap<VolumeId, PoolVolume>,
     exports: Vec<ExportRecord>,
     ports: BTreeMap<u16, PortRecord>,
     host_reservations: BTreeMap<VolumeId, HostReservations>,
@@ -126,7 +126,7 @@ impl Loader {
                 if record.id.0 != a {
                     return Err(wrong(format!("volume {a} calls itself {}", record.id.0)));
                 }
-                self.volumes.insert(record.id, Volume::new(record));
+                self.volumes.insert(record.id, PoolVolume::new(record));
             }
             Table::Exports => {
                 let record: ExportRecord = codec::decode_export(value)?;
@@ -178,7 +178,7 @@ impl Loader {
         self.devices.iter().map(of).collect()
     }
 
-    fn volume(&mut self, id: u64) -> Result<&mut Volume> {
+    fn volume(&mut self, id: u64) -> Result<&mut PoolVolume> {
         self.volumes
             .get_mut(&VolumeId(id))
             .ok_or_else(|| wrong(format!("extents of volume {id}, which does not exist")))
@@ -306,7 +306,7 @@ pub(crate) fn load_records(
         .volumes
         .into_iter()
         .partition(|(_, volume)| volume.record.name.is_empty());
-    let has_tenant = |volume: &Volume| pool.tenants.get(volume.record.tenant).is_ok();
+    let has_tenant = |volume: &PoolVolume| pool.tenants.get(volume.record.tenant).is_ok();
     if let Some((id, _)) = volumes.iter().find(|(_, volume)| !has_tenant(volume)) {
         return Err(wrong(format!("{id} belongs to no tenant")));
     }

@@ -14,9 +14,9 @@ pub(crate) mod stamp;
 use crate::{
     catalog::Catalog,
     error::{PoolError, Result},
-    extents::Health,
+    extents::DeviceHealth,
     label::{Label, LabelFormat},
-    mirror::Found,
+    mirror::FoundArea,
     mirror::lineage::Epoch,
     pool::Pool,
     records::DeviceRecord,
@@ -133,21 +133,21 @@ pub fn open(devices: &[OpenDevice]) -> Result<Opened> {
 
 /// The catalog areas to open the catalog from: those of devices that were part of the pool's last start or stop, as far
 /// as their labels tell. A device that was not comes in once the catalog has said that it may.
-fn areas_to_trust(labelled: &[Labelled<'_>]) -> Result<Vec<Found>> {
+fn areas_to_trust(labelled: &[Labelled<'_>]) -> Result<Vec<FoundArea>> {
     let newest = labelled.iter().map(|one| one.label.number).max();
     let is_behind = |one: &&Labelled<'_>| {
         one.label.format == LabelFormat::Current && Some(one.label.number) < newest
     };
-    let found_on = |devices: &mut dyn Iterator<Item = &Labelled<'_>>| -> Result<Vec<Found>> {
+    let found_on = |devices: &mut dyn Iterator<Item = &Labelled<'_>>| -> Result<Vec<FoundArea>> {
         let mut found = Vec::new();
         for one in devices {
             let areas = areas_of(&one.label, &one.device.store)?;
-            found.extend(areas.into_iter().map(Found::new));
+            found.extend(areas.into_iter().map(FoundArea::new));
         }
         Ok(found)
     };
     let found = found_on(&mut labelled.iter().filter(|one| !is_behind(one)))?;
-    if found.iter().any(Found::is_copy) {
+    if found.iter().any(FoundArea::is_copy) {
         return Ok(found);
     }
     found_on(&mut labelled.iter())
@@ -278,7 +278,7 @@ fn match_records(
     let mut missing = Vec::new();
     for record in pool.devices().to_vec() {
         let Some(one) = find(labelled, &record) else {
-            pool.set_device_health(record.index, Health::Missing)?;
+            pool.set_device_health(record.index, DeviceHealth::Missing)?;
             missing.push(MissingDevice {
                 index: record.index,
                 uuid: record.uuid,
@@ -291,7 +291,7 @@ fn match_records(
         let number = one.label.number;
         let is_older = one.label.format == LabelFormat::Current && number < known;
         if is_older && !one.device.forced {
-            pool.set_device_health(record.index, Health::Missing)?;
+            pool.set_device_health(record.index, DeviceHealth::Missing)?;
             notes.push(older_copy(&one.device.spec, number, known));
             missing.push(MissingDevice {
                 index: record.index,

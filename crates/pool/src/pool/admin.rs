@@ -20,7 +20,7 @@ use crate::{
 use forebay_device::size::format_bytes;
 use forebay_nvme::reservation::Reservations;
 use forebay_qos::stated::Stated;
-use forebay_xlate::boundary::message::{AnaState, ReserveToken};
+use forebay_xlate::boundary::message::{PathState, ReserveToken};
 use forebay_xlate::types::{DeviceIndex, VolumeId};
 use std::collections::BTreeSet;
 
@@ -336,7 +336,7 @@ impl Pool {
     }
 
     /// Changes how hosts should use a port; false if that is so already.
-    pub fn set_port_ana(&mut self, address: &str, ana: AnaState) -> Result<bool> {
+    pub fn set_port_ana(&mut self, address: &str, ana: PathState) -> Result<bool> {
         self.hosts.set_port_ana(&mut self.journal, address, ana)
     }
 }

@@ -7,7 +7,7 @@
 use super::{Pool, initial_state};
 use crate::{
     error::{PoolError, Result},
-    extents::{Health, space::PoolSettings},
+    extents::{DeviceHealth, space::PoolSettings},
     journal::batch::{BatchId, Table},
     records::DeviceRecord,
     uuid::Uuid,
@@ -18,7 +18,7 @@ impl Pool {
     /// Says whether a device can be used. Nothing is allocated, reserved or laundered on one that is
     /// not online; what is mapped on a failing one is served all the same, and faults of what is
     /// mapped on one that is missing or failed say so.
-    pub fn set_device_health(&mut self, device: DeviceIndex, health: Health) -> Result<()> {
+    pub fn set_device_health(&mut self, device: DeviceIndex, health: DeviceHealth) -> Result<()> {
         self.allocator.set_health(device, health)
     }
 
@@ -54,7 +54,7 @@ impl Pool {
         self.allocator.extents.add_device(states);
         self.allocator
             .extents
-            .set_health(record.index, Health::Missing);
+            .set_health(record.index, DeviceHealth::Missing);
         self.journal.touch(Table::Devices, index as u64, 0);
         self.devices.push(record);
         Ok(())

@@ -12,7 +12,7 @@ use crate::{
     records::{HostReservations, PortRecord},
 };
 use forebay_nvme::reservation::Reservations;
-use forebay_xlate::boundary::message::{AnaState, ReserveToken};
+use forebay_xlate::boundary::message::{PathState, ReserveToken};
 use forebay_xlate::types::VolumeId;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -143,7 +143,7 @@ impl Hosts {
             let port = PortRecord {
                 address: address.clone(),
                 port_id,
-                ana: AnaState::default(),
+                ana: PathState::default(),
                 changes: 0,
             };
             self.ports.insert(port_id, port);
@@ -158,7 +158,7 @@ impl Hosts {
         &mut self,
         journal: &mut Journal,
         address: &str,
-        ana: AnaState,
+        ana: PathState,
     ) -> Result<bool> {
         let port = (self.ports.values_mut()).find(|port| port.address == address);
         let port = port.ok_or_else(|| PoolError::not_found(format!("no port at {address}")))?;

@@ -28,7 +28,7 @@ use stock::MIN_RESERVE;
 
 /// A volume with everything that is known about it.
 #[derive(Debug)]
-pub(crate) struct Volume {
+pub(crate) struct PoolVolume {
     pub(crate) record: VolumeRecord,
     pub(crate) map: VolumeMap,
     /// Reserved durably, never granted.
@@ -52,7 +52,7 @@ pub(crate) struct Volume {
     pub(crate) catalog_bytes: u64,
 }
 
-impl Volume {
+impl PoolVolume {
     pub(crate) fn new(record: VolumeRecord) -> Self {
         Self {
             record,
@@ -95,9 +95,9 @@ pub struct VolumeSpace {
 /// All volumes of a pool.
 #[derive(Debug)]
 pub struct Volumes {
-    pub(crate) by_id: BTreeMap<VolumeId, Volume>,
+    pub(crate) by_id: BTreeMap<VolumeId, PoolVolume>,
     /// Deleted ones some of whose extents are still to be freed. Nobody else knows them.
-    pub(crate) deleting: BTreeMap<VolumeId, Volume>,
+    pub(crate) deleting: BTreeMap<VolumeId, PoolVolume>,
     /// How many extents of a deleted volume are freed at once.
     pub(crate) delete_slice: u64,
     pub(crate) names: BTreeMap<(TenantId, String), VolumeId>,
@@ -127,8 +127,8 @@ impl Volumes {
     /// Takes in what is durable.
     pub(crate) fn load(
         &mut self,
-        volumes: BTreeMap<VolumeId, Volume>,
-        deleting: BTreeMap<VolumeId, Volume>,
+        volumes: BTreeMap<VolumeId, PoolVolume>,
+        deleting: BTreeMap<VolumeId, PoolVolume>,
     ) {
         let records = volumes.values().map(|volume| &volume.record);
         let names = records.map(|record| ((record.tenant, record.name.clone()), record.id));
@@ -154,13 +154,13 @@ impl Volumes {
         self.get(volume).map(|volume| &volume.record)
     }
 
-    pub(crate) fn get(&self, volume: VolumeId) -> Result<&Volume> {
+    pub(crate) fn get(&self, volume: VolumeId) -> Result<&PoolVolume> {
         self.by_id
             .get(&volume)
             .ok_or_else(|| PoolError::not_found(format!("no {volume}")))
     }
 
-    pub(crate) fn get_mut(&mut self, volume: VolumeId) -> Result<&mut Volume> {
+    pub(crate) fn get_mut(&mut self, volume: VolumeId) -> Result<&mut PoolVolume> {
         self.by_id
             .get_mut(&volume)
             .ok_or_else(|| PoolError::not_found(format!("no {volume}")))
@@ -170,19 +170,20 @@ impl Volumes {
     pub(crate) fn insert(&mut self, record: VolumeRecord) {
         let id = record.id;
         self.names.insert((record.tenant, record.name.clone()), id);
-        self.by_id.insert(id, Volume::new(record));
+        self.by_id.insert(id, PoolVolume::new(record));
         self.settle_account(id);
     }
 
     /// A volume, or what is left of one.
-    pub(crate) fn any(&self, id: VolumeId) -> Option<&Volume> {
+    pub(crate) fn any(&self, id: VolumeId) -> Option<&PoolVolume> {
         self.by_id.get(&id).or_else(|| self.deleting.get(&id))
     }
 
     /// The first volume from `id` on, being deleted or not.
-    pub(crate) fn any_from(&self, id: VolumeId) -> Option<(VolumeId, &Volume)> {
-        let first =
-            |volumes: &'_ BTreeMap<VolumeId, Volume>| volumes.range(id..).next().map(|(id, _)| *id);
+    pub(crate) fn any_from(&self, id: VolumeId) -> Option<(VolumeId, &PoolVolume)> {
+        let first = |volumes: &'_ BTreeMap<VolumeId, PoolVolume>| {
+            volumes.range(id..).next().map(|(id, _)| *id)
+        };
         let found = first(&self.by_id).into_iter().chain(first(&self.deleting));
         let id = found.min()?;
         Some((id, self.any(id)?))
@@ -196,7 +197,7 @@ impl Volumes {
 
     /// Extents in stock, durably or not, of all volumes.
     pub(crate) fn unused(&self) -> u64 {
-        self.by_id.values().map(Volume::unused).sum()
+        self.by_id.values().map(PoolVolume::unused).sum()
     }
 
     /// Extents that volumes with a reservation are still to get.

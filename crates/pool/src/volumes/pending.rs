@@ -21,20 +21,20 @@ pub(crate) struct Pending {
 }
 
 /// (sequence, logical), in the order of sequences.
-type Queue = VecDeque<(u64, u64)>;
+type SequenceQueue = VecDeque<(u64, u64)>;
 
 /// All of a volume's.
 #[derive(Default, Debug)]
 pub(crate) struct PendingSet {
     by_logical: BTreeMap<u64, Pending>,
     /// Both ends are there; between may be some that are gone.
-    by_seq: Queue,
+    by_seq: SequenceQueue,
     /// By device, of what no batch carries; the same holds.
-    waiting: BTreeMap<u8, Queue>,
+    waiting: BTreeMap<u8, SequenceQueue>,
 }
 
 /// Puts an entry where its sequence belongs, nearly always at the end.
-fn enqueue(queue: &mut Queue, entry: (u64, u64)) {
+fn enqueue(queue: &mut SequenceQueue, entry: (u64, u64)) {
     if queue.back().is_none_or(|last| *last < entry) {
         queue.push_back(entry);
     } else {
@@ -47,7 +47,7 @@ fn enqueue(queue: &mut Queue, entry: (u64, u64)) {
 }
 
 /// Drops what is gone from both ends.
-fn trim(queue: &mut Queue, is_there: impl Fn(&(u64, u64)) -> bool) {
+fn trim(queue: &mut SequenceQueue, is_there: impl Fn(&(u64, u64)) -> bool) {
     while queue.front().is_some_and(|entry| !is_there(entry)) {
         queue.pop_front();
     }
@@ -167,7 +167,8 @@ impl PendingSet {
     /// What is wrong with it, if anything is.
     pub(crate) fn contradiction(&self) -> Option<String> {
         let there = &self.by_logical;
-        let in_order = |queue: &Queue| queue.iter().zip(queue.iter().skip(1)).all(|(a, b)| a < b);
+        let in_order =
+            |queue: &SequenceQueue| queue.iter().zip(queue.iter().skip(1)).all(|(a, b)| a < b);
         let listed = self.by_seq.iter();
         let listed = listed.filter(|entry| is_pending(there, entry)).count();
         let (mut waiting, mut lost) = (0, usize::from(!in_order(&self.by_seq)));

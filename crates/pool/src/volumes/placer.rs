@@ -7,7 +7,7 @@
 //!
 //! **Not here:** which device a unit is on (`extents::placement`), how much is reserved (`stock`).
 
-use super::Volume;
+use super::PoolVolume;
 use crate::extents::{
     Extents,
     allocator::Allocator,
@@ -38,7 +38,7 @@ impl<'a> Placer<'a> {
     }
 
     /// Takes the extent from a volume's stock that fits `logical` best.
-    pub(super) fn pick(&self, volume: &mut Volume, logical: u64) -> Option<DeviceRun> {
+    pub(super) fn pick(&self, volume: &mut PoolVolume, logical: u64) -> Option<DeviceRun> {
         let striped = self.placement == Placement::Stripe && self.extents.devices() > 1;
         let at_most = |unit: u64| if striped { unit } else { u64::MAX };
         let into = logical % UNIT_EXTENTS;
@@ -81,7 +81,7 @@ impl<'a> Placer<'a> {
     /// that `within` names, all unmapped; under stripe of its unit alone. Says where the run begins.
     pub(super) fn pick_around(
         &self,
-        volume: &mut Volume,
+        volume: &mut PoolVolume,
         logical: u64,
         mut within: Range<u64>,
     ) -> Option<(u64, DeviceRun)> {
@@ -138,7 +138,7 @@ impl<'a> Placer<'a> {
         volume.stock.take(run).then_some((first, run))
     }
 
-    fn longest(&self, volume: &Volume) -> Option<DeviceRun> {
+    fn longest(&self, volume: &PoolVolume) -> Option<DeviceRun> {
         let stock = &volume.stock;
         stock
             .devices()

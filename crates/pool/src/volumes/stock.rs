@@ -9,7 +9,7 @@
 //!
 //! **Not here:** from which device (`placement`), the fault that uses stock (`owner`).
 
-use super::{Volume, Volumes, faults::FaultAnswer, map::MAP_CHUNK};
+use super::{PoolVolume, Volumes, faults::FaultAnswer, map::MAP_CHUNK};
 use crate::{
     error::{PoolError, Result},
     extents::{ExtentState, Extents, allocator::Allocator, runs::DeviceRun, space::Placement},
@@ -37,7 +37,7 @@ const CHUNK_BYTES: u64 = 32;
 /// What the catalog must have room for before an extent is reserved, in bytes.
 pub(crate) const RESERVED_BYTES: u64 = MAPPING_BYTES + CHUNK_BYTES;
 
-impl Volume {
+impl PoolVolume {
     /// What it has, durably or not, and used or not.
     pub(crate) fn has(&self) -> u64 {
         self.map.mapped() + self.unused()
@@ -115,7 +115,7 @@ impl Volumes {
         let free = extents.clean_online() + extents.dirty_online() + spare;
         let has = volume
             .and_then(|volume| self.by_id.get(&volume))
-            .map_or(0, Volume::has);
+            .map_or(0, PoolVolume::has);
         (free.saturating_sub(self.promised_to_others(volume)) + has)
             .saturating_mul(self.extent_bytes)
     }
@@ -152,7 +152,7 @@ impl Volumes {
         }
         let has = volume
             .and_then(|volume| self.by_id.get(&volume))
-            .map_or(0, Volume::has);
+            .map_or(0, PoolVolume::has);
         let needed = wanted.saturating_sub(has) + self.promised_to_others(volume);
         let others: Vec<VolumeId> = self.by_id.keys().copied().collect();
         for other in others.into_iter().filter(|id| Some(*id) != volume) {
@@ -214,13 +214,13 @@ impl Volumes {
     }
 
     /// What others may take of a volume's stock, now.
-    fn spare_online(&self, extents: &Extents, volume: &Volume) -> u64 {
+    fn spare_online(&self, extents: &Extents, volume: &PoolVolume) -> u64 {
         volume
             .spare(self.extent_bytes)
             .min(self.stock_online(extents, volume))
     }
 
-    fn stock_online(&self, extents: &Extents, volume: &Volume) -> u64 {
+    fn stock_online(&self, extents: &Extents, volume: &PoolVolume) -> u64 {
         let stock = volume.stock.devices();
         stock
             .filter(|(device, _)| extents.is_online(*device))
@@ -266,7 +266,7 @@ impl Volumes {
             return Ok(FaultAnswer::AwaitLaunder);
         }
         // What another is about to get may be more than it needs.
-        let waits = |other: &Volume| {
+        let waits = |other: &PoolVolume| {
             let over = other.has() > other.reservation(self.extent_bytes);
             let last = other.incoming.back();
             last.filter(|(_, run)| over && extents.is_online(run.device))

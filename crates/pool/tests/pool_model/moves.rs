@@ -7,7 +7,7 @@ use crate::{
     world::{EXTENTS, ModelVolume, World, devices, flat},
 };
 use forebay_pool::{
-    Check, ErrorKind, FaultAnswer, Health, NewVolume, Placement, PoolSettings, Released,
+    Check, DeviceHealth, ErrorKind, FaultAnswer, NewVolume, Placement, PoolSettings, Released,
 };
 use forebay_xlate::types::{DeviceIndex, ExtentIndex, VolumeId};
 use std::collections::BTreeSet;
@@ -82,8 +82,12 @@ impl World {
                 }
             }
             Op::EndQuarantine => self.end_quarantine(),
-            Op::Away { device } if here(self, device) => self.set_health(device, Health::Failed),
-            Op::Back { device } if here(self, device) => self.set_health(device, Health::Online),
+            Op::Away { device } if here(self, device) => {
+                self.set_health(device, DeviceHealth::Failed)
+            }
+            Op::Back { device } if here(self, device) => {
+                self.set_health(device, DeviceHealth::Online)
+            }
             Op::Away { .. } | Op::Back { .. } => {}
             Op::Placement { fill } => {
                 let placement = if fill {

@@ -6,7 +6,7 @@ use crate::{
     tenant::Tenants,
 };
 use forebay_pool::{
-    Batch, BatchId, Catalog, Check, DeviceRun, Health, NewDevice, OpenDevice, Pool, PoolSpec,
+    Batch, BatchId, Catalog, Check, DeviceHealth, DeviceRun, NewDevice, OpenDevice, Pool, PoolSpec,
     QuarantineMark,
 };
 use forebay_xlate::types::{DeviceIndex, VolumeId};
@@ -201,11 +201,11 @@ impl World {
         self.away.contains(&place.0)
     }
 
-    pub(crate) fn set_health(&mut self, device: u8, health: Health) {
+    pub(crate) fn set_health(&mut self, device: u8, health: DeviceHealth) {
         self.pool
             .set_device_health(DeviceIndex(device), health)
             .unwrap();
-        if health == Health::Online {
+        if health == DeviceHealth::Online {
             self.away.remove(&device);
         } else {
             self.away.insert(device);

@@ -44,14 +44,14 @@ enum Coverage {
 }
 
 #[derive(Clone, Default, Debug)]
-struct Tenant {
+struct PlacedTenant {
     cost: f64,
     at: BTreeMap<usize, At>,
     promise: Option<Promise>,
     counts: Coverage,
 }
 
-impl Tenant {
+impl PlacedTenant {
     /// The entitlement at a reactor of capacity `each`.
     fn entitlement(&self, each: f64, at: &At) -> f64 {
         self.cost.min(each).max(at.own)
@@ -109,7 +109,7 @@ pub struct Lack {
 #[derive(Clone, Debug)]
 pub struct PlacementPlan {
     each: f64,
-    tenants: BTreeMap<u64, Tenant>,
+    tenants: BTreeMap<u64, PlacedTenant>,
     /// The sums of each reactor: entitlements here, load in `served`.
     entitlement: Vec<f64>,
     served: Vec<f64>,
@@ -145,7 +145,7 @@ impl PlacementPlan {
     }
 
     /// Changes a tenant and the sums of its reactors.
-    fn change(&mut self, tenant: u64, change: impl FnOnce(&mut Tenant)) {
+    fn change(&mut self, tenant: u64, change: impl FnOnce(&mut PlacedTenant)) {
         let of = self.tenants.entry(tenant).or_default();
         for (sign, change) in [(-1.0, Some(change)), (1.0, None)] {
             let part = of.part(self.each);
@@ -190,7 +190,7 @@ impl PlacementPlan {
     /// Tenants in order: held promises, then lapsed ones, the oldest first; then the rest, the largest first.
     #[must_use]
     pub fn order(&self) -> Vec<u64> {
-        let rank = |of: &Tenant| match &of.promise {
+        let rank = |of: &PlacedTenant| match &of.promise {
             Some(promise) => (u8::from(!promise.held), 0.0),
             None => (2, -of.cost),
         };
@@ -280,7 +280,7 @@ impl PlacementPlan {
     }
 
     /// Whether this coverage fits beside other entitlements.
-    fn fits(&self, of: &Tenant, reactor: usize, counts: Coverage) -> bool {
+    fn fits(&self, of: &PlacedTenant, reactor: usize, counts: Coverage) -> bool {
         let at = of.at.get(&reactor).copied().unwrap_or_default();
         let counted = |counts| of.counted(counts, self.each, reactor, &at);
         let entitlement = self.entitlement.get(reactor);
@@ -386,7 +386,7 @@ impl PlacementPlan {
     /// Of each reactor: its tenants with a base, and how many of them, whichever, fit at once.
     pub fn at_once(&self) -> impl Iterator<Item = (u32, u32)> {
         (0..self.entitlement.len()).map(|reactor| {
-            let at = |of: &Tenant| {
+            let at = |of: &PlacedTenant| {
                 let entitlement = of.entitlement(self.each, of.at.get(&reactor)?);
                 let together = self.each * of.at.len() as f64;
                 let is_had = of.cost <= together * (1.0 + ROUNDING);
@@ -410,7 +410,7 @@ impl PlacementPlan {
         all.filter_map(|(tenant, of)| Some((*tenant, self.lack(of)?)))
     }
 
-    fn lack(&self, of: &Tenant) -> Option<Lack> {
+    fn lack(&self, of: &PlacedTenant) -> Option<Lack> {
         let served = of.at.iter().filter(|_| of.cost > 0.0);
         let rooms = served.filter_map(|(reactor, at)| {
             let own = of.entitlement(self.each, at);

@@ -6,7 +6,7 @@
 use super::Scheduler;
 use super::accrual::Accrual;
 use super::each::Each;
-use super::state::{NOBODY, Tenant};
+use super::state::{NOBODY, TenantShare};
 use crate::params::BEGINNER;
 use crate::resources::{COUNT, PLENTY, Resource, ResourceVector, SHARED};
 
@@ -104,7 +104,7 @@ impl Scheduler {
 
     /// The guard: the tenant stays within its base with this I/O.
     fn is_below_base(&mut self, tenant: usize, own: &ResourceVector) -> bool {
-        let allows = |one: &Tenant, used: &ResourceVector| {
+        let allows = |one: &TenantShare, used: &ResourceVector| {
             let mut would = *used;
             would.add(own);
             one.entitlement.covers(&would.own())

@@ -23,7 +23,7 @@ use crate::params::{BadParam, Params};
 use crate::resources::{PARTS, PLENTY, Resource, ResourceVector, SHARED, in_window};
 use each::Each;
 use refill::OWN;
-use state::{AboveBase, Lane, NOBODY, Tenant};
+use state::{AboveBase, Lane, NOBODY, TenantShare};
 use std::sync::Arc;
 
 pub use state::TenantStatistics;
@@ -36,7 +36,7 @@ pub struct Scheduler {
     whole: [f32; SHARED],
     processors: f32,
     lanes: Vec<Lane>,
-    tenants: Vec<Tenant>,
+    tenants: Vec<TenantShare>,
     active: Vec<u32>,
     /// Active tenants that are given more than their base.
     bursting: Vec<u32>,
@@ -88,7 +88,7 @@ impl Scheduler {
             whole,
             processors: 1.0,
             lanes: (0..lanes).map(|_| Lane::default()).collect(),
-            tenants: (0..tenants).map(|_| Tenant::default()).collect(),
+            tenants: (0..tenants).map(|_| TenantShare::default()).collect(),
             active: Vec::with_capacity(tenants),
             bursting: Vec::with_capacity(tenants),
             reserve: ResourceVector::ZERO,

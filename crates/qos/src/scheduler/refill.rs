@@ -8,7 +8,7 @@ use super::Scheduler;
 use super::accrual::Accrual;
 use super::divide::divide;
 use super::each::Each;
-use super::state::{Lane, NOBODY, Tenant};
+use super::state::{Lane, NOBODY, TenantShare};
 use crate::ledger::{LedgerEntry, Published, WHOLE};
 use crate::params::{BEGINNER, FORGET, LATE_WINDOWS, LINK_CARRIED, MOST_PUBLISHED, Params};
 use crate::resources::{COUNT, PARTS, PLENTY, Resource, ResourceVector, SHARED};
@@ -25,7 +25,7 @@ const TIMED: [usize; 3] = [
 /// Nobody measures the delays of these, so no correction finds spare capacity.
 const LINKS: [usize; 2] = [Resource::LinkIn as usize, Resource::LinkOut as usize];
 
-impl Tenant {
+impl TenantShare {
     /// Ends the window of its lanes. Returns what they used, and what waits.
     #[inline]
     fn end_lanes(

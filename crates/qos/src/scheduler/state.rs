@@ -109,7 +109,7 @@ impl Lane {
 
 #[derive(Clone, Default, Debug)]
 #[repr(align(64))]
-pub(super) struct Tenant {
+pub(super) struct TenantShare {
     pub(super) base: ResourceVector,
     pub(super) burst: ResourceVector,
     pub(super) metered: bool,
@@ -167,7 +167,7 @@ pub(super) struct AboveBase {
     pub(super) fractions: [[f32; 2]; 2],
 }
 
-impl Tenant {
+impl TenantShare {
     pub(super) fn count_lanes(&mut self) {
         self.only = match self.lanes[..] {
             [lane] => lane,

@@ -3,7 +3,7 @@
 use super::{Better, Claim, Effort, Figure, about, described};
 use crate::model::{Guest, Load, Model, metered};
 use crate::policy::{Params, Policy};
-use crate::simulation::{Simulation, Spread};
+use crate::simulation::{SimSpread, Simulation};
 use crate::stats::Had;
 use forebay_qos::resources::Resource;
 
@@ -40,7 +40,7 @@ pub(super) fn run_again(
     effort: Effort,
     seed: u64,
 ) -> (Vec<Had>, Simulation) {
-    let mut simulation = Simulation::new(model, params, guests, Spread::OneToOne, seed)
+    let mut simulation = Simulation::new(model, params, guests, SimSpread::OneToOne, seed)
         .unwrap_or_else(|bad| panic!("{bad}"));
     let had = simulation.run(30_000_000, effort.ms * 1_000_000).to_vec();
     (had, simulation)

@@ -4,7 +4,7 @@ use super::paper::{beside, node, params};
 use super::{Better, Claim, Effort, Figure, about};
 use crate::model::{Guest, Load, Model, SKEWED, metered};
 use crate::policy::Policy;
-use crate::simulation::{Simulation, Spread};
+use crate::simulation::{SimSpread, Simulation};
 
 /// One tenant whose four queues are used as unevenly as the paper's, over 1 to 6 reactors.
 pub(super) fn balance(effort: Effort) -> Figure {
@@ -26,7 +26,7 @@ pub(super) fn balance(effort: Effort) -> Figure {
                 Load::small(1024),
             );
             guest.queues = SKEWED.to_vec();
-            if spread == Spread::OneToN {
+            if spread == SimSpread::OneToN {
                 // They are a volume's.
                 guest.homes = vec![0; guest.queues.len()];
             }
@@ -41,9 +41,9 @@ pub(super) fn balance(effort: Effort) -> Figure {
             (iops, (most / least.max(1e-3)).min(999.0))
         };
         let (one, stolen, all) = (
-            of(Spread::OneToOne),
-            of(Spread::Stealing),
-            of(Spread::OneToN),
+            of(SimSpread::OneToOne),
+            of(SimSpread::Stealing),
+            of(SimSpread::OneToN),
         );
         figure
             .rows
@@ -115,7 +115,8 @@ pub(super) fn scale(effort: Effort) -> Figure {
             };
             let budget = metered((15_000, 100_000_000), (1_000_000, 4_096_000_000));
             let guests = beside(budget, tenants - 1, &Load::iops(16));
-            let simulation = Simulation::new(model, &params(policy), guests, Spread::OneToOne, 11);
+            let simulation =
+                Simulation::new(model, &params(policy), guests, SimSpread::OneToOne, 11);
             let mut simulation = simulation.unwrap_or_else(|bad| panic!("{bad}"));
             let had = simulation.run(15_000_000, ms * 1_000_000);
             let latency = &had[0].latency;

@@ -5,7 +5,7 @@
 //! processor is not enough. Who begins something of its own gives back what it has not begun. Home gives out the processors of who is idle as well.
 //! **Not here:** what handing over costs: nothing, and no time.
 
-use super::{Io, Simulation, Spread};
+use super::{Io, SimSpread, Simulation};
 use forebay_qos::params::{HELP_FROM, HELP_NS, HELP_UNTIL, IDLE_NS};
 
 /// With fewer at hand a reactor does everything itself; and wakes nobody.
@@ -56,7 +56,7 @@ impl Simulation {
 
     /// A window ends: who is idle is counted, and what there is to give out with their processors.
     pub(super) fn look_at_others(&mut self, number: usize) {
-        if self.spread != Spread::OneToN {
+        if self.spread != SimSpread::OneToN {
             return;
         }
         let all = self.reactors.len();
@@ -71,7 +71,7 @@ impl Simulation {
     /// Whether what has begun is another reactor's to carry out, and whose.
     pub(super) fn whose(&self, home: usize, lane: usize) -> Option<usize> {
         let own = self.reactors[home].stand() + usize::from(self.reactors[home].busy);
-        if self.spread != Spread::OneToN || own < FEW || self.in_lane[lane] < 2 {
+        if self.spread != SimSpread::OneToN || own < FEW || self.in_lane[lane] < 2 {
             return None;
         }
         if !self.reactors[home].need.help {

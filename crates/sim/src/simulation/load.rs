@@ -2,8 +2,8 @@
 //!
 //! **Not here:** whether it may begin ([`super::turns`]).
 
-use super::{Event, Io, Simulation};
-use forebay_qos::cost::{Frontend, Operation};
+use super::{Io, SimEvent, Simulation};
+use forebay_qos::cost::{Operation, Transport};
 use forebay_qos::resources::Resource;
 
 impl Simulation {
@@ -21,7 +21,7 @@ impl Simulation {
             time += of - time % of;
         }
         self.asks[at] = true;
-        self.at(time, Event::Ask(tenant));
+        self.at(time, SimEvent::Ask(tenant));
     }
 
     pub(super) fn ask(&mut self, tenant: u32) {
@@ -71,8 +71,8 @@ impl Simulation {
             waits_for_processor: true,
             asked: self.now,
             ready: 0,
-            cost: self.costs.of(Frontend::Tcp, operation, charged),
-            cpu: self.costs.of(Frontend::Tcp, operation, len)[Resource::Cpu],
+            cost: self.costs.of(Transport::Tcp, operation, charged),
+            cpu: self.costs.of(Transport::Tcp, operation, len)[Resource::Cpu],
         };
         let number = match self.free.pop() {
             Some(number) => {

@@ -26,7 +26,7 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 use std::sync::Arc;
 
-pub use crate::policy::Spread;
+pub use crate::policy::SimSpread;
 
 /// What those above their base may begin in a turn, by what I/Os cost: as much as in the engine.
 const TURN_NS: i64 = 12_000;
@@ -34,7 +34,7 @@ const TURN_NS: i64 = 12_000;
 const ALONE_TURN_NS: i64 = 75_000;
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-enum Event {
+enum SimEvent {
     /// A tenant asks for its next I/O.
     Ask(u32),
     /// A reactor's processor has finished with this I/O.
@@ -145,7 +145,7 @@ pub struct Simulation {
     model: Model,
     costs: CostTable,
     guests: Vec<Guest>,
-    spread: Spread,
+    spread: SimSpread,
     reactors: Vec<Reactor>,
     /// Of each lane, the reactor that admits what comes; and what it asked for that has not ended.
     homes: Vec<usize>,
@@ -159,7 +159,7 @@ pub struct Simulation {
     /// When a tenant with a rate may ask next; whether it will.
     due: Vec<u64>,
     asks: Vec<bool>,
-    events: BinaryHeap<Reverse<(u64, u64, Event)>>,
+    events: BinaryHeap<Reverse<(u64, u64, SimEvent)>>,
     sequence: u64,
     links: [u64; 2],
     /// When the device has ended what was given to it.
@@ -231,7 +231,7 @@ impl Simulation {
         model: Model,
         params: &Params,
         guests: Vec<Guest>,
-        spread: Spread,
+        spread: SimSpread,
         seed: u64,
     ) -> Result<Self, BadParam> {
         let costs = model.costs();
@@ -253,7 +253,7 @@ impl Simulation {
         let homes = homes_of(&lanes, &guests, model.reactors);
         let own = Capacity {
             reactors: match spread {
-                Spread::Stealing => model.reactors as u32,
+                SimSpread::Stealing => model.reactors as u32,
                 _ => 1,
             },
             ..model.capacity()
@@ -301,7 +301,7 @@ impl Simulation {
             model,
             guests,
         };
-        simulation.at(simulation.window_ns, Event::WindowEnd);
+        simulation.at(simulation.window_ns, SimEvent::WindowEnd);
         for tenant in 0..count {
             simulation.ask_later(tenant as u32);
         }
@@ -350,18 +350,18 @@ impl Simulation {
             };
             self.now = time;
             match event {
-                Event::Ask(tenant) => self.ask(tenant),
-                Event::Cpu(reactor, io) => self.served(reactor as usize, io),
-                Event::Looked(reactor) => self.looked(reactor as usize),
-                Event::Backend(io) => self.answered(io),
-                Event::End(io) => self.ended(io),
-                Event::WindowEnd => self.end_window(),
+                SimEvent::Ask(tenant) => self.ask(tenant),
+                SimEvent::Cpu(reactor, io) => self.served(reactor as usize, io),
+                SimEvent::Looked(reactor) => self.looked(reactor as usize),
+                SimEvent::Backend(io) => self.answered(io),
+                SimEvent::End(io) => self.ended(io),
+                SimEvent::WindowEnd => self.end_window(),
             }
         }
         self.now = end;
     }
 
-    fn at(&mut self, time: u64, event: Event) {
+    fn at(&mut self, time: u64, event: SimEvent) {
         self.sequence += 1;
         self.events.push(Reverse((time, self.sequence, event)));
     }

@@ -2,15 +2,15 @@
 //!
 //! **Not here:** who carries it out, where that is not its home ([`super::help`]).
 
-use super::{Event, Io, Simulation, Spread};
+use super::{Io, SimEvent, SimSpread, Simulation};
 use forebay_qos::resources::Resource;
 
 impl Simulation {
     pub(super) fn cpu_ns(&self, io: u32) -> u64 {
         let io = &self.ios[io as usize];
         let more = match self.spread {
-            Spread::Stealing => 1.0 + self.model.steal_cost,
-            Spread::OneToOne | Spread::OneToN => 1.0,
+            SimSpread::Stealing => 1.0 + self.model.steal_cost,
+            SimSpread::OneToOne | SimSpread::OneToN => 1.0,
         };
         (f64::from(io.cpu) * self.model.cpu_truth * more) as u64
     }
@@ -22,7 +22,7 @@ impl Simulation {
             self.take_remote_operations(number);
         }
         if self.reactors[number].stand() == 0 {
-            if self.spread != Spread::Stealing {
+            if self.spread != SimSpread::Stealing {
                 self.look(number);
                 return;
             }
@@ -64,7 +64,7 @@ impl Simulation {
         }
         reactor.busy = true;
         reactor.busy_ns += cpu;
-        self.at(self.now + cpu, Event::Cpu(number as u32, io));
+        self.at(self.now + cpu, SimEvent::Cpu(number as u32, io));
     }
 
     pub(super) fn served(&mut self, number: usize, io: u32) {
@@ -79,10 +79,10 @@ impl Simulation {
             self.model.backend_write_ns
         };
         let delay = least - mean * (1.0 - self.draw()).ln();
-        self.at(sent + delay as u64, Event::Backend(io));
+        self.at(sent + delay as u64, SimEvent::Backend(io));
         let home = self.ios[io as usize].reactor as usize;
         let goes_on = self.model.ahead_ns != u64::MAX && self.model.turn_ns == 0;
-        if self.spread == Spread::OneToN && home != number {
+        if self.spread == SimSpread::OneToN && home != number {
             self.reactors[home].offloaded[number] -= 1;
             if goes_on {
                 self.resume(home, false);
@@ -139,7 +139,7 @@ impl Simulation {
         } else {
             self.now
         };
-        self.at(end, Event::End(io));
+        self.at(end, SimEvent::End(io));
     }
 
     pub(super) fn ended(&mut self, io: u32) {

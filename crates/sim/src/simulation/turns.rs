@@ -5,7 +5,7 @@
 //! or one after the other; a lane that had its batch goes behind all others.
 //! **Not here:** what an I/O that has begun takes ([`super::path`]).
 
-use super::{ALONE_TURN_NS, Event, Io, Simulation, Spread};
+use super::{ALONE_TURN_NS, Io, SimEvent, SimSpread, Simulation};
 use forebay_qos::resources::{PLENTY, Resource};
 
 /// A batch in the mean, ns: 32 I/Os of 32 KiB, as storage hosts take 32 of a queue before they look at the next.
@@ -38,7 +38,7 @@ impl Simulation {
             reactor.busy = true;
             reactor.busy_ns += self.model.turn_ns;
             let end = self.now + self.model.turn_ns;
-            self.at(end, Event::Looked(number as u32));
+            self.at(end, SimEvent::Looked(number as u32));
         }
     }
 
@@ -206,7 +206,7 @@ impl Simulation {
         }
         if !reactor.busy {
             self.serve(number);
-        } else if self.spread == Spread::Stealing {
+        } else if self.spread == SimSpread::Stealing {
             // Whoever is idle looks around.
             if let Some(idle) = self.reactors.iter().position(|other| !other.busy) {
                 self.serve(idle);
@@ -245,7 +245,7 @@ impl Simulation {
             self.resume_all(number);
             self.look(number);
         }
-        self.at(self.now + self.window_ns, Event::WindowEnd);
+        self.at(self.now + self.window_ns, SimEvent::WindowEnd);
     }
 
     /// What waits begins, as far as it may: first of those within their base.

@@ -1,7 +1,7 @@
 //! Block requests and the configuration space (VIRTIO 1.2, 5.2).
 //!
 //! **Design.** [`parse`] reads a chain's header once and says what is to be done with which of its pieces. A chain without
-//! a place for its status breaks the device; whatever else is wrong is a [`Status`] for the driver. Nothing is said
+//! a place for its status breaks the device; whatever else is wrong is a [`BlkStatus`] for the driver. Nothing is said
 //! by descriptors' borders: a header may be split, the status is the last writable byte (5.2.6.4). **Not here:** carrying
 //! out; SCSI commands, zones, secure erase, lifetime.
 
@@ -38,7 +38,7 @@ const F_UNMAP: u32 = 1;
 /// How a request ended, as the driver sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub enum Status {
+pub enum BlkStatus {
     /// VIRTIO_BLK_S_OK.
     Ok = 0,
     /// VIRTIO_BLK_S_IOERR.
@@ -111,7 +111,7 @@ pub enum Work {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Request {
     /// What is to be done, or how it ended before it began.
-    pub work: Result<Work, Status>,
+    pub work: Result<Work, BlkStatus>,
     /// The guest address of its status byte.
     pub status_address: u64,
     /// Bytes of its data.
@@ -132,7 +132,7 @@ pub fn parse(chain: &Chain, memory: &GuestMemory, disk: &Disk) -> Result<Request
     let header = is_sound.then(|| header(chain.readable(), memory));
     let Some([kind, sector]) = header.flatten() else {
         return Ok(Request {
-            work: Err(Status::IoErr),
+            work: Err(BlkStatus::IoErr),
             status_address,
             data_bytes: 0,
         });
@@ -147,7 +147,7 @@ pub fn parse(chain: &Chain, memory: &GuestMemory, disk: &Disk) -> Result<Request
                 .map(|offset_bytes| Work::In { offset_bytes });
             (work, in_bytes)
         }
-        T_OUT if disk.read_only => (Err(Status::IoErr), 0),
+        T_OUT if disk.read_only => (Err(BlkStatus::IoErr), 0),
         T_OUT => {
             let work = disk
                 .range(sector, out_bytes)
@@ -156,12 +156,12 @@ pub fn parse(chain: &Chain, memory: &GuestMemory, disk: &Disk) -> Result<Request
         }
         T_FLUSH => (Ok(Work::Flush), 0),
         T_GET_ID => (Ok(Work::GetId), in_bytes),
-        T_DISCARD | T_WRITE_ZEROES if disk.read_only => (Err(Status::IoErr), 0),
+        T_DISCARD | T_WRITE_ZEROES if disk.read_only => (Err(BlkStatus::IoErr), 0),
         T_DISCARD | T_WRITE_ZEROES => {
             let segment = segment(chain, memory, out_bytes);
             (segment.and_then(|s| disk.zeroing(kind, &s)), 0)
         }
-        _ => (Err(Status::Unsupported), 0),
+        _ => (Err(BlkStatus::Unsupported), 0),
     };
     Ok(Request {
         work,
@@ -247,10 +247,14 @@ fn read(pieces: &[Piece], skip: u32, to: &mut [u8], memory: &GuestMemory) -> boo
 }
 
 /// (sector, sectors, flags) of a request of one segment: no more are offered.
-fn segment(chain: &Chain, memory: &GuestMemory, out_bytes: u32) -> Result<(u64, u32, u32), Status> {
+fn segment(
+    chain: &Chain,
+    memory: &GuestMemory,
+    out_bytes: u32,
+) -> Result<(u64, u32, u32), BlkStatus> {
     let mut bytes = [0; SEGMENT_BYTES as usize];
     if out_bytes != SEGMENT_BYTES || !read(chain.readable(), HEADER_BYTES, &mut bytes, memory) {
-        return Err(Status::IoErr);
+        return Err(BlkStatus::IoErr);
     }
     let both = u128::from_le_bytes(bytes);
     Ok((both as u64, (both >> 64) as u32, (both >> 96) as u32))
@@ -259,32 +263,32 @@ fn segment(chain: &Chain, memory: &GuestMemory, out_bytes: u32) -> Result<(u64, 
 impl Disk {
     /// Where a transfer begins.
     #[inline]
-    fn range(&self, sector: u64, bytes: u32) -> Result<u64, Status> {
+    fn range(&self, sector: u64, bytes: u32) -> Result<u64, BlkStatus> {
         let mask = u64::from(self.block_bytes) - 1;
         let sectors = u64::from(bytes) / SECTOR_BYTES;
-        let end = sector.checked_add(sectors).ok_or(Status::IoErr)?;
+        let end = sector.checked_add(sectors).ok_or(BlkStatus::IoErr)?;
         let offset = sector.wrapping_mul(SECTOR_BYTES);
         if bytes == 0 || (offset | u64::from(bytes)) & mask != 0 || end > self.sectors {
-            return Err(Status::IoErr);
+            return Err(BlkStatus::IoErr);
         }
         Ok(offset)
     }
 
-    fn zeroing(&self, kind: u32, segment: &(u64, u32, u32)) -> Result<Work, Status> {
+    fn zeroing(&self, kind: u32, segment: &(u64, u32, u32)) -> Result<Work, BlkStatus> {
         let (sector, sectors, flags) = *segment;
         let allowed = if kind == T_WRITE_ZEROES { F_UNMAP } else { 0 };
         if flags & !allowed != 0 {
-            return Err(Status::Unsupported);
+            return Err(BlkStatus::Unsupported);
         }
         let end = sector.checked_add(u64::from(sectors));
         if sectors == 0 || sectors > MAX_ZEROED_SECTORS || end.is_none_or(|end| end > self.sectors)
         {
-            return Err(Status::IoErr);
+            return Err(BlkStatus::IoErr);
         }
         let offset_bytes = sector * SECTOR_BYTES;
         let len_bytes = u64::from(sectors) * SECTOR_BYTES;
         if (offset_bytes | len_bytes) & (u64::from(self.block_bytes) - 1) != 0 {
-            return Err(Status::IoErr);
+            return Err(BlkStatus::IoErr);
         }
         Ok(if kind == T_WRITE_ZEROES {
             Work::WriteZeroes {

@@ -48,7 +48,7 @@ impl Case {
         parse(&self.chain, &self.machine.memory, disk)
     }
 
-    fn work(&self) -> Result<Work, Status> {
+    fn work(&self) -> Result<Work, BlkStatus> {
         self.parse_on(&DISK).expect("a request").work
     }
 }
@@ -107,7 +107,7 @@ fn what_is_wrong_is_told_where_the_status_is() {
     for wrong in [short, outside, disordered, empty] {
         let last = wrong.chain.writable().last().expect("one");
         let expected = Request {
-            work: Err(Status::IoErr),
+            work: Err(BlkStatus::IoErr),
             status_address: last.address + u64::from(last.len) - 1,
             data_bytes: 0,
         };
@@ -134,7 +134,11 @@ fn transfers_lie_within_the_disk_and_are_whole_blocks() {
         (0, 512),
         (0, 4095),
     ] {
-        assert_eq!(read(sector, bytes), Err(Status::IoErr), "{sector} {bytes}");
+        assert_eq!(
+            read(sector, bytes),
+            Err(BlkStatus::IoErr),
+            "{sector} {bytes}"
+        );
     }
     let refused = case(&header(T_IN, 1), &[], &[4096, 1]);
     let request = refused.parse_on(&DISK).expect("a request");
@@ -143,7 +147,7 @@ fn transfers_lie_within_the_disk_and_are_whole_blocks() {
         (0, 0)
     );
     let none = case(&header(T_IN, 0), &[], &[1]);
-    assert_eq!(none.work(), Err(Status::IoErr));
+    assert_eq!(none.work(), Err(BlkStatus::IoErr));
     let mut write = header(T_OUT, 0);
     write.extend([0; 4096]);
     let write = case(&write, &[], &[1]);
@@ -153,7 +157,10 @@ fn transfers_lie_within_the_disk_and_are_whole_blocks() {
         ..DISK
     };
     let refused = write.parse_on(&read_only).expect("a request");
-    assert_eq!((refused.work, refused.data_bytes), (Err(Status::IoErr), 0));
+    assert_eq!(
+        (refused.work, refused.data_bytes),
+        (Err(BlkStatus::IoErr), 0)
+    );
     assert_eq!(read_only.features() & feature::BLK_DISCARD, 0);
     assert_ne!(read_only.features() & feature::BLK_RO, 0);
 }
@@ -168,7 +175,7 @@ fn other_requests() {
     for kind in [2, 3, 10, 14, 16, u32::MAX] {
         assert_eq!(
             case(&header(kind, 0), &[], &[1]).work(),
-            Err(Status::Unsupported)
+            Err(BlkStatus::Unsupported)
         );
     }
     let segment = |kind, sector: u64, sectors: u32, flags: u32, extra: usize| {
@@ -197,10 +204,10 @@ fn other_requests() {
             })
         );
     }
-    assert_eq!(segment(T_DISCARD, 8, 16, 1, 0), Err(Status::Unsupported));
+    assert_eq!(segment(T_DISCARD, 8, 16, 1, 0), Err(BlkStatus::Unsupported));
     assert_eq!(
         segment(T_WRITE_ZEROES, 8, 16, 2, 0),
-        Err(Status::Unsupported)
+        Err(BlkStatus::Unsupported)
     );
     for (sector, sectors, extra) in [
         (1016, 16, 0),
@@ -214,7 +221,7 @@ fn other_requests() {
     ] {
         assert_eq!(
             segment(T_DISCARD, sector, sectors, 0, extra),
-            Err(Status::IoErr)
+            Err(BlkStatus::IoErr)
         );
     }
 }

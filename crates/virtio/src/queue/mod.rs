@@ -32,13 +32,13 @@ pub struct QueueConfig {
 
 /// See the module's text.
 pub struct Queue {
-    ring: Ring,
+    ring: QueueRing,
     /// What a dead device left, oldest first.
     left: VecDeque<u16>,
     in_flight: u16,
 }
 
-enum Ring {
+enum QueueRing {
     Split {
         ring: Split,
         region: SplitRegion,
@@ -93,7 +93,7 @@ impl Queue {
         Ok(Self {
             in_flight: left.len() as u16,
             left,
-            ring: Ring::Split {
+            ring: QueueRing::Split {
                 ring,
                 region,
                 busy,
@@ -128,7 +128,7 @@ impl Queue {
         Ok(Self {
             in_flight: chains.len() as u16,
             left: chains.iter().map(|taken| taken.head).collect(),
-            ring: Ring::Packed {
+            ring: QueueRing::Packed {
                 ring,
                 region,
                 taken,
@@ -143,16 +143,16 @@ impl Queue {
     /// It can't be served there.
     pub fn move_to(&mut self, windows: Windows) -> Result<(), RingError> {
         match &mut self.ring {
-            Ring::Split { ring, .. } => ring.move_to(windows),
-            Ring::Packed { ring, .. } => ring.move_to(windows),
+            QueueRing::Split { ring, .. } => ring.move_to(windows),
+            QueueRing::Packed { ring, .. } => ring.move_to(windows),
         }
     }
 
     /// How many descriptors, and so how many chains at most, it has.
     pub const fn size(&self) -> u16 {
         match &self.ring {
-            Ring::Split { ring, .. } => ring.size(),
-            Ring::Packed { ring, .. } => ring.size(),
+            QueueRing::Split { ring, .. } => ring.size(),
+            QueueRing::Packed { ring, .. } => ring.size(),
         }
     }
 
@@ -165,8 +165,8 @@ impl Queue {
     #[inline]
     pub fn is_empty(&self) -> bool {
         match &self.ring {
-            Ring::Split { ring, .. } => ring.is_empty(),
-            Ring::Packed { ring, .. } => !ring.has_available(),
+            QueueRing::Split { ring, .. } => ring.is_empty(),
+            QueueRing::Packed { ring, .. } => !ring.has_available(),
         }
     }
 
@@ -183,7 +183,7 @@ impl Queue {
         // A place of what is put must not be taken again before the driver sees that.
         self.publish();
         let tag = match &mut self.ring {
-            Ring::Split {
+            QueueRing::Split {
                 ring, region, busy, ..
             } => {
                 let Some(head) = ring.take(memory, chain)? else {
@@ -198,7 +198,7 @@ impl Queue {
                 region.taken(head);
                 head
             }
-            Ring::Packed {
+            QueueRing::Packed {
                 ring,
                 region,
                 taken,
@@ -257,8 +257,8 @@ impl Queue {
         chain: &mut Chain,
     ) -> Result<(), RingError> {
         match &mut self.ring {
-            Ring::Split { ring, .. } => ring.walk(tag, memory, chain),
-            Ring::Packed {
+            QueueRing::Split { ring, .. } => ring.walk(tag, memory, chain),
+            QueueRing::Packed {
                 ring,
                 region,
                 taken,
@@ -275,7 +275,7 @@ impl Queue {
     #[inline]
     pub fn put(&mut self, tag: u16, written_bytes: u32) {
         match &mut self.ring {
-            Ring::Split {
+            QueueRing::Split {
                 ring,
                 region,
                 busy,
@@ -291,7 +291,7 @@ impl Queue {
                 region.put(tag);
                 batch.push(tag);
             }
-            Ring::Packed {
+            QueueRing::Packed {
                 ring,
                 region,
                 taken,
@@ -312,7 +312,7 @@ impl Queue {
     #[inline]
     pub fn publish(&mut self) -> bool {
         match &mut self.ring {
-            Ring::Split {
+            QueueRing::Split {
                 ring,
                 region,
                 batch,
@@ -325,7 +325,7 @@ impl Queue {
                 region.published(batch, ring.published());
                 batch.clear();
             }
-            Ring::Packed {
+            QueueRing::Packed {
                 ring,
                 region,
                 batch,
@@ -347,8 +347,8 @@ impl Queue {
     #[inline]
     pub fn wants_call(&mut self) -> bool {
         match &mut self.ring {
-            Ring::Split { ring, .. } => ring.wants_call(),
-            Ring::Packed { ring, .. } => ring.wants_call(),
+            QueueRing::Split { ring, .. } => ring.wants_call(),
+            QueueRing::Packed { ring, .. } => ring.wants_call(),
         }
     }
 
@@ -358,24 +358,24 @@ impl Queue {
     /// The queue is broken.
     pub fn arm(&mut self) -> Result<bool, RingError> {
         match &mut self.ring {
-            Ring::Split { ring, .. } => ring.arm(),
-            Ring::Packed { ring, .. } => Ok(ring.arm()),
+            QueueRing::Split { ring, .. } => ring.arm(),
+            QueueRing::Packed { ring, .. } => Ok(ring.arm()),
         }
     }
 
     /// Asks for no kicks: the ring is looked at anyway.
     pub fn disarm(&mut self) {
         match &mut self.ring {
-            Ring::Split { ring, .. } => ring.disarm(),
-            Ring::Packed { ring, .. } => ring.disarm(),
+            QueueRing::Split { ring, .. } => ring.disarm(),
+            QueueRing::Packed { ring, .. } => ring.disarm(),
         }
     }
 
     /// Where it goes on, as GET_VRING_BASE has it. Meant for a queue with nothing in flight.
     pub const fn base(&self) -> u32 {
         match &self.ring {
-            Ring::Split { ring, .. } => ring.next_available() as u32,
-            Ring::Packed { ring, .. } => {
+            QueueRing::Split { ring, .. } => ring.next_available() as u32,
+            QueueRing::Packed { ring, .. } => {
                 ring.next_available().word() as u32 | (ring.next_used().word() as u32) << 16
             }
         }

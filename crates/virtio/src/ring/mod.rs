@@ -150,7 +150,7 @@ impl Descriptor {
 }
 
 /// Memory for a table of descriptors that must be copied out.
-pub(crate) struct Table([u8; MAX_PIECES * DESCRIPTOR_BYTES]);
+pub(crate) struct IndirectTable([u8; MAX_PIECES * DESCRIPTOR_BYTES]);
 
 /// An indirect table.
 pub(crate) struct Entries<'a> {
@@ -165,7 +165,7 @@ enum Place<'a> {
     Copied(&'a [u8]),
 }
 
-impl Table {
+impl IndirectTable {
     /// The table that `at` points to.
     #[inline]
     pub(crate) fn read<'a>(
@@ -220,7 +220,7 @@ impl Entries<'_> {
     }
 }
 
-impl Default for Table {
+impl Default for IndirectTable {
     fn default() -> Self {
         Self([0; MAX_PIECES * DESCRIPTOR_BYTES])
     }

@@ -5,8 +5,8 @@
 //! the driver, which goes through used descriptors in order, sees all or nothing.
 
 use super::{
-    Chain, Descriptor, F_INDIRECT, F_NEXT, F_WRITE, MAX_QUEUE_SIZE, RingError, RingFeatures, Table,
-    Windows, area_bytes, need_event,
+    Chain, Descriptor, F_INDIRECT, F_NEXT, F_WRITE, IndirectTable, MAX_QUEUE_SIZE, RingError,
+    RingFeatures, Windows, area_bytes, need_event,
 };
 use forebay_guest::GuestMemory;
 use std::sync::atomic::{Ordering::SeqCst, fence};
@@ -100,7 +100,7 @@ pub struct Packed {
     /// Where the last descriptor of the chain that was taken last points, and where its first piece is: the next one's are
     /// often there.
     last: [u64; 2],
-    table: Box<Table>,
+    table: Box<IndirectTable>,
 }
 
 impl Packed {

@@ -5,8 +5,8 @@
 //! [`Split::arm`] asks the driver to kick and looks again, so that no chain is missed between.
 
 use super::{
-    Chain, Descriptor, Entries, F_INDIRECT, F_NEXT, F_WRITE, MAX_QUEUE_SIZE, RingError,
-    RingFeatures, Table, Windows, area_bytes, need_event,
+    Chain, Descriptor, Entries, F_INDIRECT, F_NEXT, F_WRITE, IndirectTable, MAX_QUEUE_SIZE,
+    RingError, RingFeatures, Windows, area_bytes, need_event,
 };
 use forebay_guest::GuestMemory;
 use std::sync::atomic::{Ordering::SeqCst, fence};
@@ -34,7 +34,7 @@ pub struct Split {
     call_anyway: bool,
     /// Of the chain that was walked last: its head; where its indirect table, if it had one, and its first piece are.
     last: (u16, [u64; 2]),
-    table: Box<Table>,
+    table: Box<IndirectTable>,
 }
 
 impl Split {

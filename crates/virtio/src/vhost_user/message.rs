@@ -173,7 +173,7 @@ pub enum RingFd {
 #[allow(missing_docs)]
 // One at a time, on the stack: a table of regions needs no allocation.
 #[allow(clippy::large_enum_variant)]
-pub enum Request<'a> {
+pub enum VhostRequest<'a> {
     GetFeatures,
     SetFeatures(u64),
     SetOwner,
@@ -305,7 +305,10 @@ impl Words<'_> {
 ///
 /// # Errors
 /// It makes no sense, whatever the session's state.
-pub fn decode(message: &[u8], descriptors: usize) -> Result<(Header, Request<'_>), MessageError> {
+pub fn decode(
+    message: &[u8],
+    descriptors: usize,
+) -> Result<(Header, VhostRequest<'_>), MessageError> {
     let header = header(message)?.ok_or(MessageError::Size)?;
     let payload = &message[HEADER_BYTES..];
     if payload.len() != header.size as usize {
@@ -315,7 +318,7 @@ pub fn decode(message: &[u8], descriptors: usize) -> Result<(Header, Request<'_>
     Ok((header, request))
 }
 
-fn body(kind: u32, payload: &[u8], descriptors: usize) -> Result<Request<'_>, MessageError> {
+fn body(kind: u32, payload: &[u8], descriptors: usize) -> Result<VhostRequest<'_>, MessageError> {
     let exactly = |bytes: usize| {
         if payload.len() == bytes {
             Ok(Words(payload))
@@ -331,10 +334,10 @@ fn body(kind: u32, payload: &[u8], descriptors: usize) -> Result<Request<'_>, Me
         }
     };
     match kind {
-        request::GET_FEATURES => exactly(0).and(with(0, Request::GetFeatures)),
-        request::SET_FEATURES => with(0, Request::SetFeatures(exactly(8)?.u64())),
-        request::SET_OWNER => exactly(0).and(with(0, Request::SetOwner)),
-        request::RESET_OWNER => exactly(0).and(with(0, Request::ResetOwner)),
+        request::GET_FEATURES => exactly(0).and(with(0, VhostRequest::GetFeatures)),
+        request::SET_FEATURES => with(0, VhostRequest::SetFeatures(exactly(8)?.u64())),
+        request::SET_OWNER => exactly(0).and(with(0, VhostRequest::SetOwner)),
+        request::RESET_OWNER => exactly(0).and(with(0, VhostRequest::ResetOwner)),
         request::SET_MEM_TABLE => mem_table(payload, descriptors),
         request::SET_VRING_NUM
         | request::SET_VRING_BASE
@@ -346,7 +349,7 @@ fn body(kind: u32, payload: &[u8], descriptors: usize) -> Result<Request<'_>, Me
         }
         request::SET_VRING_ADDR => {
             let mut words = exactly(40)?;
-            let request = Request::SetVringAddr {
+            let request = VhostRequest::SetVringAddr {
                 index: words.u32(),
                 flags: words.u32(),
                 descriptors: words.u64(),
@@ -359,42 +362,46 @@ fn body(kind: u32, payload: &[u8], descriptors: usize) -> Result<Request<'_>, Me
             let (request, fds) = vring_fd(kind, exactly(8)?.u64());
             with(fds, request)
         }
-        request::GET_PROTOCOL_FEATURES => exactly(0).and(with(0, Request::GetProtocolFeatures)),
-        request::SET_PROTOCOL_FEATURES => with(0, Request::SetProtocolFeatures(exactly(8)?.u64())),
-        request::GET_QUEUE_NUM => exactly(0).and(with(0, Request::GetQueueNum)),
-        request::SET_BACKEND_REQ_FD => exactly(0).and(with(1, Request::SetBackendReqFd)),
+        request::GET_PROTOCOL_FEATURES => {
+            exactly(0).and(with(0, VhostRequest::GetProtocolFeatures))
+        }
+        request::SET_PROTOCOL_FEATURES => {
+            with(0, VhostRequest::SetProtocolFeatures(exactly(8)?.u64()))
+        }
+        request::GET_QUEUE_NUM => exactly(0).and(with(0, VhostRequest::GetQueueNum)),
+        request::SET_BACKEND_REQ_FD => exactly(0).and(with(1, VhostRequest::SetBackendReqFd)),
         request::GET_CONFIG | request::SET_CONFIG => with(0, config(kind, payload)?),
         request::GET_INFLIGHT_FD | request::SET_INFLIGHT_FD => {
             // The specification's structure has 20 bytes; most front-ends send it padded.
             let area = (exactly(20).or_else(|_| exactly(24)))?.inflight();
             match kind {
-                request::GET_INFLIGHT_FD => with(0, Request::GetInflightFd(area)),
-                _ => with(1, Request::SetInflightFd(area)),
+                request::GET_INFLIGHT_FD => with(0, VhostRequest::GetInflightFd(area)),
+                _ => with(1, VhostRequest::SetInflightFd(area)),
             }
         }
-        request::RESET_DEVICE => exactly(0).and(with(0, Request::ResetDevice)),
-        request::GET_MAX_MEM_SLOTS => exactly(0).and(with(0, Request::GetMaxMemSlots)),
+        request::RESET_DEVICE => exactly(0).and(with(0, VhostRequest::ResetDevice)),
+        request::GET_MAX_MEM_SLOTS => exactly(0).and(with(0, VhostRequest::GetMaxMemSlots)),
         request::ADD_MEM_REG | request::REM_MEM_REG => {
             let mut words = exactly(40)?;
             words.u64();
             let region = words.region();
             match kind {
-                request::ADD_MEM_REG => with(1, Request::AddMemReg(region)),
+                request::ADD_MEM_REG => with(1, VhostRequest::AddMemReg(region)),
                 // Some front-ends send the region's descriptor again.
-                _ => with(descriptors.min(1), Request::RemMemReg(region)),
+                _ => with(descriptors.min(1), VhostRequest::RemMemReg(region)),
             }
         }
-        request::SET_STATUS => with(0, Request::SetStatus(exactly(8)?.u64())),
-        request::GET_STATUS => exactly(0).and(with(0, Request::GetStatus)),
-        _ => Ok(Request::Unknown(kind)),
+        request::SET_STATUS => with(0, VhostRequest::SetStatus(exactly(8)?.u64())),
+        request::GET_STATUS => exactly(0).and(with(0, VhostRequest::GetStatus)),
+        _ => Ok(VhostRequest::Unknown(kind)),
     }
 }
 
 /// The request, and how many descriptors come with it.
-fn vring_fd(kind: u32, word: u64) -> (Request<'static>, usize) {
+fn vring_fd(kind: u32, word: u64) -> (VhostRequest<'static>, usize) {
     // Bit 8: no descriptor comes; bits 0 to 7: the queue.
     let has_fd = word & 1 << 8 == 0;
-    let request = Request::SetVringFd {
+    let request = VhostRequest::SetVringFd {
         which: match kind {
             request::SET_VRING_KICK => RingFd::Kick,
             request::SET_VRING_CALL => RingFd::Call,
@@ -406,17 +413,17 @@ fn vring_fd(kind: u32, word: u64) -> (Request<'static>, usize) {
     (request, usize::from(has_fd))
 }
 
-fn vring_state(kind: u32, index: u32, num: u32) -> Request<'static> {
+fn vring_state(kind: u32, index: u32, num: u32) -> VhostRequest<'static> {
     match kind {
-        request::SET_VRING_NUM => Request::SetVringNum { index, num },
-        request::SET_VRING_BASE => Request::SetVringBase { index, base: num },
-        request::GET_VRING_BASE => Request::GetVringBase { index },
-        request::VRING_KICK => Request::VringKick { index },
-        _ => Request::SetVringEnable { index, enable: num },
+        request::SET_VRING_NUM => VhostRequest::SetVringNum { index, num },
+        request::SET_VRING_BASE => VhostRequest::SetVringBase { index, base: num },
+        request::GET_VRING_BASE => VhostRequest::GetVringBase { index },
+        request::VRING_KICK => VhostRequest::VringKick { index },
+        _ => VhostRequest::SetVringEnable { index, enable: num },
     }
 }
 
-fn mem_table(payload: &[u8], descriptors: usize) -> Result<Request<'_>, MessageError> {
+fn mem_table(payload: &[u8], descriptors: usize) -> Result<VhostRequest<'_>, MessageError> {
     let mut words = Words(payload);
     let count = words.u32() as usize;
     words.u32();
@@ -435,10 +442,10 @@ fn mem_table(payload: &[u8], descriptors: usize) -> Result<Request<'_>, MessageE
     for region in &mut regions[..count] {
         *region = words.region();
     }
-    Ok(Request::SetMemTable { regions, count })
+    Ok(VhostRequest::SetMemTable { regions, count })
 }
 
-fn config(kind: u32, payload: &[u8]) -> Result<Request<'_>, MessageError> {
+fn config(kind: u32, payload: &[u8]) -> Result<VhostRequest<'_>, MessageError> {
     let mut words = Words(payload);
     let (offset, size, _flags) = (words.u32(), words.u32(), words.u32());
     // Some front-ends (SPDK's) always send all of their array, whatever part of it they mean.
@@ -448,8 +455,8 @@ fn config(kind: u32, payload: &[u8]) -> Result<Request<'_>, MessageError> {
     }
     let bytes = bytes.get(..size as usize).ok_or(MessageError::Size)?;
     Ok(match kind {
-        request::GET_CONFIG => Request::GetConfig { offset, size },
-        _ => Request::SetConfig { offset, bytes },
+        request::GET_CONFIG => VhostRequest::GetConfig { offset, size },
+        _ => VhostRequest::SetConfig { offset, bytes },
     })
 }
 

@@ -1,7 +1,7 @@
 //! vhost-user, the backend's side: [`message`]s as bytes, and the state of a [`session`].
 //!
 //! **Design.** No I/O: whoever has the socket gives whole messages and a number of descriptors, does what the session
-//! says must be done ([`session::Effect`]), and sends what it says must be answered. Every message is idempotent, so it
+//! says must be done ([`session::SessionEffect`]), and sends what it says must be answered. Every message is idempotent, so it
 //! may be handled again from its start by a successor. **Not here:** memory, eventfds, rings.
 
 pub mod message;

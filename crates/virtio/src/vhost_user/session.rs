@@ -1,15 +1,15 @@
 //! The state of a vhost-user session, as the backend sees it.
 //!
-//! **Design.** [`Session::take`] checks a request against the state, changes the state, and says what else must be done.
+//! **Design.** [`VhostSession::take`] checks a request against the state, changes the state, and says what else must be done.
 //! A ring is *started* from SET_VRING_KICK or VRING_KICK on, and until GET_VRING_BASE or a reset; it is served while it is started
 //! *and* enabled. Without VHOST_USER_F_PROTOCOL_FEATURES rings are enabled when they start. What a ring is made of can't
 //! be changed while it is started. But front-ends there are (Cloud Hypervisor, User Mode Linux) that only disable the
 //! rings of a driver that goes, and describe the next one's; so what would change disabled rings stops them first
-//! ([`Session::stops_before`]). The state can be written as words and read again ([`Session::words`]), for a successor,
+//! ([`VhostSession::stops_before`]). The state can be written as words and read again ([`VhostSession::words`]), for a successor,
 //! which takes every value for hostile. **Not here:** carrying out, and answering late.
 
 use super::message::{
-    InflightArea, MAX_TABLE_REGIONS, MemoryRegion, Request, RingFd, request as kind,
+    InflightArea, MAX_TABLE_REGIONS, MemoryRegion, RingFd, VhostRequest, request as kind,
 };
 use super::{MAX_MEM_SLOTS, MAX_QUEUES, protocol_feature};
 use crate::feature;
@@ -77,7 +77,7 @@ pub struct Offer {
 #[allow(missing_docs)]
 // As with requests.
 #[allow(clippy::large_enum_variant)]
-pub enum Effect<'a> {
+pub enum SessionEffect<'a> {
     /// Nothing: it is acknowledged if that was asked for.
     None,
     /// A reply of one word.
@@ -95,13 +95,13 @@ pub enum Effect<'a> {
         index: u16,
         has_fd: bool,
     },
-    /// A ring is enabled: it may have to be served ([`Session::is_served`]).
+    /// A ring is enabled: it may have to be served ([`VhostSession::is_served`]).
     Ring(u16),
     /// Something is in a ring, which is started now if it wasn't.
     Kick(u16),
-    /// A ring is disabled: what is in flight ends first, then [`Session::rests`], and nobody looks at it.
+    /// A ring is disabled: what is in flight ends first, then [`VhostSession::rests`], and nobody looks at it.
     Disable(u16),
-    /// A ring is to be stopped: what is in flight ends first, then [`Session::stopped`], then its base is the reply.
+    /// A ring is to be stopped: what is in flight ends first, then [`VhostSession::stopped`], then its base is the reply.
     Stop(u16),
     GetConfig {
         offset: u32,
@@ -123,7 +123,7 @@ pub enum Effect<'a> {
 
 /// See the module's text.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Session {
+pub struct VhostSession {
     offer: Offer,
     features: u64,
     protocol: u64,
@@ -139,7 +139,7 @@ const FRESH_PACKED_BASE: u32 = 0x8000_8000;
 pub const SESSION_WORDS: usize = 4 + MAX_QUEUES * VRING_WORDS;
 const VRING_WORDS: usize = 5;
 
-impl Session {
+impl VhostSession {
     /// A new one.
     #[must_use]
     pub fn new(offer: Offer) -> Self {
@@ -264,10 +264,12 @@ impl Session {
     /// Disabled rings that stop before a request, as it would change what they are made of: a bit each. Only where
     /// no ring that is enabled would have to.
     #[must_use]
-    pub fn stops_before(&self, request: &Request<'_>) -> u64 {
+    pub fn stops_before(&self, request: &VhostRequest<'_>) -> u64 {
         let changes = |at: usize, v: &Vring| match *request {
-            Request::SetVringNum { index, num } => index as usize == at && u32::from(v.size) != num,
-            Request::SetVringAddr {
+            VhostRequest::SetVringNum { index, num } => {
+                index as usize == at && u32::from(v.size) != num
+            }
+            VhostRequest::SetVringAddr {
                 index,
                 descriptors,
                 device,
@@ -277,9 +279,9 @@ impl Session {
                 index as usize == at
                     && (descriptors, device, driver) != (v.descriptors, v.device, v.driver)
             }
-            Request::SetVringBase { index, .. } => index as usize == at,
-            Request::SetFeatures(bits) => bits != self.features,
-            Request::GetInflightFd(_) | Request::SetInflightFd(_) => true,
+            VhostRequest::SetVringBase { index, .. } => index as usize == at,
+            VhostRequest::SetFeatures(bits) => bits != self.features,
+            VhostRequest::GetInflightFd(_) | VhostRequest::SetInflightFd(_) => true,
             _ => false,
         };
         let mut stops = 0;
@@ -294,85 +296,89 @@ impl Session {
         stops
     }
 
-    /// Takes a request. What [`Session::stops_before`] says has stopped.
+    /// Takes a request. What [`VhostSession::stops_before`] says has stopped.
     ///
     /// # Errors
     /// It is refused, and nothing is changed.
-    pub fn take<'a>(&mut self, request: &Request<'a>) -> Result<Effect<'a>, Refusal> {
+    pub fn take<'a>(&mut self, request: &VhostRequest<'a>) -> Result<SessionEffect<'a>, Refusal> {
         let effect = match *request {
-            Request::GetFeatures => Effect::Reply(self.offer.features | feature::PROTOCOL_FEATURES),
-            Request::SetFeatures(bits) => self.set_features(bits)?,
-            Request::SetOwner | Request::ResetOwner => Effect::None,
-            Request::GetProtocolFeatures => Effect::Reply(protocol_feature::ALL),
-            Request::SetProtocolFeatures(bits) => {
+            VhostRequest::GetFeatures => {
+                SessionEffect::Reply(self.offer.features | feature::PROTOCOL_FEATURES)
+            }
+            VhostRequest::SetFeatures(bits) => self.set_features(bits)?,
+            VhostRequest::SetOwner | VhostRequest::ResetOwner => SessionEffect::None,
+            VhostRequest::GetProtocolFeatures => SessionEffect::Reply(protocol_feature::ALL),
+            VhostRequest::SetProtocolFeatures(bits) => {
                 if bits & !protocol_feature::ALL != 0 {
                     return Err(Refusal::Features);
                 }
                 self.protocol = bits;
-                Effect::None
+                SessionEffect::None
             }
-            Request::GetQueueNum => Effect::Reply(u64::from(self.offer.queues)),
-            Request::SetMemTable { regions, count } => Effect::SetMemory { regions, count },
-            Request::GetMaxMemSlots => {
+            VhostRequest::GetQueueNum => SessionEffect::Reply(u64::from(self.offer.queues)),
+            VhostRequest::SetMemTable { regions, count } => {
+                SessionEffect::SetMemory { regions, count }
+            }
+            VhostRequest::GetMaxMemSlots => {
                 self.demand(protocol_feature::CONFIGURE_MEM_SLOTS)?;
-                Effect::Reply(MAX_MEM_SLOTS)
+                SessionEffect::Reply(MAX_MEM_SLOTS)
             }
-            Request::AddMemReg(region) => {
+            VhostRequest::AddMemReg(region) => {
                 self.demand(protocol_feature::CONFIGURE_MEM_SLOTS)?;
-                Effect::AddMemory(region)
+                SessionEffect::AddMemory(region)
             }
-            Request::RemMemReg(region) => {
+            VhostRequest::RemMemReg(region) => {
                 self.demand(protocol_feature::CONFIGURE_MEM_SLOTS)?;
-                Effect::RemoveMemory(region)
+                SessionEffect::RemoveMemory(region)
             }
-            Request::SetBackendReqFd => {
+            VhostRequest::SetBackendReqFd => {
                 self.demand(protocol_feature::BACKEND_REQ)?;
-                Effect::Backend
+                SessionEffect::Backend
             }
-            Request::GetConfig { offset, size } => {
+            VhostRequest::GetConfig { offset, size } => {
                 self.demand(protocol_feature::CONFIG)?;
-                Effect::GetConfig { offset, size }
+                SessionEffect::GetConfig { offset, size }
             }
-            Request::SetConfig { offset, bytes } => {
+            VhostRequest::SetConfig { offset, bytes } => {
                 self.demand(protocol_feature::CONFIG)?;
-                Effect::SetConfig { offset, bytes }
+                SessionEffect::SetConfig { offset, bytes }
             }
-            Request::GetInflightFd(area) => {
+            VhostRequest::GetInflightFd(area) => {
                 self.inflight(&area)?;
-                Effect::GetInflight(area)
+                SessionEffect::GetInflight(area)
             }
-            Request::SetInflightFd(area) => {
+            VhostRequest::SetInflightFd(area) => {
                 self.inflight(&area)?;
-                Effect::SetInflight(area)
+                SessionEffect::SetInflight(area)
             }
-            Request::ResetDevice => {
+            VhostRequest::ResetDevice => {
                 self.demand(protocol_feature::RESET_DEVICE)?;
                 self.reset();
-                Effect::Reset
+                SessionEffect::Reset
             }
-            Request::SetStatus(status) => {
+            VhostRequest::SetStatus(status) => {
                 self.demand(protocol_feature::STATUS)?;
                 self.status = status as u8;
                 if self.status == 0 {
                     self.reset();
-                    Effect::Reset
+                    SessionEffect::Reset
                 } else {
-                    Effect::None
+                    SessionEffect::None
                 }
             }
-            Request::GetStatus => {
+            VhostRequest::GetStatus => {
                 self.demand(protocol_feature::STATUS)?;
-                Effect::Reply(u64::from(self.status))
+                SessionEffect::Reply(u64::from(self.status))
             }
-            Request::Unknown(_) => return Err(Refusal::Unsupported),
+            VhostRequest::Unknown(_) => return Err(Refusal::Unsupported),
             _ => self.take_vring(request)?,
         };
         Ok(effect)
     }
 
-    fn take_vring<'a>(&mut self, request: &Request<'a>) -> Result<Effect<'a>, Refusal> {
+    fn take_vring<'a>(&mut self, request: &VhostRequest<'a>) -> Result<SessionEffect<'a>, Refusal> {
         match *request {
-            Request::SetVringNum { index, num } => {
+            VhostRequest::SetVringNum { index, num } => {
                 let size = u16::try_from(num).unwrap_or(0);
                 if size == 0 || size > MAX_QUEUE_SIZE {
                     return Err(Refusal::QueueSize);
@@ -380,9 +386,9 @@ impl Session {
                 if self.vring(index)?.size != size {
                     self.idle_vring(index)?.size = size;
                 }
-                Ok(Effect::None)
+                Ok(SessionEffect::None)
             }
-            Request::SetVringAddr {
+            VhostRequest::SetVringAddr {
                 index,
                 descriptors,
                 device,
@@ -399,38 +405,38 @@ impl Session {
                 if *vring != changed {
                     *self.idle_vring(index)? = changed;
                 }
-                Ok(Effect::None)
+                Ok(SessionEffect::None)
             }
-            Request::SetVringBase { index, base } => {
+            VhostRequest::SetVringBase { index, base } => {
                 let base = self.base(base);
                 self.idle_vring(index)?.base = base;
-                Ok(Effect::None)
+                Ok(SessionEffect::None)
             }
-            Request::GetVringBase { index } => {
+            VhostRequest::GetVringBase { index } => {
                 self.vring(index)?;
-                Ok(Effect::Stop(index as u16))
+                Ok(SessionEffect::Stop(index as u16))
             }
-            Request::SetVringFd {
+            VhostRequest::SetVringFd {
                 which,
                 index,
                 has_fd,
             } => self.set_ring_fd(which, index, has_fd),
-            Request::VringKick { index } => {
+            VhostRequest::VringKick { index } => {
                 self.demand(protocol_feature::INBAND_NOTIFICATIONS)?;
                 let always = self.features & feature::PROTOCOL_FEATURES == 0;
                 let vring = self.vring(index)?;
                 vring.started = true;
                 vring.enabled |= always;
-                Ok(Effect::Kick(index as u16))
+                Ok(SessionEffect::Kick(index as u16))
             }
-            Request::SetVringEnable { index, enable } => {
+            VhostRequest::SetVringEnable { index, enable } => {
                 if enable > 1 {
                     return Err(Refusal::Value);
                 }
                 self.vring(index)?.enabled = enable == 1;
                 Ok(match enable {
-                    1 => Effect::Ring(index as u16),
-                    _ => Effect::Disable(index as u16),
+                    1 => SessionEffect::Ring(index as u16),
+                    _ => SessionEffect::Disable(index as u16),
                 })
             }
             _ => Err(Refusal::Unsupported),
@@ -442,7 +448,7 @@ impl Session {
         which: RingFd,
         index: u8,
         has_fd: bool,
-    ) -> Result<Effect<'a>, Refusal> {
+    ) -> Result<SessionEffect<'a>, Refusal> {
         let always = self.features & feature::PROTOCOL_FEATURES == 0;
         let vring = self.vring(u32::from(index))?;
         match which {
@@ -454,7 +460,7 @@ impl Session {
             RingFd::Call => vring.uncalled = !has_fd,
             RingFd::Err => {}
         }
-        Ok(Effect::RingFd {
+        Ok(SessionEffect::RingFd {
             which,
             index: u16::from(index),
             has_fd,
@@ -472,7 +478,7 @@ impl Session {
         }
     }
 
-    fn set_features(&mut self, bits: u64) -> Result<Effect<'static>, Refusal> {
+    fn set_features(&mut self, bits: u64) -> Result<SessionEffect<'static>, Refusal> {
         if bits & !(self.offer.features | feature::PROTOCOL_FEATURES) != 0 {
             return Err(Refusal::Features);
         }
@@ -480,7 +486,7 @@ impl Session {
             return Err(Refusal::Features);
         }
         self.features = bits;
-        Ok(Effect::None)
+        Ok(SessionEffect::None)
     }
 
     fn inflight(&self, area: &InflightArea) -> Result<(), Refusal> {

@@ -1,5 +1,5 @@
 use super::message::{self, *};
-use super::session::{Effect, Offer, Refusal, Session};
+use super::session::{Offer, Refusal, SessionEffect, VhostSession};
 use super::*;
 use crate::feature;
 use proptest::prelude::*;
@@ -31,14 +31,19 @@ fn wrong(kind: u32, payload: &[u8], fds: usize) -> Option<MessageError> {
     decode(&bytes(kind, 0, payload), fds).err()
 }
 
-fn take(session: &mut Session, kind: u32, payload: &[u8], fds: usize) -> Result<String, Refusal> {
+fn take(
+    session: &mut VhostSession,
+    kind: u32,
+    payload: &[u8],
+    fds: usize,
+) -> Result<String, Refusal> {
     let message = bytes(kind, 0, payload);
     let (_, request) = decode(&message, fds).expect("sound");
     session.take(&request).map(|effect| format!("{effect:?}"))
 }
 
-fn session() -> Session {
-    let mut session = Session::new(OFFER);
+fn session() -> VhostSession {
+    let mut session = VhostSession::new(OFFER);
     let features = OFFER.features | feature::PROTOCOL_FEATURES;
     take(
         &mut session,
@@ -60,7 +65,7 @@ fn a_message_ends_where_its_header_says() {
     }
     assert_eq!(frame(&whole), Ok(Frame::Whole(20)));
     let (header, what) = decode(&whole, 0).expect("sound");
-    assert!(header.need_reply && what == Request::SetFeatures(0));
+    assert!(header.need_reply && what == VhostRequest::SetFeatures(0));
     let mut other = whole.clone();
     other[4] = 2;
     assert_eq!(frame(&other), Err(MessageError::Version));
@@ -128,7 +133,7 @@ fn lengths_and_descriptors_are_each_kinds() {
     // Whoever sends more of its array than it means.
     let message = bytes(request::SET_CONFIG, 0, &config(1, 256));
     let (_, request) = decode(&message, 0).expect("sound");
-    let one = Request::SetConfig {
+    let one = VhostRequest::SetConfig {
         offset: 0,
         bytes: &[0],
     };
@@ -184,7 +189,7 @@ fn what_would_change_disabled_rings_stops_them() {
         take(&mut s, request::SET_VRING_KICK, &kick, 1).expect("idle");
     }
     let features = s.features();
-    let stops = |s: &Session, kind, payload: &[u8]| {
+    let stops = |s: &VhostSession, kind, payload: &[u8]| {
         let message = bytes(kind, 0, payload);
         s.stops_before(&decode(&message, 0).expect("sound").1)
     };
@@ -216,7 +221,7 @@ fn what_would_change_disabled_rings_stops_them() {
     let disabled = take(&mut s, request::SET_VRING_ENABLE, &state(1, 0), 0);
     assert_eq!(disabled, Ok("Disable(1)".into()));
     // Those of a front-end that knows no disabled rings are never changed.
-    let mut bare = Session::new(OFFER);
+    let mut bare = VhostSession::new(OFFER);
     take(&mut bare, request::SET_VRING_KICK, &words(&[0]), 1).expect("there");
     assert_eq!(stops(&bare, request::SET_VRING_NUM, &state(0, 8)), 0);
 }
@@ -232,7 +237,7 @@ fn kicks_and_calls_may_be_messages() {
     // Whoever polls is not called, whoever hands a descriptor over again may be.
     take(&mut s, request::SET_VRING_CALL, &words(&[0x101]), 0).expect("there");
     assert!(!s.calls_in_band(1));
-    let again = Session::of_words(OFFER, &s.words()).expect("its own");
+    let again = VhostSession::of_words(OFFER, &s.words()).expect("its own");
     assert!(!again.calls_in_band(1) && again.is_served(1));
     take(&mut s, request::SET_VRING_CALL, &words(&[1]), 1).expect("there");
     assert!(s.calls_in_band(1));
@@ -269,7 +274,7 @@ fn a_fresh_packed_ring_of_a_front_end_that_kicks_in_band() {
             0,
         ),
     ] {
-        let mut s = Session::new(Offer {
+        let mut s = VhostSession::new(Offer {
             features: OFFER.features | feature::RING_PACKED,
             ..OFFER
         });
@@ -322,7 +327,7 @@ fn what_is_refused() {
         assert_eq!(take(&mut s, kind, &payload, 0), Err(why), "{kind}");
     }
     // Without the features that they belong to.
-    let mut bare = Session::new(OFFER);
+    let mut bare = VhostSession::new(OFFER);
     for (kind, payload) in [
         (request::GET_CONFIG, vec![0; 12]),
         (request::GET_MAX_MEM_SLOTS, vec![]),
@@ -345,9 +350,10 @@ fn who_is_answered() {
     assert!(s.acknowledges(request::SET_FEATURES, true));
     assert!(!s.acknowledges(request::SET_FEATURES, false));
     assert!(
-        !s.acknowledges(request::GET_FEATURES, true) && Session::replies(request::GET_FEATURES)
+        !s.acknowledges(request::GET_FEATURES, true)
+            && VhostSession::replies(request::GET_FEATURES)
     );
-    assert!(!Session::new(OFFER).acknowledges(request::SET_FEATURES, true));
+    assert!(!VhostSession::new(OFFER).acknowledges(request::SET_FEATURES, true));
     let mut out = Vec::new();
     reply_vring_base(&mut out, 3, 4);
     assert_eq!(
@@ -365,7 +371,7 @@ fn who_is_answered() {
 fn write_back_is_what_was_negotiated() {
     let both = feature::BLK_FLUSH | feature::BLK_CONFIG_WCE;
     // Before anything is acknowledged: what a driver that takes both will find.
-    assert!(Session::new(OFFER).config_writeback());
+    assert!(VhostSession::new(OFFER).config_writeback());
     let mut s = session();
     assert!(s.writeback() && s.config_writeback());
     s.set_writeback(false);
@@ -398,7 +404,7 @@ fn a_reset_device_is_as_new() {
     take(&mut s, request::SET_VRING_NUM, &state(0, 8), 0).expect("idle");
     take(&mut s, request::SET_VRING_KICK, &words(&[0]), 1).expect("there");
     let reset = take(&mut s, request::SET_STATUS, &words(&[0]), 0);
-    assert_eq!(reset, Ok(format!("{:?}", Effect::Reset)));
+    assert_eq!(reset, Ok(format!("{:?}", SessionEffect::Reset)));
     assert_eq!(s.vrings()[0], session().vrings()[0]);
     assert_eq!(s.features(), session().features());
 }
@@ -418,14 +424,14 @@ proptest! {
                 }
             }
         }
-        prop_assert_eq!(Session::of_words(OFFER, &s.words()), Some(s));
+        prop_assert_eq!(VhostSession::of_words(OFFER, &s.words()), Some(s));
     }
 
     #[test]
     fn damaged_words_make_a_sound_session_or_none(at in 0usize..session::SESSION_WORDS, word in any::<u64>()) {
         let mut words = session().words();
         words[at] = word;
-        if let Some(s) = Session::of_words(OFFER, &words) {
+        if let Some(s) = VhostSession::of_words(OFFER, &words) {
             prop_assert!(s.vrings().iter().all(|v| v.size <= crate::ring::MAX_QUEUE_SIZE));
             prop_assert_eq!(s.features() & !(OFFER.features | feature::PROTOCOL_FEATURES), 0);
         }

@@ -68,7 +68,7 @@ pub struct ExportConfig {
 /// How hosts should use the paths through a port: NVMe's asymmetric namespace access states, of those
 /// that an operator may choose (Base 2.0, 8.1).
 #[derive(Clone, Copy, Default, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
-pub enum AnaState {
+pub enum PathState {
     /// As any other.
     #[default]
     Optimized,
@@ -86,7 +86,7 @@ pub struct PortConfig {
     /// Its number in the discovery log, which stays its own.
     pub port_id: u16,
     /// How its paths should be used.
-    pub ana: AnaState,
+    pub ana: PathState,
     /// How often that has changed; never less than it was (Base 2.0, 5.16.1.13: the group descriptor's
     /// Change Count).
     pub changes: u64,
@@ -230,6 +230,6 @@ pub struct Scheduling {
     pub params: Vec<(String, u64)>,
     /// What there is.
     pub capacity: NodeCapacity,
-    /// By [`forebay_qos::cost::Frontend`] and [`forebay_qos::cost::Operation`].
+    /// By [`forebay_qos::cost::Transport`] and [`forebay_qos::cost::Operation`].
     pub costs: [[CostProfile; 3]; 3],
 }

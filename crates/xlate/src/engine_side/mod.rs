@@ -26,7 +26,7 @@ use crate::boundary::message::{
     FaultAsk, FaultFailure, FromEngine, GrantOf, Held, Job, MAX_BATCH, MAX_TAKE_BACK, ToEngine,
 };
 use crate::fault::{FaultTable, MAX_FAULTS, Wanted};
-use crate::reactor_side::{Access, access};
+use crate::reactor_side::{Lookup, access};
 use crate::reactors::ReactorSet;
 use crate::types::{DeviceIndex, ExtentRange, Rights, VolumeId};
 use crate::word::Word;
@@ -418,7 +418,7 @@ impl EngineSide {
             return;
         };
         let range = ExtentRange::new(extent, 1);
-        if access(word, write) != Access::Park {
+        if access(word, write) != Lookup::Park {
             // The grant came while the question was on its way.
             self.post(back, Post::Granted(volume, range), out);
             return;

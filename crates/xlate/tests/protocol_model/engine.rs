@@ -10,7 +10,7 @@ use crate::world::World;
 use forebay_xlate::boundary::message::{FaultAsk, GrantOf, Job};
 use forebay_xlate::drain::{Drains, SliceSpan};
 use forebay_xlate::engine_side::{Effect, EngineSide, Post, Upcall, Words};
-use forebay_xlate::reactor_side::{Access, Answer, Heard, Parked, access};
+use forebay_xlate::reactor_side::{Answer, Heard, Lookup, Parked, access};
 use forebay_xlate::table::Table;
 use forebay_xlate::{DeviceIndex, ExtentRange, Rights, VolumeId, Word};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -191,17 +191,17 @@ impl Engine {
         let write = command.kind == Kind::Write;
         let word = self.words.lookup(command.volume, 0).expect("served");
         around.stages[c] = match access(word, write) {
-            Access::Device(word) if !self.fenced.contains(&word.device().0) => Stage::DeviceWait,
-            Access::Device(word) => {
+            Lookup::Device(word) if !self.fenced.contains(&word.device().0) => Stage::DeviceWait,
+            Lookup::Device(word) => {
                 reactor.hand = Some((c, Next::Submit(word.bits())));
                 Stage::Moving
             }
-            Access::Claim => {
+            Lookup::Claim => {
                 reactor.hand = Some((c, Next::Claim(word.bits())));
                 Stage::Moving
             }
-            Access::Zeros => Stage::Done,
-            Access::Park => {
+            Lookup::Zeros => Stage::Done,
+            Lookup::Park => {
                 reactor.upcalls.push_back(Upcall::Fault(FaultAsk {
                     volume: command.volume,
                     extent: 0,

@@ -27,7 +27,7 @@ pub(super) enum Object {
 
 /// A route that changes something.
 #[derive(Debug)]
-pub(super) struct Change {
+pub(super) struct AuditedRoute {
     pub(super) method: Method,
     pub(super) route: &'static str,
     pub(super) action: &'static str,
@@ -40,8 +40,8 @@ const fn change(
     route: &'static str,
     action: &'static str,
     object: Object,
-) -> Change {
-    Change {
+) -> AuditedRoute {
+    AuditedRoute {
         method,
         route,
         action,
@@ -50,8 +50,8 @@ const fn change(
     }
 }
 
-const fn destruction(route: &'static str, action: &'static str) -> Change {
-    Change {
+const fn destruction(route: &'static str, action: &'static str) -> AuditedRoute {
+    AuditedRoute {
         method: Method::DELETE,
         route,
         action,
@@ -75,7 +75,7 @@ const POOL: &str = "/v1/pool";
 const CHECK: &str = "/v1/pool/check";
 
 /// All of them; a test compares with the OpenAPI document.
-static CHANGES: [Change; 31] = [
+static CHANGES: [AuditedRoute; 31] = [
     change(Method::POST, POOL, "make the pool", Object::Itself),
     change(Method::PATCH, POOL, "change the pool", Object::Itself),
     destruction(POOL, "destroy the pool"),
@@ -179,7 +179,7 @@ static CHANGES: [Change; 31] = [
     ),
 ];
 /// Recorded before it runs: a daemon that stops records nothing more.
-pub(super) static SHUTDOWN: Change =
+pub(super) static SHUTDOWN: AuditedRoute =
     change(Method::POST, "/v1/shutdown", "shut down", Object::Process);
 
 fn is_of(route: &str, path: &str) -> bool {
@@ -195,13 +195,13 @@ fn is_of(route: &str, path: &str) -> bool {
 }
 
 /// The change that a request would make, by its method and path.
-pub(super) fn find(method: &Method, path: &str) -> Option<&'static Change> {
+pub(super) fn find(method: &Method, path: &str) -> Option<&'static AuditedRoute> {
     (CHANGES.iter())
         .chain([&SHUTDOWN])
         .find(|change| change.method == *method && is_of(change.route, path))
 }
 
-impl Change {
+impl AuditedRoute {
     /// Whether this body changes something: some routes also look, or renew. Other routes ignore such flags.
     pub(super) fn is_made_by(&self, body: &Value) -> bool {
         let is_set = |flag: &str| body.get(flag) == Some(&Value::Bool(true));

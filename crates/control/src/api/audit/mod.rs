@@ -29,7 +29,7 @@ mod objects;
 
 pub(super) use caller::Caller;
 use caller::Names;
-use changes::{Change, Object, SHUTDOWN, find};
+use changes::{AuditedRoute, Object, SHUTDOWN, find};
 use objects::{differences, name_of};
 
 /// Time limit for each of: the object before, the object after, the record.
@@ -75,7 +75,7 @@ impl Audited {
         }
     }
 
-    async fn carry_out(self, change: &'static Change, request: Request) -> Response {
+    async fn carry_out(self, change: &'static AuditedRoute, request: Request) -> Response {
         let (parts, body) = request.into_parts();
         let body = match read_body(body).await {
             Ok(body) => body,
@@ -131,7 +131,7 @@ impl Audited {
     }
 
     /// The record of a change that succeeds, without its object.
-    async fn begin(&self, change: &Change, uri: &Uri, asked: &Value) -> Audit {
+    async fn begin(&self, change: &AuditedRoute, uri: &Uri, asked: &Value) -> Audit {
         let caller = self.caller;
         let names = tokio::task::spawn_blocking(move || caller.names());
         let names = match timeout(LOOK_LIMIT, names).await {

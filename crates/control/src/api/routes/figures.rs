@@ -16,7 +16,7 @@ use utoipa::OpenApi;
 
 use crate::api::extract::Parameters;
 use crate::daemon::Handle;
-use crate::metrics::{self, Source};
+use crate::metrics::{self, MetricSource};
 use crate::model::error::{ApiError, ErrorBody};
 use crate::model::events::EventList;
 use crate::model::stats::Stats;
@@ -85,7 +85,7 @@ pub(in crate::api) async fn metrics_text(
         .ok();
     let volumes = daemon.read(|owner| owner.base.volume_list(None)).await;
     let volumes = volumes.unwrap_or_default();
-    let text = metrics::text(&Source {
+    let text = metrics::text(&MetricSource {
         status: &status,
         stats: &stats,
         pool: pool.as_ref(),

@@ -22,8 +22,8 @@ use forebay_xlate::boundary::socket::MAX_DESCRIPTORS;
 use forebay_xlate::kill_point;
 use rustix::process::{Resource, getrlimit};
 
-use super::machines::{Machine, Machines};
-use super::{AskError, Kind, Pending, Session};
+use super::machines::{VmClient, VmClients};
+use super::{AskError, AskKind, PendingAnswer, Session};
 
 /// Descriptors that connections leave for everything else; half of them, where there are few.
 const RESERVED_DESCRIPTORS: u64 = 512;
@@ -33,7 +33,7 @@ const RESERVED_DESCRIPTORS: u64 = 512;
 pub(super) struct Deposit {
     memory: Option<Arc<OwnedFd>>,
     sockets: BTreeMap<u64, Arc<OwnedFd>>,
-    pub(super) machines: Machines,
+    pub(super) machines: VmClients,
     /// The number of the one that was told of last.
     pub(super) last_machine: u64,
     /// Connections that there was no room for.
@@ -168,13 +168,13 @@ impl Session {
         Ok(self.conversion.take().unwrap_or_default())
     }
 
-    fn send_estate(&self, estate: &mut Estate) -> io::Result<Pending> {
+    fn send_estate(&self, estate: &mut Estate) -> io::Result<PendingAnswer> {
         let region = Arc::new(estate.region.memory().fd().try_clone_to_owned()?);
         let memory = estate.deposit.memory.clone();
         let descriptors = std::iter::once(region).chain(memory).collect();
         let (generation, blamed) = (estate.generation, estate.blamed);
         estate.tries += 1;
-        let pending = self.ask(Kind::TakeOver, "taking over", descriptors, |request| {
+        let pending = self.ask(AskKind::TakeOver, "taking over", descriptors, |request| {
             ToEngine::TakeOver {
                 request,
                 generation,
@@ -196,12 +196,12 @@ impl Session {
     /// A later conversation with the same engine has it all.
     pub(crate) fn forget_deposit(&self) {
         let machines = self.deposit.take().machines;
-        machines.into_values().for_each(Machine::end);
+        machines.into_values().for_each(VmClient::end);
     }
 
     /// From here on this engine's own records count: takes over what the dead one had deposited, and
     /// has the engine act.
-    pub(crate) fn resume(&self, estate: &RefCell<Option<Estate>>) -> Pending {
+    pub(crate) fn resume(&self, estate: &RefCell<Option<Estate>>) -> PendingAnswer {
         if let Some(estate) = estate.take() {
             let mut deposit = self.deposit.borrow_mut();
             deposit.sockets.extend(estate.deposit.sockets);

@@ -25,7 +25,7 @@ const MAX_DEPOSITS: usize = 4096;
 
 /// A client of a machine's.
 #[derive(Debug)]
-pub(super) struct Machine {
+pub(super) struct VmClient {
     export: ExportId,
     /// Its socket and its machine file.
     fds: [Arc<OwnedFd>; 2],
@@ -35,8 +35,8 @@ pub(super) struct Machine {
 /// Drops what a client sent, which may take as long as it likes, on a thread that does nothing else. What nobody has
 /// judged (a socket, in which more may wait) has a thread for itself, while there are not too many of these.
 pub(super) fn drop_elsewhere(what: impl Send + 'static, is_judged: bool) {
-    type Queue = mpsc::Sender<Box<dyn Any + Send>>;
-    static QUEUES: OnceLock<[Queue; 2]> = OnceLock::new();
+    type DropQueue = mpsc::Sender<Box<dyn Any + Send>>;
+    static QUEUES: OnceLock<[DropQueue; 2]> = OnceLock::new();
     static THREADS: AtomicUsize = AtomicUsize::new(0);
     let queue = |name: &str| {
         let (sender, receiver) = mpsc::channel::<Box<dyn Any + Send>>();
@@ -81,13 +81,13 @@ fn drop_all(fds: impl IntoIterator<Item = Arc<OwnedFd>>) {
 }
 
 /// All of them, by their sockets' numbers.
-pub(super) type Machines = BTreeMap<u64, Machine>;
+pub(super) type VmClients = BTreeMap<u64, VmClient>;
 
 fn fits(fd: &OwnedFd, end: u64) -> bool {
     u64::from(fd.as_raw_fd().unsigned_abs()) < end
 }
 
-impl Machine {
+impl VmClient {
     /// Lets go of all of it.
     pub(super) fn end(self) {
         let Self {
@@ -132,7 +132,7 @@ impl Session {
             return false;
         };
         let deposits = BTreeMap::new();
-        let machine = Machine {
+        let machine = VmClient {
             export,
             fds,
             deposits,
@@ -198,7 +198,7 @@ impl Session {
     }
 
     /// Gives a successor all clients of a dead engine.
-    pub(super) fn send_machines(&self, machines: &Machines) {
+    pub(super) fn send_machines(&self, machines: &VmClients) {
         for (socket, machine) in machines {
             let (socket, export) = (*socket, machine.export);
             self.say_with(&ToEngine::Machine { socket, export }, machine.fds.to_vec());

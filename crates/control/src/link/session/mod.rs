@@ -76,27 +76,27 @@ pub(crate) enum DeviceState {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-enum Kind {
+enum AskKind {
     Request,
     TakeOver,
     Revoke,
     Job,
 }
 
-type Answer = Result<(), AskError>;
+type AskResult = Result<(), AskError>;
 
 /// An answer that is on its way.
 #[derive(Debug)]
-pub(crate) struct Pending {
+pub(crate) struct PendingAnswer {
     /// The number that it was asked under.
     pub(crate) number: u64,
-    answer: oneshot::Receiver<Answer>,
+    answer: oneshot::Receiver<AskResult>,
     what: &'static str,
 }
 
-impl Pending {
+impl PendingAnswer {
     /// Waits for it, for at most `limit`; it may still come later.
-    pub(crate) async fn within(&mut self, limit: Duration) -> Answer {
+    pub(crate) async fn within(&mut self, limit: Duration) -> AskResult {
         match in_time(limit, &mut self.answer).await {
             Some(Ok(answer)) => answer,
             Some(Err(_)) => Err(AskError::Gone),
@@ -110,7 +110,7 @@ impl Pending {
     }
 
     /// The answer if it is there.
-    pub(crate) fn now(&mut self) -> Option<Answer> {
+    pub(crate) fn now(&mut self) -> Option<AskResult> {
         match self.answer.try_recv() {
             Ok(answer) => Some(answer),
             Err(oneshot::error::TryRecvError::Empty) => None,
@@ -119,7 +119,7 @@ impl Pending {
     }
 
     /// Waits for it as long as the conversation goes on.
-    pub(crate) async fn ended(&mut self) -> Answer {
+    pub(crate) async fn ended(&mut self) -> AskResult {
         (&mut self.answer).await.unwrap_or(Err(AskError::Gone))
     }
 }
@@ -140,7 +140,7 @@ pub(crate) struct Session {
     /// Grants that are not sent yet.
     grants: RefCell<Vec<GrantOf>>,
     next_number: Cell<u64>,
-    open: RefCell<HashMap<(Kind, u64), oneshot::Sender<Answer>>>,
+    open: RefCell<HashMap<(AskKind, u64), oneshot::Sender<AskResult>>>,
     /// Changes of exports that hosts are being shut out for, by request.
     settling: RefCell<HashMap<u64, oneshot::Sender<u32>>>,
     /// Questions about places ahead.
@@ -210,7 +210,7 @@ impl Session {
                     machines,
                     closed,
                 });
-                self.answer(Kind::TakeOver, request, Ok(()));
+                self.answer(AskKind::TakeOver, request, Ok(()));
             }
             FromEngine::DeviceReady { device } => {
                 self.set_device(device, DeviceState::Ready);
@@ -229,11 +229,11 @@ impl Session {
     fn absorb_answer(&self, message: FromEngine) -> Option<FromEngine> {
         match message {
             FromEngine::Refused { request, error } => {
-                self.answer(Kind::TakeOver, request, Err(AskError::Refused(error)));
+                self.answer(AskKind::TakeOver, request, Err(AskError::Refused(error)));
             }
             FromEngine::Done { request, error } => {
                 self.answer(
-                    Kind::Request,
+                    AskKind::Request,
                     request,
                     error.map_or(Ok(()), |e| Err(AskError::Refused(e))),
                 );
@@ -250,7 +250,7 @@ impl Session {
                 self.inherited_revokes
                     .borrow_mut()
                     .retain(|number| *number != revoke);
-                self.answer(Kind::Revoke, revoke, Ok(()));
+                self.answer(AskKind::Revoke, revoke, Ok(()));
             }
             FromEngine::TookBack { revoke, taken } => {
                 self.answer_ahead(revoke, AheadAnswer::Taken(taken));
@@ -260,14 +260,14 @@ impl Session {
             }
             FromEngine::RevokeRefused { revoke } => {
                 let why = "the deallocation has ended meanwhile".to_owned();
-                self.answer(Kind::Revoke, revoke, Err(AskError::Refused(why)));
+                self.answer(AskKind::Revoke, revoke, Err(AskError::Refused(why)));
             }
             FromEngine::JobDone { job, errno } => {
                 self.inherited_jobs
                     .borrow_mut()
                     .retain(|(number, _)| *number != job);
                 self.answer(
-                    Kind::Job,
+                    AskKind::Job,
                     job,
                     errno.map_or(Ok(()), |e| Err(AskError::Errno(e))),
                 );
@@ -277,7 +277,7 @@ impl Session {
         None
     }
 
-    fn answer(&self, kind: Kind, number: u64, answer: Answer) {
+    fn answer(&self, kind: AskKind, number: u64, answer: AskResult) {
         if let Some(asker) = self.open.borrow_mut().remove(&(kind, number)) {
             let _ = asker.send(answer);
         }
@@ -340,11 +340,11 @@ impl Session {
 
     fn ask(
         &self,
-        kind: Kind,
+        kind: AskKind,
         what: &'static str,
         descriptors: Vec<Arc<OwnedFd>>,
         message: impl FnOnce(u64) -> ToEngine,
-    ) -> Pending {
+    ) -> PendingAnswer {
         let number = self.next_number.get();
         self.next_number.set(number + 1);
         let (sender, answer) = oneshot::channel();
@@ -352,7 +352,7 @@ impl Session {
             self.open.borrow_mut().insert((kind, number), sender);
             self.say_with(&message(number), descriptors);
         }
-        Pending {
+        PendingAnswer {
             number,
             answer,
             what,
@@ -364,8 +364,8 @@ impl Session {
         &self,
         what: &'static str,
         message: impl FnOnce(u64) -> ToEngine,
-    ) -> Pending {
-        self.ask(Kind::Request, what, Vec::new(), message)
+    ) -> PendingAnswer {
+        self.ask(AskKind::Request, what, Vec::new(), message)
     }
 
     /// Asks for a change of an export, and returns once hosts that it shuts out are shut out: with how
@@ -398,8 +398,8 @@ impl Session {
         what: &'static str,
         descriptor: OwnedFd,
         message: impl FnOnce(u64) -> ToEngine,
-    ) -> Pending {
-        self.ask(Kind::Request, what, vec![Arc::new(descriptor)], message)
+    ) -> PendingAnswer {
+        self.ask(AskKind::Request, what, vec![Arc::new(descriptor)], message)
     }
 
     /// Takes all rights on a range back; for a tenant's deallocation only while that is open.
@@ -408,8 +408,8 @@ impl Session {
         volume: VolumeId,
         range: ExtentRange,
         release: Option<u64>,
-    ) -> Pending {
-        self.ask(Kind::Revoke, "a revoke", Vec::new(), |revoke| {
+    ) -> PendingAnswer {
+        self.ask(AskKind::Revoke, "a revoke", Vec::new(), |revoke| {
             ToEngine::Revoke {
                 revoke,
                 volume,
@@ -421,13 +421,13 @@ impl Session {
     }
 
     /// Has the internal lane do something.
-    pub(crate) fn job(&self, work: Job) -> Pending {
+    pub(crate) fn job(&self, work: Job) -> PendingAnswer {
         let what = match work {
             Job::Flush { .. } => "a flush",
             Job::Launder { .. } => "laundering",
             Job::Settle { .. } => "the end of a device's requests",
         };
-        self.ask(Kind::Job, what, Vec::new(), |job| ToEngine::Job {
+        self.ask(AskKind::Job, what, Vec::new(), |job| ToEngine::Job {
             job,
             work,
         })

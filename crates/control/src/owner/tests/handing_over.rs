@@ -10,9 +10,9 @@ use forebay_xlate::boundary::message::{Blamed, FromEngine};
 use super::*;
 use crate::link::session::{Conversion, DeviceState, Estate};
 use crate::model::events::{Event, EventKind};
-use crate::owner::Progress;
+use crate::owner::EngineProgress;
 
-type Told = Rc<RefCell<Vec<Progress>>>;
+type Told = Rc<RefCell<Vec<EngineProgress>>>;
 
 /// Engines that follow each other under one daemon.
 struct Line {
@@ -45,7 +45,7 @@ impl Line {
             hosts: Vec::new(),
         };
         line.next().await;
-        line.until(|told| *told == Progress::Running).await;
+        line.until(|told| *told == EngineProgress::Running).await;
         for socket in 1..=connections {
             let host = line.life.fake.deposit(socket);
             line.hosts.push((socket, host));
@@ -92,7 +92,7 @@ impl Line {
     }
 
     /// Lets the engine hear and answer until the daemon has got so far.
-    async fn until(&mut self, wanted: impl Fn(&Progress) -> bool) {
+    async fn until(&mut self, wanted: impl Fn(&EngineProgress) -> bool) {
         loop {
             tokio::select! {
                 biased;
@@ -192,7 +192,7 @@ fn a_successor_gets_everything_and_acts_when_told() {
             "they are still the dead engine's"
         );
         line.convert();
-        line.until(|told| *told == Progress::Running).await;
+        line.until(|told| *told == EngineProgress::Running).await;
         assert!(line.position(is_resume).unwrap() < line.position(is_listener).unwrap());
         let conversion = Conversion {
             queues: 2,
@@ -201,9 +201,9 @@ fn a_successor_gets_everything_and_acts_when_told() {
             closed: vec![("damaged records".to_owned(), 1)],
         };
         let told = [
-            Progress::Converted(conversion),
-            Progress::Resumed,
-            Progress::Running,
+            EngineProgress::Converted(conversion),
+            EngineProgress::Resumed,
+            EngineProgress::Running,
         ];
         assert_eq!(*line.told.borrow(), told);
         assert_eq!(line.session.sockets(), 300);
@@ -238,7 +238,7 @@ fn a_successor_that_dies_too_early_leaves_everything_as_it_was() {
         assert_eq!(line.life.fake.given.generation, 2);
         line.check_connections();
         line.convert();
-        line.until(|told| *told == Progress::Running).await;
+        line.until(|told| *told == EngineProgress::Running).await;
     });
 }
 
@@ -252,7 +252,7 @@ fn a_successor_that_was_told_to_act_leaves_its_own_records() {
         line.life.fake.answer_requests = false;
         line.hear(is_sockets_end).await;
         line.convert();
-        line.until(|told| matches!(told, Progress::Converted(_)))
+        line.until(|told| matches!(told, EngineProgress::Converted(_)))
             .await;
         // It dies with `Resume` unread, perhaps.
         line.die(None).await;
@@ -281,7 +281,7 @@ fn what_can_not_be_read_is_dropped_and_hosts_connect_again() {
             error: "another layout".to_owned(),
         };
         line.life.fake.say(&refused);
-        line.until(|told| *told == Progress::Running).await;
+        line.until(|told| *told == EngineProgress::Running).await;
         assert_eq!(line.position(is_resume), None);
         assert!(
             line.position(is_listener).is_some(),
@@ -340,7 +340,7 @@ fn a_flush_knows_its_devices_before_the_successor_acts() {
         assert_eq!(committed, 0, "the rest delays nobody");
         line.hear(is_sockets_end).await;
         line.convert();
-        line.until(|told| *told == Progress::Running).await;
+        line.until(|told| *told == EngineProgress::Running).await;
         line.life.fake.settle().await;
         let all: u64 = before(&line).iter().map(|g| g.range.count).sum();
         assert!(all >= 50, "{all}");
@@ -361,7 +361,7 @@ fn a_flush_does_not_wait_for_the_fence() {
         line.next().await;
         line.hear(is_sockets_end).await;
         line.convert();
-        line.until(|told| *told == Progress::Running).await;
+        line.until(|told| *told == EngineProgress::Running).await;
         line.life.fake.settle().await;
         let last = line.life.fake.highest_sequence(volume);
         assert!(last > 0, "there is something to commit");
@@ -425,7 +425,7 @@ fn an_export_that_kills_is_not_told_until_an_operator_says_so() {
         assert_eq!(told(&line), [other]);
         line.hear(is_sockets_end).await;
         line.convert();
-        line.until(|told| *told == Progress::Running).await;
+        line.until(|told| *told == EngineProgress::Running).await;
         let shown = owner.exports.export_show("t", "a").unwrap();
         assert!(shown.quarantined.unwrap().contains("command 7"));
         assert!(owner.exports.quarantine_warnings()[0].contains("forebay export resume t/a"));

@@ -1,6 +1,6 @@
 //! Ports, and how hosts should use them, over the deaths of daemon and engine.
 
-use forebay_xlate::boundary::message::{AnaState, PortConfig};
+use forebay_xlate::boundary::message::{PathState, PortConfig};
 
 use super::*;
 use crate::model::error::ApiError;
@@ -67,7 +67,7 @@ fn a_ports_state_is_durable_and_its_count_never_falls() {
             .iter()
             .map(|p| (p.ana, p.changes))
             .collect();
-        let expected = [(AnaState::Inaccessible, 1), (AnaState::NonOptimized, 2)];
+        let expected = [(PathState::Inaccessible, 1), (PathState::NonOptimized, 2)];
         assert_eq!(states, expected);
         let events = life.owner.base.events.all();
         assert_eq!(events.len(), 2);

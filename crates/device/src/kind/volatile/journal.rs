@@ -98,11 +98,11 @@ fn checksum(header: &[u8], body: &[u8], at: u64) -> u64 {
 
 /// The open journal.
 #[derive(Debug)]
-pub(crate) struct Journal {
+pub(crate) struct WriteJournal {
     fd: OwnedFd,
 }
 
-impl Journal {
+impl WriteJournal {
     pub(crate) fn new(fd: OwnedFd) -> Self {
         Self { fd }
     }
@@ -111,7 +111,7 @@ impl Journal {
         &self.fd
     }
 
-    /// Where the next record goes, once [`Journal::complete`].
+    /// Where the next record goes, once [`WriteJournal::complete`].
     pub(crate) fn end(&self) -> Result<u64, Errno> {
         let mut shown = [0; 8];
         let n = rustix::io::pread(&self.fd, &mut shown, 0)?;
@@ -157,7 +157,7 @@ impl Journal {
         Ok(at)
     }
 
-    /// After a death in [`Journal::append`]: makes the visible file show the last record, or removes what is half.
+    /// After a death in [`WriteJournal::append`]: makes the visible file show the last record, or removes what is half.
     pub(crate) fn complete(&mut self, visible: BorrowedFd<'_>) -> Result<(), Errno> {
         let end = self.end()?;
         if self.len()? <= end {

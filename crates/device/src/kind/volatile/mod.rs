@@ -40,7 +40,7 @@ use crate::ring::Ring;
 mod copy;
 pub(crate) mod journal;
 
-use journal::{Journal, JournalRecord};
+use journal::{JournalRecord, WriteJournal};
 
 /// The file that holds what the last cut left.
 pub(crate) fn stable_path(device: &Path) -> PathBuf {
@@ -244,7 +244,7 @@ struct Cache {
 
 #[derive(Debug)]
 struct CacheState {
-    journal: Journal,
+    journal: WriteJournal,
     /// Writes and zeroings that were submitted and not judged: place in the journal, offset, length.
     in_flight: Vec<(u64, u64, u64)>,
     /// What the flushes in flight cover: everything before a place but these.
@@ -265,7 +265,7 @@ impl Cache {
             hang: hang_path(device),
             fail: fail_path(device),
             state: Mutex::new(CacheState {
-                journal: Journal::new(fd),
+                journal: WriteJournal::new(fd),
                 in_flight: Vec::new(),
                 flushes: Vec::new(),
             }),

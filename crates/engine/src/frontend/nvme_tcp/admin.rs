@@ -2,7 +2,7 @@
 //!
 //! **Design.** The controller says how much data a command moves; this fetches it (from the capsule, or
 //! by R2T like a write's), runs the command, and sends what came of it. What the host did to the
-//! controller's properties becomes an [`Event`] that the frontend settles when it has a free hand.
+//! controller's properties becomes an [`TurnEvent`] that the frontend settles when it has a free hand.
 //!
 //! **Not here:** the commands themselves (`nvme::controller`).
 
@@ -12,8 +12,8 @@ use super::controllers::Attached;
 use super::gate;
 use super::reserve;
 use super::rx::Stop;
-use super::slots::{Stage, Work};
-use super::{Event, Turn};
+use super::slots::{SlotStage, Work};
+use super::{TcpTurn, TurnEvent};
 use crate::core::Core;
 use crate::core::staging::StagingBuffer;
 use forebay_nvme::controller::SubsystemController;
@@ -26,13 +26,13 @@ use forebay_xlate::kill_point;
 /// taken.
 pub(super) fn take(
     conn: &mut Conn,
-    turn: &mut Turn<'_>,
+    turn: &mut TcpTurn<'_>,
     capsule: &Capsule<'_>,
 ) -> Result<(), Stop> {
     let cid = capsule.sqe.cid();
     let kept = conn.slots.by_cid(cid).filter(|s| {
         let slot = conn.slots.get(*s);
-        slot.is_some_and(|slot| slot.stage == Stage::Kept)
+        slot.is_some_and(|slot| slot.stage == SlotStage::Kept)
     });
     if let Some(kept) = kept {
         // The host has forgotten this event request; see `forget_event_request`.
@@ -95,7 +95,7 @@ pub(super) fn take(
 /// Carries on with a command that a successor inherits: `data` came from the host.
 pub(super) fn again(
     conn: &mut Conn,
-    turn: &mut Turn<'_>,
+    turn: &mut TcpTurn<'_>,
     slot: u16,
     sqe: &Sqe,
     data: &[u8],
@@ -119,7 +119,7 @@ pub(super) fn again(
 }
 
 /// All data that an R2T asked for is there.
-pub(super) fn data_complete(conn: &mut Conn, turn: &mut Turn<'_>, slot: u16) {
+pub(super) fn data_complete(conn: &mut Conn, turn: &mut TcpTurn<'_>, slot: u16) {
     let Some(s) = conn.slots.get_mut(slot) else {
         return;
     };
@@ -181,7 +181,7 @@ fn run_on(
 /// Runs a command; `out` has room for what goes to the host.
 fn run(
     conn: &mut Conn,
-    turn: &mut Turn<'_>,
+    turn: &mut TcpTurn<'_>,
     slot: u16,
     sqe: &Sqe,
     data: &[u8],
@@ -203,7 +203,7 @@ fn run(
     let room = out.as_mut().map_or(&mut [][..], |b| b.as_mut_slice());
     let outcome = run_on(attached, turn.core, subsystem, sqe, data, room);
     if attached.controller.kato_ms() != kato_ms {
-        turn.events.push(Event::Patience(conn.controller));
+        turn.events.push(TurnEvent::Patience(conn.controller));
     }
     match outcome {
         AdminOutcome::Complete {
@@ -214,7 +214,7 @@ fn run(
         } if sqe.opcode() == opcode::admin::ABORT && status.is_success() && result != 0 => {
             // Not one that the controller keeps: whoever sees all queues looks for it, and answers.
             debug_assert_eq!((data_bytes, effect), (0, Effect::None));
-            turn.events.push(Event::Abort {
+            turn.events.push(TurnEvent::Abort {
                 admin: conn.index,
                 slot,
                 sqid: sqe.cdw(10) as u16,
@@ -229,7 +229,7 @@ fn run(
         } => {
             conn.answer(turn.core, slot, status, result, out, data_bytes);
             if attached.begin_quiescing(effect) {
-                turn.events.push(Event::Quiesce(conn.controller));
+                turn.events.push(TurnEvent::Quiesce(conn.controller));
             }
         }
         AdminOutcome::Reserve { action } => {
@@ -246,7 +246,7 @@ fn run(
                 conn.give_buffer(turn.core, buffer);
             }
             if let Some(s) = conn.slots.get_mut(slot) {
-                s.stage = Stage::Kept;
+                s.stage = SlotStage::Kept;
             }
             conn.records.kept_by_controller(slot);
         }
@@ -260,7 +260,11 @@ impl Conn {
     pub(super) fn deliver_events(&mut self, core: &mut Core, attached: &mut Attached) {
         while let Some(event) = attached.controller.next_event() {
             let slot = self.slots.by_cid(event.cid);
-            let kept = slot.filter(|s| self.slots.get(*s).is_some_and(|s| s.stage == Stage::Kept));
+            let kept = slot.filter(|s| {
+                self.slots
+                    .get(*s)
+                    .is_some_and(|s| s.stage == SlotStage::Kept)
+            });
             if let Some(slot) = kept {
                 self.answer(core, slot, event.status, event.result, None, 0);
                 kill_point!("aer.delivered");

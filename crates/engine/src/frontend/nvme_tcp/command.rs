@@ -13,8 +13,8 @@ pub(super) use super::MDTS_BYTES;
 use super::conn::{Conn, Stalled};
 use super::gate;
 use super::rx::Stop;
-use super::slots::{NoSlot, Stage, Work};
-use super::{Turn, fused, r2t, reserve};
+use super::slots::{NoSlot, SlotStage, Work};
+use super::{TcpTurn, fused, r2t, reserve};
 use crate::core::staging::StagingBuffer;
 use crate::core::{CommandRef, Core, DoneIo, Expected, IoOp, NewIo, Owner};
 use crate::lane::{Lane, LaneIndex};
@@ -127,7 +127,7 @@ pub(super) enum Source {
 #[inline]
 pub(super) fn take(
     conn: &mut Conn,
-    turn: &mut Turn<'_>,
+    turn: &mut TcpTurn<'_>,
     capsule: &Capsule<'_>,
 ) -> Result<(), Stop> {
     let Some(slot) = slot_for(conn, turn.core, capsule)? else {
@@ -159,7 +159,7 @@ pub(super) fn take(
 #[cold]
 pub(super) fn refuse(
     conn: &mut Conn,
-    turn: &mut Turn<'_>,
+    turn: &mut TcpTurn<'_>,
     slot: u16,
     capsule: &Capsule<'_>,
     status: Status,
@@ -173,7 +173,7 @@ pub(super) fn refuse(
 #[inline]
 pub(super) fn accept(
     conn: &mut Conn,
-    turn: &mut Turn<'_>,
+    turn: &mut TcpTurn<'_>,
     slot: u16,
     capsule: &Capsule<'_>,
     judged: Judged,
@@ -443,7 +443,7 @@ impl Conn {
         };
         match core.start(new) {
             Ok(()) => {
-                s.stage = Stage::InFlight;
+                s.stage = SlotStage::InFlight;
                 s.over_ns = None;
                 self.in_flight += 1;
                 // What it waited for its budget is counted apart.
@@ -498,7 +498,7 @@ impl Conn {
         let Some(s) = self.slots.get_mut(slot) else {
             return;
         };
-        s.stage = Stage::Taken;
+        s.stage = SlotStage::Taken;
         if done.started_ns != core.now_ns() {
             let kind = done.op.kind();
             let ns = core.now_ns().saturating_sub(done.started_ns);
@@ -551,7 +551,7 @@ fn count_part(lane: Option<&Lane>, kind: OpKind, of: TimesOf, ns: u64) {
 }
 
 /// All data that an R2T asked for is there.
-pub(super) fn data_complete(conn: &mut Conn, turn: &mut Turn<'_>, slot: u16) {
+pub(super) fn data_complete(conn: &mut Conn, turn: &mut TcpTurn<'_>, slot: u16) {
     let fate = conn.slots.get(slot).map_or(Status::SUCCESS, |s| s.fate);
     if fate != Status::SUCCESS {
         conn.fail_other_half(turn.core, slot);
@@ -563,7 +563,7 @@ pub(super) fn data_complete(conn: &mut Conn, turn: &mut Turn<'_>, slot: u16) {
 
 /// A command that brings data has it.
 #[inline]
-pub(super) fn data_is_there(conn: &mut Conn, turn: &mut Turn<'_>, slot: u16) {
+pub(super) fn data_is_there(conn: &mut Conn, turn: &mut TcpTurn<'_>, slot: u16) {
     let Some(s) = conn.slots.get(slot) else {
         return;
     };

@@ -12,9 +12,9 @@ use super::fused::Pairs;
 use super::r2t::Parts;
 use super::record::{NewCommand, QueueRecords};
 use super::rx::{Inbound, Rx};
-use super::share::Held;
+use super::share::ConnectionCharge;
 use super::shared::Shared;
-use super::slots::{NONE, Slots, Stage, Work};
+use super::slots::{NONE, SlotStage, Slots, Work};
 use super::tx::Tx;
 use super::watch::Socket;
 use crate::core::staging::StagingBuffer;
@@ -82,7 +82,7 @@ pub(super) struct Conn {
     /// Fused commands.
     pub pairs: Pairs,
     /// Staging memory held.
-    pub held: Held,
+    pub held: ConnectionCharge,
     /// Commands taken, the Connect too.
     pub number: u64,
     /// With so many bytes queued, they are sent.
@@ -142,7 +142,7 @@ impl Conn {
         let number = u64::from(new.generation) << 32 | u64::from(new.index);
         let key = shared.frontend.key(number);
         Self {
-            held: Held::new(shared, new.lane),
+            held: ConnectionCharge::new(shared, new.lane),
             index: new.index,
             generation: new.generation,
             socket: Socket::new(new.fd, new.socket, key),
@@ -326,8 +326,8 @@ impl Conn {
         let Some(s) = self.slots.get_mut(slot) else {
             return;
         };
-        debug_assert_ne!(s.stage, Stage::Answering, "answered twice");
-        s.stage = Stage::Answering;
+        debug_assert_ne!(s.stage, SlotStage::Answering, "answered twice");
+        s.stage = SlotStage::Answering;
         let cid = s.cid;
         // Its data from the host is held until the answer is sent: see `tx`.
         let mut held = s.buffer.take();
@@ -488,11 +488,11 @@ impl Conn {
             if matches!(
                 self.slots.get(slot).map(|s| s.stage),
                 Some(
-                    Stage::Receiving
-                        | Stage::Kept
-                        | Stage::Taken
-                        | Stage::Paired
-                        | Stage::Reserving
+                    SlotStage::Receiving
+                        | SlotStage::Kept
+                        | SlotStage::Taken
+                        | SlotStage::Paired
+                        | SlotStage::Reserving
                 )
             ) {
                 self.release(core, slot);
@@ -503,7 +503,11 @@ impl Conn {
     /// Frees the slots of event requests, which end without an answer.
     pub(super) fn drop_kept(&mut self, core: &mut Core) {
         for slot in 0..self.entries {
-            if self.slots.get(slot).is_some_and(|s| s.stage == Stage::Kept) {
+            if self
+                .slots
+                .get(slot)
+                .is_some_and(|s| s.stage == SlotStage::Kept)
+            {
                 self.release(core, slot);
             }
         }
@@ -514,7 +518,7 @@ impl Conn {
         if self
             .slots
             .get(slot)
-            .is_some_and(|s| s.stage == Stage::Receiving)
+            .is_some_and(|s| s.stage == SlotStage::Receiving)
         {
             self.held.answered();
         }
@@ -560,7 +564,7 @@ fn sent(
     core: &mut Core,
     slots: &mut Slots,
     records: &QueueRecords,
-    held: &mut Held,
+    held: &mut ConnectionCharge,
     slot: u16,
     buffer: Option<StagingBuffer>,
 ) {

@@ -9,7 +9,7 @@
 use super::conn::Conn;
 use crate::associations::Association;
 use crate::core::{Core, DoneIo};
-use crate::exports::{Exports, Subsystems, fnv};
+use crate::exports::{ExportTable, Subsystems, fnv};
 use crate::lane::{Lane, LaneIndex};
 use forebay_nvme::controller::{
     AdminEnv, Ana, Controller, Effect, ErrorReport, Health, NamespaceInfo, SubsystemController,
@@ -44,7 +44,7 @@ pub(super) struct Attached {
     pub lane: Option<LaneIndex>,
     pub export: Option<ExportId>,
     /// What a discovery controller tells of.
-    pub exports: Option<Exports>,
+    pub exports: Option<ExportTable>,
     /// Its slot among the region's controllers.
     pub slot: u32,
     /// The admin queue's connection, while it is open.
@@ -166,7 +166,7 @@ impl Attached {
     }
 
     /// Where exports can be reached: a wildcard address is, for this host, the one that it reached.
-    fn addresses(&self, exports: &Exports) -> Vec<(SocketAddr, u16)> {
+    fn addresses(&self, exports: &ExportTable) -> Vec<(SocketAddr, u16)> {
         // Ports are known before they are listened on, so that a successor tells the same from the start.
         let mut listed: Vec<(SocketAddr, u16)> = Vec::new();
         listed.extend(exports.ports().iter().map(|p| (p.address, p.id)));

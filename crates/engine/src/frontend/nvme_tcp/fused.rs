@@ -11,12 +11,12 @@
 //!
 //! **Not here:** comparing, and what keeps others away (`core::fused`).
 
-use super::Turn;
+use super::TcpTurn;
 use super::command::{self, Capsule, Judged};
 use super::conn::Conn;
 use super::gate;
 use super::rx::Stop;
-use super::slots::{NONE, Stage, Work};
+use super::slots::{NONE, SlotStage, Work};
 use crate::core::{CommandRef, Core, DoneIo, Expected, IoOp, NewIo, Owner};
 use forebay_nvme::io::{self, FUSE_FIRST, FUSE_SECOND, IoCommand, NamespaceGeometry};
 use forebay_nvme::{Sqe, Status};
@@ -109,7 +109,7 @@ impl Conn {
     /// Ends a half that is not with the core: now, or when its data has come.
     fn end_half(&mut self, core: &mut Core, slot: u16, status: Status) {
         let stage = self.slots.get(slot).map(|s| s.stage);
-        if matches!(stage, Some(Stage::Paired | Stage::Taken)) {
+        if matches!(stage, Some(SlotStage::Paired | SlotStage::Taken)) {
             self.refuse(core, slot, status);
         } else {
             self.pairs.doomed.push((slot, status));
@@ -121,7 +121,7 @@ impl Conn {
     pub(super) fn refuse_half(&mut self, core: &mut Core, slot: u16, status: Status) -> bool {
         let pairs = &self.pairs;
         let second = pairs.second_of(slot).unwrap_or(slot);
-        let in_core = |s: &super::slots::Slot| s.stage == Stage::InFlight;
+        let in_core = |s: &super::slots::Slot| s.stage == SlotStage::InFlight;
         if self.slots.get(second).is_some_and(in_core) {
             return false;
         }
@@ -151,7 +151,7 @@ impl Conn {
         if let Some(at) = self.pairs.doomed.iter().position(|d| d.0 == slot) {
             let (_, status) = self.pairs.doomed.swap_remove(at);
             if let Some(s) = self.slots.get_mut(slot) {
-                s.stage = Stage::Paired;
+                s.stage = SlotStage::Paired;
             }
             self.end_half(core, slot, status);
             return true;
@@ -160,12 +160,12 @@ impl Conn {
             return true;
         };
         let is_first = matches!(s.work, Work::First { .. });
-        s.stage = Stage::Paired;
+        s.stage = SlotStage::Paired;
         let pair = match is_first {
             true => self.pairs.second_of(slot).map(|second| (slot, second)),
             false => self.pairs.first_of(slot).map(|first| (first, slot)),
         };
-        let has_data = |slot| (self.slots.get(slot)).is_some_and(|s| s.stage == Stage::Paired);
+        let has_data = |slot| (self.slots.get(slot)).is_some_and(|s| s.stage == SlotStage::Paired);
         match pair {
             Some((first, second)) if has_data(first) && has_data(second) => {
                 let work = |slot| self.slots.get(slot).map(|s| &s.work);
@@ -234,7 +234,7 @@ impl Conn {
         };
         match core.start_comparing(new, expected) {
             Ok(()) => {
-                s.stage = Stage::InFlight;
+                s.stage = SlotStage::InFlight;
                 s.over_ns = None;
                 self.in_flight += 1;
                 true
@@ -335,7 +335,7 @@ fn fit(first: &Work, second: &Work) -> bool {
 #[cold]
 pub(super) fn take(
     conn: &mut Conn,
-    turn: &mut Turn<'_>,
+    turn: &mut TcpTurn<'_>,
     slot: u16,
     capsule: &Capsule<'_>,
 ) -> Result<(), Stop> {
@@ -403,7 +403,7 @@ pub(super) fn take(
 pub(super) fn in_core(conn: &Conn, slot: u16) -> Option<Owner> {
     let second = conn.pairs.second_of(slot).unwrap_or(slot);
     let s = conn.slots.get(second)?;
-    let is_there = s.stage == Stage::InFlight && matches!(s.work, Work::Second(_));
+    let is_there = s.stage == SlotStage::InFlight && matches!(s.work, Work::Second(_));
     is_there.then(|| conn.owner(second))
 }
 

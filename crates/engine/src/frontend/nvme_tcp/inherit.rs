@@ -15,13 +15,15 @@ use super::pool::List;
 use super::record::{self, QueueRecords};
 use super::rx::Rx;
 use super::shared::Shared;
-use super::slots::{Stage, Work};
+use super::slots::{SlotStage, Work};
 use super::tx::{Item, Tx};
-use super::{Event, IN_CAPSULE_BYTES, MAX_IO_ENTRIES, MDTS_BYTES, NvmeTcp, Turn, admin, r2t};
+use super::{
+    IN_CAPSULE_BYTES, MAX_IO_ENTRIES, MDTS_BYTES, NvmeTcp, TcpTurn, TurnEvent, admin, r2t,
+};
 use crate::core::Core;
 use crate::core::staging::{StagingBuffer, Taken};
-use crate::listener::Target;
-use crate::takeover::{InheritedCommand, InheritedController, InheritedQueue, Next, Part};
+use crate::listener::ListenerTarget;
+use crate::takeover::{InheritedCommand, InheritedController, InheritedPart, InheritedQueue, Next};
 use crate::upcall::Upcall;
 use forebay_nvme::controller::{Ana, ControllerConfig};
 use forebay_nvme::{Nqn, Sqe, Status};
@@ -59,7 +61,7 @@ pub(super) struct Waiting {
 
 impl NvmeTcp {
     /// Takes up this reactor's part of what a dead engine left.
-    pub(crate) fn inherit(&mut self, core: &mut Core, part: Part) {
+    pub(crate) fn inherit(&mut self, core: &mut Core, part: InheritedPart) {
         core.carried.carry(&part.carried);
         let controllers: Vec<u32> = (part.controllers.into_iter())
             .map(|controller| self.inherit_controller(controller))
@@ -108,8 +110,8 @@ impl NvmeTcp {
 
     fn inherit_controller(&mut self, inherited: InheritedController) -> u32 {
         let (export, exports) = match inherited.target {
-            Target::Export(export) => (Some(export), None),
-            Target::Discovery(exports) => (None, Some(exports)),
+            ListenerTarget::Export(export) => (Some(export), None),
+            ListenerTarget::Discovery(exports) => (None, Some(exports)),
         };
         let attached = Attached {
             controller: *inherited.controller,
@@ -223,12 +225,12 @@ impl NvmeTcp {
         let Some(Some(conn)) = self.conns.get_mut(index as usize) else {
             return;
         };
-        if (conn.slots.get(slot)).is_none_or(|s| s.stage == Stage::Answering) {
+        if (conn.slots.get(slot)).is_none_or(|s| s.stage == SlotStage::Answering) {
             // It was answered with the other half of its pair.
             return;
         }
         conn.records.blame(slot);
-        let mut turn = Turn {
+        let mut turn = TcpTurn {
             core,
             controllers: &mut self.controllers,
             events: &mut self.events,
@@ -275,7 +277,7 @@ impl NvmeTcp {
             Quiesce::No
         };
         if attached.quiesce != Quiesce::No {
-            self.events.push(Event::Quiesce(index));
+            self.events.push(TurnEvent::Quiesce(index));
         }
     }
 }
@@ -312,10 +314,10 @@ fn inherit_command(
     s.len_bytes = buffer.as_ref().map_or(0, |b| b.len() as u32);
     s.buffer = buffer;
     match next {
-        Next::Answered => s.stage = Stage::Answering,
-        Next::Kept => s.stage = Stage::Kept,
+        Next::Answered => s.stage = SlotStage::Answering,
+        Next::Kept => s.stage = SlotStage::Kept,
         Next::Data { asked, r2ts } => {
-            s.stage = Stage::Receiving;
+            s.stage = SlotStage::Receiving;
             s.by_r2t = true;
             s.tag = r2t::tag_of(number);
             s.asked_ns = core.now_ns();
@@ -387,7 +389,13 @@ fn work(conn: &Conn, core: &Core, slot: u16, sqe: &Sqe) -> Option<Work> {
 }
 
 /// Begins a command of an I/O queue again.
-fn io_again(conn: &mut Conn, turn: &mut Turn<'_>, slot: u16, sqe: &Sqe, next: Next) -> Option<()> {
+fn io_again(
+    conn: &mut Conn,
+    turn: &mut TcpTurn<'_>,
+    slot: u16,
+    sqe: &Sqe,
+    next: Next,
+) -> Option<()> {
     let s = conn.slots.get(slot)?;
     let (has_data, fate, bytes) = (s.buffer.is_some(), s.fate, s.len_bytes);
     let judged = match fused::judge(conn, turn.core, &capsule(sqe, has_data)) {
@@ -419,7 +427,7 @@ fn io_again(conn: &mut Conn, turn: &mut Turn<'_>, slot: u16, sqe: &Sqe, next: Ne
 }
 
 /// Begins an admin command again.
-fn admin_again(conn: &mut Conn, turn: &mut Turn<'_>, slot: u16, sqe: &Sqe) -> Option<()> {
+fn admin_again(conn: &mut Conn, turn: &mut TcpTurn<'_>, slot: u16, sqe: &Sqe) -> Option<()> {
     let s = conn.slots.get(slot)?;
     let data = s.buffer.as_ref().map(|b| b.as_slice().to_vec());
     let fate = s.fate;

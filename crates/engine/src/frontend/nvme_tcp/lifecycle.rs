@@ -13,8 +13,8 @@
 
 use super::conn::Life;
 use super::controllers::Quiesce;
-use super::slots::{Slot, Stage, Work};
-use super::{BLOCKED_LIMIT_NS, DATA_LIMIT_NS, Event, NvmeTcp, SKIPPED_TURNS, fused};
+use super::slots::{Slot, SlotStage, Work};
+use super::{BLOCKED_LIMIT_NS, DATA_LIMIT_NS, NvmeTcp, SKIPPED_TURNS, TurnEvent, fused};
 use crate::core::Core;
 use forebay_nvme::Status;
 use forebay_xlate::boundary::region::bump;
@@ -40,7 +40,7 @@ impl NvmeTcp {
         if let Some(lane) = conn.lane.and_then(|l| core.lane(l)) {
             bump(&lane.record().connections, u64::MAX);
         }
-        self.events.push(Event::Closed(index));
+        self.events.push(TurnEvent::Closed(index));
     }
 
     /// Settles what concerns more than one connection.
@@ -48,17 +48,17 @@ impl NvmeTcp {
         while let Some(event) = self.events.pop() {
             core.blame(None);
             match event {
-                Event::Closed(index) => self.closed(core, index),
-                Event::Drained(index) => self.drained(index),
-                Event::Patience(controller) => self.set_patience(controller),
-                Event::Quiesce(controller) => self.quiesce(core, controller),
-                Event::Abort {
+                TurnEvent::Closed(index) => self.closed(core, index),
+                TurnEvent::Drained(index) => self.drained(index),
+                TurnEvent::Patience(controller) => self.set_patience(controller),
+                TurnEvent::Quiesce(controller) => self.quiesce(core, controller),
+                TurnEvent::Abort {
                     admin,
                     slot,
                     sqid,
                     cid,
                 } => self.abort(core, admin, slot, sqid, cid),
-                Event::Flushed(controller) => {
+                TurnEvent::Flushed(controller) => {
                     if let Some(attached) = self.controllers.get_mut(controller)
                         && attached.quiesce == Quiesce::Flushing
                     {
@@ -81,7 +81,7 @@ impl NvmeTcp {
             }
         }
         if quiet {
-            self.events.push(Event::Drained(index));
+            self.events.push(TurnEvent::Drained(index));
         }
     }
 
@@ -117,7 +117,7 @@ impl NvmeTcp {
         if attached.conns.is_empty() {
             self.controllers.remove(conn.controller, self.shared.region);
         } else if attached.quiesce != Quiesce::No {
-            self.events.push(Event::Quiesce(conn.controller));
+            self.events.push(TurnEvent::Quiesce(conn.controller));
         }
     }
 
@@ -208,11 +208,11 @@ impl NvmeTcp {
             )
         };
         match conn.slots.get(slot).filter(|s| whole(s)).map(|s| s.stage) {
-            Some(Stage::Waiting) if conn.slots.stop_waiting(slot) => {
+            Some(SlotStage::Waiting) if conn.slots.stop_waiting(slot) => {
                 conn.refuse(core, slot, Status::COMMAND_ABORT_REQUESTED);
                 true
             }
-            Some(Stage::InFlight) => {
+            Some(SlotStage::InFlight) => {
                 let owner = conn.owner(slot);
                 core.end_waiting(Status::COMMAND_ABORT_REQUESTED, |of, _, _| *of == owner) == 0
             }

@@ -6,7 +6,7 @@
 
 use crate::exports::Port;
 use crate::listener::NewConnection;
-use crate::takeover::Part;
+use crate::takeover::InheritedPart;
 use forebay_nvme::Status;
 use forebay_nvme::reservation::Reservations;
 use forebay_xlate::VolumeId;
@@ -14,11 +14,11 @@ use forebay_xlate::boundary::message::ReserveToken;
 use std::sync::Arc;
 
 /// See the module's text.
-pub(crate) enum Message {
+pub(crate) enum TcpMessage {
     /// A connection that the listener has let in.
     Connection(Box<NewConnection>),
     /// What a dead engine left of this reactor's.
-    Inherit(Box<Part>),
+    Inherit(Box<InheritedPart>),
     /// The ports are these now.
     Ports(Arc<Vec<Port>>),
     /// The set of exports changed.

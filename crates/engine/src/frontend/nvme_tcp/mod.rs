@@ -40,7 +40,7 @@ mod turn;
 mod tx;
 mod visit;
 mod watch;
-pub(crate) use message::Message;
+pub(crate) use message::TcpMessage;
 pub(crate) use watch::lose_the_vanished;
 
 use crate::core::{Core, FrontendIndex};
@@ -92,15 +92,15 @@ const BLOCKED_LIMIT_NS: u64 = 30_000_000_000;
 const RETRY_NS: u64 = 10_000_000;
 
 /// What the handling of one connection needs of the rest.
-struct Turn<'a> {
+struct TcpTurn<'a> {
     core: &'a mut Core,
     controllers: &'a mut Controllers,
-    events: &'a mut Vec<Event>,
+    events: &'a mut Vec<TurnEvent>,
 }
 
 /// What concerns more than the connection at hand, and is settled when that is put away.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Event {
+enum TurnEvent {
     /// A connection's socket is closed.
     Closed(u32),
     /// The core has given back the last command of a closed connection.
@@ -135,7 +135,7 @@ pub(crate) struct NvmeTcp {
     active: Vec<u32>,
     first: usize,
     dirty: Vec<u32>,
-    events: Vec<Event>,
+    events: Vec<TurnEvent>,
     stopping: bool,
     /// Reservation commands that wait.
     reserving: Vec<reserve::Reserving>,

@@ -18,7 +18,7 @@ use crate::associations::Association;
 use crate::core::Core;
 use crate::exports;
 use crate::lane::LaneIndex;
-use crate::listener::{NewConnection, NewKind, Target};
+use crate::listener::{ListenerTarget, NewConnection, NewKind};
 use crate::memory::Keep;
 use crate::upcall::Upcall;
 use forebay_nvme::Cqe;
@@ -37,7 +37,7 @@ use std::sync::Arc;
 pub(super) const MAX_DRAINING: usize = 64;
 
 /// The place of a new queue.
-struct Place {
+struct QueuePlace {
     controller: u32,
     qid: u16,
     entries: u32,
@@ -139,13 +139,13 @@ impl NvmeTcp {
         core: &Core,
         association: Association,
         connect: &AdminConnect,
-        target: &Target,
+        target: &ListenerTarget,
         local: std::net::SocketAddr,
-    ) -> Result<Place, Refusal> {
+    ) -> Result<QueuePlace, Refusal> {
         let cntlid = association.cntlid();
         let (config, lane, export) = match target {
-            Target::Discovery(_) => (ControllerConfig::discovery(cntlid), None, None),
-            Target::Export(export) => {
+            ListenerTarget::Discovery(_) => (ControllerConfig::discovery(cntlid), None, None),
+            ListenerTarget::Export(export) => {
                 let index = core
                     .lanes
                     .of_export(*export)
@@ -170,8 +170,8 @@ impl NvmeTcp {
             lane,
             export,
             exports: match target {
-                Target::Discovery(exports) => Some(exports.clone()),
-                Target::Export(_) => None,
+                ListenerTarget::Discovery(exports) => Some(exports.clone()),
+                ListenerTarget::Export(_) => None,
             },
             slot,
             admin: None,
@@ -192,7 +192,7 @@ impl NvmeTcp {
         let entries = connect.entries;
         let no_flow_control = connect.disable_sq_flow_control;
         let controller = self.controllers.add(attached);
-        Ok(Place {
+        Ok(QueuePlace {
             controller,
             qid: 0,
             entries,
@@ -208,7 +208,7 @@ impl NvmeTcp {
         command: &ConnectCommand,
         data: &ConnectData,
         local: std::net::SocketAddr,
-    ) -> Result<Place, Refusal> {
+    ) -> Result<QueuePlace, Refusal> {
         let unknown = || {
             let (status, result) = fabrics::invalid_parameter(true, ConnectData::OFFSET_CNTLID);
             Refusal { status, result }
@@ -238,7 +238,7 @@ impl NvmeTcp {
             attached.controller.io_queue_gone(queue.qid);
             return Err(Refusal::busy());
         }
-        Ok(Place {
+        Ok(QueuePlace {
             controller,
             qid: queue.qid,
             entries: queue.entries,
@@ -272,7 +272,12 @@ impl NvmeTcp {
     /// Until it is *live* there, a successor has the listener begin again: nothing of the stream is consumed,
     /// and nothing but the ICResp was said. Then the answer is published already, and given
     /// once.
-    fn place(&mut self, core: &mut Core, arrival: Arrival, place: &Place) -> Result<(), Refusal> {
+    fn place(
+        &mut self,
+        core: &mut Core,
+        arrival: Arrival,
+        place: &QueuePlace,
+    ) -> Result<(), Refusal> {
         let shared = self.shared.clone();
         let (records, keep) = self.reserve_queue()?;
         let params = tcp::TcpParams {
@@ -385,7 +390,7 @@ impl NvmeTcp {
     }
 
     /// A queue that found no place.
-    fn undo(&mut self, place: &Place) {
+    fn undo(&mut self, place: &QueuePlace) {
         if place.qid == 0 {
             self.controllers
                 .remove(place.controller, self.shared.region);

@@ -2,7 +2,7 @@
 //!
 //! **Design.** A connection has a list while it has something to send. Lists come from here and go back,
 //! last in first out, so an idle connection has none and the busy ones work in the same few warm pages.
-//! Each connection brings one when it begins ([`Pool::grow`]), and takes one away when it has ended, so
+//! Each connection brings one when it begins ([`BufferPool::grow`]), and takes one away when it has ended, so
 //! there is always one for whoever needs it. Its room is made when more connections than ever before
 //! have something to send at the same moment, and never again for the same number.
 //!
@@ -35,12 +35,12 @@ impl List {
 
 /// See the module's text.
 #[derive(Default)]
-pub(super) struct Pool {
+pub(super) struct BufferPool {
     /// The one that was used last is at the back, what was never used in front.
     lists: VecDeque<List>,
 }
 
-impl Pool {
+impl BufferPool {
     /// A connection begins; false when there is no list for it. `connections` there are then.
     pub(super) fn grow(
         &mut self,

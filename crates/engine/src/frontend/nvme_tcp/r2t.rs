@@ -14,7 +14,7 @@
 use super::MDTS_BYTES;
 use super::conn::Conn;
 use super::rx;
-use super::slots::{NONE, Slot, Slots, Stage};
+use super::slots::{NONE, Slot, SlotStage, Slots};
 use crate::core::Core;
 use crate::core::staging::StagingBuffer;
 use forebay_nvme::tcp::{self, H2cData, PduError, R2t, TcpParams, field};
@@ -35,7 +35,7 @@ pub(super) fn tag_of(number: u64) -> u16 {
 
 /// How far a command is.
 #[derive(Clone, Copy, Default)]
-struct Progress {
+struct R2tProgress {
     /// R2Ts queued.
     r2ts: u8,
     /// Dwords that have come of each part, in whole PDUs.
@@ -44,7 +44,7 @@ struct Progress {
     begin: u32,
 }
 
-impl Progress {
+impl R2tProgress {
     fn has_all_of(&self, part: u16, len_bytes: u32) -> bool {
         let dwords = self.dwords.get(usize::from(part));
         dwords.is_some_and(|d| u32::from(*d) * 4 == part_bytes(part, len_bytes))
@@ -61,7 +61,7 @@ pub(super) struct Parts {
     /// R2Ts of one command at a time.
     limit: u8,
     /// By slot; none when that is 1.
-    of: Vec<Progress>,
+    of: Vec<R2tProgress>,
 }
 
 impl Parts {
@@ -71,7 +71,7 @@ impl Parts {
         let slots = if limit > 1 { usize::from(entries) } else { 0 };
         Self {
             limit,
-            of: vec![Progress::default(); slots],
+            of: vec![R2tProgress::default(); slots],
         }
     }
 
@@ -90,7 +90,7 @@ impl Parts {
     /// A command of a dead engine: so much has come, and so many R2Ts are the host's.
     pub(super) fn inherit(&mut self, slot: u16, dwords: [u16; R2T_PARTS], r2ts: u8) {
         if let Some(p) = self.of.get_mut(usize::from(slot)) {
-            *p = Progress {
+            *p = R2tProgress {
                 r2ts,
                 dwords,
                 begin: 0,
@@ -107,7 +107,7 @@ impl Parts {
         let p = self.of.get_mut(usize::from(slot));
         let (s, p) = (s.zip(p))
             .filter(|(s, p)| {
-                s.stage == Stage::Receiving
+                s.stage == SlotStage::Receiving
                     && s.tag == SEVERAL | tag & !PART
                     && part < u16::from(p.r2ts)
                     && !p.has_all_of(part, s.len_bytes)
@@ -140,7 +140,7 @@ pub(super) fn ask(conn: &mut Conn, core: &Core, slot: u16) {
     let Some(s) = conn.slots.get_mut(slot) else {
         return;
     };
-    s.stage = Stage::Receiving;
+    s.stage = SlotStage::Receiving;
     s.asked_ns = core.now_ns();
     s.tag = tag_of(conn.records.number_of(slot));
     if conn.parts.limit > 1 && s.len_bytes > R2T_PART_BYTES {
@@ -210,7 +210,7 @@ pub(super) fn go_on(conn: &mut Conn, slot: u16) -> bool {
 /// A connection of a dead engine has its commands again: what that engine would have asked next, is asked.
 pub(super) fn inherited(conn: &mut Conn) {
     for slot in 0..conn.parts.of.len() as u16 {
-        let several = |s: &Slot| s.stage == Stage::Receiving && s.tag & SEVERAL != 0;
+        let several = |s: &Slot| s.stage == SlotStage::Receiving && s.tag & SEVERAL != 0;
         if conn.slots.get(slot).is_some_and(several) {
             go_on(conn, slot);
         }

@@ -15,7 +15,7 @@
 use super::NvmeTcp;
 use super::conn::Conn;
 use super::gate;
-use super::slots::{NONE, Stage, Work};
+use super::slots::{NONE, SlotStage, Work};
 use crate::core::{Core, Drain, Owner};
 use crate::frontend::Frontend;
 use crate::upcall::Upcall;
@@ -41,7 +41,7 @@ pub(super) struct Reserving {
 #[cold]
 pub(super) fn begin(conn: &mut Conn, slot: u16) -> bool {
     if let Some(s) = conn.slots.get_mut(slot) {
-        s.stage = Stage::Reserving;
+        s.stage = SlotStage::Reserving;
         (conn.shared.reserve.borrow_mut()).push((conn.index, conn.generation, slot));
     }
     true
@@ -70,7 +70,7 @@ impl NvmeTcp {
         for (conn, generation, slot) in new {
             if let Some(Some(conn)) = self.conns.get(conn as usize)
                 && conn.generation == generation
-                && (conn.slots.get(slot)).is_some_and(|s| s.stage == Stage::Reserving)
+                && (conn.slots.get(slot)).is_some_and(|s| s.stage == SlotStage::Reserving)
             {
                 let owner = conn.owner(slot);
                 self.begin_reserving(core, owner);
@@ -112,7 +112,7 @@ impl NvmeTcp {
         conn.is_some_and(|conn| {
             conn.generation == owner.conn_generation
                 && conn.is_open()
-                && (conn.slots.get(owner.slot)).is_some_and(|s| s.stage == Stage::Reserving)
+                && (conn.slots.get(owner.slot)).is_some_and(|s| s.stage == SlotStage::Reserving)
         })
     }
 
@@ -299,7 +299,11 @@ impl Conn {
             waiting.push(slot);
         }
         for slot in waiting {
-            if self.slots.get(slot).is_none_or(|s| s.stage != Stage::Taken) {
+            if self
+                .slots
+                .get(slot)
+                .is_none_or(|s| s.stage != SlotStage::Taken)
+            {
                 // It was answered with the other half of its pair.
                 continue;
             }
@@ -317,8 +321,8 @@ impl Conn {
                 continue;
             }
             match self.slots.get_mut(slot) {
-                Some(s) if s.stage == Stage::Receiving => s.fate = status,
-                Some(s) if s.stage == Stage::Paired => {
+                Some(s) if s.stage == SlotStage::Receiving => s.fate = status,
+                Some(s) if s.stage == SlotStage::Paired => {
                     any |= self.refuse_half(core, slot, status);
                 }
                 _ => {}

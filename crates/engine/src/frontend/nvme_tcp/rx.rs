@@ -18,8 +18,8 @@
 use super::conn::Conn;
 use super::r2t::Parts;
 use super::record::QueueRecords;
-use super::slots::{Slot, Slots, Stage};
-use super::{Turn, admin, command, r2t};
+use super::slots::{Slot, SlotStage, Slots};
+use super::{TcpTurn, admin, command, r2t};
 use crate::memory::Keep;
 use forebay_nvme::tcp::{
     self, DIGEST_BYTES, DataDigest, Frame, H2cData, Parsed, Pdu, PduError, field,
@@ -337,7 +337,7 @@ impl Rx {
         frame: &Frame,
     ) -> Result<(), PduError> {
         let slot = data.ttag & 0xff;
-        let asked = |s: &&Slot| s.stage == Stage::Receiving && s.tag == data.ttag >> 8;
+        let asked = |s: &&Slot| s.stage == SlotStage::Receiving && s.tag == data.ttag >> 8;
         match of.slots.get(slot).filter(asked) {
             Some(s) => judge(data, s.cid, s.received_bytes, s.len_bytes)?,
             None => of.parts.begin_data(of.slots, data)?,
@@ -449,7 +449,7 @@ fn direct(expect: &Expect) -> Option<(u16, u32)> {
 
 /// Takes PDUs from `bytes`; returns how many bytes were taken, and why it stopped. The stream is to blame
 /// already: which command it is, its record will say (`Region::blamed`).
-pub(super) fn take(conn: &mut Conn, turn: &mut Turn<'_>, bytes: &[u8]) -> (usize, Stop) {
+pub(super) fn take(conn: &mut Conn, turn: &mut TcpTurn<'_>, bytes: &[u8]) -> (usize, Stop) {
     let mut at = 0;
     let mut commands = 0;
     conn.rx.stalled = false;
@@ -566,7 +566,7 @@ pub(super) fn judge(data: &H2cData, cid: u16, next: u32, end: u32) -> Result<(),
 }
 
 /// A data PDU is complete; perhaps its command's data is.
-fn data_pdu_ended(conn: &mut Conn, turn: &mut Turn<'_>, slot: u16) -> Result<(), Stop> {
+fn data_pdu_ended(conn: &mut Conn, turn: &mut TcpTurn<'_>, slot: u16) -> Result<(), Stop> {
     let Some(s) = conn.slots.get(slot) else {
         return Err(Stop::Close);
     };
@@ -578,7 +578,7 @@ fn data_pdu_ended(conn: &mut Conn, turn: &mut Turn<'_>, slot: u16) -> Result<(),
         return Ok(());
     }
     if let Some(s) = conn.slots.get_mut(slot) {
-        s.stage = Stage::Taken;
+        s.stage = SlotStage::Taken;
     }
     conn.records.data_complete(slot);
     conn.records.blame(slot);

@@ -4,7 +4,7 @@
 //! **Not here:** what is sent ([`super::tx`]), who is listened to ([`super`]).
 
 use super::conn::Life;
-use super::{Event, NvmeTcp, SEND_ITEMS, slots};
+use super::{NvmeTcp, SEND_ITEMS, TurnEvent, slots};
 use crate::core::{CommandRef, Core, DoneIo};
 use crate::frontend::Beside;
 use forebay_nvme::Status;
@@ -39,7 +39,7 @@ impl NvmeTcp {
         };
         conn.in_flight -= 1;
         if done.owner.slot == slots::NONE {
-            self.events.push(Event::Flushed(conn.controller));
+            self.events.push(TurnEvent::Flushed(conn.controller));
         } else if conn.is_open() {
             let interrupted = match done.status {
                 Status::SUCCESS => Status::COMMAND_INTERRUPTED,
@@ -66,7 +66,7 @@ impl NvmeTcp {
             conn.release(core, done.owner.slot);
         }
         if conn.life == Life::Draining && conn.in_flight == 0 {
-            self.events.push(Event::Drained(index));
+            self.events.push(TurnEvent::Drained(index));
         }
     }
 

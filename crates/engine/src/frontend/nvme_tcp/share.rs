@@ -8,7 +8,7 @@
 //! that is nobody's, gets no more than it leaves to all others, of buffers of each size class: whatever its hosts
 //! ask for, by however many volumes and connections, and whether or not they send what they are asked for. So however many
 //! small ones it has, they are not made of large ones that others then lack, and who has large ones is kept from no small one. The
-//! same for R2Ts that hosts have not answered, and for data that comes in capsules, unasked ([`Held::may_have`]).
+//! same for R2Ts that hosts have not answered, and for data that comes in capsules, unasked ([`ConnectionCharge::may_have`]).
 //!
 //! **Not here:** budgets; this only keeps the others going.
 
@@ -131,7 +131,7 @@ impl Shared {
 impl NvmeTcp {}
 
 /// What a connection holds.
-pub(super) struct Held {
+pub(super) struct ConnectionCharge {
     pub bytes: u64,
     /// Commands that wait for their data.
     pub receiving: u32,
@@ -139,7 +139,7 @@ pub(super) struct Held {
     shared: Rc<Shared>,
 }
 
-impl Held {
+impl ConnectionCharge {
     /// Of a connection of this lane; discovery and admin queues without one count for themselves.
     pub(super) fn new(shared: &Rc<Shared>, lane: Option<LaneIndex>) -> Self {
         let lane = lane.map(|lane| {
@@ -285,7 +285,7 @@ mod tests {
 
     impl Rig {
         /// Takes as many for so many bytes as it gets.
-        fn fill_with(&mut self, held: &mut Held, len_bytes: u32) -> usize {
+        fn fill_with(&mut self, held: &mut ConnectionCharge, len_bytes: u32) -> usize {
             let before = self.taken.len();
             while held.may_take(len_bytes, &self.staging)
                 && let Some(buffer) = self.staging.take(len_bytes)
@@ -296,13 +296,13 @@ mod tests {
             self.taken.len() - before
         }
 
-        fn lane(&self, lane: u32, tenant: Option<u32>) -> Held {
-            let held = Held::new(&self.shared, Some(LaneIndex(lane)));
+        fn lane(&self, lane: u32, tenant: Option<u32>) -> ConnectionCharge {
+            let held = ConnectionCharge::new(&self.shared, Some(LaneIndex(lane)));
             self.shared.give_to(&held.lane, tenant);
             held
         }
 
-        fn may_take(&self, held: &Held) -> bool {
+        fn may_take(&self, held: &ConnectionCharge) -> bool {
             held.may_take(MAX_TRANSFER_BYTES, &self.staging)
         }
 
@@ -320,12 +320,12 @@ mod tests {
         }
 
         /// Takes as many of the longest buffers as it gets.
-        fn fill(&mut self, held: &mut Held) -> u64 {
+        fn fill(&mut self, held: &mut ConnectionCharge) -> u64 {
             self.fill_with(held, MAX_TRANSFER_BYTES);
             held.bytes
         }
 
-        fn empty(&mut self, held: &mut Held) {
+        fn empty(&mut self, held: &mut ConnectionCharge) {
             while held.bytes > 0 {
                 let buffer = self.taken.pop().unwrap();
                 held.give(buffer.taken());
@@ -359,7 +359,7 @@ mod tests {
         for (many, few) in [(512, MAX_TRANSFER_BYTES), (MAX_TRANSFER_BYTES, 512)] {
             let mut rig = rig();
             // Of each size, the first has half of what there is, the second half of the rest.
-            let mut lanes: Vec<Held> = Vec::new();
+            let mut lanes: Vec<ConnectionCharge> = Vec::new();
             for tenant in [7, 8] {
                 let left = rig.staging.next_for(many).unwrap().1;
                 let mut sum = 0;
@@ -384,7 +384,7 @@ mod tests {
     #[test]
     fn what_comes_in_capsules_leaves_as_much_to_others() {
         let mut rig = rig();
-        let fill = |rig: &mut Rig, held: &mut Held| {
+        let fill = |rig: &mut Rig, held: &mut ConnectionCharge| {
             let mut sum = 0;
             while let Some(buffer) = rig.staging.take(512) {
                 if !held.may_have(buffer.taken(), &rig.staging) {
@@ -397,7 +397,8 @@ mod tests {
             }
             sum
         };
-        let mut greedy: Vec<Held> = (0..3).map(|lane| rig.lane(lane, Some(7))).collect();
+        let mut greedy: Vec<ConnectionCharge> =
+            (0..3).map(|lane| rig.lane(lane, Some(7))).collect();
         let had: Vec<usize> = greedy.iter_mut().map(|h| fill(&mut rig, h)).collect();
         assert_eq!(had, [1024, 0, 0]);
         greedy[0].asked();
@@ -456,7 +457,8 @@ mod tests {
     #[test]
     fn a_tenant_of_many_volumes_leaves_as_much_to_others_as_it_has() {
         let mut rig = rig();
-        let mut greedy: Vec<Held> = (0..100).map(|lane| rig.lane(lane, Some(7))).collect();
+        let mut greedy: Vec<ConnectionCharge> =
+            (0..100).map(|lane| rig.lane(lane, Some(7))).collect();
         for held in &mut greedy {
             rig.fill(held);
             while held.may_ask() {

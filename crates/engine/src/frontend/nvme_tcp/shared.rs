@@ -3,7 +3,7 @@
 //! Purpose: one place for the region, the memory, the epoll and the counts that all of them use. Does NOT
 //! say who may have how much of it: [`super::share`] does.
 
-use super::pool::Pool;
+use super::pool::BufferPool;
 use super::share::{LaneUse, Use};
 use crate::core::FrontendIndex;
 use crate::core::staging::StagingBuffer;
@@ -32,7 +32,7 @@ pub(super) struct Shared {
     pub lanes_holding: Cell<u32>,
     /// The same of each tenant.
     pub tenants: Box<[Use]>,
-    pub pool: RefCell<Pool>,
+    pub pool: RefCell<BufferPool>,
     /// Reservation commands that are to be looked at: connection, its generation, slot.
     pub reserve: RefCell<Vec<(u32, u32, u16)>>,
     /// How many zeros were answered last, and their digest.

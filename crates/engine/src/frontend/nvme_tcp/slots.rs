@@ -17,7 +17,7 @@ pub(super) const NONE: u16 = u16::MAX;
 
 /// What a command in a slot is doing.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Stage {
+pub(super) enum SlotStage {
     /// The slot is free.
     Free,
     /// Just taken, or in the hands of the code that looks at it.
@@ -76,7 +76,7 @@ pub(super) enum Work {
 #[derive(Debug)]
 pub(super) struct Slot {
     pub cid: u16,
-    pub stage: Stage,
+    pub stage: SlotStage,
     /// Next in the list of free or of waiting slots.
     next: u16,
     /// What tells its R2T from others of this slot, so that data for an old one is noticed: the upper half of its
@@ -109,7 +109,7 @@ impl Slot {
     fn taken(cid: u16, taken_ns: u64) -> Self {
         Self {
             cid,
-            stage: Stage::Taken,
+            stage: SlotStage::Taken,
             next: NONE,
             tag: 0,
             by_r2t: false,
@@ -151,7 +151,7 @@ pub(super) struct Slots {
 impl Slots {
     /// When the oldest R2T of them was sent.
     pub(super) fn oldest_asked_ns(&self) -> Option<u64> {
-        let receiving = self.all().filter(|(_, s)| s.stage == Stage::Receiving);
+        let receiving = self.all().filter(|(_, s)| s.stage == SlotStage::Receiving);
         receiving.map(|(_, s)| s.asked_ns).min()
     }
 
@@ -189,7 +189,7 @@ impl Slots {
     /// Data that is waited for is so from now on.
     pub(super) fn asked_now(&mut self, now_ns: u64) {
         let receiving = self.slots.iter_mut();
-        for s in receiving.filter(|s| s.stage == Stage::Receiving) {
+        for s in receiving.filter(|s| s.stage == SlotStage::Receiving) {
             s.asked_ns = now_ns;
         }
     }
@@ -234,7 +234,7 @@ impl Slots {
                 next: self.free,
                 ..Slot::taken(0, 0)
             });
-            self.slots[usize::from(made)].stage = Stage::Free;
+            self.slots[usize::from(made)].stage = SlotStage::Free;
             self.free = made;
         }
         // It leaves the list of free ones, wherever it is there.
@@ -261,11 +261,11 @@ impl Slots {
     pub(super) fn release(&mut self, slot: u16) -> Option<StagingBuffer> {
         let s = self.slots.get_mut(usize::from(slot))?;
         debug_assert!(
-            s.stage != Stage::Free && s.stage != Stage::Waiting,
+            s.stage != SlotStage::Free && s.stage != SlotStage::Waiting,
             "{:?}",
             s.stage
         );
-        s.stage = Stage::Free;
+        s.stage = SlotStage::Free;
         s.work = Work::Hint;
         s.next = self.free;
         self.free = slot;
@@ -315,7 +315,7 @@ impl Slots {
         let Some(s) = self.slots.get_mut(usize::from(slot)) else {
             return;
         };
-        (s.stage, s.next) = (Stage::Waiting, next);
+        (s.stage, s.next) = (SlotStage::Waiting, next);
         match self.slots.get_mut(usize::from(before)) {
             Some(before) => before.next = slot,
             None => self.first = slot,
@@ -337,7 +337,7 @@ impl Slots {
         let Some(s) = self.slots.get_mut(usize::from(slot)) else {
             return false;
         };
-        s.stage = Stage::Taken;
+        s.stage = SlotStage::Taken;
         let next = s.next;
         match self.slots.get_mut(usize::from(before)) {
             Some(s) => s.next = next,
@@ -355,7 +355,7 @@ impl Slots {
     /// Takes the first waiting command out of the list.
     pub(super) fn take_waiting(&mut self) {
         if let Some(s) = self.slots.get_mut(usize::from(self.first)) {
-            s.stage = Stage::Taken;
+            s.stage = SlotStage::Taken;
             if self.ready == self.first {
                 self.ready = NONE;
             }

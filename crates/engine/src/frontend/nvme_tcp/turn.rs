@@ -7,7 +7,7 @@
 
 use super::conn::{Conn, Life};
 use super::controllers::{self, Attached, Quiesce};
-use super::{BLOCKED_LIMIT_NS, DATA_LIMIT_NS, Event, Message, NvmeTcp, RETRY_NS, command};
+use super::{BLOCKED_LIMIT_NS, DATA_LIMIT_NS, NvmeTcp, RETRY_NS, TcpMessage, TurnEvent, command};
 use crate::core::Core;
 use crate::frontend::{Beside, Frontend};
 use crate::lane::LaneIndex;
@@ -148,7 +148,7 @@ impl Frontend for NvmeTcp {
         for (index, attached) in self.controllers.iter() {
             late.extend(attached.admin.filter(|_| silent(attached)));
             if let Quiesce::Draining { .. } = attached.quiesce {
-                self.events.push(Event::Quiesce(index));
+                self.events.push(TurnEvent::Quiesce(index));
             }
         }
         for admin in late {
@@ -177,18 +177,18 @@ impl Frontend for NvmeTcp {
     fn accept(
         &mut self,
         core: &mut Core,
-        message: crate::frontend::Message,
-    ) -> Result<(), crate::frontend::Message> {
-        match *message.downcast::<Message>()? {
-            Message::Connection(new) => self.adopt(core, *new),
-            Message::Inherit(part) => self.inherit(core, *part),
-            Message::Ports(ports) => self.set_ports(core, ports),
-            Message::DiscoveryChanged => self.discovery_changed(),
-            Message::Reservations(volume, state) => {
+        message: crate::frontend::FrontendMessage,
+    ) -> Result<(), crate::frontend::FrontendMessage> {
+        match *message.downcast::<TcpMessage>()? {
+            TcpMessage::Connection(new) => self.adopt(core, *new),
+            TcpMessage::Inherit(part) => self.inherit(core, *part),
+            TcpMessage::Ports(ports) => self.set_ports(core, ports),
+            TcpMessage::DiscoveryChanged => self.discovery_changed(),
+            TcpMessage::Reservations(volume, state) => {
                 let status = Status::RESERVATION_CONFLICT.with_dnr();
                 self.set_reservations(core, volume, &state, status);
             }
-            Message::Reserved(token, volume, status, state) => {
+            TcpMessage::Reserved(token, volume, status, state) => {
                 self.reserved(core, token, volume, status, &state);
             }
         }

@@ -16,7 +16,7 @@
 //! **Not here:** when to send ([`super`]).
 
 use super::command::MAX_R2TS_OF_ONE;
-use super::pool::{List, Pool};
+use super::pool::{BufferPool, List};
 use super::record::QueueRecords;
 use super::slots::NONE;
 use crate::core::staging::StagingBuffer;
@@ -178,7 +178,7 @@ impl Tx {
     #[inline]
     pub(super) fn push(
         &mut self,
-        pool: &RefCell<Pool>,
+        pool: &RefCell<BufferPool>,
         records: &QueueRecords,
         ends: u16,
         data: Option<(StagingBuffer, u32)>,
@@ -241,7 +241,7 @@ impl Tx {
     #[inline(always)]
     pub(super) fn flush(
         &mut self,
-        pool: &RefCell<Pool>,
+        pool: &RefCell<BufferPool>,
         records: &QueueRecords,
         fd: impl AsFd,
         mut ended: impl FnMut(u16, Option<StagingBuffer>),
@@ -270,7 +270,7 @@ impl Tx {
 
     fn advance(
         &mut self,
-        pool: &RefCell<Pool>,
+        pool: &RefCell<BufferPool>,
         records: &QueueRecords,
         mut n: usize,
         ended: &mut impl FnMut(u16, Option<StagingBuffer>),
@@ -305,7 +305,7 @@ impl Tx {
     }
 
     /// The list is empty: others may have it.
-    fn give_back(&mut self, pool: &RefCell<Pool>) {
+    fn give_back(&mut self, pool: &RefCell<BufferPool>) {
         (self.first, self.published, self.sent, self.header_at) = (0, 0, 0, 0);
         if let Some(list) = self.list.take() {
             pool.borrow_mut().give_list(list);
@@ -315,7 +315,7 @@ impl Tx {
     /// Drops everything unsent; `ended` as in [`Tx::flush`]. The queue's records don't count any more.
     pub(super) fn abandon(
         &mut self,
-        pool: &RefCell<Pool>,
+        pool: &RefCell<BufferPool>,
         mut ended: impl FnMut(u16, Option<StagingBuffer>),
     ) {
         if let Some(list) = &mut self.list {
@@ -425,7 +425,7 @@ mod tests {
             let mut staging = Staging::over(memory.reactor(0).unwrap().staging);
             let region = keep_for_ever(&Arc::new(Region::anonymous(1).unwrap()));
             let records = QueueRecords::new(region, 7, 0).unwrap();
-            let pool = RefCell::new(Pool::default());
+            let pool = RefCell::new(BufferPool::default());
             assert!(pool.borrow_mut().grow(memory, region, 1));
             let begin = u64::MAX - 70_000;
             let mut tx = Tx::new(begin);

@@ -7,7 +7,9 @@
 
 use super::conn::{Conn, Life};
 use super::rx::{self, Inbound, Received, Stop};
-use super::{MUCH_BYTES, NvmeTcp, QUIET_TURNS, SEND_BYTES, SEND_LATE_BYTES, SKIPPED_TURNS, Turn};
+use super::{
+    MUCH_BYTES, NvmeTcp, QUIET_TURNS, SEND_BYTES, SEND_LATE_BYTES, SKIPPED_TURNS, TcpTurn,
+};
 use crate::core::Core;
 use std::ops::Range;
 
@@ -152,7 +154,7 @@ impl NvmeTcp {
                 Some(kept) => &kept[at..],
                 None => &self.buffer[part.start + at..part.end],
             };
-            let mut turn = Turn {
+            let mut turn = TcpTurn {
                 core,
                 controllers: &mut self.controllers,
                 events: &mut self.events,

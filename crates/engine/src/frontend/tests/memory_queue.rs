@@ -5,7 +5,7 @@
 //! **Not here:** what commands do.
 
 use crate::core::{CommandRef, Core, DoneIo, FrontendIndex, IoOp, NewIo, Owner};
-use crate::frontend::{Beside, Frontend, Message, Parts};
+use crate::frontend::{Beside, Frontend, FrontendMessage, FrontendParts};
 use forebay_nvme::Status;
 use forebay_xlate::boundary::message::ExportId;
 use std::collections::VecDeque;
@@ -27,7 +27,10 @@ struct MemoryQueue {
 }
 
 /// Makes the frontend.
-pub(in crate::frontend) fn make(index: FrontendIndex, _: &mut Parts) -> Option<Box<dyn Frontend>> {
+pub(in crate::frontend) fn make(
+    index: FrontendIndex,
+    _: &mut FrontendParts,
+) -> Option<Box<dyn Frontend>> {
     Some(Box::new(MemoryQueue {
         index,
         waiting: VecDeque::new(),
@@ -105,7 +108,7 @@ impl Frontend for MemoryQueue {
 
     fn tick(&mut self, _: &mut Core) {}
 
-    fn accept(&mut self, _: &mut Core, message: Message) -> Result<(), Message> {
+    fn accept(&mut self, _: &mut Core, message: FrontendMessage) -> Result<(), FrontendMessage> {
         self.waiting.push_back(*message.downcast::<Request>()?);
         Ok(())
     }

@@ -3,7 +3,7 @@
 pub(super) mod memory_queue;
 
 use super::vm::closer::Closer;
-use super::{Parts, all};
+use super::{FrontendParts, all};
 use crate::bell::ControlBell;
 use crate::core::staging::Staging;
 use crate::core::{Core, IoOp, ServedDevice};
@@ -83,7 +83,7 @@ fn a_frontend_that_is_one_file_and_one_line_serves_a_write_and_a_read() {
         let ring = Ring::new(&RingOptions::default()).unwrap();
         let core = Core::new(0, its_region.clone(), Staging::over(staging), ring);
         let sockets = Sockets::new(mailbox.wake_fd()).unwrap();
-        let frontends = all(Parts {
+        let frontends = all(FrontendParts {
             reactor: 0,
             region: its_region,
             epoll: sockets.epoll().clone(),

@@ -5,7 +5,7 @@
 //! indexes say from where on the host is to ring by a message: nowhere while somebody looks, and at the next command
 //! when the reactor is about to sleep. **Not here:** what is done when one was rung ([`super::queues`]).
 
-use super::record::Records;
+use super::record::CommandRecords;
 use super::rings::{Bells, Rings, Shadow};
 use forebay_guest::GuestMemory;
 use forebay_nvme::pcie::{Doorbell, PAGE_BYTES, shadow};
@@ -15,7 +15,7 @@ use std::sync::atomic::fence;
 impl Rings {
     /// What a doorbell says now.
     #[inline]
-    pub(super) fn bell(&self, records: &Records, doorbell: Doorbell) -> u32 {
+    pub(super) fn bell(&self, records: &CommandRecords, doorbell: Doorbell) -> u32 {
         let (Doorbell::Tail(qid) | Doorbell::Head(qid)) = doorbell;
         match (&self.shadow, &self.bells) {
             // The Admin queue's are written to their registers, always.
@@ -79,7 +79,7 @@ impl Rings {
     }
 
     /// What was rung and not looked at yet counts, though doorbells move elsewhere.
-    pub(super) fn read_all(&mut self, records: &Records) {
+    pub(super) fn read_all(&mut self, records: &CommandRecords) {
         for qid in 1..self.sqs.len() as u16 {
             let tail = self.bell(records, Doorbell::Tail(qid));
             if let Some(sq) = self.sqs[usize::from(qid)].as_mut() {
@@ -134,7 +134,7 @@ impl Rings {
 
     /// Reads the head of a completion queue, as its host says. False: it can't be that.
     #[cold]
-    pub(super) fn read_head(&mut self, records: &Records, cqid: u16) -> bool {
+    pub(super) fn read_head(&mut self, records: &CommandRecords, cqid: u16) -> bool {
         let doorbell = Doorbell::Head(cqid);
         let head = self.bell(records, doorbell);
         let Some(cq) = self.cqs[usize::from(cqid)].as_mut() else {
@@ -168,7 +168,7 @@ impl Rings {
     }
 
     /// Has the host ring, and looks once more. False: there is something to do.
-    pub(super) fn arm(&mut self, records: &Records, held_back: bool) -> bool {
+    pub(super) fn arm(&mut self, records: &CommandRecords, held_back: bool) -> bool {
         let Some(shadow) = &self.shadow else {
             return true;
         };

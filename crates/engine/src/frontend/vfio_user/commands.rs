@@ -15,7 +15,7 @@ use std::collections::VecDeque;
 
 /// What is to be done with a command.
 #[derive(Clone, Copy)]
-pub(super) enum Work {
+pub(super) enum CommandWork {
     /// This.
     Io(IoOp),
     /// Make everything durable, then this.
@@ -27,7 +27,7 @@ pub(super) enum Work {
 pub(super) struct Command {
     pub sqid: u16,
     pub cid: u16,
-    pub work: Work,
+    pub work: CommandWork,
     pub taken_ns: u64,
 }
 
@@ -51,7 +51,7 @@ impl Commands {
         let nothing = Command {
             sqid: 0,
             cid: 0,
-            work: Work::Io(IoOp::Flush),
+            work: CommandWork::Io(IoOp::Flush),
             taken_ns: 0,
         };
         Self {
@@ -71,7 +71,14 @@ impl Commands {
     }
 
     #[inline]
-    pub(super) fn note(&mut self, turn: &Turn<'_>, sqid: u16, slot: u16, cid: u16, work: Work) {
+    pub(super) fn note(
+        &mut self,
+        turn: &Turn<'_>,
+        sqid: u16,
+        slot: u16,
+        cid: u16,
+        work: CommandWork,
+    ) {
         self.all[usize::from(slot) % COMMANDS] = Command {
             sqid,
             cid,

@@ -5,10 +5,10 @@
 //! place. Commands whose completion queue's memory is away are held until it is back. No allocation, lock, log or system
 //! call. **Not here:** the Admin queue's ([`super::admin`]).
 
-use super::commands::{Command, Work};
+use super::commands::{Command, CommandWork};
 use super::memory::{ClientMemory, NSID};
-use super::queues::Begun;
-use super::record::Completion;
+use super::queues::BeginResult;
+use super::record::PostedCompletion;
 use super::{COMMANDS, Pcie};
 use crate::core::{Core, DoneIo, IoOp};
 use crate::frontend::vm::protocol::Turn;
@@ -49,7 +49,7 @@ impl Pcie {
     #[cold]
     pub(super) fn after_flush(&mut self, turn: &mut Turn<'_>, slot: u16, op: IoOp) {
         let command = &mut self.commands.all[usize::from(slot) % COMMANDS];
-        command.work = Work::Io(op);
+        command.work = CommandWork::Io(op);
         if self.remote.busy && self.remote.goes_on(slot, op) {
             self.more = true;
             return;
@@ -68,17 +68,17 @@ impl Pcie {
             pushed.map_err(|_| Status::DATA_TRANSFER_ERROR)
         });
         let begun = match found {
-            Ok(()) => self.start(turn, slot, Work::Io(op), None),
+            Ok(()) => self.start(turn, slot, CommandWork::Io(op), None),
             Err(Status::DATA_TRANSFER_ERROR) => {
-                self.begin_remote(turn, slot, Work::Io(op), bytes, to_host)
+                self.begin_remote(turn, slot, CommandWork::Io(op), bytes, to_host)
             }
-            Err(status) => Begun::Ended(status.with_dnr()),
+            Err(status) => BeginResult::Ended(status.with_dnr()),
         };
         match begun {
-            Begun::Yes => {}
-            Begun::Ended(status) => self.complete(turn, slot, status),
+            BeginResult::Yes => {}
+            BeginResult::Ended(status) => self.complete(turn, slot, status),
             // From its beginning, when there is.
-            Begun::NoRoom => self.commands.again.push_back(slot),
+            BeginResult::NoRoom => self.commands.again.push_back(slot),
         }
     }
 
@@ -120,7 +120,7 @@ impl Pcie {
         };
         let (index, phase) = cq.cursor.next();
         let number = cq.cursor.posted() as u32;
-        let noted = Completion {
+        let noted = PostedCompletion {
             number,
             status: status.0,
         };

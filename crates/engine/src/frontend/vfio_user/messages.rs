@@ -60,7 +60,7 @@ pub(super) fn closing(broken: Broken) -> Closing {
 }
 
 /// How far a request is.
-pub(super) enum Outcome {
+pub(super) enum RequestOutcome {
     Done,
     Failed(Errno),
     /// The function is reset, and it waits until nothing is in flight.
@@ -101,7 +101,7 @@ impl Pcie {
         turn: &mut Turn<'_>,
         map: &DmaMap,
         deposit: Option<&Deposit>,
-    ) -> Outcome {
+    ) -> RequestOutcome {
         let mapped = turn.client.map(
             deposit,
             map.address,
@@ -113,7 +113,7 @@ impl Pcie {
         match mapped {
             Ok(()) => {
                 self.find_shadow(turn);
-                Outcome::Done
+                RequestOutcome::Done
             }
             Err(error) => {
                 let errno = Errno::of_os(error.errno().raw_os_error());
@@ -123,12 +123,12 @@ impl Pcie {
                 turn.client.tell_refused(|| format!(
                     "a map of its memory ({len_bytes} bytes at {address:#x}) was refused: {error} ({errno})"
                 ));
-                Outcome::Failed(errno)
+                RequestOutcome::Failed(errno)
             }
         }
     }
 
-    pub(super) fn unmap(&mut self, turn: &mut Turn<'_>, unmap: DmaUnmap) -> Outcome {
+    pub(super) fn unmap(&mut self, turn: &mut Turn<'_>, unmap: DmaUnmap) -> RequestOutcome {
         match unmap {
             DmaUnmap::All => {
                 self.let_go_of_memory();
@@ -140,16 +140,16 @@ impl Pcie {
                 let there =
                     regions.any(|r| r.guest_address() == address && r.len_bytes() == len_bytes);
                 if !there {
-                    return Outcome::Failed(Errno::ENOENT);
+                    return RequestOutcome::Failed(Errno::ENOENT);
                 }
                 self.let_go_of_memory();
                 if turn.client.unmap(address, len_bytes).is_none() {
-                    return Outcome::Failed(Errno::ENOENT);
+                    return RequestOutcome::Failed(Errno::ENOENT);
                 }
             }
         }
         self.find_shadow(turn);
-        Outcome::Done
+        RequestOutcome::Done
     }
 
     pub(super) fn read(&mut self, access: &RegionAccess, into: &mut [u8]) {
@@ -172,13 +172,13 @@ impl Pcie {
         turn: &mut Turn<'_>,
         access: &RegionAccess,
         from: &[u8],
-    ) -> Outcome {
+    ) -> RequestOutcome {
         let at = access.offset_bytes;
         match access.region {
             pci_region::CONFIG => {
                 let was_master = self.function.is_bus_master();
                 if self.function.write_config(at, from) {
-                    return Outcome::Reset;
+                    return RequestOutcome::Reset;
                 }
                 self.space_written(turn, was_master);
             }
@@ -190,10 +190,10 @@ impl Pcie {
             pci_region::BAR0 => return self.write_register(turn, at, from),
             _ => {}
         }
-        Outcome::Done
+        RequestOutcome::Done
     }
 
-    fn write_register(&mut self, turn: &mut Turn<'_>, at: u64, from: &[u8]) -> Outcome {
+    fn write_register(&mut self, turn: &mut Turn<'_>, at: u64, from: &[u8]) -> RequestOutcome {
         let memory = super::memory::ClientMemory(turn.client.memory());
         let now_ns = turn.core.now_ns();
         let effect = (self.function).write_registers(at, from, &memory, now_ns);
@@ -213,7 +213,7 @@ impl Pcie {
             RegisterEffect::Shutdown => self.begin_quiescing(turn, Why::Shutdown),
         }
         self.look_alive();
-        Outcome::Done
+        RequestOutcome::Done
     }
 
     /// A doorbell's register is written.

@@ -37,12 +37,12 @@ use forebay_guest::Pieces;
 use forebay_nvme::controller::ControllerConfig;
 use forebay_nvme::pcie::{Function, VECTORS};
 use forebay_nvme::{Nqn, Sqe};
-use forebay_vfio_user::{MAX_ANSWER_BYTES, Session};
+use forebay_vfio_user::{MAX_ANSWER_BYTES, VfioSession};
 use forebay_xlate::boundary::message::Frontend as Kind;
 use queues::{BATCH, lane_of};
 use quiesce::Quiesce;
 pub(crate) use record::COMMANDS as COMMANDS_IN_HAND;
-use record::{COMMANDS, Records};
+use record::{COMMANDS, CommandRecords};
 use remote::Remote;
 pub(crate) use remote::{ASK_LIMIT_NS as ASK_NS, PLACES as ASKING};
 use rings::Rings;
@@ -72,8 +72,8 @@ mod slot {
 /// See the module's text.
 pub(crate) struct Pcie {
     function: Function,
-    session: Session,
-    records: Records,
+    session: VfioSession,
+    records: CommandRecords,
     mapped: bool,
     rings: Rings,
     commands: Commands,
@@ -113,7 +113,7 @@ impl Pcie {
         let failed = Closing("its machine file can't be used");
         let fd = client.file().fd().try_clone_to_owned();
         let file = fd.and_then(|fd| MachineFile::adopt(fd, export.export, export.frontend.word()));
-        let records = file.and_then(Records::new).map_err(|_| failed)?;
+        let records = file.and_then(CommandRecords::new).map_err(|_| failed)?;
         let mapped = matches!(
             export.frontend,
             Kind::NvmePcie {
@@ -124,7 +124,7 @@ impl Pcie {
         let config = config(client)?;
         let frontend = Self {
             function: Function::new(config),
-            session: Session::new(messages::device(mapped)),
+            session: VfioSession::new(messages::device(mapped)),
             records,
             mapped,
             rings: Rings::new(),

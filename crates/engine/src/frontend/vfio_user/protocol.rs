@@ -5,27 +5,27 @@
 //! first, then what was to be begun again, then queues.
 //! **Not here:** what a message does ([`super::messages`]), the queues ([`super::queues`]).
 
-use super::commands::Work;
-use super::messages::{Outcome, closing, tell_of_bad_map};
+use super::commands::CommandWork;
+use super::messages::{RequestOutcome, closing, tell_of_bad_map};
 use super::queues::BUDGET;
 use super::quiesce::Why;
 use super::resume::DAMAGED;
 use super::rings::Bells;
 use super::{COMMANDS, LOST_LIMIT_NS, Pcie, completion, memory, messages, slot};
 use crate::core::DoneIo;
-use crate::frontend::vm::protocol::{Answer, Closing, Frame, Message, Protocol, Turn};
+use crate::frontend::vm::protocol::{Answer, Closing, Message, Protocol, StreamFrame, Turn};
 use forebay_nvme::Status;
 use forebay_nvme::pcie::{Function, RegisterEffect, VECTORS};
 use forebay_vfio_user::wire::command;
-use forebay_vfio_user::{self as vfio_user, Errno, Header, MAX_DATA_BYTES, Request, Session};
+use forebay_vfio_user::{self as vfio_user, Errno, Header, MAX_DATA_BYTES, Request, VfioSession};
 use forebay_xlate::kill_point;
 use std::sync::atomic::Ordering::Relaxed;
 
 impl Protocol for Pcie {
-    fn frame(&self, peeked: &[u8]) -> Result<Frame, Closing> {
+    fn frame(&self, peeked: &[u8]) -> Result<StreamFrame, Closing> {
         match vfio_user::frame(peeked) {
-            Ok(vfio_user::Frame::NeedMore(bytes)) => Ok(Frame::Need(bytes)),
-            Ok(vfio_user::Frame::Whole(bytes)) => Ok(Frame::Whole(bytes)),
+            Ok(vfio_user::MessageFrame::NeedMore(bytes)) => Ok(StreamFrame::Need(bytes)),
+            Ok(vfio_user::MessageFrame::Whole(bytes)) => Ok(StreamFrame::Whole(bytes)),
             Err(broken) => Err(messages::closing(broken)),
         }
     }
@@ -77,24 +77,24 @@ impl Protocol for Pcie {
                     &irqs,
                     message.descriptors,
                 );
-                set.map_or_else(Outcome::Failed, |()| Outcome::Done)
+                set.map_or_else(RequestOutcome::Failed, |()| RequestOutcome::Done)
             }
             Ok(Request::RegionRead(access)) => {
                 let into = room_of(&mut data, &mut long, access.len_bytes);
                 self.read(&access, into);
                 read = into;
-                Outcome::Done
+                RequestOutcome::Done
             }
             Ok(Request::RegionWrite(access, from)) => self.write(turn, &access, from),
-            Ok(Request::Reset) => Outcome::Reset,
+            Ok(Request::Reset) => RequestOutcome::Reset,
             // The others are described.
-            Ok(_) => Outcome::Failed(Errno::ENOTSUP),
-            Err(error) => Outcome::Failed(error),
+            Ok(_) => RequestOutcome::Failed(Errno::ENOTSUP),
+            Err(error) => RequestOutcome::Failed(error),
         };
         let answer = match outcome {
-            Outcome::Done => judged.done(read, &mut self.out),
-            Outcome::Failed(error) => judged.refuse(error, &mut self.out),
-            Outcome::Reset => {
+            RequestOutcome::Done => judged.done(read, &mut self.out),
+            RequestOutcome::Failed(error) => judged.refuse(error, &mut self.out),
+            RequestOutcome::Reset => {
                 self.function.begin_reset();
                 self.begin_quiescing(turn, Why::Reset);
                 self.waiting.clear();
@@ -201,12 +201,12 @@ impl Protocol for Pcie {
             Status::SUCCESS => Status::SUCCESS,
             _ => self.note_failure(turn.core, &done, &command),
         };
-        if let (Work::Durable(op), true) = (command.work, status.is_success())
+        if let (CommandWork::Durable(op), true) = (command.work, status.is_success())
             && !self.answers_nobody()
         {
             return self.after_flush(turn, slot, op);
         }
-        let (Work::Io(op) | Work::Durable(op)) = &command.work;
+        let (CommandWork::Io(op) | CommandWork::Durable(op)) = &command.work;
         let times = (command.taken_ns, done.started_ns);
         if let Some(lane) = turn.core.lane(done.lane) {
             completion::count(lane, &turn.core.clock, op, status, times);
@@ -220,7 +220,7 @@ impl Protocol for Pcie {
 
     fn resume(&mut self, turn: &mut Turn<'_>, blamed: Option<u16>) -> Result<(), Closing> {
         let device = super::messages::device(self.mapped);
-        self.session = Session::resume(device, self.records.negotiated());
+        self.session = VfioSession::resume(device, self.records.negotiated());
         if self.mapped && turn.client.held(slot::DOORBELLS).is_some() {
             self.rings.map_page(turn.client)?;
         }

@@ -9,7 +9,7 @@
 //! when there seems to be none. No allocation, lock, log or system call. **Not here:** doorbells ([`super::bells`]), the end
 //! ([`super::completion`]), the Admin queue ([`super::admin`]).
 
-use super::commands::Work;
+use super::commands::CommandWork;
 use super::memory::{ClientMemory, NSID};
 use super::{MDTS_BYTES, Pcie};
 use crate::core::staging::StagingBuffer;
@@ -39,12 +39,12 @@ const MAX_DEATHS: u8 = 3;
 pub(super) fn judge(
     sqe: &Sqe,
     geometry: &NamespaceGeometry,
-) -> Result<(Option<Work>, Transfer), Status> {
+) -> Result<(Option<CommandWork>, Transfer), Status> {
     let command = io::decode_without_reservations(sqe, NSID, geometry, MDTS_BYTES)?;
     let bytes = |blocks: u64| blocks * u64::from(geometry.block_bytes);
     let durable = |fua, op| match fua {
-        true => Work::Durable(op),
-        false => Work::Io(op),
+        true => CommandWork::Durable(op),
+        false => CommandWork::Io(op),
     };
     let work = match command {
         IoCommand::Read { lba, blocks, fua } => Some(durable(
@@ -61,24 +61,24 @@ pub(super) fn judge(
                 len_bytes: bytes(u64::from(blocks)) as u32,
             },
         )),
-        IoCommand::Write { lba, blocks, fua } => Some(Work::Io(IoOp::Write {
+        IoCommand::Write { lba, blocks, fua } => Some(CommandWork::Io(IoOp::Write {
             offset_bytes: bytes(lba),
             len_bytes: bytes(u64::from(blocks)) as u32,
             fua,
         })),
-        IoCommand::Flush => Some(Work::Io(IoOp::Flush)),
+        IoCommand::Flush => Some(CommandWork::Io(IoOp::Flush)),
         IoCommand::WriteZeroes {
             lba,
             blocks,
             fua,
             deallocate,
-        } => Some(Work::Io(IoOp::WriteZeroes {
+        } => Some(CommandWork::Io(IoOp::WriteZeroes {
             offset_bytes: bytes(lba),
             len_bytes: bytes(u64::from(blocks)),
             deallocate,
             fua,
         })),
-        IoCommand::Deallocate { ranges } => Some(Work::Io(IoOp::Deallocate { ranges })),
+        IoCommand::Deallocate { ranges } => Some(CommandWork::Io(IoOp::Deallocate { ranges })),
         IoCommand::Hint { .. } => None,
         // Reservations are not offered: their opcodes are refused already.
         IoCommand::Reserve { .. } | IoCommand::ReservationReport { .. } => {
@@ -89,7 +89,7 @@ pub(super) fn judge(
 }
 
 /// How an attempt to begin a command went.
-pub(super) enum Begun {
+pub(super) enum BeginResult {
     Yes,
     /// It ends so, without having begun.
     Ended(Status),
@@ -219,14 +219,14 @@ impl Pcie {
             // The export is removed.
             None => {
                 self.commands
-                    .note(turn, qid, slot, sqe.cid(), Work::Io(IoOp::Flush));
-                Begun::Ended(Status::INVALID_NAMESPACE_OR_FORMAT.with_dnr())
+                    .note(turn, qid, slot, sqe.cid(), CommandWork::Io(IoOp::Flush));
+                BeginResult::Ended(Status::INVALID_NAMESPACE_OR_FORMAT.with_dnr())
             }
         };
         match begun {
-            Begun::Yes => {}
-            Begun::Ended(status) => self.commands.over.push((slot, status)),
-            Begun::NoRoom => {
+            BeginResult::Yes => {}
+            BeginResult::Ended(status) => self.commands.over.push((slot, status)),
+            BeginResult::NoRoom => {
                 self.records.free(slot);
                 self.commands.free.push(slot);
                 return false;
@@ -248,23 +248,23 @@ impl Pcie {
         slot: u16,
         sqe: &Sqe,
         geometry: &NamespaceGeometry,
-    ) -> Begun {
+    ) -> BeginResult {
         if let Some(lane) = turn.client.lane() {
             let record = turn.client.command_ref(lane, slot);
             turn.core.record().blame.store(record.blame(), Relaxed);
         }
         let (work, transfer) = match judge(sqe, geometry) {
             Ok((Some(work), transfer)) => (work, transfer),
-            _ if !turn.core.qos.may_answer(turn.client.lane()) => return Begun::NoRoom,
+            _ if !turn.core.qos.may_answer(turn.client.lane()) => return BeginResult::NoRoom,
             Ok((None, _)) => {
                 self.commands
-                    .note(turn, qid, slot, sqe.cid(), Work::Io(IoOp::Flush));
-                return Begun::Ended(Status::SUCCESS);
+                    .note(turn, qid, slot, sqe.cid(), CommandWork::Io(IoOp::Flush));
+                return BeginResult::Ended(Status::SUCCESS);
             }
             Err(status) => {
                 self.commands
-                    .note(turn, qid, slot, sqe.cid(), Work::Io(IoOp::Flush));
-                return Begun::Ended(status);
+                    .note(turn, qid, slot, sqe.cid(), CommandWork::Io(IoOp::Flush));
+                return BeginResult::Ended(status);
             }
         };
         self.commands.note(turn, qid, slot, sqe.cid(), work);
@@ -292,14 +292,14 @@ impl Pcie {
             self.pieces.clear();
             // It is over all the same: of the turn's part, there is less for the next.
             turn.core.qos.may_answer(turn.client.lane());
-            return Begun::Ended(status.with_dnr());
+            return BeginResult::Ended(status.with_dnr());
         }
         match work {
-            Work::Io(IoOp::Deallocate { ranges }) => {
+            CommandWork::Io(IoOp::Deallocate { ranges }) => {
                 self.begin_deallocating(turn, slot, ranges, geometry)
             }
-            Work::Io(op) if self.commands.is_over(turn, &op, &mut self.pieces) => {
-                Begun::Ended(Status::SUCCESS)
+            CommandWork::Io(op) if self.commands.is_over(turn, &op, &mut self.pieces) => {
+                BeginResult::Ended(Status::SUCCESS)
             }
             _ => self.start(turn, slot, work, None),
         }
@@ -313,11 +313,11 @@ impl Pcie {
         slot: u16,
         ranges: u16,
         geometry: &NamespaceGeometry,
-    ) -> Begun {
+    ) -> BeginResult {
         let bytes = usize::from(ranges) * io::DSM_RANGE_BYTES;
         let Some(mut buffer) = turn.core.staging.take(bytes as u32) else {
             self.pieces.clear();
-            return Begun::NoRoom;
+            return BeginResult::NoRoom;
         };
         let list = &mut buffer.as_mut_slice()[..bytes];
         let sound = match self.pieces.read(0, list) {
@@ -328,9 +328,9 @@ impl Pcie {
         if let Err(status) = sound {
             turn.core.staging.give(buffer);
             turn.core.qos.may_answer(turn.client.lane());
-            return Begun::Ended(status);
+            return BeginResult::Ended(status);
         }
-        let work = Work::Io(IoOp::Deallocate { ranges });
+        let work = CommandWork::Io(IoOp::Deallocate { ranges });
         self.start(turn, slot, work, Some(buffer))
     }
 
@@ -340,24 +340,24 @@ impl Pcie {
         &mut self,
         turn: &mut Turn<'_>,
         slot: u16,
-        work: Work,
+        work: CommandWork,
         buffer: Option<StagingBuffer>,
-    ) -> Begun {
+    ) -> BeginResult {
         let Some(lane) = turn.client.lane() else {
             self.pieces.clear();
             if let Some(buffer) = buffer {
                 turn.core.staging.give(buffer);
             }
-            return Begun::Ended(Status::INVALID_NAMESPACE_OR_FORMAT.with_dnr());
+            return BeginResult::Ended(Status::INVALID_NAMESPACE_OR_FORMAT.with_dnr());
         };
         let record = turn.client.command_ref(lane, slot);
         let op = match work {
             // Only the guest's own: no buffer comes with one.
-            Work::Io(IoOp::Flush) if turn.core.lanes.keeps_machines_from_writing(lane) => {
-                return Begun::Ended(Status::RESERVATION_CONFLICT.with_dnr());
+            CommandWork::Io(IoOp::Flush) if turn.core.lanes.keeps_machines_from_writing(lane) => {
+                return BeginResult::Ended(Status::RESERVATION_CONFLICT.with_dnr());
             }
-            Work::Io(op) => op,
-            Work::Durable(_) => IoOp::Flush,
+            CommandWork::Io(op) => op,
+            CommandWork::Durable(_) => IoOp::Flush,
         };
         let new = NewIo {
             owner: turn.client.owner(slot),
@@ -368,13 +368,13 @@ impl Pcie {
             over_ns: None,
         };
         match turn.core.start_machine(new, &mut self.pieces) {
-            Ok(()) => Begun::Yes,
+            Ok(()) => BeginResult::Yes,
             Err(new) => {
                 self.pieces.clear();
                 if let Some(buffer) = new.buffer {
                     turn.core.staging.give(buffer);
                 }
-                Begun::NoRoom
+                BeginResult::NoRoom
             }
         }
     }
@@ -393,15 +393,15 @@ impl Pcie {
             let sqe = self.records.sqe(slot);
             let dead = self.records.state(slot).deaths() >= MAX_DEATHS;
             let begun = match &geometry {
-                _ if dead => Begun::Ended(Status::INTERNAL_ERROR.with_dnr()),
+                _ if dead => BeginResult::Ended(Status::INTERNAL_ERROR.with_dnr()),
                 Some(geometry) => self.begin(turn, sqid, slot, &sqe, geometry),
-                None => Begun::Ended(Status::INVALID_NAMESPACE_OR_FORMAT.with_dnr()),
+                None => BeginResult::Ended(Status::INVALID_NAMESPACE_OR_FORMAT.with_dnr()),
             };
-            if matches!(begun, Begun::NoRoom) {
+            if matches!(begun, BeginResult::NoRoom) {
                 break;
             }
             self.commands.again.pop_front();
-            if let Begun::Ended(status) = begun {
+            if let BeginResult::Ended(status) = begun {
                 if let Some(lane) = lane {
                     let record = turn.client.command_ref(lane, slot);
                     turn.core.carried.refused(record);

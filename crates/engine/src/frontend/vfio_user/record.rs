@@ -3,7 +3,7 @@
 //! **Design.** As with TCP's records, stores stay in the program's order, and what is stored last makes the
 //! rest count. A command's record is one cache line: its state, the words of its entry that an I/O command
 //! uses, and the place that its completion is about to get. The function's state is stored whole, in one of
-//! two places in turn ([`Records::save`]). Each queue has a line of its own for its cursors.
+//! two places in turn ([`CommandRecords::save`]). Each queue has a line of its own for its cursors.
 //!
 //! Whoever continues holds all of it for hostile: [`super::resume`]. **Not here:** the file's other parts
 //! ([`crate::frontend::vm::file`]).
@@ -48,7 +48,7 @@ cells! {
 cells! {
     /// A command.
     struct CommandCells {
-        /// [`State`].
+        /// [`StateWord`].
         state: AtomicU64,
         /// Dwords 0 and 1 of its entry, then 6 to 9, then 10 to 13.
         sqe: [AtomicU64; 5],
@@ -84,7 +84,7 @@ cells! {
 
 /// How far a command is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Stage {
+pub(super) enum CommandStage {
     /// The slot is free.
     Free,
     /// It was taken from its queue.
@@ -96,18 +96,18 @@ pub(super) enum Stage {
 /// The word `state` of a command: stage in bits 1:0, deaths in bits 5:2, its submission queue in bits 15:8,
 /// the lower half of its number there in bits 63:32.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct State(u64);
+pub(super) struct StateWord(u64);
 
-impl State {
+impl StateWord {
     fn taken(qid: u16, number: u64) -> Self {
         Self(1 | u64::from(qid as u8) << 8 | number << 32)
     }
 
-    pub(super) fn stage(self) -> Option<Stage> {
+    pub(super) fn stage(self) -> Option<CommandStage> {
         match self.0 & 3 {
-            0 => Some(Stage::Free),
-            1 => Some(Stage::Taken),
-            2 => Some(Stage::Completing),
+            0 => Some(CommandStage::Free),
+            1 => Some(CommandStage::Taken),
+            2 => Some(CommandStage::Completing),
             _ => None,
         }
     }
@@ -127,7 +127,7 @@ impl State {
 
 /// What a completion that is being posted is: where, and how it ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Completion {
+pub(super) struct PostedCompletion {
     /// The lower half of its number in its queue.
     pub number: u32,
     /// The status field.
@@ -135,7 +135,7 @@ pub(super) struct Completion {
 }
 
 /// See the module's text.
-pub(super) struct Records {
+pub(super) struct CommandRecords {
     /// The client's file, mapped once more.
     file: MachineFile,
 }
@@ -146,7 +146,7 @@ fn put(cell: &AtomicU64, value: u64) {
     cell.store(value, Release);
 }
 
-impl Records {
+impl CommandRecords {
     /// Those in a client's file.
     ///
     /// # Errors
@@ -339,7 +339,7 @@ impl Records {
         for (cell, word) in c.sqe.iter().zip([0, 3, 4, 5, 6]) {
             cell.store(u64::from_ne_bytes(words[word]), Release);
         }
-        put(&c.state, State::taken(qid, number).0);
+        put(&c.state, StateWord::taken(qid, number).0);
     }
 
     /// Its entry, as far as it was recorded.
@@ -352,8 +352,8 @@ impl Records {
         zerocopy::transmute!(words)
     }
 
-    pub(super) fn state(&self, slot: u16) -> State {
-        State(self.command(slot).state.load(Acquire))
+    pub(super) fn state(&self, slot: u16) -> StateWord {
+        StateWord(self.command(slot).state.load(Acquire))
     }
 
     /// One more engine has died of it.
@@ -366,7 +366,7 @@ impl Records {
 
     /// Its completion is about to be posted.
     #[inline]
-    pub(super) fn complete(&self, slot: u16, completion: Completion) {
+    pub(super) fn complete(&self, slot: u16, completion: PostedCompletion) {
         let c = self.command(slot);
         let word = u64::from(completion.number) | u64::from(completion.status) << 32;
         put(&c.completion, word);
@@ -374,9 +374,9 @@ impl Records {
         put(&c.state, state & !3 | 2);
     }
 
-    pub(super) fn completion(&self, slot: u16) -> Completion {
+    pub(super) fn completion(&self, slot: u16) -> PostedCompletion {
         let word = self.command(slot).completion.load(Relaxed);
-        Completion {
+        PostedCompletion {
             number: word as u32,
             status: (word >> 32) as u16,
         }

@@ -16,10 +16,10 @@
 //!
 //! **Not here:** queues, lists of addresses and the data of Admin commands, which must be reachable memory.
 
-use super::commands::Work;
+use super::commands::CommandWork;
 use super::memory::ClientMemory;
-use super::queues::{Begun, LIST_COST};
-use super::record::Records;
+use super::queues::{BeginResult, LIST_COST};
+use super::record::CommandRecords;
 use super::{COMMANDS, MDTS_BYTES, Pcie};
 use crate::core::IoOp;
 use crate::frontend::vm::protocol::{Answer, Closing, Turn};
@@ -39,7 +39,7 @@ const LATE: Closing = Closing("it did not answer for memory that it alone reache
 
 /// How far a command is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Step {
+enum RemoteStep {
     /// Its bytes come in.
     In,
     /// It can be begun.
@@ -50,19 +50,19 @@ enum Step {
     Out,
 }
 
-struct Job {
+struct RemoteJob {
     slot: u16,
-    work: Work,
+    work: CommandWork,
     to_host: bool,
     /// Its data: addresses and lengths.
     pieces: Vec<(u64, u32)>,
     bytes: u32,
     /// So many of them are in, or out.
     moved: u32,
-    step: Step,
+    step: RemoteStep,
 }
 
-impl Job {
+impl RemoteJob {
     /// Where the next byte lies, and how many follow it there.
     fn next(&self) -> Option<(u64, u32)> {
         let mut skip = self.moved;
@@ -89,7 +89,7 @@ enum Ask {
     Forgotten,
 }
 
-struct Asked {
+struct RemoteRequest {
     number: u64,
     place: usize,
     ask: Ask,
@@ -103,8 +103,8 @@ struct Asked {
 pub(super) struct Remote {
     /// A part for each place.
     memory: Option<GuestMemory>,
-    jobs: [Option<Job>; PLACES],
-    asked: Option<Asked>,
+    jobs: [Option<RemoteJob>; PLACES],
+    asked: Option<RemoteRequest>,
     /// Whether data follow a count of 4 bytes; not known yet.
     is_short: Option<bool>,
     /// There are commands.
@@ -127,7 +127,7 @@ impl Remote {
         *self = Self::default();
     }
 
-    fn take(&mut self, place: usize) -> Option<Job> {
+    fn take(&mut self, place: usize) -> Option<RemoteJob> {
         let job = self.jobs.get_mut(place)?.take();
         self.busy = self.jobs.iter().any(Option::is_some);
         job
@@ -143,8 +143,8 @@ impl Remote {
     }
 
     /// What a dead engine asked is answered before anything else is asked.
-    pub(super) fn inherit_asked(&mut self, records: &Records, now_ns: u64) {
-        self.asked = records.unanswered().map(|number| Asked {
+    pub(super) fn inherit_asked(&mut self, records: &CommandRecords, now_ns: u64) {
+        self.asked = records.unanswered().map(|number| RemoteRequest {
             number,
             place: 0,
             ask: Ask::Forgotten,
@@ -156,20 +156,20 @@ impl Remote {
     /// What came before a command is durable. True: it is one of these, and goes on in its place.
     pub(super) fn goes_on(&mut self, slot: u16, op: IoOp) -> bool {
         let mut jobs = self.jobs.iter_mut().flatten();
-        let Some(job) = jobs.find(|job| job.slot == slot && job.step == Step::Begun) else {
+        let Some(job) = jobs.find(|job| job.slot == slot && job.step == RemoteStep::Begun) else {
             return false;
         };
-        job.work = Work::Io(op);
-        job.step = Step::Ready;
+        job.work = CommandWork::Io(op);
+        job.step = RemoteStep::Ready;
         true
     }
 
     /// The core has ended a command. True: it is one of these, and its bytes are to go out first.
     #[cold]
     pub(super) fn goes_out(&mut self, slot: u16, status: Status, nobody: bool) -> bool {
-        let is_it = |job: &Option<Job>| {
+        let is_it = |job: &Option<RemoteJob>| {
             let job = job.as_ref();
-            job.is_some_and(|job| job.slot == slot && job.step == Step::Begun)
+            job.is_some_and(|job| job.slot == slot && job.step == RemoteStep::Begun)
         };
         let Some(place) = self.jobs.iter().position(is_it) else {
             return false;
@@ -179,7 +179,7 @@ impl Remote {
             && status.is_success()
             && !nobody
         {
-            job.step = Step::Out;
+            job.step = RemoteStep::Out;
             return true;
         }
         self.take(place);
@@ -204,7 +204,7 @@ impl Remote {
     fn ask(
         &mut self,
         turn: &mut Turn<'_>,
-        records: &Records,
+        records: &CommandRecords,
         most_bytes: u32,
         place: usize,
         (address, len): (u64, u32),
@@ -218,7 +218,7 @@ impl Remote {
         }
         let (code, ask) = match (self.is_short, job.step) {
             (None, _) => (command::DMA_WRITE, Ask::Nothing),
-            (_, Step::Out) => (command::DMA_WRITE, Ask::Write(len)),
+            (_, RemoteStep::Out) => (command::DMA_WRITE, Ask::Write(len)),
             _ => (command::DMA_READ, Ask::Read(address, len)),
         };
         let count = if ask == Ask::Nothing { 0 } else { len };
@@ -245,7 +245,7 @@ impl Remote {
             }
         }
         turn.client.request.number = number;
-        self.asked = Some(Asked {
+        self.asked = Some(RemoteRequest {
             number,
             place,
             ask,
@@ -259,7 +259,7 @@ impl Remote {
     fn move_bytes(
         &mut self,
         turn: &mut Turn<'_>,
-        records: &Records,
+        records: &CommandRecords,
         most_bytes: u32,
         scratch: &mut [u8],
         place: usize,
@@ -271,13 +271,13 @@ impl Remote {
             let (step, moved) = (job.step, job.moved);
             let Some((address, left)) = job.next() else {
                 if let Some(job) = &mut self.jobs[place]
-                    && step == Step::In
+                    && step == RemoteStep::In
                 {
-                    job.step = Step::Ready;
+                    job.step = RemoteStep::Ready;
                 }
                 return Ok(Moved::All(step));
             };
-            let to_host = step == Step::Out;
+            let to_host = step == RemoteStep::Out;
             let reached = run(turn.client.memory(), address, left, to_host);
             let (reached, len) = reached.ok_or(FAILED.with_dnr())?;
             let len = len.min(MAX_DATA_BYTES);
@@ -292,7 +292,7 @@ impl Remote {
             };
             let theirs = turn.client.memory();
             let good = match step {
-                Step::Out => ours.read(at, bytes) && theirs.write(address, bytes),
+                RemoteStep::Out => ours.read(at, bytes) && theirs.write(address, bytes),
                 _ => theirs.read(address, bytes) && ours.write(at, bytes),
             };
             if !good {
@@ -310,7 +310,7 @@ impl Remote {
         let mut dropped = [None; PLACES];
         for (place, dropped) in dropped.iter_mut().enumerate() {
             let job = self.jobs[place].as_ref();
-            if job.is_some_and(|job| job.step != Step::Begun) {
+            if job.is_some_and(|job| job.step != RemoteStep::Begun) {
                 *dropped = self.take(place).map(|job| job.slot);
             }
         }
@@ -343,7 +343,7 @@ enum Moved {
     /// The client is asked for more.
     Some,
     /// All of them are in, or out.
-    All(Step),
+    All(RemoteStep),
 }
 
 /// Where the memory of a place begins.
@@ -372,10 +372,10 @@ impl Pcie {
         &mut self,
         turn: &mut Turn<'_>,
         slot: u16,
-        work: Work,
+        work: CommandWork,
         bytes: u32,
         to_host: bool,
-    ) -> Begun {
+    ) -> BeginResult {
         self.pieces.clear();
         // Those that have found no place once come first.
         let waits = self
@@ -385,7 +385,7 @@ impl Pcie {
             .is_some_and(|first| *first != slot);
         let place = self.remote.jobs.iter().position(Option::is_none);
         let Some(place) = place.filter(|_| !waits) else {
-            return Begun::NoRoom;
+            return BeginResult::NoRoom;
         };
         self.budget = self.budget.saturating_sub(LIST_COST);
         let memory = turn.client.memory();
@@ -408,27 +408,31 @@ impl Pcie {
             },
         );
         if let Err(status) = found {
-            return Begun::Ended(status.with_dnr());
+            return BeginResult::Ended(status.with_dnr());
         }
         if !is_remote {
-            return Begun::Ended(FAILED.with_dnr());
+            return BeginResult::Ended(FAILED.with_dnr());
         }
         if self.remote.make_memory().is_none() {
-            return Begun::Ended(Status::INTERNAL_ERROR);
+            return BeginResult::Ended(Status::INTERNAL_ERROR);
         }
-        self.remote.jobs[place] = Some(Job {
+        self.remote.jobs[place] = Some(RemoteJob {
             slot,
             work,
             to_host,
             pieces,
             bytes,
             moved: 0,
-            step: if to_host { Step::Ready } else { Step::In },
+            step: if to_host {
+                RemoteStep::Ready
+            } else {
+                RemoteStep::In
+            },
         });
         self.remote.busy = true;
         // In the next turn: its command is not in hand before this one is over.
         self.more = true;
-        Begun::Yes
+        BeginResult::Yes
     }
 
     /// Moves bytes of a command, and begins or ends it when all of them are moved.
@@ -438,7 +442,7 @@ impl Pcie {
         let (records, scratch) = (&self.records, &mut self.scratch);
         match (self.remote).move_bytes(turn, records, most_bytes, scratch, place) {
             Ok(Moved::Some) => {}
-            Ok(Moved::All(Step::Out)) => self.end_remote(turn, place, Status::SUCCESS),
+            Ok(Moved::All(RemoteStep::Out)) => self.end_remote(turn, place, Status::SUCCESS),
             Ok(Moved::All(_)) => _ = self.start_remote(turn, place),
             Err(status) => self.end_remote(turn, place, status),
         }
@@ -451,11 +455,11 @@ impl Pcie {
         for place in 0..PLACES {
             let step = self.remote.jobs[place].as_ref().map(|job| job.step);
             any |= match step {
-                Some(Step::In | Step::Out) if self.remote.asked.is_none() => {
+                Some(RemoteStep::In | RemoteStep::Out) if self.remote.asked.is_none() => {
                     self.move_bytes(turn, place);
                     true
                 }
-                Some(Step::Ready) => self.start_remote(turn, place),
+                Some(RemoteStep::Ready) => self.start_remote(turn, place),
                 _ => false,
             };
         }
@@ -464,8 +468,8 @@ impl Pcie {
 
     /// The client has answered something.
     pub(super) fn told(&mut self, turn: &mut Turn<'_>, header: &Header, bytes: &[u8]) -> Answer {
-        let is_it = |asked: &mut Asked| asked.number as u16 == header.id;
-        let Some(Asked {
+        let is_it = |asked: &mut RemoteRequest| asked.number as u16 == header.id;
+        let Some(RemoteRequest {
             number, place, ask, ..
         }) = self.remote.asked.take_if(is_it)
         else {
@@ -519,19 +523,19 @@ impl Pcie {
         let lane = turn.client.lane().and_then(|lane| turn.core.lane(lane));
         let geometry = lane.map(crate::lane::Lane::geometry);
         let begun = match (work, geometry) {
-            (Work::Io(IoOp::Deallocate { ranges }), Some(geometry)) => {
+            (CommandWork::Io(IoOp::Deallocate { ranges }), Some(geometry)) => {
                 self.begin_deallocating(turn, slot, ranges, &geometry)
             }
             _ => self.start(turn, slot, work, None),
         };
         match begun {
-            Begun::Yes => {
+            BeginResult::Yes => {
                 if let Some(job) = &mut self.remote.jobs[place] {
-                    job.step = Step::Begun;
+                    job.step = RemoteStep::Begun;
                 }
             }
-            Begun::Ended(status) => self.end_remote(turn, place, status),
-            Begun::NoRoom => return false,
+            BeginResult::Ended(status) => self.end_remote(turn, place, status),
+            BeginResult::NoRoom => return false,
         }
         true
     }
@@ -540,7 +544,7 @@ impl Pcie {
         let Some(job) = self.remote.take(place) else {
             return;
         };
-        if let (Step::In | Step::Ready, Some(lane)) = (job.step, turn.client.lane()) {
+        if let (RemoteStep::In | RemoteStep::Ready, Some(lane)) = (job.step, turn.client.lane()) {
             // Whatever a dead engine had of it, nobody begins it again.
             let record = turn.client.command_ref(lane, job.slot);
             turn.core.carried.refused(record);

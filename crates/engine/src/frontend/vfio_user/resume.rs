@@ -8,9 +8,9 @@
 //!
 //! **Not here:** the message that was under way ([`crate::frontend::vm`] has it carried out again).
 
-use super::commands::{Command, Work};
+use super::commands::{Command, CommandWork};
 use super::queues::judge;
-use super::record::{COMMANDS, Records, Stage};
+use super::record::{COMMANDS, CommandRecords, CommandStage};
 use super::{Pcie, no_entry};
 use crate::core::{CarriedSpan, Devices, IoOp};
 use crate::frontend::vm::protocol::{Closing, Turn};
@@ -76,15 +76,15 @@ impl Pcie {
         for slot in (0..COMMANDS as u16).rev() {
             let (stage, qid, number) = self.rings.inherited(&self.records, slot).ok_or(DAMAGED)?;
             let ended = match stage {
-                Stage::Free => true,
-                Stage::Taken => false,
-                Stage::Completing => {
+                CommandStage::Free => true,
+                CommandStage::Taken => false,
+                CommandStage::Completing => {
                     self.post_again(turn, slot, qid)?;
                     self.records.free(slot);
                     true
                 }
             };
-            if stage != Stage::Free {
+            if stage != CommandStage::Free {
                 let last = &mut last[usize::from(qid)];
                 *last = (*last).max(Some(number));
             }
@@ -155,7 +155,7 @@ impl Pcie {
             self.commands.all[usize::from(*slot)] = Command {
                 sqid: *qid,
                 cid: sqe.cid(),
-                work: Work::Io(IoOp::Flush),
+                work: CommandWork::Io(IoOp::Flush),
                 taken_ns: turn.core.now_ns(),
             };
             self.rings.hold_place(*qid);
@@ -177,13 +177,18 @@ impl Pcie {
 }
 
 /// The bytes of its volume that a command may be at.
-fn span(records: &Records, turn: &Turn<'_>, lane: LaneIndex, slot: u16) -> Option<CarriedSpan> {
+fn span(
+    records: &CommandRecords,
+    turn: &Turn<'_>,
+    lane: LaneIndex,
+    slot: u16,
+) -> Option<CarriedSpan> {
     let of = turn.core.lane(lane)?;
     let sqe: Sqe = match records.state(slot).stage() {
-        Some(Stage::Taken) => records.sqe(slot),
+        Some(CommandStage::Taken) => records.sqe(slot),
         _ => no_entry(),
     };
-    let (Work::Io(op) | Work::Durable(op)) = judge(&sqe, &of.geometry()).ok()?.0?;
+    let (CommandWork::Io(op) | CommandWork::Durable(op)) = judge(&sqe, &of.geometry()).ok()?.0?;
     let whole = of.volume.config.size_bytes;
     let (bytes, write) = match op {
         IoOp::Read {

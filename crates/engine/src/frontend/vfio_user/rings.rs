@@ -5,7 +5,7 @@
 //! [`super::bells`].
 //! **Not here:** what a successor finds of them ([`super::record`]), commands ([`super::commands`]).
 
-use super::record::{Records, Stage};
+use super::record::{CommandRecords, CommandStage};
 use super::slot;
 use crate::frontend::vm::client::Client;
 use crate::frontend::vm::protocol::Closing;
@@ -75,7 +75,7 @@ impl Rings {
 
     /// Whether the driver has rung for a queue since it was last looked at.
     #[inline]
-    pub(super) fn tail_has_moved(&self, records: &Records) -> bool {
+    pub(super) fn tail_has_moved(&self, records: &CommandRecords) -> bool {
         self.active.iter().any(|qid| {
             let sq = self.sqs[usize::from(*qid)].as_ref();
             sq.is_some_and(|sq| self.bell(records, Doorbell::Tail(*qid)) != sq.cursor.tail())
@@ -120,12 +120,16 @@ impl Rings {
     }
 
     /// What a dead engine left of the commands of a queue. See [`super::resume`].
-    pub(super) fn inherited(&self, records: &Records, slot: u16) -> Option<(Stage, u16, u64)> {
+    pub(super) fn inherited(
+        &self,
+        records: &CommandRecords,
+        slot: u16,
+    ) -> Option<(CommandStage, u16, u64)> {
         let state = records.state(slot);
         let stage = state.stage()?;
         let sq = self.sqs.get(usize::from(state.qid()))?.as_ref();
         match (stage, sq) {
-            (Stage::Free, _) => Some((stage, 0, 0)),
+            (CommandStage::Free, _) => Some((stage, 0, 0)),
             (_, Some(sq)) if state.qid() > 0 => {
                 let number = queue::near(sq.cursor.taken(), state.number());
                 let (behind, ahead) = (

@@ -4,7 +4,7 @@
 //! **Design.** Masks and pending bits are in the machine file; here is whether the whole function is masked.
 //! **Not here:** when an interrupt is due ([`super::completion`]), ringing an eventfd ([`crate::frontend::vm`]).
 
-use super::record::Records;
+use super::record::CommandRecords;
 use super::slot;
 use crate::frontend::vm::client::Client;
 use crate::frontend::vm::descriptor;
@@ -33,7 +33,7 @@ pub(super) struct Vectors {
 impl Vectors {
     /// Raises a vector, unless the client has masked it.
     #[inline]
-    pub(super) fn raise(&self, records: &Records, client: &mut Client, vector: u16) {
+    pub(super) fn raise(&self, records: &CommandRecords, client: &mut Client, vector: u16) {
         if self.masks_all || records.is_masked(vector) {
             records.set_pending(vector, true);
         } else {
@@ -42,7 +42,7 @@ impl Vectors {
     }
 
     /// Vectors may be masked no more: what they held back is raised, if the function may write at all.
-    pub(super) fn raise_pending(&self, records: &Records, client: &mut Client) {
+    pub(super) fn raise_pending(&self, records: &CommandRecords, client: &mut Client) {
         let pending = records.pending();
         for vector in 0..VECTORS {
             if pending[usize::from(vector / 64)] & 1 << (vector % 64) != 0 {
@@ -55,7 +55,7 @@ impl Vectors {
     /// Carries out VFIO_USER_DEVICE_SET_IRQS.
     pub(super) fn set(
         &self,
-        records: &Records,
+        records: &CommandRecords,
         device: &Device,
         client: &mut Client,
         may_raise: bool,

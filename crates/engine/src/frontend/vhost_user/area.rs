@@ -50,12 +50,12 @@ pub(super) struct InflightPlace {
 }
 
 /// See the module's text.
-pub(super) struct Area<'a> {
+pub(super) struct InflightRegion<'a> {
     head: &'a [AtomicU64],
     records: &'a [AtomicU64],
 }
 
-impl<'a> Area<'a> {
+impl<'a> InflightRegion<'a> {
     pub(super) fn of(file: &'a MachineFile) -> Self {
         let table = |at, count| file.area::<AtomicU64>(at, count).unwrap_or_default();
         Self {

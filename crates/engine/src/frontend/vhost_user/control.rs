@@ -8,20 +8,20 @@ use super::area::InflightPlace;
 use super::inflight::{create, wanted};
 use super::{BACKEND, CALL, ERR, INFLIGHT, KICK, Vhost, area};
 use crate::frontend::vm::descriptor;
-use crate::frontend::vm::file::Region;
+use crate::frontend::vm::file::ClientRegion;
 use crate::frontend::vm::protocol::{Answer, Closing, Deposit, Message, Turn, UNSHARED};
 use forebay_guest::MapError;
 use forebay_virtio::blk::{CONFIG_BYTES, CONFIG_WRITEBACK};
 use forebay_virtio::vhost_user::message::{
-    self, Header, InflightArea, MemoryRegion, MessageError, Request, RingFd, reply_config,
+    self, Header, InflightArea, MemoryRegion, MessageError, RingFd, VhostRequest, reply_config,
     reply_inflight, reply_u64, reply_vring_base, request,
 };
-use forebay_virtio::vhost_user::session::{Effect, Refusal};
+use forebay_virtio::vhost_user::session::{Refusal, SessionEffect};
 use forebay_virtio::vhost_user::{MAX_CONFIG_BYTES, protocol_feature};
 
 /// A message that waits for what is in flight.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Pending {
+pub(super) enum PendingMessage {
     None,
     /// GET_VRING_BASE of this ring.
     Stop(u16, Header),
@@ -75,7 +75,7 @@ fn is_unshared(message: &Message<'_>) -> bool {
 impl Vhost {
     /// Carries a message out.
     pub(super) fn handle(&mut self, turn: &mut Turn<'_>, message: &Message<'_>) -> Answer {
-        self.pending = Pending::None;
+        self.pending = PendingMessage::None;
         if let Err(why) = self.have_inflight(turn) {
             return Answer::Close(why);
         }
@@ -87,8 +87,8 @@ impl Vhost {
             }
             Err(error) => return Answer::Close(Closing(error.text())),
         };
-        self.heard_queues = request == Request::GetQueueNum;
-        if let Request::VringKick { index } = request
+        self.heard_queues = request == VhostRequest::GetQueueNum;
+        if let VhostRequest::VringKick { index } = request
             && self
                 .session
                 .has_protocol(protocol_feature::INBAND_NOTIFICATIONS)
@@ -132,7 +132,7 @@ impl Vhost {
 
     /// The message is carried out: saves, and answers unless that was done.
     fn over(&mut self, turn: &mut Turn<'_>, header: &Header) -> Answer {
-        self.pending = Pending::None;
+        self.pending = PendingMessage::None;
         area(turn).save(&self.session.words());
         self.acknowledge(turn, header);
         Answer::Now
@@ -149,8 +149,8 @@ impl Vhost {
     /// Goes on with the message that waits, or ends the one that doesn't.
     pub(super) fn go_on(&mut self, turn: &mut Turn<'_>) -> Answer {
         match self.pending {
-            Pending::None => Answer::Now,
-            Pending::Stop(index, header) => {
+            PendingMessage::None => Answer::Now,
+            PendingMessage::Stop(index, header) => {
                 if self.is_still_busy(turn, index) {
                     return Answer::Later;
                 }
@@ -159,14 +159,14 @@ impl Vhost {
                 reply_vring_base(&mut turn.client.reply, u32::from(index), base);
                 self.over(turn, &header)
             }
-            Pending::Disable(index, header) => {
+            PendingMessage::Disable(index, header) => {
                 if self.is_still_busy(turn, index) {
                     return Answer::Later;
                 }
                 self.rest(turn, index);
                 self.over(turn, &header)
             }
-            Pending::Reset(header) => {
+            PendingMessage::Reset(header) => {
                 let queues = self.disk.queues;
                 let busy = (0..queues).any(|index| self.is_still_busy(turn, index));
                 if busy || may_touch_memory(turn) {
@@ -178,11 +178,11 @@ impl Vhost {
                 self.session.reset();
                 self.over(turn, &header)
             }
-            Pending::Memory(header) if may_touch_memory(turn) => {
-                self.pending = Pending::Memory(header);
+            PendingMessage::Memory(header) if may_touch_memory(turn) => {
+                self.pending = PendingMessage::Memory(header);
                 Answer::Later
             }
-            Pending::Memory(header) => self.over(turn, &header),
+            PendingMessage::Memory(header) => self.over(turn, &header),
         }
     }
 
@@ -203,7 +203,7 @@ impl Vhost {
     }
 
     /// Stops disabled rings that a request would change, unless it will be refused.
-    fn stop_before(&mut self, turn: &mut Turn<'_>, request: &Request<'_>) {
+    fn stop_before(&mut self, turn: &mut Turn<'_>, request: &VhostRequest<'_>) {
         let stops = self.session.stops_before(request);
         if stops == 0 {
             return;
@@ -243,22 +243,22 @@ impl Vhost {
         &mut self,
         turn: &mut Turn<'_>,
         header: &Header,
-        effect: Effect<'_>,
+        effect: SessionEffect<'_>,
         descriptors: &[Deposit],
     ) -> Result<(), Fault> {
         match effect {
-            Effect::None => {}
-            Effect::Reply(value) => reply_u64(&mut turn.client.reply, header.request, value),
-            Effect::SetMemory { regions, count } => {
+            SessionEffect::None => {}
+            SessionEffect::Reply(value) => reply_u64(&mut turn.client.reply, header.request, value),
+            SessionEffect::SetMemory { regions, count } => {
                 self.set_memory(turn, &regions[..count], descriptors)?;
-                self.pending = Pending::Memory(*header);
+                self.pending = PendingMessage::Memory(*header);
             }
-            Effect::AddMemory(region) => self.add_memory(turn, &region, descriptors)?,
-            Effect::RemoveMemory(region) => {
+            SessionEffect::AddMemory(region) => self.add_memory(turn, &region, descriptors)?,
+            SessionEffect::RemoveMemory(region) => {
                 self.remove_memory(turn, &region)?;
-                self.pending = Pending::Memory(*header);
+                self.pending = PendingMessage::Memory(*header);
             }
-            Effect::RingFd {
+            SessionEffect::RingFd {
                 which,
                 index,
                 has_fd,
@@ -266,15 +266,17 @@ impl Vhost {
                 let deposit = descriptors.first().filter(|_| has_fd);
                 self.set_ring_fd(turn, which, index, deposit)?;
             }
-            Effect::Ring(index) | Effect::Kick(index) => self.start_ring(turn, index)?,
-            Effect::Stop(index) => self.pending = Pending::Stop(index, *header),
-            Effect::Disable(index) => self.pending = Pending::Disable(index, *header),
-            Effect::Reset => self.pending = Pending::Reset(*header),
-            Effect::GetConfig { offset, size } => self.get_config(turn, offset, size)?,
-            Effect::SetConfig { offset, bytes } => self.set_config(offset, bytes)?,
-            Effect::GetInflight(asked) => self.get_inflight(turn, header, &asked)?,
-            Effect::SetInflight(area) => self.take_inflight(turn, area, descriptors)?,
-            Effect::Backend => {
+            SessionEffect::Ring(index) | SessionEffect::Kick(index) => {
+                self.start_ring(turn, index)?
+            }
+            SessionEffect::Stop(index) => self.pending = PendingMessage::Stop(index, *header),
+            SessionEffect::Disable(index) => self.pending = PendingMessage::Disable(index, *header),
+            SessionEffect::Reset => self.pending = PendingMessage::Reset(*header),
+            SessionEffect::GetConfig { offset, size } => self.get_config(turn, offset, size)?,
+            SessionEffect::SetConfig { offset, bytes } => self.set_config(offset, bytes)?,
+            SessionEffect::GetInflight(asked) => self.get_inflight(turn, header, &asked)?,
+            SessionEffect::SetInflight(area) => self.take_inflight(turn, area, descriptors)?,
+            SessionEffect::Backend => {
                 let deposit = descriptors.first().ok_or(NO_DESCRIPTOR)?;
                 if !descriptor::is_unix_stream(&*deposit.fd) {
                     return Err(NO_DESCRIPTOR);
@@ -284,7 +286,7 @@ impl Vhost {
                 self.call_again(turn);
             }
         }
-        if matches!(self.pending, Pending::None) {
+        if matches!(self.pending, PendingMessage::None) {
             self.over(turn, header);
         }
         Ok(())
@@ -301,7 +303,7 @@ impl Vhost {
             if !descriptor::is_file(&*deposit.fd) {
                 return Err(NO_DESCRIPTOR);
             }
-            let region = Region {
+            let region = ClientRegion {
                 address: region.guest_address,
                 len: region.size,
                 offset: region.mmap_offset,

@@ -3,7 +3,7 @@
 //! **Purpose.** Serves the request queues of one client: takes chains from its rings, has the core carry them out straight
 //! from and to the guest's memory, and returns them.
 //!
-//! **Design.** A [`Vhost`] has the session ([`forebay_virtio::vhost_user::session`]), one [`queue::Line`] for each
+//! **Design.** A [`Vhost`] has the session ([`forebay_virtio::vhost_user::session`]), one [`queue::ServedRing`] for each
 //! ring that is served, and the request that the core has no room for now, if there is one: while it waits, none is taken. A turn
 //! shows the driver all that ended since the last one, with one store and at most one call for each queue, then takes
 //! what is new; of that, what is over at once is shown in small portions, so that both sides work at the same time. Idle, it asks for kicks, which epoll sees: at a descriptor, or at the client's socket, where a kick is a
@@ -26,23 +26,23 @@ mod tests;
 
 use crate::core::{DoneIo, IoOp};
 use crate::frontend::vm::file::AREA_BYTES;
-use crate::frontend::vm::protocol::{Answer, Closing, Frame, Message, Protocol, Turn};
+use crate::frontend::vm::protocol::{Answer, Closing, Message, Protocol, StreamFrame, Turn};
 use crate::frontend::vm::talk::HUNG_UP;
 use crate::lane::{AtOnce, Lane};
-use area::Area;
+use area::InflightRegion;
 use calls::Notices;
-use control::Pending;
+use control::PendingMessage;
 use forebay_guest::Pieces;
 use forebay_nvme::Status as NvmeStatus;
 use forebay_virtio::blk::{Disk, SECTOR_BYTES};
 use forebay_virtio::ring::{Chain, MAX_QUEUE_SIZE};
 use forebay_virtio::vhost_user::MAX_QUEUES;
 use forebay_virtio::vhost_user::message;
-use forebay_virtio::vhost_user::session::{Offer, Session};
+use forebay_virtio::vhost_user::session::{Offer, VhostSession};
 use forebay_xlate::boundary::region::Blame;
 use inflight::Inflight;
-use queue::Line;
-use request::{Begun, Over};
+use queue::ServedRing;
+use request::{BegunRequest, Over};
 use std::sync::atomic::Ordering::Relaxed;
 
 /// Requests that one queue may begin in one turn: others are to have theirs.
@@ -65,9 +65,9 @@ const _: () = assert!(BACKEND < crate::frontend::vm::file::MAX_SLOTS && area::BY
 
 /// See the module's text.
 pub(crate) struct Vhost {
-    session: Session,
+    session: VhostSession,
     disk: Disk,
-    lines: Vec<Option<Box<Line>>>,
+    lines: Vec<Option<Box<ServedRing>>>,
     inflight: Option<Inflight>,
     /// The chain that is being looked at; kept while a request waits.
     chain: Chain,
@@ -77,9 +77,9 @@ pub(crate) struct Vhost {
     /// Commands of theirs that were carried out.
     at_once: AtOnce,
     /// The core had no room for (the rest of) this one.
-    waiting: Option<Begun>,
+    waiting: Option<BegunRequest>,
     /// A message that can't be answered yet.
-    pending: Pending,
+    pending: PendingMessage,
     /// Kicks are asked for.
     armed: bool,
     /// What is yet to be told to the driver by messages.
@@ -126,7 +126,7 @@ impl Vhost {
         let queues = queues.clamp(1, MAX_QUEUES as u16);
         let disk = disk_of(turn, queues)?;
         Ok(Self {
-            session: Session::new(offer(&disk)),
+            session: VhostSession::new(offer(&disk)),
             disk,
             lines: (0..queues).map(|_| None).collect(),
             inflight: None,
@@ -135,7 +135,7 @@ impl Vhost {
             over: Vec::with_capacity(CLIENT_AT_ONCE as usize + 1),
             at_once: AtOnce::default(),
             waiting: None,
-            pending: Pending::None,
+            pending: PendingMessage::None,
             armed: false,
             notices: Notices::default(),
             first: 0,
@@ -179,17 +179,17 @@ impl Vhost {
     /// Whether a queue may take what the driver makes available now.
     fn may_take(&self, index: usize) -> bool {
         self.session.is_served(index as u16)
-            && !matches!(self.pending, Pending::Reset(_))
-            && !matches!(self.pending, Pending::Stop(stop, _) if usize::from(stop) == index)
+            && !matches!(self.pending, PendingMessage::Reset(_))
+            && !matches!(self.pending, PendingMessage::Stop(stop, _) if usize::from(stop) == index)
     }
 
     /// Takes chains of a queue and begins them, as far as the turn's budget (requests, bytes) goes.
     fn take(&mut self, turn: &mut Turn<'_>, index: usize, budget: &mut (u32, u32)) -> bool {
         let may_take = self.may_take(index);
-        let is_left = |line: &Line| line.queue.left() > 0;
+        let is_left = |line: &ServedRing| line.queue.left() > 0;
         let redoes = self.lines[index].as_deref().is_some_and(is_left) && self.may_redo(turn);
         // Who has nothing to begin asks for no part of the turn: a reactor would not sleep for so many who do.
-        let is_empty = |line: &Line| !redoes && line.queue.is_empty();
+        let is_empty = |line: &ServedRing| !redoes && line.queue.is_empty();
         if self.lines[index].as_deref().is_none_or(is_empty) {
             return false;
         }
@@ -242,10 +242,10 @@ fn offer(disk: &Disk) -> Offer {
 }
 
 impl Protocol for Vhost {
-    fn frame(&self, peeked: &[u8]) -> Result<Frame, Closing> {
+    fn frame(&self, peeked: &[u8]) -> Result<StreamFrame, Closing> {
         match message::frame(peeked) {
-            Ok(message::Frame::Need(bytes)) => Ok(Frame::Need(bytes)),
-            Ok(message::Frame::Whole(bytes)) => Ok(Frame::Whole(bytes)),
+            Ok(message::Frame::Need(bytes)) => Ok(StreamFrame::Need(bytes)),
+            Ok(message::Frame::Whole(bytes)) => Ok(StreamFrame::Whole(bytes)),
             Err(error) => Err(Closing(error.text())),
         }
     }
@@ -407,8 +407,8 @@ fn is_good(status: NvmeStatus) -> bool {
 }
 
 /// The area of a client's machine file; made anew each time, as it borrows the file.
-fn area<'a>(turn: &'a Turn<'_>) -> Area<'a> {
-    Area::of(turn.client.file())
+fn area<'a>(turn: &'a Turn<'_>) -> InflightRegion<'a> {
+    InflightRegion::of(turn.client.file())
 }
 
 /// Counts a command that ended.

@@ -28,7 +28,7 @@ pub(super) struct Slot {
 }
 
 /// A ring with its requests.
-pub(super) struct Line {
+pub(super) struct ServedRing {
     pub queue: Queue,
     pub slots: Box<[Slot]>,
     /// Something was put back, and not yet shown.
@@ -88,7 +88,7 @@ impl Vhost {
         };
         let queue = Queue::new(&config).map_err(|e| Closing(e.text()))?;
         let slots = vec![Slot::default(); usize::from(vring.size)];
-        self.lines[at] = Some(Box::new(Line {
+        self.lines[at] = Some(Box::new(ServedRing {
             queue,
             slots: slots.into(),
             ended: false,

@@ -11,13 +11,13 @@ use super::{Vhost, area, count, is_good, slot_of};
 use crate::core::staging::MAX_TRANSFER_BYTES;
 use crate::core::{DoneIo, IoOp, NewIo};
 use crate::frontend::vm::protocol::{Closing, Turn};
-use forebay_virtio::blk::{self, ID_BYTES, Request, Status, Work};
+use forebay_virtio::blk::{self, BlkStatus, ID_BYTES, Request, Work};
 use forebay_virtio::ring::MAX_QUEUE_SIZE;
 use std::sync::atomic::Ordering::Relaxed;
 
 /// A request that begins.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Begun {
+pub(super) struct BegunRequest {
     pub queue: u16,
     tag: u16,
     request: Request,
@@ -31,7 +31,7 @@ pub(super) struct Begun {
 pub(super) struct Over {
     queue: u16,
     tag: u16,
-    status: Status,
+    status: BlkStatus,
     /// It has a record.
     recorded: bool,
     /// Where its status byte is.
@@ -56,6 +56,14 @@ enum Try {
     Over,
     NoRoom,
     Failed,
+}
+
+/// Writes a Dataset Management range (NVM Command Set 3.2.3.1).
+fn put_range(bytes: &mut [u8], block_bytes: u32, offset_bytes: u64, len_bytes: u64) {
+    let block = u64::from(block_bytes);
+    bytes.fill(0);
+    bytes[4..8].copy_from_slice(&((len_bytes / block) as u32).to_le_bytes());
+    bytes[8..16].copy_from_slice(&(offset_bytes / block).to_le_bytes());
 }
 
 impl Vhost {
@@ -105,10 +113,10 @@ impl Vhost {
         };
         if self.blamed == Some(slot_of(queue, tag)) && self.kills(turn) {
             Self::not_begun(turn, slot_of(queue, tag));
-            self.finish(turn, &over(Status::IoErr));
+            self.finish(turn, &over(BlkStatus::IoErr));
             return 0;
         }
-        let begun = Begun {
+        let begun = BegunRequest {
             queue,
             tag,
             request,
@@ -120,7 +128,7 @@ impl Vhost {
             false => self.try_at_once(turn, &begun),
         };
         if matches!(tried, Tried::Over) {
-            self.over.push(over(Status::Ok));
+            self.over.push(over(BlkStatus::Ok));
             return request.data_bytes;
         }
         let Some(slot) = self.slot(queue, tag) else {
@@ -143,7 +151,7 @@ impl Vhost {
     /// Carries a whole read or write out at once, if the core can: then nothing of it was ever at a device, and no record
     /// says so.
     #[inline]
-    fn try_at_once(&mut self, turn: &mut Turn<'_>, begun: &Begun) -> Tried {
+    fn try_at_once(&mut self, turn: &mut Turn<'_>, begun: &BegunRequest) -> Tried {
         let len_bytes = begun.request.data_bytes;
         let op = match begun.work {
             Work::In { offset_bytes } => IoOp::Read {
@@ -176,7 +184,12 @@ impl Vhost {
 
     /// Gives the core what it hasn't got of a request, or keeps the rest waiting.
     /// `collected`: its pieces are, and at once it can't be over.
-    pub(super) fn start(&mut self, turn: &mut Turn<'_>, mut begun: Begun, mut collected: bool) {
+    pub(super) fn start(
+        &mut self,
+        turn: &mut Turn<'_>,
+        mut begun: BegunRequest,
+        mut collected: bool,
+    ) {
         loop {
             let data_bytes = match begun.work {
                 Work::In { .. } | Work::Out { .. } => begun.request.data_bytes,
@@ -224,7 +237,13 @@ impl Vhost {
     }
 
     /// Gives the core one command of a request: `part` bytes of its data.
-    fn try_part(&mut self, turn: &mut Turn<'_>, begun: &Begun, part: u32, collected: bool) -> Try {
+    fn try_part(
+        &mut self,
+        turn: &mut Turn<'_>,
+        begun: &BegunRequest,
+        part: u32,
+        collected: bool,
+    ) -> Try {
         let Some(lane) = turn.client.lane() else {
             return Try::Failed;
         };
@@ -263,12 +282,12 @@ impl Vhost {
                 let Some(mut range) = turn.core.staging.take(16) else {
                     return Try::NoRoom;
                 };
-                // A Dataset Management range (NVM Command Set 3.2.3.1).
-                let block = u64::from(self.disk.block_bytes);
-                let bytes = range.as_mut_slice();
-                bytes.fill(0);
-                bytes[4..8].copy_from_slice(&((len_bytes / block) as u32).to_le_bytes());
-                bytes[8..16].copy_from_slice(&(offset_bytes / block).to_le_bytes());
+                put_range(
+                    range.as_mut_slice(),
+                    self.disk.block_bytes,
+                    offset_bytes,
+                    len_bytes,
+                );
                 buffer = Some(range);
                 IoOp::Deallocate { ranges: 1 }
             }
@@ -307,7 +326,7 @@ impl Vhost {
 
     /// Finds `part` bytes of a request's data in memory, from those on that the core has.
     #[inline]
-    fn collect(&mut self, turn: &Turn<'_>, begun: &Begun, part: u32) -> bool {
+    fn collect(&mut self, turn: &Turn<'_>, begun: &BegunRequest, part: u32) -> bool {
         let write = matches!(begun.work, Work::In { .. });
         let memory = turn.client.memory();
         if part == begun.request.data_bytes
@@ -333,7 +352,7 @@ impl Vhost {
         left == 0
     }
 
-    fn identify(&self, turn: &Turn<'_>, request: &Request) -> Status {
+    fn identify(&self, turn: &Turn<'_>, request: &Request) -> BlkStatus {
         let mut id = [0; ID_BYTES];
         let serial = turn.client.export().serial.as_bytes();
         let n = serial.len().min(ID_BYTES);
@@ -342,11 +361,11 @@ impl Vhost {
         for piece in request.data(&self.chain) {
             let (now, later) = rest.split_at(rest.len().min(piece.len as usize));
             if !turn.client.memory().write(piece.address, now) {
-                return Status::IoErr;
+                return BlkStatus::IoErr;
             }
             rest = later;
         }
-        Status::Ok
+        BlkStatus::Ok
     }
 
     /// Returns the chains of what was over as soon as it was begun: together, so that the driver is shown them together.
@@ -385,7 +404,7 @@ impl Vhost {
         let memory = turn.client.memory();
         let _ = memory.store_u8(over.status_address, over.status as u8);
         let written = match over.status {
-            Status::Ok => over.written,
+            BlkStatus::Ok => over.written,
             _ => 1,
         };
         line.queue.put(over.tag, written);
@@ -428,7 +447,11 @@ impl Slot {
         Over {
             queue,
             tag,
-            status: if self.bad { Status::IoErr } else { Status::Ok },
+            status: if self.bad {
+                BlkStatus::IoErr
+            } else {
+                BlkStatus::Ok
+            },
             recorded: self.recorded,
             status_address: self.status_address,
             written: self.written,

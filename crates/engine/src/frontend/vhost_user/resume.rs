@@ -11,7 +11,7 @@ use super::inflight::Inflight;
 use super::{INFLIGHT, KICK, Vhost, area, offer, slot_of};
 use crate::core::{CarriedSpan, Devices};
 use crate::frontend::vm::protocol::{Closing, Turn};
-use forebay_virtio::vhost_user::session::Session;
+use forebay_virtio::vhost_user::session::VhostSession;
 use std::collections::BTreeSet;
 
 const DAMAGED: Closing = Closing("its machine file is damaged");
@@ -37,7 +37,7 @@ impl Vhost {
         let deaths = deaths.or(before);
         area.set_blamed(deaths);
         if let Some(words) = area.saved() {
-            self.session = Session::of_words(offer(&self.disk), &words).ok_or(DAMAGED)?;
+            self.session = VhostSession::of_words(offer(&self.disk), &words).ok_or(DAMAGED)?;
         }
         self.blamed = deaths.map(|(slot, _)| slot);
         self.inflight = match place {

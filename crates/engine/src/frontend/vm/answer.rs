@@ -36,7 +36,7 @@ pub(super) fn sent(note: &Note) -> u64 {
 
 /// Room for one descriptor beside a message, as a `struct cmsghdr` wants it.
 #[repr(C, align(8))]
-struct Control([u8; 24]);
+struct AncillaryBuffer([u8; 24]);
 
 /// Sends bytes, with a descriptor beside them, without waiting; how many went. They are in the note, too.
 pub(super) fn send(
@@ -45,7 +45,7 @@ pub(super) fn send(
     fd: Option<BorrowedFd<'_>>,
     note: &Note,
 ) -> Result<usize, Errno> {
-    let mut control = Control([0; 24]);
+    let mut control = AncillaryBuffer([0; 24]);
     let mut piece = libc::iovec {
         iov_base: bytes.as_ptr().cast_mut().cast(),
         iov_len: bytes.len(),

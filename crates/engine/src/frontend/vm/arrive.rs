@@ -5,14 +5,14 @@
 //! nobody knows any more, so that everything of its volume waits for the fence then.
 //! Not here: how they go ([`super::leave`]).
 
-use super::client::{Client, Place};
+use super::client::{Client, ClientPlace};
 use super::closer::Closer;
 use super::file::MachineFile;
 use super::protocol::{Closing, Protocol, Turn};
 use super::registered::Registrar;
 use super::signal::Signals;
 use super::talk::Talk;
-use super::{Life, Machine, Machines, Make, blame, key};
+use super::{Life, Make, Vm, Vms, blame, key};
 use crate::core::{CarriedSpan, Core, Devices};
 use crate::lane::LaneIndex;
 use crate::upcall::Upcall;
@@ -52,7 +52,7 @@ pub(crate) fn blamed_of(blamed: Option<Blamed>, export: ExportId) -> Option<Opti
     }
 }
 
-impl Machines {
+impl Vms {
     /// Takes a client. One that can't be served is told of as gone.
     pub(crate) fn adopt(&mut self, core: &mut Core, new: NewMachine) {
         let (socket, fd, export) = (new.socket, new.fd.clone(), new.export.clone());
@@ -112,7 +112,7 @@ impl Machines {
         // Others may take pages out of their memory, and put new ones there.
         let keeps = new.export.frontend.keeps_memory();
         let registrar = self.registrar.as_ref().filter(|_| keeps);
-        let place = Place {
+        let place = ClientPlace {
             frontend: self.index,
             index: at as u32,
             generation: self.generation,
@@ -145,7 +145,7 @@ impl Machines {
             }
         };
         client.withdraw_unused();
-        let machine = Machine {
+        let machine = Vm {
             client,
             talk,
             frontend,

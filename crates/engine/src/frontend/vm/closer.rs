@@ -19,9 +19,9 @@ const SUSPECTS: usize = 32;
 
 /// See the module's text. Its clones send to one thread, which ends with the last of them.
 #[derive(Clone, Debug)]
-pub(crate) struct Closer(Queue, Arc<AtomicUsize>, Queue);
+pub(crate) struct Closer(CloserQueue, Arc<AtomicUsize>, CloserQueue);
 
-type Queue = mpsc::Sender<Box<dyn Any + Send>>;
+type CloserQueue = mpsc::Sender<Box<dyn Any + Send>>;
 
 impl Closer {
     /// Starts the thread.
@@ -29,7 +29,7 @@ impl Closer {
     /// # Errors
     /// The system's.
     pub(crate) fn start() -> io::Result<Self> {
-        let queue = |name: &str| -> io::Result<Queue> {
+        let queue = |name: &str| -> io::Result<CloserQueue> {
             let (sender, receiver) = mpsc::channel();
             std::thread::Builder::new()
                 .name(name.into())

@@ -1,7 +1,7 @@
 //! The machine file: what a successor must know of one client, in shared memory that the daemon holds.
 //!
 //! **Design.** One memfd per client, made when it is accepted, of a fixed and versioned layout: which
-//! message is being handled and how far that is ([`Stage`]), the memory regions and descriptors by the
+//! message is being handled and how far that is ([`MessageStage`]), the memory regions and descriptors by the
 //! numbers under which the daemon has them, and an area of the frontend's own ([`MachineFile::area`]).
 //! Only atomics lie in it; a thread that is killed has carried out a prefix of its stores, so the word
 //! that makes others count is stored last. It is sparse: untouched pages cost nothing.
@@ -34,7 +34,7 @@ pub(crate) const AREA_BYTES: usize = 4 << 20;
 /// How far the message of the header's number is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u64)]
-pub(crate) enum Stage {
+pub(crate) enum MessageStage {
     /// It is consumed: nothing is being handled.
     Idle = 0,
     /// It is handled, and may be so again.
@@ -45,7 +45,7 @@ pub(crate) enum Stage {
     Answered = 3,
 }
 
-impl Stage {
+impl MessageStage {
     fn of_word(word: u64) -> Self {
         match word & 3 {
             0 => Self::Idle,
@@ -64,7 +64,7 @@ cells! {
         export: AtomicU64,
         /// Which frontend it is ([`super::kind_word`]).
         kind: AtomicU64,
-        /// The number of the last message << 2 | its [`Stage`].
+        /// The number of the last message << 2 | its [`MessageStage`].
         message: AtomicU64,
         /// Its bytes.
         bytes: AtomicU64,
@@ -120,7 +120,7 @@ const _: () = assert!(AREA_AT.is_multiple_of(4096));
 
 /// A memory region of a client.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Region {
+pub(crate) struct ClientRegion {
     /// Where it begins for the guest.
     pub address: u64,
     /// Its bytes.
@@ -219,13 +219,13 @@ impl MachineFile {
     }
 
     /// The number of the last message, and how far it is.
-    pub(crate) fn message(&self) -> (u64, Stage) {
+    pub(crate) fn message(&self) -> (u64, MessageStage) {
         let word = self.header().message.load(Relaxed);
-        (word >> 2, Stage::of_word(word))
+        (word >> 2, MessageStage::of_word(word))
     }
 
     /// The message is as far as this.
-    pub(crate) fn set_message(&self, number: u64, stage: Stage) {
+    pub(crate) fn set_message(&self, number: u64, stage: MessageStage) {
         let word = number << 2 | stage as u64;
         self.header().message.store(word, Release);
     }
@@ -330,7 +330,7 @@ impl MachineFile {
     }
 
     /// Records a region that the message of this number made; its place. `None`: there are too many.
-    pub(crate) fn add_region(&self, message: u64, region: &Region) -> Option<usize> {
+    pub(crate) fn add_region(&self, message: u64, region: &ClientRegion) -> Option<usize> {
         let table = self.regions_table();
         let at = table.iter().position(|r| r.used.load(Relaxed) == 0)?;
         let record = &table[at];
@@ -378,7 +378,7 @@ impl MachineFile {
     }
 
     /// The regions there are, with their places.
-    pub(crate) fn regions(&self) -> impl Iterator<Item = (usize, Region)> {
+    pub(crate) fn regions(&self) -> impl Iterator<Item = (usize, ClientRegion)> {
         self.regions_table()
             .iter()
             .enumerate()
@@ -386,7 +386,7 @@ impl MachineFile {
                 let there = r.used.load(Acquire) == 1 && r.gone.load(Relaxed) == 0;
                 let deposit = r.deposit.load(Relaxed);
                 there.then(|| {
-                    let region = Region {
+                    let region = ClientRegion {
                         address: r.address.load(Relaxed),
                         len: r.len.load(Relaxed),
                         offset: r.offset.load(Relaxed),
@@ -426,8 +426,8 @@ mod tests {
         MachineFile::create(ExportId(4), 1).unwrap()
     }
 
-    fn region(address: u64) -> Region {
-        Region {
+    fn region(address: u64) -> ClientRegion {
+        ClientRegion {
             address,
             len: 4096,
             offset: 0,

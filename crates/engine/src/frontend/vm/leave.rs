@@ -4,14 +4,14 @@
 //! for; only then everything of it is let go of, and the daemon is told. **Not here:** why they go.
 
 use super::protocol::{Closing, Turn};
-use super::{Life, Machine, Machines};
+use super::{Life, Vm, Vms};
 use crate::core::Core;
 use crate::upcall::Upcall;
 use forebay_nvme::Status;
 use rustix::event::epoll;
 use rustix::net::Shutdown;
 
-impl Machines {
+impl Vms {
     /// Ends those of a client's commands that wait; how many are left.
     pub(super) fn end_commands(&mut self, core: &mut Core, at: usize) -> u32 {
         let Some(Some(machine)) = self.all.get(at) else {
@@ -25,7 +25,7 @@ impl Machines {
         while let Some(done) = core.next_ended(self.index) {
             let owner = done.owner;
             if let Some(machine) = self.get(owner.conn, owner.conn_generation as u16) {
-                let Machine {
+                let Vm {
                     client, frontend, ..
                 } = machine;
                 frontend.done(&mut Turn { core, client }, done);
@@ -45,7 +45,7 @@ impl Machines {
         machine.life = Life::Draining(why);
         let _ = rustix::net::shutdown(&*machine.fd, Shutdown::Both);
         let _ = epoll::delete(&*self.epoll, &*machine.fd);
-        let Machine {
+        let Vm {
             client, frontend, ..
         } = &mut **machine;
         frontend.close(&mut Turn { core, client });
@@ -64,7 +64,7 @@ impl Machines {
             return;
         }
         if let Some(machine) = self.all.get_mut(at).and_then(Option::take) {
-            let Machine {
+            let Vm {
                 mut client,
                 talk,
                 fd,

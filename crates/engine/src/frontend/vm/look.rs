@@ -5,20 +5,20 @@
 //! **Not here:** what a lane may begin of a turn ([`crate::core`]); hosts over TCP, where a look is a system call.
 
 use super::protocol::Turn;
-use super::{Life, Machine, Machines, blame};
+use super::{Life, Vm, Vms, blame};
 use crate::core::Core;
 
 /// VMs to look at after a quantum, of `MOST` that are known to be within their base.
 pub(super) const AT_ONCE: usize = 4;
 pub(super) const MOST: usize = 64;
 
-impl Machine {
+impl Vm {
     pub(super) fn has_rung(&self) -> bool {
         !matches!(self.life, Life::Draining(_)) && self.frontend.has_rung()
     }
 }
 
-impl Machines {
+impl Vms {
     /// Notes the VMs within their base, if any lane bursts.
     pub(super) fn note_calm(&mut self, core: &Core) {
         self.calm.clear();
@@ -42,7 +42,7 @@ impl Machines {
         let Some(Some(machine)) = self.all.get_mut(index as usize) else {
             return;
         };
-        let Machine {
+        let Vm {
             client, frontend, ..
         } = &mut **machine;
         blame(core, client);

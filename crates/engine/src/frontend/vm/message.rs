@@ -7,7 +7,7 @@
 use super::NewMachine;
 
 /// See the module's text.
-pub(crate) enum Message {
+pub(crate) enum VmMessage {
     /// A client.
     Client(Box<NewMachine>),
     /// The daemon holds a client's deposits up to this one, or has no room for them.

@@ -4,7 +4,7 @@
 //! time on one socket, descriptors of memory and interrupts, messages that must survive the engine. This
 //! is their common part; a kind is a [`protocol::Protocol`].
 //!
-//! **Design.** One [`Machines`] for each reactor, beside its TCP connections. A client has a socket and its
+//! **Design.** One [`Vms`] for each reactor, beside its TCP connections. A client has a socket and its
 //! messages ([`talk`]), memory and descriptors ([`client`]), and a file in which a successor finds all of it
 //! ([`mod@file`]). A client that goes is *drained*: its socket is shut down, but the daemon keeps what it
 //! deposited until its last command is back from the devices; only then may the next client come.
@@ -37,7 +37,7 @@ pub(crate) use arrive::{NewMachine, blamed_of};
 use client::Client;
 use closer::Closer;
 use forebay_xlate::boundary::region::Blame;
-pub(crate) use message::Message;
+pub(crate) use message::VmMessage;
 use protocol::{Closing, Protocol, Turn};
 use registered::Registrar;
 use rustix::event::epoll;
@@ -81,7 +81,7 @@ enum Life {
     Draining(Closing),
 }
 
-struct Machine {
+struct Vm {
     client: Client,
     talk: Talk,
     frontend: Box<dyn Protocol>,
@@ -91,12 +91,12 @@ struct Machine {
 }
 
 /// See the module's text.
-pub(crate) struct Machines {
+pub(crate) struct Vms {
     /// This frontend's place among those of its reactor.
     index: FrontendIndex,
     /// Turns in which rings are not looked at.
     rest: u32,
-    all: Vec<Option<Box<Machine>>>,
+    all: Vec<Option<Box<Vm>>>,
     generation: u16,
     epoll: Arc<OwnedFd>,
     signals: Option<Signals>,
@@ -119,7 +119,7 @@ pub(crate) struct Machines {
 /// What makes the frontend of a client.
 pub(crate) type Make = fn(&mut Turn<'_>) -> Result<Box<dyn Protocol>, Closing>;
 
-impl Machines {
+impl Vms {
     /// None yet. Their sockets are watched in `epoll`, and `make` makes their protocols.
     pub(crate) fn new(
         index: FrontendIndex,
@@ -196,7 +196,7 @@ impl Machines {
             any = true;
             let owner = done.owner;
             if let Some(machine) = self.get(owner.conn, owner.conn_generation as u16) {
-                let Machine {
+                let Vm {
                     client, frontend, ..
                 } = machine;
                 frontend.done(&mut Turn { core, client }, done);
@@ -224,7 +224,7 @@ impl Machines {
             }
             if machine.frontend.is_active() {
                 blame(core, &machine.client);
-                let Machine {
+                let Vm {
                     client, frontend, ..
                 } = &mut **machine;
                 let polled = frontend.poll(&mut Turn { core, client });
@@ -268,7 +268,7 @@ impl Machines {
         any
     }
 
-    fn get(&mut self, conn: u32, generation: u16) -> Option<&mut Machine> {
+    fn get(&mut self, conn: u32, generation: u16) -> Option<&mut Vm> {
         let at = conn as usize;
         let machine = self.all.get_mut(at)?.as_mut()?;
         (machine.client.generation() == generation).then_some(machine)
@@ -288,7 +288,7 @@ impl Machines {
     }
 }
 
-impl Machine {
+impl Vm {
     /// Whether its frontend has something to say, and the socket has room.
     fn asks(&self) -> bool {
         !self.client.request.bytes.is_empty() && !self.talk.blocked
@@ -324,7 +324,7 @@ impl Machine {
 
     /// Goes on with its messages.
     fn talk(&mut self, core: &mut Core) -> bool {
-        let Machine {
+        let Vm {
             client,
             frontend,
             talk,

@@ -1,6 +1,6 @@
 //! What a kind of machine frontend must do: NVMe over vfio-user, and vhost-user-blk.
 //!
-//! **Design.** [`super::Machines`] has the sockets, deposits, machine files and interrupts; a
+//! **Design.** [`super::Vms`] has the sockets, deposits, machine files and interrupts; a
 //! [`Protocol`] has the protocol and the rings. It is told what came and what ended, by one thread, the
 //! reactor's; it never sees its own client's socket. All that it needs is in a [`Turn`].
 //! Everything that a successor must know lies in the machine file ([`MachineFile::area`](super::file::MachineFile::area)) *before* it has an
@@ -23,7 +23,7 @@ pub(crate) const UNSHARED: &str = "its memory is not shared with Forebay: start 
 
 /// What the bytes at the begin of a client's stream are.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Frame {
+pub(crate) enum StreamFrame {
     /// Not yet a whole message: this many bytes, at least, are needed from its begin on.
     Need(usize),
     /// A whole message of this many bytes.
@@ -63,7 +63,7 @@ pub(crate) struct Turn<'a> {
 /// See the module's text.
 pub(crate) trait Protocol {
     /// How long the message is that begins with these bytes (at least one). Called again with more.
-    fn frame(&self, peeked: &[u8]) -> Result<Frame, Closing>;
+    fn frame(&self, peeked: &[u8]) -> Result<StreamFrame, Closing>;
 
     /// Whether a message may bring a socket. What may wait in a socket nobody can look at, so it is taken for nothing else.
     fn takes_socket(&self, _message: &[u8]) -> bool {

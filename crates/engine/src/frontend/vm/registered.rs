@@ -50,7 +50,7 @@ pub(super) struct Ready {
 
 /// See the module's text. A reactor has one; the thread ends with it and its clients.
 pub(super) struct Registrar {
-    jobs: mpsc::Sender<Job>,
+    jobs: mpsc::Sender<RegisterJob>,
     ready: mpsc::Receiver<Ready>,
     waiting: Arc<AtomicUsize>,
 }
@@ -104,7 +104,7 @@ impl Registrar {
 /// Asks for a client's memory to be held.
 #[derive(Debug)]
 pub(super) struct Asker {
-    jobs: mpsc::Sender<Job>,
+    jobs: mpsc::Sender<RegisterJob>,
     who: Who,
 }
 
@@ -115,7 +115,7 @@ impl Asker {
             return;
         }
         // Without the thread it stays as it is.
-        let _ = self.jobs.send(Job {
+        let _ = self.jobs.send(RegisterJob {
             who: self.who,
             mapping: Arc::downgrade(mapping),
             at: 0,
@@ -130,7 +130,7 @@ impl Asker {
 
 /// A mapping that is being held.
 #[derive(Debug)]
-struct Job {
+struct RegisterJob {
     who: Who,
     mapping: Weak<Mapping>,
     /// What comes next of it.
@@ -150,8 +150,8 @@ enum Step {
     Over,
 }
 
-fn work(asked: &mpsc::Receiver<Job>, held: &mpsc::Sender<Ready>, waiting: &AtomicUsize) {
-    let (mut now, mut later): (VecDeque<Job>, Vec<Job>) = Default::default();
+fn work(asked: &mpsc::Receiver<RegisterJob>, held: &mpsc::Sender<Ready>, waiting: &AtomicUsize) {
+    let (mut now, mut later): (VecDeque<RegisterJob>, Vec<RegisterJob>) = Default::default();
     loop {
         let new = if !now.is_empty() {
             asked
@@ -171,7 +171,7 @@ fn work(asked: &mpsc::Receiver<Job>, held: &mpsc::Sender<Ready>, waiting: &Atomi
         let time = Instant::now();
         let (due, not_yet) = later.into_iter().partition(|job| job.due <= time);
         later = not_yet;
-        now.extend::<Vec<Job>>(due);
+        now.extend::<Vec<RegisterJob>>(due);
         let Some(mut job) = now.pop_front() else {
             continue;
         };
@@ -204,7 +204,7 @@ fn work(asked: &mpsc::Receiver<Job>, held: &mpsc::Sender<Ready>, waiting: &Atomi
     }
 }
 
-impl Job {
+impl RegisterJob {
     /// Begins anew; how long to wait before. `None`: it is left as it is.
     fn next_look(&mut self) -> Option<Duration> {
         self.at = 0;
@@ -301,7 +301,7 @@ mod tests {
 
     #[test]
     fn what_is_never_all_there_is_not_looked_at_for_ever() {
-        let job = || Job {
+        let job = || RegisterJob {
             who: (0, 0),
             mapping: Weak::new(),
             at: 0,

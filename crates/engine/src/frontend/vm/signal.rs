@@ -42,7 +42,7 @@ const _: () = assert!(size_of::<Iocb>() == 64);
 /// `struct io_event`.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
-struct Event {
+struct AioEvent {
     data: u64,
     object: u64,
     result: i64,
@@ -149,7 +149,7 @@ impl Signals {
     }
 
     fn throw_away(&mut self) {
-        let mut events = [Event::default(); EVENTS];
+        let mut events = [AioEvent::default(); EVENTS];
         let none = libc::timespec {
             tv_sec: 0,
             tv_nsec: 0,

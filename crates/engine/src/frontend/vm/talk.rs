@@ -1,7 +1,7 @@
 //! A client's messages, in two phases.
 //!
 //! **Design.** A message is *peeked* whole, and its descriptors with it; they are deposited with the daemon,
-//! and that is waited for. Then ([`Stage`]) its intent is noted in the machine file, the frontend carries
+//! and that is waited for. Then ([`MessageStage`]) its intent is noted in the machine file, the frontend carries
 //! it out, and what it took away is waited for; it is answered; and only then it is consumed. A successor
 //! reads the file and, of the socket, the peek offset ([`super::peek`]), and knows ([`Talk::resume`]):
 //!
@@ -23,8 +23,8 @@
 
 use super::client::{Client, MAX_DESCRIPTORS, MAX_MESSAGE_BYTES, MESSAGE_LIMIT_NS};
 use super::closer::Closer;
-use super::file::Stage;
-use super::protocol::{Answer, Closing, Deposit, Frame, Message, Protocol, Turn};
+use super::file::MessageStage;
+use super::protocol::{Answer, Closing, Deposit, Message, Protocol, StreamFrame, Turn};
 use super::{answer, descriptor, peek};
 use crate::core::Core;
 use crate::upcall::Upcall;
@@ -50,7 +50,7 @@ const CUT_OFF_ASKING: Closing = Closing("the engine died in the middle of a mess
 
 /// How far the message at the stream's begin is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Phase {
+enum TalkPhase {
     /// It comes.
     Reading,
     /// The daemon is asked to keep its descriptors, up to this deposit.
@@ -81,7 +81,7 @@ pub(super) struct Talk {
     more: bool,
     /// The socket has no room: epoll says when it has.
     pub(super) blocked: bool,
-    phase: Phase,
+    phase: TalkPhase,
     deadline_ns: u64,
     /// The daemon has the deposits up to this one.
     deposited: Option<u32>,
@@ -108,7 +108,7 @@ impl Talk {
             readable: true,
             more: false,
             blocked: false,
-            phase: Phase::Reading,
+            phase: TalkPhase::Reading,
             deadline_ns: 0,
             deposited: None,
             begun_ns: None,
@@ -133,18 +133,18 @@ impl Talk {
         }
         let (number, mut stage) = file.message();
         let (bytes, peeked) = file.consuming();
-        if stage == Stage::Answering {
+        if stage == MessageStage::Answering {
             stage = match file.sent() {
                 _ if bytes == u64::MAX => return Err(CUT_OFF),
-                (0, _) => Stage::Intent,
-                (sent, all) if sent == all => Stage::Answered,
+                (0, _) => MessageStage::Intent,
+                (sent, all) if sent == all => MessageStage::Answered,
                 _ => return Err(CUT_OFF),
             };
         }
         match stage {
-            Stage::Idle | Stage::Answering => {}
-            Stage::Intent => file.undo(number),
-            Stage::Answered => {
+            MessageStage::Idle | MessageStage::Answering => {}
+            MessageStage::Intent => file.undo(number),
+            MessageStage::Answered => {
                 if bytes > peeked || bytes > MAX_MESSAGE_BYTES as u64 {
                     return Err(damaged);
                 }
@@ -158,8 +158,8 @@ impl Talk {
         }
         // What is undone is no part of it, what is answered is.
         file.settle();
-        file.set_message(number, Stage::Idle);
-        Ok((Self::new(fd, closer)?, stage == Stage::Intent))
+        file.set_message(number, MessageStage::Idle);
+        Ok((Self::new(fd, closer)?, stage == MessageStage::Intent))
     }
 
     /// The socket has something to say, or room.
@@ -178,37 +178,37 @@ impl Talk {
         // Nothing is said while the socket has no room.
         !self.blocked
             && match self.phase {
-                Phase::Reading => self.readable || self.more,
-                Phase::Depositing(last) => self.deposited >= last,
-                Phase::Applying | Phase::Settling => true,
-                Phase::Sending(_) => !self.blocked,
+                TalkPhase::Reading => self.readable || self.more,
+                TalkPhase::Depositing(last) => self.deposited >= last,
+                TalkPhase::Applying | TalkPhase::Settling => true,
+                TalkPhase::Sending(_) => !self.blocked,
             }
     }
 
     /// Whether it waits for what nobody tells of.
     pub(super) fn must_retry(&self) -> bool {
-        matches!(self.phase, Phase::Applying | Phase::Settling)
+        matches!(self.phase, TalkPhase::Applying | TalkPhase::Settling)
     }
 
     /// Whether the stream is looked at.
     pub(super) fn hears(&self) -> bool {
-        self.phase == Phase::Reading
+        self.phase == TalkPhase::Reading
     }
 
     /// When it has waited too long.
     pub(super) fn deadline_ns(&self) -> Option<u64> {
         // Without a daemon it waits, as long as that takes.
-        let waits = matches!(self.phase, Phase::Reading | Phase::Depositing(_));
+        let waits = matches!(self.phase, TalkPhase::Reading | TalkPhase::Depositing(_));
         (!waits).then_some(self.deadline_ns)
     }
 
     /// What it waited for too long.
     pub(super) fn overdue(&self) -> Closing {
         Closing(match self.phase {
-            Phase::Reading | Phase::Depositing(_) => "a message of its did not come",
-            Phase::Applying => "a message of its could not be carried out in time",
-            Phase::Settling => "memory that it took away was used for too long",
-            Phase::Sending(_) => "it did not take an answer in time",
+            TalkPhase::Reading | TalkPhase::Depositing(_) => "a message of its did not come",
+            TalkPhase::Applying => "a message of its could not be carried out in time",
+            TalkPhase::Settling => "memory that it took away was used for too long",
+            TalkPhase::Sending(_) => "it did not take an answer in time",
         })
     }
 
@@ -230,21 +230,21 @@ impl Talk {
         let mut messages = 0;
         let mut any = false;
         loop {
-            if !client.request.bytes.is_empty() && !matches!(self.phase, Phase::Sending(1..)) {
+            if !client.request.bytes.is_empty() && !matches!(self.phase, TalkPhase::Sending(1..)) {
                 if !self.send_request(client)? {
                     return Ok(any);
                 }
                 any = true;
             }
             match self.phase {
-                Phase::Reading => {
+                TalkPhase::Reading => {
                     self.more = messages == MESSAGES_AT_ONCE;
                     if self.more || !self.read(frontend)? {
                         return Ok(any);
                     }
                     self.keep_descriptors(client, frontend)?;
                 }
-                Phase::Depositing(last) => {
+                TalkPhase::Depositing(last) => {
                     if self.deposited < last {
                         return Ok(any);
                     }
@@ -252,23 +252,23 @@ impl Talk {
                     self.deadline_ns = core.now_ns().saturating_add(MESSAGE_LIMIT_NS);
                     self.begin(core, client, frontend)?;
                 }
-                Phase::Applying => {
+                TalkPhase::Applying => {
                     let answer = frontend.later(&mut Turn { core, client });
                     self.take(answer)?;
-                    if self.phase == Phase::Applying {
+                    if self.phase == TalkPhase::Applying {
                         return Ok(any);
                     }
                 }
-                Phase::Settling => {
+                TalkPhase::Settling => {
                     let own = client.awaits_deposit;
                     if !client.is_settled(core) || self.deposited < own {
                         return Ok(any);
                     }
                     client.awaits_deposit = None;
                     kill_point!("vm.applied");
-                    self.phase = Phase::Sending(0);
+                    self.phase = TalkPhase::Sending(0);
                 }
-                Phase::Sending(sent) => {
+                TalkPhase::Sending(sent) => {
                     if !self.send(client, sent)? {
                         return Ok(any);
                     }
@@ -290,15 +290,15 @@ impl Talk {
             let need = match self.bytes.len() {
                 0 => 1,
                 _ => match frontend.frame(&self.bytes)? {
-                    Frame::Whole(len) if len == 0 || len > MAX_MESSAGE_BYTES => {
+                    StreamFrame::Whole(len) if len == 0 || len > MAX_MESSAGE_BYTES => {
                         return Err(TOO_LONG);
                     }
-                    Frame::Whole(len) if len <= self.bytes.len() => {
+                    StreamFrame::Whole(len) if len <= self.bytes.len() => {
                         self.len = len;
                         return Ok(true);
                     }
-                    Frame::Whole(len) => len,
-                    Frame::Need(need) => need.max(self.bytes.len() + 1),
+                    StreamFrame::Whole(len) => len,
+                    StreamFrame::Need(need) => need.max(self.bytes.len() + 1),
                 },
             };
             if need > MAX_MESSAGE_BYTES {
@@ -427,7 +427,7 @@ impl Talk {
             client.upcalls.push(deposits);
         }
         // Without any there is nothing to wait for.
-        self.phase = Phase::Depositing(last);
+        self.phase = TalkPhase::Depositing(last);
         Ok(())
     }
 
@@ -439,7 +439,7 @@ impl Talk {
         frontend: &mut dyn Protocol,
     ) -> Result<(), Closing> {
         let (number, _) = client.file().message();
-        client.file().set_message(number + 1, Stage::Intent);
+        client.file().set_message(number + 1, MessageStage::Intent);
         kill_point!("vm.intent");
         client.reply.clear();
         client.reply_descriptor = None;
@@ -448,13 +448,13 @@ impl Talk {
             descriptors: &self.descriptors,
         };
         let answer = frontend.message(&mut Turn { core, client }, &message);
-        self.phase = Phase::Applying;
+        self.phase = TalkPhase::Applying;
         self.take(answer)
     }
 
     fn take(&mut self, answer: Answer) -> Result<(), Closing> {
         match answer {
-            Answer::Now => self.phase = Phase::Settling,
+            Answer::Now => self.phase = TalkPhase::Settling,
             Answer::Later => {}
             Answer::Close(why) => return Err(why),
         }
@@ -469,7 +469,7 @@ impl Talk {
             client.file().begin_answer(client.reply.len() as u64);
         }
         while let Some(bytes) = client.reply.get(sent..).filter(|bytes| !bytes.is_empty()) {
-            client.stage(Stage::Answering);
+            client.stage(MessageStage::Answering);
             kill_point!("vm.answering");
             let fd = client.reply_descriptor.as_ref().filter(|_| sent == 0);
             let fd = fd.map(|fd| fd.as_fd());
@@ -485,10 +485,10 @@ impl Talk {
                 Err(Errno::AGAIN) => {
                     if sent == 0 {
                         // Nothing was: it can be done again.
-                        client.stage(Stage::Intent);
+                        client.stage(MessageStage::Intent);
                     }
                     self.blocked = true;
-                    self.phase = Phase::Sending(sent);
+                    self.phase = TalkPhase::Sending(sent);
                     return Ok(false);
                 }
                 Err(_) => return Err(HUNG_UP),
@@ -535,16 +535,16 @@ impl Talk {
         let (len, peeked) = (self.len as u64, self.bytes.len() as u64);
         client.file().set_consuming(len, peeked);
         // Only now: until then whatever is there may be answered again, or not at all.
-        client.stage(Stage::Answered);
+        client.stage(MessageStage::Answered);
         kill_point!("vm.answered");
         consume(&self.fd, self.len, &self.closer)?;
         kill_point!("vm.consumed");
         client.file().settle();
-        client.stage(Stage::Idle);
+        client.stage(MessageStage::Idle);
         self.bytes.drain(..self.len);
         self.fresh_end = self.fresh_end.saturating_sub(self.len);
         self.len = 0;
-        self.phase = Phase::Reading;
+        self.phase = TalkPhase::Reading;
         self.closer.close_all(client.reply_descriptor.take());
         if !self.descriptors.is_empty() {
             let descriptors = std::mem::take(&mut self.descriptors);

@@ -7,7 +7,7 @@
 
 use super::look::AT_ONCE;
 use super::protocol::{Closing, Turn};
-use super::{Life, Machine, Machines, Message, REMOVAL_GRACE_NS, REMOVED, RETRY_NS};
+use super::{Life, REMOVAL_GRACE_NS, REMOVED, RETRY_NS, Vm, VmMessage, Vms};
 use crate::core::Core;
 use crate::frontend::{Beside, Frontend};
 use forebay_xlate::boundary::message::ExportId;
@@ -18,7 +18,7 @@ const REST_TURNS: u32 = 2;
 /// The longest sleep while commands of a client that is gone are waited for.
 const DRAINING_RETRY_NS: u64 = 100_000_000;
 
-impl Frontend for Machines {
+impl Frontend for Vms {
     fn poll(&mut self, core: &mut Core, _beside: Beside<'_>) -> bool {
         if self.rest > 0 && !core.has_ended(self.index) && !core.qos.has_ready() {
             self.rest -= 1;
@@ -63,7 +63,7 @@ impl Frontend for Machines {
                 0 => machine.talk.ready(),
                 _ if matches!(machine.life, Life::Draining(_)) => {}
                 what => {
-                    let Machine {
+                    let Vm {
                         client, frontend, ..
                     } = machine;
                     frontend.ready(&mut Turn { core, client }, what - 1);
@@ -73,7 +73,7 @@ impl Frontend for Machines {
     }
 
     fn is_idle(&self) -> bool {
-        let busy = |m: &Machine| {
+        let busy = |m: &Vm| {
             !matches!(m.life, Life::Draining(_))
                 && (m.client.closing.is_some()
                     || m.client.interrupts.any()
@@ -89,7 +89,7 @@ impl Frontend for Machines {
             if matches!(machine.life, Life::Draining(_)) {
                 continue;
             }
-            let Machine {
+            let Vm {
                 client, frontend, ..
             } = &mut **machine;
             may &= frontend.arm(&mut Turn { core, client });
@@ -103,7 +103,7 @@ impl Frontend for Machines {
     }
 
     fn retry_within_ns(&self) -> Option<u64> {
-        let retries = |m: &Machine| !matches!(m.life, Life::Draining(_)) && m.talk.must_retry();
+        let retries = |m: &Vm| !matches!(m.life, Life::Draining(_)) && m.talk.must_retry();
         if self.all.iter().flatten().any(|m| retries(m)) {
             return Some(RETRY_NS);
         }
@@ -113,7 +113,7 @@ impl Frontend for Machines {
     }
 
     fn next_deadline_ns(&self) -> Option<u64> {
-        let of = |m: &Machine| {
+        let of = |m: &Vm| {
             let removed = match m.life {
                 Life::Open => None,
                 Life::Removed(until) => Some(until),
@@ -150,7 +150,7 @@ impl Frontend for Machines {
                 machine.client.fail(why);
             }
             machine.client.is_heard = machine.talk.hears();
-            let Machine {
+            let Vm {
                 client, frontend, ..
             } = &mut **machine;
             frontend.tick(&mut Turn { core, client });
@@ -161,11 +161,11 @@ impl Frontend for Machines {
     fn accept(
         &mut self,
         core: &mut Core,
-        message: crate::frontend::Message,
-    ) -> Result<(), crate::frontend::Message> {
-        match *message.downcast::<Message>()? {
-            Message::Client(new) => self.adopt(core, *new),
-            Message::Deposited(socket, last, kept) => self.deposited(socket, last, kept),
+        message: crate::frontend::FrontendMessage,
+    ) -> Result<(), crate::frontend::FrontendMessage> {
+        match *message.downcast::<VmMessage>()? {
+            VmMessage::Client(new) => self.adopt(core, *new),
+            VmMessage::Deposited(socket, last, kept) => self.deposited(socket, last, kept),
         }
         Ok(())
     }
@@ -173,7 +173,7 @@ impl Frontend for Machines {
     fn export_changed(&mut self, core: &mut Core, export: ExportId) -> u32 {
         for machine in self.all.iter_mut().flatten() {
             if machine.client.export.export == export && machine.life == Life::Open {
-                let Machine {
+                let Vm {
                     client, frontend, ..
                 } = &mut **machine;
                 frontend.changed(&mut Turn { core, client });
@@ -196,7 +196,7 @@ impl Frontend for Machines {
             if let Some(lane) = machine.client.lane.take() {
                 core.carried.orphan_machine(lane);
             }
-            let Machine {
+            let Vm {
                 client, frontend, ..
             } = &mut **machine;
             let stays = frontend.removed(&mut Turn { core, client });

@@ -16,7 +16,7 @@ use crate::io::command::{Io, IoOp};
 use crate::io::parked::NONE;
 use crate::lane::LaneIndex;
 use forebay_qos::budget::Budget;
-use forebay_qos::cost::{CostTable, Frontend, Frontends, Operation};
+use forebay_qos::cost::{CostTable, Frontends, Operation, Transport};
 use forebay_qos::ledger::Ledger;
 use forebay_qos::params::{BadParam, Params};
 use forebay_qos::resources::{Resource, ResourceVector, SHARED};
@@ -77,8 +77,8 @@ pub struct Admission {
 struct Gate {
     /// [`FREE`] and [`WAITS`] keep a command off the fast path.
     closer: u8,
-    frontend: Frontend,
-    place: Place,
+    frontend: Transport,
+    place: LaneList,
     /// A waiting command of it began since the lane was last refused.
     began: bool,
     bursts: bool,
@@ -99,7 +99,7 @@ const FREE: u8 = 1;
 const WAITS: u8 = 2;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Place {
+enum LaneList {
     Nowhere,
     Ready,
     Queue,
@@ -127,8 +127,8 @@ impl Default for Gate {
     fn default() -> Self {
         Self {
             closer: FREE,
-            frontend: Frontend::Tcp,
-            place: Place::Nowhere,
+            frontend: Transport::Tcp,
+            place: LaneList::Nowhere,
             began: false,
             bursts: false,
             turn: 0,
@@ -167,7 +167,7 @@ impl Gate {
     }
 }
 
-enum Asked {
+enum Verdict {
     Begin(u32),
     Empty,
     Enough,
@@ -294,8 +294,8 @@ impl Admission {
     pub(crate) fn waits_for_processor(&self, lane: LaneIndex) -> u32 {
         let gate = &self.gates[lane.0 as usize % MAX_LANES];
         match gate.place {
-            Place::Ready | Place::Queue => gate.count + 1,
-            Place::Nowhere | Place::Refused => 0,
+            LaneList::Ready | LaneList::Queue => gate.count + 1,
+            LaneList::Nowhere | LaneList::Refused => 0,
         }
     }
 
@@ -311,7 +311,7 @@ impl Admission {
     /// Whether a lane above its base has commands that wait for a quantum.
     pub(super) fn waits_for_turns(&self, lane: LaneIndex) -> bool {
         let gate = &self.gates[lane.0 as usize % MAX_LANES];
-        gate.bursts && gate.count > 0 && matches!(gate.place, Place::Ready | Place::Queue)
+        gate.bursts && gate.count > 0 && matches!(gate.place, LaneList::Ready | LaneList::Queue)
     }
 
     /// Whether a lane within its base has no waiting command while others burst.
@@ -341,14 +341,14 @@ impl Admission {
         gate.count += 1;
         gate.closer |= WAITS;
         self.stops = true;
-        if is_first && gate.place == Place::Nowhere {
+        if is_first && gate.place == LaneList::Nowhere {
             // It used up its quantum, or its budget refused it.
             if gate.turn == self.turn && gate.quantum_ns <= 0 {
-                gate.place = Place::Ready;
+                gate.place = LaneList::Ready;
                 self.ready.push_back(at as u32);
             } else {
                 gate.refused_ns = now_ns;
-                gate.place = Place::Refused;
+                gate.place = LaneList::Refused;
                 self.refused.push(at as u32);
             }
         }
@@ -367,21 +367,21 @@ impl Admission {
                 return None;
             }
             match self.ask(at, ios, now_ns) {
-                Asked::Begin(index) => return Some(index),
+                Verdict::Begin(index) => return Some(index),
                 // Within its base, it continues in the next turn.
-                Asked::Enough if !self.gates[at].bursts => self.at += 1,
-                Asked::Enough => {
+                Verdict::Enough if !self.gates[at].bursts => self.at += 1,
+                Verdict::Enough => {
                     self.ready.remove(self.at);
-                    self.gates[at].place = Place::Queue;
+                    self.gates[at].place = LaneList::Queue;
                     self.queue.push_back(lane);
                 }
-                Asked::Empty => {
+                Verdict::Empty => {
                     self.ready.remove(self.at);
-                    self.gates[at].place = Place::Nowhere;
+                    self.gates[at].place = LaneList::Nowhere;
                 }
-                Asked::Refused => {
+                Verdict::Refused => {
                     self.ready.remove(self.at);
-                    self.gates[at].place = Place::Refused;
+                    self.gates[at].place = LaneList::Refused;
                     self.refused.push(lane);
                 }
             }
@@ -390,23 +390,23 @@ impl Admission {
         None
     }
 
-    fn ask(&mut self, at: usize, ios: &mut [Io], now_ns: u64) -> Asked {
+    fn ask(&mut self, at: usize, ios: &mut [Io], now_ns: u64) -> Verdict {
         let gate = &mut self.gates[at];
         let Some(io) = ios.get_mut(gate.first as usize) else {
             gate.let_on(now_ns);
-            return Asked::Empty;
+            return Verdict::Empty;
         };
         if gate.closer & FREE == 0 {
             let cost = cost_of(&self.costs, gate.frontend, &io.op);
             let unit = gate.unit;
             if !self.has_quantum(at) {
                 self.gates[at].let_on(now_ns);
-                return Asked::Enough;
+                return Verdict::Enough;
             }
             if !self.scheduler.resume(unit, &cost) {
                 let since_ns = &mut self.gates[at].refused_ns;
                 *since_ns = if *since_ns == 0 { now_ns } else { *since_ns };
-                return Asked::Refused;
+                return Verdict::Refused;
             }
             self.spend(at, &cost);
         }
@@ -416,7 +416,7 @@ impl Admission {
         let index = gate.first;
         gate.first = std::mem::replace(&mut io.link, NONE);
         gate.popped();
-        Asked::Begin(index)
+        Verdict::Begin(index)
     }
 
     /// The first waiting command of a lane, to begin as debt; `None` if a second's worth is owed already.

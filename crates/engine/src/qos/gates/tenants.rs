@@ -8,7 +8,7 @@ use super::{Admission, FREE};
 use crate::io::command::Io;
 use crate::lane::Lane;
 use forebay_qos::budget::{Budget, Rate};
-use forebay_qos::cost::{Frontend, Frontends};
+use forebay_qos::cost::{Frontends, Transport};
 use forebay_qos::resources::ResourceVector;
 use forebay_qos::scheduler::Scheduler;
 use forebay_xlate::VolumeId;
@@ -56,9 +56,9 @@ impl Admission {
         let volume = lane.volume.id();
         let gate = &mut self.gates[at];
         gate.frontend = match lane.export.frontend {
-            ExportFrontend::NvmeTcp => Frontend::Tcp,
-            ExportFrontend::NvmePcie { .. } => Frontend::Pcie,
-            ExportFrontend::VhostUser { .. } => Frontend::Vhost,
+            ExportFrontend::NvmeTcp => Transport::Tcp,
+            ExportFrontend::NvmePcie { .. } => Transport::Pcie,
+            ExportFrontend::VhostUser { .. } => Transport::Vhost,
         };
         let share = lane
             .share

@@ -6,9 +6,9 @@
 //! **Not here:** what is given to whom (`forebay_qos`).
 
 use super::records::A_ROUND;
-use super::{Admission, FREE, Place};
+use super::{Admission, FREE, LaneList};
 use forebay_device::{Op, OpKind};
-use forebay_qos::cost::{Frontend, Operation};
+use forebay_qos::cost::{Operation, Transport};
 use forebay_qos::params::BACKLOG_WEIGHT;
 use forebay_qos::resources::{Resource, ResourceVector};
 use forebay_xlate::boundary::region::{ReactorRecord, Region, bump};
@@ -33,8 +33,8 @@ impl Admission {
         if gate.quantum_ns > 0 {
             return true;
         }
-        if gate.bursts && gate.place == Place::Nowhere {
-            gate.place = Place::Queue;
+        if gate.bursts && gate.place == LaneList::Nowhere {
+            gate.place = LaneList::Queue;
             self.queue.push_back(at as u32);
         }
         self.stops = true;
@@ -68,7 +68,7 @@ impl Admission {
             return;
         }
         gate.quantum_ns = gate.quantum_ns.min(0);
-        if gate.place != Place::Queue && self.queue.is_empty() && self.quanta > 0 {
+        if gate.place != LaneList::Queue && self.queue.is_empty() && self.quanta > 0 {
             self.give_quantum(at);
         }
     }
@@ -79,7 +79,7 @@ impl Admission {
         // An overrun of its last quantum is deducted.
         gate.quantum_ns = gate.quantum_ns.min(0) + QUANTUM_NS[gate.frontend as usize];
         self.quanta = match gate.frontend {
-            Frontend::Tcp => 0,
+            Transport::Tcp => 0,
             _ => self.quanta.saturating_sub(1),
         };
     }
@@ -96,7 +96,7 @@ impl Admission {
             OpKind::Flush | OpKind::WriteZeroes | OpKind::Punch => Operation::Other,
         };
         let len_bytes = op.len_bytes().min(u32::MAX.into()) as u32;
-        self.costs.of(Frontend::Pcie, operation, len_bytes)[Resource::Cpu]
+        self.costs.of(Transport::Pcie, operation, len_bytes)[Resource::Cpu]
     }
 
     #[inline]
@@ -137,10 +137,10 @@ impl Admission {
     fn leave_queue(&mut self, lane: u32) {
         let gate = &mut self.gates[lane as usize];
         gate.place = match gate.count {
-            0 => Place::Nowhere,
-            _ => Place::Ready,
+            0 => LaneList::Nowhere,
+            _ => LaneList::Ready,
         };
-        if gate.place == Place::Ready {
+        if gate.place == LaneList::Ready {
             self.ready.push_back(lane);
         }
     }
@@ -169,7 +169,7 @@ impl Admission {
         }
         for lane in self.refused.drain(..) {
             let gate = &mut self.gates[lane as usize];
-            (gate.place, gate.began) = (Place::Ready, false);
+            (gate.place, gate.began) = (LaneList::Ready, false);
         }
     }
 

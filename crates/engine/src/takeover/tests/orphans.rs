@@ -3,7 +3,7 @@
 use super::*;
 use crate::associations::Associations;
 use crate::core::CarriedSpan;
-use crate::exports::Exports;
+use crate::exports::ExportTable;
 use crate::memory::Memory;
 use crate::takeover::install::install;
 
@@ -197,7 +197,7 @@ fn a_queue_that_fails_half_way_leaves_no_commands() {
         memory: Memory::create().unwrap(),
         reactors: 2,
         lanes: &lanes(),
-        exports: &Exports::default(),
+        exports: &ExportTable::default(),
         associations: &Associations::default(),
     };
     let inheritance = install(planned, &Torn(&dead), &fds, new);

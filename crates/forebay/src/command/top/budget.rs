@@ -11,7 +11,7 @@ use serde::Serialize;
 use std::collections::BTreeMap;
 
 use super::super::scheduling::rates_text;
-use super::view::{Volume, change};
+use super::view::{VolumeView, change};
 use crate::output::{bandwidth, latency};
 
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
@@ -229,7 +229,7 @@ fn given_text(iops: Option<u64>, bytes_s: Option<u64>) -> String {
 
 /// A volume's part of its tenant's budget; its use is in its figures.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub(crate) struct Part {
+pub(crate) struct VolumePart {
     pub(crate) base_iops: Option<u64>,
     pub(crate) base_bytes_s: Option<u64>,
     pub(crate) limit_iops: Option<u64>,
@@ -242,7 +242,7 @@ pub(crate) struct Part {
     pub(crate) why: Option<String>,
 }
 
-impl Part {
+impl VolumePart {
     pub(super) fn between(before: Option<&LaneStats>, now: &LaneStats) -> Self {
         let none = Histogram::default();
         let times = (now.throttled_times).since(before.map_or(&none, |b| &b.throttled_times));
@@ -262,15 +262,15 @@ impl Part {
 }
 
 /// Sets each export's reason by the sums of its volume: `db@3` is an export of `db`.
-pub(super) fn add_up(volumes: &mut [Volume]) {
-    let name = |export: &Volume| {
+pub(super) fn add_up(volumes: &mut [VolumeView]) {
+    let name = |export: &VolumeView| {
         let name = export.name.split_once('@').map(|(name, _)| name);
         name.unwrap_or(&export.name).to_owned()
     };
     let mut sums: BTreeMap<String, [(f64, f64); 2]> = BTreeMap::new();
     for export in &*volumes {
         let (figures, sum) = (&export.figures, sums.entry(name(export)).or_default());
-        let given = |of: fn(&Part) -> Option<u64>| {
+        let given = |of: fn(&VolumePart) -> Option<u64>| {
             let part = export.budget.as_ref().and_then(of);
             part.map_or(0.0, |given| given as f64)
         };
@@ -291,10 +291,11 @@ pub(super) fn add_up(volumes: &mut [Volume]) {
 
 impl Use {
     /// A tenant below its limit that waits only for the limits of its volumes is not hurt.
-    pub(super) fn beside(mut self, volumes: &[Volume]) -> Self {
-        let waits = |volume: &&Volume| volume.figures.throttled_s > 0.0;
-        let waiting: Vec<&Volume> = volumes.iter().filter(waits).collect();
-        let at_limit = |volume: &&Volume| volume.budget.as_ref().is_some_and(|of| of.why.is_some());
+    pub(super) fn beside(mut self, volumes: &[VolumeView]) -> Self {
+        let waits = |volume: &&VolumeView| volume.figures.throttled_s > 0.0;
+        let waiting: Vec<&VolumeView> = volumes.iter().filter(waits).collect();
+        let at_limit =
+            |volume: &&VolumeView| volume.budget.as_ref().is_some_and(|of| of.why.is_some());
         let is_elsewhere = self.why.is_some() && self.limit((0.0, 0.0)).is_none();
         if is_elsewhere && !waiting.is_empty() && waiting.iter().all(at_limit) {
             (self.why, self.hurt) = (Some(VOLUMES.to_owned()), false);
@@ -303,7 +304,7 @@ impl Use {
     }
 }
 
-impl Volume {
+impl VolumeView {
     pub(crate) fn words(&self) -> Vec<String> {
         let figures = &self.figures;
         let Some(part) = self.budget.as_ref().filter(|_| figures.throttled_s > 0.0) else {

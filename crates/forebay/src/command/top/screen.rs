@@ -8,7 +8,7 @@
 use forebay_device::size::format_bytes;
 
 use super::budget::Use;
-use super::view::{Figures, Reactor, View};
+use super::view::{ReactorView, SampleRates, View};
 use crate::output::latency;
 
 /// A window.
@@ -122,8 +122,8 @@ fn head(view: &View) -> Vec<String> {
 }
 
 /// Which costs are off, and how far; nothing while all are as they are calibrated.
-fn off(reactors: &[Reactor]) -> String {
-    let of = |reactor: &Reactor| {
+fn off(reactors: &[ReactorView]) -> String {
+    let of = |reactor: &ReactorView| {
         let mut off = String::new();
         for correction in &reactor.corrections {
             if (correction.times - 1.0).abs() >= 0.01 {
@@ -140,7 +140,7 @@ fn off(reactors: &[Reactor]) -> String {
     }
 }
 
-fn row(name: &str, figures: &Figures, name_width: usize) -> String {
+fn row(name: &str, figures: &SampleRates, name_width: usize) -> String {
     let mut line = format!("{:name_width$}", cut(name, name_width));
     let megabytes = |bytes_s: f64| short(bytes_s / 1e6);
     let cells = [
@@ -265,13 +265,13 @@ q ends";
             times,
         };
         view.reactors = vec![
-            Reactor {
+            ReactorView {
                 reactor: 0,
                 windows_s: 0.0,
                 scheduling_percent: 0.0,
                 corrections: vec![correction("processor time", 1.3), correction("x", 1.001)],
             },
-            Reactor {
+            ReactorView {
                 reactor: 1,
                 windows_s: 0.0,
                 scheduling_percent: 0.0,

@@ -13,7 +13,7 @@ use forebay_control::model::stats::{
 };
 use serde::Serialize;
 
-use super::budget::{Part, Use, add_up};
+use super::budget::{Use, VolumePart, add_up};
 use crate::cli::TopOrder;
 
 /// What happened between two samples.
@@ -32,16 +32,16 @@ pub(crate) struct View {
     /// The pool's space, if one is open.
     pub(crate) pool: Option<Space>,
     /// Everybody together.
-    pub(crate) total: Figures,
+    pub(crate) total: SampleRates,
     /// In the order that was asked for.
     pub(crate) tenants: Vec<Tenant>,
     /// What scheduling takes, and how far it is off.
-    pub(crate) reactors: Vec<Reactor>,
+    pub(crate) reactors: Vec<ReactorView>,
 }
 
 /// A reactor's scheduler.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub(crate) struct Reactor {
+pub(crate) struct ReactorView {
     /// Which.
     pub(crate) reactor: u32,
     /// Windows a second that ended.
@@ -52,7 +52,7 @@ pub(crate) struct Reactor {
     pub(crate) corrections: Vec<Correction>,
 }
 
-impl Reactor {
+impl ReactorView {
     fn between(before: Option<&ReactorStats>, now: &ReactorStats, seconds: f64) -> Self {
         let none = ReactorStats::default();
         let before = before.unwrap_or(&none);
@@ -85,27 +85,27 @@ pub(crate) struct Tenant {
     /// Name.
     pub(crate) name: String,
     /// All its volumes together.
-    pub(crate) figures: Figures,
+    pub(crate) figures: SampleRates,
     /// What it does with its budget, if it has one or others have.
     pub(crate) budget: Option<Use>,
     /// In the order that was asked for.
-    pub(crate) volumes: Vec<Volume>,
+    pub(crate) volumes: Vec<VolumeView>,
 }
 
 /// A volume.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub(crate) struct Volume {
+pub(crate) struct VolumeView {
     /// Name.
     pub(crate) name: String,
     /// What it did.
-    pub(crate) figures: Figures,
+    pub(crate) figures: SampleRates,
     /// What it has of its tenant's budget, if that or others' are stated.
-    pub(crate) budget: Option<Part>,
+    pub(crate) budget: Option<VolumePart>,
 }
 
 /// Rates, and the state at the second sample.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
-pub(crate) struct Figures {
+pub(crate) struct SampleRates {
     /// Reads a second.
     pub(crate) read_iops: f64,
     /// Writes a second.
@@ -128,7 +128,7 @@ pub(crate) struct Figures {
     pub(crate) throttled_s: f64,
 }
 
-impl Figures {
+impl SampleRates {
     /// Commands a second.
     pub(crate) fn iops(&self) -> f64 {
         self.read_iops + self.write_iops + self.other_iops
@@ -205,9 +205,9 @@ impl Counts {
         self.times = self.times.plus(&other.times);
     }
 
-    fn figures(&self, seconds: f64) -> Figures {
+    fn figures(&self, seconds: f64) -> SampleRates {
         let rate = |count: u64| count as f64 / seconds;
-        Figures {
+        SampleRates {
             read_iops: rate(self.read[0]),
             write_iops: rate(self.write[0]),
             other_iops: rate(self.other),
@@ -228,7 +228,7 @@ impl View {
         let interval_ms = now.at_unix_ms.saturating_sub(before.at_unix_ms);
         let seconds = interval_ms.max(1) as f64 / 1000.0;
         let mut total = Counts::default();
-        let mut tenants: BTreeMap<&str, (Counts, Vec<Volume>)> = BTreeMap::new();
+        let mut tenants: BTreeMap<&str, (Counts, Vec<VolumeView>)> = BTreeMap::new();
         for lane in &now.lanes {
             let earlier = before
                 .lanes
@@ -238,10 +238,10 @@ impl View {
             total.add(&counts);
             let (sum, volumes) = tenants.entry(&lane.tenant).or_default();
             sum.add(&counts);
-            volumes.push(Volume {
+            volumes.push(VolumeView {
                 name: lane.volume.clone(),
                 figures: counts.figures(seconds),
-                budget: of_tenant(now, &lane.tenant).map(|_| Part::between(earlier, lane)),
+                budget: of_tenant(now, &lane.tenant).map(|_| VolumePart::between(earlier, lane)),
             });
         }
         let tenants = tenants.into_iter().map(|(name, (sum, mut volumes))| {
@@ -291,7 +291,7 @@ impl View {
                 .map(|reactor| {
                     let mut of = before.reactors.iter();
                     let before = of.find(|before| before.reactor == reactor.reactor);
-                    Reactor::between(before, reactor, seconds)
+                    ReactorView::between(before, reactor, seconds)
                 })
                 .collect(),
         }
@@ -303,7 +303,7 @@ fn of_tenant<'a>(stats: &'a Stats, name: &str) -> Option<&'a TenantStats> {
 }
 
 /// Whoever ranks lowest comes first; equals stay in the order of their names.
-fn rank(order: TopOrder, figures: &Figures) -> Reverse<u64> {
+fn rank(order: TopOrder, figures: &SampleRates) -> Reverse<u64> {
     Reverse(match order {
         // A thousandth still counts.
         TopOrder::Iops => (figures.iops() * 1e3) as u64,

@@ -66,12 +66,12 @@ pub(super) struct RegionInfo {
 
 /// The conversation.
 #[derive(Debug)]
-pub(super) struct Client {
+pub(super) struct VfioClient {
     pub(super) socket: Socket,
     next_id: u16,
 }
 
-impl Client {
+impl VfioClient {
     /// Connects and agrees on a version.
     pub(super) fn connect(path: &Path, limit: Duration) -> Result<Self, Error> {
         let mut this = Self {

@@ -21,12 +21,12 @@ use forebay_nvme::register::{Cap, Cc, Csts};
 use forebay_nvme::{Sqe, Status, feature};
 use zerocopy::little_endian::U16;
 
-use super::event::{Event, is_open};
-use super::memory::{Layout, Memory, PAGE_BYTES};
+use super::event::{EventFd, is_open};
+use super::memory::{Allotment, MappedMemory, PAGE_BYTES};
 use super::{Disk, Doorbells, Error, Geometry, Options, Queue};
-use message::{Client, irq, region};
+use message::{VfioClient, irq, region};
 pub use queue::PcieQueue;
-use queue::{Bell, DOORBELLS, Pair, Plan, Wire, data_pointer};
+use queue::{Bell, DOORBELLS, Pair, QueuePlan, Wire, data_pointer};
 
 const AQA: u64 = 0x24;
 const ASQ: u64 = 0x28;
@@ -61,9 +61,9 @@ pub struct Pcie {
     geometry: Geometry,
     queues: Vec<PcieQueue>,
     /// Of the vectors of I/O queues that are not created yet.
-    events: Vec<Event>,
+    events: Vec<EventFd>,
     /// Raised when the device wants to be unplugged.
-    removal: Option<Event>,
+    removal: Option<EventFd>,
 }
 
 impl Pcie {
@@ -72,7 +72,7 @@ impl Pcie {
     /// # Errors
     /// The server can't be reached, is no NVMe controller, or lacks what the options demand.
     pub fn connect(path: &Path, options: &Options) -> Result<Self, Error> {
-        let mut client = Client::connect(path, options.limit)?;
+        let mut client = VfioClient::connect(path, options.limit)?;
         let (regions, irqs) = client.device_info()?;
         if regions <= region::CONFIG || irqs <= irq::MSIX {
             let what = format!("no PCI device: {regions} regions, {irqs} kinds of interrupts");
@@ -82,7 +82,7 @@ impl Pcie {
             client.read(region::BAR0, property::CAP.into())?,
         ));
         let stride = 4usize << cap.dstrd();
-        let mut layout = Layout::default();
+        let mut layout = Allotment::default();
         let admin_places = (
             layout.take(PAGE_BYTES, PAGE_BYTES),
             layout.take(PAGE_BYTES, PAGE_BYTES),
@@ -91,9 +91,9 @@ impl Pcie {
         let doorbells = layout.take(PAGE_BYTES, PAGE_BYTES);
         let events = layout.take(PAGE_BYTES, PAGE_BYTES);
         let plans: Vec<_> = (0..options.queues)
-            .map(|_| Plan::new(options, &mut layout))
+            .map(|_| QueuePlan::new(options, &mut layout))
             .collect();
-        let memory = Memory::new(layout.bytes(), options.huge_pages)
+        let memory = MappedMemory::new(layout.bytes(), options.huge_pages)
             .map_err(Error::system("make the machine's memory"))?;
         let memory = Arc::new(memory);
         client.dma_map(memory.guest(0), memory.len() as u64, memory.fd())?;
@@ -103,7 +103,7 @@ impl Pcie {
             Bell::Message
         };
         let removal = if irqs > irq::REQ && client.irq_count(irq::REQ)? > 0 {
-            let removal = Event::new()?;
+            let removal = EventFd::new()?;
             client.set_irqs(irq::REQ, &[removal.fd()])?;
             Some(removal)
         } else {
@@ -344,7 +344,7 @@ impl Pcie {
         Ok(())
     }
 
-    fn create_queues(&mut self, plans: Vec<Plan>) -> Result<(), Error> {
+    fn create_queues(&mut self, plans: Vec<QueuePlan>) -> Result<(), Error> {
         let asked = self.options.queues;
         let granted = self.command("Number of Queues", command::set_number_of_queues(asked))?;
         let granted = command::granted_queues(granted);
@@ -394,7 +394,7 @@ impl Pcie {
     fn give_events(&mut self) -> Result<(), Error> {
         let mut events = Vec::new();
         for _ in 0..=self.options.queues {
-            events.push(Event::new()?);
+            events.push(EventFd::new()?);
         }
         {
             let mut client = self.wire.client();
@@ -403,7 +403,7 @@ impl Pcie {
                 let what = format!("the device has only {vectors} MSI-X vectors");
                 return Err(Error::Unusable(what));
             }
-            let fds: Vec<BorrowedFd<'_>> = events.iter().map(Event::fd).collect();
+            let fds: Vec<BorrowedFd<'_>> = events.iter().map(EventFd::fd).collect();
             client.set_irqs(irq::MSIX, &fds)?;
         }
         // The admin queue's is not listened to.
@@ -414,7 +414,7 @@ impl Pcie {
 }
 
 /// Maps the page of doorbells.
-fn map_doorbells(client: &mut Client) -> Result<Bell, Error> {
+fn map_doorbells(client: &mut VfioClient) -> Result<Bell, Error> {
     let info = client.region_info(region::BAR0)?;
     let area = info
         .areas
@@ -428,7 +428,7 @@ fn map_doorbells(client: &mut Client) -> Result<Bell, Error> {
     if bytes > info.size {
         return Err(Error::Protocol("an area larger than its region".into()));
     }
-    let page = Memory::map(fd, info.offset.saturating_add(offset), PAGE_BYTES)
+    let page = MappedMemory::map(fd, info.offset.saturating_add(offset), PAGE_BYTES)
         .map_err(Error::system("map the doorbells"))?;
     Ok(Bell::Mapped(Arc::new(page)))
 }

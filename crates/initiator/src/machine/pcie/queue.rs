@@ -14,10 +14,10 @@ use forebay_nvme::{Cqe, SglDescriptor, Sqe};
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::super::event::Event;
-use super::super::memory::{Layout, Memory, PAGE_BYTES};
-use super::super::{Done, Ended, Error, Op, Options, Queue};
-use super::message::{Client, region};
+use super::super::event::EventFd;
+use super::super::memory::{Allotment, MappedMemory, PAGE_BYTES};
+use super::super::{DiskCompletion, DiskStatus, Error, Op, Options, Queue};
+use super::message::{VfioClient, region};
 
 /// Bits of a command identifier that are the slot.
 const SLOT_BITS: u32 = 10;
@@ -29,7 +29,7 @@ const NSID: u32 = 1;
 
 /// Where a queue's things are in the memory.
 #[derive(Debug)]
-pub(super) struct Plan {
+pub(super) struct QueuePlan {
     pub(super) entries: u16,
     pub(super) submission: usize,
     pub(super) completion: usize,
@@ -39,8 +39,8 @@ pub(super) struct Plan {
     slot_bytes: usize,
 }
 
-impl Plan {
-    pub(super) fn new(options: &Options, layout: &mut Layout) -> Self {
+impl QueuePlan {
+    pub(super) fn new(options: &Options, layout: &mut Allotment) -> Self {
         let depth = usize::from(options.depth);
         let entries = depth + 1;
         let slot_bytes = options.slot_bytes.next_multiple_of(PAGE_BYTES);
@@ -64,21 +64,21 @@ pub(super) enum Bell {
     /// In memory; the controller says from where on it wants a message.
     Shadow { doorbells: usize, events: usize },
     /// In the page that the controller polls.
-    Mapped(Arc<Memory>),
+    Mapped(Arc<MappedMemory>),
 }
 
 /// What all queues of a controller share.
 #[derive(Clone, Debug)]
 pub(super) struct Wire {
-    pub(super) client: Arc<Mutex<Client>>,
-    pub(super) memory: Arc<Memory>,
+    pub(super) client: Arc<Mutex<VfioClient>>,
+    pub(super) memory: Arc<MappedMemory>,
     pub(super) bell: Bell,
     /// Bytes from one doorbell to the next.
     pub(super) stride: usize,
 }
 
 impl Wire {
-    pub(super) fn client(&self) -> std::sync::MutexGuard<'_, Client> {
+    pub(super) fn client(&self) -> std::sync::MutexGuard<'_, VfioClient> {
         self.client.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -178,7 +178,7 @@ impl Pair {
 }
 
 #[derive(Clone, Copy, Debug, Default)]
-struct Slot {
+struct QueueSlot {
     cid: u16,
     busy: bool,
 }
@@ -187,12 +187,12 @@ struct Slot {
 #[derive(Debug)]
 pub struct PcieQueue {
     pair: Pair,
-    memory: Arc<Memory>,
-    plan: Plan,
+    memory: Arc<MappedMemory>,
+    plan: QueuePlan,
     block_bytes: u32,
-    slots: Vec<Slot>,
+    slots: Vec<QueueSlot>,
     in_flight: u16,
-    event: Option<Event>,
+    event: Option<EventFd>,
     sgl: bool,
 }
 
@@ -200,15 +200,15 @@ impl PcieQueue {
     pub(super) fn new(
         wire: Wire,
         qid: u16,
-        plan: Plan,
+        plan: QueuePlan,
         block_bytes: u32,
         options: &Options,
-        event: Option<Event>,
+        event: Option<EventFd>,
     ) -> Self {
         let depth = options.depth;
         let memory = Arc::clone(&wire.memory);
         let places = (plan.submission, plan.completion);
-        let slots = (0..depth).map(|cid| Slot { cid, busy: false });
+        let slots = (0..depth).map(|cid| QueueSlot { cid, busy: false });
         Self {
             pair: Pair::new(wire, qid, plan.entries, places),
             memory,
@@ -360,7 +360,7 @@ impl Queue for PcieQueue {
         self.pair.ring()
     }
 
-    fn poll(&mut self, done: &mut Vec<Done>) -> Result<usize, Error> {
+    fn poll(&mut self, done: &mut Vec<DiskCompletion>) -> Result<usize, Error> {
         let before = self.pair.head();
         let mut ended = 0;
         while let Some(cqe) = self.pair.pop() {
@@ -375,12 +375,12 @@ impl Queue for PcieQueue {
             slot.busy = false;
             slot.cid = slot.cid.wrapping_add(1 << SLOT_BITS);
             let status = cqe.status();
-            done.push(Done {
+            done.push(DiskCompletion {
                 slot: number,
                 ended: if status.is_success() {
-                    Ended::Well
+                    DiskStatus::Well
                 } else {
-                    Ended::Nvme(status)
+                    DiskStatus::Nvme(status)
                 },
             });
             ended += 1;

@@ -55,13 +55,13 @@ const MAX_PAYLOAD: usize = 4096;
 
 /// The conversation.
 #[derive(Debug)]
-pub(super) struct Frontend {
+pub(super) struct VhostFrontend {
     pub(super) socket: Socket,
     /// REPLY_ACK is agreed on.
     pub(super) acknowledged: bool,
 }
 
-impl Frontend {
+impl VhostFrontend {
     pub(super) fn connect(path: &Path, limit: Duration) -> Result<Self, Error> {
         Ok(Self {
             socket: Socket::connect(path, limit)?,

@@ -17,11 +17,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::event::{Event, is_open};
-use super::memory::{Layout, Memory};
+use super::event::{EventFd, is_open};
+use super::memory::{Allotment, MappedMemory};
 use super::socket::Socket;
 use super::{Disk, Error, Geometry, Options, Queue, Ring};
-use message::{Frontend, longs, protocol, request, u16_at, u32_at, u64_at, words};
+use message::{VhostFrontend, longs, protocol, request, u16_at, u32_at, u64_at, words};
 pub use queue::VhostQueue;
 
 /// Bits of the device's features (virtio 5.2.3 and 6).
@@ -78,11 +78,11 @@ struct Inflight {
 pub struct Vhost {
     path: PathBuf,
     options: Options,
-    frontend: Frontend,
+    frontend: VhostFrontend,
     features: u64,
     protocol: u64,
-    memory: Arc<Memory>,
-    events: Vec<(Arc<Event>, Arc<Event>)>,
+    memory: Arc<MappedMemory>,
+    events: Vec<(Arc<EventFd>, Arc<EventFd>)>,
     queues: Vec<VhostQueue>,
     inflight: Option<Inflight>,
     /// Our end of the backend's channel for its own requests.
@@ -96,23 +96,23 @@ impl Vhost {
     /// # Errors
     /// The backend can't be reached, or lacks what the options demand.
     pub fn connect(path: &Path, options: &Options) -> Result<Self, Error> {
-        let frontend = Frontend::connect(path, options.limit)?;
+        let frontend = VhostFrontend::connect(path, options.limit)?;
         let offered = frontend.ask_u64(request::GET_FEATURES)?;
         let options = &Options {
             indirect: options.indirect && offered & feature::INDIRECT_DESC != 0,
             event_idx: options.event_idx && offered & feature::EVENT_IDX != 0,
             ..options.clone()
         };
-        let mut layout = Layout::default();
+        let mut layout = Allotment::default();
         let plans: Vec<_> = (0..options.queues)
-            .map(|_| queue::Plan::new(options, &mut layout))
+            .map(|_| queue::RingPlan::new(options, &mut layout))
             .collect();
-        let memory = Memory::new(layout.bytes(), options.huge_pages)
+        let memory = MappedMemory::new(layout.bytes(), options.huge_pages)
             .map_err(Error::system("make the machine's memory"))?;
         let memory = Arc::new(memory);
         let mut events = Vec::new();
         for _ in 0..options.queues {
-            events.push((Arc::new(Event::new()?), Arc::new(Event::new()?)));
+            events.push((Arc::new(EventFd::new()?), Arc::new(EventFd::new()?)));
         }
         let queues = plans.into_iter().zip(&events);
         let queues = queues.map(|(plan, events)| VhostQueue::new(&memory, plan, options, events));
@@ -156,7 +156,7 @@ impl Vhost {
     /// # Errors
     /// As [`Vhost::connect`]; it can be tried again.
     pub fn reconnect(&mut self, queues: &mut [VhostQueue]) -> Result<(), Error> {
-        self.frontend = Frontend::connect(&self.path, self.options.limit)?;
+        self.frontend = VhostFrontend::connect(&self.path, self.options.limit)?;
         self.negotiate()?;
         if self.inflight.is_none() {
             for queue in &mut *queues {

@@ -7,10 +7,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::super::event::Event;
-use super::super::memory::{Layout, Memory, PAGE_BYTES};
-use super::super::{Done, Ended, Error, Op, Options, Queue, Ring};
-use super::ring::{AnyRing, Part, Shape};
+use super::super::event::EventFd;
+use super::super::memory::{Allotment, MappedMemory, PAGE_BYTES};
+use super::super::{DiskCompletion, DiskStatus, Error, Op, Options, Queue, Ring};
+use super::ring::{AnyRing, ChainPiece, Shape};
 
 const SECTOR_BYTES: u64 = 512;
 /// A control block, and where in it what is.
@@ -30,7 +30,7 @@ mod request {
 
 /// Where a queue's things are in the memory.
 #[derive(Debug)]
-pub(super) struct Plan {
+pub(super) struct RingPlan {
     ring: AnyRing,
     controls: usize,
     tables: usize,
@@ -39,8 +39,8 @@ pub(super) struct Plan {
     slot_bytes: usize,
 }
 
-impl Plan {
-    pub(super) fn new(options: &Options, layout: &mut Layout) -> Self {
+impl RingPlan {
+    pub(super) fn new(options: &Options, layout: &mut Allotment) -> Self {
         let depth = usize::from(options.depth);
         let chain = 2 + options.pieces();
         let shape = Shape {
@@ -67,23 +67,23 @@ impl Plan {
 /// A queue.
 #[derive(Debug)]
 pub struct VhostQueue {
-    memory: Arc<Memory>,
-    plan: Plan,
+    memory: Arc<MappedMemory>,
+    plan: RingPlan,
     piece_bytes: usize,
     slots: Vec<Option<Op>>,
     in_flight: u16,
-    parts: Vec<Part>,
-    kick: Arc<Event>,
-    call: Arc<Event>,
+    parts: Vec<ChainPiece>,
+    kick: Arc<EventFd>,
+    call: Arc<EventFd>,
     interrupts: bool,
 }
 
 impl VhostQueue {
     pub(super) fn new(
-        memory: &Arc<Memory>,
-        plan: Plan,
+        memory: &Arc<MappedMemory>,
+        plan: RingPlan,
         options: &Options,
-        events: &(Arc<Event>, Arc<Event>),
+        events: &(Arc<EventFd>, Arc<EventFd>),
     ) -> Self {
         let mut queue = Self {
             memory: Arc::clone(memory),
@@ -145,7 +145,7 @@ impl VhostQueue {
         header[8..].copy_from_slice(&sector.to_le_bytes());
         memory.write(control, &header);
         memory.write(control + STATUS, &[NO_STATUS]);
-        let part = |place, bytes, device_writes| Part {
+        let part = |place, bytes, device_writes| ChainPiece {
             guest: memory.guest(place),
             bytes,
             device_writes,
@@ -228,7 +228,7 @@ impl Queue for VhostQueue {
         Ok(())
     }
 
-    fn poll(&mut self, done: &mut Vec<Done>) -> Result<usize, Error> {
+    fn poll(&mut self, done: &mut Vec<DiskCompletion>) -> Result<usize, Error> {
         let mut ended = 0;
         while let Some(slot) = self.plan.ring.pop(&self.memory)? {
             let op = self.slots.get_mut(usize::from(slot)).and_then(Option::take);
@@ -239,14 +239,14 @@ impl Queue for VhostQueue {
             let mut status = [0];
             self.memory.read(self.control(slot) + STATUS, &mut status);
             let ended_so = match status[0] {
-                0 => Ended::Well,
+                0 => DiskStatus::Well,
                 NO_STATUS => {
                     let what = format!("the request in slot {slot} ended without a status");
                     return Err(Error::Protocol(what));
                 }
-                status => Ended::Virtio(status),
+                status => DiskStatus::Virtio(status),
             };
-            done.push(Done {
+            done.push(DiskCompletion {
                 slot,
                 ended: ended_so,
             });

@@ -8,7 +8,7 @@
 use std::sync::atomic::{Ordering, fence};
 
 use super::super::Error;
-use super::super::memory::{Layout, Memory};
+use super::super::memory::{Allotment, MappedMemory};
 
 const DESCRIPTOR_BYTES: usize = 16;
 const NEXT: u16 = 1;
@@ -23,13 +23,13 @@ const EVENTS_AT: u16 = 2;
 
 /// A piece of a chain.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Part {
+pub(super) struct ChainPiece {
     pub(super) guest: u64,
     pub(super) bytes: u32,
     pub(super) device_writes: bool,
 }
 
-impl Part {
+impl ChainPiece {
     fn flags(self, more: bool) -> u16 {
         let writes = if self.device_writes { DEVICE_WRITES } else { 0 };
         writes | if more { NEXT } else { 0 }
@@ -65,7 +65,7 @@ pub(super) enum AnyRing {
 }
 
 impl AnyRing {
-    pub(super) fn new(packed: bool, shape: Shape, layout: &mut Layout) -> Self {
+    pub(super) fn new(packed: bool, shape: Shape, layout: &mut Allotment) -> Self {
         if packed {
             Self::Packed(Packed::new(shape, layout))
         } else {
@@ -89,7 +89,7 @@ impl AnyRing {
     }
 
     /// What SET_VRING_BASE says: where a device goes on that has done all that it has marked as used.
-    pub(super) fn base(&self, memory: &Memory) -> u32 {
+    pub(super) fn base(&self, memory: &MappedMemory) -> u32 {
         match self {
             Self::Split(ring) => memory.load16(ring.used + 2).into(),
             Self::Packed(ring) => {
@@ -100,7 +100,7 @@ impl AnyRing {
     }
 
     /// As new: nothing in flight.
-    pub(super) fn reset(&mut self, memory: &Memory) {
+    pub(super) fn reset(&mut self, memory: &MappedMemory) {
         match self {
             Self::Split(ring) => ring.reset(memory),
             Self::Packed(ring) => ring.reset(memory),
@@ -108,7 +108,13 @@ impl AnyRing {
     }
 
     /// Makes a chain available; `table` is the slot's place for an indirect table.
-    pub(super) fn add(&mut self, memory: &Memory, slot: u16, table: usize, parts: &[Part]) {
+    pub(super) fn add(
+        &mut self,
+        memory: &MappedMemory,
+        slot: u16,
+        table: usize,
+        parts: &[ChainPiece],
+    ) {
         match self {
             Self::Split(ring) => ring.add(memory, slot, table, parts),
             Self::Packed(ring) => ring.add(memory, slot, table, parts),
@@ -116,7 +122,7 @@ impl AnyRing {
     }
 
     /// Shows the device what was added. True: it wants to be kicked.
-    pub(super) fn publish(&mut self, memory: &Memory) -> bool {
+    pub(super) fn publish(&mut self, memory: &MappedMemory) -> bool {
         match self {
             Self::Split(ring) => ring.publish(memory),
             Self::Packed(ring) => ring.publish(memory),
@@ -124,7 +130,7 @@ impl AnyRing {
     }
 
     /// The slot of a chain that has ended.
-    pub(super) fn pop(&mut self, memory: &Memory) -> Result<Option<u16>, Error> {
+    pub(super) fn pop(&mut self, memory: &MappedMemory) -> Result<Option<u16>, Error> {
         match self {
             Self::Split(ring) => ring.pop(memory),
             Self::Packed(ring) => ring.pop(memory),
@@ -132,7 +138,7 @@ impl AnyRing {
     }
 
     /// Asks for an interrupt at the next chain that ends. False: one has ended already.
-    pub(super) fn arm(&mut self, memory: &Memory) -> bool {
+    pub(super) fn arm(&mut self, memory: &MappedMemory) -> bool {
         match self {
             Self::Split(ring) => ring.arm(memory),
             Self::Packed(ring) => ring.arm(memory),
@@ -140,7 +146,7 @@ impl AnyRing {
     }
 
     /// Asks for no interrupts.
-    pub(super) fn disarm(&mut self, memory: &Memory) {
+    pub(super) fn disarm(&mut self, memory: &MappedMemory) {
         match self {
             Self::Split(ring) => ring.disarm(memory),
             Self::Packed(ring) => ring.disarm(memory),
@@ -153,7 +159,7 @@ fn passes(event: u16, new: u16, old: u16) -> bool {
     new.wrapping_sub(event).wrapping_sub(1) < new.wrapping_sub(old)
 }
 
-fn put(memory: &Memory, place: usize, part: Part, last: [u16; 2]) {
+fn put(memory: &MappedMemory, place: usize, part: ChainPiece, last: [u16; 2]) {
     let mut descriptor = [0; DESCRIPTOR_BYTES];
     descriptor[..8].copy_from_slice(&part.guest.to_le_bytes());
     descriptor[8..12].copy_from_slice(&part.bytes.to_le_bytes());
@@ -163,8 +169,8 @@ fn put(memory: &Memory, place: usize, part: Part, last: [u16; 2]) {
 }
 
 /// The one descriptor of an indirect table of so many parts.
-fn table_part(memory: &Memory, table: usize, parts: &[Part]) -> Part {
-    Part {
+fn table_part(memory: &MappedMemory, table: usize, parts: &[ChainPiece]) -> ChainPiece {
+    ChainPiece {
         guest: memory.guest(table),
         bytes: (parts.len() * DESCRIPTOR_BYTES) as u32,
         device_writes: false,
@@ -186,7 +192,7 @@ pub(super) struct Split {
 }
 
 impl Split {
-    fn new(shape: Shape, layout: &mut Layout) -> Self {
+    fn new(shape: Shape, layout: &mut Allotment) -> Self {
         let entries = shape.entries();
         let n = usize::from(entries);
         Self {
@@ -201,13 +207,13 @@ impl Split {
         }
     }
 
-    fn reset(&mut self, memory: &Memory) {
+    fn reset(&mut self, memory: &MappedMemory) {
         memory.store16(self.avail + 2, 0);
         memory.store16(self.used + 2, 0);
         (self.next, self.published, self.seen) = (0, 0, 0);
     }
 
-    fn add(&mut self, memory: &Memory, slot: u16, table: usize, parts: &[Part]) {
+    fn add(&mut self, memory: &MappedMemory, slot: u16, table: usize, parts: &[ChainPiece]) {
         let head = slot * self.shape.stride();
         let at = |index: u16| self.table + usize::from(index) * DESCRIPTOR_BYTES;
         if self.shape.indirect {
@@ -233,7 +239,7 @@ impl Split {
         self.next = self.next.wrapping_add(1);
     }
 
-    fn publish(&mut self, memory: &Memory) -> bool {
+    fn publish(&mut self, memory: &MappedMemory) -> bool {
         let (old, new) = (self.published, self.next);
         if old == new {
             return false;
@@ -249,7 +255,7 @@ impl Split {
         }
     }
 
-    fn pop(&mut self, memory: &Memory) -> Result<Option<u16>, Error> {
+    fn pop(&mut self, memory: &MappedMemory) -> Result<Option<u16>, Error> {
         if memory.load16(self.used + 2) == self.seen {
             return Ok(None);
         }
@@ -265,20 +271,20 @@ impl Split {
         }
     }
 
-    fn arm(&mut self, memory: &Memory) -> bool {
+    fn arm(&mut self, memory: &MappedMemory) -> bool {
         memory.store16(self.avail, 0);
         self.set_used_event(memory, self.seen);
         fence(Ordering::SeqCst);
         memory.load16(self.used + 2) == self.seen
     }
 
-    fn disarm(&mut self, memory: &Memory) {
+    fn disarm(&mut self, memory: &MappedMemory) {
         memory.store16(self.avail, 1);
         // An index that is behind, so that no step passes it.
         self.set_used_event(memory, self.seen.wrapping_sub(1));
     }
 
-    fn set_used_event(&self, memory: &Memory, index: u16) {
+    fn set_used_event(&self, memory: &MappedMemory, index: u16) {
         if self.shape.event_idx {
             memory.store16(self.avail + 4 + 2 * usize::from(self.entries), index);
         }
@@ -304,7 +310,7 @@ pub(super) struct Packed {
 }
 
 impl Packed {
-    fn new(shape: Shape, layout: &mut Layout) -> Self {
+    fn new(shape: Shape, layout: &mut Allotment) -> Self {
         let entries = shape.entries();
         Self {
             shape,
@@ -321,7 +327,7 @@ impl Packed {
         }
     }
 
-    fn reset(&mut self, memory: &Memory) {
+    fn reset(&mut self, memory: &MappedMemory) {
         for entry in 0..usize::from(self.entries) {
             memory.write(self.table + entry * DESCRIPTOR_BYTES, &[0; 16]);
         }
@@ -329,7 +335,7 @@ impl Packed {
         (self.seen, self.seen_wrap) = (0, true);
     }
 
-    fn add(&mut self, memory: &Memory, slot: u16, table: usize, parts: &[Part]) {
+    fn add(&mut self, memory: &MappedMemory, slot: u16, table: usize, parts: &[ChainPiece]) {
         let indirect;
         let (parts, extra) = if self.shape.indirect {
             for (i, &part) in parts.iter().enumerate() {
@@ -378,7 +384,7 @@ impl Packed {
         }
     }
 
-    fn publish(&mut self, memory: &Memory) -> bool {
+    fn publish(&mut self, memory: &MappedMemory) -> bool {
         let added = std::mem::take(&mut self.added);
         if added == 0 {
             return false;
@@ -401,14 +407,14 @@ impl Packed {
         }
     }
 
-    fn is_used(&self, memory: &Memory) -> bool {
+    fn is_used(&self, memory: &MappedMemory) -> bool {
         let place = self.table + usize::from(self.seen) * DESCRIPTOR_BYTES;
         let flags = memory.load16(place + 14);
         let (avail, used) = (flags & AVAIL != 0, flags & USED != 0);
         avail == used && used == self.seen_wrap
     }
 
-    fn pop(&mut self, memory: &Memory) -> Result<Option<u16>, Error> {
+    fn pop(&mut self, memory: &MappedMemory) -> Result<Option<u16>, Error> {
         if !self.is_used(memory) {
             return Ok(None);
         }
@@ -423,7 +429,7 @@ impl Packed {
         Ok(Some(slot))
     }
 
-    fn arm(&mut self, memory: &Memory) -> bool {
+    fn arm(&mut self, memory: &MappedMemory) -> bool {
         if self.shape.event_idx {
             let at = self.seen | u16::from(self.seen_wrap) << 15;
             memory.store16(self.driver, at);
@@ -435,7 +441,7 @@ impl Packed {
         !self.is_used(memory)
     }
 
-    fn disarm(&mut self, memory: &Memory) {
+    fn disarm(&mut self, memory: &MappedMemory) {
         memory.store16(self.driver + 2, EVENTS_OFF);
     }
 }
@@ -455,7 +461,7 @@ mod tests {
     /// A device that gives everything back at once, in the order of the packed ring, with chains of two descriptors.
     #[test]
     fn a_packed_ring_wraps() {
-        let mut layout = Layout::default();
+        let mut layout = Allotment::default();
         let shape = Shape {
             depth: 3,
             chain: 2,
@@ -463,8 +469,8 @@ mod tests {
             event_idx: true,
         };
         let mut ring = Packed::new(shape, &mut layout);
-        let memory = Memory::new(layout.bytes(), false).unwrap();
-        let part = Part {
+        let memory = MappedMemory::new(layout.bytes(), false).unwrap();
+        let part = ChainPiece {
             guest: 1,
             bytes: 2,
             device_writes: false,
@@ -487,7 +493,7 @@ mod tests {
 
     #[test]
     fn what_was_never_sent_is_noticed() {
-        let mut layout = Layout::default();
+        let mut layout = Allotment::default();
         let shape = Shape {
             depth: 4,
             chain: 3,
@@ -496,7 +502,7 @@ mod tests {
         };
         let mut split = Split::new(shape, &mut layout);
         let mut packed = Packed::new(shape, &mut layout);
-        let memory = Memory::new(layout.bytes(), false).unwrap();
+        let memory = MappedMemory::new(layout.bytes(), false).unwrap();
         memory.store32(split.used + 4, 4);
         memory.store16(split.used + 2, 1);
         assert!(split.pop(&memory).is_err());

@@ -119,7 +119,7 @@ proptest! {
                 })
                 .collect()
         };
-        let open = |which: &[usize]| Mirror::open(areas(which).into_iter().map(Found::new).collect(), &[]);
+        let open = |which: &[usize]| Mirror::open(areas(which).into_iter().map(FoundArea::new).collect(), &[]);
         let mirror = Mirror::format(areas(&[0, 1])).unwrap();
         mirror.set_len(mirror.capacity()).unwrap();
         mirror.sync().unwrap();

@@ -23,13 +23,13 @@ fn area(store: &Arc<dyn BlockStore>, device: u8, bytes: u64) -> Area {
     Area::new(store.clone(), DeviceIndex(device), OFFSET, bytes, OWNER).unwrap()
 }
 
-fn found(stores: &[Arc<MemStore>]) -> Vec<Found> {
+fn found(stores: &[Arc<MemStore>]) -> Vec<FoundArea> {
     stores
         .iter()
         .enumerate()
         .map(|(at, store)| {
             let store: Arc<dyn BlockStore> = store.clone();
-            Found::new(area(&store, at as u8, BYTES))
+            FoundArea::new(area(&store, at as u8, BYTES))
         })
         .collect()
 }
@@ -268,10 +268,10 @@ fn another_pools_area_is_refused() {
     drop(mirror);
     let store: Arc<dyn BlockStore> = stores[0].clone();
     let other = Area::new(store.clone(), DeviceIndex(0), OFFSET, BYTES, [8; 16]).unwrap();
-    let error = Mirror::open(vec![Found::new(other)], &[]).unwrap_err();
+    let error = Mirror::open(vec![FoundArea::new(other)], &[]).unwrap_err();
     assert!(error.to_string().contains("another pool"), "{error}");
     let other = Area::new(store, DeviceIndex(0), OFFSET + 4096, BYTES - 4096, OWNER).unwrap();
-    let error = Mirror::open(vec![Found::new(other)], &[]).unwrap_err();
+    let error = Mirror::open(vec![FoundArea::new(other)], &[]).unwrap_err();
     assert_eq!(error.kind(), io::ErrorKind::InvalidData);
 }
 
@@ -399,7 +399,7 @@ fn failing(stores: &[Arc<MemStore>]) -> (Vec<Arc<Failing>>, Mirror) {
         .enumerate()
         .map(|(at, store)| {
             let store: Arc<dyn BlockStore> = store.clone();
-            Found::new(area(&store, at as u8, BYTES))
+            FoundArea::new(area(&store, at as u8, BYTES))
         })
         .collect();
     (failing, Mirror::open(found, &[]).unwrap())
@@ -532,7 +532,11 @@ fn the_second_copy_moves_to_another_device() {
     mirror.sync().unwrap();
     drop(mirror);
     // The first device is gone: the third gets a copy.
-    let mirror = Mirror::open(vec![Found::new(at(1, 0)), Found::new(at(2, 0))], &[]).unwrap();
+    let mirror = Mirror::open(
+        vec![FoundArea::new(at(1, 0)), FoundArea::new(at(2, 0))],
+        &[],
+    )
+    .unwrap();
     mirror.settle(&[at(1, 0), at(2, 0)]).unwrap();
     assert_eq!(devices(&mirror), [1, 2]);
     expect_head(&mirror, 0xBB);
@@ -541,15 +545,18 @@ fn the_second_copy_moves_to_another_device() {
     drop(mirror);
     // The first one is back, with what it had, and must not be taken for a copy.
     let all = vec![
-        Found::new(at(0, 0)),
-        Found::new(at(0, 1)),
-        Found::new(at(1, 0)),
-        Found::new(at(2, 0)),
+        FoundArea::new(at(0, 0)),
+        FoundArea::new(at(0, 1)),
+        FoundArea::new(at(1, 0)),
+        FoundArea::new(at(2, 0)),
     ];
     let mirror = Mirror::open(all, &[]).unwrap();
     expect_head(&mirror, 0xCC);
     drop(mirror);
-    let alone = Mirror::open(vec![Found::new(at(0, 0)), Found::new(at(0, 1))], &[]);
+    let alone = Mirror::open(
+        vec![FoundArea::new(at(0, 0)), FoundArea::new(at(0, 1))],
+        &[],
+    );
     match alone {
         Ok(mirror) => expect_head(&mirror, 0xCC),
         Err(error) => assert!(error.kind() == io::ErrorKind::NotFound, "{error}"),

@@ -237,7 +237,7 @@ impl Lab {
             };
             let area = Area::new(store.clone(), DeviceIndex(*at as u8), AREA_AT, AREA, OWNER);
             areas.push(area.unwrap());
-            found.push(Found::new(areas[areas.len() - 1].clone()));
+            found.push(FoundArea::new(areas[areas.len() - 1].clone()));
             told.push((at.to_string(), label.epoch));
             stores.push((label.device_uuid, store));
         }

@@ -25,18 +25,18 @@ use std::{
 /// What may be queued, in bytes. A commit has a few pages; a copy that is made anew has all of them.
 const QUEUE_BYTES: usize = 4 << 20;
 
-enum Work {
+enum WriteWork {
     Write(u64, Box<[u8]>),
     Read(u64, usize),
     Sync,
     WillRead(u64, u64),
 }
 
-struct Queue {
+struct WriteQueue {
     limit: Duration,
     /// How long all operations together may still be waited for, if that is limited.
     left: Option<Duration>,
-    waiting: VecDeque<(u64, Work)>,
+    waiting: VecDeque<(u64, WriteWork)>,
     /// What the writes among them hold.
     bytes: usize,
     /// The number of the next operation; 0 is none's.
@@ -59,7 +59,7 @@ struct Queue {
 
 struct Shared {
     store: Arc<dyn BlockStore>,
-    queue: Mutex<Queue>,
+    queue: Mutex<WriteQueue>,
     /// There is something to do.
     work: Condvar,
     /// Something has ended.
@@ -82,7 +82,7 @@ fn no_answer(limit: Duration) -> io::Error {
     )
 }
 
-impl Queue {
+impl WriteQueue {
     fn failure(&self) -> io::Result<()> {
         if self.stuck || self.is_used_up() {
             return Err(no_answer(self.limit));
@@ -108,7 +108,7 @@ impl Queue {
         let dropped = std::mem::take(&mut self.waiting);
         if dropped
             .iter()
-            .any(|(_, work)| matches!(work, Work::Write(..)))
+            .any(|(_, work)| matches!(work, WriteWork::Write(..)))
         {
             self.fail(&error);
         }
@@ -121,16 +121,16 @@ impl Queue {
 }
 
 impl Shared {
-    fn lock(&self) -> MutexGuard<'_, Queue> {
+    fn lock(&self) -> MutexGuard<'_, WriteQueue> {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Waits for as long as the store may take.
     fn wait_while<'a>(
         &'a self,
-        mut queue: MutexGuard<'a, Queue>,
-        condition: impl Fn(&Queue) -> bool,
-    ) -> MutexGuard<'a, Queue> {
+        mut queue: MutexGuard<'a, WriteQueue>,
+        condition: impl Fn(&WriteQueue) -> bool,
+    ) -> MutexGuard<'a, WriteQueue> {
         let limit = queue.left.map_or(queue.limit, |left| left.min(queue.limit));
         let (begin, given_up) = (Instant::now(), queue.given_up);
         queue.waiters += 1;
@@ -157,23 +157,26 @@ impl Shared {
             let failure = queue.failure();
             queue.under_way = true;
             drop(queue);
-            let (is_read, is_sync) = (matches!(work, Work::Read(..)), matches!(work, Work::Sync));
+            let (is_read, is_sync) = (
+                matches!(work, WriteWork::Read(..)),
+                matches!(work, WriteWork::Sync),
+            );
             let (result, freed) = match (failure, work) {
-                (Ok(()), Work::Write(offset, data)) => {
+                (Ok(()), WriteWork::Write(offset, data)) => {
                     let result = self.store.write_at(offset, &data);
                     (result.map(|()| Vec::new()), data.len())
                 }
-                (Ok(()), Work::Read(offset, count)) => {
+                (Ok(()), WriteWork::Read(offset, count)) => {
                     let mut into = vec![0; count];
                     (self.store.read_at(offset, &mut into).map(|()| into), 0)
                 }
-                (Ok(()), Work::Sync) => (self.store.sync().map(|()| Vec::new()), 0),
-                (_, Work::WillRead(offset, bytes)) => {
+                (Ok(()), WriteWork::Sync) => (self.store.sync().map(|()| Vec::new()), 0),
+                (_, WriteWork::WillRead(offset, bytes)) => {
                     self.store.will_read(offset, bytes);
                     (Ok(Vec::new()), 0)
                 }
-                (Err(error), Work::Write(_, data)) => (Err(error), data.len()),
-                (Err(error), Work::Read(..) | Work::Sync) => (Err(error), 0),
+                (Err(error), WriteWork::Write(_, data)) => (Err(error), data.len()),
+                (Err(error), WriteWork::Read(..) | WriteWork::Sync) => (Err(error), 0),
             };
             queue = self.lock();
             queue.under_way = false;
@@ -203,7 +206,7 @@ impl BoundedStore {
     pub fn new(store: Arc<dyn BlockStore>, limit: Duration) -> Self {
         Self(Arc::new(Shared {
             store,
-            queue: Mutex::new(Queue {
+            queue: Mutex::new(WriteQueue {
                 limit,
                 left: None,
                 waiting: VecDeque::new(),
@@ -248,7 +251,7 @@ impl BoundedStore {
         self.0.lock().limit = limit;
     }
 
-    fn submit(&self, queue: &mut Queue, work: Work) -> io::Result<u64> {
+    fn submit(&self, queue: &mut WriteQueue, work: WriteWork) -> io::Result<u64> {
         if queue.stuck || queue.is_used_up() {
             return Err(no_answer(queue.limit));
         }
@@ -261,7 +264,7 @@ impl BoundedStore {
         }
         let number = queue.next;
         queue.next += 1;
-        if let Work::Write(_, data) = &work {
+        if let WriteWork::Write(_, data) = &work {
             queue.bytes += data.len();
         }
         queue.waiting.push_back((number, work));
@@ -271,7 +274,7 @@ impl BoundedStore {
         Ok(number)
     }
 
-    fn wait(&self, queue: MutexGuard<'_, Queue>, number: u64) -> io::Result<Vec<u8>> {
+    fn wait(&self, queue: MutexGuard<'_, WriteQueue>, number: u64) -> io::Result<Vec<u8>> {
         let given_up = queue.given_up;
         let mut queue = self
             .0
@@ -298,7 +301,7 @@ impl BlockStore for BoundedStore {
             return Ok(());
         }
         let mut queue = self.0.lock();
-        let number = self.submit(&mut queue, Work::Read(offset, buf.len()))?;
+        let number = self.submit(&mut queue, WriteWork::Read(offset, buf.len()))?;
         buf.copy_from_slice(&self.wait(queue, number)?);
         Ok(())
     }
@@ -306,7 +309,8 @@ impl BlockStore for BoundedStore {
     fn write_at(&self, offset: u64, data: &[u8]) -> io::Result<()> {
         let mut queue = self.0.lock();
         queue.failure()?;
-        let is_full = |queue: &Queue| queue.bytes > 0 && queue.bytes + data.len() > QUEUE_BYTES;
+        let is_full =
+            |queue: &WriteQueue| queue.bytes > 0 && queue.bytes + data.len() > QUEUE_BYTES;
         if is_full(&queue) {
             let given_up = queue.given_up;
             queue = self.0.wait_while(queue, is_full);
@@ -317,12 +321,13 @@ impl BlockStore for BoundedStore {
             }
             queue.failure()?;
         }
-        self.submit(&mut queue, Work::Write(offset, data.into()))?;
+        self.submit(&mut queue, WriteWork::Write(offset, data.into()))?;
         Ok(())
     }
 
     fn begin_sync(&self) -> u64 {
-        self.submit(&mut self.0.lock(), Work::Sync).unwrap_or(0)
+        self.submit(&mut self.0.lock(), WriteWork::Sync)
+            .unwrap_or(0)
     }
 
     fn end_sync(&self, begun: u64) -> io::Result<()> {
@@ -347,7 +352,7 @@ impl BlockStore for BoundedStore {
 
     fn will_read(&self, offset: u64, bytes: u64) {
         // A hint.
-        let _ = self.submit(&mut self.0.lock(), Work::WillRead(offset, bytes));
+        let _ = self.submit(&mut self.0.lock(), WriteWork::WillRead(offset, bytes));
     }
 }
 
@@ -357,7 +362,7 @@ impl Drop for BoundedStore {
         let mut queue = self.0.lock();
         queue.over = true;
         self.0.work.notify_one();
-        let is_busy = |queue: &Queue| !queue.waiting.is_empty() || queue.under_way;
+        let is_busy = |queue: &WriteQueue| !queue.waiting.is_empty() || queue.under_way;
         if queue.stuck || !is_busy(&queue) {
             return;
         }

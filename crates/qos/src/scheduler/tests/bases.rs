@@ -145,7 +145,7 @@ fn a_base_has_its_part_of_what_is_shared() {
     for (lane, base) in bases {
         scheduler.set_volume(lane, Some(&budget(base, 900_000, Burst::Metered)));
     }
-    let cost = costs.of(Frontend::Tcp, Operation::Read, 4096);
+    let cost = costs.of(Transport::Tcp, Operation::Read, 4096);
     let loads: Vec<_> = (0..=VOLUMES)
         .rev()
         .map(|lane| Always {
@@ -302,7 +302,7 @@ proptest! {
 fn a_base_is_what_it_takes_by_the_frontends_it_comes_by() {
     let profile = |ns: f64| Profile::line((ns, 0.0), (10.0, 0.0), 0);
     let costs = CostTable::new([10_000.0, 1000.0, 1000.0].map(|ns| [profile(ns); 3]));
-    let machines = Frontends::of([Frontend::Pcie].into_iter());
+    let machines = Frontends::of([Transport::Pcie].into_iter());
     // A reactor's processor carries 1000 of a machine's in a window of 1 ms.
     for (frontends, fits) in [(machines, true), (Frontends::default(), false)] {
         let mut bench = Bench::new(&[budget(100_000, 2_000_000, Burst::Metered); 2], params());
@@ -311,7 +311,7 @@ fn a_base_is_what_it_takes_by_the_frontends_it_comes_by() {
             let budget = budget(100_000, 2_000_000, Burst::Metered);
             scheduler.set_budget(tenant, &budget, &costs, frontends);
         }
-        let cost = costs.of(Frontend::Pcie, Operation::Read, 4096);
+        let cost = costs.of(Transport::Pcie, Operation::Read, 4096);
         let mut kept_waiting = 0;
         // In the first nothing is given yet.
         for window in 0..200 {

@@ -6,7 +6,7 @@
 
 use super::{Bench, budget, params};
 use crate::budget::Burst;
-use crate::cost::{CostTable, Frontend, OPERATIONS, Operation};
+use crate::cost::{CostTable, OPERATIONS, Operation, Transport};
 use crate::scheduler::Scheduler;
 
 #[test]
@@ -20,11 +20,10 @@ fn an_admission_is_counted() {
     );
     for tenant in 0..4 {
         // It is active from here on.
-        assert!(
-            bench
-                .scheduler
-                .admit(tenant, &bench.costs.of(Frontend::Tcp, Operation::Read, 512))
-        );
+        assert!(bench.scheduler.admit(
+            tenant,
+            &bench.costs.of(Transport::Tcp, Operation::Read, 512)
+        ));
     }
     let mut begun = 0;
     for round in 0..rounds {
@@ -41,7 +40,7 @@ fn an_admission_is_counted() {
         begun += u32::from(passed);
         if !passed {
             // It is given something of what it asks for from the next window on.
-            let cost = bench.costs.of(Frontend::Pcie, operation, len);
+            let cost = bench.costs.of(Transport::Pcie, operation, len);
             assert!(bench.scheduler.admit(lane, &cost));
         }
     }
@@ -56,6 +55,6 @@ fn counted_admission(
     operation: Operation,
     len: u32,
 ) -> bool {
-    let cost = costs.row(Frontend::Pcie, operation, len);
+    let cost = costs.row(Transport::Pcie, operation, len);
     cost.is_some_and(|cost| scheduler.take(lane, cost))
 }

@@ -53,7 +53,7 @@ fn who_rests_earns_what_is_stated_while_it_is_there() {
     let whole = [1e9, 1e12, 1e12, 100e9, 100e9, 100e6 * f64::from(PARTS)];
     let mut scheduler = Scheduler::new(params(), &whole, 1, &ledger).expect("good");
     let credit = Burst::Credit { seconds: 600 };
-    let cost = costs.of(Frontend::Tcp, Operation::Read, 4096);
+    let cost = costs.of(Transport::Tcp, Operation::Read, 4096);
     let has = |scheduler: &Scheduler| scheduler.statistics(0).credit_parts / PARTS as u64;
     // What was before it had a volume here is not its own.
     scheduler.refill(5000, 0);
@@ -148,7 +148,7 @@ proptest! {
             };
             for _ in 0..turns {
                 if let Some((at, n, len)) = asks {
-                    let cost = costs.of(Frontend::Tcp, Operation::Read, len);
+                    let cost = costs.of(Transport::Tcp, Operation::Read, len);
                     let _ = (0..n).take_while(|_| reactors[at].admit(0, &cost)).count();
                 }
                 for (at, scheduler) in reactors.iter_mut().enumerate() {

@@ -14,7 +14,7 @@ mod volumes;
 use super::Scheduler;
 use crate::budget::{Budget, Burst, Rate};
 use crate::cost::Frontends;
-use crate::cost::{CostTable, Frontend, Operation, tests::table};
+use crate::cost::{CostTable, Operation, Transport, tests::table};
 use crate::ledger::Ledger;
 use crate::params::Params;
 use crate::resources::{PARTS, Resource, ResourceVector};
@@ -95,7 +95,7 @@ impl Bench {
         for step in 0..STEPS {
             for tenant in 0..self.queues.len() {
                 let (count, len) = load(tenant, self.window, step);
-                let cost = self.costs.of(Frontend::Tcp, Operation::Read, len);
+                let cost = self.costs.of(Transport::Tcp, Operation::Read, len);
                 for _ in 0..count {
                     if self.queues[tenant].len() < depth {
                         self.queues[tenant].push_back(cost);
@@ -280,7 +280,7 @@ fn what_lies_free_of_one_resource_is_had_with_another_of_the_reserve() {
     (0..8).for_each(|_| bench.window(64, &|_, _, step| (usize::from(step == 0), 4096)));
     let cost = bench
         .costs
-        .of(Frontend::Tcp, Operation::Read, 4096)
+        .of(Transport::Tcp, Operation::Read, 4096)
         .shared();
     let mut time = ResourceVector::ZERO;
     time[Resource::Cpu] = cost[Resource::Cpu];
@@ -291,7 +291,7 @@ fn what_lies_free_of_one_resource_is_had_with_another_of_the_reserve() {
     let left = &mut lane.left;
     (*left, lane.given) = (left.own(), lane.given.minus(&left.shared()));
     scheduler.bases_fit = [false; 2];
-    let cost = bench.costs.of(Frontend::Tcp, Operation::Read, 4096);
+    let cost = bench.costs.of(Transport::Tcp, Operation::Read, 4096);
     (scheduler.free, scheduler.reserve) = (time, ResourceVector::ZERO);
     assert!(!scheduler.admit(0, &cost), "no link");
     (scheduler.free, scheduler.reserve) = (ResourceVector::ZERO, rest);
@@ -330,7 +330,7 @@ fn a_tenants_volumes_share_it_fairly() {
     }
     // One has a limit, one asks for little, two for all; one of them comes far more often.
     scheduler.set_volume(2, Some(&budget(10_000, 20_000, Burst::Metered)));
-    let cost = costs.of(Frontend::Tcp, Operation::Read, 4096);
+    let cost = costs.of(Transport::Tcp, Operation::Read, 4096);
     for lane in 0..4 {
         scheduler.wait(lane, &cost);
     }
@@ -398,7 +398,7 @@ fn a_small_budget_of_many_volumes_starves_none() {
         how: Burst::Metered,
     };
     scheduler.set_budget(0, &small, &costs, Frontends::ALL);
-    let cost = costs.of(Frontend::Tcp, Operation::Write, 256 << 10);
+    let cost = costs.of(Transport::Tcp, Operation::Write, 256 << 10);
     for lane in 0..8 {
         scheduler.attach(lane, 0);
         scheduler.wait(lane, &cost);
@@ -441,7 +441,7 @@ fn several_reactors_share_a_tenants_budget() {
             scheduler
         })
         .collect();
-    let cost = costs.of(Frontend::Tcp, Operation::Read, 4096);
+    let cost = costs.of(Transport::Tcp, Operation::Read, 4096);
     // Which of them are busy changes each 20 windows: together never more than the burst limit, but in the windows of a change,
     // where what was saved elsewhere is there as well.
     for window in 0..300usize {
@@ -474,7 +474,7 @@ fn a_late_reactor_makes_up_for_what_passed() {
         .into_iter()
         .flat_map(|len| budgets.map(|b| (len, b)))
     {
-        let cost = costs.of(Frontend::Tcp, Operation::Read, len);
+        let cost = costs.of(Transport::Tcp, Operation::Read, len);
         for passed in [1, 2, 14, 60] {
             let params = Params {
                 window_ns: 300_000,
@@ -559,11 +559,11 @@ fn what_lanes_are_given_is_their_tenants() {
 #[test]
 fn whoever_is_below_its_base_waits_for_no_processor() {
     let base =
-        1e9 / f64::from(table().of(Frontend::Tcp, Operation::Read, 4096)[Resource::Cpu]) * 0.2;
+        1e9 / f64::from(table().of(Transport::Tcp, Operation::Read, 4096)[Resource::Cpu]) * 0.2;
     let budgets =
         [base, 10.0 * base].map(|burst| budget(base as u64, burst as u64, Burst::Metered));
     let mut bench = Bench::new(&budgets, params());
-    let cost = bench.costs.of(Frontend::Tcp, Operation::Read, 4096);
+    let cost = bench.costs.of(Transport::Tcp, Operation::Read, 4096);
     let window_s = bench.scheduler.params.window_ns as f64 / 1e9;
     let begins = |bench: &mut Bench, tenant, most: usize| {
         let ios = 0..most;

@@ -19,7 +19,7 @@ pub(super) fn reactors(
         (0..*lanes).for_each(|lane| scheduler.attach(lane, 0));
         scheduler
     };
-    let cost = costs.of(Frontend::Tcp, Operation::Read, 4096);
+    let cost = costs.of(Transport::Tcp, Operation::Read, 4096);
     (lanes.iter().map(make).collect(), cost)
 }
 

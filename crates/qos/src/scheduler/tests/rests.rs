@@ -23,7 +23,7 @@ fn who_rests_and_comes_back_has_no_more_than_its_budget() {
                 let params = params();
                 let once = BASE * (u64::from(params.saved_windows) + 1) + 1;
                 let mut bench = Bench::new(&[all], params);
-                let cost = bench.costs.of(Frontend::Tcp, Operation::Read, 4096);
+                let cost = bench.costs.of(Transport::Tcp, Operation::Read, 4096);
                 let scheduler = &mut bench.scheduler;
                 let (mut begun, mut rested) = (0, 0);
                 for round in 1..=300 {
@@ -55,7 +55,7 @@ fn who_rests_and_comes_back_has_no_more_than_its_budget() {
 fn what_a_lane_owes_its_tenants_base_has_to_pay() {
     let all = budget(100_000, 100_000, Burst::Metered);
     let mut bench = Bench::new(&[all], params());
-    let cost = bench.costs.of(Frontend::Tcp, Operation::Read, 4096);
+    let cost = bench.costs.of(Transport::Tcp, Operation::Read, 4096);
     let scheduler = &mut bench.scheduler;
     let cpu = Resource::Cpu;
     let debt = |scheduler: &Scheduler| -scheduler.lanes[0].left[cpu];
@@ -86,7 +86,7 @@ fn what_a_lane_owes_its_tenants_base_has_to_pay() {
 fn a_volumes_limit_holds_while_its_tenant_rests() {
     let all = budget(100_000, 100_000, Burst::Metered);
     let mut bench = Bench::new(&[all], params());
-    let cost = bench.costs.of(Frontend::Tcp, Operation::Read, 4096);
+    let cost = bench.costs.of(Transport::Tcp, Operation::Read, 4096);
     let scheduler = &mut bench.scheduler;
     scheduler.set_volume(0, Some(&budget(1000, 1000, Burst::Metered)));
     (0..100).for_each(|_| scheduler.borrow(0, &cost));
@@ -102,7 +102,7 @@ fn a_volumes_limit_holds_while_its_tenant_rests() {
 fn what_was_saved_or_drawn_is_credit_where_a_reactor_does_without() {
     let all = budget(10_000, 50_000, Burst::Credit { seconds: 10 });
     let mut bench = Bench::new(&[all], params());
-    let cost = bench.costs.of(Frontend::Tcp, Operation::Read, 4096);
+    let cost = bench.costs.of(Transport::Tcp, Operation::Read, 4096);
     let scheduler = &mut bench.scheduler;
     assert!(scheduler.admit(0, &cost));
     rests(scheduler);
@@ -141,7 +141,7 @@ fn a_stop_waits_for_no_more_than_seconds() {
     ] {
         for len in [4096, 128 << 10, 1 << 20] {
             let mut bench = Bench::new(&[one], params());
-            let cost = bench.costs.of(Frontend::Tcp, Operation::Write, len);
+            let cost = bench.costs.of(Transport::Tcp, Operation::Write, len);
             let scheduler = &mut bench.scheduler;
             let hold = |scheduler: &mut Scheduler| {
                 let mut waits = 0u64;

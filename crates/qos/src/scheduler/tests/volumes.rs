@@ -14,7 +14,7 @@ pub(super) fn scheduler(
     let mut scheduler = Scheduler::new(params(), &whole, lanes, &ledger).expect("good");
     scheduler.set_budget(0, budget, &costs, Frontends::ALL);
     (0..lanes).for_each(|lane| scheduler.attach(lane, 0));
-    let cost = move |len| costs.of(Frontend::Tcp, Operation::Read, len);
+    let cost = move |len| costs.of(Transport::Tcp, Operation::Read, len);
     (scheduler, cost)
 }
 

@@ -1,7 +1,7 @@
 //! Discovery, however much of it there is: work is counted in exports looked at.
 
 use super::*;
-use crate::exports::{Exports, Served};
+use crate::exports::{ExportTable, Served};
 use forebay_nvme::opcode;
 use forebay_xlate::boundary::message::{ExportConfig, ExportId};
 use rig::Rig;
@@ -51,7 +51,7 @@ fn discovery(rig: &mut Rig) -> Host {
 
 #[test]
 fn discovery_at_scale_keeps_turns_short() {
-    let exports = Exports::default();
+    let exports = ExportTable::default();
     for export in 0..EXPORTS {
         exports.set(served(export, 0..LISTED));
     }

@@ -3,7 +3,7 @@
 use super::*;
 use crate::exports::Port;
 use crate::frontend::Frontend;
-use crate::lane::Figures;
+use crate::lane::VolumeStatistics;
 use forebay_nvme::controller::{Ana, AnaState};
 use forebay_nvme::opcode::nvm;
 use forebay_nvme::reservation::{ReservationCommand, Reservations};
@@ -190,9 +190,9 @@ fn health_is_the_exports() {
     };
     rig.core.lanes.set_figures(
         V,
-        Figures {
+        VolumeStatistics {
             past,
-            ..Figures::default()
+            ..VolumeStatistics::default()
         },
     );
     // Media errors, hours, read commands, written units.

@@ -6,10 +6,10 @@ use super::super::*;
 use crate::associations::Associations;
 use crate::core::staging::Staging;
 use crate::core::{CarriedSpan, CommandRef, Devices, ServedDevice};
-use crate::exports::Exports;
+use crate::exports::ExportTable;
 use crate::frontend::Frontend;
 use crate::lane::{Lane, LaneIndex};
-use crate::listener::{NewConnection, NewKind, Target};
+use crate::listener::{ListenerTarget, NewConnection, NewKind};
 use crate::memory::Memory;
 use crate::volume::Volume;
 use forebay_device::gate::TestGate;
@@ -49,7 +49,7 @@ pub(super) struct Rig {
     /// It comes over TCP, and not by a socket pair.
     pub tcp: bool,
     /// It connects to discovery of these, not to an export.
-    pub discovery: Option<Exports>,
+    pub discovery: Option<ExportTable>,
     /// The address here that it connects to.
     pub local: &'static str,
     /// Every socket, as the daemon holds them.
@@ -214,8 +214,8 @@ impl Rig {
             None => Nqn::parse("nqn.2026-01.io.forebay:t.v").unwrap(),
         };
         let target = match &self.discovery {
-            Some(exports) => Target::Discovery(exports.clone()),
-            None => Target::Export(self.export),
+            Some(exports) => ListenerTarget::Discovery(exports.clone()),
+            None => ListenerTarget::Export(self.export),
         };
         let name = Nqn::parse(self.host).unwrap();
         let data = ConnectData::new(self.host_id, cntlid, &subsystem, &name);

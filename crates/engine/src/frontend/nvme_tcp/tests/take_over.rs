@@ -14,10 +14,10 @@ use super::take_over_hosts::{BLOCK, Blocks, Dice, Queue, Wanted, patience};
 use crate::associations::Associations;
 use crate::core::ServedDevice;
 use crate::core::staging::Staging;
-use crate::exports::{Exports, Served};
+use crate::exports::{ExportTable, Served};
 use crate::frontend::Frontend;
 use crate::lane::{Lane, LaneIndex};
-use crate::listener::{NewConnection, NewKind, Target};
+use crate::listener::{ListenerTarget, NewConnection, NewKind};
 use crate::memory::Memory;
 use crate::takeover::{Inheritance, Pending, ServedLane, ServedLanes, Successor};
 use crate::volume::Volume;
@@ -341,7 +341,7 @@ impl World {
                     connect: Box::new(
                         check_admin_connect(command, &arrival.data, MAX_ADMIN_ENTRIES).unwrap(),
                     ),
-                    target: Target::Export(ExportId(1)),
+                    target: ListenerTarget::Export(ExportId(1)),
                 },
                 _ => NewKind::Io {
                     cntlid: arrival.data.cntlid.get(),
@@ -518,7 +518,7 @@ fn convert(
         memory: next.memory,
         reactors: 1,
         lanes: &next.lanes,
-        exports: &Exports::default(),
+        exports: &ExportTable::default(),
         associations: &next.associations,
     })
 }

@@ -2,7 +2,7 @@
 
 use super::*;
 use forebay_qos::budget::{Budget, Burst, Rate};
-use forebay_qos::cost::{Frontend, Frontends};
+use forebay_qos::cost::{Frontends, Transport};
 use forebay_xlate::{DeviceIndex, ExtentIndex, ExtentRange, Rights, Word};
 
 const WINDOW_NS: u64 = 1_000_000;
@@ -187,7 +187,7 @@ fn who_is_within_its_base_comes_between_a_bursts_quanta() {
 fn a_machines_base_is_reckoned_by_its_own_frontend() {
     let (mut rig, ..) = ready("ram", Doorbells::Shadow);
     rig.admit(1);
-    let machines = Frontends::of([Frontend::Pcie].into_iter());
+    let machines = Frontends::of([Transport::Pcie].into_iter());
     assert_eq!(rig.frontends_of(0), Some(machines));
     // The second has no lane here: any may come.
     assert_eq!(rig.frontends_of(1), Some(Frontends::ALL));

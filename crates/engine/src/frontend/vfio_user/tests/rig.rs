@@ -9,7 +9,7 @@ use crate::core::staging::Staging;
 use crate::core::{Core, ServedDevice};
 use crate::frontend::vm::closer::Closer;
 use crate::frontend::vm::file::MachineFile;
-use crate::frontend::vm::{Machines, NewMachine};
+use crate::frontend::vm::{NewMachine, Vms};
 use crate::frontend::{Frontend, vm_protocol};
 use crate::lane::{Lane, LaneIndex};
 use crate::memory::Memory;
@@ -50,7 +50,7 @@ struct Held {
 
 struct Engine {
     core: Core,
-    machines: Machines,
+    machines: Vms,
     epoll: Arc<OwnedFd>,
 }
 
@@ -173,7 +173,7 @@ impl Rig {
             ));
         }
         let epoll = Arc::new(epoll::create(epoll::CreateFlags::CLOEXEC).unwrap());
-        let machines = Machines::new(
+        let machines = Vms::new(
             FrontendIndex(1),
             epoll.clone(),
             Closer::start().unwrap(),

@@ -9,7 +9,7 @@ use crate::core::{Core, ServedDevice};
 use crate::frontend::vm::closer::Closer;
 use crate::frontend::vm::file::MachineFile;
 use crate::frontend::vm::protocol::Closing;
-use crate::frontend::vm::{Machines, NewMachine};
+use crate::frontend::vm::{NewMachine, Vms};
 use crate::frontend::{Frontend, vm_protocol};
 use crate::lane::{Lane, LaneIndex};
 use crate::upcall::Upcall;
@@ -33,7 +33,7 @@ const V: VolumeId = VolumeId(9);
 /// See the module's text.
 pub(super) struct Rig {
     pub core: Core,
-    pub machines: Machines,
+    pub machines: Vms,
     pub gate: Arc<TestGate>,
     pub volume: Arc<Volume>,
     epoll: Arc<OwnedFd>,
@@ -126,7 +126,7 @@ impl Rig {
         let epoll = epoll();
         let mut rig = Self {
             core,
-            machines: Machines::new(
+            machines: Vms::new(
                 FrontendIndex(1),
                 epoll.clone(),
                 Closer::start().unwrap(),
@@ -203,7 +203,7 @@ impl Rig {
         let (socket, fd, file) = self.kept.take().expect("a client");
         let (core, gate, region) = core_of(&self.spec);
         let epoll = epoll();
-        let machines = Machines::new(
+        let machines = Vms::new(
             FrontendIndex(1),
             epoll.clone(),
             Closer::start().unwrap(),

@@ -17,7 +17,7 @@ use self::interrupts::Interrupts;
 use self::known::Registered;
 pub(crate) use self::known::{MAX_REGISTERED, MAX_REGISTERED_ENTRIES};
 use super::closer::Closer;
-use super::file::{MAX_SLOTS, MachineFile, Region, Stage};
+use super::file::{ClientRegion, MAX_SLOTS, MachineFile, MessageStage};
 use super::protocol::{Closing, Deposit};
 use super::registered::Asker;
 use super::signal::Signals;
@@ -52,7 +52,7 @@ pub(crate) struct Client {
     /// What goes with it.
     pub reply_descriptor: Option<Arc<OwnedFd>>,
     /// A message of the protocol's own, put here when there is none: sent as soon as no answer is under way.
-    pub request: Request,
+    pub request: ClientRequest,
     /// What it says is looked at: no message of its is under way. Said before each [`super::protocol::Protocol::tick`].
     pub is_heard: bool,
     pub(super) export: Arc<ExportConfig>,
@@ -68,7 +68,7 @@ pub(crate) struct Client {
     slots: Box<[Option<Arc<OwnedFd>>]>,
     pub(super) interrupts: Interrupts,
     /// Where it is among the clients of its reactor.
-    place: Place,
+    place: ClientPlace,
     pub(super) closing: Option<Closing>,
     /// The newest deposit of our own that the daemon has yet to acknowledge.
     pub(super) awaits_deposit: Option<u32>,
@@ -86,7 +86,7 @@ pub(crate) struct Client {
 
 /// A message of a protocol's own to its client.
 #[derive(Default)]
-pub(crate) struct Request {
+pub(crate) struct ClientRequest {
     /// The message; empty: there is none.
     pub bytes: Vec<u8>,
     /// Its number, another for each: what a successor knows it by ([`MachineFile::asked`]).
@@ -96,7 +96,7 @@ pub(crate) struct Request {
 }
 
 /// Where a client is among those of its reactor.
-pub(super) struct Place {
+pub(super) struct ClientPlace {
     /// The frontend.
     pub frontend: FrontendIndex,
     /// Its number, and which use of that number it is.
@@ -110,7 +110,7 @@ pub(super) struct Place {
     pub asker: Option<Asker>,
 }
 
-impl Place {
+impl ClientPlace {
     /// The epoll key of the client's socket (0) or of what it watches (its slot + 1).
     fn key(&self, what: usize) -> u64 {
         super::key(self.frontend, self.index, self.generation, what)
@@ -124,12 +124,12 @@ impl Client {
         export: Arc<ExportConfig>,
         lane: Option<LaneIndex>,
         file: MachineFile,
-        place: Place,
+        place: ClientPlace,
     ) -> Self {
         Self {
             socket,
             reply: Vec::new(),
-            request: Request::default(),
+            request: ClientRequest::default(),
             is_heard: true,
             reply_descriptor: None,
             export,
@@ -176,7 +176,7 @@ impl Client {
         self.inherited = true;
         self.changed = true;
         self.deposits = deposits;
-        let regions: Vec<(usize, Region)> = self.file.regions().collect();
+        let regions: Vec<(usize, ClientRegion)> = self.file.regions().collect();
         for (_, region) in regions {
             let fd = match region.deposit {
                 Some(number) => Some(self.deposits.get(&number).ok_or(NOT_DEPOSITED)?),
@@ -313,7 +313,7 @@ impl Client {
             writable,
             file: deposit.map(|deposit| (deposit.fd.as_fd(), offset)),
         })?;
-        let record = Region {
+        let record = ClientRegion {
             address,
             len,
             offset,
@@ -342,7 +342,7 @@ impl Client {
     /// Why not; nothing is changed.
     pub(crate) fn replace_memory(
         &mut self,
-        regions: &[(Option<&Deposit>, Region)],
+        regions: &[(Option<&Deposit>, ClientRegion)],
     ) -> Result<(), MapError> {
         let new: Vec<NewRegion<'_>> = (regions.iter())
             .map(|(deposit, region)| NewRegion {
@@ -361,7 +361,7 @@ impl Client {
             self.file.take_region(message, at);
         }
         for (deposit, region) in regions {
-            let record = Region {
+            let record = ClientRegion {
                 deposit: deposit.map(|deposit| deposit.number),
                 ..*region
             };
@@ -565,7 +565,7 @@ impl Client {
     }
 
     /// Notes how far the present message is.
-    pub(super) fn stage(&self, stage: Stage) {
+    pub(super) fn stage(&self, stage: MessageStage) {
         self.file.set_message(self.message_number(), stage);
     }
 }

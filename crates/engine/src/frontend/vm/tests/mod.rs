@@ -9,7 +9,7 @@ mod deaths;
 mod registered;
 
 use super::file::{MAX_SLOTS, MachineFile};
-use super::protocol::{Answer, Frame, Message};
+use super::protocol::{Answer, Message, StreamFrame};
 use super::*;
 use crate::core::DoneIo;
 use crate::core::staging::Staging;
@@ -70,10 +70,10 @@ fn word(bytes: &[u8], at: usize) -> u32 {
 }
 
 impl Protocol for Toy {
-    fn frame(&self, peeked: &[u8]) -> Result<Frame, Closing> {
+    fn frame(&self, peeked: &[u8]) -> Result<StreamFrame, Closing> {
         match peeked.len() {
-            ..HEADER => Ok(Frame::Need(HEADER)),
-            _ => Ok(Frame::Whole(HEADER + word(peeked, 8) as usize)),
+            ..HEADER => Ok(StreamFrame::Need(HEADER)),
+            _ => Ok(StreamFrame::Whole(HEADER + word(peeked, 8) as usize)),
         }
     }
 
@@ -167,7 +167,7 @@ impl Protocol for Toy {
 
 struct Rig {
     core: Core,
-    machines: Machines,
+    machines: Vms,
     epoll: Arc<OwnedFd>,
     export: Arc<ExportConfig>,
     client: OwnedFd,
@@ -179,12 +179,12 @@ struct Rig {
     left: Vec<&'static str>,
 }
 
-fn engine() -> (Core, Machines, Arc<OwnedFd>) {
+fn engine() -> (Core, Vms, Arc<OwnedFd>) {
     let region = Arc::new(Region::anonymous(1).unwrap());
     let ring = Ring::new(&RingOptions::default()).unwrap();
     let core = Core::new(0, region, Staging::new().unwrap(), ring);
     let epoll = Arc::new(epoll::create(epoll::CreateFlags::CLOEXEC).unwrap());
-    let machines = Machines::new(
+    let machines = Vms::new(
         FrontendIndex(1),
         epoll.clone(),
         Closer::start().unwrap(),
