@@ -313,6 +313,11 @@ impl Vhost {
             record,
             over_ns: None,
         };
+        self.start_part(turn, new)
+    }
+
+    #[inline]
+    fn start_part(&mut self, turn: &mut Turn<'_>, new: NewIo) -> Try {
         match turn.core.start_machine(new, &mut self.pieces) {
             Ok(()) => Try::Begun,
             Err(new) => {
