@@ -130,7 +130,7 @@ impl Daemon {
         self.serving.borrow().clone()
     }
 
-    /// What is said to whoever needs a pool when there is none.
+    /// The answer to a request that needs a pool while none is served.
     fn no_pool(&self) -> ApiError {
         match self.trouble.borrow().clone() {
             // A volume that is asked for may well exist.

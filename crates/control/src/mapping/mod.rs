@@ -72,11 +72,11 @@ pub(crate) trait MapOwner: Debug {
 
     /// Ends a volume: takes every extent back from the data path, then from the volume.
     fn delete_volume(&self, volume: VolumeId) -> OwnerWork<'_, Result<(), ReleaseError>>;
-    /// Takes back what was never written, for somebody who found no space; false: there is nothing.
+    /// Takes back preallocated extents that were never written, when a request finds no space. False if there are none.
     fn take_back_for_space(&self) -> OwnerWork<'_, bool>;
-    /// Learns how many preallocated extents are still unwritten, for somebody who waits for it: not for long.
+    /// Asks the engine how many preallocated extents are still unwritten, within a short time limit.
     fn count_preallocated_soon(&self) -> OwnerWork<'_>;
-    /// Takes back what was never written, before this daemon leaves its engine or ends it.
+    /// Takes back preallocated extents that were never written, before this daemon leaves its engine or ends it.
     fn give_up_preallocated(&self, limit: Duration) -> OwnerWork<'_>;
 
     /// Takes back every right on what lies on a device.

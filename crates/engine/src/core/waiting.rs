@@ -81,8 +81,8 @@ impl Core {
         self.waits.spare = chosen;
     }
 
-    /// The owner committed: whoever waits for what is durable now goes on. Or it failed to commit up to a sequence: whoever
-    /// waits for that fails.
+    /// The owner committed: commands that wait for a sequence which is durable now go on. After a failed commit, those that
+    /// wait for the failed sequence, or an earlier one, fail.
     pub fn commit_ended(&mut self, volume: VolumeId, result: Result<(), u64>) {
         if result.is_err() {
             for lane in self.lanes.of_volume(volume) {

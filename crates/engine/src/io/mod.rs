@@ -1,8 +1,8 @@
 //! The parts that carry commands out, each with its own fields.
 //!
 //! **Purpose.** From a command in its place ([`slab`]) by its slices ([`submit`], `slice`) to devices ([`devices`]) and back.
-//! **Design.** A part takes what it needs as arguments, and knows nothing of who calls it: what comes of a step it says, and
-//! [`crate::core`] brings the command to the next part. All of it is made once, and nothing allocates per command.
+//! **Design.** A part takes what it needs as arguments and does not know its caller. It returns the outcome of a step, and
+//! [`crate::core`] takes the command to the next part. Everything is allocated at the start, nothing for a command.
 //! **Not here:** the order of steps ([`crate::core`]), who may begin ([`crate::qos`]), and what a dead engine left
 //! ([`crate::recovery`]).
 
