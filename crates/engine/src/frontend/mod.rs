@@ -1,11 +1,9 @@
-//! The protocols that tenants speak.
+//! The protocols that tenants use: each turns requests into commands, and ended commands into
+//! answers.
 //!
-//! **Purpose.** Turns what hosts and VMs say into commands, and commands that ended into answers.
-//!
-//! **Design.** A folder for each protocol behind one trait ([`Frontend`]); [`MAKERS`] lists them. [`vm`] has what those of VMs
-//! share: sockets, guest memory, records.
-//!
-//! **Not here:** what happens to a command ([`crate::core`]), who calls a frontend and when ([`crate::reactor`]).
+//! One folder per protocol, behind one trait ([`Frontend`]); [`MAKERS`] lists them. [`vm`] has the
+//! common part of the VM protocols. **Not here:** what happens to a command ([`crate::core`]), who
+//! calls a frontend and when ([`crate::reactor`]).
 
 mod api;
 pub(crate) mod nvme_tcp;
@@ -29,26 +27,23 @@ use vm::protocol::{Closing, Protocol, Turn};
 
 /// What a reactor's frontends are made of.
 pub(crate) struct FrontendParts {
-    /// The reactor's number.
     pub reactor: usize,
-    /// The state region.
     pub region: Arc<Region>,
-    /// The set in which sockets are watched.
+    /// The epoll set for sockets.
     pub epoll: Arc<OwnedFd>,
-    /// The engine's memory.
     pub memory: &'static Memory,
-    /// The reactor's receive buffer, which one frontend takes.
+    /// The reactor's receive buffer; one frontend takes it.
     pub receive: Option<ReceiveBuffer>,
-    /// Lets go of what takes long to let go of.
+    /// Drops what takes long to drop.
     pub closer: Closer,
-    /// Where threads beside the reactor run; `None`: where the reactor does.
+    /// Processors for helper threads; `None`: the reactor's own.
     pub cpus: Option<CpuSet>,
 }
 
-/// Makes a frontend that has this place among its reactor's; `None`: there is nothing for it to serve.
+/// Makes a frontend with this index; `None`: it has nothing to serve.
 type Maker = fn(FrontendIndex, &mut FrontendParts) -> Option<Box<dyn Frontend>>;
 
-/// Every frontend, in the order in which a turn polls them.
+/// All frontends, in the order of a turn.
 const MAKERS: &[Maker] = &[
     nvme_tcp,
     vms,
@@ -58,7 +53,6 @@ const MAKERS: &[Maker] = &[
 
 const _: () = assert!(MAKERS.len() <= MAX_FRONTENDS);
 
-/// The frontends of a reactor.
 pub(crate) fn all(mut parts: FrontendParts) -> Vec<Box<dyn Frontend>> {
     let indexed = (0u8..).map(FrontendIndex).zip(MAKERS);
     indexed
@@ -80,7 +74,7 @@ fn vms(index: FrontendIndex, parts: &mut FrontendParts) -> Option<Box<dyn Fronte
     Some(Box::new(frontend.beside(parts.cpus)))
 }
 
-/// The protocol of a VM's client, for its export.
+/// The protocol of a VM's client, by its export.
 pub(crate) fn vm_protocol(turn: &mut Turn<'_>) -> Result<Box<dyn Protocol>, Closing> {
     match turn.client.export().frontend {
         Kind::NvmeTcp => Err(Closing("its export is none of a machine")),

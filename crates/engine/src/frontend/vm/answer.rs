@@ -1,11 +1,11 @@
-//! Sending an answer so that a successor knows whether it was sent.
+//! Sends an answer so that a successor knows how much was sent.
 //!
-//! **Design.** sendmmsg(2) has the kernel store, in the caller's memory, how many bytes of a message it took, before the
-//! call comes back; and a thread that is killed ends when it comes back from a call, not within. So with that structure
-//! in the machine file ([`Note`]), the file says what of an answer was sent, whichever instruction this process dies at.
-//! All else in the structure is addresses of this process, which mean nothing to another one.
+//! sendmmsg(2) stores the sent length in the caller's memory before it returns, and a killed thread
+//! ends only on return from a call. So with that structure in the machine file ([`Note`]), the file
+//! tells what was sent, whenever this process dies. The structure's other fields are pointers,
+//! meaningless to a successor.
 //!
-//! **Not here:** what is made of it ([`super::talk`]).
+//! **Not here:** the decisions from it ([`super::talk`]).
 
 #![allow(unsafe_code)]
 
@@ -20,25 +20,24 @@ const LEN_WORD: usize = offset_of!(libc::mmsghdr, msg_len) / 8;
 const _: () = assert!(size_of::<libc::mmsghdr>() == WORDS * 8 && align_of::<libc::mmsghdr>() == 8);
 const _: () = assert!(offset_of!(libc::mmsghdr, msg_len).is_multiple_of(8));
 
-/// What the kernel notes of a message: a `struct mmsghdr`, as words of a machine file.
+/// The kernel's note of a message: a `struct mmsghdr` as words of a machine file.
 pub(super) type Note = [AtomicU64; WORDS];
 
-/// Nothing is sent yet.
 pub(super) fn clear(note: &Note) {
     note[LEN_WORD].store(0, Release);
 }
 
-/// So many bytes were sent since [`clear`].
+/// Bytes sent since [`clear`].
 pub(super) fn sent(note: &Note) -> u64 {
-    // What is behind the length is padding.
+    // The word's other half is padding.
     note[LEN_WORD].load(Relaxed) & u64::from(u32::MAX)
 }
 
-/// Room for one descriptor beside a message, as a `struct cmsghdr` wants it.
+/// Room for one descriptor: a `struct cmsghdr`.
 #[repr(C, align(8))]
 struct AncillaryBuffer([u8; 24]);
 
-/// Sends bytes, with a descriptor beside them, without waiting; how many went. They are in the note, too.
+/// Sends bytes and a descriptor without blocking; returns the length, which the note has, too.
 pub(super) fn send(
     socket: impl AsFd,
     bytes: &[u8],
@@ -50,14 +49,15 @@ pub(super) fn send(
         iov_base: bytes.as_ptr().cast_mut().cast(),
         iov_len: bytes.len(),
     };
-    // SAFETY: plain numbers and pointers, of which zeros are none.
+    // SAFETY: plain numbers and pointers, for which zeros are valid.
     let mut header: libc::msghdr = unsafe { std::mem::zeroed() };
     header.msg_iov = &raw mut piece;
     header.msg_iovlen = 1;
     if let Some(fd) = fd {
         header.msg_control = (&raw mut control).cast();
         header.msg_controllen = control.0.len();
-        // SAFETY: the room is aligned, and as long as one descriptor needs (CMSG_SPACE is asserted below).
+        // SAFETY: the buffer is aligned, and as long as one descriptor needs (CMSG_SPACE is
+        // asserted below).
         unsafe {
             debug_assert_eq!(libc::CMSG_SPACE(4) as usize, control.0.len());
             let first = libc::CMSG_FIRSTHDR(&raw const header);
@@ -70,11 +70,13 @@ pub(super) fn send(
         }
     }
     let place = ptr::from_ref(note).cast_mut().cast::<libc::mmsghdr>();
-    // SAFETY: the words are as long and as aligned, and may change behind a shared reference; nobody else stores there.
+    // SAFETY: the atomic words have the struct's size and alignment and allow writes behind a
+    // shared reference. No other thread stores there.
     unsafe { (&raw mut (*place).msg_hdr).write(header) };
     clear(note);
     let flags = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
-    // SAFETY: what the header names lives across the call; the kernel stores only the length.
+    // SAFETY: all that the header points to lives across the call; the kernel stores only the
+    // length.
     let count = unsafe { libc::sendmmsg(socket.as_fd().as_raw_fd(), place, 1, flags) };
     match count {
         1 => Ok(sent(note) as usize),
@@ -120,7 +122,6 @@ mod tests {
         let [RecvAncillaryMessage::ScmRights(_)] = &messages[..] else {
             panic!("a descriptor came with it");
         };
-        // Nothing goes: nothing is noted.
         while send(&ours, &[7; 30_000], None, &note).is_ok() {}
         assert_eq!(send(&ours, b"more", None, &note), Err(Errno::AGAIN));
         assert_eq!(sent(&note), 0);

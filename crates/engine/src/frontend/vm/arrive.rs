@@ -1,9 +1,8 @@
-//! How clients come.
+//! Attaching clients, new ones and those of a dead engine.
 //!
-//! Purpose: one that was accepted begins; one that a dead engine had goes on where it stood.
-//! Design: whatever can't be served is told of as gone. Of one that was a dead engine's, commands may be at devices of which
-//! nobody knows any more, so that everything of its volume waits for the fence then.
-//! Not here: how they go ([`super::leave`]).
+//! A client that cannot be served is reported as gone. If it was a dead engine's, unknown commands
+//! of it may be at devices. So all commands of its volume wait for the fence. **Not here:**
+//! detaching ([`super::leave`]).
 
 use super::client::{Client, ClientPlace};
 use super::closer::Closer;
@@ -24,27 +23,23 @@ use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-/// So many engines may crash in a row over what a client said or has in its rings before it is closed.
+/// Engines that may crash in a row over a client's message or rings before it is closed.
 const MAX_TRIES: u64 = 2;
 
-/// A client that was accepted, or that a dead engine had.
+/// A client that was accepted, or taken over from a dead engine.
 #[derive(Debug)]
 pub(crate) struct NewMachine {
-    /// Its socket's number.
     pub socket: u64,
-    /// Its socket.
     pub fd: Arc<OwnedFd>,
-    /// Its export.
     pub export: Arc<ExportConfig>,
-    /// The machine file.
     pub file: MachineFile,
-    /// What a dead engine's client had deposited, by number; `None`: it is new.
+    /// A dead engine's client: its deposits by number. `None`: a new client.
     pub inherited: Option<BTreeMap<u32, Arc<OwnedFd>>>,
-    /// The dead engine crashed over it; over this command, if it is known.
+    /// The dead engine crashed over this client, and over this command if known.
     pub blamed: Option<Option<u16>>,
 }
 
-/// What of an export a dead engine crashed over: a command, or what its client said or has in its rings.
+/// Whether the dead engine crashed over this export's client, and over which command.
 pub(crate) fn blamed_of(blamed: Option<Blamed>, export: ExportId) -> Option<Option<u16>> {
     match blamed {
         Some(Blamed::Machine { export: of, slot }) if of == export => Some(slot),
@@ -53,14 +48,14 @@ pub(crate) fn blamed_of(blamed: Option<Blamed>, export: ExportId) -> Option<Opti
 }
 
 impl Vms {
-    /// Takes a client. One that can't be served is told of as gone.
+    /// Takes a client. One that cannot be served is reported as gone.
     pub(crate) fn adopt(&mut self, core: &mut Core, new: NewMachine) {
         let (socket, fd, export) = (new.socket, new.fd.clone(), new.export.clone());
         let lane = core.lanes.of_export(export.export);
         let inherited = new.inherited.is_some();
         if let Err(why) = self.take(core, new, lane) {
             if inherited {
-                // What it had at devices, nobody knows any more.
+                // Its commands at devices are unknown.
                 self.carry_unknown(core, lane);
             }
             let _ = rustix::net::shutdown(&*fd, Shutdown::Both);
@@ -70,7 +65,7 @@ impl Vms {
         }
     }
 
-    /// Has everything that a client's lost commands may change wait for the fence.
+    /// Makes all commands of its volume wait for the fence.
     fn carry_unknown(&self, core: &mut Core, lane: Option<LaneIndex>) {
         let known = lane.and_then(|lane| Some((lane, core.lane(lane)?.volume.id())));
         if let Some((lane, volume)) = known {
@@ -95,7 +90,6 @@ impl Vms {
             return Err(Closing("the engine stops"));
         }
         if self.signals.is_none() {
-            // Each costs the kernel something, and most reactors have no machine.
             let made = Signals::new();
             self.signals =
                 Some(made.map_err(|_| {
@@ -106,10 +100,10 @@ impl Vms {
         let at = at.unwrap_or(self.all.len());
         self.generation = self.generation.wrapping_add(1);
         if self.registrar.is_none() {
-            // Without, memory is served unregistered.
+            // Without it, memory is served unregistered.
             self.registrar = Registrar::start(self.cpus).ok();
         }
-        // Others may take pages out of their memory, and put new ones there.
+        // Other clients may replace pages of their memory.
         let keeps = new.export.frontend.keeps_memory();
         let registrar = self.registrar.as_ref().filter(|_| keeps);
         let place = ClientPlace {
@@ -162,10 +156,8 @@ impl Vms {
     }
 }
 
-/// What a client has deposited, by number.
 type Deposits = BTreeMap<u32, Arc<OwnedFd>>;
 
-/// Begins with a client, or goes on with a dead engine's.
 fn begin(
     core: &mut Core,
     client: &mut Client,

@@ -1,11 +1,10 @@
-//! Things of clients are let go of elsewhere.
+//! Drops clients' resources on helper threads.
 //!
-//! **Design.** The last close of a descriptor, and an unmapping, may wait: for a network file system, for
-//! a device's driver. So whoever may not wait sends what it is done with to a thread that may. It has a
-//! queue without a bound, of what is bounded where it comes from: a client's descriptors.
-//! What may hang for ever (a descriptor that is not what we take, a client's socket, in which more of them may
-//! wait) gets a thread of its own; beyond a number of these, it goes to one more queue, which may never get to it.
-//! **Not here:** when something is done with.
+//! The last close of a descriptor, and an unmapping, may block (network file system, device
+//! driver). The reactor sends such things to a thread. The queue is unbounded, since clients'
+//! resources are bounded. What may block for ever (unexpected descriptors; sockets, in which more
+//! of them may be queued) gets a thread of its own. Beyond [`SUSPECTS`] of these, it waits in a
+//! queue that may never be served.
 
 use super::descriptor;
 use std::any::Any;
@@ -14,20 +13,16 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicUsize, Ordering::*};
 use std::sync::{Arc, mpsc};
 
-/// Threads that may hang.
+/// Threads that may block for ever.
 const SUSPECTS: usize = 32;
 
-/// See the module's text. Its clones send to one thread, which ends with the last of them.
+/// Clones share one thread, which ends with the last clone.
 #[derive(Clone, Debug)]
 pub(crate) struct Closer(CloserQueue, Arc<AtomicUsize>, CloserQueue);
 
 type CloserQueue = mpsc::Sender<Box<dyn Any + Send>>;
 
 impl Closer {
-    /// Starts the thread.
-    ///
-    /// # Errors
-    /// The system's.
     pub(crate) fn start() -> io::Result<Self> {
         let queue = |name: &str| -> io::Result<CloserQueue> {
             let (sender, receiver) = mpsc::channel();
@@ -39,26 +34,24 @@ impl Closer {
         Ok(Self(queue("closer")?, Arc::default(), queue("suspects")?))
     }
 
-    /// Has it dropped there.
     pub(crate) fn close(&self, what: impl Any + Send) {
-        // It ends after us.
         let _ = self.0.send(Box::new(what));
     }
 
-    /// Has descriptors dropped that were judged. A socket is not what it seems: more may wait in it.
+    /// Drops checked descriptors. Sockets are suspect: unchecked descriptors may be queued in them.
     pub(crate) fn close_all(&self, fds: impl IntoIterator<Item = Arc<OwnedFd>>) {
         let is_socket = |fd: &Arc<OwnedFd>| descriptor::is_unix_stream(&**fd);
         let (sockets, others): (Vec<_>, Vec<_>) = fds.into_iter().partition(is_socket);
         if !sockets.is_empty() {
             self.close_suspect(sockets);
         }
-        // Most messages bring none: nobody is woken for that.
+        // Most messages bring none: do not wake the thread then.
         if !others.is_empty() {
             self.close(others);
         }
     }
 
-    /// Has what may hang dropped on a thread of its own, or later, or never.
+    /// Drops what may block on a thread of its own, or later, or never.
     pub(crate) fn close_suspect(&self, what: impl Any + Send) {
         let hanging = self.1.clone();
         if hanging.fetch_add(1, AcqRel) >= SUSPECTS {
@@ -66,7 +59,7 @@ impl Closer {
             let _ = self.2.send(Box::new(what));
             return;
         }
-        // In a box that is left be should the thread not start.
+        // If the thread cannot start, it leaks rather than block here.
         let what = std::mem::ManuallyDrop::new(what);
         let count = hanging.clone();
         let thread = std::thread::Builder::new().name("suspect".into());
@@ -118,7 +111,6 @@ mod tests {
         closer.close(Waits(waits, over));
         go.send(()).unwrap();
         ended.recv().unwrap();
-        // And when they hang no longer, all are dropped.
         drop(going);
         for _ in 0..2 * SUSPECTS {
             ended.recv().unwrap();

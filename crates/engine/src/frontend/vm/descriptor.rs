@@ -1,26 +1,24 @@
-//! What a descriptor that a client sent really is.
+//! What kind of descriptor a client sent.
 //!
-//! **Design.** The kernel is asked, never the client: fstat for files, and the link in /proc/self/fd for
-//! what has no type of its own. Nothing is asked of which the answer may be waited for: a file's own file
-//! system may be the client's. **Not here:** memory files' lengths (the crate guest checks those when it maps
-//! one).
+//! Asks the kernel, never the client: fstat, and the link in /proc/self/fd. It avoids calls that
+//! may wait, as a file's file system may be the client's own. **Not here:** the length of memory
+//! files (the crate guest checks it when it maps one).
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 
-/// Whether it is something that a client may hand over at all: memory, an eventfd, a socket of this machine. Closing
-/// anything else may hang.
+/// Whether a client may send it at all: memory, an eventfd or a Unix socket. Closing anything else
+/// may hang.
 pub(crate) fn is_taken(fd: impl AsFd) -> bool {
     let fd = fd.as_fd();
     is_file(fd) || is_eventfd(fd) || is_unix_stream(fd)
 }
 
-/// Whether it is an eventfd.
 pub(crate) fn is_eventfd(fd: impl AsFd) -> bool {
     link_of(fd).is_ok_and(|link| link == b"anon_inode:[eventfd]")
 }
 
-/// Whether it is a stream socket of this machine (vhost's backend channel).
+/// Whether it is a Unix stream socket (vhost's backend channel).
 pub(crate) fn is_unix_stream(fd: impl AsFd) -> bool {
     use rustix::net::{AddressFamily, SocketType, sockopt};
     let fd = fd.as_fd();
@@ -28,7 +26,7 @@ pub(crate) fn is_unix_stream(fd: impl AsFd) -> bool {
         && sockopt::socket_type(fd).is_ok_and(|kind| kind == SocketType::STREAM)
 }
 
-/// Whether it is memory that can be mapped: a memfd, a file of tmpfs or of huge pages. Only these have seals.
+/// Whether it is mappable memory: a memfd, or a file of tmpfs or huge pages. Only these have seals.
 pub(crate) fn is_file(fd: impl AsFd) -> bool {
     let fd = fd.as_fd();
     let opened = rustix::fs::fcntl_getfl(fd);
@@ -56,7 +54,7 @@ mod tests {
     #[test]
     fn each_kind_is_told_from_all_others() {
         let folder = tempfile::tempdir_in("/dev/shm").unwrap();
-        // A name like an eventfd's makes none.
+        // A file with an eventfd's name is no eventfd.
         let path = folder.path().join("anon_inode:[eventfd]");
         let file: OwnedFd = std::fs::File::create(&path).unwrap().into();
         assert_eq!(kinds(&file), (false, false, true));

@@ -1,17 +1,16 @@
-//! The machine file: what a successor must know of one client, in shared memory that the daemon holds.
+//! The machine file: what a successor must know of one client, in shared memory that the daemon
+//! holds.
 //!
-//! **Design.** One memfd per client, made when it is accepted, of a fixed and versioned layout: which
-//! message is being handled and how far that is ([`MessageStage`]), the memory regions and descriptors by the
-//! numbers under which the daemon has them, and an area of the frontend's own ([`MachineFile::area`]).
-//! Only atomics lie in it; a thread that is killed has carried out a prefix of its stores, so the word
-//! that makes others count is stored last. It is sparse: untouched pages cost nothing.
+//! One sparse memfd per client, of fixed and versioned layout. It holds the current message's stage
+//! ([`MessageStage`]), memory regions and descriptors by deposit number, and an area for the
+//! frontend ([`MachineFile::area`]). All of it is atomics. A killed thread has carried out a prefix
+//! of its stores, so the word that validates others is stored last.
 //!
-//! **Undo.** A region carries the number of the message that made it, and of the one that took it away.
-//! Until that message is answered, a successor takes both back ([`MachineFile::undo`]) and handles the
-//! message again.
+//! A region carries the number of the message that made it, and of the one that removed it. A
+//! successor undoes both while that message is unanswered ([`MachineFile::undo`]).
 //!
-//! Whoever takes it over ([`MachineFile::adopt`]) holds every value for hostile. **Not here:** when what
-//! is stored ([`super::client`]).
+//! [`MachineFile::adopt`] and its callers treat every value as hostile. **Not here:** when values
+//! are stored ([`super::client`]).
 
 use super::answer::{self, Note};
 use forebay_xlate::boundary::MACHINE_FILE_VERSION;
@@ -24,24 +23,23 @@ use std::sync::atomic::{AtomicU64, Ordering::*};
 use std::time::SystemTime;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"FBMACHIN");
-/// Memory regions that a client may have at once.
+/// Memory regions per client, at most.
 pub(crate) const MAX_REGIONS: usize = 512;
-/// Slots for descriptors that a client keeps here.
+/// Descriptor slots per client.
 pub(crate) const MAX_SLOTS: usize = 512;
-/// Bytes of the frontend's own area.
+/// Bytes of the frontend's area.
 pub(crate) const AREA_BYTES: usize = 4 << 20;
 
-/// How far the message of the header's number is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u64)]
 pub(crate) enum MessageStage {
-    /// It is consumed: nothing is being handled.
+    /// Consumed: no message is being handled.
     Idle = 0,
-    /// It is handled, and may be so again.
+    /// Being handled; a successor handles it again.
     Intent = 1,
-    /// It is carried out for good, its answer is being sent: the note says whether it was.
+    /// Carried out, and its answer is being sent: the note shows whether it was.
     Answering = 2,
-    /// Its answer, if it needs one, is sent; it is being consumed.
+    /// Its answer, if any, is sent; it is being consumed.
     Answered = 3,
 }
 
@@ -62,51 +60,48 @@ cells! {
         version: AtomicU64,
         /// The export + 1.
         export: AtomicU64,
-        /// Which frontend it is ([`super::kind_word`]).
+        /// Which frontend ([`super::kind_word`]).
         kind: AtomicU64,
-        /// The number of the last message << 2 | its [`MessageStage`].
+        /// The last message's number << 2 | its [`MessageStage`].
         message: AtomicU64,
-        /// Its bytes.
+        /// The message's bytes.
         bytes: AtomicU64,
-        /// The socket's peek offset when it began to be consumed.
+        /// The socket's peek offset when consuming began.
         peeked: AtomicU64,
-        /// The next deposit's number.
         next_deposit: AtomicU64,
-        /// How many engines crashed over what this client said or has in its rings, in a row.
+        /// Engines that crashed in a row over this client's message or rings.
         tries: AtomicU64,
-        /// The bytes of its answer.
+        /// The answer's bytes.
         answer: AtomicU64,
-        /// What the kernel notes of sending it.
+        /// The kernel's note of sending it.
         note: Note,
-        /// When the client connected, seconds since 1970.
         since_s: AtomicU64,
-        /// The number of the frontend's own message that is being sent to it; 0: none is.
+        /// The number of the frontend's request that is being sent; 0: none.
         asking: AtomicU64,
-        /// That message's bytes; `u64::MAX`: the socket took a part of it.
+        /// That request's bytes; `u64::MAX`: it was partly sent.
         ask: AtomicU64,
-        /// What the kernel notes of sending it.
+        /// The kernel's note of sending it.
         ask_note: Note,
-        /// The number of the last one that was sent; 0: none was.
+        /// The number of the last request sent; 0: none.
         asked: AtomicU64,
         reserved: [AtomicU64; 482],
     }
 }
 
 cells! {
-    /// A memory region.
     struct RegionRecord {
         address: AtomicU64,
         len: AtomicU64,
         offset: AtomicU64,
-        /// (Its deposit + 1, or 0) << 1 | writable.
+        /// (Deposit + 1, or 0) << 1 | writable.
         deposit: AtomicU64,
         /// The frontend's.
         word: AtomicU64,
         /// The message that made it.
         made: AtomicU64,
-        /// The message that took it away; 0: none did.
+        /// The message that removed it; 0: none.
         gone: AtomicU64,
-        /// 1: it counts.
+        /// 1: the record is valid.
         used: AtomicU64,
     }
 }
@@ -114,38 +109,30 @@ cells! {
 const REGIONS_AT: usize = size_of::<Header>();
 const SLOTS_AT: usize = REGIONS_AT + MAX_REGIONS * size_of::<RegionRecord>();
 const AREA_AT: usize = SLOTS_AT + MAX_SLOTS * size_of::<AtomicU64>();
-/// Bytes of a machine file (sparse).
 pub(crate) const FILE_BYTES: usize = AREA_AT + AREA_BYTES;
 const _: () = assert!(AREA_AT.is_multiple_of(4096));
 
-/// A memory region of a client.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct ClientRegion {
-    /// Where it begins for the guest.
+    /// Guest address.
     pub address: u64,
-    /// Its bytes.
+    /// Bytes.
     pub len: u64,
-    /// Where it begins in its file.
+    /// Offset in its file.
     pub offset: u64,
-    /// Its file's deposit; none: it is known, and can't be reached.
+    /// Its file's deposit; `None`: the region is not accessible.
     pub deposit: Option<u32>,
-    /// Whether it may be written.
     pub writable: bool,
-    /// A word of the frontend's (vhost: where it begins for the process that has the guest).
+    /// A word of the frontend's (vhost: the client's own address).
     pub word: u64,
 }
 
-/// See the module's text.
 #[derive(Debug)]
 pub(crate) struct MachineFile {
     memory: SharedMemory,
 }
 
 impl MachineFile {
-    /// A new one.
-    ///
-    /// # Errors
-    /// The system's.
     pub(crate) fn create(export: ExportId, kind: u64) -> io::Result<Self> {
         let file = Self {
             memory: SharedMemory::anonymous("forebay-machine", FILE_BYTES)?,
@@ -161,10 +148,10 @@ impl MachineFile {
         Ok(file)
     }
 
-    /// Takes one that a dead engine left.
+    /// Takes a dead engine's file.
     ///
     /// # Errors
-    /// It is none, or another export's, or another version's.
+    /// It is not a machine file, or belongs to another export or version.
     pub(crate) fn adopt(fd: OwnedFd, export: ExportId, kind: u64) -> io::Result<Self> {
         let memory = SharedMemory::from_fd(fd)?;
         if memory.len() != FILE_BYTES {
@@ -185,7 +172,6 @@ impl MachineFile {
         Ok(file)
     }
 
-    /// Its descriptor.
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
         self.memory.fd()
     }
@@ -208,8 +194,8 @@ impl MachineFile {
         self.table(SLOTS_AT, MAX_SLOTS)
     }
 
-    /// The frontend's own area: `count` values from byte `offset` of it on; `None` when they don't fit
-    /// or aren't aligned. All zeros at first.
+    /// `count` values from byte `offset` of the frontend's area; `None` if out of range or
+    /// unaligned. Initially zero.
     pub(crate) fn area<T: Cells>(&self, offset: usize, count: usize) -> Option<&[T]> {
         let bytes = count.checked_mul(size_of::<T>())?;
         if offset.checked_add(bytes)? > AREA_BYTES {
@@ -218,42 +204,39 @@ impl MachineFile {
         self.memory.cells(AREA_AT + offset, count)
     }
 
-    /// The number of the last message, and how far it is.
     pub(crate) fn message(&self) -> (u64, MessageStage) {
         let word = self.header().message.load(Relaxed);
         (word >> 2, MessageStage::of_word(word))
     }
 
-    /// The message is as far as this.
     pub(crate) fn set_message(&self, number: u64, stage: MessageStage) {
         let word = number << 2 | stage as u64;
         self.header().message.store(word, Release);
     }
 
-    /// A message of so many bytes is about to be consumed, when the socket's peek offset is this.
+    /// Recorded before a message is consumed: its bytes, and the socket's peek offset.
     pub(crate) fn set_consuming(&self, bytes: u64, peeked: u64) {
         self.header().bytes.store(bytes, Relaxed);
         self.header().peeked.store(peeked, Relaxed);
     }
 
-    /// An answer of so many bytes is about to be sent.
+    /// Recorded before an answer of this many bytes is sent.
     pub(super) fn begin_answer(&self, bytes: u64) {
         self.header().answer.store(bytes, Relaxed);
         answer::clear(&self.header().note);
     }
 
-    /// Where the kernel is to note what is sent.
+    /// Where the kernel notes how much is sent.
     pub(super) fn note(&self) -> &Note {
         &self.header().note
     }
 
-    /// What was sent of the last answer, and how long it is.
     pub(super) fn sent(&self) -> (u64, u64) {
         let header = self.header();
         (answer::sent(&header.note), header.answer.load(Relaxed))
     }
 
-    /// A message of the frontend's own, of this number and so many bytes, is about to be sent.
+    /// Recorded before the frontend's request is sent.
     pub(super) fn begin_ask(&self, number: u64, bytes: u64) {
         let header = self.header();
         header.ask.store(bytes, Relaxed);
@@ -261,17 +244,16 @@ impl MachineFile {
         header.asking.store(number, Release);
     }
 
-    /// Where the kernel is to note what of it is sent.
+    /// Where the kernel notes how much of the request is sent.
     pub(super) fn ask_note(&self) -> &Note {
         &self.header().ask_note
     }
 
-    /// The socket took a part of it: another engine can't go on with that.
+    /// The request was partly sent: another engine cannot continue it.
     pub(super) fn tear_ask(&self) {
         self.header().ask.store(u64::MAX, Release);
     }
 
-    /// It is sent.
     pub(super) fn end_ask(&self) {
         let header = self.header();
         let number = header.asking.load(Relaxed);
@@ -279,7 +261,7 @@ impl MachineFile {
         header.asking.store(0, Release);
     }
 
-    /// What a dead engine was sending is sent, or was not. False: a part of it is.
+    /// Settles a dead engine's request: sent or not. False: it was partly sent.
     pub(super) fn settle_ask(&self) -> bool {
         let header = self.header();
         if header.asking.load(Relaxed) == 0 {
@@ -295,33 +277,31 @@ impl MachineFile {
         true
     }
 
-    /// The number of the last message of the frontend's own that the client has, or will have; 0: none was sent.
+    /// The number of the last request that the client has or will get; 0: none.
     pub(crate) fn asked(&self) -> u64 {
         self.header().asked.load(Relaxed)
     }
 
-    /// What [`MachineFile::set_consuming`] said last.
+    /// The values of the last [`MachineFile::set_consuming`].
     pub(crate) fn consuming(&self) -> (u64, u64) {
         let header = self.header();
         (header.bytes.load(Relaxed), header.peeked.load(Relaxed))
     }
 
-    /// When the client connected, seconds since 1970.
     pub(super) fn since_s(&self) -> u64 {
         self.header().since_s.load(Relaxed)
     }
 
-    /// How many engines crashed in a row over what this client said or has in its rings.
+    /// Engines that crashed in a row over this client's message or rings.
     pub(crate) fn tries(&self) -> u64 {
         self.header().tries.load(Relaxed)
     }
 
-    /// It is as many.
     pub(crate) fn set_tries(&self, tries: u64) {
         self.header().tries.store(tries, Release);
     }
 
-    /// The number of the next deposit; each call gives another.
+    /// The next deposit's number, unique per call.
     pub(crate) fn take_deposit(&self) -> Option<u32> {
         let next = self.header().next_deposit.load(Relaxed);
         let number = u32::try_from(next).ok()?;
@@ -329,7 +309,7 @@ impl MachineFile {
         Some(number)
     }
 
-    /// Records a region that the message of this number made; its place. `None`: there are too many.
+    /// Records a region that message `message` made; returns its index. `None`: there are too many.
     pub(crate) fn add_region(&self, message: u64, region: &ClientRegion) -> Option<usize> {
         let table = self.regions_table();
         let at = table.iter().position(|r| r.used.load(Relaxed) == 0)?;
@@ -347,14 +327,14 @@ impl MachineFile {
         Some(at)
     }
 
-    /// The message of this number takes away the region at this place.
+    /// Message `message` removes the region at this index.
     pub(crate) fn take_region(&self, message: u64, at: usize) {
         if let Some(record) = self.regions_table().get(at) {
             record.gone.store(message, Release);
         }
     }
 
-    /// The message is answered: what it took away is gone for good.
+    /// The message is answered: its removals are final.
     pub(crate) fn settle(&self) {
         for record in self.regions_table() {
             if record.used.load(Relaxed) != 0 && record.gone.load(Relaxed) != 0 {
@@ -363,7 +343,7 @@ impl MachineFile {
         }
     }
 
-    /// Takes back what the message of this number did to the regions: it will be handled again.
+    /// Undoes what message `message` did to the regions, since it will be handled again.
     pub(crate) fn undo(&self, message: u64) {
         for record in self.regions_table() {
             if record.used.load(Relaxed) == 0 {
@@ -377,7 +357,6 @@ impl MachineFile {
         }
     }
 
-    /// The regions there are, with their places.
     pub(crate) fn regions(&self) -> impl Iterator<Item = (usize, ClientRegion)> {
         self.regions_table()
             .iter()
@@ -399,13 +378,12 @@ impl MachineFile {
             })
     }
 
-    /// Which deposit a slot holds.
     pub(crate) fn slot(&self, slot: usize) -> Option<u32> {
         let word = self.slots_table().get(slot)?.load(Relaxed);
         u32::try_from(word.checked_sub(1)?).ok()
     }
 
-    /// A slot holds this deposit from now on. False: there is no such slot.
+    /// Stores a slot's deposit. False: no such slot.
     pub(crate) fn set_slot(&self, slot: usize, deposit: Option<u32>) -> bool {
         let word = deposit.map_or(0, |deposit| u64::from(deposit) + 1);
         match self.slots_table().get(slot) {

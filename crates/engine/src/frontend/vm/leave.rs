@@ -1,7 +1,8 @@
-//! How clients go: by themselves, because their export is removed, because they were shut out.
+//! Detaching clients: by themselves, by their export's removal, or shut out.
 //!
-//! **Design.** Whoever goes is *drained*: nothing of it begins any more, what waits ends, and what is at devices is waited
-//! for; only then everything of it is let go of, and the daemon is told. **Not here:** why they go.
+//! A leaving client is *drained*: nothing of it begins, its waiting commands end, and those at
+//! devices are waited for. Then its resources are released and the daemon is informed. **Not
+//! here:** why a client leaves.
 
 use super::protocol::{Closing, Turn};
 use super::{Life, Vm, Vms};
@@ -12,7 +13,7 @@ use rustix::event::epoll;
 use rustix::net::Shutdown;
 
 impl Vms {
-    /// Ends those of a client's commands that wait; how many are left.
+    /// Ends a client's waiting commands; returns how many commands are left.
     pub(super) fn end_commands(&mut self, core: &mut Core, at: usize) -> u32 {
         let Some(Some(machine)) = self.all.get(at) else {
             return 0;
@@ -21,7 +22,7 @@ impl Vms {
         let left = core.end_waiting(Status::COMMAND_INTERRUPTED, |of, _, _| {
             of.conn == mine.conn && of.conn_generation == mine.conn_generation
         });
-        // Those that ended just now are put away first.
+        // First deliver those that ended just now.
         while let Some(done) = core.next_ended(self.index) {
             let owner = done.owner;
             if let Some(machine) = self.get(owner.conn, owner.conn_generation as u16) {
@@ -34,7 +35,6 @@ impl Vms {
         left
     }
 
-    /// Shuts a client out.
     pub(super) fn close(&mut self, core: &mut Core, at: usize, why: Closing) {
         let Some(Some(machine)) = self.all.get_mut(at) else {
             return;
@@ -58,7 +58,6 @@ impl Vms {
         self.drained(core, at, why);
     }
 
-    /// Lets go of a client whose last command is back.
     pub(super) fn drained(&mut self, core: &mut Core, at: usize, why: Closing) {
         if self.end_commands(core, at) > 0 {
             return;

@@ -1,14 +1,14 @@
-//! VMs within their base are served between the quanta of lanes above their base.
+//! Serves VMs within their base between the quanta of lanes above their base.
 //!
-//! **Design.** A look costs a load of the doorbell or the ring's index. After each quantum [`AT_ONCE`] VMs are looked
-//! at in turns.
-//! **Not here:** what a lane may begin of a turn ([`crate::core`]); hosts over TCP, where a look is a system call.
+//! A poll costs one load of the doorbell or of the ring's index. After each quantum [`AT_ONCE`] VMs
+//! are polled in turn. **Not here:** how much a lane may begin in a turn ([`crate::core`]); TCP
+//! hosts, where a poll is a system call.
 
 use super::protocol::Turn;
 use super::{Life, Vm, Vms, blame};
 use crate::core::Core;
 
-/// VMs to look at after a quantum, of `MOST` that are known to be within their base.
+/// VMs to poll after a quantum, of at most `MOST` within their base.
 pub(super) const AT_ONCE: usize = 4;
 pub(super) const MOST: usize = 64;
 
@@ -19,7 +19,7 @@ impl Vm {
 }
 
 impl Vms {
-    /// Notes the VMs within their base, if any lane bursts.
+    /// Lists the VMs within their base, if any lane bursts.
     pub(super) fn note_calm(&mut self, core: &Core) {
         self.calm.clear();
         if !core.qos.somebody_bursts() {

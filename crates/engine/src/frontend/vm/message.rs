@@ -1,15 +1,10 @@
-//! What the control thread says to the frontend of VMs.
-//!
-//! **Purpose.** The reactor carries these without knowing them.
-//! **Design.** Each is sent to the reactor that serves the client's export.
-//! **Not here:** what clients say ([`super::talk`]).
+//! The control thread's messages to the VM frontend. **Not here:** clients' messages
+//! ([`super::talk`]).
 
 use super::NewMachine;
 
-/// See the module's text.
 pub(crate) enum VmMessage {
-    /// A client.
     Client(Box<NewMachine>),
-    /// The daemon holds a client's deposits up to this one, or has no room for them.
+    /// Socket and deposit number: the daemon stored the deposits up to it (true), or has no room.
     Deposited(u64, u32, bool),
 }

@@ -1,17 +1,11 @@
-//! Machines: exports that a virtual machine's monitor, or a user-space driver, reaches by a Unix socket.
+//! Exports that a VM's monitor, or a user-space driver, reaches by a Unix socket.
 //!
-//! **Purpose.** Both kinds (NVMe over vfio-user, vhost-user-blk) have the same needs: one client at a
-//! time on one socket, descriptors of memory and interrupts, messages that must survive the engine. This
-//! is their common part; a kind is a [`protocol::Protocol`].
+//! This is the common part of both protocols (NVMe over vfio-user, vhost-user-blk), each a
+//! [`protocol::Protocol`]. There is one [`Vms`] per reactor. A client that leaves is *drained*: its
+//! socket is shut down, but the daemon keeps its deposits until its last command has left the
+//! devices. Only then may the next client come.
 //!
-//! **Design.** One [`Vms`] for each reactor, beside its TCP connections. A client has a socket and its
-//! messages ([`talk`]), memory and descriptors ([`client`]), and a file in which a successor finds all of it
-//! ([`mod@file`]). A client that goes is *drained*: its socket is shut down, but the daemon keeps what it
-//! deposited until its last command is back from the devices; only then may the next client come.
-//!
-//! How clients come is in [`arrive`], how they go in [`leave`].
-//!
-//! **Not here:** accepting (the control thread's [`crate::control`]), what the messages mean.
+//! **Not here:** accepting (the control thread's [`crate::control`]), what messages mean.
 
 mod answer;
 mod arrive;
@@ -48,15 +42,15 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use talk::Talk;
 
-/// How long a client may take to go when its export is removed.
+/// How long a client may take to leave when its export is removed.
 pub(crate) const REMOVAL_GRACE_NS: u64 = 5_000_000_000;
-/// The longest sleep while something is waited for that nobody tells of.
+/// The longest sleep while something is pending that no event announces.
 pub(crate) const RETRY_NS: u64 = 2_000_000;
 
-/// What is registered in one turn: each takes a call of the kernel.
+/// Registrations per turn: each is a system call.
 const READY_AT_ONCE: usize = 4;
 
-/// Notes that the reactor works for a client from here on.
+/// Records that the reactor works for this client, for blame after a crash.
 #[inline]
 fn blame(core: &Core, client: &Client) {
     if let Some(lane) = client.own_lane(core) {
@@ -65,7 +59,7 @@ fn blame(core: &Core, client: &Client) {
     }
 }
 
-/// The epoll key of a client's socket (0) or of what it watches (its slot + 1).
+/// The epoll key of a client's socket (0) or of a watched slot (slot + 1).
 fn key(frontend: FrontendIndex, index: u32, generation: u16, what: usize) -> u64 {
     frontend.key(
         u64::from(generation) << 40 | u64::from(index & 0xFF_FFFF) << 16 | (what as u64 & 0xFFFF),
@@ -75,9 +69,9 @@ fn key(frontend: FrontendIndex, index: u32, generation: u16, what: usize) -> u64
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Life {
     Open,
-    /// Its export is removed; until then it may go by itself.
+    /// Its export is removed; it may leave by itself until this time.
     Removed(u64),
-    /// It is shut out; its commands end.
+    /// Shut out; its commands end.
     Draining(Closing),
 }
 
@@ -90,37 +84,34 @@ struct Vm {
     watches_room: bool,
 }
 
-/// See the module's text.
 pub(crate) struct Vms {
-    /// This frontend's place among those of its reactor.
+    /// This frontend's index at its reactor.
     index: FrontendIndex,
-    /// Turns in which rings are not looked at.
+    /// Turns left in which rings are not polled.
     rest: u32,
     all: Vec<Option<Box<Vm>>>,
     generation: u16,
     epoll: Arc<OwnedFd>,
     signals: Option<Signals>,
-    /// As with the first client.
+    /// Started with the first client.
     registrar: Option<Registrar>,
-    /// Where what is beside the reactor runs; `None`: where the reactor does.
+    /// Processors for the helper threads; `None`: the reactor's own.
     cpus: Option<CpuSet>,
     closer: Closer,
-    /// Breaks of mappings that were seen.
+    /// Mapping faults seen so far.
     breaks: u64,
-    /// Those that are looked at between bursts' commands.
+    /// Clients within their base, polled between quanta of bursting lanes.
     calm: Vec<u32>,
     calm_at: usize,
-    /// The one of them that was looked at last.
+    /// The one that was polled last.
     calm_next: usize,
     stopping: bool,
     make: Make,
 }
 
-/// What makes the frontend of a client.
 pub(crate) type Make = fn(&mut Turn<'_>) -> Result<Box<dyn Protocol>, Closing>;
 
 impl Vms {
-    /// None yet. Their sockets are watched in `epoll`, and `make` makes their protocols.
     pub(crate) fn new(
         index: FrontendIndex,
         epoll: Arc<OwnedFd>,
@@ -146,19 +137,19 @@ impl Vms {
         }
     }
 
-    /// Has what is beside the reactor, which has a processor of its own, run on these.
+    /// Sets the processors of helper threads.
     pub(crate) fn beside(self, cpus: Option<CpuSet>) -> Self {
         Self { cpus, ..self }
     }
 
-    /// It is as if the process had been killed: nothing is put in order, but what the kernel has few of.
+    /// Ends as if killed: releases only scarce kernel resources.
     #[cfg(test)]
     pub(crate) fn die(mut self) {
         drop(self.signals.take());
         std::mem::forget(self);
     }
 
-    /// Serves all clients that have something; true if there was anything.
+    /// Serves all clients that have work; true if there was any.
     pub(crate) fn poll_all(&mut self, core: &mut Core) -> bool {
         if self.all.is_empty() {
             return false;
@@ -167,13 +158,13 @@ impl Vms {
         self.note_calm(core);
         let any = self.pass(core);
         if core.has_ended(self.index) {
-            // What devices ended at once is shown in the same turn.
+            // Publish in this turn what devices completed at once.
             self.pass(core);
         }
         any
     }
 
-    /// Has the ring know what of clients' memory is held since the last turn.
+    /// Registers with the ring the memory that was pinned since the last turn.
     #[inline]
     fn register(&mut self, core: &mut Core) {
         for _ in 0..READY_AT_ONCE {
@@ -249,11 +240,11 @@ impl Vms {
             }
             if let Some(mut why) = machine.client.closing {
                 any = true;
-                // Whatever made no sense was read as zeros.
+                // Bytes behind the fault were read as zeros.
                 if machine.client.memory.is_broken() {
                     why = CUT_OFF;
                 }
-                // What is to be rung is known by its number, which is another's as soon as it is let go of.
+                // Flush first: signals name descriptors by number, and closing frees the numbers.
                 if let Some(signals) = &mut self.signals {
                     signals.flush();
                 }
@@ -274,7 +265,7 @@ impl Vms {
         (machine.client.generation() == generation).then_some(machine)
     }
 
-    /// The daemon holds a client's deposits up to this one, or doesn't.
+    /// The daemon stored a client's deposits up to this one, or refused them.
     pub(crate) fn deposited(&mut self, socket: u64, last: u32, kept: bool) {
         let machine = (self.all.iter_mut().flatten()).find(|m| m.client.socket == socket);
         match machine {
@@ -289,12 +280,11 @@ impl Vms {
 }
 
 impl Vm {
-    /// Whether its frontend has something to say, and the socket has room.
     fn asks(&self) -> bool {
         !self.client.request.bytes.is_empty() && !self.talk.blocked
     }
 
-    /// Says in its lane's record what there is of it. A message may change that, and an Admin command.
+    /// Publishes its statistics in the lane's record.
     fn show(&self, core: &Core) {
         let Some(lane) = self.client.lane.and_then(|lane| core.lane(lane)) else {
             return;
@@ -312,7 +302,6 @@ impl Vm {
         record.connections.store(1, Relaxed);
     }
 
-    /// Nobody is there any more.
     fn hide(&self, core: &Core) {
         if let Some(lane) = self.client.lane.and_then(|lane| core.lane(lane)) {
             let record = lane.record();
@@ -322,7 +311,6 @@ impl Vm {
         }
     }
 
-    /// Goes on with its messages.
     fn talk(&mut self, core: &mut Core) -> bool {
         let Vm {
             client,

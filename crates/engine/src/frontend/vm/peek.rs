@@ -1,16 +1,15 @@
-//! The kernel's own count of what of a client's stream is consumed.
+//! The kernel's own count of how much of a client's stream is consumed.
 //!
-//! **Design.** With SO_PEEK_OFF, a receive with MSG_PEEK goes on where the last one ended, and a receive
-//! without it takes what it consumes off that offset. The offset is the socket's, so it outlives us: a
-//! successor that knows how far was peeked before a message was consumed knows how much of it is.
-//! **Not here:** who relies on that ([`super::talk`]).
+//! With SO_PEEK_OFF, a receive with MSG_PEEK continues where the last one ended. A receive without
+//! it subtracts what it consumed from that offset. The socket holds the offset, so it outlives this
+//! process: a successor that knows the offset before a message was consumed can tell how much of it
+//! is. **Not here:** its use ([`super::talk`]).
 
 #![allow(unsafe_code)]
 
 use rustix::io::Errno;
 use std::os::fd::{AsFd, AsRawFd};
 
-/// Peeks go on from here.
 pub(super) fn set_offset(socket: impl AsFd, offset: u32) -> Result<(), Errno> {
     let value = libc::c_int::try_from(offset).map_err(|_| Errno::INVAL)?;
     // SAFETY: the kernel reads one int, which lives across the call.
@@ -29,11 +28,10 @@ pub(super) fn set_offset(socket: impl AsFd, offset: u32) -> Result<(), Errno> {
     }
 }
 
-/// Where peeks go on.
 pub(super) fn offset(socket: impl AsFd) -> Result<u64, Errno> {
     let mut value: libc::c_int = 0;
     let mut len = size_of::<libc::c_int>() as libc::socklen_t;
-    // SAFETY: the kernel stores one int and its length, both of which live across the call.
+    // SAFETY: the kernel stores one int and its length; both live across the call.
     let got = unsafe {
         libc::getsockopt(
             socket.as_fd().as_raw_fd(),
@@ -44,7 +42,7 @@ pub(super) fn offset(socket: impl AsFd) -> Result<u64, Errno> {
         )
     };
     match got {
-        // Never set: -1.
+        // -1 if never set.
         0 => u64::try_from(value).map_err(|_| Errno::INVAL),
         _ => Err(last()),
     }

@@ -1,18 +1,17 @@
-//! A machine's memory, registered with its reactor's ring.
+//! A VM's memory, registered with its reactor's ring.
 //!
-//! **Purpose.** Requests in registered memory cost the kernel less ([`forebay_device::Pinned`]); but to hold a machine's
-//! memory takes long.
+//! Requests in registered memory cost the kernel less ([`forebay_device::Pinned`]), but pinning
+//! takes long. So a client is served unregistered at first, while a helper thread pins its mappings
+//! part by part, then the reactor registers them. Only present pages are pinned
+//! ([`forebay_guest::Mapping::present`]), so incomplete mappings are tried again, ever more rarely.
+//! Memory that cannot be pinned (a limit, or read-only) stays unregistered; a gauge of the export
+//! shows it.
 //!
-//! **Design.** So it is served at once, unregistered, and a thread beside the reactor holds it part by part, a part of
-//! each mapping in turn. When it is through with a mapping, the reactor has its ring know all that is held of it. Only what is
-//! there is held ([`forebay_guest::Mapping::present`]), so a mapping is looked at again while some of it is missing,
-//! first soon and then seldom. What can't be held (too little may be, or it is read only) stays unregistered, which a
-//! gauge of the export shows. What is held is let go of before an unmapping is answered.
+//! A pinned page stays even when its file gives it up (a balloon), and a device would then write to
+//! a stale page. So only memory that the client promises to keep, as with a DMA mapping, is
+//! registered.
 //!
-//! A page that is held stays what it is though its file may give it up (a balloon): a device would write to one that nobody
-//! has. So only what its client promises to keep is registered, as a DMA mapping is.
-//!
-//! **Not here:** what is done with it ([`forebay_device::ring::Ring`]).
+//! **Not here:** the use of registered memory ([`forebay_device::ring::Ring`]).
 
 use forebay_device::Pinned;
 use forebay_guest::Mapping;
@@ -24,31 +23,31 @@ use std::sync::atomic::{AtomicUsize, Ordering::*};
 use std::sync::{Arc, Weak, mpsc};
 use std::time::{Duration, Instant};
 
-/// What is looked at, and held, at once, at least: meanwhile nothing of the process can be mapped or unmapped.
+/// The least range to examine and pin at once: meanwhile the process cannot map or unmap anything.
 const STEP_BYTES: usize = 64 << 20;
-/// Steps for a mapping at most, while that makes none longer than an entry may be. Half of the entries is left for
-/// what lies in pieces.
+/// Steps per mapping, unless a step would exceed an entry's limit. The other half of the entries is
+/// left for fragments.
 const STEPS: usize = forebay_device::MAX_ENTRIES as usize / 2;
-/// Shorter parts are left out, but for a whole mapping.
+/// Shorter ranges are skipped, unless they are a whole mapping.
 const LEAST_BYTES: usize = 2 << 20;
-/// What a mapping is held by at most: each was one look at it.
+/// Pins per mapping, at most.
 const MOST: u32 = 16;
-/// How often one is looked at at most: about an hour.
+/// Rounds per mapping, at most: about an hour.
 const LOOKS: u32 = 64;
-/// The first wait until it is looked at again; the longest is 64 times as long.
+/// The first wait before a new round; the longest is 64 times as long.
 const AGAIN: Duration = Duration::from_secs(1);
 
-/// Which client of a reactor.
+/// A client of a reactor: index and generation.
 pub(super) type Who = (u32, u16);
 
-/// Memory that is held for a client.
+/// Pinned memory of a client.
 pub(super) struct Ready {
     pub who: Who,
     pub mapping: Weak<Mapping>,
     pub pinned: Pinned,
 }
 
-/// See the module's text. A reactor has one; the thread ends with it and its clients.
+/// One per reactor. Its thread ends with it and its clients.
 pub(super) struct Registrar {
     jobs: mpsc::Sender<RegisterJob>,
     ready: mpsc::Receiver<Ready>,
@@ -56,10 +55,7 @@ pub(super) struct Registrar {
 }
 
 impl Registrar {
-    /// Starts the thread, on these processors, and not on the one that is its starter's own.
-    ///
-    /// # Errors
-    /// The system's.
+    /// Starts the thread on these processors, not on the reactor's own.
     pub(super) fn start(cpus: Option<CpuSet>) -> io::Result<Self> {
         let (jobs, asked) = mpsc::channel();
         let (held, ready) = mpsc::channel();
@@ -69,7 +65,7 @@ impl Registrar {
             .name("registrar".into())
             .spawn(move || {
                 if let Some(cpus) = cpus {
-                    // Should it fail, it is but slower.
+                    // A failure only costs speed.
                     let _ = rustix::thread::sched_setaffinity(None, &cpus);
                 }
                 work(&asked, &held, &count);
@@ -81,7 +77,6 @@ impl Registrar {
         })
     }
 
-    /// What is held since the last time.
     #[inline]
     pub(super) fn next(&self) -> Option<Ready> {
         if self.waiting.load(Relaxed) == 0 {
@@ -92,7 +87,6 @@ impl Registrar {
         Some(ready)
     }
 
-    /// For a client.
     pub(super) fn for_client(&self, who: Who) -> Asker {
         Asker {
             jobs: self.jobs.clone(),
@@ -101,7 +95,6 @@ impl Registrar {
     }
 }
 
-/// Asks for a client's memory to be held.
 #[derive(Debug)]
 pub(super) struct Asker {
     jobs: mpsc::Sender<RegisterJob>,
@@ -109,12 +102,12 @@ pub(super) struct Asker {
 }
 
 impl Asker {
-    /// Has a mapping held, sooner or later.
+    /// Pins a mapping in the background.
     pub(super) fn hold(&self, mapping: &Arc<Mapping>) {
         if !mapping.is_writable() {
             return;
         }
-        // Without the thread it stays as it is.
+        // Without the thread it stays unregistered.
         let _ = self.jobs.send(RegisterJob {
             who: self.who,
             mapping: Arc::downgrade(mapping),
@@ -128,18 +121,17 @@ impl Asker {
     }
 }
 
-/// A mapping that is being held.
+/// A mapping that is being pinned.
 #[derive(Debug)]
 struct RegisterJob {
     who: Who,
     mapping: Weak<Mapping>,
-    /// What comes next of it.
+    /// Where the next step begins.
     at: usize,
-    /// What is held, sorted.
     covered: Vec<Range<usize>>,
     pinned: Option<Pinned>,
     rounds: u32,
-    /// How often something was.
+    /// Pins so far.
     held: u32,
     due: Instant,
 }
@@ -205,7 +197,7 @@ fn work(asked: &mpsc::Receiver<RegisterJob>, held: &mpsc::Sender<Ready>, waiting
 }
 
 impl RegisterJob {
-    /// Begins anew; how long to wait before. `None`: it is left as it is.
+    /// Starts a new round; returns the wait before it. `None`: no further round.
     fn next_look(&mut self) -> Option<Duration> {
         self.at = 0;
         let wait = AGAIN * (1 << self.rounds.min(6));
@@ -213,7 +205,7 @@ impl RegisterJob {
         (self.held < MOST && self.rounds < LOOKS).then_some(wait)
     }
 
-    /// Holds what is there of the next part.
+    /// Pins the present pages of the next part.
     fn step(&mut self) -> Step {
         let mapping = self.mapping.upgrade();
         let Some(mapping) = mapping.filter(|m| !m.is_retired() && !m.is_broken()) else {
@@ -227,7 +219,7 @@ impl RegisterJob {
                 if range.len() < LEAST_BYTES.min(all) {
                     continue;
                 }
-                // What the kernel refuses once it will refuse again.
+                // A refusal of the kernel would repeat.
                 if self.hold(&mapping, range).is_err() {
                     return Step::Over;
                 }
@@ -249,7 +241,7 @@ impl RegisterJob {
         }
         if let Some(pinned) = &mut self.pinned {
             if pinned.entries() >= forebay_device::MAX_ENTRIES as usize {
-                // The next look finds it.
+                // The next round finds it.
                 return Ok(());
             }
             mapping.pin(range.clone(), pinned)?;
@@ -260,13 +252,12 @@ impl RegisterJob {
     }
 }
 
-/// What is held at once of a mapping that is so long.
 fn step_bytes(all: usize) -> usize {
     let step = all.div_ceil(STEPS).next_multiple_of(LEAST_BYTES);
     step.clamp(STEP_BYTES, forebay_device::MAX_ENTRY_BYTES)
 }
 
-/// What of a range is in none of these.
+/// The parts of a range that none of these cover.
 fn gaps(covered: &[Range<usize>], range: Range<usize>) -> Vec<Range<usize>> {
     let mut from = range.start;
     let mut gaps = Vec::new();

@@ -1,13 +1,12 @@
-//! Interrupts: eventfds of clients are rung without ever blocking.
+//! Interrupts: signals clients' eventfds without ever blocking.
 //!
-//! **Design.** A write to an eventfd blocks when its counter is full and it is a blocking one; whether it
-//! is either is up to the client, at any time. The kernel's asynchronous I/O (`io_submit`) can name
-//! an eventfd to be signalled when a request ends, and that never blocks: a full counter stays full. So
-//! each interrupt is a read of no bytes from /dev/null, which ends in the call, with its eventfd named; those of a
-//! turn are submitted together ([`Signals::flush`]). Requests' own completions say nothing, and are
-//! thrown away in bulk.
+//! A write blocks if the eventfd's counter is full and the client made it blocking. Linux AIO
+//! (`io_submit`) can signal an eventfd when a request ends, and that never blocks: a full counter
+//! stays full. So each interrupt is a zero-byte read from /dev/null, which ends within the call. A
+//! turn's interrupts are submitted together ([`Signals::flush`]). Their completions mean nothing
+//! and are discarded in bulk.
 //!
-//! **Not here:** whether a descriptor is an eventfd ([`super::descriptor`]; the kernel refuses others here
+//! **Not here:** the check for eventfds ([`super::descriptor`]; the kernel refuses others here
 //! again), and when a guest wants an interrupt.
 
 #![allow(unsafe_code)]
@@ -16,12 +15,12 @@ use rustix::fs::{Mode, OFlags};
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 
-/// Interrupts that are submitted with one call.
+/// Interrupts per system call.
 const BATCH: usize = 64;
-/// Completions that the kernel keeps for us; room for more is never needed.
+/// Completions that the kernel keeps, at most.
 const EVENTS: usize = 2 * BATCH;
 
-/// `struct iocb` (linux/aio_abi.h), on little-endian and big-endian alike as far as it is used here.
+/// `struct iocb` (linux/aio_abi.h); the fields used here are alike on little-endian and big-endian.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 struct Iocb {
@@ -54,21 +53,18 @@ const READ: u16 = 0;
 /// IOCB_FLAG_RESFD.
 const NAMES_EVENTFD: u32 = 1;
 
-/// See the module's text. One for each reactor.
 pub(crate) struct Signals {
     context: u64,
     null: OwnedFd,
     batch: [Iocb; BATCH],
     waiting: usize,
-    /// Completions that were not thrown away yet, at most.
+    /// Upper bound of completions to discard.
     ended: usize,
 }
 
 impl Signals {
-    /// Makes room for it in the kernel.
-    ///
     /// # Errors
-    /// The kernel has no asynchronous I/O, or no room (fs.aio-max-nr).
+    /// The kernel has no AIO, or no room (fs.aio-max-nr).
     pub(crate) fn new() -> io::Result<Self> {
         let null = rustix::fs::open("/dev/null", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
         let mut context = 0u64;
@@ -87,7 +83,7 @@ impl Signals {
         })
     }
 
-    /// Rings an eventfd with the next [`Signals::flush`], which must come before it is closed.
+    /// Signals an eventfd at the next [`Signals::flush`], which must precede its close.
     #[inline]
     pub(crate) fn raise(&mut self, eventfd: BorrowedFd<'_>) {
         if self.waiting == BATCH {
@@ -103,13 +99,11 @@ impl Signals {
         self.waiting += 1;
     }
 
-    /// Whether there is something to flush.
     #[inline]
     pub(crate) fn any(&self) -> bool {
         self.waiting > 0
     }
 
-    /// Rings all that were raised.
     pub(crate) fn flush(&mut self) {
         let mut done = 0;
         let count = std::mem::take(&mut self.waiting);
@@ -121,8 +115,8 @@ impl Signals {
             for (pointer, iocb) in pointers.iter_mut().zip(&self.batch[done..count]) {
                 *pointer = iocb;
             }
-            // SAFETY: `pointers` names `count - done` requests, which the kernel reads during the call
-            // only; they have no buffer and no bytes, so nothing of ours is written at any time.
+            // SAFETY: `pointers` names `count - done` requests, which the kernel reads only during
+            // the call. They have no buffer and no bytes, so the kernel writes nothing.
             let taken = unsafe {
                 libc::syscall(
                     libc::SYS_io_submit,
@@ -138,7 +132,8 @@ impl Signals {
                 }
                 _ => {
                     let error = io::Error::last_os_error().raw_os_error();
-                    // No room for completions: some. Anything else is that one request's fault: it is no eventfd.
+                    // EAGAIN: discard completions to make room. Any other error is this request's:
+                    // not an eventfd.
                     if error != Some(libc::EAGAIN) || self.ended == 0 {
                         done += 1;
                     }
@@ -154,7 +149,7 @@ impl Signals {
             tv_sec: 0,
             tv_nsec: 0,
         };
-        // SAFETY: `events` has room for as many as are asked for, and lives across the call.
+        // SAFETY: `events` has room for EVENTS entries, and lives across the call.
         unsafe {
             libc::syscall(
                 libc::SYS_io_getevents,
@@ -171,7 +166,7 @@ impl Signals {
 
 impl Drop for Signals {
     fn drop(&mut self) {
-        // SAFETY: the context is ours, and nobody uses it any more.
+        // SAFETY: the context is ours, and this is its last use.
         unsafe { libc::syscall(libc::SYS_io_destroy, self.context) };
     }
 }

@@ -1,23 +1,23 @@
-//! A client's messages, in two phases.
+//! A client's messages, handled so that a successor can continue at any point.
 //!
-//! **Design.** A message is *peeked* whole, and its descriptors with it; they are deposited with the daemon,
-//! and that is waited for. Then ([`MessageStage`]) its intent is noted in the machine file, the frontend carries
-//! it out, and what it took away is waited for; it is answered; and only then it is consumed. A successor
-//! reads the file and, of the socket, the peek offset ([`super::peek`]), and knows ([`Talk::resume`]):
+//! A message and its descriptors are *peeked*, and the descriptors deposited with the daemon. Then
+//! ([`MessageStage`]) the intent is recorded in the machine file, the frontend carries the message
+//! out, the answer is sent, and the message is consumed. A successor reads the stage and the
+//! socket's peek offset ([`super::peek`]), and continues ([`Talk::resume`]):
 //!
-//! - *intent*: nothing was answered. What the message did to the memory's regions is taken back, and it is
-//!   peeked and carried out again.
-//! - *answering*: the kernel has noted in the file whether it took the answer ([`super::answer`]). If it did, it is as
-//!   answered; if not, as intent. Only of an answer of which the socket took a part (no room; longer than 32 KiB) the
-//!   rest is lost, and with it the client.
-//! - *answered*: the peek offset says how much is consumed; the rest is.
+//! - *intent*: nothing was answered. It undoes changes to memory regions, and handles the message
+//!   again.
+//! - *answering*: the kernel noted in the file whether the socket took the answer
+//!   ([`super::answer`]). If it did, continue as answered, else as intent. If the socket took only
+//!   part (no room, or longer than 32 KiB), the client is closed.
+//! - *answered*: the peek offset shows how much is consumed; the rest is consumed now.
 //!
-//! A message of the frontend's own is sent the same way, with a note of its own: a successor knows whether the client has it.
+//! Requests of the frontend's own are sent the same way, with their own note.
 //!
-//! Descriptors belong to a piece of the stream, as it was sent. A peek with room to spare ends with the first
-//! piece that has some, and hands them out (a peek without hands out those of later pieces too, so it does not
-//! count); they are those of the last message that begins within that piece or before. Whatever else is needed of
-//! it is then peeked at alone.
+//! The kernel ties descriptors to one `sendmsg` segment of the stream. A peek with a control buffer
+//! ends at the first segment that has descriptors, and returns them. A peek that needs more than
+//! the stream holds would also return those of later segments. Descriptors belong to the last
+//! message that begins in or before their segment.
 //!
 //! **Not here:** what messages mean ([`super::protocol`]).
 
@@ -36,65 +36,58 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
-/// Bytes that are peeked at when it is not known yet how many will come.
+/// Bytes to peek when the message's length is not known yet.
 const GLANCE_BYTES: usize = 4096;
-/// Who has been served for so long is not what the engine before this one crashed over.
+/// A client that was served for so long is not blamed for the previous engine's crash.
 pub(super) const CALM_NS: u64 = 60_000_000_000;
-/// Messages carried out in one turn: others are to have theirs.
+/// Messages per client and turn, so that other clients get theirs.
 const MESSAGES_AT_ONCE: usize = 8;
 
-/// Why a client ends that just went.
 pub(crate) const HUNG_UP: Closing = Closing("it hung up");
 const CUT_OFF: Closing = Closing("the engine died in the middle of an answer");
 const CUT_OFF_ASKING: Closing = Closing("the engine died in the middle of a message to it");
 
-/// How far the message at the stream's begin is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum TalkPhase {
-    /// It comes.
     Reading,
-    /// The daemon is asked to keep its descriptors, up to this deposit.
+    /// Waiting until the daemon has stored the descriptors up to this deposit.
     Depositing(Option<u32>),
-    /// The frontend has left it for later.
+    /// [`Answer::Later`]: the frontend tries again each turn.
     Applying,
-    /// It is carried out; what it took away is still used, or what it made is not deposited.
+    /// Carried out, but removed memory is still in use or own deposits are not acknowledged.
     Settling,
-    /// So much of its answer is sent.
+    /// Bytes of the answer that are sent.
     Sending(usize),
 }
 
-/// See the module's text.
 pub(super) struct Talk {
     fd: Arc<OwnedFd>,
-    /// What was peeked, from the stream's begin on.
+    /// Peeked bytes, from the stream's start.
     bytes: Vec<u8>,
-    /// The message's length, once it is whole.
     len: usize,
     descriptors: Vec<Deposit>,
-    /// Came with bytes that are being peeked at.
+    /// Descriptors from the current peek.
     fresh: Vec<OwnedFd>,
-    /// Where in `bytes` the piece ends that they came with.
+    /// Where in `bytes` the segment of `fresh` ends.
     fresh_end: usize,
-    /// There may be something to peek at.
+    /// The socket may have data to peek at.
     readable: bool,
-    /// There may be another whole message.
+    /// `bytes` may hold another whole message.
     more: bool,
-    /// The socket has no room: epoll says when it has.
+    /// The socket's send buffer is full.
     pub(super) blocked: bool,
     phase: TalkPhase,
     deadline_ns: u64,
-    /// The daemon has the deposits up to this one.
+    /// The last deposit that the daemon acknowledged.
     deposited: Option<u32>,
-    /// When its first message here was over.
+    /// When the first message in this engine ended.
     begun_ns: Option<u64>,
     closer: Closer,
 }
 
 impl Talk {
-    /// With a client that has said nothing yet.
-    ///
     /// # Errors
-    /// The socket is no stream socket of this machine.
+    /// The socket is not a Unix stream socket.
     pub(super) fn new(fd: Arc<OwnedFd>, closer: Closer) -> Result<Self, Closing> {
         rustix::io::ioctl_fionbio(&fd, true).map_err(|_| Closing("its socket failed"))?;
         peek::set_offset(&fd, 0).map_err(|_| Closing("its socket can't be peeked at"))?;
@@ -116,11 +109,11 @@ impl Talk {
         })
     }
 
-    /// With a client of a dead engine, of which nothing was consumed that its machine file doesn't say: settles what
-    /// was under way. From here on the file's message is over, or it begins anew; which goes with it.
+    /// Continues with a dead engine's client, and settles the message in flight: it is finished or
+    /// will be handled again, as the flag says.
     ///
     /// # Errors
-    /// Why the client can't go on.
+    /// Why the client cannot continue.
     pub(super) fn resume(
         fd: Arc<OwnedFd>,
         client: &Client,
@@ -156,26 +149,24 @@ impl Talk {
                 consume(&fd, left as usize, &closer)?;
             }
         }
-        // What is undone is no part of it, what is answered is.
+        // Region changes of an undone message are already gone; those of an answered message become
+        // final.
         file.settle();
         file.set_message(number, MessageStage::Idle);
         Ok((Self::new(fd, closer)?, stage == MessageStage::Intent))
     }
 
-    /// The socket has something to say, or room.
+    /// The socket is readable or writable.
     pub(super) fn ready(&mut self) {
         self.readable = true;
         self.blocked = false;
     }
 
-    /// The daemon keeps the deposits up to this one.
     pub(super) fn deposited(&mut self, last: u32) {
         self.deposited = self.deposited.max(Some(last));
     }
 
-    /// Whether [`Talk::step`] has something to do now.
     pub(super) fn is_active(&self) -> bool {
-        // Nothing is said while the socket has no room.
         !self.blocked
             && match self.phase {
                 TalkPhase::Reading => self.readable || self.more,
@@ -185,24 +176,21 @@ impl Talk {
             }
     }
 
-    /// Whether it waits for what nobody tells of.
+    /// Whether it waits for something that no event announces.
     pub(super) fn must_retry(&self) -> bool {
         matches!(self.phase, TalkPhase::Applying | TalkPhase::Settling)
     }
 
-    /// Whether the stream is looked at.
     pub(super) fn hears(&self) -> bool {
         self.phase == TalkPhase::Reading
     }
 
-    /// When it has waited too long.
     pub(super) fn deadline_ns(&self) -> Option<u64> {
-        // Without a daemon it waits, as long as that takes.
+        // Without a daemon it waits without limit.
         let waits = matches!(self.phase, TalkPhase::Reading | TalkPhase::Depositing(_));
         (!waits).then_some(self.deadline_ns)
     }
 
-    /// What it waited for too long.
     pub(super) fn overdue(&self) -> Closing {
         Closing(match self.phase {
             TalkPhase::Reading | TalkPhase::Depositing(_) => "a message of its did not come",
@@ -212,12 +200,12 @@ impl Talk {
         })
     }
 
-    /// What must be let go of elsewhere.
+    /// What must be dropped on another thread.
     pub(super) fn remains(self) -> impl std::any::Any + Send {
         (self.fd, self.fresh, self.descriptors)
     }
 
-    /// Goes on as far as possible; whether anything was done.
+    /// Continues as far as possible; true if anything was done.
     ///
     /// # Errors
     /// Why the client is to be closed.
@@ -284,7 +272,7 @@ impl Talk {
         }
     }
 
-    /// Peeks until a message is whole; false if it isn't yet.
+    /// Peeks until a message is whole; false if more bytes must come.
     fn read(&mut self, frontend: &mut dyn Protocol) -> Result<bool, Closing> {
         loop {
             let need = match self.bytes.len() {
@@ -310,7 +298,8 @@ impl Talk {
             let want = need - self.bytes.len();
             let peeked = match self.fresh.is_empty() {
                 true => self.glance(want)?,
-                // The rest of the message that they belong to, and no more: the next one's would be lost.
+                // Only the rest of this message: a longer peek would lose the next one's
+                // descriptors.
                 false => self.peek(want, false)?,
             };
             if peeked == 0 {
@@ -349,7 +338,7 @@ impl Talk {
         }
     }
 
-    /// Peeks at up to `want` bytes more; how many came.
+    /// Peeks at up to `want` more bytes; returns how many came.
     fn peek(&mut self, want: usize, with_descriptors: bool) -> Result<usize, Closing> {
         let had = self.bytes.len();
         self.bytes.resize(had + want, 0);
@@ -383,7 +372,7 @@ impl Talk {
                 if received.bytes == 0 {
                     return Err(HUNG_UP);
                 }
-                // However few they are: an end that came with them is told of once, so it is looked for.
+                // Even if the peek was short: epoll reports a hang-up only once, so look for it.
                 received.bytes
             }
             Err(Errno::AGAIN) => {
@@ -396,14 +385,14 @@ impl Talk {
         Ok(count)
     }
 
-    /// The message is whole: has the daemon keep its descriptors.
+    /// The message is whole: deposits its descriptors with the daemon.
     fn keep_descriptors(
         &mut self,
         client: &mut Client,
         frontend: &dyn Protocol,
     ) -> Result<(), Closing> {
         self.descriptors.clear();
-        // Those that were found belong to the last message that begins before where they end.
+        // The peeked descriptors belong to the last message that begins before their segment's end.
         let fresh = match self.len >= self.fresh_end {
             true => std::mem::take(&mut self.fresh),
             false => Vec::new(),
@@ -426,12 +415,10 @@ impl Talk {
             let deposits = Upcall::Deposits(client.socket, self.descriptors.clone());
             client.upcalls.push(deposits);
         }
-        // Without any there is nothing to wait for.
         self.phase = TalkPhase::Depositing(last);
         Ok(())
     }
 
-    /// Has the frontend carry the message out.
     fn begin(
         &mut self,
         core: &mut Core,
@@ -461,7 +448,7 @@ impl Talk {
         Ok(())
     }
 
-    /// Sends the answer from `sent` on, if there is one; true when all of it is.
+    /// Sends the answer from byte `sent` on; true when all is sent.
     fn send(&mut self, client: &mut Client, mut sent: usize) -> Result<bool, Closing> {
         if sent == 0 {
             let (len, peeked) = (self.len as u64, self.bytes.len() as u64);
@@ -477,14 +464,14 @@ impl Talk {
                 Ok(count) => {
                     sent += count;
                     if sent < client.reply.len() {
-                        // A part of an answer can't be gone on with by another engine.
+                        // Another engine cannot continue a partly sent answer.
                         client.file().set_consuming(u64::MAX, 0);
                     }
                 }
                 Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => {
                     if sent == 0 {
-                        // Nothing was: it can be done again.
+                        // Nothing was sent, so the message can be handled again.
                         client.stage(MessageStage::Intent);
                     }
                     self.blocked = true;
@@ -497,7 +484,7 @@ impl Talk {
         Ok(true)
     }
 
-    /// Sends a message of the frontend's own; true when all of it is.
+    /// Sends the frontend's own request; true when all is sent.
     fn send_request(&mut self, client: &mut Client) -> Result<bool, Closing> {
         if client.request.sent == 0 {
             let bytes = client.request.bytes.len() as u64;
@@ -529,12 +516,12 @@ impl Talk {
         Ok(true)
     }
 
-    /// The message is answered: consumes it.
+    /// Consumes the answered message.
     fn finish(&mut self, client: &mut Client) -> Result<(), Closing> {
         kill_point!("vm.sent");
         let (len, peeked) = (self.len as u64, self.bytes.len() as u64);
         client.file().set_consuming(len, peeked);
-        // Only now: until then whatever is there may be answered again, or not at all.
+        // Only after the send: before it, a successor must decide whether to answer again.
         client.stage(MessageStage::Answered);
         kill_point!("vm.answered");
         consume(&self.fd, self.len, &self.closer)?;
@@ -555,8 +542,8 @@ impl Talk {
     }
 }
 
-/// Consumes so many bytes, which are there. Descriptors come out with them, and perhaps such as nobody has
-/// looked at: were they not taken, the kernel would close them here.
+/// Consumes `left` bytes, which are there. It accepts descriptors that come with them, since the
+/// kernel would close refused ones on this thread.
 fn consume(fd: &OwnedFd, mut left: usize, closer: &Closer) -> Result<(), Closing> {
     let mut scratch = [0u8; 4096];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_AT_ONCE))];
@@ -589,10 +576,10 @@ fn consume(fd: &OwnedFd, mut left: usize, closer: &Closer) -> Result<(), Closing
     Ok(())
 }
 
-/// Descriptors in one piece of a stream: the kernel's limit (SCM_MAX_FD).
+/// Descriptors per segment: the kernel's SCM_MAX_FD.
 const MOST_AT_ONCE: usize = 253;
 
-/// More than a client's socket ever holds.
+/// More bytes than a client's socket can hold.
 const MOST_QUEUED: usize = 2 << 20;
 const TOO_LONG: Closing = Closing("a message of its is too long");
 const TOO_MANY: Closing = Closing("it sent more descriptors than it may");

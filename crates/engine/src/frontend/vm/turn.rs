@@ -1,9 +1,7 @@
-//! What the frontend of VMs does when its reactor calls it.
+//! The VM frontend's side of the trait [`Frontend`]: each call goes over the clients.
 //!
-//! **Purpose.** A reactor knows VMs only by the trait that all frontends have.
-//! **Design.** Each call goes over the clients; a client's protocol gets what concerns it. After a turn in which there was
-//! something, rings rest for [`REST_TURNS`].
-//! **Not here:** how clients come and go ([`super::arrive`], [`super::leave`]).
+//! After a turn with work, rings are not polled for [`REST_TURNS`] turns. **Not here:** attaching
+//! and detaching ([`super::arrive`], [`super::leave`]).
 
 use super::look::AT_ONCE;
 use super::protocol::{Closing, Turn};
@@ -12,10 +10,10 @@ use crate::core::Core;
 use crate::frontend::{Beside, Frontend};
 use forebay_xlate::boundary::message::ExportId;
 
-/// Machines' rings are not looked at in so many turns after one in which there was something: to make more of what it was just
-/// given takes a driver longer, and to look takes the line away from it that it is about to write.
+/// Turns without polling after a turn with work. The driver needs longer than that to queue more,
+/// and polling takes the cache line away from it.
 const REST_TURNS: u32 = 2;
-/// The longest sleep while commands of a client that is gone are waited for.
+/// The longest sleep while commands of a detached client are outstanding.
 const DRAINING_RETRY_NS: u64 = 100_000_000;
 
 impl Frontend for Vms {
@@ -32,7 +30,8 @@ impl Frontend for Vms {
     }
 
     fn poll_after_sleep(&mut self, core: &mut Core) -> bool {
-        // Most often it is a machine that rang. All that comes before it is answered is cold by now.
+        // Most likely a VM's doorbell ended the sleep; serve it before the caches fill with other
+        // work.
         self.poll_all(core)
     }
 
@@ -98,7 +97,7 @@ impl Frontend for Vms {
     }
 
     fn prefers_polling(&self) -> bool {
-        // A machine that is asked to ring for what it has would pay more for it.
+        // A VM that must ring pays more for it than polling costs.
         self.count() > 0
     }
 

@@ -1,12 +1,8 @@
-//! Interrupts of a client that are due.
-//!
-//! **Purpose.** However often one is raised in a turn, it is rung once.
-//! **Design.** A bit for each slot.
-//! **Not here:** ringing ([`super::super::signal`]).
+//! A client's pending interrupts: one bit per slot, so that a slot is signalled once per turn.
+//! **Not here:** signalling ([`super::super::signal`]).
 
 use super::super::file::MAX_SLOTS;
 
-/// Eventfds that are to be rung at the turn's end, each once, by their slots.
 #[derive(Default)]
 pub(in crate::frontend::vm) struct Interrupts {
     slots: [u64; MAX_SLOTS / 64],
@@ -22,13 +18,11 @@ impl Interrupts {
         }
     }
 
-    /// Whether there are any.
     #[inline]
     pub(in crate::frontend::vm) fn any(&self) -> bool {
         self.any
     }
 
-    /// Takes all of them.
     #[inline]
     pub(super) fn drain(&mut self, mut ring: impl FnMut(usize)) {
         self.any = false;

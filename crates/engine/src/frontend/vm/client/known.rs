@@ -1,9 +1,8 @@
-//! What of a client's memory the ring knows.
+//! The parts of a client's memory that are registered with the ring.
 //!
-//! Purpose: parts of it that are held ([`crate::frontend::vm::registered`]) are named to the ring, so that transfers need not look up
-//! pages; the ring forgets them before the memory goes.
-//! Design: bounded for each client. What is not known is served all the same.
-//! Not here: holding.
+//! Transfers in registered memory need no page look-up. The ring forgets memory before it is
+//! unmapped. The number per client is bounded; the rest is served unregistered. **Not here:**
+//! pinning ([`crate::frontend::vm::registered`]).
 
 use super::Client;
 use crate::core::Core;
@@ -13,11 +12,11 @@ use forebay_guest::Mapping;
 use std::sync::Weak;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// What a ring knows of one client at most, in parts and in their entries: to forget one looks at all of the ring's.
+/// Registered parts per client, and their entries: to forget one scans all of the ring's.
 pub(crate) const MAX_REGISTERED: usize = 64;
 pub(crate) const MAX_REGISTERED_ENTRIES: usize = 512;
 
-/// A part of a mapping that the ring knows; it holds the mapping once.
+/// A registered part of a mapping; it holds one reference to the mapping.
 pub(super) struct Registered {
     pub(super) mapping: Weak<Mapping>,
     name: Registration,
@@ -26,7 +25,7 @@ pub(super) struct Registered {
 }
 
 impl Client {
-    /// Has regions that are new registered, in the background: that at an address, or all.
+    /// Starts to register new regions in the background: the one at an address, or all.
     pub(super) fn have_registered(&self, address: Option<u64>) {
         let Some(asker) = &self.place.asker else {
             return;
@@ -40,7 +39,7 @@ impl Client {
         }
     }
 
-    /// Has the ring know a part of its memory that is held, if it is still wanted.
+    /// Registers a pinned part of its memory, if still wanted.
     pub(in crate::frontend::vm) fn register(&mut self, core: &mut Core, ready: Ready) {
         let Ready {
             mapping, pinned, ..
@@ -72,29 +71,27 @@ impl Client {
         self.show_registered(core);
     }
 
-    /// Has the ring forget those of which this says so: of nothing that is still used.
+    /// Unregisters those that `which` selects; they must be unused.
     pub(super) fn unregister(&mut self, core: &mut Core, which: impl Fn(&Weak<Mapping>) -> bool) {
         for at in (0..self.registered.len()).rev() {
             if which(&self.registered[at].mapping) {
                 let name = self.registered.swap_remove(at).name;
-                // To let go of much takes its time.
+                // Unpinning much memory takes long.
                 self.place.closer.close(core.devices.unregister(name));
             }
         }
         self.show_registered(core);
     }
 
-    /// The same with all of them: none of its commands are left.
+    /// Unregisters all; none of its commands may be left.
     pub(in crate::frontend::vm) fn unregister_all(&mut self, core: &mut Core) {
         self.unregister(core, |_| true);
     }
 
-    /// How much of its memory the ring knows.
     pub(in crate::frontend::vm) fn registered_bytes(&self) -> u64 {
         self.registered.iter().map(|r| r.bytes).sum()
     }
 
-    /// Whether its memory is to be registered at all.
     #[cfg(test)]
     pub(in crate::frontend::vm) fn has_memory_registered(&self) -> bool {
         self.place.asker.is_some()

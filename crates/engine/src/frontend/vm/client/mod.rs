@@ -1,14 +1,11 @@
 //! What a frontend has of its client: memory, descriptors, interrupts, the machine file.
 //!
-//! **Design.** What is changed here is recorded in the machine file ([`super::file`]) with the number of the
-//! message that is being carried out, so that a successor can take it back and carry the message out again.
-//! What is taken away (memory, descriptors) is let go of only when the message is over, and elsewhere
-//! ([`super::closer`]).
+//! Each change is recorded in the machine file ([`super::file`]) with the current message's number,
+//! so that a successor can undo it and handle the message again. Removed memory and descriptors are
+//! released when the message is over, on another thread ([`super::closer`]).
 //!
-//! What of its memory the ring knows is in [`known`].
-//!
-//! **Not here:** the client's socket and its messages ([`super::talk`]), what messages mean
-//! ([`super::protocol`]).
+//! [`known`] has the memory that is registered with the ring. **Not here:** the socket and its
+//! messages ([`super::talk`]), what messages mean ([`super::protocol`]).
 
 mod interrupts;
 mod known;
@@ -32,93 +29,88 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Weak};
 
-/// The longest message, in bytes.
 pub(crate) const MAX_MESSAGE_BYTES: usize = 64 * 1024 + 64;
-/// Descriptors that come with one message.
+/// Descriptors per message, at most.
 pub(crate) const MAX_DESCRIPTORS: usize = 32;
-/// How long a message may take.
+/// Time limit for one message.
 pub(crate) const MESSAGE_LIMIT_NS: u64 = 30_000_000_000;
-/// Refusals of one client that become events.
+/// Refusals per client that become events.
 const MAX_TOLD: u32 = 8;
-/// Deposits that a client may have at once.
+/// Deposits per client, at most.
 pub(crate) const MAX_DEPOSITS: usize = 1024;
 
-/// See the module's text.
 pub(crate) struct Client {
     /// The socket's number.
     pub socket: u64,
-    /// The message's answer: bytes, put here by the frontend; empty: there is none.
+    /// The answer's bytes, put here by the frontend; empty: no answer.
     pub reply: Vec<u8>,
-    /// What goes with it.
+    /// A descriptor to send with the answer.
     pub reply_descriptor: Option<Arc<OwnedFd>>,
-    /// A message of the protocol's own, put here when there is none: sent as soon as no answer is under way.
+    /// The frontend's own request, sent when no answer is in flight.
     pub request: ClientRequest,
-    /// What it says is looked at: no message of its is under way. Said before each [`super::protocol::Protocol::tick`].
+    /// Whether no message of the client is in flight. Set before each
+    /// [`super::protocol::Protocol::tick`].
     pub is_heard: bool,
     pub(super) export: Arc<ExportConfig>,
     pub(super) lane: Option<LaneIndex>,
     pub(super) file: MachineFile,
     pub(super) memory: GuestMemory,
-    /// What was taken away, and may still be used; whether there is any.
+    /// Removed memory that may still be in use; `retires`: whether there is any.
     retired: Retired,
     retires: bool,
-    /// The lane that it had from the beginning.
+    /// The lane at attach; kept after the export's removal.
     pub(super) home: Option<LaneIndex>,
     pub(super) deposits: BTreeMap<u32, Arc<OwnedFd>>,
     slots: Box<[Option<Arc<OwnedFd>>]>,
     pub(super) interrupts: Interrupts,
-    /// Where it is among the clients of its reactor.
     place: ClientPlace,
     pub(super) closing: Option<Closing>,
-    /// The newest deposit of our own that the daemon has yet to acknowledge.
+    /// Its own newest deposit that the daemon has yet to acknowledge.
     pub(super) awaits_deposit: Option<u32>,
     /// Messages for the control thread.
     pub(super) upcalls: Vec<Upcall>,
     /// Refusals that became events.
     told: u32,
-    /// Deposits may have become unused.
+    /// Some deposits may be unused now.
     changed: bool,
-    /// Something of a dead engine may still be at its memory.
+    /// A dead engine's commands may still touch its memory.
     pub(super) inherited: bool,
-    /// What of its memory the ring knows.
+    /// Its memory that is registered with the ring.
     registered: Vec<Registered>,
 }
 
-/// A message of a protocol's own to its client.
+/// A request of the protocol's own to its client.
 #[derive(Default)]
 pub(crate) struct ClientRequest {
-    /// The message; empty: there is none.
+    /// The bytes; empty: no request.
     pub bytes: Vec<u8>,
-    /// Its number, another for each: what a successor knows it by ([`MachineFile::asked`]).
+    /// A unique number, by which a successor knows it ([`MachineFile::asked`]).
     pub number: u64,
-    /// So much of it is sent.
+    /// Bytes sent.
     pub(super) sent: usize,
 }
 
-/// Where a client is among those of its reactor.
 pub(super) struct ClientPlace {
-    /// The frontend.
     pub frontend: FrontendIndex,
-    /// Its number, and which use of that number it is.
+    /// Its index, and the generation of that index.
     pub index: u32,
     pub generation: u16,
-    /// Where its descriptors are watched.
+    /// The epoll set that watches its descriptors.
     pub epoll: Arc<OwnedFd>,
-    /// Lets go of what it had.
+    /// Drops what it had.
     pub closer: Closer,
-    /// Has its memory registered, if it is to be.
+    /// Registers its memory, if it may be registered.
     pub asker: Option<Asker>,
 }
 
 impl ClientPlace {
-    /// The epoll key of the client's socket (0) or of what it watches (its slot + 1).
+    /// The epoll key of the client's socket (0) or of a watched slot (slot + 1).
     fn key(&self, what: usize) -> u64 {
         super::key(self.frontend, self.index, self.generation, what)
     }
 }
 
 impl Client {
-    /// One that has said nothing yet.
     pub(super) fn new(
         socket: u64,
         export: Arc<ExportConfig>,
@@ -153,7 +145,7 @@ impl Client {
         }
     }
 
-    /// Its lane, and when its export is removed the one that it had, unless that is another's now.
+    /// Its lane. After the export's removal: the former lane, unless another export has it now.
     #[inline]
     pub(super) fn own_lane(&self, core: &Core) -> Option<LaneIndex> {
         let is_own = |lane: &LaneIndex| {
@@ -162,12 +154,12 @@ impl Client {
         self.lane.or_else(|| self.home.filter(is_own))
     }
 
-    /// Takes up what a dead engine's client had: its memory is mapped again, its descriptors are in their
-    /// slots. What it had of a message that was not answered is taken back first. `again`: that message will be
-    /// carried out again, so a slot that it gave something that was not deposited yet is empty.
+    /// Restores a dead engine's client: maps its memory and fills its slots, after undoing an
+    /// unanswered message. `again`: that message will be handled again, so a slot whose new
+    /// descriptor was not deposited stays empty.
     ///
     /// # Errors
-    /// Why it can't go on.
+    /// Why it cannot continue.
     pub(super) fn inherit(
         &mut self,
         deposits: BTreeMap<u32, Arc<OwnedFd>>,
@@ -205,26 +197,25 @@ impl Client {
         Ok(())
     }
 
-    /// Whether a dead engine's commands may still be at its memory; when its export is removed, too.
+    /// Whether a dead engine's commands may still touch its memory, even after the export's
+    /// removal.
     pub(crate) fn may_be_touched(&self, core: &Core) -> bool {
         self.home
             .is_some_and(|lane| core.carried.may_touch_memory_of(lane))
     }
 
-    /// Which use of its place it is.
     pub(super) fn generation(&self) -> u16 {
         self.place.generation
     }
 
-    /// Has other events of its socket told.
+    /// Changes which events of its socket are watched.
     pub(super) fn watch_socket(&self, fd: &OwnedFd, flags: epoll::EventFlags) {
         let data = epoll::EventData::new_u64(self.place.key(0));
         let _ = epoll::modify(&*self.place.epoll, fd, data, flags);
     }
 
-    /// Lets go of everything elsewhere: mappings before their files.
     pub(super) fn end(mut self) {
-        // Whoever is still about to hold some of it sees that it is over.
+        // Threads that still pin its memory see that it is retired.
         let gone = self.memory.unmap_all();
         let closer = self.place.closer;
         closer.close((gone, self.retired, self.file));
@@ -233,19 +224,17 @@ impl Client {
         closer.close_all(self.reply_descriptor);
     }
 
-    /// Its export.
     #[inline]
     pub(crate) fn export(&self) -> &ExportConfig {
         &self.export
     }
 
-    /// Its export's lane; none when the export is removed.
     #[inline]
     pub(crate) fn lane(&self) -> Option<LaneIndex> {
         self.lane
     }
 
-    /// Who gets a command's result, by the frontend's own number for it.
+    /// The owner of a command, by the frontend's own number for it.
     #[inline]
     pub(crate) fn owner(&self, slot: u16) -> Owner {
         Owner {
@@ -256,19 +245,18 @@ impl Client {
         }
     }
 
-    /// How a command is known while the core works on it: its frontend's number for it.
+    /// The core's name for a command, by the frontend's own number for it.
     #[inline]
     pub(crate) fn command_ref(&self, lane: LaneIndex, slot: u16) -> CommandRef {
         CommandRef::machine(lane.0, slot)
     }
 
-    /// The machine file, for its area ([`MachineFile::area`]).
+    /// The machine file; the frontend uses its area ([`MachineFile::area`]).
     #[inline]
     pub(crate) fn file(&self) -> &MachineFile {
         &self.file
     }
 
-    /// Its memory.
     #[inline]
     pub(crate) fn memory(&self) -> &GuestMemory {
         &self.memory
@@ -279,7 +267,8 @@ impl Client {
         self.closing.get_or_insert(why);
     }
 
-    /// Makes an event of a refusal. Each client gets a few of these, as it may ask for ever.
+    /// Makes an event of a refusal. The number per client is limited, since a client may repeat it
+    /// without end.
     pub(crate) fn tell_refused(&mut self, why: impl FnOnce() -> String) {
         if self.told < MAX_TOLD {
             self.told += 1;
@@ -292,8 +281,9 @@ impl Client {
         self.file.message().0
     }
 
-    /// Adds a region of its memory. Only while a message is carried out; so is all that follows.
-    /// Without a deposit it is known and can't be reached. `word`: the frontend's (vhost: where it begins for the client).
+    /// Adds a memory region. This and the calls below are allowed only while a message is handled.
+    /// Without a deposit the region is known, but not accessible. `word` is the frontend's (vhost:
+    /// the client's own address).
     ///
     /// # Errors
     /// Why not; nothing is changed.
@@ -336,7 +326,7 @@ impl Client {
         Ok(())
     }
 
-    /// Replaces all regions by these ([`Client::map`] says what each is).
+    /// Replaces all regions ([`Client::map`] explains the fields).
     ///
     /// # Errors
     /// Why not; nothing is changed.
@@ -365,7 +355,7 @@ impl Client {
                 deposit: deposit.map(|deposit| deposit.number),
                 ..*region
             };
-            // Twice as many fit as there may be.
+            // The file has twice the room that the limit allows.
             if self.file.add_region(message, &record).is_none() {
                 self.fail(Closing("it has more memory regions than can be recorded"));
             }
@@ -374,8 +364,9 @@ impl Client {
         Ok(())
     }
 
-    /// Takes away the regions that lie whole in a range; how many. `None`, and nothing is changed: it
-    /// begins or ends inside of one. The message's answer waits until nothing uses them.
+    /// Removes the regions inside a range, and returns their number. `None`: a region crosses the
+    /// range's border, and nothing is changed. The message's answer waits until the removed memory
+    /// is unused.
     pub(crate) fn unmap(&mut self, address: u64, len: u64) -> Option<usize> {
         let retired = self.memory.unmap(address, len)?;
         let count = retired.regions();
@@ -392,7 +383,7 @@ impl Client {
         Some(count)
     }
 
-    /// Takes all regions away.
+    /// Removes all regions.
     pub(crate) fn unmap_all(&mut self) {
         let retired = self.memory.unmap_all();
         self.retire(retired);
@@ -409,12 +400,12 @@ impl Client {
         self.changed = true;
     }
 
-    /// Whether nothing uses what was taken away.
+    /// Whether removed memory is unused.
     pub(super) fn is_settled(&mut self, core: &mut Core) -> bool {
         if !self.retires {
             return true;
         }
-        // Nor a dead engine.
+        // A dead engine may use it, too.
         let dead = self.inherited && self.may_be_touched(core);
         let registered = &self.registered;
         let known = |mapping: &Arc<Mapping>| {
@@ -437,34 +428,32 @@ impl Client {
             self.unregister(core, is_one);
             self.retired = retired;
         }
-        // To unmap much takes its time.
+        // A large unmapping takes long.
         self.place.closer.close(std::mem::take(&mut self.retired));
         true
     }
 
-    /// What a slot holds.
     #[inline]
     pub(crate) fn held(&self, slot: usize) -> Option<BorrowedFd<'_>> {
         Some(self.slots.get(slot)?.as_ref()?.as_fd())
     }
 
-    /// The same as a deposit.
+    /// What a slot holds, as a deposit.
     pub(crate) fn held_deposit(&self, slot: usize) -> Option<Deposit> {
         let fd = self.slots.get(slot)?.clone()?;
         let number = self.file.slot(slot)?;
         Some(Deposit { number, fd })
     }
 
-    /// Keeps a deposit in a slot of the frontend's choice ([`MAX_SLOTS`]), instead of what
-    /// was there; `None` empties it. A descriptor may be in several slots. Survives the engine. False: there is
-    /// no such slot.
+    /// Keeps a deposit in a slot below [`MAX_SLOTS`], or empties the slot with `None`. A descriptor
+    /// may be in several slots. It survives the engine. False: no such slot.
     pub(crate) fn hold(&mut self, slot: usize, deposit: Option<&Deposit>) -> bool {
         self.unwatch(slot);
         let Some(place) = self.slots.get_mut(slot) else {
             return false;
         };
         if let Some(old) = std::mem::replace(place, deposit.map(|deposit| deposit.fd.clone())) {
-            // What was raised for the old one is rung at the new one.
+            // A pending interrupt of the old eventfd goes to the new one.
             self.place.closer.close_all([old]);
         }
         self.changed = true;
@@ -472,8 +461,8 @@ impl Client {
             .set_slot(slot, deposit.map(|deposit| deposit.number))
     }
 
-    /// Deposits a descriptor of our own, that a successor needs or that the answer carries. The message's
-    /// answer waits for the daemon. `None`: there are too many.
+    /// Deposits a descriptor of our own that a successor or the answer needs. The message's answer
+    /// waits for the daemon. `None`: too many deposits.
     pub(crate) fn deposit_own(&mut self, fd: OwnedFd) -> Option<Deposit> {
         let deposit = self.deposit(Arc::new(fd))?;
         self.upcalls
@@ -482,7 +471,7 @@ impl Client {
         Some(deposit)
     }
 
-    /// Gives a descriptor a number.
+    /// Gives a descriptor a deposit number.
     pub(super) fn deposit(&mut self, fd: Arc<OwnedFd>) -> Option<Deposit> {
         if self.deposits.len() >= MAX_DEPOSITS {
             return None;
@@ -493,7 +482,7 @@ impl Client {
         Some(Deposit { number, fd })
     }
 
-    /// A message is over: deposits that nothing names are withdrawn.
+    /// A message is over: withdraws unused deposits.
     pub(super) fn withdraw_unused(&mut self) {
         if !std::mem::take(&mut self.changed) {
             return;
@@ -518,13 +507,12 @@ impl Client {
         self.upcalls.push(Upcall::Withdrawn(self.socket, unused));
     }
 
-    /// Rings the eventfd in a slot, at the end of the turn, once; nothing if there is none.
+    /// Signals the eventfd in a slot once at the end of the turn, if there is one.
     #[inline]
     pub(crate) fn raise(&mut self, slot: usize) {
         self.interrupts.raise(slot);
     }
 
-    /// Hands on what was raised.
     pub(super) fn flush(&mut self, core: &Core, signals: &mut Signals) {
         let mut count = 0;
         self.interrupts.drain(|slot| {
@@ -538,8 +526,8 @@ impl Client {
         }
     }
 
-    /// Has [`super::protocol::Protocol::ready`] called when the eventfd in a slot is rung. It need not be
-    /// read: each ring is told of once. False: it can't be watched.
+    /// Calls [`super::protocol::Protocol::ready`] when the eventfd in a slot is signalled. It is
+    /// edge-triggered, so it need not be read. False: it cannot be watched.
     pub(crate) fn watch(&mut self, slot: usize) -> bool {
         let Some(Some(fd)) = self.slots.get(slot) else {
             return false;
@@ -549,14 +537,13 @@ impl Client {
         epoll::add(&*self.place.epoll, fd, data, flags).is_ok()
     }
 
-    /// No longer. What a slot gets instead is not watched either.
+    /// Stops watching a slot. A new descriptor in the slot is not watched either.
     pub(crate) fn unwatch(&mut self, slot: usize) {
         if let Some(Some(fd)) = self.slots.get(slot) {
             let _ = epoll::delete(&*self.place.epoll, fd);
         }
     }
 
-    /// It is gone: nothing is rung or watched any more.
     pub(super) fn leave(&mut self) {
         for slot in 0..MAX_SLOTS {
             self.unwatch(slot);
@@ -564,13 +551,12 @@ impl Client {
         self.interrupts = Interrupts::default();
     }
 
-    /// Notes how far the present message is.
     pub(super) fn stage(&self, stage: MessageStage) {
         self.file.set_message(self.message_number(), stage);
     }
 }
 
-/// Of the process's addresses, one client takes but a part.
+/// One client may use only a part of the process's address space.
 pub(crate) const LIMITS: Limits = Limits {
     regions: 256,
     bytes: 1 << 40,

@@ -1,10 +1,10 @@
-//! What clients send and how they go.
+//! Clients' messages and their detaching.
 
 use super::*;
 
 #[test]
 fn messages_come_in_any_pieces() {
-    // Each byte by itself, the descriptor with the first.
+    // Byte by byte, the descriptor with the first.
     let mut rig = Rig::new();
     let fd = memory();
     let bytes = message(Map, 1, b"more");
@@ -14,7 +14,7 @@ fn messages_come_in_any_pieces() {
         rig.run();
     }
     assert_eq!(rig.answers(), 1u32.to_le_bytes());
-    // Many at once, with descriptors among them that are each its own message's.
+    // Many in one segment each, with descriptors between them.
     let mut expected = Vec::new();
     for page in 2..9 {
         let many: Vec<u8> = (0..30).flat_map(|_| message(Post, 0, b"abc")).collect();
@@ -22,7 +22,8 @@ fn messages_come_in_any_pieces() {
         rig.send(&message(Map, page, b"zz"), &[memory().as_fd()]);
         rig.send(&message(Map, 20 + page, b""), &[memory().as_fd()]);
         rig.send(&message(Map, 100, b""), &[]);
-        // Without a descriptor it is known, and can't be reached; twice it can't be.
+        // A region without a descriptor is known but inaccessible; a second one at its address is
+        // refused.
         let known = u32::from(page == 2);
         for answer in [1, 1, known] {
             expected.extend_from_slice(&answer.to_le_bytes());
@@ -35,7 +36,7 @@ fn messages_come_in_any_pieces() {
     for (at, region) in rig.client().memory().regions().iter().enumerate() {
         assert_eq!(region.mapping().is_some(), at != 15);
     }
-    // More than one glance takes, and a descriptor behind it.
+    // More than one peek takes, and a descriptor behind it.
     let many: Vec<u8> = (0..1000).flat_map(|_| message(Post, 0, b"abc")).collect();
     rig.send(&many, &[]);
     rig.send(&message(Map, 150, b""), &[memory().as_fd()]);
@@ -48,7 +49,6 @@ fn messages_come_in_any_pieces() {
         region.unwrap().mapping().is_some()
     };
     assert!(reached(150) && !reached(151));
-    // A header in one piece and its descriptor with the rest.
     rig.send(&message(Map, 200, b"rest")[..HEADER], &[]);
     rig.run();
     rig.send(b"rest", &[memory().as_fd()]);
@@ -85,7 +85,6 @@ fn hostile_descriptors_end_their_client() {
     let on_disk: OwnedFd = std::fs::File::open("/proc/self/status").unwrap().into();
     let flags = rustix::fs::OFlags::PATH;
     let path = rustix::fs::open("/dev/shm", flags, rustix::fs::Mode::empty()).unwrap();
-    // Where no socket belongs.
     let (unix, _other) = rustix::net::socketpair(
         AddressFamily::UNIX,
         SocketType::STREAM,
@@ -101,7 +100,7 @@ fn hostile_descriptors_end_their_client() {
         assert!(rig.left[0].contains("descriptor"), "{}", rig.left[0]);
         assert!(rig.deposits.is_empty());
     }
-    // A blocking eventfd that is full is rung all the same; memory without a seal is memory.
+    // A full blocking eventfd is still signalled; memory without seals is accepted.
     let mut rig = Rig::new();
     let full = eventfd(0, EventfdFlags::empty()).unwrap();
     rustix::io::write(&full, &(u64::MAX - 1).to_ne_bytes()).unwrap();
@@ -112,7 +111,7 @@ fn hostile_descriptors_end_their_client() {
     rig.send(&message(Map, 1, b""), &[file.as_fd()]);
     rig.run();
     assert_eq!(rig.answers(), [1u32.to_le_bytes(); 3].concat());
-    // It is shrunk: what is read there is zeros, and the client is closed.
+    // Reads of a shrunk file return zeros, and the client is closed.
     rig.send(&message(Use, 1, b""), &[]);
     rig.run();
     file.set_len(0).unwrap();
@@ -142,7 +141,6 @@ fn deposits_are_bounded() {
     rig.send(&message(Post, 0, b""), &fds);
     rig.run();
     assert_eq!(rig.left, ["it sent more descriptors than it may"]);
-    // The daemon has none left.
     let mut rig = Rig::new();
     rig.keeps = false;
     rig.send(&message(Hold, 0, b""), &fds[..1]);
@@ -172,7 +170,7 @@ fn memory_is_given_back_when_nothing_uses_it() {
     let mut expected = 1u32.to_le_bytes().to_vec();
     expected.extend(message(Echo, 1, b""));
     assert_eq!(rig.answers(), expected);
-    // It isn't given back for too long.
+    // Released too late: the client is closed.
     rig.send(&message(Map, 1, b""), &[memory().as_fd()]);
     rig.send(&message(Use, 1, b""), &[]);
     rig.send(&message(Unmap, 1, b""), &[]);
@@ -190,7 +188,6 @@ fn memory_is_given_back_when_nothing_uses_it() {
 #[test]
 fn who_takes_no_answer_is_closed_after_a_while() {
     let mut rig = Rig::new();
-    // Whatever this machine's sockets hold otherwise.
     for socket in [rig.client.as_fd(), rig.ours.as_fd()] {
         rustix::net::sockopt::set_socket_send_buffer_size(socket, 64 << 10).unwrap();
     }

@@ -1,8 +1,8 @@
-//! Engines die at each step of a message, and the next one goes on.
+//! Engines die at each step of a message, and the successor continues.
 
 use super::*;
 
-/// What the client of [`wherever_it_dies`] says, and what it is answered.
+/// Messages of [`wherever_it_dies`]: bytes, descriptor, answer.
 fn script() -> Vec<(Vec<u8>, Option<OwnedFd>, Vec<u8>)> {
     let yes = 1u32.to_le_bytes().to_vec();
     let echo = message(Echo, 0, b"whatever");
@@ -22,7 +22,6 @@ fn script() -> Vec<(Vec<u8>, Option<OwnedFd>, Vec<u8>)> {
 
 fn wherever_it_dies(point: &str, at_once: bool) {
     let all = script().into_iter();
-    // What has no answer does not come to its sending.
     let all = all.filter(|(_, _, answer)| point != "vm.answering" || !answer.is_empty());
     for at in 1..=all.count() as u32 {
         let mut rig = Rig::new();
@@ -54,10 +53,9 @@ fn wherever_it_dies(point: &str, at_once: bool) {
         assert_eq!(answers, expected, "{point} {at}");
         assert_eq!(rig.pages(), [1, 2], "{point} {at}");
         assert_eq!(rig.slots(), [3, 5], "{point} {at}");
-        // What is in use is with the daemon, and nothing else.
+        // The daemon has exactly the deposits in use.
         assert_eq!(rig.deposits.len(), 4, "{point} {at}");
         assert_eq!(rig.client().deposits.len(), 4, "{point} {at}");
-        // Rings what the last message gave.
         rig.send(&message(Raise, 3, b""), &[]);
         rig.run();
         assert_eq!(rig.answers(), 1u32.to_le_bytes());
@@ -82,7 +80,6 @@ fn a_message_is_answered_once_wherever_the_engine_dies() {
 
 #[test]
 fn an_answer_that_was_read_is_not_given_again() {
-    // With another one unread before it, and without.
     for before in [0, 1] {
         let mut rig = Rig::new();
         let echo = message(Echo, 0, b"x");
@@ -103,7 +100,6 @@ fn an_answer_that_was_read_is_not_given_again() {
         rig.send(&echo, &[]);
         rig.run();
         assert_eq!((rig.answers(), rig.left.len()), (echo, 0));
-        // One that was not sent is, though others of it are unread.
         let echo = message(Echo, 0, b"again");
         arm_here("vm.answering", 2);
         rig.send(&echo, &[]);
@@ -121,7 +117,7 @@ fn an_answer_of_which_a_part_is_gone_ends_the_client() {
     arm_here("vm.sent", 1);
     rig.send(&message(Echo, 0, b"x"), &[]);
     assert!(rig.dies());
-    // As if the socket had taken but a part.
+    // As if the socket had taken only a part.
     rig.machine_file().begin_answer(100);
     answer::send(&rig.ours, b"part", None, rig.machine_file().note()).unwrap();
     rig.succeed(None);
@@ -143,7 +139,7 @@ fn who_crashes_engines_by_a_message_is_closed() {
     rig.run();
     assert_eq!(rig.left.len(), 1);
     assert!(rig.left[0].contains("crashed"), "{}", rig.left[0]);
-    // Nor does it help that messages come between; only time does.
+    // Messages in between do not help; only time does.
     for (waits, closed) in [(0, true), (talk::CALM_NS, false)] {
         let mut rig = Rig::new();
         for _ in 0..2 {
@@ -166,7 +162,7 @@ fn who_crashes_engines_by_a_message_is_closed() {
             rig.left
         );
     }
-    // A death that is not its fault changes nothing.
+    // Crashes that are not its fault do not count.
     let mut rig = Rig::new();
     for _ in 0..5 {
         arm_here("vm.intent", 1);
@@ -181,7 +177,7 @@ fn who_crashes_engines_by_a_message_is_closed() {
 
 #[test]
 fn a_damaged_machine_file_ends_its_client_alone() {
-    // Every word of the header and of the first region and slot, by turns.
+    // Each word of the header, the first region and the first slot in turn.
     let places = (4..10u64)
         .chain([19, 20, 22, 29])
         .chain(512..520)
@@ -193,7 +189,6 @@ fn a_damaged_machine_file_ends_its_client_alone() {
         rig.run();
         rustix::io::pwrite(&rig.file, &value.to_ne_bytes(), place * 8).unwrap();
         rig.succeed(None);
-        // It may be closed already.
         let _ = rustix::net::send(&rig.client, &message(Echo, 0, b"x"), SendFlags::NOSIGNAL);
         rig.run();
         assert!(rig.left.len() <= 1, "{place} {value}");

@@ -1,8 +1,6 @@
-//! Clients, their messages and their deaths, with a frontend of our own.
+//! Clients, their messages and their engine's deaths, with a test protocol.
 //!
-//! **Design.** All in one thread: the test is the client at the other end of the socket, the daemon that keeps
-//! deposits, and whoever gives the reactor its turns; so nothing depends on time. Here is the rig; [`clients`] is what clients
-//! say, [`deaths`] what engines die of, [`registered`] memory that the ring knows. **Not here:** real protocols.
+//! All runs in one thread, which plays client, daemon and reactor, so nothing depends on time.
 
 mod clients;
 mod deaths;
@@ -36,24 +34,23 @@ use std::sync::atomic::AtomicU64;
 
 const HEADER: usize = 12;
 
-/// What a message of the test's asks for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Ask {
-    /// Nothing, and no answer.
+    /// No answer.
     Post = 1,
-    /// Its own bytes back.
+    /// Returns its payload.
     Echo = 2,
-    /// Its descriptor as a page of memory.
+    /// Maps its descriptor as a page.
     Map = 3,
-    /// No such page any more.
+    /// Unmaps that page.
     Unmap = 4,
-    /// Its descriptor kept in a slot.
+    /// Keeps its descriptor in a slot.
     Hold = 5,
-    /// The eventfd in a slot rung.
+    /// Signals the eventfd in a slot.
     Raise = 6,
-    /// A descriptor of our own.
+    /// Answers with a descriptor of the engine's.
     Own = 7,
-    /// A page used until the test lets go of it.
+    /// Pins a page until the test lets go of it.
     Use = 8,
 }
 use Ask::*;
@@ -80,7 +77,7 @@ impl Protocol for Toy {
     fn message(&mut self, turn: &mut Turn<'_>, message: &Message<'_>) -> Answer {
         let (ask, what) = (word(message.bytes, 0), word(message.bytes, 4));
         let client = &mut *turn.client;
-        // Which were carried out, and how often.
+        // Counts the handled messages.
         if let Some([count]) = client.file().area::<AtomicU64>(0, 1) {
             count.store(count.load(Relaxed) + 1, Relaxed);
         }
@@ -174,7 +171,6 @@ struct Rig {
     ours: Arc<OwnedFd>,
     file: OwnedFd,
     deposits: BTreeMap<u32, Arc<OwnedFd>>,
-    /// The daemon takes deposits, or has no room for them.
     keeps: bool,
     left: Vec<&'static str>,
 }
@@ -270,10 +266,9 @@ impl Rig {
         self.machines.adopt(&mut self.core, new);
     }
 
-    /// The engine is dead: another goes on.
     fn succeed(&mut self, blamed: Option<Option<u16>>) {
         let (core, machines, epoll) = engine();
-        // Nothing of a dead one is put in order.
+        // As after a kill: no destructor runs.
         std::mem::forget(std::mem::replace(&mut self.core, core));
         std::mem::replace(&mut self.machines, machines).die();
         self.epoll = epoll;
@@ -293,7 +288,7 @@ impl Rig {
         assert_eq!(sent, Ok(bytes.len()));
     }
 
-    /// Everything that was answered and not read yet.
+    /// All unread answers.
     fn answers(&self) -> Vec<u8> {
         let mut all = Vec::new();
         let mut bytes = [0u8; 4096];
@@ -339,7 +334,6 @@ impl Rig {
         any
     }
 
-    /// Turns until there is nothing to do.
     fn run(&mut self) {
         for _ in crate::patience::patiently() {
             if !self.turn() && self.machines.is_idle() {
@@ -349,7 +343,7 @@ impl Rig {
         panic!("it never comes to rest");
     }
 
-    /// Turns until there is nothing to do; true if it died instead.
+    /// Runs until idle; true if the engine died instead.
     fn dies(&mut self) -> bool {
         match catch_unwind(AssertUnwindSafe(|| self.run())) {
             Ok(()) => false,

@@ -6,7 +6,7 @@ use crate::volume::Volume;
 use forebay_xlate::boundary::message::VolumeConfig;
 
 impl Rig {
-    /// Turns until so many bytes of its client's memory are registered; false where the kernel can't.
+    /// Runs until this many bytes of the client's memory are registered.
     fn registers(&mut self, bytes: u64) {
         for _ in crate::patience::patiently() {
             self.turn();
@@ -42,7 +42,7 @@ fn memory_is_registered_behind_the_clients_back_and_forgotten_with_it() {
     for page in [1, 2] {
         rig.send(&message(Map, page, b""), &[touched().as_fd()]);
     }
-    // One that its client has not touched is left alone.
+    // Untouched memory is not pinned.
     rig.send(&message(Map, 3, b""), &[memory().as_fd()]);
     rig.run();
     assert_eq!(rig.answers(), [yes, yes, yes].concat(), "at once");
@@ -51,14 +51,13 @@ fn memory_is_registered_behind_the_clients_back_and_forgotten_with_it() {
         return;
     }
     rig.registers(2 * 4096);
-    // A successor serves, and registers again meanwhile.
     rig.succeed(None);
     assert_eq!(rig.client().registered_bytes(), 0);
     rig.send(&message(Echo, 0, b"x"), &[]);
     rig.run();
     assert_eq!(rig.answers(), message(Echo, 0, b"x"));
     rig.registers(2 * 4096);
-    // What is unmapped is forgotten before the answer; what is used is waited for.
+    // Unmapped memory is forgotten before the answer; the answer waits for its users.
     rig.send(&message(Use, 2, b""), &[]);
     rig.run();
     rig.answers();
@@ -79,7 +78,6 @@ fn memory_is_registered_behind_the_clients_back_and_forgotten_with_it() {
     }
     assert_eq!(answered, yes);
     assert_eq!(rig.client().registered_bytes(), 4096);
-    // And with the client all of it.
     drop(std::mem::replace(&mut rig.client, bell()));
     for _ in crate::patience::patiently() {
         rig.turn();
@@ -142,7 +140,7 @@ fn a_lane_that_is_anothers_now_is_left_alone() {
     // Its export is removed; the lane waits for its commands.
     (client.lane, client.home) = (None, home);
     assert_eq!(client.own_lane(core), home);
-    // As if the lane were of another export since then.
+    // As if the lane now belonged to another export.
     client.export = Arc::new(ExportConfig {
         export: ExportId(77),
         ..(*client.export).clone()
