@@ -1,11 +1,10 @@
 //! I/O commands: from a capsule to the core, and from the core to a response.
 //!
-//! **Design.** A command is judged (the controller's rules in `nvme::io`, then where its data is), gets
-//! a slot, and goes to the core as soon as it has what it needs: staging memory, room in the core, and
-//! for larger writes the data that an R2T asks for. What it lacks it waits for in its connection's list,
-//! in order, while the stream is read on; only data that came inside a capsule and finds no memory makes
-//! the stream itself wait. R2Ts are limited ([`super::share`]), so that memory which hosts are asked to fill
-//! never is all the memory there is.
+//! A command is checked (`nvme::io`, then its SGL), gets a slot, and goes to the core when it has
+//! staging memory, room and, for larger writes, the data of an R2T. Otherwise it waits in its
+//! connection's list, in order, while the stream is read on. Only in-capsule data without memory
+//! stalls the stream. R2Ts are limited ([`super::share`]), so that hosts which never send data
+//! cannot tie up all memory.
 //!
 //! **Not here:** admin commands ([`super::admin`]), the stream ([`super::rx`]).
 
@@ -23,24 +22,22 @@ use forebay_nvme::io::{self, IoCommand, NamespaceGeometry, Transfer};
 use forebay_nvme::tcp::{DataPlace, decode_sgl};
 use forebay_xlate::boundary::region::{OpKind, TimesOf};
 
-/// The namespace of every export.
+/// The namespace ID in every export.
 pub(crate) const NSID: u32 = 1;
-/// Commands of one connection that may have R2Ts at once.
+/// Commands per connection that may have open R2Ts.
 pub(super) const MAX_R2TS_OF_ONE: u32 = 64;
 
-/// A command capsule.
 pub(super) struct Capsule<'a> {
     pub sqe: &'a forebay_nvme::Sqe,
-    /// The data in it.
     pub data: &'a [u8],
-    /// The data's digest was right, or there is none.
+    /// The data digest was right, or there is none.
     pub intact: bool,
-    /// The position of the stream after it.
+    /// The stream position after it.
     pub end: u64,
 }
 
 impl Capsule<'_> {
-    /// What the command is to be, of a namespace of this shape.
+    /// Decodes the command for a namespace of this geometry.
     #[inline]
     pub(super) fn judge(&self, geometry: &NamespaceGeometry) -> Result<Judged, Status> {
         let command = io::decode(self.sqe, NSID, geometry, MDTS_BYTES)?;
@@ -91,7 +88,7 @@ impl Capsule<'_> {
             IoCommand::ReservationReport { extended, .. } => Work::Report { extended },
         };
         let transfer = command.transfer(geometry);
-        // Linux sends 4 KiB of ranges, however many it means.
+        // Linux always sends 4 KiB of ranges.
         let ranges = matches!(
             command,
             IoCommand::Deallocate { .. } | IoCommand::Hint { .. }
@@ -105,25 +102,24 @@ impl Capsule<'_> {
     }
 }
 
-/// What a command is to be, once judged.
 pub(super) struct Judged {
     pub work: Work,
-    /// Its data, where it has any.
+    /// Bytes of its data, or 0.
     pub len_bytes: u32,
     pub source: Source,
 }
 
-/// Where a command's data comes from.
 pub(super) enum Source {
-    /// Nowhere: it has none, or it goes to the host.
+    /// It has none, or the data goes to the host.
     None,
     /// The capsule, at this offset.
     Capsule(u32),
-    /// The host is to be asked for it.
+    /// The host, by an R2T.
     Host,
 }
 
-/// Takes a command capsule of an I/O queue. `Err` says why the stream can't go on; then nothing was taken.
+/// Takes a command capsule of an I/O queue. `Err`: why the stream must stop; then nothing was
+/// taken.
 #[inline]
 pub(super) fn take(
     conn: &mut Conn,
@@ -155,7 +151,7 @@ pub(super) fn take(
     accept(conn, turn, slot, capsule, judged)
 }
 
-/// Takes a command that makes no sense, and answers so.
+/// Takes an invalid command and answers with an error.
 #[cold]
 pub(super) fn refuse(
     conn: &mut Conn,
@@ -169,7 +165,7 @@ pub(super) fn refuse(
     conn.answer(turn.core, slot, status, 0, None, 0);
 }
 
-/// Takes a command that has a slot. `Err` says why the stream can't go on; then nothing was taken.
+/// Takes a command that has a slot. `Err` as in [`take`].
 #[inline]
 pub(super) fn accept(
     conn: &mut Conn,
@@ -185,13 +181,14 @@ pub(super) fn accept(
             .data
             .get(from..from + judged.len_bytes as usize)
             .unwrap_or(&[]);
-        // What is in the stream must get out of it: what the connection holds doesn't bound this, but
-        // what the lane has in flight does, and what its tenant holds, since that ends without anything from the stream.
+        // In-capsule data must leave the stream. The limits are the lane's commands in flight and
+        // the tenant's memory, since both drain without anything from the stream. The connection's
+        // own limit does not apply.
         if !may_hold(&judged.work, conn.lane, turn.core) {
             return stall(conn, turn.core, slot);
         }
         match turn.core.staging.take(judged.len_bytes) {
-            // The second of a pair is what the first one's buffer waits for.
+            // The first of a fused pair holds its buffer until the second comes.
             Some(taken)
                 if !conn.held.may_have(taken.taken(), &turn.core.staging)
                     && conn.pairs.first_of(slot).is_none() =>
@@ -234,7 +231,7 @@ pub(super) fn accept(
     Ok(())
 }
 
-/// A command with its data stays in the stream, and so does what came behind it: all of it has been here since then.
+/// A command with its data, and all behind it, stays in the stream; note since when.
 #[cold]
 fn stall(conn: &mut Conn, core: &Core, slot: u16) -> Result<(), Stop> {
     conn.slots.release(slot);
@@ -247,7 +244,8 @@ fn stall(conn: &mut Conn, core: &Core, slot: u16) -> Result<(), Stop> {
     Err(Stop::Stalled)
 }
 
-/// Whether the lane may hold memory for one more command. What is for no device waits for no budget.
+/// Whether the lane may hold memory for one more command. Commands without a device operation need
+/// no budget.
 #[inline]
 fn may_hold(work: &Work, lane: Option<LaneIndex>, core: &Core) -> bool {
     lane.is_none_or(|lane| match work {
@@ -256,8 +254,7 @@ fn may_hold(work: &Work, lane: Option<LaneIndex>, core: &Core) -> bool {
     })
 }
 
-/// A slot for a command that is not taken from the stream yet; `None` when it was answered without one,
-/// and taken.
+/// A slot for a command still in the stream; `None`: it was taken and answered without one.
 #[inline(always)]
 pub(super) fn slot_for(
     conn: &mut Conn,
@@ -267,7 +264,7 @@ pub(super) fn slot_for(
     let cid = capsule.sqe.cid();
     match conn.slots.take(cid, core.now_ns()) {
         Ok(slot) => Ok(Some(slot)),
-        // Which of the two the host will take the answer for is its own riddle (Base 2.0, 3.3.3.1).
+        // The host cannot tell which of both commands the answer is for (Base 2.0, 3.3.3.1).
         Err(NoSlot::Conflict) if conn.tx.has_room(conn.slots.used()) => {
             let status = Status::COMMAND_ID_CONFLICT.with_dnr();
             conn.answer_unslotted(cid, status, capsule.end);
@@ -278,7 +275,7 @@ pub(super) fn slot_for(
     }
 }
 
-/// [`Capsule::judge`], for a connection whose host may not do everything.
+/// [`Capsule::judge`], for a connection whose host is restricted.
 #[cold]
 pub(super) fn judge_gated(
     conn: &Conn,
@@ -291,7 +288,6 @@ pub(super) fn judge_gated(
     }
 }
 
-/// The shape of a connection's namespace now.
 #[inline]
 pub(super) fn geometry(conn: &Conn, core: &Core) -> Result<NamespaceGeometry, Status> {
     match conn.lane.and_then(|l| core.lane(l)) {
@@ -303,7 +299,7 @@ pub(super) fn geometry(conn: &Conn, core: &Core) -> Result<NamespaceGeometry, St
     }
 }
 
-/// Where the data of a command is, by its SGL, which must describe exactly that much (`exact`), or at
+/// Where a command's data is, by its SGL, which must describe exactly that length (`exact`), or at
 /// least.
 pub(super) fn source(
     capsule: &Capsule<'_>,
@@ -322,7 +318,7 @@ pub(super) fn source(
         Transfer::None => Ok(Source::None),
         Transfer::ToHost(_) => match decode_sgl(capsule.sqe, capsule.data.len() as u32)? {
             DataPlace::Transport { length_bytes } => fits(length_bytes).map(|()| Source::None),
-            // A capsule is no place for what goes to the host.
+            // In-capsule data cannot go to the host.
             DataPlace::InCapsule { .. } => Err(Status::SGL_DESCRIPTOR_TYPE_INVALID.with_dnr()),
         },
         Transfer::FromHost(_) => match decode_sgl(capsule.sqe, capsule.data.len() as u32)? {
@@ -338,7 +334,7 @@ pub(super) fn source(
     }
 }
 
-/// As [`source`], for a command of the admin queue: `Some` is the data that is in the capsule.
+/// [`source`] for an admin command: `Some` is the capsule's data.
 pub(super) fn admin_source<'a>(
     capsule: &Capsule<'a>,
     transfer: Transfer,
@@ -354,8 +350,8 @@ pub(super) fn admin_source<'a>(
 }
 
 impl Conn {
-    /// Begins a command, or has it wait its turn. One that has its memory goes before those that wait for
-    /// some: they wait for what it will give back.
+    /// Begins a command, or queues it. A command with memory goes before those that wait for some:
+    /// they need the memory that it will release.
     pub(super) fn begin_or_wait(&mut self, core: &mut Core, slot: u16) {
         let Some(s) = self.slots.get(slot) else {
             return;
@@ -371,7 +367,7 @@ impl Conn {
         }
     }
 
-    /// Tries those that wait, in order; true if any went on.
+    /// Retries waiting commands in order; true if any advanced.
     pub(super) fn retry_waiting(&mut self, core: &mut Core) -> bool {
         let mut any = false;
         while let Some(slot) = self.slots.first_waiting() {
@@ -386,7 +382,7 @@ impl Conn {
         any
     }
 
-    /// Carries a command on; false when it lacks something.
+    /// Advances a command; false when it lacks something.
     #[inline]
     fn advance(&mut self, core: &mut Core, slot: u16) -> bool {
         let Some(s) = self.slots.get(slot) else {
@@ -425,7 +421,7 @@ impl Conn {
         let Some(lane) = lane else { return true };
         let (op, buffer) = match &s.work {
             Work::Io(op) => (*op, s.buffer.take()),
-            // The buffer waits here for the second part.
+            // The buffer stays here for the read.
             Work::DurableRead(_) => (IoOp::Flush, None),
             Work::Compare(_) => return self.start_comparing(core, slot, Expected::default()),
             Work::First { .. } | Work::Second(_) => return self.start_half(core, slot),
@@ -446,7 +442,7 @@ impl Conn {
                 s.stage = SlotStage::InFlight;
                 s.over_ns = None;
                 self.in_flight += 1;
-                // What it waited for its budget is counted apart.
+                // Throttled time is counted separately.
                 let over_ns = over_ns.map_or(0, |then| {
                     core.qos.over_ns(lane, core.now_ns()).saturating_sub(then)
                 });
@@ -466,8 +462,8 @@ impl Conn {
         }
     }
 
-    /// Starts a flush that belongs to no command of the host, and waits for no budget unless a second's worth is owed already. False
-    /// when the core has no room now.
+    /// Starts a flush that belongs to no host command. It needs no budget unless the lane's debt
+    /// exceeds a second's worth. False: the core has no room.
     pub(super) fn start_internal_flush(&mut self, core: &mut Core, lane: LaneIndex) -> bool {
         let owner = Owner {
             slot: super::slots::NONE,
@@ -511,7 +507,7 @@ impl Conn {
         match s.work {
             Work::DurableRead(op) if done.op == IoOp::Flush && status.is_success() => {
                 if gate::keeps_out(self.gate, &op) {
-                    // Its host lost its access meanwhile.
+                    // Its host lost access meanwhile.
                     let status = Status::RESERVATION_CONFLICT.with_dnr();
                     self.answer(core, slot, status, 0, done.buffer, 0);
                     return;
@@ -534,7 +530,7 @@ impl Conn {
     }
 }
 
-/// A command waits here: from now on its budget may be what it waits for.
+/// A command begins to wait: from now on it may be throttled.
 pub(super) fn note_over(conn: &mut Conn, core: &Core, slot: u16) {
     if let (Some(lane), Some(s)) = (conn.lane, conn.slots.get_mut(slot)) {
         s.over_ns
@@ -542,7 +538,7 @@ pub(super) fn note_over(conn: &mut Conn, core: &Core, slot: u16) {
     }
 }
 
-/// Counts a part of a command that took some time: from `since_ns` until now.
+/// Records the duration of a command's phase, from `since_ns` until now.
 #[inline(never)]
 fn count_part(lane: Option<&Lane>, kind: OpKind, of: TimesOf, ns: u64) {
     if let Some(lane) = lane {
@@ -550,7 +546,7 @@ fn count_part(lane: Option<&Lane>, kind: OpKind, of: TimesOf, ns: u64) {
     }
 }
 
-/// All data that an R2T asked for is there.
+/// All R2T data has come.
 pub(super) fn data_complete(conn: &mut Conn, turn: &mut TcpTurn<'_>, slot: u16) {
     let fate = conn.slots.get(slot).map_or(Status::SUCCESS, |s| s.fate);
     if fate != Status::SUCCESS {
@@ -561,7 +557,7 @@ pub(super) fn data_complete(conn: &mut Conn, turn: &mut TcpTurn<'_>, slot: u16) 
     }
 }
 
-/// A command that brings data has it.
+/// All data of a command is there.
 #[inline]
 pub(super) fn data_is_there(conn: &mut Conn, turn: &mut TcpTurn<'_>, slot: u16) {
     let Some(s) = conn.slots.get(slot) else {

@@ -1,9 +1,9 @@
 //! One connection, which is one queue.
 //!
-//! **Design.** Everything a queue needs between two turns: its socket, its commands ([`Slots`]), what it
-//! has received of a PDU ([`Rx`]) and what it has yet to send ([`Tx`]), all reserved when it is adopted
-//! and none of it touched before it is used. A connection that ends closes its socket at once, but keeps
-//! its places here and in the state region until the core has given back every command.
+//! It holds a queue's state between turns: the socket, commands ([`Slots`]), received ([`Rx`]) and
+//! unsent bytes ([`Tx`]). All of it is reserved at adoption, and not touched before use. A
+//! connection that ends closes its socket at once, but keeps its index and records until the core
+//! has returned every command.
 //!
 //! **Not here:** what PDUs and commands mean ([`super::rx`], [`super::command`], [`super::admin`]).
 
@@ -35,89 +35,82 @@ use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::Arc;
 
-/// Staging memory that one connection may hold: what it asks beyond that waits.
+/// Staging memory per connection; further commands wait.
 pub(super) const MAX_HELD_BYTES: u64 = 8 << 20;
-/// How long a host that was told to go may take to hang up.
+/// How long a host may take to hang up after a C2HTermReq.
 const CLOSE_LIMIT_NS: u64 = 2_000_000_000;
 
-/// How far a connection's life is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Life {
-    /// It serves.
     Open,
-    /// It was told to go (C2HTermReq), and has until then to hang up.
+    /// A C2HTermReq was sent; the host must hang up until then.
     Leaving { until_ns: u64 },
-    /// Its socket is closed; commands are still with the core.
+    /// The socket is closed; the core still has commands.
     Draining,
 }
 
-/// See the module's text.
 pub(super) struct Conn {
     pub index: u32,
     pub generation: u32,
     pub socket: Socket,
     pub params: TcpParams,
     pub shared: Rc<Shared>,
-    /// Its slot among the region's queues.
     pub queue: u32,
-    /// What it leaves for a successor.
     pub records: QueueRecords,
-    /// Its place among the controllers.
+    /// Its index among the controllers.
     pub controller: u32,
     pub qid: u16,
     pub entries: u16,
     pub lane: Option<LaneIndex>,
-    /// The host does without SQHD (Base 2.0, 6.3, CATTR bit 2): responses to reads may be left out.
+    /// The host disabled SQ flow control (Base 2.0, 6.3, CATTR bit 2): responses to reads may be
+    /// omitted.
     pub no_flow_control: bool,
     pub life: Life,
-    /// What its host may not do now ([`super::gate`]); 0: nothing is out of the ordinary.
+    /// Restrictions of its host ([`super::gate`]); 0: none.
     pub gate: u8,
     pub slots: Slots,
     pub rx: Rx,
     pub tx: Tx,
-    /// Commands that the core has.
+    /// Commands in the core.
     pub in_flight: u32,
-    /// Several R2Ts of one command.
     pub parts: Parts,
-    /// Fused commands.
     pub pairs: Pairs,
-    /// Staging memory held.
     pub held: ConnectionCharge,
-    /// Commands taken, the Connect too.
+    /// Commands taken, including the Connect.
     pub number: u64,
-    /// With so many bytes queued, they are sent.
+    /// Send when this many bytes are queued.
     pub send_at_bytes: usize,
-    /// Since when the stream waits, if it does for the data of a command, or did for what came with that.
+    /// Set while the stream waits for memory for a command's data, and for commands that came
+    /// behind it.
     pub stalled: Option<Stalled>,
     pub visits: Visits,
 }
 
-/// In which lists of its frontend a connection is, and for how long turns found nothing.
+/// A connection's membership in its frontend's lists, and its idle turns.
 #[derive(Default)]
 pub(super) struct Visits {
-    /// To be looked at each turn.
+    /// Visited each turn.
     pub active: bool,
-    /// In the list of those that are.
+    /// In the active list.
     pub listed: bool,
-    /// In the list of those with something to send.
+    /// In the list of connections with unsent bytes.
     pub dirty: bool,
     /// Turns without data.
     pub quiet_turns: u32,
-    /// Turns in which nothing was received, as the lane has enough that waits.
+    /// Turns without a receive, since the lane had enough waiting commands.
     pub skipped_turns: u32,
-    /// Turns in which responses were held back for more of them to go together.
+    /// Turns in which responses were held back to be sent together.
     pub held_turns: u32,
 }
 
-/// When a stream began to wait.
 #[derive(Clone, Copy)]
 pub(super) struct Stalled {
     pub since_ns: u64,
-    /// How long its lane had waited for its budget until then.
+    /// The lane's throttled time up to then.
     pub over_ns: u64,
 }
 
-/// What a connection begins with: a new one, or one that a successor inherits.
+/// The initial state of a new or inherited connection.
 pub(super) struct NewConn {
     pub index: u32,
     pub generation: u32,
@@ -125,13 +118,12 @@ pub(super) struct NewConn {
     pub socket: u64,
     pub params: TcpParams,
     pub records: QueueRecords,
-    /// Its place among the controllers.
+    /// Its index among the controllers.
     pub controller: u32,
     pub qid: u16,
     pub entries: u16,
     pub lane: Option<LaneIndex>,
     pub no_flow_control: bool,
-    /// Commands taken.
     pub number: u64,
     pub rx: Rx,
     pub tx: Tx,
@@ -170,7 +162,6 @@ impl Conn {
         }
     }
 
-    /// What it has received, and what that is for.
     pub(super) fn inbound(&mut self) -> (&mut Rx, Inbound<'_>) {
         let of = Inbound {
             slots: &mut self.slots,
@@ -184,15 +175,15 @@ impl Conn {
         self.life == Life::Open
     }
 
-    /// Something here waits for memory or room that others hold, so it must be tried again.
+    /// Waits for memory or room that others hold, so it must retry.
     pub(super) fn must_retry(&self) -> bool {
         self.is_open()
             && !self.tx.blocked()
             && (self.slots.first_waiting().is_some() || self.rx.stalled())
     }
 
-    /// Records a command that has a slot and all that came in its capsule: from here on it is taken.
-    /// `whole`: all of its entry.
+    /// Records a command with its slot and capsule data: from here on it is taken. `whole`: record
+    /// the whole entry.
     #[inline]
     pub(super) fn begin_command(
         &mut self,
@@ -223,7 +214,6 @@ impl Conn {
         }
     }
 
-    /// The name under which the core gives a command back.
     #[inline]
     pub(super) fn owner(&self, slot: u16) -> Owner {
         Owner {
@@ -234,7 +224,7 @@ impl Conn {
         }
     }
 
-    /// Takes a staging buffer for a command, unless the connection holds enough already.
+    /// Takes a staging buffer, unless the connection's limit is reached.
     #[inline(always)]
     pub(super) fn take_buffer(&mut self, core: &mut Core, len_bytes: u32) -> Option<StagingBuffer> {
         let len = u64::from(len_bytes);
@@ -256,7 +246,7 @@ impl Conn {
         core.staging.give(buffer);
     }
 
-    /// Commands taken, modulo the queue's entries.
+    /// The SQ head: commands taken, modulo the queue's entries.
     fn sq_head(&self) -> u16 {
         (self.number % u64::from(self.entries.max(1))) as u16
     }
@@ -270,7 +260,6 @@ impl Conn {
         Cqe::new(result, sqhd, 0, cid, status)
     }
 
-    /// Queues something to send.
     pub(super) fn push(
         &mut self,
         ends: u16,
@@ -281,13 +270,13 @@ impl Conn {
         self.tx.push(pool, &self.records, ends, data, put);
     }
 
-    /// What is queued will be sent, whatever happens.
+    /// Guarantees that the queued items will be sent, even by a successor.
     pub(super) fn publish(&mut self) {
         self.tx.publish(&self.records);
     }
 
-    /// Answers a command that belongs to no slot, and takes it from the stream, up to `end`. The answer is
-    /// published at once: nothing else says that the command was taken.
+    /// Answers a command that has no slot. It publishes at once, since no other record says that
+    /// the command was taken.
     pub(super) fn answer_unslotted(&mut self, cid: u16, status: Status, end: u64) {
         self.number += 1;
         let (params, cqe) = (self.params, self.cqe(cid, status, 0));
@@ -296,8 +285,8 @@ impl Conn {
         self.tx.publish(&self.records);
     }
 
-    /// Queues and publishes the answer to the Connect that made this queue: SQHD is FFFFh where the host
-    /// is told that it is not kept (Base 2.0, 6.3).
+    /// Queues and publishes the Connect's answer. SQHD is FFFFh without SQ flow control (Base 2.0,
+    /// 6.3).
     pub(super) fn answer_connect(&mut self, cid: u16, cntlid: u16) {
         let sqhd = if self.no_flow_control {
             0xffff
@@ -312,8 +301,8 @@ impl Conn {
         self.tx.publish(&self.records);
     }
 
-    /// Ends a command: queues its response, and the first `data_bytes` of `buffer` before it. The slot
-    /// is free when all of that is sent.
+    /// Ends a command: queues the first `data_bytes` of `buffer`, then the response. The slot is
+    /// freed when all is sent.
     pub(super) fn answer(
         &mut self,
         core: &mut Core,
@@ -329,13 +318,13 @@ impl Conn {
         debug_assert_ne!(s.stage, SlotStage::Answering, "answered twice");
         s.stage = SlotStage::Answering;
         let cid = s.cid;
-        // Its data from the host is held until the answer is sent: see `tx`.
+        // Host data is held until the answer is sent: see `tx`.
         let mut held = s.buffer.take();
         self.count_ended(core, slot, status);
         let params = self.params;
         match buffer {
             Some(buffer) if data_bytes > 0 => {
-                // SUCCESS stands for the response where the host needs nothing else of it (TCP 3.6.2.9).
+                // The SUCCESS flag replaces a response that carries nothing else (TCP 3.6.2.9).
                 let alone = self.no_flow_control && status == Status::SUCCESS && result == 0;
                 let header = C2hData {
                     cid,
@@ -381,8 +370,8 @@ impl Conn {
         }
     }
 
-    /// Ends a command that the core doesn't have. If it is carried over, others wait for it until it is said that
-    /// it never begins.
+    /// Ends a command that is not in the core. If it is a recovered one, this releases commands
+    /// that wait for it.
     #[cold]
     pub(super) fn refuse(&mut self, core: &mut Core, slot: u16, status: Status) {
         if core.carried.any() {
@@ -391,7 +380,6 @@ impl Conn {
         self.answer(core, slot, status, 0, None, 0);
     }
 
-    /// The lane's statistics.
     fn count_ended(&self, core: &Core, slot: u16, status: Status) {
         let (Some(s), Some(lane)) = (self.slots.get(slot), self.lane.and_then(|l| core.lane(l)))
         else {
@@ -419,10 +407,7 @@ impl Conn {
         lane.record().ops[kind as usize].record(if error { 0 } else { bytes }, ns, error);
     }
 
-    /// Sends what the socket takes.
-    ///
-    /// # Errors
-    /// When the connection is gone.
+    /// Sends what the socket takes; an error means the connection is gone.
     pub(super) fn flush(&mut self, core: &mut Core) -> Result<(), Errno> {
         let Some(fd) = &self.socket.fd else {
             return Ok(());
@@ -449,7 +434,7 @@ impl Conn {
         Ok(())
     }
 
-    /// Whether what is to be sent waits for more: as long as more of the lane's commands are sure to begin soon.
+    /// Whether to delay sending, since more of the lane's commands will surely begin soon.
     pub(super) fn holds_back(&mut self, core: &Core) -> bool {
         let holds = self.lane.is_some_and(|lane| core.qos.waits_for_turns(lane))
             && self.is_open()
@@ -460,7 +445,6 @@ impl Conn {
         holds
     }
 
-    /// Says why in a C2HTermReq (TCP 3.6.2.5); nothing more is taken from the host.
     pub(super) fn terminate(&mut self, core: &mut Core, error: &PduError, header: &[u8]) {
         if !self.is_open() {
             return;
@@ -477,7 +461,7 @@ impl Conn {
         });
     }
 
-    /// Frees the slots of commands that nobody has but us.
+    /// Frees the slots of commands that are only here.
     pub(super) fn drop_pending(&mut self, core: &mut Core) {
         core.carried.leave_spans();
         while let Some(slot) = self.slots.first_waiting() {
@@ -500,7 +484,7 @@ impl Conn {
         }
     }
 
-    /// Frees the slots of event requests, which end without an answer.
+    /// Frees the slots of Asynchronous Event Requests, without an answer.
     pub(super) fn drop_kept(&mut self, core: &mut Core) {
         for slot in 0..self.entries {
             if self
@@ -529,14 +513,14 @@ impl Conn {
         }
     }
 
-    /// Closes the socket and drops whatever the core doesn't have.
+    /// Closes the socket and drops all that the core doesn't have.
     pub(super) fn shut(&mut self, core: &mut Core) {
         if self.life == Life::Draining {
             return;
         }
         self.life = Life::Draining;
         if let Some(fd) = self.socket.fd.take() {
-            // The daemon has the socket too: to close ours ends nothing.
+            // The daemon has the socket too, so closing ours would not end the connection.
             let _ = rustix::net::shutdown(&fd, Shutdown::Both);
             kill_point!("close.shutdown");
             let _ = epoll::delete(&self.shared.epoll, &fd);
@@ -558,7 +542,7 @@ impl Conn {
     }
 }
 
-/// A command's last byte is sent, or never will be; or a buffer is free.
+/// A command's last byte is sent or dropped, or a buffer is free.
 #[inline(always)]
 fn sent(
     core: &mut Core,
@@ -568,7 +552,7 @@ fn sent(
     slot: u16,
     buffer: Option<StagingBuffer>,
 ) {
-    // First the record: what a record names is nobody else's.
+    // First the record: a buffer named by a record must not be reused.
     if slot != NONE {
         let rest = slots.release(slot);
         debug_assert!(rest.is_none(), "an answered command holds no buffer");

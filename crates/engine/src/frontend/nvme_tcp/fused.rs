@@ -1,15 +1,13 @@
-//! Compare and Write, the fused operation (Base 2.0, 3.4.2): two commands of a queue, one after the other.
+//! Compare and Write, the fused operation (Base 2.0, 3.4.2): two consecutive commands of a queue.
 //!
-//! **Design.** A *first* that was taken leaves its connection's gate closed ([`PAIRING`]), so that the next command,
-//! whatever it is, comes by here: either it is the *second*, or the first ends with Missing Fused Command. Each
-//! half gets its data as any command does; when both have it, the core gets them as one
-//! (`Core::start_comparing`), under the name of the second. Both are answered in one go, so what publishes one answer
-//! publishes the other. A pair is recorded as the two commands that it is: FUSE is in their entries, and their
-//! numbers are neighbours; that a compare has passed, the second's state says.
+//! After a *first*, its connection's gate stays closed ([`PAIRING`]), so that the next command
+//! comes here. It is the *second*, or the first ends with Missing Fused Command. When both have
+//! their data, the core gets them as one (`Core::start_comparing`) under the second's name. Both
+//! answers are published together. Records hold two commands: FUSE is in their entries, their
+//! numbers are consecutive, and the second's state says that a compare has passed.
 //!
-//! While its data is on its way, a command can't be answered; one that is to end is *doomed* until then.
-//!
-//! **Not here:** comparing, and what keeps others away (`core::fused`).
+//! A command cannot be answered while its data is in transit; until then it is *doomed*. **Not
+//! here:** comparing and exclusion (`core::fused`).
 
 use super::TcpTurn;
 use super::command::{self, Capsule, Judged};
@@ -21,28 +19,24 @@ use crate::core::{CommandRef, Core, DoneIo, Expected, IoOp, NewIo, Owner};
 use forebay_nvme::io::{self, FUSE_FIRST, FUSE_SECOND, IoCommand, NamespaceGeometry};
 use forebay_nvme::{Sqe, Status};
 
-/// Of a connection's gate: the next command may be the second of a pair.
+/// Gate bit: the next command may be a second.
 pub(super) const PAIRING: u8 = 1 << 3;
 
-/// The fused commands of a connection.
 #[derive(Debug, Default)]
 pub(super) struct Pairs {
-    /// The last command that was taken, if it was a first.
+    /// The last command, if it was a first.
     open: Open,
-    /// Firsts and seconds, by slot.
+    /// Slots of firsts and their seconds.
     pairs: Vec<(u16, u16)>,
-    /// Those that end so as soon as they can be answered.
+    /// Commands that end with this status as soon as they can be answered.
     doomed: Vec<(u16, Status)>,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
 enum Open {
-    /// No first was.
     #[default]
     No,
-    /// This first.
     Taken(u16),
-    /// One that was refused.
     Refused,
 }
 
@@ -52,8 +46,8 @@ impl Pairs {
         pair.map(|pair| pair.0)
     }
 
-    /// A successor's connection has its commands again: `halves` are those of its fused ones that are not
-    /// answered, in their order, each with its number; `number` is the queue's.
+    /// For a successor: `halves` are the unanswered fused commands in order (number, slot, FUSE);
+    /// `number` is the queue's.
     pub(super) fn inherit(&mut self, gate: &mut u8, halves: &[(u64, u16, u8)], number: u64) {
         let mut last = (0, NONE);
         for &(at, slot, fuse) in halves {
@@ -63,7 +57,7 @@ impl Pairs {
                     if at == number {
                         self.open(gate, Open::Taken(slot));
                     } else {
-                        // Unless the next one is its second.
+                        // Until its second is found.
                         self.doomed.push((slot, Status::ABORTED_MISSING_FUSED));
                     }
                 }
@@ -76,13 +70,12 @@ impl Pairs {
         }
     }
 
-    /// The last command was this first: the gate is to see what comes next.
+    /// Sends the next command through the gate.
     fn open(&mut self, gate: &mut u8, open: Open) {
         self.open = open;
         *gate |= PAIRING;
     }
 
-    /// Nothing waits for its second any more.
     fn close(&mut self, gate: &mut u8) -> Open {
         *gate &= !PAIRING;
         std::mem::take(&mut self.open)
@@ -95,7 +88,7 @@ impl Pairs {
 }
 
 impl Conn {
-    /// The next command comes while a first waits for its second.
+    /// The next command comes while a first is open.
     #[cold]
     pub(super) fn end_lone_first(&mut self, core: &mut Core, sqe: &Sqe) {
         if sqe.fuse() == FUSE_SECOND {
@@ -106,7 +99,7 @@ impl Conn {
         }
     }
 
-    /// Ends a half that is not with the core: now, or when its data has come.
+    /// Ends a half that is not in the core: now, or when its data has come.
     fn end_half(&mut self, core: &mut Core, slot: u16, status: Status) {
         let stage = self.slots.get(slot).map(|s| s.stage);
         if matches!(stage, Some(SlotStage::Paired | SlotStage::Taken)) {
@@ -116,7 +109,7 @@ impl Conn {
         }
     }
 
-    /// A half that has its data, and that its host may not do any more, ends; not if the core has the pair.
+    /// Ends a half whose host lost access; false if the core has the pair.
     #[cold]
     pub(super) fn refuse_half(&mut self, core: &mut Core, slot: u16, status: Status) -> bool {
         let pairs = &self.pairs;
@@ -130,7 +123,7 @@ impl Conn {
         true
     }
 
-    /// A half ends by itself, with an error: the other one can't go on.
+    /// A half failed: ends the other one, too.
     #[cold]
     pub(super) fn fail_other_half(&mut self, core: &mut Core, slot: u16) {
         let pairs = &mut self.pairs;
@@ -145,7 +138,7 @@ impl Conn {
         }
     }
 
-    /// A half has its data; false when the core has no room for the pair now.
+    /// A half has its data; false when the core has no room for the pair.
     #[cold]
     pub(super) fn start_half(&mut self, core: &mut Core, slot: u16) -> bool {
         if let Some(at) = self.pairs.doomed.iter().position(|d| d.0 == slot) {
@@ -171,7 +164,7 @@ impl Conn {
                 let work = |slot| self.slots.get(slot).map(|s| &s.work);
                 let fits = work(first).zip(work(second));
                 if !fits.is_some_and(|(first, second)| fit(first, second)) {
-                    // A dead engine had begun to say so.
+                    // A dead engine had begun to answer so.
                     self.pairs.pairs.retain(|pair| pair.0 != first);
                     for half in [first, second] {
                         self.end_half(core, half, Status::INVALID_FIELD.with_dnr());
@@ -209,7 +202,7 @@ impl Conn {
         started
     }
 
-    /// Gives the core a Compare, or a pair by its second; false when it has no room now.
+    /// Gives the core a Compare, or a pair by its second; false when it has no room.
     #[cold]
     pub(super) fn start_comparing(
         &mut self,
@@ -246,11 +239,11 @@ impl Conn {
         }
     }
 
-    /// The core has ended a pair, whose second has this slot: both are answered, together.
+    /// The core ended a pair: answers both together.
     #[cold]
     pub(super) fn pair_ended(&mut self, core: &mut Core, slot: u16, done: DoneIo, status: Status) {
         let of_first = match done.op {
-            // It came to writing.
+            // The compare passed.
             IoOp::Write { .. } => Status::SUCCESS,
             _ => status,
         };
@@ -264,14 +257,14 @@ impl Conn {
             self.answer(core, first, of_first, 0, None, 0);
         }
         self.answer(core, slot, of_second, 0, done.buffer, 0);
-        // From here on nobody does it again.
+        // From here on no successor repeats it.
         self.publish();
         core.carried
             .pair_answered(CommandRef::new(self.queue, slot));
     }
 }
 
-/// A command that is fused, or of a dead engine, is judged.
+/// [`Capsule::judge`] for a fused command, or one of a dead engine.
 pub(super) fn judge(conn: &Conn, core: &Core, capsule: &Capsule<'_>) -> Result<Judged, Status> {
     if let Some(status) = gate::refusal(conn.gate, capsule.sqe) {
         return Err(status);
@@ -283,7 +276,7 @@ pub(super) fn judge(conn: &Conn, core: &Core, capsule: &Capsule<'_>) -> Result<J
     }
 }
 
-/// As [`Capsule::judge`], for one half.
+/// [`Capsule::judge`] for one half.
 fn judge_half(capsule: &Capsule<'_>, geometry: &NamespaceGeometry) -> Result<Judged, Status> {
     let half = io::decode_fused(capsule.sqe, command::NSID, geometry, command::MDTS_BYTES)?;
     let bytes = |lba: u64| lba * u64::from(geometry.block_bytes);
@@ -310,7 +303,7 @@ fn judge_half(capsule: &Capsule<'_>, geometry: &NamespaceGeometry) -> Result<Jud
     })
 }
 
-/// Whether two halves are of one block.
+/// Whether both halves address the same block.
 fn fit(first: &Work, second: &Work) -> bool {
     match (first, second) {
         (
@@ -331,7 +324,7 @@ fn fit(first: &Work, second: &Work) -> bool {
     }
 }
 
-/// Takes a half, which has this slot. `Err` says why the stream can't go on; then nothing was taken.
+/// Takes a half. `Err`: why the stream must stop; then nothing was taken.
 #[cold]
 pub(super) fn take(
     conn: &mut Conn,
@@ -399,7 +392,7 @@ pub(super) fn take(
     Ok(())
 }
 
-/// Who has the pair of this half in the core, if it is there.
+/// The owner of this half's pair, if it is in the core.
 pub(super) fn in_core(conn: &Conn, slot: u16) -> Option<Owner> {
     let second = conn.pairs.second_of(slot).unwrap_or(slot);
     let s = conn.slots.get(second)?;
@@ -407,7 +400,7 @@ pub(super) fn in_core(conn: &Conn, slot: u16) -> Option<Owner> {
     is_there.then(|| conn.owner(second))
 }
 
-/// The second of a pair whose compare has passed in a dead engine is but a write.
+/// If the compare passed in a dead engine, only the write is left.
 pub(super) fn passed(work: &mut Work) {
     if let Work::Second(op) = work
         && let IoOp::CompareAndWrite {

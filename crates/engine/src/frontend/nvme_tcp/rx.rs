@@ -1,19 +1,15 @@
-//! What a connection receives: PDUs in place, and data to where it belongs.
+//! Receives a connection's PDUs in place, and its data into staging buffers.
 //!
-//! **Design.** Bytes are received into one large buffer of the reactor, and whole PDUs are taken there.
-//! Data of an R2T's PDU goes to its staging buffer as it comes, whole or not (and when much of it is
-//! still to come, the socket is read right into the staging buffer). What is left, the beginning of a
-//! PDU or, when memory has run out, PDUs that must wait, is kept in one of the connection's two buffers,
-//! in turn: so what is kept is never moved while a record names it.
+//! Bytes arrive in the reactor's one large buffer, at [`RECEIVE_AT`], and PDUs are parsed there.
+//! R2T data goes to its staging buffer at once; if much is missing, the socket is read directly
+//! into it. The rest (part of a PDU, or PDUs that wait for memory) is kept in one of the
+//! connection's two buffers alternately, so that bytes named by a record never move.
 //!
-//! Before a receive the reactor records whose bytes will come, and which position of the stream the
-//! first of them has; that they came, the kernel knows. Bytes are always received at [`RECEIVE_AT`]; only
-//! then are kept ones copied in front of them, so that PDUs lie together.
+//! Before a receive the reactor records the connection and the stream position; the kernel knows
+//! whether bytes came. Kept bytes are then copied in front of the new ones.
 //!
-//! Which data may come, and where in a transfer, is checked here (TCP 3.3.2, 3.6.2.8); the fields of a
-//! PDU were checked by the codec.
-//!
-//! **Not here:** commands ([`super::command`], [`super::admin`]).
+//! Checks the order and place of data (TCP 3.3.2, 3.6.2.8); the codec checks a PDU's fields. **Not
+//! here:** commands ([`super::command`], [`super::admin`]).
 
 use super::conn::Conn;
 use super::r2t::Parts;
@@ -33,72 +29,63 @@ use rustix::net::RecvFlags;
 use std::io::IoSliceMut;
 use std::os::fd::OwnedFd;
 
-/// Commands taken before completions are looked at again.
+/// Commands taken before completions are polled again.
 const BATCH: u32 = 8;
-/// From so many missing bytes on, the socket is read into the staging buffer itself.
+/// With so much data missing, the socket is read directly into the staging buffer.
 const DIRECT_BYTES: u32 = 16 * 1024;
-/// What is received behind such data: the next header, and little of what follows it, as that is copied.
+/// Bytes received behind such data: the next header and little more, since they are copied.
 const BEHIND_BYTES: usize = 4 * 1024;
-/// Where data PDUs are this long, so much is received at once that few of the next one's bytes are copied.
+/// After a data PDU of this length, limit a receive so that little of the next PDU's data is
+/// copied.
 const LARGE_BYTES: u32 = 64 * 1024;
 const BETWEEN_LARGE_BYTES: usize = 16 * 1024;
 
-/// What comes next in the stream.
 #[derive(Debug)]
 enum Expect {
-    /// A PDU's header.
     Header,
-    /// Data of a PDU.
     Data { slot: u16, left: u32, digest: bool },
-    /// Its digest.
     Digest { slot: u16 },
 }
 
-/// See the module's text.
 pub(super) struct Rx {
     expect: Expect,
     digest: DataDigest,
-    /// The position of the stream up to which PDUs, and data, are taken.
+    /// The stream position up to which PDUs and data are taken.
     at: u64,
-    /// Lent while kept bytes are taken.
+    /// `None` while the kept bytes are lent.
     keep: Option<Keep>,
-    /// What is received and not yet taken.
+    /// Bytes received and not yet taken.
     kept: Kept,
-    /// Kept bytes begin with a whole PDU that must wait for memory.
+    /// The kept bytes begin with a whole PDU that waits for memory.
     stalled: bool,
-    /// Commands taken of what one receive brought.
+    /// Commands taken from one receive.
     taken: u32,
     /// The last data PDU was a large one.
     large: bool,
 }
 
-/// Why taking PDUs came to a stop.
+/// Why parsing stopped.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Stop {
-    /// What is left is no whole PDU.
+    /// No whole PDU is left.
     Dry,
-    /// Completions should be looked at; there may be more.
+    /// Poll completions first; there may be more.
     Batch,
-    /// The next PDU needs memory that there is not.
     Stalled,
-    /// The connection must end, in silence.
+    /// Close the connection without a TermReq.
     Close,
-    /// The connection must end with these words; the PDU begins where taking stopped.
     Terminate(PduError),
 }
 
-/// What a receive brought.
 pub(super) enum Received {
-    /// Nothing is there.
     Nothing,
-    /// Bytes in this part of the reactor's buffer, kept ones included. None when all of them were data that
-    /// is in its place.
+    /// Bytes in this range of the reactor's buffer, kept ones included. Empty if all were data that
+    /// is in place.
     Bytes { from: usize, to: usize },
-    /// The connection has ended.
     Ended,
 }
 
-/// What data of a stream is for: a queue's commands, their R2Ts, and their records.
+/// Where a queue's data goes: its commands, their R2Ts and their records.
 pub(super) struct Inbound<'a> {
     pub slots: &'a mut Slots,
     pub parts: &'a mut Parts,
@@ -106,7 +93,7 @@ pub(super) struct Inbound<'a> {
 }
 
 impl Inbound<'_> {
-    /// Records how much of a command's data will be there with the data PDU that is just being taken.
+    /// Records how much of a command's data is there once the current data PDU is.
     fn ends_data_pdu(&mut self, slot: u16, damaged: bool) {
         if let Some(s) = self.slots.get(slot) {
             let asked = match s.tag & r2t::SEVERAL {
@@ -119,7 +106,6 @@ impl Inbound<'_> {
 }
 
 impl Rx {
-    /// Nothing is received; the stream is taken up to `at`.
     pub(super) fn new(at: u64, keep: Keep) -> Self {
         Self {
             expect: Expect::Header,
@@ -133,8 +119,8 @@ impl Rx {
         }
     }
 
-    /// What a successor goes on with: these bytes are kept, and may hold whole PDUs; `data` is what the
-    /// stream is within.
+    /// For a successor: `kept` may hold whole PDUs; `data` is the data PDU that the stream is
+    /// within.
     pub(super) fn inherit(at: u64, keep: Keep, kept: Kept, data: Option<&InData>) -> Self {
         let expect = match data {
             None => Expect::Header,
@@ -163,7 +149,8 @@ impl Rx {
         }
     }
 
-    /// A successor finds data of a PDU in its place, up to `taken` of the stream. False: there is no such place.
+    /// A successor finds a data PDU's bytes in place, up to `taken` of the stream. False: no such
+    /// place.
     pub(super) fn inherit_data(&mut self, of: Inbound<'_>, data: &InData, taken: u64) -> bool {
         let Some(slot) = of.slots.get_mut(data.slot) else {
             return true;
@@ -178,7 +165,7 @@ impl Rx {
         bytes.map(|bytes| self.digest_again(bytes)).is_some()
     }
 
-    /// The digest of the data that a successor finds in its place: `bytes` is what came of the PDU so far.
+    /// Recomputes the digest over the PDU's bytes that are in place.
     fn digest_again(&mut self, bytes: &[u8]) {
         self.digest = DataDigest::new();
         self.digest.update(bytes);
@@ -188,20 +175,17 @@ impl Rx {
         self.stalled
     }
 
-    /// Drops what was received; nothing more will be taken.
     pub(super) fn forget(&mut self) {
         self.kept.bytes = 0;
         self.stalled = false;
         self.expect = Expect::Header;
     }
 
-    /// How many bytes are kept.
     pub(super) fn kept(&self) -> usize {
         self.kept.bytes as usize
     }
 
-    /// Receives once. Afterwards the bytes of the answer are to be taken from the end at [`RECEIVE_AT`], or
-    /// around it, on; see [`Received::Bytes`].
+    /// Receives once; [`Received::Bytes`] says where the bytes are.
     pub(super) fn receive(
         &mut self,
         fd: Option<&OwnedFd>,
@@ -283,7 +267,7 @@ impl Rx {
         }
     }
 
-    /// After `receive` and [`take`]: what was not taken of the bytes is kept for the next time.
+    /// After `receive` and [`take`]: keeps the bytes that were not taken.
     pub(super) fn keep(&mut self, records: &QueueRecords, rest: &[u8]) {
         let rx = self;
         if !rest.is_empty() {
@@ -303,12 +287,12 @@ impl Rx {
         records.intend_no_more();
     }
 
-    /// Lends the kept bytes, to be taken without receiving; `put_back` gets them again.
+    /// Lends the kept bytes, to be taken without a receive; `put_back` returns them.
     pub(super) fn lend(&mut self) -> Option<Keep> {
         self.keep.take()
     }
 
-    /// Takes back the kept bytes but for the first `taken`.
+    /// Takes back the kept bytes except the first `taken`.
     pub(super) fn put_back(&mut self, records: &QueueRecords, mut keep: Keep, taken: usize) {
         let rx = self;
         if taken > 0 {
@@ -329,7 +313,7 @@ impl Rx {
         rx.keep = Some(keep);
     }
 
-    /// Checks an H2CData against the R2T that it says it answers (TCP 3.3.2.2).
+    /// Checks an H2CData against its R2T (TCP 3.3.2.2).
     fn begin_data(
         &mut self,
         of: &mut Inbound<'_>,
@@ -368,8 +352,8 @@ impl Rx {
         Ok(())
     }
 
-    /// A command is taken, up to `end` of the stream. Returns how many are of what one receive brought: all of these were sent
-    /// before the host can have seen any answer to them.
+    /// A command is taken, up to `end` of the stream. Returns how many came with one receive: the
+    /// host sent them before it saw an answer to any.
     #[inline]
     fn took_command(&mut self, end: u64) -> u32 {
         self.at = end;
@@ -377,7 +361,7 @@ impl Rx {
         self.taken
     }
 
-    /// Copies data to where it belongs. False: it belongs nowhere.
+    /// Copies data to its place. False: it has none.
     fn place(&mut self, of: &mut Inbound<'_>, slot: u16, data: &[u8]) -> bool {
         let Some(s) = of.slots.get_mut(slot) else {
             return false;
@@ -392,7 +376,6 @@ impl Rx {
         true
     }
 
-    /// Takes the digest of a data PDU, which is whole then. False: it has not all come.
     fn take_digest(&mut self, of: &mut Inbound<'_>, slot: u16, bytes: &[u8]) -> bool {
         let Some(digest) = bytes.first_chunk() else {
             return false;
@@ -408,7 +391,7 @@ impl Rx {
         true
     }
 
-    /// `n` more bytes of data are in their place.
+    /// `n` more bytes of data are in place.
     fn placed_data(&mut self, of: &mut Inbound<'_>, n: u32) {
         let Expect::Data { slot, left, digest } = self.expect else {
             return;
@@ -434,7 +417,6 @@ impl Rx {
         };
     }
 
-    /// Which of the two buffers they are in.
     pub(super) fn kept_in(&self) -> u8 {
         self.kept.which
     }
@@ -447,8 +429,8 @@ fn direct(expect: &Expect) -> Option<(u16, u32)> {
     }
 }
 
-/// Takes PDUs from `bytes`; returns how many bytes were taken, and why it stopped. The stream is to blame
-/// already: which command it is, its record will say (`Region::blamed`).
+/// Takes PDUs from `bytes`; returns how many bytes were taken, and why it stopped. Blame is already
+/// set to the stream; a command's record narrows it (`Region::blamed`).
 pub(super) fn take(conn: &mut Conn, turn: &mut TcpTurn<'_>, bytes: &[u8]) -> (usize, Stop) {
     let mut at = 0;
     let mut commands = 0;
@@ -522,7 +504,7 @@ pub(super) fn take(conn: &mut Conn, turn: &mut TcpTurn<'_>, bytes: &[u8]) -> (us
                         }
                         at += frame.header_bytes;
                     }
-                    // The host gives up. ICReq and what only controllers send, the codec has refused.
+                    // H2CTermReq. The codec refused ICReq and controllers' PDUs.
                     _ => return (at, Stop::Close),
                 }
             }
@@ -530,7 +512,6 @@ pub(super) fn take(conn: &mut Conn, turn: &mut TcpTurn<'_>, bytes: &[u8]) -> (us
     }
 }
 
-/// A command capsule, which begins at `at` of the stream.
 fn capsule_of<'a>(sqe: &'a Sqe, pdu: &'a [u8], frame: &Frame, at: u64) -> command::Capsule<'a> {
     let data = &pdu[frame.header_bytes..frame.header_bytes + frame.data_bytes];
     command::Capsule {
@@ -548,8 +529,8 @@ fn digest_of(pdu: &[u8], frame: &Frame) -> u32 {
         .map_or(0, u32::from_le_bytes)
 }
 
-/// Whether data is of this command and what comes next of an R2T, of which `next` to `end` is missing: its parts come
-/// in order.
+/// Checks that data is this command's next: the data of an R2T comes in order (`next` to `end` are
+/// missing).
 #[inline]
 pub(super) fn judge(data: &H2cData, cid: u16, next: u32, end: u32) -> Result<(), PduError> {
     if cid != data.cid {
@@ -565,7 +546,7 @@ pub(super) fn judge(data: &H2cData, cid: u16, next: u32, end: u32) -> Result<(),
     Ok(())
 }
 
-/// A data PDU is complete; perhaps its command's data is.
+/// A data PDU is complete, and perhaps its command's data.
 fn data_pdu_ended(conn: &mut Conn, turn: &mut TcpTurn<'_>, slot: u16) -> Result<(), Stop> {
     let Some(s) = conn.slots.get(slot) else {
         return Err(Stop::Close);

@@ -1,16 +1,14 @@
-//! Who holds how much of the reactor's staging memory, so that one tenant can't hold all of it.
+//! Limits on staging memory and R2Ts, so that one tenant cannot hold all of it.
 //!
-//! **Design.** Every buffer is counted for its connection, for its lane (the export), and for its lane's tenant, where
-//! that is known: where tenants have budgets. (One that has a single lane here has what that has: a sum is kept only of those that
-//! have several, [`LaneUse::sum`].) It counts as what it takes, not as what is asked for, and by its size class. A lane that
-//! holds something already gets no more than its share of the memory for large transfers; the share
-//! shrinks with the number of lanes that hold any, and never below two of the longest transfers. A tenant, and a lane
-//! that is nobody's, gets no more than it leaves to all others, of buffers of each size class: whatever its hosts
-//! ask for, by however many volumes and connections, and whether or not they send what they are asked for. So however many
-//! small ones it has, they are not made of large ones that others then lack, and who has large ones is kept from no small one. The
-//! same for R2Ts that hosts have not answered, and for data that comes in capsules, unasked ([`ConnectionCharge::may_have`]).
+//! Every buffer counts for its connection, its lane, and the lane's tenant if tenants have budgets.
+//! (A tenant with a single lane here needs no sum of its own, [`LaneUse::sum`].) A buffer counts by
+//! its real size and size class. A lane that holds buffers gets at most its part of the memory for
+//! large transfers. That part shrinks with the number of lanes that hold any, but not below two of
+//! the longest transfers. Of each size class, a tenant, or a lane without one, gets at most what it
+//! leaves to all others. So many small buffers cannot use up the large ones, nor the reverse. The
+//! same rule holds for unanswered R2Ts and for in-capsule data ([`ConnectionCharge::may_have`]).
 //!
-//! **Not here:** budgets; this only keeps the others going.
+//! **Not here:** budgets; this only keeps other lanes working.
 
 use super::NvmeTcp;
 use super::shared::Shared;
@@ -20,22 +18,19 @@ use crate::lane::LaneIndex;
 use std::cell::Cell;
 use std::rc::Rc;
 
-/// What lanes share among them: about the memory in each class of large buffers.
+/// Memory that lanes share: about that of each class of large buffers.
 const SHARED_BYTES: u64 = 32 << 20;
-/// Who holds no more is left alone.
+/// No limit below this.
 const LEAST_BYTES: u64 = 2 * MAX_TRANSFER_BYTES as u64;
-/// R2Ts that hosts may have open: fewer than there are staging buffers larger than a capsule's data.
+/// Open R2Ts per reactor: fewer than staging buffers that are larger than in-capsule data.
 const MAX_R2TS: u32 = 768;
-/// Those of one lane.
 const MAX_R2TS_OF_LANE: u32 = 192;
 /// No tenant's number.
 const NOBODY: u32 = u32::MAX;
 
-/// What a lane or a tenant holds.
 #[derive(Debug, Default)]
 pub(super) struct Use {
     bytes: Cell<u64>,
-    /// Buffers of each size class.
     buffers: [Cell<u32>; SIZE_CLASSES],
     r2ts: Cell<u32>,
 }
@@ -57,7 +52,7 @@ impl Use {
         }
     }
 
-    /// All that a part of it has is in it (`true`), or not any more.
+    /// Adds a part's use to this sum (`true`), or subtracts it.
     fn move_all(&self, part: &Self, joins: bool) {
         let moved = |all: u64, part: u64| if joins { all + part } else { all - part };
         self.bytes.set(moved(self.bytes.get(), part.bytes.get()));
@@ -68,12 +63,11 @@ impl Use {
     }
 }
 
-/// A lane's.
 #[derive(Debug)]
 pub(super) struct LaneUse {
     own: Use,
     tenant: Cell<u32>,
-    /// The tenant in whose sum it is: once that has other lanes too.
+    /// The tenant in whose sum it counts, set once that tenant has other lanes.
     sum: Cell<u32>,
 }
 
@@ -88,7 +82,7 @@ impl Default for LaneUse {
 }
 
 impl Shared {
-    /// A lane has connections, or is another tenant's: what they hold is that one's.
+    /// A lane gets connections or another tenant: its use counts for that tenant.
     pub(super) fn is_of(&self, lane: LaneIndex, core: &Core) {
         if let Some(of) = self.lanes.borrow().get(&lane.0) {
             self.give_to(
@@ -114,7 +108,7 @@ impl Shared {
         lane.tenant.set(tenant);
     }
 
-    /// What a lane holds is in this tenant's sum from now on.
+    /// Counts a lane's use in this tenant's sum from now on.
     fn count_in(&self, lane: &LaneUse, sum: u32) {
         let before = lane.sum.replace(sum);
         if before == sum {
@@ -130,7 +124,6 @@ impl Shared {
 
 impl NvmeTcp {}
 
-/// What a connection holds.
 pub(super) struct ConnectionCharge {
     pub bytes: u64,
     /// Commands that wait for their data.
@@ -140,11 +133,11 @@ pub(super) struct ConnectionCharge {
 }
 
 impl ConnectionCharge {
-    /// Of a connection of this lane; discovery and admin queues without one count for themselves.
+    /// Discovery and admin queues without a lane count alone.
     pub(super) fn new(shared: &Rc<Shared>, lane: Option<LaneIndex>) -> Self {
         let lane = lane.map(|lane| {
             let mut lanes = shared.lanes.borrow_mut();
-            // Of lanes that are gone, nobody else has the count.
+            // Drop the counters of lanes that are gone.
             lanes.retain(|_, in_use| Rc::strong_count(in_use) > 1);
             lanes.entry(lane.0).or_default().clone()
         });
@@ -156,17 +149,16 @@ impl ConnectionCharge {
         }
     }
 
-    /// What its tenant holds, if that has other lanes too.
     #[inline]
     fn tenant(&self) -> Option<&Use> {
         self.shared.tenants.get(self.lane.sum.get() as usize)
     }
 
-    /// Whether the lane may have so much more.
+    /// Whether the lane may have this much more.
     #[inline]
     pub(super) fn may_take(&self, len_bytes: u32, staging: &Staging) -> bool {
         let Some((next, left)) = staging.next_for(len_bytes) else {
-            // There is none to keep for anybody.
+            // No memory is left to divide.
             return true;
         };
         let held = self.lane.own.bytes.get();
@@ -177,9 +169,9 @@ impl ConnectionCharge {
             && (all.bytes.get() + next.bytes <= LEAST_BYTES || (buffers as usize) < left)
     }
 
-    /// Whether the lane may have this too, for data that has come in a capsule. While it may not, what is behind that in the stream is
-    /// not read: perhaps the very data that others wait for which the tenant holds. So as many as wait for data don't count:
-    /// the rest ends by itself.
+    /// Whether the lane may have this for in-capsule data. If not, the stream behind it is not
+    /// read, and may hold the very data that the tenant's other commands wait for. So commands that
+    /// wait for data don't count; all others drain without the stream.
     #[inline]
     pub(super) fn may_have(&self, taken: Taken, staging: &Staging) -> bool {
         let all = self.tenant().unwrap_or(&self.lane.own);
@@ -190,7 +182,7 @@ impl ConnectionCharge {
         buffers.saturating_sub(all.r2ts.get()) as usize <= staging.left_of(taken.class)
     }
 
-    /// Whether the lane may ask a host for more data.
+    /// Whether the lane may send another R2T.
     #[inline]
     pub(super) fn may_ask(&self) -> bool {
         let (own, left) = (
@@ -228,7 +220,6 @@ impl ConnectionCharge {
         }
     }
 
-    /// An R2T was sent.
     pub(super) fn asked(&mut self) {
         self.receiving += 1;
         for r2ts in self.r2ts() {
@@ -236,7 +227,7 @@ impl ConnectionCharge {
         }
     }
 
-    /// An R2T is answered, or given up.
+    /// An R2T is answered or given up.
     pub(super) fn answered(&mut self) {
         self.receiving -= 1;
         for r2ts in self.r2ts() {
@@ -244,7 +235,7 @@ impl ConnectionCharge {
         }
     }
 
-    /// Where an R2T counts.
+    /// The counters of an R2T.
     fn r2ts(&self) -> impl Iterator<Item = &Cell<u32>> {
         let tenant = self.tenant().map(|tenant| &tenant.r2ts);
         [&self.lane.own.r2ts, &self.shared.r2ts]
@@ -284,7 +275,7 @@ mod tests {
     }
 
     impl Rig {
-        /// Takes as many for so many bytes as it gets.
+        /// Takes as many buffers of this size as it may.
         fn fill_with(&mut self, held: &mut ConnectionCharge, len_bytes: u32) -> usize {
             let before = self.taken.len();
             while held.may_take(len_bytes, &self.staging)
@@ -306,7 +297,6 @@ mod tests {
             held.may_take(MAX_TRANSFER_BYTES, &self.staging)
         }
 
-        /// What a tenant's lanes hold: bytes, R2Ts. Of several, that is its sum.
         fn of(&self, tenant: u32) -> (u64, u32) {
             let all = self.shared.lanes.borrow();
             let lanes = all.values().filter(|lane| lane.tenant.get() == tenant);
@@ -319,7 +309,7 @@ mod tests {
             sum
         }
 
-        /// Takes as many of the longest buffers as it gets.
+        /// Takes as many of the longest buffers as it may.
         fn fill(&mut self, held: &mut ConnectionCharge) -> u64 {
             self.fill_with(held, MAX_TRANSFER_BYTES);
             held.bytes
@@ -337,7 +327,7 @@ mod tests {
     #[test]
     fn a_greedy_lane_leaves_something_for_others() {
         let mut rig = rig();
-        // Two connections of one lane share its share.
+        // Two connections of one lane share its part.
         let mut greedy = rig.lane(1, None);
         let mut more = rig.lane(1, None);
         let first = rig.fill(&mut greedy);
@@ -358,7 +348,7 @@ mod tests {
     fn short_transfers_take_no_long_buffers_and_long_ones_no_short() {
         for (many, few) in [(512, MAX_TRANSFER_BYTES), (MAX_TRANSFER_BYTES, 512)] {
             let mut rig = rig();
-            // Of each size, the first has half of what there is, the second half of the rest.
+            // Of each size the first tenant gets half, the second half of the rest.
             let mut lanes: Vec<ConnectionCharge> = Vec::new();
             for tenant in [7, 8] {
                 let left = rig.staging.next_for(many).unwrap().1;
@@ -372,7 +362,6 @@ mod tests {
             }
             let all = rig.staging.next_for(few).unwrap();
             assert_eq!(all.1, if few > many { 64 } else { 2048 });
-            // The same tenant, and another one.
             for tenant in [7, 9] {
                 let mut held = rig.lane(1000 + tenant, Some(tenant));
                 assert!(rig.fill_with(&mut held, few) > 0, "{tenant}");
@@ -380,7 +369,8 @@ mod tests {
         }
     }
 
-    /// Whatever comes in capsules: a tenant has no more of them than it leaves, but for those that wait for what is behind.
+    /// In-capsule data: a tenant gets no more than it leaves, except for commands that wait for
+    /// data behind it.
     #[test]
     fn what_comes_in_capsules_leaves_as_much_to_others() {
         let mut rig = rig();
@@ -411,7 +401,6 @@ mod tests {
         }
     }
 
-    /// Counted is what a buffer takes: one that is answered instead of it counts the same.
     #[test]
     fn what_is_taken_is_what_comes_back() {
         let mut rig = rig();
@@ -428,7 +417,7 @@ mod tests {
         assert_eq!((held.bytes, all.buffers[0].get()), (0, 0));
     }
 
-    /// Of a tenant that has one lane no sum is kept: it is there as soon as there is another.
+    /// A tenant with one lane has no sum; it appears with the second lane.
     #[test]
     fn what_a_lane_held_alone_counts_with_its_tenants_others() {
         let mut rig = rig();
@@ -438,7 +427,7 @@ mod tests {
         assert_eq!(rig.of(7), (SHARED_BYTES / 2, 1));
         let mut second = rig.lane(2, Some(7));
         assert_eq!((rig.fill(&mut second), rig.of(7)), (0, (held, 1)));
-        // Another tenant's, it gets what that one may have, and brings it back.
+        // Moved to another tenant, a lane uses that one's limit, and brings its use back.
         rig.shared.give_to(&second.lane, Some(8));
         let more = rig.fill(&mut second);
         assert!(more > 0 && !rig.may_take(&first));
@@ -470,7 +459,7 @@ mod tests {
         let nobodys = rig.lane(201, None);
         assert!(other.may_ask() && nobodys.may_ask());
         assert!(rig.fill(&mut other) >= LEAST_BYTES && rig.may_take(&nobodys));
-        // A volume becomes another tenant's with all that it has.
+        // A volume moves to another tenant with its use.
         let (bytes, r2ts) = rig.of(7);
         rig.shared.give_to(&greedy[0].lane, Some(9));
         let (held, asked) = rig.of(9);

@@ -1,107 +1,97 @@
 //! The commands of one queue, from capsule to sent response.
 //!
-//! **Design.** A slot for each entry of the queue, made as they are first needed and used again last
-//! in first out, so that a quiet connection touches few pages. Commands that lack memory or room in
-//! the core wait in order in a list that runs through the slots. Nothing grows beyond the queue's
-//! entries, which were reserved when it was connected.
-//!
-//! **Not here:** the state region's record of the same command ([`super::conn`] writes it).
+//! One slot per queue entry, made on first use and reused last in, first out, so that a quiet
+//! connection touches few pages. Commands that lack memory or room in the core wait in order in a
+//! list through the slots. Nothing grows beyond the reserved entries. **Not here:** a command's
+//! record in the state region ([`super::conn`] writes it).
 
 use super::cids::Cids;
 use crate::core::IoOp;
 use crate::core::staging::StagingBuffer;
 use forebay_nvme::{Sqe, Status};
 
-/// No slot.
 pub(super) const NONE: u16 = u16::MAX;
 
-/// What a command in a slot is doing.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum SlotStage {
-    /// The slot is free.
     Free,
-    /// Just taken, or in the hands of the code that looks at it.
+    /// Just taken, or being examined.
     Taken,
     /// In the list, for memory or for room in the core.
     Waiting,
-    /// An R2T asked the host for its data.
+    /// An R2T asked for its data.
     Receiving,
-    /// The core has it.
+    /// In the core.
     InFlight,
-    /// Half of a fused operation: it has its data, and waits for the other half, or that one is with the core.
+    /// Half of a fused operation: it has its data and waits for the other half, or that one is in
+    /// the core.
     Paired,
     /// The daemon decides about it ([`super::reserve`]).
     Reserving,
-    /// The controller keeps it: an Asynchronous Event Request.
+    /// An Asynchronous Event Request.
     Kept,
     /// Its response is queued.
     Answering,
 }
 
-/// What a command wants.
 #[derive(Debug)]
 pub(super) enum Work {
-    /// Of the core.
     Io(IoOp),
-    /// Read what is durable: a flush, and then the read (FUA).
+    /// A read with FUA: a flush, then the read.
     DurableRead(IoOp),
     /// A Compare.
     Compare(IoOp),
     /// The first of a fused pair.
     First {
-        /// What it compares.
+        /// The compare.
         op: IoOp,
-        /// What is compared must be durable.
+        /// The compared data must be durable.
         fua: bool,
     },
-    /// The second: the pair; or, when its compare passed in a dead engine, its write.
+    /// The second: the pair, or only its write if the compare passed in a dead engine.
     Second(IoOp),
-    /// A change of the reservations.
+    /// A reservation change.
     Reserve {
-        /// Which.
         action: u32,
     },
-    /// What is reserved.
+    /// A Reservation Report.
     Report {
         /// With host identifiers of 128 bits.
         extended: bool,
     },
-    /// Nothing, once its data is there.
+    /// No operation, once its data is there.
     Hint,
-    /// Of the controller. The admin path may allocate.
+    /// An admin command; that path may allocate.
     Admin(Box<Sqe>),
 }
 
-/// See the module's text.
 #[derive(Debug)]
 pub(super) struct Slot {
     pub cid: u16,
     pub stage: SlotStage,
-    /// Next in the list of free or of waiting slots.
+    /// Next in the list of free or waiting slots.
     next: u16,
-    /// What tells its R2T from others of this slot, so that data for an old one is noticed: the upper half of its
-    /// TTAG, or no such half when it has several ([`super::r2t`]).
+    /// Distinguishes R2Ts of this slot, so that data for an old one is noticed: the TTAG's upper
+    /// half, or no such half with several R2Ts ([`super::r2t`]).
     pub tag: u16,
     /// Its data comes by R2T.
     pub by_r2t: bool,
-    /// What it ends with when all its data has come, if that is no success: a data digest was wrong, or its
-    /// host may not do it any more.
+    /// Its status once all data has come: an error if a data digest was wrong or the host lost
+    /// access.
     pub fate: Status,
-    /// Bytes of its data.
     pub len_bytes: u32,
-    /// Of these, received; of several R2Ts, where the next byte belongs.
+    /// Bytes received; with several R2Ts, where the next byte belongs.
     pub received_bytes: u32,
     pub work: Work,
     pub buffer: Option<StagingBuffer>,
-    /// When it was taken; for data that is waited for, when it was asked for. CLOCK_MONOTONIC ns.
+    /// When it was taken, and when its awaited data was asked for. CLOCK_MONOTONIC ns.
     pub taken_ns: u64,
     pub asked_ns: u64,
-    /// If it has had to wait: how long its lane had waited for its budget until then.
+    /// If it waited: the lane's throttled time until then.
     pub over_ns: Option<u64>,
 }
 
 impl Slot {
-    /// Whether it lacks no memory.
     pub(super) fn is_ready(&self) -> bool {
         self.len_bytes == 0 || self.buffer.is_some()
     }
@@ -125,7 +115,6 @@ impl Slot {
     }
 }
 
-/// Why a command got no slot.
 #[derive(PartialEq, Eq, Debug)]
 pub(super) enum NoSlot {
     /// Its identifier is in use.
@@ -134,7 +123,6 @@ pub(super) enum NoSlot {
     Full,
 }
 
-/// See the module's text.
 #[derive(Debug)]
 pub(super) struct Slots {
     slots: Vec<Slot>,
@@ -143,13 +131,13 @@ pub(super) struct Slots {
     cids: Cids,
     first: u16,
     last: u16,
-    /// Of those that wait, the last of those in front that lack no memory.
+    /// The last of the leading waiting commands that have their memory.
     ready: u16,
     used: usize,
 }
 
 impl Slots {
-    /// When the oldest R2T of them was sent.
+    /// When the oldest open R2T was sent.
     pub(super) fn oldest_asked_ns(&self) -> Option<u64> {
         let receiving = self.all().filter(|(_, s)| s.stage == SlotStage::Receiving);
         receiving.map(|(_, s)| s.asked_ns).min()
@@ -168,7 +156,6 @@ impl Slots {
         }
     }
 
-    /// Slots in use.
     pub(super) fn used(&self) -> usize {
         self.used
     }
@@ -181,12 +168,12 @@ impl Slots {
         self.slots.get_mut(usize::from(slot))
     }
 
-    /// The slots made so far, free ones too.
+    /// All slots made so far, including free ones.
     pub(super) fn all(&self) -> impl Iterator<Item = (u16, &Slot)> {
         (0..).zip(&self.slots)
     }
 
-    /// Data that is waited for is so from now on.
+    /// Restarts the time limits of all awaited data.
     pub(super) fn asked_now(&mut self, now_ns: u64) {
         let receiving = self.slots.iter_mut();
         for s in receiving.filter(|s| s.stage == SlotStage::Receiving) {
@@ -194,12 +181,10 @@ impl Slots {
         }
     }
 
-    /// The slot of a command in use.
     pub(super) fn by_cid(&self, cid: u16) -> Option<u16> {
         self.cids.get(cid)
     }
 
-    /// Gives a command a slot.
     #[inline]
     pub(super) fn take(&mut self, cid: u16, now_ns: u64) -> Result<u16, NoSlot> {
         let slot = match self.free {
@@ -222,12 +207,12 @@ impl Slots {
         Ok(slot)
     }
 
-    /// Gives a command the slot that it had in a dead engine.
+    /// Gives a command its slot of the dead engine.
     pub(super) fn take_at(&mut self, slot: u16, cid: u16, taken_ns: u64) -> Result<(), NoSlot> {
         if usize::from(slot) >= self.entries {
             return Err(NoSlot::Full);
         }
-        // Slots up to this one are made as if they had been used.
+        // Make all slots up to this one, as if they had been used.
         while self.slots.len() <= usize::from(slot) {
             let made = self.slots.len() as u16;
             self.slots.push(Slot {
@@ -237,7 +222,7 @@ impl Slots {
             self.slots[usize::from(made)].stage = SlotStage::Free;
             self.free = made;
         }
-        // It leaves the list of free ones, wherever it is there.
+        // Unlink it from the free list.
         let (mut before, mut at) = (NONE, self.free);
         while at != slot {
             let free = self.slots.get(usize::from(at)).ok_or(NoSlot::Conflict)?;
@@ -256,7 +241,7 @@ impl Slots {
         Ok(())
     }
 
-    /// Frees a slot that is in no list; its buffer goes to the caller.
+    /// Frees a slot that is in no list; returns its buffer.
     #[inline(always)]
     pub(super) fn release(&mut self, slot: u16) -> Option<StagingBuffer> {
         let s = self.slots.get_mut(usize::from(slot))?;
@@ -274,12 +259,11 @@ impl Slots {
         s.buffer.take()
     }
 
-    /// The command that has waited longest.
     pub(super) fn first_waiting(&self) -> Option<u16> {
         (self.first != NONE).then_some(self.first)
     }
 
-    /// Puts a command behind those that wait; one that lacks no memory before those that do, behind others like it.
+    /// Queues a command: one with memory before those without, behind others with memory.
     pub(super) fn wait(&mut self, slot: u16) {
         let is_ready = self.get(slot).is_some_and(Slot::is_ready);
         let before = if is_ready { self.ready } else { self.last };
@@ -289,7 +273,7 @@ impl Slots {
         }
     }
 
-    /// Puts the command that has waited longest back.
+    /// Puts a command back to the front.
     pub(super) fn wait_first(&mut self, slot: u16) {
         self.wait_behind(NONE, slot);
         if self.ready == NONE
@@ -302,7 +286,7 @@ impl Slots {
         }
     }
 
-    /// Whether one that lacks no memory waits.
+    /// Whether a command with memory waits.
     pub(super) fn ready_waits(&self) -> bool {
         self.ready != NONE
     }
@@ -325,7 +309,7 @@ impl Slots {
         }
     }
 
-    /// Takes a command out of those that wait; false when it is not among them.
+    /// Removes a command from the waiting list; false if it is not there.
     pub(super) fn stop_waiting(&mut self, slot: u16) -> bool {
         let (mut before, mut at) = (NONE, self.first);
         while at != slot {
@@ -352,7 +336,6 @@ impl Slots {
         true
     }
 
-    /// Takes the first waiting command out of the list.
     pub(super) fn take_waiting(&mut self) {
         if let Some(s) = self.slots.get_mut(usize::from(self.first)) {
             s.stage = SlotStage::Taken;

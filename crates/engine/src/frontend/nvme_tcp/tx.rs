@@ -1,17 +1,14 @@
-//! What a connection has to send, and how it is sent.
+//! A connection's send queue.
 //!
-//! **Design.** Headers and small responses are written into a ring of bytes; data stays where it is, in
-//! staging memory. A list of items says in which order they go out. Its records in the state region
-//! say the same to a successor, once they are *published*, which is just before they are sent.
-//! [`Tx::flush`] makes one `sendmsg` of up to [`MAX_PARTS`] parts; what the socket doesn't take stays,
-//! and the connection is *blocked* until the socket has room. An item's buffer, and the command it ends,
-//! are given to the caller when its last byte has been handed to the kernel, and not before: what is not
-//! published is not answered, and a successor carries it out again.
+//! Headers and small responses are written into a byte ring; data stays in staging memory. A list
+//! of items gives the order. Records in the state region tell a successor the same, once they are
+//! *published*, just before sending. [`Tx::flush`] makes one `sendmsg` of up to [`MAX_PARTS`]
+//! parts. An item's buffer and command return to the caller only when its last byte is in the
+//! kernel. An unpublished answer does not exist: a successor repeats the command.
 //!
-//! A list comes from the reactor's pool and is there only while there is something to send; then it begins
-//! at its begin. Its size is fixed: every command has at most [`ITEMS_PER_COMMAND`] items of
-//! [`BYTES_PER_COMMAND`] bytes here, and keeps its slot until the last is sent; the few things that
-//! belong to no command are counted by [`Tx::has_room`].
+//! A list comes from the reactor's pool while there is something to send. Its size is fixed: a
+//! command has at most [`ITEMS_PER_COMMAND`] items of [`BYTES_PER_COMMAND`] bytes, and keeps its
+//! slot until the last is sent. [`Tx::has_room`] counts items without a command.
 //!
 //! **Not here:** when to send ([`super`]).
 
@@ -30,39 +27,37 @@ use std::cell::RefCell;
 use std::io::IoSlice;
 use std::os::fd::AsFd;
 
-/// An R2T, a data header, a data digest with the response.
+/// An R2T; a data header; a data digest with the response.
 const ITEMS_PER_COMMAND: usize = 3;
-/// The same in bytes: 28, at most 128 with padding, 4 and 28.
+/// Their bytes: 28, at most 128 with padding, 4 and 28.
 const BYTES_PER_COMMAND: usize = 192;
-/// Room for what belongs to no command: conflicts' responses, the Connect's, a TermReq; and for a fourth R2T of
-/// each command that may have so many.
+/// Room for items without a command (conflicts' responses, the Connect's, a TermReq), and for a
+/// fourth R2T of commands with several.
 const SPARE_ITEMS: usize = 32 + MAX_R2TS_OF_ONE as usize;
 /// Items of the largest queue.
 const MOST_ITEMS: usize = MAX_QUEUE_ENTRIES * ITEMS_PER_COMMAND + SPARE_ITEMS;
-/// Their bytes, with what may be left out at the end of the ring.
+/// Their bytes, and a gap at the ring's end.
 const MOST_BYTES: usize =
     MAX_QUEUE_ENTRIES * BYTES_PER_COMMAND + SPARE_ITEMS * MAX_HEADER_BYTES + 2 * MAX_TERM_REQ_BYTES;
 const _: () = assert!(MOST_ITEMS <= MAX_ITEMS && MOST_BYTES < HEADER_BYTES);
-/// Parts of one `sendmsg`.
 const MAX_PARTS: usize = 64;
-/// With so few items, room is made for their parts alone: a header and data of each, and what [`gather`] leaves free.
+/// For so few items a small array suffices: a header and data of each, and the slots that
+/// [`gather`] leaves free.
 const FEW_ITEMS: usize = 8;
 const FEW_PARTS: usize = 2 * FEW_ITEMS + 2;
 
-/// What is in a list's records, with the buffers themselves.
+/// An item as recorded, with its buffer.
 #[derive(Debug)]
 pub(super) struct Item {
-    /// As it is recorded: its header's place in the list's bytes, how long that is, and the command that has
-    /// ended when this is sent.
+    /// The recorded word: offset and length of its header, and the command that ends when it is
+    /// sent.
     header: u64,
-    /// How much of the data is sent: less than all of the buffer, or nothing, perhaps.
+    /// Bytes of the buffer to send; may be fewer than it holds, or 0.
     data_len: u32,
-    /// Held until this is sent.
     data: Option<StagingBuffer>,
 }
 
 impl Item {
-    /// An item that is recorded, with its buffer.
     pub(super) fn inherited(recorded: &item::Item, data: Option<StagingBuffer>) -> Self {
         Self {
             header: recorded.words()[1],
@@ -88,25 +83,23 @@ impl Item {
     }
 }
 
-/// See the module's text.
 pub(super) struct Tx {
     list: Option<List>,
-    /// A counter of the first item that isn't all sent; its place is this modulo [`MAX_ITEMS`].
+    /// The counter of the first unsent item; its index is this modulo [`MAX_ITEMS`].
     first: u16,
-    /// The end of those that are published, such a counter too.
+    /// The counter after the last published item.
     published: u16,
-    /// Bytes of the first that are sent.
+    /// Bytes of the first item that are sent.
     sent: usize,
     /// Where the next header goes.
     header_at: usize,
-    /// The position in the stream after all that is queued.
+    /// The stream position after all queued bytes.
     at: u64,
     queued_bytes: usize,
     blocked: bool,
 }
 
 impl Tx {
-    /// Nothing to send; the stream is at `at`.
     pub(super) fn new(at: u64) -> Self {
         Self {
             list: None,
@@ -120,8 +113,8 @@ impl Tx {
         }
     }
 
-    /// What a successor has to send: the items of `list`, which are recorded and published from the list's
-    /// begin on, up to the position `at` of the stream. Of the first, `sent` bytes are sent already.
+    /// For a successor: the items of `list` are recorded and published from the list's start, and
+    /// end at stream position `at`. The first has `sent` bytes sent.
     pub(super) fn inherit(list: List, at: u64, sent: usize) -> Self {
         let last = list.items.back();
         Self {
@@ -136,19 +129,17 @@ impl Tx {
         }
     }
 
-    /// Bytes not yet sent.
     #[inline]
     pub(super) fn queued_bytes(&self) -> usize {
         self.queued_bytes
     }
 
-    /// The position in the stream after all that is queued.
+    /// The stream position after all queued bytes.
     #[inline]
     pub(super) fn at(&self) -> u64 {
         self.at
     }
 
-    /// How many items they are.
     #[inline]
     pub(super) fn count(&self) -> usize {
         self.list.as_ref().map_or(0, |l| l.items.len())
@@ -158,23 +149,22 @@ impl Tx {
         self.count() == 0
     }
 
-    /// The socket took less than it was given: wait until it has room.
+    /// The socket is full: wait until it has room.
     pub(super) fn blocked(&self) -> bool {
         self.blocked
     }
 
-    /// The socket has room again, perhaps.
     pub(super) fn unblock(&mut self) {
         self.blocked = false;
     }
 
-    /// Whether something that belongs to no command has room, whatever `used` commands may need.
+    /// Whether an item without a command has room, whatever `used` commands may need.
     pub(super) fn has_room(&self, used: usize) -> bool {
         self.count() + used * ITEMS_PER_COMMAND < MOST_ITEMS
     }
 
-    /// Appends bytes that `put` writes into the buffer it is given; it returns how many they are. `data`
-    /// is a buffer, of which the first so many bytes follow.
+    /// Appends the bytes that `put` writes (it returns their number), then a prefix of the buffer
+    /// in `data`.
     #[inline]
     pub(super) fn push(
         &mut self,
@@ -219,7 +209,7 @@ impl Tx {
         list.items.push_back(item);
     }
 
-    /// What is queued will be sent, whatever happens.
+    /// Guarantees that the queued items will be sent, even by a successor.
     #[inline]
     pub(super) fn publish(&mut self, records: &QueueRecords) {
         let Some(list) = &self.list else { return };
@@ -235,9 +225,6 @@ impl Tx {
     }
 
     /// Sends what the socket takes. `ended` gets each command that is all sent, and each buffer.
-    ///
-    /// # Errors
-    /// The connection's.
     #[inline(always)]
     pub(super) fn flush(
         &mut self,
@@ -304,7 +291,7 @@ impl Tx {
         self.give_back(pool);
     }
 
-    /// The list is empty: others may have it.
+    /// Returns the empty list to the pool.
     fn give_back(&mut self, pool: &RefCell<BufferPool>) {
         (self.first, self.published, self.sent, self.header_at) = (0, 0, 0, 0);
         if let Some(list) = self.list.take() {
@@ -312,7 +299,7 @@ impl Tx {
         }
     }
 
-    /// Drops everything unsent; `ended` as in [`Tx::flush`]. The queue's records don't count any more.
+    /// Drops all unsent items; `ended` as in [`Tx::flush`]. The queue's records are already void.
     pub(super) fn abandon(
         &mut self,
         pool: &RefCell<BufferPool>,
@@ -330,8 +317,8 @@ impl Tx {
     }
 }
 
-/// Sends what comes after the first `skip` bytes, in at most so many parts; returns how many bytes the socket took, and
-/// how many it was given.
+/// Sends what follows the first `skip` bytes; returns how many bytes the socket took, and how many
+/// it was given.
 #[inline]
 fn send<const PARTS: usize>(
     fd: impl AsFd,
@@ -346,12 +333,11 @@ fn send<const PARTS: usize>(
     Ok((n, want))
 }
 
-/// Collects the parts to send next, after the first `skip` bytes; returns how many they are, and their
-/// bytes.
+/// Collects the parts after the first `skip` bytes; returns their number and bytes.
 fn gather<'a>(list: &'a List, mut skip: usize, parts: &mut [IoSlice<'a>]) -> (usize, usize) {
     let headers = list.headers.bytes();
     let (mut count, mut bytes) = (0, 0);
-    // A run of neighbours among the headers.
+    // A run of adjacent headers.
     let (mut from, mut to) = (0, 0);
     for item in &list.items {
         let header = item.len();
@@ -446,7 +432,7 @@ mod tests {
                     out += 1;
                 }
                 let mut rounds = *flush;
-                // As its users do: never beyond what was reserved.
+                // As its users do: never beyond the reserved room.
                 while rounds > 0 || !tx.has_room(0) {
                     rounds = rounds.saturating_sub(1);
                     tx.flush(&pool, &records, &a, |slot, buffer| {
@@ -460,7 +446,7 @@ mod tests {
                         tx.unblock();
                     }
                     prop_assert!(tx.list.as_ref().is_none_or(|l| l.items.capacity() == MAX_ITEMS));
-                    // A successor sees the same items, and where they begin.
+                    // A successor sees the same items and start.
                     let span = Span::of_word(region.queues()[7].tx_span.load(Relaxed), MAX_LISTS).unwrap();
                     prop_assert_eq!(span.map_or(0, Span::count), tx.count());
                     if let (Some(span), Some(list)) = (span, &tx.list) {

@@ -1,16 +1,15 @@
-//! What a queue leaves for a successor: every store to its records, in one place.
+//! All stores to a queue's records in the state region, for a successor.
 //!
-//! **Purpose.** An engine may be killed between any two instructions. Its successor then reads what
-//! is recorded here, and asks the kernel how much of each stream was consumed and accepted.
+//! An engine may be killed between any two instructions. Its successor reads these records, and
+//! asks the kernel how much of each stream was consumed and accepted.
 //!
-//! **Design.** A killed thread has carried out a prefix of its program, so it is enough that stores stay in
-//! the program's order: all are `Release`, which costs nothing here. Each function is one step of the
-//! specification (`docs/src/takeover.md`); what it stores last is what makes the rest count. Nobody else
-//! stores these words. The functions of the I/O path are few instructions each; without [`RECORDS`] they
-//! do nothing, so that a measurement can tell what they cost.
+//! A killed thread has carried out a prefix of its program, so program order is enough: all stores
+//! are `Release`, which costs nothing here. Each function is one step of the specification
+//! (`docs/src/takeover.md`); its last store validates the others. No other code stores these words.
+//! Without [`RECORDS`] the I/O path's functions do nothing, so that their cost can be measured.
 //!
-//! **Not here:** the records' layout ([`forebay_xlate::boundary::region`]), the order of the steps (the
-//! modules that take them), a controller's state ([`super::controllers`]).
+//! **Not here:** the layout ([`forebay_xlate::boundary::region`]), the order of steps (the
+//! callers), controllers ([`super::controllers`]).
 
 use forebay_nvme::tcp::{MIN_MAX_H2C_DATA_BYTES, Phase, Role, TcpParams};
 use forebay_xlate::boundary::region::check::{BufferRef, Seed};
@@ -25,10 +24,10 @@ use forebay_xlate::kill_point;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Relaxed, Release};
 
-/// The largest MAXH2CDATA that a record may say.
+/// The largest MAXH2CDATA in a record.
 const MAX_RECORDED_H2C_BYTES: u64 = 1 << 30;
 
-/// What ICReq and ICResp agreed on, as the word of a queue's record.
+/// The agreement of ICReq and ICResp as a record's word.
 pub(crate) fn params_word(params: &TcpParams) -> u64 {
     u64::from(params.header_digest)
         | u64::from(params.data_digest) << 1
@@ -38,7 +37,7 @@ pub(crate) fn params_word(params: &TcpParams) -> u64 {
         | u64::from(params.max_h2c_data_bytes) << 24
 }
 
-/// What such a word says; `None` when nobody can have agreed on that.
+/// Decodes that word; `None` if it is invalid.
 pub(crate) fn params_of_word(word: u64) -> Option<TcpParams> {
     let (host, controller, max_h2c) = ((word >> 8) as u8, (word >> 16) as u8, word >> 24);
     let aligns = |bytes: u8| bytes.is_multiple_of(4) && (4..=128).contains(&bytes);
@@ -60,15 +59,13 @@ pub(crate) fn params_of_word(word: u64) -> Option<TcpParams> {
     })
 }
 
-/// Stores in the program's order.
 #[inline(always)]
 fn put(cell: &AtomicU64, value: u64) {
     cell.store(value, Release);
 }
 
-/// A command's own words, as they are taken from the stream.
+/// A command's own words from the stream.
 pub(crate) struct NewCommand<'a> {
-    /// The submission queue entry.
     pub sqe: &'a [u64; 8],
     /// Its number on the queue.
     pub number: u64,
@@ -76,11 +73,10 @@ pub(crate) struct NewCommand<'a> {
     pub end: u64,
     /// CLOCK_MONOTONIC ns.
     pub taken_ns: u64,
-    /// Its data, which came in the capsule.
+    /// Its in-capsule data.
     pub buffer: Option<BufferRef>,
 }
 
-/// The records of one queue.
 #[derive(Clone, Copy)]
 pub(crate) struct QueueRecords {
     region: &'static Region,
@@ -88,14 +84,14 @@ pub(crate) struct QueueRecords {
     record: &'static QueueRecord,
     commands: &'static [CommandRecord; MAX_QUEUE_ENTRIES],
     reactor: &'static ReactorRecord,
-    /// The word of [`QueueRecords::blame`] but for the slot.
+    /// The blame word, without the slot.
     blame: u64,
     commands_seed: Seed,
     items_seed: Seed,
 }
 
 impl QueueRecords {
-    /// Of a queue's slot; `None` for a queue or a reactor that there can't be.
+    /// `None`: no such queue slot or reactor.
     pub(crate) fn new(region: &'static Region, queue: u32, reactor: usize) -> Option<Self> {
         let key = region.header().key.load(Relaxed);
         Some(Self {
@@ -110,14 +106,13 @@ impl QueueRecords {
         })
     }
 
-    /// Its slot.
     pub(crate) fn queue(&self) -> u32 {
         self.queue
     }
 
-    /// A queue is made: nothing counts before [`QueueRecords::live`]. Up to `taken` its stream is taken
-    /// (the listener's part of it may not be consumed yet), with `number` commands, and `tx_at` is where what
-    /// it will send begins.
+    /// Makes a queue; it is not valid before [`QueueRecords::live`]. The stream is taken up to
+    /// `taken` (the handshake's bytes may not be consumed yet), with `number` commands; sending
+    /// begins at `tx_at`.
     pub(crate) fn make(&self, constants: &QueueConstants, number: u64, taken: u64, tx_at: u64) {
         let r = self.record;
         put(&r.used, queue_use::MADE);
@@ -140,18 +135,19 @@ impl QueueRecords {
         kill_point!("place.taken");
     }
 
-    /// From here on the queue is its socket's.
+    /// From here on the queue owns its socket.
     pub(crate) fn live(&self) {
         put(&self.record.used, queue_use::LIVE);
         kill_point!("place.live");
     }
 
-    /// Its socket is closed, or is to be; what its commands have at devices is all that matters.
+    /// Its socket is or will be closed; only its commands at devices still matter.
     pub(crate) fn leaving(&self) {
         put(&self.record.used, queue_use::LEAVING);
     }
 
-    /// Its last command has ended: the slot is nobody's. It had so many commands at once.
+    /// Its last command has ended: frees the queue's slot. `commands`: the most command slots it
+    /// used.
     pub(crate) fn free(&self, commands: usize) {
         let used = self.commands.iter().take(commands);
         for command in used.filter(|c| c.state.load(Relaxed) != 0) {
@@ -172,7 +168,7 @@ impl QueueRecords {
         kill_point!("rx.intent");
     }
 
-    /// Nothing was received, or all that was is taken or kept.
+    /// Nothing was received, or all of it is taken or kept.
     #[inline]
     pub(crate) fn intend_no_more(&self) {
         if !RECORDS {
@@ -182,19 +178,17 @@ impl QueueRecords {
         kill_point!("rx.cleared");
     }
 
-    /// A slot's record: a queue has no slots beyond.
     #[inline(always)]
     fn command(&self, slot: u16) -> &'static CommandRecord {
         &self.commands[usize::from(slot) % MAX_QUEUE_ENTRIES]
     }
 
-    /// The number of a command that is taken.
     pub(crate) fn number_of(&self, slot: u16) -> u64 {
         self.command(slot).number.load(Relaxed)
     }
 
-    /// A command is taken from the stream, with the data of its capsule. I/O commands need but some words
-    /// of their entry (`whole`: all).
+    /// A command is taken from the stream, with its in-capsule data. I/O commands need only some
+    /// words of their entry (`whole`: all).
     #[inline]
     pub(crate) fn begin_command(&self, slot: u16, new: &NewCommand<'_>, whole: bool) {
         if !RECORDS {
@@ -226,7 +220,7 @@ impl QueueRecords {
         kill_point!("rx.state");
     }
 
-    /// A PDU is taken: with `number` commands, the stream up to `taken`.
+    /// A PDU is taken: now `number` commands, and the stream up to `taken`.
     #[inline]
     pub(crate) fn took_pdu(&self, number: u64, taken: u64) {
         if !RECORDS {
@@ -237,20 +231,20 @@ impl QueueRecords {
         kill_point!("rx.taken");
     }
 
-    /// The header of a data PDU is taken; its data follows.
+    /// A data PDU's header is taken; its data follows.
     pub(crate) fn begin_data(&self, data: &InData) {
         self.record.put_data(data);
         kill_point!("data.header");
         put(&self.record.taken, data.begin);
     }
 
-    /// Data is in its place, up to this position of the stream.
+    /// Data is in place up to this stream position.
     pub(crate) fn placed(&self, taken: u64) {
         put(&self.record.taken, taken);
         kill_point!("data.placed");
     }
 
-    /// So much of a command's data will be there with the next [`QueueRecords::placed`], which ends a
+    /// How much of a command's data is there after the next [`QueueRecords::placed`], which ends a
     /// data PDU.
     pub(crate) fn data_pdu_ends(&self, slot: u16, asked: Asked, damaged: bool) {
         let Some(c) = self.commands.get(usize::from(slot)) else {
@@ -269,8 +263,8 @@ impl QueueRecords {
         kill_point!("data.state");
     }
 
-    /// What is left of the stream beyond what is taken is kept in buffer `kept.which`, from position `at`
-    /// on. From here on the other buffer is free.
+    /// The rest of the stream, from position `at`, is kept in buffer `kept.which`. From here on the
+    /// other buffer is free.
     #[inline]
     pub(crate) fn keep(&self, kept: Kept, at: u64) {
         if !RECORDS {
@@ -281,7 +275,7 @@ impl QueueRecords {
         kill_point!("rx.kept");
     }
 
-    /// Nothing is kept any more.
+    /// No bytes are kept.
     #[inline]
     pub(crate) fn keep_nothing(&self) {
         if !RECORDS {
@@ -291,10 +285,10 @@ impl QueueRecords {
         kill_point!("rx.kept");
     }
 
-    /// The first R2T was queued for a command, which is at this stage with it.
+    /// The first R2T is queued for a command, which enters this stage.
     ///
-    /// The buffer is named last: a command that is merely taken would seem to have its data in it. Until the
-    /// R2T is published, nobody needs to know it.
+    /// The buffer is named last: a command that is only taken would seem to have its data. Until
+    /// the R2T is published, a successor need not know the buffer.
     pub(crate) fn asked(&self, slot: u16, buffer: BufferRef, stage: CommandStage, at: AskedAt) {
         let Some(c) = self.commands.get(usize::from(slot)) else {
             return;
@@ -308,8 +302,7 @@ impl QueueRecords {
         kill_point!("r2t.published");
     }
 
-    /// Another R2T was queued for a command. It is published before there is yet another one, so it alone may be
-    /// one that nobody gets.
+    /// Another R2T is queued. It is published before the next one, so only it may be lost.
     pub(crate) fn asked_next(&self, slot: u16, at: AskedAt) {
         if let Some(c) = self.commands.get(usize::from(slot)) {
             put(&c.asked_at, at.word());
@@ -317,7 +310,7 @@ impl QueueRecords {
         }
     }
 
-    /// The controller keeps a command.
+    /// The controller keeps a command (Asynchronous Event Request).
     pub(crate) fn kept_by_controller(&self, slot: u16) {
         self.stage(slot, CommandStage::Kept);
         kill_point!("aer.kept");
@@ -330,7 +323,7 @@ impl QueueRecords {
         }
     }
 
-    /// A command has ended: its answer is sent, or never will be.
+    /// A command ended: its answer is sent, or never will be.
     #[inline]
     pub(crate) fn end_command(&self, slot: u16) {
         if !RECORDS {
@@ -340,7 +333,6 @@ impl QueueRecords {
         kill_point!("tx.freed");
     }
 
-    /// An item is queued, and not yet published.
     #[inline]
     pub(crate) fn item(&self, items: &[ItemRecord; MAX_ITEMS], count: u16, words: [u64; 3]) {
         if !RECORDS {
@@ -351,7 +343,6 @@ impl QueueRecords {
         kill_point!("tx.item");
     }
 
-    /// These items will be sent, whatever happens: what they answer is answered.
     #[inline]
     pub(crate) fn publish(&self, span: Span) {
         if !RECORDS {
@@ -361,7 +352,7 @@ impl QueueRecords {
         kill_point!("tx.published");
     }
 
-    /// Some are all sent, and the commands that end with them are recorded as ended.
+    /// Some items are sent; the commands that end with them are already recorded as ended.
     #[inline]
     pub(crate) fn sent(&self, span: Span) {
         if !RECORDS {
@@ -371,7 +362,7 @@ impl QueueRecords {
         kill_point!("tx.first");
     }
 
-    /// All are sent, up to this position of the transmitted stream.
+    /// All items are sent, up to this position of the transmitted stream.
     #[inline]
     pub(crate) fn sent_all(&self, tx_at: u64) {
         if !RECORDS {
@@ -383,15 +374,15 @@ impl QueueRecords {
         kill_point!("tx.reset");
     }
 
-    /// A command that got no slot is answered with an item up to `tx` that is about to be published; with
-    /// it `number` commands are taken, and the stream up to `taken`.
+    /// A command without a slot is answered by an item that ends at `tx` and is published next.
+    /// Then `number` commands are taken, and the stream up to `taken`.
     pub(crate) fn odd(&self, number: u64, tx: u64, taken: u64) {
         put(&self.record.odd_number, number);
         put(&self.record.odd_tx, tx);
         put(&self.record.odd_taken, taken);
     }
 
-    /// The reactor is busy with this command.
+    /// The reactor works on this command.
     #[inline]
     pub(crate) fn blame(&self, slot: u16) {
         if !RECORDS {
@@ -400,7 +391,7 @@ impl QueueRecords {
         put(&self.reactor.blame, self.blame | u64::from(slot));
     }
 
-    /// The reactor is busy with a PDU.
+    /// The reactor works on a PDU.
     #[inline]
     pub(crate) fn blame_stream(&self) {
         if !RECORDS {
@@ -409,7 +400,7 @@ impl QueueRecords {
         put(&self.reactor.blame, Blame::queue(self.queue));
     }
 
-    /// The reactor is busy with nobody's any more.
+    /// The reactor works on no connection.
     #[inline]
     pub(crate) fn blame_nobody(&self) {
         if !RECORDS {
