@@ -1,10 +1,9 @@
 //! Commands of the admin queue.
 //!
-//! **Design.** The controller says how much data a command moves; this fetches it (from the capsule, or
-//! by R2T like a write's), runs the command, and sends what came of it. What the host did to the
-//! controller's properties becomes an [`TurnEvent`] that the frontend settles when it has a free hand.
-//!
-//! **Not here:** the commands themselves (`nvme::controller`).
+//! The controller says how much data a command moves. This fetches it (from the capsule or by R2T),
+//! runs the command, and sends the result. Effects on the controller's properties become a
+//! [`TurnEvent`], which the frontend handles later. **Not here:** the commands themselves
+//! (`nvme::controller`).
 
 use super::command::{self, Capsule};
 use super::conn::Conn;
@@ -22,7 +21,7 @@ use forebay_nvme::io::Transfer;
 use forebay_nvme::{Sqe, Status, feature, opcode};
 use forebay_xlate::kill_point;
 
-/// Takes a command capsule of the admin queue. `Err` says why the stream can't go on; then nothing was
+/// Takes a command capsule of the admin queue. `Err`: why the stream must stop; then nothing was
 /// taken.
 pub(super) fn take(
     conn: &mut Conn,
@@ -35,7 +34,7 @@ pub(super) fn take(
         slot.is_some_and(|slot| slot.stage == SlotStage::Kept)
     });
     if let Some(kept) = kept {
-        // The host has forgotten this event request; see `forget_event_request`.
+        // The host has given up this event request; see `forget_event_request`.
         if let Some(attached) = turn.controllers.get_mut(conn.controller) {
             attached.controller.forget_event_request(cid);
         }
@@ -69,7 +68,7 @@ pub(super) fn take(
         conn.begin_or_wait(turn.core, slot);
         return Ok(());
     };
-    // What the command moves: data from the capsule too, so that a successor finds it.
+    // In-capsule data goes to a buffer, too, so that a successor finds it.
     let mut buffer = None;
     if transfer.bytes() > 0 {
         let Some(mut taken) = conn.take_buffer(turn.core, transfer.bytes()) else {
@@ -84,7 +83,7 @@ pub(super) fn take(
     }
     let mut out = None;
     match (conn.slots.get_mut(slot), transfer) {
-        // Held there until the answer is sent.
+        // Held until the answer is sent.
         (Some(s), Transfer::FromHost(_)) => s.buffer = buffer,
         _ => out = buffer,
     }
@@ -92,7 +91,7 @@ pub(super) fn take(
     run(conn, turn, slot, capsule.sqe, data, out)
 }
 
-/// Carries on with a command that a successor inherits: `data` came from the host.
+/// Continues a dead engine's command; `data` came from the host.
 pub(super) fn again(
     conn: &mut Conn,
     turn: &mut TcpTurn<'_>,
@@ -118,7 +117,7 @@ pub(super) fn again(
     run(conn, turn, slot, sqe, data, out)
 }
 
-/// All data that an R2T asked for is there.
+/// All R2T data has come.
 pub(super) fn data_complete(conn: &mut Conn, turn: &mut TcpTurn<'_>, slot: u16) {
     let Some(s) = conn.slots.get_mut(slot) else {
         return;
@@ -130,8 +129,7 @@ pub(super) fn data_complete(conn: &mut Conn, turn: &mut TcpTurn<'_>, slot: u16) 
         return;
     }
     if let (Work::Admin(sqe), Some(buffer)) = (work, buffer) {
-        // It brings data, so nothing goes to the host. The data is copied, to be held until the answer
-        // is sent.
+        // Host data is copied, since the buffer is held until the answer is sent.
         let data = buffer.as_slice().to_vec();
         if let Some(s) = conn.slots.get_mut(slot) {
             s.buffer = Some(buffer);
@@ -140,7 +138,7 @@ pub(super) fn data_complete(conn: &mut Conn, turn: &mut TcpTurn<'_>, slot: u16) 
     }
 }
 
-/// The I/O queues that a command asks for (Base 2.0, 5.27.1.5), if it is one that does.
+/// The I/O queues that a Set Features asks for (Base 2.0, 5.27.1.5).
 fn wanted_io_queues(sqe: &Sqe) -> Option<u16> {
     let asks = sqe.opcode() == opcode::admin::SET_FEATURES
         && sqe.cdw(10) as u8 == feature::NUMBER_OF_QUEUES;
@@ -148,7 +146,7 @@ fn wanted_io_queues(sqe: &Sqe) -> Option<u16> {
     asks.then(|| submission.min(completion).saturating_add(1))
 }
 
-/// Has the controller run a command. What it promises of I/O queues is taken from what there is.
+/// Runs a command. I/O queues that it grants are reserved.
 fn run_on(
     attached: &mut Attached,
     core: &Core,
@@ -178,7 +176,7 @@ fn run_on(
     outcome
 }
 
-/// Runs a command; `out` has room for what goes to the host.
+/// Runs a command; `out` has room for data to the host.
 fn run(
     conn: &mut Conn,
     turn: &mut TcpTurn<'_>,
@@ -212,7 +210,8 @@ fn run(
             data_bytes,
             effect,
         } if sqe.opcode() == opcode::admin::ABORT && status.is_success() && result != 0 => {
-            // Not one that the controller keeps: whoever sees all queues looks for it, and answers.
+            // The controller does not keep this command: only the frontend sees all queues, and
+            // answers.
             debug_assert_eq!((data_bytes, effect), (0, Effect::None));
             turn.events.push(TurnEvent::Abort {
                 admin: conn.index,
@@ -256,7 +255,7 @@ fn run(
 }
 
 impl Conn {
-    /// Ends the Asynchronous Event Requests that have something to say, and publishes the controller.
+    /// Answers Asynchronous Event Requests that have an event, and publishes the controller.
     pub(super) fn deliver_events(&mut self, core: &mut Core, attached: &mut Attached) {
         while let Some(event) = attached.controller.next_event() {
             let slot = self.slots.by_cid(event.cid);

@@ -1,22 +1,18 @@
-//! Command identifiers in use on a queue, and the slot that each has.
+//! A queue's command identifiers in use, and their slots.
 //!
-//! **Design.** Open addressing with linear probing; removal moves later entries back, so that there
-//! are no tombstones. Twice as many places as the queue has entries, made once: nothing grows, and a
-//! host that chooses colliding identifiers costs at most a walk over its own queue.
-//!
-//! **Not here:** what a slot holds ([`super::slots`]).
+//! Open addressing with linear probing; removal moves later entries back, so there are no
+//! tombstones. The table has twice the queue's entries and never grows. A host with colliding
+//! identifiers costs at most a scan of its own queue. **Not here:** what a slot holds
+//! ([`super::slots`]).
 
-/// An empty place.
 const EMPTY: u32 = u32::MAX;
 
-/// See the module's text.
 #[derive(Debug)]
 pub(super) struct Cids {
     places: Box<[u32]>,
 }
 
 impl Cids {
-    /// A table for a queue of so many entries.
     pub(super) fn new(entries: usize) -> Self {
         Self {
             places: vec![EMPTY; (entries.max(2) * 2).next_power_of_two()].into(),
@@ -41,7 +37,6 @@ impl Cids {
         at
     }
 
-    /// The slot of a command.
     pub(super) fn get(&self, cid: u16) -> Option<u16> {
         match self.places[self.find(cid)] {
             EMPTY => None,
@@ -61,7 +56,6 @@ impl Cids {
         free
     }
 
-    /// Forgets a command.
     #[inline(never)]
     pub(super) fn remove(&mut self, cid: u16) {
         let mut hole = self.find(cid);
@@ -71,7 +65,7 @@ impl Cids {
         let mut at = self.next(hole);
         while self.places[at] != EMPTY {
             let home = self.home((self.places[at] >> 16) as u16);
-            // Whoever would be looked for from at or before the hole moves into it.
+            // An entry whose probe sequence passes the hole moves into it.
             let mask = self.places.len() - 1;
             if (at.wrapping_sub(home) & mask) >= (at.wrapping_sub(hole) & mask) {
                 self.places[hole] = self.places[at];

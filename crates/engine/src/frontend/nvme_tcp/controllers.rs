@@ -1,10 +1,11 @@
-//! The controllers of a reactor: each an association of a host with an export, or with discovery.
+//! The controllers of a reactor: each associates a host with an export, or with discovery.
 //!
-//! **Design.** The controller's rules are `nvme::controller`'s. Around it, here, is what ties it to this
-//! engine: its connections, its lane, its record in the state region, and how far a reset or a shutdown
-//! that the host asked for has come. All of this is the admin path, which may allocate.
+//! The rules are in `nvme::controller`. Here is a controller's link to this engine: connections,
+//! lane, record in the state region, and the progress of a reset or shutdown. This is the admin
+//! path, which may allocate.
 //!
-//! **Not here:** connections ([`super::conn`]), and when an association ends ([`super::lifecycle`]).
+//! **Not here:** connections ([`super::conn`]), and when an association ends
+//! ([`super::lifecycle`]).
 
 use super::conn::Conn;
 use crate::associations::Association;
@@ -25,43 +26,39 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 
-/// How far a reset or shutdown is that the host asked for (CC.EN, CC.SHN).
+/// Progress of a reset or shutdown that the host asked for (CC.EN, CC.SHN).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Quiesce {
-    /// None is.
     No,
-    /// I/O queues are closed; their commands are still with the core. A shutdown flushes afterwards.
+    /// I/O queues are closed; the core still has their commands. A shutdown flushes afterwards.
     Draining { flush: bool },
     /// The volume is being flushed.
     Flushing,
 }
 
-/// See the module's text.
 pub(super) struct Attached {
     pub controller: Controller,
-    /// Held for its id and its queues; freed with this.
+    /// Holds the controller ID and queues; freed on drop.
     pub association: Association,
     pub lane: Option<LaneIndex>,
     pub export: Option<ExportId>,
-    /// What a discovery controller tells of.
+    /// The exports that a discovery controller lists.
     pub exports: Option<ExportTable>,
     /// Its slot among the region's controllers.
     pub slot: u32,
-    /// The admin queue's connection, while it is open.
     pub admin: Option<u32>,
-    /// All connections, the admin queue's too, until their last command has ended.
+    /// All connections, including the admin queue's, until their last command has ended.
     pub conns: Vec<u32>,
     pub quiesce: Quiesce,
-    /// The namespace's size that the host was told of last.
+    /// The namespace size that the host was last informed of.
     pub blocks: u64,
-    /// Our address as the host sees it.
+    /// The engine's address that the host reached.
     pub local: SocketAddr,
-    /// The state of the port that it came in by.
+    /// The ANA state of the host's port.
     pub ana: Ana,
 }
 
 impl Attached {
-    /// Has a connection of this queue; gives the lane.
     pub(super) fn join(&mut self, conn: u32, qid: u16) -> Option<LaneIndex> {
         self.conns.push(conn);
         if qid == 0 {
@@ -70,7 +67,7 @@ impl Attached {
         self.lane
     }
 
-    /// A command has this effect: true if the controller's I/O is to end for it.
+    /// Applies a command's effect; true if the controller's I/O must end.
     pub(super) fn begin_quiescing(&mut self, effect: Effect) -> bool {
         let flush = match effect {
             Effect::None | Effect::Enabled => return false,
@@ -85,8 +82,8 @@ impl Attached {
         true
     }
 
-    /// Records the controller's state, which is true from the admin queue's last answer on, and publishes
-    /// that: so no more than one state waits to become true.
+    /// Records the controller's state, valid from the admin queue's last answer on, and publishes
+    /// that answer. So at most one state is pending.
     pub(super) fn publish(&self, admin: &mut Conn) {
         let region = admin.shared.region;
         self.record_state(region, admin.tx.at());
@@ -95,7 +92,6 @@ impl Attached {
         kill_point!("admin.answered");
     }
 
-    /// I/O queues that are connected.
     pub(super) fn io_queues(&self) -> u16 {
         let queues = self.controller.state().io_queues;
         queues.iter().map(|word| word.count_ones() as u16).sum()
@@ -114,7 +110,6 @@ impl Attached {
         record.put_state(region.header().key.load(Relaxed), self.slot, &content);
     }
 
-    /// Makes its record.
     pub(super) fn record(&self, region: &Region) {
         let Some(record) = region.controllers().get(self.slot as usize) else {
             return;
@@ -130,7 +125,7 @@ impl Attached {
         record.used.store(1, Release);
     }
 
-    /// What it may ask about the world, with the controllers of its subsystem where it asks for these.
+    /// Its environment, with its subsystem's controllers if it asks for these.
     pub(super) fn env(&self, core: &Core, subsystem: Vec<SubsystemController>) -> Env {
         let lane = self.lane.and_then(|l| core.lane(l));
         let namespace = lane.map(Lane::namespace_info);
@@ -146,7 +141,7 @@ impl Attached {
         }
     }
 
-    /// What discovery tells its host; nothing where it is no discovery controller.
+    /// A discovery controller's list for its host; otherwise empty.
     fn discovery_list(&self) -> DiscoveryList {
         let Some(exports) = &self.exports else {
             return DiscoveryList::default();
@@ -157,7 +152,7 @@ impl Attached {
         }
     }
 
-    /// The list that its host sees may be another: the host is told if it is.
+    /// Informs the host if its discovery list changed.
     pub(super) fn look_at_list(&mut self) {
         if self.exports.is_some() {
             let generation = self.discovery_list().generation();
@@ -165,9 +160,10 @@ impl Attached {
         }
     }
 
-    /// Where exports can be reached: a wildcard address is, for this host, the one that it reached.
+    /// Addresses of exports; a wildcard address becomes the one that this host reached.
     fn addresses(&self, exports: &ExportTable) -> Vec<(SocketAddr, u16)> {
-        // Ports are known before they are listened on, so that a successor tells the same from the start.
+        // Ports are known before their listeners exist, so that a successor lists them from the
+        // start.
         let mut listed: Vec<(SocketAddr, u16)> = Vec::new();
         listed.extend(exports.ports().iter().map(|p| (p.address, p.id)));
         listed.sort_by_key(|(_, id)| *id);
@@ -192,7 +188,7 @@ impl Attached {
     }
 }
 
-/// What discovery tells one host: each subsystem that it may use, at each port, and after these itself.
+/// One host's discovery list: each permitted subsystem at each port, then discovery itself.
 #[derive(Default)]
 struct DiscoveryList {
     subsystems: Arc<Subsystems>,
@@ -201,7 +197,7 @@ struct DiscoveryList {
 }
 
 impl DiscoveryList {
-    /// A hash of the list ([`fnv`]). A successor computes the same one.
+    /// A hash of the list ([`fnv`]), the same in a successor.
     fn generation(&self) -> u64 {
         self.ports
             .iter()
@@ -211,13 +207,12 @@ impl DiscoveryList {
     }
 }
 
-/// The world as it was when a command came.
 pub(super) struct Env {
     namespace: Option<NamespaceInfo>,
     health: Health,
     subsystem: Vec<SubsystemController>,
     ana: Ana,
-    /// I/O queues that it may be granted.
+    /// I/O queues that it may get.
     pub io_queues: u16,
     persistent: bool,
     list: DiscoveryList,
@@ -271,7 +266,6 @@ impl AdminEnv for Env {
     }
 }
 
-/// See the module's text.
 #[derive(Default)]
 pub(super) struct Controllers {
     all: Vec<Option<Box<Attached>>>,
@@ -286,12 +280,11 @@ impl Controllers {
         self.all.get(index as usize)?.as_deref()
     }
 
-    /// Places, free ones too.
     pub(super) fn places(&self) -> u32 {
         self.all.len() as u32
     }
 
-    /// The controllers of the export that this one is of: all that there are, since an export is one reactor's.
+    /// All controllers of this one's export; an export belongs to one reactor.
     pub(super) fn of_same_export(&self, index: u32) -> Vec<SubsystemController> {
         let export = self.get(index).and_then(|attached| attached.export);
         let all = self.iter().map(|(_, attached)| attached);
@@ -306,7 +299,6 @@ impl Controllers {
         found
     }
 
-    /// All, with their places.
     pub(super) fn iter(&self) -> impl Iterator<Item = (u32, &Attached)> {
         (0..)
             .zip(&self.all)
@@ -319,8 +311,7 @@ impl Controllers {
             .filter_map(|(i, a)| Some((i, a.as_deref_mut()?)))
     }
 
-    /// A command failed: what a device is to blame for comes into the error log. Gives what its host is
-    /// told where the command was interrupted.
+    /// Logs a device's failure in the error log. Returns the status for an interrupted command.
     #[cold]
     pub(super) fn note_failure(&mut self, conn: &Conn, core: &Core, done: &DoneIo) -> Status {
         let Some(attached) = self.get_mut(conn.controller) else {
@@ -363,13 +354,13 @@ impl Controllers {
     }
 }
 
-/// Takes a slot among the region's controllers; other reactors do the same.
+/// Takes a slot among the region's controllers, atomically among the reactors.
 pub(super) fn take_controller_slot(region: &Region) -> Option<u32> {
     let free = |r: &ControllerRecord| r.used.compare_exchange(0, 1, AcqRel, Acquire).is_ok();
     region.controllers().iter().position(free).map(|i| i as u32)
 }
 
-/// Takes a slot among the region's queues; other reactors do the same.
+/// Takes a slot among the region's queues, atomically among the reactors.
 pub(super) fn take_queue_slot(region: &Region) -> Option<u32> {
     region
         .queues()

@@ -1,12 +1,12 @@
-//! What a connection's host may not do now, although it is well formed: the port's ANA state and the
-//! namespace's reservation.
+//! Valid commands that a host may not send now, by the port's ANA state and the namespace's
+//! reservation.
 //!
-//! **Design.** One byte a connection, 0 as a rule, tested once per command; what its bits mean is
-//! looked up only where one is set. [`NvmeTcp::refresh`] makes the byte, and everything else that a host
-//! is told of ports, reservations and warnings, anew from what is true: whoever changes any of it calls
-//! that, and so does a successor.
+//! The gate is one byte per connection, normally 0, tested once per command. [`NvmeTcp::refresh`]
+//! recomputes it, and all that hosts learn of ports, reservations and warnings. Every change of
+//! these must call it, and so does a successor.
 //!
-//! **Not here:** commands that were let in before ([`crate::core`] ends those that must not go on).
+//! **Not here:** commands that were already admitted ([`crate::core`] ends those that must not go
+//! on).
 
 use super::NvmeTcp;
 use super::controllers::{Attached, Controllers};
@@ -22,12 +22,11 @@ use std::sync::Arc;
 const NO_READ: u8 = 1 << 0;
 /// Reservation: the host may not write.
 const NO_WRITE: u8 = 1 << 1;
-/// The port is inaccessible.
 const INACCESSIBLE: u8 = 1 << 2;
-/// The bits that are made here.
+/// The bits that this module sets.
 const MADE_HERE: u8 = NO_READ | NO_WRITE | INACCESSIBLE;
 
-/// What an I/O command ends with that these bits keep out (Base 2.0, 8.1.3.3 and 8.19.1).
+/// The status of an I/O command that these bits forbid (Base 2.0, 8.1.3.3 and 8.19.1).
 #[cold]
 pub(super) fn refusal(gate: u8, sqe: &Sqe) -> Option<Status> {
     if gate & INACCESSIBLE != 0 {
@@ -42,7 +41,7 @@ pub(super) fn refusal(gate: u8, sqe: &Sqe) -> Option<Status> {
     (gate & keeps_out != 0).then(|| Status::RESERVATION_CONFLICT.with_dnr())
 }
 
-/// Whether these bits keep out what is to be done.
+/// Whether these bits forbid an operation.
 pub(super) fn keeps_out(gate: u8, op: &IoOp) -> bool {
     let bits = match op {
         IoOp::Read { .. } | IoOp::Compare { .. } => NO_READ,
@@ -51,8 +50,8 @@ pub(super) fn keeps_out(gate: u8, op: &IoOp) -> bool {
     gate & bits != 0
 }
 
-/// What a command of the admin queue ends with: on a port that is inaccessible, features of a namespace
-/// are (Base 2.0, 8.1.3.3).
+/// The status of a forbidden admin command: an inaccessible port has no namespace features (Base
+/// 2.0, 8.1.3.3).
 pub(super) fn admin_refusal(gate: u8, sqe: &Sqe) -> Option<Status> {
     let of_namespace = matches!(
         sqe.opcode(),
@@ -75,7 +74,6 @@ fn gate_of(lanes: &Lanes, attached: &Attached) -> u8 {
         | bit(attached.ana.state == AnaState::Inaccessible, INACCESSIBLE)
 }
 
-/// The gate of a connection that is given its place.
 pub(super) fn gate_of_new(core: &Core, controllers: &Controllers, controller: u32) -> u8 {
     controllers
         .get(controller)
@@ -83,7 +81,7 @@ pub(super) fn gate_of_new(core: &Core, controllers: &Controllers, controller: u3
 }
 
 impl Attached {
-    /// Learns what is true now of its port, its namespace's reservations and its volume's figures.
+    /// Updates port state, reservations and volume statistics.
     pub(super) fn learn(&mut self, core: &Core, ports: &[Port]) {
         let Some(lane) = self.lane.and_then(|l| core.lane(l)) else {
             return;
@@ -96,13 +94,12 @@ impl Attached {
 }
 
 impl NvmeTcp {
-    /// The ports are others, or in other states.
     pub(crate) fn set_ports(&mut self, core: &mut Core, ports: Arc<Vec<Port>>) {
         self.ports = ports;
         self.refresh(core, |_| true);
     }
 
-    /// Has the hosts of these associations know, and their commands obey, what is true now.
+    /// Informs the hosts of these associations, and updates their gates.
     pub(super) fn refresh(&mut self, core: &mut Core, which: impl Fn(&Attached) -> bool) {
         let mut told = Vec::new();
         let exports = (self.controllers.iter_mut()).filter(|(_, a)| a.export.is_some() && which(a));

@@ -1,11 +1,11 @@
-//! Connections of a dead engine, taken up where they are.
+//! Continues a dead engine's connections.
 //!
-//! **Design.** [`NvmeTcp::inherit`] gets what was converted into this engine's own records
-//! ([`crate::takeover`]) and makes of it what the dead reactors had: controllers, connections, commands
-//! in their slots. Then every command goes on, the oldest first: its data comes, or it is begun again, or
-//! its answer waits for the socket. What the core was told to carry keeps the order of writes.
+//! [`NvmeTcp::inherit`] gets the state in this engine's own records ([`crate::takeover`]), and
+//! makes controllers, connections and commands of it. Then every command continues, the oldest
+//! first: its data comes, it begins again, or its answer waits for the socket. The core's list of
+//! recovered I/O keeps the order of writes.
 //!
-//! **Not here:** what the dead engine left and what of it goes on ([`crate::takeover`]).
+//! **Not here:** the choice of what continues ([`crate::takeover`]).
 
 use super::command::{self, Capsule, Source};
 use super::conn::{Conn, NewConn};
@@ -33,8 +33,8 @@ use forebay_xlate::boundary::region::{self, Asked};
 use forebay_xlate::kill_point;
 use rustix::net::Shutdown;
 
-/// What a controller of an export is made with, or one of the discovery service; `None` for an export
-/// whose name is none.
+/// The configuration of an export's controller, or of a discovery controller; `None` for an invalid
+/// export name.
 pub(crate) fn controller_config(
     cntlid: u16,
     export: Option<&ExportConfig>,
@@ -50,7 +50,7 @@ pub(crate) fn controller_config(
     })
 }
 
-/// A command that is to go on when all connections are there.
+/// A command to continue once all connections exist.
 pub(super) struct Waiting {
     pub taken_ns: u64,
     pub conn: u32,
@@ -60,7 +60,7 @@ pub(super) struct Waiting {
 }
 
 impl NvmeTcp {
-    /// Takes up this reactor's part of what a dead engine left.
+    /// Takes this reactor's part of a dead engine's state.
     pub(crate) fn inherit(&mut self, core: &mut Core, part: InheritedPart) {
         core.carried.carry(&part.carried);
         let controllers: Vec<u32> = (part.controllers.into_iter())
@@ -84,7 +84,7 @@ impl NvmeTcp {
             }
         }
         kill_point!("over.listening");
-        // Admin commands first: they are few, and need memory that the others might take all of.
+        // Admin commands first: they are few, and need memory that others might use up.
         waiting.sort_by_key(|w| (self.is_io(w.conn), w.taken_ns));
         for waiting in waiting {
             self.go_on(core, waiting);
@@ -127,12 +127,12 @@ impl NvmeTcp {
             local: inherited.local,
             ana: Ana::default(),
         };
-        // The promise of the dead engine is lost. The state says which queues are connected.
+        // The dead engine's grant is lost. The state says which queues are connected.
         attached.association.keep_at_least(attached.io_queues());
         self.controllers.add(attached)
     }
 
-    /// Makes a connection of what a queue left; `Err` names one that has to end.
+    /// Makes a connection of a queue's records; `Err` names one that must end.
     fn inherit_queue(
         &mut self,
         core: &mut Core,
@@ -145,7 +145,7 @@ impl NvmeTcp {
         let records = QueueRecords::new(shared.region, inherited.queue, self.reactor);
         let (Some(records), Some(params)) = (records, record::params_of_word(constants.params))
         else {
-            // The conversion takes no such queue. Nobody has a place yet.
+            // The conversion accepts no such queue. It has no index yet.
             let _ = rustix::net::shutdown(&inherited.fd, Shutdown::Both);
             core.upcalls.push_back(Upcall::SocketGone(constants.socket));
             return Ok(());
@@ -213,7 +213,7 @@ impl NvmeTcp {
         Ok(())
     }
 
-    /// Has a command go on.
+    /// Continues a command.
     pub(super) fn go_on(&mut self, core: &mut Core, waiting: Waiting) {
         let Waiting {
             conn: index,
@@ -250,7 +250,7 @@ impl NvmeTcp {
         }
     }
 
-    /// What a controller had begun, or has not told its host.
+    /// Continues a controller's reset or shutdown, and sends pending events.
     fn look_at_controller(&mut self, core: &mut Core, index: u32) {
         let Some(attached) = self.controllers.get_mut(index) else {
             return;
@@ -282,7 +282,7 @@ impl NvmeTcp {
     }
 }
 
-/// Gives a command its slot again. `Some(Some(_))` if it is to go on later, `None` if it can't be.
+/// Gives a command its slot. `Some(Some(_))`: it continues later; `None`: it cannot.
 fn inherit_command(
     conn: &mut Conn,
     core: &mut Core,
@@ -345,7 +345,7 @@ fn inherit_command(
     Some(None)
 }
 
-/// What a queue has yet to send, and the buffers that this holds.
+/// A queue's unsent items, and the buffers that they hold.
 fn inherit_tx(
     shared: &Shared,
     mut list: List,
@@ -365,10 +365,10 @@ fn inherit_tx(
     }
 }
 
-/// As much as a capsule can hold: a command that is judged again has its data elsewhere.
+/// As long as a capsule's data; a command that is checked again has its data elsewhere.
 static NO_DATA: [u8; IN_CAPSULE_BYTES as usize] = [0; IN_CAPSULE_BYTES as usize];
 
-/// A command as it would come again. Data that its capsule had and that is not there was damaged.
+/// The command's capsule, as if resent. Missing in-capsule data was damaged.
 fn capsule<'a>(sqe: &'a Sqe, has_data: bool) -> Capsule<'a> {
     Capsule {
         sqe,
@@ -378,7 +378,7 @@ fn capsule<'a>(sqe: &'a Sqe, has_data: bool) -> Capsule<'a> {
     }
 }
 
-/// What a command wants whose data is, or will be, in its buffer; `None` if that can't be.
+/// The work of a command with its data in its buffer, now or later; `None` if invalid.
 fn work(conn: &Conn, core: &Core, slot: u16, sqe: &Sqe) -> Option<Work> {
     if conn.qid == 0 {
         return Some(Work::Admin(Box::new(*sqe)));
@@ -388,7 +388,6 @@ fn work(conn: &Conn, core: &Core, slot: u16, sqe: &Sqe) -> Option<Work> {
     (judged.len_bytes == len_bytes).then_some(judged.work)
 }
 
-/// Begins a command of an I/O queue again.
 fn io_again(
     conn: &mut Conn,
     turn: &mut TcpTurn<'_>,
@@ -426,7 +425,6 @@ fn io_again(
     Some(())
 }
 
-/// Begins an admin command again.
 fn admin_again(conn: &mut Conn, turn: &mut TcpTurn<'_>, slot: u16, sqe: &Sqe) -> Option<()> {
     let s = conn.slots.get(slot)?;
     let data = s.buffer.as_ref().map(|b| b.as_slice().to_vec());

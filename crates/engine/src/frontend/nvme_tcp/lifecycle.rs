@@ -1,15 +1,14 @@
-//! How connections and associations go on and end.
+//! How connections and associations continue and end.
 //!
-//! **Design.** An admin queue's connection makes the controller ([`super::place`]); when it ends, all I/O queues of the
-//! controller end with it. A closed connection is *drained* when the core has given back its last
-//! command; a controller is gone with its last drained connection. Its host may be back before that: what
-//! it has left at a device is waited for by what overlaps it (`Core::orphan`). A reset or shutdown
-//! closes the I/O queues, waits for them to drain, flushes if it is a shutdown, and only then tells the
-//! controller that it is quiet.
+//! The admin queue's connection makes the controller ([`super::place`]); when it ends, so do the
+//! controller's I/O queues. A closed connection is *drained* when the core has returned its last
+//! command. The controller ends with its last drained connection. If its host reconnects earlier,
+//! overlapping commands wait for the old ones at devices (`Core::orphan`). A reset or shutdown
+//! closes the I/O queues, drains them, flushes on shutdown, and then reports completion to the
+//! controller.
 //!
-//! All of this happens between the handling of two connections ([`NvmeTcp::settle`]), never inside.
-//!
-//! **Not here:** who may connect at all ([`crate::listener`]).
+//! All this happens between visits to connections ([`NvmeTcp::settle`]). **Not here:** who may
+//! connect ([`crate::listener`]).
 
 use super::conn::Life;
 use super::controllers::Quiesce;
@@ -21,14 +20,14 @@ use forebay_xlate::boundary::region::bump;
 use forebay_xlate::kill_point;
 use std::collections::BTreeSet;
 
-/// Receives before a connection is judged to be late: more than a socket holds.
+/// Receives before a connection counts as late: more than a socket holds.
 const LOOKS: u32 = 32;
 
-/// Discovery controllers whose lists are looked at in a turn: each list takes a look at every export.
+/// Discovery controllers per turn whose lists are checked: each list scans all exports.
 pub(super) const LISTS_A_TURN: u32 = 1;
 
 impl NvmeTcp {
-    /// Closes a connection's socket; the rest of it follows in [`NvmeTcp::settle`].
+    /// Closes a connection's socket; [`NvmeTcp::settle`] does the rest.
     pub(super) fn close(&mut self, core: &mut Core, index: u32) {
         let Some(Some(conn)) = self.conns.get_mut(index as usize) else {
             return;
@@ -43,7 +42,7 @@ impl NvmeTcp {
         self.events.push(TurnEvent::Closed(index));
     }
 
-    /// Settles what concerns more than one connection.
+    /// Handles pending [`TurnEvent`]s.
     pub(super) fn settle(&mut self, core: &mut Core) {
         while let Some(event) = self.events.pop() {
             core.blame(None);
@@ -121,7 +120,7 @@ impl NvmeTcp {
         }
     }
 
-    /// Carries a reset or shutdown on.
+    /// Continues a reset or shutdown.
     fn quiesce(&mut self, core: &mut Core, controller: u32) {
         let Some(attached) = self.controllers.get_mut(controller) else {
             return;
@@ -146,7 +145,7 @@ impl NvmeTcp {
             lane,
             self.conns.get_mut(admin as usize).and_then(Option::as_mut),
         ) {
-            // Without room in the core, the next tick tries again.
+            // Without room in the core, the next tick retries.
             (Some(lane), Some(conn)) => {
                 if conn.start_internal_flush(core, lane) {
                     attached.quiesce = Quiesce::Flushing;
@@ -157,8 +156,8 @@ impl NvmeTcp {
         }
     }
 
-    /// Abort (Base 2.0, 5.1), as far as it goes: a command that waits ends, one that a device has, or
-    /// whose data is on its way, goes on.
+    /// Abort (Base 2.0, 5.1), as far as possible: a waiting command ends. One at a device, or with
+    /// its data in transit, continues.
     fn abort(&mut self, core: &mut Core, admin: u32, abort: u16, sqid: u16, cid: u16) {
         let Some(Some(conn)) = self.conns.get(admin as usize) else {
             return;
@@ -169,15 +168,15 @@ impl NvmeTcp {
             (conn.qid == sqid && sqid != 0 && conn.is_open()).then_some(*index)
         };
         let target = attached.and_then(|a| a.conns.iter().find_map(of));
-        // What has ended by now is not aborted.
+        // Commands that have just ended are not aborted.
         self.complete(core);
         let ended = target.is_some_and(|target| self.abort_io(core, target, cid));
-        // The aborted command's answer comes first.
+        // The aborted command's answer must precede the Abort's.
         if let Some(target) = target {
             self.complete(core);
             self.send(core, target);
         }
-        // It may have been told to go, before this or in it: then its commands end without answers.
+        // The admin connection may be ending: then its commands get no answers.
         let conn = self.conns.get_mut(admin as usize).and_then(Option::as_mut);
         let Some(conn) = conn.filter(|conn| conn.is_open()) else {
             return;
@@ -200,7 +199,7 @@ impl NvmeTcp {
         if let Some(owner) = fused::in_core(conn, slot) {
             return core.end_waiting(Status::COMMAND_ABORT_REQUESTED, |of, _, _| *of == owner) == 0;
         }
-        // The halves of a pair end together or not at all.
+        // Both halves of a pair end together or not at all.
         let whole = |s: &Slot| {
             matches!(
                 s.work,
@@ -220,7 +219,7 @@ impl NvmeTcp {
         }
     }
 
-    /// Nothing of a controller's I/O is left: it may say so to its host.
+    /// The controller's I/O has ended: reports that to its host.
     fn quiesced(&mut self, core: &mut Core, controller: u32) {
         let Some(attached) = self.controllers.get_mut(controller) else {
             return;
@@ -239,7 +238,7 @@ impl NvmeTcp {
         self.mark_dirty(index);
     }
 
-    /// Whether a connection's time is up.
+    /// Whether a connection has exceeded a time limit.
     pub(super) fn is_late(&mut self, index: usize, now: u64) -> bool {
         let Some(Some(conn)) = self.conns.get_mut(index) else {
             return false;
@@ -270,7 +269,7 @@ impl NvmeTcp {
             let Some(Some(conn)) = self.conns.get_mut(index as usize) else {
                 return;
             };
-            // It is listened to, whatever its lane has that waits.
+            // Receive even if its lane is throttled.
             conn.visits.skipped_turns = SKIPPED_TURNS;
             conn.visits.quiet_turns = 0;
             if conn.life != Life::Draining && !conn.visits.listed {
@@ -280,14 +279,14 @@ impl NvmeTcp {
             }
             self.visit(core, index);
             let conn = self.conns.get(index as usize).and_then(Option::as_ref);
-            // Nothing more came, or nothing more is taken.
+            // No more came, or no more can be taken.
             if conn.is_none_or(|c| c.visits.quiet_turns > 0 || c.rx.stalled() || c.tx.blocked()) {
                 return;
             }
         }
     }
 
-    /// Ends what closed connections have waiting; gives the number of commands that devices have.
+    /// Ends closed connections' waiting commands; returns how many are at devices.
     pub(super) fn end_commands_of(&mut self, core: &mut Core, conns: &[u32]) -> u32 {
         let closed = |index: &u32| {
             let conn = self.conns.get(*index as usize)?.as_deref()?;
@@ -306,13 +305,13 @@ impl NvmeTcp {
         left
     }
 
-    /// The list of exports changed: hosts that asked discovery to tell them hear of it, if what they may
-    /// see changed. A few each turn, from here on ([`NvmeTcp::look_at_lists`]).
+    /// The exports changed: informs hosts whose discovery list changed, a few per turn
+    /// ([`NvmeTcp::look_at_lists`]).
     pub(crate) fn discovery_changed(&mut self) {
         self.lists_left = self.controllers.places();
     }
 
-    /// Checks the lists of a few discovery controllers, in turn.
+    /// Checks a few discovery controllers' lists.
     pub(super) fn look_at_lists(&mut self, core: &mut Core) {
         let mut told = Vec::new();
         let mut looked = 0;

@@ -1,8 +1,5 @@
-//! What the control thread says to this frontend.
-//!
-//! **Purpose.** The reactor carries these without knowing them.
-//! **Design.** Each is sent to one reactor, or as a copy to each.
-//! **Not here:** what concerns every frontend ([`crate::frontend::Frontend`]).
+//! The control thread's messages to this frontend, to one reactor or a copy to each. **Not here:**
+//! messages for every frontend ([`crate::frontend::Frontend`]).
 
 use crate::exports::Port;
 use crate::listener::NewConnection;
@@ -13,18 +10,14 @@ use forebay_xlate::VolumeId;
 use forebay_xlate::boundary::message::ReserveToken;
 use std::sync::Arc;
 
-/// See the module's text.
 pub(crate) enum TcpMessage {
-    /// A connection that the listener has let in.
+    /// A connection from the listener.
     Connection(Box<NewConnection>),
-    /// What a dead engine left of this reactor's.
+    /// This reactor's part of a dead engine's state.
     Inherit(Box<InheritedPart>),
-    /// The ports are these now.
     Ports(Arc<Vec<Port>>),
-    /// The set of exports changed.
     DiscoveryChanged,
-    /// Who may do what with a volume has changed.
     Reservations(VolumeId, Arc<Reservations>),
-    /// A reservation command is carried out, or refused; the state is as it is now.
+    /// A reservation command is carried out or refused; the state is the current one.
     Reserved(ReserveToken, VolumeId, Status, Arc<Reservations>),
 }

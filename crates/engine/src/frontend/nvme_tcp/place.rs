@@ -1,11 +1,10 @@
-//! How a connection gets its place: from the listener's hands to a queue that serves.
+//! Attaches a connection: from the listener to a working queue.
 //!
-//! **Design.** The Connect is judged by the controller, which an admin queue's makes. Then the queue is
-//! recorded, its answer published, and only then the host's first bytes are consumed, which the listener had
-//! but looked at. So whenever the engine dies, either the listener begins again with everything still in the
-//! socket, or the queue goes on.
+//! The controller checks the Connect. Then the queue is recorded and its answer published. Only
+//! then are the host's first bytes consumed, which the listener merely peeked at. So after a death
+//! the listener begins again with all bytes in the socket, or the queue continues.
 //!
-//! **Not here:** who may connect at all ([`crate::listener`]), what follows ([`super::lifecycle`]).
+//! **Not here:** who may connect ([`crate::listener`]), what follows ([`super::lifecycle`]).
 
 use super::conn::{Conn, Life, NewConn};
 use super::controllers::{Attached, Quiesce, take_controller_slot, take_queue_slot};
@@ -32,11 +31,10 @@ use rustix::net::{RecvFlags, SendFlags, Shutdown};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-/// Connections of a lane that may wait for their last commands when a host connects: on a device that
-/// hangs, one that comes back again and again would take all places.
+/// Draining connections per lane when a host connects. On a hung device, a host that reconnects
+/// repeatedly would use up all queues.
 pub(super) const MAX_DRAINING: usize = 64;
 
-/// The place of a new queue.
 struct QueuePlace {
     controller: u32,
     qid: u16,
@@ -45,22 +43,22 @@ struct QueuePlace {
     no_flow_control: bool,
 }
 
-/// A connection that the listener has let in.
+/// A connection from the listener.
 struct Arrival {
     socket: u64,
     fd: Arc<OwnedFd>,
     params: tcp::TcpParams,
     /// The Connect's command identifier.
     cid: u16,
-    /// Bytes of its stream that the listener looked at.
+    /// Bytes of its stream that the listener peeked at.
     consumed: usize,
     /// Bytes that the listener sent.
     said: usize,
 }
 
-/// Ends a connection that has no place, and tells the control thread.
+/// Ends a connection and informs the control thread.
 fn leave(core: &mut Core, socket: u64, fd: &OwnedFd) {
-    // Others have the socket too: to drop ours ends nothing.
+    // Others have the socket too, so closing ours would not end the connection.
     let _ = rustix::net::shutdown(fd, Shutdown::Write);
     core.upcalls.push_back(Upcall::SocketGone(socket));
 }
@@ -111,8 +109,8 @@ impl NvmeTcp {
             },
             Err(refusal) => refusal,
         };
-        // What is not read would turn the end into a reset, which may overtake our words; these a fresh
-        // socket takes. What the host sends after its Connect is nothing: it waits for this.
+        // Unread bytes would turn the close into a reset, which may overtake the refusal. A fresh
+        // socket has room for the refusal, and the host sends nothing before it.
         self.consume(&fd, consumed);
         let mut out = [0; tcp::MAX_HEADER_BYTES];
         let cqe = Cqe::new(refusal.result, 0, 0, connect.cid(), refusal.status);
@@ -121,7 +119,7 @@ impl NvmeTcp {
         leave(core, socket, &fd);
     }
 
-    /// Reads what the listener has looked at, which is there; false when the connection has ended.
+    /// Reads what the listener peeked at; false when the connection has ended.
     pub(super) fn consume(&mut self, fd: &OwnedFd, mut bytes: usize) -> bool {
         while bytes > 0 {
             let n = bytes.min(self.buffer.len());
@@ -221,7 +219,7 @@ impl NvmeTcp {
         if port(local) != port(attached.local) {
             return Err(unknown());
         }
-        // An earlier connection of this queue may have ended, and we not have seen it yet.
+        // An earlier connection of this queue may have ended unnoticed.
         let qid = command.qid.get();
         let same = attached.conns.iter().copied().find(|c| {
             self.conns
@@ -247,13 +245,13 @@ impl NvmeTcp {
         })
     }
 
-    /// Takes what another queue needs of what there is.
+    /// Reserves another queue's resources.
     fn reserve_queue(&self) -> Result<(QueueRecords, Keep), Refusal> {
         let shared = &self.shared;
         let queue = take_queue_slot(shared.region).ok_or_else(Refusal::busy)?;
         let records = QueueRecords::new(shared.region, queue, self.reactor);
         let records = records.ok_or_else(Refusal::busy)?;
-        // There are as many of these as queues, so they are there.
+        // There are as many of these as queues.
         let Some(keep) = shared.memory.take_keep() else {
             records.free(0);
             return Err(Refusal::busy());
@@ -267,11 +265,10 @@ impl NvmeTcp {
         Ok((records, keep))
     }
 
-    /// Gives a queue its place among the connections and in the state region.
+    /// Records a queue and gives it an index.
     ///
-    /// Until it is *live* there, a successor has the listener begin again: nothing of the stream is consumed,
-    /// and nothing but the ICResp was said. Then the answer is published already, and given
-    /// once.
+    /// Until it is *live*, a successor's listener begins again: nothing is consumed, and only the
+    /// ICResp was sent. After that, the Connect's answer is already published and is sent once.
     fn place(
         &mut self,
         core: &mut Core,
@@ -281,7 +278,7 @@ impl NvmeTcp {
         let shared = self.shared.clone();
         let (records, keep) = self.reserve_queue()?;
         let params = tcp::TcpParams {
-            // Both kinds of queue announce the same.
+            // Admin and I/O queues announce the same.
             max_in_capsule_bytes: IN_CAPSULE_BYTES,
             ..arrival.params
         };
@@ -350,14 +347,14 @@ impl NvmeTcp {
         Ok(())
     }
 
-    /// A free place among the connections, and the number of its use.
+    /// A free index among the connections, and its generation.
     pub(super) fn next_place(&mut self) -> (u32, u32) {
         let free = self.conns.iter().position(Option::is_none);
         self.generation = (self.generation + 1) & 0x00ff_ffff;
         (free.unwrap_or(self.conns.len()) as u32, self.generation)
     }
 
-    /// Seats a connection at the place that it was made for.
+    /// Stores a connection at its index.
     pub(super) fn seat(&mut self, core: &Core, mut conn: Box<Conn>) {
         conn.gate |= gate::gate_of_new(core, &self.controllers, conn.controller);
         if let Some(lane) = conn.lane.and_then(|l| core.lane(l)) {
@@ -368,7 +365,7 @@ impl NvmeTcp {
         }
         if let (Some(fd), Some(attached)) = (&conn.socket.fd, self.controllers.get(conn.controller))
         {
-            // A socket that has ended meanwhile takes nothing more.
+            // Fails if the socket has ended meanwhile.
             let _ = lose_the_vanished(fd, attached.controller.kato_ms());
         }
         let index = conn.index;
@@ -376,7 +373,7 @@ impl NvmeTcp {
         conn.visits.listed = true;
         if index as usize == self.conns.len() {
             self.conns.push(None);
-            // The lists of connections never have to grow on the way.
+            // So these lists never grow on the I/O path.
             let room = self.conns.len() + 1;
             self.active.reserve(room.saturating_sub(self.active.len()));
             self.dirty.reserve(room.saturating_sub(self.dirty.len()));
@@ -389,7 +386,7 @@ impl NvmeTcp {
         self.active.push(index);
     }
 
-    /// A queue that found no place.
+    /// Undoes a failed placement.
     fn undo(&mut self, place: &QueuePlace) {
         if place.qid == 0 {
             self.controllers

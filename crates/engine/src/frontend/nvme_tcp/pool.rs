@@ -1,12 +1,9 @@
-//! Lists of what to send, shared by the connections of a reactor.
+//! Send lists, shared by the connections of a reactor.
 //!
-//! **Design.** A connection has a list while it has something to send. Lists come from here and go back,
-//! last in first out, so an idle connection has none and the busy ones work in the same few warm pages.
-//! Each connection brings one when it begins ([`BufferPool::grow`]), and takes one away when it has ended, so
-//! there is always one for whoever needs it. Its room is made when more connections than ever before
-//! have something to send at the same moment, and never again for the same number.
-//!
-//! **Not here:** data of commands, which is in staging memory.
+//! A connection has a list only while it has something to send. Lists are reused last in, first
+//! out, so busy connections work in few warm pages. Each connection adds one when it begins
+//! ([`BufferPool::grow`]) and removes one when it ends, so a list is always free. A list's memory
+//! is allocated on first use. **Not here:** commands' data, which is in staging memory.
 
 use super::tx::Item;
 use crate::memory::{HeaderList, Memory};
@@ -14,7 +11,6 @@ use forebay_xlate::boundary::region::Region;
 use forebay_xlate::boundary::region::item::{ItemRecord, MAX_ITEMS};
 use std::collections::VecDeque;
 
-/// What a connection has to send.
 pub(super) struct List {
     pub headers: HeaderList,
     pub records: &'static [ItemRecord; MAX_ITEMS],
@@ -22,7 +18,6 @@ pub(super) struct List {
 }
 
 impl List {
-    /// An empty one.
     pub(super) fn new(headers: HeaderList, region: &'static Region) -> Self {
         let records = region.all_items(usize::from(headers.index()));
         Self {
@@ -33,15 +28,14 @@ impl List {
     }
 }
 
-/// See the module's text.
 #[derive(Default)]
 pub(super) struct BufferPool {
-    /// The one that was used last is at the back, what was never used in front.
+    /// The last used one is at the back, unused ones in front.
     lists: VecDeque<List>,
 }
 
 impl BufferPool {
-    /// A connection begins; false when there is no list for it. `connections` there are then.
+    /// A connection begins, the `connections`-th; false when there is no list for it.
     pub(super) fn grow(
         &mut self,
         memory: &'static Memory,
@@ -57,13 +51,12 @@ impl BufferPool {
         true
     }
 
-    /// A connection has ended, and has given back what it had.
+    /// A connection has ended and returned its list.
     pub(super) fn shrink(&mut self) {
         debug_assert!(!self.lists.is_empty());
         self.lists.pop_front();
     }
 
-    /// An empty list.
     #[inline(never)]
     pub(super) fn take_list(&mut self) -> Option<List> {
         let mut list = self.lists.pop_back()?;

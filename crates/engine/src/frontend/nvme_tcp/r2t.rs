@@ -1,13 +1,12 @@
-//! R2Ts: what hosts are asked for.
+//! R2Ts: requests for hosts' data.
 //!
-//! **Design.** One R2T asks for all of a command's data. A host that says MAXR2T > 0 takes several of a command at once,
-//! and sends their data as it likes: that of one R2T in order, that of different ones in any (TCP 3.3.2.2). For such a
-//! host, more data than [`R2T_PART_BYTES`], which is what one data PDU may carry, is asked for in parts of so many
-//! bytes, each by its R2T, as many at a time as the host takes. How much of each part has come is counted beside the
-//! slots, so that other connections and commands know nothing of it; a slot's `received_bytes` says where the next byte
-//! of the data PDU at hand goes. All R2Ts of a command count as one where they are limited: they share its staging
-//! buffer. Of several, each is published before the next is queued, so that a successor knows which ones the host will
-//! get ([`super::record`]).
+//! Normally one R2T asks for all of a command's data. A host with MAXR2T > 0 takes several per
+//! command. It sends the data of one R2T in order, that of different R2Ts in any order (TCP
+//! 3.3.2.2). From such a host, data beyond [`R2T_PART_BYTES`] (one data PDU) is asked for in parts,
+//! one R2T each, as many at a time as it takes. Progress per part is kept beside the slots;
+//! `received_bytes` says where the current data PDU continues. For limits, all R2Ts of a command
+//! count as one, since they share its staging buffer. Each is published before the next is queued,
+//! so that a successor knows which ones the host gets ([`super::record`]).
 //!
 //! **Not here:** when a command asks ([`super::command`]), the data itself ([`super::rx`]).
 
@@ -22,25 +21,24 @@ use forebay_xlate::boundary::region::{Asked, AskedAt, CommandStage, R2T_PART_BYT
 
 const _: () = assert!(R2T_PART_BYTES as usize * R2T_PARTS == MDTS_BYTES as usize);
 
-/// In a slot's tag: its command has several R2Ts. No half of a TTAG is such a tag.
+/// A slot's tag if its command has several R2Ts; no TTAG half has this value.
 pub(super) const SEVERAL: u16 = 0x100;
-/// The bits of a tag that tell the R2Ts of a command.
+/// The tag's bits that distinguish a command's R2Ts.
 const PART: u16 = R2T_PARTS as u16 - 1;
 
-/// What the TTAG's upper half is for the only, or the first, R2T of the command of this number. It differs from those
-/// of commands that had the slot not long before.
+/// The TTAG's upper half for the first R2T of command `number`. It differs from that of the slot's
+/// recent commands.
 pub(super) fn tag_of(number: u64) -> u16 {
     ((number ^ number >> 6 ^ number >> 12) as u16 & 0x3f) << 2
 }
 
-/// How far a command is.
 #[derive(Clone, Copy, Default)]
 struct R2tProgress {
     /// R2Ts queued.
     r2ts: u8,
-    /// Dwords that have come of each part, in whole PDUs.
+    /// Dwords received per part, in whole PDUs.
     dwords: [u16; R2T_PARTS],
-    /// Where the data PDU at hand begins.
+    /// The start offset of the current data PDU.
     begin: u32,
 }
 
@@ -51,21 +49,18 @@ impl R2tProgress {
     }
 }
 
-/// Bytes of a part of so much data.
 fn part_bytes(part: u16, len_bytes: u32) -> u32 {
     (len_bytes.saturating_sub(u32::from(part) * R2T_PART_BYTES)).min(R2T_PART_BYTES)
 }
 
-/// Those of a connection.
 pub(super) struct Parts {
-    /// R2Ts of one command at a time.
+    /// Open R2Ts per command.
     limit: u8,
-    /// By slot; none when that is 1.
+    /// By slot; empty if the limit is 1.
     of: Vec<R2tProgress>,
 }
 
 impl Parts {
-    /// Of a queue with so many entries, whose host said this.
     pub(super) fn new(params: &TcpParams, entries: u16) -> Self {
         let limit = params.max_r2t.min(R2T_PARTS as u64) as u8;
         let slots = if limit > 1 { usize::from(entries) } else { 0 };
@@ -75,7 +70,7 @@ impl Parts {
         }
     }
 
-    /// What has come with the data PDU at hand, which brings data up to `to`.
+    /// Adds the current data PDU, which brings data up to `to`.
     #[cold]
     pub(super) fn came(&mut self, slot: u16, to: u32) -> Asked {
         let Some(p) = self.of.get_mut(usize::from(slot)) else {
@@ -87,7 +82,7 @@ impl Parts {
         Asked::Parts(p.dwords)
     }
 
-    /// A command of a dead engine: so much has come, and so many R2Ts are the host's.
+    /// A dead engine's command: what has come, and how many R2Ts the host has.
     pub(super) fn inherit(&mut self, slot: u16, dwords: [u16; R2T_PARTS], r2ts: u8) {
         if let Some(p) = self.of.get_mut(usize::from(slot)) {
             *p = R2tProgress {
@@ -98,7 +93,7 @@ impl Parts {
         }
     }
 
-    /// Checks an H2CData against the R2T of several that it says it answers.
+    /// Checks an H2CData against one of several R2Ts.
     #[cold]
     pub(super) fn begin_data(&mut self, slots: &mut Slots, data: &H2cData) -> Result<(), PduError> {
         let (slot, tag) = (data.ttag & 0xff, data.ttag >> 8);
@@ -117,7 +112,7 @@ impl Parts {
         let end = begin + part_bytes(part, s.len_bytes);
         let next = begin + u32::from(p.dwords[usize::from(part)]) * 4;
         rx::judge(data, s.cid, next, end)?;
-        // What follows would have to begin at a multiple of dwords.
+        // The next one would have to begin at a multiple of dwords.
         if !data.length_bytes.is_multiple_of(4) {
             return Err(PduError::field(field::DATAL));
         }
@@ -126,7 +121,7 @@ impl Parts {
         Ok(())
     }
 
-    /// The data PDU at hand began here.
+    /// Where the current data PDU begins.
     pub(super) fn began(&mut self, slot: u16, offset_bytes: u32) {
         if let Some(p) = self.of.get_mut(usize::from(slot)) {
             p.begin = offset_bytes;
@@ -158,7 +153,7 @@ pub(super) fn ask(conn: &mut Conn, core: &Core, slot: u16) {
     push_first(conn, slot, &r2t, CommandStage::Asked);
 }
 
-/// Queues the first R2T of a command, which is at this stage from then on.
+/// Queues the first R2T of a command, which enters this stage.
 fn push_first(conn: &mut Conn, slot: u16, r2t: &R2t, stage: CommandStage) {
     let params = conn.params;
     conn.push(NONE, None, |out| tcp::put_r2t(out, &params, r2t));
@@ -172,7 +167,7 @@ fn push_first(conn: &mut Conn, slot: u16, r2t: &R2t, stage: CommandStage) {
     }
 }
 
-/// Asks for as much more of a command's data as the host may be asked for; false when all of it has come.
+/// Sends as many further R2Ts as the host may get; false when all data has come.
 #[cold]
 pub(super) fn go_on(conn: &mut Conn, slot: u16) -> bool {
     let limit = u16::from(conn.parts.limit);
@@ -207,7 +202,7 @@ pub(super) fn go_on(conn: &mut Conn, slot: u16) -> bool {
     }
 }
 
-/// A connection of a dead engine has its commands again: what that engine would have asked next, is asked.
+/// Sends the R2Ts that a dead engine would have sent next.
 pub(super) fn inherited(conn: &mut Conn) {
     for slot in 0..conn.parts.of.len() as u16 {
         let several = |s: &Slot| s.stage == SlotStage::Receiving && s.tag & SEVERAL != 0;

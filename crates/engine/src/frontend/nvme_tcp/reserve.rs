@@ -1,16 +1,16 @@
-//! Reservation commands: asked of the daemon, answered when nobody can write any more who must not.
+//! Reservation commands: decided by the daemon, answered when hosts that lost access can no longer
+//! write.
 //!
-//! **Design.** Reservation Report is answered from the lane's copy. Everything else is decided by the daemon, which
-//! commits before it answers: a command goes there under a token (its connection's socket and its number,
-//! which are the same for every engine), so one that is asked again by a successor counts once. With
-//! the answer comes the new state. It is installed, the gates are made anew, what the losers of access have waiting
-//! ends, and the answer waits until what they have at devices has ended ([`Drain`]). All of that takes
-//! [`OWNER_WAIT_LIMIT_NS`](crate::core::OWNER_WAIT_LIMIT_NS) at most; then the command ends with Command Interrupted,
-//! though it may have been carried out.
+//! Reservation Report uses the lane's copy. All else goes to the daemon, which commits before it
+//! answers. The token (socket number and command number) is the same in every engine, so a
+//! successor's repetition counts once. With the answer comes the new state. It is installed, and
+//! the gates are updated. The losers' waiting commands end, and the answer waits until their
+//! commands at devices have ended ([`Drain`]). After
+//! [`OWNER_WAIT_LIMIT_NS`](crate::core::OWNER_WAIT_LIMIT_NS) the command ends with Command
+//! Interrupted, even if it was carried out.
 //!
-//! A slot whose command waits here has the stage `Reserving`. All of this may allocate.
-//!
-//! **Not here:** the rules (`nvme::reservation`), the question's way to the daemon (`control::reserve`).
+//! This path may allocate. **Not here:** the rules (`nvme::reservation`), the message to the daemon
+//! (`control::reserve`).
 
 use super::NvmeTcp;
 use super::conn::Conn;
@@ -25,7 +25,7 @@ use forebay_xlate::VolumeId;
 use forebay_xlate::boundary::message::{ReserveAsk, ReserveToken};
 use std::sync::Arc;
 
-/// A command that the daemon was asked about.
+/// A command that was sent to the daemon.
 #[derive(Debug)]
 pub(super) struct Reserving {
     token: ReserveToken,
@@ -33,11 +33,11 @@ pub(super) struct Reserving {
     action: u32,
     owner: Owner,
     deadline_ns: u64,
-    /// Carried out; what is to end before the answer.
+    /// Carried out; the commands that must end before the answer.
     drain: Option<Drain>,
 }
 
-/// A command has all that it needs: the frontend looks at it in this turn.
+/// A command has all that it needs: the frontend handles it in this turn.
 #[cold]
 pub(super) fn begin(conn: &mut Conn, slot: u16) -> bool {
     if let Some(s) = conn.slots.get_mut(slot) {
@@ -47,13 +47,13 @@ pub(super) fn begin(conn: &mut Conn, slot: u16) -> bool {
     true
 }
 
-/// Whether a command may take access from anybody: registering doesn't.
+/// Whether a command may revoke a host's access: registering doesn't.
 fn may_take(action: u32) -> bool {
     let unregister = action & 7 == 1;
     (action >> 16) as u8 != nvm::RESERVATION_REGISTER || unregister
 }
 
-/// How commands end that wait while their host loses its access: by Preempt and Abort they are aborted.
+/// The status of waiting commands whose host loses access: Preempt and Abort aborts them.
 fn ends_others_with(action: u32) -> Status {
     match (action >> 16) as u8 == nvm::RESERVATION_ACQUIRE && action & 7 == 2 {
         true => Status::COMMAND_ABORT_REQUESTED,
@@ -62,7 +62,7 @@ fn ends_others_with(action: u32) -> Status {
 }
 
 impl NvmeTcp {
-    /// Carries reservation commands on; true if any of them ended.
+    /// Continues reservation commands; true if any ended.
     #[cold]
     pub(super) fn reserve(&mut self, core: &mut Core) -> bool {
         let new = std::mem::take(&mut *self.shared.reserve.borrow_mut());
@@ -97,12 +97,12 @@ impl NvmeTcp {
         any
     }
 
-    /// Whether any waits for what may end without another event.
+    /// Whether any waits for commands that may end without an event.
     pub(super) fn is_draining(&self) -> bool {
         self.reserving.iter().any(|r| r.drain.is_some())
     }
 
-    /// The earliest time at which one of them has waited long enough.
+    /// The earliest deadline.
     pub(super) fn reserving_deadline_ns(&self) -> Option<u64> {
         self.reserving.iter().map(|r| r.deadline_ns).min()
     }
@@ -190,7 +190,6 @@ impl NvmeTcp {
         }
     }
 
-    /// Answers a command.
     fn reserving_ended(&mut self, core: &mut Core, owner: Owner, status: Status) {
         if !self.is_reserving(&owner) {
             return;
@@ -208,7 +207,6 @@ impl NvmeTcp {
         }
     }
 
-    /// The daemon has answered a command.
     pub(crate) fn reserved(
         &mut self,
         core: &mut Core,
@@ -229,8 +227,8 @@ impl NvmeTcp {
         }
     }
 
-    /// Who may do what with a volume has changed. What hosts that lost their access have waiting ends with `status`;
-    /// what they have at devices is in what is given back.
+    /// A volume's reservations changed. Ends the losers' waiting commands with `status`; returns
+    /// their commands at devices.
     pub(crate) fn set_reservations(
         &mut self,
         core: &mut Core,
@@ -247,12 +245,12 @@ impl NvmeTcp {
                 return !op.is_let_by(&machines_may);
             }
             if owner.slot == NONE {
-                // A shutdown's own flush, which changes nothing that others see.
+                // A shutdown's own flush changes nothing that others see.
                 return false;
             }
             let conn = conns.get(owner.conn as usize).and_then(Option::as_ref);
             conn.is_some_and(|conn| {
-                // Its flush may be but the first half of a read.
+                // A flush may be the first part of a read.
                 let op = match conn.slots.get(owner.slot).map(|s| &s.work) {
                     Some(Work::DurableRead(op)) => op,
                     _ => op,
@@ -264,7 +262,7 @@ impl NvmeTcp {
         drain
     }
 
-    /// Ends what connections may not do and the core doesn't have.
+    /// Ends forbidden commands that are not in the core.
     pub(super) fn refuse_waiting(&mut self, core: &mut Core, status: Status) {
         for index in 0..self.conns.len() {
             if let Some(Some(conn)) = self.conns.get_mut(index)
@@ -279,8 +277,8 @@ impl NvmeTcp {
 }
 
 impl Conn {
-    /// Ends what a connection may not do any more and the core doesn't have; what its data still has to come for ends
-    /// then.
+    /// Ends forbidden commands of a connection that are not in the core; those with data in transit
+    /// end when it has come.
     fn refuse_kept_out(&mut self, core: &mut Core, status: Status) -> bool {
         let kept_out = |conn: &Conn, slot: u16| {
             conn.slots.get(slot).is_some_and(|s| match &s.work {

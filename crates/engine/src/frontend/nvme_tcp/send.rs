@@ -1,7 +1,5 @@
-//! What a turn sends, and when.
-//!
-//! **Design.** What the core has ended becomes answers, and connections that have some are in a list; the turn's end sends them.
-//! **Not here:** what is sent ([`super::tx`]), who is listened to ([`super`]).
+//! When a turn sends. Ended commands become answers, and the turn's end sends them. **Not here:**
+//! what is sent ([`super::tx`]), who is read ([`super`]).
 
 use super::conn::Life;
 use super::{NvmeTcp, SEND_ITEMS, TurnEvent, slots};
@@ -10,12 +8,11 @@ use crate::frontend::Beside;
 use forebay_nvme::Status;
 
 impl NvmeTcp {
-    /// Takes what the core has ended.
     pub(super) fn complete(&mut self, core: &mut Core) -> bool {
         let mut any = false;
         while let Some(done) = core.next_ended(self.shared.frontend) {
             if !any {
-                // Some of them may have begun in this very turn: one look at the clock for all.
+                // Some may have begun in this very turn: read the clock once for all.
                 any = true;
                 core.clock.stamp();
             }
@@ -79,10 +76,10 @@ impl NvmeTcp {
         }
     }
 
-    /// Sends what waits for no more.
+    /// Sends what is not held back.
     pub(super) fn send_all(&mut self, core: &mut Core, beside: Beside<'_>) -> bool {
         let mut any = false;
-        // Who was last has most likely waited least.
+        // The last one has most likely waited least.
         for at in (0..self.dirty.len()).rev() {
             let index = self.dirty[at];
             let Some(Some(conn)) = self.conns.get_mut(index as usize) else {
@@ -101,7 +98,6 @@ impl NvmeTcp {
         any
     }
 
-    /// Sends what a connection's socket takes.
     pub(super) fn send(&mut self, core: &mut Core, index: u32) {
         let Some(Some(conn)) = self.conns.get_mut(index as usize) else {
             return;

@@ -1,7 +1,5 @@
-//! What the connections of a reactor share.
-//!
-//! Purpose: one place for the region, the memory, the epoll and the counts that all of them use. Does NOT
-//! say who may have how much of it: [`super::share`] does.
+//! State that a reactor's connections share. **Not here:** how much each may hold
+//! ([`super::share`]).
 
 use super::pool::BufferPool;
 use super::share::{LaneUse, Use};
@@ -17,30 +15,27 @@ use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::Arc;
 
-/// See the module's text.
 pub(super) struct Shared {
-    /// This frontend's place among those of its reactor.
+    /// This frontend's index at its reactor.
     pub frontend: FrontendIndex,
     pub region: &'static Region,
     pub memory: &'static Memory,
-    /// Sockets are watched here.
     pub epoll: Arc<OwnedFd>,
-    /// R2Ts that hosts have yet to answer; each holds staging memory.
+    /// Unanswered R2Ts; each holds staging memory.
     pub r2ts: Cell<u32>,
     /// What each lane holds, and how many hold anything.
     pub lanes: RefCell<BTreeMap<u32, Rc<LaneUse>>>,
     pub lanes_holding: Cell<u32>,
-    /// The same of each tenant.
+    /// What each tenant holds.
     pub tenants: Box<[Use]>,
     pub pool: RefCell<BufferPool>,
-    /// Reservation commands that are to be looked at: connection, its generation, slot.
+    /// Reservation commands to handle: connection, its generation, slot.
     pub reserve: RefCell<Vec<(u32, u32, u16)>>,
-    /// How many zeros were answered last, and their digest.
+    /// The length and digest of the last all-zero answer.
     zeros_digest: Cell<(usize, u32)>,
 }
 
 impl Shared {
-    /// For a reactor without connections.
     pub(super) fn new(
         frontend: FrontendIndex,
         region: &Arc<Region>,

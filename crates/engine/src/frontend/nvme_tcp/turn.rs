@@ -1,9 +1,6 @@
-//! What the NVMe/TCP frontend does when its reactor calls it.
-//!
-//! **Purpose.** A reactor knows this frontend only by the trait that all have.
-//! **Design.** A turn takes what the core has ended, visits the connections that are active, and sends.
-//! **Not here:** what happens to one connection in a turn ([`super::visit`]), how connections begin and end
-//! ([`super::place`], [`super::lifecycle`]).
+//! The frontend's implementation of the trait [`Frontend`]. A turn takes ended commands from the
+//! core, visits active connections, and sends. **Not here:** one connection's turn
+//! ([`super::visit`]), how connections begin and end ([`super::place`], [`super::lifecycle`]).
 
 use super::conn::{Conn, Life};
 use super::controllers::{self, Attached, Quiesce};
@@ -20,7 +17,7 @@ impl Frontend for NvmeTcp {
         let mut any = self.complete(core);
         let active = self.active.len();
         if active > 0 {
-            // Whoever was first is last.
+            // Round robin.
             self.first = (self.first + 1) % active;
             for i in 0..active {
                 let index = self.active[(self.first + i) % active];
@@ -101,7 +98,7 @@ impl Frontend for NvmeTcp {
                 .get(*i as usize)
                 .is_some_and(|c| c.as_ref().is_some_and(|c| c.must_retry()))
         };
-        // Whatever gives memory or room back wakes us; that is not to be the only hope.
+        // Freed memory or room wakes the reactor; this is a safety net.
         (self.active.iter().any(must_retry) || self.is_draining()).then_some(RETRY_NS)
     }
 
@@ -121,7 +118,7 @@ impl Frontend for NvmeTcp {
         };
         let conns = self.conns.iter().flatten().filter_map(|c| of_conn(c)).min();
         let of_controller = |(_, a): (u32, &controllers::Attached)| match a.quiesce {
-            // The core had no room for its flush: soon.
+            // The core had no room for its flush: retry soon.
             Quiesce::Draining { .. } => Some(0),
             _ => a.admin.and(a.controller.deadline_ns()),
         };

@@ -1,9 +1,6 @@
-//! One connection's part of a turn.
-//!
-//! **Purpose.** Lets a connection receive and do what it can.
-//! **Design.** What waits is tried again first, then bytes that were kept are taken, then the socket is read once. Each PDU is
-//! taken where it lies.
-//! **Not here:** what a PDU means ([`super::rx`]), which connections are visited ([`super::turn`]).
+//! One connection's part of a turn: retry what waits, take kept bytes, then receive once. PDUs are
+//! parsed in place. **Not here:** what a PDU means ([`super::rx`]), which connections are visited
+//! ([`super::turn`]).
 
 use super::conn::{Conn, Life};
 use super::rx::{self, Inbound, Received, Stop};
@@ -14,7 +11,6 @@ use crate::core::Core;
 use std::ops::Range;
 
 impl NvmeTcp {
-    /// Lets a connection receive and do what it can.
     pub(super) fn visit(&mut self, core: &mut Core, index: u32) -> bool {
         let Some(Some(conn)) = self.conns.get_mut(index as usize) else {
             return false;
@@ -133,8 +129,8 @@ impl NvmeTcp {
         true
     }
 
-    /// Takes PDUs of `kept`, or of a part of the receive buffer, as far as it goes; returns how many bytes
-    /// were taken. The stream is to blame already.
+    /// Takes PDUs of `kept` or of a part of the receive buffer; returns how many bytes were taken.
+    /// Blame is already set to the stream.
     fn take(
         &mut self,
         core: &mut Core,
@@ -193,7 +189,7 @@ impl NvmeTcp {
         }
     }
 
-    /// One that was told to go: its answers go out, what it still says is dropped.
+    /// A closing connection: sends its answers, and drops its input.
     fn visit_leaving(&mut self, core: &mut Core, index: u32) -> bool {
         let Some(Some(conn)) = self.conns.get_mut(index as usize) else {
             return false;

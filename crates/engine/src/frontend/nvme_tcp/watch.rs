@@ -1,12 +1,12 @@
-//! What sockets are watched for, so that a reactor that sleeps is woken for what it would do, and for nothing else.
+//! The epoll events per socket, so that a sleeping reactor wakes only for work.
 //!
-//! **Design.** As a rule a socket is watched for what its host sends; for room, while it has none. What is sent to a connection
-//! that would not take it (its stream waits for memory, or its lane has enough that waits for a budget) lies in the socket, and
-//! would wake the reactor again and again. So before it sleeps (`NvmeTcp::arm`), such a socket is watched for its end alone.
-//! It stays in the list of those that are looked at each turn, and the reactor wakes when the window ends, or to try again;
-//! when it may be taken from once more, it is listened to before the next sleep.
+//! Normally a socket is watched for data, or for room while it has none. Data that would not be
+//! taken now (the stream waits for memory, or the lane is throttled) would wake the reactor again
+//! and again. So before a sleep (`NvmeTcp::arm`) such a socket is watched only for its end. It
+//! stays in the active list, and the reactor wakes at the window's end or to retry. Once it may be
+//! read again, it is watched for data before the next sleep.
 //!
-//! **Not here:** when a reactor sleeps, and until when at most ([`crate::reactor`]).
+//! **Not here:** when a reactor sleeps and how long ([`crate::reactor`]).
 
 use super::NvmeTcp;
 use super::conn::Conn;
@@ -18,30 +18,30 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// What a socket is watched for whose host is not listened to: a hang-up, which is always told of, and the end of its stream.
+/// Only the end of the stream; epoll always reports a hang-up.
 const END: EventFlags = EventFlags::RDHUP;
 
-/// TCP keep-alive: the first probe, the next ones, and how many there are.
+/// TCP keep-alive: the first probe, the interval, and the number of probes.
 const PROBE_AFTER: Duration = Duration::from_secs(30);
 const PROBE_EVERY: Duration = Duration::from_secs(10);
 const PROBES: u32 = 6;
 /// How long a peer may leave data or a probe unacknowledged.
 const VANISHED_MS: u32 = 60_000;
 
-/// Has the kernel end a connection whose host has vanished, also one without a Keep Alive Timeout; never before that
-/// time-out ends.
+/// Has the kernel end a connection whose host vanished, even without a Keep Alive Timeout, but not
+/// before that timeout.
 pub(crate) fn lose_the_vanished(socket: &OwnedFd, kato_ms: u32) -> Result<(), Errno> {
     sockopt::set_socket_keepalive(socket, true)?;
     sockopt::set_tcp_keepidle(socket, PROBE_AFTER)?;
     sockopt::set_tcp_keepintvl(socket, PROBE_EVERY)?;
     sockopt::set_tcp_keepcnt(socket, PROBES)?;
-    // The kernel takes it as a signed number.
+    // The kernel takes a signed number.
     let timeout_ms = VANISHED_MS.max(kato_ms.saturating_add(VANISHED_MS / 2));
     sockopt::set_tcp_user_timeout(socket, timeout_ms.min(i32::MAX as u32))
 }
 
 impl NvmeTcp {
-    /// As [`lose_the_vanished`], for all connections of a controller.
+    /// [`lose_the_vanished`] for all connections of a controller.
     pub(super) fn set_patience(&self, controller: u32) {
         let Some(attached) = self.controllers.get(controller) else {
             return;
@@ -49,7 +49,7 @@ impl NvmeTcp {
         for index in &attached.conns {
             let conn = self.conns.get(*index as usize).and_then(Option::as_ref);
             if let Some(fd) = conn.and_then(|conn| conn.socket.fd.as_ref()) {
-                // A socket that has ended meanwhile takes nothing more.
+                // Fails if the socket has ended meanwhile.
                 let _ = lose_the_vanished(fd, attached.controller.kato_ms());
             }
         }
@@ -57,30 +57,27 @@ impl NvmeTcp {
 }
 
 impl Conn {
-    /// Whether its lane has enough that waits for a budget: nothing more is received then, for most turns.
+    /// Whether its lane has enough throttled commands: then most turns skip the receive.
     #[inline]
     pub(super) fn is_held_back(&self, core: &Core) -> bool {
         self.qid != 0 && self.lane.is_some_and(|lane| core.qos.is_held_back(lane))
     }
 }
 
-/// A connection's socket, and what it is watched for.
 pub(super) struct Socket {
-    /// The socket; the control thread has it too until it hears that it is gone.
+    /// The control thread shares it until it hears of the end.
     pub fd: Option<Arc<OwnedFd>>,
-    /// Its number.
     pub number: u64,
-    /// The key of its events.
+    /// The epoll key.
     pub key: u64,
     watched: EventFlags,
-    /// Since when it takes nothing.
+    /// Since when it takes nothing; 0: it does.
     pub blocked_since_ns: u64,
-    /// Its host has gone, which was seen while nothing was taken from it.
+    /// The host's end was seen while nothing was received.
     pub hung_up: bool,
 }
 
 impl Socket {
-    /// One that is not watched yet.
     pub(super) fn new(fd: Arc<OwnedFd>, number: u64, key: u64) -> Self {
         Self {
             fd: Some(fd),
@@ -92,7 +89,6 @@ impl Socket {
         }
     }
 
-    /// Has it watched from now on.
     pub(super) fn begin_watch(&self, epoll: &OwnedFd) -> Result<(), Errno> {
         let key = epoll::EventData::new_u64(self.key);
         match &self.fd {
@@ -101,18 +97,18 @@ impl Socket {
         }
     }
 
-    /// Has it watched for room while it has none (`blocked`).
+    /// Watches for room while it has none (`blocked`).
     pub(super) fn watch(&mut self, epoll: &OwnedFd, blocked: bool) -> Result<(), Errno> {
         match (blocked, self.watched == EventFlags::OUT) {
-            // While the host doesn't take what it asked for, it gets to ask for nothing more.
+            // A host that doesn't take its answers gets no further commands.
             (true, _) => self.watch_for(epoll, EventFlags::OUT),
             (false, true) => self.watch_for(epoll, EventFlags::IN),
             (false, false) => Ok(()),
         }
     }
 
-    /// Has it watched for what comes or, where that would not be taken (`false`), for its end alone: or what lies
-    /// there would wake the reactor again and again. A socket without room is watched for that.
+    /// Watches for data or, if it would not be taken (`listens` false), only for the end. A socket
+    /// without room is watched for room.
     pub(super) fn listen(
         &mut self,
         epoll: &OwnedFd,
@@ -126,7 +122,7 @@ impl Socket {
         }
     }
 
-    /// Whether it is watched for its end alone: then an event is that.
+    /// Watched only for its end: then any event is that.
     pub(super) fn is_watched_for_its_end(&self) -> bool {
         self.watched == END
     }

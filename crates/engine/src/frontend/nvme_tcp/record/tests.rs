@@ -1,4 +1,4 @@
-//! What counts after each step, and after a death within it.
+//! Which records count after each step, and after a death within it.
 
 use super::*;
 use crate::records::keep_for_ever;
@@ -12,7 +12,7 @@ fn records() -> (QueueRecords, &'static Region) {
     (QueueRecords::new(region, 9, 2).unwrap(), region)
 }
 
-/// Carries `step` out up to a point.
+/// Carries `step` out up to a kill point.
 fn until(point: &str, step: impl FnOnce()) {
     kill::arm_here(point, 1);
     let died = std::panic::catch_unwind(std::panic::AssertUnwindSafe(step));
