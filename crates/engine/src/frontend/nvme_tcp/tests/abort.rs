@@ -1,4 +1,4 @@
-//! Commands that a host aborts, and those of hosts that may no longer use an export.
+//! Aborted commands, and those of hosts that lose access to an export.
 
 use super::*;
 use crate::frontend::Frontend;
@@ -9,7 +9,7 @@ use forebay_xlate::reactor_side::Answer;
 
 pub(super) const ABORTED: Status = Status::COMMAND_ABORT_REQUESTED;
 
-/// Aborts command `cid` of queue 1; bit 0 of the answer.
+/// Aborts command `cid` of queue 1; returns bit 0 of the answer.
 pub(super) fn abort(rig: &mut rig::Rig, admin: &mut Host, sqid: u16, cid: u16) -> u64 {
     let id = u32::from(cid) << 16 | u32::from(sqid);
     admin.say(&Sqe::new(8, 90).with_cdw(10, id), &[]);
@@ -39,7 +39,7 @@ pub(super) fn answers(rig: &mut rig::Rig, host: &mut Host) -> Vec<(u16, Status)>
     all
 }
 
-/// Faults that the owner was asked, which it doesn't answer.
+/// Faults that the owner got and does not answer.
 fn faults(rig: &mut rig::Rig) -> usize {
     let mut count = 0;
     while let Some(upcall) = rig.core.upcalls.pop_front() {
@@ -53,14 +53,13 @@ fn what_waits_for_the_owner_is_aborted() {
     let mut rig = rig();
     let (mut admin, cntlid) = rig.admin();
     let mut host = rig.io(cntlid, 1, 32);
-    // Nothing is mapped: both wait for the owner.
+    // Unmapped: both wait for the owner.
     host.say(&write_in_capsule(1, 0, 1), &[1; 4096]);
     host.say(&write_in_capsule(2, 1, 1), &[2; 4096]);
     rig.turns(2);
     assert_eq!(faults(&mut rig), 1);
     assert_eq!(abort(&mut rig, &mut admin, 1, 1), 0);
     assert_eq!(answers(&mut rig, &mut host), [(1, ABORTED)]);
-    // The other goes on when the owner answers, and the aborted one is not written.
     rig.map_all();
     rig.core
         .fault_answered(V, ExtentRange::new(0, 1), Answer::Granted);
@@ -68,7 +67,7 @@ fn what_waits_for_the_owner_is_aborted() {
     host.say(&rw(2, 3, 0, 1), &[]);
     rig.turns(2);
     assert!(matches!(host.hear(), Some((Pdu::C2hData(_), data)) if data == [0; 4096]));
-    // What is over, unknown, or on another queue is not aborted.
+    // An ended or unknown command, or one of another queue, is not aborted.
     for (sqid, cid) in [(1, 1), (1, 77), (2, 3), (0, 3), (0xFFFF, 0xFFFF)] {
         assert_eq!(abort(&mut rig, &mut admin, sqid, cid), 1);
     }
@@ -90,7 +89,6 @@ fn what_waits_for_memory_is_aborted_and_what_a_device_has_is_not() {
         host.say(&rw(2, cid, 5, 1), &[]);
     }
     rig.turns(2);
-    // From the middle, the end and the beginning of those that wait.
     for cid in [3, 5, 2] {
         assert_eq!(abort(&mut rig, &mut admin, 1, cid), 0);
         assert_eq!(answers(&mut rig, &mut host), [(cid, ABORTED)]);
@@ -141,7 +139,7 @@ fn a_host_taken_off_the_list_is_out_with_what_it_had_waiting() {
     rig.host = "nqn.2014-08.org.example:other";
     let (mut other_admin, other) = rig.admin();
     let mut other_host = rig.io(other, 1, 32);
-    // One of its writes is at the device, one waits for the owner, one for its data.
+    // One write at the device, one at the owner, one without its data.
     rig.map_all();
     rig.gate.hold_some(0..u64::MAX, &[OpKind::Write]);
     host.say(&write_in_capsule(1, 0, 1), &[1; 4096]);
@@ -167,7 +165,6 @@ fn a_host_taken_off_the_list_is_out_with_what_it_had_waiting() {
     rig.turns(2);
     assert!(matches!(host.hear(), Some((Pdu::R2t(_), _))) && host.hear().is_none());
     assert!(host.ended() && admin.ended());
-    // The owner's answer finds nobody: what waited is never written.
     let word = forebay_xlate::Word::new(
         forebay_xlate::DeviceIndex(0),
         forebay_xlate::ExtentIndex(1),
@@ -186,7 +183,6 @@ fn a_host_taken_off_the_list_is_out_with_what_it_had_waiting() {
     }
     assert_eq!(rig.frontend.count(), 2);
     assert_eq!((rig.held_bytes(), rig.core.staging.out()), (0, 0));
-    // The other was not disturbed.
     other_host.say(&rw(2, 1, 100, 1), &[]);
     rig.turns(2);
     assert!(matches!(other_host.hear(), Some((Pdu::C2hData(_), data)) if data == [0; 4096]));

@@ -1,4 +1,4 @@
-//! A host that is over its budget: its commands wait in order, can be aborted, and go with their connection.
+//! A throttled host: its commands wait in order, can be aborted, and end with their connection.
 
 use super::abort::{ABORTED, abort, answers};
 use super::*;
@@ -19,7 +19,6 @@ fn pass_window(rig: &mut rig::Rig) {
     rig.core.begin_turn();
 }
 
-/// All that an R2T asks for.
 fn send_data(host: &Host, r2t: &R2t) {
     let data = H2cData {
         cid: r2t.cid,
@@ -59,7 +58,6 @@ fn what_is_over_budget_waits_is_aborted_and_goes_with_its_connection() {
     assert_eq!(answers(&mut rig, &mut host), [(4, ABORTED)]);
     pass_window(&mut rig);
     assert_eq!(answers(&mut rig, &mut host), [good(3), good(5)]);
-    // The flush as well, before what came after it.
     pass_window(&mut rig);
     assert_eq!(answers(&mut rig, &mut host), [good(6), good(7)]);
     let lane = rig.core.lanes.of_export(ExportId(1)).unwrap();
@@ -72,13 +70,13 @@ fn what_is_over_budget_waits_is_aborted_and_goes_with_its_connection() {
     rig.turns(10 + SKIPPED_TURNS as usize);
     assert_eq!((throttled(&rig), rig.core.busy_ios()), (0, 0));
     assert_eq!((rig.held_bytes(), rig.core.staging.out()), (0, 0));
-    // Nothing is left that a window would begin.
     pass_window(&mut rig);
     rig.turns(2);
     assert_eq!(rig.core.busy_ios(), 0);
 }
 
-/// Commands that make no sense have a turn's part as others do, on however many connections, so they keep nobody waiting for long.
+/// Refused commands count against the quantum, too, so that they delay no one, on any number of
+/// connections.
 #[test]
 fn what_is_refused_takes_its_part_of_a_turn() {
     let mut rig = rig();
@@ -106,11 +104,12 @@ fn what_is_refused_takes_its_part_of_a_turn() {
         }
         most = most.max(refused - before);
     }
-    // By what is taken for costs, a quantum.
+    // One quantum, by the assumed costs.
     assert_eq!((refused, most), (40, 11));
 }
 
-/// What there is no room for waits in its connection: in order, without memory, and the reactor sleeps meanwhile.
+/// Commands beyond the lane's room wait in their connection, in order and without memory, and the
+/// reactor can sleep.
 #[test]
 fn deep_queues_over_budget_wait_in_their_connections() {
     let mut rig = rig();
@@ -123,7 +122,7 @@ fn deep_queues_over_budget_wait_in_their_connections() {
     for cid in 0..40 {
         host.say(&rw(2, cid, u64::from(cid), 1), &[]);
     }
-    // Data in capsules stops the stream, and what is behind it.
+    // In-capsule data stops the stream, and all behind it.
     for cid in 40..46 {
         host.say(&write_in_capsule(cid, u64::from(cid), 1), &[5; 4096]);
     }
@@ -155,7 +154,6 @@ fn deep_queues_over_budget_wait_in_their_connections() {
     let all: Vec<u16> = (0..60).filter(|cid| *cid != 38).collect();
     assert_eq!(ended, all);
     assert_eq!((rig.held_bytes(), held(&rig)), (0, (0, 0)));
-    // They go with their connection as well.
     for cid in 0..60 {
         host.say(&rw(2, cid, u64::from(cid), 1), &[]);
     }
@@ -165,7 +163,7 @@ fn deep_queues_over_budget_wait_in_their_connections() {
     assert_eq!((rig.frontend.count(), held(&rig)), (0, (0, 0)));
 }
 
-/// However deep a queue is: all that its commands wait for their budget is counted as that, and as nothing else.
+/// All throttled time of deep queues counts as throttled time only.
 #[test]
 fn what_waits_in_a_connection_for_its_budget_is_counted_as_over_budget() {
     let mut rig = rig();
@@ -175,12 +173,12 @@ fn what_waits_in_a_connection_for_its_budget_is_counted_as_over_budget() {
     let now_ns = rig.core.now_ns();
     rig.core.clock.set_clock_ns(now_ns);
     rig.core.admit_all_by(&Budget::fixed(2000));
-    // Of two writes the host is asked for the data: at once, and when there is a place.
+    // Two are writes with R2Ts: sent at once, and when there is room.
     for cid in 0..=40 {
         let opcode = if matches!(cid, 10 | 40) { 1 } else { 2 };
         host.say(&rw(opcode, cid, u64::from(cid), 1), &[]);
     }
-    // And what stops the stream, with what is behind it.
+    // Two more groups: those that stop the stream, and those behind them.
     for cid in 41..46 {
         host.say(&write_in_capsule(cid, u64::from(cid), 1), &[5; 4096]);
     }
@@ -205,11 +203,11 @@ fn what_waits_in_a_connection_for_its_budget_is_counted_as_over_budget() {
     let record = rig.core.lane(lane).unwrap().record();
     let counted = |times: &Times| times.buckets.iter().map(|b| b.load(Relaxed)).sum::<u64>();
     let times = &record.throttled_times;
-    // Two begin in each window, whatever they are.
+    // Two begin in each window.
     let expected = (2..60).map(|n| n / 2 * WINDOW_NS).sum::<u64>();
     assert_eq!((counted(times), times.sum_ns.load(Relaxed)), (58, expected));
     assert_eq!(record.throttled_ops.load(Relaxed), 58);
-    // It is in no other time but the whole.
+    // It counts in no other time but the total.
     let sum = |of: TimesOf| {
         let ops = record.ops.iter();
         ops.map(|ops| ops.times[of as usize].sum_ns.load(Relaxed))
@@ -217,14 +215,13 @@ fn what_waits_in_a_connection_for_its_budget_is_counted_as_over_budget() {
     };
     assert_eq!(sum(TimesOf::Total), expected);
     assert_eq!((sum(TimesOf::Waiting), sum(TimesOf::Device)), (0, 0));
-    // What is told of the tenant is the same.
     rig.core.set_admission(None);
     let tenant = &rig.core.region.tenants()[0];
     let (ops, ns) = (&tenant.throttled_ops, &tenant.throttled_ns);
     assert_eq!((ops.load(Relaxed), ns.load(Relaxed)), (58, expected));
 }
 
-/// Data that would wait with its command is not asked for while buffers are short.
+/// No R2T for throttled commands while buffers are short.
 #[test]
 fn over_budget_data_is_asked_for_while_half_of_the_buffers_are_left() {
     let mut rig = rig();
@@ -238,7 +235,6 @@ fn over_budget_data_is_asked_for_while_half_of_the_buffers_are_left() {
     let others: Vec<_> = (0..40).map(|_| rig.core.staging.take(long)).collect();
     let is_asked = |host: &mut Host| matches!(host.hear(), Some((Pdu::R2t(_), _)));
     let write = |cid| rw(1, cid, 0, 128);
-    // Who is within the budget is asked for it.
     host.say(&write(1), &[]);
     rig.turns(2);
     assert!(is_asked(&mut host));
@@ -257,7 +253,7 @@ fn over_budget_data_is_asked_for_while_half_of_the_buffers_are_left() {
     assert!(is_asked(&mut host));
 }
 
-/// The flush of a shutdown is no tenant's.
+/// A shutdown's flush belongs to no tenant.
 #[test]
 fn a_shutdown_waits_for_no_budget() {
     let mut rig = rig();
@@ -272,7 +268,6 @@ fn a_shutdown_waits_for_no_budget() {
         host.say(&rw(2, cid, u64::from(cid), 1), &[]);
     }
     assert_eq!(answers(&mut rig, &mut host).len(), 1);
-    // CC.SHN: normal.
     let shutdown = PropertyCommand::set(1, 0x14, false, 0x46_4001);
     admin.say(&shutdown.to_sqe(), &[]);
     rig.turns(5);
@@ -281,11 +276,9 @@ fn a_shutdown_waits_for_no_budget() {
     assert_eq!(admin.response().map(|c| c.status()), Some(Status::SUCCESS));
     admin.say(&PropertyCommand::get(2, 0x1c, false).to_sqe(), &[]);
     rig.turns(2);
-    // CSTS.SHST: complete.
     assert_eq!(admin.response().unwrap().result() >> 2 & 3, 2);
 }
 
-/// Makes turns until there is nothing to do.
 fn rest(rig: &mut rig::Rig) {
     for _ in 0..3 {
         rig.core.begin_turn();
@@ -295,7 +288,7 @@ fn rest(rig: &mut rig::Rig) {
     assert!(!rig.core.must_turn() && rig.frontend.is_idle());
 }
 
-/// Whether something in a socket would wake the reactor, which is about to sleep.
+/// Whether a socket would wake a reactor that goes to sleep.
 fn is_awake(rig: &mut rig::Rig) -> bool {
     assert!(rig.frontend.arm(&mut rig.core));
     let mut events = Vec::with_capacity(8);
@@ -305,7 +298,7 @@ fn is_awake(rig: &mut rig::Rig) -> bool {
     !events.is_empty()
 }
 
-/// What a host sends that would not be taken wakes nobody; when it may be, nothing is lost. That the host has gone, does.
+/// Data that would not be taken wakes no reactor, and is not lost. A hang-up does wake it.
 #[test]
 fn what_waits_in_a_socket_over_budget_keeps_nobody_awake() {
     let mut rig = rig();
@@ -326,7 +319,6 @@ fn what_waits_in_a_socket_over_budget_keeps_nobody_awake() {
     say(&mut host, 0..40);
     let mut ended = answers(&mut rig, &mut host);
     assert_eq!(ended.len(), 3);
-    // Of these nothing is received.
     say(&mut host, 40..70);
     for _ in 0..3 {
         rest(&mut rig);
@@ -344,7 +336,7 @@ fn what_waits_in_a_socket_over_budget_keeps_nobody_awake() {
     }
     assert!(ended.iter().all(|(_, status)| *status == Status::SUCCESS));
     assert!(ended.is_sorted_by_key(|(cid, _)| *cid));
-    // Now it is listened to again: in the list of those that are looked at, and when it has left that.
+    // It is read again: from the active list, and after it has left that.
     for turns in [1, QUIET_TURNS as usize + 2] {
         rig.turns(turns);
         assert!(!is_awake(&mut rig));
@@ -353,7 +345,6 @@ fn what_waits_in_a_socket_over_budget_keeps_nobody_awake() {
         pass_window(&mut rig);
         assert_eq!(answers(&mut rig, &mut host).len(), 1);
     }
-    // It goes.
     say(&mut host, 0..70);
     answers(&mut rig, &mut host);
     rest(&mut rig);
@@ -365,7 +356,7 @@ fn what_waits_in_a_socket_over_budget_keeps_nobody_awake() {
     assert_eq!((rig.core.busy_ios(), rig.held_bytes()), (0, 0));
 }
 
-/// Hosts of a tenant that ask to write much, by however many volumes and queues, and send nothing of it.
+/// Hosts that ask to write much, through many volumes and queues, and send nothing.
 #[test]
 fn a_tenant_that_sends_no_data_takes_nothing_from_others() {
     for (blocks, queues, others) in [(3, 3, 12), (128, 1, 16)] {
@@ -390,7 +381,6 @@ fn a_tenant_that_sends_no_data_takes_nothing_from_others() {
             }
         }
         assert!(asked >= 32, "{asked}");
-        // Nobody else waits.
         rig.serve(others, 1);
         let (_admin, cntlid) = rig.admin();
         let mut quiet = rig.io(cntlid, 1, 32);
@@ -415,7 +405,7 @@ fn a_tenant_that_sends_no_data_takes_nothing_from_others() {
     }
 }
 
-/// Nor does what comes unasked, in capsules, by however many exports: it waits in its connections until some of it has ended.
+/// In-capsule data waits in its connection, too, however many exports are used.
 #[test]
 fn data_in_capsules_takes_no_more_buffers_than_are_left_to_others() {
     let mut rig = rig();
@@ -436,7 +426,7 @@ fn data_in_capsules_takes_no_more_buffers_than_are_left_to_others() {
         rig.turns(10);
         hosts.push((host, admin));
     }
-    // A tenant that has little is left alone: 1 MiB.
+    // A tenant's minimum: 1 MiB.
     assert_eq!(out(&rig), 256);
     rig.serve(12, 1);
     let (_admin, cntlid) = rig.admin();

@@ -1,18 +1,18 @@
-//! What a host may get wrong in a PDU, each thing by itself: how it is told, that its neighbours don't
-//! notice, that nothing is written, and that everything it held is given back.
+//! Each error that a host can make in a PDU: the C2HTermReq, and that neighbours, data and
+//! resources are unaffected.
 
 use super::rig::{Host, Rig, rig, rw, write_in_capsule};
 use super::*;
 use crate::frontend::Frontend;
 use forebay_nvme::tcp::{DIGEST_BYTES, FatalStatus, H2cData, TermReq};
 
-/// Byte offsets of the common header's fields (TCP 3.6.1), which an error names.
+/// Byte offsets of the common header's fields (TCP 3.6.1).
 const HLEN: u32 = 2;
 const PDO: u32 = 3;
 const PLEN: u32 = 4;
 const DATAL: u32 = 16;
 
-/// A rig with a neighbour, whose block 9 holds sevens, and a controller for whoever is to misbehave.
+/// A rig with a neighbour, whose block 9 holds sevens, and a controller for misbehaving hosts.
 pub(super) struct Scene {
     pub rig: Rig,
     _admin: Host,
@@ -42,7 +42,7 @@ impl Scene {
         self.rig.io(self.cntlid, 1, 32)
     }
 
-    /// What a host is told at its end. Nothing of it is left, and nothing was written.
+    /// Returns the C2HTermReq that the host gets. Nothing may be left or written.
     pub(super) fn end(&mut self, mut host: Host) -> Option<TermReq> {
         let mut told = None;
         for _ in 0..4 {
@@ -74,7 +74,7 @@ impl Scene {
     }
 }
 
-/// A capsule with a write of block 9, or data for R2T `ttag` of such a write.
+/// A capsule with a write of block 9, or data for R2T `ttag`.
 fn pdu_bytes(host: &Host, data_pdu: Option<u16>) -> Vec<u8> {
     let mut out = vec![0; tcp::MAX_HEADER_BYTES];
     let n = match data_pdu {
@@ -101,7 +101,7 @@ fn pdu_bytes(host: &Host, data_pdu: Option<u16>) -> Vec<u8> {
     out
 }
 
-/// Puts the header digest right again: it is not to hide what is wrong.
+/// Corrects the header digest, so that it does not hide the error.
 fn sign(host: &Host, bytes: &mut [u8], header: usize) {
     if host.params.header_digest {
         let digest = tcp::crc32c(&bytes[..header]).to_le_bytes();
@@ -114,7 +114,7 @@ fn send(host: &Host, bytes: &[u8]) {
     assert_eq!(sent, bytes.len());
 }
 
-/// What a receiver has to say of these lengths, read from TCP 3.6.1 and not from the decoder.
+/// The expected error, derived from TCP 3.6.1 and not from the decoder.
 fn verdict(bytes: &[u8], header: usize, digests: (bool, bool), is_data: bool) -> Option<u32> {
     let digest = |there: bool| if there { DIGEST_BYTES } else { 0 };
     let (hlen, pdo) = (usize::from(bytes[2]), usize::from(bytes[3]));
@@ -125,7 +125,7 @@ fn verdict(bytes: &[u8], header: usize, digests: (bool, bool), is_data: bool) ->
     } else if plen < bare {
         Some(PLEN)
     } else if plen == bare && !is_data {
-        // No data: then there must be no digest of it either, which the flags say.
+        // No data: then the flags must announce no data digest.
         digests.1.then_some(1)
     } else if pdo < bare || pdo % 4 != 0 {
         Some(PDO)
@@ -150,7 +150,7 @@ fn pdu_header_len_bounds() {
                 scene.end(host);
                 bytes.len() as u32
             };
-            // Each value of each field, the other two right.
+            // Each value of each field, with the other two correct.
             let mut cases: Vec<[u8; 6]> = Vec::new();
             let of = |hlen: u8, pdo: u8, plen: u32| {
                 let p = plen.to_le_bytes();
@@ -180,7 +180,7 @@ fn pdu_header_len_bounds() {
                 bytes[2..8].copy_from_slice(&case);
                 sign(&host, &mut bytes, header.into());
                 let wanted = verdict(&bytes, header.into(), digests, is_data);
-                // What a PDU leaves over begins another, which nobody meant: only the first is looked at.
+                // Bytes left over would begin another PDU: send only the first.
                 let plen = u32::from_le_bytes([case[2], case[3], case[4], case[5]]);
                 let end = (plen as usize).clamp(header.into(), bytes.len());
                 send(
@@ -208,7 +208,6 @@ fn digest_errors_are_fatal_and_clean() {
         let header = if is_data { 24 } else { 72 };
         let begin = |scene: &mut Scene| {
             let mut host = scene.host();
-            // Others of its commands are under way: one waits for data.
             host.say(&rw(1, 6, 20, 4), &[]);
             host.say(&rw(1, 5, 9, 1), &[]);
             scene.rig.turns(1);
@@ -218,13 +217,12 @@ fn digest_errors_are_fatal_and_clean() {
             };
             let mut bytes = pdu_bytes(&host, is_data.then_some(ttag));
             if !is_data {
-                // Another identifier than that of the command which waits for its R2T's data.
+                // Not the identifier of the command that waits for data.
                 bytes[10] = 8;
                 sign(&host, &mut bytes, header);
             }
             (host, bytes)
         };
-        // A header's digest that is wrong in any bit, or that the header was changed under.
         for bit in 0..32 {
             let (host, mut bytes) = begin(&mut scene);
             bytes[header + bit / 8] ^= 1 << (bit % 8);
@@ -243,7 +241,8 @@ fn digest_errors_are_fatal_and_clean() {
             let term = scene.end(host).expect("a C2HTermReq");
             assert_eq!(term.status, FatalStatus::HeaderDigestError, "byte {at}");
         }
-        // The data's: the command fails, may be sent again, and the connection goes on.
+        // A data digest error: the command fails with a retryable status, and the connection
+        // continues.
         for at in [0, 1, 4095, 4096, 4099] {
             let (mut host, mut bytes) = begin(&mut scene);
             bytes[header + DIGEST_BYTES + at] ^= 1;
@@ -280,7 +279,6 @@ fn r2t_abuse() {
         out.resize(n + header.length_bytes as usize, 1);
         send(host, &out);
     };
-    // Command 5 writes blocks 9 to 12 and is asked for all of them; command 6 likewise for 13.
     let begin = |scene: &mut Scene| {
         let mut host = scene.host();
         host.say(&rw(1, 5, 9, 4), &[]);
@@ -301,7 +299,7 @@ fn r2t_abuse() {
     const CID: u32 = 8;
     const TTAG: u32 = 10;
     const FLAGS: u32 = 1;
-    // By the two tags; before the last PDU everything is right.
+    // Takes the two tags; only the last PDU is wrong.
     type Abuse = fn(u16, u16, fn(u16, u16, u32, u32, bool) -> H2cData) -> Vec<H2cData>;
     let cases: [(&str, Abuse, (FatalStatus, u32)); 14] = [
         (
@@ -384,7 +382,7 @@ fn r2t_abuse() {
             assert_eq!((term.status, term.info), wanted, "{name}");
         }
     }
-    // After the answer: the command is over, whether or not its identifier lives again.
+    // After the answer, with and without reuse of the identifier.
     for again in [false, true] {
         let mut host = scene.host();
         host.say(&rw(1, 5, 13, 1), &[]);
@@ -404,7 +402,7 @@ fn r2t_abuse() {
         let term = scene.end(host).expect("a C2HTermReq");
         assert_eq!((term.status, term.info), field(TTAG));
     }
-    // More in a PDU than the controller takes.
+    // Longer than MAXH2CDATA.
     let (host, a, _) = begin(&mut scene);
     let limit = host.params.max_h2c_data_bytes;
     let mut out = vec![0; tcp::MAX_HEADER_BYTES];
@@ -412,7 +410,6 @@ fn r2t_abuse() {
     send(&host, &out[..n]);
     let term = scene.end(host).expect("a C2HTermReq");
     assert_eq!((term.status, term.info), (FatalStatus::LimitExceeded, 0));
-    // Nobody asks for data on a queue that has no such command at all.
     let host = scene.host();
     say(&host, data(0, 0, 0, 4096, true));
     let term = scene.end(host).expect("a C2HTermReq");

@@ -1,4 +1,4 @@
-//! Whom a reactor's word blames while it works for others, or for nobody.
+//! The blame word while a reactor works for other connections, or for none.
 
 use super::rig::Rig;
 use super::*;
@@ -11,7 +11,7 @@ fn blamed(rig: &Rig) -> Option<Blame> {
     Blame::of_word(rig.core.record().blame.load(Relaxed))
 }
 
-/// Whom an engine blames that dies at this point.
+/// The blame of an engine that dies at this point.
 fn blamed_at(rig: &mut Rig, point: &str) -> Option<Blame> {
     arm_here(point, 1);
     for _ in crate::patience::patiently() {

@@ -1,9 +1,8 @@
 //! A fixed run whose instructions `cargo xtask bench recording` counts.
 //!
-//! Design: a host on a socket pair says so many commands at once, the reactor's turns carry them out on
-//! a null device, the host hears the answers. Only what [`counted_turn`] calls is to be counted (it is
-//! found by its name), once everything is warm. `FOREBAY_COST` says what to do: `read:8:1000` for
-//! 1000 times eight reads of 4 KiB; `read:8:1000::admitted` for the same of a tenant that has plenty of everything.
+//! Only [`counted_turn`] is counted (by its name), once all is warm. `FOREBAY_COST` selects the
+//! run: `read:8:1000` for 1000 times eight reads of 4 KiB on a null device; `read:8:1000::admitted`
+//! for the same of an admitted tenant with ample budget.
 
 use super::rig::{Host, Rig, rig_on, rw, write_in_capsule};
 use crate::frontend::Frontend;
@@ -11,10 +10,8 @@ use forebay_nvme::tcp::Pdu;
 use forebay_xlate::boundary::message::ExportId;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// The variable that says what to do.
 const VARIABLE: &str = "FOREBAY_COST";
-/// Rounds before those that are counted: everything is used once, and the admin queue, which says nothing,
-/// is not looked at any more.
+/// Enough rounds that the idle admin queue has left the active list.
 const WARM_ROUNDS: u64 = 2500;
 
 #[test]
@@ -52,7 +49,7 @@ fn batches_are_carried_out() {
     assert_eq!(record.throttled_ops.load(Relaxed), 0);
 }
 
-/// One is enough: a null device ends what it is given at once.
+/// One suffices: a null device completes at once.
 fn turn(rig: &mut Rig) {
     rig.core.begin_turn();
     rig.core.reap();

@@ -1,4 +1,4 @@
-//! Discovery, however much of it there is: work is counted in exports looked at.
+//! Discovery at scale: work is counted in exports scanned.
 
 use super::*;
 use crate::exports::{ExportTable, Served};
@@ -30,7 +30,7 @@ fn served(export: u64, hosts: std::ops::Range<u64>) -> Served {
     }
 }
 
-/// A discovery controller that asks to be told of changes.
+/// A discovery controller that asks for change events.
 fn discovery(rig: &mut Rig) -> Host {
     let mut host = rig.connect(ConnectCommand::new(0, 0, 32, 0), 0xffff);
     assert_eq!(host.response().unwrap().status(), Status::SUCCESS);
@@ -62,7 +62,7 @@ fn discovery_at_scale_keeps_turns_short() {
         rig.host = host_name(host).leak();
         hosts.push(discovery(&mut rig));
     }
-    // Each host's list was made once, whatever it asked since.
+    // Each host's list was made once.
     assert_eq!(exports.looked(), HOSTS * EXPORTS);
     for host in &mut hosts {
         host.say(&Sqe::new(opcode::admin::KEEP_ALIVE, 9), &[]);
@@ -72,12 +72,12 @@ fn discovery_at_scale_keeps_turns_short() {
         assert_eq!(host.response().unwrap().cid(), 9);
     }
     assert_eq!(exports.looked(), HOSTS * EXPORTS);
-    // A second controller of the same host needs no list of its own.
+    // A second controller of a host shares its list.
     let again = discovery(&mut rig);
     hosts.push(again);
     assert_eq!(exports.looked(), HOSTS * EXPORTS);
 
-    // One more export, for all of them but the first: each turn looks at each export once.
+    // One more export, hidden from the first host: each turn scans each export once.
     exports.set(served(EXPORTS, 1..LISTED));
     let before = exports.looked();
     rig.frontend.discovery_changed();

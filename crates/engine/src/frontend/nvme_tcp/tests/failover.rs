@@ -1,11 +1,10 @@
-//! What a host has left at the device when its association broke.
+//! A host's commands at the device after its association broke.
 
 use super::*;
 use crate::frontend::Frontend;
 use crate::frontend::nvme_tcp::place::MAX_DRAINING;
 use forebay_device::OpKind;
 
-/// Turns until there is something to hear.
 fn response(rig: &mut rig::Rig, host: &mut Host) -> (Pdu, Vec<u8>) {
     for _ in crate::patience::patiently() {
         if let Some(heard) = host.hear() {
@@ -27,7 +26,7 @@ fn after_a_break(next_host: &'static str) {
     assert_eq!(rig.gate.held(), 1);
     drop((admin, old));
     rig.turns(3);
-    // Whoever comes next is not held up, but where it must be.
+    // The next host waits only for overlapping blocks.
     rig.host = next_host;
     let (_admin, cntlid) = rig.admin();
     let mut new = rig.io(cntlid, 1, 32);
@@ -37,7 +36,7 @@ fn after_a_break(next_host: &'static str) {
     rig.turns(50);
     assert!(new.hear().is_none(), "the old write may still land");
     assert_eq!(rig.gate.held(), 1, "and the new one is not on its way");
-    // The old command's buffer is still the device's.
+    // The device still uses the old command's buffer.
     assert_eq!(rig.core.staging.out(), 2);
     assert_eq!(rig.frontend.count(), 3);
     rig.gate.release();
@@ -67,7 +66,6 @@ fn a_host_that_comes_back_too_often_waits() {
     rig.map_all();
     rig.gate.hold();
     let mut refused = false;
-    // Each time, one more write hangs at the device.
     for block in 0..=MAX_DRAINING as u64 + 1 {
         let (admin, cntlid) = match rig.try_admin() {
             Ok(connected) => connected,

@@ -1,4 +1,4 @@
-//! Compare, and Compare and Write: pairs on the stream, and how both halves end.
+//! Compare, and Compare and Write.
 
 use super::*;
 use forebay_nvme::SglDescriptor;
@@ -38,7 +38,6 @@ impl Pairs {
         self.host.say(&sqe, &[byte; 4096]);
     }
 
-    /// Every answer, in the order in which they come.
     fn answers(&mut self) -> Vec<(u16, Status)> {
         self.rig.turns(6);
         let mut all = Vec::new();
@@ -72,7 +71,6 @@ fn compare_says_whether_it_is_the_same() {
     assert_eq!(p.answers(), [(2, OK)]);
     p.say(half(5, 0, 3, 5), 8);
     assert_eq!(p.answers(), [(3, Status::COMPARE_FAILURE)]);
-    // With FUA, and by R2T.
     let fua = half(5, 0, 4, 5).with_cdw(12, 1 << 30);
     p.say(fua, 7);
     assert_eq!(p.answers(), [(4, OK)]);
@@ -113,7 +111,7 @@ fn a_pair_is_answered_as_one() {
     p.say(half(1, SECOND, 4, 5), 8);
     assert_eq!(p.answers(), [(3, Status::COMPARE_FAILURE), (4, FAILED)]);
     assert_eq!(p.block(5), 7);
-    // Data of both, or of one, is asked for, and comes in any order.
+    // R2Ts for both or one, answered in either order.
     for (order, expected, new) in [([0, 1], 7, 9), ([1, 0], 9, 10)] {
         p.host.say(&by_r2t(half(5, FIRST, 5, 5)), &[]);
         p.host.say(&by_r2t(half(1, SECOND, 6, 5)), &[]);
@@ -136,7 +134,7 @@ fn a_pair_is_answered_as_one() {
 fn what_is_no_pair_ends_so() {
     let mut p = pairs();
     let dnr = |status: Status| status.with_dnr();
-    // A second alone; a first, and then something else; two firsts.
+    // A lone second; a first followed by another command; two firsts.
     p.say(half(1, SECOND, 1, 5), 7);
     assert_eq!(p.answers(), [(1, MISSING)]);
     p.say(half(5, FIRST, 2, 5), 0);
@@ -147,7 +145,7 @@ fn what_is_no_pair_ends_so() {
     p.say(half(1, SECOND, 6, 5), 3);
     assert_eq!(p.answers(), [(4, MISSING), (5, OK), (6, OK)]);
     assert_eq!(p.block(5), 3);
-    // Other blocks; a first that makes no sense; a second that makes none; nor does fusing these.
+    // Different blocks; an invalid first or second; other opcodes fused.
     p.say(half(5, FIRST, 7, 5), 3);
     p.say(half(1, SECOND, 8, 6), 4);
     let invalid = dnr(Status::INVALID_FIELD);
@@ -162,7 +160,6 @@ fn what_is_no_pair_ends_so() {
     p.say(half(1, FIRST, 13, 5), 3);
     p.say(half(1, 3, 14, 5), 3);
     assert_eq!(p.answers(), [(13, invalid), (14, invalid)]);
-    // More than a block.
     let two = |opcode, fuse, cid| {
         let mut sqe = write_in_capsule(cid, 5, 2);
         (sqe.opcode, sqe.flags) = (opcode, sqe.flags | fuse);
@@ -176,7 +173,7 @@ fn what_is_no_pair_ends_so() {
     assert_eq!((p.rig.held_bytes(), p.rig.core.staging.out()), (0, 0));
 }
 
-/// A first whose data was asked for can't be answered before that has come.
+/// A first with an open R2T cannot be answered before its data has come.
 #[test]
 fn a_half_that_is_to_end_waits_for_its_data() {
     let mut p = pairs();
@@ -189,7 +186,6 @@ fn a_half_that_is_to_end_waits_for_its_data() {
     assert_eq!(p.answers(), [(2, OK)]);
     data(&mut p, &r2t, 0);
     assert_eq!(p.answers(), [(1, MISSING)]);
-    // And one that closes takes all of it along.
     p.say(half(5, FIRST, 3, 5), 0);
     p.host.say(&by_r2t(half(1, SECOND, 4, 5)), &[]);
     p.rig.turns(4);
@@ -198,7 +194,7 @@ fn a_half_that_is_to_end_waits_for_its_data() {
     assert_eq!((p.rig.held_bytes(), p.rig.core.staging.out()), (0, 0));
 }
 
-/// FUA of either half; and while what is compared is being made durable, both can be aborted by the name of one.
+/// FUA on either half; during the flush, an Abort of one half ends both.
 #[test]
 fn a_pair_with_fua() {
     let mut p = pairs();
@@ -233,7 +229,7 @@ fn a_pair_with_fua() {
     assert_eq!((p.rig.held_bytes(), p.rig.core.staging.out()), (0, 0));
 }
 
-/// The first halves of a tenant's pairs hold all that it may have: their second ones come nevertheless, and end them.
+/// First halves use up the tenant's limit; their second halves are accepted all the same.
 #[test]
 fn second_halves_wait_for_no_share() {
     let mut rig = rig();

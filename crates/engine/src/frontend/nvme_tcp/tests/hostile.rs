@@ -1,4 +1,4 @@
-//! Hosts that send anything: whatever comes, nothing panics, nothing leaks, and others are served.
+//! Random input: no panics, no leaks, and other hosts are served.
 
 use super::rig::{Host, Rig, rig, rw, write_in_capsule};
 use super::*;
@@ -6,7 +6,7 @@ use crate::frontend::Frontend;
 use proptest::prelude::*;
 use zerocopy::IntoBytes;
 
-/// A PDU that may be right in every part, or not.
+/// A PDU with valid or invalid parts.
 #[derive(Clone, Debug)]
 enum Piece {
     Command {
@@ -95,7 +95,7 @@ fn bytes_of(piece: &Piece, host: &Host) -> Vec<u8> {
                 3 => rw(1, *cid, *lba % 64, *blocks),
                 _ => Sqe::default(),
             };
-            // Halves of fused pairs, which may fit.
+            // Halves of fused pairs, which may match.
             if matches!(*opcode, 1 | 5) && *lba % 2 == 0 {
                 raw.opcode = *opcode;
                 raw.flags |= if *lba % 8 == 0 {
@@ -108,7 +108,7 @@ fn bytes_of(piece: &Piece, host: &Host) -> Vec<u8> {
                 raw.as_mut_bytes().copy_from_slice(sqe);
                 raw.cid = (*cid).into();
             }
-            // Often as much data as the command says.
+            // Often the length that the command says.
             let data = match sgl {
                 0 | 3 => 0,
                 1 => (*blocks as usize * 4096).min(8192),
@@ -143,7 +143,6 @@ fn bytes_of(piece: &Piece, host: &Host) -> Vec<u8> {
     out
 }
 
-/// Another host, on the same reactor, is served as ever.
 fn serves(rig: &mut Rig, good: &mut Host, round: u16) {
     good.say(&write_in_capsule(round, 100, 1), &[round as u8; 4096]);
     rig.turns(2);
@@ -179,7 +178,6 @@ proptest! {
                     Piece::Turn => rig.turns(2),
                     Piece::Hear => while bad.hear().is_some() {},
                     piece => {
-                        // In two parts, with a turn between.
                         let bytes = bytes_of(&piece, &bad);
                         let (first, second) = bytes.split_at(cut.min(bytes.len()));
                         for part in [first, second] {

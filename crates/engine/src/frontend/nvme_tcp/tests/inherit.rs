@@ -1,4 +1,4 @@
-//! Commands of a dead engine that can't be begun again, and those that wait for them.
+//! Commands of a dead engine that cannot begin again, and those that wait for them.
 
 use super::super::inherit::Waiting;
 use super::rig::{V, rig, rw};
@@ -7,7 +7,7 @@ use crate::takeover::Next;
 use forebay_nvme::Status;
 use forebay_nvme::tcp::Pdu;
 
-/// The older one's data came damaged, which it is answered with. The younger one overlaps it.
+/// The older one's data was damaged; the younger one overlaps it.
 #[test]
 fn a_carried_command_that_is_refused_holds_nobody_back() {
     let mut rig = rig();

@@ -1,4 +1,4 @@
-//! Time limits are judged after a look at the input.
+//! Time limits are checked after a read of the input.
 
 use super::*;
 use crate::frontend::Frontend;
@@ -8,7 +8,7 @@ use rustix::net::sockopt;
 
 const KATO_NS: u64 = 5 * SECOND_NS;
 
-/// An admin queue whose host has to be heard of every [`KATO_NS`].
+/// An admin queue with Keep Alive Timeout [`KATO_NS`].
 fn timed(rig: &mut Rig) -> (Host, u16) {
     let (mut admin, cntlid) = rig.admin();
     // Set Features, Keep Alive Timer.
@@ -29,13 +29,13 @@ fn keep_alive(cid: u16) -> Sqe {
 fn keep_alive_in_the_socket_counts() {
     let mut rig = rig();
     let mut hosts: Vec<Host> = (0..8).map(|_| timed(&mut rig).0).collect();
-    // They are quiet, so that only epoll would tell of them.
+    // Idle, so that only epoll would report them.
     rig.turns(QUIET_TURNS as usize);
     for round in 0..3 {
         for host in &mut hosts {
             host.say(&keep_alive(10 + round), &[]);
         }
-        // The machine stands still, and the first thing that is looked at is the time.
+        // As after a suspended machine: time has passed, and the clock is checked first.
         rig.pass(2 * KATO_NS);
         for host in &mut hosts {
             assert_eq!(host.response().unwrap().status(), Status::SUCCESS);
@@ -43,7 +43,6 @@ fn keep_alive_in_the_socket_counts() {
         assert_eq!(rig.frontend.count(), hosts.len());
         rig.pass(KATO_NS - SECOND_NS);
     }
-    // Who has said nothing is late.
     rig.pass(2 * SECOND_NS);
     assert_eq!(rig.frontend.count(), 0);
     assert!(hosts.iter_mut().all(Host::ended));
@@ -98,7 +97,6 @@ fn room_in_the_socket_counts() {
     assert!(slow.hear().is_some());
 }
 
-/// With one association that asked for this Keep Alive Timeout.
 fn rig_of_kato(kato_ms: u32) -> (Rig, Host) {
     let mut rig = rig();
     rig.tcp = true;
@@ -108,8 +106,7 @@ fn rig_of_kato(kato_ms: u32) -> (Rig, Host) {
     (rig, host)
 }
 
-/// The kernel ends the connection of a host that has vanished: in time where nothing else has to be heard of it, and never
-/// before its Keep Alive Timeout.
+/// The kernel ends the connection of a vanished host, but not before its Keep Alive Timeout.
 #[test]
 fn vanished_host_is_dropped() {
     let mut rig = rig();
@@ -117,7 +114,6 @@ fn vanished_host_is_dropped() {
     let mut admin = rig.connect(ConnectCommand::new(0, 0, 32, 0), 0xffff);
     let enable = PropertyCommand::set(1, 0x14, false, 0x46_0001);
     admin.say(&enable.to_sqe(), &[]);
-    // Loopback may deliver a little later.
     let enabled = crate::patience::patiently().any(|()| {
         rig.turns(1);
         rig.frontend
@@ -158,7 +154,7 @@ fn vanished_host_is_dropped() {
     }
     let (mut rig, _host) = rig_of_kato(120_000);
     assert_eq!(timeouts(&rig), [150_000]);
-    // It has gone without a word: the kernel's error is the end of both.
+    // As when the host has vanished: the kernel's error ends both.
     let conns = rig.frontend.conns.iter().flatten();
     for socket in conns.map(|conn| conn.socket.fd.clone().unwrap()) {
         rustix::net::shutdown(&socket, rustix::net::Shutdown::Both).unwrap();

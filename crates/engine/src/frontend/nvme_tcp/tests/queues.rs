@@ -27,7 +27,6 @@ fn queues_are_what_is_left() {
             break;
         }
     }
-    // A late host is granted one I/O queue, and can connect it.
     let (mut late, cntlid) = rig.admin();
     assert_eq!(granted(&mut rig, &mut late), 1);
     let _io = rig.io(cntlid, 1, 32);

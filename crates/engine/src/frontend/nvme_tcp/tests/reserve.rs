@@ -1,4 +1,4 @@
-//! Reservation commands: asked, answered, and what a preempted host still has in hand.
+//! Reservation commands, and a preempted host's commands in flight.
 
 use super::*;
 use crate::core::{CarriedSpan, Devices};
@@ -14,14 +14,13 @@ use std::sync::Arc;
 const OK: Status = Status::SUCCESS;
 const WRITE_EXCLUSIVE: u32 = 1;
 const EXCLUSIVE_ACCESS: u32 = 2;
-/// What Command Interrupted is to a host that did not ask for it (ACRE).
+/// Command Interrupted for a host without ACRE.
 const INTERRUPTED: Status = Status::NAMESPACE_NOT_READY;
 
 fn conflict() -> Status {
     Status::RESERVATION_CONFLICT.with_dnr()
 }
 
-/// Two hosts, A and B, and the daemon.
 struct World {
     rig: rig::Rig,
     a: Host,
@@ -36,7 +35,6 @@ fn world() -> World {
     world_of(32)
 }
 
-/// A's queue has so many entries.
 fn world_of(entries: u32) -> World {
     let mut rig = rig();
     rig.map_all();
@@ -79,7 +77,7 @@ fn acquire(cid: u16, what: u32, rtype: u32, keys: [u64; 2]) -> (Sqe, Vec<u8>) {
 }
 
 impl World {
-    /// What the reactor says to the control thread.
+    /// Collects messages to the control thread.
     fn hear(&mut self) {
         self.rig.turns(4);
         while let Some(upcall) = self.rig.core.upcalls.pop_front() {
@@ -92,7 +90,6 @@ impl World {
         }
     }
 
-    /// The daemon answers the oldest question.
     fn answer(&mut self) {
         self.hear();
         let ask = self.asked.remove(0);
@@ -131,7 +128,7 @@ impl World {
         panic!("no answer")
     }
 
-    /// A holds the volume, with key 1; B is registered with key 2.
+    /// A holds the volume with key 1; B is registered with key 2.
     fn a_holds(&mut self, rtype: u32) {
         self.a_says(register(100, 1));
         self.answer();
@@ -170,11 +167,11 @@ fn a_command_is_answered_by_the_daemon_once() {
     let first = w.asked[0].token;
     w.answer();
     assert_eq!(w.a_hears(), Some((1, OK)));
-    // An answer that nobody waits for does no harm, and brings the newest state.
+    // A late answer does no harm, and brings the newest state.
     let state = Arc::new(w.state.clone());
     (w.rig.frontend).reserved(&mut w.rig.core, first, V, conflict(), &state);
     assert_eq!(w.a_hears(), None);
-    // A refusal is the daemon's too; what makes no sense is not asked.
+    // The daemon refuses, too; an invalid command is not sent to it.
     w.b_says(acquire(2, 0, WRITE_EXCLUSIVE, [9, 0]));
     w.answer();
     assert_eq!(w.b_hears(), Some((2, conflict())));
@@ -182,7 +179,6 @@ fn a_command_is_answered_by_the_daemon_once() {
     w.hear();
     assert!(w.asked.is_empty());
     assert_eq!(w.b_hears(), Some((3, Status::INVALID_FIELD.with_dnr())));
-    // The persistence feature is a question of the admin queue.
     let sqe = Sqe::new(9, 4)
         .with_nsid(1)
         .with_cdw(10, 0x83)
@@ -206,7 +202,6 @@ fn a_report_is_of_the_lanes_copy() {
     w.a_holds(EXCLUSIVE_ACCESS);
     let report = w.report(true).unwrap();
     assert_eq!((report.len(), report[4], report[5]), (2048, 2, 2));
-    // Two registrants, with their controllers; A holds it.
     assert_eq!((report[66], report[130]), (1, 0));
     assert_ne!(report[64..66], [0xff, 0xff]);
     assert_eq!(report[80..96], [7; 16]);
@@ -214,14 +209,14 @@ fn a_report_is_of_the_lanes_copy() {
     assert_eq!(w.rig.core.staging.out(), 0);
 }
 
-/// What the loser has at a device is waited for; what it has elsewhere never gets there.
+/// The loser's commands at a device are waited for; others never get there.
 #[test]
 fn a_preemptor_is_answered_when_the_losers_writes_have_ended() {
     for abort in [false, true] {
         let mut w = world();
         w.a_holds(WRITE_EXCLUSIVE);
         w.rig.gate.hold_some(0..u64::MAX, &[OpKind::Write]);
-        // At the device; waiting for the owner; waiting for its data.
+        // At the device, at the owner, and without its data.
         w.a.say(&write_in_capsule(1, 0, 1), &[1; 4096]);
         w.rig.volume.table.clear(ExtentRange::new(3, 1), None);
         w.a.say(&write_in_capsule(2, 3 * 16, 1), &[2; 4096]);
@@ -239,7 +234,6 @@ fn a_preemptor_is_answered_when_the_losers_writes_have_ended() {
             false => conflict(),
         };
         assert_eq!(w.a_hears(), Some((2, aborted)));
-        // From here on A is kept out; it reads.
         w.a.say(&write_in_capsule(4, 0, 1), &[4; 4096]);
         assert_eq!(w.a_hears(), Some((4, conflict())));
         w.a.say(&rw(2, 5, 0, 1), &[]);
@@ -266,7 +260,7 @@ fn a_preemptor_is_answered_when_the_losers_writes_have_ended() {
     }
 }
 
-/// What a dead engine may still have at a device is waited for too, whoever's it was.
+/// A dead engine's possible commands are waited for, too.
 #[test]
 fn a_preemptor_waits_for_the_fence() {
     let mut w = world();
@@ -281,7 +275,6 @@ fn a_preemptor_waits_for_the_fence() {
     w.b_says(acquire(10, 1, WRITE_EXCLUSIVE, [2, 1]));
     w.answer();
     assert_eq!(w.b_hears(), None);
-    // Who takes nothing from anybody doesn't wait.
     w.b_says(command(nvm::RESERVATION_REGISTER, 11, 2, [2, 3]));
     w.answer();
     assert_eq!(w.b_hears(), Some((11, OK)));
@@ -289,7 +282,7 @@ fn a_preemptor_waits_for_the_fence() {
     assert_eq!(w.b_hears_soon(), (10, OK));
 }
 
-/// The loser's command has not begun again: it waits for memory.
+/// The loser's command waits for memory.
 #[test]
 fn a_preemptor_does_not_wait_for_what_it_ended() {
     let mut w = world();
@@ -322,7 +315,6 @@ fn without_the_daemon_it_may_be_tried_again() {
     assert_eq!(w.a_hears(), Some((1, INTERRUPTED)));
     w.hear();
     assert!(w.asked.is_empty(), "nobody waits for it any more");
-    // A hung device, likewise; what was decided stays so.
     w.a_holds(WRITE_EXCLUSIVE);
     w.rig.gate.hold_some(0..u64::MAX, &[OpKind::Write]);
     w.a.say(&write_in_capsule(1, 0, 1), &[1; 4096]);
@@ -369,7 +361,7 @@ fn a_connection_that_closes_asks_for_nothing() {
     drop((a, admin, _other_admin, state));
 }
 
-/// Both halves wait for their turn to send data when their host loses its access.
+/// Both halves wait for their data when their host loses access.
 #[test]
 fn a_pair_that_waits_is_refused_once() {
     let mut w = world_of(128);
@@ -407,7 +399,7 @@ fn a_pair_that_waits_is_refused_once() {
     assert_ne!(refused[0].0, refused[1].0);
 }
 
-/// What a pair is to compare is being made durable when its host loses its access.
+/// The pair's flush is in flight when its host loses access.
 #[test]
 fn a_pair_that_flushes_is_refused() {
     let mut w = world_of(128);

@@ -1,6 +1,6 @@
-//! A frontend and a core, with the test as their reactor, their owner and their hosts.
+//! A frontend and a core; the test is their reactor, owner and hosts.
 //!
-//! Sockets are socket pairs, turns are made by the test, and time passes when the test says so.
+//! It uses socket pairs, and controls turns and time.
 
 use super::super::*;
 use crate::associations::Associations;
@@ -34,31 +34,25 @@ pub(super) struct Rig {
     pub frontend: NvmeTcp,
     pub volume: Arc<Volume>,
     pub epoll: Arc<OwnedFd>,
-    /// Before the device.
     pub gate: Arc<TestGate>,
-    /// The name of the host that connects next.
     pub host: &'static str,
-    /// Its identifier.
     pub host_id: [u8; 16],
-    /// What it asks for: digests of headers, and of data.
+    /// Requested digests: headers, data.
     pub digests: (bool, bool),
-    /// Its MAXR2T.
     pub max_r2t: u32,
-    /// Which export it connects to.
     pub export: ExportId,
-    /// It comes over TCP, and not by a socket pair.
+    /// Use TCP instead of a socket pair.
     pub tcp: bool,
-    /// It connects to discovery of these, not to an export.
+    /// Connect to this discovery service instead of an export.
     pub discovery: Option<ExportTable>,
-    /// The address here that it connects to.
+    /// The local address that it reaches.
     pub local: &'static str,
-    /// Every socket, as the daemon holds them.
+    /// Every socket, as held by the daemon.
     pub held: Vec<OwnedFd>,
     pub associations: Associations,
     _dir: tempfile::TempDir,
 }
 
-/// The host's end of one connection.
 pub(super) struct Host {
     pub fd: OwnedFd,
     pub params: TcpParams,
@@ -69,7 +63,6 @@ pub(super) fn rig() -> Rig {
     rig_on("ram")
 }
 
-/// On a device of this kind.
 pub(super) fn rig_on(kind: &str) -> Rig {
     let dir = tempfile::tempdir().unwrap();
     let spec = format!("{kind}:{}?size=32M", dir.path().join("device").display())
@@ -81,7 +74,7 @@ pub(super) fn rig_on(kind: &str) -> Rig {
     };
     let mut device = Device::open(&spec, &options).unwrap();
     let gate = TestGate::new();
-    // Nothing is held before nothing; and what a null device costs is to be counted.
+    // A null device has nothing to hold, and its cost is measured.
     if kind != "null" {
         device.attach_gate(gate.clone());
     }
@@ -172,7 +165,7 @@ impl Rig {
             .install(ExtentRange::new(0, EXTENTS), word);
     }
 
-    /// Hosts that connect next come to another export of the volume, of this tenant.
+    /// The next hosts use another export of the volume, of this tenant.
     pub(in crate::frontend::nvme_tcp) fn serve(&mut self, export: u32, tenant: u32) {
         let config = &self.core.lane(LaneIndex(3)).unwrap().export;
         self.export = ExportId(100 + u64::from(export));
@@ -252,12 +245,11 @@ impl Rig {
         }
     }
 
-    /// An enabled admin queue, and the controller's id.
+    /// An enabled admin queue, and the controller's ID.
     pub(in crate::frontend::nvme_tcp) fn admin(&mut self) -> (Host, u16) {
         self.try_admin().unwrap()
     }
 
-    /// As [`Rig::admin`]; the status of a Connect that is refused.
     pub(in crate::frontend::nvme_tcp) fn try_admin(&mut self) -> Result<(Host, u16), Status> {
         let mut host = self.connect(ConnectCommand::new(0, 0, 32, 0), 0xffff);
         let cqe = host.response().unwrap();
@@ -292,12 +284,10 @@ impl Rig {
         host
     }
 
-    /// Nothing is to be done and nothing waits for memory or room.
     pub(in crate::frontend::nvme_tcp) fn is_idle(&self) -> bool {
         self.frontend.is_idle() && self.frontend.retry_within_ns().is_none()
     }
 
-    /// As a reactor does it.
     pub(in crate::frontend::nvme_tcp) fn turns(&mut self, turns: usize) {
         for _ in 0..turns {
             let mut events = Vec::with_capacity(64);
@@ -331,7 +321,7 @@ impl Rig {
         }
     }
 
-    /// Makes a command one that a dead engine had begun, on the volume's first block.
+    /// Turns a command into a recovered one, on the volume's first block.
     pub(in crate::frontend::nvme_tcp) fn carry(&mut self, cid: u16) {
         let mut conns = self.frontend.conns.iter().flatten();
         let found = conns.find_map(|conn| Some((conn.queue, conn.slots.by_cid(cid)?)));
@@ -373,7 +363,7 @@ impl Host {
         assert_eq!(sent, out.len());
     }
 
-    /// What is there now.
+    /// The next received PDU.
     pub(in crate::frontend::nvme_tcp) fn hear(&mut self) -> Option<(Pdu, Vec<u8>)> {
         loop {
             if let Parsed::Pdu(frame) = tcp::parse(&self.input, &self.params).unwrap()

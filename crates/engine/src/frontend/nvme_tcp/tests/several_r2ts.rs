@@ -1,5 +1,4 @@
-//! Hosts that take several R2Ts of one command at once (MAXR2T > 0): answered in any order, answered wrongly, and
-//! through deaths.
+//! Hosts that take several R2Ts per command (MAXR2T > 0): any order, wrong answers, and deaths.
 
 use super::bad_input::Scene;
 use super::rig::{Host, Rig, rig, rw};
@@ -20,7 +19,7 @@ fn header(r2t: &R2t, offset_bytes: u32, length_bytes: u32) -> H2cData {
     }
 }
 
-/// Says a data PDU, as fast as it is listened to; `byte` tells each byte by its offset.
+/// Sends a data PDU while the engine reads; `byte` gives the content by offset.
 fn say(rig: &mut Rig, host: &Host, data: &H2cData, byte: impl Fn(u32) -> u8) {
     let mut out = vec![0; tcp::MAX_HEADER_BYTES];
     let n = tcp::put_h2c_data(&mut out, &host.params, data);
@@ -49,7 +48,6 @@ fn r2ts(host: &mut Host) -> Vec<R2t> {
     r2ts
 }
 
-/// The byte of a write with this identifier.
 fn content(cid: u16, offset: u32) -> u8 {
     (offset / 251) as u8 ^ offset as u8 ^ cid as u8
 }
@@ -63,7 +61,7 @@ fn several_r2ts_are_open_at_once_and_answered_in_any_order() {
             let (_admin, cntlid) = rig.admin();
             (rig.max_r2t, rig.digests) = (max_r2t, (digests, digests));
             let mut host = rig.io(cntlid, 1, 8);
-            // Four parts, of which the last is whole or a block; and no more than one part: one R2T.
+            // Four parts, the last whole or one block; then one part: one R2T.
             for (cid, blocks) in [(1, 128), (2, 97), (3, 32)] {
                 let len = blocks * BLOCK;
                 host.say(&rw(1, cid, 7, blocks), &[]);
@@ -75,7 +73,7 @@ fn several_r2ts_are_open_at_once_and_answered_in_any_order() {
                 let mut at: Vec<u32> = open.iter().map(|r2t| r2t.offset_bytes).collect();
                 let mut turn = 0;
                 while !open.is_empty() {
-                    // In turns, the last first, in pieces that fit nothing.
+                    // Round robin, the last first, in unaligned pieces.
                     turn += 1;
                     let which = open.len() - 1 - turn % open.len();
                     let r2t = open[which];
@@ -99,7 +97,6 @@ fn several_r2ts_are_open_at_once_and_answered_in_any_order() {
                 }
                 rig.turns(3);
                 assert!(host.response().unwrap().status().is_success());
-                // All of it, once, each with its own tag.
                 let mut end = 0;
                 for r2t in &asked {
                     assert_eq!((r2t.cid, r2t.offset_bytes), (cid, end));
@@ -175,7 +172,7 @@ fn a_host_that_answers_some_of_its_r2ts_is_given_up() {
     assert_eq!(rig.frontend.shared.r2ts.get(), 0);
 }
 
-/// What a host may get wrong with two R2Ts of command 5 open, of three; and command 6 has one.
+/// Wrong answers while command 5 has two of three R2Ts open, and command 6 has one.
 pub(super) fn abuse(scene: &mut Scene) {
     scene.rig.max_r2t = 1;
     let field = |n| (FatalStatus::InvalidHeaderField, n);
@@ -184,7 +181,7 @@ pub(super) fn abuse(scene: &mut Scene) {
     const TTAG: u32 = 10;
     const DATAL: u32 = 16;
     const FLAGS: u32 = 1;
-    // Which R2T, from where, how much: the last is wrong; those before it are not.
+    // R2T, offset, length: only the last is wrong.
     type Case = (
         &'static str,
         Vec<(usize, u32, u32)>,
@@ -273,7 +270,6 @@ pub(super) fn abuse(scene: &mut Scene) {
             if i == last {
                 change(&mut data);
             }
-            // What was asked next is of no interest.
             r2ts(&mut host);
             say(&mut scene.rig, &host, &data, |_| 1);
         }
@@ -283,7 +279,7 @@ pub(super) fn abuse(scene: &mut Scene) {
     scene.rig.max_r2t = 0;
 }
 
-/// Where a command with several R2Ts can be cut.
+/// Kill points of a command with several R2Ts.
 const POINTS: &[&str] = &[
     "r2t.recorded",
     "r2t.published",
@@ -310,14 +306,14 @@ fn hosts_with_several_r2ts_do_not_notice_deaths() {
             Some(POINTS[n as usize % POINTS.len()])
         });
         let most = queues.iter().map(|q| q.most_open).max().unwrap_or(0);
-        // Never more than it asked for; how many there are at once when deaths come is up to the machine.
+        // At most the host's limit; how many are open at a death depends on timing.
         assert!(most <= max_r2t as usize + 1, "{most} of {max_r2t}");
         several |= most > 1;
     }
     assert!(several, "no host ever had two");
 }
 
-/// One death after the other may take the R2Ts that would follow the last ones that are answered.
+/// Successive deaths may lose the R2Ts that would follow the last answered ones.
 #[test]
 fn hosts_do_not_notice_that_r2ts_are_lost() {
     let mut world = World::new(20);

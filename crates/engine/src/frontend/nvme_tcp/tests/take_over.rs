@@ -1,10 +1,8 @@
-//! Hosts whose engine dies under them again and again, at kill points and between turns, and who must
-//! not notice: the same TCP connections, every command answered once, every block as it was last
-//! acknowledged.
+//! Engines die repeatedly, at kill points and between turns, and hosts must not notice: same
+//! connections, each command answered once, all data correct.
 //!
-//! The test is door, daemon and reactor in one. A dead engine is one that is not called any more: its
-//! connections are leaked, so that nothing of them runs; its ring is closed with requests in flight, as the
-//! kernel does it, and the lock of its device falls when they have ended.
+//! The test is listener, daemon and reactor. A dead engine's connections are leaked, so that no
+//! destructor runs.
 
 use super::super::*;
 pub(super) use super::rig::V;
@@ -37,7 +35,6 @@ use std::collections::BTreeMap;
 use std::net::{TcpListener, TcpStream};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// Points of the take-over itself.
 const OVER: &[&str] = &[
     "over.adopted",
     "over.counted",
@@ -46,7 +43,6 @@ const OVER: &[&str] = &[
     "over.inherited",
     "over.listening",
 ];
-/// Points of a queue's begin.
 const PLACING: &[&str] = &[
     "place.taken",
     "place.live",
@@ -57,11 +53,10 @@ const PLACING: &[&str] = &[
 const NQN: &str = "nqn.2026-01.io.forebay:t.v";
 const HOST: &str = "nqn.2014-08.org.example:host";
 
-/// An engine's reactor.
 pub(super) struct Engine {
     pub core: Core,
     pub frontend: NvmeTcp,
-    /// About reservations, to the control thread.
+    /// Its messages about reservations.
     pub said: Vec<crate::upcall::Upcall>,
     epoll: Arc<OwnedFd>,
     region: Arc<Region>,
@@ -79,16 +74,14 @@ pub(super) struct World {
     listener: TcpListener,
     pub generation: u64,
     engine: Option<Engine>,
-    /// What the daemon holds: the sockets.
     sockets: BTreeMap<u64, Arc<OwnedFd>>,
     next_socket: u64,
-    /// What the daemon greets an engine with.
+    /// The reservations that a new engine gets.
     pub reservations: Arc<Reservations>,
-    /// Of the host that connects next.
+    /// For the next connection.
     pub host_id: [u8; 16],
-    /// MAXR2T of the same.
     pub max_r2t: u32,
-    /// What the listener knows of those that it let in.
+    /// Connections that the listener accepted.
     arrivals: BTreeMap<u64, Arrival>,
     deaths: BTreeMap<&'static str, u32>,
 }
@@ -144,7 +137,7 @@ fn engine(dir: &std::path::Path, generation: u64) -> Engine {
         any_host: true,
         frontend: Default::default(),
     });
-    // Another place in each generation.
+    // A different lane in each generation.
     let lane = LaneIndex(generation as u32 % 7);
     core.set_lane(Lane::new(
         lane,
@@ -185,13 +178,12 @@ fn engine(dir: &std::path::Path, generation: u64) -> Engine {
 }
 
 impl Engine {
-    /// The daemon says who may do what.
     pub(super) fn set_reservations(&mut self, state: &Arc<Reservations>) {
         let conflict = Status::RESERVATION_CONFLICT.with_dnr();
         (self.frontend).set_reservations(&mut self.core, V, state, conflict);
     }
 
-    /// Its process is no more.
+    /// Ends as a killed process.
     fn die(self) {
         std::mem::forget(self.frontend);
         drop((self.core, self.device));
@@ -223,7 +215,6 @@ impl Engine {
 }
 
 impl World {
-    /// A turn; gives what the engine has said of reservations.
     pub(super) fn turn(&mut self) -> Vec<crate::upcall::Upcall> {
         self.step(Engine::turn);
         self.engine
@@ -252,7 +243,7 @@ impl World {
         }
     }
 
-    /// Carries a step of the engine's out; if it dies in it, a successor takes over.
+    /// Runs a step of the engine; if it dies, a successor takes over.
     pub(super) fn step(&mut self, step: impl FnOnce(&mut Engine, &mut Vec<u64>)) {
         let mut engine = self.engine.take().unwrap();
         let mut gone = Vec::new();
@@ -275,7 +266,7 @@ impl World {
             self.generation += 1;
             let mut next = engine(self.dir.path(), self.generation);
             next.core.lanes.set_reservations(V, &self.reservations);
-            // It may die itself, before it counts and after.
+            // The take-over may die, too.
             if self.dice.roll(3) == 0 {
                 let point = self.dice.of(OVER);
                 arm_here(point, 1 + self.dice.roll(2) as u32);
@@ -324,7 +315,6 @@ impl World {
         }
     }
 
-    /// As the listener: a connection whose first PDUs are in its socket.
     fn adopt(&mut self, socket: u64) {
         let (arrival, fd) = (
             self.arrivals[&socket].clone(),
@@ -363,7 +353,7 @@ impl World {
         });
     }
 
-    /// Connects a queue; the engine may die while it gets its place.
+    /// Connects a queue; the engine may die meanwhile.
     fn connect(&mut self, command: &ConnectCommand, cntlid: u16, digests: bool) -> (Queue, u64) {
         let host = TcpStream::connect(self.listener.local_addr().unwrap()).unwrap();
         host.set_nodelay(true).unwrap();
@@ -371,7 +361,7 @@ impl World {
         ours.set_nodelay(true).unwrap();
         ours.set_nonblocking(true).unwrap();
         host.set_nonblocking(true).unwrap();
-        // Often full.
+        // So that the socket is often full.
         rustix::net::sockopt::set_socket_send_buffer_size(&ours, 16384).unwrap();
         let request = tcp::IcReq {
             pfv: 0,
@@ -426,7 +416,7 @@ impl World {
         }
         self.adopt(socket);
         arm_here("over.adopted", 0);
-        // ICResp, and the Connect's answer, once.
+        // The ICResp and the Connect's answer must come exactly once.
         loop {
             self.step(Engine::turn);
             let mut more = vec![0; 512];
@@ -452,7 +442,6 @@ impl World {
         }
     }
 
-    /// An association with so many I/O queues.
     pub(super) fn associate(&mut self, io_queues: u16, digests: bool) -> Vec<Queue> {
         let (mut admin, cntlid) = self.connect(&ConnectCommand::new(0, 0, 32, 0), 0xffff, digests);
         let wanted = Wanted::Admin { data: 0, have: 0 };
@@ -478,7 +467,7 @@ impl World {
         all
     }
 
-    /// Kills the engine where it is, at a point or between turns.
+    /// Kills the engine at a point or between turns.
     pub(super) fn kill_somewhere(&mut self, point: Option<&'static str>) {
         match point {
             Some(point) => {
@@ -523,7 +512,7 @@ fn convert(
     })
 }
 
-/// Two hosts, one with digests, with load on all their queues, and so many deaths.
+/// Two hosts, one with digests, load all their queues through `deaths` deaths.
 pub(super) fn run(
     mut world: World,
     deaths: u32,
@@ -538,7 +527,6 @@ pub(super) fn run(
         let point = point(rounds);
         world.kill_somewhere(point);
         let mut turns = 0;
-        // Until it has died, and for a moment longer.
         while world.generation == armed || turns < 5 {
             turns += 1;
             patience(turns, point.unwrap_or("this turn"));
@@ -558,7 +546,6 @@ pub(super) fn run(
         }
         rounds += 1;
     }
-    // What is on its way ends.
     arm_here("over.adopted", 0);
     let mut turns = 0;
     let open = |q: &Queue| q.flying.values().any(|f| !matches!(f.1, Wanted::Event));

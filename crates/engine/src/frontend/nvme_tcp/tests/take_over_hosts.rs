@@ -1,7 +1,6 @@
-//! The hosts of a test in which engines die: what they ask for, and what they are told.
+//! Hosts for the take-over tests.
 //!
-//! Only blocks that nothing of theirs is under way for are read or written, so it is known what
-//! each must be.
+//! They use only blocks without commands in flight, so that each block's content is known.
 
 use forebay_nvme::tcp::{self, H2cData, Parsed, Pdu, R2t, TcpParams};
 use forebay_nvme::{SglDescriptor, Sqe, Status};
@@ -12,7 +11,7 @@ use std::net::TcpStream;
 pub(super) const BLOCK: u32 = 4096;
 pub(super) const BLOCKS: u64 = 512;
 
-/// Points that a reactor passes while it serves.
+/// Kill points while serving.
 pub(super) const SERVING: &[&str] = &[
     "rx.base",
     "rx.intent",
@@ -43,7 +42,7 @@ pub(super) const SERVING: &[&str] = &[
     "aer.delivered",
 ];
 
-/// A small generator, so that a seed tells a whole run.
+/// A small generator, seeded for reproducible runs.
 pub(super) struct Dice(pub u64);
 
 impl Dice {
@@ -59,16 +58,15 @@ impl Dice {
     }
 }
 
-/// What a command of a host waits for.
 #[derive(Clone, Debug)]
 pub(super) enum Wanted {
-    /// These versions of the blocks from this one on.
+    /// Expects these versions of the blocks from `lba` on.
     Read {
         lba: u64,
         want: Vec<u64>,
         have: Vec<u8>,
     },
-    /// To write this version.
+    /// Writes this version.
     Write {
         lba: u64,
         blocks: u64,
@@ -79,11 +77,10 @@ pub(super) enum Wanted {
         data: usize,
         have: usize,
     },
-    /// For ever.
+    /// Never answered.
     Event,
 }
 
-/// One queue, as its host sees it.
 pub(super) struct Queue {
     pub socket: TcpStream,
     pub params: TcpParams,
@@ -92,15 +89,14 @@ pub(super) struct Queue {
     pub output: Vec<u8>,
     pub at: usize,
     pub flying: BTreeMap<u16, (Sqe, Wanted)>,
-    /// R2Ts of a part of a command's data, which are yet to be answered: the next byte, and the data.
+    /// Open R2Ts of a command with several: the next byte, and the data.
     pub open: Vec<(R2t, usize, Vec<u8>)>,
-    /// Of one command at most.
+    /// Open R2Ts per command, at most.
     pub most_open: usize,
     pub next_cid: u16,
     pub done: u64,
 }
 
-/// A volume's blocks, as its hosts know them.
 pub(super) struct Blocks {
     pub versions: Vec<u64>,
     pub busy: BTreeSet<u64>,
@@ -145,7 +141,6 @@ impl Queue {
         self.flying.insert(cid, (sqe, wanted));
     }
 
-    /// Asks for something more.
     pub(super) fn begin(&mut self, dice: &mut Dice, blocks: &mut Blocks) {
         if self.qid == 0 {
             self.begin_admin(dice);
@@ -158,7 +153,7 @@ impl Queue {
         };
         let count = match self.params.max_r2t {
             1 => 1 + dice.roll(most),
-            // More than one R2T asks for.
+            // More than one R2T covers.
             _ => 33 + dice.roll(96),
         };
         let lba = dice.roll(BLOCKS - count);
@@ -244,7 +239,7 @@ impl Queue {
                 Wanted::Admin { data: 0, have },
             ),
             2 => {
-                // Host Behavior Support, in the capsule or by R2T.
+                // Host Behavior Support, in-capsule or by R2T.
                 let in_capsule = dice.roll(2) == 0;
                 let sgl = match in_capsule {
                     true => SglDescriptor::in_capsule(0, 512),
@@ -261,14 +256,13 @@ impl Queue {
         }
     }
 
-    /// Says and hears as much as comes to its mind.
     pub(super) fn pump(&mut self, dice: &mut Dice, blocks: &mut Blocks) {
         for (pdu, data) in self.exchange(dice) {
             self.hear(&pdu, &data, blocks);
         }
     }
 
-    /// As [`Queue::pump`]; gives what was heard.
+    /// Sends and receives some; returns what was received.
     pub(super) fn exchange(&mut self, dice: &mut Dice) -> Vec<(Pdu, Vec<u8>)> {
         let mut heard = Vec::new();
         if self.output.is_empty() && !self.open.is_empty() {
@@ -352,7 +346,6 @@ impl Queue {
         }
     }
 
-    /// Sends all the data that an R2T asks for.
     pub(super) fn answer(&mut self, r2t: &R2t, all: &[u8]) {
         let (from, len) = (r2t.offset_bytes as usize, r2t.length_bytes as usize);
         if len < all.len() {
@@ -364,7 +357,7 @@ impl Queue {
             return;
         }
         assert_eq!((from, len), (0, all.len()));
-        // In parts smaller than what is allowed, at times.
+        // Sometimes smaller PDUs than allowed.
         let parts = 1 + len / BLOCK as usize % 3;
         let most = self.params.max_h2c_data_bytes as usize / parts / 4 * 4;
         let mut offset = 0;
@@ -385,7 +378,7 @@ impl Queue {
         }
     }
 
-    /// Sends one data PDU for any of the open R2Ts.
+    /// Sends one data PDU for a random open R2T.
     fn answer_some(&mut self, dice: &mut Dice) {
         let which = dice.roll(self.open.len() as u64) as usize;
         let (r2t, at, data) = &mut self.open[which];
@@ -469,7 +462,7 @@ impl Blocks {
     }
 }
 
-/// Waits a little more the longer it takes: TCP has timers of its own.
+/// Sleeps after many turns: TCP has timers of its own.
 pub(super) fn patience(turns: u32, what: &str) {
     assert!(turns < 600_000, "{what} does not come");
     if turns > 2000 {

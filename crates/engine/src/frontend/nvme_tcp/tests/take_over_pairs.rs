@@ -1,8 +1,7 @@
-//! Compare-and-write while engines die: each that is said to have written has done so once.
+//! Compare-and-write while engines die: each reported write happened once.
 //!
-//! All queues count in one block, each by a pair that expects what it read there last and writes one more. If
-//! a pair whose write landed were carried out again, its compare would fail, and its host would not know
-//! that it counted: the block would say more than all hosts together.
+//! All queues count in one block, by pairs that expect the last value and write the next. If a
+//! landed pair were repeated, its compare would fail, and the block would exceed the hosts' sum.
 
 use super::take_over::{Engine, SERVING, World};
 use super::take_over_hosts::{BLOCK, Queue, patience};
@@ -10,7 +9,7 @@ use forebay_nvme::tcp::Pdu;
 use forebay_nvme::{SglDescriptor, Sqe, Status};
 use forebay_xlate::kill::arm_here;
 
-/// The block that counts: beyond those of other tests.
+/// The counter block, beyond those of other tests.
 const COUNTER: u64 = 700;
 const FUSED: &[&str] = &[
     "fused.flushing",
@@ -19,19 +18,18 @@ const FUSED: &[&str] = &[
     "fused.put",
 ];
 
-/// What a host does.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Doing {
     Nothing,
     Read,
-    /// The first's identifier; whether it was answered, and how.
+    /// The first's identifier, and its status once answered.
     Pair(u16, Option<Status>),
 }
 
 struct Counting {
     queue: Queue,
     doing: Doing,
-    /// What the block said last, and which of its writes that was.
+    /// The block's last known content: count and tag of the write.
     seen: [u64; 2],
     read: Vec<u8>,
     counted: u64,
@@ -153,7 +151,7 @@ fn count(seed: u64, deaths: u32, mut point: impl FnMut(u32) -> Option<&'static s
             tag: host << 32,
         })
         .collect();
-    // Admin queues are there, and silent.
+    // Admin queues stay idle.
     let is_io = |host: &&mut Counting| host.queue.qid > 0;
     for round in 0..deaths {
         let armed = world.generation;
@@ -162,7 +160,6 @@ fn count(seed: u64, deaths: u32, mut point: impl FnMut(u32) -> Option<&'static s
         let mut turns = 0;
         let all = |hosts: &[Counting]| hosts.iter().map(|host| host.counted).sum::<u64>();
         let before = all(&hosts);
-        // Until it has died, and somebody has counted in each life.
         while world.generation == armed || all(&hosts) == before {
             turns += 1;
             patience(turns, point.unwrap_or("this turn"));

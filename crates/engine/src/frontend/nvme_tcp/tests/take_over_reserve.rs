@@ -1,8 +1,7 @@
-//! Reservations while engines and daemons die: each command counts once, and is answered as it was decided.
+//! Reservations while engines and daemons die: each command counts once.
 //!
-//! Two hosts take turns with commands of which most may not be carried out twice, so the answer to each is
-//! known beforehand. The engine dies anywhere. So does the daemon: before it has decided, before that is durable,
-//! before it says so.
+//! Two hosts take turns with commands that mostly cannot be repeated, so each answer is known. The
+//! daemon dies before it decides, before the commit, or before it answers.
 
 use super::take_over::{Engine, SERVING, V, World};
 use super::take_over_hosts::{Dice, Queue, patience};
@@ -16,11 +15,11 @@ use forebay_xlate::kill::arm_here;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// What a daemon has decided and said; `durable` is what the next one finds.
+/// A daemon; `durable` is its successor's state.
 #[derive(Default)]
 struct Daemon {
     durable: (Reservations, VecDeque<ReserveToken>),
-    /// What the control thread has not heard the answer to.
+    /// Requests without an answer yet.
     asked: Vec<ReserveAsk>,
     deaths: [u32; 3],
 }
@@ -31,7 +30,7 @@ impl Daemon {
         let Some(ask) = self.asked.first().copied() else {
             return;
         };
-        // The next one is asked again.
+        // The next daemon gets it again.
         let dies = world.dice.roll(4) as usize;
         if dies < 3 {
             self.deaths[dies] += 1;
@@ -63,7 +62,7 @@ impl Daemon {
         self.durable = (state, recent);
         world.reservations = Arc::new(self.durable.0.clone());
         if dies == 2 {
-            // The next daemon greets with what it finds.
+            // The next daemon sends its state first.
             let state = world.reservations.clone();
             world.step(|engine, _| engine.set_reservations(&state));
             return;
@@ -86,7 +85,7 @@ impl Daemon {
     }
 }
 
-/// A command that is often possible in this state, and its keys.
+/// A command that is often valid in this state, and its keys.
 fn some_command(dice: &mut Dice, state: &Reservations, host: usize) -> (u8, u32, [u64; 2]) {
     let id = |host: usize| [host as u8 + 1; 16];
     let key = |host: usize| {
@@ -159,7 +158,7 @@ fn run(seed: u64, commands: u32, mut point: impl FnMut(u32) -> Option<&'static s
             let generation = world.generation;
             let said = world.turn();
             if world.generation != generation {
-                // The successor is told all, and what its reactors ask again is all that is asked.
+                // The successor's reactors repeat all open requests.
                 daemon.asked.clear();
             }
             daemon.hear(said);
