@@ -1,9 +1,9 @@
 //! The Admin queue: one command at a time, and events.
 //!
-//! **Design.** A command and what it changed are saved together with its completion, which is posted
-//! afterwards ([`forebay_nvme::pcie::Function::run_admin`]): a successor that finds it saved posts it, possibly
-//! once more at the same place, with the same content. It may allocate. **Not here:** the commands themselves
-//! (`nvme::pcie`, `nvme::controller`).
+//! A command's effect is saved together with its completion, which is posted afterwards
+//! ([`forebay_nvme::pcie::Function::run_admin`]). A successor posts a saved completion, perhaps
+//! again, at the same place with the same content. May allocate. **Not here:** the commands
+//! themselves (`nvme::pcie`, `nvme::controller`).
 
 use super::Pcie;
 use super::memory::{ClientMemory, Env};
@@ -16,11 +16,10 @@ use forebay_nvme::pcie::{Change, Doorbell};
 use std::sync::atomic::Ordering::Release;
 use zerocopy::FromBytes;
 
-/// Commands that are run in one turn.
+/// Commands per turn.
 const AT_ONCE: usize = 8;
 
 impl Pcie {
-    /// The Admin queue is new.
     pub(super) fn begin_admin_queue(&mut self) {
         self.records.new_sq(0);
         self.records.new_cq(0);
@@ -29,7 +28,7 @@ impl Pcie {
         self.make_cq(0, 0);
     }
 
-    /// Makes a submission queue, from which so many commands were taken.
+    /// Makes a submission queue with `taken` commands taken.
     pub(super) fn make_sq(&mut self, qid: u16, taken: u64) {
         let state = self.function.queues().0[usize::from(qid)];
         self.rings.sqs[usize::from(qid)] = (state.entries > 0).then(|| SqLive {
@@ -44,12 +43,12 @@ impl Pcie {
         }
     }
 
-    /// Makes a completion queue, to which so many completions were posted.
+    /// Makes a completion queue with `posted` completions.
     pub(super) fn make_cq(&mut self, qid: u16, posted: u64) {
         let state = self.function.queues().1[usize::from(qid)];
         let vector = (state.interrupts == 1).then_some(state.vector);
         let head = match &self.rings.shadow {
-            // As long as nobody can say what its host has seen, that is nothing.
+            // With its doorbell missing, assume that the host has consumed nothing.
             Some(Shadow { bells: None, .. }) if qid > 0 => {
                 (place(state.entries.max(2), posted).0 + 1) % state.entries.max(2)
             }
@@ -63,7 +62,7 @@ impl Pcie {
         });
     }
 
-    /// Takes commands from the Admin queue, and sends what it has to say. True if anything was done.
+    /// Runs Admin commands, and sends events. True if anything was done.
     pub(super) fn poll_admin(&mut self, turn: &mut Turn<'_>) -> bool {
         let tail = self.rings.bell(&self.records, Doorbell::Tail(0));
         let Some(sq) = self.rings.sqs[0].as_mut() else {
@@ -111,13 +110,12 @@ impl Pcie {
             self.save();
             any = true;
         }
-        // Until its host makes room for it.
+        // Until the host makes room for it.
         self.events |= !self.post_admin(turn);
         self.more |= any;
         any
     }
 
-    /// The entry that is next, if there is one, and room for its completion.
     fn next_admin(&mut self, turn: &mut Turn<'_>) -> Option<Sqe> {
         if self.function.outbox_room(self.records.posted(0)) == 0 {
             return None;
@@ -141,7 +139,7 @@ impl Pcie {
         let now_ns = turn.core.now_ns();
         let run = (self.function).run_admin(sqe, &memory, &env, &mut self.scratch, now_ns);
         self.deleting = None;
-        // What a successor finds of a new queue is there before the queue is.
+        // Records of a new queue precede the queue.
         match run.change {
             Change::SqCreated(qid) => {
                 self.records.new_sq(qid);
@@ -178,7 +176,7 @@ impl Pcie {
         self.post_admin(turn);
     }
 
-    /// Posts what is in the outbox, as far as the host has room for it. False: not all of it.
+    /// Posts the outbox as far as there is room. False: some is left.
     pub(super) fn post_admin(&mut self, turn: &mut Turn<'_>) -> bool {
         let completed = self.function.admin_completed();
         let mut posted = self.records.posted(0);
@@ -195,7 +193,7 @@ impl Pcie {
             let (index, phase) = place(cq.cursor.entries(), posted);
             let cqe = self.function.completion(posted).with_phase(phase);
             let at = base + u64::from(index) * 16;
-            // The phase tag is in the last word, which is written last.
+            // The last word has the phase tag, and is written last.
             let memory = turn.client.memory();
             let area = memory.area(at, 16);
             let words: [[u8; 8]; 2] = zerocopy::transmute!(cqe);

@@ -1,9 +1,9 @@
-//! Doorbells: where they are, what they say, and having the host ring.
+//! Doorbells: reading them, and asking the host to ring.
 //!
-//! **Design.** A doorbell is where a message put it, in a page of ours, or in memory that the driver has named (shadow
-//! doorbells; an I/O queue's alone). What is in memory is hostile: a value that can't be is put right, and told of. Event
-//! indexes say from where on the host is to ring by a message: nowhere while somebody looks, and at the next command
-//! when the reactor is about to sleep. **Not here:** what is done when one was rung ([`super::queues`]).
+//! A doorbell is in a register, in a page of ours, or in memory that the driver has named (shadow,
+//! I/O queues only). Values in memory are hostile: an invalid one is corrected and reported. Event
+//! indexes say where the host must ring by a message: nowhere while we poll, at the next command
+//! before a sleep. **Not here:** the handling of a rung doorbell ([`super::queues`]).
 
 use super::record::CommandRecords;
 use super::rings::{Bells, Rings, Shadow};
@@ -13,16 +13,15 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
 use std::sync::atomic::fence;
 
 impl Rings {
-    /// What a doorbell says now.
     #[inline]
     pub(super) fn bell(&self, records: &CommandRecords, doorbell: Doorbell) -> u32 {
         let (Doorbell::Tail(qid) | Doorbell::Head(qid)) = doorbell;
         match (&self.shadow, &self.bells) {
-            // The Admin queue's are written to their registers, always.
+            // The Admin queue always uses its registers.
             (Some(shadow), _) if qid > 0 => {
                 let bells = shadow.bells.as_ref();
                 let value = bells.and_then(|bells| bells.load_u32(doorbell.offset(), Acquire));
-                // As it was, where its memory is away.
+                // Unchanged while its memory is missing.
                 value.unwrap_or_else(|| self.known(doorbell))
             }
             (_, Bells::Page(page)) => page.load_u32(doorbell.offset(), Acquire).unwrap_or(0),
@@ -30,7 +29,7 @@ impl Rings {
         }
     }
 
-    /// What a doorbell said last.
+    /// A doorbell's last known value.
     pub(super) fn known(&self, doorbell: Doorbell) -> u32 {
         match doorbell {
             Doorbell::Tail(qid) => {
@@ -44,7 +43,7 @@ impl Rings {
         }
     }
 
-    /// A doorbell in memory has a value that it can't have: it gets the last one that was sound.
+    /// Replaces an invalid value in memory by the last valid one.
     #[cold]
     pub(super) fn mend(&self, doorbell: Doorbell) {
         let (Doorbell::Tail(qid) | Doorbell::Head(qid)) = doorbell;
@@ -59,7 +58,7 @@ impl Rings {
         }
     }
 
-    /// The doorbells of a new queue begin at 0.
+    /// A new queue's doorbells begin at 0.
     pub(super) fn clear_bells(&self, qid: u16, tail: bool, head: bool) {
         if let Bells::Page(page) = &self.bells {
             for (doorbell, clears) in [(Doorbell::Tail(qid), tail), (Doorbell::Head(qid), head)] {
@@ -70,7 +69,7 @@ impl Rings {
         }
     }
 
-    /// Shadow doorbells and event indexes are at these addresses, if there are any.
+    /// Sets the addresses of shadow doorbells and event indexes.
     pub(super) fn place_shadow(&mut self, at: Option<(u64, u64)>, memory: &GuestMemory) {
         self.shadow = at.map(|(bells, event_index)| Shadow {
             bells: memory.area(bells, PAGE_BYTES as usize),
@@ -78,7 +77,7 @@ impl Rings {
         });
     }
 
-    /// What was rung and not looked at yet counts, though doorbells move elsewhere.
+    /// Reads all doorbells before they move, so that none is lost.
     pub(super) fn read_all(&mut self, records: &CommandRecords) {
         for qid in 1..self.sqs.len() as u16 {
             let tail = self.bell(records, Doorbell::Tail(qid));
@@ -92,7 +91,7 @@ impl Rings {
         }
     }
 
-    /// Shadow doorbells begin where the queues are that there were before them.
+    /// Fills new shadow doorbells with the queues' present values.
     pub(super) fn fill_shadow(&self) {
         let Some(shadow) = &self.shadow else { return };
         for qid in 1..self.sqs.len() as u16 {
@@ -107,7 +106,7 @@ impl Rings {
         }
     }
 
-    /// A host has come far: what its tail's event index was set to is not to be passed by the next lap.
+    /// Moves the tail's event index before the host's next lap can pass it.
     #[inline]
     pub(super) fn stay_quiet(&mut self, qid: u16) {
         let Some(sq) = &self.sqs[usize::from(qid)] else {
@@ -132,7 +131,7 @@ impl Rings {
         }
     }
 
-    /// Reads the head of a completion queue, as its host says. False: it can't be that.
+    /// Reads a completion queue's head. False: invalid.
     #[cold]
     pub(super) fn read_head(&mut self, records: &CommandRecords, cqid: u16) -> bool {
         let doorbell = Doorbell::Head(cqid);
@@ -152,7 +151,7 @@ impl Rings {
         !bad
     }
 
-    /// Event indexes say that nobody need ring.
+    /// Event indexes ask for no doorbell messages.
     #[cold]
     pub(super) fn be_quiet(&mut self) {
         self.armed = false;
@@ -161,13 +160,13 @@ impl Rings {
         }
     }
 
-    /// Whether nobody need ring for us to see it: we are to look.
+    /// Whether doorbells come without a notification, so that we must poll.
     pub(super) fn must_be_looked_at(&self) -> bool {
-        // With shadow doorbells, the Admin queue's are in the page all the same.
+        // Even with shadow doorbells, the Admin queue's are in the page.
         matches!(self.bells, Bells::Page(_))
     }
 
-    /// Has the host ring, and looks once more. False: there is something to do.
+    /// Asks the host to ring, and checks once more. False: there is work.
     pub(super) fn arm(&mut self, records: &CommandRecords, held_back: bool) -> bool {
         let Some(shadow) = &self.shadow else {
             return true;

@@ -1,8 +1,5 @@
-//! The commands in hand, by their slots.
-//!
-//! **Purpose.** Says what each command is, and which wait for what.
-//! **Design.** A table of fixed size; lists of slots that are free, to be begun again, held, or over already.
-//! **Not here:** what a successor finds of them ([`super::record`]).
+//! The commands in flight, by slot: a fixed table, with lists of free, retried, held and finished
+//! slots. **Not here:** their records ([`super::record`]).
 
 use super::queues::BATCH;
 use super::record::COMMANDS;
@@ -13,16 +10,13 @@ use forebay_guest::Pieces;
 use forebay_nvme::Status;
 use std::collections::VecDeque;
 
-/// What is to be done with a command.
 #[derive(Clone, Copy)]
 pub(super) enum CommandWork {
-    /// This.
     Io(IoOp),
-    /// Make everything durable, then this.
+    /// A flush, then this.
     Durable(IoOp),
 }
 
-/// A command in hand.
 #[derive(Clone, Copy)]
 pub(super) struct Command {
     pub sqid: u16,
@@ -31,22 +25,20 @@ pub(super) struct Command {
     pub taken_ns: u64,
 }
 
-/// See the module's text.
 pub(super) struct Commands {
     pub all: Box<[Command]>,
     pub free: Vec<u16>,
-    /// Those that a dead engine had in hand, or that found no room: to be begun again.
+    /// To begin again: recovered commands, and those that found no room.
     pub again: VecDeque<u16>,
-    /// Those that ended while their completion queue's memory was away.
+    /// Ended while their completion queue's memory was missing.
     pub held: Vec<(u16, Status)>,
-    /// Those of the batch that is being taken that are over already: refused, or carried out at once.
+    /// Commands of the current batch that are over: refused or completed at once.
     pub over: Vec<(u16, Status)>,
-    /// Those of them that were carried out.
+    /// Those that completed at once.
     at_once: AtOnce,
 }
 
 impl Commands {
-    /// None in hand.
     pub(super) fn new() -> Self {
         let nothing = Command {
             sqid: 0,
@@ -64,7 +56,6 @@ impl Commands {
         }
     }
 
-    /// The command in a slot.
     #[inline]
     pub(super) fn get(&self, slot: u16) -> Command {
         self.all[usize::from(slot) % COMMANDS]
@@ -87,17 +78,16 @@ impl Commands {
         };
     }
 
-    /// Commands that have not ended.
     pub(super) fn in_hand(&self) -> usize {
         COMMANDS - self.free.len()
     }
 
-    /// Whether there are any in hand, or a dead engine's may be at a device.
+    /// Whether any are in flight, or a dead engine's may be at a device.
     pub(super) fn are_at_devices(&self, turn: &Turn<'_>) -> bool {
         self.in_hand() > 0 || turn.client.may_be_touched(turn.core)
     }
 
-    /// Whether a command could be carried out at once: then it was.
+    /// Tries to complete a command at once.
     #[inline]
     pub(super) fn is_over(&mut self, turn: &mut Turn<'_>, op: &IoOp, pieces: &mut Pieces) -> bool {
         let Some(lane) = turn.client.lane() else {
@@ -112,7 +102,7 @@ impl Commands {
         true
     }
 
-    /// Counts what was over at once.
+    /// Counts commands that completed at once.
     #[inline]
     pub(super) fn count_at_once(&mut self, turn: &Turn<'_>) {
         if let Some(lane) = turn.client.lane().and_then(|lane| turn.core.lane(lane)) {

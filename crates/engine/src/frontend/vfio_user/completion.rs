@@ -1,9 +1,9 @@
-//! The end of an I/O command: its completion in the queue, its interrupt, its slot.
+//! The end of an I/O command: its completion, interrupt and slot.
 //!
-//! **Design.** A completion is noted in the command's record with its place, written to the queue (the half with the phase
-//! tag last), the cursor is recorded, and the slot is free: a successor that finds the note writes the same to the same
-//! place. Commands whose completion queue's memory is away are held until it is back. No allocation, lock, log or system
-//! call. **Not here:** the Admin queue's ([`super::admin`]).
+//! The completion is recorded with its place, then written to the queue, the half with the phase
+//! tag last. Then the cursor is recorded and the slot freed. A successor that finds the record
+//! writes the same entry to the same place. Completions whose queue memory is missing are held. No
+//! allocation, lock, log or system call. **Not here:** the Admin queue's ([`super::admin`]).
 
 use super::commands::{Command, CommandWork};
 use super::memory::{ClientMemory, NSID};
@@ -22,8 +22,7 @@ use forebay_xlate::kill_point;
 use std::sync::atomic::Ordering::{Relaxed, Release};
 
 impl Pcie {
-    /// A command failed: what a device is to blame for comes into the error log. Gives what its host is
-    /// told.
+    /// Logs a device's failure in the error log. Returns the host's status.
     #[cold]
     pub(super) fn note_failure(&mut self, core: &Core, done: &DoneIo, command: &Command) -> Status {
         if done.status.is_media_error() || done.status.code() == Status::INTERNAL_ERROR {
@@ -36,7 +35,7 @@ impl Pcie {
                 lba: done.op.offset_bytes() / block_bytes.max(1),
                 nsid: NSID,
             });
-            // The count of errors is part of the state.
+            // The error count is part of the state.
             self.save();
         }
         match done.status {
@@ -45,7 +44,7 @@ impl Pcie {
         }
     }
 
-    /// What there was is durable: now the command itself, whose entry is in its record.
+    /// The flush is done: begins the command itself, from its recorded entry.
     #[cold]
     pub(super) fn after_flush(&mut self, turn: &mut Turn<'_>, slot: u16, op: IoOp) {
         let command = &mut self.commands.all[usize::from(slot) % COMMANDS];
@@ -77,12 +76,12 @@ impl Pcie {
         match begun {
             BeginResult::Yes => {}
             BeginResult::Ended(status) => self.complete(turn, slot, status),
-            // From its beginning, when there is.
+            // It begins again from the start.
             BeginResult::NoRoom => self.commands.again.push_back(slot),
         }
     }
 
-    /// Whether nobody waits for answers.
+    /// Whether commands end without a completion.
     #[inline]
     pub(super) fn answers_nobody(&self) -> bool {
         self.closed || self.quiesce.as_ref().is_some_and(|q| q.drops())
@@ -130,7 +129,7 @@ impl Pcie {
         let words: [[u8; 8]; 2] = zerocopy::transmute!(cqe);
         let [first, last] = words.map(u64::from_ne_bytes);
         let at = index as usize * 16;
-        // Both are inside: the ring is as long as the queue. One that may not be written loses its host's answers.
+        // Both are inside the ring. A host with a read-only ring loses its answers.
         let _ = ring.store_u64(at, first, Relaxed);
         let _ = ring.store_u64(at + 8, last, Release);
         kill_point!("pcie.posted");
@@ -148,21 +147,21 @@ impl Pcie {
         }
     }
 
-    /// A command ends without an answer.
+    /// Ends a command without a completion.
     #[cold]
     pub(super) fn forget(&mut self, slot: u16) {
         let sqid = self.commands.get(slot).sqid;
         if let Some(sq) = self.rings.sqs[usize::from(sqid)].as_mut() {
             sq.in_flight = sq.in_flight.saturating_sub(1);
         }
-        // Until a reset is answered, a successor must find what may be at a device.
+        // During a reset a successor must still find commands that may be at a device.
         if !self.quiesce.as_ref().is_some_and(|q| q.drops()) {
             self.records.free(slot);
         }
         self.commands.free.push(slot);
     }
 
-    /// Looks for memory that was missed.
+    /// Looks up missing memory.
     #[cold]
     pub(super) fn find_memory(&mut self, turn: &mut Turn<'_>) {
         let memory = turn.client.memory();
@@ -188,7 +187,7 @@ impl Pcie {
         }
     }
 
-    /// What waits for memory to come back waits no longer.
+    /// Drops held completions.
     pub(super) fn give_up_held(&mut self, _turn: &mut Turn<'_>) {
         while let Some((slot, _)) = self.commands.held.pop() {
             self.forget(slot);
@@ -196,7 +195,7 @@ impl Pcie {
     }
 }
 
-/// The lane's statistics, of a command that was taken and given to the core then.
+/// Counts a command that the core began on fetch.
 #[inline]
 pub(super) fn count(
     lane: &Lane,

@@ -1,4 +1,4 @@
-//! A client's memory and its export, as the controller's state machine asks for them.
+//! A client's memory and its export, as the controller's state machine needs them.
 
 use crate::core::Core;
 use crate::lane::{Lane, LaneIndex};
@@ -9,10 +9,9 @@ use forebay_xlate::VolumeId;
 use forebay_xlate::boundary::message::{ExportId, Frontend as Kind};
 use std::sync::atomic::Ordering::Relaxed;
 
-/// The namespace of every export.
+/// The namespace ID in every export.
 pub(super) const NSID: u32 = 1;
 
-/// See the module's text.
 pub(super) struct ClientMemory<'a>(pub &'a GuestMemory);
 
 impl Memory for ClientMemory<'_> {
@@ -32,19 +31,18 @@ impl Memory for ClientMemory<'_> {
     }
 }
 
-/// What a controller asks about its export.
 pub(super) struct Env {
     namespace: Option<NamespaceInfo>,
     health: Health,
     controllers: Vec<SubsystemController>,
 }
 
-/// The controller identifier of an export, whichever engine serves it.
+/// An export's controller identifier, the same in every engine.
 pub(super) fn cntlid(export: ExportId) -> u16 {
     (export.0 % 0xFFE0) as u16 + 1
 }
 
-/// The controllers of a volume's machines: a volume is an NVM subsystem, and another tenant's volume another one.
+/// The controllers of a volume's VMs; each volume is one NVM subsystem.
 fn controllers(core: &Core, volume: VolumeId) -> Vec<SubsystemController> {
     let exports = core.lanes.exports_of(volume).into_iter();
     let lanes = exports.filter_map(|export| core.lane(core.lanes.of_export(export)?));
@@ -52,7 +50,7 @@ fn controllers(core: &Core, volume: VolumeId) -> Vec<SubsystemController> {
         .filter(|lane| matches!(lane.export.frontend, Kind::NvmePcie { .. }))
         .map(|lane| SubsystemController {
             cntlid: cntlid(lane.export.export),
-            // A machine has it.
+            // Attached to a VM.
             online: lane.record().connections.load(Relaxed) > 0,
         })
         .collect()

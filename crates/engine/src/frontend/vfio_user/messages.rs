@@ -1,8 +1,8 @@
 //! What a client's messages do.
 //!
-//! **Design.** A message that is carried out twice, because an engine died between, does the same twice: values
-//! are stored, nothing is toggled. What resets the controller is not recorded before it is done
-//! ([`super::Pcie::save`]). **Not here:** the protocol (`forebay-vfio-user`).
+//! A successor may repeat a message, so each is idempotent: it stores values and toggles nothing. A
+//! reset is done before it is recorded ([`super::Pcie::save`]). **Not here:** the protocol
+//! (`forebay-vfio-user`).
 
 use super::quiesce::Why;
 use super::rings::Bells;
@@ -23,7 +23,7 @@ use forebay_vfio_user::{
 use rustix::fs::{MemfdFlags, SealFlags};
 use std::sync::atomic::Ordering::Relaxed;
 
-/// What the client may ask about.
+/// The device description for the client.
 pub(super) fn device(mapped: bool) -> Device {
     let mut device = Device {
         regions: [Region::default(); pci_region::COUNT],
@@ -49,7 +49,7 @@ pub(super) fn device(mapped: bool) -> Device {
     device
 }
 
-/// Why a stream can't go on.
+/// Why a stream must end.
 pub(super) fn closing(broken: Broken) -> Closing {
     Closing(match broken {
         Broken::Short => "a message of its is shorter than it says",
@@ -59,16 +59,14 @@ pub(super) fn closing(broken: Broken) -> Closing {
     })
 }
 
-/// How far a request is.
 pub(super) enum RequestOutcome {
     Done,
     Failed(Errno),
-    /// The function is reset, and it waits until nothing is in flight.
+    /// A reset began; the answer waits for it.
     Reset,
 }
 
 impl Pcie {
-    /// A version is agreed on.
     pub(super) fn agree(
         &mut self,
         client: &mut Client,
@@ -83,7 +81,7 @@ impl Pcie {
         Ok(())
     }
 
-    /// Writes the answer of the message that waited.
+    /// Writes the answer of the waiting message.
     pub(super) fn answer_waiting(&mut self, turn: &mut Turn<'_>, error: Option<Errno>) {
         let waiting = std::mem::take(&mut self.waiting);
         if let Ok(judged) = self.session.judge(&waiting, 0) {
@@ -135,7 +133,7 @@ impl Pcie {
                 turn.client.unmap_all();
             }
             DmaUnmap::One { address, len_bytes } => {
-                // Exactly a region that is there (vfio-user, "VFIO_USER_DMA_UNMAP").
+                // It must be exactly an existing region (vfio-user, "VFIO_USER_DMA_UNMAP").
                 let mut regions = turn.client.memory().regions().iter();
                 let there =
                     regions.any(|r| r.guest_address() == address && r.len_bytes() == len_bytes);
@@ -216,7 +214,7 @@ impl Pcie {
         RequestOutcome::Done
     }
 
-    /// A doorbell's register is written.
+    /// Writes a doorbell register.
     fn ring(&mut self, at: u64, from: &[u8]) {
         let value = from.first_chunk().map(|bytes| u32::from_le_bytes(*bytes));
         let (Some(value), 4, true) = (value, from.len(), self.live) else {
@@ -238,7 +236,7 @@ impl Pcie {
         };
         let (Doorbell::Tail(qid) | Doorbell::Head(qid)) = doorbell;
         if !sound {
-            // With shadow doorbells the value here says nothing.
+            // With shadow doorbells the register's value is unused.
             if !there || self.rings.shadow.is_none() || qid == 0 {
                 self.bad_doorbell(!there, qid);
             }
@@ -253,13 +251,13 @@ impl Pcie {
     }
 }
 
-/// A map of memory broke the protocol's rules: people hear of it.
+/// Reports a memory map that broke the protocol's rules.
 pub(super) fn tell_of_bad_map(client: &mut Client, error: Errno) {
     let rule = "it must be whole pages, to be read or written, with one descriptor at most";
     client.tell_refused(|| format!("a map of its memory was refused: {rule} ({error})"));
 }
 
-/// Makes the page of doorbells, if there is none yet, and deposits it.
+/// Makes and deposits the doorbell page, unless it exists.
 fn make_doorbells(client: &mut Client) -> Result<(), Closing> {
     if client.held(slot::DOORBELLS).is_none() {
         let failed = Closing("its doorbells can't be made");
@@ -275,7 +273,7 @@ fn make_doorbells(client: &mut Client) -> Result<(), Closing> {
     Ok(())
 }
 
-/// Whether its Admin queue would lie in memory that came without a descriptor.
+/// Whether the Admin queue lies in memory without a descriptor.
 fn is_unshared(state: &FunctionState, memory: &GuestMemory) -> bool {
     let mut regions = memory.regions().iter();
     regions.any(|region| {

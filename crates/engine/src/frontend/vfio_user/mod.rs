@@ -1,13 +1,12 @@
-//! NVMe over vfio-user: a PCI controller whose driver runs in a virtual machine, or in user space.
+//! NVMe over vfio-user: a PCI controller whose driver runs in a VM or in user space.
 //!
-//! **Design.** The protocol is `forebay-vfio-user`'s, the controller's rules are `forebay_nvme::pcie`'s; this ties
-//! both to a client ([`crate::frontend::vm`]) and to the core. Messages are in [`messages`]; the path of a command is
-//! [`bells`], [`queues`] (fetch, start) and [`completion`], [`admin`] for the Admin queue; [`quiesce`] ends all
-//! commands for a reset; [`record`] is what a successor finds, and [`resume`] the successor.
+//! The protocol is in `forebay-vfio-user`, the controller's rules in `forebay_nvme::pcie`. This
+//! connects both to a client ([`crate::frontend::vm`]) and to the core. A command's path is
+//! [`bells`], [`queues`] (fetch, start) and [`completion`].
 //!
-//! Doorbells come in one of three ways: as messages (*trapped*), by memory of the client's that its driver has
-//! named (shadow doorbells), or by a page of ours that the client has mapped (*mapped*; then somebody looks at
-//! it as long as the controller is enabled).
+//! Doorbells come as messages (*trapped*), in client memory that the driver has named (*shadow*),
+//! or in a page of ours that the client maps (*mapped*). Mapped ones are polled while the
+//! controller is enabled.
 //!
 //! **Not here:** sockets, descriptors, interrupts ([`crate::frontend::vm`]).
 
@@ -51,13 +50,12 @@ use zerocopy::FromZeros;
 
 /// The longest transfer.
 const MDTS_BYTES: u32 = 512 << 10;
-/// How long a queue's memory may be gone before the controller fails: while its machine rearranges its
-/// memory, messages follow each other at once.
+/// How long a queue's memory may be missing before the controller fails. A VM that rearranges
+/// memory sends its messages in quick succession.
 const LOST_LIMIT_NS: u64 = 5_000_000_000;
 
-/// Slots for descriptors ([`Client::hold`]).
+/// Descriptor slots ([`Client::hold`]).
 mod slot {
-    /// Of a vector.
     pub(super) const fn vector(vector: u16) -> usize {
         vector as usize
     }
@@ -69,7 +67,6 @@ mod slot {
     pub(super) const DOORBELLS: usize = 102;
 }
 
-/// See the module's text.
 pub(crate) struct Pcie {
     function: Function,
     session: VfioSession,
@@ -77,36 +74,33 @@ pub(crate) struct Pcie {
     mapped: bool,
     rings: Rings,
     commands: Commands,
-    /// Commands whose data only the client reaches.
+    /// Commands with data that only the client can access.
     remote: Remote,
-    /// The Admin queue may have something to say.
+    /// The Admin queue may have events to send.
     events: bool,
-    /// A submission queue that is to be deleted, from which nothing more is taken.
+    /// A submission queue being deleted; no more commands are taken from it.
     deleting: Option<u16>,
     quiesce: Option<Quiesce>,
-    /// The message that waits for that.
     waiting: Vec<u8>,
-    /// The last turn has left something in a queue that could be taken.
+    /// The last turn left commands in a queue.
     more: bool,
-    /// Commands are taken.
+    /// Whether commands are taken.
     live: bool,
     vectors: Vectors,
     closed: bool,
     pieces: Pieces,
     batch: Box<[u8; BATCH * 64]>,
-    /// What commands may still cost in this turn.
+    /// The cost that commands may still have in this turn.
     budget: u32,
-    /// The queue that is looked at first.
+    /// The queue that is polled first.
     first: usize,
     scratch: Vec<u8>,
     out: Box<[u8]>,
 }
 
 impl Pcie {
-    /// The controller of a client that has just come, or is to be resumed.
-    ///
     /// # Errors
-    /// Why there can be none.
+    /// Why the client cannot be served.
     pub(crate) fn new(turn: &mut Turn<'_>) -> Result<Self, Closing> {
         let client = &turn.client;
         let export = client.export();
@@ -154,12 +148,11 @@ impl Pcie {
         Ok(frontend)
     }
 
-    /// Saves the function's state.
     fn save(&mut self) {
         self.records.save(self.function.state());
     }
 
-    /// Whether commands are taken, now that something may have changed that.
+    /// Updates `live`.
     fn look_alive(&mut self) {
         self.vectors.masks_all = self.function.masks_all();
         self.live = self.function.ready()
@@ -168,7 +161,7 @@ impl Pcie {
             && !self.closed;
     }
 
-    /// The controller fails: its host must reset it.
+    /// Fails the controller: its host must reset it.
     #[cold]
     fn fail(&mut self) {
         self.function.fail();
@@ -176,7 +169,7 @@ impl Pcie {
         self.look_alive();
     }
 
-    /// A doorbell was written that belongs to no queue, or with a value that it can't have.
+    /// A doorbell of a missing queue was written, or an invalid value.
     #[cold]
     pub(super) fn bad_doorbell(&mut self, register: bool, qid: u16) {
         let controller = self.function.controller_mut();
@@ -185,30 +178,30 @@ impl Pcie {
         self.save();
     }
 
-    /// Configuration space has been written: whether memory may be reached, and whether interrupts may be raised.
+    /// Configuration space was written: updates bus mastering and interrupt masks.
     fn space_written(&mut self, turn: &mut Turn<'_>, was_master: bool) {
         self.save();
         let is_master = self.function.is_bus_master();
         if was_master && !is_master {
-            // What ends now is held until it may be told of.
+            // Completions are held from here on.
             self.let_go_of_memory();
         } else if is_master && !was_master {
             self.find_shadow(turn);
         }
         self.look_alive();
-        // What was held back is raised, if the function may write at all.
+        // Raises pending vectors.
         if is_master {
             self.vectors.raise_pending(&self.records, turn.client);
         }
     }
 
-    /// Lets go of all memory of the client's; it is looked for again when needed.
+    /// Releases all client memory; it is looked up again when needed.
     fn let_go_of_memory(&mut self) {
         self.rings.let_go();
         self.pieces.let_go();
     }
 
-    /// The client's memory is another: shadow doorbells are where they are now, or missed.
+    /// The client's memory changed: looks up the shadow doorbells.
     fn find_shadow(&mut self, turn: &Turn<'_>) {
         if self.rings.shadow.is_some() {
             self.rings
@@ -220,7 +213,6 @@ impl Pcie {
     }
 }
 
-/// What the controller of a client's export is made with.
 fn config(client: &Client) -> Result<ControllerConfig, Closing> {
     let export = client.export();
     let nqn = Nqn::parse(&export.nqn).map_err(|_| Closing("its export has no sound NQN"))?;
@@ -231,7 +223,7 @@ fn config(client: &Client) -> Result<ControllerConfig, Closing> {
     })
 }
 
-/// An entry that was recorded in parts.
+/// A blank for entries that are recorded in parts.
 fn no_entry() -> Sqe {
     Sqe::new_zeroed()
 }

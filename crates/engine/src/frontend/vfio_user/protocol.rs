@@ -1,8 +1,5 @@
-//! What the common part of VMs' frontends calls.
-//!
-//! **Purpose.** A client's messages, turns, and end, as far as they are this protocol's.
-//! **Design.** A message is answered at once or, if it resets the controller, when the reset is over. A turn takes completions
-//! first, then what was to be begun again, then queues.
+//! The implementation of the trait [`Protocol`]. A message is answered at once, or at the end of
+//! the reset that it starts. A turn takes completions first, then retried commands, then queues.
 //! **Not here:** what a message does ([`super::messages`]), the queues ([`super::queues`]).
 
 use super::commands::CommandWork;
@@ -87,7 +84,7 @@ impl Protocol for Pcie {
             }
             Ok(Request::RegionWrite(access, from)) => self.write(turn, &access, from),
             Ok(Request::Reset) => RequestOutcome::Reset,
-            // The others are described.
+            // The device description lacks the others.
             Ok(_) => RequestOutcome::Failed(Errno::ENOTSUP),
             Err(error) => RequestOutcome::Failed(error),
         };
@@ -144,7 +141,7 @@ impl Protocol for Pcie {
         self.budget = BUDGET;
         let queues = self.rings.active.len();
         for at in 0..queues {
-            // Who comes first when there is too much for a turn changes with each.
+            // Round robin when a turn cannot serve all queues.
             let at = (self.first + at) % queues;
             let Some(qid) = self.rings.active.get(at).copied() else {
                 break;
@@ -174,7 +171,7 @@ impl Protocol for Pcie {
     }
 
     fn arm(&mut self, turn: &mut Turn<'_>) -> bool {
-        // Room is of no use to a lane that is over budget: the window's end wakes us.
+        // A throttled lane needs no doorbells: the window's end wakes the reactor.
         let lane = turn.client.lane();
         let held_back = lane.is_some_and(|lane| turn.core.qos.is_held_back(lane));
         if !self.live {
@@ -238,7 +235,7 @@ impl Protocol for Pcie {
             RegisterEffect::None | RegisterEffect::Enabled => {}
         }
         kill_point!("pcie.inherited");
-        // Whether its host has seen the last of them is not known.
+        // The host may have missed the last interrupts.
         for vector in 0..VECTORS {
             self.records.set_pending(vector, true);
         }
@@ -264,13 +261,14 @@ impl Protocol for Pcie {
             controller.namespace_changed(memory::NSID);
         }
         self.save();
-        // Only now: until then a successor finds that it has changed.
+        // Last, so that a successor repeats the event if needed.
         self.records.set_blocks(blocks);
         self.events = true;
     }
 
     fn removed(&mut self, turn: &mut Turn<'_>) -> bool {
-        // A monitor that listens unplugs the device. QEMU 11 does not, so the host itself is told: its namespace is gone.
+        // A monitor that listens to this unplugs the device. QEMU 11 does not, so the guest is
+        // informed, too.
         let tells = turn.client.held(slot::REQ).is_some();
         turn.client.raise(slot::REQ);
         if self.live {
@@ -322,7 +320,7 @@ impl Protocol for Pcie {
     }
 }
 
-/// Room for so many bytes of an answer: on the stack, as long as that is enough.
+/// A buffer for an answer, on the stack if it fits.
 fn room_of<'a>(short: &'a mut [u8], long: &'a mut Vec<u8>, bytes: u32) -> &'a mut [u8] {
     match short.get_mut(..bytes as usize) {
         Some(room) => room,

@@ -1,13 +1,14 @@
-//! The begin of an I/O command: fetch, record, start.
+//! The start of an I/O command: fetch, record, begin.
 //!
-//! **Design.** Each turn looks at each queue's tail once and takes a batch of entries with one copy. A command
-//! gets a slot and a record, then its data is found and the core begins it; what is refused, or over at once, is recorded all
-//! the same, so that it too is answered once. When the batch is taken, the queue's cursor is recorded, and what is over already
-//! is answered.
+//! Each turn reads each queue's tail once, and copies a batch of entries. A command gets a slot and
+//! a record, then the core begins it. Refused commands and those that complete at once are
+//! recorded, too, so that they are answered exactly once. After the batch the queue's cursor is
+//! recorded.
 //!
-//! A command is taken only when its completion has room, so a completion queue is never full, and its head is looked at only
-//! when there seems to be none. No allocation, lock, log or system call. **Not here:** doorbells ([`super::bells`]), the end
-//! ([`super::completion`]), the Admin queue ([`super::admin`]).
+//! A command is taken only if its completion has room, so a completion queue never overflows; its
+//! head is read only when it seems full. No allocation, lock, log or system call. **Not here:**
+//! doorbells ([`super::bells`]), the end ([`super::completion`]), the Admin queue
+//! ([`super::admin`]).
 
 use super::commands::CommandWork;
 use super::memory::{ClientMemory, NSID};
@@ -24,18 +25,18 @@ use forebay_xlate::kill_point;
 use std::sync::atomic::Ordering::Relaxed;
 use zerocopy::FromBytes;
 
-/// Entries that are taken from one queue in one turn.
+/// Entries per queue and turn.
 pub(super) const BATCH: usize = 32;
-/// What a client's commands may cost in one turn: others are to have theirs.
+/// Cost of a client's commands per turn.
 pub(super) const BUDGET: u32 = 256;
-/// Commands that move more have a list of addresses, which must be read,
+/// Longer commands have an address list, which must be read.
 const LISTED_BYTES: u32 = 8192;
-/// and that costs so many others.
+/// Its extra cost.
 pub(super) const LIST_COST: u32 = 3;
-/// The engines that may die of a command.
+/// After this many deaths a command is not tried again.
 const MAX_DEATHS: u8 = 3;
 
-/// What is to be done, of a command that makes sense; and its data.
+/// Decodes a command into its work and its transfer.
 pub(super) fn judge(
     sqe: &Sqe,
     geometry: &NamespaceGeometry,
@@ -80,7 +81,7 @@ pub(super) fn judge(
         })),
         IoCommand::Deallocate { ranges } => Some(CommandWork::Io(IoOp::Deallocate { ranges })),
         IoCommand::Hint { .. } => None,
-        // Reservations are not offered: their opcodes are refused already.
+        // Reservation opcodes are refused before.
         IoCommand::Reserve { .. } | IoCommand::ReservationReport { .. } => {
             return Err(Status::INVALID_OPCODE.with_dnr());
         }
@@ -88,17 +89,15 @@ pub(super) fn judge(
     Ok((work, command.transfer(geometry)))
 }
 
-/// How an attempt to begin a command went.
 pub(super) enum BeginResult {
     Yes,
-    /// It ends so, without having begun.
+    /// It ends with this status without having begun.
     Ended(Status),
-    /// There is no room now.
     NoRoom,
 }
 
 impl Pcie {
-    /// Takes commands from a submission queue. True if there were any.
+    /// Takes commands from a submission queue; true if there were any.
     #[inline]
     pub(super) fn fetch(&mut self, turn: &mut Turn<'_>, qid: u16) -> bool {
         let tail = self.rings.bell(&self.records, Doorbell::Tail(qid));
@@ -164,7 +163,7 @@ impl Pcie {
         true
     }
 
-    /// Answers what is over already.
+    /// Answers commands that are already over.
     #[inline]
     pub(super) fn answer_over(&mut self, turn: &mut Turn<'_>) {
         let lane = turn.client.lane();
@@ -180,7 +179,7 @@ impl Pcie {
         self.commands.over.clear();
     }
 
-    /// Copies entries out of a queue's memory. False if that isn't there.
+    /// Copies entries from a queue's memory. False: it is missing.
     #[inline]
     fn read_batch(&mut self, turn: &mut Turn<'_>, qid: u16, from: u32, count: usize) -> bool {
         let base = self.function.queues().0[usize::from(qid)].base;
@@ -193,7 +192,7 @@ impl Pcie {
         read
     }
 
-    /// Takes one of the entries that were copied. False: there is no room for it now.
+    /// Takes a copied entry. False: there is no room.
     #[inline]
     fn take_one(
         &mut self,
@@ -216,7 +215,6 @@ impl Pcie {
         kill_point!("pcie.taken");
         let begun = match geometry {
             Some(geometry) => self.begin(turn, qid, slot, &sqe, geometry),
-            // The export is removed.
             None => {
                 self.commands
                     .note(turn, qid, slot, sqe.cid(), CommandWork::Io(IoOp::Flush));
@@ -239,7 +237,7 @@ impl Pcie {
         true
     }
 
-    /// Begins a command that has a record.
+    /// Begins a recorded command.
     #[inline]
     pub(super) fn begin(
         &mut self,
@@ -290,7 +288,7 @@ impl Pcie {
                 return self.begin_remote(turn, slot, work, transfer.bytes(), to_host);
             }
             self.pieces.clear();
-            // It is over all the same: of the turn's part, there is less for the next.
+            // It costs a part of the turn.
             turn.core.qos.may_answer(turn.client.lane());
             return BeginResult::Ended(status.with_dnr());
         }
@@ -305,7 +303,7 @@ impl Pcie {
         }
     }
 
-    /// Ranges are copied once: what was checked is what is done.
+    /// The ranges are copied once, so that the checked values are used.
     #[cold]
     pub(super) fn begin_deallocating(
         &mut self,
@@ -334,7 +332,7 @@ impl Pcie {
         self.start(turn, slot, work, Some(buffer))
     }
 
-    /// Gives a command to the core; its pieces are there.
+    /// Gives a command with its pieces to the core.
     #[inline]
     pub(super) fn start(
         &mut self,
@@ -352,7 +350,7 @@ impl Pcie {
         };
         let record = turn.client.command_ref(lane, slot);
         let op = match work {
-            // Only the guest's own: no buffer comes with one.
+            // Only the guest's writes: they come without a buffer.
             CommandWork::Io(IoOp::Flush) if turn.core.lanes.keeps_machines_from_writing(lane) => {
                 return BeginResult::Ended(Status::RESERVATION_CONFLICT.with_dnr());
             }
@@ -379,7 +377,7 @@ impl Pcie {
         }
     }
 
-    /// Begins what a dead engine had in hand, or what found no room. True if there was any.
+    /// Retries commands of a dead engine, and those that found no room. True if there were any.
     #[cold]
     pub(super) fn begin_again(&mut self, turn: &mut Turn<'_>) -> bool {
         let lane = turn.client.lane();
@@ -387,7 +385,7 @@ impl Pcie {
             .and_then(|lane| turn.core.lane(lane))
             .map(Lane::geometry);
         let mut any = false;
-        // The first stays there until it is begun: see `begin_remote`.
+        // The first stays queued until it has begun: see `begin_remote`.
         while let Some(slot) = self.commands.again.front().copied() {
             let sqid = self.commands.get(slot).sqid;
             let sqe = self.records.sqe(slot);
@@ -415,7 +413,6 @@ impl Pcie {
     }
 }
 
-/// The lane's index, for whoever has none.
 pub(super) fn lane_of(turn: &Turn<'_>) -> Option<LaneIndex> {
     turn.client.lane()
 }

@@ -1,18 +1,16 @@
-//! Resets and shutdowns: everything in flight ends before the host is told that they are over.
+//! Resets and shutdowns: all commands end before the host sees completion.
 //!
-//! **Design.** What a guest is told of the end of a reset is a promise that nobody reads or writes its memory on
-//! account of old commands: so the end waits until the core has given every command back, and until what a
-//! dead engine may still have at a device has ended there too. Commands that a reset ends get no
-//! completion; before a shutdown is complete they do, and what was written is made durable.
+//! The end of a reset promises that old commands no longer access guest memory. So it waits until
+//! the core has returned every command, and until a dead engine's commands at devices have ended. A
+//! reset's commands get no completion. A shutdown's do, and their data is made durable.
 //!
-//! The *message* that asks for it does not wait: a client gives an answer up after some seconds (QEMU after 5), and a
-//! device that hangs must not cost a guest its connection. A write of CC is answered at once, and CSTS.RDY and CSTS.SHST
-//! say when it is over, as the specification has it (Base 2.0, 3.5.3, 3.6). A function level reset and
-//! VFIO_USER_DEVICE_RESET, after which nobody is obliged to look, are answered when they are over, or with an error after
-//! [`ANSWER_LIMIT_NS`]; CSTS.RDY tells of the rest.
+//! The *message* does not wait, since clients give up after some seconds (QEMU after 5), and a hung
+//! device must not break the connection. A write of CC is answered at once; CSTS.RDY and CSTS.SHST
+//! show completion (Base 2.0, 3.5.3, 3.6). Function level reset and VFIO_USER_DEVICE_RESET are
+//! answered when done, or with an error after [`ANSWER_LIMIT_NS`].
 //!
-//! A successor finds what is unfinished in the function's state. **Not here:** a client that goes away
-//! ([`crate::frontend::vm`] waits for its commands).
+//! A successor finds unfinished work in the function's state. **Not here:** a client that detaches
+//! ([`crate::frontend::vm`]).
 
 use super::record::COMMANDS;
 use super::{Pcie, lane_of};
@@ -20,15 +18,14 @@ use crate::core::{IoOp, NewIo};
 use crate::frontend::vm::protocol::Turn;
 use forebay_xlate::kill_point;
 
-/// The number of a flush of our own: no command's.
+/// The slot number of an internal flush.
 const FLUSH: u16 = COMMANDS as u16;
-/// How long the answer to a reset by the bus waits.
+/// How long the answer to a bus reset waits.
 const ANSWER_LIMIT_NS: u64 = 3_000_000_000;
-/// The same when it waits for the client alone ([`super::remote`]): QEMU answers nothing while it waits itself. So long a
-/// function may take (PCI Express Base, 6.6.2), and so long hosts wait in any case.
+/// The same when it waits only for the client ([`super::remote`]): a waiting QEMU answers nothing.
+/// It is the time that a function may take (PCI Express Base, 6.6.2), and that hosts always wait.
 const CLIENT_LIMIT_NS: u64 = 100_000_000;
 
-/// What is under way.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Why {
     /// CC.EN was cleared, or the whole function is reset.
@@ -37,7 +34,6 @@ pub(super) enum Why {
     Shutdown,
 }
 
-/// How far the flush of a shutdown is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Flush {
     Needed,
@@ -45,7 +41,6 @@ enum Flush {
     Ended,
 }
 
-/// See the module's text.
 pub(super) struct Quiesce {
     why: Why,
     flush: Flush,
@@ -53,18 +48,18 @@ pub(super) struct Quiesce {
 }
 
 impl Quiesce {
-    /// Whether commands end without an answer.
+    /// Whether commands end without a completion.
     #[inline]
     pub(super) fn drops(&self) -> bool {
         self.why == Why::Reset
     }
 
-    /// A flush of our own ended. One that failed is not tried again: nobody could be told.
+    /// An internal flush ended. A failed one is not retried, as its failure cannot be reported.
     pub(super) fn flushed(&mut self) {
         self.flush = Flush::Ended;
     }
 
-    /// Whether its answer has waited too long: so long, or not as long if it waits for the client alone.
+    /// Whether its answer is overdue; `client_alone`: it waits only for the client.
     pub(super) fn is_late(&self, now_ns: u64, client_alone: bool) -> bool {
         let limit_ns = match client_alone {
             true => CLIENT_LIMIT_NS,
@@ -75,18 +70,19 @@ impl Quiesce {
 }
 
 impl Pcie {
-    /// Starts nothing more, and waits for what is in flight. The function's state says why, and is saved first.
+    /// Starts no more commands, and drains. The function's state has the reason, and is saved
+    /// first.
     pub(super) fn begin_quiescing(&mut self, turn: &mut Turn<'_>, why: Why) {
         self.save();
         let before = self.quiesce.as_ref().map(|q| (q.why, q.flush));
         let flush = match (why, before) {
-            // A reset ends all else, but for a flush that is under way.
+            // A reset supersedes a shutdown, except a flush in flight.
             (Why::Shutdown, Some((Why::Reset, _))) => return,
             (_, Some((_, Flush::Begun))) => Flush::Begun,
             (Why::Shutdown, _) => Flush::Needed,
             (Why::Reset, _) => Flush::Ended,
         };
-        // Before anything is forgotten: whatever overlaps it waits.
+        // Before records are dropped: overlapping commands must wait.
         if why == Why::Reset
             && self.commands.in_hand() > 0
             && let Some(lane) = lane_of(turn)
@@ -101,7 +97,7 @@ impl Pcie {
         });
         self.look_alive();
         if why == Why::Reset {
-            // Those that nobody has begun yet, or that wait for memory, never will.
+            // Commands that are not in the core never begin.
             while let Some(slot) = self.commands.again.pop_front() {
                 self.forget(slot);
             }
@@ -114,14 +110,14 @@ impl Pcie {
         self.go_on_quiescing(turn);
     }
 
-    /// Looks whether it is over; true if it is.
+    /// Checks for completion; true if done.
     #[cold]
     pub(super) fn go_on_quiescing(&mut self, turn: &mut Turn<'_>) -> bool {
         let Some(quiesce) = &self.quiesce else {
             return true;
         };
         let may = !quiesce.drops() && self.function.is_bus_master();
-        // What a reset doesn't end, its host waits for: not for the budget, too.
+        // The host waits for commands in a shutdown: they need no budget.
         let waits = !quiesce.drops() && self.commands.in_hand() > 0;
         if may && !self.commands.again.is_empty() {
             self.begin_again(turn);
@@ -155,7 +151,7 @@ impl Pcie {
         true
     }
 
-    /// Whether what was written is durable, as far as a shutdown asks for it.
+    /// Whether all data is durable, as a shutdown requires.
     fn is_flushed(&mut self, turn: &mut Turn<'_>) -> bool {
         let Some(quiesce) = &mut self.quiesce else {
             return true;

@@ -1,12 +1,10 @@
-//! What a successor must know of a controller: every store to its part of the machine file.
+//! All stores to a controller's part of the machine file, for a successor.
 //!
-//! **Design.** As with TCP's records, stores stay in the program's order, and what is stored last makes the
-//! rest count. A command's record is one cache line: its state, the words of its entry that an I/O command
-//! uses, and the place that its completion is about to get. The function's state is stored whole, in one of
-//! two places in turn ([`CommandRecords::save`]). Each queue has a line of its own for its cursors.
-//!
-//! Whoever continues holds all of it for hostile: [`super::resume`]. **Not here:** the file's other parts
-//! ([`crate::frontend::vm::file`]).
+//! Stores stay in program order, and the last one validates the rest. A command's record is one
+//! cache line: its state, the used words of its entry, and the place of its completion while that
+//! is posted. The function's state is stored whole, alternately in two copies
+//! ([`CommandRecords::save`]). [`super::resume`] treats all of it as hostile. **Not here:** the
+//! file's other parts ([`crate::frontend::vm::file`]).
 
 use crate::frontend::vm::file::MachineFile;
 use forebay_nvme::Sqe;
@@ -18,25 +16,23 @@ use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use zerocopy::{FromBytes, IntoBytes};
 
-/// Commands that a controller has in hand at once.
+/// Commands per controller, at most.
 pub(crate) const COMMANDS: usize = 1024;
-/// The machine file's: what is between them is one layout.
+/// The machine file's version covers this layout.
 const VERSION: u64 = forebay_xlate::boundary::MACHINE_FILE_VERSION;
 const STATE_WORDS: usize = size_of::<FunctionState>() / 8;
 
 cells! {
-    /// The function's state.
     struct Snapshot {
         words: [AtomicU64; STATE_WORDS],
     }
 }
 
 cells! {
-    /// A queue pair's cursors.
     struct QueueCells {
-        /// Commands taken from the submission queue since it was made.
+        /// Commands taken since the submission queue was made.
         taken: AtomicU64,
-        /// Completions posted to the completion queue since it was made.
+        /// Completions posted since the completion queue was made.
         posted: AtomicU64,
         /// The doorbells, as written to their registers.
         tail: AtomicU64,
@@ -46,9 +42,7 @@ cells! {
 }
 
 cells! {
-    /// A command.
     struct CommandCells {
-        /// [`StateWord`].
         state: AtomicU64,
         /// Dwords 0 and 1 of its entry, then 6 to 9, then 10 to 13.
         sqe: [AtomicU64; 5],
@@ -62,39 +56,36 @@ const _: () = assert!(size_of::<CommandCells>() == 64);
 cells! {
     struct Area {
         version: AtomicU64,
-        /// How often the function's state was saved: the last is in `snapshots` at this number modulo 2.
+        /// How often the state was saved; the last copy is at this number modulo 2.
         saved: AtomicU64,
-        /// What was agreed on; 0: nothing.
+        /// The negotiated version and limits; 0: none.
         negotiated: AtomicU64,
-        /// The namespace's size that the host was told of last, in blocks.
+        /// The namespace size that the host was last informed of, in blocks.
         blocks: AtomicU64,
         /// Vectors that the client has masked.
         masked: [AtomicU64; 2],
-        /// Vectors that were held back because of that.
+        /// Vectors that were raised while masked.
         pending: [AtomicU64; 2],
         snapshots: [Snapshot; 2],
         queues: [QueueCells; QUEUES],
         commands: [CommandCells; COMMANDS],
-        /// How many messages were made for the client.
+        /// Messages made for the client.
         asks: AtomicU64,
-        /// The number of the last of them that it has answered.
+        /// The number of the last one that it has answered.
         answered: AtomicU64,
     }
 }
 
-/// How far a command is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum CommandStage {
-    /// The slot is free.
     Free,
-    /// It was taken from its queue.
     Taken,
     /// Its completion is being posted.
     Completing,
 }
 
-/// The word `state` of a command: stage in bits 1:0, deaths in bits 5:2, its submission queue in bits 15:8,
-/// the lower half of its number there in bits 63:32.
+/// A command's `state` word: stage in bits 1:0, deaths in 5:2, submission queue in 15:8, the lower
+/// half of its number there in 63:32.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct StateWord(u64);
 
@@ -125,7 +116,7 @@ impl StateWord {
     }
 }
 
-/// What a completion that is being posted is: where, and how it ended.
+/// A completion that is being posted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct PostedCompletion {
     /// The lower half of its number in its queue.
@@ -134,23 +125,18 @@ pub(super) struct PostedCompletion {
     pub status: u16,
 }
 
-/// See the module's text.
 pub(super) struct CommandRecords {
     /// The client's file, mapped once more.
     file: MachineFile,
 }
 
-/// Stores in the program's order.
+/// Stores in program order.
 #[inline(always)]
 fn put(cell: &AtomicU64, value: u64) {
     cell.store(value, Release);
 }
 
 impl CommandRecords {
-    /// Those in a client's file.
-    ///
-    /// # Errors
-    /// It can't be mapped.
     pub(super) fn new(file: MachineFile) -> io::Result<Self> {
         let records = Self { file };
         match records.file.area::<Area>(0, 1) {
@@ -167,17 +153,14 @@ impl CommandRecords {
         }
     }
 
-    /// A new one.
     pub(super) fn begin(&self) {
         put(&self.area().version, VERSION);
     }
 
-    /// Whether it is of this version.
     pub(super) fn is_known(&self) -> bool {
         self.area().version.load(Acquire) == VERSION
     }
 
-    /// Saves the function's state.
     pub(super) fn save(&self, state: &FunctionState) {
         let area = self.area();
         let number = area.saved.load(Relaxed).wrapping_add(1);
@@ -189,7 +172,7 @@ impl CommandRecords {
         put(&area.saved, number);
     }
 
-    /// The function's state as it was saved last; `None`: it never was.
+    /// The last saved state; `None`: never saved.
     pub(super) fn saved(&self) -> Option<Box<FunctionState>> {
         let area = self.area();
         let number = area.saved.load(Acquire);
@@ -230,31 +213,30 @@ impl CommandRecords {
         put(&self.area().blocks, blocks);
     }
 
-    /// The number of the next message to the client: another than any that a dead engine may have sent.
+    /// The next message's number, which no dead engine can have used.
     pub(super) fn next_ask(&self) -> u64 {
         let number = self.area().asks.load(Relaxed).wrapping_add(1).max(1);
         put(&self.area().asks, number);
         number
     }
 
-    /// The client has answered the message of this number.
+    /// The client answered this message.
     pub(super) fn set_answered(&self, number: u64) {
         put(&self.area().answered, number);
     }
 
-    /// The message that a dead engine has sent and that the client has not answered, if there is one.
+    /// A dead engine's message that the client has not answered.
     pub(super) fn unanswered(&self) -> Option<u64> {
         let asked = self.file.asked();
         let answered = self.area().answered.load(Relaxed);
         (asked != 0 && asked != answered).then_some(asked)
     }
 
-    /// Whether any was ever sent.
+    /// Whether any message was ever made.
     pub(super) fn has_asked(&self) -> bool {
         self.area().asks.load(Relaxed) != 0
     }
 
-    /// Whether the client has masked a vector.
     #[inline]
     pub(super) fn is_masked(&self, vector: u16) -> bool {
         let word = &self.area().masked[usize::from(vector / 64) % 2];
@@ -265,7 +247,6 @@ impl CommandRecords {
         set_bit(&self.area().masked, vector, masked);
     }
 
-    /// The vectors that were held back.
     pub(super) fn pending(&self) -> [u64; 2] {
         [0, 1].map(|word: usize| self.area().pending[word].load(Relaxed))
     }
@@ -278,13 +259,11 @@ impl CommandRecords {
         &self.area().queues[usize::from(qid) % QUEUES]
     }
 
-    /// A submission queue is about to be made.
     pub(super) fn new_sq(&self, qid: u16) {
         put(&self.queue(qid).taken, 0);
         put(&self.queue(qid).tail, 0);
     }
 
-    /// A completion queue is about to be made.
     pub(super) fn new_cq(&self, qid: u16) {
         put(&self.queue(qid).posted, 0);
         put(&self.queue(qid).head, 0);
@@ -308,7 +287,7 @@ impl CommandRecords {
         put(&self.queue(qid).posted, posted);
     }
 
-    /// What was written to a doorbell's register.
+    /// The value of a doorbell's register.
     #[inline]
     pub(super) fn doorbell(&self, doorbell: Doorbell) -> u32 {
         let cell = match doorbell {
@@ -331,7 +310,7 @@ impl CommandRecords {
         &self.area().commands[usize::from(slot) % COMMANDS]
     }
 
-    /// A command is taken: the one of this number of its queue.
+    /// A command is taken, with its number in its queue.
     #[inline]
     pub(super) fn take(&self, slot: u16, qid: u16, number: u64, sqe: &Sqe) {
         let c = self.command(slot);
@@ -342,7 +321,7 @@ impl CommandRecords {
         put(&c.state, StateWord::taken(qid, number).0);
     }
 
-    /// Its entry, as far as it was recorded.
+    /// Its entry, as far as recorded.
     pub(super) fn sqe(&self, slot: u16) -> Sqe {
         let mut words = [[0; 8]; 8];
         let c = self.command(slot);
@@ -382,7 +361,6 @@ impl CommandRecords {
         }
     }
 
-    /// It has ended.
     #[inline]
     pub(super) fn free(&self, slot: u16) {
         put(&self.command(slot).state, 0);

@@ -1,20 +1,20 @@
-//! Commands whose data lies in memory that was mapped without a descriptor: the client alone reaches it.
+//! Commands whose data lies in memory that was mapped without a descriptor: only the client can
+//! access it.
 //!
-//! **Design.** Such a command is given memory of ours ([`Remote::memory`]), which the core takes as it takes any machine's.
-//! What it writes is asked for before (VFIO_USER_DMA_READ), what it reads is sent afterwards (VFIO_USER_DMA_WRITE): one
-//! message at a time, no longer than the client takes, and a client that does not answer within [`ASK_LIMIT_NS`] is
-//! closed. [`PLACES`] commands have such memory at once; others wait in their queues. Each byte is counted as copied.
-//! A command before which a flush comes has its place before that. It is slow, and it may allocate.
+//! Such a command gets memory of ours ([`Remote::memory`]), as if it were a VM's. Write data is
+//! fetched first (VFIO_USER_DMA_READ), read data sent afterwards (VFIO_USER_DMA_WRITE). One message
+//! is open at a time; a client that does not answer within [`ASK_LIMIT_NS`] is closed. [`PLACES`]
+//! commands can have such memory; others wait in their queues. This path is slow, and may allocate.
 //!
-//! A successor begins these commands anew, when the client has answered what the dead engine asked last: the machine file
-//! says whether there is such a question (`vm::talk`). A reset waits for the answer to a DMA_WRITE: until then
-//! the client may still be at it. Nobody reads or writes memory on account of another question whose command is gone, so
-//! its answer is merely dropped.
+//! A successor repeats these commands once the client has answered the dead engine's last message,
+//! which the machine file records (`vm::talk`). A reset waits for the answer to a DMA_WRITE, since
+//! the client may still write. Answers to other messages of ended commands are dropped.
 //!
-//! QEMU (10.1 to 11.1) has another structure than the specification: `count` has 4 bytes, and data follow at once. It also
-//! answers a DMA_WRITE without a payload, which tells it apart before any byte is trusted: the first message is a write of none.
+//! QEMU (10.1 to 11.1) deviates from the specification: `count` has 4 bytes, and data follows at
+//! once. It also answers a DMA_WRITE without a payload. So the first message is an empty write,
+//! which tells both apart before any data.
 //!
-//! **Not here:** queues, lists of addresses and the data of Admin commands, which must be reachable memory.
+//! **Not here:** queues, address lists and Admin data, which must be in accessible memory.
 
 use super::commands::CommandWork;
 use super::memory::ClientMemory;
@@ -33,20 +33,18 @@ use std::os::fd::AsFd;
 
 /// Commands at once.
 pub(crate) const PLACES: usize = 2;
-/// How long a client may take for an answer.
+/// Time limit for a client's answer.
 pub(crate) const ASK_LIMIT_NS: u64 = 20_000_000_000;
 const LATE: Closing = Closing("it did not answer for memory that it alone reaches");
 
-/// How far a command is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum RemoteStep {
-    /// Its bytes come in.
+    /// Its data is being fetched.
     In,
-    /// It can be begun.
+    /// It can be started.
     Ready,
-    /// The core has it.
     Begun,
-    /// Its bytes go out.
+    /// Its data is being sent.
     Out,
 }
 
@@ -57,13 +55,13 @@ struct RemoteJob {
     /// Its data: addresses and lengths.
     pieces: Vec<(u64, u32)>,
     bytes: u32,
-    /// So many of them are in, or out.
+    /// Bytes fetched or sent.
     moved: u32,
     step: RemoteStep,
 }
 
 impl RemoteJob {
-    /// Where the next byte lies, and how many follow it there.
+    /// The next byte's address, and how many follow there.
     fn next(&self) -> Option<(u64, u32)> {
         let mut skip = self.moved;
         for (address, len) in &self.pieces {
@@ -76,16 +74,16 @@ impl RemoteJob {
     }
 }
 
-/// What the client was asked.
+/// The open message.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Ask {
-    /// To write nothing.
+    /// An empty write.
     Nothing,
-    /// For so many bytes.
+    /// A read of so many bytes at an address.
     Read(u64, u32),
-    /// To write so many.
+    /// A write of so many bytes.
     Write(u32),
-    /// Whatever it was, for a command that is gone: a reset has ended it, or an engine's death.
+    /// Any message for a command that a reset or an engine's death has ended.
     Forgotten,
 }
 
@@ -98,31 +96,26 @@ struct RemoteRequest {
     until_ns: u64,
 }
 
-/// See the module's text.
 #[derive(Default)]
 pub(super) struct Remote {
-    /// A part for each place.
     memory: Option<GuestMemory>,
     jobs: [Option<RemoteJob>; PLACES],
     asked: Option<RemoteRequest>,
-    /// Whether data follow a count of 4 bytes; not known yet.
+    /// QEMU's structure: data follows a count of 4 bytes. `None`: not known yet.
     is_short: Option<bool>,
-    /// There are commands.
     pub(super) busy: bool,
 }
 
 impl Remote {
-    /// When the client has taken too long.
     pub(super) fn deadline_ns(&self) -> Option<u64> {
         self.asked.as_ref().map(|asked| asked.until_ns)
     }
 
-    /// Whether the client may still be at its memory on our account.
+    /// Whether the client may still write its memory for us.
     pub(super) fn may_write(&self) -> bool {
         self.asked.as_ref().is_some_and(|asked| asked.may_write)
     }
 
-    /// Forgets everything: the client is gone.
     pub(super) fn clear(&mut self) {
         *self = Self::default();
     }
@@ -142,7 +135,7 @@ impl Remote {
         }
     }
 
-    /// What a dead engine asked is answered before anything else is asked.
+    /// A dead engine's message must be answered before another is sent.
     pub(super) fn inherit_asked(&mut self, records: &CommandRecords, now_ns: u64) {
         self.asked = records.unanswered().map(|number| RemoteRequest {
             number,
@@ -153,7 +146,7 @@ impl Remote {
         });
     }
 
-    /// What came before a command is durable. True: it is one of these, and goes on in its place.
+    /// The flush before a command is done. True: the command is one of these, and continues.
     pub(super) fn goes_on(&mut self, slot: u16, op: IoOp) -> bool {
         let mut jobs = self.jobs.iter_mut().flatten();
         let Some(job) = jobs.find(|job| job.slot == slot && job.step == RemoteStep::Begun) else {
@@ -164,7 +157,7 @@ impl Remote {
         true
     }
 
-    /// The core has ended a command. True: it is one of these, and its bytes are to go out first.
+    /// The core ended a command. True: it is one of these, and its data must be sent first.
     #[cold]
     pub(super) fn goes_out(&mut self, slot: u16, status: Status, nobody: bool) -> bool {
         let is_it = |job: &Option<RemoteJob>| {
@@ -186,21 +179,22 @@ impl Remote {
         false
     }
 
-    /// A client that does not answer is closed.
+    /// Closes a client that does not answer.
     pub(super) fn look_at_asked(&mut self, turn: &mut Turn<'_>) {
         let now_ns = turn.core.now_ns();
         let Some(asked) = &mut self.asked else {
             return;
         };
         if !turn.client.is_heard {
-            // It may have answered, and nobody reads that before its message is over, which has a limit of its own.
+            // Its answer may be unread while another message is handled, which has a time limit of
+            // its own.
             asked.until_ns = now_ns.saturating_add(ASK_LIMIT_NS);
         } else if now_ns >= asked.until_ns {
             turn.client.fail(LATE);
         }
     }
 
-    /// Asks the client for bytes, or sends it some.
+    /// Fetches bytes from the client, or sends it some.
     fn ask(
         &mut self,
         turn: &mut Turn<'_>,
@@ -255,7 +249,7 @@ impl Remote {
         Ok(())
     }
 
-    /// Moves what of a command can be reached, and asks the client for the rest.
+    /// Copies the accessible bytes of a command, and asks the client for the rest.
     fn move_bytes(
         &mut self,
         turn: &mut Turn<'_>,
@@ -302,7 +296,7 @@ impl Remote {
         }
     }
 
-    /// A reset: nobody is asked any more. Gives the slots of commands that the core has not got.
+    /// A reset: sends no more messages. Returns the slots of commands that are not in the core.
     pub(super) fn drop_all(&mut self) -> impl Iterator<Item = u16> + use<> {
         if let Some(asked) = &mut self.asked {
             asked.ask = Ask::Forgotten;
@@ -317,7 +311,7 @@ impl Remote {
         dropped.into_iter().flatten()
     }
 
-    /// Memory of our own, where there is none yet.
+    /// Allocates the memory on first use.
     fn make_memory(&mut self) -> Option<&GuestMemory> {
         if self.memory.is_none() {
             let bytes = PLACES as u64 * u64::from(MDTS_BYTES);
@@ -338,11 +332,10 @@ impl Remote {
     }
 }
 
-/// How far the bytes of a command have come.
+/// The progress of a command's data.
 enum Moved {
-    /// The client is asked for more.
     Some,
-    /// All of them are in, or out.
+    /// All bytes are fetched or sent.
     All(RemoteStep),
 }
 
@@ -351,7 +344,8 @@ const fn base_of(place: usize) -> u64 {
     place as u64 * MDTS_BYTES as u64
 }
 
-/// Whether an address can be reached by us, and for how many bytes that stays so; `None`: nobody can, or may.
+/// Whether we can access an address, and the length for which that holds; `None`: invalid or
+/// forbidden.
 fn run(memory: &GuestMemory, address: u64, len: u32, to_host: bool) -> Option<(bool, u32)> {
     let mut regions = memory.regions().iter();
     let region = regions.find(|r| address.wrapping_sub(r.guest_address()) < r.len_bytes())?;
@@ -366,7 +360,8 @@ fn run(memory: &GuestMemory, address: u64, len: u32, to_host: bool) -> Option<(b
 const FAILED: Status = Status::DATA_TRANSFER_ERROR;
 
 impl Pcie {
-    /// A command's data can't all be reached: it is begun here if its client can, or ends.
+    /// Not all of a command's data is accessible: begins it here, or ends it if its client cannot
+    /// help.
     #[cold]
     pub(super) fn begin_remote(
         &mut self,
@@ -377,7 +372,7 @@ impl Pcie {
         to_host: bool,
     ) -> BeginResult {
         self.pieces.clear();
-        // Those that have found no place once come first.
+        // Commands that found no place earlier come first.
         let waits = self
             .commands
             .again
@@ -430,12 +425,12 @@ impl Pcie {
             },
         });
         self.remote.busy = true;
-        // In the next turn: its command is not in hand before this one is over.
+        // In the next turn: this one has not yet entered the command.
         self.more = true;
         BeginResult::Yes
     }
 
-    /// Moves bytes of a command, and begins or ends it when all of them are moved.
+    /// Moves a command's data, and begins or ends it when all is moved.
     fn move_bytes(&mut self, turn: &mut Turn<'_>, place: usize) {
         let takes = self.session.negotiated();
         let most_bytes = takes.map_or(0, |n| n.client_data_bytes);
@@ -448,7 +443,7 @@ impl Pcie {
         }
     }
 
-    /// Goes on with all of them; true if any could.
+    /// Continues all of them; true if any could.
     #[cold]
     pub(super) fn move_remote(&mut self, turn: &mut Turn<'_>) -> bool {
         let mut any = false;
@@ -466,7 +461,7 @@ impl Pcie {
         any
     }
 
-    /// The client has answered something.
+    /// The client has answered.
     pub(super) fn told(&mut self, turn: &mut Turn<'_>, header: &Header, bytes: &[u8]) -> Answer {
         let is_it = |asked: &mut RemoteRequest| asked.number as u16 == header.id;
         let Some(RemoteRequest {
@@ -545,7 +540,7 @@ impl Pcie {
             return;
         };
         if let (RemoteStep::In | RemoteStep::Ready, Some(lane)) = (job.step, turn.client.lane()) {
-            // Whatever a dead engine had of it, nobody begins it again.
+            // A recovered command ends here without beginning again.
             let record = turn.client.command_ref(lane, job.slot);
             turn.core.carried.refused(record);
         }
@@ -553,7 +548,7 @@ impl Pcie {
     }
 }
 
-/// The bytes in the answer to a DMA_READ; `None`: they are not what was asked for.
+/// The data in the answer to a DMA_READ; `None`: a wrong answer.
 fn came(payload: &[u8], address: u64, len: u32, is_short: bool) -> Option<&[u8]> {
     let (of, rest) = payload.split_first_chunk::<8>()?;
     let len = len as usize;

@@ -1,12 +1,10 @@
-//! Going on where a dead engine was.
+//! Continues a dead engine's controller.
 //!
-//! **Design.** The function's state is the one that was saved last, with the queues that it knows. Each command's
-//! record says what is left to do: what was taken is carried until its device's fence has passed, and begun
-//! again; a completion that was being posted is written again to its place. A command that was taken when the
-//! queue's cursor did not say so yet moves the cursor. What the file says is checked before it is used: whoever wrote nonsense
-//! there loses its own disk, and nobody else's.
-//!
-//! **Not here:** the message that was under way ([`crate::frontend::vm`] has it carried out again).
+//! The function's state is the last saved one, with its queues. Records say what is left: commands
+//! that were taken are recovered until the device's fence has passed, and begin again. A completion
+//! that was being posted is written again to its place. A taken command that the queue's cursor
+//! lacks advances the cursor. All values are checked: a damaged file costs only its own client.
+//! **Not here:** the message in flight ([`crate::frontend::vm`] repeats it).
 
 use super::commands::{Command, CommandWork};
 use super::queues::judge;
@@ -36,7 +34,7 @@ impl Pcie {
             }
             self.make_cq(qid, self.records.posted(qid));
         }
-        // The outbox has the last of them.
+        // The outbox has the latest completions.
         let (completed, posted) = (self.function.admin_completed(), self.records.posted(0));
         match completed.checked_sub(posted) {
             Some(left) if left <= forebay_nvme::pcie::OUTBOX as u64 => Ok(()),
@@ -45,8 +43,7 @@ impl Pcie {
         }
     }
 
-    /// A completion of the Admin queue that is in its place is posted, and its host may have gone past it,
-    /// though nobody has counted it yet.
+    /// Counts an Admin completion that was posted but not counted; its host may have consumed it.
     fn count_admin(&mut self, turn: &Turn<'_>) {
         let cq = self.function.queues().1[0];
         let (posted, completed) = (self.records.posted(0), self.function.admin_completed());
@@ -110,14 +107,14 @@ impl Pcie {
         self.carry(turn, left)
     }
 
-    /// A completion was being posted: it is, at its place.
+    /// Posts a recorded completion again, at its place.
     fn post_again(&mut self, turn: &mut Turn<'_>, slot: u16, qid: u16) -> Result<(), Closing> {
         let noted = self.records.completion(slot);
         let sq = self.rings.sqs[usize::from(qid)].as_ref().ok_or(DAMAGED)?;
         let (cqid, head) = (sq.cursor.cqid, sq.cursor.head());
         let posted = self.records.posted(cqid);
         let number = queue::near(posted, noted.number);
-        // Either it is counted already, or it is the next.
+        // Already counted, or the next one.
         if number.wrapping_add(1) == posted {
             return Ok(());
         }
@@ -142,13 +139,13 @@ impl Pcie {
         Ok(())
     }
 
-    /// Has what was in flight waited for, and begins it again.
+    /// Recovers commands in flight, and queues them to begin again.
     fn carry(
         &mut self,
         turn: &mut Turn<'_>,
         mut left: Vec<(u16, u16, u64)>,
     ) -> Result<(), Closing> {
-        // The oldest first, as far as that is known.
+        // The oldest first, as far as known.
         left.sort_by_key(|(slot, _, number)| (*number, *slot));
         for (slot, qid, _) in &left {
             let sqe = self.records.sqe(*slot);
@@ -176,7 +173,7 @@ impl Pcie {
     }
 }
 
-/// The bytes of its volume that a command may be at.
+/// The bytes of the volume that a command may touch.
 fn span(
     records: &CommandRecords,
     turn: &Turn<'_>,
@@ -214,7 +211,7 @@ fn span(
             len_bytes,
             ..
         } => (offset_bytes..offset_bytes + len_bytes, true),
-        // Its ranges were in its host's memory, which may say something else by now.
+        // Its ranges were in host memory, which may have changed.
         IoOp::Deallocate { .. } => (0..whole, true),
         IoOp::Flush => return None,
     };

@@ -1,9 +1,8 @@
-//! The queues as they are served: cursors, memory, interrupts that gather.
+//! Live queues: cursors, memory, and coalesced interrupts.
 //!
-//! **Purpose.** What a turn reads and writes of queues lies together, and outlives no reset.
-//! **Design.** A queue's memory is found when it is needed, and let go of when the client takes some away. Doorbells are in
-//! [`super::bells`].
-//! **Not here:** what a successor finds of them ([`super::record`]), commands ([`super::commands`]).
+//! A queue's memory is looked up when needed, and released when the client removes memory. **Not
+//! here:** doorbells ([`super::bells`]), records ([`super::record`]), commands
+//! ([`super::commands`]).
 
 use super::record::{CommandRecords, CommandStage};
 use super::slot;
@@ -15,15 +14,15 @@ use forebay_nvme::pcie::queue::{self, Cq, Sq};
 use forebay_nvme::pcie::{DOORBELLS_AT, DOORBELLS_BYTES, Doorbell, Function, QUEUES};
 use std::sync::Arc;
 
-/// Where doorbells are looked at.
+/// Where doorbells are read.
 pub(super) enum Bells {
-    /// Where messages put them.
+    /// Written by messages.
     Registers,
     /// In a page of ours.
     Page(Area),
 }
 
-/// Shadow doorbells and event indexes; `None` in it: their memory isn't there now.
+/// Shadow doorbells and event indexes; an inner `None`: their memory is missing.
 pub(super) struct Shadow {
     pub bells: Option<Area>,
     pub event_index: Option<Area>,
@@ -31,10 +30,9 @@ pub(super) struct Shadow {
 
 pub(super) struct SqLive {
     pub cursor: Sq,
-    /// The event index of its tail, while nobody need ring.
+    /// The event index of its tail while no doorbell message is needed.
     pub quiet: u32,
     pub ring: Option<Area>,
-    /// Commands that were taken and have not ended.
     pub in_flight: u32,
 }
 
@@ -45,22 +43,20 @@ pub(super) struct CqLive {
     pub coalescing: Coalescing,
 }
 
-/// See the module's text.
 pub(super) struct Rings {
     pub sqs: Box<[Option<SqLive>]>,
     pub cqs: Box<[Option<CqLive>]>,
-    /// The I/O submission queues there are.
+    /// The existing I/O submission queues.
     pub active: Vec<u16>,
     pub bells: Bells,
     pub shadow: Option<Shadow>,
-    /// The host was asked to ring.
+    /// The host was asked to send doorbell messages.
     pub armed: bool,
-    /// Since when memory of a queue is missed.
+    /// Since when a queue's memory is missing.
     pub lost_ns: Option<u64>,
 }
 
 impl Rings {
-    /// None yet.
     pub(super) fn new() -> Self {
         Self {
             sqs: (0..QUEUES).map(|_| None).collect(),
@@ -73,7 +69,7 @@ impl Rings {
         }
     }
 
-    /// Whether the driver has rung for a queue since it was last looked at.
+    /// Whether a driver has rung since the last poll.
     #[inline]
     pub(super) fn tail_has_moved(&self, records: &CommandRecords) -> bool {
         self.active.iter().any(|qid| {
@@ -82,7 +78,7 @@ impl Rings {
         })
     }
 
-    /// A command of a submission queue is in hand: its completion has a place.
+    /// Counts a command in flight, and reserves its completion.
     #[inline]
     pub(super) fn hold_place(&mut self, qid: u16) {
         if let Some(sq) = self.sqs[usize::from(qid)].as_mut() {
@@ -93,13 +89,13 @@ impl Rings {
         }
     }
 
-    /// Whether commands of a submission queue are still in hand.
+    /// Whether a submission queue has commands in flight.
     pub(super) fn is_busy(&self, qid: u16) -> bool {
         let sq = self.sqs[usize::from(qid)].as_ref();
         sq.is_some_and(|sq| sq.in_flight > 0)
     }
 
-    /// Copies entries out of a queue's memory, which begins at `base`. False if that isn't there.
+    /// Copies entries of the queue at `base`. False: its memory is missing.
     #[inline]
     pub(super) fn read_entries(
         &mut self,
@@ -119,7 +115,7 @@ impl Rings {
         ring.is_some_and(|ring| ring.read(from as usize * 64, into))
     }
 
-    /// What a dead engine left of the commands of a queue. See [`super::resume`].
+    /// A dead engine's command in a slot. See [`super::resume`].
     pub(super) fn inherited(
         &self,
         records: &CommandRecords,
@@ -136,7 +132,7 @@ impl Rings {
                     sq.cursor.taken().wrapping_sub(number),
                     number.wrapping_sub(sq.cursor.taken()),
                 );
-                // One of the last that were taken, or one of a batch that was being taken.
+                // Among the last commands taken, or in the batch being taken.
                 let sound =
                     behind <= u64::from(u32::MAX / 2) || ahead < u64::from(sq.cursor.entries());
                 sound.then_some((stage, state.qid(), number))
@@ -145,7 +141,7 @@ impl Rings {
         }
     }
 
-    /// The controller is reset: there are no queues.
+    /// A reset removes all queues.
     pub(super) fn clear(&mut self) {
         self.sqs.iter_mut().for_each(|sq| *sq = None);
         self.cqs.iter_mut().for_each(|cq| *cq = None);
@@ -155,7 +151,7 @@ impl Rings {
         self.armed = false;
     }
 
-    /// Maps the page of doorbells, which the client maps too.
+    /// Maps the doorbell page, which the client maps, too.
     pub(super) fn map_page(&mut self, client: &Client) -> Result<(), Closing> {
         let failed = Closing("its doorbells can't be mapped");
         let fd = client.held(slot::DOORBELLS).ok_or(failed)?;
@@ -165,7 +161,7 @@ impl Rings {
         Ok(())
     }
 
-    /// Gives the vectors of interrupts that were held back long enough.
+    /// Raises vectors that were coalesced for long enough.
     pub(super) fn gathered(&mut self, now_ns: u64, mut raise: impl FnMut(u16)) {
         for cq in self.cqs.iter_mut().skip(1).flatten() {
             if let Some(vector) = cq.cursor.vector
@@ -176,13 +172,12 @@ impl Rings {
         }
     }
 
-    /// Memory of a queue isn't there.
     #[cold]
     pub(super) fn miss_memory(&mut self, now_ns: u64) {
         self.lost_ns.get_or_insert(now_ns);
     }
 
-    /// Lets go of the client's memory; it is looked for again when needed.
+    /// Releases the client's memory; it is looked up again when needed.
     pub(super) fn let_go(&mut self) {
         for sq in self.sqs.iter_mut().flatten() {
             sq.ring = None;
@@ -198,12 +193,11 @@ impl Rings {
         }
     }
 
-    /// Whether the memory of shadow doorbells is away.
     pub(super) fn misses_shadow(&self) -> bool {
         self.shadow.as_ref().is_some_and(|s| s.bells.is_none())
     }
 
-    /// Looks for the memory of I/O queues that was missed; true if some is missing still.
+    /// Looks up missing memory of I/O queues; true if some is still missing.
     pub(super) fn find(&mut self, function: &Function, memory: &GuestMemory) -> bool {
         let (sq_states, cq_states) = function.queues();
         let mut missing = false;

@@ -1,8 +1,7 @@
-//! Interrupts: which are masked, pending, or raised.
+//! Interrupts: masked, pending and raised vectors.
 //!
-//! **Purpose.** A vector that is masked waits, as PCI has it, and a successor finds that it does.
-//! **Design.** Masks and pending bits are in the machine file; here is whether the whole function is masked.
-//! **Not here:** when an interrupt is due ([`super::completion`]), ringing an eventfd ([`crate::frontend::vm`]).
+//! Masks and pending bits are in the machine file, the function mask is here. **Not here:** when an
+//! interrupt is due ([`super::completion`]), signalling eventfds ([`crate::frontend::vm`]).
 
 use super::record::CommandRecords;
 use super::slot;
@@ -13,7 +12,6 @@ use forebay_nvme::pcie::VECTORS;
 use forebay_vfio_user::wire::pci_irq;
 use forebay_vfio_user::{Device, Errno, IrqAction, IrqData, SetIrqs};
 
-/// The slot of an interrupt.
 fn slot_of(index: u32, number: u32) -> Option<usize> {
     match index {
         pci_irq::MSIX => u16::try_from(number).ok().map(slot::vector),
@@ -23,15 +21,14 @@ fn slot_of(index: u32, number: u32) -> Option<usize> {
     }
 }
 
-/// See the module's text.
 #[derive(Default)]
 pub(super) struct Vectors {
-    /// No vector may be raised: the function mask.
+    /// The function mask.
     pub masks_all: bool,
 }
 
 impl Vectors {
-    /// Raises a vector, unless the client has masked it.
+    /// Raises a vector, or marks it pending if masked.
     #[inline]
     pub(super) fn raise(&self, records: &CommandRecords, client: &mut Client, vector: u16) {
         if self.masks_all || records.is_masked(vector) {
@@ -41,7 +38,7 @@ impl Vectors {
         }
     }
 
-    /// Vectors may be masked no more: what they held back is raised, if the function may write at all.
+    /// Raises pending vectors that are no longer masked.
     pub(super) fn raise_pending(&self, records: &CommandRecords, client: &mut Client) {
         let pending = records.pending();
         for vector in 0..VECTORS {
@@ -64,7 +61,7 @@ impl Vectors {
     ) -> Result<(), Errno> {
         let (index, start) = (irqs.index, irqs.start);
         if irqs.count == 0 {
-            // All of the kind.
+            // All of this kind.
             let count = device.irqs.get(index as usize);
             for number in 0..count.map_or(0, |irq| irq.count) {
                 if let Some(slot) = slot_of(index, number) {

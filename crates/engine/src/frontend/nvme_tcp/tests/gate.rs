@@ -1,4 +1,4 @@
-//! Ports that are inaccessible, hosts that a reservation keeps out, and what their hosts are told.
+//! Inaccessible ports and reservations: which commands are refused, and what hosts learn.
 
 use super::*;
 use crate::exports::Port;
@@ -27,7 +27,7 @@ fn ports(rig: &mut rig::Rig, first: AnaState, second: AnaState) {
     (rig.frontend).set_ports(&mut rig.core, Arc::new(ports.to_vec()));
 }
 
-/// Two event requests wait, and this is enabled.
+/// Sends two event requests, and enables these events.
 fn listen(rig: &mut rig::Rig, admin: &mut Host, events: u32) {
     admin.say(
         &Sqe::new(9, 70).with_cdw(10, 0x0b).with_cdw(11, events),
@@ -39,7 +39,7 @@ fn listen(rig: &mut rig::Rig, admin: &mut Host, events: u32) {
     assert_eq!(admin.response().unwrap().status(), Status::SUCCESS);
 }
 
-/// How each kind of command ends: Read, Compare, Write, Flush, Write Zeroes.
+/// The status of each kind of command: Read, Write, Flush, Write Zeroes.
 fn tried(rig: &mut rig::Rig, io: &mut Host) -> [Status; 4] {
     let read = |cid| rw(2, cid, 0, 1);
     let commands = [
@@ -84,11 +84,10 @@ fn an_inaccessible_port_refuses_and_says_so() {
     let gone = [Status::ASYMMETRIC_ACCESS_INACCESSIBLE; 4];
     assert_eq!(tried(&mut rig, &mut io), gone, "and may be tried elsewhere");
     assert_eq!(tried(&mut rig, &mut other_io), [Status::SUCCESS; 4]);
-    // A queue that comes now is told the same.
     rig.local = "127.0.0.1:4420";
     let mut late = rig.io(cntlid, 2, 32);
     assert_eq!(tried(&mut rig, &mut late), gone);
-    // What is the controller's goes on, what is the namespace's does not.
+    // The controller still answers; the namespace does not.
     let log = Sqe::new(2, 80).with_cdw(10, 0x0c | 15 << 16);
     admin.say(
         &log.with_sgl(forebay_nvme::SglDescriptor::transport(64)),
@@ -138,7 +137,7 @@ fn a_reservation_keeps_others_out_and_tells_them() {
     let mut state = Reservations::default();
     let register = u32::from(nvm::RESERVATION_REGISTER) << 16;
     let acquire = u32::from(nvm::RESERVATION_ACQUIRE) << 16;
-    // What came before a host concerns it not.
+    // A host hears nothing about changes before its attach.
     change(&mut rig, &mut state, 7, register, [0, 1]);
     change(&mut rig, &mut state, 8, register, [0, 2]);
     change(&mut rig, &mut state, 8, acquire | 0x0101, [2, 1]);
@@ -146,21 +145,20 @@ fn a_reservation_keeps_others_out_and_tells_them() {
     let mut io = rig.io(cntlid, 1, 32);
     listen(&mut rig, &mut admin, 0);
     assert_eq!(tried(&mut rig, &mut io), [Status::SUCCESS; 4]);
-    // Write Exclusive: others read.
     change(&mut rig, &mut state, 8, acquire | 0x0100, [2, 0]);
     let conflict = Status::RESERVATION_CONFLICT.with_dnr();
     assert_eq!(
         tried(&mut rig, &mut io),
         [Status::SUCCESS, conflict, conflict, conflict]
     );
-    // Exclusive Access, which it changes to by preempting itself.
+    // Exclusive Access, by preempting itself.
     change(&mut rig, &mut state, 8, acquire | 0x0201, [2, 2]);
     assert_eq!(tried(&mut rig, &mut io), [conflict; 4]);
     (rig.host, rig.host_id) = ("nqn.2014-08.org.example:other", [8; 16]);
     let (_other_admin, other) = rig.admin();
     let mut other_io = rig.io(other, 1, 32);
     assert_eq!(tried(&mut rig, &mut other_io), [Status::SUCCESS; 4]);
-    // Registrants may, until one is preempted, and is told.
+    // Registrants have access, until one is preempted and informed.
     change(&mut rig, &mut state, 7, register, [0, 1]);
     change(&mut rig, &mut state, 8, acquire | 0x0301, [2, 2]);
     assert_eq!(tried(&mut rig, &mut io), [Status::SUCCESS; 4]);
@@ -174,7 +172,7 @@ fn a_reservation_keeps_others_out_and_tells_them() {
     assert!(admin.hear().is_none(), "once, until the log is read");
 }
 
-/// What the SMART log says is the export's: the same to whoever comes, whenever, and more than this engine counted.
+/// SMART data belongs to the export: it is the same for every host, and includes earlier engines.
 #[test]
 fn health_is_the_exports() {
     let mut rig = rig();
@@ -223,7 +221,6 @@ fn health_is_the_exports() {
     assert_eq!(tried(&mut rig, &mut io)[..2], ends);
     let after = [8, 5, 101, 1];
     assert_eq!(smart(&mut rig, &mut admin), after);
-    // Another host, and the same one in another association.
     let (mut other, _) = rig.admin();
     assert_eq!(smart(&mut rig, &mut other), after);
     drop((admin, io, other));
@@ -232,7 +229,7 @@ fn health_is_the_exports() {
     assert_eq!(smart(&mut rig, &mut again), after);
 }
 
-/// Identify with CNS 12h and 13h: the controllers of the subsystem, from an identifier on.
+/// Identify CNS 12h and 13h: the subsystem's controllers from an identifier on.
 #[test]
 fn controllers_are_listed() {
     let mut rig = rig();

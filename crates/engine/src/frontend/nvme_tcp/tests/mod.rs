@@ -1,6 +1,5 @@
-//! The frontend with a core in hand: what needs control over memory, room, time and the owner.
-//!
-//! What a whole engine shows is in `tests/tcp_protocol.rs`.
+//! The frontend with a test core, which gives control over memory, room, time and the owner. Whole
+//! engines are tested in `tests/tcp_protocol.rs`.
 
 mod abort;
 mod admit;
@@ -60,7 +59,6 @@ fn a_host_that_does_not_read_holds_its_share_and_no_more() {
     quick.say(&rw(2, 1, 0, 8), &[]);
     rig.turns(2);
     assert!(matches!(quick.hear(), Some((Pdu::C2hData(_), data)) if data.len() == 8 * 4096));
-    // Now it reads, and gets all.
     let mut got = [false; 128];
     for _ in crate::patience::patiently() {
         while let Some((pdu, data)) = slow.hear() {
@@ -96,7 +94,6 @@ fn a_host_that_never_reads_is_given_up() {
     rig.pass(2 * SECOND_NS);
     assert_eq!((rig.held_bytes(), rig.core.staging.out()), (0, 0));
     assert_eq!(rig.frontend.count(), 1);
-    // Its queue is free again.
     admin.say(&PropertyCommand::get(9, 0x1c, false).to_sqe(), &[]);
     rig.turns(1);
     assert_eq!(admin.response().unwrap().result(), 1);
@@ -116,7 +113,6 @@ fn without_memory_the_stream_waits_and_loses_nothing() {
             &vec![cid as u8; 4096],
         );
     }
-    // Then a read, and half a capsule.
     host.say(&rw(2, 20, 3, 1), &[]);
     let mut capsule = vec![0; tcp::MAX_HEADER_BYTES];
     let n = tcp::put_capsule_cmd(
@@ -135,7 +131,7 @@ fn without_memory_the_stream_waits_and_loses_nothing() {
         "it must be tried again"
     );
     assert!(rig.core.record().staging_waits.load(Relaxed) > 0);
-    // One buffer, of the smallest, is enough to get on.
+    // One small buffer is enough to make progress.
     rig.core.staging.give(all.swap_remove(0));
     rig.turns(60);
     for cid in 0..20 {
@@ -186,13 +182,13 @@ fn without_room_in_the_core_commands_wait_their_turn() {
     let mut rig = rig();
     let (_admin, cntlid) = rig.admin();
     let mut hosts: Vec<Host> = (1..=20).map(|qid| rig.io(cntlid, qid, 256)).collect();
-    // Nothing is mapped and the owner is silent: all of these park. There is room for 4096.
+    // Unmapped, with a silent owner: reads park. There is room for 4096.
     for host in &mut hosts {
         for cid in 0..256 {
             host.say(&Sqe::new(0, cid).with_nsid(1).with_cdw(10, 0), &[]);
         }
     }
-    // Flushes end at once when nothing is uncommitted; reads of unmapped extents park.
+    // Flushes complete at once when nothing is uncommitted.
     rig.turns(5);
     for host in &mut hosts {
         for cid in 0..256 {
@@ -249,7 +245,6 @@ fn data_that_never_comes_ends_the_connection() {
         panic!()
     };
     assert_eq!(rig.frontend.shared.r2ts.get(), 4);
-    // Half of one.
     let header = tcp::H2cData {
         cid: 0,
         ttag: r2t.ttag,
@@ -281,7 +276,6 @@ fn who_is_told_to_go_has_two_seconds() {
     let mut rig = rig();
     let (_admin, cntlid) = rig.admin();
     let mut host = rig.io(cntlid, 1, 32);
-    // A command that is with the core meanwhile.
     host.say(&rw(2, 1, 0, 1), &[]);
     rustix::net::send(&host.fd, &[9, 0, 24, 0, 24, 0, 0, 0], SendFlags::NOSIGNAL).unwrap();
     rig.turns(2);
@@ -350,7 +344,7 @@ fn the_state_region_says_what_is_in_flight() {
         (lane.connections.load(Relaxed), lane.in_flight.load(Relaxed)),
         (2, 1)
     );
-    // The host goes; what never got to a device ends with it.
+    // The host leaves; commands that never reached a device end.
     drop((admin, host));
     rig.turns(3);
     let lane = rig.core.lane(LaneIndex(3)).unwrap().record();
@@ -393,7 +387,6 @@ fn large_data_goes_straight_to_its_place() {
         out.truncate(n);
         out.extend_from_slice(chunk);
         if last {
-            // With the next command behind it, in one receive.
             let n = out.len();
             out.resize(n + tcp::MAX_HEADER_BYTES, 0);
             let more = tcp::put_capsule_cmd(&mut out[n..], &host.params, &rw(2, 2, 0, 128), 0);
@@ -425,14 +418,14 @@ fn large_data_goes_straight_to_its_place() {
     assert!(got[1].1 == data);
 }
 
-/// The daemon holds every socket too, so that to close one ends nothing.
+/// The daemon holds every socket, too, so closing one does not end the connection.
 #[test]
 fn a_socket_that_others_hold_ends_for_its_host_and_is_watched_no_more() {
     let mut rig = rig();
     rig.map_all();
     let (mut admin, cntlid) = rig.admin();
     let mut host = rig.io(cntlid, 1, 32);
-    // Refused: there is such a queue.
+    // Refused: such a queue exists.
     let mut command = ConnectCommand::new(0, 1, 32, 0);
     command.cattr = ConnectCommand::CATTR_DISABLE_SQ_FLOW_CONTROL;
     let mut refused = rig.connect(command, cntlid);
@@ -445,7 +438,7 @@ fn a_socket_that_others_hold_ends_for_its_host_and_is_watched_no_more() {
         .filter(|upcall| matches!(upcall, Upcall::SocketGone(_)))
         .count();
     assert_eq!((gone, rig.held.len()), (3, 3));
-    // They are readable for ever; the rig looks whether anybody is told.
+    // They stay readable for ever; the rig checks that no event is reported.
     drop((admin, host, refused));
     rig.turns(5);
     assert_eq!(rig.frontend.count(), 0);

@@ -1,4 +1,4 @@
-//! A machine that is over its budget: what it may not begin stays in its rings, and the reactor sleeps meanwhile.
+//! A throttled VM: its commands stay in its rings, and the reactor can sleep.
 
 use super::*;
 use forebay_qos::budget::{Budget, Burst, Rate};
@@ -7,7 +7,6 @@ use forebay_xlate::{DeviceIndex, ExtentIndex, ExtentRange, Rights, Word};
 
 const WINDOW_NS: u64 = 1_000_000;
 
-/// How many ended, all well.
 fn ended(driver: &mut Driver, pair: &mut Pair) -> u16 {
     let mut count = 0;
     while let Some(cqe) = driver.next(pair) {
@@ -34,7 +33,7 @@ fn what_is_over_budget_stays_in_the_ring() {
         });
         rig.turns();
         assert_eq!(done + ended(&mut driver, &mut pair), 2, "{kind}");
-        // Some wait here; the others nobody has looked at, and nobody looks until the window ends.
+        // Some are in the core; the others stay unread until the window ends.
         assert_eq!(rig.throttled(0)[..2], [8, 8], "{kind}");
         assert!(rig.may_sleep_for_a_window(), "{kind}");
         let mut windows = 0;
@@ -69,7 +68,7 @@ fn a_reset_ends_what_is_over_budget() {
     payload.extend(0x0046_0000u32.to_le_bytes());
     let id = driver.send(command::REGION_WRITE, &payload, &[]);
     driver.answered(&mut rig, id);
-    // No window has passed.
+    // Within the same window.
     driver.wait_register(&mut rig, 0x1C, 0);
     assert_eq!(rig.throttled(0)[..2], [0, 0]);
     driver.enable(&mut rig);
@@ -79,7 +78,7 @@ fn a_reset_ends_what_is_over_budget() {
     assert_eq!(status, Status::SUCCESS);
 }
 
-/// Whoever takes memory away or shuts down waits for no window.
+/// Unmapping and shutdown wait for no window.
 #[test]
 fn nobody_waits_long_for_what_is_over_budget() {
     let (mut rig, mut driver, mut pair) = ready("file", Doorbells::Trapped);
@@ -93,12 +92,11 @@ fn nobody_waits_long_for_what_is_over_budget() {
     payload.extend(0x0046_4001u32.to_le_bytes());
     let id = driver.send(command::REGION_WRITE, &payload, &[]);
     driver.answered(&mut rig, id);
-    // No window has passed. CSTS.SHST: complete.
     driver.wait_register(&mut rig, 0x1C, 0b1001);
     assert_eq!(rig.throttled(0)[..2], [0, 0]);
 }
 
-/// A base of so many operations a second, and burst up to as good as all.
+/// A base of `base_iops`, with practically unlimited burst.
 fn metered(base_iops: u64) -> Budget {
     let rate = |iops| Rate {
         iops,
@@ -111,7 +109,7 @@ fn metered(base_iops: u64) -> Budget {
     }
 }
 
-/// Two machines whose volumes lie on the same blocks, so that each sees what the other one has done by then; the first bursts.
+/// Two VMs whose volumes share blocks, so that each sees the other's progress; the first bursts.
 fn beside_a_burst(doorbells: Doorbells) -> (Rig, [(Driver, Pair); 2]) {
     let mut rig = Rig::new("ram", 2, doorbells == Doorbells::Mapped);
     let word = Word::new(DeviceIndex(0), ExtentIndex(0), Rights::ReadWrite).unwrap();
@@ -145,7 +143,7 @@ fn beside_a_burst(doorbells: Doorbells) -> (Rig, [(Driver, Pair); 2]) {
     (rig, both)
 }
 
-/// Without a turn: a store, as a driver makes it.
+/// Rings by a store, without a turn.
 fn ring(driver: &mut Driver, pair: &Pair) {
     match driver.shadow {
         Some(shadow) => driver.put(shadow + 8, &pair.tail.to_le_bytes()),
@@ -153,7 +151,7 @@ fn ring(driver: &mut Driver, pair: &Pair) {
     }
 }
 
-/// What is within its base waits for no more than a quantum of a burst.
+/// A lane within its base waits for one quantum of a burst, at most.
 #[test]
 fn who_is_within_its_base_comes_between_a_bursts_quanta() {
     for doorbells in [Doorbells::Shadow, Doorbells::Mapped] {
@@ -163,7 +161,7 @@ fn who_is_within_its_base_comes_between_a_bursts_quanta() {
             let write = io(nvm::WRITE, n, u64::from(n), DATA);
             burst.0.queue(&mut burst.1, &write);
         }
-        // Which of them have been carried out by then?
+        // How many of the burst's commands are done by then?
         let into = |n: u64| DATA + (1 + n) * BLOCK;
         for n in 0..32 {
             let read = io(nvm::READ, n as u16, n, into(n));
@@ -182,18 +180,18 @@ fn who_is_within_its_base_comes_between_a_bursts_quanta() {
     }
 }
 
-/// By a network's costs a machine's base would be many times as dear.
+/// A network's costs would make a VM's base many times dearer.
 #[test]
 fn a_machines_base_is_reckoned_by_its_own_frontend() {
     let (mut rig, ..) = ready("ram", Doorbells::Shadow);
     rig.admit(1);
     let machines = Frontends::of([Transport::Pcie].into_iter());
     assert_eq!(rig.frontends_of(0), Some(machines));
-    // The second has no lane here: any may come.
+    // The second has no lane here: any frontend may come.
     assert_eq!(rig.frontends_of(1), Some(Frontends::ALL));
 }
 
-/// Commands that make no sense have a turn's part as others do, so they keep nobody waiting for long.
+/// Refused commands count against the quantum, too.
 #[test]
 fn what_is_refused_takes_its_part_of_a_turn() {
     let (mut rig, mut driver, mut pair) = ready("ram", Doorbells::Shadow);
@@ -213,11 +211,11 @@ fn what_is_refused_takes_its_part_of_a_turn() {
         }
         most = most.max(refused - before);
     }
-    // By what is taken for costs, a quantum.
+    // One quantum, by the assumed costs.
     assert_eq!((refused, most), (60, 15));
 }
 
-/// Its successor has it begin again, and charges nothing for it.
+/// A successor repeats commands without another charge.
 #[test]
 fn a_death_over_budget() {
     let (mut rig, mut driver, mut pair) = ready("file", Doorbells::Mapped);

@@ -1,12 +1,11 @@
 //! A fixed run whose instructions `cargo xtask bench instructions` counts.
 //!
-//! As `frontend::nvme_tcp::tests::cost`: so many commands of 4 KiB at once, a turn on a null device, their completions. `FOREBAY_COST`
-//! says what, how many at once, how often and by which doorbells: `read:8:1000:mapped`; with `:admitted`, for a tenant
-//! that has plenty of everything.
+//! `FOREBAY_COST` selects kind, depth, rounds and doorbells: `read:8:1000:mapped`; with
+//! `:admitted`, for a tenant with ample budget. See `frontend::nvme_tcp::tests::cost`.
 
 use super::*;
 
-/// Rounds before those that are counted.
+/// Rounds before the counted ones.
 const WARM_ROUNDS: u64 = 100;
 
 #[test]

@@ -1,10 +1,9 @@
-//! What a driver is told of its controller holds: commands that are not supported, the error log, and
-//! which controller is the primary one.
+//! What a controller declares is true: unsupported commands, the error log, the primary controller.
 
 use super::*;
 use forebay_device::{Errno, OpKind};
 
-/// Entries of the Error Information log page: each is 64 bytes, the newest first.
+/// Error Information log entries: 64 bytes each, the newest first.
 fn error_log(rig: &mut Rig, driver: &mut Driver) -> Vec<u8> {
     let sqe = Sqe::new(admin::GET_LOG_PAGE, 7).with_cdw(10, 1 | 63 << 16);
     assert_eq!(driver.admin(rig, &prps(sqe, DATA, 0)), Status::SUCCESS);
@@ -21,7 +20,7 @@ fn a_command_that_a_device_failed_is_in_the_error_log() {
         let status = driver.run(&mut rig, &mut pair, &write(cid, lba));
         assert_eq!(status.code(), Status::WRITE_FAULT);
     }
-    // The log has the faults of devices alone.
+    // The log has only device faults.
     let beyond = driver.run(&mut rig, &mut pair, &write(7, u64::from(u32::MAX)));
     assert_eq!(beyond.code(), Status::LBA_OUT_OF_RANGE);
     assert_eq!(
@@ -37,7 +36,7 @@ fn a_command_that_a_device_failed_is_in_the_error_log() {
         assert_eq!(Status(status).code(), Status::WRITE_FAULT);
     };
     check(&error_log(&mut rig, &mut driver));
-    // A successor goes on counting.
+    // A successor continues the count.
     rig.kill();
     while !rig.succeed(None) {}
     rig.fence();
@@ -68,7 +67,7 @@ fn opcodes_of_reservations_are_unknown_whatever_they_say() {
     }
 }
 
-/// Whether Virtualization Management is declared, in Identify and in the effects log, and carried out.
+/// Whether Virtualization Management is declared (Identify, effects log), and carried out.
 fn manages(rig: &mut Rig, driver: &mut Driver) -> [bool; 3] {
     let identify = prps(Sqe::new(admin::IDENTIFY, 1).with_cdw(10, 1), DATA, 0);
     assert_eq!(driver.admin(rig, &identify), Status::SUCCESS);
@@ -93,7 +92,7 @@ fn only_the_primary_controller_says_that_it_manages() {
     let [first, second] = &mut drivers;
     assert_eq!(manages(&mut rig, first), [true; 3]);
     assert_eq!(manages(&mut rig, second), [false; 3]);
-    // Without its export it does not know the others: that makes it no primary controller.
+    // Without its export it does not know the others, but is no primary controller either.
     rig.remove(1);
     assert_eq!(manages(&mut rig, second), [false; 3]);
 }

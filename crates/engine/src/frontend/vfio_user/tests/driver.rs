@@ -1,4 +1,4 @@
-//! Whoever drives a controller in tests: messages, memory, queues, doorbells of each kind.
+//! A test driver of a controller: messages, memory, queues, all kinds of doorbells.
 
 use super::rig::Rig;
 use crate::patience::patiently;
@@ -18,7 +18,6 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 use zerocopy::{FromBytes, IntoBytes};
 
-/// A queue pair of a driver.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Pair {
     pub qid: u16,
@@ -44,7 +43,6 @@ impl Pair {
     }
 }
 
-/// An answer to a message.
 pub(super) struct Reply {
     pub header: Header,
     pub payload: Vec<u8>,
@@ -52,10 +50,9 @@ pub(super) struct Reply {
 }
 
 pub(super) const MEMORY: u64 = 4 << 20;
-/// Where the driver's memory begins for the device.
+/// The device address of the driver's memory.
 pub(super) const BASE: u64 = 0x10_0000;
 
-/// Somebody who drives a controller.
 pub(super) struct Driver {
     pub fd: OwnedFd,
     pub memfd: OwnedFd,
@@ -65,9 +62,9 @@ pub(super) struct Driver {
     pub(super) next_id: u16,
     pub admin: Pair,
     pub eventfds: Vec<OwnedFd>,
-    /// Shadow doorbells, where it has them.
+    /// The shadow doorbells' address.
     pub shadow: Option<u64>,
-    /// The doorbells' page, where it has mapped it.
+    /// The mapped doorbell page.
     pub page: Option<GuestMemory>,
 }
 
@@ -108,7 +105,7 @@ impl Driver {
         into
     }
 
-    /// Sends a message; its number.
+    /// Sends a message; returns its number.
     pub(super) fn send(&mut self, code: u16, payload: &[u8], fds: &[&OwnedFd]) -> u16 {
         let id = self.next_id;
         self.next_id = self.next_id.wrapping_add(1);
@@ -133,7 +130,6 @@ impl Driver {
         assert_eq!(sent.unwrap(), bytes.len());
     }
 
-    /// The next answer, if it is there.
     pub(super) fn reply(&mut self) -> Option<Reply> {
         let mut bytes = [0; 4096];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(16))];
@@ -163,7 +159,6 @@ impl Driver {
         })
     }
 
-    /// Whether the client's end was closed.
     pub(super) fn is_closed(&mut self) -> bool {
         let mut bytes = [0; 4096];
         matches!(
@@ -237,7 +232,6 @@ impl Driver {
         u32::from_le_bytes(bytes.try_into().unwrap())
     }
 
-    /// Until a register has this value.
     #[track_caller]
     pub(super) fn wait_register(&mut self, rig: &mut Rig, at: u64, wanted: u32) {
         for () in patiently() {
@@ -249,13 +243,12 @@ impl Driver {
         panic!("register {at:#x} is {:#x}", self.register(rig, at));
     }
 
-    /// Bus master, or not.
     pub(super) fn set_master(&mut self, rig: &mut Rig, is_master: bool) {
         let command: u16 = 2 | if is_master { 4 } else { 0 };
         self.write(rig, pci_region::CONFIG, 4, &command.to_le_bytes());
     }
 
-    /// Agrees on the version, maps memory, takes all vectors, enables the controller.
+    /// Negotiates, maps memory, sets all vectors, and enables the controller.
     pub(super) fn begin(&mut self, rig: &mut Rig) {
         let reply = self.call(
             rig,
@@ -282,7 +275,7 @@ impl Driver {
         assert!(!reply.header.is_error());
     }
 
-    /// How often a vector was raised since the last look.
+    /// How often a vector was raised since the last call.
     pub(super) fn raised(&self, vector: usize) -> u64 {
         let mut bytes = [0; 8];
         match rustix::io::read(&self.eventfds[vector], &mut bytes) {
@@ -309,7 +302,7 @@ impl Driver {
         assert_eq!(self.register(rig, 0x1C), 1);
     }
 
-    /// Rings a doorbell, one way or the other.
+    /// Rings a doorbell by whichever way is set up.
     pub(super) fn ring(&mut self, offset: usize, value: u32) {
         let qid = offset / 8;
         if let Some(page) = &self.page {
@@ -337,7 +330,6 @@ impl Driver {
         self.send_raw(&[&header.to_bytes()[..], &payload].concat(), &[]);
     }
 
-    /// Puts a command into a queue, without ringing.
     pub(super) fn queue(&mut self, pair: &mut Pair, sqe: &Sqe) {
         self.put(pair.sq + u64::from(pair.tail) * 64, sqe.as_bytes());
         pair.tail = (pair.tail + 1) % pair.entries;
@@ -348,7 +340,6 @@ impl Driver {
         self.ring(usize::from(pair.qid) * 8, pair.tail);
     }
 
-    /// The next completion, if there is one.
     pub(super) fn next(&mut self, pair: &mut Pair) -> Option<Cqe> {
         let bytes = self.get(pair.cq + u64::from(pair.head) * 16, 16);
         let cqe = Cqe::read_from_bytes(&bytes).unwrap();
@@ -389,7 +380,6 @@ impl Driver {
         status
     }
 
-    /// Makes an I/O queue pair.
     pub(super) fn make_pair(&mut self, rig: &mut Rig, qid: u16, entries: u32) -> Pair {
         let at = BASE + 0x1_0000 + u64::from(qid) * 0x8000;
         let pair = Pair::new(qid, at, at + 0x4000, entries);
@@ -407,7 +397,7 @@ impl Driver {
         pair
     }
 
-    /// Names shadow doorbells.
+    /// Configures shadow doorbells.
     pub(super) fn use_shadow(&mut self, rig: &mut Rig) {
         let at = BASE + 0x8000;
         self.put(at, &[0; 8192]);
@@ -416,7 +406,7 @@ impl Driver {
         self.shadow = Some(at);
     }
 
-    /// Maps the page of doorbells.
+    /// Maps the doorbell page.
     pub(super) fn map_page(&mut self, rig: &mut Rig) {
         let payload = words(&[64, 0, pci_region::BAR0, 0, 0, 0, 0, 0]);
         let reply = self.call(rig, command::DEVICE_GET_REGION_INFO, &payload, &[]);
@@ -446,7 +436,7 @@ pub(super) fn prps(mut sqe: Sqe, prp1: u64, prp2: u64) -> Sqe {
     sqe
 }
 
-/// A block's read or write.
+/// Reads or writes one block.
 pub(super) fn io(opcode: u8, cid: u16, lba: u64, at: u64) -> Sqe {
     prps(
         Sqe::new(opcode, cid).with_nsid(1).with_cdw64(10, lba),

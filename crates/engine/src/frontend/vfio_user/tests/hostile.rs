@@ -1,8 +1,8 @@
-//! Guests and clients that mean harm: they lose their own controller or connection, and nobody else's.
+//! Hostile guests and clients lose only their own controller or connection.
 
 use super::*;
 
-/// Somebody else on the same reactor, who must not notice.
+/// With a neighbour on the same reactor, which must not be affected.
 fn with_neighbour() -> (Rig, Driver, Pair, Driver, Pair) {
     let mut rig = Rig::new("file", 2, false);
     let mut good = rig.connect(1);
@@ -27,7 +27,7 @@ fn still_good(rig: &mut Rig, good: &mut Driver, pair: &mut Pair) {
     assert_eq!(good.get(DATA + 8192, 4096), [0x5A; 4096]);
 }
 
-/// What the next event says.
+/// The content of the next event.
 fn event(rig: &mut Rig, driver: &mut Driver) -> u64 {
     let mut queue = driver.admin;
     driver.submit(&mut queue, &Sqe::new(admin::ASYNC_EVENT_REQUEST, 77));
@@ -54,7 +54,6 @@ fn hostile_guest_rings_doorbells_that_are_not_there() {
         rig.turns();
         assert_eq!(event(&mut rig, &mut bad), expected, "{offset} {value}");
     }
-    // Its queue goes on.
     assert_eq!(
         bad.run(&mut rig, &mut pair, &io(nvm::READ, 1, 0, DATA)),
         Status::SUCCESS
@@ -138,14 +137,13 @@ fn hostile_guest_takes_memory_away_under_flight() {
     assert!(bad.reply().is_none(), "a device may still write there");
     rig.gate.release();
     assert!(!bad.answered(&mut rig, id).header.is_error());
-    // The completion waits for its queue's memory; when that is back, nothing is lost.
+    // The completion waits until its queue's memory is back.
     rig.turns();
     bad.map(&mut rig);
     assert_eq!(
         bad.completion(&mut rig, &mut pair).status(),
         Status::SUCCESS
     );
-    // Without memory for too long, the controller fails, and can be reset.
     bad.call(
         &mut rig,
         command::DMA_UNMAP,
@@ -172,7 +170,7 @@ fn hostile_guest_takes_memory_away_under_flight() {
 #[test]
 fn hostile_guest_cuts_off_its_memory() {
     let (mut rig, mut bad, mut pair, mut good, mut good_pair) = with_neighbour();
-    // What is there: registers and the Admin queue. Its queue is gone.
+    // Registers and the Admin queue remain; its I/O queue is gone.
     bad.submit(&mut pair, &io(nvm::READ, 1, 0, DATA));
     rustix::fs::ftruncate(&bad.memfd, 0x2000).unwrap();
     rig.until("its end", |rig| !rig.left.is_empty());
@@ -221,7 +219,7 @@ fn hostile_client_is_refused_what_is_not_offered_and_goes_on() {
         assert!(reply.header.is_error() && reply.header.error == 95);
     }
     let memfd = driver.memfd.try_clone().unwrap();
-    // What overlaps, or is beyond its file.
+    // Overlapping, or past the file's end.
     for (address, len, offset, fd, errno) in [
         (BASE, MEMORY, 0, &memfd, 17),
         (BASE + MEMORY - 4096, 8192, 0, &memfd, 17),
@@ -231,7 +229,7 @@ fn hostile_client_is_refused_what_is_not_offered_and_goes_on() {
         let reply = driver.call(&mut rig, command::DMA_MAP, &payload, &[fd]);
         assert_eq!(reply.header.error, errno, "{address:x} {len:x} {offset:x}");
     }
-    // Memory without a descriptor is known, and its client is asked for it (`super::remote`), but not for queues.
+    // Memory without a descriptor is accepted (`super::remote`), but not for queues.
     let payload = Driver::map_message(BASE + (1 << 40), 1 << 20, 0);
     assert!(
         !driver
@@ -256,7 +254,7 @@ fn hostile_client_is_refused_what_is_not_offered_and_goes_on() {
         driver.run(&mut rig, &mut pair, &io(nvm::READ, 1, 0, DATA)),
         Status::SUCCESS
     );
-    // What is neither a file of memory nor an eventfd is not kept at all.
+    // Neither a memory file nor an eventfd: the client is closed.
     let (pipe, _other) = rustix::pipe::pipe().unwrap();
     driver.send(command::DMA_MAP, &payload, &[&pipe]);
     rig.until("its end", |rig| !rig.left.is_empty());
@@ -277,7 +275,7 @@ fn stale_dma_map_after_disconnect() {
     assert!(rig.left.is_empty(), "its memory is still a device's");
     rig.gate.release();
     rig.until("its end", |rig| !rig.left.is_empty());
-    // The next one has nothing of it: neither memory, nor queues, nor interrupts.
+    // The next client inherits no memory, queues or interrupts.
     let mut next = rig.connect(0);
     let reply = next.call(&mut rig, command::VERSION, b"\0\0\0\0{}\0", &[]);
     assert!(!reply.header.is_error());

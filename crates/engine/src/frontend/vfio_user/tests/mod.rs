@@ -1,4 +1,4 @@
-//! Controllers and their drivers: good ones, hostile ones, and such whose engine dies.
+//! Controllers and their drivers: good, hostile, and with dying engines.
 
 mod admit;
 mod cost;
@@ -41,7 +41,7 @@ fn ready(kind: &str, doorbells: Doorbells) -> (Rig, Driver, Pair) {
     (rig, driver, pair)
 }
 
-/// What is over in the turn that it began in took some time, too.
+/// Commands that complete within one turn take some time, too.
 #[test]
 fn latency_is_never_zero() {
     for kind in ["null", "ram", "file"] {
@@ -65,7 +65,7 @@ fn a_driver_finds_what_it_wrote_by_every_kind_of_doorbell_and_nothing_is_copied(
     for doorbells in [Doorbells::Trapped, Doorbells::Shadow, Doorbells::Mapped] {
         for kind in ["ram", "file"] {
             let (mut rig, mut driver, mut pair) = ready(kind, doorbells);
-            // More laps than one, in steps of several commands.
+            // Several laps, in steps of several commands.
             for lap in 0u64..40 {
                 for n in 0..7 {
                     driver.put(
@@ -102,7 +102,7 @@ fn a_driver_finds_what_it_wrote_by_every_kind_of_doorbell_and_nothing_is_copied(
 #[test]
 fn long_transfers_and_sgls_reach_every_byte() {
     let (mut rig, mut driver, mut pair) = ready("file", Doorbells::Trapped);
-    // 128 blocks by a PRP list, pages in reverse.
+    // 128 blocks by a PRP list, in reverse.
     let list = BASE + 0x6000;
     let pages: Vec<u64> = (0..128).map(|n| DATA + (127 - n) * BLOCK).collect();
     for (n, page) in pages.iter().enumerate() {
@@ -119,7 +119,7 @@ fn long_transfers_and_sgls_reach_every_byte() {
         driver.run(&mut rig, &mut pair, &whole(nvm::WRITE)),
         Status::SUCCESS
     );
-    // Back, by an SGL of three blocks of odd lengths in a segment.
+    // Back, by an SGL segment of odd lengths.
     let block = |address: u64, length: u32| SglDescriptor {
         address: U64::new(address),
         length: U32::new(length),
@@ -144,7 +144,6 @@ fn long_transfers_and_sgls_reach_every_byte() {
     for (n, block) in got.chunks(BLOCK as usize).enumerate() {
         assert!(block.iter().all(|b| *b == n as u8), "block {n}");
     }
-    // Flush, zeroes, deallocation, FUA, compare.
     let flush = Sqe::new(nvm::FLUSH, 7).with_nsid(1);
     assert_eq!(driver.run(&mut rig, &mut pair, &flush), Status::SUCCESS);
     let zeroes = Sqe::new(nvm::WRITE_ZEROES, 7)
@@ -183,13 +182,12 @@ fn a_sleeping_reactor_is_rung_and_a_busy_one_is_left_alone() {
     let (mut rig, mut driver, mut pair) = ready("ram", Doorbells::Shadow);
     let at = driver.shadow.unwrap() + 8;
     rig.turns();
-    // Awake: a driver writes to memory only.
+    // Awake: a driver only writes to memory.
     let index = |driver: &Driver| driver.get(at + 4096, 4);
     assert_eq!(index(&driver), 0xFFFFu32.to_le_bytes());
     driver.queue(&mut pair, &io(nvm::READ, 1, 0, DATA));
     driver.put(at, &pair.tail.to_le_bytes());
     driver.completion(&mut rig, &mut pair);
-    // Lap for lap.
     let sent = driver.next_id;
     for cid in 0..500 {
         driver.submit(&mut pair, &io(nvm::READ, cid, 0, DATA));
@@ -197,14 +195,14 @@ fn a_sleeping_reactor_is_rung_and_a_busy_one_is_left_alone() {
     }
     assert!(driver.next_id <= sent + 1, "the head's first lap, perhaps");
     rig.turns();
-    // About to sleep: the event index is the tail, and whoever wrote just before is seen.
+    // Before a sleep: the event index is the tail, and a racing write is seen.
     assert!(rig.may_sleep());
     assert_eq!(index(&driver), pair.tail.to_le_bytes());
     driver.queue(&mut pair, &io(nvm::READ, 2, 0, DATA));
     driver.put(at, &pair.tail.to_le_bytes());
     assert!(!rig.may_sleep());
     driver.completion(&mut rig, &mut pair);
-    // Mapped doorbells are looked at all the time.
+    // Mapped doorbells are always polled.
     let (mut rig, _driver, _) = ready("ram", Doorbells::Mapped);
     rig.turns();
     assert!(!rig.may_sleep());
@@ -237,7 +235,6 @@ fn doorbells_in_memory_are_found_again_when_other_memory_comes_and_goes() {
 fn what_was_rung_before_there_were_shadow_doorbells_counts() {
     let (mut rig, mut driver, mut pair) = ready("ram", Doorbells::Trapped);
     driver.submit(&mut pair, &io(nvm::READ, 5, 0, DATA));
-    // In the same turn.
     let at = BASE + 0x8000;
     let config = prps(Sqe::new(admin::DOORBELL_BUFFER_CONFIG, 3), at, at + 4096);
     assert_eq!(driver.admin(&mut rig, &config), Status::SUCCESS);
@@ -254,7 +251,7 @@ fn a_full_completion_queue_takes_no_commands_and_loses_none() {
     }
     driver.ring(16, pair.tail);
     rig.turns();
-    // All are posted, none is seen; three more wait in the submission queue.
+    // All are posted, none consumed; three more wait in the submission queue.
     for cid in 3..6 {
         driver.queue(&mut pair, &io(nvm::READ, cid, 0, DATA));
     }
@@ -306,7 +303,7 @@ fn growth_is_told_of_and_removal_asked_for() {
     driver.admin = queue;
     assert_eq!(driver.admin(&mut rig, &changed), Status::SUCCESS);
     rig.remove(0);
-    // Whoever does not listen for that is told that the namespace is gone.
+    // If its monitor does not listen, the guest learns that the namespace is gone.
     let mut queue = driver.admin;
     let cqe = driver.completion(&mut rig, &mut queue);
     assert_eq!((cqe.cid(), cqe.result()), (78, 0x04_0002));
@@ -316,7 +313,7 @@ fn growth_is_told_of_and_removal_asked_for() {
     assert_eq!(driver.get(DATA, 4), [0; 4]);
     assert!(rustix::io::read(&req, &mut [0; 8]).is_ok());
     assert!(rig.left.is_empty());
-    // For some seconds commands are refused; then it is shut out.
+    // Commands are refused for some seconds; then the client is closed.
     driver.ring(8, pair.tail);
     let status = driver.run(&mut rig, &mut pair, &io(nvm::READ, 1, 0, DATA));
     assert_eq!(status.code(), Status::INVALID_NAMESPACE_OR_FORMAT);
@@ -364,7 +361,7 @@ fn interrupts_are_gathered_masked_and_triggered_as_asked() {
     rig.pass_time(30_000_000);
     rig.turns();
     assert_eq!(driver.raised(1), 1);
-    // No descriptors any more.
+    // Removes all descriptors.
     driver.call(&mut rig, command::DEVICE_SET_IRQS, &irqs(1 | 32, 0, 0), &[]);
     driver.run(&mut rig, &mut pair, &io(nvm::READ, 5, 0, DATA));
     let not_an_eventfd = driver.memfd.try_clone().unwrap();
@@ -407,7 +404,7 @@ fn driver_reset_under_load() {
         } else {
             assert!(driver.reply().is_none(), "{how}: not over");
             if how == "bus, and the device hangs" {
-                // Its client would give the answer up, and its connection with it.
+                // Later the client would drop the connection.
                 rig.pass_time(3_100_000_000);
                 let reply = driver.answered(&mut rig, id);
                 assert!(reply.header.is_error());
@@ -489,7 +486,7 @@ fn a_function_that_may_not_be_bus_master_leaves_memory_alone() {
     driver.submit(&mut pair, &io(nvm::READ, 2, 1, DATA));
     rig.turns();
     assert_eq!((driver.next(&mut pair), driver.raised(1)), (None, 0));
-    // Whatever became of the engine.
+    // A successor obeys that, too.
     rig.kill();
     while !rig.succeed(None) {}
     rig.fence();
@@ -500,14 +497,14 @@ fn a_function_that_may_not_be_bus_master_leaves_memory_alone() {
     assert_eq!(driver.register(&mut rig, 0x1C), 1, "it has not failed");
     driver.set_master(&mut rig, true);
     assert!(driver.raised(1) > 0, "what was held back");
-    // The write may still be at its device, and end after the read.
+    // The write may complete after the read.
     let mut ended = [0; 2].map(|_| {
         let cqe = driver.completion(&mut rig, &mut pair);
         (cqe.cid(), cqe.status())
     });
     ended.sort_by_key(|(cid, _)| *cid);
     assert_eq!(ended, [1, 2].map(|cid| (cid, Status::SUCCESS)));
-    // All vectors masked at once, in the MSI-X capability.
+    // The function mask in the MSI-X capability.
     let control = |driver: &mut Driver, rig: &mut Rig, bits: u16| {
         let control = (bits << 14).to_le_bytes();
         driver.write(rig, pci_region::CONFIG, 0x92, &control);
@@ -542,7 +539,6 @@ fn machines_of_one_volume_are_primary_and_secondary_controllers() {
             .with_cdw(10, action | cntlid << 16)
             .with_cdw(11, number)
     };
-    // Identifiers 2, 3 and 4; the fourth machine's volume is another subsystem.
     let list = primary.admin(&mut rig, &identify(0x15));
     assert_eq!(list, Status::SUCCESS);
     let list = primary.get(DATA, 32 * 4);
@@ -557,7 +553,6 @@ fn machines_of_one_volume_are_primary_and_secondary_controllers() {
     let all = primary.admin(&mut rig, &identify(0x13));
     assert_eq!(all, Status::SUCCESS);
     assert_eq!(primary.get(DATA, 8), [3, 0, 2, 0, 3, 0, 4, 0]);
-    // What is, is confirmed; nobody's controller is taken away by another's guest.
     for (sqe, expected) in [
         (manage(9, 3, 0), Status::SUCCESS),
         (manage(7, 3, 0), Status::INVALID_SECONDARY_CONTROLLER_STATE),
@@ -596,7 +591,6 @@ fn sixty_four_controllers() {
         let pair = driver.make_pair(&mut rig, 1, 16);
         drivers.push((driver, pair));
     }
-    // All at once, each in its own volume.
     for (n, (driver, pair)) in drivers.iter_mut().enumerate() {
         for block in 0..8 {
             let at = DATA + block * BLOCK;

@@ -1,4 +1,4 @@
-//! Memory that was mapped without a descriptor, and clients that answer for it, or do not.
+//! Memory that was mapped without a descriptor; clients that answer for it, or do not.
 
 use super::*;
 use crate::patience::patiently;
@@ -9,10 +9,10 @@ use forebay_vfio_user::wire::dma;
 const FAR: u64 = BASE + (1 << 40);
 const FAR_BYTES: usize = 1 << 20;
 
-/// Memory that only the client has.
+/// Memory that only the client can access.
 struct Far {
     bytes: Vec<u8>,
-    /// As QEMU has it: a count of 4 bytes, and data behind it; a write is answered by a header.
+    /// QEMU's structure: a count of 4 bytes followed by data; a write is answered by a header.
     short: bool,
     asked: usize,
 }
@@ -29,7 +29,7 @@ impl Far {
         }
     }
 
-    /// Answers what the engine has asked; false: nothing.
+    /// Answers one message; false: there is none.
     fn serve(&mut self, driver: &mut Driver) -> bool {
         let Some(asked) = driver.reply() else {
             return false;
@@ -84,7 +84,6 @@ impl Far {
     }
 }
 
-/// The next thing that the engine asks.
 #[track_caller]
 fn question(rig: &mut Rig, driver: &mut Driver) -> Reply {
     let mut asked = None;
@@ -95,7 +94,7 @@ fn question(rig: &mut Rig, driver: &mut Driver) -> Reply {
     asked.unwrap()
 }
 
-/// A command's question is open: to write (a read's), or to read.
+/// Leaves a command's message open: a DMA_WRITE (for a read), or a DMA_READ.
 #[track_caller]
 fn open_question(rig: &mut Rig, driver: &mut Driver, pair: &mut Pair, writes: bool) -> Reply {
     let (opcode, code) = match writes {
@@ -118,7 +117,7 @@ fn ready_far(short: bool) -> (Rig, Driver, Pair, Far) {
 fn memory_without_a_descriptor_is_reached_by_asking() {
     for short in [false, true] {
         let (mut rig, mut driver, mut pair, mut far) = ready_far(short);
-        // 128 pages of both kinds in turns, by a list.
+        // 128 pages of both kinds in turn, by a list.
         let list = BASE + 0x6000;
         let pages: Vec<u64> = (0..128u64)
             .map(|n| match n % 3 {
@@ -127,7 +126,7 @@ fn memory_without_a_descriptor_is_reached_by_asking() {
             })
             .collect();
         for (n, page) in pages.iter().enumerate() {
-            // Zeros first: they tell the client's structure from nothing.
+            // Leading zeros, so that data looks like the rest of an 8-byte count.
             let mut content = vec![n as u8 + 1; BLOCK as usize];
             content[..4].fill(0);
             match page.checked_sub(FAR) {
@@ -166,13 +165,13 @@ fn memory_without_a_descriptor_is_reached_by_asking() {
         let dsm = Sqe::new(nvm::DATASET_MANAGEMENT, 7).with_nsid(1);
         let dsm = prps(dsm.with_cdw(11, 4), FAR, 0);
         assert_eq!(run(&dsm, &mut far), Status::SUCCESS);
-        // The end of it.
+        // Beyond its end.
         let beyond = io(nvm::WRITE, 1, 0, FAR + FAR_BYTES as u64);
         let failed = Status::DATA_TRANSFER_ERROR.with_dnr();
         assert_eq!(run(&beyond, &mut far), failed);
         let copied = rig.lane_record(0).copied_bytes.load(Relaxed);
         assert!(copied >= 3 * (512 << 10), "{copied}");
-        // What can be reached isn't copied.
+        // Accessible memory is not copied.
         let status = driver.run(&mut rig, &mut pair, &io(nvm::READ, 1, 9, DATA));
         assert_eq!(status, Status::SUCCESS);
         assert_eq!(rig.lane_record(0).copied_bytes.load(Relaxed), copied);
@@ -199,7 +198,7 @@ fn more_commands_than_places_and_a_client_that_refuses() {
         assert_eq!(driver.run(&mut rig, &mut pair, &read), Status::SUCCESS);
         assert_eq!(driver.get(DATA, 2), [n as u8 + 1; 2]);
     }
-    // An error, an answer that is too short, and one to nothing.
+    // An error, a short answer, and one without a message.
     for wrong in ["error", "short", "nothing"] {
         driver.submit(&mut pair, &io(nvm::WRITE, 1, 0, FAR));
         let mut asked = None;
@@ -236,7 +235,6 @@ fn more_commands_than_places_and_a_client_that_refuses() {
         };
         assert_eq!(status, expected, "{wrong}");
     }
-    // Nobody waits for ever.
     driver.submit(&mut pair, &io(nvm::WRITE, 1, 0, FAR));
     rig.until("a question", |_| driver.reply().is_some());
     rig.pass_time(21_000_000_000);
@@ -253,7 +251,7 @@ fn an_engine_that_dies_while_it_asks_is_not_noticed_and_a_reset_waits() {
         let (mut rig, mut driver, mut pair, mut far) = ready_far(true);
         far.bytes[..4096].fill(7);
         driver.submit(&mut pair, &io(nvm::WRITE, 1, 5, FAR));
-        // The first is to write nothing.
+        // The first is an empty write.
         let first = question(&mut rig, &mut driver);
         let answer = far.answer(&first);
         driver.send_raw(&answer, &[]);
@@ -268,7 +266,7 @@ fn an_engine_that_dies_while_it_asks_is_not_noticed_and_a_reset_waits() {
         rig.fence();
         rig.turns();
         if !answered_late {
-            // One question at a time, whoever asked it.
+            // One message at a time, across engines.
             assert!(driver.reply().is_none());
             let answer = far.answer(&old);
             driver.send_raw(&answer, &[]);
@@ -278,7 +276,7 @@ fn an_engine_that_dies_while_it_asks_is_not_noticed_and_a_reset_waits() {
         let read = io(nvm::READ, 1, 5, DATA);
         assert_eq!(driver.run(&mut rig, &mut pair, &read), Status::SUCCESS);
         assert_eq!(driver.get(DATA, 4096), [7; 4096]);
-        // A reset is not over before the client has written.
+        // A reset waits until the client has written.
         let asked = open_question(&mut rig, &mut driver, &mut pair, true);
         let mut payload = Driver::access(pci_region::BAR0, 0x14, 4);
         payload.extend(0x0046_0000u32.to_le_bytes());
@@ -303,17 +301,16 @@ fn an_engine_that_dies_while_it_asks_is_not_noticed_and_a_reset_waits() {
     }
 }
 
-/// Clears CC.EN.
 fn disable(rig: &mut Rig, driver: &mut Driver) {
     driver.write(rig, pci_region::BAR0, 0x14, &0x0046_0000u32.to_le_bytes());
 }
 
 #[test]
 fn a_reset_waits_for_what_dead_engines_asked_to_be_written() {
-    // Engines die before the reset, in it, and both.
+    // Deaths before the reset, during it, and both.
     for (before, within) in [(1, 0), (0, 1), (2, 2)] {
         let (mut rig, mut driver, mut pair, mut far) = ready_far(false);
-        // It is known which structure the client has.
+        // So that the client's structure is known.
         let write = io(nvm::WRITE, 1, 5, FAR);
         let status = far.run(&mut rig, &mut driver, &mut pair, &write);
         assert_eq!(status, Status::SUCCESS);
@@ -356,7 +353,7 @@ fn a_bus_reset_with_an_open_question_is_soon_answered() {
         let id = driver.send(command::DEVICE_RESET, &[], &[]);
         rig.turns();
         if writes {
-            // It waits as long as a function may take, for a client that may be waiting itself.
+            // It waits as long as a function may take, in case the client itself is waiting.
             assert!(driver.reply().is_none());
             rig.pass_time(99_000_000);
             rig.turns();
@@ -365,7 +362,7 @@ fn a_bus_reset_with_an_open_question_is_soon_answered() {
         }
         let reply = driver.answered(&mut rig, id);
         assert_eq!(reply.header.is_error(), writes);
-        // Either way nothing of the client's is touched once it can be told that it is ready again.
+        // In both cases client memory is untouched once it is ready again.
         let answer = far.answer(&asked);
         driver.send_raw(&answer, &[]);
         driver.enable(&mut rig);
@@ -425,7 +422,7 @@ fn a_client_that_is_not_heard_has_answered_in_time() {
     let write = io(nvm::WRITE, 1, 0, FAR);
     let status = far.run(&mut rig, &mut driver, &mut pair, &write);
     assert_eq!(status, Status::SUCCESS);
-    // Memory that a device is at is taken away: what the client says after that waits.
+    // An unmapping waits for a device, and so do the client's next messages.
     let other = FAR + (1 << 30);
     let map = Driver::map_message(other, BLOCK, DATA - BASE);
     let memory = driver.memfd.try_clone().unwrap();
@@ -476,7 +473,7 @@ fn a_command_behind_a_flush_keeps_its_place_and_what_is_read_only_is_left_alone(
     }
     let at = ended.iter().position(|cid| *cid == 100);
     assert!(at.is_some_and(|at| at < 20), "{ended:?}");
-    // Its client may be asked for what lies there, and for no more.
+    // Read-only memory: the client is asked only for its content.
     let fixed = FAR + (1 << 30);
     let mut map = Driver::map_message(fixed, BLOCK, 0);
     map[4..8].copy_from_slice(&dma::READABLE.to_le_bytes());

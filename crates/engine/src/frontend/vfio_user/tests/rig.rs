@@ -1,7 +1,7 @@
-//! A core and its machines, with the test as their reactor, their daemon and their drivers.
+//! A core and its VMs; the test is their reactor, daemon and drivers.
 //!
-//! Sockets are socket pairs, turns are made by the test, and a driver's memory is a memfd. A dead engine is one
-//! that is not called any more; its successor gets what the daemon held.
+//! It uses socket pairs and controls the turns. A dead engine is simply not called again; its
+//! successor gets the daemon's descriptors.
 
 use super::driver::Driver;
 use crate::core::FrontendIndex;
@@ -37,11 +37,10 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 pub(super) const EXTENT: u64 = 64 << 10;
-/// Extents of each volume.
 pub(super) const EXTENTS: u64 = 16;
 pub(super) const BLOCK: u64 = 4096;
 
-/// What the daemon holds of a client.
+/// The daemon's part of a client.
 #[derive(Default)]
 struct Held {
     sockets: BTreeMap<u64, (Arc<OwnedFd>, usize, OwnedFd)>,
@@ -62,15 +61,13 @@ pub(super) struct Rig {
     pub gate: Arc<TestGate>,
     device: Arc<Device>,
     device_config: Arc<DeviceConfig>,
-    /// Cores that died: their rings are open, and nobody looks at them.
+    /// Cores that died: their rings stay open, and completions are not read.
     dead: Vec<Core>,
     held: Held,
     next_socket: u64,
-    /// Why clients left.
     pub left: Vec<&'static str>,
-    /// What clients were refused.
     pub refused: Vec<String>,
-    /// What time it is: it passes only when the test says so.
+    /// Time passes only when the test says so.
     now_ns: u64,
     _dir: tempfile::TempDir,
 }
@@ -186,7 +183,7 @@ impl Rig {
         });
     }
 
-    /// Nothing of an earlier engine is at the device.
+    /// No earlier engine's commands are at the device.
     pub(super) fn fence(&mut self) {
         self.engine().core.fenced(DeviceIndex(0));
     }
@@ -199,7 +196,6 @@ impl Rig {
         &self.region.lanes()[n + 3]
     }
 
-    /// A driver of a machine's controller.
     pub(super) fn connect(&mut self, n: usize) -> Driver {
         let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
         let pair =
@@ -289,7 +285,7 @@ impl Rig {
         true
     }
 
-    /// What a turn does where nothing but commands comes.
+    /// A turn in which only commands come.
     pub(super) fn bare_turn(&mut self) {
         let Engine { core, machines, .. } = self.engine();
         core.begin_turn();
@@ -298,20 +294,19 @@ impl Rig {
         core.submit();
     }
 
-    /// Nothing of a dead engine runs any more; what is in flight ends, and nobody looks at it.
+    /// Ends a dead engine; its commands in flight end unread.
     fn bury(&mut self, engine: Engine) {
         let Engine { core, machines, .. } = engine;
         machines.die();
         self.dead.push(core);
     }
 
-    /// The engine dies now.
     pub(super) fn kill(&mut self) {
         let engine = self.engine.take().expect("an engine lives");
         self.bury(engine);
     }
 
-    /// The engine dies when it comes to a point for the `count`th time; 0: never.
+    /// The engine dies at the `count`th passing of a point; 0: never.
     pub(super) fn arm(&self, point: &str, count: u32) {
         arm_here(point, count);
     }
@@ -320,7 +315,7 @@ impl Rig {
         self.engine.is_none()
     }
 
-    /// A successor takes over what the daemon holds. Whether it lives.
+    /// A successor takes over; returns whether it lives.
     pub(super) fn succeed(&mut self, blamed: Option<u16>) -> bool {
         assert!(self.is_dead());
         self.begin_engine();
@@ -357,17 +352,16 @@ impl Rig {
         true
     }
 
-    /// From now on time passes by itself.
+    /// From now on the real clock runs.
     pub(super) fn let_clock_run(&mut self) {
         self.now_ns = 0;
     }
 
-    /// Time passes.
     pub(super) fn pass_time(&mut self, ns: u64) {
         self.now_ns += ns;
     }
 
-    /// Everybody has so many operations in a window of 1 ms.
+    /// Limits each tenant to `operations` per window of 1 ms.
     pub(super) fn admit(&mut self, operations: u64) {
         let now_ns = self.now_ns;
         let core = &mut self.engine().core;
@@ -375,7 +369,7 @@ impl Rig {
         core.admit_all_by(&Budget::fixed(operations * 1000));
     }
 
-    /// Each machine is a tenant's of its own with this budget.
+    /// Makes each VM a tenant of its own with this budget.
     pub(super) fn admit_each(&mut self, budgets: &[Budget]) {
         let now_ns = self.now_ns;
         let core = &mut self.engine().core;
@@ -383,17 +377,17 @@ impl Rig {
         core.admit_each_by(budgets);
     }
 
-    /// By which frontends a tenant is taken to come.
+    /// The frontends for which a tenant is charged.
     pub(super) fn frontends_of(&mut self, tenant: usize) -> Option<Frontends> {
         self.engine().core.frontends_of(tenant)
     }
 
-    /// Everybody has plenty.
+    /// Gives ample budgets.
     pub(super) fn admit_plenty(&mut self, round: u64) {
         self.engine().core.admit_plenty(round);
     }
 
-    /// Commands of a machine that the core has, of them those that wait for their budget, and those that had to.
+    /// A VM's commands in flight, of these throttled, and ever throttled.
     pub(super) fn throttled(&self, n: usize) -> [u64; 3] {
         let record = self.lane_record(n);
         [&record.in_flight, &record.throttled, &record.throttled_ops].map(|cell| cell.load(Relaxed))
@@ -406,13 +400,11 @@ impl Rig {
         waits && self.may_sleep()
     }
 
-    /// Whether the reactor may sleep.
     pub(super) fn may_sleep(&mut self) -> bool {
         let engine = self.engine();
         engine.machines.is_idle() && engine.machines.arm(&mut engine.core)
     }
 
-    /// Turns until something is so.
     #[track_caller]
     pub(super) fn until(&mut self, what: &str, mut is_so: impl FnMut(&mut Self) -> bool) {
         for () in patiently() {
@@ -424,14 +416,13 @@ impl Rig {
         panic!("{what} did not come");
     }
 
-    /// As many turns as anything that happens at once needs.
+    /// Enough turns for everything that can happen at once.
     pub(super) fn turns(&mut self) {
         for _ in 0..64 {
             self.turn();
         }
     }
 
-    /// The volume is larger now.
     pub(super) fn grow(&mut self, n: usize) {
         let mut config = self.volumes[n].config.clone();
         config.size_bytes += EXTENT;
@@ -443,7 +434,7 @@ impl Rig {
         engine.machines.export_changed(&mut engine.core, export);
     }
 
-    /// Overwrites what a dead engine left of a client, but for what all clients have in common.
+    /// Overwrites a client's area of the machine file with noise.
     pub(super) fn damage(&mut self, of: usize) {
         let (_, (_, _, file)) = (self.held.sockets.iter())
             .find(|(_, (_, n, _))| *n == of)
@@ -456,7 +447,7 @@ impl Rig {
         rustix::io::pwrite(file, &noise, area_at as u64 + 8).unwrap();
     }
 
-    /// An export shows another's volume.
+    /// Makes an export use another's volume.
     pub(super) fn share(&mut self, n: usize, with: usize) {
         let volume = self.volumes[with].clone();
         let export = Arc::new(ExportConfig {

@@ -1,4 +1,4 @@
-//! Engines die under their machines, which do not notice.
+//! Engines die; their VMs do not notice.
 
 use super::*;
 use forebay_nvme::Cqe;
@@ -11,7 +11,7 @@ const POINTS: [&str; 5] = [
     "pcie.freed",
 ];
 
-/// Turns, with a successor for each engine that dies.
+/// One turn; a dead engine gets a successor.
 fn serve(rig: &mut Rig) {
     if !rig.turn() {
         succeed(rig);
@@ -34,7 +34,6 @@ fn gather(rig: &mut Rig, driver: &mut Driver, pair: &mut Pair, count: usize) -> 
         }
         serve(rig);
     }
-    // Nothing comes twice.
     for _ in 0..64 {
         serve(rig);
     }
@@ -51,7 +50,7 @@ fn an_engine_that_dies_at_any_point_of_a_command_is_not_noticed() {
             for point in POINTS {
                 for count in [1, 2, 5] {
                     let (mut rig, mut driver, mut pair) = ready(kind, doorbells);
-                    // A lap and a half, so that phases change.
+                    // More than a lap, so that phases change.
                     for lap in 0u64..4 {
                         if lap == 3 {
                             rig.arm(point, count);
@@ -61,7 +60,6 @@ fn an_engine_that_dies_at_any_point_of_a_command_is_not_noticed() {
                             driver.put(at, &[(lap * 24 + n) as u8; BLOCK as usize]);
                             driver.queue(&mut pair, &io(nvm::WRITE, n as u16, n, at));
                         }
-                        // One that is refused is answered once, too.
                         driver.queue(&mut pair, &io(0x7E, 24, 0, DATA));
                         driver.ring(8, pair.tail);
                         let all = gather(&mut rig, &mut driver, &mut pair, 25);
@@ -113,7 +111,6 @@ fn what_was_at_a_device_waits_for_its_fence_and_so_does_a_reset() {
         1,
         "a dead engine's read may still write into memory"
     );
-    // Nor is it over, when the one that waits dies too.
     rig.kill();
     assert!(rig.succeed(None));
     rig.turns();
@@ -163,7 +160,7 @@ fn what_its_host_has_seen_is_not_guessed_while_shadow_doorbells_are_away() {
         let read = io(nvm::READ, cid, 0, DATA);
         assert_eq!(driver.run(&mut rig, &mut pair, &read), Status::SUCCESS);
     }
-    // Four more, which its host has not seen yet, and then as many as there is room for.
+    // Four that the host has not consumed, then as many as there is room for.
     for cids in [6..10, 10..16] {
         for cid in cids {
             driver.queue(&mut pair, &io(nvm::READ, cid, 0, DATA));
@@ -209,7 +206,7 @@ fn a_reset_that_an_engine_dies_in_is_done_by_its_successor() {
 
 #[test]
 fn admin_commands_and_events_are_answered_once_whenever_the_engine_dies() {
-    // Where a message is, and where a queue is made by one that follows.
+    // Deaths between a message and a later one that makes a queue.
     for turns in 0..6 {
         let (mut rig, mut driver, _) = ready("ram", Doorbells::Trapped);
         let mut queue = driver.admin;
@@ -236,7 +233,6 @@ fn admin_commands_and_events_are_answered_once_whenever_the_engine_dies() {
         let cids: Vec<u16> = all.iter().map(Cqe::cid).collect();
         assert_eq!(cids, [4, 1, 2]);
         assert!(all.iter().all(|cqe| cqe.status().is_success()), "{all:?}");
-        // The volume grows while nobody lives.
         rig.kill();
         rig.region = rig.region.clone();
         succeed(&mut rig);
@@ -278,7 +274,7 @@ fn kill9_during_dma_map() {
         assert!(!reply.header.is_error(), "{point}: {:?}", reply.header);
         assert_eq!(driver.completion(&mut rig, &mut pair).cid(), 1);
         assert!(driver.reply().is_none(), "{point}: answered once");
-        // It is mapped, once, and can be taken away.
+        // It is mapped once, and can be unmapped.
         let offset = DATA - BASE;
         let status = driver.run(&mut rig, &mut pair, &io(nvm::READ, 2, 0, far + offset));
         assert_eq!(status, Status::SUCCESS, "{point}");

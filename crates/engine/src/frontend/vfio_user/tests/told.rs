@@ -1,4 +1,4 @@
-//! What people are told of a client: maps of its memory that are refused, memory that is not shared.
+//! Events about a client: refused maps, unshared memory.
 
 use super::*;
 use crate::frontend::vm::protocol::UNSHARED;
@@ -23,7 +23,7 @@ fn a_refused_map_is_told_of() {
         let told = rig.refused.pop().expect("it is told of");
         assert!(told.contains(why), "{told}");
     }
-    // Not for ever.
+    // Their number is limited.
     let payload = Driver::map_message(BASE, MEMORY, 0);
     for _ in 0..100 {
         driver.call(&mut rig, command::DMA_MAP, &payload, &[&memfd]);
