@@ -1,8 +1,7 @@
-//! A frontend for tests alone: a queue in memory, whose clients are threads of the test.
+//! A frontend for tests: a queue in memory, whose clients are threads of the test.
 //!
-//! **Purpose.** Shows what a new protocol needs: this file, and its line in [`MAKERS`](crate::frontend::MAKERS).
-//! **Design.** A message brings a request; an answer goes back through the request's own channel.
-//! **Not here:** what commands do.
+//! It shows what a new protocol needs: this file, and its line in
+//! [`MAKERS`](crate::frontend::MAKERS).
 
 use crate::core::{CommandRef, Core, DoneIo, FrontendIndex, IoOp, NewIo, Owner};
 use crate::frontend::{Beside, Frontend, FrontendMessage, FrontendParts};
@@ -11,11 +10,10 @@ use forebay_xlate::boundary::message::ExportId;
 use std::collections::VecDeque;
 use std::sync::mpsc::Sender;
 
-/// What a client asks for.
 pub(super) struct Request {
     pub export: ExportId,
     pub op: IoOp,
-    /// To be written.
+    /// Data to write.
     pub data: Vec<u8>,
     pub answer: Sender<(Status, Vec<u8>)>,
 }
@@ -26,7 +24,6 @@ struct MemoryQueue {
     started: Vec<Option<Request>>,
 }
 
-/// Makes the frontend.
 pub(in crate::frontend) fn make(
     index: FrontendIndex,
     _: &mut FrontendParts,

@@ -1,4 +1,4 @@
-//! A frontend that only tests have is served by a real reactor.
+//! A real reactor serves a test-only frontend.
 
 pub(super) mod memory_queue;
 

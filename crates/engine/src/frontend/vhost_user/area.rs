@@ -1,11 +1,10 @@
-//! What of a vhost-user client a successor finds: the frontend's area of the machine file.
+//! A vhost-user client's part of the machine file, for a successor.
 //!
-//! **Design.** Three tables of words: a head (the session, where the inflight region is, the command that is blamed),
-//! and for each request in flight two words that say which bytes it may have at devices, by its number. These are ours alone: what
-//! a guest writes into its rings or its inflight region can't hide what is at a device. A record is made before a
-//! request gets to a device, and cleared when the core has given it back; one that is over at once has none.
-//!
-//! Whoever takes it over holds every value for hostile. **Not here:** memory and descriptors ([`crate::frontend::vm::file`]).
+//! A head holds the session, the inflight region's place and the blamed command. A table has two
+//! words per request in flight: the bytes that it may touch at devices. A guest cannot write these,
+//! so it cannot hide device I/O. A record is made before a request reaches a device, and cleared
+//! when the core returns it. A successor treats all values as hostile. **Not here:** memory and
+//! descriptors ([`crate::frontend::vm::file`]).
 
 use crate::frontend::vm::file::MachineFile;
 use forebay_virtio::ring::MAX_QUEUE_SIZE;
@@ -14,26 +13,26 @@ use forebay_virtio::vhost_user::session::SESSION_WORDS;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
-/// Which copy of the session was saved last, + 1.
+/// The last saved copy of the session, + 1.
 const SAVED: usize = 0;
-/// 0: no inflight region; 1: one of ours that nobody asked for; 2: the client's.
+/// 0: no inflight region; 1: an internal one; 2: the client's.
 const INFLIGHT_KIND: usize = 1;
 const INFLIGHT_QUEUES: usize = 2;
 const INFLIGHT_SIZE: usize = 3;
 const INFLIGHT_OFFSET: usize = 4;
 /// (slot + 1) << 8 | deaths.
 const BLAMED: usize = 5;
-/// The session, in two copies: of a death while one is stored, the other one tells.
+/// Two copies of the session: one is valid while the other is stored.
 const SESSION: usize = 16;
 const HEAD_WORDS: usize = 1024;
 const _: () = assert!(SESSION + 2 * SESSION_WORDS <= HEAD_WORDS && HEAD_WORDS * 8 <= RECORDS_AT);
 
 const RECORDS_AT: usize = 64 << 10;
 const RECORD_WORDS: usize = 2;
-/// Bytes of the area that are used.
+/// Used bytes of the area.
 pub(super) const BYTES: usize = RECORDS_AT + (1 << 16) * RECORD_WORDS * 8;
 
-/// What a request may have at devices.
+/// The device bytes that a request may touch.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Record {
     pub offset_bytes: u64,
@@ -41,15 +40,13 @@ pub(super) struct Record {
     pub write: bool,
 }
 
-/// Where an inflight region is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct InflightPlace {
     pub area: InflightArea,
-    /// Nobody asked for it.
+    /// An internal one, not requested by the client.
     pub ours: bool,
 }
 
-/// See the module's text.
 pub(super) struct InflightRegion<'a> {
     head: &'a [AtomicU64],
     records: &'a [AtomicU64],
@@ -92,7 +89,7 @@ impl<'a> InflightRegion<'a> {
     }
 
     pub(super) fn set_inflight(&self, place: Option<&InflightPlace>) {
-        // While it changes there is none: no ring is started.
+        // No region while it changes: no ring is running.
         self.set(INFLIGHT_KIND, 0);
         let Some(InflightPlace { area, ours }) = place else {
             return;
@@ -142,7 +139,6 @@ impl<'a> InflightRegion<'a> {
         self.records.get(at..at + RECORD_WORDS)
     }
 
-    /// A request is about to begin.
     #[inline]
     pub(super) fn begin(&self, slot: u16, record: &Record) {
         if let Some([offset, what]) = self.record_words(slot) {
@@ -152,7 +148,6 @@ impl<'a> InflightRegion<'a> {
         }
     }
 
-    /// It has ended, and is about to be returned.
     #[inline]
     pub(super) fn end(&self, slot: u16) {
         if let Some([_, what]) = self.record_words(slot) {
@@ -160,7 +155,7 @@ impl<'a> InflightRegion<'a> {
         }
     }
 
-    /// Requests of a queue that a dead engine had begun: (number, what).
+    /// A queue's requests that a dead engine had begun, by number.
     pub(super) fn records(&self, queue: u16) -> impl Iterator<Item = (u16, Record)> {
         let of_queue = (0..MAX_QUEUE_SIZE).map(move |tag| super::slot_of(queue, tag));
         of_queue.filter_map(|slot| {

@@ -1,10 +1,10 @@
-//! What is told to the driver: that something ended, and that the disk grew.
+//! Notifications to the driver: completed requests, and growth of the disk.
 //!
-//! **Design.** A ring with a descriptor for calls is rung by it. One without is called by a message on the channel for
-//! requests of ours, if the client agreed to that (VHOST_USER_PROTOCOL_F_INBAND_NOTIFICATIONS). What the channel has no room for
-//! is remembered and tried again; it is never waited for. No message of ours asks for an answer.
+//! A ring with a call descriptor is signalled by it. Otherwise a message on the backend channel
+//! calls it, if negotiated (VHOST_USER_PROTOCOL_F_INBAND_NOTIFICATIONS). If the channel is full,
+//! the message is retried later, without blocking. No message asks for an answer.
 //!
-//! **Not here:** whether a driver wants to be called ([`forebay_virtio::queue`]).
+//! **Not here:** whether a driver wants calls ([`forebay_virtio::queue`]).
 
 use super::{BACKEND, CALL, Vhost};
 use crate::frontend::vm::protocol::{Closing, Turn};
@@ -14,27 +14,27 @@ use forebay_xlate::boundary::region::bump;
 use rustix::io::Errno;
 use rustix::net::SendFlags;
 
-/// A client that has no room for being told is tried again after this,
+/// The delay before a retry about growth.
 const TELL_AGAIN_NS: u64 = 100_000_000;
-/// and for being called after this.
+/// The delay before a retry of a call.
 const CALL_AGAIN_NS: u64 = 10_000_000;
 
 const FLAGS: SendFlags = SendFlags::DONTWAIT.union(SendFlags::NOSIGNAL);
 
 const _: () = assert!(MAX_QUEUES <= u64::BITS as usize);
 
-/// What is yet to be told to a driver by messages, and when that is tried again.
+/// Pending notifications by messages, and when to retry.
 #[derive(Default)]
 pub(super) struct Notices {
-    /// Queues of which the driver is to be called.
+    /// Queues whose driver is to be called.
     calls: u64,
     again_ns: Option<u64>,
-    /// That the disk grew.
+    /// When to report growth.
     growth_ns: Option<u64>,
 }
 
 impl Vhost {
-    /// A driver is to be called, at the turn's end.
+    /// Calls a driver at the turn's end.
     #[inline]
     pub(super) fn call(&mut self, turn: &mut Turn<'_>, index: usize) {
         if turn.client.held(CALL + index).is_some() {
@@ -44,7 +44,8 @@ impl Vhost {
         }
     }
 
-    /// There is a new channel: what an old one took with it is not known, so every driver that is called by messages is.
+    /// A new channel: the old one may have lost messages, so calls every driver that is called by
+    /// messages.
     pub(super) fn call_again(&mut self, turn: &mut Turn<'_>) {
         for index in 0..self.lines.len() {
             if self.lines[index].is_some() && turn.client.held(CALL + index).is_none() {
@@ -55,32 +56,26 @@ impl Vhost {
 }
 
 impl Notices {
-    /// The disk grew while nobody could be told.
     pub(super) fn grew(&mut self) {
         self.growth_ns = Some(0);
     }
 
-    /// There is a new channel for messages, which may have room.
     pub(super) fn has_channel(&mut self) {
         self.again_ns = None;
     }
 
-    /// A queue's driver is called by a descriptor from now on.
     pub(super) fn has_descriptor(&mut self, index: usize) {
         self.calls &= !(1 << index);
     }
 
-    /// Whether it is time to say again that the disk grew.
     pub(super) fn must_tell_of_growth(&self, now_ns: u64) -> bool {
         self.growth_ns.is_some_and(|at| now_ns >= at)
     }
 
-    /// When something is to be tried again.
     pub(super) fn deadline_ns(&self) -> Option<u64> {
         self.growth_ns.into_iter().chain(self.again_ns).min()
     }
 
-    /// Sends the messages that call drivers, as far as there is room.
     #[inline]
     pub(super) fn send_calls(&mut self, turn: &mut Turn<'_>) {
         if self.calls != 0 {
@@ -114,7 +109,7 @@ impl Notices {
                     self.again_ns = Some(now + CALL_AGAIN_NS);
                     break;
                 }
-                // Nobody is there any more. Whoever comes is called for all: see `call_again`.
+                // The channel is gone; `call_again` calls all on a new one.
                 Err(_) => self.calls = 0,
             }
         }
@@ -124,7 +119,7 @@ impl Notices {
         }
     }
 
-    /// Tells the client that the configuration changed, if it has a channel for that and room in it.
+    /// Reports a configuration change, if the channel has room.
     pub(super) fn tell_of_growth(&mut self, turn: &mut Turn<'_>) {
         let Some(channel) = turn.client.held(BACKEND) else {
             self.growth_ns = None;

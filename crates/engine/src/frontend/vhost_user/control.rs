@@ -1,8 +1,8 @@
-//! What messages do.
+//! Carries out messages.
 //!
-//! **Design.** The session says whether a request may be, and what must be done about it; here that is done. Before
-//! an answer goes out, the session's state is saved for a successor; all of it may be done again from the start. A refusal is
-//! told if the client asked for acknowledgements, and otherwise ends the connection.
+//! The session decides whether a request is allowed, and what it requires. Before the answer, the
+//! session's state is saved for a successor; every message can be repeated from the start. A
+//! refusal is reported if the client asked for acknowledgements; otherwise it ends the connection.
 
 use super::area::InflightPlace;
 use super::inflight::{create, wanted};
@@ -19,7 +19,7 @@ use forebay_virtio::vhost_user::message::{
 use forebay_virtio::vhost_user::session::{Refusal, SessionEffect};
 use forebay_virtio::vhost_user::{MAX_CONFIG_BYTES, protocol_feature};
 
-/// A message that waits for what is in flight.
+/// A message that waits for requests in flight.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum PendingMessage {
     None,
@@ -27,17 +27,14 @@ pub(super) enum PendingMessage {
     Stop(u16, Header),
     /// SET_VRING_ENABLE, which disables this ring.
     Disable(u16, Header),
-    /// A reset of the device.
     Reset(Header),
-    /// Memory was taken away, and a dead engine's I/O may still be there.
+    /// Memory was removed, and a dead engine may still access it.
     Memory(Header),
 }
 
-/// Why something can't be done.
 enum Fault {
-    /// The client is told.
+    /// The client is informed.
     Refused(&'static str),
-    /// The connection ends.
     Fatal(Closing),
 }
 
@@ -49,7 +46,6 @@ impl From<Closing> for Fault {
 
 const NO_DESCRIPTOR: Fault = Fault::Refused("a descriptor that is not what the message says");
 
-/// Why memory can't be mapped.
 fn no_memory(error: MapError) -> Fault {
     Fault::Refused(match error {
         MapError::NotMemory => "memory that is neither a memfd nor of tmpfs or huge pages",
@@ -62,7 +58,7 @@ fn no_memory(error: MapError) -> Fault {
     })
 }
 
-/// A table of memory that came without its descriptors.
+/// A memory table without its descriptors.
 fn is_unshared(message: &Message<'_>) -> bool {
     let kind = message
         .bytes
@@ -73,7 +69,6 @@ fn is_unshared(message: &Message<'_>) -> bool {
 }
 
 impl Vhost {
-    /// Carries a message out.
     pub(super) fn handle(&mut self, turn: &mut Turn<'_>, message: &Message<'_>) -> Answer {
         self.pending = PendingMessage::None;
         if let Err(why) = self.have_inflight(turn) {
@@ -94,7 +89,7 @@ impl Vhost {
                 .has_protocol(protocol_feature::INBAND_NOTIFICATIONS)
             && let Some(Some(_)) = self.lines.get(index as usize)
         {
-            // A turn looks at every ring anyway.
+            // Each turn polls every ring anyway.
             self.acknowledge(turn, &header);
             return Answer::Now;
         }
@@ -130,7 +125,6 @@ impl Vhost {
         Answer::Now
     }
 
-    /// The message is carried out: saves, and answers unless that was done.
     fn over(&mut self, turn: &mut Turn<'_>, header: &Header) -> Answer {
         self.pending = PendingMessage::None;
         area(turn).save(&self.session.words());
@@ -146,7 +140,7 @@ impl Vhost {
         }
     }
 
-    /// Goes on with the message that waits, or ends the one that doesn't.
+    /// Continues the waiting message, or completes one that needs no wait.
     pub(super) fn go_on(&mut self, turn: &mut Turn<'_>) -> Answer {
         match self.pending {
             PendingMessage::None => Answer::Now,
@@ -186,7 +180,7 @@ impl Vhost {
         }
     }
 
-    /// The same, for a client that waits for it: what waits for the budget alone begins.
+    /// [`Self::is_busy`], for a waiting client: throttled requests begin now.
     fn is_still_busy(&self, turn: &mut Turn<'_>, index: u16) -> bool {
         let busy = self.is_busy(index);
         if busy && let Some(lane) = turn.client.lane() {
@@ -211,27 +205,25 @@ impl Vhost {
         let rings = (0..self.disk.queues).filter(|index| stops >> index & 1 == 1);
         let mut after = self.session.clone();
         rings.clone().for_each(|index| after.stopped(index, 0));
-        // Whatever disabled them has waited for what was in flight.
+        // Disabling them has drained them.
         if after.take(request).is_ok() && !rings.clone().any(|index| self.is_busy(index)) {
             rings.for_each(|index| self.stop(turn, index));
         }
     }
 
-    /// A ring that has nothing in flight is not looked at any more: its driver may be gone, and what was its memory
-    /// another's.
+    /// Ceases to poll a drained ring: its driver may be gone, and its memory reused.
     fn rest(&mut self, turn: &mut Turn<'_>, index: u16) {
         self.publish(turn);
         if let Some(line) = self.lines[usize::from(index)].take() {
             self.session.rests(index, line.queue.base());
         }
-        // Where it goes on is known for good before what tells it otherwise is forgotten.
+        // Save the ring's position before forgetting the other record of it.
         area(turn).save(&self.session.words());
         if let Some(inflight) = &self.inflight {
             inflight.forget(turn, index);
         }
     }
 
-    /// Stops a ring that has nothing in flight.
     fn stop(&mut self, turn: &mut Turn<'_>, index: u16) {
         let at = usize::from(index);
         self.session.stopped(index, self.session.vrings()[at].base);
@@ -377,7 +369,7 @@ impl Vhost {
                 }
                 self.start_ring(turn, index)?;
             }
-            // What ended before there was somebody to tell.
+            // Calls for requests that completed before this descriptor.
             RingFd::Call => {
                 self.notices.has_descriptor(usize::from(index));
                 turn.client.raise(slot);
@@ -387,10 +379,10 @@ impl Vhost {
         Ok(())
     }
 
-    /// A ring is served, if it is to be and wasn't.
+    /// Serves a ring that has become enabled.
     fn start_ring(&mut self, turn: &mut Turn<'_>, index: u16) -> Result<(), Closing> {
         if self.lines[usize::from(index)].is_none() {
-            // A death can have kept its last stop or rest from forgetting it.
+            // A dead engine may not have cleared its last stop.
             if let Some(inflight) = &self.inflight {
                 inflight.forget(turn, index);
             }
@@ -403,7 +395,8 @@ impl Vhost {
         let mut space = [0; MAX_CONFIG_BYTES];
         let config = self.disk.config(self.session.config_writeback());
         space[..CONFIG_BYTES].copy_from_slice(&config);
-        // For some front-ends (Cloud Hypervisor's up to v50) it begins behind where any can end.
+        // Some clients (Cloud Hypervisor up to v50) add the maximum configuration size to the
+        // offset.
         let from = offset as usize;
         let from = from.checked_sub(MAX_CONFIG_BYTES).unwrap_or(from);
         let bytes = from
@@ -465,7 +458,7 @@ impl Vhost {
     }
 }
 
-/// Whether something of a dead engine may still be at the client's memory.
+/// Whether a dead engine's I/O may still touch the client's memory.
 fn may_touch_memory(turn: &Turn<'_>) -> bool {
     let lane = turn.client.lane();
     lane.is_some_and(|lane| turn.core.carried.may_touch_memory_of(lane))

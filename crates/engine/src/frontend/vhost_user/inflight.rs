@@ -1,9 +1,9 @@
-//! The inflight region: the client's, or one of ours that only a successor sees.
+//! The inflight region: the client's, or an internal one that only a successor reads.
 //!
-//! **Design.** It is a memory file with a part for each queue. A client that wants to keep it over its own reconnecting asks for it, and
-//! gets it, and hands it back. For one that doesn't there is one all the same, made with its first message, whose answer waits
-//! until the daemon has it: by it a successor knows what was taken and not returned. A part of ours is zeroed when its ring
-//! stops, so that a ring always begins with a fresh one.
+//! It is a memory file with a part per queue. A client that wants to keep it over its own
+//! reconnection asks for it and returns it. Otherwise an internal one is made at the first message,
+//! whose answer waits until the daemon has it. It tells a successor which requests were taken and
+//! not returned. A part of an internal one is zeroed when its ring stops.
 
 use super::area::InflightPlace;
 use super::{INFLIGHT, Vhost, area};
@@ -18,16 +18,15 @@ use std::sync::Arc;
 const NO_FILE: Closing = Closing("there is no memory for its inflight region");
 pub(super) const UNFIT: Closing = Closing("its inflight region does not fit its queues");
 
-/// See the module's text.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Inflight {
     place: InflightPlace,
-    /// From one queue's part to the next.
+    /// Bytes from one queue's part to the next.
     stride: u64,
 }
 
 impl Inflight {
-    /// One that lies there.
+    /// `None`: its place is invalid.
     pub(super) fn new(place: InflightPlace) -> Option<Self> {
         let queues = u64::from(place.area.num_queues);
         let stride = place.area.mmap_size.checked_div(queues)? & !7;
@@ -35,7 +34,6 @@ impl Inflight {
         (stride > 0).then_some(Self { place, stride })
     }
 
-    /// The part of a queue.
     pub(super) fn window(&self, turn: &Turn<'_>, index: u16, size: u16) -> Result<Window, Closing> {
         let part = self.part(turn, index, size).ok_or(UNFIT)?;
         Ok(part.into())
@@ -53,7 +51,7 @@ impl Inflight {
         Area::of(&Arc::new(mapping))
     }
 
-    /// A ring has stopped, with nothing in flight, or starts: what is ours of it is as new.
+    /// A ring has stopped or starts with no requests in flight: clears an internal part.
     pub(super) fn forget(&self, turn: &Turn<'_>, index: u16) {
         if self.place.ours
             && let Some(part) = self.part(turn, index, MAX_QUEUE_SIZE)
@@ -63,7 +61,6 @@ impl Inflight {
     }
 }
 
-/// What a region must be that is asked for.
 pub(super) fn wanted(queues: u16, size: u16) -> InflightArea {
     InflightArea {
         mmap_size: u64::from(queues) * queue_bytes(size) as u64,
@@ -73,7 +70,7 @@ pub(super) fn wanted(queues: u16, size: u16) -> InflightArea {
     }
 }
 
-/// Makes a region's file, which is deposited.
+/// Makes and deposits a region's file.
 pub(super) fn create(turn: &mut Turn<'_>, area: &InflightArea) -> Option<Deposit> {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     let file = rustix::fs::memfd_create("forebay-inflight", flags).ok()?;
@@ -83,7 +80,7 @@ pub(super) fn create(turn: &mut Turn<'_>, area: &InflightArea) -> Option<Deposit
 }
 
 impl Vhost {
-    /// Another region, or none; noted for a successor.
+    /// Changes the region, and records it for a successor.
     pub(super) fn set_inflight(
         &mut self,
         turn: &mut Turn<'_>,
@@ -97,7 +94,6 @@ impl Vhost {
         Ok(())
     }
 
-    /// There is a region from now on.
     pub(super) fn have_inflight(&mut self, turn: &mut Turn<'_>) -> Result<(), Closing> {
         if self.inflight.is_none() {
             let area = wanted(self.disk.queues, MAX_QUEUE_SIZE);

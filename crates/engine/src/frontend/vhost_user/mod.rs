@@ -1,18 +1,15 @@
-//! vhost-user-blk: a machine's virtio disk.
+//! vhost-user-blk: a VM's virtio disk.
 //!
-//! **Purpose.** Serves the request queues of one client: takes chains from its rings, has the core carry them out straight
-//! from and to the guest's memory, and returns them.
+//! Takes chains from the client's rings, has the core carry them out directly in guest memory, and
+//! returns them.
 //!
-//! **Design.** A [`Vhost`] has the session ([`forebay_virtio::vhost_user::session`]), one [`queue::ServedRing`] for each
-//! ring that is served, and the request that the core has no room for now, if there is one: while it waits, none is taken. A turn
-//! shows the driver all that ended since the last one, with one store and at most one call for each queue, then takes
-//! what is new; of that, what is over at once is shown in small portions, so that both sides work at the same time. Idle, it asks for kicks, which epoll sees: at a descriptor, or at the client's socket, where a kick is a
-//! message like others. [`mod@calls`] tells drivers, [`control`] is what messages do, [`request`] one
-//! request's way, [`mod@area`] and [`resume`] are what a successor finds and how it goes on.
+//! If the core has no room for a request, it waits and no other is taken. A turn publishes all
+//! completions since the last one, with one store and at most one call per queue, then takes new
+//! chains. Of these, requests that complete at once are published in small groups, so that both
+//! sides work in parallel. When idle, it asks for kicks, by descriptor or by message. A request
+//! longer than the core's longest transfer is split.
 //!
-//! A request longer than the core's longest transfer goes to it in parts, one after the other; the guest sees one.
-//!
-//! **What it does not do.** Live migration of the guest's memory (no dirty log), memory behind an IOMMU.
+//! **Not supported:** migration of guest memory (no dirty log), memory behind an IOMMU.
 
 mod area;
 mod calls;
@@ -45,66 +42,62 @@ use queue::ServedRing;
 use request::{BegunRequest, Over};
 use std::sync::atomic::Ordering::Relaxed;
 
-/// Requests that one queue may begin in one turn: others are to have theirs.
+/// Requests that one queue may begin per turn.
 const REQUESTS_AT_ONCE: u32 = 64;
-/// What all queues of a client may begin in one turn, and bytes of it, about.
+/// Requests, and approximate bytes, that all queues of a client may begin per turn.
 const CLIENT_AT_ONCE: u32 = 256;
 const BYTES_AT_ONCE: u32 = 4 << 20;
-/// So many requests that are over as soon as they are begun are shown to the driver together.
+/// Requests that complete at once are published in groups of this size.
 const SHOWN_AT_ONCE: usize = 8;
 
-/// Slots of descriptors: a ring's, by its number;
+/// Descriptor slots of rings, by number.
 const KICK: usize = 0;
 const CALL: usize = MAX_QUEUES;
 const ERR: usize = 2 * MAX_QUEUES;
-/// the inflight region's file; the channel for requests of ours.
+/// Slots of the inflight region and of the backend channel.
 const INFLIGHT: usize = 3 * MAX_QUEUES;
 const BACKEND: usize = INFLIGHT + 1;
 
 const _: () = assert!(BACKEND < crate::frontend::vm::file::MAX_SLOTS && area::BYTES <= AREA_BYTES);
 
-/// See the module's text.
 pub(crate) struct Vhost {
     session: VhostSession,
     disk: Disk,
     lines: Vec<Option<Box<ServedRing>>>,
     inflight: Option<Inflight>,
-    /// The chain that is being looked at; kept while a request waits.
+    /// The current chain; kept while a request waits.
     chain: Chain,
     pieces: Pieces,
-    /// Requests that were over as soon as they were begun, and are yet to be returned.
+    /// Requests that completed at once, to be returned.
     over: Vec<Over>,
-    /// Commands of theirs that were carried out.
+    /// Their statistics.
     at_once: AtOnce,
-    /// The core had no room for (the rest of) this one.
+    /// A request for which, or for the rest of which, the core had no room.
     waiting: Option<BegunRequest>,
-    /// A message that can't be answered yet.
     pending: PendingMessage,
     /// Kicks are asked for.
     armed: bool,
-    /// What is yet to be told to the driver by messages.
     notices: Notices,
-    /// Which queue is looked at first.
+    /// Which queue is polled first.
     first: usize,
-    /// A command that a dead engine crashed over, and how often; counted until it ends.
+    /// A command that a dead engine crashed over; counted until it ends.
     blamed: Option<u16>,
-    /// The last that it asked for was how many queues there are.
+    /// The client's last question was the number of queues.
     heard_queues: bool,
     closed: bool,
 }
 
-/// Said of a client that hangs up on it: QEMU wants a queue for each virtual processor, unless it is told otherwise.
+/// QEMU wants a queue for each virtual processor, unless configured otherwise.
 const FEW_QUEUES: Closing = Closing(
     "it hung up when it heard how many queues its export has: give its disk no more (num-queues=), or the export more (--queues)",
 );
 
-/// The number of a request among all of its client's.
+/// A request's number among all of its client's.
 const fn slot_of(queue: u16, tag: u16) -> u16 {
     queue * MAX_QUEUE_SIZE + tag
 }
 const _: () = assert!(MAX_QUEUES * MAX_QUEUE_SIZE as usize == 1 << 16);
 
-/// What the export is like now.
 fn disk_of(turn: &Turn<'_>, queues: u16) -> Result<Disk, Closing> {
     let lane = turn.client.lane().and_then(|lane| turn.core.lane(lane));
     let volume = &lane.ok_or(Closing("its export is not served"))?.volume;
@@ -118,10 +111,10 @@ fn disk_of(turn: &Turn<'_>, queues: u16) -> Result<Disk, Closing> {
 }
 
 impl Vhost {
-    /// For a client that was just accepted, or (then [`Protocol::resume`] follows) that a dead engine had.
+    /// For a dead engine's client, [`Protocol::resume`] follows.
     ///
     /// # Errors
-    /// Why it can't be served.
+    /// Why it cannot be served.
     pub(crate) fn new(turn: &mut Turn<'_>, queues: u16) -> Result<Self, Closing> {
         let queues = queues.clamp(1, MAX_QUEUES as u16);
         let disk = disk_of(turn, queues)?;
@@ -145,7 +138,6 @@ impl Vhost {
         })
     }
 
-    /// Shows the drivers what ended, and tells those that want to be told.
     fn publish(&mut self, turn: &mut Turn<'_>) -> bool {
         let mut any = false;
         for index in 0..self.lines.len() {
@@ -165,7 +157,7 @@ impl Vhost {
         any
     }
 
-    /// Returns what is over while there is more to do: so the driver goes on while we do.
+    /// Publishes completions while more requests are taken, so that the driver works in parallel.
     #[inline]
     fn show_some(&mut self, turn: &mut Turn<'_>, index: usize) {
         if self.over.len() >= SHOWN_AT_ONCE {
@@ -176,19 +168,19 @@ impl Vhost {
         }
     }
 
-    /// Whether a queue may take what the driver makes available now.
+    /// Whether a queue may take new chains now.
     fn may_take(&self, index: usize) -> bool {
         self.session.is_served(index as u16)
             && !matches!(self.pending, PendingMessage::Reset(_))
             && !matches!(self.pending, PendingMessage::Stop(stop, _) if usize::from(stop) == index)
     }
 
-    /// Takes chains of a queue and begins them, as far as the turn's budget (requests, bytes) goes.
+    /// Takes and begins a queue's chains, within the turn's budget (requests, bytes).
     fn take(&mut self, turn: &mut Turn<'_>, index: usize, budget: &mut (u32, u32)) -> bool {
         let may_take = self.may_take(index);
         let is_left = |line: &ServedRing| line.queue.left() > 0;
         let redoes = self.lines[index].as_deref().is_some_and(is_left) && self.may_redo(turn);
-        // Who has nothing to begin asks for no part of the turn: a reactor would not sleep for so many who do.
+        // An empty queue must not request a quantum: many of them would keep the reactor awake.
         let is_empty = |line: &ServedRing| !redoes && line.queue.is_empty();
         if self.lines[index].as_deref().is_none_or(is_empty) {
             return false;
@@ -309,15 +301,15 @@ impl Protocol for Vhost {
 
     fn arm(&mut self, turn: &mut Turn<'_>) -> bool {
         self.armed = true;
-        // Who makes room for a request that waits, wakes us.
+        // Room for a waiting request wakes us.
         let mut may = true;
-        // What a dead engine left waits for a fence, which wakes us.
+        // A dead engine's requests wait for a fence, which wakes us.
         let left = self.lines.iter().flatten();
         let is_left = left.into_iter().any(|line| line.queue.left() > 0);
         if is_left && self.waiting.is_none() && self.may_redo(turn) {
             may = false;
         }
-        // Nor is there any use in looking while its lane is over budget: the window's end wakes us.
+        // A throttled lane needs no kicks: the window's end wakes us.
         let lane = turn.client.lane();
         let held_back = lane.is_some_and(|lane| turn.core.qos.is_held_back(lane));
         for index in 0..self.lines.len() {
@@ -342,7 +334,7 @@ impl Protocol for Vhost {
     }
 
     fn ready(&mut self, _: &mut Turn<'_>, _: usize) {
-        // A turn looks at every ring anyway.
+        // A turn polls every ring anyway.
     }
 
     fn done(&mut self, turn: &mut Turn<'_>, done: DoneIo) {
@@ -364,7 +356,7 @@ impl Protocol for Vhost {
     }
 
     fn removed(&mut self, _: &mut Turn<'_>) -> bool {
-        // The protocol has no word for it.
+        // The protocol has no message for it.
         false
     }
 
@@ -389,7 +381,7 @@ impl Protocol for Vhost {
     }
 }
 
-/// Says what crashes the engine from here on: this request, or what else its client has in its rings.
+/// Sets the blame for a crash: this request, or the client's rings.
 #[inline]
 fn blame(turn: &Turn<'_>, slot: Option<u16>) {
     if let Some(lane) = turn.client.lane() {
@@ -401,17 +393,15 @@ fn blame(turn: &Turn<'_>, slot: Option<u16>) {
     }
 }
 
-/// How a command's end looks to the driver.
 fn is_good(status: NvmeStatus) -> bool {
     status == NvmeStatus::SUCCESS
 }
 
-/// The area of a client's machine file; made anew each time, as it borrows the file.
+/// A client's area; made on each call, as it borrows the file.
 fn area<'a>(turn: &'a Turn<'_>) -> InflightRegion<'a> {
     InflightRegion::of(turn.client.file())
 }
 
-/// Counts a command that ended.
 #[inline]
 fn count(lane: &Lane, op: &IoOp, good: bool, ns: u64) {
     let bytes = match *op {

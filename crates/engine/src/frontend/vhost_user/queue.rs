@@ -1,4 +1,4 @@
-//! One ring that is served.
+//! One served ring.
 
 use super::Vhost;
 use super::inflight::UNFIT;
@@ -8,34 +8,29 @@ use forebay_virtio::queue::{Queue, QueueConfig};
 use forebay_virtio::ring::{RingError, RingFeatures, Windows, area_bytes};
 use forebay_virtio::vhost_user::session::Vring;
 
-/// A request in flight.
 #[derive(Clone, Copy, Default, Debug)]
 pub(super) struct Slot {
     /// Where its status byte is.
     pub status_address: u64,
-    /// Bytes that the device has written to it if it ends well.
+    /// Bytes that the device writes on success.
     pub written: u32,
-    /// Commands of its that the core has.
     pub parts: u32,
-    /// More of it is yet to be started.
+    /// Some parts are not started yet.
     pub starting: bool,
-    /// Something of it failed.
     pub bad: bool,
-    /// It has a record of what it may have at devices.
+    /// It has a record of its device bytes.
     pub recorded: bool,
-    /// When it was taken from its ring.
     pub taken_ns: u64,
 }
 
-/// A ring with its requests.
 pub(super) struct ServedRing {
     pub queue: Queue,
     pub slots: Box<[Slot]>,
-    /// Something was put back, and not yet shown.
+    /// Requests were returned, but not yet published.
     pub ended: bool,
 }
 
-/// Where a ring lies, by the addresses that the client knows.
+/// A ring's memory, by the client's addresses.
 fn windows(turn: &Turn<'_>, vring: &Vring, packed: bool) -> Result<Windows, RingError> {
     let (descriptors, driver, device) = area_bytes(packed, vring.size);
     let window = |address, bytes| {
@@ -49,7 +44,7 @@ fn windows(turn: &Turn<'_>, vring: &Vring, packed: bool) -> Result<Windows, Ring
     })
 }
 
-/// Why a ring can't be where it is said to be. A monitor tells only of memory that can be shared.
+/// Why a ring's address is invalid. Monitors announce only memory that can be shared.
 fn not_there(turn: &Turn<'_>, vring: &Vring, error: RingError) -> Closing {
     let is_shared = |at: u64| {
         let mut regions = turn.client.memory().regions().iter();
@@ -68,7 +63,7 @@ impl Vhost {
         self.session.features() & feature::RING_PACKED != 0
     }
 
-    /// Begins to serve a ring if it is to be served and isn't yet.
+    /// Serves a ring that is enabled and not served yet.
     pub(super) fn serve(&mut self, turn: &mut Turn<'_>, index: u16) -> Result<(), Closing> {
         let at = usize::from(index);
         let vring = self.session.vrings()[at];
@@ -93,11 +88,11 @@ impl Vhost {
             slots: slots.into(),
             ended: false,
         }));
-        // What was made available before is looked at in this turn.
+        // Chains that are already available are taken in this turn.
         Ok(())
     }
 
-    /// The memory changed: rings that are served are found in it again.
+    /// The memory changed: looks up the served rings again.
     pub(super) fn memory_changed(&mut self, turn: &Turn<'_>) -> Result<(), Closing> {
         self.pieces.let_go();
         let packed = self.is_packed();

@@ -1,9 +1,9 @@
-//! One request's way: from its chain to the core, and back to its ring.
+//! A request's path: from its chain to the core, and back to its ring.
 //!
-//! **Design.** A request becomes one command of the core or, longer than that takes at once, several, of which each is
-//! told apart only by being one less to wait for. When the core has no room, the request waits ([`Vhost::waiting`]) with
-//! its chain, and is tried again every turn. When its last command is back, its status byte is stored and the
-//! chain returned.
+//! A request becomes one core command, or several if it exceeds the core's longest transfer; a
+//! counter tracks these. Without room in the core, it waits with its chain ([`Vhost::waiting`]),
+//! and is retried every turn. After its last command the status byte is stored and the chain
+//! returned.
 
 use super::area::Record;
 use super::queue::Slot;
@@ -15,7 +15,6 @@ use forebay_virtio::blk::{self, BlkStatus, ID_BYTES, Request, Work};
 use forebay_virtio::ring::MAX_QUEUE_SIZE;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// A request that begins.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct BegunRequest {
     pub queue: u16,
@@ -26,7 +25,7 @@ pub(super) struct BegunRequest {
     started: u32,
 }
 
-/// A request that is over, and yet to be returned.
+/// A finished request that is not returned yet.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Over {
     queue: u16,
@@ -36,23 +35,19 @@ pub(super) struct Over {
     recorded: bool,
     /// Where its status byte is.
     status_address: u64,
-    /// Bytes that were written to it, if it ended well.
+    /// Bytes written on success.
     written: u32,
 }
 
-/// How the first try of a request went.
 enum Tried {
-    /// There was none.
     No,
-    /// It isn't over at once; its pieces are collected.
+    /// Not completed at once; its pieces are collected.
     Collected,
     Over,
 }
 
-/// How the core's try of a command went.
 enum Try {
     Begun,
-    /// It is over already.
     Over,
     NoRoom,
     Failed,
@@ -67,13 +62,14 @@ fn put_range(bytes: &mut [u8], block_bytes: u32, offset_bytes: u64, len_bytes: u
 }
 
 impl Vhost {
-    /// One that was taken is over without having begun: of the turn's part, there is less for the next.
+    /// Charges the turn for a request that ends without having begun.
     #[cold]
     fn answers(turn: &mut Turn<'_>) {
         turn.core.qos.may_answer(turn.client.lane());
     }
 
-    /// Begins the request in [`Vhost::chain`], which a dead engine may have begun before; about how many bytes it moves.
+    /// Begins the request in [`Vhost::chain`]; `again`: a dead engine may have begun it. Returns
+    /// about how many bytes it moves.
     pub(super) fn begin(&mut self, turn: &mut Turn<'_>, queue: u16, tag: u16, again: bool) -> u32 {
         let request = match blk::parse(&self.chain, turn.client.memory(), &self.disk) {
             Ok(request) => request,
@@ -148,8 +144,8 @@ impl Vhost {
         request.data_bytes
     }
 
-    /// Carries a whole read or write out at once, if the core can: then nothing of it was ever at a device, and no record
-    /// says so.
+    /// Completes a whole read or write at once, if the core can. It needs no record, since it
+    /// reaches no device.
     #[inline]
     fn try_at_once(&mut self, turn: &mut Turn<'_>, begun: &BegunRequest) -> Tried {
         let len_bytes = begun.request.data_bytes;
@@ -182,8 +178,8 @@ impl Vhost {
         Tried::Over
     }
 
-    /// Gives the core what it hasn't got of a request, or keeps the rest waiting.
-    /// `collected`: its pieces are, and at once it can't be over.
+    /// Gives the rest of a request to the core, or queues it. `collected`: its pieces are, and it
+    /// cannot complete at once.
     pub(super) fn start(
         &mut self,
         turn: &mut Turn<'_>,
@@ -236,7 +232,7 @@ impl Vhost {
         line.slots.get_mut(usize::from(tag))
     }
 
-    /// Gives the core one command of a request: `part` bytes of its data.
+    /// Gives the core one command: the next `part` bytes of the request.
     fn try_part(
         &mut self,
         turn: &mut Turn<'_>,
@@ -329,7 +325,7 @@ impl Vhost {
         }
     }
 
-    /// Finds `part` bytes of a request's data in memory, from those on that the core has.
+    /// Finds the next `part` bytes of a request's data in memory.
     #[inline]
     fn collect(&mut self, turn: &Turn<'_>, begun: &BegunRequest, part: u32) -> bool {
         let write = matches!(begun.work, Work::In { .. });
@@ -373,7 +369,7 @@ impl Vhost {
         BlkStatus::Ok
     }
 
-    /// Returns the chains of what was over as soon as it was begun: together, so that the driver is shown them together.
+    /// Returns the chains of requests that completed at once, together.
     #[inline]
     pub(super) fn finish_over(&mut self, turn: &mut Turn<'_>) {
         if self.over.is_empty() && self.at_once.is_none() {
@@ -405,7 +401,7 @@ impl Vhost {
         let Some(Some(line)) = self.lines.get_mut(usize::from(over.queue)) else {
             return;
         };
-        // Without a place for it there is nobody to tell.
+        // A status address that is gone cannot be reported.
         let memory = turn.client.memory();
         let _ = memory.store_u8(over.status_address, over.status as u8);
         let written = match over.status {
@@ -423,7 +419,7 @@ impl Vhost {
         let (queue, tag) = (number / MAX_QUEUE_SIZE, number % MAX_QUEUE_SIZE);
         let good = is_good(done.status);
         let slot = self.slot(queue, tag);
-        // All of what its budget or the daemon kept it waiting is in it.
+        // It includes throttled time, and time at the daemon.
         let since_ns = slot.map_or(done.started_ns, |slot| slot.taken_ns);
         if let Some(lane) = turn.core.lane(done.lane) {
             count(lane, &done.op, good, turn.core.clock.since(since_ns));
@@ -447,7 +443,6 @@ impl Vhost {
 }
 
 impl Slot {
-    /// A request of which everything has ended.
     fn over(&self, queue: u16, tag: u16) -> Over {
         Over {
             queue,
@@ -464,7 +459,7 @@ impl Slot {
     }
 }
 
-/// What a request may have at devices.
+/// The device bytes that a request may touch.
 fn record_of(work: &Work, data_bytes: u32) -> Record {
     match *work {
         Work::In { offset_bytes } => Record {

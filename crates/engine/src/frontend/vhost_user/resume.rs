@@ -1,10 +1,11 @@
-//! Going on where a dead engine was.
+//! Continues a dead engine's client.
 //!
-//! **Design.** The session is read from the machine file; each ring that was started is served again, with what the
-//! inflight region says was taken and not returned. What may be at devices is told by our own records, never by the
-//! guest's memory: it is carried (`core::Core::carry_machine`) before anything is begun, under the names of the
-//! requests that had it. These are begun again when nothing of the dead engine can touch the guest's memory any more
-//! ([`Vhost::may_redo`]); others that don't overlap them go on at once. Then every driver is called, and every ring looked at.
+//! The session comes from the machine file. Each started ring is served again, with the requests
+//! that the inflight region lists as taken and not returned. Our own records, never guest memory,
+//! tell what may be at devices. These requests are recovered (`core::Core::carry_machine`) before
+//! others begin, and begin again when the dead engine cannot touch guest memory
+//! ([`Vhost::may_redo`]). Requests that don't overlap them continue at once. Then every driver is
+//! called, and every ring polled.
 
 use super::area::Record;
 use super::inflight::Inflight;
@@ -15,7 +16,7 @@ use forebay_virtio::vhost_user::session::VhostSession;
 use std::collections::BTreeSet;
 
 const DAMAGED: Closing = Closing("its machine file is damaged");
-/// Deaths after which a request is not tried again.
+/// Deaths after which a request is not retried.
 const DEATHS: u8 = 3;
 
 impl Vhost {
@@ -33,7 +34,7 @@ impl Vhost {
             Some((same, deaths)) if same == slot => (slot, deaths.saturating_add(1)),
             _ => (slot, 1),
         });
-        // A death that nobody is to blame for tells nothing of who was.
+        // A death without blame keeps the earlier blame.
         let deaths = deaths.or(before);
         area.set_blamed(deaths);
         if let Some(words) = area.saved() {
@@ -44,7 +45,7 @@ impl Vhost {
             Some(place) if turn.client.held(INFLIGHT).is_some() => {
                 Some(Inflight::new(place).ok_or(DAMAGED)?)
             }
-            // The daemon hadn't got it yet: then no ring was started.
+            // The daemon had not stored it: then no ring was started.
             _ => None,
         };
         for index in 0..self.disk.queues {
@@ -68,8 +69,8 @@ impl Vhost {
         Ok(())
     }
 
-    /// Whether each request that may be at a device is one that its ring has not got back. Where a hostile inflight
-    /// region hides one, its number could be given to another while its record is still needed.
+    /// Whether each request that may be at a device is unreturned in its ring. A hostile inflight
+    /// region could hide one, and its number would be reused while its record is needed.
     fn all_left(&self, records: &[(u16, Record)]) -> bool {
         let lines = self.lines.iter().zip(0..);
         let left = lines.filter_map(|(line, queue)| Some((line.as_ref()?, queue)));
@@ -79,7 +80,7 @@ impl Vhost {
         records.iter().all(|(slot, _)| left.contains(slot))
     }
 
-    /// Has what may be at devices waited for.
+    /// Makes overlapping commands wait for these.
     fn carry(&mut self, turn: &mut Turn<'_>, records: &[(u16, Record)]) {
         let Some(lane) = turn.client.lane() else {
             return;
@@ -98,7 +99,7 @@ impl Vhost {
         turn.core.carried.carry_machine(lane, &spans);
     }
 
-    /// Whether what a dead engine left may be begun again, or answered.
+    /// Whether a dead engine's requests may begin again or be answered.
     pub(super) fn may_redo(&mut self, turn: &mut Turn<'_>) -> bool {
         let Some(lane) = turn.client.lane() else {
             return true;
@@ -106,7 +107,7 @@ impl Vhost {
         !turn.core.carried.may_touch_memory_of(lane)
     }
 
-    /// A request that a dead engine left has ended without being begun.
+    /// A dead engine's request has ended without beginning again.
     #[cold]
     pub(super) fn not_begun(turn: &mut Turn<'_>, slot: u16) {
         if let Some(lane) = turn.client.lane()
@@ -118,7 +119,7 @@ impl Vhost {
         }
     }
 
-    /// Whether the blamed request has had its chances.
+    /// Whether the blamed request must not be retried.
     pub(super) fn kills(&self, turn: &Turn<'_>) -> bool {
         area(turn).blamed().is_some_and(|(_, n)| n >= DEATHS)
     }

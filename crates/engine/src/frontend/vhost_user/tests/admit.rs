@@ -1,4 +1,4 @@
-//! A machine that is over its budget: what it may not begin stays in its rings, and the reactor sleeps meanwhile.
+//! A throttled VM: its requests stay in its rings, and the reactor can sleep.
 
 use super::guest::Guest;
 use super::*;
@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering::Relaxed;
 const WINDOW_NS: u64 = 1_000_000;
 const START_NS: u64 = 1_000_000_000_000;
 
-/// So many operations in a window of 1 ms.
+/// Limits to `operations` per window of 1 ms.
 fn admit(rig: &mut Rig, operations: u64) {
     rig.core.clock.set_clock_ns(START_NS);
     rig.core.admit_all_by(&Budget::fixed(operations * 1000));
@@ -21,7 +21,7 @@ fn throttled(rig: &Rig) -> u64 {
     lane.record().throttled.load(Relaxed)
 }
 
-/// What ended, in order.
+/// Requests that ended, in order.
 fn ended(guest: &mut Guest) -> Vec<usize> {
     let ended = std::iter::from_fn(|| guest.collect(0));
     ended.map(|(request, _, _)| request).collect()
@@ -50,7 +50,7 @@ fn what_is_over_budget_stays_in_the_ring() {
                 if done.len() == all.len() {
                     break;
                 }
-                // With what is left nothing is done, and nothing looked at.
+                // The rest is neither served nor polled.
                 assert!(throttled(&rig) <= 8);
                 assert!(!rig.core.must_turn() && rig.core.qos.window_ends_ns().is_some());
                 let may_sleep = rig.machines.arm(&mut rig.core);
@@ -61,7 +61,7 @@ fn what_is_over_budget_stays_in_the_ring() {
             }
             done.sort_unstable();
             assert_eq!((done, throttled(&rig)), (all, 0));
-            // What they waited is time over budget, and in all of their time.
+            // Throttled time counts as such, and in the total.
             let lane = rig.core.lane(crate::lane::LaneIndex(3)).unwrap();
             let record = lane.record();
             let waited_ns = record.throttled_times.sum_ns.load(Relaxed);
@@ -91,7 +91,7 @@ fn a_client_that_leaves_takes_along_what_is_over_budget() {
     assert_eq!((throttled(&rig), rig.core.busy_ios()), (0, 0));
 }
 
-/// A client that stops a ring waits for no window.
+/// Stopping a ring waits for no window.
 #[test]
 fn to_stop_a_ring_waits_for_no_budget() {
     let mut rig = Rig::new(1);
@@ -106,8 +106,8 @@ fn to_stop_a_ring_waits_for_no_budget() {
     assert_eq!((throttled(&rig), rig.core.busy_ios()), (0, 0));
 }
 
-/// What is within its base waits for no more than a quantum of a burst. Both machines have the same volume, so that the one sees what
-/// the other has done by then.
+/// A lane within its base waits for one quantum of a burst, at most. Both VMs share a volume, so
+/// that one sees the other's progress.
 #[test]
 fn who_is_within_its_base_comes_between_a_bursts_quanta() {
     let metered = |base_iops| {

@@ -1,8 +1,8 @@
 //! A fixed run whose instructions `cargo xtask bench instructions` counts.
 //!
-//! As `frontend::nvme_tcp::tests::cost`: so many requests of 4 KiB at once, each an indirect chain as Linux makes them, a turn on a null
-//! device, their returns. `FOREBAY_COST` says what, how many at once, how often and by which ring: `read:8:1000:packed`;
-//! with `:admitted`, for a tenant that has plenty of everything.
+//! Requests are indirect chains as in Linux. `FOREBAY_COST` selects kind, depth, rounds and ring:
+//! `read:8:1000:packed`; with `:admitted`, for a tenant with ample budget. See
+//! `frontend::nvme_tcp::tests::cost`.
 
 use super::guest::{Guest, PLAIN, Way};
 use super::rig::Rig;
@@ -10,7 +10,7 @@ use super::{IN, OUT};
 use crate::lane::LaneIndex;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// Rounds before those that are counted.
+/// Rounds before the counted ones.
 const WARM_ROUNDS: u64 = 100;
 
 #[test]

@@ -1,4 +1,4 @@
-//! What clients do that nobody here wrote: Cloud Hypervisor, crosvm, SPDK, QEMU, drivers of every age.
+//! The behaviour of other clients: Cloud Hypervisor, crosvm, SPDK, QEMU, drivers of every age.
 //!
 //! **Not here:** User Mode Linux, which kicks by messages ([`super::in_band`]).
 
@@ -19,7 +19,7 @@ fn state(index: u32, num: u32) -> [u8; 8] {
 
 #[test]
 fn a_driver_goes_and_another_comes_with_other_features_and_rings() {
-    // What Cloud Hypervisor says when its guest resets the device: the rings are disabled, and that is all.
+    // Cloud Hypervisor only disables the rings when its guest resets the device.
     for way in WAYS {
         for dies in [false, true] {
             let mut rig = Rig::new(4);
@@ -44,7 +44,7 @@ fn a_driver_goes_and_another_comes_with_other_features_and_rings() {
             for index in 1..u32::from(way.queues) {
                 guest.ok(&mut rig, request::SET_VRING_ENABLE, &state(index, 0), &[]);
             }
-            // Refused, it changes nothing: the ring is where it was.
+            // A refusal changes nothing.
             let none = guest.tell(&mut rig, request::SET_VRING_NUM, &state(0, 1025), &[]);
             assert_eq!(none, 1);
             guest.ok(&mut rig, request::SET_VRING_ENABLE, &state(0, 1), &[]);
@@ -58,7 +58,7 @@ fn a_driver_goes_and_another_comes_with_other_features_and_rings() {
     }
 }
 
-/// A driver that makes other rings of its disk, which it is told in the order of Cloud Hypervisor.
+/// A driver that makes new rings, in Cloud Hypervisor's order of messages.
 fn another(rig: &mut Rig, guest: &mut Guest, dies: bool) {
     let way = Way {
         packed: !guest.way.packed,
@@ -106,7 +106,7 @@ fn another(rig: &mut Rig, guest: &mut Guest, dies: bool) {
 
 #[test]
 fn a_disabled_ring_is_let_alone() {
-    // Its driver is gone, and what was its memory another's.
+    // Its driver is gone, and its memory reused.
     for way in WAYS {
         for dies in [false, true] {
             let mut rig = Rig::new(4);
@@ -135,7 +135,7 @@ fn a_disabled_ring_is_let_alone() {
                 }
             }
             untouched(&guest);
-            // Nor is it looked for: its memory may go.
+            // Its memory is not looked up either: it may go.
             let [address, _, user, _] = ALL;
             let rest = [
                 address + (1 << 20),
@@ -154,7 +154,7 @@ fn a_disabled_ring_is_let_alone() {
 
 #[test]
 fn a_disabled_ring_goes_on_where_it_was() {
-    // As who pauses a machine does.
+    // As when a VM is paused.
     for way in WAYS {
         let mut rig = Rig::new(4);
         let mut guest = rig.guest(way);
@@ -188,11 +188,9 @@ fn rings_are_started_enabled_and_stopped_in_any_order() {
         let mut guest = rig.guest(way);
         guest.offer(0, IN, 0, Data::In(512));
         guest.end(&mut rig, 0);
-        // Stopped twice, it is where it was.
         let base = guest.ask(&mut rig, request::GET_VRING_BASE, &state(0, 0));
         let again = guest.ask(&mut rig, request::GET_VRING_BASE, &state(0, 0));
         assert_eq!(base, again);
-        // What is refused starts nothing.
         let kick = [guest.machine.file.as_fd()];
         let told = guest.tell(&mut rig, request::SET_VRING_KICK, &[0; 8], &kick);
         assert_eq!(told, 1);
@@ -203,7 +201,7 @@ fn rings_are_started_enabled_and_stopped_in_any_order() {
             &state(0, SIZE.into()),
             &[],
         );
-        // Enabled before it is started, and the other way round; what was offered and kicked for meanwhile is found.
+        // Enabled before started, and the reverse; earlier requests and kicks are found.
         let first = guest.offer(0, IN, 0, Data::In(512));
         guest.ok(&mut rig, request::SET_VRING_ENABLE, &state(0, 1), &[]);
         rig.turns();
@@ -221,7 +219,7 @@ fn rings_are_started_enabled_and_stopped_in_any_order() {
         assert!(guest.collect(0).is_none());
         guest.ok(&mut rig, request::SET_VRING_ENABLE, &state(0, 1), &[]);
         assert_eq!(guest.end(&mut rig, 0).0, second);
-        // As new, with other features, by RESET_DEVICE; the oldest message of all changes nothing.
+        // RESET_DEVICE allows other features; the obsolete RESET_OWNER changes nothing.
         guest.ok(&mut rig, request::RESET_OWNER, &[], &[]);
         guest.ok(&mut rig, request::RESET_DEVICE, &[], &[]);
         another(&mut rig, &mut guest, false);
@@ -231,7 +229,7 @@ fn rings_are_started_enabled_and_stopped_in_any_order() {
 
 #[test]
 fn rings_of_any_size() {
-    // (size, packed, whether there may be such a ring)
+    // (size, packed, valid)
     for (size, packed, good) in [
         (5, true, true),
         (7, true, true),
@@ -278,7 +276,7 @@ fn rings_of_any_size() {
 /// Where a request of parts is.
 const PARTS: usize = 4 << 20;
 
-/// Offers these pieces (so far from [`PARTS`], bytes, writable); what was written.
+/// Offers these pieces (offset from [`PARTS`], bytes, writable); returns the bytes written.
 fn parts(rig: &mut Rig, guest: &mut Guest, pieces: &[(u64, u32, bool)]) -> u32 {
     let pieces: Vec<Offered> = (pieces.iter())
         .map(|(from, len, writable)| Offered {
@@ -323,7 +321,7 @@ fn requests_of_any_shape() {
         let (r, g) = (&mut rig, &mut guest);
         let data: Vec<u8> = (0..512u32).map(|i| (i * 3) as u8).collect();
         assert!(g.machine.all.write(PARTS + 16, &data));
-        // The header with its data in one piece, cut anywhere; the status alone.
+        // Header and data in one piece, cut anywhere; the status alone.
         for pieces in [
             &[(0, 528, false), (600, 1, true)][..],
             &[(0, 3, false), (3, 525, false), (600, 1, true)],
@@ -339,7 +337,7 @@ fn requests_of_any_shape() {
             assert_eq!(parts(r, g, pieces), 1);
             assert_eq!(bytes(g, 600, 1), [0]);
         }
-        // The status behind the data in one piece, and in the last of several.
+        // The status behind the data in one piece, or in the last of several.
         for (pieces, written) in [
             (&[(0, 16, false), (4096, 513, true)][..], 513),
             (
@@ -358,7 +356,7 @@ fn requests_of_any_shape() {
             assert_eq!(bytes(g, 4096, 512), data);
             assert_eq!(bytes(g, 4608, 1), [0]);
         }
-        // The identifier, by room of any size.
+        // The identifier, with buffers of any size.
         let id = *b"serial-number\0\0\0\0\0\0\0";
         for room in [0, 1, 5, 20, 64] {
             header(g, GET_ID, 0);
@@ -370,7 +368,6 @@ fn requests_of_any_shape() {
             assert_eq!(bytes(g, 4096, fits), id[..fits]);
             assert_eq!(bytes(g, 4096 + room as usize, 1), [0]);
         }
-        // No data where there must be some, and half a block.
         for (kind, more) in [(IN, 0), (IN, 511), (OUT, 0), (OUT, 100)] {
             header(g, kind, 0);
             let pieces = match kind {
@@ -393,7 +390,7 @@ fn what_is_not_supported_is_said_to_be() {
     let (unmap, odd) = (segment(0, 1, 1), segment(0, 1, 2));
     let none = segment(0, 0, 0);
     let long = segment(0, u32::MAX, 0);
-    // SCSI commands, lifetime, secure erase, zones, what is not defined at all; then segments.
+    // SCSI commands, lifetime, secure erase, zones, undefined types; then segments.
     let mut cases: Vec<(u32, Data<'_>, u8)> = [2, 3, 10, 14, 15, 16, 17, 18, 20, 22, 24, 1 << 31]
         .map(|kind| (kind, Data::In(512), 2))
         .into();
@@ -420,14 +417,13 @@ fn what_is_not_supported_is_said_to_be() {
 fn messages_that_are_not_served_are_refused() {
     let mut rig = Rig::new(1);
     let mut guest = rig.guest(PLAIN);
-    // No dirty log and no page faults are offered, so that nobody migrates a guest while it is served.
     let offered = guest.ask(&mut rig, request::GET_FEATURES, &[]);
     let offered = u64::from_le_bytes(offered.try_into().unwrap());
     assert_eq!(offered & (1 << 26 | 1 << 33), 0);
     let protocol = guest.ask(&mut rig, request::GET_PROTOCOL_FEATURES, &[]);
     assert_eq!(protocol, protocol_feature::ALL.to_le_bytes());
-    // The log, packets of networks, IOMMU, endianness, crypto, post-copy, GPU, shared objects, device state, and
-    // such as crosvm has for itself.
+    // The log, network packets, IOMMU, endianness, crypto, post-copy, GPU, shared objects, device
+    // state, and crosvm's own.
     for kind in (6..8)
         .chain(19..21)
         .chain([22, 23])
@@ -450,7 +446,6 @@ fn messages_that_are_not_served_are_refused() {
     }
     let read = guest.offer(0, IN, 0, Data::In(512));
     assert_eq!(guest.end(&mut rig, 0), (read, 0, 513));
-    // Who asks for no answer is left in no doubt.
     guest.send(6, &[0; 8], &[]);
     is_closed(&mut rig, "a request that is not served");
 }
@@ -468,7 +463,6 @@ fn the_configuration_is_read_in_pieces() {
     let most = MAX_CONFIG_BYTES as u32;
     let all = ask(&mut rig, 0, most)[12..].to_vec();
     assert_eq!(all[..8], (100u64 * 128).to_le_bytes());
-    // What comes behind all that there is reads as zeros.
     assert!(all[60..].iter().all(|byte| *byte == 0));
     for (offset, size) in [(0, 8), (4, 4), (20, 4), (32, 1), (34, 2), (59, 2), (255, 1)] {
         let answer = ask(&mut rig, offset, size);
@@ -487,11 +481,11 @@ fn the_configuration_is_read_in_pieces() {
     ] {
         assert!(ask(&mut rig, offset, size).is_empty(), "{offset} {size}");
     }
-    // As Cloud Hypervisor has asked for it.
+    // With the offset of Cloud Hypervisor.
     let answer = ask(&mut rig, 256, 96);
     assert_eq!(answer[..4], 256u32.to_le_bytes());
     assert_eq!(answer[12..], all[..96]);
-    // The cache alone may be chosen, by SPDK's length too.
+    // Only the cache mode may be set, also with SPDK's length.
     for (offset, value, bytes, told) in [
         (32u32, 0u8, 1, 0),
         (32, 1, 256, 0),

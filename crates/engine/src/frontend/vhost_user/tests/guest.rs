@@ -1,7 +1,7 @@
-//! A vhost-user client with its guest: its messages, its rings, its requests.
+//! A vhost-user client with its guest's driver: messages, rings, requests.
 //!
-//! **Design.** What a front-end and the driver of its guest do, step by step and exactly. Whatever takes turns of the
-//! reactor takes the [`Rig`] that has it. **Not here:** memory that comes and goes ([`super::memory`]).
+//! Functions that need the reactor's turns take the [`Rig`]. **Not here:** hot-plugged memory
+//! ([`super::memory`]).
 
 use super::rig::Rig;
 use forebay_virtio::feature;
@@ -22,12 +22,12 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 pub(super) const SIZE: u16 = 8;
-/// Where requests' headers, statuses and data are.
+/// Where headers, statuses and data of requests are.
 const DATA_AT: usize = 64 << 10;
 const REQUEST_BYTES: usize = 8192;
 pub(super) const MEMORY_BYTES: u64 = 16 << 20;
 
-/// How a client is.
+/// A client's configuration.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Way {
     pub packed: bool,
@@ -35,9 +35,8 @@ pub(super) struct Way {
     pub queues: u16,
     /// It asks for an inflight region.
     pub inflight: bool,
-    /// Kicks and calls are messages.
     pub in_band: bool,
-    /// Descriptors of a ring.
+    /// Descriptors per ring.
     pub size: u16,
 }
 
@@ -50,9 +49,9 @@ pub(super) const PLAIN: Way = Way {
     size: SIZE,
 };
 
-/// A region, as messages have it: guest address, bytes, the client's address, where in its file.
+/// A region as in messages: guest address, bytes, client address, file offset.
 pub(super) type Region = [u64; 4];
-/// All memory that a guest begins with.
+/// A guest's initial memory.
 pub(super) const ALL: Region = [GUEST_ADDRESS, MEMORY_BYTES, USER_ADDRESS, 0];
 
 /// SET_MEM_TABLE's payload.
@@ -64,7 +63,6 @@ pub(super) fn table(regions: &[Region]) -> Vec<u8> {
     bytes
 }
 
-/// A guest with its client.
 pub(super) struct Guest {
     pub way: Way,
     pub socket: OwnedFd,
@@ -72,11 +70,11 @@ pub(super) struct Guest {
     pub drivers: Vec<Driver>,
     pub kicks: Vec<OwnedFd>,
     pub calls: Vec<OwnedFd>,
-    /// The channel for requests of the device's, and calls that came over it, by queue.
+    /// The backend channel, and the calls that it brought, by queue.
     pub channel: Option<OwnedFd>,
     called: RefCell<Vec<u64>>,
     requests: usize,
-    /// Requests offered and not returned, by queue and number: which request of the guest's.
+    /// Open requests: queue and chain number to request.
     open: BTreeMap<(usize, u64), usize>,
 }
 
@@ -120,7 +118,6 @@ impl Rig {
 }
 
 impl Guest {
-    /// Sends a message.
     pub(super) fn send(&self, kind: u32, payload: &[u8], fds: &[BorrowedFd<'_>]) {
         self.send_flags(kind, payload, fds, 0);
     }
@@ -141,7 +138,6 @@ impl Guest {
         assert_eq!(sent.unwrap(), bytes.len());
     }
 
-    /// The payload of the next answer.
     pub(super) fn answer(&self, rig: &mut Rig) -> Vec<u8> {
         let mut bytes = vec![0; 4096];
         let mut len = 0;
@@ -164,14 +160,13 @@ impl Guest {
         rustix::net::recv(&self.socket, &mut byte[..], flags).is_ok()
     }
 
-    /// Whether its socket was closed.
     pub(super) fn is_shut_out(&self) -> bool {
         let mut byte = [0];
         let received = rustix::net::recv(&self.socket, &mut byte[..], RecvFlags::DONTWAIT);
         matches!(received, Ok((0, _)))
     }
 
-    /// Sends a message and asks whether it was carried out.
+    /// Sends a message with acknowledgement; returns the answer.
     pub(super) fn tell(
         &self,
         rig: &mut Rig,
@@ -183,18 +178,16 @@ impl Guest {
         self.told(rig)
     }
 
-    /// Sends a message that is to be acknowledged ...
     pub(super) fn begin(&self, kind: u32, payload: &[u8], fds: &[BorrowedFd<'_>]) {
         self.send_flags(kind, payload, fds, 1 << 3);
     }
 
-    /// ... and waits for that: 0 if it was carried out.
+    /// Waits for the acknowledgement: 0 on success.
     pub(super) fn told(&self, rig: &mut Rig) -> u64 {
         let answer = self.answer(rig);
         u64::from_le_bytes(answer.try_into().unwrap())
     }
 
-    /// Sends it, and it must be carried out.
     pub(super) fn ok(&self, rig: &mut Rig, kind: u32, payload: &[u8], fds: &[BorrowedFd<'_>]) {
         assert_eq!(self.tell(rig, kind, payload, fds), 0, "refused: {kind}");
     }
@@ -226,7 +219,7 @@ impl Guest {
         }
     }
 
-    /// Asks for an inflight region, which the device keeps too.
+    /// Asks for an inflight region, which the device keeps, too.
     pub(super) fn get_inflight(&self, rig: &mut Rig) {
         let bytes = u64::from(self.way.queues) * queue_bytes(self.way.size) as u64;
         let mut area = vec![];
@@ -238,7 +231,7 @@ impl Guest {
         assert_eq!(answer[..8], bytes.to_le_bytes());
     }
 
-    /// Gives the device a channel for its requests.
+    /// Gives the device a backend channel.
     pub(super) fn open_channel(&mut self, rig: &mut Rig) {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let (mine, theirs) =
@@ -248,7 +241,6 @@ impl Guest {
         self.channel = Some(mine);
     }
 
-    /// Hands all memory over.
     pub(super) fn set_memory(&self, rig: &mut Rig) {
         let table = table(&[ALL]);
         let fds = [self.machine.file.as_fd()];
@@ -260,7 +252,7 @@ impl Guest {
         self.start_ring_at(rig, index, layout, base);
     }
 
-    /// Has a ring served that goes on there.
+    /// Starts a ring at this base.
     pub(super) fn start_ring_at(&mut self, rig: &mut Rig, index: u16, layout: &Layout, base: u32) {
         let state = |value: u32| {
             let mut bytes = u32::from(index).to_le_bytes().to_vec();
@@ -297,7 +289,7 @@ impl Guest {
         self.ok(rig, request::SET_VRING_ENABLE, &state(1), &[]);
     }
 
-    /// SET_VRING_ADDR, with places counted from the memory's begin.
+    /// SET_VRING_ADDR, with offsets from the memory's start.
     pub(super) fn set_addresses(&self, rig: &mut Rig, index: u16, parts: [usize; 3]) {
         let bytes = self.addresses(index, parts);
         self.ok(rig, request::SET_VRING_ADDR, &bytes, &[]);
@@ -317,7 +309,7 @@ impl Guest {
         DATA_AT + request * REQUEST_BYTES
     }
 
-    /// Offers a request of one piece of data; which one it is.
+    /// Offers a request with one piece of data; returns its number.
     pub(super) fn offer(&mut self, queue: usize, kind: u32, sector: u64, data: Data<'_>) -> usize {
         let request = self.requests;
         self.requests += 1;
@@ -353,8 +345,7 @@ impl Guest {
         request
     }
 
-    /// Offers 4 KiB by an indirect chain, in a request's place that is used again and again. Whoever does must not ask
-    /// for it by [`Guest::collect`].
+    /// Offers 4 KiB by an indirect chain at a reused place; not for use with [`Guest::collect`].
     pub(super) fn offer_again(&mut self, request: usize, kind: u32, sector: u64) {
         let at = Self::request_at(request);
         let mut header = kind.to_le_bytes().to_vec();
@@ -371,7 +362,7 @@ impl Guest {
         assert!(self.drivers[0].offer(&pieces, true).is_some());
     }
 
-    /// Kicks, if the device asked for it; whether it did.
+    /// Kicks if the device asked for it; returns whether it did.
     pub(super) fn kick(&mut self, queue: usize) -> bool {
         let must = self.drivers[queue].must_kick();
         if must && self.way.in_band {
@@ -383,7 +374,7 @@ impl Guest {
         must
     }
 
-    /// A request that was returned, with its status and the bytes that were written.
+    /// A returned request, its status and the bytes written.
     pub(super) fn collect(&mut self, queue: usize) -> Option<(usize, u8, u32)> {
         let (number, written) = self.drivers[queue].collect()?;
         let request = self.open.remove(&(queue, number)).expect("returned once");
@@ -393,7 +384,6 @@ impl Guest {
         Some((request, status[0], written))
     }
 
-    /// Turns until a request is returned.
     pub(super) fn end(&mut self, rig: &mut Rig, queue: usize) -> (usize, u8, u32) {
         let mut ended = None;
         rig.until("a request's end", |_| {
@@ -403,7 +393,6 @@ impl Guest {
         ended.expect("it ended")
     }
 
-    /// A request's data as it is now.
     pub(super) fn data(&self, request: usize, len: usize) -> Vec<u8> {
         let mut bytes = vec![0; len];
         assert!(
@@ -414,7 +403,7 @@ impl Guest {
         bytes
     }
 
-    /// How often it was called since this was last asked.
+    /// Calls since the last check.
     pub(super) fn calls(&self, queue: usize) -> u64 {
         if let Some(channel) = &self.channel {
             let mut message = [0; CALL_BYTES];
@@ -435,11 +424,10 @@ impl Guest {
     }
 }
 
-/// A request's data.
 pub(super) enum Data<'a> {
     None,
     Out(&'a [u8]),
     In(usize),
-    /// At a guest address of the test's choice: so many bytes.
+    /// Guest address and bytes, chosen by the test.
     At(u64, u32),
 }

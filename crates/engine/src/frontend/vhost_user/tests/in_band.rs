@@ -1,4 +1,4 @@
-//! Kicks and calls that are messages. (What they do when all is well, the other tests show.)
+//! Kicks and calls by messages. (Other tests show the normal case.)
 
 use super::guest::{Data, PLAIN, SIZE, Way};
 use super::rig::Rig;
@@ -31,7 +31,7 @@ fn a_ring_starts_with_its_first_kick_and_again_after_a_stop() {
     let late = guest.offer(0, IN, 0, Data::In(512));
     rig.until_asleep();
     assert!(guest.collect(0).is_none());
-    // It is kicked, and goes on where it was; over a death, too.
+    // A kick continues it where it was, also after a death.
     rig.die(None);
     rig.fence();
     rig.until_asleep();
@@ -104,7 +104,6 @@ fn a_call_that_finds_no_room_is_made_when_there_is_some() {
         for queue in 0..2 {
             guest.drivers[queue].want_call(true);
             guest.offer(queue, IN, 0, Data::In(512));
-            // It comes to an end, told or not.
             guest.end(&mut rig, queue);
         }
         if dies {
@@ -138,7 +137,7 @@ fn calls_wait_for_a_channel_and_are_not_made_for_who_polls() {
     }
     rig.until("a call", |_| guest.calls(0) > 0);
     assert_eq!(guest.calls(1), 0);
-    // Nobody reads: the channel's other end is closed. The disk is there all the same.
+    // The channel's other end is closed; the disk still works.
     guest.channel = None;
     guest.drivers[0].want_call(true);
     guest.offer(0, IN, 0, Data::In(512));
@@ -160,7 +159,6 @@ fn hostile_guest_kicks_what_there_is_not() {
         let kick = state(index, 0);
         assert_eq!(guest.tell(&mut rig, request::VRING_KICK, &kick, &[]), 1);
     }
-    // Without asking for an answer, it is the end.
     guest.send(request::VRING_KICK, &state(7, 0), &[]);
     is_closed(&mut rig, "a queue that there is not");
 }

@@ -1,4 +1,4 @@
-//! Memory that comes and goes, with data in it; and clients that take away what is in use, or never was.
+//! Memory hot-plug during I/O, and clients that remove memory in use or name invalid memory.
 
 use super::guest::{ALL, Data, Guest, MEMORY_BYTES, PLAIN, Region, SIZE, Way, table};
 use super::rig::Rig;
@@ -12,17 +12,16 @@ use forebay_virtio::vhost_user::message::request;
 use rustix::event::{EventfdFlags, eventfd};
 use std::os::fd::{AsFd, BorrowedFd};
 
-/// Where the memory that is plugged in begins: for the guest right behind what it has, for its client elsewhere, and
-/// not at the begin of its file.
+/// The plugged region: adjacent for the guest, elsewhere for the client, and not at its file's
+/// start.
 const AT: u64 = GUEST_ADDRESS + MEMORY_BYTES;
 const USER: u64 = USER_ADDRESS + (1 << 40);
 const BYTES: u64 = 1 << 20;
 const OFFSET: u64 = 2 << 20;
 const PLUGGED: Region = [AT, BYTES, USER, OFFSET];
-/// Sectors of an extent of the volume.
+/// Sectors per extent.
 const EXTENT: u64 = 128;
 
-/// How memory is plugged in and taken out.
 #[derive(Clone, Copy, PartialEq, Debug)]
 enum By {
     /// ADD_MEM_REG, REM_MEM_REG
@@ -31,7 +30,6 @@ enum By {
     Table,
 }
 
-/// Memory that is plugged in.
 struct Plugged(Machine);
 
 impl Plugged {
@@ -90,7 +88,7 @@ fn mem_hotplug_no_lost_kick() {
     }
 }
 
-/// Memory comes; the guest goes on meanwhile: before the message is taken, and after.
+/// Plugs memory while requests run before and after the message.
 fn comes(rig: &mut Rig, guest: &mut Guest, memory: &Plugged, by: By) {
     rig.until_asleep();
     let before = guest.offer(0, IN, 0, Data::In(512));
@@ -117,7 +115,7 @@ fn comes(rig: &mut Rig, guest: &mut Guest, memory: &Plugged, by: By) {
     rig.until_asleep();
 }
 
-/// Data go out of it and into it, over its border too.
+/// Data moves in both directions, also across its border.
 fn is_used(rig: &mut Rig, guest: &mut Guest, memory: &Plugged, round: u8) {
     let data: Vec<u8> = (0..1024u32).map(|i| (i * 7) as u8 ^ round).collect();
     let border = (MEMORY_BYTES - 512) as usize;
@@ -134,7 +132,7 @@ fn is_used(rig: &mut Rig, guest: &mut Guest, memory: &Plugged, round: u8) {
     assert_eq!(guest.data(read, 1024), data);
 }
 
-/// It goes while a device writes to it; what is elsewhere goes on.
+/// Unplugs it while a device writes to it; other memory stays usable.
 fn goes(rig: &mut Rig, guest: &mut Guest, by: By) {
     rig.hold_extent(1);
     let there = guest.offer(0, IN, EXTENT, Data::At(AT + 4096, 512));
@@ -149,7 +147,6 @@ fn goes(rig: &mut Rig, guest: &mut Guest, by: By) {
     rig.gate.release();
     assert_eq!(guest.end(rig, 0), (there, 0, 513));
     assert_eq!(guest.told(rig), 0);
-    // Nobody finds it any more.
     for (kind, data) in [
         (IN, Data::At(AT, 512)),
         (OUT, Data::At(AT, 512)),
@@ -195,14 +192,14 @@ fn memory_comes_and_goes_over_deaths() {
             assert!(!guest.has_answer(), "a dead engine may still write there");
             rig.fence();
             assert_eq!(guest.told(&mut rig), 0);
-            // What is begun again finds it no more.
+            // Repeated requests do not find it.
             assert_eq!(guest.end(&mut rig, 0), (there, 1, 1));
             assert!(!guest.has_answer() && rig.left.is_empty());
         }
     }
 }
 
-/// One that misbehaves, and one that must not notice.
+/// A misbehaving client, and one that must not be affected.
 fn with_neighbour(kind: &str, queues: u16) -> (Rig, Guest, Guest) {
     let mut rig = Rig::on(kind, queues);
     let good = rig.guest(PLAIN);
@@ -218,7 +215,7 @@ fn still_good(rig: &mut Rig, good: &mut Guest) {
     assert_eq!(good.data(read, 512), [0x5A; 512]);
 }
 
-/// It is shut out for that reason, and let go of as soon as no device has anything of it.
+/// It is closed for this reason, and released once no device uses its memory.
 fn is_closed(rig: &mut Rig, bad: &Guest, why: &str, good: &mut Guest) {
     rig.until("its end", |_| bad.is_shut_out());
     still_good(rig, good);
@@ -287,13 +284,11 @@ fn hostile_guest_names_memory_that_can_not_be() {
         let told = bad.tell(&mut rig, kind, &one(region), fd.as_slice());
         assert_eq!(told, 1, "{kind} {region:x?}");
     }
-    // Of a table all or nothing.
     let fds = [bad.machine.file.as_fd(), fd];
     for regions in [[ALL, ALL], [PLUGGED, [AT, BYTES + 1, USER, OFFSET]]] {
         let told = bad.tell(&mut rig, request::SET_MEM_TABLE, &table(&regions), &fds);
         assert_eq!(told, 1);
     }
-    // As many as there may be.
     let mut regions = 1;
     let add = |rig: &mut Rig, n: u64| {
         let region = [AT + n * 8192, 4096, USER + n * 8192, OFFSET];
@@ -306,7 +301,6 @@ fn hostile_guest_names_memory_that_can_not_be() {
     assert_eq!(regions.to_le_bytes().to_vec(), most);
     let read = bad.offer(0, IN, 0, Data::In(512));
     assert_eq!(bad.end(&mut rig, 0), (read, 0, 513));
-    // Without asking for an answer, it is the end.
     bad.send(request::REM_MEM_REG, &one([1, 2, 3, 4]), &[]);
     is_closed(&mut rig, &bad, "memory that there is not", &mut good);
 }
@@ -322,7 +316,7 @@ fn hostile_guest_takes_the_memory_of_a_ring() {
         let features = RingFeatures::default();
         let driver = Driver::new(&memory.0.all, layout, SIZE, false, features);
         bad.drivers.push(driver);
-        // Where it is by the client's addresses.
+        // By the client's addresses.
         let layout = Layout::new((USER - USER_ADDRESS) as usize, SIZE);
         bad.start_ring_at(&mut rig, 1, &layout, 0);
         let read = bad.offer(1, IN, 0, Data::In(512));
@@ -360,10 +354,9 @@ fn hostile_guest_shrinks_its_memory_under_flight() {
 
 #[test]
 fn hostile_guest_cuts_off_its_memory() {
-    // Its rings and all; its requests; what it has read, by our own hand.
+    // Truncates below its rings, its requests, or a read's copied data.
     for (kind, left) in [("file", 0), ("file", 64 << 10), ("ram", MEMORY_BYTES / 2)] {
         let (mut rig, mut bad, mut good) = with_neighbour(kind, 1);
-        // Something that is copied; the ring is as new where it is cut off too.
         good.offer(0, OUT, 0, Data::Out(&[1; 512]));
         good.end(&mut rig, 0);
         bad.offer(0, IN, 0, Data::At(AT - 4096, 512));
@@ -371,7 +364,7 @@ fn hostile_guest_cuts_off_its_memory() {
         let why = "its memory's file was cut off";
         is_closed(&mut rig, &bad, why, &mut good);
     }
-    // What it has read by the kernel, which finds nothing there.
+    // Truncates a read's data under the kernel's access.
     let (mut rig, mut bad, mut good) = with_neighbour("file", 1);
     rig.hold_extent(1);
     let there = bad.offer(0, IN, EXTENT, Data::At(AT - 4096, 512));
@@ -392,7 +385,7 @@ fn hostile_guest_hides_what_is_in_flight() {
             inflight: true,
             ..PLAIN
         });
-        // An inflight region of its own, which it changes.
+        // Its own inflight region, which it modifies.
         let region = Machine::new(1 << 20);
         guest.ok(&mut rig, request::RESET_DEVICE, &[], &[]);
         let mut area = (1u64 << 20).to_le_bytes().to_vec();
@@ -414,7 +407,7 @@ fn hostile_guest_hides_what_is_in_flight() {
         rig.until("its end", |rig| !rig.left.is_empty());
         let why = rig.left.pop().map(|left| left.0);
         assert_eq!(why, Some("its machine file is damaged"));
-        // The device is waited for all the same.
+        // Device I/O is still waited for.
         assert!(rig.core.carried.may_touch_memory_of(LaneIndex(3)));
         rig.fence();
         let mut next = rig.guest(PLAIN);

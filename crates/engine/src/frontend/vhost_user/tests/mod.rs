@@ -62,7 +62,7 @@ fn segment(sector: u64, sectors: u32, flags: u32) -> Vec<u8> {
     bytes
 }
 
-/// What is over in the turn that it began in took some time, too.
+/// Requests that complete within one turn take some time, too.
 #[test]
 fn latency_is_never_zero() {
     for kind in ["null", "ram", "file"] {
@@ -158,7 +158,6 @@ fn a_stopped_ring_has_nothing_in_flight() {
             rig.turn();
         }
         assert!(!guest.has_answer());
-        // What comes after is not taken any more.
         let late = guest.offer(0, IN, 0, Data::In(512));
         rig.gate.release();
         let answer = guest.answer(&mut rig);
@@ -184,7 +183,7 @@ fn inflight_first_io_survives_restart() {
         let mut guest = rig.guest(way);
         let bytes = [0x5A; 512];
         rig.gate.hold();
-        // The very first: no counter has moved, no index either.
+        // The very first request: no counter or index has moved.
         let first = guest.offer(0, OUT, 7, Data::Out(&bytes));
         rig.until("it is at the device", |rig| rig.gate.held() == 1);
         guest.calls(0);
@@ -283,7 +282,7 @@ fn two_deaths_before_the_first_ones_fence() {
         }
         let two = guest.offer(0, IN, 40, Data::In(512));
         guest.kick(0);
-        // What overlaps nothing goes on at once.
+        // Requests without overlap continue at once.
         assert_eq!(guest.end(&mut rig, 0).0, two);
         rig.fence();
         assert_eq!(guest.end(&mut rig, 0), (one, 0, 1));
@@ -337,7 +336,6 @@ fn a_reset_waits_for_what_is_in_flight() {
         rig.gate.release();
         assert_eq!(guest.answer(&mut rig), [0; 8]);
         assert!(guest.collect(0).is_some());
-        // Nobody looks at the ring any more.
         guest.offer(0, IN, 0, Data::In(512));
         for _ in 0..50 {
             rig.turn();
@@ -418,7 +416,7 @@ fn growth_is_told_and_the_cache_is_the_drivers_choice() {
     let mut message = [0; 64];
     let (n, _) = rustix::net::recv(&mine, &mut message[..], RecvFlags::DONTWAIT).unwrap();
     assert_eq!(message[..12], [2, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0]);
-    // Once when it grew; perhaps once more by the successor, who can't know.
+    // Once by the engine; perhaps again by the successor, which cannot know.
     assert!(n == 12 || n == 24);
     assert_eq!(config(&mut rig)[..8], (120u64 * 128).to_le_bytes());
     let mut set = vec![0; 13];
@@ -432,7 +430,7 @@ fn growth_is_told_and_the_cache_is_the_drivers_choice() {
     assert_eq!(guest.tell(&mut rig, request::SET_CONFIG, &set, &[]), 1);
 }
 
-/// A guest that does this is disconnected, for a reason that names it; the next one is served.
+/// Such a guest is closed for a reason that names it; the next one is served.
 fn is_closed(rig: &mut Rig, what: &str) {
     rig.until(what, |rig| !rig.left.is_empty());
     let why = rig.left.pop().expect("one");
@@ -465,7 +463,7 @@ fn hostile_guest_descriptor_loop() {
         let layout = Layout::new(0, guest::SIZE);
         let address = GUEST_ADDRESS;
         for i in 0..usize::from(guest::SIZE) {
-            // Each goes on: split in a circle, packed without end.
+            // An endless chain: a circle if split, unterminated if packed.
             let mut d = address.to_le_bytes().to_vec();
             d.extend(16u32.to_le_bytes());
             let words = if packed { [0u16, 1 | 1 << 7] } else { [1, 0] };
@@ -533,7 +531,6 @@ fn hostile_guest_ring_that_moves_while_in_use() {
         guest.tell(&mut rig, request::SET_VRING_ADDR, &bytes, &[]),
         1
     );
-    // Without asking for an answer, it is the end.
     guest.send(request::SET_VRING_ADDR, &bytes, &[]);
     is_closed(&mut rig, "a ring that would move while it is in use");
 }
@@ -564,7 +561,6 @@ fn hostile_guest_unknown_and_malformed_messages() {
 fn hostile_guest_descriptors_that_are_not_what_they_say() {
     let mut rig = Rig::new(1);
     let guest = rig.guest(PLAIN);
-    // Memory is no eventfd.
     let kick = [guest.machine.file.as_fd()];
     let told = guest.tell(&mut rig, request::SET_VRING_KICK, &[0; 8], &kick);
     assert_eq!(told, 1);

@@ -1,7 +1,7 @@
-//! The machines of a reactor in one thread, for a vhost-user client and its guest ([`super::guest`]).
+//! A reactor's VMs in one thread, for a vhost-user client and its guest ([`super::guest`]).
 //!
-//! **Design.** The test is everything: the client at the other end of the socket, the guest's driver (the model of the
-//! virtio crate), the daemon that keeps deposits, and who gives the reactor its turns. So nothing depends on time.
+//! The test is client, driver (the virtio crate's model), daemon and reactor, so nothing depends on
+//! time.
 
 use crate::core::FrontendIndex;
 use crate::core::staging::Staging;
@@ -30,7 +30,6 @@ use std::sync::Arc;
 
 const EXTENT: u64 = 64 << 10;
 const V: VolumeId = VolumeId(9);
-/// See the module's text.
 pub(super) struct Rig {
     pub core: Core,
     pub machines: Vms,
@@ -41,11 +40,10 @@ pub(super) struct Rig {
     spec: String,
     _dir: tempfile::TempDir,
     next_socket: u64,
-    /// What the daemon keeps: the client's socket, its machine file, its deposits.
+    /// The daemon's part: the client's socket, its machine file, its deposits.
     kept: Option<(u64, Arc<OwnedFd>, OwnedFd)>,
     deposits: BTreeMap<u32, Arc<OwnedFd>>,
     pub left: Vec<Closing>,
-    /// What clients were refused.
     pub refused: Vec<String>,
 }
 
@@ -97,7 +95,7 @@ impl Rig {
         Self::on("file", queues)
     }
 
-    /// On another kind of device, which has no gate.
+    /// On another kind of device, without a gate.
     pub(super) fn on(kind: &str, queues: u16) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("device");
@@ -158,7 +156,7 @@ impl Rig {
         self.volume.table.install(ExtentRange::new(0, 100), word);
     }
 
-    /// From now on clients are of another export of the same volume.
+    /// The next clients use another export of the same volume.
     pub(super) fn export_again(&mut self) {
         let region = self.core.region.clone();
         self.export = Arc::new(ExportConfig {
@@ -170,7 +168,7 @@ impl Rig {
             .set_lane(Lane::new(LaneIndex(4), volume, export, region));
     }
 
-    /// A client's socket, whose other end is served.
+    /// A client's socket; the other end is served.
     pub(super) fn accept(&mut self) -> OwnedFd {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let (ours, theirs) =
@@ -198,7 +196,7 @@ impl Rig {
         theirs
     }
 
-    /// The engine dies; another takes over, before the device's fence has passed.
+    /// The engine dies; another takes over before the device's fence has passed.
     pub(super) fn die(&mut self, blamed: Option<u16>) {
         let (socket, fd, file) = self.kept.take().expect("a client");
         let (core, gate, region) = core_of(&self.spec);
@@ -209,7 +207,7 @@ impl Rig {
             Closer::start().unwrap(),
             vm_protocol,
         );
-        // Nothing of a dead one is put in order.
+        // As after a kill: no destructor runs.
         std::mem::forget(std::mem::replace(&mut self.core, core));
         std::mem::replace(&mut self.machines, machines).die();
         (self.gate, self.epoll) = (gate, epoll);
@@ -229,7 +227,6 @@ impl Rig {
         self.machines.adopt(&mut self.core, new);
     }
 
-    /// The volume becomes longer.
     pub(super) fn grow(&mut self) {
         let grown = Arc::new(self.volume.grown(volume(120)).unwrap());
         self.volume = grown.clone();
@@ -238,25 +235,25 @@ impl Rig {
             .export_changed(&mut self.core, self.export.export);
     }
 
-    /// Holds what is in flight at one of the volume's extents.
+    /// Holds I/O at one of the volume's extents.
     pub(super) fn hold_extent(&self, number: u64) {
         let at = (1 << 20) + (5 + number) * EXTENT;
         self.gate.hold_some(at..at + EXTENT, &[]);
     }
 
-    /// So many turns that what is not done by then waits for something.
+    /// Enough turns for everything that can happen at once.
     pub(super) fn turns(&mut self) {
         for _ in 0..50 {
             self.turn();
         }
     }
 
-    /// The fence of what died has passed.
+    /// The dead engine's fence has passed.
     pub(super) fn fence(&mut self) {
         self.core.fenced(DeviceIndex(0));
     }
 
-    /// One turn of the reactor; true if anything was done.
+    /// One turn; true if anything was done.
     pub(super) fn turn(&mut self) -> bool {
         self.core.begin_turn();
         let mut any = self.core.reap();
@@ -284,7 +281,7 @@ impl Rig {
         any
     }
 
-    /// What epoll has seen; true if it has.
+    /// Handles epoll events; true if there were any.
     fn look(&mut self) -> bool {
         let mut events = Vec::with_capacity(64);
         let none = rustix::event::Timespec {
@@ -298,7 +295,6 @@ impl Rig {
         !keys.is_empty()
     }
 
-    /// Turns until the reactor would sleep, and has asked to be woken.
     pub(super) fn until_asleep(&mut self) {
         for _ in crate::patience::patiently() {
             let busy = self.turn() || self.core.must_turn() || !self.machines.is_idle();
@@ -309,12 +305,11 @@ impl Rig {
         panic!("it never slept");
     }
 
-    /// Whether a sleeping reactor would be woken now.
+    /// Whether an event would wake the reactor now.
     pub(super) fn is_woken(&mut self) -> bool {
         self.look()
     }
 
-    /// Turns until it is so.
     pub(super) fn until(&mut self, what: &str, mut so: impl FnMut(&mut Self) -> bool) {
         for _ in crate::patience::patiently() {
             if so(self) {

@@ -1,4 +1,4 @@
-//! What clients and people are told: requests that are wrong, memory that is not shared, too few queues.
+//! Reports to clients and operators: invalid requests, unshared memory, too few queues.
 
 use super::guest::{ALL, Data, PLAIN, table};
 use super::rig::Rig;
@@ -9,7 +9,7 @@ use forebay_virtio::vhost_user::message::request;
 use rustix::event::{EventfdFlags, eventfd};
 use std::os::fd::AsFd;
 
-/// Place of the wrong requests in memory.
+/// Where the invalid requests are.
 const AT: usize = 1 << 20;
 
 fn piece(from: usize, len: u32, writable: bool) -> Offered {
@@ -65,13 +65,13 @@ fn a_wrong_chain_is_answered_where_its_status_is() {
 
 #[test]
 fn unshared_memory_is_named() {
-    // A table of memory without descriptors.
+    // A table without descriptors.
     let mut rig = Rig::new(1);
     let guest = rig.guest(PLAIN);
     guest.send(request::SET_MEM_TABLE, &table(&[ALL]), &[]);
     rig.until("its end", |rig| !rig.left.is_empty());
     assert_eq!(rig.left.pop().expect("one").0, UNSHARED);
-    // What QEMU does: the machine's own memory is not in the table.
+    // QEMU's behaviour: the VM's own memory is missing in the table.
     let guest = rig.guest(PLAIN);
     guest.ask(&mut rig, request::GET_VRING_BASE, &[0; 8]);
     let far = AT as u64;
