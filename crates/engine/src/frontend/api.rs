@@ -1,9 +1,8 @@
-//! The one interface between a reactor and a protocol.
+//! The one interface between a reactor and a protocol. A new protocol is a type that implements
+//! [`Frontend`] and a line in [`super::MAKERS`].
 //!
-//! A new protocol is a type that implements [`Frontend`] and a line in [`super::MAKERS`]. The
-//! reactor calls a frontend a few times per turn, not per command. A frontend starts commands in
-//! the core under its `FrontendIndex`, and takes its ended ones from there. **Not here:** what a
-//! command is ([`crate::core`]), what a message means.
+//! The reactor calls a frontend a few times per turn, not per command. A frontend starts commands
+//! in the core under its `FrontendIndex`, and takes its ended ones from there.
 
 use crate::core::Core;
 use forebay_xlate::VolumeId;
@@ -13,12 +12,12 @@ use std::any::Any;
 /// A control thread's message to the frontend that knows its type.
 pub(crate) type FrontendMessage = Box<dyn Any + Send>;
 
-/// Serves one lightly loaded client of another frontend; true if there was one.
+/// Serves one client of another frontend that has a small request; true if there was one.
 pub(crate) type Beside<'a> = &'a mut dyn FnMut(&mut Core) -> bool;
 
 pub(crate) trait Frontend {
-    /// One turn: takes commands that ended, then clients' new requests. True if anything was done.
-    /// It calls `beside` between its clients, so that other frontends' small requests need not wait
+    /// One turn: takes ended commands, then clients' new requests; true if anything was done. It
+    /// calls `beside` between its clients, so that other frontends' small requests need not wait
     /// for all of them.
     fn poll(&mut self, core: &mut Core, beside: Beside<'_>) -> bool;
 
@@ -27,7 +26,7 @@ pub(crate) trait Frontend {
         false
     }
 
-    /// Serves one client within its base, between the quanta of lanes above theirs. True if there
+    /// Serves one client within its base, between the quanta of lanes above theirs; true if there
     /// was one.
     fn poll_between(&mut self, _core: &mut Core) -> bool {
         false
@@ -55,7 +54,7 @@ pub(crate) trait Frontend {
     /// The latest time of the next [`Frontend::tick`].
     fn next_deadline_ns(&self) -> Option<u64>;
 
-    /// Checks time limits: about ten times a second while the reactor is awake.
+    /// Called about ten times a second while the reactor is awake.
     fn tick(&mut self, core: &mut Core);
 
     /// Whether the control thread must read its sockets first, so that a time limit counts all that
@@ -74,10 +73,8 @@ pub(crate) trait Frontend {
     /// An export is removed. Returns how many of its commands are at devices.
     fn export_removed(&mut self, core: &mut Core, export: ExportId) -> u32;
 
-    /// The owner changed a volume.
     fn volume_changed(&mut self, _core: &mut Core, _volume: VolumeId) {}
 
-    /// Volumes may have changed tenants.
     fn shares_changed(&mut self, _core: &Core) {}
 
     fn close_all(&mut self, core: &mut Core);

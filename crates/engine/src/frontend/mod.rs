@@ -1,9 +1,6 @@
 //! The protocols that tenants use: each turns requests into commands, and ended commands into
-//! answers.
-//!
-//! One folder per protocol, behind one trait ([`Frontend`]); [`MAKERS`] lists them. [`vm`] has the
-//! common part of the VM protocols. **Not here:** what happens to a command ([`crate::core`]), who
-//! calls a frontend and when ([`crate::reactor`]).
+//! answers. Each has a folder; [`vm`] has the common part of the VM protocols. **Not here:** what
+//! happens to a command ([`crate::core`]), who calls a frontend and when ([`crate::reactor`]).
 
 mod api;
 pub(crate) mod nvme_tcp;
@@ -25,22 +22,19 @@ use vm::Vms;
 use vm::closer::Closer;
 use vm::protocol::{Closing, Protocol, Turn};
 
-/// What a reactor's frontends are made of.
 pub(crate) struct FrontendParts {
     pub reactor: usize,
     pub region: Arc<Region>,
-    /// The epoll set for sockets.
     pub epoll: Arc<OwnedFd>,
     pub memory: &'static Memory,
     /// The reactor's receive buffer; one frontend takes it.
     pub receive: Option<ReceiveBuffer>,
-    /// Drops what takes long to drop.
     pub closer: Closer,
     /// Processors for helper threads; `None`: the reactor's own.
     pub cpus: Option<CpuSet>,
 }
 
-/// Makes a frontend with this index; `None`: it has nothing to serve.
+/// `None`: it has nothing to serve.
 type Maker = fn(FrontendIndex, &mut FrontendParts) -> Option<Box<dyn Frontend>>;
 
 /// All frontends, in the order of a turn.
@@ -74,7 +68,6 @@ fn vms(index: FrontendIndex, parts: &mut FrontendParts) -> Option<Box<dyn Fronte
     Some(Box::new(frontend.beside(parts.cpus)))
 }
 
-/// The protocol of a VM's client, by its export.
 pub(crate) fn vm_protocol(turn: &mut Turn<'_>) -> Result<Box<dyn Protocol>, Closing> {
     match turn.client.export().frontend {
         Kind::NvmeTcp => Err(Closing("its export is none of a machine")),

@@ -1,11 +1,8 @@
 //! Sends an answer so that a successor knows how much was sent.
 //!
 //! sendmmsg(2) stores the sent length in the caller's memory before it returns, and a killed thread
-//! ends only on return from a call. So with that structure in the machine file ([`Note`]), the file
-//! tells what was sent, whenever this process dies. The structure's other fields are pointers,
-//! meaningless to a successor.
-//!
-//! **Not here:** the decisions from it ([`super::talk`]).
+//! ends only on return from a call. With that structure in the machine file ([`Note`]), the file
+//! has the length whenever this process dies. The structure's pointers mean nothing to a successor.
 
 #![allow(unsafe_code)]
 
@@ -27,9 +24,7 @@ pub(super) fn clear(note: &Note) {
     note[LEN_WORD].store(0, Release);
 }
 
-/// Bytes sent since [`clear`].
 pub(super) fn sent(note: &Note) -> u64 {
-    // The word's other half is padding.
     note[LEN_WORD].load(Relaxed) & u64::from(u32::MAX)
 }
 

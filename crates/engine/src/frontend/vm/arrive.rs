@@ -1,8 +1,6 @@
-//! Attaching clients, new ones and those of a dead engine.
-//!
-//! A client that cannot be served is reported as gone. If it was a dead engine's, unknown commands
-//! of it may be at devices. So all commands of its volume wait for the fence. **Not here:**
-//! detaching ([`super::leave`]).
+//! Attaches clients, new ones and those of a dead engine. One that cannot be served is reported as
+//! gone. If it was a dead engine's, unknown commands may be at devices, so all of its volume's
+//! commands wait for the fence. **Not here:** detaching ([`super::leave`]).
 
 use super::client::{Client, ClientPlace};
 use super::closer::Closer;
@@ -26,20 +24,18 @@ use std::sync::Arc;
 /// Engines that may crash in a row over a client's message or rings before it is closed.
 const MAX_TRIES: u64 = 2;
 
-/// A client that was accepted, or taken over from a dead engine.
 #[derive(Debug)]
 pub(crate) struct NewMachine {
     pub socket: u64,
     pub fd: Arc<OwnedFd>,
     pub export: Arc<ExportConfig>,
     pub file: MachineFile,
-    /// A dead engine's client: its deposits by number. `None`: a new client.
+    /// `None`: a new client; otherwise a dead engine's deposits by number.
     pub inherited: Option<BTreeMap<u32, Arc<OwnedFd>>>,
     /// The dead engine crashed over this client, and over this command if known.
     pub blamed: Option<Option<u16>>,
 }
 
-/// Whether the dead engine crashed over this export's client, and over which command.
 pub(crate) fn blamed_of(blamed: Option<Blamed>, export: ExportId) -> Option<Option<u16>> {
     match blamed {
         Some(Blamed::Machine { export: of, slot }) if of == export => Some(slot),
@@ -48,14 +44,12 @@ pub(crate) fn blamed_of(blamed: Option<Blamed>, export: ExportId) -> Option<Opti
 }
 
 impl Vms {
-    /// Takes a client. One that cannot be served is reported as gone.
     pub(crate) fn adopt(&mut self, core: &mut Core, new: NewMachine) {
         let (socket, fd, export) = (new.socket, new.fd.clone(), new.export.clone());
         let lane = core.lanes.of_export(export.export);
         let inherited = new.inherited.is_some();
         if let Err(why) = self.take(core, new, lane) {
             if inherited {
-                // Its commands at devices are unknown.
                 self.carry_unknown(core, lane);
             }
             let _ = rustix::net::shutdown(&*fd, Shutdown::Both);
@@ -100,7 +94,6 @@ impl Vms {
         let at = at.unwrap_or(self.all.len());
         self.generation = self.generation.wrapping_add(1);
         if self.registrar.is_none() {
-            // Without it, memory is served unregistered.
             self.registrar = Registrar::start(self.cpus).ok();
         }
         // Other clients may replace pages of their memory.

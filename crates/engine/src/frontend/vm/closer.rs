@@ -1,10 +1,9 @@
-//! Drops clients' resources on helper threads.
+//! Drops clients' resources on helper threads, since the last close of a descriptor, and an
+//! unmapping, may block.
 //!
-//! The last close of a descriptor, and an unmapping, may block (network file system, device
-//! driver). The reactor sends such things to a thread. The queue is unbounded, since clients'
-//! resources are bounded. What may block for ever (unexpected descriptors; sockets, in which more
-//! of them may be queued) gets a thread of its own. Beyond [`SUSPECTS`] of these, it waits in a
-//! queue that may never be served.
+//! The queue is unbounded, as clients' resources are bounded. Unexpected descriptors, and sockets
+//! in which more may be queued, can block for ever: each gets its own thread. Beyond [`SUSPECTS`]
+//! of these, it waits in a queue that may never be served.
 
 use super::descriptor;
 use std::any::Any;
@@ -13,7 +12,6 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicUsize, Ordering::*};
 use std::sync::{Arc, mpsc};
 
-/// Threads that may block for ever.
 const SUSPECTS: usize = 32;
 
 /// Clones share one thread, which ends with the last clone.
@@ -51,7 +49,6 @@ impl Closer {
         }
     }
 
-    /// Drops what may block on a thread of its own, or later, or never.
     pub(crate) fn close_suspect(&self, what: impl Any + Send) {
         let hanging = self.1.clone();
         if hanging.fetch_add(1, AcqRel) >= SUSPECTS {

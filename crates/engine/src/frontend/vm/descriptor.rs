@@ -1,8 +1,6 @@
-//! What kind of descriptor a client sent.
-//!
-//! Asks the kernel, never the client: fstat, and the link in /proc/self/fd. It avoids calls that
-//! may wait, as a file's file system may be the client's own. **Not here:** the length of memory
-//! files (the crate guest checks it when it maps one).
+//! What kind of descriptor a client sent. Asks the kernel, never the client, and avoids calls that
+//! may wait: a file's file system may be the client's own. **Not here:** the length of memory files
+//! (the crate guest checks it).
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
@@ -18,7 +16,7 @@ pub(crate) fn is_eventfd(fd: impl AsFd) -> bool {
     link_of(fd).is_ok_and(|link| link == b"anon_inode:[eventfd]")
 }
 
-/// Whether it is a Unix stream socket (vhost's backend channel).
+/// Vhost's backend channel is one.
 pub(crate) fn is_unix_stream(fd: impl AsFd) -> bool {
     use rustix::net::{AddressFamily, SocketType, sockopt};
     let fd = fd.as_fd();

@@ -1,16 +1,12 @@
 //! The machine file: what a successor must know of one client, in shared memory that the daemon
 //! holds.
 //!
-//! One sparse memfd per client, of fixed and versioned layout. It holds the current message's stage
-//! ([`MessageStage`]), memory regions and descriptors by deposit number, and an area for the
-//! frontend ([`MachineFile::area`]). All of it is atomics. A killed thread has carried out a prefix
-//! of its stores, so the word that validates others is stored last.
+//! It is a sparse memfd per client with a versioned layout of atomics. A killed thread has carried
+//! out a prefix of its stores, so the word that validates others is stored last. A region carries
+//! the number of the message that made it, and of the one that removed it. A successor undoes both
+//! while that message is unanswered ([`MachineFile::undo`]), and treats every value as hostile.
 //!
-//! A region carries the number of the message that made it, and of the one that removed it. A
-//! successor undoes both while that message is unanswered ([`MachineFile::undo`]).
-//!
-//! [`MachineFile::adopt`] and its callers treat every value as hostile. **Not here:** when values
-//! are stored ([`super::client`]).
+//! **Not here:** when values are stored ([`super::client`]).
 
 use super::answer::{self, Note};
 use forebay_xlate::boundary::MACHINE_FILE_VERSION;
@@ -23,11 +19,8 @@ use std::sync::atomic::{AtomicU64, Ordering::*};
 use std::time::SystemTime;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"FBMACHIN");
-/// Memory regions per client, at most.
 pub(crate) const MAX_REGIONS: usize = 512;
-/// Descriptor slots per client.
 pub(crate) const MAX_SLOTS: usize = 512;
-/// Bytes of the frontend's area.
 pub(crate) const AREA_BYTES: usize = 4 << 20;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -35,11 +28,11 @@ pub(crate) const AREA_BYTES: usize = 4 << 20;
 pub(crate) enum MessageStage {
     /// Consumed: no message is being handled.
     Idle = 0,
-    /// Being handled; a successor handles it again.
+    /// A successor handles it again.
     Intent = 1,
     /// Carried out, and its answer is being sent: the note shows whether it was.
     Answering = 2,
-    /// Its answer, if any, is sent; it is being consumed.
+    /// Answered, if an answer is due; being consumed.
     Answered = 3,
 }
 
@@ -64,25 +57,22 @@ cells! {
         kind: AtomicU64,
         /// The last message's number << 2 | its [`MessageStage`].
         message: AtomicU64,
-        /// The message's bytes.
         bytes: AtomicU64,
         /// The socket's peek offset when consuming began.
         peeked: AtomicU64,
         next_deposit: AtomicU64,
         /// Engines that crashed in a row over this client's message or rings.
         tries: AtomicU64,
-        /// The answer's bytes.
         answer: AtomicU64,
         /// The kernel's note of sending it.
         note: Note,
         since_s: AtomicU64,
-        /// The number of the frontend's request that is being sent; 0: none.
+        /// The frontend's request that is being sent; 0: none.
         asking: AtomicU64,
         /// That request's bytes; `u64::MAX`: it was partly sent.
         ask: AtomicU64,
-        /// The kernel's note of sending it.
         ask_note: Note,
-        /// The number of the last request sent; 0: none.
+        /// The last request sent; 0: none.
         asked: AtomicU64,
         reserved: [AtomicU64; 482],
     }
@@ -95,7 +85,6 @@ cells! {
         offset: AtomicU64,
         /// (Deposit + 1, or 0) << 1 | writable.
         deposit: AtomicU64,
-        /// The frontend's.
         word: AtomicU64,
         /// The message that made it.
         made: AtomicU64,
@@ -114,16 +103,13 @@ const _: () = assert!(AREA_AT.is_multiple_of(4096));
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct ClientRegion {
-    /// Guest address.
     pub address: u64,
-    /// Bytes.
     pub len: u64,
-    /// Offset in its file.
     pub offset: u64,
     /// Its file's deposit; `None`: the region is not accessible.
     pub deposit: Option<u32>,
     pub writable: bool,
-    /// A word of the frontend's (vhost: the client's own address).
+    /// The frontend's (vhost: the client's own address).
     pub word: u64,
 }
 
@@ -148,10 +134,6 @@ impl MachineFile {
         Ok(file)
     }
 
-    /// Takes a dead engine's file.
-    ///
-    /// # Errors
-    /// It is not a machine file, or belongs to another export or version.
     pub(crate) fn adopt(fd: OwnedFd, export: ExportId, kind: u64) -> io::Result<Self> {
         let memory = SharedMemory::from_fd(fd)?;
         if memory.len() != FILE_BYTES {
@@ -214,13 +196,12 @@ impl MachineFile {
         self.header().message.store(word, Release);
     }
 
-    /// Recorded before a message is consumed: its bytes, and the socket's peek offset.
+    /// Recorded before a message is consumed.
     pub(crate) fn set_consuming(&self, bytes: u64, peeked: u64) {
         self.header().bytes.store(bytes, Relaxed);
         self.header().peeked.store(peeked, Relaxed);
     }
 
-    /// Recorded before an answer of this many bytes is sent.
     pub(super) fn begin_answer(&self, bytes: u64) {
         self.header().answer.store(bytes, Relaxed);
         answer::clear(&self.header().note);
@@ -236,7 +217,6 @@ impl MachineFile {
         (answer::sent(&header.note), header.answer.load(Relaxed))
     }
 
-    /// Recorded before the frontend's request is sent.
     pub(super) fn begin_ask(&self, number: u64, bytes: u64) {
         let header = self.header();
         header.ask.store(bytes, Relaxed);
@@ -244,7 +224,6 @@ impl MachineFile {
         header.asking.store(number, Release);
     }
 
-    /// Where the kernel notes how much of the request is sent.
     pub(super) fn ask_note(&self) -> &Note {
         &self.header().ask_note
     }
@@ -282,7 +261,6 @@ impl MachineFile {
         self.header().asked.load(Relaxed)
     }
 
-    /// The values of the last [`MachineFile::set_consuming`].
     pub(crate) fn consuming(&self) -> (u64, u64) {
         let header = self.header();
         (header.bytes.load(Relaxed), header.peeked.load(Relaxed))
@@ -292,7 +270,6 @@ impl MachineFile {
         self.header().since_s.load(Relaxed)
     }
 
-    /// Engines that crashed in a row over this client's message or rings.
     pub(crate) fn tries(&self) -> u64 {
         self.header().tries.load(Relaxed)
     }
@@ -301,7 +278,6 @@ impl MachineFile {
         self.header().tries.store(tries, Release);
     }
 
-    /// The next deposit's number, unique per call.
     pub(crate) fn take_deposit(&self) -> Option<u32> {
         let next = self.header().next_deposit.load(Relaxed);
         let number = u32::try_from(next).ok()?;
@@ -309,7 +285,7 @@ impl MachineFile {
         Some(number)
     }
 
-    /// Records a region that message `message` made; returns its index. `None`: there are too many.
+    /// Returns the region's index; `None`: there are too many.
     pub(crate) fn add_region(&self, message: u64, region: &ClientRegion) -> Option<usize> {
         let table = self.regions_table();
         let at = table.iter().position(|r| r.used.load(Relaxed) == 0)?;
@@ -327,14 +303,13 @@ impl MachineFile {
         Some(at)
     }
 
-    /// Message `message` removes the region at this index.
     pub(crate) fn take_region(&self, message: u64, at: usize) {
         if let Some(record) = self.regions_table().get(at) {
             record.gone.store(message, Release);
         }
     }
 
-    /// The message is answered: its removals are final.
+    /// The message is answered: removals are final.
     pub(crate) fn settle(&self) {
         for record in self.regions_table() {
             if record.used.load(Relaxed) != 0 && record.gone.load(Relaxed) != 0 {
@@ -343,7 +318,7 @@ impl MachineFile {
         }
     }
 
-    /// Undoes what message `message` did to the regions, since it will be handled again.
+    /// Undoes a message's changes to the regions, since it will be handled again.
     pub(crate) fn undo(&self, message: u64) {
         for record in self.regions_table() {
             if record.used.load(Relaxed) == 0 {
@@ -383,7 +358,7 @@ impl MachineFile {
         u32::try_from(word.checked_sub(1)?).ok()
     }
 
-    /// Stores a slot's deposit. False: no such slot.
+    /// False: no such slot.
     pub(crate) fn set_slot(&self, slot: usize, deposit: Option<u32>) -> bool {
         let word = deposit.map_or(0, |deposit| u64::from(deposit) + 1);
         match self.slots_table().get(slot) {

@@ -1,8 +1,6 @@
-//! Detaching clients: by themselves, by their export's removal, or shut out.
-//!
-//! A leaving client is *drained*: nothing of it begins, its waiting commands end, and those at
-//! devices are waited for. Then its resources are released and the daemon is informed. **Not
-//! here:** why a client leaves.
+//! Detaches clients. A leaving client is *drained*: its waiting commands end, and those at devices
+//! are waited for. Then its resources are released and the daemon is informed. **Not here:** why a
+//! client leaves.
 
 use super::protocol::{Closing, Turn};
 use super::{Life, Vm, Vms};
@@ -22,7 +20,6 @@ impl Vms {
         let left = core.end_waiting(Status::COMMAND_INTERRUPTED, |of, _, _| {
             of.conn == mine.conn && of.conn_generation == mine.conn_generation
         });
-        // First deliver those that ended just now.
         while let Some(done) = core.next_ended(self.index) {
             let owner = done.owner;
             if let Some(machine) = self.get(owner.conn, owner.conn_generation as u16) {

@@ -1,8 +1,6 @@
-//! Serves VMs within their base between the quanta of lanes above their base.
-//!
-//! A poll costs one load of the doorbell or of the ring's index. After each quantum [`AT_ONCE`] VMs
-//! are polled in turn. **Not here:** how much a lane may begin in a turn ([`crate::core`]); TCP
-//! hosts, where a poll is a system call.
+//! Serves VMs within their base between the quanta of lanes above theirs: [`AT_ONCE`] after each
+//! quantum, in turn. A poll costs one load. **Not here:** how much a lane may begin in a turn
+//! ([`crate::core`]); TCP hosts, where a poll is a system call.
 
 use super::protocol::Turn;
 use super::{Life, Vm, Vms, blame};

@@ -5,6 +5,6 @@ use super::NewMachine;
 
 pub(crate) enum VmMessage {
     Client(Box<NewMachine>),
-    /// Socket and deposit number: the daemon stored the deposits up to it (true), or has no room.
+    /// Socket and last deposit; whether the daemon stored the deposits, or had no room.
     Deposited(u64, u32, bool),
 }

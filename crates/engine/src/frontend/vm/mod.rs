@@ -1,11 +1,10 @@
-//! Exports that a VM's monitor, or a user-space driver, reaches by a Unix socket.
+//! Exports that a VM's monitor, or a user-space driver, reaches by a Unix socket: the common part
+//! of both protocols.
 //!
-//! This is the common part of both protocols (NVMe over vfio-user, vhost-user-blk), each a
-//! [`protocol::Protocol`]. There is one [`Vms`] per reactor. A client that leaves is *drained*: its
-//! socket is shut down, but the daemon keeps its deposits until its last command has left the
-//! devices. Only then may the next client come.
-//!
-//! **Not here:** accepting (the control thread's [`crate::control`]), what messages mean.
+//! There is one [`Vms`] per reactor. A client that leaves is *drained*: its socket is shut down,
+//! but the daemon keeps its deposits until its last command has left the devices. Only then may the
+//! next client come. **Not here:** accepting (the control thread's [`crate::control`]), what
+//! messages mean.
 
 mod answer;
 mod arrive;
@@ -50,7 +49,7 @@ pub(crate) const RETRY_NS: u64 = 2_000_000;
 /// Registrations per turn: each is a system call.
 const READY_AT_ONCE: usize = 4;
 
-/// Records that the reactor works for this client, for blame after a crash.
+/// Sets the blame for a crash from here on.
 #[inline]
 fn blame(core: &Core, client: &Client) {
     if let Some(lane) = client.own_lane(core) {
@@ -59,7 +58,6 @@ fn blame(core: &Core, client: &Client) {
     }
 }
 
-/// The epoll key of a client's socket (0) or of a watched slot (slot + 1).
 fn key(frontend: FrontendIndex, index: u32, generation: u16, what: usize) -> u64 {
     frontend.key(
         u64::from(generation) << 40 | u64::from(index & 0xFF_FFFF) << 16 | (what as u64 & 0xFFFF),
@@ -71,7 +69,6 @@ enum Life {
     Open,
     /// Its export is removed; it may leave by itself until this time.
     Removed(u64),
-    /// Shut out; its commands end.
     Draining(Closing),
 }
 
@@ -85,7 +82,6 @@ struct Vm {
 }
 
 pub(crate) struct Vms {
-    /// This frontend's index at its reactor.
     index: FrontendIndex,
     /// Turns left in which rings are not polled.
     rest: u32,
@@ -93,7 +89,6 @@ pub(crate) struct Vms {
     generation: u16,
     epoll: Arc<OwnedFd>,
     signals: Option<Signals>,
-    /// Started with the first client.
     registrar: Option<Registrar>,
     /// Processors for the helper threads; `None`: the reactor's own.
     cpus: Option<CpuSet>,
@@ -137,7 +132,6 @@ impl Vms {
         }
     }
 
-    /// Sets the processors of helper threads.
     pub(crate) fn beside(self, cpus: Option<CpuSet>) -> Self {
         Self { cpus, ..self }
     }
@@ -149,7 +143,6 @@ impl Vms {
         std::mem::forget(self);
     }
 
-    /// Serves all clients that have work; true if there was any.
     pub(crate) fn poll_all(&mut self, core: &mut Core) -> bool {
         if self.all.is_empty() {
             return false;
@@ -164,7 +157,6 @@ impl Vms {
         any
     }
 
-    /// Registers with the ring the memory that was pinned since the last turn.
     #[inline]
     fn register(&mut self, core: &mut Core) {
         for _ in 0..READY_AT_ONCE {
@@ -265,7 +257,6 @@ impl Vms {
         (machine.client.generation() == generation).then_some(machine)
     }
 
-    /// The daemon stored a client's deposits up to this one, or refused them.
     pub(crate) fn deposited(&mut self, socket: u64, last: u32, kept: bool) {
         let machine = (self.all.iter_mut().flatten()).find(|m| m.client.socket == socket);
         match machine {

@@ -1,9 +1,8 @@
 //! The kernel's own count of how much of a client's stream is consumed.
 //!
-//! With SO_PEEK_OFF, a receive with MSG_PEEK continues where the last one ended. A receive without
-//! it subtracts what it consumed from that offset. The socket holds the offset, so it outlives this
-//! process: a successor that knows the offset before a message was consumed can tell how much of it
-//! is. **Not here:** its use ([`super::talk`]).
+//! With SO_PEEK_OFF, MSG_PEEK continues where the last peek ended, and a plain receive subtracts
+//! the consumed bytes from that offset. The offset outlives this process: a successor that knows
+//! its value before a message was consumed can tell how much is consumed.
 
 #![allow(unsafe_code)]
 

@@ -1,17 +1,16 @@
 //! The trait of a VM protocol: NVMe over vfio-user, and vhost-user-blk.
 //!
 //! [`super::Vms`] has the sockets, deposits, machine files and interrupts; a [`Protocol`] has the
-//! messages' meaning and the rings. Only the reactor's thread calls it. Whatever a successor must
-//! know is in the machine file ([`MachineFile::area`](super::file::MachineFile::area)) *before* the
-//! client can see its effect.
+//! messages' meaning and the rings. Whatever a successor must know is in the machine file
+//! ([`MachineFile::area`](super::file::MachineFile::area)) *before* the client can see its effect.
 //!
 //! **The message rule.** A successor may handle a message again after a death at any instruction of
 //! [`Protocol::message`] or [`Protocol::later`]. Effects of [`Client::map`], [`Client::unmap`] and
-//! their like are undone first. The frontend's own area is not, so a frontend stores only
-//! idempotent values there, no toggles or counters.
+//! their like are undone first. The frontend's own area is not, so store only idempotent values
+//! there, no toggles or counters.
 //!
 //! [`Protocol::poll`], [`Protocol::done`] and [`Protocol::arm`] do not allocate, lock, log or
-//! block. **Not here:** state common to all clients ([`super::client`]).
+//! block.
 
 use super::client::Client;
 use crate::core::{Core, DoneIo};
@@ -21,17 +20,14 @@ pub(crate) const UNSHARED: &str = "its memory is not shared with Forebay: start 
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum StreamFrame {
-    /// At least this many bytes are needed, from the message's start.
+    /// The least bytes needed, from the message's start.
     Need(usize),
-    /// The length of a whole message.
     Whole(usize),
 }
 
-/// A message of which only the length is checked.
 #[derive(Debug)]
 pub(crate) struct Message<'a> {
     pub bytes: &'a [u8],
-    /// Its descriptors, at most [`super::client::MAX_DESCRIPTORS`].
     pub descriptors: &'a [Deposit],
 }
 
@@ -43,24 +39,20 @@ pub(crate) enum Answer {
     /// [`Protocol::later`] is called every turn, for at most [`super::client::MESSAGE_LIMIT_NS`].
     /// No other message is taken meanwhile.
     Later,
-    /// The client must be closed.
     Close(Closing),
 }
 
 pub(crate) struct Turn<'a> {
-    /// Commands ([`Core::start`], [`Core::may_start`]) and time.
     pub core: &'a mut Core,
     pub client: &'a mut Client,
 }
 
-/// See the module's text.
 pub(crate) trait Protocol {
     /// The length of the message that begins with these bytes (at least one). Called again with
     /// more.
     fn frame(&self, peeked: &[u8]) -> Result<StreamFrame, Closing>;
 
-    /// Whether a message may bring a socket. Others may not, since descriptors queued in a socket
-    /// cannot be inspected.
+    /// Whether a message may bring a socket. Descriptors queued in a socket cannot be inspected.
     fn takes_socket(&self, _message: &[u8]) -> bool {
         false
     }
@@ -69,18 +61,16 @@ pub(crate) trait Protocol {
 
     fn later(&mut self, turn: &mut Turn<'_>) -> Answer;
 
-    /// Reads doorbells and rings, and starts commands. Called each turn while
-    /// [`Protocol::is_active`]. True if anything was done.
+    /// Reads doorbells and rings, and starts commands; true if anything was done. Called each turn
+    /// while [`Protocol::is_active`].
     fn poll(&mut self, turn: &mut Turn<'_>) -> bool;
 
     /// Whether the driver has queued anything since the last [`Protocol::poll`]. Called often: a
     /// few loads at most.
     fn has_rung(&self) -> bool;
 
-    /// Whether [`Protocol::poll`] has anything to read.
     fn is_active(&self) -> bool;
 
-    /// Why a client ends that hung up.
     fn hung_up(&self) -> Closing {
         super::talk::HUNG_UP
     }
@@ -90,35 +80,31 @@ pub(crate) trait Protocol {
         0
     }
 
-    /// The reactor is about to sleep: asks the guest to notify (event indexes, flags), then polls
-    /// once more. False: there is work, or nothing would notify (mapped doorbells). The next
+    /// Before a sleep: asks the guest to notify (event indexes, flags), then polls once more.
+    /// False: there is work, or nothing would notify (mapped doorbells). The next
     /// [`Protocol::poll`] undoes it.
     fn arm(&mut self, turn: &mut Turn<'_>) -> bool;
 
-    /// A watched descriptor ([`Client::watch`]) is readable; `slot` is its slot.
+    /// The watched descriptor in `slot` ([`Client::watch`]) is readable.
     fn ready(&mut self, turn: &mut Turn<'_>, slot: usize);
 
-    /// One of its commands ([`Client::owner`]) ended.
     fn done(&mut self, turn: &mut Turn<'_>, done: DoneIo);
 
-    /// Continues after a take-over, from the machine file alone, which is hostile. Checks it,
-    /// recovers commands in flight (`Core::carry`), raises every interrupt and reads every ring.
-    /// `blamed`: the slot of the command ([`Client::command_ref`]) that crashed the dead engine;
-    /// the third such death fails that command. Memory and descriptor slots are already restored.
-    ///
-    /// # Errors
-    /// The file is damaged; the client is closed.
+    /// Continues after a take-over, from the machine file alone, which is hostile. Recovers
+    /// commands in flight (`Core::carry`), raises every interrupt and reads every ring. `blamed`:
+    /// the slot of the command ([`Client::command_ref`]) that crashed the dead engine; the third
+    /// such death fails it. Memory and descriptor slots are already restored.
     fn resume(&mut self, turn: &mut Turn<'_>, blamed: Option<u16>) -> Result<(), Closing>;
 
     /// The volume grew, or the export changed otherwise ([`Client::lane`]).
     fn changed(&mut self, turn: &mut Turn<'_>);
 
-    /// The export is removed, and no command can start. `true`: it told the client, which has
+    /// The export is removed, and no command can start. `true`: the client knows, and has
     /// [`super::REMOVAL_GRACE_NS`] to leave; `false`: close it now.
     fn removed(&mut self, turn: &mut Turn<'_>) -> bool;
 
-    /// The client is gone. Only commands at devices may still access its memory. [`Protocol::done`]
-    /// only cleans up from here on; then the frontend is dropped.
+    /// The client is gone. Only commands at devices may still access its memory; [`Protocol::done`]
+    /// only cleans up.
     fn close(&mut self, turn: &mut Turn<'_>);
 
     /// Checks time limits: about ten times a second while the reactor is awake, and at

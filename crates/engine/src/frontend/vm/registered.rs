@@ -1,17 +1,14 @@
-//! A VM's memory, registered with its reactor's ring.
+//! A VM's memory, registered with its reactor's ring, so that requests cost the kernel less
+//! ([`forebay_device::Pinned`]).
 //!
-//! Requests in registered memory cost the kernel less ([`forebay_device::Pinned`]), but pinning
-//! takes long. So a client is served unregistered at first, while a helper thread pins its mappings
-//! part by part, then the reactor registers them. Only present pages are pinned
-//! ([`forebay_guest::Mapping::present`]), so incomplete mappings are tried again, ever more rarely.
-//! Memory that cannot be pinned (a limit, or read-only) stays unregistered; a gauge of the export
-//! shows it.
+//! Pinning takes long, so a helper thread pins mappings part by part while the client is served
+//! unregistered. Only present pages are pinned ([`forebay_guest::Mapping::present`]), so incomplete
+//! mappings are tried again, ever more rarely. Memory that cannot be pinned (a limit, or read-only)
+//! stays unregistered; a gauge of the export shows it.
 //!
 //! A pinned page stays even when its file gives it up (a balloon), and a device would then write to
 //! a stale page. So only memory that the client promises to keep, as with a DMA mapping, is
 //! registered.
-//!
-//! **Not here:** the use of registered memory ([`forebay_device::ring::Ring`]).
 
 use forebay_device::Pinned;
 use forebay_guest::Mapping;
@@ -30,17 +27,15 @@ const STEP_BYTES: usize = 64 << 20;
 const STEPS: usize = forebay_device::MAX_ENTRIES as usize / 2;
 /// Shorter ranges are skipped, unless they are a whole mapping.
 const LEAST_BYTES: usize = 2 << 20;
-/// Pins per mapping, at most.
+/// Pins per mapping.
 const MOST: u32 = 16;
-/// Rounds per mapping, at most: about an hour.
+/// Rounds per mapping: about an hour.
 const LOOKS: u32 = 64;
 /// The first wait before a new round; the longest is 64 times as long.
 const AGAIN: Duration = Duration::from_secs(1);
 
-/// A client of a reactor: index and generation.
 pub(super) type Who = (u32, u16);
 
-/// Pinned memory of a client.
 pub(super) struct Ready {
     pub who: Who,
     pub mapping: Weak<Mapping>,
@@ -107,7 +102,6 @@ impl Asker {
         if !mapping.is_writable() {
             return;
         }
-        // Without the thread it stays unregistered.
         let _ = self.jobs.send(RegisterJob {
             who: self.who,
             mapping: Arc::downgrade(mapping),
@@ -121,17 +115,14 @@ impl Asker {
     }
 }
 
-/// A mapping that is being pinned.
 #[derive(Debug)]
 struct RegisterJob {
     who: Who,
     mapping: Weak<Mapping>,
-    /// Where the next step begins.
     at: usize,
     covered: Vec<Range<usize>>,
     pinned: Option<Pinned>,
     rounds: u32,
-    /// Pins so far.
     held: u32,
     due: Instant,
 }
@@ -241,7 +232,6 @@ impl RegisterJob {
         }
         if let Some(pinned) = &mut self.pinned {
             if pinned.entries() >= forebay_device::MAX_ENTRIES as usize {
-                // The next round finds it.
                 return Ok(());
             }
             mapping.pin(range.clone(), pinned)?;

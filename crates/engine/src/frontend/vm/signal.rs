@@ -1,13 +1,10 @@
 //! Interrupts: signals clients' eventfds without ever blocking.
 //!
 //! A write blocks if the eventfd's counter is full and the client made it blocking. Linux AIO
-//! (`io_submit`) can signal an eventfd when a request ends, and that never blocks: a full counter
-//! stays full. So each interrupt is a zero-byte read from /dev/null, which ends within the call. A
-//! turn's interrupts are submitted together ([`Signals::flush`]). Their completions mean nothing
-//! and are discarded in bulk.
-//!
-//! **Not here:** the check for eventfds ([`super::descriptor`]; the kernel refuses others here
-//! again), and when a guest wants an interrupt.
+//! (`io_submit`) can signal an eventfd when a request ends, and never blocks. So each interrupt is
+//! a zero-byte read from /dev/null, which ends within the call. A turn's interrupts are submitted
+//! together ([`Signals::flush`]); their completions are discarded in bulk. The kernel refuses a
+//! descriptor that is no eventfd.
 
 #![allow(unsafe_code)]
 
@@ -17,7 +14,6 @@ use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 
 /// Interrupts per system call.
 const BATCH: usize = 64;
-/// Completions that the kernel keeps, at most.
 const EVENTS: usize = 2 * BATCH;
 
 /// `struct iocb` (linux/aio_abi.h); the fields used here are alike on little-endian and big-endian.
@@ -63,8 +59,6 @@ pub(crate) struct Signals {
 }
 
 impl Signals {
-    /// # Errors
-    /// The kernel has no AIO, or no room (fs.aio-max-nr).
     pub(crate) fn new() -> io::Result<Self> {
         let null = rustix::fs::open("/dev/null", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
         let mut context = 0u64;

@@ -1,25 +1,22 @@
 //! A client's messages, handled so that a successor can continue at any point.
 //!
-//! A message and its descriptors are *peeked*, and the descriptors deposited with the daemon. Then
-//! ([`MessageStage`]) the intent is recorded in the machine file, the frontend carries the message
-//! out, the answer is sent, and the message is consumed. A successor reads the stage and the
-//! socket's peek offset ([`super::peek`]), and continues ([`Talk::resume`]):
+//! A message is *peeked*, and its descriptors are deposited with the daemon. Then
+//! ([`MessageStage`]) the intent is recorded in the machine file, the message carried out,
+//! answered, and consumed. A successor reads the stage and the socket's peek offset
+//! ([`super::peek`]):
 //!
-//! - *intent*: nothing was answered. It undoes changes to memory regions, and handles the message
-//!   again.
-//! - *answering*: the kernel noted in the file whether the socket took the answer
-//!   ([`super::answer`]). If it did, continue as answered, else as intent. If the socket took only
-//!   part (no room, or longer than 32 KiB), the client is closed.
+//! - *intent*: it undoes changes to memory regions, and handles the message again.
+//! - *answering*: the file tells whether the socket took the answer ([`super::answer`]). If it did,
+//!   continue as answered, else as intent. If it took only part (no room, or longer than 32 KiB),
+//!   the client is closed.
 //! - *answered*: the peek offset shows how much is consumed; the rest is consumed now.
 //!
-//! Requests of the frontend's own are sent the same way, with their own note.
+//! Requests of the frontend's own are sent alike, with their own note.
 //!
-//! The kernel ties descriptors to one `sendmsg` segment of the stream. A peek with a control buffer
-//! ends at the first segment that has descriptors, and returns them. A peek that needs more than
-//! the stream holds would also return those of later segments. Descriptors belong to the last
+//! The kernel ties descriptors to one `sendmsg` segment of the stream. A peek that leaves room in
+//! its buffer ends at the first segment with descriptors, and returns them. A peek that fills its
+//! buffer may return those of later segments, so it does not count. Descriptors belong to the last
 //! message that begins in or before their segment.
-//!
-//! **Not here:** what messages mean ([`super::protocol`]).
 
 use super::client::{Client, MAX_DESCRIPTORS, MAX_MESSAGE_BYTES, MESSAGE_LIMIT_NS};
 use super::closer::Closer;
@@ -56,7 +53,6 @@ enum TalkPhase {
     Applying,
     /// Carried out, but removed memory is still in use or own deposits are not acknowledged.
     Settling,
-    /// Bytes of the answer that are sent.
     Sending(usize),
 }
 
@@ -66,7 +62,6 @@ pub(super) struct Talk {
     bytes: Vec<u8>,
     len: usize,
     descriptors: Vec<Deposit>,
-    /// Descriptors from the current peek.
     fresh: Vec<OwnedFd>,
     /// Where in `bytes` the segment of `fresh` ends.
     fresh_end: usize,
@@ -86,8 +81,6 @@ pub(super) struct Talk {
 }
 
 impl Talk {
-    /// # Errors
-    /// The socket is not a Unix stream socket.
     pub(super) fn new(fd: Arc<OwnedFd>, closer: Closer) -> Result<Self, Closing> {
         rustix::io::ioctl_fionbio(&fd, true).map_err(|_| Closing("its socket failed"))?;
         peek::set_offset(&fd, 0).map_err(|_| Closing("its socket can't be peeked at"))?;
@@ -109,11 +102,8 @@ impl Talk {
         })
     }
 
-    /// Continues with a dead engine's client, and settles the message in flight: it is finished or
-    /// will be handled again, as the flag says.
-    ///
-    /// # Errors
-    /// Why the client cannot continue.
+    /// Continues with a dead engine's client, and settles the message in flight. True: it will be
+    /// handled again.
     pub(super) fn resume(
         fd: Arc<OwnedFd>,
         client: &Client,
@@ -156,7 +146,6 @@ impl Talk {
         Ok((Self::new(fd, closer)?, stage == MessageStage::Intent))
     }
 
-    /// The socket is readable or writable.
     pub(super) fn ready(&mut self) {
         self.readable = true;
         self.blocked = false;
@@ -200,15 +189,11 @@ impl Talk {
         })
     }
 
-    /// What must be dropped on another thread.
+    /// For another thread to drop.
     pub(super) fn remains(self) -> impl std::any::Any + Send {
         (self.fd, self.fresh, self.descriptors)
     }
 
-    /// Continues as far as possible; true if anything was done.
-    ///
-    /// # Errors
-    /// Why the client is to be closed.
     pub(super) fn step(
         &mut self,
         core: &mut Core,
@@ -272,7 +257,7 @@ impl Talk {
         }
     }
 
-    /// Peeks until a message is whole; false if more bytes must come.
+    /// Peeks until a message is whole; false: more bytes must come.
     fn read(&mut self, frontend: &mut dyn Protocol) -> Result<bool, Closing> {
         loop {
             let need = match self.bytes.len() {
@@ -321,7 +306,7 @@ impl Talk {
                 self.fresh_end = self.bytes.len();
                 return Ok(count);
             }
-            // They may belong to bytes behind these.
+            // They may belong to later bytes: try again with a larger buffer.
             let fresh = std::mem::take(&mut self.fresh);
             if !fresh.iter().all(descriptor::is_taken) {
                 self.closer.close_suspect(fresh);
@@ -385,14 +370,12 @@ impl Talk {
         Ok(count)
     }
 
-    /// The message is whole: deposits its descriptors with the daemon.
     fn keep_descriptors(
         &mut self,
         client: &mut Client,
         frontend: &dyn Protocol,
     ) -> Result<(), Closing> {
         self.descriptors.clear();
-        // The peeked descriptors belong to the last message that begins before their segment's end.
         let fresh = match self.len >= self.fresh_end {
             true => std::mem::take(&mut self.fresh),
             false => Vec::new(),
@@ -448,7 +431,6 @@ impl Talk {
         Ok(())
     }
 
-    /// Sends the answer from byte `sent` on; true when all is sent.
     fn send(&mut self, client: &mut Client, mut sent: usize) -> Result<bool, Closing> {
         if sent == 0 {
             let (len, peeked) = (self.len as u64, self.bytes.len() as u64);
@@ -484,7 +466,6 @@ impl Talk {
         Ok(true)
     }
 
-    /// Sends the frontend's own request; true when all is sent.
     fn send_request(&mut self, client: &mut Client) -> Result<bool, Closing> {
         if client.request.sent == 0 {
             let bytes = client.request.bytes.len() as u64;
@@ -521,7 +502,7 @@ impl Talk {
         kill_point!("vm.sent");
         let (len, peeked) = (self.len as u64, self.bytes.len() as u64);
         client.file().set_consuming(len, peeked);
-        // Only after the send: before it, a successor must decide whether to answer again.
+        // A successor knows from the note whether it must answer again; from here on it must not.
         client.stage(MessageStage::Answered);
         kill_point!("vm.answered");
         consume(&self.fd, self.len, &self.closer)?;
@@ -542,8 +523,8 @@ impl Talk {
     }
 }
 
-/// Consumes `left` bytes, which are there. It accepts descriptors that come with them, since the
-/// kernel would close refused ones on this thread.
+/// Consumes `left` bytes. It accepts their descriptors, since the kernel would close refused ones
+/// on this thread.
 fn consume(fd: &OwnedFd, mut left: usize, closer: &Closer) -> Result<(), Closing> {
     let mut scratch = [0u8; 4096];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_AT_ONCE))];

@@ -1,7 +1,5 @@
-//! The VM frontend's side of the trait [`Frontend`]: each call goes over the clients.
-//!
-//! After a turn with work, rings are not polled for [`REST_TURNS`] turns. **Not here:** attaching
-//! and detaching ([`super::arrive`], [`super::leave`]).
+//! Implements [`Frontend`] for VMs: each call goes over the clients. After a turn with work, rings
+//! are not polled for [`REST_TURNS`] turns.
 
 use super::look::AT_ONCE;
 use super::protocol::{Closing, Turn};
@@ -10,10 +8,9 @@ use crate::core::Core;
 use crate::frontend::{Beside, Frontend};
 use forebay_xlate::boundary::message::ExportId;
 
-/// Turns without polling after a turn with work. The driver needs longer than that to queue more,
-/// and polling takes the cache line away from it.
+/// The driver needs longer than this to queue more, and polling takes the cache line away from it.
 const REST_TURNS: u32 = 2;
-/// The longest sleep while commands of a detached client are outstanding.
+/// The longest sleep while a detached client's commands are outstanding.
 const DRAINING_RETRY_NS: u64 = 100_000_000;
 
 impl Frontend for Vms {

@@ -1,8 +1,6 @@
-//! The parts of a client's memory that are registered with the ring.
-//!
-//! Transfers in registered memory need no page look-up. The ring forgets memory before it is
-//! unmapped. The number per client is bounded; the rest is served unregistered. **Not here:**
-//! pinning ([`crate::frontend::vm::registered`]).
+//! The parts of a client's memory that are registered with the ring, so that transfers need no page
+//! look-up. Their number is bounded; the rest is served unregistered. The ring forgets memory
+//! before it is unmapped. **Not here:** pinning ([`crate::frontend::vm::registered`]).
 
 use super::Client;
 use crate::core::Core;
@@ -12,7 +10,7 @@ use forebay_guest::Mapping;
 use std::sync::Weak;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// Registered parts per client, and their entries: to forget one scans all of the ring's.
+/// Limits per client: to forget one part scans all of the ring's.
 pub(crate) const MAX_REGISTERED: usize = 64;
 pub(crate) const MAX_REGISTERED_ENTRIES: usize = 512;
 
@@ -39,7 +37,6 @@ impl Client {
         }
     }
 
-    /// Registers a pinned part of its memory, if still wanted.
     pub(in crate::frontend::vm) fn register(&mut self, core: &mut Core, ready: Ready) {
         let Ready {
             mapping, pinned, ..
@@ -54,7 +51,6 @@ impl Client {
         if self.registered.len() >= MAX_REGISTERED
             || known.saturating_add(entries) > MAX_REGISTERED_ENTRIES
         {
-            // The rest is served unregistered.
             self.place.closer.close(pinned);
             return;
         }
@@ -65,7 +61,6 @@ impl Client {
                 entries,
                 bytes,
             }),
-            // It is served unregistered.
             Err(pinned) => self.place.closer.close(pinned),
         }
         self.show_registered(core);

@@ -1,11 +1,9 @@
-//! What a frontend has of its client: memory, descriptors, interrupts, the machine file.
+//! A client's memory, descriptors, interrupts and machine file, for its frontend.
 //!
-//! Each change is recorded in the machine file ([`super::file`]) with the current message's number,
-//! so that a successor can undo it and handle the message again. Removed memory and descriptors are
-//! released when the message is over, on another thread ([`super::closer`]).
-//!
-//! [`known`] has the memory that is registered with the ring. **Not here:** the socket and its
-//! messages ([`super::talk`]), what messages mean ([`super::protocol`]).
+//! Each change is recorded in the machine file ([`super::file`]) with the current message's number.
+//! So a successor can undo it, and handle the message again. Removed memory and descriptors are
+//! released after the message, on another thread ([`super::closer`]). **Not here:** the socket
+//! ([`super::talk`]), what messages mean ([`super::protocol`]).
 
 mod interrupts;
 mod known;
@@ -30,32 +28,26 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Weak};
 
 pub(crate) const MAX_MESSAGE_BYTES: usize = 64 * 1024 + 64;
-/// Descriptors per message, at most.
 pub(crate) const MAX_DESCRIPTORS: usize = 32;
-/// Time limit for one message.
 pub(crate) const MESSAGE_LIMIT_NS: u64 = 30_000_000_000;
 /// Refusals per client that become events.
 const MAX_TOLD: u32 = 8;
-/// Deposits per client, at most.
 pub(crate) const MAX_DEPOSITS: usize = 1024;
 
 pub(crate) struct Client {
-    /// The socket's number.
     pub socket: u64,
-    /// The answer's bytes, put here by the frontend; empty: no answer.
+    /// The answer's bytes; empty: no answer.
     pub reply: Vec<u8>,
-    /// A descriptor to send with the answer.
     pub reply_descriptor: Option<Arc<OwnedFd>>,
     /// The frontend's own request, sent when no answer is in flight.
     pub request: ClientRequest,
-    /// Whether no message of the client is in flight. Set before each
-    /// [`super::protocol::Protocol::tick`].
+    /// No message of the client is in flight. Set before each [`super::protocol::Protocol::tick`].
     pub is_heard: bool,
     pub(super) export: Arc<ExportConfig>,
     pub(super) lane: Option<LaneIndex>,
     pub(super) file: MachineFile,
     pub(super) memory: GuestMemory,
-    /// Removed memory that may still be in use; `retires`: whether there is any.
+    /// Removed memory that may still be in use.
     retired: Retired,
     retires: bool,
     /// The lane at attach; kept after the export's removal.
@@ -67,7 +59,6 @@ pub(crate) struct Client {
     pub(super) closing: Option<Closing>,
     /// Its own newest deposit that the daemon has yet to acknowledge.
     pub(super) awaits_deposit: Option<u32>,
-    /// Messages for the control thread.
     pub(super) upcalls: Vec<Upcall>,
     /// Refusals that became events.
     told: u32,
@@ -75,36 +66,29 @@ pub(crate) struct Client {
     changed: bool,
     /// A dead engine's commands may still touch its memory.
     pub(super) inherited: bool,
-    /// Its memory that is registered with the ring.
     registered: Vec<Registered>,
 }
 
-/// A request of the protocol's own to its client.
 #[derive(Default)]
 pub(crate) struct ClientRequest {
     /// The bytes; empty: no request.
     pub bytes: Vec<u8>,
     /// A unique number, by which a successor knows it ([`MachineFile::asked`]).
     pub number: u64,
-    /// Bytes sent.
     pub(super) sent: usize,
 }
 
 pub(super) struct ClientPlace {
     pub frontend: FrontendIndex,
-    /// Its index, and the generation of that index.
     pub index: u32,
     pub generation: u16,
-    /// The epoll set that watches its descriptors.
     pub epoll: Arc<OwnedFd>,
-    /// Drops what it had.
     pub closer: Closer,
     /// Registers its memory, if it may be registered.
     pub asker: Option<Asker>,
 }
 
 impl ClientPlace {
-    /// The epoll key of the client's socket (0) or of a watched slot (slot + 1).
     fn key(&self, what: usize) -> u64 {
         super::key(self.frontend, self.index, self.generation, what)
     }
@@ -154,12 +138,8 @@ impl Client {
         self.lane.or_else(|| self.home.filter(is_own))
     }
 
-    /// Restores a dead engine's client: maps its memory and fills its slots, after undoing an
-    /// unanswered message. `again`: that message will be handled again, so a slot whose new
-    /// descriptor was not deposited stays empty.
-    ///
-    /// # Errors
-    /// Why it cannot continue.
+    /// Restores a dead engine's client, after undoing an unanswered message. `again`: that message
+    /// will be handled again, so a slot whose new descriptor was not deposited stays empty.
     pub(super) fn inherit(
         &mut self,
         deposits: BTreeMap<u32, Arc<OwnedFd>>,
@@ -208,7 +188,6 @@ impl Client {
         self.place.generation
     }
 
-    /// Changes which events of its socket are watched.
     pub(super) fn watch_socket(&self, fd: &OwnedFd, flags: epoll::EventFlags) {
         let data = epoll::EventData::new_u64(self.place.key(0));
         let _ = epoll::modify(&*self.place.epoll, fd, data, flags);
@@ -234,7 +213,7 @@ impl Client {
         self.lane
     }
 
-    /// The owner of a command, by the frontend's own number for it.
+    /// The owner of the command that the frontend numbers `slot`.
     #[inline]
     pub(crate) fn owner(&self, slot: u16) -> Owner {
         Owner {
@@ -245,13 +224,12 @@ impl Client {
         }
     }
 
-    /// The core's name for a command, by the frontend's own number for it.
+    /// The core's name for that command.
     #[inline]
     pub(crate) fn command_ref(&self, lane: LaneIndex, slot: u16) -> CommandRef {
         CommandRef::machine(lane.0, slot)
     }
 
-    /// The machine file; the frontend uses its area ([`MachineFile::area`]).
     #[inline]
     pub(crate) fn file(&self) -> &MachineFile {
         &self.file
@@ -267,8 +245,7 @@ impl Client {
         self.closing.get_or_insert(why);
     }
 
-    /// Makes an event of a refusal. The number per client is limited, since a client may repeat it
-    /// without end.
+    /// Makes an event of a refusal; their number per client is limited.
     pub(crate) fn tell_refused(&mut self, why: impl FnOnce() -> String) {
         if self.told < MAX_TOLD {
             self.told += 1;
@@ -282,11 +259,8 @@ impl Client {
     }
 
     /// Adds a memory region. This and the calls below are allowed only while a message is handled.
-    /// Without a deposit the region is known, but not accessible. `word` is the frontend's (vhost:
-    /// the client's own address).
-    ///
-    /// # Errors
-    /// Why not; nothing is changed.
+    /// Without a deposit the region is not accessible. `word` is the frontend's (vhost: the
+    /// client's own address). An error changes nothing.
     pub(crate) fn map(
         &mut self,
         deposit: Option<&Deposit>,
@@ -326,10 +300,7 @@ impl Client {
         Ok(())
     }
 
-    /// Replaces all regions ([`Client::map`] explains the fields).
-    ///
-    /// # Errors
-    /// Why not; nothing is changed.
+    /// Replaces all regions ([`Client::map`] explains the fields). An error changes nothing.
     pub(crate) fn replace_memory(
         &mut self,
         regions: &[(Option<&Deposit>, ClientRegion)],
@@ -365,8 +336,7 @@ impl Client {
     }
 
     /// Removes the regions inside a range, and returns their number. `None`: a region crosses the
-    /// range's border, and nothing is changed. The message's answer waits until the removed memory
-    /// is unused.
+    /// border, and nothing is changed. The message's answer waits until the memory is unused.
     pub(crate) fn unmap(&mut self, address: u64, len: u64) -> Option<usize> {
         let retired = self.memory.unmap(address, len)?;
         let count = retired.regions();
@@ -383,7 +353,6 @@ impl Client {
         Some(count)
     }
 
-    /// Removes all regions.
     pub(crate) fn unmap_all(&mut self) {
         let retired = self.memory.unmap_all();
         self.retire(retired);
@@ -445,8 +414,8 @@ impl Client {
         Some(Deposit { number, fd })
     }
 
-    /// Keeps a deposit in a slot below [`MAX_SLOTS`], or empties the slot with `None`. A descriptor
-    /// may be in several slots. It survives the engine. False: no such slot.
+    /// Keeps a deposit in a slot, or empties it with `None`. A descriptor may be in several slots.
+    /// It survives the engine. False: no such slot.
     pub(crate) fn hold(&mut self, slot: usize, deposit: Option<&Deposit>) -> bool {
         self.unwatch(slot);
         let Some(place) = self.slots.get_mut(slot) else {
@@ -461,8 +430,8 @@ impl Client {
             .set_slot(slot, deposit.map(|deposit| deposit.number))
     }
 
-    /// Deposits a descriptor of our own that a successor or the answer needs. The message's answer
-    /// waits for the daemon. `None`: too many deposits.
+    /// Deposits a descriptor of our own that a successor or the answer needs. The answer waits for
+    /// the daemon. `None`: too many deposits.
     pub(crate) fn deposit_own(&mut self, fd: OwnedFd) -> Option<Deposit> {
         let deposit = self.deposit(Arc::new(fd))?;
         self.upcalls
@@ -471,7 +440,6 @@ impl Client {
         Some(deposit)
     }
 
-    /// Gives a descriptor a deposit number.
     pub(super) fn deposit(&mut self, fd: Arc<OwnedFd>) -> Option<Deposit> {
         if self.deposits.len() >= MAX_DEPOSITS {
             return None;
@@ -482,7 +450,6 @@ impl Client {
         Some(Deposit { number, fd })
     }
 
-    /// A message is over: withdraws unused deposits.
     pub(super) fn withdraw_unused(&mut self) {
         if !std::mem::take(&mut self.changed) {
             return;
@@ -526,8 +493,8 @@ impl Client {
         }
     }
 
-    /// Calls [`super::protocol::Protocol::ready`] when the eventfd in a slot is signalled. It is
-    /// edge-triggered, so it need not be read. False: it cannot be watched.
+    /// Calls [`super::protocol::Protocol::ready`] when the eventfd in a slot is signalled
+    /// (edge-triggered, need not be read). False: it cannot be watched.
     pub(crate) fn watch(&mut self, slot: usize) -> bool {
         let Some(Some(fd)) = self.slots.get(slot) else {
             return false;
@@ -537,7 +504,7 @@ impl Client {
         epoll::add(&*self.place.epoll, fd, data, flags).is_ok()
     }
 
-    /// Stops watching a slot. A new descriptor in the slot is not watched either.
+    /// A new descriptor in the slot is not watched either.
     pub(crate) fn unwatch(&mut self, slot: usize) {
         if let Some(Some(fd)) = self.slots.get(slot) {
             let _ = epoll::delete(&*self.place.epoll, fd);
