@@ -1,9 +1,6 @@
-//! Commands of the admin queue.
-//!
-//! The controller says how much data a command moves. This fetches it (from the capsule or by R2T),
-//! runs the command, and sends the result. Effects on the controller's properties become a
-//! [`TurnEvent`], which the frontend handles later. **Not here:** the commands themselves
-//! (`nvme::controller`).
+//! Commands of the admin queue. This fetches a command's data (from the capsule or by R2T), runs it
+//! on the controller, and sends the result. Effects on controller properties become a
+//! [`TurnEvent`], handled later. **Not here:** the commands themselves (`nvme::controller`).
 
 use super::command::{self, Capsule};
 use super::conn::Conn;
@@ -21,8 +18,7 @@ use forebay_nvme::io::Transfer;
 use forebay_nvme::{Sqe, Status, feature, opcode};
 use forebay_xlate::kill_point;
 
-/// Takes a command capsule of the admin queue. `Err`: why the stream must stop; then nothing was
-/// taken.
+/// `Err`: why the stream must stop; then nothing was taken.
 pub(super) fn take(
     conn: &mut Conn,
     turn: &mut TcpTurn<'_>,
@@ -117,7 +113,6 @@ pub(super) fn again(
     run(conn, turn, slot, sqe, data, out)
 }
 
-/// All R2T data has come.
 pub(super) fn data_complete(conn: &mut Conn, turn: &mut TcpTurn<'_>, slot: u16) {
     let Some(s) = conn.slots.get_mut(slot) else {
         return;
@@ -146,7 +141,7 @@ fn wanted_io_queues(sqe: &Sqe) -> Option<u16> {
     asks.then(|| submission.min(completion).saturating_add(1))
 }
 
-/// Runs a command. I/O queues that it grants are reserved.
+/// I/O queues that the command grants are reserved.
 fn run_on(
     attached: &mut Attached,
     core: &Core,
@@ -176,7 +171,6 @@ fn run_on(
     outcome
 }
 
-/// Runs a command; `out` has room for data to the host.
 fn run(
     conn: &mut Conn,
     turn: &mut TcpTurn<'_>,
@@ -255,7 +249,7 @@ fn run(
 }
 
 impl Conn {
-    /// Answers Asynchronous Event Requests that have an event, and publishes the controller.
+    /// Answers Asynchronous Event Requests, and publishes the controller.
     pub(super) fn deliver_events(&mut self, core: &mut Core, attached: &mut Attached) {
         while let Some(event) = attached.controller.next_event() {
             let slot = self.slots.by_cid(event.cid);

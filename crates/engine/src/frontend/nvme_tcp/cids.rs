@@ -1,9 +1,8 @@
 //! A queue's command identifiers in use, and their slots.
 //!
 //! Open addressing with linear probing; removal moves later entries back, so there are no
-//! tombstones. The table has twice the queue's entries and never grows. A host with colliding
-//! identifiers costs at most a scan of its own queue. **Not here:** what a slot holds
-//! ([`super::slots`]).
+//! tombstones. The table has twice the queue's entries and never grows. Colliding identifiers cost
+//! at most a scan of the host's own queue.
 
 const EMPTY: u32 = u32::MAX;
 
@@ -27,7 +26,6 @@ impl Cids {
         (at + 1) & (self.places.len() - 1)
     }
 
-    /// The place of `cid`, or the empty one where it would go.
     #[inline]
     fn find(&self, cid: u16) -> usize {
         let mut at = self.home(cid);
@@ -44,7 +42,7 @@ impl Cids {
         }
     }
 
-    /// Enters a command; false when its identifier is in use. There is room for every slot.
+    /// False: its identifier is in use. There is room for every slot.
     #[inline]
     pub(super) fn insert(&mut self, cid: u16, slot: u16) -> bool {
         debug_assert!(slot < u16::MAX);
@@ -89,7 +87,6 @@ mod tests {
             let mut cids = Cids::new(16);
             let mut model = HashMap::new();
             for (i, (insert, low, high)) in steps.into_iter().enumerate() {
-                // Many share a home.
                 let cid = (low % 8) | (high << 9) | ((low / 8) << 5);
                 if insert && (model.len() < 16 || model.contains_key(&cid)) {
                     let fresh = !model.contains_key(&cid);

@@ -1,10 +1,9 @@
 //! I/O commands: from a capsule to the core, and from the core to a response.
 //!
-//! A command is checked (`nvme::io`, then its SGL), gets a slot, and goes to the core when it has
-//! staging memory, room and, for larger writes, the data of an R2T. Otherwise it waits in its
-//! connection's list, in order, while the stream is read on. Only in-capsule data without memory
-//! stalls the stream. R2Ts are limited ([`super::share`]), so that hosts which never send data
-//! cannot tie up all memory.
+//! A command is checked, gets a slot, and goes to the core when it has memory, room and, for larger
+//! writes, its R2T data. Otherwise it waits in order in its connection's list, while the stream is
+//! read on. Only in-capsule data without memory stalls the stream. R2Ts are limited
+//! ([`super::share`]), so that hosts which never send data cannot tie up all memory.
 //!
 //! **Not here:** admin commands ([`super::admin`]), the stream ([`super::rx`]).
 
@@ -22,7 +21,6 @@ use forebay_nvme::io::{self, IoCommand, NamespaceGeometry, Transfer};
 use forebay_nvme::tcp::{DataPlace, decode_sgl};
 use forebay_xlate::boundary::region::{OpKind, TimesOf};
 
-/// The namespace ID in every export.
 pub(crate) const NSID: u32 = 1;
 /// Commands per connection that may have open R2Ts.
 pub(super) const MAX_R2TS_OF_ONE: u32 = 64;
@@ -37,7 +35,6 @@ pub(super) struct Capsule<'a> {
 }
 
 impl Capsule<'_> {
-    /// Decodes the command for a namespace of this geometry.
     #[inline]
     pub(super) fn judge(&self, geometry: &NamespaceGeometry) -> Result<Judged, Status> {
         let command = io::decode(self.sqe, NSID, geometry, MDTS_BYTES)?;
@@ -104,22 +101,17 @@ impl Capsule<'_> {
 
 pub(super) struct Judged {
     pub work: Work,
-    /// Bytes of its data, or 0.
     pub len_bytes: u32,
     pub source: Source,
 }
 
 pub(super) enum Source {
-    /// It has none, or the data goes to the host.
     None,
-    /// The capsule, at this offset.
     Capsule(u32),
-    /// The host, by an R2T.
     Host,
 }
 
-/// Takes a command capsule of an I/O queue. `Err`: why the stream must stop; then nothing was
-/// taken.
+/// `Err`: why the stream must stop; then nothing was taken.
 #[inline]
 pub(super) fn take(
     conn: &mut Conn,
@@ -151,7 +143,6 @@ pub(super) fn take(
     accept(conn, turn, slot, capsule, judged)
 }
 
-/// Takes an invalid command and answers with an error.
 #[cold]
 pub(super) fn refuse(
     conn: &mut Conn,
@@ -165,7 +156,7 @@ pub(super) fn refuse(
     conn.answer(turn.core, slot, status, 0, None, 0);
 }
 
-/// Takes a command that has a slot. `Err` as in [`take`].
+/// `Err` as in [`take`].
 #[inline]
 pub(super) fn accept(
     conn: &mut Conn,
@@ -231,7 +222,7 @@ pub(super) fn accept(
     Ok(())
 }
 
-/// A command with its data, and all behind it, stays in the stream; note since when.
+/// Leaves a command with its data, and all behind it, in the stream.
 #[cold]
 fn stall(conn: &mut Conn, core: &Core, slot: u16) -> Result<(), Stop> {
     conn.slots.release(slot);
@@ -244,8 +235,7 @@ fn stall(conn: &mut Conn, core: &Core, slot: u16) -> Result<(), Stop> {
     Err(Stop::Stalled)
 }
 
-/// Whether the lane may hold memory for one more command. Commands without a device operation need
-/// no budget.
+/// Whether the lane may hold memory for one more command. Only device operations need budget.
 #[inline]
 fn may_hold(work: &Work, lane: Option<LaneIndex>, core: &Core) -> bool {
     lane.is_none_or(|lane| match work {
@@ -350,8 +340,8 @@ pub(super) fn admin_source<'a>(
 }
 
 impl Conn {
-    /// Begins a command, or queues it. A command with memory goes before those that wait for some:
-    /// they need the memory that it will release.
+    /// Begins a command, or queues it. A command with memory goes before those without: they need
+    /// the memory that it will release.
     pub(super) fn begin_or_wait(&mut self, core: &mut Core, slot: u16) {
         let Some(s) = self.slots.get(slot) else {
             return;
@@ -367,7 +357,7 @@ impl Conn {
         }
     }
 
-    /// Retries waiting commands in order; true if any advanced.
+    /// True if any advanced.
     pub(super) fn retry_waiting(&mut self, core: &mut Core) -> bool {
         let mut any = false;
         while let Some(slot) = self.slots.first_waiting() {
@@ -382,7 +372,6 @@ impl Conn {
         any
     }
 
-    /// Advances a command; false when it lacks something.
     #[inline]
     fn advance(&mut self, core: &mut Core, slot: u16) -> bool {
         let Some(s) = self.slots.get(slot) else {
@@ -411,7 +400,6 @@ impl Conn {
         self.start_in_core(core, slot)
     }
 
-    /// Gives a command to the core; false when that has no room.
     #[inline]
     fn start_in_core(&mut self, core: &mut Core, slot: u16) -> bool {
         let (owner, queue, lane) = (self.owner(slot), self.queue, self.lane);
@@ -442,7 +430,6 @@ impl Conn {
                 s.stage = SlotStage::InFlight;
                 s.over_ns = None;
                 self.in_flight += 1;
-                // Throttled time is counted separately.
                 let over_ns = over_ns.map_or(0, |then| {
                     core.qos.over_ns(lane, core.now_ns()).saturating_sub(then)
                 });
@@ -486,7 +473,6 @@ impl Conn {
         started
     }
 
-    /// The core ended a command of this connection, which is open.
     #[inline]
     pub(super) fn command_ended(&mut self, core: &mut Core, done: DoneIo, interrupted: Status) {
         let slot = done.owner.slot;
@@ -538,7 +524,6 @@ pub(super) fn note_over(conn: &mut Conn, core: &Core, slot: u16) {
     }
 }
 
-/// Records the duration of a command's phase, from `since_ns` until now.
 #[inline(never)]
 fn count_part(lane: Option<&Lane>, kind: OpKind, of: TimesOf, ns: u64) {
     if let Some(lane) = lane {
@@ -546,7 +531,6 @@ fn count_part(lane: Option<&Lane>, kind: OpKind, of: TimesOf, ns: u64) {
     }
 }
 
-/// All R2T data has come.
 pub(super) fn data_complete(conn: &mut Conn, turn: &mut TcpTurn<'_>, slot: u16) {
     let fate = conn.slots.get(slot).map_or(Status::SUCCESS, |s| s.fate);
     if fate != Status::SUCCESS {
@@ -557,7 +541,6 @@ pub(super) fn data_complete(conn: &mut Conn, turn: &mut TcpTurn<'_>, slot: u16) 
     }
 }
 
-/// All data of a command is there.
 #[inline]
 pub(super) fn data_is_there(conn: &mut Conn, turn: &mut TcpTurn<'_>, slot: u16) {
     let Some(s) = conn.slots.get(slot) else {

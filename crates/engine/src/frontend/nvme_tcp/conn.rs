@@ -1,9 +1,6 @@
-//! One connection, which is one queue.
-//!
-//! It holds a queue's state between turns: the socket, commands ([`Slots`]), received ([`Rx`]) and
-//! unsent bytes ([`Tx`]). All of it is reserved at adoption, and not touched before use. A
-//! connection that ends closes its socket at once, but keeps its index and records until the core
-//! has returned every command.
+//! One connection, which is one queue: its state between turns. All memory is reserved at adoption,
+//! and untouched before use. A connection that ends closes its socket at once, but keeps its index
+//! and records until the core has returned every command.
 //!
 //! **Not here:** what PDUs and commands mean ([`super::rx`], [`super::command`], [`super::admin`]).
 
@@ -45,7 +42,6 @@ pub(super) enum Life {
     Open,
     /// A C2HTermReq was sent; the host must hang up until then.
     Leaving { until_ns: u64 },
-    /// The socket is closed; the core still has commands.
     Draining,
 }
 
@@ -57,7 +53,6 @@ pub(super) struct Conn {
     pub shared: Rc<Shared>,
     pub queue: u32,
     pub records: QueueRecords,
-    /// Its index among the controllers.
     pub controller: u32,
     pub qid: u16,
     pub entries: u16,
@@ -66,12 +61,11 @@ pub(super) struct Conn {
     /// omitted.
     pub no_flow_control: bool,
     pub life: Life,
-    /// Restrictions of its host ([`super::gate`]); 0: none.
+    /// Restrictions of its host ([`super::gate`]).
     pub gate: u8,
     pub slots: Slots,
     pub rx: Rx,
     pub tx: Tx,
-    /// Commands in the core.
     pub in_flight: u32,
     pub parts: Parts,
     pub pairs: Pairs,
@@ -80,26 +74,22 @@ pub(super) struct Conn {
     pub number: u64,
     /// Send when this many bytes are queued.
     pub send_at_bytes: usize,
-    /// Set while the stream waits for memory for a command's data, and for commands that came
-    /// behind it.
+    /// Set while the stream waits for memory, and for commands that came behind.
     pub stalled: Option<Stalled>,
     pub visits: Visits,
 }
 
-/// A connection's membership in its frontend's lists, and its idle turns.
+/// List membership and idle turns.
 #[derive(Default)]
 pub(super) struct Visits {
     /// Visited each turn.
     pub active: bool,
-    /// In the active list.
     pub listed: bool,
-    /// In the list of connections with unsent bytes.
     pub dirty: bool,
-    /// Turns without data.
     pub quiet_turns: u32,
     /// Turns without a receive, since the lane had enough waiting commands.
     pub skipped_turns: u32,
-    /// Turns in which responses were held back to be sent together.
+    /// Turns in which responses were held back.
     pub held_turns: u32,
 }
 
@@ -110,7 +100,6 @@ pub(super) struct Stalled {
     pub over_ns: u64,
 }
 
-/// The initial state of a new or inherited connection.
 pub(super) struct NewConn {
     pub index: u32,
     pub generation: u32,
@@ -118,7 +107,6 @@ pub(super) struct NewConn {
     pub socket: u64,
     pub params: TcpParams,
     pub records: QueueRecords,
-    /// Its index among the controllers.
     pub controller: u32,
     pub qid: u16,
     pub entries: u16,
@@ -182,8 +170,7 @@ impl Conn {
             && (self.slots.first_waiting().is_some() || self.rx.stalled())
     }
 
-    /// Records a command with its slot and capsule data: from here on it is taken. `whole`: record
-    /// the whole entry.
+    /// Records a command, which is taken from here on. `whole`: record the whole entry.
     #[inline]
     pub(super) fn begin_command(
         &mut self,
@@ -206,7 +193,6 @@ impl Conn {
         self.records.begin_command(slot, &new, whole);
     }
 
-    /// The same on the admin queue; the data is in the slot.
     pub(super) fn begin_admin_command(&mut self, slot: u16, sqe: &Sqe, end: u64) {
         if let Some(s) = self.slots.get(slot) {
             let buffer = s.buffer.as_ref().map(StagingBuffer::reference);
@@ -246,7 +232,6 @@ impl Conn {
         core.staging.give(buffer);
     }
 
-    /// The SQ head: commands taken, modulo the queue's entries.
     fn sq_head(&self) -> u16 {
         (self.number % u64::from(self.entries.max(1))) as u16
     }
@@ -461,7 +446,6 @@ impl Conn {
         });
     }
 
-    /// Frees the slots of commands that are only here.
     pub(super) fn drop_pending(&mut self, core: &mut Core) {
         core.carried.leave_spans();
         while let Some(slot) = self.slots.first_waiting() {
@@ -484,7 +468,6 @@ impl Conn {
         }
     }
 
-    /// Frees the slots of Asynchronous Event Requests, without an answer.
     pub(super) fn drop_kept(&mut self, core: &mut Core) {
         for slot in 0..self.entries {
             if self
@@ -497,7 +480,6 @@ impl Conn {
         }
     }
 
-    /// Frees a slot without an answer.
     pub(super) fn release(&mut self, core: &mut Core, slot: u16) {
         if self
             .slots
@@ -542,7 +524,6 @@ impl Conn {
     }
 }
 
-/// A command's last byte is sent or dropped, or a buffer is free.
 #[inline(always)]
 fn sent(
     core: &mut Core,

@@ -1,11 +1,8 @@
-//! The controllers of a reactor: each associates a host with an export, or with discovery.
+//! A reactor's controllers: each associates a host with an export, or with discovery.
 //!
-//! The rules are in `nvme::controller`. Here is a controller's link to this engine: connections,
-//! lane, record in the state region, and the progress of a reset or shutdown. This is the admin
-//! path, which may allocate.
-//!
-//! **Not here:** connections ([`super::conn`]), and when an association ends
-//! ([`super::lifecycle`]).
+//! The rules are in `nvme::controller`. Here is the link to this engine: connections, lane, record
+//! in the state region, progress of a reset or shutdown. May allocate. **Not here:** when an
+//! association ends ([`super::lifecycle`]).
 
 use super::conn::Conn;
 use crate::associations::Association;
@@ -32,19 +29,16 @@ pub(super) enum Quiesce {
     No,
     /// I/O queues are closed; the core still has their commands. A shutdown flushes afterwards.
     Draining { flush: bool },
-    /// The volume is being flushed.
     Flushing,
 }
 
 pub(super) struct Attached {
     pub controller: Controller,
-    /// Holds the controller ID and queues; freed on drop.
+    /// Holds the controller ID and queues.
     pub association: Association,
     pub lane: Option<LaneIndex>,
     pub export: Option<ExportId>,
-    /// The exports that a discovery controller lists.
     pub exports: Option<ExportTable>,
-    /// Its slot among the region's controllers.
     pub slot: u32,
     pub admin: Option<u32>,
     /// All connections, including the admin queue's, until their last command has ended.
@@ -54,7 +48,6 @@ pub(super) struct Attached {
     pub blocks: u64,
     /// The engine's address that the host reached.
     pub local: SocketAddr,
-    /// The ANA state of the host's port.
     pub ana: Ana,
 }
 
@@ -125,7 +118,6 @@ impl Attached {
         record.used.store(1, Release);
     }
 
-    /// Its environment, with its subsystem's controllers if it asks for these.
     pub(super) fn env(&self, core: &Core, subsystem: Vec<SubsystemController>) -> Env {
         let lane = self.lane.and_then(|l| core.lane(l));
         let namespace = lane.map(Lane::namespace_info);
@@ -141,7 +133,6 @@ impl Attached {
         }
     }
 
-    /// A discovery controller's list for its host; otherwise empty.
     fn discovery_list(&self) -> DiscoveryList {
         let Some(exports) = &self.exports else {
             return DiscoveryList::default();
@@ -188,11 +179,9 @@ impl Attached {
     }
 }
 
-/// One host's discovery list: each permitted subsystem at each port, then discovery itself.
 #[derive(Default)]
 struct DiscoveryList {
     subsystems: Arc<Subsystems>,
-    /// Addresses and their Port Identifiers.
     ports: Vec<(SocketAddr, u16)>,
 }
 
@@ -212,7 +201,6 @@ pub(super) struct Env {
     health: Health,
     subsystem: Vec<SubsystemController>,
     ana: Ana,
-    /// I/O queues that it may get.
     pub io_queues: u16,
     persistent: bool,
     list: DiscoveryList,
@@ -284,7 +272,7 @@ impl Controllers {
         self.all.len() as u32
     }
 
-    /// All controllers of this one's export; an export belongs to one reactor.
+    /// An export belongs to one reactor, so these are all.
     pub(super) fn of_same_export(&self, index: u32) -> Vec<SubsystemController> {
         let export = self.get(index).and_then(|attached| attached.export);
         let all = self.iter().map(|(_, attached)| attached);
@@ -354,13 +342,11 @@ impl Controllers {
     }
 }
 
-/// Takes a slot among the region's controllers, atomically among the reactors.
 pub(super) fn take_controller_slot(region: &Region) -> Option<u32> {
     let free = |r: &ControllerRecord| r.used.compare_exchange(0, 1, AcqRel, Acquire).is_ok();
     region.controllers().iter().position(free).map(|i| i as u32)
 }
 
-/// Takes a slot among the region's queues, atomically among the reactors.
 pub(super) fn take_queue_slot(region: &Region) -> Option<u32> {
     region
         .queues()

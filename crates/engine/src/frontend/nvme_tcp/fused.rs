@@ -1,13 +1,12 @@
 //! Compare and Write, the fused operation (Base 2.0, 3.4.2): two consecutive commands of a queue.
 //!
-//! After a *first*, its connection's gate stays closed ([`PAIRING`]), so that the next command
-//! comes here. It is the *second*, or the first ends with Missing Fused Command. When both have
-//! their data, the core gets them as one (`Core::start_comparing`) under the second's name. Both
-//! answers are published together. Records hold two commands: FUSE is in their entries, their
-//! numbers are consecutive, and the second's state says that a compare has passed.
+//! After a *first*, the gate stays closed ([`PAIRING`]), so that the next command comes here: the
+//! *second*, or the first ends with Missing Fused Command. With both halves' data, the core gets
+//! them as one (`Core::start_comparing`) under the second's name. Both answers are published
+//! together. Records hold two commands with FUSE in their entries and consecutive numbers; the
+//! second's state says whether a compare has passed.
 //!
-//! A command cannot be answered while its data is in transit; until then it is *doomed*. **Not
-//! here:** comparing and exclusion (`core::fused`).
+//! A command cannot be answered while its data is in transit; until then it is *doomed*.
 
 use super::TcpTurn;
 use super::command::{self, Capsule, Judged};
@@ -70,7 +69,6 @@ impl Pairs {
         }
     }
 
-    /// Sends the next command through the gate.
     fn open(&mut self, gate: &mut u8, open: Open) {
         self.open = open;
         *gate |= PAIRING;
@@ -88,7 +86,6 @@ impl Pairs {
 }
 
 impl Conn {
-    /// The next command comes while a first is open.
     #[cold]
     pub(super) fn end_lone_first(&mut self, core: &mut Core, sqe: &Sqe) {
         if sqe.fuse() == FUSE_SECOND {
@@ -123,7 +120,6 @@ impl Conn {
         true
     }
 
-    /// A half failed: ends the other one, too.
     #[cold]
     pub(super) fn fail_other_half(&mut self, core: &mut Core, slot: u16) {
         let pairs = &mut self.pairs;
@@ -138,7 +134,7 @@ impl Conn {
         }
     }
 
-    /// A half has its data; false when the core has no room for the pair.
+    /// False: the core has no room for the pair.
     #[cold]
     pub(super) fn start_half(&mut self, core: &mut Core, slot: u16) -> bool {
         if let Some(at) = self.pairs.doomed.iter().position(|d| d.0 == slot) {
@@ -179,7 +175,6 @@ impl Conn {
                 started || is_first
             }
             Some(_) => true,
-            // The other half is yet to come.
             None if is_first => true,
             None => {
                 self.end_half(core, slot, Status::ABORTED_MISSING_FUSED);
@@ -202,7 +197,7 @@ impl Conn {
         started
     }
 
-    /// Gives the core a Compare, or a pair by its second; false when it has no room.
+    /// False: the core has no room.
     #[cold]
     pub(super) fn start_comparing(
         &mut self,
@@ -239,7 +234,6 @@ impl Conn {
         }
     }
 
-    /// The core ended a pair: answers both together.
     #[cold]
     pub(super) fn pair_ended(&mut self, core: &mut Core, slot: u16, done: DoneIo, status: Status) {
         let of_first = match done.op {
@@ -276,7 +270,6 @@ pub(super) fn judge(conn: &Conn, core: &Core, capsule: &Capsule<'_>) -> Result<J
     }
 }
 
-/// [`Capsule::judge`] for one half.
 fn judge_half(capsule: &Capsule<'_>, geometry: &NamespaceGeometry) -> Result<Judged, Status> {
     let half = io::decode_fused(capsule.sqe, command::NSID, geometry, command::MDTS_BYTES)?;
     let bytes = |lba: u64| lba * u64::from(geometry.block_bytes);
@@ -303,7 +296,6 @@ fn judge_half(capsule: &Capsule<'_>, geometry: &NamespaceGeometry) -> Result<Jud
     })
 }
 
-/// Whether both halves address the same block.
 fn fit(first: &Work, second: &Work) -> bool {
     match (first, second) {
         (
@@ -324,7 +316,7 @@ fn fit(first: &Work, second: &Work) -> bool {
     }
 }
 
-/// Takes a half. `Err`: why the stream must stop; then nothing was taken.
+/// `Err`: why the stream must stop; then nothing was taken.
 #[cold]
 pub(super) fn take(
     conn: &mut Conn,

@@ -1,12 +1,9 @@
 //! Valid commands that a host may not send now, by the port's ANA state and the namespace's
 //! reservation.
 //!
-//! The gate is one byte per connection, normally 0, tested once per command. [`NvmeTcp::refresh`]
-//! recomputes it, and all that hosts learn of ports, reservations and warnings. Every change of
-//! these must call it, and so does a successor.
-//!
-//! **Not here:** commands that were already admitted ([`crate::core`] ends those that must not go
-//! on).
+//! The gate is one byte per connection, normally 0, tested once per command. Every change of ports,
+//! reservations or warnings must call [`NvmeTcp::refresh`], and so must a successor. **Not here:**
+//! commands that were admitted before ([`crate::core`] ends those that must not go on).
 
 use super::NvmeTcp;
 use super::controllers::{Attached, Controllers};
@@ -23,7 +20,6 @@ const NO_READ: u8 = 1 << 0;
 /// Reservation: the host may not write.
 const NO_WRITE: u8 = 1 << 1;
 const INACCESSIBLE: u8 = 1 << 2;
-/// The bits that this module sets.
 const MADE_HERE: u8 = NO_READ | NO_WRITE | INACCESSIBLE;
 
 /// The status of an I/O command that these bits forbid (Base 2.0, 8.1.3.3 and 8.19.1).
@@ -41,7 +37,6 @@ pub(super) fn refusal(gate: u8, sqe: &Sqe) -> Option<Status> {
     (gate & keeps_out != 0).then(|| Status::RESERVATION_CONFLICT.with_dnr())
 }
 
-/// Whether these bits forbid an operation.
 pub(super) fn keeps_out(gate: u8, op: &IoOp) -> bool {
     let bits = match op {
         IoOp::Read { .. } | IoOp::Compare { .. } => NO_READ,
@@ -60,7 +55,6 @@ pub(super) fn admin_refusal(gate: u8, sqe: &Sqe) -> Option<Status> {
     (gate & INACCESSIBLE != 0 && of_namespace).then_some(Status::ASYMMETRIC_ACCESS_INACCESSIBLE)
 }
 
-/// The gate of an association's connections.
 fn gate_of(lanes: &Lanes, attached: &Attached) -> u8 {
     let Some(lane) = attached.lane.and_then(|l| lanes.get(l)) else {
         return 0;
@@ -81,7 +75,6 @@ pub(super) fn gate_of_new(core: &Core, controllers: &Controllers, controller: u3
 }
 
 impl Attached {
-    /// Updates port state, reservations and volume statistics.
     pub(super) fn learn(&mut self, core: &Core, ports: &[Port]) {
         let Some(lane) = self.lane.and_then(|l| core.lane(l)) else {
             return;

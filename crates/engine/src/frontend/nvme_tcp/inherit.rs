@@ -1,11 +1,8 @@
-//! Continues a dead engine's connections.
+//! Continues a dead engine's connections from this engine's converted records
+//! ([`crate::takeover`]).
 //!
-//! [`NvmeTcp::inherit`] gets the state in this engine's own records ([`crate::takeover`]), and
-//! makes controllers, connections and commands of it. Then every command continues, the oldest
-//! first: its data comes, it begins again, or its answer waits for the socket. The core's list of
-//! recovered I/O keeps the order of writes.
-//!
-//! **Not here:** the choice of what continues ([`crate::takeover`]).
+//! Every command continues, the oldest first: its data comes, it begins again, or its answer waits
+//! for the socket. The core's list of recovered I/O keeps the order of writes.
 
 use super::command::{self, Capsule, Source};
 use super::conn::{Conn, NewConn};
@@ -33,8 +30,7 @@ use forebay_xlate::boundary::region::{self, Asked};
 use forebay_xlate::kill_point;
 use rustix::net::Shutdown;
 
-/// The configuration of an export's controller, or of a discovery controller; `None` for an invalid
-/// export name.
+/// Without an export: a discovery controller. `None`: invalid export name.
 pub(crate) fn controller_config(
     cntlid: u16,
     export: Option<&ExportConfig>,
@@ -50,7 +46,6 @@ pub(crate) fn controller_config(
     })
 }
 
-/// A command to continue once all connections exist.
 pub(super) struct Waiting {
     pub taken_ns: u64,
     pub conn: u32,
@@ -60,7 +55,6 @@ pub(super) struct Waiting {
 }
 
 impl NvmeTcp {
-    /// Takes this reactor's part of a dead engine's state.
     pub(crate) fn inherit(&mut self, core: &mut Core, part: InheritedPart) {
         core.carried.carry(&part.carried);
         let controllers: Vec<u32> = (part.controllers.into_iter())
@@ -132,7 +126,7 @@ impl NvmeTcp {
         self.controllers.add(attached)
     }
 
-    /// Makes a connection of a queue's records; `Err` names one that must end.
+    /// `Err` names a connection that must end.
     fn inherit_queue(
         &mut self,
         core: &mut Core,
@@ -213,7 +207,6 @@ impl NvmeTcp {
         Ok(())
     }
 
-    /// Continues a command.
     pub(super) fn go_on(&mut self, core: &mut Core, waiting: Waiting) {
         let Waiting {
             conn: index,
@@ -345,7 +338,6 @@ fn inherit_command(
     Some(None)
 }
 
-/// A queue's unsent items, and the buffers that they hold.
 fn inherit_tx(
     shared: &Shared,
     mut list: List,
@@ -365,7 +357,7 @@ fn inherit_tx(
     }
 }
 
-/// As long as a capsule's data; a command that is checked again has its data elsewhere.
+/// A command that is checked again has its data elsewhere.
 static NO_DATA: [u8; IN_CAPSULE_BYTES as usize] = [0; IN_CAPSULE_BYTES as usize];
 
 /// The command's capsule, as if resent. Missing in-capsule data was damaged.
@@ -378,7 +370,6 @@ fn capsule<'a>(sqe: &'a Sqe, has_data: bool) -> Capsule<'a> {
     }
 }
 
-/// The work of a command with its data in its buffer, now or later; `None` if invalid.
 fn work(conn: &Conn, core: &Core, slot: u16, sqe: &Sqe) -> Option<Work> {
     if conn.qid == 0 {
         return Some(Work::Admin(Box::new(*sqe)));

@@ -1,14 +1,11 @@
-//! How connections and associations continue and end.
+//! How connections and associations continue and end, between visits to connections
+//! ([`NvmeTcp::settle`]).
 //!
-//! The admin queue's connection makes the controller ([`super::place`]); when it ends, so do the
-//! controller's I/O queues. A closed connection is *drained* when the core has returned its last
-//! command. The controller ends with its last drained connection. If its host reconnects earlier,
-//! overlapping commands wait for the old ones at devices (`Core::orphan`). A reset or shutdown
-//! closes the I/O queues, drains them, flushes on shutdown, and then reports completion to the
-//! controller.
-//!
-//! All this happens between visits to connections ([`NvmeTcp::settle`]). **Not here:** who may
-//! connect ([`crate::listener`]).
+//! When an admin queue's connection ends, so do the controller's I/O queues. A closed connection is
+//! *drained* when the core has returned its last command. The controller ends with its last drained
+//! connection. If its host reconnects earlier, overlapping commands wait for the old ones
+//! (`Core::orphan`). A reset or shutdown closes the I/O queues, drains them, flushes on shutdown,
+//! and then reports completion.
 
 use super::conn::Life;
 use super::controllers::Quiesce;
@@ -42,7 +39,6 @@ impl NvmeTcp {
         self.events.push(TurnEvent::Closed(index));
     }
 
-    /// Handles pending [`TurnEvent`]s.
     pub(super) fn settle(&mut self, core: &mut Core) {
         while let Some(event) = self.events.pop() {
             core.blame(None);
@@ -120,7 +116,6 @@ impl NvmeTcp {
         }
     }
 
-    /// Continues a reset or shutdown.
     fn quiesce(&mut self, core: &mut Core, controller: u32) {
         let Some(attached) = self.controllers.get_mut(controller) else {
             return;
@@ -219,7 +214,6 @@ impl NvmeTcp {
         }
     }
 
-    /// The controller's I/O has ended: reports that to its host.
     fn quiesced(&mut self, core: &mut Core, controller: u32) {
         let Some(attached) = self.controllers.get_mut(controller) else {
             return;
@@ -238,7 +232,6 @@ impl NvmeTcp {
         self.mark_dirty(index);
     }
 
-    /// Whether a connection has exceeded a time limit.
     pub(super) fn is_late(&mut self, index: usize, now: u64) -> bool {
         let Some(Some(conn)) = self.conns.get_mut(index) else {
             return false;
@@ -279,7 +272,6 @@ impl NvmeTcp {
             }
             self.visit(core, index);
             let conn = self.conns.get(index as usize).and_then(Option::as_ref);
-            // No more came, or no more can be taken.
             if conn.is_none_or(|c| c.visits.quiet_turns > 0 || c.rx.stalled() || c.tx.blocked()) {
                 return;
             }
@@ -305,13 +297,11 @@ impl NvmeTcp {
         left
     }
 
-    /// The exports changed: informs hosts whose discovery list changed, a few per turn
-    /// ([`NvmeTcp::look_at_lists`]).
+    /// Informs hosts whose discovery list changed, a few per turn ([`NvmeTcp::look_at_lists`]).
     pub(crate) fn discovery_changed(&mut self) {
         self.lists_left = self.controllers.places();
     }
 
-    /// Checks a few discovery controllers' lists.
     pub(super) fn look_at_lists(&mut self, core: &mut Core) {
         let mut told = Vec::new();
         let mut looked = 0;

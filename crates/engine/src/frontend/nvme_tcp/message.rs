@@ -11,7 +11,6 @@ use forebay_xlate::boundary::message::ReserveToken;
 use std::sync::Arc;
 
 pub(crate) enum TcpMessage {
-    /// A connection from the listener.
     Connection(Box<NewConnection>),
     /// This reactor's part of a dead engine's state.
     Inherit(Box<InheritedPart>),

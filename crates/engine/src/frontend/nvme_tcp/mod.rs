@@ -1,10 +1,9 @@
 //! The NVMe/TCP frontend of a reactor.
 //!
-//! A turn (`NvmeTcp::poll`) takes ended commands from the core, then visits the *active*
-//! connections. Each receives once and takes its PDUs in place. Completions are polled every few
-//! commands. Responses are sent when [`SEND_BYTES`] of at least [`SEND_ITEMS`] are queued, the rest
-//! at the end of the turn. An idle connection is left to epoll. One that lacks memory or room in
-//! the core retries each turn. One that doesn't take its answers is not read.
+//! A turn takes ended commands from the core, then visits the *active* connections. Each receives
+//! once and takes its PDUs in place; completions are polled every few commands. An idle connection
+//! is left to epoll. One that lacks memory or room in the core retries each turn. One that doesn't
+//! take its answers is not read.
 //!
 //! **Not supported:** TLS, in-band authentication, Disconnect of a single queue.
 
@@ -74,7 +73,6 @@ const HELD_BYTES: usize = 60 * 1024;
 pub(crate) const SKIPPED_TURNS: u32 = 64;
 /// Idle turns before a connection is left to epoll, divided by the number of active ones.
 const QUIET_TURNS: u32 = 4000;
-/// Time limit for an R2T's data.
 const DATA_LIMIT_NS: u64 = 30_000_000_000;
 /// A socket that takes nothing for so long is closed.
 const BLOCKED_LIMIT_NS: u64 = 30_000_000_000;
@@ -87,7 +85,7 @@ struct TcpTurn<'a> {
     events: &'a mut Vec<TurnEvent>,
 }
 
-/// Follow-up work beyond one connection, done after its visit.
+/// Follow-up work after a connection's visit.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum TurnEvent {
     Closed(u32),
@@ -95,18 +93,12 @@ enum TurnEvent {
     Drained(u32),
     /// A controller begins or continues a reset or shutdown.
     Quiesce(u32),
-    /// A shutdown's flush has ended.
     Flushed(u32),
-    /// A controller's Keep Alive Timeout changed.
     Patience(u32),
     Abort {
-        /// The admin queue's connection.
         admin: u32,
-        /// The Abort's slot.
         slot: u16,
-        /// The command's queue.
         sqid: u16,
-        /// The command.
         cid: u16,
     },
 }
@@ -123,7 +115,6 @@ pub(crate) struct NvmeTcp {
     dirty: Vec<u32>,
     events: Vec<TurnEvent>,
     stopping: bool,
-    /// Waiting reservation commands.
     reserving: Vec<reserve::Reserving>,
     ports: Arc<Vec<Port>>,
     /// How many controllers' lists are left to check, and the last index checked.
@@ -132,7 +123,6 @@ pub(crate) struct NvmeTcp {
 }
 
 impl NvmeTcp {
-    /// A frontend of reactor number `reactor`; `epoll` watches its sockets.
     pub(crate) fn new(
         index: FrontendIndex,
         reactor: usize,

@@ -1,10 +1,9 @@
 //! Attaches a connection: from the listener to a working queue.
 //!
-//! The controller checks the Connect. Then the queue is recorded and its answer published. Only
-//! then are the host's first bytes consumed, which the listener merely peeked at. So after a death
-//! the listener begins again with all bytes in the socket, or the queue continues.
-//!
-//! **Not here:** who may connect ([`crate::listener`]), what follows ([`super::lifecycle`]).
+//! The controller checks the Connect, the queue is recorded, its answer published. Only then are
+//! the host's first bytes consumed, at which the listener merely peeked. So after a death the
+//! listener begins again with all bytes in the socket, or the queue continues. **Not here:** who
+//! may connect ([`crate::listener`]).
 
 use super::conn::{Conn, Life, NewConn};
 use super::controllers::{Attached, Quiesce, take_controller_slot, take_queue_slot};
@@ -43,20 +42,17 @@ struct QueuePlace {
     no_flow_control: bool,
 }
 
-/// A connection from the listener.
 struct Arrival {
     socket: u64,
     fd: Arc<OwnedFd>,
     params: tcp::TcpParams,
-    /// The Connect's command identifier.
     cid: u16,
-    /// Bytes of its stream that the listener peeked at.
+    /// Bytes that the listener peeked at.
     consumed: usize,
     /// Bytes that the listener sent.
     said: usize,
 }
 
-/// Ends a connection and informs the control thread.
 fn leave(core: &mut Core, socket: u64, fd: &OwnedFd) {
     // Others have the socket too, so closing ours would not end the connection.
     let _ = rustix::net::shutdown(fd, Shutdown::Write);
@@ -64,7 +60,6 @@ fn leave(core: &mut Core, socket: u64, fd: &OwnedFd) {
 }
 
 impl NvmeTcp {
-    /// Takes a connection from the listener, and answers its Connect.
     pub(crate) fn adopt(&mut self, core: &mut Core, new: NewConnection) {
         let NewConnection {
             socket,
@@ -245,7 +240,6 @@ impl NvmeTcp {
         })
     }
 
-    /// Reserves another queue's resources.
     fn reserve_queue(&self) -> Result<(QueueRecords, Keep), Refusal> {
         let shared = &self.shared;
         let queue = take_queue_slot(shared.region).ok_or_else(Refusal::busy)?;
@@ -354,7 +348,6 @@ impl NvmeTcp {
         (free.unwrap_or(self.conns.len()) as u32, self.generation)
     }
 
-    /// Stores a connection at its index.
     pub(super) fn seat(&mut self, core: &Core, mut conn: Box<Conn>) {
         conn.gate |= gate::gate_of_new(core, &self.controllers, conn.controller);
         if let Some(lane) = conn.lane.and_then(|l| core.lane(l)) {
@@ -386,7 +379,6 @@ impl NvmeTcp {
         self.active.push(index);
     }
 
-    /// Undoes a failed placement.
     fn undo(&mut self, place: &QueuePlace) {
         if place.qid == 0 {
             self.controllers

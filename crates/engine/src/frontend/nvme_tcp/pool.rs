@@ -1,9 +1,7 @@
-//! Send lists, shared by the connections of a reactor.
-//!
-//! A connection has a list only while it has something to send. Lists are reused last in, first
-//! out, so busy connections work in few warm pages. Each connection adds one when it begins
-//! ([`BufferPool::grow`]) and removes one when it ends, so a list is always free. A list's memory
-//! is allocated on first use. **Not here:** commands' data, which is in staging memory.
+//! Send lists, shared by a reactor's connections. A connection has a list only while it has
+//! something to send. Lists are reused last in, first out, so busy connections work in few warm
+//! pages. Each connection adds a list when it begins and removes one when it ends, so one is always
+//! free.
 
 use super::tx::Item;
 use crate::memory::{HeaderList, Memory};

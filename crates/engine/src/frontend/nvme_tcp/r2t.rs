@@ -1,12 +1,10 @@
 //! R2Ts: requests for hosts' data.
 //!
-//! Normally one R2T asks for all of a command's data. A host with MAXR2T > 0 takes several per
-//! command. It sends the data of one R2T in order, that of different R2Ts in any order (TCP
-//! 3.3.2.2). From such a host, data beyond [`R2T_PART_BYTES`] (one data PDU) is asked for in parts,
-//! one R2T each, as many at a time as it takes. Progress per part is kept beside the slots;
-//! `received_bytes` says where the current data PDU continues. For limits, all R2Ts of a command
-//! count as one, since they share its staging buffer. Each is published before the next is queued,
-//! so that a successor knows which ones the host gets ([`super::record`]).
+//! Normally one R2T asks for all of a command's data. A host with MAXR2T > 0 takes several, and
+//! sends the data of different R2Ts in any order (TCP 3.3.2.2). From such a host, data beyond
+//! [`R2T_PART_BYTES`] (one data PDU) is asked for in parts. For limits, all R2Ts of a command count
+//! as one, since they share its staging buffer. Each is published before the next is queued, so
+//! that a successor knows which ones the host gets ([`super::record`]).
 //!
 //! **Not here:** when a command asks ([`super::command`]), the data itself ([`super::rx`]).
 
@@ -26,15 +24,13 @@ pub(super) const SEVERAL: u16 = 0x100;
 /// The tag's bits that distinguish a command's R2Ts.
 const PART: u16 = R2T_PARTS as u16 - 1;
 
-/// The TTAG's upper half for the first R2T of command `number`. It differs from that of the slot's
-/// recent commands.
+/// The TTAG's upper half for command `number`; differs from the slot's recent ones.
 pub(super) fn tag_of(number: u64) -> u16 {
     ((number ^ number >> 6 ^ number >> 12) as u16 & 0x3f) << 2
 }
 
 #[derive(Clone, Copy, Default)]
 struct R2tProgress {
-    /// R2Ts queued.
     r2ts: u8,
     /// Dwords received per part, in whole PDUs.
     dwords: [u16; R2T_PARTS],
@@ -54,7 +50,6 @@ fn part_bytes(part: u16, len_bytes: u32) -> u32 {
 }
 
 pub(super) struct Parts {
-    /// Open R2Ts per command.
     limit: u8,
     /// By slot; empty if the limit is 1.
     of: Vec<R2tProgress>,
@@ -70,7 +65,7 @@ impl Parts {
         }
     }
 
-    /// Adds the current data PDU, which brings data up to `to`.
+    /// Adds the current data PDU, which ends at `to`.
     #[cold]
     pub(super) fn came(&mut self, slot: u16, to: u32) -> Asked {
         let Some(p) = self.of.get_mut(usize::from(slot)) else {
@@ -121,7 +116,6 @@ impl Parts {
         Ok(())
     }
 
-    /// Where the current data PDU begins.
     pub(super) fn began(&mut self, slot: u16, offset_bytes: u32) {
         if let Some(p) = self.of.get_mut(usize::from(slot)) {
             p.begin = offset_bytes;
@@ -153,7 +147,6 @@ pub(super) fn ask(conn: &mut Conn, core: &Core, slot: u16) {
     push_first(conn, slot, &r2t, CommandStage::Asked);
 }
 
-/// Queues the first R2T of a command, which enters this stage.
 fn push_first(conn: &mut Conn, slot: u16, r2t: &R2t, stage: CommandStage) {
     let params = conn.params;
     conn.push(NONE, None, |out| tcp::put_r2t(out, &params, r2t));

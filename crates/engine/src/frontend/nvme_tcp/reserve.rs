@@ -2,15 +2,11 @@
 //! write.
 //!
 //! Reservation Report uses the lane's copy. All else goes to the daemon, which commits before it
-//! answers. The token (socket number and command number) is the same in every engine, so a
-//! successor's repetition counts once. With the answer comes the new state. It is installed, and
-//! the gates are updated. The losers' waiting commands end, and the answer waits until their
-//! commands at devices have ended ([`Drain`]). After
-//! [`OWNER_WAIT_LIMIT_NS`](crate::core::OWNER_WAIT_LIMIT_NS) the command ends with Command
-//! Interrupted, even if it was carried out.
-//!
-//! This path may allocate. **Not here:** the rules (`nvme::reservation`), the message to the daemon
-//! (`control::reserve`).
+//! answers. The token (socket number and command number) survives the engine, so a successor's
+//! repetition counts once. With the answer comes the new state, which updates the gates. The
+//! losers' waiting commands end, and the answer waits for their commands at devices ([`Drain`]).
+//! After [`OWNER_WAIT_LIMIT_NS`](crate::core::OWNER_WAIT_LIMIT_NS) the command ends with Command
+//! Interrupted, even if it was carried out. May allocate.
 
 use super::NvmeTcp;
 use super::conn::Conn;
@@ -25,7 +21,6 @@ use forebay_xlate::VolumeId;
 use forebay_xlate::boundary::message::{ReserveAsk, ReserveToken};
 use std::sync::Arc;
 
-/// A command that was sent to the daemon.
 #[derive(Debug)]
 pub(super) struct Reserving {
     token: ReserveToken,
@@ -62,7 +57,6 @@ fn ends_others_with(action: u32) -> Status {
 }
 
 impl NvmeTcp {
-    /// Continues reservation commands; true if any ended.
     #[cold]
     pub(super) fn reserve(&mut self, core: &mut Core) -> bool {
         let new = std::mem::take(&mut *self.shared.reserve.borrow_mut());
@@ -102,7 +96,6 @@ impl NvmeTcp {
         self.reserving.iter().any(|r| r.drain.is_some())
     }
 
-    /// The earliest deadline.
     pub(super) fn reserving_deadline_ns(&self) -> Option<u64> {
         self.reserving.iter().map(|r| r.deadline_ns).min()
     }
@@ -227,8 +220,7 @@ impl NvmeTcp {
         }
     }
 
-    /// A volume's reservations changed. Ends the losers' waiting commands with `status`; returns
-    /// their commands at devices.
+    /// Ends the losers' waiting commands with `status`; returns their commands at devices.
     pub(crate) fn set_reservations(
         &mut self,
         core: &mut Core,
@@ -262,7 +254,6 @@ impl NvmeTcp {
         drain
     }
 
-    /// Ends forbidden commands that are not in the core.
     pub(super) fn refuse_waiting(&mut self, core: &mut Core, status: Status) {
         for index in 0..self.conns.len() {
             if let Some(Some(conn)) = self.conns.get_mut(index)
@@ -277,8 +268,7 @@ impl NvmeTcp {
 }
 
 impl Conn {
-    /// Ends forbidden commands of a connection that are not in the core; those with data in transit
-    /// end when it has come.
+    /// Commands with data in transit end when it has come.
     fn refuse_kept_out(&mut self, core: &mut Core, status: Status) -> bool {
         let kept_out = |conn: &Conn, slot: u16| {
             conn.slots.get(slot).is_some_and(|s| match &s.work {

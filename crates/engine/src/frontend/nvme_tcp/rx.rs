@@ -1,12 +1,10 @@
 //! Receives a connection's PDUs in place, and its data into staging buffers.
 //!
-//! Bytes arrive in the reactor's one large buffer, at [`RECEIVE_AT`], and PDUs are parsed there.
-//! R2T data goes to its staging buffer at once; if much is missing, the socket is read directly
-//! into it. The rest (part of a PDU, or PDUs that wait for memory) is kept in one of the
-//! connection's two buffers alternately, so that bytes named by a record never move.
-//!
-//! Before a receive the reactor records the connection and the stream position; the kernel knows
-//! whether bytes came. Kept bytes are then copied in front of the new ones.
+//! Bytes arrive in the reactor's one large buffer, at [`RECEIVE_AT`]. R2T data goes to its staging
+//! buffer at once; if much is missing, the socket is read directly into it. The rest is kept in the
+//! connection's two buffers alternately, so that bytes named by a record never move. Before a
+//! receive the reactor records the connection and the stream position; the kernel knows whether
+//! bytes came.
 //!
 //! Checks the order and place of data (TCP 3.3.2, 3.6.2.8); the codec checks a PDU's fields. **Not
 //! here:** commands ([`super::command`], [`super::admin`]).
@@ -54,7 +52,6 @@ pub(super) struct Rx {
     at: u64,
     /// `None` while the kept bytes are lent.
     keep: Option<Keep>,
-    /// Bytes received and not yet taken.
     kept: Kept,
     /// The kept bytes begin with a whole PDU that waits for memory.
     stalled: bool,
@@ -64,7 +61,6 @@ pub(super) struct Rx {
     large: bool,
 }
 
-/// Why parsing stopped.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Stop {
     /// No whole PDU is left.
@@ -79,13 +75,12 @@ pub(super) enum Stop {
 
 pub(super) enum Received {
     Nothing,
-    /// Bytes in this range of the reactor's buffer, kept ones included. Empty if all were data that
-    /// is in place.
+    /// A range of the reactor's buffer, kept bytes included. Empty if all were data that is in
+    /// place.
     Bytes { from: usize, to: usize },
     Ended,
 }
 
-/// Where a queue's data goes: its commands, their R2Ts and their records.
 pub(super) struct Inbound<'a> {
     pub slots: &'a mut Slots,
     pub parts: &'a mut Parts,
@@ -149,8 +144,7 @@ impl Rx {
         }
     }
 
-    /// A successor finds a data PDU's bytes in place, up to `taken` of the stream. False: no such
-    /// place.
+    /// A dead engine's data PDU is in place up to stream position `taken`. False: no such place.
     pub(super) fn inherit_data(&mut self, of: Inbound<'_>, data: &InData, taken: u64) -> bool {
         let Some(slot) = of.slots.get_mut(data.slot) else {
             return true;
@@ -165,7 +159,6 @@ impl Rx {
         bytes.map(|bytes| self.digest_again(bytes)).is_some()
     }
 
-    /// Recomputes the digest over the PDU's bytes that are in place.
     fn digest_again(&mut self, bytes: &[u8]) {
         self.digest = DataDigest::new();
         self.digest.update(bytes);
@@ -185,7 +178,6 @@ impl Rx {
         self.kept.bytes as usize
     }
 
-    /// Receives once; [`Received::Bytes`] says where the bytes are.
     pub(super) fn receive(
         &mut self,
         fd: Option<&OwnedFd>,
@@ -267,7 +259,7 @@ impl Rx {
         }
     }
 
-    /// After `receive` and [`take`]: keeps the bytes that were not taken.
+    /// Keeps the bytes that [`take`] left.
     pub(super) fn keep(&mut self, records: &QueueRecords, rest: &[u8]) {
         let rx = self;
         if !rest.is_empty() {
@@ -287,12 +279,12 @@ impl Rx {
         records.intend_no_more();
     }
 
-    /// Lends the kept bytes, to be taken without a receive; `put_back` returns them.
+    /// `put_back` returns them.
     pub(super) fn lend(&mut self) -> Option<Keep> {
         self.keep.take()
     }
 
-    /// Takes back the kept bytes except the first `taken`.
+    /// `taken`: bytes to drop from the front.
     pub(super) fn put_back(&mut self, records: &QueueRecords, mut keep: Keep, taken: usize) {
         let rx = self;
         if taken > 0 {
@@ -361,7 +353,6 @@ impl Rx {
         self.taken
     }
 
-    /// Copies data to its place. False: it has none.
     fn place(&mut self, of: &mut Inbound<'_>, slot: u16, data: &[u8]) -> bool {
         let Some(s) = of.slots.get_mut(slot) else {
             return false;
@@ -391,7 +382,6 @@ impl Rx {
         true
     }
 
-    /// `n` more bytes of data are in place.
     fn placed_data(&mut self, of: &mut Inbound<'_>, n: u32) {
         let Expect::Data { slot, left, digest } = self.expect else {
             return;
@@ -546,7 +536,6 @@ pub(super) fn judge(data: &H2cData, cid: u16, next: u32, end: u32) -> Result<(),
     Ok(())
 }
 
-/// A data PDU is complete, and perhaps its command's data.
 fn data_pdu_ended(conn: &mut Conn, turn: &mut TcpTurn<'_>, slot: u16) -> Result<(), Stop> {
     let Some(s) = conn.slots.get(slot) else {
         return Err(Stop::Close);

@@ -1,5 +1,4 @@
-//! When a turn sends. Ended commands become answers, and the turn's end sends them. **Not here:**
-//! what is sent ([`super::tx`]), who is read ([`super`]).
+//! When a turn sends. **Not here:** what is sent ([`super::tx`]).
 
 use super::conn::Life;
 use super::{NvmeTcp, SEND_ITEMS, TurnEvent, slots};

@@ -1,12 +1,11 @@
-//! Limits on staging memory and R2Ts, so that one tenant cannot hold all of it.
+//! Limits on staging memory and R2Ts, so that one tenant cannot hold everything.
 //!
-//! Every buffer counts for its connection, its lane, and the lane's tenant if tenants have budgets.
-//! (A tenant with a single lane here needs no sum of its own, [`LaneUse::sum`].) A buffer counts by
-//! its real size and size class. A lane that holds buffers gets at most its part of the memory for
-//! large transfers. That part shrinks with the number of lanes that hold any, but not below two of
-//! the longest transfers. Of each size class, a tenant, or a lane without one, gets at most what it
-//! leaves to all others. So many small buffers cannot use up the large ones, nor the reverse. The
-//! same rule holds for unanswered R2Ts and for in-capsule data ([`ConnectionCharge::may_have`]).
+//! A buffer counts for its connection, its lane, and the lane's tenant if tenants have budgets, by
+//! its real size and size class. A lane gets at most its part of the memory for large transfers.
+//! That part shrinks with the number of lanes that hold any, to two of the longest transfers. A
+//! tenant gets at most as many buffers of each size class as it leaves to others. So many small
+//! buffers cannot use up the large ones, nor the reverse. R2Ts and in-capsule data follow the same
+//! rule ([`ConnectionCharge::may_have`]).
 //!
 //! **Not here:** budgets; this only keeps other lanes working.
 
@@ -25,7 +24,6 @@ const LEAST_BYTES: u64 = 2 * MAX_TRANSFER_BYTES as u64;
 /// Open R2Ts per reactor: fewer than staging buffers that are larger than in-capsule data.
 const MAX_R2TS: u32 = 768;
 const MAX_R2TS_OF_LANE: u32 = 192;
-/// No tenant's number.
 const NOBODY: u32 = u32::MAX;
 
 #[derive(Debug, Default)]
@@ -67,7 +65,7 @@ impl Use {
 pub(super) struct LaneUse {
     own: Use,
     tenant: Cell<u32>,
-    /// The tenant in whose sum it counts, set once that tenant has other lanes.
+    /// The tenant in whose sum it counts, if that tenant has other lanes.
     sum: Cell<u32>,
 }
 
@@ -82,7 +80,7 @@ impl Default for LaneUse {
 }
 
 impl Shared {
-    /// A lane gets connections or another tenant: its use counts for that tenant.
+    /// A lane gets connections or another tenant.
     pub(super) fn is_of(&self, lane: LaneIndex, core: &Core) {
         if let Some(of) = self.lanes.borrow().get(&lane.0) {
             self.give_to(
@@ -108,7 +106,6 @@ impl Shared {
         lane.tenant.set(tenant);
     }
 
-    /// Counts a lane's use in this tenant's sum from now on.
     fn count_in(&self, lane: &LaneUse, sum: u32) {
         let before = lane.sum.replace(sum);
         if before == sum {
@@ -137,7 +134,6 @@ impl ConnectionCharge {
     pub(super) fn new(shared: &Rc<Shared>, lane: Option<LaneIndex>) -> Self {
         let lane = lane.map(|lane| {
             let mut lanes = shared.lanes.borrow_mut();
-            // Drop the counters of lanes that are gone.
             lanes.retain(|_, in_use| Rc::strong_count(in_use) > 1);
             lanes.entry(lane.0).or_default().clone()
         });
@@ -154,11 +150,9 @@ impl ConnectionCharge {
         self.shared.tenants.get(self.lane.sum.get() as usize)
     }
 
-    /// Whether the lane may have this much more.
     #[inline]
     pub(super) fn may_take(&self, len_bytes: u32, staging: &Staging) -> bool {
         let Some((next, left)) = staging.next_for(len_bytes) else {
-            // No memory is left to divide.
             return true;
         };
         let held = self.lane.own.bytes.get();
@@ -182,7 +176,6 @@ impl ConnectionCharge {
         buffers.saturating_sub(all.r2ts.get()) as usize <= staging.left_of(taken.class)
     }
 
-    /// Whether the lane may send another R2T.
     #[inline]
     pub(super) fn may_ask(&self) -> bool {
         let (own, left) = (
@@ -227,7 +220,6 @@ impl ConnectionCharge {
         }
     }
 
-    /// An R2T is answered or given up.
     pub(super) fn answered(&mut self) {
         self.receiving -= 1;
         for r2ts in self.r2ts() {
@@ -235,7 +227,6 @@ impl ConnectionCharge {
         }
     }
 
-    /// The counters of an R2T.
     fn r2ts(&self) -> impl Iterator<Item = &Cell<u32>> {
         let tenant = self.tenant().map(|tenant| &tenant.r2ts);
         [&self.lane.own.r2ts, &self.shared.r2ts]
@@ -275,7 +266,6 @@ mod tests {
     }
 
     impl Rig {
-        /// Takes as many buffers of this size as it may.
         fn fill_with(&mut self, held: &mut ConnectionCharge, len_bytes: u32) -> usize {
             let before = self.taken.len();
             while held.may_take(len_bytes, &self.staging)
@@ -309,7 +299,6 @@ mod tests {
             sum
         }
 
-        /// Takes as many of the longest buffers as it may.
         fn fill(&mut self, held: &mut ConnectionCharge) -> u64 {
             self.fill_with(held, MAX_TRANSFER_BYTES);
             held.bytes
@@ -327,7 +316,6 @@ mod tests {
     #[test]
     fn a_greedy_lane_leaves_something_for_others() {
         let mut rig = rig();
-        // Two connections of one lane share its part.
         let mut greedy = rig.lane(1, None);
         let mut more = rig.lane(1, None);
         let first = rig.fill(&mut greedy);
@@ -348,7 +336,7 @@ mod tests {
     fn short_transfers_take_no_long_buffers_and_long_ones_no_short() {
         for (many, few) in [(512, MAX_TRANSFER_BYTES), (MAX_TRANSFER_BYTES, 512)] {
             let mut rig = rig();
-            // Of each size the first tenant gets half, the second half of the rest.
+            // The first tenant gets half of each size, the second half of the rest.
             let mut lanes: Vec<ConnectionCharge> = Vec::new();
             for tenant in [7, 8] {
                 let left = rig.staging.next_for(many).unwrap().1;

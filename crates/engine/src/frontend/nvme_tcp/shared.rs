@@ -16,7 +16,6 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 pub(super) struct Shared {
-    /// This frontend's index at its reactor.
     pub frontend: FrontendIndex,
     pub region: &'static Region,
     pub memory: &'static Memory,
@@ -26,7 +25,6 @@ pub(super) struct Shared {
     /// What each lane holds, and how many hold anything.
     pub lanes: RefCell<BTreeMap<u32, Rc<LaneUse>>>,
     pub lanes_holding: Cell<u32>,
-    /// What each tenant holds.
     pub tenants: Box<[Use]>,
     pub pool: RefCell<BufferPool>,
     /// Reservation commands to handle: connection, its generation, slot.
@@ -57,7 +55,6 @@ impl Shared {
         }
     }
 
-    /// The digest of the first `len` bytes of a buffer.
     #[inline]
     pub(super) fn digest(&self, buffer: &StagingBuffer, len: usize) -> u32 {
         let of_bytes = || tcp::crc32c(&buffer.as_slice()[..len]);

@@ -1,9 +1,9 @@
 //! The commands of one queue, from capsule to sent response.
 //!
-//! One slot per queue entry, made on first use and reused last in, first out, so that a quiet
-//! connection touches few pages. Commands that lack memory or room in the core wait in order in a
-//! list through the slots. Nothing grows beyond the reserved entries. **Not here:** a command's
-//! record in the state region ([`super::conn`] writes it).
+//! Slots are made on first use and reused last in, first out, so that a quiet connection touches
+//! few pages. Commands that lack memory or room in the core wait in order in a list through the
+//! slots. Nothing grows beyond the reserved entries. **Not here:** a command's record in the state
+//! region ([`super::conn`]).
 
 use super::cids::Cids;
 use crate::core::IoOp;
@@ -15,22 +15,17 @@ pub(super) const NONE: u16 = u16::MAX;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum SlotStage {
     Free,
-    /// Just taken, or being examined.
     Taken,
     /// In the list, for memory or for room in the core.
     Waiting,
-    /// An R2T asked for its data.
     Receiving,
-    /// In the core.
     InFlight,
-    /// Half of a fused operation: it has its data and waits for the other half, or that one is in
-    /// the core.
+    /// A fused half: it waits for the other one, or that one is in the core.
     Paired,
     /// The daemon decides about it ([`super::reserve`]).
     Reserving,
     /// An Asynchronous Event Request.
     Kept,
-    /// Its response is queued.
     Answering,
 }
 
@@ -39,22 +34,17 @@ pub(super) enum Work {
     Io(IoOp),
     /// A read with FUA: a flush, then the read.
     DurableRead(IoOp),
-    /// A Compare.
     Compare(IoOp),
-    /// The first of a fused pair.
     First {
-        /// The compare.
         op: IoOp,
         /// The compared data must be durable.
         fua: bool,
     },
     /// The second: the pair, or only its write if the compare passed in a dead engine.
     Second(IoOp),
-    /// A reservation change.
     Reserve {
         action: u32,
     },
-    /// A Reservation Report.
     Report {
         /// With host identifiers of 128 bits.
         extended: bool,
@@ -74,7 +64,6 @@ pub(super) struct Slot {
     /// Distinguishes R2Ts of this slot, so that data for an old one is noticed: the TTAG's upper
     /// half, or no such half with several R2Ts ([`super::r2t`]).
     pub tag: u16,
-    /// Its data comes by R2T.
     pub by_r2t: bool,
     /// Its status once all data has come: an error if a data digest was wrong or the host lost
     /// access.
@@ -117,9 +106,7 @@ impl Slot {
 
 #[derive(PartialEq, Eq, Debug)]
 pub(super) enum NoSlot {
-    /// Its identifier is in use.
     Conflict,
-    /// More commands than the queue has entries.
     Full,
 }
 
@@ -137,7 +124,6 @@ pub(super) struct Slots {
 }
 
 impl Slots {
-    /// When the oldest open R2T was sent.
     pub(super) fn oldest_asked_ns(&self) -> Option<u64> {
         let receiving = self.all().filter(|(_, s)| s.stage == SlotStage::Receiving);
         receiving.map(|(_, s)| s.asked_ns).min()
@@ -207,7 +193,6 @@ impl Slots {
         Ok(slot)
     }
 
-    /// Gives a command its slot of the dead engine.
     pub(super) fn take_at(&mut self, slot: u16, cid: u16, taken_ns: u64) -> Result<(), NoSlot> {
         if usize::from(slot) >= self.entries {
             return Err(NoSlot::Full);
@@ -273,7 +258,6 @@ impl Slots {
         }
     }
 
-    /// Puts a command back to the front.
     pub(super) fn wait_first(&mut self, slot: u16) {
         self.wait_behind(NONE, slot);
         if self.ready == NONE
@@ -286,7 +270,6 @@ impl Slots {
         }
     }
 
-    /// Whether a command with memory waits.
     pub(super) fn ready_waits(&self) -> bool {
         self.ready != NONE
     }
@@ -309,7 +292,7 @@ impl Slots {
         }
     }
 
-    /// Removes a command from the waiting list; false if it is not there.
+    /// False if it is not there.
     pub(super) fn stop_waiting(&mut self, slot: u16) -> bool {
         let (mut before, mut at) = (NONE, self.first);
         while at != slot {

@@ -1,6 +1,5 @@
-//! The frontend's implementation of the trait [`Frontend`]. A turn takes ended commands from the
-//! core, visits active connections, and sends. **Not here:** one connection's turn
-//! ([`super::visit`]), how connections begin and end ([`super::place`], [`super::lifecycle`]).
+//! Implements [`Frontend`]. **Not here:** one connection's turn ([`super::visit`]), how connections
+//! begin and end ([`super::place`], [`super::lifecycle`]).
 
 use super::conn::{Conn, Life};
 use super::controllers::{self, Attached, Quiesce};

@@ -1,16 +1,13 @@
 //! A connection's send queue.
 //!
 //! Headers and small responses are written into a byte ring; data stays in staging memory. A list
-//! of items gives the order. Records in the state region tell a successor the same, once they are
-//! *published*, just before sending. [`Tx::flush`] makes one `sendmsg` of up to [`MAX_PARTS`]
-//! parts. An item's buffer and command return to the caller only when its last byte is in the
-//! kernel. An unpublished answer does not exist: a successor repeats the command.
+//! of items gives the order; its records tell a successor the same once they are *published*, just
+//! before sending. An unpublished answer does not exist: a successor repeats the command. An item's
+//! buffer and command return to the caller only when its last byte is in the kernel.
 //!
-//! A list comes from the reactor's pool while there is something to send. Its size is fixed: a
-//! command has at most [`ITEMS_PER_COMMAND`] items of [`BYTES_PER_COMMAND`] bytes, and keeps its
-//! slot until the last is sent. [`Tx::has_room`] counts items without a command.
-//!
-//! **Not here:** when to send ([`super`]).
+//! A list comes from the reactor's pool while there is something to send. A command has at most
+//! [`ITEMS_PER_COMMAND`] items of [`BYTES_PER_COMMAND`] bytes, and keeps its slot until the last is
+//! sent. [`Tx::has_room`] counts items without a command.
 
 use super::command::MAX_R2TS_OF_ONE;
 use super::pool::{BufferPool, List};
@@ -34,23 +31,18 @@ const BYTES_PER_COMMAND: usize = 192;
 /// Room for items without a command (conflicts' responses, the Connect's, a TermReq), and for a
 /// fourth R2T of commands with several.
 const SPARE_ITEMS: usize = 32 + MAX_R2TS_OF_ONE as usize;
-/// Items of the largest queue.
 const MOST_ITEMS: usize = MAX_QUEUE_ENTRIES * ITEMS_PER_COMMAND + SPARE_ITEMS;
-/// Their bytes, and a gap at the ring's end.
 const MOST_BYTES: usize =
     MAX_QUEUE_ENTRIES * BYTES_PER_COMMAND + SPARE_ITEMS * MAX_HEADER_BYTES + 2 * MAX_TERM_REQ_BYTES;
 const _: () = assert!(MOST_ITEMS <= MAX_ITEMS && MOST_BYTES < HEADER_BYTES);
 const MAX_PARTS: usize = 64;
-/// For so few items a small array suffices: a header and data of each, and the slots that
-/// [`gather`] leaves free.
+/// For so few items a small array suffices, with the slots that [`gather`] leaves free.
 const FEW_ITEMS: usize = 8;
 const FEW_PARTS: usize = 2 * FEW_ITEMS + 2;
 
-/// An item as recorded, with its buffer.
 #[derive(Debug)]
 pub(super) struct Item {
-    /// The recorded word: offset and length of its header, and the command that ends when it is
-    /// sent.
+    /// The recorded word: the header's offset and length, and the command that ends with it.
     header: u64,
     /// Bytes of the buffer to send; may be fewer than it holds, or 0.
     data_len: u32,
@@ -91,9 +83,7 @@ pub(super) struct Tx {
     published: u16,
     /// Bytes of the first item that are sent.
     sent: usize,
-    /// Where the next header goes.
     header_at: usize,
-    /// The stream position after all queued bytes.
     at: u64,
     queued_bytes: usize,
     blocked: bool,
@@ -113,8 +103,7 @@ impl Tx {
         }
     }
 
-    /// For a successor: the items of `list` are recorded and published from the list's start, and
-    /// end at stream position `at`. The first has `sent` bytes sent.
+    /// For a successor: `list` ends at stream position `at`; its first item has `sent` bytes sent.
     pub(super) fn inherit(list: List, at: u64, sent: usize) -> Self {
         let last = list.items.back();
         Self {
@@ -291,7 +280,6 @@ impl Tx {
         self.give_back(pool);
     }
 
-    /// Returns the empty list to the pool.
     fn give_back(&mut self, pool: &RefCell<BufferPool>) {
         (self.first, self.published, self.sent, self.header_at) = (0, 0, 0, 0);
         if let Some(list) = self.list.take() {
@@ -317,8 +305,7 @@ impl Tx {
     }
 }
 
-/// Sends what follows the first `skip` bytes; returns how many bytes the socket took, and how many
-/// it was given.
+/// Skips `skip` bytes; returns how many bytes the socket took, and how many it was given.
 #[inline]
 fn send<const PARTS: usize>(
     fd: impl AsFd,
@@ -337,7 +324,6 @@ fn send<const PARTS: usize>(
 fn gather<'a>(list: &'a List, mut skip: usize, parts: &mut [IoSlice<'a>]) -> (usize, usize) {
     let headers = list.headers.bytes();
     let (mut count, mut bytes) = (0, 0);
-    // A run of adjacent headers.
     let (mut from, mut to) = (0, 0);
     for item in &list.items {
         let header = item.len();
@@ -432,7 +418,6 @@ mod tests {
                     out += 1;
                 }
                 let mut rounds = *flush;
-                // As its users do: never beyond the reserved room.
                 while rounds > 0 || !tx.has_room(0) {
                     rounds = rounds.saturating_sub(1);
                     tx.flush(&pool, &records, &a, |slot, buffer| {
@@ -446,7 +431,6 @@ mod tests {
                         tx.unblock();
                     }
                     prop_assert!(tx.list.as_ref().is_none_or(|l| l.items.capacity() == MAX_ITEMS));
-                    // A successor sees the same items and start.
                     let span = Span::of_word(region.queues()[7].tx_span.load(Relaxed), MAX_LISTS).unwrap();
                     prop_assert_eq!(span.map_or(0, Span::count), tx.count());
                     if let (Some(span), Some(list)) = (span, &tx.list) {

@@ -1,6 +1,5 @@
-//! One connection's part of a turn: retry what waits, take kept bytes, then receive once. PDUs are
-//! parsed in place. **Not here:** what a PDU means ([`super::rx`]), which connections are visited
-//! ([`super::turn`]).
+//! One connection's part of a turn: retry what waits, take kept bytes, then receive once. **Not
+//! here:** what a PDU means ([`super::rx`]), which connections are visited ([`super::turn`]).
 
 use super::conn::{Conn, Life};
 use super::rx::{self, Inbound, Received, Stop};
@@ -68,7 +67,6 @@ impl NvmeTcp {
         self.receive(core, index) || any
     }
 
-    /// Receives once, and takes what came. True if anything did.
     fn receive(&mut self, core: &mut Core, index: u32) -> bool {
         let Some(Some(conn)) = self.conns.get_mut(index as usize) else {
             return false;

@@ -1,12 +1,10 @@
 //! The epoll events per socket, so that a sleeping reactor wakes only for work.
 //!
-//! Normally a socket is watched for data, or for room while it has none. Data that would not be
-//! taken now (the stream waits for memory, or the lane is throttled) would wake the reactor again
-//! and again. So before a sleep (`NvmeTcp::arm`) such a socket is watched only for its end. It
-//! stays in the active list, and the reactor wakes at the window's end or to retry. Once it may be
-//! read again, it is watched for data before the next sleep.
-//!
-//! **Not here:** when a reactor sleeps and how long ([`crate::reactor`]).
+//! Data that would not be taken now (the stream waits for memory, or the lane is throttled) would
+//! wake the reactor again and again. So before a sleep such a socket is watched only for its end.
+//! It stays in the active list, and the reactor wakes at the window's end or to retry. Once it may
+//! be read again, it is watched for data before the next sleep. **Not here:** when a reactor sleeps
+//! ([`crate::reactor`]).
 
 use super::NvmeTcp;
 use super::conn::Conn;
@@ -41,7 +39,6 @@ pub(crate) fn lose_the_vanished(socket: &OwnedFd, kato_ms: u32) -> Result<(), Er
 }
 
 impl NvmeTcp {
-    /// [`lose_the_vanished`] for all connections of a controller.
     pub(super) fn set_patience(&self, controller: u32) {
         let Some(attached) = self.controllers.get(controller) else {
             return;
@@ -68,12 +65,11 @@ pub(super) struct Socket {
     /// The control thread shares it until it hears of the end.
     pub fd: Option<Arc<OwnedFd>>,
     pub number: u64,
-    /// The epoll key.
     pub key: u64,
     watched: EventFlags,
     /// Since when it takes nothing; 0: it does.
     pub blocked_since_ns: u64,
-    /// The host's end was seen while nothing was received.
+    /// The end was seen while nothing was received.
     pub hung_up: bool,
 }
 
@@ -97,7 +93,6 @@ impl Socket {
         }
     }
 
-    /// Watches for room while it has none (`blocked`).
     pub(super) fn watch(&mut self, epoll: &OwnedFd, blocked: bool) -> Result<(), Errno> {
         match (blocked, self.watched == EventFlags::OUT) {
             // A host that doesn't take its answers gets no further commands.
@@ -107,8 +102,8 @@ impl Socket {
         }
     }
 
-    /// Watches for data or, if it would not be taken (`listens` false), only for the end. A socket
-    /// without room is watched for room.
+    /// Watches for data or, if not `listens`, only for the end. A socket without room is watched
+    /// for room.
     pub(super) fn listen(
         &mut self,
         epoll: &OwnedFd,

@@ -1,15 +1,13 @@
 //! All stores to a queue's records in the state region, for a successor.
 //!
-//! An engine may be killed between any two instructions. Its successor reads these records, and
-//! asks the kernel how much of each stream was consumed and accepted.
-//!
-//! A killed thread has carried out a prefix of its program, so program order is enough: all stores
-//! are `Release`, which costs nothing here. Each function is one step of the specification
+//! Its reader also asks the kernel how much of each stream was consumed and accepted. A killed
+//! thread has carried out a prefix of its program, so program order is enough: all stores are
+//! `Release`, which costs nothing here. Each function is one step of the specification
 //! (`docs/src/takeover.md`); its last store validates the others. No other code stores these words.
 //! Without [`RECORDS`] the I/O path's functions do nothing, so that their cost can be measured.
 //!
-//! **Not here:** the layout ([`forebay_xlate::boundary::region`]), the order of steps (the
-//! callers), controllers ([`super::controllers`]).
+//! **Not here:** the layout ([`forebay_xlate::boundary::region`]), the order of steps, controllers
+//! ([`super::controllers`]).
 
 use forebay_nvme::tcp::{MIN_MAX_H2C_DATA_BYTES, Phase, Role, TcpParams};
 use forebay_xlate::boundary::region::check::{BufferRef, Seed};
@@ -27,7 +25,6 @@ use std::sync::atomic::Ordering::{Relaxed, Release};
 /// The largest MAXH2CDATA in a record.
 const MAX_RECORDED_H2C_BYTES: u64 = 1 << 30;
 
-/// The agreement of ICReq and ICResp as a record's word.
 pub(crate) fn params_word(params: &TcpParams) -> u64 {
     u64::from(params.header_digest)
         | u64::from(params.data_digest) << 1
@@ -64,16 +61,12 @@ fn put(cell: &AtomicU64, value: u64) {
     cell.store(value, Release);
 }
 
-/// A command's own words from the stream.
 pub(crate) struct NewCommand<'a> {
     pub sqe: &'a [u64; 8],
-    /// Its number on the queue.
     pub number: u64,
     /// The stream position after its capsule.
     pub end: u64,
-    /// CLOCK_MONOTONIC ns.
     pub taken_ns: u64,
-    /// Its in-capsule data.
     pub buffer: Option<BufferRef>,
 }
 
@@ -110,9 +103,8 @@ impl QueueRecords {
         self.queue
     }
 
-    /// Makes a queue; it is not valid before [`QueueRecords::live`]. The stream is taken up to
-    /// `taken` (the handshake's bytes may not be consumed yet), with `number` commands; sending
-    /// begins at `tx_at`.
+    /// Not valid before [`QueueRecords::live`]. The stream is taken up to `taken` (the handshake's
+    /// bytes may not be consumed yet), with `number` commands; sending begins at `tx_at`.
     pub(crate) fn make(&self, constants: &QueueConstants, number: u64, taken: u64, tx_at: u64) {
         let r = self.record;
         put(&r.used, queue_use::MADE);
@@ -146,8 +138,7 @@ impl QueueRecords {
         put(&self.record.used, queue_use::LEAVING);
     }
 
-    /// Its last command has ended: frees the queue's slot. `commands`: the most command slots it
-    /// used.
+    /// Frees the queue's slot. `commands`: the most command slots it used.
     pub(crate) fn free(&self, commands: usize) {
         let used = self.commands.iter().take(commands);
         for command in used.filter(|c| c.state.load(Relaxed) != 0) {
@@ -156,7 +147,7 @@ impl QueueRecords {
         put(&self.record.used, queue_use::FREE);
     }
 
-    /// Bytes are about to be received; the first has position `base`.
+    /// Before a receive; its first byte has position `base`.
     #[inline]
     pub(crate) fn intend(&self, base: u64) {
         if !RECORDS {
@@ -168,7 +159,7 @@ impl QueueRecords {
         kill_point!("rx.intent");
     }
 
-    /// Nothing was received, or all of it is taken or kept.
+    /// Nothing was received, or the bytes are taken or kept.
     #[inline]
     pub(crate) fn intend_no_more(&self) {
         if !RECORDS {
@@ -187,8 +178,7 @@ impl QueueRecords {
         self.command(slot).number.load(Relaxed)
     }
 
-    /// A command is taken from the stream, with its in-capsule data. I/O commands need only some
-    /// words of their entry (`whole`: all).
+    /// I/O commands need only some words of their entry (`whole`: all).
     #[inline]
     pub(crate) fn begin_command(&self, slot: u16, new: &NewCommand<'_>, whole: bool) {
         if !RECORDS {
@@ -231,14 +221,12 @@ impl QueueRecords {
         kill_point!("rx.taken");
     }
 
-    /// A data PDU's header is taken; its data follows.
     pub(crate) fn begin_data(&self, data: &InData) {
         self.record.put_data(data);
         kill_point!("data.header");
         put(&self.record.taken, data.begin);
     }
 
-    /// Data is in place up to this stream position.
     pub(crate) fn placed(&self, taken: u64) {
         put(&self.record.taken, taken);
         kill_point!("data.placed");
@@ -257,7 +245,6 @@ impl QueueRecords {
         put(&c.asked, asked.word());
     }
 
-    /// All data of a command is there.
     pub(crate) fn data_complete(&self, slot: u16) {
         self.stage(slot, CommandStage::Taken);
         kill_point!("data.state");
@@ -275,7 +262,6 @@ impl QueueRecords {
         kill_point!("rx.kept");
     }
 
-    /// No bytes are kept.
     #[inline]
     pub(crate) fn keep_nothing(&self) {
         if !RECORDS {
@@ -310,7 +296,7 @@ impl QueueRecords {
         }
     }
 
-    /// The controller keeps a command (Asynchronous Event Request).
+    /// An Asynchronous Event Request.
     pub(crate) fn kept_by_controller(&self, slot: u16) {
         self.stage(slot, CommandStage::Kept);
         kill_point!("aer.kept");
@@ -382,7 +368,6 @@ impl QueueRecords {
         put(&self.record.odd_taken, taken);
     }
 
-    /// The reactor works on this command.
     #[inline]
     pub(crate) fn blame(&self, slot: u16) {
         if !RECORDS {
@@ -391,7 +376,6 @@ impl QueueRecords {
         put(&self.reactor.blame, self.blame | u64::from(slot));
     }
 
-    /// The reactor works on a PDU.
     #[inline]
     pub(crate) fn blame_stream(&self) {
         if !RECORDS {
@@ -400,7 +384,6 @@ impl QueueRecords {
         put(&self.reactor.blame, Blame::queue(self.queue));
     }
 
-    /// The reactor works on no connection.
     #[inline]
     pub(crate) fn blame_nobody(&self) {
         if !RECORDS {
