@@ -1,9 +1,9 @@
 //! The Admin queue: one command at a time, and events.
 //!
 //! A command's effect is saved together with its completion, which is posted afterwards
-//! ([`forebay_nvme::pcie::Function::run_admin`]). A successor posts a saved completion, perhaps
-//! again, at the same place with the same content. May allocate. **Not here:** the commands
-//! themselves (`nvme::pcie`, `nvme::controller`).
+//! ([`forebay_nvme::pcie::Function::run_admin`]). A successor posts it again, at the same place
+//! with the same content. May allocate. **Not here:** the commands themselves (`nvme::pcie`,
+//! `nvme::controller`).
 
 use super::Pcie;
 use super::memory::{ClientMemory, Env};
@@ -16,7 +16,6 @@ use forebay_nvme::pcie::{Change, Doorbell};
 use std::sync::atomic::Ordering::Release;
 use zerocopy::FromBytes;
 
-/// Commands per turn.
 const AT_ONCE: usize = 8;
 
 impl Pcie {
@@ -28,7 +27,6 @@ impl Pcie {
         self.make_cq(0, 0);
     }
 
-    /// Makes a submission queue with `taken` commands taken.
     pub(super) fn make_sq(&mut self, qid: u16, taken: u64) {
         let state = self.function.queues().0[usize::from(qid)];
         self.rings.sqs[usize::from(qid)] = (state.entries > 0).then(|| SqLive {
@@ -43,7 +41,6 @@ impl Pcie {
         }
     }
 
-    /// Makes a completion queue with `posted` completions.
     pub(super) fn make_cq(&mut self, qid: u16, posted: u64) {
         let state = self.function.queues().1[usize::from(qid)];
         let vector = (state.interrupts == 1).then_some(state.vector);

@@ -2,8 +2,7 @@
 //!
 //! A doorbell is in a register, in a page of ours, or in memory that the driver has named (shadow,
 //! I/O queues only). Values in memory are hostile: an invalid one is corrected and reported. Event
-//! indexes say where the host must ring by a message: nowhere while we poll, at the next command
-//! before a sleep. **Not here:** the handling of a rung doorbell ([`super::queues`]).
+//! indexes ask for no messages while we poll, and for one at the next command before a sleep.
 
 use super::record::CommandRecords;
 use super::rings::{Bells, Rings, Shadow};
@@ -29,7 +28,6 @@ impl Rings {
         }
     }
 
-    /// A doorbell's last known value.
     pub(super) fn known(&self, doorbell: Doorbell) -> u32 {
         match doorbell {
             Doorbell::Tail(qid) => {
@@ -58,7 +56,6 @@ impl Rings {
         }
     }
 
-    /// A new queue's doorbells begin at 0.
     pub(super) fn clear_bells(&self, qid: u16, tail: bool, head: bool) {
         if let Bells::Page(page) = &self.bells {
             for (doorbell, clears) in [(Doorbell::Tail(qid), tail), (Doorbell::Head(qid), head)] {
@@ -69,7 +66,6 @@ impl Rings {
         }
     }
 
-    /// Sets the addresses of shadow doorbells and event indexes.
     pub(super) fn place_shadow(&mut self, at: Option<(u64, u64)>, memory: &GuestMemory) {
         self.shadow = at.map(|(bells, event_index)| Shadow {
             bells: memory.area(bells, PAGE_BYTES as usize),
@@ -131,7 +127,6 @@ impl Rings {
         }
     }
 
-    /// Reads a completion queue's head. False: invalid.
     #[cold]
     pub(super) fn read_head(&mut self, records: &CommandRecords, cqid: u16) -> bool {
         let doorbell = Doorbell::Head(cqid);
@@ -151,7 +146,6 @@ impl Rings {
         !bad
     }
 
-    /// Event indexes ask for no doorbell messages.
     #[cold]
     pub(super) fn be_quiet(&mut self) {
         self.armed = false;
@@ -160,7 +154,7 @@ impl Rings {
         }
     }
 
-    /// Whether doorbells come without a notification, so that we must poll.
+    /// Whether no notification comes with a doorbell.
     pub(super) fn must_be_looked_at(&self) -> bool {
         // Even with shadow doorbells, the Admin queue's are in the page.
         matches!(self.bells, Bells::Page(_))

@@ -34,7 +34,6 @@ pub(super) struct Commands {
     pub held: Vec<(u16, Status)>,
     /// Commands of the current batch that are over: refused or completed at once.
     pub over: Vec<(u16, Status)>,
-    /// Those that completed at once.
     at_once: AtOnce,
 }
 
@@ -87,7 +86,6 @@ impl Commands {
         self.in_hand() > 0 || turn.client.may_be_touched(turn.core)
     }
 
-    /// Tries to complete a command at once.
     #[inline]
     pub(super) fn is_over(&mut self, turn: &mut Turn<'_>, op: &IoOp, pieces: &mut Pieces) -> bool {
         let Some(lane) = turn.client.lane() else {
@@ -102,7 +100,6 @@ impl Commands {
         true
     }
 
-    /// Counts commands that completed at once.
     #[inline]
     pub(super) fn count_at_once(&mut self, turn: &Turn<'_>) {
         if let Some(lane) = turn.client.lane().and_then(|lane| turn.core.lane(lane)) {

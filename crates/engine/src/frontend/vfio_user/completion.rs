@@ -1,9 +1,8 @@
 //! The end of an I/O command: its completion, interrupt and slot.
 //!
 //! The completion is recorded with its place, then written to the queue, the half with the phase
-//! tag last. Then the cursor is recorded and the slot freed. A successor that finds the record
-//! writes the same entry to the same place. Completions whose queue memory is missing are held. No
-//! allocation, lock, log or system call. **Not here:** the Admin queue's ([`super::admin`]).
+//! tag last. A successor that finds the record writes the same entry to the same place. Completions
+//! whose queue memory is missing are held. No allocation, lock, log or system call.
 
 use super::commands::{Command, CommandWork};
 use super::memory::{ClientMemory, NSID};
@@ -35,7 +34,6 @@ impl Pcie {
                 lba: done.op.offset_bytes() / block_bytes.max(1),
                 nsid: NSID,
             });
-            // The error count is part of the state.
             self.save();
         }
         match done.status {
@@ -44,7 +42,7 @@ impl Pcie {
         }
     }
 
-    /// The flush is done: begins the command itself, from its recorded entry.
+    /// The flush is done: begins the command from its recorded entry.
     #[cold]
     pub(super) fn after_flush(&mut self, turn: &mut Turn<'_>, slot: u16, op: IoOp) {
         let command = &mut self.commands.all[usize::from(slot) % COMMANDS];
@@ -87,7 +85,6 @@ impl Pcie {
         self.closed || self.quiesce.as_ref().is_some_and(|q| q.drops())
     }
 
-    /// Answers a command, and frees its slot.
     #[inline]
     pub(super) fn complete(&mut self, turn: &mut Turn<'_>, slot: u16, status: Status) {
         let command = self.commands.get(slot);
@@ -161,7 +158,6 @@ impl Pcie {
         self.commands.free.push(slot);
     }
 
-    /// Looks up missing memory.
     #[cold]
     pub(super) fn find_memory(&mut self, turn: &mut Turn<'_>) {
         let memory = turn.client.memory();
@@ -187,7 +183,6 @@ impl Pcie {
         }
     }
 
-    /// Drops held completions.
     pub(super) fn give_up_held(&mut self, _turn: &mut Turn<'_>) {
         while let Some((slot, _)) = self.commands.held.pop() {
             self.forget(slot);

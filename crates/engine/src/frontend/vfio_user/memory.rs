@@ -9,7 +9,6 @@ use forebay_xlate::VolumeId;
 use forebay_xlate::boundary::message::{ExportId, Frontend as Kind};
 use std::sync::atomic::Ordering::Relaxed;
 
-/// The namespace ID in every export.
 pub(super) const NSID: u32 = 1;
 
 pub(super) struct ClientMemory<'a>(pub &'a GuestMemory);
@@ -37,7 +36,7 @@ pub(super) struct Env {
     controllers: Vec<SubsystemController>,
 }
 
-/// An export's controller identifier, the same in every engine.
+/// It must not depend on the engine.
 pub(super) fn cntlid(export: ExportId) -> u16 {
     (export.0 % 0xFFE0) as u16 + 1
 }
@@ -50,7 +49,6 @@ fn controllers(core: &Core, volume: VolumeId) -> Vec<SubsystemController> {
         .filter(|lane| matches!(lane.export.frontend, Kind::NvmePcie { .. }))
         .map(|lane| SubsystemController {
             cntlid: cntlid(lane.export.export),
-            // Attached to a VM.
             online: lane.record().connections.load(Relaxed) > 0,
         })
         .collect()

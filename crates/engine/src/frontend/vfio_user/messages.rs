@@ -23,7 +23,6 @@ use forebay_vfio_user::{
 use rustix::fs::{MemfdFlags, SealFlags};
 use std::sync::atomic::Ordering::Relaxed;
 
-/// The device description for the client.
 pub(super) fn device(mapped: bool) -> Device {
     let mut device = Device {
         regions: [Region::default(); pci_region::COUNT],
@@ -49,7 +48,6 @@ pub(super) fn device(mapped: bool) -> Device {
     device
 }
 
-/// Why a stream must end.
 pub(super) fn closing(broken: Broken) -> Closing {
     Closing(match broken {
         Broken::Short => "a message of its is shorter than it says",
@@ -81,7 +79,6 @@ impl Pcie {
         Ok(())
     }
 
-    /// Writes the answer of the waiting message.
     pub(super) fn answer_waiting(&mut self, turn: &mut Turn<'_>, error: Option<Errno>) {
         let waiting = std::mem::take(&mut self.waiting);
         if let Ok(judged) = self.session.judge(&waiting, 0) {
@@ -214,7 +211,6 @@ impl Pcie {
         RequestOutcome::Done
     }
 
-    /// Writes a doorbell register.
     fn ring(&mut self, at: u64, from: &[u8]) {
         let value = from.first_chunk().map(|bytes| u32::from_le_bytes(*bytes));
         let (Some(value), 4, true) = (value, from.len(), self.live) else {
@@ -257,7 +253,6 @@ pub(super) fn tell_of_bad_map(client: &mut Client, error: Errno) {
     client.tell_refused(|| format!("a map of its memory was refused: {rule} ({error})"));
 }
 
-/// Makes and deposits the doorbell page, unless it exists.
 fn make_doorbells(client: &mut Client) -> Result<(), Closing> {
     if client.held(slot::DOORBELLS).is_none() {
         let failed = Closing("its doorbells can't be made");

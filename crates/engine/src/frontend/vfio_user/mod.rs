@@ -1,12 +1,9 @@
 //! NVMe over vfio-user: a PCI controller whose driver runs in a VM or in user space.
 //!
-//! The protocol is in `forebay-vfio-user`, the controller's rules in `forebay_nvme::pcie`. This
-//! connects both to a client ([`crate::frontend::vm`]) and to the core. A command's path is
-//! [`bells`], [`queues`] (fetch, start) and [`completion`].
-//!
-//! Doorbells come as messages (*trapped*), in client memory that the driver has named (*shadow*),
-//! or in a page of ours that the client maps (*mapped*). Mapped ones are polled while the
-//! controller is enabled.
+//! The protocol is in `forebay-vfio-user`, the controller's rules in `forebay_nvme::pcie`. A
+//! command's path is [`bells`], [`queues`] (fetch, start) and [`completion`]. Doorbells come as
+//! messages (*trapped*), in client memory that the driver has named (*shadow*), or in a page of
+//! ours that the client maps (*mapped*). Mapped ones are polled while the controller is enabled.
 //!
 //! **Not here:** sockets, descriptors, interrupts ([`crate::frontend::vm`]).
 
@@ -48,7 +45,6 @@ use rings::Rings;
 use vectors::Vectors;
 use zerocopy::FromZeros;
 
-/// The longest transfer.
 const MDTS_BYTES: u32 = 512 << 10;
 /// How long a queue's memory may be missing before the controller fails. A VM that rearranges
 /// memory sends its messages in quick succession.
@@ -63,7 +59,6 @@ mod slot {
     pub(super) const ERR: usize = 100;
     /// VFIO_PCI_REQ_IRQ_INDEX.
     pub(super) const REQ: usize = 101;
-    /// The page of mapped doorbells.
     pub(super) const DOORBELLS: usize = 102;
 }
 
@@ -78,13 +73,13 @@ pub(crate) struct Pcie {
     remote: Remote,
     /// The Admin queue may have events to send.
     events: bool,
-    /// A submission queue being deleted; no more commands are taken from it.
+    /// A submission queue being deleted; no more commands are taken.
     deleting: Option<u16>,
     quiesce: Option<Quiesce>,
     waiting: Vec<u8>,
     /// The last turn left commands in a queue.
     more: bool,
-    /// Whether commands are taken.
+    /// Commands are taken.
     live: bool,
     vectors: Vectors,
     closed: bool,
@@ -92,15 +87,12 @@ pub(crate) struct Pcie {
     batch: Box<[u8; BATCH * 64]>,
     /// The cost that commands may still have in this turn.
     budget: u32,
-    /// The queue that is polled first.
     first: usize,
     scratch: Vec<u8>,
     out: Box<[u8]>,
 }
 
 impl Pcie {
-    /// # Errors
-    /// Why the client cannot be served.
     pub(crate) fn new(turn: &mut Turn<'_>) -> Result<Self, Closing> {
         let client = &turn.client;
         let export = client.export();
@@ -152,7 +144,6 @@ impl Pcie {
         self.records.save(self.function.state());
     }
 
-    /// Updates `live`.
     fn look_alive(&mut self) {
         self.vectors.masks_all = self.function.masks_all();
         self.live = self.function.ready()
@@ -161,7 +152,6 @@ impl Pcie {
             && !self.closed;
     }
 
-    /// Fails the controller: its host must reset it.
     #[cold]
     fn fail(&mut self) {
         self.function.fail();
@@ -178,7 +168,6 @@ impl Pcie {
         self.save();
     }
 
-    /// Configuration space was written: updates bus mastering and interrupt masks.
     fn space_written(&mut self, turn: &mut Turn<'_>, was_master: bool) {
         self.save();
         let is_master = self.function.is_bus_master();
@@ -189,7 +178,6 @@ impl Pcie {
             self.find_shadow(turn);
         }
         self.look_alive();
-        // Raises pending vectors.
         if is_master {
             self.vectors.raise_pending(&self.records, turn.client);
         }

@@ -1,6 +1,6 @@
-//! The implementation of the trait [`Protocol`]. A message is answered at once, or at the end of
-//! the reset that it starts. A turn takes completions first, then retried commands, then queues.
-//! **Not here:** what a message does ([`super::messages`]), the queues ([`super::queues`]).
+//! Implements [`Protocol`]. A message is answered at once, or at the end of the reset that it
+//! starts. A turn takes completions first, then retried commands, then queues. **Not here:** what a
+//! message does ([`super::messages`]).
 
 use super::commands::CommandWork;
 use super::messages::{RequestOutcome, closing, tell_of_bad_map};

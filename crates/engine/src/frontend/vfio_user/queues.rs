@@ -1,13 +1,11 @@
 //! The start of an I/O command: fetch, record, begin.
 //!
-//! Each turn reads each queue's tail once, and copies a batch of entries. A command gets a slot and
-//! a record, then the core begins it. Refused commands and those that complete at once are
-//! recorded, too, so that they are answered exactly once. After the batch the queue's cursor is
-//! recorded.
+//! Each turn copies a batch of entries per queue. Refused commands and those that complete at once
+//! are recorded, too, so that they are answered exactly once. After the batch the queue's cursor is
+//! recorded. A command is taken only if its completion has room, so a completion queue never
+//! overflows; its head is read only when it seems full. No allocation, lock, log or system call.
 //!
-//! A command is taken only if its completion has room, so a completion queue never overflows; its
-//! head is read only when it seems full. No allocation, lock, log or system call. **Not here:**
-//! doorbells ([`super::bells`]), the end ([`super::completion`]), the Admin queue
+//! **Not here:** doorbells ([`super::bells`]), the end ([`super::completion`]), the Admin queue
 //! ([`super::admin`]).
 
 use super::commands::CommandWork;
@@ -36,7 +34,6 @@ pub(super) const LIST_COST: u32 = 3;
 /// After this many deaths a command is not tried again.
 const MAX_DEATHS: u8 = 3;
 
-/// Decodes a command into its work and its transfer.
 pub(super) fn judge(
     sqe: &Sqe,
     geometry: &NamespaceGeometry,
@@ -91,13 +88,12 @@ pub(super) fn judge(
 
 pub(super) enum BeginResult {
     Yes,
-    /// It ends with this status without having begun.
     Ended(Status),
     NoRoom,
 }
 
 impl Pcie {
-    /// Takes commands from a submission queue; true if there were any.
+    /// True if there were any commands.
     #[inline]
     pub(super) fn fetch(&mut self, turn: &mut Turn<'_>, qid: u16) -> bool {
         let tail = self.rings.bell(&self.records, Doorbell::Tail(qid));
@@ -163,7 +159,6 @@ impl Pcie {
         true
     }
 
-    /// Answers commands that are already over.
     #[inline]
     pub(super) fn answer_over(&mut self, turn: &mut Turn<'_>) {
         let lane = turn.client.lane();
@@ -179,7 +174,7 @@ impl Pcie {
         self.commands.over.clear();
     }
 
-    /// Copies entries from a queue's memory. False: it is missing.
+    /// False: the memory is missing.
     #[inline]
     fn read_batch(&mut self, turn: &mut Turn<'_>, qid: u16, from: u32, count: usize) -> bool {
         let base = self.function.queues().0[usize::from(qid)].base;
@@ -192,7 +187,6 @@ impl Pcie {
         read
     }
 
-    /// Takes a copied entry. False: there is no room.
     #[inline]
     fn take_one(
         &mut self,
@@ -237,7 +231,6 @@ impl Pcie {
         true
     }
 
-    /// Begins a recorded command.
     #[inline]
     pub(super) fn begin(
         &mut self,
@@ -332,7 +325,6 @@ impl Pcie {
         self.start(turn, slot, work, Some(buffer))
     }
 
-    /// Gives a command with its pieces to the core.
     #[inline]
     pub(super) fn start(
         &mut self,
@@ -350,7 +342,7 @@ impl Pcie {
         };
         let record = turn.client.command_ref(lane, slot);
         let op = match work {
-            // Only the guest's writes: they come without a buffer.
+            // Only the guest's own Flush. It has no buffer to return.
             CommandWork::Io(IoOp::Flush) if turn.core.lanes.keeps_machines_from_writing(lane) => {
                 return BeginResult::Ended(Status::RESERVATION_CONFLICT.with_dnr());
             }
@@ -377,7 +369,7 @@ impl Pcie {
         }
     }
 
-    /// Retries commands of a dead engine, and those that found no room. True if there were any.
+    /// Retries recovered commands, and those that found no room; true if there were any.
     #[cold]
     pub(super) fn begin_again(&mut self, turn: &mut Turn<'_>) -> bool {
         let lane = turn.client.lane();

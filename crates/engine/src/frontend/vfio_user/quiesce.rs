@@ -4,13 +4,10 @@
 //! the core has returned every command, and until a dead engine's commands at devices have ended. A
 //! reset's commands get no completion. A shutdown's do, and their data is made durable.
 //!
-//! The *message* does not wait, since clients give up after some seconds (QEMU after 5), and a hung
-//! device must not break the connection. A write of CC is answered at once; CSTS.RDY and CSTS.SHST
-//! show completion (Base 2.0, 3.5.3, 3.6). Function level reset and VFIO_USER_DEVICE_RESET are
-//! answered when done, or with an error after [`ANSWER_LIMIT_NS`].
-//!
-//! A successor finds unfinished work in the function's state. **Not here:** a client that detaches
-//! ([`crate::frontend::vm`]).
+//! A write of CC is answered at once, since clients give up after some seconds (QEMU after 5);
+//! CSTS.RDY and CSTS.SHST show completion (Base 2.0, 3.5.3, 3.6). Function level reset and
+//! VFIO_USER_DEVICE_RESET are answered when done, or with an error after [`ANSWER_LIMIT_NS`]. A
+//! successor finds unfinished work in the function's state.
 
 use super::record::COMMANDS;
 use super::{Pcie, lane_of};
@@ -18,7 +15,6 @@ use crate::core::{IoOp, NewIo};
 use crate::frontend::vm::protocol::Turn;
 use forebay_xlate::kill_point;
 
-/// The slot number of an internal flush.
 const FLUSH: u16 = COMMANDS as u16;
 /// How long the answer to a bus reset waits.
 const ANSWER_LIMIT_NS: u64 = 3_000_000_000;
@@ -28,9 +24,7 @@ const CLIENT_LIMIT_NS: u64 = 100_000_000;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Why {
-    /// CC.EN was cleared, or the whole function is reset.
     Reset,
-    /// CC.SHN was set.
     Shutdown,
 }
 
@@ -110,7 +104,6 @@ impl Pcie {
         self.go_on_quiescing(turn);
     }
 
-    /// Checks for completion; true if done.
     #[cold]
     pub(super) fn go_on_quiescing(&mut self, turn: &mut Turn<'_>) -> bool {
         let Some(quiesce) = &self.quiesce else {
@@ -151,7 +144,6 @@ impl Pcie {
         true
     }
 
-    /// Whether all data is durable, as a shutdown requires.
     fn is_flushed(&mut self, turn: &mut Turn<'_>) -> bool {
         let Some(quiesce) = &mut self.quiesce else {
             return true;

@@ -1,9 +1,8 @@
 //! All stores to a controller's part of the machine file, for a successor.
 //!
 //! Stores stay in program order, and the last one validates the rest. A command's record is one
-//! cache line: its state, the used words of its entry, and the place of its completion while that
-//! is posted. The function's state is stored whole, alternately in two copies
-//! ([`CommandRecords::save`]). [`super::resume`] treats all of it as hostile. **Not here:** the
+//! cache line. The function's state is stored whole, alternately in two copies
+//! ([`CommandRecords::save`]). [`super::resume`] treats every value as hostile. **Not here:** the
 //! file's other parts ([`crate::frontend::vm::file`]).
 
 use crate::frontend::vm::file::MachineFile;
@@ -16,7 +15,6 @@ use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use zerocopy::{FromBytes, IntoBytes};
 
-/// Commands per controller, at most.
 pub(crate) const COMMANDS: usize = 1024;
 /// The machine file's version covers this layout.
 const VERSION: u64 = forebay_xlate::boundary::MACHINE_FILE_VERSION;
@@ -116,12 +114,10 @@ impl StateWord {
     }
 }
 
-/// A completion that is being posted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct PostedCompletion {
     /// The lower half of its number in its queue.
     pub number: u32,
-    /// The status field.
     pub status: u16,
 }
 
@@ -130,7 +126,6 @@ pub(super) struct CommandRecords {
     file: MachineFile,
 }
 
-/// Stores in program order.
 #[inline(always)]
 fn put(cell: &AtomicU64, value: u64) {
     cell.store(value, Release);
@@ -172,7 +167,6 @@ impl CommandRecords {
         put(&area.saved, number);
     }
 
-    /// The last saved state; `None`: never saved.
     pub(super) fn saved(&self) -> Option<Box<FunctionState>> {
         let area = self.area();
         let number = area.saved.load(Acquire);
@@ -220,7 +214,6 @@ impl CommandRecords {
         number
     }
 
-    /// The client answered this message.
     pub(super) fn set_answered(&self, number: u64) {
         put(&self.area().answered, number);
     }
@@ -232,7 +225,6 @@ impl CommandRecords {
         (asked != 0 && asked != answered).then_some(asked)
     }
 
-    /// Whether any message was ever made.
     pub(super) fn has_asked(&self) -> bool {
         self.area().asks.load(Relaxed) != 0
     }
@@ -287,7 +279,6 @@ impl CommandRecords {
         put(&self.queue(qid).posted, posted);
     }
 
-    /// The value of a doorbell's register.
     #[inline]
     pub(super) fn doorbell(&self, doorbell: Doorbell) -> u32 {
         let cell = match doorbell {
@@ -310,7 +301,7 @@ impl CommandRecords {
         &self.area().commands[usize::from(slot) % COMMANDS]
     }
 
-    /// A command is taken, with its number in its queue.
+    /// `number`: the command's number in its queue.
     #[inline]
     pub(super) fn take(&self, slot: u16, qid: u16, number: u64, sqe: &Sqe) {
         let c = self.command(slot);
@@ -321,7 +312,6 @@ impl CommandRecords {
         put(&c.state, StateWord::taken(qid, number).0);
     }
 
-    /// Its entry, as far as recorded.
     pub(super) fn sqe(&self, slot: u16) -> Sqe {
         let mut words = [[0; 8]; 8];
         let c = self.command(slot);
@@ -335,7 +325,6 @@ impl CommandRecords {
         StateWord(self.command(slot).state.load(Acquire))
     }
 
-    /// One more engine has died of it.
     pub(super) fn count_death(&self, slot: u16) {
         let state = self.state(slot);
         if state.deaths() < 0xF {
@@ -343,7 +332,6 @@ impl CommandRecords {
         }
     }
 
-    /// Its completion is about to be posted.
     #[inline]
     pub(super) fn complete(&self, slot: u16, completion: PostedCompletion) {
         let c = self.command(slot);

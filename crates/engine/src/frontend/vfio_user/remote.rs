@@ -1,20 +1,18 @@
 //! Commands whose data lies in memory that was mapped without a descriptor: only the client can
 //! access it.
 //!
-//! Such a command gets memory of ours ([`Remote::memory`]), as if it were a VM's. Write data is
-//! fetched first (VFIO_USER_DMA_READ), read data sent afterwards (VFIO_USER_DMA_WRITE). One message
-//! is open at a time; a client that does not answer within [`ASK_LIMIT_NS`] is closed. [`PLACES`]
-//! commands can have such memory; others wait in their queues. This path is slow, and may allocate.
+//! Such a command gets memory of ours ([`Remote::memory`]). Write data is fetched first
+//! (VFIO_USER_DMA_READ), read data sent afterwards (VFIO_USER_DMA_WRITE). One message is open at a
+//! time; a client that does not answer within [`ASK_LIMIT_NS`] is closed. This path is slow, and
+//! may allocate. Queues, address lists and Admin data must be in accessible memory.
 //!
 //! A successor repeats these commands once the client has answered the dead engine's last message,
 //! which the machine file records (`vm::talk`). A reset waits for the answer to a DMA_WRITE, since
-//! the client may still write. Answers to other messages of ended commands are dropped.
+//! the client may still write.
 //!
 //! QEMU (10.1 to 11.1) deviates from the specification: `count` has 4 bytes, and data follows at
 //! once. It also answers a DMA_WRITE without a payload. So the first message is an empty write,
 //! which tells both apart before any data.
-//!
-//! **Not here:** queues, address lists and Admin data, which must be in accessible memory.
 
 use super::commands::CommandWork;
 use super::memory::ClientMemory;
@@ -31,7 +29,7 @@ use forebay_vfio_user::{Header, MAX_DATA_BYTES};
 use rustix::fs::MemfdFlags;
 use std::os::fd::AsFd;
 
-/// Commands at once.
+/// Commands at once; others wait in their queues.
 pub(crate) const PLACES: usize = 2;
 /// Time limit for a client's answer.
 pub(crate) const ASK_LIMIT_NS: u64 = 20_000_000_000;
@@ -41,7 +39,6 @@ const LATE: Closing = Closing("it did not answer for memory that it alone reache
 enum RemoteStep {
     /// Its data is being fetched.
     In,
-    /// It can be started.
     Ready,
     Begun,
     /// Its data is being sent.
@@ -52,10 +49,8 @@ struct RemoteJob {
     slot: u16,
     work: CommandWork,
     to_host: bool,
-    /// Its data: addresses and lengths.
     pieces: Vec<(u64, u32)>,
     bytes: u32,
-    /// Bytes fetched or sent.
     moved: u32,
     step: RemoteStep,
 }
@@ -74,16 +69,14 @@ impl RemoteJob {
     }
 }
 
-/// The open message.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Ask {
-    /// An empty write.
     Nothing,
-    /// A read of so many bytes at an address.
+    /// Address and bytes.
     Read(u64, u32),
-    /// A write of so many bytes.
+    /// Bytes.
     Write(u32),
-    /// Any message for a command that a reset or an engine's death has ended.
+    /// For a command that a reset or an engine's death has ended.
     Forgotten,
 }
 
@@ -146,7 +139,7 @@ impl Remote {
         });
     }
 
-    /// The flush before a command is done. True: the command is one of these, and continues.
+    /// The flush before a command is done. True: it is one of these, and continues.
     pub(super) fn goes_on(&mut self, slot: u16, op: IoOp) -> bool {
         let mut jobs = self.jobs.iter_mut().flatten();
         let Some(job) = jobs.find(|job| job.slot == slot && job.step == RemoteStep::Begun) else {
@@ -157,7 +150,7 @@ impl Remote {
         true
     }
 
-    /// The core ended a command. True: it is one of these, and its data must be sent first.
+    /// True: the command is one of these, and its data must be sent first.
     #[cold]
     pub(super) fn goes_out(&mut self, slot: u16, status: Status, nobody: bool) -> bool {
         let is_it = |job: &Option<RemoteJob>| {
@@ -194,7 +187,6 @@ impl Remote {
         }
     }
 
-    /// Fetches bytes from the client, or sends it some.
     fn ask(
         &mut self,
         turn: &mut Turn<'_>,
@@ -296,7 +288,7 @@ impl Remote {
         }
     }
 
-    /// A reset: sends no more messages. Returns the slots of commands that are not in the core.
+    /// A reset: returns the slots of commands that are not in the core.
     pub(super) fn drop_all(&mut self) -> impl Iterator<Item = u16> + use<> {
         if let Some(asked) = &mut self.asked {
             asked.ask = Ask::Forgotten;
@@ -311,7 +303,6 @@ impl Remote {
         dropped.into_iter().flatten()
     }
 
-    /// Allocates the memory on first use.
     fn make_memory(&mut self) -> Option<&GuestMemory> {
         if self.memory.is_none() {
             let bytes = PLACES as u64 * u64::from(MDTS_BYTES);
@@ -332,14 +323,11 @@ impl Remote {
     }
 }
 
-/// The progress of a command's data.
 enum Moved {
     Some,
-    /// All bytes are fetched or sent.
     All(RemoteStep),
 }
 
-/// Where the memory of a place begins.
 const fn base_of(place: usize) -> u64 {
     place as u64 * MDTS_BYTES as u64
 }
@@ -360,8 +348,7 @@ fn run(memory: &GuestMemory, address: u64, len: u32, to_host: bool) -> Option<(b
 const FAILED: Status = Status::DATA_TRANSFER_ERROR;
 
 impl Pcie {
-    /// Not all of a command's data is accessible: begins it here, or ends it if its client cannot
-    /// help.
+    /// Begins a command here, or ends it if its client cannot help.
     #[cold]
     pub(super) fn begin_remote(
         &mut self,
@@ -425,12 +412,11 @@ impl Pcie {
             },
         });
         self.remote.busy = true;
-        // In the next turn: this one has not yet entered the command.
+        // Continue in the next turn: this one has not registered the command yet.
         self.more = true;
         BeginResult::Yes
     }
 
-    /// Moves a command's data, and begins or ends it when all is moved.
     fn move_bytes(&mut self, turn: &mut Turn<'_>, place: usize) {
         let takes = self.session.negotiated();
         let most_bytes = takes.map_or(0, |n| n.client_data_bytes);
@@ -443,7 +429,6 @@ impl Pcie {
         }
     }
 
-    /// Continues all of them; true if any could.
     #[cold]
     pub(super) fn move_remote(&mut self, turn: &mut Turn<'_>) -> bool {
         let mut any = false;
@@ -461,7 +446,6 @@ impl Pcie {
         any
     }
 
-    /// The client has answered.
     pub(super) fn told(&mut self, turn: &mut Turn<'_>, header: &Header, bytes: &[u8]) -> Answer {
         let is_it = |asked: &mut RemoteRequest| asked.number as u16 == header.id;
         let Some(RemoteRequest {
@@ -502,7 +486,6 @@ impl Pcie {
         Answer::Now
     }
 
-    /// Gives a command to the core. False: there is no room.
     fn start_remote(&mut self, turn: &mut Turn<'_>, place: usize) -> bool {
         let Some(job) = &self.remote.jobs[place] else {
             return false;

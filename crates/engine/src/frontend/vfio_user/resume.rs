@@ -1,10 +1,9 @@
-//! Continues a dead engine's controller.
+//! Continues a dead engine's controller from its last saved state.
 //!
-//! The function's state is the last saved one, with its queues. Records say what is left: commands
-//! that were taken are recovered until the device's fence has passed, and begin again. A completion
-//! that was being posted is written again to its place. A taken command that the queue's cursor
-//! lacks advances the cursor. All values are checked: a damaged file costs only its own client.
-//! **Not here:** the message in flight ([`crate::frontend::vm`] repeats it).
+//! Commands that were taken are recovered until the device's fence has passed, and begin again. A
+//! completion that was being posted is written again to its place. A taken command that the queue's
+//! cursor lacks advances the cursor. All values are checked: a damaged file costs only its own
+//! client. **Not here:** the message in flight ([`crate::frontend::vm`] repeats it).
 
 use super::commands::{Command, CommandWork};
 use super::queues::judge;
@@ -107,14 +106,12 @@ impl Pcie {
         self.carry(turn, left)
     }
 
-    /// Posts a recorded completion again, at its place.
     fn post_again(&mut self, turn: &mut Turn<'_>, slot: u16, qid: u16) -> Result<(), Closing> {
         let noted = self.records.completion(slot);
         let sq = self.rings.sqs[usize::from(qid)].as_ref().ok_or(DAMAGED)?;
         let (cqid, head) = (sq.cursor.cqid, sq.cursor.head());
         let posted = self.records.posted(cqid);
         let number = queue::near(posted, noted.number);
-        // Already counted, or the next one.
         if number.wrapping_add(1) == posted {
             return Ok(());
         }

@@ -1,8 +1,6 @@
-//! Live queues: cursors, memory, and coalesced interrupts.
-//!
-//! A queue's memory is looked up when needed, and released when the client removes memory. **Not
-//! here:** doorbells ([`super::bells`]), records ([`super::record`]), commands
-//! ([`super::commands`]).
+//! Live queues: cursors, memory, and coalesced interrupts. A queue's memory is looked up when
+//! needed, and released when the client removes memory. **Not here:** doorbells ([`super::bells`]),
+//! records ([`super::record`]).
 
 use super::record::{CommandRecords, CommandStage};
 use super::slot;
@@ -14,7 +12,6 @@ use forebay_nvme::pcie::queue::{self, Cq, Sq};
 use forebay_nvme::pcie::{DOORBELLS_AT, DOORBELLS_BYTES, Doorbell, Function, QUEUES};
 use std::sync::Arc;
 
-/// Where doorbells are read.
 pub(super) enum Bells {
     /// Written by messages.
     Registers,
@@ -46,7 +43,6 @@ pub(super) struct CqLive {
 pub(super) struct Rings {
     pub sqs: Box<[Option<SqLive>]>,
     pub cqs: Box<[Option<CqLive>]>,
-    /// The existing I/O submission queues.
     pub active: Vec<u16>,
     pub bells: Bells,
     pub shadow: Option<Shadow>,
@@ -89,13 +85,12 @@ impl Rings {
         }
     }
 
-    /// Whether a submission queue has commands in flight.
     pub(super) fn is_busy(&self, qid: u16) -> bool {
         let sq = self.sqs[usize::from(qid)].as_ref();
         sq.is_some_and(|sq| sq.in_flight > 0)
     }
 
-    /// Copies entries of the queue at `base`. False: its memory is missing.
+    /// False: the memory is missing.
     #[inline]
     pub(super) fn read_entries(
         &mut self,
@@ -115,7 +110,6 @@ impl Rings {
         ring.is_some_and(|ring| ring.read(from as usize * 64, into))
     }
 
-    /// A dead engine's command in a slot. See [`super::resume`].
     pub(super) fn inherited(
         &self,
         records: &CommandRecords,
@@ -141,7 +135,6 @@ impl Rings {
         }
     }
 
-    /// A reset removes all queues.
     pub(super) fn clear(&mut self) {
         self.sqs.iter_mut().for_each(|sq| *sq = None);
         self.cqs.iter_mut().for_each(|cq| *cq = None);

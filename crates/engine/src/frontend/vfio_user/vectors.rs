@@ -1,7 +1,5 @@
-//! Interrupts: masked, pending and raised vectors.
-//!
-//! Masks and pending bits are in the machine file, the function mask is here. **Not here:** when an
-//! interrupt is due ([`super::completion`]), signalling eventfds ([`crate::frontend::vm`]).
+//! Interrupts: masked, pending and raised vectors. Masks and pending bits are in the machine file,
+//! the function mask is here.
 
 use super::record::CommandRecords;
 use super::slot;
@@ -23,12 +21,10 @@ fn slot_of(index: u32, number: u32) -> Option<usize> {
 
 #[derive(Default)]
 pub(super) struct Vectors {
-    /// The function mask.
     pub masks_all: bool,
 }
 
 impl Vectors {
-    /// Raises a vector, or marks it pending if masked.
     #[inline]
     pub(super) fn raise(&self, records: &CommandRecords, client: &mut Client, vector: u16) {
         if self.masks_all || records.is_masked(vector) {
@@ -61,7 +57,6 @@ impl Vectors {
     ) -> Result<(), Errno> {
         let (index, start) = (irqs.index, irqs.start);
         if irqs.count == 0 {
-            // All of this kind.
             let count = device.irqs.get(index as usize);
             for number in 0..count.map_or(0, |irq| irq.count) {
                 if let Some(slot) = slot_of(index, number) {

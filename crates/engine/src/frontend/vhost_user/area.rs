@@ -1,10 +1,9 @@
 //! A vhost-user client's part of the machine file, for a successor.
 //!
-//! A head holds the session, the inflight region's place and the blamed command. A table has two
-//! words per request in flight: the bytes that it may touch at devices. A guest cannot write these,
-//! so it cannot hide device I/O. A record is made before a request reaches a device, and cleared
-//! when the core returns it. A successor treats all values as hostile. **Not here:** memory and
-//! descriptors ([`crate::frontend::vm::file`]).
+//! A head holds the session, the inflight region's place and the blamed command. A table tells
+//! which bytes each request in flight may touch at devices. A guest cannot write these, so it
+//! cannot hide device I/O. A record is made before a request reaches a device, and cleared when the
+//! core returns it. A successor treats all values as hostile.
 
 use crate::frontend::vm::file::MachineFile;
 use forebay_virtio::ring::MAX_QUEUE_SIZE;
@@ -29,7 +28,6 @@ const _: () = assert!(SESSION + 2 * SESSION_WORDS <= HEAD_WORDS && HEAD_WORDS * 
 
 const RECORDS_AT: usize = 64 << 10;
 const RECORD_WORDS: usize = 2;
-/// Used bytes of the area.
 pub(super) const BYTES: usize = RECORDS_AT + (1 << 16) * RECORD_WORDS * 8;
 
 /// The device bytes that a request may touch.
@@ -119,7 +117,6 @@ impl<'a> InflightRegion<'a> {
         })
     }
 
-    /// The request that engines died of, and how often.
     pub(super) fn blamed(&self) -> Option<(u16, u8)> {
         let word = self.get(BLAMED);
         let slot = u16::try_from((word >> 8).checked_sub(1)?).ok()?;

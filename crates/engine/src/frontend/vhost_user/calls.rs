@@ -1,10 +1,9 @@
 //! Notifications to the driver: completed requests, and growth of the disk.
 //!
-//! A ring with a call descriptor is signalled by it. Otherwise a message on the backend channel
-//! calls it, if negotiated (VHOST_USER_PROTOCOL_F_INBAND_NOTIFICATIONS). If the channel is full,
-//! the message is retried later, without blocking. No message asks for an answer.
-//!
-//! **Not here:** whether a driver wants calls ([`forebay_virtio::queue`]).
+//! A ring is called by its descriptor or, if negotiated
+//! (VHOST_USER_PROTOCOL_F_INBAND_NOTIFICATIONS), by a message on the backend channel. If the
+//! channel is full, the message is retried later, without blocking. **Not here:** whether a driver
+//! wants calls ([`forebay_virtio::queue`]).
 
 use super::{BACKEND, CALL, Vhost};
 use crate::frontend::vm::protocol::{Closing, Turn};
@@ -23,18 +22,15 @@ const FLAGS: SendFlags = SendFlags::DONTWAIT.union(SendFlags::NOSIGNAL);
 
 const _: () = assert!(MAX_QUEUES <= u64::BITS as usize);
 
-/// Pending notifications by messages, and when to retry.
 #[derive(Default)]
 pub(super) struct Notices {
-    /// Queues whose driver is to be called.
     calls: u64,
     again_ns: Option<u64>,
-    /// When to report growth.
     growth_ns: Option<u64>,
 }
 
 impl Vhost {
-    /// Calls a driver at the turn's end.
+    /// Takes effect at the turn's end.
     #[inline]
     pub(super) fn call(&mut self, turn: &mut Turn<'_>, index: usize) {
         if turn.client.held(CALL + index).is_some() {
@@ -44,8 +40,7 @@ impl Vhost {
         }
     }
 
-    /// A new channel: the old one may have lost messages, so calls every driver that is called by
-    /// messages.
+    /// The old channel may have lost messages: calls every driver that is called by messages.
     pub(super) fn call_again(&mut self, turn: &mut Turn<'_>) {
         for index in 0..self.lines.len() {
             if self.lines[index].is_some() && turn.client.held(CALL + index).is_none() {
@@ -90,7 +85,6 @@ impl Notices {
         }
         self.again_ns = None;
         let mut count = 0;
-        // Without a channel they wait for one.
         while let Some(channel) = turn.client.held(BACKEND).filter(|_| self.calls != 0) {
             let index = self.calls.trailing_zeros() as u16;
             let call = message::vring_call(index);

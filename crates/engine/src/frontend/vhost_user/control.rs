@@ -1,8 +1,7 @@
-//! Carries out messages.
-//!
-//! The session decides whether a request is allowed, and what it requires. Before the answer, the
-//! session's state is saved for a successor; every message can be repeated from the start. A
-//! refusal is reported if the client asked for acknowledgements; otherwise it ends the connection.
+//! Carries out messages. The session decides whether a request is allowed, and its consequences.
+//! Before the answer, its state is saved for a successor; every message can be repeated from the
+//! start. A refusal is reported if the client asked for acknowledgements; otherwise it ends the
+//! connection.
 
 use super::area::InflightPlace;
 use super::inflight::{create, wanted};
@@ -19,7 +18,6 @@ use forebay_virtio::vhost_user::message::{
 use forebay_virtio::vhost_user::session::{Refusal, SessionEffect};
 use forebay_virtio::vhost_user::{MAX_CONFIG_BYTES, protocol_feature};
 
-/// A message that waits for requests in flight.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum PendingMessage {
     None,
@@ -33,7 +31,6 @@ pub(super) enum PendingMessage {
 }
 
 enum Fault {
-    /// The client is informed.
     Refused(&'static str),
     Fatal(Closing),
 }
@@ -58,7 +55,6 @@ fn no_memory(error: MapError) -> Fault {
     })
 }
 
-/// A memory table without its descriptors.
 fn is_unshared(message: &Message<'_>) -> bool {
     let kind = message
         .bytes
@@ -379,7 +375,6 @@ impl Vhost {
         Ok(())
     }
 
-    /// Serves a ring that has become enabled.
     fn start_ring(&mut self, turn: &mut Turn<'_>, index: u16) -> Result<(), Closing> {
         if self.lines[usize::from(index)].is_none() {
             // A dead engine may not have cleared its last stop.
@@ -458,7 +453,6 @@ impl Vhost {
     }
 }
 
-/// Whether a dead engine's I/O may still touch the client's memory.
 fn may_touch_memory(turn: &Turn<'_>) -> bool {
     let lane = turn.client.lane();
     lane.is_some_and(|lane| turn.core.carried.may_touch_memory_of(lane))

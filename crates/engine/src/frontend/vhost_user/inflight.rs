@@ -1,9 +1,8 @@
-//! The inflight region: the client's, or an internal one that only a successor reads.
+//! The inflight region: it tells a successor which requests were taken and not returned.
 //!
 //! It is a memory file with a part per queue. A client that wants to keep it over its own
 //! reconnection asks for it and returns it. Otherwise an internal one is made at the first message,
-//! whose answer waits until the daemon has it. It tells a successor which requests were taken and
-//! not returned. A part of an internal one is zeroed when its ring stops.
+//! whose answer waits until the daemon has it.
 
 use super::area::InflightPlace;
 use super::{INFLIGHT, Vhost, area};
@@ -26,7 +25,6 @@ pub(super) struct Inflight {
 }
 
 impl Inflight {
-    /// `None`: its place is invalid.
     pub(super) fn new(place: InflightPlace) -> Option<Self> {
         let queues = u64::from(place.area.num_queues);
         let stride = place.area.mmap_size.checked_div(queues)? & !7;
@@ -51,7 +49,7 @@ impl Inflight {
         Area::of(&Arc::new(mapping))
     }
 
-    /// A ring has stopped or starts with no requests in flight: clears an internal part.
+    /// Clears an internal part; its ring must have no requests in flight.
     pub(super) fn forget(&self, turn: &Turn<'_>, index: u16) {
         if self.place.ours
             && let Some(part) = self.part(turn, index, MAX_QUEUE_SIZE)
@@ -70,7 +68,6 @@ pub(super) fn wanted(queues: u16, size: u16) -> InflightArea {
     }
 }
 
-/// Makes and deposits a region's file.
 pub(super) fn create(turn: &mut Turn<'_>, area: &InflightArea) -> Option<Deposit> {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     let file = rustix::fs::memfd_create("forebay-inflight", flags).ok()?;

@@ -1,13 +1,10 @@
 //! vhost-user-blk: a VM's virtio disk.
 //!
 //! Takes chains from the client's rings, has the core carry them out directly in guest memory, and
-//! returns them.
-//!
-//! If the core has no room for a request, it waits and no other is taken. A turn publishes all
-//! completions since the last one, with one store and at most one call per queue, then takes new
-//! chains. Of these, requests that complete at once are published in small groups, so that both
-//! sides work in parallel. When idle, it asks for kicks, by descriptor or by message. A request
-//! longer than the core's longest transfer is split.
+//! returns them. If the core has no room for a request, it waits and no other is taken. A turn
+//! publishes all completions with one store and at most one call per queue, then takes new chains.
+//! When idle, it asks for kicks, by descriptor or by message. A request longer than the core's
+//! longest transfer is split.
 //!
 //! **Not supported:** migration of guest memory (no dirty log), memory behind an IOMMU.
 
@@ -47,7 +44,6 @@ const REQUESTS_AT_ONCE: u32 = 64;
 /// Requests, and approximate bytes, that all queues of a client may begin per turn.
 const CLIENT_AT_ONCE: u32 = 256;
 const BYTES_AT_ONCE: u32 = 4 << 20;
-/// Requests that complete at once are published in groups of this size.
 const SHOWN_AT_ONCE: usize = 8;
 
 /// Descriptor slots of rings, by number.
@@ -70,12 +66,10 @@ pub(crate) struct Vhost {
     pieces: Pieces,
     /// Requests that completed at once, to be returned.
     over: Vec<Over>,
-    /// Their statistics.
     at_once: AtOnce,
     /// A request for which, or for the rest of which, the core had no room.
     waiting: Option<BegunRequest>,
     pending: PendingMessage,
-    /// Kicks are asked for.
     armed: bool,
     notices: Notices,
     /// Which queue is polled first.
@@ -112,9 +106,6 @@ fn disk_of(turn: &Turn<'_>, queues: u16) -> Result<Disk, Closing> {
 
 impl Vhost {
     /// For a dead engine's client, [`Protocol::resume`] follows.
-    ///
-    /// # Errors
-    /// Why it cannot be served.
     pub(crate) fn new(turn: &mut Turn<'_>, queues: u16) -> Result<Self, Closing> {
         let queues = queues.clamp(1, MAX_QUEUES as u16);
         let disk = disk_of(turn, queues)?;
@@ -157,7 +148,7 @@ impl Vhost {
         any
     }
 
-    /// Publishes completions while more requests are taken, so that the driver works in parallel.
+    /// Publishes small groups, so that the driver works in parallel.
     #[inline]
     fn show_some(&mut self, turn: &mut Turn<'_>, index: usize) {
         if self.over.len() >= SHOWN_AT_ONCE {
@@ -168,7 +159,6 @@ impl Vhost {
         }
     }
 
-    /// Whether a queue may take new chains now.
     fn may_take(&self, index: usize) -> bool {
         self.session.is_served(index as u16)
             && !matches!(self.pending, PendingMessage::Reset(_))
@@ -303,7 +293,6 @@ impl Protocol for Vhost {
         self.armed = true;
         // Room for a waiting request wakes us.
         let mut may = true;
-        // A dead engine's requests wait for a fence, which wakes us.
         let left = self.lines.iter().flatten();
         let is_left = left.into_iter().any(|line| line.queue.left() > 0);
         if is_left && self.waiting.is_none() && self.may_redo(turn) {
@@ -381,7 +370,7 @@ impl Protocol for Vhost {
     }
 }
 
-/// Sets the blame for a crash: this request, or the client's rings.
+/// Sets the blame for a crash from here on.
 #[inline]
 fn blame(turn: &Turn<'_>, slot: Option<u16>) {
     if let Some(lane) = turn.client.lane() {

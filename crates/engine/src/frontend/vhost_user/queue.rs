@@ -10,7 +10,6 @@ use forebay_virtio::vhost_user::session::Vring;
 
 #[derive(Clone, Copy, Default, Debug)]
 pub(super) struct Slot {
-    /// Where its status byte is.
     pub status_address: u64,
     /// Bytes that the device writes on success.
     pub written: u32,
@@ -92,7 +91,6 @@ impl Vhost {
         Ok(())
     }
 
-    /// The memory changed: looks up the served rings again.
     pub(super) fn memory_changed(&mut self, turn: &Turn<'_>) -> Result<(), Closing> {
         self.pieces.let_go();
         let packed = self.is_packed();

@@ -1,9 +1,8 @@
 //! A request's path: from its chain to the core, and back to its ring.
 //!
-//! A request becomes one core command, or several if it exceeds the core's longest transfer; a
-//! counter tracks these. Without room in the core, it waits with its chain ([`Vhost::waiting`]),
-//! and is retried every turn. After its last command the status byte is stored and the chain
-//! returned.
+//! A request becomes one core command, or several if it exceeds the core's longest transfer.
+//! Without room in the core, it waits with its chain ([`Vhost::waiting`]), and is retried every
+//! turn.
 
 use super::area::Record;
 use super::queue::Slot;
@@ -31,17 +30,13 @@ pub(super) struct Over {
     queue: u16,
     tag: u16,
     status: BlkStatus,
-    /// It has a record.
     recorded: bool,
-    /// Where its status byte is.
     status_address: u64,
-    /// Bytes written on success.
     written: u32,
 }
 
 enum Tried {
     No,
-    /// Not completed at once; its pieces are collected.
     Collected,
     Over,
 }
@@ -68,8 +63,8 @@ impl Vhost {
         turn.core.qos.may_answer(turn.client.lane());
     }
 
-    /// Begins the request in [`Vhost::chain`]; `again`: a dead engine may have begun it. Returns
-    /// about how many bytes it moves.
+    /// Begins the request in [`Vhost::chain`]; returns about how many bytes it moves. `again`: a
+    /// dead engine may have begun it.
     pub(super) fn begin(&mut self, turn: &mut Turn<'_>, queue: u16, tag: u16, again: bool) -> u32 {
         let request = match blk::parse(&self.chain, turn.client.memory(), &self.disk) {
             Ok(request) => request,
@@ -232,7 +227,7 @@ impl Vhost {
         line.slots.get_mut(usize::from(tag))
     }
 
-    /// Gives the core one command: the next `part` bytes of the request.
+    /// Gives the core the next `part` bytes of the request.
     fn try_part(
         &mut self,
         turn: &mut Turn<'_>,
@@ -369,7 +364,7 @@ impl Vhost {
         BlkStatus::Ok
     }
 
-    /// Returns the chains of requests that completed at once, together.
+    /// Together, so that the driver sees them together.
     #[inline]
     pub(super) fn finish_over(&mut self, turn: &mut Turn<'_>) {
         if self.over.is_empty() && self.at_once.is_none() {
@@ -387,7 +382,6 @@ impl Vhost {
         self.over.clear();
     }
 
-    /// Returns a chain with its status.
     #[inline]
     fn finish(&mut self, turn: &mut Turn<'_>, over: &Over) {
         let number = slot_of(over.queue, over.tag);
@@ -412,7 +406,6 @@ impl Vhost {
         line.ended = true;
     }
 
-    /// A command came back from the core.
     #[inline]
     pub(super) fn ended(&mut self, turn: &mut Turn<'_>, done: DoneIo) {
         let number = done.owner.slot;

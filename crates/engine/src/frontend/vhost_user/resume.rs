@@ -1,11 +1,10 @@
 //! Continues a dead engine's client.
 //!
-//! The session comes from the machine file. Each started ring is served again, with the requests
-//! that the inflight region lists as taken and not returned. Our own records, never guest memory,
-//! tell what may be at devices. These requests are recovered (`core::Core::carry_machine`) before
-//! others begin, and begin again when the dead engine cannot touch guest memory
-//! ([`Vhost::may_redo`]). Requests that don't overlap them continue at once. Then every driver is
-//! called, and every ring polled.
+//! Each started ring is served again, with the requests that the inflight region lists as taken and
+//! not returned. Our own records, never guest memory, tell which requests may be at devices. These
+//! are recovered (`core::Core::carry_machine`) first, and begin again when the dead engine cannot
+//! touch guest memory ([`Vhost::may_redo`]). Requests that don't overlap them continue at once.
+//! Then every driver is called, and every ring polled.
 
 use super::area::Record;
 use super::inflight::Inflight;
@@ -80,7 +79,6 @@ impl Vhost {
         records.iter().all(|(slot, _)| left.contains(slot))
     }
 
-    /// Makes overlapping commands wait for these.
     fn carry(&mut self, turn: &mut Turn<'_>, records: &[(u16, Record)]) {
         let Some(lane) = turn.client.lane() else {
             return;
@@ -119,7 +117,6 @@ impl Vhost {
         }
     }
 
-    /// Whether the blamed request must not be retried.
     pub(super) fn kills(&self, turn: &Turn<'_>) -> bool {
         area(turn).blamed().is_some_and(|(_, n)| n >= DEATHS)
     }
