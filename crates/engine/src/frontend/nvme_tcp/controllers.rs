@@ -1,7 +1,7 @@
 //! A reactor's controllers: each associates a host with an export, or with discovery.
 //!
-//! The rules are in `nvme::controller`. Here is the link to this engine: connections, lane, record
-//! in the state region, progress of a reset or shutdown. May allocate. **Not here:** when an
+//! The rules are in `nvme::controller`. This is the link to this engine: connections, lane, record
+//! in the state region, progress of a reset or shutdown. It may allocate. **Not here:** when an
 //! association ends ([`super::lifecycle`]).
 
 use super::conn::Conn;
@@ -186,7 +186,7 @@ struct DiscoveryList {
 }
 
 impl DiscoveryList {
-    /// A hash of the list ([`fnv`]), the same in a successor.
+    /// A hash of the list ([`fnv`]). A successor computes an equal one.
     fn generation(&self) -> u64 {
         self.ports
             .iter()

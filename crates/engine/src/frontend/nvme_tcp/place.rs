@@ -1,9 +1,9 @@
 //! Attaches a connection: from the listener to a working queue.
 //!
-//! The controller checks the Connect, the queue is recorded, its answer published. Only then are
-//! the host's first bytes consumed, at which the listener merely peeked. So after a death the
-//! listener begins again with all bytes in the socket, or the queue continues. **Not here:** who
-//! may connect ([`crate::listener`]).
+//! The controller checks the Connect, then the queue is recorded and its answer published. Only
+//! then are the host's first bytes consumed, at which the listener merely peeked. So after a death
+//! the listener begins again with all bytes in the socket, or the queue continues. **Not here:**
+//! access control ([`crate::listener`]).
 
 use super::conn::{Conn, Life, NewConn};
 use super::controllers::{Attached, Quiesce, take_controller_slot, take_queue_slot};

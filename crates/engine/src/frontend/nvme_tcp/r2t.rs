@@ -77,7 +77,7 @@ impl Parts {
         Asked::Parts(p.dwords)
     }
 
-    /// A dead engine's command: what has come, and how many R2Ts the host has.
+    /// A dead engine's command: the data that came, and the host's number of R2Ts.
     pub(super) fn inherit(&mut self, slot: u16, dwords: [u16; R2T_PARTS], r2ts: u8) {
         if let Some(p) = self.of.get_mut(usize::from(slot)) {
             *p = R2tProgress {

@@ -6,7 +6,7 @@
 //! repetition counts once. With the answer comes the new state, which updates the gates. The
 //! losers' waiting commands end, and the answer waits for their commands at devices ([`Drain`]).
 //! After [`OWNER_WAIT_LIMIT_NS`](crate::core::OWNER_WAIT_LIMIT_NS) the command ends with Command
-//! Interrupted, even if it was carried out. May allocate.
+//! Interrupted, even if it was carried out. This path may allocate.
 
 use super::NvmeTcp;
 use super::conn::Conn;

@@ -1,10 +1,10 @@
 //! Receives a connection's PDUs in place, and its data into staging buffers.
 //!
-//! Bytes arrive in the reactor's one large buffer, at [`RECEIVE_AT`]. R2T data goes to its staging
-//! buffer at once; if much is missing, the socket is read directly into it. The rest is kept in the
-//! connection's two buffers alternately, so that bytes named by a record never move. Before a
-//! receive the reactor records the connection and the stream position; the kernel knows whether
-//! bytes came.
+//! Bytes arrive in the reactor's one large buffer, at [`RECEIVE_AT`], so that kept bytes fit in
+//! front of them. R2T data goes to its staging buffer at once; if much is missing, the socket is
+//! read directly into it. The rest is kept in the connection's two buffers alternately, so that
+//! bytes named by a record never move. Before a receive the reactor records the connection and the
+//! stream position; the kernel knows whether bytes came.
 //!
 //! Checks the order and place of data (TCP 3.3.2, 3.6.2.8); the codec checks a PDU's fields. **Not
 //! here:** commands ([`super::command`], [`super::admin`]).
@@ -29,7 +29,7 @@ use std::os::fd::OwnedFd;
 
 /// Commands taken before completions are polled again.
 const BATCH: u32 = 8;
-/// With so much data missing, the socket is read directly into the staging buffer.
+/// If this many bytes are missing, the socket is read directly into the staging buffer.
 const DIRECT_BYTES: u32 = 16 * 1024;
 /// Bytes received behind such data: the next header and little more, since they are copied.
 const BEHIND_BYTES: usize = 4 * 1024;

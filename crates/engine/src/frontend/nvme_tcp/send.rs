@@ -1,4 +1,4 @@
-//! When a turn sends. **Not here:** what is sent ([`super::tx`]).
+//! When a turn sends. **Not here:** the send queue ([`super::tx`]).
 
 use super::conn::Life;
 use super::{NvmeTcp, SEND_ITEMS, TurnEvent, slots};
@@ -75,7 +75,7 @@ impl NvmeTcp {
         }
     }
 
-    /// Sends what is not held back.
+    /// Sends for connections that need not wait for more answers.
     pub(super) fn send_all(&mut self, core: &mut Core, beside: Beside<'_>) -> bool {
         let mut any = false;
         // The last one has most likely waited least.

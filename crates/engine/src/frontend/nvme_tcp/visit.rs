@@ -1,5 +1,5 @@
-//! One connection's part of a turn: retry what waits, take kept bytes, then receive once. **Not
-//! here:** what a PDU means ([`super::rx`]), which connections are visited ([`super::turn`]).
+//! One connection's part of a turn: retry waiting commands, take kept bytes, then receive once.
+//! **Not here:** what a PDU means ([`super::rx`]), which connections are visited ([`super::turn`]).
 
 use super::conn::{Conn, Life};
 use super::rx::{self, Inbound, Received, Stop};

@@ -2,8 +2,8 @@
 //!
 //! A command's effect is saved together with its completion, which is posted afterwards
 //! ([`forebay_nvme::pcie::Function::run_admin`]). A successor posts it again, at the same place
-//! with the same content. May allocate. **Not here:** the commands themselves (`nvme::pcie`,
-//! `nvme::controller`).
+//! with the same content. This path may allocate. **Not here:** the commands themselves
+//! (`nvme::pcie`, `nvme::controller`).
 
 use super::Pcie;
 use super::memory::{ClientMemory, Env};

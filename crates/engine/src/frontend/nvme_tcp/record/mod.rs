@@ -1,8 +1,8 @@
 //! All stores to a queue's records in the state region, for a successor.
 //!
-//! Its reader also asks the kernel how much of each stream was consumed and accepted. A killed
-//! thread has carried out a prefix of its program, so program order is enough: all stores are
-//! `Release`, which costs nothing here. Each function is one step of the specification
+//! A successor reads them, and asks the kernel how much of each stream was consumed and accepted. A
+//! killed thread has carried out a prefix of its program, so program order is enough: all stores
+//! are `Release`, which costs nothing here. Each function is one step of the specification
 //! (`docs/src/takeover.md`); its last store validates the others. No other code stores these words.
 //! Without [`RECORDS`] the I/O path's functions do nothing, so that their cost can be measured.
 //!

@@ -9,7 +9,7 @@ use forebay_xlate::reactor_side::Answer;
 
 pub(super) const ABORTED: Status = Status::COMMAND_ABORT_REQUESTED;
 
-/// Aborts command `cid` of queue 1; returns bit 0 of the answer.
+/// Aborts command `cid` of queue `sqid`; returns 1 if it was not aborted.
 pub(super) fn abort(rig: &mut rig::Rig, admin: &mut Host, sqid: u16, cid: u16) -> u64 {
     let id = u32::from(cid) << 16 | u32::from(sqid);
     admin.say(&Sqe::new(8, 90).with_cdw(10, id), &[]);

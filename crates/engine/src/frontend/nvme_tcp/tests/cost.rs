@@ -2,7 +2,7 @@
 //!
 //! Only [`counted_turn`] is counted (by its name), once all is warm. `FOREBAY_COST` selects the
 //! run: `read:8:1000` for 1000 times eight reads of 4 KiB on a null device; `read:8:1000::admitted`
-//! for the same of an admitted tenant with ample budget.
+//! adds a tenant with ample budget.
 
 use super::rig::{Host, Rig, rig_on, rw, write_in_capsule};
 use crate::frontend::Frontend;

@@ -172,7 +172,7 @@ fn a_reservation_keeps_others_out_and_tells_them() {
     assert!(admin.hear().is_none(), "once, until the log is read");
 }
 
-/// SMART data belongs to the export: it is the same for every host, and includes earlier engines.
+/// SMART data belongs to the export: every host sees equal values, which include earlier engines.
 #[test]
 fn health_is_the_exports() {
     let mut rig = rig();

@@ -262,7 +262,7 @@ impl Queue {
         }
     }
 
-    /// Sends and receives some; returns what was received.
+    /// Sends and receives some; returns the received PDUs.
     pub(super) fn exchange(&mut self, dice: &mut Dice) -> Vec<(Pdu, Vec<u8>)> {
         let mut heard = Vec::new();
         if self.output.is_empty() && !self.open.is_empty() {
