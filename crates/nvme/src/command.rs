@@ -1,9 +1,7 @@
-//! Submission and completion queue entries, and SGL descriptors.
+//! Submission and completion queue entries, and SGL descriptors, for every transport.
 //!
-//! Purpose: the 64-byte and 16-byte entries that every queue carries, whatever the transport.
-//! Design: little-endian byte-aligned fields, so any 64 received bytes are a valid [`Sqe`]; typed
-//! accessors return native integers. Does NOT judge a command: opcodes, ranges and flags are
-//! checked by [`crate::controller`] and [`crate::io`].
+//! Fields are byte-aligned, so any 64 received bytes are a valid [`Sqe`]. [`crate::controller`] and
+//! [`crate::io`] check the contents.
 
 use crate::Status;
 use zerocopy::little_endian::{U16, U32, U64};
@@ -15,36 +13,36 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 )]
 #[repr(C)]
 pub struct Sqe {
-    /// CDW0 bits 7:0, Opcode (Base 2.0, 3.3.3.1, figure 86).
+    /// CDW0 bits 7:0 (Base 2.0, 3.3.3.1, figure 86).
     pub opcode: u8,
-    /// CDW0 bits 15:8: FUSE in bits 1:0, PSDT in bits 7:6 (Base 2.0, 3.3.3.1, figure 86).
+    /// CDW0 bits 15:8: FUSE in bits 1:0, PSDT in bits 7:6.
     pub flags: u8,
-    /// CDW0 bits 31:16, Command Identifier (Base 2.0, 3.3.3.1, figure 86).
+    /// CDW0 bits 31:16, command identifier.
     pub cid: U16,
-    /// Namespace Identifier (Base 2.0, 3.3.3.1, figure 87). Byte 4 is FCTYPE in Fabrics commands.
+    /// Namespace identifier. Byte 4 is FCTYPE in Fabrics commands.
     pub nsid: U32,
-    /// Command Dword 2.
+    /// Dword 2.
     pub cdw2: U32,
-    /// Command Dword 3.
+    /// Dword 3.
     pub cdw3: U32,
-    /// Metadata Pointer (Base 2.0, 3.3.3.1, figure 87).
+    /// Metadata pointer.
     pub mptr: U64,
-    /// Data Pointer: PRP entries, or SGL Entry 1 (Base 2.0, 3.3.3.1, figure 87).
+    /// Data pointer: PRP entries or an SGL descriptor.
     pub dptr: [u8; 16],
-    /// Command Dwords 10 to 15.
+    /// Dwords 10 to 15.
     pub cdw10_15: [U32; 6],
 }
 const _: () = assert!(size_of::<Sqe>() == 64 && align_of::<Sqe>() == 1);
 
-/// PSDT 01b: SGLs are used, MPTR is a contiguous buffer (Base 2.0, 3.3.3.1, figure 86).
+/// PSDT 01b: SGL for data, contiguous metadata buffer (Base 2.0, 3.3.3.1, figure 86).
 pub const FLAGS_PSDT_SGL: u8 = 0x40;
-/// The PSDT bits of [`Sqe::flags`].
+/// PSDT bits of [`Sqe::flags`].
 pub const FLAGS_PSDT_MASK: u8 = 0xC0;
-/// The FUSE bits of [`Sqe::flags`].
+/// FUSE bits of [`Sqe::flags`].
 pub const FLAGS_FUSE_MASK: u8 = 0x03;
 
 impl Sqe {
-    /// An entry with the opcode and command identifier given, and everything else zero.
+    /// An otherwise zero entry.
     pub fn new(opcode: u8, cid: u16) -> Self {
         Self {
             opcode,
@@ -56,51 +54,51 @@ impl Sqe {
     pub fn opcode(&self) -> u8 {
         self.opcode
     }
-    /// Command Identifier.
+    /// Command identifier.
     pub fn cid(&self) -> u16 {
         self.cid.get()
     }
-    /// Namespace Identifier.
+    /// Namespace identifier.
     pub fn nsid(&self) -> u32 {
         self.nsid.get()
     }
-    /// FUSE: 0 for a command that is not fused.
+    /// FUSE: 0 if not fused.
     pub fn fuse(&self) -> u8 {
         self.flags & FLAGS_FUSE_MASK
     }
-    /// PSDT: 0 PRP, 1 SGL (2 SGL with a metadata SGL, 3 reserved).
+    /// PSDT: 0 PRP, 1 SGL, 2 SGL with metadata SGL, 3 reserved.
     pub fn psdt(&self) -> u8 {
         self.flags >> 6
     }
-    /// Command Dword `n`, 0 to 15. The index is the caller's, never a peer's.
+    /// Dword `n`, 0 to 15. The caller must choose `n`, never a peer.
     pub fn cdw(&self, n: usize) -> u32 {
         let dwords: &[U32; 16] = zerocopy::transmute_ref!(self);
         dwords[n].get()
     }
-    /// Command Dwords `n` (low) and `n + 1` (high) as one number.
+    /// Dwords `n` (low) and `n + 1` (high).
     pub fn cdw64(&self, n: usize) -> u64 {
         u64::from(self.cdw(n)) | u64::from(self.cdw(n + 1)) << 32
     }
-    /// The Data Pointer as an SGL descriptor.
+    /// The data pointer as an SGL descriptor.
     pub fn sgl(&self) -> SglDescriptor {
         zerocopy::transmute!(self.dptr)
     }
-    /// The same entry for a namespace.
+    /// Sets the namespace.
     pub fn with_nsid(mut self, nsid: u32) -> Self {
         self.nsid = U32::new(nsid);
         self
     }
-    /// The same entry with Command Dword `n`, 10 to 15, set.
+    /// Sets dword `n`, 10 to 15.
     pub fn with_cdw(mut self, n: usize, value: u32) -> Self {
         self.cdw10_15[n - 10] = U32::new(value);
         self
     }
-    /// The same entry with Command Dwords `n` and `n + 1` (10 to 14) set.
+    /// Sets dwords `n` and `n + 1`; `n` is 10 to 14.
     pub fn with_cdw64(self, n: usize, value: u64) -> Self {
         self.with_cdw(n, value as u32)
             .with_cdw(n + 1, (value >> 32) as u32)
     }
-    /// The same entry with an SGL descriptor as its data pointer and PSDT set to say so.
+    /// Sets the data pointer and PSDT.
     pub fn with_sgl(mut self, sgl: SglDescriptor) -> Self {
         self.flags = (self.flags & !FLAGS_PSDT_MASK) | FLAGS_PSDT_SGL;
         self.dptr = zerocopy::transmute!(sgl);
@@ -138,21 +136,21 @@ impl std::fmt::Debug for Sqe {
 )]
 #[repr(C)]
 pub struct Cqe {
-    /// Dwords 0 and 1: command specific (Fabrics responses use all 8 bytes).
+    /// Dwords 0 and 1; Fabrics responses use all 8 bytes.
     pub result: U64,
-    /// SQ Head Pointer (Base 2.0, 3.3.3.2).
+    /// SQ head pointer.
     pub sqhd: U16,
-    /// SQ Identifier; reserved in Fabrics (Base 2.0, 3.3.3.2).
+    /// SQ identifier; reserved in Fabrics.
     pub sqid: U16,
-    /// Command Identifier (Base 2.0, 3.3.3.2).
+    /// Command identifier.
     pub cid: U16,
-    /// Bit 0 the Phase Tag (zero in Fabrics), bits 15:1 the Status Field (Base 2.0, 3.3.3.2.1).
+    /// Bit 0: phase tag (zero in Fabrics); bits 15:1: status (Base 2.0, 3.3.3.2.1).
     pub status: U16,
 }
 const _: () = assert!(size_of::<Cqe>() == 16 && align_of::<Cqe>() == 1);
 
 impl Cqe {
-    /// A completion with its phase tag zero, as Fabrics wants it.
+    /// A completion with phase tag zero, as Fabrics requires.
     pub fn new(result: u64, sqhd: u16, sqid: u16, cid: u16, status: Status) -> Self {
         Self {
             result: U64::new(result),
@@ -162,31 +160,31 @@ impl Cqe {
             status: U16::new(status.0 << 1),
         }
     }
-    /// Command-specific result, dwords 0 and 1.
+    /// Dwords 0 and 1.
     pub fn result(&self) -> u64 {
         self.result.get()
     }
-    /// SQ Head Pointer.
+    /// SQ head pointer.
     pub fn sqhd(&self) -> u16 {
         self.sqhd.get()
     }
-    /// SQ Identifier.
+    /// SQ identifier.
     pub fn sqid(&self) -> u16 {
         self.sqid.get()
     }
-    /// Command Identifier.
+    /// Command identifier.
     pub fn cid(&self) -> u16 {
         self.cid.get()
     }
-    /// The Status Field, without the phase tag.
+    /// Status without the phase tag.
     pub fn status(&self) -> Status {
         Status(self.status.get() >> 1)
     }
-    /// The Phase Tag.
+    /// Phase tag.
     pub fn phase(&self) -> bool {
         self.status.get() & 1 != 0
     }
-    /// The same entry with its phase tag set or cleared (memory-based transports).
+    /// Sets the phase tag (memory-based transports).
     pub fn with_phase(mut self, phase: bool) -> Self {
         self.status = U16::new((self.status.get() & !1) | u16::from(phase));
         self
@@ -209,27 +207,27 @@ impl Cqe {
 )]
 #[repr(C)]
 pub struct SglDescriptor {
-    /// Address; an offset into the capsule for sub type 1h; reserved for a transport data block.
+    /// Address; capsule offset for subtype 1h; reserved for transport data blocks.
     pub address: U64,
     /// Length in bytes.
     pub length: U32,
-    /// Reserved in the descriptor types that Forebay uses.
+    /// Reserved in the types used here.
     pub reserved: [u8; 3],
-    /// SGL Descriptor Type in bits 7:4, Sub Type in bits 3:0 (Base 2.0, 4.1.2).
+    /// Type in bits 7:4, subtype in bits 3:0.
     pub kind: u8,
 }
 const _: () = assert!(size_of::<SglDescriptor>() == 16 && align_of::<SglDescriptor>() == 1);
 
 impl SglDescriptor {
-    /// Data Block with an address (type 0h, sub type 0h).
+    /// Data block at an address (type 0h, subtype 0h).
     pub const DATA_BLOCK_ADDRESS: u8 = 0x00;
-    /// Data Block with an offset into the capsule (type 0h, sub type 1h): in-capsule data.
+    /// In-capsule data at an offset (type 0h, subtype 1h).
     pub const DATA_BLOCK_OFFSET: u8 = 0x01;
-    /// Segment (type 2h, sub type 0h).
+    /// Segment (type 2h, subtype 0h).
     pub const SEGMENT: u8 = 0x20;
-    /// Last Segment (type 3h, sub type 0h).
+    /// Last segment (type 3h, subtype 0h).
     pub const LAST_SEGMENT: u8 = 0x30;
-    /// Transport SGL Data Block (type 5h, sub type Ah): data moves in transport PDUs.
+    /// Data in transport PDUs (type 5h, subtype Ah).
     pub const TRANSPORT_DATA_BLOCK: u8 = 0x5A;
 
     /// A transport data block of `length_bytes`.
@@ -240,7 +238,7 @@ impl SglDescriptor {
             ..Self::default()
         }
     }
-    /// In-capsule data of `length_bytes` at `offset_bytes` (from ICDOFF).
+    /// In-capsule data; the offset counts from ICDOFF.
     pub fn in_capsule(offset_bytes: u64, length_bytes: u32) -> Self {
         Self {
             address: U64::new(offset_bytes),
@@ -249,7 +247,7 @@ impl SglDescriptor {
             ..Self::default()
         }
     }
-    /// Address, or offset into the capsule.
+    /// Address, or capsule offset.
     pub fn address(&self) -> u64 {
         self.address.get()
     }

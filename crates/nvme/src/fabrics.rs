@@ -1,9 +1,7 @@
-//! Fabrics commands and the Discovery log page.
+//! Layouts of Fabrics commands, Connect data and the Discovery log page.
 //!
-//! Purpose: the layouts of Connect, Property Get/Set and Disconnect, of Connect's 1024 bytes of
-//! data, and of discovery log entries. Design: each command is its own 64-byte view; a [`Sqe`]
-//! converts into one without a copy being visible. Does NOT judge them: who may connect is the
-//! transport's and the engine's decision, properties are [`crate::controller`]'s.
+//! Each command is a 64-byte view of an [`Sqe`]. The transport and the engine decide who may
+//! connect; [`crate::controller`] handles the properties.
 
 use crate::{Nqn, NqnError, Sqe, Status, opcode};
 use zerocopy::little_endian::{U16, U32, U64};
@@ -31,23 +29,23 @@ pub struct ConnectCommand {
     pub flags: u8,
     /// Command Identifier.
     pub cid: U16,
-    /// Fabrics Command Type, 01h.
+    /// Fabrics command type, 01h.
     pub fctype: u8,
     /// Reserved.
     pub reserved5: [u8; 19],
-    /// SGL Descriptor 1: where the [`ConnectData`] is.
+    /// Points to the [`ConnectData`].
     pub sgl1: [u8; 16],
-    /// Record Format, 0.
+    /// Record format, 0.
     pub recfmt: U16,
-    /// Queue ID: 0 creates the Admin queue and the association.
+    /// Queue ID: 0 creates the admin queue and the association.
     pub qid: U16,
-    /// Submission Queue Size, 0's based.
+    /// Submission queue size, 0's based.
     pub sqsize: U16,
-    /// Connect Attributes: see `CATTR_*`.
+    /// Attributes: see `CATTR_*`.
     pub cattr: u8,
     /// Reserved.
     pub reserved47: u8,
-    /// Keep Alive Timeout in milliseconds; Admin queue only.
+    /// Keep Alive Timeout, ms; admin queue only.
     pub kato: U32,
     /// Reserved.
     pub reserved52: [u8; 12],
@@ -55,20 +53,20 @@ pub struct ConnectCommand {
 const _: () = assert!(size_of::<ConnectCommand>() == 64);
 
 impl ConnectCommand {
-    /// CATTR bit 2: the host asks to disable submission queue flow control.
+    /// The host asks to disable submission queue flow control.
     pub const CATTR_DISABLE_SQ_FLOW_CONTROL: u8 = 1 << 2;
-    /// CATTR bit 3: the host supports deletion of individual I/O queues (Disconnect).
+    /// The host can delete single I/O queues (Disconnect).
     pub const CATTR_INDIVIDUAL_QUEUE_DELETION: u8 = 1 << 3;
 
-    /// The view of a submission queue entry.
+    /// Views a submission queue entry.
     pub fn of(sqe: &Sqe) -> &Self {
         zerocopy::transmute_ref!(sqe)
     }
-    /// The command as a submission queue entry.
+    /// Converts to a submission queue entry.
     pub fn to_sqe(&self) -> Sqe {
         zerocopy::transmute!(*self)
     }
-    /// A Connect for queue `qid` of `entries` entries (2 to 65536), its SGL still zero.
+    /// A Connect without SGL for queue `qid` of `entries` entries (2 to 65536).
     pub fn new(cid: u16, qid: u16, entries: u32, kato_ms: u32) -> Self {
         Self {
             opcode: opcode::FABRICS,
@@ -88,15 +86,15 @@ impl ConnectCommand {
 )]
 #[repr(C)]
 pub struct ConnectData {
-    /// Host Identifier, 128 bits.
+    /// 128-bit Host Identifier.
     pub hostid: [u8; 16],
-    /// Controller ID: FFFFh asks for any controller (dynamic model) in an Admin queue's Connect.
+    /// Controller ID: FFFFh asks for any in the admin queue's Connect.
     pub cntlid: U16,
     /// Reserved.
     pub reserved18: [u8; 238],
-    /// NVM Subsystem NVMe Qualified Name, zero-terminated.
+    /// Subsystem NQN, zero-terminated.
     pub subnqn: [u8; 256],
-    /// Host NVMe Qualified Name, zero-terminated.
+    /// Host NQN, zero-terminated.
     pub hostnqn: [u8; 256],
     /// Reserved.
     pub reserved768: [u8; 256],
@@ -104,19 +102,19 @@ pub struct ConnectData {
 const _: () = assert!(size_of::<ConnectData>() == 1024);
 
 impl ConnectData {
-    /// CNTLID FFFFh: any controller, dynamic controller model.
+    /// Any controller, dynamic controller model.
     pub const CNTLID_DYNAMIC: u16 = 0xFFFF;
-    /// CNTLID FFFEh: any controller, static controller model.
+    /// Any controller, static controller model.
     pub const CNTLID_STATIC_ANY: u16 = 0xFFFE;
 
-    /// Byte offset of CNTLID, for [`invalid_parameter`].
+    /// Byte offset of CNTLID.
     pub const OFFSET_CNTLID: u16 = 16;
     /// Byte offset of SUBNQN.
     pub const OFFSET_SUBNQN: u16 = 256;
     /// Byte offset of HOSTNQN.
     pub const OFFSET_HOSTNQN: u16 = 512;
 
-    /// Connect data of a host.
+    /// Builds Connect data.
     pub fn new(hostid: [u8; 16], cntlid: u16, subnqn: &Nqn, hostnqn: &Nqn) -> Self {
         Self {
             hostid,
@@ -127,25 +125,25 @@ impl ConnectData {
             reserved768: [0; 256],
         }
     }
-    /// The subsystem's name, checked.
+    /// The checked subsystem NQN.
     pub fn subnqn(&self) -> Result<Nqn, NqnError> {
         Nqn::from_field(&self.subnqn)
     }
-    /// The host's name, checked.
+    /// The checked host NQN.
     pub fn hostnqn(&self) -> Result<Nqn, NqnError> {
         Nqn::host_from_field(&self.hostnqn)
     }
 }
 
-/// The status and the completion's dwords 0 and 1 for a Connect whose field is wrong (Base 2.0,
-/// 6.3): IPO in bits 15:0, IATTR in bits 23:16 (0: in the command, 1: in its data).
+/// Status and completion dwords 0–1 for a wrong Connect field (Base 2.0, 6.3).
+///
+/// IPO is in bits 15:0 and IATTR in bits 23:16 (0: in the command, 1: in its data).
 pub fn invalid_parameter(in_data: bool, offset_bytes: u16) -> (Status, u64) {
     let result = u64::from(offset_bytes) | u64::from(in_data) << 16;
     (Status::CONNECT_INVALID_PARAMETERS.with_dnr(), result)
 }
 
-/// Property Get and Property Set commands (Base 2.0, 6.5 and 6.6). VALUE is
-/// reserved in Property Get.
+/// Property Get and Set commands (Base 2.0, 6.5, 6.6). Get reserves VALUE.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
 )]
@@ -153,19 +151,19 @@ pub fn invalid_parameter(in_data: bool, offset_bytes: u16) -> (Status, u64) {
 pub struct PropertyCommand {
     /// Opcode, 7Fh.
     pub opcode: u8,
-    /// Reserved; PSDT is not used.
+    /// Reserved.
     pub flags: u8,
     /// Command Identifier.
     pub cid: U16,
-    /// Fabrics Command Type: 00h Set, 04h Get.
+    /// Fabrics command type: 00h Set, 04h Get.
     pub fctype: u8,
     /// Reserved.
     pub reserved5: [u8; 35],
-    /// Attributes: bits 2:0 the size, 0 for 4 bytes, 1 for 8 bytes.
+    /// Bits 2:0: size, 0 for 4 bytes, 1 for 8 bytes.
     pub attrib: u8,
     /// Reserved.
     pub reserved41: [u8; 3],
-    /// Offset of the property in bytes.
+    /// Property offset in bytes.
     pub ofst: U32,
     /// Value (Set).
     pub value: U64,
@@ -175,15 +173,15 @@ pub struct PropertyCommand {
 const _: () = assert!(size_of::<PropertyCommand>() == 64);
 
 impl PropertyCommand {
-    /// The view of a submission queue entry.
+    /// Views a submission queue entry.
     pub fn of(sqe: &Sqe) -> &Self {
         zerocopy::transmute_ref!(sqe)
     }
-    /// The command as a submission queue entry.
+    /// Converts to a submission queue entry.
     pub fn to_sqe(&self) -> Sqe {
         zerocopy::transmute!(*self)
     }
-    /// A Property Get of the property at `offset`, 4 or 8 bytes wide.
+    /// A Property Get of 4 or 8 bytes.
     pub fn get(cid: u16, offset: u32, wide: bool) -> Self {
         Self {
             opcode: opcode::FABRICS,
@@ -194,7 +192,7 @@ impl PropertyCommand {
             ..Self::new_zeroed()
         }
     }
-    /// A Property Set of the property at `offset`, 4 or 8 bytes wide.
+    /// A Property Set of 4 or 8 bytes.
     pub fn set(cid: u16, offset: u32, wide: bool, value: u64) -> Self {
         Self {
             fctype: opcode::fctype::PROPERTY_SET,
@@ -202,7 +200,7 @@ impl PropertyCommand {
             ..Self::get(cid, offset, wide)
         }
     }
-    /// The width: `Some(true)` 8 bytes, `Some(false)` 4 bytes, `None` reserved.
+    /// `Some(true)`: 8 bytes; `Some(false)`: 4 bytes; `None`: reserved.
     pub fn wide(&self) -> Option<bool> {
         match self.attrib & 7 {
             0 => Some(false),
@@ -224,11 +222,11 @@ pub struct DisconnectCommand {
     pub flags: u8,
     /// Command Identifier.
     pub cid: U16,
-    /// Fabrics Command Type, 08h.
+    /// Fabrics command type, 08h.
     pub fctype: u8,
     /// Reserved.
     pub reserved5: [u8; 35],
-    /// Record Format, 0.
+    /// Record format, 0.
     pub recfmt: U16,
     /// Reserved.
     pub reserved42: [u8; 22],
@@ -236,13 +234,13 @@ pub struct DisconnectCommand {
 const _: () = assert!(size_of::<DisconnectCommand>() == 64);
 
 impl DisconnectCommand {
-    /// The view of a submission queue entry.
+    /// Views a submission queue entry.
     pub fn of(sqe: &Sqe) -> &Self {
         zerocopy::transmute_ref!(sqe)
     }
 }
 
-/// The Fabrics Command Type of an entry whose opcode is [`opcode::FABRICS`].
+/// Fabrics command type of an [`opcode::FABRICS`] entry.
 pub fn fctype(sqe: &Sqe) -> u8 {
     sqe.nsid() as u8
 }
@@ -253,11 +251,11 @@ pub fn fctype(sqe: &Sqe) -> u8 {
 )]
 #[repr(C)]
 pub struct DiscoveryLogHeader {
-    /// Generation Counter: changes whenever the page does.
+    /// Generation: changes whenever the page does.
     pub genctr: U64,
-    /// Number of Records.
+    /// Number of entries.
     pub numrec: U64,
-    /// Record Format, 0.
+    /// Record format, 0.
     pub recfmt: U16,
     /// Reserved.
     pub reserved18: [u8; 1006],
@@ -270,59 +268,60 @@ const _: () = assert!(size_of::<DiscoveryLogHeader>() == 1024);
 )]
 #[repr(C)]
 pub struct DiscoveryLogEntry {
-    /// Transport Type: [`Self::TRTYPE_TCP`].
+    /// Transport: [`Self::TRTYPE_TCP`].
     pub trtype: u8,
-    /// Address Family: `ADRFAM_*`.
+    /// Address family: `ADRFAM_*`.
     pub adrfam: u8,
-    /// Subsystem Type: `SUBTYPE_*`.
+    /// Subsystem type: `SUBTYPE_*`.
     pub subtype: u8,
-    /// Transport Requirements: bits 1:0 secure channel, bit 2 SQ flow control may be disabled.
+    /// Requirements: bits 1:0 secure channel, bit 2 SQ flow control may be disabled.
     pub treq: u8,
     /// Port ID.
     pub portid: U16,
-    /// Controller ID: FFFFh for the dynamic controller model.
+    /// Controller ID: FFFFh for the dynamic model.
     pub cntlid: U16,
-    /// Admin Max SQ Size, at least 32.
+    /// Largest admin SQ, at least 32.
     pub asqsz: U16,
-    /// Entry Flags: `EFLAGS_*`.
+    /// Flags: `EFLAGS_*`.
     pub eflags: U16,
     /// Reserved.
     pub reserved12: [u8; 20],
-    /// Transport Service Identifier: the TCP port in ASCII, padded with spaces or zeros.
+    /// TCP port in ASCII, padded with spaces or zeros.
     pub trsvcid: [u8; 32],
     /// Reserved.
     pub reserved64: [u8; 192],
-    /// NVM Subsystem Qualified Name, zero-terminated.
+    /// Subsystem NQN, zero-terminated.
     pub subnqn: [u8; 256],
-    /// Transport Address in ASCII.
+    /// Address in ASCII.
     pub traddr: [u8; 256],
-    /// Transport Specific Address Subtype: for TCP byte 0 is SECTYPE (TCP 1.0, 3.1).
+    /// For TCP, byte 0 is SECTYPE (TCP 1.0, 3.1).
     pub tsas: [u8; 256],
 }
 const _: () = assert!(size_of::<DiscoveryLogEntry>() == 1024);
 
 impl DiscoveryLogEntry {
-    /// TRTYPE of NVMe/TCP.
+    /// NVMe/TCP.
     pub const TRTYPE_TCP: u8 = 3;
-    /// ADRFAM of IPv4.
+    /// IPv4.
     pub const ADRFAM_IPV4: u8 = 1;
-    /// ADRFAM of IPv6.
+    /// IPv6.
     pub const ADRFAM_IPV6: u8 = 2;
-    /// SUBTYPE of a referral to another Discovery Service.
+    /// A referral to another Discovery Service.
     pub const SUBTYPE_REFERRAL: u8 = 1;
-    /// SUBTYPE of an NVM subsystem with I/O controllers.
+    /// An NVM subsystem with I/O controllers.
     pub const SUBTYPE_NVM: u8 = 2;
-    /// SUBTYPE of the Discovery Service being asked.
+    /// This Discovery Service.
     pub const SUBTYPE_CURRENT_DISCOVERY: u8 = 3;
-    /// EFLAGS bit 0, Duplicate Returned Information: other entries with this bit lead to the same information.
+    /// Duplicate Returned Information: all entries with this bit give the same information.
     pub const EFLAGS_DUPRETINFO: u16 = 1 << 0;
-    /// EFLAGS bit 1, Explicit Persistent Connection Support for Discovery.
+    /// Explicit Persistent Connection Support for Discovery.
     pub const EFLAGS_EPCSD: u16 = 1 << 1;
-    /// TREQ bits 1:0 = 10b: a secure channel is not required.
+    /// A secure channel is not required.
     pub const TREQ_NO_SECURE_CHANNEL: u8 = 2;
 
-    /// The entry of the Discovery Service itself at one of its ports, which all lead to the same list; a connection may
-    /// stay, to be told of changes.
+    /// The Discovery Service's entry for one of its ports.
+    ///
+    /// All ports return the same list, and a connection may persist for change events.
     pub fn itself(address: std::net::SocketAddr, portid: u16, asqsz: u16) -> Self {
         let kind = Self::SUBTYPE_CURRENT_DISCOVERY;
         Self {
@@ -331,7 +330,7 @@ impl DiscoveryLogEntry {
         }
     }
 
-    /// An entry of a subsystem that listens on a TCP address.
+    /// An entry of a subsystem at a TCP address.
     pub fn tcp(
         subtype: u8,
         subnqn: &Nqn,
@@ -360,12 +359,12 @@ impl DiscoveryLogEntry {
             traddr: [b' '; 256],
             tsas: [0; 256],
         };
-        // Both fields are longer than any port or address in text.
+        // Both fields are longer than any port or address.
         let _ = write!(&mut entry.trsvcid[..], "{}", address.port());
         let _ = write!(&mut entry.traddr[..], "{}", address.ip());
         entry
     }
-    /// The subsystem's name, checked.
+    /// The checked subsystem NQN.
     pub fn subnqn(&self) -> Result<Nqn, NqnError> {
         Nqn::from_field(&self.subnqn)
     }

@@ -1,13 +1,11 @@
-//! The Status Field of a completion.
+//! The status field of a completion.
 //!
-//! Purpose: one newtype for the 15 bits, and the specification's names for the values that Forebay
-//! returns or understands. Design: constants carry type and code; Do Not Retry is added where the
-//! caller decides it. Does NOT decide which status a situation deserves.
+//! The constants hold type and code under the specification's names. The caller adds Do Not Retry.
 
 use std::fmt;
 
-/// Status Field without the phase tag (Base 2.0, 3.3.3.2.1): SC in bits 7:0, SCT in
-/// bits 10:8, CRD in bits 12:11, More in bit 13, Do Not Retry in bit 14.
+/// Status without the phase tag (Base 2.0, 3.3.3.2.1): SC 7:0, SCT 10:8, CRD 12:11, More 13, Do Not
+/// Retry 14.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub struct Status(pub u16);
 
@@ -18,7 +16,7 @@ macro_rules! statuses {
     ($( $(#[$doc:meta])* $name:ident = $sct:literal, $sc:literal; )*) => {
         impl Status {
             $( $(#[$doc])* pub const $name: Status = Status($sct << 8 | $sc); )*
-            /// The specification's name of this status in the form of the constants' names.
+            /// The constant's name.
             pub fn name(self) -> Option<&'static str> {
                 match self.code() {
                     $( Self::$name => Some(stringify!($name)), )*
@@ -30,7 +28,7 @@ macro_rules! statuses {
 }
 
 statuses! {
-    // Generic Command Status, SCT 0h (Base 2.0, 3.3.3.2.1).
+    // Generic command status, SCT 0h (Base 2.0, 3.3.3.2.1).
     /// Successful Completion.
     SUCCESS = 0, 0x00;
     /// Invalid Command Opcode.
@@ -41,17 +39,17 @@ statuses! {
     COMMAND_ID_CONFLICT = 0, 0x03;
     /// Data Transfer Error.
     DATA_TRANSFER_ERROR = 0, 0x04;
-    /// Commands Aborted due to Power Loss Notification.
+    /// Aborted due to Power Loss Notification.
     ABORTED_POWER_LOSS = 0, 0x05;
     /// Internal Error.
     INTERNAL_ERROR = 0, 0x06;
     /// Command Abort Requested.
     COMMAND_ABORT_REQUESTED = 0, 0x07;
-    /// Command Aborted due to SQ Deletion.
+    /// Aborted due to SQ Deletion.
     ABORTED_SQ_DELETION = 0, 0x08;
-    /// Command Aborted due to Failed Fused Command.
+    /// Aborted due to Failed Fused Command.
     ABORTED_FAILED_FUSED = 0, 0x09;
-    /// Command Aborted due to Missing Fused Command.
+    /// Aborted due to Missing Fused Command.
     ABORTED_MISSING_FUSED = 0, 0x0A;
     /// Invalid Namespace or Format.
     INVALID_NAMESPACE_OR_FORMAT = 0, 0x0B;
@@ -102,7 +100,7 @@ statuses! {
     /// Format In Progress.
     FORMAT_IN_PROGRESS = 0, 0x84;
 
-    // Command Specific Status, SCT 1h (Base 2.0, 3.3.3.2.1).
+    // Command specific status, SCT 1h.
     /// Completion Queue Invalid.
     COMPLETION_QUEUE_INVALID = 1, 0x00;
     /// Invalid Queue Identifier.
@@ -121,7 +119,7 @@ statuses! {
     INVALID_FORMAT = 1, 0x0A;
     /// Invalid Queue Deletion.
     INVALID_QUEUE_DELETION = 1, 0x0C;
-    /// Feature Identifier Not Saveable.
+    /// Feature Not Saveable.
     FEATURE_NOT_SAVEABLE = 1, 0x0D;
     /// Feature Not Changeable.
     FEATURE_NOT_CHANGEABLE = 1, 0x0E;
@@ -137,7 +135,7 @@ statuses! {
     INVALID_RESOURCE_IDENTIFIER = 1, 0x22;
     /// I/O Command Set Not Supported.
     IO_COMMAND_SET_NOT_SUPPORTED = 1, 0x29;
-    // Fabrics commands (Base 2.0, 3.3.3.2.1).
+    // Fabrics commands.
     /// Connect Incompatible Format.
     CONNECT_INCOMPATIBLE_FORMAT = 1, 0x80;
     /// Connect Controller Busy.
@@ -155,7 +153,7 @@ statuses! {
     /// Authentication Required.
     AUTHENTICATION_REQUIRED = 1, 0x91;
 
-    // Media and Data Integrity Errors, SCT 2h (Base 2.0, 3.3.3.2.1).
+    // Media and data integrity errors, SCT 2h.
     /// Write Fault.
     WRITE_FAULT = 2, 0x80;
     /// Unrecovered Read Error.
@@ -167,7 +165,7 @@ statuses! {
     /// Deallocated or Unwritten Logical Block.
     DEALLOCATED_OR_UNWRITTEN_BLOCK = 2, 0x87;
 
-    // Path Related Status, SCT 3h (Base 2.0, 3.3.3.2.1).
+    // Path related status, SCT 3h.
     /// Internal Path Error.
     INTERNAL_PATH_ERROR = 3, 0x00;
     /// Asymmetric Access Persistent Loss.
@@ -183,24 +181,24 @@ statuses! {
 }
 
 impl Status {
-    // I/O command specific values share their numbers with the Fabrics ones above, so `name`
-    // knows them by the Fabrics name only (NVM Command Set 1.0, 3.1).
-    /// Conflicting Attributes (NVM Command Set).
+    // These NVM values coincide with Fabrics values, so `name` returns the Fabrics name (NVM
+    // Command Set 1.0, 3.1).
+    /// Conflicting Attributes.
     pub const CONFLICTING_ATTRIBUTES: Status = Status(0x180);
-    /// Invalid Protection Information (NVM Command Set).
+    /// Invalid Protection Information.
     pub const INVALID_PROTECTION_INFORMATION: Status = Status(0x181);
-    /// Command Size Limit Exceeded (NVM Command Set).
+    /// Command Size Limit Exceeded.
     pub const COMMAND_SIZE_LIMIT_EXCEEDED: Status = Status(0x183);
 
-    /// Status Code, bits 7:0.
+    /// Status code.
     pub const fn sc(self) -> u8 {
         self.0 as u8
     }
-    /// Status Code Type, bits 10:8.
+    /// Status code type.
     pub const fn sct(self) -> u8 {
         (self.0 >> 8) as u8 & 7
     }
-    /// Type and code alone, without retry delay, More and Do Not Retry.
+    /// Type and code only.
     pub const fn code(self) -> Status {
         Status(self.0 & 0x7FF)
     }
@@ -208,20 +206,20 @@ impl Status {
     pub const fn dnr(self) -> bool {
         self.0 & DNR != 0
     }
-    /// More: the Error Information log page has more about it.
+    /// More: details are in the Error Information log page.
     pub const fn more(self) -> bool {
         self.0 & MORE != 0
     }
-    /// The same status with Do Not Retry set.
+    /// Sets Do Not Retry.
     pub const fn with_dnr(self) -> Status {
         Status(self.0 | DNR)
     }
-    /// Whether a device could not write or read: Media and Data Integrity Errors, but for a compare that differs.
+    /// Whether a device failed: a media and data integrity error, but not a compare failure.
     pub const fn is_media_error(self) -> bool {
         self.sct() == 2 && self.code().0 != Self::COMPARE_FAILURE.0
     }
 
-    /// Whether type and code say success.
+    /// Whether type and code are zero.
     pub const fn is_success(self) -> bool {
         self.0 & 0x7FF == 0
     }

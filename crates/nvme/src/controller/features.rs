@@ -1,7 +1,7 @@
 //! Get Features and Set Features (Base 2.0, 5.15 and 5.27).
 //!
-//! Purpose: the features that 2.0 makes mandatory for each kind of controller, and those that
-//! hosts use. Does NOT save anything: ONCS says so, and a Save bit is refused.
+//! Implements the mandatory features of each controller kind and those that hosts use. Nothing is
+//! saved: ONCS says so, and a Save bit is refused.
 
 use super::state::RESERVATION_NOTICES;
 use super::supported::feature_scope;
@@ -12,20 +12,20 @@ use crate::reservation::action_of_persistence;
 use crate::{NSID_ALL, Sqe, Status};
 use zerocopy::FromBytes;
 
-/// CDW10 bit 31 of Set Features: Save.
+/// Set Features CDW10: Save.
 const SAVE: u32 = 1 << 31;
-/// CDW11 bit 0 of Host Identifier: a 128-bit identifier.
+/// Host Identifier CDW11: 128-bit identifier.
 const EXHID: u32 = 1 << 0;
-/// CDW11 bit 16 of Interrupt Vector Configuration: Coalescing Disable.
+/// Interrupt Vector Configuration CDW11: Coalescing Disable.
 const CD: u32 = 1 << 16;
-/// CDW11 bit 16 of Error Recovery: Deallocated or Unwritten Logical Block Error Enable.
+/// Error Recovery CDW11: Deallocated or Unwritten Logical Block Error Enable.
 const DULBE: u32 = 1 << 16;
 
 fn identifier(sqe: &Sqe) -> u8 {
     sqe.cdw(10) as u8
 }
 
-/// The data that Get or Set Features moves.
+/// Data bytes of Get or Set Features.
 pub(super) fn data_bytes(sqe: &Sqe) -> u32 {
     match identifier(sqe) {
         feature::HOST_BEHAVIOR_SUPPORT => size_of::<HostBehavior>() as u32,
@@ -35,8 +35,8 @@ pub(super) fn data_bytes(sqe: &Sqe) -> u32 {
     }
 }
 
-/// TMPSEL in bits 19:16 and THSEL in bits 21:20: `Some(true)` for the composite temperature's
-/// over threshold, `Some(false)` for its under threshold. There are no other sensors.
+/// Decodes TMPSEL (19:16) and THSEL (21:20): true for the over threshold of the composite
+/// temperature, the only sensor.
 fn threshold_over(cdw11: u32, all_sensors: bool) -> Option<bool> {
     let sensor = (cdw11 >> 16) & 0xF;
     match (cdw11 >> 20) & 3 {
@@ -47,7 +47,6 @@ fn threshold_over(cdw11: u32, all_sensors: bool) -> Option<bool> {
     }
 }
 
-/// Interrupt Vector Configuration: CDW11 bits 15:0, a vector that there is.
 fn vector_of(cdw11: u32) -> Result<u16, Status> {
     let vector = cdw11 as u16;
     match vector < crate::pcie::VECTORS {
@@ -57,7 +56,7 @@ fn vector_of(cdw11: u32) -> Result<u16, Status> {
 }
 
 impl Controller {
-    /// Whether interrupts of a vector may be held back (Base 2.0, 5.27.1.7): Coalescing Disable is clear.
+    /// Whether interrupts of a vector may be coalesced (Base 2.0, 5.27.1.7).
     pub(crate) fn coalesces(&self, vector: u16) -> bool {
         let byte = self.state.coalescing_disabled.get(usize::from(vector / 8));
         byte.is_some_and(|byte| byte & 1 << (vector % 8) == 0)
@@ -73,11 +72,11 @@ impl Controller {
         self.state.acre = 0;
         self.state.interrupt_coalescing = [0; 2];
         self.state.coalescing_disabled = [0; 9];
-        // A host that never asks gets what there is.
+        // The default for hosts that do not set the feature.
         self.state.granted_io_queues = self.config.max_io_queues;
     }
 
-    /// The bits of Asynchronous Event Configuration that a host may set.
+    /// Settable bits of Asynchronous Event Configuration.
     fn async_events(&self) -> u32 {
         feature_events(self.config.kind)
             | match self.config.kind {
@@ -94,7 +93,7 @@ impl Controller {
     ) -> Result<Reply, Status> {
         let (fid, cdw11) = (identifier(sqe), sqe.cdw(11));
         let scope = feature_scope(self.config.face(env), fid).ok_or(Status::INVALID_FIELD)?;
-        // SEL: only the current value, since Save and Select are not supported (ONCS bit 4).
+        // Only the current value: Save and Select are unsupported (ONCS bit 4).
         if (sqe.cdw(10) >> 8) & 7 != 0 {
             return Err(Status::INVALID_FIELD);
         }
@@ -105,7 +104,7 @@ impl Controller {
         Ok(Reply::result(match fid {
             feature::ARBITRATION => state.arbitration,
             feature::POWER_MANAGEMENT => 0,
-            // In Fabrics a message is a completion's own; there is nothing that could be held back.
+            // Fabrics completions are messages of their own, so there is nothing to coalesce.
             feature::INTERRUPT_COALESCING => {
                 u32::from(u16::from_le_bytes(state.interrupt_coalescing))
             }
@@ -132,7 +131,7 @@ impl Controller {
                 return Ok(Reply::data(out.len()));
             }
             feature::HOST_IDENTIFIER => {
-                // Fabrics has the 128-bit identifier alone (Base 2.0, 5.27.1.25).
+                // Fabrics allows only the 128-bit identifier (Base 2.0, 5.27.1.25).
                 if cdw11 & EXHID == 0 {
                     return Err(Status::INVALID_FIELD);
                 }
@@ -162,7 +161,7 @@ impl Controller {
         }
         match fid {
             feature::ARBITRATION => self.state.arbitration = cdw11,
-            // NPSS is 0: there is power state 0 alone, and no workload hint changes anything.
+            // NPSS is 0: there is only power state 0, and workload hints have no effect.
             feature::POWER_MANAGEMENT => {
                 if cdw11 & 0x1F != 0 {
                     return Err(Status::INVALID_FIELD);
@@ -170,13 +169,14 @@ impl Controller {
             }
             feature::TEMPERATURE_THRESHOLD => self.state.set_temperature(cdw11)?,
             feature::ERROR_RECOVERY => {
-                // NSFEAT says that there is no Deallocated or Unwritten Logical Block error.
+                // NSFEAT excludes this error.
                 if cdw11 & DULBE != 0 {
                     return Err(Status::INVALID_FIELD);
                 }
                 self.state.error_recovery = cdw11 as u16;
             }
-            // Thin volumes always have one (a mapping is durable with the next flush).
+            // Thin volumes always have a write cache: a mapping becomes durable with the next
+            // flush.
             feature::VOLATILE_WRITE_CACHE => {
                 if cdw11 & 1 == 0 {
                     return Err(Status::FEATURE_NOT_CHANGEABLE);
@@ -211,14 +211,14 @@ impl Controller {
                 self.state.keep_alive(now_ns);
             }
             feature::HOST_BEHAVIOR_SUPPORT => self.state.set_host_behavior(data)?,
-            // In Fabrics the Connect command sets it (Base 2.0, 5.27.1.25).
+            // In Fabrics, Connect sets it (Base 2.0, 5.27.1.25).
             feature::HOST_IDENTIFIER => return Err(Status::COMMAND_SEQUENCE_ERROR),
             _ => return Err(Status::INVALID_FIELD),
         }
         Ok(Reply::default())
     }
 
-    /// Number of Queues: NSQR in bits 15:0, NCQR in bits 31:16, both 0's based.
+    /// NSQR 15:0, NCQR 31:16, both 0's based.
     fn set_number_of_queues(&mut self, cdw11: u32, left: u16) -> Result<Reply, Status> {
         let (submission, completion) = (cdw11 as u16, (cdw11 >> 16) as u16);
         if submission == u16::MAX || completion == u16::MAX {
@@ -227,8 +227,8 @@ impl Controller {
         if self.state.io_queues != [0; 2] {
             return Err(Status::COMMAND_SEQUENCE_ERROR);
         }
-        // A Fabrics queue is a pair, so the smaller number counts. In memory several submission queues may share a
-        // completion queue; there is no harm in granting more of the other kind than was asked for (Base 2.0, 5.27.1.5).
+        // Fabrics queues are pairs, so the smaller number counts. On PCIe, submission queues may
+        // share a completion queue; granting more than asked is allowed (Base 2.0, 5.27.1.5).
         let wanted = match self.config.kind {
             ControllerKind::Pcie => submission.max(completion) + 1,
             _ => submission.min(completion) + 1,
@@ -238,39 +238,37 @@ impl Controller {
         Ok(Reply::result(granted(self.state.granted_io_queues)))
     }
 
-    /// Whether a command may name its namespace where the feature's scope is a namespace: an active
-    /// one, or all of them for Set Features.
+    /// Checks the NSID for namespace features: an active one, or all for Set Features.
     fn check_feature_nsid(&self, sqe: &Sqe, set: bool, env: &dyn AdminEnv) -> Result<(), Status> {
         if sqe.nsid() == NSID_ALL && set {
             return Ok(());
         }
-        // Features of reservations have a status of their own (Base 2.0, 5.27.1.26 and 5.27.1.27).
+        // Reservation features have their own status (Base 2.0, 5.27.1.26, 5.27.1.27).
         if sqe.nsid() == NSID_ALL && identifier(sqe) != feature::ERROR_RECOVERY {
             return Err(Status::INVALID_FIELD);
         }
-        // The state has room for the features of one namespace, the only one that there is.
+        // The state has room for one namespace's features.
         match self.config.namespace(sqe.nsid(), env)? {
             Some(_) if sqe.nsid() == super::FEATURES_NSID => Ok(()),
             _ => Err(Status::INVALID_FIELD),
         }
     }
 
-    /// What to answer when a command can't be done now and may be sent again later.
+    /// Status for a command that may be retried later; without Do Not Retry.
     ///
-    /// Command Interrupted is allowed only where the host said that it understands it (Base 2.0,
-    /// 3.3.3.2.1: Advanced Command Retry Enable); its retry delay is then CRDT1. Other hosts get
-    /// Namespace Not Ready. Neither has Do Not Retry.
+    /// Command Interrupted needs the host's Advanced Command Retry Enable (Base 2.0, 3.3.3.2.1) and
+    /// carries delay CRDT1. Other hosts get Namespace Not Ready.
     pub fn interrupted_status(&self) -> Status {
         if self.state.acre == 0 {
             return Status::NAMESPACE_NOT_READY;
         }
-        // CRD, bits 12:11: 1 selects CRDT1.
+        // CRD 1 selects CRDT1.
         Status(Status::COMMAND_INTERRUPTED.0 | 1 << 11)
     }
 }
 
 impl ControllerState {
-    /// Temperature Threshold (Base 2.0, 5.27.1.3).
+    /// Base 2.0, 5.27.1.3.
     fn set_temperature(&mut self, cdw11: u32) -> Result<(), Status> {
         let threshold = cdw11 as u16;
         match threshold_over(cdw11, true).ok_or(Status::INVALID_FIELD)? {
@@ -280,7 +278,7 @@ impl ControllerState {
         Ok(())
     }
 
-    /// Interrupt Vector Configuration (Base 2.0, 5.27.1.7).
+    /// Base 2.0, 5.27.1.7.
     fn set_vector(&mut self, cdw11: u32) -> Result<(), Status> {
         let vector = vector_of(cdw11)?;
         let (byte, bit) = (usize::from(vector / 8), 1 << (vector % 8));
@@ -292,19 +290,19 @@ impl ControllerState {
         Ok(())
     }
 
-    /// Host Behavior Support (Base 2.0, 5.27.1.18).
+    /// Base 2.0, 5.27.1.18.
     fn set_host_behavior(&mut self, data: &[u8]) -> Result<(), Status> {
         let host = HostBehavior::ref_from_bytes(data).map_err(|_| Status::INVALID_FIELD)?;
         if host.acre > 1 {
             return Err(Status::INVALID_FIELD);
         }
-        // The rest describes the host for things that this controller doesn't have.
+        // The other fields concern features that this controller lacks.
         self.acre = host.acre;
         Ok(())
     }
 }
 
-/// The asynchronous events that a kind of controller can report: OAES.
+/// OAES of a controller kind.
 pub(super) fn feature_events(kind: ControllerKind) -> u32 {
     match kind {
         ControllerKind::Io => feature::AEC_NAMESPACE_ATTRIBUTE | feature::AEC_ANA_CHANGE,
@@ -313,7 +311,7 @@ pub(super) fn feature_events(kind: ControllerKind) -> u32 {
     }
 }
 
-/// NSQA in bits 15:0 and NCQA in bits 31:16, both 0's based.
+/// NSQA 15:0, NCQA 31:16, both 0's based.
 fn granted(queues: u16) -> u32 {
     u32::from(queues - 1) * 0x1_0001
 }

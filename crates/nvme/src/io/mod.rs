@@ -1,14 +1,9 @@
-//! I/O commands of the NVM command set: from a submission queue entry to a checked command.
+//! Checks I/O commands of the NVM command set.
 //!
-//! # Purpose
-//! What comes out of [`decode`] is within the namespace and within MDTS, so the engine need not
-//! check it again. Nothing allocates.
-//!
-//! # What it does not do
-//! It does not look at the data pointer (PSDT and SGL types are the transport's), does not check
-//! identifiers against commands in flight, does not find the other half of a fused operation, and does
-//! no metadata or protection information: bits that ask for them are refused. Limited Retry, access hints and the DSM
-//! attributes other than Deallocate are hints, and ignored.
+//! A decoded command is within the namespace and MDTS, so the engine need not check again. Requests
+//! for metadata or protection information are refused; Limited Retry, access hints and other DSM
+//! attributes are ignored. The data pointer belongs to the transport; command identifiers and fused
+//! pairs belong to the caller.
 
 use crate::command::FLAGS_FUSE_MASK;
 use crate::reservation::{self, ReservationCommand};
@@ -16,17 +11,17 @@ use crate::{NSID_ALL, Sqe, Status, opcode::nvm};
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// The shape of a namespace at this moment.
+/// The current size of a namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NamespaceGeometry {
-    /// Block size: a power of two, at least 512.
+    /// Block size in bytes: a power of two, at least 512.
     pub block_bytes: u32,
-    /// Size in blocks. It may grow between two commands.
+    /// Size in blocks. It may grow between commands.
     pub block_count: u64,
 }
 
 impl NamespaceGeometry {
-    /// Whether `blocks` blocks at `lba` lie inside the namespace.
+    /// Whether the range is inside the namespace.
     #[inline]
     pub fn contains(&self, lba: u64, blocks: u32) -> bool {
         lba.checked_add(u64::from(blocks))
@@ -34,19 +29,19 @@ impl NamespaceGeometry {
     }
 }
 
-/// Which way a command's data goes, and how much of it.
+/// Direction and amount of a command's data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Transfer {
     /// No data.
     None,
-    /// This many bytes from the controller to the host.
+    /// Bytes to the host.
     ToHost(u32),
-    /// This many bytes from the host to the controller.
+    /// Bytes from the host.
     FromHost(u32),
 }
 
 impl Transfer {
-    /// The bytes that move, either way.
+    /// Bytes in either direction.
     #[inline]
     pub fn bytes(self) -> u32 {
         match self {
@@ -56,80 +51,79 @@ impl Transfer {
     }
 }
 
-/// A checked I/O command. Blocks are counted from 1, and every range is inside the namespace.
+/// A checked I/O command. Its range is inside the namespace; block counts are 1-based.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum IoCommand {
-    /// Read (NVM Command Set 1.0, 3.2.4). With `fua`, what is read must be durable first.
+    /// Read (NVM Command Set 1.0, 3.2.4).
     Read {
         /// First block.
         lba: u64,
-        /// Number of blocks, 1 to 65536.
+        /// Block count, 1 to 65536.
         blocks: u32,
-        /// Force Unit Access.
+        /// The data must be durable before it is read.
         fua: bool,
     },
-    /// Write (NVM Command Set 1.0, 3.2.6). With `fua`, durable before its completion.
+    /// Write (NVM Command Set 1.0, 3.2.6).
     Write {
         /// First block.
         lba: u64,
-        /// Number of blocks, 1 to 65536.
+        /// Block count, 1 to 65536.
         blocks: u32,
-        /// Force Unit Access.
+        /// Durable before completion.
         fua: bool,
     },
-    /// Flush (Base 2.0, 7.1): everything completed before is durable at its completion.
+    /// Flush (Base 2.0, 7.1): makes all completed writes durable.
     Flush,
     /// Write Zeroes (NVM Command Set 1.0, 3.2.8).
     WriteZeroes {
         /// First block.
         lba: u64,
-        /// Number of blocks, 1 to 65536. MDTS does not bound it, and WZSL is 0.
+        /// Block count, 1 to 65536. MDTS does not bound it, and WZSL is 0.
         blocks: u32,
-        /// Force Unit Access.
+        /// Durable before completion.
         fua: bool,
-        /// DEAC: the host would like the blocks deallocated. They read as zeros either way.
+        /// DEAC: deallocate if possible. The blocks read as zeros either way.
         deallocate: bool,
     },
-    /// Dataset Management with Deallocate (NVM Command Set 1.0, 3.2.3): `ranges` descriptors of
-    /// 16 bytes follow as data, for [`dsm_ranges`].
+    /// Dataset Management, Deallocate (NVM Command Set 1.0, 3.2.3). The data goes to
+    /// [`dsm_ranges`].
     Deallocate {
-        /// Number of ranges, 1 to 256.
+        /// Range count, 1 to 256.
         ranges: u16,
     },
-    /// Dataset Management of hints only: its data is received and dropped.
+    /// Dataset Management with hints only; its data is dropped.
     Hint {
-        /// Number of ranges, 1 to 256.
+        /// Range count, 1 to 256.
         ranges: u16,
     },
-    /// Compare (NVM Command Set 1.0, 3.2.1): the command's data with what is stored. With `fua`, what
-    /// is compared must be durable first.
+    /// Compare (NVM Command Set 1.0, 3.2.1).
     Compare {
         /// First block.
         lba: u64,
-        /// Number of blocks, 1 to 65536.
+        /// Block count, 1 to 65536.
         blocks: u32,
-        /// Force Unit Access.
+        /// The stored data must be durable before the comparison.
         fua: bool,
     },
-    /// Reservation Register, Acquire or Release (Base 2.0, 7.2 to 7.4); its data are the keys.
+    /// Reservation Register, Acquire or Release (Base 2.0, 7.2–7.4); the data are keys.
     Reserve {
-        /// For [`reservation::ReservationCommand::new`], which knows it.
+        /// For [`reservation::ReservationCommand::new`].
         action: u32,
     },
     /// Reservation Report (Base 2.0, 7.5).
     ReservationReport {
-        /// EDS: hosts have identifiers of 128 bits.
+        /// EDS: 128-bit host identifiers.
         extended: bool,
-        /// NUMD: the bytes asked for.
+        /// NUMD in bytes.
         len_bytes: u32,
     },
 }
 
 impl IoCommand {
-    /// The data that the command moves.
+    /// The command's data transfer.
     #[inline]
     pub fn transfer(&self, geometry: &NamespaceGeometry) -> Transfer {
-        // In range: `decode` bounded blocks by MDTS, and ranges by 256.
+        // In range: `decode` limits blocks by MDTS, and ranges to 256.
         match *self {
             Self::Read { blocks, .. } => {
                 Transfer::ToHost(blocks.saturating_mul(geometry.block_bytes))
@@ -147,25 +141,24 @@ impl IoCommand {
     }
 }
 
-// Bits of CDW12 (NVM Command Set 1.0, 3.2.4, 3.2.6 and 3.2.8).
+// CDW12 (NVM Command Set 1.0, 3.2.4, 3.2.6, 3.2.8).
 const CDW12_FUA: u32 = 1 << 30;
 const CDW12_PRINFO: u32 = 0xF << 26;
 const CDW12_DEAC: u32 = 1 << 25;
 const CDW12_STC: u32 = 1 << 24;
 const CDW12_DTYPE: u32 = 0xF << 20;
-/// Dataset Management CDW11 bit 2: Attribute - Deallocate (NVM Command Set 1.0, 3.2.3).
+/// CDW11 bit 2, Deallocate (NVM Command Set 1.0, 3.2.3).
 const DSM_AD: u32 = 1 << 2;
 
-/// FUSE of the first command of a fused operation (Base 2.0, 3.3.3.1, figure 86).
+/// FUSE: first command (Base 2.0, 3.3.3.1, figure 86).
 pub const FUSE_FIRST: u8 = 1;
-/// FUSE of the second command of a fused operation.
+/// FUSE: second command.
 pub const FUSE_SECOND: u8 = 2;
 
-/// Checks an I/O command for the namespace `nsid` of the geometry given. One that is part of a fused
-/// operation is refused: see [`decode_fused`].
+/// Checks an I/O command for namespace `nsid`; `mdts_bytes` is the maximum data transfer.
 ///
-/// `mdts_bytes` is the controller's maximum data transfer. Every status has Do Not Retry set,
-/// because the same command would fail again.
+/// Half of a fused operation is refused: see [`decode_fused`]. All errors have Do Not Retry,
+/// because a retry would fail again.
 #[inline]
 pub fn decode(
     sqe: &Sqe,
@@ -176,7 +169,7 @@ pub fn decode(
     decode_single::<true>(sqe, nsid, geometry, mdts_bytes)
 }
 
-/// As [`decode`], for a controller without reservations: to it their opcodes are unknown.
+/// As [`decode`], for a controller without reservations: their opcodes are unknown.
 #[inline]
 pub fn decode_without_reservations(
     sqe: &Sqe,
@@ -200,9 +193,9 @@ fn decode_single<const RESERVATIONS: bool>(
     decode_inner::<RESERVATIONS>(sqe, nsid, geometry, mdts_bytes).map_err(Status::with_dnr)
 }
 
-/// As [`decode`], for a command with FUSE set: one half of Compare and Write, the only fused operation
-/// there is (Base 2.0, 3.4.2; FUSES bit 0). Which half is in [`Sqe::fuse`]; whether both name the same
-/// blocks, [`fuses_with`] says.
+/// As [`decode`], for half of a Compare and Write (Base 2.0, 3.4.2; FUSES bit 0).
+///
+/// [`Sqe::fuse`] tells which half; [`fuses_with`] compares the halves' ranges.
 pub fn decode_fused(
     sqe: &Sqe,
     nsid: u32,
@@ -216,7 +209,7 @@ pub fn decode_fused(
     let mut plain = *sqe;
     plain.flags &= !FLAGS_FUSE_MASK;
     match decode_inner::<true>(&plain, nsid, geometry, mdts_bytes).map_err(Status::with_dnr)? {
-        // ACWU is 0: a block at a time.
+        // ACWU is 0: one block.
         IoCommand::Compare { blocks: 2.., .. } | IoCommand::Write { blocks: 2.., .. } => {
             Err(Status::ATOMIC_WRITE_UNIT_EXCEEDED.with_dnr())
         }
@@ -224,7 +217,7 @@ pub fn decode_fused(
     }
 }
 
-/// Whether two halves of a fused operation name the same blocks.
+/// Whether the halves of a fused operation have equal ranges.
 pub fn fuses_with(first: &IoCommand, second: &IoCommand) -> bool {
     match (first, second) {
         (
@@ -251,7 +244,7 @@ fn decode_inner<const RESERVATIONS: bool>(
     if !blocks && !is_other(op, RESERVATIONS) {
         return Err(Status::INVALID_OPCODE);
     }
-    // VWC says that Flush takes FFFFFFFFh for every namespace; no other command does.
+    // By VWC only Flush may use FFFFFFFFh for all namespaces.
     if sqe.nsid() != nsid && !(op == nvm::FLUSH && sqe.nsid() == NSID_ALL) {
         return Err(Status::INVALID_NAMESPACE_OR_FORMAT);
     }
@@ -291,12 +284,11 @@ fn decode_inner<const RESERVATIONS: bool>(
     })
 }
 
-/// Whether [`decode`], or without `reservations` [`decode_without_reservations`], knows a command.
+/// Whether [`decode`] or [`decode_without_reservations`] knows the opcode.
 pub(crate) fn is_supported(op: u8, reservations: bool) -> bool {
     names_blocks(op) || is_other(op, reservations)
 }
 
-/// Commands that name blocks in their entry.
 #[inline]
 fn names_blocks(op: u8) -> bool {
     matches!(
@@ -305,7 +297,6 @@ fn names_blocks(op: u8) -> bool {
     )
 }
 
-/// Commands that name no blocks in their entry.
 #[inline]
 fn is_other(op: u8, reservations: bool) -> bool {
     match op {
@@ -329,7 +320,7 @@ fn decode_other(sqe: &Sqe, mdts_bytes: u32) -> Result<IoCommand, Status> {
             }
         }
         nvm::RESERVATION_REPORT => {
-            // NUMD is a 0's based number of dwords.
+            // NUMD counts dwords from 0.
             let bytes = (u64::from(sqe.cdw(10)) + 1) * 4;
             let len_bytes = u32::try_from(bytes)
                 .ok()
@@ -363,11 +354,11 @@ fn decode_other(sqe: &Sqe, mdts_bytes: u32) -> Result<IoCommand, Status> {
 )]
 #[repr(C)]
 pub struct DsmRange {
-    /// Context Attributes: hints.
+    /// Context attributes: hints.
     pub context_attributes: U32,
-    /// Length in logical blocks; 0 is a range that does nothing.
+    /// Length in blocks; 0 does nothing.
     pub length_blocks: U32,
-    /// Starting LBA.
+    /// First block.
     pub starting_lba: U64,
 }
 
@@ -375,13 +366,12 @@ pub struct DsmRange {
 pub const DSM_RANGE_BYTES: usize = 16;
 const _: () = assert!(size_of::<DsmRange>() == DSM_RANGE_BYTES);
 
-/// The most data that Dataset Management carries: 256 ranges.
+/// Maximum data of Dataset Management: 256 ranges.
 pub const DSM_MAX_BYTES: usize = 256 * DSM_RANGE_BYTES;
 
-/// Checks every range of a Dataset Management command before any is acted upon, and yields the
-/// `(lba, blocks)` of those that are not empty.
+/// Checks all ranges, then yields `(lba, blocks)` of the nonempty ones.
 ///
-/// `data` is the command's data; it must hold the `ranges` that [`decode`] reported.
+/// `data` must hold the `ranges` that [`decode`] reported.
 pub fn dsm_ranges<'a>(
     data: &'a [u8],
     ranges: u16,

@@ -1,9 +1,8 @@
-//! A PCI function that is an NVMe controller: registers, configuration space, resets.
+//! A PCI function that is an NVMe controller: registers, configuration space and resets.
 //!
-//! Purpose: one [`Function`] per machine's controller. Design: the controller's own rules are
-//! [`Controller`]'s; what changes lies in one [`FunctionState`], which the owner saves after each call that
-//! takes `&mut self`. A reset promises that nothing of old commands is still under way, and only the owner
-//! knows that: it is told by a [`RegisterEffect`], and says [`Function::quiesced`]. Does NOT read doorbells.
+//! All changing state is in one [`FunctionState`]; the owner saves it after each `&mut self` call.
+//! Only the owner knows when old commands have ended. A [`RegisterEffect`] tells it to drain them,
+//! and it answers with [`Function::quiesced`]. Doorbells are elsewhere.
 
 use super::interrupt::Coalescing;
 use super::state::MSIX_TABLE_BYTES;
@@ -15,31 +14,31 @@ use crate::controller::{Controller, ControllerConfig, Effect, EventCompletion, S
 use crate::register;
 use zerocopy::FromZeros;
 
-/// Registers of PCI Express alone.
+/// Registers specific to PCI Express.
 mod offset {
-    /// Admin Queue Attributes (Base 2.0, 3.1.3.8).
+    /// Admin queue attributes (Base 2.0, 3.1.3.8).
     pub(super) const AQA: u64 = 0x24;
-    /// Admin Submission Queue Base Address (Base 2.0, 3.1.3.9).
+    /// Admin submission queue base (Base 2.0, 3.1.3.9).
     pub(super) const ASQ: u64 = 0x28;
-    /// Admin Completion Queue Base Address (Base 2.0, 3.1.3.10).
+    /// Admin completion queue base (Base 2.0, 3.1.3.10).
     pub(super) const ACQ: u64 = 0x30;
 }
 
-/// What the owner must do because of a register that was written.
+/// The owner's work after a register write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RegisterEffect {
     /// Nothing.
     None,
-    /// The controller is enabled, or has failed to be: the Admin queue is new.
+    /// The controller became enabled or failed; the admin queue is new.
     Enabled,
-    /// Controller reset: start no command, let those in flight end, drop all queues; then
-    /// [`Function::quiesced`]. The write is answered at once: until then CSTS.RDY says that it isn't over.
+    /// Controller reset: start no commands, drain, drop all queues, then call
+    /// [`Function::quiesced`]. The write returns at once; CSTS.RDY shows the progress.
     Reset,
-    /// Shutdown: as a reset, with everything written made durable first; CSTS.SHST tells of it.
+    /// Shutdown: a reset that first makes all writes durable. CSTS.SHST shows the progress.
     Shutdown,
 }
 
-/// See the module's text.
+/// A PCI function with its NVMe controller.
 #[derive(Clone, Debug)]
 pub struct Function {
     pub(super) controller: Controller,
@@ -47,7 +46,7 @@ pub struct Function {
 }
 
 impl Function {
-    /// A function after power-on.
+    /// A function in power-on state.
     pub fn new(config: ControllerConfig) -> Self {
         let controller = Controller::of_function(config);
         let mut function = Self {
@@ -59,10 +58,7 @@ impl Function {
         function
     }
 
-    /// A function that continues where another process left off. The state is not trusted.
-    ///
-    /// # Errors
-    /// What is wrong with it.
+    /// Continues from another process's state, which is untrusted.
     pub fn restore(config: ControllerConfig, state: &FunctionState) -> Result<Self, StateError> {
         let controller = Controller::restore(config, &state.controller)?;
         state.check()?;
@@ -74,13 +70,13 @@ impl Function {
         Ok(Self { controller, state })
     }
 
-    /// Everything that changes, but for cursors.
+    /// All changing state except cursors.
     pub fn state(&mut self) -> &FunctionState {
         self.state.controller = *self.controller.state();
         &self.state
     }
 
-    /// The same, as of the last [`Function::state`].
+    /// The queues as of the last [`Function::state`].
     pub fn queues(&self) -> (&[SqState; super::QUEUES], &[CqState; super::QUEUES]) {
         (&self.state.sqs, &self.state.cqs)
     }
@@ -90,23 +86,23 @@ impl Function {
         &self.controller
     }
 
-    /// The controller, to be told of changes and asked for events.
+    /// The controller, for changes and events.
     pub fn controller_mut(&mut self) -> &mut Controller {
         &mut self.controller
     }
 
-    /// Whether commands are taken.
+    /// Whether commands are accepted.
     #[inline]
     pub fn ready(&self) -> bool {
         self.controller.ready()
     }
 
-    /// Where shadow doorbells and event indexes are.
+    /// Addresses of shadow doorbells and event indexes.
     pub fn shadow(&self) -> Option<(u64, u64)> {
         (self.state.shadow != 0).then_some((self.state.shadow, self.state.event_index))
     }
 
-    /// What the host asked for of interrupts.
+    /// The host's coalescing settings for a vector.
     pub fn coalescing(&self, vector: u16) -> Coalescing {
         match self.controller.coalesces(vector) {
             true => {
@@ -127,13 +123,14 @@ impl Function {
         space::read(&self.state.space, at, into);
     }
 
-    /// Writes configuration space. True: a function level reset is asked for. Then the owner calls
-    /// [`Function::begin_reset`], and [`Function::quiesced`] when what is in flight has ended.
+    /// Writes configuration space. Returns true for a function level reset.
+    ///
+    /// The owner then calls [`Function::begin_reset`], and [`Function::quiesced`] after it drained.
     pub fn write_config(&mut self, at: u64, from: &[u8]) -> bool {
         space::write(&mut self.state.space, at, from)
     }
 
-    /// Reads the MSI-X table; pending bits are the owner's to know.
+    /// Reads the MSI-X table; the owner supplies the pending bits.
     pub fn read_msix(&self, at: u64, pending: &[u64; 2], into: &mut [u8]) {
         let mut bits = [0; 16];
         bits[..8].copy_from_slice(&pending[0].to_le_bytes());
@@ -153,7 +150,7 @@ impl Function {
             let Some(at) = usize::try_from(at).ok().filter(|at| *at < MSIX_TABLE_BYTES) else {
                 return;
             };
-            // Of Vector Control there is the mask bit alone.
+            // Vector Control has only the mask bit.
             self.state.msix[at] = match at % 16 {
                 12 => byte & 1,
                 13.. => 0,
@@ -169,7 +166,7 @@ impl Function {
         }
     }
 
-    /// Four bytes of the registers, from an offset that is a multiple of 4.
+    /// The four register bytes at a multiple of 4.
     fn register(&self, at: u64) -> u32 {
         let half = |value: u64, at: u64| (value >> (8 * (at & 4))) as u32;
         let property = |at: u64| {
@@ -186,7 +183,7 @@ impl Function {
         }
     }
 
-    /// Reads registers, any bytes of them.
+    /// Reads any bytes of the registers.
     pub fn read_registers(&self, at: u64, into: &mut [u8]) {
         for (at, byte) in addresses(at, into.len()).zip(into) {
             let word = match at {
@@ -197,7 +194,7 @@ impl Function {
         }
     }
 
-    /// Writes a register: 4 or 8 bytes, at a multiple of them. Anything else, which no driver may do, is ignored.
+    /// Writes 4 or 8 aligned bytes; other accesses are illegal and ignored.
     pub fn write_registers<M: Memory>(
         &mut self,
         at: u64,
@@ -212,7 +209,7 @@ impl Function {
             (8, Some(low), true) => {
                 let first = self.write_register(at, low, memory, now_ns);
                 let high = word(&from[4..]).unwrap_or(0);
-                // No register with an effect is in an upper half.
+                // Upper halves have no effects.
                 match self.write_register(at + 4, high, memory, now_ns) {
                     RegisterEffect::None => first,
                     effect => effect,
@@ -233,7 +230,7 @@ impl Function {
         let low = |whole: u64| whole & !0xFFFF_FFFF | u64::from(value & !0xFFF);
         let high = |whole: u64| whole & 0xFFFF_FFFF | u64::from(value) << 32;
         match at {
-            // The Admin queue is where it is while the controller is enabled.
+            // The admin queue cannot move while the controller is enabled.
             offset::AQA if !enabled => self.state.aqa = value & 0x0FFF_0FFF,
             offset::ASQ if !enabled => self.state.asq = low(self.state.asq),
             0x2C if !enabled => self.state.asq = high(self.state.asq),
@@ -258,7 +255,7 @@ impl Function {
         }
     }
 
-    /// The Admin queue begins; or the controller fails, where there can be none.
+    /// Creates the admin queue, or fails the controller if it cannot exist.
     fn enable<M: Memory>(&mut self, memory: &M) {
         let state = &mut self.state;
         let sq = SqState {
@@ -289,8 +286,7 @@ impl Function {
         state.outbox = Default::default();
     }
 
-    /// The owner's answer to [`RegisterEffect::Reset`] and [`RegisterEffect::Shutdown`]: no command is in
-    /// flight any more.
+    /// Confirms [`RegisterEffect::Reset`] or [`RegisterEffect::Shutdown`]: no command is in flight.
     pub fn quiesced(&mut self) {
         let shutdown = self.controller.cc().en();
         self.controller.quiesced();
@@ -306,8 +302,8 @@ impl Function {
         self.state.event_index = 0;
     }
 
-    /// Function level reset, or a reset by the bus: everything but the controller itself is as after power-on, and that
-    /// is being reset, as by [`RegisterEffect::Reset`].
+    /// Function level or bus reset: power-on state, except that the controller is reset as by
+    /// [`RegisterEffect::Reset`].
     pub fn begin_reset(&mut self) {
         self.state.space = space::after_reset();
         self.mask_vectors();
@@ -315,7 +311,7 @@ impl Function {
         self.controller.begin_reset();
     }
 
-    /// What the owner has yet to say [`Function::quiesced`] to.
+    /// The effect that still awaits [`Function::quiesced`].
     pub fn unfinished(&self) -> RegisterEffect {
         match self.controller.unfinished() {
             Effect::Reset => RegisterEffect::Reset,
@@ -324,19 +320,19 @@ impl Function {
         }
     }
 
-    /// Whether it may reach into memory (PCI Express Base, Command Register, Bus Master Enable): a function that may not
-    /// fetches nothing, completes nothing and raises no interrupt.
+    /// Whether Bus Master Enable is set (PCI Express Base, Command Register). Without it, nothing
+    /// is fetched or completed and no interrupt is raised.
     #[inline]
     pub fn is_bus_master(&self) -> bool {
         space::is_bus_master(&self.state.space)
     }
 
-    /// Something went so wrong that the host must reset the controller.
+    /// Signals a fatal error; the host must reset the controller.
     pub fn fail(&mut self) {
         self.controller.fail();
     }
 
-    /// The next completion of an Asynchronous Event Request, if there is one and the outbox has room for it.
+    /// The next event completion, if the outbox has room.
     pub(super) fn next_event(&mut self, room: u64) -> Option<EventCompletion> {
         match room {
             0 => None,

@@ -1,18 +1,10 @@
-//! Reservations of a namespace (Base 2.0, 8.19): who is registered, who holds it, who may do what.
+//! Reservations of a namespace (Base 2.0, 8.19): registrants, holder and access rights.
 //!
-//! # Design
-//! [`Reservations`] is the whole state of one namespace and knows no controller: a host is its 128-bit
-//! Host Identifier. [`Reservations::apply`] takes a [`ReservationCommand`] and either changes the state
-//! or refuses and changes nothing; [`Reservations::access`] says what a host may do. Everything is a
-//! plain value, so that one process can decide, store and hand over what another one enforces. A state
-//! that was stored or sent is checked as it is read.
-//!
-//! Notices (Base 2.0, 8.19.2) are part of the state, numbered without gaps: whoever remembers the last
-//! number that it saw finds what is new, whatever died in between.
-//!
-//! # What it does not do
-//! It moves no data, waits for no command in flight (a preemptor's answer has to), and keeps nothing on
-//! disk. Dispersed namespaces aren't known.
+//! [`Reservations`] is the complete state of one namespace, a plain value that one process decides
+//! and stores and another enforces. Hosts are known by Host Identifier; controllers and dispersed
+//! namespaces are unknown here. Notices (8.19.2) have consecutive numbers, so a reader that
+//! remembers its last number misses none. A preemptor's answer must wait for commands in flight;
+//! the caller does that.
 
 mod command;
 mod report;
@@ -26,35 +18,35 @@ pub use report::{MAX_REPORT_BYTES, NO_CONTROLLER};
 use crate::Status;
 use serde::{Deserialize, Serialize};
 
-/// A Host Identifier of 128 bits (Base 2.0, 5.27.1.25).
+/// 128-bit Host Identifier (Base 2.0, 5.27.1.25).
 pub type HostId = [u8; 16];
-/// The Host Identifier of a host that has none: it can't use reservations.
+/// The identifier of a host without one; such a host cannot use reservations.
 pub const NO_HOST: HostId = [0; 16];
-/// The most registrants of a namespace.
+/// Maximum registrants of a namespace.
 pub const MAX_REGISTRANTS: usize = 128;
-/// Notices that are kept: more hosts than this can't be told anything by one command.
+/// Notices kept: one command can notify at most this many hosts.
 pub const MAX_NOTICES: usize = MAX_REGISTRANTS;
 
 /// Reservation types (Base 2.0, 7.2).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 #[repr(u8)]
 pub enum ReservationType {
-    /// The holder alone writes.
+    /// Only the holder writes.
     WriteExclusive = 1,
-    /// The holder alone reads and writes.
+    /// Only the holder reads and writes.
     ExclusiveAccess = 2,
-    /// Registrants alone write; one of them holds it.
+    /// Registrants write; one of them is the holder.
     WriteExclusiveRegistrantsOnly = 3,
-    /// Registrants alone read and write; one of them holds it.
+    /// Registrants read and write; one of them is the holder.
     ExclusiveAccessRegistrantsOnly = 4,
-    /// Registrants alone write; all of them hold it.
+    /// Registrants write; all are holders.
     WriteExclusiveAllRegistrants = 5,
-    /// Registrants alone read and write; all of them hold it.
+    /// Registrants read and write; all are holders.
     ExclusiveAccessAllRegistrants = 6,
 }
 
 impl ReservationType {
-    /// From RTYPE.
+    /// Decodes RTYPE.
     pub fn new(rtype: u8) -> Option<Self> {
         Some(match rtype {
             1 => Self::WriteExclusive,
@@ -67,7 +59,7 @@ impl ReservationType {
         })
     }
 
-    /// Whether each registrant holds it.
+    /// Whether each registrant is a holder.
     pub fn all_hold(self) -> bool {
         matches!(
             self,
@@ -75,12 +67,12 @@ impl ReservationType {
         )
     }
 
-    /// Whether registrants that don't hold it have the holder's rights.
+    /// Whether every registrant has the holder's rights.
     fn serves_registrants(self) -> bool {
         !matches!(self, Self::WriteExclusive | Self::ExclusiveAccess)
     }
 
-    /// Whether others may read.
+    /// Whether other hosts may read.
     fn lets_read(self) -> bool {
         matches!(
             self,
@@ -94,13 +86,13 @@ impl ReservationType {
 /// A host and its reservation key.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 pub struct Registrant {
-    /// Host Identifier; never [`NO_HOST`].
+    /// Never [`NO_HOST`].
     pub host: HostId,
-    /// Its key; never 0.
+    /// Never 0.
     pub key: u64,
 }
 
-/// Reservation notifications, numbered as in log page 80h and, as a bit, in feature 82h.
+/// Reservation notifications: the value in log page 80h and the bit in feature 82h.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 #[repr(u8)]
 pub enum NoticeKind {
@@ -108,20 +100,20 @@ pub enum NoticeKind {
     RegistrationPreempted = 1,
     /// The reservation was released, or its type changed; the host is still registered.
     ReservationReleased = 2,
-    /// Registrations and reservation were cleared.
+    /// The registrations and the reservation were cleared.
     ReservationPreempted = 3,
 }
 
-/// Something that a host is to be told.
+/// A reservation event for one host.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 pub struct Notice {
-    /// Whom.
+    /// The host to notify.
     pub host: HostId,
-    /// What.
+    /// The event.
     pub kind: NoticeKind,
 }
 
-/// What a host may do with the namespace.
+/// A host's rights to the namespace.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Access {
     /// Read, Compare.
@@ -138,10 +130,10 @@ impl Access {
     };
 }
 
-/// What a command did.
+/// The effect of a command.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Applied {
-    /// Whether anything is other than before, and so has to be stored.
+    /// Whether the state changed and must be stored.
     pub changed: bool,
 }
 
@@ -157,15 +149,14 @@ pub struct Reservations {
     notices: Vec<Notice>,
 }
 
-/// A reservation.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 struct HeldReservation {
     rtype: ReservationType,
-    /// `None` where all registrants hold it.
+    /// `None` if all registrants hold it.
     holder: Option<HostId>,
 }
 
-/// [`Reservations`] as it was read, its fields in the same order.
+/// [`Reservations`] before validation; the fields keep their order.
 #[derive(Deserialize)]
 struct Unchecked {
     generation: u32,
@@ -196,7 +187,6 @@ impl TryFrom<Unchecked> for Reservations {
 }
 
 impl Reservations {
-    /// Whether the state can have come about.
     fn is_sound(&self) -> bool {
         let list = &self.registrants;
         let distinct = |(i, r): (usize, &Registrant)| list[..i].iter().all(|o| o.host != r.host);
@@ -212,27 +202,27 @@ impl Reservations {
             && self.notices.len() as u64 <= self.notices_end
     }
 
-    /// GEN of Reservation Report: rises with each command that changes registrations, and wraps.
+    /// GEN of Reservation Report: each change of registrations increments it; it wraps.
     pub fn generation(&self) -> u32 {
         self.generation
     }
 
-    /// The reservation that is held.
+    /// The type of the reservation held.
     pub fn reservation_type(&self) -> Option<ReservationType> {
         self.held.map(|held| held.rtype)
     }
 
-    /// All registrants, in the order in which they came.
+    /// All registrants, in order of registration.
     pub fn registrants(&self) -> &[Registrant] {
         &self.registrants
     }
 
-    /// Whether registrations and reservation outlive a power loss.
+    /// Whether the state survives a power loss.
     pub fn ptpl(&self) -> bool {
         self.ptpl
     }
 
-    /// Whether the host holds the reservation.
+    /// Whether the host is a holder.
     pub fn holds(&self, host: &HostId) -> bool {
         self.held.is_some_and(|held| match held.holder {
             Some(holder) => holder == *host,
@@ -240,25 +230,24 @@ impl Reservations {
         })
     }
 
-    /// Whether nothing is registered, held or to be told: as a namespace that never saw a command, but
-    /// for its counters.
+    /// Whether there are no registrants and no notices.
     pub fn is_idle(&self) -> bool {
         self.registrants.is_empty() && self.notices.is_empty()
     }
 
-    /// How many notices there have been: what to remember to find those that come later.
+    /// The number after the last notice; pass it to [`Self::notices_from`] later.
     pub fn notices_end(&self) -> u64 {
         self.notices_end
     }
 
-    /// Notices from number `seen` on that are still kept, the oldest first.
+    /// Kept notices from number `seen`, oldest first.
     pub fn notices_from(&self, seen: u64) -> &[Notice] {
         let first = self.notices_end - self.notices.len() as u64;
         let skip = seen.saturating_sub(first).min(self.notices.len() as u64);
         &self.notices[skip as usize..]
     }
 
-    /// What a host may do (Base 2.0, 8.19.1).
+    /// A host's rights (Base 2.0, 8.19.1).
     pub fn access(&self, host: &HostId) -> Access {
         let Some(held) = self.held else {
             return Access::ALL;
@@ -270,7 +259,7 @@ impl Reservations {
         self.access_of_strangers()
     }
 
-    /// What a host may do that can't register: one without an identifier.
+    /// Rights of a host without an identifier, which cannot register.
     pub fn access_of_strangers(&self) -> Access {
         self.held.map_or(Access::ALL, |held| Access {
             read: held.rtype.lets_read(),
@@ -285,7 +274,7 @@ impl Reservations {
             .map(|r| r.key)
     }
 
-    /// Carries a command of a host out. Every status has Do Not Retry; then nothing has changed.
+    /// Applies a host's command. An error has Do Not Retry and changes nothing.
     pub fn apply(&mut self, host: HostId, command: &ReservationCommand) -> Result<Applied, Status> {
         use ReservationCommand as C;
         if host == NO_HOST {
@@ -362,7 +351,7 @@ impl Reservations {
         Ok(Applied { changed })
     }
 
-    /// A power loss: what isn't to persist is gone. True if anything was.
+    /// Drops state that does not persist. Returns whether there was any.
     pub fn power_loss(&mut self) -> bool {
         if self.ptpl || self.registrants.is_empty() {
             return false;
@@ -372,7 +361,7 @@ impl Reservations {
         true
     }
 
-    /// The end of each Reservation Register command that succeeds.
+    /// Ends every successful Reservation Register command.
     fn registered(&mut self, ptpl: Option<bool>) -> bool {
         self.ptpl = ptpl.unwrap_or(self.ptpl);
         self.generation = self.generation.wrapping_add(1);
@@ -387,7 +376,7 @@ impl Reservations {
     }
 
     fn add(&mut self, host: HostId, key: u64) -> Result<(), Status> {
-        // Hosts mean "none" by a key of 0, and preempting 0 means everybody.
+        // A key of 0 means "none", and preempting 0 means all hosts.
         if key == 0 {
             return Err(Status::INVALID_FIELD.with_dnr());
         }
@@ -405,7 +394,7 @@ impl Reservations {
         });
     }
 
-    /// A host's own wish (Base 2.0, 8.19.4).
+    /// A host unregisters itself (Base 2.0, 8.19.4).
     fn unregister(&mut self, host: HostId) {
         let released = self.remove(&host);
         if matches!(
@@ -419,7 +408,7 @@ impl Reservations {
         }
     }
 
-    /// Takes a registrant away, and with it the reservation if nobody is left who holds it.
+    /// Removes a registrant, and the reservation if no holder remains.
     fn remove(&mut self, host: &HostId) -> Option<ReservationType> {
         let held_by_it = self.holds(host);
         self.registrants.retain(|r| r.host != *host);
@@ -438,7 +427,7 @@ impl Reservations {
         preempted: u64,
         rtype: ReservationType,
     ) -> Result<(), Status> {
-        // Whom it takes the reservation from, if it does: holders with this key, or all others.
+        // Whether the reservation is preempted: its holders have this key, or all others are meant.
         let takes = match self.held {
             None => false,
             Some(HeldReservation { holder: None, .. }) => {
@@ -494,7 +483,7 @@ impl Reservations {
         Ok(true)
     }
 
-    /// Tells all registrants but one that the reservation was released.
+    /// Notifies all other registrants that the reservation was released.
     fn tell_registrants(&mut self, but: &HostId) {
         for at in 0..self.registrants.len() {
             let host = self.registrants[at].host;
