@@ -1,7 +1,6 @@
-//! Log page identifiers and layouts.
+//! Log page identifiers and layouts; [`crate::controller`] fills them.
 //!
-//! Purpose: the log pages that Forebay's controllers keep, as types. The Discovery log page is in
-//! [`crate::fabrics`]. Does NOT fill them: see [`crate::controller`].
+//! The Discovery log page is in [`crate::fabrics`].
 
 use zerocopy::little_endian::{U16, U32, U64, U128};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -29,27 +28,25 @@ pub const DISCOVERY: u8 = 0x70;
 /// Reservation Notification (Base 2.0, 5.16.1.24).
 pub const RESERVATION_NOTIFICATION: u8 = 0x80;
 
-/// Bytes of the Supported Log Pages log page: 256 descriptors of 4.
+/// Size of Supported Log Pages: 256 descriptors of 4 bytes.
 pub const SUPPORTED_LOG_PAGES_BYTES: usize = 1024;
-/// Bytes of the Changed Namespace List.
+/// Size of Changed Namespace List.
 pub const CHANGED_NAMESPACE_LIST_BYTES: usize = 4096;
-/// Bytes of the Commands Supported and Effects log page: 256 Admin and 256 I/O descriptors of 4,
-/// then 2048 reserved.
+/// Size of Commands Supported and Effects: 256 admin and 256 I/O descriptors of 4, 2048 reserved.
 pub const COMMANDS_SUPPORTED_BYTES: usize = 4096;
-/// Bytes of the Feature Identifiers Supported and Effects log page: 256 descriptors of 4.
+/// Size of Feature Identifiers Supported and Effects: 256 descriptors of 4.
 pub const FEATURES_SUPPORTED_BYTES: usize = 1024;
 
-/// Bytes of the NVMe-MI Commands Supported and Effects log page: 256 descriptors of 4, then 3072
-/// reserved.
+/// Size of NVMe-MI Commands Supported and Effects: 256 descriptors of 4, 3072 reserved.
 pub const MI_COMMANDS_SUPPORTED_BYTES: usize = 4096;
 
-/// Bit 0 of a descriptor of log pages 00h, 05h and 12h: supported.
+/// Log pages 00h, 05h, 12h: supported.
 pub const SUPPORTED: u32 = 1 << 0;
-/// Bit 1 of a descriptor of log page 05h: Logical Block Content Change.
+/// Log page 05h: Logical Block Content Change.
 pub const EFFECT_LBCC: u32 = 1 << 1;
-/// Bit 20 of a descriptor of log pages 05h and 12h: the scope is a namespace.
+/// Log pages 05h, 12h: namespace scope.
 pub const SCOPE_NAMESPACE: u32 = 1 << 20;
-/// Bit 21 of a descriptor of log pages 05h and 12h: the scope is the controller.
+/// Log pages 05h, 12h: controller scope.
 pub const SCOPE_CONTROLLER: u32 = 1 << 21;
 
 /// Error Information log entry (Base 2.0, 5.16.1.2, figure 206).
@@ -58,76 +55,76 @@ pub const SCOPE_CONTROLLER: u32 = 1 << 21;
 )]
 #[repr(C)]
 pub struct ErrorEntry {
-    /// Error Count: unique, rising; 0 means that the entry is invalid.
+    /// Unique, increasing error number; 0: invalid entry.
     pub error_count: U64,
-    /// Submission Queue ID; FFFFh: not specific to a command.
+    /// Submission queue; FFFFh: no command.
     pub sqid: U16,
-    /// Command ID; FFFFh: not specific to a command.
+    /// Command identifier; FFFFh: no command.
     pub cid: U16,
-    /// Status Field: bits 15:1, the phase tag in bit 0.
+    /// Status in bits 15:1, phase tag in bit 0.
     pub status: U16,
-    /// Parameter Error Location: byte in bits 7:0, bit in bits 10:8; FFFFh: none.
+    /// Byte in bits 7:0, bit in bits 10:8; FFFFh: none.
     pub parameter_location: U16,
-    /// First LBA that had the error.
+    /// First LBA in error.
     pub lba: U64,
     /// Namespace.
     pub nsid: U32,
-    /// Vendor Specific Information Available: 0, none.
+    /// Vendor information; 0: none.
     pub vendor: u8,
-    /// Transport Type: 3 is TCP.
+    /// Transport; 3 is TCP.
     pub trtype: u8,
     /// Reserved.
     pub reserved30: [u8; 2],
-    /// Command Specific Information.
+    /// Command-specific information.
     pub command_specific: U64,
-    /// Transport Type Specific Information.
+    /// Transport-specific information.
     pub transport_specific: U16,
     /// Reserved.
     pub reserved42: [u8; 22],
 }
 const _: () = assert!(size_of::<ErrorEntry>() == 64);
 
-/// SMART / Health Information (Base 2.0, 5.16.1.3, figure 207).
+/// SMART / Health (Base 2.0, 5.16.1.3, figure 207).
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
 )]
 #[repr(C)]
 pub struct SmartHealth {
-    /// Critical Warning bits.
+    /// Critical warning bits.
     pub critical_warning: u8,
-    /// Composite Temperature in kelvins; 0: not known.
+    /// Composite temperature, kelvins; 0: unknown.
     pub composite_temperature: U16,
-    /// Available Spare, per cent.
+    /// Available spare, per cent.
     pub available_spare: u8,
-    /// Available Spare Threshold, per cent.
+    /// Spare threshold, per cent.
     pub available_spare_threshold: u8,
-    /// Percentage Used.
+    /// Percentage used.
     pub percentage_used: u8,
-    /// Endurance Group Critical Warning Summary.
+    /// Endurance group warnings.
     pub endurance_group_warning: u8,
     /// Reserved.
     pub reserved7: [u8; 25],
-    /// Data Units Read: thousands of 512 bytes, rounded up.
+    /// Units of 512,000 bytes, rounded up.
     pub data_units_read: U128,
-    /// Data Units Written: thousands of 512 bytes, rounded up.
+    /// Units of 512,000 bytes, rounded up.
     pub data_units_written: U128,
-    /// Host Read Commands.
+    /// Read commands.
     pub host_read_commands: U128,
-    /// Host Write Commands.
+    /// Write commands.
     pub host_write_commands: U128,
-    /// Controller Busy Time, minutes.
+    /// Controller busy time, minutes.
     pub controller_busy_minutes: U128,
-    /// Power Cycles.
+    /// Power cycles.
     pub power_cycles: U128,
-    /// Power On Hours.
+    /// Power-on hours.
     pub power_on_hours: U128,
-    /// Unsafe Shutdowns.
+    /// Unsafe shutdowns.
     pub unsafe_shutdowns: U128,
-    /// Media and Data Integrity Errors.
+    /// Media and data integrity errors.
     pub media_errors: U128,
-    /// Number of Error Information Log Entries over the life of the controller.
+    /// Error log entries over the controller's life.
     pub error_log_entries: U128,
-    /// Warning and Critical Composite Temperature Time, sensors, thermal management: not kept.
+    /// Temperature times, sensors, thermal management: not kept.
     pub reserved192: [u8; 320],
 }
 const _: () = assert!(size_of::<SmartHealth>() == 512);
@@ -140,62 +137,62 @@ const _: () = assert!(std::mem::offset_of!(SmartHealth, error_log_entries) == 17
 )]
 #[repr(C)]
 pub struct FirmwareSlots {
-    /// Active Firmware Info: the active slot in bits 2:0.
+    /// Active slot in bits 2:0.
     pub afi: u8,
     /// Reserved.
     pub reserved1: [u8; 7],
-    /// Firmware Revision of slots 1 to 7, ASCII; zero for a slot that isn't there.
+    /// Firmware revisions of slots 1–7, ASCII; zero if absent.
     pub frs: [[u8; 8]; 7],
     /// Reserved.
     pub reserved64: [u8; 448],
 }
 const _: () = assert!(size_of::<FirmwareSlots>() == 512);
 
-/// Header of the Asymmetric Namespace Access log page (Base 2.0, 5.16.1.13).
+/// ANA log page header (Base 2.0, 5.16.1.13).
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
 )]
 #[repr(C)]
 pub struct AnaHeader {
-    /// Change Count: rises with each change of any group.
+    /// Incremented by a change of any group.
     pub change_count: U64,
-    /// Number of ANA Group Descriptors.
+    /// Number of group descriptors.
     pub groups: U16,
     /// Reserved.
     pub reserved10: [u8; 6],
 }
 const _: () = assert!(size_of::<AnaHeader>() == 16);
 
-/// ANA Group Descriptor (Base 2.0, 5.16.1.13); its namespace identifiers follow.
+/// ANA group descriptor (Base 2.0, 5.16.1.13), followed by namespace identifiers.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
 )]
 #[repr(C)]
 pub struct AnaDescriptor {
-    /// ANA Group ID.
+    /// Group.
     pub group: U32,
-    /// Number of NSID Values.
+    /// Number of namespace identifiers.
     pub nsids: U32,
-    /// Change Count of this group.
+    /// Change count of this group.
     pub change_count: U64,
-    /// Asymmetric Namespace Access State in bits 3:0.
+    /// ANA state in bits 3:0.
     pub state: u8,
     /// Reserved.
     pub reserved17: [u8; 15],
 }
 const _: () = assert!(size_of::<AnaDescriptor>() == 32);
 
-/// Reservation Notification log page (Base 2.0, 5.16.1.24).
+/// Reservation Notification (Base 2.0, 5.16.1.24).
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
 )]
 #[repr(C)]
 pub struct ReservationNotification {
-    /// Log Page Count: the number of this notification; 0 for an empty page.
+    /// Number of this notification; 0: empty page.
     pub count: U64,
-    /// Reservation Notification Log Page Type: 0 for an empty page.
+    /// Type; 0: empty page.
     pub kind: u8,
-    /// Number of Available Log Pages, without this one.
+    /// Notifications still to read.
     pub available: u8,
     /// Reserved.
     pub reserved10: [u8; 2],

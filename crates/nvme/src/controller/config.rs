@@ -1,60 +1,59 @@
-//! What a controller is made with, and what it asks its surroundings for.
+//! A controller's fixed configuration and its environment.
 //!
-//! Does NOT hold anything that a host can change: that is [`super::ControllerState`].
+//! State that a host can change is in [`super::ControllerState`].
 
 use super::{Ana, MAX_IO_QUEUES, MAX_NAMESPACES};
 use crate::Nqn;
 use crate::fabrics::DiscoveryLogEntry;
 use crate::io::NamespaceGeometry;
 
-/// What a controller is for.
+/// Kind of controller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ControllerKind {
-    /// I/O controller of an NVM subsystem.
+    /// I/O controller in Fabrics.
     Io,
-    /// Controller of the Discovery Service (Base 2.0, 3.1.2.3).
+    /// Discovery controller (Base 2.0, 3.1.2.3).
     Discovery,
-    /// I/O controller on PCI Express: memory-based queues, interrupts ([`crate::pcie`]).
+    /// I/O controller on PCI Express ([`crate::pcie`]).
     Pcie,
 }
 
 impl ControllerKind {
-    /// Whether it has I/O queues.
     pub(crate) const fn has_io(self) -> bool {
         !matches!(self, Self::Discovery)
     }
 }
 
-/// The fixed properties of a controller.
+/// A controller's fixed properties.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ControllerConfig {
-    /// I/O or Discovery.
+    /// Kind of controller.
     pub kind: ControllerKind,
-    /// Controller Identifier, unique among the subsystem's live controllers; 0 to FFEFh.
+    /// Controller identifier, 0 to FFEFh; unique among the subsystem's live controllers.
     pub cntlid: u16,
-    /// The subsystem's name.
+    /// The subsystem's NQN.
     pub subnqn: Nqn,
-    /// Serial Number: ASCII, padded with spaces. See [`ascii`].
+    /// Serial number, see [`ascii`].
     pub serial: [u8; 20],
-    /// Model Number.
+    /// Model number.
     pub model: [u8; 40],
-    /// Firmware Revision.
+    /// Firmware revision.
     pub firmware: [u8; 8],
-    /// The largest I/O queue, in entries: 2 to 65536. CAP.MQES and MAXCMD come from it.
+    /// Largest I/O queue, 2 to 65536 entries; gives CAP.MQES and MAXCMD.
     pub max_queue_entries: u32,
-    /// I/O queues: 1 to [`MAX_IO_QUEUES`].
+    /// I/O queues, 1 to [`MAX_IO_QUEUES`].
     pub max_io_queues: u16,
-    /// Maximum Data Transfer Size: a power of two, 8192 or more, for I/O and Admin commands alike.
+    /// MDTS in bytes: a power of two, at least 8192; limits admin commands too.
     pub mdts_bytes: u32,
     /// In-capsule data of an I/O command: a multiple of 16.
     pub in_capsule_bytes: u32,
-    /// The highest namespace identifier: 1 to [`MAX_NAMESPACES`].
+    /// Highest namespace identifier, 1 to [`MAX_NAMESPACES`].
     pub namespaces: u32,
 }
 
 impl ControllerConfig {
-    /// An I/O controller with queues of up to 128 entries, 64 queues, transfers of up to 1 MiB,
-    /// 8 KiB in the capsule, and one namespace. Every field may be changed.
+    /// An I/O controller with defaults: 64 queues of 128 entries, MDTS 1 MiB, 8 KiB in capsule, one
+    /// namespace.
     pub fn io(cntlid: u16, subnqn: Nqn, serial: &str) -> Self {
         Self {
             kind: ControllerKind::Io,
@@ -71,7 +70,7 @@ impl ControllerConfig {
         }
     }
 
-    /// A controller of the Discovery Service.
+    /// A Discovery controller.
     pub fn discovery(cntlid: u16) -> Self {
         Self {
             kind: ControllerKind::Discovery,
@@ -82,8 +81,7 @@ impl ControllerConfig {
         }
     }
 
-    /// A controller on PCI Express, with 64 queues of up to 1024 entries, transfers of up to 512 KiB, and
-    /// one namespace.
+    /// A PCIe controller with defaults: 64 queues of 1024 entries, MDTS 512 KiB, one namespace.
     pub fn pcie(cntlid: u16, subnqn: Nqn, serial: &str) -> Self {
         Self {
             kind: ControllerKind::Pcie,
@@ -95,7 +93,7 @@ impl ControllerConfig {
         }
     }
 
-    /// The same with every number within what the fields' descriptions allow.
+    /// Clamps all numbers to their ranges.
     pub fn normalized(mut self) -> Self {
         self.cntlid = self.cntlid.min(0xFFEF);
         self.max_queue_entries = self.max_queue_entries.clamp(2, 65536);
@@ -106,14 +104,14 @@ impl ControllerConfig {
         self
     }
 
-    /// MDTS as Identify Controller has it: 0 would be no limit, so 8 KiB is the least.
+    /// MDTS of Identify Controller. The minimum is 8 KiB, as 0 would mean no limit.
     pub(super) fn mdts_exponent(&self) -> u8 {
         (self.mdts_bytes / 4096).max(1).ilog2() as u8
     }
 }
 
-/// Text as a fixed ASCII field padded with spaces (Base 2.0, 1.4.2): what doesn't fit is cut, what
-/// isn't printable ASCII becomes `?`.
+/// Text as a space-padded ASCII field (Base 2.0, 1.4.2). It is truncated, and other characters
+/// become `?`.
 pub fn ascii<const N: usize>(text: &str) -> [u8; N] {
     let mut field = [b' '; N];
     for (to, from) in field.iter_mut().zip(text.chars()) {
@@ -126,96 +124,95 @@ pub fn ascii<const N: usize>(text: &str) -> [u8; N] {
     field
 }
 
-/// What a controller asks about the world, each time a host asks the controller.
+/// The environment, queried for each command.
 pub trait AdminEnv {
-    /// A namespace as it is now, or `None` if that identifier is not in use.
+    /// The current namespace, or `None` if the identifier is unused.
     fn namespace(&self, nsid: u32) -> Option<NamespaceInfo>;
 
-    /// The figures of the SMART / Health Information log page.
+    /// Values for the SMART / Health log page.
     fn health(&self) -> Health {
         Health::default()
     }
 
-    /// How well this controller reaches its namespaces.
+    /// The ANA state of this path.
     fn ana(&self) -> Ana {
         Ana::default()
     }
 
-    /// The controllers of the subsystem that the namespace is attached to; the one that asks is among
-    /// them. Empty: not known.
+    /// The subsystem's controllers with this namespace, including the caller. Empty if unknown.
     fn controllers(&self) -> Vec<SubsystemController> {
         Vec::new()
     }
 
-    /// I/O queues that this controller may have: where several share what there is, not all that it could.
+    /// I/O queues available to this controller when several share them.
     fn io_queues_left(&self) -> u16 {
         u16::MAX
     }
 
-    /// Whether the namespace's reservations persist through a power loss.
+    /// Whether reservations survive a power loss.
     fn persistent_reservations(&self) -> bool {
         false
     }
 
-    /// Changes whenever the list that this host may see changes.
+    /// Changes whenever this host's discovery list does.
     fn discovery_generation(&self, host: &Nqn) -> u64 {
         let _ = host;
         0
     }
 
-    /// How many entries this host may see.
+    /// Discovery entries for this host.
     fn discovery_count(&self, host: &Nqn) -> u64 {
         let _ = host;
         0
     }
 
-    /// One entry, `index` from 0.
+    /// One entry; `index` counts from 0.
     fn discovery_entry(&self, host: &Nqn, index: u64) -> Option<DiscoveryLogEntry> {
         let _ = (host, index);
         None
     }
 }
 
-/// A controller of the subsystem, as others of it see it.
+/// Another controller of the subsystem.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SubsystemController {
-    /// Controller Identifier.
+    /// Controller identifier.
     pub cntlid: u16,
-    /// Somebody drives it.
+    /// A host uses it.
     pub online: bool,
 }
 
-/// A namespace as it is now.
+/// The current state of a namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NamespaceInfo {
     /// Block size and size.
     pub geometry: NamespaceGeometry,
-    /// Blocks that have space allocated: Namespace Utilization.
+    /// Allocated blocks: Namespace Utilization.
     pub used_blocks: u64,
-    /// The unit in which space is allocated and given back: a power of two, at least a block.
+    /// Allocation unit: a power of two, at least a block.
     pub extent_bytes: u32,
-    /// Namespace Globally Unique Identifier, never reused.
+    /// NGUID, never reused.
     pub nguid: [u8; 16],
     /// UUID.
     pub uuid: [u8; 16],
 }
 
-/// The figures of the SMART / Health Information log page (Base 2.0, 5.16.1.3).
+/// Values of the SMART / Health log page (Base 2.0, 5.16.1.3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Health {
-    /// Critical Warning bits (byte 0).
+    /// Critical warning bits (byte 0).
     pub critical_warning: u8,
-    /// Composite temperature in kelvins; 0 where there is none to report.
+    /// Composite temperature; 0 if unknown.
     pub temperature_kelvin: u16,
-    /// Available Spare.
+    /// Available spare.
     pub available_spare_percent: u8,
-    /// Available Spare Threshold.
+    /// Available spare threshold.
     pub spare_threshold_percent: u8,
-    /// Percentage Used.
+    /// Percentage used.
     pub percentage_used: u8,
-    /// Bytes that hosts have read.
+    /// Bytes that hosts read.
     pub bytes_read: u128,
-    /// Bytes that hosts have written.
+    /// Bytes that hosts wrote.
     pub bytes_written: u128,
     /// Read commands.
     pub host_reads: u128,
@@ -229,12 +226,11 @@ pub struct Health {
     pub power_on_hours: u128,
     /// Unsafe shutdowns.
     pub unsafe_shutdowns: u128,
-    /// Commands that a device could not carry out: of the subsystem, whatever controllers come and go.
+    /// Device errors of the whole subsystem, across controllers.
     pub media_errors: u128,
 }
 
 impl Default for Health {
-    /// A healthy device that has done nothing yet.
     fn default() -> Self {
         Self {
             critical_warning: 0,

@@ -1,8 +1,7 @@
-//! The Identify command (Base 2.0, 5.17).
+//! The Identify command (Base 2.0, 5.17): fills the structures of [`crate::identify`].
 //!
-//! Purpose: fills the structures of [`crate::identify`] from the configuration and the
-//! environment. Does NOT know namespace management, NVM sets, endurance groups,
-//! domains or UUID lists: those CNS values are invalid fields.
+//! Namespace management, NVM sets, endurance groups, domains and UUID lists are unsupported: those
+//! CNS values are invalid fields.
 
 use super::supported::{Face, supports_cns};
 use super::{
@@ -16,17 +15,16 @@ use crate::{Sqe, Status, register};
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 
-/// CRDT1 in 100 ms: how long a host waits after a Command Interrupted.
+/// CRDT1: the delay after Command Interrupted.
 const RETRY_DELAY_100_MS: u16 = 10;
 
-/// NMIC bit 0: another controller of the subsystem may use the namespace.
+/// NMIC: other controllers may use the namespace.
 const NMIC_SHARED: u8 = 1;
 
-/// RESCAP: bit 0 reservations may persist through a power loss, bits 1 to 6 all types, bit 7 Ignore
-/// Existing Key as since revision 1.3.
+/// Bit 0: persistence through power loss; bits 1–6: all types; bit 7: Ignore Existing Key as since
+/// revision 1.3.
 const RESCAP: u8 = 0xFF;
 
-/// The view of a command's output as a structure.
 fn view<T: FromBytes + IntoBytes + KnownLayout + Immutable>(
     out: &mut [u8],
 ) -> Result<&mut T, Status> {
@@ -66,13 +64,13 @@ impl ControllerConfig {
                 let info = self.namespace(nsid, env)?;
                 descriptors(&info.ok_or(Status::INVALID_NAMESPACE_OR_FORMAT)?, out)?;
             }
-            // Extended LBA formats: no storage tags, no protection information, all zero.
+            // All zero: no storage tags or protection information.
             cns::CSI_NAMESPACE => {
                 self.namespace(nsid, env)?;
             }
             cns::CSI_CONTROLLER => {
-                // No limits of our own: MDTS doesn't bound Write Zeroes, and Dataset Management
-                // takes 256 ranges of any size.
+                // No limits: MDTS does not bound Write Zeroes, and Dataset Management takes 256
+                // ranges of any size.
                 *view(out)? = NvmIdentifyController::new_zeroed();
             }
             cns::INDEPENDENT_NAMESPACE => {
@@ -88,12 +86,12 @@ impl ControllerConfig {
                 }
             }
             cns::COMMAND_SETS => {
-                // CNTID in CDW10 bits 31:16: this controller, by its number or as FFFFh.
+                // CNTID, CDW10 bits 31:16: this controller's number or FFFFh.
                 let cntid = (sqe.cdw(10) >> 16) as u16;
                 if cntid != 0xFFFF && cntid != self.cntlid {
                     return Err(Status::INVALID_FIELD);
                 }
-                // Vector 0 selects the command set of bit 0: NVM.
+                // Vector 0 selects command set 0: NVM.
                 *out.first_mut().ok_or(Status::INTERNAL_ERROR)? = 1 << CSI_NVM;
             }
             cns::NAMESPACE_CONTROLLERS
@@ -105,7 +103,7 @@ impl ControllerConfig {
         Ok(Reply::data(out.len()))
     }
 
-    /// A valid namespace identifier: `None` if it isn't active now.
+    /// Checks a namespace identifier. `None`: valid but inactive.
     pub(super) fn namespace(
         &self,
         nsid: u32,
@@ -143,8 +141,8 @@ impl ControllerConfig {
         id.ver = U32::new(register::VERSION_2_0);
         id.oaes = U32::new(features::feature_events(config.kind));
         id.aerl = super::MAX_EVENT_REQUESTS as u8 - 1;
-        // Bit 1: Commands Supported and Effects. Bit 2: NUMD of 32 bits and a page offset. Bit 5:
-        // log pages 00h, 12h and 13h, with scopes; `io_effects` says why I/O commands have none.
+        // Bit 1: Commands Supported and Effects. Bit 2: 32-bit NUMD and offset. Bit 5: log pages
+        // 00h, 12h and 13h, with scopes (but see `io_effects`).
         id.lpa = 1 << 1 | 1 << 2 | 1 << 5;
         id.sqes = 0x66;
         id.cqes = 0x44;
@@ -152,16 +150,16 @@ impl ControllerConfig {
         if config.kind.has_io() {
             id.cntrltype = IdentifyController::CNTRLTYPE_IO;
             id.crdt[0] = U16::new(RETRY_DELAY_100_MS);
-            // As many Aborts at once as a host likes to have: they end immediately.
+            // Aborts end at once, so the limit is arbitrary.
             id.acl = 3;
-            // One slot, read only: the program itself.
+            // One read-only slot: the program itself.
             id.frmw = 1 | 1 << 1;
             id.elpe = super::log_pages::ERROR_ENTRIES as u8 - 1;
             id.nn = U32::new(config.namespaces);
             id.mnan = U32::new(config.namespaces);
-            // Bit 0 Compare, bit 2 Dataset Management, bit 3 Write Zeroes.
+            // Compare, Dataset Management, Write Zeroes.
             id.oncs = U16::new(1 | 1 << 2 | 1 << 3);
-            // Bit 0: there is a volatile write cache. Bits 2:1: Flush takes FFFFFFFFh.
+            // Bit 0: volatile write cache. Bits 2:1: Flush accepts FFFFFFFFh.
             id.vwc = 1 | 0b11 << 1;
         }
         match config.kind {
@@ -171,46 +169,44 @@ impl ControllerConfig {
             }
             ControllerKind::Io => {
                 self.identify_fabrics(id);
-                // Several hosts may be connected at once, and one host more than once (a second
-                // path through another listener), each with a controller of its own: bit 1 for
-                // controllers, bit 0 for ports, bit 3 for ANA.
+                // Hosts may connect several times, each with its own controller. Bit 0: ports; bit
+                // 1: controllers; bit 3: ANA.
                 id.cmic = 0b1011;
                 id.anatt = ana::TRANSITION_SECONDS;
                 id.anacap = ana::CAPABILITIES;
                 id.anagrpmax = U32::new(ana::GROUP);
                 id.nanagrpid = U32::new(ana::GROUP);
-                // Bit 5: reservations.
+                // Reservations.
                 id.oncs = U16::new(id.oncs.get() | 1 << 5);
-                // Bit 0: Compare and Write. AWUN, AWUPF and ACWU stay 0, a block: the least that any
-                // device gives, and what is never promised can't be broken.
+                // Compare and Write. AWUN, AWUPF and ACWU stay 0, one block: every device
+                // guarantees that.
                 id.fuses = U16::new(1);
             }
             ControllerKind::Pcie => {
                 id.vid = U16::new(crate::pcie::VENDOR_ID);
                 id.ssvid = U16::new(crate::pcie::VENDOR_ID);
-                // Bit 1: the subsystem may have other controllers.
+                // The subsystem may have other controllers.
                 id.cmic = 0b10;
-                // Bits 1:0: SGLs of any alignment and length in I/O commands. Bit 18: they may be longer
-                // than the data.
+                // Bits 1:0: SGLs of any alignment and length. Bit 18: SGLs may exceed the data.
                 id.sgls = U32::new(1 | 1 << 18);
-                // Bit 8: Doorbell Buffer Config. Bit 7: Virtualization Management, of the primary one.
+                // Bit 8: Doorbell Buffer Config. Bit 7: Virtualization Management.
                 let primary = u16::from(self.face(env) == Face::Primary);
                 id.oacs = U16::new(1 << 8 | primary << 7);
             }
         }
     }
 
-    /// What only a controller that is reached by Fabrics has.
+    /// Fields specific to Fabrics.
     fn identify_fabrics(&self, id: &mut IdentifyController) {
         let config = self;
-        // Bit 0: 128-bit Host Identifier.
+        // 128-bit Host Identifier.
         id.ctratt = U32::new(1);
         id.kas = U16::new(keep_alive::KAS_100_MS);
         id.maxcmd = U16::new(config.max_queue_entries.min(0xFFFF) as u16);
-        // Bits 1:0: SGLs of any alignment and length. Bit 20: an offset into the capsule as the
-        // address. Bit 21: the Transport SGL Data Block.
+        // Bits 1:0: SGLs of any alignment and length. Bit 20: capsule offsets. Bit 21: Transport
+        // SGL Data Block.
         id.sgls = U32::new(1 | 1 << 20 | 1 << 21);
-        // 64 bytes of command and its in-capsule data; 16 bytes of completion.
+        // 64 command bytes plus in-capsule data; 16 completion bytes.
         id.ioccsz = U32::new((64 + config.in_capsule_bytes) / 16);
         id.iorcsz = U32::new(1);
         id.msdbd = 1;
@@ -219,12 +215,12 @@ impl ControllerConfig {
     fn identify_namespace(&self, info: &NamespaceInfo, id: &mut IdentifyNamespace) {
         let geometry = &info.geometry;
         let blocks = |bytes: u32| {
-            // 0's based, and at least one block.
+            // 0's based, at least one block.
             let blocks = (bytes / geometry.block_bytes.max(1)).max(1);
             U16::new((blocks - 1).min(0xFFFF) as u16)
         };
         id.nsze = U64::new(geometry.block_count);
-        // What can be written is the whole size; what is used may be less.
+        // The whole size can be written.
         id.ncap = id.nsze;
         id.nuse = U64::new(info.used_blocks.min(geometry.block_count));
         id.nsfeat = IdentifyNamespace::NSFEAT_THINP
@@ -237,10 +233,10 @@ impl ControllerConfig {
         }
         // Deallocated blocks read as zeros; Write Zeroes may deallocate.
         id.dlfeat = 0b001 | 1 << 3;
-        // Below a page of memory a write costs more than it carries.
+        // Writes below a memory page are inefficient.
         id.npwg = blocks(4096);
         id.npwa = id.npwg;
-        // A whole extent goes back to the pool; less goes back to the device at most.
+        // Only whole extents return to the pool.
         id.npdg = blocks(info.extent_bytes);
         id.npda = id.npdg;
         id.nows = blocks(info.extent_bytes.min(self.mdts_bytes));
@@ -249,8 +245,7 @@ impl ControllerConfig {
     }
 }
 
-/// Namespace Identification Descriptor list (Base 2.0, 5.17.2.3): NIDT, NIDL, two reserved bytes,
-/// then the identifier.
+/// Namespace descriptors (Base 2.0, 5.17.2.3): NIDT, NIDL, two reserved bytes, identifier.
 fn descriptors(info: &NamespaceInfo, out: &mut [u8]) -> Result<(), Status> {
     let mut at = 0;
     let lists: [(u8, &[u8]); 3] = [
@@ -259,7 +254,7 @@ fn descriptors(info: &NamespaceInfo, out: &mut [u8]) -> Result<(), Status> {
         (nidt::CSI, &[CSI_NVM]),
     ];
     for (kind, identifier) in lists {
-        // Identifiers that are all zero are absent; the command set's number may be zero.
+        // A zero identifier is absent; a zero command set is valid.
         if kind != nidt::CSI && identifier.iter().all(|&b| b == 0) {
             continue;
         }

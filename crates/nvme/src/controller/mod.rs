@@ -1,24 +1,17 @@
-//! A controller as a state machine.
+//! An NVMe controller as a state machine: one [`Controller`] per association, I/O or Discovery.
 //!
-//! # Purpose
-//! One [`Controller`] per association: its properties, Admin commands, features, log pages,
-//! asynchronous events, keep alive and I/O queue bookkeeping, for I/O and Discovery controllers.
+//! Commands, data and time come in; completions and [`Effect`]s go out. Its changing state is one
+//! plain [`ControllerState`], which the owner copies to where a successor finds it. [`AdminEnv`]
+//! supplies the current namespaces, so their growth needs no copy here. Transports call
+//! [`Controller::transfer`], then [`Controller::admin`], then [`Controller::next_event`] until it
+//! is empty.
 //!
-//! # Design
-//! Commands, data and the time come in; completions and [`Effect`]s go out. What changes lives in
-//! one plain structure, [`ControllerState`], which the owner copies wherever a successor will look
-//! for it. What the namespaces are *now* is asked through [`AdminEnv`] each time, so growth needs
-//! no copy here. Transports call [`Controller::transfer`] to learn how much data a command moves,
-//! then [`Controller::admin`] with that data, then [`Controller::next_event`] until it is empty.
+//! After a reset or shutdown no old command may run, and only the owner knows when that is. So
+//! CC.EN and CC.SHN return an [`Effect`], and CSTS follows on [`Controller::quiesced`].
 //!
-//! The reset and the shutdown of a controller promise the host that nothing of its old commands is
-//! still running, and only the owner knows that. So CC.EN and CC.SHN give an [`Effect`], and CSTS
-//! follows when the owner calls [`Controller::quiesced`].
-//!
-//! # What it does not do
-//! It moves no I/O data, parses no SGL, owns no queue memory, and keeps no clock. Queue creation by
-//! Admin command, interrupts and doorbells are [`crate::pcie`]. There is
-//! one I/O command set (NVM), one power state, and nothing is saved across resets.
+//! SGLs, I/O data and queue memory are elsewhere; [`crate::pcie`] creates memory-based queues and
+//! handles doorbells and interrupts. There is one command set (NVM) and one power state; nothing
+//! survives a reset.
 
 mod ana;
 mod config;
@@ -52,66 +45,63 @@ use crate::opcode::{self, admin};
 use crate::{Nqn, Sqe, Status};
 use zerocopy::FromZeros;
 
-/// The most namespaces a controller can have.
+/// Maximum namespaces of a controller.
 pub const MAX_NAMESPACES: u32 = 64;
-/// The namespace whose features and reservations a controller keeps.
+/// The namespace with features and reservations.
 const FEATURES_NSID: u32 = 1;
-/// The most I/O queues a controller can have.
+/// Maximum I/O queues of a controller.
 pub const MAX_IO_QUEUES: u16 = 128;
-/// Asynchronous Event Requests that a host may have outstanding.
+/// Maximum outstanding Asynchronous Event Requests.
 pub const MAX_EVENT_REQUESTS: usize = 4;
 
-/// A controller of one association. See the module's documentation.
+/// The controller of one association.
 #[derive(Clone, Debug)]
 pub struct Controller {
     config: ControllerConfig,
     hostnqn: Nqn,
     state: ControllerState,
-    // Newest first. Not part of the state: a successor starts with an empty page.
+    // Newest first. Not part of the state: a successor starts with an empty log.
     errors: [ErrorEntry; log_pages::ERROR_ENTRIES],
 }
 
-/// What the owner must do because of a property that the host wrote.
+/// The owner's work after a property write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Effect {
     /// Nothing.
     None,
     /// The controller is enabled and ready.
     Enabled,
-    /// Controller reset (Base 2.0, 3.7.2): start no I/O command, let those in flight end, drop the
-    /// I/O queues, keep the Admin queue; then call [`Controller::quiesced`].
+    /// Controller reset (Base 2.0, 3.7.2): drain I/O commands, drop the I/O queues but not the
+    /// admin queue, then call [`Controller::quiesced`].
     Reset,
-    /// Shutdown (Base 2.0, 3.6): as [`Effect::Reset`], and make everything written durable before
-    /// calling [`Controller::quiesced`].
+    /// Shutdown (Base 2.0, 3.6): as [`Effect::Reset`], and flush before [`Controller::quiesced`].
     Shutdown,
 }
 
-/// How an Admin command ended.
+/// The outcome of an admin command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AdminOutcome {
     /// Post a completion.
     Complete {
         /// Status field.
         status: Status,
-        /// Dwords 0 and 1 of the completion.
+        /// Completion dwords 0 and 1.
         result: u64,
-        /// Bytes of `out` that go to the host first; 0 unless the status is success.
+        /// Bytes of `out` to send first; 0 unless the status is success.
         data_bytes: u32,
-        /// What else must happen.
+        /// The owner's work.
         effect: Effect,
     },
-    /// No completion now: an Asynchronous Event Request waits for [`Controller::next_event`].
+    /// An Asynchronous Event Request waits for [`Controller::next_event`].
     Parked,
-    /// No completion now: Reservation Persistence is to be set, which is for whoever keeps the
-    /// namespace's reservations. The action is for [`crate::reservation::ReservationCommand::new`],
-    /// with keys of 0.
+    /// Set Reservation Persistence; the owner of the reservations completes it.
     Reserve {
-        /// What is asked.
+        /// For [`crate::reservation::ReservationCommand::new`], with keys of 0.
         action: u32,
     },
 }
 
-/// The success of a command, inside the state machine.
+/// A successful command.
 #[derive(Default)]
 struct Reply {
     result: u64,
@@ -136,7 +126,7 @@ impl Reply {
 }
 
 impl Controller {
-    /// The controller of a new association, not yet enabled.
+    /// A new association's controller, not yet enabled.
     pub fn new(config: ControllerConfig, connect: &AdminConnect, now_ns: u64) -> Self {
         let mut controller = Self {
             config: config.normalized(),
@@ -153,7 +143,7 @@ impl Controller {
         controller
     }
 
-    /// The controller of a PCI function: nobody connects to it, so its host has no name.
+    /// A PCI function's controller. There is no Connect, so the host has no name.
     pub(crate) fn of_function(config: ControllerConfig) -> Self {
         let connect = AdminConnect {
             subnqn: config.subnqn,
@@ -166,7 +156,7 @@ impl Controller {
         Self::new(config, &connect, 0)
     }
 
-    /// A controller that continues where another process left off. The state is not trusted.
+    /// Continues from another process's state, which is untrusted.
     pub fn restore(config: ControllerConfig, state: &ControllerState) -> Result<Self, StateError> {
         let config = config.normalized();
         let hostnqn = state.check(&config)?;
@@ -178,29 +168,29 @@ impl Controller {
         })
     }
 
-    /// Everything that changes in a controller, except the contents of the error log.
+    /// All changing state except the error log's contents.
     pub fn state(&self) -> &ControllerState {
         &self.state
     }
-    /// What the controller was made with.
+    /// The configuration.
     pub fn config(&self) -> &ControllerConfig {
         &self.config
     }
-    /// Controller Identifier.
+    /// Controller identifier.
     pub fn cntlid(&self) -> u16 {
         self.config.cntlid
     }
-    /// The host of the association.
+    /// The host's NQN.
     pub fn hostnqn(&self) -> Nqn {
         self.hostnqn
     }
-    /// The subsystem.
+    /// The subsystem's NQN.
     pub fn subnqn(&self) -> Nqn {
         self.config.subnqn
     }
 
-    /// The data that an Admin command moves. Its SGL must describe at least as much; a command
-    /// that asks for more than MDTS is refused here.
+    /// An admin command's data; its SGL must describe at least this much. More than MDTS is an
+    /// error.
     pub fn transfer(&self, sqe: &Sqe) -> Result<Transfer, Status> {
         match sqe.opcode() {
             admin::IDENTIFY => Ok(Transfer::ToHost(crate::identify::IDENTIFY_BYTES as u32)),
@@ -223,11 +213,10 @@ impl Controller {
         }
     }
 
-    /// Runs a command of the Admin queue; Connect itself never comes here (see
-    /// [`check_admin_connect`]).
+    /// Runs an admin command other than Connect (see [`check_admin_connect`]).
     ///
-    /// `data_in` holds what [`Controller::transfer`] said comes from the host; `out` has room for
-    /// what it said goes to the host.
+    /// `data_in` holds the data from the host, and `out` has room for the data to it, as
+    /// [`Controller::transfer`] said.
     pub fn admin(
         &mut self,
         sqe: &Sqe,
@@ -248,7 +237,7 @@ impl Controller {
                 Err(status) => failed(status),
             };
         }
-        // Base 2.0, 3.5.4: until the controller is ready only Fabrics commands are processed.
+        // Until the controller is ready, only Fabrics commands are allowed (Base 2.0, 3.5.4).
         if !self.ready() {
             return failed(Status::COMMAND_SEQUENCE_ERROR);
         }
@@ -290,7 +279,7 @@ impl Controller {
         let (data_in, out): (&[u8], &mut [u8]) = match self.transfer(sqe)? {
             Transfer::None => (&[], &mut []),
             Transfer::ToHost(bytes) => {
-                // A smaller buffer is the caller's mistake, not the host's.
+                // A small buffer is the caller's error.
                 let out = out
                     .get_mut(..bytes as usize)
                     .ok_or(Status::INTERNAL_ERROR)?;
@@ -313,7 +302,7 @@ impl Controller {
                 self.state.keep_alive(now_ns);
                 Ok(Reply::default())
             }
-            // `admin_effects` has kept out the others, but for those that `crate::pcie` carries out.
+            // `admin_effects` refused the others, except those of `crate::pcie`.
             _ => Err(Status::INVALID_OPCODE),
         }
     }
@@ -330,7 +319,7 @@ impl Controller {
                 let (offset, value) = (property.ofst.get(), property.value.get());
                 Ok((0, self.property_set(offset, wide()?, value, now_ns)?))
             }
-            // The queue is connected already (Base 2.0, 6.3).
+            // Already connected (Base 2.0, 6.3).
             opcode::fctype::CONNECT => Err(Status::COMMAND_SEQUENCE_ERROR),
             _ => Err(Status::INVALID_OPCODE),
         }
@@ -339,7 +328,7 @@ impl Controller {
 
 fn failed(status: Status) -> AdminOutcome {
     AdminOutcome::Complete {
-        // Our own mistakes may be retried, the host's may not.
+        // Retries may help after our errors, not after the host's.
         status: if status == Status::INTERNAL_ERROR {
             status
         } else {

@@ -1,16 +1,14 @@
-//! The commands of one NVMe/TCP queue, from begin to completion.
+//! The commands of one NVMe/TCP queue on the host side.
 //!
-//! Design: [`HostQueue::begin`] takes a slot, writes command identifier and SGL, and decides between in-capsule data
-//! and R2T. [`HostQueue::on_pdu`] takes each decoded header and says what to do. Where data is involved the caller
-//! reports back: [`HostQueue::data_received`] when a C2HData's data is in place and its digest judged,
-//! [`HostQueue::r2t_answered`] when the last byte for an R2T is sent, [`HostQueue::release`] when nothing refers to an
-//! ended command's buffer any more (a controller may end a write while its data is still on the way out).
+//! [`HostQueue::begin`] takes a slot, writes the command identifier and SGL, and chooses between
+//! in-capsule data and R2T. [`HostQueue::on_pdu`] interprets each decoded header. The caller
+//! reports back with [`HostQueue::data_received`], [`HostQueue::r2t_answered`] and
+//! [`HostQueue::release`]. Release comes last: a controller may end a write while its data is still
+//! being sent.
 //!
-//! Flow control: NVMe/TCP delivers commands in order, so every command that is not in flight was also fetched; a queue
-//! of N entries therefore never overflows while at most N - 1 commands are in flight, whatever SQHD says (Base 3.3.1).
-//!
-//! What it does *not* do: hold data, queue what does not fit, or complete commands when a connection dies (the caller
-//! knows them).
+//! NVMe/TCP delivers commands in order, so a command that has ended was also fetched. Hence a queue
+//! of N entries cannot overflow with N - 1 commands in flight, whatever SQHD says (Base 3.3.1). The
+//! caller holds data, queues excess commands, and ends commands of a dead connection.
 
 use std::fmt;
 
@@ -18,36 +16,36 @@ use super::CommandSlots;
 use crate::tcp::{C2hData, Frame, H2cData, Pdu, PduError, R2t, TcpParams, TermReq, field};
 use crate::{Cqe, SglDescriptor, Sqe, Status};
 
-/// The data that a command moves.
+/// A command's data transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HostTransfer {
     /// None.
     None,
-    /// So many bytes, controller to host.
+    /// Bytes from the controller.
     ToHost(u32),
-    /// So many bytes, host to controller.
+    /// Bytes to the controller.
     ToController(u32),
 }
 
-/// A command that was begun, ready for [`crate::tcp::put_capsule_cmd`].
+/// A new command, ready for [`crate::tcp::put_capsule_cmd`].
 #[derive(Clone, Copy, Debug)]
 pub struct Begun {
     /// Its slot.
     pub slot: u16,
     /// The entry to send.
     pub sqe: Sqe,
-    /// How much of its data travels in the capsule: all or nothing.
+    /// In-capsule bytes: all of the data or none.
     pub in_capsule_bytes: u32,
 }
 
-/// The end of a command. Its slot stays taken until [`HostQueue::release`].
+/// A command's end. The slot stays in use until [`HostQueue::release`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Completion {
     /// Its slot.
     pub slot: u16,
-    /// How it ended.
+    /// Its status.
     pub status: Status,
-    /// Dwords 0 and 1 of the completion.
+    /// Completion dwords 0 and 1.
     pub result: u64,
 }
 
@@ -56,23 +54,23 @@ pub struct Completion {
 pub struct DataIn {
     /// The slot.
     pub slot: u16,
-    /// Where in its buffer.
+    /// Offset in its buffer.
     pub offset_bytes: u32,
-    /// How much.
+    /// Length.
     pub length_bytes: u32,
 }
 
-/// Data that the controller asks for.
+/// Data that the controller requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DataOut {
     /// The slot.
     pub slot: u16,
-    /// The request; [`DataOut::pdus`] cuts it.
+    /// The R2T; see [`DataOut::pdus`].
     pub r2t: R2t,
 }
 
 impl DataOut {
-    /// The H2CData headers that answer the R2T, none longer than `max_bytes` (TCP 3.3.2.2).
+    /// H2CData headers for the R2T, each at most `max_bytes` (TCP 3.3.2.2).
     pub fn pdus(&self, max_bytes: u32) -> impl Iterator<Item = H2cData> + use<> {
         let R2t { cid, ttag, .. } = self.r2t;
         let end = self.r2t.offset_bytes + self.r2t.length_bytes;
@@ -93,7 +91,7 @@ impl DataOut {
     }
 }
 
-/// What a received PDU means.
+/// The meaning of a received PDU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
     /// Receive the PDU's data, then call [`HostQueue::data_received`].
@@ -102,18 +100,18 @@ pub enum Event {
     DataOut(DataOut),
     /// A command ended.
     Completed(Completion),
-    /// The controller gives up the connection.
+    /// The controller terminates the connection.
     Terminated(TermReq),
 }
 
-/// The controller broke the protocol: send `error` in an H2CTermReq and close.
+/// A protocol violation: send `error` in an H2CTermReq and close.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Violation {
-    /// For the terminate-connection PDU.
+    /// For the H2CTermReq.
     pub error: PduError,
-    /// What was wrong, for people.
+    /// A description for people.
     pub what: &'static str,
-    /// The command identifier it was about.
+    /// The command identifier concerned.
     pub cid: u16,
 }
 
@@ -133,12 +131,12 @@ impl std::error::Error for Violation {}
 struct QueuedCommand {
     transfer: HostTransfer,
     in_capsule: bool,
-    /// Received, or asked for by R2Ts.
+    /// Received, or requested by R2Ts.
     moved_bytes: u32,
     open_r2ts: u32,
-    /// All data was announced; nothing more may come but the response.
+    /// All data was announced; only the response may follow.
     data_ended: bool,
-    /// SUCCESS was set: it ends when the data at hand is in place.
+    /// SUCCESS was set: the command ends when this data is in place.
     ends_with_data: bool,
     bad_digest: bool,
 }
@@ -163,8 +161,9 @@ pub struct HostQueue {
 }
 
 impl HostQueue {
-    /// A queue on a connection with these parameters that keeps at most `depth` commands in flight, one less than it
-    /// has entries. [`TcpParams::max_in_capsule_bytes`] says up to which size data travels in the capsule.
+    /// A queue with at most `depth` commands in flight, one less than its entries.
+    ///
+    /// Up to [`TcpParams::max_in_capsule_bytes`] of data is sent in the capsule.
     #[must_use]
     pub fn new(depth: u16, params: &TcpParams) -> Self {
         let slots = CommandSlots::new(depth);
@@ -176,24 +175,24 @@ impl HostQueue {
         }
     }
 
-    /// How many commands may be in flight.
+    /// Maximum commands in flight.
     #[must_use]
     pub fn depth(&self) -> u16 {
         self.slots.depth()
     }
 
-    /// How many commands are in flight or not yet released.
+    /// Commands in flight or not yet released.
     #[must_use]
     pub fn in_flight(&self) -> u16 {
         self.slots.in_use()
     }
 
-    /// Sets up to which size data travels in the capsule; for commands begun later.
+    /// Sets the in-capsule limit for later commands.
     pub fn set_in_capsule_bytes(&mut self, bytes: u32) {
         self.max_in_capsule_bytes = bytes;
     }
 
-    /// Begins a command: its identifier and data pointer are filled in. `None`: all slots are in use.
+    /// Begins a command and fills in its identifier and data pointer. `None`: no free slot.
     pub fn begin(&mut self, sqe: Sqe, transfer: HostTransfer) -> Option<Begun> {
         let (slot, cid) = self.slots.take()?;
         let in_capsule_bytes = match transfer {
@@ -222,10 +221,7 @@ impl HostQueue {
         })
     }
 
-    /// Takes a received PDU's header.
-    ///
-    /// # Errors
-    /// The controller broke the protocol.
+    /// Handles a received PDU header.
     pub fn on_pdu(&mut self, frame: &Frame) -> Result<Event, Violation> {
         match frame.pdu {
             Pdu::C2hData(data) => self.on_data(&data),
@@ -331,9 +327,10 @@ impl HostQueue {
         Ok(Event::Completed(self.end(slot, cqe.status(), cqe.result())))
     }
 
-    /// The data of a [`DataIn`] is in its place, its digest was right or not (where there is none: right). Returns the
-    /// command's end if the controller said that no response follows. A command with a wrong digest ends with
-    /// Transient Transport Error when its response comes (TCP 3.3.1.2).
+    /// Reports that a [`DataIn`] is in place. Returns the completion if no response follows.
+    ///
+    /// `digest_ok` is true if there is no digest. After a wrong digest the command ends with
+    /// Transient Transport Error (TCP 3.3.1.2).
     pub fn data_received(&mut self, slot: u16, digest_ok: bool) -> Option<Completion> {
         let command = self.commands.get_mut(usize::from(slot))?;
         command.bad_digest |= !digest_ok;
@@ -342,14 +339,14 @@ impl HostQueue {
             .then(|| self.end(slot, Status::SUCCESS, 0))
     }
 
-    /// The last byte that an R2T asked for is sent. Without effect once the command has ended.
+    /// All data of an R2T is sent. No effect on an ended command.
     pub fn r2t_answered(&mut self, slot: u16) {
         if let Some(command) = self.commands.get_mut(usize::from(slot)) {
             command.open_r2ts = command.open_r2ts.saturating_sub(1);
         }
     }
 
-    /// Frees the slot of a command that has ended.
+    /// Frees the slot of an ended command.
     pub fn release(&mut self, slot: u16) {
         self.slots.give_back(slot);
     }

@@ -1,10 +1,10 @@
-//! The Admin queue: commands of memory-based queues, and all others' data.
+//! Admin commands of memory-based queues, and the data of all admin commands.
 //!
-//! Purpose: one command at a time, from its entry to its completion (Base 2.0, 5.4 to 5.8; others are
-//! [`crate::controller`]'s). Design: a command's data pointer is walked before it is carried out, so that a bad
-//! one changes nothing. Its completion goes into the outbox together with what it changed: whoever continues
-//! from a saved state posts what is there, which harms nobody who has seen it. Does NOT wait: a submission
-//! queue is deleted when [`Function::drains`] says nothing of it is needed any more.
+//! Runs one command at a time; [`crate::controller`] handles those outside Base 2.0, 5.4 to 5.8.
+//! The data pointer is walked first, so a bad one changes nothing. Completion and change enter the
+//! state together, so a successor can post the outbox again, which is harmless to a host that saw
+//! it. The caller waits: a submission queue is deleted only after [`Function::drains`] is
+//! satisfied.
 
 use super::state::{CqState, OUTBOX, SqState};
 use super::{Function, MAX_IO_QUEUES, Memory, PAGE_BYTES, VECTORS, data};
@@ -14,41 +14,41 @@ use crate::opcode::admin;
 use crate::{Cqe, Sqe, Status};
 use zerocopy::IntoBytes;
 
-/// What a command changed that the owner has something of.
+/// A change that affects the owner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Change {
     /// Nothing.
     None,
-    /// There is a new submission queue.
+    /// A new submission queue.
     SqCreated(u16),
-    /// A submission queue is gone.
+    /// A deleted submission queue.
     SqDeleted(u16),
-    /// There is a new completion queue.
+    /// A new completion queue.
     CqCreated(u16),
-    /// A completion queue is gone.
+    /// A deleted completion queue.
     CqDeleted(u16),
-    /// There are shadow doorbells.
+    /// New shadow doorbells.
     Shadow,
-    /// A feature may have another value.
+    /// A feature may have changed.
     Features,
 }
 
-/// How a command went. Its completion, if it has one, is in the outbox.
+/// An admin command's result. Its completion, if any, is in the outbox.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AdminRun {
-    /// What it changed.
+    /// The change.
     pub change: Change,
-    /// How it ended; `None`: it waits for an event.
+    /// The status; `None`: it waits for an event.
     pub status: Option<Status>,
 }
 
-/// PC: physically contiguous (CDW11 bit 0).
+/// CDW11: physically contiguous.
 const PC: u32 = 1;
-/// IEN: interrupts enabled (CDW11 bit 1).
+/// CDW11: interrupts enabled.
 const IEN: u32 = 1 << 1;
 
 impl Function {
-    /// The submission queue whose commands must have ended before this Admin command is run.
+    /// The submission queue that must be drained before this command.
     pub fn drains(&self, sqe: &Sqe) -> Option<u16> {
         let qid = sqe.cdw(10) as u16;
         let there = self.state.sqs.get(usize::from(qid));
@@ -56,28 +56,27 @@ impl Function {
         (sqe.opcode() == admin::DELETE_IO_SQ && sqe.fuse() == 0 && there).then_some(qid)
     }
 
-    /// How many completions the outbox takes while the owner has posted so many.
+    /// Free outbox entries after `posted` completions were posted.
     pub fn outbox_room(&self, posted: u64) -> u64 {
         (OUTBOX as u64).saturating_sub(self.state.admin_completed.saturating_sub(posted))
     }
 
-    /// Completions of the Admin queue since it was enabled.
+    /// Admin completions since enable.
     pub fn admin_completed(&self) -> u64 {
         self.state.admin_completed
     }
 
-    /// A completion of the Admin queue that is in the outbox, without its phase tag.
+    /// A completion in the outbox, without phase tag.
     pub fn completion(&self, number: u64) -> Cqe {
         self.state.completion(number)
     }
 
-    /// Commands taken from the Admin queue since it was enabled.
+    /// Admin commands taken since enable.
     pub fn admin_taken(&self) -> u64 {
         self.state.admin_taken
     }
 
-    /// Runs the next command of the Admin queue, of which the outbox has room for a completion. `scratch` has
-    /// room for the longest transfer.
+    /// Runs an admin command. The outbox must have room; `scratch` must hold the longest transfer.
     pub fn run_admin<M: Memory>(
         &mut self,
         sqe: &Sqe,
@@ -97,7 +96,7 @@ impl Function {
                     status: None,
                 };
             }
-            // Our own mistakes may be retried, the host's may not.
+            // Retries may help after our errors, not after the host's.
             Err(status) if status == Status::INTERNAL_ERROR => (status, 0),
             Err(status) => (status.with_dnr(), 0),
         };
@@ -108,8 +107,7 @@ impl Function {
         }
     }
 
-    /// Moves events that have something to say into the outbox, of which the owner has posted so many. True
-    /// for any.
+    /// Moves pending events into the outbox. Returns whether there were any.
     pub fn gather_events(&mut self, posted: u64) -> bool {
         let mut any = false;
         while let Some(event) = self.next_event(self.outbox_room(posted)) {
@@ -128,7 +126,7 @@ impl Function {
         self.state.admin_completed += 1;
     }
 
-    /// Carries out a command that makes or deletes a queue, or sets the shadow doorbells; none: it is another command.
+    /// Runs commands about queues and shadow doorbells; `None` for others.
     fn change_queues<M: Memory>(
         &mut self,
         sqe: &Sqe,
@@ -147,7 +145,7 @@ impl Function {
         }))
     }
 
-    /// `Ok(None)`: it waits.
+    /// `Ok(None)`: the command waits.
     fn carry_out<M: Memory>(
         &mut self,
         sqe: &Sqe,
@@ -157,7 +155,7 @@ impl Function {
         now_ns: u64,
         change: &mut Change,
     ) -> Result<Option<u64>, Status> {
-        // Fused operations, and SGLs for Admin commands (PCIe Transport 1.0, 2.2), are not for this queue.
+        // Admin commands use neither fusing nor SGLs (PCIe Transport 1.0, 2.2).
         if sqe.fuse() != 0 || sqe.psdt() != 0 {
             return Err(Status::INVALID_FIELD);
         }
@@ -194,7 +192,7 @@ impl Function {
         };
         match self.controller.admin(sqe, data_in, out, env, now_ns) {
             AdminOutcome::Parked => Ok(None),
-            // Reservations are not offered.
+            // PCIe offers no reservations.
             AdminOutcome::Reserve { .. } => Err(Status::INVALID_FIELD),
             AdminOutcome::Complete { status, .. } if !status.is_success() => Err(status),
             AdminOutcome::Complete {
@@ -215,7 +213,7 @@ impl Function {
         }
     }
 
-    /// QID, of a queue that there may be; it is known whether there is.
+    /// A valid queue identifier; the queue may not exist.
     fn qid(&self, sqe: &Sqe) -> Result<u16, Status> {
         match sqe.cdw(10) as u16 {
             qid if (1..=MAX_IO_QUEUES).contains(&qid) => Ok(qid),
@@ -223,7 +221,7 @@ impl Function {
         }
     }
 
-    /// What both kinds of queues have: a number that is free and granted, a size, one stretch of memory.
+    /// Checks common to both kinds: a free, granted number, a size, contiguous memory.
     fn new_queue<M: Memory>(
         &self,
         sqe: &Sqe,
@@ -241,7 +239,7 @@ impl Function {
         if entries < 2 || entries > most || !self.controller.may_make_queues() {
             return Err(Status::INVALID_QUEUE_SIZE);
         }
-        // CAP.CQR: queues are contiguous.
+        // CAP.CQR: contiguous queues only.
         if sqe.cdw(11) & PC == 0 {
             return Err(Status::INVALID_FIELD);
         }
@@ -276,7 +274,7 @@ impl Function {
         let cqid = (sqe.cdw(11) >> 16) as u16;
         let there = |qid: usize| self.state.sqs[qid].entries > 0;
         let (qid, entries, base) = self.new_queue(sqe, there, 64, false, memory)?;
-        // Of a queue that can't be and of one that isn't there the status differs (Base 2.0, 5.5).
+        // Invalid and missing queues have different statuses (Base 2.0, 5.5).
         if cqid == 0 || cqid > self.controller.granted_io_queues() {
             return Err(Status::INVALID_QUEUE_IDENTIFIER);
         }

@@ -1,15 +1,13 @@
-//! Cursors of queues: where the next entry is taken from, or put.
+//! Head, tail and phase of queues (Base 2.0, 3.3.1); queue memory is elsewhere.
 //!
-//! Purpose: heads, tails and phases (Base 2.0, 3.3.1), for queues of any size. Design: what a doorbell says is
-//! judged before it counts; the count of entries since the queue was made never falls, and says index and phase.
-//! A command is taken only when its completion has a place, so a completion queue is never full. Does NOT
-//! touch memory.
+//! Doorbell values are validated. Entry counts since creation only grow and determine index and
+//! phase. A command is taken only if its completion has room, so completion queues never fill up.
 
-/// A doorbell's value that can't be.
+/// An impossible doorbell value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InvalidValue;
 
-/// A submission queue's cursors.
+/// Cursors of a submission queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sq {
     entries: u32,
@@ -21,7 +19,7 @@ pub struct Sq {
 }
 
 impl Sq {
-    /// Of a queue from which so many commands were taken.
+    /// A queue after `taken` commands.
     pub fn new(entries: u32, cqid: u16, taken: u64) -> Self {
         let entries = entries.max(2);
         let head = (taken % u64::from(entries)) as u32;
@@ -34,36 +32,33 @@ impl Sq {
         }
     }
 
-    /// Its entries.
+    /// Queue size.
     #[inline]
     pub fn entries(&self) -> u32 {
         self.entries
     }
-    /// SQ Head Pointer.
+    /// SQ head pointer.
     #[inline]
     pub fn head(&self) -> u16 {
         self.head as u16
     }
-    /// The tail, as last told.
+    /// The last tail doorbell value.
     #[inline]
     pub fn tail(&self) -> u32 {
         self.tail
     }
-    /// Commands taken since it was made.
+    /// Commands taken since creation.
     #[inline]
     pub fn taken(&self) -> u64 {
         self.taken
     }
-    /// Whether there is nothing to take.
+    /// Whether no command waits.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.head == self.tail
     }
 
-    /// The tail doorbell says this.
-    ///
-    /// # Errors
-    /// The queue isn't so long; what is waiting stays as it was.
+    /// Applies a tail doorbell. On error nothing changes.
     #[inline]
     pub fn set_tail(&mut self, tail: u32) -> Result<(), InvalidValue> {
         if tail >= self.entries {
@@ -73,7 +68,7 @@ impl Sq {
         Ok(())
     }
 
-    /// What waits in one run: the index of the first, and how many.
+    /// The first contiguous run of commands: index and length.
     #[inline]
     pub fn run(&self) -> (u32, u32) {
         let end = if self.tail < self.head {
@@ -84,7 +79,7 @@ impl Sq {
         (self.head, end - self.head)
     }
 
-    /// So many of the run are taken.
+    /// Takes `count` commands of the run.
     #[inline]
     pub fn take(&mut self, count: u32) {
         self.taken += u64::from(count);
@@ -95,11 +90,11 @@ impl Sq {
     }
 }
 
-/// A completion queue's cursors.
+/// Cursors of a completion queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cq {
     entries: u32,
-    /// Its vector, if it interrupts.
+    /// Its interrupt vector, if any.
     pub vector: Option<u16>,
     head: u32,
     tail: u32,
@@ -107,13 +102,12 @@ pub struct Cq {
     posted: u64,
     /// Entries that the host may not have seen.
     unseen: u32,
-    /// Places for commands that were taken.
+    /// Room for commands taken.
     reserved: u32,
 }
 
 impl Cq {
-    /// Of a queue to which so many completions were posted, of which the host has seen all up to `head` (as
-    /// its doorbell says: hostile).
+    /// A queue after `posted` completions. `head` is the host's doorbell value, which is untrusted.
     pub fn new(entries: u32, vector: Option<u16>, posted: u64, head: u32) -> Self {
         let entries = entries.max(2);
         let (index, phase) = place(entries, posted);
@@ -130,43 +124,40 @@ impl Cq {
         }
     }
 
-    /// Its entries.
+    /// Queue size.
     #[inline]
     pub fn entries(&self) -> u32 {
         self.entries
     }
-    /// Completions posted since it was made.
+    /// Completions posted since creation.
     #[inline]
     pub fn posted(&self) -> u64 {
         self.posted
     }
-    /// The host's head, as last told.
+    /// The last head doorbell value.
     #[inline]
     pub fn head(&self) -> u32 {
         self.head
     }
-    /// Commands whose completion it will get.
+    /// Commands whose completions are due.
     #[inline]
     pub fn reserved(&self) -> u32 {
         self.reserved
     }
 
-    /// How many more commands may be taken for it.
+    /// Commands that may still be taken.
     #[inline]
     pub fn room(&self) -> u32 {
         (self.entries - 1).saturating_sub(self.unseen + self.reserved)
     }
 
-    /// A command was taken whose completion goes here.
+    /// Reserves room for a command's completion.
     #[inline]
     pub fn reserve(&mut self) {
         self.reserved += 1;
     }
 
-    /// The head doorbell says this.
-    ///
-    /// # Errors
-    /// It passes what was posted, or the queue's end.
+    /// Applies a head doorbell. It must not pass the last posted entry.
     #[inline]
     pub fn set_head(&mut self, head: u32) -> Result<(), InvalidValue> {
         if head == self.head {
@@ -181,13 +172,13 @@ impl Cq {
         Ok(())
     }
 
-    /// Where the next completion goes, its index and its phase tag.
+    /// Index and phase tag of the next completion.
     #[inline]
     pub fn next(&self) -> (u32, bool) {
         (self.tail, self.phase)
     }
 
-    /// The completion of a command that was taken is posted there.
+    /// Posts a reserved completion.
     #[inline]
     pub fn post(&mut self) {
         self.reserved = self.reserved.saturating_sub(1);
@@ -201,7 +192,7 @@ impl Cq {
     }
 }
 
-/// Index and phase tag of the completion of this number, from 0, in a queue of so many entries.
+/// Index and phase tag of completion `number`, from 0.
 pub fn place(entries: u32, number: u64) -> (u32, bool) {
     let entries = u64::from(entries.max(1));
     (
@@ -210,7 +201,7 @@ pub fn place(entries: u32, number: u64) -> (u32, bool) {
     )
 }
 
-/// The whole of a number of which the lower half is known, near another.
+/// The number near `known` with these lower 32 bits.
 pub fn near(known: u64, low: u32) -> u64 {
     known.wrapping_add_signed(i64::from(low.wrapping_sub(known as u32) as i32))
 }
