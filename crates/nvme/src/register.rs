@@ -1,66 +1,63 @@
-//! Controller properties (registers).
+//! Offsets and bit layouts of controller properties, for Fabrics and memory-mapped transports.
 //!
-//! Purpose: offsets and bit layouts of the properties that Forebay's controllers have, the same
-//! for Fabrics (Property Get/Set) and for memory-mapped transports. Does NOT hold values or react
-//! to writes: that is [`crate::controller`].
+//! [`crate::controller`] holds the values.
 
 use bitfield_struct::bitfield;
 
-/// Offset of Controller Capabilities, 8 bytes (Base 2.0, 3.1.3.1).
+/// Controller Capabilities, 8 bytes (Base 2.0, 3.1.3.1).
 pub const CAP: u32 = 0x00;
-/// Offset of Version, 4 bytes (Base 2.0, 3.1.3.2).
+/// Version, 4 bytes (Base 2.0, 3.1.3.2).
 pub const VS: u32 = 0x08;
-/// Offset of Controller Configuration, 4 bytes (Base 2.0, 3.1.3.5).
+/// Controller Configuration, 4 bytes (Base 2.0, 3.1.3.5).
 pub const CC: u32 = 0x14;
-/// Offset of Controller Status, 4 bytes (Base 2.0, 3.1.3.6).
+/// Controller Status, 4 bytes (Base 2.0, 3.1.3.6).
 pub const CSTS: u32 = 0x1C;
-/// Offset of Controller Ready Timeouts, 4 bytes (Base 2.0, 3.1.3.21).
+/// Controller Ready Timeouts, 4 bytes (Base 2.0, 3.1.3.21).
 pub const CRTO: u32 = 0x68;
 
-/// The version that Forebay's controllers report, in VS and in Identify: 2.0.0 (Base 2.0,
-/// 3.1.3.2: MJR in bits 31:16, MNR in bits 15:8, TER in bits 7:0).
+/// Version 2.0.0 (Base 2.0, 3.1.3.2: MJR 31:16, MNR 15:8, TER 7:0).
 pub const VERSION_2_0: u32 = 0x0002_0000;
 
 /// Controller Capabilities (Base 2.0, 3.1.3.1).
 #[bitfield(u64)]
 #[derive(PartialEq, Eq)]
 pub struct Cap {
-    /// Maximum Queue Entries Supported, 0's based.
+    /// Maximum queue entries, 0's based.
     pub mqes: u16,
-    /// Contiguous Queues Required; 1 for Fabrics.
+    /// Contiguous queues required; 1 for Fabrics.
     pub cqr: bool,
-    /// Arbitration Mechanism Supported: 0 is round robin alone.
+    /// Arbitration: 0 is round robin only.
     #[bits(2)]
     pub ams: u8,
     #[bits(5)]
     __: u8,
-    /// Timeout for CSTS.RDY to follow CC.EN, in 500 ms.
+    /// Timeout of enable and reset, in 500 ms.
     pub to: u8,
-    /// Doorbell Stride; 0 for Fabrics.
+    /// Doorbell stride; 0 for Fabrics.
     #[bits(4)]
     pub dstrd: u8,
-    /// NVM Subsystem Reset Supported.
+    /// NVM subsystem reset.
     pub nssrs: bool,
-    /// Command Sets Supported: bit 0 NVM, bit 6 others by CSI, bit 7 none.
+    /// Command sets: bit 0 NVM, bit 6 others by CSI, bit 7 none.
     pub css: u8,
-    /// Boot Partition Support.
+    /// Boot partitions.
     pub bps: bool,
-    /// Controller Power Scope.
+    /// Controller power scope.
     #[bits(2)]
     pub cps: u8,
-    /// Memory Page Size Minimum, 2^(12 + MPSMIN) bytes: the unit of MDTS.
+    /// Minimum page size, 2^(12 + MPSMIN) bytes; the unit of MDTS.
     #[bits(4)]
     pub mpsmin: u8,
-    /// Memory Page Size Maximum.
+    /// Maximum page size.
     #[bits(4)]
     pub mpsmax: u8,
-    /// Persistent Memory Region Supported.
+    /// Persistent memory region.
     pub pmrs: bool,
-    /// Controller Memory Buffer Supported.
+    /// Controller memory buffer.
     pub cmbs: bool,
-    /// NVM Subsystem Shutdown Supported.
+    /// NVM subsystem shutdown.
     pub nsss: bool,
-    /// Controller Ready Modes Supported: bit 0 with media (mandatory in 2.0), bit 1 independent.
+    /// Ready modes: bit 0 with media (mandatory in 2.0), bit 1 independent.
     #[bits(2)]
     pub crms: u8,
     #[bits(3)]
@@ -68,9 +65,9 @@ pub struct Cap {
 }
 
 impl Cap {
-    /// CSS bit 0: the NVM command set.
+    /// The NVM command set.
     pub const CSS_NVM: u8 = 1 << 0;
-    /// CRMS bit 0: Controller Ready With Media Support.
+    /// Ready with media.
     pub const CRMS_WITH_MEDIA: u8 = 1 << 0;
 }
 
@@ -82,25 +79,25 @@ pub struct Cc {
     pub en: bool,
     #[bits(3)]
     __: u8,
-    /// I/O Command Set Selected: 0 NVM, 6 all supported, 7 Admin only.
+    /// Command set: 0 NVM, 6 all supported, 7 admin only.
     #[bits(3)]
     pub css: u8,
-    /// Memory Page Size, 2^(12 + MPS) bytes.
+    /// Page size, 2^(12 + MPS) bytes.
     #[bits(4)]
     pub mps: u8,
-    /// Arbitration Mechanism Selected.
+    /// Arbitration.
     #[bits(3)]
     pub ams: u8,
-    /// Shutdown Notification: 1 normal, 2 abrupt.
+    /// Shutdown: 1 normal, 2 abrupt.
     #[bits(2)]
     pub shn: u8,
-    /// I/O Submission Queue Entry Size, a power of two: 6.
+    /// I/O submission entry size, log2: 6.
     #[bits(4)]
     pub iosqes: u8,
-    /// I/O Completion Queue Entry Size, a power of two: 4.
+    /// I/O completion entry size, log2: 4.
     #[bits(4)]
     pub iocqes: u8,
-    /// Controller Ready Independent of Media Enable.
+    /// Ready independent of media.
     pub crime: bool,
     #[bits(7)]
     __: u8,
@@ -112,27 +109,27 @@ pub struct Cc {
 pub struct Csts {
     /// Ready.
     pub rdy: bool,
-    /// Controller Fatal Status.
+    /// Fatal status.
     pub cfs: bool,
-    /// Shutdown Status: see `SHST_*`.
+    /// Shutdown: see `SHST_*`.
     #[bits(2)]
     pub shst: u8,
-    /// NVM Subsystem Reset Occurred.
+    /// NVM subsystem reset occurred.
     pub nssro: bool,
-    /// Processing Paused.
+    /// Processing paused.
     pub pp: bool,
-    /// Shutdown Type.
+    /// Shutdown type.
     pub st: bool,
     #[bits(25)]
     __: u32,
 }
 
 impl Csts {
-    /// SHST: no shutdown has been requested.
+    /// No shutdown.
     pub const SHST_NORMAL: u8 = 0;
-    /// SHST: shutdown processing is occurring.
+    /// Shutdown in progress.
     pub const SHST_OCCURRING: u8 = 1;
-    /// SHST: shutdown processing is complete.
+    /// Shutdown complete.
     pub const SHST_COMPLETE: u8 = 2;
 }
 
@@ -140,9 +137,9 @@ impl Csts {
 #[bitfield(u32)]
 #[derive(PartialEq, Eq)]
 pub struct Crto {
-    /// Controller Ready With Media Timeout, in 500 ms.
+    /// With-media timeout, in 500 ms.
     pub crwmt: u16,
-    /// Controller Ready Independent of Media Timeout, in 500 ms.
+    /// Independent-of-media timeout, in 500 ms.
     pub crimt: u16,
 }
 
@@ -162,7 +159,7 @@ mod tests {
             cap.into_bits(),
             127 | 1 << 16 | 60 << 24 | 1 << 37 | 1 << 59
         );
-        // What Linux writes to enable a controller.
+        // Linux's value.
         let cc = Cc::from_bits(0x0046_0001);
         assert_eq!(
             (cc.en(), cc.iosqes(), cc.iocqes(), cc.shn(), cc.mps()),

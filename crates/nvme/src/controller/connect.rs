@@ -1,23 +1,21 @@
-//! Connect: from two structures to an association or an I/O queue.
+//! Checks Connect commands for admin and I/O queues.
 //!
-//! Purpose: the checks that need no knowledge of who may connect. Does NOT find the subsystem or
-//! the controller, and does NOT authorise the host: the caller does, with [`Refusal`]'s
-//! constructors for its answers.
+//! The caller finds subsystem and controller and authorizes the host; [`Refusal`] has its answers.
 
 use super::{Controller, ControllerKind, MAX_IO_QUEUES};
 use crate::fabrics::{ConnectCommand, ConnectData, invalid_parameter};
 use crate::{Nqn, Status};
 
-// Byte offsets in the Connect command (Base 2.0, 6.3).
+// Byte offsets in Connect (Base 2.0, 6.3).
 const QID: u16 = 42;
 const SQSIZE: u16 = 44;
 
-/// A Connect that is refused: its completion's status, and dwords 0 and 1.
+/// A refused Connect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Refusal {
-    /// Status field.
+    /// Status.
     pub status: Status,
-    /// Dwords 0 and 1 of the completion.
+    /// Completion dwords 0 and 1.
     pub result: u64,
 }
 
@@ -29,49 +27,49 @@ impl Refusal {
     fn status(status: Status) -> Self {
         Self { status, result: 0 }
     }
-    /// No such subsystem.
+    /// Unknown subsystem.
     pub fn unknown_subsystem() -> Self {
         Self::parameter(true, ConnectData::OFFSET_SUBNQN)
     }
-    /// No such controller (an I/O queue's Connect).
+    /// Unknown controller (I/O Connect).
     pub fn unknown_controller() -> Self {
         Self::parameter(true, ConnectData::OFFSET_CNTLID)
     }
-    /// The host may not use this subsystem.
+    /// The host has no access.
     pub fn host_not_allowed() -> Self {
         Self::status(Status::CONNECT_INVALID_HOST.with_dnr())
     }
-    /// No controller is free now; the host may try again.
+    /// No free controller; the host may retry.
     pub fn busy() -> Self {
         Self::status(Status::CONNECT_CONTROLLER_BUSY)
     }
 }
 
-/// A Connect of an Admin queue that is well formed.
+/// A well-formed admin queue Connect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AdminConnect {
-    /// The subsystem asked for.
+    /// The subsystem's NQN.
     pub subnqn: Nqn,
-    /// The host, as it names itself.
+    /// The host's NQN.
     pub hostnqn: Nqn,
     /// Host Identifier.
     pub hostid: [u8; 16],
-    /// Admin queue size, in entries.
+    /// Queue size.
     pub entries: u32,
-    /// Keep Alive Timeout; 0 for none.
+    /// Keep Alive Timeout; 0: none.
     pub kato_ms: u32,
-    /// The host asks for no submission queue flow control.
+    /// Disable submission queue flow control.
     pub disable_sq_flow_control: bool,
 }
 
-/// A Connect of an I/O queue that was accepted.
+/// An accepted I/O queue Connect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IoQueue {
-    /// Queue Identifier, from 1.
+    /// Queue identifier, from 1.
     pub qid: u16,
-    /// Queue size, in entries.
+    /// Queue size.
     pub entries: u32,
-    /// The host asks for no submission queue flow control.
+    /// Disable submission queue flow control.
     pub disable_sq_flow_control: bool,
 }
 
@@ -80,14 +78,14 @@ struct Names {
     hostnqn: Nqn,
 }
 
-/// What both kinds of Connect share: the format, a queue size of 2 to `max_entries`, the names.
+/// Checks common to both: format, queue size up to `max_entries`, names.
 fn check(command: &ConnectCommand, data: &ConnectData, max_entries: u32) -> Result<Names, Refusal> {
     if command.recfmt.get() != 0 {
         return Err(Refusal::status(
             Status::CONNECT_INCOMPATIBLE_FORMAT.with_dnr(),
         ));
     }
-    // 0's based, and a queue has at least two entries (Base 2.0, 3.3.3.1).
+    // 0's based; a queue has at least two entries (Base 2.0, 3.3.3.1).
     let sqsize = u32::from(command.sqsize.get());
     if sqsize == 0 || sqsize >= max_entries {
         return Err(Refusal::parameter(false, SQSIZE));
@@ -98,9 +96,10 @@ fn check(command: &ConnectCommand, data: &ConnectData, max_entries: u32) -> Resu
     Ok(Names { subnqn, hostnqn })
 }
 
-/// Checks the Connect of an Admin queue of at most `max_entries` entries (Base 2.0, 6.3). Then the
-/// caller looks for the subsystem, asks whether the host may use it, and makes a [`Controller`].
-/// The completion's dwords 0 and 1 are the new controller's identifier.
+/// Checks an admin Connect (Base 2.0, 6.3) for at most `max_entries` entries.
+///
+/// The caller then finds the subsystem, authorizes the host and makes a [`Controller`], whose
+/// identifier is the completion's result.
 pub fn check_admin_connect(
     command: &ConnectCommand,
     data: &ConnectData,
@@ -110,7 +109,7 @@ pub fn check_admin_connect(
     if command.qid.get() != 0 {
         return Err(Refusal::parameter(false, QID));
     }
-    // The dynamic controller model (FCATT bit 0 is 0) allocates, so a host can't choose.
+    // In the dynamic model (FCATT bit 0 is 0) the host cannot choose.
     if data.cntlid.get() != ConnectData::CNTLID_DYNAMIC {
         return Err(Refusal::unknown_controller());
     }
@@ -129,8 +128,8 @@ fn disables_flow_control(command: &ConnectCommand) -> bool {
 }
 
 impl Controller {
-    /// Connects an I/O queue to this controller (Base 2.0, 6.3). The completion's dwords 0 and 1
-    /// are the controller's identifier.
+    /// Connects an I/O queue (Base 2.0, 6.3). The completion's result is the controller's
+    /// identifier.
     pub fn connect_io_queue(
         &mut self,
         command: &ConnectCommand,
@@ -143,7 +142,7 @@ impl Controller {
         if names.subnqn != self.config.subnqn {
             return Err(Refusal::unknown_subsystem());
         }
-        // The association belongs to one host.
+        // An association has one host.
         if names.hostnqn != self.hostnqn || data.hostid != self.state.hostid {
             return Err(Refusal::parameter(true, ConnectData::OFFSET_HOSTNQN));
         }
@@ -173,7 +172,7 @@ impl Controller {
         self.state.io_queues[word] & bit != 0
     }
 
-    /// There is an I/O queue of this number (PCI Express), in one direction or both.
+    /// Marks a PCIe I/O queue as existing, in at least one direction.
     pub(crate) fn io_queue_there(&mut self, qid: u16) {
         if (1..=MAX_IO_QUEUES).contains(&qid) {
             let (word, bit) = queue_bit(qid);
@@ -181,7 +180,7 @@ impl Controller {
         }
     }
 
-    /// The connection of an I/O queue has ended, and nothing of it is in flight.
+    /// Removes an I/O queue without commands in flight.
     pub fn io_queue_gone(&mut self, qid: u16) {
         if self.io_queue_connected(qid) {
             let (word, bit) = queue_bit(qid);
@@ -189,13 +188,13 @@ impl Controller {
         }
     }
 
-    /// How many I/O queues the host may connect.
+    /// I/O queues that the host may connect.
     pub fn granted_io_queues(&self) -> u16 {
         self.state.granted_io_queues
     }
 }
 
-/// Where a queue of 1 to [`MAX_IO_QUEUES`] is in the bitmap.
+/// Word and bit of a queue from 1 to [`MAX_IO_QUEUES`].
 fn queue_bit(qid: u16) -> (usize, u64) {
     let index = usize::from(qid - 1);
     (index / 64, 1 << (index % 64))

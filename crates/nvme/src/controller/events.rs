@@ -1,28 +1,28 @@
 //! Asynchronous events (Base 2.0, 5.2) and Abort.
 //!
-//! Purpose: requests park here, and an event takes one of them. Design: an event is reported once
-//! and then masked until the host reads its log page with Retain Asynchronous Event clear, so no
-//! change is lost and none is reported twice. Does NOT report errors or vendor events.
+//! Requests wait here until an event completes one. A reported event is masked until the host reads
+//! its log page with Retain Asynchronous Event clear, so none is lost or repeated. Vendor events
+//! and other errors are not reported.
 
 use super::{Controller, ControllerState, Reply};
 use crate::log_page;
 use crate::{Sqe, Status, feature};
 
-/// The Changed Namespace List has something new.
+/// The Changed Namespace List has a new entry.
 pub(super) const EVENT_NAMESPACE: u8 = 1 << 0;
-/// The Discovery log page has changed.
+/// The Discovery log changed.
 pub(super) const EVENT_DISCOVERY: u8 = 1 << 1;
-/// The ANA log page has changed.
+/// The ANA log changed.
 pub(super) const EVENT_ANA: u8 = 1 << 2;
-/// The Reservation Notification log page has something.
+/// The Reservation Notification log has an entry.
 pub(super) const EVENT_RESERVATION: u8 = 1 << 3;
-/// There is a new warning in the SMART / Health Information log page.
+/// A new SMART / Health warning.
 pub(super) const EVENT_SMART: u8 = 1 << 4;
-/// A doorbell of a queue that there isn't was written (PCI Express).
+/// Doorbell write of a missing queue (PCIe).
 pub(super) const EVENT_DOORBELL_REGISTER: u8 = 1 << 5;
-/// A doorbell was given a value that it can't have (PCI Express).
+/// Invalid doorbell value (PCIe).
 pub(super) const EVENT_DOORBELL_VALUE: u8 = 1 << 6;
-/// Each event, which are reported in this order, and its dword 0.
+/// Events in order of reporting, with dword 0.
 const EVENTS: [(u8, u64); 7] = [
     (EVENT_DOORBELL_REGISTER, INVALID_DOORBELL_REGISTER),
     (EVENT_DOORBELL_VALUE, INVALID_DOORBELL_VALUE),
@@ -32,54 +32,49 @@ const EVENTS: [(u8, u64); 7] = [
     (EVENT_SMART, HEALTH_STATUS),
     (EVENT_DISCOVERY, DISCOVERY_LOG_CHANGE),
 ];
-/// All events.
 pub(super) const EVENT_ALL: u8 = 0b111_1111;
 
 const REQUEST_FREE: u8 = 0;
 const REQUEST_WAITING: u8 = 1;
 pub(super) const REQUEST_ABORTED: u8 = 2;
 
-/// The completion of an Asynchronous Event Request that was parked.
+/// Completion of an Asynchronous Event Request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EventCompletion {
     /// Command identifier.
     pub cid: u16,
-    /// Status field.
+    /// Status.
     pub status: Status,
-    /// Dwords 0 and 1 of the completion (Base 2.0, 5.2.1).
+    /// Completion dwords 0 and 1 (Base 2.0, 5.2.1).
     pub result: u64,
 }
 
-/// Dword 0: the type, its information, and the log page to read (Base 2.0, 5.2.1).
+/// Dword 0: type, information, log page (Base 2.0, 5.2.1).
 const fn event(kind: u8, information: u8, log_page: u8) -> u64 {
     kind as u64 | (information as u64) << 8 | (log_page as u64) << 16
 }
-/// Write to Invalid Doorbell Register: type 0h, an error (Base 2.0, 5.2.1).
+/// Write to Invalid Doorbell Register: type 0h, error.
 const INVALID_DOORBELL_REGISTER: u64 = event(0x0, 0x00, log_page::ERROR_INFORMATION);
-/// Invalid Doorbell Write Value: type 0h, an error (Base 2.0, 5.2.1).
+/// Invalid Doorbell Write Value: type 0h, error.
 const INVALID_DOORBELL_VALUE: u64 = event(0x0, 0x01, log_page::ERROR_INFORMATION);
-/// Type 2h: a Notice.
+/// Type 2h: notice.
 const fn notice(information: u8, log_page: u8) -> u64 {
     event(0x2, information, log_page)
 }
-/// Asymmetric Namespace Access Change (Base 2.0, 5.2.1).
 const ANA_CHANGE: u64 = notice(0x03, log_page::ASYMMETRIC_NAMESPACE_ACCESS);
-/// Reservation Log Page Available: an I/O command specific status, type 6h (Base 2.0, 5.2.1).
+/// Type 6h: I/O command set specific.
 const RESERVATION_LOG_AVAILABLE: u64 = event(0x6, 0x00, log_page::RESERVATION_NOTIFICATION);
-/// SMART / Health status, type 1h, NVM subsystem Reliability (Base 2.0, 5.2.1).
+/// Type 1h: SMART / Health, subsystem reliability.
 const HEALTH_STATUS: u64 = event(0x1, 0x00, log_page::SMART_HEALTH);
-/// Its information for a spare that is below its threshold.
+/// Event information: spare below threshold.
 const SPARE_BELOW_THRESHOLD: u64 = 0x02 << 8;
-/// Critical Warning bit 0: the spare is below its threshold.
+/// Critical warning: spare below threshold.
 const WARNING_SPARE: u8 = 1 << 0;
-/// Namespace Attribute Changed (Base 2.0, 5.2.1).
 const NAMESPACE_ATTRIBUTE_CHANGED: u64 = notice(0x00, log_page::CHANGED_NAMESPACE_LIST);
-/// Discovery Log Page Change (Base 2.0, 5.2.1).
 const DISCOVERY_LOG_CHANGE: u64 = notice(0xF0, log_page::DISCOVERY);
 
 impl Controller {
-    /// The next completion of a parked request, if there is one. Call it until there is none,
-    /// after each Admin command and after each report of a change.
+    /// The next event completion. After each admin command and change, call it until `None`.
     pub fn next_event(&mut self) -> Option<EventCompletion> {
         if let Some(cid) = self.state.take_request(REQUEST_ABORTED) {
             let status = Status::COMMAND_ABORT_REQUESTED;
@@ -107,8 +102,7 @@ impl Controller {
         })
     }
 
-    /// A namespace has changed (its size, or its presence): adds it to the Changed Namespace List
-    /// and reports it if the host wants that.
+    /// Lists a namespace whose size or presence changed, and reports it if enabled.
     pub fn namespace_changed(&mut self, nsid: u32) {
         if (1..=self.config.namespaces).contains(&nsid) {
             let bit = 1 << (nsid - 1);
@@ -119,8 +113,8 @@ impl Controller {
         }
     }
 
-    /// The generation of the list that the host may see (Discovery controllers), at the start and
-    /// whenever the list may have changed: if it is another than what the host has seen, it is told.
+    /// Sets the host's current discovery generation. A change since the host's last reading is
+    /// reported.
     pub fn discovery_is(&mut self, generation: u64) {
         let seen = &mut self.state.discovery_generation_seen;
         if *seen == 0 {
@@ -131,16 +125,14 @@ impl Controller {
         }
     }
 
-    /// The Critical Warning bits of the SMART / Health Information log page: a new one is reported
-    /// where the host wants that.
+    /// Sets the SMART / Health critical warnings. New ones are reported if enabled.
     pub fn warnings_are(&mut self, warnings: u8) {
         let new = warnings & !std::mem::replace(&mut self.state.warnings_told, warnings);
         self.state
             .raise(EVENT_SMART, u32::from(new) & feature::AEC_SMART_WARNINGS);
     }
 
-    /// A doorbell was written that belongs to no queue (`register`), or with a value that it can't have;
-    /// it was of this submission or completion queue (PCI Express).
+    /// Records a doorbell write of a missing queue (`register`) or with an invalid value (PCIe).
     pub fn invalid_doorbell(&mut self, register: bool, qid: u16) {
         self.record_error(super::ErrorReport {
             sqid: qid,
@@ -153,9 +145,8 @@ impl Controller {
         });
     }
 
-    /// Drops a parked request without completing it. A host may give the identifier of a parked
-    /// request to another command when it is about to shut the controller down (SPDK's does): it has
-    /// forgotten the request, so answering either with an error would only confuse it.
+    /// Drops a parked request without completion. A host about to shut down may reuse its
+    /// identifier, as SPDK does; an error for either command would confuse it.
     pub fn forget_event_request(&mut self, cid: u16) {
         for slot in 0..self.state.event_slots.len() {
             if self.state.event_slots[slot] != REQUEST_FREE && self.state.event_cids[slot] == cid {
@@ -172,22 +163,22 @@ impl ControllerState {
         Some(self.event_cids[slot])
     }
 
-    /// Reports an event, if the host has enabled it.
+    /// Reports an event if the host enabled it.
     pub(super) fn raise(&mut self, event: u8, enabled_by: u32) {
         if self.async_event_config & enabled_by != 0 {
             self.raise_always(event);
         }
     }
 
-    /// Reports an event that no host has to enable.
+    /// Reports an event that needs no enabling.
     pub(super) fn raise_always(&mut self, event: u8) {
         if self.events_masked & event == 0 {
             self.events_pending |= event;
         }
     }
 
-    /// The host has read the Changed Namespace List with Retain Asynchronous Event clear. What
-    /// changed since the first bytes of it were read is reported again.
+    /// The host read the list with Retain Asynchronous Event clear. Changes since its first piece
+    /// are reported again.
     pub(super) fn changed_namespaces_read(&mut self) {
         self.changed_namespaces &= !self.changed_reported;
         self.changed_reported = 0;
@@ -197,7 +188,7 @@ impl ControllerState {
         }
     }
 
-    /// The host has read an event's log page with Retain Asynchronous Event clear.
+    /// The host read the event's log page with Retain Asynchronous Event clear.
     pub(super) fn clear_event(&mut self, event: u8) {
         self.events_pending &= !event;
         self.events_masked &= !event;
@@ -214,8 +205,8 @@ impl ControllerState {
         Ok(())
     }
 
-    /// Abort (Base 2.0, 5.1). Event requests are the only commands that wait in here; of others
-    /// the answer is that they were not aborted (bit 0 of dword 0).
+    /// Abort (Base 2.0, 5.1). Only event requests can be aborted; others get dword 0 bit 0, "not
+    /// aborted".
     pub(super) fn abort(&mut self, sqe: &Sqe) -> Reply {
         let (sqid, cid) = (sqe.cdw(10) as u16, (sqe.cdw(10) >> 16) as u16);
         if sqid == 0 {

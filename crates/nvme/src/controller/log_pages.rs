@@ -1,8 +1,7 @@
-//! Get Log Page (Base 2.0, 5.16).
+//! Get Log Page (Base 2.0, 5.16) of I/O and Discovery controllers.
 //!
-//! Purpose: the log pages of I/O and Discovery controllers, any part of each. Bytes asked for past
-//! a page's end are zeros; an offset past its end is an Invalid Field. Does NOT keep telemetry,
-//! persistent events or self-tests.
+//! Any part can be read. Bytes past a page's end are zeros; an offset past it is an Invalid Field.
+//! Telemetry, persistent events and self-tests are not kept.
 
 use super::supported::{self, Face};
 use super::{AdminEnv, Controller, Reply, events};
@@ -13,29 +12,27 @@ use crate::{NSID_ALL, Sqe, Status};
 use zerocopy::little_endian::{U16, U32, U64, U128};
 use zerocopy::{FromZeros, IntoBytes};
 
-/// Entries of the Error Information log page.
 pub(super) const ERROR_ENTRIES: usize = 4;
 
-/// Bytes of a record of the Discovery log page, its header included.
+/// Size of a Discovery record or header.
 const RECORD_BYTES: u64 = 1024;
 
-/// An error for the Error Information log page.
+/// An error for the Error Information log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ErrorReport {
-    /// Submission queue; FFFFh: not about a command.
+    /// Submission queue; FFFFh: no command.
     pub sqid: u16,
-    /// Command identifier; FFFFh: not about a command.
+    /// Command identifier; FFFFh: no command.
     pub cid: u16,
-    /// What the command ended with.
+    /// The command's status.
     pub status: Status,
-    /// The first block that had the error.
+    /// First block in error.
     pub lba: u64,
-    /// Namespace; 0 if it is not about one.
+    /// Namespace; 0: none.
     pub nsid: u32,
 }
 
 impl Default for ErrorReport {
-    /// An error that is not about a command.
     fn default() -> Self {
         Self {
             sqid: 0xFFFF,
@@ -47,13 +44,13 @@ impl Default for ErrorReport {
     }
 }
 
-/// NUMD: NUMDL in CDW10 bits 31:16, NUMDU in CDW11 bits 15:0, a 0's based number of dwords.
+/// NUMD, a 0's based number of dwords: NUMDL in CDW10 31:16, NUMDU in CDW11 15:0.
 pub(super) fn requested_bytes(sqe: &Sqe) -> u64 {
     let dwords = u64::from(sqe.cdw(10) >> 16) | u64::from(sqe.cdw(11) & 0xFFFF) << 16;
     (dwords + 1) * 4
 }
 
-/// The part of a page that begins at `offset`; what is past its end stays as it is.
+/// Copies from `offset`; bytes past the page's end stay unchanged.
 pub(super) fn part(page: &[u8], offset: u64, out: &mut [u8]) -> Result<(), Status> {
     let tail = usize::try_from(offset)
         .ok()
@@ -79,7 +76,7 @@ impl Controller {
         if !supported::supports_log(face, lid) {
             return Err(Status::INVALID_FIELD);
         }
-        // LPO counts dwords. CDW14 bit 23 (OT) would make it an index, which no page here has.
+        // LPO counts dwords. CDW14 bit 23 (OT) would make it an index, which no page has.
         if !offset.is_multiple_of(4) || sqe.cdw(14) & 1 << 23 != 0 {
             return Err(Status::INVALID_FIELD);
         }
@@ -95,7 +92,7 @@ impl Controller {
                 }
             }
             log_page::SMART_HEALTH => {
-                // LPA bit 0 is 0: the page is the controller's.
+                // LPA bit 0 is 0: the page is per controller.
                 if sqe.nsid() != 0 && sqe.nsid() != NSID_ALL {
                     return Err(Status::INVALID_FIELD);
                 }
@@ -112,7 +109,7 @@ impl Controller {
             }
             log_page::CHANGED_NAMESPACE_LIST => self.changed_namespaces(offset, retain, out)?,
             log_page::COMMANDS_SUPPORTED_AND_EFFECTS => {
-                // CSI, CDW14 bits 31:24.
+                // CSI.
                 if (sqe.cdw(14) >> 24) as u8 != CSI_NVM {
                     return Err(Status::IO_COMMAND_SET_NOT_SUPPORTED);
                 }
@@ -121,7 +118,7 @@ impl Controller {
             log_page::FEATURES_SUPPORTED_AND_EFFECTS => {
                 part(features_supported(face).as_bytes(), offset, out)?;
             }
-            // No NVMe-MI command is supported.
+            // No NVMe-MI commands are supported.
             log_page::MI_COMMANDS_SUPPORTED_AND_EFFECTS => {
                 part(&[0; log_page::MI_COMMANDS_SUPPORTED_BYTES], offset, out)?;
             }
@@ -137,7 +134,7 @@ impl Controller {
         Ok(Reply::data(out.len()))
     }
 
-    /// Adds an entry to the Error Information log page, and counts it.
+    /// Adds an entry to the error log and counts it.
     pub fn record_error(&mut self, report: ErrorReport) {
         self.state.error_count = self.state.error_count.saturating_add(1);
         self.errors.rotate_right(1);
@@ -154,7 +151,7 @@ impl Controller {
 
     fn smart(&self, env: &dyn AdminEnv) -> SmartHealth {
         let health = env.health();
-        // Thousands of 512 bytes, rounded up.
+        // Thousands of 512 bytes.
         let units = |bytes: u128| U128::new(bytes.div_ceil(512_000));
         let mut page = SmartHealth::new_zeroed();
         page.critical_warning = health.critical_warning;
@@ -188,8 +185,8 @@ impl Controller {
             *to = U32::new(nsid);
         }
         part(page.as_bytes(), offset, out)?;
-        // A host may read it in pieces, the last of them alone with Retain clear; what changes
-        // after the first piece was read must not be lost.
+        // Hosts may read in pieces and clear Retain only with the last. A change after the first
+        // piece must not be lost.
         if offset == 0 {
             self.state.changed_reported = changed;
         }
@@ -199,9 +196,8 @@ impl Controller {
         Ok(())
     }
 
-    /// The Discovery log page, read in pieces of any size. A host compares the generation in the
-    /// header before and after; where a piece that it asks for has vanished meanwhile, it is told
-    /// to start again.
+    /// The Discovery log page in any pieces. Hosts compare generations before and after; if a
+    /// requested piece has vanished, they must restart.
     fn discovery(
         &mut self,
         offset: u64,
@@ -242,7 +238,7 @@ impl Controller {
         if offset == 0 {
             self.state.discovery_generation_seen = generation;
         }
-        // The event stays if the page changed since its first piece was read.
+        // The event stays if the page changed since the first piece.
         if !retain && generation == self.state.discovery_generation_seen {
             self.state.clear_event(events::EVENT_DISCOVERY);
         }
@@ -250,7 +246,7 @@ impl Controller {
     }
 }
 
-/// Commands Supported and Effects: 256 Admin commands, then 256 I/O commands.
+/// 256 admin commands, then 256 I/O commands.
 fn commands_supported(face: Face) -> [U32; log_page::COMMANDS_SUPPORTED_BYTES / 4] {
     let mut page = [U32::new(0); log_page::COMMANDS_SUPPORTED_BYTES / 4];
     let descriptor =
@@ -262,7 +258,6 @@ fn commands_supported(face: Face) -> [U32; log_page::COMMANDS_SUPPORTED_BYTES / 
     page
 }
 
-/// Feature Identifiers Supported and Effects.
 fn features_supported(face: Face) -> [U32; log_page::FEATURES_SUPPORTED_BYTES / 4] {
     std::array::from_fn(|fid| {
         let scope = supported::feature_scope(face, fid as u8);
@@ -270,7 +265,6 @@ fn features_supported(face: Face) -> [U32; log_page::FEATURES_SUPPORTED_BYTES / 
     })
 }
 
-/// Supported Log Pages.
 fn logs_supported(face: Face) -> [U32; log_page::SUPPORTED_LOG_PAGES_BYTES / 4] {
     std::array::from_fn(|lid| {
         let there = supported::supports_log(face, lid as u8);

@@ -1,19 +1,16 @@
-//! Properties: enable, reset and shutdown.
+//! Controller properties: enable, reset and shutdown.
 //!
-//! Purpose: the register file, reached by Property Get and Set today and by memory-mapped
-//! transports later. Does NOT have Admin queue registers, interrupts or doorbells: those come with
-//! the first memory-based transport.
+//! [`crate::pcie`] has the admin queue registers, interrupts and doorbells.
 
 use super::{Controller, ControllerConfig, ControllerKind, ControllerState, Effect};
 use crate::Status;
 use crate::register::{self, Cap, Cc, Crto, Csts};
 
-/// How long enabling and resetting may take, in 500 ms: 30 s, which is longer than the engine lets
-/// a command wait for an answer to a fault.
+/// Enable and reset timeout: 30 s, longer than the engine parks a command on a fault.
 const READY_TIMEOUT_500_MS: u8 = 60;
 
 impl Controller {
-    /// Controller Capabilities.
+    /// Controller capabilities.
     pub fn cap(&self) -> Cap {
         Cap::new()
             .with_mqes((self.config.max_queue_entries - 1) as u16)
@@ -22,23 +19,22 @@ impl Controller {
             .with_css(Cap::CSS_NVM)
             .with_crms(Cap::CRMS_WITH_MEDIA)
     }
-    /// Controller Configuration.
+    /// Controller configuration.
     pub fn cc(&self) -> Cc {
         Cc::from_bits(self.state.cc)
     }
-    /// Controller Status.
+    /// Controller status.
     pub fn csts(&self) -> Csts {
         Csts::from_bits(self.state.csts)
     }
 
-    /// Whether commands other than Fabrics ones may run: enabled, ready, not shutting down and not
-    /// failed. Otherwise they end with Command Sequence Error.
+    /// Whether commands outside Fabrics may run; otherwise they end with Command Sequence Error.
     pub fn ready(&self) -> bool {
         let (cc, csts) = (self.cc(), self.csts());
         cc.en() && csts.rdy() && !csts.cfs() && csts.shst() == Csts::SHST_NORMAL
     }
 
-    /// Reads a property (Base 2.0, 6.5). `wide` is 8 bytes, otherwise 4.
+    /// Reads a property (Base 2.0, 6.5) of 8 bytes (`wide`) or 4.
     pub fn property_get(&self, offset: u32, wide: bool) -> Result<u64, Status> {
         match (offset, wide) {
             (register::CAP, true) => Ok(self.cap().into_bits()),
@@ -53,7 +49,7 @@ impl Controller {
         }
     }
 
-    /// Writes a property (Base 2.0, 6.6). CC is the only one that can be written.
+    /// Writes a property (Base 2.0, 6.6); only CC is writable.
     pub fn property_set(
         &mut self,
         offset: u32,
@@ -64,11 +60,11 @@ impl Controller {
         if (offset, wide) != (register::CC, false) {
             return Err(Status::INVALID_FIELD);
         }
-        // Whatever it does, the host is there: the time limits below begin anew.
+        // Any access restarts the keep alive timer.
         self.state.keep_alive(now_ns);
-        // CAP.CRMS doesn't have independent ready, so CRIME reads as zero (Base 2.0, 3.1.3.5).
+        // CAP.CRMS lacks independent ready, so CRIME reads as zero (Base 2.0, 3.1.3.5).
         let effect = self.write_cc(Cc::from_bits(value as u32).with_crime(false))?;
-        // Nothing of a Discovery controller is ever in flight.
+        // A Discovery controller has nothing in flight.
         if self.config.kind == ControllerKind::Discovery
             && matches!(effect, Effect::Reset | Effect::Shutdown)
         {
@@ -82,7 +78,7 @@ impl Controller {
         let (old, csts) = (self.cc(), self.csts());
         match (old.en(), new.en()) {
             (false, true) => {
-                // A reset that is not finished: the host did not wait for CSTS.RDY to fall.
+                // The host did not wait for CSTS.RDY to clear, so its reset is unfinished.
                 if csts.rdy() {
                     return Err(Status::COMMAND_SEQUENCE_ERROR);
                 }
@@ -99,8 +95,9 @@ impl Controller {
                 Ok(Effect::Reset)
             }
             (enabled, _) => {
-                // While enabled only EN and SHN may change, and the sizes of I/O queues' entries, which a host chooses
-                // when it has seen Identify Controller (Base 2.0, 3.1.3.5, 3.5.1); a shutdown once begun ends with a reset.
+                // While enabled, only EN, SHN and the I/O entry sizes may change (Base 2.0,
+                // 3.1.3.5, 3.5.1). Hosts choose the sizes after Identify Controller. Only a reset
+                // ends a shutdown.
                 let begins = new.shn() != 0 && old.shn() == 0;
                 let shn = if old.shn() == 0 { new.shn() } else { old.shn() };
                 let kept = match (enabled, self.config.kind) {
@@ -124,17 +121,17 @@ impl Controller {
         }
     }
 
-    /// Whether I/O queues can be made in memory: their entries have the only sizes that there are.
+    /// Whether I/O queues can be created: their entry sizes are set.
     pub(crate) fn may_make_queues(&self) -> bool {
         entry_sizes_supported(self.cc())
     }
 
-    /// A reset of what the controller is part of begins: as [`Effect::Reset`], whoever asked for it.
+    /// Begins a reset from outside the controller; continues as [`Effect::Reset`].
     pub fn begin_reset(&mut self) {
         self.state.cc = self.cc().with_en(false).into_bits();
     }
 
-    /// Whether the owner has yet to say [`Controller::quiesced`], and what it was asked for.
+    /// The effect that still awaits [`Controller::quiesced`].
     pub fn unfinished(&self) -> Effect {
         let csts = self.csts();
         match self.cc().en() {
@@ -144,13 +141,13 @@ impl Controller {
         }
     }
 
-    /// The owner's answer to [`Effect::Reset`] and [`Effect::Shutdown`]: no I/O command runs any
-    /// more, the I/O queues are gone, and after a shutdown what was written is durable.
+    /// Completes [`Effect::Reset`] or [`Effect::Shutdown`]: no I/O command runs, the I/O queues are
+    /// gone, and a shutdown was flushed.
     pub fn quiesced(&mut self) {
         self.state.io_queues = [0; 2];
         if !self.cc().en() {
-            // Controller Level Reset (Base 2.0, 3.7.2): outstanding event requests end without a
-            // completion, and properties and features return to their defaults.
+            // Controller Level Reset (Base 2.0, 3.7.2): event requests end without completion;
+            // properties and features return to defaults.
             self.state.cc = 0;
             self.state.set_csts(Csts::new());
             self.state.reset_events();
@@ -161,20 +158,20 @@ impl Controller {
         }
     }
 
-    /// Sets Controller Fatal Status: the owner must end the association.
+    /// Sets Controller Fatal Status; the owner must end the association.
     pub fn fail(&mut self) {
         self.state.set_csts(self.csts().with_cfs(true));
     }
 }
 
-/// Whether I/O queues' entries have the sizes that there are: 64 and 16 bytes.
+/// Whether I/O entries have 64 and 16 bytes.
 fn entry_sizes_supported(cc: Cc) -> bool {
     cc.iosqes() == 6 && cc.iocqes() == 4
 }
 
 impl ControllerConfig {
-    /// Whether the controller can be enabled with these settings (Base 2.0, 3.1.3.5). A Discovery controller has no I/O
-    /// queues, so their entry sizes don't matter to it; on PCI Express they matter when a queue is made.
+    /// Whether the controller can be enabled (Base 2.0, 3.1.3.5). Entry sizes matter only for
+    /// Fabrics I/O here; PCIe checks them at queue creation.
     fn cc_supported(&self, cc: Cc) -> bool {
         (self.kind != ControllerKind::Io || entry_sizes_supported(cc))
             && cc.css() == 0

@@ -1,35 +1,35 @@
-//! Commands as a host writes them.
+//! Builders of a host's commands.
 //!
-//! Design: functions return an [`Sqe`] whose command identifier is 0 and whose data pointer is empty;
-//! [`super::HostQueue::begin`] fills both in, because only the queue knows where the data will travel. Sizes are
-//! 1's based here and converted to the specification's 0's based fields.
-//! What it does *not* do: check against a namespace; the controller does, and its statuses are what a host must handle.
+//! The command identifier is 0 and the data pointer empty: only [`super::HostQueue::begin`] knows
+//! the data's path. Counts are 1's based and converted to 0's based fields. Nothing is checked
+//! against a namespace; the controller does that.
 
 use crate::fabrics::{ConnectCommand, PropertyCommand};
 use crate::{Sqe, opcode};
 
-/// CC to enable a controller: EN, the NVM command set, 4-KiB pages, entry sizes 64 and 16 (Base 3.1.3.5).
+/// CC that enables a controller: NVM command set, 4 KiB pages, entry sizes 64 and 16 (Base
+/// 3.1.3.5).
 pub const CC_ENABLE: u32 = 0x0046_0001;
-/// CC.SHN = 01b: normal shutdown notification (Base 3.1.3.5).
+/// CC.SHN: normal shutdown (Base 3.1.3.5).
 pub const CC_SHN_NORMAL: u32 = 1 << 14;
 /// CSTS.RDY (Base 3.1.3.6).
 pub const CSTS_RDY: u32 = 1 << 0;
-/// CSTS.CFS: controller fatal status (Base 3.1.3.6).
+/// CSTS.CFS: fatal status (Base 3.1.3.6).
 pub const CSTS_CFS: u32 = 1 << 1;
-/// CSTS.SHST = 10b: shutdown complete (Base 3.1.3.6).
+/// CSTS.SHST: shutdown complete (Base 3.1.3.6).
 pub const CSTS_SHST_COMPLETE: u32 = 2 << 2;
-/// CSTS.SHST's mask (Base 3.1.3.6).
+/// Mask of CSTS.SHST (Base 3.1.3.6).
 pub const CSTS_SHST_MASK: u32 = 3 << 2;
 
-/// Offsets of properties (Base 3.1.3).
+/// Property offsets (Base 3.1.3).
 pub mod property {
-    /// Controller Capabilities, 8 bytes.
+    /// Controller capabilities, 8 bytes.
     pub const CAP: u32 = 0x00;
     /// Version.
     pub const VS: u32 = 0x08;
-    /// Controller Configuration.
+    /// Controller configuration.
     pub const CC: u32 = 0x14;
-    /// Controller Status.
+    /// Controller status.
     pub const CSTS: u32 = 0x1c;
 }
 
@@ -37,7 +37,7 @@ pub mod property {
 pub mod log {
     /// Changed Namespace List.
     pub const CHANGED_NAMESPACES: u8 = 0x04;
-    /// SMART / Health Information.
+    /// SMART / Health.
     pub const SMART: u8 = 0x02;
     /// Discovery.
     pub const DISCOVERY: u8 = 0x70;
@@ -55,12 +55,13 @@ pub mod cns {
     pub const DESCRIPTORS: u8 = 0x03;
 }
 
-/// The most ranges of one Dataset Management command (NVM Command Set 3.2.3).
+/// Maximum ranges of Dataset Management (NVM Command Set 3.2.3).
 pub const DSM_MAX_RANGES: usize = 256;
-/// A range of a Dataset Management command (NVM Command Set 3.2.3).
+/// Size of a range (NVM Command Set 3.2.3).
 pub const DSM_RANGE_BYTES: usize = 16;
 
-/// Connect (Base 6.3): queue `qid` of `entries` entries (2..=65536); its data is a [`crate::fabrics::ConnectData`].
+/// Connect (Base 6.3) for a queue of 2..=65536 entries; the data is
+/// [`crate::fabrics::ConnectData`].
 #[must_use]
 pub fn connect(qid: u16, entries: u32, kato_ms: u32, disable_sq_flow_control: bool) -> Sqe {
     let mut connect = ConnectCommand::new(0, qid, entries, kato_ms);
@@ -70,19 +71,19 @@ pub fn connect(qid: u16, entries: u32, kato_ms: u32, disable_sq_flow_control: bo
     connect.to_sqe()
 }
 
-/// Property Get (Base 6.5); `wide` for the 8-byte properties.
+/// Property Get (Base 6.5); `wide` for 8-byte properties.
 #[must_use]
 pub fn property_get(offset: u32, wide: bool) -> Sqe {
     PropertyCommand::get(0, offset, wide).to_sqe()
 }
 
-/// Property Set of a 4-byte property (Base 6.6).
+/// Property Set of 4 bytes (Base 6.6).
 #[must_use]
 pub fn property_set(offset: u32, value: u32) -> Sqe {
     PropertyCommand::set(0, offset, false, u64::from(value)).to_sqe()
 }
 
-/// Identify (Base 5.17): 4096 bytes to the host.
+/// Identify (Base 5.17), 4096 bytes.
 #[must_use]
 pub fn identify(cns: u8, nsid: u32) -> Sqe {
     Sqe::new(opcode::admin::IDENTIFY, 0)
@@ -90,7 +91,7 @@ pub fn identify(cns: u8, nsid: u32) -> Sqe {
         .with_cdw(10, u32::from(cns))
 }
 
-/// Set Features, Number of Queues (Base 5.27.1.5): asks for so many I/O queues each way, 1..=65535.
+/// Sets Number of Queues (Base 5.27.1.5): I/O queues each way, 1..=65535.
 #[must_use]
 pub fn set_number_of_queues(queues: u16) -> Sqe {
     let zero_based = u32::from(queues.max(1) - 1);
@@ -99,7 +100,7 @@ pub fn set_number_of_queues(queues: u16) -> Sqe {
         .with_cdw(11, zero_based << 16 | zero_based)
 }
 
-/// How many I/O queues a Set Features, Number of Queues granted, from its result (Base 5.27.1.5).
+/// I/O queues granted, from the result of Number of Queues (Base 5.27.1.5).
 #[must_use]
 pub fn granted_queues(result: u64) -> u32 {
     let submission = result as u32 & 0xffff;
@@ -107,7 +108,7 @@ pub fn granted_queues(result: u64) -> u32 {
     submission.min(completion) + 1
 }
 
-/// Set Features, Asynchronous Event Configuration (Base 5.27.1.8).
+/// Sets Asynchronous Event Configuration (Base 5.27.1.8).
 #[must_use]
 pub fn set_async_events(mask: u32) -> Sqe {
     Sqe::new(opcode::admin::SET_FEATURES, 0)
@@ -127,7 +128,7 @@ pub fn async_event_request() -> Sqe {
     Sqe::new(opcode::admin::ASYNC_EVENT_REQUEST, 0)
 }
 
-/// Get Log Page (Base 5.16): `bytes` (a multiple of 4, at least 4) from `offset_bytes`.
+/// Get Log Page (Base 5.16); `bytes` is a multiple of 4.
 #[must_use]
 pub fn get_log_page(lid: u8, nsid: u32, offset_bytes: u64, bytes: u32) -> Sqe {
     let dwords = (bytes / 4).max(1) - 1;
@@ -138,13 +139,13 @@ pub fn get_log_page(lid: u8, nsid: u32, offset_bytes: u64, bytes: u32) -> Sqe {
         .with_cdw64(12, offset_bytes)
 }
 
-/// Read (NVM Command Set 3.2.4): `blocks` in 1..=65536.
+/// Read (NVM Command Set 3.2.4), 1..=65536 blocks.
 #[must_use]
 pub fn read(nsid: u32, lba: u64, blocks: u32) -> Sqe {
     ranged(opcode::nvm::READ, nsid, lba, blocks)
 }
 
-/// Write (NVM Command Set 3.2.6): `blocks` in 1..=65536; FUA is bit 30 of CDW12.
+/// Write (NVM Command Set 3.2.6), 1..=65536 blocks.
 #[must_use]
 pub fn write(nsid: u32, lba: u64, blocks: u32, fua: bool) -> Sqe {
     let sqe = ranged(opcode::nvm::WRITE, nsid, lba, blocks);
@@ -158,7 +159,7 @@ pub fn flush(nsid: u32) -> Sqe {
     Sqe::new(opcode::nvm::FLUSH, 0).with_nsid(nsid)
 }
 
-/// Write Zeroes (NVM Command Set 3.2.8): `blocks` in 1..=65536; `deallocate` sets DEAC, bit 25 of CDW12.
+/// Write Zeroes (NVM Command Set 3.2.8), 1..=65536 blocks; `deallocate` sets DEAC.
 #[must_use]
 pub fn write_zeroes(nsid: u32, lba: u64, blocks: u32, deallocate: bool) -> Sqe {
     let sqe = ranged(opcode::nvm::WRITE_ZEROES, nsid, lba, blocks);
@@ -166,7 +167,7 @@ pub fn write_zeroes(nsid: u32, lba: u64, blocks: u32, deallocate: bool) -> Sqe {
     sqe.with_cdw(12, sqe.cdw(12) | deac_bit)
 }
 
-/// Dataset Management that deallocates `ranges` (1..=256) ranges, which are its data (NVM Command Set 3.2.3).
+/// Dataset Management, Deallocate (NVM Command Set 3.2.3), with 1..=256 ranges as data.
 #[must_use]
 pub fn deallocate(nsid: u32, ranges: usize) -> Sqe {
     let zero_based = ranges.clamp(1, DSM_MAX_RANGES) as u32 - 1;
@@ -176,7 +177,7 @@ pub fn deallocate(nsid: u32, ranges: usize) -> Sqe {
         .with_cdw(11, 1 << 2)
 }
 
-/// One range of a Dataset Management command (NVM Command Set 3.2.3, figure 41).
+/// A range (NVM Command Set 3.2.3, figure 41).
 #[must_use]
 pub fn dsm_range(lba: u64, blocks: u32) -> [u8; DSM_RANGE_BYTES] {
     let mut range = [0; DSM_RANGE_BYTES];

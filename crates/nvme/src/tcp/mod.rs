@@ -1,17 +1,12 @@
-//! NVMe/TCP PDUs as bytes: the codec of both sides of a connection.
+//! Codec of NVMe/TCP PDUs, for hosts and controllers.
 //!
-//! Purpose: turn bytes of a TCP stream into checked PDU headers, and headers into bytes.
+//! [`parse`] needs only a PDU's header and returns the place and length of its data, so callers
+//! receive data directly into its buffer. The common header is checked before other fields; an
+//! error has the contents of the terminate-connection PDU. [`TcpParams`] holds the negotiated
+//! parameters. PDU order is checked by [`crate::host`] and the target, data digests with
+//! [`DataDigest`].
 //!
-//! Design: the decoder works on headers alone. [`parse`] needs a PDU's header and nothing of its data, and answers
-//! where the data begins and how long it is, so that the caller can receive data straight into its final place. One
-//! [`TcpParams`] holds what a connection negotiated and serves reading and writing in both roles. Every rule of the
-//! common header is checked before a field of the PDU's own is looked at; an error carries exactly what the
-//! terminate-connection PDU must say.
-//!
-//! What it does *not* do: no socket, no allocation, no memory of earlier PDUs (order inside a transfer is for
-//! [`crate::host`] and the target to judge), no check of data digests (the data isn't here; see [`DataDigest`]).
-//!
-//! Section numbers are those of the NVMe/TCP Transport Specification 1.0 ("TCP"), NVMe Base Specification 2.0 ("Base").
+//! "TCP" is the NVMe/TCP Transport Specification 1.0, "Base" the NVMe Base Specification 2.0.
 
 mod decode;
 mod digest;
@@ -35,123 +30,123 @@ pub use sgl::{DataPlace, decode_sgl};
 
 use crate::{Cqe, Sqe};
 
-/// The bytes of the common header, which is all that is needed to know how much more is (TCP 3.6.1).
+/// Size of the common header, which tells a PDU's length (TCP 3.6.1).
 pub const COMMON_HEADER_BYTES: usize = 8;
-/// A digest, of header or data (TCP 3.3.1).
+/// Size of a digest (TCP 3.3.1).
 pub const DIGEST_BYTES: usize = 4;
-/// The most bytes any `put_*` function but [`put_term_req`] writes: an aligned command capsule's 76 bytes of header and
-/// digest, padded to a multiple of 72.
+/// Maximum output of `put_*` except [`put_term_req`]: an aligned command capsule has 76 bytes,
+/// padded to a multiple of 72.
 pub const MAX_HEADER_BYTES: usize = 144;
-/// The bytes of the offending header that a terminate-connection PDU may carry (TCP 3.6.2.4).
+/// Maximum bytes of the offending header in a terminate-connection PDU (TCP 3.6.2.4).
 pub const MAX_TERM_DATA_BYTES: usize = 128;
-/// The longest terminate-connection PDU (TCP 3.6.2.4).
+/// Maximum terminate-connection PDU (TCP 3.6.2.4).
 pub const MAX_TERM_REQ_BYTES: usize = wire::TERM_REQ_BYTES + MAX_TERM_DATA_BYTES;
-/// The least that a controller may announce as MAXH2CDATA (TCP 3.6.2.3).
+/// Minimum MAXH2CDATA (TCP 3.6.2.3).
 pub const MIN_MAX_H2C_DATA_BYTES: u32 = 4096;
-/// What an admin queue's (and a Fabrics command's) capsule may carry over TCP (TCP 3.5).
+/// In-capsule data of admin and Fabrics commands (TCP 3.5).
 pub const ADMIN_IN_CAPSULE_BYTES: u32 = 8192;
 
-/// A decoded PDU header. Data, where there is some, follows it in the stream.
+/// A decoded PDU header. Its data, if any, follows in the stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pdu {
-    /// The host opens the connection (TCP 3.6.2.2).
+    /// Connection request (TCP 3.6.2.2).
     IcReq(IcReq),
-    /// The controller accepts it (TCP 3.6.2.3).
+    /// Connection response (TCP 3.6.2.3).
     IcResp(IcResp),
-    /// The host gives up the connection; the data is the offending header (TCP 3.6.2.4).
+    /// The host terminates; the data is the offending header (TCP 3.6.2.4).
     H2cTermReq(TermReq),
-    /// The controller gives up the connection; the data is the offending header (TCP 3.6.2.5).
+    /// The controller terminates; the data is the offending header (TCP 3.6.2.5).
     C2hTermReq(TermReq),
-    /// A command, with in-capsule data or without (TCP 3.6.2.6).
+    /// A command, possibly with data (TCP 3.6.2.6).
     CapsuleCmd(Sqe),
     /// A response (TCP 3.6.2.7).
     CapsuleResp(Cqe),
-    /// Data that an R2T asked for (TCP 3.6.2.8).
+    /// Data for an R2T (TCP 3.6.2.8).
     H2cData(H2cData),
-    /// Data of a command that reads (TCP 3.6.2.9).
+    /// Data read (TCP 3.6.2.9).
     C2hData(C2hData),
-    /// The controller asks for data (TCP 3.6.2.10).
+    /// Request for data (TCP 3.6.2.10).
     R2t(R2t),
 }
 
 /// Initialize Connection Request (TCP 3.6.2.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IcReq {
-    /// PDU Format Version: 0 is the only one.
+    /// Format version, always 0.
     pub pfv: u16,
-    /// Host PDU Data Alignment, 0's based in dwords, 0..=31.
+    /// Host data alignment, 0's based dwords, 0..=31.
     pub hpda: u8,
-    /// DGST bit 0: the host asks for header digests.
+    /// Request header digests.
     pub header_digest: bool,
-    /// DGST bit 1: the host asks for data digests.
+    /// Request data digests.
     pub data_digest: bool,
-    /// Maximum outstanding R2Ts per command, 0's based (MAXR2T).
+    /// MAXR2T: outstanding R2Ts per command, 0's based.
     pub max_r2t: u32,
 }
 
 /// Initialize Connection Response (TCP 3.6.2.3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IcResp {
-    /// PDU Format Version: 0 is the only one.
+    /// Format version, always 0.
     pub pfv: u16,
-    /// Controller PDU Data Alignment, 0's based in dwords, 0..=31.
+    /// Controller data alignment, 0's based dwords, 0..=31.
     pub cpda: u8,
-    /// DGST bit 0: header digests are on.
+    /// Header digests are on.
     pub header_digest: bool,
-    /// DGST bit 1: data digests are on.
+    /// Data digests are on.
     pub data_digest: bool,
-    /// MAXH2CDATA: the most data bytes in one H2CData PDU.
+    /// MAXH2CDATA: maximum data in an H2CData PDU.
     pub max_h2c_data_bytes: u32,
 }
 
-/// Terminate Connection Request of either side (TCP 3.6.2.4, 3.6.2.5).
+/// Terminate Connection Request (TCP 3.6.2.4, 3.6.2.5).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TermReq {
-    /// FES: why.
+    /// FES: the reason.
     pub status: FatalStatus,
-    /// FEI: a byte offset in the offending header, or the received header digest.
+    /// FEI: an offset in the offending header, or the received header digest.
     pub info: u32,
 }
 
-/// Host To Controller Data Transfer (TCP 3.6.2.8).
+/// Host-to-controller data (TCP 3.6.2.8).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct H2cData {
-    /// CCCID: the command.
+    /// CCCID.
     pub cid: u16,
-    /// TTAG of the R2T it answers.
+    /// TTAG of the R2T.
     pub ttag: u16,
-    /// DATAO: where in the command's data it belongs.
+    /// DATAO: offset in the command's data.
     pub offset_bytes: u32,
     /// DATAL.
     pub length_bytes: u32,
-    /// LAST_PDU: the last one for its R2T.
+    /// Last PDU of its R2T.
     pub last: bool,
 }
 
-/// Controller To Host Data Transfer (TCP 3.6.2.9).
+/// Controller-to-host data (TCP 3.6.2.9).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct C2hData {
-    /// CCCID: the command.
+    /// CCCID.
     pub cid: u16,
-    /// DATAO: where in the command's data it belongs.
+    /// DATAO: offset in the command's data.
     pub offset_bytes: u32,
     /// DATAL.
     pub length_bytes: u32,
-    /// LAST_PDU: the last one for its command.
+    /// Last PDU of its command.
     pub last: bool,
-    /// SUCCESS: no response capsule follows; only with `last`.
+    /// No response follows; only with `last`.
     pub success: bool,
 }
 
 /// Ready To Transfer (TCP 3.6.2.10).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct R2t {
-    /// CCCID: the command.
+    /// CCCID.
     pub cid: u16,
-    /// TTAG, which the H2CData PDUs repeat.
+    /// TTAG, repeated by H2CData.
     pub ttag: u16,
-    /// R2TO: where in the command's data the asked-for part begins.
+    /// R2TO: offset in the command's data.
     pub offset_bytes: u32,
-    /// R2TL: how long it is.
+    /// R2TL.
     pub length_bytes: u32,
 }

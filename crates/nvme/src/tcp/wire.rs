@@ -1,38 +1,35 @@
-//! The PDUs' headers as they lie in the stream.
-//!
-//! Design: zerocopy structs of little-endian, unaligned fields, one per layout; sizes are asserted at compile time.
-//! What it does *not* do: no checks. [`super::parse`] is the only reader that should look at these.
+//! PDU headers in wire format, unchecked; only [`super::parse`] should read them.
 
 use zerocopy::byteorder::little_endian::{U16, U32};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// FLAGS bit 0: a header digest is present (TCP 3.6.1).
+/// FLAGS: header digest present (TCP 3.6.1).
 pub const FLAG_HDGST: u8 = 1 << 0;
-/// FLAGS bit 1: a data digest is present (TCP 3.6.1).
+/// FLAGS: data digest present (TCP 3.6.1).
 pub const FLAG_DDGST: u8 = 1 << 1;
-/// FLAGS bit 2: the last data PDU of its transfer (TCP 3.6.2.8, 3.6.2.9).
+/// FLAGS: last data PDU of a transfer (TCP 3.6.2.8, 3.6.2.9).
 pub const FLAG_LAST_PDU: u8 = 1 << 2;
-/// FLAGS bit 3: the command ended well and no response follows (TCP 3.6.2.9).
+/// FLAGS: success without response PDU (TCP 3.6.2.9).
 pub const FLAG_SUCCESS: u8 = 1 << 3;
-/// DGST bit 0: header digests (TCP 3.6.2.2).
+/// DGST: header digests (TCP 3.6.2.2).
 pub const DGST_HEADER: u8 = 1 << 0;
-/// DGST bit 1: data digests (TCP 3.6.2.2).
+/// DGST: data digests (TCP 3.6.2.2).
 pub const DGST_DATA: u8 = 1 << 1;
 
 /// HLEN of ICReq and ICResp.
 pub const IC_BYTES: usize = 128;
-/// HLEN of both terminate-connection PDUs.
+/// HLEN of H2CTermReq and C2HTermReq.
 pub const TERM_REQ_BYTES: usize = 24;
-/// HLEN of a command capsule.
+/// HLEN of CapsuleCmd.
 pub const CAPSULE_CMD_BYTES: usize = 72;
-/// HLEN of a response capsule.
+/// HLEN of CapsuleResp.
 pub const CAPSULE_RESP_BYTES: usize = 24;
 /// HLEN of H2CData and C2HData.
 pub const DATA_BYTES: usize = 24;
 /// HLEN of R2T.
 pub const R2T_BYTES: usize = 24;
 
-/// PDU-Type (TCP 3.6.1).
+/// PDU type (TCP 3.6.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum PduType {
@@ -57,7 +54,7 @@ pub enum PduType {
 }
 
 impl PduType {
-    /// The type with this number, if there is one.
+    /// Decodes a type.
     #[must_use]
     pub const fn from_u8(value: u8) -> Option<Self> {
         Some(match value {
@@ -74,7 +71,7 @@ impl PduType {
         })
     }
 
-    /// Whether the host is who sends it.
+    /// Whether the host sends it.
     #[must_use]
     pub const fn is_from_host(self) -> bool {
         matches!(
@@ -83,7 +80,7 @@ impl PduType {
         )
     }
 
-    /// The HLEN it must have.
+    /// Its HLEN.
     #[must_use]
     pub const fn header_bytes(self) -> usize {
         match self {
@@ -96,7 +93,7 @@ impl PduType {
         }
     }
 
-    /// Whether negotiated digests apply to it; they don't to those that open or end a connection.
+    /// Whether negotiated digests apply: not to PDUs that open or end a connection.
     #[must_use]
     pub const fn has_digests(self) -> bool {
         !matches!(
@@ -106,27 +103,27 @@ impl PduType {
     }
 }
 
-/// PDU Common Header (TCP 3.6.1).
+/// Common header (TCP 3.6.1).
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct CommonHeader {
-    /// PDU-Type.
+    /// PDU type.
     pub pdu_type: u8,
-    /// FLAGS.
+    /// Flags.
     pub flags: u8,
-    /// Header length, the header digest not included.
+    /// Header length without digest.
     pub hlen: u8,
-    /// PDU Data Offset, from the PDU's first byte.
+    /// Data offset from the PDU's start.
     pub pdo: u8,
-    /// PDU length, all included.
+    /// Total length.
     pub plen: U32,
 }
 
-/// ICReq (TCP 3.6.2.2) and ICResp (TCP 3.6.2.3): the same fields at the same places.
+/// ICReq (TCP 3.6.2.2) or ICResp (TCP 3.6.2.3).
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct InitializeConnection {
-    /// The common header.
+    /// Common header.
     pub ch: CommonHeader,
     /// PFV.
     pub pfv: U16,
@@ -140,11 +137,11 @@ pub struct InitializeConnection {
     pub reserved: [u8; 112],
 }
 
-/// H2CTermReq (TCP 3.6.2.4) and C2HTermReq (TCP 3.6.2.5).
+/// H2CTermReq (TCP 3.6.2.4) or C2HTermReq (TCP 3.6.2.5).
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct TermReqHeader {
-    /// The common header.
+    /// Common header.
     pub ch: CommonHeader,
     /// FES.
     pub fes: U16,
@@ -154,11 +151,11 @@ pub struct TermReqHeader {
     pub reserved: [u8; 10],
 }
 
-/// H2CData (TCP 3.6.2.8), C2HData (TCP 3.6.2.9; its tag is reserved) and R2T (TCP 3.6.2.10).
+/// H2CData (TCP 3.6.2.8), C2HData (3.6.2.9; TTAG reserved) or R2T (3.6.2.10).
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct TransferHeader {
-    /// The common header.
+    /// Common header.
     pub ch: CommonHeader,
     /// CCCID.
     pub cccid: U16,
