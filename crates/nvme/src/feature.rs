@@ -1,6 +1,4 @@
-//! Feature identifiers, the fields of Get and Set Features, and features with a data buffer.
-//!
-//! Purpose: names and layouts. Does NOT hold feature values: see [`crate::controller`].
+//! Feature identifiers and data layouts; [`crate::controller`] holds the values.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
@@ -30,13 +28,12 @@ pub const KEEP_ALIVE_TIMER: u8 = 0x0F;
 pub const HOST_BEHAVIOR_SUPPORT: u8 = 0x16;
 /// Host Identifier (Base 2.0, 5.27.1.25).
 pub const HOST_IDENTIFIER: u8 = 0x81;
-/// Reservation Notification Mask (Base 2.0, 5.27.1.26): a set bit 1, 2 or 3 keeps that type of
-/// notification from the log.
+/// Reservation Notification Mask (Base 2.0, 5.27.1.26): bits 1 to 3 suppress a notification type.
 pub const RESERVATION_NOTIFICATION_MASK: u8 = 0x82;
-/// Reservation Persistence (Base 2.0, 5.27.1.27): bit 0 Persist Through Power Loss.
+/// Reservation Persistence (Base 2.0, 5.27.1.27): bit 0.
 pub const RESERVATION_PERSISTENCE: u8 = 0x83;
 
-/// Whether a feature's scope is a namespace; that of all others is the controller.
+/// Whether the scope is a namespace, not the controller.
 pub const fn is_of_namespace(fid: u8) -> bool {
     matches!(
         fid,
@@ -44,14 +41,13 @@ pub const fn is_of_namespace(fid: u8) -> bool {
     )
 }
 
-/// Asynchronous Event Configuration bit 8: Namespace Attribute Notices (also OAES bit 8).
+/// Namespace Attribute Notices (also OAES bit 8).
 pub const AEC_NAMESPACE_ATTRIBUTE: u32 = 1 << 8;
-/// Asynchronous Event Configuration bit 11: Asymmetric Namespace Access Change Notices (also OAES bit
-/// 11).
+/// ANA Change Notices (also OAES bit 11).
 pub const AEC_ANA_CHANGE: u32 = 1 << 11;
-/// Asynchronous Event Configuration bit 31: Discovery Log Page Change (also OAES bit 31).
+/// Discovery Log Page Change (also OAES bit 31).
 pub const AEC_DISCOVERY_LOG_CHANGE: u32 = 1 << 31;
-/// Asynchronous Event Configuration bits 4:0: SMART / Health Critical Warnings.
+/// SMART / Health critical warnings.
 pub const AEC_SMART_WARNINGS: u32 = 0x1F;
 
 /// Data of Host Behavior Support (Base 2.0, 5.27.1.18).
@@ -60,11 +56,11 @@ pub const AEC_SMART_WARNINGS: u32 = 0x1F;
 )]
 #[repr(C)]
 pub struct HostBehavior {
-    /// Advanced Command Retry Enable: the host understands Command Interrupted and retry delays.
+    /// Advanced Command Retry Enable: the host understands Command Interrupted and delays.
     pub acre: u8,
-    /// Extended Telemetry Data Area 4 Supported.
+    /// Extended telemetry data area 4.
     pub etdas: u8,
-    /// LBA Format Extension Enable.
+    /// LBA format extension.
     pub lbafee: u8,
     /// Reserved.
     pub reserved3: [u8; 509],

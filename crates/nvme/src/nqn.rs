@@ -1,28 +1,27 @@
-//! NVMe Qualified Names.
+//! NVMe Qualified Names: checked, and copied without allocation.
 //!
-//! Purpose: a checked name of a host or subsystem that copies without allocating. Design: the
-//! bytes inline. Does NOT resolve or authorise names, and does not check that a domain exists.
+//! Nothing is resolved or authorized.
 
 use std::fmt;
 
-/// The longest name, without its terminator (Base 2.0, 4.5).
+/// Maximum length without terminator (Base 2.0, 4.5).
 pub const NQN_MAX_BYTES: usize = 223;
 
-/// The well-known Discovery Service name (Base 2.0, 3.1.2.3).
+/// Discovery Service NQN (Base 2.0, 3.1.2.3).
 pub const DISCOVERY_NQN: &str = "nqn.2014-08.org.nvmexpress.discovery";
 
-/// Why some bytes are not a qualified name.
+/// Reasons to refuse a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NqnError {
-    /// Nothing before the terminator.
+    /// Empty.
     Empty,
     /// Longer than 223 bytes.
     TooLong,
-    /// A 256-byte field without a terminating zero.
+    /// No terminating zero.
     NotTerminated,
-    /// Not UTF-8, or a control character in it.
+    /// Not UTF-8, or control characters.
     BadCharacter,
-    /// Not of the form `nqn.yyyy-mm.domain`.
+    /// Not `nqn.yyyy-mm.domain`.
     BadForm,
 }
 
@@ -40,17 +39,16 @@ impl fmt::Display for NqnError {
 
 impl std::error::Error for NqnError {}
 
-/// An NVMe Qualified Name (Base 2.0, 4.5): `nqn.yyyy-mm.` and something after it, UTF-8, at most
-/// 223 bytes.
+/// An NVMe Qualified Name (Base 2.0, 4.5): `nqn.yyyy-mm.` and more, UTF-8, at most 223 bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Nqn {
-    // The zeros after `len` make the derived equality right.
+    // Zero after `len`, for the derived equality.
     bytes: [u8; NQN_MAX_BYTES],
     len: u8,
 }
 
 impl Nqn {
-    /// Checks and takes a name.
+    /// Checks a name.
     pub fn parse(name: &str) -> Result<Self, NqnError> {
         let raw = name.as_bytes();
         if raw.is_empty() {
@@ -79,7 +77,7 @@ impl Nqn {
         })
     }
 
-    /// Checks and takes a name from a zero-terminated 256-byte field.
+    /// Checks a name in a zero-terminated field.
     pub fn from_field(field: &[u8; 256]) -> Result<Self, NqnError> {
         let end = field
             .iter()
@@ -88,9 +86,10 @@ impl Nqn {
         Self::parse(std::str::from_utf8(&field[..end]).map_err(|_| NqnError::BadCharacter)?)
     }
 
-    /// Takes the name by which a host calls itself from a zero-terminated 256-byte field. Hosts in
-    /// the field send names of no NQN's form, and even none (SPDK's tools do); such a host is let in
-    /// where any host is, and nowhere else. Only what could not be shown or compared is refused.
+    /// Checks a host's name in a zero-terminated field.
+    ///
+    /// Real hosts send malformed or empty names (SPDK's tools do). They get access only where every
+    /// host has it, so only unprintable names are refused.
     pub fn host_from_field(field: &[u8; 256]) -> Result<Self, NqnError> {
         let end = field
             .iter()
@@ -111,23 +110,23 @@ impl Nqn {
         })
     }
 
-    /// The discovery service's well-known name.
+    /// The Discovery Service NQN.
     pub fn discovery() -> Self {
         Self::parse(DISCOVERY_NQN).expect("the constant is a valid name")
     }
 
-    /// Whether this is the discovery service's well-known name.
+    /// Whether this is the Discovery Service NQN.
     pub fn is_discovery(&self) -> bool {
         self.as_str() == DISCOVERY_NQN
     }
 
     /// The name.
     pub fn as_str(&self) -> &str {
-        // Always valid: `parse` took it from a str.
+        // Valid UTF-8: `parse` took it from a str.
         std::str::from_utf8(&self.bytes[..usize::from(self.len)]).unwrap_or_default()
     }
 
-    /// The name in a zero-padded 256-byte field.
+    /// The name, zero-padded.
     pub fn to_field(&self) -> [u8; 256] {
         let mut field = [0; 256];
         field[..NQN_MAX_BYTES].copy_from_slice(&self.bytes);

@@ -1,19 +1,17 @@
-//! Opcodes and Fabrics command types.
-//!
-//! Purpose: the numbers, named as the specification names the commands. Does NOT say which of
-//! them a controller supports: see the Commands Supported and Effects log page.
+//! Opcodes and Fabrics command types; see also the Commands Supported and Effects log page.
 
-/// Admin commands (Base 2.0, 5, figure 138).
+/// Admin commands (Base 2.0, 5, figure 138). Queue, virtualization and doorbell commands are for
+/// memory-based transports.
 pub mod admin {
-    /// Delete I/O Submission Queue (memory-based transports only).
+    /// Delete I/O Submission Queue.
     pub const DELETE_IO_SQ: u8 = 0x00;
-    /// Create I/O Submission Queue (memory-based transports only).
+    /// Create I/O Submission Queue.
     pub const CREATE_IO_SQ: u8 = 0x01;
     /// Get Log Page.
     pub const GET_LOG_PAGE: u8 = 0x02;
-    /// Delete I/O Completion Queue (memory-based transports only).
+    /// Delete I/O Completion Queue.
     pub const DELETE_IO_CQ: u8 = 0x04;
-    /// Create I/O Completion Queue (memory-based transports only).
+    /// Create I/O Completion Queue.
     pub const CREATE_IO_CQ: u8 = 0x05;
     /// Identify.
     pub const IDENTIFY: u8 = 0x06;
@@ -27,9 +25,9 @@ pub mod admin {
     pub const ASYNC_EVENT_REQUEST: u8 = 0x0C;
     /// Keep Alive.
     pub const KEEP_ALIVE: u8 = 0x18;
-    /// Virtualization Management (memory-based transports only).
+    /// Virtualization Management.
     pub const VIRTUALIZATION_MANAGEMENT: u8 = 0x1C;
-    /// Doorbell Buffer Config (memory-based transports only).
+    /// Doorbell Buffer Config.
     pub const DOORBELL_BUFFER_CONFIG: u8 = 0x7C;
 }
 
@@ -63,10 +61,10 @@ pub mod nvm {
     pub const COPY: u8 = 0x19;
 }
 
-/// The opcode of every Fabrics command (Base 2.0, 6).
+/// Opcode of Fabrics commands (Base 2.0, 6).
 pub const FABRICS: u8 = 0x7F;
 
-/// Fabrics Command Types, byte 4 of a Fabrics command (Base 2.0, 6).
+/// Fabrics command types, byte 4 (Base 2.0, 6).
 pub mod fctype {
     /// Property Set.
     pub const PROPERTY_SET: u8 = 0x00;
@@ -82,13 +80,13 @@ pub mod fctype {
     pub const DISCONNECT: u8 = 0x08;
 }
 
-/// Whether an opcode moves data from the host to the controller (bit 0 of bits 1:0; Base 2.0,
-/// 3.3.3.1). A Fabrics command's direction is in its type's bits instead.
+/// Whether bits 1:0 mean data to the controller (Base 2.0, 3.3.3.1). In Fabrics the command type
+/// has these bits.
 pub const fn host_to_controller(opcode: u8) -> bool {
     opcode & 0b11 == 0b01
 }
 
-/// Whether an opcode moves data from the controller to the host.
+/// Whether bits 1:0 mean data to the host.
 pub const fn controller_to_host(opcode: u8) -> bool {
     opcode & 0b11 == 0b10
 }

@@ -1,8 +1,7 @@
-//! Asymmetric Namespace Access (Base 2.0, 8.1): how well a controller reaches its namespaces.
+//! Asymmetric Namespace Access (Base 2.0, 8.1): log page and event.
 //!
-//! Purpose: the ANA log page and its event. Design: one group for all namespaces of a subsystem, whose
-//! state on this controller the owner says; a host is told when it is another than what it was told
-//! last, whoever told it. Does NOT refuse commands: the owner does, who sees them all.
+//! One group holds all namespaces; the owner sets its state. A host is notified if the state
+//! differs from the last one reported, even by a predecessor. The owner refuses the commands.
 
 use super::{AdminEnv, Controller, ControllerConfig, events};
 use crate::log_page::{AnaDescriptor, AnaHeader};
@@ -10,40 +9,38 @@ use crate::{Status, feature};
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromZeros, IntoBytes};
 
-/// The only group.
 pub(super) const GROUP: u32 = 1;
-/// ANATT: seconds that a change takes at the most.
+/// ANATT: maximum seconds of a change.
 pub(super) const TRANSITION_SECONDS: u8 = 10;
-/// ANACAP: bits 0 to 2 the states below, bit 6 a namespace never changes its group.
+/// ANACAP: bits 0–2 the states below, bit 6 fixed groups.
 pub(super) const CAPABILITIES: u8 = 0b0100_0111;
-/// LSP bit 0: groups without their namespaces.
+/// LSP bit 0: omit namespaces.
 const GROUPS_ONLY: u32 = 1 << 8;
 
-/// The state of a group (Base 2.0, 8.1.3), as the log page has it.
+/// State of a group (Base 2.0, 8.1.3).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(u8)]
 pub enum AnaState {
-    /// As good as it gets.
+    /// The best path.
     #[default]
     Optimized = 1,
-    /// Usable, but others are better.
+    /// Usable, but other paths are better.
     NonOptimized = 2,
-    /// Of no use: commands end with Asymmetric Access Inaccessible.
+    /// Unusable: commands end with Asymmetric Access Inaccessible.
     Inaccessible = 3,
 }
 
-/// The group as it is on this controller now.
+/// The group's current state on this controller.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Ana {
     /// Its state.
     pub state: AnaState,
-    /// How often that has changed: never falls.
+    /// Number of changes.
     pub changes: u64,
 }
 
 impl Controller {
-    /// The group's state, at the start and whenever it may have changed: a host that was told another
-    /// is told.
+    /// Sets the state; the host is notified if it saw another.
     pub fn ana_is(&mut self, state: AnaState) {
         let told = std::mem::replace(&mut self.state.ana_told, state as u8);
         if told != 0 && told != state as u8 {
@@ -68,7 +65,6 @@ impl Controller {
 }
 
 impl ControllerConfig {
-    /// The ANA log page.
     pub(super) fn ana_page(&self, cdw10: u32, env: &dyn AdminEnv) -> Vec<u8> {
         let ana = env.ana();
         let mut header = AnaHeader::new_zeroed();

@@ -1,9 +1,8 @@
 //! Reservation notifications (Base 2.0, 8.19.2): feature 82h, log page 80h and its event.
 //!
-//! Purpose: what a namespace's reservation state has to tell becomes this host's log. Design: the owner
-//! shows the state whenever it changed, and after a predecessor's death; the number of the last notice
-//! looked at is part of the controller's state, so nothing is told twice or lost. Does NOT know the
-//! rules of reservations: see [`crate::reservation`].
+//! The owner passes in the reservation state after each change and after a take-over. The last
+//! notice seen is part of the controller's state, so none is lost or repeated.
+//! [`crate::reservation`] has the rules.
 
 use super::state::MAX_RESERVATION_NOTICES;
 use super::{Controller, ControllerState, events};
@@ -14,15 +13,15 @@ use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromZeros, IntoBytes};
 
 impl Controller {
-    /// Begins with the notices to come: those before concern earlier associations.
+    /// Skips existing notices: they concern earlier associations.
     pub fn skip_notices(&mut self, state: &Reservations) {
         self.state.reservation_seen = state.notices_end() as u32;
     }
 
-    /// The namespace's reservation state may have changed.
+    /// Logs new notices for this host.
     pub fn reservations_changed(&mut self, state: &Reservations) {
         let end = state.notices_end();
-        // Only the lower half is remembered. No state has 2^31 notices to tell at once.
+        // Only the lower half is kept: there are never 2^31 new notices at once.
         let new = (end as u32).wrapping_sub(self.state.reservation_seen);
         self.state.reservation_seen = end as u32;
         let from = end.saturating_sub(u64::from(new));
@@ -37,7 +36,7 @@ impl Controller {
 
 impl ControllerState {
     fn notify(&mut self, kind: u8) {
-        // The count is never 0 but for an empty page.
+        // Only an empty page has count 0.
         self.reservation_count = self.reservation_count.checked_add(1).unwrap_or(1);
         let queued = usize::from(self.reservation_queued);
         if queued < MAX_RESERVATION_NOTICES {
@@ -50,7 +49,7 @@ impl ControllerState {
         self.raise_always(events::EVENT_RESERVATION);
     }
 
-    /// The oldest notification that the host has not read; it is gone when its end was read.
+    /// The oldest unread notification; reading its end removes it.
     pub(super) fn reservation_log(
         &mut self,
         offset: u64,
@@ -60,7 +59,7 @@ impl ControllerState {
         let mut page = ReservationNotification::new_zeroed();
         let queued = self.reservation_queued;
         if queued > 0 {
-            // What was pushed out leaves a gap in the count: that is how the host sees it.
+            // A gap in the count shows the host that notifications were dropped.
             let later = u64::from(queued - 1);
             page.count = U64::new(self.reservation_count.saturating_sub(later).max(1));
             page.kind = self.reservation_queue[0];
@@ -76,7 +75,7 @@ impl ControllerState {
         }
         if !retain {
             self.clear_event(events::EVENT_RESERVATION);
-            // The host would wait for ever for what it has not read.
+            // Otherwise the host would never learn of the unread ones.
             if self.reservation_queued > 0 {
                 self.raise_always(events::EVENT_RESERVATION);
             }

@@ -1,8 +1,7 @@
-//! The part of a controller that a successor needs.
+//! Controller state for a successor, copied as bytes into the state region.
 //!
-//! Purpose: one plain structure, copied as bytes into the state region. Design: native integers,
-//! no padding, no pointers, all bits meaningful to this version of the layout alone; the region's
-//! header carries the version. Does NOT include the error log's entries.
+//! No padding or pointers; the region's header has the layout's version. Error log entries are not
+//! included.
 
 use super::events::{EVENT_ALL, REQUEST_ABORTED};
 use super::{ControllerConfig, MAX_EVENT_REQUESTS};
@@ -10,92 +9,92 @@ use crate::{Nqn, register::Csts};
 use std::fmt;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// Everything that changes in a controller.
+/// A controller's changing state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct ControllerState {
-    /// The host's name, zero-terminated.
+    /// Host NQN, zero-terminated.
     pub hostnqn: [u8; 256],
     /// Host Identifier.
     pub hostid: [u8; 16],
-    /// When the keep alive timer last started, by the clock that `now_ns` comes from.
+    /// Start of the keep alive timer, on the clock of `now_ns`.
     pub keep_alive_from_ns: u64,
-    /// Namespaces changed and not yet read by the host: bit n is NSID n + 1.
+    /// Changed namespaces not yet read by the host: bit n is NSID n + 1.
     pub changed_namespaces: u64,
-    /// Those of them that the host has been shown.
+    /// The subset already shown to the host.
     pub changed_reported: u64,
-    /// Errors over the life of the controller.
+    /// Errors over the controller's life.
     pub error_count: u64,
-    /// Generation of the Discovery log page when its header was last read.
+    /// Discovery generation at the last header read.
     pub discovery_generation_seen: u64,
-    /// Reservation notifications that ever came into the log (Base 2.0, 5.16.1.24: Log Page Count).
+    /// Reservation notifications ever logged (Base 2.0, 5.16.1.24: Log Page Count).
     pub reservation_count: u64,
-    /// Connected I/O queues: bit n of the whole is queue n + 1.
+    /// Connected I/O queues: bit n is queue n + 1.
     pub io_queues: [u64; 2],
-    /// Controller Configuration.
+    /// Controller configuration.
     pub cc: u32,
-    /// Controller Status.
+    /// Controller status.
     pub csts: u32,
-    /// Keep Alive Timeout, rounded up to the granularity; 0: none.
+    /// Keep Alive Timeout, rounded up; 0: none.
     pub kato_ms: u32,
-    /// Asynchronous Event Configuration.
+    /// Asynchronous event configuration.
     pub async_event_config: u32,
     /// Arbitration feature.
     pub arbitration: u32,
-    /// The last of the volume's reservation notices that was looked at.
+    /// Last reservation notice processed.
     pub reservation_seen: u32,
-    /// Controller Identifier.
+    /// Controller identifier.
     pub cntlid: u16,
     /// I/O queues that the host may connect.
     pub granted_io_queues: u16,
-    /// Error Recovery feature: Time Limited Error Recovery.
+    /// Time Limited Error Recovery.
     pub error_recovery: u16,
-    /// Write Atomicity Normal feature.
+    /// Write Atomicity Normal.
     pub write_atomicity: u16,
-    /// Temperature Threshold feature, over.
+    /// Over temperature threshold.
     pub temperature_over: u16,
-    /// Temperature Threshold feature, under.
+    /// Under temperature threshold.
     pub temperature_under: u16,
-    /// Command identifiers of Asynchronous Event Requests.
+    /// Identifiers of Asynchronous Event Requests.
     pub event_cids: [u16; MAX_EVENT_REQUESTS],
-    /// What is in each slot of `event_cids`: 0 nothing, 1 waiting, 2 aborted.
+    /// State of each request: 0 none, 1 waiting, 2 aborted.
     pub event_slots: [u8; MAX_EVENT_REQUESTS],
-    /// Events that wait for a request.
+    /// Events waiting for a request.
     pub events_pending: u8,
-    /// Events reported whose log page the host has not read yet.
+    /// Reported events whose log page is unread.
     pub events_masked: u8,
-    /// Host Behavior Support: Advanced Command Retry Enable.
+    /// Advanced Command Retry Enable.
     pub acre: u8,
-    /// Reservation Notification Mask feature: bits 3:1.
+    /// Reservation Notification Mask: bits 3:1.
     pub reservation_mask: u8,
-    /// Reservation notifications that the host has not read yet: how many of those below.
+    /// Number of unread reservation notifications.
     pub reservation_queued: u8,
-    /// Their types, the oldest first.
+    /// Their types, oldest first.
     pub reservation_queue: [u8; MAX_RESERVATION_NOTICES],
-    /// The ANA state that the host was told last, or 0.
+    /// The last ANA state reported, or 0.
     pub ana_told: u8,
-    /// The Critical Warning bits that were looked at last.
+    /// The last critical warnings seen.
     pub warnings_told: u8,
-    /// Interrupt Coalescing feature: the threshold (0's based), and the time in 100 us.
+    /// Interrupt Coalescing: threshold (0's based), time in 100 us.
     pub interrupt_coalescing: [u8; 2],
-    /// Interrupt Vector Configuration feature: bit n of the whole is vector n, Coalescing Disable.
+    /// Coalescing Disable: bit n is vector n.
     pub coalescing_disabled: [u8; 9],
     /// Zero.
     pub reserved: [u8; 39],
 }
 const _: () = assert!(size_of::<ControllerState>() == 448);
 
-/// Reservation notifications that are kept for a host; later ones push out the oldest.
+/// Reservation notifications kept; the oldest are dropped.
 pub(super) const MAX_RESERVATION_NOTICES: usize = 7;
-/// The bits of the Reservation Notification Mask, and the types of its notifications (1, 2, 3) as bits.
+/// Mask bits of the notification types 1, 2 and 3.
 pub(super) const RESERVATION_NOTICES: u8 = 0b1110;
-/// The largest ANA state that a host is told: Inaccessible.
+/// The highest reported state, Inaccessible.
 const MAX_ANA_STATE: u8 = 3;
 
-/// Why a recorded state can't be continued.
+/// An invalid recorded state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StateError(
-    /// The field that is wrong.
+    /// The invalid field.
     pub &'static str,
 );
 
@@ -108,7 +107,7 @@ impl fmt::Display for StateError {
 impl std::error::Error for StateError {}
 
 impl ControllerState {
-    /// Checks what the rest of the state machine relies on; gives the host's name.
+    /// Validates the state; returns the host's NQN.
     pub(super) fn check(&self, config: &ControllerConfig) -> Result<Nqn, StateError> {
         let ok = |good: bool, field| if good { Ok(()) } else { Err(StateError(field)) };
         let queues = u128::from(self.io_queues[0]) | u128::from(self.io_queues[1]) << 64;

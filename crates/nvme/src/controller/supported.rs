@@ -1,7 +1,6 @@
-//! What each kind of controller supports.
+//! The commands, features, log pages and CNS values that each kind of controller supports.
 //!
-//! Purpose: one source for commands, features, log pages and CNS values. Log pages and Identify
-//! declare from it, and dispatch refuses by it. Does NOT carry out commands.
+//! Log pages and Identify advertise from these tables, and dispatch refuses by them.
 
 use super::{AdminEnv, ControllerConfig, ControllerKind};
 use crate::identify::cns;
@@ -9,14 +8,14 @@ use crate::log_page::{self, EFFECT_LBCC, SCOPE_CONTROLLER, SCOPE_NAMESPACE};
 use crate::opcode::{admin, nvm};
 use crate::{feature, io};
 
-/// What a host sees of a controller: its kind, and its role among the controllers on PCI Express.
+/// A controller's kind, and on PCIe its role.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Face {
     Io,
     Discovery,
-    /// A controller on PCI Express that manages the others of its subsystem.
+    /// The PCIe controller that manages its subsystem's others.
     Primary,
-    /// Any other controller on PCI Express.
+    /// Another PCIe controller.
     Secondary,
 }
 
@@ -41,9 +40,8 @@ impl ControllerConfig {
     }
 }
 
-/// The effects of an Admin command as log page 05h has them; `None`: it is not supported.
-///
-/// Fabrics commands are not in that log page.
+/// Effects of an admin command for log page 05h; `None`: unsupported. Fabrics commands are not in
+/// that page.
 pub(super) fn admin_effects(face: Face, opcode: u8) -> Option<u32> {
     let supported = match opcode {
         admin::GET_LOG_PAGE
@@ -64,10 +62,10 @@ pub(super) fn admin_effects(face: Face, opcode: u8) -> Option<u32> {
     supported.then_some(SCOPE_CONTROLLER)
 }
 
-/// The effects of an I/O command as log page 05h has them; `None`: it is not supported.
+/// Effects of an I/O command for log page 05h; `None`: unsupported.
 ///
-/// None has a scope, although LPA bit 5 is set: Linux warns of every effect of an I/O command that
-/// it does not expect, a scope among them, and such a command is a namespace's in any case.
+/// No scope is given despite LPA bit 5, because Linux warns of unexpected effects, and I/O commands
+/// always have namespace scope.
 pub(super) fn io_effects(face: Face, opcode: u8) -> Option<u32> {
     let supported = match face {
         Face::Io => io::is_supported(opcode, true),
@@ -81,7 +79,7 @@ pub(super) fn io_effects(face: Face, opcode: u8) -> Option<u32> {
     supported.then_some(if changes { EFFECT_LBCC } else { 0 })
 }
 
-/// The scope of a feature as log page 12h has it; `None`: it is not supported.
+/// Scope of a feature for log page 12h; `None`: unsupported.
 pub(super) fn feature_scope(face: Face, fid: u8) -> Option<u32> {
     let supported = match fid {
         feature::ASYNC_EVENT_CONFIGURATION => true,
@@ -107,7 +105,6 @@ pub(super) fn feature_scope(face: Face, fid: u8) -> Option<u32> {
     })
 }
 
-/// Whether a log page is there.
 pub(super) fn supports_log(face: Face, lid: u8) -> bool {
     match lid {
         log_page::SUPPORTED_LOG_PAGES
@@ -126,7 +123,6 @@ pub(super) fn supports_log(face: Face, lid: u8) -> bool {
     }
 }
 
-/// Whether Identify knows a CNS value.
 pub(super) fn supports_cns(face: Face, what: u8) -> bool {
     match what {
         cns::CONTROLLER => true,

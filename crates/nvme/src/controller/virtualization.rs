@@ -1,10 +1,8 @@
 //! Primary and secondary controllers (Base 2.0, 8.26), and controller lists.
 //!
-//! Purpose: shows a host which controllers its subsystem has. Design: each controller is an export's, made
-//! and given to a machine by whoever runs the system; the one with the lowest identifier is the primary one,
-//! the others are its secondary controllers. Their queues and vectors are their own from the start, so the
-//! Virtualization Management command confirms what is, and refuses to change it. Does NOT give a host power
-//! over another machine's controller.
+//! The subsystem's controller with the lowest identifier is the primary. The operator assigns
+//! controllers to VMs, and queues and vectors are fixed. So Virtualization Management confirms the
+//! present state and refuses changes, and no host controls another VM's controller.
 
 use super::{AdminEnv, ControllerConfig, Reply, SubsystemController};
 use crate::identify::{PrimaryController, PrimaryResources, SecondaryControllers, cns};
@@ -13,12 +11,12 @@ use crate::{NSID_ALL, Sqe, Status};
 use zerocopy::FromBytes;
 use zerocopy::little_endian::{U16, U32};
 
-/// Controller Resource Types: both VQ and VI.
+/// VQ and VI.
 const CRT: u8 = 0b11;
-/// Queue pairs of each controller, the Admin queues among them.
+/// Queue pairs per controller, including the admin queue.
 const QUEUE_PAIRS: u16 = MAX_IO_QUEUES + 1;
 
-/// Actions of the Virtualization Management command (Base 2.0, 5.28).
+/// Virtualization Management actions (Base 2.0, 5.28).
 mod act {
     pub(super) const PRIMARY_FLEXIBLE_ALLOCATION: u32 = 0x1;
     pub(super) const SECONDARY_OFFLINE: u32 = 0x7;
@@ -27,7 +25,7 @@ mod act {
 }
 
 impl ControllerConfig {
-    /// The subsystem's controllers, this one among them.
+    /// The subsystem's controllers, including this one.
     fn subsystem(&self, env: &dyn AdminEnv) -> Vec<SubsystemController> {
         let mut all = env.controllers();
         if all.iter().all(|c| c.cntlid != self.cntlid) {
@@ -40,7 +38,7 @@ impl ControllerConfig {
         all
     }
 
-    /// Whether it is the primary controller of its subsystem. While the others are not known, it is not.
+    /// Whether this is the primary; false while the others are unknown.
     pub(super) fn is_primary(&self, env: &dyn AdminEnv) -> bool {
         let first = env.controllers().iter().map(|c| c.cntlid).min();
         first == Some(self.cntlid)
@@ -52,7 +50,7 @@ impl ControllerConfig {
         all
     }
 
-    /// The lists of CNS 12h to 15h.
+    /// CNS 12h to 15h.
     pub(super) fn identify_controllers(
         &self,
         sqe: &Sqe,
@@ -87,7 +85,7 @@ impl ControllerConfig {
                 let secondaries = self.secondaries(env).len() as u32;
                 let resources = |each: u16| {
                     let total = u32::from(each) * secondaries;
-                    // Without secondary controllers nothing is flexible.
+                    // Without secondaries nothing is flexible.
                     let flexible = if secondaries > 0 { each } else { 0 };
                     PrimaryResources {
                         flexible_total: U32::new(total),
@@ -113,7 +111,7 @@ impl ControllerConfig {
                     entry.scid = U16::new(controller.cntlid);
                     entry.pcid = U16::new(self.cntlid);
                     entry.scs = u8::from(controller.online);
-                    // VFN stays 0: each is a physical function of its own (CMIC bit 2 is 0).
+                    // VFN stays 0: these are physical functions (CMIC bit 2 is 0).
                     entry.nvq = U16::new(QUEUE_PAIRS);
                     entry.nvi = U16::new(VECTORS);
                     list.count += 1;
@@ -123,7 +121,7 @@ impl ControllerConfig {
         Ok(())
     }
 
-    /// Virtualization Management (Base 2.0, 5.28).
+    /// Base 2.0, 5.28.
     pub(super) fn virtualization_management(
         &self,
         sqe: &Sqe,

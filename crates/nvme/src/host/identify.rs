@@ -1,40 +1,38 @@
-//! What a host reads in identify data.
+//! A host's view of Identify data: only the fields in use, read at the specified offsets.
 //!
-//! Design: small owned structs, read at the offsets that the specification gives; a field that makes no sense for a
-//! host to go on with is `None` or makes the whole `None`.
-//! What it does *not* do: cover every field. A field comes with its first use.
+//! Unusable values become `None`.
 
-/// Identify Controller data, CNS 01h (Base 5.17.2.1, figure 275).
+/// Identify Controller, CNS 01h (Base 5.17.2.1, figure 275).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ControllerInfo {
-    /// SN, bytes 23:04, without trailing spaces.
+    /// SN, bytes 23:04, trimmed.
     pub serial: String,
-    /// MN, bytes 63:24, without trailing spaces.
+    /// MN, bytes 63:24, trimmed.
     pub model: String,
-    /// FR, bytes 71:64, without trailing spaces.
+    /// FR, bytes 71:64, trimmed.
     pub firmware: String,
-    /// MDTS, byte 77, as bytes with 4-KiB pages; `None`: no limit.
+    /// MDTS, byte 77, in bytes for 4 KiB pages; `None`: no limit.
     pub max_transfer_bytes: Option<u64>,
     /// CNTLID, bytes 79:78.
     pub cntlid: u16,
-    /// KAS, bytes 321:320, in milliseconds; 0: no keep alive.
+    /// KAS, bytes 321:320; 0: no keep alive.
     pub keep_alive_granularity_ms: u32,
-    /// MAXCMD, bytes 515:514; 0: not reported.
+    /// MAXCMD, bytes 515:514; 0: unknown.
     pub max_outstanding: u16,
     /// NN, bytes 519:516.
     pub max_nsid: u32,
-    /// ONCS, bytes 521:520: bit 2 dataset management, bit 3 write zeroes.
+    /// ONCS, bytes 521:520: bit 2 Dataset Management, bit 3 Write Zeroes.
     pub oncs: u16,
-    /// VWC bit 0, byte 525: there is a volatile write cache.
+    /// VWC bit 0, byte 525.
     pub volatile_write_cache: bool,
     /// SUBNQN, bytes 1023:768.
     pub subnqn: String,
-    /// IOCCSZ, bytes 1795:1792, less the 64 bytes of the command: in-capsule data of an I/O queue.
+    /// In-capsule data of I/O queues: IOCCSZ, bytes 1795:1792, less 64.
     pub io_in_capsule_bytes: u32,
 }
 
 impl ControllerInfo {
-    /// Reads identify data.
+    /// Parses the data.
     #[must_use]
     pub fn parse(data: &[u8; 4096]) -> Self {
         let mdts = data[77];
@@ -55,31 +53,31 @@ impl ControllerInfo {
     }
 }
 
-/// Identify Namespace data, CNS 00h (NVM Command Set 4.1.5.1, figure 97).
+/// Identify Namespace, CNS 00h (NVM Command Set 4.1.5.1, figure 97).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NamespaceInfo {
     /// The namespace.
     pub nsid: u32,
-    /// NSZE, bytes 7:0, in logical blocks.
+    /// NSZE, bytes 7:0.
     pub size_blocks: u64,
-    /// NUSE, bytes 23:16, in logical blocks.
+    /// NUSE, bytes 23:16.
     pub used_blocks: u64,
-    /// 1 << LBADS of the format in use (FLBAS, LBAF).
+    /// 1 << LBADS of the format in FLBAS.
     pub block_bytes: u32,
     /// NSFEAT bit 0: thin provisioning.
     pub thin: bool,
-    /// DLFEAT bits 2:0 = 001b: deallocated blocks read as zeros.
+    /// DLFEAT bits 2:0 are 001b.
     pub deallocated_reads_zero: bool,
     /// NGUID, bytes 119:104.
     pub nguid: [u8; 16],
 }
 
 impl NamespaceInfo {
-    /// Reads identify data. `None`: the namespace is inactive (all zeros), or has blocks that no host could use.
+    /// Parses the data. `None`: inactive (all zeros) or an unusable block size.
     #[must_use]
     pub fn parse(nsid: u32, data: &[u8; 4096]) -> Option<Self> {
         let size_blocks = u64_at(data, 0);
-        // FLBAS bits 3:0 are the low bits of the format's number, bits 6:5 the high ones.
+        // The format's number: low bits in FLBAS 3:0, high bits in 6:5.
         let flbas = usize::from(data[26]);
         let format = flbas & 0xf | (flbas >> 5 & 3) << 4;
         let lbads = data[128 + 4 * format + 2];
@@ -99,21 +97,21 @@ impl NamespaceInfo {
         })
     }
 
-    /// The namespace's size.
+    /// Size in bytes.
     #[must_use]
     pub fn size_bytes(&self) -> u64 {
         self.size_blocks.saturating_mul(u64::from(self.block_bytes))
     }
 }
 
-/// The identifiers of an active namespace list, CNS 02h (Base 5.17.2.2).
+/// Active namespaces, CNS 02h (Base 5.17.2.2).
 pub fn active_namespaces(data: &[u8; 4096]) -> impl Iterator<Item = u32> + '_ {
     data.chunks_exact(4)
         .map(|id| u32::from_le_bytes([id[0], id[1], id[2], id[3]]))
         .take_while(|&id| id != 0)
 }
 
-/// The UUID among a namespace's identification descriptors, CNS 03h: NIDT 03h, NIDL 10h (Base 5.17.2.3).
+/// The UUID, NIDT 03h, among the descriptors of CNS 03h (Base 5.17.2.3).
 #[must_use]
 pub fn uuid_descriptor(data: &[u8; 4096]) -> Option<[u8; 16]> {
     let mut rest: &[u8] = data;
@@ -166,7 +164,7 @@ mod tests {
         let info = NamespaceInfo::parse(1, &data).unwrap();
         assert_eq!((info.block_bytes, info.size_bytes()), (4096, 4_096_000));
         assert!(info.thin && info.deallocated_reads_zero);
-        data[26] = 0x6f; // the highest format there can be is inside the data
+        data[26] = 0x6f; // the highest possible format
         assert_eq!(NamespaceInfo::parse(1, &data), None);
     }
 

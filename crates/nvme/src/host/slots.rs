@@ -1,15 +1,13 @@
-//! Command identifiers.
+//! Allocates command identifiers: a slot number, with the slot's use count in the upper bits.
 //!
-//! Design: slot numbers from a free list; a command identifier is the slot number with the slot's use count in the bits
-//! above, so each of a slot's uses differs from the one before. FFFFh is never used, as the specification advises
-//! (Base 3.3.3.1). An ended command's slot can be kept from reuse while something still refers to its buffer.
-//! What it does *not* do: know what a command is.
+//! Consecutive uses of a slot differ. FFFFh is avoided, as advised (Base 3.3.3.1). An ended
+//! command's slot can stay reserved while its buffer is in use.
 
-/// The command identifiers of one queue.
+/// Command identifiers of a queue.
 #[derive(Debug)]
 pub struct CommandSlots {
     free: Vec<u16>,
-    /// By slot: the identifier in use, or the next one.
+    /// Per slot, the current or next identifier.
     cids: Vec<u16>,
     states: Vec<State>,
     slot_mask: u16,
@@ -35,26 +33,26 @@ impl CommandSlots {
         }
     }
 
-    /// How many slots there are.
+    /// Number of slots.
     #[must_use]
     pub fn depth(&self) -> u16 {
         self.cids.len() as u16
     }
 
-    /// How many are in use or ended.
+    /// Slots in use or ended.
     #[must_use]
     pub fn in_use(&self) -> u16 {
         (self.cids.len() - self.free.len()) as u16
     }
 
-    /// Takes a slot: its number and its command identifier.
+    /// Takes a slot: number and command identifier.
     pub fn take(&mut self) -> Option<(u16, u16)> {
         let slot = self.free.pop()?;
         self.states[usize::from(slot)] = State::Busy;
         Some((slot, self.cids[usize::from(slot)]))
     }
 
-    /// The slot in use under this identifier.
+    /// The slot in use with this identifier.
     #[must_use]
     pub fn find(&self, cid: u16) -> Option<u16> {
         let slot = cid & self.slot_mask;
@@ -62,14 +60,14 @@ impl CommandSlots {
         (self.states.get(at) == Some(&State::Busy) && self.cids[at] == cid).then_some(slot)
     }
 
-    /// Ends a slot's use: its identifier is not valid any more, but the slot is not free yet.
+    /// Invalidates a slot's identifier; the slot is not free yet.
     pub fn end(&mut self, slot: u16) {
         if let Some(state @ State::Busy) = self.states.get_mut(usize::from(slot)) {
             *state = State::Ended;
         }
     }
 
-    /// Frees a slot, ended or not. A free one is left alone.
+    /// Frees a slot, if it is not free.
     pub fn give_back(&mut self, slot: u16) {
         let at = usize::from(slot);
         match self.states.get_mut(at) {
@@ -99,7 +97,7 @@ mod tests {
         slots.end(slot);
         assert_eq!((slots.find(cid), slots.in_use()), (None, 1));
         slots.give_back(slot);
-        slots.give_back(slot); // twice changes nothing
+        slots.give_back(slot);
         assert_eq!(slots.find(cid), None);
         assert_eq!(slots.in_use(), 0);
         let again = slots.take().unwrap();

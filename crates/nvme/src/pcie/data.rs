@@ -1,26 +1,24 @@
-//! Where a command's data lies: PRP entries and SGL segments (Base 2.0, 4.1.1 and 4.1.2).
+//! Resolves PRP entries and SGL segments (Base 2.0, 4.1.1 and 4.1.2) to memory ranges.
 //!
-//! Purpose: a command's data pointer becomes ranges of memory, in order, as long together as the command's
-//! data. Design: lists and segments are copied once and then judged; how many are read is bounded, whatever
-//! they point to. Does NOT check that the ranges can be reached: whoever takes them does.
+//! Lists are copied once, then checked, and their number is limited. The receiver checks that the
+//! ranges are accessible.
 
 use super::{Memory, PAGE_BYTES};
 use crate::{SglDescriptor, Sqe, Status};
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
-/// PRP lists of one command. The longest transfer has 129 entries: two lists, wherever they begin.
+/// PRP lists per command. The longest transfer has 129 entries, hence at most two lists.
 const MAX_LISTS: usize = 4;
-/// SGL segments of one command.
+/// SGL segments per command.
 const MAX_SEGMENTS: usize = 16;
-/// Descriptors of one command.
+/// Descriptors per command.
 const MAX_DESCRIPTORS: usize = 512;
-/// Descriptors that are copied at a time.
+/// Descriptors copied at a time.
 const CHUNK: usize = 32;
 
 /// Calls `push` with each range of the command's `bytes` bytes.
 ///
-/// # Errors
-/// What the command ends with: what is wrong with its data pointer, or what `push` said.
+/// An error is the command's status: a bad data pointer, or the error of `push`.
 #[inline]
 pub fn pieces<M: Memory>(
     sqe: &Sqe,
@@ -34,7 +32,7 @@ pub fn pieces<M: Memory>(
     match sqe.psdt() {
         0 => prps(sqe, bytes, memory, &mut push),
         1 => sgl(sqe.sgl(), bytes, memory, &mut push),
-        // Metadata by an SGL, and reserved.
+        // Metadata SGL, or reserved.
         _ => Err(Status::INVALID_FIELD),
     }
 }
@@ -62,7 +60,7 @@ fn prps<M: Memory>(
     prp_lists(prp2, left, memory, push)
 }
 
-/// A PRP entry that is not the first: a page from its begin on.
+/// A PRP entry after the first: page-aligned.
 fn page(
     address: u64,
     bytes: u32,
@@ -91,7 +89,7 @@ fn prp_lists<M: Memory>(
         if !memory.read(list, entries[..count].as_mut_bytes()) {
             return Err(Status::DATA_TRANSFER_ERROR);
         }
-        // The last entry of a list's page leads to the next list, where more are needed.
+        // If needed, the last entry of a page points to the next list.
         let pages = if needed > there { count - 1 } else { count };
         for entry in &entries[..pages] {
             let bytes = left.min(PAGE_BYTES as u32);
@@ -141,16 +139,16 @@ fn sgl<M: Memory>(
     Err(Status::INVALID_NUMBER_OF_SGL_DESCRIPTORS)
 }
 
-/// A walk along an SGL's descriptors.
+/// Walks an SGL.
 struct Walk<'a, P> {
-    /// Bytes of the command that no descriptor has named yet.
+    /// Bytes not yet covered.
     left: u32,
     push: &'a mut P,
 }
 
 impl<P: FnMut(u64, u32) -> Result<(), Status>> Walk<'_, P> {
     fn block(&mut self, descriptor: &SglDescriptor) -> Result<(), Status> {
-        // SGLS says that a list may be longer than the data.
+        // By SGLS, a list may exceed the data.
         let bytes = descriptor.length_bytes().min(self.left);
         self.left -= bytes;
         match bytes {
@@ -166,7 +164,7 @@ impl<P: FnMut(u64, u32) -> Result<(), Status>> Walk<'_, P> {
         }
     }
 
-    /// The descriptors of a segment; gives the one that leads to the next, unless it is the last one.
+    /// Walks a segment; returns the descriptor of the next, if any.
     fn segment<M: Memory>(
         &mut self,
         address: u64,
@@ -204,7 +202,7 @@ impl<P: FnMut(u64, u32) -> Result<(), Status>> Walk<'_, P> {
     }
 }
 
-/// The entries of a submission queue that lie in these bytes, which are a multiple of 64.
+/// Submission queue entries in these bytes, a multiple of 64.
 pub fn entries(bytes: &[u8]) -> &[Sqe] {
     <[Sqe]>::ref_from_bytes(bytes).unwrap_or_default()
 }

@@ -1,19 +1,18 @@
-//! When a vector is raised: Interrupt Coalescing (Base 2.0, 5.27.1.6).
+//! Interrupt Coalescing (Base 2.0, 5.27.1.6): gathers I/O completions by number and time.
 //!
-//! Purpose: completions of I/O queues may be gathered before one interrupt tells of them, by number and by
-//! time. Does NOT raise anything, and does NOT know masks.
+//! The caller raises interrupts and applies masks.
 
-/// What a host asked for.
+/// The host's settings.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Coalescing {
-    /// Completions that are gathered before an interrupt, at least 1.
+    /// Completions per interrupt, at least 1.
     pub threshold: u32,
-    /// How long the first of them may wait; 0: no completion waits.
+    /// Maximum delay; 0: none.
     pub time_ns: u64,
 }
 
 impl Coalescing {
-    /// The feature's value: THR (0's based) and TIME in 100 us.
+    /// Decodes the feature: THR (0's based), TIME in 100 us.
     pub fn of(feature: u16) -> Self {
         Self {
             threshold: u32::from(feature as u8) + 1,
@@ -21,14 +20,14 @@ impl Coalescing {
         }
     }
 
-    /// Whether it holds anything back.
+    /// Whether interrupts may be delayed.
     #[inline]
     pub fn is_on(&self) -> bool {
         self.threshold > 1 && self.time_ns > 0
     }
 }
 
-/// What is gathered for one vector.
+/// Completions gathered for a vector.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Gathered {
     count: u32,
@@ -36,7 +35,7 @@ pub struct Gathered {
 }
 
 impl Gathered {
-    /// A completion was posted. True: the vector is to be raised now.
+    /// Counts a completion. Returns whether to raise the vector now.
     #[inline]
     pub fn posted(&mut self, coalescing: &Coalescing, now_ns: u64) -> bool {
         if self.count == 0 {
@@ -50,7 +49,7 @@ impl Gathered {
         true
     }
 
-    /// The time has come for what was held back. True: the vector is to be raised now.
+    /// Checks the time limit. Returns whether to raise the vector now.
     pub fn tick(&mut self, coalescing: &Coalescing, now_ns: u64) -> bool {
         let due = self.count > 0 && self.is_due(coalescing, now_ns);
         if due {
@@ -59,7 +58,7 @@ impl Gathered {
         due
     }
 
-    /// When that is, at the latest.
+    /// Time of the next interrupt at the latest.
     pub fn deadline_ns(&self, coalescing: &Coalescing) -> Option<u64> {
         (self.count > 0).then(|| self.since_ns.saturating_add(coalescing.time_ns))
     }

@@ -1,26 +1,23 @@
-//! PCI configuration space.
+//! PCI configuration space: 256 bytes with power management, PCI Express and MSI-X.
 //!
-//! Purpose: 256 bytes with the power management, PCI Express and MSI-X capabilities. Design: a default and a
-//! mask of what can be written; sizing a BAR by writing ones to it falls out of the mask. Does NOT route
-//! anything: whoever maps the BARs does.
+//! A mask has the writable bits; BAR sizing follows from it. The monitor maps the BARs.
 
 use super::{BAR0_BYTES, BAR4_BYTES, DEVICE_ID, PBA_AT, VECTORS, VENDOR_ID, addresses};
 
-/// Bytes that there are; the rest of the extended space reads as zeros.
+/// Implemented bytes; extended space reads as zeros.
 pub const SPACE_BYTES: usize = 256;
 
 const COMMAND: usize = 0x04;
 const BAR0: usize = 0x10;
 const BAR4: usize = 0x20;
 const CAPABILITIES: usize = 0x34;
-/// Power Management capability.
+/// Power management.
 const PM: usize = 0x40;
-/// PCI Express capability.
+/// PCI Express.
 const EXP: usize = 0x50;
-/// Device Control, its bit 15: Initiate Function Level Reset.
+/// Bit 15 is Initiate Function Level Reset.
 const DEVICE_CONTROL: usize = EXP + 8;
 const INITIATE_FLR: u16 = 1 << 15;
-/// MSI-X capability.
 const MSIX: usize = 0x90;
 
 const fn put16(mut bytes: [u8; SPACE_BYTES], at: usize, value: u16) -> [u8; SPACE_BYTES] {
@@ -36,28 +33,28 @@ const DEFAULT: [u8; SPACE_BYTES] = {
     let mut s = [0; SPACE_BYTES];
     s = put16(s, 0x00, VENDOR_ID);
     s = put16(s, 0x02, DEVICE_ID);
-    // Status: a list of capabilities.
+    // Status: has capabilities.
     s = put16(s, 0x06, 1 << 4);
-    // Revision 1; class 01h mass storage, 08h non-volatile memory, 02h NVM Express I/O controller.
+    // Revision 1; class 010802h, NVMe I/O controller.
     s = put32(s, 0x08, 0x0108_0201);
-    // Memory, 64 bits wide, not prefetchable.
+    // 64-bit memory, not prefetchable.
     s = put32(s, BAR0, 0b100);
     s = put32(s, BAR4, 0b100);
     s = put16(s, 0x2C, VENDOR_ID);
     s = put16(s, 0x2E, DEVICE_ID);
     s[CAPABILITIES] = PM as u8;
-    // Power management, version 3; No Soft Reset.
+    // Power management 3; No Soft Reset.
     s = put16(s, PM, 0x01 | (EXP as u16) << 8);
     s = put16(s, PM + 2, 3);
     s = put16(s, PM + 4, 1 << 3);
-    // PCI Express, version 2, an endpoint: payloads of 128 bytes, role-based error reporting, FLR.
+    // PCIe 2 endpoint: 128-byte payloads, role-based error reporting, FLR.
     s = put16(s, EXP, 0x10 | (MSIX as u16) << 8);
     s = put16(s, EXP + 2, 2);
     s = put32(s, EXP + 4, 1 << 15 | 1 << 28);
-    // The link: 2.5 GT/s, one lane, and that is what it runs at.
+    // Link of one lane at 2.5 GT/s, supported and current.
     s = put32(s, EXP + 0x0C, 0x11);
     s = put16(s, EXP + 0x12, 0x11);
-    // MSI-X: the table at the begin of BAR 4, pending bits behind it.
+    // MSI-X table at the start of BAR 4, then pending bits.
     s = put16(s, MSIX, 0x11);
     s = put16(s, MSIX + 2, VECTORS - 1);
     s = put32(s, MSIX + 4, 4);
@@ -66,7 +63,7 @@ const DEFAULT: [u8; SPACE_BYTES] = {
 
 const WRITABLE: [u8; SPACE_BYTES] = {
     let mut s = [0; SPACE_BYTES];
-    // Memory space, bus master, parity error response, SERR#, interrupt disable.
+    // Memory space, bus master, parity errors, SERR#, interrupt disable.
     s = put16(s, COMMAND, 1 << 1 | 1 << 2 | 1 << 6 | 1 << 8 | 1 << 10);
     // Cache line size.
     s[0x0C] = 0xFF;
@@ -78,24 +75,24 @@ const WRITABLE: [u8; SPACE_BYTES] = {
     s[0x3C] = 0xFF;
     // Power state.
     s = put16(s, PM + 4, 0b11);
-    // Device Control: all but the FLR bit, which reads as 0. Link Control: common clock and the like.
+    // Device Control except FLR, which reads as 0; Link Control: clock bits.
     s = put16(s, DEVICE_CONTROL, !INITIATE_FLR);
     s = put16(s, EXP + 0x10, 0x00C0);
-    // MSI-X: enable and function mask.
+    // Enable and function mask.
     put16(s, MSIX + 2, 0b11 << 14)
 };
 
-/// Configuration space as it is after a reset.
+/// Configuration space after reset.
 pub const fn after_reset() -> [u8; SPACE_BYTES] {
     DEFAULT
 }
 
-/// What can be kept of a space that came from somewhere: its writable bits.
+/// Takes only the writable bits of an untrusted space.
 pub fn sanitized(space: &[u8; SPACE_BYTES]) -> [u8; SPACE_BYTES] {
     std::array::from_fn(|i| DEFAULT[i] & !WRITABLE[i] | space[i] & WRITABLE[i])
 }
 
-/// Reads; what is beyond the end is zeros.
+/// Reads; zeros past the end.
 pub fn read(space: &[u8; SPACE_BYTES], offset: u64, into: &mut [u8]) {
     for (at, byte) in addresses(offset, into.len()).zip(into) {
         let from = usize::try_from(at).ok().and_then(|at| space.get(at));
@@ -108,12 +105,12 @@ pub const fn is_bus_master(space: &[u8; SPACE_BYTES]) -> bool {
     space[COMMAND] & 1 << 2 != 0
 }
 
-/// Whether all vectors are masked: MSI-X is enabled, and so is its function mask (PCI 3.0, 6.8.2.3).
+/// Whether MSI-X and its function mask are enabled (PCI 3.0, 6.8.2.3).
 pub const fn masks_all(space: &[u8; SPACE_BYTES]) -> bool {
     space[MSIX + 3] >> 6 == 0b11
 }
 
-/// Writes what can be written. True: a function level reset was asked for.
+/// Writes writable bits. Returns true for a function level reset.
 pub fn write(space: &mut [u8; SPACE_BYTES], offset: u64, from: &[u8]) -> bool {
     let mut flr = false;
     for (at, byte) in addresses(offset, from.len()).zip(from) {
@@ -179,7 +176,6 @@ mod tests {
         assert!(!write(&mut space, 0xFE, &[0xFF; 64]));
         assert!(!write(&mut space, u64::MAX, &[0xFF; 4]));
         assert_eq!(space[..4], DEFAULT[..4]);
-        // What is read only stays, whoever wrote it.
         assert_eq!(sanitized(&[0; SPACE_BYTES])[..4], DEFAULT[..4]);
         assert_eq!(sanitized(&space), space);
     }

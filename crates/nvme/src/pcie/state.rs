@@ -1,7 +1,6 @@
-//! What a successor must know of a function, but for the cursors of its queues.
+//! State of a function for a successor, without padding, as [`ControllerState`].
 //!
-//! Design: native integers without padding, as in [`ControllerState`]. Does NOT hold doorbells, heads and
-//! tails: those change with every command.
+//! Doorbells, heads and tails are not included: they change with every command.
 
 use super::space::SPACE_BYTES;
 use super::{PAGE_BYTES, QUEUES, VECTORS};
@@ -9,9 +8,8 @@ use crate::Cqe;
 use crate::controller::{ControllerState, StateError};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// The last completions of the Admin queue: more are never under way.
+/// Admin completions kept; more are never pending.
 pub const OUTBOX: usize = 8;
-/// Bytes of the MSI-X table.
 pub(super) const MSIX_TABLE_BYTES: usize = VECTORS as usize * 16;
 
 /// A submission queue.
@@ -20,9 +18,9 @@ pub(super) const MSIX_TABLE_BYTES: usize = VECTORS as usize * 16;
 )]
 #[repr(C)]
 pub struct SqState {
-    /// Where it begins.
+    /// Address.
     pub base: u64,
-    /// Its entries; 0: there is none.
+    /// Size; 0: no queue.
     pub entries: u32,
     /// Its completion queue.
     pub cqid: u16,
@@ -36,39 +34,39 @@ pub struct SqState {
 )]
 #[repr(C)]
 pub struct CqState {
-    /// Where it begins.
+    /// Address.
     pub base: u64,
-    /// Its entries; 0: there is none.
+    /// Size; 0: no queue.
     pub entries: u32,
-    /// Its interrupt vector.
+    /// Interrupt vector.
     pub vector: u16,
-    /// 1: interrupts are enabled.
+    /// 1: interrupts enabled.
     pub interrupts: u16,
 }
 
-/// Everything that changes in a function. Index 0 of the queues is the Admin queue's.
+/// A function's changing state. Queue 0 is the admin queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct FunctionState {
-    /// The controller's.
+    /// The controller's state.
     pub controller: ControllerState,
-    /// Admin Submission Queue Base Address.
+    /// Admin submission queue base.
     pub asq: u64,
-    /// Admin Completion Queue Base Address.
+    /// Admin completion queue base.
     pub acq: u64,
-    /// Admin Queue Attributes.
+    /// Admin queue attributes.
     pub aqa: u32,
     /// Zero.
     pub reserved: u32,
-    /// Commands taken from the Admin queue, since it was enabled.
+    /// Admin commands taken since enable.
     pub admin_taken: u64,
-    /// Where the shadow doorbells are; 0: there are none.
+    /// Address of the shadow doorbells; 0: none.
     pub shadow: u64,
-    /// Where the event indexes are.
+    /// Address of the event indexes.
     pub event_index: u64,
-    /// Completions of the Admin queue since it was enabled: the last of them are in `outbox`.
+    /// Admin completions since enable; the last are in `outbox`.
     pub admin_completed: u64,
-    /// Completion n is at n modulo its length, without its phase tag.
+    /// Completion n, without phase tag, is at n modulo the length.
     pub outbox: [[u8; 16]; OUTBOX],
     /// Submission queues.
     pub sqs: [SqState; QUEUES],
@@ -82,12 +80,12 @@ pub struct FunctionState {
 const _: () = assert!(size_of::<FunctionState>().is_multiple_of(8));
 
 impl FunctionState {
-    /// A completion of the Admin queue that is in the outbox, without its phase tag.
+    /// An admin completion in the outbox, without phase tag.
     pub fn completion(&self, number: u64) -> Cqe {
         zerocopy::transmute!(self.outbox[(number % OUTBOX as u64) as usize])
     }
 
-    /// Checks what the rest relies on; the controller's part is checked by itself.
+    /// Validates the state, except the controller's.
     pub(super) fn check(&self) -> Result<(), StateError> {
         let ok = |good: bool, field| if good { Ok(()) } else { Err(StateError(field)) };
         let aligned = |address: u64| address.is_multiple_of(PAGE_BYTES);

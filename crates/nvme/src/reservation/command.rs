@@ -1,33 +1,32 @@
-//! Reservation commands (Base 2.0, 7.2 to 7.4): from CDW10 and keys to what is asked.
+//! Decodes reservation commands (Base 2.0, 7.2 to 7.4), as far as possible without state.
 //!
-//! Purpose: what can be checked without the namespace's state. An *action* is a command without its keys
-//! as one number, so that a command can be passed on in three. Does NOT decide: [`super::Reservations`]
-//! does.
+//! An *action* is a command without keys in one number, so three numbers carry a whole command.
+//! [`super::Reservations`] applies commands.
 
 use super::ReservationType;
 use crate::opcode::{admin, nvm};
 use crate::{Sqe, Status};
 
-/// A reservation command, checked as far as it can be without the namespace's state.
+/// A decoded reservation command.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ReservationCommand {
     /// Reservation Register, RREGA 000b.
     Register {
         /// NRKEY.
         new_key: u64,
-        /// CPTPL: the new value of Persist Through Power Loss.
+        /// CPTPL: new Persist Through Power Loss.
         ptpl: Option<bool>,
     },
-    /// Reservation Register, RREGA 001b. `key` is CRKEY; `None` with IEKEY.
+    /// Reservation Register, RREGA 001b.
     Unregister {
-        /// CRKEY, unless it is to be ignored.
+        /// CRKEY; `None` with IEKEY.
         key: Option<u64>,
         /// CPTPL.
         ptpl: Option<bool>,
     },
     /// Reservation Register, RREGA 010b.
     Replace {
-        /// CRKEY, unless it and whether there is one is to be ignored.
+        /// CRKEY; `None` with IEKEY, which also accepts unregistered hosts.
         key: Option<u64>,
         /// NRKEY.
         new_key: u64,
@@ -41,7 +40,7 @@ pub enum ReservationCommand {
         /// RTYPE.
         rtype: ReservationType,
     },
-    /// Reservation Acquire, RACQA 001b and 010b.
+    /// Reservation Acquire, RACQA 001b or 010b.
     Preempt {
         /// CRKEY.
         key: u64,
@@ -49,14 +48,14 @@ pub enum ReservationCommand {
         preempted: u64,
         /// RTYPE.
         rtype: ReservationType,
-        /// RACQA 010b: what the preempted hosts have in flight is to be aborted.
+        /// RACQA 010b: abort the preempted hosts' commands.
         abort: bool,
     },
-    /// Reservation Release, RRELA 000b. `rtype` is RTYPE as it came.
+    /// Reservation Release, RRELA 000b.
     Release {
         /// CRKEY.
         key: u64,
-        /// RTYPE.
+        /// RTYPE, undecoded.
         rtype: u8,
     },
     /// Reservation Release, RRELA 001b.
@@ -71,21 +70,20 @@ pub enum ReservationCommand {
     },
 }
 
-/// The bits of CDW10 that an action keeps: CPTPL, RTYPE, IEKEY and the action itself.
+/// CPTPL, RTYPE, IEKEY and the action code.
 const ACTION_CDW10: u32 = 0xC000_FF0F;
 
-/// A command without its keys, as one number: CDW10 with the opcode in bits 23:16, which are reserved
-/// in all reservation commands.
+/// A command without keys: CDW10, with the opcode in the reserved bits 23:16.
 pub fn action_of(sqe: &Sqe) -> u32 {
     sqe.cdw(10) & ACTION_CDW10 | u32::from(sqe.opcode()) << 16
 }
 
-/// The action of Set Features, Reservation Persistence.
+/// Action of Set Features, Reservation Persistence.
 pub fn action_of_persistence(ptpl: bool) -> u32 {
     u32::from(ptpl) | u32::from(admin::SET_FEATURES) << 16
 }
 
-/// The bytes that a reservation command brings: CRKEY, and NRKEY or PRKEY except for Release.
+/// Data length: CRKEY, and except for Release NRKEY or PRKEY.
 pub fn key_bytes(action: u32) -> u32 {
     match (action >> 16) as u8 {
         nvm::RESERVATION_RELEASE => 8,
@@ -93,7 +91,7 @@ pub fn key_bytes(action: u32) -> u32 {
     }
 }
 
-/// The keys in a reservation command's data; what isn't there is 0.
+/// Keys in a command's data; 0 if absent.
 pub fn keys_of(data: &[u8]) -> [u64; 2] {
     let key = |at: usize| {
         let bytes = data.get(at..at + 8).and_then(|b| b.try_into().ok());
@@ -103,7 +101,7 @@ pub fn keys_of(data: &[u8]) -> [u64; 2] {
 }
 
 impl ReservationCommand {
-    /// From an [`action_of`] a command and its [`keys_of`]. The status has Do Not Retry.
+    /// Decodes [`action_of`] and [`keys_of`]. The error has Do Not Retry.
     pub fn new(action: u32, keys: [u64; 2]) -> Result<Self, Status> {
         let [key, second] = keys;
         let opcode = (action >> 16) as u8;
@@ -126,7 +124,7 @@ impl ReservationCommand {
                     _ => return Err(invalid),
                 }
             }
-            // IEKEY is an error in both (Base 2.0, 7.2 and 7.4).
+            // Both forbid IEKEY (Base 2.0, 7.2, 7.4).
             nvm::RESERVATION_ACQUIRE | nvm::RESERVATION_RELEASE if ignore => return Err(invalid),
             nvm::RESERVATION_ACQUIRE => {
                 let rtype = ReservationType::new(rtype).ok_or(invalid)?;

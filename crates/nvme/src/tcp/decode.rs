@@ -1,11 +1,8 @@
-//! The decoder: bytes of a stream to checked PDU headers.
+//! Decodes and checks PDU headers.
 //!
-//! Design: a pure function of the bytes at hand and the connection's parameters. It asks for more bytes until the
-//! header, its digest and its padding are there, and never for data. The checks run in the order of the common
-//! header's fields; the digest of the header is judged before anything behind the common header is believed.
-//!
-//! What it does *not* do: remember. That a TTAG or CCCID is known, and that offsets continue, is for the caller.
-//! Reserved fields and flags are ignored, as the specification asks of receivers.
+//! [`parse`] depends only on the bytes and the parameters; it never asks for data. The header
+//! digest is checked before fields after the common header. Callers check TTAG, CCCID and offsets
+//! across PDUs. Reserved fields are ignored, as the specification requires.
 
 use zerocopy::FromBytes;
 
@@ -19,12 +16,12 @@ use super::{
 };
 use crate::{Cqe, Sqe};
 
-/// What the bytes at hand amount to.
+/// The result of [`parse`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Parsed {
-    /// Nothing yet: call again with at least so many bytes, counted from the PDU's first.
+    /// Call again with at least this many bytes of the PDU.
     NeedMore(usize),
-    /// A PDU whose header is complete and sound.
+    /// A complete, valid header.
     Pdu(Frame),
 }
 
@@ -33,26 +30,25 @@ pub enum Parsed {
 pub struct Frame {
     /// The header.
     pub pdu: Pdu,
-    /// From the PDU's first byte to its first data byte: header, header digest, padding.
+    /// Offset of the data: header, header digest, padding.
     pub header_bytes: usize,
-    /// How much data follows.
+    /// Length of the data.
     pub data_bytes: usize,
-    /// Whether [`DIGEST_BYTES`] of data digest follow the data.
+    /// Whether [`DIGEST_BYTES`] follow the data.
     pub data_digest: bool,
 }
 
 impl Frame {
-    /// The length of the whole PDU.
+    /// The PDU's length.
     #[must_use]
     pub const fn total_bytes(&self) -> usize {
         self.header_bytes + self.data_bytes + if self.data_digest { DIGEST_BYTES } else { 0 }
     }
 }
 
-/// Reads the header of the PDU that `buf` begins with.
+/// Parses the header of the PDU at the start of `buf`.
 ///
-/// # Errors
-/// What the terminate-connection PDU must say. Nothing that follows in the stream can be trusted.
+/// An error is for the terminate-connection PDU; the rest of the stream is unusable.
 pub fn parse(buf: &[u8], params: &TcpParams) -> Result<Parsed, PduError> {
     let Ok((ch, _)) = CommonHeader::ref_from_prefix(buf) else {
         return Ok(Parsed::NeedMore(COMMON_HEADER_BYTES));
@@ -75,7 +71,7 @@ pub fn parse(buf: &[u8], params: &TcpParams) -> Result<Parsed, PduError> {
     }))
 }
 
-/// The sender may send such a PDU at all (TCP 3.6.2), and now (TCP 3.4).
+/// Checks sender (TCP 3.6.2) and phase (TCP 3.4).
 fn check_turn(kind: PduType, params: &TcpParams) -> Result<(), PduError> {
     if kind.is_from_host() != (params.role == Role::Controller) {
         return Err(PduError::field(field::PDU_TYPE));
@@ -100,7 +96,7 @@ struct PduLayout {
 }
 
 impl PduLayout {
-    /// The checks of the common header (TCP 3.6.1).
+    /// Checks the common header (TCP 3.6.1).
     fn of(kind: PduType, ch: &CommonHeader, params: &TcpParams) -> Result<Self, PduError> {
         let hlen = kind.header_bytes();
         if usize::from(ch.hlen) != hlen {
@@ -123,7 +119,7 @@ impl PduLayout {
                 Ok(Self::bare(bare_bytes, header_digest))
             }
             PduType::H2cTermReq | PduType::C2hTermReq => {
-                // The data follows the header at once; PDO is reserved (TCP 3.6.2.4).
+                // PDO is reserved; the data follows directly (TCP 3.6.2.4).
                 let data_bytes = plen - bare_bytes;
                 if data_bytes > MAX_TERM_DATA_BYTES {
                     return Err(PduError::field(field::PLEN));
@@ -134,7 +130,7 @@ impl PduLayout {
                 })
             }
             PduType::CapsuleCmd if plen == bare_bytes => {
-                // No data, so no digest of it; PDO is reserved (TCP 3.6.2.6).
+                // No data, hence no digest; PDO is reserved (TCP 3.6.2.6).
                 if ch.flags & FLAG_DDGST != 0 {
                     return Err(PduError::field(field::FLAGS));
                 }
@@ -172,7 +168,7 @@ impl PduLayout {
         if (ch.flags & FLAG_DDGST != 0) != data_digest {
             return Err(PduError::field(field::FLAGS));
         }
-        // PDO: a multiple of the receiver's alignment, itself one of dwords, behind header and digest (TCP 3.6.1).
+        // PDO is past header and digest and a multiple of the receiver's alignment (TCP 3.6.1).
         let pdo = usize::from(ch.pdo);
         let alignment = usize::from(params.rx_alignment_bytes()).max(4);
         if pdo < bare_bytes || !pdo.is_multiple_of(alignment) {
@@ -195,7 +191,7 @@ impl PduLayout {
     }
 }
 
-/// The digest covers the header without its padding, and lies right behind it (TCP 3.3.1.1).
+/// The digest follows the header and covers it without padding (TCP 3.3.1.1).
 fn check_header_digest(header: &[u8], hlen: usize) -> Result<(), PduError> {
     let Some((covered, rest)) = header.split_at_checked(hlen) else {
         return Err(PduError::field(field::HLEN));
@@ -214,7 +210,7 @@ fn check_header_digest(header: &[u8], hlen: usize) -> Result<(), PduError> {
     }
 }
 
-/// The part behind the common header. `header` holds at least HLEN bytes.
+/// `header` holds at least HLEN bytes.
 fn decode(kind: PduType, header: &[u8], data_bytes: usize) -> Result<Pdu, PduError> {
     const SHORT: PduError = PduError::field(field::PLEN);
     Ok(match kind {
@@ -267,7 +263,8 @@ fn decode(kind: PduType, header: &[u8], data_bytes: usize) -> Result<Pdu, PduErr
     })
 }
 
-/// DATAO, R2TO: a multiple of dwords; offset and length stay in 32 bits; DATAL: what PLEN says (TCP 3.6.2.8 to 3.6.2.10).
+/// DATAO and R2TO are multiples of 4; their ends fit in 32 bits; DATAL must agree with PLEN (TCP
+/// 3.6.2.8 to 3.6.2.10).
 fn decode_transfer(
     kind: PduType,
     transfer: &TransferHeader,

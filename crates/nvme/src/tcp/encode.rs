@@ -1,11 +1,8 @@
-//! The writers: PDU headers into a caller's buffer.
+//! Writes PDU headers into buffers.
 //!
-//! Design: each `put_*` function writes everything up to the first data byte (header, header digest, zeroed padding)
-//! and returns its length. The caller appends the data and, where [`TcpParams::data_digest`] is set and there is data,
-//! its digest in little-endian order. They are called with buffers and values of our own, so a buffer below
-//! [`super::MAX_HEADER_BYTES`] that is too small is a mistake in the program, and panics.
-//!
-//! What it does *not* do: copy data.
+//! Each `put_*` writes header, header digest and zeroed padding, and returns their length. The
+//! caller appends data and, with [`TcpParams::data_digest`], its little-endian digest. A buffer
+//! below [`super::MAX_HEADER_BYTES`] may panic, as buffers are our own.
 
 use zerocopy::IntoBytes;
 use zerocopy::byteorder::little_endian::{U16, U32};
@@ -46,8 +43,8 @@ fn put_ic(out: &mut [u8], kind: PduType, pfv: u16, pda: u8, dgst: u8, maximum: u
     put(out, header.as_bytes())
 }
 
-/// Writes a complete terminate-connection PDU of the given side, with as much of the offending header as may go into
-/// it (TCP 3.6.2.4, 3.6.2.5). `out` must hold [`super::MAX_TERM_REQ_BYTES`].
+/// Writes a terminate-connection PDU (TCP 3.6.2.4, 3.6.2.5), with the offending header truncated to
+/// fit. `out` must hold [`super::MAX_TERM_REQ_BYTES`].
 pub fn put_term_req(
     out: &mut [u8],
     role: Role,
@@ -69,7 +66,7 @@ pub fn put_term_req(
     at + put(&mut out[at..], echo)
 }
 
-/// Writes a command capsule up to its in-capsule data (TCP 3.6.2.6).
+/// Writes a command capsule without its data (TCP 3.6.2.6).
 pub fn put_capsule_cmd(
     out: &mut [u8],
     params: &TcpParams,
@@ -82,7 +79,7 @@ pub fn put_capsule_cmd(
     finish(out, &ch, in_capsule_bytes)
 }
 
-/// Writes a response capsule: 24 bytes, or 28 with header digests (TCP 3.6.2.7).
+/// Writes a response capsule: 24 bytes, 28 with header digest (TCP 3.6.2.7).
 pub fn put_capsule_resp(out: &mut [u8], params: &TcpParams, cqe: &Cqe) -> usize {
     let ch = negotiated(PduType::CapsuleResp, 0, params, 0);
     put(out, ch.as_bytes());
@@ -90,7 +87,7 @@ pub fn put_capsule_resp(out: &mut [u8], params: &TcpParams, cqe: &Cqe) -> usize 
     finish(out, &ch, 0)
 }
 
-/// Writes an H2CData up to its data (TCP 3.6.2.8).
+/// Writes an H2CData header (TCP 3.6.2.8).
 pub fn put_h2c_data(out: &mut [u8], params: &TcpParams, data: &H2cData) -> usize {
     let flags = if data.last { FLAG_LAST_PDU } else { 0 };
     let header = TransferHeader {
@@ -105,7 +102,7 @@ pub fn put_h2c_data(out: &mut [u8], params: &TcpParams, data: &H2cData) -> usize
     finish(out, &header.ch, data.length_bytes)
 }
 
-/// Writes a C2HData up to its data: 24 bytes where nothing was negotiated (TCP 3.6.2.9).
+/// Writes a C2HData header: at least 24 bytes (TCP 3.6.2.9).
 pub fn put_c2h_data(out: &mut [u8], params: &TcpParams, data: &C2hData) -> usize {
     let flags =
         if data.last { FLAG_LAST_PDU } else { 0 } | if data.success { FLAG_SUCCESS } else { 0 };
@@ -121,7 +118,7 @@ pub fn put_c2h_data(out: &mut [u8], params: &TcpParams, data: &C2hData) -> usize
     finish(out, &header.ch, data.length_bytes)
 }
 
-/// Writes an R2T: 24 bytes, or 28 with header digests (TCP 3.6.2.10).
+/// Writes an R2T: 24 bytes, 28 with header digest (TCP 3.6.2.10).
 pub fn put_r2t(out: &mut [u8], params: &TcpParams, r2t: &R2t) -> usize {
     let header = TransferHeader {
         ch: negotiated(PduType::R2t, 0, params, 0),
@@ -145,7 +142,7 @@ fn common(kind: PduType, flags: u8, pdo: u8, plen: u32) -> CommonHeader {
     }
 }
 
-/// A common header with what the connection agreed on: digest flags, the data's aligned place, the whole length.
+/// A common header with negotiated digests and alignment.
 fn negotiated(kind: PduType, flags: u8, params: &TcpParams, data_bytes: u32) -> CommonHeader {
     let mut flags = flags;
     let mut bytes = kind.header_bytes();
@@ -165,7 +162,7 @@ fn negotiated(kind: PduType, flags: u8, params: &TcpParams, data_bytes: u32) -> 
     common(kind, flags, pdo as u8, plen)
 }
 
-/// Adds digest and padding behind a header that is in `out`; returns where the data begins.
+/// Appends digest and padding; returns the data's offset.
 fn finish(out: &mut [u8], ch: &CommonHeader, data_bytes: u32) -> usize {
     let mut at = usize::from(ch.hlen);
     if ch.flags & FLAG_HDGST != 0 {

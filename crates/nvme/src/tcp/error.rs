@@ -1,31 +1,30 @@
-//! What is wrong with a PDU, in the words of the terminate-connection PDU that must answer it.
+//! PDU errors, as the terminate-connection PDU reports them: FES and FEI.
 //!
-//! Design: an error is the pair (FES, FEI), small and `Copy`; the offending header's bytes stay with the caller.
-//! What it does *not* do: no statuses of commands (those are [`crate::Status`]) and no errors of sockets.
+//! Command statuses are [`crate::Status`].
 
 use core::fmt;
 
-/// Fatal Error Status (TCP 3.6.2.4, 3.6.2.5).
+/// Fatal error status (TCP 3.6.2.4, 3.6.2.5).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FatalStatus {
-    /// 01h: a header field is invalid; FEI is its byte offset.
+    /// 01h: invalid header field; FEI is its offset.
     InvalidHeaderField,
-    /// 02h: the PDU must not come now.
+    /// 02h: unexpected PDU.
     SequenceError,
-    /// 03h: the header digest is wrong; FEI is the digest received.
+    /// 03h: wrong header digest; FEI is the received one.
     HeaderDigestError,
-    /// 04h: data outside the command's or the R2T's range.
+    /// 04h: data outside the command or R2T.
     DataOutOfRange,
-    /// 05h: from a controller, more data than its limit allows; from a host, more R2Ts than its limit allows.
+    /// 05h: too much data from a controller, or too many R2Ts from a host.
     LimitExceeded,
-    /// 06h: a parameter isn't supported; FEI is its byte offset.
+    /// 06h: unsupported parameter; FEI is its offset.
     UnsupportedParameter,
-    /// A reserved code, as received.
+    /// A reserved code.
     Other(u16),
 }
 
 impl FatalStatus {
-    /// The code on the wire.
+    /// The code.
     #[must_use]
     pub const fn to_u16(self) -> u16 {
         match self {
@@ -39,7 +38,7 @@ impl FatalStatus {
         }
     }
 
-    /// The status with this code.
+    /// Decodes a code.
     #[must_use]
     pub const fn from_u16(code: u16) -> Self {
         match code {
@@ -68,34 +67,33 @@ impl fmt::Display for FatalStatus {
     }
 }
 
-/// A PDU that ends the connection: the fatal error status and its information.
+/// An error that ends the connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PduError {
     /// FES.
     pub status: FatalStatus,
-    /// FEI: for [`FatalStatus::InvalidHeaderField`] and [`FatalStatus::UnsupportedParameter`] a byte offset in the
-    /// header, for [`FatalStatus::HeaderDigestError`] the digest received, otherwise 0.
+    /// FEI: a header offset, the received header digest, or 0; see [`FatalStatus`].
     pub info: u32,
 }
 
 impl PduError {
-    /// The PDU must not come now.
+    /// Unexpected PDU.
     pub const SEQUENCE: Self = Self {
         status: FatalStatus::SequenceError,
         info: 0,
     };
-    /// Data outside the command's or the R2T's range.
+    /// Data outside the command or R2T.
     pub const DATA_OUT_OF_RANGE: Self = Self {
         status: FatalStatus::DataOutOfRange,
         info: 0,
     };
-    /// More data, or more R2Ts, than the receiver announced to take.
+    /// More data or R2Ts than the receiver's limit.
     pub const LIMIT_EXCEEDED: Self = Self {
         status: FatalStatus::LimitExceeded,
         info: 0,
     };
 
-    /// The field at this byte offset is invalid (see [`field`]).
+    /// The field at this offset is invalid (see [`field`]).
     #[must_use]
     pub const fn field(offset: u32) -> Self {
         Self {
@@ -104,7 +102,7 @@ impl PduError {
         }
     }
 
-    /// The field at this byte offset asks for something that isn't supported.
+    /// The field at this offset is unsupported.
     #[must_use]
     pub const fn unsupported(offset: u32) -> Self {
         Self {
@@ -130,9 +128,9 @@ impl fmt::Display for PduError {
 
 impl core::error::Error for PduError {}
 
-/// Byte offsets of header fields, for [`PduError::field`] and [`PduError::unsupported`].
+/// Byte offsets of header fields.
 pub mod field {
-    /// PDU-Type (TCP 3.6.1).
+    /// PDU type (TCP 3.6.1).
     pub const PDU_TYPE: u32 = 0;
     /// FLAGS (TCP 3.6.1).
     pub const FLAGS: u32 = 1;

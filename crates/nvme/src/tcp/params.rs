@@ -1,68 +1,66 @@
-//! What a connection agreed on, and the agreement itself (TCP 3.3, 3.6.2.2, 3.6.2.3).
+//! Negotiation and parameters of a connection (TCP 3.3, 3.6.2.2, 3.6.2.3).
 //!
-//! Design: one `Copy` struct serves both directions and both roles; alignments are kept in bytes, limits in bytes, so
-//! that the codec has nothing to convert.
-//! What it does *not* do: know queues. Which in-capsule limit applies is set by who learns the queue's kind.
+//! One struct serves both roles and directions, with alignments and limits in bytes. The caller
+//! sets the in-capsule limit for the queue's kind.
 
 use super::wire::{DGST_DATA, DGST_HEADER};
 use super::{ADMIN_IN_CAPSULE_BYTES, IcReq, IcResp, MIN_MAX_H2C_DATA_BYTES, PduError, field};
 
-/// Which side of the connection we are.
+/// Our side of the connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
-    /// We are the target's controller.
+    /// The controller.
     Controller,
-    /// We are the host.
+    /// The host.
     Host,
 }
 
-/// How far the connection is.
+/// Phase of the connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {
-    /// ICReq and ICResp are not yet exchanged; nothing else may come.
+    /// Only ICReq and ICResp are allowed.
     Initialize,
-    /// They are; they must not come again.
+    /// ICReq and ICResp are no longer allowed.
     Ready,
 }
 
-/// The parameters of one connection.
+/// Parameters of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TcpParams {
-    /// Which side we are.
+    /// Our side.
     pub role: Role,
-    /// How far the connection is.
+    /// The phase.
     pub phase: Phase,
-    /// Header digests are on, in both directions.
+    /// Header digests in both directions.
     pub header_digest: bool,
-    /// Data digests are on, in both directions.
+    /// Data digests in both directions.
     pub data_digest: bool,
-    /// (HPDA + 1) * 4: alignment of the data in PDUs from controller to host.
+    /// (HPDA + 1) * 4: alignment of data to the host.
     pub host_alignment_bytes: u8,
-    /// (CPDA + 1) * 4: alignment of the data in PDUs from host to controller.
+    /// (CPDA + 1) * 4: alignment of data to the controller.
     pub controller_alignment_bytes: u8,
-    /// The most in-capsule data that a command may carry.
+    /// Maximum in-capsule data.
     pub max_in_capsule_bytes: u32,
-    /// The most data bytes in one received data PDU: for a controller the MAXH2CDATA that it announced, for a host a
-    /// limit of its own.
+    /// Maximum data in a received PDU: a controller's MAXH2CDATA, or a host's own limit.
     pub max_data_bytes: u32,
-    /// MAXH2CDATA: how a host cuts the data of an R2T.
+    /// MAXH2CDATA: maximum data in a host's H2CData.
     pub max_h2c_data_bytes: u32,
-    /// How many R2Ts the controller may have open per command (MAXR2T + 1).
+    /// Open R2Ts per command: MAXR2T + 1.
     pub max_r2t: u64,
 }
 
-/// What a controller is ready to agree to.
+/// A controller's offer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Offer {
-    /// Header digests may be on, if the host asks.
+    /// Header digests, if requested.
     pub header_digest: bool,
-    /// Data digests may be on, if the host asks.
+    /// Data digests, if requested.
     pub data_digest: bool,
-    /// Alignment that we want of data from the host: a multiple of 4 in 4..=128.
+    /// Alignment of data from the host: a multiple of 4 in 4..=128.
     pub alignment_bytes: u8,
     /// MAXH2CDATA: a multiple of 4, at least 4096.
     pub max_h2c_data_bytes: u32,
-    /// The most in-capsule data until the queue's kind is known.
+    /// Maximum in-capsule data until the queue's kind is known.
     pub max_in_capsule_bytes: u32,
 }
 
@@ -78,11 +76,11 @@ impl Default for Offer {
     }
 }
 
-/// The largest 0's based dword alignment (TCP 3.6.2.2).
+/// Maximum alignment, 0's based dwords (TCP 3.6.2.2).
 const MAX_PDA: u8 = 31;
 
 impl TcpParams {
-    /// A connection on which nothing is agreed yet.
+    /// A connection before negotiation.
     #[must_use]
     pub const fn before(role: Role) -> Self {
         Self {
@@ -99,10 +97,7 @@ impl TcpParams {
         }
     }
 
-    /// A controller's answer to an ICReq.
-    ///
-    /// # Errors
-    /// What the C2HTermReq must say.
+    /// A controller's answer to ICReq. The error is for the C2HTermReq.
     pub fn accept(req: &IcReq, offer: &Offer) -> Result<(Self, IcResp), PduError> {
         if req.pfv != 0 {
             return Err(PduError::unsupported(field::PFV));
@@ -123,11 +118,9 @@ impl TcpParams {
         Ok((params, resp))
     }
 
-    /// A host's view of the ICResp to its ICReq.
+    /// A host's parameters after ICResp. The error is for the H2CTermReq.
     ///
-    /// # Errors
-    /// What the H2CTermReq must say: an unknown format, an alignment or MAXH2CDATA out of range, or a digest that was
-    /// not asked for.
+    /// It may be an unknown format, an invalid alignment or MAXH2CDATA, or an unrequested digest.
     pub fn connected(req: &IcReq, resp: &IcResp) -> Result<Self, PduError> {
         if resp.pfv != 0 {
             return Err(PduError::unsupported(field::PFV));
@@ -163,7 +156,7 @@ impl TcpParams {
         }
     }
 
-    /// The alignment of data in PDUs that we receive.
+    /// Alignment of received data.
     #[must_use]
     pub const fn rx_alignment_bytes(&self) -> u8 {
         match self.role {
@@ -172,7 +165,7 @@ impl TcpParams {
         }
     }
 
-    /// The alignment of data in PDUs that we send.
+    /// Alignment of sent data.
     #[must_use]
     pub const fn tx_alignment_bytes(&self) -> u8 {
         match self.role {
@@ -182,7 +175,6 @@ impl TcpParams {
     }
 }
 
-/// DGST of an ICReq or ICResp.
 pub(super) const fn dgst_bits(header: bool, data: bool) -> u8 {
     (if header { DGST_HEADER } else { 0 }) | (if data { DGST_DATA } else { 0 })
 }
