@@ -1,15 +1,10 @@
-//! The host side of NVMe over Fabrics as a state machine: no socket, no clock, no thread.
+//! The host side of NVMe over Fabrics as a state machine: commands, Identify data, and
+//! [`HostQueue`].
 //!
-//! Purpose: what every host needs whatever moves its bytes: commands ([`command`]), the fields of identify data that a
-//! host reads ([`identify`]), command identifiers ([`CommandSlots`]), and the life of commands on one NVMe/TCP queue
-//! ([`HostQueue`]).
-//!
-//! Design: headers go in decoded by [`crate::tcp::parse`], events come out; data never passes through here. A command is
-//! a slot; its command identifier carries the slot's use count in the upper bits, so that a response that comes twice
-//! or late is recognised instead of completing a stranger. The controller is not believed: ranges, order, and that a
-//! successful command moved all its data are checked.
-//!
-//! What it does *not* do: reconnect, retry, keep time, hold buffers, or allocate after a queue is made.
+//! It takes headers decoded by [`crate::tcp::parse`] and returns events; data stays outside. A
+//! command identifier includes its slot's use count, so late or repeated responses are detected.
+//! The controller is not trusted: ranges, order and complete data are checked. Reconnects, retries,
+//! timeouts and buffers are the caller's; nothing is allocated after creation.
 
 pub mod command;
 pub mod identify;

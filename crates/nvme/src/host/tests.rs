@@ -1,4 +1,4 @@
-//! Tests of the queue's state machine: the three lives of a command, each rule broken once, and arbitrary PDUs.
+//! Tests of the queue: command life cycles, broken rules, arbitrary PDUs.
 
 use proptest::prelude::*;
 
@@ -224,7 +224,7 @@ fn a_queue_is_never_overfilled_and_slots_wait_for_release() {
     queue.release(begun[0].slot);
     let again = queue.begin(command::flush(1), HostTransfer::None).unwrap();
     assert_eq!(again.slot, begun[0].slot);
-    // The old command's late twin does not end the new one.
+    // A late response does not end the new command.
     assert!(
         queue
             .on_pdu(&response(begun[0].sqe.cid(), Status::SUCCESS))
@@ -233,8 +233,7 @@ fn a_queue_is_never_overfilled_and_slots_wait_for_release() {
 }
 
 proptest! {
-    /// A controller that sends anything: nothing panics, no data lands outside its command's buffer, and no command
-    /// ends twice.
+    /// No PDU causes a panic, data outside a buffer, or a second completion.
     #[test]
     fn a_lying_controller_gets_nowhere(steps in proptest::collection::vec((0u8..6, 0u16..12, 0u32..5, 0u32..5, any::<bool>(), any::<bool>()), 1..200)) {
         let mut queue = queue();

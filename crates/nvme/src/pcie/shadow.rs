@@ -1,15 +1,13 @@
 //! Shadow doorbells and event indexes (Base 2.0, 5.8 and annex B.5).
 //!
-//! Purpose: a host writes its doorbells to memory, and to the register only when the controller has asked
-//! for it by an event index. Design: while the controller looks by itself, event indexes stay behind what it has
-//! seen, where no doorbell comes before a lap is over; before it sleeps, they are the values that it has seen.
-//! Does NOT touch memory.
+//! A host writes doorbells to memory, and the register only when an event index requests it. A
+//! polling controller keeps event indexes where doorbells pass them at most once a lap; before
+//! sleep it sets them to the last values.
 
-/// An event index that asks for nothing: no queue has it as an index, so a host passes it once in a lap at most.
+/// Requests nothing: it is no queue's index, so a host passes it at most once a lap.
 pub const QUIET: u32 = 0xFFFF;
 
-/// An event index that asks for nothing, of a queue with so many entries whose doorbell was seen at `seen`: a host passes it when
-/// it is a lap ahead. To be set anew before that.
+/// Requests nothing until the host is a lap past `seen`; update it before that.
 #[inline]
 #[must_use]
 pub fn behind(seen: u32, entries: u32) -> u32 {
@@ -19,7 +17,7 @@ pub fn behind(seen: u32, entries: u32) -> u32 {
     }
 }
 
-/// Whether a host that moves a doorbell from `old` to `new` writes the register too.
+/// Whether a move from `old` to `new` also writes the register.
 pub fn rings(event_index: u16, new: u16, old: u16) -> bool {
     new.wrapping_sub(event_index).wrapping_sub(1) < new.wrapping_sub(old)
 }
@@ -35,7 +33,7 @@ mod tests {
             let mut index = behind(seen, entries);
             let (mut rang, mut rang_quiet) = (0, 0);
             for _ in 0..100 * entries {
-                // Half of the queue is in hand.
+                // Half of the queue is in flight.
                 let next = (tail + 1) % entries;
                 rang += u32::from(rings(index as u16, next as u16, tail as u16));
                 rang_quiet += u32::from(rings(QUIET as u16, next as u16, tail as u16));

@@ -1,32 +1,27 @@
 //! The Reservation Status data structure (Base 2.0, 7.5).
-//!
-//! Purpose: the bytes that answer Reservation Report, and their reading. Does NOT know which controller
-//! serves a host: the caller says so.
 
 use super::{HostId, MAX_REGISTRANTS, Reservations};
 use crate::{Sqe, Status};
 
-/// CNTLID of a registrant that no controller serves now.
+/// CNTLID of a registrant without controller.
 pub const NO_CONTROLLER: u16 = 0xFFFF;
 
-/// The header of the extended structure, which is also the size of each of its entries.
+/// Size of the extended header and of each entry.
 const ENTRY_BYTES: usize = 64;
 
-/// The longest structure.
+/// Maximum size.
 pub const MAX_REPORT_BYTES: usize = ENTRY_BYTES * (MAX_REGISTRANTS + 1);
 
-/// EDS: CDW11 bit 0.
 pub(crate) fn is_extended(sqe: &Sqe) -> bool {
     sqe.cdw(11) & 1 != 0
 }
 
 impl Reservations {
-    /// Writes the extended structure to `out`, as much of it as there is room for; what is behind it
-    /// stays as it is. `cntlid` gives a controller that serves a host, or [`NO_CONTROLLER`].
+    /// Writes the extended structure, truncated to `out`; `cntlid` returns a host's controller or
+    /// [`NO_CONTROLLER`].
     ///
-    /// # Errors
-    /// Hosts of Fabrics have identifiers of 128 bits, so the short structure (`extended` false) is Host
-    /// Identifier Inconsistent Format (Base 2.0, 7.5), with Do Not Retry.
+    /// Fabrics hosts have 128-bit identifiers, so `extended` false is Host Identifier Inconsistent
+    /// Format (Base 2.0, 7.5).
     pub fn report(
         &self,
         extended: bool,
@@ -39,7 +34,6 @@ impl Reservations {
         let mut header = [0; ENTRY_BYTES];
         header[..4].copy_from_slice(&self.generation.to_le_bytes());
         header[4] = self.held.map_or(0, |held| held.rtype as u8);
-        // At most `MAX_REGISTRANTS`.
         header[5..7].copy_from_slice(&(self.registrants.len() as u16).to_le_bytes());
         header[9] = u8::from(self.ptpl);
         let entries = self.registrants.iter().map(|r| {

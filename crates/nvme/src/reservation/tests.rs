@@ -1,4 +1,4 @@
-//! The rules against a second writing of them, and by example; the report's bytes; damaged states.
+//! The rules against a second implementation, examples, report bytes and damaged states.
 
 use super::*;
 use crate::Sqe;
@@ -24,12 +24,12 @@ fn release(rrela: u32, rtype: u32) -> u32 {
     u32::from(nvm::RESERVATION_RELEASE) << 16 | rrela | rtype << 8
 }
 
-/// A reservation as a table: one row a host. It works on numbers as they come in the command.
+/// A model with one row per host.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Table {
     keys: [u64; HOSTS],
     rtype: u32,
-    /// Whose it is; of no meaning for types 5 and 6.
+    /// Unused for types 5 and 6.
     holder: usize,
     generation: u32,
     ptpl: bool,
@@ -49,7 +49,7 @@ impl Table {
         }
     }
 
-    /// Drops rows; the reservation goes with the last of its holders.
+    /// Drops rows, and the reservation with its last holder.
     fn drop_rows(&mut self, rows: &[usize]) {
         let held_before = (0..HOSTS).any(|h| self.is_holder(h));
         rows.iter().for_each(|&h| self.keys[h] = 0);
@@ -179,9 +179,9 @@ impl Table {
         OK
     }
 
-    /// Figure "Command Behavior in the Presence of a Reservation", as it is printed.
+    /// Figure "Command Behavior in the Presence of a Reservation".
     fn may(&self, h: usize) -> (bool, bool) {
-        // Holder, registrant, neither: each may read and write.
+        // (Read, write) of holder, registrant and others.
         let table = [
             [(true, true); 3],
             [(true, true), (true, false), (true, false)],
@@ -201,7 +201,7 @@ impl Table {
 }
 
 fn any_action() -> impl Strategy<Value = u32> {
-    // Registering is most likely to succeed, so that there is something to act upon.
+    // Mostly successful registrations, for a useful state.
     prop_oneof![
         4 => Just(register(0, false, 0)),
         4 => (0u32..4, any::<bool>(), 0u32..4).prop_map(|(r, i, p)| register(r, i, p)),
@@ -220,7 +220,7 @@ proptest! {
         let mut state = Reservations::default();
         let mut table = Table::default();
         for (h, action, crkey, second) in commands {
-            // Mostly the right key: what is refused teaches little.
+            // Mostly the right key, as refusals change nothing.
             let crkey = if crkey == 3 { 3 } else { table.keys[h] };
             let keys = [crkey, second];
             let before = state.clone();
@@ -255,7 +255,7 @@ proptest! {
                 .iter()
                 .map(|n| (usize::from(n.host[0]) - 1, n.kind as u8))
                 .collect();
-            // In which order the hosts of one command are told means nothing.
+            // The order within a command is arbitrary.
             let mut wanted = table.told.split_off(table.told.len() - told.len());
             prop_assert_eq!(table.told.len() as u64 + told.len() as u64, state.notices_end());
             table.told.extend(wanted.iter().copied());
@@ -315,7 +315,7 @@ fn report_has_the_bytes_of_the_specification() {
     assert_eq!(out[80..96], host(0));
     assert_eq!(out[128..131], [0x34, 0x12, 0]);
     assert_eq!(out[144..160], host(1));
-    // Nothing is behind it, and less is asked for as often as not.
+    // Nothing is written past the end; a short buffer truncates.
     assert_eq!(out[192..], [0xEE; 8]);
     let mut short = [0; 68];
     state.report(true, cntlid, &mut short).unwrap();

@@ -1,30 +1,29 @@
-//! SGL Descriptor 1 of a command over NVMe/TCP: where its data is (Base 4.1.2.1, TCP 3.3.2).
+//! SGL descriptor of an NVMe/TCP command that moves data (Base 4.1.2.1, TCP 3.3.2).
 //!
-//! Design: only two descriptors exist here: an offset into the capsule, and the transport's data block. Anything else
-//! gets the status that the base specification names for it.
-//! What it does *not* do: know whether the command moves data. Call it only for one that does.
+//! Valid are a capsule offset and the transport data block. Others get the status of the base
+//! specification.
 
 use crate::{SglDescriptor, Sqe, Status};
 
-/// Where a command's data is.
+/// The place of a command's data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DataPlace {
-    /// In the capsule, so many bytes behind the first data byte.
+    /// In the capsule.
     InCapsule {
-        /// From the first data byte (ICDOFF is 0 over TCP).
+        /// From the first data byte (ICDOFF is 0).
         offset_bytes: u32,
-        /// How long it is.
+        /// Length.
         length_bytes: u32,
     },
-    /// Moved by C2HData, or by R2T and H2CData.
+    /// In C2HData, or R2T and H2CData.
     Transport {
-        /// How long it is.
+        /// Length.
         length_bytes: u32,
     },
 }
 
 impl DataPlace {
-    /// How long the data is.
+    /// Length.
     #[must_use]
     pub const fn length_bytes(&self) -> u32 {
         match *self {
@@ -33,12 +32,11 @@ impl DataPlace {
     }
 }
 
-/// Reads SGL Descriptor 1 of a command whose capsule carries `in_capsule_bytes` of data.
+/// Decodes the descriptor of a capsule with `in_capsule_bytes` of data.
 ///
-/// # Errors
-/// The status to end the command with. The connection goes on.
+/// An error is the command's status; the connection continues.
 pub fn decode_sgl(sqe: &Sqe, in_capsule_bytes: u32) -> Result<DataPlace, Status> {
-    // Fabrics commands must use SGLs: PSDT 01b or 10b (Base 3.3.3.1).
+    // Fabrics requires SGLs: PSDT 01b or 10b (Base 3.3.3.1).
     if !matches!(sqe.psdt(), 1 | 2) {
         return Err(Status::INVALID_FIELD.with_dnr());
     }

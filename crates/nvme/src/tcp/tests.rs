@@ -1,4 +1,4 @@
-//! Tests of the codec: known bytes, each rule broken once, round trips, arbitrary bytes.
+//! Tests of the codec: known bytes, broken rules, round trips and arbitrary bytes.
 
 use proptest::prelude::*;
 use zerocopy::IntoBytes;
@@ -15,7 +15,7 @@ fn params(role: Role) -> TcpParams {
     }
 }
 
-/// The same connection seen from the other side.
+/// The peer's parameters.
 fn flip(params: &TcpParams) -> TcpParams {
     let role = match params.role {
         Role::Host => Role::Controller,
@@ -185,7 +185,7 @@ fn header_digest_is_judged_before_the_fields_behind_it() {
     let host = flip(&params);
     assert_eq!(whole(&out, &host).pdu, Pdu::R2t(r2t));
     assert_eq!(parse(&out[..24], &host), Ok(Parsed::NeedMore(28)));
-    out[12] ^= 1; // R2TO, which would be refused as unaligned
+    out[12] ^= 1; // R2TO, otherwise refused as unaligned
     let error = refused(&out, &host);
     assert_eq!(error.status, FatalStatus::HeaderDigestError);
     assert_eq!(error.info.to_le_bytes(), out[24..28]);
@@ -258,7 +258,7 @@ fn data_pdus_are_bounded_and_consistent() {
         PduError::DATA_OUT_OF_RANGE
     );
     let mut lying = put(&data);
-    lying[16] = 1; // DATAL is not what PLEN says
+    lying[16] = 1; // DATAL differs from PLEN
     assert_eq!(refused(&lying, &controller), PduError::field(16));
     let mut out = [0; MAX_HEADER_BYTES];
     put_c2h_data(
@@ -292,7 +292,7 @@ fn term_req_echoes_at_most_128_bytes() {
     assert_eq!((frame.header_bytes, frame.data_bytes), (24, 128));
     out[4] += 1;
     assert_eq!(refused(&out, &params(Role::Host)), PduError::field(4));
-    // It may come before the connection is open, too.
+    // Also before the handshake.
     let n = put_term_req(&mut out, Role::Host, &error, &[]);
     assert_eq!(n, 24);
     whole(&out, &TcpParams::before(Role::Controller));
@@ -353,7 +353,7 @@ fn any_params() -> impl Strategy<Value = TcpParams> {
 proptest! {
     #[test]
     fn arbitrary_bytes_never_panic(mut bytes in proptest::collection::vec(any::<u8>(), 0..300), params in any_params(), kind in 0u8..11, hlen in 0usize..6) {
-        // Half of the time, a plausible beginning, so that the later checks are reached.
+        // Half plausible, to reach the later checks.
         if hlen < 4 && bytes.len() >= 8 {
             bytes[0] = kind;
             bytes[2] = [24, 72, 128, 24][hlen];
@@ -404,7 +404,7 @@ proptest! {
         }
         for (bytes, n, pdu, data_bytes) in pdus {
             prop_assert!(n <= MAX_HEADER_BYTES);
-            // Byte by byte it never errs, and never asks for less than it has.
+            // Any prefix asks for more and never fails.
             let mut have = 0;
             while have < n {
                 match parse(&bytes[..have], &peer) {

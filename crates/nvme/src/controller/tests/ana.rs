@@ -1,4 +1,4 @@
-//! ANA: the log page, the event, and what a successor makes of both.
+//! ANA log page, event and take-over.
 
 use super::*;
 use crate::feature::{AEC_ANA_CHANGE, ASYNC_EVENT_CONFIGURATION};
@@ -20,7 +20,6 @@ fn the_page_has_one_group_of_all_namespaces() {
     let mut bench = Bench::ready();
     let page = get_log(ASYMMETRIC_NAMESPACE_ACCESS, 0, 64);
     let data = bench.data(page);
-    // Change count 0, one group.
     assert_eq!(data[..16], [0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0]);
     // Group 1, one namespace, change count 0, optimized.
     assert_eq!(
@@ -36,13 +35,12 @@ fn the_page_has_one_group_of_all_namespaces() {
         state: AnaState::Inaccessible,
         changes: 0x102,
     });
-    // RGO: without the namespaces.
+    // RGO: without namespaces.
     let data = bench.data(page.with_cdw(10, page.cdw(10) | 1 << 8));
     assert_eq!(data[..8], 0x102u64.to_le_bytes());
     assert_eq!(data[16..24], [1, 0, 0, 0, 0, 0, 0, 0]);
     assert_eq!((data[24..32].to_vec(), data[32]), (data[..8].to_vec(), 3));
     assert_eq!(data[48..], [0; 16]);
-    // A part of it, as of any page.
     let tail = get_log(ASYMMETRIC_NAMESPACE_ACCESS, 32, 4);
     assert_eq!(bench.data(tail), [3, 0, 0, 0]);
 }

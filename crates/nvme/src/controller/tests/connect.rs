@@ -97,7 +97,6 @@ fn io_queues_come_and_go() {
         assert!(!bench.controller.io_queue_connected(qid));
         bench.controller.io_queue_gone(qid);
     }
-    // The number of queues is fixed while there are any.
     let more = set_feature(crate::feature::NUMBER_OF_QUEUES, 0x7_0007);
     assert_eq!(bench.fails(more), Status::COMMAND_SEQUENCE_ERROR);
     bench.controller.io_queue_gone(1);

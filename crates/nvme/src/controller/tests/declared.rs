@@ -1,7 +1,7 @@
-//! Each kind of controller answers all that it declares, and nothing else.
+//! Each kind of controller answers exactly what it declares.
 //!
-//! Purpose: every opcode, log page, feature and CNS value against the effects log, the other lists
-//! and Identify. Each probe is made of a new controller. Does NOT test what a command does.
+//! Checks every opcode, log page, feature and CNS value against the lists, with a new controller
+//! per probe.
 
 use super::*;
 use crate::identify::{
@@ -15,17 +15,16 @@ use crate::{NSID_ALL, feature};
 use std::collections::BTreeSet;
 use zerocopy::FromBytes;
 
-/// How a command ended: its status without Do Not Retry, and a page of data.
+/// Status without Do Not Retry, and data.
 struct Answer {
     status: Status,
     data: Vec<u8>,
 }
 
-/// A controller that is ready.
 trait Subject {
     /// `None`: the command waits.
     fn admin(&mut self, sqe: Sqe, data: &[u8]) -> Option<Answer>;
-    /// What a frontend makes of an I/O command.
+    /// A frontend's decoding.
     fn io(&self, sqe: &Sqe) -> Result<IoCommand, Status>;
 }
 
@@ -77,7 +76,7 @@ fn function(cntlids: &[u16]) -> Box<dyn Subject> {
     Box::new(bench)
 }
 
-/// A kind of controller, and what no list declares: the CNS values that it knows.
+/// `cns`: the CNS values, which no list declares.
 struct Case {
     name: &'static str,
     make: fn() -> Box<dyn Subject>,
@@ -119,7 +118,7 @@ const CASES: [Case; 6] = [
         cns: IO_CNS,
         has_io: true,
     },
-    // Its export is removed: it may be a secondary controller.
+    // Its export was removed: it may be a secondary.
     Case {
         name: "PCIe, others not known",
         make: || function(&[]),
@@ -141,7 +140,7 @@ impl Case {
         assert_eq!(answer.status, Status::SUCCESS, "{}: {sqe:?}", self.name);
         answer.data
     }
-    /// A log page as 1024 dwords.
+    /// As 1024 dwords.
     fn log(&self, lid: u8) -> Vec<u32> {
         let page = self.data(get_log(lid, 0, 4096));
         let dwords = page.chunks_exact(4);
@@ -154,14 +153,12 @@ impl Case {
     }
 }
 
-/// Both are true, or neither is.
 macro_rules! same {
     ($case:expr, $a:expr, $b:expr, $($what:tt)+) => {
         assert_eq!($a, $b, "{}: {}", $case.name, format!($($what)+))
     };
 }
 
-/// The commands, log pages and features that a controller lists.
 struct Lists {
     commands: Vec<u32>,
     logs: Vec<u32>,
@@ -208,7 +205,7 @@ fn declared_is_answered() {
 fn admin_commands(case: &Case, lists: &Lists) {
     let fabrics = matches!(case.name, "I/O" | "Discovery");
     for op in 0..=255u8 {
-        // Fabrics commands are not in the effects log.
+        // Not in the effects log.
         if fabrics && op == opcode::FABRICS {
             continue;
         }
@@ -231,7 +228,7 @@ fn io_commands(case: &Case, lists: &Lists) {
         let changes = matches!(op, nvm::WRITE | nvm::WRITE_ZEROES | nvm::DATASET_MANAGEMENT);
         let effects = if changes { EFFECT_LBCC } else { 0 };
         let declared = lists.commands[256 + usize::from(op)];
-        // Linux warns of anything but these two bits.
+        // Linux warns of other bits.
         let expected = u32::from(lists.io(op)) * (SUPPORTED | effects);
         same!(case, declared, expected, "effects of I/O {op:#x}");
     }
@@ -272,7 +269,7 @@ fn log_pages(case: &Case, lists: &Lists) {
             same!(case, lpa & 1 << bit != 0, lists.log(*lid), "LPA {bit}");
         }
     }
-    // As many as there are NVMe-MI commands in the effects log, which has neither Send nor Receive.
+    // No Send or Receive, hence no NVMe-MI commands.
     same!(
         case,
         case.log(MI_COMMANDS_SUPPORTED_AND_EFFECTS)
@@ -283,7 +280,7 @@ fn log_pages(case: &Case, lists: &Lists) {
     );
 }
 
-/// A feature with a namespace, where it needs one, and the dword 11 that it takes.
+/// A valid request: NSID if required, and dword 11.
 fn sample(opcode: u8, fid: u8) -> Sqe {
     let nsid = u32::from(matches!(
         fid,
@@ -458,7 +455,7 @@ fn identify_bits(case: &Case, lists: &Lists) {
         lists.feature(feature::KEEP_ALIVE_TIMER),
         "KAS"
     );
-    // A Discovery controller knows the host by a 128-bit identifier too, but has no such feature.
+    // Discovery controllers know the 128-bit identifier but lack the feature.
     if case.has_io {
         let wide = id.ctratt.get() & 1 != 0;
         same!(
@@ -538,7 +535,7 @@ fn events(case: &Case, lists: &Lists) {
     );
 }
 
-/// Primary Controller Capabilities against the Secondary Controller list.
+/// Primary capabilities against the secondary list.
 fn resources(case: &Case) {
     let id = case.identify();
     if !case.cns.contains(&cns::PRIMARY_CONTROLLER) {
@@ -569,7 +566,7 @@ fn resources(case: &Case) {
         let primary = u32::from(resources.flexible_primary.get());
         assert!(primary + assigned <= total, "{}: {resources:?}", case.name);
     }
-    // CMIC bit 2: the controller is a virtual function's.
+    // CMIC bit 2: virtual function.
     let virtual_functions: BTreeSet<u16> = there.iter().map(|entry| entry.vfn.get()).collect();
     let none = virtual_functions.iter().all(|vfn| *vfn == 0);
     same!(case, id.cmic & 1 << 2 == 0, none, "VFN");

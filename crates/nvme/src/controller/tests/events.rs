@@ -40,7 +40,7 @@ fn growth_is_told_once_until_the_list_is_read() {
         event(&mut bench),
         Some((10, Status::SUCCESS, NAMESPACE_CHANGED))
     );
-    // Masked now: the host has not looked yet.
+    // Masked until read.
     bench.controller.namespace_changed(1);
     assert_eq!(event(&mut bench), None);
     assert_eq!(
@@ -103,9 +103,7 @@ fn events_that_are_not_configured_are_not_sent() {
     park(&mut bench, [1]);
     bench.controller.namespace_changed(1);
     assert_eq!(event(&mut bench), None);
-    // The list has it all the same.
     assert_eq!(bench.data(changed_list(0, 4096))[0], 1);
-    // Identifiers that can't exist change nothing.
     bench.ok(set_feature(ASYNC_EVENT_CONFIGURATION, 0x100));
     for nsid in [0, 2, 65, u32::MAX] {
         bench.controller.namespace_changed(nsid);
@@ -134,7 +132,7 @@ fn the_discovery_list_changes() {
     assert_eq!(event(&mut bench), None);
     bench.controller.discovery_is(9);
     assert_eq!(event(&mut bench), told(2));
-    // Another change before the second piece is read: the event must survive that piece.
+    // The event must survive the second piece.
     bench.world.generation.set(9);
     bench.data(get_log(log_page::DISCOVERY, 0, 1024));
     bench.world.generation.set(10);
@@ -152,7 +150,7 @@ fn requests_are_limited_and_can_be_aborted() {
         Status::ASYNC_EVENT_REQUEST_LIMIT_EXCEEDED
     );
     let abort = |sqid: u32, cid: u32| Sqe::new(admin::ABORT, 99).with_cdw(10, sqid | cid << 16);
-    // Bit 0 of the result: 0 is aborted.
+    // Result bit 0: 0 is aborted.
     assert_eq!(bench.ok(abort(0, 2)), 0);
     assert_eq!(
         event(&mut bench),

@@ -120,9 +120,8 @@ fn error_recovery_is_a_namespaces() {
     for sqe in [get(0), get(NSID_ALL), get(2), set(0, 1), set(2, 1)] {
         assert_eq!(bench.fails(sqe), Status::INVALID_NAMESPACE_OR_FORMAT);
     }
-    // Deallocated or Unwritten Logical Block Error Enable.
+    // DULBE.
     assert_eq!(bench.fails(set(1, 1 << 16)), Status::INVALID_FIELD);
-    // Valid, and not active.
     bench.world.present.set(false);
     for sqe in [get(1), set(1, 1)] {
         assert_eq!(bench.fails(sqe), Status::INVALID_FIELD);
@@ -168,7 +167,7 @@ fn command_interrupted_is_for_hosts_that_know_it() {
     );
     let mut host = [0; 512];
     host[0] = 1;
-    // Newer hosts fill in bytes that this controller doesn't know.
+    // Newer hosts set bytes unknown here.
     host[2] = 1;
     let set = set_feature(HOST_BEHAVIOR_SUPPORT, 0);
     assert_eq!(bench.controller.transfer(&set), Ok(Transfer::FromHost(512)));

@@ -1,5 +1,4 @@
-//! Nothing that a host or a dead engine can write makes the controller panic, and what it accepts
-//! it can continue from.
+//! No command or recorded state causes a panic or an unusable state.
 
 use super::*;
 use proptest::prelude::*;
@@ -17,7 +16,7 @@ enum Step {
     Wait(u32),
 }
 
-/// Commands that are mostly ones the controller knows, so that they get past the first check.
+/// Mostly known commands, to pass the first check.
 fn command() -> impl Strategy<Value = [u8; 64]> {
     let known = prop_oneof![
         4 => proptest::sample::select(vec![0x02u8, 0x06, 0x08, 0x09, 0x0A, 0x0C, 0x18, 0x7F]),
@@ -73,7 +72,7 @@ proptest! {
                     let outcome = bench.run_with(sqe, &data);
                     if let AdminOutcome::Complete { status, data_bytes, .. } = outcome {
                         prop_assert!(status.is_success() || data_bytes == 0);
-                        // Our own mistakes are for our own bugs.
+                        // Only bugs cause it.
                         prop_assert_ne!(status, Status::INTERNAL_ERROR);
                         if data_bytes != 0 {
                             prop_assert_eq!(transfer, Ok(Transfer::ToHost(data_bytes)));
@@ -98,13 +97,12 @@ proptest! {
                     bench.controller.expire(bench.now_ns);
                 }
             }
-            // Bounded: at most one completion for each request.
+            // One completion per request.
             let mut events = 0;
             while bench.controller.next_event().is_some() {
                 events += 1;
                 prop_assert!(events <= MAX_EVENT_REQUESTS);
             }
-            // Whatever happened, a successor can continue from it.
             let state = *bench.controller.state();
             let restored = Controller::restore(*bench.controller.config(), &state).unwrap();
             prop_assert_eq!(restored.state(), &state);

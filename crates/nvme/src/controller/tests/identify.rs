@@ -1,4 +1,4 @@
-//! What Identify says, and that it agrees with what the controller does.
+//! Identify agrees with the controller's behavior.
 
 use super::*;
 use crate::NSID_ALL;
@@ -38,14 +38,13 @@ fn an_io_controller() {
         (516, 1, 0, 1)
     );
     assert_eq!((id.fcatt, id.ofcs.get(), id.cmic), (0, 0, 0b1011));
-    // Linux refuses ANA without a transition time, a namespace count and a group in range.
+    // Linux requires a transition time, a count and a group in range for ANA.
     assert_eq!((id.anatt, id.anacap), (10, 0x47));
     assert_eq!((id.anagrpmax.get(), id.nanagrpid.get()), (1, 1));
     assert_eq!((id.nn.get(), id.mnan.get()), (1, 1));
-    // One block is what is promised (and what Compare and Write takes).
     assert_eq!((id.awun.get(), id.awupf.get(), id.acwu.get()), (0, 0, 0));
     assert_eq!(Nqn::from_field(&id.subnqn), Ok(subsystem()));
-    // Command Interrupted needs a retry delay for hosts to turn it on.
+    // Hosts enable Command Interrupted only with a retry delay.
     assert_ne!(id.crdt[0].get(), 0);
 }
 
@@ -125,7 +124,7 @@ fn namespaces_that_are_not_there() {
             );
         }
     }
-    // Valid but inactive: zeros, except that it has no identifiers to list.
+    // Valid but inactive: zeros.
     bench.world.present.set(false);
     for what in [
         cns::NAMESPACE,
@@ -213,7 +212,6 @@ fn command_set_specific() {
         assert_eq!(list[..2], [1, 0]);
         assert_eq!(list[2..4], cntlid.to_le_bytes());
     }
-    // A namespace that is not active is attached to none.
     bench.world.present.set(false);
     let list = bench.data(identify(cns::NAMESPACE_CONTROLLERS, 1));
     assert!(list.iter().all(|b| *b == 0));

@@ -22,7 +22,7 @@ fn what_is_listed_as_supported_is_what_works() {
         }
         let features = bench.data(get_log(FEATURES_SUPPORTED_AND_EFFECTS, 0, 1024));
         for fid in 0..=255u8 {
-            // CDW11 of 1: the 128-bit form of Host Identifier.
+            // CDW11 1: 128-bit Host Identifier.
             let known = !matches!(
                 bench.run(get_feature(fid, 1)),
                 AdminOutcome::Complete { status, .. } if status.code() == Status::INVALID_FIELD
@@ -70,7 +70,7 @@ fn pieces_of_a_page() {
     let whole = bench.data(get_log(COMMANDS_SUPPORTED_AND_EFFECTS, 0, 4096));
     let piece = bench.data(get_log(COMMANDS_SUPPORTED_AND_EFFECTS, 1020, 64));
     assert_eq!(piece, whole[1020..1084]);
-    // Past the end: zeros; an offset past the end, or not of a dword: refused.
+    // Past the end zeros; bad offsets are refused.
     let tail = bench.data(get_log(SMART_HEALTH, 508, 64));
     assert!(tail.len() == 64 && tail.iter().all(|&b| b == 0));
     bench.data(get_log(SMART_HEALTH, 512, 4));
@@ -115,7 +115,7 @@ fn smart_health() {
     let mut bench = Bench::ready();
     let page = bench.data(get_log(SMART_HEALTH, 0, 512));
     assert_eq!((page[0], page[3]), (0, 100));
-    // 512,001 bytes are more than one thousand blocks of 512.
+    // 512,001 bytes round up to two units.
     assert_eq!((page[32], page[48], page[80]), (2, 0, 9));
     bench.data(get_log(SMART_HEALTH, 0, 512).with_nsid(0));
     assert_eq!(

@@ -1,4 +1,4 @@
-//! Tests of the controller: what a host sees, behaviour by behaviour.
+//! Tests of the controller, by behavior.
 
 mod ana;
 mod connect;
@@ -30,7 +30,6 @@ pub(super) fn subsystem() -> Nqn {
     Nqn::parse("nqn.2026-01.io.forebay:alice.db").unwrap()
 }
 
-/// A world with one namespace, and a discovery list that a test can change.
 pub(super) struct World {
     pub(super) block_count: Cell<u64>,
     pub(super) present: Cell<bool>,
@@ -94,7 +93,6 @@ impl AdminEnv for World {
     }
 }
 
-/// A controller with the world around it.
 pub(super) struct Bench {
     pub(super) controller: Controller,
     pub(super) world: World,
@@ -116,7 +114,7 @@ pub(super) fn config() -> ControllerConfig {
 }
 
 impl Bench {
-    /// A controller that is connected and not enabled.
+    /// Connected, not enabled.
     pub(super) fn connected(config: ControllerConfig) -> Self {
         let now_ns = 1_000 * MS;
         Self {
@@ -126,13 +124,11 @@ impl Bench {
             out: vec![0xEE; 1 << 20],
         }
     }
-    /// An I/O controller that is ready.
     pub(super) fn ready() -> Self {
         let mut bench = Self::connected(config());
         assert_eq!(bench.set_cc(0x46_0001), Ok(Effect::Enabled));
         bench
     }
-    /// A Discovery controller that is ready.
     pub(super) fn discovery() -> Self {
         let mut bench = Self::connected(ControllerConfig::discovery(4));
         assert_eq!(bench.set_cc(0x46_0001), Ok(Effect::Enabled));
@@ -153,7 +149,6 @@ impl Bench {
     pub(super) fn run(&mut self, sqe: Sqe) -> AdminOutcome {
         self.run_with(sqe, &[])
     }
-    /// The result of a command that must succeed.
     pub(super) fn ok(&mut self, sqe: Sqe) -> u64 {
         match self.run(sqe) {
             AdminOutcome::Complete { status, result, .. } => {
@@ -163,7 +158,6 @@ impl Bench {
             other => panic!("{other:?}: {sqe:?}"),
         }
     }
-    /// The data of a command that must succeed.
     pub(super) fn data(&mut self, sqe: Sqe) -> Vec<u8> {
         match self.run(sqe) {
             AdminOutcome::Complete {
@@ -179,7 +173,7 @@ impl Bench {
             other => panic!("{other:?}: {sqe:?}"),
         }
     }
-    /// The status of a command that must fail for good.
+    /// The status of a failure with Do Not Retry.
     pub(super) fn fails(&mut self, sqe: Sqe) -> Status {
         self.fails_with(sqe, &[])
     }

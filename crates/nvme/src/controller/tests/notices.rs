@@ -1,4 +1,4 @@
-//! Reservation notifications and SMART warnings: what comes into the log, and how a host hears of it.
+//! Reservation notifications and SMART warnings.
 
 use super::*;
 use crate::NSID_ALL;
@@ -8,7 +8,6 @@ use crate::opcode::nvm;
 use crate::reservation::{HostId, ReservationCommand, Reservations};
 
 const LOG_AVAILABLE: u64 = 0x80_0006;
-/// The host of the bench.
 const ME: HostId = [5; 16];
 const OTHER: HostId = [6; 16];
 
@@ -18,7 +17,6 @@ fn run(state: &mut Reservations, host: HostId, opcode: u8, cdw10: u32, keys: [u6
     state.apply(host, &command).unwrap();
 }
 
-/// This host is registered and then preempted, so many times.
 fn preempt_me(state: &mut Reservations, times: usize) {
     for _ in 0..times {
         run(state, ME, nvm::RESERVATION_REGISTER, 0, [0, 1]);
@@ -43,14 +41,13 @@ fn the_log_is_read_one_by_one() {
     bench.controller.reservations_changed(&state);
     assert_eq!(bench.controller.next_event().unwrap().result, LOG_AVAILABLE);
     assert_eq!(bench.controller.next_event(), None);
-    // The first part of a page takes nothing away.
+    // A partial read removes nothing.
     bench.data(get_log(RESERVATION_NOTIFICATION, 0, 16));
     let first = bench.data(page());
     assert_eq!(
         first[..16],
         [1, 0, 0, 0, 0, 0, 0, 0, 1, 1, 0, 0, 1, 0, 0, 0]
     );
-    // There is another.
     assert_eq!(bench.controller.next_event().unwrap().cid, 2);
     assert_eq!(bench.data(page())[..10], [2, 0, 0, 0, 0, 0, 0, 0, 1, 0]);
     assert_eq!(bench.data(page()), [0; 64]);
@@ -88,7 +85,7 @@ fn masks_and_other_hosts_keep_it_out() {
     bench.ok(set_feature(RESERVATION_NOTIFICATION_MASK, 0).with_nsid(1));
     bench.controller.reservations_changed(&state);
     assert_eq!(bench.data(page()), [0; 64], "what was masked is gone");
-    // What a later host finds is not for it.
+    // Existing notices are not for a later host.
     preempt_me(&mut state, 1);
     bench.controller.skip_notices(&state);
     bench.controller.reservations_changed(&state);

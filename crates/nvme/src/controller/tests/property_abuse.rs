@@ -1,11 +1,10 @@
-//! Properties as a hostile host uses them: every place, every width, every value, in any order, with
-//! engines dying between any two of them.
+//! Hostile property accesses in any order, with take-overs in between.
 
 use super::*;
 use crate::fabrics::PropertyCommand;
 use proptest::prelude::*;
 
-/// What can be read (offset, wide), and nothing else can (Base 2.0, 3.1.3, figure 33).
+/// The readable properties (offset, wide) (Base 2.0, 3.1.3, figure 33).
 const READABLE: [(u32, bool); 5] = [
     (0x00, true),
     (0x08, false),
@@ -15,22 +14,20 @@ const READABLE: [(u32, bool); 5] = [
 ];
 const CC: u32 = 0x14;
 
-/// ATTRIB: bits 2:0 are 0 for 4 bytes and 1 for 8 bytes; the others are reserved.
+/// ATTRIB 2:0: 0 is 4 bytes, 1 is 8 bytes.
 fn readable(offset: u32, attrib: u8) -> bool {
     attrib & 7 < 2 && READABLE.contains(&(offset, attrib & 7 == 1))
 }
 
-/// CC and CSTS as the specification tells them (Base 2.0, 3.1.3.5, 3.1.3.6, 3.6 and 3.7), each bit by
-/// itself.
+/// A model of CC and CSTS (Base 2.0, 3.1.3.5, 3.1.3.6, 3.6, 3.7).
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 struct Told {
-    /// CC as it reads.
     cc: u32,
     ready: bool,
     failed: bool,
     /// SHST.
     shutdown: u32,
-    /// The owner has been asked to quiesce the controller.
+    /// The owner must quiesce.
     owed: bool,
 }
 
@@ -39,7 +36,7 @@ impl Told {
         u32::from(self.ready) | u32::from(self.failed) << 1 | self.shutdown << 2
     }
 
-    /// A write to CC; false where it is refused.
+    /// Writes CC; false if refused.
     fn write(&mut self, value: u32, io: bool) -> bool {
         let value = value & !(1 << 24);
         let (was, is) = (self.cc & 1 != 0, value & 1 != 0);
@@ -52,7 +49,7 @@ impl Told {
             let sizes = !io || (value >> 16 & 0xF, value >> 20 & 0xF) == (6, 4);
             let good =
                 sizes && value >> 4 & 7 == 0 && value >> 7 & 0xF == 0 && value >> 11 & 7 == 0;
-            // A shutdown that was notified before is over: the host begins anew.
+            // Enabling clears an earlier shutdown.
             *self = Self {
                 cc: value & !(3 << 14),
                 ready: good,
@@ -63,7 +60,7 @@ impl Told {
             self.cc = value & !(3 << 14) | old_shn << 14;
             self.owed = true;
         } else {
-            // Enabled, nothing else changes; a shutdown begins once.
+            // While enabled nothing else changes; a shutdown begins once.
             let base = if was { self.cc } else { value };
             let new_shn = if old_shn == 0 { shn(value) } else { old_shn };
             self.cc = base & !(3 << 14) | new_shn << 14;
@@ -93,10 +90,9 @@ impl Told {
 enum Act {
     Get(u32, u8),
     Set(u32, u8, u64),
-    /// A Set of CC.
     Cc(u32),
     Quiesced,
-    /// A successor goes on from what is recorded.
+    /// A take-over.
     Killed,
 }
 
@@ -181,7 +177,7 @@ proptest! {
                     prop_assert_eq!(done.is_ok(), taken);
                     prop_assert!(taken || done == Err(Status::COMMAND_SEQUENCE_ERROR));
                 }
-                // The owner says it when it was asked to, once or more often.
+                // May happen more than once.
                 Act::Quiesced if told.owed => {
                     told.quiesced();
                     bench.controller.quiesced();
@@ -198,7 +194,6 @@ proptest! {
             let now = [(0x00, 1), (0x08, 0), (0x68, 0)];
             let now = now.map(|(offset, attrib)| get(&mut bench, offset, attrib));
             prop_assert_eq!(&now[..], &constant[..]);
-            // Only a controller that is up takes commands.
             let up = told.cc & 1 != 0 && told.ready && told.shutdown == 0 && !told.failed;
             prop_assert_eq!(bench.controller.ready(), up);
             let alive = ended(bench.run(Sqe::new(admin::KEEP_ALIVE, 1)));

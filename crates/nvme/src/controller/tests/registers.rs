@@ -17,7 +17,7 @@ fn properties_of_a_new_controller() {
     assert_eq!(get(register::VS, false), Ok(0x2_0000));
     assert_eq!(get(register::CC, false), Ok(0));
     assert_eq!(get(register::CSTS, false), Ok(0));
-    // CRTO must exist where CAP.CRMS says so, and not be shorter than CAP.TO.
+    // CAP.CRMS requires CRTO, at least CAP.TO.
     assert_eq!(get(register::CRTO, false), Ok(u64::from(cap.to())));
     for (offset, wide) in [
         (register::CAP, false),
@@ -78,19 +78,18 @@ fn bad_fabrics_commands() {
 
 #[test]
 fn settings_that_can_not_be_enabled_are_fatal() {
-    // CSS, MPS, AMS, IOSQES and IOCQES in turn.
+    // Invalid CSS, MPS, AMS, IOSQES, IOCQES.
     for cc in [0x46_0011, 0x46_0081, 0x46_0801, 0x45_0001, 0x36_0001, 0x1] {
         let mut bench = Bench::connected(config());
         assert_eq!(bench.set_cc(cc), Ok(Effect::None), "{cc:#x}");
         assert!(bench.csts().cfs() && !bench.csts().rdy(), "{cc:#x}");
         assert_eq!(bench.fails(identify(1, 0)), Status::COMMAND_SEQUENCE_ERROR);
-        // A reset heals it.
         assert_eq!(bench.set_cc(0), Ok(Effect::Reset));
         bench.controller.quiesced();
         assert_eq!(bench.csts(), Csts::new());
         assert_eq!(bench.set_cc(0x46_0001), Ok(Effect::Enabled));
     }
-    // A Discovery controller has no I/O queues to have sizes of.
+    // Discovery has no I/O entry sizes.
     let mut bench = Bench::connected(ControllerConfig::discovery(1));
     assert_eq!(bench.set_cc(1), Ok(Effect::Enabled));
 }
@@ -103,12 +102,11 @@ fn a_reset_is_over_when_the_owner_says_so() {
     bench.controller.namespace_changed(1);
     assert_eq!(bench.set_cc(0x46_0000), Ok(Effect::Reset));
     assert!(bench.csts().rdy() && !bench.controller.ready());
-    // Enabling again before CSTS.RDY has fallen is a mistake of the host.
+    // CSTS.RDY must clear first.
     assert_eq!(bench.set_cc(0x46_0001), Err(Status::COMMAND_SEQUENCE_ERROR));
     bench.controller.quiesced();
     assert_eq!(bench.csts(), Csts::new());
     assert_eq!(bench.set_cc(0x46_0001), Ok(Effect::Enabled));
-    // Features are back at their defaults, and the old event request is gone.
     assert_eq!(bench.ok(get_feature(crate::feature::ARBITRATION, 0)), 0);
     bench.ok(set_feature(
         crate::feature::ASYNC_EVENT_CONFIGURATION,
@@ -125,12 +123,10 @@ fn a_shutdown_is_over_when_the_owner_says_so() {
         assert_eq!(bench.set_cc(0x46_0001 | shn << 14), Ok(Effect::Shutdown));
         assert_eq!(bench.csts().shst(), Csts::SHST_OCCURRING);
         assert_eq!(bench.fails(identify(1, 0)), Status::COMMAND_SEQUENCE_ERROR);
-        // Asking twice starts nothing twice.
         assert_eq!(bench.set_cc(0x46_0001 | shn << 14), Ok(Effect::None));
         bench.controller.quiesced();
         assert_eq!(bench.csts().shst(), Csts::SHST_COMPLETE);
         assert!(bench.csts().rdy());
-        // Only a reset makes it usable again.
         assert_eq!(bench.set_cc(0x46_0001), Ok(Effect::None));
         assert!(!bench.controller.ready());
         assert_eq!(bench.set_cc(0x46_4001), Ok(Effect::None));

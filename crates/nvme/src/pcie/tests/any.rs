@@ -1,4 +1,4 @@
-//! Whatever a driver, a machine's memory or a recorded state says.
+//! Arbitrary doorbells, guest memory and recorded states.
 
 use super::data::pieces;
 use super::*;
@@ -8,8 +8,7 @@ use proptest::prelude::*;
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
 
-    /// Whatever a driver rings, no more is taken than what it has put there, and no completion
-    /// overwrites one that was not seen.
+    /// No command is taken twice or too early, and no unseen completion is overwritten.
     #[test]
     fn cursors_keep_to_their_queue(
         sq_entries in 2u32..40,

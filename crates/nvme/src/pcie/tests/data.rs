@@ -1,4 +1,4 @@
-//! Where a command's data lies: PRPs and SGLs.
+//! PRPs and SGLs.
 
 use super::*;
 
@@ -25,7 +25,7 @@ fn prps_are_pages_and_lists_of_pages() {
     let odd = Err(Status::PRP_OFFSET_INVALID);
     assert_eq!(pieces(&memory, &prps(0x1202, 0), 512), odd);
     assert_eq!(pieces(&memory, &prps(0x1200, 0x3004), 4096), odd);
-    // 512 KiB that begin within a page: 129 entries; the list goes on in another page.
+    // 512 KiB from the middle of a page: 129 entries in two lists.
     let entry = |n: u64| (0x10_0000 + n * 0x2000).to_le_bytes();
     let list = 0x8000 - 16;
     memory.put(list, &entry(0));
@@ -38,7 +38,7 @@ fn prps_are_pages_and_lists_of_pages() {
         (long.len(), long[1], long[128]),
         (129, (0x10_0000, 4096), (0x10_0000 + 127 * 0x2000, 0x800))
     );
-    // Lists that lead to themselves for ever, and to nowhere.
+    // Endless and inaccessible lists.
     memory.put(0xBFF8, &0xBFF8u64.to_le_bytes());
     assert_eq!(pieces(&memory, &prps(0x1000, 0xBFF8), 512 << 10), odd);
     assert_eq!(pieces(&memory, &prps(0x1000, 0xBFF4), 512 << 10), odd);
@@ -94,7 +94,7 @@ fn sgls_are_blocks_and_segments_of_them() {
     );
     assert_eq!(pieces(&memory, &chain, 513), length);
     let wrong = Err(Status::INVALID_SGL_SEGMENT_DESCRIPTOR);
-    // A segment that is not last has a block at its end; a last one leads on; one leads on too early.
+    // Misplaced blocks and segment descriptors.
     assert_eq!(pieces(&memory, &sgl(segment, 0x300, 16), 112), wrong);
     assert_eq!(pieces(&memory, &sgl(last, 0x200, 32), 300), wrong);
     assert_eq!(pieces(&memory, &sgl(segment, 0x100, 32), 100), wrong);
@@ -104,7 +104,6 @@ fn sgls_are_blocks_and_segments_of_them() {
     let kind = Err(Status::SGL_DESCRIPTOR_TYPE_INVALID);
     assert_eq!(pieces(&memory, &sgl(last, 0x400, 16), 512), kind);
     assert_eq!(pieces(&memory, &sgl(0x5A, 0, 512), 512), kind);
-    // A segment that leads to itself.
     put(0x500, &[descriptor(segment, 0x500, 16)]);
     let many = Err(Status::INVALID_NUMBER_OF_SGL_DESCRIPTORS);
     assert_eq!(pieces(&memory, &sgl(segment, 0x500, 16), 512), many);

@@ -1,4 +1,4 @@
-//! Identify, and the lists of controllers.
+//! Identify and controller lists.
 
 use super::*;
 
@@ -23,7 +23,7 @@ fn identify_says_what_a_pcie_controller_has() {
         "no reservations, nothing fused"
     );
     assert!(id[1792..1808].iter().all(|b| *b == 0), "nothing of fabrics");
-    // Across a page's end, and not with an SGL.
+    // Across pages; by SGL.
     let two = with_prps(identify(1), DATA + 0x800, DATA + 0x8000);
     assert_eq!(bench.admin(&two), OK);
     assert_eq!(bench.memory.get(DATA + 0x8000, 0x800), id[0x800..]);
@@ -48,11 +48,10 @@ fn controller_lists_show_sixty_four_controllers() {
         let sqe = identify(cns | from << 16).with_nsid(1);
         (bench.admin(&sqe), bench.memory.get(DATA, 4096))
     };
-    // Alone, it is the primary controller of no others.
     let (status, list) = lists(&mut bench, 0x13, 0);
     assert_eq!((status, &list[..6]), (OK, &[1, 0, 3, 0, 0, 0][..]));
     assert_eq!(lists(&mut bench, 0x15, 0).1[0], 0);
-    // Nothing is flexible: FRSM and GRAN of queues and vectors.
+    // FRSM and GRAN: nothing is flexible.
     let (_, primary) = lists(&mut bench, 0x14, 0);
     for at in [32, 64] {
         assert_eq!(primary[at..at + 10], [0; 10]);
@@ -104,7 +103,6 @@ fn controller_lists_show_sixty_four_controllers() {
     assert_eq!(manage(&mut bench, 0x1 | 3 << 16, 0), OK);
     assert_eq!(manage(&mut bench, 0x1 | 4 << 16, 0), unknown);
     assert_eq!(manage(&mut bench, 0x5, 0), done(Status::INVALID_FIELD));
-    // One that is not the primary one has nothing to say about others.
     bench.world.controllers[0].cntlid = 1;
     assert_eq!(
         manage(&mut bench, 0x9 | 5 << 16, 0),

@@ -1,4 +1,4 @@
-//! A function, driven as a driver would and as none should.
+//! A function with valid and invalid drivers.
 
 mod any;
 mod data;
@@ -13,7 +13,6 @@ use std::cell::RefCell;
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromZeros, IntoBytes};
 
-/// Memory from address 0 on.
 pub(crate) struct Flat(RefCell<Vec<u8>>);
 
 impl Flat {
@@ -54,7 +53,6 @@ pub(crate) struct World {
 }
 
 impl Default for World {
-    /// Its controller is alone.
     fn default() -> Self {
         let alone = SubsystemController {
             cntlid: 3,
@@ -139,7 +137,7 @@ impl Bench {
         let run = self
             .function
             .run_admin(sqe, &self.memory, &self.world, &mut self.scratch, 1);
-        // What changed can be continued from.
+        // Continue each time from the saved state.
         let state = *self.function.state();
         let restored = Function::restore(config(), &state).expect("a state that it reached");
         self.function = restored;
@@ -206,14 +204,12 @@ fn registers_are_what_the_specification_says() {
         (bench.register(0x28), bench.register(0x30)),
         (ASQ as u32, ACQ as u32)
     );
-    // While enabled the Admin queue stays where it is.
     bench.write(0x28, &0u64.to_le_bytes());
     bench.write(0x24, &0u32.to_le_bytes());
     assert_eq!(
         (bench.register(0x28), bench.register(0x24)),
         (ASQ as u32, 31 | 15 << 16)
     );
-    // Odd sizes and places are ignored, and there is nothing else.
     for (at, len) in [
         (0x14, 1),
         (0x14, 2),
@@ -246,7 +242,7 @@ fn registers_are_what_the_specification_says() {
         ASQ as u32,
         "a controller reset leaves these"
     );
-    // The whole function, with commands in flight.
+    // Function reset with commands in flight.
     bench.function.write_config(0x04, &[6, 0]);
     assert!(bench.function.is_bus_master());
     bench.enable(ASQ, ACQ, 31, 31);
@@ -297,7 +293,7 @@ fn an_admin_queue_that_cannot_be_is_fatal() {
         assert!(bench.function.ready());
     }
     let mut bench = Bench::new();
-    // A page size that there isn't.
+    // Invalid page size.
     bench.write(0x14, &0x0046_0081u32.to_le_bytes());
     assert_eq!(bench.register(0x1C) & 2, 2);
 }
@@ -310,7 +306,7 @@ fn entry_sizes_may_be_chosen_after_identify() {
     bench.enable(ASQ, ACQ, 31, 31);
     bench.write(0x14, &0u32.to_le_bytes());
     bench.function.quiesced();
-    // Enabled before a host knows them, as the specification's own sequence has it.
+    // The specification enables before the host knows the sizes.
     assert_eq!(
         bench.write(0x14, &1u32.to_le_bytes()),
         RegisterEffect::Enabled
@@ -323,7 +319,6 @@ fn entry_sizes_may_be_chosen_after_identify() {
     assert_eq!(bench.register(0x14), 0x0046_0001);
     assert_eq!(bench.create_cq(1, 64), OK);
     assert_eq!(bench.create_sq(1, 64, 1), OK);
-    // All else stays as it was when it was enabled.
     bench.write(0x14, &0x0046_3FF1u32.to_le_bytes());
     assert_eq!(bench.register(0x14), 0x0046_0001);
 }
@@ -336,7 +331,6 @@ fn queues_are_created_and_deleted_by_the_rules() {
         bench.create_sq(1, 64, 1),
         done(Status::COMPLETION_QUEUE_INVALID)
     );
-    // No other than an I/O completion queue that there can be.
     for cqid in [0, 65, 500] {
         assert_eq!(bench.create_sq(1, 64, cqid), invalid_qid);
     }
@@ -372,7 +366,6 @@ fn queues_are_created_and_deleted_by_the_rules() {
     );
     assert_eq!(bench.function.drains(&delete(sq, 1)), Some(1));
     assert_eq!(bench.function.drains(&delete(sq, 0)), None);
-    // The number of queues is settled.
     let number = Sqe::new(admin::SET_FEATURES, 1).with_cdw(10, 7);
     assert_eq!(bench.admin(&number), done(Status::COMMAND_SEQUENCE_ERROR));
     for qid in 1..=64 {
@@ -385,7 +378,7 @@ fn queues_are_created_and_deleted_by_the_rules() {
         assert_eq!(bench.admin(&delete(sq, qid)), invalid_qid);
         assert_eq!(bench.admin(&delete(cq, qid)), invalid_qid);
     }
-    // Several submission queues may share a completion queue: the larger number counts.
+    // Submission queues may share a completion queue: the larger number counts.
     assert_eq!(bench.admin(&number.with_cdw(11, 6 | 1 << 16)), OK);
     assert_eq!(bench.create_cq(2, 64), OK);
     assert_eq!(bench.create_sq(7, 64, 2), OK);
@@ -420,7 +413,6 @@ fn events_go_through_the_outbox_once() {
     assert!(!bench.function.gather_events(posted));
     bench.function.controller_mut().namespace_changed(1);
     bench.function.controller_mut().invalid_doorbell(false, 7);
-    // No room, no event, and none is lost.
     assert!(!bench.function.gather_events(posted - OUTBOX as u64));
     assert!(bench.function.gather_events(posted));
     assert_eq!(bench.function.admin_completed(), posted + 2);
@@ -428,7 +420,7 @@ fn events_go_through_the_outbox_once() {
     assert_eq!((first.cid(), first.result()), (20, 0x01_0100));
     assert_eq!(bench.last().result(), 0x04_0002);
     assert!(!bench.function.gather_events(posted + 2));
-    // Until the log page is read there is no second one.
+    // Masked until the log page is read.
     bench.function.controller_mut().invalid_doorbell(false, 7);
     assert!(!bench.function.gather_events(posted + 2));
     let log = with_prps(
