@@ -1,13 +1,8 @@
-//! Debian packages without touching the machine's own package configuration.
+//! Debian packages, fetched without root and outside the machine's package configuration.
 //!
-//! Purpose: the guest's kernel and programs, and tools that crates.io would take minutes to build,
-//! come as Debian packages of a suite that may not be the machine's own.
-//! Design: a [`PrivateApt`] has its sources, lists, state and cache in a folder of its own, and an
-//! empty package database, so `install --download-only` fetches a package with all it needs. The
-//! mirror is the one that the machine's own sources name, asked from apt at run time. Packages are
-//! only unpacked ([`unpack`]); a [`Sysroot`] runs unpacked programs with their own loader and
-//! libraries. Needs no root. Only [`install_on_host`] changes the machine, and it needs root.
-//! Not here: which packages for what.
+//! A [`PrivateApt`] has its own sources, lists, cache and empty package database, and uses the
+//! machine's mirror. Packages are only unpacked; a [`Sysroot`] runs their programs with their own
+//! loader and libraries. Only [`install_on_host`] needs root and changes the machine.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -17,20 +12,20 @@ use anyhow::{Context, Result, bail};
 
 use crate::process;
 
-/// Names the mirror to use, where the machine's own sources don't (it isn't Debian, for example).
+/// Environment variable that names a mirror if the machine's sources have none.
 pub const MIRROR_VARIABLE: &str = "FOREBAY_DEBIAN_MIRROR";
 
 const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 const APT_LIMIT: Duration = Duration::from_secs(600);
 const UNPACK_LIMIT: Duration = Duration::from_secs(120);
-/// Between attempts to reach a mirror.
+/// Between attempts.
 const PAUSES: [Duration; 3] = [
     Duration::from_secs(2),
     Duration::from_secs(10),
     Duration::from_secs(30),
 ];
 
-/// Why packages can't be had on this machine, if so.
+/// Why packages cannot be fetched here, if so.
 #[must_use]
 pub fn unavailable() -> Option<String> {
     if !cfg!(target_arch = "x86_64") {
@@ -44,10 +39,7 @@ pub fn unavailable() -> Option<String> {
     mirror().err().map(|error| format!("{error:#}"))
 }
 
-/// The mirror of Debian's main archive that this machine uses.
-///
-/// # Errors
-/// If apt names none.
+/// The machine's mirror of Debian's main archive.
 pub fn mirror() -> Result<String> {
     if let Ok(mirror) = std::env::var(MIRROR_VARIABLE) {
         return Ok(mirror);
@@ -58,7 +50,7 @@ pub fn mirror() -> Result<String> {
         .find_map(|line| line.strip_prefix("VERSION_CODENAME="))
         .unwrap_or_default()
         .trim_matches('"');
-    // Unlike `indextargets`, this answers before any list was ever fetched. It fetches nothing.
+    // This fetches nothing, and unlike `indextargets` works before the first fetch of lists.
     let indexes = process::text(
         Command::new("apt-get").args(["--print-uris", "update"]),
         APT_LIMIT,
@@ -68,7 +60,7 @@ pub fn mirror() -> Result<String> {
     })
 }
 
-/// From the addresses of package lists, the beginning of the one for the machine's own suite.
+/// Prefers the mirror with the machine's own suite.
 fn choose_mirror(indexes: &str, codename: &str) -> Option<String> {
     // 'MIRROR/dists/SUITE/main/binary-ARCHITECTURE/Packages.xz' FILE SIZE
     let with_suite = |suite: &str| {
@@ -84,27 +76,21 @@ fn choose_mirror(indexes: &str, codename: &str) -> Option<String> {
         .find_map(with_suite)
 }
 
-/// An apt whose whole state is in one folder.
+/// An apt with all its state in one folder.
 #[derive(Debug)]
 pub struct PrivateApt {
     folder: PathBuf,
-    /// The suite that packages come from where it has them, if there are several.
+    /// The preferred suite, if there are several.
     target: Option<String>,
 }
 
 impl PrivateApt {
-    /// An apt for `suite` (a codename, e.g. `trixie`) in `folder`, its lists fetched.
-    ///
-    /// # Errors
-    /// If no mirror is known or it can't be reached.
+    /// An apt for `suite` (for example `trixie`) in `folder`; fetches the lists.
     pub fn open(folder: &Path, suite: &str) -> Result<Self> {
         Self::open_suites(folder, &[suite])
     }
 
-    /// An apt for several suites; packages are taken from the last of them that has them.
-    ///
-    /// # Errors
-    /// As [`open`](Self::open).
+    /// An apt for several suites; the last has priority.
     pub fn open_suites(folder: &Path, suites: &[&str]) -> Result<Self> {
         let folder = std::path::absolute(folder)?;
         for sub in [
@@ -137,10 +123,7 @@ impl PrivateApt {
         Ok(apt)
     }
 
-    /// Downloads `packages` with everything they depend on; returns all the package files.
-    ///
-    /// # Errors
-    /// If one can't be had.
+    /// Downloads packages with their dependencies; returns all package files.
     pub fn download_with_dependencies(&self, packages: &[&str]) -> Result<Vec<PathBuf>> {
         let archives = self.folder.join("cache/archives");
         let mut args = vec![
@@ -166,10 +149,7 @@ impl PrivateApt {
         Ok(files)
     }
 
-    /// Downloads one package alone into `into` and returns its file.
-    ///
-    /// # Errors
-    /// If it can't be had.
+    /// Downloads one package into `into`.
     pub fn download_only(&self, package: &str, into: &Path) -> Result<PathBuf> {
         std::fs::create_dir_all(into)?;
         let mut command = self.command("apt-get");
@@ -185,10 +165,7 @@ impl PrivateApt {
         bail!("apt-get download {package} left no file");
     }
 
-    /// What `package` depends on directly, by name.
-    ///
-    /// # Errors
-    /// If there is no such package.
+    /// Names of direct dependencies.
     pub fn dependencies(&self, package: &str) -> Result<Vec<String>> {
         let said = self.run("apt-cache", &["depends", package])?;
         Ok(said
@@ -225,7 +202,7 @@ impl PrivateApt {
     }
 }
 
-/// Tries a few times what a mirror's hiccup can make fail.
+/// Retries when a mirror fails.
 fn again<T>(mut what: impl FnMut() -> Result<T>) -> Result<T> {
     for pause in PAUSES {
         match what() {
@@ -237,10 +214,7 @@ fn again<T>(mut what: impl FnMut() -> Result<T>) -> Result<T> {
     what()
 }
 
-/// Unpacks a package's files below `into`; none of its scripts runs.
-///
-/// # Errors
-/// If it is damaged or the disk is full.
+/// Unpacks a package into `into`; runs no scripts.
 pub fn unpack(package: &Path, into: &Path) -> Result<()> {
     std::fs::create_dir_all(into)?;
     let mut command = Command::new("dpkg-deb");
@@ -248,26 +222,26 @@ pub fn unpack(package: &Path, into: &Path) -> Result<()> {
     process::output(&mut command, UNPACK_LIMIT).map(drop)
 }
 
-/// Unpacked packages whose programs run with their own loader and libraries.
+/// Unpacked packages, run with their own loader and libraries.
 #[derive(Debug, Clone)]
 pub struct Sysroot {
     folder: PathBuf,
 }
 
 impl Sysroot {
-    /// Packages unpacked in `folder`, the C library among them.
+    /// Packages in `folder`, including the C library.
     #[must_use]
     pub fn new(folder: PathBuf) -> Self {
         Self { folder }
     }
 
-    /// Where a file of it is; `path` begins without a slash.
+    /// Path of a file; `path` has no leading slash.
     #[must_use]
     pub fn path(&self, path: &str) -> PathBuf {
         self.folder.join(path)
     }
 
-    /// The program `path`, run as `name` (some programs go by that).
+    /// The program `path` with `name` as its argument 0.
     #[must_use]
     pub fn command(&self, path: &str, name: &str) -> Command {
         let mut command = self.loader();
@@ -275,10 +249,7 @@ impl Sysroot {
         command
     }
 
-    /// The libraries that the program `path` loads, found with its own loader.
-    ///
-    /// # Errors
-    /// If one is missing.
+    /// Libraries of a program, found by its own loader.
     pub fn libraries(&self, path: &str) -> Result<Vec<PathBuf>> {
         let mut command = self.loader();
         command.arg("--list").arg(self.path(path));
@@ -314,11 +285,7 @@ impl Sysroot {
     }
 }
 
-/// Makes sure that programs are there: `needed` has pairs of a program and the package that has it.
-/// Installs what is missing where that is possible.
-///
-/// # Errors
-/// Names what is missing and how to get it.
+/// Installs missing programs if possible; `needed` pairs programs with packages.
 pub fn install_on_host(needed: &[(&str, &str)]) -> Result<()> {
     let missing = |needed: &[(&str, &str)]| -> Vec<String> {
         needed
@@ -344,7 +311,7 @@ pub fn install_on_host(needed: &[(&str, &str)]) -> Result<()> {
         command.args(args).env("DEBIAN_FRONTEND", "noninteractive");
         process::output(&mut command, APT_LIMIT)
     };
-    // A source of the machine's own that can't be reached must not stop the others.
+    // One unreachable source must not prevent the rest.
     if let Err(error) = apt(&["-qq", "update"]) {
         eprintln!("warning: {error:#}");
     }

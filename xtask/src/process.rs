@@ -1,11 +1,7 @@
 //! Programs with a time limit.
 //!
-//! Purpose: whatever a task or a test starts ends, by itself or at its limit, together with what it
-//! started in turn.
-//! Design: the caller's process group is kept, so that Ctrl-C in a terminal still reaches everyone; at
-//! the limit the process tree is found through `/proc` and killed by pid, children first found, so
-//! nothing is ever killed by name.
-//! Not here: anything asynchronous; a thread reads what a program prints.
+//! At the limit the process tree is found in `/proc` and killed by pid, never by name. Programs
+//! stay in the caller's process group, so Ctrl-C reaches them.
 
 use std::collections::HashMap;
 use std::io::Read;
@@ -17,22 +13,19 @@ use anyhow::{Context, Result, bail};
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
 
 const POLL: Duration = Duration::from_millis(20);
-/// How long what a program left behind may keep its output open.
+/// Time for orphans to close their output.
 const GRACE: Duration = Duration::from_secs(2);
 
-/// How a program ended.
+/// A program's end.
 #[derive(Debug, Clone, Copy)]
 pub struct Ended {
     /// Its exit status.
     pub status: ExitStatus,
-    /// Processor seconds that it used, and those of its children that it waited for.
+    /// Processor seconds, including children that it waited for.
     pub cpu_s: f64,
 }
 
-/// Runs `command` to its end, with the caller's standard streams.
-///
-/// # Errors
-/// If it can't be started, fails, or is still running after `limit` (it is killed then).
+/// Runs `command` with the caller's streams. Fails on a bad status; kills it at `limit`.
 pub fn run(command: &mut Command, limit: Duration) -> Result<()> {
     let name = describe(command);
     let mut child = command
@@ -45,10 +38,7 @@ pub fn run(command: &mut Command, limit: Duration) -> Result<()> {
     Ok(())
 }
 
-/// Runs `command` to its end and returns what it printed on standard output.
-///
-/// # Errors
-/// As [`run`]; the error has what the program said on standard error.
+/// As [`run`], but returns standard output; an error includes standard error.
 pub fn output(command: &mut Command, limit: Duration) -> Result<Vec<u8>> {
     command.stderr(Stdio::piped());
     let (mut stdout, mut stderr) = (Vec::new(), Vec::new());
@@ -64,11 +54,7 @@ pub fn output(command: &mut Command, limit: Duration) -> Result<Vec<u8>> {
     Ok(stdout)
 }
 
-/// Runs `command` to its end and hands each line of its standard output to `on_line` as it comes;
-/// returns how it ended. Its standard error is the caller's, or comes as lines too if it is piped.
-///
-/// # Errors
-/// If it can't be started, or is still running after `limit` (it is killed then).
+/// As [`run`], but passes each line to `on_line`, also of standard error if that is piped.
 pub fn lines(
     command: &mut Command,
     limit: Duration,
@@ -95,17 +81,11 @@ pub fn lines(
 }
 
 /// As [`output`], as text.
-///
-/// # Errors
-/// As [`run`].
 pub fn text(command: &mut Command, limit: Duration) -> Result<String> {
     Ok(String::from_utf8_lossy(&output(command, limit)?).into_owned())
 }
 
-/// Waits for `child`; at the limit, kills it and everything below it.
-///
-/// # Errors
-/// If the limit is reached, or the child can't be waited for.
+/// Waits for `child`; kills its process tree at the limit.
 pub fn wait(child: &mut Child, limit: Duration) -> Result<ExitStatus> {
     let end = Instant::now() + limit;
     loop {
@@ -121,7 +101,7 @@ pub fn wait(child: &mut Child, limit: Duration) -> Result<ExitStatus> {
     }
 }
 
-/// Kills the process `root` and all its descendants, each by its pid.
+/// Kills a process and its descendants by pid.
 pub fn kill_tree(root: u32) {
     let mut children: HashMap<u32, Vec<u32>> = HashMap::new();
     for (pid, parent) in processes() {
@@ -140,7 +120,7 @@ pub fn kill_tree(root: u32) {
     }
 }
 
-/// Whether a program of this name is on the search path.
+/// Whether a program is on the search path.
 #[must_use]
 pub fn is_installed(program: &str) -> bool {
     let path = std::env::var_os("PATH").unwrap_or_default();
@@ -149,7 +129,7 @@ pub fn is_installed(program: &str) -> bool {
         .any(|folder| folder.join(program).is_file())
 }
 
-/// All processes, each with its parent.
+/// Pairs of process and parent.
 fn processes() -> Vec<(u32, u32)> {
     let Ok(entries) = std::fs::read_dir("/proc") else {
         return Vec::new();
@@ -158,7 +138,7 @@ fn processes() -> Vec<(u32, u32)> {
         .filter_map(|entry| {
             let pid: u32 = entry.ok()?.file_name().to_str()?.parse().ok()?;
             let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-            // pid (name, may hold anything) state parent ...
+            // pid (name, may contain anything) state parent ...
             let parent = stat.rsplit_once(')')?.1.split_whitespace().nth(1)?;
             Some((pid, parent.parse().ok()?))
         })
@@ -173,7 +153,6 @@ enum Stream {
 
 type Piece = (Stream, Vec<u8>);
 
-/// Starts `command` and hands out what it prints until it has ended.
 fn pump(
     command: &mut Command,
     limit: Duration,
@@ -204,14 +183,14 @@ fn pump(
             Err(RecvTimeoutError::Disconnected) => {
                 are_open = false;
                 if ended.is_none() {
-                    std::thread::sleep(POLL); // it may go on all the same
+                    std::thread::sleep(POLL); // it may still be running
                 }
             }
         }
         if ended.is_none() {
             ended = try_end(&mut child)?;
             if ended.is_some() {
-                // What it left behind may hold the streams open for ever.
+                // Orphans may hold the streams open forever.
                 end = end.min(Instant::now() + GRACE);
             }
         }
@@ -231,9 +210,8 @@ fn pump(
     }
 }
 
-/// How `child` ended, if it did.
 fn try_end(child: &mut Child) -> Result<Option<Ended>> {
-    // While it is not waited for, the kernel keeps its times.
+    // The kernel keeps the times until it is reaped.
     let pid = Pid::from_child(child);
     let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
     if waitid(WaitId::Pid(pid), options)?.is_none() {
@@ -335,7 +313,7 @@ mod tests {
             "sleep 1000 >/dev/null 2>&1 & echo $! > {}; wait",
             pid_file.display()
         );
-        // On a machine that is slow, more, so that there is a tree.
+        // Longer limits for slow machines, so that there is a tree.
         for limit in [2, 20, 120] {
             let mut command = Command::new("sh");
             let ran = run(command.args(["-c", &script]), Duration::from_secs(limit));

@@ -1,14 +1,10 @@
-//! `cargo xtask bench burst`: what neighbours' bursts cost whoever stays within its base.
+//! `cargo xtask bench burst`: the effect of neighbors' bursts on tenants within their base.
 //!
-//! Purpose: a victim at depth 1, inside its base, beside three neighbours that burst at depths from 1 to 64: its mean and p99
-//! beside what it has alone and under `wild`; a tenant that asks for its base at eight depths; the throughput of all; a tenant
-//! that wakes, and 32 that wake at once; what 16 tenants have who stay within their base; and what scheduling costs where nobody
-//! is over budget, on a file. One queue over two
-//! reactors is a bench of its own ([`super::burst_spread`]).
-//! Design: a ram device, one reactor on processor 0 that is always busy, all hosts in one thread on processor 1
-//! ([`super::burst_client`]); over vfio-user, then over NVMe/TCP. Costs are measured first, as an operator would. Policies
-//! take turns in each round; figures are medians of rounds. A reactor's capacity is what it does with scheduling off.
-//! Not here: the simulator (`cargo xtask sim`).
+//! Measures a victim at depth 1 beside bursts at several depths, bases at several depths, total
+//! throughput, waking tenants, 16 tenants within their base, and scheduling overhead. One busy
+//! reactor runs on processor 0, all hosts in one thread on processor 1 ([`super::burst_client`]).
+//! Costs are calibrated first; policies alternate, and values are medians of rounds. Capacity is
+//! measured with scheduling off. See also [`super::burst_spread`].
 
 use std::time::Duration;
 
@@ -20,26 +16,25 @@ use super::burst_rig::{POLICIES, Policy, Rig, Way};
 use super::measure::{Clock, DISTURBED_CORES, Summary, median};
 use super::{Options, burst_spread, forebay};
 
-/// A load's mean and p99 in us, its own IOPS and those of others, one for each round.
+/// Mean and p99 in us, own IOPS and others' IOPS, per round.
 type Figures = [Vec<f64>; 4];
 
-/// The victim is the first.
+/// The first is the victim.
 const TENANTS: usize = 4;
 const NEIGHBOURS: std::ops::Range<usize> = 1..TENANTS;
-/// That wake at once.
 const WAKERS: usize = 32;
-/// Tenants that all stay within their base, and how much of the capacity their bases are.
+/// Tenants within their base, and their bases' share of the capacity.
 const WITHIN: usize = 16;
 const WITHIN_PART: f64 = 0.9;
-/// A window, us.
 const WINDOW_US: f64 = 300.0;
-/// Parts of a reactor's capacity: the victim's and each neighbour's base; the base of all that wake.
+/// Shares of capacity: base of the victim and of each neighbor; base of all waking tenants.
 const BASE_PART: f64 = 0.1;
 const WAKERS_PART: f64 = 0.3;
-/// Of its base, the victim at depth 1 asks for so much; and at most so many a second, the paper's base: at more depth 1 is the limit.
+/// The victim at depth 1 requests this part of its base, at most the paper's base: beyond that
+/// depth 1 is the limit.
 const INSIDE: f64 = 0.5;
 const INSIDE_MOST: f64 = 20_000.0;
-/// Who asks for its base and gets so much of it gets it: or of what the same host gets alone at its depth, if that is less.
+/// A base is kept at this part of the request, or of the host's throughput alone if that is less.
 const KEPT: f64 = 0.98;
 const CLIENT_CPU: usize = 1;
 
@@ -113,14 +108,13 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     bench.summary.print("burst", options.json.as_deref())
 }
 
-/// This thread on a processor of its own.
 fn pin() -> Result<()> {
     let mut set = CpuSet::new();
     set.set(CLIENT_CPU);
     sched_setaffinity(None, &set).context("pin the hosts' thread")
 }
 
-/// Programs that are started from here on may run anywhere.
+/// For programs started later.
 fn unpin() -> Result<()> {
     let mut set = CpuSet::new();
     let processors = std::thread::available_parallelism().map_or(2, |n| n.get().max(2));
@@ -133,7 +127,6 @@ fn all(depth: u16) -> Vec<(usize, Does)> {
 }
 
 impl Bench {
-    /// A load, and whether somebody else was at work meanwhile.
     fn load(&mut self, rig: &mut Rig, does: &[(usize, Does)]) -> Result<Vec<Did>> {
         let clock = Clock::start(&rig.forebay.processes())?;
         let did = load(&mut rig.streams, does, self.time)?;
@@ -141,7 +134,7 @@ impl Bench {
         Ok(did)
     }
 
-    /// Everyone's base, out of what the reactor can do.
+    /// Sets bases as parts of the measured capacity.
     fn prepare(&mut self, rig: &mut Rig, way: Way, tenants: usize, part: f64) -> Result<()> {
         rig.set(Policy::Off)?;
         let does: Vec<_> = (0..TENANTS).map(|at| (at, Does::All(32))).collect();
@@ -160,7 +153,6 @@ impl Bench {
         Ok(())
     }
 
-    /// A victim at depth 1 beside bursts.
     fn victim(&mut self, rig: &mut Rig, way: Way) -> Result<()> {
         let way = way.name();
         let depths: &[u16] = if self.quick {
@@ -235,8 +227,7 @@ impl Bench {
         Ok(())
     }
 
-    /// The figures of each policy, and of the victim alone, with all others at a depth; and of scheduling off:
-    /// others' throughput, the victim's mean.
+    /// Values per policy and alone; with scheduling off, others' throughput and the victim's mean.
     fn beside(
         &mut self,
         rig: &mut Rig,
@@ -265,7 +256,7 @@ impl Bench {
         Ok((figures, of_off))
     }
 
-    /// What all have together where all burst, of what they have without anything that holds them back.
+    /// Total throughput of bursts against scheduling off.
     fn bursts(&mut self, rig: &mut Rig, way: Way) -> Result<()> {
         let mut least = f64::INFINITY;
         for depth in [1u16, 8, 64] {
@@ -299,7 +290,7 @@ impl Bench {
         Ok(())
     }
 
-    /// A tenant that asks for its base at each depth, beside neighbours at the same: of the paper's base, and of a part of the reactor.
+    /// A base at each depth beside neighbors: the paper's base, and a part of the reactor.
     fn base(&mut self, rig: &mut Rig, way: Way) -> Result<()> {
         let part = rig.bases[0];
         if part as f64 > INSIDE_MOST {
@@ -309,7 +300,7 @@ impl Bench {
     }
 
     fn base_of(&mut self, rig: &mut Rig, way: Way, name: &str, base: f64) -> Result<()> {
-        // Budgets are told when they are set anew.
+        // Budgets are published when set anew.
         rig.set(Policy::Off)?;
         let was = std::mem::replace(&mut rig.bases[0], base as u64);
         rig.set(Policy::Burst)?;
@@ -343,7 +334,7 @@ impl Bench {
         Ok(())
     }
 
-    /// Idle tenants that wake and ask for one window of their base.
+    /// Idle tenants wake and request one window of base.
     fn wake(&mut self, rig: &mut Rig, way: Way, wakers: usize) -> Result<()> {
         rig.set(Policy::Burst)?;
         let first = if wakers == 1 { 0 } else { TENANTS };
@@ -376,7 +367,7 @@ impl Bench {
         Ok(())
     }
 
-    /// What many tenants have together who all ask for their base and no more, of what they have with scheduling off.
+    /// Total throughput within the bases against scheduling off.
     fn within(&mut self, rig: &mut Rig, way: Way) -> Result<()> {
         rig.set(Policy::Off)?;
         let all = |does: Does| -> Vec<_> { (0..WITHIN).map(|at| (at, does)).collect() };
@@ -402,9 +393,9 @@ impl Bench {
         Ok(())
     }
 
-    /// What it costs where nobody is over budget.
+    /// The cost of scheduling without contention.
     fn overhead(&mut self, rig: &mut Rig, device: &str) -> Result<()> {
-        // More than it does, and what fits many times over.
+        // More than it uses.
         rig.bases[0] = if device == "file" { 500_000 } else { 2_000_000 };
         let mut ratios = Vec::new();
         for _ in 0..if self.quick { 9 } else { 15 } {
@@ -423,12 +414,10 @@ impl Bench {
     }
 }
 
-/// Whether who asked for so much, and gets `alone` with nobody beside, has what it should.
 fn has_base(iops: f64, asked: f64, alone: f64) -> bool {
     iops >= KEPT * asked.min(alone)
 }
 
-/// Adds the figures of a victim and those beside it.
 fn put(figures: &mut [Vec<f64>; 4], did: &[Did]) {
     let Some((victim, others)) = did.split_first() else {
         return;
@@ -455,7 +444,7 @@ mod tests {
     fn a_base_is_had_if_nobody_takes_of_it() {
         assert!(has_base(98.0, 100.0, 150.0));
         assert!(!has_base(97.0, 100.0, 150.0));
-        // Its depth is too small for it.
+        // Limited by its depth.
         assert!(has_base(59.0, 100.0, 60.0));
         assert!(!has_base(58.0, 100.0, 60.0));
     }

@@ -1,10 +1,8 @@
 //! Many tenants' hosts in one thread.
 //!
-//! Purpose: on a machine with two processors a victim's latency beside neighbours can be told only if nothing but the target
-//! makes it wait; threads or processes of ours that share a processor would.
-//! Design: one thread polls all connections in turn, the victim's between any few commands of others. A stream keeps a depth, or
-//! a pace that is not made up for; or it waits, then begins so many at once. Latency is from submission to the end being seen.
-//! Not here: what the streams are for.
+//! With two processors, threads would compete and distort the victim's latency. So one thread polls
+//! all connections, and polls the victim between any few commands of others. Latency is from
+//! submission to the poll that sees the completion.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -13,16 +11,15 @@ use anyhow::{Context, Result, bail};
 use forebay_initiator::machine::{self, Disk, DiskStatus, Op, Queue, Target};
 use forebay_initiator::{Done, IoOp, IoQueue, Options, Session, Wait};
 
-/// Bytes of each command.
+/// Command size in bytes.
 pub(super) const BLOCK: u32 = 4096;
-/// Slots of each connection.
+/// Slots per connection.
 pub(super) const DEPTH: u16 = 128;
-/// Commands of others between two looks at the victim.
+/// Others' commands between two polls of the victim.
 const FEW: usize = 8;
 const LIMIT: Duration = Duration::from_secs(30);
 
-/// A connection to a volume.
-// There are few, and none is moved while it is measured.
+// Few, and not moved during a measurement.
 #[allow(clippy::large_enum_variant)]
 pub(super) enum Host {
     Machine {
@@ -39,7 +36,6 @@ pub(super) enum Host {
 }
 
 impl Host {
-    /// A machine's NVMe disk.
     pub(super) fn machine(socket: &Path) -> Result<Self> {
         let target = Target::VfioUser(socket.to_owned());
         let options = machine::Options {
@@ -63,7 +59,6 @@ impl Host {
         })
     }
 
-    /// A subsystem over NVMe/TCP.
     pub(super) fn tcp(port: u16, nqn: &str) -> Result<Self> {
         let options = Options {
             io_queues: 1,
@@ -117,7 +112,7 @@ impl Host {
     fn kick(&mut self) -> Result<()> {
         match self {
             Self::Machine { queue, .. } => Ok(queue.kick()?),
-            // It leaves with the next poll.
+            // Sent by the next poll.
             Self::Tcp { .. } => Ok(()),
         }
     }
@@ -153,24 +148,22 @@ impl Host {
     }
 }
 
-/// What a connection does in a run.
+/// A connection's load.
 #[derive(Clone, Copy)]
 pub(super) enum Does {
-    /// As many as are done, this many at a time.
+    /// At this depth, without a limit.
     All(u16),
-    /// So many a second, at most this many at a time.
+    /// This many a second, at most this depth.
     Pace(u16, f64),
-    /// Nothing for a time, then so many at once, and then nothing.
+    /// A pause, then this many at once, then nothing.
     Wake(Duration, u16),
 }
 
-/// What became of it.
 #[derive(Default)]
 pub(super) struct Did {
     pub(super) ops: u64,
-    /// Of streams that aren't [`Does::All`], ns; not sorted.
+    /// Latencies in ns, unsorted; empty for [`Does::All`].
     pub(super) times: Vec<u32>,
-    /// How long the run was.
     pub(super) seconds: f64,
 }
 
@@ -192,7 +185,6 @@ impl Did {
     }
 }
 
-/// A connection, and what its volume is like.
 pub(super) struct Stream {
     pub(super) host: Host,
     pub(super) places: u64,
@@ -225,7 +217,6 @@ impl Running {
         }
     }
 
-    /// Takes what ended.
     fn reap(&mut self, host: &mut Host, slots: &mut Vec<u16>) -> Result<()> {
         if self.free.len() == usize::from(self.depth) {
             return Ok(());
@@ -245,7 +236,6 @@ impl Running {
         Ok(())
     }
 
-    /// Begins a few, if they are due.
     fn begin(&mut self, stream: &mut Stream, random: &mut u64) -> Result<bool> {
         let timed = !matches!(self.does, Does::All(_));
         if self.free.is_empty() || self.left == 0 {
@@ -261,7 +251,7 @@ impl Running {
         let mut most = FEW;
         match self.does {
             Does::All(_) => {}
-            // What was missed for a moment is made up for, by as many as the depth.
+            // Makes up for a short delay, up to the depth.
             Does::Pace(_, rate) => {
                 most = (now.duration_since(self.due).as_secs_f64() * rate) as usize + 1
             }
@@ -284,7 +274,7 @@ impl Running {
         if begun > 0 {
             stream.host.kick()?;
             if timed {
-                // Over TCP it leaves with a poll.
+                // TCP sends on a poll.
                 self.reap(&mut stream.host, &mut Vec::new())?;
             }
         }
@@ -297,7 +287,7 @@ impl Running {
     }
 }
 
-/// Has the streams named do what is said, for so long. The first is the victim.
+/// Runs the loads; the first is the victim's.
 pub(super) fn run(
     streams: &mut [Stream],
     does: &[(usize, Does)],
@@ -329,7 +319,7 @@ pub(super) fn run(
             let stream = &mut streams[does[at].0];
             all[at].reap(&mut stream.host, &mut slots)?;
             while all[at].begin(&mut streams[does[at].0], &mut random)? {
-                // The victim is not to wait for us.
+                // The victim must not wait for this thread.
                 if at > 0 {
                     let victim = &mut streams[does[0].0];
                     all[0].reap(&mut victim.host, &mut slots)?;
@@ -353,7 +343,6 @@ pub(super) fn run(
     Ok(all.into_iter().map(|running| running.did).collect())
 }
 
-/// Writes every place of a volume.
 pub(super) fn fill(stream: &mut Stream) -> Result<()> {
     let (mut next, mut free) = (0, (0..32u16).collect::<Vec<_>>());
     let begun = Instant::now();

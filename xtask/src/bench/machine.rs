@@ -1,15 +1,13 @@
-//! `cargo xtask bench vhost` and `cargo xtask bench pcie`: machines' disks, without machines.
+//! `cargo xtask bench vhost` and `bench pcie`: VM disks without VMs.
 //!
-//! Purpose: 4 KiB random reads and writes at depth 1, 32 and 128 on a null and a ram device, target on processor 0, client
-//! on processor 1: our driver against ours and, for vhost-user, qemu-storage-daemon; when `SPDK_DIR` names a built SPDK,
-//! also against its target, and its own client against both. Doorbells are mapped, as SPDK's are. What a target is busy for
-//! per I/O at a fixed rate is [`machine_busy`]'s. Then what an idle machine costs, and how soon its first command after a pause
-//! is answered, beside the least that such a wake takes here ([`floor`]).
-//! Design: rounds go through all sides in turn, so that a change of the machine's mood meets all of them, and are many and
-//! short: where a hypervisor moves processors about, a line takes three times as long from one to the other for some
-//! seconds, and then not. Medians of the undisturbed runs; ratios are ours over theirs with the same client, the median of
-//! the rounds'.
-//! Not here: guests.
+//! 4 KiB random I/O on null and ram devices, target on processor 0, client on processor 1. Peers
+//! are qemu-storage-daemon (vhost-user) and, with `SPDK_DIR`, SPDK's target and client. Doorbells
+//! are mapped, as with SPDK. [`machine_busy`] has the processor time at a fixed rate; [`floor`] the
+//! minimum wake latency.
+//!
+//! Rounds are short and alternate between all sides, because hypervisors that move processors can
+//! triple a cache line's latency for seconds. Values are medians of undisturbed runs; ratios are
+//! medians over rounds with the same client.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -30,7 +28,6 @@ const LIMIT: Duration = Duration::from_secs(60);
 const DEPTHS: [u32; 3] = [1, 32, 128];
 const QSD: &str = "qemu-storage-daemon";
 
-/// Which frontend.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
     Vhost,
@@ -45,7 +42,7 @@ impl Kind {
         }
     }
 
-    /// Options of `forebay bench machine`; doorbells may be mapped.
+    /// Options of `forebay bench machine`.
     fn client(self, mapped: bool) -> &'static [&'static str] {
         match (self, mapped) {
             (Self::Vhost, _) => &["--vhost-user"],
@@ -57,7 +54,7 @@ impl Kind {
     /// Options of `forebay export create`.
     fn export(self, mapped: bool) -> &'static [&'static str] {
         match (self, mapped) {
-            // SPDK's client wants two.
+            // SPDK's client needs two.
             (Self::Vhost, _) => &["--vhost-user", "--queues", "2"],
             (Self::Pcie, true) => &["--nvme-pcie", "--mapped-doorbells"],
             (Self::Pcie, false) => &["--nvme-pcie"],
@@ -65,18 +62,17 @@ impl Kind {
     }
 }
 
-/// Who talks to whom.
+/// Client and target.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Side {
-    /// Our driver, our target.
     Ours,
-    /// Our driver, qemu-storage-daemon.
+    /// Our client, qemu-storage-daemon.
     ToQsd,
-    /// Our driver, SPDK's target.
+    /// Our client, SPDK.
     ToSpdk,
-    /// SPDK's client, our target.
+    /// SPDK's client, Forebay.
     SpdkToOurs,
-    /// SPDK's client, SPDK's target.
+    /// SPDK's client, SPDK.
     SpdkToSpdk,
 }
 
@@ -162,30 +158,28 @@ fn run(kind: Kind, options: &Options) -> Result<()> {
     summary.print(kind.name(), options.json.as_deref())
 }
 
-/// Those that are compared on one device.
+/// The targets and clients compared on a device.
 struct Peers<'a> {
     program: &'a Path,
     kind: Kind,
     device: &'a str,
     ours: &'a Ours,
-    /// The folder of SPDK, if there is one.
     spdk: Option<&'a Path>,
     has_qsd: bool,
-    /// Whether SPDK's client is of use.
+    /// Whether SPDK's client works.
     client_of_spdk: &'a mut bool,
     seconds: u32,
     rounds: usize,
 }
 
 impl Peers<'_> {
-    /// Random I/O of each client with each target.
     fn random(&mut self, shape: &Shape) -> Result<BTreeMap<Side, Vec<Sample>>> {
         let (kind, device, seconds, ours) = (self.kind, self.device, self.seconds, self.ours);
         let mut samples: BTreeMap<Side, Vec<Sample>> = BTreeMap::new();
         for _ in 0..self.rounds {
             let mut put = |side, sample| samples.entry(side).or_default().push(sample);
             let load = |pid, socket: &Path| load(self.program, kind, pid, socket, shape, seconds);
-            // Those that are compared follow each other.
+            // Compared sides run in succession.
             if self.has_qsd {
                 let qsd = Qsd::start(device)?;
                 put(Side::ToQsd, load(qsd.child.id(), &qsd.socket)?);
@@ -217,7 +211,7 @@ impl Peers<'_> {
         Ok(samples)
     }
 
-    /// The processor time of ours and of SPDK's target at one rate.
+    /// Processor time of both targets at one rate.
     fn paced(&self, op: &str) -> Result<[Vec<busy::Run>; 2]> {
         let (kind, ours) = (self.kind, self.ours);
         let mut all = [Vec::new(), Vec::new()];
@@ -238,7 +232,6 @@ impl Peers<'_> {
     }
 }
 
-/// Our target with one machine's export.
 struct Ours {
     forebay: Forebay,
     socket: PathBuf,
@@ -247,7 +240,7 @@ struct Ours {
 impl Ours {
     fn start(program: &Path, device: &str, kind: Kind, mapped: bool) -> Result<Self> {
         let forebay = Forebay::start(program, device, TARGET_CPU)?;
-        // SPDK's client wants this name.
+        // SPDK's client needs this name.
         let socket = forebay.folder().join("vm/cntrl");
         if let Some(folder) = socket.parent() {
             std::fs::create_dir_all(folder)?;
@@ -266,7 +259,6 @@ impl Ours {
     }
 }
 
-/// Writes the whole volume once.
 fn fill(program: &Path, kind: Kind, ours: &Ours) -> Result<()> {
     let mut command = client(program, kind, true, &ours.socket);
     command.args(["--rw", "write", "--bs", "128K", "--depth", "8"]);
@@ -381,7 +373,7 @@ fn report(
     }
 }
 
-/// What a machine costs that does next to nothing, and the latency of its first command after a pause.
+/// Cost of an idle VM, and latency of the first command after a pause.
 fn idle(program: &Path, kind: Kind, quick: bool, summary: &mut Summary) -> Result<()> {
     let ours = Ours::start(program, "null", kind, false)?;
     let (seconds, pauses) = if quick { (3, 20) } else { (10, 20) };
@@ -393,7 +385,7 @@ fn idle(program: &Path, kind: Kind, quick: bool, summary: &mut Summary) -> Resul
             .args(["--seconds", &seconds.to_string()]);
         command
     };
-    // One command, and then nothing to the end.
+    // One command, then a pause to the end.
     let mut command = with_pauses(seconds * 1000, seconds);
     let used = turn(&[ours.pid()], || figures(&mut command).map(|f| f.perf))?;
     let mut command = with_pauses(pauses, seconds);
@@ -415,7 +407,6 @@ fn idle(program: &Path, kind: Kind, quick: bool, summary: &mut Summary) -> Resul
     Ok(())
 }
 
-/// qemu-storage-daemon with one export.
 struct Qsd {
     child: Child,
     socket: PathBuf,
@@ -465,7 +456,7 @@ impl Drop for Qsd {
     }
 }
 
-/// Waits until a process has made its socket.
+/// Waits until a process created its socket.
 pub(super) fn wait_for(socket: &Path, child: &mut Child) -> Result<()> {
     let until = Instant::now() + LIMIT;
     while !socket.exists() {

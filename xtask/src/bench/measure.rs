@@ -1,32 +1,28 @@
-//! Figures: medians over rounds, ratios, and whether somebody else used the machine meanwhile.
+//! Medians, ratios and detection of disturbed runs.
 //!
-//! Purpose: what every benchmark needs to be honest on a shared machine.
-//! Design: [`Clock`] reads the machine's busy time and that of the processes under test before and
-//! after a run; what is left over is others' CPU. A run in which they took more than
-//! [`DISTURBED_CORES`] is dropped from the medians, unless all of them are.
-//! Not here: what is run.
+//! [`Clock`] compares the machine's busy time with that of the processes under test; the rest is
+//! other programs' processor time. Runs with more than [`DISTURBED_CORES`] of it are excluded from
+//! medians, unless all are.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
 
 use anyhow::{Context, Result};
 
-/// Others' CPU, in cores, from which on a run counts as disturbed.
+/// Threshold of a disturbed run, in cores.
 pub(crate) const DISTURBED_CORES: f64 = 0.15;
 
-/// A run's figures.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Sample {
     pub(crate) iops: f64,
     pub(crate) mean_us: f64,
     pub(crate) p99_us: f64,
-    /// CPU of the target, in cores.
+    /// Processor time of the target, in cores.
     pub(crate) target_cores: f64,
-    /// CPU that neither target nor client used, in cores.
+    /// Processor time of programs other than target and client, in cores.
     pub(crate) others_cores: f64,
 }
 
-/// CPU time before a run.
 pub(crate) struct Clock {
     at: Instant,
     machine_ticks: u64,
@@ -36,20 +32,18 @@ pub(crate) struct Clock {
     target: Vec<u32>,
 }
 
-/// CPU time after a run, in cores.
 pub(crate) struct Used {
     pub(crate) target_cores: f64,
     pub(crate) others_cores: f64,
-    /// Of others' programs alone, where kernel threads work for the target: their time outside of the
-    /// kernel.
+    /// Other programs' user time, for benchmarks where kernel threads work for the target.
     pub(crate) others_user_cores: f64,
 }
 
 const TICKS_PER_SECOND: f64 = 100.0;
 
 impl Clock {
-    /// Starts; `target` are the processes under test. The client is a child of ours that has ended
-    /// when [`Clock::used`] is called.
+    /// `target` are the processes under test. The client must be a child that ends before
+    /// [`Clock::used`].
     pub(crate) fn start(target: &[u32]) -> Result<Self> {
         Ok(Self {
             machine_ticks: machine_ticks()?,
@@ -76,7 +70,7 @@ impl Clock {
     }
 }
 
-/// Time of all processors: user, nice, system, idle, iowait, irq, softirq, steal.
+/// Processor times: user, nice, system, idle, iowait, irq, softirq, steal.
 fn machine_fields() -> Result<Vec<u64>> {
     let stat = std::fs::read_to_string("/proc/stat")?;
     let line = stat.lines().next().context("/proc/stat is empty")?;
@@ -87,14 +81,14 @@ fn machine_fields() -> Result<Vec<u64>> {
         .collect())
 }
 
-/// Busy time of all processors, steal included.
+/// Including steal.
 fn machine_ticks() -> Result<u64> {
     let fields = machine_fields()?;
     let busy = [0, 1, 2, 5, 6, 7];
     Ok(busy.iter().filter_map(|i| fields.get(*i)).sum())
 }
 
-/// Time outside of the kernel of all but `target`, ourselves and our children that have ended.
+/// User time except of `target`, this process and its ended children.
 fn others_user_ticks(target: &[u32]) -> Result<u64> {
     let fields = machine_fields()?;
     let all: u64 = fields.iter().take(2).sum();
@@ -127,13 +121,13 @@ fn ticks_of(pids: &[u32]) -> Result<u64> {
     Ok(sum)
 }
 
-/// Of ourselves and our children that have ended.
+/// This process and its ended children.
 fn children_ticks() -> Result<u64> {
     let fields = stat_fields("self")?;
     Ok((11..15).filter_map(|i| fields.get(i)).sum())
 }
 
-/// The middle value; 0 of none.
+/// The middle value, or 0.
 pub(crate) fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     match values.len() {
@@ -143,7 +137,7 @@ pub(crate) fn median(mut values: Vec<f64>) -> f64 {
     }
 }
 
-/// The samples that nobody disturbed, or all of them with `false` when there is none.
+/// The undisturbed samples, or all with `false`.
 pub(crate) fn quiet(samples: &[Sample]) -> (Vec<Sample>, bool) {
     let quiet: Vec<Sample> = samples
         .iter()
@@ -157,7 +151,6 @@ pub(crate) fn quiet(samples: &[Sample]) -> (Vec<Sample>, bool) {
     }
 }
 
-/// What a benchmark ends with.
 #[derive(Debug, Default)]
 pub(crate) struct Summary {
     pub(crate) disturbed: bool,
@@ -166,14 +159,14 @@ pub(crate) struct Summary {
 
 impl Summary {
     pub(crate) fn put(&mut self, name: impl Into<String>, value: f64) {
-        // Four significant digits are more than the noise allows.
+        // Noise exceeds four digits.
         let digits = 4 - 1 - value.abs().max(1e-9).log10().floor() as i32;
         let scale = 10f64.powi(digits.clamp(0, 9));
         self.metrics
             .insert(name.into(), (value * scale).round() / scale);
     }
 
-    /// Prints the one line of JSON, and writes it to a file if asked.
+    /// Prints one line of JSON, and writes it to `file`.
     pub(crate) fn print(&self, bench: &str, file: Option<&std::path::Path>) -> Result<()> {
         let line = serde_json::json!({
             "bench": bench,

@@ -1,23 +1,17 @@
 //! `cargo xtask bench thin`: first writes to thin space against overwrites.
 //!
-//! Purpose: every first write to an extent asks the daemon where it may go; this says what that costs.
-//! Random 4 KiB writes at depth 32, on a ram device, on a block device (a loop device over a file in
-//! memory, where one can be made) and on a sparse file, to fresh thin volumes:
-//! - `fill`: every block of a volume once, in random order: what a random load on a new disk is. At
-//!   its beginning nearly every write asks, at its end none; one in sixteen in all. Beside `refill`:
-//!   the same again (the third pass, in which nothing is new any more).
-//! - `worst`: one block of each extent, in random order: every write asks. Beside `worst_again`.
-//! - `bare_fill`, `bare_refill` and, on the file, `bare_worst`: the same by fio on an equal device
-//!   without Forebay, because a device's own first writes may cost more too.
+//! A first write to an extent asks the daemon for space. Random 4 KiB writes at depth 32 go to
+//! fresh thin volumes on a ram device, a loop device over memory and a sparse file:
+//! - `fill` writes every block: at first nearly every write asks, at the end none, on average one
+//!   in 16. `refill` is the third pass.
+//! - `worst` writes one block per extent, so every write asks. `worst_again` repeats it.
+//! - `bare_*` are fio's loads on an equal device without Forebay, as a device's own first writes
+//!   may cost more too.
 //!
-//! Design: a fresh pool for each round, measured once nothing is left to launder, so that nothing is
-//! laundered meanwhile; all kinds in turn. The memory under ram and block is taken before, so that
-//! what is measured is thin space and not the kernel's search for pages: a disk's blocks are there.
-//! The reactor is on processor 0, the client on processor 1; the daemon and the engine's control thread
-//! run where the kernel likes. The client sleeps: on a small machine one that spins takes the
-//! processor that the daemon needs. Runs in which other programs took more than a little are left out
-//! of the medians, or, if all were disturbed, marked; a ratio is of two runs of one round.
-//! Not here: several volumes, other depths.
+//! Each round starts when a new pool has no dirty extents. Memory is allocated before, to exclude
+//! the kernel's page allocation. The reactor is on processor 0, the client on 1; the client sleeps,
+//! because on a small machine a spinning one would starve the daemon. Medians exclude disturbed
+//! runs unless all are.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -38,17 +32,17 @@ use super::measure::{Clock, DISTURBED_CORES, Summary, median};
 const TARGET_CPU: usize = 0;
 const CLIENT_CPU: usize = 1;
 const DEPTH: u32 = 32;
-/// The pool's extent, and so from one write to the next.
+/// The pool's extent, and the distance of writes in `worst`.
 const EXTENT_BYTES: u64 = 64 << 10;
 const IO_BYTES: u64 = 4 << 10;
-/// The volume of which one block of each extent is written, in a full run.
+/// Volume size of a full `worst`.
 const WORST_BYTES: u64 = 4 << 30;
-/// The volume of which every block is written.
+/// Volume size of a full `fill`.
 const FILL_BYTES: u64 = 512 << 20;
 const LIMIT: Duration = Duration::from_secs(600);
 
 const KINDS: [&str; 3] = ["ram", "block", "file"];
-/// What is divided by what, on which kinds of device.
+/// Device kinds, dividend, divisor.
 const RATIOS: [(&[&str], &str, &str); 5] = [
     (&KINDS, "fill", "refill"),
     (&KINDS, "worst", "worst_again"),
@@ -57,7 +51,6 @@ const RATIOS: [(&[&str], &str, &str); 5] = [
     (&["file"], "worst", "bare_worst"),
 ];
 
-/// One run: how fast, and others' share of the machine meanwhile.
 #[derive(Debug, Clone, Copy)]
 struct Run {
     iops: f64,
@@ -102,7 +95,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     summary(&runs).print("thin", options.json.as_deref())
 }
 
-/// One round on one kind of device; false where there can be none.
+/// Returns false if the device cannot be made.
 fn round(
     kind: &'static str,
     program: &Path,
@@ -159,7 +152,7 @@ fn summary(runs: &BTreeMap<(&str, &str), Vec<Run>>) -> Summary {
         for kind in kinds {
             let of = |what| runs.get(&(*kind, what));
             if let (Some(what_runs), Some(over_runs)) = (of(what), of(over)) {
-                // Of each round by itself: both were measured in the same minute.
+                // Per round: both were measured within a minute.
                 let pairs: Vec<_> = what_runs.iter().zip(over_runs).collect();
                 let ratio = |(a, b): &(&Run, &Run)| a.iops / b.iops.max(1.0);
                 let quiet = pairs.iter().filter(|(a, b)| a.is_quiet() && b.is_quiet());
@@ -174,7 +167,7 @@ fn summary(runs: &BTreeMap<(&str, &str), Vec<Run>>) -> Summary {
     summary
 }
 
-/// Where a device of some kind lies; what was made for it goes when this does.
+/// The place of a device; dropping it removes its files.
 struct Place {
     kind: &'static str,
     bytes: u64,
@@ -184,7 +177,7 @@ struct Place {
 }
 
 impl Place {
-    /// `None`, and said so, where there can be none.
+    /// `None`, with a message, if it cannot be made.
     fn make(kind: &'static str, bytes: u64) -> Result<Option<Self>> {
         let name = format!("forebay-thin-{}", std::process::id());
         let file = match kind {
@@ -224,14 +217,13 @@ impl Place {
         Ok(Some(place))
     }
 
-    /// What fio writes to.
     fn path(&self) -> String {
         let file = || self.file.display().to_string();
         self.loop_device.clone().unwrap_or_else(file)
     }
 
-    /// Has the kernel find the memory now: zeros are written where nothing was, because what is only
-    /// set aside is still cleared page by page when it is first used. What is there reads as it did.
+    /// Allocates memory by writing zeros into holes; reserved pages alone would still be cleared on
+    /// first use.
     fn take_memory(&self) -> Result<()> {
         if self.kind == "file" {
             return Ok(());
@@ -249,7 +241,7 @@ impl Place {
             at = rustix::fs::seek(&file, SeekFrom::Hole(at))?;
             let end = match rustix::fs::seek(&file, SeekFrom::Data(at)) {
                 Ok(data) => data.min(self.bytes),
-                // Nothing more.
+                // No more data.
                 Err(Errno::NXIO) => self.bytes,
                 Err(error) => return Err(error.into()),
             };
@@ -272,7 +264,7 @@ impl Drop for Place {
     }
 }
 
-/// Writes 4 KiB of every so many bytes, once, in random order.
+/// Writes 4 KiB of each `once_per` bytes, in random order.
 fn load(program: &Path, forebay: &Forebay, nqn: &str, once_per: u64) -> Result<Run> {
     let mut command = Command::new(program);
     command
@@ -294,11 +286,10 @@ fn load(program: &Path, forebay: &Forebay, nqn: &str, once_per: u64) -> Result<R
     })
 }
 
-/// The same by fio, straight to the device.
 fn bare(place: &Place, bytes: u64, once_per: u64) -> Result<Run> {
     let file = place.path();
     let mut log = format!("fio version 2 iolog\n{file} add\n{file} open\n");
-    // Its own random order counts in blocks of the I/O's size, so it is told where to write.
+    // fio's random order has blocks of the I/O's size, so pass offsets explicitly.
     for at in shuffled(bytes / once_per) {
         writeln!(log, "{file} write {} {IO_BYTES}", at * once_per)?;
     }
@@ -334,7 +325,7 @@ fn bare(place: &Place, bytes: u64, once_per: u64) -> Result<Run> {
     })
 }
 
-/// `0..count` in an order without a pattern that matters, always the same.
+/// A fixed pseudorandom order.
 fn shuffled(count: u64) -> Vec<u64> {
     let mut all: Vec<u64> = (0..count).collect();
     let mut state = 1u64;
