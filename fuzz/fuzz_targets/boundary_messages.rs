@@ -1,6 +1,6 @@
-//! The messages between daemon and engine: neither trusts the other's bytes.
+//! Messages between daemon and engine, which do not trust each other.
 //!
-//! Checked: no panic; what is understood says the same when it is said again.
+//! No panic; a decoded message survives encoding.
 
 #![no_main]
 

@@ -1,6 +1,6 @@
-//! A pool's device with changed bytes: labels, headers, tables, blocks of the database.
+//! A pool's device with damaged labels, headers, tables or database blocks.
 //!
-//! Design: in `forebay_pool::fuzzing`, which sees the crate's inside. Checked: no panic; what opens is what was committed, whole.
+//! No panic; a pool that opens has exactly the committed contents.
 
 #![no_main]
 

@@ -1,6 +1,6 @@
-//! Catalog records with right checksums and any content: loaded, checked, used.
+//! Catalog records with valid checksums and arbitrary content.
 //!
-//! Design: in `forebay_pool::fuzzing`, which sees the crate's inside. Checked: no panic; a pool that loads can be used.
+//! No panic; a pool that loads can be used.
 
 #![no_main]
 

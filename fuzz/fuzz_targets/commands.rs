@@ -1,9 +1,8 @@
-//! Commands of a hostile host: I/O commands, Admin commands in any order, Connect and its data.
+//! A hostile host's I/O, admin and Connect commands, in any order.
 //!
-//! Design: the input is a list of 64-byte commands, each followed by a byte that says how much data
-//! comes with it (times 16). Each is offered to the I/O decoder and to a living controller. Checked: no
-//! panic; an I/O command that is accepted lies within its namespace and its transfer limit; a controller
-//! never gives more data than it asked room for; its state can be continued from at any moment.
+//! Each 64-byte command is followed by its data length in units of 16. No panic; accepted I/O is
+//! within namespace and MDTS; a controller returns no more data than announced; its state can
+//! always be restored.
 
 #![no_main]
 

@@ -1,9 +1,7 @@
-//! A hostile driver of an NVMe controller on PCI Express: registers, Admin commands, data pointers.
+//! A hostile driver of a PCIe controller: registers, admin commands, data pointers.
 //!
-//! Design: the input is a list of steps, each a kind, and what that needs; memory is 64 KiB that the input
-//! fills too, so that lists and segments in it lead anywhere. Checked: no panic; ranges that a data pointer
-//! gives are as long together as the command's data; the state can be gone on with at any moment; no
-//! doorbell's value takes a cursor out of its queue.
+//! The input has steps and 64 KiB of memory. No panic; ranges add up to the command's data; the
+//! state can always be restored; doorbells keep cursors in their queue.
 
 #![no_main]
 

@@ -1,9 +1,7 @@
-//! NVMe/TCP byte streams, as a controller and as a host sees them.
+//! NVMe/TCP streams for controllers and hosts.
 //!
-//! Design: the first byte chooses role and digests, the rest is what the peer sent, parsed PDU by PDU
-//! as a connection would. For a host, commands are in flight that the PDUs may be about. Checked: no
-//! panic; a PDU never claims more than the connection's limits; what was accepted is never larger than
-//! what the command moves.
+//! The first byte selects role and digests; hosts have commands in flight. No panic; PDUs respect
+//! the connection's limits and the commands' data lengths.
 
 #![no_main]
 

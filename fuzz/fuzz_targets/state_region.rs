@@ -1,7 +1,6 @@
-//! The state region of a dead engine with changed records: its successor believes no word of it.
+//! A damaged state region of a dead engine.
 //!
-//! Design: in `forebay_engine::fuzzing`, which sees the crate's inside. Checked: no panic; every socket
-//! goes on or ends, and no slot is used twice.
+//! No panic; every socket continues or closes, and no slot is used twice.
 
 #![no_main]
 

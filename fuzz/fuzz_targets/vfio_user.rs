@@ -1,9 +1,8 @@
-//! Streams of vfio-user messages from a hostile client.
+//! A hostile vfio-user client.
 //!
-//! Design: the first byte says whether a version is agreed on already, the rest is the stream; with each
-//! message as many descriptors came as its last byte says. Checked: no panic; what is judged to be sound is
-//! inside the device; each message that wants an answer gets one, of the length that it says, and an error's
-//! errno is not 0.
+//! The first byte tells whether a version is negotiated; a message's last byte is its descriptor
+//! count. No panic; accepted accesses are inside the device; each request gets one reply of the
+//! announced length; errors have a nonzero errno.
 
 #![no_main]
 

@@ -1,8 +1,7 @@
-//! A vhost-user client that says anything, in any order.
+//! A hostile vhost-user client.
 //!
-//! Design: the input is a stream of messages, each with a byte before it that says how many descriptors come with it.
-//! Checked: no panic; a frame is never longer than its limit; what the session lets through is within its limits; a
-//! successor reads from its words the session that there was.
+//! Before each message, a byte is its descriptor count. No panic; frames and accepted values are
+//! within limits; a successor restores the same session.
 
 #![no_main]
 

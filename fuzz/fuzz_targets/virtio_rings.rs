@@ -1,9 +1,8 @@
-//! A guest's memory of any bytes: rings, tables, requests, and an inflight region that anybody may have written.
+//! Arbitrary guest memory: rings, tables, requests and inflight region.
 //!
-//! Design: a first byte says which ring; four are its base; the rest is the memory from its begin on, where the ring, its
-//! inflight region and its tables lie. The device takes what it finds, looks at each request, returns it, and takes up
-//! again what it left. Checked: no panic; no more chains than the ring has; pieces are not empty and don't
-//! overflow; what is accepted lies within the disk.
+//! The input is ring selection, four bases, and memory. The device takes requests, returns them and
+//! resumes from its inflight region. No panic; no more chains than ring entries; pieces are
+//! nonempty and do not overflow; accepted requests are within the disk.
 
 #![no_main]
 

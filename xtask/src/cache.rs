@@ -1,11 +1,8 @@
-//! A cache of fetched files, one for each machine.
+//! A per-machine cache of fetched files, shared by checkouts.
 //!
-//! Purpose: the guest's image, QEMU and mdbook outlive a checkout and its target folder, and are not
-//! fetched again.
-//! Design: one folder for each thing, with the SHA-256 of every file in it. A process checks them at its
-//! first use, and makes the folder again if they don't hold. It appears under its name only when it is
-//! whole; a lock keeps processes from making it twice. A folder unused for 30 days is removed.
-//! Not here: fetching (`debian`).
+//! Each folder has the SHA-256 sums of its files, checked at a process's first use; a damaged
+//! folder is rebuilt. Folders are renamed into place when complete, under a lock. Folders unused
+//! for 30 days are removed.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -19,18 +16,16 @@ use rustix::fs::FlockOperation;
 
 use crate::process;
 
-/// Names the cache's folder; otherwise it is `forebay` in `$XDG_CACHE_HOME`, or in `~/.cache`.
+/// Environment variable with the cache's folder; the default is `forebay` in `$XDG_CACHE_HOME` or
+/// `~/.cache`.
 pub const VARIABLE: &str = "FOREBAY_CACHE";
-/// What `make` leaves its result in.
+/// The subfolder with `make`'s result.
 const RESULT: &str = "result";
 const SUMS: &str = "SHA256SUMS";
 const SUMS_LIMIT: Duration = Duration::from_secs(300);
 const UNUSED: Duration = Duration::from_secs(30 * 24 * 3600);
 
 /// The cache's folder.
-///
-/// # Errors
-/// If the environment names no place for it.
 pub fn folder() -> Result<PathBuf> {
     let named = |variable: &str| std::env::var_os(variable).map(PathBuf::from);
     let folder = named(VARIABLE)
@@ -40,11 +35,8 @@ pub fn folder() -> Result<PathBuf> {
     std::path::absolute(folder).context("the cache's folder")
 }
 
-/// The folder `name` of the cache. If it is missing or damaged, `make` makes it: it gets a folder for
-/// its work, and its subfolder `result` is kept.
-///
-/// # Errors
-/// Those of `make`, and the system's.
+/// The cached folder `name`. If missing or damaged, `make` fills the subfolder `result` of a work
+/// folder.
 pub fn get(name: &str, make: impl FnOnce(&Path) -> Result<()>) -> Result<PathBuf> {
     get_in(&folder()?, name, make)
 }
@@ -77,7 +69,7 @@ fn get_in(cache: &Path, name: &str, make: impl FnOnce(&Path) -> Result<()>) -> R
         std::fs::rename(&result, &finished)?;
         std::fs::remove_dir_all(&work)?;
     }
-    // The sums' time is that of the last use.
+    // The sums' modification time is the last use.
     let sums = File::open(finished.join(SUMS))?;
     sums.set_modified(SystemTime::now())?;
     forget_unused(cache, UNUSED);
@@ -93,7 +85,6 @@ fn is_whole(folder: &Path) -> bool {
     process::output(&mut check, SUMS_LIMIT).is_ok()
 }
 
-/// Removes folders unused for `unused`.
 fn forget_unused(cache: &Path, unused: Duration) {
     let Ok(entries) = std::fs::read_dir(cache) else {
         return;
@@ -115,7 +106,7 @@ mod tests {
     fn it_is_made_once_and_again_when_it_is_damaged() {
         let cache = std::env::temp_dir().join(format!("xtask-cache-{}", std::process::id()));
         let mut made = 0;
-        // Another name each time: a process looks at each only once.
+        // New names, as a process checks each only once.
         let mut get = |name: &str| {
             let folder = get_in(&cache, name, |work| {
                 made += 1;

@@ -1,8 +1,4 @@
-//! Cargo and the repository that it builds.
-//!
-//! Purpose: what every task needs: where things are, a command of cargo, a step with its seconds.
-//! Design: paths follow from where this program was built.
-//! Not here: running other programs ([`xtask::process`]).
+//! Runs cargo, and finds the repository and its target folder.
 
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
@@ -14,13 +10,11 @@ use xtask::process;
 
 use crate::seconds;
 
-/// The top of the repository.
 pub(crate) fn repository() -> PathBuf {
     let own = Path::new(env!("CARGO_MANIFEST_DIR"));
     own.parent().unwrap_or(own).to_owned()
 }
 
-/// Where cargo builds.
 pub(crate) fn target_folder() -> PathBuf {
     match std::env::var_os("CARGO_TARGET_DIR") {
         Some(folder) => repository().join(folder),
@@ -28,7 +22,7 @@ pub(crate) fn target_folder() -> PathBuf {
     }
 }
 
-/// The cargo that runs us, at the top of the repository.
+/// The cargo that runs this, at the repository's top.
 pub(crate) fn cargo(args: &[&str]) -> Command {
     let program = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut command = Command::new(program);
@@ -36,8 +30,8 @@ pub(crate) fn cargo(args: &[&str]) -> Command {
     command
 }
 
-/// Runs a command to its end and adds its seconds to the table. What it prints is shown when it has
-/// ended, because others may run beside it; on a terminal, as it comes.
+/// Runs a command and adds its time to the table. Output appears at the end, as others run beside
+/// it; on a terminal immediately.
 pub(crate) fn step(
     kind: &'static str,
     name: &str,
@@ -65,7 +59,7 @@ pub(crate) fn step(
     }
 }
 
-/// Whether this is CI, where nothing may be left out.
+/// In CI nothing may be skipped.
 pub(crate) fn in_ci() -> bool {
     std::env::var("CI").is_ok_and(|value| value == "true")
 }

@@ -1,10 +1,7 @@
-//! `cargo xtask check`: what must hold besides the tests.
+//! `cargo xtask check`: formatting, clippy, crate order, licenses, documentation and shape.
 //!
-//! Purpose: formatting, clippy with warnings denied, the order of the crates, licences and sources of
-//! dependencies, documentation.
-//! Design: every step runs, whatever the others say. Clippy has the features of the tests' build, so that
-//! it and rustdoc share what they compile. `cargo-deny` is installed if it is missing (a minute or two).
-//! Not here: the steps' configuration (`deny.toml`, the workspace's lints), the book (`docs`).
+//! All steps run despite failures. Clippy uses the tests' features, to share artifacts with
+//! rustdoc. A missing `cargo-deny` is installed.
 
 use std::process::Stdio;
 use std::time::{Duration, Instant};
@@ -19,7 +16,7 @@ use crate::{docs, seconds, shape};
 
 const LIMIT: Duration = Duration::from_secs(30 * 60);
 
-/// The crates, ground floor first: each may use only those before it.
+/// A crate may use only those before it.
 const ORDER: &[&str] = &[
     "forebay-nvme",
     "forebay-qos",
@@ -47,7 +44,7 @@ const STEPS: [Step; 6] = [
     ("shape", shape::check),
 ];
 
-/// Runs the steps named in `args`, or all; true if all is well.
+/// Runs the named steps or all. Returns whether all passed.
 pub(crate) fn run(args: &[String]) -> Result<bool> {
     for name in args {
         if !STEPS.iter().any(|(step, _)| step == name) {
@@ -64,7 +61,7 @@ pub(crate) fn run(args: &[String]) -> Result<bool> {
     Ok(failed.is_empty())
 }
 
-/// Runs every step; returns what failed, with why.
+/// Runs all steps; returns the failures.
 pub(crate) fn all() -> Vec<String> {
     failures(STEPS.iter())
 }
@@ -85,7 +82,6 @@ fn clippy() -> Result<()> {
     step("check", "clippy", &mut command, LIMIT)
 }
 
-/// A crate uses only those below it.
 fn layers() -> Result<()> {
     let metadata = process::output(
         &mut cargo(&["metadata", "--format-version", "1", "--no-deps"]),
@@ -134,7 +130,7 @@ fn licences() -> Result<()> {
         .status();
     if !version.is_ok_and(|status| status.success()) {
         println!("cargo-deny is missing: building it");
-        // It runs for a second, so it need not be optimized.
+        // It runs for a second, so skip optimization.
         let mut install = cargo(&["install", "cargo-deny", "--locked", "--debug"]);
         step("build", "cargo-deny", &mut install, LIMIT)?;
     }

@@ -1,9 +1,7 @@
-//! `cargo xtask ci`: all that CI runs.
+//! `cargo xtask ci`: checks, instruction counts and all tests.
 //!
-//! Purpose: the checks, what an I/O costs in instructions, and every test, as fast as the machine allows.
-//! Design: the tests are built first; checks and the other builds then run beside tests that wait. All
-//! steps run, whatever the others say. It ends with the table of seconds and the tests' closing line.
-//! Not here: the steps.
+//! Tests are built first; checks and other builds then run beside waiting tests. All steps run
+//! despite failures.
 
 use anyhow::{Result, bail};
 
@@ -12,7 +10,7 @@ use crate::suites::{self, Done};
 use crate::tally::Tally;
 use crate::{bench, check};
 
-/// Runs it; true if all is well.
+/// Returns whether all passed.
 pub(crate) fn run() -> bool {
     let others = vec![job("checks", checks), job("bench", instructions)];
     suites::all(&["unit", "system", "fuzz", "guest"], others)

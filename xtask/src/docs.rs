@@ -1,12 +1,8 @@
-//! The documentation build.
+//! Builds the documentation: `cargo doc`, the book in `docs/`, and checks of links between pages.
 //!
-//! Purpose: `cargo doc` with warnings denied, the book in `docs/`, and the links between the
-//! repository's own pages.
-//! Design: mdbook comes from the search path, or else from its Debian package, unpacked in the
-//! machine's cache and run from there (building it from source would take minutes). mdbook does not look
-//! at links, so every relative link of a page must name a file that exists, and every page of the book
-//! must be in its table of contents.
-//! Not here: links to the web, anchors.
+//! mdbook comes from the search path or its Debian package in the cache, as compiling it takes
+//! minutes. It checks no links, so relative links and the table of contents are checked here; web
+//! links and anchors are not.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -20,13 +16,12 @@ use xtask::process;
 use crate::cargo::{cargo, in_ci, repository, step};
 use crate::programs::FEATURES;
 
-/// The suite whose mdbook is used.
+/// Suite of mdbook.
 const SUITE: &str = "trixie";
-/// Its name in the machine's cache.
+/// In the cache.
 const MDBOOK: &str = "mdbook-trixie";
 const LIMIT: Duration = Duration::from_secs(20 * 60);
 
-/// Builds all documentation; an error if anything is wrong with it.
 pub(crate) fn check() -> Result<()> {
     let pages = pages()?;
     let broken = broken_links(&pages)?;
@@ -38,7 +33,7 @@ pub(crate) fn check() -> Result<()> {
         bail!("not in docs/src/SUMMARY.md:\n{}", missing.join("\n"));
     }
     book()?;
-    // It is for those who work on Forebay, so private items belong to it and may be linked to.
+    // Documentation is for contributors, so it may link to private items.
     let flags = "--deny warnings --allow rustdoc::private_intra_doc_links";
     let args = [
         "doc",
@@ -82,7 +77,7 @@ fn mdbook() -> Result<Command> {
     Ok(Sysroot::new(folder).command("usr/bin/mdbook", "mdbook"))
 }
 
-/// The repository's pages: those at its top and the book's.
+/// Pages at the repository's top and in the book.
 fn pages() -> Result<Vec<PathBuf>> {
     let mut pages = Vec::new();
     let mut folders = vec![repository().join("docs")];
@@ -120,7 +115,7 @@ fn broken_links(pages: &[PathBuf]) -> Result<Vec<String>> {
     Ok(broken)
 }
 
-/// Pages of the book that its table of contents does not have.
+/// Pages missing from the table of contents.
 fn missing_chapters(pages: &[PathBuf]) -> Result<Vec<String>> {
     let source = repository().join("docs/src");
     let summary = source.join("SUMMARY.md");
@@ -137,7 +132,7 @@ fn missing_chapters(pages: &[PathBuf]) -> Result<Vec<String>> {
         .collect())
 }
 
-/// Targets of `[text](target)` outside code, without anchors, that are no web addresses.
+/// Relative link targets outside code, without anchors.
 fn relative_links(text: &str) -> Vec<&str> {
     let mut links = Vec::new();
     let mut in_code = false;
@@ -148,7 +143,7 @@ fn relative_links(text: &str) -> Vec<&str> {
         if in_code {
             continue;
         }
-        // every second piece between backticks is code
+        // odd pieces between backticks are code
         for prose in line.split('`').step_by(2) {
             for rest in prose.split("](").skip(1) {
                 let target = rest.split([')', ' ']).next().unwrap_or_default();

@@ -1,11 +1,8 @@
-//! `cargo xtask fuzz`: hostile bytes for the parsers.
+//! `cargo xtask fuzz`: runs each target of `fuzz/` for a fixed time from its corpus.
 //!
-//! Purpose: runs the targets of `fuzz/`, each for a fixed short time, from its kept corpus on.
-//! Design: cargo-fuzz drives libFuzzer; without a sanitizer, so that the stable compiler does, and
-//! because what is fuzzed has no unsafe code. What a run finds new goes beneath `target/`, never into
-//! the kept corpus; what breaks a target stays in `fuzz/artifacts`, with the command that shows it
-//! again. cargo-fuzz is installed if it is missing (a minute or two).
-//! Not here: the targets (`fuzz/fuzz_targets`), and making the corpora smaller (`cargo fuzz cmin`).
+//! cargo-fuzz drives libFuzzer without sanitizer: this allows the stable compiler, and the fuzzed
+//! code is safe. Findings go below `target/`; failures stay in `fuzz/artifacts`, with a command to
+//! reproduce them. A missing cargo-fuzz is installed. `cargo fuzz cmin` minimizes corpora.
 
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
@@ -20,16 +17,16 @@ use crate::suites::rust_files;
 use crate::tally::Tally;
 
 const BUILD_LIMIT: Duration = Duration::from_secs(30 * 60);
-/// What a target needs beside its time: its corpus is read first.
+/// Extra time, to read the corpus.
 const RUN_LIMIT: Duration = Duration::from_secs(5 * 60);
-/// How long each target runs in the suite, in seconds; `cargo xtask soak` runs them longer.
+/// Seconds per target in the suite; `cargo xtask soak` runs longer.
 const SUITE_SECONDS: u64 = 3;
-/// One input may take no longer than this; on a machine that stands still now and then, any may take some seconds.
+/// Time limit per input; on a machine that stalls, any may take seconds.
 const INPUT_LIMIT_S: u64 = 60;
 const MEMORY_LIMIT_MIB: u64 = 2048;
 const MAX_INPUT_BYTES: u64 = 4096;
 
-/// `cargo xtask fuzz [--seconds N] [TARGET...]`; true if nothing broke.
+/// Runs the command. Returns whether all passed.
 pub(crate) fn run(args: &[String]) -> Result<bool> {
     let mut seconds = SUITE_SECONDS;
     let mut wanted = Vec::new();
@@ -56,12 +53,12 @@ pub(crate) fn run(args: &[String]) -> Result<bool> {
     Ok(tally.failed == 0)
 }
 
-/// The suite: every target, shortly. Each that breaks nothing counts as a test that passed.
+/// Every target briefly; each counts as a test.
 pub(crate) fn suite(tally: &mut Tally) -> Result<()> {
     each(&targets()?, SUITE_SECONDS, tally)
 }
 
-/// Every target for `seconds`, as `cargo xtask soak` runs them.
+/// Every target for `seconds`.
 pub(crate) fn soak(seconds: u64) -> Result<()> {
     let mut tally = Tally::default();
     each(&targets()?, seconds, &mut tally)?;
@@ -97,14 +94,13 @@ fn build_folder() -> PathBuf {
     target_folder().join("fuzz")
 }
 
-/// Builds every target.
 fn build() -> Result<()> {
     let mut command = cargo(&["fuzz", "build", "--sanitizer", "none", "--target-dir"]);
     command.arg(build_folder());
     step("build", "fuzz targets", &mut command, BUILD_LIMIT)
 }
 
-/// Runs a target; returns the processor seconds that it used.
+/// Runs a target; returns its processor seconds.
 fn one(target: &str, seconds: u64) -> Result<f64> {
     let found = build_folder().join("found").join(target);
     std::fs::create_dir_all(&found).with_context(|| found.display().to_string())?;
@@ -145,7 +141,6 @@ fn one(target: &str, seconds: u64) -> Result<f64> {
     Ok(ended.cpu_s)
 }
 
-/// The targets, by the names of their files.
 fn targets() -> Result<Vec<String>> {
     rust_files("fuzz/fuzz_targets")
 }

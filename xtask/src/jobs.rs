@@ -1,42 +1,35 @@
-//! Work that runs side by side.
+//! Runs jobs concurrently, so that waiting tests overlap with computing ones.
 //!
-//! Purpose: tests that mostly wait (guests, kills, timers) run beside those that compute, so that the
-//! processors are busy until the end.
-//! Design: jobs start in order. Another one starts when a part of the machine was idle for a moment,
-//! up to [`MOST`] at a time. Guests run two at a time; what measures the machine runs alone, at the end.
-//! Not here: what the jobs do.
+//! Jobs start in order whenever part of the machine was idle, up to [`MOST`] at once. Guests are
+//! limited, and measurements run alone at the end.
 
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
-/// How many jobs run at the same time: each may hold a guest's memory.
+/// Each job may hold a guest's memory.
 const MOST: usize = 8;
 const MOST_GUESTS: usize = 2;
-/// The machine is looked at for so long before another job starts.
+/// Measuring time before another job starts.
 const LOOK: Duration = Duration::from_millis(500);
-/// Another job starts if this share of all processors was idle.
+/// Idle share of all processors that starts another job.
 const IDLE_SHARE: f64 = 0.2;
 
-/// With whom a job can run.
+/// Which jobs may run beside this one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Company {
-    /// Any other job.
     Any,
-    /// Any other job, but few of this kind.
+    /// Any, but few guests.
     Guest,
-    /// Nobody.
+    /// None.
     Alone,
 }
 
-/// Something to do.
 pub(crate) struct Job<T> {
-    /// With whom.
     pub(crate) company: Company,
-    /// What.
     pub(crate) work: Box<dyn FnOnce() -> T + Send>,
 }
 
-/// Does it all; `take` gets each result as it comes.
+/// Runs all jobs; `take` receives each result.
 pub(crate) fn run<T: Send>(jobs: Vec<Job<T>>, mut take: impl FnMut(T)) {
     let (mut alone, mut waiting): (Vec<_>, Vec<_>) = jobs
         .into_iter()
@@ -71,7 +64,7 @@ pub(crate) fn run<T: Send>(jobs: Vec<Job<T>>, mut take: impl FnMut(T)) {
     });
 }
 
-/// The first of `waiting` that can start beside `running`.
+/// The first job that may start beside `running`.
 fn next<T>(waiting: &[Job<T>], running: &[Company]) -> Option<usize> {
     if running.len() >= MOST || running.contains(&Company::Alone) {
         return None;
@@ -87,7 +80,7 @@ fn next<T>(waiting: &[Job<T>], running: &[Company]) -> Option<usize> {
     })
 }
 
-/// What the processors did since a moment ago.
+/// Processor times since a point in time.
 struct Load {
     since: Instant,
     ticks: Option<(u64, u64)>,
@@ -101,7 +94,7 @@ impl Load {
         }
     }
 
-    /// Whether enough of the machine was idle; false before it was looked at for long enough.
+    /// Whether enough was idle; false within [`LOOK`].
     fn is_idle(&mut self) -> bool {
         if self.since.elapsed() < LOOK {
             return false;
@@ -109,14 +102,14 @@ impl Load {
         let before = std::mem::replace(self, Self::now());
         let (Some((all, idle)), Some((all_before, idle_before))) = (self.ticks, before.ticks)
         else {
-            return true; // no such file: another system
+            return true; // no /proc/stat
         };
         let all = all.saturating_sub(all_before).max(1);
         idle.saturating_sub(idle_before) as f64 / all as f64 >= IDLE_SHARE
     }
 }
 
-/// All ticks of all processors, and the idle ones (proc_stat(5)).
+/// Total and idle ticks (proc_stat(5)).
 fn ticks() -> Option<(u64, u64)> {
     let text = std::fs::read_to_string("/proc/stat").ok()?;
     let fields = text.lines().next()?.split_whitespace().skip(1);

@@ -1,11 +1,7 @@
-//! What the project's own tasks and its system tests have in common.
+//! Code that the `xtask` program shares with the system tests in `tests/`.
 //!
-//! Purpose: running programs with a time limit ([`process`]), getting Debian packages without
-//! touching the machine's own package configuration ([`debian`]), a cache for fetched files ([`cache`]),
-//! and making our own package ([`package`]).
-//! Design: a library beside the `xtask` program, so that the guest harness in `tests/` uses the same
-//! code as the tasks.
-//! Not here: the tasks themselves (`main.rs` and its modules), and anything else about Forebay.
+//! It runs programs with time limits ([`process`]), fetches Debian packages ([`debian`]), caches
+//! files ([`cache`]) and builds our package ([`package`]).
 
 pub mod cache;
 pub mod debian;

@@ -1,9 +1,6 @@
-//! `cargo xtask`: the project's own tasks.
+//! `cargo xtask`: the project's tasks for contributors and CI.
 //!
-//! Purpose: one entry for whoever works on Forebay, and for CI: test, check, bench.
-//! Design: each task is a module that takes its arguments and says whether all went well; nothing
-//! runs that has no time limit.
-//! Not here: building and running Forebay (`cargo`, `make run`).
+//! Each task is a module that returns whether all went well. Everything has a time limit.
 
 mod bench;
 mod cargo;
@@ -72,7 +69,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Builds the program as it is shipped, and packs it.
+/// Builds the release program and its package.
 fn package(args: &[String]) -> Result<bool> {
     if let Some(arg) = args.first() {
         bail!("`package` takes no `{arg}`");

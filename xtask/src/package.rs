@@ -1,11 +1,8 @@
-//! The Debian package.
+//! The Debian package: `cargo xtask package`.
 //!
-//! Purpose: `cargo xtask package` makes a `.deb` with the program, its service, its configuration, manual
-//! pages, completion, and the book.
-//! Design: the files are laid out in a folder and `dpkg-deb` packs them. What the program knows about
-//! itself (pages, completion, formats) it writes itself. Templates and scripts are in `packaging/`. The licences of
-//! what is linked in are collected from the crates' own folders.
-//! Not here: signing, repositories, other formats.
+//! Files are laid out in a folder for `dpkg-deb`; templates and scripts are in `packaging/`. The
+//! program writes its own manual pages, completion and formats. License texts come from the crates'
+//! folders.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -21,21 +18,18 @@ use crate::process;
 
 const LIMIT: Duration = Duration::from_secs(300);
 
-/// Where things are.
+/// Paths for [`build`].
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// The top of the repository.
+    /// The repository.
     pub repository: PathBuf,
-    /// The program to pack.
+    /// The program.
     pub program: PathBuf,
-    /// Where the package and the folder it is made of go.
+    /// Folder for the package and its contents.
     pub output: PathBuf,
 }
 
-/// Makes the package; returns its path.
-///
-/// # Errors
-/// If a tool is missing or something can't be read or written.
+/// Builds the package; returns its path.
 pub fn build(options: &Options) -> Result<PathBuf> {
     let tree = Tree {
         root: options.output.join("package"),
@@ -46,7 +40,7 @@ pub fn build(options: &Options) -> Result<PathBuf> {
     let version = version(&options.program)?;
     let from = |file: &str| read(&options.repository.join("packaging").join(file));
     tree.put("usr/bin/forebay", &read(&options.program)?, 0o755)?;
-    // Names of functions stay, for reports of crashes; lines of sources don't: four fifths of the program.
+    // Keeps function names for crash reports; debug information is four fifths of the program.
     let mut strip = Command::new("strip");
     strip
         .arg("--strip-debug")
@@ -114,7 +108,6 @@ pub fn build(options: &Options) -> Result<PathBuf> {
     Ok(package)
 }
 
-/// The files of the package.
 struct Tree {
     root: PathBuf,
 }
@@ -149,7 +142,7 @@ fn version(program: &Path) -> Result<String> {
         .to_owned())
 }
 
-/// The newest symbol version of the C library that the program asks for.
+/// The newest required C library symbol version.
 fn glibc(program: &Path) -> Result<String> {
     let content = read(program)?;
     let mark = b"GLIBC_2.";
@@ -188,7 +181,7 @@ fn written_by_itself(tree: &Tree, program: &Path) -> Result<()> {
         }
         written.push(path);
     }
-    // -n: no name and no time, so that the same source gives the same package.
+    // -n omits name and time, for reproducible packages.
     process::output(Command::new("gzip").arg("-n9").args(&written), LIMIT)?;
     for (shell, path) in [
         ("bash", "usr/share/bash-completion/completions/forebay"),
@@ -201,7 +194,6 @@ fn written_by_itself(tree: &Tree, program: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The book's pages and the API's description.
 fn documentation(tree: &Tree, repository: &Path) -> Result<()> {
     let pages = repository.join("docs/src");
     for page in fs::read_dir(&pages).with_context(|| pages.display().to_string())? {
@@ -219,7 +211,7 @@ fn documentation(tree: &Tree, repository: &Path) -> Result<()> {
     tree.put("usr/share/doc/forebay/openapi.json", &api, 0o644)
 }
 
-/// Our licence, and those of the crates that are linked in, each text once.
+/// Our license and those of linked crates, each text once.
 fn copyright(repository: &Path) -> Result<String> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let metadata = process::output(
@@ -249,7 +241,7 @@ fn copyright(repository: &Path) -> Result<String> {
     Ok(whole)
 }
 
-/// The packages that `forebay` needs to run, without our own.
+/// Packages that `forebay` links, except our own.
 fn linked_in(metadata: &Value) -> Vec<&Value> {
     let list =
         |value: &'static str, of: &'_ Value| of[value].as_array().cloned().unwrap_or_default();
@@ -293,7 +285,6 @@ fn linked_in(metadata: &Value) -> Vec<&Value> {
     linked.collect()
 }
 
-/// The licence texts in a crate's folder.
 fn licences(folder: &Path) -> Result<Vec<String>> {
     let mut found = Vec::new();
     for entry in fs::read_dir(folder).with_context(|| folder.display().to_string())? {

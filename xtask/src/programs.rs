@@ -1,11 +1,8 @@
-//! The one build that all tests share.
+//! Builds the workspace and its tests once, with one set of features, and finds the programs in
+//! cargo's JSON.
 //!
-//! Purpose: builds the workspace with its tests once, with one set of features, and finds the programs
-//! that came of it.
-//! Design: cargo says as JSON which programs it built. The same command gives the `forebay` program
-//! with the devices that only tests use. A developer's `cargo test -p CRATE` uses the same artifacts
-//! where its features are the same.
-//! Not here: running them (`suites`), release builds, fuzz targets.
+//! `forebay` includes the devices for tests. `cargo test -p CRATE` shares artifacts if its features
+//! are equal.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -19,38 +16,33 @@ use crate::cargo::cargo;
 use crate::seconds;
 
 const LIMIT: Duration = Duration::from_secs(30 * 60);
-/// The devices and points of death that only tests use.
+/// Devices and kill points for tests.
 pub(crate) const FEATURES: [&str; 2] = ["--features", "forebay/test-device"];
 
-/// A built test program.
 #[derive(Debug, Clone)]
 pub(crate) struct TestProgram {
-    /// Its package, e.g. `forebay-pool`.
+    /// For example `forebay-pool`.
     pub(crate) package: String,
-    /// Its target: a file in `tests/`, or the library's or program's own name.
+    /// A file in `tests/`, or the library's or program's name.
     pub(crate) target: String,
-    /// The package's folder, where its tests run.
+    /// The package's folder, where tests run.
     pub(crate) folder: PathBuf,
-    /// The program.
     pub(crate) path: PathBuf,
 }
 
 impl TestProgram {
-    /// As the table of seconds says it.
+    /// In the table of seconds.
     pub(crate) fn name(&self) -> String {
         format!("{} {}", self.package, self.target)
     }
 }
 
-/// The built programs.
 pub(crate) struct Programs {
-    /// Every test program, in cargo's order.
+    /// In cargo's order.
     pub(crate) tests: Vec<TestProgram>,
-    /// `forebay` itself.
     pub(crate) forebay: PathBuf,
 }
 
-/// Builds everything that the tests need.
 pub(crate) fn build() -> Result<Programs> {
     let mut command = cargo(&["test", "--workspace", "--tests", "--no-run"]);
     command
@@ -101,13 +93,13 @@ fn package_name(id: &str) -> Option<&str> {
     }
 }
 
-/// A command that runs `program` as cargo would, both of its streams piped.
+/// Runs `program` as cargo would, with piped streams.
 pub(crate) fn command(program: &TestProgram) -> Command {
     let mut command = Command::new(&program.path);
     command
         .current_dir(&program.folder)
         .env("CARGO_MANIFEST_DIR", &program.folder)
-        // An error that a test returns should be its message, not a trace of where it was made.
+        // Shows a returned error's message without a backtrace.
         .env("RUST_LIB_BACKTRACE", "0")
         .stderr(Stdio::piped());
     command

@@ -1,9 +1,6 @@
-//! What took how long.
+//! The table of seconds at the end of `cargo xtask test`, `check` and `ci`, largest first.
 //!
-//! Purpose: the table of seconds that `cargo xtask test`, `check` and `ci` end with, largest first.
-//! Design: one list for the whole run; each build and each test program adds a row.
-//! Programs run side by side, so processor seconds show which ones compute and which ones wait.
-//! Not here: measuring a program ([`xtask::process`]).
+//! Programs run concurrently, so processor seconds show which ones compute.
 
 use std::fmt::Write as _;
 use std::sync::{Mutex, PoisonError};
@@ -18,7 +15,7 @@ struct Row {
     cpu_s: f64,
 }
 
-/// Adds a row: `kind` is `build`, `check`, `test` or `run`.
+/// `kind` is `build`, `check`, `test` or `run`.
 pub(crate) fn add(kind: &'static str, name: &str, wall_s: f64, cpu_s: f64) {
     rows().push(Row {
         kind,
@@ -28,7 +25,7 @@ pub(crate) fn add(kind: &'static str, name: &str, wall_s: f64, cpu_s: f64) {
     });
 }
 
-/// Prints all rows so far and forgets them; `total_s` is the time from start to end.
+/// Prints and clears the rows; `total_s` is the whole run's time.
 pub(crate) fn print(total_s: f64) {
     print!("{}", table(std::mem::take(&mut *rows()), total_s));
 }

@@ -1,12 +1,9 @@
-//! `cargo xtask soak`: what CI does shortly, for as long as asked.
+//! `cargo xtask soak`: repeats fault injection, kills, power cuts, models and fuzzing.
 //!
-//! Purpose: troubles at random, kills in a row, power cuts, models and fuzzing under verification, each
-//! for its share of the minutes. Fails on any byte or error that is not explained.
-//! Design: [`RUNS`] lists them. A run is a test or an example that takes its count from the environment;
-//! it is repeated with the next seed until its share is over, at least once. All runs are made,
-//! whatever the others say. The program is built with the profile for benchmarks and the devices that
-//! only tests use, unless `FOREBAY_BIN` names one.
-//! Not here: the runs themselves.
+//! Each of [`RUNS`] is a test or example with its count and seed in the environment. It repeats
+//! with the next seed for its share of the minutes, at least once, whatever the others' results.
+//! Any unexplained byte or error fails. The program has the benchmarks' profile and test devices,
+//! unless `FOREBAY_BIN` names one.
 
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
@@ -21,31 +18,30 @@ use crate::programs::{self, FEATURES, TestProgram};
 use crate::tally::Tally;
 use crate::{fuzz, seconds};
 
-/// For one turn.
+/// Per repetition.
 const LIMIT: Duration = Duration::from_secs(60 * 60);
 
-/// Something that is repeated.
 struct Run {
     name: &'static str,
-    /// Its part of the time, against the others'.
+    /// Relative share of the time.
     share: u32,
     kind: Kind,
-    /// A turn has so many of these.
+    /// Units per repetition.
     count: u64,
     unit: &'static str,
 }
 
 #[derive(Clone, Copy)]
 enum Kind {
-    /// The example `soak` of the crate in `tests/`, for so many seconds.
+    /// The example `soak` in `tests/`, for `count` seconds.
     Troubles,
-    /// Tests of a package and file, those with a name in theirs.
+    /// Matching tests of a package and file.
     Test(&'static str, &'static str, &'static str, Variables),
-    /// Every fuzz target, for so many seconds.
+    /// Every fuzz target, for `count` seconds.
     Fuzz,
 }
 
-/// What tells a test how many, and from which seed.
+/// Environment variables of count and seed.
 type Variables = (&'static str, &'static str);
 
 const SYSTEM: &str = "forebay-tests";
@@ -187,7 +183,7 @@ const fn test(
     }
 }
 
-/// Runs it; true if all went well.
+/// Returns whether all passed.
 pub(crate) fn run(args: &[String]) -> Result<bool> {
     let wanted = Wanted::parse(args)?;
     let runs: Vec<&Run> = RUNS
@@ -244,7 +240,7 @@ pub(crate) fn run(args: &[String]) -> Result<bool> {
     Ok(tally.failed == 0)
 }
 
-/// Repeats a turn, each with the next seed, until the time is over or it fails; how many went well.
+/// Repeats with increasing seeds until time is over or one fails; returns the number of successes.
 fn repeat(
     time: Duration,
     first: u64,
@@ -262,7 +258,6 @@ fn repeat(
     (0, Ok(()))
 }
 
-/// The program under test, and what drives it.
 struct Built {
     forebay: PathBuf,
     troubles: PathBuf,
@@ -292,7 +287,7 @@ impl Built {
 
 impl Run {
     fn turn(&self, built: &Built, seed: u64) -> Result<()> {
-        // The model's seed is its first case's number.
+        // The model's seed is its first case number.
         let seed = match self.kind {
             Kind::Test(.., MODEL) => seed * self.count,
             _ => seed,
@@ -323,7 +318,6 @@ impl Run {
     }
 }
 
-/// What is asked for.
 #[derive(Debug, PartialEq)]
 struct Wanted {
     minutes: f64,

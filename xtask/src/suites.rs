@@ -1,13 +1,9 @@
-//! `cargo xtask test`: every test there is.
+//! `cargo xtask test`: builds and runs all test suites.
 //!
-//! Purpose: builds everything once, runs the test programs side by side, each with its seconds and a
-//! time limit, and ends with tables and the line `N passed, N failed`.
-//! Design: the suites are `unit` (every crate's own tests), `system` (the crate in `tests/`, against
-//! the built `forebay`), `fuzz` (the targets in `fuzz/`, shortly) and `guest` (the files
-//! `tests/tests/linux_guest_*.rs`, which boot a Linux guest and are marked ignored so that a plain
-//! `cargo test` leaves them out). What a program prints is shown when it has ended. A suite that lacks
-//! something tries to install it; failing that it is skipped visibly, which in CI is a failure.
-//! Not here: the tests; what runs beside what (`jobs`).
+//! Suites are `unit` (crates), `system` (`tests/`), `fuzz` (briefly) and `guest`:
+//! `tests/tests/linux_guest_*.rs`, which boot Linux and are ignored by plain `cargo test`. Programs
+//! run concurrently (`jobs`) with time limits; their output is printed at their end. A suite tries
+//! to install its prerequisites, otherwise it is skipped, which fails in CI.
 
 use std::path::Path;
 use std::sync::OnceLock;
@@ -22,23 +18,21 @@ use crate::programs::{self, TestProgram};
 use crate::tally::Tally;
 use crate::{fuzz, seconds};
 
-/// Files in `tests/tests/` that belong to the guest suite begin so.
+/// Prefix of the guest suite's files.
 const GUEST_FILES: &str = "linux_guest_";
-/// This one too: it needs the same programs.
+/// Also a guest file: it needs the same programs.
 const LIBBLKIO_FILE: &str = "libblkio_vhost_user";
-/// Files in `tests/tests/` that mount a FUSE file system of their own, to hold I/O in the kernel.
+/// Files that mount FUSE, to hold I/O in the kernel.
 const MOUNTING_FILES: [&str; 4] = ["claims", "hold_selftest", "own_devices", "takeover_fence"];
-/// Files in `tests/tests/` that need namespaces of their own: a root, a network.
+/// Files that need namespaces: a root or a network.
 const SANDBOX_FILES: [&str; 3] = ["docs_commands_run", "package", "service"];
-/// What these measure others would disturb.
+/// Files that measure, and must run alone.
 const ALONE_FILES: [&str; 1] = ["idle"];
-/// The package of the system's tests.
 const SYSTEM_PACKAGE: &str = "forebay-tests";
 const LIMIT: Duration = Duration::from_secs(20 * 60);
 
 const SUITES: [&str; 4] = ["unit", "system", "fuzz", "guest"];
 
-/// Which suite a test program belongs to.
 fn suite_of(program: &TestProgram) -> &'static str {
     match program.package == SYSTEM_PACKAGE {
         true if is_guest_file(&program.target) => "guest",
@@ -51,7 +45,7 @@ fn is_guest_file(file: &str) -> bool {
     file.starts_with(GUEST_FILES) || file == LIBBLKIO_FILE
 }
 
-/// What came of one job.
+/// A job's result.
 pub(crate) struct Done {
     suite: &'static str,
     tally: Tally,
@@ -64,14 +58,14 @@ impl Done {
         Self { suite, tally }
     }
 
-    /// A job of `suite` that counted `tally` and ended well, or not.
+    /// A finished job's tests and end.
     pub(crate) fn new(suite: &'static str, mut tally: Tally, end: Result<()>) -> Self {
         tally.end(end.err().map(|error| format!("{error:#}")));
         Self { suite, tally }
     }
 }
 
-/// `cargo xtask test`: runs the suites named in `args`, or all; true if all is well.
+/// Runs the named suites or all. Returns whether all passed.
 pub(crate) fn run(args: &[String]) -> Result<bool> {
     if let Some(unknown) = args.iter().find(|name| !SUITES.contains(&name.as_str())) {
         bail!("no suite '{unknown}'; there are: {}", SUITES.join(" "));
@@ -81,7 +75,7 @@ pub(crate) fn run(args: &[String]) -> Result<bool> {
     Ok(all(&wanted, Vec::new()))
 }
 
-/// Runs suites, and `others` beside them; true if all is well. Ends with the tables.
+/// Runs suites beside `others` and prints the tables. Returns whether all passed.
 pub(crate) fn all(suites: &[&'static str], others: Vec<Job<Done>>) -> bool {
     let start = Instant::now();
     let mut results: Vec<Done> = suites
@@ -112,7 +106,7 @@ pub(crate) fn all(suites: &[&'static str], others: Vec<Job<Done>>) -> bool {
             Err(error) => add(Done::new("unit", Tally::default(), Err(error))),
         }
     }
-    // The longest first: guests, then the system's tests.
+    // Longest first: guests, then system tests.
     queue.sort_by_key(|job| job.company != Company::Guest);
     queue.extend(others);
     if suites.contains(&"fuzz") {
@@ -160,7 +154,7 @@ fn summarize(results: &[Done]) -> bool {
     all.failed == 0
 }
 
-/// A job that runs a test program and prints what it said.
+/// Runs a test program and prints its output.
 fn job(suite: &'static str, program: TestProgram, forebay: &Path) -> Job<Done> {
     let company = match suite {
         "guest" => Company::Guest,
@@ -199,7 +193,7 @@ fn job(suite: &'static str, program: TestProgram, forebay: &Path) -> Job<Done> {
     }
 }
 
-/// Why a test program can't run on this machine, if so.
+/// Why a test program cannot run here, if so.
 fn lacks(suite: &str, file: &str) -> Option<String> {
     let is_root = rustix::process::geteuid().is_root();
     let can_mount = is_root && Path::new("/dev/fuse").exists();
@@ -213,7 +207,7 @@ fn lacks(suite: &str, file: &str) -> Option<String> {
     }
 }
 
-/// What guests lack on this machine; installs it if that is possible.
+/// What guests lack here, after an attempt to install it.
 fn guests_lack() -> Option<String> {
     static LACK: OnceLock<Option<String>> = OnceLock::new();
     let look = || {
@@ -232,7 +226,7 @@ fn guests_lack() -> Option<String> {
     LACK.get_or_init(look).clone()
 }
 
-/// The names, sorted and without their ending, of the Rust files right in a folder of the repository.
+/// Sorted stems of the Rust files directly in a folder.
 pub(crate) fn rust_files(folder: &str) -> Result<Vec<String>> {
     let folder = repository().join(folder);
     let mut names = Vec::new();

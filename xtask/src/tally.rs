@@ -1,26 +1,20 @@
-//! Counting tests.
+//! Counts tests from libtest's output.
 //!
-//! Purpose: what a suite's run comes to, read from the lines that libtest prints.
-//! Design: a line is read when it is seen, so a run that is killed half way still counts what it did.
-//! A suite that ends badly with no failed test to show for it (it did not build, a test process died)
-//! counts one failure of its own.
-//! Not here: running anything.
+//! Lines count as they arrive, also of a run killed later. A suite that fails without a failed test
+//! (build error, dead process) counts as one failure.
 
-/// What a suite's run came to.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub(crate) struct Tally {
-    /// Tests that passed.
     pub(crate) passed: u64,
-    /// Tests that failed.
     pub(crate) failed: u64,
-    /// Tests, or whole suites, that did not run.
+    /// Tests or suites not run.
     pub(crate) skipped: u64,
-    /// What failed and what was skipped, for the summary.
+    /// Failures and skips, for the summary.
     pub(crate) notes: Vec<String>,
 }
 
 impl Tally {
-    /// Reads one line of a test runner's output.
+    /// Reads a line of output.
     pub(crate) fn read(&mut self, line: &str) {
         if let Some(counts) = line.strip_prefix("test result: ") {
             for part in counts.split(['.', ';']) {
@@ -47,7 +41,6 @@ impl Tally {
         }
     }
 
-    /// Counts another's as well.
     pub(crate) fn add(&mut self, other: Self) {
         self.passed += other.passed;
         self.failed += other.failed;
@@ -55,7 +48,7 @@ impl Tally {
         self.notes.extend(other.notes);
     }
 
-    /// The suite's run ended; `error` says how, if badly.
+    /// Ends a suite, with an `error` if it failed.
     pub(crate) fn end(&mut self, error: Option<String>) {
         if let Some(error) = error {
             if self.failed == 0 {
@@ -65,13 +58,13 @@ impl Tally {
         }
     }
 
-    /// The whole suite could not run.
+    /// The suite could not run.
     pub(crate) fn skip(&mut self, why: &str) {
         self.skipped += 1;
         self.notes.push(format!("skipped: {why}"));
     }
 
-    /// A skip is a failure from here on.
+    /// Turns skips into failures.
     pub(crate) fn refuse_skips(&mut self) {
         if self.skipped > 0 {
             self.notes
@@ -80,7 +73,6 @@ impl Tally {
         }
     }
 
-    /// The closing line.
     pub(crate) fn closing_line(&self) -> String {
         let mut line = format!("{} passed, {} failed", self.passed, self.failed);
         if self.skipped > 0 {

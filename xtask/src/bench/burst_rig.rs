@@ -1,9 +1,7 @@
-//! A target with tenants that have budgets, and a host for each.
+//! A target with tenants and budgets, and a host for each, for `cargo xtask bench burst`.
 //!
-//! Purpose: what `cargo xtask bench burst` measures.
-//! Design: a daemon as people have it, on a ram device or a file, one reactor; tenants, volumes, exports, budgets and policies
-//! over its command line; connections held open from beginning to end.
-//! Not here: loads, figures.
+//! The daemon has one reactor and a ram device or file; the command line configures it. Connections
+//! stay open throughout.
 
 use std::path::{Path, PathBuf};
 
@@ -13,12 +11,12 @@ use super::burst_client::{BLOCK, Host, Stream, fill};
 use super::forebay::Forebay;
 use super::recording_file::RemovedAtEnd;
 
-/// Of each tenant's volume.
+/// Per tenant.
 const VOLUME_BYTES: u64 = 16 << 20;
-/// A burst limit that is none.
+/// Effectively unlimited.
 const ENDLESS: u64 = 4_000_000;
 
-/// Over what hosts come.
+/// Transport of the hosts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Way {
     Pcie,
@@ -34,16 +32,16 @@ impl Way {
     }
 }
 
-/// How I/O is admitted: by budgets alone.
+/// Admission policy; only budgets differ.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Policy {
-    /// Nobody has a budget.
+    /// No budgets.
     Off,
-    /// Burst limits and no base: the paper's WildCBS.
+    /// Burst limits without base: the paper's WildCBS.
     Wild,
-    /// Burst limits that equal the base: the paper's BaseCBS.
+    /// Burst limits equal to the base: the paper's BaseCBS.
     Base,
-    /// A base each, and bursts without a limit.
+    /// A base each, unlimited bursts.
     Burst,
 }
 
@@ -60,7 +58,6 @@ impl Policy {
     }
 }
 
-/// See the module's text.
 pub(super) struct Rig {
     pub(super) forebay: Forebay,
     pub(super) streams: Vec<Stream>,
@@ -72,7 +69,6 @@ pub(super) struct Rig {
 }
 
 impl Rig {
-    /// So many tenants on a device.
     pub(super) fn start(program: &Path, device: &str, way: Way, tenants: usize) -> Result<Self> {
         let file = format!("bench-burst-{}.img", std::process::id());
         let file = RemovedAtEnd(crate::cargo::target_folder().join(file));
@@ -121,12 +117,12 @@ impl Rig {
             this.streams.push(stream);
             this.tenants.push(name);
         }
-        // What bases are promised is the bench's own affair.
+        // The benchmark chooses bases freely.
         (this.forebay).cli(&["scheduling", "set", "--oversubscription", "100"])?;
         Ok(this)
     }
 
-    /// Measures what I/O costs, and has it stored.
+    /// Measures and stores the costs of I/O.
     pub(super) fn calibrate(&self, quick: bool) -> Result<()> {
         let quick: &[&str] = if quick {
             &["--quick"]
@@ -151,7 +147,7 @@ impl Rig {
         Ok(())
     }
 
-    /// Sets how I/O is admitted, and everyone's budget.
+    /// Sets policy and budgets.
     pub(super) fn set(&mut self, policy: Policy) -> Result<()> {
         if policy == self.policy {
             return Ok(());

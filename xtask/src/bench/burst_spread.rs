@@ -1,11 +1,11 @@
-//! `cargo xtask bench burst --only spread`: one queue over two reactors.
+//! `cargo xtask bench burst --only spread`: the gain and cost of `one-to-n` with one queue and two
+//! reactors.
 //!
-//! Purpose: what `one-to-n` makes of a second reactor where the first one is the bottleneck, and what it costs
-//! where nothing can be won.
-//! Design: the engine's test `core::tests::away::speed`, with the benchmarks' profile: its thread is host and reactor at once, another one the second
-//! reactor, with nothing of its own or with as much, and each read of a device in memory costs whoever carries it out so much of the processor besides its copy. Ways
-//! take turns in each round; figures are medians of rounds, without those that others disturbed, unless all were.
-//! Not here: networks and machines, for which two processors are too few beside two reactors; more reactors (`cargo xtask sim balance`).
+//! The engine's test `core::tests::away::speed` has one thread as host and home reactor, and
+//! another as second reactor, idle or equally loaded. Each read of a memory device costs extra
+//! processor time on the reactor that does it. Ways alternate; values are medians of undisturbed
+//! rounds. Two processors are too few for networks and VMs; `cargo xtask sim balance` has more
+//! reactors.
 
 use std::path::Path;
 use std::process::Command;
@@ -19,9 +19,9 @@ use super::{Options, recording};
 
 const LIMIT: Duration = Duration::from_secs(120);
 const TEST: &str = "core::tests::away::speed::a_queue_is_spread";
-/// One reactor without another one, and the ways of two.
+/// One reactor, and two in two ways.
 const WAYS: [&str; 3] = ["alone", "one-to-one", "one-to-n"];
-/// So many at once, of which each costs so many us besides; and whether the second reactor has as many of its own.
+/// Depth, extra microseconds per read, and whether the second reactor is loaded too.
 const LOADS: [(u32, u32, bool); 9] = [
     HEADLINE,
     (64, 10, false),
@@ -33,13 +33,13 @@ const LOADS: [(u32, u32, bool); 9] = [
     (64, 5, true),
     (64, 0, true),
 ];
-/// The load that is told as the result.
+/// The reported result.
 const HEADLINE: (u32, u32, bool) = (64, 20, false);
 
-/// So many times of what another one does: that does nothing.
+/// A ratio above this means an idle reactor.
 const NOTHING: f64 = 1000.0;
 
-/// Of a run: reads a second; the busiest reactor's over the idlest's, of reads carried out and of time.
+/// Reads a second; ratios of the busiest to the idlest reactor, by reads and by time.
 #[derive(Debug, Default, Clone, Copy, PartialEq)]
 struct Figures {
     iops: f64,
@@ -47,7 +47,7 @@ struct Figures {
     busy: f64,
 }
 
-/// Puts the figures into `summary`.
+/// Adds the results to `summary`.
 pub(super) fn run(options: &Options, summary: &mut Summary) -> Result<()> {
     let (seconds, rounds) = if options.quick { (0.3, 3) } else { (1.0, 5) };
     let program = recording::build_engine()?;
@@ -122,7 +122,7 @@ pub(super) fn run(options: &Options, summary: &mut Summary) -> Result<()> {
     Ok(())
 }
 
-/// How unlike two reactors are; of one that does nothing it says nothing.
+/// A ratio, or `-` for an idle reactor.
 fn shown(ratio: f64) -> String {
     match ratio < NOTHING {
         true => format!("{ratio:.2}"),
@@ -156,7 +156,7 @@ fn parse(text: &str) -> Option<Figures> {
     let [iops, home, there, here_busy, there_busy] = numbers[..] else {
         return None;
     };
-    // Of nothing it is so many times everything.
+    // Avoids division by zero.
     let over = |a: f64, b: f64| a.max(b) / a.min(b).max(1e-3);
     Some(Figures {
         iops,

@@ -1,11 +1,10 @@
-//! What a target is busy for, per I/O, when hosts ask for the same: where the client is the limit, its rates say little of the target.
+//! A target's processor time per I/O at a fixed rate, as a busy client limits throughput.
 //!
-//! Purpose: of `cargo xtask bench tcp`, the shapes `burst` (32 commands at once, 200,000 a second), `rate` (one at a time, as many a
-//! second) and `burst_digest` (the first with digests of headers and data), each read and written, on null and ram.
-//! Design: our client at that pace, against our target and SPDK's in turns. Busy is what each says of itself: the turns of a reactor
-//! that found something to do (`working_ns` in `forebay stats`), and the pollers of SPDK's that did (`framework_get_reactors`). The
-//! polling between is neither's. The lower the better; a pace that was not kept is said, and tells of the client.
-//! Not here: how fast a target can be (`tcp`).
+//! Part of `cargo xtask bench tcp`: `burst` (32 commands at once, 200,000 a second), `rate` (one at
+//! a time) and `burst_digest`. Our client alternates between our target and SPDK's. Each target
+//! reports its busy time: turns with work (`working_ns` in `forebay stats`), or pollers with work
+//! (`framework_get_reactors`). Idle polling does not count. A rate not kept is reported; it shows
+//! the client's limit.
 
 use std::path::Path;
 use std::time::Duration;
@@ -20,11 +19,10 @@ use super::{Options, spdk, tcp};
 
 /// Commands a second.
 pub(super) const RATE: u32 = 200_000;
-/// So much of the pace must be kept.
+/// The part of the rate that must be kept.
 const KEPT: f64 = 0.98;
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// How commands come.
 struct Pace {
     name: &'static str,
     burst: u32,
@@ -49,7 +47,6 @@ const PACES: [Pace; 3] = [
     },
 ];
 
-/// The name of a figure's shape.
 fn name(device: &str, pace: &Pace, op: &str) -> String {
     format!("{device}_{}_{op}", pace.name)
 }
@@ -58,7 +55,6 @@ fn is_wanted(options: &Options, name: &str) -> bool {
     options.only.as_ref().is_none_or(|only| name.contains(only))
 }
 
-/// A run's figures.
 #[derive(Clone, Copy)]
 pub(super) struct Run {
     pub(super) busy_ns: f64,
@@ -66,7 +62,7 @@ pub(super) struct Run {
     pub(super) others_cores: f64,
 }
 
-/// Measures what is wanted of these on a device that our target has.
+/// Runs the wanted shapes on a device.
 pub(super) fn run(
     options: &Options,
     summary: &mut Summary,
@@ -113,7 +109,7 @@ pub(super) fn run(
     Ok(())
 }
 
-/// How long our reactors were busy since the engine began, in ns.
+/// Busy time of our reactors since the engine began.
 pub(super) fn busy_of_ours(ours: &Forebay) -> Result<f64> {
     let stats = ours.cli(&["stats"])?;
     let working = stats["engine"]["working_ns"].as_f64();
@@ -165,7 +161,7 @@ impl Load<'_> {
     }
 }
 
-/// Prints what both sides took at the same pace: ours, then SPDK's.
+/// Prints both sides: ours, then SPDK's.
 pub(super) fn report(summary: &mut Summary, name: &str, all: &[Vec<Run>; 2]) {
     let mut busy = Vec::new();
     for (side, runs) in ["forebay", "spdk"].iter().zip(all) {

@@ -1,12 +1,9 @@
-//! `cargo xtask bench device`: the engine's way to a device against fio's, on the same file.
+//! `cargo xtask bench device`: the engine's core against fio on one file.
 //!
-//! Purpose: what translation, slicing, recording and the ring cost beside the bare system call.
-//! Design: a file below the target folder, written once, 4 KiB at random, direct. The core alone (the
-//! engine's test `core::tests::speed`) and `fio --ioengine=io_uring` run on the same processor in turns, each time
-//! in the other order; a pair of neighbours is a ratio. The median counts, and half of the ratios lie in the range
-//! beside it; pairs that others disturbed are left out, unless all were. The core polls its ring, as
-//! a busy reactor does; fio waits in the kernel.
-//! Not here: a network (`cargo xtask bench tcp`).
+//! Shows the cost of translation, slicing, recording and the ring: 4 KiB random direct I/O on a
+//! prewritten file. The engine's test `core::tests::speed` and `fio --ioengine=io_uring` alternate
+//! on one processor, in changing order. Neighbors form ratios; the median and quartiles of
+//! undisturbed pairs count. The core polls its ring; fio waits in the kernel.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -23,7 +20,7 @@ const TEST: &str = "core::tests::speed::a_device_is_loaded";
 const FILE_BYTES: u64 = 1 << 30;
 const DEPTHS: [u32; 3] = [1, 32, 128];
 
-/// Of a run: I/Os per second, processor time of one in ns.
+/// I/Os a second, processor ns per I/O.
 type Figures = (f64, f64);
 
 pub(crate) fn run(options: &Options) -> Result<()> {
@@ -60,7 +57,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
                     (engine()?, first)
                 };
                 all.push(figures);
-                // The kernel's own threads work for both.
+                // Kernel threads work for both.
                 if clock.used()?.others_user_cores <= DISTURBED_CORES {
                     quiet.push(figures);
                 }
@@ -118,7 +115,7 @@ fn engine(program: &Path, file: &Path, op: &str, depth: u32, seconds: u32) -> Re
 
 fn bare(file: &Path, op: &str, depth: u32, seconds: u32) -> Result<Figures> {
     let text = process::text(&mut fio(file, op, depth, seconds), LIMIT)?;
-    // Notes may come before.
+    // Skips notes.
     let json = text.find('{').map_or("", |at| &text[at..]);
     let report: serde_json::Value = serde_json::from_str(json)?;
     let job = &report["jobs"][0];

@@ -1,9 +1,8 @@
-//! How soon this machine wakes anybody at all.
+//! The minimum wake latency of this machine, to compare with a target's first command after a
+//! pause.
 //!
-//! Purpose: the first command after a pause finds its target asleep; what of its latency is the machine's own is told apart by
-//! the least that there is: a thread that sleeps on an eventfd on the target's processor, rung from the client's after the
-//! same pause, and seen by looking at a word of memory.
-//! Not here: what a target adds.
+//! A thread on the target's processor sleeps on an eventfd; the client's processor signals it and
+//! polls a word of memory.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
@@ -23,7 +22,7 @@ fn pin(cpu: usize) -> Result<()> {
     sched_setaffinity(None, &set).with_context(|| format!("no processor {cpu}"))
 }
 
-/// The median of so many wakes after a pause each, in us.
+/// Median of `times` wakes, in us.
 pub(super) fn wake_us(pause: Duration, times: u32) -> Result<f64> {
     let bell = Arc::new(eventfd(0, EventfdFlags::CLOEXEC)?);
     let seen = Arc::new(AtomicU32::new(0));
@@ -38,7 +37,7 @@ pub(super) fn wake_us(pause: Duration, times: u32) -> Result<f64> {
             Ok(())
         })
     };
-    // On a thread of its own, so that nobody else of this process stays on that processor.
+    // A separate thread, so that no other thread of this process is pinned.
     let ringer = std::thread::spawn(move || -> Result<Vec<f64>> {
         pin(CLIENT_CPU)?;
         let mut all = Vec::new();

@@ -1,8 +1,7 @@
-//! A Forebay under test: a daemon with its engine on one processor, in a folder of its own.
+//! A Forebay under test: daemon, engine on one processor, a pool on one device, one exported
+//! volume.
 //!
-//! Purpose: benchmarks start, provision and stop it through the command line, as a person would.
-//! Design: a pool on one device; one exported volume. Dropping it stops it.
-//! Not here: measuring.
+//! It is driven by the command line. Dropping it stops it.
 
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
@@ -17,12 +16,11 @@ use xtask::process;
 use super::profile;
 
 const LIMIT: Duration = Duration::from_secs(120);
-/// How many were started: several may run at once.
+/// Several may run at once.
 static STARTED: AtomicU32 = AtomicU32::new(0);
-/// The volume measured.
 pub(crate) const VOLUME_BYTES: u64 = 1 << 30;
 
-/// The program, built now with the profile for benchmarks; or the one that `FOREBAY_BIN` names.
+/// Builds the program with the benchmarks' profile, unless `FOREBAY_BIN` names one.
 pub(crate) fn build() -> Result<PathBuf> {
     if let Some(program) = std::env::var_os("FOREBAY_BIN") {
         return std::path::absolute(program).context("FOREBAY_BIN");
@@ -42,7 +40,6 @@ fn serve(program: &Path, folder: &Path) -> Result<Child> {
     Ok(daemon)
 }
 
-/// See the module's text.
 pub(crate) struct Forebay {
     program: PathBuf,
     folder: PathBuf,
@@ -53,7 +50,7 @@ pub(crate) struct Forebay {
 }
 
 impl Forebay {
-    /// Starts one whose pool is on a `null` or `ram` device, its reactor on processor `cpu`.
+    /// With a `null` or `ram` device, and the reactor on processor `cpu`.
     pub(crate) fn start(program: &Path, device: &str, cpu: usize) -> Result<Self> {
         let size = VOLUME_BYTES.to_string();
         let memory =
@@ -67,7 +64,7 @@ impl Forebay {
         }
     }
 
-    /// The same on any device, with a volume of any size.
+    /// With any device and volume size.
     pub(crate) fn start_with(program: &Path, device: &str, cpu: usize, size: &str) -> Result<Self> {
         let (process, number) = (std::process::id(), STARTED.fetch_add(1, Relaxed));
         let folder = crate::cargo::target_folder().join(format!("bench-{process}-{number}"));
@@ -101,7 +98,6 @@ impl Forebay {
         Ok(this)
     }
 
-    /// Stops the daemon and its engine.
     pub(crate) fn stop(&mut self) -> Result<()> {
         if let Some(pid) = rustix::process::Pid::from_raw(self.daemon.id() as i32) {
             rustix::process::kill_process(pid, rustix::process::Signal::TERM)?;
@@ -109,13 +105,13 @@ impl Forebay {
         process::wait(&mut self.daemon, LIMIT).map(drop)
     }
 
-    /// Starts the daemon again, and doesn't wait for it.
+    /// Restarts the daemon without waiting.
     pub(crate) fn start_again(&mut self) -> Result<()> {
         self.daemon = serve(&self.program, &self.folder)?;
         Ok(())
     }
 
-    /// Shows a volume to any host; its NQN.
+    /// Exports a volume to any host; returns its NQN.
     pub(crate) fn export(&self, volume: &str) -> Result<String> {
         self.cli(&["export", "create", volume, "--any-host"])?;
         let export = self.cli(&["export", "show", volume])?;
@@ -123,7 +119,7 @@ impl Forebay {
         Ok(nqn.context("no nqn in the export")?.to_owned())
     }
 
-    /// Waits until the daemon answers, and, once it has a pool, until its engine runs.
+    /// Waits until the daemon answers, and if `engine` until its engine runs.
     fn wait_ready(&mut self, engine: bool) -> Result<Value> {
         let until = Instant::now() + LIMIT;
         loop {
@@ -143,7 +139,6 @@ impl Forebay {
         }
     }
 
-    /// Where everything of it is.
     pub(crate) fn folder(&self) -> &Path {
         &self.folder
     }
@@ -153,7 +148,7 @@ impl Forebay {
         [self.daemon.id(), self.engine]
     }
 
-    /// Waits until every free extent of the pool is clean.
+    /// Waits until no free extent is dirty.
     pub(crate) fn wait_laundered(&self) -> Result<()> {
         let until = Instant::now() + LIMIT;
         while self.cli(&["pool", "show"])?["dirty_bytes"] != 0 {
@@ -165,7 +160,7 @@ impl Forebay {
         Ok(())
     }
 
-    /// `forebay --json ARGS...` against this daemon.
+    /// Runs `forebay --json ARGS...` against this daemon.
     pub(crate) fn cli(&self, args: &[&str]) -> Result<Value> {
         let mut command = Command::new(&self.program);
         command

@@ -1,9 +1,7 @@
-//! What a target of machines is busy for, per I/O, at a pace that every target keeps: where the client is the limit, its
-//! rates say little of the target.
+//! A VM disk target's processor time per I/O at 200,000 commands a second: shape `rate` of
+//! `bench vhost` and `pcie`.
 //!
-//! Purpose: of `cargo xtask bench vhost` and `pcie`, the shape `rate`: our client, 200,000 commands of 4 KiB a second.
-//! Design: as [`super::busy`]: busy is what each target says of itself, the turns that found something to do.
-//! Not here: who is compared with whom.
+//! See [`super::busy`].
 
 use std::process::Command;
 use std::time::Duration;
@@ -18,12 +16,11 @@ use super::measure::Clock;
 
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// The name of a figure.
 pub(super) fn name(device: &str, op: &str) -> String {
     format!("{device}_rate_{op}")
 }
 
-/// One run with a client, against a target of which `busy_ns` says how long it was busy so far.
+/// `busy_ns` returns the target's busy time so far.
 pub(super) fn run(
     client: &mut Command,
     op: &str,

@@ -1,9 +1,4 @@
-//! `cargo xtask bench`: finds the benchmark named and runs it.
-//!
-//! Purpose: one way to call every benchmark and to have its figures as a table or as JSON.
-//! Design: a benchmark is a module of this folder, entered in [`BENCHES`]; it takes [`Options`] and
-//! prints its own tables.
-//! Not here: any benchmark.
+//! `cargo xtask bench`: runs a benchmark from [`BENCHES`].
 
 mod burst;
 mod burst_client;
@@ -31,16 +26,15 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
 
-/// What every benchmark takes.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Options {
-    /// Short runs: to see that it works, not for figures.
+    /// Short runs, for a functional check.
     pub(crate) quick: bool,
-    /// Where to write the figures as JSON.
+    /// File for JSON results.
     pub(crate) json: Option<PathBuf>,
-    /// The profile `release`, for figures that are published.
+    /// Uses the profile `release`, for published values.
     pub(crate) release: bool,
-    /// Of `tcp`, `vhost`, `pcie` and `instructions`: only what has this in its name, e.g. `null_read_qd128`.
+    /// Filter by name, e.g. `null_read_qd128`, for `tcp`, `vhost`, `pcie` and `instructions`.
     pub(crate) only: Option<String>,
 }
 
@@ -60,7 +54,6 @@ const BENCHES: [Bench; 11] = [
     ("vhost", machine::run_vhost),
 ];
 
-/// Runs the benchmark that `args` name.
 pub(crate) fn run(args: &[String]) -> Result<bool> {
     let (name, options) = parse(args)?;
     let bench = BENCHES.iter().find(|(bench, _)| *bench == name);

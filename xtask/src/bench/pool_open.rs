@@ -1,10 +1,8 @@
-//! `cargo xtask bench pool-open`: how long a full pool takes to open.
+//! `cargo xtask bench pool-open`: time to open a full pool, which is proportional to its metadata.
 //!
-//! Purpose: opening takes time proportional to the metadata; this says how long it takes for 1 TiB of
-//! 64 KiB extents, all mapped, in a row and at random, how large the metadata is, and that a commit does
-//! not take longer in a full catalog.
-//! Design: the pool crate's example `open_time` does the work and prints a figure a line.
-//! Not here: cold caches, the daemon's own start.
+//! 1 TiB of 64 KiB extents is mapped sequentially and at random. It also reports the metadata's
+//! size, and that commits do not slow down. The pool's example `open_time` does the work, with warm
+//! caches.
 
 use std::process::Command;
 use std::time::Duration;

@@ -1,10 +1,8 @@
-//! The profile that benchmarks are built with.
+//! The build profile of benchmarks.
 //!
-//! Purpose: seconds, not minutes, from an edit to a figure.
-//! Design: `measure` optimizes as `release` does, without link-time optimization, in many units and
-//! incrementally (`Cargo.toml`). Figures that are published come from `--release`, which is what users
-//! run. Every run prints which it was.
-//! Not here: how far the two differ (the book, `testing.md`).
+//! `measure` is `release` without link-time optimization, with many units and incremental, so that
+//! edits build in seconds. Published values need `--release`. Every run prints its profile;
+//! `testing.md` has the difference.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -18,12 +16,10 @@ use xtask::process;
 static IS_RELEASE: AtomicBool = AtomicBool::new(false);
 const LIMIT: Duration = Duration::from_secs(30 * 60);
 
-/// From here on, `release`.
 pub(crate) fn set_release() {
     IS_RELEASE.store(true, Relaxed);
 }
 
-/// The profile's name.
 pub(crate) fn name() -> &'static str {
     match IS_RELEASE.load(Relaxed) {
         true => "release",
@@ -35,13 +31,13 @@ pub(crate) fn name() -> &'static str {
 pub(crate) fn cargo(command: &str) -> Command {
     let mut cargo = crate::cargo::cargo(&[command, "--profile", name()]);
     if !IS_RELEASE.load(Relaxed) {
-        // Units are cut otherwise without it, and instructions are others: the same everywhere.
+        // It changes compilation units and hence instructions: set it everywhere.
         cargo.env("CARGO_INCREMENTAL", "1");
     }
     cargo
 }
 
-/// Runs a cargo command that builds; returns the last program that it names.
+/// Runs a build; returns the last program it names.
 pub(crate) fn build(what: &str, command: &mut Command) -> Result<PathBuf> {
     command.args(["--message-format", "json-render-diagnostics"]);
     let start = Instant::now();

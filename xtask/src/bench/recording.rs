@@ -1,18 +1,15 @@
-//! `cargo xtask bench recording`: what it costs that a successor could go on.
+//! `cargo xtask bench recording` and `bench instructions`: instructions per I/O.
 //!
-//! Purpose: with every I/O, the engine records what its successor would need after a kill -9; this
-//! counts the instructions of that, per I/O.
-//! Design: callgrind counts what two builds carry out in the same run: turns of a reactor, single-threaded,
-//! with 4 KiB reads and writes at a null device, so many at once (the engine's test `cost.rs`). One build
-//! is what benchmarks measure ([`super::profile`]), the other the same without what records (`no-recording`). Their difference is the cost
-//! of recording, with everything that the compiler had to do for it. Both are built with rustix's
-//! libc backend, because valgrind knows no other start of a program. The kernel's instructions are not
-//! in it; they are the same in both.
-//! `cargo xtask bench instructions` counts the first build alone, machines' disks too (`cost.rs` of `pcie` and
-//! `vhost`; and of `burst`, from an I/O's size to its admission), and compares it with what is committed ([`EXPECTED`]): so that growth is seen where it comes from.
-//! Of some it counts what scheduling costs them ([`EXPECTED_SCHEDULING`]): if that grows, or what an admission costs, it is an error with
-//! the same compiler. Of the rest it is not: the C library copies otherwise on another processor. CI runs it.
-//! Not here: time ([`super::recording_file`]), several connections, R2Ts, which are rare with 4 KiB.
+//! `recording` counts what an engine records so that a successor can continue after kill -9.
+//! Callgrind counts a reactor's turns in two builds, with and without recording: 4 KiB I/O on a
+//! null device, single-threaded (`cost.rs` of the engine). The difference includes all effects on
+//! the compiler. Kernel instructions are excluded; they are equal. Both builds use rustix's libc
+//! backend, because valgrind supports no other program start. [`super::recording_file`] measures
+//! time.
+//!
+//! `instructions`, which CI runs, compares the first build with [`EXPECTED`] and
+//! [`EXPECTED_SCHEDULING`]. More for scheduling or an admission is an error with the same compiler;
+//! other values may vary, as the C library copies differently on other processors.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -29,17 +26,19 @@ const TCP: &str = "frontend::nvme_tcp::tests::cost::batches_are_carried_out";
 const PCIE: &str = "frontend::vfio_user::tests::cost::commands_are_carried_out";
 const VHOST: &str = "frontend::vhost_user::tests::cost::requests_are_carried_out";
 const BURST: &str = "scheduler::tests::cost::an_admission_is_counted";
-/// The functions of the tests that are counted.
+/// Counted functions of the tests.
 const COUNTED: [&str; 2] = ["*counted_turn*", "*counted_admission*"];
-/// Builds: the name, and features that make it so.
+/// Name and features of each build.
 const WITH: (&str, &str) = ("with", "no-kill-points");
 const WITHOUT: (&str, &str) = ("without", "no-kill-points,no-recording");
-/// I/Os that are said at once.
+/// Simultaneous I/Os.
 const BATCHES: [u64; 2] = [1, 8];
-/// What each I/O of the first build costs: the run and its name, its way (of machines: doorbells, ring), operation, how
-/// many at once. Whoever changes it says why. With budgets, TCP's grew by 4 to 7 %, whether scheduling is on or off: what hosts are asked
-/// for is counted by tenant too, and what waited for a budget is told apart; virtio's by 1 to 5 %, which looks at a ring before it
-/// asks for a part of the turn. Counting what is held of staging memory by size class was another 2 to 3 % of TCP's.
+/// Instructions per I/O: test, name, doorbells or ring, operation, simultaneous I/Os. A change
+/// needs an explanation.
+///
+/// Budgets added 4–7 % to TCP: requests are counted per tenant, and throttled time separately. They
+/// added 1–5 % to virtio, which checks the ring before it takes a part of the turn. Counting
+/// staging memory by size class added 2–3 % to TCP.
 const EXPECTED: [(&str, &str, &str, &str, u64, ByProfile); 14] = [
     (BURST, "burst", "", "admission", 1, [29.0, 33.0]),
     (BURST, "burst", "", "changing", 1, [29.0, 33.0]),
@@ -56,10 +55,11 @@ const EXPECTED: [(&str, &str, &str, &str, u64, ByProfile); 14] = [
     (VHOST, "vhost", "packed", "read", 8, [1649.0, 2121.0]),
     (VHOST, "vhost", "packed", "write", 8, [1649.0, 2136.0]),
 ];
-/// With the profile `release`, and with `measure`, whose units are compiled apart.
+/// For the profiles `release` and `measure`; the latter has separate compilation units.
 type ByProfile = [f64; 2];
-/// What of it scheduling costs: eight alike at once of a tenant that has plenty and one volume, against scheduling switched off. None
-/// may be more than [`MOST_SCHEDULING`]. A window's end is not in it (`cargo xtask sim scheduler_time`).
+/// The part due to scheduling, for eight simultaneous I/Os of one tenant and volume with ample
+/// budget. The maximum is [`MOST_SCHEDULING`]. Refills are not included
+/// (`cargo xtask sim scheduler_time`).
 const EXPECTED_SCHEDULING: [(&str, &str, &str, &str, ByProfile); 5] = [
     (TCP, "tcp", "", "read", [62.0, 65.0]),
     (TCP, "tcp", "", "write", [66.0, 70.0]),
@@ -67,17 +67,16 @@ const EXPECTED_SCHEDULING: [(&str, &str, &str, &str, ByProfile); 5] = [
     (VHOST, "vhost", "split", "read", [64.0, 65.0]),
     (VHOST, "vhost", "packed", "read", [64.0, 65.0]),
 ];
-/// What they were measured with: with this, more is an error.
+/// The compiler for which limits are strict.
 const COMPILER: &str = "1.95";
-/// So much more or less is the compiler's mood.
+/// Variation due to the compiler.
 const TOLERANCE: f64 = 40.0;
-/// The tolerance of [`EXPECTED_SCHEDULING`], by profile, and the limit of its figures in a release.
+/// Tolerance by profile, and the release limit, of [`EXPECTED_SCHEDULING`].
 const SCHEDULING_TOLERANCE: ByProfile = [5.0, 15.0];
 const MOST_SCHEDULING: f64 = 70.0;
-/// The tolerance of an admission's figures.
+/// Tolerance of an admission.
 const ADMISSION_TOLERANCE: ByProfile = [1.0, 15.0];
 
-/// What [`EXPECTED`] says, against what is.
 pub(crate) fn run_instructions(options: &Options) -> Result<()> {
     if !process::is_installed("valgrind") {
         println!("instructions per I/O: not counted, valgrind is not installed");
@@ -107,7 +106,7 @@ pub(crate) fn run_instructions(options: &Options) -> Result<()> {
                 build(WITH)?
             }),
         };
-        // An admission is so little that its windows must not count.
+        // Admissions are small, so their windows must be negligible.
         let rounds = if is_burst { 100_000 } else { rounds };
         let what = match is_burst {
             true if op == "changing" => format!("{rounds}:{op}"),
@@ -159,12 +158,12 @@ pub(crate) fn run_instructions(options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// What differs from what was expected.
+/// Deviations from the expected counts.
 #[derive(Default)]
 struct Changes {
     grown: Vec<String>,
     less: Vec<String>,
-    /// Something that is to stay within its tolerance has grown beyond it.
+    /// A strict count grew beyond its tolerance.
     is_worse: bool,
 }
 
@@ -191,7 +190,7 @@ impl Changes {
     }
 }
 
-/// Whether `rustc --version` says the one that [`EXPECTED`] was measured with: another may well need more.
+/// Whether this is [`COMPILER`]; others may need more instructions.
 fn is_compiler(version: &str) -> bool {
     let number = version.split_whitespace().nth(1).unwrap_or_default();
     let rest = number.strip_prefix(COMPILER);
@@ -228,22 +227,18 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     summary.print("recording", options.json.as_deref())
 }
 
-/// The engine's tests, optimized, with everything.
 pub(super) fn build_engine() -> Result<PathBuf> {
     build(WITH)
 }
 
-/// Where the builds are.
 pub(super) fn folder() -> PathBuf {
     crate::cargo::target_folder().join("recording")
 }
 
-/// The engine's tests as a program, built so.
 fn build((name, features): (&str, &str)) -> Result<PathBuf> {
     build_tests("forebay-engine", features, name)
 }
 
-/// The scheduler's tests, optimized.
 fn build_burst() -> Result<PathBuf> {
     build_tests("forebay-qos", "", "burst")
 }
@@ -257,13 +252,12 @@ fn build_tests(package: &str, features: &str, name: &str) -> Result<PathBuf> {
         .args(["--package", package, "--features", features])
         .env("RUSTFLAGS", "--cfg=rustix_use_libc");
     let built = profile::build(&format!("{package}'s tests"), &mut cargo)?;
-    // The next build may take its name.
+    // The next build may overwrite it.
     let program = folder.join(name);
     std::fs::copy(&built, &program).with_context(|| built.display().to_string())?;
     Ok(program)
 }
 
-/// Instructions of a run.
 fn count(program: &Path, test: &str, what: &str) -> Result<u64> {
     let file = program.with_extension("callgrind");
     let mut valgrind = Command::new("valgrind");

@@ -1,11 +1,8 @@
-//! What recording costs on a real file, in I/Os per second.
+//! The cost of recording on a real file, in I/Os a second: the timed part of `bench recording`.
 //!
-//! Purpose: the part of `cargo xtask bench recording` that is time: a file below the target folder, 4 KiB at
-//! random, depth 32, over loopback.
-//! Design: two daemons, each with its own file and engine, one of them built without what records. They are
-//! loaded in turns, each time in the other order; a pair of neighbours is a ratio. The median counts, and half of the
-//! ratios lie in the range beside it. On a shared machine the ratios still hold, the figures don't.
-//! Not here: instructions ([`super::recording`]).
+//! 4 KiB random I/O at depth 32 over loopback. Two daemons, one built without recording, alternate
+//! in changing order. Neighbors form ratios, which hold on a shared machine even if absolute values
+//! do not; median and quartiles are printed.
 
 use std::path::{Path, PathBuf};
 

@@ -1,9 +1,8 @@
-//! SPDK as a peer: its target, and its client, which is the fair one for both targets.
+//! SPDK's target and client over TCP, from `SPDK_DIR`; without it comparisons are skipped with a
+//! message.
 //!
-//! Purpose: `SPDK_DIR` names a built SPDK; without it the comparison is left out, and that is said.
-//! Design: no hugepages, so nothing of the machine has to be prepared; no PCI, so nothing of it is
-//! touched. The target is told what to serve over its own RPC script.
-//! Not here: how SPDK is built.
+//! They use neither hugepages nor PCI, so the machine needs no preparation. RPC scripts configure
+//! the target.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -18,7 +17,6 @@ use super::tcp::Shape;
 const LIMIT: Duration = Duration::from_secs(60);
 const NQN: &str = "nqn.2016-06.io.spdk:bench";
 
-/// Where it is, if anywhere.
 pub(crate) fn folder() -> Option<PathBuf> {
     let folder = PathBuf::from(std::env::var_os("SPDK_DIR")?);
     folder
@@ -27,12 +25,12 @@ pub(crate) fn folder() -> Option<PathBuf> {
         .then_some(folder)
 }
 
-/// A program of it, by its path there.
+/// A program in SPDK's folder.
 pub(super) fn program(folder: &Path, path: &str) -> Command {
     let mut command = Command::new(folder.join(path));
     let libraries = std::env::var("LD_LIBRARY_PATH").unwrap_or_default();
     let own = folder.join("build/lib");
-    // Of its vfio-user library.
+    // For its vfio-user library.
     let vfio_user = folder.join("build/libvfio-user");
     command.env(
         "LD_LIBRARY_PATH",
@@ -41,14 +39,13 @@ pub(super) fn program(folder: &Path, path: &str) -> Command {
     command
 }
 
-/// What `spdk_nvme_perf` says.
+/// Output of `spdk_nvme_perf`.
 pub(crate) struct Perf {
     pub(crate) iops: f64,
     pub(crate) mean_us: f64,
     pub(crate) p99_us: f64,
 }
 
-/// Runs `spdk_nvme_perf` on processor `cpu`.
 pub(crate) fn perf(
     folder: &Path,
     cpu: usize,
@@ -104,7 +101,7 @@ pub(super) fn rpc_command(folder: &Path, socket: &Path) -> Command {
     command
 }
 
-/// What `framework_get_reactors` says of all reactors.
+/// Busy time of all reactors, from `framework_get_reactors`.
 pub(super) fn busy_ns(text: &str) -> Result<f64> {
     let said: serde_json::Value = serde_json::from_str(text)?;
     let rate = said["tick_rate"].as_f64().filter(|rate| *rate > 0.0);
@@ -122,7 +119,7 @@ pub(crate) struct Target {
 }
 
 impl Target {
-    /// Starts one on processor `cpu` that serves a `null` or `ram` device.
+    /// Serves a `null` or `ram` device on processor `cpu`.
     pub(crate) fn start(folder: &Path, device: &str, cpu: usize) -> Result<Self> {
         let socket =
             crate::cargo::target_folder().join(format!("spdk-{}.sock", std::process::id()));
@@ -190,7 +187,7 @@ impl Target {
         self.child.id()
     }
 
-    /// How long its reactors were busy since it started, in ns.
+    /// Busy time of its reactors since start.
     pub(crate) fn busy_ns(&self, folder: &Path) -> Result<f64> {
         let mut command = rpc_command(folder, &self.socket);
         let text = process::text(command.arg("framework_get_reactors"), LIMIT)?;

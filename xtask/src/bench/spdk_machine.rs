@@ -1,10 +1,8 @@
-//! SPDK as a peer of machines' disks: its target and its clients, `spdk_nvme_perf` over vfio-user and `bdevperf` over
+//! SPDK's targets and clients for VM disks: `spdk_nvme_perf` over vfio-user, `bdevperf` over
 //! vhost-user.
 //!
-//! Purpose: the comparison that `SPDK_DIR` asks for.
-//! Design: as [`super::spdk`]: no hugepages, no PCI, everything by its own RPC script. But its virtio client shows a target
-//! only memory of huge pages: where nobody has set some aside and mounted them, it is left out, and that is said.
-//! Not here: what is compared.
+//! As [`super::spdk`], but SPDK's virtio client shares only huge pages: if none are free and
+//! mounted, it is skipped with a message.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
@@ -21,7 +19,7 @@ use super::tcp::Shape;
 const LIMIT: Duration = Duration::from_secs(60);
 const NQN: &str = "nqn.2019-07.io.spdk:bench";
 
-/// Runs SPDK's client on processor `cpu` against a socket. Over vfio-user its name must be `cntrl`.
+/// Runs SPDK's client on processor `cpu`. A vfio-user socket must be named `cntrl`.
 pub(super) fn perf(
     folder: &Path,
     kind: Kind,
@@ -41,7 +39,7 @@ pub(super) fn perf(
     match kind {
         Kind::Pcie => {
             let at = socket.parent().context("a socket has a folder")?;
-            // Without a subsystem's name SPDK takes any controller for one of discovery, and asks it nothing.
+            // Without a subsystem name, SPDK assumes a discovery controller and does not query it.
             let target = format!("trtype:VFIOUSER traddr:{} subnqn:{NQN}", at.display());
             let mut command = program(folder, "build/bin/spdk_nvme_perf");
             command.args(["--no-huge", "-s", "256", "-L", "-r", &target, "-c", &mask]);
@@ -57,7 +55,7 @@ pub(super) fn perf(
                 "method": "bdev_virtio_attach_controller",
                 "params": {
                     "name": "v", "trtype": "user", "traddr": socket, "dev_type": "blk",
-                    // Looking at the disk keeps a queue of its own.
+                    // Reading the disk's properties occupies a queue.
                     "vq_count": 2, "vq_size": 256,
                 },
             });
@@ -78,7 +76,7 @@ pub(super) fn perf(
     }
 }
 
-/// Where huge pages are mounted, of which enough are free.
+/// The mount point of huge pages, if enough are free.
 fn huge_pages() -> Result<PathBuf> {
     let text = std::fs::read_to_string("/proc/meminfo")?;
     let free = text
@@ -99,7 +97,7 @@ fn huge_pages() -> Result<PathBuf> {
     }
 }
 
-/// What `bdevperf` says: columns of the total are IOPS, MiB/s, failures, time-outs, average, min, max.
+/// Parses `bdevperf`: total IOPS, MiB/s, failures, timeouts, average, min, max.
 fn parse_bdevperf(text: &str) -> Result<Perf> {
     let total = text.lines().rev().find(|line| line.contains("Total"));
     let total = total.with_context(|| format!("no total in what bdevperf said:\n{text}"))?;
@@ -132,7 +130,7 @@ pub(super) struct SpdkTarget {
 }
 
 impl SpdkTarget {
-    /// Starts one on processor `cpu` that serves a `null` or `ram` device.
+    /// Serves a `null` or `ram` device on processor `cpu`.
     pub(super) fn start(spdk: &Path, device: &str, kind: Kind, cpu: usize) -> Result<Self> {
         let folder =
             crate::cargo::target_folder().join(format!("spdk-machine-{}", std::process::id()));
@@ -192,7 +190,7 @@ impl SpdkTarget {
         self.child.id()
     }
 
-    /// How long its reactors were busy since it started, in ns.
+    /// Busy time of its reactors since start.
     pub(super) fn busy_ns(&self, spdk: &Path) -> Result<f64> {
         let mut command = rpc_command(spdk, &self.folder.join("rpc"));
         busy_ns(&process::text(

@@ -1,11 +1,7 @@
-//! `cargo xtask bench start`: from starting the daemon to the first I/O that it serves.
+//! `cargo xtask bench start`: time from the daemon's start to the first I/O.
 //!
-//! Purpose: how long hosts wait when a server comes up with a pool that is there already.
-//! Design: a pool on a file, one exported volume; the daemon is stopped and started again, and a host
-//! tries to connect every millisecond, then reads a block. Time runs from the start of the process to the read's
-//! end, the client's own start included.
-//! Not here: what hosts see of an engine's death (`cargo xtask bench takeover`), large catalogs
-//! (`cargo xtask bench pool-open`).
+//! The pool is on a file. A host tries every millisecond to connect and read a block; the time
+//! includes the client's start. See also `takeover` and `pool-open`.
 
 use std::net::TcpStream;
 use std::process::Command;
@@ -67,7 +63,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     summary.print("start", options.json.as_deref())
 }
 
-/// Whether a host that connects now can read a block.
+/// Whether a host can read a block now.
 fn read_once(program: &std::path::Path, forebay: &Forebay) -> bool {
     let mut command = Command::new(program);
     command

@@ -1,11 +1,8 @@
-//! `cargo xtask bench takeover`: what hosts see of an engine's death.
+//! `cargo xtask bench takeover`: hosts' view of an engine's death.
 //!
-//! Purpose: the longest time between two ends of commands, per export and death, above what the same
-//! run has without a death; the fences' time apart. 64 exports at 200 commands per second each, every
-//! byte judged; an error, a lost or a doubled command fails the benchmark.
-//! Design: the example `takeover` of the crate in `tests/` does the work and
-//! prints a figure a line.
-//! Not here: what recording costs in life (`cargo xtask bench tcp`).
+//! Reports the longest time between completions per export and death, less that of a run without
+//! deaths, and separately the fences' time. 64 exports run 200 commands a second each; an error,
+//! wrong byte, lost or doubled command fails. The example `takeover` in `tests/` does the work.
 
 use std::process::Command;
 use std::time::Duration;

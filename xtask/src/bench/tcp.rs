@@ -1,12 +1,10 @@
 //! `cargo xtask bench tcp`: the NVMe/TCP target on loopback.
 //!
-//! Purpose: 4 KiB random reads and writes at depth 1, 32 and 128, the same with digests at depth 32, and
-//! 128 KiB one after the other at depth 16, on a null and a ram device, target on processor 0, client on
-//! processor 1; with our initiator, and, when `SPDK_DIR` names a built SPDK, with its client against our
-//! target and its own in turns. Digests are measured with its client alone.
-//! Design: rounds go through all sides in turn, so that a change of the machine's mood meets all of
-//! them; medians of the undisturbed runs; ratios are ours over theirs with the same client.
-//! Not here: guests, several connections. At a fixed pace what counts is how busy the target is ([`busy`]).
+//! 4 KiB random I/O, also with digests, and 128 KiB sequential I/O on null and ram devices; target
+//! on processor 0, client on processor 1. Clients are our initiator and, with `SPDK_DIR`, SPDK's
+//! client on both targets; only the latter measures digests. Rounds alternate between all sides.
+//! Values are medians of undisturbed runs; ratios compare equal clients. [`busy`] has the processor
+//! time at a fixed rate.
 
 use std::collections::BTreeMap;
 use std::process::Command;
@@ -22,12 +20,12 @@ use super::{Options, busy, spdk};
 pub(super) const TARGET_CPU: usize = 0;
 pub(super) const CLIENT_CPU: usize = 1;
 
-/// What is loaded how.
+/// A load.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Shape {
     /// `read` or `write`.
     pub(super) op: &'static str,
-    /// What is said of it: at random, sequential, with digests.
+    /// Random, sequential or with digests.
     pub(super) kind: &'static str,
     pub(super) block_bytes: u32,
     pub(super) depth: u32,
@@ -38,7 +36,6 @@ const SEQUENTIAL: &str = "seq";
 const DIGESTS: &str = "digest";
 
 impl Shape {
-    /// 4 KiB at random.
     pub(super) const fn random(op: &'static str, depth: u32) -> Self {
         Self {
             op,
@@ -48,7 +45,7 @@ impl Shape {
         }
     }
 
-    /// As both clients call it.
+    /// Both clients' name for it.
     pub(super) fn pattern(&self) -> String {
         match self.kind {
             SEQUENTIAL => self.op.into(),
@@ -60,7 +57,7 @@ impl Shape {
         self.kind == DIGESTS
     }
 
-    /// In the names of figures.
+    /// In metric names.
     pub(super) fn name(&self) -> String {
         let (op, depth) = (self.op, self.depth);
         match self.kind {
@@ -70,7 +67,6 @@ impl Shape {
     }
 }
 
-/// All that is measured of an operation.
 fn shapes(op: &'static str) -> [Shape; 5] {
     let random = |depth| Shape::random(op, depth);
     [
@@ -89,14 +85,14 @@ fn shapes(op: &'static str) -> [Shape; 5] {
     ]
 }
 
-/// Who talks to whom.
+/// Client and target.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Side {
-    /// Our initiator, our target.
+    /// Our initiator, Forebay.
     Ours,
-    /// SPDK's client, our target.
+    /// SPDK's client, Forebay.
     SpdkToOurs,
-    /// SPDK's client, SPDK's target.
+    /// SPDK's client, SPDK.
     SpdkToSpdk,
 }
 
@@ -157,7 +153,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
             report(&mut summary, device, &shape, &samples);
         }
         for op in ["read", "write"] {
-            // With SPDK's target it shows what the client alone loses.
+            // SPDK's target shows the client's own loss.
             for side in [Side::SpdkToOurs, Side::SpdkToSpdk].map(Side::name) {
                 let of = |kind: &str| {
                     (summary.metrics).get(&format!("{device}_{kind}{op}_qd32_{side}_iops"))
@@ -179,7 +175,6 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     summary.print("tcp", options.json.as_deref())
 }
 
-/// Writes the whole volume once.
 pub(super) fn fill(program: &std::path::Path, ours: &Forebay) -> Result<()> {
     let mut command = client(program, ours);
     command.args([
@@ -199,7 +194,7 @@ fn client(program: &std::path::Path, ours: &Forebay) -> Command {
     load_on(program, &format!("127.0.0.1:{}", ours.port), &ours.nqn)
 }
 
-/// Our client, on any target.
+/// Our client on any target.
 pub(super) fn load_on(program: &std::path::Path, address: &str, nqn: &str) -> Command {
     let mut command = Command::new(program);
     command
@@ -240,7 +235,7 @@ pub(super) fn load(
     })
 }
 
-/// A run's figures, and the processors' time meanwhile.
+/// A run with its processor time.
 pub(super) fn turn(target: &[u32], run: impl FnOnce() -> Result<spdk::Perf>) -> Result<Sample> {
     let clock = Clock::start(target)?;
     let perf = run()?;

@@ -8,7 +8,7 @@ use super::Source;
 
 const MOST_LINES: usize = 80;
 
-/// Prints how many functions are too long; returns them.
+/// Prints the number of long functions; returns them.
 pub(super) fn check(sources: &[Source]) -> Vec<String> {
     let mut long = Vec::new();
     for source in sources {

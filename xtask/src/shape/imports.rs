@@ -1,8 +1,7 @@
-//! Circles of imports.
+//! Import cycles between folders of a crate.
 //!
-//! Purpose: two folders of a crate that import from each other are one part in two places.
-//! Design: each path in a file leads to the file that defines what it names, through re-exports. Files that lead to one
-//! another in a circle must stand in one folder, or in a folder and its parents.
+//! Each path is resolved through re-exports to the defining file. Files in a cycle must be in one
+//! folder, or a folder and its parents.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -12,10 +11,10 @@ use syn::{Item, UseTree};
 
 use super::Source;
 
-/// Re-exports of re-exports are followed so far.
+/// Maximum chain of re-exports.
 const MOST_STEPS: usize = 8;
 
-/// Prints how many circles there are; returns their files.
+/// Prints the number of cycles; returns their files.
 pub(super) fn check(sources: &[Source]) -> Vec<String> {
     let mut found = Vec::new();
     let packages: BTreeSet<&str> = sources.iter().map(|source| &*source.package).collect();
@@ -36,7 +35,7 @@ pub(super) fn check(sources: &[Source]) -> Vec<String> {
 
 type Graph = Vec<BTreeSet<usize>>;
 
-/// Whether two files are in folders neither of which holds the other.
+/// Whether two files are in unrelated folders.
 fn stands_apart(files: &[&Source], circle: &[usize]) -> bool {
     let folders: BTreeSet<&Path> = circle.iter().map(|&file| files[file].folder()).collect();
     let mut pairs = folders
@@ -53,7 +52,7 @@ fn describe(files: &[&Source], circle: &[usize]) -> String {
     format!("a circle of {} files: {}", names.len(), names.join(" "))
 }
 
-/// From each file to those that it imports from.
+/// Each file's imports.
 fn graph(files: &[&Source]) -> Graph {
     let modules: BTreeMap<&[String], usize> = files
         .iter()
@@ -78,7 +77,7 @@ fn graph(files: &[&Source]) -> Graph {
     graph
 }
 
-/// Names that a file gives again, and the paths that they come from.
+/// Re-exported names and their paths.
 fn reexports(source: &Source) -> Vec<(String, Vec<String>)> {
     let mut found = Vec::new();
     for item in &source.items {
@@ -89,7 +88,7 @@ fn reexports(source: &Source) -> Vec<(String, Vec<String>)> {
     found
 }
 
-/// The names that a `use` brings, with their paths.
+/// Names of a `use`, with their paths.
 fn flatten(tree: &UseTree, stem: &mut Vec<String>, found: &mut Vec<(String, Vec<String>)>) {
     let with = |stem: &[String], last: &syn::Ident| {
         let last = (*last != "self").then(|| last.to_string());
@@ -117,7 +116,7 @@ fn flatten(tree: &UseTree, stem: &mut Vec<String>, found: &mut Vec<(String, Vec<
     }
 }
 
-/// The file that defines what a path names, if it is of this crate.
+/// The file that defines a path, if in this crate.
 fn resolve(
     modules: &BTreeMap<&[String], usize>,
     exports: &[Vec<(String, Vec<String>)>],
@@ -140,7 +139,7 @@ fn resolve(
             }
         }
         first => {
-            // A child of this module, or another crate's name.
+            // A child of this module, or another crate.
             place.push(first.to_owned());
             rest = &rest[1..];
             if !modules.contains_key(&*place) {
@@ -177,7 +176,7 @@ struct Walk {
 
 impl<'ast> Visit<'ast> for Walk {
     fn visit_item_use(&mut self, item: &'ast syn::ItemUse) {
-        // What is only given again is not used here.
+        // A re-export is no use.
         if !matches!(item.vis, syn::Visibility::Inherited) {
             return;
         }
@@ -198,7 +197,7 @@ impl<'ast> Visit<'ast> for Walk {
     }
 }
 
-/// The circles of a graph: its strongly connected parts of more than one file, found by Tarjan's algorithm.
+/// Strongly connected components of more than one file (Tarjan).
 fn circles(graph: &Graph) -> Vec<Vec<usize>> {
     let mut search = Search {
         graph,

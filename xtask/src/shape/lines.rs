@@ -1,18 +1,17 @@
-//! The lines of quality of service.
+//! Limits the lines of quality of service.
 //!
-//! Purpose: quality of service stays small enough to be read.
-//! Design: lines of production code, comments included; tests don't count, in files of their own or at a file's end.
-//! Not here: what calibrates costs, and the benchmarks.
+//! Production code counts with comments, without tests. Calibration and benchmarks are not
+//! included.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 
-/// A part, where it is, and the most lines it may have.
+/// Name, places and maximum lines.
 struct Part {
     name: &'static str,
-    /// Files, and folders with all that is in them.
+    /// Files and folders.
     places: &'static [&'static str],
 }
 
@@ -65,7 +64,7 @@ const QUALITY_OF_SERVICE: [Part; 5] = [
 const MOST_LINES: usize = 10_499;
 const MOST_SIMULATOR_LINES: usize = 3000;
 
-/// Prints the parts; returns what is too large.
+/// Prints the parts; returns the oversized ones.
 pub(super) fn check() -> Result<Vec<String>> {
     let root = crate::cargo::repository();
     let mut sum = 0;
@@ -88,7 +87,7 @@ pub(super) fn check() -> Result<Vec<String>> {
     Ok(Vec::new())
 }
 
-/// Lines of a file, or of all files in a folder; the simulator is a part of its own.
+/// Lines of a file or folder, without the simulator, which is a part of its own.
 fn count(root: &Path, place: &Path) -> Result<usize> {
     let is_test = |path: &Path| {
         let name = path.file_stem().unwrap_or_default().to_string_lossy();
@@ -108,7 +107,7 @@ fn count(root: &Path, place: &Path) -> Result<usize> {
     paths.iter().map(|path| count(root, path)).sum()
 }
 
-/// Without the module of tests at its end.
+/// Without the test module at the end.
 fn production_lines(text: &str) -> usize {
     let lines: Vec<&str> = text.lines().collect();
     let begins_tests = |pair: &[&str]| pair[0] == "#[cfg(test)]" && pair[1].ends_with('{');

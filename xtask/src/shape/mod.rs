@@ -1,9 +1,6 @@
-//! `cargo xtask check shape`: limits on the size and the entanglement of the code.
+//! `cargo xtask check shape`: limits on the size and entanglement of production code.
 //!
-//! Purpose: a stranger can read each part without the rest.
-//! Design: the sources are parsed, not compiled. Each check prints its figure and returns what is beyond its
-//! limit. Tests don't count, in files of their own or under `cfg(test)`.
-//! Not here: the style of a line (`fmt`, `clippy`), the order of the crates (`layers`).
+//! Sources are parsed, not compiled. Each check prints a number and returns violations.
 
 mod functions;
 mod imports;
@@ -16,7 +13,7 @@ use anyhow::{Result, bail};
 
 use self::source::Source;
 
-/// Prints the figures; an error names all that is beyond a limit.
+/// Prints all checks; the error lists the violations.
 pub(crate) fn check() -> Result<()> {
     let sources = source::read(&crate::cargo::repository())?;
     let mut beyond = lines::check()?;
@@ -31,7 +28,6 @@ pub(crate) fn check() -> Result<()> {
     Ok(())
 }
 
-/// Prints a figure of a check.
 fn print(what: &str, count: usize, limit: &str) {
     println!("shape: {what}: {count} beyond {limit}");
 }

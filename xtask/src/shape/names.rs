@@ -1,6 +1,4 @@
-//! Names of types that stand for several things.
-//!
-//! Not here: `tests` and `xtask`, which are programs with words of their own.
+//! Type names with several meanings in `crates`.
 
 use std::collections::BTreeMap;
 
@@ -8,11 +6,11 @@ use syn::visit::{self, Visit};
 
 use super::Source;
 
-/// So often may a name be defined.
+/// Maximum definitions of a name.
 const MOST_MEANINGS: usize = 2;
 const MOST_NAMES: usize = 15;
 
-/// Prints how many names have several meanings; returns them if they are too many.
+/// Prints the number of ambiguous names; returns them if they are too many.
 pub(super) fn check(sources: &[Source]) -> Vec<String> {
     let mut places: BTreeMap<String, Vec<String>> = BTreeMap::new();
     for source in sources

@@ -1,8 +1,4 @@
-//! The parsed sources.
-//!
-//! Purpose: what every check walks: each production file with its module's path and its items.
-//! Design: a file's module path follows from its place in `src`. Files of tests are left out, and items under
-//! `cfg(test)` are dropped when a file is read.
+//! Parsed production sources, with module paths and items; tests are left out.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,24 +6,23 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use syn::{Attribute, Item};
 
-/// One file of production code.
+/// A production file.
 pub(super) struct Source {
     /// The crate's folder, such as `engine`.
     pub(super) package: String,
-    /// The path from the repository's root.
+    /// From the repository's root.
     pub(super) path: PathBuf,
-    /// The module's path inside its crate; empty for its root.
+    /// Module path in its crate; empty for the root.
     pub(super) module: Vec<String>,
     pub(super) items: Vec<Item>,
 }
 
 impl Source {
-    /// The folder of the file.
     pub(super) fn folder(&self) -> &Path {
         self.path.parent().unwrap_or(Path::new(""))
     }
 
-    /// The path as text, with a line.
+    /// The path with a line.
     pub(super) fn at(&self, line: usize) -> String {
         format!("{}:{line}", self.path.display())
     }
@@ -90,7 +85,7 @@ fn read_file(root: &Path, package: &str, src: &Path, file: PathBuf) -> Result<So
     })
 }
 
-/// The items of a file, those for tests left out.
+/// A file's items without tests.
 pub(super) fn parse(text: &str) -> Result<Vec<Item>> {
     let mut items = syn::parse_file(text)?.items;
     drop_tests(&mut items);
@@ -131,7 +126,7 @@ fn attributes(item: &Item) -> &[Attribute] {
     }
 }
 
-/// Whether an attribute is `cfg(test)`, alone or with others.
+/// Whether it is `test` or a `cfg` with `test`.
 fn is_test(attributes: &[Attribute]) -> bool {
     attributes.iter().any(|attribute| {
         let syn::Meta::List(list) = &attribute.meta else {
@@ -145,7 +140,7 @@ fn is_test(attributes: &[Attribute]) -> bool {
     })
 }
 
-/// Folders whose first file stands beside them, and modules whose path is given.
+/// Finds `foo.rs` beside `foo/`, and `#[path]` modules.
 pub(super) fn style(sources: &[Source]) -> Vec<String> {
     let beside = sources.iter().filter(|source| {
         let folder = source.path.with_extension("");

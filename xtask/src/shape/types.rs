@@ -1,7 +1,7 @@
-//! Fields and methods of a type.
+//! Fields and methods of types.
 //!
-//! Design: methods count in all `impl` blocks of the crate, those of traits included. A free function counts as a
-//! method of each type of its crate that it takes by `&mut`, and of its first argument's by `&`.
+//! Methods of all `impl` blocks in the crate count, including traits. A free function counts for
+//! each type that it takes by `&mut`, and for its first argument by `&`.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,7 +13,7 @@ use super::Source;
 const MOST_FIELDS: usize = 25;
 const MOST_METHODS: usize = 70;
 
-/// Layouts that a specification, or memory shared with another process, gives.
+/// Layouts fixed by a specification or shared memory.
 const LAYOUTS: &[&str] = &[
     "ControllerState",
     "IdentifyController",
@@ -21,7 +21,6 @@ const LAYOUTS: &[&str] = &[
     "LabelBlock",
 ];
 
-/// A type, and what it has.
 struct Size {
     module: Vec<String>,
     place: String,
@@ -29,10 +28,10 @@ struct Size {
     methods: usize,
 }
 
-/// The types of one crate by name; a name may be defined more than once.
+/// Types by name; a name may have several.
 type Types = BTreeMap<String, Vec<Size>>;
 
-/// Prints how many types are too large; returns them.
+/// Prints the number of oversized types; returns them.
 pub(super) fn check(sources: &[Source]) -> Vec<String> {
     let packages: BTreeSet<&str> = sources.iter().map(|source| &*source.package).collect();
     let mut beyond = Vec::new();
@@ -114,7 +113,7 @@ struct Count<'a> {
 }
 
 impl Count<'_> {
-    /// Adds methods to the type of that name which is defined nearest.
+    /// Adds methods to the nearest type of that name.
     fn add(&mut self, name: &str, methods: usize) {
         let own = &self.source.module;
         let common = |size: &Size| {
@@ -157,7 +156,7 @@ impl<'ast> Visit<'ast> for Count<'_> {
     }
 }
 
-/// The name of a type; of what is inside, for an `Rc`.
+/// A type's name, or the name inside an `Rc`.
 fn name_of(of: &Type) -> Option<String> {
     let Type::Path(path) = of else {
         return None;
@@ -201,7 +200,7 @@ mod tests {
         ];
         let types = measure(&files.iter().collect::<Vec<_>>());
         let sizes: Vec<_> = types["T"].iter().map(|t| (t.fields, t.methods)).collect();
-        // What is said in `b`, which defines none, falls to the last that is as near.
+        // `b` defines none, so its methods count for the last type equally near.
         assert_eq!(sizes, [(2, 1), (0, 4)]);
     }
 }

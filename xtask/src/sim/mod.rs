@@ -1,8 +1,7 @@
-//! `cargo xtask sim`: the paper's figures, simulated with the scheduler's own code.
+//! `cargo xtask sim`: the paper's figures, simulated with the scheduler's code.
 //!
-//! Purpose: a table, a plot, and the paper's values beside ours.
-//! Design: `forebay-qos` makes the figures; this prints them and writes an SVG file each.
-//! Not here: what is simulated, and its parameters (`crates/sim/src`).
+//! Prints tables with the paper's values, and writes plots as SVG. `crates/sim/src` has the
+//! simulation.
 
 mod svg;
 mod time;

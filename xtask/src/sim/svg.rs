@@ -1,20 +1,16 @@
-//! A plot of a figure as SVG.
-//!
-//! Purpose: something to look at. Design: a line for each column over the rows' numbers, or bars where rows have
-//! names; scales from 0, by powers of two across where the numbers are such. Not here: anything interactive.
+//! Plots a figure as SVG: lines over numeric rows, bars for named rows.
 
 use forebay_sim::figures::Figure;
 use std::fmt::Write;
 
 const WIDTH: f64 = 860.0;
 const HEIGHT: f64 = 420.0;
-/// Left, right (with the names of lines), top, bottom.
+/// Left, right (with line names), top, bottom.
 const MARGIN: (f64, f64, f64, f64) = (70.0, 220.0, 40.0, 50.0);
 const COLOURS: [&str; 8] = [
     "#1f4e79", "#c0504d", "#4f8f3a", "#8064a2", "#d68a1f", "#2a9d9d", "#7f7f7f", "#b0326e",
 ];
 
-/// The figure as the text of an SVG file.
 pub(super) fn plot(figure: &Figure) -> String {
     let (left, right, top, bottom) = MARGIN;
     let values = figure.rows.iter().flat_map(|(_, values)| values);
@@ -44,20 +40,19 @@ pub(super) fn plot(figure: &Figure) -> String {
     plot.out
 }
 
-/// A picture that is being drawn.
 struct Plot {
     inner_width: f64,
     inner_height: f64,
-    /// The value at the top.
+    /// The top value.
     most: f64,
-    /// Rows, two at least.
+    /// Rows, at least two.
     count: f64,
     out: String,
 }
 
 impl Plot {
     fn put(&mut self, text: std::fmt::Arguments<'_>) {
-        // Writing to a string can't fail.
+        // Infallible.
         let _ = self.out.write_fmt(text);
         self.out.push('\n');
     }
@@ -66,12 +61,12 @@ impl Plot {
         MARGIN.2 + self.inner_height * (1.0 - (value / self.most).clamp(0.0, 1.0))
     }
 
-    /// Rows stand at equal distances: depths and counts double from one to the next.
+    /// Rows are equidistant, because depths and counts double.
     fn x(&self, at: usize) -> f64 {
         MARGIN.0 + self.inner_width * (at as f64 + 0.5) / self.count
     }
 
-    /// The lines and numbers of both scales, and the names of the rows.
+    /// Scales and row names.
     fn scales(&mut self, figure: &Figure) {
         let (left, _, top, _) = MARGIN;
         for step in 0..=5 {
@@ -110,7 +105,7 @@ impl Plot {
         }
     }
 
-    /// A column's line with its points, or its bars where rows have names.
+    /// A column's line or bars.
     fn column(&mut self, figure: &Figure, column: usize) {
         let colour = COLOURS[column % COLOURS.len()];
         let rows = figure.rows.iter().enumerate();
@@ -158,7 +153,7 @@ impl Plot {
     }
 }
 
-/// The next larger number that is easily divided by five.
+/// The next number that divides easily by five.
 fn nice(value: f64) -> f64 {
     if value <= 0.0 {
         return 1.0;

@@ -1,8 +1,7 @@
-//! The figure `scheduler_time`: the end of a window, in real time.
+//! The figure `scheduler_time`: the real time of a refill, which virtual time cannot show.
 //!
-//! Purpose: the one figure that virtual time can't show. Design: the crate's example of the same name, built in release, says
-//! a line for each number of active tenants; the best of three runs counts, because others use this machine too.
-//! Not here: what is timed (`crates/qos/examples/scheduler_time.rs`).
+//! The example in `crates/qos/examples/scheduler_time.rs`, built in release, prints a line per
+//! number of active tenants; the best of three runs counts.
 
 use std::time::Duration;
 
@@ -13,7 +12,7 @@ use xtask::process;
 
 use crate::bench::profile;
 
-/// Its name, and what it is.
+/// Name and title.
 pub(super) const FIGURE: (&str, &str) = (
     "scheduler_time",
     "how long the end of a window takes, by active tenants (real time, on this machine)",
