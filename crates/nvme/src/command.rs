@@ -1,19 +1,19 @@
-//! Submission and completion queue entries, and SGL descriptors, for every transport.
+//! Submission and completion queue entries, and SGL descriptors.
 //!
-//! Fields are byte-aligned, so any 64 received bytes are a valid [`Sqe`]. [`crate::controller`] and
+//! Fields are byte-aligned, so any 64 bytes are a valid [`Sqe`]. [`crate::controller`] and
 //! [`crate::io`] check the contents.
 
 use crate::Status;
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// Submission Queue Entry (Base 2.0, 3.3.3.1, figure 87).
+/// Submission Queue Entry (Base 2.0, 3.3.3.1, figures 86 and 87).
 #[derive(
     Clone, Copy, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
 )]
 #[repr(C)]
 pub struct Sqe {
-    /// CDW0 bits 7:0 (Base 2.0, 3.3.3.1, figure 86).
+    /// CDW0 bits 7:0.
     pub opcode: u8,
     /// CDW0 bits 15:8: FUSE in bits 1:0, PSDT in bits 7:6.
     pub flags: u8,
@@ -34,7 +34,7 @@ pub struct Sqe {
 }
 const _: () = assert!(size_of::<Sqe>() == 64 && align_of::<Sqe>() == 1);
 
-/// PSDT 01b: SGL for data, contiguous metadata buffer (Base 2.0, 3.3.3.1, figure 86).
+/// PSDT 01b: SGL for data, contiguous metadata.
 pub const FLAGS_PSDT_SGL: u8 = 0x40;
 /// PSDT bits of [`Sqe::flags`].
 pub const FLAGS_PSDT_MASK: u8 = 0xC0;
@@ -144,13 +144,13 @@ pub struct Cqe {
     pub sqid: U16,
     /// Command identifier.
     pub cid: U16,
-    /// Bit 0: phase tag (zero in Fabrics); bits 15:1: status (Base 2.0, 3.3.3.2.1).
+    /// Bit 0: phase tag (zero in Fabrics); bits 15:1: status.
     pub status: U16,
 }
 const _: () = assert!(size_of::<Cqe>() == 16 && align_of::<Cqe>() == 1);
 
 impl Cqe {
-    /// A completion with phase tag zero, as Fabrics requires.
+    /// Phase tag zero, as in Fabrics.
     pub fn new(result: u64, sqhd: u16, sqid: u16, cid: u16, status: Status) -> Self {
         Self {
             result: U64::new(result),
@@ -207,7 +207,7 @@ impl Cqe {
 )]
 #[repr(C)]
 pub struct SglDescriptor {
-    /// Address; capsule offset for subtype 1h; reserved for transport data blocks.
+    /// Address; capsule offset (subtype 1h); reserved for transport data blocks.
     pub address: U64,
     /// Length in bytes.
     pub length: U32,

@@ -1,7 +1,6 @@
 //! Layouts of Fabrics commands, Connect data and the Discovery log page.
 //!
-//! Each command is a 64-byte view of an [`Sqe`]. The transport and the engine decide who may
-//! connect; [`crate::controller`] handles the properties.
+//! Each command is a view of an [`Sqe`]. Others authorize hosts and handle properties.
 
 use crate::{Nqn, NqnError, Sqe, Status, opcode};
 use zerocopy::little_endian::{U16, U32, U64};
@@ -37,15 +36,15 @@ pub struct ConnectCommand {
     pub sgl1: [u8; 16],
     /// Record format, 0.
     pub recfmt: U16,
-    /// Queue ID: 0 creates the admin queue and the association.
+    /// 0 creates the admin queue and the association.
     pub qid: U16,
-    /// Submission queue size, 0's based.
+    /// Queue size, 0's based.
     pub sqsize: U16,
     /// Attributes: see `CATTR_*`.
     pub cattr: u8,
     /// Reserved.
     pub reserved47: u8,
-    /// Keep Alive Timeout, ms; admin queue only.
+    /// Keep Alive Timeout, ms; admin queue.
     pub kato: U32,
     /// Reserved.
     pub reserved52: [u8; 12],
@@ -53,20 +52,20 @@ pub struct ConnectCommand {
 const _: () = assert!(size_of::<ConnectCommand>() == 64);
 
 impl ConnectCommand {
-    /// The host asks to disable submission queue flow control.
+    /// Disable submission queue flow control.
     pub const CATTR_DISABLE_SQ_FLOW_CONTROL: u8 = 1 << 2;
-    /// The host can delete single I/O queues (Disconnect).
+    /// Single I/O queues can be deleted.
     pub const CATTR_INDIVIDUAL_QUEUE_DELETION: u8 = 1 << 3;
 
-    /// Views a submission queue entry.
+    /// Views an [`Sqe`].
     pub fn of(sqe: &Sqe) -> &Self {
         zerocopy::transmute_ref!(sqe)
     }
-    /// Converts to a submission queue entry.
+    /// Converts to [`Sqe`].
     pub fn to_sqe(&self) -> Sqe {
         zerocopy::transmute!(*self)
     }
-    /// A Connect without SGL for queue `qid` of `entries` entries (2 to 65536).
+    /// A Connect for `entries` entries (2 to 65536), without SGL.
     pub fn new(cid: u16, qid: u16, entries: u32, kato_ms: u32) -> Self {
         Self {
             opcode: opcode::FABRICS,
@@ -86,9 +85,9 @@ impl ConnectCommand {
 )]
 #[repr(C)]
 pub struct ConnectData {
-    /// 128-bit Host Identifier.
+    /// 128-bit identifier.
     pub hostid: [u8; 16],
-    /// Controller ID: FFFFh asks for any in the admin queue's Connect.
+    /// FFFFh: any controller (admin queue).
     pub cntlid: U16,
     /// Reserved.
     pub reserved18: [u8; 238],
@@ -102,16 +101,16 @@ pub struct ConnectData {
 const _: () = assert!(size_of::<ConnectData>() == 1024);
 
 impl ConnectData {
-    /// Any controller, dynamic controller model.
+    /// Any controller, dynamic model.
     pub const CNTLID_DYNAMIC: u16 = 0xFFFF;
-    /// Any controller, static controller model.
+    /// Any controller, static model.
     pub const CNTLID_STATIC_ANY: u16 = 0xFFFE;
 
-    /// Byte offset of CNTLID.
+    /// Offset of CNTLID.
     pub const OFFSET_CNTLID: u16 = 16;
-    /// Byte offset of SUBNQN.
+    /// Offset of SUBNQN.
     pub const OFFSET_SUBNQN: u16 = 256;
-    /// Byte offset of HOSTNQN.
+    /// Offset of HOSTNQN.
     pub const OFFSET_HOSTNQN: u16 = 512;
 
     /// Builds Connect data.
@@ -135,9 +134,7 @@ impl ConnectData {
     }
 }
 
-/// Status and completion dwords 0–1 for a wrong Connect field (Base 2.0, 6.3).
-///
-/// IPO is in bits 15:0 and IATTR in bits 23:16 (0: in the command, 1: in its data).
+/// Status and result of a wrong Connect field (Base 2.0, 6.3): IPO 15:0, IATTR 23:16 (1: in data).
 pub fn invalid_parameter(in_data: bool, offset_bytes: u16) -> (Status, u64) {
     let result = u64::from(offset_bytes) | u64::from(in_data) << 16;
     (Status::CONNECT_INVALID_PARAMETERS.with_dnr(), result)
@@ -159,11 +156,11 @@ pub struct PropertyCommand {
     pub fctype: u8,
     /// Reserved.
     pub reserved5: [u8; 35],
-    /// Bits 2:0: size, 0 for 4 bytes, 1 for 8 bytes.
+    /// Bits 2:0: 0 for 4 bytes, 1 for 8 bytes.
     pub attrib: u8,
     /// Reserved.
     pub reserved41: [u8; 3],
-    /// Property offset in bytes.
+    /// Offset in bytes.
     pub ofst: U32,
     /// Value (Set).
     pub value: U64,
@@ -173,11 +170,11 @@ pub struct PropertyCommand {
 const _: () = assert!(size_of::<PropertyCommand>() == 64);
 
 impl PropertyCommand {
-    /// Views a submission queue entry.
+    /// Views an [`Sqe`].
     pub fn of(sqe: &Sqe) -> &Self {
         zerocopy::transmute_ref!(sqe)
     }
-    /// Converts to a submission queue entry.
+    /// Converts to [`Sqe`].
     pub fn to_sqe(&self) -> Sqe {
         zerocopy::transmute!(*self)
     }
@@ -200,7 +197,7 @@ impl PropertyCommand {
             ..Self::get(cid, offset, wide)
         }
     }
-    /// `Some(true)`: 8 bytes; `Some(false)`: 4 bytes; `None`: reserved.
+    /// Whether 8 bytes; `None`: reserved.
     pub fn wide(&self) -> Option<bool> {
         match self.attrib & 7 {
             0 => Some(false),
@@ -234,13 +231,13 @@ pub struct DisconnectCommand {
 const _: () = assert!(size_of::<DisconnectCommand>() == 64);
 
 impl DisconnectCommand {
-    /// Views a submission queue entry.
+    /// Views an [`Sqe`].
     pub fn of(sqe: &Sqe) -> &Self {
         zerocopy::transmute_ref!(sqe)
     }
 }
 
-/// Fabrics command type of an [`opcode::FABRICS`] entry.
+/// FCTYPE of an [`opcode::FABRICS`] entry.
 pub fn fctype(sqe: &Sqe) -> u8 {
     sqe.nsid() as u8
 }
@@ -251,7 +248,7 @@ pub fn fctype(sqe: &Sqe) -> u8 {
 )]
 #[repr(C)]
 pub struct DiscoveryLogHeader {
-    /// Generation: changes whenever the page does.
+    /// Changes whenever the page does.
     pub genctr: U64,
     /// Number of entries.
     pub numrec: U64,
@@ -268,31 +265,31 @@ const _: () = assert!(size_of::<DiscoveryLogHeader>() == 1024);
 )]
 #[repr(C)]
 pub struct DiscoveryLogEntry {
-    /// Transport: [`Self::TRTYPE_TCP`].
+    /// [`Self::TRTYPE_TCP`].
     pub trtype: u8,
-    /// Address family: `ADRFAM_*`.
+    /// `ADRFAM_*`.
     pub adrfam: u8,
-    /// Subsystem type: `SUBTYPE_*`.
+    /// `SUBTYPE_*`.
     pub subtype: u8,
-    /// Requirements: bits 1:0 secure channel, bit 2 SQ flow control may be disabled.
+    /// Bits 1:0 secure channel, bit 2 SQ flow control optional.
     pub treq: u8,
     /// Port ID.
     pub portid: U16,
-    /// Controller ID: FFFFh for the dynamic model.
+    /// FFFFh: dynamic model.
     pub cntlid: U16,
     /// Largest admin SQ, at least 32.
     pub asqsz: U16,
-    /// Flags: `EFLAGS_*`.
+    /// `EFLAGS_*`.
     pub eflags: U16,
     /// Reserved.
     pub reserved12: [u8; 20],
-    /// TCP port in ASCII, padded with spaces or zeros.
+    /// TCP port, ASCII, padded with spaces or zeros.
     pub trsvcid: [u8; 32],
     /// Reserved.
     pub reserved64: [u8; 192],
     /// Subsystem NQN, zero-terminated.
     pub subnqn: [u8; 256],
-    /// Address in ASCII.
+    /// Address, ASCII.
     pub traddr: [u8; 256],
     /// For TCP, byte 0 is SECTYPE (TCP 1.0, 3.1).
     pub tsas: [u8; 256],
@@ -308,20 +305,20 @@ impl DiscoveryLogEntry {
     pub const ADRFAM_IPV6: u8 = 2;
     /// A referral to another Discovery Service.
     pub const SUBTYPE_REFERRAL: u8 = 1;
-    /// An NVM subsystem with I/O controllers.
+    /// A subsystem with I/O controllers.
     pub const SUBTYPE_NVM: u8 = 2;
     /// This Discovery Service.
     pub const SUBTYPE_CURRENT_DISCOVERY: u8 = 3;
-    /// Duplicate Returned Information: all entries with this bit give the same information.
+    /// All entries with this bit give the same information.
     pub const EFLAGS_DUPRETINFO: u16 = 1 << 0;
-    /// Explicit Persistent Connection Support for Discovery.
+    /// Persistent connections are supported.
     pub const EFLAGS_EPCSD: u16 = 1 << 1;
-    /// A secure channel is not required.
+    /// No secure channel required.
     pub const TREQ_NO_SECURE_CHANNEL: u8 = 2;
 
-    /// The Discovery Service's entry for one of its ports.
+    /// The Discovery Service at one of its ports.
     ///
-    /// All ports return the same list, and a connection may persist for change events.
+    /// All return the same list; connections may persist for change events.
     pub fn itself(address: std::net::SocketAddr, portid: u16, asqsz: u16) -> Self {
         let kind = Self::SUBTYPE_CURRENT_DISCOVERY;
         Self {
@@ -330,7 +327,7 @@ impl DiscoveryLogEntry {
         }
     }
 
-    /// An entry of a subsystem at a TCP address.
+    /// A subsystem at a TCP address.
     pub fn tcp(
         subtype: u8,
         subnqn: &Nqn,
@@ -359,7 +356,7 @@ impl DiscoveryLogEntry {
             traddr: [b' '; 256],
             tsas: [0; 256],
         };
-        // Both fields are longer than any port or address.
+        // The fields are large enough.
         let _ = write!(&mut entry.trsvcid[..], "{}", address.port());
         let _ = write!(&mut entry.traddr[..], "{}", address.ip());
         entry

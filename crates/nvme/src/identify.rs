@@ -1,7 +1,6 @@
-//! Layouts of Identify data structures; [`crate::controller`] fills them.
+//! Layouts of Identify data; [`crate::controller`] fills them.
 //!
-//! Reserved bytes, and fields of features that Forebay lacks, are named `reserved<offset>` and stay
-//! zero.
+//! Reserved bytes, and fields of missing features, are named `reserved<offset>` and stay zero.
 
 use std::mem::offset_of;
 use zerocopy::little_endian::{U16, U32, U64};
@@ -9,21 +8,21 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// CNS values (Base 2.0, 5.17.1, figure 273).
 pub mod cns {
-    /// Identify Namespace, NVM command set.
+    /// Identify Namespace (NVM).
     pub const NAMESPACE: u8 = 0x00;
     /// Identify Controller.
     pub const CONTROLLER: u8 = 0x01;
     /// Active Namespace ID list.
     pub const ACTIVE_NAMESPACES: u8 = 0x02;
-    /// Namespace Identification Descriptor list.
+    /// Namespace Identification Descriptors.
     pub const NAMESPACE_DESCRIPTORS: u8 = 0x03;
-    /// Command-set-specific Identify Namespace.
+    /// Command-set-specific namespace.
     pub const CSI_NAMESPACE: u8 = 0x05;
-    /// Command-set-specific Identify Controller.
+    /// Command-set-specific controller.
     pub const CSI_CONTROLLER: u8 = 0x06;
-    /// Command-set-specific Active Namespace ID list.
+    /// Command-set-specific active namespaces.
     pub const CSI_ACTIVE_NAMESPACES: u8 = 0x07;
-    /// Command-set-independent Identify Namespace.
+    /// Command-set-independent namespace.
     pub const INDEPENDENT_NAMESPACE: u8 = 0x08;
     /// Controller list of a namespace.
     pub const NAMESPACE_CONTROLLERS: u8 = 0x12;
@@ -37,7 +36,7 @@ pub mod cns {
     pub const COMMAND_SETS: u8 = 0x1C;
 }
 
-/// Size of any Identify data (Base 2.0, 5.17.1).
+/// Size of Identify data (Base 2.0, 5.17.1).
 pub const IDENTIFY_BYTES: usize = 4096;
 
 /// CSI of the NVM command set (Base 2.0, figure 274).
@@ -53,37 +52,37 @@ pub struct IdentifyController {
     pub vid: U16,
     /// PCI Subsystem Vendor ID.
     pub ssvid: U16,
-    /// Serial Number, space-padded ASCII.
+    /// Serial number, space-padded ASCII.
     pub sn: [u8; 20],
-    /// Model Number, space-padded ASCII.
+    /// Model number, space-padded ASCII.
     pub mn: [u8; 40],
-    /// Firmware Revision, space-padded ASCII.
+    /// Firmware revision, space-padded ASCII.
     pub fr: [u8; 8],
     /// Recommended Arbitration Burst.
     pub rab: u8,
     /// IEEE OUI Identifier.
     pub ieee: [u8; 3],
-    /// Multi-path capabilities: bit 0 ports, bit 1 controllers, bit 3 ANA.
+    /// Multi-path: bit 0 ports, bit 1 controllers, bit 3 ANA.
     pub cmic: u8,
-    /// Maximum Data Transfer Size: log2 of CAP.MPSMIN pages.
+    /// MDTS: log2 of CAP.MPSMIN pages.
     pub mdts: u8,
     /// Controller ID.
     pub cntlid: U16,
-    /// Value of the VS property.
+    /// The VS property.
     pub ver: U32,
     /// RTD3 latencies.
     pub reserved84: [u8; 8],
     /// Optional asynchronous events.
     pub oaes: U32,
-    /// Controller Attributes: bit 0 128-bit Host Identifier.
+    /// Attributes: bit 0 128-bit Host Identifier.
     pub ctratt: U32,
     /// Read Recovery Levels; reserved.
     pub reserved100: [u8; 11],
-    /// Controller Type: 1 I/O, 2 Discovery, 3 Administrative.
+    /// Type: 1 I/O, 2 Discovery, 3 Administrative.
     pub cntrltype: u8,
     /// FRU GUID.
     pub fguid: [u8; 16],
-    /// Command Retry Delay Times 1–3, in 100 ms.
+    /// Retry delays 1–3, in 100 ms.
     pub crdt: [U16; 3],
     /// Reserved; NVMe-MI fields.
     pub reserved134: [u8; 122],
@@ -91,63 +90,63 @@ pub struct IdentifyController {
     pub oacs: U16,
     /// Abort Command Limit, 0's based.
     pub acl: u8,
-    /// Asynchronous Event Request Limit, 0's based.
+    /// Event Request Limit, 0's based.
     pub aerl: u8,
-    /// Firmware Updates: bit 0 slot 1 read-only, bits 3:1 slot count.
+    /// Firmware: bit 0 slot 1 read-only, bits 3:1 slots.
     pub frmw: u8,
     /// Log Page Attributes.
     pub lpa: u8,
-    /// Error Log Page Entries, 0's based.
+    /// Error log entries, 0's based.
     pub elpe: u8,
-    /// Number of power states, 0's based.
+    /// Power states, 0's based.
     pub npss: u8,
-    /// Vendor, power, thermal and host memory fields.
+    /// Vendor, power, thermal, host memory.
     pub reserved264: [u8; 56],
-    /// Keep Alive Support: granularity in 100 ms.
+    /// Keep alive granularity, 100 ms.
     pub kas: U16,
-    /// Thermal management, sanitize, host memory, sets, groups.
+    /// Thermal, sanitize, host memory, sets, groups.
     pub reserved322: [u8; 20],
-    /// ANA Transition Time, seconds.
+    /// ANA transition time, seconds.
     pub anatt: u8,
     /// ANA capabilities.
     pub anacap: u8,
-    /// Highest ANA group identifier.
+    /// Highest ANA group.
     pub anagrpmax: U32,
-    /// Number of ANA groups.
+    /// ANA groups.
     pub nanagrpid: U32,
     /// Persistent event log, domains; reserved.
     pub reserved352: [u8; 160],
-    /// Submission entry size, log2: bits 3:0 required, bits 7:4 maximum.
+    /// Submission entry size, log2: 3:0 required, 7:4 maximum.
     pub sqes: u8,
-    /// Completion entry size, log2: bits 3:0 required, bits 7:4 maximum.
+    /// Completion entry size, log2: 3:0 required, 7:4 maximum.
     pub cqes: u8,
-    /// Maximum Outstanding Commands; mandatory in Fabrics.
+    /// Outstanding commands; mandatory in Fabrics.
     pub maxcmd: U16,
     /// Highest valid NSID.
     pub nn: U32,
     /// Optional NVM commands.
     pub oncs: U16,
-    /// Fused operations: bit 0 Compare and Write.
+    /// Fused: bit 0 Compare and Write.
     pub fuses: U16,
     /// Format NVM Attributes.
     pub fna: u8,
-    /// Volatile Write Cache: bit 0 present, bits 2:1 Flush with NSID FFFFFFFFh.
+    /// Write cache: bit 0 present, bits 2:1 Flush with NSID FFFFFFFFh.
     pub vwc: u8,
-    /// Atomic Write Unit Normal, 0's based.
+    /// Atomic write unit, 0's based.
     pub awun: U16,
-    /// Atomic Write Unit Power Fail, 0's based.
+    /// Atomic write unit, power fail, 0's based.
     pub awupf: U16,
     /// Vendor command configuration.
     pub icsvscc: u8,
     /// Namespace Write Protection.
     pub nwpc: u8,
-    /// Atomic Compare & Write Unit, 0's based.
+    /// Atomic compare-and-write unit, 0's based.
     pub acwu: U16,
     /// Copy descriptor formats.
     pub cdfs: U16,
     /// SGL support.
     pub sgls: U32,
-    /// Highest number of allowed namespaces.
+    /// Maximum namespaces allowed.
     pub mnan: U32,
     /// Domain limits; reserved.
     pub reserved544: [u8; 224],
@@ -155,21 +154,21 @@ pub struct IdentifyController {
     pub subnqn: [u8; 256],
     /// Reserved.
     pub reserved1024: [u8; 768],
-    /// I/O command capsule size, in 16 bytes (Fabrics).
+    /// Fabrics: I/O command capsule, in 16 bytes.
     pub ioccsz: U32,
-    /// I/O response capsule size, in 16 bytes (Fabrics).
+    /// Fabrics: I/O response capsule, in 16 bytes.
     pub iorcsz: U32,
-    /// In-capsule data offset, in 16 bytes (Fabrics).
+    /// Fabrics: data offset in capsules, in 16 bytes.
     pub icdoff: U16,
-    /// Fabrics attributes: bit 0 clear for the dynamic controller model.
+    /// Fabrics attributes: bit 0 clear for dynamic controllers.
     pub fcatt: u8,
-    /// Maximum SGL data block descriptors (Fabrics).
+    /// Fabrics: SGL data block descriptors.
     pub msdbd: u8,
     /// Optional Fabrics commands: bit 0 Disconnect.
     pub ofcs: U16,
     /// Reserved.
     pub reserved1806: [u8; 242],
-    /// Power State Descriptors; zero says nothing about power.
+    /// Power states; zero says nothing.
     pub psd: [[u8; 32]; 32],
     /// Vendor Specific.
     pub vendor: [u8; 1024],
@@ -219,9 +218,9 @@ pub struct IdentifyNamespace {
     pub nuse: U64,
     /// Features: see `NSFEAT_*`.
     pub nsfeat: u8,
-    /// Number of LBA formats, 0's based.
+    /// LBA formats, 0's based.
     pub nlbaf: u8,
-    /// Formatted LBA size: bits 3:0 index the format.
+    /// LBA format: bits 3:0.
     pub flbas: u8,
     /// Metadata Capabilities.
     pub mc: u8,
@@ -229,37 +228,37 @@ pub struct IdentifyNamespace {
     pub dpc: u8,
     /// Data protection settings.
     pub dps: u8,
-    /// Multi-path and sharing: bit 0 shared.
+    /// Sharing: bit 0.
     pub nmic: u8,
     /// Reservation Capabilities.
     pub rescap: u8,
     /// Format Progress Indicator.
     pub fpi: u8,
-    /// Deallocation: bits 2:0 what blocks then read as (1: zeros), bit 3 DEAC.
+    /// Deallocation: bits 2:0 blocks then read as (1: zeros), bit 3 DEAC.
     pub dlfeat: u8,
-    /// Atomic Write Unit Normal.
+    /// Atomic write unit.
     pub nawun: U16,
-    /// Atomic Write Unit Power Fail.
+    /// Atomic write unit, power fail.
     pub nawupf: U16,
-    /// Atomic Compare & Write Unit.
+    /// Atomic compare-and-write unit.
     pub nacwu: U16,
-    /// Atomic Boundary Size Normal.
+    /// Atomic boundary size.
     pub nabsn: U16,
-    /// Atomic Boundary Offset.
+    /// Atomic boundary offset.
     pub nabo: U16,
-    /// Atomic Boundary Size Power Fail.
+    /// Atomic boundary size, power fail.
     pub nabspf: U16,
     /// Optimal I/O boundary, blocks; 0: none.
     pub noiob: U16,
     /// NVM capacity, bytes.
     pub nvmcap: [u8; 16],
-    /// Preferred write granularity, 0's based blocks.
+    /// Write granularity, 0's based blocks.
     pub npwg: U16,
-    /// Preferred write alignment, 0's based blocks.
+    /// Write alignment, 0's based blocks.
     pub npwa: U16,
-    /// Preferred deallocate granularity, 0's based blocks.
+    /// Deallocate granularity, 0's based blocks.
     pub npdg: U16,
-    /// Preferred deallocate alignment, 0's based blocks.
+    /// Deallocate alignment, 0's based blocks.
     pub npda: U16,
     /// Optimal write size, 0's based blocks.
     pub nows: U16,
@@ -269,7 +268,7 @@ pub struct IdentifyNamespace {
     pub anagrpid: U32,
     /// Reserved.
     pub reserved96: [u8; 3],
-    /// Attributes: bit 0 write protected.
+    /// Bit 0: write protected.
     pub nsattr: u8,
     /// NVM set.
     pub nvmsetid: U16,
@@ -279,7 +278,7 @@ pub struct IdentifyNamespace {
     pub nguid: [u8; 16],
     /// EUI-64; zero: none.
     pub eui64: [u8; 8],
-    /// LBA formats: metadata bytes 15:0, LBADS 23:16, RP 25:24.
+    /// Formats: metadata bytes 15:0, LBADS 23:16, RP 25:24.
     pub lbaf: [U32; 64],
     /// Vendor Specific.
     pub vendor: [u8; 3712],
@@ -302,7 +301,7 @@ impl IdentifyNamespace {
     pub const NSFEAT_UIDREUSE: u8 = 1 << 3;
     /// NPWG, NPWA, NPDG, NPDA and NOWS are defined.
     pub const NSFEAT_OPTPERF: u8 = 1 << 4;
-    /// The block size, or `None` if the format's is below 512 bytes or too large.
+    /// The block size; `None` if below 512 bytes or too large.
     pub fn block_bytes(&self) -> Option<u32> {
         let format = self.lbaf[usize::from(self.flbas & 0xF)].get();
         let shift = (format >> 16) & 0xFF;
@@ -310,7 +309,7 @@ impl IdentifyNamespace {
     }
 }
 
-/// Primary Controller Capabilities (Base 2.0, 5.17.2.13). VQ are queue pairs, VI interrupt vectors.
+/// Primary Controller Capabilities (Base 2.0, 5.17.2.13): VQ queue pairs, VI vectors.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
 )]
@@ -338,15 +337,15 @@ pub struct PrimaryController {
 )]
 #[repr(C)]
 pub struct PrimaryResources {
-    /// Flexible resources of all controllers.
+    /// Flexible, all controllers.
     pub flexible_total: U32,
-    /// Flexible resources assigned to secondary controllers.
+    /// Flexible, assigned to secondaries.
     pub flexible_assigned: U32,
-    /// Flexible resources of the primary.
+    /// Flexible, primary.
     pub flexible_primary: U16,
-    /// Private resources of the primary.
+    /// Private, primary.
     pub private_total: U16,
-    /// Maximum for a secondary.
+    /// Flexible, maximum per secondary.
     pub secondary_maximum: U16,
     /// Preferred granularity.
     pub granularity: U16,
@@ -382,7 +381,7 @@ pub struct SecondaryController {
     pub scs: u8,
     /// Reserved.
     pub reserved5: [u8; 3],
-    /// Virtual function number; 0: none.
+    /// Virtual function; 0: none.
     pub vfn: U16,
     /// Flexible VQ assigned.
     pub nvq: U16,
@@ -407,15 +406,15 @@ const _: () = {
 pub struct NvmIdentifyController {
     /// Verify size limit.
     pub vsl: u8,
-    /// Write Zeroes size limit: log2 of CAP.MPSMIN pages; 0: none.
+    /// Write Zeroes limit: log2 of CAP.MPSMIN pages; 0: none.
     pub wzsl: u8,
-    /// Write Uncorrectable size limit.
+    /// Write Uncorrectable limit.
     pub wusl: u8,
-    /// Deallocate limit in ranges; 0: none.
+    /// Dataset Management ranges; 0: no limit.
     pub dmrl: u8,
-    /// Deallocate limit of a range in blocks; 0: none.
+    /// Dataset Management blocks per range; 0: no limit.
     pub dmrsl: U32,
-    /// Deallocate limit in blocks; 0: none.
+    /// Dataset Management blocks; 0: no limit.
     pub dmsl: U64,
     /// Reserved.
     pub reserved16: [u8; 4080],
@@ -455,10 +454,10 @@ const _: () = assert!(size_of::<IndependentNamespace>() == IDENTIFY_BYTES);
 
 /// Namespace descriptor types (Base 2.0, 5.17.2.3, figure 277).
 pub mod nidt {
-    /// NGUID, 16 bytes.
+    /// 16 bytes.
     pub const NGUID: u8 = 2;
-    /// UUID, 16 bytes.
+    /// 16 bytes.
     pub const UUID: u8 = 3;
-    /// Command set identifier, 1 byte.
+    /// 1 byte.
     pub const CSI: u8 = 4;
 }

@@ -1,43 +1,44 @@
-//! Log page identifiers and layouts; [`crate::controller`] fills them.
+//! Log page identifiers and layouts, except Discovery ([`crate::fabrics`]). [`crate::controller`]
+//! fills them.
 //!
-//! The Discovery log page is in [`crate::fabrics`].
+//! Section numbers are of Base 2.0.
 
 use zerocopy::little_endian::{U16, U32, U64, U128};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// Supported Log Pages (Base 2.0, 5.16.1.1).
+/// Supported Log Pages (5.16.1.1).
 pub const SUPPORTED_LOG_PAGES: u8 = 0x00;
-/// Error Information (Base 2.0, 5.16.1.2).
+/// Error Information (5.16.1.2).
 pub const ERROR_INFORMATION: u8 = 0x01;
-/// SMART / Health Information (Base 2.0, 5.16.1.3).
+/// SMART / Health Information (5.16.1.3).
 pub const SMART_HEALTH: u8 = 0x02;
-/// Firmware Slot Information (Base 2.0, 5.16.1.4).
+/// Firmware Slot Information (5.16.1.4).
 pub const FIRMWARE_SLOT: u8 = 0x03;
-/// Changed Namespace List (Base 2.0, 5.16.1.5).
+/// Changed Namespace List (5.16.1.5).
 pub const CHANGED_NAMESPACE_LIST: u8 = 0x04;
-/// Commands Supported and Effects (Base 2.0, 5.16.1.6).
+/// Commands Supported and Effects (5.16.1.6).
 pub const COMMANDS_SUPPORTED_AND_EFFECTS: u8 = 0x05;
-/// Asymmetric Namespace Access (Base 2.0, 5.16.1.13).
+/// Asymmetric Namespace Access (5.16.1.13).
 pub const ASYMMETRIC_NAMESPACE_ACCESS: u8 = 0x0C;
-/// Feature Identifiers Supported and Effects (Base 2.0, 5.16.1.18).
+/// Feature Identifiers Supported and Effects (5.16.1.18).
 pub const FEATURES_SUPPORTED_AND_EFFECTS: u8 = 0x12;
-/// NVMe-MI Commands Supported and Effects (Base 2.0, 5.16.1.19).
+/// NVMe-MI Commands Supported and Effects (5.16.1.19).
 pub const MI_COMMANDS_SUPPORTED_AND_EFFECTS: u8 = 0x13;
-/// Discovery (Base 2.0, 5.16.1.23).
+/// Discovery (5.16.1.23).
 pub const DISCOVERY: u8 = 0x70;
-/// Reservation Notification (Base 2.0, 5.16.1.24).
+/// Reservation Notification (5.16.1.24).
 pub const RESERVATION_NOTIFICATION: u8 = 0x80;
 
-/// Size of Supported Log Pages: 256 descriptors of 4 bytes.
+/// 256 descriptors of 4 bytes.
 pub const SUPPORTED_LOG_PAGES_BYTES: usize = 1024;
-/// Size of Changed Namespace List.
+/// Size of the list.
 pub const CHANGED_NAMESPACE_LIST_BYTES: usize = 4096;
-/// Size of Commands Supported and Effects: 256 admin and 256 I/O descriptors of 4, 2048 reserved.
+/// 256 admin and 256 I/O descriptors of 4 bytes, 2048 reserved.
 pub const COMMANDS_SUPPORTED_BYTES: usize = 4096;
-/// Size of Feature Identifiers Supported and Effects: 256 descriptors of 4.
+/// 256 descriptors of 4 bytes.
 pub const FEATURES_SUPPORTED_BYTES: usize = 1024;
 
-/// Size of NVMe-MI Commands Supported and Effects: 256 descriptors of 4, 3072 reserved.
+/// 256 descriptors of 4 bytes, 3072 reserved.
 pub const MI_COMMANDS_SUPPORTED_BYTES: usize = 4096;
 
 /// Log pages 00h, 05h, 12h: supported.
@@ -49,7 +50,7 @@ pub const SCOPE_NAMESPACE: u32 = 1 << 20;
 /// Log pages 05h, 12h: controller scope.
 pub const SCOPE_CONTROLLER: u32 = 1 << 21;
 
-/// Error Information log entry (Base 2.0, 5.16.1.2, figure 206).
+/// Error Information entry (5.16.1.2, figure 206).
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
 )]
@@ -84,7 +85,7 @@ pub struct ErrorEntry {
 }
 const _: () = assert!(size_of::<ErrorEntry>() == 64);
 
-/// SMART / Health (Base 2.0, 5.16.1.3, figure 207).
+/// SMART / Health (5.16.1.3, figure 207).
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
 )]
@@ -122,16 +123,16 @@ pub struct SmartHealth {
     pub unsafe_shutdowns: U128,
     /// Media and data integrity errors.
     pub media_errors: U128,
-    /// Error log entries over the controller's life.
+    /// Errors over the controller's life.
     pub error_log_entries: U128,
-    /// Temperature times, sensors, thermal management: not kept.
+    /// Temperature times, sensors, thermal management.
     pub reserved192: [u8; 320],
 }
 const _: () = assert!(size_of::<SmartHealth>() == 512);
 const _: () = assert!(std::mem::offset_of!(SmartHealth, data_units_read) == 32);
 const _: () = assert!(std::mem::offset_of!(SmartHealth, error_log_entries) == 176);
 
-/// Firmware Slot Information (Base 2.0, 5.16.1.4, figure 209).
+/// Firmware Slot Information (5.16.1.4, figure 209).
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
 )]
@@ -148,7 +149,7 @@ pub struct FirmwareSlots {
 }
 const _: () = assert!(size_of::<FirmwareSlots>() == 512);
 
-/// ANA log page header (Base 2.0, 5.16.1.13).
+/// ANA log page header (5.16.1.13).
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
 )]
@@ -163,7 +164,7 @@ pub struct AnaHeader {
 }
 const _: () = assert!(size_of::<AnaHeader>() == 16);
 
-/// ANA group descriptor (Base 2.0, 5.16.1.13), followed by namespace identifiers.
+/// ANA group descriptor (5.16.1.13); namespace identifiers follow.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
 )]
@@ -182,13 +183,13 @@ pub struct AnaDescriptor {
 }
 const _: () = assert!(size_of::<AnaDescriptor>() == 32);
 
-/// Reservation Notification (Base 2.0, 5.16.1.24).
+/// Reservation Notification (5.16.1.24).
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
 )]
 #[repr(C)]
 pub struct ReservationNotification {
-    /// Number of this notification; 0: empty page.
+    /// Its number; 0: empty page.
     pub count: U64,
     /// Type; 0: empty page.
     pub kind: u8,

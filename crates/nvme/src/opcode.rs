@@ -1,7 +1,6 @@
-//! Opcodes and Fabrics command types; see also the Commands Supported and Effects log page.
+//! Opcodes and Fabrics command types.
 
-/// Admin commands (Base 2.0, 5, figure 138). Queue, virtualization and doorbell commands are for
-/// memory-based transports.
+/// Admin commands (Base 2.0, 5, figure 138).
 pub mod admin {
     /// Delete I/O Submission Queue.
     pub const DELETE_IO_SQ: u8 = 0x00;
@@ -80,13 +79,12 @@ pub mod fctype {
     pub const DISCONNECT: u8 = 0x08;
 }
 
-/// Whether bits 1:0 mean data to the controller (Base 2.0, 3.3.3.1). In Fabrics the command type
-/// has these bits.
+/// Data to the controller by bits 1:0 (Base 2.0, 3.3.3.1); in Fabrics, of FCTYPE instead.
 pub const fn host_to_controller(opcode: u8) -> bool {
     opcode & 0b11 == 0b01
 }
 
-/// Whether bits 1:0 mean data to the host.
+/// Data to the host by bits 1:0.
 pub const fn controller_to_host(opcode: u8) -> bool {
     opcode & 0b11 == 0b10
 }

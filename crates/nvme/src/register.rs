@@ -1,24 +1,24 @@
-//! Offsets and bit layouts of controller properties, for Fabrics and memory-mapped transports.
+//! Offsets and bit layouts of controller properties; [`crate::controller`] holds the values.
 //!
-//! [`crate::controller`] holds the values.
+//! Section numbers are of Base 2.0.
 
 use bitfield_struct::bitfield;
 
-/// Controller Capabilities, 8 bytes (Base 2.0, 3.1.3.1).
+/// Capabilities, 8 bytes (3.1.3.1).
 pub const CAP: u32 = 0x00;
-/// Version, 4 bytes (Base 2.0, 3.1.3.2).
+/// Version, 4 bytes (3.1.3.2).
 pub const VS: u32 = 0x08;
-/// Controller Configuration, 4 bytes (Base 2.0, 3.1.3.5).
+/// Configuration, 4 bytes (3.1.3.5).
 pub const CC: u32 = 0x14;
-/// Controller Status, 4 bytes (Base 2.0, 3.1.3.6).
+/// Status, 4 bytes (3.1.3.6).
 pub const CSTS: u32 = 0x1C;
-/// Controller Ready Timeouts, 4 bytes (Base 2.0, 3.1.3.21).
+/// Ready Timeouts, 4 bytes (3.1.3.21).
 pub const CRTO: u32 = 0x68;
 
-/// Version 2.0.0 (Base 2.0, 3.1.3.2: MJR 31:16, MNR 15:8, TER 7:0).
+/// 2.0.0 (3.1.3.2: MJR 31:16, MNR 15:8, TER 7:0).
 pub const VERSION_2_0: u32 = 0x0002_0000;
 
-/// Controller Capabilities (Base 2.0, 3.1.3.1).
+/// Controller Capabilities (3.1.3.1).
 #[bitfield(u64)]
 #[derive(PartialEq, Eq)]
 pub struct Cap {
@@ -45,7 +45,7 @@ pub struct Cap {
     /// Controller power scope.
     #[bits(2)]
     pub cps: u8,
-    /// Minimum page size, 2^(12 + MPSMIN) bytes; the unit of MDTS.
+    /// Minimum page size, 2^(12 + MPSMIN); the unit of MDTS.
     #[bits(4)]
     pub mpsmin: u8,
     /// Maximum page size.
@@ -71,7 +71,7 @@ impl Cap {
     pub const CRMS_WITH_MEDIA: u8 = 1 << 0;
 }
 
-/// Controller Configuration (Base 2.0, 3.1.3.5).
+/// Controller Configuration (3.1.3.5).
 #[bitfield(u32)]
 #[derive(PartialEq, Eq)]
 pub struct Cc {
@@ -103,7 +103,7 @@ pub struct Cc {
     __: u8,
 }
 
-/// Controller Status (Base 2.0, 3.1.3.6).
+/// Controller Status (3.1.3.6).
 #[bitfield(u32)]
 #[derive(PartialEq, Eq)]
 pub struct Csts {
@@ -133,7 +133,7 @@ impl Csts {
     pub const SHST_COMPLETE: u8 = 2;
 }
 
-/// Controller Ready Timeouts (Base 2.0, 3.1.3.21).
+/// Controller Ready Timeouts (3.1.3.21).
 #[bitfield(u32)]
 #[derive(PartialEq, Eq)]
 pub struct Crto {

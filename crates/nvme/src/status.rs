@@ -1,6 +1,6 @@
-//! The status field of a completion.
+//! The status field of a completion, with the specification's names.
 //!
-//! The constants hold type and code under the specification's names. The caller adds Do Not Retry.
+//! The constants hold type and code; the caller adds Do Not Retry.
 
 use std::fmt;
 
@@ -73,7 +73,7 @@ statuses! {
     OPERATION_DENIED = 0, 0x15;
     /// SGL Offset Invalid.
     SGL_OFFSET_INVALID = 0, 0x16;
-    /// Host Identifier Inconsistent Format.
+    /// Host Identifier Format.
     HOST_IDENTIFIER_INCONSISTENT_FORMAT = 0, 0x18;
     /// Keep Alive Timer Expired.
     KEEP_ALIVE_TIMER_EXPIRED = 0, 0x19;
@@ -181,8 +181,8 @@ statuses! {
 }
 
 impl Status {
-    // These NVM values coincide with Fabrics values, so `name` returns the Fabrics name (NVM
-    // Command Set 1.0, 3.1).
+    // These NVM values coincide with Fabrics values; `name` returns those (NVM Command Set 1.0,
+    // 3.1).
     /// Conflicting Attributes.
     pub const CONFLICTING_ATTRIBUTES: Status = Status(0x180);
     /// Invalid Protection Information.
@@ -206,7 +206,7 @@ impl Status {
     pub const fn dnr(self) -> bool {
         self.0 & DNR != 0
     }
-    /// More: details are in the Error Information log page.
+    /// Details are in the Error Information log.
     pub const fn more(self) -> bool {
         self.0 & MORE != 0
     }
@@ -214,7 +214,7 @@ impl Status {
     pub const fn with_dnr(self) -> Status {
         Status(self.0 | DNR)
     }
-    /// Whether a device failed: a media and data integrity error, but not a compare failure.
+    /// A device failure: a media and data integrity error except compare failure.
     pub const fn is_media_error(self) -> bool {
         self.sct() == 2 && self.code().0 != Self::COMPARE_FAILURE.0
     }

@@ -1,6 +1,4 @@
 //! A controller's fixed configuration and its environment.
-//!
-//! State that a host can change is in [`super::ControllerState`].
 
 use super::{Ana, MAX_IO_QUEUES, MAX_NAMESPACES};
 use crate::Nqn;
@@ -29,9 +27,9 @@ impl ControllerKind {
 pub struct ControllerConfig {
     /// Kind of controller.
     pub kind: ControllerKind,
-    /// Controller identifier, 0 to FFEFh; unique among the subsystem's live controllers.
+    /// 0 to FFEFh, unique among the subsystem's live controllers.
     pub cntlid: u16,
-    /// The subsystem's NQN.
+    /// Subsystem NQN.
     pub subnqn: Nqn,
     /// Serial number, see [`ascii`].
     pub serial: [u8; 20],
@@ -39,21 +37,20 @@ pub struct ControllerConfig {
     pub model: [u8; 40],
     /// Firmware revision.
     pub firmware: [u8; 8],
-    /// Largest I/O queue, 2 to 65536 entries; gives CAP.MQES and MAXCMD.
+    /// Largest I/O queue, 2 to 65536 entries; sets CAP.MQES and MAXCMD.
     pub max_queue_entries: u32,
     /// I/O queues, 1 to [`MAX_IO_QUEUES`].
     pub max_io_queues: u16,
-    /// MDTS in bytes: a power of two, at least 8192; limits admin commands too.
+    /// MDTS: a power of two, at least 8192; also for admin commands.
     pub mdts_bytes: u32,
-    /// In-capsule data of an I/O command: a multiple of 16.
+    /// In-capsule I/O data: a multiple of 16.
     pub in_capsule_bytes: u32,
     /// Highest namespace identifier, 1 to [`MAX_NAMESPACES`].
     pub namespaces: u32,
 }
 
 impl ControllerConfig {
-    /// An I/O controller with defaults: 64 queues of 128 entries, MDTS 1 MiB, 8 KiB in capsule, one
-    /// namespace.
+    /// Defaults: 64 queues of 128 entries, MDTS 1 MiB, 8 KiB in capsule, one namespace.
     pub fn io(cntlid: u16, subnqn: Nqn, serial: &str) -> Self {
         Self {
             kind: ControllerKind::Io,
@@ -81,7 +78,7 @@ impl ControllerConfig {
         }
     }
 
-    /// A PCIe controller with defaults: 64 queues of 1024 entries, MDTS 512 KiB, one namespace.
+    /// Defaults: 64 queues of 1024 entries, MDTS 512 KiB, one namespace.
     pub fn pcie(cntlid: u16, subnqn: Nqn, serial: &str) -> Self {
         Self {
             kind: ControllerKind::Pcie,
@@ -104,14 +101,13 @@ impl ControllerConfig {
         self
     }
 
-    /// MDTS of Identify Controller. The minimum is 8 KiB, as 0 would mean no limit.
+    /// At least 8 KiB, as 0 would mean no limit.
     pub(super) fn mdts_exponent(&self) -> u8 {
         (self.mdts_bytes / 4096).max(1).ilog2() as u8
     }
 }
 
-/// Text as a space-padded ASCII field (Base 2.0, 1.4.2). It is truncated, and other characters
-/// become `?`.
+/// Space-padded ASCII (Base 2.0, 1.4.2), truncated; other characters become `?`.
 pub fn ascii<const N: usize>(text: &str) -> [u8; N] {
     let mut field = [b' '; N];
     for (to, from) in field.iter_mut().zip(text.chars()) {
@@ -126,7 +122,7 @@ pub fn ascii<const N: usize>(text: &str) -> [u8; N] {
 
 /// The environment, queried for each command.
 pub trait AdminEnv {
-    /// The current namespace, or `None` if the identifier is unused.
+    /// The current namespace; `None`: unused identifier.
     fn namespace(&self, nsid: u32) -> Option<NamespaceInfo>;
 
     /// Values for the SMART / Health log page.
@@ -139,12 +135,12 @@ pub trait AdminEnv {
         Ana::default()
     }
 
-    /// The subsystem's controllers with this namespace, including the caller. Empty if unknown.
+    /// Controllers with this namespace, including the caller; empty if unknown.
     fn controllers(&self) -> Vec<SubsystemController> {
         Vec::new()
     }
 
-    /// I/O queues available to this controller when several share them.
+    /// I/O queues available, if several controllers share them.
     fn io_queues_left(&self) -> u16 {
         u16::MAX
     }
@@ -166,14 +162,14 @@ pub trait AdminEnv {
         0
     }
 
-    /// One entry; `index` counts from 0.
+    /// Entry `index`, from 0.
     fn discovery_entry(&self, host: &Nqn, index: u64) -> Option<DiscoveryLogEntry> {
         let _ = (host, index);
         None
     }
 }
 
-/// Another controller of the subsystem.
+/// A controller of the subsystem.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SubsystemController {
     /// Controller identifier.
@@ -187,7 +183,7 @@ pub struct SubsystemController {
 pub struct NamespaceInfo {
     /// Block size and size.
     pub geometry: NamespaceGeometry,
-    /// Allocated blocks: Namespace Utilization.
+    /// Allocated blocks (Namespace Utilization).
     pub used_blocks: u64,
     /// Allocation unit: a power of two, at least a block.
     pub extent_bytes: u32,
@@ -197,7 +193,7 @@ pub struct NamespaceInfo {
     pub uuid: [u8; 16],
 }
 
-/// Values of the SMART / Health log page (Base 2.0, 5.16.1.3).
+/// SMART / Health values (Base 2.0, 5.16.1.3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Health {
     /// Critical warning bits (byte 0).
@@ -226,7 +222,7 @@ pub struct Health {
     pub power_on_hours: u128,
     /// Unsafe shutdowns.
     pub unsafe_shutdowns: u128,
-    /// Device errors of the whole subsystem, across controllers.
+    /// Device errors of the subsystem, across controllers.
     pub media_errors: u128,
 }
 

@@ -1,4 +1,4 @@
-//! Checks Connect commands for admin and I/O queues.
+//! Checks Connect commands.
 //!
 //! The caller finds subsystem and controller and authorizes the host; [`Refusal`] has its answers.
 
@@ -58,7 +58,7 @@ pub struct AdminConnect {
     pub entries: u32,
     /// Keep Alive Timeout; 0: none.
     pub kato_ms: u32,
-    /// Disable submission queue flow control.
+    /// Disable SQ flow control.
     pub disable_sq_flow_control: bool,
 }
 
@@ -69,7 +69,7 @@ pub struct IoQueue {
     pub qid: u16,
     /// Queue size.
     pub entries: u32,
-    /// Disable submission queue flow control.
+    /// Disable SQ flow control.
     pub disable_sq_flow_control: bool,
 }
 
@@ -78,7 +78,7 @@ struct Names {
     hostnqn: Nqn,
 }
 
-/// Checks common to both: format, queue size up to `max_entries`, names.
+/// Format, queue size up to `max_entries`, names.
 fn check(command: &ConnectCommand, data: &ConnectData, max_entries: u32) -> Result<Names, Refusal> {
     if command.recfmt.get() != 0 {
         return Err(Refusal::status(
@@ -98,8 +98,8 @@ fn check(command: &ConnectCommand, data: &ConnectData, max_entries: u32) -> Resu
 
 /// Checks an admin Connect (Base 2.0, 6.3) for at most `max_entries` entries.
 ///
-/// The caller then finds the subsystem, authorizes the host and makes a [`Controller`], whose
-/// identifier is the completion's result.
+/// The caller then finds the subsystem, authorizes the host and returns the new [`Controller`]'s
+/// identifier as result.
 pub fn check_admin_connect(
     command: &ConnectCommand,
     data: &ConnectData,
@@ -128,8 +128,7 @@ fn disables_flow_control(command: &ConnectCommand) -> bool {
 }
 
 impl Controller {
-    /// Connects an I/O queue (Base 2.0, 6.3). The completion's result is the controller's
-    /// identifier.
+    /// Connects an I/O queue (Base 2.0, 6.3). The result is the controller's identifier.
     pub fn connect_io_queue(
         &mut self,
         command: &ConnectCommand,
@@ -172,7 +171,7 @@ impl Controller {
         self.state.io_queues[word] & bit != 0
     }
 
-    /// Marks a PCIe I/O queue as existing, in at least one direction.
+    /// Marks a PCIe I/O queue as existing in a direction.
     pub(crate) fn io_queue_there(&mut self, qid: u16) {
         if (1..=MAX_IO_QUEUES).contains(&qid) {
             let (word, bit) = queue_bit(qid);
@@ -194,7 +193,7 @@ impl Controller {
     }
 }
 
-/// Word and bit of a queue from 1 to [`MAX_IO_QUEUES`].
+/// Word and bit of a valid queue.
 fn queue_bit(qid: u16) -> (usize, u64) {
     let index = usize::from(qid - 1);
     (index / 64, 1 << (index % 64))

@@ -1,7 +1,7 @@
-//! Get Features and Set Features (Base 2.0, 5.15 and 5.27).
+//! Get and Set Features (Base 2.0, 5.15, 5.27).
 //!
-//! Implements the mandatory features of each controller kind and those that hosts use. Nothing is
-//! saved: ONCS says so, and a Save bit is refused.
+//! Implements mandatory features and those in use. Nothing is saved: ONCS says so, and a Save bit
+//! is refused.
 
 use super::state::RESERVATION_NOTICES;
 use super::supported::feature_scope;
@@ -12,7 +12,7 @@ use crate::reservation::action_of_persistence;
 use crate::{NSID_ALL, Sqe, Status};
 use zerocopy::FromBytes;
 
-/// Set Features CDW10: Save.
+/// CDW10: Save.
 const SAVE: u32 = 1 << 31;
 /// Host Identifier CDW11: 128-bit identifier.
 const EXHID: u32 = 1 << 0;
@@ -25,7 +25,6 @@ fn identifier(sqe: &Sqe) -> u8 {
     sqe.cdw(10) as u8
 }
 
-/// Data bytes of Get or Set Features.
 pub(super) fn data_bytes(sqe: &Sqe) -> u32 {
     match identifier(sqe) {
         feature::HOST_BEHAVIOR_SUPPORT => size_of::<HostBehavior>() as u32,
@@ -35,8 +34,8 @@ pub(super) fn data_bytes(sqe: &Sqe) -> u32 {
     }
 }
 
-/// Decodes TMPSEL (19:16) and THSEL (21:20): true for the over threshold of the composite
-/// temperature, the only sensor.
+/// TMPSEL (19:16) and THSEL (21:20): true for the over threshold of the composite temperature, the
+/// only sensor.
 fn threshold_over(cdw11: u32, all_sensors: bool) -> Option<bool> {
     let sensor = (cdw11 >> 16) & 0xF;
     match (cdw11 >> 20) & 3 {
@@ -72,7 +71,7 @@ impl Controller {
         self.state.acre = 0;
         self.state.interrupt_coalescing = [0; 2];
         self.state.coalescing_disabled = [0; 9];
-        // The default for hosts that do not set the feature.
+        // Default.
         self.state.granted_io_queues = self.config.max_io_queues;
     }
 
@@ -104,7 +103,7 @@ impl Controller {
         Ok(Reply::result(match fid {
             feature::ARBITRATION => state.arbitration,
             feature::POWER_MANAGEMENT => 0,
-            // Fabrics completions are messages of their own, so there is nothing to coalesce.
+            // Fabrics completions are messages, so none are coalesced.
             feature::INTERRUPT_COALESCING => {
                 u32::from(u16::from_le_bytes(state.interrupt_coalescing))
             }
@@ -161,7 +160,7 @@ impl Controller {
         }
         match fid {
             feature::ARBITRATION => self.state.arbitration = cdw11,
-            // NPSS is 0: there is only power state 0, and workload hints have no effect.
+            // NPSS is 0: only power state 0, and hints have no effect.
             feature::POWER_MANAGEMENT => {
                 if cdw11 & 0x1F != 0 {
                     return Err(Status::INVALID_FIELD);
@@ -227,8 +226,8 @@ impl Controller {
         if self.state.io_queues != [0; 2] {
             return Err(Status::COMMAND_SEQUENCE_ERROR);
         }
-        // Fabrics queues are pairs, so the smaller number counts. On PCIe, submission queues may
-        // share a completion queue; granting more than asked is allowed (Base 2.0, 5.27.1.5).
+        // Fabrics queues are pairs, so the smaller number counts. PCIe submission queues may share
+        // a completion queue, and more than requested may be granted (Base 2.0, 5.27.1.5).
         let wanted = match self.config.kind {
             ControllerKind::Pcie => submission.max(completion) + 1,
             _ => submission.min(completion) + 1,
@@ -238,7 +237,7 @@ impl Controller {
         Ok(Reply::result(granted(self.state.granted_io_queues)))
     }
 
-    /// Checks the NSID for namespace features: an active one, or all for Set Features.
+    /// NSID of namespace features: active, or all for Set Features.
     fn check_feature_nsid(&self, sqe: &Sqe, set: bool, env: &dyn AdminEnv) -> Result<(), Status> {
         if sqe.nsid() == NSID_ALL && set {
             return Ok(());
@@ -247,17 +246,17 @@ impl Controller {
         if sqe.nsid() == NSID_ALL && identifier(sqe) != feature::ERROR_RECOVERY {
             return Err(Status::INVALID_FIELD);
         }
-        // The state has room for one namespace's features.
+        // The state has one namespace's features.
         match self.config.namespace(sqe.nsid(), env)? {
             Some(_) if sqe.nsid() == super::FEATURES_NSID => Ok(()),
             _ => Err(Status::INVALID_FIELD),
         }
     }
 
-    /// Status for a command that may be retried later; without Do Not Retry.
+    /// Status to retry a command later, without Do Not Retry.
     ///
-    /// Command Interrupted needs the host's Advanced Command Retry Enable (Base 2.0, 3.3.3.2.1) and
-    /// carries delay CRDT1. Other hosts get Namespace Not Ready.
+    /// Command Interrupted needs Advanced Command Retry Enable (Base 2.0, 3.3.3.2.1) and has delay
+    /// CRDT1. Other hosts get Namespace Not Ready.
     pub fn interrupted_status(&self) -> Status {
         if self.state.acre == 0 {
             return Status::NAMESPACE_NOT_READY;
@@ -296,13 +295,12 @@ impl ControllerState {
         if host.acre > 1 {
             return Err(Status::INVALID_FIELD);
         }
-        // The other fields concern features that this controller lacks.
+        // Other fields concern missing features.
         self.acre = host.acre;
         Ok(())
     }
 }
 
-/// OAES of a controller kind.
 pub(super) fn feature_events(kind: ControllerKind) -> u32 {
     match kind {
         ControllerKind::Io => feature::AEC_NAMESPACE_ATTRIBUTE | feature::AEC_ANA_CHANGE,

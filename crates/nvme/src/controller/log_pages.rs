@@ -1,7 +1,6 @@
-//! Get Log Page (Base 2.0, 5.16) of I/O and Discovery controllers.
+//! Get Log Page (Base 2.0, 5.16).
 //!
-//! Any part can be read. Bytes past a page's end are zeros; an offset past it is an Invalid Field.
-//! Telemetry, persistent events and self-tests are not kept.
+//! Any part can be read. Bytes past the end are zeros; an offset past it is an Invalid Field.
 
 use super::supported::{self, Face};
 use super::{AdminEnv, Controller, Reply, events};
@@ -44,13 +43,13 @@ impl Default for ErrorReport {
     }
 }
 
-/// NUMD, a 0's based number of dwords: NUMDL in CDW10 31:16, NUMDU in CDW11 15:0.
+/// NUMD, 0's based dwords: NUMDL in CDW10 31:16, NUMDU in CDW11 15:0.
 pub(super) fn requested_bytes(sqe: &Sqe) -> u64 {
     let dwords = u64::from(sqe.cdw(10) >> 16) | u64::from(sqe.cdw(11) & 0xFFFF) << 16;
     (dwords + 1) * 4
 }
 
-/// Copies from `offset`; bytes past the page's end stay unchanged.
+/// Copies from `offset`; excess bytes stay unchanged.
 pub(super) fn part(page: &[u8], offset: u64, out: &mut [u8]) -> Result<(), Status> {
     let tail = usize::try_from(offset)
         .ok()
@@ -185,8 +184,8 @@ impl Controller {
             *to = U32::new(nsid);
         }
         part(page.as_bytes(), offset, out)?;
-        // Hosts may read in pieces and clear Retain only with the last. A change after the first
-        // piece must not be lost.
+        // Hosts may clear Retain with the last piece only. A change after the first must not be
+        // lost.
         if offset == 0 {
             self.state.changed_reported = changed;
         }
@@ -196,8 +195,8 @@ impl Controller {
         Ok(())
     }
 
-    /// The Discovery log page in any pieces. Hosts compare generations before and after; if a
-    /// requested piece has vanished, they must restart.
+    /// Read in any pieces. Hosts compare generations before and after; if a piece has vanished,
+    /// they must restart.
     fn discovery(
         &mut self,
         offset: u64,

@@ -1,17 +1,15 @@
 //! An NVMe controller as a state machine: one [`Controller`] per association, I/O or Discovery.
 //!
-//! Commands, data and time come in; completions and [`Effect`]s go out. Its changing state is one
-//! plain [`ControllerState`], which the owner copies to where a successor finds it. [`AdminEnv`]
-//! supplies the current namespaces, so their growth needs no copy here. Transports call
-//! [`Controller::transfer`], then [`Controller::admin`], then [`Controller::next_event`] until it
-//! is empty.
+//! Commands, data and time come in; completions and [`Effect`]s go out. The owner copies the
+//! [`ControllerState`] to where a successor finds it. [`AdminEnv`] supplies the current namespaces.
+//! Transports call [`Controller::transfer`], [`Controller::admin`], then [`Controller::next_event`]
+//! until it is empty.
 //!
-//! After a reset or shutdown no old command may run, and only the owner knows when that is. So
-//! CC.EN and CC.SHN return an [`Effect`], and CSTS follows on [`Controller::quiesced`].
+//! Only the owner knows when no old command runs. So CC.EN and CC.SHN return an [`Effect`], and
+//! CSTS follows on [`Controller::quiesced`].
 //!
-//! SGLs, I/O data and queue memory are elsewhere; [`crate::pcie`] creates memory-based queues and
-//! handles doorbells and interrupts. There is one command set (NVM) and one power state; nothing
-//! survives a reset.
+//! I/O data is elsewhere; [`crate::pcie`] has memory-based queues. There is one command set and
+//! power state; nothing survives a reset.
 
 mod ana;
 mod config;
@@ -45,11 +43,11 @@ use crate::opcode::{self, admin};
 use crate::{Nqn, Sqe, Status};
 use zerocopy::FromZeros;
 
-/// Maximum namespaces of a controller.
+/// Maximum namespaces.
 pub const MAX_NAMESPACES: u32 = 64;
-/// The namespace with features and reservations.
+/// Has features and reservations.
 const FEATURES_NSID: u32 = 1;
-/// Maximum I/O queues of a controller.
+/// Maximum I/O queues.
 pub const MAX_IO_QUEUES: u16 = 128;
 /// Maximum outstanding Asynchronous Event Requests.
 pub const MAX_EVENT_REQUESTS: usize = 4;
@@ -60,7 +58,7 @@ pub struct Controller {
     config: ControllerConfig,
     hostnqn: Nqn,
     state: ControllerState,
-    // Newest first. Not part of the state: a successor starts with an empty log.
+    // Newest first. Not in the state: a successor's log is empty.
     errors: [ErrorEntry; log_pages::ERROR_ENTRIES],
 }
 
@@ -69,12 +67,12 @@ pub struct Controller {
 pub enum Effect {
     /// Nothing.
     None,
-    /// The controller is enabled and ready.
+    /// Enabled and ready.
     Enabled,
-    /// Controller reset (Base 2.0, 3.7.2): drain I/O commands, drop the I/O queues but not the
-    /// admin queue, then call [`Controller::quiesced`].
+    /// Reset (Base 2.0, 3.7.2): drain I/O commands, drop the I/O queues but not the admin queue,
+    /// call [`Controller::quiesced`].
     Reset,
-    /// Shutdown (Base 2.0, 3.6): as [`Effect::Reset`], and flush before [`Controller::quiesced`].
+    /// Shutdown (Base 2.0, 3.6): as [`Effect::Reset`], but flush first.
     Shutdown,
 }
 
@@ -87,21 +85,20 @@ pub enum AdminOutcome {
         status: Status,
         /// Completion dwords 0 and 1.
         result: u64,
-        /// Bytes of `out` to send first; 0 unless the status is success.
+        /// Bytes of `out` to send first; 0 on failure.
         data_bytes: u32,
         /// The owner's work.
         effect: Effect,
     },
     /// An Asynchronous Event Request waits for [`Controller::next_event`].
     Parked,
-    /// Set Reservation Persistence; the owner of the reservations completes it.
+    /// Set Reservation Persistence, for the owner of the reservations.
     Reserve {
         /// For [`crate::reservation::ReservationCommand::new`], with keys of 0.
         action: u32,
     },
 }
 
-/// A successful command.
 #[derive(Default)]
 struct Reply {
     result: u64,
@@ -126,7 +123,7 @@ impl Reply {
 }
 
 impl Controller {
-    /// A new association's controller, not yet enabled.
+    /// A new association's controller, disabled.
     pub fn new(config: ControllerConfig, connect: &AdminConnect, now_ns: u64) -> Self {
         let mut controller = Self {
             config: config.normalized(),
@@ -143,7 +140,7 @@ impl Controller {
         controller
     }
 
-    /// A PCI function's controller. There is no Connect, so the host has no name.
+    /// A PCI function's controller; its host has no name.
     pub(crate) fn of_function(config: ControllerConfig) -> Self {
         let connect = AdminConnect {
             subnqn: config.subnqn,
@@ -156,7 +153,7 @@ impl Controller {
         Self::new(config, &connect, 0)
     }
 
-    /// Continues from another process's state, which is untrusted.
+    /// Continues from another process's untrusted state.
     pub fn restore(config: ControllerConfig, state: &ControllerState) -> Result<Self, StateError> {
         let config = config.normalized();
         let hostnqn = state.check(&config)?;
@@ -168,7 +165,7 @@ impl Controller {
         })
     }
 
-    /// All changing state except the error log's contents.
+    /// Changing state, without the error log.
     pub fn state(&self) -> &ControllerState {
         &self.state
     }
@@ -189,8 +186,7 @@ impl Controller {
         self.config.subnqn
     }
 
-    /// An admin command's data; its SGL must describe at least this much. More than MDTS is an
-    /// error.
+    /// An admin command's data, at most MDTS; its SGL must describe at least as much.
     pub fn transfer(&self, sqe: &Sqe) -> Result<Transfer, Status> {
         match sqe.opcode() {
             admin::IDENTIFY => Ok(Transfer::ToHost(crate::identify::IDENTIFY_BYTES as u32)),
@@ -215,8 +211,7 @@ impl Controller {
 
     /// Runs an admin command other than Connect (see [`check_admin_connect`]).
     ///
-    /// `data_in` holds the data from the host, and `out` has room for the data to it, as
-    /// [`Controller::transfer`] said.
+    /// `data_in` and `out` have the sizes of [`Controller::transfer`].
     pub fn admin(
         &mut self,
         sqe: &Sqe,
@@ -237,7 +232,7 @@ impl Controller {
                 Err(status) => failed(status),
             };
         }
-        // Until the controller is ready, only Fabrics commands are allowed (Base 2.0, 3.5.4).
+        // Before ready, only Fabrics commands are allowed (Base 2.0, 3.5.4).
         if !self.ready() {
             return failed(Status::COMMAND_SEQUENCE_ERROR);
         }
@@ -328,7 +323,7 @@ impl Controller {
 
 fn failed(status: Status) -> AdminOutcome {
     AdminOutcome::Complete {
-        // Retries may help after our errors, not after the host's.
+        // Only our errors are worth a retry.
         status: if status == Status::INTERNAL_ERROR {
             status
         } else {

@@ -1,14 +1,12 @@
 //! Builders of a host's commands.
 //!
-//! The command identifier is 0 and the data pointer empty: only [`super::HostQueue::begin`] knows
-//! the data's path. Counts are 1's based and converted to 0's based fields. Nothing is checked
-//! against a namespace; the controller does that.
+//! [`super::HostQueue::begin`] fills in command identifier and data pointer, as only it knows the
+//! data's path. Counts are 1's based. Nothing is checked against a namespace.
 
 use crate::fabrics::{ConnectCommand, PropertyCommand};
 use crate::{Sqe, opcode};
 
-/// CC that enables a controller: NVM command set, 4 KiB pages, entry sizes 64 and 16 (Base
-/// 3.1.3.5).
+/// Enables a controller: NVM command set, 4 KiB pages, 64- and 16-byte entries (Base 3.1.3.5).
 pub const CC_ENABLE: u32 = 0x0046_0001;
 /// CC.SHN: normal shutdown (Base 3.1.3.5).
 pub const CC_SHN_NORMAL: u32 = 1 << 14;
@@ -49,19 +47,18 @@ pub mod cns {
     pub const NAMESPACE: u8 = 0x00;
     /// The controller.
     pub const CONTROLLER: u8 = 0x01;
-    /// Active namespace identifiers greater than NSID.
+    /// Active namespaces greater than NSID.
     pub const ACTIVE_NAMESPACES: u8 = 0x02;
-    /// A namespace's identification descriptors.
+    /// Namespace descriptors.
     pub const DESCRIPTORS: u8 = 0x03;
 }
 
-/// Maximum ranges of Dataset Management (NVM Command Set 3.2.3).
+/// Maximum ranges (NVM Command Set 3.2.3).
 pub const DSM_MAX_RANGES: usize = 256;
 /// Size of a range (NVM Command Set 3.2.3).
 pub const DSM_RANGE_BYTES: usize = 16;
 
-/// Connect (Base 6.3) for a queue of 2..=65536 entries; the data is
-/// [`crate::fabrics::ConnectData`].
+/// Connect (Base 6.3) for 2..=65536 entries, with [`crate::fabrics::ConnectData`].
 #[must_use]
 pub fn connect(qid: u16, entries: u32, kato_ms: u32, disable_sq_flow_control: bool) -> Sqe {
     let mut connect = ConnectCommand::new(0, qid, entries, kato_ms);
@@ -91,7 +88,7 @@ pub fn identify(cns: u8, nsid: u32) -> Sqe {
         .with_cdw(10, u32::from(cns))
 }
 
-/// Sets Number of Queues (Base 5.27.1.5): I/O queues each way, 1..=65535.
+/// Number of Queues (Base 5.27.1.5): 1..=65535 each way.
 #[must_use]
 pub fn set_number_of_queues(queues: u16) -> Sqe {
     let zero_based = u32::from(queues.max(1) - 1);
@@ -100,7 +97,7 @@ pub fn set_number_of_queues(queues: u16) -> Sqe {
         .with_cdw(11, zero_based << 16 | zero_based)
 }
 
-/// I/O queues granted, from the result of Number of Queues (Base 5.27.1.5).
+/// I/O queues granted, from that result (Base 5.27.1.5).
 #[must_use]
 pub fn granted_queues(result: u64) -> u32 {
     let submission = result as u32 & 0xffff;
@@ -108,7 +105,7 @@ pub fn granted_queues(result: u64) -> u32 {
     submission.min(completion) + 1
 }
 
-/// Sets Asynchronous Event Configuration (Base 5.27.1.8).
+/// Asynchronous Event Configuration (Base 5.27.1.8).
 #[must_use]
 pub fn set_async_events(mask: u32) -> Sqe {
     Sqe::new(opcode::admin::SET_FEATURES, 0)
@@ -159,7 +156,7 @@ pub fn flush(nsid: u32) -> Sqe {
     Sqe::new(opcode::nvm::FLUSH, 0).with_nsid(nsid)
 }
 
-/// Write Zeroes (NVM Command Set 3.2.8), 1..=65536 blocks; `deallocate` sets DEAC.
+/// Write Zeroes (NVM Command Set 3.2.8), 1..=65536 blocks, optionally DEAC.
 #[must_use]
 pub fn write_zeroes(nsid: u32, lba: u64, blocks: u32, deallocate: bool) -> Sqe {
     let sqe = ranged(opcode::nvm::WRITE_ZEROES, nsid, lba, blocks);
@@ -167,7 +164,7 @@ pub fn write_zeroes(nsid: u32, lba: u64, blocks: u32, deallocate: bool) -> Sqe {
     sqe.with_cdw(12, sqe.cdw(12) | deac_bit)
 }
 
-/// Dataset Management, Deallocate (NVM Command Set 3.2.3), with 1..=256 ranges as data.
+/// Deallocate (NVM Command Set 3.2.3) with 1..=256 ranges as data.
 #[must_use]
 pub fn deallocate(nsid: u32, ranges: usize) -> Sqe {
     let zero_based = ranges.clamp(1, DSM_MAX_RANGES) as u32 - 1;

@@ -1,14 +1,12 @@
 //! The commands of one NVMe/TCP queue on the host side.
 //!
-//! [`HostQueue::begin`] takes a slot, writes the command identifier and SGL, and chooses between
-//! in-capsule data and R2T. [`HostQueue::on_pdu`] interprets each decoded header. The caller
-//! reports back with [`HostQueue::data_received`], [`HostQueue::r2t_answered`] and
-//! [`HostQueue::release`]. Release comes last: a controller may end a write while its data is still
-//! being sent.
+//! [`HostQueue::begin`] takes a slot and chooses between in-capsule data and R2T;
+//! [`HostQueue::on_pdu`] interprets headers. The caller holds the data and reports it with
+//! [`HostQueue::data_received`] and [`HostQueue::r2t_answered`]. [`HostQueue::release`] comes last:
+//! a controller may end a write while its data is still being sent.
 //!
-//! NVMe/TCP delivers commands in order, so a command that has ended was also fetched. Hence a queue
-//! of N entries cannot overflow with N - 1 commands in flight, whatever SQHD says (Base 3.3.1). The
-//! caller holds data, queues excess commands, and ends commands of a dead connection.
+//! NVMe/TCP delivers commands in order, so an ended command was also fetched. Hence N entries
+//! cannot overflow with N - 1 commands in flight, whatever SQHD says (Base 3.3.1).
 
 use std::fmt;
 
@@ -16,7 +14,7 @@ use super::CommandSlots;
 use crate::tcp::{C2hData, Frame, H2cData, Pdu, PduError, R2t, TcpParams, TermReq, field};
 use crate::{Cqe, SglDescriptor, Sqe, Status};
 
-/// A command's data transfer.
+/// A command's data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HostTransfer {
     /// None.
@@ -38,7 +36,7 @@ pub struct Begun {
     pub in_capsule_bytes: u32,
 }
 
-/// A command's end. The slot stays in use until [`HostQueue::release`].
+/// A command's end. [`HostQueue::release`] frees the slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Completion {
     /// Its slot.
@@ -60,17 +58,17 @@ pub struct DataIn {
     pub length_bytes: u32,
 }
 
-/// Data that the controller requests.
+/// Requested data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DataOut {
     /// The slot.
     pub slot: u16,
-    /// The R2T; see [`DataOut::pdus`].
+    /// See [`DataOut::pdus`].
     pub r2t: R2t,
 }
 
 impl DataOut {
-    /// H2CData headers for the R2T, each at most `max_bytes` (TCP 3.3.2.2).
+    /// H2CData headers of at most `max_bytes` (TCP 3.3.2.2).
     pub fn pdus(&self, max_bytes: u32) -> impl Iterator<Item = H2cData> + use<> {
         let R2t { cid, ttag, .. } = self.r2t;
         let end = self.r2t.offset_bytes + self.r2t.length_bytes;
@@ -91,10 +89,10 @@ impl DataOut {
     }
 }
 
-/// The meaning of a received PDU.
+/// A received PDU's meaning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// Receive the PDU's data, then call [`HostQueue::data_received`].
+    /// Receive data, then call [`HostQueue::data_received`].
     DataIn(DataIn),
     /// Send data, then call [`HostQueue::r2t_answered`].
     DataOut(DataOut),
@@ -104,14 +102,14 @@ pub enum Event {
     Terminated(TermReq),
 }
 
-/// A protocol violation: send `error` in an H2CTermReq and close.
+/// A violation: send `error` in an H2CTermReq and close.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Violation {
     /// For the H2CTermReq.
     pub error: PduError,
-    /// A description for people.
+    /// For people.
     pub what: &'static str,
-    /// The command identifier concerned.
+    /// Its command identifier.
     pub cid: u16,
 }
 
@@ -131,12 +129,12 @@ impl std::error::Error for Violation {}
 struct QueuedCommand {
     transfer: HostTransfer,
     in_capsule: bool,
-    /// Received, or requested by R2Ts.
+    /// Received or requested.
     moved_bytes: u32,
     open_r2ts: u32,
-    /// All data was announced; only the response may follow.
+    /// Only the response may follow.
     data_ended: bool,
-    /// SUCCESS was set: the command ends when this data is in place.
+    /// SUCCESS was set: no response follows.
     ends_with_data: bool,
     bad_digest: bool,
 }
@@ -161,9 +159,7 @@ pub struct HostQueue {
 }
 
 impl HostQueue {
-    /// A queue with at most `depth` commands in flight, one less than its entries.
-    ///
-    /// Up to [`TcpParams::max_in_capsule_bytes`] of data is sent in the capsule.
+    /// Allows `depth` commands in flight, one less than the queue's entries.
     #[must_use]
     pub fn new(depth: u16, params: &TcpParams) -> Self {
         let slots = CommandSlots::new(depth);
@@ -192,7 +188,7 @@ impl HostQueue {
         self.max_in_capsule_bytes = bytes;
     }
 
-    /// Begins a command and fills in its identifier and data pointer. `None`: no free slot.
+    /// Begins a command: sets identifier and data pointer. `None`: no free slot.
     pub fn begin(&mut self, sqe: Sqe, transfer: HostTransfer) -> Option<Begun> {
         let (slot, cid) = self.slots.take()?;
         let in_capsule_bytes = match transfer {
@@ -327,10 +323,10 @@ impl HostQueue {
         Ok(Event::Completed(self.end(slot, cqe.status(), cqe.result())))
     }
 
-    /// Reports that a [`DataIn`] is in place. Returns the completion if no response follows.
+    /// A [`DataIn`] is in place. Returns the completion if no response follows.
     ///
-    /// `digest_ok` is true if there is no digest. After a wrong digest the command ends with
-    /// Transient Transport Error (TCP 3.3.1.2).
+    /// `digest_ok` is true without digest. After a wrong one the command ends with Transient
+    /// Transport Error (TCP 3.3.1.2).
     pub fn data_received(&mut self, slot: u16, digest_ok: bool) -> Option<Completion> {
         let command = self.commands.get_mut(usize::from(slot))?;
         command.bad_digest |= !digest_ok;
@@ -339,7 +335,7 @@ impl HostQueue {
             .then(|| self.end(slot, Status::SUCCESS, 0))
     }
 
-    /// All data of an R2T is sent. No effect on an ended command.
+    /// An R2T's data is sent. No effect on ended commands.
     pub fn r2t_answered(&mut self, slot: u16) {
         if let Some(command) = self.commands.get_mut(usize::from(slot)) {
             command.open_r2ts = command.open_r2ts.saturating_sub(1);

@@ -1,9 +1,8 @@
 //! Checks I/O commands of the NVM command set.
 //!
-//! A decoded command is within the namespace and MDTS, so the engine need not check again. Requests
-//! for metadata or protection information are refused; Limited Retry, access hints and other DSM
-//! attributes are ignored. The data pointer belongs to the transport; command identifiers and fused
-//! pairs belong to the caller.
+//! The engine need not check namespace bounds and MDTS again. Metadata and protection information
+//! are refused; Limited Retry, access hints and other DSM attributes are ignored. Transports check
+//! the data pointer, callers command identifiers and fused pairs.
 
 use crate::command::FLAGS_FUSE_MASK;
 use crate::reservation::{self, ReservationCommand};
@@ -14,9 +13,9 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 /// The current size of a namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NamespaceGeometry {
-    /// Block size in bytes: a power of two, at least 512.
+    /// Block size: a power of two, at least 512.
     pub block_bytes: u32,
-    /// Size in blocks. It may grow between commands.
+    /// Blocks; may grow between commands.
     pub block_count: u64,
 }
 
@@ -29,7 +28,7 @@ impl NamespaceGeometry {
     }
 }
 
-/// Direction and amount of a command's data.
+/// Direction and size of data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Transfer {
     /// No data.
@@ -51,61 +50,60 @@ impl Transfer {
     }
 }
 
-/// A checked I/O command. Its range is inside the namespace; block counts are 1-based.
+/// A checked I/O command, inside the namespace. Block counts are 1-based.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum IoCommand {
     /// Read (NVM Command Set 1.0, 3.2.4).
     Read {
         /// First block.
         lba: u64,
-        /// Block count, 1 to 65536.
+        /// 1 to 65536.
         blocks: u32,
-        /// The data must be durable before it is read.
+        /// The data must be durable first.
         fua: bool,
     },
     /// Write (NVM Command Set 1.0, 3.2.6).
     Write {
         /// First block.
         lba: u64,
-        /// Block count, 1 to 65536.
+        /// 1 to 65536.
         blocks: u32,
         /// Durable before completion.
         fua: bool,
     },
-    /// Flush (Base 2.0, 7.1): makes all completed writes durable.
+    /// Flush (Base 2.0, 7.1): completed writes become durable.
     Flush,
     /// Write Zeroes (NVM Command Set 1.0, 3.2.8).
     WriteZeroes {
         /// First block.
         lba: u64,
-        /// Block count, 1 to 65536. MDTS does not bound it, and WZSL is 0.
+        /// 1 to 65536; MDTS does not apply, and WZSL is 0.
         blocks: u32,
         /// Durable before completion.
         fua: bool,
-        /// DEAC: deallocate if possible. The blocks read as zeros either way.
+        /// DEAC: deallocate if possible; reads return zeros anyway.
         deallocate: bool,
     },
-    /// Dataset Management, Deallocate (NVM Command Set 1.0, 3.2.3). The data goes to
-    /// [`dsm_ranges`].
+    /// Deallocate (NVM Command Set 1.0, 3.2.3); [`dsm_ranges`] decodes the data.
     Deallocate {
-        /// Range count, 1 to 256.
+        /// 1 to 256.
         ranges: u16,
     },
-    /// Dataset Management with hints only; its data is dropped.
+    /// Dataset Management hints; the data is dropped.
     Hint {
-        /// Range count, 1 to 256.
+        /// 1 to 256.
         ranges: u16,
     },
     /// Compare (NVM Command Set 1.0, 3.2.1).
     Compare {
         /// First block.
         lba: u64,
-        /// Block count, 1 to 65536.
+        /// 1 to 65536.
         blocks: u32,
-        /// The stored data must be durable before the comparison.
+        /// Stored data must be durable first.
         fua: bool,
     },
-    /// Reservation Register, Acquire or Release (Base 2.0, 7.2–7.4); the data are keys.
+    /// Reservation Register, Acquire or Release (Base 2.0, 7.2–7.4), with keys as data.
     Reserve {
         /// For [`reservation::ReservationCommand::new`].
         action: u32,
@@ -123,7 +121,7 @@ impl IoCommand {
     /// The command's data transfer.
     #[inline]
     pub fn transfer(&self, geometry: &NamespaceGeometry) -> Transfer {
-        // In range: `decode` limits blocks by MDTS, and ranges to 256.
+        // In range by `decode`.
         match *self {
             Self::Read { blocks, .. } => {
                 Transfer::ToHost(blocks.saturating_mul(geometry.block_bytes))
@@ -147,7 +145,7 @@ const CDW12_PRINFO: u32 = 0xF << 26;
 const CDW12_DEAC: u32 = 1 << 25;
 const CDW12_STC: u32 = 1 << 24;
 const CDW12_DTYPE: u32 = 0xF << 20;
-/// CDW11 bit 2, Deallocate (NVM Command Set 1.0, 3.2.3).
+/// CDW11: Deallocate (NVM Command Set 1.0, 3.2.3).
 const DSM_AD: u32 = 1 << 2;
 
 /// FUSE: first command (Base 2.0, 3.3.3.1, figure 86).
@@ -155,10 +153,9 @@ pub const FUSE_FIRST: u8 = 1;
 /// FUSE: second command.
 pub const FUSE_SECOND: u8 = 2;
 
-/// Checks an I/O command for namespace `nsid`; `mdts_bytes` is the maximum data transfer.
+/// Checks a command for namespace `nsid`. Errors have Do Not Retry.
 ///
-/// Half of a fused operation is refused: see [`decode_fused`]. All errors have Do Not Retry,
-/// because a retry would fail again.
+/// Fused halves are refused: see [`decode_fused`].
 #[inline]
 pub fn decode(
     sqe: &Sqe,
@@ -169,7 +166,7 @@ pub fn decode(
     decode_single::<true>(sqe, nsid, geometry, mdts_bytes)
 }
 
-/// As [`decode`], for a controller without reservations: their opcodes are unknown.
+/// As [`decode`], but reservation opcodes are unknown.
 #[inline]
 pub fn decode_without_reservations(
     sqe: &Sqe,
@@ -195,7 +192,7 @@ fn decode_single<const RESERVATIONS: bool>(
 
 /// As [`decode`], for half of a Compare and Write (Base 2.0, 3.4.2; FUSES bit 0).
 ///
-/// [`Sqe::fuse`] tells which half; [`fuses_with`] compares the halves' ranges.
+/// See [`Sqe::fuse`] and [`fuses_with`].
 pub fn decode_fused(
     sqe: &Sqe,
     nsid: u32,
@@ -217,7 +214,7 @@ pub fn decode_fused(
     }
 }
 
-/// Whether the halves of a fused operation have equal ranges.
+/// Whether both halves have equal ranges.
 pub fn fuses_with(first: &IoCommand, second: &IoCommand) -> bool {
     match (first, second) {
         (
@@ -244,7 +241,7 @@ fn decode_inner<const RESERVATIONS: bool>(
     if !blocks && !is_other(op, RESERVATIONS) {
         return Err(Status::INVALID_OPCODE);
     }
-    // By VWC only Flush may use FFFFFFFFh for all namespaces.
+    // VWC: only Flush accepts FFFFFFFFh.
     if sqe.nsid() != nsid && !(op == nvm::FLUSH && sqe.nsid() == NSID_ALL) {
         return Err(Status::INVALID_NAMESPACE_OR_FORMAT);
     }
@@ -284,7 +281,6 @@ fn decode_inner<const RESERVATIONS: bool>(
     })
 }
 
-/// Whether [`decode`] or [`decode_without_reservations`] knows the opcode.
 pub(crate) fn is_supported(op: u8, reservations: bool) -> bool {
     names_blocks(op) || is_other(op, reservations)
 }
@@ -320,7 +316,7 @@ fn decode_other(sqe: &Sqe, mdts_bytes: u32) -> Result<IoCommand, Status> {
             }
         }
         nvm::RESERVATION_REPORT => {
-            // NUMD counts dwords from 0.
+            // 0's based.
             let bytes = (u64::from(sqe.cdw(10)) + 1) * 4;
             let len_bytes = u32::try_from(bytes)
                 .ok()
@@ -366,12 +362,12 @@ pub struct DsmRange {
 pub const DSM_RANGE_BYTES: usize = 16;
 const _: () = assert!(size_of::<DsmRange>() == DSM_RANGE_BYTES);
 
-/// Maximum data of Dataset Management: 256 ranges.
+/// Maximum Dataset Management data: 256 ranges.
 pub const DSM_MAX_BYTES: usize = 256 * DSM_RANGE_BYTES;
 
-/// Checks all ranges, then yields `(lba, blocks)` of the nonempty ones.
+/// Checks all ranges, then yields nonempty `(lba, blocks)`.
 ///
-/// `data` must hold the `ranges` that [`decode`] reported.
+/// `data` must hold `ranges`, as [`decode`] reported.
 pub fn dsm_ranges<'a>(
     data: &'a [u8],
     ranges: u16,

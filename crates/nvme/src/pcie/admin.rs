@@ -1,10 +1,9 @@
-//! Admin commands of memory-based queues, and the data of all admin commands.
+//! Admin commands of memory-based queues (Base 2.0, 5.4 to 5.8), and the data of all admin
+//! commands.
 //!
-//! Runs one command at a time; [`crate::controller`] handles those outside Base 2.0, 5.4 to 5.8.
 //! The data pointer is walked first, so a bad one changes nothing. Completion and change enter the
-//! state together, so a successor can post the outbox again, which is harmless to a host that saw
-//! it. The caller waits: a submission queue is deleted only after [`Function::drains`] is
-//! satisfied.
+//! state together; a successor posts the outbox again, which is harmless. Before a submission queue
+//! is deleted, the caller waits for [`Function::drains`].
 
 use super::state::{CqState, OUTBOX, SqState};
 use super::{Function, MAX_IO_QUEUES, Memory, PAGE_BYTES, VECTORS, data};
@@ -38,7 +37,7 @@ pub enum Change {
 pub struct AdminRun {
     /// The change.
     pub change: Change,
-    /// The status; `None`: it waits for an event.
+    /// `None`: it waits for an event.
     pub status: Option<Status>,
 }
 
@@ -48,7 +47,7 @@ const PC: u32 = 1;
 const IEN: u32 = 1 << 1;
 
 impl Function {
-    /// The submission queue that must be drained before this command.
+    /// The submission queue to drain before this command.
     pub fn drains(&self, sqe: &Sqe) -> Option<u16> {
         let qid = sqe.cdw(10) as u16;
         let there = self.state.sqs.get(usize::from(qid));
@@ -56,7 +55,7 @@ impl Function {
         (sqe.opcode() == admin::DELETE_IO_SQ && sqe.fuse() == 0 && there).then_some(qid)
     }
 
-    /// Free outbox entries after `posted` completions were posted.
+    /// Free outbox entries.
     pub fn outbox_room(&self, posted: u64) -> u64 {
         (OUTBOX as u64).saturating_sub(self.state.admin_completed.saturating_sub(posted))
     }
@@ -66,7 +65,7 @@ impl Function {
         self.state.admin_completed
     }
 
-    /// A completion in the outbox, without phase tag.
+    /// A completion, without phase tag.
     pub fn completion(&self, number: u64) -> Cqe {
         self.state.completion(number)
     }
@@ -76,7 +75,7 @@ impl Function {
         self.state.admin_taken
     }
 
-    /// Runs an admin command. The outbox must have room; `scratch` must hold the longest transfer.
+    /// Runs an admin command. The outbox needs room; `scratch` holds the longest transfer.
     pub fn run_admin<M: Memory>(
         &mut self,
         sqe: &Sqe,
@@ -96,7 +95,7 @@ impl Function {
                     status: None,
                 };
             }
-            // Retries may help after our errors, not after the host's.
+            // Only our errors are worth a retry.
             Err(status) if status == Status::INTERNAL_ERROR => (status, 0),
             Err(status) => (status.with_dnr(), 0),
         };
@@ -126,7 +125,7 @@ impl Function {
         self.state.admin_completed += 1;
     }
 
-    /// Runs commands about queues and shadow doorbells; `None` for others.
+    /// `None` for commands that concern neither queues nor shadow doorbells.
     fn change_queues<M: Memory>(
         &mut self,
         sqe: &Sqe,
@@ -221,7 +220,7 @@ impl Function {
         }
     }
 
-    /// Checks common to both kinds: a free, granted number, a size, contiguous memory.
+    /// Common checks: a free, granted number, a size, contiguous memory.
     fn new_queue<M: Memory>(
         &self,
         sqe: &Sqe,

@@ -1,8 +1,8 @@
-//! A PCI function that is an NVMe controller: registers, configuration space and resets.
+//! A PCI function with an NVMe controller: registers, configuration space and resets.
 //!
-//! All changing state is in one [`FunctionState`]; the owner saves it after each `&mut self` call.
-//! Only the owner knows when old commands have ended. A [`RegisterEffect`] tells it to drain them,
-//! and it answers with [`Function::quiesced`]. Doorbells are elsewhere.
+//! The owner saves the [`FunctionState`] after each `&mut self` call. Only it knows when old
+//! commands have ended: a [`RegisterEffect`] asks it to drain them, and [`Function::quiesced`] is
+//! its answer.
 
 use super::interrupt::Coalescing;
 use super::state::MSIX_TABLE_BYTES;
@@ -14,13 +14,12 @@ use crate::controller::{Controller, ControllerConfig, Effect, EventCompletion, S
 use crate::register;
 use zerocopy::FromZeros;
 
-/// Registers specific to PCI Express.
 mod offset {
-    /// Admin queue attributes (Base 2.0, 3.1.3.8).
+    /// Base 2.0, 3.1.3.8.
     pub(super) const AQA: u64 = 0x24;
-    /// Admin submission queue base (Base 2.0, 3.1.3.9).
+    /// Base 2.0, 3.1.3.9.
     pub(super) const ASQ: u64 = 0x28;
-    /// Admin completion queue base (Base 2.0, 3.1.3.10).
+    /// Base 2.0, 3.1.3.10.
     pub(super) const ACQ: u64 = 0x30;
 }
 
@@ -29,16 +28,16 @@ mod offset {
 pub enum RegisterEffect {
     /// Nothing.
     None,
-    /// The controller became enabled or failed; the admin queue is new.
+    /// Enabled or failed; the admin queue is new.
     Enabled,
-    /// Controller reset: start no commands, drain, drop all queues, then call
-    /// [`Function::quiesced`]. The write returns at once; CSTS.RDY shows the progress.
+    /// Reset: start nothing, drain, drop all queues, then call [`Function::quiesced`]. The write
+    /// returns at once; CSTS.RDY shows progress.
     Reset,
-    /// Shutdown: a reset that first makes all writes durable. CSTS.SHST shows the progress.
+    /// Shutdown: flush, then as [`RegisterEffect::Reset`]. CSTS.SHST shows progress.
     Shutdown,
 }
 
-/// A PCI function with its NVMe controller.
+/// A PCI function and its controller.
 #[derive(Clone, Debug)]
 pub struct Function {
     pub(super) controller: Controller,
@@ -58,7 +57,7 @@ impl Function {
         function
     }
 
-    /// Continues from another process's state, which is untrusted.
+    /// Continues from another process's untrusted state.
     pub fn restore(config: ControllerConfig, state: &FunctionState) -> Result<Self, StateError> {
         let controller = Controller::restore(config, &state.controller)?;
         state.check()?;
@@ -102,7 +101,7 @@ impl Function {
         (self.state.shadow != 0).then_some((self.state.shadow, self.state.event_index))
     }
 
-    /// The host's coalescing settings for a vector.
+    /// Coalescing of a vector.
     pub fn coalescing(&self, vector: u16) -> Coalescing {
         match self.controller.coalesces(vector) {
             true => {
@@ -166,7 +165,7 @@ impl Function {
         }
     }
 
-    /// The four register bytes at a multiple of 4.
+    /// `at` is a multiple of 4.
     fn register(&self, at: u64) -> u32 {
         let half = |value: u64, at: u64| (value >> (8 * (at & 4))) as u32;
         let property = |at: u64| {
@@ -183,7 +182,7 @@ impl Function {
         }
     }
 
-    /// Reads any bytes of the registers.
+    /// Reads register bytes.
     pub fn read_registers(&self, at: u64, into: &mut [u8]) {
         for (at, byte) in addresses(at, into.len()).zip(into) {
             let word = match at {
@@ -194,7 +193,7 @@ impl Function {
         }
     }
 
-    /// Writes 4 or 8 aligned bytes; other accesses are illegal and ignored.
+    /// Writes 4 or 8 aligned bytes; ignores other, illegal accesses.
     pub fn write_registers<M: Memory>(
         &mut self,
         at: u64,
@@ -230,7 +229,7 @@ impl Function {
         let low = |whole: u64| whole & !0xFFFF_FFFF | u64::from(value & !0xFFF);
         let high = |whole: u64| whole & 0xFFFF_FFFF | u64::from(value) << 32;
         match at {
-            // The admin queue cannot move while the controller is enabled.
+            // The admin queue is fixed while enabled.
             offset::AQA if !enabled => self.state.aqa = value & 0x0FFF_0FFF,
             offset::ASQ if !enabled => self.state.asq = low(self.state.asq),
             0x2C if !enabled => self.state.asq = high(self.state.asq),
@@ -255,7 +254,7 @@ impl Function {
         }
     }
 
-    /// Creates the admin queue, or fails the controller if it cannot exist.
+    /// Creates the admin queue, or fails the controller.
     fn enable<M: Memory>(&mut self, memory: &M) {
         let state = &mut self.state;
         let sq = SqState {
@@ -286,7 +285,7 @@ impl Function {
         state.outbox = Default::default();
     }
 
-    /// Confirms [`RegisterEffect::Reset`] or [`RegisterEffect::Shutdown`]: no command is in flight.
+    /// Ends [`RegisterEffect::Reset`] or [`RegisterEffect::Shutdown`]: no command is in flight.
     pub fn quiesced(&mut self) {
         let shutdown = self.controller.cc().en();
         self.controller.quiesced();
@@ -302,8 +301,7 @@ impl Function {
         self.state.event_index = 0;
     }
 
-    /// Function level or bus reset: power-on state, except that the controller is reset as by
-    /// [`RegisterEffect::Reset`].
+    /// Function level or bus reset: power-on state, then as [`RegisterEffect::Reset`].
     pub fn begin_reset(&mut self) {
         self.state.space = space::after_reset();
         self.mask_vectors();
@@ -320,19 +318,19 @@ impl Function {
         }
     }
 
-    /// Whether Bus Master Enable is set (PCI Express Base, Command Register). Without it, nothing
-    /// is fetched or completed and no interrupt is raised.
+    /// Bus Master Enable (PCI Express Base, Command Register). Without it, nothing is fetched,
+    /// completed or signaled.
     #[inline]
     pub fn is_bus_master(&self) -> bool {
         space::is_bus_master(&self.state.space)
     }
 
-    /// Signals a fatal error; the host must reset the controller.
+    /// Reports a fatal error; the host must reset.
     pub fn fail(&mut self) {
         self.controller.fail();
     }
 
-    /// The next event completion, if the outbox has room.
+    /// `room` is the outbox's.
     pub(super) fn next_event(&mut self, room: u64) -> Option<EventCompletion> {
         match room {
             0 => None,

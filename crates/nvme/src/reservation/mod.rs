@@ -1,10 +1,9 @@
-//! Reservations of a namespace (Base 2.0, 8.19): registrants, holder and access rights.
+//! Reservations of a namespace (Base 2.0, 8.19).
 //!
-//! [`Reservations`] is the complete state of one namespace, a plain value that one process decides
-//! and stores and another enforces. Hosts are known by Host Identifier; controllers and dispersed
-//! namespaces are unknown here. Notices (8.19.2) have consecutive numbers, so a reader that
-//! remembers its last number misses none. A preemptor's answer must wait for commands in flight;
-//! the caller does that.
+//! [`Reservations`] is a namespace's complete state, a plain value that one process decides and
+//! stores and another enforces. It knows hosts by identifier, not controllers. Notices (8.19.2)
+//! have consecutive numbers, so a reader that remembers the last misses none. The caller makes a
+//! preemptor wait for commands in flight.
 
 mod command;
 mod report;
@@ -20,11 +19,11 @@ use serde::{Deserialize, Serialize};
 
 /// 128-bit Host Identifier (Base 2.0, 5.27.1.25).
 pub type HostId = [u8; 16];
-/// The identifier of a host without one; such a host cannot use reservations.
+/// A host without identifier, which cannot use reservations.
 pub const NO_HOST: HostId = [0; 16];
-/// Maximum registrants of a namespace.
+/// Maximum registrants.
 pub const MAX_REGISTRANTS: usize = 128;
-/// Notices kept: one command can notify at most this many hosts.
+/// Notices kept: the most hosts that one command notifies.
 pub const MAX_NOTICES: usize = MAX_REGISTRANTS;
 
 /// Reservation types (Base 2.0, 7.2).
@@ -59,7 +58,7 @@ impl ReservationType {
         })
     }
 
-    /// Whether each registrant is a holder.
+    /// Whether each registrant is holder.
     pub fn all_hold(self) -> bool {
         matches!(
             self,
@@ -67,12 +66,10 @@ impl ReservationType {
         )
     }
 
-    /// Whether every registrant has the holder's rights.
     fn serves_registrants(self) -> bool {
         !matches!(self, Self::WriteExclusive | Self::ExclusiveAccess)
     }
 
-    /// Whether other hosts may read.
     fn lets_read(self) -> bool {
         matches!(
             self,
@@ -92,15 +89,15 @@ pub struct Registrant {
     pub key: u64,
 }
 
-/// Reservation notifications: the value in log page 80h and the bit in feature 82h.
+/// Notifications: value in log page 80h, bit in feature 82h.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 #[repr(u8)]
 pub enum NoticeKind {
     /// The host's registration was preempted.
     RegistrationPreempted = 1,
-    /// The reservation was released, or its type changed; the host is still registered.
+    /// Released, or its type changed; the host is still registered.
     ReservationReleased = 2,
-    /// The registrations and the reservation were cleared.
+    /// Registrations and reservation were cleared.
     ReservationPreempted = 3,
 }
 
@@ -113,7 +110,7 @@ pub struct Notice {
     pub kind: NoticeKind,
 }
 
-/// A host's rights to the namespace.
+/// A host's access.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Access {
     /// Read, Compare.
@@ -133,11 +130,11 @@ impl Access {
 /// The effect of a command.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Applied {
-    /// Whether the state changed and must be stored.
+    /// Whether the state must be stored again.
     pub changed: bool,
 }
 
-/// The reservation state of one namespace.
+/// A namespace's reservation state.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]
 #[serde(try_from = "Unchecked")]
 pub struct Reservations {
@@ -156,7 +153,7 @@ struct HeldReservation {
     holder: Option<HostId>,
 }
 
-/// [`Reservations`] before validation; the fields keep their order.
+/// [`Reservations`] before validation, with fields in the same order.
 #[derive(Deserialize)]
 struct Unchecked {
     generation: u32,
@@ -202,17 +199,17 @@ impl Reservations {
             && self.notices.len() as u64 <= self.notices_end
     }
 
-    /// GEN of Reservation Report: each change of registrations increments it; it wraps.
+    /// GEN of Reservation Report: counts changes of registrations; wraps.
     pub fn generation(&self) -> u32 {
         self.generation
     }
 
-    /// The type of the reservation held.
+    /// The current type.
     pub fn reservation_type(&self) -> Option<ReservationType> {
         self.held.map(|held| held.rtype)
     }
 
-    /// All registrants, in order of registration.
+    /// Registrants in order of registration.
     pub fn registrants(&self) -> &[Registrant] {
         &self.registrants
     }
@@ -230,12 +227,12 @@ impl Reservations {
         })
     }
 
-    /// Whether there are no registrants and no notices.
+    /// Whether there are neither registrants nor notices.
     pub fn is_idle(&self) -> bool {
         self.registrants.is_empty() && self.notices.is_empty()
     }
 
-    /// The number after the last notice; pass it to [`Self::notices_from`] later.
+    /// The number after the last notice, for [`Self::notices_from`].
     pub fn notices_end(&self) -> u64 {
         self.notices_end
     }
@@ -247,7 +244,7 @@ impl Reservations {
         &self.notices[skip as usize..]
     }
 
-    /// A host's rights (Base 2.0, 8.19.1).
+    /// A host's access (Base 2.0, 8.19.1).
     pub fn access(&self, host: &HostId) -> Access {
         let Some(held) = self.held else {
             return Access::ALL;
@@ -259,7 +256,7 @@ impl Reservations {
         self.access_of_strangers()
     }
 
-    /// Rights of a host without an identifier, which cannot register.
+    /// Access without an identifier: such hosts cannot register.
     pub fn access_of_strangers(&self) -> Access {
         self.held.map_or(Access::ALL, |held| Access {
             read: held.rtype.lets_read(),
@@ -274,7 +271,7 @@ impl Reservations {
             .map(|r| r.key)
     }
 
-    /// Applies a host's command. An error has Do Not Retry and changes nothing.
+    /// Applies a command. Errors have Do Not Retry and change nothing.
     pub fn apply(&mut self, host: HostId, command: &ReservationCommand) -> Result<Applied, Status> {
         use ReservationCommand as C;
         if host == NO_HOST {
@@ -351,7 +348,7 @@ impl Reservations {
         Ok(Applied { changed })
     }
 
-    /// Drops state that does not persist. Returns whether there was any.
+    /// Drops nonpersistent state. Returns whether there was any.
     pub fn power_loss(&mut self) -> bool {
         if self.ptpl || self.registrants.is_empty() {
             return false;
@@ -361,7 +358,6 @@ impl Reservations {
         true
     }
 
-    /// Ends every successful Reservation Register command.
     fn registered(&mut self, ptpl: Option<bool>) -> bool {
         self.ptpl = ptpl.unwrap_or(self.ptpl);
         self.generation = self.generation.wrapping_add(1);
@@ -376,7 +372,7 @@ impl Reservations {
     }
 
     fn add(&mut self, host: HostId, key: u64) -> Result<(), Status> {
-        // A key of 0 means "none", and preempting 0 means all hosts.
+        // 0 means "no key", and preempting 0 means all hosts.
         if key == 0 {
             return Err(Status::INVALID_FIELD.with_dnr());
         }
@@ -394,7 +390,7 @@ impl Reservations {
         });
     }
 
-    /// A host unregisters itself (Base 2.0, 8.19.4).
+    /// By its own request (Base 2.0, 8.19.4).
     fn unregister(&mut self, host: HostId) {
         let released = self.remove(&host);
         if matches!(
@@ -483,7 +479,7 @@ impl Reservations {
         Ok(true)
     }
 
-    /// Notifies all other registrants that the reservation was released.
+    /// Notifies other registrants of a release.
     fn tell_registrants(&mut self, but: &HostId) {
         for at in 0..self.registrants.len() {
             let host = self.registrants[at].host;

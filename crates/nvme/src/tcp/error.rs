@@ -1,6 +1,4 @@
-//! PDU errors, as the terminate-connection PDU reports them: FES and FEI.
-//!
-//! Command statuses are [`crate::Status`].
+//! PDU errors as FES and FEI of the terminate-connection PDU.
 
 use core::fmt;
 
@@ -15,7 +13,7 @@ pub enum FatalStatus {
     HeaderDigestError,
     /// 04h: data outside the command or R2T.
     DataOutOfRange,
-    /// 05h: too much data from a controller, or too many R2Ts from a host.
+    /// 05h: too much data from a controller, too many R2Ts from a host.
     LimitExceeded,
     /// 06h: unsupported parameter; FEI is its offset.
     UnsupportedParameter,
@@ -72,7 +70,7 @@ impl fmt::Display for FatalStatus {
 pub struct PduError {
     /// FES.
     pub status: FatalStatus,
-    /// FEI: a header offset, the received header digest, or 0; see [`FatalStatus`].
+    /// FEI, by [`FatalStatus`]: a header offset, the received digest, or 0.
     pub info: u32,
 }
 
@@ -93,7 +91,7 @@ impl PduError {
         info: 0,
     };
 
-    /// The field at this offset is invalid (see [`field`]).
+    /// An invalid field at this offset (see [`field`]).
     #[must_use]
     pub const fn field(offset: u32) -> Self {
         Self {
@@ -102,7 +100,7 @@ impl PduError {
         }
     }
 
-    /// The field at this offset is unsupported.
+    /// An unsupported field at this offset.
     #[must_use]
     pub const fn unsupported(offset: u32) -> Self {
         Self {
@@ -128,32 +126,32 @@ impl fmt::Display for PduError {
 
 impl core::error::Error for PduError {}
 
-/// Byte offsets of header fields.
+/// Header offsets (TCP 3.6).
 pub mod field {
-    /// PDU type (TCP 3.6.1).
+    /// PDU type.
     pub const PDU_TYPE: u32 = 0;
-    /// FLAGS (TCP 3.6.1).
+    /// FLAGS.
     pub const FLAGS: u32 = 1;
-    /// HLEN (TCP 3.6.1).
+    /// HLEN.
     pub const HLEN: u32 = 2;
-    /// PDO (TCP 3.6.1).
+    /// PDO.
     pub const PDO: u32 = 3;
-    /// PLEN (TCP 3.6.1).
+    /// PLEN.
     pub const PLEN: u32 = 4;
-    /// PFV (TCP 3.6.2.2).
+    /// PFV.
     pub const PFV: u32 = 8;
-    /// HPDA (TCP 3.6.2.2) or CPDA (TCP 3.6.2.3).
+    /// HPDA or CPDA.
     pub const PDA: u32 = 10;
-    /// DGST (TCP 3.6.2.2).
+    /// DGST.
     pub const DGST: u32 = 11;
-    /// MAXR2T (TCP 3.6.2.2) or MAXH2CDATA (TCP 3.6.2.3).
+    /// MAXR2T or MAXH2CDATA.
     pub const MAXIMUM: u32 = 12;
-    /// CCCID (TCP 3.6.2.8).
+    /// CCCID.
     pub const CCCID: u32 = 8;
-    /// TTAG (TCP 3.6.2.8).
+    /// TTAG.
     pub const TTAG: u32 = 10;
-    /// DATAO or R2TO (TCP 3.6.2.8, 3.6.2.10).
+    /// DATAO or R2TO.
     pub const DATAO: u32 = 12;
-    /// DATAL or R2TL (TCP 3.6.2.8, 3.6.2.10).
+    /// DATAL or R2TL.
     pub const DATAL: u32 = 16;
 }

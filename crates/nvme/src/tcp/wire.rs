@@ -1,4 +1,4 @@
-//! PDU headers in wire format, unchecked; only [`super::parse`] should read them.
+//! Unchecked PDU headers in wire format, for [`super::parse`].
 
 use zerocopy::byteorder::little_endian::{U16, U32};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -37,9 +37,9 @@ pub enum PduType {
     IcReq = 0x00,
     /// Initialize Connection Response.
     IcResp = 0x01,
-    /// Host To Controller Terminate Connection Request.
+    /// Host Terminate Connection Request.
     H2cTermReq = 0x02,
-    /// Controller To Host Terminate Connection Request.
+    /// Controller Terminate Connection Request.
     C2hTermReq = 0x03,
     /// Command Capsule.
     CapsuleCmd = 0x04,
@@ -93,7 +93,7 @@ impl PduType {
         }
     }
 
-    /// Whether negotiated digests apply: not to PDUs that open or end a connection.
+    /// Whether digests apply: not when a connection opens or ends.
     #[must_use]
     pub const fn has_digests(self) -> bool {
         !matches!(
