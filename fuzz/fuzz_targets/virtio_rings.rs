@@ -1,8 +1,8 @@
 //! Arbitrary guest memory: rings, tables, requests and inflight region.
 //!
-//! The input is ring selection, four bases, and memory. The device takes requests, returns them and
-//! resumes from its inflight region. No panic; no more chains than ring entries; pieces are
-//! nonempty and do not overflow; accepted requests are within the disk.
+//! The input has a ring selector, a four-byte base, and memory. The device takes requests, returns
+//! them and resumes from its inflight region. No panic; no more chains than ring entries; pieces
+//! are nonempty and do not overflow; accepted requests are within the disk.
 
 #![no_main]
 

@@ -1,4 +1,4 @@
-//! `cargo xtask check`: formatting, clippy, crate order, licenses, documentation and shape.
+//! `cargo xtask check`: formatting, clippy, crate order, licences, documentation and shape.
 //!
 //! All steps run despite failures. Clippy uses the tests' features, to share artifacts with
 //! rustdoc. A missing `cargo-deny` is installed.

@@ -1,7 +1,7 @@
 //! The Debian package: `cargo xtask package`.
 //!
 //! Files are laid out in a folder for `dpkg-deb`; templates and scripts are in `packaging/`. The
-//! program writes its own manual pages, completion and formats. License texts come from the crates'
+//! program writes its own manual pages, completion and formats. Licence texts come from the crates'
 //! folders.
 
 use std::collections::BTreeMap;
@@ -211,7 +211,7 @@ fn documentation(tree: &Tree, repository: &Path) -> Result<()> {
     tree.put("usr/share/doc/forebay/openapi.json", &api, 0o644)
 }
 
-/// Our license and those of linked crates, each text once.
+/// Our licence and those of linked crates, each text once.
 fn copyright(repository: &Path) -> Result<String> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let metadata = process::output(

@@ -54,7 +54,8 @@ pub fn output(command: &mut Command, limit: Duration) -> Result<Vec<u8>> {
     Ok(stdout)
 }
 
-/// As [`run`], but passes each line to `on_line`, also of standard error if that is piped.
+/// Passes each output line to `on_line`, also of standard error if that is piped. Returns how
+/// `command` ended, also on failure; kills it at `limit`.
 pub fn lines(
     command: &mut Command,
     limit: Duration,

@@ -1,6 +1,7 @@
 //! Layouts of Fabrics commands, Connect data and the Discovery log page.
 //!
-//! Each command is a view of an [`Sqe`]. Others authorize hosts and handle properties.
+//! Each command is a view of an [`Sqe`]. The engine authorizes hosts; [`crate::controller`] handles
+//! properties.
 
 use crate::{Nqn, NqnError, Sqe, Status, opcode};
 use zerocopy::little_endian::{U16, U32, U64};

@@ -79,12 +79,13 @@ pub mod fctype {
     pub const DISCONNECT: u8 = 0x08;
 }
 
-/// Data to the controller by bits 1:0 (Base 2.0, 3.3.3.1); in Fabrics, of FCTYPE instead.
+/// Whether bits 1:0 mean data to the controller (Base 2.0, 3.3.3.1). In Fabrics, FCTYPE has these
+/// bits.
 pub const fn host_to_controller(opcode: u8) -> bool {
     opcode & 0b11 == 0b01
 }
 
-/// Data to the host by bits 1:0.
+/// Whether bits 1:0 mean data to the host.
 pub const fn controller_to_host(opcode: u8) -> bool {
     opcode & 0b11 == 0b10
 }

@@ -73,7 +73,7 @@ statuses! {
     OPERATION_DENIED = 0, 0x15;
     /// SGL Offset Invalid.
     SGL_OFFSET_INVALID = 0, 0x16;
-    /// Host Identifier Format.
+    /// Host Identifier Inconsistent Format.
     HOST_IDENTIFIER_INCONSISTENT_FORMAT = 0, 0x18;
     /// Keep Alive Timer Expired.
     KEEP_ALIVE_TIMER_EXPIRED = 0, 0x19;

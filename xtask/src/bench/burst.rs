@@ -1,7 +1,7 @@
-//! `cargo xtask bench burst`: the effect of neighbors' bursts on tenants within their base.
+//! `cargo xtask bench burst`: the effect of neighbours' bursts on tenants within their base.
 //!
-//! Measures a victim at depth 1 beside bursts at several depths, bases at several depths, total
-//! throughput, waking tenants, 16 tenants within their base, and scheduling overhead. One busy
+//! Measures a victim at depth 1 beside bursts, bases at several depths, total throughput and waking
+//! tenants. It also measures 16 tenants within their base, and scheduling overhead. One busy
 //! reactor runs on processor 0, all hosts in one thread on processor 1 ([`super::burst_client`]).
 //! Costs are calibrated first; policies alternate, and values are medians of rounds. Capacity is
 //! measured with scheduling off. See also [`super::burst_spread`].
@@ -27,7 +27,7 @@ const WAKERS: usize = 32;
 const WITHIN: usize = 16;
 const WITHIN_PART: f64 = 0.9;
 const WINDOW_US: f64 = 300.0;
-/// Shares of capacity: base of the victim and of each neighbor; base of all waking tenants.
+/// Shares of capacity: base of the victim and of each neighbour; base of all waking tenants.
 const BASE_PART: f64 = 0.1;
 const WAKERS_PART: f64 = 0.3;
 /// The victim at depth 1 requests this part of its base, at most the paper's base: beyond that
@@ -290,7 +290,7 @@ impl Bench {
         Ok(())
     }
 
-    /// A base at each depth beside neighbors: the paper's base, and a part of the reactor.
+    /// A base at each depth beside neighbours: the paper's base, and a part of the reactor.
     fn base(&mut self, rig: &mut Rig, way: Way) -> Result<()> {
         let part = rig.bases[0];
         if part as f64 > INSIDE_MOST {

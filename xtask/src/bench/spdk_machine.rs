@@ -55,7 +55,7 @@ pub(super) fn perf(
                 "method": "bdev_virtio_attach_controller",
                 "params": {
                     "name": "v", "trtype": "user", "traddr": socket, "dev_type": "blk",
-                    // Reading the disk's properties occupies a queue.
+                    // Examining the disk occupies a queue.
                     "vq_count": 2, "vq_size": 256,
                 },
             });

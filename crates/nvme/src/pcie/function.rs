@@ -319,7 +319,7 @@ impl Function {
     }
 
     /// Bus Master Enable (PCI Express Base, Command Register). Without it, nothing is fetched,
-    /// completed or signaled.
+    /// completed or signalled.
     #[inline]
     pub fn is_bus_master(&self) -> bool {
         space::is_bus_master(&self.state.space)
@@ -330,7 +330,7 @@ impl Function {
         self.controller.fail();
     }
 
-    /// `room` is the outbox's.
+    /// The next event, unless the outbox is full.
     pub(super) fn next_event(&mut self, room: u64) -> Option<EventCompletion> {
         match room {
             0 => None,

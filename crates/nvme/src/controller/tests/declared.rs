@@ -1,4 +1,4 @@
-//! Each kind of controller answers exactly what it declares.
+//! Tests that each kind of controller answers its declared commands and no others.
 //!
 //! Checks every opcode, log page, feature and CNS value against the lists, with a new controller
 //! per probe.

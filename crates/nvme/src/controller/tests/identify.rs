@@ -1,4 +1,4 @@
-//! Identify agrees with the controller's behavior.
+//! Identify agrees with the controller's behaviour.
 
 use super::*;
 use crate::NSID_ALL;

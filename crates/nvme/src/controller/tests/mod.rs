@@ -1,4 +1,4 @@
-//! Tests of the controller, by behavior.
+//! Tests of the controller, by behaviour.
 
 mod ana;
 mod connect;
