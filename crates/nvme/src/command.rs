@@ -144,7 +144,7 @@ pub struct Cqe {
     pub sqid: U16,
     /// Command identifier.
     pub cid: U16,
-    /// Bit 0: phase tag (zero in Fabrics); bits 15:1: status.
+    /// Bit 0: phase tag (zero in Fabrics); bits 15:1: status (Base 2.0, 3.3.3.2.1).
     pub status: U16,
 }
 const _: () = assert!(size_of::<Cqe>() == 16 && align_of::<Cqe>() == 1);

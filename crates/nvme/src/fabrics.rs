@@ -266,11 +266,11 @@ const _: () = assert!(size_of::<DiscoveryLogHeader>() == 1024);
 )]
 #[repr(C)]
 pub struct DiscoveryLogEntry {
-    /// [`Self::TRTYPE_TCP`].
+    /// See [`Self::TRTYPE_TCP`].
     pub trtype: u8,
-    /// `ADRFAM_*`.
+    /// See `ADRFAM_*`.
     pub adrfam: u8,
-    /// `SUBTYPE_*`.
+    /// See `SUBTYPE_*`.
     pub subtype: u8,
     /// Bits 1:0 secure channel, bit 2 SQ flow control optional.
     pub treq: u8,
@@ -280,7 +280,7 @@ pub struct DiscoveryLogEntry {
     pub cntlid: U16,
     /// Largest admin SQ, at least 32.
     pub asqsz: U16,
-    /// `EFLAGS_*`.
+    /// See `EFLAGS_*`.
     pub eflags: U16,
     /// Reserved.
     pub reserved12: [u8; 20],

@@ -168,7 +168,7 @@ pub struct IdentifyController {
     pub ofcs: U16,
     /// Reserved.
     pub reserved1806: [u8; 242],
-    /// Power states; zero says nothing.
+    /// Power states; all zero: unspecified.
     pub psd: [[u8; 32]; 32],
     /// Vendor Specific.
     pub vendor: [u8; 1024],
@@ -228,13 +228,13 @@ pub struct IdentifyNamespace {
     pub dpc: u8,
     /// Data protection settings.
     pub dps: u8,
-    /// Sharing: bit 0.
+    /// Bit 0: shared.
     pub nmic: u8,
     /// Reservation Capabilities.
     pub rescap: u8,
     /// Format Progress Indicator.
     pub fpi: u8,
-    /// Deallocation: bits 2:0 blocks then read as (1: zeros), bit 3 DEAC.
+    /// Deallocation: bits 2:0 value read afterwards (1: zeros), bit 3 DEAC.
     pub dlfeat: u8,
     /// Atomic write unit.
     pub nawun: U16,
@@ -337,15 +337,15 @@ pub struct PrimaryController {
 )]
 #[repr(C)]
 pub struct PrimaryResources {
-    /// Flexible, all controllers.
+    /// Flexible resources of all controllers.
     pub flexible_total: U32,
-    /// Flexible, assigned to secondaries.
+    /// Flexible resources assigned to secondaries.
     pub flexible_assigned: U32,
-    /// Flexible, primary.
+    /// Flexible resources of the primary.
     pub flexible_primary: U16,
-    /// Private, primary.
+    /// Private resources of the primary.
     pub private_total: U16,
-    /// Flexible, maximum per secondary.
+    /// Maximum flexible resources of a secondary.
     pub secondary_maximum: U16,
     /// Preferred granularity.
     pub granularity: U16,

@@ -1,6 +1,7 @@
 //! Opcodes and Fabrics command types.
 
-/// Admin commands (Base 2.0, 5, figure 138).
+/// Admin commands (Base 2.0, 5, figure 138). Queue, virtualization and doorbell commands are for
+/// memory-based transports.
 pub mod admin {
     /// Delete I/O Submission Queue.
     pub const DELETE_IO_SQ: u8 = 0x00;

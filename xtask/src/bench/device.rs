@@ -2,8 +2,8 @@
 //!
 //! Shows the cost of translation, slicing, recording and the ring: 4 KiB random direct I/O on a
 //! prewritten file. The engine's test `core::tests::speed` and `fio --ioengine=io_uring` alternate
-//! on one processor, in changing order. Neighbours form ratios; the median and quartiles of
-//! undisturbed pairs count. The core polls its ring; fio waits in the kernel.
+//! on one processor, in changing order. Each adjacent pair gives a ratio; the median and quartiles
+//! of undisturbed pairs count. The core polls its ring; fio waits in the kernel.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

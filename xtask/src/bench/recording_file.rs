@@ -1,8 +1,8 @@
 //! The cost of recording on a real file, in I/Os a second: the timed part of `bench recording`.
 //!
 //! 4 KiB random I/O at depth 32 over loopback. Two daemons, one built without recording, alternate
-//! in changing order. Neighbours form ratios, which hold on a shared machine even if absolute
-//! values do not; median and quartiles are printed.
+//! in changing order. Each adjacent pair gives a ratio, which holds on a shared machine even if
+//! absolute values do not; median and quartiles are printed.
 
 use std::path::{Path, PathBuf};
 

@@ -71,7 +71,7 @@ impl Controller {
         self.state.acre = 0;
         self.state.interrupt_coalescing = [0; 2];
         self.state.coalescing_disabled = [0; 9];
-        // Default.
+        // The default for hosts that do not set it.
         self.state.granted_io_queues = self.config.max_io_queues;
     }
 

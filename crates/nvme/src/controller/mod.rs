@@ -45,7 +45,7 @@ use zerocopy::FromZeros;
 
 /// Maximum namespaces.
 pub const MAX_NAMESPACES: u32 = 64;
-/// Has features and reservations.
+/// The namespace with features and reservations.
 const FEATURES_NSID: u32 = 1;
 /// Maximum I/O queues.
 pub const MAX_IO_QUEUES: u16 = 128;

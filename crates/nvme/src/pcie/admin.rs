@@ -3,7 +3,7 @@
 //!
 //! The data pointer is walked first, so a bad one changes nothing. Completion and change enter the
 //! state together; a successor posts the outbox again, which is harmless. Before a submission queue
-//! is deleted, the caller waits for [`Function::drains`].
+//! is deleted, the caller drains it (see [`Function::drains`]).
 
 use super::state::{CqState, OUTBOX, SqState};
 use super::{Function, MAX_IO_QUEUES, Memory, PAGE_BYTES, VECTORS, data};

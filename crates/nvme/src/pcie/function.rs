@@ -15,11 +15,11 @@ use crate::register;
 use zerocopy::FromZeros;
 
 mod offset {
-    /// Base 2.0, 3.1.3.8.
+    /// Admin queue attributes (Base 2.0, 3.1.3.8).
     pub(super) const AQA: u64 = 0x24;
-    /// Base 2.0, 3.1.3.9.
+    /// Admin submission queue base (Base 2.0, 3.1.3.9).
     pub(super) const ASQ: u64 = 0x28;
-    /// Base 2.0, 3.1.3.10.
+    /// Admin completion queue base (Base 2.0, 3.1.3.10).
     pub(super) const ACQ: u64 = 0x30;
 }
 

@@ -126,7 +126,7 @@ impl fmt::Display for PduError {
 
 impl core::error::Error for PduError {}
 
-/// Header offsets (TCP 3.6).
+/// Offsets of header fields (TCP 3.6.1, 3.6.2.2, 3.6.2.3, 3.6.2.8, 3.6.2.10).
 pub mod field {
     /// PDU type.
     pub const PDU_TYPE: u32 = 0;
