@@ -1,20 +1,10 @@
-//! Taking over what an earlier daemon granted.
+//! Adopts the grant table of an earlier daemon, which the engine or the run folder kept.
 //!
-//! Purpose: a daemon that starts finds the grant table of the one before it, in the engine's keeping
-//! or in the run folder, and goes on from there.
-//! Design: in this order. (1) [`Grants::adopt`]: the table counts only if it carries this boot's and
-//! this pool's ids and the catalog names it as the table last used; each of its entries is told to the pool.
-//! (2) [`Adopter::finish_adoption`]: what the earlier daemon asked of the engine and what has not ended
-//! gets a moment; the pool sorts out what was reserved; the boot id is committed. (3) The engine is
-//! told everything (`welcome`). (4) [`Adopter::open_after_adoption`]: the devices are flushed and the
-//! adopted mappings committed, device by device; of entries the parts that the pool maps nowhere or
-//! elsewhere are revoked and forgotten, and no others; then faults are answered. If (4) takes too
-//! long, faults are answered all the same (they get what is granted already); only laundering waits
-//! until nothing unknown is listed on the device.
-//! Without a table nobody knows on which devices an earlier engine wrote what was never flushed. So
-//! every device is flushed before anything is granted. What fails then is tried again later, and until
-//! then every volume with something there has the device in its FLUSH; the catalog remembers it.
-//! Not here: the table's layout (`forebay_xlate::grants`), which extents become dirty (the pool).
+//! The table counts only if its boot and pool ids match and the catalog names it. Faults are
+//! answered after the devices were flushed, the adopted mappings committed and stale parts revoked;
+//! if that takes too long, they are answered anyway. Only zero-fill waits until a device has
+//! nothing in doubt. Without a table every device may hold unflushed writes: each is flushed before
+//! anything is granted, or is added to every FLUSH until that has succeeded.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
@@ -37,12 +27,11 @@ use crate::mapping::flush::Flusher;
 use crate::mapping::revoke::Revoker;
 use crate::signal::Signal;
 
-/// Entries of a new grant table: 16 MiB, of which only what is used costs memory.
+/// 16 MiB of address space; only the used part costs memory.
 pub(crate) const fn grants_capacity() -> usize {
     256 * 1024
 }
 
-/// A grant table, and what adopting it found.
 #[derive(Debug)]
 pub(crate) struct Grants {
     table: GrantTable,
@@ -50,12 +39,12 @@ pub(crate) struct Grants {
     adopting: bool,
     same_boot: bool,
     stamp: String,
-    /// Devices that may hold what was never flushed, and that no entry names.
+    /// Devices that may hold unflushed writes although no entry names them.
     unflushed: BTreeSet<DeviceIndex>,
     stale: Vec<Stale>,
 }
 
-/// A listed range, parts of which the pool does not know there.
+/// A listed range that the pool does not map there, at least in part.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Stale {
     volume: VolumeId,
@@ -63,14 +52,13 @@ struct Stale {
     device: DeviceIndex,
 }
 
-/// What is left to do about it.
 #[derive(Debug)]
 pub(crate) struct Adoption {
     pub(crate) finished: Cell<bool>,
-    /// Whether what adoption changed in the pool is durable.
+    /// Whether the pool's changes by adoption are durable.
     recorded: Cell<bool>,
     same_boot: bool,
-    /// What the catalog is to know the grant table by.
+    /// The name by which the catalog knows the grant table.
     stamp: String,
     pub(crate) unflushed: RefCell<BTreeSet<DeviceIndex>>,
     /// Volumes with adopted mappings that may not be durable, and their highest sequences.
@@ -79,13 +67,14 @@ pub(crate) struct Adoption {
     progress: Signal,
 }
 
-/// Ends the catalog's name for a grant table while some device is to be flushed whatever it lists.
+/// Suffix of the catalog's name for a grant table while devices must be flushed that it may not
+/// list.
 const UNFLUSHED: &str = "+";
-/// The smallest grant table that is of use.
+/// The smallest useful grant table.
 const LEAST_ENTRIES: usize = 1024;
 
 impl Grants {
-    /// For a pool that was just made: a table with nothing in it.
+    /// An empty table, for a new pool.
     pub(crate) fn fresh(
         path: &Path,
         pool: &Pool,
@@ -104,8 +93,8 @@ impl Grants {
         })
     }
 
-    /// For a pool that was just opened. `deposited` is the table that a live engine kept; without
-    /// one, the file at `path` is looked at; without that, a new table is made there.
+    /// For a pool that was just opened. Takes `deposited`, the table that a live engine kept, else
+    /// the file at `path`, else a new table.
     pub(crate) fn adopt(
         path: &Path,
         pool: &mut Pool,
@@ -129,7 +118,7 @@ impl Grants {
             .boot_id()
             .is_some_and(|id| !id.starts_with(&boot_name(boot_id)))
         {
-            // Durable with this boot's name.
+            // Becomes durable with this boot's name.
             for volume in pool.lose_host_reservations() {
                 tracing::info!(%volume, "this machine was restarted: hosts' registrations are gone");
             }
@@ -167,7 +156,7 @@ impl Grants {
         })
     }
 
-    /// Whether the table is of this boot: what a live engine was granted holds.
+    /// Whether the table is of this boot, so that a live engine's grants hold.
     pub(crate) fn same_boot(&self) -> bool {
         self.same_boot
     }
@@ -187,7 +176,7 @@ impl Grants {
     }
 }
 
-/// Tells the pool each entry; returns those that it does not know there.
+/// Tells the pool each entry; returns those that the pool does not map there.
 fn tell_pool(pool: &mut Pool, table: &GrantTable) -> io::Result<Vec<Stale>> {
     let mut stale = Vec::new();
     for grant in table.iter() {
@@ -219,8 +208,8 @@ fn tell_pool(pool: &mut Pool, table: &GrantTable) -> io::Result<Vec<Stale>> {
     Ok(stale)
 }
 
-/// A new table; a smaller one where the run folder's file system is nearly full, because without a
-/// daemon nobody could make room there. It only has to be made room in more often.
+/// Makes a smaller table if the run folder's file system is nearly full: only a running daemon can
+/// make room there. A small table only needs eviction more often.
 fn new_table(
     path: &Path,
     capacity: usize,
@@ -242,8 +231,8 @@ fn new_table(
     }
 }
 
-/// What the catalog knows a grant table by: the boot and the file. So a table that lies about from a
-/// time before another daemon, with another run folder, had the pool is not believed.
+/// The catalog's name for a grant table: the boot and the file. Another daemon may have used the
+/// pool from another run folder; this rejects the older table that lies here.
 fn stamp(boot_id: &[u8; 16], memory: &SharedMemory) -> io::Result<String> {
     let file = rustix::fs::fstat(memory.fd())?;
     let boot = boot_name(boot_id);
@@ -255,12 +244,12 @@ fn boot_name(boot_id: &[u8; 16]) -> String {
 }
 
 impl Adoption {
-    /// The highest sequence of a volume's adopted mappings, as long as some may not be durable.
+    /// The highest sequence of a volume's adopted mappings, while some may not be durable.
     pub(crate) fn uncommitted(&self, volume: VolumeId) -> Option<u64> {
         self.uncommitted.borrow().get(&volume).copied()
     }
 
-    /// Something was committed: forgets what is durable by now.
+    /// Forgets the mappings that a commit made durable.
     pub(crate) fn note_committed(&self, pool: &Pool) {
         let mut uncommitted = self.uncommitted.borrow_mut();
         if !uncommitted.is_empty() {
@@ -268,47 +257,43 @@ impl Adoption {
         }
     }
 
-    /// Whether a device may hold what was never flushed, and that no entry names.
+    /// Whether a device may hold unflushed writes although no entry names it.
     pub(crate) fn is_unflushed(&self, device: DeviceIndex) -> bool {
         self.unflushed.borrow().contains(&device)
     }
 
-    /// What the catalog is to know the grant table by.
     pub(crate) fn name(&self) -> String {
         let all_flushed = self.unflushed.borrow().is_empty();
         let ending = if all_flushed { "" } else { UNFLUSHED };
         format!("{}{ending}", self.stamp)
     }
 
-    /// Whether something that was taken over is not durable, or still in use where it should not be.
+    /// Whether an adopted mapping is not durable, or a stale range not yet revoked.
     pub(crate) fn is_unfinished(&self) -> bool {
         !self.uncommitted.borrow().is_empty() || !self.stale.borrow().is_empty()
     }
 
-    /// Whether the end of adoption in the pool is durable: before that nothing may be granted.
+    /// Whether the end of adoption in the pool is durable. Before that nothing may be granted.
     pub(crate) fn is_recorded(&self) -> bool {
         self.recorded.get()
     }
 
-    /// Volumes of which something that was taken over is not durable.
     pub(crate) fn uncommitted_volumes(&self) -> Vec<VolumeId> {
         self.uncommitted.borrow().keys().copied().collect()
     }
 
-    /// Devices where something is in use that should not be.
     pub(crate) fn stale_devices(&self) -> BTreeSet<DeviceIndex> {
         let stale = self.stale.borrow();
         stale.iter().map(|stale| stale.device).collect()
     }
 
-    /// Waits until adoption is finished in the pool.
     pub(crate) async fn wait_adopted(&self) {
         self.progress
             .until(|| self.finished.get().then_some(()))
             .await;
     }
 
-    /// Waits until nothing that was adopted is in doubt on a device any more.
+    /// Waits until no adopted mapping on the device is in doubt.
     pub(crate) async fn wait_settled_on(&self, device: DeviceIndex) {
         self.progress
             .until(|| self.is_settled_on(device).then_some(()))
@@ -320,7 +305,6 @@ impl Adoption {
     }
 }
 
-/// Takes over what an earlier daemon granted.
 #[derive(Debug)]
 pub(crate) struct Adopter {
     pub(super) base: Rc<Base>,
@@ -344,8 +328,8 @@ impl Adopter {
         })
     }
 
-    /// Ends adoption in the pool. With a live engine, what an earlier daemon left unfinished there
-    /// gets a moment first. Harmless when said again.
+    /// Ends adoption in the pool. First, a live engine gets a moment to end what an earlier daemon
+    /// began. Idempotent.
     pub(crate) async fn finish_adoption(&self, session: Option<&Rc<Session>>) {
         let adoption = &self.adoption;
         if let Some(session) = session.filter(|_| !adoption.finished.get()) {
@@ -355,7 +339,8 @@ impl Adopter {
                     unfinished = session.inherited(),
                     "the engine has not finished what an earlier daemon asked for; where that is zeroing, freed space stays unused until it has"
                 );
-                // Nothing was given up for these, or what was is listed, and revoked again below.
+                // The earlier daemon gave nothing up for these requests, or the range is listed and
+                // is revoked again below.
                 session.abandon_inherited();
             }
         }
@@ -388,7 +373,7 @@ impl Adopter {
                 tracing::error!(%error, "recording the grant table");
             }
         }
-        // Until this is durable nothing may be granted.
+        // Nothing may be granted before this is durable.
         while !adoption.recorded.get() {
             match self.base.commit().await {
                 Ok(()) => adoption.recorded.set(true),
@@ -398,7 +383,7 @@ impl Adopter {
         adoption.progress.raise();
     }
 
-    /// Flushes the devices that may hold what was never flushed, as far as that works now.
+    /// Flushes the devices that may hold unflushed writes, as far as possible now.
     async fn flush_unflushed(&self) {
         let devices = self.adoption.unflushed.borrow().clone();
         let open = devices.into_iter().filter(|d| self.base.is_open_here(*d));
@@ -419,7 +404,7 @@ impl Adopter {
         }
     }
 
-    /// Opens the gate for faults, once what was adopted is durable, or after a while.
+    /// Lets faults be answered once the adopted mappings are durable, or after a time limit.
     pub(crate) async fn open_after_adoption(self: &Rc<Self>) {
         if self.base.is_open() {
             return;
@@ -437,8 +422,8 @@ impl Adopter {
         self.base.set_open();
     }
 
-    /// Commits what was adopted, and revokes what the pool does not know. Neither waits for the other,
-    /// and no device for another.
+    /// Commits the adopted mappings and revokes the stale ranges, concurrently and for each device
+    /// on its own.
     async fn settle(&self) {
         let devices: BTreeSet<DeviceIndex> = {
             let stale = self.adoption.stale.borrow();
@@ -447,7 +432,7 @@ impl Adopter {
         let revokes = devices.into_iter().map(|device| self.revoke_stale(device));
         let (synced, _) = tokio::join!(self.flusher.sync_all(), join_all(revokes));
         if let Err(error) = synced {
-            // It is tried again there with everything else that is uncommitted, or by a FLUSH.
+            // A later FLUSH, or the next sync of everything uncommitted, tries again.
             tracing::warn!(%error, "mappings that were taken over are not durable");
         }
     }
@@ -455,7 +440,7 @@ impl Adopter {
     async fn revoke_stale(&self, device: DeviceIndex) {
         let stale = &self.adoption.stale;
         loop {
-            // Kept in the list until it is done: this may be cut off at any wait.
+            // Stays in the list until it is done, because any await may be cancelled.
             let next = stale
                 .borrow()
                 .iter()

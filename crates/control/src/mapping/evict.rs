@@ -1,14 +1,9 @@
-//! Making room in the grant table.
+//! Evicts grants from a nearly full grant table.
 //!
-//! Purpose: the table is bounded; when it is nearly full, some grants are taken back.
-//! Design: only grants whose mappings are durable may leave the table, because an entry is what a
-//! daemon's successor learns an uncommitted mapping from. So mappings are committed first, then some
-//! entries, in the table's own order of turns, are revoked, all at once and not for long: what lies on
-//! a device that hangs stays listed, and others are taken instead. Their devices are flushed before
-//! they are forgotten. One such round at a time, which costs a commit and a flush whatever it takes
-//! back: so it takes back a good part of a large table, neighbours with one revoke, and begins before
-//! the table is full, so that no fault waits for it as long as it keeps up.
-//! Not here: what a fault does meanwhile (it waits, `fault`).
+//! Only grants with durable mappings may leave, because the next daemon learns of uncommitted ones
+//! from the table. A round commits, revokes entries in turn, flushes their devices and forgets
+//! them; entries on hanging devices stay. A round costs a commit and a flush whatever it evicts. So
+//! it takes a good part of the table, and begins early enough that faults rarely wait.
 
 use std::collections::BTreeSet;
 use std::rc::Rc;
@@ -27,15 +22,15 @@ use crate::mapping::fault::SPARE_ENTRIES;
 use crate::mapping::locks::LockGuard;
 use crate::mapping::revoke::Revoker;
 
-/// How many grants are taken back at once, at least.
+/// Least number of grants evicted in a round.
 const AT_LEAST: usize = 32;
-/// And as a part of the table.
+/// Or one in this many of the table's entries.
 const PART: usize = 64;
-/// How many revokes that takes, at least.
+/// Least number of revokes for that.
 const REVOKES: usize = 16;
-/// How many entries are looked at to find them, beside those.
+/// Additional entries that a search looks at.
 const LOOK_AT: usize = 1024;
-/// How long commits and revokes may take before others are tried.
+/// The limit for commits and revokes before other entries are tried.
 const ROUND_LIMIT: Duration = Duration::from_secs(2);
 
 impl Core {
@@ -43,14 +38,13 @@ impl Core {
         (self.grants.usage().1 / PART).max(AT_LEAST)
     }
 
-    /// Whether the grant table is so full that grants should be taken back.
     pub(crate) fn is_short_of_entries(&self) -> bool {
         self.spare_entries() < SPARE_ENTRIES + self.evicted_at_once()
     }
 }
 
 impl Revoker {
-    /// Makes room in the grant table before there is none.
+    /// Starts a round before the table is full.
     pub(crate) fn evict_ahead(self: &Rc<Self>) {
         if self.base.core.borrow().is_short_of_entries() && self.evicting.try_lock().is_ok() {
             let owner = self.clone();
@@ -58,7 +52,6 @@ impl Revoker {
         }
     }
 
-    /// Makes room in the grant table.
     pub(crate) async fn evict(&self) {
         let mut one_at_a_time = self.evicting.lock().await;
         if !self.base.core.borrow().is_short_of_entries() {
@@ -70,7 +63,7 @@ impl Revoker {
         }
         let mut victims = self.hold_victims(false);
         if victims.is_empty() {
-            // Taking back forgets entries too, which may need this.
+            // Taking back forgets entries too, which may need this lock.
             drop(one_at_a_time);
             if self.take_back_unless_busy().await {
                 return;
@@ -94,12 +87,12 @@ impl Revoker {
         let evicted = self.forget_flushed(drained).await;
         drop(one_at_a_time);
         if evicted == 0 {
-            // Everything is held or uncommitted: others must get on first.
+            // Everything is held or uncommitted: let other tasks run.
             sleep(Duration::from_millis(20)).await;
         }
     }
 
-    /// Ranges of which all that is listed may leave the table.
+    /// Holds ranges all of whose entries may leave the table.
     fn hold_victims(&self, even_ahead: bool) -> Vec<LockGuard<'_>> {
         let at_once = self.base.core.borrow().evicted_at_once();
         let mut spans: Vec<(VolumeId, ExtentRange, usize)> = Vec::new();
@@ -116,7 +109,7 @@ impl Revoker {
                 continue;
             }
             match spans.last_mut() {
-                // Between two that come one after the other nothing is listed.
+                // Nothing is listed between two consecutive entries.
                 Some((volume, range, entries))
                     if goes_on
                         && *volume == victim.volume
@@ -138,7 +131,7 @@ impl Revoker {
         if grant.word.rights() == Some(Rights::Hole) {
             return true;
         }
-        // What lies ahead of writes would be lost sight of: only if nothing else can go.
+        // Evicted preallocated extents can't be taken back, so they go last.
         let is_ahead = self.ahead.has_any(grant.volume, grant.range);
         if self.states.is_hanging(grant.word.device()) || (is_ahead && !even_ahead) {
             return false;
@@ -153,7 +146,8 @@ impl Revoker {
         grant.commit_sequence <= durable || self.maps_durably(grant.volume, grant.range)
     }
 
-    /// An older mapping elsewhere may hold the volume's sequence back: looks at these themselves.
+    /// Checks these mappings themselves: an older one elsewhere may hold back the volume's
+    /// sequence.
     fn maps_durably(&self, volume: VolumeId, range: ExtentRange) -> bool {
         let pool = &mut self.base.core.borrow_mut().pool;
         let mut at = range.first;
@@ -170,8 +164,8 @@ impl Revoker {
         true
     }
 
-    /// Flushes the devices that drained ranges were written on, and forgets the ranges; returns how
-    /// many. A later engine is not told of them, so its FLUSH would leave these devices out.
+    /// Flushes the devices of revoked ranges and forgets the ranges; returns how many. The flush is
+    /// needed because a later engine's FLUSH won't cover these devices.
     async fn forget_flushed(&self, drained: Vec<LockGuard<'_>>) -> usize {
         let devices_of = |held: &LockGuard<'_>| self.locks.side.borrow().devices(held.id);
         let devices: BTreeSet<DeviceIndex> = drained.iter().flat_map(devices_of).collect();
@@ -191,10 +185,10 @@ impl Revoker {
         forgotten
     }
 
-    /// Takes a held range, whose extents' fate is durable, off the grant table.
+    /// Removes a held range from the grant table. The fate of its extents must be durable.
     pub(crate) async fn forget_grants(&self, held: &LockGuard<'_>) -> Result<(), AskError> {
         loop {
-            // Cutting a piece out of an entry takes one more.
+            // Cutting a piece out of an entry adds one.
             if self.base.core.borrow().spare_entries() >= 4 {
                 let grants = &mut self.base.core.borrow_mut().grants;
                 match self.locks.side.borrow().forget(held.id, grants) {

@@ -1,18 +1,10 @@
-//! Faults: where does this extent lie?
+//! Answers the data path's faults from the map, or by allocating.
 //!
-//! Purpose: answers every miss of the data path, from the map or by allocating.
-//! Design: one step without a wait in it looks at the locks, asks the pool, writes the grant table's
-//! entry, and sends the grant, in this order; so a revoke that begins later finds the entry, and goes
-//! out behind the grant. All faults that were heard at once are answered in one pass: one borrow of
-//! the core, one message of grants, one reservation ahead for each volume. What needs something first
-//! waits for that and takes the step again: those that wait for a commit together, since they are
-//! many while a volume is filled; those for a range that somebody holds, for laundering, or for room
-//! in the table each in a task. A volume that is written at random gets places for the neighbours too,
-//! which it has not asked for (`ahead`). A fault is idempotent: an engine that asks again gets the same place.
-//! What is listed already at the same place is not written again. No refusal is remembered. "No space"
-//! is said when there is none and none is coming; while some is, the engine's own limit ends the
-//! command, which may then be retried.
-//! Not here: which extents are handed out (the pool), making room in the table (`evict`).
+//! One step without an await checks the locks, asks the pool, lists the grant and sends it, in this
+//! order. So a revoke that begins later finds the entry, and its message follows the grant's.
+//! Faults that must wait for a commit, a lock, zero-fill or table space repeat the step; a repeated
+//! fault gets the same answer. `NoSpace` is reported only if no space is coming; otherwise the
+//! engine's time limit ends the command.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashSet};
@@ -32,39 +24,34 @@ use crate::link::session::Session;
 use crate::mapping::revoke::Revoker;
 use crate::mapping::zero_fill::ZeroFill;
 
-/// The longest run that one grant covers.
 pub(crate) const MAX_RUN: u64 = 256;
-/// The longest run of holes that one grant covers.
 pub(crate) const MAX_HOLE_RUN: u64 = 4096;
-/// Entries of the grant table that are kept free, so that ranges can be cut out of entries.
+/// Free entries kept in the grant table, because cutting a range out of an entry needs more.
 pub(crate) const SPARE_ENTRIES: usize = 32;
-/// How long space that is ahead of writes is looked for: below the engine's own limit for a command, so that a full pool is
-/// told as what it is, also when a range can't be taken back.
+/// How long a fault waits for preallocated extents to be taken back. Below the engine's limit for a
+/// command, so that a full pool is reported as full.
 const TAKE_BACK_LIMIT: Duration = Duration::from_secs(15);
 
-/// What became of a step.
 #[derive(Debug, PartialEq, Eq)]
 enum FaultStep {
-    /// Answered.
     Done,
-    /// Nobody is there to answer to. It may be the same engine in a new conversation, which won't ask
-    /// again, so the answer is kept for whoever comes.
+    /// No engine to answer. The same engine may return with a new session and won't ask again, so
+    /// the fault is kept.
     NoEngine,
-    /// Somebody changes the range.
+    /// Another task holds the range.
     Locked,
     /// This batch must be durable first.
     Commit(BatchId),
-    /// Dirty extents must be laundered first.
+    /// Dirty extents must be zero-filled first.
     Launder,
-    /// The grant table is full.
     TableFull,
-    /// The extent is listed at another place, as this range is, which must be revoked first.
+    /// This range is listed at another place, and must be revoked first.
     Moved(ExtentRange),
-    /// It can't be answered.
     Failed(FaultFailure),
 }
 
-/// Faults that wait for a commit, by its batch.
+/// Faults that wait for a commit, by batch. One task serves them all, because filling a volume
+/// makes many.
 #[derive(Debug, Default)]
 pub(crate) struct AwaitingCommit {
     by_batch: std::cell::RefCell<BTreeMap<BatchId, Vec<FaultAsk>>>,
@@ -72,21 +59,19 @@ pub(crate) struct AwaitingCommit {
 }
 
 impl Core {
-    /// Free entries of the grant table.
     pub(crate) fn spare_entries(&self) -> usize {
         let (used, capacity) = self.grants.usage();
         capacity.saturating_sub(used)
     }
 }
 
-/// Answers faults.
 #[derive(Debug)]
 pub(crate) struct Faults {
     pub(super) base: Rc<Base>,
     pub(super) link: Rc<Link>,
     pub(super) revoker: Rc<Revoker>,
     pub(super) zero_fill: Rc<ZeroFill>,
-    /// Faults that a task is busy with.
+    /// Faults that a task works on.
     pub(super) faulting: RefCell<HashSet<(VolumeId, u64, bool)>>,
     pub(super) awaiting_commit: AwaitingCommit,
 }
@@ -108,7 +93,7 @@ impl Faults {
         })
     }
 
-    /// Answers what can be answered at once, and leaves the rest to others.
+    /// Answers in one pass what can be answered at once; queues the rest.
     pub(crate) fn answer_faults(self: &Rc<Self>, faults: &[FaultAsk]) {
         if faults.is_empty() {
             return;
@@ -142,7 +127,7 @@ impl Faults {
         for (fault, step) in later {
             match step {
                 FaultStep::Commit(batch) => self.await_commit(fault, batch),
-                // What others have and never wrote is looked for first.
+                // First, preallocated extents of other volumes are taken back.
                 FaultStep::Failed(FaultFailure::NoSpace) => self.leave_to_a_task(fault),
                 FaultStep::Failed(reason) => self.fail_fault(&fault, reason),
                 _ => self.leave_to_a_task(fault),
@@ -166,7 +151,7 @@ impl Faults {
         waiting.wake.notify_one();
     }
 
-    /// The one task that answers faults after commits.
+    /// The task that answers faults after commits.
     pub(crate) async fn run_awaiting_commit(self: Rc<Self>) {
         let waiting = &self.awaiting_commit;
         loop {
@@ -203,7 +188,7 @@ impl Faults {
     }
 
     fn leave_to_a_task(self: &Rc<Self>, fault: FaultAsk) {
-        // One task is enough for one question; it answers to whichever engine is there then.
+        // One task per question; it answers whichever engine is there then.
         let key = (fault.volume, fault.extent, fault.write);
         if self.faulting.borrow_mut().insert(key) {
             let owner = self.clone();
@@ -249,7 +234,7 @@ impl Faults {
                         FaultFailure::Internal
                     }
                 },
-                // Other space may have come by then: one more step decides.
+                // Other space may have become free: one more step decides.
                 FaultStep::Launder if hopeless => FaultFailure::NoSpace,
                 FaultStep::Launder => {
                     hopeless = !self.zero_fill.wait_laundered().await;
@@ -280,7 +265,7 @@ impl Faults {
         }
     }
 
-    /// One attempt, without a wait in it.
+    /// One attempt, without an await.
     fn fault_step(
         &self,
         core: &mut Core,
@@ -356,7 +341,7 @@ impl Faults {
         FaultStep::Done
     }
 
-    /// Answers a write fault with places for its neighbours too, where that is due; false: it is not
+    /// Answers a write fault and preallocates its neighbours, if that is due. False if it is not
     /// answered.
     fn map_around(
         &self,
@@ -394,7 +379,7 @@ impl Faults {
             epoch: session.generation,
             commit_sequence: around.commit_seq,
         };
-        // What is refused is mapped by now, and answered as such.
+        // After a refusal the extent is mapped, and the caller answers it as such.
         let Ok(grant) = self.revoker.locks.grant(&mut core.grants, grant) else {
             return false;
         };
@@ -415,7 +400,7 @@ impl Faults {
         };
         match core.pool.reserve(volume, wanted) {
             Ok(_) => self.base.committer.kick(),
-            // Said again by the fault that then finds nothing.
+            // A later fault that finds no space reports it.
             Err(error) => tracing::debug!(%volume, %error, "reserving ahead"),
         }
     }

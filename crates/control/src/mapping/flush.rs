@@ -1,14 +1,9 @@
-//! Committing mappings: content first, then map.
+//! Commits mappings, for a FLUSH or now and then: content first, then map.
 //!
-//! Purpose: makes granted but uncommitted mappings durable, when a FLUSH waits for it and now and
-//! then on its own.
-//! Design: a mapping is committed only after its device was flushed: by the engine before it asks
-//! ([`Flusher::commit_wanted`]; it flushes each device that the volume was granted writing on), or by a
-//! job of its internal lane. There is one task for each device that does the latter
-//! ([`Flusher::run_syncer`]): callers draw a ticket, so those who come while a flush runs share the
-//! next one, and a device that fails or hangs delays only what lives on it. Sequences are noted
-//! before the flush, so what is granted meanwhile waits for the next round.
-//! Not here: the flush itself.
+//! A mapping is committed only after its device was flushed, by the engine before it asks or by a
+//! job of its internal lane. One task per device does the latter. Callers that come during a flush
+//! share the next one, so a hanging device delays only its own extents. Sequences are read before
+//! the flush: mappings granted during it wait for the next round.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
@@ -31,7 +26,7 @@ use crate::signal::Signal;
 use crate::states::DeviceStates;
 
 impl Flusher {
-    /// A device was flushed: no FLUSH need cover it for what an earlier engine wrote.
+    /// A device was flushed: no FLUSH need cover it for the writes of an earlier engine.
     pub(crate) fn note_flushed(&self, device: DeviceIndex) {
         let adoption = &self.adoption;
         if !adoption.unflushed.borrow_mut().remove(&device) || !adoption.finished.get() {
@@ -49,8 +44,8 @@ impl Flusher {
         }
     }
 
-    /// What a volume's FLUSH must cover whatever is listed. A device that is missing is flushed when
-    /// it is back, before anything is granted there.
+    /// The devices that a volume's FLUSH must cover even if the table does not list them. A missing
+    /// device is flushed when it returns, before anything is granted there.
     pub(crate) fn may_hold_unflushed(&self) -> Vec<(DeviceIndex, VolumeId)> {
         let pool = &self.base.core.borrow().pool;
         let devices = self.adoption.unflushed.borrow();
@@ -67,34 +62,29 @@ impl Flusher {
 /// Why mappings are not durable.
 #[derive(Debug, Clone, thiserror::Error)]
 pub(crate) enum SyncError {
-    /// A device could not be flushed.
     #[error("flushing {0}: {1}")]
     Flush(DeviceIndex, AskError),
-    /// The daemon itself could not flush a device.
     #[error("flushing {0}: {1}")]
     Device(DeviceIndex, String),
-    /// Mappings on a device that is missing or failed.
+    /// The mappings lie on a device that is missing or failed.
     #[error("{0} can't be flushed: it is missing or has failed")]
     Gone(DeviceIndex),
-    /// The pool refused.
     #[error("{0}")]
     Pool(#[from] PoolError),
-    /// The catalog failed.
     #[error("{0}")]
     Commit(#[from] CommitError),
 }
 
-/// The queue before a device's flush.
+/// The tickets of callers that wait for a device's flush.
 #[derive(Debug, Default)]
 pub(crate) struct Syncer {
     drawn: Cell<u64>,
     served: Cell<u64>,
-    /// How the newest round ended.
+    /// The result of the newest round.
     error: RefCell<Option<SyncError>>,
     wake: Notify,
 }
 
-/// Has devices flushed and commits the mappings on them.
 #[derive(Debug)]
 pub(crate) struct Flusher {
     pub(super) base: Rc<Base>,
@@ -102,7 +92,7 @@ pub(crate) struct Flusher {
     pub(super) states: Rc<DeviceStates>,
     pub(super) adoption: Rc<Adoption>,
     pub(super) syncers: RefCell<Syncers>,
-    /// Raised after each round of a syncer.
+    /// Raised after each round of any syncer.
     pub(super) synced: Signal,
 }
 
@@ -123,8 +113,8 @@ impl Flusher {
         })
     }
 
-    /// A FLUSH or FUA waits; the engine has flushed the volume's devices. Only the conversation that
-    /// asked is answered: in a later one it is asked again, or another engine knows nothing of it.
+    /// Serves a FLUSH or FUA whose devices the engine has flushed. Only the session that asked is
+    /// answered: in a later one the engine asks again, and another engine has no such request.
     pub(crate) async fn commit_wanted(
         self: Rc<Self>,
         asked_in: Rc<Session>,
@@ -145,7 +135,8 @@ impl Flusher {
     async fn commit_up_to(&self, volume: VolumeId, sequence: u64) -> Result<(), SyncError> {
         let mut sequence = sequence;
         if let Some(adopted) = self.adoption.uncommitted(volume) {
-            // Adopted mappings may carry later sequences than the engine knows them by: all of them.
+            // Adopted mappings may have later sequences than the engine knows: sync all their
+            // devices.
             let devices = self
                 .base
                 .core
@@ -171,13 +162,13 @@ impl Flusher {
         if core.pool.volumes().durable_seq(volume) >= sequence {
             return Ok(());
         }
-        // What batches carried is durable by now; of a volume that is gone nothing is left.
+        // Earlier batches are durable by now; a deleted volume has nothing pending.
         let left = core.pool.volumes().pending_on(volume, sequence);
         left.first()
             .map_or(Ok(()), |device| Err(SyncError::Gone(*device)))
     }
 
-    /// What no batch carries yet on a device: each volume with its highest sequence.
+    /// Each volume's highest sequence on a device that no batch contains yet.
     fn uncommitted_on(&self, device: DeviceIndex) -> Vec<(VolumeId, u64)> {
         let pool = &self.base.core.borrow().pool;
         let volumes = pool.volumes().records().map(|volume| volume.id);
@@ -191,8 +182,8 @@ impl Flusher {
             .collect()
     }
 
-    /// Has the engine flush the devices that need it, and commits every mapping that was granted
-    /// before. What can be done is done, whatever fails elsewhere.
+    /// Has the engine flush the devices that need it, and commits every mapping granted before. One
+    /// device's failure does not stop the others.
     pub(crate) async fn sync_all(&self) -> Result<(), SyncError> {
         let devices = self.base.core.borrow().pool.volumes().pending_devices();
         self.sync_devices(&devices).await
@@ -218,15 +209,14 @@ impl Flusher {
         error.map_or(Ok(()), Err)
     }
 
-    /// The queue before a device's flush; its task comes next.
+    /// Adds a device's queue; the caller starts [`Flusher::run_syncer`].
     pub(crate) fn add_syncer(&self, device: DeviceIndex) -> Rc<Syncer> {
         let syncer = Rc::new(Syncer::default());
         self.syncers.borrow_mut().insert(device, syncer.clone());
         syncer
     }
 
-    /// The one task that flushes a device and commits what lives there, so that little is ever
-    /// uncommitted.
+    /// The task that flushes a device and commits its mappings, so that little is ever uncommitted.
     pub(crate) async fn run_syncer(self: Rc<Self>, device: DeviceIndex, syncer: Rc<Syncer>) {
         loop {
             let asked = async {
@@ -285,15 +275,15 @@ impl Flusher {
         self.base.commit().await?;
         self.adoption.note_committed(&self.base.core.borrow().pool);
         for &(volume, sequence) in wanted {
-            // Others of the volume, elsewhere, may be older and not durable.
+            // Older mappings of the volume on other devices may not be durable.
             let sequence = sequence.min(self.base.core.borrow().pool.volumes().durable_seq(volume));
             self.link.say(&ToEngine::Committed { volume, sequence });
         }
         Ok(())
     }
 
-    /// Flushes a device without an engine: the daemon's own descriptor reaches the same file or
-    /// device. On a thread that nobody waits for when the daemon ends: the device may hang.
+    /// Flushes a device by the daemon's own descriptor. The thread is detached, because the device
+    /// may hang at exit.
     pub(crate) async fn flush_here(&self, device: DeviceIndex) -> Result<(), SyncError> {
         let store = {
             let devices = self.base.devices.borrow();
@@ -310,8 +300,8 @@ impl Flusher {
         ended.and_then(|result| result).map_err(failed)
     }
 
-    /// The same as [`Flusher::sync_all`] when there is no engine (any more), but every device that is
-    /// open here is flushed, because nobody may know afterwards which was written to.
+    /// Like [`Flusher::sync_all`], but without an engine. Flushes every device that is open here,
+    /// because the next daemon may not know which were written.
     pub(crate) async fn sync_all_without_engine(&self) -> Result<(), SyncError> {
         let mut devices = self.base.core.borrow().pool.volumes().pending_devices();
         devices.extend(self.base.devices.borrow().iter().map(|open| open.index));
@@ -321,13 +311,13 @@ impl Flusher {
             self.commit_flushed(device, &wanted).await
         });
         let results = join_all(each).await;
-        // What batches carry already, and everything else that has changed.
+        // Also commits batches that were already made, and all other changes.
         self.base.commit().await?;
         results.into_iter().collect()
     }
 
-    /// Whether the grant table names a device that can't be flushed from here, as it is missing: then
-    /// the next daemon needs the table.
+    /// Whether the grant table names a device that can't be flushed from here because it is
+    /// missing. Then the next daemon needs the table.
     pub(crate) fn lists_missing(&self) -> bool {
         let core = self.base.core.borrow();
         let stored = |grant: &&Grant| grant.word.rights() != Some(Rights::Hole);
@@ -336,5 +326,4 @@ impl Flusher {
     }
 }
 
-/// By device.
 pub(crate) type Syncers = BTreeMap<DeviceIndex, Rc<Syncer>>;

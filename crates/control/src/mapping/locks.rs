@@ -1,11 +1,8 @@
-//! Ranges of volumes whose mapping is being changed.
+//! Locks on ranges of volumes whose mapping is changing.
 //!
-//! Purpose: while a range is released, evicted or deleted, no fault is answered from it.
-//! Design: who changes a range holds it; faults look before they answer and wait until it is free.
-//! Answering a fault is one step without a wait in it, so faults need no lock of their own. Which step
-//! may follow which, from a range that is held to one that the grant table has forgotten, is the
-//! business of [`OwnerSide`], which the protocol's model drives too; this adds the waiting.
-//! Not here: what is done to a range.
+//! A task that releases, evicts or deletes a range holds it; faults in it wait. Answering a fault
+//! has no await and needs no lock. [`OwnerSide`] defines which steps may follow each other, and the
+//! protocol's model drives it too. This module adds the waiting.
 
 use crate::signal::Signal;
 use forebay_xlate::ExtentRange;
@@ -18,14 +15,13 @@ use forebay_xlate::owner_side::Refused;
 use forebay_xlate::owner_side::TakingId;
 use std::cell::RefCell;
 
-/// The ranges that are held.
 #[derive(Debug)]
 pub(crate) struct Locks {
     pub(crate) side: RefCell<OwnerSide>,
     changed: Signal,
 }
 
-/// A held range; free again when dropped.
+/// A held range; freed on drop.
 #[derive(Debug)]
 pub(crate) struct LockGuard<'a> {
     locks: &'a Locks,
@@ -42,7 +38,7 @@ impl Locks {
         }
     }
 
-    /// Holds the range if nobody has a part of it.
+    /// None if another task holds a part of the range.
     pub(crate) fn try_hold(&self, volume: VolumeId, range: ExtentRange) -> Option<LockGuard<'_>> {
         let id = self.side.borrow_mut().take(volume, range)?;
         Some(LockGuard {
@@ -53,22 +49,18 @@ impl Locks {
         })
     }
 
-    /// Holds the range once nobody has a part of it.
     pub(crate) async fn hold(&self, volume: VolumeId, range: ExtentRange) -> LockGuard<'_> {
         self.changed.until(|| self.try_hold(volume, range)).await
     }
 
-    /// Whether nobody holds the extent.
     pub(crate) fn is_free(&self, volume: VolumeId, extent: u64) -> bool {
         self.side.borrow().free_run(volume, extent, 1) > 0
     }
 
-    /// Lists a grant; see [`OwnerSide::grant`].
     pub(crate) fn grant(&self, table: &mut GrantTable, grant: Grant) -> Result<GrantOf, Refused> {
         self.side.borrow().grant(table, grant)
     }
 
-    /// Waits until the extent is free.
     pub(crate) async fn wait_free(&self, volume: VolumeId, extent: u64) {
         let free = || self.is_free(volume, extent).then_some(());
         self.changed.until(free).await;

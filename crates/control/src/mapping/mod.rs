@@ -1,9 +1,8 @@
-//! Where bytes lie.
+//! Volume maps: where each extent lies.
 //!
-//! Purpose: the owner of a volume's map answers the engine's faults, deallocations and commits, and alone changes the map.
-//! Design: the rest of the daemon knows an owner by the trait [`MapOwner`]. [`PoolOwner`] is the one of a pool's volumes. Its
-//! parts stand on each other: faults on revokes and zero-fill, revokes on flushes.
-//! Not here: which extents a pool hands out (`forebay_pool`), what devices do (`states`).
+//! The owner answers the engine's faults, deallocations and commits, and alone changes a map. The
+//! rest of the daemon knows an owner by the trait [`MapOwner`]; [`PoolOwner`] implements it for a
+//! pool's volumes. `forebay_pool` chooses the extents.
 
 pub(crate) mod adopt;
 pub(crate) mod evict;
@@ -37,61 +36,58 @@ use crate::mapping::revoke::Revoker;
 use crate::mapping::zero_fill::ZeroFill;
 use crate::states::DeviceStates;
 
-/// All of a volume's extents, grown or not.
 pub(crate) const ALL_EXTENTS: ExtentRange = ExtentRange::new(0, u64::MAX);
 
-/// What an owner does while its caller waits.
 pub(crate) type OwnerWork<'a, T = ()> = Pin<Box<dyn Future<Output = T> + 'a>>;
 
-/// The owner of volumes' maps: it says where each extent lies, and alone changes that.
 pub(crate) trait MapOwner: Debug {
-    /// Starts the tasks that concern no single device.
+    /// Starts the tasks that belong to no single device.
     fn begin(&self);
-    /// Starts a device's own tasks.
     fn serve_device(&self, device: DeviceIndex);
 
-    /// Answers the engine's faults: at once where that is possible, the others later.
+    /// Answers the engine's faults, some of them later.
     fn answer_faults(&self, faults: &[FaultAsk]);
-    /// A tenant deallocates; the engine is answered when that is durable.
+    /// Deallocates for a tenant; answers the engine when that is durable.
     fn release(&self, generation: u64, release: u64, volume: VolumeId, range: ExtentRange);
-    /// A FLUSH waits until the mappings up to a sequence are durable; the engine is answered then.
+    /// Answers a FLUSH when the mappings up to `sequence` are durable.
     fn commit_wanted(&self, session: &Rc<Session>, volume: VolumeId, sequence: u64);
 
-    /// What an earlier daemon granted.
     fn adoption(&self) -> &Adoption;
-    /// Ends adoption in the map. With a live engine, what an earlier daemon left unfinished there gets a moment first.
+    /// Ends adoption in the map. First, a live engine gets a moment to end what an earlier daemon
+    /// began.
     fn finish_adoption<'a>(&'a self, session: Option<&'a Rc<Session>>) -> OwnerWork<'a>;
-    /// Lets faults be answered, once what was adopted is durable, or after a while.
+    /// Lets faults be answered once the adopted mappings are durable, or after a time limit.
     fn open_after_adoption(&self) -> OwnerWork<'_>;
-    /// Another conversation begins: all that it is granted counts as written.
+    /// A new session begins: the engine counts every grant in it as written.
     fn forget_preallocated(&self);
-    /// Has a new engine know what each volume's FLUSH must cover and wait for.
+    /// Tells a new engine what each volume's FLUSH must cover and wait for.
     fn say_what_a_flush_must_know(&self, session: &Session);
-    /// Grants everything that is listed again.
+    /// Sends every listed grant again.
     fn tell_all_grants<'a>(&'a self, session: &'a Session) -> OwnerWork<'a>;
 
-    /// Ends a volume: takes every extent back from the data path, then from the volume.
+    /// Revokes all of a volume's extents, then frees them.
     fn delete_volume(&self, volume: VolumeId) -> OwnerWork<'_, Result<(), ReleaseError>>;
-    /// Takes back preallocated extents that were never written, when a request finds no space. False if there are none.
+    /// Takes back unwritten preallocated extents when a request finds no space. False if there are
+    /// none.
     fn take_back_for_space(&self) -> OwnerWork<'_, bool>;
-    /// Asks the engine how many preallocated extents are still unwritten, within a short time limit.
+    /// Asks the engine, within a short time limit, how many preallocated extents are unwritten.
     fn count_preallocated_soon(&self) -> OwnerWork<'_>;
-    /// Takes back preallocated extents that were never written, before this daemon leaves its engine or ends it.
+    /// Takes back unwritten preallocated extents before this daemon leaves or ends its engine.
     fn give_up_preallocated(&self, limit: Duration) -> OwnerWork<'_>;
 
-    /// Takes back every right on what lies on a device.
+    /// Revokes every grant on a device.
     fn revoke_device(&self, device: DeviceIndex);
-    /// The devices on which a range lies whose rights are being taken back.
+    /// The devices on which a held range lies.
     fn devices_of(&self, taking: TakingId) -> BTreeSet<DeviceIndex>;
-    /// Commits every mapping that was granted before.
+    /// Commits every mapping granted before the call.
     fn sync_all(&self) -> OwnerWork<'_, Result<(), SyncError>>;
-    /// The same without an engine: every device that is open here is flushed.
+    /// Like `sync_all`, but without an engine: flushes every device that is open here.
     fn sync_all_without_engine(&self) -> OwnerWork<'_, Result<(), SyncError>>;
-    /// Whether the next daemon needs the grant table, because a device that it names can't be flushed from here.
+    /// Whether the next daemon needs the grant table, because it names a device that can't be
+    /// flushed from here.
     fn lists_missing(&self) -> bool;
 }
 
-/// The owner of the maps of a pool's volumes.
 #[derive(Debug)]
 pub(crate) struct PoolOwner {
     base: Rc<Base>,
@@ -145,7 +141,7 @@ impl MapOwner for PoolOwner {
         self.base.spawn(zeroing);
         let (adoption, states) = (self.adoption.clone(), self.states.clone());
         self.base.spawn(async move {
-            // Before that the pool does not change.
+            // Until then the pool does not change.
             adoption.wait_adopted().await;
             states.run_settler(device).await;
         });

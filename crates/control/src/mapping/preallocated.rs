@@ -1,20 +1,11 @@
-//! Places ahead: a volume that is written at random for the first time gets places for the neighbours
-//! of what it asks for.
+//! Preallocated extents: a write fault may map the neighbours too, because a fault costs far more
+//! than a write.
 //!
-//! Purpose: a first write costs a question to this process, many times what a write costs. While
-//! questions come fast, one is answered for a whole window of extents; the engine uses such a place
-//! when it is first written, and until then knows it as a hole.
-//! Design: books are kept by regions of a volume, each as large as one message may take back. The
-//! more write faults a region had lately, the larger its windows: so a region that is written all over
-//! is covered after a few dozen faults, while writes strewn over a large volume get hardly more than
-//! they ask for. Places come from the volume's stock, which is clean, within a budget that the pool
-//! sets ([`forebay_pool::Pool::room_ahead`]). Now and then, and when the budget seems out, the engine is asked how many of a region's are
-//! still unwritten (also when somebody wants to see figures): that is what the pool does not call used,
-//! and where little of it was claimed for two beats the rest is taken back, unmapped and laundered. It is taken back too when the pool
-//! fills up, or before anybody hears that it is full.
-//! The books hold for one conversation: in the next, all that is listed is told as stored. So a daemon that ends in
-//! order takes everything back first.
-//! Not here: the run that a fault gets (the pool), the claim (the engine), what is granted (`fault`).
+//! Each region of a volume is as large as one message can take back. The more write faults it had
+//! lately, the larger its windows. The pool limits the total ([`forebay_pool::Pool::room_ahead`]).
+//! The engine is asked now and then how many are unwritten. They are taken back when a region is
+//! quiet, when the pool fills up, and before the daemon exits: the next session counts every grant
+//! as written.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -32,80 +23,77 @@ use crate::base::together::join_all;
 use crate::link::session::AskError;
 use crate::mapping::revoke::Revoker;
 
-/// Extents of a region.
 const REGION: u64 = MAX_TAKE_BACK;
 /// The largest window, in extents.
 const MAX_WINDOW: u64 = 64;
 /// A window is at most this part of the region's recent faults.
 const FAULTS_PER_EXTENT: u64 = 2;
-/// And at most this part of the volume's stock, so that other faults find some.
+/// And at most this part of the volume's reserved extents, so that other faults find some.
 const STOCK_PART: u64 = 32;
-/// So many faults of a volume in [`TICK`] are many.
+/// Faults of a volume in one [`TICK`] that count as fast.
 const MANY: u32 = 64;
 const TICK: Duration = Duration::from_millis(100);
-/// How long the pool's word on the budget holds.
+/// How long the pool's last answer about the budget is used.
 const ROOM_HOLDS: Duration = Duration::from_millis(2);
-/// Between two looks.
+/// The period of [`Revoker::run_ahead`].
 const BEAT: Duration = Duration::from_secs(1);
-/// How long somebody who wants to see figures waits for newer ones.
+/// How long a request for statistics waits for a new count.
 const ASKED_NOW: Duration = Duration::from_millis(500);
-/// A region is quiet if in a beat less than this part of its places ahead was claimed.
+/// A region is quiet if in a beat less than this part of its preallocated extents was written.
 const CLAIMED_PART: u64 = 128;
-/// After so many quiet beats its places are taken back.
+/// After this many quiet beats its preallocated extents are taken back.
 const QUIET_BEATS: u8 = 2;
-/// Counting for the budget's sake takes at most this part of the time, and is done no more often than this.
+/// Counts made because the budget is out take at most this part of the time, with at least
+/// `COUNT_PAUSE` between them.
 const COUNT_PART: u32 = 8;
 const COUNT_PAUSE: Duration = Duration::from_millis(5);
-/// Regions that the engine is asked about at once, and taken back at once.
+/// Regions that are counted or taken back concurrently.
 const AT_ONCE: usize = 16;
-/// Regions with books, at most: beyond that no window is opened in others.
+/// The limit of tracked regions. Beyond it, no window opens in others.
 const MAX_REGIONS: usize = 65_536;
 
-/// A part of a volume.
 #[derive(Debug, Default)]
 struct VolumeRegion {
     /// Write faults; halved at each beat.
     faults: u64,
-    /// Places ahead of its writes: at most so many are unwritten.
+    /// An upper bound of the unwritten preallocated extents.
     ahead: u64,
-    /// Claimed or given since the last beat.
+    /// Extents written or preallocated since the last beat.
     active: u64,
     quiet: u8,
 }
 
-/// How fast a volume faults.
 #[derive(Debug)]
 struct FaultRate {
     since: Instant,
     faults: u32,
     was_fast: bool,
-    /// What the budget leaves, and since when that is known.
+    /// What the budget leaves, and when the pool said so.
     room: u64,
     room_since: Option<Instant>,
-    /// The sum of its regions' places ahead.
+    /// The sum of its regions' `ahead`.
     ahead: u64,
 }
 
-/// See the module's text.
 #[derive(Debug)]
 pub(crate) struct Ahead {
-    /// [`TICK`], but in tests.
+    /// [`TICK`], except in tests.
     pub(crate) tick: Cell<Duration>,
     regions: RefCell<BTreeMap<(VolumeId, u64), VolumeRegion>>,
     rates: RefCell<BTreeMap<VolumeId, FaultRate>>,
-    /// One takes back at a time; how often that was done.
+    /// Serializes taking back; `rounds` counts how often it was done.
     taking: tokio::sync::Mutex<()>,
     rounds: Cell<u64>,
-    /// A window was refused because the budget is out, as far as is known.
+    /// A window was refused because the budget seems to be out.
     is_out: Notify,
-    /// No window is opened any more.
+    /// Set at exit: no window opens.
     closed: Cell<bool>,
 }
 
 impl Default for Ahead {
     fn default() -> Self {
         Self {
-            // Tests say themselves when faults come fast.
+            // Zero makes every rate fast, unless the test sets a tick.
             tick: Cell::new(if cfg!(test) { Duration::ZERO } else { TICK }),
             regions: RefCell::default(),
             rates: RefCell::default(),
@@ -129,7 +117,7 @@ impl FaultRate {
         }
     }
 
-    /// Counts a fault; says whether they come fast.
+    /// Counts a fault; says whether faults come fast.
     fn is_fast(&mut self, now: Instant, tick: Duration) -> bool {
         let passed = now.duration_since(self.since);
         if passed >= tick {
@@ -142,8 +130,7 @@ impl FaultRate {
 }
 
 impl Ahead {
-    /// A write fault, perhaps at an unmapped extent: the extents among which it may get places for
-    /// neighbours too, if it may.
+    /// The extents in which a write fault may also preallocate neighbours, if it may.
     pub(crate) fn window(
         &self,
         pool: &Pool,
@@ -181,7 +168,7 @@ impl Ahead {
         (window > 1).then_some(first..first + window)
     }
 
-    /// Places ahead were given in the region of this extent.
+    /// Notes extents preallocated in the region of `extent`.
     pub(crate) fn given(&self, pool: &mut Pool, volume: VolumeId, extent: u64, count: u64) {
         if let Some(region) = self
             .regions
@@ -198,7 +185,7 @@ impl Ahead {
         }
     }
 
-    /// Whether a volume faults fast: it will need much.
+    /// Whether a volume faults fast, and so will need much space.
     pub(crate) fn is_fast(&self, volume: VolumeId) -> bool {
         let rates = self.rates.borrow();
         rates
@@ -206,8 +193,8 @@ impl Ahead {
             .is_some_and(|rate| rate.was_fast || rate.faults >= MANY)
     }
 
-    /// How many extents from one on may be told as stored together: what lies ahead of writes should
-    /// stay so, to be taken back.
+    /// How many extents, from `extent` on, may be granted together as stored. Stops at preallocated
+    /// extents, which must stay known as such to be taken back.
     pub(crate) fn stored_run(&self, volume: VolumeId, extent: u64, count: u64) -> u64 {
         let regions = self.regions.borrow();
         let has = |region| regions.get(&(volume, region)).is_some_and(|r| r.ahead > 0);
@@ -219,7 +206,7 @@ impl Ahead {
         }
     }
 
-    /// Whether something of a range may lie ahead of writes.
+    /// Whether a range may contain preallocated extents.
     pub(crate) fn has_any(&self, volume: VolumeId, range: ExtentRange) -> bool {
         let first = (volume, range.first / REGION);
         let last = (volume, range.end().saturating_sub(1) / REGION);
@@ -229,7 +216,7 @@ impl Ahead {
             .any(|(_, region)| region.ahead > 0)
     }
 
-    /// Regions with places ahead: those that were quiet longest first.
+    /// Regions with preallocated extents, the longest quiet first.
     fn taken_first(&self) -> Vec<(VolumeId, u64)> {
         let regions = self.regions.borrow();
         let mut all: Vec<_> = regions.iter().filter(|(_, r)| r.ahead > 0).collect();
@@ -237,7 +224,7 @@ impl Ahead {
         all.into_iter().map(|(key, _)| *key).collect()
     }
 
-    /// Of a region so many are no longer ahead: claimed, or taken back.
+    /// Notes that `count` extents of a region were written or taken back.
     fn fewer(&self, pool: &mut Pool, key: (VolumeId, u64), count: u64) {
         let mut regions = self.regions.borrow_mut();
         let Some(region) = regions.get_mut(&key) else {
@@ -251,7 +238,7 @@ impl Ahead {
         }
     }
 
-    /// Another conversation: everything is told as stored.
+    /// A new session counts every grant as written.
     pub(crate) fn forget(&self, pool: &mut Pool) {
         for volume in std::mem::take(&mut *self.rates.borrow_mut()).into_keys() {
             pool.set_ahead(volume, 0);
@@ -266,7 +253,7 @@ impl Ahead {
             .map_or(0, |region| region.ahead)
     }
 
-    /// The end of a beat: what is quiet by now.
+    /// Ends a beat; returns the regions to take back.
     fn beat(&self, pool: &Pool) -> Vec<(VolumeId, u64)> {
         let mut quiet = Vec::new();
         self.regions.borrow_mut().retain(|key, region| {
@@ -297,7 +284,6 @@ fn extents_of((_, region): (VolumeId, u64)) -> ExtentRange {
 }
 
 impl Revoker {
-    /// The one task that looks after places ahead.
     pub(crate) async fn run_ahead(self: Rc<Self>) {
         self.base.wait_open().await;
         let ahead = &self.ahead;
@@ -309,7 +295,7 @@ impl Revoker {
                 () = ahead.is_out.notified() => true,
             };
             if is_out {
-                // Most of it may be claimed by now.
+                // Most may be written by now.
                 let begin = Instant::now();
                 self.count_ahead().await;
                 sleep(COUNT_PAUSE.max(begin.elapsed() * COUNT_PART)).await;
@@ -329,12 +315,12 @@ impl Revoker {
         }
     }
 
-    /// Learns how many places are still ahead, for somebody who waits for it: not for long.
+    /// Counts the unwritten preallocated extents, with a short time limit.
     pub(crate) async fn count_ahead_soon(&self) {
         let _ = timeout(ASKED_NOW, self.count_ahead()).await;
     }
 
-    /// Learns how many places are still ahead.
+    /// Asks the engine how many preallocated extents are unwritten.
     async fn count_ahead(&self) {
         let Some(session) = self.link.session() else {
             return;
@@ -358,8 +344,8 @@ impl Revoker {
         }
     }
 
-    /// Before this daemon leaves its engine, or ends it: the next one would take what is ahead for used. What can't be
-    /// taken back within `limit` stays.
+    /// Takes everything back before this daemon leaves or ends its engine; the next one would count
+    /// it as used. Stops after `limit`.
     pub(crate) async fn give_up_places(&self, limit: Duration) {
         self.ahead.closed.set(true);
         let all = async {
@@ -374,20 +360,21 @@ impl Revoker {
         }
     }
 
-    /// Takes back all that was never written, for somebody who found no space. False: there is nothing.
+    /// Takes back all unwritten preallocated extents when a request found no space. False if there
+    /// are none.
     pub(crate) async fn take_back_for_space(&self) -> bool {
         let ahead = &self.ahead;
         let before = ahead.rounds.get();
         let _one = ahead.taking.lock().await;
         if ahead.rounds.get() != before {
-            // Somebody did while this waited.
+            // Another task did it while this one waited.
             return true;
         }
         let all = ahead.taken_first();
         if self.take_back_all(&all).await > 0 {
             return true;
         }
-        // What could not be taken back is not nothing: it is tried again.
+        // Extents whose taking back failed may still become free: the caller tries again.
         let is_left = !ahead.taken_first().is_empty();
         if is_left {
             sleep(TICK).await;
@@ -395,7 +382,8 @@ impl Revoker {
         is_left
     }
 
-    /// The same for somebody whom a taking back may be waiting for.
+    /// Like [`Revoker::take_back_for_space`], but does not wait: a running take-back may itself
+    /// wait for the caller.
     pub(crate) async fn take_back_unless_busy(&self) -> bool {
         let Ok(_one) = self.ahead.taking.try_lock() else {
             return false;
@@ -449,8 +437,8 @@ impl Revoker {
             let first = ExtentIndex(part.first);
             match core.pool.release(volume, first, part.count, undrained) {
                 Ok(released) => extents += released.extents,
-                // What was given up before must go on to be forgotten; the rest is listed no more, and
-                // asked for again.
+                // The extents released before the error must still be forgotten. The rest is no
+                // longer listed, and faults again.
                 Err(error) => {
                     tracing::warn!(%volume, %error, "taking back places that were not written");
                     break;

@@ -1,13 +1,9 @@
-//! Giving ranges up: a tenant's deallocation, and a volume's deletion.
+//! Gives up ranges: deallocations by tenants and deletions of volumes.
 //!
-//! Purpose: takes extents back from the data path and then from the volume.
-//! Design: the range is held, so no fault is answered from it; it is revoked; only then the pool
-//! gives it up; the commit follows; only then the grant table forgets it. Extents on a device that
-//! does not drain are given up as *quarantined*: the volume is rid of them, and nobody gets them
-//! before what is in flight there has ended (`hang`). What a large volume had is freed in slices, after its
-//! name, over restarts ([`Releaser::run_deleter`]). A revoke that the engine does not hear changes
-//! nothing.
-//! Not here: how rights are taken back (`revoke`), what becomes of the extents (`launder`).
+//! The order is: hold the range, revoke it, release it in the pool, commit, and forget its grants.
+//! Extents on a device that does not drain are quarantined until its requests have ended. A large
+//! deleted volume is freed in slices, across restarts ([`Releaser::run_deleter`]). If the engine
+//! does not hear a revoke, nothing changes.
 
 use std::cell::RefCell;
 use std::collections::HashSet;
@@ -26,21 +22,18 @@ use crate::mapping::revoke::{Deallocation, Revoker};
 /// Why a range was not given up.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ReleaseError {
-    /// It is still in use.
     #[error("{0}")]
     Revoke(#[from] AskError),
-    /// The pool refused.
     #[error("{0}")]
     Pool(#[from] PoolError),
 }
 
-/// Gives up what tenants deallocate and what deleted volumes have.
 #[derive(Debug)]
 pub(crate) struct Releaser {
     pub(super) base: Rc<Base>,
     pub(super) link: Rc<Link>,
     pub(super) revoker: Rc<Revoker>,
-    /// Deallocations that are under way.
+    /// Deallocations in progress.
     pub(super) releasing: RefCell<HashSet<Deallocation>>,
 }
 
@@ -54,7 +47,7 @@ impl Releaser {
         })
     }
 
-    /// A tenant deallocates. What an engine asks again in a new conversation is done once.
+    /// Deallocates for a tenant. A request repeated in a new session is done once.
     pub(crate) fn on_release(
         self: &Rc<Self>,
         generation: u64,
@@ -75,7 +68,7 @@ impl Releaser {
             let released = owner.release(of, volume, range).await;
             owner.releasing.borrow_mut().remove(&of);
             let Some(session) = owner.link.session().filter(|s| s.generation == generation) else {
-                // Nobody to answer: a later engine, which carries the command on, asks by itself.
+                // No engine to answer. A later engine that continues the command asks by itself.
                 return;
             };
             session.say(&match released {
@@ -88,7 +81,6 @@ impl Releaser {
         });
     }
 
-    /// Gives a range up, durably, for the engine that asks.
     async fn release(
         &self,
         of: Deallocation,
@@ -98,7 +90,7 @@ impl Releaser {
         if range.count == 0 {
             return Ok(());
         }
-        // The rest is asked for anew: the engine knows from the revoke how much this is.
+        // The engine knows from the revoke how much this is, and asks again for the rest.
         let range = {
             let core = self.base.core.borrow();
             let (first, count) = (ExtentIndex(range.first), range.count);
@@ -107,7 +99,7 @@ impl Releaser {
         };
         let held = self.revoker.locks.hold(volume, range).await;
         if self.base.newest_generation.get() != of.generation {
-            // A later engine serves already: tenants may have written there since.
+            // A later engine already serves: tenants may have written there since.
             return Ok(());
         }
         let undrained = self
@@ -123,7 +115,6 @@ impl Releaser {
         self.revoker.given_up(&held, &released).await
     }
 
-    /// Ends a volume.
     pub(crate) async fn give_up_volume(&self, volume: VolumeId) -> Result<(), ReleaseError> {
         let held = self.revoker.locks.hold(volume, ALL_EXTENTS).await;
         let held = &held;
@@ -140,8 +131,7 @@ impl Releaser {
         self.revoker.given_up(held, &released).await
     }
 
-    /// The one task that gives up what deleted volumes still have: a slice at a time, because nothing else
-    /// happens on this thread meanwhile.
+    /// The task that frees deleted volumes, in slices because each one blocks this thread.
     pub(crate) async fn run_deleter(self: Rc<Self>) {
         self.base.wait_open().await;
         loop {

@@ -1,15 +1,10 @@
-//! Taking rights back from the data path.
+//! Revokes grants: returns once nothing uses a range, or names the devices that hang.
 //!
-//! Purpose: returns once nothing uses a range any more, or says which devices hang.
-//! Design: a revoke counts when an engine that has its fence on the devices concerned says that
-//! nothing uses the range: if the engine dies, its last requests may still be on their way until its
-//! locks have fallen, which its successor's fence tells; so the successor is asked again. What is not
-//! acknowledged in time is given up ([`ToEngine::Abandon`]), so that it takes up no room among the
-//! engine's drains. Messages are heard in order, so an answer to anything said later shows that the
-//! revoke was heard: the words are cleared, and all that is left is what was in flight. Where that
-//! has ended, a settled device tells (`hang`); the others hang.
-//! An engine that answers nothing has perhaps heard nothing: then nothing has happened.
-//! Not here: what is done with a range that nobody uses (`release`) or whose device hangs (`hang`).
+//! A revoke counts only when an engine that has its fence on the devices acknowledges it; after a
+//! death the successor is asked again. A revoke that times out is abandoned
+//! ([`ToEngine::Abandon`]), which frees its place among the engine's drains. Messages are handled
+//! in order, so an answer to any later message shows that the words are cleared. Then only commands
+//! in flight remain, and a settled device has none. Without any answer, nothing has changed.
 
 use std::collections::BTreeSet;
 use std::rc::Rc;
@@ -33,7 +28,7 @@ use crate::mapping::release::ReleaseError;
 use crate::states::DeviceStates;
 
 impl Revoker {
-    /// The first part of a range that is listed where the pool does not map it now.
+    /// The first part of a range that is listed where the pool does not map it.
     pub(crate) fn unknown_part(&self, volume: VolumeId, range: ExtentRange) -> Option<ExtentRange> {
         let core = self.base.core.borrow();
         for grant in core.grants.granted(volume, range) {
@@ -66,16 +61,16 @@ impl Revoker {
     ) -> Result<(), AskError> {
         let held = self.locks.hold(volume, part).await;
         if self.unknown_part(volume, part) != Some(part) {
-            // Somebody took it back meanwhile, and perhaps it lies elsewhere now.
+            // Another task took it back meanwhile, and it may lie elsewhere now.
             return Ok(());
         }
         self.revoke(&held, self.base.limits.revoke).await?;
-        // That its extents are dirty must be durable before the list forgets them.
+        // That the extents are dirty must be durable before the table forgets them.
         self.base.commit_through().await;
         self.forget_grants(&held).await
     }
 
-    /// Revokes a listed range that the pool does not know there any more, and takes it off the list.
+    /// Revokes a listed range that the pool no longer maps there, and removes it from the table.
     pub(crate) async fn take_back(
         &self,
         volume: VolumeId,
@@ -83,12 +78,12 @@ impl Revoker {
     ) -> Result<(), ReleaseError> {
         let held = self.locks.hold(volume, range).await;
         self.revoke(&held, self.base.limits.revoke).await?;
-        // Whatever took it away must be durable before the list forgets it.
+        // The unmapping must be durable before the table forgets the range.
         self.base.commit_through().await;
         Ok(self.forget_grants(&held).await?)
     }
 
-    /// The pool has given a range up: makes that durable, and only then forgets its grants.
+    /// Commits a release by the pool, and only then forgets the range's grants.
     pub(crate) async fn given_up(
         &self,
         held: &LockGuard<'_>,
@@ -114,15 +109,15 @@ impl Revoker {
     }
 }
 
-/// Devices on which requests under revoked grants may still be in flight.
+/// Devices on which requests under revoked grants may be in flight.
 pub(crate) type Undrained = BTreeSet<DeviceIndex>;
 
 /// A tenant's deallocation, as an engine asks for it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) struct Deallocation {
-    /// Which engine asks.
+    /// The engine that asks.
     pub(crate) generation: u64,
-    /// Its number for it: every engine begins at 1.
+    /// The engine's number for it; each engine begins at 1.
     pub(crate) number: u64,
 }
 
@@ -132,7 +127,6 @@ impl From<OutOfOrder> for AskError {
     }
 }
 
-/// Takes rights on ranges back, and makes room in the grant table.
 #[derive(Debug)]
 pub(crate) struct Revoker {
     pub(super) base: Rc<Base>,
@@ -162,7 +156,8 @@ impl Revoker {
         })
     }
 
-    /// Returns once nothing uses the held range; for what changes nothing when it fails.
+    /// Like [`Revoker::revoke_for`], but a device that hangs is an error. For callers that change
+    /// nothing on failure.
     pub(crate) async fn revoke(
         &self,
         held: &LockGuard<'_>,
@@ -176,10 +171,10 @@ impl Revoker {
         }
     }
 
-    /// Takes every right on the held range; returns the devices that hang, where the extents must not
-    /// be used again for now. For a tenant's deallocation (its number) the engine refuses when that
-    /// has ended, because the tenant may have written there since; so it is asked even where nothing
-    /// is listed. The number is that engine's alone: a later one has its own, and asks by itself.
+    /// Revokes all grants on the held range. Returns the devices that hang; their extents must not
+    /// be reused for now. A deallocation is asked for even if nothing is listed: the engine refuses
+    /// one that has ended, because the tenant may have written there since. Its number is valid for
+    /// that engine only; a later one asks by itself.
     pub(crate) async fn revoke_for(
         &self,
         held: &LockGuard<'_>,
@@ -193,7 +188,7 @@ impl Revoker {
                 .unlisted(held.id, &self.base.core.borrow().grants)
                 .is_ok()
         {
-            // What is not listed is not granted.
+            // An unlisted range is not granted.
             return Ok(Undrained::new());
         }
         count(&self.base.counters.revokes);
@@ -216,7 +211,7 @@ impl Revoker {
             let answered = async {
                 revoke.ended().await?;
                 side.borrow_mut().acknowledged(held.id, generation);
-                // The words are cleared; what an engine before this one began may be in flight.
+                // The words are cleared, but an earlier engine's requests may be in flight.
                 session.devices_ready(&devices).await
             };
             match timeout_at(deadline, answered).await {
@@ -239,7 +234,7 @@ impl Revoker {
         Ok(side.borrow().may_change(held.id)?.clone())
     }
 
-    /// Time is over: gives the revoke up, and finds out which devices hang.
+    /// After the time limit: abandons the revoke, and finds out which devices hang.
     async fn give_up(
         &self,
         session: &Rc<Session>,
@@ -257,7 +252,8 @@ impl Revoker {
                 return Err(error);
             }
             side.borrow_mut().heard(held.id, session.generation);
-            // The words are cleared. Where what is in flight now ends, nothing uses the range.
+            // The words are cleared. Once the commands in flight on a device end, nothing uses the
+            // range.
             let devices = side.borrow().devices(held.id);
             let settled = devices
                 .into_iter()
@@ -283,13 +279,13 @@ impl Revoker {
         Ok(())
     }
 
-    /// Returns once the engine has heard everything that was said before.
+    /// Returns once the engine has handled every earlier message.
     async fn wait_heard(&self, session: &Session, volume: VolumeId) -> Result<(), AskError> {
-        // What it knows already: nothing happens but the answer.
+        // Sets what the engine knows already: only the answer matters.
         let volume = {
             let core = self.base.core.borrow();
             let record = core.pool.volume(volume);
-            // Of a volume that is gone nothing is granted anew: the revoke may be asked again.
+            // Nothing is granted on a deleted volume: the revoke may be repeated.
             let record = record.map_err(|error| AskError::Refused(error.message))?;
             self.base.volume_config(&core.pool, record)
         };
@@ -302,8 +298,7 @@ impl Revoker {
             .await
     }
 
-    /// Takes back every right on what lies on a device; what lies elsewhere is granted again when it
-    /// is asked for.
+    /// Revokes all grants on a device; extents elsewhere fault again.
     pub(crate) async fn cut_off(self: Rc<Self>, device: DeviceIndex) {
         let volumes: Vec<_> = {
             let core = self.base.core.borrow();

@@ -1,9 +1,7 @@
-//! Telling a new conversation what is granted.
+//! Tells the engine of a new session which grants the table lists.
 //!
-//! Purpose: an engine that begins, or that a new daemon finds, has the grants that the table lists.
-//! Design: before it serves, it is told what a FLUSH has to cover and to wait for. Afterwards everything listed is granted
-//! again unasked, where the pool maps it, in parts: a fault would be answered the same.
-//! Not here: what else it is told (`welcome`).
+//! Before it serves, it learns what each FLUSH must cover and wait for. Later it gets every grant
+//! that the pool confirms, in parts and unasked; a fault would get the same answer.
 
 use std::collections::BTreeSet;
 
@@ -15,7 +13,7 @@ use crate::link::session::Session;
 use crate::mapping::revoke::Revoker;
 
 impl Revoker {
-    /// Has a new engine know, before it serves, which devices each volume's FLUSH must cover and which
+    /// Tells a new engine, before it serves, which devices each volume's FLUSH must cover and which
     /// mappings it must wait for.
     pub(crate) fn say_what_a_flush_must_know(&self, session: &Session) {
         let (mut covered, mut uncommitted) = (BTreeSet::new(), Vec::new());
@@ -45,8 +43,8 @@ impl Revoker {
         }
     }
 
-    /// Grants everything listed again, in parts, so that faults are answered in between. Each part is
-    /// as the table is at that moment: what is taken back meanwhile is not told.
+    /// Sends every listed grant again, in parts, so that faults are answered in between. Each part
+    /// reads the table anew, so ranges revoked meanwhile are left out.
     pub(crate) async fn tell_all_grants(&self, session: &Session) {
         let mut place = None;
         loop {
@@ -74,7 +72,7 @@ impl Revoker {
         }
     }
 
-    /// Grants again, of what is listed, what the pool maps there and not elsewhere.
+    /// Grants again the parts of an entry that the pool still maps there.
     fn tell_grant(&self, session: &Session, mut listed: GrantOf) {
         if listed.commit_sequence
             <= self
@@ -102,7 +100,7 @@ impl Revoker {
         while at < listed.range.end() {
             let word = Word::from_bits(part(at, 1).word);
             let left = listed.range.end() - at;
-            // On a device that is away nothing can be done, but a FLUSH must know of it.
+            // A missing device serves nothing, but a FLUSH must know of it.
             let (is_there, count) = self.base.core.borrow().pool.volumes().maps_at(
                 listed.volume,
                 ExtentIndex(at),
@@ -110,7 +108,7 @@ impl Revoker {
                 word.extent(),
                 left,
             );
-            // Its device counts for FLUSH all the same.
+            // An empty grant still makes FLUSH cover the device.
             session.grant(part(at, if is_there { count } else { 0 }));
             at += count;
         }

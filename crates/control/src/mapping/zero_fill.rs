@@ -1,15 +1,9 @@
-//! Laundering: freed extents read as zeros again before anybody gets them.
+//! Zero-fills dirty extents through the engine's internal lane, one task per device.
 //!
-//! Purpose: turns dirty extents into clean ones, through the engine's internal lane.
-//! Design: one task for each device, so that one which hangs keeps nobody else's space dirty. A round
-//! takes dirty runs piece by piece, has them zeroed, flushes the device, tells the pool, and commits.
-//! Rounds and pieces are bounded by bytes, whatever an extent's size; a round ends at the next piece
-//! when a fault waits for space, so that it gets some soon. What fails goes back and is tried again,
-//! later each time; until that has succeeded nothing is expected of the device. A round runs only
-//! with an engine that has its fence on the device, and when nothing is left there of what an earlier
-//! daemon granted or asked for: an earlier engine's zeroing must not land on an extent that has got a
-//! new owner.
-//! Not here: how zeroing is done (the engine, by the device's quickest way).
+//! A round zeroes runs in pieces, flushes the device, tells the pool and commits. Bytes bound it,
+//! and it ends early if a fault waits for space. Failed runs are retried with growing delays. A
+//! round needs an engine that has its fence on the device, and nothing left from an earlier daemon.
+//! Otherwise an old zeroing could overwrite an extent's new owner.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
@@ -28,38 +22,36 @@ use crate::mapping::adopt::Adoption;
 use crate::signal::Signal;
 use crate::states::DeviceStates;
 
-/// Made clean in one round: this, or one extent.
+/// Zeroed in one round, unless one extent is larger.
 const ROUND_BYTES: u64 = 64 << 20;
-/// Zeroed at a time, and made clean in a round while somebody waits for space: this, or one extent.
+/// Zeroed at a time, and in a round while a fault waits, unless one extent is larger.
 const PIECE_BYTES: u64 = 4 << 20;
-/// Dirty extents are looked for this often even when nobody said that there are some.
+/// The period of searches for dirty extents without a wake-up.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
 const RETRY_AT_MOST: Duration = Duration::from_secs(30);
 
-/// Why a round has left something dirty.
+/// Why a round left dirty extents.
 enum Trouble {
-    /// As after each start of an engine; a device that has failed or hangs is reported as such.
+    /// Expected after each start of an engine. A failed or hanging device is reported elsewhere.
     NotReady,
     Failed(String),
 }
 
-/// How laundering is going.
 #[derive(Debug, Default)]
 pub(crate) struct Laundering {
-    /// How many faults wait for it.
+    /// How many faults wait.
     waiting: Cell<u64>,
-    /// Devices where it does not go on: the last round failed, or an earlier one does not end.
+    /// Devices without progress: the last round failed, or an earlier one does not end.
     stuck: RefCell<BTreeSet<DeviceIndex>>,
 }
 
-/// Has freed extents zeroed before anybody gets them.
 #[derive(Debug)]
 pub(crate) struct ZeroFill {
     pub(super) base: Rc<Base>,
     pub(super) link: Rc<Link>,
     pub(super) states: Rc<DeviceStates>,
     pub(super) adoption: Rc<Adoption>,
-    /// Raised after each round of laundering.
+    /// Raised after each round.
     pub(crate) laundered: Signal,
     pub(super) laundering: Laundering,
 }
@@ -81,8 +73,8 @@ impl ZeroFill {
         })
     }
 
-    /// Waits until something more is clean, for as long as that may be expected; false if for a whole
-    /// limit nothing became clean, and nothing is dirty where it could.
+    /// Waits until more extents are clean. False if none became clean within the limit, and none is
+    /// dirty on a device that makes progress.
     pub(crate) async fn wait_laundered(&self) -> bool {
         let waiting = &self.laundering.waiting;
         waiting.set(waiting.get() + 1);
@@ -92,7 +84,7 @@ impl ZeroFill {
         more.is_ok() || self.is_space_coming()
     }
 
-    /// Whether something is dirty on a device that launders.
+    /// Whether a device that makes progress has dirty extents.
     fn is_space_coming(&self) -> bool {
         let stuck = self.laundering.stuck.borrow();
         self.base.device_indexes().into_iter().any(|device| {
@@ -119,7 +111,8 @@ impl ZeroFill {
         }
     }
 
-    /// Waits for what an earlier daemon or engine began; while that takes long, the device is stuck.
+    /// Waits for an earlier daemon's or engine's work; the device counts as stuck if that takes
+    /// long.
     async fn stuck_without(&self, device: DeviceIndex, ended: impl Future<Output = ()>) {
         tokio::pin!(ended);
         if timeout(self.base.limits.inherited, &mut ended)
@@ -132,7 +125,7 @@ impl ZeroFill {
         }
     }
 
-    /// The one task that launders a device.
+    /// The task that zero-fills a device.
     pub(crate) async fn run_launderer(self: Rc<Self>, device: DeviceIndex) {
         let mut failures = 0u32;
         loop {
@@ -141,7 +134,7 @@ impl ZeroFill {
             let round = self.launder_round(device).await;
             self.set_stuck(device, round.is_err());
             match round {
-                // More may be there: at once.
+                // More may be dirty: go on at once.
                 Ok(true) => failures = 0,
                 Ok(false) => {
                     failures = 0;
@@ -160,7 +153,7 @@ impl ZeroFill {
                         sleep(Duration::from_millis(200 << failures.min(8)).min(RETRY_AT_MOST));
                     tokio::select! {
                         () = pause => {}
-                        // It may be ready by now.
+                        // The device may be ready by now.
                         () = self.base.devices_changed.next() => {}
                     }
                     failures += 1;
@@ -169,10 +162,10 @@ impl ZeroFill {
         }
     }
 
-    /// True when something became clean.
+    /// True if extents became clean.
     async fn launder_round(self: &Rc<Self>, device: DeviceIndex) -> Result<bool, Trouble> {
         let session = self.link.wait_session().await;
-        // An earlier conversation's zeroing may be of these very extents.
+        // An earlier session's job may be zeroing these very extents.
         let finished = session.inherited_jobs_finished(device);
         self.stuck_without(device, finished).await;
         if session.is_over() {
@@ -203,7 +196,8 @@ impl ZeroFill {
                 tracing::error!(%error, "a laundered run");
             }
         }
-        // Reserved from here on; granted once that is durable, and this with it.
+        // Faults may reserve the clean extents from here on, and are answered once this commit is
+        // durable.
         self.laundered.raise();
         self.base
             .commit()
@@ -212,7 +206,7 @@ impl ZeroFill {
         trouble.map_or(Ok(true), Err)
     }
 
-    /// A round's zeroing: what it zeroed, and why it left something dirty.
+    /// Returns what a round zeroed, and why it left dirty extents.
     async fn zero_some(
         self: &Rc<Self>,
         device: DeviceIndex,
@@ -265,8 +259,8 @@ impl ZeroFill {
         }
     }
 
-    /// A device hangs: nobody gets the run, and nobody zeroes it a second time, before the zeroing
-    /// that is under way has ended (or its engine has, and then its successor has the fence).
+    /// The device hangs: nothing uses or zeroes the run until the job has ended, or its engine has
+    /// and the successor has the fence.
     fn set_aside(self: &Rc<Self>, run: DeviceRun, mut job: PendingAnswer) {
         let owner = self.clone();
         self.base.spawn(async move {
