@@ -1,10 +1,8 @@
-//! Exports, as the API changes them.
+//! Creates, changes and deletes exports for the API: in the catalog first, then in the engine.
 //!
-//! Purpose: show a volume to hosts, change who may connect, stop showing it.
-//! Design: the catalog first, then the engine; an export that the engine refuses is taken out of the
-//! catalog again. Hosts that may no longer connect are disconnected by the engine, and nobody is answered
-//! before that has happened; what they have at devices may take as long as the devices do.
-//! Not here: host NQNs' syntax (checked before), connecting (the engine).
+//! An export that the engine refuses is removed from the catalog again. A request that removes
+//! hosts is answered after the engine has disconnected them; their commands at devices may take
+//! longer.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -35,10 +33,12 @@ use crate::model::{Export, ExportCreate, ExportFrontend, ExportUpdate};
 use crate::qos::budgets::Budgets;
 use crate::qos::placement::ReactorPlacement;
 
-/// How long a new export waits for an engine that begins or is taken over. Without one, the next is told of it.
+/// How long a new export waits for an engine that starts or is taken over. The next engine is told
+/// of it anyway.
 const ENGINE_WAIT: Duration = Duration::from_secs(2);
 
-/// Each host to be removed must be listed: a wrong name would leave the right one connected.
+/// Refuses to remove hosts that are not listed: a mistyped name would leave the right host
+/// connected.
 fn refuse_unlisted(export: &ExportRecord, name: &str, remove: &[String]) -> Result<(), ApiError> {
     let unlisted: Vec<&str> = (remove.iter().map(String::as_str))
         .filter(|host| !export.hosts.iter().any(|listed| listed == host))
@@ -53,7 +53,6 @@ fn refuse_unlisted(export: &ExportRecord, name: &str, remove: &[String]) -> Resu
     .hint(format!("`forebay export show {name}` lists its hosts")))
 }
 
-/// Exports: who may connect to which volume.
 #[derive(Debug)]
 pub(crate) struct Exports {
     pub(super) base: Rc<Base>,
@@ -65,7 +64,7 @@ pub(crate) struct Exports {
     pub(crate) placement: Rc<ReactorPlacement>,
     pub(super) transfers: Rc<Announced>,
     pub(super) quarantine: Rc<Quarantine>,
-    /// What NQNs of new exports say of this node, if it is configured.
+    /// The node's name in NQNs of new exports, if configured.
     pub(crate) node_name: RefCell<Option<String>>,
 }
 
@@ -93,7 +92,6 @@ impl Exports {
         })
     }
 
-    /// Exports a volume.
     pub(crate) async fn export_create(
         self: &Rc<Self>,
         body: ExportCreate,
@@ -136,13 +134,12 @@ impl Exports {
         };
         self.tell_export(EventKind::ExportCreated, name, text);
         let mut shown = self.export_show(&tenant, &named)?;
-        // It may be served elsewhere than it was to be.
+        // Another reactor than the planned one may serve it.
         let _ = self.budgets.push_budgets().await;
         shown.warnings = self.placement.say_lacking(&lacking);
         Ok(shown)
     }
 
-    /// What the pool is asked to make.
     fn new_export(&self, body: ExportCreate) -> NewExport {
         let frontend = match body.frontend {
             ExportFrontend::NvmeTcp => Frontend::NvmeTcp,
@@ -174,10 +171,11 @@ impl Exports {
         }
     }
 
-    /// Has an export that was made be served; if that can't be, it is taken back.
+    /// Has the engine serve a new export; on failure takes the export back.
     async fn begin_export(self: &Rc<Self>, export: ExportId) -> Result<(), ApiError> {
         self.base.commit_for_api().await?;
-        // An engine that is just being taken over, or begins, has hosts at its port: they are to find this export as well.
+        // Waits for an engine that starts or is taken over: hosts are at its port and must find
+        // this export too.
         let _ = timeout(ENGINE_WAIT, self.link.wait_session()).await;
         let known = self.budgets.push_budgets().await;
         known.map_err(|error| engine_error(&error))?;
@@ -186,7 +184,7 @@ impl Exports {
                 Ok(()) => return Ok(()),
                 Err(error) => error,
             },
-            // It is taken back below. An engine that still ends another export may have no place for this one.
+            // Taken back below. The engine may have no lane left until another export has ended.
             Err(error @ AskError::Refused(_)) => {
                 ApiError::unavailable(error.to_string()).hint("nothing was changed; try again")
             }
@@ -204,7 +202,7 @@ impl Exports {
         };
         let _ = self.link.push_settled("removing an export", message).await;
         let _ = self.budgets.push_budgets().await;
-        // One that could not be made may be another's.
+        // If the socket could not be made, the path may be another's.
         if let Some(path) = path
             && self.vms.has_machine_listener(export)
         {
@@ -221,8 +219,8 @@ impl Exports {
         self.base.tell(kind, text, news);
     }
 
-    /// Has the engine serve an export as it is now. Gives back how many commands of hosts that are shut
-    /// out by that are still at devices.
+    /// Has the engine serve an export as it is now. Returns how many commands of hosts that this
+    /// shuts out are still at devices.
     pub(crate) async fn push_export(&self, id: ExportId) -> Result<u32, AskError> {
         if self.quarantine.has(id) {
             return Ok(0);
@@ -248,7 +246,7 @@ impl Exports {
     }
 
     pub(crate) fn export_id(&self, tenant: &str, volume: &str) -> Result<ExportId, ApiError> {
-        // Several exports of a volume are told apart by their numbers.
+        // Numbers distinguish several exports of a volume.
         let (name, number) = match volume.split_once('@') {
             Some((name, number)) => (name, Some(number)),
             None => (volume, None),
@@ -285,7 +283,6 @@ impl Exports {
             .map_err(api_error)
     }
 
-    /// Changes who may connect.
     pub(crate) async fn export_update(
         &self,
         tenant: String,
@@ -367,8 +364,8 @@ impl Exports {
         Ok(shown)
     }
 
-    /// Ends an export. Refused while hosts or a machine are connected, unless they are to be disconnected. Gives back how
-    /// many commands of theirs are still at devices.
+    /// Deletes an export. Unless `disconnect_hosts` is set, refuses while hosts or a VM are
+    /// connected. Returns how many of their commands are still at devices.
     pub(crate) async fn export_delete(
         self: &Rc<Self>,
         tenant: String,
@@ -417,7 +414,8 @@ impl Exports {
         if let Some(path) = socket {
             self.vms.remove_machine_listener(id, &path).await;
         }
-        // A tenant that has no exports any more takes no place, however that went; what goes wrong is logged.
+        // Frees the tenant's placement if this was its last export, whatever happened before.
+        // Errors are logged.
         let _ = self.budgets.push_budgets().await;
         let at_devices = pushed.map_err(|error| engine_error(&error))?;
         let name = format!("{tenant}/{volume}");
@@ -429,7 +427,6 @@ impl Exports {
         Ok(at_devices.into())
     }
 
-    /// Refuses one more export than an engine serves.
     pub(crate) fn refuse_too_many_exports(&self) -> Result<(), ApiError> {
         if self.base.core.borrow().pool.exports().iter().count() < MAX_LANES {
             return Ok(());
@@ -441,7 +438,6 @@ impl Exports {
     }
 }
 
-/// An export as the engine is told of it.
 pub(crate) fn export_config(record: &ExportRecord, volume: &VolumeRecord) -> ExportConfig {
     ExportConfig {
         export: EngineExportId(record.id.0),

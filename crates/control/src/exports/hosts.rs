@@ -1,13 +1,9 @@
-//! Hosts that come and go, as events.
+//! Events of hosts that connect, leave or are refused.
 //!
-//! Purpose: an operator sees who connects, who leaves, and who is not let in.
-//! Design: the engine's state region says who is connected to what; it is looked at with the owner's slow
-//! beat, and what is other than at the last look is told: a few hosts by name, the rest of a storm as one
-//! event with a count. A connection that comes and goes between two looks is not seen. A dead engine's
-//! hosts count as connected until its successor's records, or their lack, say otherwise. Whom a new daemon finds connected
-//! to an engine that served before it has not come now: nothing is told. Hosts that are
-//! refused are told of by the engine, at most once a second.
-//! Not here: who may connect (the engine).
+//! The engine's state region lists who is connected; the owner's slow beat compares it with the
+//! last look. A connection that begins and ends between two looks is missed. A dead engine's hosts
+//! count as connected until its successor's records say otherwise. Hosts that a new daemon finds
+//! connected cause no events.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeSet, VecDeque};
@@ -24,23 +20,22 @@ use crate::link::{Link, connected_hosts};
 use crate::model::MachineClient;
 use crate::model::events::EventKind;
 
-/// Hosts that one look tells by name, of each export's that came and that left.
+/// Hosts that a look reports by name, per export and direction; more become one event with a count.
 const NAMED_MAX: usize = 8;
-/// So many exports that have ended are remembered by name.
+/// Names kept of ended exports.
 const ENDED_MAX: usize = 1024;
-/// The longest name of a host or a subsystem that is told (Base 2.0, 4.5: 223 bytes).
+/// The longest reported name of a host or subsystem (Base 2.0, 4.5: 223 bytes).
 const NAME_MAX_BYTES: usize = 223;
 
-/// See the module's text.
 #[derive(Debug)]
 pub(crate) struct Hosts {
     pub(super) base: Rc<Base>,
     pub(super) link: Rc<Link>,
-    /// Who was connected at the last look: the export, and the host's name.
+    /// The exports and hosts connected at the last look.
     known: RefCell<BTreeSet<(ExportId, String)>>,
-    /// Exports that have ended, and how they were named: the last of their hosts are told of afterwards.
+    /// Names of ended exports, for the events of their last hosts.
     ended: RefCell<VecDeque<(ExportId, String)>>,
-    /// An engine was found that served before: the next look is the first at its hosts.
+    /// The engine served before this daemon: the next look is the first.
     pub(crate) found: Cell<bool>,
 }
 
@@ -55,12 +50,11 @@ impl Hosts {
         })
     }
 
-    /// Who was connected at the last look.
     pub(crate) fn last_look(&self) -> Vec<(ExportId, String)> {
         self.known.borrow().iter().cloned().collect()
     }
 
-    /// An export of this name is about to end.
+    /// Keeps the name of an export that is about to end.
     pub(crate) fn remember(&self, export: ExportId, name: String) {
         let mut ended = self.ended.borrow_mut();
         if ended.len() >= ENDED_MAX {
@@ -69,7 +63,6 @@ impl Hosts {
         ended.push_back((export, name));
     }
 
-    /// How an export was named that has ended, if that is known.
     pub(crate) fn ended_name(&self, export: ExportId) -> Option<String> {
         let ended = self.ended.borrow();
         let one = ended.iter().rev().find(|(id, _)| *id == export);
@@ -77,7 +70,6 @@ impl Hosts {
     }
 }
 
-/// What a look tells: up to [`NAMED_MAX`] one by one, or all in one with a count.
 fn told(export: &str, hosts: &[&str], did: &str) -> Vec<(String, Option<String>, u64)> {
     if hosts.len() <= NAMED_MAX {
         let one = |host: &&str| {
@@ -90,7 +82,7 @@ fn told(export: &str, hosts: &[&str], did: &str) -> Vec<(String, Option<String>,
     vec![(text, None, hosts.len() as u64)]
 }
 
-/// What came from outside, for a sentence: bounded, and nothing that moves a cursor.
+/// Bounds a text from outside and removes control characters, for use in a sentence.
 fn clean(text: &str) -> String {
     let mut clean: String = text.chars().filter(|c| !c.is_control()).collect();
     clean.truncate(clean.floor_char_boundary(NAME_MAX_BYTES));
@@ -98,7 +90,6 @@ fn clean(text: &str) -> String {
 }
 
 impl Hosts {
-    /// Looks at who is connected.
     pub(crate) fn look_at_hosts(&self) {
         let session = self.link.session();
         let acting = session.filter(|session| self.link.acting.get() == session.generation);
@@ -107,7 +98,7 @@ impl Hosts {
         };
         let found = self.found.take();
         let mut known = self.known.borrow_mut();
-        // The records of hosts are many: they are looked at where there is somebody, or was.
+        // Host records are many: read only if a lane has connections or had them at the last look.
         let lanes = session.region.lanes().iter();
         let nobody = || {
             let exports = self.base.core.borrow().pool.exports().iter().count();
@@ -170,7 +161,6 @@ impl Hosts {
         all
     }
 
-    /// The engine did not let a host in.
     pub(crate) fn host_refused(
         &self,
         session: &Session,
@@ -208,7 +198,7 @@ impl Hosts {
             .tell(EventKind::HostRefused, session.generation, text, news);
     }
 
-    /// Tenant and volume, of one that has ended too; or its number, if that is all that is known.
+    /// Tenant and volume, also of an ended export; its number if nothing else is known.
     pub(crate) fn export_name(&self, export: ExportId) -> String {
         let core = self.base.core.borrow();
         let name = || {
@@ -223,7 +213,7 @@ impl Hosts {
             .unwrap_or_else(|| export.to_string())
     }
 
-    /// The client of a machine's export, as the engine says.
+    /// The client of a VM's export, according to the engine.
     pub(crate) fn machine_of(&self, export: ExportId) -> Option<MachineClient> {
         let session = self.link.session()?;
         let mut lanes = session.region.lanes().iter();

@@ -1,9 +1,7 @@
-//! Who would be cut off: hosts that are connected, machines whose clients are.
+//! Refuses changes that would disconnect hosts or VMs, unless the request says so.
 //!
-//! Purpose: nobody loses a disk in the middle of its work unless whoever takes it away has said so.
-//! Design: as the engine's records say. Those that are just leaving are waited for. While an engine is replaced, the hosts of
-//! the last look count.
-//! Not here: disconnecting (the engine).
+//! Uses the engine's records, or the last look while an engine is replaced. Clients that are just
+//! leaving get a moment.
 
 use std::time::Duration;
 
@@ -16,14 +14,14 @@ use crate::exports::hosts::Hosts;
 use crate::link::connected_hosts;
 use crate::model::error::ApiError;
 
-/// How long it is waited for those that are just leaving, and for an engine that begins.
+/// How long to wait for clients that are leaving, or for an engine that starts.
 const LEAVE_LIMIT: Duration = Duration::from_secs(2);
-/// Of so many a refusal gives the names.
+/// A refusal names this many at most.
 const NAMED_MAX: usize = 8;
 
 impl Hosts {
-    /// Refuses what would cut off a host (its NQN) or a machine (`None`), unless they leave within 2 s. `what`: what is in
-    /// use.
+    /// Refuses if a host (its NQN) or a VM (`None`) that would be disconnected stays for 2 s.
+    /// `what`: the object in use.
     pub(crate) async fn refuse_cutting_off(
         &self,
         what: &str,
@@ -37,7 +35,7 @@ impl Hosts {
         })
     }
 
-    /// Refuses while a host or a machine for which `is_used` holds stays connected for 2 s.
+    /// Refuses if a host or VM for which `is_used` holds stays connected for 2 s.
     pub(crate) async fn refuse_in_use(
         &self,
         what: &str,
@@ -59,7 +57,7 @@ impl Hosts {
         }
     }
 
-    /// The same at once.
+    /// Like [`Hosts::refuse_in_use`], without waiting.
     pub(crate) fn refuse_in_use_now(
         &self,
         what: &str,
@@ -71,14 +69,13 @@ impl Hosts {
         }
     }
 
-    /// Whether a host is connected to an export of a volume.
     pub(crate) fn is_connected(&self, id: VolumeId, host: &str) -> bool {
         let is_it =
             |export: &ExportRecord, user: Option<&str>| export.volume == id && user == Some(host);
         !self.users(&is_it).is_empty()
     }
 
-    /// Who uses a volume beside one host, in words.
+    /// Names the users of a volume, except host `but`.
     pub(crate) fn names_of_users(&self, id: VolumeId, but: &str) -> Vec<String> {
         self.users(&|export: &ExportRecord, user: Option<&str>| {
             export.volume == id && user != Some(but)

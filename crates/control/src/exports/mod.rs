@@ -1,8 +1,5 @@
-//! Volumes, and how hosts and virtual machines get to them.
-//!
-//! Purpose: what the API changes of volumes, exports, ports, sockets and transfers, and who is connected to what.
-//! Design: the catalog first, then the engine.
-//! Not here: where bytes lie (`mapping`), who may use how much (`qos`).
+//! Volumes, exports, ports, sockets and transfers, as the API changes them; and who is connected.
+//! Changes go to the catalog first, then to the engine.
 
 pub(crate) mod export;
 pub(crate) mod hosts;

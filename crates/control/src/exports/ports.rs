@@ -1,11 +1,10 @@
-//! Ports: where hosts connect, and how they should use the paths through them (NVMe's ANA).
+//! Ports and the ANA states of the paths through them, so that an operator can drain a path before
+//! maintenance.
 //!
-//! Purpose: an operator drains a path before maintenance, without a host's application noticing.
-//! Design: a port is a listener. Its state and the count of its changes are in the catalog: the count may
-//! never fall, or a host would take news for old. So a change is committed first, and until then the
-//! engine is told of what was before. A port's number stays its own. Ports are said before anything of a
-//! dead engine's is taken over, and listeners only after that.
-//! Not here: sockets (`daemon`), which state hosts are told (the engine).
+//! A port is a listener with a fixed number. The catalog has its ANA state and change count. The
+//! count must never fall, or a host would take news for old: so the engine gets the old state until
+//! a change is durable. A new engine learns the ports before it takes over, and gets the listeners
+//! after.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet, HashSet};
@@ -38,7 +37,7 @@ fn show(port: &PortConfig) -> Port {
     }
 }
 
-/// Ports while there is no pool to remember anything of them.
+/// Ports while there is no pool.
 pub(crate) fn unserved_ports<'a>(addresses: impl Iterator<Item = &'a String>) -> Vec<Port> {
     let numbered = addresses.zip(1u16..);
     let port = |(address, id): (&String, u16)| Port {
@@ -50,15 +49,14 @@ pub(crate) fn unserved_ports<'a>(addresses: impl Iterator<Item = &'a String>) ->
     numbered.map(port).collect()
 }
 
-/// NVMe/TCP listeners, and how hosts should use them.
 #[derive(Debug)]
 pub(crate) struct Ports {
     pub(super) base: Rc<Base>,
     pub(super) link: Rc<Link>,
     pub(super) states: Rc<DeviceStates>,
-    /// By address: the daemon's own descriptors of them.
+    /// The daemon's own descriptors, by address.
     pub(crate) listeners: RefCell<BTreeMap<String, OwnedFd>>,
-    /// Ports that change: as they durably are until this batch is durable.
+    /// The durable state of ports with a change that is not yet durable, and the change's batch.
     pub(super) changing_ports: RefCell<BTreeMap<String, (PortConfig, BatchId)>>,
 }
 
@@ -73,7 +71,7 @@ impl Ports {
         })
     }
 
-    /// These are the listeners: each gets a number.
+    /// Gives each listener a port number.
     pub(crate) fn note_ports(&self) {
         let addresses: BTreeSet<String> = self.listeners.borrow().keys().cloned().collect();
         match self.base.core.borrow_mut().pool.set_ports(&addresses) {
@@ -83,7 +81,7 @@ impl Ports {
         }
     }
 
-    /// These are listeners, too, from now on.
+    /// Adds listeners.
     pub(crate) async fn listen_also(self: &Rc<Self>, new: BTreeMap<String, OwnedFd>) {
         if new.is_empty() {
             return;
@@ -91,7 +89,7 @@ impl Ports {
         let others: HashSet<String> = self.listeners.borrow().keys().cloned().collect();
         self.listeners.borrow_mut().extend(new);
         self.note_ports();
-        // One that does not act yet is told of all listeners when it does.
+        // An engine that does not act yet gets all listeners when it does.
         let acts = |session: &Rc<Session>| self.link.acting.get() == session.generation;
         let Some(session) = self.link.session().filter(acts) else {
             return;
@@ -106,7 +104,6 @@ impl Ports {
         self.states.carried_out(&session, all).await;
     }
 
-    /// The ports, by address.
     fn ports(&self) -> Vec<PortConfig> {
         let core = self.base.core.borrow();
         let listeners = self.listeners.borrow();
@@ -116,7 +113,7 @@ impl Ports {
         known.collect()
     }
 
-    /// Tells a new conversation how hosts should use the ports.
+    /// Tells a new session the ANA states of the ports.
     pub(crate) fn say_ports(&self, session: &Session) -> Vec<(String, PendingAnswer)> {
         let committed = self.base.core.borrow().pool.journal().committed_id();
         let changing = self.changing_ports.borrow();
@@ -132,12 +129,11 @@ impl Ports {
         self.ports().into_iter().map(durable).map(say).collect()
     }
 
-    /// The ports.
     pub(crate) fn port_list(&self) -> Vec<Port> {
         self.ports().iter().map(show).collect()
     }
 
-    /// Changes how hosts should use a port.
+    /// Changes a port's ANA state.
     pub(crate) async fn port_update(
         self: &Rc<Self>,
         address: &str,
@@ -173,7 +169,8 @@ impl Ports {
             }
             let mut changing = self.changing_ports.borrow_mut();
             changing.retain(|_, (_, batch)| *batch > pool.journal().committed_id());
-            // Where an older change is not durable either, what is durable is what was before that.
+            // If an older change is not durable either, the state before that one is the durable
+            // one.
             let entry = changing.entry(address.to_owned());
             entry.or_insert((before, pool.journal().open_batch_id())).1 =
                 pool.journal().open_batch_id();
@@ -191,7 +188,7 @@ impl Ports {
                 None => Ok(()),
             }
         };
-        // It goes on, whoever waits.
+        // Detached: the change goes on if the caller gives up.
         let (sender, answer) = tokio::sync::oneshot::channel();
         self.base.spawn(async move {
             let _ = sender.send(told.await);
@@ -222,12 +219,11 @@ impl Ports {
             .tell(EventKind::PortChanged, generation, text, News::default());
     }
 
-    /// The addresses of the listeners.
     pub(crate) fn addresses(&self) -> Vec<String> {
         self.listeners.borrow().keys().cloned().collect()
     }
 
-    /// Those of hosts alone, but for these.
+    /// Sends the listeners for hosts, except these.
     pub(crate) fn say_hosts_listeners(
         &self,
         session: &Session,

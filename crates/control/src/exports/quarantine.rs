@@ -1,11 +1,7 @@
-//! Exports that are not served because they kill the engine.
+//! Quarantines exports whose commands kill the engine again and again.
 //!
-//! Purpose: one tenant's commands, or a device below them, must not take everybody's engine down again
-//! and again.
-//! Design: each death for which a command or connection of an export is to blame counts; too many in
-//! a short time, and the next engine is not told of the export. An operator's word lifts that, and so
-//! does a new daemon.
-//! Not here: who is to blame (`supervisor::blame`).
+//! Each death blamed on an export counts (`supervisor::blame`). After too many, the next engine is
+//! not told of it. An operator or a restart of the daemon lifts the quarantine.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -21,12 +17,11 @@ use crate::model::Export;
 use crate::model::error::ApiError;
 use crate::model::events::EventKind;
 
-/// So many deaths ...
+/// This many deaths ...
 const DEATHS: usize = 5;
-/// ... within this time are too many.
+/// ... within this time cause a quarantine.
 const WITHIN: Duration = Duration::from_secs(600);
 
-/// See the module's text.
 #[derive(Debug, Default)]
 pub(crate) struct Quarantine {
     deaths: RefCell<BTreeMap<ExportId, Vec<Instant>>>,
@@ -34,17 +29,15 @@ pub(crate) struct Quarantine {
 }
 
 impl Quarantine {
-    /// Whether an export is quarantined.
     pub(crate) fn has(&self, export: ExportId) -> bool {
         self.reasons.borrow().contains_key(&export)
     }
 
-    /// Why, if it is.
     pub(crate) fn reason(&self, export: ExportId) -> Option<String> {
         self.reasons.borrow().get(&export).cloned()
     }
 
-    /// An engine died of an export. True if that was once too often.
+    /// Counts a death; true if it causes a quarantine.
     fn blame(&self, export: ExportId, why: &str, now: Instant) -> bool {
         let mut deaths = self.deaths.borrow_mut();
         let deaths = deaths.entry(export).or_default();
@@ -61,7 +54,7 @@ impl Quarantine {
         self.reasons.borrow_mut().insert(export, reason).is_none()
     }
 
-    /// Lifts it; true if there was one.
+    /// Lifts a quarantine; true if there was one.
     pub(crate) fn lift(&self, export: ExportId) -> bool {
         self.deaths.borrow_mut().remove(&export);
         self.reasons.borrow_mut().remove(&export).is_some()
@@ -69,7 +62,7 @@ impl Quarantine {
 }
 
 impl Exports {
-    /// The engine died of what an export's hosts sent.
+    /// Counts a death of the engine against an export.
     pub(crate) fn blame_export(&self, export: ExportId, why: &str, generation: u64) {
         if !self.quarantine.blame(export, why, Instant::now()) {
             return;
@@ -89,7 +82,6 @@ impl Exports {
             .tell(EventKind::ExportQuarantined, generation, text, news);
     }
 
-    /// Serves a quarantined export again.
     pub(crate) async fn export_resume(
         self: &std::rc::Rc<Self>,
         tenant: String,
@@ -118,7 +110,6 @@ impl Exports {
         self.export_show(&tenant, &volume)
     }
 
-    /// A sentence for each quarantined export.
     pub(crate) fn quarantine_warnings(&self) -> Vec<String> {
         let reasons = self.quarantine.reasons.borrow();
         let warning = |(export, reason): (&ExportId, &String)| {

@@ -1,13 +1,10 @@
-//! What hosts reserve (NVMe reservations): decided here, enforced by the engine.
+//! Hosts' NVMe registrations and reservations: decided here, enforced by the engine.
 //!
-//! Purpose: a host's registration or reservation holds whatever dies, and no command counts twice.
-//! Design: the catalog has the truth. A command is applied in memory, committed, and only then answered.
-//! The engine asks again for a command whose answer it did not get, with the same token; the catalog
-//! remembers which commands changed something, and such a one is answered as before, once what it
-//! changed is durable. A refused command is not remembered: nobody was told of that answer either. With
-//! each answer goes the state as it is then, so that of two answers the later one always says more. An
-//! engine is told of every volume's state before the volume's export.
-//! Not here: the rules (`forebay_nvme::reservation`), waiting for a loser's commands (the engine).
+//! A command is applied in memory, committed, and then answered. The engine repeats a command that
+//! got no answer, with its token; the catalog remembers the tokens of commands that changed
+//! something, so none counts twice. Each answer carries the state at that time, so a later answer
+//! is never older. An engine learns a volume's state before its export. The rules are in
+//! `forebay_nvme::reservation`.
 
 use std::rc::Rc;
 
@@ -24,7 +21,6 @@ use crate::exports::hosts::Hosts;
 use crate::link::session::{PendingAnswer, Session};
 use crate::model::events::EventKind;
 
-/// Hosts' reservations of volumes.
 #[derive(Debug)]
 pub(crate) struct Registrations {
     pub(super) base: Rc<Base>,
@@ -39,14 +35,14 @@ impl Registrations {
         })
     }
 
-    /// A host changes a volume's reservations.
     pub(crate) fn on_reserve(self: &Rc<Self>, session: &Rc<Session>, ask: ReserveAsk) {
         let applied = self.reserve(&ask);
         let (owner, session) = (self.clone(), session.clone());
         self.base.spawn(async move {
             if applied.is_ok() {
-                // However long that takes: the host is told nothing before, or that it may try again.
-                // Also when this command changed nothing: what it found may not be durable yet.
+                // However long that takes; meanwhile the host gets no answer, or may retry. A
+                // command without effect waits too, because the state that it found may not be
+                // durable.
                 kill_point!("reserve.applied");
                 owner.base.commit_through().await;
                 kill_point!("reserve.durable");
@@ -61,7 +57,7 @@ impl Registrations {
         });
     }
 
-    /// Applies a command in memory. True if it has changed something, now or before.
+    /// Applies a command in memory. True if it changes the state, now or in an earlier attempt.
     pub(crate) fn reserve(&self, ask: &ReserveAsk) -> Result<bool, Status> {
         let command = ReservationCommand::new(ask.action, ask.keys)?;
         let before = {
@@ -91,7 +87,7 @@ impl Registrations {
         Ok(true)
     }
 
-    /// An event for each command that takes away what other hosts had.
+    /// Emits an event if a command takes other hosts' reservation or registrations.
     fn tell_preempted(
         &self,
         ask: &ReserveAsk,
@@ -142,14 +138,13 @@ impl Registrations {
             .tell(EventKind::ReservationPreempted, generation, text, news);
     }
 
-    /// What hosts have reserved of a volume now.
     fn reservations(&self, volume: VolumeId) -> Reservations {
         let core = self.base.core.borrow();
         let known = core.pool.hosts().reservations_of(volume);
         known.map_or_else(Reservations::default, |known| known.state.clone())
     }
 
-    /// Tells a new conversation what hosts have reserved of each volume.
+    /// Tells a new session each volume's reservations.
     pub(crate) fn say_reservations(&self, session: &Session) -> Vec<(String, PendingAnswer)> {
         let core = self.base.core.borrow();
         let all = core.pool.hosts().all_reservations();

@@ -1,8 +1,4 @@
-//! Exports, as the API shows them.
-//!
-//! Purpose: records of the pool, with who is connected, into answers.
-//! Design: reads only. Who is connected stands in the engine's state region.
-//! Not here: counters (`statistics`).
+//! Converts export records, with the connected hosts, into API answers. Reads only.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -73,7 +69,6 @@ impl Exports {
         (self.link.session()).map_or_else(BTreeMap::new, |session| connected_hosts(&session.region))
     }
 
-    /// All exports.
     pub(crate) fn export_list(&self) -> Vec<Export> {
         let core = self.base.core.borrow();
         let mut connected = self.all_connected();
@@ -88,7 +83,6 @@ impl Exports {
         exports
     }
 
-    /// One export.
     pub(crate) fn export_show(&self, tenant: &str, volume: &str) -> Result<Export, ApiError> {
         let id = self.export_id(tenant, volume)?;
         let core = self.base.core.borrow();

@@ -1,13 +1,10 @@
-//! Images that go into volumes and come out of them.
+//! Transfers of images into and out of volumes.
 //!
-//! Purpose: no image is mixed with another, with what a volume holds, or with what a host writes meanwhile; and no access
-//! outlives its transfer.
-//! Design: a program that moves an image announces this and renews it every few seconds. The daemon lets its host in:
-//! through the volume's export over NVMe/TCP, or through one of its own. It takes that back when the transfer ends, is not
-//! renewed, or its host is gone. A transfer's host is known by its name, so that a later daemon finds it in the catalog.
-//! The list is in memory: after a restart of the daemon the next renewal brings a transfer back, and until then its
-//! connected host keeps an import away.
-//! Not here: moving bytes (the program).
+//! A program announces its transfer and renews it every few seconds. The daemon gives the program's
+//! host access through the volume's NVMe/TCP export, or through an internal one. Access ends with
+//! the transfer, without renewals, or when the host is gone. A reserved host name marks a transfer,
+//! so a later daemon finds it in the catalog. Until the next renewal, its connected host prevents
+//! an import.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -32,28 +29,27 @@ use crate::model::{
 };
 use crate::signal::Signal;
 
-/// How long an announcement holds without being renewed.
+/// How long an announcement holds without renewal.
 const HOLDS: Duration = Duration::from_secs(30);
-/// A host that is not connected for so long moves no image any more.
+/// A transfer ends when its host has not been connected for this long.
 const GONE: Duration = Duration::from_secs(10);
-/// The same where another request waits for its end.
+/// Likewise, when another request waits for its end.
 const GONE_IN_THE_WAY: Duration = Duration::from_secs(3);
 const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// How long another request waits for a host that may be just leaving, and between two looks.
+/// How long another request waits for a host that may be leaving, and the period of its checks.
 const LEAVES: Duration = Duration::from_millis(500);
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
 
 #[derive(Debug)]
 struct OpenTransfer {
     host: String,
-    /// Unknown of one that an earlier daemon let in, until it is renewed.
+    /// Unknown if an earlier daemon let the host in, until a renewal.
     kind: Option<TransferKind>,
     ends: Instant,
-    /// When its host was last connected, or when it was let in.
+    /// When its host was last connected, or was let in.
     seen: Instant,
 }
 
-/// The transfers that are under way.
 #[derive(Debug)]
 pub(crate) struct Announced {
     of: RefCell<BTreeMap<VolumeId, Vec<OpenTransfer>>>,
@@ -70,7 +66,7 @@ impl Default for Announced {
 }
 
 impl Announced {
-    /// The first that `excludes`, of those that are not `host`'s.
+    /// The first transfer of another host than `host` that `excludes`.
     fn other(
         &self,
         volume: VolumeId,
@@ -86,7 +82,7 @@ impl Announced {
             .find(|kind| excludes(*kind))
     }
 
-    /// While an image goes into a volume, only the host that moves it may be given access.
+    /// During an import, only its own host may be given access.
     pub(crate) fn refuse_while_importing(
         &self,
         id: VolumeId,
@@ -137,7 +133,7 @@ impl Announced {
         Some(removed)
     }
 
-    /// Takes out those that have run out, or whose host has not been connected for `gone`.
+    /// Removes transfers that have expired, or whose host has not been connected for `gone`.
     fn take_ended(
         &self,
         gone: Duration,
@@ -162,12 +158,11 @@ impl Announced {
     }
 }
 
-/// Whether a host moves images.
 pub(crate) fn is_transfer_host(host: &str) -> bool {
     host.starts_with(TRANSFER_HOST_PREFIX)
 }
 
-/// Whether an export is there for a transfer only.
+/// Whether an export exists for a transfer only.
 pub(crate) fn is_internal(export: &ExportRecord) -> bool {
     !export.any_host
         && !export.hosts.is_empty()
@@ -189,7 +184,6 @@ fn moved(what: String) -> ApiError {
     ))
 }
 
-/// Lets the hosts in that move images, and shuts them out.
 #[derive(Debug)]
 pub(crate) struct Transfers {
     pub(super) base: Rc<Base>,
@@ -215,8 +209,8 @@ impl Transfers {
         })
     }
 
-    /// Announces that an image goes into a volume or comes out of it, or that this goes on. Gives back how its host gets
-    /// there, and the volume as it was before.
+    /// Announces or renews a transfer. Returns how its host connects, and the volume as it was
+    /// before.
     pub(crate) async fn transfer_put(
         self: &Rc<Self>,
         tenant: String,
@@ -234,7 +228,7 @@ impl Transfers {
                 "the host of a transfer is named {TRANSFER_HOST_PREFIX}NAME"
             )));
         }
-        // One that goes on changes nothing.
+        // A renewal changes nothing.
         let turn = match renew {
             true => None,
             false => {
@@ -250,11 +244,11 @@ impl Transfers {
         if let Some(other) = self.transfers.other(id, &host, excludes) {
             return Err(under_way(other, &name));
         }
-        // Before the first wait, so that of two at once one wins.
+        // Before the first await, so that one of two concurrent imports wins.
         self.transfers.put(id, &host, Some(kind));
         let allowed = match (is_import, renew) {
             (true, false) => self.may_import(id, &name, overwrite).await,
-            // A host that was let in before may have connected since.
+            // Another host that had access before may have connected since.
             (true, true) => self
                 .hosts
                 .refuse_in_use_now(&format!("volume {name}"), |export, user| {
@@ -277,7 +271,7 @@ impl Transfers {
             (Err(error), _) => Err(error),
         };
         if !renew && opened.is_ok() {
-            // Letting it in may have taken long; from now on it has to connect.
+            // The time limit to connect begins now, because giving access may have taken long.
             self.transfers.remove(id, &host);
             self.transfers.put(id, &host, Some(kind));
         }
@@ -353,8 +347,8 @@ impl Transfers {
         self.exports.export_create_in_turn(body).await
     }
 
-    /// An export that lists no host stays as it is. With a transfer's host alone it would look like a transfer's own export, and
-    /// be deleted at the end.
+    /// Refuses an export that lists no host: with only a transfer's host it would look internal,
+    /// and be deleted at the end.
     fn refuse_without_hosts(&self, export: ExportId, name: &str) -> Result<(), ApiError> {
         let core = self.base.core.borrow();
         let export = core.pool.exports().get(export).map_err(api_error)?;
@@ -368,7 +362,6 @@ impl Transfers {
         )
     }
 
-    /// A transfer has ended.
     pub(crate) async fn transfer_end(
         self: &Rc<Self>,
         tenant: &str,
@@ -383,7 +376,6 @@ impl Transfers {
         Ok(())
     }
 
-    /// Takes back a transfer's access.
     async fn shut_out(self: &Rc<Self>, id: VolumeId, host: &str) {
         let name = {
             let core = self.base.core.borrow();
@@ -423,7 +415,8 @@ impl Transfers {
         }
     }
 
-    /// Ends transfers whose program is gone. Waits for those of this volume, unless their hosts are connected.
+    /// Ends transfers whose program is gone. Waits for those of this volume, unless their hosts are
+    /// connected.
     pub(crate) async fn end_dead_transfers(self: &Rc<Self>, id: VolumeId) {
         let begun = Instant::now();
         loop {
@@ -442,7 +435,7 @@ impl Transfers {
         }
     }
 
-    /// Why a volume is not deleted that is exported for a transfer alone.
+    /// Refuses to delete a volume that is exported only for a transfer.
     pub(crate) fn refuse_transferred(&self, id: VolumeId, name: &str) -> Result<(), ApiError> {
         let core = self.base.core.borrow();
         let mut exports = core.pool.exports().of_volume(id).peekable();
@@ -452,7 +445,7 @@ impl Transfers {
         let kind = self.transfers.other(id, "", |_| true);
         Err(match kind {
             Some(kind) => under_way(kind, name),
-            // An earlier daemon has let it in.
+            // An earlier daemon let it in.
             None => moved(format!("an image is moved into {name} or out of it")),
         })
     }
@@ -465,7 +458,7 @@ impl Transfers {
         }
     }
 
-    /// Ends transfers that are not renewed, or whose host is gone; those of an earlier daemon too.
+    /// Ends transfers that are not renewed or whose host is gone, including an earlier daemon's.
     pub(crate) async fn run_transfers(self: Rc<Self>) {
         let left: Vec<(VolumeId, String)> = {
             let core = self.base.core.borrow();
@@ -494,7 +487,7 @@ impl Transfers {
             .refuse_in_use(&what, |export, _| export.volume == id)
             .await
             .map_err(|error| error.hint("disconnect its hosts and machines first"))?;
-        // Until then an earlier daemon's grants may not be seen as mapped.
+        // Until then mappings from an earlier daemon's grants may be missing.
         self.base.wait_open_for_api().await?;
         self.mapping.count_preallocated_soon().await;
         let mapped_bytes = self.base.mapped_bytes(id);
@@ -512,7 +505,6 @@ impl Transfers {
     }
 }
 
-/// The name of one export of a volume.
 fn numbered(volume: &str, export: ExportId) -> String {
     format!("{volume}@{}", export.0)
 }
@@ -540,13 +532,11 @@ mod tests {
         assert_eq!(transfers.other(volume, "b", any), None);
         let ended = [(volume, "a".to_owned())];
         assert_eq!(transfers.take_ended(GONE, |_, _| true), ended);
-        // One whose host goes ends sooner.
         transfers.put(volume, "a", import);
         assert!(transfers.take_ended(GONE, |_, _| true).is_empty());
         tokio::time::advance(GONE - Duration::from_secs(1)).await;
         assert!(transfers.take_ended(GONE, |_, _| false).is_empty());
         assert_eq!(transfers.take_ended(GONE_IN_THE_WAY, |_, _| false), ended);
-        // Of one that an earlier daemon let in it is not known which way it goes.
         transfers.put(volume, "b", None);
         assert_eq!(transfers.other(volume, "a", any), None);
         assert!(transfers.remove(volume, "b").is_some());

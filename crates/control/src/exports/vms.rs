@@ -1,13 +1,8 @@
-//! Machines' sockets: where the clients of exports to virtual machines connect.
+//! Listening sockets of VM exports, which the daemon makes and holds and the engine accepts from.
 //!
-//! Purpose: each export of a machine has one listening socket, of whom the operator named, that the
-//! engine accepts from; it outlives engines, and is made anew by a daemon that finds neither.
-//! Design: the daemon makes the sockets and holds them, as with the listeners of NVMe/TCP. What lies
-//! at a socket's path is replaced only if it is a socket at which nobody listens. Paths may be on file
-//! systems that hang: each is looked at on a thread of its own, one for each export, that nobody waits
-//! for longer than [`LIMIT`]. A socket that can't be made, or is gone from its path, is a missing part: it is made again
-//! every few seconds until that works.
-//! Not here: accepting (the engine), which export has which path (the catalog).
+//! A file at the path is replaced only if it is a socket without a listener. A path may lie on a
+//! file system that hangs. So a thread per export accesses it, and callers wait at most [`LIMIT`].
+//! A missing socket is made again every few seconds.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -37,28 +32,27 @@ use crate::model::error::ApiError;
 use crate::model::events::EventKind;
 use crate::model::validate::MAX_PATH_BYTES;
 
-/// How long a socket's making may take.
+/// How long callers wait for a path.
 const LIMIT: Duration = Duration::from_secs(5);
-/// Between two looks for sockets that are missing.
+/// The period of checks for missing sockets.
 const RETRY: Duration = Duration::from_secs(5);
-/// Clients that wait to be accepted.
+/// The socket's listen backlog.
 const BACKLOG: i32 = 4;
 
-/// See the module's text.
 #[derive(Debug)]
 pub(crate) struct VmSockets {
     pub(super) base: Rc<Base>,
     pub(super) link: Rc<Link>,
     pub(super) hosts: Rc<Hosts>,
     pub(super) quarantine: Rc<Quarantine>,
-    /// Exports that are being made.
+    /// Exports that are being created.
     pub(super) making: RefCell<BTreeSet<ExportId>>,
-    /// Where sockets are that no path was given for.
+    /// The folder of default paths.
     folder: RefCell<PathBuf>,
     listeners: RefCell<BTreeMap<ExportId, OwnedFd>>,
     /// Exports whose path a thread is busy with.
     busy: RefCell<BTreeSet<ExportId>>,
-    /// Exports whose socket could not be made, with the warning about each.
+    /// Exports whose socket could not be made, with a warning for each.
     missing: RefCell<BTreeMap<ExportId, String>>,
 }
 
@@ -87,7 +81,7 @@ fn with_path(path: &Path, error: &io::Error) -> io::Error {
     io::Error::new(error.kind(), format!("{}: {error}", path.display()))
 }
 
-/// Removes a socket at which nobody listens.
+/// Removes a socket without a listener.
 fn remove_dead(path: &Path) -> io::Result<()> {
     let there = match std::fs::symlink_metadata(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
@@ -109,16 +103,15 @@ fn remove_dead(path: &Path) -> io::Result<()> {
     }
 }
 
-/// The name of a socket whose clients are told its folder alone, as SPDK's are.
+/// With this socket name, as SPDK uses it, clients get only the folder.
 const IN_FOLDER: &str = "cntrl";
 
-/// Makes a listening socket.
 fn listen(path: &Path, is_default: bool, owner: SocketOwner) -> io::Result<OwnedFd> {
     let is_in_folder = path.file_name().is_some_and(|name| name == IN_FOLDER);
     if let Some(folder) = path.parent()
         && (is_default || is_in_folder && !folder.is_dir())
     {
-        // Whoever may enter the runtime folder may come as far as the socket, which has a mode of its own.
+        // Everyone who may enter the runtime folder can reach the socket, which has its own mode.
         std::fs::DirBuilder::new()
             .recursive(is_default)
             .mode(0o711)
@@ -127,12 +120,12 @@ fn listen(path: &Path, is_default: bool, owner: SocketOwner) -> io::Result<Owned
     remove_dead(path)?;
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let fd = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-    // The file gets no more than this, and then what it is to have.
+    // The narrowest mode first; the requested one follows.
     rustix::fs::fchmod(&fd, Mode::RUSR | Mode::WUSR)?;
     rustix::net::bind(&fd, &SocketAddrUnix::new(path)?)?;
     let finish = || -> io::Result<()> {
-        // Whoever may write the folder may have put something else there: what is changed is the socket, not
-        // what its name says now.
+        // Whoever may write to the folder may have replaced the file. Change the socket itself, not
+        // the file that now has its name.
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let file = rustix::fs::open(path, flags, Mode::empty())?;
         if FileType::from_raw_mode(rustix::fs::fstat(&file)?.st_mode) != FileType::Socket {
@@ -155,13 +148,12 @@ fn listen(path: &Path, is_default: bool, owner: SocketOwner) -> io::Result<Owned
 }
 
 impl VmSockets {
-    /// Says where sockets are that no path was given for; only then those that are missing are made.
+    /// Sets the folder of default paths, and begins to make missing sockets.
     pub(crate) fn begin_machines(self: &Rc<Self>, folder: PathBuf) {
         *self.folder.borrow_mut() = folder;
         self.base.spawn(self.clone().run_machines());
     }
 
-    /// Where an export's socket is.
     pub(crate) fn socket_path(&self, export: &ExportRecord, volume: &VolumeRecord) -> PathBuf {
         if let Some(path) = &export.socket {
             return PathBuf::from(path);
@@ -175,7 +167,7 @@ impl VmSockets {
         folder.join(tenant_name(&core, volume)).join(name)
     }
 
-    /// The same of an export by its number; `None` for one that is no machine's.
+    /// `None` if it is not a VM's export.
     pub(crate) fn machine_path(&self, id: ExportId) -> Option<PathBuf> {
         let core = self.base.core.borrow();
         let export = core.pool.exports().get(id).ok()?;
@@ -184,7 +176,7 @@ impl VmSockets {
         is_machine.then(|| self.socket_path(export, volume))
     }
 
-    /// Does something with an export's path, on a thread that may hang.
+    /// Works on an export's path in a thread, which may hang.
     async fn at_path<T: Send + 'static>(
         self: &Rc<Self>,
         id: ExportId,
@@ -201,7 +193,7 @@ impl VmSockets {
             let path = path.clone();
             tokio::task::spawn_blocking(move || work(&path))
         };
-        // It outlives whoever asked.
+        // Outlives the caller.
         tokio::task::spawn_local(async move {
             let result = working.await;
             owner.busy.borrow_mut().remove(&id);
@@ -217,7 +209,7 @@ impl VmSockets {
         result.map_err(|error| with_path(&path, &error))
     }
 
-    /// Makes an export's socket if there is none, and has the engine accept from it.
+    /// Makes an export's socket if it is missing, and has the engine accept from it.
     pub(crate) async fn listen_for_machine(self: &Rc<Self>, id: ExportId) -> Result<(), ApiError> {
         let (path, is_default, owner) = {
             let (export, volume) = {
@@ -249,7 +241,7 @@ impl VmSockets {
                 ApiError::unavailable(format!("can't make the socket {error}"))
                     .hint("give another path with --vm-socket, or another owner with --owner")
             })?;
-            // It may have been deleted meanwhile, or be served no more.
+            // It may have been deleted or quarantined meanwhile.
             let is_deleted = self.base.core.borrow().pool.exports().get(id).is_err();
             if is_deleted || self.quarantine.has(id) {
                 drop(fd);
@@ -286,13 +278,13 @@ impl VmSockets {
         Some(session.request_with("a machine's socket", fd, message))
     }
 
-    /// Nobody is let in as long as an export is not served: who connects hears that at once. The dead engine is gone, so
-    /// this one was the last descriptor.
+    /// Closes the last descriptor, as the engine is dead: clients get an error at once while the
+    /// export is quarantined.
     pub(crate) fn forget_machine_listener(&self, id: ExportId) {
         self.listeners.borrow_mut().remove(&id);
     }
 
-    /// Takes the descriptor of a socket that the engine has.
+    /// Adopts a socket that the engine has.
     pub(crate) fn keep_machine_listener(&self, export: EngineExportId, fd: Option<OwnedFd>) {
         if let Some(fd) = fd {
             let mut listeners = self.listeners.borrow_mut();
@@ -300,7 +292,7 @@ impl VmSockets {
         }
     }
 
-    /// The same of all that are in what it holds.
+    /// Adopts all sockets among the descriptors that the engine holds.
     pub(crate) fn keep_machine_listeners(&self, held: &mut [(Held, Vec<OwnedFd>)]) {
         for (held, descriptors) in held {
             if let Held::MachineListener(export) = held {
@@ -309,12 +301,11 @@ impl VmSockets {
         }
     }
 
-    /// Whether it has an export's socket.
     pub(crate) fn has_machine_listener(&self, id: ExportId) -> bool {
         self.listeners.borrow().contains_key(&id)
     }
 
-    /// Tells a conversation of all sockets.
+    /// Tells a session of all sockets.
     pub(crate) fn say_machine_listeners(&self, session: &Session) -> Vec<(String, PendingAnswer)> {
         let ids: Vec<ExportId> = self.listeners.borrow().keys().copied().collect();
         let known = |id: &ExportId| self.base.core.borrow().pool.exports().get(*id).is_ok();
@@ -328,17 +319,18 @@ impl VmSockets {
         .collect()
     }
 
-    /// An export is gone: its socket too, and what is left of one that was forgotten.
+    /// Closes and removes an export's socket, and forgets its warning.
     pub(crate) async fn remove_machine_listener(self: &Rc<Self>, id: ExportId, path: &Path) {
         self.missing.borrow_mut().remove(&id);
         self.listeners.borrow_mut().remove(&id);
-        // The engine, which had it too, has closed it: nobody listens there, unless it is another's now.
+        // The engine has closed it too, so it has no listener unless another process uses the path
+        // now.
         if let Err(error) = self.at_path(id, path, remove_dead).await {
             tracing::warn!(%error, "removing a machine's socket");
         }
     }
 
-    /// Makes the sockets that are missing, for ever.
+    /// Makes missing sockets, forever.
     async fn run_machines(self: Rc<Self>) {
         loop {
             let served: Vec<ExportId> = {
@@ -388,7 +380,7 @@ impl VmSockets {
         }
     }
 
-    /// Tells of a socket that can't be made, and when it is there.
+    /// Emits events when a socket can't be made, and when it is there again.
     fn note_socket(&self, id: ExportId, made: Result<(), ApiError>) {
         let name = self.hosts.export_name(id);
         let news = match made {
@@ -412,17 +404,15 @@ impl VmSockets {
         }
     }
 
-    /// A sentence for each export to which no machine can connect.
     pub(crate) fn socket_warnings(&self) -> Vec<String> {
         self.missing.borrow().values().cloned().collect()
     }
 
-    /// Whether an export is being made right now.
     fn making_export(&self, id: ExportId) -> bool {
         self.making.borrow().contains(&id)
     }
 
-    /// A machine's client has come, or is gone.
+    /// A VM's client has connected or left.
     pub(crate) fn machine_news(&self, session: &Session, news: &FromEngine) {
         let (export, kind, did) = match news {
             FromEngine::Machine { export, .. } => (
@@ -480,7 +470,7 @@ mod tests {
         let nobody = SocketOwner::default();
         let path = folder.path().join("disk/cntrl");
         drop(listen(&path, false, nobody).unwrap());
-        // A stale one is replaced; nothing else in the folder is touched.
+        // A dead socket is replaced; other files stay.
         std::fs::write(folder.path().join("disk/other"), "precious").unwrap();
         let second = listen(&path, false, nobody).unwrap();
         assert!(listen(&path, false, nobody).is_err());
@@ -488,7 +478,6 @@ mod tests {
         remove_dead(&path).unwrap();
         let left = std::fs::read(folder.path().join("disk/other"));
         assert_eq!(left.unwrap(), b"precious");
-        // Other folders are not made, nor folders of folders.
         for path in ["none/v.sock", "none/none/cntrl"] {
             assert!(listen(&folder.path().join(path), false, nobody).is_err());
         }

@@ -1,10 +1,7 @@
-//! Tenants and volumes, as the API changes them.
+//! Creates, changes and deletes tenants and volumes for the API.
 //!
-//! Purpose: create, grow, reserve, delete.
-//! Design: the pool is changed and the change committed; then the engine is told. Growing is told
-//! after the commit, so that no host sees a size that a crash takes back. Deleting first takes every
-//! extent back from the data path.
-//! Not here: names' syntax (checked before), answers' shape (`show`).
+//! A change is committed before the engine is told, so no host sees a size that a crash takes back.
+//! A deletion first revokes all of the volume's extents.
 
 use std::rc::Rc;
 
@@ -26,7 +23,7 @@ use crate::model::{Tenant, Volume, VolumeCreate, VolumeUpdate};
 use crate::qos::budgets::Budgets;
 use crate::statistics::Statistics;
 
-/// An error of something that may have promised space to a volume of a size.
+/// Explains an error of a request that may have reserved space.
 fn reservation_error(
     pool: &Pool,
     error: PoolError,
@@ -52,7 +49,6 @@ fn reservation_error(
     ))
 }
 
-/// Makes, changes and ends tenants and volumes.
 #[derive(Debug)]
 pub(crate) struct Volumes {
     pub(super) base: Rc<Base>,
@@ -81,7 +77,6 @@ impl Volumes {
         })
     }
 
-    /// Makes a tenant.
     pub(crate) async fn tenant_create(&self, name: String) -> Result<Tenant, ApiError> {
         self.budgets.refuse_its_name(&name)?;
         self.base
@@ -96,7 +91,6 @@ impl Volumes {
         Ok(self.tenant_show(&name).unwrap_or(made))
     }
 
-    /// Ends a tenant without volumes.
     pub(crate) async fn tenant_delete(&self, name: String) -> Result<(), ApiError> {
         self.base
             .core
@@ -105,12 +99,11 @@ impl Volumes {
             .delete_tenant(&name)
             .map_err(api_error)?;
         self.base.commit_for_api().await?;
-        // What was kept for it is others' now; what goes wrong is logged.
+        // Others get its base now; errors are logged.
         let _ = self.budgets.push_budgets().await;
         Ok(())
     }
 
-    /// Makes a volume.
     pub(crate) async fn volume_create(
         self: &Rc<Self>,
         tenant: String,
@@ -140,7 +133,7 @@ impl Volumes {
         self.base.volume_show(&tenant, &body.name)
     }
 
-    /// Does something that may find no space; if so, again once what was never written is taken back.
+    /// If an attempt finds no space, takes back unwritten preallocated extents and tries again.
     async fn with_space_taken_back<T>(
         &self,
         attempt: impl Fn() -> Result<T, PoolError>,
@@ -172,7 +165,6 @@ impl Volumes {
             .map_err(|error| engine_error(&error))
     }
 
-    /// Grows a volume, or changes how much of it is reserved.
     pub(crate) async fn volume_update(
         self: &Rc<Self>,
         tenant: String,
@@ -200,8 +192,8 @@ impl Volumes {
         self.base.volume_show(&tenant, &name)
     }
 
-    /// Makes a volume durable as it is now, and tells the engine: later, if it can't be made durable yet. Nobody has a turn
-    /// before.
+    /// Commits a volume and tells the engine, later if the commit fails. Keeps the volume's turn
+    /// until then.
     async fn commit_and_push(
         self: &Rc<Self>,
         id: VolumeId,
@@ -221,7 +213,7 @@ impl Volumes {
         self.push_volume(id).await
     }
 
-    /// Grows a volume in memory: nobody is shown that before it is durable.
+    /// Grows a volume in memory; the API shows that once it is durable.
     pub(crate) fn grow(&self, id: VolumeId, size_bytes: u64) -> Result<(), PoolError> {
         let pool = &mut self.base.core.borrow_mut().pool;
         let durable_bytes = self.base.durable_size(pool, pool.volume(id)?);
@@ -253,7 +245,6 @@ impl Volumes {
         Ok(())
     }
 
-    /// Ends a volume that is not exported.
     pub(crate) async fn volume_delete(
         self: &Rc<Self>,
         tenant: String,
@@ -284,7 +275,6 @@ impl Volumes {
             .map_err(|error| engine_error(&error))
     }
 
-    /// One tenant.
     pub(crate) fn tenant_show(&self, name: &str) -> Result<Tenant, ApiError> {
         let core = self.base.core.borrow();
         let tenant = core.pool.tenants().named(name).map_err(api_error)?;
