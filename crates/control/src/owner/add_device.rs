@@ -1,12 +1,9 @@
-//! A device that joins the pool while it is served.
+//! Adds a device to a pool that is served, one at a time.
 //!
-//! Purpose: more room without a restart.
-//! Design: in this order, so that a cut between leaves either a device that is not in the pool and can
-//! be added again, or one that is: the device's label (the pool writes it), its record, durably; then
-//! the engine is told of it, and its own tasks begin; when the engine has its fence on it, it is
-//! online and allocated from. Where both copies of the catalog are on one device, one moves to it. One
-//! device at a time.
-//! Not here: opening and judging the device (`devices`).
+//! The order is: label, durable record, engine, the device's tasks; once the engine has its fence,
+//! it is online. After a crash between these steps, the device is either in the pool or can be
+//! added again. If one device has both catalog copies, one copy moves. `devices` opens and checks
+//! the device.
 
 use std::rc::Rc;
 
@@ -19,7 +16,7 @@ use crate::model::error::ApiError;
 use crate::owner::Owner;
 
 impl Owner {
-    /// Makes a device part of the pool. Who asks for it holds `adding`.
+    /// Adds a device; the caller holds `adding`.
     pub(crate) async fn device_add(
         self: Rc<Self>,
         device: NewPoolDevice,
@@ -34,7 +31,7 @@ impl Owner {
         if let Err(error) = self.labels.hold_device(&store) {
             tracing::warn!(%error, "the heartbeat of a new device");
         }
-        // From here on it is in the pool, in memory at least: it can't be taken back.
+        // From here on it is in the pool, at least in memory, and can't be taken back.
         self.base.commit_through().await;
         tracing::info!(device = %index, spec = new.spec, "a device joined the pool");
         self.base.devices.borrow_mut().push(PoolDevice {
@@ -53,7 +50,7 @@ impl Owner {
         Ok(index)
     }
 
-    /// Tells the engine of a new device; without one, the next engine is told of everything.
+    /// Tells the engine of a new device; the next engine is told of all devices.
     async fn tell_device(self: &Rc<Self>, index: DeviceIndex) {
         let (Some(session), Some(device)) = (self.link.session(), self.base.config_of(index))
         else {

@@ -1,26 +1,20 @@
-//! The owner of a pool: the one place that decides where bytes lie and who may use them.
+//! The owner of a pool decides where bytes lie and who may use them. It keeps pool, grant table and
+//! engine in agreement when a process dies.
 //!
-//! Purpose: answers the engine's faults, releases and commits, carries out what the API asks, and
-//! keeps pool, grant table and engine in agreement whichever of the processes dies.
-//!
-//! Design: one thread, and rooms, each a folder beside this one. A room owns its state and holds the few rooms below it, in
-//! this order: `base` (the pool, its catalog, tasks), `link` (the engine's conversation), `states` (how devices are), `mapping`
-//! (where bytes lie), `statistics`, `qos` (who may use how much), `exports` (who is connected to what), `health` (what people
-//! are told). [`Owner`] holds them all, and does what spans them. An operation is a local task that changes the pool in steps
-//! without a wait in them, and awaits what lies between: a catalog commit, an answer of the engine, a range or a volume that
-//! is being changed. What must never happen out of order is said where it is done:
+//! It runs on one thread. Each module beside this one owns its state and uses only modules before
+//! it: `base`, `link`, `states`, `mapping`, `statistics`, `qos`, `exports`, `health`. An operation
+//! is a local task whose changes have no await in them. It awaits commits, answers of the engine,
+//! and locks. Each module says where order matters:
 //! - `mapping::fault`: the grant table's entry, then the grant;
-//! - `mapping::revoke`, `mapping::release`: revoke and drain, then the pool's change, its commit, then the entry's
-//!   removal; what does not drain is quarantined (`states::hang`);
+//! - `mapping::revoke`, `mapping::release`: revoke and drain, the pool's change, its commit, the
+//!   entry's removal; extents that do not drain are quarantined (`states::hang`);
 //! - `mapping::flush`: a device's flush, then the commit of the mappings on it, then `Committed`;
 //! - `mapping::zero_fill`: zeroing, flush, then *clean*;
 //! - `exports::registrations`: a host's reservation, its commit, then the answer;
-//! - `mapping::adopt`: what an earlier daemon granted is taken over and committed before anything is granted.
+//! - `mapping::adopt`: adopted grants are committed before anything is granted.
 //!
-//! Each device has its own tasks for flushing, zero-fill and settling, so that one which fails or
-//! hangs delays only what lives on it.
-//!
-//! Not here: processes ([`crate::supervisor`]), the pool's rules (`forebay_pool`), HTTP.
+//! Each device has its own tasks for flushing, zero-fill and settling, so a device that fails or
+//! hangs delays only its own extents.
 
 mod add_device;
 mod serve;
@@ -64,7 +58,6 @@ pub(crate) use crate::link::{EngineProgress, session};
 pub(crate) use crate::mapping::adopt::Grants;
 pub(crate) use crate::mapping::adopt::grants_capacity;
 
-/// The rooms, and what spans them.
 #[derive(Debug)]
 pub(crate) struct Owner {
     pub(crate) base: Rc<Base>,
@@ -73,7 +66,6 @@ pub(crate) struct Owner {
     pub(crate) copies: Rc<Copies>,
     pub(crate) states: Rc<DeviceStates>,
     pub(crate) mapping: Rc<dyn MapOwner>,
-    /// The same, for tests to look into.
     #[cfg(test)]
     pub(crate) pool_owner: Rc<PoolOwner>,
     pub(crate) statistics: Rc<Statistics>,
@@ -89,13 +81,12 @@ pub(crate) struct Owner {
     pub(crate) transfers: Rc<Transfers>,
     pub(crate) volumes: Rc<Volumes>,
     pub(crate) reports: Rc<Reports>,
-    /// One device joins at a time, from the first look at it.
+    /// Held from the first check of a new device until it is added.
     pub(crate) adding: tokio::sync::Mutex<()>,
 }
 
 impl Owner {
-    /// Takes a pool with the grant table that belongs to it; what is listed there must have been
-    /// adopted (`mapping::adopt`).
+    /// Takes a pool and its grant table, which must have been adopted (`mapping::adopt`).
     pub(crate) fn new(
         pool: Pool,
         catalog: Arc<Catalog>,
@@ -153,7 +144,6 @@ impl Owner {
         owner
     }
 
-    /// Starts the tasks that run for as long as the owner is not closed.
     fn begin(&self) {
         let (base, mapping) = (&self.base, &self.mapping);
         base.spawn(base.clone().run_committer());
@@ -170,7 +160,7 @@ impl Owner {
         }
     }
 
-    /// Ends every task. Nothing is committed or said any more.
+    /// Ends every task; nothing is committed or sent afterwards.
     pub(crate) fn close(&self) {
         self.base.close();
         self.link.close();

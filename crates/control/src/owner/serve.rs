@@ -1,8 +1,8 @@
-//! One engine's conversation, from the first word to the last.
+//! Serves one engine's session: gives each message to its module, and tells a new engine everything
+//! in order.
 //!
-//! Purpose: hands each message to the room that it concerns, and tells a new engine everything in the right order.
-//! Design: an engine acts only when it has what a dead one left; listeners come after that, grants last.
-//! Not here: what each room says (`welcome`), the wire (`link`).
+//! An engine acts only when it has the state of a dead predecessor; then it gets listeners, and
+//! grants last.
 
 use std::cell::RefCell;
 use std::os::fd::OwnedFd;
@@ -19,8 +19,8 @@ use crate::model::events::EventKind;
 use crate::owner::Owner;
 
 impl Owner {
-    /// Goes on with an engine until the conversation ends, and first with what a dead one left, if there
-    /// is something: it is taken from `estate` when the engine has it.
+    /// Serves an engine until the session ends. First it hands over a dead engine's state, and
+    /// empties `estate` once the engine has it.
     pub(crate) async fn serve(
         self: &Rc<Self>,
         greeting: Greeting,
@@ -36,18 +36,18 @@ impl Owner {
         if !held.is_empty() {
             self.hosts.found.set(true);
         }
-        // Messages are taken in from here on: an inherited job's end is one of them.
+        // Messages are read from here on, because the ends of inherited jobs are among them.
         let reader = self.clone().converse(session.clone(), early);
         let told = async {
             self.mapping.finish_adoption(Some(&session)).await;
             let (mut asked, addresses) = self.say_what_is(&session, held);
-            // At once, as this daemon may die next.
+            // At once, because this daemon may die next.
             let statistics = self.statistics.clone();
             self.base
                 .spawn(async move { statistics.save_figures(false).await });
             kill_point!("daemon.told");
             if !self.link.hand_over(&session, estate, &progress).await {
-                // Whoever listens to the progress ends it.
+                // The receiver of `progress` ends this future.
                 return std::future::pending().await;
             }
             self.link.acting.set(session.generation);
@@ -58,7 +58,7 @@ impl Owner {
                 self.mapping.tell_all_grants(&session),
                 self.mapping.open_after_adoption()
             );
-            // The reader ends the conversation, not this.
+            // Only the reader ends the session.
             std::future::pending::<()>().await;
         };
         tokio::select! {
@@ -95,7 +95,7 @@ impl Owner {
                     return error;
                 }
                 self.act_on(&session, &mut messages);
-                // A busy engine must not keep the other tasks from running.
+                // Otherwise a busy engine would starve the other tasks.
                 tokio::task::yield_now().await;
             }
         };
@@ -106,7 +106,7 @@ impl Owner {
         tracing::info!(generation = session.generation, %error, "the engine's conversation ended");
     }
 
-    /// Acts on messages in their order; faults that came in a row are answered together.
+    /// Acts on messages in order; answers consecutive faults together.
     fn act_on(self: &Rc<Self>, session: &Rc<Session>, messages: &mut Vec<FromEngine>) {
         let mut together: Vec<FaultAsk> = Vec::new();
         for message in messages.drain(..) {

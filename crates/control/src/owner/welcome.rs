@@ -1,16 +1,9 @@
-//! Telling the engine what there is.
+//! Tells an engine, at the start of a session, everything that it needs to serve.
 //!
-//! Purpose: a conversation begins with everything (devices, volumes, what hosts have reserved of them,
-//! who may use how much, exports, ports, listeners), and each
-//! later change is told as it happens.
-//! Design: what is needed to serve is said in one step without a wait in it, and from the same step
-//! on changes are told; so nothing falls between. All of it is idempotent. With it goes what a FLUSH
-//! has to cover and to wait for. If there is something to take over, that is next. Listeners come
-//! last, so that nobody new is served before what a dead engine left; then everything listed is granted
-//! again unasked, where the pool maps it, in parts: a fault would be answered the same. Missing
-//! devices and quarantined exports are not told. What the engine holds and the catalog doesn't know is
-//! taken away.
-//! Not here: what there is (the pool).
+//! That is sent in one step without an await, from which on changes are sent too, so nothing is
+//! missed. Take-over follows, and then the listeners, so no new host comes before the dead
+//! engine's. Missing devices and quarantined exports are left out. Volumes and exports that the
+//! engine has but the catalog lacks are removed. All messages are idempotent.
 
 use std::collections::HashSet;
 use std::os::fd::OwnedFd;
@@ -25,7 +18,7 @@ use crate::link::WelcomeItem;
 use crate::link::session::{DeviceState, PendingAnswer, Session};
 use crate::owner::Owner;
 
-/// What an engine that was there before this daemon has.
+/// The configuration of an engine that served before this daemon.
 #[derive(Debug, Default)]
 struct KnownToEngine {
     volumes: HashSet<VolumeId>,
@@ -34,7 +27,6 @@ struct KnownToEngine {
     addresses: HashSet<String>,
 }
 
-/// What was asked, none of it of a device.
 fn without_device(
     all: impl IntoIterator<Item = (String, PendingAnswer)>,
 ) -> impl Iterator<Item = WelcomeItem> {
@@ -46,9 +38,8 @@ fn without_device(
 }
 
 impl Owner {
-    /// Tells a new conversation what there is: with it, an engine can convert what a dead one left. The
-    /// conversation is in use from here on. Gives back what was asked, and the listeners' addresses
-    /// that the engine has.
+    /// Sends everything that an engine needs to take over. The session is in use from here on.
+    /// Returns the requests, and the addresses where the engine listens.
     pub(crate) fn say_what_is(
         &self,
         session: &Rc<Session>,
@@ -71,12 +62,13 @@ impl Owner {
         asked.extend(self.say_exports(session));
         asked.extend(self.say_what_is_gone(session, &known));
         self.attach(session);
-        // What a dead engine counted is known from here on.
+        // The engine knows a dead engine's counts from here on.
         self.statistics.say_figures(session);
         (asked, known.addresses)
     }
 
-    /// Takes the descriptors of listeners that an engine holds. Gives back what else the catalog has to compare.
+    /// Keeps the descriptors of the engine's listeners. Returns what else must be compared with the
+    /// catalog.
     fn take_listeners(&self, held: Vec<(Held, Vec<OwnedFd>)>) -> KnownToEngine {
         let mut known = KnownToEngine::default();
         for (one, descriptors) in held {
@@ -142,7 +134,6 @@ impl Owner {
         without_device(core.pool.volumes().records().map(say)).collect()
     }
 
-    /// Those that are not quarantined.
     fn say_exports(&self, session: &Session) -> Vec<WelcomeItem> {
         let core = self.base.core.borrow();
         let exports = core.pool.exports().iter();
@@ -162,7 +153,7 @@ impl Owner {
         without_device(served.filter_map(say)).collect()
     }
 
-    /// Takes away what the engine holds and the catalog doesn't know, or what is quarantined.
+    /// Removes volumes and exports that the catalog lacks, and quarantined exports.
     fn say_what_is_gone(&self, session: &Session, known: &KnownToEngine) -> Vec<WelcomeItem> {
         let core = self.base.core.borrow();
         let is_served = |export: &ExportId| {
@@ -189,7 +180,6 @@ impl Owner {
         without_device(exports.chain(volumes)).collect()
     }
 
-    /// Tells it where to listen, which it does at once.
     pub(crate) fn say_listeners(
         &self,
         session: &Session,

@@ -1,16 +1,16 @@
-//! Places ahead: given while faults come fast, used without asking, taken back when not written.
+//! Tests of preallocated extents: created while faults come fast, used without a fault, and taken
+//! back if unwritten.
 
 use std::collections::BTreeSet;
 
 use super::*;
 
-/// In an order without a pattern that matters.
 fn shuffled(count: u64) -> impl Iterator<Item = u64> {
     assert!(count.is_power_of_two());
     (0..count).map(move |i| (i * 2_654_435_761 + 12_345) % count)
 }
 
-/// A pool in which a window is a small part of what a volume has in stock.
+/// A pool in which a window is a small part of a volume's reserved extents.
 fn large() -> Begin {
     Begin {
         size_bytes: 1 << 30,
@@ -19,7 +19,7 @@ fn large() -> Begin {
 }
 
 impl Life {
-    /// Faults come fast, however slow the machine is.
+    /// Makes every rate of faults count as fast.
     fn hurry(&self) {
         self.owner
             .pool_owner
@@ -29,13 +29,13 @@ impl Life {
             .set(Duration::from_secs(3600));
     }
 
-    /// Of what a volume has mapped, what is not known to be written.
+    /// Extents of a volume that are preallocated and not known to be written.
     fn ahead(&self, volume: VolumeId) -> u64 {
         let core = self.owner.base.core.borrow();
         core.pool.volumes().space_of(volume).unwrap().ahead
     }
 
-    /// Writes extents, several in flight; returns how many were asked for.
+    /// Writes extents; returns how many faults that took.
     async fn write_fast(&mut self, volume: VolumeId, extents: impl Iterator<Item = u64>) -> u64 {
         let before = self.owner.base.counters.faults.get();
         for extent in extents {
@@ -44,7 +44,6 @@ impl Life {
         self.owner.base.counters.faults.get() - before
     }
 
-    /// Lets the owner go on until something is so.
     async fn wait_until(&mut self, what: impl Fn(&Self) -> bool) {
         for _ in 0..1200 {
             if what(self) {
@@ -63,7 +62,7 @@ fn random_first_writes_soon_ask_no_more() {
         let mut life = Life::first(&place, large()).await;
         life.hurry();
         let a = life.volume("a", 32 << 20).await;
-        // What a volume has in stock grows with commits.
+        // A volume's reserved extents grow with commits.
         for part in 0..2 {
             life.write_fast(a, shuffled(512).skip(part * 40).take(40))
                 .await;
@@ -110,14 +109,12 @@ fn what_was_not_written_comes_back_when_the_volume_is_quiet() {
         assert!(life.ahead(a) > 0);
         let used = life.space().used_bytes() / EXTENT;
         assert!(used < life.mapped(a), "what is ahead is not called used");
-        // And when it is known what was claimed, that is.
         life.wait_until(|life| life.mapped(a) == 280).await;
         assert_eq!(life.ahead(a), 0);
         assert_eq!(life.space().used_bytes() / EXTENT, 280);
         life.wait_until(|life| life.space().dirty == 0).await;
         let space = life.space();
         assert_eq!(space.clean + space.stock, clean - 280);
-        // What was written is where it was, and the rest can be had again.
         assert_eq!(life.write_fast(a, shuffled(512).take(280)).await, 0);
         life.write_fast(a, shuffled(512)).await;
         life.wait_until(|life| life.mapped(a) - life.ahead(a) == 512)
@@ -138,7 +135,6 @@ fn a_full_pool_is_full_of_what_was_written() {
         let total = life.space().total;
         life.write_fast(a, shuffled(512).take(200)).await;
         assert!(life.ahead(a) > 0);
-        // As much as there is, though it was given to the other.
         life.write_fast(b, 0..total - 200).await;
         assert_eq!(life.mapped(a) + life.mapped(b), total);
         let failure = life.fake.fault(b, total, true).await.unwrap_err();
@@ -212,7 +208,6 @@ fn a_daemon_that_ends_in_order_leaves_nothing_ahead() {
         )
         .await;
         assert_eq!((life.mapped(a), life.ahead(a)), (200, 0));
-        // Nor is any given until it has ended.
         life.write_fast(a, shuffled(512).skip(200).take(40)).await;
         assert_eq!((life.mapped(a), life.ahead(a)), (240, 0));
         drop(owner);

@@ -1,4 +1,4 @@
-//! Budgets: what an engine is told of them and when, what is refused, and what outlives whom.
+//! Tests of budgets: what the engine learns and when, what is refused, and what survives deaths.
 
 use std::cell::Cell;
 use std::sync::atomic::Ordering::Relaxed;
@@ -24,14 +24,13 @@ pub(super) fn put(base_iops: u64, burst_iops: u64) -> BudgetParts {
     }
 }
 
-/// A `PUT`, or a `DELETE`.
 impl From<Option<BudgetParts>> for BudgetChange {
     fn from(put: Option<BudgetParts>) -> Self {
         put.map_or(Self::Delete, Self::Put)
     }
 }
 
-/// What an engine is told of spreading, budgets and exports, in words.
+/// Abbreviates a message about spreading, budgets or exports.
 fn word(message: &ToEngine) -> Option<String> {
     Some(match message {
         ToEngine::SetSpread { spread, .. } => spread.name().to_owned(),
@@ -90,7 +89,6 @@ fn an_engine_is_told_of_budgets_before_exports_and_only_while_there_are_some() {
             "{set:?}"
         );
         assert_eq!(said(&mut life.fake), ["on Burst", "tenant 1000", "volume"]);
-        // The same again is nothing to tell.
         life.tenant_budget(Some(put(1000, 5000))).await.unwrap();
         assert_eq!(said(&mut life.fake), Vec::<String>::new());
         life.export("w").await;
@@ -105,7 +103,6 @@ fn an_engine_is_told_of_budgets_before_exports_and_only_while_there_are_some() {
             life.with_engine(async { owner.budgets.volume_budget("t", "w", Some(limit)).await });
         assert_eq!(shown.await.unwrap().budget.unwrap().burst.iops, Some(70));
         assert_eq!(said(&mut life.fake), ["volume 70"]);
-        // The next engine, and the next daemon's, are told all of it before exports.
         let all = [
             "one-to-n",
             "on Burst",
@@ -127,7 +124,6 @@ fn an_engine_is_told_of_budgets_before_exports_and_only_while_there_are_some() {
         let mut life = Life::next(&place, begin, &before).await;
         let all = all.map(|word| word.replace("Wild", "Burst"));
         assert_eq!(said(&mut life.fake), all);
-        // A tenant without exports takes no place; without budgets there is no scheduling.
         let owner = life.owner.clone();
         for volume in ["v", "w"] {
             let gone = owner
@@ -195,7 +191,7 @@ fn what_cannot_be_is_refused_with_what_would_fit() {
             life.tenant_budget(None).await.is_err(),
             "its volumes have bases"
         );
-        // What was promised stays so when costs turn out higher; and it is said.
+        // The promise stays when costs rise, with a warning.
         let is_said = || {
             let warnings = owner.reports.warnings();
             let of_bases =
@@ -238,26 +234,26 @@ fn what_is_not_stated_follows_from_the_rest() {
         let no = (None, None);
         let (any_iops, any_bytes) = (MOST.iops, MOST.bytes);
         for (put, base, burst) in [
-            // IOPS alone, with 4 KiB for each, as many bytes as others leave.
+            // IOPS only; 4 KiB each. Bandwidth is unlimited.
             (
                 of((Some(2000), None), no),
                 (2000, 8_192_000),
                 (2000, any_bytes),
             ),
-            // Bandwidth alone, with one for every 128 KiB.
+            // Bandwidth only; one operation per 128 KiB.
             (
                 of((None, Some(64 << 20)), no),
                 (512, 64 << 20),
                 (any_iops, 64 << 20),
             ),
-            // A limit alone.
+            // A limit only.
             (of(no, (Some(900), None)), (10, 65_536), (900, any_bytes)),
             (
                 of(no, (None, Some(1 << 20))),
                 (10, 65_536),
                 (any_iops, 1 << 20),
             ),
-            // Not above a limit that is stated, nor below the least.
+            // Clamped to stated limits and to the minimum.
             (
                 of((Some(2000), None), (Some(3000), Some(5_000_000))),
                 (2000, 5_000_000),
@@ -269,7 +265,7 @@ fn what_is_not_stated_follows_from_the_rest() {
                 (10, 65_536),
                 (any_iops, 65_536),
             ),
-            // Both: each is its own limit, where none is stated.
+            // With both stated, each is its own limit unless another is stated.
             (
                 of((Some(1000), Some(1 << 20)), (Some(5000), None)),
                 (1000, 1 << 20),
@@ -285,7 +281,6 @@ fn what_is_not_stated_follows_from_the_rest() {
             );
             assert_eq!(((has.iops, has.bytes_s), limit), (base, burst), "{put:?}");
         }
-        // What is refused is what was stated.
         let small = (Some(5), None);
         for (put, named) in [
             (of((None, Some(1 << 20)), small), "burst IOPS of 5 "),
@@ -316,7 +311,7 @@ fn what_is_not_stated_follows_from_the_rest() {
         };
         let refused = life.tenant_budget(Some(unearned)).await.unwrap_err();
         assert!(refused.message.contains("there is no base"), "{refused}");
-        // Refused is what was taken for it, so that is said.
+        // The hint names the derived value that was refused.
         let much = of((Some(10_000_000), None), no);
         let refused = life.tenant_budget(Some(much)).await.unwrap_err();
         let hint = refused.hint.unwrap();
@@ -391,7 +386,7 @@ fn budget_changes_only_what_is_named() {
                 r#"{"base":{"iops":1000},"credit_s":60}"#,
                 (Some((1000, 4000 * kib)), Some(1000), None, Some(60)),
             ),
-            // What follows from the base follows it, the credit stays.
+            // Derived values follow the base; the credit stays.
             (
                 r#"{"base":{"iops":2000}}"#,
                 (Some((2000, 8000 * kib)), Some(2000), None, Some(60)),
@@ -400,7 +395,7 @@ fn budget_changes_only_what_is_named() {
                 r#"{"burst":{"iops":2000}}"#,
                 (Some((2000, 8000 * kib)), Some(2000), None, Some(60)),
             ),
-            // A limit that was stated stays, though it was equal to the base.
+            // A stated limit stays, although it equalled the base.
             (
                 r#"{"base":{"iops":500}}"#,
                 (Some((500, 2000 * kib)), Some(2000), None, Some(60)),
@@ -421,7 +416,6 @@ fn budget_changes_only_what_is_named() {
                 r#"{"credit_s":5,"burst":{"iops":null}}"#,
                 (Some((10, mib)), None, Some(10 * mib), Some(5)),
             ),
-            // Without a base there is no credit.
             (r#"{"base":null}"#, (None, None, Some(10 * mib), None)),
             ("{}", (None, None, Some(10 * mib), None)),
         ] {
@@ -429,7 +423,6 @@ fn budget_changes_only_what_is_named() {
             let budget = set.await.unwrap().budget.unwrap();
             assert_eq!(shown(&budget), is, "{text}");
         }
-        // What was stated outlives the daemon, and a refusal changes nothing.
         let credit = life.with_engine(owner.budgets.tenant_budget("t", patch(r#"{"credit_s":5}"#)));
         credit.await.unwrap_err();
         let set = life.with_engine(
@@ -454,7 +447,6 @@ fn budget_changes_only_what_is_named() {
         let budget = set.await.unwrap().budget.unwrap();
         let is = (Some((800, 3200 * kib)), Some(800), Some(10 * mib), None);
         assert_eq!(shown(&budget), is);
-        // A PUT states everything.
         let all = life.with_engine(owner.budgets.tenant_budget("t", Some(put(1000, 5000))));
         let budget = all.await.unwrap().budget.unwrap();
         assert_eq!(budget.burst.iops, Some(5000));
@@ -462,12 +454,12 @@ fn budget_changes_only_what_is_named() {
         let volume = life.with_engine(owner.budgets.volume_budget("t", "v", limit));
         let budget = volume.await.unwrap().budget.unwrap();
         assert_eq!(shown(&budget), (None, Some(90), None, None));
-        // The most that can be stated is a limit too, once it is stated.
+        // The maximum is a limit too, once it is stated.
         let limit = patch(r#"{"burst":{"bytes_s":100000000000}}"#);
         let volume = life.with_engine(owner.budgets.volume_budget("t", "v", limit));
         let budget = volume.await.unwrap().budget.unwrap();
         assert_eq!(shown(&budget), (None, Some(90), Some(MOST.bytes), None));
-        // Who drops the last part drops the budget.
+        // Without its last part the budget is gone.
         let volume = life.with_engine(owner.budgets.volume_budget(
             "t",
             "v",
@@ -588,7 +580,6 @@ fn settings_and_costs_outlive_the_daemon_and_damage_is_told() {
             .scheduling_update(update("window_ns", 500_000.0))
             .await;
         assert_eq!(set.unwrap().params["window_ns"], 500_000.0);
-        // As the next daemon does.
         owner.budgets.set_node(folder, 2);
         assert_eq!(owner.node.costs_show().note.as_deref(), Some("here"));
         assert_eq!(
@@ -635,7 +626,6 @@ fn an_engine_is_told_how_queues_are_spread_whether_or_not_anybody_has_a_budget()
         };
         assert_eq!(spread(&mut life, Spread::OneToOne).await, ["one-to-one"]);
         assert!(spread(&mut life, Spread::OneToOne).await.is_empty());
-        // A budget that comes and goes is no news of it.
         life.tenant_budget(Some(put(1000, 5000))).await.unwrap();
         assert_eq!(said(&mut life.fake), ["on Burst", "tenant 1000", "volume"]);
         life.tenant_budget(None).await.unwrap();
@@ -643,7 +633,6 @@ fn an_engine_is_told_how_queues_are_spread_whether_or_not_anybody_has_a_budget()
         life.replace_engine(|_| {}).await;
         life.fake.settle().await;
         assert_eq!(said(&mut life.fake), ["one-to-one", "export"]);
-        // The next daemon tells the engine that was there before, which may know another.
         drop(owner);
         let fake = life.kill().await;
         let begin = Begin {
@@ -654,7 +643,7 @@ fn an_engine_is_told_how_queues_are_spread_whether_or_not_anybody_has_a_budget()
         life.fake.settle().await;
         let all = said(&mut life.fake);
         assert_eq!(all, ["off", "one-to-n", "export"]);
-        // With what was set, where it knows that.
+        // Uses the setting, where the daemon knows it.
         life.owner.budgets.set_node(folder, 2);
         life.replace_engine(|_| {}).await;
         life.fake.settle().await;
@@ -699,7 +688,7 @@ fn what_tenants_used_does_not_fall_when_their_engine_does() {
             (tenant.used_ops, windows, tenant.credit.unwrap().ops)
         };
         count(&life.fake, 500, 70_000);
-        // No more credit than its budget allows is shown.
+        // Shown credit is capped by the budget.
         assert_eq!(seen(&life), (500, 500, 60_000));
         let shown = life.owner.volumes.tenant_show("t").unwrap();
         assert_eq!(shown.credit.unwrap().most_ops, 60_000);
@@ -714,7 +703,7 @@ fn what_tenants_used_does_not_fall_when_their_engine_does() {
         life.replace_engine(|fake| count(fake, 20, 30)).await;
         life.fake.settle().await;
         assert_eq!(seen(&life), (520, 520, 30));
-        // What it had saved goes on: over an engine's end, and over a time in which none knows it.
+        // Saved credit survives an engine's end, and a time without exports.
         assert_eq!(told(&mut life), [[70_000, 0]]);
         let owner = life.owner.clone();
         let gone = owner
@@ -730,7 +719,7 @@ fn what_tenants_used_does_not_fall_when_their_engine_does() {
     });
 }
 
-/// Between the daemon's word and the engine's deed its record is there still.
+/// The engine's record stays for a while after the daemon removed the tenant's last export.
 #[test]
 fn what_a_tenant_used_is_counted_once_when_the_engine_lets_go_of_it() {
     run(async {
@@ -759,19 +748,17 @@ fn what_a_tenant_used_is_counted_once_when_the_engine_lets_go_of_it() {
             |life: &Life| life.owner.statistics.stats(Default::default()).tenants[0].used_ops;
         count(&life.fake, 500);
         assert_eq!(used(&life), 500);
-        // Without exports it has no place; that others have budgets is of no importance.
         let owner = life.owner.clone();
         let gone = owner
             .exports
             .export_delete("t".to_owned(), "v".to_owned(), true);
         life.with_engine(gone).await.unwrap();
         assert_eq!(used(&life), 500, "its record is there still");
-        // The engine has let go of it, and begins anew.
+        // The engine has removed the record, and counts from zero.
         count(&life.fake, 0);
         life.export("v").await;
         count(&life.fake, 7);
         assert_eq!(used(&life), 507);
-        // The same when the last budget goes, and comes again.
         life.tenant_budget(None).await.unwrap();
         assert_eq!(used(&life), 507);
         count(&life.fake, 0);

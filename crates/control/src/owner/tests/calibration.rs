@@ -1,5 +1,5 @@
-//! When an engine is told of budgets: not of what a calibration measures, and late if the catalog is; and how queues are spread
-//! where nobody said it.
+//! Tests of calibration and budgets: the engine is not told of budgets that a calibration measures.
+//! Also tests the default spread of queues.
 
 use super::budgets::{put, said};
 use super::*;
@@ -14,7 +14,6 @@ impl Life {
         told.await.unwrap();
     }
 
-    /// A volume of the calibration's tenant, exported.
     async fn measured(&mut self) {
         let owner = self.owner.clone();
         self.with_engine(async {
@@ -65,7 +64,6 @@ fn what_calibrate_measures_has_no_share_while_it_is_at_work() {
             "export",
         ];
         assert_eq!(said(&mut life.fake), all);
-        // Nor does the next engine hear of it.
         life.replace_engine(|_| {}).await;
         life.fake.settle().await;
         let all = [
@@ -77,12 +75,12 @@ fn what_calibrate_measures_has_no_share_while_it_is_at_work() {
             "export",
         ];
         assert_eq!(said(&mut life.fake), all);
-        // What a calibration leaves is a tenant without a budget, as anybody's would be.
+        // A tenant that a calibration leaves behind is an ordinary tenant without a budget.
         life.calibrating(None).await;
         assert_eq!(said(&mut life.fake), ["tenant 10", "volume"]);
         life.calibrating(Some(60)).await;
         assert_eq!(said(&mut life.fake), ["tenant gone"]);
-        // One that says no more that it is at work has ended.
+        // A calibration that is not renewed has ended.
         life.calibrating(Some(1)).await;
         life.fake.listen(Duration::from_millis(500)).await;
         assert!(said(&mut life.fake).is_empty());
@@ -150,7 +148,7 @@ fn queues_are_spread_unless_somebody_said_otherwise() {
         let owner = life.owner.clone();
         let folder = place.folder.path();
         assert_eq!(owner.budgets.scheduling_show().spread, Spread::OneToN);
-        // As daemons wrote it for whom it was the default.
+        // As older daemons wrote it, for which it was the default.
         let old = "{\"policy\":\"burst\",\"spread\":\"one_to_one\",\"oversubscription\":2.0}";
         std::fs::write(folder.join("scheduling.json"), old).unwrap();
         owner.budgets.set_node(folder, 2);

@@ -1,4 +1,4 @@
-//! What a dead engine leaves, and who gets it.
+//! Tests of take-over: who gets the state of a dead engine.
 
 use std::io::{Read, Write};
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -14,7 +14,7 @@ use crate::owner::EngineProgress;
 
 type Told = Rc<RefCell<Vec<EngineProgress>>>;
 
-/// Engines that follow each other under one daemon.
+/// A sequence of engines under one daemon.
 struct Line {
     life: Life,
     estate: Rc<RefCell<Option<Estate>>>,
@@ -25,7 +25,7 @@ struct Line {
 }
 
 impl Line {
-    /// A daemon with an engine that has accepted so many connections.
+    /// A daemon with an engine that has accepted some connections.
     async fn begin(place: &Place, connections: u64) -> Self {
         let mut life = Life::first(place, Begin::default()).await;
         life.volume("a", 1 << 20).await;
@@ -57,7 +57,7 @@ impl Line {
         line
     }
 
-    /// The engine dies at this moment: as the supervisor does.
+    /// Kills the engine and does what the supervisor would.
     async fn die(&mut self, blamed: Option<Blamed>) {
         let dead = std::mem::replace(&mut self.life.fake, Fake::new(0).0);
         let generation = dead.generation;
@@ -73,7 +73,7 @@ impl Line {
         self.life.fake.generation = generation;
     }
 
-    /// The next engine is greeted, and served in a task of its own.
+    /// Greets the next engine, and serves it in a task.
     async fn next(&mut self) {
         let (fake, fd) = Fake::new(self.life.fake.generation + 1);
         self.life.fake = fake.after(&self.life.fake).with_memory();
@@ -91,7 +91,7 @@ impl Line {
         });
     }
 
-    /// Lets the engine hear and answer until the daemon has got so far.
+    /// Lets the engine work until the daemon has made this progress.
     async fn until(&mut self, wanted: impl Fn(&EngineProgress) -> bool) {
         loop {
             tokio::select! {
@@ -121,7 +121,7 @@ impl Line {
         self.life.fake.say(&converted);
     }
 
-    /// That what the engine was given are the connections: each host hears its number.
+    /// Checks the connections that the engine got: each host reads its number.
     fn check_connections(&mut self) {
         let given = std::mem::take(&mut self.life.fake.given.sockets);
         assert_eq!(given.len(), self.hosts.len());
@@ -161,7 +161,7 @@ fn a_successor_gets_everything_and_acts_when_told() {
     run(async {
         let place = Place::new();
         let mut line = Line::begin(&place, 300).await;
-        // One ends before the engine does, and one is accepted as its last act.
+        // One connection ends before the engine dies, and one is accepted just before.
         line.life.fake.say(&FromEngine::SocketGone { socket: 7 });
         line.hosts.retain(|(socket, _)| *socket != 7);
         let last = line.life.fake.deposit(301);
@@ -174,7 +174,7 @@ fn a_successor_gets_everything_and_acts_when_told() {
         assert_eq!((given.generation, given.blamed), (2, Some(blamed)));
         assert_eq!(given.files.len(), 2);
         line.check_connections();
-        // Everything that converting needs came before, and nobody new may come yet.
+        // Everything needed for the take-over came first, and the listeners come later.
         let take_over = line.position(is_take_over).unwrap();
         for needed in [
             |m: &ToEngine| matches!(m, ToEngine::SetDevice { .. }),
@@ -226,7 +226,7 @@ fn a_successor_that_dies_too_early_leaves_everything_as_it_was() {
             assert_eq!((estate.generation, estate.sockets()), (2, 3));
             assert_eq!(estate.tries, tries as u32 + 1);
         }
-        // It has converted, but nobody heard that.
+        // It has taken over, but the daemon does not know.
         line.next().await;
         line.hear(is_sockets_end).await;
         line.serving.abort();
@@ -254,7 +254,7 @@ fn a_successor_that_was_told_to_act_leaves_its_own_records() {
         line.convert();
         line.until(|told| matches!(told, EngineProgress::Converted(_)))
             .await;
-        // It dies with `Resume` unread, perhaps.
+        // It may die before it has read `Resume`.
         line.die(None).await;
         let generation = line.estate.borrow().as_ref().unwrap().generation;
         assert_eq!(
@@ -429,7 +429,7 @@ fn an_export_that_kills_is_not_told_until_an_operator_says_so() {
         let shown = owner.exports.export_show("t", "a").unwrap();
         assert!(shown.quarantined.unwrap().contains("command 7"));
         assert!(owner.exports.quarantine_warnings()[0].contains("forebay export resume t/a"));
-        // Changing it does not serve it; saying so does.
+        // A change of the export does not end its quarantine.
         let change = crate::model::ExportUpdate::default();
         let changed = owner
             .exports

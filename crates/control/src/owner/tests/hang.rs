@@ -1,11 +1,10 @@
-//! Devices that hang, that fail, and that go on.
+//! Tests of devices that hang, fail, and recover.
 
 use forebay_xlate::boundary::message::{FaultFailure, FromEngine, Job, ToEngine};
 use forebay_xlate::{DeviceIndex, ExtentRange};
 
 use super::*;
 
-/// The device that hangs.
 const HUNG: u8 = 1;
 
 fn impatient() -> Begin {
@@ -16,7 +15,7 @@ fn impatient() -> Begin {
     begin
 }
 
-/// Writes so many extents, and returns which of them lie on the device that hangs, and which don't.
+/// Writes extents; returns those on the hanging device, and the others.
 async fn write_some(life: &mut Life, volume: VolumeId, count: u64) -> (Vec<u64>, Vec<u64>) {
     let mut on = (Vec::new(), Vec::new());
     for extent in 0..count {
@@ -68,14 +67,14 @@ fn hung_device_quarantines() {
         assert!(life.fake.flush(b, life.fake.highest_sequence(b)).await);
         life.fake.hang(HUNG);
 
-        // A deletion succeeds; what may still be written to is set aside, and nothing else.
+        // The deletion succeeds, and quarantines the extents that may still be written.
         life.delete("a").await;
         assert_eq!(life.quarantined(HUNG), hung.len() as u64);
         assert_eq!(life.quarantined(0), 0);
         let troubles = life.owner.reports.troubles().join("\n");
         assert!(troubles.contains("pool1.img hangs"), "{troubles}");
         assert_eq!(life.fake.open_revokes, [], "nothing takes up a drain");
-        // The other device's part is laundered meanwhile; the fake minds which extents.
+        // The fake checks that only the other device's extents are zero-filled.
         life.wait(|owner| owner.base.core.borrow().pool.space().dirty == 0)
             .await;
         let laundered = life.fake.jobs.iter().filter_map(|job| match job {
@@ -87,21 +86,19 @@ fn hung_device_quarantines() {
             .map(|(_, count)| count)
             .sum();
         assert_eq!(laundered, well.len() as u64);
-        // Others go on: faults, flushes, deallocations.
         let word = life.fake.fault(c, 0, true).await.unwrap();
         let sequence = life.fake.highest_sequence(c);
         assert!(word.device().0 == HUNG || life.fake.flush(c, sequence).await);
         let release = life.fake.release(b, ExtentRange::new(b_well[0], 1));
         life.fake.released(release).await;
         assert_eq!(life.mapped(b), 63);
-        // A deallocation that has begun does, too.
         let release = life.fake.release(b, ExtentRange::new(b_hung[0], 1));
         life.fake.released(release).await;
         assert_eq!(life.mapped(b), 62);
         assert_eq!(life.quarantined(HUNG), hung.len() as u64 + 1);
         assert!(is_hole(life.fake.fault(b, b_hung[0], false).await.unwrap()));
 
-        // All of it is durable: the next daemon finds it so, with the engine that has the requests.
+        // The next daemon finds the quarantine, and the requests are still with the engine.
         let mut before = life.kill().await;
         before.take_the_rest();
         let mut life = Life::take_over(&place, impatient(), before).await;
@@ -111,7 +108,7 @@ fn hung_device_quarantines() {
             let settle = |m: &ToEngine| matches!(m, ToEngine::Job { .. }).then_some(());
             life.fake.until(settle).await;
         }
-        // What comes while it is asked whether all has ended needs another question.
+        // Extents quarantined during a settle job need another one.
         life.delete("b").await;
         assert_eq!(life.fake.settles(HUNG), 1);
         let later = life.quarantined(HUNG) - hung.len() as u64 - 1;
@@ -144,7 +141,7 @@ fn a_quarantine_ends_with_a_later_engines_fence_or_another_boot() {
         life.fake.hang(HUNG);
         life.delete("a").await;
         assert_eq!(life.quarantined(HUNG), hung.len() as u64);
-        // The engine dies; its requests are still there, so the next one has no fence yet.
+        // The dead engine's requests are still at the device, so the next engine has no fence yet.
         life.replace_engine(|fake| fake.devices_ready = false).await;
         life.fake.settle().await;
         assert_eq!(life.quarantined(HUNG), hung.len() as u64);
@@ -183,7 +180,6 @@ fn a_hung_device_delays_only_its_own_commits() {
         life.fake.hang(HUNG);
         let a = life.volume("a", 16 << 20).await;
         let (hung, well) = write_some(&mut life, a, 64).await;
-        // In the background too, each by itself.
         let committed = well.len();
         life.wait(move |owner| {
             let space = owner.base.core.borrow().pool.volumes().space_of(a).unwrap();
@@ -232,12 +228,10 @@ fn a_failed_device_takes_down_only_what_lives_on_it() {
             !life.fake.flush(a, sequence).await,
             "a part can't be durable"
         );
-        // Nothing new goes there, and a volume without anything there is whole.
         for extent in 0..64 {
             assert_eq!(life.fake.write(b, extent).await.device().0, 0);
         }
         assert!(life.fake.flush(b, life.fake.highest_sequence(b)).await);
-        // It is asked for again, and comes back with what is on it.
         let asked = |m: &ToEngine| matches!(m, ToEngine::SetDevice { .. }).then_some(());
         life.fake.until(asked).await;
         life.fake.say(&FromEngine::DeviceReady {

@@ -1,4 +1,5 @@
-//! Kills at any moment: what the engine holds, the grant table lists, and the next daemon knows.
+//! Kills the daemon at random moments, and compares the engine's grants, the grant table and the
+//! next daemon's pool.
 
 use std::collections::HashMap;
 
@@ -12,7 +13,7 @@ use super::*;
 const VOLUMES: u64 = 3;
 const EXTENTS: u64 = 96;
 
-/// A small generator, so that a seed replays a run.
+/// A small generator: a seed replays a run.
 struct Random(u64);
 
 impl Random {
@@ -24,7 +25,7 @@ impl Random {
     }
 }
 
-/// What the grant table lists, read as the next daemon would.
+/// Reads the grant table as the next daemon would.
 fn listed(place: &Place, pool: [u8; 16]) -> HashMap<(VolumeId, u64), Word> {
     let copy = tempfile::NamedTempFile::new().unwrap();
     std::fs::copy(place.grants(), copy.path()).unwrap();
@@ -41,17 +42,17 @@ fn listed(place: &Place, pool: [u8; 16]) -> HashMap<(VolumeId, u64), Word> {
     places
 }
 
-/// Everything that the engine holds is listed so.
+/// Asserts that every grant of the engine is listed.
 fn assert_listed(fake: &Fake, listed: &HashMap<(VolumeId, u64), Word>, seed: u64) {
     for (key, word) in &fake.grants {
-        // A hole that a grant on its way replaces is listed as that already.
+        // If a grant on its way replaces the hole, the table lists that grant.
         let there = listed.get(key);
         let as_listed = there == Some(word) || is_hole(*word) && there.is_some();
         assert!(as_listed, "seed {seed}: {key:?} {word:?}, listed {there:?}");
     }
 }
 
-/// Random operations, none of which is waited for, until the moment of the kill.
+/// Starts random operations, without waiting for any.
 async fn some_time(life: &mut Life, random: &mut Random, names: &mut u64) {
     for _ in 0..random.below(60) + 5 {
         let volumes: Vec<VolumeId> = {
@@ -94,7 +95,7 @@ async fn some_time(life: &mut Life, random: &mut Random, names: &mut u64) {
                     reserved_bytes: 0,
                 };
                 life.owner.base.spawn(async move {
-                    // Whatever comes of it.
+                    // The result does not matter.
                     let _ = owner.volumes.volume_create("t".to_owned(), body).await;
                     let _ = owner.volumes.volume_delete("t".to_owned(), name).await;
                 });
@@ -122,7 +123,7 @@ async fn lives_of(seed: u64) {
     let begin = |generation| {
         let mut begin = Begin {
             size_bytes: 32 << 20,
-            // So that grants are taken back to make room.
+            // Small, so that grants are evicted.
             capacity: 96,
             generation,
             ..Begin::default()
@@ -140,7 +141,7 @@ async fn lives_of(seed: u64) {
         some_time(&mut life, &mut random, &mut names).await;
         let pool = life.owner.base.core.borrow().pool.info().uuid.0;
         let mut fake = life.kill().await;
-        // What was said before the kill, the engine still hears.
+        // The engine still reads the dead daemon's messages.
         fake.take_the_rest();
         assert_listed(&fake, &listed(&place, pool), seed);
         fake.answer_revokes = true;
@@ -152,7 +153,6 @@ async fn lives_of(seed: u64) {
             generation += 1;
             Life::next(&place, begin(generation), &fake).await
         };
-        // Adoption agrees: what the engine holds is where the pool has it.
         life.fake.listen(Duration::from_millis(20)).await;
         let held: Vec<_> = life.fake.grants.iter().map(|(k, w)| (*k, *w)).collect();
         for ((volume, extent), word) in held.into_iter().filter(|(_, word)| !is_hole(*word)) {

@@ -1,4 +1,4 @@
-//! Deaths: of the daemon, of the engine, of both, and of the machine.
+//! Tests of deaths: of the daemon, the engine, both, and the node.
 
 use std::collections::BTreeSet;
 
@@ -33,7 +33,6 @@ fn the_next_daemon_answers_as_the_one_before() {
             &before,
         )
         .await;
-        // What was uncommitted was committed, after a flush, before anything was granted.
         assert!(durably_mapped(&place.file(), a, 39));
         assert!(matches!(life.fake.jobs[..], [Job::Flush { .. }, ..]));
         for (extent, word) in words.iter().enumerate() {
@@ -71,8 +70,8 @@ fn after_another_boot_only_what_was_committed_is_there() {
         let mut life = Life::next(&place, begin, &before).await;
         assert!(!is_hole(life.fake.fault(a, 0, false).await.unwrap()));
         assert!(is_hole(life.fake.fault(a, 1, false).await.unwrap()));
-        // The extent that may have been written is laundered before it is granted again; the fake
-        // checks that for each.
+        // The extent that may have been written must be zero-filled before it is granted again; the
+        // fake checks that.
         for extent in 2..200 {
             life.fake.write(a, extent).await;
         }
@@ -109,7 +108,7 @@ fn a_new_daemon_goes_on_with_a_live_engine() {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap().to_string();
         fake.held = vec![(Held::Listener(address.clone()), vec![listener.into()])];
-        // It waits for a commit, and for a fault's answer, since the first daemon.
+        // It still waits for a commit and a fault that it asked the first daemon for.
         fake.held.push((Held::Revoke(77), vec![]));
         let greet = Session::greet(fd, pool, None, Duration::from_secs(60));
         let (greeting, _) = tokio::join!(greet, fake.welcome(pool, Some(table)));
@@ -228,7 +227,7 @@ fn a_revoke_outlives_the_engine_and_waits_for_the_fence() {
                 .await
         });
         life.fake.until(is_revoke).await;
-        // The engine dies; its last requests may be on their way. The next one has no fence yet.
+        // Requests of the dead engine may be in flight; the next one has no fence yet.
         life.replace_engine(|fake| {
             fake.devices_ready = false;
             fake.answer_revokes = false;
@@ -254,7 +253,7 @@ fn a_dead_engines_release_does_not_follow_a_later_write() {
         let mut life = Life::first(&place, Begin::default()).await;
         let a = life.volume("a", 16 << 20).await;
         life.fake.write(a, 0).await;
-        // Somebody holds the range when the release comes, and until another engine serves.
+        // The range is locked when the release comes, and until another engine serves.
         let owner = life.owner.clone();
         let held = owner
             .pool_owner
@@ -284,7 +283,7 @@ fn a_dead_engines_release_is_not_asked_of_the_next_one() {
         life.fake.answer_revokes = false;
         let old = life.fake.release(a, ExtentRange::new(0, 1));
         life.fake.until(is_revoke).await;
-        // The next engine would take the number for its own.
+        // The next engine would take the number for one of its own.
         life.replace_engine(|fake| fake.answer_revokes = false)
             .await;
         life.fake.settle().await;
@@ -343,7 +342,7 @@ fn laundering_waits_for_an_earlier_daemons_jobs() {
         let (job, work) = life.fake.open_jobs[0];
         life.replace_engine(|fake| fake.held.push((Held::Job(job, work), vec![])))
             .await;
-        // Longer than a failed round is put off.
+        // Longer than the pause after a failed round.
         for _ in 0..5 {
             life.fake.settle().await;
         }
@@ -374,7 +373,7 @@ fn a_grant_that_the_pool_does_not_know_is_revoked() {
         let a = life.volume("a", 16 << 20).await;
         life.fake.write(a, 0).await;
         assert!(life.fake.flush(a, life.fake.highest_sequence(a)).await);
-        // A daemon that died between a release's commit and the removal of the entry.
+        // As if the daemon died between a release's commit and the removal of the entry.
         {
             let mut core = life.owner.base.core.borrow_mut();
             core.pool
@@ -448,7 +447,7 @@ fn a_table_from_before_another_daemon_is_not_believed() {
         life.fake.write(a, 0).await;
         assert!(life.fake.flush(a, life.fake.highest_sequence(a)).await);
         let before = life.kill().await;
-        // A daemon with another run folder has the pool in between, and is killed too.
+        // Meanwhile a daemon with another run folder uses the pool, and is killed too.
         let aside = place.grants().with_extension("aside");
         std::fs::rename(place.grants(), &aside).unwrap();
         let begin = Begin {
@@ -469,7 +468,7 @@ fn a_table_from_before_another_daemon_is_not_believed() {
             is_hole(life.fake.fault(a, 7, false).await.unwrap()),
             "never flushed, and not in this table"
         );
-        // What was written for extent 7 is laundered before anybody gets it: the fake checks that.
+        // The fake checks that the extent written for 7 is zero-filled before its next use.
         for extent in 20..200 {
             life.fake.write(a, extent).await;
         }
@@ -486,14 +485,15 @@ fn a_listed_place_that_is_wrong_is_revoked_before_the_right_one_is_granted() {
             life.fake.write(a, extent).await;
         }
         assert!(life.fake.flush(a, life.fake.highest_sequence(a)).await);
-        // As after a release whose commit failed: the pool has let go, the list has not.
+        // As if a release's commit failed: the pool has released the range, the table still lists
+        // it.
         {
             let mut core = life.owner.base.core.borrow_mut();
             core.pool
                 .release(a, forebay_xlate::ExtentIndex(4), 2, &BTreeSet::new())
                 .unwrap();
         }
-        // A run of what is right stops before it.
+        // A run of correct entries stops before the range.
         assert!(is_hole(life.fake.fault(a, 0, false).await.unwrap()));
         let range = life.fake.last_grant().range;
         assert_eq!(range, ExtentRange::new(0, 4));

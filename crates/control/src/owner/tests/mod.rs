@@ -1,7 +1,7 @@
-//! The owner against an engine that checks it, on a real pool in a sparse file.
+//! Tests the owner against a fake engine, on a real pool in a sparse file.
 //!
-//! A [`Life`] is a daemon's, from taking the pool to its sudden end; lives follow each other on the
-//! same file and the same grant table, as after a kill.
+//! A [`Life`] is one daemon, from taking the pool to its sudden end. The next one uses the old file
+//! and grant table, as after a kill.
 
 mod ahead;
 mod budgets;
@@ -38,11 +38,10 @@ use crate::model::{ExportCreate, PoolCreate, VolumeCreate};
 const BOOT: [u8; 16] = [7; 16];
 const EXTENT: u64 = 64 << 10;
 
-/// A folder with a pool's files and its grant table.
 struct Place {
     folder: tempfile::TempDir,
     devices: usize,
-    /// With write caches, whose power can be cut.
+    /// Devices have write caches, which a power cut loses.
     volatile: bool,
 }
 
@@ -91,13 +90,11 @@ impl Place {
     }
 }
 
-/// A daemon's life.
 struct Life {
     owner: Rc<Owner>,
     fake: Fake,
 }
 
-/// How a life begins.
 struct Begin {
     size_bytes: u64,
     extent_bytes: u64,
@@ -123,7 +120,7 @@ impl Default for Begin {
                 inherited: Duration::from_millis(100),
                 convert: Duration::from_secs(5),
                 adoption: Duration::from_secs(5),
-                // Only what a test asks for.
+                // Syncs only when a test asks.
                 sync_every: Duration::from_secs(3600),
                 device_retry: Duration::from_millis(50),
             },
@@ -187,13 +184,13 @@ fn owner_of(place: &Place, begin: &Begin, new: bool) -> Rc<Owner> {
 }
 
 impl Life {
-    /// The first life of a new pool, with a fresh engine.
+    /// The first daemon of a new pool, with a new engine.
     async fn first(place: &Place, begin: Begin) -> Self {
         let owner = owner_of(place, &begin, true);
         Self::with_fresh_engine(owner, begin.generation, None).await
     }
 
-    /// The next life, with a fresh engine (both were killed).
+    /// The next daemon with a new engine; both predecessors were killed.
     async fn next(place: &Place, begin: Begin, before: &Fake) -> Self {
         let owner = owner_of(place, &begin, false);
         Self::with_fresh_engine(owner, begin.generation, Some(before)).await
@@ -212,7 +209,7 @@ impl Life {
         life
     }
 
-    /// The next life, with the engine of the one before, which lives on.
+    /// The next daemon, with the previous engine.
     async fn take_over(place: &Place, begin: Begin, mut fake: Fake) -> Self {
         let mut open = devices::open(&place.specs()).unwrap();
         let pool = open.pool.info().uuid.0;
@@ -262,7 +259,7 @@ impl Life {
         life
     }
 
-    /// Greets the fake engine and leaves the conversation to a task.
+    /// Greets the fake engine, and serves the session in a task.
     async fn converse(&mut self, fd: std::os::fd::OwnedFd) {
         let pool = self.owner.base.core.borrow().pool.info().uuid.0;
         let table = self
@@ -296,7 +293,7 @@ impl Life {
         self.fake.settle().await;
     }
 
-    /// Another engine takes the place of the one that is gone.
+    /// Starts another engine after the previous one died.
     async fn replace_engine(&mut self, prepare: impl FnOnce(&mut Fake)) {
         let (fake, fd) = Fake::new(self.fake.generation + 1);
         let mut fake = fake.after(&self.fake);
@@ -310,7 +307,7 @@ impl Life {
         self.converse(fd).await;
     }
 
-    /// Runs something of the owner while the engine answers.
+    /// Runs `work` while the engine answers.
     async fn with_engine<T>(&mut self, work: impl Future<Output = T>) -> T {
         tokio::select! {
             done = work => done,
@@ -368,11 +365,11 @@ impl Life {
         self.owner.base.core.borrow().pool.space()
     }
 
-    /// The sudden end: nothing more is committed or said.
+    /// The sudden end: nothing is committed or sent afterwards.
     async fn kill(self) -> Fake {
         self.owner.close();
         let Life { owner, fake } = self;
-        // Its tasks see it at their next turn; then the devices' claims fall.
+        // The tasks end at their next turn; then the devices' locks are released.
         while Rc::strong_count(&owner) > 1 {
             tokio::task::yield_now().await;
         }
@@ -381,7 +378,7 @@ impl Life {
     }
 }
 
-/// What a pool's file says durably, read from a copy: is this extent mapped?
+/// Reads from a copy of the pool's file whether an extent is durably mapped.
 fn durably_mapped(file: &Path, volume: VolumeId, extent: u64) -> bool {
     let copy = tempfile::tempdir().unwrap();
     let path = copy.path().join("copy.img");

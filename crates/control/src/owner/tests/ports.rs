@@ -1,4 +1,4 @@
-//! Ports, and how hosts should use them, over the deaths of daemon and engine.
+//! Tests of ports and ANA states over deaths of daemon and engine.
 
 use forebay_xlate::boundary::message::{PathState, PortConfig};
 
@@ -8,7 +8,6 @@ use crate::model::events::EventKind;
 use crate::model::{AnaState as Shown, Port, PortUpdate};
 
 impl Life {
-    /// As the daemon does at its start.
     fn listen(&self, addresses: &[&str]) {
         for address in addresses {
             let socket = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
@@ -34,7 +33,7 @@ impl Life {
     }
 }
 
-/// What an engine was told of ports, in order.
+/// The port messages that an engine got, in order.
 fn told(fake: &Fake) -> Vec<PortConfig> {
     let said = |message: &ToEngine| match message {
         ToEngine::SetPort { port, .. } => Some(port.clone()),
@@ -72,7 +71,7 @@ fn a_ports_state_is_durable_and_its_count_never_falls() {
         let events = life.owner.base.events.all();
         assert_eq!(events.len(), 2);
         assert!(events.iter().all(|e| e.kind == EventKind::PortChanged));
-        // A daemon that has one more, and sorts it first.
+        // The next daemon has one more listener, which sorts first.
         let before = life.kill().await;
         let begin = Begin {
             generation: 2,
@@ -88,7 +87,6 @@ fn a_ports_state_is_durable_and_its_count_never_falls() {
         assert_eq!(of("a:1"), (1, Shown::NonOptimized, 2));
         assert_eq!(of("b:1"), (2, Shown::Optimized, 0));
         assert_eq!(of("A:1"), (3, Shown::Optimized, 0));
-        // The next engine is told of them before it is told to listen there.
         life.replace_engine(|_| {}).await;
         life.fake.settle().await;
         assert_eq!(told(&life.fake).len(), 3);

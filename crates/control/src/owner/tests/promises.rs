@@ -1,4 +1,4 @@
-//! Whether what is promised can be had, by the reactors that serve it.
+//! Tests whether the reactors that serve a tenant have room for its base.
 
 use std::sync::atomic::Ordering::{Relaxed, Release};
 
@@ -11,7 +11,6 @@ use crate::model::scheduling::{
     Admission, BudgetParts, CostsPut, RateParts, SchedulingUpdate, Spread, TenantBudget,
 };
 
-/// A base of so much.
 fn put(iops: u64) -> Option<BudgetParts> {
     Some(BudgetParts {
         base: Some(Some(RateParts {
@@ -23,14 +22,13 @@ fn put(iops: u64) -> Option<BudgetParts> {
 }
 
 impl Life {
-    /// With two reactors.
     async fn of_two(place: &Place) -> Self {
         let life = Life::first(place, Begin::default()).await;
         life.owner.budgets.set_node(place.folder.path(), 2);
         life
     }
 
-    /// The next life, with a fresh engine (both were killed).
+    /// The next daemon with a new engine; both predecessors were killed.
     async fn next_of_two(place: &Place, begin: Begin, before: &Fake) -> Self {
         let owner = owner_of(place, &begin, false);
         owner.budgets.set_node(place.folder.path(), 2);
@@ -62,7 +60,7 @@ impl Life {
         .await;
     }
 
-    /// States a base, in percent of what one reactor can give.
+    /// Sets a base, in percent of one reactor's capacity.
     async fn base(&mut self, tenant: &str, percent: u64) -> TenantBudget {
         let whole = self.whole().await;
         let owner = self.owner.clone();
@@ -72,7 +70,7 @@ impl Life {
         self.with_engine(set).await.unwrap()
     }
 
-    /// What one reactor can give, IOPS: of a tenant of its own, what is said to fit.
+    /// One reactor's capacity in IOPS: the part of a probe tenant's base that fits.
     async fn whole(&mut self) -> u64 {
         let owner = self.owner.clone();
         if owner.volumes.tenant_show("probe").is_err() {
@@ -87,7 +85,7 @@ impl Life {
         (1000.0 * 100.0 / (sum(&set.admission) - sum(&none))) as u64
     }
 
-    /// Which tenants with exports were told to the engine last to come first.
+    /// The tenants last sent to the engine, and whether each base is guaranteed.
     fn last_said(&self) -> Vec<(&'static str, bool)> {
         let mut last = std::collections::BTreeMap::new();
         for said in &self.fake.log {
@@ -113,7 +111,7 @@ impl Life {
         names.map(|name| (name, said(name))).collect()
     }
 
-    /// Exports a volume, which this reactor serves.
+    /// Exports a volume, which `reactor` serves.
     async fn serve(&mut self, tenant: &str, volume: &str, reactor: u64) -> Export {
         let owner = self.owner.clone();
         let exports = owner.base.core.borrow().pool.exports().iter().count();
@@ -131,7 +129,8 @@ impl Life {
             record.reactor.store(reactor, Relaxed);
             record.export.store(id + 1, Release);
         };
-        // What is made after another has the next number: it is served when its maker is answered.
+        // The reactor must be in the region before the request is answered; the new export gets the
+        // next number.
         served(newest.unwrap_or(0) + 1);
         let body = ExportCreate {
             tenant: tenant.to_owned(),
@@ -155,7 +154,7 @@ fn a_base_that_one_reactor_does_not_have_needs_two() {
         let place = Place::new();
         let mut life = Life::of_two(&place).await;
         life.with_tenant("a", &["v", "w"]).await;
-        // The node has it.
+        // The node has room, but no single reactor has.
         let set = life.base("a", 150).await;
         let whole = life.whole().await;
         for _ in 0..2 {
@@ -182,7 +181,7 @@ fn a_base_that_one_reactor_does_not_have_needs_two() {
         let now = life.owner.placement.admission();
         assert!(now.guaranteed && now.lacking.is_empty(), "{now:?}");
         assert_eq!(life.owner.reports.warnings(), Vec::<String>::new());
-        // What was said to fit on one does.
+        // The base that was reported to fit does.
         let gone = life.owner.exports.clone();
         let gone = gone.export_delete("a".to_owned(), "w".to_owned(), true);
         life.with_engine(gone).await.unwrap();
@@ -230,7 +229,8 @@ fn who_comes_later_is_told_that_its_base_is_not_guaranteed() {
         let told = life.owner.base.events.all();
         let told = told.iter().filter(|event| event.kind == EventKind::Warning);
         assert_eq!(told.count(), 1);
-        // Who asked for more than there is is not warned; that reactors help each other is no promise.
+        // A tenant that exceeds capacity causes no warning; that reactors help each other is no
+        // promise.
         let warned = |life: &Life| life.owner.reports.warnings().len();
         assert_eq!(warned(&life), 1);
         let set = |update: SchedulingUpdate| {
@@ -257,13 +257,12 @@ fn who_comes_later_is_told_that_its_base_is_not_guaranteed() {
         let apart = set(apart);
         let now = life.with_engine(twice).await;
         assert_eq!((now.guaranteed, warned(&life)), (false, 0));
-        // Nobody comes first then.
+        // No base is guaranteed then.
         assert_eq!(now.lacking.len(), 2);
         assert_eq!(life.last_said(), [("a", true), ("b", true)]);
         let now = life.with_engine(apart).await;
         assert_eq!((now.guaranteed, warned(&life)), (false, 1));
         assert_eq!(life.last_said(), [("a", false), ("b", true)]);
-        // With room it is guaranteed again.
         let gone = life.owner.exports.clone();
         let gone = gone.export_delete("a".to_owned(), "w".to_owned(), true);
         life.with_engine(gone).await.unwrap();
@@ -277,7 +276,7 @@ fn a_guarantee_stays_over_a_restart_and_another_engine() {
     run(async {
         let place = Place::new();
         let mut life = Life::of_two(&place).await;
-        // The smaller is there first.
+        // The smaller base is set first.
         life.with_tenant("a", &["v"]).await;
         life.with_tenant("b", &["v", "w"]).await;
         life.with_tenant("c", &[]).await;
@@ -291,10 +290,10 @@ fn a_guarantee_stays_over_a_restart_and_another_engine() {
             all.map(|base| base.tenant).collect()
         };
         assert_eq!(lacking(&life), [""; 0]);
-        // What the node has is kept for who has no exports yet: on the other reactor.
+        // The node keeps room for a tenant without exports, on the other reactor.
         let set = life.base("c", 85).await;
         assert!(set.admission.guaranteed, "{set:?}");
-        // Raised, the oldest is the last.
+        // An oldest tenant that raises its base becomes the last.
         let set = life.base("a", 50).await;
         let first = |set: &TenantBudget| set.admission.lacking[0].clone();
         assert_eq!((&*first(&set).tenant, first(&set).reactor), ("a", Some(0)));
@@ -304,7 +303,7 @@ fn a_guarantee_stays_over_a_restart_and_another_engine() {
         assert_eq!(lacking(&life), ["a"]);
         assert_eq!(life.last_said(), [("a", false), ("b", true)]);
         let before = life.kill().await;
-        // Nothing of the engine is there any more either.
+        // The engine's state is gone too.
         let next = Begin {
             boot: [8; 16],
             generation: 2,
@@ -313,7 +312,6 @@ fn a_guarantee_stays_over_a_restart_and_another_engine() {
         let mut life = Life::next_of_two(&place, next, &before).await;
         assert_eq!(lacking(&life), ["a"]);
         assert_eq!(life.last_said(), [("a", false), ("b", true)]);
-        // Where they fitted they are served.
         let told: Vec<Option<u32>> = (life.fake.log.iter())
             .filter_map(|said| match said {
                 ToEngine::SetExport { reactor, .. } => Some(*reactor),
@@ -321,14 +319,14 @@ fn a_guarantee_stays_over_a_restart_and_another_engine() {
             })
             .collect();
         assert_eq!(told[1..], [Some(0); 2], "{told:?}");
-        // Lowered, it is guaranteed.
         let set = life.base("a", 10).await;
         assert!(set.admission.guaranteed, "{set:?}");
         assert_eq!(life.last_said(), [("a", true), ("b", true)]);
     });
 }
 
-/// As the version of 2026-11-25 wrote them: promises, costs and settings, some of which are fixed by now.
+/// Written by the version of 2026-11-25: promises, costs and settings, some of which are constants
+/// now.
 #[test]
 fn older_promises_are_read() {
     run(async {
@@ -337,7 +335,7 @@ fn older_promises_are_read() {
         for tenant in ["a", "b", "c"] {
             life.with_tenant(tenant, &["v"]).await;
         }
-        // Without promises, the larger bases come first.
+        // Without recorded promises, the larger bases come first.
         for (tenant, percent, reactor) in [("b", 70, 0), ("c", 70, 1), ("a", 40, 0)] {
             life.base(tenant, percent).await;
             life.serve(tenant, "v", reactor).await;
@@ -412,7 +410,7 @@ fn what_does_not_fit_for_a_while_is_guaranteed_again_before_others() {
             life.serve(tenant, "v", 0).await;
         }
         assert_eq!(life.last_said(), [("a", true), ("b", false)]);
-        // Everything costs more for a while, over a restart.
+        // All costs rise for a while, including a restart.
         let owner = life.owner.clone();
         let costs = |owner: Rc<Owner>, times: f64| async move {
             let mut profiles = owner.node.costs_show().profiles;
@@ -432,7 +430,7 @@ fn what_does_not_fit_for_a_while_is_guaranteed_again_before_others() {
             ..Begin::default()
         };
         let mut life = Life::next_of_two(&place, next, &before).await;
-        // They are served together again.
+        // One reactor serves both again.
         for (lane, export) in life.owner.exports.export_list().iter().enumerate() {
             let record = &life.fake.region.lanes()[lane];
             record.reactor.store(0, Relaxed);
@@ -441,7 +439,7 @@ fn what_does_not_fit_for_a_while_is_guaranteed_again_before_others() {
         let owner = life.owner.clone();
         life.with_engine(costs(owner, 0.25)).await;
         assert_eq!(life.last_said(), [("a", true), ("b", false)]);
-        // Whoever asks for more than fits is the one who lacks, and what it had is nobody else's.
+        // A request above the capacity lacks room, and does not take the old room from others.
         life.base("a", 110).await;
         assert_eq!(life.last_said(), [("a", false), ("b", false)]);
         let set = life.base("a", 40).await;
@@ -530,7 +528,7 @@ fn the_reactors_that_there_are_count() {
         life.serve("a", "v", 0).await;
         life.serve("b", "v", 1).await;
         assert!(life.owner.placement.admission().guaranteed);
-        // The next engine has one, and is told so from its begin.
+        // The next engine has one reactor, and gets the result from its beginning.
         life.replace_engine(|fake| fake.region.header().reactors.store(1, Relaxed))
             .await;
         life.opened().await;
@@ -544,7 +542,7 @@ fn the_reactors_that_there_are_count() {
         let now = life.owner.placement.admission();
         assert_eq!((now.reactors.len(), now.lacking.len()), (1, 1));
         assert_eq!(life.owner.budgets.scheduling_show().reactors, 1);
-        // More of them than the next one is to have.
+        // The next engine has more reactors than configured.
         life.replace_engine(|fake| fake.region.header().reactors.store(4, Relaxed))
             .await;
         life.opened().await;
@@ -578,7 +576,7 @@ fn what_is_guaranteed_and_can_not_be_written_is_warned_of_and_tried_again() {
             "{warned:?}"
         );
         assert!(!written());
-        // With room it is written, without anything else that happens.
+        // It is written as soon as there is room.
         std::fs::remove_dir(&blocked).unwrap();
         while !life.owner.reports.warnings().is_empty() {
             tokio::time::sleep(Duration::from_millis(10)).await;

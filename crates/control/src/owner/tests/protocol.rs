@@ -1,4 +1,4 @@
-//! Faults, flushes, and what the engine is told.
+//! Tests of faults, flushes and messages to the engine.
 
 use forebay_xlate::boundary::message::{FromEngine, Job, ToEngine};
 use forebay_xlate::{DeviceIndex, ExtentRange, Rights, VolumeId};
@@ -71,7 +71,7 @@ fn committed_is_said_after_the_commit() {
         assert!(!durably_mapped(&place.file(), a, 3));
         life.fake.write(a, 4).await;
         assert!(life.fake.flush(a, sequence).await);
-        // Looked at in the moment when `Committed` came.
+        // Read as soon as `Committed` came.
         assert!(durably_mapped(&place.file(), a, 3));
         assert!(
             !durably_mapped(&place.file(), a, 4),
@@ -148,13 +148,11 @@ fn the_engine_is_told_of_everything_and_of_changes() {
             })
             .collect();
         assert_eq!(sizes, [16 << 20, 32 << 20]);
-        // A volume that is exported stays.
         let delete = owner.volumes.volume_delete("t".to_owned(), "a".to_owned());
         assert_eq!(
             life.with_engine(delete).await.unwrap_err().kind,
             crate::model::error::ErrorKind::InUse
         );
-        // The next engine hears of it all by itself, devices first.
         life.replace_engine(|_| {}).await;
         life.fake.settle().await;
         let told: Vec<&str> = life
@@ -255,7 +253,7 @@ fn catalog_operations_go_on_without_an_engine() {
     });
 }
 
-/// Its numbers mean nothing, or something else, in a later one.
+/// The sequence numbers mean nothing to a later engine.
 #[test]
 fn an_answer_to_a_commit_is_said_only_in_the_conversation_that_asked() {
     run(async {

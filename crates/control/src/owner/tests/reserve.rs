@@ -1,4 +1,4 @@
-//! What hosts reserve, over the deaths of daemon and engine.
+//! Tests of NVMe reservations over deaths of daemon and engine.
 
 use forebay_nvme::Status;
 use forebay_nvme::reservation::Reservations;
@@ -12,7 +12,7 @@ const HOST_B: [u8; 16] = [0xb; 16];
 /// Reservation Register with CPTPL "keep" and RREGA 0 or 1 (NVMe Base 2.0, 7.3).
 const REGISTER: u32 = 0x0d << 16;
 const UNREGISTER: u32 = REGISTER | 1;
-/// "Set to 1": as Linux does.
+/// CPTPL "set to 1", as Linux sends it.
 const PERSIST: u32 = 3 << 30;
 /// Reservation Acquire, type 1 (7.2).
 const ACQUIRE: u32 = 0x11 << 16 | 1 << 8;
@@ -32,7 +32,7 @@ fn ask(volume: VolumeId, number: u64, host: [u8; 16], action: u32, keys: [u64; 2
 }
 
 impl Life {
-    /// Asks, and waits for the answer: the status without Do Not Retry, and the state.
+    /// Returns the answer's status without Do Not Retry, and the state.
     async fn reserve(&mut self, ask: ReserveAsk) -> (Status, Reservations) {
         self.fake.say(&FromEngine::Reserve(ask));
         self.reserved(ask.token).await
@@ -58,7 +58,7 @@ impl Life {
     }
 }
 
-/// The states that an engine was told of, in the order of messages; none for an export's message.
+/// The states sent to an engine, in order; `None` stands for an export's message.
 fn told(fake: &Fake) -> Vec<Option<(VolumeId, Reservations)>> {
     let said = |message: &ToEngine| match message {
         ToEngine::SetReservations { volume, state, .. } => Some(Some((*volume, state.clone()))),
@@ -87,18 +87,18 @@ fn a_command_counts_once_however_often_it_is_asked_for() {
         assert!(state.ptpl());
         let (status, again) = life.reserve(register).await;
         assert_eq!((status, again), (Status::SUCCESS, state));
-        // The same by another token is another command, and refused ones are answered anew.
+        // With another token it is another command; refused commands are not remembered.
         let other = ask(a, 1, HOST_B, ACQUIRE, [7, 0]);
         let (status, state) = life.reserve(other).await;
         assert_eq!(status, Status::RESERVATION_CONFLICT);
         assert_eq!(state.generation(), 1);
         let unregister = ask(a, 2, HOST_A, UNREGISTER, [7, 0]);
         assert_eq!(life.reserve(unregister).await.0, Status::SUCCESS);
-        // Carried out a second time it would be refused.
+        // Executed again, it would be refused.
         assert_eq!(life.reserve(unregister).await.0, Status::SUCCESS);
         let third = ask(a, 3, HOST_A, UNREGISTER, [7, 0]);
         assert_eq!(life.reserve(third).await.0, Status::RESERVATION_CONFLICT);
-        // Of no volume, and of no meaning.
+        // An unknown volume and an invalid command.
         let nowhere = ask(VolumeId(999), 4, HOST_A, REGISTER, [0, 7]);
         let (status, _) = life.reserve(nowhere).await;
         assert_eq!(status, Status::INVALID_NAMESPACE_OR_FORMAT);
@@ -108,7 +108,7 @@ fn a_command_counts_once_however_often_it_is_asked_for() {
     });
 }
 
-/// A daemon is killed around a command's commit; its engine lives on and asks the next one again.
+/// Kills a daemon before or after a command's commit; the engine asks the next one again.
 async fn killed(place: &Place, committed: bool) {
     let mut life = Life::first(place, Begin::default()).await;
     let a = life.volume("a", 1 << 20).await;
@@ -128,7 +128,7 @@ async fn killed(place: &Place, committed: bool) {
     let before = life.state(a).unwrap();
     let registered = before.registrants().len();
     assert_eq!(registered, if committed { 0 } else { 1 });
-    // The engine hears what is durable, and before it hears of exports.
+    // The engine gets the durable state before the exports.
     assert_eq!(told(&life.fake), [Some((a, before)), None]);
     let (status, state) = life.reserve(unregister).await;
     assert_eq!(status, Status::SUCCESS);
@@ -156,7 +156,6 @@ fn nothing_is_answered_before_it_is_durable() {
         let register = ask(a, 1, HOST_A, REGISTER, [0, 7]);
         life.fake.say(&FromEngine::Reserve(register));
         life.reserved(register.token).await;
-        // What the next daemon finds.
         life.kill().await;
         let owner = owner_of(&place, &begin(2), false);
         let core = owner.base.core.borrow();
@@ -181,11 +180,11 @@ fn what_is_not_to_persist_is_gone_with_the_machines_restart() {
         let persists = ask(b, 2, HOST_A, REGISTER | PERSIST, [0, 7]);
         life.reserve(persists).await;
         life.reserve(ask(b, 3, HOST_A, ACQUIRE, [7, 0])).await;
-        // Both processes die: that is no loss of power.
+        // The death of both processes is no power loss.
         let before = life.kill().await;
         let life = Life::next(&place, begin(2), &before).await;
         assert_eq!(life.state(a).unwrap().registrants().len(), 1);
-        // Neither is a stop in good order, which leaves no grant table.
+        // Neither is an orderly stop, which leaves no grant table.
         let before = life.kill().await;
         std::fs::remove_file(place.grants()).unwrap();
         let life = Life::next(&place, begin(3), &before).await;
@@ -200,7 +199,6 @@ fn what_is_not_to_persist_is_gone_with_the_machines_restart() {
         let kept = life.state(b).unwrap();
         assert_eq!(kept.registrants().len(), 1);
         assert!(kept.holds(&HOST_A));
-        // And that is durable.
         life.kill().await;
         let again = Begin {
             boot: [8; 16],
@@ -272,7 +270,7 @@ fn people_see_who_has_reserved_and_who_took_it() {
         let (status, state) = life.reserve(preempt).await;
         assert_eq!(status, Status::SUCCESS);
         assert!(state.holds(&HOST_B));
-        // Asked for again, it is no second event.
+        // A repetition emits no second event.
         life.reserve(preempt).await;
         let events = life.owner.base.events.all();
         assert_eq!(events.len(), 1);

@@ -1,4 +1,4 @@
-//! What is counted and told of what hosts do, over the deaths of daemon and engine.
+//! Tests of statistics and events of hosts over deaths of daemon and engine.
 
 use std::sync::atomic::Ordering::{Relaxed, Release};
 
@@ -10,7 +10,7 @@ use crate::model::events::{EventKind, TakeoverStats};
 use crate::model::stats::LaneStats;
 
 impl Life {
-    /// Has the engine serve a volume's export in a lane.
+    /// Records an export in a lane of the engine.
     fn lane(&self, volume: &str, lane: usize) -> u64 {
         let export = self.owner.exports.export_id("t", volume).unwrap();
         let record = &self.fake.region.lanes()[lane];
@@ -19,7 +19,7 @@ impl Life {
         export.0
     }
 
-    /// The engine ends so many reads of 4096 bytes and 1 us.
+    /// Counts reads of 4096 bytes and 1 us.
     fn reads(&self, lane: usize, count: u64) {
         for _ in 0..count {
             let ops = &self.fake.region.lanes()[lane].ops;
@@ -31,7 +31,7 @@ impl Life {
         self.owner.statistics.stats(TakeoverStats::default()).lanes
     }
 
-    /// A host connects, with this controller.
+    /// Records a host's controller.
     fn connects(&self, controller: u32, lane: usize, name: &str) {
         let region = &self.fake.region;
         let record = &region.controllers()[controller as usize];
@@ -93,7 +93,6 @@ fn counters_do_not_fall_when_processes_die() {
             (read.ops, lanes[0].queues)
         };
         assert_eq!(counted(&life), (5, 1));
-        // The engine dies, and is replaced.
         life.fake.hang_up();
         let owner = life.owner.clone();
         let alone = || owner.link.session().is_none().then_some(());
@@ -105,11 +104,10 @@ fn counters_do_not_fall_when_processes_die() {
         life.lane("a", 0);
         life.reads(0, 2);
         assert_eq!(counted(&life), (7, 1));
-        // Another conversation with the same engine counts nothing twice.
+        // A new session with the engine counts nothing twice.
         let session = owner.link.session().unwrap();
         owner.statistics.count_on(&session);
         assert_eq!(counted(&life), (7, 1));
-        // The daemon dies, and its engine lives on.
         owner.statistics.save_figures(true).await;
         drop((owner, session));
         let mut fake = life.kill().await;
@@ -117,7 +115,7 @@ fn counters_do_not_fall_when_processes_die() {
         let life = Life::take_over(&place, Begin::default(), fake).await;
         life.reads(0, 1);
         assert_eq!(counted(&life), (8, 1));
-        // Both die: what was counted since the last save is lost, and no more.
+        // If both die, only the counts since the last save are lost.
         life.owner.statistics.save_figures(true).await;
         life.reads(0, 4);
         assert_eq!(counted(&life), (12, 1));
@@ -131,7 +129,7 @@ fn counters_do_not_fall_when_processes_die() {
     });
 }
 
-/// A host's SMART log goes on where it was: each engine is told what those before it have counted.
+/// A host's SMART log continues: each engine gets the sum of its predecessors' counts.
 #[test]
 fn figures_go_on_where_they_were() {
     run(async {
@@ -162,7 +160,6 @@ fn figures_go_on_where_they_were() {
             assert_eq!(told(&mut life), before);
             life.lane("a", 0);
         }
-        // The daemon dies: the engine that lives on is told the same, and counts on.
         life.owner.statistics.save_figures(true).await;
         let mut fake = life.kill().await;
         fake.take_the_rest();
@@ -222,7 +219,7 @@ fn hosts_that_come_and_go_are_events() {
         owner.hosts.look_at_hosts();
         life.lane("a", 0);
         life.connects(7, 0, "nqn.one");
-        // The same host a second time is no news.
+        // A second connection of a known host is no event.
         life.connects(8, 0, "nqn.one");
         life.connects(9, 0, "nqn.two");
         owner.hosts.look_at_hosts();
@@ -234,14 +231,13 @@ fn hosts_that_come_and_go_are_events() {
         life.disconnects(9);
         owner.hosts.look_at_hosts();
         assert_eq!(seen(EventKind::HostDisconnected), [two]);
-        // A storm.
         for host in 0..500 {
             life.connects(100 + host, 0, &format!("nqn.{host}"));
         }
         owner.hosts.look_at_hosts();
         assert_eq!(seen(EventKind::HostConnected).last(), Some(&(None, 500)));
         assert_eq!(seen(EventKind::HostConnected).len(), 3);
-        // The engine dies. Its successor has everybody but one, once it acts.
+        // The engine dies; its successor has all hosts but one once it acts.
         life.fake.hang_up();
         life.replace_engine(|_| {}).await;
         owner.hosts.look_at_hosts();
@@ -254,7 +250,7 @@ fn hosts_that_come_and_go_are_events() {
         assert_eq!(seen(EventKind::HostDisconnected).last(), Some(&one));
         assert_eq!(seen(EventKind::HostDisconnected).len(), 2);
         assert_eq!(seen(EventKind::HostConnected).len(), 3);
-        // The records of one that does not act yet say nothing.
+        // Records of an engine that does not act yet count for nothing.
         (0..500).for_each(|host| life.disconnects(100 + host));
         owner.link.acting.set(1);
         owner.hosts.look_at_hosts();
@@ -305,7 +301,8 @@ fn the_engine_hears_how_full_volumes_and_pool_are() {
         for extent in 0..16 {
             life.fake.write(a, extent).await;
         }
-        // Ten beats, not each write. The owner's own beat is a second: where this takes long, there are some more.
+        // Every ten beats, not at each write. The owner's own one-second beat may add some on a
+        // slow node.
         beats(4);
         life.fake.settle().await;
         assert_eq!(life.figures(), []);
@@ -316,7 +313,7 @@ fn the_engine_hears_how_full_volumes_and_pool_are() {
         let (_, used_bytes, spare, warnings) = told[0];
         assert_eq!((used_bytes, warnings), (16 * EXTENT, 0));
         assert!(spare < 100);
-        // A pool that is nearly full is told at once, but not to who has all its space.
+        // A nearly full pool is reported at once, except to volumes that have all their space.
         let update = crate::model::PoolUpdate {
             placement: None,
             warn_percent: Some(1),
@@ -341,7 +338,6 @@ fn the_engine_hears_how_full_volumes_and_pool_are() {
         let last = |of| told.iter().rev().find(|(volume, ..)| *volume == of);
         assert_eq!(last(a).map(|figures| figures.3), Some(1), "{told:?}");
         assert_eq!(last(b), Some(&(b, 0, 100, 0)));
-        // The next engine hears everything before it listens.
         life.fake.hang_up();
         life.replace_engine(|_| {}).await;
         life.fake.settle().await;
@@ -378,7 +374,7 @@ fn a_change_of_an_export_is_answered_when_hosts_are_shut_out() {
             early = &mut first => panic!("{early:?}"),
             request = life.fake.until(told) => request,
         };
-        // The request is done, but hosts are still there.
+        // The request is done, but hosts are still connected.
         tokio::select! {
             early = &mut first => panic!("{early:?}"),
             () = life.fake.settle() => {}
@@ -392,7 +388,7 @@ fn a_change_of_an_export_is_answered_when_hosts_are_shut_out() {
         assert_eq!(shown.commands_ending, 3);
         let shown = owner.exports.export_show("t", "a").unwrap();
         assert_eq!(shown.commands_ending, 0);
-        // The engine dies meanwhile: the next one serves what is recorded.
+        // If the engine dies meanwhile, the next one serves the recorded state.
         let mut second = change(true);
         tokio::select! {
             early = &mut second => panic!("{early:?}"),

@@ -1,4 +1,4 @@
-//! Giving space back: releases, deletion, laundering, a full pool, a full grant table.
+//! Tests of space: releases, deletion, zero-fill, a full pool, a full grant table.
 
 use forebay_xlate::ExtentRange;
 use forebay_xlate::boundary::message::{FaultFailure, Job, ToEngine};
@@ -22,7 +22,7 @@ fn a_release_waits_for_the_revoke() {
         let before = life.space();
         let release = life.fake.release(a, ExtentRange::new(2, 4));
         life.fake.until(is_revoke).await;
-        // A fault within the range is not answered before it is through; one outside is.
+        // A fault in the range waits, one outside is answered.
         life.fake.ask_fault(a, 3, true);
         life.fake.fault(a, 20, true).await.unwrap();
         assert_eq!(
@@ -33,7 +33,8 @@ fn a_release_waits_for_the_revoke() {
         assert_eq!(life.space().dirty, before.dirty);
         assert!(!life.fake.log.iter().any(is_release_done));
         life.fake.answer_revoke();
-        // The fake refuses a grant in the range before this, and an extent that is not laundered.
+        // The fake rejects a grant in the range before this, and an extent that was not
+        // zero-filled.
         life.fake.released(release).await;
         let word = life.fake.answer_to(a, 3, true).await.unwrap();
         assert!(word.writable());
@@ -42,7 +43,7 @@ fn a_release_waits_for_the_revoke() {
     });
 }
 
-/// Only mapped extents take work: one request and one revoke cover all others.
+/// Only mapped extents cost work: one request and one revoke cover the rest.
 #[test]
 fn deallocate_of_holes_is_free() {
     run(async {
@@ -177,7 +178,7 @@ fn a_deleted_volume_is_revoked_first_and_its_space_comes_back() {
         assert!(life.owner.base.volume_list(None).unwrap().is_empty());
         assert_eq!(life.owner.base.core.borrow().grants.usage().0, 0);
         let b = life.volume("b", 16 << 20).await;
-        // The fake refuses an extent of the dead volume that was not laundered.
+        // The fake rejects an extent that was not zero-filled.
         for extent in 0..50 {
             life.fake.write(b, extent).await;
         }
@@ -201,7 +202,7 @@ fn a_revoke_that_is_not_heard_changes_nothing() {
         let error = life.with_engine(delete).await.unwrap_err();
         assert_eq!(error.kind, crate::model::error::ErrorKind::Unavailable);
         assert_eq!(life.mapped(a), 1);
-        // A tenant who asked for zeros must not be told that they are there.
+        // A tenant must not be told of zeros that are not there.
         let release = life.fake.release(a, ExtentRange::new(0, 1));
         life.fake.not_released(release).await;
         assert!(!life.fake.log.iter().any(is_release_done));
@@ -239,7 +240,7 @@ fn a_full_pool_says_so_and_goes_on_when_space_is_freed() {
             "reads go on"
         );
         assert!(is_hole(life.fake.fault(a, written, false).await.unwrap()));
-        // With dirty extents about to be clean a write waits instead of failing.
+        // A write waits for zero-fill instead of failing.
         let release = life.fake.release(a, ExtentRange::new(0, 8));
         life.fake.released(release).await;
         for extent in written..written + 8 {
@@ -265,7 +266,7 @@ fn a_full_grant_table_takes_back_what_is_durable() {
         )
         .await;
         let a = life.volume("a", 64 << 20).await;
-        // Every second extent, so that nothing merges.
+        // Every second extent, so that no entries merge.
         for extent in 0..300 {
             life.fake.write(a, extent * 2).await;
             let (used, capacity) = life.owner.base.core.borrow().grants.usage();
@@ -289,7 +290,7 @@ fn a_full_grant_table_takes_back_what_is_durable() {
         }
         assert!(revoked > 0, "300 grants don't fit into 128 entries");
         assert!(together, "neighbours share a revoke");
-        // What was taken back is found again at the same place: the fake checks that.
+        // The fake checks that evicted grants are found at the old place.
         for extent in 0..300 {
             life.fake.write(a, extent * 2).await;
         }
@@ -325,7 +326,7 @@ fn an_uncommitted_grant_stays_in_a_full_table() {
     });
 }
 
-/// A pool that a volume has filled, and how many extents that took.
+/// A pool that one volume fills, and its number of extents.
 async fn full_pool(place: &Place, begin: Begin) -> (Life, VolumeId, u64) {
     let mut life = Life::first(place, begin).await;
     let a = life.volume("a", 1 << 30).await;
@@ -337,7 +338,7 @@ async fn full_pool(place: &Place, begin: Begin) -> (Life, VolumeId, u64) {
     (life, a, written)
 }
 
-/// The next job that is not answered.
+/// The next unanswered job.
 async fn next_job(life: &mut Life) -> Job {
     if life.fake.open_jobs.is_empty() {
         life.fake
@@ -374,7 +375,7 @@ fn a_round_of_laundering_is_bounded_by_bytes() {
         }
         assert_eq!(zeroed, 16, "64 MiB, then a flush");
         life.fake.answer_job();
-        // A write needs space in the middle of the next round: what is zeroed by then is flushed.
+        // A write that needs space ends the round: the extents zeroed by then are flushed.
         next_job(&mut life).await;
         assert_eq!(life.space().clean, 16);
         for extent in 0..16 {
@@ -387,7 +388,7 @@ fn a_round_of_laundering_is_bounded_by_bytes() {
         assert!(matches!(next_job(&mut life).await, Job::Flush { .. }));
         life.fake.answer_job();
         life.fake.answer_to(a, 16, true).await.unwrap();
-        // And what is taken for a write that waits already is no more than one piece.
+        // A round for a waiting write takes only one piece.
         life.fake.ask_fault(a, 17, true);
         life.fake.settle().await;
         assert!(
@@ -418,8 +419,8 @@ fn a_write_waits_while_space_is_being_laundered() {
         for extent in written..written + 4 {
             life.fake.ask_fault(a, extent, true);
         }
-        // Slowly: each piece takes far longer than the limit. What is clean goes to one of them at
-        // once, and the others wait on.
+        // Each piece takes far longer than the limit. One writer gets each clean extent; the others
+        // wait.
         for more in 1..=3 {
             for _ in ["zeroing", "flush"] {
                 next_job(&mut life).await;
@@ -437,7 +438,7 @@ fn a_write_waits_while_space_is_being_laundered() {
                 life.fake.listen(Duration::from_millis(10)).await;
             }
         }
-        // Nothing is dirty any more: the fourth hears so.
+        // Nothing is dirty now: the fourth fails.
         while failures(&life) == before {
             life.fake.listen(Duration::from_millis(10)).await;
         }
@@ -456,20 +457,18 @@ fn a_write_fails_when_what_is_dirty_does_not_become_clean() {
         begin.limits.launder = Duration::from_millis(100);
         begin.limits.job = Duration::from_millis(300);
         let (mut life, a, written) = full_pool(&place, begin).await;
-        // The device refuses to zero.
         life.fake.fail_launders = u32::MAX;
         let release = life.fake.release(a, ExtentRange::new(0, 8));
         life.fake.released(release).await;
         let failed = life.fake.fault(a, written, true).await;
         assert_eq!(failed, Err(FaultFailure::NoSpace));
         assert_eq!(life.space().dirty, 8);
-        // It hangs: expected until that is known.
+        // Until the hang is known, space is expected.
         life.fake.fail_launders = 0;
         life.fake.hang(0);
         let failed = life.fake.fault(a, written, true).await;
         assert_eq!(failed, Err(FaultFailure::NoSpace));
         assert_eq!(life.space().dirty, 8);
-        // It goes on.
         life.fake.hang_no_more(0);
         while life.space().dirty > 0 {
             life.fake.listen(Duration::from_millis(10)).await;

@@ -1,4 +1,4 @@
-//! What a daemon takes over, with what an earlier engine wrote and nobody flushed.
+//! Tests of a daemon that takes over when an earlier engine's writes were not flushed.
 
 use std::collections::BTreeSet;
 
@@ -11,7 +11,7 @@ use super::*;
 const MARK: [u8; 512] = [0xa5; 512];
 
 impl Life {
-    /// A tenant's write, in the device's cache; nobody but the engine knows of it.
+    /// A tenant's write that only the engine knows of, in the device's cache.
     fn write_through_engine(&self, word: Word) -> (usize, u64) {
         let offset = {
             let core = self.owner.base.core.borrow();
@@ -24,7 +24,7 @@ impl Life {
         (usize::from(word.device().0), offset)
     }
 
-    /// A volume whose 64 extents, on every device, are durably mapped, and written since.
+    /// A volume with 64 durably mapped extents over all devices, which were written since.
     async fn written(&mut self) -> (VolumeId, Vec<(usize, u64)>) {
         let volume = self.volume("a", 16 << 20).await;
         for extent in 0..64 {
@@ -50,7 +50,7 @@ impl Life {
         words.map(|word| word.device().0).collect()
     }
 
-    /// As after a daemon that was killed between a release's commit and the removal of the entry.
+    /// As if a daemon was killed between a release's commit and the removal of the entry.
     async fn release_but_list(&mut self, volume: VolumeId, first: u64, count: u64) {
         let released = self.owner.base.core.borrow_mut().pool.release(
             volume,
@@ -76,7 +76,7 @@ impl Life {
         all.iter().map(|grant| grant.range).collect()
     }
 
-    /// With the engine that the killed daemon left.
+    /// The next daemon takes over the killed daemon's engine.
     async fn next_takes_over(self, place: &Place, begin: Begin, prepare: fn(&mut Fake)) -> Self {
         let mut fake = self.kill().await;
         (fake.answer_jobs, fake.answer_revokes) = (false, false);
@@ -89,7 +89,7 @@ impl Life {
     }
 }
 
-/// Cuts the power; how many of these places have kept what was written there, by device.
+/// Cuts the power; returns for each device how many of these writes survived.
 fn kept(place: &Place, places: &[(usize, u64)], seed: u64) -> Vec<usize> {
     let on = |device: usize| {
         power::cut(&place.path(device), seed).unwrap();
@@ -118,7 +118,7 @@ fn a_stop_leaves_nothing_that_only_the_grant_table_knows() {
     for seed in 0..3 {
         run(async move {
             let place = Place::with_volatile_devices(3);
-            // The third has no catalog, whose commits would flush it by the way.
+            // The third device has no catalog, whose commits would flush it.
             let mut life = Life::first(&place, Begin::default()).await;
             let (_, places) = life.written().await;
             assert_eq!(
@@ -192,7 +192,7 @@ fn without_a_table_every_device_is_flushed_first() {
     for seed in 0..3 {
         run(async move {
             let place = Place::with_volatile_devices(3);
-            // The third has no catalog, whose commits would flush it by the way.
+            // The third device has no catalog, whose commits would flush it.
             let mut life = Life::first(&place, Begin::default()).await;
             let (a, places) = life.written().await;
             let before = life.kill().await;
@@ -214,7 +214,7 @@ fn a_device_that_could_not_be_flushed_is_covered_until_it_is() {
         let before = life.kill().await;
         std::fs::remove_file(place.grants()).unwrap();
         let fail = volatile::fail_path(&place.path(1));
-        // It fails from right after the pool is opened.
+        // It fails as soon as the pool is open.
         let begins_failing = |begin: &Begin| {
             let owner = owner_of(&place, begin, false);
             std::fs::write(&fail, "").unwrap();
@@ -223,7 +223,8 @@ fn a_device_that_could_not_be_flushed_is_covered_until_it_is() {
         let owner = begins_failing(&generation(2));
         let life = Life::with_fresh_engine(owner, 2, Some(&before)).await;
         assert_eq!(life.flush_covers(a), BTreeSet::from([1]));
-        // The next daemon has a table, but knows; the internal lane flushes the device now and then.
+        // The next daemon has a table, but also knows; the internal lane flushes the device now and
+        // then.
         let before = life.kill().await;
         std::fs::remove_file(&fail).unwrap();
         let mut begin = generation(3);
@@ -270,7 +271,7 @@ fn only_what_is_stale_of_an_entry_is_forgotten() {
         assert_eq!(life.revoked(), [ExtentRange::new(10, 2)]);
         let rest = [ExtentRange::new(0, 10), ExtentRange::new(12, 4)];
         assert_eq!(life.listed(a), rest);
-        // So the engine after this one is told that a FLUSH covers the device.
+        // The remaining entries make the next engine's FLUSH cover the device.
         life.replace_engine(|_| {}).await;
         life.fake.settle().await;
         assert_eq!(life.flush_covers(a), BTreeSet::from([0]));
@@ -293,7 +294,7 @@ fn an_uncommitted_part_of_a_stale_entry_outlives_the_next_daemons_too() {
         assert_eq!(life.listed(a), [ExtentRange::new(0, 16)], "one entry");
         life.release_but_list(a, 2, 2).await;
         let word = life.fake.grants[&(a, 12)];
-        // Flushes fail from here on: nothing more can be committed.
+        // Flushes fail from here on: nothing can be committed.
         let mut begin = Begin::default();
         begin.limits.adoption = Duration::from_secs(1);
         let prepare = |fake: &mut Fake| fake.fail_flushes = true;
@@ -330,7 +331,7 @@ fn what_was_written_anew_is_not_taken_for_stale() {
         }
         assert!(life.fake.flush(a, life.fake.highest_sequence(a)).await);
         life.release_but_list(a, 2, 4).await;
-        // A revoke is not answered, so faults are answered before this is settled.
+        // Without an answer to the revoke, faults are answered before this is settled.
         let mut begin = Begin::default();
         begin.limits.adoption = Duration::from_millis(100);
         begin.limits.revoke = Duration::from_millis(200);
@@ -338,7 +339,7 @@ fn what_was_written_anew_is_not_taken_for_stale() {
         let prepare = |fake: &mut Fake| fake.answer_revokes = false;
         let mut life = life.next_takes_over(&place, begin, prepare).await;
         assert_eq!(life.revoked()[0], ExtentRange::new(2, 4));
-        // The tenant writes one of them: its old place is taken back, and it gets a new one.
+        // A written extent is revoked at its old place and gets a new one.
         life.fake.ask_fault(a, 3, true);
         life.fake.answer_revokes = true;
         life.fake.answer_all_revokes();
@@ -395,7 +396,6 @@ fn what_can_not_be_flushed_keeps_nobody_from_taking_stale_grants_back() {
             .await;
         }
         assert_eq!(life.listed(b), []);
-        // The tenant's own are as they were.
         assert_eq!(
             owner
                 .base

@@ -1,9 +1,9 @@
-//! What the fake engine asks the daemon for: faults, writes, releases, flushes.
+//! Requests of the fake engine: faults, writes, releases, flushes.
 
 use super::*;
 
 impl Fake {
-    /// Faults, and waits for the answer; it must fit what was asked.
+    /// Faults, and checks that the answer fits.
     pub(in super::super) async fn fault(
         &mut self,
         volume: VolumeId,
@@ -14,7 +14,6 @@ impl Fake {
         self.answer_to(volume, extent, write).await
     }
 
-    /// Faults, without waiting.
     pub(in super::super) fn ask_fault(&mut self, volume: VolumeId, extent: u64, write: bool) {
         let faults = vec![FaultAsk {
             volume,
@@ -24,7 +23,7 @@ impl Fake {
         self.say(&FromEngine::Faults { faults });
     }
 
-    /// The newest grant, which the newest message must be.
+    /// The newest grant, which must be the newest message.
     pub(in super::super) fn last_grant(&self) -> GrantOf {
         match self.log.last() {
             Some(ToEngine::Grants { grants }) => *grants.last().unwrap(),
@@ -32,7 +31,6 @@ impl Fake {
         }
     }
 
-    /// Waits for a fault's answer.
     pub(in super::super) async fn answer_to(
         &mut self,
         volume: VolumeId,
@@ -66,14 +64,14 @@ impl Fake {
         answer
     }
 
-    /// A first write to a place ahead; gives back what may be written to.
+    /// First write to a preallocated extent; returns its writable word.
     fn claim(&mut self, volume: VolumeId, extent: u64) -> Option<Word> {
         let word = self.grants.get_mut(&(volume, extent))?;
         *word = word.claimed();
         Some(*word).filter(|word| word.writable())
     }
 
-    /// Writes: faults unless it is granted.
+    /// Writes; faults if nothing is granted.
     pub(in super::super) async fn write(&mut self, volume: VolumeId, extent: u64) -> Word {
         match self.claim(volume, extent) {
             Some(word) => word,
@@ -81,7 +79,6 @@ impl Fake {
         }
     }
 
-    /// Asks for a deallocation, without waiting.
     pub(in super::super) fn release(&mut self, volume: VolumeId, range: ExtentRange) -> u64 {
         let release = self.next_release;
         self.next_release += 1;
@@ -103,7 +100,7 @@ impl Fake {
             .await;
     }
 
-    /// A FLUSH: asks for the commit of everything up to `sequence`.
+    /// A FLUSH: asks for a commit up to `sequence`.
     pub(in super::super) async fn flush(&mut self, volume: VolumeId, sequence: u64) -> bool {
         self.say(&FromEngine::CommitWanted { volume, sequence });
         self.until(|message| match message {
@@ -120,7 +117,6 @@ impl Fake {
         .await
     }
 
-    /// The highest commit sequence that was heard for a volume.
     pub(in super::super) fn highest_sequence(&self, volume: VolumeId) -> u64 {
         self.log
             .iter()

@@ -1,4 +1,4 @@
-//! What the fake engine leaves with the daemon, and what it is given of one that died.
+//! Deposits of the fake engine, and the state of a dead engine that it receives.
 
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
@@ -7,7 +7,6 @@ use forebay_xlate::boundary::message::{Blamed, FromEngine, Held, ToEngine};
 
 use super::Fake;
 
-/// What a dead engine left, as it was given.
 #[derive(Default)]
 pub(in super::super) struct Given {
     pub(in super::super) request: u64,
@@ -45,7 +44,7 @@ impl Given {
 }
 
 impl Fake {
-    /// Deposits a connection; gives back its host's end.
+    /// Deposits a connection; returns the host's end.
     pub(in super::super) fn deposit(&mut self, socket: u64) -> UnixStream {
         let (ours, host) = UnixStream::pair().unwrap();
         let message = FromEngine::Socket { socket };
@@ -53,12 +52,11 @@ impl Fake {
         host
     }
 
-    /// Sends what there was no room for.
+    /// Sends the messages that the socket had no room for.
     pub(in super::super) fn send_queued(&mut self) {
         self.channel.flush().unwrap();
     }
 
-    /// It keeps its memory in a file.
     pub(in super::super) fn with_memory(mut self) -> Self {
         let memory = tempfile::tempfile().unwrap().into();
         self.held.push((Held::Memory, vec![memory]));

@@ -1,13 +1,10 @@
-//! The engine's end of the conversation, for tests: it says what a test tells it to say, and checks
-//! that what it hears keeps the protocol.
+//! A fake engine for tests. It sends what a test asks for, and checks that the daemon keeps the
+//! protocol.
 //!
-//! Checked always: an extent of a device is granted for one place of one volume only, until it has
-//! been laundered; nothing is granted within a range whose revoke is unanswered; laundered extents
-//! are not granted while they are being laundered. A device may hang: then whatever was granted there
-//! counts as written to until it hangs no more, so that neither may it be laundered nor get another
-//! owner; and one settle at a time is asked for there.
-//!
-//! Not here: a data path.
+//! It always checks three rules. A device extent is granted for one place only until it was
+//! zero-filled. Nothing is granted in a range with an unanswered revoke, or during zero-fill. While
+//! a device hangs, its granted extents count as being written, and only one settle job may run
+//! there.
 
 mod asks;
 mod given;
@@ -31,7 +28,7 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::time::timeout;
 
-/// Stops a test that hangs.
+/// The time limit of a hanging test.
 const HANG: Duration = Duration::from_secs(120);
 
 pub(super) struct Fake {
@@ -39,25 +36,22 @@ pub(super) struct Fake {
     readiness: AsyncFd<OwnedFd>,
     pub(super) region: Region,
     pub(super) generation: u64,
-    /// What is said after `Welcome`.
+    /// Sent after `Welcome`.
     pub(super) held: Vec<(Held, Vec<OwnedFd>)>,
     /// Whether devices are ready as soon as they are opened.
     pub(super) devices_ready: bool,
-    /// Whether revokes and jobs are answered by themselves.
+    /// Whether revokes and jobs are answered automatically.
     pub(super) answer_revokes: bool,
     pub(super) answer_jobs: bool,
     pub(super) answer_requests: bool,
-    /// Whether hosts are shut out at once when an export changes.
+    /// Whether hosts are disconnected at once when an export changes.
     pub(super) settle_exports: bool,
-    /// Devices that end nothing.
     hung: BTreeSet<u8>,
-    /// What was granted on them, taken back, and is perhaps still written to.
+    /// Revoked extents on hanging devices, which may still be written.
     undrained: BTreeMap<(u8, u64), (VolumeId, u64)>,
-    /// Revokes that were given up.
     pub(super) abandoned: u64,
-    /// The next so many launder jobs fail with EIO.
+    /// How many of the next launder jobs fail with EIO.
     pub(super) fail_launders: u32,
-    /// Flush jobs fail with EIO.
     pub(super) fail_flushes: bool,
     pub(super) grants: HashMap<(VolumeId, u64), Word>,
     known: Vec<DeviceConfig>,
@@ -68,7 +62,6 @@ pub(super) struct Fake {
     pub(super) jobs: Vec<Job>,
     pub(super) log: Vec<ToEngine>,
     next_release: u64,
-    /// What it was given of a dead engine.
     pub(super) given: Given,
 }
 
@@ -84,7 +77,6 @@ fn sockets() -> (Channel, AsyncFd<OwnedFd>, OwnedFd) {
 }
 
 impl Fake {
-    /// An engine, and the daemon's end of its socket.
     pub(super) fn new(generation: u64) -> (Self, OwnedFd) {
         let (channel, readiness, theirs) = sockets();
         let fake = Self {
@@ -116,14 +108,14 @@ impl Fake {
         (fake, theirs)
     }
 
-    /// What the engine before this one was granted is not forgotten by the devices.
+    /// Inherits which device extents an earlier engine may write.
     pub(super) fn after(mut self, before: &Fake) -> Self {
         self.devices_ready = before.devices_ready;
         self.places = before.places.clone();
         self
     }
 
-    /// A new conversation with the next daemon; what is unfinished is told.
+    /// Reconnects to the next daemon, and reports what is unfinished.
     pub(super) fn reconnect(&mut self) -> OwnedFd {
         let (channel, readiness, theirs) = sockets();
         (self.channel, self.readiness) = (channel, readiness);
@@ -133,7 +125,7 @@ impl Fake {
         self.held
             .retain(|(held, _)| matches!(held, Held::Socket(_) | Held::Memory));
         self.held.extend(told);
-        // Nobody waits for these any more.
+        // The dead daemon's settle jobs have no waiter.
         self.open_jobs
             .retain(|(_, work)| !matches!(work, Job::Settle { .. }));
         self.held.extend(self.known.iter().map(|device| {
@@ -143,7 +135,7 @@ impl Fake {
         theirs
     }
 
-    /// Takes in what the daemon had said before its end.
+    /// Reads the dead daemon's last messages.
     pub(super) fn take_the_rest(&mut self) {
         while let Ok(Some((message, _))) = self.channel.receive::<ToEngine>() {
             self.take(&message);
@@ -151,12 +143,11 @@ impl Fake {
         }
     }
 
-    /// A device ends nothing from here on.
+    /// From here on, no request on the device ends.
     pub(super) fn hang(&mut self, device: u8) {
         self.hung.insert(device);
     }
 
-    /// It ends everything.
     pub(super) fn hang_no_more(&mut self, device: u8) {
         self.hung.remove(&device);
         self.undrained.retain(|at, _| at.0 != device);
@@ -164,15 +155,15 @@ impl Fake {
         self.answer_all_jobs();
     }
 
-    /// Unanswered settles of a device.
+    /// Unanswered settle jobs of a device.
     pub(super) fn settles(&self, device: u8) -> usize {
         let settles =
             |(_, job): &&(u64, Job)| matches!(job, Job::Settle { device: d } if d.0 == device);
         self.open_jobs.iter().filter(settles).count()
     }
 
-    /// What was in flight at a device when its settle was asked for has ended; not what came later, of
-    /// a volume that was given up since.
+    /// Ends a settle job and the writes in flight when it began, but not those of the deleted
+    /// volume `later`.
     pub(super) fn end_settle(&mut self, device: u8, later: VolumeId) {
         let settle =
             |(_, job): &(u64, Job)| matches!(job, Job::Settle { device: d } if d.0 == device);
@@ -184,7 +175,7 @@ impl Fake {
         }
     }
 
-    /// Ends a revoke if nothing that hangs is under it.
+    /// Ends a revoke unless a hanging device has part of its range.
     fn end_revoke(&mut self, revoke: u64) {
         let Some(at) = self.open_revokes.iter().position(|(n, ..)| *n == revoke) else {
             return;
@@ -215,7 +206,7 @@ impl Fake {
         }
     }
 
-    /// Answers the greeting; gives back the grant table if it came.
+    /// Answers the greeting; returns the grant table if it came.
     pub(super) async fn welcome(
         &mut self,
         pool: [u8; 16],
@@ -250,7 +241,7 @@ impl Fake {
         descriptors.pop()
     }
 
-    /// Takes messages in until one fits.
+    /// Reads messages until one fits.
     pub(super) async fn until<T>(&mut self, mut fits: impl FnMut(&ToEngine) -> Option<T>) -> T {
         let taken = async {
             loop {
@@ -273,7 +264,7 @@ impl Fake {
         }
     }
 
-    /// Takes in what there is, until nothing comes for a moment.
+    /// Reads messages until none comes for a moment.
     pub(super) async fn settle(&mut self) {
         while let Ok((message, _)) = timeout(Duration::from_millis(150), self.receive()).await {
             self.take(&message);
@@ -429,25 +420,23 @@ impl Fake {
         }
     }
 
-    /// The next message, to be answered by the test.
+    /// The next message, which the test must answer.
     pub(super) async fn next_unanswered(&mut self) -> ToEngine {
         let (message, _) = timeout(HANG, self.receive()).await.expect("nothing comes");
         self.log.push(message.clone());
         message
     }
 
-    /// The engine's end, as the daemon sees it.
+    /// Closes the connection, as if the engine died.
     pub(super) fn hang_up(&mut self) {
         (self.channel, self.readiness, _) = sockets();
     }
 
-    /// Something that is no message.
     pub(super) fn send_garbage(&mut self) {
         let flags = rustix::net::SendFlags::NOSIGNAL;
         rustix::net::send(&self.channel, &[0xff; 40], flags).unwrap();
     }
 
-    /// Answers the oldest open revoke.
     pub(super) fn answer_revoke(&mut self) {
         let (revoke, ..) = self.open_revokes.remove(0);
         self.say(&FromEngine::RevokeDone { revoke });
@@ -463,7 +452,7 @@ impl Fake {
         self.open_revokes.iter().map(|(n, ..)| *n).collect()
     }
 
-    /// What was under them ended while there was no daemon.
+    /// Drops revokes that ended while no daemon ran.
     pub(super) fn answer_all_revokes_silently(&mut self) {
         self.open_revokes.clear();
     }
@@ -475,7 +464,6 @@ impl Fake {
         }
     }
 
-    /// Takes in what comes within a time.
     pub(super) async fn listen(&mut self, time: Duration) {
         let until = tokio::time::Instant::now() + time;
         while let Ok((message, _)) = tokio::time::timeout_at(until, self.receive()).await {
@@ -484,13 +472,12 @@ impl Fake {
         }
     }
 
-    /// Answers the oldest open job.
     pub(super) fn answer_job(&mut self) {
         let (job, _) = self.open_jobs[0];
         self.end_job(job);
     }
 
-    /// Ends a job if its device ends anything.
+    /// Ends a job unless its device hangs.
     pub(super) fn end_job(&mut self, job: u64) {
         let at = self.open_jobs.iter().position(|(n, _)| *n == job).unwrap();
         let (_, work) = self.open_jobs[at];
