@@ -1,8 +1,7 @@
-//! The engine that an earlier daemon has left.
+//! Finds the engine that an earlier daemon left, greets it, or reports its death.
 //!
-//! Purpose: finds it by its record, greets it if it lives, and reports its death if it does not.
-//! Design: an engine of another pool, or one that speaks other formats, is an error; one that can't be talked to is killed.
-//! Not here: engines of this daemon's own (`supervisor`).
+//! An engine of another pool or with other formats is an error. One that can't be talked to is
+//! killed.
 
 use std::io;
 use std::time::Duration;
@@ -18,7 +17,7 @@ use crate::supervisor::process::{self, EngineProcess, EngineRecord};
 use crate::supervisor::{GREET_LIMIT, connect_socket, found, report};
 
 impl Daemon {
-    /// The record of the engine; a lost one is made anew if the engine lives.
+    /// The engine's record; a lost one is made anew if the engine lives.
     pub(super) fn find_record(&self) -> io::Result<Option<EngineRecord>> {
         if let Err(error) = process::recorded(&self.config.run_dir) {
             self.warn(format!(
@@ -28,13 +27,12 @@ impl Daemon {
         found::engine(&self.config.run_dir)
     }
 
-    /// The recorded engine, if it lives.
     pub(super) fn living_engine(&self) -> io::Result<Option<EngineProcess>> {
         let record = process::recorded(&self.config.run_dir)?;
         record.map_or(Ok(None), |record| EngineProcess::find(&record))
     }
 
-    /// The recorded engine, greeted, if it lives and is this pool's.
+    /// Greets the recorded engine, if it lives and is this pool's.
     pub(super) async fn find_engine(
         &self,
         record: Option<EngineRecord>,
@@ -44,7 +42,7 @@ impl Daemon {
             return Ok(None);
         };
         let found = if record.pid.is_none() {
-            // The daemon before died while it started this engine: it says who it is, if it is.
+            // The previous daemon died while it started this engine, which must identify itself.
             None
         } else {
             let own = self
@@ -81,7 +79,7 @@ impl Daemon {
         match (greeted, found) {
             (Ok(greeting), Some(engine)) => {
                 tracing::info!(pid = engine.pid, generation = engine.generation, "took over a running engine");
-                // One that left it to the next has written no pid.
+                // A daemon that leaves its engine in good order writes 0.
                 if record.daemon_pid != std::process::id() && record.daemon_pid != 0 {
                     self.note_death(&record, Process::Daemon);
                 }

@@ -1,8 +1,4 @@
-//! Why the daemon did not start, or did not end well.
-//!
-//! Purpose: an error of the program, where a refusal by the API is an [`ApiError`]; each becomes the other.
-//! Design: a sentence and a hint.
-//! Not here: exit codes (the program).
+//! Why the daemon did not start, or did not end well. Converts from and to [`ApiError`].
 
 use std::io;
 
@@ -29,7 +25,7 @@ impl DaemonError {
         self
     }
 
-    /// What to do about it.
+    /// Suggests a remedy.
     #[must_use]
     pub fn hint(&self) -> Option<&str> {
         self.hint.as_deref()

@@ -1,9 +1,7 @@
-//! Where hosts connect.
+//! Binds the configured addresses, or takes their sockets from a dead or living engine.
 //!
-//! Purpose: each configured address has a socket, a dead or living engine's or a new one.
-//! Design: an address where it can't listen is a missing part (`parts`): it is tried again, and given to the engine when it
-//! works. Only if a stranger has it and nothing else would be served, the start fails.
-//! Not here: the sockets of machines (`exports::vms`), how hosts should use a port (`exports::ports`).
+//! An address that can't be bound is a missing part (`parts`) and is retried. The start fails only
+//! if another process has the address and nothing else would be served.
 
 use std::io;
 use std::net::{SocketAddr, TcpListener};
@@ -15,7 +13,7 @@ use super::{Daemon, DaemonError};
 use crate::owner::session::Greeting;
 
 impl Daemon {
-    /// Has what an engine listens on, too.
+    /// Keeps copies of the sockets on which an engine listens.
     pub(super) fn keep_listeners(&self, greeting: &Greeting) -> io::Result<()> {
         let mut listeners = self.spare_listeners.borrow_mut();
         for (held, descriptors) in &greeting.held {
@@ -34,7 +32,7 @@ impl Daemon {
         let mut in_use = Vec::new();
         let listen = self.listen.borrow().clone();
         for &address in &listen.nvme_tcp {
-            // A configured port 0 is any port: one that is held for the address will do.
+            // Port 0 means any port: a held socket of that address will do.
             let is_held = held.iter().any(|held| {
                 held.parse::<SocketAddr>().is_ok_and(|held| {
                     held == address || address.port() == 0 && held.ip() == address.ip()
@@ -61,8 +59,8 @@ impl Daemon {
         in_use
     }
 
-    /// The same at the start. An address that a stranger has is an error if nothing else would be served. `is_served`: an
-    /// engine or a machine is, or the process that has the address will end.
+    /// Like `bind_listeners`, at the start. An address of another process is an error if nothing
+    /// else would be served. `is_served`: an engine or a VM is served, or that process will end.
     pub(super) fn bind_listeners_at_start(&self, is_served: bool) -> Result<(), DaemonError> {
         let in_use = self.bind_listeners();
         self.listens.set(true);
@@ -79,7 +77,7 @@ impl Daemon {
         }
     }
 
-    /// Listens where it could not before, if it can now.
+    /// Retries missing listeners.
     pub(super) async fn listen_at_the_rest(&self) {
         if self.changing_pool.get() || !self.listens.get() {
             return;
@@ -91,7 +89,7 @@ impl Daemon {
         }
     }
 
-    /// Serves metrics where they are configured, if it can.
+    /// Serves metrics at the configured address, if possible.
     pub(super) fn keep_metrics(&self) {
         let wanted = self.listen.borrow().metrics;
         let mut metrics = self.metrics.borrow_mut();
@@ -120,7 +118,6 @@ impl Daemon {
     }
 }
 
-/// The name of a part.
 pub(super) fn listener(address: SocketAddr) -> String {
     format!("the listener {address}")
 }
@@ -143,10 +140,10 @@ fn what_to_do(error: &io::Error, key: &str, own: Option<SocketAddr>) -> String {
 }
 
 fn bind(address: SocketAddr) -> io::Result<(SocketAddr, OwnedFd)> {
-    // Sets SO_REUSEADDR, so that a restart doesn't wait for old connections' last state.
+    // Sets SO_REUSEADDR: a restart must not wait for connections in TIME_WAIT.
     let listener = TcpListener::bind(address)?;
     listener.set_nonblocking(true)?;
-    // Room for many hosts that reconnect at once, after an engine's death.
+    // Many hosts reconnect at once after an engine's death.
     rustix::net::listen(&listener, 1024)?;
     Ok((listener.local_addr()?, listener.into()))
 }
@@ -165,7 +162,7 @@ mod tests {
 
     #[test]
     fn an_address_that_somebody_has_is_told_of_and_tried_until_it_is_free() {
-        // Nobody else is given one of these.
+        // The system gives these ports to no other process.
         let other = TcpListener::bind("127.77.0.1:0").unwrap();
         let address = other.local_addr().unwrap();
         let folder = tempfile::tempdir().unwrap();
@@ -181,7 +178,7 @@ mod tests {
         let daemon = Daemon::new(config, std::sync::Arc::new(me), Box::new(()), no_metrics);
         let error = daemon.bind_listeners_at_start(false).unwrap_err();
         assert!(error.to_string().contains(&address.to_string()), "{error}");
-        // If something else is served, it is waited for.
+        // If something else is served, the address is retried.
         for _ in 0..2 {
             daemon.bind_listeners_at_start(true).unwrap();
             let told = daemon.part_warnings();

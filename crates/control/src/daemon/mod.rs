@@ -1,9 +1,8 @@
-//! The daemon: what it holds, whether a pool is served or not.
+//! The daemon: joins owner and supervisor, and keeps what outlives a pool (listeners, events,
+//! configuration).
 //!
-//! Purpose: joins owner and supervisor, and has what outlives a pool: listeners, events, the configuration.
-//! Design: one thread. The API's requests come as closures (`requests`) and become tasks of their own, so a slow one holds
-//! nobody up. Only one change of the pool as a whole is under way at a time (`pool`).
-//! Not here: what the operations do (`owner`), processes (`supervisor`), HTTP (`api`), the process itself (`crate::run`).
+//! It runs on one thread. API requests arrive as closures (`requests`) and become tasks. One change
+//! of the whole pool runs at a time (`pool`).
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
@@ -42,48 +41,47 @@ mod stop;
 pub use error::DaemonError;
 pub(crate) use requests::{DaemonRequest, Handle, channel};
 
-/// Serves metrics on a listener, by a task that it returns.
+/// Starts to serve metrics on a listener; returns the task.
 pub(crate) type ServeMetrics = Box<dyn Fn(TcpListener) -> JoinHandle<()>>;
 
-/// A pool with its owner and its engines.
 struct Serving {
     owner: Rc<Owner>,
     supervisor: Rc<Supervisor>,
-    /// The supervisor's task.
     supervising: RefCell<Option<JoinHandle<()>>>,
 }
 
 pub(crate) struct Daemon {
     pub(crate) config: DaemonConfig,
-    /// Who this daemon is to the pool's labels.
+    /// This daemon's identity in the pool's labels.
     me: Arc<Installation>,
     started: Instant,
     serving: RefCell<Option<Rc<Serving>>>,
-    /// Listeners while there is no pool to serve.
+    /// Listeners while no pool is served.
     spare_listeners: RefCell<BTreeMap<String, OwnedFd>>,
     /// The addresses of the last valid configuration.
     listen: RefCell<Listen>,
-    /// The addresses are this daemon's to bind, and no engine's that it can't talk to.
+    /// False while an engine that this daemon can't talk to may have the addresses.
     listens: Cell<bool>,
     program: Box<dyn Program>,
     /// Parts that can't be served, and why.
     parts: RefCell<BTreeMap<String, String>>,
-    /// Where metrics are served besides, and by which task.
+    /// The metrics listener's address and task.
     metrics: RefCell<Option<(SocketAddr, JoinHandle<()>)>>,
     serve_metrics: ServeMetrics,
-    /// A pool is being made, opened or destroyed.
+    /// A pool is being created, opened or destroyed.
     changing_pool: Cell<bool>,
-    /// By the daemon itself, because devices may answer now.
+    /// The daemon itself tries to open the pool, because devices may answer now.
     looks_again: Cell<bool>,
-    /// How far the opening of the pool is that is under way.
+    /// The progress of opening the pool.
     opening: RefCell<Option<Arc<Opening>>>,
     /// Why the recorded pool is not open.
     trouble: RefCell<Option<ApiError>>,
-    /// The generation of an engine that has a device open which went away and came back.
+    /// The generation of an engine that has an outdated descriptor of a device which went away and
+    /// returned.
     stale_engine: Cell<Option<u64>>,
-    /// Devices of the pool that were missing or had failed when it was opened or left.
+    /// Devices that were missing or failed when the pool was opened or left.
     lost_devices: RefCell<BTreeSet<DeviceIndex>>,
-    /// This daemon's own engine, while the pool is opened anew beside it.
+    /// This daemon's engine, while the pool is reopened beside it.
     left_engine: RefCell<Option<EngineProcess>>,
     last_death: RefCell<Option<DeathReport>>,
     pub(crate) events: Rc<Events>,
@@ -130,10 +128,10 @@ impl Daemon {
         self.serving.borrow().clone()
     }
 
-    /// The answer to a request that needs a pool while none is served.
+    /// The error of a request that needs a pool.
     fn no_pool(&self) -> ApiError {
         match self.trouble.borrow().clone() {
-            // A volume that is asked for may well exist.
+            // The requested volume may well exist.
             Some(trouble) if trouble.kind == ErrorKind::NotFound => ApiError {
                 kind: ErrorKind::Unavailable,
                 ..trouble
@@ -145,7 +143,6 @@ impl Daemon {
         }
     }
 
-    /// Where hosts can connect.
     fn addresses(&self) -> Vec<String> {
         let mut addresses: Vec<String> = self.spare_listeners.borrow().keys().cloned().collect();
         if let Some(serving) = self.serving() {

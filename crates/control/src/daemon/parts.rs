@@ -1,9 +1,7 @@
-//! Parts of the configuration that can't be served.
+//! Configured parts that can't be served; one such part does not stop the others.
 //!
-//! Purpose: one missing part does not stop the others.
-//! Design: each part that fails is told of once, stands in the warnings of `status`, and is tried again until it works, which is
-//! told of as well. The pauses between the attempts double up to a bound.
-//! Not here: the pool and its devices (`reopen`).
+//! Each is reported once, stays in the warnings of `status`, and is retried with growing pauses.
+//! `reopen` handles the pool and its devices.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -22,7 +20,7 @@ const PAUSE: Duration = Duration::from_secs(1);
 const PAUSE_MAX: Duration = Duration::from_secs(10);
 
 impl Daemon {
-    /// Notes whether a part can be served; the trouble is a sentence.
+    /// Notes whether a part can be served; the error is a sentence.
     pub(super) fn note_part(&self, part: &str, trouble: Result<(), String>) {
         let news = match trouble {
             Ok(()) if self.parts.borrow_mut().remove(part).is_some() => {
@@ -47,12 +45,10 @@ impl Daemon {
             .tell(news.0, generation, news.1, News::default());
     }
 
-    /// What an operator should know of parts that are not served.
     pub(super) fn part_warnings(&self) -> Vec<String> {
         self.parts.borrow().values().cloned().collect()
     }
 
-    /// Checks the state folder, the logs and the CPUs.
     pub(super) fn look_at_parts(&self) {
         let folder = &self.config.state_dir;
         let writable = access(folder, Access::WRITE_OK | Access::EXEC_OK).map_err(|error| {
@@ -78,7 +74,8 @@ impl Daemon {
         }
     }
 
-    /// Reads the configuration again. Only [`Listen`] and the log's level take effect before the next start.
+    /// Reads the configuration again. Only [`Listen`] and the log's level take effect before the
+    /// next start.
     ///
     /// [`Listen`]: crate::config::Listen
     pub(crate) fn reload(self: &Rc<Self>) {
@@ -113,14 +110,14 @@ impl Daemon {
         });
     }
 
-    /// Tells of something that is as it is configured.
+    /// Emits a warning event.
     pub(super) fn warn(&self, text: String) {
         let generation = self.status().generation;
         self.events
             .tell(EventKind::Warning, generation, text, News::default());
     }
 
-    /// Tries missing parts again. It never returns.
+    /// Retries missing parts, forever.
     pub(super) async fn serve_the_rest(self: Rc<Self>) {
         let mut pause = PAUSE;
         loop {

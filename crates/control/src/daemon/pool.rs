@@ -1,9 +1,7 @@
-//! Pools that come and go while the daemon runs.
+//! Creates and destroys pools while the daemon runs, one change at a time.
 //!
-//! Purpose: make one, make or find the configured one in a file, end one.
-//! Design: only one such change at a time. A pool's end begins with its engine's, and waits until
-//! the devices' locks have fallen, because the next pool counts its engines from 1 again.
-//! Not here: labels and wiping (`devices`), opening (`reopen`).
+//! The end of a pool waits until its engine has released the devices' locks, because the next
+//! pool's generations begin at 1 again.
 
 use std::io;
 use std::rc::Rc;
@@ -22,11 +20,11 @@ use crate::model::{DeviceAdd, DeviceInfo, PoolCreate, PoolDestroy, PoolInfo};
 use crate::owner::{Grants, Limits, Owner, grants_capacity};
 use crate::supervisor::process;
 
-/// How long a command waits for the daemon's own looking again: less than a caller of the API waits.
+/// How long a command waits for the daemon's own attempt: less than an API client waits.
 const LOOK_LIMIT: Duration = Duration::from_secs(40);
 
 impl Daemon {
-    /// The configured pool in a file, made if it isn't there.
+    /// The configured pool in a file, created if missing.
     pub(super) async fn embedded(&self) -> Result<Option<OpenPool>, DaemonError> {
         let Some(embedded) = &self.config.embedded_pool else {
             return Ok(None);
@@ -57,7 +55,7 @@ impl Daemon {
         let open = open.await.map_err(|error| {
             let told = DaemonError::new(format!("the embedded pool: {error}"));
             match error.hint {
-                // There is no --force here.
+                // The configuration has no --force.
                 Some(hint) if hint == devices::OVERWRITE_HINT => told.with_hint(format!(
                     "remove {} if nothing in it is needed",
                     embedded.path.display()
@@ -70,7 +68,6 @@ impl Daemon {
         Ok(Some(open))
     }
 
-    /// Makes a pool and begins to serve it.
     pub(crate) async fn pool_create(
         self: Rc<Self>,
         body: PoolCreate,
@@ -123,7 +120,6 @@ impl Daemon {
         Ok(info)
     }
 
-    /// Makes a device part of the pool.
     pub(crate) async fn device_add(
         &self,
         owner: Rc<Owner>,
@@ -151,7 +147,7 @@ impl Daemon {
         Ok(owner.reports.device_show(index.0)?.device)
     }
 
-    /// Ends the pool that is named, and wipes its labels.
+    /// Destroys the named pool and wipes its labels.
     pub(crate) async fn pool_destroy(
         self: Rc<Self>,
         query: PoolDestroy,
@@ -193,7 +189,7 @@ impl Daemon {
             .borrow_mut()
             .append(&mut owner.ports.listeners.borrow_mut());
         let gone = |error: io::Error| ApiError::unavailable(error.to_string());
-        // First the record: a pool without it is found by its labels, a record without a pool isn't.
+        // The record first: a pool without it is found by its labels, but not the reverse.
         for folder in self.record_dirs() {
             files::remove(&devices::record_path(folder)).map_err(gone)?;
         }
@@ -203,7 +199,7 @@ impl Daemon {
         Ok("pool destroyed".to_owned())
     }
 
-    /// Only one changes the pool at a time; the daemon's own looking again is waited for.
+    /// Claims the right to change the pool. Waits for the daemon's own attempt to open it.
     pub(super) async fn change_pool(self: &Rc<Self>) -> Result<ChangingPool, ApiError> {
         let looked = async {
             while self.looks_again.get() {
@@ -232,7 +228,7 @@ impl Drop for ChangingPool {
     }
 }
 
-/// The refusal to destroy a pool of another name than was said.
+/// The error if another pool was named than the one to destroy.
 pub(super) fn other_pool(said: &str, name: &str, uuid: &str) -> ApiError {
     ApiError::not_found(format!(
         "there is no pool {said}: this one's name is {name}, its UUID {uuid}"

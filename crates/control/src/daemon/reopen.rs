@@ -1,15 +1,10 @@
-//! Opening the pool: at the start, when somebody has repaired what was wrong, and again when a device
-//! that it missed is back.
+//! Opens the pool: at the start, after a repair, and to take devices back.
 //!
-//! Purpose: from what is recorded, configured or told to a pool that is served.
-//! Design: a pool with a device missing is opened anew to take the device back, because opening is
-//! where labels and catalog copies are compared and brought up to date. The engine lives through it:
-//! it is what a daemon's death and restart would be, within one process. If that fails, the pool is
-//! opened as it was. A device that was there and did not answer is taken back by itself when it does: it is looked at
-//! every few seconds without anything being asked of it while a request is under way. So is one that fails: it may have
-//! gone away and come back, and then the engine, which has the old one open, is replaced. A pool that could not be opened,
-//! because devices were missing, silent or in use, is tried again in the same way.
-//! Not here: looking for devices (`devices`), adoption (`owner`).
+//! Taking a device back reopens the pool, because labels and catalog copies are compared there. The
+//! engine lives through that as through a restart of the daemon. If reopening fails, the pool is
+//! opened as it was. Every few seconds the daemon looks for devices that were silent, failed or
+//! missing, and for a pool that could not be opened. An engine with an outdated descriptor of a
+//! device is replaced.
 
 use std::io;
 use std::path::Path;
@@ -32,22 +27,23 @@ use crate::model::{PoolDestroy, PoolInfo, PoolOpen};
 use crate::owner::Owner;
 use crate::supervisor::{found, process};
 
-/// How long an opening takes before an event tells of it.
+/// How long an opening takes before an event reports it.
 const TOLD_AFTER: Duration = Duration::from_secs(4);
-/// How often it is looked whether a device that did not answer may answer now.
+/// The period of checks for silent devices.
 pub(super) const LOOK_AGAIN: Duration = Duration::from_secs(3);
-/// The least and the most there is between two vain attempts to take such devices back: each leaves the engine for a while.
+/// The bounds of the pause after failed attempts to take devices back, which each leave the engine
+/// for a while.
 const TRY_AGAIN: Duration = Duration::from_secs(30);
 const TRY_AGAIN_MAX: Duration = Duration::from_secs(300);
-/// The most while no pool is open: hosts wait.
+/// The longest pause while no pool is open, as hosts wait.
 const OPEN_AGAIN_MAX: Duration = Duration::from_secs(10);
-/// How long whoever leaves an engine takes places back that were not written.
+/// How long preallocated extents are taken back before an engine is left.
 pub(super) const PLACES_LIMIT: Duration = Duration::from_secs(3);
-/// How long opening anew waits for a commit that is under way.
+/// How long reopening waits for a running commit.
 const COMMIT_LIMIT: Duration = Duration::from_secs(10);
 
 impl Daemon {
-    /// The pool that is recorded, configured, or told of; `None` when there is none.
+    /// Opens the recorded, configured or given pool; `None` without one.
     pub(super) async fn open_pool(&self, body: PoolOpen) -> Result<Option<OpenPool>, ApiError> {
         let PoolOpen {
             devices: told,
@@ -66,12 +62,12 @@ impl Daemon {
             )),
             None => Ok(None),
         };
-        // An unknown format is a newer release's: nothing is damaged.
+        // An unknown format is a newer release's, not damage.
         let is_newer = |error: &io::Error| error.kind() == io::ErrorKind::Unsupported;
         if told.is_empty() && damaged.as_ref().is_some_and(is_newer) {
             return lost(damaged);
         }
-        // Labels know better than a record.
+        // Labels are more reliable than a damaged record.
         let mut configured = Vec::new();
         if recorded.is_none() {
             configured.extend(self.engines_devices());
@@ -114,7 +110,7 @@ impl Daemon {
         }
     }
 
-    /// Opens a pool; `status` says meanwhile that it does, and an event says it of an opening that takes long.
+    /// Opens a pool while `status` shows progress; an event reports a slow opening.
     pub(super) async fn open_told(
         &self,
         opening: Arc<Opening>,
@@ -132,7 +128,7 @@ impl Daemon {
         opened.await
     }
 
-    /// Devices that were cut short and are taken all the same are as good as any from here on.
+    /// From here on, truncated devices that `--force` accepted count as complete.
     fn forgive_cut_short(&self, open: &OpenPool) {
         let is_here = |index| open.devices.iter().any(|device| device.index == index);
         let records = open.pool.devices().iter().filter(|r| is_here(r.index));
@@ -144,12 +140,13 @@ impl Daemon {
         }
     }
 
-    /// The folders that `devices.json` is in; the first one's counts.
+    /// The folders of `devices.json`; the first takes precedence.
     pub(super) fn record_dirs(&self) -> [&Path; 2] {
         [&self.config.state_dir, &self.config.run_dir]
     }
 
-    /// The pool as it was last seen. Where that was damaged, or was lost while an engine lives, the run folder has a copy.
+    /// The last seen pool. If that record is damaged, or lost while an engine lives, the run
+    /// folder's copy counts.
     fn recorded(&self) -> io::Result<Option<Recorded>> {
         let recorded = devices::recorded(&self.config.state_dir);
         let is_lost = match &recorded {
@@ -166,7 +163,7 @@ impl Daemon {
                             .to_owned(),
                     ),
                 }
-                // At once, because the pool may not be opened for a long time.
+                // At once, because the pool may not open for a long time.
                 if let Err(error) = devices::restore(&self.config.state_dir, &copy) {
                     tracing::warn!(%error, "recording the pool's devices");
                 }
@@ -176,7 +173,7 @@ impl Daemon {
         }
     }
 
-    /// Makes way for a new record in place of a damaged one.
+    /// Moves a damaged record aside.
     fn set_record_aside(&self, damage: &io::Error) {
         let path = devices::record_path(&self.config.state_dir);
         self.warn(format!(
@@ -187,7 +184,7 @@ impl Daemon {
         }
     }
 
-    /// Where devices of a pool may be that is not recorded: what the living engine has open.
+    /// Candidate devices of an unrecorded pool: the living engine's open files.
     fn engines_devices(&self) -> Vec<String> {
         let Ok(Some(engine)) = self.living_engine() else {
             return Vec::new();
@@ -200,7 +197,6 @@ impl Daemon {
             .collect()
     }
 
-    /// Records where a pool's devices are.
     pub(super) fn record_devices(&self, pool: &Pool) {
         for folder in self.record_dirs() {
             if let Err(error) = devices::record(folder, pool) {
@@ -225,7 +221,7 @@ impl Daemon {
         }
     }
 
-    /// What `forebay pool open` does, by the daemon itself.
+    /// Does what `forebay pool open` does.
     async fn look_again(self: &Rc<Self>) -> Result<(), ApiError> {
         let _only_one = self.try_change_pool()?;
         self.looks_again.set(true);
@@ -245,7 +241,7 @@ impl Daemon {
         Ok(())
     }
 
-    /// Takes devices back that the served pool misses, or that went away and came back.
+    /// Takes back missing devices, and devices that went away and returned.
     async fn take_back(
         self: &Rc<Self>,
         serving: Rc<Serving>,
@@ -262,7 +258,7 @@ impl Daemon {
         let open = serving.owner.base.devices.borrow().clone();
         let troubled = serving.owner.states.troubled_devices();
         let all_here = missing.is_empty();
-        // Devices that are told of may be open, and have failed because they were cut short.
+        // Given devices may be open, and have failed because they are truncated.
         let takes_failed = force && serving.owner.states.is_any_cut_short();
         let mut devices = if takes_failed {
             told.clone()
@@ -320,21 +316,21 @@ impl Daemon {
         self.stale_engine.get() == Some(serving.supervisor.view().generation)
     }
 
-    /// An engine keeps the descriptor of a device that went away, which only fails. The next engine opens the device anew.
+    /// The engine's descriptor of a device that went away only fails; the next engine opens the
+    /// device anew.
     async fn replace_stale_engine(&self) -> Result<(), ApiError> {
         let replaced = self.engine_replace().await?;
         tracing::info!("a device that went away is back: {replaced}");
         Ok(())
     }
 
-    /// Has another engine, of the program as it is installed, go on where the running one is. The answer says which.
+    /// Replaces the engine by one of the installed program; the answer names it.
     pub(crate) async fn engine_replace(&self) -> Result<String, ApiError> {
         let serving = self.serving().ok_or_else(|| self.no_pool())?;
         serving.supervisor.replace(&serving.owner).await
     }
 
-    /// Takes devices back that were there, and did not answer, when the pool was opened, and those that went away and
-    /// came back; opens the pool that could not be. Runs for ever.
+    /// Looks for devices to take back, and tries to open a pool that failed. Runs forever.
     pub(super) async fn take_silent_back(self: Rc<Self>) {
         let mut pause = LOOK_AGAIN;
         let mut told = String::new();
@@ -383,7 +379,7 @@ impl Daemon {
         }
     }
 
-    /// Whether there is a pool that could not be opened for a reason that may pass by itself.
+    /// Whether a pool could not be opened for a reason that may pass.
     pub(super) fn may_open_later(&self) -> bool {
         let trouble = self.trouble.borrow();
         trouble.as_ref().is_some_and(|trouble| {
@@ -394,7 +390,7 @@ impl Daemon {
         })
     }
 
-    /// Stops to serve the pool; its engine goes on.
+    /// Stops serving the pool; its engine goes on.
     pub(super) async fn leave(&self, serving: Rc<Serving>) {
         self.serving.borrow_mut().take();
         let owner = &serving.owner;
@@ -422,7 +418,7 @@ impl Daemon {
             .append(&mut owner.ports.listeners.borrow_mut());
     }
 
-    /// Ends the serving of a pool that another machine takes over.
+    /// Stops serving when another node takes the pool over.
     pub(super) fn watch_tenure(self: &Rc<Self>, owner: &Rc<Owner>) {
         let Some(tenure) = owner.labels.tenure() else {
             return;
@@ -430,7 +426,7 @@ impl Daemon {
         let daemon = self.clone();
         owner.base.spawn(async move {
             let taker = tenure.lost().await;
-            // A task of its own, because this one ends with the owner.
+            // A separate task, because this one ends with the owner.
             tokio::task::spawn_local(daemon.lose(taker));
         });
     }
@@ -464,7 +460,7 @@ impl Daemon {
         *self.trouble.borrow_mut() = Some(trouble);
     }
 
-    /// Gives the labels of the served pool the current format, and opens it anew. Hosts stay connected.
+    /// Upgrades the labels of the served pool and reopens it. Hosts stay connected.
     pub(crate) async fn pool_upgrade(self: Rc<Self>) -> Result<PoolInfo, ApiError> {
         let _only_one = self.change_pool().await?;
         let serving = self.serving().ok_or_else(|| self.no_pool())?;
@@ -489,12 +485,12 @@ impl Daemon {
         Ok(serving.owner.reports.pool_show())
     }
 
-    /// Gives a pool up that can't be opened: nothing of it is left here, its devices stay as they are.
+    /// Forgets a pool that can't be opened; its devices stay as they are.
     pub(super) async fn forget(&self, query: &PoolDestroy) -> Result<String, ApiError> {
         let Some(trouble) = self.trouble.borrow().clone() else {
             return Err(self.no_pool());
         };
-        // Where the record is damaged too, it is the record itself that is named.
+        // If the record is damaged too, its file must be named.
         let (name, uuid) = match devices::recorded(&self.config.state_dir) {
             Ok(Some(recorded)) => (recorded.name, recorded.pool.to_string()),
             Ok(None) => ("pool".to_owned(), "unknown".to_owned()),

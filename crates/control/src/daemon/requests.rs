@@ -1,11 +1,8 @@
-//! The API's requests.
+//! Brings the API's requests, as closures, to the daemon's thread, and returns the answers.
 //!
-//! Purpose: brings what a handler of the API asks to the daemon's thread, and the answer back.
-//! Design: a request is a closure, written by the handler. The channel is bounded: when the daemon falls behind, callers
-//! wait, and their time limit ends the wait. What only reads is answered at once, or after the engine has said how many of
-//! the extents granted ahead of writes are written by now; everything else becomes a task. Tasks of a pool end with it. An answer whose
-//! caller gave up is dropped; the operation still happened.
-//! Not here: HTTP (`api`), the operations (`owner`, and `pool` and `reopen` for the pool as a whole).
+//! The channel is bounded: if the daemon falls behind, callers wait up to their time limit. Reads
+//! are answered at once, or after a count of unwritten preallocated extents. Changes become tasks,
+//! which end with the pool. If a caller gives up, the operation still happens.
 
 use std::future::Future;
 use std::rc::Rc;
@@ -16,36 +13,31 @@ use super::Daemon;
 use crate::model::error::ApiError;
 use crate::owner::Owner;
 
-/// Requests that may wait for the daemon before callers have to.
+/// Requests that may queue before callers wait.
 const QUEUE_DEPTH: usize = 64;
 
-/// The way of an answer.
 type Reply<T> = oneshot::Sender<Result<T, ApiError>>;
 
-/// Runs on the daemon's thread, without a wait.
+/// Runs on the daemon's thread, without an await.
 type Call = Box<dyn FnOnce(&Rc<Daemon>) + Send>;
 
-/// What is asked of the daemon.
 pub(crate) enum DaemonRequest {
     Call(Call),
-    /// The daemon is to end; the answer comes before that.
+    /// Ends the daemon; the answer comes first.
     Shutdown(Reply<()>),
 }
 
-/// What the API's handlers hold.
 #[derive(Clone)]
 pub(crate) struct Handle {
     requests: mpsc::Sender<DaemonRequest>,
 }
 
-/// A handle, and the receiving end for the daemon's loop.
 pub(crate) fn channel() -> (Handle, mpsc::Receiver<DaemonRequest>) {
     let (requests, receiver) = mpsc::channel(QUEUE_DEPTH);
     (Handle { requests }, receiver)
 }
 
 impl Handle {
-    /// What the daemon can say at once.
     pub(crate) async fn ask<T: Send + 'static>(
         &self,
         ask: impl FnOnce(&Daemon) -> T + Send + 'static,
@@ -54,7 +46,7 @@ impl Handle {
             .await
     }
 
-    /// Waits for something that happens to the daemon, until the caller gives up.
+    /// Awaits something in the daemon, until the caller gives up.
     pub(crate) async fn wait<T: Send + 'static, F: Future<Output = T> + 'static>(
         &self,
         wait: impl FnOnce(Rc<Daemon>) -> F + Send + 'static,
@@ -71,7 +63,7 @@ impl Handle {
         .await
     }
 
-    /// Changes the daemon, or the pool as a whole.
+    /// Changes the daemon or the whole pool.
     pub(crate) async fn run<
         T: Send + 'static,
         F: Future<Output = Result<T, ApiError>> + 'static,
@@ -88,7 +80,7 @@ impl Handle {
         .await
     }
 
-    /// Reads from the pool that is served.
+    /// Reads from the served pool.
     pub(crate) async fn read<T: Send + 'static>(
         &self,
         ask: impl FnOnce(&Owner) -> Result<T, ApiError> + Send + 'static,
@@ -96,7 +88,7 @@ impl Handle {
         self.call(|daemon, reply| daemon.read(reply, ask)).await
     }
 
-    /// Changes something in the pool that is served.
+    /// Changes something in the served pool.
     pub(crate) async fn change<
         T: Send + 'static,
         F: Future<Output = Result<T, ApiError>> + 'static,
@@ -107,7 +99,7 @@ impl Handle {
         self.change_with(|_, owner| act(owner)).await
     }
 
-    /// The same, where the daemon has a part in it.
+    /// Like [`Handle::change`], with access to the daemon.
     pub(crate) async fn change_with<
         T: Send + 'static,
         F: Future<Output = Result<T, ApiError>> + 'static,
@@ -148,9 +140,9 @@ fn stopping() -> ApiError {
 }
 
 impl Daemon {
-    /// What is said while no pool is served.
+    /// The error while no pool is served.
     fn absent(&self) -> ApiError {
-        // A pool that the daemon looks for again is as absent as it was.
+        // While the daemon retries on its own, the pool stays absent.
         let is_looked_for = self.looks_again.get() && self.trouble.borrow().is_some();
         match (
             self.now_opening(),
@@ -176,7 +168,7 @@ impl Daemon {
             let _ = reply.send(ask(&serving.owner));
             return;
         }
-        // What was written in this moment is to be seen in what is said to be used.
+        // The used space must include extents written just now.
         let owner = serving.owner.clone();
         serving.owner.base.spawn(async move {
             owner.mapping.count_preallocated_soon().await;
@@ -204,7 +196,6 @@ impl Daemon {
     }
 }
 
-/// Something else is under way with the pool as a whole.
 pub(super) fn changing() -> ApiError {
     ApiError::unavailable("the pool is being made, opened or destroyed")
         .hint("try again in a moment")

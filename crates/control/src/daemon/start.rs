@@ -1,11 +1,9 @@
-//! The daemon's start, and the beginning of each pool's service.
+//! Starts the daemon, and starts serving a pool.
 //!
-//! Purpose: from a claimed API socket to a pool that is served, in the order that makes two daemons on one pool impossible
-//! and a restart harmless.
-//! Design: the recorded pool is opened; a live engine of an earlier daemon is greeted and its grant table adopted; then the
-//! missing listeners are bound, and the supervisor goes on with that engine or starts one. A pool that can't be opened is
-//! told of and can be repaired through the API.
-//! Not here: opening (`reopen`), looking for the engine (`engine`), the process's beginning and end (`crate::run`).
+//! The order makes two daemons on one pool impossible and a restart harmless. It opens the recorded
+//! pool, greets a live engine, adopts its grant table and binds missing listeners. Then the
+//! supervisor continues with that engine or starts one. A pool that can't be opened can be repaired
+//! through the API.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -31,7 +29,7 @@ use crate::systemd;
 const START_COMMIT_LIMIT: Duration = Duration::from_secs(30);
 
 impl Daemon {
-    /// The start is through: the rest begins. Returns the task that takes devices back.
+    /// Begins background work after the start. Returns the task that takes devices back.
     pub(crate) fn started(
         self: &Rc<Self>,
         started: Result<Result<(), DaemonError>, JoinError>,
@@ -62,13 +60,13 @@ impl Daemon {
         let record = self.find_record()?;
         let open = match self.open_pool(PoolOpen::default()).await {
             Ok(Some(open)) => Some(open),
-            // The pool of an engine that lives is not one that is still to be made.
+            // A pool with a living engine is not created anew.
             Ok(None) if self.has_embedded_file() || self.living_engine()?.is_none() => {
                 self.embedded().await?
             }
             Ok(None) => None,
             Err(trouble) => {
-                // Whoever can repair it needs the API; an engine that lives serves on.
+                // Repairs need the API; a living engine serves on.
                 tracing::error!(error = %trouble, hint = trouble.hint, "the pool is not open");
                 *self.trouble.borrow_mut() = Some(trouble);
                 if self.living_engine()?.is_none() {
@@ -81,7 +79,7 @@ impl Daemon {
         match open {
             Some(open) => self.take_over(open, record).await,
             None => match self.living_engine()? {
-                // It serves on, with the ports; the API is there to say which pool is its.
+                // It serves on and keeps its ports; the API tells which pool is missing.
                 Some(engine) => {
                     let trouble = ApiError::not_found(format!(
                         "an engine (pid {}) runs in {}, but no pool is recorded, and it has no device of one",
@@ -103,7 +101,7 @@ impl Daemon {
         embedded.is_some_and(|embedded| embedded.path.exists())
     }
 
-    /// Goes on with an opened pool, and with the engine of the daemon before this one if it lives.
+    /// Continues with an opened pool, and with the previous daemon's engine if it lives.
     pub(super) async fn take_over(
         self: &Rc<Self>,
         open: OpenPool,
@@ -146,10 +144,11 @@ impl Daemon {
             live = None;
         }
         if let Some((_, greeting)) = &live {
-            // At once: it may die before anything else is done with it.
+            // At once, because the engine may die.
             self.keep_listeners(greeting)?;
         }
-        // Who hangs at a silent device may still have the addresses, and machines have sockets of their own.
+        // A process that hangs at a silent device may still have the addresses. VMs have sockets of
+        // their own.
         let may_wait = live.is_some()
             || missing.iter().any(|device| device.is_silent)
             || pool
@@ -178,7 +177,6 @@ impl Daemon {
         Ok(())
     }
 
-    /// Starts to serve a pool.
     pub(super) fn begin(
         self: &Rc<Self>,
         owner: Rc<Owner>,
@@ -204,7 +202,7 @@ impl Daemon {
             .replace(self.config.node_name.clone());
         owner.statistics.keep_figures(&self.config.state_dir);
         if let Some((_, greeting)) = &mut live {
-            // What the engine listens on already is not missing.
+            // Sockets that the engine has are not missing.
             owner.vms.keep_machine_listeners(&mut greeting.held);
         }
         owner

@@ -1,8 +1,4 @@
-//! How the daemon is.
-//!
-//! Purpose: what is shown with a pool or without one: status, counters, ports.
-//! Design: put together of what the owner, the supervisor and the daemon itself say.
-//! Not here: what is shown of a pool (`owner`).
+//! Status, counters and ports, with or without a pool: collected from owner, supervisor and daemon.
 
 use std::sync::Arc;
 
@@ -42,7 +38,7 @@ impl Daemon {
         if let Some(trouble) = view.as_ref().and_then(|view| view.trouble.as_ref()) {
             warnings.push(format!("the last start of an engine failed: {trouble}"));
         }
-        // Without a pool it serves on.
+        // The engine serves on although no pool is open.
         let left = match view {
             None => self.living_engine().ok().flatten(),
             Some(_) => None,
@@ -86,7 +82,7 @@ impl Daemon {
         }
     }
 
-    /// The opening that is under way, of a pool that was not found in trouble before.
+    /// The opening in progress, unless the pool already was in trouble.
     pub(super) fn now_opening(&self) -> Option<Arc<Opening>> {
         let is_news = self.serving.borrow().is_none() && self.trouble.borrow().is_none();
         self.opening.borrow().clone().filter(|_| is_news)

@@ -1,12 +1,8 @@
-//! The daemon's end.
+//! Ends the daemon, with its engine or without it, as for an update.
 //!
-//! Purpose: everything ends in good order; or the daemon alone ends, and the next one goes on with the
-//! engine, as at an update of the program.
-//! Design: a stop commits everything, ends the engine, and leaves nothing behind that a restart would have
-//! to take over. A daemon that leaves its engine leaves what a killed one would (the grant table has what
-//! the catalog lacks), but commits first, and says in the record of the engine that nobody died. It does
-//! not leave in the middle of a take-over, whose connections only it has.
-//! Not here: who says that it is to end (`daemon`).
+//! A stop commits everything and ends the engine. A daemon that leaves its engine commits first,
+//! and leaves the rest like a killed one. Its mark in the engine's record says that it did not die.
+//! It does not leave during a take-over, whose connections only it has.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -19,18 +15,17 @@ use crate::files;
 use crate::model::EngineState;
 use crate::supervisor::process;
 
-/// How long a daemon that leaves its engine waits until one serves.
+/// How long leaving waits for a serving engine.
 const SERVES_LIMIT: Duration = Duration::from_secs(10);
 /// How long a stop waits for uncommitted mappings while the engine lives.
 const SYNC_LIMIT: Duration = Duration::from_secs(10);
 /// How long a stop waits for the engine.
 pub(super) const STOP_LIMIT: Duration = Duration::from_secs(15);
 
-/// How long a stop waits for the end of a change of the pool.
+/// How long a stop waits for a running change of the pool.
 const CHANGE_LIMIT: Duration = Duration::from_secs(30);
 
 impl Serving {
-    /// Waits until an engine serves.
     async fn serves(&self) {
         while self.supervisor.view().state != EngineState::Running {
             sleep(Duration::from_millis(10)).await;
@@ -39,8 +34,8 @@ impl Serving {
 }
 
 impl Daemon {
-    /// Waits until nothing changes the pool: in the middle of that there is no engine to end, or to leave. False if it
-    /// takes too long.
+    /// Waits for the end of a change of the pool, during which no engine can be ended or left.
+    /// False if it takes too long.
     pub(crate) async fn is_settled(&self) -> bool {
         let changed = async {
             while self.changing_pool.get() {
@@ -50,10 +45,9 @@ impl Daemon {
         timeout(CHANGE_LIMIT, changed).await.is_ok()
     }
 
-    /// Ends everything in good order.
     pub(crate) async fn stop(&self) -> Result<(), DaemonError> {
         let Some(serving) = self.serving.borrow_mut().take() else {
-            // The pool is not open, and the engine of before may serve on.
+            // The pool is not open, but an earlier engine may serve.
             if let Some(engine) = self.living_engine()? {
                 engine.kill();
                 if timeout(STOP_LIMIT, engine.ended()).await.is_err() {
@@ -65,7 +59,7 @@ impl Daemon {
         };
         let owner = &serving.owner;
         owner.mapping.give_up_preallocated(PLACES_LIMIT).await;
-        // While the engine lives, so that little is left for later; what fails is tried again below.
+        // While the engine lives, so that little is left; failures are retried below.
         match timeout(SYNC_LIMIT, owner.mapping.sync_all()).await {
             Ok(Ok(())) => {}
             Ok(Err(error)) => tracing::warn!(%error, "committing before the engine's end"),
@@ -87,7 +81,7 @@ impl Daemon {
         };
         files::remove(&process::record_path(&self.config.run_dir))?;
         if let Some(error) = failed {
-            // The grant table stays: the next daemon of this boot commits what it names, and its
+            // The grant table stays: the next daemon of this boot commits its mappings, and its
             // engine's FLUSH covers the devices.
             return Err(DaemonError::new(format!(
                 "the last changes could not be flushed and committed to the pool: {error}"

@@ -1,14 +1,9 @@
-//! Why an engine died, and of what.
+//! Judges why an engine died, and which export's command was at fault.
 //!
-//! Purpose: a command that crashes the engine must not do so for ever, and the tenant that sends such
-//! commands must not take the others down.
-//! Design: an engine that crashes says in its header which thread it was (its signal handler does);
-//! one that is killed because it is stuck is told so there by the daemon. Each reactor says which
-//! queue and command it is working on; of a reactor that crashed or was stuck, that one is to blame,
-//! and no other: whoever is merely killed blames nobody. The dead engine's words are hostile: each is
-//! bounded, and a wrong one blames the wrong command of that engine at worst.
-//! Not here: what follows from it (the supervisor, `exports::quarantine`; the successor counts the
-//! attempts of commands).
+//! A crashing engine records the thread in its header; the daemon records a stuck one. That
+//! thread's current command is blamed. An engine that is merely killed blames nothing. The dead
+//! engine's records are untrusted: a wrong one only blames another of its commands.
+//! `exports::quarantine` acts on the result.
 
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -19,33 +14,31 @@ use forebay_xlate::boundary::region::{Blame, MAX_CONTROLLERS, MAX_REACTORS, Regi
 use super::process::{OUT_OF_MEMORY, signal_name};
 use super::watchdog::CONTROL;
 
-/// What is known about a death.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Verdict {
     /// For people.
     pub(super) cause: String,
-    /// It ended by itself or was stuck, and was not just killed from outside.
+    /// It crashed, ran out of memory or was stuck; it was not just killed from outside.
     pub(super) crashed: bool,
-    /// What it was working on then.
+    /// The work of the thread at fault.
     pub(super) blamed: Option<Blamed>,
-    /// Whose that was.
+    /// The export of that work.
     pub(super) export: Option<ExportId>,
 }
 
 impl Verdict {
-    /// Whether the death of an engine that was young, and perhaps never served, makes the next one wait.
-    /// Whoever killed it says nothing about it; and for one export, whose quarantine ends that, the
-    /// others do not wait.
+    /// Whether the death of a young engine, or of one that never served, delays the next start. A
+    /// kill from outside does not, nor a death with an export at fault: quarantine ends those.
     pub(super) fn delays(&self, young: bool, served: bool) -> bool {
         young && self.export.is_none() && (self.crashed || !served)
     }
 }
 
-/// Judges a death by how the kernel says the process ended, and by what it recorded.
+/// Judges a death by the kernel's status and the engine's records.
 pub(super) fn judge(region: Option<&Region>, how: &str) -> Verdict {
     let mut verdict = Verdict {
         cause: how.to_owned(),
-        // An engine for which there is no memory dies again and again, as one that crashes.
+        // Without memory, an engine dies again and again, like one that crashes.
         crashed: how.contains(OUT_OF_MEMORY)
             || !how.contains("SIGKILL") && !how.starts_with("unknown"),
         blamed: None,
@@ -96,7 +89,7 @@ pub(super) fn judge(region: Option<&Region>, how: &str) -> Verdict {
     verdict
 }
 
-/// What a reactor, or the control thread, says that it is working on, for people.
+/// Describes the recorded work of a reactor or the control thread.
 pub(super) fn working_on(region: &Region, reactor: usize) -> String {
     if reactor >= MAX_REACTORS {
         return match region.header().newcomer.load(Relaxed) {
@@ -128,7 +121,6 @@ pub(super) fn working_on(region: &Region, reactor: usize) -> String {
     }
 }
 
-/// The export that a reactor says it is working for.
 pub(super) fn export_in_work(region: &Region, reactor: usize) -> Option<ExportId> {
     if let Some((export, _)) = machine_of(region, reactor) {
         return Some(export);
@@ -138,7 +130,7 @@ pub(super) fn export_in_work(region: &Region, reactor: usize) -> Option<ExportId
     export_of(region, blame.queue)
 }
 
-/// The machine that a reactor works for: its export, and its command's number there, if it is one.
+/// The export and command number of the VM that a reactor works for, if any.
 fn machine_of(region: &Region, reactor: usize) -> Option<(ExportId, Option<u16>)> {
     let word = region.reactors().get(reactor)?.blame.load(Relaxed);
     let (lane, slot) = Blame::machine_of_word(word)?;
@@ -147,7 +139,6 @@ fn machine_of(region: &Region, reactor: usize) -> Option<(ExportId, Option<u16>)
     Some((ExportId(export), slot))
 }
 
-/// The export that a queue belongs to, if its records say so.
 fn export_of(region: &Region, queue: u32) -> Option<ExportId> {
     let queue = region.queues().get(queue as usize)?;
     let controller = queue.controller.load(Relaxed);
@@ -215,7 +206,6 @@ mod tests {
         );
         assert!(crashed.cause.contains("SIGABRT"), "{}", crashed.cause);
 
-        // A machine's.
         region.lanes()[5].export.store(21, Relaxed);
         reactor.blame.store(Blame::machine(5, 700), Relaxed);
         let crashed = judge(Some(&region), "unknown");

@@ -1,8 +1,5 @@
-//! Reaching an engine.
-//!
-//! Purpose: a conversation with an engine that was just started, or that lives already.
-//! Design: one that was started inherited its end; any other listens on a socket of its own.
-//! Not here: what is said.
+//! Connects to an engine. One that was just started inherited its end of the socket; any other
+//! listens on a socket of its own.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -16,7 +13,6 @@ use super::GREET_LIMIT;
 use crate::owner::Owner;
 use crate::owner::session::{GreetError, Greeting, Session};
 
-/// Greets an engine on a connected socket.
 pub(super) async fn greet(owner: &Owner, fd: OwnedFd) -> Result<Greeting, GreetError> {
     let (pool, table) = {
         let core = owner.base.core.borrow();
@@ -26,12 +22,11 @@ pub(super) async fn greet(owner: &Owner, fd: OwnedFd) -> Result<Greeting, GreetE
     Session::greet(fd, pool, Some(table), GREET_LIMIT).await
 }
 
-/// Connects to an engine and greets it.
 pub(super) async fn connect(owner: &Owner, path: &Path) -> Result<Greeting, GreetError> {
     greet(owner, connect_socket(path, GREET_LIMIT).await?).await
 }
 
-/// Connects to an engine's socket, for which it waits.
+/// Waits until the socket accepts, at most `limit`.
 pub(crate) async fn connect_socket(path: &Path, limit: Duration) -> Result<OwnedFd, GreetError> {
     let begin = Instant::now();
     loop {

@@ -1,8 +1,5 @@
-//! An engine that serves on although the record of it was lost.
-//!
-//! Purpose: a damaged file separates no daemon from its engine and its pool.
-//! Design: the kernel says who listens on an engine's socket, and which files that process has open.
-//! Not here: greeting it (`connect`), which of its files are the pool's devices (`devices`).
+//! Finds a running engine whose record was lost: the kernel tells which process listens on an
+//! engine's socket, and which files it has open.
 
 use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
@@ -11,8 +8,8 @@ use std::path::{Path, PathBuf};
 use super::process::{EngineRecord, EngineState, note, record_path, recorded, start_ticks};
 use crate::files;
 
-/// The record of the running engine, for a daemon that starts. A damaged record is set aside. Without a record, the
-/// daemon finds a living engine by its socket and records it again.
+/// The record of the running engine, for a daemon that starts. Sets a damaged record aside. Without
+/// a record, finds a living engine by its socket and records it again.
 pub(crate) fn engine(run_dir: &Path) -> io::Result<Option<EngineRecord>> {
     let path = record_path(run_dir);
     match recorded(run_dir) {
@@ -41,7 +38,7 @@ pub(crate) fn engine(run_dir: &Path) -> io::Result<Option<EngineRecord>> {
     Ok(found)
 }
 
-/// The engine that listens on this socket, if it is one's and one does.
+/// The engine that listens on this socket, if any.
 fn listening(socket: &Path) -> Option<EngineRecord> {
     let name = socket.file_name()?.to_str()?;
     let generation = name.strip_prefix("engine-")?.strip_suffix(".sock")?;
@@ -63,7 +60,7 @@ fn listening(socket: &Path) -> Option<EngineRecord> {
     })
 }
 
-/// Whether a process runs the same program file as this one.
+/// Whether a process runs the program file of this one.
 fn is_this_program(pid: u32) -> bool {
     let file = |process: &str| {
         let program = std::fs::metadata(format!("/proc/{process}/exe")).ok()?;
@@ -72,7 +69,6 @@ fn is_this_program(pid: u32) -> bool {
     file("self").is_some_and(|this| Some(this) == file(&pid.to_string()))
 }
 
-/// The regular files and block devices that a process has open, by their paths.
 pub(crate) fn open_files(pid: u32) -> Vec<PathBuf> {
     let Ok(descriptors) = std::fs::read_dir(format!("/proc/{pid}/fd")) else {
         return Vec::new();

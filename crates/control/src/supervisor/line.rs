@@ -1,11 +1,9 @@
-//! How long an estate is kept.
+//! Limits how long a dead engine's estate is kept.
 //!
-//! Purpose: what one engine left goes through a line of successors; where it is what kills them, or keeps
-//! them from starting, all tenants are down until it is dropped.
-//! Design: counters, each with its limit: successors that die before they act on it, engines that crash
-//! soon after they took over, starts that fail while it waits. Crashes for which an export is to blame
-//! are not among the second: its quarantine ends those. Dropped means that hosts connect again.
-//! Not here: what an estate is (`link::session`).
+//! If the estate itself kills its successors, or keeps them from starting, all tenants are down
+//! until it is dropped. Then hosts must connect again. Three counters decide: deaths before a
+//! successor acts, crashes soon after, and failed starts. Deaths blamed on an export count only for
+//! the first, because quarantine ends them.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -16,28 +14,25 @@ use crate::events::News;
 use crate::model::events::EventKind;
 use crate::owner::session::{Estate, Session};
 
-/// So many successors may crash over an estate before it is dropped ...
+/// An estate is dropped after this many crashes of successors ...
 pub(super) const CRASHES_OVER_ESTATE: u32 = 2;
-/// ... and so many may be killed.
+/// ... or this many deaths of any kind.
 pub(super) const DEATHS_OVER_ESTATE: u32 = 5;
-/// So many engines one after the other may crash soon after they took over.
+/// Consecutive engines that may crash soon after they took over.
 pub(super) const YOUNG_CRASHES: u32 = 5;
-/// So many starts may fail while an estate waits: it has thousands of the daemon's descriptors.
+/// Starts that may fail while an estate waits, which holds thousands of the daemon's descriptors.
 pub(super) const FAILED_STARTS: u32 = 5;
 
-/// What is counted along a line of engines.
 #[derive(Debug, Default)]
 pub(super) struct Counts {
-    /// Successors that crashed over the estate that waits.
+    /// Successors that crashed before they acted on the waiting estate.
     estate_crashes: Cell<u32>,
     young_crashes: Cell<u32>,
     failed_starts: Cell<u32>,
-    /// Estates that were dropped.
     drops: Cell<u32>,
 }
 
 impl Counts {
-    /// An engine was greeted.
     pub(super) fn started(&self) {
         self.failed_starts.set(0);
     }
@@ -47,7 +42,6 @@ impl Counts {
         self.estate_crashes.set(0);
     }
 
-    /// How many estates were dropped so far.
     pub(super) fn drops(&self) -> u32 {
         self.drops.get()
     }
@@ -60,7 +54,6 @@ impl Counts {
 }
 
 impl Supervisor {
-    /// An estate is of no use.
     pub(super) fn dropped(&self, generation: u64, why: &str) {
         self.line.reset();
         self.line.drops.set(self.line.drops.get() + 1);
@@ -69,8 +62,8 @@ impl Supervisor {
             .tell(EventKind::NotTakenOver, generation, text, News::default());
     }
 
-    /// What there is to take over now: still what the engine before the dead one left, if the dead one
-    /// had not got it yet, else what the dead one left. With its conversation goes whether it died young.
+    /// Chooses the estate for the next engine: the waiting one if the dead engine had not acted on
+    /// it, else the dead engine's own. `session` includes whether the engine died young.
     pub(super) fn keep_estate(&self, session: Option<(&Rc<Session>, bool)>, verdict: &Verdict) {
         if self.estate.borrow().is_some() {
             self.died_over_estate(verdict);
@@ -115,7 +108,6 @@ impl Supervisor {
         *self.estate.borrow_mut() = Some(left);
     }
 
-    /// No engine could be started.
     pub(super) fn start_failed(&self) {
         let failed = &self.line.failed_starts;
         let Some(generation) = self.estate.borrow().as_ref().map(|e| e.generation) else {

@@ -1,18 +1,9 @@
-//! Keeps an engine running.
+//! Starts engines, watches them, and has a successor take over when one dies.
 //!
-//! Purpose: starts engines, watches them, and when one dies starts the next at once and hands it what
-//! the dead one left, so that hosts notice nothing but a pause.
-//! Design: one task. An engine's generation is durable in the catalog before its process exists; the
-//! next one's is made so ahead of time. The *estate* is what a dead engine left: its state region, its
-//! memory, its connections. It stays the truth until a successor has converted it and is told to
-//! act; a successor that dies before that leaves it as it was, one that dies later leaves its own. An
-//! estate that kills whoever converts it is dropped: hosts connect again. The report of a death is
-//! written once the successor serves. An engine that an earlier daemon left running is taken over as
-//! it is. A conversation that breaks while the process lives is begun again; an engine that can't be
-//! talked to is killed. Engines that fail again and again are started ever later, and never given up.
-//! One that runs can be [replaced](`mod@replace`).
-//! Not here: what is said to an engine (`owner`), who is to blame for a death ([`blame`]), which
-//! threads are stuck ([`watchdog`]).
+//! A generation is durable before its engine exists, the next one ahead of time. The *estate* is a
+//! dead engine's state region, memory and connections. It is kept until a successor has converted
+//! it and is told to act. A broken session is begun again while the process lives; an engine that
+//! can't be talked to is killed. Repeated failures delay starts but never end them.
 
 mod blame;
 mod connect;
@@ -51,16 +42,15 @@ use crate::owner::session::{Conversion, Estate, GreetError, Greeting, Session};
 use crate::owner::{EngineProgress, Owner};
 use crate::signal::Signal;
 
-/// How long an engine may take to say what it holds.
+/// How long an engine may take to tell what it holds.
 pub(crate) const GREET_LIMIT: Duration = Duration::from_secs(10);
 /// An engine that lived shorter died young.
 const YOUNG: Duration = Duration::from_secs(10);
-/// So many may die young before the next one has to wait.
+/// Consecutive young deaths before the next start is delayed.
 const YOUNG_DEATHS: u32 = 3;
 const DELAY_AT_MOST: Duration = Duration::from_secs(10);
-/// Conversations that may break within one engine's life.
+/// Sessions that may break within one engine's life.
 const BREAKS_MAX: u32 = 3;
-/// How the engine is doing.
 #[derive(Debug, Clone)]
 pub(crate) struct EngineView {
     pub(crate) state: EngineState,
@@ -69,7 +59,7 @@ pub(crate) struct EngineView {
     pub(crate) last_death: Option<DeathReport>,
     /// Why the last start failed.
     pub(crate) trouble: Option<String>,
-    /// Why what the engine says is lost.
+    /// Why the engine's log is lost.
     pub(crate) log_trouble: Option<String>,
 }
 
@@ -83,7 +73,6 @@ struct Death {
     region: Option<Rc<Region>>,
 }
 
-/// See the module's text.
 #[derive(Debug)]
 pub(crate) struct Supervisor {
     config: EngineConfig,
@@ -92,22 +81,21 @@ pub(crate) struct Supervisor {
     view: RefCell<EngineView>,
     process: RefCell<Option<Rc<EngineProcess>>>,
     events: Rc<Events>,
-    /// What a dead engine left and no successor has yet.
+    /// A dead engine's estate that waits for a successor.
     estate: RefCell<Option<Estate>>,
     line: line::Counts,
-    /// When the engine died whose estate waits, or that has no running successor yet.
+    /// When the last engine died, until a successor serves.
     died_at: Cell<Option<Instant>>,
     death: RefCell<Option<Death>>,
-    /// A generation that is durable and not used yet.
+    /// The next engine's generation, once durable.
     next_generation: Cell<Option<u64>>,
-    /// The running engine is ended to be replaced.
+    /// The running engine is being ended to be replaced.
     replacing: Cell<bool>,
     wanted: Cell<bool>,
     over: Cell<bool>,
     changed: Signal,
 }
 
-/// An engine did not start.
 #[derive(Debug, thiserror::Error)]
 enum StartError {
     #[error("{0}")]
@@ -120,17 +108,17 @@ enum StartError {
     Ended(String),
 }
 
-/// How an engine's life went on once it was greeted.
+/// How a greeted engine ended.
 struct LifeEnd {
-    /// As the kernel says.
+    /// The kernel's account.
     how: String,
-    /// Since when it served; never, if it did not come to that.
+    /// Since when it served, if it did.
     running: Option<Instant>,
-    /// The last conversation with it.
+    /// The last session with it.
     session: Rc<Session>,
 }
 
-/// An export's name, if there is such an export: for an event's text and for the event.
+/// An export's name, for the text of an event and for its field.
 fn about(owner: &Owner, export: Option<ExportId>) -> (String, News) {
     let name = export.map(|export| owner.hosts.export_name(export));
     let of = name.as_ref().map(|name| format!(", of export {name}"));
@@ -175,12 +163,11 @@ impl Supervisor {
         })
     }
 
-    /// How the engine is doing.
     pub(crate) fn view(&self) -> EngineView {
         self.view.borrow().clone()
     }
 
-    /// Runs engines, beginning with `first` if there is one, until [`Supervisor::stop`].
+    /// Runs engines, beginning with `first` if given, until [`Supervisor::stop`].
     pub(crate) async fn run(
         self: Rc<Self>,
         owner: Rc<Owner>,
@@ -201,7 +188,7 @@ impl Supervisor {
                     let young = ended.running.is_none_or(|since| since.elapsed() < YOUNG);
                     let died_young = verdict.delays(young, ended.running.is_some());
                     self.bury(&owner, &process, Some((&ended.session, young)), verdict);
-                    // It may have ended because another machine has the pool.
+                    // It may have ended because another node took the pool.
                     let of = owner.clone();
                     owner
                         .base
@@ -225,7 +212,7 @@ impl Supervisor {
                 }
             };
             young_deaths = if died_young { young_deaths + 1 } else { 0 };
-            // Two more than the first that has to wait.
+            // Two more than the first delayed start.
             self.view.borrow_mut().state = if young_deaths > YOUNG_DEATHS + 1 {
                 EngineState::Stopped
             } else {
@@ -264,7 +251,7 @@ impl Supervisor {
             Some(generation) => generation,
             None => {
                 let (generation, _) = owner.base.core.borrow_mut().pool.next_engine_generation();
-                // A fence waits for lower generations only: no number may ever be used twice.
+                // A fence waits for lower generations only: no number may ever be reused.
                 owner.base.commit().await?;
                 generation
             }
@@ -283,7 +270,7 @@ impl Supervisor {
         };
         match greeted {
             Ok(greeting) => Ok((process, greeting)),
-            // Mostly its death, which the kernel tells a moment later.
+            // Mostly its death, which the kernel reports a moment later.
             Err(error) => Err(
                 match timeout(Duration::from_secs(1), process.ended()).await {
                     Ok(how) => ended(how),
@@ -293,7 +280,7 @@ impl Supervisor {
         }
     }
 
-    /// Makes the number of the engine after this one durable, so that its start need not wait for that.
+    /// Makes the next generation durable, so that the next start need not wait for it.
     fn prepare_next(self: &Rc<Self>, owner: &Rc<Owner>) {
         if self.next_generation.get().is_some() {
             return;
@@ -307,7 +294,7 @@ impl Supervisor {
         });
     }
 
-    /// Talks with the engine for as long as its process lives.
+    /// Keeps a session with the engine while its process lives.
     async fn accompany(
         self: &Rc<Self>,
         owner: &Rc<Owner>,
@@ -359,17 +346,17 @@ impl Supervisor {
                 break (how, session);
             }
             if !self.wanted.get() {
-                // It was told to stop; whoever did has a time limit.
+                // It was told to stop; the caller has a time limit.
                 break (process.ended().await, session);
             }
-            // Mostly its death, which the kernel tells a moment later.
+            // Mostly its death, which the kernel reports a moment later.
             if let Ok(how) = timeout(Duration::from_secs(1), process.ended()).await {
                 break (how, session);
             }
             breaks += 1;
             match self.connect_again(owner, process, breaks).await {
                 Ok(next) => {
-                    // It was told all that the one before was.
+                    // The engine was told everything in the previous session.
                     session.forget_deposit();
                     greeting = next;
                     died_at = None;
@@ -388,7 +375,6 @@ impl Supervisor {
         }
     }
 
-    /// The engine serves: the one before it is past.
     fn note_running(self: &Rc<Self>, owner: &Rc<Owner>, process: &EngineProcess) {
         let mut view = self.view.borrow_mut();
         view.state = EngineState::Running;
@@ -400,7 +386,7 @@ impl Supervisor {
         self.prepare_next(owner);
     }
 
-    /// Begins a conversation again that broke while the engine's process lives.
+    /// Begins a new session after one broke while the process lives.
     async fn connect_again(
         &self,
         owner: &Owner,
@@ -443,8 +429,8 @@ impl Supervisor {
         process.kill();
     }
 
-    /// An engine has ended: keeps what it left, unless its end was wanted. With its last conversation
-    /// goes whether it died young.
+    /// Keeps the estate of an engine that ended, unless the end was wanted. `session` includes
+    /// whether it died young.
     fn bury(
         &self,
         owner: &Rc<Owner>,
@@ -499,7 +485,7 @@ impl Supervisor {
         });
     }
 
-    /// Writes the report of the last death, if that is not done yet.
+    /// Writes the report of the last death, once.
     fn report_death(&self) {
         let Some(death) = self.death.take() else {
             return;
@@ -513,7 +499,7 @@ impl Supervisor {
         } = death;
         let written = report::write(&self.state_dir, region.as_deref(), generation, pid, &cause);
         let report_path = written.path.map(|path| path.display().to_string());
-        // That it died is told already.
+        // The death itself was logged before.
         tracing::info!(
             generation,
             pid,
@@ -533,7 +519,7 @@ impl Supervisor {
         kill_point!("daemon.report");
     }
 
-    /// Ends the engine in good order, or, after `limit`, not so good; and then this supervisor.
+    /// Ends the engine in good order, or kills it after `limit`; then ends this supervisor.
     pub(crate) async fn stop(&self, owner: &Owner, limit: Duration) {
         self.wanted.set(false);
         self.changed.raise();
@@ -556,7 +542,7 @@ impl Supervisor {
         }
     }
 
-    /// The engine's process, once this supervisor's task has ended: it is somebody else's to watch.
+    /// The engine's process, after this supervisor's task has ended.
     pub(crate) fn take_process(&self) -> Option<EngineProcess> {
         Rc::try_unwrap(self.process.borrow_mut().take()?).ok()
     }

@@ -1,15 +1,14 @@
-//! Reactors on their CPUs.
+//! Pins reactors to their CPUs.
 //!
-//! Purpose: an engine whose CPU is offline or has left the cpuset runs on others, until it is there again.
-//! Design: looked at and set from outside, by the threads' names: a CPU may come and go while an engine runs.
-//! Not here: how often (`daemon::parts`).
+//! The daemon does this from outside, by thread names, because a CPU may leave the cpuset or go
+//! offline while an engine runs. Meanwhile the reactor runs on other CPUs.
 
 use std::path::Path;
 
 use rustix::process::Pid;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
-/// Pins each reactor of this engine to its CPU; says of each whether it is pinned now.
+/// Pins an engine's reactors; tells for each whether it is pinned now.
 pub(crate) fn pin(engine: u32, reactors: u16, cpus: &[u16]) -> Vec<(String, Result<(), String>)> {
     let threads = threads(engine);
     let numbered = (0..reactors).zip(cpus.iter().cycle());
@@ -45,7 +44,7 @@ fn pin_thread(thread: Pid, cpu: usize) -> Result<(), String> {
 fn threads(process: u32) -> Vec<(String, Pid)> {
     let folder = format!("/proc/{process}/task");
     let Ok(entries) = Path::new(&folder).read_dir() else {
-        // It has just ended.
+        // The engine has just ended.
         return Vec::new();
     };
     let thread = |entry: std::fs::DirEntry| {
@@ -72,7 +71,7 @@ mod tests {
             .unwrap();
         let there = u16::try_from(there).unwrap();
         let own = std::process::id();
-        // The thread names itself.
+        // The thread sets its own name.
         while threads(own).iter().all(|(name, _)| name != "reactor-0") {
             std::thread::yield_now();
         }

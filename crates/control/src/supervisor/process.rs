@@ -1,12 +1,8 @@
 //! One engine process: started, found again, watched, ended.
 //!
-//! Purpose: what the daemon can do to an engine as a process.
-//! Design: watched by a pidfd, which works for an engine that an earlier daemon started too. The
-//! engine gets a process group of its own, its first conversation as its standard input, and a log
-//! file; it is not tied to this daemon's life in any way. `engine.json` in the run folder says which one runs: written before the
-//! start (so that an engine is found even if the daemon dies right after starting it) and again with
-//! its process id. The start time in it tells a process from another one with the same number.
-//! Not here: when to start one (`supervisor`), what is said to it (`owner`).
+//! A pidfd watches it, which also works if an earlier daemon started it. `engine.json` in the run
+//! folder records it: before the start, so that it is found even if the daemon dies right then, and
+//! again with its process id. The recorded start time detects a reused id.
 
 use std::cell::{Cell, RefCell};
 use std::fs::{File, OpenOptions};
@@ -27,7 +23,6 @@ use tokio::io::unix::AsyncFd;
 use crate::config::EngineConfig;
 use crate::files;
 
-/// How far its start is.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum EngineState {
@@ -36,18 +31,18 @@ pub(crate) enum EngineState {
     Running,
 }
 
-/// Earlier daemons wrote 0 of one that was about to be started.
+/// Earlier daemons wrote 0 before the start.
 fn pid<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u32>, D::Error> {
     let pid = Option::deserialize(from)?;
     Ok(pid.filter(|pid| *pid != 0))
 }
 
-/// What `engine.json` says.
+/// The content of `engine.json`.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct EngineRecord {
     #[serde(default)]
     pub(crate) state: EngineState,
-    /// Once it runs.
+    /// Set once it runs.
     #[serde(
         default,
         skip_serializing_if = "Option::is_none",
@@ -56,39 +51,36 @@ pub(crate) struct EngineRecord {
     pub(crate) pid: Option<u32>,
     pub(crate) generation: u64,
     pub(crate) socket: PathBuf,
-    /// Clock ticks from boot to its start, as /proc has it.
+    /// Clock ticks from boot to its start, as in /proc.
     pub(crate) start_ticks: u64,
-    /// Whose it is: the daemon that wrote this; 0 if that one has left it to the next.
+    /// The daemon that wrote this; 0 if it left the engine to its successor.
     pub(crate) daemon_pid: u32,
-    /// Which formats it speaks.
+    /// The formats that the engine speaks.
     #[serde(default)]
     pub(crate) formats: String,
 }
 
-/// The most of a dead engine's log that is looked at for its last line.
+/// The end of a dead engine's log that is searched for its last line.
 const LAST_WORDS_BYTES: u64 = 1024;
 
-/// An engine process.
 #[derive(Debug)]
 pub(crate) struct EngineProcess {
     pub(crate) pid: u32,
     pub(crate) generation: u64,
     pub(crate) socket: PathBuf,
     pidfd: AsyncFd<OwnedFd>,
-    /// [`out_of_memory_kills`] at the look before the last, and at the last.
+    /// [`out_of_memory_kills`] at the last two checks.
     kills_before: Cell<[Option<u64>; 2]>,
-    /// Its log can't be written, for this reason.
+    /// Why its log can't be written.
     pub(crate) log_trouble: Option<String>,
-    /// If this daemon started it.
+    /// Set if this daemon started it.
     child: RefCell<Option<Child>>,
 }
 
-/// Where the record is.
 pub(crate) fn record_path(run_dir: &Path) -> PathBuf {
     run_dir.join("engine.json")
 }
 
-/// What is recorded about an engine.
 pub(crate) fn recorded(run_dir: &Path) -> io::Result<Option<EngineRecord>> {
     files::read_json(&record_path(run_dir))
 }
@@ -111,7 +103,7 @@ pub(super) fn watch(pid: u32) -> io::Result<AsyncFd<OwnedFd>> {
     crate::readiness::watch(pidfd, Interest::READABLE)
 }
 
-/// Ends a process that can't be watched. The wait for it is a thread's: it may hang in the kernel.
+/// Kills a process that can't be watched. A thread waits for it, because it may hang in the kernel.
 pub(super) fn end(mut child: Child) {
     if let Err(error) = child.kill() {
         tracing::error!(pid = child.id(), %error, "killing a process that can't be watched");
@@ -127,16 +119,16 @@ fn cause(status: ExitStatus) -> String {
     }
 }
 
-/// Said of a process that was killed while the kernel's out-of-memory killer was at work.
+/// Added to the cause if the out-of-memory killer was active when the process was killed.
 pub(super) const OUT_OF_MEMORY: &str = "the kernel ran out of memory meanwhile";
 
-/// How often a process is looked at that the runtime can't watch.
+/// The period of checks of a process that the runtime can't watch.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
-/// How often that is looked at: what it took long before has nothing to do with this death.
+/// The period of checks; kills before that have nothing to do with a death.
 const OUT_OF_MEMORY_LOOK: Duration = Duration::from_secs(10);
 
-/// Processes that the kernel's out-of-memory killer has taken since boot, if it says so.
+/// Kills by the kernel's out-of-memory killer since boot, if known.
 fn out_of_memory_kills() -> Option<u64> {
     let counters = std::fs::read_to_string("/proc/vmstat").ok()?;
     let mut counters = counters.lines();
@@ -161,7 +153,7 @@ pub(super) fn signal_name(signal: i32) -> &'static str {
     }
 }
 
-/// For kill points: the first engine that this daemon starts is `engine1`.
+/// The role for kill points: this daemon's first engine is `engine1`.
 #[cfg(feature = "test-device")]
 fn next_role() -> String {
     use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
@@ -170,7 +162,6 @@ fn next_role() -> String {
 }
 
 impl EngineConfig {
-    /// What starts an engine.
     pub(super) fn command(&self, socket: &Path, generation: u64) -> Command {
         let mut command = Command::new(&self.program);
         command
@@ -197,15 +188,14 @@ fn open_log(path: &Path) -> io::Result<File> {
     options.append(true).create(true).mode(0o640).open(path)
 }
 
-/// Writes the record if there is room. An engine that is not recorded serves all the same; it is only
-/// not found by a daemon that starts after this one's death.
+/// Writes the record if there is room. Without it the engine serves, but the next daemon may not
+/// find it.
 pub(super) fn note(path: &Path, record: &EngineRecord) {
     if let Err(error) = files::write_json(path, record, false) {
         tracing::warn!(%error, generation = record.generation, "recording the engine");
     }
 }
 
-/// Says whose the recorded engine is.
 pub(crate) fn set_daemon(run_dir: &Path, daemon_pid: u32) {
     match recorded(run_dir) {
         Ok(Some(record)) => note(
@@ -221,8 +211,8 @@ pub(crate) fn set_daemon(run_dir: &Path, daemon_pid: u32) {
 }
 
 impl EngineProcess {
-    /// Starts the engine of `generation`, which must be durable in the catalog. Gives back this side's
-    /// end of its first conversation.
+    /// Starts the engine of `generation`, which must be durable in the catalog. Returns the
+    /// daemon's end of its first session.
     pub(crate) fn start(
         config: &EngineConfig,
         run_dir: &Path,
@@ -271,7 +261,7 @@ impl EngineProcess {
             .stdin(Stdio::from(theirs))
             .stdout(log.try_clone()?)
             .stderr(log)
-            // So that what is sent to this daemon's terminal doesn't reach it.
+            // Keeps signals to the daemon's terminal from the engine.
             .process_group(0);
         let child = command.spawn().map_err(|error| {
             io::Error::new(
@@ -306,7 +296,6 @@ impl EngineProcess {
         Ok((process, channel))
     }
 
-    /// The recorded engine, if it lives.
     pub(crate) fn find(record: &EngineRecord) -> io::Result<Option<Self>> {
         let gone = Some(rustix::io::Errno::SRCH.raw_os_error());
         let Some(pid) = record.pid else {
@@ -317,14 +306,14 @@ impl EngineProcess {
             Err(error) if error.raw_os_error() == gone => return Ok(None),
             Err(error) => return Err(error),
         };
-        // After the pidfd: now the number can't change hands unnoticed.
+        // After `pidfd_open`, the number can't be reused unnoticed.
         if start_ticks(pid) != Some(record.start_ticks) {
             return Ok(None);
         }
         Ok(Some(Self::recorded_as(record, pid, pidfd)))
     }
 
-    /// An engine that was recorded before its process id was known, and has told it since.
+    /// An engine that was recorded before its process id was known, and has reported it since.
     pub(crate) fn told(record: &EngineRecord, pid: u32) -> io::Result<Self> {
         let pidfd = watch(pid)?;
         Ok(Self::recorded_as(record, pid, pidfd))
@@ -342,13 +331,13 @@ impl EngineProcess {
         }
     }
 
-    /// Waits until the process has ended; says how, as far as it can be known.
+    /// Waits until the process has ended; returns how, as far as known.
     pub(crate) async fn ended(&self) -> String {
         loop {
             match tokio::time::timeout(OUT_OF_MEMORY_LOOK, self.pidfd.readable()).await {
                 Ok(Ok(_)) => break,
                 Ok(Err(error)) => {
-                    // Of the runtime's watch: the descriptor is looked at by itself from here on.
+                    // The runtime's watch failed: poll the descriptor.
                     tracing::error!(%error, pid = self.pid, "watching the engine");
                     while !self.has_ended() {
                         tokio::time::sleep(LOOK_EVERY).await;
@@ -381,7 +370,6 @@ impl EngineProcess {
         rustix::event::poll(&mut fd, Some(&now)).is_ok_and(|ready| ready > 0)
     }
 
-    /// Kills it.
     pub(crate) fn kill(&self) {
         match rustix::process::pidfd_send_signal(self.pidfd.get_ref(), Signal::KILL) {
             Ok(()) | Err(rustix::io::Errno::SRCH) => {}
@@ -390,7 +378,7 @@ impl EngineProcess {
     }
 }
 
-/// Adds where an engine's log is, and the last line that it has written since it had `from` bytes.
+/// Adds the log's path, and its last line written after `from` bytes.
 pub(super) fn with_last_words(cause: String, log: &Path, from: u64) -> String {
     let read = || -> io::Result<Vec<u8>> {
         let file = File::open(log)?;
@@ -477,7 +465,7 @@ mod tests {
                 (&said["state"], said.get("pid")),
                 (&"starting".into(), None)
             );
-            // As daemons before this one wrote it.
+            // As earlier daemons wrote it.
             let mut old = said;
             old["pid"] = 0.into();
             old.as_object_mut().unwrap().remove("state");

@@ -1,11 +1,9 @@
-//! An engine makes way for another one, of the program as it is installed now.
+//! Replaces the running engine by one of the installed program, for upgrades.
 //!
-//! Purpose: an upgrade of which hosts and machines notice nothing but a pause.
-//! Design: an engine of the program is first tried, with everything that it makes before anybody speaks with it, and says
-//! which formats it speaks: one that does not start, or could not go on with what the running engine leaves, ends nothing. Nor
-//! is one ended whose successor has no number yet, or that waits for a device: it might not be gone for long. Then the engine is killed, and its successor goes on as after any death: there is
-//! one way to take over, and it is the one that is tested most. But it is told of as what it is, and no death is counted.
-//! Not here: the daemon's own replacement (whoever started it starts another), what a successor does.
+//! First the program must start in check mode and speak the running engine's formats. The next
+//! generation must be durable, and the engine must not wait for a device, which would delay its
+//! end. Then the engine is killed and its successor takes over as after any death, the best tested
+//! path. It does not count as a death.
 
 use std::io;
 use std::process::Stdio;
@@ -18,19 +16,19 @@ use crate::model::EngineState;
 use crate::model::error::ApiError;
 use crate::owner::Owner;
 
-/// How long it is waited for an engine that can be replaced.
+/// How long to wait for a replaceable engine.
 const BEGIN_LIMIT: Duration = Duration::from_secs(15);
-/// How long the program may take to say which formats it speaks.
+/// How long the program may take to report its formats.
 const ASK_LIMIT: Duration = Duration::from_secs(10);
 /// The longest output of the program that is read.
 const SAYS_AT_MOST_BYTES: usize = 4096;
-/// How long it is waited for that the successor serves; it goes on to be started beyond that.
+/// How long to wait for the successor; its start goes on afterwards.
 const SERVES_LIMIT: Duration = Duration::from_secs(30);
 
 impl Supervisor {
-    /// Ends the running engine so that another one goes on. The answer says which.
+    /// Ends the running engine so that another takes over; the answer names it.
     pub(crate) async fn replace(&self, owner: &Owner) -> Result<String, ApiError> {
-        // A daemon that has just begun has yet to greet its engine.
+        // A daemon that has just begun must first greet its engine.
         let before = self.next_serving(BEGIN_LIMIT, None).await.ok_or_else(|| {
             ApiError::unavailable("no engine serves").hint("`forebay status` says why")
         })?;
@@ -39,7 +37,7 @@ impl Supervisor {
             return Err(ApiError::unavailable(trouble)
                 .hint("an engine that waits for a device may not end: try again when it answers"));
         }
-        // A daemon that has just begun may yet have to commit it.
+        // A daemon that has just begun may still have to commit it.
         let numbered = async {
             while self.next_generation.get().is_none() {
                 sleep(Duration::from_millis(10)).await;
@@ -52,11 +50,11 @@ impl Supervisor {
             ));
         }
         let drops = self.line.drops();
-        // It may have died meanwhile, and its successor is of that program.
+        // If it died meanwhile, its successor already runs the new program.
         if self.serving_engine() == Some(before) {
             tracing::info!(generation = before, "the engine is replaced");
             self.replacing.set(true);
-            // From here on: whoever would leave this engine waits for the next one.
+            // From here on, leaving the engine waits for the next one.
             self.view.borrow_mut().state = EngineState::Restarting;
             self.kill();
         }
@@ -76,13 +74,12 @@ impl Supervisor {
         ))
     }
 
-    /// The generation of the engine that serves.
     fn serving_engine(&self) -> Option<u64> {
         let view = self.view();
         (view.state == EngineState::Running && view.pid.is_some()).then_some(view.generation)
     }
 
-    /// Waits for one that serves and is not this one.
+    /// Waits for a serving engine of another generation than `not`.
     async fn next_serving(&self, limit: Duration, not: Option<u64>) -> Option<u64> {
         let serves = async {
             loop {
@@ -95,14 +92,14 @@ impl Supervisor {
         timeout(limit, serves).await.ok()
     }
 
-    /// Refuses a program that does not run, or that could not go on with what the running engine leaves.
+    /// Refuses a program that does not run, or that could not take over from the running engine.
     async fn program_can_follow(&self) -> Result<(), ApiError> {
         let program = self.config.program.display();
         let theirs = self.ask_formats().await.map_err(|error| {
             ApiError::unavailable(format!("{program} can't be run: {error}"))
                 .hint("the running engine goes on")
         })?;
-        // The running engine's own, which may be another program's than this daemon.
+        // The running engine may be of another program than this daemon.
         let ours = match process::recorded(&self.run_dir) {
             Ok(Some(record)) if !record.formats.is_empty() => record.formats,
             _ => "unknown ones".to_owned(),
@@ -117,7 +114,7 @@ impl Supervisor {
             .hint("`forebay shutdown` ends both in good order; then start the new version"))
     }
 
-    /// Starts an engine of the program as it is now, which ends at once: the formats that it speaks.
+    /// Starts the installed program in check mode; returns the formats that it speaks.
     async fn ask_formats(&self) -> io::Result<String> {
         let mut command = self
             .config
@@ -138,7 +135,8 @@ impl Supervisor {
             let why = format!("it did not end within {ASK_LIMIT:?}, and is killed");
             return Err(ended.err().unwrap_or_else(|| io::Error::other(why)));
         }
-        // It has ended, so this doesn't wait; nor does the pipe, which a process of its may still hold.
+        // It has ended, so this doesn't wait. The pipe must not block either: a child of the
+        // program may hold it.
         let status = child.wait()?;
         let mut said = [0; SAYS_AT_MOST_BYTES];
         let mut said_bytes = 0;

@@ -1,9 +1,6 @@
-//! What was known about an engine when it died.
+//! Reports of deaths, for people: how the engine ended, what its reactors did, what was in flight.
 //!
-//! Purpose: a file for people: how it ended, what its reactors did last, what was in flight.
-//! Design: read from the dead engine's state region, which is taken for hostile: every number is
-//! bounded, and only so much is written.
-//! Not here: why it died, beyond what the kernel says.
+//! The dead engine's state region is untrusted: every number and the report's size are bounded.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -18,11 +15,9 @@ use serde::Serialize;
 use crate::clock::now_unix_ms;
 use crate::files;
 
-/// Reports that are kept.
 const REPORTS_KEPT: usize = 50;
 const LOG_TAIL_BYTES: usize = 16 << 10;
 const LOG_TAIL_LINES: usize = 40;
-/// Commands that a report lists.
 const COMMANDS_MAX: usize = 1000;
 
 #[derive(Debug, Serialize)]
@@ -85,11 +80,10 @@ struct DeadCommand {
     blocks: u32,
 }
 
-/// A report on disk, and what the API says of it.
 #[derive(Debug)]
 pub(crate) struct Written {
     pub(crate) path: Option<PathBuf>,
-    /// Unless nothing is known of that.
+    /// `None` if unknown.
     pub(crate) commands_in_flight: Option<u64>,
 }
 
@@ -170,7 +164,6 @@ fn reactors(region: &Region, now_ns: u64) -> Vec<ReactorReport> {
         .collect()
 }
 
-/// The lanes that are in use.
 fn lanes(region: &Region) -> Vec<LaneReport> {
     let lanes = region.lanes().iter().filter_map(|lane| {
         Some(LaneReport {
@@ -187,7 +180,6 @@ fn lanes(region: &Region) -> Vec<LaneReport> {
 }
 
 impl Report<'_> {
-    /// The commands of a queue that were in flight.
     fn add_commands(&mut self, region: &Region, slot: usize, now_ns: u64) {
         for command in region.commands(slot) {
             let state = command.state();
@@ -217,7 +209,7 @@ impl Report<'_> {
     }
 }
 
-/// Writes the report of a death; a failure to write it is logged and otherwise ignored.
+/// Writes the report of a death; a failure is only logged.
 pub(crate) fn write(
     state_dir: &Path,
     region: Option<&Region>,
@@ -233,8 +225,8 @@ pub(crate) fn write(
     }
 }
 
-/// What a new daemon knows of a death before its time: of its predecessor's, or of an engine's whose
-/// state region is gone with it.
+/// A death before this daemon's time: its predecessor's, or that of an engine whose state region is
+/// gone too.
 #[derive(Debug, Serialize)]
 pub(crate) struct DeathReport<'a> {
     pub(crate) process: &'a str,
@@ -246,7 +238,7 @@ pub(crate) struct DeathReport<'a> {
     pub(crate) log: Vec<String>,
 }
 
-/// The last lines of a log below the state folder; none if there is none.
+/// The last lines of a log in the state folder; empty without a log.
 pub(crate) fn log_tail(state_dir: &Path, name: &str) -> Vec<String> {
     let text = std::fs::read(state_dir.join("log").join(name)).unwrap_or_default();
     let text = String::from_utf8_lossy(&text[text.len().saturating_sub(LOG_TAIL_BYTES)..]);
@@ -254,14 +246,13 @@ pub(crate) fn log_tail(state_dir: &Path, name: &str) -> Vec<String> {
     lines[lines.len().saturating_sub(LOG_TAIL_LINES)..].to_vec()
 }
 
-/// Writes the report of a death that was found.
 pub(crate) fn write_found(state_dir: &Path, found: &DeathReport<'_>) -> Option<PathBuf> {
     let seconds = found.noticed_at_unix_ms / 1000;
     let name = format!("{}-{}-{seconds}.json", found.process, found.pid);
     put(state_dir, &name, found)
 }
 
-/// Writes a report and keeps the newest of them. A failure is logged: nothing depends on a report.
+/// Writes a report and removes old ones. A failure is only logged.
 fn put<T: Serialize>(state_dir: &Path, name: &str, report: &T) -> Option<PathBuf> {
     let folder = state_dir.join("reports");
     let path = folder.join(name);
@@ -279,7 +270,7 @@ fn put<T: Serialize>(state_dir: &Path, name: &str, report: &T) -> Option<PathBuf
         .collect();
     all.sort();
     for (_, old) in all.iter().rev().skip(REPORTS_KEPT) {
-        // It is only a report too many.
+        // One report too many does no harm.
         let _ = std::fs::remove_file(old);
     }
     Some(path)

@@ -1,10 +1,8 @@
-//! What an operator hears of a take-over.
+//! Events of a take-over: what was taken over, how long hosts waited, and when the dead engine's
+//! last request ended.
 //!
-//! Purpose: what it took over and how long hosts waited; when the dead engine's last request had ended.
-//! Design: each device's fence is measured, but only one that was long, and the last one, is an event:
-//! a pool has many devices. Only devices that the successor was told of in the beginning count: one that
-//! comes later has nothing of the dead engine in flight that anybody waits for.
-//! Not here: why an estate is dropped ([`super::line`]).
+//! Only a long fence and the last one become events, because a pool has many devices. Devices added
+//! later don't count: the dead engine has nothing in flight there.
 
 use std::convert::Infallible;
 use std::time::Duration;
@@ -16,14 +14,13 @@ use crate::events::News;
 use crate::model::events::EventKind;
 use crate::owner::session::{Conversion, Session};
 
-/// What the engine says of connections that somebody had ended before the death: they are counted, but it was not the
-/// take-over that closed them.
+/// The engine's name for connections that had ended before the death; the take-over did not close
+/// them.
 const ENDED_BEFORE: &str = "ended before";
-/// A fence that took longer is told by itself.
+/// A longer fence gets its own event.
 const LONG_FENCE: Duration = Duration::from_secs(1);
 
 impl Supervisor {
-    /// A successor acts.
     pub(super) fn took_over(&self, generation: u64, from: Option<u64>, conversion: &Conversion) {
         let pause = self.died_at.take().map(|at| at.elapsed());
         self.line.converted();
@@ -47,7 +44,7 @@ impl Supervisor {
             .tell(EventKind::TookOver, generation, text, news);
     }
 
-    /// Tells how long after a death the engine got the devices to itself.
+    /// Emits how long after a death the engine had the devices to itself.
     pub(super) async fn note_fences(
         &self,
         session: &Session,

@@ -1,4 +1,4 @@
-//! Supervisors with shell scripts in an engine's place.
+//! Tests of the supervisor with shell scripts as engines.
 
 use super::*;
 use crate::devices;
@@ -7,7 +7,6 @@ use std::os::unix::fs::PermissionsExt;
 use std::sync::Arc;
 use tokio::time::sleep;
 
-/// Runs `test` with a supervisor whose engine is a shell script.
 fn with_engine<F: Future<Output = ()>>(
     script: &str,
     test: impl FnOnce(Rc<Supervisor>, Rc<Owner>, PathBuf) -> F,
@@ -79,7 +78,7 @@ fn an_engine_that_dies_at_once_is_started_again_and_reported() {
             assert!(trouble.contains("engine.log: no such thing"), "{trouble}");
             let durable = owner.base.core.borrow().pool.info().engine_generation;
             assert!(durable >= 3);
-            // It waits now before the next start; a stop doesn't wait for that.
+            // It is in the delay before the next start; the stop does not wait for that.
             supervisor.stop(&owner, Duration::from_secs(30)).await;
             assert_eq!(supervisor.view().state, EngineState::Stopped);
             assert!(process::recorded(&folder).unwrap().is_some());
@@ -111,7 +110,7 @@ fn verdict(crashed: bool) -> Verdict {
     }
 }
 
-/// A supervisor that nobody runs.
+/// A supervisor whose task is not started.
 fn idle() -> (Rc<Supervisor>, Rc<Events>) {
     let at = Path::new("/nowhere");
     let config = EngineConfig {
@@ -131,11 +130,11 @@ fn assert_dropped(supervisor: &Supervisor, events: &Events) {
     assert_eq!(kinds, [EventKind::NotTakenOver]);
 }
 
-/// A supervisor with an estate that a successor after the other dies over: how many may?
+/// How many successors die over one estate before it is dropped.
 fn deaths_over_an_estate(crashed: bool) -> u32 {
     let (supervisor, events) = idle();
     *supervisor.estate.borrow_mut() = Some(Estate::empty(1));
-    // Whoever was not given it dies of something else.
+    // Deaths of engines that were not given the estate don't count.
     for _ in 0..10 {
         supervisor.keep_estate(None, &verdict(true));
         assert!(supervisor.estate.borrow().is_some());
@@ -169,7 +168,7 @@ fn an_estate_that_kills_whoever_goes_on_with_it_is_dropped() {
         export: Some(forebay_pool::ExportId(1)),
         ..verdict(true)
     };
-    // Killed, old, and of an export, which its quarantine ends.
+    // Killed, old, or at fault of an export: none of these counts.
     for generation in 0..20 {
         assert!(die(generation, verdict(false), true));
         assert!(die(generation, verdict(true), false));
@@ -180,7 +179,6 @@ fn an_estate_that_kills_whoever_goes_on_with_it_is_dropped() {
     }
     assert!(!die(100, verdict(true), true));
     assert_dropped(&supervisor, &events);
-    // The next one begins anew.
     assert!(die(101, verdict(true), true));
 }
 

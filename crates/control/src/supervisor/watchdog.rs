@@ -1,33 +1,28 @@
-//! Threads of the engine that take no turns any more.
+//! Detects stuck threads of the engine, so that the supervisor replaces it.
 //!
-//! Purpose: an engine with a stuck reactor, or a stuck control thread, is replaced like a dead one.
-//! Design: a reactor stores the time of its turns, and sleeps only so long; the control thread stores
-//! when it woke up. The daemon looks every [`LOOK_EVERY`]. Old news must be seen several times running, and time in which
-//! this daemon itself stood still does not count: a machine that stood still as a whole is no stuck engine. A process that was stopped looks stuck
-//! too, and is no better than one.
-//! Not here: killing it (the supervisor), who is to blame (`blame`).
+//! Reactors store the time of their turns, and the control thread its wake-ups. A thread counts as
+//! stuck after several checks in a row. Time in which the daemon itself stood still does not count:
+//! the whole node may have been paused. A stopped process counts as stuck too.
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use forebay_xlate::boundary::region::{MAX_REACTORS, MAX_SLEEP_NS, Region};
 
-/// How often the daemon looks.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
-/// How often a reactor must be seen stuck.
+/// Checks in a row that must find a thread stuck.
 const LOOKS: u32 = 3;
 
-/// In a reactor's place: the control thread. It has no reactor's number.
+/// The control thread, in place of a reactor's number.
 pub(super) const CONTROL: usize = MAX_REACTORS;
-/// The control thread may take so much longer than a reactor: nobody's I/O waits for it.
+/// The control thread's limit is this many times a reactor's, because no I/O waits for it.
 const CONTROL_PATIENCE: u32 = 2;
 
-/// A thread that is stuck.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Stuck {
     /// A reactor, or [`CONTROL`].
     pub(super) thread: usize,
-    /// Since its last turn.
+    /// The time since its last turn.
     pub(super) since: Duration,
 }
 
@@ -36,7 +31,6 @@ fn monotonic() -> Duration {
     Duration::new(now.tv_sec.unsigned_abs(), now.tv_nsec as u32)
 }
 
-/// A thread's name.
 pub(super) fn name(thread: usize) -> String {
     match thread {
         CONTROL => "the control thread".to_owned(),
@@ -44,7 +38,7 @@ pub(super) fn name(thread: usize) -> String {
     }
 }
 
-/// Waits until a thread has been awake without a turn for `after`; for ever if that is zero.
+/// Waits until an awake thread has taken no turn for `after`; forever if that is zero.
 pub(super) async fn stuck(region: &Region, after: Duration) -> Stuck {
     if after.is_zero() {
         return std::future::pending().await;
@@ -63,7 +57,7 @@ pub(super) async fn stuck(region: &Region, after: Duration) -> Stuck {
     }
 }
 
-/// What was seen at the last looks: a thread and its last turn, and how often.
+/// The late thread and its last turn at recent checks, and how often it was found.
 #[derive(Debug, Default)]
 struct Seen {
     last: Option<(usize, u64)>,
@@ -73,7 +67,7 @@ struct Seen {
 }
 
 impl Seen {
-    /// From when on time counts at this look: since this daemon last stood still for long.
+    /// Returns when time begins to count: after this daemon last stood still for long.
     fn counts_from(&mut self, now: Duration, after: Duration) -> Duration {
         let last = self.looked.replace(now).unwrap_or(now);
         if now.saturating_sub(last) > after / 2 {
@@ -82,7 +76,7 @@ impl Seen {
         self.from
     }
 
-    /// A look: the same again, often enough?
+    /// Notes a check; returns the thread once it was found often enough.
     fn again(&mut self, late: Option<(usize, u64)>) -> Option<(usize, u64)> {
         self.times = if late.is_some() && late == self.last {
             self.times + 1
@@ -94,7 +88,7 @@ impl Seen {
     }
 }
 
-/// Leaves word with the engine's records that it was stuck, before it is killed.
+/// Records in the engine's region that it was stuck, before it is killed.
 pub(super) fn note(region: &Region, thread: usize) {
     region.header().stuck.store(thread as u64 + 1, Relaxed);
 }
@@ -115,7 +109,7 @@ fn look(region: &Region, now: Duration, from: Duration, after: Duration) -> Opti
     let control = (CONTROL, since, after * CONTROL_PATIENCE);
     reactors.chain([control]).find_map(|(thread, turn, limit)| {
         let age = now.saturating_sub(Duration::from_nanos(turn).max(from));
-        // One that has not begun yet has no turn.
+        // A thread that has not begun has no turn.
         (turn != 0 && age > limit).then_some((thread, turn))
     })
 }
@@ -199,7 +193,7 @@ mod tests {
             look(&region, now, from, after).is_some()
         };
         assert!(!late(12));
-        // Everything stood still.
+        // The whole node was paused.
         assert!(!late(60));
         assert!(!late(62) && !late(64));
         assert!(late(66), "it had its time again");
