@@ -1,9 +1,7 @@
-//! Making a pool of devices, and getting a device ready to join one.
+//! Opens, claims and checks devices that are to hold a pool's data.
 //!
-//! Purpose: open, claim and look at devices that shall hold a pool's data from now on.
-//! Design: what a device holds is lost only if the caller insists. A device file that is missing is made, sparse, if the
-//! caller says so (`place`), and removed again if nothing comes of it.
-//! Not here: what is written to the device (the pool), opening a pool that is there (`open`).
+//! A device's contents are lost only with `--force`. A missing file is created if the caller allows
+//! it (`place`), and removed again on failure.
 
 use std::io;
 use std::path::PathBuf;
@@ -25,13 +23,12 @@ use crate::model::{DeviceAdd, Placement, PoolCreate};
 use crate::ownership;
 use crate::store::SyncStore;
 
-/// Makes a pool.
 pub(crate) fn create(body: &PoolCreate) -> Result<OpenPool, ApiError> {
     place::check(&body.devices, body.size_bytes, allowed(body.create))?;
     make(body)
 }
 
-/// Makes the configured pool. Its sparse file may be larger than the free space.
+/// Creates the configured pool. Its sparse file may exceed the free space.
 pub(crate) fn create_embedded(body: &PoolCreate) -> Result<OpenPool, ApiError> {
     place::check(&body.devices, body.size_bytes, NewFiles::Any)?;
     make(body)
@@ -103,7 +100,7 @@ fn create_with(body: &PoolCreate, made: &mut Vec<PathBuf>) -> Result<OpenPool, A
     })
 }
 
-/// A disk that is named twice would be found in use, by this daemon itself.
+/// A second open of the same disk would find it in use by this daemon.
 fn refuse_twice(specs: &[String]) -> Result<(), ApiError> {
     for (at, spec) in specs.iter().enumerate() {
         if let Some(other) = specs[..at].iter().find(|other| is_same_place(spec, other)) {
@@ -116,7 +113,7 @@ fn refuse_twice(specs: &[String]) -> Result<(), ApiError> {
     Ok(())
 }
 
-/// Refuses a device that this daemon has open already, which would be found in use.
+/// Refuses a device that this daemon has open already; it would be reported as in use.
 pub(crate) fn refuse_own(own: &[(DeviceIndex, String)], spec: &str) -> Result<(), ApiError> {
     let own = own.iter().find(|(_, own)| is_same_place(own, spec));
     own.map_or(Ok(()), |(index, own)| {
@@ -127,7 +124,6 @@ pub(crate) fn refuse_own(own: &[(DeviceIndex, String)], spec: &str) -> Result<()
     })
 }
 
-/// A pool's settings with what is given changed.
 pub(crate) fn settings_of(
     settings: PoolSettings,
     placement: Option<Placement>,
@@ -145,26 +141,24 @@ pub(crate) fn settings_of(
     }
 }
 
-/// A device that is about to join a pool: open, claimed, and free to be used.
+/// An open and claimed device that is about to join a pool.
 pub(crate) struct NewPoolDevice {
-    /// As the pool wants it.
     pub(crate) new: NewDevice,
     /// Its label and catalog area.
     pub(crate) store: Arc<SyncStore>,
     /// Whether it is taken whatever it holds.
     pub(crate) force: bool,
-    /// The file that was made for it, if one was.
+    /// The file created for it, if any.
     made: Vec<PathBuf>,
 }
 
 impl NewPoolDevice {
-    /// Which files were made for it: to be removed if it does not join.
+    /// The files to remove if it does not join.
     pub(crate) fn made(&self) -> Vec<PathBuf> {
         self.made.clone()
     }
 }
 
-/// Opens a device that shall join a pool.
 pub(crate) fn open_new(body: &DeviceAdd) -> Result<NewPoolDevice, ApiError> {
     let specs = std::slice::from_ref(&body.spec);
     place::check(specs, body.size_bytes, allowed(body.create))?;
@@ -194,14 +188,14 @@ pub(crate) fn open_new(body: &DeviceAdd) -> Result<NewPoolDevice, ApiError> {
     }
 }
 
-/// Removes files that were made in vain.
 pub(crate) fn remove_made(made: &[PathBuf]) {
     for path in made {
         let _ = std::fs::remove_file(path);
     }
 }
 
-/// Opens a device, made if it is a missing file and a size is given; says whether it reads as zeros.
+/// Opens a device; creates a missing file if a size is given. The flag says whether the device
+/// reads as zeros.
 fn open_or_make(
     text: &str,
     size_bytes: Option<u64>,
@@ -226,7 +220,7 @@ fn open_or_make(
     Ok((device, missing || kind == DeviceKind::Null))
 }
 
-/// A claimed device for a pool, unless it holds something.
+/// Refuses a device that holds something, unless forced.
 fn take_new(device: SyncDevice, known_zero: bool, force: bool) -> Result<NewPoolDevice, ApiError> {
     let store = Arc::new(SyncStore::new(device));
     if !force {
@@ -249,7 +243,7 @@ fn take_new(device: SyncDevice, known_zero: bool, force: bool) -> Result<NewPool
 
 fn refuse_used(device: &SyncStore) -> Result<(), ApiError> {
     let spec = &device.0.info().spec;
-    // The pool knows its own labels; the device crate knows everybody else's.
+    // The pool recognizes its own labels; the device crate recognizes others.
     match forebay_pool::probe(device).map_err(api_error)? {
         Probe::Forebay(label) => Err(ApiError::in_use(format!(
             "{spec} belongs to the Forebay pool {} ({})",
@@ -272,14 +266,14 @@ fn refuse_used(device: &SyncStore) -> Result<(), ApiError> {
                 Content::Foreign(what) => {
                     Err(ApiError::in_use(format!("{spec} holds {what}")).hint(OVERWRITE_HINT))
                 }
-                // What else it holds, the pool refuses itself.
+                // The pool itself refuses other contents.
                 Content::Blank | Content::Ours => Ok(()),
             }
         }
     }
 }
 
-/// The logical block as the engine will see it, past the page cache.
+/// The logical block size that the engine will see with direct I/O.
 pub(super) fn engine_block_bytes(spec: &DeviceSpec) -> Result<u32, ApiError> {
     let options = OpenOptions {
         data_offset_bytes: u64::MAX,
@@ -289,8 +283,8 @@ pub(super) fn engine_block_bytes(spec: &DeviceSpec) -> Result<u32, ApiError> {
     Ok(device.info().block_bytes)
 }
 
-/// Takes the room of label and catalog from the file system below a pool in a sparse file, so that its
-/// being full keeps nobody from committing what makes room. Again and again does no harm.
+/// Allocates label and catalog in a sparse file's file system, so that commits work even when that
+/// is full. Idempotent.
 pub(crate) fn reserve_catalog(devices: &[PoolDevice]) -> Result<(), ApiError> {
     for device in devices {
         let info = device.store.0.info();
@@ -320,7 +314,6 @@ pub(crate) fn reserve_catalog(devices: &[PoolDevice]) -> Result<(), ApiError> {
     Ok(())
 }
 
-/// A new pool's devices are its stores, in their order.
 fn in_order(pool: &Pool, stores: Vec<Arc<SyncStore>>) -> Vec<PoolDevice> {
     pool.devices()
         .iter()

@@ -1,12 +1,8 @@
-//! A device that moved or was renamed, recognised by its label.
+//! Finds a moved or renamed device by its label.
 //!
-//! Purpose: from a device's identity to where it is now.
-//! Design: it is looked for beside where it was last found, in the folder of each of the pool's
-//! devices, so that a renamed file and a disk with another name in `/dev` are found. Whatever begins
-//! with a label that names the device is a candidate; the caller reads the label properly, and
-//! decides. Nothing is written, nothing but regular files and block devices is opened. It is done within a time limit,
-//! by a thread of its own: any other disk in `/dev` may hang.
-//! Not here: claims, labels' meaning.
+//! Searches the folders of all the pool's devices, in a thread and with a time limit, because other
+//! disks in `/dev` may hang. It writes nothing, and opens only regular files and block devices. The
+//! caller checks a candidate's label.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -20,17 +16,15 @@ use std::time::{Duration, Instant};
 use forebay_device::{DeviceKind, DeviceSpec};
 use forebay_pool::{BLOCK_BYTES, Uuid};
 
-/// A folder with more entries than this is nobody's place for pools.
+/// A folder with more entries is not a place for pools.
 const ENTRIES_MAX: usize = 4096;
 /// A label and its copy.
 const LABEL_BYTES: usize = 2 * BLOCK_BYTES;
-/// How long one look may take.
 const LOOK_LIMIT: Duration = Duration::from_secs(10);
-/// Looks that are under way.
+/// Running searches.
 static LOOKING: AtomicUsize = AtomicUsize::new(0);
 const LOOKING_MAX: usize = 16;
 
-/// The folders that devices with these specification strings lie in.
 pub(super) fn folders<'a>(specs: impl Iterator<Item = &'a str>) -> BTreeSet<PathBuf> {
     specs
         .filter_map(|spec| spec.parse::<DeviceSpec>().ok())
@@ -38,7 +32,7 @@ pub(super) fn folders<'a>(specs: impl Iterator<Item = &'a str>) -> BTreeSet<Path
         .collect()
 }
 
-/// Where a device may be now: specification strings, to be looked at in turn.
+/// Specifications at which a device may be now.
 pub(super) fn candidates(device: &Uuid, spec: &str, folders: &BTreeSet<PathBuf>) -> Vec<String> {
     let Ok(was) = spec.parse::<DeviceSpec>() else {
         return Vec::new();
@@ -49,7 +43,7 @@ pub(super) fn candidates(device: &Uuid, spec: &str, folders: &BTreeSet<PathBuf>)
         look(&device, &at, &folders, &sender);
         LOOKING.fetch_sub(1, Relaxed);
     };
-    // Those that hang stay until that ends.
+    // Threads that hang stay until the device answers.
     if LOOKING.fetch_add(1, Relaxed) >= LOOKING_MAX
         || (std::thread::Builder::new()
             .name("device-find".to_owned())
@@ -68,7 +62,7 @@ pub(super) fn candidates(device: &Uuid, spec: &str, folders: &BTreeSet<PathBuf>)
     found
 }
 
-/// Tells of everything in these folders, but what is `at`, that names the device.
+/// Reports every path in these folders, except `at`, whose label names the device.
 fn look(device: &Uuid, at: &Path, folders: &BTreeSet<PathBuf>, found: &mpsc::Sender<PathBuf>) {
     for folder in folders {
         let Ok(entries) = std::fs::read_dir(folder) else {
@@ -83,7 +77,6 @@ fn look(device: &Uuid, at: &Path, folders: &BTreeSet<PathBuf>, found: &mpsc::Sen
     }
 }
 
-/// Whether a file or block device begins with something that names the device.
 fn names(path: &Path, device: &Uuid) -> bool {
     let fits = |kind: std::fs::FileType| kind.is_file() || kind.is_block_device();
     if !path.metadata().is_ok_and(|there| fits(there.file_type())) {
@@ -98,11 +91,11 @@ fn names(path: &Path, device: &Uuid) -> bool {
     read.is_ok() && head.windows(16).any(|bytes| bytes == device.0)
 }
 
-/// The specification of the same device at another path.
+/// The device's specification at another path.
 fn moved(was: &DeviceSpec, path: &Path) -> Option<String> {
     let path = path.to_str()?;
     match was.kind() {
-        // What is there now says itself which of them it is.
+        // The kind is read from the new path.
         None | Some(DeviceKind::File | DeviceKind::Block) => Some(path.to_owned()),
         Some(_) => {
             let old = was.path().to_str()?;

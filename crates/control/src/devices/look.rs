@@ -1,10 +1,8 @@
-//! Looking at devices before any is taken.
+//! Reads labels of devices before any device is claimed.
 //!
-//! Purpose: a device that answers slowly, or not at all, delays the opening of a pool by no more than one limit, however
-//! many such devices there are and however many requests they answer.
-//! Design: all places are looked at, at the same time, by a thread each, within one limit for all that a look asks of its
-//! device. A device with an unfinished earlier request is left alone. [`Opening`] lists the devices that have not answered.
-//! Not here: what labels mean (`open`).
+//! All places are read concurrently within one time limit, so slow devices delay the opening of a
+//! pool only once. A device with an unfinished earlier request is left alone. [`Opening`] lists
+//! devices that have not answered.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -18,20 +16,16 @@ use super::{HANGS_HINT, OPEN_LIMIT, api_error, exclusive, invalid, open_device, 
 use crate::model::error::ApiError;
 use crate::store::SyncStore;
 
-/// How long a look at a device may take.
 const LOOK_LIMIT: Duration = Duration::from_secs(5);
-/// How long it may take at a device that was silent, to take it back: one that is slow would be missed again.
+/// The limit for taking a silent device back: a slow one would soon be missed again.
 const QUICK_LIMIT: Duration = Duration::from_secs(2);
-/// Between two looks at whether an earlier request has ended.
 const ENDED_EVERY: Duration = Duration::from_millis(20);
 
-/// A device's description and its label.
 pub(super) type Looked = (DeviceInfo, Label);
 
-/// How far the opening of a pool is.
+/// The progress of opening a pool.
 #[derive(Debug)]
 pub(crate) struct Opening {
-    /// The pool's name, if it is known.
     pub(crate) pool: Option<String>,
     begun: Instant,
     waits: Mutex<LookWaits>,
@@ -50,7 +44,6 @@ impl Default for Opening {
 }
 
 impl Opening {
-    /// That of a pool, with its name.
     pub(crate) fn of(pool: Option<String>) -> Self {
         Self {
             pool,
@@ -63,13 +56,12 @@ impl Opening {
         self.waits.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A device is taken: from here on its store says whether it is waited for.
+    /// From here on the device's store knows whether a request waits.
     pub(super) fn took(&self, store: &Arc<SyncStore>) {
         self.waits().taken.push(Arc::downgrade(store));
     }
 }
 
-/// A sentence about it.
 impl fmt::Display for Opening {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let waits = self.waits();
@@ -89,7 +81,6 @@ impl fmt::Display for Opening {
     }
 }
 
-/// Looks at all these places at once.
 pub(super) fn at_all<'a>(
     places: impl Iterator<Item = &'a String>,
     opening: &Opening,
@@ -104,12 +95,11 @@ pub(super) fn at_all<'a>(
     looked
 }
 
-/// Looks at one place.
 pub(super) fn at(place: &str) -> Result<Looked, ApiError> {
     one(place, LOOK_LIMIT)
 }
 
-/// Whether a device that did not answer answers now, and soon enough to be taken.
+/// Whether a silent device answers now, and fast enough to be taken.
 pub(crate) fn may_answer(place: &str) -> bool {
     one(place, QUICK_LIMIT).is_ok()
 }
@@ -164,7 +154,7 @@ fn silent(place: &str, limit: Duration) -> ApiError {
     .hint(HANGS_HINT)
 }
 
-/// Reads a device's label without taking the device.
+/// Reads a device's label without claiming it.
 fn look(place: &str) -> Result<Looked, ApiError> {
     let spec: DeviceSpec = place.parse().map_err(invalid)?;
     let options = OpenOptions {

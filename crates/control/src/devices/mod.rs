@@ -1,11 +1,8 @@
-//! The pool's devices as the daemon has them open, and the record of which they are.
+//! The pool's devices, as the daemon opens, claims, creates, finds and wipes them.
 //!
-//! Purpose: open, claim, create, find again, wipe.
-//! Design: each device is opened once and claimed for this daemon for as long as it is open (the
-//! claim falls with the process). `devices.json` in the state folder ([`mod@record`]) names them, so that
-//! a restart finds the pool; the labels say which is which, wherever a device is now ([`mod@open`],
-//! [`find`]). Two names of one device are noticed by what they resolve to.
-//! Not here: label and catalog (the pool), I/O on extents (the engine).
+//! A device is claimed while it is open; the claim ends with the process. `devices.json` in the
+//! state folder ([`mod@record`]) names them for a restart, but their labels identify them
+//! ([`mod@open`], [`find`]).
 
 mod create;
 mod find;
@@ -44,46 +41,37 @@ use crate::model::error::{self, ApiError};
 use crate::ownership::{self, Installation, Tenure};
 use crate::store::SyncStore;
 
-/// How long a dead daemon's claim may take to fall.
+/// How long a dead daemon's claim may last.
 const CLAIM_LIMIT: Duration = Duration::from_secs(3);
-/// Between two looks whether it has fallen.
 const CLAIM_PAUSE: Duration = Duration::from_millis(20);
-/// How long opening a device may take, with all that is asked of it until its pool is open.
+/// The limit for opening a device, including all requests to it until its pool is open.
 const OPEN_LIMIT: Duration = Duration::from_secs(10);
-/// The hint about a device that hangs.
 const HANGS_HINT: &str = "the daemon looks again from time to time, and takes it back when it answers; `forebay pool open` does so at once";
-/// The hint about a device with contents that are not Forebay's.
 pub(crate) const OVERWRITE_HINT: &str = "use --force to overwrite it; what it holds is lost";
 
-/// A device of the pool, open.
 #[derive(Debug, Clone)]
 pub(crate) struct PoolDevice {
-    /// Its place in the pool.
     pub(crate) index: DeviceIndex,
-    /// Its specification string, resolved.
+    /// Its resolved specification.
     pub(crate) spec: String,
     /// Its label and catalog area.
     pub(crate) store: Arc<SyncStore>,
 }
 
-/// A device of the pool that is not here.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct MissingDevice {
-    /// Its place in the pool.
     pub(crate) index: DeviceIndex,
-    /// Its identity.
     pub(crate) uuid: Uuid,
     /// Where it was last found.
     pub(crate) spec: String,
-    /// Why it is not taken.
+    /// Why it is not used.
     pub(crate) why: String,
-    /// It is there, and did not answer.
+    /// It is there, but did not answer.
     pub(crate) is_silent: bool,
-    /// Its label is older than the catalog knows: somebody put an older copy in its place.
+    /// Its label is older than in the catalog: an older copy is in its place.
     pub(crate) is_older: bool,
 }
 
-/// A pool with its devices.
 pub(crate) struct OpenPool {
     pub(crate) pool: Pool,
     pub(crate) catalog: Catalog,
@@ -91,11 +79,10 @@ pub(crate) struct OpenPool {
     pub(crate) missing: Vec<MissingDevice>,
     /// The hold on the pool, if its labels have an owner.
     pub(crate) tenure: Option<Arc<Tenure>>,
-    /// It was just made, so no daemon has granted anything.
+    /// It was just created, so no daemon has granted anything.
     pub(crate) is_new: bool,
 }
 
-/// Why a device that was cut short is not used.
 pub(crate) fn cut_short_text(bytes: u64) -> String {
     format!(
         "the file was cut short to {} ({bytes} bytes) while in use: what lay behind that is lost, and reads as zeros if the file is longer again",
@@ -103,14 +90,12 @@ pub(crate) fn cut_short_text(bytes: u64) -> String {
     )
 }
 
-/// Seconds since the Unix epoch.
 pub(crate) fn now_s() -> u64 {
     SystemTime::now()
         .duration_since(UNIX_EPOCH)
         .map_or(0, |since| since.as_secs())
 }
 
-/// The pool's errors in the API's words.
 pub(crate) fn api_error(error: PoolError) -> ApiError {
     let kind = match error.kind {
         ErrorKind::NotFound => error::ErrorKind::NotFound,
@@ -128,8 +113,8 @@ fn invalid(error: impl ToString) -> ApiError {
     ApiError::invalid(error.to_string())
 }
 
-/// The same device without detours on the way to its folder. Its own name stays: a link in
-/// `/dev/disk/by-id` names a disk better than what it points to.
+/// Resolves the folder, but not the last name: a link in `/dev/disk/by-id` names a disk better than
+/// its target.
 fn canonical(spec: &DeviceSpec) -> Option<DeviceSpec> {
     let path = spec.path();
     let at = path.parent()?.canonicalize().ok()?.join(path.file_name()?);
@@ -137,7 +122,7 @@ fn canonical(spec: &DeviceSpec) -> Option<DeviceSpec> {
     text.parse().ok()
 }
 
-/// Whether two device specifications name the same file or the same disk, which exists.
+/// Whether two specifications name the same existing file or disk.
 fn is_same_place(one: &str, other: &str) -> bool {
     let place = |text: &str| {
         let spec: DeviceSpec = text.parse().ok()?;
@@ -150,7 +135,7 @@ fn is_same_place(one: &str, other: &str) -> bool {
     place(one).is_some_and(|one| Some(one) == place(other))
 }
 
-/// Opens a device, within a time limit: opening may wait for what is under way there.
+/// Opens a device within a time limit: opening may wait for requests in flight there.
 fn open_device(spec: &DeviceSpec, options: &OpenOptions) -> Result<SyncDevice, ApiError> {
     let spec = canonical(spec).unwrap_or_else(|| spec.clone());
     let text = spec.to_string();
@@ -161,7 +146,7 @@ fn open_device(spec: &DeviceSpec, options: &OpenOptions) -> Result<SyncDevice, A
         ))
         .hint(HANGS_HINT)
     };
-    // Under two names, it may be looked at twice at a time.
+    // Under two names, a device may be opened twice at a time.
     let begin = Instant::now();
     while !opening().insert(text.clone()) {
         if begin.elapsed() >= OPEN_LIMIT {
@@ -174,7 +159,7 @@ fn open_device(spec: &DeviceSpec, options: &OpenOptions) -> Result<SyncDevice, A
     let work = move || {
         let opened = open_exclusively(&spec, &options);
         opening().remove(&name);
-        // Nobody may wait any more: then it is closed again.
+        // If the receiver has given up, the device is closed again.
         let _ = sender.send(opened);
     };
     let thread = std::thread::Builder::new().name("device-open".to_owned());
@@ -191,14 +176,14 @@ fn open_device(spec: &DeviceSpec, options: &OpenOptions) -> Result<SyncDevice, A
     })
 }
 
-/// What is being opened.
+/// Devices being opened.
 fn opening() -> MutexGuard<'static, BTreeSet<String>> {
     static OPENING: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
     OPENING.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A block device that a daemon holds which is being killed is opened beside it. One that was in use just now may be
-/// free in a moment: the threads of a store, and a process, close their descriptors some time after their end.
+/// Opens a device, perhaps beside a dying daemon. Retries while it is in use: store threads and
+/// processes close their descriptors some time after they end.
 fn open_exclusively(spec: &DeviceSpec, options: &OpenOptions) -> Result<SyncDevice, DeviceError> {
     let beside = OpenOptions {
         exclusive: false,
@@ -221,16 +206,15 @@ fn open_exclusively(spec: &DeviceSpec, options: &OpenOptions) -> Result<SyncDevi
     }
 }
 
-/// Takes a device for this daemon alone, for as long as it is open.
 fn claim(device: &SyncDevice) -> Result<(), ApiError> {
     patiently(|| device.claim_for_daemon())
 }
 
-/// Nothing is asked of a device that an earlier daemon was killed at: it would not answer.
+/// A device at which an earlier daemon was killed would not answer.
 fn refuse_hanging(device: &SyncDevice) -> Result<(), ApiError> {
     patiently(|| match device.look_at_claim() {
         Err(error @ FenceError::Hangs { .. }) => Err(error),
-        // Who else has it, and whether it may be taken, comes later.
+        // The claim itself checks for other users later.
         _ => Ok(()),
     })
 }
@@ -258,7 +242,7 @@ fn patiently(claim: impl Fn() -> Result<(), FenceError>) -> Result<(), ApiError>
     }
 }
 
-/// Claims devices, which must all be different ones.
+/// Claims devices, which must all differ.
 fn claim_all(devices: &[SyncDevice]) -> Result<(), ApiError> {
     refuse_twins(devices)?;
     devices.iter().try_for_each(claim)
@@ -287,7 +271,6 @@ fn exclusive() -> OpenOptions {
     }
 }
 
-/// Whether a device carries a pool's label.
 pub(crate) fn has_pool(spec: &str) -> Result<bool, ApiError> {
     let spec: DeviceSpec = spec.parse().map_err(invalid)?;
     let device = open_device(&spec, &exclusive())?;
@@ -296,7 +279,6 @@ pub(crate) fn has_pool(spec: &str) -> Result<bool, ApiError> {
     Ok(matches!(found, Probe::Forebay(_)))
 }
 
-/// Ends a pool: wipes its labels.
 pub(crate) fn destroy(devices: &[PoolDevice]) -> Result<(), ApiError> {
     let stores: Vec<Arc<dyn BlockStore>> = devices
         .iter()
@@ -305,7 +287,7 @@ pub(crate) fn destroy(devices: &[PoolDevice]) -> Result<(), ApiError> {
     forebay_pool::destroy(&stores).map_err(api_error)
 }
 
-/// Puts this installation's heartbeat on the devices of a pool that was just made.
+/// Writes this installation's heartbeat to the devices of a new pool.
 pub(crate) fn hold(me: &Installation, devices: &[PoolDevice]) -> Result<Arc<Tenure>, ApiError> {
     let stores: Vec<_> = devices.iter().map(|device| device.store.clone()).collect();
     ownership::begin(me, &stores)

@@ -1,13 +1,10 @@
-//! Opening a pool on whatever of its devices is there.
+//! Opens a pool on those of its devices that are there.
 //!
-//! Purpose: from what is recorded, configured or told to an open pool, degraded if need be.
-//! Design: labels decide, not names. Each place is looked at without touching it; what carries the
-//! pool's label is then opened for this daemon alone. A device that is not where it was last found is
-//! looked for by its label ([`find`]). Two devices with one label, each at a place that is told, configured or
-//! recorded, are refused: one is a copy, and may be an old one. What is told by a person must be right; what is only
-//! remembered may be wrong, and then the reason is kept for whoever asks why a device is missing. A
-//! device that another daemon serves ends it all: that pool is in use, however much of it is left.
-//! Not here: whether what was found is enough (the pool decides), making pools (`create`).
+//! Labels count, not names: every place is read first, then the pool's devices are claimed. A moved
+//! device is searched for ([`find`]). Two devices with one label at given, configured or recorded
+//! places are refused, because one is a copy. Errors at given places are fatal; at remembered ones
+//! they become the reason why a device is missing. If another daemon serves any device, the pool is
+//! in use. The pool decides whether enough is there.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -27,51 +24,47 @@ use crate::model::error::{self, ApiError};
 use crate::ownership::{self, Candidate, Installation, Tenure};
 use crate::store::SyncStore;
 
-/// What to do when devices are missing.
 pub(crate) const OPEN_HINT: &str =
     "bring them back, or say where they are now: `forebay pool open --device SPEC`";
 
-/// What to do about an older copy of a device.
 pub(super) const FORCE_HINT: &str = "put the device itself back, or take the copy as it is: `forebay pool open --device SPEC --force`";
 
 /// Where a pool may be.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Places {
-    /// The pool as it was last seen. Without it, the labels of what is told say which pool is meant.
+    /// The last seen pool. Without it, the labels at `told` say which pool is meant.
     pub(crate) recorded: Option<Recorded>,
-    /// Told by a person, now.
+    /// Given by the operator.
     pub(crate) told: Vec<String>,
-    /// What is told of is taken even if it was cut short while in use.
+    /// Takes devices in `told` even if they were truncated while in use.
     pub(crate) forced: bool,
-    /// Written in the configuration: they may be there.
+    /// From the configuration; may be wrong.
     pub(crate) configured: Vec<String>,
     /// The installation that opens the pool. Without one (in tests) no owner is checked.
     pub(crate) me: Option<Arc<Installation>>,
-    /// It becomes this installation's if it is another one's.
+    /// Takes the pool over from another installation.
     pub(crate) take_over: bool,
-    /// Who asks how far it is.
+    /// Receives the progress.
     pub(crate) opening: Arc<Opening>,
 }
 
 impl Places {
-    /// Whether there is any.
     pub(crate) fn is_empty(&self) -> bool {
         self.recorded.is_none() && self.told.is_empty() && self.configured.is_empty()
     }
 }
 
-/// A device of the pool, found and taken.
 struct FoundDevice {
     label: Label,
     store: Arc<SyncStore>,
-    /// It is taken even if it is an older copy.
+    /// Take it even if it is an older copy.
     forced: bool,
 }
 
-/// A place where a device was not.
+/// A place where no device was found.
 struct Passed {
     spec: String,
-    /// Which device it is, if that is known.
+    /// The expected device, if known.
     device: Option<Uuid>,
     why: String,
     is_silent: bool,
@@ -79,23 +72,23 @@ struct Passed {
 
 #[derive(Default)]
 struct Search {
-    /// The pool's identity and name, once they are known.
+    /// The pool's identity and name, once known.
     pool: Option<(Uuid, String)>,
     found: Vec<FoundDevice>,
     passed: Vec<Passed>,
-    /// Devices that were cut short while in use, to how many bytes.
+    /// Devices that were truncated while in use, to how many bytes.
     cut_short: BTreeMap<Uuid, u64>,
-    /// They are taken all the same.
+    /// Take them anyway.
     forced: bool,
-    /// The places that were looked at in the beginning.
+    /// The results of the first read of all places.
     looked: BTreeMap<String, Result<Looked, ApiError>>,
     opening: Arc<Opening>,
 }
 
-/// Whether a place that is only remembered may be passed over for this.
+/// Whether an error at a remembered place is fatal.
 fn is_final(error: &ApiError) -> bool {
     use crate::model::error::ErrorKind::{Exists, InUse};
-    // In use by another daemon; a copy of what was found elsewhere.
+    // Another daemon uses it, or it is a copy of a device found elsewhere.
     matches!(error.kind, InUse | Exists)
 }
 
@@ -161,7 +154,7 @@ impl Search {
         Ok(())
     }
 
-    /// The same for a place that is only remembered.
+    /// Likewise for a remembered place, where only [`is_final`] errors count.
     fn try_take(&mut self, text: &str) -> Result<(), ApiError> {
         match self.take(text) {
             Err(error) if is_final(&error) => Err(error),
@@ -184,15 +177,15 @@ impl Search {
             .any(|found| found.label.device_uuid == *device)
     }
 
-    /// Looks where a device was last found, and then beside all of them.
+    /// Checks where each device was last found, and then the folders of all.
     fn remember(&mut self, devices: &[(Uuid, String)]) -> Result<(), ApiError> {
-        // Those that are found already too: what lies where they were last found may be a copy.
+        // Includes devices already found: there may be a copy at the old place.
         for (_, spec) in devices {
             self.try_take(spec)?;
         }
         let folders = find::folders(devices.iter().map(|(_, spec)| spec.as_str()));
         for (device, spec) in devices {
-            // A device that is there and silent has not moved.
+            // A silent device has not moved.
             if self.has(device) || self.passed(device, spec).is_some_and(|p| p.is_silent) {
                 continue;
             }
@@ -217,7 +210,7 @@ impl Search {
         self.passed.iter().find(is_it)
     }
 
-    /// Passes over devices of which opening takes too long. Whether there was any.
+    /// Drops devices that are too slow to open; true if there were any.
     fn pass_over_slow(&mut self) -> bool {
         let is_slow = |found: &mut FoundDevice| found.store.is_too_slow();
         let slow: Vec<FoundDevice> = self.found.extract_if(.., is_slow).collect();
@@ -234,7 +227,7 @@ impl Search {
         !slow.is_empty()
     }
 
-    /// Why the pool could not be opened, and what was passed over.
+    /// The error, with the places that had no device.
     fn not_opened(&self, error: PoolError) -> ApiError {
         let is_partial = error.kind == ErrorKind::NotFound;
         let mut told = api_error(error);
@@ -249,7 +242,6 @@ impl Search {
         told
     }
 
-    /// A device that the pool misses, and why.
     fn missing(&self, missing: forebay_pool::MissingDevice) -> MissingDevice {
         let passed = self.passed(&missing.uuid, &missing.spec);
         MissingDevice {
@@ -285,7 +277,6 @@ impl Search {
     }
 }
 
-/// Opens the pool on these devices.
 #[cfg(test)]
 pub(crate) fn open(specs: &[String]) -> Result<OpenPool, ApiError> {
     open_at(&Places {
@@ -294,7 +285,6 @@ pub(crate) fn open(specs: &[String]) -> Result<OpenPool, ApiError> {
     })
 }
 
-/// Opens the pool that is to be found at these places.
 pub(crate) fn open_at(places: &Places) -> Result<OpenPool, ApiError> {
     let mut search = Search {
         pool: places
@@ -331,11 +321,10 @@ pub(crate) fn open_at(places: &Places) -> Result<OpenPool, ApiError> {
     open_found(search, places)
 }
 
-/// Opens what was found.
 fn open_found(mut search: Search, places: &Places) -> Result<OpenPool, ApiError> {
     #[cfg_attr(not(feature = "test-device"), allow(unused_mut))]
     let (mut opened, tenure) = open_devices(&mut search, places)?;
-    // For tests, whose volumes are too small to be deleted in slices.
+    // Test volumes are too small to be deleted in slices.
     #[cfg(feature = "test-device")]
     if let Ok(extents) = std::env::var("FOREBAY_DELETE_SLICE")
         .unwrap_or_default()
@@ -371,7 +360,7 @@ fn open_found(mut search: Search, places: &Places) -> Result<OpenPool, ApiError>
     for note in &opened.notes {
         tracing::warn!(note, "opening the pool");
     }
-    // A pool made before this was done, or copied as a sparse file.
+    // For a pool created by an older release, or copied as a sparse file.
     if let Err(error) = reserve_catalog(&devices) {
         tracing::warn!(%error, "the pool's catalog may not be able to grow");
     }
@@ -388,8 +377,8 @@ fn open_found(mut search: Search, places: &Places) -> Result<OpenPool, ApiError>
     })
 }
 
-/// Claims and opens the devices that were found. Devices that only the catalog knows of are looked for, once, and those that
-/// became slow are passed over.
+/// Claims and opens the devices found. Searches once for devices that only the catalog knows, and
+/// drops those that became slow.
 fn open_devices(
     search: &mut Search,
     places: &Places,
@@ -436,7 +425,7 @@ fn open_devices(
     }
 }
 
-/// Makes the pool this installation's.
+/// Makes this installation the pool's owner.
 fn claim_found(
     me: &Installation,
     found: &[FoundDevice],
@@ -450,7 +439,7 @@ fn claim_found(
     ownership::claim(me, &candidates.collect::<Vec<_>>(), take_over, held)
 }
 
-/// The devices that were cut short while in use.
+/// The devices that were truncated while in use.
 pub(super) fn cut_short(recorded: &Recorded) -> impl Iterator<Item = (Uuid, u64)> + '_ {
     let devices = recorded.devices.iter();
     devices.filter_map(|device| Some((device.uuid, device.cut_short_bytes?)))
@@ -462,7 +451,7 @@ pub(super) fn refuse_cut_short(spec: &DeviceSpec, bytes: u64) -> ApiError {
         .hint("put a copy from before in its place, or say --force")
 }
 
-/// Labels say it too; this is what the catalog says.
+/// Checks the size against the catalog, as labels do too.
 fn refuse_shrunk(pool: &Pool, device: &PoolDevice) -> Result<(), ApiError> {
     let record = pool.devices().iter().find(|r| r.index == device.index);
     let needed = record.map_or(Some(0), |record| {

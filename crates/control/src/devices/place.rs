@@ -1,8 +1,5 @@
-//! Where a new device file may be.
-//!
-//! Purpose: a disk's name with a typing error, or a size with a zero too many, does not become a device.
-//! Design: all files of a request are looked at before one is made.
-//! Not here: making them (`create`); what is said of files in memory (`forebay_device`).
+//! Checks where device files may be created, so that a mistyped disk name or size does not create
+//! one. Checks all files of a request before one is made.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -15,18 +12,17 @@ use forebay_device::{DeviceKind, DeviceSpec, mounts};
 use super::invalid;
 use crate::model::error::{self, ApiError};
 
-/// Which files may be made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum NewFiles {
-    /// None: what is missing is an error.
+    /// None: a missing file is an error.
     Refused,
-    /// Those that the file system has room for.
+    /// Files that fit into the file system's free space.
     WithinRoom,
-    /// Those that may find room later: they are sparse.
+    /// Sparse files of any size.
     Any,
 }
 
-/// Refuses specifications that would make a file where none belongs.
+/// Refuses specifications that would create a file in a wrong place.
 pub(super) fn check(
     specs: &[String],
     size_bytes: Option<u64>,
@@ -51,7 +47,7 @@ pub(super) fn check(
         }
         let size_bytes = match (spec.kind(), size_bytes) {
             _ if !is_missing => continue,
-            // Whoever writes `ram:` wants it made.
+            // `ram:` always asks for a new one.
             (Some(DeviceKind::Ram), _) => spec.size_bytes().unwrap_or(0),
             (None | Some(DeviceKind::File), Some(size_bytes)) if allowed != NewFiles::Refused => {
                 size_bytes
@@ -60,7 +56,7 @@ pub(super) fn check(
                 return Err(no_size(path));
             }
             (None | Some(DeviceKind::File), _) => return Err(no_such_file(path)),
-            // What is written to `null:` is not kept.
+            // `null:` keeps no data.
             _ => continue,
         };
         if allowed != NewFiles::Any {
@@ -85,7 +81,7 @@ fn no_such_file(path: &Path) -> ApiError {
     )
 }
 
-/// Refuses a file that does not fit beside those that were `asked` for before, by file system.
+/// Refuses a file that does not fit beside those `asked` for before, by file system.
 fn refuse_too_large(
     path: &Path,
     size_bytes: u64,
@@ -133,7 +129,7 @@ mod tests {
         let free = below.f_bavail * below.f_frsize;
         let at = |name: &str| folder.path().join(name).display().to_string();
         let (one, two) = (vec![at("a")], vec![at("a"), at("b")]);
-        // Others use this file system too.
+        // Other processes use this file system too.
         let most = Some(free / 3 * 2);
         assert!(check(&one, most, NewFiles::WithinRoom).is_ok());
         let error = check(&two, most, NewFiles::WithinRoom).unwrap_err();
@@ -141,7 +137,6 @@ mod tests {
         assert!(check(&two, most, NewFiles::Any).is_ok());
         let error = check(&one, most, NewFiles::Refused).unwrap_err();
         assert_eq!(error.kind, error::ErrorKind::NotFound);
-        // A new file needs a size.
         let error = check(&one, None, NewFiles::WithinRoom).unwrap_err();
         assert_eq!(error.kind, error::ErrorKind::Invalid);
         assert!(

@@ -1,11 +1,7 @@
-//! Which pool this daemon has, and where its devices were last found.
+//! `devices.json` in the state folder: this daemon's pool, and where its devices were last found.
 //!
-//! Purpose: `devices.json` in the state folder, so that a restart finds the pool without being told.
-//! Design: the pool's and the devices' identities with their specification strings; the identities
-//! are what counts, the strings say where to look first. It is written when it differs from what is
-//! recorded, and never trusted to be complete: the catalog knows which devices there are. The run folder has the
-//! same file beside what names the engine: it stands in for a damaged one and, while an engine lives, for a lost one.
-//! Not here: looking (`open`, `find`).
+//! Identities count; specifications say where to look first. The catalog knows the complete list. A
+//! copy in the run folder replaces a damaged record, or a lost one while an engine lives.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -17,7 +13,6 @@ use crate::files;
 
 const RECORD_VERSION: u32 = 2;
 
-/// A pool as it was last seen.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Recorded {
     version: u32,
@@ -26,12 +21,11 @@ pub(crate) struct Recorded {
     pub(crate) devices: Vec<RecordedDevice>,
 }
 
-/// A device as it was last seen.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct RecordedDevice {
     pub(crate) uuid: Uuid,
     pub(crate) spec: String,
-    /// It was cut short to so many bytes while in use, and nobody has taken that as it is.
+    /// Set when it was truncated to this size while in use, until the operator accepts that.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) cut_short_bytes: Option<u64>,
 }
@@ -55,12 +49,11 @@ impl Recorded {
     }
 }
 
-/// The file that names the pool's devices, in the state folder or the run folder.
 pub(crate) fn record_path(folder: &Path) -> PathBuf {
     folder.join("devices.json")
 }
 
-/// The recorded pool; `None` when there is none.
+/// `None` if there is no record.
 pub(crate) fn recorded(state_dir: &Path) -> io::Result<Option<Recorded>> {
     #[derive(Deserialize)]
     struct Version {
@@ -89,17 +82,16 @@ pub(crate) fn recorded(state_dir: &Path) -> io::Result<Option<Recorded>> {
         .map_err(|error| wrong(error.to_string()))
 }
 
-/// Writes a record in place of one that was lost.
 pub(crate) fn restore(state_dir: &Path, copy: &Recorded) -> io::Result<()> {
     files::write_json(&record_path(state_dir), copy, true)
 }
 
-/// Keeps in mind that a device was cut short to so many bytes.
+/// Records that a device was truncated.
 pub(crate) fn mark_cut_short(state_dir: &Path, device: &Uuid, bytes: u64) -> io::Result<()> {
     set_cut_short(state_dir, |uuid| uuid == device, Some(bytes))
 }
 
-/// A person has taken these devices as they are.
+/// The operator has accepted these devices.
 pub(crate) fn forgive_cut_short(state_dir: &Path, devices: &[Uuid]) -> io::Result<()> {
     set_cut_short(state_dir, |uuid| devices.contains(uuid), None)
 }
@@ -122,8 +114,7 @@ fn set_cut_short(
     files::write_json(&record_path(state_dir), &now, true)
 }
 
-/// Records a pool's devices, durably, unless that is what is recorded. What is kept in mind of them
-/// stays.
+/// Records a pool's devices durably, if they changed; keeps what is known about truncated ones.
 pub(crate) fn record(state_dir: &Path, pool: &Pool) -> io::Result<()> {
     let mut now = Recorded::of(pool);
     let there = recorded(state_dir);
@@ -133,7 +124,7 @@ pub(crate) fn record(state_dir: &Path, pool: &Pool) -> io::Result<()> {
             device.cut_short_bytes = before.and_then(|before| before.cut_short_bytes);
         }
     }
-    // No write that isn't needed: the disk may be full.
+    // Avoids needless writes: the disk may be full.
     if there.is_ok_and(|there| there.as_ref() == Some(&now)) {
         return Ok(());
     }

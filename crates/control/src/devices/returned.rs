@@ -1,8 +1,5 @@
-//! Devices that can be taken back while the pool is served.
-//!
-//! Purpose: which devices that were missing are there now, and which went away and came back.
-//! Design: labels are looked at without touching anything; whoever asks opens the pool anew.
-//! Not here: opening (`open`).
+//! Finds devices that can be taken back: missing ones that are there, and ones that went away and
+//! returned. Only reads labels; the caller reopens the pool.
 
 use std::collections::BTreeMap;
 
@@ -14,18 +11,17 @@ use super::record::Recorded;
 use super::{MissingDevice, PoolDevice, find, look};
 use crate::model::error::ApiError;
 
-/// Devices that can be taken back, as specification strings.
 #[derive(Debug, Default)]
 pub(crate) struct Back {
     /// They were missing.
     pub(crate) missing: Vec<String>,
-    /// They went away and came back: the open descriptors only fail.
+    /// They went away and returned: the open descriptors only fail.
     pub(crate) returned: Vec<String>,
 }
 
-/// Whether a device that is open answers no more, although it can be opened anew as `now`.
+/// Whether an open device no longer answers, although it can be opened anew as `now`.
 fn has_died(own: &PoolDevice, now: &DeviceInfo) -> bool {
-    // An open descriptor stays with the disk or the file system that went away.
+    // The open descriptor still refers to the removed disk or file system.
     let is_other = match now.kind {
         DeviceKind::Block => true,
         _ => own.store.0.info().identity != now.identity,
@@ -33,7 +29,7 @@ fn has_died(own: &PoolDevice, now: &DeviceInfo) -> bool {
     is_other && !own.store.0.is_waited_for() && Label::read(&own.store.anew()).is_err()
 }
 
-/// Which of these open devices went away and came back to where they were: specification strings.
+/// Specifications of open devices that went away and returned to the old place.
 pub(crate) fn find_returned(pool: &Uuid, open: &[PoolDevice]) -> Vec<String> {
     let has_returned = |own: &&PoolDevice| {
         look::at(&own.spec).is_ok_and(|(info, label)| {
@@ -44,10 +40,10 @@ pub(crate) fn find_returned(pool: &Uuid, open: &[PoolDevice]) -> Vec<String> {
     returned.map(|own| own.spec.clone()).collect()
 }
 
-/// Which of a pool's devices can be taken back now, at `told` or where they may be; nothing is
-/// taken. A device in `told` that is `open` already is skipped, unless it answers no more.
+/// Which of a pool's devices can be taken back, at `told` or where they may be; claims nothing.
+/// Skips a device in `told` that is `open`, unless it no longer answers.
 ///
-/// One that was cut short while in use is not looked for, and refused unless `forced`.
+/// A truncated device is not searched for, and is refused unless `forced`.
 pub(crate) fn find_missing(
     pool: &Uuid,
     recorded: Option<&Recorded>,

@@ -1,4 +1,4 @@
-//! Pools made, opened and found again, on files.
+//! Tests of creating, opening and finding pools on files.
 
 use std::path::Path;
 
@@ -59,7 +59,6 @@ fn two_names_of_one_device_and_a_device_that_shrank_are_refused() {
     let error = refused(create(&body(&specs, None, false)));
     assert!(error.message.contains("same device"), "{error}");
     let pool = create(&body(&specs[..1], None, false)).unwrap();
-    // Nor can it be added to its own pool, whatever is insisted on.
     let add = DeviceAdd {
         spec: specs[1].clone(),
         force: true,
@@ -83,7 +82,6 @@ fn two_names_of_one_device_and_a_device_that_shrank_are_refused() {
 fn a_file_made_in_vain_is_removed() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("small");
-    // Too small for a pool.
     let error = refused(create(&body(
         &[path.display().to_string()],
         Some(1 << 20),
@@ -117,7 +115,6 @@ fn the_record_of_devices_is_found_again() {
     }
 }
 
-/// What the places of a pool's record are.
 fn remembered(folder: &Path) -> Places {
     Places {
         recorded: recorded(folder).unwrap(),
@@ -136,7 +133,7 @@ fn renamed_and_swapped_files_are_recognised_by_their_labels() {
     let uuid = made.pool.info().uuid;
     record(folder.path(), &made.pool).unwrap();
     drop(made);
-    // The two names change places, and then one of the files gets a third.
+    // The files swap names, and then one gets a third name.
     std::fs::rename(at("a"), at("c")).unwrap();
     std::fs::rename(at("b"), at("a")).unwrap();
     let open = open_at(&remembered(folder.path())).unwrap();
@@ -179,7 +176,6 @@ fn moved_elsewhere_a_pool_is_opened_where_one_says_it_is() {
         list.push(moved.display().to_string());
         drop(open_at(&places).unwrap());
     }
-    // Without a record, the label says which pool is meant.
     drop(open(&[moved.display().to_string()]).unwrap());
 }
 
@@ -201,22 +197,21 @@ fn devices_of_another_pool_and_copies_are_refused_by_name() {
     assert!(error.message.contains("belongs to pool pool-b"), "{error}");
     let error = refused(open(&[at("a"), at("copy")]));
     assert!(error.message.contains("one is a copy"), "{error}");
-    // So is a copy of what is recorded, wherever it is named.
+    // A copy of a recorded device is refused too, wherever it is named.
     let mut places = remembered(folder.path());
     std::fs::copy(at("b"), at("copy")).unwrap();
     places.configured = vec![at("copy")];
     let error = refused(open_at(&places));
     assert!(error.message.contains("one is a copy"), "{error}");
-    // Nobody looks for copies beside a device that is where it was.
+    // Without a moved device, no search finds the copy.
     drop(open_at(&remembered(folder.path())).unwrap());
-    // What is recorded is pool b: the wrong file in its place is named, too.
+    // The record is of pool b: the wrong file in its place is named too.
     std::fs::remove_file(at("copy")).unwrap();
     std::fs::rename(at("b"), folder.path().join("../fb-away-b")).unwrap();
     std::fs::rename(at("a"), at("b")).unwrap();
     let error = refused(open_at(&remembered(folder.path())));
     std::fs::remove_file(folder.path().join("../fb-away-b")).unwrap();
     assert!(error.message.contains("belongs to pool pool-a"), "{error}");
-    // The same file twice is no copy, whatever the way to it.
     let detour = at("../").clone() + folder.path().file_name().unwrap().to_str().unwrap() + "/b";
     let open = open(&[detour, at("b")]).unwrap();
     let real = folder.path().canonicalize().unwrap().join("b");
@@ -244,7 +239,6 @@ fn what_was_cut_short_in_use_is_taken_only_by_force() {
     record(folder.path(), &made.pool).unwrap();
     let uuid = made.pool.devices()[1].uuid;
     mark_cut_short(folder.path(), &uuid, 4096).unwrap();
-    // A later record does not forget it.
     record(folder.path(), &made.pool).unwrap();
     drop(made);
     let open = open_at(&remembered(folder.path())).unwrap();
@@ -259,7 +253,7 @@ fn what_was_cut_short_in_use_is_taken_only_by_force() {
     places.told = vec![at("b")];
     let error = refused(open_at(&places));
     assert!(error.message.contains("--force"), "{error}");
-    // Force is for what is named.
+    // Only named devices are forced.
     places.forced = true;
     places.told = vec![at("a")];
     assert_eq!(open_at(&places).unwrap().missing.len(), 1);

@@ -1,9 +1,7 @@
-//! The conversation with the engine.
+//! The session with the engine, one at a time.
 //!
-//! Purpose: whoever has something to say or to ask finds the engine that is there now.
-//! Design: one conversation at a time; who asks without one waits for the next, or leaves it: a new engine is told
-//! everything. Messages are heard in their order.
-//! Not here: what is said (the rooms above), the engine as a process (`crate::supervisor`).
+//! A caller without a session waits for the next one, or does nothing, because a new engine is told
+//! everything. Messages are handled in order.
 
 pub(crate) mod session;
 pub(crate) mod wire;
@@ -22,18 +20,18 @@ use crate::link::session::{AskError, Conversion, Estate, PendingAnswer, Session}
 use crate::model::error::ApiError;
 use crate::signal::Signal;
 
-/// How a new engine's conversation goes on.
+/// How a new engine's session proceeds.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum EngineProgress {
-    /// What a dead engine left is this one's; it was told to act.
+    /// It has converted a dead engine's estate, and was told to act.
     Converted(Conversion),
     /// It acts.
     Resumed,
-    /// It can't read what the dead engine left: that is dropped, and hosts connect again.
+    /// It can't read the dead engine's estate, which is dropped; hosts connect again.
     Refused(String),
-    /// It does not answer: it is of no use.
+    /// It does not answer and is useless.
     Failed(String),
-    /// It knows everything that it needs to serve.
+    /// It has everything that it needs to serve.
     Running,
 }
 
@@ -45,16 +43,15 @@ pub(crate) fn engine_error(error: &AskError) -> ApiError {
     }
 }
 
-/// See the module's text.
 #[derive(Debug)]
 pub(crate) struct Link {
     base: Rc<Base>,
-    /// The engine's conversation, from when it was told everything until it ends.
+    /// Set once the engine was told everything, until the session ends.
     session: RefCell<Option<Rc<Session>>>,
     pub(crate) session_changed: Signal,
-    /// The conversation that is told everything, which may be about to begin.
+    /// The session that is told everything; it may not have begun.
     pub(crate) told: RefCell<Weak<Session>>,
-    /// The newest engine that has what a dead one left, if there was something.
+    /// The newest engine that has finished a take-over, or had none to do.
     pub(crate) acting: Cell<u64>,
 }
 
@@ -69,38 +66,33 @@ impl Link {
         })
     }
 
-    /// Ends the conversation: nothing is said any more.
     pub(crate) fn close(&self) {
         if let Some(session) = self.session.take() {
             session.end();
         }
     }
 
-    /// This is the engine's conversation from here on.
     pub(crate) fn begin(&self, session: &Rc<Session>) {
         *self.session.borrow_mut() = Some(session.clone());
         self.base.newest_generation.set(session.generation);
         self.session_changed.raise();
     }
 
-    /// The engine's conversation, if there is one now.
     pub(crate) fn session(&self) -> Option<Rc<Session>> {
         self.session.borrow().clone()
     }
 
-    /// The engine's conversation, once there is one.
     pub(crate) async fn wait_session(&self) -> Rc<Session> {
         self.session_changed.until(|| self.session()).await
     }
 
-    /// Says something to the engine, if there is one.
     pub(crate) fn say(&self, message: &ToEngine) {
         if let Some(session) = self.session() {
             session.say(message);
         }
     }
 
-    /// Hands over what a dead engine left, if there is something. False if the engine is of no use.
+    /// Hands over a dead engine's estate, if any. False if the engine is useless.
     pub(crate) async fn hand_over(
         &self,
         session: &Rc<Session>,
@@ -138,7 +130,7 @@ impl Link {
         false
     }
 
-    /// The conversation is over. Whoever drops `Owner::serve` half-way says it himself.
+    /// Ends a session. If `Owner::serve` is dropped, the caller must do this.
     pub(crate) fn hang_up(&self, session: &Rc<Session>) {
         session.end();
         let mut current = self.session.borrow_mut();
@@ -149,9 +141,8 @@ impl Link {
         self.session_changed.raise();
     }
 
-    /// Tells the engine of a change of an export, if there is an engine, and waits until the hosts that it
-    /// shuts out are shut out; the next one shuts them out anyway. Gives back how many commands of theirs
-    /// are still at devices.
+    /// Tells the engine, if any, of a change of an export, and waits until removed hosts are
+    /// disconnected. Returns how many of their commands are still at devices.
     pub(crate) async fn push_settled(
         &self,
         what: &'static str,
@@ -167,8 +158,8 @@ impl Link {
         }
     }
 
-    /// Tells the engine one thing, if there is an engine, and waits for its answer. Without an
-    /// engine the next one is told everything anyway.
+    /// Sends one request to the engine and waits for the answer. Without an engine this succeeds:
+    /// the next one is told everything.
     pub(crate) async fn push(
         &self,
         what: &'static str,
@@ -187,14 +178,13 @@ impl Link {
         }
     }
 
-    /// The conversation that is told, which may be about to begin.
     pub(crate) fn told_session(&self) -> Option<Rc<Session>> {
         self.told.borrow().upgrade()
     }
 }
 
-/// The hosts that are connected, by export. Another process writes the region: every value is bounded
-/// before use.
+/// The connected hosts by export. The engine writes the region, so every value is bounded before
+/// use.
 pub(crate) fn connected_hosts(region: &Region) -> BTreeMap<u64, BTreeSet<String>> {
     let lanes = region.lanes();
     let key = region.header().key.load(Relaxed);
@@ -220,10 +210,10 @@ pub(crate) fn connected_hosts(region: &Region) -> BTreeMap<u64, BTreeSet<String>
     hosts
 }
 
-/// Something that the engine was told of in the beginning.
+/// A request sent at the start of a session.
 pub(crate) struct WelcomeItem {
     pub(crate) what: String,
-    /// If it is a device.
+    /// Set if it concerns a device.
     pub(crate) device: Option<DeviceIndex>,
     pub(crate) pending: PendingAnswer,
 }

@@ -1,9 +1,5 @@
-//! The boundary's channel behind the runtime's readiness.
-//!
-//! Purpose: a conversation's messages, awaited.
-//! Design: the channel never blocks; what it can't send it queues, and whoever drives the
-//! conversation sends that when there is room.
-//! Not here: what is said (`session`).
+//! The socket to the engine, with async readiness. It never blocks: unsent messages are queued, and
+//! the session's task sends them.
 
 use forebay_xlate::boundary::message::FromEngine;
 use forebay_xlate::boundary::message::ToEngine;
@@ -17,7 +13,6 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::Notify;
 
-/// One end of the socket.
 #[derive(Debug)]
 pub(crate) struct Wire {
     channel: RefCell<Channel>,
@@ -28,7 +23,7 @@ pub(crate) struct Wire {
 impl Wire {
     pub(crate) fn new(fd: OwnedFd) -> io::Result<Self> {
         let channel = Channel::new(fd)?;
-        // The same socket under a second descriptor, because the channel keeps the first.
+        // A second descriptor, because the channel keeps the first.
         let readiness = crate::readiness::watch(
             channel.as_fd().try_clone_to_owned()?,
             Interest::READABLE | Interest::WRITABLE,
@@ -63,12 +58,10 @@ impl Wire {
         }
     }
 
-    /// What has come already.
     pub(crate) fn next_now(&self) -> io::Result<Option<(FromEngine, Vec<OwnedFd>)>> {
         self.channel.borrow_mut().receive()
     }
 
-    /// Sends what is queued as room comes.
     pub(crate) async fn write_queued(&self) -> io::Result<()> {
         while self.channel.borrow().wants_to_write() {
             let mut ready = self.readiness.writable().await?;

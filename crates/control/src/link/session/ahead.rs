@@ -1,8 +1,5 @@
-//! What is asked about places ahead: how many are left, and those that are taken back.
-//!
-//! Purpose: such a question has an answer of its own kind, which everything else that is asked has not.
-//! Design: as in the module above; an answer that nobody waits for any more is dropped.
-//! Not here: when it is asked (the owner's `ahead`).
+//! Questions about preallocated extents, whose answers carry data: how many are unwritten, and
+//! which were taken back.
 
 use std::time::Duration;
 
@@ -13,10 +10,9 @@ use tokio::sync::oneshot;
 
 use super::{AskError, Session};
 
-/// An answer about places ahead.
 #[derive(Debug)]
 pub(super) enum AheadAnswer {
-    /// So many are left.
+    /// This many are unwritten.
     Left(u64),
     /// These were taken back.
     Taken(Vec<ExtentRange>),
@@ -50,7 +46,7 @@ impl Session {
         }
     }
 
-    /// Takes back the places ahead of a range: those that were.
+    /// Takes back the unwritten preallocated extents of a range; returns them.
     pub(crate) async fn take_back(
         &self,
         volume: VolumeId,
@@ -68,7 +64,7 @@ impl Session {
         }
     }
 
-    /// Counts the places ahead of a range.
+    /// Counts the unwritten preallocated extents of a range.
     pub(crate) async fn count_ahead(
         &self,
         volume: VolumeId,

@@ -1,12 +1,9 @@
-//! What an engine leaves with the daemon, and how a successor gets it.
+//! The deposit of an engine: its memory and connections, which the daemon holds for a successor.
 //!
-//! Purpose: connections survive an engine because the daemon holds them too.
-//! Design: the engine deposits its memory's file at the greeting and each socket when it is accepted.
-//! After its death this, with its state region, is an [`Estate`]. It is given to a successor in four
-//! messages; once the successor has converted it, the successor's own session holds everything, and
-//! only then may it act. Connections may not take the last descriptors of the daemon, which could then
-//! start no engine any more: one beyond that is not kept, and ends with its engine.
-//! Not here: whether there is an engine to give it to (the supervisor).
+//! After the engine's death, this and its state region are an [`Estate`]. A successor gets it in
+//! four messages, converts it, and may act once its own session holds everything. Connections must
+//! leave the daemon some descriptors, or it could not start an engine. Connections beyond that end
+//! with their engine.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -25,36 +22,34 @@ use rustix::process::{Resource, getrlimit};
 use super::machines::{VmClient, VmClients};
 use super::{AskError, AskKind, PendingAnswer, Session};
 
-/// Descriptors that connections leave for everything else; half of them, where there are few.
+/// Descriptors kept from connections; half of all, if there are few.
 const RESERVED_DESCRIPTORS: u64 = 512;
 
-/// What an engine deposited.
 #[derive(Debug, Default)]
 pub(super) struct Deposit {
     memory: Option<Arc<OwnedFd>>,
     sockets: BTreeMap<u64, Arc<OwnedFd>>,
     pub(super) machines: VmClients,
-    /// The number of the one that was told of last.
+    /// The number of the newest client.
     pub(super) last_machine: u64,
-    /// Connections that there was no room for.
+    /// Connections refused for lack of descriptors.
     not_kept: u64,
 }
 
-/// The lowest descriptor that no connection may have. The kernel gives out the lowest that is free, so
-/// this counts whatever else is open.
+/// The lowest descriptor that no connection may have. The kernel assigns the lowest free number, so
+/// all other open files count too.
 pub(super) fn descriptors_end() -> u64 {
     let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
     limit - (limit / 2).min(RESERVED_DESCRIPTORS)
 }
 
-/// What a dead engine leaves.
 #[derive(Debug)]
 pub(crate) struct Estate {
-    /// Whose it was.
+    /// The dead engine's.
     pub(crate) generation: u64,
-    /// What it recorded.
+    /// Its state region.
     pub(crate) region: Rc<Region>,
-    /// What it was doing when it crashed.
+    /// The work during which it crashed.
     pub(crate) blamed: Option<Blamed>,
     /// How many successors were given it.
     pub(crate) tries: u32,
@@ -62,7 +57,6 @@ pub(crate) struct Estate {
 }
 
 impl Estate {
-    /// One without connections.
     #[cfg(test)]
     pub(crate) fn empty(generation: u64) -> Self {
         Self {
@@ -74,22 +68,21 @@ impl Estate {
         }
     }
 
-    /// Connections in it.
     pub(crate) fn sockets(&self) -> usize {
         self.deposit.sockets.len() + self.deposit.machines.len()
     }
 }
 
-/// What a successor made of an estate.
+/// A successor's account of the take-over.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Conversion {
     /// Queues that go on.
     pub(crate) queues: u32,
-    /// Commands of theirs.
+    /// Their commands.
     pub(crate) commands: u32,
-    /// Machines' clients that go on.
+    /// VM clients that go on.
     pub(crate) machines: u32,
-    /// Connections that don't: why, and how many.
+    /// Closed connections: reason and count.
     pub(crate) closed: Vec<(String, u32)>,
 }
 
@@ -102,7 +95,7 @@ impl Session {
         self.keep_socket_below(socket, descriptors, descriptors_end());
     }
 
-    /// Keeps a connection, unless its descriptor is one that is reserved.
+    /// Keeps a connection, unless its descriptor is reserved.
     pub(crate) fn keep_socket_below(&self, socket: u64, descriptors: Vec<OwnedFd>, end: u64) {
         let fits = |fd: &OwnedFd| u64::from(fd.as_raw_fd().unsigned_abs()) < end;
         let mut deposit = self.deposit.borrow_mut();
@@ -112,7 +105,7 @@ impl Session {
             }
             None => {
                 deposit.not_kept += 1;
-                // Each doubling is told: there may be thousands.
+                // Logged at each power of two: there may be thousands.
                 if deposit.not_kept.is_power_of_two() {
                     tracing::warn!(
                         connections = deposit.not_kept,
@@ -131,14 +124,13 @@ impl Session {
         }
     }
 
-    /// Connections that the engine has deposited.
     #[cfg(test)]
     pub(crate) fn sockets(&self) -> usize {
         self.deposit.borrow().sockets.len()
     }
 
-    /// What the engine leaves, after its end: what it said last counts too. Nothing if it had no
-    /// memory of its own, or was told nothing.
+    /// Takes the estate after the engine's end, including its last messages. `None` if it had no
+    /// memory of its own.
     pub(crate) fn leave(&self, blamed: Option<Blamed>) -> Option<Estate> {
         while let Ok(Some((message, descriptors))) = self.wire.next_now() {
             self.absorb(message, descriptors);
@@ -153,7 +145,7 @@ impl Session {
         })
     }
 
-    /// Has the engine convert what a dead one left, without any effect. `Err(Refused)`: it can't.
+    /// Has the engine convert an estate, without any effect yet. `Err(Refused)`: it can't.
     pub(crate) async fn convert(
         &self,
         estate: &RefCell<Option<Estate>>,
@@ -193,14 +185,14 @@ impl Session {
         Ok(pending)
     }
 
-    /// A later conversation with the same engine has it all.
+    /// Drops everything: a later session with this engine holds it.
     pub(crate) fn forget_deposit(&self) {
         let machines = self.deposit.take().machines;
         machines.into_values().for_each(VmClient::end);
     }
 
-    /// From here on this engine's own records count: takes over what the dead one had deposited, and
-    /// has the engine act.
+    /// Takes over the estate's connections and tells the engine to act. From here on its own
+    /// records count.
     pub(crate) fn resume(&self, estate: &RefCell<Option<Estate>>) -> PendingAnswer {
         if let Some(estate) = estate.take() {
             let mut deposit = self.deposit.borrow_mut();

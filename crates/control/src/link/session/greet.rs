@@ -1,9 +1,7 @@
-//! The beginning of a conversation.
+//! Begins a session: sends a greeting and reads what the engine holds.
 //!
-//! Purpose: says hello, and hears what the engine holds.
-//! Design: what comes before the engine has said everything is kept for later; descriptors that a
-//! successor would need go where the session keeps them.
-//! Not here: what is done about it (`push`, `adopt`).
+//! Messages that come earlier are kept for later. The session keeps descriptors that a successor
+//! would need.
 
 use std::cell::{Cell, RefCell};
 use std::io;
@@ -21,48 +19,40 @@ use crate::link::wire::Wire;
 use crate::readiness::in_time;
 use crate::signal::Signal;
 
-/// Why a conversation did not begin.
+/// Why a session did not begin.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum GreetError {
-    /// The socket failed, or what came was no message.
     #[error("the engine's socket: {0}")]
     Io(#[from] io::Error),
-    /// Nothing came in time.
     #[error("the engine did not answer a greeting within {0:?}")]
     TimedOut(Duration),
-    /// Another release.
     #[error(
         "the running engine (pid {pid}) speaks version {theirs} of the control protocol, this daemon {BOUNDARY_VERSION}"
     )]
     Version {
-        /// The engine.
         pid: u32,
-        /// Its version.
         theirs: u32,
     },
-    /// Another pool's engine.
     #[error("the running engine (pid {pid}) serves another pool")]
     OtherPool {
-        /// The engine.
         pid: u32,
     },
 }
 
-/// What the greeting brought.
 #[derive(Debug)]
 pub(crate) struct Greeting {
     pub(crate) session: Rc<Session>,
-    /// What the engine holds.
+    /// Volumes, exports, listeners and other objects that the engine holds.
     pub(crate) held: Vec<(Held, Vec<OwnedFd>)>,
     /// The grant table that an earlier daemon deposited.
     pub(crate) table: Option<OwnedFd>,
-    /// What else came meanwhile.
+    /// Messages that came meanwhile.
     pub(crate) early: Vec<(FromEngine, Vec<OwnedFd>)>,
 }
 
 impl Session {
-    /// Says hello on a connected socket and hears what the engine holds. `table` is deposited with
-    /// the engine; without one, what was deposited before comes back.
+    /// Greets an engine on a connected socket. Deposits `table` there; without one, returns the
+    /// deposited table.
     pub(crate) async fn greet(
         fd: OwnedFd,
         pool: [u8; 16],
@@ -147,7 +137,7 @@ impl Session {
         })
     }
 
-    /// Takes what concerns the conversation itself; gives back what the owner must know.
+    /// Takes the parts that the session manages; returns the rest for the owner.
     fn note_held(&self, held: Held, descriptors: Vec<OwnedFd>) -> Option<(Held, Vec<OwnedFd>)> {
         match &held {
             Held::Device(config, ready) => {
@@ -160,7 +150,7 @@ impl Session {
             }
             Held::Revoke(number) => self.inherited_revokes.borrow_mut().push(*number),
             Held::Job(number, work) => {
-                // Nothing else of them changes extents.
+                // Other jobs don't change extents.
                 if let Job::Launder { device, .. } = work {
                     self.inherited_jobs.borrow_mut().push((*number, *device));
                 }

@@ -1,11 +1,8 @@
-//! Machines' clients, as the engine deposits them.
+//! VM clients' sockets, machine files and descriptors, which the daemon holds like connections
+//! ([`super::deposit`]).
 //!
-//! Purpose: a machine's socket, its machine file and the descriptors that its client sent survive the
-//! engine because the daemon holds them too.
-//! Design: as with connections ([`super::deposit`]), but that each deposit is acknowledged: the engine
-//! acts on nothing that the daemon does not hold. What there is no room for is refused, and the engine
-//! closes that client.
-//! Not here: what the descriptors are.
+//! Each deposit is acknowledged, because the engine uses nothing that the daemon does not hold. It
+//! closes a client whose deposit is refused for lack of descriptors.
 
 use std::any::Any;
 use std::collections::BTreeMap;
@@ -20,10 +17,9 @@ use forebay_xlate::boundary::socket::MAX_DESCRIPTORS;
 use super::Session;
 use super::deposit::descriptors_end;
 
-/// Deposits that a client may have; an engine keeps to fewer.
+/// The limit of deposits per client; engines stay below.
 const MAX_DEPOSITS: usize = 4096;
 
-/// A client of a machine's.
 #[derive(Debug)]
 pub(super) struct VmClient {
     export: ExportId,
@@ -32,8 +28,8 @@ pub(super) struct VmClient {
     deposits: BTreeMap<u32, Arc<OwnedFd>>,
 }
 
-/// Drops what a client sent, which may take as long as it likes, on a thread that does nothing else. What nobody has
-/// judged (a socket, in which more may wait) has a thread for itself, while there are not too many of these.
+/// Drops a client's descriptors in another thread, because a close may block. Unchecked ones (a
+/// socket may hold more) get a thread each, up to a limit.
 pub(super) fn drop_elsewhere(what: impl Send + 'static, is_judged: bool) {
     type DropQueue = mpsc::Sender<Box<dyn Any + Send>>;
     static QUEUES: OnceLock<[DropQueue; 2]> = OnceLock::new();
@@ -41,7 +37,7 @@ pub(super) fn drop_elsewhere(what: impl Send + 'static, is_judged: bool) {
     let queue = |name: &str| {
         let (sender, receiver) = mpsc::channel::<Box<dyn Any + Send>>();
         let thread = std::thread::Builder::new().name(name.to_owned());
-        // Without it, whoever drops does so where it is.
+        // Without the thread, the caller drops.
         if let Err(error) = thread.spawn(move || while receiver.recv().is_ok() {}) {
             tracing::warn!(%error, "starting a thread");
         }
@@ -54,7 +50,7 @@ pub(super) fn drop_elsewhere(what: impl Send + 'static, is_judged: bool) {
         return;
     }
     if THREADS.fetch_add(1, AcqRel) < 32 {
-        // In a box that is left be should the thread not start.
+        // Leaks if the thread does not start.
         let what = ManuallyDrop::new(what);
         let thread = std::thread::Builder::new().name("suspect".to_owned());
         let started = thread.spawn(move || {
@@ -70,7 +66,7 @@ pub(super) fn drop_elsewhere(what: impl Send + 'static, is_judged: bool) {
     let _ = others.send(what);
 }
 
-/// The same of descriptors that the engine has judged: but for sockets.
+/// Drops descriptors, of which the engine has checked all but sockets.
 fn drop_all(fds: impl IntoIterator<Item = Arc<OwnedFd>>) {
     let is_socket = |fd: &Arc<OwnedFd>| rustix::net::sockopt::socket_type(&**fd).is_ok();
     let (sockets, others): (Vec<_>, Vec<_>) = fds.into_iter().partition(is_socket);
@@ -80,7 +76,7 @@ fn drop_all(fds: impl IntoIterator<Item = Arc<OwnedFd>>) {
     drop_elsewhere(others, true);
 }
 
-/// All of them, by their sockets' numbers.
+/// By the socket's number.
 pub(super) type VmClients = BTreeMap<u64, VmClient>;
 
 fn fits(fd: &OwnedFd, end: u64) -> bool {
@@ -88,7 +84,6 @@ fn fits(fd: &OwnedFd, end: u64) -> bool {
 }
 
 impl VmClient {
-    /// Lets go of all of it.
     pub(super) fn end(self) {
         let Self {
             export: _,
@@ -101,7 +96,7 @@ impl VmClient {
 }
 
 impl Session {
-    /// Keeps a client. False: there is no room for it, and it ends with its engine.
+    /// False if there are too few descriptors: the client ends with its engine.
     pub(super) fn keep_machine(
         &self,
         socket: u64,
@@ -111,7 +106,7 @@ impl Session {
         self.keep_machine_below(socket, export, descriptors, descriptors_end())
     }
 
-    /// Keeps a client unless one of its descriptors is one that is reserved.
+    /// Keeps a client unless one of its descriptors is reserved.
     pub(crate) fn keep_machine_below(
         &self,
         socket: u64,
@@ -143,12 +138,11 @@ impl Session {
         true
     }
 
-    /// Keeps what a client sent, and tells the engine so, or that there is no room.
+    /// Keeps a client's descriptors, and acknowledges or refuses them.
     pub(super) fn keep_deposits(&self, socket: u64, numbers: &[u32], descriptors: Vec<OwnedFd>) {
         self.keep_deposits_below(socket, numbers, descriptors, descriptors_end());
     }
 
-    /// The same, but for descriptors that are reserved.
     pub(crate) fn keep_deposits_below(
         &self,
         socket: u64,
@@ -183,13 +177,12 @@ impl Session {
         self.say(&ToEngine::Deposited { socket, last, kept });
     }
 
-    /// The same for the client that was told of last, in a greeting.
+    /// Keeps descriptors of the newest client, in a greeting.
     pub(super) fn keep_deposits_of_last(&self, numbers: &[u32], descriptors: Vec<OwnedFd>) {
         let socket = self.deposit.borrow().last_machine;
         self.keep_deposits(socket, numbers, descriptors);
     }
 
-    /// These are used no more.
     pub(super) fn drop_deposits(&self, socket: u64, numbers: &[u32]) {
         if let Some(machine) = self.deposit.borrow_mut().machines.get_mut(&socket) {
             let removed = numbers.iter().filter_map(|n| machine.deposits.remove(n));
@@ -197,7 +190,6 @@ impl Session {
         }
     }
 
-    /// Gives a successor all clients of a dead engine.
     pub(super) fn send_machines(&self, machines: &VmClients) {
         for (socket, machine) in machines {
             let (socket, export) = (*socket, machine.export);

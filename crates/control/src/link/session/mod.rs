@@ -1,15 +1,10 @@
-//! One conversation with one engine, from its greeting to its end.
+//! A session with one engine: matches answers with questions, and tracks the devices on which the
+//! engine has its fence.
 //!
-//! Purpose: carry messages both ways, match answers with what was asked, and know which devices the
-//! engine has its fence on.
-//! Design: the boundary's channel behind the runtime's readiness. Each thing that is asked (a
-//! request, a revoke, a job) has a number and a one-shot answer; when the session ends every answer
-//! that is still open ends with [`AskError::Gone`]. Numbers start at the monotonic clock's
-//! nanoseconds, so that no later session of this boot, in whatever daemon, uses one again. Grants are
-//! gathered and go out as one message, at the latest with whatever is said next, or when the tasks
-//! that can run have run; so their order among everything else stays.
-//! What a successor would need of the engine is kept with its session ([`deposit`]).
-//! Not here: what is said (the owner's business), and processes (the supervisor's).
+//! Requests, revokes and jobs have numbers and one-shot answers; all open ones end with
+//! [`AskError::Gone`]. Numbers start at the monotonic clock's nanoseconds, so no later session of
+//! this boot reuses one. Grants are batched, but sent before any other message, so their order
+//! stays.
 
 mod ahead;
 mod deposit;
@@ -39,39 +34,33 @@ use crate::signal::Signal;
 pub(crate) use self::deposit::{Conversion, Estate};
 pub(crate) use self::greet::{GreetError, Greeting};
 
-/// Messages that are taken in before others of the owner's tasks get a turn. With faults of
-/// [`MAX_BATCH`] in each that is a few milliseconds' work.
+/// Messages handled before the owner's other tasks run. With [`MAX_BATCH`] faults in each, this
+/// takes a few milliseconds.
 const MESSAGES_AT_ONCE: usize = 8;
-/// So many grants are sent at once: few enough that the engine works on some while others are still
-/// looked for, which nearly doubles the rate of first writes when nothing else is in the way.
+/// Grants per message. Few, so that the engine works on some while the next ones are looked up;
+/// this nearly doubles the rate of first writes.
 const GRANTS_AT_ONCE: usize = 8;
 const _: () = assert!(GRANTS_AT_ONCE <= MAX_BATCH);
 
-/// Why something asked of the engine has no good answer.
+/// Why a question to the engine failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum AskError {
-    /// The engine, or the conversation with it, ended.
     #[error("the engine went away")]
     Gone,
-    /// No answer came in time.
     #[error("the engine did not answer within {0:?}: {1}")]
     TimedOut(Duration, &'static str),
-    /// It said no.
     #[error("the engine refused: {0}")]
     Refused(String),
-    /// A job of the internal lane failed.
     #[error("{}", io::Error::from_raw_os_error(*.0))]
     Errno(i32),
 }
 
-/// How far the engine is with a device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum DeviceState {
-    /// It was told of it.
+    /// The engine was told of it.
     Opening,
-    /// Every earlier engine's lock has fallen: it is served.
+    /// Every earlier engine's lock is released: it is served.
     Ready,
-    /// It can't be used.
     Failed(String),
 }
 
@@ -85,17 +74,15 @@ enum AskKind {
 
 type AskResult = Result<(), AskError>;
 
-/// An answer that is on its way.
 #[derive(Debug)]
 pub(crate) struct PendingAnswer {
-    /// The number that it was asked under.
     pub(crate) number: u64,
     answer: oneshot::Receiver<AskResult>,
     what: &'static str,
 }
 
 impl PendingAnswer {
-    /// Waits for it, for at most `limit`; it may still come later.
+    /// Waits at most `limit`; the answer may still come later.
     pub(crate) async fn within(&mut self, limit: Duration) -> AskResult {
         match in_time(limit, &mut self.answer).await {
             Some(Ok(answer)) => answer,
@@ -104,12 +91,10 @@ impl PendingAnswer {
         }
     }
 
-    /// What was asked.
     pub(crate) fn what(&self) -> &'static str {
         self.what
     }
 
-    /// The answer if it is there.
     pub(crate) fn now(&mut self) -> Option<AskResult> {
         match self.answer.try_recv() {
             Ok(answer) => Some(answer),
@@ -118,39 +103,35 @@ impl PendingAnswer {
         }
     }
 
-    /// Waits for it as long as the conversation goes on.
+    /// Waits until the answer comes or the session ends.
     pub(crate) async fn ended(&mut self) -> AskResult {
         (&mut self.answer).await.unwrap_or(Err(AskError::Gone))
     }
 }
 
-/// See the module's text.
 #[derive(Debug)]
 pub(crate) struct Session {
-    /// The engine's process.
     pub(crate) pid: u32,
-    /// The engine's generation.
     pub(crate) generation: u64,
-    /// What the engine records.
     pub(crate) region: Rc<Region>,
     deposit: RefCell<Deposit>,
-    /// What the engine said it made of a dead one's connections.
+    /// The engine's account of its take-over.
     conversion: RefCell<Option<Conversion>>,
     wire: Wire,
     /// Grants that are not sent yet.
     grants: RefCell<Vec<GrantOf>>,
     next_number: Cell<u64>,
     open: RefCell<HashMap<(AskKind, u64), oneshot::Sender<AskResult>>>,
-    /// Changes of exports that hosts are being shut out for, by request.
+    /// Changes of exports whose removed hosts are still connected, by request.
     settling: RefCell<HashMap<u64, oneshot::Sender<u32>>>,
-    /// Questions about places ahead.
+    /// Questions about preallocated extents.
     asked_ahead: RefCell<HashMap<u64, oneshot::Sender<AheadAnswer>>>,
     devices: RefCell<BTreeMap<DeviceIndex, DeviceState>>,
-    /// Revokes and zeroing of an earlier conversation that the engine has not finished.
+    /// Revokes and zeroing of an earlier session that the engine has not finished.
     inherited_revokes: RefCell<Vec<u64>>,
     inherited_jobs: RefCell<Vec<(u64, DeviceIndex)>>,
-    /// Everything quarantined before this engine was granted anything, if it is known to be a later
-    /// one than that was granted to.
+    /// The mark of everything quarantined before this engine's first grant, if it is known to be a
+    /// later engine than the one that had the grants.
     pub(crate) quarantined_before: Cell<Option<QuarantineMark>>,
     ended: Cell<bool>,
     changed: Signal,
@@ -163,8 +144,8 @@ fn monotonic_ns() -> u64 {
 }
 
 impl Session {
-    /// The next messages that the owner must act on, all that have come up to a bound (perhaps
-    /// none); answers find their askers by themselves.
+    /// Reads the messages that have come, up to a bound, perhaps none for the owner. Answers go to
+    /// their callers directly.
     pub(crate) async fn next_some(&self, into: &mut Vec<FromEngine>) -> io::Result<()> {
         let mut next = Some(self.wire.next().await?);
         let mut heard = 0;
@@ -180,7 +161,7 @@ impl Session {
         Ok(())
     }
 
-    /// Takes what concerns the conversation itself; gives back what the owner must act on.
+    /// Takes messages that concern the session; returns the others.
     pub(crate) fn absorb(
         &self,
         message: FromEngine,
@@ -225,7 +206,6 @@ impl Session {
         None
     }
 
-    /// Takes an answer to something that was asked; gives back what is none.
     fn absorb_answer(&self, message: FromEngine) -> Option<FromEngine> {
         match message {
             FromEngine::Refused { request, error } => {
@@ -284,8 +264,7 @@ impl Session {
         self.changed.raise();
     }
 
-    /// Sends grants that were gathered, and what is queued when the socket was full; ends only by an
-    /// error.
+    /// Sends batched grants, and queued messages when the socket has room. Ends only by an error.
     pub(crate) async fn write(&self) -> io::Result<()> {
         loop {
             self.wire.wants_room.notified().await;
@@ -294,7 +273,7 @@ impl Session {
         }
     }
 
-    /// Grants something; it is sent soon.
+    /// Batches a grant, to be sent soon.
     pub(crate) fn grant(&self, grant: GrantOf) {
         let mut grants = self.grants.borrow_mut();
         grants.push(grant);
@@ -308,7 +287,6 @@ impl Session {
         }
     }
 
-    /// Sends the grants that were gathered.
     pub(crate) fn send_grants(&self) {
         let mut gathered = self.grants.borrow_mut();
         if gathered.is_empty() {
@@ -319,7 +297,7 @@ impl Session {
         self.send(&ToEngine::Grants { grants }, Vec::new());
     }
 
-    /// Says something that has no answer of its own. A failure shows as the session's end.
+    /// Sends a message without an answer. A failure appears as the session's end.
     pub(crate) fn say(&self, message: &ToEngine) {
         self.say_with(message, Vec::new());
     }
@@ -359,7 +337,7 @@ impl Session {
         }
     }
 
-    /// Asks for something that is answered by `Done`.
+    /// Sends a request that `Done` answers.
     pub(crate) fn request(
         &self,
         what: &'static str,
@@ -368,8 +346,8 @@ impl Session {
         self.ask(AskKind::Request, what, Vec::new(), message)
     }
 
-    /// Asks for a change of an export, and returns once hosts that it shuts out are shut out: with how
-    /// many commands of theirs are still at devices.
+    /// Changes an export; returns, when removed hosts are disconnected, how many of their commands
+    /// are still at devices.
     pub(crate) async fn request_settled(
         &self,
         what: &'static str,
@@ -392,7 +370,6 @@ impl Session {
         settled
     }
 
-    /// The same with a descriptor.
     pub(crate) fn request_with(
         &self,
         what: &'static str,
@@ -402,7 +379,7 @@ impl Session {
         self.ask(AskKind::Request, what, vec![Arc::new(descriptor)], message)
     }
 
-    /// Takes all rights on a range back; for a tenant's deallocation only while that is open.
+    /// Revokes all grants on a range; for a tenant's deallocation only while that is open.
     pub(crate) fn revoke(
         &self,
         volume: VolumeId,
@@ -420,7 +397,6 @@ impl Session {
         })
     }
 
-    /// Has the internal lane do something.
     pub(crate) fn job(&self, work: Job) -> PendingAnswer {
         let what = match work {
             Job::Flush { .. } => "a flush",
@@ -438,18 +414,16 @@ impl Session {
         self.changed.raise();
     }
 
-    /// How far the engine is with a device.
     pub(crate) fn device(&self, device: DeviceIndex) -> Option<DeviceState> {
         self.devices.borrow().get(&device).cloned()
     }
 
-    /// Whether the engine has its fence on a device.
     pub(crate) fn device_ready(&self, device: DeviceIndex) -> bool {
         self.devices.borrow().get(&device) == Some(&DeviceState::Ready)
     }
 
-    /// Whether what the engine says that it flushed includes this device: it was told of it and has
-    /// not refused it. After a take-over it serves and flushes devices before their fence.
+    /// Whether the engine's flushes include this device: it was told of the device and has not
+    /// refused it. After a take-over it serves and flushes devices before their fence.
     pub(crate) fn device_flushed(&self, device: DeviceIndex) -> bool {
         let devices = self.devices.borrow();
         matches!(
@@ -458,7 +432,6 @@ impl Session {
         )
     }
 
-    /// Waits until the engine has its fence on all of these devices.
     pub(crate) async fn devices_ready(&self, devices: &[DeviceIndex]) -> Result<(), AskError> {
         self.changed
             .until(|| {
@@ -474,7 +447,7 @@ impl Session {
             .await
     }
 
-    /// Waits until the engine was told of devices, which happens for all that are here at once.
+    /// Waits until the engine was told of devices; it is told of all present ones at once.
     pub(crate) async fn devices_told(&self) -> BTreeSet<DeviceIndex> {
         let told = || {
             let devices = self.devices.borrow();
@@ -483,8 +456,8 @@ impl Session {
         self.changed.until(told).await
     }
 
-    /// Waits until the engine has its fence on one of these devices, or can't have it (none then); takes
-    /// it from them.
+    /// Waits for the next fence and removes that device from `waiting`. `None` if no other can
+    /// come.
     pub(crate) async fn next_fence(
         &self,
         waiting: &mut BTreeSet<DeviceIndex>,
@@ -502,7 +475,7 @@ impl Session {
         ready.then_some(device)
     }
 
-    /// Waits until nothing that an earlier conversation asked for is unfinished, or this one is over.
+    /// Waits until the requests of an earlier session are finished, or this one is over.
     pub(crate) async fn inherited_finished(&self) {
         self.changed
             .until(|| {
@@ -513,8 +486,7 @@ impl Session {
             .await;
     }
 
-    /// Waits until no job that an earlier conversation asked for is unfinished on a device, or this
-    /// one is over.
+    /// Likewise for one device's jobs.
     pub(crate) async fn inherited_jobs_finished(&self, device: DeviceIndex) {
         self.changed
             .until(|| {
@@ -525,7 +497,7 @@ impl Session {
             .await;
     }
 
-    /// Gives up the revokes of an earlier conversation, so that they take up no room any more.
+    /// Abandons the revokes of an earlier session, to free their places.
     pub(crate) fn abandon_inherited(&self) {
         let revokes = std::mem::take(&mut *self.inherited_revokes.borrow_mut());
         for revoke in revokes {
@@ -533,12 +505,11 @@ impl Session {
         }
     }
 
-    /// How many of an earlier conversation's revokes and jobs are unfinished.
     pub(crate) fn inherited(&self) -> usize {
         self.inherited_revokes.borrow().len() + self.inherited_jobs.borrow().len()
     }
 
-    /// The conversation is over: everything asked ends with [`AskError::Gone`].
+    /// Ends the session: every open question fails with [`AskError::Gone`].
     pub(crate) fn end(&self) {
         self.ended.set(true);
         self.open.borrow_mut().clear();
@@ -547,7 +518,6 @@ impl Session {
         self.changed.raise();
     }
 
-    /// Whether it is over.
     pub(crate) fn is_over(&self) -> bool {
         self.ended.get()
     }
