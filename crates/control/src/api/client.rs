@@ -1,10 +1,6 @@
-//! A client for the API.
-//!
-//! Purpose: what the command line and the tests use to talk to a daemon.
-//! Design: HTTP/1.1 by hand on a blocking Unix socket, one connection per request
-//! (`Connection: close`), with time limits on the connection and a bound on the answer; it accepts a
-//! body with a length, in chunks, or up to the end of the stream.
-//! Not here: redirects, TLS, keep-alive, and anything else our own server does not do.
+//! A client of the API, for the command line and tests: HTTP/1.1 on a blocking Unix socket, one
+//! connection per request, with limits on time and size. It supports only what our server sends: no
+//! redirects, TLS or keep-alive.
 
 use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -19,10 +15,9 @@ use crate::model::error::{ApiError, ErrorBody};
 
 /// The largest answer that is read.
 const ANSWER_MAX_BYTES: usize = 64 * 1024 * 1024;
-/// The most header lines in an answer.
 const HEADERS_MAX: usize = 64;
 
-/// Where a daemon's API is.
+/// A client of one daemon.
 #[derive(Debug, Clone)]
 pub struct Client {
     socket: PathBuf,
@@ -37,24 +32,24 @@ pub enum ClientError {
     NoDaemon {
         /// The socket.
         socket: PathBuf,
-        /// What the system says.
+        /// The system's error.
         source: io::Error,
     },
     /// The daemon refused.
     #[error(transparent)]
     Refused(#[from] ApiError),
-    /// The daemon did not answer, or not in words we know.
+    /// The daemon did not answer, or its answer is not understood.
     #[error("the daemon's answer to {request} can't be used: {reason}")]
     Answer {
         /// Method and path.
         request: String,
-        /// What is wrong with it.
+        /// The fault.
         reason: String,
     },
 }
 
 impl ClientError {
-    /// What to do about it.
+    /// Suggests a remedy.
     #[must_use]
     pub fn hint(&self) -> Option<String> {
         match self {
@@ -73,24 +68,24 @@ impl ClientError {
 }
 
 impl Client {
-    /// A client for the daemon whose API listens at `socket`.
+    /// Makes a client for the API at `socket`.
     #[must_use]
     pub fn new(socket: &Path) -> Self {
-        // The daemon's own limit and the audit's limits end first, so that its error arrives.
+        // Longer than the limits of daemon and audit, so that their error arrives.
         Self {
             socket: socket.to_owned(),
             time_limit: TIME_LIMIT + Duration::from_secs(10),
         }
     }
 
-    /// The same client with another limit on how long the daemon may be silent.
+    /// Sets how long the daemon may be silent.
     #[must_use]
     pub fn with_time_limit(mut self, time_limit: Duration) -> Self {
         self.time_limit = time_limit;
         self
     }
 
-    /// The socket.
+    /// The API's socket.
     #[must_use]
     pub fn socket(&self) -> &Path {
         &self.socket
@@ -183,7 +178,7 @@ impl Client {
         }
     }
 
-    /// One request with whatever body, and the answer's status and body as they are.
+    /// Sends a request with any body; returns the answer's status and body.
     ///
     /// # Errors
     /// See [`ClientError`]; a refusal is not an error here.
@@ -245,7 +240,7 @@ impl Client {
     }
 }
 
-/// Takes a whole HTTP/1.1 answer apart.
+/// Parses a complete HTTP/1.1 answer.
 fn parse(answer: &[u8]) -> Result<(u16, Vec<u8>), String> {
     let mut headers = [httparse::EMPTY_HEADER; HEADERS_MAX];
     let mut head = httparse::Response::new(&mut headers);

@@ -1,10 +1,5 @@
-//! Taking requests apart, with our own errors.
-//!
-//! Purpose: whatever is wrong with a path, a query or a body, the answer is an [`ApiError`] as JSON
-//! that names the field.
-//! Design: small extractors, so that no handler can forget a check. Bodies are read whole,
-//! under the size limit the router sets; a content type is not asked for.
-//! Not here: the handlers.
+//! Extractors for paths, queries and bodies, whose errors are [`ApiError`]s that name the field.
+//! The content type is not checked.
 
 use std::net::SocketAddr;
 
@@ -63,8 +58,8 @@ impl<T: DeserializeOwned + Serialize, S: Send + Sync> FromRequest<S> for Body<T>
     }
 }
 
-/// The path at which a body's shape differs from the value read from it, and the shape expected there. Serde accepts an
-/// array in place of an object's fields, and an object with one field in place of a name.
+/// Where a body's shape differs from the value read from it, and the expected shape. Serde accepts
+/// an array for an object's fields, and an object with one field for a name.
 fn wrong_shape<T: Serialize>(bytes: &[u8], read: &T) -> Option<(String, &'static str)> {
     fn find(said: &Value, read: &Value) -> Option<(String, &'static str)> {
         let here = |what| Some((String::new(), what));
@@ -152,7 +147,8 @@ impl<S: Send + Sync> FromRequestParts<S> for OfVolume {
     }
 }
 
-/// The same, where `@` and a number may follow: several exports of a volume are told apart by it.
+/// `{tenant}` and `{volume}` of the path; `@` and a number may follow, to select one of several
+/// exports.
 pub(super) struct OfExport(pub(super) String, pub(super) String);
 
 impl<S: Send + Sync> FromRequestParts<S> for OfExport {

@@ -1,12 +1,8 @@
-//! The REST API on a Unix socket.
+//! The REST API on a Unix socket, for root and the daemon's user.
 //!
-//! Purpose: everything an operator can do, as HTTP with JSON bodies, for callers whose credentials
-//! the kernel vouches for (root, or the user the daemon runs as).
-//! Design: a handler in `routes` checks the syntax of a request and sends what it asks to the daemon's thread. `server` is
-//! the socket, `client` the other end of it for the command line and for tests.
-//! A new field needs `crate::model`, perhaps `model::validate`, and the owner; a new route also a handler in `routes`, and
-//! its line in `audit::changes` if it changes something.
-//! Not here: the operations themselves, the bodies (`crate::model`).
+//! A handler in `routes` checks a request's syntax and sends it to the daemon's thread. A new field
+//! needs `crate::model`, perhaps `model::validate`, and the owner. A new route needs a handler, and
+//! a line in `audit::changes` if it changes something.
 
 mod audit;
 pub mod client;

@@ -1,10 +1,5 @@
-//! The router: all routes, and what holds for each of them.
-//!
-//! Purpose: limits, and answers to what is no route.
-//! Design: limits are on the router: the size of a body, and a time after which the caller is told that the operation may
-//! still complete. Unknown routes and methods answer as JSON like everything else. The metrics have a router of their own
-//! besides, for their own listener.
-//! Not here: the handlers (`routes`), who may call (`server`).
+//! The router, with limits on a body's size and on time; a request that exceeds the latter may
+//! still complete. Unknown routes answer in JSON too. The metrics listener has a router of its own.
 
 use std::time::Duration;
 
@@ -21,11 +16,10 @@ use crate::model::error::ApiError;
 
 /// The largest request body.
 pub const BODY_MAX_BYTES: usize = 256 * 1024;
-/// How long a caller waits for the daemon. Making a pool may have to wait for a dead engine's last
-/// request, which is why it is generous.
+/// How long a caller waits for the daemon. Long, because creating a pool may wait for a dead
+/// engine's last request.
 pub const TIME_LIMIT: Duration = Duration::from_secs(60);
 
-/// All routes.
 pub(super) fn router(daemon: Handle, time_limit: Duration) -> Router {
     let router = routes::routes()
         .route("/v1/openapi.json", get(openapi::document))
@@ -34,7 +28,6 @@ pub(super) fn router(daemon: Handle, time_limit: Duration) -> Router {
     limited(router, time_limit).with_state(daemon)
 }
 
-/// The one route of the metrics' own listener.
 pub(super) fn metrics_router(daemon: Handle, time_limit: Duration) -> Router {
     let router = Router::new()
         .route("/metrics", get(routes::metrics_text))

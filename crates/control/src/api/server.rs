@@ -1,12 +1,8 @@
-//! The Unix socket the API listens on.
+//! The API's Unix socket.
 //!
-//! Purpose: bind it so that there is one daemon per socket, accept, check who calls, serve.
-//! Design: a lock file beside the socket is held for as long as the listener lives; whoever has the
-//! lock may remove a socket that a dead daemon left. The caller's uid comes from the kernel
-//! (SO_PEERCRED): root and the daemon's own user may call, others get one 403 and are closed.
-//! Connections are bounded in number, and in the time they may take to send a request's head. The
-//! metrics may have a TCP listener besides, where everybody may read them, and nothing else.
-//! Not here: routes.
+//! The holder of a lock file beside it may remove a dead daemon's socket. The kernel tells the
+//! caller's uid (SO_PEERCRED): only root and the daemon's user may call; others get a 403.
+//! Connections are limited in number and time. An optional TCP listener serves metrics to everyone.
 
 use std::fs::File;
 use std::future::Future;
@@ -30,23 +26,23 @@ use crate::daemon::Handle;
 use crate::files::lock_file;
 use crate::model::error::ApiError;
 
-/// Connections served at the same time; further ones wait in the kernel's queue.
+/// Connections served at a time; others wait in the kernel's queue.
 const CONNECTIONS_MAX: usize = 64;
-/// The same for the metrics' own listener.
 const METRICS_CONNECTIONS_MAX: usize = 8;
-/// How long a connection for metrics may take for all it does.
+/// The limit of a metrics connection's whole duration.
 const METRICS_TIME_LIMIT: Duration = Duration::from_secs(30);
-/// How long a connection may take to send a request's head; also how long it may sit idle.
+/// The time limit for a request's head, and of an idle connection.
 const HEAD_TIME_LIMIT: Duration = Duration::from_secs(10);
-/// How long requests may go on once the daemon is stopping.
+/// How long requests may go on while the daemon stops.
 const STOP_TIME_LIMIT: Duration = Duration::from_secs(2);
 
-/// A bound socket, and the lock that makes it ours.
+/// A bound socket and its lock.
 #[derive(Debug)]
 pub(crate) struct ApiListener {
     listener: UnixListener,
     path: PathBuf,
-    // Closing it releases the lock. The file stays: removing it would let two daemons lock two files.
+    // Closing it releases the lock. The file stays, as removing it would let two daemons lock two
+    // files.
     _lock: File,
 }
 
@@ -56,11 +52,11 @@ impl Drop for ApiListener {
     }
 }
 
-/// Binds the API's socket at `path`, after making sure that no other daemon has it.
+/// Binds the API's socket, unless another daemon has it.
 ///
 /// # Errors
-/// `AddrInUse` when another daemon has it (the message names its pid), otherwise what the system
-/// says, with the path.
+/// `AddrInUse` when another daemon has it (the message names its pid), otherwise the system's
+/// error, with the path.
 pub(crate) fn bind(path: &Path) -> io::Result<ApiListener> {
     // sockaddr_un: sun_path is 108 bytes with its NUL.
     if path.as_os_str().len() > 107 {
@@ -99,12 +95,12 @@ pub(crate) async fn serve(listener: ApiListener, daemon: Handle, stop: impl Futu
     serve_those(listener, daemon, |uid| may_call(uid, own_uid), stop).await;
 }
 
-/// Whether a caller with this uid may control a daemon that runs as `own_uid`.
+/// Whether this uid may control a daemon that runs as `own_uid`.
 pub(super) fn may_call(uid: u32, own_uid: u32) -> bool {
     uid == 0 || uid == own_uid
 }
 
-/// Serves `GET /metrics` and nothing else to all callers. It never returns.
+/// Serves only `GET /metrics`, to all callers, forever.
 pub(crate) async fn serve_metrics(listener: TcpListener, daemon: Handle) {
     let router = router::metrics_router(daemon, TIME_LIMIT);
     let places = Arc::new(Semaphore::new(METRICS_CONNECTIONS_MAX));
@@ -115,7 +111,7 @@ pub(crate) async fn serve_metrics(listener: TcpListener, daemon: Handle) {
             Ok((stream, _)) => {
                 let (router, stopped) = (router.clone(), stopped.clone());
                 tokio::spawn(async move {
-                    // Whoever doesn't read must not keep a place.
+                    // A client that does not read must not occupy a slot.
                     let served = connection(stream, router, stopped);
                     let _ = tokio::time::timeout(METRICS_TIME_LIMIT, served).await;
                     drop(place);
@@ -129,7 +125,6 @@ pub(crate) async fn serve_metrics(listener: TcpListener, daemon: Handle) {
     }
 }
 
-/// [`serve`] with the question of who may call as an argument.
 pub(super) async fn serve_those(
     listener: ApiListener,
     daemon: Handle,
@@ -154,7 +149,7 @@ pub(super) async fn serve_those(
         let stream = match accepted {
             Ok((stream, _)) => stream,
             Err(error) => {
-                // Out of descriptors or memory: wait for some, rather than spin.
+                // Out of descriptors or memory: wait rather than spin.
                 tracing::warn!(%error, "can't accept an API connection");
                 tokio::time::sleep(Duration::from_millis(100)).await;
                 continue;

@@ -1,4 +1,4 @@
-//! The API over a real socket, with a daemon that has a pool in a file, or none.
+//! Tests of the API over a real socket, with a daemon that has a pool in a file, or none.
 
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
@@ -33,7 +33,7 @@ impl Drop for Daemon {
     }
 }
 
-/// Starts the API with an owner in its place.
+/// Starts the API with `owner` in place of the daemon's loop.
 fn daemon<F>(owner: impl FnOnce(mpsc::Receiver<DaemonRequest>) -> F + Send + 'static) -> Daemon
 where
     F: Future<Output = ()>,
@@ -67,7 +67,6 @@ where
     }
 }
 
-/// A daemon without a pool.
 async fn without_pool(requests: mpsc::Receiver<DaemonRequest>) {
     let folder = tempfile::tempdir().unwrap();
     serve_from(folder.path(), None, requests).await;
@@ -75,7 +74,7 @@ async fn without_pool(requests: mpsc::Receiver<DaemonRequest>) {
 
 /// A daemon with a pool, whose engine does not start.
 async fn with_pool(requests: mpsc::Receiver<DaemonRequest>) {
-    // A pool wants direct I/O, which a tmpfs may refuse.
+    // A pool needs direct I/O, which a tmpfs may refuse.
     let folder = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
     let pool = EmbeddedPool {
         path: folder.path().join("pool.img"),
@@ -84,7 +83,7 @@ async fn with_pool(requests: mpsc::Receiver<DaemonRequest>) {
     serve_from(folder.path(), Some(pool), requests).await;
 }
 
-/// Carries out requests until there are no more. A request to shut down is answered and nothing else.
+/// Handles requests until there are no more. Answers a shutdown, but does not stop.
 async fn serve_from(
     folder: &Path,
     embedded_pool: Option<EmbeddedPool>,
@@ -117,7 +116,7 @@ fn refusal(result: Result<impl std::fmt::Debug, ClientError>) -> ApiError {
     }
 }
 
-/// The statuses that the document has for an operation.
+/// The documented statuses of an operation.
 fn declared(method: &str, path: &str) -> Option<Vec<String>> {
     let document = serde_json::to_value(openapi::build()).unwrap();
     let asked: Vec<&str> = path.split('?').next()?.split('/').collect();
@@ -434,7 +433,6 @@ fn second_daemon_is_told_and_a_dead_ones_socket_is_taken() {
     assert!(error.to_string().contains(&own), "{error}");
     drop(first);
     assert!(!path.exists());
-    // A socket left by a daemon that was killed.
     drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
     assert!(path.exists());
     drop(bind(&path).unwrap());

@@ -1,9 +1,5 @@
-//! Reading a request's body before anything answers the request.
-//!
-//! Purpose: a client that still sends its body when the answer comes sees a broken pipe instead of the answer.
-//! Design: the outermost layer. It holds a body that may be used, and drops one that is too large while it arrives. Size
-//! and time are limited.
-//! Not here: what is in the body (`extract`).
+//! Reads a request's body before any layer answers. A client that is still sending would otherwise
+//! see a broken pipe. This outermost layer limits size and time.
 
 use std::time::Duration;
 
@@ -17,12 +13,10 @@ use http_body_util::BodyExt;
 use super::router::BODY_MAX_BYTES;
 use crate::model::error::ApiError;
 
-/// So much of a body that is too large is read; then the connection is closed.
+/// How much of a too large body is read before the connection is closed.
 const READ_MAX_BYTES: usize = 64 * BODY_MAX_BYTES;
-/// How long a body may take to arrive.
 const TIME_LIMIT: Duration = Duration::from_secs(30);
 
-/// Reads the body, and passes the request on with it.
 pub(super) async fn read(request: Request, next: Next) -> Response {
     let (parts, body) = request.into_parts();
     match tokio::time::timeout(TIME_LIMIT, whole(body)).await {

@@ -1,12 +1,8 @@
-//! Making changes of the pool durable.
+//! Commits catalog transactions in order, off the owner's thread.
 //!
-//! Purpose: one place that commits catalog transactions, in their order, off the owner's thread.
-//! Design: whoever needs his change durable draws a ticket; one task takes everything that has
-//! changed as one batch, commits it on a blocking thread, and then serves all tickets drawn before
-//! it took the batch. So callers that come while a commit runs share the next one. A batch that
-//! fails is tried again for as long as the daemon lives; after [`PATIENCE`] failures those who wait
-//! are told, and whoever comes is told at once, until it works again.
-//! Not here: what is changed.
+//! Callers draw tickets. One task commits all changes as a batch, and serves the tickets drawn
+//! before it took the batch; later callers share the next one. A failed batch is retried forever;
+//! after [`PATIENCE`] failures, callers get an error until commits work again.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -23,16 +19,14 @@ use crate::events::News;
 use crate::model::events::EventKind;
 use crate::signal::Signal;
 
-/// Attempts after which waiting callers are told.
+/// Attempts after which callers get an error.
 const PATIENCE: u32 = 3;
 const RETRY_AT_MOST: Duration = Duration::from_secs(5);
 
-/// The catalog can't be written.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("the pool's catalog can't be written: {0}")]
 pub(crate) struct CommitError(pub(crate) String);
 
-/// The queue before the catalog.
 #[derive(Debug)]
 pub(crate) struct Committer {
     drawn: Cell<u64>,
@@ -55,17 +49,15 @@ impl Committer {
         }
     }
 
-    /// Transactions made durable.
     pub(crate) fn commits(&self) -> u64 {
         self.commits.get()
     }
 
-    /// Why the catalog can't be written at present.
     pub(crate) fn trouble(&self) -> Option<String> {
         self.trouble.borrow().clone()
     }
 
-    /// Has everything changed so far committed soon, without waiting for it.
+    /// Has all changes committed soon, without waiting.
     pub(crate) fn kick(&self) {
         self.drawn.set(self.drawn.get() + 1);
         self.wake.notify_one();
@@ -73,7 +65,7 @@ impl Committer {
 }
 
 impl Base {
-    /// Returns once everything changed so far is durable.
+    /// Returns once all changes so far are durable.
     pub(crate) async fn commit(&self) -> Result<(), CommitError> {
         let committer = &self.committer;
         committer.kick();
@@ -93,7 +85,7 @@ impl Base {
             .await
     }
 
-    /// Returns once this batch is durable: the one under way, or what has changed so far.
+    /// Returns once this batch is durable.
     pub(crate) async fn commit_of(&self, batch: BatchId) -> Result<(), CommitError> {
         let is_durable = || self.core.borrow().pool.journal().committed_id() >= batch;
         if batch >= self.core.borrow().pool.journal().open_batch_id() {
@@ -112,9 +104,8 @@ impl Base {
             .await
     }
 
-    /// Returns once everything changed so far is durable, however long the catalog can't be written:
-    /// for what must not go on before, because what was taken away would otherwise be listed for
-    /// ever, or given out twice.
+    /// Returns once all changes so far are durable, however long that takes. For callers that must
+    /// not go on before: otherwise a released extent would stay listed, or be given out twice.
     pub(crate) async fn commit_through(&self) {
         let committer = &self.committer;
         committer.kick();
@@ -125,7 +116,6 @@ impl Base {
             .await;
     }
 
-    /// The one task that commits.
     pub(crate) async fn run_committer(self: Rc<Self>) {
         let committer = &self.committer;
         loop {
@@ -166,7 +156,7 @@ impl Base {
         }
         self.committer.commits.set(self.committer.commits.get() + 1);
         if self.core.borrow().pool.space().dirty > 0 {
-            // What was freed may be laundered from now on.
+            // Freed extents may be zero-filled from now on.
             self.launder_wanted.raise();
         }
         if self.committer.trouble.borrow_mut().take().is_some() {

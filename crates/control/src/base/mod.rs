@@ -1,9 +1,8 @@
-//! What every room stands on.
+//! The base of all other modules: the pool, its grant table, catalog and open devices; tasks,
+//! commits, events and locks on volumes.
 //!
-//! Purpose: the pool with its grant table, its catalog, its open devices, and the means to work with them: tasks, durable
-//! commits, events, one change of a volume at a time.
-//! Design: [`Core`] is behind a `RefCell` that nobody borrows over a wait. Tasks end when the owner is closed.
-//! Not here: the engine (`link`), what is done with the pool (the rooms above).
+//! [`Core`] is in a `RefCell` that is never borrowed over an await. Tasks end when the owner is
+//! closed.
 
 pub(crate) mod commit;
 pub(crate) mod show;
@@ -35,30 +34,31 @@ use crate::model::error::ApiError;
 use crate::model::events::EventKind;
 use crate::signal::Signal;
 
-/// How long the owner waits for what.
+/// The owner's time limits.
 #[derive(Debug, Clone)]
 pub(crate) struct Limits {
-    /// An engine's answer to a request.
+    /// The engine's answer to a request.
     pub(crate) request: Duration,
-    /// A revoke, from asking until nothing uses the range, over engines' deaths.
+    /// A revoke, until nothing uses the range, including deaths of engines.
     pub(crate) revoke: Duration,
-    /// Whether a device that a revoke did not drain on hangs: until what is in flight there has ended.
+    /// The end of requests in flight at a device where a revoke did not drain; then it counts as
+    /// hanging.
     pub(crate) settle: Duration,
     /// A job of the internal lane.
     pub(crate) job: Duration,
-    /// A fault that waits for laundering without anything becoming clean, before it is answered "no
-    /// space" if none is coming.
+    /// A fault's wait for zero-fill without progress; then it fails with "no space" if none is
+    /// coming.
     pub(crate) launder: Duration,
-    /// What an earlier daemon left unfinished in the engine, before the rest goes on. A fault waits for
-    /// this and twice for `adoption` at most, and the engine waits 20 s for its answer.
+    /// Work that an earlier daemon left unfinished in the engine. A fault waits at most for this
+    /// and twice `adoption`; the engine waits 20 s for its answer.
     pub(crate) inherited: Duration,
-    /// An engine that converts what a dead one left, and then that it acts.
+    /// An engine's conversion of an estate, and then its start to act.
     pub(crate) convert: Duration,
-    /// The first commit after adoption, before faults are answered all the same.
+    /// The first commit after adoption; then faults are answered anyway.
     pub(crate) adoption: Duration,
-    /// Between two looks at uncommitted mappings.
+    /// The period of syncs of uncommitted mappings.
     pub(crate) sync_every: Duration,
-    /// Before a device that failed is tried again.
+    /// The delay before a failed device is tried again.
     pub(crate) device_retry: Duration,
 }
 
@@ -79,21 +79,20 @@ impl Default for Limits {
     }
 }
 
-/// What the owner decides by. Never borrowed over a wait.
+/// The state behind all decisions. Never borrowed over an await.
 #[derive(Debug)]
 pub(crate) struct Core {
     pub(crate) pool: Pool,
     pub(crate) grants: GrantTable,
 }
 
-/// Events since the daemon started.
+/// Counts since the daemon started.
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
     pub(crate) faults: Cell<u64>,
     pub(crate) revokes: Cell<u64>,
 }
 
-/// Adds one.
 pub(crate) fn count(counter: &Cell<u64>) {
     count_by(counter, 1);
 }
@@ -102,32 +101,27 @@ pub(crate) fn count_by(counter: &Cell<u64>, by: u64) {
     counter.set(counter.get().wrapping_add(by));
 }
 
-/// See the module's text.
 #[derive(Debug)]
 pub(crate) struct Base {
     pub(crate) core: RefCell<Core>,
     pub(crate) catalog: Arc<Catalog>,
-    /// The devices that the daemon has open.
     pub(crate) devices: RefCell<Vec<PoolDevice>>,
-    /// Those that it has not.
     pub(crate) missing: RefCell<Vec<MissingDevice>>,
     pub(crate) limits: Limits,
     pub(crate) counters: Counters,
     pub(crate) events: Rc<Events>,
     pub(crate) committer: Committer,
-    /// The waits that calls announce.
     pub(crate) waits: Waits,
-    /// Who changes which volume.
     pub(crate) turns: Turns,
     /// The newest engine that was told everything.
     pub(crate) newest_generation: Cell<u64>,
-    /// Volumes that grow: how large each durably is until this batch is durable.
+    /// Growing volumes: their durable sizes, until this batch is durable.
     pub(crate) growing: RefCell<BTreeMap<VolumeId, (u64, BatchId)>>,
-    /// Raised when something may have become dirty.
+    /// Raised when extents may have become dirty.
     pub(crate) launder_wanted: Signal,
     /// Raised when a device's health, suspicion or quarantine changes.
     pub(crate) devices_changed: Signal,
-    /// Whether faults, releases and changes of extents go on: adoption is through.
+    /// Set after adoption: faults, releases and changes of extents may go on.
     open: Cell<bool>,
     opened: Signal,
     closed: Cell<bool>,
@@ -164,24 +158,24 @@ impl Base {
         })
     }
 
-    /// Ends every task. Nothing is committed any more.
+    /// Ends every task; nothing is committed afterwards.
     pub(crate) fn close(&self) {
         self.closed.set(true);
         self.closing.raise();
     }
 
-    /// Adoption is through.
+    /// Marks adoption as finished.
     pub(crate) fn set_open(&self) {
         self.open.set(true);
         self.opened.raise();
     }
 
-    /// Runs a task for as long as the owner is not closed.
+    /// Runs a task until the owner is closed.
     pub(crate) fn spawn(self: &Rc<Self>, task: impl Future<Output = ()> + 'static) {
         self.spawn_boxed(Box::pin(task));
     }
 
-    /// Boxed, so that tokio's tasks are compiled once and not for each caller.
+    /// Boxed, so that tokio's task code is compiled only once.
     fn spawn_boxed(self: &Rc<Self>, task: Pin<Box<dyn Future<Output = ()>>>) {
         let owner = self.clone();
         tokio::task::spawn_local(async move {
@@ -193,23 +187,20 @@ impl Base {
         });
     }
 
-    /// Something happened.
     pub(crate) fn tell(&self, kind: EventKind, text: String, news: News) {
         self.events
             .tell(kind, self.newest_generation.get(), text, news);
     }
 
-    /// Waits until adoption is through.
     pub(crate) async fn wait_open(&self) {
         self.opened.until(|| self.open.get().then_some(())).await;
     }
 
-    /// Whether adoption is through.
     pub(crate) fn is_open(&self) -> bool {
         self.open.get()
     }
 
-    /// Waits until no engine's lock is left on any device.
+    /// Waits until no engine has a lock on any device.
     pub(crate) async fn wait_unfenced(&self, limit: Duration) -> Result<(), ApiError> {
         let begin = tokio::time::Instant::now();
         loop {
@@ -235,7 +226,6 @@ impl Base {
         }
     }
 
-    /// All devices of the pool.
     pub(crate) fn device_indexes(&self) -> Vec<DeviceIndex> {
         self.core
             .borrow()
@@ -246,7 +236,6 @@ impl Base {
             .collect()
     }
 
-    /// Something happened to a device.
     pub(crate) fn tell_of_device(&self, kind: EventKind, device: DeviceIndex, text: String) {
         let news = News {
             device: Some(device.0),
@@ -255,27 +244,25 @@ impl Base {
         self.tell(kind, text, news);
     }
 
-    /// Where a device is now, whatever the catalog last heard.
+    /// A device's current specification; the catalog's may be older.
     pub(crate) fn device_spec(&self, record: &DeviceRecord) -> String {
         let devices = self.devices.borrow();
         let open = devices.iter().find(|device| device.index == record.index);
         open.map_or_else(|| record.spec.clone(), |device| device.spec.clone())
     }
 
-    /// Whether the daemon has the device open.
     pub(crate) fn is_open_here(&self, device: DeviceIndex) -> bool {
         let devices = self.devices.borrow();
         devices.iter().any(|open| open.index == device)
     }
 
-    /// A device's specification string.
     pub(crate) fn spec_of(&self, device: DeviceIndex) -> String {
         let core = self.core.borrow();
         let record = core.pool.devices().iter().find(|r| r.index == device);
         record.map_or_else(|| device.to_string(), |record| self.device_spec(record))
     }
 
-    /// Whether what is mapped on the device may be used.
+    /// Whether mappings on the device may be used.
     pub(crate) fn is_served(&self, device: DeviceIndex) -> bool {
         let health = self.core.borrow().pool.allocator().device_health(device);
         matches!(health, DeviceHealth::Online | DeviceHealth::Failing)
@@ -286,7 +273,6 @@ impl Base {
         self.core.borrow().pool.allocator().device_health(device) == DeviceHealth::Online
     }
 
-    /// The devices that are missing or have failed.
     pub(crate) fn lost_devices(&self) -> BTreeSet<DeviceIndex> {
         let pool = &self.core.borrow().pool;
         let all = pool.devices().iter().map(|record| record.index);
@@ -299,7 +285,6 @@ impl Base {
         .collect()
     }
 
-    /// The pool's devices that are open: index and specification.
     pub(crate) fn device_specs(&self) -> Vec<(DeviceIndex, String)> {
         let devices = self.devices.borrow();
         devices
@@ -308,7 +293,6 @@ impl Base {
             .collect()
     }
 
-    /// Makes everything changed so far durable, for the API.
     pub(crate) async fn commit_for_api(&self) -> Result<(), ApiError> {
         self.commit().await.map_err(|error| {
             ApiError::unavailable(error.to_string())
@@ -316,7 +300,7 @@ impl Base {
         })
     }
 
-    /// How large a volume is for as long as no crash takes it back.
+    /// The size that a crash can't take back.
     pub(crate) fn durable_size(&self, pool: &Pool, record: &VolumeRecord) -> u64 {
         match self.growing.borrow().get(&record.id) {
             Some((size_bytes, batch)) if *batch > pool.journal().committed_id() => *size_bytes,
@@ -332,7 +316,6 @@ impl Base {
             .map_err(api_error)
     }
 
-    /// Waits until adoption is through, for the API.
     pub(crate) async fn wait_open_for_api(&self) -> Result<(), ApiError> {
         timeout(self.limits.request, self.wait_open())
             .await
@@ -354,7 +337,7 @@ impl Base {
         }
     }
 
-    /// A volume as the engine is told of it: as large as it durably is.
+    /// The volume's configuration for the engine, with its durable size.
     pub(crate) fn volume_config(&self, pool: &Pool, record: &VolumeRecord) -> VolumeConfig {
         VolumeConfig {
             volume: record.id,
@@ -366,7 +349,7 @@ impl Base {
         }
     }
 
-    /// A device as the engine is told of it, if it is here.
+    /// The device's configuration for the engine, if the daemon has it open.
     pub(crate) fn config_of(&self, device: DeviceIndex) -> Option<DeviceConfig> {
         let core = self.core.borrow();
         let devices = core.pool.devices();
@@ -375,13 +358,13 @@ impl Base {
             .then(|| self.device_config(record, core.pool.info().extent_bytes))
     }
 
-    /// Whether anybody has a budget.
+    /// Whether any tenant or volume has a budget.
     pub(crate) fn has_budgets(&self) -> bool {
         let pool = &self.core.borrow().pool;
         pool.budgets().tenants().next().is_some() || pool.budgets().volumes().next().is_some()
     }
 
-    /// Whether some volume has places ahead of its writes.
+    /// Whether any volume has unwritten preallocated extents.
     pub(crate) fn has_places_ahead(&self) -> bool {
         self.core.borrow().pool.volumes().ahead() > 0
     }

@@ -1,8 +1,4 @@
-//! Tenants and volumes, as the API shows them.
-//!
-//! Purpose: records of the pool into answers.
-//! Design: reads the pool alone.
-//! Not here: what changes them (`exports::volumes`), what engines count (`statistics`).
+//! Converts pool records of tenants and volumes into API answers. Reads only.
 
 use forebay_nvme::reservation::{HostId, ReservationType};
 use forebay_pool::{Pool, Space, TenantId, TenantRecord, VolumeRecord};
@@ -19,19 +15,18 @@ use crate::model::{
     VolumeReservation,
 };
 
-/// A limit as the API says it: the most that can be stated is none.
+/// `None` for the maximum, which means no limit.
 pub(crate) fn limit(limit: u64, most: u64) -> Option<u64> {
     (limit < most).then_some(limit)
 }
 
-/// A budget as the API says it.
 pub(crate) fn show_budget(budget: &Budget, stated: &Stated) -> api::Budget {
     api::Budget {
         base: stated.has_base().then_some(api::Rate {
             iops: budget.base.iops,
             bytes_s: budget.base.bytes,
         }),
-        // Who states the most that can be stated has that limit.
+        // An explicitly stated maximum is a limit, too.
         burst: api::Limit {
             iops: (stated.burst_iops.or(stated.base_iops)).map(|_| budget.burst.iops),
             bytes_s: (stated.burst_bytes.or(stated.base_bytes)).map(|_| budget.burst.bytes),
@@ -50,7 +45,6 @@ pub(crate) fn rate_parts(iops: Option<u64>, bytes_s: Option<u64>) -> api::Change
     (iops.or(bytes_s).is_some()).then_some(Some(api::RateParts { iops, bytes_s }))
 }
 
-/// A tenant's budget as the API says it.
 pub(crate) fn show_tenant_budget(pool: &Pool, tenant: TenantId) -> Option<api::Budget> {
     let budget = pool.budgets().of_tenant(tenant)?;
     Some(show_budget(
@@ -59,7 +53,6 @@ pub(crate) fn show_tenant_budget(pool: &Pool, tenant: TenantId) -> Option<api::B
     ))
 }
 
-/// A volume's budget as the API says it.
 pub(crate) fn show_volume_budget(pool: &Pool, volume: VolumeId) -> Option<api::Budget> {
     let budget = pool.budgets().of_volume(volume)?;
     Some(show_budget(
@@ -68,12 +61,10 @@ pub(crate) fn show_volume_budget(pool: &Pool, volume: VolumeId) -> Option<api::B
     ))
 }
 
-/// A Host Identifier as people write it.
 pub(crate) fn host_text(host: &HostId) -> String {
     forebay_pool::Uuid(*host).to_string()
 }
 
-/// A volume's reservations, as the API says them; nothing where nobody has registered.
 pub(crate) fn show_reservation(core: &Core, volume: VolumeId) -> Option<VolumeReservation> {
     let state = &core.pool.hosts().reservations_of(volume)?.state;
     if state.registrants().is_empty() {
@@ -110,10 +101,10 @@ pub(crate) fn show_reservation(core: &Core, volume: VolumeId) -> Option<VolumeRe
     })
 }
 
-/// How many ranges of a volume one answer holds.
+/// Ranges of a volume in one answer.
 pub(crate) const EXTENTS_AT_ONCE: usize = 4096;
 
-/// Bytes that a volume has mapped and written, as far as is known, and bytes that it has in any way.
+/// Bytes mapped and written, as far as known, and bytes occupied in any way.
 pub(crate) fn volume_bytes(core: &Core, volume: &VolumeRecord) -> (u64, u64) {
     let space = core.pool.volumes().space_of(volume.id).unwrap_or_default();
     let bytes = |extents: u64| extents.saturating_mul(core.pool.info().extent_bytes);
@@ -142,7 +133,6 @@ pub(crate) fn show_tenant(core: &Core, tenant: &TenantRecord) -> Tenant {
     shown
 }
 
-/// The name of a volume's tenant.
 pub(crate) fn tenant_name(core: &Core, volume: &VolumeRecord) -> String {
     core.pool
         .tenants()
@@ -170,7 +160,6 @@ pub(crate) fn show_volume(core: &Core, volume: &VolumeRecord) -> Volume {
 }
 
 impl Base {
-    /// All tenants.
     pub(crate) fn tenant_list(&self) -> Vec<Tenant> {
         let core = self.core.borrow();
         let mut tenants: Vec<_> = core
@@ -183,7 +172,6 @@ impl Base {
         tenants
     }
 
-    /// Volumes of one tenant, or of all.
     pub(crate) fn volume_list(&self, tenant: Option<&str>) -> Result<Vec<Volume>, ApiError> {
         let core = self.core.borrow();
         let mut volumes: Vec<Volume> = match tenant {
@@ -206,21 +194,20 @@ impl Base {
         Ok(volumes)
     }
 
-    /// What a volume holds, without what was allocated ahead of writes.
+    /// Mapped bytes, without unwritten preallocated extents.
     pub(crate) fn mapped_bytes(&self, id: VolumeId) -> u64 {
         let core = self.core.borrow();
         let volume = core.pool.volume(id);
         volume.map_or(0, |volume| volume_bytes(&core, volume).0)
     }
 
-    /// One volume.
     pub(crate) fn volume_show(&self, tenant: &str, name: &str) -> Result<Volume, ApiError> {
         let core = self.core.borrow();
         let volume = core.pool.volume_by_name(tenant, name).map_err(api_error)?;
         Ok(show_volume(&core, volume))
     }
 
-    /// Where a volume may hold data.
+    /// The ranges where a volume may hold data.
     pub(crate) fn volume_extents(
         &self,
         tenant: &str,
@@ -244,7 +231,7 @@ impl Base {
         })
     }
 
-    /// Tenant and volume, or the number of one that is gone.
+    /// Tenant and volume, or the number of a deleted volume.
     pub(crate) fn volume_name(&self, core: &Core, id: VolumeId) -> String {
         core.pool.volume(id).map_or_else(
             |_| id.to_string(),
@@ -252,7 +239,7 @@ impl Base {
         )
     }
 
-    /// The volumes with something on a device, as `tenant/volume`.
+    /// The volumes with data on a device, as `tenant/volume`.
     pub(crate) fn volumes_on(&self, core: &Core, device: DeviceIndex) -> Vec<String> {
         let volumes = core.pool.volumes().on_device(device);
         let mut names: Vec<String> = volumes
@@ -263,23 +250,20 @@ impl Base {
         names
     }
 
-    /// The pool's name.
     pub(crate) fn pool_name(&self) -> String {
         self.core.borrow().pool.info().name.clone()
     }
 
-    /// Why the catalog can't be written at present.
     pub(crate) fn catalog_trouble(&self) -> Option<String> {
         self.committer.trouble()
     }
 }
 
-/// All extents of the pool.
 pub(crate) fn total_extents(space: &Space) -> u64 {
     space.total
 }
 
-/// The serial number that hosts see: the first 20 digits of the volume's uuid.
+/// The serial number for hosts: the first 20 digits of the volume's uuid.
 pub(crate) fn serial(volume: &VolumeRecord) -> String {
     volume
         .uuid

@@ -1,8 +1,5 @@
-//! Several waits at once, within one task.
-//!
-//! Purpose: what a hung device delays must not delay what is asked beside it.
-//! Design: a few boxed futures, each polled when any of them wakes the task.
-//! Not here: tasks of their own ([`super::Base::spawn`]).
+//! Awaits several futures concurrently in one task, so that a hung device does not delay the
+//! others.
 
 use std::future::Future;
 use std::future::poll_fn;
@@ -11,7 +8,7 @@ use std::task::Poll;
 
 type Running<F> = (Pin<Box<F>>, Option<<F as Future>::Output>);
 
-/// Waits until all have ended; their results in order.
+/// Waits until all have ended; returns their results in order.
 pub(crate) async fn join_all<F: Future>(each: impl IntoIterator<Item = F>) -> Vec<F::Output> {
     let mut running: Vec<Running<F>> = each
         .into_iter()

@@ -1,9 +1,6 @@
-//! One change of a volume at a time.
-//!
-//! Purpose: a request that changes a volume, its budget or its exports finds it as the request before left it.
-//! Design: a lock for each name that is being changed, held until the engine has answered. Requests have their turns in the
-//! order in which they came. The lock is of the name and not of the volume: creation and deletion have turns as well.
-//! Not here: ranges whose mapping changes (`locks`).
+//! Serializes requests that change a volume, its budget or its exports, in order of arrival, until
+//! the engine has answered. The lock belongs to the volume's name, so it includes creation and
+//! deletion.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -15,11 +12,10 @@ use tokio::time::timeout;
 use crate::base::Base;
 use crate::model::error::ApiError;
 
-/// See the module's text.
 #[derive(Debug, Default)]
 pub(crate) struct Turns(RefCell<BTreeMap<String, Arc<Mutex<()>>>>);
 
-/// Ends when dropped.
+/// Ends the turn when dropped.
 pub(crate) type TurnGuard = OwnedMutexGuard<()>;
 
 impl Turns {
@@ -33,19 +29,19 @@ impl Turns {
     }
 }
 
-/// A volume's name, also where one of its exports is named.
+/// The volume's name, also for one of its exports.
 fn name_of(tenant: &str, volume: &str) -> String {
     let volume = volume.split_once('@').map_or(volume, |(volume, _)| volume);
     format!("{tenant}/{volume}")
 }
 
 impl Base {
-    /// Waits until no other request changes the volume. Each of them ends, as each of its waits has a limit.
+    /// Waits until no other request changes the volume. Each request ends, because all its waits
+    /// have limits.
     pub(crate) async fn turn(&self, tenant: &str, volume: &str) -> TurnGuard {
         self.turns.of(name_of(tenant, volume)).await
     }
 
-    /// The same, for the API.
     pub(crate) async fn turn_for_api(
         &self,
         tenant: &str,

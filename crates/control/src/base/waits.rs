@@ -1,8 +1,5 @@
-//! Announcements of waits.
-//!
-//! Purpose: whoever waits for something that may hang says so, so that people can be told of a long wait.
-//! Design: an announcement holds as long as its guard. What people are told of it is kept with it.
-//! Not here: finding causes, telling people (`health::wait_reports`).
+//! Announcements of waits that may hang, so that `health::wait_reports` can report long ones. An
+//! announcement lasts as long as its guard.
 
 use forebay_xlate::DeviceIndex;
 use forebay_xlate::VolumeId;
@@ -12,22 +9,20 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use tokio::time::Instant;
 
-/// A wait.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Wait {
-    /// The engine has not got its fence on a device.
+    /// For the engine's fence on a device.
     Device(DeviceIndex),
-    /// What an earlier daemon granted is not taken over.
+    /// For the adoption of an earlier daemon's grants.
     Adoption,
-    /// A batch is being written to the catalog.
+    /// For a batch that is written to the catalog.
     Commit,
-    /// Rights are being taken back.
+    /// For a revoke.
     Revoke(TakingId, VolumeId),
-    /// A job of the internal lane is under way at a device.
+    /// For a job of the internal lane at a device.
     Job(DeviceIndex, &'static str),
 }
 
-/// A wait that may be reported.
 #[derive(Debug)]
 pub(crate) struct ReportedWait {
     pub(crate) since: Instant,
@@ -36,17 +31,15 @@ pub(crate) struct ReportedWait {
     pub(crate) text: Option<String>,
 }
 
-/// The waits that are under way.
 #[derive(Debug, Default)]
 pub(crate) struct Waits {
-    /// Waits that calls have announced.
+    /// Announced waits.
     pub(crate) begun: RefCell<BTreeMap<u64, Wait>>,
     next: Cell<u64>,
-    /// By the announcement's number; 0: seen in the state.
+    /// By the announcement's number; 0 if found in the owner's state.
     pub(crate) seen: RefCell<BTreeMap<(Wait, u64), ReportedWait>>,
 }
 
-/// Ends the announcement when it is dropped.
 pub(crate) struct WaitGuard<'a>(&'a Waits, u64);
 
 impl Drop for WaitGuard<'_> {
@@ -56,7 +49,6 @@ impl Drop for WaitGuard<'_> {
 }
 
 impl Waits {
-    /// Announces a wait. It ends when the returned guard is dropped.
     pub(crate) fn begin(&self, wait: Wait) -> WaitGuard<'_> {
         let number = self.next.get() + 1;
         self.next.set(number);
@@ -64,13 +56,12 @@ impl Waits {
         WaitGuard(self, number)
     }
 
-    /// What people are told.
     pub(crate) fn warnings(&self) -> Vec<String> {
         let seen = self.seen.borrow();
         seen.values().filter_map(|one| one.text.clone()).collect()
     }
 
-    /// Whether people are told of a device that is not served yet.
+    /// Whether a warning exists about a device that is not served yet.
     pub(crate) fn is_any_device_told(&self) -> bool {
         let seen = self.seen.borrow();
         let is_device = |wait: &Wait| matches!(wait, Wait::Device(_));

@@ -1,9 +1,6 @@
-//! Checking the pool while it is used.
-//!
-//! Purpose: the catalog's copies, then the maps against the extents, as `forebay pool check` asks for.
-//! Design: the pool checks itself in pieces of about a millisecond; between two of them everybody
-//! else gets a turn. What leaked is given back if that is asked for, and that is committed.
-//! Not here: what is checked (the pool), the report's shape in the API.
+//! Checks the pool while it is in use, for `forebay pool check`: the catalog's copies, then the
+//! maps against the extents. The check runs in pieces of about a millisecond, between which other
+//! tasks run.
 
 use forebay_pool::{Check, CheckProblem, CheckReport};
 
@@ -11,11 +8,10 @@ use crate::devices::api_error;
 use crate::health::reports::Reports;
 use crate::model::error::ApiError;
 
-/// Extents looked at in one piece.
 const EXTENTS_A_PIECE: u64 = 65_536;
 
 impl Reports {
-    /// Checks the pool; returns what was found, and how many leaked extents were given back.
+    /// Returns the problems, and how many leaked extents were freed.
     pub(crate) async fn pool_check(&self, repair: bool) -> Result<(CheckReport, u64), ApiError> {
         let mut check = Check::begin(&mut self.base.core.borrow_mut().pool).map_err(api_error)?;
         loop {
@@ -57,7 +53,8 @@ impl Reports {
         Ok((report, repaired))
     }
 
-    /// What is wrong with the catalog on its devices. What leaked in it, memory knows too.
+    /// Problems of the catalog on its devices. Leaks are left out, because the check in memory
+    /// finds them.
     async fn check_on_disk(&self) -> Vec<CheckProblem> {
         let catalog = self.base.catalog.clone();
         let devices = self.base.core.borrow().pool.devices().to_vec();

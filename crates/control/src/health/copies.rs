@@ -1,10 +1,7 @@
-//! The two copies of the catalog.
+//! Reports the state of the two catalog copies, and updates a stale one.
 //!
-//! Purpose: how they are, for people; a copy that was left behind is brought up to date again.
-//! Design: one task asks once a second, on a blocking thread: the catalog's lock is held over its
-//! I/O, and a device that hangs must not hold the owner up, for the seconds until it is left behind. What is
-//! shown is the last answer.
-//! Not here: the copies themselves (the pool).
+//! A task asks once a second on a blocking thread, because the catalog's lock is held during I/O,
+//! which may hang. Callers see the last answer.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -18,12 +15,10 @@ use crate::events::News;
 use crate::model::events::EventKind;
 use crate::model::{CatalogCopyInfo, CatalogInfo};
 
-/// Between two looks.
 const BEAT: Duration = Duration::from_secs(1);
-/// Between two attempts to bring copies back.
+/// The pause between attempts to restore copies.
 const HEAL_EVERY: Duration = Duration::from_secs(10);
 
-/// What is known of the copies.
 #[derive(Debug)]
 pub(crate) struct Copies {
     base: Rc<Base>,
@@ -31,7 +26,6 @@ pub(crate) struct Copies {
 }
 
 impl Copies {
-    /// As they are when nobody uses the catalog yet.
     pub(crate) fn new(base: &Rc<Base>) -> Rc<Self> {
         Rc::new(Self {
             base: base.clone(),
@@ -40,7 +34,7 @@ impl Copies {
     }
 }
 
-/// A copy's state in words; `None`: good.
+/// `None` if it is good.
 fn trouble(state: &CopyState) -> Option<String> {
     match state {
         CopyState::Good => None,
@@ -50,7 +44,6 @@ fn trouble(state: &CopyState) -> Option<String> {
 }
 
 impl Copies {
-    /// The one task that looks after the copies.
     pub(crate) async fn run_copies(self: Rc<Self>) {
         let mut healed_at = Instant::now();
         loop {
@@ -72,7 +65,6 @@ impl Copies {
         }
     }
 
-    /// Asks how the copies are, now.
     pub(crate) async fn look_at_copies(&self) {
         let catalog = self.base.catalog.clone();
         let Ok(now) = tokio::task::spawn_blocking(move || catalog.health()).await else {
@@ -91,7 +83,6 @@ impl Copies {
             .tell(EventKind::Warning, text.to_owned(), News::default());
     }
 
-    /// The catalog, for people.
     pub(crate) fn catalog_info(&self) -> CatalogInfo {
         let usage = self.base.core.borrow().pool.catalog_usage();
         let health = self.known.borrow();
@@ -113,18 +104,15 @@ impl Copies {
         }
     }
 
-    /// Whether the catalog lacks a good copy.
     pub(crate) fn lacks_a_copy(&self) -> bool {
         !self.known.borrow().is_whole()
     }
 
-    /// Whether a copy of the catalog is on the device.
     pub(crate) fn has_catalog_copy(&self, device: forebay_xlate::DeviceIndex) -> bool {
         let health = self.known.borrow();
         health.copies.iter().any(|copy| copy.device == device)
     }
 
-    /// What is to be said of the copies.
     pub(crate) fn copies_warnings(&self) -> Vec<String> {
         let health = self.known.borrow();
         let mut warnings = Vec::new();

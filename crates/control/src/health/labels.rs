@@ -1,9 +1,8 @@
-//! This daemon's hold on the pool: what labels, engine and heartbeat are told of it.
+//! This daemon's hold on the pool: numbers of starts and stops in catalog and labels, the engine's
+//! heartbeat, and the detection of a loss.
 //!
-//! Purpose: the number of a start or a stop in catalog and labels; the engine's heartbeat; a loss that is noticed.
-//! Design: the number is durable in the catalog before labels have it, and the catalog notes afterwards which have it
-//! (`forebay_pool::Stamped`). Devices whose labels have the old format take no part.
-//! Not here: whether the pool may be opened (`ownership`).
+//! A number is durable in the catalog before labels have it; afterwards the catalog notes which
+//! labels do (`forebay_pool::Stamped`). Labels of the old format are left out.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -20,7 +19,6 @@ use crate::ownership;
 use crate::ownership::{Installation, Tenure};
 use crate::store::SyncStore;
 
-/// Whose the pool is.
 #[derive(Debug, Default)]
 pub(crate) struct PoolHold {
     me: Option<Arc<Installation>>,
@@ -29,7 +27,6 @@ pub(crate) struct PoolHold {
     warnings: Vec<String>,
 }
 
-/// This daemon's hold on the pool, as labels and catalog say it.
 #[derive(Debug)]
 pub(crate) struct Labels {
     pub(super) base: Rc<Base>,
@@ -44,7 +41,7 @@ impl Labels {
         })
     }
 
-    /// Says who serves the pool, before anything is served.
+    /// Sets who serves the pool, before anything is served.
     pub(crate) fn set_hold(&self, me: Arc<Installation>, tenure: Option<Arc<Tenure>>) {
         *self.hold.borrow_mut() = PoolHold {
             me: Some(me),
@@ -58,7 +55,7 @@ impl Labels {
         self.hold.borrow().tenure.clone()
     }
 
-    /// Puts the heartbeat on a device that joins the pool.
+    /// Writes the heartbeat to a device that joins the pool.
     pub(crate) fn hold_device(&self, store: &Arc<SyncStore>) -> Result<(), ApiError> {
         match self.tenure() {
             Some(tenure) => ownership::join(&tenure, std::slice::from_ref(store)),
@@ -73,7 +70,7 @@ impl Labels {
         stores.filter(|store| store.tenure().is_some()).collect()
     }
 
-    /// What the engine is told of the hold; none: there is nothing to tell.
+    /// The message that tells the engine of the hold, if there is one.
     pub(crate) fn hold_message(&self) -> Option<ToEngine> {
         let tenure = self.tenure()?;
         let holder = tenure.holder();
@@ -87,7 +84,7 @@ impl Labels {
         })
     }
 
-    /// Notes a start in the labels, as soon as the catalog has it.
+    /// Writes a start to the labels, once the catalog has it.
     pub(crate) fn begin_stamp(self: &Rc<Self>) {
         let owner = self.clone();
         self.base.spawn(async move {
@@ -99,12 +96,12 @@ impl Labels {
         });
     }
 
-    /// Warnings about labels, as of the last look.
     pub(crate) fn label_warnings(&self) -> Vec<String> {
         self.hold.borrow().warnings.clone()
     }
 
-    /// Renews the warnings about labels. Returns a sentence for each label whose first copy is overwritten.
+    /// Renews the warnings about labels. Returns a sentence for each label whose first copy is
+    /// overwritten.
     pub(crate) async fn look_at_labels(&self) -> Vec<String> {
         let catalog = self.base.catalog.clone();
         let looked = tokio::task::spawn_blocking(move || catalog.label_troubles());
@@ -153,7 +150,7 @@ impl Labels {
         covered
     }
 
-    /// Writes every label's copies anew, over whatever lies there.
+    /// Rewrites all copies of every label.
     pub(crate) async fn repair_labels(&self) -> Result<(), ApiError> {
         let catalog = self.base.catalog.clone();
         let repaired = tokio::task::spawn_blocking(move || catalog.repair_labels()).await;
@@ -165,7 +162,7 @@ impl Labels {
         Ok(())
     }
 
-    /// Notes a stop in good order in catalog and labels, and ends the heartbeat. The engine has ended.
+    /// Records an orderly stop in catalog and labels, and ends the heartbeat. The engine has ended.
     pub(crate) async fn end_stamp(&self) {
         if self.hold.borrow().me.is_none() {
             return;
@@ -205,13 +202,13 @@ impl Labels {
             .note_stamped(&devices, number);
     }
 
-    /// Looks whether another machine has taken the pool; who, in a sentence.
+    /// Returns a sentence if another node has taken the pool.
     pub(crate) async fn look_for_taker(&self) -> Option<String> {
         let tenure = self.tenure()?;
         let held = self.held();
         let looked = tokio::task::spawn_blocking(move || {
             for store in held {
-                // A device that can't be read tells nothing.
+                // An unreadable device tells nothing.
                 let _ = tenure.look(store.as_ref());
             }
             tenure.taker()

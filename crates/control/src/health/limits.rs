@@ -1,8 +1,5 @@
-//! Use of the limits that all hosts and machines share.
-//!
-//! Purpose: `status` and an event warn that exports, controllers or queues run out, before hosts are turned away.
-//! Design: `status` counts in the state region. The beat counts only when there are many connections.
-//! Not here: the limits themselves; the engine divides the rest.
+//! Warns when shared limits (exports, controllers, queues) are nearly reached. `status` counts in
+//! the state region; the periodic check counts only if there are many connections.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::Ordering::Relaxed;
@@ -14,7 +11,7 @@ use crate::health::reports::Reports;
 use crate::model::LimitUse;
 use crate::model::events::EventKind;
 
-/// A limit is nearly reached from seven eighths on, and no longer below three quarters.
+/// A limit counts as nearly reached from seven eighths, until below three quarters.
 const LITTLE: u64 = 7;
 const ENOUGH: u64 = 6;
 
@@ -62,7 +59,6 @@ impl Reports {
         all
     }
 
-    /// A sentence for each limit that is nearly reached.
     pub(crate) fn limit_warnings(&self) -> Vec<String> {
         let limits = self.limits().into_iter();
         let little = limits.filter(|limit| limit.has_eighths(LITTLE));
@@ -81,7 +77,7 @@ impl Reports {
         exports >= MAX_LANES / 2 || connections >= MAX_CONTROLLERS as u64 / 2
     }
 
-    /// Tells, once each, that a limit is nearly reached and that there is enough again.
+    /// Emits events once when a limit is nearly reached, and once when it no longer is.
     pub(crate) fn log_limits(&self, warned: &mut BTreeSet<String>) {
         if warned.is_empty() && !self.may_be_little() {
             return;

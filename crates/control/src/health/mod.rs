@@ -1,8 +1,4 @@
-//! What people are told: of the pool, its devices, its limits, and what takes long.
-//!
-//! Purpose: warnings, events and answers about the whole, looked up when asked for or with a slow beat.
-//! Design: this folder reads all others and none of them knows it.
-//! Not here: what follows from a device's state (`states`), what is counted (`statistics`).
+//! Warnings, events and answers about the whole pool. Reads all other modules, and none uses it.
 
 pub(crate) mod check;
 pub(crate) mod copies;

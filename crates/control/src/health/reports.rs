@@ -1,10 +1,6 @@
-//! What an operator should know.
-//!
-//! Purpose: sentences for `status` and `pool show`: what is wrong, whom it concerns, what to do.
-//! Design: looked up when asked for, from what is known anyway; only the file systems below device
-//! files are asked. What is not told where it happens (they fill up by others' doing) is told
-//! when it comes and when it goes.
-//! Not here: space in the pool, devices that hang, the catalog's copies (`watch`, `hang`, `copies`).
+//! Warnings for `status` and `pool show`: what is wrong, whom it affects, and remedies. They are
+//! computed on request. File systems below device files are polled, because other processes fill
+//! them.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -31,41 +27,37 @@ use crate::model::{Capacity, DeviceInfo, DeviceState};
 use crate::qos::placement::ReactorPlacement;
 use crate::states::DeviceStates;
 
-/// Between two looks.
 const BEAT: Duration = Duration::from_secs(1);
-/// So many of the affected volumes are named.
+/// Affected volumes that a warning names.
 const NAMED: usize = 5;
-/// A file system is nearly full when less than this fraction of it is left.
+/// A file system is nearly full when less than this fraction is left.
 const NEARLY_FULL: u64 = 20;
 
-/// A file system that has little room left for a sparse device file on it.
+/// Whether a file system has room for the rest of a sparse device file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Room {
-    /// As far as can be known.
+    /// As far as known.
     Enough,
-    /// So many bytes are left.
+    /// Bytes left.
     Little(u64),
-    /// Nothing is left.
     Nothing,
 }
 
-/// Whether what a sparse file has not got yet still finds room below it.
 fn judge(missing_bytes: u64, left_bytes: u64, total_bytes: u64) -> Room {
     if missing_bytes == 0 || left_bytes >= missing_bytes {
         return Room::Enough;
     }
     match left_bytes {
-        // A block or two are not to be had, either.
+        // A few remaining blocks can't be relied on.
         0..65_536 => Room::Nothing,
         left if left < total_bytes / NEARLY_FULL => Room::Little(left),
         _ => Room::Enough,
     }
 }
 
-/// Looks at the file system below a device file.
 fn room(path: &Path) -> Room {
     let (Ok(file), Ok(below)) = (path.metadata(), rustix::fs::statvfs(path)) else {
-        // It is gone or unreachable: others notice that.
+        // It is gone or unreachable, which is detected elsewhere.
         return Room::Enough;
     };
     let missing = file.len().saturating_sub(file.blocks().saturating_mul(512));
@@ -73,7 +65,6 @@ fn room(path: &Path) -> Room {
     judge(missing, bytes(below.f_bavail), bytes(below.f_blocks))
 }
 
-/// Whom it concerns, if anybody.
 fn some(names: &[String]) -> Option<String> {
     match names.len() {
         0 => None,
@@ -100,7 +91,6 @@ pub(crate) fn concerned(names: &[String]) -> String {
     )
 }
 
-/// What people are told of the pool, its devices and its troubles.
 #[derive(Debug)]
 pub(crate) struct Reports {
     pub(super) base: Rc<Base>,
@@ -111,7 +101,7 @@ pub(crate) struct Reports {
     pub(super) placement: Rc<ReactorPlacement>,
     pub(super) vms: Rc<VmSockets>,
     pub(super) exports: Rc<Exports>,
-    /// What was warned of.
+    /// The warnings that were emitted.
     pub(super) warned: RefCell<BTreeSet<String>>,
 }
 
@@ -137,7 +127,8 @@ impl Reports {
         })
     }
 
-    /// The one task that tells when room below device files or a shared limit runs out, and when there is enough again.
+    /// The task that warns when a device file's file system or a shared limit runs out, and when
+    /// that ends.
     pub(crate) async fn run_warnings(self: Rc<Self>) {
         let mut warned = BTreeSet::new();
         let mut limits_warned = BTreeSet::new();
@@ -148,7 +139,7 @@ impl Reports {
         }
     }
 
-    /// Things an operator should know, but for those that are configured so ([`Reports::notes`]).
+    /// Warnings, except for problems that the configuration itself causes ([`Reports::notes`]).
     pub(crate) fn warnings(&self) -> Vec<String> {
         let mut warnings = Vec::new();
         if let Some(trouble) = self.base.committer.trouble() {
@@ -173,7 +164,7 @@ impl Reports {
         warnings
     }
 
-    /// What an operator should know of devices that are configured so.
+    /// Warnings that follow from the configuration of devices.
     pub(crate) fn notes(&self) -> Vec<String> {
         let devices = self.base.devices.borrow();
         let of = |device: &crate::devices::PoolDevice| {
@@ -186,7 +177,7 @@ impl Reports {
         devices.iter().flat_map(of).collect()
     }
 
-    /// Fails if a device has failed, with what to do about it.
+    /// Fails if a device has failed, with a remedy.
     pub(crate) fn refuse_failed(&self) -> Result<(), ApiError> {
         let core = self.base.core.borrow();
         let devices = self.device_list();
@@ -200,7 +191,7 @@ impl Reports {
         }
     }
 
-    /// Whether something of the pool is not served.
+    /// Whether part of the pool is not served.
     pub(crate) fn has_trouble(&self) -> bool {
         let is_lost = |device: &DeviceInfo| {
             matches!(device.state, DeviceState::Failed | DeviceState::Missing)
@@ -211,7 +202,6 @@ impl Reports {
             || !self.exports.quarantine_warnings().is_empty()
     }
 
-    /// Space in the pool.
     pub(crate) fn capacity(&self) -> Capacity {
         let space = self.base.core.borrow().pool.space();
         Capacity {
@@ -247,7 +237,6 @@ impl Reports {
         ))
     }
 
-    /// About a device that gives errors.
     fn error_warning(&self, core: &Core, device: &DeviceInfo) -> Option<String> {
         let index = DeviceIndex(device.index);
         let what = self.states.error_trouble(index)?;
@@ -263,7 +252,7 @@ impl Reports {
         ))
     }
 
-    /// Says in the log, once each, that a file system fills up and that it has room again.
+    /// Emits an event when a file system fills up, and when it has room again.
     pub(crate) fn log_rooms(&self, warned: &mut BTreeSet<String>) {
         let now = self.room_warnings();
         for (spec, text) in &now {
@@ -280,7 +269,7 @@ impl Reports {
         *warned = names;
     }
 
-    /// File systems below device files that have little room left: the device, and the sentence.
+    /// Warnings about file systems below device files, by device.
     fn room_warnings(&self) -> Vec<(String, String)> {
         let mut warnings = Vec::new();
         for device in &*self.base.devices.borrow() {
@@ -321,7 +310,7 @@ mod tests {
         assert_eq!(judge(1 << 30, 0, 1 << 40), Room::Nothing);
         assert_eq!(judge(1 << 30, 4096, 1 << 40), Room::Nothing);
         assert_eq!(judge(1 << 30, 1 << 20, 1 << 40), Room::Little(1 << 20));
-        // More is promised than there is, but most of it is still there.
+        // More is promised than there is, but most space is still free.
         assert_eq!(judge(1 << 40, 1 << 30, 10 << 30), Room::Enough);
     }
 

@@ -1,8 +1,5 @@
-//! The pool and its devices, as the API shows them.
-//!
-//! Purpose: records, states and warnings into answers.
-//! Design: reads only, but for the pool's settings.
-//! Not here: tenants, volumes (`base::show`), exports (`exports::show`), counters (`statistics`).
+//! Converts records and states of the pool and its devices into API answers. Reads only, except for
+//! the pool's settings.
 
 use forebay_pool::DeviceRecord;
 
@@ -72,7 +69,6 @@ impl Reports {
         }
     }
 
-    /// The pool's devices.
     pub(crate) fn device_list(&self) -> Vec<DeviceInfo> {
         let core = self.base.core.borrow();
         let records = core.pool.devices().iter();
@@ -81,7 +77,7 @@ impl Reports {
             .collect()
     }
 
-    /// One device, and who has something there.
+    /// One device, and the volumes with data there.
     pub(crate) fn device_show(&self, index: u8) -> Result<DeviceDetails, ApiError> {
         let core = self.base.core.borrow();
         let record = core.pool.devices().get(usize::from(index)).ok_or_else(|| {
@@ -94,7 +90,6 @@ impl Reports {
         })
     }
 
-    /// The pool.
     pub(crate) fn pool_show(&self) -> PoolInfo {
         let devices = self.device_list();
         let mut warnings = self.notes();
@@ -157,7 +152,6 @@ impl Reports {
         }
     }
 
-    /// Changes what is set for the pool.
     pub(crate) async fn pool_update(&self, body: PoolUpdate) -> Result<PoolInfo, ApiError> {
         let settings = self.base.core.borrow().pool.info().settings;
         let settings = settings_of(
@@ -172,7 +166,6 @@ impl Reports {
         Ok(self.pool_show())
     }
 
-    /// Checks the pool.
     pub(crate) async fn check(&self, body: PoolCheck) -> Result<CheckResult, ApiError> {
         let (report, repaired) = self.pool_check(body.repair).await?;
         let wrong = report.problems.iter().any(|problem| !problem.repairable)

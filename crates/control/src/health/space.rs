@@ -1,8 +1,4 @@
-//! Room in the pool and in its catalog.
-//!
-//! Purpose: people hear of a pool that fills up.
-//! Design: what is warned of is said once when it comes and once when it goes; [`Reports::troubles`] is what is so now.
-//! Not here: room below device files (`reports`), what is shown of the pool (`show`).
+//! Warns when the pool or its catalog fills up, once when it begins and once when it ends.
 
 use std::collections::BTreeSet;
 
@@ -16,10 +12,10 @@ use crate::model::events::EventKind;
 const FILLS_UP: &str = "the pool fills up";
 const NEARLY_FULL: &str = "the pool is nearly full";
 const FULL: &str = "the pool is full";
-/// One of them at a time.
+/// The levels exclude each other.
 const LEVELS: [&str; 3] = [FILLS_UP, NEARLY_FULL, FULL];
 
-/// What takes the pool's space: a reservation that is not written yet does too.
+/// Used space includes reservations that are not written yet.
 fn how_full(space: &Space) -> String {
     let percent = space.used_percent();
     let used = format_bytes(space.used_bytes());
@@ -33,7 +29,7 @@ fn how_full(space: &Space) -> String {
 }
 
 impl Reports {
-    /// What is wrong with the pool's space and with devices that hang, in sentences.
+    /// Problems of the pool's space, and devices that hang, in sentences.
     pub(crate) fn troubles(&self) -> Vec<String> {
         let mut troubles = self
             .space_troubles()
@@ -44,8 +40,8 @@ impl Reports {
         troubles
     }
 
-    /// What is wrong with the room in pool and catalog: a name for each that does not change with
-    /// every byte, and the sentence.
+    /// Problems of space in pool and catalog: a name that stays when numbers change, and a
+    /// sentence.
     fn space_troubles(&self) -> Vec<(&'static str, String)> {
         let core = self.base.core.borrow();
         let pool = &core.pool;

@@ -1,10 +1,8 @@
-//! Warnings about long waits, with their causes.
+//! Reports waits longer than [`TOLD_AFTER`] with their causes, and their ends.
 //!
-//! Purpose: an operation that takes longer than [`TOLD_AFTER`] is reported by a warning and an event that name the cause.
-//! Another event reports its end.
-//! Design: one task checks all waits once a second. A call announces its own wait ([`begin`](crate::base::waits::Waits::begin)); the owner's state
-//! shows the others. The cause is looked up again every few seconds, because it may change. A thread searches `/proc`.
-//! Not here: devices that hang (`hang`), the opening of the pool (the daemon).
+//! A task checks once a second the announced waits ([`begin`](crate::base::waits::Waits::begin))
+//! and those visible in the owner's state. It renews causes, because they may change. A thread
+//! searches `/proc` for processes.
 
 use std::collections::BTreeSet;
 use std::rc::Rc;
@@ -28,14 +26,12 @@ use crate::store::SyncStore;
 
 /// How long a wait may take before it is reported.
 const TOLD_AFTER: Duration = Duration::from_secs(5);
-/// Between two looks.
 const BEAT: Duration = Duration::from_secs(1);
-/// Between two looks at one cause: they may read all of `/proc`.
+/// The period of searches for one cause: each may read all of `/proc`.
 const LOOK_AGAIN: Duration = Duration::from_secs(5);
-/// How long looking for a process may take.
+/// The limit of a search for a process.
 const LOOK_LIMIT: Duration = Duration::from_secs(5);
 
-/// Reports long waits with their causes.
 #[derive(Debug)]
 pub(crate) struct WaitReports {
     base: Rc<Base>,
@@ -59,7 +55,6 @@ impl WaitReports {
         })
     }
 
-    /// The one task that looks.
     pub(crate) async fn run_waits(self: Rc<Self>) {
         loop {
             self.look_at_waits().await;
@@ -118,7 +113,7 @@ impl WaitReports {
         }
     }
 
-    /// Everything between two states, with the number of the call that announced it.
+    /// All current waits, with the number of the announcement.
     fn waits_now(&self) -> BTreeSet<(Wait, u64)> {
         let begun = self.base.waits.begun.borrow();
         let mut now: BTreeSet<_> = begun
@@ -130,7 +125,7 @@ impl WaitReports {
             now.insert((Wait::Adoption, 0));
         }
         if self.base.committer.trouble().is_some() {
-            // That is told already.
+            // That is reported already.
             now.retain(|(wait, _)| *wait != Wait::Commit);
         }
         if let Some(session) = self.link.session() {
@@ -141,7 +136,7 @@ impl WaitReports {
         now
     }
 
-    /// What something waits for, in a sentence.
+    /// The cause of a wait, in a sentence.
     async fn cause(&self, wait: Wait) -> Option<String> {
         Some(match wait {
             Wait::Device(device) => {
@@ -201,7 +196,7 @@ impl WaitReports {
         })
     }
 
-    /// Why the engine has no fence on a device; none if that is over.
+    /// Why the engine has no fence on a device; `None` if it has.
     async fn blocker(&self, device: DeviceIndex) -> Option<String> {
         let (generation, pid) = {
             let session = self.link.session()?;
@@ -213,7 +208,7 @@ impl WaitReports {
             open.store.clone()
         };
         let found = timeout(LOOK_LIMIT, predecessor(store, generation)).await;
-        // It may have got it meanwhile.
+        // It may have got its fence meanwhile.
         let session = self.link.session()?;
         if session.device(device) != Some(DeviceState::Opening) {
             return None;

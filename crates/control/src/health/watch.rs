@@ -1,8 +1,4 @@
-//! The slow beat.
-//!
-//! Purpose: what changes by itself is looked at once a second.
-//! Design: one task asks each room in turn.
-//! Not here: what each of them looks at.
+//! The slow beat: one task that lets each module check once a second for changes of its own.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -17,10 +13,8 @@ use crate::qos::placement::ReactorPlacement;
 use crate::states::DeviceStates;
 use crate::statistics::Statistics;
 
-/// Between two looks.
 pub(crate) const BEAT: Duration = Duration::from_secs(1);
 
-/// Looks after everything that changes by itself, once a second.
 #[derive(Debug)]
 pub(crate) struct Watch {
     base: Rc<Base>,
@@ -51,7 +45,6 @@ impl Watch {
         })
     }
 
-    /// The one task that looks.
     pub(crate) async fn run_watch(self: Rc<Self>) {
         self.mapping.adoption().wait_adopted().await;
         loop {

@@ -1,17 +1,12 @@
-//! Who calls.
-//!
-//! Purpose: the names of a caller whose credentials the kernel has given.
-//! Design: read from /etc/passwd and /proc at each change, because callers live shortly.
-//! Not here: who may call (`server`).
+//! A caller's user and program. The names are read from /etc/passwd and /proc at each change,
+//! because callers are short-lived.
 
-/// Who calls.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::api) struct Caller {
     pub(in crate::api) uid: u32,
     pub(in crate::api) pid: Option<i32>,
 }
 
-/// A caller's names, as far as the system knows them.
 pub(super) struct Names {
     pub(super) user: String,
     pub(super) login: Option<String>,
@@ -30,7 +25,7 @@ impl Caller {
                 .trim()
                 .to_owned()
         };
-        // Who logged in, if that was another user: `sudo` and `su` keep it.
+        // The login user, which `sudo` and `su` keep, if it is another one.
         let login = of_process("loginuid").parse().ok();
         let login = login.filter(|uid| *uid != u32::MAX && *uid != self.uid);
         Names {

@@ -1,8 +1,5 @@
-//! The requests that change something.
-//!
-//! Purpose: tells changes from requests that only look, and says which object a change is of.
-//! Design: a table of routes; a test compares it with the OpenAPI document.
-//! Not here: recording (`audit`).
+//! A table of the routes that change something, and of the objects that they change. A test
+//! compares it with the OpenAPI document.
 
 use axum::http::Method;
 use serde_json::Value;
@@ -10,22 +7,20 @@ use serde_json::Value;
 /// Flags in a body that allow data loss.
 const DESTRUCTIVE_FLAGS: [&str; 4] = ["force", "overwrite", "disconnect_hosts", "repair"];
 
-/// Which object a change is of.
+/// The object that a route changes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Object {
-    /// What `GET` shows at the change's own path.
+    /// `GET` of the change's path shows it.
     Itself,
-    /// The same one segment higher.
+    /// `GET` of the path without its last segment shows it.
     Parent,
-    /// The same elsewhere.
+    /// `GET` of this path shows it.
     At(&'static str),
-    /// What the change answers.
+    /// The answer contains it.
     Made,
-    /// None.
     Process,
 }
 
-/// A route that changes something.
 #[derive(Debug)]
 pub(super) struct AuditedRoute {
     pub(super) method: Method,
@@ -74,7 +69,6 @@ const SCHEDULING: &str = "/v1/scheduling";
 const POOL: &str = "/v1/pool";
 const CHECK: &str = "/v1/pool/check";
 
-/// All of them; a test compares with the OpenAPI document.
 static CHANGES: [AuditedRoute; 31] = [
     change(Method::POST, POOL, "make the pool", Object::Itself),
     change(Method::PATCH, POOL, "change the pool", Object::Itself),
@@ -178,7 +172,7 @@ static CHANGES: [AuditedRoute; 31] = [
         Object::Process,
     ),
 ];
-/// Recorded before it runs: a daemon that stops records nothing more.
+/// Recorded before it runs, because a stopped daemon records nothing.
 pub(super) static SHUTDOWN: AuditedRoute =
     change(Method::POST, "/v1/shutdown", "shut down", Object::Process);
 
@@ -194,7 +188,6 @@ fn is_of(route: &str, path: &str) -> bool {
     }
 }
 
-/// The change that a request would make, by its method and path.
 pub(super) fn find(method: &Method, path: &str) -> Option<&'static AuditedRoute> {
     (CHANGES.iter())
         .chain([&SHUTDOWN])
@@ -202,7 +195,8 @@ pub(super) fn find(method: &Method, path: &str) -> Option<&'static AuditedRoute>
 }
 
 impl AuditedRoute {
-    /// Whether this body changes something: some routes also look, or renew. Other routes ignore such flags.
+    /// Whether a request with this body changes something; some routes may also only check or
+    /// renew.
     pub(super) fn is_made_by(&self, body: &Value) -> bool {
         let is_set = |flag: &str| body.get(flag) == Some(&Value::Bool(true));
         match (&self.method, self.route) {
@@ -212,7 +206,7 @@ impl AuditedRoute {
         }
     }
 
-    /// Whether a request with this body destroys something or cuts somebody off, or may do so.
+    /// Whether a request with this body destroys data or disconnects hosts, or may do so.
     pub(super) fn is_destructive(&self, body: &Value) -> bool {
         let is_set = |flag: &str| body.get(flag) == Some(&Value::Bool(true));
         self.destroys || DESTRUCTIVE_FLAGS.into_iter().any(is_set)

@@ -1,10 +1,8 @@
-//! Who changed what through the API.
+//! Records every change through the API: its user, and the object before and after.
 //!
-//! Purpose: every change leaves a record of its user, and of the object before and after it.
-//! Design: one layer around all routes. A table (`changes`) lists the requests that change something. Each runs in a task of its own,
-//! so a caller that disconnects loses no record. `GET` of the object gives its state before and after. Refused requests
-//! are not recorded. One that failed is, if the object differs afterwards, or if that can't be known.
-//! Not here: keeping the records (`events`, `journal`).
+//! One layer wraps all routes. A change runs in a task, so a caller that disconnects loses no
+//! record. `GET` gives the object's states. A failed request is recorded only if the object differs
+//! afterwards or is unknown.
 
 use std::time::Duration;
 
@@ -32,14 +30,13 @@ use caller::Names;
 use changes::{AuditedRoute, Object, SHUTDOWN, find};
 use objects::{differences, name_of};
 
-/// Time limit for each of: the object before, the object after, the record.
+/// The limit for each of: the object before, the object after, the record.
 const LOOK_LIMIT: Duration = Duration::from_secs(2);
 
-/// How an object is can't be seen now.
+/// The object's state can't be read now.
 #[derive(Debug, PartialEq, Eq)]
 struct Unknown;
 
-/// What the recording needs.
 #[derive(Clone)]
 struct Audited {
     routes: TowerToHyperService<Router>,
@@ -47,7 +44,6 @@ struct Audited {
     caller: Caller,
 }
 
-/// The routes for one caller; records its changes.
 pub(super) fn router(routes: Router, daemon: Handle, caller: Caller) -> Router {
     Router::new().fallback(answer).with_state(Audited {
         routes: TowerToHyperService::new(routes),
@@ -60,7 +56,7 @@ async fn answer(State(audited): State<Audited>, request: Request) -> Response {
     let Some(change) = find(request.method(), request.uri().path()) else {
         return audited.ask(request).await;
     };
-    // Not ended with the caller's connection.
+    // A task, which outlives the caller's connection.
     let carried_out = tokio::spawn(audited.carry_out(change, request));
     carried_out.await.unwrap_or_else(|error| {
         ApiError::internal(format!("a request was given up: {error}")).into_response()
@@ -130,7 +126,7 @@ impl Audited {
         Response::from_parts(parts, Body::from(body))
     }
 
-    /// The record of a change that succeeds, without its object.
+    /// The record of a successful change, without its object.
     async fn begin(&self, change: &AuditedRoute, uri: &Uri, asked: &Value) -> Audit {
         let caller = self.caller;
         let names = tokio::task::spawn_blocking(move || caller.names());
@@ -157,7 +153,7 @@ impl Audited {
         }
     }
 
-    /// The object as `GET` shows it, if there is one.
+    /// The object as `GET` shows it, if it exists.
     async fn look(&self, path: Option<&str>) -> Result<Option<Value>, Unknown> {
         let Some(path) = path else {
             return Ok(None);
@@ -195,7 +191,7 @@ impl Audited {
 async fn read_body(body: Body) -> Result<Bytes, Response> {
     match timeout(TIME_LIMIT, to_bytes(body, BODY_MAX_BYTES)).await {
         Ok(Ok(body)) => Ok(body),
-        // A body that ends early needs no error of its own: its caller is gone.
+        // If the body ends early, its caller is gone and needs no error.
         Ok(Err(_)) => Err(ApiError::invalid("the request body is too large")
             .with_status(StatusCode::PAYLOAD_TOO_LARGE)),
         Err(_) => Err(

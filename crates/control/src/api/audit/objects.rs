@@ -1,15 +1,10 @@
-//! Objects before and after a change.
-//!
-//! Purpose: what a record keeps of an object: its name, and what differs.
-//! Design: pure functions on JSON; what is long is cut.
-//! Not here: asking for the object (`audit`).
+//! The recorded part of an object: its name, and the differences. Long ones are cut.
 
 use serde_json::{Map, Value};
 
-/// More JSON than this of an object is cut.
 const OBJECT_MAX_BYTES: usize = 8 * 1024;
 
-/// The new object's name, which the request's path lacks.
+/// The name of a created object, which the request's path lacks.
 pub(super) fn name_of(made: &Value) -> Option<String> {
     let text = |key: &str| made.get(key).and_then(Value::as_str);
     match (text("name"), text("tenant"), text("volume")) {
@@ -19,7 +14,7 @@ pub(super) fn name_of(made: &Value) -> Option<String> {
     }
 }
 
-/// Of an object that was changed, what differs.
+/// The fields that differ.
 pub(super) fn differences(
     before: Option<Value>,
     after: Option<Value>,

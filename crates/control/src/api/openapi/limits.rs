@@ -1,8 +1,5 @@
-//! What the document says of values and refusals, beyond what the types say.
-//!
-//! Purpose: a client can refuse a wrong value itself, and knows which statuses an operation may answer.
-//! Design: one table of fields, one of parameters, with the constants that the daemon checks; refusals follow from what an operation takes.
-//! Not here: the checks themselves (`validate`, the owner).
+//! Adds limits of values and possible refusals to the OpenAPI document. The tables use the
+//! constants that the daemon checks.
 
 use forebay_pool::{MAX_DEVICES, MAX_EXTENT_BYTES, MAX_VOLUME_BYTES, MIN_EXTENT_BYTES};
 use forebay_qos::budget::{LEAST, MOST, MOST_CREDIT_SECONDS};
@@ -17,14 +14,14 @@ use crate::model::validate::{HOSTS_MAX, MAX_PATH_BYTES, NAME_MAX, NQN_MAX, SPEC_
 
 /// See `validate::name`.
 const NAME: &str = "^[a-z0-9][a-z0-9-]{0,62}$";
-/// A volume's name; with `@` and a number, one of several exports.
+/// A volume's name; `@` and a number select one of several exports.
 const EXPORT: &str = "^[a-z0-9][a-z0-9-]{0,62}(@[0-9]{1,20})?$";
-/// See `validate::host_nqn`, which knows more: not every tool's expressions can exclude something.
+/// See `validate::host_nqn`, which refuses more: not every tool's regular expressions can exclude
+/// something.
 const NQN: &str = r"^nqn\.[0-9]{4}-(0[1-9]|1[0-2])\.[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*(:[!-~]+)?$";
 const TRANSFER_HOST: &str = r"^nqn\.2026-01\.io\.forebay:transfer:[!-~]+$";
 const ADDRESS: &str = r"^(\[[0-9a-fA-F:.%]+\]|[0-9.]+):[0-9]{1,5}$";
 
-/// The limit of a value.
 #[derive(Clone, Copy)]
 enum Is {
     Name,
@@ -34,13 +31,13 @@ enum Is {
     Address,
     /// An absolute path of a Unix socket.
     Socket,
-    /// Text with a limit in bytes.
+    /// A limit in bytes.
     Text(usize),
     Whole(u64, u64),
-    /// Bytes: the least, the most, and the unit.
+    /// Minimum, maximum and unit.
     Bytes(u64, u64, u64),
     Real(f64, f64),
-    /// A block's size, or null.
+    /// A block size, or null.
     Block,
 }
 
@@ -49,7 +46,7 @@ const NUMBER: Is = Is::Whole(0, u32::MAX as u64);
 const VOLUME_BYTES: Is = Is::Bytes(512, MAX_VOLUME_BYTES, 512);
 const RESERVED_BYTES: Is = Is::Whole(0, MAX_VOLUME_BYTES);
 
-/// Fields of request bodies: the model, the field, and its limit. A list's limit is that of its items.
+/// Fields of request bodies: model, field and limit. A list's limit is that of its items.
 const FIELDS: &[(&str, &str, Is)] = &[
     ("TenantCreate", "name", Is::Name),
     ("PoolCreate", "name", Is::Name),
@@ -99,7 +96,7 @@ const FIELDS: &[(&str, &str, Is)] = &[
     ("CostProfile", "header_bytes", NUMBER),
 ];
 
-/// How many items a list may have.
+/// Maximum numbers of list items.
 const LISTS: &[(&str, &str, usize)] = &[
     ("PoolCreate", "devices", MAX_DEVICES),
     ("PoolOpen", "devices", MAX_DEVICES),
@@ -108,13 +105,12 @@ const LISTS: &[(&str, &str, usize)] = &[
     ("ExportUpdate", "remove_hosts", HOSTS_MAX),
 ];
 
-/// Parameters of paths and queries.
 const PARAMETERS: &[(&str, Is)] = &[
     ("tenant", Is::Name),
     ("volume", Is::Name),
     ("address", Is::Address),
     ("host", Is::TransferHost),
-    // The pool's name or its UUID.
+    // The pool's name or UUID.
     ("name", Is::Text(NAME_MAX)),
     ("index", Is::Whole(0, MAX_DEVICES as u64 - 1)),
 ];
@@ -127,7 +123,7 @@ impl Is {
         };
         match self {
             Self::Name => text(Some(NAME), 1, NAME_MAX),
-            // And `@` with the longest number.
+            // `@` and the longest number.
             Self::Export => text(Some(EXPORT), 1, NAME_MAX + 21),
             Self::Nqn => text(Some(NQN), 1, NQN_MAX),
             Self::TransferHost => text(Some(TRANSFER_HOST), 1, NQN_MAX),
@@ -157,7 +153,6 @@ fn whole(number: u64) -> Number {
     Number::UInt(usize::try_from(number).unwrap_or(usize::MAX))
 }
 
-/// Adds limits and refusals to the document.
 pub(super) fn add(document: &mut OpenApi) {
     for (model, field, is) in FIELDS {
         if let Some(RefOr::T(Schema::Object(value))) = property(document, model, field) {
@@ -234,7 +229,7 @@ fn parameters(path: &str, operation: &mut Operation) {
     }
 }
 
-/// Each 4xx that an operation may answer. What else goes wrong is the `default`.
+/// Adds the 4xx answers of an operation; other errors are the `default`.
 fn refusals(path: &str, method: &str, operation: &mut Operation) {
     let has_body = operation.request_body.is_some();
     let parameters = operation.parameters.iter().flatten();
@@ -263,7 +258,7 @@ fn refusals(path: &str, method: &str, operation: &mut Operation) {
     }
 }
 
-/// Each with its name among the document's components.
+/// Status, component name and description.
 const REFUSALS: &[(&str, &str, &str)] = &[
     ("400", "Wrong", "The request is wrong"),
     (
@@ -281,7 +276,6 @@ const REFUSALS: &[(&str, &str, &str)] = &[
     ("413", "Large", "The body is too large"),
 ];
 
-/// Operations that need no pool.
 const NEED_NO_POOL: &[(&str, &str)] = &[
     ("get", "/v1/openapi.json"),
     ("get", "/v1/status"),

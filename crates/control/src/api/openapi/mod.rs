@@ -1,10 +1,7 @@
-//! The API's OpenAPI document.
+//! The OpenAPI document, generated from the attributes and doc comments of handlers and types.
 //!
-//! Purpose: the machine-readable description of every route and body; the same text is committed as
-//! `docs/openapi.json`, so that a change of the API shows in review.
-//! Design: each file of `routes` says its part, generated from the handlers' and types' own attributes. A test compares it with the
-//! committed file (`UPDATE_OPENAPI=1` rewrites that), another asks the router for each route in it.
-//! Not here: the descriptions themselves; they are the doc comments of what they describe.
+//! It is committed as `docs/openapi.json`, so that API changes show in review. A test compares both
+//! (`UPDATE_OPENAPI=1` rewrites the file), and another asks the router for each route.
 
 mod limits;
 
@@ -54,7 +51,7 @@ pub(super) fn build() -> utoipa::openapi::OpenApi {
     document
 }
 
-/// The document as it is committed: pretty JSON with a final newline.
+/// The document as committed: pretty JSON with a final newline.
 #[cfg(test)]
 pub(super) fn text() -> Result<String, serde_json::Error> {
     build().to_pretty_json().map(|text| text + "\n")

@@ -1,8 +1,4 @@
-//! The handlers of the daemon itself and its engine.
-//!
-//! Purpose: status, replacement of the engine, and the end.
-//! Design: as in `routes`.
-//! Not here: counters and events (`figures`).
+//! Handlers of the daemon and its engine: status, replacement, stop.
 
 use axum::extract::State;
 use axum::routing::{get, post};
@@ -28,8 +24,8 @@ pub(super) async fn status(State(daemon): State<Handle>) -> Result<Json<Status>,
     Ok(Json(daemon.ask(|daemon| daemon.status()).await?))
 }
 
-/// Has another engine, of the program as it is installed now, go on where the running one is; hosts and machines keep their
-/// connections. The answer comes when it serves.
+/// Replaces the running engine by one of the installed program; hosts and VMs keep their
+/// connections. The answer comes when the new engine serves.
 #[utoipa::path(
     post,
     path = "/v1/engine/replace",

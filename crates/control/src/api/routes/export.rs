@@ -1,8 +1,4 @@
-//! The handlers of exports.
-//!
-//! Purpose: show volumes to hosts and machines, and end that.
-//! Design: as in `routes`.
-//! Not here: ports (`port`), what operations mean (the owner).
+//! Handlers of exports.
 
 use std::rc::Rc;
 
@@ -38,7 +34,7 @@ pub(super) async fn export_list(
     ))
 }
 
-/// Exports a volume over NVMe/TCP.
+/// Exports a volume to hosts or to a VM.
 #[utoipa::path(
     post,
     path = "/v1/exports",
@@ -92,7 +88,8 @@ pub(super) async fn export_show(
     ))
 }
 
-/// Changes who may connect. Refused while hosts are connected that may no longer connect, unless the body says otherwise.
+/// Changes which hosts may connect. Refused if connected hosts would lose access, unless the body
+/// says otherwise.
 #[utoipa::path(
     patch,
     path = "/v1/exports/{tenant}/{volume}",
@@ -120,17 +117,17 @@ pub(super) async fn export_update(
     ))
 }
 
-/// What `DELETE /v1/exports/{tenant}/{volume}` may be told.
+/// The query of `DELETE /v1/exports/{tenant}/{volume}`.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub(super) struct ExportDelete {
-    /// Go on even if hosts or a machine are connected: they lose the disk.
+    /// Go on even if hosts or a VM are connected: they lose the disk.
     #[serde(default)]
     disconnect_hosts: bool,
 }
 
-/// Ends an export. Refused while hosts or a machine are connected, unless the query says otherwise.
+/// Deletes an export. Refused while hosts or a VM are connected, unless the query says otherwise.
 #[utoipa::path(
     delete,
     path = "/v1/exports/{tenant}/{volume}",
@@ -167,7 +164,7 @@ pub(super) async fn export_delete(
     Ok(done(format!("export of {tenant}/{volume} deleted{left}")))
 }
 
-/// Serves an export again that was quarantined because engines died of it.
+/// Serves a quarantined export again, whose commands had killed engines.
 #[utoipa::path(
     post,
     path = "/v1/exports/{tenant}/{volume}/resume",

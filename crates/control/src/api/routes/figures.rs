@@ -1,8 +1,4 @@
-//! The handlers of what can be watched: counters, metrics, events.
-//!
-//! Purpose: an answer for a person, a program, or Prometheus.
-//! Design: as in `routes`.
-//! Not here: what is counted (the owner), the text of the exposition (`metrics`).
+//! Handlers of counters, metrics and events.
 
 use std::time::Duration;
 
@@ -35,7 +31,7 @@ pub(super) async fn stats(State(daemon): State<Handle>) -> Result<Json<Stats>, A
     Ok(Json(daemon.ask(|daemon| daemon.stats()).await?))
 }
 
-/// What happened, oldest first: deaths, take-overs, hosts, devices, space, quarantines.
+/// Events, oldest first: deaths, take-overs, hosts, devices, space, quarantines.
 #[utoipa::path(
     get,
     path = "/v1/events",
@@ -61,7 +57,7 @@ pub(super) async fn events(
     ))
 }
 
-/// Figures for Prometheus: engine, pool, devices, volumes.
+/// Metrics for Prometheus: engine, pool, devices, volumes.
 #[utoipa::path(
     get,
     path = "/v1/metrics",
@@ -78,7 +74,7 @@ pub(in crate::api) async fn metrics_text(
         daemon.ask(|daemon| daemon.status()).await?,
         daemon.ask(|daemon| daemon.stats()).await?,
     );
-    // Without a pool there are the daemon's own figures.
+    // Without a pool, the daemon's own metrics remain.
     let pool = daemon
         .read(|owner| Ok(owner.reports.pool_show()))
         .await

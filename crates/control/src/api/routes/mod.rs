@@ -1,9 +1,6 @@
-//! The handlers, one per route.
-//!
-//! Purpose: from an HTTP request to a call on the owner or the daemon, and back.
-//! Design: one file per subject, with its handlers, its routes, and its part of the OpenAPI document. A handler checks
-//! syntax, sends a closure to the daemon's thread ([`Handle`]), and wraps the answer; it holds no state.
-//! Not here: limits and unknown routes (`router`), who may call (`server`), what operations mean (daemon and owner).
+//! The handlers, in one file per subject, with their routes and their part of the OpenAPI document.
+//! A handler checks syntax, sends a closure to the daemon's thread ([`Handle`]), and wraps the
+//! answer; it holds no state.
 
 use axum::{Json, Router};
 
@@ -22,7 +19,7 @@ mod volume;
 
 pub(super) use figures::metrics_text;
 
-/// All routes but that of the OpenAPI document.
+/// All routes except the OpenAPI document's.
 pub(super) fn routes() -> Router<Handle> {
     Router::new()
         .merge(daemon::routes())
@@ -36,7 +33,7 @@ pub(super) fn routes() -> Router<Handle> {
         .merge(export::routes())
 }
 
-/// What the OpenAPI document says of them.
+/// Their parts of the OpenAPI document.
 pub(super) fn documents() -> [utoipa::openapi::OpenApi; 9] {
     [
         daemon::document(),

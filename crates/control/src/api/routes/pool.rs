@@ -1,8 +1,4 @@
-//! The handlers of the pool and its devices.
-//!
-//! Purpose: make, open, change, check and end it.
-//! Design: as in `routes`.
-//! Not here: tenants and volumes, what operations mean (daemon and owner).
+//! Handlers of the pool and its devices.
 
 use axum::extract::State;
 use axum::http::StatusCode;
@@ -19,7 +15,7 @@ use crate::model::{
     PoolInfo, PoolOpen, PoolUpdate, validate,
 };
 
-/// Makes the pool of devices.
+/// Creates the pool from devices.
 #[utoipa::path(
     post,
     path = "/v1/pool",
@@ -47,8 +43,8 @@ pub(super) async fn pool_create(
     ))
 }
 
-/// Opens the pool that is recorded, or that the given devices carry; takes devices back that an open
-/// pool misses. Hosts stay connected.
+/// Opens the recorded pool or the pool of the given devices; takes back devices that an open pool
+/// misses. Hosts stay connected.
 #[utoipa::path(
     post,
     path = "/v1/pool/open",
@@ -67,8 +63,8 @@ pub(super) async fn pool_open(
     Ok(Json(daemon.run(|daemon| daemon.pool_open(body)).await?))
 }
 
-/// Gives the labels of a pool that an older version made the current format. Hosts stay connected. Older versions refuse
-/// the pool from then on.
+/// Upgrades the labels of a pool of an older version to the current format. Hosts stay connected.
+/// Older versions refuse the pool afterwards.
 #[utoipa::path(
     post,
     path = "/v1/pool/upgrade",
@@ -98,7 +94,7 @@ pub(super) async fn pool_show(State(daemon): State<Handle>) -> Result<Json<PoolI
     ))
 }
 
-/// Changes what is set for the pool.
+/// Changes the pool's settings.
 #[utoipa::path(
     patch,
     path = "/v1/pool",
@@ -120,8 +116,8 @@ pub(super) async fn pool_update(
     ))
 }
 
-/// Checks the maps against the extents while the pool is used, and gives back what leaked if that is
-/// asked for.
+/// Checks the maps against the extents while the pool is in use, and frees leaked extents on
+/// request.
 #[utoipa::path(
     post,
     path = "/v1/pool/check",
@@ -143,8 +139,8 @@ pub(super) async fn pool_check(
     ))
 }
 
-/// Ends the pool of this name and wipes its labels. Refused while it has volumes or is in use, unless the query says
-/// otherwise. One that can't be opened is only forgotten, if the query says so.
+/// Destroys the named pool and wipes its labels. Refused while it has volumes or is in use, unless
+/// the query says otherwise. A pool that can't be opened is only forgotten, if the query says so.
 #[utoipa::path(
     delete,
     path = "/v1/pool",
@@ -182,7 +178,7 @@ pub(super) async fn device_list(
     ))
 }
 
-/// One device, and who has something there.
+/// One device, and the volumes with data there.
 #[utoipa::path(
     get,
     path = "/v1/devices/{index}",
@@ -206,7 +202,7 @@ pub(super) async fn device_show(
     ))
 }
 
-/// Makes a device part of the pool, while it is used.
+/// Adds a device to the pool while it is in use.
 #[utoipa::path(
     post,
     path = "/v1/devices",

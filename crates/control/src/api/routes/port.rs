@@ -1,8 +1,4 @@
-//! The handlers of ports: the addresses at which hosts connect.
-//!
-//! Purpose: show them, and how hosts should use them.
-//! Design: as in `routes`.
-//! Not here: listeners, which the configuration makes.
+//! Handlers of ports. The configuration creates their listeners.
 
 use axum::extract::State;
 use axum::routing::{get, patch};
@@ -14,7 +10,7 @@ use crate::daemon::Handle;
 use crate::model::error::{ApiError, ErrorBody};
 use crate::model::{Port, PortUpdate};
 
-/// The addresses at which hosts connect, and how hosts should use them.
+/// The addresses at which hosts connect, with their ANA states.
 #[utoipa::path(
     get,
     path = "/v1/ports",
@@ -28,7 +24,7 @@ pub(super) async fn port_list(State(daemon): State<Handle>) -> Result<Json<Vec<P
     Ok(Json(daemon.ask(|daemon| daemon.port_list()).await?))
 }
 
-/// Changes how hosts should use a port; connected hosts are told. Making the last one inaccessible needs
+/// Changes a port's ANA state; connected hosts are told. Making the last port inaccessible needs
 /// `let_hosts_wait`.
 #[utoipa::path(
     patch,

@@ -1,8 +1,4 @@
-//! The handlers of budgets, and of how I/O is admitted.
-//!
-//! Purpose: show, state and take back who may use how much, and what I/O costs.
-//! Design: as in `routes`; a macro writes the handlers, because they are all alike.
-//! Not here: what a budget may be (`forebay_qos`), whether the node has it (the owner).
+//! Handlers of budgets, costs and scheduling. They are all alike, so a macro writes them.
 
 use axum::extract::State;
 use axum::routing::{get, put};
@@ -18,7 +14,7 @@ use crate::model::scheduling::{
 };
 use crate::model::{Done, Volume};
 
-/// Each with its method and path, what it takes of the path and the body, the answer, and how the owner gives it.
+/// For each handler: method and path, parts of the path, body, answer, and the call.
 macro_rules! handlers {
     ($(
         $(#[$doc:meta])*
@@ -49,64 +45,66 @@ macro_rules! handlers {
 }
 
 handlers! {
-    /// States what a tenant may use, and whether its base can be guaranteed. It holds when this is answered.
+    /// Sets what a tenant may use, and tells whether its base can be guaranteed. It takes effect
+    /// before the answer.
     put "/v1/tenants/{tenant}/budget" => tenant_budget_put(daemon)
         of InTenant(tenant) with body: BudgetParts -> TenantBudget("As it is")
         = tenant_budget(&daemon, tenant, BudgetChange::Put(body));
 
-    /// Changes what the body names of a tenant's budget, and what follows from it. It holds when this is answered.
+    /// Changes the parts of a tenant's budget that the body names, and values derived from them. It
+    /// takes effect before the answer.
     patch "/v1/tenants/{tenant}/budget" => tenant_budget_patch(daemon)
         of InTenant(tenant) with body: BudgetParts -> TenantBudget("As it is")
         = tenant_budget(&daemon, tenant, BudgetChange::Patch(body));
 
-    /// Takes a tenant's budget away: it has what others leave.
+    /// Removes a tenant's budget: the tenant may use what others leave.
     delete "/v1/tenants/{tenant}/budget" => tenant_budget_delete(daemon)
         of InTenant(tenant) -> TenantBudget("As it is")
         = tenant_budget(&daemon, tenant, BudgetChange::Delete);
 
-    /// States what a volume may use of its tenant's.
+    /// Sets which part of its tenant's budget a volume may use.
     put "/v1/tenants/{tenant}/volumes/{volume}/budget" => volume_budget_put(daemon)
         of OfVolume(tenant, volume) with body: BudgetParts -> Volume("As it is")
         = volume_budget(&daemon, tenant, volume, BudgetChange::Put(body));
 
-    /// Changes what the body names of a volume's budget, and what follows from it.
+    /// Changes the parts of a volume's budget that the body names, and values derived from them.
     patch "/v1/tenants/{tenant}/volumes/{volume}/budget" => volume_budget_patch(daemon)
         of OfVolume(tenant, volume) with body: BudgetParts -> Volume("As it is")
         = volume_budget(&daemon, tenant, volume, BudgetChange::Patch(body));
 
-    /// Takes a volume's budget away: it has an equal part of its tenant's.
+    /// Removes a volume's budget: the volume gets an equal part of its tenant's.
     delete "/v1/tenants/{tenant}/volumes/{volume}/budget" => volume_budget_delete(daemon)
         of OfVolume(tenant, volume) -> Volume("As it is")
         = volume_budget(&daemon, tenant, volume, BudgetChange::Delete);
 
-    /// How I/O is admitted, and what is promised.
+    /// How I/O is scheduled, and which bases are promised.
     get "/v1/scheduling" => scheduling_show(daemon) -> Scheduling("As it is")
         = daemon.read(|owner| Ok(owner.budgets.scheduling_show()));
 
-    /// Changes how I/O is admitted on this node.
+    /// Changes how I/O is scheduled on this node.
     patch "/v1/scheduling" => scheduling_update(daemon)
         with body: SchedulingUpdate -> Scheduling("As it is")
         = daemon.change(|owner| async move { owner.budgets.scheduling_update(body).await });
 
-    /// What I/O costs on this machine.
+    /// The cost of I/O on this node.
     get "/v1/scheduling/costs" => costs_show(daemon) -> Costs("As it is")
         = daemon.read(|owner| Ok(owner.node.costs_show()));
 
-    /// What I/O costs on this machine from now on: `forebay calibrate` measures it.
+    /// Sets the cost of I/O on this node: `forebay calibrate` measures it.
     put "/v1/scheduling/costs" => costs_put(daemon) with body: CostsPut -> Costs("As it is")
         = daemon.change(|owner| async move { owner.budgets.costs_put(Some(body)).await });
 
-    /// Forgets what was measured: the defaults count again.
+    /// Removes measured costs: the defaults apply again.
     delete "/v1/scheduling/costs" => costs_delete(daemon) -> Costs("As it is")
         = daemon.change(|owner| async move { owner.budgets.costs_put(None).await });
 
-    /// A calibration is at work: the tenant `forebay-calibrate` can be made, and no budget of anybody keeps its volumes from what the
-    /// machine can do. `forebay calibrate` says so again and again.
+    /// Announces a calibration. The tenant `forebay-calibrate` can be created, and no budget limits
+    /// its volumes. `forebay calibrate` renews this regularly.
     put "/v1/scheduling/calibration" => calibration_put(daemon)
         with body: CalibrationPut -> Done("Done")
         = calibrating(&daemon, Some(body.seconds));
 
-    /// The calibration has ended: its tenant, should it be there, is one like any other.
+    /// Ends the calibration: its tenant, if it exists, is an ordinary one.
     delete "/v1/scheduling/calibration" => calibration_delete(daemon) -> Done("Done")
         = calibrating(&daemon, None);
 }

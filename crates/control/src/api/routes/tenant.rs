@@ -1,8 +1,4 @@
-//! The handlers of tenants.
-//!
-//! Purpose: make, show and end them.
-//! Design: as in `routes`.
-//! Not here: budgets (`scheduling`), what operations mean (the owner).
+//! Handlers of tenants.
 
 use axum::extract::State;
 use axum::http::StatusCode;
@@ -34,7 +30,7 @@ pub(super) async fn tenant_list(
     ))
 }
 
-/// Makes a tenant.
+/// Creates a tenant.
 #[utoipa::path(
     post,
     path = "/v1/tenants",
@@ -84,7 +80,7 @@ pub(super) async fn tenant_show(
     ))
 }
 
-/// Ends a tenant. Refused while it has volumes.
+/// Deletes a tenant. Refused while it has volumes.
 #[utoipa::path(
     delete,
     path = "/v1/tenants/{tenant}",

@@ -1,8 +1,4 @@
-//! The handlers of images that go into volumes and come out of them.
-//!
-//! Purpose: announce them, and say where a volume may hold data.
-//! Design: as in `routes`.
-//! Not here: moving bytes (the program), permission (the owner).
+//! Handlers of image transfers, and of the ranges where a volume may hold data.
 
 use axum::extract::State;
 use axum::routing::{get, put};
@@ -18,9 +14,10 @@ use crate::model::{
 };
 use crate::owner::Owner;
 
-/// Announces that an image goes into a volume or comes out of it, over NVMe/TCP. Refused while the volume is in use, or
-/// holds data that the body does not allow to overwrite. The host is let in, through an export of the daemon's own if there is
-/// none, until the transfer ends. Runs out after 30 s, unless it is renewed.
+/// Announces that an image is written to a volume or read from it, over NVMe/TCP. Refused while the
+/// volume is in use, or if it holds data that the body does not allow to overwrite. The host gets
+/// access until the transfer ends, through an internal export if the volume has none. Expires after
+/// 30 s unless renewed.
 #[utoipa::path(
     put,
     path = "/v1/tenants/{tenant}/volumes/{volume}/transfer",
@@ -48,7 +45,8 @@ pub(super) async fn transfer_put(
     ))
 }
 
-/// Where the volume may hold data, a page at a time. What a connected host writes meanwhile may be missing.
+/// The ranges where the volume may hold data, in pages. Concurrent writes by a connected host may
+/// be missing.
 #[utoipa::path(
     get,
     path = "/v1/tenants/{tenant}/volumes/{volume}/extents",
@@ -72,7 +70,7 @@ pub(super) async fn volume_extents(
     Ok(Json(daemon.read(extents).await?))
 }
 
-/// The image is in or out, or will not be.
+/// Ends a transfer, complete or not.
 #[utoipa::path(
     delete,
     path = "/v1/tenants/{tenant}/volumes/{volume}/transfer",

@@ -1,8 +1,4 @@
-//! The handlers of volumes.
-//!
-//! Purpose: make, show, change and end them.
-//! Design: as in `routes`.
-//! Not here: their contents (`transfer`), budgets (`scheduling`), what operations mean (the owner).
+//! Handlers of volumes.
 
 use axum::extract::State;
 use axum::http::StatusCode;
@@ -58,7 +54,7 @@ pub(super) async fn volume_list(
     ))
 }
 
-/// Makes a volume. It takes no space until it is written.
+/// Creates a volume. It takes no space until it is written.
 #[utoipa::path(
     post,
     path = "/v1/tenants/{tenant}/volumes",
@@ -113,7 +109,7 @@ pub(super) async fn volume_show(
     ))
 }
 
-/// Grows a volume, exported or not (connected hosts are told), or changes its reservation.
+/// Grows a volume or changes its reservation, exported or not; connected hosts learn a new size.
 #[utoipa::path(
     patch,
     path = "/v1/tenants/{tenant}/volumes/{volume}",
@@ -145,7 +141,7 @@ pub(super) async fn volume_update(
     ))
 }
 
-/// Ends a volume and gives its space back. Refused while it is exported.
+/// Deletes a volume and frees its space. Refused while it is exported.
 #[utoipa::path(
     delete,
     path = "/v1/tenants/{tenant}/volumes/{volume}",
