@@ -1,57 +1,54 @@
-//! What the daemon is told when it starts.
-//!
-//! Purpose: the resolved configuration: every path absolute, every default filled in.
-//! Design: plain data. The command line reads `forebay.toml` and makes one of these.
-//! Not here: the file format and its errors, which are the binary's.
+//! The daemon's resolved configuration: every path absolute, every default filled in. The command
+//! line reads `forebay.toml` and creates it.
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// Everything the daemon needs to know from outside.
+/// The configuration of a daemon.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DaemonConfig {
-    /// What must survive: which devices form the pool, reports, logs (in `log/`). Exists.
+    /// Durable files: the pool's devices, reports, logs (in `log/`). Exists.
     pub state_dir: PathBuf,
     /// Sockets and locks. Exists.
     pub run_dir: PathBuf,
-    /// Where the API listens; beneath `run_dir` unless configured otherwise.
+    /// The API's socket, in `run_dir` by default.
     pub api_socket: PathBuf,
-    /// This node's name in NQNs of new exports; without one the pool's UUID names it.
+    /// The node's name in NQNs of new exports; the pool's UUID by default.
     pub node_name: Option<String>,
     /// Addresses, until the configuration is read again.
     pub listen: Listen,
     /// The engine to start.
     pub engine: EngineConfig,
-    /// A pool to make in a sparse file if the daemon has no pool yet.
+    /// A pool to create in a sparse file if there is none.
     pub embedded_pool: Option<EmbeddedPool>,
-    /// Where devices of the pool may be, besides where they were last found.
+    /// Further places where the pool's devices may be.
     pub pool_devices: Vec<String>,
-    /// Leave the engine running when a signal ends the daemon: the next daemon goes on with it.
+    /// Keep the engine running when a signal ends the daemon, for the next daemon.
     pub keep_engine: bool,
-    /// Version to report.
+    /// The version to report.
     pub version: String,
 }
 
-/// Where hosts and readers of metrics connect. It may change while the daemon runs.
+/// Addresses for hosts and metrics, which may change while the daemon runs.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Listen {
-    /// Addresses to listen on for NVMe/TCP.
+    /// Addresses for NVMe/TCP.
     pub nvme_tcp: Vec<SocketAddr>,
-    /// Where `GET /metrics` is answered, if anywhere.
+    /// The address of `GET /metrics`, if any.
     pub metrics: Option<SocketAddr>,
 }
 
-/// What only the program that runs the daemon can do.
+/// Operations of the program that runs the daemon.
 pub trait Program {
-    /// Has the log opened by its path, reads the configuration again, sets the log's level, and gives back the rest that may
-    /// change.
+    /// Reopens the log, reads the configuration again and sets the log's level. Returns the other
+    /// settings that may change.
     ///
     /// # Errors
-    /// The configuration has a mistake, and the one before holds.
+    /// The configuration has a mistake; the previous one still applies.
     fn reload(&self) -> Result<Listen, String>;
 
-    /// Opens the log if it is not at its path, and writes what could not be written.
+    /// Opens the log if its file is gone, and writes messages that failed before.
     ///
     /// # Errors
     /// Why it can't be written, in a sentence.
@@ -59,20 +56,20 @@ pub trait Program {
 }
 
 impl Listen {
-    /// Another configured address that can't be listened on beside this one.
+    /// Another configured address that conflicts with this one.
     #[must_use]
     pub fn in_the_way_of(&self, address: SocketAddr) -> Option<SocketAddr> {
         let all = self.nvme_tcp.iter().chain(&self.metrics).copied();
         let mut there = all.filter(|other| overlap(*other, address));
         match there.next()? {
-            // Once it is itself.
+            // The first match is the address itself.
             first if first == address => there.next(),
             first => Some(first),
         }
     }
 
-    /// What an operator should know about listeners that others than this machine can reach, and about those of `held` (what hosts
-    /// can connect to now) that are configured no more.
+    /// Warnings about listeners that other machines can reach, and about listeners in `held` (now
+    /// open) that are no longer configured.
     #[must_use]
     pub fn exposures(&self, held: &[SocketAddr]) -> Vec<String> {
         let beyond = |address: &&SocketAddr| !address.ip().to_canonical().is_loopback();
@@ -109,7 +106,7 @@ impl Listen {
     }
 }
 
-/// Whether only one of two addresses can be listened on.
+/// Whether only one of two addresses can be bound.
 fn overlap(one: SocketAddr, other: SocketAddr) -> bool {
     let (a, b) = (one.ip().to_canonical(), other.ip().to_canonical());
     let covers = |a: IpAddr, b: IpAddr| a.is_unspecified() && (a.is_ipv6() || b.is_ipv4());
@@ -125,7 +122,7 @@ pub struct EngineConfig {
     pub reactors: u16,
     /// CPUs to pin reactors to, in order; empty: not pinned.
     pub cpus: Vec<u16>,
-    /// An engine with a reactor that takes no turn for so long is replaced; zero: never.
+    /// An engine with a reactor without a turn for this long is replaced; zero: never.
     pub stuck_after: Duration,
 }
 
@@ -134,7 +131,7 @@ pub struct EngineConfig {
 pub struct EmbeddedPool {
     /// The file.
     pub path: PathBuf,
-    /// Its size when it is made.
+    /// Its size when created.
     pub size_bytes: u64,
 }
 
@@ -150,7 +147,6 @@ impl Program for () {
 
 #[cfg(test)]
 impl DaemonConfig {
-    /// Of a daemon that has nothing.
     pub(crate) fn empty() -> Self {
         Self {
             keep_engine: false,
@@ -223,7 +219,6 @@ mod tests {
             assert_eq!(told.len(), 2, "{open}");
             assert!(told.iter().all(|told| told.contains(open)), "{told:?}");
         }
-        // What an engine holds from before is told of as well.
         config.nvme_tcp = vec!["127.0.0.1:0".parse().unwrap()];
         config.metrics = None;
         let held = ["127.0.0.1:4420", "10.0.0.1:4420"].map(|held| held.parse().unwrap());

@@ -1,22 +1,21 @@
-//! Numbers and times of events, which never fall.
+//! Numbers and times of events, which never decrease, not even after a restart or when the clock is
+//! set back.
 //!
-//! Purpose: a reader that has a number finds everything newer by it, over restarts and over a clock that is set back.
-//! Design: the first number of a daemon's life is its clock's microseconds. A file of the state folder has a number that
-//! none has reached yet, and a time; both are raised in steps, before they are needed. After the clock was set back,
-//! times go on at half its pace until it has caught up: they tell events apart, in their order.
-//! Not here: the events (`events`).
+//! A daemon's first number is its clock in microseconds. A file in the state folder reserves
+//! numbers and times in steps, ahead of use. After the clock was set back, times run at half speed
+//! until it has caught up.
 
 use std::cell::Cell;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// So many numbers are reserved at once.
+/// Numbers reserved at once.
 const STEP: u64 = 1 << 20;
-/// Event times are reserved this far ahead, ms. After a restart, event times may lead the clock by as much.
+/// Event times are reserved this far ahead, ms. After a restart, event times may lead the clock by
+/// as much.
 const STEP_MS: u64 = 1000;
 const FILE: &str = "event-number";
 
-/// See the module's text.
 #[derive(Debug)]
 pub(crate) struct EventNumbers {
     file: Option<PathBuf>,
@@ -25,7 +24,7 @@ pub(crate) struct EventNumbers {
     newest: Cell<u64>,
     reserved: Cell<u64>,
     reserved_ms: Cell<u64>,
-    /// The newest time that was the clock's, and when that was.
+    /// The newest time taken from the clock, and when.
     clock: Cell<(u64, Instant)>,
 }
 
@@ -34,8 +33,8 @@ fn half_ms(since: Duration) -> u64 {
 }
 
 impl EventNumbers {
-    /// Numbers above `newest`, which is kept, and above all that earlier daemons with this state folder gave out. Times are
-    /// not before `newest_ms`.
+    /// Numbers above `newest`, a recorded one, and above all from earlier daemons with this state
+    /// folder. Times are not before `newest_ms`.
     pub(crate) fn open(folder: Option<&Path>, now_ms: u64, newest: u64, newest_ms: u64) -> Self {
         // A daemon always has a state folder; a unit test may have none.
         let folder = folder.filter(|folder| !folder.as_os_str().is_empty());
@@ -63,7 +62,6 @@ impl EventNumbers {
         self.newest.get()
     }
 
-    /// The next event's number and time.
     pub(crate) fn next(&self, now_ms: u64) -> (u64, u64) {
         self.next_at(now_ms, Instant::now())
     }
@@ -83,7 +81,7 @@ impl EventNumbers {
         (number, at_ms)
     }
 
-    /// Makes durable that these may be reached.
+    /// Durably reserves all numbers and times up to these.
     fn reserve(&self, number: u64, at_ms: u64) {
         self.reserved.set(number);
         self.reserved_ms.set(at_ms);
@@ -112,7 +110,7 @@ mod tests {
         for life in 0..4 {
             let numbers = EventNumbers::open(Some(folder.path()), now_ms, 0, 0);
             for step in 0..2 * STEP {
-                // The clock goes back while the daemon lives, too.
+                // The clock is also set back while the daemon runs.
                 let now_ms = now_ms - step % 2 * HOUR_MS;
                 let next = numbers.next(now_ms);
                 assert!(next.0 > number && next.1 >= at_ms, "life {life}: {next:?}");
@@ -120,7 +118,7 @@ mod tests {
             }
             now_ms -= HOUR_MS;
         }
-        // What is kept elsewhere counts as well.
+        // Numbers recorded elsewhere count, too.
         let numbers = EventNumbers::open(None, 5, 9_000_000, 3_000_000);
         let (number, at_ms) = numbers.next(6);
         assert!(
@@ -141,7 +139,6 @@ mod tests {
         // 6 s back.
         assert_eq!(at(2, 6_000), 11_500);
         assert_eq!(at(3, 7_000), 12_000);
-        // It has caught up.
         assert_eq!(at(13, 17_000), 17_000);
         assert_eq!(at(14, 18_000), 18_000);
     }

@@ -1,14 +1,10 @@
-//! What happened.
+//! Events: deaths, take-overs, devices, space, hosts, exports and ports; and changes through the
+//! API.
 //!
-//! Purpose: an operator, a program or a test hears of each death and how it was survived, of devices,
-//! space, hosts, exports and ports.
-//! Design: two bounded lists in memory, newest last, and counters that only grow; everything is logged as
-//! well. What hosts can bring about by themselves (they come, go, are refused, take reservations) has a list of its own, and
-//! what is more of it than a bound per second is counted only: hosts can't push out what else happened, nor fill the log.
-//! Changes through the API have two lists of their own, which are kept over restarts (`journal`).
-//! It outlives the pool's being opened anew. Each event has a number, one higher than the one before (`event_numbers`). A
-//! reader asks for the events after a number, and may wait for one.
-//! Not here: the reports of deaths, which are files (`supervisor::report`).
+//! Bounded lists in memory, and counters; everything is logged too. Events that hosts cause have a
+//! list of their own and a rate limit, so that hosts can neither displace other events nor fill the
+//! log. Changes have two lists, which survive restarts (`journal`). Each event has a number, one
+//! above the previous (`event_numbers`); readers ask for events after a number, and may wait.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, VecDeque};
@@ -25,35 +21,32 @@ use crate::model::events::{
 };
 use crate::signal::Signal;
 
-/// Events that are kept.
 const EVENTS_KEPT: usize = 1024;
-/// Of what hosts bring about.
+/// Events caused by hosts.
 const HOSTS_EVENTS_KEPT: usize = 256;
-/// Of changes through the API, and of the destructive ones among them besides.
+/// Changes through the API; destructive ones are also kept separately.
 const CHANGES_KEPT: usize = 1024;
 const DESTRUCTIVE_KEPT: usize = 256;
 /// How long a change may wait until it is written.
 const WRITE_LIMIT: Duration = Duration::from_secs(2);
-/// What hosts bring about is told so often in a second, of each kind.
+/// Events caused by hosts, per kind and second.
 const HOSTS_EVENTS_PER_S: u32 = 64;
-/// The longest that a reader may wait.
 const WAIT_AT_MOST: Duration = Duration::from_secs(30);
-/// So many readers may wait: each has a connection of the API, of which there are a few more.
+/// Waiting readers: each occupies one of the API's connections, of which there are a few more.
 const READERS_MAX: usize = 32;
-/// Reasons that are told apart; an engine has fewer.
+/// Distinct reasons; an engine has fewer.
 const REASONS_MAX: usize = 32;
 
-/// See the module's text.
 #[derive(Debug)]
 pub(crate) struct Events {
     list: RefCell<VecDeque<Event>>,
-    /// What hosts brought about.
+    /// Caused by hosts.
     of_hosts: RefCell<VecDeque<Event>>,
-    /// What was changed through the API, by earlier daemons too.
+    /// Changes through the API, including those by earlier daemons.
     changes: RefCell<VecDeque<Event>>,
     destructive: RefCell<VecDeque<Event>>,
     journal: Option<Journal>,
-    /// Of each kind of those: the second of the last one, and how many there were in it.
+    /// For each kind caused by hosts: the second of the last event, and the count in it.
     told: RefCell<BTreeMap<EventKind, (u64, u32)>>,
     numbers: EventNumbers,
     changed: Signal,
@@ -66,22 +59,19 @@ pub(crate) struct Events {
     fences: RefCell<BTreeMap<u8, u64>>,
 }
 
-/// What an event has beside its text.
+/// Optional fields of an event.
 #[derive(Debug, Default)]
 pub(crate) struct News {
-    /// From a death seen until its successor acted.
+    /// From a death's detection until its successor acted.
     pub(crate) pause: Option<Duration>,
-    /// From a death seen until a device was free of it.
+    /// From a death's detection until the device was fenced.
     pub(crate) fence: Option<(u8, Duration)>,
-    /// Connections that were closed: why, and how many.
+    /// Closed connections: reason and count.
     pub(crate) closed: Vec<(String, u32)>,
-    /// The export, if it is about one.
     pub(crate) export: Option<String>,
-    /// The device, if it is about one.
     pub(crate) device: Option<u8>,
-    /// The host, if it is about one.
     pub(crate) host: Option<String>,
-    /// How many, of what comes in numbers.
+    /// For events that stand for several.
     pub(crate) count: Option<u64>,
 }
 
@@ -107,7 +97,7 @@ impl Default for Events {
     }
 }
 
-/// A reader that is counted for as long as it waits, however that ends.
+/// A waiting reader; counted until it is dropped.
 struct Reader<'a>(&'a Cell<usize>);
 
 impl<'a> Reader<'a> {
@@ -123,7 +113,6 @@ impl Drop for Reader<'_> {
     }
 }
 
-/// Adds an event to a list that is no longer than `most`.
 fn keep(list: &RefCell<VecDeque<Event>>, most: usize, event: Event) {
     let mut list = list.borrow_mut();
     if list.len() >= most {
@@ -136,7 +125,7 @@ fn ns(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// Whether hosts can bring this about by themselves, as often as they like.
+/// Whether hosts can cause this event by themselves at any rate.
 fn is_of_hosts(kind: EventKind) -> bool {
     matches!(
         kind,
@@ -148,7 +137,7 @@ fn is_of_hosts(kind: EventKind) -> bool {
 }
 
 impl Events {
-    /// Whether this one is too many of what hosts bring about, now.
+    /// Whether the rate limit is exceeded.
     fn is_too_many(&self, kind: EventKind) -> bool {
         let second = now_unix_ms() / 1000;
         let mut told = self.told.borrow_mut();
@@ -163,10 +152,9 @@ impl Events {
         *count > HOSTS_EVENTS_PER_S
     }
 
-    /// Something happened.
     pub(crate) fn tell(&self, kind: EventKind, generation: u64, message: String, news: News) {
         if is_of_hosts(kind) && self.is_too_many(kind) {
-            // A reader sees that it missed one.
+            // The reader sees a gap.
             self.numbers.next(now_unix_ms());
             return;
         }
@@ -228,7 +216,7 @@ impl Events {
         self.changed.raise();
     }
 
-    /// Those of a daemon that keeps changes in `state_dir`.
+    /// The events of a daemon that keeps changes in `state_dir`.
     pub(crate) fn kept_in(state_dir: &Path) -> Self {
         let (journal, kept) = match Journal::open(state_dir) {
             Ok((journal, kept)) => (Some(journal), kept),
@@ -255,7 +243,7 @@ impl Events {
         }
     }
 
-    /// Somebody changed something through the API. Returns when that is written down, or can't be for now.
+    /// Records a change through the API. Returns when it is written, or can't be for now.
     pub(crate) async fn audit(&self, generation: u64, audit: Audit) {
         let message = format!("{}: {}: {}", audit.who(), audit.action, audit.request);
         let result = audit.result.as_str();
@@ -279,18 +267,17 @@ impl Events {
         }
     }
 
-    /// How long after a death a device was free of it: counted, but no event.
+    /// Counts how long after a death a device was fenced, without an event.
     pub(crate) fn note_fence(&self, device: u8, after: Duration) {
         self.fences.borrow_mut().insert(device, ns(after));
     }
 
-    /// All that are kept.
     #[cfg(test)]
     pub(crate) fn all(&self) -> Vec<Event> {
         self.after(None).events
     }
 
-    /// What came after this event, or all that is kept.
+    /// The events after this number, or all.
     fn after(&self, after: Option<u64>) -> EventList {
         let newest = self.numbers.newest();
         let seen = after.unwrap_or(0);
@@ -301,7 +288,7 @@ impl Events {
             events.extend(list.iter().filter(|event| event.sequence > seen).cloned());
         }
         events.sort_by_key(|event: &Event| event.sequence);
-        // What earlier daemons did not keep is not counted.
+        // Events that earlier daemons did not keep are not counted.
         let of_this = events
             .iter()
             .filter(|event| event.sequence > self.numbers.before);
@@ -314,7 +301,7 @@ impl Events {
         }
     }
 
-    /// What came after this event. If there is nothing yet, waits so long for it.
+    /// The events after this number; waits if there are none.
     pub(crate) async fn read(&self, after: Option<u64>, wait: Duration) -> EventList {
         let now = || {
             let list = self.after(after);
@@ -331,13 +318,12 @@ impl Events {
         read.unwrap_or_else(|_| self.after(after))
     }
 
-    /// Nobody waits any more.
+    /// Ends all waits.
     pub(crate) fn close_down(&self) {
         self.closed_down.set(true);
         self.changed.raise();
     }
 
-    /// What is counted.
     pub(crate) fn stats(&self) -> TakeoverStats {
         let closed = self.closed.borrow();
         let closed = closed.iter().map(|(reason, count)| ClosedConnections {
@@ -433,7 +419,7 @@ mod tests {
         );
         let first = &events.after(None).events[0];
         assert_eq!(first.message, "a device is gone");
-        // The next daemon knows them too, and goes on with higher numbers.
+        // The next daemon knows them too, and continues with higher numbers.
         drop(events);
         let events = Events::kept_in(folder.path());
         assert_eq!(requests(&events), before);
@@ -481,7 +467,6 @@ mod tests {
         assert_eq!((texts(&first), first.missed), (vec!["a", "b"], 0));
         assert_eq!(first.events[1].sequence, first.events[0].sequence + 1);
         assert_eq!(first.newest, first.events[1].sequence);
-        // Nothing is there: it waits, and is told as soon as there is something.
         let later = async {
             tokio::time::sleep(Duration::from_secs(7)).await;
             tell(&events, "c");
@@ -512,7 +497,7 @@ mod tests {
         assert_eq!((second.events.len(), second.missed), (EVENTS_KEPT, 9));
         let all = events.read(None, Duration::ZERO).await;
         assert_eq!(all.missed, 10);
-        // From another daemon's life.
+        // A number from another daemon.
         let before = events.read(Some(17), Duration::ZERO).await;
         assert_eq!((before.events.len(), before.missed), (EVENTS_KEPT, 10));
         // No event has a higher number yet.

@@ -1,10 +1,8 @@
-//! Small files that are whole or not there.
+//! Small files that are replaced atomically (records beside the catalog), and lock files that keep
+//! daemons apart.
 //!
-//! Purpose: what the daemon records beside the catalog: which devices form the pool, which engine
-//! runs, reports; and the locks that keep two daemons apart.
-//! Design: written under another name, synced where it must survive a power cut, then renamed. On a full
-//! disk, what need not survive a power cut is written over its predecessor instead.
-//! Not here: what is in them.
+//! A file is written under another name, synced if it must survive a power cut, then renamed. On a
+//! full disk, one that need not survive is overwritten in place.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
@@ -15,7 +13,7 @@ use std::time::{Duration, Instant};
 use forebay_device::fence::{FenceError, claim_file};
 use serde::{Serialize, de::DeserializeOwned};
 
-/// How long an earlier daemon may take to be gone.
+/// How long an earlier daemon may take to end.
 const LOCK_PATIENCE: Duration = Duration::from_secs(2);
 const LOCK_POLL: Duration = Duration::from_millis(20);
 
@@ -23,7 +21,7 @@ fn with_path(path: &Path, error: &io::Error) -> io::Error {
     io::Error::new(error.kind(), format!("{}: {error}", path.display()))
 }
 
-/// Writes `value` as JSON in place of what was at `path`; `durable`: it survives a power cut.
+/// Atomically replaces `path` by `value` as JSON; `durable`: it survives a power cut.
 pub(crate) fn write_json<T: Serialize>(path: &Path, value: &T, durable: bool) -> io::Result<()> {
     let bytes = serde_json::to_vec_pretty(value).map_err(io::Error::other)?;
     let mut temporary = path.as_os_str().to_owned();
@@ -48,7 +46,7 @@ pub(crate) fn write_json<T: Serialize>(path: &Path, value: &T, durable: bool) ->
         Ok(())
     };
     let written = write().inspect_err(|_| {
-        // A part of it would only take room that there may not be.
+        // Frees the space of a partial file.
         let _ = std::fs::remove_file(temporary);
     });
     match written {
@@ -59,13 +57,13 @@ pub(crate) fn write_json<T: Serialize>(path: &Path, value: &T, durable: bool) ->
     }
 }
 
-/// Replaces a file's text in its place, which takes no new room on a full disk: with one write, so that
-/// a process that dies leaves the old text or the new.
+/// Overwrites a file in place, which needs no new space on a full disk. A single write: a process
+/// that dies leaves the old text or the new.
 fn overwrite(path: &Path, text: &[u8]) -> io::Result<()> {
     let file = OpenOptions::new().write(true).open(path)?;
     let old_bytes = usize::try_from(file.metadata()?.len()).unwrap_or(usize::MAX);
     let mut text = text.to_vec();
-    // Space at the end means nothing in JSON. No file of ours is near this large.
+    // Trailing spaces mean nothing in JSON. Our files are much smaller.
     text.resize(old_bytes.clamp(text.len(), text.len() + 4096), b' ');
     match file.write_at(&text, 0)? {
         written if written == text.len() => Ok(()),
@@ -73,7 +71,7 @@ fn overwrite(path: &Path, text: &[u8]) -> io::Result<()> {
     }
 }
 
-/// Reads JSON; `None` when there is no such file.
+/// `None` if there is no file.
 pub(crate) fn read_json<T: DeserializeOwned>(path: &Path) -> io::Result<Option<T>> {
     let bytes = match std::fs::read(path) {
         Ok(bytes) => bytes,
@@ -88,7 +86,7 @@ pub(crate) fn read_json<T: DeserializeOwned>(path: &Path) -> io::Result<Option<T
     })
 }
 
-/// Renames a damaged file to `<file>.damaged`, so that a person can look at it.
+/// Renames a damaged file to `<file>.damaged`, for inspection.
 pub(crate) fn set_aside(path: &Path) -> io::Result<()> {
     let mut aside = path.as_os_str().to_owned();
     aside.push(".damaged");
@@ -98,7 +96,6 @@ pub(crate) fn set_aside(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Removes a file that may be there.
 pub(crate) fn remove(path: &Path) -> io::Result<()> {
     match std::fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(with_path(path, &error)),
@@ -117,7 +114,7 @@ fn in_use(lock: File, does: &str) -> io::Error {
     )
 }
 
-/// Takes the lock file `base.lock` for as long as it is open; the error says what another daemon `does`.
+/// Locks `base.lock` while the file is open; the error says what another daemon `does`.
 pub(crate) fn lock_file(base: &Path, does: &str) -> io::Result<File> {
     let mut path = base.as_os_str().to_owned();
     path.push(".lock");
@@ -140,8 +137,8 @@ pub(crate) fn lock_file(base: &Path, does: &str) -> io::Result<File> {
     loop {
         match claim_file(&file, &path) {
             Ok(_) => break,
-            // A process that was just killed holds it until the kernel is through with it. (One that can't end,
-            // because a device hangs, is passed over.)
+            // A process that was just killed holds it until the kernel has cleaned up. (One that
+            // can't end because a device hangs is ignored.)
             Err(FenceError::Held { .. }) if begin.elapsed() < LOCK_PATIENCE => {
                 std::thread::sleep(LOCK_POLL);
             }
@@ -149,7 +146,8 @@ pub(crate) fn lock_file(base: &Path, does: &str) -> io::Result<File> {
             Err(error) => return Err(failed(io::Error::other(error))),
         }
     }
-    // Overwritten in place: on a full disk, a truncated file may find no room again. The pid is for messages only.
+    // Overwritten in place: on a full disk, a truncated file may find no space again. The pid is
+    // for messages only.
     let pid = format!("{:<10}\n", std::process::id());
     if file.write_all_at(pid.as_bytes(), 0).is_err() {
         let _ = file.set_len(0);

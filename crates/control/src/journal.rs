@@ -1,10 +1,8 @@
-//! Records of changes, kept over restarts.
+//! Records of changes that survive restarts and kills.
 //!
-//! Purpose: records of changes survive the daemon, even if it is killed.
-//! Design: a line of JSON for each record, in two files of the state folder, so that no number of ordinary changes pushes a
-//! destructive one out. A full file becomes `<file>.1` and a new one begins. A thread writes; a destructive change is
-//! synced as well. Lines that can't be read are passed over: a crash may have cut one short.
-//! Not here: what is recorded (`api::audit`), how many are shown (`events`).
+//! Each record is a line of JSON in one of two files in the state folder, so that ordinary changes
+//! can't displace destructive ones. A full file is renamed to `<file>.1`. A thread writes, and
+//! syncs destructive changes. Unreadable lines are skipped, because a crash may have truncated one.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom, Write};
@@ -16,7 +14,7 @@ use tokio::sync::oneshot;
 
 use crate::model::events::Event;
 
-/// A file larger than this is put aside.
+/// A larger file is renamed.
 const FILE_MAX_BYTES: u64 = 2 << 20;
 /// Records that may wait to be written.
 const WAITING_MAX: usize = 1024;
@@ -29,11 +27,10 @@ struct JournalLine {
     written: oneshot::Sender<()>,
 }
 
-/// See the module's text.
 #[derive(Debug)]
 pub(crate) struct Journal(SyncSender<JournalLine>);
 
-/// What a journal has kept, oldest first.
+/// Earlier records, oldest first.
 #[derive(Debug, Default)]
 pub(crate) struct Kept {
     pub(crate) changes: Vec<Event>,
@@ -41,7 +38,7 @@ pub(crate) struct Kept {
 }
 
 impl Journal {
-    /// Reads what is kept in `folder`, and begins to write there.
+    /// Reads the records in `folder`, and begins to write there.
     pub(crate) fn open(folder: &Path) -> io::Result<(Self, Kept)> {
         let (changes, destructive) = (folder.join(CHANGES), folder.join(DESTRUCTIVE));
         let kept = Kept {
@@ -55,7 +52,8 @@ impl Journal {
         Ok((Self(sender), kept))
     }
 
-    /// Queues a record. The receiver hears when it is written, or fails if the disk is full or broken.
+    /// Queues a record. The receiver learns when it is written, or fails if the disk is full or
+    /// broken.
     pub(crate) fn write(&self, event: &Event, destructive: bool) -> Option<oneshot::Receiver<()>> {
         let (written, done) = oneshot::channel();
         let text = serde_json::to_string(event).ok()?;
@@ -90,7 +88,7 @@ fn aside(path: &Path) -> PathBuf {
     name.into()
 }
 
-/// One of the files, open once something was written.
+/// One of the files, opened at the first write.
 struct Book {
     path: PathBuf,
     file: Option<File>,

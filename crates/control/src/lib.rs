@@ -1,10 +1,9 @@
-//! Forebay's control plane.
+//! Forebay's control plane: the REST API, and the daemon that owns the pool and keeps an engine
+//! running.
 //!
-//! Purpose: the REST API, and the daemon behind it that owns the pool and keeps an engine running.
-//! Design: one thread, an async runtime, and one loop that alone changes state; handlers of the API
-//! send it closures. From the ground up: `model` (bodies of the API), `devices`, `owner`, `supervisor`, `daemon`, `api`,
-//! `run`. Each uses only those before it. Nothing here is on the I/O path.
-//! Not here: moving tenant data (the engine's internal lane does that), the command line.
+//! One thread with an async runtime has all state; API handlers send it closures. From the ground
+//! up: `model` (bodies of the API), `devices`, `owner`, `supervisor`, `daemon`, `api`, `run`. Each
+//! uses only those before it. Nothing here is on the I/O path.
 
 pub mod api;
 mod base;

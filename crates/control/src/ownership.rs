@@ -1,12 +1,10 @@
-//! Whose the pool's devices are: this installation's, or another one's.
+//! Ensures that only one installation uses a pool.
 //!
-//! Purpose: no two machines use one pool.
-//! Design: an installation has a random id in its state folder, which it locks. Before a pool's devices are written to,
-//! their labels and heartbeat blocks are read. Another installation's pool is refused, unless the caller asks to take it
-//! over; then its heartbeat is watched for a while. A take-over writes the new owner's block to the first device, waits,
-//! and reads it back. If two installations do so at once, the one that wrote last gets the pool. From then on a write
-//! reads the block first, unless that was done within the last two seconds.
-//! Not here: the block (`forebay_device::heartbeat`), the beat (the engine), what follows from a loss (`daemon`).
+//! An installation has a random id in its locked state folder. Labels and heartbeats are read
+//! before the first write. Another installation's pool is refused, unless the caller asks to take
+//! it over and its heartbeat stands still. A take-over writes the new owner's block to the first
+//! device, waits, and reads it back: of two, the last writer wins. Later writes first read the
+//! block, at most every two seconds.
 
 use std::fmt::Display;
 use std::fs::File;
@@ -29,31 +27,31 @@ use crate::store::SyncStore;
 
 /// The file with the installation's id, in the state folder.
 const ID_FILE: &str = "owner-id";
-/// How long a heartbeat of this very installation's other boot is watched.
+/// How long a heartbeat of this installation's other boot is watched.
 const OWN_WINDOW: Duration = Duration::from_millis(2 * PERIOD_MS + PERIOD_MS / 2);
 const LOOK_EVERY: Duration = Duration::from_millis(200);
-/// How long there may be between the last look at another's heartbeat and the claim.
+/// The longest time between the last read of another's heartbeat and the claim.
 const CLAIM_AT_MOST: Duration = Duration::from_secs(1);
 const TAKE_OVER_HINT: &str = "if no other machine uses it, `forebay pool open --take-over` makes it this one's; for \
                               devices that are not recorded here, with `--device SPEC`";
 
-/// This installation: one state folder on one machine.
+/// One state folder on one node.
 #[derive(Debug)]
 pub(crate) struct Installation {
     owner: LabelOwner,
     boot: [u8; 16],
-    /// None in a folder that is read-only. Devices are claimed all the same.
+    /// `None` in a read-only folder; devices are claimed anyway.
     _lock: Option<File>,
 }
 
-/// The name of this machine, and its id; empty where there is none.
+/// The host name and the machine id; empty if unknown.
 fn machine() -> (String, String) {
     let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     let id = std::fs::read_to_string("/etc/machine-id").unwrap_or_default();
     (host.trim().to_owned(), id.trim().to_owned())
 }
 
-/// The id in the state folder, made if there is none.
+/// Reads the id in the state folder, or creates it.
 fn owner_id(state_dir: &Path) -> io::Result<Uuid> {
     let path = state_dir.join(ID_FILE);
     let damaged = |what: &dyn Display| {
@@ -84,7 +82,7 @@ fn owner_id(state_dir: &Path) -> io::Result<Uuid> {
 }
 
 impl Installation {
-    /// Locks the state folder and learns who this is.
+    /// Locks the state folder and reads the id.
     pub(crate) fn claim(state_dir: &Path) -> io::Result<Self> {
         std::fs::create_dir_all(state_dir)?;
         let does = format!("uses the state folder {}", state_dir.display());
@@ -104,7 +102,6 @@ impl Installation {
         })
     }
 
-    /// What the labels are told at a start or a stop.
     pub(crate) fn stamp(&self, number: u64, is_clean: bool) -> Stamp {
         Stamp {
             owner: self.owner.clone(),
@@ -113,7 +110,6 @@ impl Installation {
         }
     }
 
-    /// As the heartbeat names it.
     pub(crate) fn holder(&self) -> Holder {
         Holder {
             owner: self.owner.id.0,
@@ -123,12 +119,12 @@ impl Installation {
     }
 }
 
-/// The pool as long as this daemon serves it.
+/// A daemon's hold on the pool while it serves it.
 #[derive(Debug)]
 pub(crate) struct Tenure {
     holder: Holder,
     since: Instant,
-    /// When the blocks were last seen to be ours, in ms since then.
+    /// When our blocks were last read, in ms since `since`.
     seen_ms: AtomicU64,
     is_lost: AtomicBool,
     /// Who took it, in a sentence.
@@ -148,7 +144,6 @@ impl Tenure {
         })
     }
 
-    /// Who holds it: this installation.
     pub(crate) fn holder(&self) -> &Holder {
         &self.holder
     }
@@ -157,8 +152,7 @@ impl Tenure {
         u64::try_from(self.since.elapsed().as_millis()).unwrap_or(u64::MAX)
     }
 
-    /// Before a write to a device with a heartbeat: whether the pool is still ours. Looks at the block if that was not done
-    /// for a while.
+    /// Checks before a write that the pool is still ours; reads the block if the last read is old.
     pub(crate) fn check(&self, store: &dyn BlockStore) -> io::Result<()> {
         if !self.is_lost.load(Relaxed) {
             let now = self.now_ms();
@@ -174,7 +168,7 @@ impl Tenure {
         Err(io::Error::new(io::ErrorKind::PermissionDenied, taker))
     }
 
-    /// Whether a device is still ours.
+    /// Reads whether a device is still ours.
     pub(crate) fn look(&self, store: &dyn BlockStore) -> io::Result<bool> {
         match read_beat(store)? {
             Some(beat) if !beat.holder.is(&self.holder) => {
@@ -193,13 +187,13 @@ impl Tenure {
         self.lost.notify_one();
     }
 
-    /// Who took the pool; none: it is ours.
+    /// Who took the pool; `None` if it is ours.
     pub(crate) fn taker(&self) -> Option<String> {
         let taker = self.taker.lock().unwrap_or_else(PoisonError::into_inner);
         taker.clone()
     }
 
-    /// Returns once the pool is lost, with who took it.
+    /// Waits until the pool is lost; returns who took it.
     pub(crate) async fn lost(&self) -> String {
         loop {
             if let Some(taker) = self.taker() {
@@ -210,7 +204,6 @@ impl Tenure {
     }
 }
 
-/// What a device's heartbeat block says; none: nothing.
 fn read_beat(store: &dyn BlockStore) -> io::Result<Option<Beat>> {
     let mut block = [0; HEARTBEAT_BYTES];
     store.read_at(HEARTBEAT_OFFSET_BYTES, &mut block)?;
@@ -238,7 +231,7 @@ fn unreadable(error: &io::Error) -> ApiError {
     ApiError::unavailable(format!("a device's heartbeat: {error}"))
 }
 
-/// What the heartbeat blocks say; a block that can't be read says nothing.
+/// Reads the heartbeat blocks; `None` for an unreadable one.
 fn read_beats(stores: &[&Arc<SyncStore>]) -> Vec<Option<Beat>> {
     let read = |store: &&Arc<SyncStore>| {
         read_beat(store.as_ref()).unwrap_or_else(|error| {
@@ -250,8 +243,9 @@ fn read_beats(stores: &[&Arc<SyncStore>]) -> Vec<Option<Beat>> {
     stores.iter().map(read).collect()
 }
 
-/// Makes these devices of one pool this installation's, or says whose they are. Blocks for some seconds if that has to be
-/// found out. `held` is the hold on devices of the pool that were claimed before. None: the labels have no owner.
+/// Claims a pool's devices for this installation, or returns an error that names the owner. Blocks
+/// for some seconds if that must be found out. `held`: the hold on devices claimed before. `None`:
+/// the labels have no owner.
 pub(crate) fn claim(
     me: &Installation,
     devices: &[Candidate<'_>],
@@ -295,8 +289,8 @@ pub(crate) fn claim(
     Ok(Some(tenure))
 }
 
-/// Watches the heartbeats of another installation, or of this one's other boot, and claims the first device when they
-/// stand still.
+/// Watches heartbeats of another installation, or of this one's other boot, and claims the first
+/// device if they stand still.
 fn take(
     pool: &str,
     holder: &Holder,
@@ -364,14 +358,14 @@ pub(crate) fn refuse_alive(stores: &[Arc<SyncStore>]) -> Result<(), ApiError> {
     Ok(())
 }
 
-/// Puts this installation's heartbeat on a device that just got a label with an owner.
+/// Writes this installation's heartbeat to devices whose labels just got an owner.
 pub(crate) fn begin(me: &Installation, stores: &[Arc<SyncStore>]) -> Result<Arc<Tenure>, ApiError> {
     let tenure = Tenure::new(me.holder());
     join(&tenure, stores)?;
     Ok(tenure)
 }
 
-/// Puts the heartbeat of this daemon's pool on devices that join it.
+/// Writes the heartbeat to devices that join the pool.
 pub(crate) fn join(tenure: &Arc<Tenure>, stores: &[Arc<SyncStore>]) -> Result<(), ApiError> {
     for store in stores {
         let written = write_beat(store.as_ref(), tenure.holder(), false);
@@ -381,7 +375,7 @@ pub(crate) fn join(tenure: &Arc<Tenure>, stores: &[Arc<SyncStore>]) -> Result<()
     Ok(())
 }
 
-/// Marks the heartbeats as stopped, after a stop in good order.
+/// Marks the heartbeats as stopped, after an orderly stop.
 pub(crate) fn end(tenure: &Tenure, stores: &[Arc<SyncStore>]) {
     for store in stores {
         if let Err(error) = write_beat(store.as_ref(), tenure.holder(), true) {

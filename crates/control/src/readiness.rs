@@ -1,9 +1,5 @@
-//! Descriptors that the runtime watches.
-//!
-//! Purpose: one place that hands a descriptor to the runtime.
-//! Design: the runtime's safe way in is marked deprecated, because a type could name another
-//! descriptor each time it is asked; an [`OwnedFd`] can't, and closes only after it is taken out.
-//! Not here: what is read or written.
+//! Registers descriptors with the async runtime. Its safe function is deprecated, because a type
+//! could return a different descriptor each time; an [`OwnedFd`] can't.
 
 use std::future::{Future, poll_fn};
 use std::io;
@@ -24,11 +20,12 @@ pub(crate) fn watch(fd: OwnedFd, interest: Interest) -> io::Result<AsyncFd<Owned
     AsyncFd::with_interest(fd, interest)
 }
 
-/// How often the runtime looks at its descriptors before an answer is late: one look, and a few tasks that pass it on.
+/// Polls of the runtime before an answer counts as late: one to read it, and a few for tasks that
+/// pass it on.
 const LOOKS: u32 = 8;
 
-/// As [`tokio::time::timeout`], for an answer that another task reads from a descriptor. Bytes that the descriptor holds
-/// at the deadline are in time: the process may have been paused.
+/// Like [`tokio::time::timeout`], for an answer that another task reads from a descriptor. Bytes
+/// that are there at the deadline are in time: the process may have been paused.
 pub(crate) async fn in_time<F: Future>(limit: Duration, answer: F) -> Option<F::Output> {
     let mut answer = pin!(answer);
     if let Ok(answer) = tokio::time::timeout(limit, &mut answer).await {
@@ -68,7 +65,7 @@ mod tests {
                 let limit = Duration::from_millis(20);
                 let waits = in_time(limit, answer);
                 let (answer, ()) = tokio::join!(waits, async {
-                    // The process stands still for longer.
+                    // The process is paused beyond the limit.
                     tokio::task::yield_now().await;
                     std::thread::sleep(3 * limit);
                     if came {

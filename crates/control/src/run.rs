@@ -1,10 +1,7 @@
-//! The daemon's process, from its start to its end.
+//! The daemon's process: joins API and daemon, and handles signals.
 //!
-//! Purpose: puts API and daemon together, and obeys signals.
-//! Design: the API's socket is claimed first, so that two daemons can't share it. Then the pool is opened while the API says
-//! so. One loop takes the API's requests and the signals. A stop commits everything, ends the engine, and leaves nothing
-//! behind that a restart would have to take over; a kill leaves the engine running.
-//! Not here: what starts and stops consist of (`daemon`).
+//! The API's socket is claimed first, so that two daemons can't share it. Then the pool is opened,
+//! while the API reports that. A kill leaves the engine running; `daemon` defines an orderly stop.
 
 use std::io;
 use std::rc::Rc;
@@ -22,7 +19,7 @@ use crate::daemon::{Daemon, DaemonError, DaemonRequest, ServeMetrics, channel};
 use crate::ownership::Installation;
 use crate::systemd;
 
-/// How long the first requests wait for the pool before the answer is that it is being opened.
+/// How long the first requests wait for the pool; then the answer is that it is being opened.
 const START_HOLD: Duration = Duration::from_secs(2);
 
 /// What ended a daemon.
@@ -34,8 +31,8 @@ pub enum EndedBy {
     Request,
 }
 
-/// Runs the daemon until SIGTERM, SIGINT, or a request to stop. A signal leaves the engine running if the
-/// configuration says so; a request never does. SIGHUP has it read the configuration again.
+/// Runs the daemon until SIGTERM, SIGINT, or a request to stop. A signal leaves the engine running
+/// if the configuration says so; a request never does. SIGHUP reloads the configuration.
 ///
 /// # Errors
 /// When it can't start, or when it could not commit everything at its end.
@@ -43,7 +40,6 @@ pub async fn run(config: DaemonConfig, program: Box<dyn Program>) -> Result<Ende
     LocalSet::new().run_until(run_here(config, program)).await
 }
 
-/// The signals that the daemon obeys.
 struct Signals {
     terminate: Signal,
     interrupt: Signal,
@@ -85,19 +81,20 @@ async fn run_here(config: DaemonConfig, program: Box<dyn Program>) -> Result<End
     systemd::tell("STOPPING=1");
     daemon.events.close_down();
     let _ = stop_api.send(());
-    // What is asked from here on gets no answer, which callers read as "stopping".
+    // Later requests get no answer, which callers read as "stopping".
     drop(requests);
     let result = if ended_by == EndedBy::Signal && daemon.config.keep_engine {
         daemon.leave_engine().await
     } else {
         daemon.stop().await
     };
-    // It bounds itself.
+    // The server has its own time limit.
     let _ = server.await;
     result.map(|()| ended_by)
 }
 
-/// Starts the daemon and has it serve, until something ends it. Returns the task that takes devices back as well.
+/// Starts the daemon and serves until something ends it. Also returns the task that takes devices
+/// back.
 async fn obey(
     daemon: &Rc<Daemon>,
     mut signals: Signals,

@@ -1,9 +1,7 @@
-//! Waiting for a condition that somebody else on this thread makes true.
+//! Waits for conditions that other tasks on this thread change.
 //!
-//! Purpose: the owner's tasks share plain state and wait for each other's changes.
-//! Design: a counter that is raised after each change; a waiter checks its condition, waits for the
-//! counter, checks again. No wake-up is lost, since it subscribes before it checks.
-//! Not here: what is waited for, and time limits (callers put those around).
+//! A counter is raised after each change. A waiter subscribes before it checks its condition, so no
+//! wake-up is lost.
 
 use tokio::sync::watch;
 
@@ -16,12 +14,12 @@ impl Signal {
         Self(watch::Sender::new(0))
     }
 
-    /// Something changed: every waiter checks again.
+    /// Makes every waiter check again.
     pub(crate) fn raise(&self) {
         self.0.send_modify(|count| *count = count.wrapping_add(1));
     }
 
-    /// Waits until `check` has something.
+    /// Waits until `check` returns something.
     pub(crate) async fn until<T>(&self, mut check: impl FnMut() -> Option<T>) -> T {
         let mut changes = self.0.subscribe();
         loop {
@@ -33,7 +31,6 @@ impl Signal {
         }
     }
 
-    /// Waits for the next raise.
     pub(crate) async fn next(&self) {
         let mut first = true;
         self.until(|| (!std::mem::take(&mut first)).then_some(()))

@@ -1,10 +1,8 @@
-//! A device's label and catalog area, as the pool wants it.
+//! The pool's [`BlockStore`] on a device's label and catalog area, with time limits.
 //!
-//! Purpose: the pool's [`BlockStore`] over the device crate's synchronous access, within a time limit.
-//! Design: a device that does not answer fails ([`BoundedStore`]), so that it holds nobody else up. Whoever
-//! flushes the device past that and fails says so here: the kernel tells of an error only once.
-//! Nothing is written to a device that another machine took over (`ownership`).
-//! Not here: where label and catalog are (the pool), locks (`devices`).
+//! A device that does not answer fails ([`BoundedStore`]). Failures of other flushes are reported
+//! here too, because the kernel reports an error only once. Nothing is written to a device that
+//! another node took over (`ownership`).
 
 use std::io;
 use std::sync::{Arc, OnceLock};
@@ -15,10 +13,9 @@ use forebay_pool::{BlockStore, BoundedStore};
 
 use crate::ownership::Tenure;
 
-/// How long a device may take for one request to its label or catalog area.
+/// The limit of one request to a label or catalog area.
 const ANSWER_LIMIT: Duration = Duration::from_secs(10);
 
-/// See the module's text.
 #[derive(Debug)]
 pub(crate) struct SyncStore(
     pub(crate) Arc<SyncDevice>,
@@ -33,24 +30,24 @@ impl SyncStore {
         Self(device, store, OnceLock::new())
     }
 
-    /// The same device as if nothing had been asked of it: what failed before is not told of.
+    /// A new store of this device, without its past failures.
     pub(crate) fn anew(&self) -> BoundedStore {
         BoundedStore::new(self.0.clone(), ANSWER_LIMIT)
     }
 
-    /// One whose device may take so long for everything together, until its pool is open.
+    /// `limit` bounds all requests together, until the pool is open.
     pub(crate) fn opening(device: SyncDevice, limit: Duration) -> Self {
         let store = Self::new(device);
         store.1.set_total(Some(limit));
         store
     }
 
-    /// The pool is open: each request has its own limit.
+    /// From now on each request has its own limit.
     pub(crate) fn opened(&self) {
         self.1.set_total(None);
     }
 
-    /// Whether opening it took too long.
+    /// Whether opening took too long.
     pub(crate) fn is_too_slow(&self) -> bool {
         self.1.is_used_up()
     }
@@ -60,18 +57,19 @@ impl SyncStore {
         self.1.is_waited_for()
     }
 
-    /// From now on nothing is written unless the pool is still this daemon's.
+    /// From now on, writes need the pool to be still this daemon's.
     pub(crate) fn guard(&self, tenure: Arc<Tenure>) {
-        // One that joined a pool stays there.
+        // A device never leaves its pool.
         let _ = self.2.set(tenure);
     }
 
-    /// Whose the pool is, if its label has an owner.
+    /// The hold on the pool, if the label has an owner.
     pub(crate) fn tenure(&self) -> Option<&Arc<Tenure>> {
         self.2.get()
     }
 
-    /// Makes what anybody wrote to the device durable, however long that takes.
+    /// Makes all writes to the device durable, including other processes' writes; without a time
+    /// limit.
     pub(crate) fn flush(&self) -> io::Result<()> {
         self.0
             .sync()

@@ -1,8 +1,5 @@
-//! What systemd is told.
-//!
-//! Purpose: a unit of `Type=notify` is up when the daemon serves, and going down when it stops.
-//! Design: one datagram to the socket that the environment names (sd_notify(3)); without one, nothing.
-//! Not here: watchdogs, descriptors kept by systemd.
+//! Notifies systemd (`Type=notify`) of start and stop: one datagram to the socket named by the
+//! environment (sd_notify(3)), if any.
 
 use std::ffi::OsStr;
 use std::io;
@@ -10,7 +7,7 @@ use std::os::linux::net::SocketAddrExt;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 
-/// Tells systemd something, e.g. `READY=1`. A failure is only logged.
+/// Sends a state, for example `READY=1`. A failure is only logged.
 pub(crate) fn tell(what: &str) {
     let Some(socket) = std::env::var_os("NOTIFY_SOCKET") else {
         return;
@@ -20,7 +17,7 @@ pub(crate) fn tell(what: &str) {
     }
 }
 
-/// A name that begins with `@` is in the abstract space.
+/// A name that begins with `@` is in the abstract namespace.
 fn send(socket: &OsStr, what: &str) -> io::Result<()> {
     let address = match socket.as_bytes().strip_prefix(b"@") {
         Some(name) => SocketAddr::from_abstract_name(name)?,

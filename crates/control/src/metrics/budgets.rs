@@ -1,14 +1,12 @@
-//! Figures of budgets and of scheduling: tenants, throttled commands, reactors.
-//!
-//! Purpose: one scrape shows the bill, and which tenants are noisy or hurt.
-//! Design: as in the module above. Not here: gathering (the owner).
+//! Metrics of budgets and scheduling: tenants, throttled commands, reactors. They show the bill,
+//! and which tenants disturb others or suffer.
 
 use std::fmt::Display;
 
 use super::{COUNTER, Exposition, GAUGE, histogram, seconds};
 use crate::model::stats::{LaneStats, ReactorStats, TenantStats};
 
-/// Writes a family a row, with samples where there is a value.
+/// Writes one metric family per row, with samples where there is a value.
 macro_rules! families {
     ($out:ident, $all:expr, $labels:expr; $($kind:ident $name:literal $help:literal, $value:expr;)*) => {
         $(family($out, $all, $labels, ($name, $kind, $help), $value);)*

@@ -1,11 +1,8 @@
-//! The daemon's figures for Prometheus.
+//! The daemon's metrics for Prometheus, in the text exposition format 0.0.4: a family is a name, a
+//! type, a help text and its samples.
 //!
-//! Purpose: the text of `GET /v1/metrics`, and of `GET /metrics` where a listener is configured.
-//! Design: the text exposition format (version 0.0.4), written by hand: a family is a name, a type, a
-//! help text and its samples, in that order. Histograms have a bound at each power of four from 4 us to
-//! 17 s, each of which is exactly the end of one of the engine's buckets. An op and a part that never
-//! counted anything have no histogram.
-//! Not here: gathering (the owner), HTTP (`api`).
+//! Histograms have a bound at each power of four from 4 us to 17 s; each is the end of one of the
+//! engine's buckets. Empty histograms are left out.
 
 mod budgets;
 
@@ -14,26 +11,19 @@ use std::fmt::Write as _;
 use crate::model::stats::{Histogram, LaneStats, OpStats, Stats};
 use crate::model::{DeviceState, EngineState, PoolInfo, Status, Volume};
 
-/// What the text is made of.
 #[derive(Debug)]
 pub(crate) struct MetricSource<'a> {
-    /// The daemon and its engine.
     pub status: &'a Status,
-    /// The counters.
     pub stats: &'a Stats,
-    /// The pool, if one is open.
     pub pool: Option<&'a PoolInfo>,
-    /// All volumes.
     pub volumes: &'a [Volume],
 }
 
-/// The content type of the text.
 pub(crate) const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
 /// The powers of two, in ns, at which histograms have a bound.
 const BOUNDS: std::ops::RangeInclusive<u32> = 12..=34;
 
-/// The text.
 #[must_use]
 pub(crate) fn text(source: &MetricSource<'_>) -> String {
     let mut out = Exposition::default();
@@ -100,7 +90,6 @@ impl Exposition {
         let _ = writeln!(self.0, " {value}");
     }
 
-    /// A family of one sample without labels.
     fn one(&mut self, name: &str, kind: &str, help: &str, value: impl std::fmt::Display) {
         self.family(name, kind, help);
         self.sample(name, &[], value);

@@ -1,4 +1,4 @@
-//! What a scrape says, line by line.
+//! Tests of the metrics text, line by line.
 
 use super::*;
 use crate::model::events::TakeoverStats;

@@ -1,10 +1,8 @@
-//! Budgets of tenants and volumes: stated by people, kept by the engine.
+//! Keeps budgets of tenants and volumes in the catalog, and sends them to the engine.
 //!
-//! Purpose: what is stated is durable, and the engine keeps to it within a window of the answer.
-//! Design: the catalog has them. While nobody has a budget, the engine is told only the spread; else also parameters,
-//! tenants with exports and exported volumes. A change tells the difference, and tenants before their volumes. The
-//! region of an engine that outlived a daemon names tenants that are gone.
-//! Not here: what can be stated (`forebay_qos::budget`), what the node has (`settings`).
+//! Without any budget, the engine learns only the spread of queues; otherwise also parameters,
+//! tenants with exports and exported volumes. A change sends only differences, tenants before their
+//! volumes. The region of an engine older than this daemon may name deleted tenants.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -43,7 +41,6 @@ struct KnownBudgets {
 /// A request to the engine, and its pending answer.
 type Update = (String, PendingAnswer);
 
-/// Applies a change and checks the result.
 fn checked(change: &BudgetChange, before: Stated) -> Result<Option<Stated>, ApiError> {
     let Some(stated) = change.apply(before) else {
         return Ok(None);
@@ -65,7 +62,7 @@ fn checked(change: &BudgetChange, before: Stated) -> Result<Option<Stated>, ApiE
     }
 }
 
-/// Adds to a refusal which half of a base was assumed.
+/// Adds to an error which half of a base was assumed.
 fn or_say_assumed(error: ApiError, stated: Stated) -> ApiError {
     let what = match (stated.base_iops, stated.base_bytes) {
         (Some(_), None) if error.message.contains("bytes/s") => {
@@ -81,7 +78,6 @@ fn or_say_assumed(error: ApiError, stated: Stated) -> ApiError {
     error.hint(hint)
 }
 
-/// Keeps budgets and tells them to the engine.
 #[derive(Debug)]
 pub(crate) struct Budgets {
     pub(super) base: Rc<Base>,
@@ -148,7 +144,7 @@ impl Budgets {
         known
     }
 
-    /// Tells a new session everything. `is_known`: the engine is older than this daemon.
+    /// Sends everything to a new session. `is_known`: the engine is older than this daemon.
     pub(crate) fn say_all_budgets(&self, session: &Rc<Session>, is_known: bool) -> Vec<Update> {
         *self.link.told.borrow_mut() = Rc::downgrade(session);
         *self.known.borrow_mut() = KnownBudgets::default();
@@ -172,7 +168,7 @@ impl Budgets {
         asked
     }
 
-    /// Tells a session what changed since the last time.
+    /// Sends what changed since the last time.
     fn say_budgets(&self, session: &Rc<Session>) -> Vec<Update> {
         let now = self.wanted();
         let mut asked = Vec::new();
@@ -219,7 +215,7 @@ impl Budgets {
         (format!("the budget of {id}"), pending)
     }
 
-    /// Tells a running engine what changed. A new engine is told everything.
+    /// Sends changes to a running engine; a new engine gets everything.
     pub(crate) async fn push_budgets(&self) -> Result<(), AskError> {
         self.placement.keep_promises().await;
         let _one = self.telling.lock().await;
@@ -245,7 +241,7 @@ impl Budgets {
             }
         }
         if answer.is_err() {
-            // The next change tells everything again.
+            // The next change sends everything again.
             *self.known.borrow_mut() = KnownBudgets::default();
         }
         answer
@@ -262,7 +258,7 @@ impl Budgets {
             let owner = self.clone();
             self.base.spawn(async move {
                 owner.base.commit_through().await;
-                // Errors are logged, and the next change tells it again.
+                // Errors are logged, and the next change sends it again.
                 let _ = owner.push_budgets().await;
             });
             return Err(error);
@@ -295,7 +291,7 @@ impl Budgets {
         self.keep_budgets().await?;
         let budget = show_tenant_budget(&self.base.core.borrow().pool, id);
         let mut admission = self.placement.admission();
-        // The tenant's own lack comes first.
+        // Put the tenant's own entries first.
         admission.lacking.sort_by_key(|base| base.tenant != name);
         Ok(TenantBudget {
             tenant: name.to_owned(),

@@ -1,10 +1,6 @@
-//! While somebody measures what I/O costs.
-//!
-//! Purpose: what `forebay calibrate` puts on the node is not limited by budgets, or its figures would be the
-//! scheduler's.
-//! Design: the volumes of one tenant ([`TENANT`]) have no share while a calibration renews its lease. The lease is in
-//! no file, so a daemon that starts ends it.
-//! Not here: measuring (`forebay calibrate`), what is measured (`settings`).
+//! Calibration: budgets must not limit the volumes of `forebay calibrate`, or it would measure the
+//! scheduler. They belong to one tenant ([`TENANT`]), which has no share while the calibration
+//! renews its lease. A restart of the daemon ends the lease.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -18,7 +14,6 @@ use crate::model::error::ApiError;
 use crate::model::scheduling::{CALIBRATION_TENANT as TENANT, MOST_CALIBRATION_SECONDS as MOST};
 use crate::qos::budgets::Budgets;
 
-/// The end of a calibration's lease, if one runs.
 #[derive(Debug, Default)]
 pub(crate) struct Calibrating(Cell<Option<Instant>>);
 
@@ -29,7 +24,7 @@ impl Calibrating {
 }
 
 impl Budgets {
-    /// Whether this tenant belongs to a running calibration, which no budget limits.
+    /// Whether the tenant belongs to a running calibration, so that no budget limits it.
     pub(crate) fn measures(&self, tenant: TenantId) -> bool {
         let core = self.base.core.borrow();
         let is_its = || (core.pool.tenants().named(TENANT)).is_ok_and(|its| its.id == tenant);

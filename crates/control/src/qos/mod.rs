@@ -1,9 +1,5 @@
-//! Who may use how much of the node.
-//!
-//! Purpose: budgets of tenants and volumes are durable, guaranteed where they fit, and known to the engine.
-//! Design: [`settings`] belong to the node, [`placement`] and [`promises`] decide which reactor serves what and whose
-//! base fits, [`budgets`] tells the engine.
-//! Not here: the arithmetic (`forebay_qos`), counting (`statistics`).
+//! Budgets: [`settings`] of the node, [`placement`] and [`promises`] (which reactor serves an
+//! export, and whose base fits), and [`budgets`], which tells the engine.
 
 pub(crate) mod budgets;
 pub(crate) mod calibration;

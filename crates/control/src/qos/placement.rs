@@ -1,10 +1,10 @@
-//! Which reactor serves which export, and whose base is guaranteed.
+//! Places exports on reactors and records guaranteed bases, so that a guarantee survives later
+//! changes.
 //!
-//! Purpose: a base that was guaranteed stays so, whatever others do later.
-//! Design: a promise says how much and by which reactors (`forebay_qos::placement`). `promises.json` in the state
-//! folder has them; it is written before anybody is answered. A promise that no longer fits is kept as lapsed while its
-//! tenant has a budget. This daemon places an export; once it is served, the engine's word counts.
-//! Not here: the arithmetic (`forebay_qos`), what is said of it (`promises`).
+//! A promise names an amount and its reactors (`forebay_qos::placement`). `promises.json` in the
+//! state folder is written before a request is answered. A promise that no longer fits stays as
+//! lapsed while its tenant has a budget. Once an export is served, the engine's record of its
+//! reactor counts.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -77,7 +77,7 @@ impl ReactorPlacement {
     }
 }
 
-/// The most processor time that a rate needs, ns a second.
+/// The most processor time that a rate needs, ns per second.
 pub(crate) fn processors(rate: Rate, costs: &CostTable) -> f64 {
     costs.most_of(rate)[Resource::Cpu as usize]
 }
@@ -98,12 +98,11 @@ impl ReactorPlacement {
         *self.now.borrow_mut() = kept;
     }
 
-    /// Whether a tenant's base comes before those that are not guaranteed.
+    /// Whether a tenant's base has priority over bases that are not guaranteed.
     pub(crate) fn comes_first(&self, tenant: TenantId) -> bool {
         self.node.is_meant() || self.first.borrow().contains(&tenant.0)
     }
 
-    /// Recalculates the promises.
     pub(crate) fn settle_promises(&self) {
         let (mut kept, mut first) = (BTreeMap::new(), BTreeSet::new());
         if self.base.has_budgets() {
@@ -180,7 +179,7 @@ impl ReactorPlacement {
         *self.trouble.borrow_mut() = trouble;
     }
 
-    /// Notes where this engine serves exports: the next one does the same.
+    /// Notes where this engine serves exports, so that the next one does so, too.
     pub(crate) fn note_served(&self, session: &Session) {
         let served = self.reactors_in(session);
         self.placed.borrow_mut().extend(served);
@@ -230,7 +229,7 @@ impl ReactorPlacement {
         }
     }
 
-    /// The placement plan and its costs. Exports without a reactor are placed.
+    /// The placement plan and its costs. Places exports that have no reactor.
     pub(crate) fn places(&self) -> (PlacementPlan, CostTable) {
         if let Some(session) = self.link.session() {
             self.note_served(&session);
@@ -277,7 +276,7 @@ impl ReactorPlacement {
                 rest.push((*count, export.id, id, tenant));
             }
         }
-        // Each tenant's first export comes before anybody's second.
+        // Each tenant's first export comes before any tenant's second.
         let order: BTreeMap<u64, usize> = places.order().into_iter().zip(0..).collect();
         rest.sort_by_key(|(count, .., tenant)| {
             (*count, order.get(&tenant.0).unwrap_or(&usize::MAX))

@@ -1,10 +1,8 @@
-//! What is promised, and whether it can be had.
+//! Admission of bases: refuses a base that the node does not have, and tells whether another is
+//! guaranteed.
 //!
-//! Purpose: a base that the node does not have is refused; the answer to another says whether it is guaranteed.
-//! Design: a base fits if the node has enough beside what is promised, times the oversubscription. What a reactor lacks
-//! is a warning, not a refusal. Exports without an engine count where one will serve them. Help between reactors counts
-//! for nothing.
-//! Not here: the arithmetic (`forebay_qos`), settings and costs (`settings`), where exports are served (`placement`).
+//! A base fits if the node has room beside other promises, times the oversubscription. A lack on
+//! one reactor is only a warning. Help between reactors counts for nothing.
 
 use std::collections::BTreeSet;
 
@@ -108,7 +106,7 @@ impl ReactorPlacement {
         }
     }
 
-    /// The placement plan, unless nobody has a budget or oversubscription is set.
+    /// The placement plan; `None` without budgets, or with oversubscription.
     fn owed(&self) -> Option<(PlacementPlan, CostTable)> {
         (!self.node.is_meant() && self.base.has_budgets()).then(|| self.places())
     }
@@ -140,12 +138,12 @@ impl ReactorPlacement {
     /// Whether a tenant's base is guaranteed; `None` without a base.
     pub(crate) fn is_guaranteed(&self, tenant: TenantId, all: &Admission) -> Option<bool> {
         let core = self.base.core.borrow();
-        // A budget that is only a limit has the least base.
+        // A budget that is only a limit has the minimum base.
         (core.pool.budgets().of_tenant(tenant)).filter(|of| of.base != LEAST)?;
         if all.guaranteed || self.node.is_meant() {
             return Some(all.guaranteed);
         }
-        // A promise comes first at a reactor, but not for what all reactors share.
+        // A promise has priority on its reactor, but not for resources that all reactors share.
         let (node, _) = self.promised_node(None);
         let shared = (SHARED_RESOURCES.into_iter().zip(node.promised()))
             .filter(|(resource, _)| *resource != Resource::Cpu);
@@ -176,7 +174,8 @@ impl ReactorPlacement {
         lacking.map(|(tenant, _)| tenant).collect()
     }
 
-    /// Warns of tenants that lack something and are not in `before`. Returns the texts for the export's maker.
+    /// Warns of tenants that lack room and are not in `before`. Returns the texts for the export's
+    /// creator.
     pub(crate) fn say_lacking(&self, before: &BTreeSet<u64>) -> Vec<String> {
         let Some((places, costs)) = self.owed() else {
             return Vec::new();

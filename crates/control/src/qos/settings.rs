@@ -1,8 +1,5 @@
-//! How I/O is admitted on this node: settings and costs.
-//!
-//! Design: both belong to the node, not to the pool: two files in the state folder, written whole and read when a pool
-//! is opened.
-//! Not here: budgets (`budgets`), what can be promised (`promises`).
+//! Settings and costs of scheduling. They belong to the node, not to the pool, and are two files in
+//! the state folder.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -31,7 +28,7 @@ use crate::model::scheduling::{
 };
 use crate::qos::budgets::Budgets;
 
-/// In the order of `forebay_qos::cost`, as `OPERATIONS` is.
+/// In the order of `forebay_qos::cost`, like `OPERATIONS`.
 const FRONTENDS: [ExportFrontend; 3] = [
     ExportFrontend::NvmeTcp,
     ExportFrontend::NvmePcie,
@@ -256,7 +253,7 @@ impl NodeSettings {
         *node.measured.borrow_mut() = costs;
     }
 
-    /// Reads a record. A warning reports one that can't be used; `instead` says what counts.
+    /// Reads a record. Warns if it can't be used; `instead` names the replacement.
     pub(crate) fn read_record<T: DeserializeOwned>(
         &self,
         file: &str,
@@ -352,7 +349,7 @@ impl NodeSettings {
         }
     }
 
-    /// Whether oversubscription is set: then nobody's base comes first.
+    /// Whether oversubscription is set: then no base has priority.
     pub(crate) fn is_meant(&self) -> bool {
         self.settings.borrow().oversubscription > 1.0
     }

@@ -1,12 +1,9 @@
-//! Errors that devices give while they are used.
+//! Detects devices that give errors, and keeps new extents away from them.
 //!
-//! Purpose: a device that fails is named while it fails, and gets nothing new meanwhile.
-//! Design: reactors count errors by device in the state region; this looks at the counts once a
-//! second. A device is in trouble from its first error until none has come for a while; if writes or
-//! flushes were among them, a flush must succeed as well, and until then the pool places nothing
-//! there (unless no other device is left): what is mapped there is served all the same. What an
-//! engine counted long before the daemon came is counted, and nothing more.
-//! Not here: devices that can't be opened (`health`), that hang (`hang`), that lost a part (`size`).
+//! Reactors count errors by device in the state region, which is checked once a second. A device is
+//! in trouble until no error has come for a while. If writes or flushes failed, a flush must also
+//! succeed; until then nothing is placed there if another device is left. Mapped extents are served
+//! anyway. Errors from long before the daemon's start are only counted.
 
 use std::rc::Rc;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
@@ -19,10 +16,9 @@ use crate::model::DeviceErrors;
 use crate::model::events::EventKind;
 use crate::states::DeviceStates;
 
-/// A device without an error for so long is well again.
+/// A device without an error for this long is healthy again.
 pub(crate) const QUIET: Duration = Duration::from_secs(30);
 
-/// How many of what failed.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct ErrorCounts {
     reads: u64,
@@ -32,7 +28,6 @@ struct ErrorCounts {
 }
 
 impl ErrorCounts {
-    /// `f` of each pair.
     fn with(self, other: Self, f: impl Fn(u64, u64) -> u64) -> Self {
         Self {
             reads: f(self.reads, other.reads),
@@ -70,7 +65,6 @@ impl ErrorCounts {
     }
 }
 
-/// The last error.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Last {
     errno: i32,
@@ -85,7 +79,6 @@ impl Last {
     }
 }
 
-/// A device gives errors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Trouble {
     /// CLOCK_MONOTONIC.
@@ -95,16 +88,15 @@ struct Trouble {
     is_shut: bool,
 }
 
-/// What was seen of a device.
 #[derive(Debug, Default)]
 pub(crate) struct SeenErrors {
-    /// Whose counts they are.
+    /// The engine that counted.
     generation: u64,
     counts: ErrorCounts,
     total: ErrorCounts,
     last: Option<Last>,
     trouble: Option<Trouble>,
-    /// A flush is on its way to see whether it is well again.
+    /// A flush tests whether the device is healthy again.
     is_probed: bool,
 }
 
@@ -118,7 +110,7 @@ fn quiet_ns(quiet: Duration) -> u64 {
 }
 
 impl SeenErrors {
-    /// Looks at an engine's counts; true when trouble begins.
+    /// Reads an engine's counts; true when trouble begins.
     fn look(
         &mut self,
         generation: u64,
@@ -173,7 +165,7 @@ impl SeenErrors {
         self.trouble.is_some_and(|trouble| trouble.is_shut)
     }
 
-    /// What is wrong, in words; the beginning of a sentence whose subject is the device.
+    /// Describes the errors; the device is the subject of the sentence.
     fn in_words(&self, now_ns: u64) -> Option<String> {
         let (trouble, last) = (self.trouble?, self.last?);
         let ago = |at_ns: u64| now_ns.saturating_sub(at_ns) / 1_000_000_000;
@@ -189,7 +181,6 @@ impl SeenErrors {
 }
 
 impl DeviceStates {
-    /// Looks at the error counts of all devices.
     pub(crate) fn look_at_errors(self: &Rc<Self>) {
         let (now_ns, quiet) = (now_ns(), self.watched.quiet.get());
         for device in self.base.device_indexes() {
@@ -240,7 +231,7 @@ impl DeviceStates {
         self.judge_health(device);
     }
 
-    /// Sees by a flush whether a device that gave no errors for a while is well again.
+    /// Tests by a flush whether a quiet device is healthy again.
     async fn probe(self: Rc<Self>, device: DeviceIndex) {
         let flushed = self.flush_device(device).await;
         let (now_ns, quiet) = (now_ns(), self.watched.quiet.get());
@@ -268,13 +259,12 @@ impl DeviceStates {
         self.judge_health(device);
     }
 
-    /// Whether a device's writes or flushes failed and it is not well again.
+    /// Whether a device's writes or flushes failed and it is not healthy again.
     pub(crate) fn is_shut(&self, device: DeviceIndex) -> bool {
         let all = self.watched.errors.borrow();
         all.get(&device).is_some_and(SeenErrors::is_shut)
     }
 
-    /// What is wrong with a device that gives errors, in words.
     pub(crate) fn error_trouble(&self, device: DeviceIndex) -> Option<String> {
         let all = self.watched.errors.borrow();
         all.get(&device)?.in_words(now_ns())
@@ -335,10 +325,10 @@ mod tests {
         assert!(!seen.look(2, &second.devices()[0], 101 * S, QUIET));
         second.devices()[0].record(DeviceOp::Write, 28, true, 0, 102 * S);
         assert!(seen.look(2, &second.devices()[0], 102 * S, QUIET));
-        // A full file system is no fault of the device's.
+        // A full file system is not the device's fault.
         assert!(!seen.is_shut());
         assert_eq!((seen.total.writes, seen.total.no_room), (1, 1));
-        // What is there is not believed.
+        // Implausible counts are ignored.
         second.devices()[0].last_ns.store(u64::MAX, Relaxed);
         second.devices()[0].read_errors.store(u64::MAX, Relaxed);
         second.devices()[0].last_errno.store(u64::MAX, Relaxed);

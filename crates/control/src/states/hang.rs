@@ -1,15 +1,11 @@
-//! Devices that hang, and what is quarantined because of them.
+//! Devices that hang, and the quarantine of extents given up there, which requests in flight may
+//! still write.
 //!
-//! Purpose: a request that a device does not end may still write to extents that were given up; they
-//! stay out of use until it has ended, and nothing else waits for it.
-//! Design: whoever finds that a device does not answer in time (a revoke, a job) suspects it
-//! ([`DeviceStates::suspect`]). One task for each device ([`DeviceStates::run_settler`]) then has one
-//! [`Job::Settle`] outstanding there, which ends when everything that was in flight at the device when
-//! it was asked has ended: with it ends the quarantine of whatever was quarantined before it was
-//! asked, and the suspicion, unless there is a newer one, for which it asks again. A later engine that
-//! has its fence on the device ends what concerns its predecessors' requests. Meanwhile nothing is
-//! flushed or laundered there, and nothing there is revoked to make room.
-//! Not here: which extents are quarantined (the pool), revokes (`revoke`).
+//! A revoke or job that times out suspects the device ([`DeviceStates::suspect`]). One
+//! [`Job::Settle`] per device ([`DeviceStates::run_settler`]) ends when all requests from before it
+//! have ended; earlier suspicions and quarantines end with it. A later engine's fence also ends
+//! those of its predecessors. Meanwhile the device is not flushed, zero-filled or used for
+//! eviction.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -27,20 +23,18 @@ use crate::link::session::{AskError, PendingAnswer, Session};
 use crate::model::events::EventKind;
 use crate::states::DeviceStates;
 
-/// Before a settle that failed is asked for again.
+/// The pause before a failed settle job is repeated.
 const ASK_AGAIN: Duration = Duration::from_secs(1);
 
-/// Devices that may hang.
 #[derive(Debug, Default)]
 pub(crate) struct Hanging {
     suspects: RefCell<BTreeMap<DeviceIndex, Suspicion>>,
-    /// Suspicions so far: each has a number.
+    /// The number of the newest suspicion.
     raised: Cell<u64>,
-    /// Up to which suspicion requests have ended.
+    /// The newest suspicion whose requests have ended.
     ended: RefCell<BTreeMap<DeviceIndex, u64>>,
 }
 
-/// Why a device may hang.
 #[derive(Debug, Clone, Copy)]
 struct Suspicion {
     number: u64,
@@ -50,7 +44,7 @@ struct Suspicion {
 }
 
 impl DeviceStates {
-    /// Requests at a device have not ended in time, among them perhaps some for `what`. Returns the
+    /// Notes that requests at a device, perhaps for `what`, have not ended in time. Returns the
     /// suspicion's number.
     pub(crate) fn suspect(&self, device: DeviceIndex, generation: u64, what: &'static str) -> u64 {
         let number = self.hanging.raised.get() + 1;
@@ -72,8 +66,7 @@ impl DeviceStates {
         number
     }
 
-    /// Waits until everything that was in flight at a device at a suspicion has ended; false if it
-    /// takes too long.
+    /// Waits until the requests in flight at a suspicion have ended; false after a time limit.
     pub(crate) async fn settled(&self, device: DeviceIndex, suspicion: u64) -> bool {
         let has_ended = || {
             let ended = self.hanging.ended.borrow();
@@ -91,7 +84,7 @@ impl DeviceStates {
         self.hanging.suspects.borrow().contains_key(&device)
     }
 
-    /// What people must know about hanging devices and quarantined extents.
+    /// Warnings about hanging devices and quarantined extents.
     pub(crate) fn hang_troubles(&self) -> Vec<String> {
         let core = self.base.core.borrow();
         let extent_bytes = core.pool.info().extent_bytes;
@@ -114,7 +107,7 @@ impl DeviceStates {
         troubles
     }
 
-    /// Waits for a job of the internal lane; a device that does not end it in time hangs.
+    /// Waits for a job of the internal lane; on a time-out the device counts as hanging.
     pub(crate) async fn job_within(
         &self,
         session: &Session,
@@ -141,7 +134,7 @@ impl DeviceStates {
                 > 0
     }
 
-    /// The one task that waits for what is in flight at a device.
+    /// The task that waits for requests in flight at a device.
     pub(crate) async fn run_settler(self: Rc<Self>, device: DeviceIndex) {
         loop {
             self.base
@@ -153,13 +146,13 @@ impl DeviceStates {
                 continue;
             }
             if let Some(mark) = session.quarantined_before.get() {
-                // Its predecessors' requests have ended.
+                // The predecessors' requests have ended.
                 self.requests_ended(device, mark, |s| s.generation < session.generation);
                 if !self.is_in_doubt(device) {
                     continue;
                 }
             }
-            // What comes after this needs another one.
+            // Later suspicions need another job.
             let mark = self.base.core.borrow().pool.allocator().quarantine_mark();
             let raised = self.hanging.raised.get();
             match session.job(Job::Settle { device }).ended().await {
@@ -173,7 +166,7 @@ impl DeviceStates {
         }
     }
 
-    /// Requests at a device have ended: those before `mark`, and those of a suspicion that it covers.
+    /// Ends quarantines before `mark`, and the suspicions that it covers.
     fn requests_ended(
         &self,
         device: DeviceIndex,

@@ -1,12 +1,9 @@
-//! The health of devices: what the pool is told of it.
+//! The health of devices, as the pool learns it: *online*, *failing*, *missing* or *failed*.
 //!
-//! Purpose: a device that is missing or fails takes down only what lives on it.
-//! Design: the pool knows each device as *online*, *failing*, *missing* or *failed*; only online ones
-//! are allocated from, and what is mapped on missing and failed ones can't be granted. What the engine
-//! says of a device decides between online and failed; one that gives errors is failing (`watch`), one
-//! that was cut short has failed for good; one that the daemon has not open is missing and stays so
-//! until the pool is opened anew. The engine is told of a failed device again and again.
-//! Not here: devices that hang without an error (`hang`), finding missing ones (`devices`).
+//! New extents come only from online devices; those on missing and failed ones are not granted. The
+//! engine reports online or failed. A device with errors is failing, and a truncated one stays
+//! failed. A device that the daemon has not open is missing until the pool is reopened. The engine
+//! is told of failed devices again and again.
 
 pub(crate) mod errors;
 pub(crate) mod hang;
@@ -30,13 +27,12 @@ use crate::link::{Link, WelcomeItem};
 use crate::model::events::EventKind;
 use crate::states::hang::Hanging;
 
-/// How the pool's devices are: what the engine, errors, sizes and hanging requests say of them.
 #[derive(Debug)]
 pub(crate) struct DeviceStates {
     base: Rc<Base>,
     link: Rc<Link>,
     hanging: Hanging,
-    /// Failed devices that the engine is told of again.
+    /// Failed devices that the engine will be told of again.
     retrying: RefCell<BTreeSet<DeviceIndex>>,
     watched: Watched,
 }
@@ -52,7 +48,7 @@ impl DeviceStates {
         })
     }
 
-    /// The open devices of which something failed: they may have gone away and come back.
+    /// Open devices with a failure, which may have gone away and returned.
     pub(crate) fn troubled_devices(&self) -> Vec<PoolDevice> {
         let is_catalog = self.base.catalog_trouble().is_some();
         let devices = self.base.devices.borrow();
@@ -65,7 +61,7 @@ impl DeviceStates {
         devices.iter().filter(is_troubled).cloned().collect()
     }
 
-    /// Tells which devices were lost or came back since `before`.
+    /// Emits events for devices lost or returned since `before`.
     pub(crate) fn tell_of_lost(&self, before: &BTreeSet<DeviceIndex>) {
         let now = self.base.lost_devices();
         for device in now.difference(before) {
@@ -115,12 +111,12 @@ impl DeviceStates {
             .tell_of_device(EventKind::DeviceFailed, device, text);
     }
 
-    /// How a device is that the engine can use.
+    /// The health of a device that the engine can use.
     fn health_when_ready(&self, device: DeviceIndex) -> DeviceHealth {
         if self.cut_short(device).is_some() {
             return DeviceHealth::Failed;
         }
-        // Something must be placed somewhere: an error then and there is better than no room.
+        // If no other device is online, occasional errors are better than no space.
         let pool = &self.base.core.borrow().pool;
         let others = || pool.devices().iter().filter(|other| other.index != device);
         let is_shut = self.is_shut(device)
@@ -133,14 +129,13 @@ impl DeviceStates {
         }
     }
 
-    /// What was seen of a device may have changed how it is.
+    /// Updates a device's health after new observations.
     pub(crate) fn judge_health(&self, device: DeviceIndex) {
         if self.base.is_served(device) {
             self.set_health(device, self.health_when_ready(device));
         }
     }
 
-    /// The engine has its fence on a device.
     pub(crate) fn device_ready(&self, device: DeviceIndex) {
         if self.base.is_open_here(device) {
             self.set_health(device, self.health_when_ready(device));
@@ -148,7 +143,6 @@ impl DeviceStates {
         self.base.devices_changed.raise();
     }
 
-    /// The engine can't use a device.
     pub(crate) fn device_failed(
         self: &Rc<Self>,
         session: &Rc<Session>,
@@ -169,7 +163,7 @@ impl DeviceStates {
         }
     }
 
-    /// A device failed in the engine: it is told of it again after a while, for as long as it takes.
+    /// Tells the engine of a failed device again, as often as needed.
     async fn retry_device(&self, session: &Rc<Session>, device: DeviceIndex) {
         loop {
             sleep(self.base.limits.device_retry).await;
@@ -190,7 +184,7 @@ impl DeviceStates {
                 request,
                 device: config,
             });
-            // If it opens, what follows is told by DeviceReady or DeviceFailed.
+            // If it opens, DeviceReady or DeviceFailed follows.
             if let Err(error) = pending.within(self.base.limits.request).await
                 && error != AskError::Gone
             {
@@ -201,15 +195,14 @@ impl DeviceStates {
     }
 }
 
-/// What was seen.
 #[derive(Debug)]
 pub(crate) struct Watched {
     errors: RefCell<BTreeMap<DeviceIndex, errors::SeenErrors>>,
-    /// How long a device must give no error to be well again.
+    /// How long a device must give no error to be healthy again.
     pub(crate) quiet: Cell<Duration>,
-    /// Devices that were cut short, to how many bytes.
+    /// Truncated devices, with their sizes in bytes.
     cut: RefCell<BTreeMap<DeviceIndex, u64>>,
-    /// Devices whose file was removed or renamed, with the warning about each.
+    /// Devices whose file was removed or renamed, with a warning for each.
     nameless: RefCell<BTreeMap<DeviceIndex, String>>,
     /// The folders of `devices.json`.
     record_dirs: RefCell<Vec<PathBuf>>,
@@ -228,12 +221,10 @@ impl Default for Watched {
 }
 
 impl DeviceStates {
-    /// Says where `devices.json` is.
     pub(crate) fn set_record_dirs(&self, folders: Vec<PathBuf>) {
         *self.watched.record_dirs.borrow_mut() = folders;
     }
 
-    /// Has the engine flush a device.
     pub(crate) async fn flush_device(&self, device: DeviceIndex) -> Result<(), AskError> {
         let session = self.link.session().ok_or(AskError::Gone)?;
         if self.is_hanging(device) {
@@ -252,7 +243,7 @@ impl DeviceStates {
         self.job_within(&session, device, flush).await
     }
 
-    /// Waits until everything that was asked is carried out.
+    /// Waits until all requests are done.
     pub(crate) async fn carried_out(
         self: &Rc<Self>,
         session: &Rc<Session>,

@@ -1,12 +1,9 @@
-//! Devices that lose a part, or their name, while they are used.
+//! Detects truncated, removed and renamed device files while they are used.
 //!
-//! Purpose: never a silent loss: a file that is cut short under the daemon reads as zeros there once
-//! something makes it longer again, so that must be noticed before.
-//! Design: the daemon's own descriptors are asked once a second. A device with fewer bytes than its
-//! extents need has failed, and stays so, however long it is afterwards: rights on it are taken back,
-//! and `devices.json` keeps it in mind over restarts, until a person opens it with `--force`. A
-//! file that was removed or renamed is a warning only: everything works until it is closed.
-//! Not here: what a restart does about it (`devices`).
+//! A truncated file reads as zeros once something extends it, so truncation must be noticed before
+//! that. The daemon's descriptors are checked once a second. A device that is too small has failed
+//! for good: its grants are revoked, and `devices.json` remembers it until `--force`. A removed or
+//! renamed file works until it is closed, and causes only a warning.
 
 use forebay_device::size::format_bytes;
 use forebay_xlate::DeviceIndex;
@@ -17,7 +14,7 @@ use crate::model::events::EventKind;
 use crate::states::DeviceStates;
 
 impl DeviceStates {
-    /// Compares every device with what its extents need; returns those that have been cut short since the last look.
+    /// Returns the devices that were truncated since the last check.
     pub(crate) fn look_at_sizes(&self) -> Vec<DeviceIndex> {
         let devices = self.base.devices.borrow().clone();
         let mut cut = Vec::new();
@@ -55,7 +52,7 @@ impl DeviceStates {
         }
     }
 
-    /// Up to where a device's extents reach.
+    /// The end of a device's extents.
     fn needed_bytes(&self, device: DeviceIndex) -> u64 {
         let core = self.base.core.borrow();
         let extent_bytes = core.pool.info().extent_bytes;
@@ -89,17 +86,15 @@ impl DeviceStates {
         }
     }
 
-    /// To how many bytes a device was cut short while in use.
+    /// The size of a device that was truncated while in use.
     pub(crate) fn cut_short(&self, device: DeviceIndex) -> Option<u64> {
         self.watched.cut.borrow().get(&device).copied()
     }
 
-    /// Whether any was.
     pub(crate) fn is_any_cut_short(&self) -> bool {
         !self.watched.cut.borrow().is_empty()
     }
 
-    /// Warnings about files that were removed or renamed.
     pub(crate) fn nameless_warnings(&self) -> Vec<String> {
         self.watched.nameless.borrow().values().cloned().collect()
     }
@@ -117,7 +112,6 @@ fn renamed_text(spec: &str) -> String {
     )
 }
 
-/// What `status` says of a device that was cut short.
 pub(crate) fn state_text(bytes: u64) -> String {
     format!(
         "its file was cut short to {} ({bytes} bytes) while in use",

@@ -1,14 +1,10 @@
-//! Counters, as the API says them.
+//! Reads the engine's counters from its state region.
 //!
-//! Purpose: what the engine counts in its state region, with names from the pool.
-//! Design: reads the region of the running engine; another process writes there at any time, so a
-//! figure may be torn from its neighbours and every index is bounded. The region counts latencies
-//! in four buckets to each doubling; a percentile is its bucket's upper end. An engine's counters begin
-//! at zero: what a dead one had counted for an export is added once, when the next one is greeted; this is the only
-//! place that carries counts over. `figures.json` in the state folder tells the next daemon: what engines before the
-//! running one counted, which is exact, and what all of them had counted at the last save, which is used when the
-//! running engine is gone too.
-//! Not here: rates (readers take differences).
+//! The engine writes at any time, so related values may be inconsistent, and every index is
+//! bounded. A percentile is its bucket's upper end. Counters begin at zero in each engine: the
+//! predecessor's counts are added once, at the greeting. `figures.json` in the state folder keeps
+//! two sums: the earlier engines' counts, which are exact, and those at the last save, for when the
+//! running engine is lost too.
 
 pub(crate) mod used;
 pub(crate) mod visible;
@@ -78,7 +74,7 @@ fn op_stats(ops: &RegionOpStats) -> OpStats {
     }
 }
 
-/// The kinds of commands, as [`LaneStats`] has them.
+/// Kinds of commands, in the order of [`LaneStats`].
 const KINDS: [OpKind; 4] = [
     OpKind::Read,
     OpKind::Write,
@@ -86,12 +82,12 @@ const KINDS: [OpKind; 4] = [
     OpKind::Deallocate,
 ];
 
-/// What an export's commands have added up to.
+/// An export's sums.
 #[derive(Debug, Default, Clone, Serialize, Deserialize)]
 pub(crate) struct Totals {
     /// By kind.
     ops: [OpStats; 4],
-    /// That ended with an error of a device.
+    /// Commands that ended with a device error.
     media_errors: u64,
     #[serde(default)]
     copied_bytes: u64,
@@ -114,15 +110,15 @@ fn plus(a: &Totals, b: &Totals) -> Totals {
     }
 }
 
-/// Of these exports, what a region's lanes have added up to, and their records. An engine, and a dead one
-/// even more, may have written anything: what it counts for exports that are not there is left out.
+/// The sums and records of these exports in a region. The engine's data is untrusted: other exports
+/// are ignored.
 fn totals_of<'a>(
     region: &'a Region,
     exports: &BTreeSet<ExportId>,
 ) -> BTreeMap<ExportId, (Totals, &'a LaneRecord)> {
     let mut all = BTreeMap::new();
     for lane in region.lanes() {
-        // Looking at the rest of the table would only make memory of it.
+        // Reading the rest of the table would only allocate its pages.
         if all.len() == exports.len() {
             break;
         }
@@ -142,42 +138,39 @@ fn totals_of<'a>(
     all
 }
 
-/// What exports' commands have added up to over all engines that this daemon, or the daemons before it,
-/// know of.
+/// The sums of exports over all engines known to this daemon and earlier ones.
 #[derive(Debug, Default)]
 pub(crate) struct Added {
-    /// The newest engine: its generation, and where it counts. It need not live.
+    /// The newest engine: its generation and region. It may be dead.
     counting: Option<(u64, Rc<Region>)>,
-    /// Of the engines before it.
+    /// Sums of earlier engines.
     before: BTreeMap<ExportId, Totals>,
     used: UsedBefore,
-    /// Tenants that the engine was asked to let go of: what it has counted of them is in `used`, and may be in its region
-    /// still.
+    /// Tenants that the engine was told to drop. `used` has their counts, and its region may still
+    /// have them.
     let_go: BTreeSet<TenantId>,
     pool: Uuid,
     file: Option<PathBuf>,
-    /// When the file was written last; none: it lacks something that must not be lost.
+    /// The time of the last write; `None` if the file lacks something important.
     saved_at: Option<Instant>,
 }
 
 /// Longest time between two saves while an engine counts.
 const SAVE_EVERY: Duration = Duration::from_secs(60);
-/// How long a save is waited for.
 const SAVE_LIMIT: Duration = Duration::from_secs(5);
 
-/// What `figures.json` says.
+/// The content of `figures.json`.
 #[derive(Debug, Serialize, Deserialize)]
 struct Saved {
     pool: Uuid,
-    /// Of the engine that counts on.
+    /// Of the running engine.
     generation: u64,
-    /// What engines before it have counted.
+    /// Sums of engines before it.
     before: Sums,
-    /// The same with what it had counted at this save.
+    /// Those sums, with its own at this save.
     with_it: Sums,
 }
 
-/// What engines have counted.
 #[derive(Debug, Default, Clone, Serialize, Deserialize)]
 struct Sums {
     exports: Vec<(u64, Totals)>,
@@ -185,8 +178,8 @@ struct Sums {
 }
 
 impl Added {
-    /// Another engine counts from here on, or the same one in another conversation. An earlier daemon knew
-    /// of the engines before this one.
+    /// Begins to count another engine, or this one in a new session. An earlier daemon recorded its
+    /// predecessors.
     pub(crate) fn begin(
         &mut self,
         session: &Session,
@@ -220,7 +213,7 @@ impl Added {
         self.saved_at = None;
     }
 
-    /// Adds what an engine has counted.
+    /// Adds an engine's counts.
     fn add_region(
         &mut self,
         region: &Region,
@@ -244,7 +237,7 @@ impl Added {
         }
     }
 
-    /// What an export has behind it.
+    /// The counts of an export's earlier engines.
     pub(crate) fn past(&self, export: &ExportRecord) -> Past {
         let none = Totals::default();
         let before = self.before.get(&export.id).unwrap_or(&none);
@@ -259,22 +252,22 @@ impl Added {
         }
     }
 
-    /// What a tenant had saved before this engine knew it: operations, bytes.
+    /// A tenant's credit from before this engine: operations, bytes.
     pub(crate) fn credit(&self, session: &Session, tenant: TenantId) -> [u64; 2] {
-        // One that is to go on where another still serves is told before it counts.
+        // The credit is read before [`Self::begin`], while another engine may still serve.
         let other = self.counting.as_ref();
         let other = other.filter(|(generation, _)| *generation != session.generation);
         self.used.credit(other.map(|(_, region)| &**region), tenant)
     }
 
-    /// What a tenant has saved.
+    /// A tenant's credit.
     pub(crate) fn saved(&self, tenant: TenantId) -> [u64; 2] {
         let known = self.counting.as_ref();
         let known = known.filter(|_| !self.let_go.contains(&tenant));
         self.used.credit(known.map(|(_, region)| &**region), tenant)
     }
 
-    /// The engine that counts lets go of these tenants.
+    /// The current engine drops these tenants.
     pub(crate) fn let_go(&mut self, session: &Session, tenants: &BTreeSet<TenantId>) {
         if self
             .counting
@@ -288,14 +281,14 @@ impl Added {
         }
     }
 
-    /// The engine is told of these tenants from now on: it has let go of those before.
+    /// The engine is told of these tenants again, and has dropped their old records.
     pub(crate) fn counts_again<'a>(&mut self, tenants: impl Iterator<Item = &'a TenantId>) {
         for tenant in tenants {
             self.let_go.remove(tenant);
         }
     }
 
-    /// What is to be written where, if the file lacks something; `at_once`: whenever it was written last.
+    /// The data and file to write, if a save is due; `at_once`: even soon after the last.
     fn unsaved(
         &mut self,
         exports: &BTreeSet<ExportId>,
@@ -326,7 +319,7 @@ impl Added {
     }
 }
 
-/// What an export has counted; whose it is, is for the caller to say.
+/// An export's statistics; the caller sets the names.
 fn lane_stats(totals: Totals, lane: Option<&LaneRecord>) -> LaneStats {
     let [read, write, flush, deallocate] = totals.ops;
     let now = |gauge: fn(&LaneRecord) -> &AtomicU64| lane.map_or(0, |l| gauge(l).load(Relaxed));
@@ -356,7 +349,7 @@ fn lane_stats(totals: Totals, lane: Option<&LaneRecord>) -> LaneStats {
 /// CPU seconds in user and kernel mode, and resident bytes, from /proc.
 fn process_usage(pid: u32) -> Option<(f64, f64, u64)> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // Behind the name, which may hold anything: fields 3 and on.
+    // Fields 3 and later follow the name, which may contain anything.
     let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
     let ticks = rustix::param::clock_ticks_per_second() as f64;
     let number = |field: usize| fields.get(field - 3)?.parse::<f64>().ok();
@@ -372,7 +365,7 @@ fn engine_stats(session: &Session) -> Option<EngineStats> {
     let now_ns =
         now.tv_sec.unsigned_abs().saturating_mul(1_000_000_000) + now.tv_nsec.unsigned_abs();
     let life_ns = now_ns.saturating_sub(header.started_ns.load(Relaxed));
-    // A reactor that is awake uses its CPU; so what it didn't use it slept.
+    // A reactor uses its CPU while it is awake; the rest of the time it slept.
     let busy_ns = ((cpu_user_s + cpu_system_s) * 1e9) as u64;
     let sum = |cell: fn(&ReactorRecord) -> &AtomicU64| {
         let all = session.region.reactors().iter().take(reactors as usize);
@@ -393,7 +386,6 @@ fn engine_stats(session: &Session) -> Option<EngineStats> {
     })
 }
 
-/// What engines have counted, and what hosts are told of it.
 #[derive(Debug)]
 pub(crate) struct Statistics {
     base: Rc<Base>,
@@ -414,7 +406,6 @@ impl Statistics {
 }
 
 impl Statistics {
-    /// Says in which folder `figures.json` is.
     pub(crate) fn keep_figures(&self, folder: &Path) {
         self.added.borrow_mut().file = Some(folder.join("figures.json"));
     }
@@ -437,7 +428,7 @@ impl Statistics {
         added.begin(session, pool, &exports, &tenants);
     }
 
-    /// Has the next daemon know what is counted, if that is due; `at_once`: in any case.
+    /// Saves the counts for the next daemon if due; `at_once`: in any case.
     pub(crate) async fn save_figures(&self, at_once: bool) {
         let (exports, tenants) = (self.export_ids(), self.tenant_ids());
         let unsaved = (self.added.borrow_mut()).unsaved(&exports, &tenants, at_once);
@@ -457,7 +448,6 @@ impl Statistics {
         );
     }
 
-    /// Everything that is counted.
     pub(crate) fn stats(&self, takeover: TakeoverStats) -> Stats {
         let session = self.link.session();
         let exports = self.export_ids();

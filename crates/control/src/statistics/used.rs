@@ -1,8 +1,5 @@
-//! What tenants used of their budgets, and what scheduling took of reactors, over all engines.
-//!
-//! Design: what earlier engines counted is added, so no figure falls when an engine dies. The record of a tenant that
-//! the engine lets go of is added too, and its credit is kept.
-//! Not here: budgets (`budgets`).
+//! Sums of tenants' use and of reactors' scheduling over all engines. Earlier engines' counts and
+//! those of dropped tenants are added, so no metric falls. A dropped tenant's credit is kept.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::AtomicU64;
@@ -73,7 +70,6 @@ fn with_all_sums<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<(u64, TenantS
     Ok(padded.collect())
 }
 
-/// What earlier engines counted.
 #[derive(Debug, Default, Clone, Serialize, Deserialize)]
 pub(crate) struct UsedBefore {
     #[serde(deserialize_with = "with_all_sums")]
@@ -125,7 +121,7 @@ impl UsedBefore {
         }
     }
 
-    /// Adds the sums of tenants that an engine lets go of.
+    /// Adds the sums of tenants that an engine drops.
     pub(crate) fn add_tenants(&mut self, region: &Region, tenants: &BTreeSet<TenantId>) {
         for (tenant, (sums, record)) in tenants_of(region, tenants) {
             self.credit.retain(|(id, _)| *id != tenant.0);
@@ -137,7 +133,7 @@ impl UsedBefore {
         }
     }
 
-    /// The sums of reactors, with those of the current engine.
+    /// The sums of reactors, including the current engine.
     pub(crate) fn reactors(&self, region: Option<&Region>) -> Vec<ReactorStats> {
         let now = region.map_or(&[][..], reactors_of);
         let of = |at: usize| {
@@ -181,7 +177,7 @@ fn credit_of(budget: &Budget, [ops, bytes]: [u64; 2]) -> Option<Credit> {
     })
 }
 
-/// Figures of tenants with a budget or with sums. The region's sums of `let_go` are in `before`.
+/// Statistics of tenants with a budget or with sums. The region's sums of `let_go` are in `before`.
 pub(crate) fn tenant_stats<'a>(
     before: &UsedBefore,
     region: Option<&Region>,

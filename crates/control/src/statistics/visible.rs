@@ -1,12 +1,8 @@
-//! What hosts see of a volume's space and of its pool's health: NUSE, and the SMART log.
+//! Values that hosts see: a volume's used space (NUSE), and the pool's health (SMART log).
 //!
-//! Purpose: a host's own tools show how much of a thin disk is written, and warn when its pool has little
-//! left.
-//! Design: looked up with the owner's slow beat, told when it has changed: a lack of space at the next
-//! beat, everything else at every tenth. A new engine is told all of them before it serves. A volume whose whole size is
-//! reserved has all its space whatever the pool has left. With them goes what the engines before counted for the
-//! volume's export, so that no counter of the SMART log falls when an engine dies.
-//! Not here: how hosts are told (the engine), what people are told (`watch`, `warn`).
+//! Changes are sent periodically: a lack of space at the next beat, others at every tenth. A new
+//! engine gets everything before it serves, with the counts of earlier engines, so no counter of
+//! the SMART log falls. A fully reserved volume has all its space, whatever the pool has left.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -17,14 +13,14 @@ use forebay_xlate::boundary::message::{Past, ToEngine};
 use crate::link::session::Session;
 use crate::statistics::Statistics;
 
-/// Figures alone are told at every so manieth beat.
+/// Changed numbers alone are sent at every tenth beat.
 const BEATS: u32 = 10;
 /// SMART's Critical Warning (Base 2.0, 5.16.1.3): the spare is below its threshold.
 const SPARE_IS_LOW: u8 = 1 << 0;
-/// The same: media errors have degraded reliability.
+/// Likewise: media errors have degraded reliability.
 const RELIABILITY: u8 = 1 << 2;
 
-/// What an engine is told of a volume.
+/// A volume's values for the engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct VisibleStatistics {
     used_bytes: u64,
@@ -34,17 +30,16 @@ struct VisibleStatistics {
     past: Past,
 }
 
-/// What the engine was told last.
+/// The values last sent.
 #[derive(Debug, Default)]
 pub(crate) struct Told {
     all: BTreeMap<VolumeId, VisibleStatistics>,
-    /// Volumes with something on devices that are not well.
+    /// Volumes with data on devices that are not healthy.
     hurt: BTreeSet<VolumeId>,
     beats: u32,
 }
 
 impl Statistics {
-    /// Which volumes have something on devices that are not well: of large ones, that takes a while.
     fn hurt(&self) -> BTreeSet<VolumeId> {
         let pool = &self.base.core.borrow().pool;
         let devices = pool.devices().iter().map(|device| device.index);
@@ -93,7 +88,6 @@ impl Statistics {
         self.figures(&BTreeSet::new())[&volume].used_bytes
     }
 
-    /// Tells a new conversation all of them.
     pub(crate) fn say_figures(&self, session: &Session) {
         let mut told = self.figures.borrow_mut();
         told.hurt = self.hurt();
@@ -103,7 +97,6 @@ impl Statistics {
         }
     }
 
-    /// Tells what has changed.
     pub(crate) fn look_at_figures(&self) {
         let Some(session) = self.link.session() else {
             return;
