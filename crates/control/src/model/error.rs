@@ -1,10 +1,6 @@
-//! The API's one error type.
-//!
-//! Purpose: each refusal says what is wrong (`message`) and, where there is something to do, what
-//! (`hint`); `kind` is for programs.
-//! Design: the kinds are few and map one to one on an HTTP status; the body is always
-//! `{"error":{"kind":..,"message":..,"hint":..}}`.
-//! Not here: the errors of pool, engine and devices; whoever owns those words turns them into these.
+//! The API's only error type. Each kind has one HTTP status; the body is always
+//! `{"error":{"kind":..,"message":..,"hint":..}}`. Errors of pool, engine and devices are converted
+//! where they are known.
 
 use axum::Json;
 use axum::http::StatusCode;
@@ -12,27 +8,27 @@ use axum::response::{IntoResponse, Response};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// What sort of refusal it is.
+/// The kind of an error.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum ErrorKind {
-    /// What was named does not exist.
+    /// The named object does not exist.
     NotFound,
     /// It exists already.
     Exists,
-    /// It is used by something else, which has to go first.
+    /// Something else uses it, and must stop first.
     InUse,
     /// The request itself is wrong.
     Invalid,
     /// No space, or a limit is reached.
     NoSpace,
-    /// Stored data is not what it must be.
+    /// Stored data is damaged.
     Damaged,
-    /// Not now: something that is needed isn't there; trying again may help.
+    /// Something needed is not available now; trying again may help.
     Unavailable,
     /// The caller may not do this.
     Forbidden,
-    /// A defect of ours.
+    /// A defect in Forebay.
     Internal,
 }
 
@@ -52,27 +48,27 @@ impl ErrorKind {
     }
 }
 
-/// A refusal.
+/// An error.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema, thiserror::Error)]
 #[error("{message}")]
 pub struct ApiError {
-    /// What sort of refusal it is.
+    /// The kind, for programs.
     pub kind: ErrorKind,
-    /// What is wrong, for people.
+    /// The problem, for people.
     pub message: String,
-    /// What to do about it, for people.
+    /// A remedy, for people.
     pub hint: Option<String>,
 }
 
 /// The body around an [`ApiError`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ErrorBody {
-    /// The refusal.
+    /// The error.
     pub error: ApiError,
 }
 
 impl ApiError {
-    /// A refusal without a hint.
+    /// An error without a hint.
     pub fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
         Self {
             kind,
@@ -81,14 +77,14 @@ impl ApiError {
         }
     }
 
-    /// Adds what to do about it.
+    /// Adds a remedy.
     #[must_use]
     pub fn hint(mut self, hint: impl Into<String>) -> Self {
         self.hint = Some(hint.into());
         self
     }
 
-    /// What was named does not exist.
+    /// The named object does not exist.
     pub fn not_found(message: impl Into<String>) -> Self {
         Self::new(ErrorKind::NotFound, message)
     }
@@ -98,7 +94,7 @@ impl ApiError {
         Self::new(ErrorKind::Exists, message)
     }
 
-    /// It is used by something else.
+    /// Something else uses it.
     pub fn in_use(message: impl Into<String>) -> Self {
         Self::new(ErrorKind::InUse, message)
     }
@@ -113,12 +109,12 @@ impl ApiError {
         Self::new(ErrorKind::NoSpace, message)
     }
 
-    /// Stored data is not what it must be.
+    /// Stored data is damaged.
     pub fn damaged(message: impl Into<String>) -> Self {
         Self::new(ErrorKind::Damaged, message)
     }
 
-    /// Not now.
+    /// Not available now.
     pub fn unavailable(message: impl Into<String>) -> Self {
         Self::new(ErrorKind::Unavailable, message)
     }
@@ -128,12 +124,12 @@ impl ApiError {
         Self::new(ErrorKind::Forbidden, message)
     }
 
-    /// A defect of ours.
+    /// A defect in Forebay.
     pub fn internal(message: impl Into<String>) -> Self {
         Self::new(ErrorKind::Internal, message)
     }
 
-    /// The same refusal under a more particular HTTP status.
+    /// Answers with a more specific HTTP status.
     pub(crate) fn with_status(self, status: StatusCode) -> Response {
         (status, Json(ErrorBody { error: self })).into_response()
     }

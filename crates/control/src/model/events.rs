@@ -1,106 +1,104 @@
-//! What happened, as the API shows it.
-//!
-//! Purpose: the answer of `GET /v1/events`, and the counters of take-overs.
-//! Design: plain data; times are nanoseconds and say so. Numbers of events rise, over restarts of the
-//! daemon too, so a reader asks for what came after the last one that it has.
-//! Not here: gathering.
+//! Events and take-over counters, as the API shows them. Times are in nanoseconds unless their
+//! names say otherwise. Event numbers rise, also over restarts of the daemon.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// What kind of thing happened.
+/// The kind of an event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum EventKind {
-    /// A daemon has begun to serve; what happened before it is in the logs.
+    /// A daemon has begun to serve; earlier events are in the logs.
     DaemonStarted,
-    /// The daemon before this one died, or was killed.
+    /// The previous daemon died or was killed.
     DaemonDied,
     /// An engine died.
     EngineDied,
-    /// An engine was ended, as was asked for, so that another one of the installed program goes on.
+    /// An engine was ended on request, so that one of the installed program takes over.
     EngineReplaced,
     /// A reactor took no turn for too long; the engine is killed.
     EngineStuck,
-    /// A successor goes on with a dead engine's connections and commands.
+    /// A successor continues a dead engine's connections and commands.
     TookOver,
-    /// A successor could not, so hosts have to connect again.
+    /// A successor could not, so hosts must connect again.
     NotTakenOver,
     /// A dead engine's last request on a device has ended.
     FencePassed,
-    /// An export kills engines: it is not served any more.
+    /// An export that kills engines is no longer served.
     ExportQuarantined,
     /// A quarantined export is served again.
     ExportResumed,
-    /// An export was made.
+    /// An export was created.
     ExportCreated,
-    /// Who may connect to an export was changed.
+    /// The hosts that may connect to an export were changed.
     ExportChanged,
-    /// An export was ended.
+    /// An export was deleted.
     ExportDeleted,
-    /// How hosts should use a port was changed.
+    /// A port's ANA state was changed.
     PortChanged,
-    /// A host took other hosts' reservation or registrations of a volume away.
+    /// A host preempted other hosts' reservation or registrations of a volume.
     ReservationPreempted,
-    /// A host has connected, or several have.
+    /// One or more hosts have connected.
     HostConnected,
-    /// A host has disconnected, or several have.
+    /// One or more hosts have disconnected.
     HostDisconnected,
-    /// A host was not let in, or several were not; or a virtual machine was refused something.
+    /// One or more hosts were refused, or a request of a VM was.
     HostRefused,
-    /// The pool, or its catalog, has less space left than an operator wants, or has enough again.
+    /// The pool or its catalog has less space left than configured, or has enough again.
     PoolSpace,
     /// A device gives errors, hangs, or can't be used.
     DeviceFailed,
     /// A device can be used again, without errors.
     DeviceReturned,
-    /// A part of the configuration can't be served: an address, the log, a CPU. It is tried again.
+    /// A part of the configuration can't be served (an address, the log, a CPU). It is retried.
     PartMissing,
     /// Such a part is served now.
     PartReturned,
-    /// Somebody changed something through the API: `audit` says who, and what.
+    /// A change through the API; `audit` has the user and the change.
     Changed,
-    /// Something else that an operator should know.
+    /// Another warning for the operator.
     Warning,
 }
 
-/// Something that happened.
+/// An event.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Event {
-    /// Its number. They rise by one, and go on higher when the daemon is started again.
+    /// The event's number. Numbers rise by one; after a restart of the daemon they continue above
+    /// the last.
     pub sequence: u64,
-    /// When, milliseconds since the Unix epoch.
+    /// Time in milliseconds since the Unix epoch.
     pub at_unix_ms: u64,
-    /// The same time in UTC, as in RFC 3339.
+    /// The same time in UTC, in RFC 3339 format.
     #[serde(default)]
     pub at: String,
-    /// What kind.
+    /// The kind.
     pub kind: EventKind,
-    /// Engine generation that it is about.
+    /// The engine generation concerned.
     pub generation: u64,
-    /// In a sentence.
+    /// The event in a sentence.
     pub message: String,
-    /// The export (tenant/volume), if it is about one.
+    /// The export concerned (tenant/volume), if any.
     pub export: Option<String>,
-    /// The device's index, if it is about one.
+    /// The index of the device concerned, if any.
     pub device: Option<u8>,
-    /// The host (NQN, or identifier), if it is about one.
+    /// The host concerned (NQN or identifier), if any.
     pub host: Option<String>,
-    /// How many, of what comes in numbers.
+    /// The number of occurrences, if the event stands for several.
     pub count: Option<u64>,
-    /// Of a take-over: from the engine's death as the daemon saw it until its successor acted.
+    /// For a take-over: from the detection of the engine's death until the successor acted.
     pub pause_ns: Option<u64>,
-    /// Of a fence: which device, and how long after the death.
+    /// For a fence: the device, and the time after the death.
     pub fence: Option<DeviceFence>,
-    /// Of a take-over: connections that were closed.
+    /// For a take-over: closed connections.
     pub connections_closed: Vec<ClosedConnections>,
-    /// Of a change through the API: who changed what.
+    /// For a change through the API: the user and the change.
     #[serde(default)]
     pub audit: Option<Audit>,
 }
 
 impl Event {
-    /// An event with its number and time, milliseconds since the Unix epoch, that is about nothing yet.
+    /// An event with its number and its time (milliseconds since the Unix epoch); other fields are
+    /// empty.
     pub(crate) fn new((sequence, at_unix_ms): (u64, u64), kind: EventKind) -> Self {
         Self {
             sequence,
@@ -124,11 +122,11 @@ impl Event {
 /// A change through the API: the user and the difference.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Audit {
-    /// The caller's user id, as the kernel says.
+    /// The caller's user id, from the kernel.
     pub uid: u32,
-    /// Its name in /etc/passwd, or the number.
+    /// The user's name in /etc/passwd, or the number.
     pub user: String,
-    /// Who had logged in, if that was another user (`sudo`, `su`).
+    /// The login user, if it is another one (`sudo`, `su`).
     pub login: Option<String>,
     /// The caller's process.
     pub pid: Option<i32>,
@@ -138,20 +136,21 @@ pub struct Audit {
     pub action: String,
     /// The request's method, path and query.
     pub request: String,
-    /// Whether something was destroyed or cut off, or could have been.
+    /// Whether the change destroyed data or disconnected hosts, or could have.
     pub destructive: bool,
-    /// `done`, or why it is not known whether it was.
+    /// `done`, or why the outcome is unknown.
     pub result: String,
-    /// The object as it was; if it is there before and after, only what differs. Nothing if there was none.
+    /// The object before the change; if it exists before and after, only the differences. Null if
+    /// there was none.
     #[schema(value_type = Option<Object>)]
     pub before: Option<serde_json::Value>,
-    /// The same afterwards.
+    /// The object after the change, likewise.
     #[schema(value_type = Option<Object>)]
     pub after: Option<serde_json::Value>,
 }
 
 impl Audit {
-    /// Who made the change, e.g. `root (ann), forebay[4711]`.
+    /// The user in a short form, e.g. `root (ann), forebay[4711]`.
     #[must_use]
     pub fn who(&self) -> String {
         let login = self.login.as_ref();
@@ -167,7 +166,7 @@ impl Audit {
 #[must_use]
 pub fn utc(unix_ms: u64) -> String {
     let (days, ms) = (unix_ms / 86_400_000, unix_ms % 86_400_000);
-    // Counted in years that begin in March, so that a leap day is a year's last; from 0000-03-01 on.
+    // Counts years from March, from 0000-03-01 on, so that a leap day ends its year.
     let days = days + 719_468;
     let (era, day) = (days / 146_097, days % 146_097);
     let year = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;
@@ -181,45 +180,45 @@ pub fn utc(unix_ms: u64) -> String {
     format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{ms:03}Z")
 }
 
-/// Answer of `GET /v1/events`: what happened after the event that was asked from.
+/// Answer of `GET /v1/events`: the events after the requested number.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct EventList {
     /// Oldest first.
     pub events: Vec<Event>,
-    /// How many events of this daemon's the reader has not seen that are not kept any more, or were too many to keep.
+    /// How many of this daemon's later events are missing: no longer kept, or above the rate limit.
     pub missed: u64,
-    /// What to ask from next: the number of the newest event.
+    /// The number of the newest event, for the next request.
     pub newest: u64,
 }
 
-/// How long a dead engine's requests outlived it on a device.
+/// How long a dead engine's requests remained on a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct DeviceFence {
     /// The device's index.
     pub device: u8,
-    /// From the death as the daemon saw it until the successor had the device to itself.
+    /// From the detection of the death until the successor had the device to itself.
     pub fence_ns: u64,
 }
 
 /// Connections that a take-over closed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ClosedConnections {
-    /// Why.
+    /// The reason.
     pub reason: String,
-    /// How many.
+    /// The number of connections.
     pub count: u64,
 }
 
-/// What take-overs cost, since the daemon started.
+/// Costs of take-overs since the daemon started.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct TakeoverStats {
-    /// How many engines have died.
+    /// Deaths of engines.
     pub deaths: u64,
-    /// How many there were.
+    /// Take-overs.
     pub takeovers: u64,
-    /// The last one's pause: from the engine's death as the daemon saw it until its successor acted.
+    /// The last pause: from the detection of the engine's death until the successor acted.
     pub last_pause_ns: Option<u64>,
-    /// Connections that they closed.
+    /// Connections that take-overs closed.
     pub connections_closed: Vec<ClosedConnections>,
     /// The last fence of each device.
     pub last_fences: Vec<DeviceFence>,

@@ -1,94 +1,92 @@
-//! Exports, as the API shows them and takes them.
-//!
-//! Not here: what is changed by them (`exports`).
+//! Exports, as the API shows and accepts them.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// An export: a volume shown to hosts over NVMe/TCP, or to a virtual machine.
+/// An export: a volume served to hosts over NVMe/TCP, or to a VM.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Export {
-    /// Tenant of the volume.
+    /// The volume's tenant.
     pub tenant: String,
     /// The volume.
     pub volume: String,
-    /// Its number in the pool: `VOLUME@ID` names it where the volume has several.
+    /// The export's number in the pool: `VOLUME@ID` names one of several exports.
     #[serde(default)]
     pub id: u64,
-    /// How it is reached.
+    /// The protocol.
     #[serde(default)]
     pub frontend: ExportFrontend,
-    /// Of `nvme_pcie`: whether doorbells are a page that the machine shares and the engine polls.
+    /// For `nvme_pcie`: doorbells are a page that the VM shares and the engine polls.
     #[serde(default)]
     pub mapped_doorbells: bool,
-    /// Of `vhost_user`: request queues.
+    /// For `vhost_user`: number of request queues.
     #[serde(default)]
     pub queues: u16,
-    /// Of a machine's: whether its memory is registered with the kernel, page for page, as far as the machine has
+    /// For a VM: its memory is registered with the kernel page by page, as far as the VM has
     /// touched it.
     #[serde(default)]
     pub pinned_memory: bool,
-    /// Of a machine's: the Unix socket that its client connects to.
+    /// For a VM: the Unix socket for its client.
     #[serde(default)]
     pub socket: Option<String>,
-    /// Of a machine's: the client that is connected now.
+    /// For a VM: the connected client.
     #[serde(default)]
     pub machine: Option<MachineClient>,
-    /// Whether others that say the same may show the volume too.
+    /// Whether the volume may have other shared exports too.
     #[serde(default)]
     pub shared: bool,
-    /// Whether it is the daemon's own: an image is moved through it, and it ends with that.
+    /// Whether it is internal: it serves an image transfer, and ends with it.
     #[serde(default)]
     pub internal: bool,
     /// NQN of its NVMe subsystem.
     pub nqn: String,
     /// Namespace id within the subsystem.
     pub nsid: u32,
-    /// Host NQNs that may connect.
+    /// NQNs of hosts that may connect.
     pub hosts: Vec<String>,
     /// Whether every host may connect, listed or not.
     pub any_host: bool,
     /// Addresses to connect to, e.g. `127.0.0.1:4420`.
     pub addresses: Vec<String>,
-    /// Host NQNs that are connected now (those with an admin queue).
+    /// NQNs of connected hosts (those with an admin queue).
     pub connected_hosts: Vec<String>,
     /// The reactor that serves it now.
     #[serde(default)]
     pub reactor: Option<u32>,
-    /// Why it is not served, if it is quarantined.
+    /// Why it is quarantined, if it is.
     pub quarantined: Option<String>,
-    /// In the answer to a change: commands that were still at devices, of hosts that it shut out. What
-    /// these write may still appear; nothing later of these hosts will.
+    /// In the answer to a change: commands of disconnected hosts that were still at devices. Their
+    /// writes may still appear, but no later ones.
     #[serde(default)]
     pub commands_ending: u64,
-    /// In the answer to its making: whose bases can't be had at any time since.
+    /// In the answer to a creation: tenants whose bases are no longer guaranteed.
     #[serde(default)]
     pub warnings: Vec<String>,
 }
 
-/// The client of an export to a virtual machine.
+/// The client of an export to a VM.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct MachineClient {
     /// When it connected, Unix seconds.
     pub since_unix_s: u64,
     /// Memory that it shares with the engine.
     pub memory_bytes: u64,
-    /// I/O queues that are in use.
+    /// I/O queues in use.
     pub queues: u64,
 }
 
-/// How an export is reached.
+/// The protocol of an export.
 #[derive(
     Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema,
 )]
 #[serde(rename_all = "snake_case")]
 pub enum ExportFrontend {
-    /// By any number of hosts over NVMe/TCP.
+    /// NVMe/TCP, for any number of hosts.
     #[default]
     NvmeTcp,
-    /// By one virtual machine, or one user-space driver, as an NVMe disk over vfio-user.
+    /// An NVMe disk over vfio-user, for one VM or one user-space driver.
     NvmePcie,
-    /// By one virtual machine, or one user-space driver, as a virtio disk over vhost-user.
+    /// A virtio disk over vhost-user, for one VM or one user-space driver.
     VhostUser,
 }
 
@@ -96,50 +94,50 @@ pub enum ExportFrontend {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ExportCreate {
-    /// Tenant of the volume.
+    /// The volume's tenant.
     pub tenant: String,
     /// The volume.
     pub volume: String,
-    /// Host NQNs that may connect. One of `nqn.2014-08.org.nvmexpress:uuid:` ends in a UUID; the discovery service's is no
-    /// host's.
+    /// NQNs of hosts that may connect. After `nqn.2014-08.org.nvmexpress:uuid:` a UUID must follow.
+    /// The discovery service's NQN is refused.
     #[serde(default)]
     pub hosts: Vec<String>,
     /// Let every host connect.
     #[serde(default)]
     pub any_host: bool,
-    /// How it is reached; hosts are of NVMe/TCP alone.
+    /// The protocol; hosts are for NVMe/TCP only.
     #[serde(default)]
     pub frontend: ExportFrontend,
-    /// Of `nvme_pcie`: doorbells are a page that the machine shares and the engine polls.
+    /// For `nvme_pcie`: doorbells are a page that the VM shares and the engine polls.
     #[serde(default)]
     pub mapped_doorbells: bool,
-    /// Of `vhost_user`: request queues, 1 to 64; 1 if it isn't given.
+    /// For `vhost_user`: number of request queues, 1 to 64; default 1.
     #[serde(default)]
     pub queues: Option<u16>,
-    /// Of a machine's: the machine never takes pages out of its memory (it has no balloon), so that all of it may be
+    /// For a VM: it never takes pages out of its memory (it has no balloon), so all of it may be
     /// registered with the kernel.
     #[serde(default)]
     pub pinned_memory: bool,
-    /// Of a machine's: the absolute path of the Unix socket to be made; without it, it is beneath the
-    /// daemon's runtime folder.
+    /// For a VM: the absolute path of the new Unix socket; by default in the daemon's runtime
+    /// folder.
     #[serde(default)]
     pub socket: Option<String>,
-    /// Of a machine's: the number of the user to whom the socket is to belong.
+    /// For a VM: the user id of the socket's owner.
     #[serde(default)]
     pub socket_user: Option<u32>,
-    /// Of a machine's: the number of the group to whom the socket is to belong.
+    /// For a VM: the group id of the socket.
     #[serde(default)]
     pub socket_group: Option<u32>,
-    /// The volume may have several exports: all of them say so.
+    /// Allow several exports of the volume; all of them must set this.
     #[serde(default)]
     pub shared: bool,
 }
 
-/// Body of `PATCH /v1/exports/{tenant}/{volume}`: who may connect.
+/// Body of `PATCH /v1/exports/{tenant}/{volume}`: which hosts may connect.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ExportUpdate {
-    /// Host NQNs to add; adding one that is there already changes nothing.
+    /// Host NQNs to add; those already listed are ignored.
     #[serde(default)]
     pub add_hosts: Vec<String>,
     /// Host NQNs to remove; each must be listed.
@@ -148,7 +146,7 @@ pub struct ExportUpdate {
     /// If given, whether every host may connect.
     #[serde(default)]
     pub any_host: Option<bool>,
-    /// Go on even if hosts are connected that may no longer connect: they lose the disk.
+    /// Go on even if connected hosts may no longer connect: they lose the disk.
     #[serde(default)]
     pub disconnect_hosts: bool,
 }

@@ -1,13 +1,10 @@
-//! What concerns several hosts at one volume, and several paths of one host.
-//!
-//! Purpose: the API's words for NVMe reservations and for ports.
-//! Design: as in `model`, which shows them as its own.
-//! Not here: their rules (`forebay_nvme::reservation`), their keeping (the owner).
+//! NVMe reservations and ports, as the API shows them. The rules are in
+//! `forebay_nvme::reservation`.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// What a reservation allows whom (NVMe reservation types).
+/// The type of an NVMe reservation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum ReservationKind {
@@ -28,13 +25,13 @@ pub enum ReservationKind {
 /// A volume's NVMe reservations.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct VolumeReservation {
-    /// What is reserved, if the volume is.
+    /// The reservation's type, if there is one.
     pub kind: Option<ReservationKind>,
     /// How often registrations have changed.
     pub generation: u32,
-    /// Whether it outlives a restart of this machine.
+    /// Whether it survives a restart of this node.
     pub persists: bool,
-    /// Who has registered.
+    /// The registered hosts.
     pub registrants: Vec<ReservationRegistrant>,
 }
 
@@ -49,16 +46,16 @@ pub struct ReservationRegistrant {
     pub is_holder: bool,
 }
 
-/// How hosts should use the paths through a port: NVMe's asymmetric namespace access (ANA).
+/// The ANA state (asymmetric namespace access) of the paths through a port.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum AnaState {
-    /// As any other.
+    /// Hosts use it.
     #[default]
     Optimized,
-    /// When there is no better one.
+    /// Hosts use it if there is no optimized path.
     NonOptimized,
-    /// Not at all, until this is taken back: for maintenance of what lies on the way there.
+    /// Hosts don't use it until this is changed, e.g. for maintenance of the network.
     Inaccessible,
 }
 
@@ -69,9 +66,9 @@ pub struct Port {
     pub address: String,
     /// Its number, as hosts see it in the discovery log.
     pub id: u16,
-    /// How hosts should use it.
+    /// Its ANA state.
     pub ana: AnaState,
-    /// How often that has changed.
+    /// How often the state has changed.
     pub changes: u64,
 }
 
@@ -79,9 +76,9 @@ pub struct Port {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct PortUpdate {
-    /// How hosts should use it.
+    /// The ANA state.
     pub ana: AnaState,
-    /// Make it inaccessible even if no other port is accessible then: hosts wait until one is.
+    /// Make it inaccessible even if no other port is accessible: hosts wait until one is.
     #[serde(default)]
     pub let_hosts_wait: bool,
 }

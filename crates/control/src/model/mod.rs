@@ -1,11 +1,7 @@
-//! What the API says and accepts, as types.
+//! Types of all bodies of the API, shared by routes, owner, command line and OpenAPI document.
 //!
-//! Purpose: the one definition of every body on the wire, shared by the routes, the owner that
-//! fills them, the client in the command line, and the OpenAPI document.
-//! Design: plain data; sizes are bytes and say so in their names; request bodies refuse unknown
-//! fields, answers tolerate them (an old client may read a newer daemon).
-//! Exports are in a file of their own.
-//! Not here: validation (`validate`), statistics (`stats`), and any meaning: the owner has that.
+//! Plain data. Sizes are in bytes, as their names say. Requests refuse unknown fields; answers
+//! tolerate them, because an old client may read a newer daemon. Syntax checks are in `validate`.
 
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
@@ -30,69 +26,70 @@ pub use transfer::{
     VolumeExtent, VolumeExtents,
 };
 
-/// How the engine is doing, as its supervisor sees it.
+/// The engine's state, as its supervisor sees it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum EngineState {
-    /// The daemon is opening the pool and has no engine yet. The warnings name the devices that have not answered.
+    /// The daemon is opening the pool and has no engine yet. The warnings name the devices that
+    /// have not answered.
     Opening,
-    /// A process exists but has not said hello yet.
+    /// The process exists but has not sent a greeting.
     Starting,
     /// It serves.
     Running,
-    /// The last one died; the next one is on its way.
+    /// The last one died, and the next one is starting.
     Restarting,
-    /// None is wanted, or starting one keeps failing.
+    /// None is wanted, or starts keep failing.
     Stopped,
 }
 
-/// A daemon, its engine, and what it has in hand.
+/// The state of a daemon, its engine and its pool.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Status {
     /// Process id of the daemon.
     pub daemon_pid: u32,
     /// Process id of the engine, if there is one.
     pub engine_pid: Option<u32>,
-    /// Engine generation: goes up with each engine ever started on this pool.
+    /// Engine generation: rises with each engine started on this pool.
     pub generation: u64,
     /// Version of the daemon.
     pub version: String,
-    /// How the engine is doing.
+    /// The engine's state.
     pub engine_state: EngineState,
     /// Seconds since the daemon started.
     pub uptime_s: u64,
-    /// Addresses the NVMe/TCP listeners are bound to, e.g. `127.0.0.1:4420`.
+    /// Addresses of the NVMe/TCP listeners, e.g. `127.0.0.1:4420`.
     pub nvme_tcp: Vec<String>,
-    /// Where the daemon keeps its state.
+    /// The daemon's state folder.
     pub state_dir: String,
     /// Name of the pool, if one is open or being opened.
     pub pool: Option<String>,
-    /// Why the pool that is recorded here is not open, and what to do about it.
+    /// Why the recorded pool is not open, and a remedy.
     pub pool_trouble: Option<ApiError>,
-    /// The last death of an engine or a daemon that this daemon knows of.
+    /// The last known death of an engine or a daemon.
     pub last_death: Option<DeathReport>,
-    /// What all hosts and machines share, and how much of it is in use.
+    /// Limits shared by all hosts and VMs, with their use.
     #[serde(default)]
     pub limits: Vec<LimitUse>,
-    /// Things an operator should know, in sentences.
+    /// Warnings for the operator, in sentences.
     pub warnings: Vec<String>,
     /// The daemon's health.
     #[serde(default)]
     pub health: Health,
-    /// Space in the pool; null: no pool is open.
+    /// Space in the pool; null if no pool is open.
     #[serde(default)]
     pub capacity: Option<Capacity>,
 }
 
-/// The health of a daemon. Warnings about the configuration itself do not count: a listener beyond loopback, or a null
-/// device.
+/// The health of a daemon. Warnings about the configuration itself do not count: a listener beyond
+/// loopback, or a null device.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Health {
     /// Everything is served.
     #[default]
     Well,
-    /// Everything is served, and there are warnings.
+    /// Everything is served, but there are warnings.
     Warning,
     /// Something is not served.
     Trouble,
@@ -105,25 +102,26 @@ pub struct Capacity {
     pub total_bytes: u64,
     /// Space that volumes use.
     pub used_bytes: u64,
-    /// Space that is reserved for volumes beyond that.
+    /// Space reserved for volumes beyond that.
     #[serde(default)]
     pub promised_bytes: u64,
     /// Space that can be allocated.
     pub free_bytes: u64,
 }
 
-/// How much of something that is limited is in use.
+/// The use of a limited resource.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct LimitUse {
-    /// `exports`, `controllers` (a host has one for each connect) or `queues` (connections of NVMe/TCP).
+    /// `exports`, `controllers` (a host has one for each connect) or `queues` (connections of
+    /// NVMe/TCP).
     pub what: String,
-    /// How many there are.
+    /// The number in use.
     pub used: u64,
-    /// How many there may be.
+    /// The limit.
     pub most: u64,
 }
 
-/// Which of the two processes died.
+/// A process of Forebay.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Process {
@@ -133,23 +131,23 @@ pub enum Process {
     Engine,
 }
 
-/// What was known after a process died.
+/// A report of a process's death.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct DeathReport {
-    /// Which process.
+    /// The process.
     pub process: Process,
     /// Its process id.
     pub pid: u32,
-    /// Engine generation at that time.
+    /// The engine generation at that time.
     pub generation: u64,
-    /// When it was noticed, milliseconds since the Unix epoch.
+    /// When it was detected, milliseconds since the Unix epoch.
     pub at_unix_ms: u64,
-    /// Why, as far as known: `signal 9 (SIGKILL)`, `exit code 1`, `unknown`.
+    /// The cause, as far as known: `signal 9 (SIGKILL)`, `exit code 1`, `unknown`.
     pub cause: String,
-    /// Commands that were in flight, as the state region shows them; absent if nobody has it: it was gone with its
-    /// engine, or it was a daemon that died.
+    /// Commands in flight, from the state region. Absent if that was lost with the engine, or if a
+    /// daemon died.
     pub commands_in_flight: Option<u64>,
-    /// File with the full report, if one was written.
+    /// The file of the full report, if one was written.
     pub report_path: Option<String>,
 }
 
@@ -157,7 +155,7 @@ pub struct DeathReport {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum PoolState {
-    /// All is well.
+    /// Everything works.
     Online,
     /// Usable, but something is lost (see the daemon's warnings).
     Degraded,
@@ -165,22 +163,22 @@ pub enum PoolState {
     Failed,
 }
 
-/// Where a volume's extents come from when the pool has several devices.
+/// Which device new extents come from.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Placement {
-    /// From all devices in turn.
+    /// All devices in turn.
     #[default]
     Stripe,
-    /// From the first device that has space.
+    /// The first device that has space.
     Fill,
 }
 
-/// How full a pool is, by its own percentages.
+/// How full a pool is, by its own thresholds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum SpaceLevel {
-    /// Below both.
+    /// Below both thresholds.
     Normal,
     /// `warn_percent` is reached.
     Warn,
@@ -201,69 +199,69 @@ pub struct PoolInfo {
     pub extent_bytes: u64,
     /// All extents together.
     pub capacity_bytes: u64,
-    /// What volumes use, and what is quarantined.
+    /// Space that volumes use, and quarantined space.
     pub used_bytes: u64,
-    /// What volumes have been promised beyond what they use (their reservations).
+    /// Space reserved for volumes beyond their use.
     pub promised_bytes: u64,
-    /// What any volume may still have, now or as soon as it is laundered.
+    /// Space available to any volume, now or after zero-fill.
     pub free_bytes: u64,
     /// Used and promised, in percent of the capacity.
     pub used_percent: u8,
-    /// How full that is.
+    /// The level of that percentage.
     pub level: SpaceLevel,
-    /// Extents that read as zeros and belong to nobody.
+    /// Free extents that read as zeros.
     pub clean_bytes: u64,
     /// Extents set aside for a volume, not yet mapped.
     pub reserved_bytes: u64,
     /// Extents mapped by a volume.
     pub owned_bytes: u64,
-    /// Freed extents that still hold someone's bytes, waiting to be laundered.
+    /// Freed extents with old data, waiting for zero-fill.
     pub dirty_bytes: u64,
     /// Extents that can't be reused because a device hung.
     pub quarantined_bytes: u64,
-    /// Sum of the sizes of all volumes (thin: may exceed the capacity).
+    /// Sum of all volumes' sizes (thin: may exceed the capacity).
     pub provisioned_bytes: u64,
     /// Number of tenants.
     pub tenants: u64,
     /// Number of volumes.
     pub volumes: u64,
-    /// Where extents come from.
+    /// Which device new extents come from.
     pub placement: Placement,
-    /// From this much used on there is a warning, in percent.
+    /// Threshold of the warning, in percent.
     pub warn_percent: u8,
-    /// From this much used on there is a louder one, in percent.
+    /// Threshold of the critical warning, in percent.
     pub critical_percent: u8,
-    /// The pool's own records.
+    /// The pool's catalog.
     pub catalog: CatalogInfo,
     /// The devices, in the pool's order.
     pub devices: Vec<DeviceInfo>,
-    /// What an operator should know about it, in sentences.
+    /// Warnings for the operator, in sentences.
     pub warnings: Vec<String>,
 }
 
-/// The pool's catalog: who owns which extent.
+/// The pool's catalog, which records the owner of each extent.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct CatalogInfo {
-    /// What its records take.
+    /// Size of its records.
     pub used_bytes: u64,
-    /// What they may take.
+    /// The limit of that size.
     pub limit_bytes: u64,
-    /// The size of the database, of which each copy has all.
+    /// Size of the database; each copy has all of it.
     pub metadata_bytes: u64,
-    /// The copies; two, if all is well.
+    /// The copies; normally two.
     pub copies: Vec<CatalogCopyInfo>,
-    /// Blocks that were bad on one copy and were repaired from the other, since the pool was opened.
+    /// Bad blocks of one copy that were repaired from the other, since the pool was opened.
     pub repaired_blocks: u64,
-    /// What happened to the copies since then, in sentences.
+    /// Events of the copies since then, in sentences.
     pub notes: Vec<String>,
 }
 
 /// A copy of the catalog.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct CatalogCopyInfo {
-    /// The index of the device that it is on.
+    /// The index of its device.
     pub device: u8,
-    /// Whether it has everything.
+    /// Whether it is complete.
     pub is_good: bool,
     /// Why not, if not.
     pub why: Option<String>,
@@ -275,40 +273,40 @@ pub struct CatalogCopyInfo {
 pub enum DeviceState {
     /// It is used.
     Online,
-    /// The engine waits until what an earlier one asked of it has ended.
+    /// The engine waits for the end of an earlier engine's requests.
     Opening,
-    /// It gives errors: what lies there is served, nothing new is placed there.
+    /// It gives errors: existing data is served, new extents come from other devices.
     Failing,
-    /// It is here and can't be used.
+    /// It is present but can't be used.
     Failed,
-    /// It is not here.
+    /// It is not present.
     Missing,
 }
 
-/// What failed on a device, since its engine or the daemon started.
+/// Errors of a device, since its engine or the daemon started.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct DeviceErrors {
-    /// Reads that failed.
+    /// Failed reads.
     pub reads: u64,
-    /// Writes and zeroings that failed.
+    /// Failed writes and zeroings.
     pub writes: u64,
-    /// Flushes that failed.
+    /// Failed flushes.
     pub flushes: u64,
-    /// The last error in words.
+    /// The last error, as text.
     pub last: Option<String>,
-    /// Where on the device it was.
+    /// Its offset on the device.
     pub last_offset_bytes: Option<u64>,
 }
 
 /// One device of the pool.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct DeviceInfo {
-    /// Its place in the pool.
+    /// Its index in the pool.
     pub index: u8,
-    /// Its identity, as its label says.
+    /// Its UUID, from its label.
     pub uuid: String,
-    /// Its specification string, e.g. `file:/var/lib/forebay/pool.img`; where it was last found, if
-    /// it is missing.
+    /// Its specification, e.g. `file:/var/lib/forebay/pool.img`; the last known one if it is
+    /// missing.
     pub spec: String,
     /// `file`, `block`, `ram` or `null`; empty if it is missing.
     pub kind: String,
@@ -316,36 +314,36 @@ pub struct DeviceInfo {
     pub capacity_bytes: u64,
     /// All of its extents together.
     pub data_bytes: u64,
-    /// Of those, what volumes use, and what is quarantined.
+    /// Part that volumes use, and quarantined extents.
     pub used_bytes: u64,
-    /// Of those, what belongs to nobody, now or once laundered.
+    /// Free part, now or after zero-fill.
     pub free_bytes: u64,
-    /// Of those, what can't be reused because the device hung.
+    /// Part that can't be reused because the device hung.
     pub quarantined_bytes: u64,
-    /// Where its extents begin.
+    /// Offset of its first extent.
     pub data_offset_bytes: u64,
     /// Logical block size.
     pub block_bytes: u32,
-    /// Whether freed space can be given back to what is below it.
+    /// Whether freed space can be returned to the underlying storage.
     pub can_punch: bool,
-    /// What failed there.
+    /// Its errors.
     pub errors: DeviceErrors,
     /// Whether it can be used.
     pub state: DeviceState,
     /// Why not, if it can't.
     pub why: Option<String>,
-    /// What else should be known of it.
+    /// Further remarks.
     #[serde(default)]
     pub notes: Vec<String>,
 }
 
-/// One device, and who has something there.
+/// One device, and the volumes with data there.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct DeviceDetails {
     /// The device.
     #[serde(flatten)]
     pub device: DeviceInfo,
-    /// The volumes with something there, as `tenant/volume`.
+    /// The volumes with data there, as `tenant/volume`.
     pub volumes: Vec<String>,
 }
 
@@ -355,31 +353,31 @@ pub struct DeviceDetails {
 pub struct DeviceAdd {
     /// Device specification: `file:/path`, `/path`, `ram:/path?size=1G`, `null:/path?size=64G`.
     pub spec: String,
-    /// Use it even if it holds something else; what it holds is lost.
+    /// Use it even if it holds other data, which is lost.
     #[serde(default)]
     pub force: bool,
-    /// Make a file that does not exist, sparse, of `size_bytes`; without it, that is an error.
+    /// Create a missing file, sparse, of `size_bytes`; by default a missing file is an error.
     #[serde(default)]
     pub create: bool,
-    /// The size of a file that is made.
+    /// The size of a created file.
     #[serde(default)]
     pub size_bytes: Option<u64>,
 }
 
-/// What `DELETE /v1/pool` is told.
+/// The query of `DELETE /v1/pool`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct PoolDestroy {
-    /// The pool's name or UUID: of the one that is open, or of the one that can't be opened.
+    /// The name or UUID of the pool that is open, or that can't be opened.
     pub name: String,
     /// Destroy its volumes too.
     #[serde(default)]
     pub delete_volumes: bool,
-    /// Go on even if hosts or machines are connected: they lose their disks.
+    /// Go on even if hosts or VMs are connected: they lose their disks.
     #[serde(default)]
     pub disconnect_hosts: bool,
-    /// Give up a pool that can't be opened: its devices stay as they are.
+    /// Forget a pool that can't be opened; its devices stay as they are.
     #[serde(default)]
     pub forget: bool,
 }
@@ -388,45 +386,46 @@ pub struct PoolDestroy {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct PoolCreate {
-    /// Name; `pool` if not given.
+    /// Name; default `pool`.
     #[serde(default = "default_pool_name")]
     pub name: String,
     /// Device specifications: `file:/path`, `/path`, `ram:/path?size=1G`, `null:/path?size=64G`.
     pub devices: Vec<String>,
-    /// Use devices that hold something else; what they hold is lost.
+    /// Use devices that hold other data, which is lost.
     #[serde(default)]
     pub force: bool,
-    /// Extent size, a power of two between 64 KiB and 4 MiB; 64 KiB if not given.
+    /// Extent size, a power of two from 64 KiB to 4 MiB; default 64 KiB.
     #[serde(default)]
     pub extent_bytes: Option<u64>,
-    /// Make device files that do not exist, sparse, of `size_bytes` each; without it, a missing file is an error.
+    /// Create missing device files, sparse, of `size_bytes` each; by default a missing file is an
+    /// error.
     #[serde(default)]
     pub create: bool,
-    /// The size of files that are made.
+    /// The size of created files.
     #[serde(default)]
     pub size_bytes: Option<u64>,
-    /// Where extents come from; `stripe` if not given.
+    /// Which device new extents come from; default `stripe`.
     #[serde(default)]
     pub placement: Option<Placement>,
-    /// From this much used on there is a warning, in percent; 80 if not given.
+    /// Threshold of the warning, in percent; default 80.
     #[serde(default)]
     pub warn_percent: Option<u8>,
-    /// From this much used on there is a louder one, in percent; 95 if not given.
+    /// Threshold of the critical warning, in percent; default 95.
     #[serde(default)]
     pub critical_percent: Option<u8>,
 }
 
-/// Body of `PATCH /v1/pool`: what is given is changed, for what is allocated from now on.
+/// Body of `PATCH /v1/pool`: changes the given settings, for allocations from now on.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct PoolUpdate {
-    /// Where extents come from.
+    /// Which device new extents come from.
     #[serde(default)]
     pub placement: Option<Placement>,
-    /// From this much used on there is a warning, in percent.
+    /// Threshold of the warning, in percent.
     #[serde(default)]
     pub warn_percent: Option<u8>,
-    /// From this much used on there is a louder one, in percent.
+    /// Threshold of the critical warning, in percent.
     #[serde(default)]
     pub critical_percent: Option<u8>,
 }
@@ -435,41 +434,40 @@ pub struct PoolUpdate {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct PoolCheck {
-    /// Give back what has leaked.
+    /// Free leaked extents.
     #[serde(default)]
     pub repair: bool,
 }
 
-/// Something that is wrong with a pool.
+/// A problem of a pool.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct CheckProblem {
-    /// What it is.
+    /// The problem.
     pub what: String,
-    /// Whether a repair mends it.
+    /// Whether a repair fixes it.
     pub repairable: bool,
 }
 
-/// What a check of the pool has found.
+/// The result of a pool check.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct CheckResult {
-    /// Whether all is well now: nothing was wrong, or all of it was repaired.
+    /// Whether the pool is clean now: no problem was found, or all were repaired.
     pub clean: bool,
-    /// Extents looked at.
+    /// Extents checked.
     pub extents_checked: u64,
-    /// Mappings looked at.
+    /// Mappings checked.
     pub mappings_checked: u64,
-    /// Volumes looked at.
+    /// Volumes checked.
     pub volumes_checked: u64,
-    /// Extents that nobody has and nobody could get.
+    /// Leaked extents, which are neither used nor free.
     pub leaked_extents: u64,
-    /// Of those, given back by this check.
+    /// Leaked extents that this check freed.
     pub repaired_extents: u64,
-    /// Blocks of the catalog that were bad on one copy and were repaired from the other, since the
-    /// pool was opened.
+    /// Bad blocks of one catalog copy that were repaired from the other, since the pool was opened.
     pub repaired_catalog_blocks: u64,
-    /// What is wrong.
+    /// The problems.
     pub problems: Vec<CheckProblem>,
-    /// How many more problems there are than are listed.
+    /// How many problems are not listed.
     pub problems_left_out: u64,
 }
 
@@ -481,15 +479,16 @@ fn default_pool_name() -> String {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct PoolOpen {
-    /// Where devices are now. Those that are not named are looked for where they were last found,
-    /// and beside it.
+    /// Current specifications of devices. Others are searched for at their last known places and
+    /// beside them.
     #[serde(default)]
     pub devices: Vec<String>,
-    /// Take those that are named even if they were cut short while in use: what was cut off reads as
-    /// zeros. Also take an older copy of a device: space that no volume maps there is zeroed before its next use.
+    /// Take the named devices even if they were truncated while in use: the lost part reads as
+    /// zeros. Also take an older copy of a device: its unmapped space is zeroed before its next
+    /// use.
     #[serde(default)]
     pub force: bool,
-    /// Make the pool this installation's if it is another one's. Refused while that one's heartbeat goes on.
+    /// Make this installation the pool's owner. Refused while the heartbeat of another one goes on.
     #[serde(default)]
     pub take_over: bool,
 }
@@ -501,14 +500,14 @@ pub struct Tenant {
     pub name: String,
     /// Number of its volumes.
     pub volumes: u64,
-    /// Sum of the sizes of its volumes.
+    /// Sum of its volumes' sizes.
     pub provisioned_bytes: u64,
     /// Extents its volumes own or have reserved.
     pub allocated_bytes: u64,
-    /// What it may use, if that is stated.
+    /// Its budget, if one is set.
     #[serde(default)]
     pub budget: Option<Budget>,
-    /// What it has saved of its base, if it can.
+    /// Its saved base, if it can save.
     #[serde(default)]
     pub credit: Option<Credit>,
 }
@@ -524,7 +523,7 @@ pub struct TenantCreate {
 /// A volume: a logical disk.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Volume {
-    /// Tenant it belongs to.
+    /// Its tenant.
     pub tenant: String,
     /// Name, unique within its tenant.
     pub name: String,
@@ -532,23 +531,23 @@ pub struct Volume {
     pub id: u64,
     /// UUID; hosts see it as the namespace's NGUID and UUID.
     pub uuid: String,
-    /// Serial number that hosts see.
+    /// Serial number for hosts.
     pub serial: String,
     /// Size.
     pub size_bytes: u64,
-    /// Block size that hosts see: 512 or 4096.
+    /// Block size for hosts: 512 or 4096.
     pub block_bytes: u32,
     /// Extents it owns or has set aside for its next writes.
     pub allocated_bytes: u64,
-    /// Of those, what it has written.
+    /// Part that it has written.
     pub mapped_bytes: u64,
-    /// How much of it finds space whatever other volumes do; 0: nothing is promised.
+    /// Part that finds space whatever other volumes do; 0 if none.
     pub reserved_bytes: u64,
     /// Whether an export of it exists.
     pub exported: bool,
-    /// Who among its hosts has reserved it (NVMe reservations); nobody has registered if it is not there.
+    /// Its NVMe reservations; absent if no host has registered.
     pub reservation: Option<VolumeReservation>,
-    /// What it may use of its tenant's, if that is stated.
+    /// Its budget within its tenant's, if one is set.
     #[serde(default)]
     pub budget: Option<Budget>,
 }
@@ -561,10 +560,10 @@ pub struct VolumeCreate {
     pub name: String,
     /// Size, a multiple of the block size.
     pub size_bytes: u64,
-    /// Block size, 512 or 4096; if not given, 4096.
+    /// Block size, 512 or 4096; default 4096.
     #[serde(default)]
     pub block_bytes: Option<u32>,
-    /// How much of it shall find space whatever other volumes do, at most its size; 0 if not given.
+    /// Part that finds space whatever other volumes do, at most its size; default 0.
     #[serde(default)]
     pub reserved_bytes: u64,
 }
@@ -573,17 +572,17 @@ pub struct VolumeCreate {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct VolumeUpdate {
-    /// New size; a volume can grow, never shrink.
+    /// New size; a volume can't shrink.
     #[serde(default)]
     pub size_bytes: Option<u64>,
-    /// How much of it shall find space whatever other volumes do, at most its size.
+    /// Part that finds space whatever other volumes do, at most its size.
     #[serde(default)]
     pub reserved_bytes: Option<u64>,
 }
 
-/// Answer to requests that have nothing to tell.
+/// Answer to requests that return no data.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Done {
-    /// What was done, in a sentence.
+    /// The completed action, in a sentence.
     pub done: String,
 }

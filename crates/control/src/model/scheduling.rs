@@ -1,8 +1,5 @@
-//! Budgets, and how I/O is admitted, as the API says them.
-//!
-//! Purpose: the bodies of `/v1/scheduling`, of the budgets of tenants and volumes, and of costs.
-//! Design: plain data, as in `model`; rates are a second's, and say so. What is not limited is absent.
-//! Not here: what a budget may be (`forebay_qos`), keeping anybody to it (the engine).
+//! Budgets, scheduling and costs, as the API shows them. Rates are per second, and say so. Limits
+//! that do not exist are absent. `forebay_qos` defines valid budgets.
 
 use std::collections::BTreeMap;
 
@@ -15,79 +12,81 @@ use utoipa::ToSchema;
 
 use super::ExportFrontend;
 
-/// Operations and bytes a second.
+/// Operations and bytes per second.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Rate {
-    /// Operations a second.
+    /// Operations per second.
     pub iops: u64,
-    /// Bytes a second.
+    /// Bytes per second.
     pub bytes_s: u64,
 }
 
-/// The most operations and bytes a second.
+/// A limit of operations and bytes per second.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Limit {
-    /// Operations a second; null: no limit.
+    /// Operations per second; null: no limit.
     pub iops: Option<u64>,
-    /// Bytes a second; null: no limit.
+    /// Bytes per second; null: no limit.
     pub bytes_s: Option<u64>,
 }
 
-/// What a tenant or a volume may use.
+/// The budget of a tenant or a volume.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Budget {
-    /// Theirs at any time. Of a volume, out of its tenant's. Null: they have none.
+    /// Guaranteed at any time; for a volume, out of its tenant's. Null: none.
     pub base: Option<Rate>,
-    /// Never more than this, out of what others leave.
+    /// The limit, out of capacity that others leave.
     pub burst: Limit,
-    /// What is not used of the base is saved, for as long as so many seconds of it at most, and being above the base
-    /// spends that. Absent: what is above the base is counted (metered).
+    /// Unused base is saved, up to this many seconds of it, and pays for use above the base.
+    /// Absent: use above the base is counted (metered).
     pub credit_s: Option<u32>,
     /// The parts that were stated; the others follow from them.
     #[serde(default)]
     pub stated: BudgetParts,
 }
 
-/// Absent: it stays as it is. Null: it is no longer stated.
+/// Absent: unchanged. Null: no longer stated.
 pub type Change<T> = Option<Option<T>>;
 
-/// Operations, bytes, or both. A part that is absent stays as it was stated. A part that is null is dropped, and follows from
-/// the other parts.
+/// Operations, bytes, or both. An absent part stays as stated. A null part is dropped, and follows
+/// from the other parts.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields, expecting = "`iops`, `bytes_s`, or both")]
 pub struct RateParts {
-    /// Operations a second: 10 to 20,000,000.
+    /// Operations per second: 10 to 20,000,000.
     #[serde(default)]
     #[serde(deserialize_with = "iops", skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<u64>)]
     pub iops: Change<u64>,
-    /// Bytes a second: 65,536 to 100,000,000,000.
+    /// Bytes per second: 65,536 to 100,000,000,000.
     #[serde(default)]
     #[serde(deserialize_with = "bytes_s", skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<u64>)]
     pub bytes_s: Change<u64>,
 }
 
-/// Parts of a budget: all of them in a `PUT`, those that change in a `PATCH`, each in operations, in bytes, or in both. What
-/// follows from the parts changes with them. A budget whose last part is dropped is gone.
+/// Parts of a budget: all in a `PUT`, the changed ones in a `PATCH`, each in operations, bytes, or
+/// both. Derived values change with them. A budget without parts is removed.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct BudgetParts {
-    /// Theirs at any time; if not stated, next to nothing: there is a limit only. A base of operations alone has 4 KiB for
-    /// each; a base of bytes alone has an operation for every 128 KiB. Null drops it, and the credit with it.
+    /// Guaranteed at any time; if not stated, next to nothing, so that there is only a limit. A
+    /// base of operations alone has 4 KiB for each; a base of bytes alone has an operation for
+    /// every 128 KiB. Null drops it and the credit.
     #[serde(default)]
     #[serde(deserialize_with = "given", skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<RateParts>)]
     pub base: Change<RateParts>,
-    /// Never more than this; what is not stated of it is as in the base, and what is in neither has no limit. Null drops both
-    /// parts of it.
+    /// The limit; a part not stated here equals the base, and a part in neither has no limit. Null
+    /// drops both parts.
     #[serde(default)]
     #[serde(deserialize_with = "given", skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<RateParts>)]
     pub burst: Change<RateParts>,
-    /// So many seconds of unused base can be saved for bursts, 1 to 604,800. Null, or not stated: metered. Of tenants only.
+    /// Seconds of unused base that can be saved for bursts, 1 to 604,800. Null, or not stated:
+    /// metered. For tenants only.
     #[serde(default)]
     #[serde(deserialize_with = "credit_s", skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<u32>)]
@@ -99,7 +98,7 @@ pub struct BudgetParts {
 pub enum BudgetChange {
     /// Replaces all parts.
     Put(BudgetParts),
-    /// Changes the parts that it names.
+    /// Changes the named parts.
     Patch(BudgetParts),
     /// Removes the budget.
     Delete,
@@ -115,8 +114,7 @@ impl BudgetChange {
         }
     }
 
-    /// Applies the change to the parts that were stated before. `None`: there is no budget, also where a patch drops
-    /// the last part.
+    /// Applies the change to the stated parts. `None`: no budget remains.
     #[must_use]
     pub fn apply(&self, before: Stated) -> Option<Stated> {
         match self {
@@ -155,7 +153,7 @@ impl BudgetParts {
     }
 }
 
-/// A number; what is none is refused with what would fit. Whether it does is the budget's own to say.
+/// Reads a number. Errors name the valid range, but the budget itself checks it.
 #[derive(Clone, Copy)]
 struct Whole {
     least: u64,
@@ -184,7 +182,7 @@ fn whole<'de, T: TryFrom<u64>, D: Deserializer<'de>>(
     most: u64,
 ) -> Result<Change<T>, D::Error> {
     let fits = Whole { least, most };
-    // What has no room in its number is refused as it was written.
+    // A number that does not fit its type is reported as written.
     let refused = |value| D::Error::invalid_value(Unexpected::Unsigned(value), &fits);
     let number = |value| T::try_from(value).map_err(|_| refused(value));
     let read = from.deserialize_any(fits)?;
@@ -207,7 +205,7 @@ fn given<'de, T: Deserialize<'de>, D: Deserializer<'de>>(from: D) -> Result<Chan
     Option::deserialize(from).map(Some)
 }
 
-/// What was saved for bursts.
+/// Base that was saved for bursts.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Credit {
     /// Operations.
@@ -220,57 +218,60 @@ pub struct Credit {
     pub most_bytes: u64,
 }
 
-/// Whether what is promised can be had.
+/// Whether all bases are guaranteed.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Admission {
-    /// Whether all bases can be had at once.
+    /// Whether all bases are available at once.
     pub guaranteed: bool,
-    /// Whether that is calculated from what was measured on this machine alone; else from defaults, but for `measured`.
+    /// Whether only costs measured on this node were used. Otherwise defaults were, except for
+    /// `measured`.
     pub calibrated: bool,
     /// The frontends that were measured.
     #[serde(default)]
     pub measured: Vec<ExportFrontend>,
     /// Tenants with a budget.
     pub tenants: u32,
-    /// So many of them, of the mean base, can have it at once.
+    /// How many tenants of the mean base can have it at once.
     pub at_once: u32,
-    /// The probability that not all who want their base can have it, if each wants it with the probability that is set.
+    /// The probability that not all tenants that want their base can have it, if each wants it with
+    /// the configured probability.
     pub interference: f64,
-    /// What of each resource is promised, in percent of what may be.
+    /// The promised part of each resource, in percent of the permitted part.
     pub promised: Vec<Promised>,
-    /// What the bases of the tenants come to that each reactor serves exports of.
+    /// For each reactor, the sum of the bases of tenants with exports there.
     #[serde(default)]
     pub reactors: Vec<ReactorPromised>,
-    /// Tenants whose base is not guaranteed: the reactors that serve them have too little beside what others are guaranteed.
-    /// Of a tenant's budget that was just stated, that tenant comes first.
+    /// Tenants whose base is not guaranteed, because their reactors have too little beside other
+    /// guarantees. After a change of a budget, its tenant comes first.
     #[serde(default)]
     pub lacking: Vec<LackingBase>,
 }
 
-/// How much of a reactor is promised.
+/// The promised part of a reactor.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct ReactorPromised {
-    /// Which.
+    /// The reactor.
     pub reactor: u32,
-    /// How much of its processor time, in percent of what may be promised without oversubscription: all of the base of each
-    /// tenant with an export there. A tenant that has no exports counts where the first would be served.
+    /// Processor time, in percent of the permitted part without oversubscription. The whole base of
+    /// each tenant with an export there counts. A tenant without exports counts where its first
+    /// would be served.
     pub percent: f64,
 }
 
 /// A base that is not guaranteed.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct LackingBase {
-    /// Whose.
+    /// The tenant.
     pub tenant: String,
-    /// The reactor that has too little beside what others are guaranteed; absent: all that serve the tenant have less than this
-    /// base together.
+    /// The reactor that has too little beside other guarantees. Absent: all the tenant's reactors
+    /// together have less than the base.
     pub reactor: Option<u32>,
-    /// The same base, smaller, that would fit there; absent: none.
+    /// The base scaled down until it fits there; absent if none does.
     pub fits: Option<Rate>,
 }
 
 impl LackingBase {
-    /// In a sentence.
+    /// The problem in a sentence.
     pub fn text(&self) -> String {
         let why: &str = match self.reactor {
             Some(reactor) => &format!(
@@ -287,147 +288,149 @@ impl LackingBase {
     }
 }
 
-/// How much of a resource is promised.
+/// The promised part of a resource.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Promised {
-    /// Which.
+    /// The resource.
     pub resource: String,
-    /// How much of what may be promised without oversubscription, in percent.
+    /// In percent of the permitted part without oversubscription.
     pub percent: f64,
 }
 
-/// Answer to `PUT` and `DELETE` of a tenant's budget.
+/// Answer to a change of a tenant's budget.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct TenantBudget {
     /// The tenant.
     pub tenant: String,
-    /// Its budget from now on; absent: none is stated.
+    /// Its budget from now on; absent if none is set.
     pub budget: Option<Budget>,
-    /// Whether this tenant can have its base at any time; absent: it has none.
+    /// Whether this tenant's base is available at any time; absent without a base.
     pub guaranteed: Option<bool>,
-    /// Whether all that is promised can be had.
+    /// Whether all bases are guaranteed.
     pub admission: Admission,
 }
 
-/// Which reactors serve what of a queue.
+/// Which reactors serve a queue.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Spread {
-    /// A queue is one reactor's.
+    /// One reactor.
     OneToOne,
-    /// A queue is one reactor's, and all reactors with nothing of their own to do serve it as well.
+    /// One reactor, and all reactors without work of their own.
     #[default]
     OneToN,
 }
 
-/// What a node has besides processors.
+/// The node's capacity besides processors.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NodeCapacity {
-    /// Devices that can be read at once at their whole speed, in the terms of costs: 1 if those are of all devices.
+    /// Devices that can be read at full speed concurrently, in the terms of the costs: 1 if those
+    /// are of all devices.
     pub device_reads: f64,
-    /// The same of writes.
+    /// Likewise for writes.
     pub device_writes: f64,
-    /// Bytes a second that can come in; no limit if absent.
+    /// Incoming bytes per second; absent: no limit.
     pub link_in_bytes_s: Option<u64>,
-    /// Bytes a second that can go out; no limit if absent.
+    /// Outgoing bytes per second; absent: no limit.
     pub link_out_bytes_s: Option<u64>,
-    /// Whether what the links can do was found by `forebay calibrate`, which looks again each time; else somebody has said it.
+    /// Whether `forebay calibrate` measured the links, and will measure them again; otherwise an
+    /// operator set them.
     #[serde(default)]
     pub link_found: bool,
-    /// Operations a second that the software is to carry at most; no limit if absent.
+    /// Operations per second that the software may carry; absent: no limit.
     pub operations_s: Option<u64>,
 }
 
-/// How I/O is admitted.
+/// How I/O is scheduled.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Scheduling {
-    /// Whether it is: some tenant or volume has a budget.
+    /// Whether scheduling is active: some tenant or volume has a budget.
     pub on: bool,
-    /// Which reactors serve what of a queue.
+    /// Which reactors serve a queue.
     pub spread: Spread,
-    /// So many times what there is may be promised.
+    /// The factor by which promises may exceed capacity.
     pub oversubscription: f64,
-    /// With this probability a tenant wants its base at any time: what interference is calculated with.
+    /// The probability that a tenant wants its base at a given time, for `interference`.
     pub wants_base: f64,
-    /// What the node has besides processors.
+    /// The node's capacity besides processors.
     pub capacity: NodeCapacity,
-    /// Processors: reactors of the engine.
+    /// Number of the engine's reactors.
     pub reactors: u32,
     /// All parameters, by name.
     pub params: BTreeMap<String, f64>,
-    /// Whether all that is promised can be had.
+    /// Whether all bases are guaranteed.
     pub admission: Admission,
 }
 
-/// Body of `PATCH /v1/scheduling`: what is given is changed.
+/// Body of `PATCH /v1/scheduling`: changes the given settings.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct SchedulingUpdate {
-    /// Which reactors serve what of a queue.
+    /// Which reactors serve a queue.
     pub spread: Option<Spread>,
-    /// So many times what there is may be promised: 1 to 100.
+    /// The factor by which promises may exceed capacity: 1 to 100.
     pub oversubscription: Option<f64>,
-    /// With this probability a tenant wants its base at any time.
+    /// The probability that a tenant wants its base at a given time.
     pub wants_base: Option<f64>,
-    /// What the node has besides processors, all of it.
+    /// The node's whole capacity besides processors.
     pub capacity: Option<NodeCapacity>,
     /// Parameters by name; null: the default.
     #[serde(default)]
     pub params: BTreeMap<String, Option<f64>>,
 }
 
-/// What a command does, as its cost is measured.
+/// A class of commands in cost measurements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum CostOperation {
     /// Reads.
     Read,
-    /// Writes, and zeroes.
+    /// Writes, including zeroes.
     Write,
-    /// What moves no bytes: flushes, deallocations.
+    /// Commands that move no bytes: flushes, deallocations.
     Other,
 }
 
-/// What one operation of one frontend costs, at 4, 8, 16, 32, 64 and 128 KiB.
+/// The cost of one operation of one frontend, at 4, 8, 16, 32, 64 and 128 KiB.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct CostProfile {
-    /// How it comes in.
+    /// The frontend.
     pub frontend: ExportFrontend,
-    /// What it does.
+    /// The operation.
     pub operation: CostOperation,
-    /// Time of a reactor's processor, ns.
+    /// Processor time of a reactor, ns.
     pub cpu_ns: [f64; 6],
-    /// Time of the devices, ns, if one came after the other.
+    /// Device time, ns, as if devices worked one after the other.
     pub device_ns: [f64; 6],
     /// Bytes on the link besides the data.
     pub header_bytes: u32,
 }
 
-/// What I/O costs on this machine.
+/// The cost of I/O on this node.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Costs {
-    /// Whether it was measured here; these are defaults otherwise.
+    /// Whether it was measured here; otherwise these are defaults.
     pub calibrated: bool,
-    /// When, in seconds since the epoch.
+    /// When it was measured, in seconds since the Unix epoch.
     pub measured_at_s: Option<u64>,
-    /// What was said of the measurement.
+    /// A note about the measurement.
     pub note: Option<String>,
-    /// Of each frontend and operation.
+    /// For each frontend and operation.
     pub profiles: Vec<CostProfile>,
 }
 
-/// The tenant whose volumes `forebay calibrate` measures on.
+/// The tenant whose volumes `forebay calibrate` measures.
 pub const CALIBRATION_TENANT: &str = "forebay-calibrate";
-/// The longest time for which a calibration can say that it is at work, in seconds.
+/// The longest lease of a calibration, in seconds.
 pub const MOST_CALIBRATION_SECONDS: u64 = 600;
 
 /// Body of `PUT /v1/scheduling/calibration`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct CalibrationPut {
-    /// From now on, so many seconds, 1 to 600: it is to be said again before they are over.
+    /// The lease from now on, 1 to 600 seconds; it must be renewed before that.
     pub seconds: u64,
 }
 
@@ -435,8 +438,8 @@ pub struct CalibrationPut {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct CostsPut {
-    /// What was measured. Frontends and operations that are not named stay as they are.
+    /// Measured costs. Frontends and operations that are not named keep theirs.
     pub profiles: Vec<CostProfile>,
-    /// Something about the measurement, at most 1000 bytes.
+    /// A note about the measurement, at most 1000 bytes.
     pub note: Option<String>,
 }

@@ -1,10 +1,6 @@
-//! Statistics as the API shows them.
-//!
-//! Purpose: the answer of `GET /v1/stats`, and the arithmetic on latency histograms.
-//! Design: counters; a reader takes differences, of histograms by [`Histogram::since`]. A histogram
-//! names only the buckets that counted something. The engine has four buckets to each doubling, and a
-//! percentile is its bucket's upper end, so it is at most a quarter too high.
-//! Not here: gathering (the owner reads the engine's counters), and rates.
+//! Statistics, as the API shows them, and arithmetic on histograms. Counters only rise: a reader
+//! takes differences ([`Histogram::since`]). Empty buckets are left out. There are four buckets per
+//! power of two, and a percentile is its bucket's upper end: at most a quarter too high.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -12,18 +8,18 @@ use utoipa::ToSchema;
 use super::events::TakeoverStats;
 use super::scheduling::{Budget, Credit};
 
-/// Everything `GET /v1/stats` says.
+/// Answer of `GET /v1/stats`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Stats {
     /// When this was gathered, milliseconds since the Unix epoch.
     pub at_unix_ms: u64,
-    /// Engine generation that the counters belong to.
+    /// The engine generation that counted.
     pub generation: u64,
     /// The engine, if one runs.
     pub engine: Option<EngineStats>,
     /// The pool, if one is open.
     pub pool: Option<PoolStats>,
-    /// What engines' deaths cost.
+    /// Costs of engines' deaths.
     pub takeover: TakeoverStats,
     /// One entry per lane, that is per export.
     pub lanes: Vec<LaneStats>,
@@ -35,74 +31,76 @@ pub struct Stats {
     pub reactors: Vec<ReactorStats>,
 }
 
-/// What a tenant used of its budget. Sums go on over engines' deaths.
+/// A tenant's use of its budget. Sums continue when an engine dies.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct TenantStats {
     /// Name.
     pub tenant: String,
-    /// Its budget, if one is stated.
+    /// Its budget, if one is set.
     pub budget: Option<Budget>,
-    /// Commands that its budget paid for.
+    /// Commands charged to its budget.
     pub used_ops: u64,
     /// Their bytes.
     pub used_bytes: u64,
-    /// Of them those above its base, if it is metered.
+    /// Commands above its base, if it is metered.
     pub metered_ops: u64,
     /// Their bytes.
     pub metered_bytes: u64,
-    /// Commands that waited because it was over budget.
+    /// Commands that waited for its budget.
     pub throttled_ops: u64,
-    /// How long they waited together.
+    /// The sum of their waiting times.
     pub throttled_ns: u64,
-    /// Commands that began out of what a bursting tenant had been given.
+    /// Commands that used another tenant's allocation, which bursting made possible.
     pub taken_ops: u64,
-    /// Others' commands that began out of what this one had been given.
+    /// Others' commands that used this tenant's allocation.
     pub lost_ops: u64,
-    /// Commands that began out of the reserve.
+    /// Commands that used the reserve.
     pub reserve_ops: u64,
     /// Windows in which it had more than its base, on any reactor.
     pub burst_windows: u64,
-    /// Windows in which it had anything.
+    /// Windows in which it had an allocation.
     pub active_windows: u64,
-    /// Time of processors and devices that its commands cost as they are calibrated.
+    /// Calibrated cost of its commands: processor and device time.
     #[serde(default)]
     pub cost_ns: u64,
-    /// The same as it counted, corrected: how far that is from the other is the estimator's error.
+    /// Corrected cost of its commands; the difference is the estimator's error.
     #[serde(default)]
     pub corrected_ns: u64,
-    /// Commands a second granted in the newest window; null if there is no limit.
+    /// Commands per second allocated in the newest window; null: no limit.
     #[serde(default)]
     pub granted_iops: Option<u64>,
-    /// Bytes a second; null: no limit.
+    /// Bytes per second; null: no limit.
     #[serde(default)]
     pub granted_bytes_s: Option<u64>,
-    /// What it used in the newest window that ended: commands a second.
+    /// Commands per second used in the last complete window.
     #[serde(default)]
     pub window_iops: u64,
-    /// Bytes a second.
+    /// Bytes per second.
     #[serde(default)]
     pub window_bytes_s: u64,
-    /// Commands that waited at the end of that window, for their budget or for a turn, and had a place in the engine.
+    /// Commands in the engine that waited at the end of that window, for their budget or for a
+    /// turn.
     #[serde(default)]
     pub window_throttled: u64,
-    /// Of what it used in that window, what was above its base: commands a second.
+    /// Commands per second above its base in that window.
     #[serde(default)]
     pub above_iops: u64,
-    /// Bytes a second.
+    /// Bytes per second.
     #[serde(default)]
     pub above_bytes_s: u64,
-    /// Time of processors and devices that its commands cost in that window as they are calibrated: ns a second.
+    /// Calibrated cost of its commands in that window: processor and device time, ns per second.
     #[serde(default)]
     pub window_cost_ns_s: u64,
-    /// The same as it counted, corrected.
+    /// Their corrected cost.
     #[serde(default)]
     pub window_corrected_ns_s: u64,
-    /// What it has saved, if it can.
+    /// Its saved base, if it can save.
     pub credit: Option<Credit>,
 }
 
 impl TenantStats {
-    /// Of what it used in the newest window, the part above its base: of operations or of bytes, whichever is more.
+    /// The share of its use above its base in the newest window: of operations or of bytes,
+    /// whichever is more.
     pub fn burst_share(&self) -> f64 {
         let part = |above: u64, used: u64| above as f64 / used.max(1) as f64;
         let ops = part(self.above_iops, self.window_iops);
@@ -110,39 +108,39 @@ impl TenantStats {
         ops.max(bytes).min(1.0)
     }
 
-    /// In the newest window its commands counted as so many times what is calibrated; nothing if it used nothing.
+    /// The ratio of corrected to calibrated cost in the newest window; `None` without use.
     pub fn window_correction(&self) -> Option<f64> {
         let [cost, corrected] = [self.window_cost_ns_s, self.window_corrected_ns_s];
         (cost > 0).then(|| corrected as f64 / cost as f64)
     }
 }
 
-/// What a reactor did for scheduling. Sums go on over engines' deaths.
+/// A reactor's scheduling. Sums continue when an engine dies.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct ReactorStats {
-    /// Which.
+    /// The reactor.
     pub reactor: u32,
     /// Windows that ended.
     pub windows: u64,
-    /// How long their ends took.
+    /// Time spent at their ends.
     pub scheduling_ns: u64,
-    /// Operations at devices that other reactors were given to carry out.
+    /// Device operations offloaded to other reactors.
     pub handed_over: u64,
-    /// Operations at devices that it carried out for others.
+    /// Device operations performed for other reactors.
     pub carried_out: u64,
-    /// Time in turns that found something to do, of the engine that serves now.
+    /// Time in turns with work, for the current engine.
     #[serde(default)]
     pub working_ns: u64,
-    /// How far costs are off now, of each resource; nothing while there are no budgets.
+    /// Current corrections of each resource's costs; empty without budgets.
     pub corrections: Vec<Correction>,
 }
 
-/// How far the costs of a resource are off.
+/// The correction of a resource's costs.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Correction {
-    /// Which resource.
+    /// The resource.
     pub resource: String,
-    /// So many times what is calibrated they count now.
+    /// The factor on calibrated costs.
     pub times: f64,
 }
 
@@ -163,12 +161,12 @@ pub struct EngineStats {
     pub asleep_ns: u64,
     /// Time reactors spent awake, summed over reactors.
     pub busy_ns: u64,
-    /// Of that, time in turns that found something to do.
+    /// Part of that in turns with work.
     pub working_ns: u64,
-    /// Staging memory that stays at hand for lanes, of all reactors.
+    /// Staging memory kept ready for lanes, of all reactors.
     #[serde(default)]
     pub staging_own_bytes: u64,
-    /// Staging memory that bursts have borrowed, until they end.
+    /// Staging memory borrowed for bursts.
     #[serde(default)]
     pub staging_borrowed_bytes: u64,
 }
@@ -178,17 +176,17 @@ pub struct EngineStats {
 pub struct PoolStats {
     /// All extents together.
     pub capacity_bytes: u64,
-    /// Extents that belong to nobody and read as zeros.
+    /// Free extents that read as zeros.
     pub clean_bytes: u64,
     /// Extents set aside for a volume.
     pub reserved_bytes: u64,
     /// Extents mapped by a volume.
     pub owned_bytes: u64,
-    /// Freed extents waiting to be laundered.
+    /// Freed extents waiting for zero-fill.
     pub dirty_bytes: u64,
-    /// Extents that can't be reused.
+    /// Quarantined extents, which can't be reused.
     pub quarantined_bytes: u64,
-    /// Grants outstanding.
+    /// Outstanding grants.
     pub grants: u64,
     /// Faults answered since the daemon started.
     pub faults: u64,
@@ -201,26 +199,27 @@ pub struct PoolStats {
 /// One class of commands on one lane.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct OpStats {
-    /// Commands completed, failed ones included.
+    /// Completed commands, including failed ones.
     pub ops: u64,
-    /// Bytes they moved, or covered (deallocate).
+    /// Bytes moved or, for deallocate, covered.
     pub bytes: u64,
-    /// Those that ended with an error status.
+    /// Commands that ended with an error status.
     pub errors: u64,
-    /// Half of the commands took at most this.
+    /// The median latency: half of the commands took at most this.
     pub latency_p50_ns: Option<u64>,
-    /// 99 of 100 commands took at most this.
+    /// The 99th percentile of latency.
     pub latency_p99_ns: Option<u64>,
-    /// How long the commands took, and where the time went.
+    /// How long the commands took, and where.
     pub latency: Latency,
 }
 
-/// Where commands spent their time. A part counts only the commands that spent some there.
+/// Where commands spent their time. A part counts only commands that spent time there.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Latency {
-    /// From the whole command received until its answer is handed to the connection.
+    /// From the complete reception of a command until its answer is handed to the connection.
     pub total: Histogram,
-    /// Until it could begin: memory, data from the host, an earlier command on the same blocks.
+    /// Until it could begin: for memory, data from the host, or an earlier command on the same
+    /// blocks.
     pub waiting: Histogram,
     /// For the owner's answers to faults.
     pub translating: Histogram,
@@ -231,11 +230,11 @@ pub struct Latency {
 /// Times, counted in buckets.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Histogram {
-    /// How many were counted.
+    /// Number of times.
     pub count: u64,
     /// Their sum.
     pub sum_ns: u64,
-    /// The buckets that are not empty, shortest times first.
+    /// The non-empty buckets, shortest times first.
     pub buckets: Vec<Bucket>,
 }
 
@@ -244,12 +243,12 @@ pub struct Histogram {
 pub struct Bucket {
     /// All its times are below this.
     pub end_ns: u64,
-    /// How many times are in it.
+    /// Number of times in it.
     pub count: u64,
 }
 
 impl OpStats {
-    /// Both together.
+    /// The sum of both.
     #[must_use]
     pub fn plus(&self, other: &Self) -> Self {
         let (a, b) = (&self.latency, &other.latency);
@@ -271,7 +270,7 @@ impl OpStats {
 }
 
 impl Histogram {
-    /// The time that `percent` of 100 did not exceed; `None` if nothing was counted.
+    /// The given percentile; `None` if nothing was counted.
     #[must_use]
     pub fn percentile_ns(&self, percent: u8) -> Option<u64> {
         let total: u128 = self.buckets.iter().map(|b| u128::from(b.count)).sum();
@@ -286,14 +285,15 @@ impl Histogram {
         self.buckets.iter().find(at).map(|bucket| bucket.end_ns)
     }
 
-    /// How many took less than `end_ns`; exact where a bucket ends there.
+    /// How many took less than `end_ns`; exact if a bucket ends there.
     #[must_use]
     pub fn below(&self, end_ns: u64) -> u64 {
         let within = self.buckets.iter().take_while(|b| b.end_ns <= end_ns);
         within.fold(0, |sum: u64, bucket| sum.saturating_add(bucket.count))
     }
 
-    /// What was counted since `earlier`; all of it if that counted more, for then it is another's.
+    /// The counts since `earlier`; all counts if `earlier` has more, because then another engine
+    /// counted it.
     #[must_use]
     pub fn since(&self, earlier: &Self) -> Self {
         if earlier.count > self.count {
@@ -314,7 +314,7 @@ impl Histogram {
         }
     }
 
-    /// Both together.
+    /// The sum of both.
     #[must_use]
     pub fn plus(&self, other: &Self) -> Self {
         let mut ends = std::collections::BTreeMap::new();
@@ -336,9 +336,9 @@ impl Histogram {
 /// One export's lane.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct LaneStats {
-    /// Tenant of the volume.
+    /// The volume's tenant.
     pub tenant: String,
-    /// The volume; `VOLUME@ID`, with the export's number, where that is shared.
+    /// The volume; `VOLUME@ID`, with the export's number, for a shared export.
     pub volume: String,
     /// Reads.
     pub read: OpStats,
@@ -350,46 +350,47 @@ pub struct LaneStats {
     pub deallocate: OpStats,
     /// Commands in flight now.
     pub in_flight: u64,
-    /// Of those, commands that wait for the owner's answer to a fault.
+    /// Commands in flight that wait for the owner's answer to a fault.
     pub parked: u64,
-    /// Connections (queues) open now; of a machine's export, 1 while it has a client.
+    /// Open connections (queues); for a VM's export, 1 while it has a client.
     pub queues: u64,
-    /// How it is reached: `nvme-tcp`, `nvme-pcie` or `vhost-user`.
+    /// The protocol: `nvme-tcp`, `nvme-pcie` or `vhost-user`.
     #[serde(default)]
     pub transport: String,
-    /// Bytes of data that the engine that runs now has copied on their way between the network, or a machine's
-    /// memory, and the devices.
+    /// Bytes that the current engine has copied between the network or a VM's memory and the
+    /// devices.
     #[serde(default)]
     pub copied_bytes: u64,
-    /// Bytes of its machine's memory that are registered with the kernel now, so that no transfer has to look them up.
+    /// Bytes of the VM's memory that are registered with the kernel, so that transfers need not
+    /// look them up.
     #[serde(default)]
     pub registered_bytes: u64,
-    /// Interrupts raised for a machine, by the engine that runs now.
+    /// Interrupts that the current engine has raised for a VM.
     #[serde(default)]
     pub interrupts: u64,
-    /// What its volume may use of its tenant's, if that is stated.
+    /// The volume's budget within its tenant's, if one is set.
     #[serde(default)]
     pub budget: Option<Budget>,
-    /// Its part of the tenant's grant in the newest window, in commands a second, and no more than its volume's own limit; null if
-    /// there is no limit.
+    /// Its part of the tenant's allocation in the newest window, at most its volume's own limit, in
+    /// commands per second; null: no limit.
     #[serde(default)]
     pub granted_iops: Option<u64>,
-    /// Bytes a second; null: no limit.
+    /// Bytes per second; null: no limit.
     #[serde(default)]
     pub granted_bytes_s: Option<u64>,
-    /// Commands that waited because they were over budget.
+    /// Commands that waited for their budget.
     #[serde(default)]
     pub throttled_ops: u64,
-    /// Of them those that wait now.
+    /// Commands that wait for it now.
     #[serde(default)]
     pub throttled: u64,
-    /// How long they waited for it; that is in no other time but `total`.
+    /// Times of these waits; of the other histograms, only `total` includes them.
     #[serde(default)]
     pub throttled_times: Histogram,
 }
 
 impl LaneStats {
-    /// A grant above the volume's own limit can't be used. A part of a tenant's grant without a limit has none either.
+    /// Caps allocations by the volume's own limit. A part of an unlimited allocation is unlimited.
     pub(crate) fn limit_grants(&mut self, tenant: Option<&TenantStats>) {
         if let Some(tenant) = tenant {
             self.granted_iops = self.granted_iops.filter(|_| tenant.granted_iops.is_some());

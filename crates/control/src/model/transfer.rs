@@ -1,20 +1,20 @@
-//! Images that go into volumes and come out of them.
+//! Transfers of images into and out of volumes, as the API shows them.
 
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
 use super::Volume;
 
-/// What the NQNs of hosts that move images begin with; no other host's does.
+/// The prefix of transfer hosts' NQNs; other hosts may not use it.
 pub const TRANSFER_HOST_PREFIX: &str = "nqn.2026-01.io.forebay:transfer:";
 
-/// Which way an image goes.
+/// The direction of a transfer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum TransferKind {
     /// Into the volume, which no other host may use meanwhile.
     Import,
-    /// Out of it: no image may go in meanwhile.
+    /// Out of the volume; no import may run meanwhile.
     Export,
 }
 
@@ -22,64 +22,66 @@ pub enum TransferKind {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct TransferPut {
-    /// The NQN of the host that will move the image: `nqn.2026-01.io.forebay:transfer:` and a name of its own.
+    /// The NQN of the transfer's host: `nqn.2026-01.io.forebay:transfer:` and a unique name.
     pub host: String,
-    /// Which way.
+    /// The direction.
     pub kind: TransferKind,
-    /// Import over what the volume holds.
+    /// Import over existing data of the volume.
     #[serde(default)]
     pub overwrite: bool,
-    /// The transfer is under way already, and goes on.
+    /// Renew a running transfer.
     #[serde(default)]
     pub renew: bool,
 }
 
-/// Answer to `PUT /v1/tenants/{tenant}/volumes/{volume}/transfer`: how the host gets to the volume.
+/// Answer to `PUT /v1/tenants/{tenant}/volumes/{volume}/transfer`: how the host connects to the
+/// volume.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Transfer {
-    /// The volume as it is.
+    /// The volume.
     pub volume: Volume,
     /// The subsystem to connect to.
     pub nqn: String,
-    /// Where it is, e.g. `127.0.0.1:4420`.
+    /// Its addresses, e.g. `127.0.0.1:4420`.
     pub addresses: Vec<String>,
-    /// Hosts and virtual machines that use the volume meanwhile, in words.
+    /// Hosts and VMs that use the volume meanwhile, in words.
     pub in_use_by: Vec<String>,
 }
 
-/// Answer to `GET /v1/tenants/{tenant}/volumes/{volume}/extents`: where the volume may hold data. Elsewhere it reads as zeros.
+/// Answer to `GET /v1/tenants/{tenant}/volumes/{volume}/extents`: where the volume may hold data.
+/// Elsewhere it reads as zeros.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct VolumeExtents {
-    /// In order, apart from one another.
+    /// In order, with gaps between them.
     pub extents: Vec<VolumeExtent>,
-    /// Where to go on; null: that is all.
+    /// Where to continue; null at the end.
     pub next_bytes: Option<u64>,
 }
 
-/// Some of a volume.
+/// A range of a volume.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct VolumeExtent {
     /// Its first byte.
     pub offset_bytes: u64,
-    /// How many bytes.
+    /// Its length in bytes.
     pub len_bytes: u64,
 }
 
-/// What `GET /v1/tenants/{tenant}/volumes/{volume}/extents` is told.
+/// The query of `GET /v1/tenants/{tenant}/volumes/{volume}/extents`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct ExtentsFrom {
-    /// From which byte on.
+    /// The first byte of interest.
     #[serde(default)]
     pub from_bytes: u64,
 }
 
-/// What `DELETE /v1/tenants/{tenant}/volumes/{volume}/transfer` is told.
+/// The query of `DELETE /v1/tenants/{tenant}/volumes/{volume}/transfer`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct TransferEnd {
-    /// The NQN that the transfer was announced with.
+    /// The NQN with which the transfer was announced.
     pub host: String,
 }

@@ -1,8 +1,5 @@
-//! Syntax checks on what comes from outside, before the owner sees it.
-//!
-//! Purpose: a bad name or NQN is refused at the door with a sentence that says what is allowed.
-//! Design: pure functions from text to `Result`.
-//! Not here: whether what is named exists, and anything about sizes: that needs the pool.
+//! Syntax checks of requests, before the owner sees them. Each error says what is allowed. Checks
+//! that need the pool are elsewhere.
 
 use forebay_pool::MAX_DEVICES;
 use forebay_xlate::boundary::message::MAX_MACHINE_QUEUES;
@@ -17,9 +14,9 @@ pub const MAX_PATH_BYTES: usize = 107;
 pub const NAME_MAX: usize = 63;
 /// The longest NQN (NVMe Base 2.1, 4.7: 223 bytes).
 pub const NQN_MAX: usize = 223;
-/// The longest specification of a device: a path, and options.
+/// The longest specification of a device: a path and options.
 pub const SPEC_MAX: usize = 4096 + 256;
-/// The most hosts one export may list.
+/// The most hosts that one export may list.
 pub use forebay_pool::MAX_HOSTS as HOSTS_MAX;
 
 /// Checks a tenant's, volume's or pool's name.
@@ -30,7 +27,7 @@ pub fn name(what: &str, name: &str) -> Result<(), ApiError> {
     let allowed = |byte: u8| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'-');
     let is_long = name.is_empty() || name.len() > NAME_MAX;
     if is_long || name.starts_with('-') || !name.bytes().all(allowed) {
-        // Shown escaped and cut: it may be anything.
+        // Escaped and cut, because it may contain anything.
         let shown: String = name
             .chars()
             .take(80)
@@ -44,8 +41,8 @@ pub fn name(what: &str, name: &str) -> Result<(), ApiError> {
     Ok(())
 }
 
-/// Whether a text is an NQN (NVMe Base 2.1, 4.7): `nqn.yyyy-mm.` and a reverse domain name, then `:` and what the owner
-/// of the domain makes up. Printable ASCII only.
+/// Whether a text is an NQN (NVMe Base 2.1, 4.7): `nqn.yyyy-mm.`, a reverse domain name, then
+/// optionally `:` and a unique part. Printable ASCII only.
 fn is_nqn(text: &str) -> bool {
     let Some(rest) = text.strip_prefix("nqn.") else {
         return false;
@@ -75,9 +72,9 @@ fn is_nqn(text: &str) -> bool {
         && text.len() <= NQN_MAX
 }
 
-/// Names that NVM Express gives out: a host's is of a UUID (NVMe Base 2.1, 4.7).
+/// NVM Express's prefix for NQNs with a UUID (NVMe Base 2.1, 4.7).
 const OF_UUID: &str = "nqn.2014-08.org.nvmexpress:uuid:";
-/// The discovery service's, which no host has.
+/// The discovery service's NQN, which no host has.
 const DISCOVERY: &str = "nqn.2014-08.org.nvmexpress.discovery";
 
 fn is_uuid(text: &str) -> bool {
@@ -118,7 +115,7 @@ pub fn host_nqn(nqn: &str) -> Result<(), ApiError> {
 /// Checks a list of hosts.
 ///
 /// # Errors
-/// `invalid`, for the first that is wrong, or for too many.
+/// `invalid`, for the first wrong one, or for too many.
 pub fn host_list(hosts: &[String]) -> Result<(), ApiError> {
     if hosts.len() > HOSTS_MAX {
         return Err(ApiError::invalid(format!(
@@ -137,7 +134,7 @@ pub fn host_list(hosts: &[String]) -> Result<(), ApiError> {
     Ok(())
 }
 
-/// Checks specifications of devices, before any of them is opened.
+/// Checks device specifications, before any device is opened.
 ///
 /// # Errors
 /// `invalid`, for too many, or for one that is too long.
@@ -159,10 +156,10 @@ pub fn device_specs<'a>(specs: impl ExactSizeIterator<Item = &'a String>) -> Res
     Ok(())
 }
 
-/// Checks that what is said of a frontend belongs to it.
+/// Checks that all options belong to the frontend.
 ///
 /// # Errors
-/// `invalid`, for the first thing that doesn't.
+/// `invalid`, for the first that doesn't.
 pub fn frontend(body: &ExportCreate) -> Result<(), ApiError> {
     let refuse = |what: &str| Err(ApiError::invalid(what.to_owned()));
     let of_machines =
