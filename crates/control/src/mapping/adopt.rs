@@ -35,7 +35,6 @@ pub(crate) const fn grants_capacity() -> usize {
 #[derive(Debug)]
 pub(crate) struct Grants {
     table: GrantTable,
-    /// Whether the pool waits for the end of adoption.
     adopting: bool,
     same_boot: bool,
     stamp: String,
@@ -67,14 +66,11 @@ pub(crate) struct Adoption {
     progress: Signal,
 }
 
-/// Suffix of the catalog's name for a grant table while devices must be flushed that it may not
-/// list.
+/// Suffix of the catalog's name for a grant table while unlisted devices must be flushed.
 const UNFLUSHED: &str = "+";
-/// The smallest useful grant table.
 const LEAST_ENTRIES: usize = 1024;
 
 impl Grants {
-    /// An empty table, for a new pool.
     pub(crate) fn fresh(
         path: &Path,
         pool: &Pool,
@@ -118,7 +114,6 @@ impl Grants {
             .boot_id()
             .is_some_and(|id| !id.starts_with(&boot_name(boot_id)))
         {
-            // Becomes durable with this boot's name.
             for volume in pool.lose_host_reservations() {
                 tracing::info!(%volume, "this machine was restarted: hosts' registrations are gone");
             }
@@ -156,7 +151,7 @@ impl Grants {
         })
     }
 
-    /// Whether the table is of this boot, so that a live engine's grants hold.
+    /// Whether the table is of this boot: only then a live engine's grants hold.
     pub(crate) fn same_boot(&self) -> bool {
         self.same_boot
     }
@@ -208,8 +203,8 @@ fn tell_pool(pool: &mut Pool, table: &GrantTable) -> io::Result<Vec<Stale>> {
     Ok(stale)
 }
 
-/// Makes a smaller table if the run folder's file system is nearly full: only a running daemon can
-/// make room there. A small table only needs eviction more often.
+/// Smaller if the run folder's file system is nearly full: only a running daemon can make room
+/// there.
 fn new_table(
     path: &Path,
     capacity: usize,
@@ -231,8 +226,8 @@ fn new_table(
     }
 }
 
-/// The catalog's name for a grant table: the boot and the file. Another daemon may have used the
-/// pool from another run folder; this rejects the older table that lies here.
+/// The catalog's name for a grant table: the boot and the file. It rejects a table that is older
+/// than another daemon's use of the pool from another run folder.
 fn stamp(boot_id: &[u8; 16], memory: &SharedMemory) -> io::Result<String> {
     let file = rustix::fs::fstat(memory.fd())?;
     let boot = boot_name(boot_id);
@@ -249,7 +244,6 @@ impl Adoption {
         self.uncommitted.borrow().get(&volume).copied()
     }
 
-    /// Forgets the mappings that a commit made durable.
     pub(crate) fn note_committed(&self, pool: &Pool) {
         let mut uncommitted = self.uncommitted.borrow_mut();
         if !uncommitted.is_empty() {
@@ -257,7 +251,6 @@ impl Adoption {
         }
     }
 
-    /// Whether a device may hold unflushed writes although no entry names it.
     pub(crate) fn is_unflushed(&self, device: DeviceIndex) -> bool {
         self.unflushed.borrow().contains(&device)
     }
@@ -293,7 +286,6 @@ impl Adoption {
             .await;
     }
 
-    /// Waits until no adopted mapping on the device is in doubt.
     pub(crate) async fn wait_settled_on(&self, device: DeviceIndex) {
         self.progress
             .until(|| self.is_settled_on(device).then_some(()))
@@ -328,8 +320,7 @@ impl Adopter {
         })
     }
 
-    /// Ends adoption in the pool. First, a live engine gets a moment to end what an earlier daemon
-    /// began. Idempotent.
+    /// Idempotent. First, a live engine gets a moment to end what an earlier daemon began.
     pub(crate) async fn finish_adoption(&self, session: Option<&Rc<Session>>) {
         let adoption = &self.adoption;
         if let Some(session) = session.filter(|_| !adoption.finished.get()) {
@@ -339,8 +330,8 @@ impl Adopter {
                     unfinished = session.inherited(),
                     "the engine has not finished what an earlier daemon asked for; where that is zeroing, freed space stays unused until it has"
                 );
-                // The earlier daemon gave nothing up for these requests, or the range is listed and
-                // is revoked again below.
+                // Nothing was given up for these requests, or the range is listed and revoked again
+                // below.
                 session.abandon_inherited();
             }
         }
@@ -373,7 +364,6 @@ impl Adopter {
                 tracing::error!(%error, "recording the grant table");
             }
         }
-        // Nothing may be granted before this is durable.
         while !adoption.recorded.get() {
             match self.base.commit().await {
                 Ok(()) => adoption.recorded.set(true),
@@ -383,7 +373,6 @@ impl Adopter {
         adoption.progress.raise();
     }
 
-    /// Flushes the devices that may hold unflushed writes, as far as possible now.
     async fn flush_unflushed(&self) {
         let devices = self.adoption.unflushed.borrow().clone();
         let open = devices.into_iter().filter(|d| self.base.is_open_here(*d));
@@ -404,7 +393,6 @@ impl Adopter {
         }
     }
 
-    /// Lets faults be answered once the adopted mappings are durable, or after a time limit.
     pub(crate) async fn open_after_adoption(self: &Rc<Self>) {
         if self.base.is_open() {
             return;
@@ -422,8 +410,7 @@ impl Adopter {
         self.base.set_open();
     }
 
-    /// Commits the adopted mappings and revokes the stale ranges, concurrently and for each device
-    /// on its own.
+    /// Commits adopted mappings and revokes stale ranges, for each device on its own.
     async fn settle(&self) {
         let devices: BTreeSet<DeviceIndex> = {
             let stale = self.adoption.stale.borrow();
@@ -432,7 +419,7 @@ impl Adopter {
         let revokes = devices.into_iter().map(|device| self.revoke_stale(device));
         let (synced, _) = tokio::join!(self.flusher.sync_all(), join_all(revokes));
         if let Err(error) = synced {
-            // A later FLUSH, or the next sync of everything uncommitted, tries again.
+            // Retried by a later FLUSH or the next sync.
             tracing::warn!(%error, "mappings that were taken over are not durable");
         }
     }

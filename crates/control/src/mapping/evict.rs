@@ -30,7 +30,6 @@ const PART: usize = 64;
 const REVOKES: usize = 16;
 /// Additional entries that a search looks at.
 const LOOK_AT: usize = 1024;
-/// The limit for commits and revokes before other entries are tried.
 const ROUND_LIMIT: Duration = Duration::from_secs(2);
 
 impl Core {
@@ -44,7 +43,6 @@ impl Core {
 }
 
 impl Revoker {
-    /// Starts a round before the table is full.
     pub(crate) fn evict_ahead(self: &Rc<Self>) {
         if self.base.core.borrow().is_short_of_entries() && self.evicting.try_lock().is_ok() {
             let owner = self.clone();
@@ -164,8 +162,8 @@ impl Revoker {
         true
     }
 
-    /// Flushes the devices of revoked ranges and forgets the ranges; returns how many. The flush is
-    /// needed because a later engine's FLUSH won't cover these devices.
+    /// Flushes the devices of revoked ranges, because a later engine's FLUSH won't cover them, and
+    /// forgets the ranges; returns how many.
     async fn forget_flushed(&self, drained: Vec<LockGuard<'_>>) -> usize {
         let devices_of = |held: &LockGuard<'_>| self.locks.side.borrow().devices(held.id);
         let devices: BTreeSet<DeviceIndex> = drained.iter().flat_map(devices_of).collect();
@@ -185,7 +183,7 @@ impl Revoker {
         forgotten
     }
 
-    /// Removes a held range from the grant table. The fate of its extents must be durable.
+    /// The fate of the range's extents must be durable.
     pub(crate) async fn forget_grants(&self, held: &LockGuard<'_>) -> Result<(), AskError> {
         loop {
             // Cutting a piece out of an entry adds one.

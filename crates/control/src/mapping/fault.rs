@@ -38,11 +38,8 @@ enum FaultStep {
     /// No engine to answer. The same engine may return with a new session and won't ask again, so
     /// the fault is kept.
     NoEngine,
-    /// Another task holds the range.
     Locked,
-    /// This batch must be durable first.
     Commit(BatchId),
-    /// Dirty extents must be zero-filled first.
     Launder,
     TableFull,
     /// This range is listed at another place, and must be revoked first.
@@ -50,7 +47,7 @@ enum FaultStep {
     Failed(FaultFailure),
 }
 
-/// Faults that wait for a commit, by batch. One task serves them all, because filling a volume
+/// Faults by the batch whose commit they await. One task serves them all, because filling a volume
 /// makes many.
 #[derive(Debug, Default)]
 pub(crate) struct AwaitingCommit {
@@ -71,7 +68,6 @@ pub(crate) struct Faults {
     pub(super) link: Rc<Link>,
     pub(super) revoker: Rc<Revoker>,
     pub(super) zero_fill: Rc<ZeroFill>,
-    /// Faults that a task works on.
     pub(super) faulting: RefCell<HashSet<(VolumeId, u64, bool)>>,
     pub(super) awaiting_commit: AwaitingCommit,
 }
@@ -151,7 +147,6 @@ impl Faults {
         waiting.wake.notify_one();
     }
 
-    /// The task that answers faults after commits.
     pub(crate) async fn run_awaiting_commit(self: Rc<Self>) {
         let waiting = &self.awaiting_commit;
         loop {
@@ -265,7 +260,6 @@ impl Faults {
         }
     }
 
-    /// One attempt, without an await.
     fn fault_step(
         &self,
         core: &mut Core,
@@ -341,8 +335,7 @@ impl Faults {
         FaultStep::Done
     }
 
-    /// Answers a write fault and preallocates its neighbours, if that is due. False if it is not
-    /// answered.
+    /// False if the fault is not answered.
     fn map_around(
         &self,
         core: &mut Core,
@@ -400,7 +393,6 @@ impl Faults {
         };
         match core.pool.reserve(volume, wanted) {
             Ok(_) => self.base.committer.kick(),
-            // A later fault that finds no space reports it.
             Err(error) => tracing::debug!(%volume, %error, "reserving ahead"),
         }
     }

@@ -26,7 +26,7 @@ use crate::signal::Signal;
 use crate::states::DeviceStates;
 
 impl Flusher {
-    /// A device was flushed: no FLUSH need cover it for the writes of an earlier engine.
+    /// The device holds no unflushed writes of an earlier engine now.
     pub(crate) fn note_flushed(&self, device: DeviceIndex) {
         let adoption = &self.adoption;
         if !adoption.unflushed.borrow_mut().remove(&device) || !adoption.finished.get() {
@@ -59,14 +59,12 @@ impl Flusher {
     }
 }
 
-/// Why mappings are not durable.
 #[derive(Debug, Clone, thiserror::Error)]
 pub(crate) enum SyncError {
     #[error("flushing {0}: {1}")]
     Flush(DeviceIndex, AskError),
     #[error("flushing {0}: {1}")]
     Device(DeviceIndex, String),
-    /// The mappings lie on a device that is missing or failed.
     #[error("{0} can't be flushed: it is missing or has failed")]
     Gone(DeviceIndex),
     #[error("{0}")]
@@ -80,7 +78,6 @@ pub(crate) enum SyncError {
 pub(crate) struct Syncer {
     drawn: Cell<u64>,
     served: Cell<u64>,
-    /// The result of the newest round.
     error: RefCell<Option<SyncError>>,
     wake: Notify,
 }
@@ -92,7 +89,6 @@ pub(crate) struct Flusher {
     pub(super) states: Rc<DeviceStates>,
     pub(super) adoption: Rc<Adoption>,
     pub(super) syncers: RefCell<Syncers>,
-    /// Raised after each round of any syncer.
     pub(super) synced: Signal,
 }
 
@@ -113,8 +109,8 @@ impl Flusher {
         })
     }
 
-    /// Serves a FLUSH or FUA whose devices the engine has flushed. Only the session that asked is
-    /// answered: in a later one the engine asks again, and another engine has no such request.
+    /// Answers only the session that asked: in a later one the engine asks again, and another
+    /// engine has no such request.
     pub(crate) async fn commit_wanted(
         self: Rc<Self>,
         asked_in: Rc<Session>,
@@ -182,8 +178,7 @@ impl Flusher {
             .collect()
     }
 
-    /// Has the engine flush the devices that need it, and commits every mapping granted before. One
-    /// device's failure does not stop the others.
+    /// One device's failure does not stop the others.
     pub(crate) async fn sync_all(&self) -> Result<(), SyncError> {
         let devices = self.base.core.borrow().pool.volumes().pending_devices();
         self.sync_devices(&devices).await
@@ -209,14 +204,13 @@ impl Flusher {
         error.map_or(Ok(()), Err)
     }
 
-    /// Adds a device's queue; the caller starts [`Flusher::run_syncer`].
     pub(crate) fn add_syncer(&self, device: DeviceIndex) -> Rc<Syncer> {
         let syncer = Rc::new(Syncer::default());
         self.syncers.borrow_mut().insert(device, syncer.clone());
         syncer
     }
 
-    /// The task that flushes a device and commits its mappings, so that little is ever uncommitted.
+    /// The task of a device.
     pub(crate) async fn run_syncer(self: Rc<Self>, device: DeviceIndex, syncer: Rc<Syncer>) {
         loop {
             let asked = async {
@@ -266,7 +260,6 @@ impl Flusher {
                     .commit_mappings(*volume, *sequence, |d| d == device)
                 {
                     Ok(_) => {}
-                    // Deleted meanwhile.
                     Err(error) if error.kind == ErrorKind::NotFound => {}
                     Err(error) => return Err(error.into()),
                 }
@@ -282,8 +275,8 @@ impl Flusher {
         Ok(())
     }
 
-    /// Flushes a device by the daemon's own descriptor. The thread is detached, because the device
-    /// may hang at exit.
+    /// Uses the daemon's own descriptor. The thread is detached, because the device may hang at
+    /// exit.
     pub(crate) async fn flush_here(&self, device: DeviceIndex) -> Result<(), SyncError> {
         let store = {
             let devices = self.base.devices.borrow();
@@ -300,8 +293,8 @@ impl Flusher {
         ended.and_then(|result| result).map_err(failed)
     }
 
-    /// Like [`Flusher::sync_all`], but without an engine. Flushes every device that is open here,
-    /// because the next daemon may not know which were written.
+    /// Flushes every device that is open here, because the next daemon may not know which were
+    /// written.
     pub(crate) async fn sync_all_without_engine(&self) -> Result<(), SyncError> {
         let mut devices = self.base.core.borrow().pool.volumes().pending_devices();
         devices.extend(self.base.devices.borrow().iter().map(|open| open.index));
@@ -316,8 +309,6 @@ impl Flusher {
         results.into_iter().collect()
     }
 
-    /// Whether the grant table names a device that can't be flushed from here because it is
-    /// missing. Then the next daemon needs the table.
     pub(crate) fn lists_missing(&self) -> bool {
         let core = self.base.core.borrow();
         let stored = |grant: &&Grant| grant.word.rights() != Some(Rights::Hole);

@@ -41,13 +41,12 @@ pub(crate) const ALL_EXTENTS: ExtentRange = ExtentRange::new(0, u64::MAX);
 pub(crate) type OwnerWork<'a, T = ()> = Pin<Box<dyn Future<Output = T> + 'a>>;
 
 pub(crate) trait MapOwner: Debug {
-    /// Starts the tasks that belong to no single device.
     fn begin(&self);
     fn serve_device(&self, device: DeviceIndex);
 
-    /// Answers the engine's faults, some of them later.
+    /// Some answers come later.
     fn answer_faults(&self, faults: &[FaultAsk]);
-    /// Deallocates for a tenant; answers the engine when that is durable.
+    /// Answers the engine when the deallocation is durable.
     fn release(&self, generation: u64, release: u64, volume: VolumeId, range: ExtentRange);
     /// Answers a FLUSH when the mappings up to `sequence` are durable.
     fn commit_wanted(&self, session: &Rc<Session>, volume: VolumeId, sequence: u64);
@@ -56,35 +55,29 @@ pub(crate) trait MapOwner: Debug {
     /// Ends adoption in the map. First, a live engine gets a moment to end what an earlier daemon
     /// began.
     fn finish_adoption<'a>(&'a self, session: Option<&'a Rc<Session>>) -> OwnerWork<'a>;
-    /// Lets faults be answered once the adopted mappings are durable, or after a time limit.
     fn open_after_adoption(&self) -> OwnerWork<'_>;
     /// A new session begins: the engine counts every grant in it as written.
     fn forget_preallocated(&self);
-    /// Tells a new engine what each volume's FLUSH must cover and wait for.
+    /// What each volume's FLUSH must cover and wait for.
     fn say_what_a_flush_must_know(&self, session: &Session);
-    /// Sends every listed grant again.
     fn tell_all_grants<'a>(&'a self, session: &'a Session) -> OwnerWork<'a>;
 
-    /// Revokes all of a volume's extents, then frees them.
     fn delete_volume(&self, volume: VolumeId) -> OwnerWork<'_, Result<(), ReleaseError>>;
-    /// Takes back unwritten preallocated extents when a request finds no space. False if there are
-    /// none.
+    /// For a request that finds no space. False if no unwritten preallocated extents exist.
     fn take_back_for_space(&self) -> OwnerWork<'_, bool>;
-    /// Asks the engine, within a short time limit, how many preallocated extents are unwritten.
+    /// Counts unwritten preallocated extents, within a short time limit.
     fn count_preallocated_soon(&self) -> OwnerWork<'_>;
-    /// Takes back unwritten preallocated extents before this daemon leaves or ends its engine.
+    /// Before this daemon leaves or ends its engine.
     fn give_up_preallocated(&self, limit: Duration) -> OwnerWork<'_>;
 
-    /// Revokes every grant on a device.
     fn revoke_device(&self, device: DeviceIndex);
     /// The devices on which a held range lies.
     fn devices_of(&self, taking: TakingId) -> BTreeSet<DeviceIndex>;
-    /// Commits every mapping granted before the call.
     fn sync_all(&self) -> OwnerWork<'_, Result<(), SyncError>>;
-    /// Like `sync_all`, but without an engine: flushes every device that is open here.
+    /// Flushes every device that is open here.
     fn sync_all_without_engine(&self) -> OwnerWork<'_, Result<(), SyncError>>;
-    /// Whether the next daemon needs the grant table, because it names a device that can't be
-    /// flushed from here.
+    /// Whether the next daemon needs the grant table, as it names a device that can't be flushed
+    /// from here.
     fn lists_missing(&self) -> bool;
 }
 
@@ -141,7 +134,6 @@ impl MapOwner for PoolOwner {
         self.base.spawn(zeroing);
         let (adoption, states) = (self.adoption.clone(), self.states.clone());
         self.base.spawn(async move {
-            // Until then the pool does not change.
             adoption.wait_adopted().await;
             states.run_settler(device).await;
         });

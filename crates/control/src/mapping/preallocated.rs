@@ -35,19 +35,17 @@ const MANY: u32 = 64;
 const TICK: Duration = Duration::from_millis(100);
 /// How long the pool's last answer about the budget is used.
 const ROOM_HOLDS: Duration = Duration::from_millis(2);
-/// The period of [`Revoker::run_ahead`].
 const BEAT: Duration = Duration::from_secs(1);
-/// How long a request for statistics waits for a new count.
+/// How long a request for statistics waits for a count.
 const ASKED_NOW: Duration = Duration::from_millis(500);
 /// A region is quiet if in a beat less than this part of its preallocated extents was written.
 const CLAIMED_PART: u64 = 128;
 /// After this many quiet beats its preallocated extents are taken back.
 const QUIET_BEATS: u8 = 2;
-/// Counts made because the budget is out take at most this part of the time, with at least
-/// `COUNT_PAUSE` between them.
+/// The part of the time that counts may take when the budget is out, and the least pause between
+/// them.
 const COUNT_PART: u32 = 8;
 const COUNT_PAUSE: Duration = Duration::from_millis(5);
-/// Regions that are counted or taken back concurrently.
 const AT_ONCE: usize = 16;
 /// The limit of tracked regions. Beyond it, no window opens in others.
 const MAX_REGIONS: usize = 65_536;
@@ -56,9 +54,8 @@ const MAX_REGIONS: usize = 65_536;
 struct VolumeRegion {
     /// Write faults; halved at each beat.
     faults: u64,
-    /// An upper bound of the unwritten preallocated extents.
     ahead: u64,
-    /// Extents written or preallocated since the last beat.
+    /// Written or preallocated since the last beat.
     active: u64,
     quiet: u8,
 }
@@ -130,7 +127,7 @@ impl FaultRate {
 }
 
 impl Ahead {
-    /// The extents in which a write fault may also preallocate neighbours, if it may.
+    /// The extents in which a write fault may preallocate neighbours.
     pub(crate) fn window(
         &self,
         pool: &Pool,
@@ -168,7 +165,6 @@ impl Ahead {
         (window > 1).then_some(first..first + window)
     }
 
-    /// Notes extents preallocated in the region of `extent`.
     pub(crate) fn given(&self, pool: &mut Pool, volume: VolumeId, extent: u64, count: u64) {
         if let Some(region) = self
             .regions
@@ -185,7 +181,6 @@ impl Ahead {
         }
     }
 
-    /// Whether a volume faults fast, and so will need much space.
     pub(crate) fn is_fast(&self, volume: VolumeId) -> bool {
         let rates = self.rates.borrow();
         rates
@@ -193,8 +188,8 @@ impl Ahead {
             .is_some_and(|rate| rate.was_fast || rate.faults >= MANY)
     }
 
-    /// How many extents, from `extent` on, may be granted together as stored. Stops at preallocated
-    /// extents, which must stay known as such to be taken back.
+    /// How many extents may be granted together as stored. Stops at preallocated extents, which
+    /// must stay known as such to be taken back.
     pub(crate) fn stored_run(&self, volume: VolumeId, extent: u64, count: u64) -> u64 {
         let regions = self.regions.borrow();
         let has = |region| regions.get(&(volume, region)).is_some_and(|r| r.ahead > 0);
@@ -206,7 +201,6 @@ impl Ahead {
         }
     }
 
-    /// Whether a range may contain preallocated extents.
     pub(crate) fn has_any(&self, volume: VolumeId, range: ExtentRange) -> bool {
         let first = (volume, range.first / REGION);
         let last = (volume, range.end().saturating_sub(1) / REGION);
@@ -224,7 +218,6 @@ impl Ahead {
         all.into_iter().map(|(key, _)| *key).collect()
     }
 
-    /// Notes that `count` extents of a region were written or taken back.
     fn fewer(&self, pool: &mut Pool, key: (VolumeId, u64), count: u64) {
         let mut regions = self.regions.borrow_mut();
         let Some(region) = regions.get_mut(&key) else {
@@ -253,7 +246,6 @@ impl Ahead {
             .map_or(0, |region| region.ahead)
     }
 
-    /// Ends a beat; returns the regions to take back.
     fn beat(&self, pool: &Pool) -> Vec<(VolumeId, u64)> {
         let mut quiet = Vec::new();
         self.regions.borrow_mut().retain(|key, region| {
@@ -315,12 +307,10 @@ impl Revoker {
         }
     }
 
-    /// Counts the unwritten preallocated extents, with a short time limit.
     pub(crate) async fn count_ahead_soon(&self) {
         let _ = timeout(ASKED_NOW, self.count_ahead()).await;
     }
 
-    /// Asks the engine how many preallocated extents are unwritten.
     async fn count_ahead(&self) {
         let Some(session) = self.link.session() else {
             return;
@@ -344,8 +334,7 @@ impl Revoker {
         }
     }
 
-    /// Takes everything back before this daemon leaves or ends its engine; the next one would count
-    /// it as used. Stops after `limit`.
+    /// The next daemon would count them as used. Stops after `limit`.
     pub(crate) async fn give_up_places(&self, limit: Duration) {
         self.ahead.closed.set(true);
         let all = async {
@@ -360,8 +349,6 @@ impl Revoker {
         }
     }
 
-    /// Takes back all unwritten preallocated extents when a request found no space. False if there
-    /// are none.
     pub(crate) async fn take_back_for_space(&self) -> bool {
         let ahead = &self.ahead;
         let before = ahead.rounds.get();
@@ -374,7 +361,7 @@ impl Revoker {
         if self.take_back_all(&all).await > 0 {
             return true;
         }
-        // Extents whose taking back failed may still become free: the caller tries again.
+        // Extents whose taking back failed may become free: the caller tries again.
         let is_left = !ahead.taken_first().is_empty();
         if is_left {
             sleep(TICK).await;
@@ -382,8 +369,7 @@ impl Revoker {
         is_left
     }
 
-    /// Like [`Revoker::take_back_for_space`], but does not wait: a running take-back may itself
-    /// wait for the caller.
+    /// Does not wait: a running take-back may itself wait for the caller.
     pub(crate) async fn take_back_unless_busy(&self) -> bool {
         let Ok(_one) = self.ahead.taking.try_lock() else {
             return false;
@@ -392,7 +378,6 @@ impl Revoker {
         self.take_back_all(&all).await > 0
     }
 
-    /// Returns how many extents were taken back.
     async fn take_back_all(&self, regions: &[(VolumeId, u64)]) -> u64 {
         let mut taken = 0;
         for some in regions.chunks(AT_ONCE) {

@@ -19,7 +19,6 @@ use crate::link::session::AskError;
 use crate::mapping::ALL_EXTENTS;
 use crate::mapping::revoke::{Deallocation, Revoker};
 
-/// Why a range was not given up.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ReleaseError {
     #[error("{0}")]
@@ -33,7 +32,6 @@ pub(crate) struct Releaser {
     pub(super) base: Rc<Base>,
     pub(super) link: Rc<Link>,
     pub(super) revoker: Rc<Revoker>,
-    /// Deallocations in progress.
     pub(super) releasing: RefCell<HashSet<Deallocation>>,
 }
 
@@ -47,7 +45,7 @@ impl Releaser {
         })
     }
 
-    /// Deallocates for a tenant. A request repeated in a new session is done once.
+    /// A request repeated in a new session is done once.
     pub(crate) fn on_release(
         self: &Rc<Self>,
         generation: u64,
@@ -68,7 +66,7 @@ impl Releaser {
             let released = owner.release(of, volume, range).await;
             owner.releasing.borrow_mut().remove(&of);
             let Some(session) = owner.link.session().filter(|s| s.generation == generation) else {
-                // No engine to answer. A later engine that continues the command asks by itself.
+                // A later engine that continues the command asks by itself.
                 return;
             };
             session.say(&match released {

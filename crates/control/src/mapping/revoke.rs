@@ -70,7 +70,7 @@ impl Revoker {
         self.forget_grants(&held).await
     }
 
-    /// Revokes a listed range that the pool no longer maps there, and removes it from the table.
+    /// Revokes a range that the pool no longer maps there, and removes it from the table.
     pub(crate) async fn take_back(
         &self,
         volume: VolumeId,
@@ -83,7 +83,7 @@ impl Revoker {
         Ok(self.forget_grants(&held).await?)
     }
 
-    /// Commits a release by the pool, and only then forgets the range's grants.
+    /// Forgets the range's grants only after the commit.
     pub(crate) async fn given_up(
         &self,
         held: &LockGuard<'_>,
@@ -112,10 +112,8 @@ impl Revoker {
 /// Devices on which requests under revoked grants may be in flight.
 pub(crate) type Undrained = BTreeSet<DeviceIndex>;
 
-/// A tenant's deallocation, as an engine asks for it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) struct Deallocation {
-    /// The engine that asks.
     pub(crate) generation: u64,
     /// The engine's number for it; each engine begins at 1.
     pub(crate) number: u64,
@@ -156,8 +154,7 @@ impl Revoker {
         })
     }
 
-    /// Like [`Revoker::revoke_for`], but a device that hangs is an error. For callers that change
-    /// nothing on failure.
+    /// A device that hangs is an error: for callers that change nothing on failure.
     pub(crate) async fn revoke(
         &self,
         held: &LockGuard<'_>,
@@ -171,10 +168,9 @@ impl Revoker {
         }
     }
 
-    /// Revokes all grants on the held range. Returns the devices that hang; their extents must not
-    /// be reused for now. A deallocation is asked for even if nothing is listed: the engine refuses
-    /// one that has ended, because the tenant may have written there since. Its number is valid for
-    /// that engine only; a later one asks by itself.
+    /// Returns the devices that hang; their extents must not be reused for now. A deallocation is
+    /// sent even if nothing is listed: the engine refuses one that has ended, because the tenant
+    /// may have written there since. Its number is valid for that engine only.
     pub(crate) async fn revoke_for(
         &self,
         held: &LockGuard<'_>,
@@ -188,7 +184,6 @@ impl Revoker {
                 .unlisted(held.id, &self.base.core.borrow().grants)
                 .is_ok()
         {
-            // An unlisted range is not granted.
             return Ok(Undrained::new());
         }
         count(&self.base.counters.revokes);
@@ -234,7 +229,7 @@ impl Revoker {
         Ok(side.borrow().may_change(held.id)?.clone())
     }
 
-    /// After the time limit: abandons the revoke, and finds out which devices hang.
+    /// After the time limit: finds out which devices hang.
     async fn give_up(
         &self,
         session: &Rc<Session>,
@@ -298,7 +293,7 @@ impl Revoker {
             .await
     }
 
-    /// Revokes all grants on a device; extents elsewhere fault again.
+    /// Extents elsewhere fault again.
     pub(crate) async fn cut_off(self: Rc<Self>, device: DeviceIndex) {
         let volumes: Vec<_> = {
             let core = self.base.core.borrow();

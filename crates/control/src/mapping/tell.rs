@@ -13,8 +13,6 @@ use crate::link::session::Session;
 use crate::mapping::revoke::Revoker;
 
 impl Revoker {
-    /// Tells a new engine, before it serves, which devices each volume's FLUSH must cover and which
-    /// mappings it must wait for.
     pub(crate) fn say_what_a_flush_must_know(&self, session: &Session) {
         let (mut covered, mut uncommitted) = (BTreeSet::new(), Vec::new());
         let core = self.base.core.borrow();
@@ -43,8 +41,8 @@ impl Revoker {
         }
     }
 
-    /// Sends every listed grant again, in parts, so that faults are answered in between. Each part
-    /// reads the table anew, so ranges revoked meanwhile are left out.
+    /// In parts, so that faults are answered in between. Each part reads the table anew, without
+    /// ranges revoked meanwhile.
     pub(crate) async fn tell_all_grants(&self, session: &Session) {
         let mut place = None;
         loop {
@@ -72,7 +70,7 @@ impl Revoker {
         }
     }
 
-    /// Grants again the parts of an entry that the pool still maps there.
+    /// Grants the parts of an entry that the pool still maps there.
     fn tell_grant(&self, session: &Session, mut listed: GrantOf) {
         if listed.commit_sequence
             <= self
@@ -115,7 +113,6 @@ impl Revoker {
     }
 }
 
-/// Has a volume's FLUSH cover a device.
 pub(crate) fn tell_device(session: &Session, volume: VolumeId, device: DeviceIndex) {
     if let Some(word) = Word::new(device, ExtentIndex(0), Rights::ReadWrite) {
         session.grant(GrantOf {

@@ -30,7 +30,6 @@ const PIECE_BYTES: u64 = 4 << 20;
 const LOOK_EVERY: Duration = Duration::from_secs(5);
 const RETRY_AT_MOST: Duration = Duration::from_secs(30);
 
-/// Why a round left dirty extents.
 enum Trouble {
     /// Expected after each start of an engine. A failed or hanging device is reported elsewhere.
     NotReady,
@@ -51,7 +50,6 @@ pub(crate) struct ZeroFill {
     pub(super) link: Rc<Link>,
     pub(super) states: Rc<DeviceStates>,
     pub(super) adoption: Rc<Adoption>,
-    /// Raised after each round.
     pub(crate) laundered: Signal,
     pub(super) laundering: Laundering,
 }
@@ -73,8 +71,8 @@ impl ZeroFill {
         })
     }
 
-    /// Waits until more extents are clean. False if none became clean within the limit, and none is
-    /// dirty on a device that makes progress.
+    /// False if no extent became clean within the limit, and none is dirty on a device that makes
+    /// progress.
     pub(crate) async fn wait_laundered(&self) -> bool {
         let waiting = &self.laundering.waiting;
         waiting.set(waiting.get() + 1);
@@ -84,7 +82,6 @@ impl ZeroFill {
         more.is_ok() || self.is_space_coming()
     }
 
-    /// Whether a device that makes progress has dirty extents.
     fn is_space_coming(&self) -> bool {
         let stuck = self.laundering.stuck.borrow();
         self.base.device_indexes().into_iter().any(|device| {
@@ -111,8 +108,7 @@ impl ZeroFill {
         }
     }
 
-    /// Waits for an earlier daemon's or engine's work; the device counts as stuck if that takes
-    /// long.
+    /// The device counts as stuck if this takes long.
     async fn stuck_without(&self, device: DeviceIndex, ended: impl Future<Output = ()>) {
         tokio::pin!(ended);
         if timeout(self.base.limits.inherited, &mut ended)
@@ -125,7 +121,6 @@ impl ZeroFill {
         }
     }
 
-    /// The task that zero-fills a device.
     pub(crate) async fn run_launderer(self: Rc<Self>, device: DeviceIndex) {
         let mut failures = 0u32;
         loop {
@@ -162,7 +157,6 @@ impl ZeroFill {
         }
     }
 
-    /// True if extents became clean.
     async fn launder_round(self: &Rc<Self>, device: DeviceIndex) -> Result<bool, Trouble> {
         let session = self.link.wait_session().await;
         // An earlier session's job may be zeroing these very extents.
@@ -196,8 +190,7 @@ impl ZeroFill {
                 tracing::error!(%error, "a laundered run");
             }
         }
-        // Faults may reserve the clean extents from here on, and are answered once this commit is
-        // durable.
+        // Faults may reserve the clean extents from here on; answers wait for this commit.
         self.laundered.raise();
         self.base
             .commit()
@@ -206,7 +199,6 @@ impl ZeroFill {
         trouble.map_or(Ok(true), Err)
     }
 
-    /// Returns what a round zeroed, and why it left dirty extents.
     async fn zero_some(
         self: &Rc<Self>,
         device: DeviceIndex,
@@ -259,12 +251,11 @@ impl ZeroFill {
         }
     }
 
-    /// The device hangs: nothing uses or zeroes the run until the job has ended, or its engine has
-    /// and the successor has the fence.
+    /// Nothing uses or zeroes the run until the job has ended, or its engine has and the successor
+    /// has the fence.
     fn set_aside(self: &Rc<Self>, run: DeviceRun, mut job: PendingAnswer) {
         let owner = self.clone();
         self.base.spawn(async move {
-            // However it ended.
             let _ = job.ended().await;
             owner.give_back(run);
             owner.base.launder_wanted.raise();

@@ -16,7 +16,6 @@ use crate::model::error::ApiError;
 use crate::owner::Owner;
 
 impl Owner {
-    /// Adds a device; the caller holds `adding`.
     pub(crate) async fn device_add(
         self: Rc<Self>,
         device: NewPoolDevice,
@@ -50,7 +49,7 @@ impl Owner {
         Ok(index)
     }
 
-    /// Tells the engine of a new device; the next engine is told of all devices.
+    /// The next engine is told of all devices.
     async fn tell_device(self: &Rc<Self>, index: DeviceIndex) {
         let (Some(session), Some(device)) = (self.link.session(), self.base.config_of(index))
         else {

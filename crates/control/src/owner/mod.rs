@@ -1,5 +1,5 @@
-//! The owner of a pool decides where bytes lie and who may use them. It keeps pool, grant table and
-//! engine in agreement when a process dies.
+//! The owner of a pool, which decides where bytes lie and how much each tenant may use. It keeps
+//! pool, grant table and engine in agreement when a process dies.
 //!
 //! It runs on one thread. Each module beside this one owns its state and uses only modules before
 //! it: `base`, `link`, `states`, `mapping`, `statistics`, `qos`, `exports`, `health`. An operation
@@ -12,9 +12,6 @@
 //! - `mapping::zero_fill`: zeroing, flush, then *clean*;
 //! - `exports::registrations`: a host's reservation, its commit, then the answer;
 //! - `mapping::adopt`: adopted grants are committed before anything is granted.
-//!
-//! Each device has its own tasks for flushing, zero-fill and settling, so a device that fails or
-//! hangs delays only its own extents.
 
 mod add_device;
 mod serve;
@@ -160,7 +157,6 @@ impl Owner {
         }
     }
 
-    /// Ends every task; nothing is committed or sent afterwards.
     pub(crate) fn close(&self) {
         self.base.close();
         self.link.close();

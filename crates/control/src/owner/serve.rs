@@ -19,8 +19,7 @@ use crate::model::events::EventKind;
 use crate::owner::Owner;
 
 impl Owner {
-    /// Serves an engine until the session ends. First it hands over a dead engine's state, and
-    /// empties `estate` once the engine has it.
+    /// First hands over a dead engine's state, and empties `estate` once the engine has it.
     pub(crate) async fn serve(
         self: &Rc<Self>,
         greeting: Greeting,
@@ -106,7 +105,7 @@ impl Owner {
         tracing::info!(generation = session.generation, %error, "the engine's conversation ended");
     }
 
-    /// Acts on messages in order; answers consecutive faults together.
+    /// Answers consecutive faults together.
     fn act_on(self: &Rc<Self>, session: &Rc<Session>, messages: &mut Vec<FromEngine>) {
         let mut together: Vec<FaultAsk> = Vec::new();
         for message in messages.drain(..) {

@@ -23,7 +23,7 @@ use crate::owner::Owner;
 struct KnownToEngine {
     volumes: HashSet<VolumeId>,
     exports: HashSet<ExportId>,
-    /// Of its listeners.
+    /// The engine's listeners.
     addresses: HashSet<String>,
 }
 
@@ -38,8 +38,8 @@ fn without_device(
 }
 
 impl Owner {
-    /// Sends everything that an engine needs to take over. The session is in use from here on.
-    /// Returns the requests, and the addresses where the engine listens.
+    /// The session is in use from here on. Returns the requests, and the addresses where the engine
+    /// listens.
     pub(crate) fn say_what_is(
         &self,
         session: &Rc<Session>,
@@ -67,8 +67,7 @@ impl Owner {
         (asked, known.addresses)
     }
 
-    /// Keeps the descriptors of the engine's listeners. Returns what else must be compared with the
-    /// catalog.
+    /// Returns the engine's other objects, to compare with the catalog.
     fn take_listeners(&self, held: Vec<(Held, Vec<OwnedFd>)>) -> KnownToEngine {
         let mut known = KnownToEngine::default();
         for (one, descriptors) in held {
@@ -153,7 +152,6 @@ impl Owner {
         without_device(served.filter_map(say)).collect()
     }
 
-    /// Removes volumes and exports that the catalog lacks, and quarantined exports.
     fn say_what_is_gone(&self, session: &Session, known: &KnownToEngine) -> Vec<WelcomeItem> {
         let core = self.base.core.borrow();
         let is_served = |export: &ExportId| {

@@ -1,5 +1,4 @@
-//! Tests of preallocated extents: created while faults come fast, used without a fault, and taken
-//! back if unwritten.
+//! Tests of preallocated extents.
 
 use std::collections::BTreeSet;
 
@@ -29,13 +28,12 @@ impl Life {
             .set(Duration::from_secs(3600));
     }
 
-    /// Extents of a volume that are preallocated and not known to be written.
     fn ahead(&self, volume: VolumeId) -> u64 {
         let core = self.owner.base.core.borrow();
         core.pool.volumes().space_of(volume).unwrap().ahead
     }
 
-    /// Writes extents; returns how many faults that took.
+    /// Returns how many faults that took.
     async fn write_fast(&mut self, volume: VolumeId, extents: impl Iterator<Item = u64>) -> u64 {
         let before = self.owner.base.counters.faults.get();
         for extent in extents {

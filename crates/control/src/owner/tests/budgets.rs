@@ -1,4 +1,4 @@
-//! Tests of budgets: what the engine learns and when, what is refused, and what survives deaths.
+//! Tests of budgets.
 
 use std::cell::Cell;
 use std::sync::atomic::Ordering::Relaxed;
@@ -30,7 +30,6 @@ impl From<Option<BudgetParts>> for BudgetChange {
     }
 }
 
-/// Abbreviates a message about spreading, budgets or exports.
 fn word(message: &ToEngine) -> Option<String> {
     Some(match message {
         ToEngine::SetSpread { spread, .. } => spread.name().to_owned(),
@@ -191,7 +190,6 @@ fn what_cannot_be_is_refused_with_what_would_fit() {
             life.tenant_budget(None).await.is_err(),
             "its volumes have bases"
         );
-        // The promise stays when costs rise, with a warning.
         let is_said = || {
             let warnings = owner.reports.warnings();
             let of_bases =
@@ -234,7 +232,7 @@ fn what_is_not_stated_follows_from_the_rest() {
         let no = (None, None);
         let (any_iops, any_bytes) = (MOST.iops, MOST.bytes);
         for (put, base, burst) in [
-            // IOPS only; 4 KiB each. Bandwidth is unlimited.
+            // IOPS only: 4 KiB each, without a limit of bandwidth.
             (
                 of((Some(2000), None), no),
                 (2000, 8_192_000),
@@ -311,7 +309,6 @@ fn what_is_not_stated_follows_from_the_rest() {
         };
         let refused = life.tenant_budget(Some(unearned)).await.unwrap_err();
         assert!(refused.message.contains("there is no base"), "{refused}");
-        // The hint names the derived value that was refused.
         let much = of((Some(10_000_000), None), no);
         let refused = life.tenant_budget(Some(much)).await.unwrap_err();
         let hint = refused.hint.unwrap();
@@ -454,12 +451,10 @@ fn budget_changes_only_what_is_named() {
         let volume = life.with_engine(owner.budgets.volume_budget("t", "v", limit));
         let budget = volume.await.unwrap().budget.unwrap();
         assert_eq!(shown(&budget), (None, Some(90), None, None));
-        // The maximum is a limit too, once it is stated.
         let limit = patch(r#"{"burst":{"bytes_s":100000000000}}"#);
         let volume = life.with_engine(owner.budgets.volume_budget("t", "v", limit));
         let budget = volume.await.unwrap().budget.unwrap();
         assert_eq!(shown(&budget), (None, Some(90), Some(MOST.bytes), None));
-        // Without its last part the budget is gone.
         let volume = life.with_engine(owner.budgets.volume_budget(
             "t",
             "v",
@@ -643,7 +638,6 @@ fn an_engine_is_told_how_queues_are_spread_whether_or_not_anybody_has_a_budget()
         life.fake.settle().await;
         let all = said(&mut life.fake);
         assert_eq!(all, ["off", "one-to-n", "export"]);
-        // Uses the setting, where the daemon knows it.
         life.owner.budgets.set_node(folder, 2);
         life.replace_engine(|_| {}).await;
         life.fake.settle().await;
@@ -688,7 +682,6 @@ fn what_tenants_used_does_not_fall_when_their_engine_does() {
             (tenant.used_ops, windows, tenant.credit.unwrap().ops)
         };
         count(&life.fake, 500, 70_000);
-        // Shown credit is capped by the budget.
         assert_eq!(seen(&life), (500, 500, 60_000));
         let shown = life.owner.volumes.tenant_show("t").unwrap();
         assert_eq!(shown.credit.unwrap().most_ops, 60_000);
@@ -703,7 +696,6 @@ fn what_tenants_used_does_not_fall_when_their_engine_does() {
         life.replace_engine(|fake| count(fake, 20, 30)).await;
         life.fake.settle().await;
         assert_eq!(seen(&life), (520, 520, 30));
-        // Saved credit survives an engine's end, and a time without exports.
         assert_eq!(told(&mut life), [[70_000, 0]]);
         let owner = life.owner.clone();
         let gone = owner
@@ -719,7 +711,7 @@ fn what_tenants_used_does_not_fall_when_their_engine_does() {
     });
 }
 
-/// The engine's record stays for a while after the daemon removed the tenant's last export.
+/// The record stays for a while after the tenant's last export is removed.
 #[test]
 fn what_a_tenant_used_is_counted_once_when_the_engine_lets_go_of_it() {
     run(async {

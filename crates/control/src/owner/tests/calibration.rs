@@ -1,5 +1,4 @@
-//! Tests of calibration and budgets: the engine is not told of budgets that a calibration measures.
-//! Also tests the default spread of queues.
+//! Tests of budgets during a calibration, and of the default spread of queues.
 
 use super::budgets::{put, said};
 use super::*;
@@ -75,12 +74,10 @@ fn what_calibrate_measures_has_no_share_while_it_is_at_work() {
             "export",
         ];
         assert_eq!(said(&mut life.fake), all);
-        // A tenant that a calibration leaves behind is an ordinary tenant without a budget.
         life.calibrating(None).await;
         assert_eq!(said(&mut life.fake), ["tenant 10", "volume"]);
         life.calibrating(Some(60)).await;
         assert_eq!(said(&mut life.fake), ["tenant gone"]);
-        // A calibration that is not renewed has ended.
         life.calibrating(Some(1)).await;
         life.fake.listen(Duration::from_millis(500)).await;
         assert!(said(&mut life.fake).is_empty());

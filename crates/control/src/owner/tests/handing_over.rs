@@ -1,4 +1,4 @@
-//! Tests of take-over: who gets the state of a dead engine.
+//! Tests of take-over.
 
 use std::io::{Read, Write};
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -25,7 +25,6 @@ struct Line {
 }
 
 impl Line {
-    /// A daemon with an engine that has accepted some connections.
     async fn begin(place: &Place, connections: u64) -> Self {
         let mut life = Life::first(place, Begin::default()).await;
         life.volume("a", 1 << 20).await;
@@ -57,7 +56,6 @@ impl Line {
         line
     }
 
-    /// Kills the engine and does what the supervisor would.
     async fn die(&mut self, blamed: Option<Blamed>) {
         let dead = std::mem::replace(&mut self.life.fake, Fake::new(0).0);
         let generation = dead.generation;
@@ -73,7 +71,6 @@ impl Line {
         self.life.fake.generation = generation;
     }
 
-    /// Greets the next engine, and serves it in a task.
     async fn next(&mut self) {
         let (fake, fd) = Fake::new(self.life.fake.generation + 1);
         self.life.fake = fake.after(&self.life.fake).with_memory();
@@ -91,7 +88,6 @@ impl Line {
         });
     }
 
-    /// Lets the engine work until the daemon has made this progress.
     async fn until(&mut self, wanted: impl Fn(&EngineProgress) -> bool) {
         loop {
             tokio::select! {
@@ -121,7 +117,7 @@ impl Line {
         self.life.fake.say(&converted);
     }
 
-    /// Checks the connections that the engine got: each host reads its number.
+    /// Each host reads its number.
     fn check_connections(&mut self) {
         let given = std::mem::take(&mut self.life.fake.given.sockets);
         assert_eq!(given.len(), self.hosts.len());
@@ -161,7 +157,7 @@ fn a_successor_gets_everything_and_acts_when_told() {
     run(async {
         let place = Place::new();
         let mut line = Line::begin(&place, 300).await;
-        // One connection ends before the engine dies, and one is accepted just before.
+        // One connection ends before the death, and one is accepted just before.
         line.life.fake.say(&FromEngine::SocketGone { socket: 7 });
         line.hosts.retain(|(socket, _)| *socket != 7);
         let last = line.life.fake.deposit(301);
@@ -429,7 +425,6 @@ fn an_export_that_kills_is_not_told_until_an_operator_says_so() {
         let shown = owner.exports.export_show("t", "a").unwrap();
         assert!(shown.quarantined.unwrap().contains("command 7"));
         assert!(owner.exports.quarantine_warnings()[0].contains("forebay export resume t/a"));
-        // A change of the export does not end its quarantine.
         let change = crate::model::ExportUpdate::default();
         let changed = owner
             .exports

@@ -15,7 +15,7 @@ fn impatient() -> Begin {
     begin
 }
 
-/// Writes extents; returns those on the hanging device, and the others.
+/// Returns the extents on the hanging device, and the others.
 async fn write_some(life: &mut Life, volume: VolumeId, count: u64) -> (Vec<u64>, Vec<u64>) {
     let mut on = (Vec::new(), Vec::new());
     for extent in 0..count {
@@ -67,7 +67,6 @@ fn hung_device_quarantines() {
         assert!(life.fake.flush(b, life.fake.highest_sequence(b)).await);
         life.fake.hang(HUNG);
 
-        // The deletion succeeds, and quarantines the extents that may still be written.
         life.delete("a").await;
         assert_eq!(life.quarantined(HUNG), hung.len() as u64);
         assert_eq!(life.quarantined(0), 0);
@@ -98,7 +97,6 @@ fn hung_device_quarantines() {
         assert_eq!(life.quarantined(HUNG), hung.len() as u64 + 1);
         assert!(is_hole(life.fake.fault(b, b_hung[0], false).await.unwrap()));
 
-        // The next daemon finds the quarantine, and the requests are still with the engine.
         let mut before = life.kill().await;
         before.take_the_rest();
         let mut life = Life::take_over(&place, impatient(), before).await;

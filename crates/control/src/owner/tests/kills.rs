@@ -1,5 +1,4 @@
-//! Kills the daemon at random moments, and compares the engine's grants, the grant table and the
-//! next daemon's pool.
+//! Kills the daemon at random moments; compares grants, the grant table and the next daemon's pool.
 
 use std::collections::HashMap;
 
@@ -25,7 +24,6 @@ impl Random {
     }
 }
 
-/// Reads the grant table as the next daemon would.
 fn listed(place: &Place, pool: [u8; 16]) -> HashMap<(VolumeId, u64), Word> {
     let copy = tempfile::NamedTempFile::new().unwrap();
     std::fs::copy(place.grants(), copy.path()).unwrap();
@@ -42,7 +40,6 @@ fn listed(place: &Place, pool: [u8; 16]) -> HashMap<(VolumeId, u64), Word> {
     places
 }
 
-/// Asserts that every grant of the engine is listed.
 fn assert_listed(fake: &Fake, listed: &HashMap<(VolumeId, u64), Word>, seed: u64) {
     for (key, word) in &fake.grants {
         // If a grant on its way replaces the hole, the table lists that grant.
@@ -52,7 +49,6 @@ fn assert_listed(fake: &Fake, listed: &HashMap<(VolumeId, u64), Word>, seed: u64
     }
 }
 
-/// Starts random operations, without waiting for any.
 async fn some_time(life: &mut Life, random: &mut Random, names: &mut u64) {
     for _ in 0..random.below(60) + 5 {
         let volumes: Vec<VolumeId> = {
@@ -95,7 +91,6 @@ async fn some_time(life: &mut Life, random: &mut Random, names: &mut u64) {
                     reserved_bytes: 0,
                 };
                 life.owner.base.spawn(async move {
-                    // The result does not matter.
                     let _ = owner.volumes.volume_create("t".to_owned(), body).await;
                     let _ = owner.volumes.volume_delete("t".to_owned(), name).await;
                 });
@@ -141,7 +136,6 @@ async fn lives_of(seed: u64) {
         some_time(&mut life, &mut random, &mut names).await;
         let pool = life.owner.base.core.borrow().pool.info().uuid.0;
         let mut fake = life.kill().await;
-        // The engine still reads the dead daemon's messages.
         fake.take_the_rest();
         assert_listed(&fake, &listed(&place, pool), seed);
         fake.answer_revokes = true;

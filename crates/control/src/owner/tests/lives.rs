@@ -1,4 +1,4 @@
-//! Tests of deaths: of the daemon, the engine, both, and the node.
+//! Tests of deaths of daemon, engine and node.
 
 use std::collections::BTreeSet;
 
@@ -70,8 +70,8 @@ fn after_another_boot_only_what_was_committed_is_there() {
         let mut life = Life::next(&place, begin, &before).await;
         assert!(!is_hole(life.fake.fault(a, 0, false).await.unwrap()));
         assert!(is_hole(life.fake.fault(a, 1, false).await.unwrap()));
-        // The extent that may have been written must be zero-filled before it is granted again; the
-        // fake checks that.
+        // The fake checks that the possibly written extent is zero-filled before it is granted
+        // again.
         for extent in 2..200 {
             life.fake.write(a, extent).await;
         }
@@ -108,7 +108,7 @@ fn a_new_daemon_goes_on_with_a_live_engine() {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap().to_string();
         fake.held = vec![(Held::Listener(address.clone()), vec![listener.into()])];
-        // It still waits for a commit and a fault that it asked the first daemon for.
+        // It still waits for a commit and a fault from the first daemon.
         fake.held.push((Held::Revoke(77), vec![]));
         let greet = Session::greet(fd, pool, None, Duration::from_secs(60));
         let (greeting, _) = tokio::join!(greet, fake.welcome(pool, Some(table)));
@@ -227,7 +227,7 @@ fn a_revoke_outlives_the_engine_and_waits_for_the_fence() {
                 .await
         });
         life.fake.until(is_revoke).await;
-        // Requests of the dead engine may be in flight; the next one has no fence yet.
+        // The next engine has no fence yet.
         life.replace_engine(|fake| {
             fake.devices_ready = false;
             fake.answer_revokes = false;
@@ -485,15 +485,13 @@ fn a_listed_place_that_is_wrong_is_revoked_before_the_right_one_is_granted() {
             life.fake.write(a, extent).await;
         }
         assert!(life.fake.flush(a, life.fake.highest_sequence(a)).await);
-        // As if a release's commit failed: the pool has released the range, the table still lists
-        // it.
+        // As if a release's commit failed: only the pool has released the range.
         {
             let mut core = life.owner.base.core.borrow_mut();
             core.pool
                 .release(a, forebay_xlate::ExtentIndex(4), 2, &BTreeSet::new())
                 .unwrap();
         }
-        // A run of correct entries stops before the range.
         assert!(is_hole(life.fake.fault(a, 0, false).await.unwrap()));
         let range = life.fake.last_grant().range;
         assert_eq!(range, ExtentRange::new(0, 4));

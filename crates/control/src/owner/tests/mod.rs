@@ -259,7 +259,6 @@ impl Life {
         life
     }
 
-    /// Greets the fake engine, and serves the session in a task.
     async fn converse(&mut self, fd: std::os::fd::OwnedFd) {
         let pool = self.owner.base.core.borrow().pool.info().uuid.0;
         let table = self
@@ -283,7 +282,6 @@ impl Life {
         });
     }
 
-    /// Lets the engine answer until the owner answers faults.
     async fn opened(&mut self) {
         let owner = self.owner.clone();
         tokio::select! {
@@ -293,7 +291,6 @@ impl Life {
         self.fake.settle().await;
     }
 
-    /// Starts another engine after the previous one died.
     async fn replace_engine(&mut self, prepare: impl FnOnce(&mut Fake)) {
         let (fake, fd) = Fake::new(self.fake.generation + 1);
         let mut fake = fake.after(&self.fake);
@@ -307,7 +304,6 @@ impl Life {
         self.converse(fd).await;
     }
 
-    /// Runs `work` while the engine answers.
     async fn with_engine<T>(&mut self, work: impl Future<Output = T>) -> T {
         tokio::select! {
             done = work => done,

@@ -33,7 +33,6 @@ impl Life {
     }
 }
 
-/// The port messages that an engine got, in order.
 fn told(fake: &Fake) -> Vec<PortConfig> {
     let said = |message: &ToEngine| match message {
         ToEngine::SetPort { port, .. } => Some(port.clone()),

@@ -1,4 +1,4 @@
-//! Tests whether the reactors that serve a tenant have room for its base.
+//! Tests of guaranteed bases on several reactors.
 
 use std::sync::atomic::Ordering::{Relaxed, Release};
 
@@ -28,7 +28,6 @@ impl Life {
         life
     }
 
-    /// The next daemon with a new engine; both predecessors were killed.
     async fn next_of_two(place: &Place, begin: Begin, before: &Fake) -> Self {
         let owner = owner_of(place, &begin, false);
         owner.budgets.set_node(place.folder.path(), 2);
@@ -85,7 +84,6 @@ impl Life {
         (1000.0 * 100.0 / (sum(&set.admission) - sum(&none))) as u64
     }
 
-    /// The tenants last sent to the engine, and whether each base is guaranteed.
     fn last_said(&self) -> Vec<(&'static str, bool)> {
         let mut last = std::collections::BTreeMap::new();
         for said in &self.fake.log {
@@ -111,7 +109,6 @@ impl Life {
         names.map(|name| (name, said(name))).collect()
     }
 
-    /// Exports a volume, which `reactor` serves.
     async fn serve(&mut self, tenant: &str, volume: &str, reactor: u64) -> Export {
         let owner = self.owner.clone();
         let exports = owner.base.core.borrow().pool.exports().iter().count();
@@ -154,7 +151,6 @@ fn a_base_that_one_reactor_does_not_have_needs_two() {
         let place = Place::new();
         let mut life = Life::of_two(&place).await;
         life.with_tenant("a", &["v", "w"]).await;
-        // The node has room, but no single reactor has.
         let set = life.base("a", 150).await;
         let whole = life.whole().await;
         for _ in 0..2 {
@@ -181,7 +177,6 @@ fn a_base_that_one_reactor_does_not_have_needs_two() {
         let now = life.owner.placement.admission();
         assert!(now.guaranteed && now.lacking.is_empty(), "{now:?}");
         assert_eq!(life.owner.reports.warnings(), Vec::<String>::new());
-        // The base that was reported to fit does.
         let gone = life.owner.exports.clone();
         let gone = gone.export_delete("a".to_owned(), "w".to_owned(), true);
         life.with_engine(gone).await.unwrap();
@@ -229,8 +224,7 @@ fn who_comes_later_is_told_that_its_base_is_not_guaranteed() {
         let told = life.owner.base.events.all();
         let told = told.iter().filter(|event| event.kind == EventKind::Warning);
         assert_eq!(told.count(), 1);
-        // A tenant that exceeds capacity causes no warning; that reactors help each other is no
-        // promise.
+        // That reactors help each other is no promise.
         let warned = |life: &Life| life.owner.reports.warnings().len();
         assert_eq!(warned(&life), 1);
         let set = |update: SchedulingUpdate| {
@@ -257,7 +251,6 @@ fn who_comes_later_is_told_that_its_base_is_not_guaranteed() {
         let apart = set(apart);
         let now = life.with_engine(twice).await;
         assert_eq!((now.guaranteed, warned(&life)), (false, 0));
-        // No base is guaranteed then.
         assert_eq!(now.lacking.len(), 2);
         assert_eq!(life.last_said(), [("a", true), ("b", true)]);
         let now = life.with_engine(apart).await;
@@ -290,7 +283,6 @@ fn a_guarantee_stays_over_a_restart_and_another_engine() {
             all.map(|base| base.tenant).collect()
         };
         assert_eq!(lacking(&life), [""; 0]);
-        // The node keeps room for a tenant without exports, on the other reactor.
         let set = life.base("c", 85).await;
         assert!(set.admission.guaranteed, "{set:?}");
         // An oldest tenant that raises its base becomes the last.
@@ -303,7 +295,6 @@ fn a_guarantee_stays_over_a_restart_and_another_engine() {
         assert_eq!(lacking(&life), ["a"]);
         assert_eq!(life.last_said(), [("a", false), ("b", true)]);
         let before = life.kill().await;
-        // The engine's state is gone too.
         let next = Begin {
             boot: [8; 16],
             generation: 2,
@@ -439,7 +430,6 @@ fn what_does_not_fit_for_a_while_is_guaranteed_again_before_others() {
         let owner = life.owner.clone();
         life.with_engine(costs(owner, 0.25)).await;
         assert_eq!(life.last_said(), [("a", true), ("b", false)]);
-        // A request above the capacity lacks room, and does not take the old room from others.
         life.base("a", 110).await;
         assert_eq!(life.last_said(), [("a", false), ("b", false)]);
         let set = life.base("a", 40).await;
@@ -528,7 +518,6 @@ fn the_reactors_that_there_are_count() {
         life.serve("a", "v", 0).await;
         life.serve("b", "v", 1).await;
         assert!(life.owner.placement.admission().guaranteed);
-        // The next engine has one reactor, and gets the result from its beginning.
         life.replace_engine(|fake| fake.region.header().reactors.store(1, Relaxed))
             .await;
         life.opened().await;
@@ -542,7 +531,6 @@ fn the_reactors_that_there_are_count() {
         let now = life.owner.placement.admission();
         assert_eq!((now.reactors.len(), now.lacking.len()), (1, 1));
         assert_eq!(life.owner.budgets.scheduling_show().reactors, 1);
-        // The next engine has more reactors than configured.
         life.replace_engine(|fake| fake.region.header().reactors.store(4, Relaxed))
             .await;
         life.opened().await;
@@ -576,7 +564,6 @@ fn what_is_guaranteed_and_can_not_be_written_is_warned_of_and_tried_again() {
             "{warned:?}"
         );
         assert!(!written());
-        // It is written as soon as there is room.
         std::fs::remove_dir(&blocked).unwrap();
         while !life.owner.reports.warnings().is_empty() {
             tokio::time::sleep(Duration::from_millis(10)).await;

@@ -71,7 +71,6 @@ fn committed_is_said_after_the_commit() {
         assert!(!durably_mapped(&place.file(), a, 3));
         life.fake.write(a, 4).await;
         assert!(life.fake.flush(a, sequence).await);
-        // Read as soon as `Committed` came.
         assert!(durably_mapped(&place.file(), a, 3));
         assert!(
             !durably_mapped(&place.file(), a, 4),

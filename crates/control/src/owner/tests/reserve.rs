@@ -58,7 +58,7 @@ impl Life {
     }
 }
 
-/// The states sent to an engine, in order; `None` stands for an export's message.
+/// In order; `None` stands for an export's message.
 fn told(fake: &Fake) -> Vec<Option<(VolumeId, Reservations)>> {
     let said = |message: &ToEngine| match message {
         ToEngine::SetReservations { volume, state, .. } => Some(Some((*volume, state.clone()))),
@@ -87,7 +87,6 @@ fn a_command_counts_once_however_often_it_is_asked_for() {
         assert!(state.ptpl());
         let (status, again) = life.reserve(register).await;
         assert_eq!((status, again), (Status::SUCCESS, state));
-        // With another token it is another command; refused commands are not remembered.
         let other = ask(a, 1, HOST_B, ACQUIRE, [7, 0]);
         let (status, state) = life.reserve(other).await;
         assert_eq!(status, Status::RESERVATION_CONFLICT);
@@ -98,7 +97,6 @@ fn a_command_counts_once_however_often_it_is_asked_for() {
         assert_eq!(life.reserve(unregister).await.0, Status::SUCCESS);
         let third = ask(a, 3, HOST_A, UNREGISTER, [7, 0]);
         assert_eq!(life.reserve(third).await.0, Status::RESERVATION_CONFLICT);
-        // An unknown volume and an invalid command.
         let nowhere = ask(VolumeId(999), 4, HOST_A, REGISTER, [0, 7]);
         let (status, _) = life.reserve(nowhere).await;
         assert_eq!(status, Status::INVALID_NAMESPACE_OR_FORMAT);
@@ -108,7 +106,6 @@ fn a_command_counts_once_however_often_it_is_asked_for() {
     });
 }
 
-/// Kills a daemon before or after a command's commit; the engine asks the next one again.
 async fn killed(place: &Place, committed: bool) {
     let mut life = Life::first(place, Begin::default()).await;
     let a = life.volume("a", 1 << 20).await;
@@ -128,7 +125,6 @@ async fn killed(place: &Place, committed: bool) {
     let before = life.state(a).unwrap();
     let registered = before.registrants().len();
     assert_eq!(registered, if committed { 0 } else { 1 });
-    // The engine gets the durable state before the exports.
     assert_eq!(told(&life.fake), [Some((a, before)), None]);
     let (status, state) = life.reserve(unregister).await;
     assert_eq!(status, Status::SUCCESS);
@@ -270,7 +266,6 @@ fn people_see_who_has_reserved_and_who_took_it() {
         let (status, state) = life.reserve(preempt).await;
         assert_eq!(status, Status::SUCCESS);
         assert!(state.holds(&HOST_B));
-        // A repetition emits no second event.
         life.reserve(preempt).await;
         let events = life.owner.base.events.all();
         assert_eq!(events.len(), 1);

@@ -1,4 +1,4 @@
-//! Tests of statistics and events of hosts over deaths of daemon and engine.
+//! Tests of statistics and of hosts' events.
 
 use std::sync::atomic::Ordering::{Relaxed, Release};
 
@@ -10,7 +10,6 @@ use crate::model::events::{EventKind, TakeoverStats};
 use crate::model::stats::LaneStats;
 
 impl Life {
-    /// Records an export in a lane of the engine.
     fn lane(&self, volume: &str, lane: usize) -> u64 {
         let export = self.owner.exports.export_id("t", volume).unwrap();
         let record = &self.fake.region.lanes()[lane];
@@ -31,7 +30,6 @@ impl Life {
         self.owner.statistics.stats(TakeoverStats::default()).lanes
     }
 
-    /// Records a host's controller.
     fn connects(&self, controller: u32, lane: usize, name: &str) {
         let region = &self.fake.region;
         let record = &region.controllers()[controller as usize];
@@ -104,7 +102,6 @@ fn counters_do_not_fall_when_processes_die() {
         life.lane("a", 0);
         life.reads(0, 2);
         assert_eq!(counted(&life), (7, 1));
-        // A new session with the engine counts nothing twice.
         let session = owner.link.session().unwrap();
         owner.statistics.count_on(&session);
         assert_eq!(counted(&life), (7, 1));
@@ -219,7 +216,6 @@ fn hosts_that_come_and_go_are_events() {
         owner.hosts.look_at_hosts();
         life.lane("a", 0);
         life.connects(7, 0, "nqn.one");
-        // A second connection of a known host is no event.
         life.connects(8, 0, "nqn.one");
         life.connects(9, 0, "nqn.two");
         owner.hosts.look_at_hosts();
@@ -250,7 +246,6 @@ fn hosts_that_come_and_go_are_events() {
         assert_eq!(seen(EventKind::HostDisconnected).last(), Some(&one));
         assert_eq!(seen(EventKind::HostDisconnected).len(), 2);
         assert_eq!(seen(EventKind::HostConnected).len(), 3);
-        // Records of an engine that does not act yet count for nothing.
         (0..500).for_each(|host| life.disconnects(100 + host));
         owner.link.acting.set(1);
         owner.hosts.look_at_hosts();
@@ -374,7 +369,6 @@ fn a_change_of_an_export_is_answered_when_hosts_are_shut_out() {
             early = &mut first => panic!("{early:?}"),
             request = life.fake.until(told) => request,
         };
-        // The request is done, but hosts are still connected.
         tokio::select! {
             early = &mut first => panic!("{early:?}"),
             () = life.fake.settle() => {}
@@ -388,7 +382,6 @@ fn a_change_of_an_export_is_answered_when_hosts_are_shut_out() {
         assert_eq!(shown.commands_ending, 3);
         let shown = owner.exports.export_show("t", "a").unwrap();
         assert_eq!(shown.commands_ending, 0);
-        // If the engine dies meanwhile, the next one serves the recorded state.
         let mut second = change(true);
         tokio::select! {
             early = &mut second => panic!("{early:?}"),

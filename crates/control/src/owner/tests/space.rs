@@ -1,4 +1,4 @@
-//! Tests of space: releases, deletion, zero-fill, a full pool, a full grant table.
+//! Tests of space: releases, zero-fill, a full pool, a full grant table.
 
 use forebay_xlate::ExtentRange;
 use forebay_xlate::boundary::message::{FaultFailure, Job, ToEngine};
@@ -22,7 +22,6 @@ fn a_release_waits_for_the_revoke() {
         let before = life.space();
         let release = life.fake.release(a, ExtentRange::new(2, 4));
         life.fake.until(is_revoke).await;
-        // A fault in the range waits, one outside is answered.
         life.fake.ask_fault(a, 3, true);
         life.fake.fault(a, 20, true).await.unwrap();
         assert_eq!(
@@ -326,7 +325,6 @@ fn an_uncommitted_grant_stays_in_a_full_table() {
     });
 }
 
-/// A pool that one volume fills, and its number of extents.
 async fn full_pool(place: &Place, begin: Begin) -> (Life, VolumeId, u64) {
     let mut life = Life::first(place, begin).await;
     let a = life.volume("a", 1 << 30).await;
@@ -338,7 +336,6 @@ async fn full_pool(place: &Place, begin: Begin) -> (Life, VolumeId, u64) {
     (life, a, written)
 }
 
-/// The next unanswered job.
 async fn next_job(life: &mut Life) -> Job {
     if life.fake.open_jobs.is_empty() {
         life.fake
@@ -438,7 +435,6 @@ fn a_write_waits_while_space_is_being_laundered() {
                 life.fake.listen(Duration::from_millis(10)).await;
             }
         }
-        // Nothing is dirty now: the fourth fails.
         while failures(&life) == before {
             life.fake.listen(Duration::from_millis(10)).await;
         }

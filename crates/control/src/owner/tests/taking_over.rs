@@ -1,4 +1,4 @@
-//! Tests of a daemon that takes over when an earlier engine's writes were not flushed.
+//! Tests of a daemon that finds unflushed writes of an earlier engine.
 
 use std::collections::BTreeSet;
 
@@ -11,7 +11,7 @@ use super::*;
 const MARK: [u8; 512] = [0xa5; 512];
 
 impl Life {
-    /// A tenant's write that only the engine knows of, in the device's cache.
+    /// A write in the device's cache, known to the engine only.
     fn write_through_engine(&self, word: Word) -> (usize, u64) {
         let offset = {
             let core = self.owner.base.core.borrow();
@@ -24,7 +24,7 @@ impl Life {
         (usize::from(word.device().0), offset)
     }
 
-    /// A volume with 64 durably mapped extents over all devices, which were written since.
+    /// 64 extents over all devices, durably mapped and written since.
     async fn written(&mut self) -> (VolumeId, Vec<(usize, u64)>) {
         let volume = self.volume("a", 16 << 20).await;
         for extent in 0..64 {
@@ -37,7 +37,6 @@ impl Life {
         (volume, places.collect())
     }
 
-    /// Devices that the engine's FLUSH of a volume covers.
     fn flush_covers(&self, volume: VolumeId) -> BTreeSet<u8> {
         let grants = self.fake.log.iter().flat_map(|message| match message {
             ToEngine::Grants { grants } => &grants[..],
@@ -76,7 +75,6 @@ impl Life {
         all.iter().map(|grant| grant.range).collect()
     }
 
-    /// The next daemon takes over the killed daemon's engine.
     async fn next_takes_over(self, place: &Place, begin: Begin, prepare: fn(&mut Fake)) -> Self {
         let mut fake = self.kill().await;
         (fake.answer_jobs, fake.answer_revokes) = (false, false);
@@ -89,7 +87,7 @@ impl Life {
     }
 }
 
-/// Cuts the power; returns for each device how many of these writes survived.
+/// Returns how many of these writes survived, by device.
 fn kept(place: &Place, places: &[(usize, u64)], seed: u64) -> Vec<usize> {
     let on = |device: usize| {
         power::cut(&place.path(device), seed).unwrap();
@@ -192,7 +190,6 @@ fn without_a_table_every_device_is_flushed_first() {
     for seed in 0..3 {
         run(async move {
             let place = Place::with_volatile_devices(3);
-            // The third device has no catalog, whose commits would flush it.
             let mut life = Life::first(&place, Begin::default()).await;
             let (a, places) = life.written().await;
             let before = life.kill().await;
@@ -223,8 +220,8 @@ fn a_device_that_could_not_be_flushed_is_covered_until_it_is() {
         let owner = begins_failing(&generation(2));
         let life = Life::with_fresh_engine(owner, 2, Some(&before)).await;
         assert_eq!(life.flush_covers(a), BTreeSet::from([1]));
-        // The next daemon has a table, but also knows; the internal lane flushes the device now and
-        // then.
+        // The next daemon also knows, although it has a table; the internal lane flushes the device
+        // now and then.
         let before = life.kill().await;
         std::fs::remove_file(&fail).unwrap();
         let mut begin = generation(3);
@@ -294,7 +291,6 @@ fn an_uncommitted_part_of_a_stale_entry_outlives_the_next_daemons_too() {
         assert_eq!(life.listed(a), [ExtentRange::new(0, 16)], "one entry");
         life.release_but_list(a, 2, 2).await;
         let word = life.fake.grants[&(a, 12)];
-        // Flushes fail from here on: nothing can be committed.
         let mut begin = Begin::default();
         begin.limits.adoption = Duration::from_secs(1);
         let prepare = |fake: &mut Fake| fake.fail_flushes = true;

@@ -1,4 +1,4 @@
-//! Requests of the fake engine: faults, writes, releases, flushes.
+//! Requests of the fake engine.
 
 use super::*;
 
@@ -23,7 +23,6 @@ impl Fake {
         self.say(&FromEngine::Faults { faults });
     }
 
-    /// The newest grant, which must be the newest message.
     pub(in super::super) fn last_grant(&self) -> GrantOf {
         match self.log.last() {
             Some(ToEngine::Grants { grants }) => *grants.last().unwrap(),
@@ -71,7 +70,6 @@ impl Fake {
         Some(*word).filter(|word| word.writable())
     }
 
-    /// Writes; faults if nothing is granted.
     pub(in super::super) async fn write(&mut self, volume: VolumeId, extent: u64) -> Word {
         match self.claim(volume, extent) {
             Some(word) => word,
@@ -100,7 +98,6 @@ impl Fake {
             .await;
     }
 
-    /// A FLUSH: asks for a commit up to `sequence`.
     pub(in super::super) async fn flush(&mut self, volume: VolumeId, sequence: u64) -> bool {
         self.say(&FromEngine::CommitWanted { volume, sequence });
         self.until(|message| match message {

@@ -1,4 +1,4 @@
-//! Deposits of the fake engine, and the state of a dead engine that it receives.
+//! The fake engine's deposits, and its estate from a dead engine.
 
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
@@ -52,7 +52,6 @@ impl Fake {
         host
     }
 
-    /// Sends the messages that the socket had no room for.
     pub(in super::super) fn send_queued(&mut self) {
         self.channel.flush().unwrap();
     }

@@ -1,10 +1,8 @@
-//! A fake engine for tests. It sends what a test asks for, and checks that the daemon keeps the
-//! protocol.
+//! A fake engine, which checks that the daemon keeps the protocol.
 //!
-//! It always checks three rules. A device extent is granted for one place only until it was
-//! zero-filled. Nothing is granted in a range with an unanswered revoke, or during zero-fill. While
-//! a device hangs, its granted extents count as being written, and only one settle job may run
-//! there.
+//! A device extent is granted for one place only until it was zero-filled. Nothing is granted in a
+//! range with an unanswered revoke, or during zero-fill. While a device hangs, its granted extents
+//! count as being written, and only one settle job may run there.
 
 mod asks;
 mod given;
@@ -28,7 +26,6 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::time::timeout;
 
-/// The time limit of a hanging test.
 const HANG: Duration = Duration::from_secs(120);
 
 pub(super) struct Fake {
@@ -38,9 +35,7 @@ pub(super) struct Fake {
     pub(super) generation: u64,
     /// Sent after `Welcome`.
     pub(super) held: Vec<(Held, Vec<OwnedFd>)>,
-    /// Whether devices are ready as soon as they are opened.
     pub(super) devices_ready: bool,
-    /// Whether revokes and jobs are answered automatically.
     pub(super) answer_revokes: bool,
     pub(super) answer_jobs: bool,
     pub(super) answer_requests: bool,
@@ -50,7 +45,6 @@ pub(super) struct Fake {
     /// Revoked extents on hanging devices, which may still be written.
     undrained: BTreeMap<(u8, u64), (VolumeId, u64)>,
     pub(super) abandoned: u64,
-    /// How many of the next launder jobs fail with EIO.
     pub(super) fail_launders: u32,
     pub(super) fail_flushes: bool,
     pub(super) grants: HashMap<(VolumeId, u64), Word>,
@@ -115,7 +109,7 @@ impl Fake {
         self
     }
 
-    /// Reconnects to the next daemon, and reports what is unfinished.
+    /// A new session with the next daemon.
     pub(super) fn reconnect(&mut self) -> OwnedFd {
         let (channel, readiness, theirs) = sockets();
         (self.channel, self.readiness) = (channel, readiness);
@@ -125,7 +119,6 @@ impl Fake {
         self.held
             .retain(|(held, _)| matches!(held, Held::Socket(_) | Held::Memory));
         self.held.extend(told);
-        // The dead daemon's settle jobs have no waiter.
         self.open_jobs
             .retain(|(_, work)| !matches!(work, Job::Settle { .. }));
         self.held.extend(self.known.iter().map(|device| {
@@ -143,7 +136,6 @@ impl Fake {
         }
     }
 
-    /// From here on, no request on the device ends.
     pub(super) fn hang(&mut self, device: u8) {
         self.hung.insert(device);
     }
@@ -155,7 +147,6 @@ impl Fake {
         self.answer_all_jobs();
     }
 
-    /// Unanswered settle jobs of a device.
     pub(super) fn settles(&self, device: u8) -> usize {
         let settles =
             |(_, job): &&(u64, Job)| matches!(job, Job::Settle { device: d } if d.0 == device);
@@ -175,7 +166,6 @@ impl Fake {
         }
     }
 
-    /// Ends a revoke unless a hanging device has part of its range.
     fn end_revoke(&mut self, revoke: u64) {
         let Some(at) = self.open_revokes.iter().position(|(n, ..)| *n == revoke) else {
             return;
@@ -206,7 +196,6 @@ impl Fake {
         }
     }
 
-    /// Answers the greeting; returns the grant table if it came.
     pub(super) async fn welcome(
         &mut self,
         pool: [u8; 16],
@@ -264,7 +253,6 @@ impl Fake {
         }
     }
 
-    /// Reads messages until none comes for a moment.
     pub(super) async fn settle(&mut self) {
         while let Ok((message, _)) = timeout(Duration::from_millis(150), self.receive()).await {
             self.take(&message);
@@ -427,7 +415,6 @@ impl Fake {
         message
     }
 
-    /// Closes the connection, as if the engine died.
     pub(super) fn hang_up(&mut self) {
         (self.channel, self.readiness, _) = sockets();
     }
@@ -477,7 +464,6 @@ impl Fake {
         self.end_job(job);
     }
 
-    /// Ends a job unless its device hangs.
     pub(super) fn end_job(&mut self, job: u64) {
         let at = self.open_jobs.iter().position(|(n, _)| *n == job).unwrap();
         let (_, work) = self.open_jobs[at];
