@@ -9,7 +9,6 @@ use std::cell::Cell;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// Numbers reserved at once.
 const STEP: u64 = 1 << 20;
 /// Event times are reserved this far ahead, ms. After a restart, event times may lead the clock by
 /// as much.
@@ -33,8 +32,8 @@ fn half_ms(since: Duration) -> u64 {
 }
 
 impl EventNumbers {
-    /// Numbers above `newest`, a recorded one, and above all from earlier daemons with this state
-    /// folder. Times are not before `newest_ms`.
+    /// Numbers are above `newest`, a recorded one, and above all from earlier daemons with this
+    /// state folder. Times are not before `newest_ms`.
     pub(crate) fn open(folder: Option<&Path>, now_ms: u64, newest: u64, newest_ms: u64) -> Self {
         // A daemon always has a state folder; a unit test may have none.
         let folder = folder.filter(|folder| !folder.as_os_str().is_empty());
@@ -81,7 +80,6 @@ impl EventNumbers {
         (number, at_ms)
     }
 
-    /// Durably reserves all numbers and times up to these.
     fn reserve(&self, number: u64, at_ms: u64) {
         self.reserved.set(number);
         self.reserved_ms.set(at_ms);
@@ -136,7 +134,6 @@ mod tests {
             numbers.next_at(now_ms, now).1
         };
         assert_eq!(at(1, 11_000), 11_000);
-        // 6 s back.
         assert_eq!(at(2, 6_000), 11_500);
         assert_eq!(at(3, 7_000), 12_000);
         assert_eq!(at(13, 17_000), 17_000);

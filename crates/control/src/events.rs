@@ -1,10 +1,10 @@
 //! Events: deaths, take-overs, devices, space, hosts, exports and ports; and changes through the
 //! API.
 //!
-//! Bounded lists in memory, and counters; everything is logged too. Events that hosts cause have a
-//! list of their own and a rate limit, so that hosts can neither displace other events nor fill the
-//! log. Changes have two lists, which survive restarts (`journal`). Each event has a number, one
-//! above the previous (`event_numbers`); readers ask for events after a number, and may wait.
+//! Bounded lists in memory, and counters; everything is logged too. Events that hosts cause have
+//! their own list and rate limit, so hosts can't displace other events or fill the log. Changes
+//! have two lists, which survive restarts (`journal`). Each event has a number, one above the
+//! previous (`event_numbers`); readers ask for events after a number, and may wait.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, VecDeque};
@@ -27,7 +27,6 @@ const HOSTS_EVENTS_KEPT: usize = 256;
 /// Changes through the API; destructive ones are also kept separately.
 const CHANGES_KEPT: usize = 1024;
 const DESTRUCTIVE_KEPT: usize = 256;
-/// How long a change may wait until it is written.
 const WRITE_LIMIT: Duration = Duration::from_secs(2);
 /// Events caused by hosts, per kind and second.
 const HOSTS_EVENTS_PER_S: u32 = 64;
@@ -59,7 +58,6 @@ pub(crate) struct Events {
     fences: RefCell<BTreeMap<u8, u64>>,
 }
 
-/// Optional fields of an event.
 #[derive(Debug, Default)]
 pub(crate) struct News {
     /// From a death's detection until its successor acted.
@@ -137,7 +135,6 @@ fn is_of_hosts(kind: EventKind) -> bool {
 }
 
 impl Events {
-    /// Whether the rate limit is exceeded.
     fn is_too_many(&self, kind: EventKind) -> bool {
         let second = now_unix_ms() / 1000;
         let mut told = self.told.borrow_mut();
@@ -216,7 +213,6 @@ impl Events {
         self.changed.raise();
     }
 
-    /// The events of a daemon that keeps changes in `state_dir`.
     pub(crate) fn kept_in(state_dir: &Path) -> Self {
         let (journal, kept) = match Journal::open(state_dir) {
             Ok((journal, kept)) => (Some(journal), kept),
@@ -243,7 +239,7 @@ impl Events {
         }
     }
 
-    /// Records a change through the API. Returns when it is written, or can't be for now.
+    /// Returns when the change is written, or can't be for now.
     pub(crate) async fn audit(&self, generation: u64, audit: Audit) {
         let message = format!("{}: {}: {}", audit.who(), audit.action, audit.request);
         let result = audit.result.as_str();
@@ -267,7 +263,6 @@ impl Events {
         }
     }
 
-    /// Counts how long after a death a device was fenced, without an event.
     pub(crate) fn note_fence(&self, device: u8, after: Duration) {
         self.fences.borrow_mut().insert(device, ns(after));
     }
@@ -301,7 +296,7 @@ impl Events {
         }
     }
 
-    /// The events after this number; waits if there are none.
+    /// Waits if there are none.
     pub(crate) async fn read(&self, after: Option<u64>, wait: Duration) -> EventList {
         let now = || {
             let list = self.after(after);
@@ -318,7 +313,6 @@ impl Events {
         read.unwrap_or_else(|_| self.after(after))
     }
 
-    /// Ends all waits.
     pub(crate) fn close_down(&self) {
         self.closed_down.set(true);
         self.changed.raise();
@@ -500,7 +494,6 @@ mod tests {
         // A number from another daemon.
         let before = events.read(Some(17), Duration::ZERO).await;
         assert_eq!((before.events.len(), before.missed), (EVENTS_KEPT, 10));
-        // No event has a higher number yet.
         let ahead = events.read(Some(all.newest + 5), Duration::ZERO).await;
         assert_eq!((ahead.events, ahead.missed), (vec![], 0));
         assert_eq!(ahead.newest, all.newest);

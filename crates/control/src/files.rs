@@ -13,7 +13,6 @@ use std::time::{Duration, Instant};
 use forebay_device::fence::{FenceError, claim_file};
 use serde::{Serialize, de::DeserializeOwned};
 
-/// How long an earlier daemon may take to end.
 const LOCK_PATIENCE: Duration = Duration::from_secs(2);
 const LOCK_POLL: Duration = Duration::from_millis(20);
 
@@ -46,7 +45,7 @@ pub(crate) fn write_json<T: Serialize>(path: &Path, value: &T, durable: bool) ->
         Ok(())
     };
     let written = write().inspect_err(|_| {
-        // Frees the space of a partial file.
+        // A partial file would occupy space.
         let _ = std::fs::remove_file(temporary);
     });
     match written {
@@ -114,7 +113,7 @@ fn in_use(lock: File, does: &str) -> io::Error {
     )
 }
 
-/// Locks `base.lock` while the file is open; the error says what another daemon `does`.
+/// The error says what another daemon `does`.
 pub(crate) fn lock_file(base: &Path, does: &str) -> io::Result<File> {
     let mut path = base.as_os_str().to_owned();
     path.push(".lock");

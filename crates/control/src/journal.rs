@@ -16,7 +16,6 @@ use crate::model::events::Event;
 
 /// A larger file is renamed.
 const FILE_MAX_BYTES: u64 = 2 << 20;
-/// Records that may wait to be written.
 const WAITING_MAX: usize = 1024;
 const CHANGES: &str = "changes.jsonl";
 const DESTRUCTIVE: &str = "destructive.jsonl";
@@ -30,7 +29,6 @@ struct JournalLine {
 #[derive(Debug)]
 pub(crate) struct Journal(SyncSender<JournalLine>);
 
-/// Earlier records, oldest first.
 #[derive(Debug, Default)]
 pub(crate) struct Kept {
     pub(crate) changes: Vec<Event>,
@@ -38,7 +36,6 @@ pub(crate) struct Kept {
 }
 
 impl Journal {
-    /// Reads the records in `folder`, and begins to write there.
     pub(crate) fn open(folder: &Path) -> io::Result<(Self, Kept)> {
         let (changes, destructive) = (folder.join(CHANGES), folder.join(DESTRUCTIVE));
         let kept = Kept {
@@ -52,8 +49,7 @@ impl Journal {
         Ok((Self(sender), kept))
     }
 
-    /// Queues a record. The receiver learns when it is written, or fails if the disk is full or
-    /// broken.
+    /// The receiver fails if the disk is full or broken.
     pub(crate) fn write(&self, event: &Event, destructive: bool) -> Option<oneshot::Receiver<()>> {
         let (written, done) = oneshot::channel();
         let text = serde_json::to_string(event).ok()?;

@@ -25,7 +25,6 @@ use crate::files::lock_file;
 use crate::model::error::{self, ApiError};
 use crate::store::SyncStore;
 
-/// The file with the installation's id, in the state folder.
 const ID_FILE: &str = "owner-id";
 /// How long a heartbeat of this installation's other boot is watched.
 const OWN_WINDOW: Duration = Duration::from_millis(2 * PERIOD_MS + PERIOD_MS / 2);
@@ -44,14 +43,12 @@ pub(crate) struct Installation {
     _lock: Option<File>,
 }
 
-/// The host name and the machine id; empty if unknown.
 fn machine() -> (String, String) {
     let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     let id = std::fs::read_to_string("/etc/machine-id").unwrap_or_default();
     (host.trim().to_owned(), id.trim().to_owned())
 }
 
-/// Reads the id in the state folder, or creates it.
 fn owner_id(state_dir: &Path) -> io::Result<Uuid> {
     let path = state_dir.join(ID_FILE);
     let damaged = |what: &dyn Display| {
@@ -82,7 +79,6 @@ fn owner_id(state_dir: &Path) -> io::Result<Uuid> {
 }
 
 impl Installation {
-    /// Locks the state folder and reads the id.
     pub(crate) fn claim(state_dir: &Path) -> io::Result<Self> {
         std::fs::create_dir_all(state_dir)?;
         let does = format!("uses the state folder {}", state_dir.display());
@@ -127,7 +123,6 @@ pub(crate) struct Tenure {
     /// When our blocks were last read, in ms since `since`.
     seen_ms: AtomicU64,
     is_lost: AtomicBool,
-    /// Who took it, in a sentence.
     taker: Mutex<Option<String>>,
     lost: Notify,
 }
@@ -168,7 +163,6 @@ impl Tenure {
         Err(io::Error::new(io::ErrorKind::PermissionDenied, taker))
     }
 
-    /// Reads whether a device is still ours.
     pub(crate) fn look(&self, store: &dyn BlockStore) -> io::Result<bool> {
         match read_beat(store)? {
             Some(beat) if !beat.holder.is(&self.holder) => {
@@ -187,13 +181,11 @@ impl Tenure {
         self.lost.notify_one();
     }
 
-    /// Who took the pool; `None` if it is ours.
     pub(crate) fn taker(&self) -> Option<String> {
         let taker = self.taker.lock().unwrap_or_else(PoisonError::into_inner);
         taker.clone()
     }
 
-    /// Waits until the pool is lost; returns who took it.
     pub(crate) async fn lost(&self) -> String {
         loop {
             if let Some(taker) = self.taker() {
@@ -221,7 +213,6 @@ fn write_beat(store: &dyn BlockStore, holder: &Holder, stopped: bool) -> io::Res
     store.sync()
 }
 
-/// A device of the pool that is about to be opened.
 pub(crate) struct Candidate<'a> {
     pub(crate) label: &'a Label,
     pub(crate) store: &'a Arc<SyncStore>,
@@ -243,9 +234,8 @@ fn read_beats(stores: &[&Arc<SyncStore>]) -> Vec<Option<Beat>> {
     stores.iter().map(read).collect()
 }
 
-/// Claims a pool's devices for this installation, or returns an error that names the owner. Blocks
-/// for some seconds if that must be found out. `held`: the hold on devices claimed before. `None`:
-/// the labels have no owner.
+/// The error names the owner. Blocks for some seconds if that must be found out. `held`: the hold
+/// on devices claimed before. `None`: the labels have no owner.
 pub(crate) fn claim(
     me: &Installation,
     devices: &[Candidate<'_>],
@@ -289,8 +279,7 @@ pub(crate) fn claim(
     Ok(Some(tenure))
 }
 
-/// Watches heartbeats of another installation, or of this one's other boot, and claims the first
-/// device if they stand still.
+/// Claims the first device once the heartbeats stand still.
 fn take(
     pool: &str,
     holder: &Holder,
@@ -336,7 +325,7 @@ fn take(
     }
 }
 
-/// Refuses devices whose heartbeat goes on. No flag overrides that.
+/// No flag overrides that.
 pub(crate) fn refuse_alive(stores: &[Arc<SyncStore>]) -> Result<(), ApiError> {
     let stores: Vec<&Arc<SyncStore>> = stores.iter().collect();
     let before = read_beats(&stores);
@@ -358,14 +347,13 @@ pub(crate) fn refuse_alive(stores: &[Arc<SyncStore>]) -> Result<(), ApiError> {
     Ok(())
 }
 
-/// Writes this installation's heartbeat to devices whose labels just got an owner.
+/// For devices whose labels just got an owner.
 pub(crate) fn begin(me: &Installation, stores: &[Arc<SyncStore>]) -> Result<Arc<Tenure>, ApiError> {
     let tenure = Tenure::new(me.holder());
     join(&tenure, stores)?;
     Ok(tenure)
 }
 
-/// Writes the heartbeat to devices that join the pool.
 pub(crate) fn join(tenure: &Arc<Tenure>, stores: &[Arc<SyncStore>]) -> Result<(), ApiError> {
     for store in stores {
         let written = write_beat(store.as_ref(), tenure.holder(), false);
@@ -375,7 +363,7 @@ pub(crate) fn join(tenure: &Arc<Tenure>, stores: &[Arc<SyncStore>]) -> Result<()
     Ok(())
 }
 
-/// Marks the heartbeats as stopped, after an orderly stop.
+/// After an orderly stop.
 pub(crate) fn end(tenure: &Tenure, stores: &[Arc<SyncStore>]) {
     for store in stores {
         if let Err(error) = write_beat(store.as_ref(), tenure.holder(), true) {

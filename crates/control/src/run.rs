@@ -93,8 +93,7 @@ async fn run_here(config: DaemonConfig, program: Box<dyn Program>) -> Result<End
     result.map(|()| ended_by)
 }
 
-/// Starts the daemon and serves until something ends it. Also returns the task that takes devices
-/// back.
+/// Also returns the task that takes devices back.
 async fn obey(
     daemon: &Rc<Daemon>,
     mut signals: Signals,

@@ -5,7 +5,6 @@
 
 use tokio::sync::watch;
 
-/// Raised after a change.
 #[derive(Debug)]
 pub(crate) struct Signal(watch::Sender<u64>);
 
@@ -14,12 +13,10 @@ impl Signal {
         Self(watch::Sender::new(0))
     }
 
-    /// Makes every waiter check again.
     pub(crate) fn raise(&self) {
         self.0.send_modify(|count| *count = count.wrapping_add(1));
     }
 
-    /// Waits until `check` returns something.
     pub(crate) async fn until<T>(&self, mut check: impl FnMut() -> Option<T>) -> T {
         let mut changes = self.0.subscribe();
         loop {

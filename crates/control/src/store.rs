@@ -35,24 +35,21 @@ impl SyncStore {
         BoundedStore::new(self.0.clone(), ANSWER_LIMIT)
     }
 
-    /// `limit` bounds all requests together, until the pool is open.
+    /// `limit` bounds all requests together, until [`Self::opened`].
     pub(crate) fn opening(device: SyncDevice, limit: Duration) -> Self {
         let store = Self::new(device);
         store.1.set_total(Some(limit));
         store
     }
 
-    /// From now on each request has its own limit.
     pub(crate) fn opened(&self) {
         self.1.set_total(None);
     }
 
-    /// Whether opening took too long.
     pub(crate) fn is_too_slow(&self) -> bool {
         self.1.is_used_up()
     }
 
-    /// Whether a request is unanswered.
     pub(crate) fn is_waited_for(&self) -> bool {
         self.1.is_waited_for()
     }
@@ -63,13 +60,11 @@ impl SyncStore {
         let _ = self.2.set(tenure);
     }
 
-    /// The hold on the pool, if the label has an owner.
     pub(crate) fn tenure(&self) -> Option<&Arc<Tenure>> {
         self.2.get()
     }
 
-    /// Makes all writes to the device durable, including other processes' writes; without a time
-    /// limit.
+    /// Includes other processes' writes. Without a time limit.
     pub(crate) fn flush(&self) -> io::Result<()> {
         self.0
             .sync()

@@ -7,7 +7,7 @@ use std::os::linux::net::SocketAddrExt;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 
-/// Sends a state, for example `READY=1`. A failure is only logged.
+/// A failure is only logged.
 pub(crate) fn tell(what: &str) {
     let Some(socket) = std::env::var_os("NOTIFY_SOCKET") else {
         return;

@@ -1,6 +1,5 @@
-//! A client of the API, for the command line and tests: HTTP/1.1 on a blocking Unix socket, one
-//! connection per request, with limits on time and size. It supports only what our server sends: no
-//! redirects, TLS or keep-alive.
+//! A client of the API: HTTP/1.1 on a blocking Unix socket, one connection per request, with limits
+//! on time and size. No redirects, TLS or keep-alive, which our server does not use.
 
 use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -13,7 +12,6 @@ use serde::de::DeserializeOwned;
 use super::TIME_LIMIT;
 use crate::model::error::{ApiError, ErrorBody};
 
-/// The largest answer that is read.
 const ANSWER_MAX_BYTES: usize = 64 * 1024 * 1024;
 const HEADERS_MAX: usize = 64;
 
@@ -240,7 +238,6 @@ impl Client {
     }
 }
 
-/// Parses a complete HTTP/1.1 answer.
 fn parse(answer: &[u8]) -> Result<(u16, Vec<u8>), String> {
     let mut headers = [httparse::EMPTY_HEADER; HEADERS_MAX];
     let mut head = httparse::Response::new(&mut headers);

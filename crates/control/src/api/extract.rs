@@ -16,7 +16,6 @@ use utoipa::IntoParams;
 use crate::model::error::ApiError;
 use crate::model::validate;
 
-/// A JSON body.
 pub(super) struct Body<T>(pub(super) T);
 
 impl<T: DeserializeOwned + Serialize, S: Send + Sync> FromRequest<S> for Body<T> {
@@ -91,7 +90,6 @@ fn wrong_shape<T: Serialize>(bytes: &[u8], read: &T) -> Option<(String, &'static
     )
 }
 
-/// The query's parameters.
 pub(super) struct Parameters<T>(pub(super) T);
 
 impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for Parameters<T> {
@@ -147,8 +145,7 @@ impl<S: Send + Sync> FromRequestParts<S> for OfVolume {
     }
 }
 
-/// `{tenant}` and `{volume}` of the path; `@` and a number may follow, to select one of several
-/// exports.
+/// `@` and a number may follow the volume, to select one of several exports.
 pub(super) struct OfExport(pub(super) String, pub(super) String);
 
 impl<S: Send + Sync> FromRequestParts<S> for OfExport {
@@ -168,7 +165,6 @@ impl<S: Send + Sync> FromRequestParts<S> for OfExport {
     }
 }
 
-/// `{index}` of the path.
 pub(super) struct DeviceAt(pub(super) u8);
 
 impl<S: Send + Sync> FromRequestParts<S> for DeviceAt {
@@ -180,7 +176,6 @@ impl<S: Send + Sync> FromRequestParts<S> for DeviceAt {
     }
 }
 
-/// `{address}` of the path.
 pub(super) struct PortAt(pub(super) SocketAddr);
 
 impl<S: Send + Sync> FromRequestParts<S> for PortAt {

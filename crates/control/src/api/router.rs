@@ -1,5 +1,5 @@
-//! The router, with limits on a body's size and on time; a request that exceeds the latter may
-//! still complete. Unknown routes answer in JSON too. The metrics listener has a router of its own.
+//! The router, with limits on size and time; a timed-out request may still complete. The metrics
+//! listener has a router of its own.
 
 use std::time::Duration;
 
@@ -16,8 +16,8 @@ use crate::model::error::ApiError;
 
 /// The largest request body.
 pub const BODY_MAX_BYTES: usize = 256 * 1024;
-/// How long a caller waits for the daemon. Long, because creating a pool may wait for a dead
-/// engine's last request.
+/// How long a caller waits. Long, because creating a pool may wait for a dead engine's last
+/// request.
 pub const TIME_LIMIT: Duration = Duration::from_secs(60);
 
 pub(super) fn router(daemon: Handle, time_limit: Duration) -> Router {

@@ -33,10 +33,8 @@ const METRICS_CONNECTIONS_MAX: usize = 8;
 const METRICS_TIME_LIMIT: Duration = Duration::from_secs(30);
 /// The time limit for a request's head, and of an idle connection.
 const HEAD_TIME_LIMIT: Duration = Duration::from_secs(10);
-/// How long requests may go on while the daemon stops.
 const STOP_TIME_LIMIT: Duration = Duration::from_secs(2);
 
-/// A bound socket and its lock.
 #[derive(Debug)]
 pub(crate) struct ApiListener {
     listener: UnixListener,
@@ -89,18 +87,15 @@ pub(crate) fn bind(path: &Path) -> io::Result<ApiListener> {
     })
 }
 
-/// Serves the API until `stop` resolves; open requests then get a moment to end.
 pub(crate) async fn serve(listener: ApiListener, daemon: Handle, stop: impl Future<Output = ()>) {
     let own_uid = rustix::process::geteuid().as_raw();
     serve_those(listener, daemon, |uid| may_call(uid, own_uid), stop).await;
 }
 
-/// Whether this uid may control a daemon that runs as `own_uid`.
 pub(super) fn may_call(uid: u32, own_uid: u32) -> bool {
     uid == 0 || uid == own_uid
 }
 
-/// Serves only `GET /metrics`, to all callers, forever.
 pub(crate) async fn serve_metrics(listener: TcpListener, daemon: Handle) {
     let router = router::metrics_router(daemon, TIME_LIMIT);
     let places = Arc::new(Semaphore::new(METRICS_CONNECTIONS_MAX));
@@ -138,7 +133,6 @@ pub(super) async fn serve_those(
     tokio::pin!(stop);
     loop {
         let accepted = async {
-            // The semaphore is never closed.
             let place = places.clone().acquire_owned().await.ok();
             (place, listener.listener.accept().await)
         };

@@ -1,4 +1,4 @@
-//! Tests of the API over a real socket, with a daemon that has a pool in a file, or none.
+//! Tests of the API over a real socket.
 
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
@@ -72,7 +72,6 @@ async fn without_pool(requests: mpsc::Receiver<DaemonRequest>) {
     serve_from(folder.path(), None, requests).await;
 }
 
-/// A daemon with a pool, whose engine does not start.
 async fn with_pool(requests: mpsc::Receiver<DaemonRequest>) {
     // A pool needs direct I/O, which a tmpfs may refuse.
     let folder = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
@@ -116,7 +115,6 @@ fn refusal(result: Result<impl std::fmt::Debug, ClientError>) -> ApiError {
     }
 }
 
-/// The documented statuses of an operation.
 fn declared(method: &str, path: &str) -> Option<Vec<String>> {
     let document = serde_json::to_value(openapi::build()).unwrap();
     let asked: Vec<&str> = path.split('?').next()?.split('/').collect();
@@ -213,7 +211,6 @@ fn unknown_field_is_named_with_the_accepted_ones() {
     for part in ["`colour`", "`name`", "`size_bytes`", "`block_bytes`"] {
         assert!(message.contains(part), "{message}");
     }
-    // Every body refuses unknown fields.
     for (method, path) in [
         ("POST", "/v1/pool"),
         ("PATCH", "/v1/pool"),

@@ -32,7 +32,6 @@ impl Daemon {
         record.map_or(Ok(None), |record| EngineProcess::find(&record))
     }
 
-    /// Greets the recorded engine, if it lives and is this pool's.
     pub(super) async fn find_engine(
         &self,
         record: Option<EngineRecord>,
@@ -42,7 +41,7 @@ impl Daemon {
             return Ok(None);
         };
         let found = if record.pid.is_none() {
-            // The previous daemon died while it started this engine, which must identify itself.
+            // The previous daemon died while it started this engine.
             None
         } else {
             let own = self

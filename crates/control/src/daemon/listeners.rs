@@ -13,7 +13,6 @@ use super::{Daemon, DaemonError};
 use crate::owner::session::Greeting;
 
 impl Daemon {
-    /// Keeps copies of the sockets on which an engine listens.
     pub(super) fn keep_listeners(&self, greeting: &Greeting) -> io::Result<()> {
         let mut listeners = self.spare_listeners.borrow_mut();
         for (held, descriptors) in &greeting.held {
@@ -26,7 +25,7 @@ impl Daemon {
         Ok(())
     }
 
-    /// Binds the configured addresses that no engine holds. Returns those that another process has.
+    /// Returns addresses that another process has.
     pub(super) fn bind_listeners(&self) -> Vec<SocketAddr> {
         let held = self.addresses();
         let mut in_use = Vec::new();
@@ -59,8 +58,8 @@ impl Daemon {
         in_use
     }
 
-    /// Like `bind_listeners`, at the start. An address of another process is an error if nothing
-    /// else would be served. `is_served`: an engine or a VM is served, or that process will end.
+    /// An address of another process is an error if nothing else would be served. `is_served`: an
+    /// engine or a VM is, or that process will end.
     pub(super) fn bind_listeners_at_start(&self, is_served: bool) -> Result<(), DaemonError> {
         let in_use = self.bind_listeners();
         self.listens.set(true);
@@ -77,7 +76,6 @@ impl Daemon {
         }
     }
 
-    /// Retries missing listeners.
     pub(super) async fn listen_at_the_rest(&self) {
         if self.changing_pool.get() || !self.listens.get() {
             return;
@@ -89,7 +87,6 @@ impl Daemon {
         }
     }
 
-    /// Serves metrics at the configured address, if possible.
     pub(super) fn keep_metrics(&self) {
         let wanted = self.listen.borrow().metrics;
         let mut metrics = self.metrics.borrow_mut();
@@ -162,7 +159,6 @@ mod tests {
 
     #[test]
     fn an_address_that_somebody_has_is_told_of_and_tried_until_it_is_free() {
-        // The system gives these ports to no other process.
         let other = TcpListener::bind("127.77.0.1:0").unwrap();
         let address = other.local_addr().unwrap();
         let folder = tempfile::tempdir().unwrap();
@@ -178,7 +174,6 @@ mod tests {
         let daemon = Daemon::new(config, std::sync::Arc::new(me), Box::new(()), no_metrics);
         let error = daemon.bind_listeners_at_start(false).unwrap_err();
         assert!(error.to_string().contains(&address.to_string()), "{error}");
-        // If something else is served, the address is retried.
         for _ in 0..2 {
             daemon.bind_listeners_at_start(true).unwrap();
             let told = daemon.part_warnings();

@@ -41,7 +41,6 @@ mod stop;
 pub use error::DaemonError;
 pub(crate) use requests::{DaemonRequest, Handle, channel};
 
-/// Starts to serve metrics on a listener; returns the task.
 pub(crate) type ServeMetrics = Box<dyn Fn(TcpListener) -> JoinHandle<()>>;
 
 struct Serving {
@@ -70,14 +69,12 @@ pub(crate) struct Daemon {
     serve_metrics: ServeMetrics,
     /// A pool is being created, opened or destroyed.
     changing_pool: Cell<bool>,
-    /// The daemon itself tries to open the pool, because devices may answer now.
+    /// The daemon itself tries to open the pool: devices may answer now.
     looks_again: Cell<bool>,
-    /// The progress of opening the pool.
     opening: RefCell<Option<Arc<Opening>>>,
     /// Why the recorded pool is not open.
     trouble: RefCell<Option<ApiError>>,
-    /// The generation of an engine that has an outdated descriptor of a device which went away and
-    /// returned.
+    /// The generation of an engine whose descriptor of a device is outdated.
     stale_engine: Cell<Option<u64>>,
     /// Devices that were missing or failed when the pool was opened or left.
     lost_devices: RefCell<BTreeSet<DeviceIndex>>,
@@ -128,7 +125,6 @@ impl Daemon {
         self.serving.borrow().clone()
     }
 
-    /// The error of a request that needs a pool.
     fn no_pool(&self) -> ApiError {
         match self.trouble.borrow().clone() {
             // The requested volume may well exist.

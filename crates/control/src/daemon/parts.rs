@@ -20,7 +20,6 @@ const PAUSE: Duration = Duration::from_secs(1);
 const PAUSE_MAX: Duration = Duration::from_secs(10);
 
 impl Daemon {
-    /// Notes whether a part can be served; the error is a sentence.
     pub(super) fn note_part(&self, part: &str, trouble: Result<(), String>) {
         let news = match trouble {
             Ok(()) if self.parts.borrow_mut().remove(part).is_some() => {
@@ -110,14 +109,12 @@ impl Daemon {
         });
     }
 
-    /// Emits a warning event.
     pub(super) fn warn(&self, text: String) {
         let generation = self.status().generation;
         self.events
             .tell(EventKind::Warning, generation, text, News::default());
     }
 
-    /// Retries missing parts, forever.
     pub(super) async fn serve_the_rest(self: Rc<Self>) {
         let mut pause = PAUSE;
         loop {

@@ -147,7 +147,6 @@ impl Daemon {
         Ok(owner.reports.device_show(index.0)?.device)
     }
 
-    /// Destroys the named pool and wipes its labels.
     pub(crate) async fn pool_destroy(
         self: Rc<Self>,
         query: PoolDestroy,
@@ -178,7 +177,6 @@ impl Daemon {
         }
         serving.supervisor.stop(owner, STOP_LIMIT).await;
         if let Err(error) = owner.base.wait_unfenced(Duration::from_secs(10)).await {
-            // Everything goes on as before.
             self.serving.borrow_mut().take();
             self.begin(owner.clone(), None);
             return Err(error);
@@ -199,7 +197,7 @@ impl Daemon {
         Ok("pool destroyed".to_owned())
     }
 
-    /// Claims the right to change the pool. Waits for the daemon's own attempt to open it.
+    /// Waits for the daemon's own attempt to open the pool.
     pub(super) async fn change_pool(self: &Rc<Self>) -> Result<ChangingPool, ApiError> {
         let looked = async {
             while self.looks_again.get() {
@@ -228,7 +226,6 @@ impl Drop for ChangingPool {
     }
 }
 
-/// The error if another pool was named than the one to destroy.
 pub(super) fn other_pool(said: &str, name: &str, uuid: &str) -> ApiError {
     ApiError::not_found(format!(
         "there is no pool {said}: this one's name is {name}, its UUID {uuid}"

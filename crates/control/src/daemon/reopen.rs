@@ -29,21 +29,18 @@ use crate::supervisor::{found, process};
 
 /// How long an opening takes before an event reports it.
 const TOLD_AFTER: Duration = Duration::from_secs(4);
-/// The period of checks for silent devices.
 pub(super) const LOOK_AGAIN: Duration = Duration::from_secs(3);
-/// The bounds of the pause after failed attempts to take devices back, which each leave the engine
-/// for a while.
+/// The bounds of the pause after failed attempts, which each leave the engine for a while.
 const TRY_AGAIN: Duration = Duration::from_secs(30);
 const TRY_AGAIN_MAX: Duration = Duration::from_secs(300);
 /// The longest pause while no pool is open, as hosts wait.
 const OPEN_AGAIN_MAX: Duration = Duration::from_secs(10);
 /// How long preallocated extents are taken back before an engine is left.
 pub(super) const PLACES_LIMIT: Duration = Duration::from_secs(3);
-/// How long reopening waits for a running commit.
 const COMMIT_LIMIT: Duration = Duration::from_secs(10);
 
 impl Daemon {
-    /// Opens the recorded, configured or given pool; `None` without one.
+    /// `None` if no pool is recorded, configured or given.
     pub(super) async fn open_pool(&self, body: PoolOpen) -> Result<Option<OpenPool>, ApiError> {
         let PoolOpen {
             devices: told,
@@ -110,7 +107,6 @@ impl Daemon {
         }
     }
 
-    /// Opens a pool while `status` shows progress; an event reports a slow opening.
     pub(super) async fn open_told(
         &self,
         opening: Arc<Opening>,
@@ -128,7 +124,7 @@ impl Daemon {
         opened.await
     }
 
-    /// From here on, truncated devices that `--force` accepted count as complete.
+    /// Truncated devices that `--force` accepted count as complete from here on.
     fn forgive_cut_short(&self, open: &OpenPool) {
         let is_here = |index| open.devices.iter().any(|device| device.index == index);
         let records = open.pool.devices().iter().filter(|r| is_here(r.index));
@@ -145,8 +141,7 @@ impl Daemon {
         [&self.config.state_dir, &self.config.run_dir]
     }
 
-    /// The last seen pool. If that record is damaged, or lost while an engine lives, the run
-    /// folder's copy counts.
+    /// If the record is damaged, or lost while an engine lives, the run folder's copy counts.
     fn recorded(&self) -> io::Result<Option<Recorded>> {
         let recorded = devices::recorded(&self.config.state_dir);
         let is_lost = match &recorded {
@@ -173,7 +168,6 @@ impl Daemon {
         }
     }
 
-    /// Moves a damaged record aside.
     fn set_record_aside(&self, damage: &io::Error) {
         let path = devices::record_path(&self.config.state_dir);
         self.warn(format!(
@@ -206,7 +200,6 @@ impl Daemon {
         }
     }
 
-    /// Opens the pool, or takes missing devices back.
     pub(crate) async fn pool_open(self: Rc<Self>, body: PoolOpen) -> Result<PoolInfo, ApiError> {
         let _only_one = self.change_pool().await?;
         self.open_or_take_back(body).await?;
@@ -221,7 +214,6 @@ impl Daemon {
         }
     }
 
-    /// Does what `forebay pool open` does.
     async fn look_again(self: &Rc<Self>) -> Result<(), ApiError> {
         let _only_one = self.try_change_pool()?;
         self.looks_again.set(true);
@@ -241,7 +233,6 @@ impl Daemon {
         Ok(())
     }
 
-    /// Takes back missing devices, and devices that went away and returned.
     async fn take_back(
         self: &Rc<Self>,
         serving: Rc<Serving>,
@@ -324,13 +315,11 @@ impl Daemon {
         Ok(())
     }
 
-    /// Replaces the engine by one of the installed program; the answer names it.
     pub(crate) async fn engine_replace(&self) -> Result<String, ApiError> {
         let serving = self.serving().ok_or_else(|| self.no_pool())?;
         serving.supervisor.replace(&serving.owner).await
     }
 
-    /// Looks for devices to take back, and tries to open a pool that failed. Runs forever.
     pub(super) async fn take_silent_back(self: Rc<Self>) {
         let mut pause = LOOK_AGAIN;
         let mut told = String::new();
@@ -418,7 +407,6 @@ impl Daemon {
             .append(&mut owner.ports.listeners.borrow_mut());
     }
 
-    /// Stops serving when another node takes the pool over.
     pub(super) fn watch_tenure(self: &Rc<Self>, owner: &Rc<Owner>) {
         let Some(tenure) = owner.labels.tenure() else {
             return;

@@ -13,7 +13,6 @@ use super::Daemon;
 use crate::model::error::ApiError;
 use crate::owner::Owner;
 
-/// Requests that may queue before callers wait.
 const QUEUE_DEPTH: usize = 64;
 
 type Reply<T> = oneshot::Sender<Result<T, ApiError>>;
@@ -46,7 +45,7 @@ impl Handle {
             .await
     }
 
-    /// Awaits something in the daemon, until the caller gives up.
+    /// Until the caller gives up.
     pub(crate) async fn wait<T: Send + 'static, F: Future<Output = T> + 'static>(
         &self,
         wait: impl FnOnce(Rc<Daemon>) -> F + Send + 'static,
@@ -63,7 +62,6 @@ impl Handle {
         .await
     }
 
-    /// Changes the daemon or the whole pool.
     pub(crate) async fn run<
         T: Send + 'static,
         F: Future<Output = Result<T, ApiError>> + 'static,
@@ -80,7 +78,6 @@ impl Handle {
         .await
     }
 
-    /// Reads from the served pool.
     pub(crate) async fn read<T: Send + 'static>(
         &self,
         ask: impl FnOnce(&Owner) -> Result<T, ApiError> + Send + 'static,
@@ -88,7 +85,6 @@ impl Handle {
         self.call(|daemon, reply| daemon.read(reply, ask)).await
     }
 
-    /// Changes something in the served pool.
     pub(crate) async fn change<
         T: Send + 'static,
         F: Future<Output = Result<T, ApiError>> + 'static,
@@ -99,7 +95,7 @@ impl Handle {
         self.change_with(|_, owner| act(owner)).await
     }
 
-    /// Like [`Handle::change`], with access to the daemon.
+    /// With access to the daemon.
     pub(crate) async fn change_with<
         T: Send + 'static,
         F: Future<Output = Result<T, ApiError>> + 'static,
@@ -110,7 +106,6 @@ impl Handle {
         self.call(|daemon, reply| daemon.change(reply, act)).await
     }
 
-    /// Ends engine and daemon in good order.
     pub(crate) async fn shutdown(&self) -> Result<(), ApiError> {
         self.send(DaemonRequest::Shutdown).await
     }
@@ -140,7 +135,6 @@ fn stopping() -> ApiError {
 }
 
 impl Daemon {
-    /// The error while no pool is served.
     fn absent(&self) -> ApiError {
         // While the daemon retries on its own, the pool stays absent.
         let is_looked_for = self.looks_again.get() && self.trouble.borrow().is_some();

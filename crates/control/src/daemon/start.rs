@@ -25,11 +25,10 @@ use crate::supervisor::Supervisor;
 use crate::supervisor::process::{EngineProcess, EngineRecord};
 use crate::systemd;
 
-/// How long a start waits for the catalog.
 const START_COMMIT_LIMIT: Duration = Duration::from_secs(30);
 
 impl Daemon {
-    /// Begins background work after the start. Returns the task that takes devices back.
+    /// Returns the task that takes devices back.
     pub(crate) fn started(
         self: &Rc<Self>,
         started: Result<Result<(), DaemonError>, JoinError>,
@@ -101,7 +100,7 @@ impl Daemon {
         embedded.is_some_and(|embedded| embedded.path.exists())
     }
 
-    /// Continues with an opened pool, and with the previous daemon's engine if it lives.
+    /// Continues with the previous daemon's engine if it lives.
     pub(super) async fn take_over(
         self: &Rc<Self>,
         open: OpenPool,
@@ -147,8 +146,7 @@ impl Daemon {
             // At once, because the engine may die.
             self.keep_listeners(greeting)?;
         }
-        // A process that hangs at a silent device may still have the addresses. VMs have sockets of
-        // their own.
+        // A process that hangs at a silent device may have the addresses. VMs have other sockets.
         let may_wait = live.is_some()
             || missing.iter().any(|device| device.is_silent)
             || pool
@@ -202,7 +200,6 @@ impl Daemon {
             .replace(self.config.node_name.clone());
         owner.statistics.keep_figures(&self.config.state_dir);
         if let Some((_, greeting)) = &mut live {
-            // Sockets that the engine has are not missing.
             owner.vms.keep_machine_listeners(&mut greeting.held);
         }
         owner

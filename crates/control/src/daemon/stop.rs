@@ -17,12 +17,10 @@ use crate::supervisor::process;
 
 /// How long leaving waits for a serving engine.
 const SERVES_LIMIT: Duration = Duration::from_secs(10);
-/// How long a stop waits for uncommitted mappings while the engine lives.
+/// How long a stop waits for a sync while the engine lives.
 const SYNC_LIMIT: Duration = Duration::from_secs(10);
-/// How long a stop waits for the engine.
 pub(super) const STOP_LIMIT: Duration = Duration::from_secs(15);
 
-/// How long a stop waits for a running change of the pool.
 const CHANGE_LIMIT: Duration = Duration::from_secs(30);
 
 impl Serving {
@@ -34,8 +32,8 @@ impl Serving {
 }
 
 impl Daemon {
-    /// Waits for the end of a change of the pool, during which no engine can be ended or left.
-    /// False if it takes too long.
+    /// During a change of the pool there may be no engine to end or leave. False if it takes too
+    /// long.
     pub(crate) async fn is_settled(&self) -> bool {
         let changed = async {
             while self.changing_pool.get() {
@@ -101,7 +99,6 @@ impl Daemon {
         Ok(())
     }
 
-    /// Ends this daemon alone.
     pub(crate) async fn leave_engine(&self) -> Result<(), DaemonError> {
         let Some(serving) = self.serving() else {
             return Ok(());

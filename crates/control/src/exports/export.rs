@@ -33,12 +33,10 @@ use crate::model::{Export, ExportCreate, ExportFrontend, ExportUpdate};
 use crate::qos::budgets::Budgets;
 use crate::qos::placement::ReactorPlacement;
 
-/// How long a new export waits for an engine that starts or is taken over. The next engine is told
-/// of it anyway.
+/// How long a new export waits for an engine. The next one is told of it anyway.
 const ENGINE_WAIT: Duration = Duration::from_secs(2);
 
-/// Refuses to remove hosts that are not listed: a mistyped name would leave the right host
-/// connected.
+/// A mistyped name would leave the right host connected.
 fn refuse_unlisted(export: &ExportRecord, name: &str, remove: &[String]) -> Result<(), ApiError> {
     let unlisted: Vec<&str> = (remove.iter().map(String::as_str))
         .filter(|host| !export.hosts.iter().any(|listed| listed == host))
@@ -171,11 +169,10 @@ impl Exports {
         }
     }
 
-    /// Has the engine serve a new export; on failure takes the export back.
+    /// Takes the export back on failure.
     async fn begin_export(self: &Rc<Self>, export: ExportId) -> Result<(), ApiError> {
         self.base.commit_for_api().await?;
-        // Waits for an engine that starts or is taken over: hosts are at its port and must find
-        // this export too.
+        // Hosts at the port of an engine that starts or is taken over must find this export too.
         let _ = timeout(ENGINE_WAIT, self.link.wait_session()).await;
         let known = self.budgets.push_budgets().await;
         known.map_err(|error| engine_error(&error))?;
@@ -188,7 +185,6 @@ impl Exports {
             Err(error @ AskError::Refused(_)) => {
                 ApiError::unavailable(error.to_string()).hint("nothing was changed; try again")
             }
-            // The next engine is told of it.
             Err(error) => return Err(engine_error(&error)),
         };
         let path = self.vms.machine_path(export);
@@ -219,8 +215,7 @@ impl Exports {
         self.base.tell(kind, text, news);
     }
 
-    /// Has the engine serve an export as it is now. Returns how many commands of hosts that this
-    /// shuts out are still at devices.
+    /// Returns how many commands of hosts that this shuts out are still at devices.
     pub(crate) async fn push_export(&self, id: ExportId) -> Result<u32, AskError> {
         if self.quarantine.has(id) {
             return Ok(0);
@@ -364,8 +359,8 @@ impl Exports {
         Ok(shown)
     }
 
-    /// Deletes an export. Unless `disconnect_hosts` is set, refuses while hosts or a VM are
-    /// connected. Returns how many of their commands are still at devices.
+    /// Refuses while hosts or a VM are connected, unless `disconnect_hosts` is set. Returns how
+    /// many of their commands are still at devices.
     pub(crate) async fn export_delete(
         self: &Rc<Self>,
         tenant: String,
@@ -414,8 +409,7 @@ impl Exports {
         if let Some(path) = socket {
             self.vms.remove_machine_listener(id, &path).await;
         }
-        // Frees the tenant's placement if this was its last export, whatever happened before.
-        // Errors are logged.
+        // Frees the tenant's placement if this was its last export. Errors are logged.
         let _ = self.budgets.push_budgets().await;
         let at_devices = pushed.map_err(|error| engine_error(&error))?;
         let name = format!("{tenant}/{volume}");

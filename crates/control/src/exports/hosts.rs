@@ -1,8 +1,8 @@
 //! Events of hosts that connect, leave or are refused.
 //!
-//! The engine's state region lists who is connected; the owner's slow beat compares it with the
-//! last look. A connection that begins and ends between two looks is missed. A dead engine's hosts
-//! count as connected until its successor's records say otherwise. Hosts that a new daemon finds
+//! The engine's state region lists connected hosts; the owner's slow beat compares it with the last
+//! look. A connection that begins and ends between two looks is missed. A dead engine's hosts count
+//! as connected until its successor's records say otherwise. Hosts that a new daemon finds
 //! connected cause no events.
 
 use std::cell::{Cell, RefCell};
@@ -22,7 +22,6 @@ use crate::model::events::EventKind;
 
 /// Hosts that a look reports by name, per export and direction; more become one event with a count.
 const NAMED_MAX: usize = 8;
-/// Names kept of ended exports.
 const ENDED_MAX: usize = 1024;
 /// The longest reported name of a host or subsystem (Base 2.0, 4.5: 223 bytes).
 const NAME_MAX_BYTES: usize = 223;
@@ -31,7 +30,6 @@ const NAME_MAX_BYTES: usize = 223;
 pub(crate) struct Hosts {
     pub(super) base: Rc<Base>,
     pub(super) link: Rc<Link>,
-    /// The exports and hosts connected at the last look.
     known: RefCell<BTreeSet<(ExportId, String)>>,
     /// Names of ended exports, for the events of their last hosts.
     ended: RefCell<VecDeque<(ExportId, String)>>,
@@ -54,7 +52,6 @@ impl Hosts {
         self.known.borrow().iter().cloned().collect()
     }
 
-    /// Keeps the name of an export that is about to end.
     pub(crate) fn remember(&self, export: ExportId, name: String) {
         let mut ended = self.ended.borrow_mut();
         if ended.len() >= ENDED_MAX {
@@ -198,7 +195,7 @@ impl Hosts {
             .tell(EventKind::HostRefused, session.generation, text, news);
     }
 
-    /// Tenant and volume, also of an ended export; its number if nothing else is known.
+    /// Also for an ended export; its number if nothing else is known.
     pub(crate) fn export_name(&self, export: ExportId) -> String {
         let core = self.base.core.borrow();
         let name = || {
@@ -213,7 +210,6 @@ impl Hosts {
             .unwrap_or_else(|| export.to_string())
     }
 
-    /// The client of a VM's export, according to the engine.
     pub(crate) fn machine_of(&self, export: ExportId) -> Option<MachineClient> {
         let session = self.link.session()?;
         let mut lanes = session.region.lanes().iter();

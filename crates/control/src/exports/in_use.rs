@@ -16,12 +16,10 @@ use crate::model::error::ApiError;
 
 /// How long to wait for clients that are leaving, or for an engine that starts.
 const LEAVE_LIMIT: Duration = Duration::from_secs(2);
-/// A refusal names this many at most.
 const NAMED_MAX: usize = 8;
 
 impl Hosts {
-    /// Refuses if a host (its NQN) or a VM (`None`) that would be disconnected stays for 2 s.
-    /// `what`: the object in use.
+    /// Waits 2 s for a host (its NQN) or VM (`None`) to leave. `what`: the object in use.
     pub(crate) async fn refuse_cutting_off(
         &self,
         what: &str,
@@ -35,7 +33,7 @@ impl Hosts {
         })
     }
 
-    /// Refuses if a host or VM for which `is_used` holds stays connected for 2 s.
+    /// Waits 2 s for hosts and VMs for which `is_used` holds.
     pub(crate) async fn refuse_in_use(
         &self,
         what: &str,
@@ -57,7 +55,7 @@ impl Hosts {
         }
     }
 
-    /// Like [`Hosts::refuse_in_use`], without waiting.
+    /// Does not wait.
     pub(crate) fn refuse_in_use_now(
         &self,
         what: &str,
@@ -75,7 +73,7 @@ impl Hosts {
         !self.users(&is_it).is_empty()
     }
 
-    /// Names the users of a volume, except host `but`.
+    /// Without host `but`.
     pub(crate) fn names_of_users(&self, id: VolumeId, but: &str) -> Vec<String> {
         self.users(&|export: &ExportRecord, user: Option<&str>| {
             export.volume == id && user != Some(but)

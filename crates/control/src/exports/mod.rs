@@ -1,5 +1,5 @@
-//! Volumes, exports, ports, sockets and transfers, as the API changes them; and who is connected.
-//! Changes go to the catalog first, then to the engine.
+//! Volumes, exports, ports, sockets and transfers. Changes go to the catalog first, then to the
+//! engine.
 
 pub(crate) mod export;
 pub(crate) mod hosts;

@@ -37,7 +37,6 @@ fn show(port: &PortConfig) -> Port {
     }
 }
 
-/// Ports while there is no pool.
 pub(crate) fn unserved_ports<'a>(addresses: impl Iterator<Item = &'a String>) -> Vec<Port> {
     let numbered = addresses.zip(1u16..);
     let port = |(address, id): (&String, u16)| Port {
@@ -71,7 +70,6 @@ impl Ports {
         })
     }
 
-    /// Gives each listener a port number.
     pub(crate) fn note_ports(&self) {
         let addresses: BTreeSet<String> = self.listeners.borrow().keys().cloned().collect();
         match self.base.core.borrow_mut().pool.set_ports(&addresses) {
@@ -81,7 +79,6 @@ impl Ports {
         }
     }
 
-    /// Adds listeners.
     pub(crate) async fn listen_also(self: &Rc<Self>, new: BTreeMap<String, OwnedFd>) {
         if new.is_empty() {
             return;
@@ -113,7 +110,6 @@ impl Ports {
         known.collect()
     }
 
-    /// Tells a new session the ANA states of the ports.
     pub(crate) fn say_ports(&self, session: &Session) -> Vec<(String, PendingAnswer)> {
         let committed = self.base.core.borrow().pool.journal().committed_id();
         let changing = self.changing_ports.borrow();
@@ -133,7 +129,6 @@ impl Ports {
         self.ports().iter().map(show).collect()
     }
 
-    /// Changes a port's ANA state.
     pub(crate) async fn port_update(
         self: &Rc<Self>,
         address: &str,
@@ -223,7 +218,6 @@ impl Ports {
         self.listeners.borrow().keys().cloned().collect()
     }
 
-    /// Sends the listeners for hosts, except these.
     pub(crate) fn say_hosts_listeners(
         &self,
         session: &Session,

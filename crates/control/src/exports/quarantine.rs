@@ -54,7 +54,6 @@ impl Quarantine {
         self.reasons.borrow_mut().insert(export, reason).is_none()
     }
 
-    /// Lifts a quarantine; true if there was one.
     pub(crate) fn lift(&self, export: ExportId) -> bool {
         self.deaths.borrow_mut().remove(&export);
         self.reasons.borrow_mut().remove(&export).is_some()
@@ -62,7 +61,6 @@ impl Quarantine {
 }
 
 impl Exports {
-    /// Counts a death of the engine against an export.
     pub(crate) fn blame_export(&self, export: ExportId, why: &str, generation: u64) {
         if !self.quarantine.blame(export, why, Instant::now()) {
             return;

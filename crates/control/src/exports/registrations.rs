@@ -57,7 +57,7 @@ impl Registrations {
         });
     }
 
-    /// Applies a command in memory. True if it changes the state, now or in an earlier attempt.
+    /// True if the command changes the state, now or in an earlier attempt.
     pub(crate) fn reserve(&self, ask: &ReserveAsk) -> Result<bool, Status> {
         let command = ReservationCommand::new(ask.action, ask.keys)?;
         let before = {
@@ -87,7 +87,6 @@ impl Registrations {
         Ok(true)
     }
 
-    /// Emits an event if a command takes other hosts' reservation or registrations.
     fn tell_preempted(
         &self,
         ask: &ReserveAsk,
@@ -144,7 +143,6 @@ impl Registrations {
         known.map_or_else(Reservations::default, |known| known.state.clone())
     }
 
-    /// Tells a new session each volume's reservations.
     pub(crate) fn say_reservations(&self, session: &Session) -> Vec<(String, PendingAnswer)> {
         let core = self.base.core.borrow();
         let all = core.pool.hosts().all_reservations();

@@ -133,7 +133,6 @@ impl Announced {
         Some(removed)
     }
 
-    /// Removes transfers that have expired, or whose host has not been connected for `gone`.
     fn take_ended(
         &self,
         gone: Duration,
@@ -209,8 +208,7 @@ impl Transfers {
         })
     }
 
-    /// Announces or renews a transfer. Returns how its host connects, and the volume as it was
-    /// before.
+    /// Returns how the host connects, and the volume as it was before.
     pub(crate) async fn transfer_put(
         self: &Rc<Self>,
         tenant: String,
@@ -347,8 +345,7 @@ impl Transfers {
         self.exports.export_create_in_turn(body).await
     }
 
-    /// Refuses an export that lists no host: with only a transfer's host it would look internal,
-    /// and be deleted at the end.
+    /// With only a transfer's host, the export would look internal and be deleted at the end.
     fn refuse_without_hosts(&self, export: ExportId, name: &str) -> Result<(), ApiError> {
         let core = self.base.core.borrow();
         let export = core.pool.exports().get(export).map_err(api_error)?;
@@ -415,8 +412,7 @@ impl Transfers {
         }
     }
 
-    /// Ends transfers whose program is gone. Waits for those of this volume, unless their hosts are
-    /// connected.
+    /// Waits for transfers of this volume whose program is gone, unless their hosts are connected.
     pub(crate) async fn end_dead_transfers(self: &Rc<Self>, id: VolumeId) {
         let begun = Instant::now();
         loop {
@@ -435,7 +431,6 @@ impl Transfers {
         }
     }
 
-    /// Refuses to delete a volume that is exported only for a transfer.
     pub(crate) fn refuse_transferred(&self, id: VolumeId, name: &str) -> Result<(), ApiError> {
         let core = self.base.core.borrow();
         let mut exports = core.pool.exports().of_volume(id).peekable();
@@ -458,7 +453,6 @@ impl Transfers {
         }
     }
 
-    /// Ends transfers that are not renewed or whose host is gone, including an earlier daemon's.
     pub(crate) async fn run_transfers(self: Rc<Self>) {
         let left: Vec<(VolumeId, String)> = {
             let core = self.base.core.borrow();

@@ -34,9 +34,7 @@ use crate::model::validate::MAX_PATH_BYTES;
 
 /// How long callers wait for a path.
 const LIMIT: Duration = Duration::from_secs(5);
-/// The period of checks for missing sockets.
 const RETRY: Duration = Duration::from_secs(5);
-/// The socket's listen backlog.
 const BACKLOG: i32 = 4;
 
 #[derive(Debug)]
@@ -45,7 +43,6 @@ pub(crate) struct VmSockets {
     pub(super) link: Rc<Link>,
     pub(super) hosts: Rc<Hosts>,
     pub(super) quarantine: Rc<Quarantine>,
-    /// Exports that are being created.
     pub(super) making: RefCell<BTreeSet<ExportId>>,
     /// The folder of default paths.
     folder: RefCell<PathBuf>,
@@ -81,7 +78,6 @@ fn with_path(path: &Path, error: &io::Error) -> io::Error {
     io::Error::new(error.kind(), format!("{}: {error}", path.display()))
 }
 
-/// Removes a socket without a listener.
 fn remove_dead(path: &Path) -> io::Result<()> {
     let there = match std::fs::symlink_metadata(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
@@ -111,7 +107,7 @@ fn listen(path: &Path, is_default: bool, owner: SocketOwner) -> io::Result<Owned
     if let Some(folder) = path.parent()
         && (is_default || is_in_folder && !folder.is_dir())
     {
-        // Everyone who may enter the runtime folder can reach the socket, which has its own mode.
+        // Anyone with access to the runtime folder can reach the socket, which has its own mode.
         std::fs::DirBuilder::new()
             .recursive(is_default)
             .mode(0o711)
@@ -176,7 +172,7 @@ impl VmSockets {
         is_machine.then(|| self.socket_path(export, volume))
     }
 
-    /// Works on an export's path in a thread, which may hang.
+    /// The thread may hang.
     async fn at_path<T: Send + 'static>(
         self: &Rc<Self>,
         id: ExportId,
@@ -209,7 +205,7 @@ impl VmSockets {
         result.map_err(|error| with_path(&path, &error))
     }
 
-    /// Makes an export's socket if it is missing, and has the engine accept from it.
+    /// Also has the engine accept from it.
     pub(crate) async fn listen_for_machine(self: &Rc<Self>, id: ExportId) -> Result<(), ApiError> {
         let (path, is_default, owner) = {
             let (export, volume) = {
@@ -284,7 +280,6 @@ impl VmSockets {
         self.listeners.borrow_mut().remove(&id);
     }
 
-    /// Adopts a socket that the engine has.
     pub(crate) fn keep_machine_listener(&self, export: EngineExportId, fd: Option<OwnedFd>) {
         if let Some(fd) = fd {
             let mut listeners = self.listeners.borrow_mut();
@@ -292,7 +287,6 @@ impl VmSockets {
         }
     }
 
-    /// Adopts all sockets among the descriptors that the engine holds.
     pub(crate) fn keep_machine_listeners(&self, held: &mut [(Held, Vec<OwnedFd>)]) {
         for (held, descriptors) in held {
             if let Held::MachineListener(export) = held {
@@ -305,7 +299,6 @@ impl VmSockets {
         self.listeners.borrow().contains_key(&id)
     }
 
-    /// Tells a session of all sockets.
     pub(crate) fn say_machine_listeners(&self, session: &Session) -> Vec<(String, PendingAnswer)> {
         let ids: Vec<ExportId> = self.listeners.borrow().keys().copied().collect();
         let known = |id: &ExportId| self.base.core.borrow().pool.exports().get(*id).is_ok();
@@ -319,7 +312,6 @@ impl VmSockets {
         .collect()
     }
 
-    /// Closes and removes an export's socket, and forgets its warning.
     pub(crate) async fn remove_machine_listener(self: &Rc<Self>, id: ExportId, path: &Path) {
         self.missing.borrow_mut().remove(&id);
         self.listeners.borrow_mut().remove(&id);
@@ -330,7 +322,6 @@ impl VmSockets {
         }
     }
 
-    /// Makes missing sockets, forever.
     async fn run_machines(self: Rc<Self>) {
         loop {
             let served: Vec<ExportId> = {
@@ -359,7 +350,7 @@ impl VmSockets {
         }
     }
 
-    /// Forgets a socket whose file was removed, because no client finds it.
+    /// A socket without a file is of no use to clients.
     async fn forget_lost_socket(self: &Rc<Self>, id: ExportId) {
         let Some(path) = self.machine_path(id) else {
             return;
@@ -380,7 +371,6 @@ impl VmSockets {
         }
     }
 
-    /// Emits events when a socket can't be made, and when it is there again.
     fn note_socket(&self, id: ExportId, made: Result<(), ApiError>) {
         let name = self.hosts.export_name(id);
         let news = match made {
@@ -412,7 +402,6 @@ impl VmSockets {
         self.making.borrow().contains(&id)
     }
 
-    /// A VM's client has connected or left.
     pub(crate) fn machine_news(&self, session: &Session, news: &FromEngine) {
         let (export, kind, did) = match news {
             FromEngine::Machine { export, .. } => (
@@ -470,7 +459,6 @@ mod tests {
         let nobody = SocketOwner::default();
         let path = folder.path().join("disk/cntrl");
         drop(listen(&path, false, nobody).unwrap());
-        // A dead socket is replaced; other files stay.
         std::fs::write(folder.path().join("disk/other"), "precious").unwrap();
         let second = listen(&path, false, nobody).unwrap();
         assert!(listen(&path, false, nobody).is_err());

@@ -23,7 +23,6 @@ use crate::model::{Tenant, Volume, VolumeCreate, VolumeUpdate};
 use crate::qos::budgets::Budgets;
 use crate::statistics::Statistics;
 
-/// Explains an error of a request that may have reserved space.
 fn reservation_error(
     pool: &Pool,
     error: PoolError,
@@ -133,7 +132,7 @@ impl Volumes {
         self.base.volume_show(&tenant, &body.name)
     }
 
-    /// If an attempt finds no space, takes back unwritten preallocated extents and tries again.
+    /// Retries after taking back unwritten preallocated extents.
     async fn with_space_taken_back<T>(
         &self,
         attempt: impl Fn() -> Result<T, PoolError>,
@@ -192,8 +191,7 @@ impl Volumes {
         self.base.volume_show(&tenant, &name)
     }
 
-    /// Commits a volume and tells the engine, later if the commit fails. Keeps the volume's turn
-    /// until then.
+    /// If the commit fails, both happen later. Keeps the volume's turn until then.
     async fn commit_and_push(
         self: &Rc<Self>,
         id: VolumeId,
@@ -213,7 +211,7 @@ impl Volumes {
         self.push_volume(id).await
     }
 
-    /// Grows a volume in memory; the API shows that once it is durable.
+    /// In memory; the API shows the new size once it is durable.
     pub(crate) fn grow(&self, id: VolumeId, size_bytes: u64) -> Result<(), PoolError> {
         let pool = &mut self.base.core.borrow_mut().pool;
         let durable_bytes = self.base.durable_size(pool, pool.volume(id)?);

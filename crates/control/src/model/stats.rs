@@ -50,7 +50,7 @@ pub struct TenantStats {
     pub throttled_ops: u64,
     /// The sum of their waiting times.
     pub throttled_ns: u64,
-    /// Commands that used another tenant's allocation, which bursting made possible.
+    /// Commands that used the allocation of a bursting tenant.
     pub taken_ops: u64,
     /// Others' commands that used this tenant's allocation.
     pub lost_ops: u64,

@@ -38,7 +38,6 @@ struct KnownBudgets {
     volumes: BTreeMap<VolumeId, (TenantId, Option<Budget>)>,
 }
 
-/// A request to the engine, and its pending answer.
 type Update = (String, PendingAnswer);
 
 fn checked(change: &BudgetChange, before: Stated) -> Result<Option<Stated>, ApiError> {
@@ -144,7 +143,7 @@ impl Budgets {
         known
     }
 
-    /// Sends everything to a new session. `is_known`: the engine is older than this daemon.
+    /// `is_known`: the engine is older than this daemon.
     pub(crate) fn say_all_budgets(&self, session: &Rc<Session>, is_known: bool) -> Vec<Update> {
         *self.link.told.borrow_mut() = Rc::downgrade(session);
         *self.known.borrow_mut() = KnownBudgets::default();
@@ -168,7 +167,6 @@ impl Budgets {
         asked
     }
 
-    /// Sends what changed since the last time.
     fn say_budgets(&self, session: &Rc<Session>) -> Vec<Update> {
         let now = self.wanted();
         let mut asked = Vec::new();
@@ -215,7 +213,7 @@ impl Budgets {
         (format!("the budget of {id}"), pending)
     }
 
-    /// Sends changes to a running engine; a new engine gets everything.
+    /// A new engine gets everything instead.
     pub(crate) async fn push_budgets(&self) -> Result<(), AskError> {
         self.placement.keep_promises().await;
         let _one = self.telling.lock().await;
@@ -252,13 +250,12 @@ impl Budgets {
         told.map_err(|error| engine_error(&error))
     }
 
-    /// Commits a change, then tells the engine. After a failed commit, a task does both later.
+    /// After a failed commit, a task retries it and tells the engine later.
     async fn keep_budgets(self: &Rc<Self>) -> Result<(), ApiError> {
         if let Err(error) = self.base.commit_for_api().await {
             let owner = self.clone();
             self.base.spawn(async move {
                 owner.base.commit_through().await;
-                // Errors are logged, and the next change sends it again.
                 let _ = owner.push_budgets().await;
             });
             return Err(error);
@@ -291,7 +288,6 @@ impl Budgets {
         self.keep_budgets().await?;
         let budget = show_tenant_budget(&self.base.core.borrow().pool, id);
         let mut admission = self.placement.admission();
-        // Put the tenant's own entries first.
         admission.lacking.sort_by_key(|base| base.tenant != name);
         Ok(TenantBudget {
             tenant: name.to_owned(),

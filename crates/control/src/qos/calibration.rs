@@ -24,14 +24,12 @@ impl Calibrating {
 }
 
 impl Budgets {
-    /// Whether the tenant belongs to a running calibration, so that no budget limits it.
     pub(crate) fn measures(&self, tenant: TenantId) -> bool {
         let core = self.base.core.borrow();
         let is_its = || (core.pool.tenants().named(TENANT)).is_ok_and(|its| its.id == tenant);
         self.calibrating.is_on() && is_its()
     }
 
-    /// Refuses the calibration's tenant name unless a calibration runs.
     pub(crate) fn refuse_its_name(&self, name: &str) -> Result<(), ApiError> {
         match name == TENANT && !self.calibrating.is_on() {
             true => Err(ApiError::invalid(format!(
@@ -42,7 +40,7 @@ impl Budgets {
         }
     }
 
-    /// Renews the lease of a calibration; `None` ends it.
+    /// `None` ends the lease.
     pub(crate) async fn calibrating(self: &Rc<Self>, seconds: Option<u64>) -> Result<(), ApiError> {
         let until = match seconds {
             Some(seconds @ 1..=MOST) => Some(Instant::now() + Duration::from_secs(seconds)),

@@ -131,7 +131,7 @@ impl ReactorPlacement {
         *self.first.borrow_mut() = first;
     }
 
-    /// Recalculates and writes the promises. Each beat retries a failed write.
+    /// Each beat retries a failed write.
     pub(crate) async fn keep_promises(&self) {
         self.settle_promises();
         self.write_promises().await;
@@ -142,7 +142,6 @@ impl ReactorPlacement {
         self.node.folder().is_some() && *promises.now.borrow() != *promises.written.borrow()
     }
 
-    /// Writes promises that are not written yet.
     pub(crate) fn look_at_promises(self: &Rc<Self>) {
         if self.is_unwritten() && self.writing.try_lock().is_ok() {
             let owner = self.clone();
@@ -179,7 +178,7 @@ impl ReactorPlacement {
         *self.trouble.borrow_mut() = trouble;
     }
 
-    /// Notes where this engine serves exports, so that the next one does so, too.
+    /// The next engine serves exports on these reactors, too.
     pub(crate) fn note_served(&self, session: &Session) {
         let served = self.reactors_in(session);
         self.placed.borrow_mut().extend(served);
@@ -229,7 +228,7 @@ impl ReactorPlacement {
         }
     }
 
-    /// The placement plan and its costs. Places exports that have no reactor.
+    /// Places exports that have no reactor.
     pub(crate) fn places(&self) -> (PlacementPlan, CostTable) {
         if let Some(session) = self.link.session() {
             self.note_served(&session);
@@ -257,7 +256,6 @@ impl ReactorPlacement {
         }
         let mut placed = self.placed.borrow_mut();
         placed.retain(|id, reactor| pool.exports().get(*id).is_ok() && *reactor < reactors);
-        // The tenant and the reactors of each volume.
         let mut volumes: BTreeMap<VolumeId, (TenantId, Vec<u32>)> = BTreeMap::new();
         let mut rest = Vec::new();
         let mut counts: BTreeMap<TenantId, usize> = BTreeMap::new();

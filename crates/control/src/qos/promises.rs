@@ -21,7 +21,6 @@ use crate::model::scheduling::{Admission, LackingBase, Promised, ReactorPromised
 use crate::qos::placement::{ReactorPlacement, processors};
 
 const FRONTENDS: usize = cost::FRONTENDS.len();
-/// The most tenants that a warning names.
 const NAMED: usize = 5;
 
 impl ReactorPlacement {
@@ -42,7 +41,7 @@ impl ReactorPlacement {
         (node, costs)
     }
 
-    /// Refuses a base that the node does not have, unless it is no larger than before.
+    /// Admits any base that is no larger than before.
     pub(crate) fn admit_base(&self, tenant: TenantId, budget: &Budget) -> Result<(), ApiError> {
         let (mut node, costs) = self.promised_node(Some(tenant));
         let core = self.base.core.borrow();
@@ -111,7 +110,6 @@ impl ReactorPlacement {
         (!self.node.is_meant() && self.base.has_budgets()).then(|| self.places())
     }
 
-    /// Warns of bases that no longer fit, unless oversubscription is set.
     pub(crate) fn promise_warning(&self) -> Option<String> {
         let (places, _) = self.owed()?;
         let (node, _) = self.promised_node(None);
@@ -167,15 +165,14 @@ impl ReactorPlacement {
         })
     }
 
-    /// Tenants whose base does not fit on their reactors, unless oversubscription is set.
+    /// Empty if oversubscription is set.
     pub(crate) fn lacking_now(&self) -> BTreeSet<u64> {
         let owed = self.owed();
         let lacking = owed.iter().flat_map(|(places, _)| places.lacking());
         lacking.map(|(tenant, _)| tenant).collect()
     }
 
-    /// Warns of tenants that lack room and are not in `before`. Returns the texts for the export's
-    /// creator.
+    /// Emits warnings for tenants not in `before`; returns them for the export's creator.
     pub(crate) fn say_lacking(&self, before: &BTreeSet<u64>) -> Vec<String> {
         let Some((places, costs)) = self.owed() else {
             return Vec::new();

@@ -116,7 +116,7 @@ impl Settings {
         params_of(self.params.iter().map(|(name, value)| (&**name, *value)))
     }
 
-    /// Drops settings of an earlier version and returns their names.
+    /// Returns the names of settings of an earlier version.
     fn drop_unknown(&mut self) -> Vec<String> {
         let default = Params::default();
         let is_known = |name: &str| default.values().any(|(known, _)| known == name);
@@ -253,7 +253,7 @@ impl NodeSettings {
         *node.measured.borrow_mut() = costs;
     }
 
-    /// Reads a record. Warns if it can't be used; `instead` names the replacement.
+    /// `instead` names the replacement of an unusable record.
     pub(crate) fn read_record<T: DeserializeOwned>(
         &self,
         file: &str,
@@ -275,7 +275,7 @@ impl NodeSettings {
         })
     }
 
-    /// Writes a record durably; `None` removes it.
+    /// `None` removes the record.
     pub(crate) async fn write_record<T: Serialize + Send + 'static>(
         &self,
         file: &str,
@@ -400,7 +400,7 @@ impl Budgets {
         Ok(self.scheduling_show())
     }
 
-    /// Sets the costs; `None` restores the defaults.
+    /// `None` restores the defaults.
     pub(crate) async fn costs_put(&self, body: Option<CostsPut>) -> Result<Costs, ApiError> {
         let one = self.node.changing.lock().await;
         let mut measured = None;

@@ -81,7 +81,6 @@ impl Last {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Trouble {
-    /// CLOCK_MONOTONIC.
     since_ns: u64,
     counts: ErrorCounts,
     /// Writes or flushes were among them.
@@ -110,7 +109,6 @@ fn quiet_ns(quiet: Duration) -> u64 {
 }
 
 impl SeenErrors {
-    /// Reads an engine's counts; true when trouble begins.
     fn look(
         &mut self,
         generation: u64,
@@ -155,7 +153,6 @@ impl SeenErrors {
         begins
     }
 
-    /// Whether no error has come for a while.
     fn is_quiet(&self, now_ns: u64, quiet: Duration) -> bool {
         let last_ns = self.last.map_or(0, |last| last.at_ns);
         now_ns.saturating_sub(last_ns) >= quiet_ns(quiet)
@@ -165,7 +162,7 @@ impl SeenErrors {
         self.trouble.is_some_and(|trouble| trouble.is_shut)
     }
 
-    /// Describes the errors; the device is the subject of the sentence.
+    /// The device is the subject of the sentence.
     fn in_words(&self, now_ns: u64) -> Option<String> {
         let (trouble, last) = (self.trouble?, self.last?);
         let ago = |at_ns: u64| now_ns.saturating_sub(at_ns) / 1_000_000_000;
@@ -231,7 +228,7 @@ impl DeviceStates {
         self.judge_health(device);
     }
 
-    /// Tests by a flush whether a quiet device is healthy again.
+    /// A successful flush shows that a quiet device is healthy again.
     async fn probe(self: Rc<Self>, device: DeviceIndex) {
         let flushed = self.flush_device(device).await;
         let (now_ns, quiet) = (now_ns(), self.watched.quiet.get());
@@ -259,7 +256,6 @@ impl DeviceStates {
         self.judge_health(device);
     }
 
-    /// Whether a device's writes or flushes failed and it is not healthy again.
     pub(crate) fn is_shut(&self, device: DeviceIndex) -> bool {
         let all = self.watched.errors.borrow();
         all.get(&device).is_some_and(SeenErrors::is_shut)
@@ -270,7 +266,7 @@ impl DeviceStates {
         all.get(&device)?.in_words(now_ns())
     }
 
-    /// A device's errors since the daemon or its engine started.
+    /// Since the daemon or its engine started.
     pub(crate) fn errors_of(&self, device: DeviceIndex) -> DeviceErrors {
         let all = self.watched.errors.borrow();
         let Some(seen) = all.get(&device) else {

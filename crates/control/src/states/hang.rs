@@ -23,7 +23,6 @@ use crate::link::session::{AskError, PendingAnswer, Session};
 use crate::model::events::EventKind;
 use crate::states::DeviceStates;
 
-/// The pause before a failed settle job is repeated.
 const ASK_AGAIN: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Default)]
@@ -44,8 +43,8 @@ struct Suspicion {
 }
 
 impl DeviceStates {
-    /// Notes that requests at a device, perhaps for `what`, have not ended in time. Returns the
-    /// suspicion's number.
+    /// Requests at a device, perhaps for `what`, have not ended in time. Returns the suspicion's
+    /// number.
     pub(crate) fn suspect(&self, device: DeviceIndex, generation: u64, what: &'static str) -> u64 {
         let number = self.hanging.raised.get() + 1;
         self.hanging.raised.set(number);
@@ -66,7 +65,7 @@ impl DeviceStates {
         number
     }
 
-    /// Waits until the requests in flight at a suspicion have ended; false after a time limit.
+    /// False after a time limit.
     pub(crate) async fn settled(&self, device: DeviceIndex, suspicion: u64) -> bool {
         let has_ended = || {
             let ended = self.hanging.ended.borrow();
@@ -79,12 +78,10 @@ impl DeviceStates {
         timeout(self.base.limits.settle, wait).await.is_ok()
     }
 
-    /// Whether requests at the device do not end.
     pub(crate) fn is_hanging(&self, device: DeviceIndex) -> bool {
         self.hanging.suspects.borrow().contains_key(&device)
     }
 
-    /// Warnings about hanging devices and quarantined extents.
     pub(crate) fn hang_troubles(&self) -> Vec<String> {
         let core = self.base.core.borrow();
         let extent_bytes = core.pool.info().extent_bytes;
@@ -107,7 +104,7 @@ impl DeviceStates {
         troubles
     }
 
-    /// Waits for a job of the internal lane; on a time-out the device counts as hanging.
+    /// On a time-out the device counts as hanging.
     pub(crate) async fn job_within(
         &self,
         session: &Session,
@@ -134,7 +131,6 @@ impl DeviceStates {
                 > 0
     }
 
-    /// The task that waits for requests in flight at a device.
     pub(crate) async fn run_settler(self: Rc<Self>, device: DeviceIndex) {
         loop {
             self.base
@@ -146,7 +142,6 @@ impl DeviceStates {
                 continue;
             }
             if let Some(mark) = session.quarantined_before.get() {
-                // The predecessors' requests have ended.
                 self.requests_ended(device, mark, |s| s.generation < session.generation);
                 if !self.is_in_doubt(device) {
                     continue;

@@ -48,7 +48,7 @@ impl DeviceStates {
         })
     }
 
-    /// Open devices with a failure, which may have gone away and returned.
+    /// Open devices with a failure: they may have gone away and returned.
     pub(crate) fn troubled_devices(&self) -> Vec<PoolDevice> {
         let is_catalog = self.base.catalog_trouble().is_some();
         let devices = self.base.devices.borrow();
@@ -61,7 +61,6 @@ impl DeviceStates {
         devices.iter().filter(is_troubled).cloned().collect()
     }
 
-    /// Emits events for devices lost or returned since `before`.
     pub(crate) fn tell_of_lost(&self, before: &BTreeSet<DeviceIndex>) {
         let now = self.base.lost_devices();
         for device in now.difference(before) {
@@ -111,7 +110,6 @@ impl DeviceStates {
             .tell_of_device(EventKind::DeviceFailed, device, text);
     }
 
-    /// The health of a device that the engine can use.
     fn health_when_ready(&self, device: DeviceIndex) -> DeviceHealth {
         if self.cut_short(device).is_some() {
             return DeviceHealth::Failed;
@@ -129,7 +127,6 @@ impl DeviceStates {
         }
     }
 
-    /// Updates a device's health after new observations.
     pub(crate) fn judge_health(&self, device: DeviceIndex) {
         if self.base.is_served(device) {
             self.set_health(device, self.health_when_ready(device));
@@ -163,7 +160,6 @@ impl DeviceStates {
         }
     }
 
-    /// Tells the engine of a failed device again, as often as needed.
     async fn retry_device(&self, session: &Rc<Session>, device: DeviceIndex) {
         loop {
             sleep(self.base.limits.device_retry).await;
@@ -243,7 +239,6 @@ impl DeviceStates {
         self.job_within(&session, device, flush).await
     }
 
-    /// Waits until all requests are done.
     pub(crate) async fn carried_out(
         self: &Rc<Self>,
         session: &Rc<Session>,

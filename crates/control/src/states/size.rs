@@ -52,7 +52,6 @@ impl DeviceStates {
         }
     }
 
-    /// The end of a device's extents.
     fn needed_bytes(&self, device: DeviceIndex) -> u64 {
         let core = self.base.core.borrow();
         let extent_bytes = core.pool.info().extent_bytes;
@@ -86,7 +85,6 @@ impl DeviceStates {
         }
     }
 
-    /// The size of a device that was truncated while in use.
     pub(crate) fn cut_short(&self, device: DeviceIndex) -> Option<u64> {
         self.watched.cut.borrow().get(&device).copied()
     }

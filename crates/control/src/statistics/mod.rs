@@ -82,7 +82,6 @@ const KINDS: [OpKind; 4] = [
     OpKind::Deallocate,
 ];
 
-/// An export's sums.
 #[derive(Debug, Default, Clone, Serialize, Deserialize)]
 pub(crate) struct Totals {
     /// By kind.
@@ -110,8 +109,7 @@ fn plus(a: &Totals, b: &Totals) -> Totals {
     }
 }
 
-/// The sums and records of these exports in a region. The engine's data is untrusted: other exports
-/// are ignored.
+/// The engine's data is untrusted: other exports are ignored.
 fn totals_of<'a>(
     region: &'a Region,
     exports: &BTreeSet<ExportId>,
@@ -155,7 +153,6 @@ pub(crate) struct Added {
     saved_at: Option<Instant>,
 }
 
-/// Longest time between two saves while an engine counts.
 const SAVE_EVERY: Duration = Duration::from_secs(60);
 const SAVE_LIMIT: Duration = Duration::from_secs(5);
 
@@ -178,7 +175,7 @@ struct Sums {
 }
 
 impl Added {
-    /// Begins to count another engine, or this one in a new session. An earlier daemon recorded its
+    /// Another engine counts, or this one in a new session. An earlier daemon recorded its
     /// predecessors.
     pub(crate) fn begin(
         &mut self,
@@ -213,7 +210,6 @@ impl Added {
         self.saved_at = None;
     }
 
-    /// Adds an engine's counts.
     fn add_region(
         &mut self,
         region: &Region,
@@ -252,22 +248,19 @@ impl Added {
         }
     }
 
-    /// A tenant's credit from before this engine: operations, bytes.
     pub(crate) fn credit(&self, session: &Session, tenant: TenantId) -> [u64; 2] {
-        // The credit is read before [`Self::begin`], while another engine may still serve.
+        // A successor is told before it counts: until then the predecessor's region has the credit.
         let other = self.counting.as_ref();
         let other = other.filter(|(generation, _)| *generation != session.generation);
         self.used.credit(other.map(|(_, region)| &**region), tenant)
     }
 
-    /// A tenant's credit.
     pub(crate) fn saved(&self, tenant: TenantId) -> [u64; 2] {
         let known = self.counting.as_ref();
         let known = known.filter(|_| !self.let_go.contains(&tenant));
         self.used.credit(known.map(|(_, region)| &**region), tenant)
     }
 
-    /// The current engine drops these tenants.
     pub(crate) fn let_go(&mut self, session: &Session, tenants: &BTreeSet<TenantId>) {
         if self
             .counting
@@ -288,7 +281,7 @@ impl Added {
         }
     }
 
-    /// The data and file to write, if a save is due; `at_once`: even soon after the last.
+    /// `at_once`: even soon after the last save.
     fn unsaved(
         &mut self,
         exports: &BTreeSet<ExportId>,
@@ -319,7 +312,6 @@ impl Added {
     }
 }
 
-/// An export's statistics; the caller sets the names.
 fn lane_stats(totals: Totals, lane: Option<&LaneRecord>) -> LaneStats {
     let [read, write, flush, deallocate] = totals.ops;
     let now = |gauge: fn(&LaneRecord) -> &AtomicU64| lane.map_or(0, |l| gauge(l).load(Relaxed));
@@ -420,7 +412,6 @@ impl Statistics {
         core.pool.tenants().iter().map(|tenant| tenant.id).collect()
     }
 
-    /// An engine counts from here on.
     pub(crate) fn count_on(&self, session: &Session) {
         let (exports, tenants) = (self.export_ids(), self.tenant_ids());
         let pool = self.base.core.borrow().pool.info().uuid;
@@ -428,7 +419,7 @@ impl Statistics {
         added.begin(session, pool, &exports, &tenants);
     }
 
-    /// Saves the counts for the next daemon if due; `at_once`: in any case.
+    /// `at_once`: even if no save is due.
     pub(crate) async fn save_figures(&self, at_once: bool) {
         let (exports, tenants) = (self.export_ids(), self.tenant_ids());
         let unsaved = (self.added.borrow_mut()).unsaved(&exports, &tenants, at_once);

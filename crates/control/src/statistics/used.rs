@@ -33,7 +33,6 @@ fn add(sums: &mut [u64], more: &[u64]) {
     }
 }
 
-/// The sums and records of these tenants in a region.
 fn tenants_of<'a>(
     region: &'a Region,
     tenants: &BTreeSet<TenantId>,
@@ -133,7 +132,6 @@ impl UsedBefore {
         }
     }
 
-    /// The sums of reactors, including the current engine.
     pub(crate) fn reactors(&self, region: Option<&Region>) -> Vec<ReactorStats> {
         let now = region.map_or(&[][..], reactors_of);
         let of = |at: usize| {

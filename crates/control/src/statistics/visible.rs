@@ -20,7 +20,6 @@ const SPARE_IS_LOW: u8 = 1 << 0;
 /// Likewise: media errors have degraded reliability.
 const RELIABILITY: u8 = 1 << 2;
 
-/// A volume's values for the engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct VisibleStatistics {
     used_bytes: u64,

@@ -16,13 +16,10 @@ use super::watchdog::CONTROL;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Verdict {
-    /// For people.
     pub(super) cause: String,
     /// It crashed, ran out of memory or was stuck; it was not just killed from outside.
     pub(super) crashed: bool,
-    /// The work of the thread at fault.
     pub(super) blamed: Option<Blamed>,
-    /// The export of that work.
     pub(super) export: Option<ExportId>,
 }
 
@@ -34,7 +31,6 @@ impl Verdict {
     }
 }
 
-/// Judges a death by the kernel's status and the engine's records.
 pub(super) fn judge(region: Option<&Region>, how: &str) -> Verdict {
     let mut verdict = Verdict {
         cause: how.to_owned(),
@@ -89,7 +85,6 @@ pub(super) fn judge(region: Option<&Region>, how: &str) -> Verdict {
     verdict
 }
 
-/// Describes the recorded work of a reactor or the control thread.
 pub(super) fn working_on(region: &Region, reactor: usize) -> String {
     if reactor >= MAX_REACTORS {
         return match region.header().newcomer.load(Relaxed) {
@@ -130,7 +125,7 @@ pub(super) fn export_in_work(region: &Region, reactor: usize) -> Option<ExportId
     export_of(region, blame.queue)
 }
 
-/// The export and command number of the VM that a reactor works for, if any.
+/// The command number is `None` between commands.
 fn machine_of(region: &Region, reactor: usize) -> Option<(ExportId, Option<u16>)> {
     let word = region.reactors().get(reactor)?.blame.load(Relaxed);
     let (lane, slot) = Blame::machine_of_word(word)?;

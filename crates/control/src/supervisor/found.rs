@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 use super::process::{EngineRecord, EngineState, note, record_path, recorded, start_ticks};
 use crate::files;
 
-/// The record of the running engine, for a daemon that starts. Sets a damaged record aside. Without
-/// a record, finds a living engine by its socket and records it again.
+/// Sets a damaged record aside. Without a record, finds a living engine by its socket and records
+/// it again.
 pub(crate) fn engine(run_dir: &Path) -> io::Result<Option<EngineRecord>> {
     let path = record_path(run_dir);
     match recorded(run_dir) {
@@ -38,7 +38,6 @@ pub(crate) fn engine(run_dir: &Path) -> io::Result<Option<EngineRecord>> {
     Ok(found)
 }
 
-/// The engine that listens on this socket, if any.
 fn listening(socket: &Path) -> Option<EngineRecord> {
     let name = socket.file_name()?.to_str()?;
     let generation = name.strip_prefix("engine-")?.strip_suffix(".sock")?;
@@ -60,7 +59,6 @@ fn listening(socket: &Path) -> Option<EngineRecord> {
     })
 }
 
-/// Whether a process runs the program file of this one.
 fn is_this_program(pid: u32) -> bool {
     let file = |process: &str| {
         let program = std::fs::metadata(format!("/proc/{process}/exe")).ok()?;

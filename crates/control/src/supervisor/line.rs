@@ -37,7 +37,6 @@ impl Counts {
         self.failed_starts.set(0);
     }
 
-    /// A successor acts on the estate.
     pub(super) fn converted(&self) {
         self.estate_crashes.set(0);
     }
@@ -62,8 +61,8 @@ impl Supervisor {
             .tell(EventKind::NotTakenOver, generation, text, News::default());
     }
 
-    /// Chooses the estate for the next engine: the waiting one if the dead engine had not acted on
-    /// it, else the dead engine's own. `session` includes whether the engine died young.
+    /// The waiting estate stays if the dead engine had not acted on it. `session` includes whether
+    /// the engine died young.
     pub(super) fn keep_estate(&self, session: Option<(&Rc<Session>, bool)>, verdict: &Verdict) {
         if self.estate.borrow().is_some() {
             self.died_over_estate(verdict);

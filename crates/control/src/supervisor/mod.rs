@@ -42,7 +42,7 @@ use crate::owner::session::{Conversion, Estate, GreetError, Greeting, Session};
 use crate::owner::{EngineProgress, Owner};
 use crate::signal::Signal;
 
-/// How long an engine may take to tell what it holds.
+/// How long a greeting may take.
 pub(crate) const GREET_LIMIT: Duration = Duration::from_secs(10);
 /// An engine that lived shorter died young.
 const YOUNG: Duration = Duration::from_secs(10);
@@ -57,13 +57,11 @@ pub(crate) struct EngineView {
     pub(crate) pid: Option<u32>,
     pub(crate) generation: u64,
     pub(crate) last_death: Option<DeathReport>,
-    /// Why the last start failed.
     pub(crate) trouble: Option<String>,
     /// Why the engine's log is lost.
     pub(crate) log_trouble: Option<String>,
 }
 
-/// A death whose report is not written yet.
 #[derive(Debug)]
 struct Death {
     pid: u32,
@@ -89,7 +87,6 @@ pub(crate) struct Supervisor {
     death: RefCell<Option<Death>>,
     /// The next engine's generation, once durable.
     next_generation: Cell<Option<u64>>,
-    /// The running engine is being ended to be replaced.
     replacing: Cell<bool>,
     wanted: Cell<bool>,
     over: Cell<bool>,
@@ -108,9 +105,7 @@ enum StartError {
     Ended(String),
 }
 
-/// How a greeted engine ended.
 struct LifeEnd {
-    /// The kernel's account.
     how: String,
     /// Since when it served, if it did.
     running: Option<Instant>,
@@ -118,7 +113,6 @@ struct LifeEnd {
     session: Rc<Session>,
 }
 
-/// An export's name, for the text of an event and for its field.
 fn about(owner: &Owner, export: Option<ExportId>) -> (String, News) {
     let name = export.map(|export| owner.hosts.export_name(export));
     let of = name.as_ref().map(|name| format!(", of export {name}"));
@@ -167,7 +161,6 @@ impl Supervisor {
         self.view.borrow().clone()
     }
 
-    /// Runs engines, beginning with `first` if given, until [`Supervisor::stop`].
     pub(crate) async fn run(
         self: Rc<Self>,
         owner: Rc<Owner>,
@@ -280,7 +273,7 @@ impl Supervisor {
         }
     }
 
-    /// Makes the next generation durable, so that the next start need not wait for it.
+    /// Ahead of time, so that the next start need not wait for the commit.
     fn prepare_next(self: &Rc<Self>, owner: &Rc<Owner>) {
         if self.next_generation.get().is_some() {
             return;
@@ -294,7 +287,6 @@ impl Supervisor {
         });
     }
 
-    /// Keeps a session with the engine while its process lives.
     async fn accompany(
         self: &Rc<Self>,
         owner: &Rc<Owner>,
@@ -386,7 +378,6 @@ impl Supervisor {
         self.prepare_next(owner);
     }
 
-    /// Begins a new session after one broke while the process lives.
     async fn connect_again(
         &self,
         owner: &Owner,
@@ -429,8 +420,8 @@ impl Supervisor {
         process.kill();
     }
 
-    /// Keeps the estate of an engine that ended, unless the end was wanted. `session` includes
-    /// whether it died young.
+    /// Keeps the estate, unless the engine's end was wanted. `session` includes whether it died
+    /// young.
     fn bury(
         &self,
         owner: &Rc<Owner>,
@@ -485,7 +476,6 @@ impl Supervisor {
         });
     }
 
-    /// Writes the report of the last death, once.
     fn report_death(&self) {
         let Some(death) = self.death.take() else {
             return;
@@ -519,7 +509,7 @@ impl Supervisor {
         kill_point!("daemon.report");
     }
 
-    /// Ends the engine in good order, or kills it after `limit`; then ends this supervisor.
+    /// Kills the engine after `limit`. Ends this supervisor, too.
     pub(crate) async fn stop(&self, owner: &Owner, limit: Duration) {
         self.wanted.set(false);
         self.changed.raise();
@@ -542,7 +532,6 @@ impl Supervisor {
         }
     }
 
-    /// The engine's process, after this supervisor's task has ended.
     pub(crate) fn take_process(&self) -> Option<EngineProcess> {
         Rc::try_unwrap(self.process.borrow_mut().take()?).ok()
     }

@@ -8,7 +8,7 @@ use std::path::Path;
 use rustix::process::Pid;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
-/// Pins an engine's reactors; tells for each whether it is pinned now.
+/// Tells for each reactor whether it is pinned now.
 pub(crate) fn pin(engine: u32, reactors: u16, cpus: &[u16]) -> Vec<(String, Result<(), String>)> {
     let threads = threads(engine);
     let numbered = (0..reactors).zip(cpus.iter().cycle());
@@ -44,7 +44,6 @@ fn pin_thread(thread: Pid, cpu: usize) -> Result<(), String> {
 fn threads(process: u32) -> Vec<(String, Pid)> {
     let folder = format!("/proc/{process}/task");
     let Ok(entries) = Path::new(&folder).read_dir() else {
-        // The engine has just ended.
         return Vec::new();
     };
     let thread = |entry: std::fs::DirEntry| {
@@ -71,7 +70,6 @@ mod tests {
             .unwrap();
         let there = u16::try_from(there).unwrap();
         let own = std::process::id();
-        // The thread sets its own name.
         while threads(own).iter().all(|(name, _)| name != "reactor-0") {
             std::thread::yield_now();
         }

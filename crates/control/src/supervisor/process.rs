@@ -37,7 +37,6 @@ fn pid<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u32>, D::Error> {
     Ok(pid.filter(|pid| *pid != 0))
 }
 
-/// The content of `engine.json`.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct EngineRecord {
     #[serde(default)]
@@ -55,12 +54,11 @@ pub(crate) struct EngineRecord {
     pub(crate) start_ticks: u64,
     /// The daemon that wrote this; 0 if it left the engine to its successor.
     pub(crate) daemon_pid: u32,
-    /// The formats that the engine speaks.
     #[serde(default)]
     pub(crate) formats: String,
 }
 
-/// The end of a dead engine's log that is searched for its last line.
+/// The end of a log that is searched for its last line.
 const LAST_WORDS_BYTES: u64 = 1024;
 
 #[derive(Debug)]
@@ -71,7 +69,6 @@ pub(crate) struct EngineProcess {
     pidfd: AsyncFd<OwnedFd>,
     /// [`out_of_memory_kills`] at the last two checks.
     kills_before: Cell<[Option<u64>; 2]>,
-    /// Why its log can't be written.
     pub(crate) log_trouble: Option<String>,
     /// Set if this daemon started it.
     child: RefCell<Option<Child>>,
@@ -103,7 +100,7 @@ pub(super) fn watch(pid: u32) -> io::Result<AsyncFd<OwnedFd>> {
     crate::readiness::watch(pidfd, Interest::READABLE)
 }
 
-/// Kills a process that can't be watched. A thread waits for it, because it may hang in the kernel.
+/// A thread waits for the process, because it may hang in the kernel.
 pub(super) fn end(mut child: Child) {
     if let Err(error) = child.kill() {
         tracing::error!(pid = child.id(), %error, "killing a process that can't be watched");
@@ -122,10 +119,9 @@ fn cause(status: ExitStatus) -> String {
 /// Added to the cause if the out-of-memory killer was active when the process was killed.
 pub(super) const OUT_OF_MEMORY: &str = "the kernel ran out of memory meanwhile";
 
-/// The period of checks of a process that the runtime can't watch.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
-/// The period of checks; kills before that have nothing to do with a death.
+/// Kills before the last period have nothing to do with a death.
 const OUT_OF_MEMORY_LOOK: Duration = Duration::from_secs(10);
 
 /// Kills by the kernel's out-of-memory killer since boot, if known.
@@ -188,8 +184,7 @@ fn open_log(path: &Path) -> io::Result<File> {
     options.append(true).create(true).mode(0o640).open(path)
 }
 
-/// Writes the record if there is room. Without it the engine serves, but the next daemon may not
-/// find it.
+/// Written if there is room. Without it the engine serves, but the next daemon may not find it.
 pub(super) fn note(path: &Path, record: &EngineRecord) {
     if let Err(error) = files::write_json(path, record, false) {
         tracing::warn!(%error, generation = record.generation, "recording the engine");
@@ -211,8 +206,7 @@ pub(crate) fn set_daemon(run_dir: &Path, daemon_pid: u32) {
 }
 
 impl EngineProcess {
-    /// Starts the engine of `generation`, which must be durable in the catalog. Returns the
-    /// daemon's end of its first session.
+    /// `generation` must be durable in the catalog. Returns the daemon's end of the first session.
     pub(crate) fn start(
         config: &EngineConfig,
         run_dir: &Path,
@@ -331,7 +325,7 @@ impl EngineProcess {
         }
     }
 
-    /// Waits until the process has ended; returns how, as far as known.
+    /// Returns how the process ended, as far as known.
     pub(crate) async fn ended(&self) -> String {
         loop {
             match tokio::time::timeout(OUT_OF_MEMORY_LOOK, self.pidfd.readable()).await {
@@ -378,7 +372,7 @@ impl EngineProcess {
     }
 }
 
-/// Adds the log's path, and its last line written after `from` bytes.
+/// Adds the log's path, and its last line after `from` bytes.
 pub(super) fn with_last_words(cause: String, log: &Path, from: u64) -> String {
     let read = || -> io::Result<Vec<u8>> {
         let file = File::open(log)?;
@@ -465,7 +459,6 @@ mod tests {
                 (&said["state"], said.get("pid")),
                 (&"starting".into(), None)
             );
-            // As earlier daemons wrote it.
             let mut old = said;
             old["pid"] = 0.into();
             old.as_object_mut().unwrap().remove("state");

@@ -16,17 +16,14 @@ use crate::model::EngineState;
 use crate::model::error::ApiError;
 use crate::owner::Owner;
 
-/// How long to wait for a replaceable engine.
 const BEGIN_LIMIT: Duration = Duration::from_secs(15);
 /// How long the program may take to report its formats.
 const ASK_LIMIT: Duration = Duration::from_secs(10);
-/// The longest output of the program that is read.
 const SAYS_AT_MOST_BYTES: usize = 4096;
 /// How long to wait for the successor; its start goes on afterwards.
 const SERVES_LIMIT: Duration = Duration::from_secs(30);
 
 impl Supervisor {
-    /// Ends the running engine so that another takes over; the answer names it.
     pub(crate) async fn replace(&self, owner: &Owner) -> Result<String, ApiError> {
         // A daemon that has just begun must first greet its engine.
         let before = self.next_serving(BEGIN_LIMIT, None).await.ok_or_else(|| {
@@ -79,7 +76,6 @@ impl Supervisor {
         (view.state == EngineState::Running && view.pid.is_some()).then_some(view.generation)
     }
 
-    /// Waits for a serving engine of another generation than `not`.
     async fn next_serving(&self, limit: Duration, not: Option<u64>) -> Option<u64> {
         let serves = async {
             loop {
@@ -92,7 +88,7 @@ impl Supervisor {
         timeout(limit, serves).await.ok()
     }
 
-    /// Refuses a program that does not run, or that could not take over from the running engine.
+    /// Refuses a program that does not run or could not take over.
     async fn program_can_follow(&self) -> Result<(), ApiError> {
         let program = self.config.program.display();
         let theirs = self.ask_formats().await.map_err(|error| {
@@ -114,7 +110,7 @@ impl Supervisor {
             .hint("`forebay shutdown` ends both in good order; then start the new version"))
     }
 
-    /// Starts the installed program in check mode; returns the formats that it speaks.
+    /// Starts the installed program in check mode.
     async fn ask_formats(&self) -> io::Result<String> {
         let mut command = self
             .config

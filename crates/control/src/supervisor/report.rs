@@ -1,6 +1,5 @@
-//! Reports of deaths, for people: how the engine ended, what its reactors did, what was in flight.
-//!
-//! The dead engine's state region is untrusted: every number and the report's size are bounded.
+//! Reports of deaths, for people. The dead engine's state region is untrusted: every number and the
+//! report's size are bounded.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -209,7 +208,7 @@ impl Report<'_> {
     }
 }
 
-/// Writes the report of a death; a failure is only logged.
+/// A failure is only logged.
 pub(crate) fn write(
     state_dir: &Path,
     region: Option<&Region>,
@@ -234,11 +233,10 @@ pub(crate) struct DeathReport<'a> {
     pub(crate) generation: u64,
     pub(crate) noticed_at_unix_ms: u64,
     pub(crate) cause: &'a str,
-    /// The last lines of its log.
     pub(crate) log: Vec<String>,
 }
 
-/// The last lines of a log in the state folder; empty without a log.
+/// Empty without a log.
 pub(crate) fn log_tail(state_dir: &Path, name: &str) -> Vec<String> {
     let text = std::fs::read(state_dir.join("log").join(name)).unwrap_or_default();
     let text = String::from_utf8_lossy(&text[text.len().saturating_sub(LOG_TAIL_BYTES)..]);
@@ -252,7 +250,7 @@ pub(crate) fn write_found(state_dir: &Path, found: &DeathReport<'_>) -> Option<P
     put(state_dir, &name, found)
 }
 
-/// Writes a report and removes old ones. A failure is only logged.
+/// Removes old reports. A failure is only logged.
 fn put<T: Serialize>(state_dir: &Path, name: &str, report: &T) -> Option<PathBuf> {
     let folder = state_dir.join("reports");
     let path = folder.join(name);

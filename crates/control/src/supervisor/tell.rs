@@ -1,5 +1,4 @@
-//! Events of a take-over: what was taken over, how long hosts waited, and when the dead engine's
-//! last request ended.
+//! Events of a take-over.
 //!
 //! Only a long fence and the last one become events, because a pool has many devices. Devices added
 //! later don't count: the dead engine has nothing in flight there.
@@ -44,7 +43,6 @@ impl Supervisor {
             .tell(EventKind::TookOver, generation, text, news);
     }
 
-    /// Emits how long after a death the engine had the devices to itself.
     pub(super) async fn note_fences(
         &self,
         session: &Session,

@@ -110,7 +110,6 @@ fn verdict(crashed: bool) -> Verdict {
     }
 }
 
-/// A supervisor whose task is not started.
 fn idle() -> (Rc<Supervisor>, Rc<Events>) {
     let at = Path::new("/nowhere");
     let config = EngineConfig {

@@ -20,9 +20,7 @@ const CONTROL_PATIENCE: u32 = 2;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Stuck {
-    /// A reactor, or [`CONTROL`].
     pub(super) thread: usize,
-    /// The time since its last turn.
     pub(super) since: Duration,
 }
 
@@ -57,7 +55,7 @@ pub(super) async fn stuck(region: &Region, after: Duration) -> Stuck {
     }
 }
 
-/// The late thread and its last turn at recent checks, and how often it was found.
+/// The late thread and its last turn, and how often it was found.
 #[derive(Debug, Default)]
 struct Seen {
     last: Option<(usize, u64)>,
@@ -67,7 +65,7 @@ struct Seen {
 }
 
 impl Seen {
-    /// Returns when time begins to count: after this daemon last stood still for long.
+    /// The time since which this daemon has not stood still for long.
     fn counts_from(&mut self, now: Duration, after: Duration) -> Duration {
         let last = self.looked.replace(now).unwrap_or(now);
         if now.saturating_sub(last) > after / 2 {
@@ -76,7 +74,7 @@ impl Seen {
         self.from
     }
 
-    /// Notes a check; returns the thread once it was found often enough.
+    /// Returns the thread once it was found often enough.
     fn again(&mut self, late: Option<(usize, u64)>) -> Option<(usize, u64)> {
         self.times = if late.is_some() && late == self.last {
             self.times + 1
@@ -88,12 +86,11 @@ impl Seen {
     }
 }
 
-/// Records in the engine's region that it was stuck, before it is killed.
 pub(super) fn note(region: &Region, thread: usize) {
     region.header().stuck.store(thread as u64 + 1, Relaxed);
 }
 
-/// The first thread whose last turn was too long ago, and when that was.
+/// Returns the thread's last turn, too.
 fn look(region: &Region, now: Duration, from: Duration, after: Duration) -> Option<(usize, u64)> {
     let reactors = region.header().reactors.load(Relaxed);
     let reactors = reactors.min(MAX_REACTORS as u64) as usize;

@@ -1,13 +1,11 @@
-//! A table of the routes that change something, and of the objects that they change. A test
-//! compares it with the OpenAPI document.
+//! The routes that change something, and the objects that they change. A test compares this with
+//! the OpenAPI document.
 
 use axum::http::Method;
 use serde_json::Value;
 
-/// Flags in a body that allow data loss.
 const DESTRUCTIVE_FLAGS: [&str; 4] = ["force", "overwrite", "disconnect_hosts", "repair"];
 
-/// The object that a route changes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Object {
     /// `GET` of the change's path shows it.
@@ -195,8 +193,7 @@ pub(super) fn find(method: &Method, path: &str) -> Option<&'static AuditedRoute>
 }
 
 impl AuditedRoute {
-    /// Whether a request with this body changes something; some routes may also only check or
-    /// renew.
+    /// Some routes may also only check or renew.
     pub(super) fn is_made_by(&self, body: &Value) -> bool {
         let is_set = |flag: &str| body.get(flag) == Some(&Value::Bool(true));
         match (&self.method, self.route) {
@@ -206,7 +203,7 @@ impl AuditedRoute {
         }
     }
 
-    /// Whether a request with this body destroys data or disconnects hosts, or may do so.
+    /// Whether this destroys data or disconnects hosts, or may do so.
     pub(super) fn is_destructive(&self, body: &Value) -> bool {
         let is_set = |flag: &str| body.get(flag) == Some(&Value::Bool(true));
         self.destroys || DESTRUCTIVE_FLAGS.into_iter().any(is_set)

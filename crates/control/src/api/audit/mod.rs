@@ -33,7 +33,6 @@ use objects::{differences, name_of};
 /// The limit for each of: the object before, the object after, the record.
 const LOOK_LIMIT: Duration = Duration::from_secs(2);
 
-/// The object's state can't be read now.
 #[derive(Debug, PartialEq, Eq)]
 struct Unknown;
 
@@ -126,7 +125,6 @@ impl Audited {
         Response::from_parts(parts, Body::from(body))
     }
 
-    /// The record of a successful change, without its object.
     async fn begin(&self, change: &AuditedRoute, uri: &Uri, asked: &Value) -> Audit {
         let caller = self.caller;
         let names = tokio::task::spawn_blocking(move || caller.names());
@@ -153,7 +151,6 @@ impl Audited {
         }
     }
 
-    /// The object as `GET` shows it, if it exists.
     async fn look(&self, path: Option<&str>) -> Result<Option<Value>, Unknown> {
         let Some(path) = path else {
             return Ok(None);

@@ -4,7 +4,6 @@ use serde_json::{Map, Value};
 
 const OBJECT_MAX_BYTES: usize = 8 * 1024;
 
-/// The name of a created object, which the request's path lacks.
 pub(super) fn name_of(made: &Value) -> Option<String> {
     let text = |key: &str| made.get(key).and_then(Value::as_str);
     match (text("name"), text("tenant"), text("volume")) {
@@ -14,7 +13,6 @@ pub(super) fn name_of(made: &Value) -> Option<String> {
     }
 }
 
-/// The fields that differ.
 pub(super) fn differences(
     before: Option<Value>,
     after: Option<Value>,

@@ -14,7 +14,7 @@ use crate::model::validate::{HOSTS_MAX, MAX_PATH_BYTES, NAME_MAX, NQN_MAX, SPEC_
 
 /// See `validate::name`.
 const NAME: &str = "^[a-z0-9][a-z0-9-]{0,62}$";
-/// A volume's name; `@` and a number select one of several exports.
+/// `@` and a number select one of several exports.
 const EXPORT: &str = "^[a-z0-9][a-z0-9-]{0,62}(@[0-9]{1,20})?$";
 /// See `validate::host_nqn`, which refuses more: not every tool's regular expressions can exclude
 /// something.
@@ -37,7 +37,6 @@ enum Is {
     /// Minimum, maximum and unit.
     Bytes(u64, u64, u64),
     Real(f64, f64),
-    /// A block size, or null.
     Block,
 }
 
@@ -96,7 +95,6 @@ const FIELDS: &[(&str, &str, Is)] = &[
     ("CostProfile", "header_bytes", NUMBER),
 ];
 
-/// Maximum numbers of list items.
 const LISTS: &[(&str, &str, usize)] = &[
     ("PoolCreate", "devices", MAX_DEVICES),
     ("PoolOpen", "devices", MAX_DEVICES),
@@ -123,7 +121,6 @@ impl Is {
         };
         match self {
             Self::Name => text(Some(NAME), 1, NAME_MAX),
-            // `@` and the longest number.
             Self::Export => text(Some(EXPORT), 1, NAME_MAX + 21),
             Self::Nqn => text(Some(NQN), 1, NQN_MAX),
             Self::TransferHost => text(Some(TRANSFER_HOST), 1, NQN_MAX),

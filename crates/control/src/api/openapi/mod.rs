@@ -51,7 +51,6 @@ pub(super) fn build() -> utoipa::openapi::OpenApi {
     document
 }
 
-/// The document as committed: pretty JSON with a final newline.
 #[cfg(test)]
 pub(super) fn text() -> Result<String, serde_json::Error> {
     build().to_pretty_json().map(|text| text + "\n")

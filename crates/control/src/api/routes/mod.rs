@@ -1,6 +1,5 @@
-//! The handlers, in one file per subject, with their routes and their part of the OpenAPI document.
-//! A handler checks syntax, sends a closure to the daemon's thread ([`Handle`]), and wraps the
-//! answer; it holds no state.
+//! The handlers, in one file per subject, with their part of the OpenAPI document. A handler checks
+//! syntax, sends a closure to the daemon's thread ([`Handle`]), and wraps the answer.
 
 use axum::{Json, Router};
 
@@ -19,7 +18,6 @@ mod volume;
 
 pub(super) use figures::metrics_text;
 
-/// All routes except the OpenAPI document's.
 pub(super) fn routes() -> Router<Handle> {
     Router::new()
         .merge(daemon::routes())
@@ -33,7 +31,6 @@ pub(super) fn routes() -> Router<Handle> {
         .merge(export::routes())
 }
 
-/// Their parts of the OpenAPI document.
 pub(super) fn documents() -> [utoipa::openapi::OpenApi; 9] {
     [
         daemon::document(),

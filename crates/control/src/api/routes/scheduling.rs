@@ -57,7 +57,7 @@ handlers! {
         of InTenant(tenant) with body: BudgetParts -> TenantBudget("As it is")
         = tenant_budget(&daemon, tenant, BudgetChange::Patch(body));
 
-    /// Removes a tenant's budget: the tenant may use what others leave.
+    /// Removes a tenant's budget: it may use the capacity that others leave.
     delete "/v1/tenants/{tenant}/budget" => tenant_budget_delete(daemon)
         of InTenant(tenant) -> TenantBudget("As it is")
         = tenant_budget(&daemon, tenant, BudgetChange::Delete);
