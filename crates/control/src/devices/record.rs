@@ -114,7 +114,7 @@ fn set_cut_short(
     files::write_json(&record_path(state_dir), &now, true)
 }
 
-/// Records a pool's devices durably, if they changed; keeps what is known about truncated ones.
+/// Records a pool's devices durably if they changed; keeps the marks of truncated ones.
 pub(crate) fn record(state_dir: &Path, pool: &Pool) -> io::Result<()> {
     let mut now = Recorded::of(pool);
     let there = recorded(state_dir);

@@ -1,6 +1,5 @@
-//! Warnings for `status` and `pool show`: what is wrong, whom it affects, and remedies. They are
-//! computed on request. File systems below device files are polled, because other processes fill
-//! them.
+//! Warnings for `status` and `pool show`, with affected volumes and remedies, computed on request.
+//! File systems below device files are polled, because other processes fill them.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -177,7 +176,6 @@ impl Reports {
         devices.iter().flat_map(of).collect()
     }
 
-    /// Fails if a device has failed, with a remedy.
     pub(crate) fn refuse_failed(&self) -> Result<(), ApiError> {
         let core = self.base.core.borrow();
         let devices = self.device_list();
@@ -269,7 +267,6 @@ impl Reports {
         *warned = names;
     }
 
-    /// Warnings about file systems below device files, by device.
     fn room_warnings(&self) -> Vec<(String, String)> {
         let mut warnings = Vec::new();
         for device in &*self.base.devices.borrow() {

@@ -114,8 +114,8 @@ pub struct ExportCreate {
     /// For `vhost_user`: number of request queues, 1 to 64; default 1.
     #[serde(default)]
     pub queues: Option<u16>,
-    /// For a VM: it never takes pages out of its memory (it has no balloon), so all of it may be
-    /// registered with the kernel.
+    /// For a VM: it never takes pages out of its memory (it has no balloon), so the engine may
+    /// register the whole memory with the kernel.
     #[serde(default)]
     pub pinned_memory: bool,
     /// For a VM: the absolute path of the new Unix socket; by default in the daemon's runtime

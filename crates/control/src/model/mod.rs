@@ -246,7 +246,7 @@ pub struct CatalogInfo {
     pub used_bytes: u64,
     /// The limit of that size.
     pub limit_bytes: u64,
-    /// Size of the database; each copy has all of it.
+    /// Size of the whole database, which each copy contains.
     pub metadata_bytes: u64,
     /// The copies; normally two.
     pub copies: Vec<CatalogCopyInfo>,

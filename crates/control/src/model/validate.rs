@@ -1,4 +1,4 @@
-//! Syntax checks of requests, before the owner sees them. Each error says what is allowed. Checks
+//! Syntax checks of requests, before the owner sees them. Errors state the permitted syntax. Checks
 //! that need the pool are elsewhere.
 
 use forebay_pool::MAX_DEVICES;
@@ -22,7 +22,7 @@ pub use forebay_pool::MAX_HOSTS as HOSTS_MAX;
 /// Checks a tenant's, volume's or pool's name.
 ///
 /// # Errors
-/// `invalid`, saying what is allowed.
+/// `invalid`, with the permitted syntax.
 pub fn name(what: &str, name: &str) -> Result<(), ApiError> {
     let allowed = |byte: u8| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'-');
     let is_long = name.is_empty() || name.len() > NAME_MAX;
@@ -89,7 +89,7 @@ fn is_uuid(text: &str) -> bool {
 /// Checks a host's NQN, at most 223 bytes.
 ///
 /// # Errors
-/// `invalid`, saying what is allowed.
+/// `invalid`, with the permitted syntax.
 pub fn host_nqn(nqn: &str) -> Result<(), ApiError> {
     if nqn == DISCOVERY {
         return Err(ApiError::invalid(format!(

@@ -130,8 +130,8 @@ pub(crate) struct Session {
     /// Revokes and zeroing of an earlier session that the engine has not finished.
     inherited_revokes: RefCell<Vec<u64>>,
     inherited_jobs: RefCell<Vec<(u64, DeviceIndex)>>,
-    /// The mark of everything quarantined before this engine's first grant, if it is known to be a
-    /// later engine than the one that had the grants.
+    /// Set if this engine is known to be a successor: extents quarantined before the mark concern
+    /// only earlier engines.
     pub(crate) quarantined_before: Cell<Option<QuarantineMark>>,
     ended: Cell<bool>,
     changed: Signal,
