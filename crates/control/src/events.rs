@@ -1,10 +1,9 @@
 //! Events: deaths, take-overs, devices, space, hosts, exports and ports; and changes through the
 //! API.
 //!
-//! Bounded lists in memory, and counters; everything is logged too. Events that hosts cause have
-//! their own list and rate limit, so hosts can't displace other events or fill the log. Changes
-//! have two lists, which survive restarts (`journal`). Each event has a number, one above the
-//! previous (`event_numbers`); readers ask for events after a number, and may wait.
+//! They are kept in bounded lists and logged. Events that hosts cause have their own list and rate
+//! limit, so hosts can't displace other events or fill the log. Changes have two lists, which
+//! survive restarts (`journal`).
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, VecDeque};

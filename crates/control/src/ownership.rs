@@ -1,10 +1,9 @@
 //! Ensures that only one installation uses a pool.
 //!
-//! An installation has a random id in its locked state folder. Labels and heartbeats are read
-//! before the first write. Another installation's pool is refused, unless the caller asks to take
-//! it over and its heartbeat stands still. A take-over writes the new owner's block to the first
-//! device, waits, and reads it back: of two, the last writer wins. Later writes first read the
-//! block, at most every two seconds.
+//! Labels and heartbeats are read before the first write. Another installation's pool is refused,
+//! unless the caller asks to take it over and its heartbeat stands still. A take-over writes the
+//! new owner's block to the first device, waits, and reads it back: of two, the last writer wins.
+//! Later writes first read the block, at most every two seconds.
 
 use std::fmt::Display;
 use std::fs::File;

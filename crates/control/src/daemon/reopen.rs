@@ -1,10 +1,8 @@
 //! Opens the pool: at the start, after a repair, and to take devices back.
 //!
 //! Taking a device back reopens the pool, because labels and catalog copies are compared there. The
-//! engine lives through that as through a restart of the daemon. If reopening fails, the pool is
-//! opened as it was. Every few seconds the daemon looks for devices that were silent, failed or
-//! missing, and for a pool that could not be opened. An engine with an outdated descriptor of a
-//! device is replaced.
+//! engine lives through that as through a restart of the daemon. Every few seconds the daemon
+//! retries silent, failed and missing devices, and a pool that could not be opened.
 
 use std::io;
 use std::path::Path;

@@ -1,10 +1,9 @@
 //! Opens a pool on those of its devices that are there.
 //!
-//! Labels count, not names: every place is read first, then the pool's devices are claimed. A moved
-//! device is searched for ([`find`]). Two devices with one label at given, configured or recorded
-//! places are refused, because one is a copy. Errors at given places are fatal; at remembered ones
-//! they become the reason why a device is missing. If another daemon serves any device, the pool is
-//! in use. The pool decides whether enough is there.
+//! Labels count, not names. A moved device is searched for ([`find`]). Two devices with one label
+//! at named or recorded places are refused, because one is a copy. Errors at places that the
+//! operator names are fatal; at others they become the reason why a device is missing. If another
+//! daemon serves any device, the pool is in use.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

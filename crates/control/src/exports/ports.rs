@@ -1,9 +1,8 @@
-//! Ports and the ANA states of the paths through them, so that an operator can drain a path before
-//! maintenance.
+//! Ports and their ANA states, so that an operator can drain a path before maintenance.
 //!
-//! A port is a listener with a fixed number. The catalog has its ANA state and change count. The
-//! count must never fall, or a host would take news for old: so the engine gets the old state until
-//! a change is durable. A new engine learns the ports before it takes over, and gets the listeners
+//! A port is a listener with a fixed number. The catalog has its ANA state and change count, which
+//! must never fall, or a host would take news for old. So the engine gets the old state until a
+//! change is durable. A new engine learns the ports before it takes over, and gets the listeners
 //! after.
 
 use std::cell::RefCell;

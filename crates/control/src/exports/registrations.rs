@@ -1,10 +1,9 @@
 //! Hosts' NVMe registrations and reservations: decided here, enforced by the engine.
 //!
-//! A command is applied in memory, committed, and then answered. The engine repeats a command that
-//! got no answer, with its token; the catalog remembers the tokens of commands that changed
-//! something, so none counts twice. Each answer carries the state at that time, so a later answer
-//! is never older. An engine learns a volume's state before its export. The rules are in
-//! `forebay_nvme::reservation`.
+//! A command is applied in memory, committed, and then answered. The engine repeats a command
+//! without an answer, with its token; the catalog keeps the tokens of effective commands, so none
+//! counts twice. Each answer carries the current state, so a later answer is never older. An engine
+//! learns a volume's state before its export.
 
 use std::rc::Rc;
 

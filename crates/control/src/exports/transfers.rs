@@ -1,10 +1,9 @@
 //! Transfers of images into and out of volumes.
 //!
-//! A program announces its transfer and renews it every few seconds. The daemon gives the program's
-//! host access through the volume's NVMe/TCP export, or through an internal one. Access ends with
-//! the transfer, without renewals, or when the host is gone. A reserved host name marks a transfer,
-//! so a later daemon finds it in the catalog. Until the next renewal, its connected host prevents
-//! an import.
+//! A program announces its transfer and renews it every few seconds. Its host gets access through
+//! the volume's NVMe/TCP export, or through an internal one, until the transfer ends. A reserved
+//! host name marks a transfer, so a later daemon finds it in the catalog. Until the next renewal,
+//! its connected host prevents an import.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;

@@ -1,10 +1,9 @@
 //! Adopts the grant table of an earlier daemon, which the engine or the run folder kept.
 //!
-//! The table counts only if its boot and pool ids match and the catalog names it. Faults are
-//! answered after the devices were flushed, the adopted mappings committed and stale parts revoked;
-//! if that takes too long, they are answered anyway. Only zero-fill waits until a device has
-//! nothing in doubt. Without a table every device may hold unflushed writes: each is flushed before
-//! anything is granted, or is added to every FLUSH until that has succeeded.
+//! The table counts only if its boot and pool ids match and the catalog names it. Faults wait until
+//! devices are flushed, adopted mappings committed and stale parts revoked, up to a time limit;
+//! zero-fill has no such limit. Without a table every device may hold unflushed writes: each is
+//! flushed before any grant, or is in every FLUSH until that succeeds.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};

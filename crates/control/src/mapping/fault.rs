@@ -1,10 +1,9 @@
 //! Answers the data path's faults from the map, or by allocating.
 //!
-//! One step without an await checks the locks, asks the pool, lists the grant and sends it, in this
-//! order. So a revoke that begins later finds the entry, and its message follows the grant's.
-//! Faults that must wait for a commit, a lock, zero-fill or table space repeat the step; a repeated
-//! fault gets the same answer. `NoSpace` is reported only if no space is coming; otherwise the
-//! engine's time limit ends the command.
+//! One step without an await checks the locks, asks the pool, lists the grant and sends it. So a
+//! later revoke finds the entry, and its message follows the grant's. Faults that must wait repeat
+//! the step; a repeated fault gets the same answer. `NoSpace` means that no space is coming;
+//! otherwise the engine's time limit ends the command.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashSet};

@@ -1,11 +1,10 @@
 //! Preallocated extents: a write fault may map the neighbours too, because a fault costs far more
 //! than a write.
 //!
-//! Each region of a volume is as large as one message can take back. The more write faults it had
+//! A region of a volume is as large as one message can take back. The more write faults it had
 //! lately, the larger its windows. The pool limits the total ([`forebay_pool::Pool::room_ahead`]).
-//! The engine is asked now and then how many are unwritten. They are taken back when a region is
-//! quiet, when the pool fills up, and before the daemon exits: the next session counts every grant
-//! as written.
+//! Unwritten extents are taken back when a region is quiet, when the pool fills up, and at exit,
+//! because the next session counts them as written.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;

@@ -1,10 +1,9 @@
 //! Revokes grants: returns once nothing uses a range, or names the devices that hang.
 //!
-//! A revoke counts only when an engine that has its fence on the devices acknowledges it; after a
-//! death the successor is asked again. A revoke that times out is abandoned
-//! ([`ToEngine::Abandon`]), which frees its place among the engine's drains. Messages are handled
-//! in order, so an answer to any later message shows that the words are cleared. Then only commands
-//! in flight remain, and a settled device has none. Without any answer, nothing has changed.
+//! Only an engine that has its fence on the devices can acknowledge a revoke; a successor is asked
+//! again. A timed-out revoke is abandoned ([`ToEngine::Abandon`]), which frees its drain. Messages
+//! are handled in order: any later answer shows that the words are cleared. Then only commands in
+//! flight remain, which settled devices do not have. Without any answer, nothing has changed.
 
 use std::collections::BTreeSet;
 use std::rc::Rc;

@@ -1,10 +1,9 @@
 //! Places exports on reactors and records guaranteed bases, so that a guarantee survives later
 //! changes.
 //!
-//! A promise names an amount and its reactors (`forebay_qos::placement`). `promises.json` in the
-//! state folder is written before a request is answered. A promise that no longer fits stays as
-//! lapsed while its tenant has a budget. Once an export is served, the engine's record of its
-//! reactor counts.
+//! `promises.json` in the state folder is written before a request is answered. A promise that no
+//! longer fits stays as lapsed while its tenant has a budget. Once an export is served, the
+//! engine's record of its reactor counts.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};

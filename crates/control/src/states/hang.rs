@@ -1,11 +1,9 @@
-//! Devices that hang, and the quarantine of extents given up there, which requests in flight may
-//! still write.
+//! Devices that hang, and the quarantine of extents that requests in flight there may still write.
 //!
-//! A revoke or job that times out suspects the device ([`DeviceStates::suspect`]). One
-//! [`Job::Settle`] per device ([`DeviceStates::run_settler`]) ends when all requests from before it
-//! have ended; earlier suspicions and quarantines end with it. A later engine's fence also ends
-//! those of its predecessors. Meanwhile the device is not flushed, zero-filled or used for
-//! eviction.
+//! A timed-out revoke or job suspects the device ([`DeviceStates::suspect`]). One [`Job::Settle`]
+//! per device ends when all earlier requests have ended, and with it earlier suspicions and
+//! quarantines. A later engine's fence has this effect for its predecessors' requests. Meanwhile
+//! the device is not flushed, zero-filled or used for eviction.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;

@@ -1,10 +1,9 @@
 //! Reads the engine's counters from its state region.
 //!
-//! The engine writes at any time, so related values may be inconsistent, and every index is
-//! bounded. A percentile is its bucket's upper end. Counters begin at zero in each engine: the
-//! predecessor's counts are added once, at the greeting. `figures.json` in the state folder keeps
-//! two sums: the earlier engines' counts, which are exact, and those at the last save, for when the
-//! running engine is lost too.
+//! Related values may be inconsistent, and every index is bounded. A percentile is its bucket's
+//! upper end. Each engine counts from zero; its predecessor's counts are added once, at the
+//! greeting. `figures.json` keeps the exact sums of earlier engines, and all sums at the last save,
+//! for when the running engine is lost too.
 
 pub(crate) mod used;
 pub(crate) mod visible;

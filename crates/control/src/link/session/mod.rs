@@ -1,10 +1,8 @@
-//! A session with one engine: matches answers with questions, and tracks the devices on which the
-//! engine has its fence.
+//! A session with one engine: matches answers with questions, and tracks the engine's fences.
 //!
-//! Requests, revokes and jobs have numbers and one-shot answers; all open ones end with
-//! [`AskError::Gone`]. Numbers start at the monotonic clock's nanoseconds, so no later session of
-//! this boot reuses one. Grants are batched, but sent before any other message, so their order
-//! stays.
+//! Requests, revokes and jobs have numbers; open ones end with [`AskError::Gone`]. Numbers start at
+//! the monotonic clock's nanoseconds, so no later session of this boot reuses one. Grants are
+//! batched, but sent before any other message, so their order stays.
 
 mod ahead;
 mod deposit;
