@@ -1,10 +1,10 @@
-//! Preallocated extents: a write fault may map the neighbours too, because a fault costs far more
-//! than a write.
+//! Preallocated extents: a write fault may map the neighbours too, as it costs far more than a
+//! write.
 //!
 //! A region of a volume is as large as one message can take back. The more write faults it had
 //! lately, the larger its windows. The pool limits the total ([`forebay_pool::Pool::room_ahead`]).
-//! Unwritten extents are taken back when a region is quiet, when the pool fills up, and at exit,
-//! because the next session counts them as written.
+//! Unwritten extents are taken back from quiet regions, when the pool fills up, and at exit; the
+//! next session counts them as written.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
