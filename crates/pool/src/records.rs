@@ -1,8 +1,7 @@
-//! The catalog's records, as structs.
+//! The catalog's records as structs, encoded with postcard behind a version byte (`codec`). Ids
+//! come from one counter per pool and are never reused.
 //!
-//! **Design.** Plain data, encoded with postcard behind a version byte (`codec`). Ids come from one
-//! counter per pool and are never reused. **Not here:** packed records (states, maps,
-//! reservations), which `codec` encodes from memory.
+//! **Not here:** packed records (states, maps, reservations), which `codec` encodes from memory.
 
 use crate::{extents::space::PoolSettings, uuid::Uuid};
 use forebay_nvme::reservation::Reservations;
@@ -11,11 +10,11 @@ use forebay_xlate::types::{DeviceIndex, VolumeId};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// A tenant's identity within its pool; never reused.
+/// A tenant's id in its pool; never reused.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 pub struct TenantId(pub u64);
 
-/// An export's identity within its pool; never reused.
+/// An export's id in its pool; never reused.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 pub struct ExportId(pub u64);
 
@@ -34,28 +33,28 @@ impl fmt::Display for ExportId {
 /// The pool's own record.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct PoolInfo {
-    /// Its name.
+    /// The name.
     pub name: String,
-    /// Its identity, which every label repeats.
+    /// The identity, which every label repeats.
     pub uuid: Uuid,
     /// The size of an extent in bytes, a power of two.
     pub extent_bytes: u64,
-    /// When it was created, in seconds since the epoch.
+    /// Creation time in seconds since the epoch.
     pub created_s: u64,
-    /// The boot in which a daemon last used it; empty: never.
+    /// Boot of the last daemon that used it; empty for never.
     pub boot_id: String,
-    /// The newest engine generation that was handed out.
+    /// The newest engine generation handed out.
     pub engine_generation: u64,
-    /// The next id for a tenant, volume or export.
+    /// Next id of a tenant, volume or export.
     pub next_id: u64,
-    /// How often the pool was started or stopped: the upper part of every commit sequence.
+    /// Starts and stops: the upper part of every commit sequence.
     pub opens: u64,
-    /// What can be set for it.
+    /// The pool's settings.
     pub settings: PoolSettings,
 }
 
 impl PoolInfo {
-    /// The boot in which a daemon last used the pool; none: never.
+    /// Boot of the last daemon that used the pool.
     pub fn boot_id(&self) -> Option<&str> {
         Some(self.boot_id.as_str()).filter(|id| !id.is_empty())
     }
@@ -64,19 +63,19 @@ impl PoolInfo {
 /// A device of the pool.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct DeviceRecord {
-    /// Its place in the pool.
+    /// Its index in the pool.
     pub index: DeviceIndex,
     /// Its identity, as its label says.
     pub uuid: Uuid,
-    /// Where it was last found (`file:/path` and the like).
+    /// Where it was last found, for example `file:/path`.
     pub spec: String,
-    /// How many extents it holds.
+    /// The number of extents.
     pub extents: u64,
-    /// Where extent 0 begins.
+    /// The start of extent 0.
     pub data_offset_bytes: u64,
-    /// Its logical block, in bytes.
+    /// The logical block in bytes.
     pub block_bytes: u32,
-    /// Whether extents never used are clean (known zeros), or dirty.
+    /// Whether never used extents are known zeros (clean).
     pub known_zero: bool,
 }
 
@@ -87,7 +86,7 @@ pub struct TenantRecord {
     pub id: TenantId,
     /// Its name, unique in the pool.
     pub name: String,
-    /// When it was created, in seconds since the epoch.
+    /// Creation time in seconds since the epoch.
     pub created_s: u64,
 }
 
@@ -96,79 +95,78 @@ pub struct TenantRecord {
 pub struct VolumeRecord {
     /// Its identity.
     pub id: VolumeId,
-    /// Its stable identity towards hosts: NGUID, UUID and serial come from it.
+    /// Identity for hosts: the source of NGUID, UUID and serial.
     pub uuid: Uuid,
-    /// Whose it is.
+    /// Its tenant.
     pub tenant: TenantId,
-    /// Its name, unique within the tenant. Empty: it is being deleted.
+    /// Its name, unique within the tenant. Empty while it is being deleted.
     pub name: String,
     /// Its size in bytes, a multiple of `block_bytes`.
     pub size_bytes: u64,
-    /// Its logical block: 512 or 4096.
+    /// The logical block in bytes: 512 or 4096.
     pub block_bytes: u32,
-    /// How much of it will find space whatever others do, in bytes; 0: nothing is promised.
+    /// The space reservation in bytes; 0 for none.
     pub reserved_bytes: u64,
-    /// When it was created, in seconds since the epoch.
+    /// Creation time in seconds since the epoch.
     pub created_s: u64,
 }
 
-/// A volume shown to hosts.
+/// An export.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct ExportRecord {
     /// Its identity.
     pub id: ExportId,
-    /// What it shows.
+    /// Its volume.
     pub volume: VolumeId,
-    /// The NVMe qualified name of its subsystem.
+    /// Its subsystem's NVMe qualified name.
     pub nqn: String,
     /// The NQNs of the hosts that may connect.
     pub hosts: Vec<String>,
     /// Whether any host may connect, whatever `hosts` says.
     pub any_host: bool,
-    /// When it was created, in seconds since the epoch.
+    /// Creation time in seconds since the epoch.
     pub created_s: u64,
-    /// How it is reached.
+    /// Its frontend.
     pub frontend: Frontend,
-    /// Where its socket is, of a machine's; none: beneath the runtime folder.
+    /// A VM's socket path; `None` for the runtime folder.
     pub socket: Option<String>,
-    /// To whom the socket belongs: user and group ids.
+    /// The socket's owner.
     pub socket_owner: SocketOwner,
-    /// Whether others that say the same may show the volume too.
+    /// Whether other shared exports may serve the volume.
     pub shared: bool,
 }
 
-/// To whom a socket belongs, by numbers; `None`: to the daemon's user or group.
+/// A socket's owner by ids; `None` for the daemon's user or group.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct SocketOwner {
-    /// The user.
+    /// The user id.
     pub user: Option<u32>,
-    /// The group.
+    /// The group id.
     pub group: Option<u32>,
 }
 
 /// An export to be made.
 #[derive(Clone, Default, PartialEq, Eq, Debug)]
 pub struct NewExport {
-    /// The NQNs of the hosts that may connect; of a machine's none, and not any.
+    /// NQNs of the hosts that may connect; none for a VM.
     pub hosts: Vec<String>,
-    /// Whether any host may.
+    /// Whether any host may connect.
     pub any_host: bool,
-    /// How it is reached.
+    /// The frontend.
     pub frontend: Frontend,
-    /// Where its socket is, of a machine's.
+    /// A VM's socket path.
     pub socket: Option<String>,
-    /// To whom the socket belongs.
+    /// The socket's owner.
     pub socket_owner: SocketOwner,
-    /// Whether others that say the same may show the volume too.
+    /// Whether other shared exports may serve the volume.
     pub shared: bool,
-    /// The node's name, for the NQN; without one the pool's UUID names the node.
+    /// The node's name for the NQN; without one, the pool's UUID.
     pub node: Option<String>,
-    /// Whoever uses it only reads, so it may be beside others that are not shared. Not kept.
+    /// Its user only reads, so it may join unshared exports. Not stored.
     pub only_reads: bool,
 }
 
-/// An export of the network's that shares with nobody, as it is stored: versions of Forebay that know no
-/// other read it.
+/// An unshared NVMe/TCP export as stored, readable by earlier versions.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(crate) struct PlainExport {
     id: ExportId,
@@ -180,7 +178,6 @@ pub(crate) struct PlainExport {
 }
 
 impl ExportRecord {
-    /// As it is stored, if it is one of these.
     pub(crate) fn plain(&self) -> Option<PlainExport> {
         let is_plain = self.frontend == Frontend::NvmeTcp && !self.shared;
         is_plain.then(|| PlainExport {
@@ -222,11 +219,11 @@ impl From<PlainExport> for ExportRecord {
 /// A port: where hosts connect, and how they should use it.
 pub type PortRecord = PortConfig;
 
-/// What hosts have reserved of a volume.
+/// Hosts' reservations of a volume.
 #[derive(Clone, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
 pub struct HostReservations {
-    /// Who has registered, and who holds what.
+    /// Registrants and holders.
     pub state: Reservations,
-    /// The newest commands that changed it, oldest first: who asks for one again is told the same.
+    /// The newest commands that changed it, oldest first. A repeated one gets the same answer.
     pub recent: Vec<ReserveToken>,
 }

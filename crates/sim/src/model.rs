@@ -1,8 +1,8 @@
-//! All that is assumed of hardware, and of load.
+//! The assumptions about hardware and load.
 //!
-//! The node is the paper's: processors of a DPU at 2 GHz and 100 Gbit/s. It gives two costs: a 4 KiB write takes 1.16 us of a
-//! processor, one of 128 KiB 6.18 us; a line through both is what is used, for reads as well. Its backend is not described;
-//! one that answers within 100 us or so is assumed.
+//! The node is the paper's: a DPU with 2 GHz processors and 100 Gbit/s. The paper has two costs:
+//! 1.16 us of a processor for a 4 KiB write, 6.18 us for 128 KiB. The model takes the line through
+//! both, for reads too, and assumes a backend latency of about 100 us.
 
 use forebay_qos::admission::Capacity;
 use forebay_qos::budget::{Budget, Burst, Rate};
@@ -13,42 +13,42 @@ use forebay_qos::cost::{CostTable, Profile};
 pub struct Model {
     /// Reactors (the paper's control threads).
     pub reactors: usize,
-    /// Bytes a second in either direction.
+    /// Bytes per second in each direction.
     pub link: f64,
-    /// The processor's time for an I/O: fixed, and for a byte, ns.
+    /// Processor time of an I/O: fixed, and per byte, ns.
     pub cpu_ns: (f64, f64),
-    /// What an I/O really takes of the processor, of what it is said to.
+    /// Real processor time of an I/O, relative to the calibrated one.
     pub cpu_truth: f64,
-    /// A device of our own before that, which takes one I/O after the other: fixed, and for a byte, ns; nothing: none.
+    /// A local device before the backend, serving one I/O at a time: fixed, and per byte, ns; zeros
+    /// for none.
     pub device_ns: (f64, f64),
-    /// What an I/O really takes of it, of what it is said to.
+    /// Real device time of an I/O, relative to the calibrated one.
     pub device_truth: f64,
-    /// Backend: the least, and the mean of what is random above it, ns.
+    /// Backend reads: minimum, and mean of the random part, ns.
     pub backend_read_ns: (f64, f64),
-    /// The same of writes.
+    /// Backend writes: minimum, and mean of the random part, ns.
     pub backend_write_ns: (f64, f64),
     /// Bytes of headers.
     pub header: u32,
-    /// A reactor begins what waits as long as less than this stands before its processor, ns: as much as a turn of
-    /// the engine. (With base it begins all that comes.)
+    /// A reactor begins I/Os while its processor's queue is shorter than this, ns: a turn of the
+    /// engine. (With base it begins every I/O.)
     pub ahead_ns: u64,
-    /// What a turn of a reactor takes besides its I/Os, ns: it looks at all that came since, begins so much
-    /// of those above their base, and carries it out before it looks again, as the engine
-    /// does. Nothing: it looks between any two I/Os, and begins so much ahead.
+    /// The fixed time of a reactor's turn, ns. A turn takes all new I/Os, begins a quantum above
+    /// base, and executes it, as in the engine. 0: no turns; it polls between any two I/Os.
     pub turn_ns: u64,
-    /// In each hundred windows a reactor is held up for so many, by something that is no I/O.
+    /// Windows of each hundred in which other work blocks a reactor.
     pub held_windows: u64,
-    /// Whoever is within its base stands before the others at the processor. (With wild and base nobody does.)
+    /// I/Os within their base go first at the processor. (Not with wild and base.)
     pub base_first: bool,
-    /// Lanes begin in `wild`'s rounds whatever the policy is, each as far as its budget lets it.
+    /// Lanes begin in `wild`'s rounds under any policy.
     pub rounds: bool,
-    /// Reads and writes of a lane wait apart.
+    /// Reads and writes of a lane queue separately.
     pub apart: bool,
-    /// How long links keep I/Os waiting is known, as it is of processors. The engine does not know it.
+    /// The queueing time of links is known. The engine does not know it.
     pub links_known: bool,
-    /// Every I/O is charged as if it had 4 KiB: no cost vector, but a count.
+    /// Every I/O is charged as 4 KiB: a count, not a cost vector.
     pub counted: bool,
-    /// What an I/O costs more, of its processor time, where it goes through a ring from which others may steal it: the
+    /// Extra processor time of an I/O through a ring open to work stealing, as a factor: the
     /// paper's 35 % less throughput.
     pub steal_cost: f64,
 }
@@ -81,7 +81,7 @@ impl Default for Model {
 }
 
 impl Model {
-    /// All of it, for people.
+    /// The parameters as text.
     #[must_use]
     pub fn described(&self) -> Vec<String> {
         let ns = |(first, second): (f64, f64)| format!("{:.0} + {:.0} ns", first, second);
@@ -116,7 +116,7 @@ impl Model {
         ]
     }
 
-    /// What an I/O is said to cost.
+    /// The calibrated cost of an I/O.
     #[must_use]
     pub fn costs(&self) -> CostTable {
         let data = Profile::line(self.cpu_ns, self.device_ns, self.header);
@@ -124,7 +124,7 @@ impl Model {
         CostTable::new([[data, data, other]; 3])
     }
 
-    /// What there is of everything. Who reads leaves writes what is left of the device only by its correction.
+    /// The node's capacity. Reads leave device time to writes only by the correction.
     #[must_use]
     pub fn capacity(&self) -> Capacity {
         Capacity {
@@ -138,25 +138,25 @@ impl Model {
     }
 }
 
-/// What a tenant asks for.
+/// A tenant's load.
 #[derive(Clone, Debug)]
 pub struct Load {
-    /// I/Os that it has under way at most.
+    /// Most I/Os in flight.
     pub depth: u32,
-    /// Sizes, one as likely as the other, bytes.
+    /// I/O sizes in bytes, equally likely.
     pub sizes: Vec<u32>,
-    /// Reads of a hundred.
+    /// Percentage of reads.
     pub reads: u32,
-    /// It asks for so many a second at most.
+    /// Limit of I/Os per second.
     pub rate: Option<f64>,
-    /// From when on, ns.
+    /// The start, ns.
     pub start_ns: u64,
-    /// It asks in the first so many ns of each so many: `(on, of)`.
+    /// It asks only in the first `on` ns of each `of` ns: `(on, of)`.
     pub pulse: Option<(u64, u64)>,
 }
 
 impl Load {
-    /// 4 KiB at this depth, half reads, from the beginning.
+    /// 4 KiB at this depth, half of it reads.
     #[must_use]
     pub fn small(depth: u32) -> Self {
         Self {
@@ -191,20 +191,20 @@ impl Load {
 /// A tenant of a simulation.
 #[derive(Clone, Debug)]
 pub struct Guest {
-    /// What it may.
+    /// Its budget.
     pub budget: Budget,
-    /// What it does.
+    /// Its load.
     pub load: Load,
-    /// How its I/Os are spread over its queues, of a hundred each. Each queue belongs to a processor of its VM.
+    /// Percentage of its I/Os on each queue, one per processor of its VM.
     pub queues: Vec<f64>,
-    /// The reactor of each of them; of those that are not named, in turn.
+    /// The reactor of each queue; the others get reactors in turn.
     pub homes: Vec<usize>,
-    /// All of them go to one queue for so long, then to the next.
+    /// Time on one queue before all I/Os move to the next, ns.
     pub moves_ns: Option<u64>,
 }
 
 impl Guest {
-    /// With one queue.
+    /// A tenant with one queue.
     #[must_use]
     pub fn new(budget: Budget, load: Load) -> Self {
         Self {
@@ -217,7 +217,7 @@ impl Guest {
     }
 }
 
-/// A budget of so many IOPS and bytes a second, metered.
+/// A metered budget in IOPS and bytes per second.
 #[must_use]
 pub fn metered(base: (u64, u64), burst: (u64, u64)) -> Budget {
     let rate = |(iops, bytes)| Rate { iops, bytes };
@@ -228,5 +228,5 @@ pub fn metered(base: (u64, u64), burst: (u64, u64)) -> Budget {
     }
 }
 
-/// The paper's spread of a VM's I/Os over its four processors, of a hundred.
+/// The paper's spread of a VM's I/Os over four processors, in percent.
 pub const SKEWED: [f64; 4] = [80.51, 13.77, 3.27, 2.45];

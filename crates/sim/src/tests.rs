@@ -1,4 +1,4 @@
-//! What holds of any tenants under any load.
+//! Properties of any tenants under any load.
 
 use super::model::{Guest, Load, Model, metered};
 use super::simulation::{SimSpread, Simulation};
@@ -12,12 +12,12 @@ use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
 use std::collections::BTreeSet;
 
-/// What the backend and a link that is not busy take of an I/O that has begun, at most.
+/// Bound of an admitted I/O's time at the backend and an idle link.
 const CARRIED_NS: u64 = 400_000;
 
-/// I/Os that a tenant may be behind what it asked for within its base, at the end of any window: the others may use at once what
-/// they saved of their bases (`saved_windows`), and what waits saves another window's; besides, what is under way, behind one I/O
-/// of each of the others on its link; and on each reactor that admits them, one that is saved for and one that waits behind.
+/// Bound of the I/Os that a tenant with base load lags behind at any window's end. Others may spend
+/// saved bases at once (`saved_windows`), and waiting saves one more window. I/Os in flight count,
+/// behind one of each other tenant on the link. Each admitting reactor adds two.
 fn behind(params: &Params, all: &[Someone], link: f64, iops: f64, reactors: usize) -> f64 {
     let windows = u64::from(params.saved_windows) + 2;
     let ahead: f64 = all.iter().map(|one| one.largest() / link).sum();
@@ -25,41 +25,37 @@ fn behind(params: &Params, all: &[Someone], link: f64, iops: f64, reactors: usiz
     iops * under_way + 2.0 * reactors as f64
 }
 
-/// Someone on a node.
 #[derive(Clone, Debug)]
 struct Someone {
     thousand: u64,
     more: u64,
     size: u32,
     reads: u32,
-    /// Seconds of credit, if not metered.
+    /// Seconds of credit, unless metered.
     credit: Option<u32>,
     start_ns: u64,
     does: Does,
-    /// Its volumes, and which of them it uses.
     volumes: usize,
     uses: Uses,
 }
 
 #[derive(Clone, Copy, Debug)]
 enum Uses {
-    /// All of them as much.
     Evenly,
-    /// The first more than all others.
     Mostly,
-    /// One at a time, the next after so many quarters of a window.
+    /// The next one after this many quarters of a window.
     Moves(u64),
 }
 
 #[derive(Clone, Copy, Debug)]
 enum Does {
-    /// Asks for just its base, evenly, from when it wakes.
+    /// Asks for just its base, evenly.
     Keeps,
-    /// Has so many under way at any time.
+    /// Keeps this many I/Os in flight.
     Bursts(u32),
-    /// The same, in one part of so many windows only: at the window's period, and to fish for credit.
+    /// Bursts in one of this many windows: at the window's period, and to gather credit.
     Pulses(u32, u64),
-    /// The same of 512 bytes and of 1 MiB, as it comes.
+    /// Bursts of 512 bytes and 1 MiB, mixed.
     Mixes(u32),
 }
 
@@ -79,12 +75,11 @@ impl Someone {
         }
     }
 
-    /// So many I/Os a second does it ask for, if it keeps to its base.
+    /// IOPS it asks for within its base.
     fn iops(&self) -> f64 {
         980.0 * self.thousand as f64
     }
 
-    /// Bytes of its largest I/O.
     fn largest(&self) -> f64 {
         match self.does {
             Does::Mixes(_) => f64::from(1 << 20),
@@ -119,7 +114,7 @@ impl Someone {
             ..Load::small(depth)
         };
         match self.does {
-            // Deep enough that the backend's time does not count.
+            // Deep enough that the backend's time does not matter.
             Does::Keeps => Load {
                 rate: Some(self.iops()),
                 ..load(1024)
@@ -173,7 +168,7 @@ prop_compose! {
 }
 
 prop_compose! {
-    /// All but `wild` promise bases.
+    /// All policies but `wild` promise bases.
     fn promising()(
         policy in prop::sample::select(vec![Policy::Burst, Policy::Burst, Policy::Burst, Policy::Base]),
         window_ns in prop::sample::select(vec![100_000u64, 300_000, 300_000, 1_000_000]),
@@ -182,8 +177,8 @@ prop_compose! {
         utilisation in 0.9f32..0.99,
         reserve in (0u32..5, 0f32..0.1),
         choices in 0u32..3,
-        // With 1, what a window brings beyond whole I/Os is lost, and the next one is above the base: so whoever asks for all of
-        // their base is above it now and then.
+        // With 1, accrual beyond whole I/Os is lost. A tenant that asks for its whole base would
+        // then exceed it at times.
         saved_windows in 2u32..9,
         headroom in 0f32..0.5,
         target_delay_ns in 100_000u64..400_000,
@@ -199,8 +194,8 @@ prop_compose! {
     }
 }
 
-/// Those whose bases fit: into the node, and on the reactors that serve their volumes, which [`PlacementPlan`] picks as the engine does; and
-/// which those are.
+/// Tenants whose bases fit, in the node and on the reactors that [`PlacementPlan`] picks, as in the
+/// engine.
 fn taken(all: Vec<Someone>, model: &Model, params: &Params) -> Vec<(Someone, Vec<usize>)> {
     let costs = model.costs();
     let mut node = Node::new(model.capacity(), params, 1.0);
@@ -226,8 +221,8 @@ fn taken(all: Vec<Someone>, model: &Model, params: &Params) -> Vec<(Someone, Vec
 proptest! {
     #![proptest_config(ProptestConfig { cases: 120, max_shrink_iters: 200, failure_persistence: None, rng_seed: RngSeed::Fixed(14), ..ProptestConfig::default() })]
 
-    /// Whoever is taken by the node and keeps to their base has it, beside whatever the others do: at no window's end are they
-    /// behind by more than the bound.
+    /// An admitted tenant within its base gets it, whatever the others do: its lag stays within the
+    /// bound.
     #[test]
     fn base_is_guaranteed(
         params in promising(),
@@ -240,8 +235,8 @@ proptest! {
         all[0].does = Does::Keeps;
         let mut model = Model { reactors, turn_ns, ..Model::default() };
         if params.correction_most == 1.0 && turn_ns == 0 {
-            // Nobody goes first at the processor, and what may begin stands there at once: budgets alone must do. A correction would
-            // take such a queue, which is as long as a window, for costs that are wrong, and give less than there is.
+            // Budgets alone must suffice. A correction would take the long queue for wrong costs
+            // and grant too little.
             (model.base_first, model.ahead_ns) = (false, u64::MAX);
         }
         let link = model.link;
@@ -296,7 +291,7 @@ fn a_victim_feels_little_of_its_neighbours() {
     assert!(ours < wild * 0.4, "costs are double: {ours}, wild {wild}");
 }
 
-/// Reads and writes of each in one queue: what waits for one link keeps those behind it from the other.
+/// Reads and writes share one queue, so a wait for one link blocks the other.
 #[test]
 fn what_links_lose_by_order_is_given_out_again() {
     let bytes = |policy| {
@@ -345,8 +340,8 @@ fn one_queue_over_two_reactors() {
     assert!(alone < 1.1 * one, "one queue is one reactor's: {alone}");
 }
 
-/// Whoever comes to a reactor just when that begins to help, or helps already, has its base there as if nobody did, and waits for what is being
-/// done at most.
+/// A tenant that arrives when its reactor begins to help waits at most for the operation in
+/// progress.
 #[test]
 fn a_pulse_at_the_threshold_of_help_costs_no_base() {
     let params = Params::default();
@@ -394,8 +389,7 @@ fn a_pulse_at_the_threshold_of_help_costs_no_base() {
     }
 }
 
-/// Costs that are taken for more than they are keep nobody from a processor that has nothing to do: without turns, which the
-/// engine has, as with them.
+/// Overestimated costs throttle no tenant at an idle processor.
 #[test]
 fn a_wrong_correction_keeps_nobody_from_an_idle_processor() {
     let base = metered((200_000, 819_200_000), (200_000, 819_200_000));
@@ -403,7 +397,7 @@ fn a_wrong_correction_keeps_nobody_from_an_idle_processor() {
         rate: Some(180_000.0),
         ..Load::small(1024)
     };
-    // Any queue is taken for costs that are wrong.
+    // Any queue is taken for wrong costs.
     let scheduler = SchedulerParams {
         target_delay_ns: 1000,
         ..SchedulerParams::default()
@@ -425,7 +419,6 @@ fn a_wrong_correction_keeps_nobody_from_an_idle_processor() {
     );
 }
 
-/// Under `wild` the processor's time goes by bases, whatever the sizes of I/Os are.
 #[test]
 fn a_weighted_round_robin_is_of_time() {
     let base = |iops| metered((iops, iops << 12), (1_000_000, 40_000_000_000));

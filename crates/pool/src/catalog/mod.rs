@@ -1,17 +1,12 @@
-//! The catalog on disk: one redb database over a mirrored file.
+//! The catalog on disk: a redb database on a [`Mirror`].
 //!
-//! **Design.** Tables of (u64, u64) -> bytes. A [`Batch`] is one write transaction, durable
-//! when [`Catalog::commit`] returns, on both copies where there are two: two-phase, because the
-//! [`Mirror`] relies on no reachable block being unsynced, and with the allocator's state in it, so that
-//! opening after a crash costs nothing extra. redb refuses all work after an I/O error; the database is
-//! then dropped and opened again by the next call, so a batch that failed can be tried again. A panic in
-//! redb is damage (`guard`).
+//! A [`Batch`] is one transaction. It is two-phase, as the [`Mirror`] needs every reachable block
+//! synced, and holds the allocator's state, so that opening after a crash is cheap. redb refuses
+//! all work after an I/O error, so the next call reopens the database. A panic in redb counts as
+//! damage (`guard`).
 //!
-//! **Full.** The pool keeps records below a third of the area ([`CatalogUsage`]) and refuses what
-//! would grow them further, so that freeing always finds room. redb asks for more by doubling; when
-//! the area has less than that, it is opened again with all there is.
-//!
-//! **Not here:** what records mean, where the copies are (`create`, `open`), compaction.
+//! Records fill at most a third of the area ([`CatalogUsage`]), so that freeing always finds room.
+//! redb grows by doubling; near the end it gets the rest of the area.
 
 use crate::{
     error::{ErrorKind, PoolError, Result},
@@ -38,11 +33,10 @@ use std::{
 
 type Definition = TableDefinition<'static, (u64, u64), &'static [u8]>;
 
-/// redb's cache in bytes. The catalog is read once; only its inner pages are wanted later.
+/// redb's cache in bytes. After the load only inner pages matter.
 const CACHE_BYTES: usize = 16 << 20;
-/// Between two looks whether a device answers again.
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
-/// What a record costs beside its value: its key and its place in a page.
+/// A record's key and overhead in a page.
 const RECORD_BYTES: u64 = 24;
 
 const fn definition(table: Table) -> Definition {
@@ -52,26 +46,26 @@ const fn definition(table: Table) -> Definition {
 /// How full the catalog is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct CatalogUsage {
-    /// What its records take, in bytes.
+    /// The size of its records in bytes.
     pub used_bytes: u64,
-    /// What they may take before nothing can be added, in bytes.
+    /// The limit of `used_bytes`, above which nothing can be added.
     pub limit_bytes: u64,
 }
 
-/// How the catalog and its copies are.
+/// State of the catalog and its copies.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct CatalogHealth {
-    /// The copies that there are or should be; two, if all is well.
+    /// The copies that exist or should; two if healthy.
     pub copies: Vec<CatalogCopy>,
-    /// Blocks of copies and labels that were bad on one copy and are good again, since opening.
+    /// Blocks of copies and labels repaired since the opening.
     pub repaired_blocks: u64,
-    /// What happened to the copies, in sentences; the first of them only.
+    /// Events of the copies; only the first are kept.
     pub notes: Vec<String>,
-    /// Whether nothing is left for [`Catalog::heal`] to do.
+    /// Whether [`Catalog::heal`] has nothing left to do.
     pub is_settled: bool,
-    /// How long the database's file is, in bytes; each copy is that large.
+    /// Length of the database's file and of each copy, in bytes.
     pub metadata_bytes: u64,
-    /// How long it can get, in bytes.
+    /// Maximum of `metadata_bytes`.
     pub area_bytes: u64,
 }
 
@@ -83,7 +77,6 @@ impl CatalogHealth {
     }
 }
 
-/// The usage as catalog and pool share it.
 #[derive(Debug)]
 pub(crate) struct Usage {
     used: AtomicU64,
@@ -98,8 +91,7 @@ impl Usage {
         }
     }
 
-    /// What the catalog has room for, in bytes, over what is promised already: a mapping that a
-    /// reserved extent may become must find room when it does.
+    /// Free room in bytes beyond `promised_bytes`, which mappings of reserved extents may need.
     pub(crate) fn room(&self, promised_bytes: u64) -> u64 {
         let usage = self.get();
         usage
@@ -108,18 +100,17 @@ impl Usage {
     }
 }
 
-/// The catalog; shared freely between threads.
+/// The catalog.
 #[derive(Debug)]
 pub struct Catalog {
     file: Arc<Mirror>,
-    /// None after an error, until the next call opens it again.
+    /// `None` after an error, until the next call.
     database: Mutex<Option<Database>>,
     usage: Arc<Usage>,
-    /// A commit failed, and may be there all the same: what is there is counted before the next.
+    /// A failed commit may have become durable: recount.
     recount: AtomicBool,
 }
 
-/// A redb error as ours.
 fn convert(error: impl Into<redb::Error>) -> PoolError {
     match error.into() {
         redb::Error::Io(error) => match error.kind() {
@@ -160,7 +151,6 @@ fn area_error(error: &io::Error) -> PoolError {
 }
 
 impl Catalog {
-    /// Makes a new catalog in these one or two areas, whatever was there.
     pub(crate) fn create(areas: Vec<Area>) -> Result<Self> {
         let catalog = Self::new(Mirror::format(areas).map_err(|error| area_error(&error))?);
         catalog.with_database(|database| {
@@ -173,8 +163,7 @@ impl Catalog {
         Ok(catalog)
     }
 
-    /// Opens the catalog that these areas hold; [`Catalog::load`] reads it.
-    /// `told` is what labels say of it, with whose they are.
+    /// `told` has each label's owner and epoch.
     pub(crate) fn open(found: Vec<FoundArea>, told: &[(String, Epoch)]) -> Result<Self> {
         Ok(Self::new(
             Mirror::open(found, told).map_err(|error| area_error(&error))?,
@@ -198,7 +187,7 @@ impl Catalog {
         self.usage.clone()
     }
 
-    /// How the catalog and its copies are.
+    /// State of the catalog and its copies.
     pub fn health(&self) -> CatalogHealth {
         let health = self.file.health();
         CatalogHealth {
@@ -211,56 +200,49 @@ impl Catalog {
         }
     }
 
-    /// Other areas of the pool's devices, for a copy that has to move.
     pub(crate) fn add_places(&self, areas: &[Area]) {
         self.file.add_places(areas);
     }
 
-    /// Runs `work` while no transaction does: what is written is synced or will be by `work`.
+    /// Runs `work` while no transaction runs.
     fn between_commits<T>(&self, work: impl FnOnce(&Mirror) -> io::Result<T>) -> Result<T> {
         let _nobody = self.database.lock().unwrap_or_else(PoisonError::into_inner);
         work(&self.file).map_err(|error| area_error(&error))
     }
 
-    /// Puts the second copy where it belongs, given the areas of the pool's devices that are here.
     pub(crate) fn settle(&self, areas: &[Area]) -> Result<()> {
         let _care = self.file.take_care();
         self.between_commits(|file| file.settle(areas))
     }
 
-    /// One copy of a device's label was bad and is written anew.
     pub(crate) fn note_repaired_label(&self, device: DeviceIndex) {
         self.file.note_repaired_label(device);
     }
 
-    /// The label of a device of the pool is kept up to date about the catalog's epoch.
     pub(crate) fn add_label(&self, device: Uuid, store: &Arc<dyn BlockStore>) {
         self.file.add_label(device, store);
     }
 
-    /// Stamps the labels; of each device, whether its label has room for it.
+    /// Says for each device whether its label has room for a stamp.
     pub(crate) fn stamp_labels(&self, stamp: &Stamp) -> Vec<(Uuid, Result<bool>)> {
         let _nobody = self.database.lock().unwrap_or_else(PoisonError::into_inner);
         self.file.stamp_labels(stamp)
     }
 
-    /// The last stamp of this opening, for the label of a device that is added.
     pub(crate) fn last_stamp(&self) -> Option<Stamp> {
         self.file.last_stamp()
     }
 
-    /// The pool's devices that are here, with their identities.
     pub(crate) fn label_stores(&self) -> Vec<(Uuid, Arc<dyn BlockStore>)> {
         self.file.label_stores()
     }
 
-    /// The catalog's epoch, as labels note it.
     pub(crate) fn epoch(&self) -> Epoch {
         self.file.epoch()
     }
 
-    /// Tries to bring copies back that failed while running, or to put them elsewhere. Blocks; commits wait
-    /// only while a copy is written to a device that answers.
+    /// Brings failed copies back, or moves them. Blocks; commits wait only for writes to devices
+    /// that answer.
     pub fn heal(&self) -> Result<()> {
         let _care = self.file.take_care();
         self.between_commits(Mirror::sync)?;
@@ -268,13 +250,12 @@ impl Catalog {
         self.between_commits(|file| file.heal(&probed))
     }
 
-    /// Reads every block of every copy and repairs what one of them has; [`Catalog::health`] counts.
-    /// Blocks; commits go on. An error: a block that no copy has.
+    /// Verifies every block of every copy and repairs it from the other. Blocks; commits go on.
+    /// Fails if no copy has a block.
     pub fn scrub(&self) -> Result<()> {
         self.file.scrub().map_err(|error| area_error(&error))
     }
 
-    /// The size of the area that each copy is in, in bytes.
     pub(crate) fn area_bytes(&self) -> u64 {
         self.file.area_bytes()
     }
@@ -291,7 +272,6 @@ impl Catalog {
         let database = match slot.take() {
             Some(database) => database,
             None => {
-                // Something failed.
                 self.file.hear_failures();
                 guarded(|| self.open_database())?
             }
@@ -300,7 +280,7 @@ impl Catalog {
         if result.is_ok() {
             *slot = Some(database);
         } else {
-            // Its end may meet what its work met.
+            // Closing it may meet the error again.
             let _ = guarded(|| {
                 drop(database);
                 Ok(())
@@ -309,20 +289,20 @@ impl Catalog {
         result
     }
 
-    /// Makes a batch durable. Batches are committed in the order of their ids; one that failed can
-    /// be committed again. Waits for as long as no copy's device answers, and then fails.
+    /// Makes a batch durable. Batches commit in the order of their ids; a failed one may be
+    /// retried. Waits while no copy's device answers, then fails.
     pub fn commit(&self, batch: &Batch) -> Result<()> {
         let result = self.with_database(|database| self.write(database, batch));
         if result.is_err() {
             self.recount.store(true, Ordering::Relaxed);
-            // With no other copy there is nothing to do but wait; an error would reach hosts.
+            // There is no other copy; an error would reach hosts.
             while self.file.is_stuck() {
                 std::thread::sleep(LOOK_AGAIN);
             }
         }
         match result {
             Err(error) if error.kind == ErrorKind::NoSpace => {
-                // redb wanted more than there is: give it what there is, once.
+                // redb asked for more than the area has: give it the rest.
                 if self.file.len() < self.file.capacity() {
                     self.file
                         .set_len(self.file.capacity())
@@ -371,7 +351,7 @@ impl Catalog {
         Ok(())
     }
 
-    /// Calls `visit` with every record, table by table in the order of [`Table::ALL`].
+    /// Visits every record in the order of [`Table::ALL`].
     pub(crate) fn load(
         &self,
         visit: impl FnMut(Table, u64, u64, &[u8]) -> Result<()>,
@@ -380,7 +360,6 @@ impl Catalog {
         self.with_database(|database| Self::visit(database, &self.usage, visit))
     }
 
-    /// Visits every record and counts what they take.
     fn visit(
         database: &Database,
         usage: &Usage,
@@ -390,7 +369,7 @@ impl Catalog {
         let mut used = 0;
         for table in Table::ALL {
             let records = match transaction.open_table(definition(table)) {
-                // Made with its first record, where an earlier version made the catalog.
+                // Older catalogs get these tables with their first record.
                 Err(redb::TableError::TableDoesNotExist(_))
                     if matches!(
                         table,
@@ -412,10 +391,10 @@ impl Catalog {
         Ok(())
     }
 
-    /// Verifies every page of the database against redb's own checksums too.
+    /// Verifies every page, with redb's own checksums too.
     pub fn check(&self) -> Result<()> {
         let mut slot = self.database.lock().unwrap_or_else(PoisonError::into_inner);
-        // An integrity check needs the database alone, so it is opened for it.
+        // An integrity check needs exclusive access.
         *slot = None;
         let (sound, database) = guarded(|| {
             let mut database = self.open_database()?;
@@ -435,7 +414,7 @@ impl Drop for Catalog {
     fn drop(&mut self) {
         let slot = self.database.get_mut();
         let database = slot.unwrap_or_else(PoisonError::into_inner).take();
-        // It writes its allocator's state; that may meet what nobody met before.
+        // Closing writes the allocator's state, which may panic on damage.
         let _ = guarded(|| {
             drop(database);
             Ok(())

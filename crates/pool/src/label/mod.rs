@@ -1,16 +1,12 @@
-//! The label: how a device says which pool it belongs to, as what, and who serves it.
+//! The label: which pool a device belongs to, as which device, and which installation serves it.
 //!
-//! **Design.** 4 KiB at offset 0 and a copy at 512 KiB, where no partition table that firmware restores reaches. They
-//! are written one after the other with a sync between, so that one is always whole. A label says which pool a device
-//! belongs to and where its catalog areas are; which devices a pool has, the catalog says. Its owner and the number of
-//! the pool's last start or stop tell another machine's pool, and an older copy of a device (`open`).
+//! It is 4 KiB at offset 0, with a copy at 512 KiB, beyond any partition table that firmware
+//! restores. The copies are written with a sync between, so one is always whole. Foreign data over
+//! the first copy is left alone. Owner and number expose another machine's pool and outdated
+//! devices (`open`).
 //!
-//! What lies over the first copy and is not Forebay's is reported and left alone; [`Label::repair`] overwrites it.
-//!
-//! The format before this one kept its second copy at 4 KiB, and knew no owner. While the first copy has that format,
-//! the label has it: [`Label::upgrade`] writes the first copy last.
-//!
-//! **Not here:** bytes (`block`), what is on the data area, the pool's records.
+//! The old format has its second copy at 4 KiB and no owner. The first copy decides the format, so
+//! [`Label::upgrade`] writes it last.
 
 mod block;
 pub(crate) mod probe;
@@ -34,17 +30,16 @@ const FIRST: u64 = 0;
 const SECOND: u64 = 512 << 10;
 const OLD_SECOND: u64 = BLOCK_BYTES as u64;
 
-/// The formats of a label.
+/// A label's format.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum LabelFormat {
-    /// Without an owner and a number; its copies lie side by side.
+    /// No owner and number; the copies are adjacent.
     Old,
-    /// What new pools get.
+    /// The format of new pools.
     Current,
 }
 
 impl LabelFormat {
-    /// Where the copies are.
     fn copies(self) -> [u64; 2] {
         match self {
             Self::Old => [FIRST, OLD_SECOND],
@@ -53,10 +48,10 @@ impl LabelFormat {
     }
 }
 
-/// Who served a pool last.
+/// The installation that last served a pool.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct LabelOwner {
-    /// The random id of the installation, from its state folder.
+    /// The installation's random id, from its state folder.
     pub id: Uuid,
     /// The machine's id, for messages.
     pub machine: String,
@@ -64,74 +59,74 @@ pub struct LabelOwner {
     pub host: String,
 }
 
-/// What each start and stop of a pool writes into its labels.
+/// A start or stop of a pool, as recorded in its labels.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Stamp {
-    /// Who serves the pool.
+    /// The pool's owner.
     pub owner: LabelOwner,
     /// Grows with each start and stop of the pool.
     pub number: u64,
-    /// The pool was closed in good order.
+    /// Whether the pool was closed cleanly.
     pub is_clean: bool,
 }
 
 /// A device's label.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Label {
-    /// Which format it is stored in.
+    /// The stored format.
     pub format: LabelFormat,
-    /// Grows with each rewrite; the higher of two copies counts.
+    /// Grows with each rewrite; the copy with the higher one counts.
     pub generation: u64,
-    /// The pool.
+    /// The pool's identity.
     pub pool_uuid: Uuid,
     /// The pool's name, for people.
     pub pool_name: String,
-    /// This device.
+    /// The device's identity.
     pub device_uuid: Uuid,
-    /// Its place in the pool.
+    /// The device's index in the pool.
     pub device_index: DeviceIndex,
-    /// Its logical block when the pool was made, in bytes.
+    /// Logical block size when the pool was made, in bytes.
     pub block_bytes: u32,
-    /// The size of an extent in bytes.
+    /// Extent size in bytes.
     pub extent_bytes: u64,
-    /// Where the first catalog area begins; meaningless where there is none.
+    /// Start of the first catalog area; meaningless without one.
     pub catalog_offset_bytes: u64,
-    /// The size of a catalog area; 0 where this device has none.
+    /// Size of a catalog area; 0 without one.
     pub catalog_bytes: u64,
-    /// How many catalog areas there are, one after the other: 0 to 2.
+    /// Number of adjacent catalog areas, 0 to 2.
     pub catalog_areas: u32,
-    /// Where extent 0 begins.
+    /// Start of extent 0.
     pub data_offset_bytes: u64,
-    /// How many extents the device holds.
+    /// Number of extents.
     pub data_extents: u64,
-    /// The latest epoch of the catalog that this device knows of.
+    /// Latest known epoch of the catalog.
     pub epoch: Epoch,
-    /// Who served the pool last; none of the old format, or before the first start.
+    /// Last owner; `None` in the old format or before the first start.
     pub owner: Option<LabelOwner>,
-    /// The number of the pool's last start or stop that the device was part of; 0: none.
+    /// Number of the last start or stop with this device; 0 for none.
     pub number: u64,
-    /// Whether that was a stop in good order.
+    /// Whether that was a clean stop.
     pub is_clean: bool,
 }
 
 /// A label and the state of its copies.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct LabelCopies {
-    /// The label.
+    /// The good label.
     pub label: Label,
-    /// Whether something that is not Forebay's lies over the first copy.
+    /// Whether foreign data lies over the first copy.
     pub is_first_foreign: bool,
-    /// Where copies are that differ from it and may be written anew.
+    /// Offsets of copies that differ and may be rewritten.
     bad: Vec<u64>,
 }
 
 impl Label {
-    /// Reads and checks a device's label, its capacity included.
+    /// Reads and checks a label, against the device's capacity too.
     pub fn read(store: &dyn BlockStore) -> Result<Self> {
         Ok(Self::read_copies(store)?.label)
     }
 
-    /// The same, with the state of its copies.
+    /// [`Label::read`] with the state of the copies.
     pub fn read_copies(store: &dyn BlockStore) -> Result<LabelCopies> {
         let capacity = store
             .capacity()
@@ -157,7 +152,7 @@ impl Label {
                 old
             }
         };
-        // An upgrade that was cut short leaves a first copy of the old format.
+        // An interrupted upgrade leaves an old first copy.
         let is_old = old.is_some() && (good(&first, two).is_some() || current.is_none());
         let label = if is_old { old } else { newer(current, old) };
         let Some(label) = label else {
@@ -196,7 +191,7 @@ impl Label {
         Ok(())
     }
 
-    /// Refuses a device whose logical block is larger than it was: smaller writes would fail.
+    /// Refuses a device whose logical block has grown.
     pub fn check_block(&self, block_bytes: u32) -> Result<()> {
         if block_bytes <= self.block_bytes {
             return Ok(());
@@ -208,7 +203,7 @@ impl Label {
         )))
     }
 
-    /// Reads a label and writes bad copies of it anew, but not over what is not Forebay's; whether there were any.
+    /// Rewrites bad copies, but no foreign data; `true` if there were any.
     pub(crate) fn read_and_repair(store: &dyn BlockStore) -> Result<(Self, bool)> {
         let LabelCopies { label, bad, .. } = Self::read_copies(store)?;
         if !bad.is_empty() {
@@ -217,19 +212,18 @@ impl Label {
         Ok((label, !bad.is_empty()))
     }
 
-    /// Writes every copy anew, whatever lies there now.
+    /// Rewrites every copy, even over foreign data.
     pub fn repair(store: &dyn BlockStore) -> Result<()> {
         Self::read(store)?.write(store)
     }
 
-    /// Changes the label of `device`, if `change` changes anything; one good copy of it is there at any time. Whose label
-    /// it is if a copy of it was repaired.
+    /// Keeps one good copy at any time. Returns the device's index if it repaired a copy.
     fn update(
         store: &dyn BlockStore,
         device: Uuid,
         change: impl FnOnce(&mut Self),
     ) -> Result<Option<DeviceIndex>> {
-        // A bad copy first: the good one must not be the one that a cut tears.
+        // A power cut must not tear the only good copy.
         let (was, was_repaired) = Self::read_and_repair(store)?;
         if was.device_uuid != device {
             return Err(PoolError::invalid("this is another device's label"));
@@ -247,7 +241,6 @@ impl Label {
         Ok(was_repaired.then_some(label.device_index))
     }
 
-    /// Makes the label of `device` note the catalog's epoch.
     pub(crate) fn note_epoch(
         store: &dyn BlockStore,
         device: Uuid,
@@ -256,7 +249,7 @@ impl Label {
         Self::update(store, device, |label| label.epoch = epoch)
     }
 
-    /// Notes a start or a stop of the pool; false: the label has the old format, which knows none.
+    /// `false` if the old format has no room for it.
     pub(crate) fn stamp(store: &dyn BlockStore, device: Uuid, stamp: &Stamp) -> Result<bool> {
         let mut has_room = false;
         Self::update(store, device, |label| {
@@ -270,8 +263,8 @@ impl Label {
         Ok(has_room)
     }
 
-    /// Gives the label of `device` the current format; false: it has it. The old second copy goes before the first one
-    /// changes, so that no older version takes it for the label.
+    /// `false` if the label has the current format. The old second copy is erased first, so that no
+    /// older version reads it.
     pub(crate) fn upgrade(store: &dyn BlockStore, device: Uuid) -> Result<bool> {
         let found = Self::read_copies(store)?;
         if found.label.device_uuid != device {
@@ -299,16 +292,15 @@ impl Label {
         Ok(true)
     }
 
-    /// Where its catalog areas end; 0 where it has none.
+    /// The end of the catalog areas; 0 without one.
     pub fn catalog_end_bytes(&self) -> u64 {
         if self.catalog_areas == 0 {
             return 0;
         }
-        // Checked when it was read; what is not read was planned.
         self.catalog_offset_bytes + self.catalog_bytes * u64::from(self.catalog_areas)
     }
 
-    /// Whether the fields fit each other: a right checksum does not make them true.
+    /// A correct checksum does not make the fields consistent.
     fn check(&self) -> Result<()> {
         let catalog_end = self
             .catalog_bytes
@@ -338,13 +330,13 @@ impl Label {
         }
     }
 
-    /// Writes both copies, one durable before the other is touched.
+    /// Writes both copies; one is durable before the other changes.
     pub fn write(&self, store: &dyn BlockStore) -> Result<()> {
         let block = LabelBlock::encode(self)?;
         write_block(store, block.as_bytes(), &self.format.copies())
     }
 
-    /// Overwrites every copy and the heartbeat with zeros, but not what is not Forebay's.
+    /// Overwrites every copy and the heartbeat with zeros, but no foreign data.
     pub fn wipe(store: &dyn BlockStore) -> Result<()> {
         let capacity = store
             .capacity()
@@ -363,7 +355,6 @@ fn no_label() -> PoolError {
     PoolError::not_found("no Forebay label: this device belongs to no pool, or its label is lost")
 }
 
-/// Why there is no label, given what was found where one could be.
 fn worst(found: [Found; 3]) -> PoolError {
     let mut wrong = found.into_iter().filter_map(|found| match found {
         Found::Wrong(error) => Some(error),
@@ -372,7 +363,6 @@ fn worst(found: [Found; 3]) -> PoolError {
     wrong.next().unwrap_or_else(no_label)
 }
 
-/// The one that was written later.
 fn newer(one: Option<Label>, two: Option<Label>) -> Option<Label> {
     match (one, two) {
         (Some(one), Some(two)) if two.generation > one.generation => Some(two),

@@ -1,6 +1,6 @@
 //! A catalog area: one copy of the catalog's blocks on part of a device, each under a checksum.
 //!
-//! **Design.** A block of the area is 4 KiB:
+//! An area has blocks of 4 KiB:
 //!
 //! ```text
 //! block 0, 1        header, two slots in turn
@@ -8,20 +8,14 @@
 //! then              data: logical block i of the file is data block i
 //! ```
 //!
-//! The header holds the file's length, its logical block 0 (redb's own header, the only block that
-//! redb overwrites in place), the copy's [`Lineage`] and the root: a checksum over all tables'
-//! checksums. A table holds the CRC32C of 1018 data blocks; 0 says "never written, zeros". So every
-//! block hangs from the header, and a lost or stale block below it is noticed although its own content
-//! is flawless.
+//! The header has the file's length, its block 0 (which redb overwrites in place), the [`Lineage`]
+//! and the root, a checksum over all tables' checksums. A table has the CRC32C of 1018 data blocks;
+//! 0 means never written, zeros. So even a stale block is noticed.
 //!
-//! **Crashes.** A sync writes tables and header each into its older slot, before the device's sync;
-//! the slots swap after it. So while a sync runs, the slots of the last finished one are untouched. A
-//! header found with a root that the tables don't yield is a sync that did not finish, and the other
-//! slot's is used; unless that header says that its sync wrote no table: then nothing was racing with
-//! it, and it is damage. (redb ends each commit with such a sync; the header is then written into both
-//! slots.)
-//!
-//! **Not here:** what is written when, and the other copy (`mirror`).
+//! **Crashes.** A sync writes tables and header into their older slots, which swap after the
+//! device's sync. A header whose root does not match the tables is of an unfinished sync, and the
+//! other slot counts. If its sync wrote no table, nothing raced with it, and a mismatch is damage.
+//! redb ends each commit with such a sync; its header goes to both slots.
 
 use crate::{
     mirror::lineage::Lineage,
@@ -35,18 +29,15 @@ use zerocopy::{
 };
 
 pub(crate) const BLOCK: u64 = BLOCK_BYTES as u64;
-/// Checksums per table block.
 pub(crate) const ENTRIES: usize = 1018;
-/// How much of logical block 0 the header can hold; redb uses its first 320 bytes.
+/// The stored part of logical block 0; redb uses 320 bytes.
 pub(crate) const HEAD_BYTES: usize = BLOCK_BYTES - 72 - size_of::<Lineage>();
-/// In place of a device's index: none. (That a pool's 256th device has no copy costs nothing.)
+/// No device. A pool's 256th device just gets no copy.
 pub(crate) const NO_DEVICE: u8 = u8::MAX;
-/// The header's slots.
 const HEADER_SLOTS: u64 = 2;
 const HEADER_MAGIC: u64 = u64::from_le_bytes(*b"FBcatHdr");
 const TABLE_MAGIC: u32 = u32::from_le_bytes(*b"FBct");
 const VERSION: u32 = 3;
-/// How many blocks one read of tables takes at once.
 const READ_BLOCKS: u64 = 128;
 
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Clone)]
@@ -56,19 +47,16 @@ struct HeaderBlock {
     version: U32,
     /// CRC32C of the block with this field zero.
     crc: U32,
-    /// Which sync wrote it.
     seq: U64,
-    /// The file's length in bytes.
     len: U64,
-    /// Whose area it is.
+    /// The pool's id.
     owner: [u8; 16],
     /// CRC32C over the CRCs of all tables.
     root: U32,
-    /// 1: the same sync wrote tables too.
+    /// 1: the sync wrote tables too.
     wrote_tables: U32,
     blocks: U64,
     lineage: Lineage,
-    /// The devices with a copy.
     devices: [u8; 2],
     /// 1: no other copy has this epoch.
     alone: u8,
@@ -76,7 +64,6 @@ struct HeaderBlock {
     head: [u8; HEAD_BYTES],
 }
 
-/// A checksum table as it is on the device.
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Clone)]
 #[repr(C)]
 pub(crate) struct TableBlock {
@@ -96,7 +83,7 @@ fn crc32c(bytes: &[u8]) -> u32 {
     crc_fast::crc32_iscsi(bytes)
 }
 
-/// A data block's checksum as tables hold it: never 0.
+/// Never 0, which means "never written".
 pub(crate) fn block_crc(block: &[u8]) -> u32 {
     crc32c(block).max(1)
 }
@@ -109,12 +96,12 @@ impl TableBlock {
     pub(crate) fn empty(index: u64) -> Box<Self> {
         let mut block = Box::new(Self::new_zeroed());
         block.magic = U32::new(TABLE_MAGIC);
-        // Tables are far fewer than 2^32: each covers 4 MiB of an area.
+        // Each table covers 4 MiB.
         block.index = U32::new(index as u32);
         block
     }
 
-    /// Makes it the version that sync `seq` writes.
+    /// Makes it the version of sync `seq`.
     pub(crate) fn seal(&mut self, seq: u64) {
         self.seq = U64::new(seq);
         self.crc = U32::new(0);
@@ -132,7 +119,6 @@ impl TableBlock {
     }
 }
 
-/// The checksum over all tables.
 pub(crate) fn root<'a>(tables: impl Iterator<Item = &'a TableBlock>) -> u32 {
     let crcs: Vec<u8> = tables
         .flat_map(|table| table.crc.get().to_le_bytes())
@@ -140,7 +126,6 @@ pub(crate) fn root<'a>(tables: impl Iterator<Item = &'a TableBlock>) -> u32 {
     crc32c(&crcs)
 }
 
-/// What a header says, as it is in memory.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct AreaHeader {
     pub(crate) seq: u64,
@@ -148,23 +133,19 @@ pub(crate) struct AreaHeader {
     pub(crate) root: u32,
     pub(crate) wrote_tables: bool,
     pub(crate) lineage: Lineage,
-    /// The devices with a copy.
     pub(crate) devices: [u8; 2],
-    /// No other copy has this epoch.
     pub(crate) alone: bool,
     pub(crate) head: Box<[u8; HEAD_BYTES]>,
 }
 
-/// Where an area is, and how it is divided.
 #[derive(Clone)]
 pub(crate) struct Area {
     pub(crate) store: Arc<dyn BlockStore>,
     pub(crate) device: DeviceIndex,
-    /// Where it begins on the device.
     pub(crate) offset: u64,
     pub(crate) bytes: u64,
     owner: [u8; 16],
-    /// Data blocks, the unused block 0 included.
+    /// Data blocks, including the unused block 0.
     pub(crate) blocks: u64,
     pub(crate) tables: u64,
 }
@@ -178,56 +159,43 @@ impl fmt::Debug for Area {
     }
 }
 
-/// What an area holds.
 pub(crate) struct AreaContent {
     pub(crate) header: AreaHeader,
-    /// The slot of that header.
     pub(crate) header_slot: u64,
     pub(crate) tables: Vec<FoundTable>,
-    /// Blocks that can't be read or fail their checksum, and that nothing needed.
+    /// Bad blocks that were not needed.
     pub(crate) bad: Vec<String>,
 }
 
-/// A table as found: the version that the header means.
 #[derive(Clone)]
 pub(crate) struct FoundTable {
     pub(crate) block: Box<TableBlock>,
     pub(crate) slot: u64,
-    /// The other slot has a newer version, of a sync that did not finish, or a bad one: it is written next.
+    /// The other slot is bad, or of an unfinished sync: it is written next.
     pub(crate) orphan: bool,
 }
 
-/// Why an area can't be used as it is.
 pub(crate) enum Unusable {
-    /// Nothing is there.
     Blank,
-    /// Another pool's, or another size.
     Other,
-    /// Made by another version of Forebay.
     Version(u32),
     Damaged(io::Error),
 }
 
-/// A table's versions.
 #[derive(Default)]
 struct Versions {
     /// Those that verify, newest first, each with its slot.
     sound: Vec<(u64, Box<TableBlock>)>,
-    /// Slots that hold something else, or can't be read.
     bad: Vec<u64>,
 }
 
-/// What the slots of the header hold.
 #[derive(Default)]
 struct Headers {
-    /// Those that verify, newest first, each with its slot.
     sound: Vec<(u64, AreaHeader)>,
-    /// Slots that hold something else, or can't be read.
     bad: Vec<u64>,
 }
 
 impl Area {
-    /// The area of `bytes` at `offset` of a device, whatever is there.
     pub(crate) fn new(
         store: Arc<dyn BlockStore>,
         device: DeviceIndex,
@@ -237,7 +205,7 @@ impl Area {
     ) -> io::Result<Self> {
         let all = bytes / BLOCK;
         let rest = all.saturating_sub(HEADER_SLOTS);
-        // Each table costs its two slots and covers ENTRIES data blocks.
+        // Each table takes two slots and covers ENTRIES data blocks.
         let tables = rest.div_ceil(ENTRIES as u64 + 2);
         let blocks = rest.saturating_sub(2 * tables).min(tables * ENTRIES as u64);
         if blocks < 4 {
@@ -257,7 +225,6 @@ impl Area {
         })
     }
 
-    /// Whether it is the same place.
     pub(crate) fn is(&self, other: &Area) -> bool {
         self.device == other.device && self.offset == other.offset
     }
@@ -305,12 +272,11 @@ impl Area {
         self.store.write_at(self.data_offset(block), content)
     }
 
-    /// Reads data blocks from `block` on, unverified.
+    /// Reads unverified data blocks.
     pub(crate) fn read_data(&self, block: u64, into: &mut [u8]) -> io::Result<()> {
         self.store.read_at(self.data_offset(block), into)
     }
 
-    /// Makes it hold nothing, durably: headers and tables become zeros.
     pub(crate) fn clear(&self) -> io::Result<()> {
         self.retire()?;
         let zeros = vec![0; READ_BLOCKS as usize * BLOCK_BYTES];
@@ -326,7 +292,7 @@ impl Area {
         self.store.sync()
     }
 
-    /// Makes it no copy any more, durably.
+    /// Zeros the headers, durably, so that it is no copy.
     pub(crate) fn retire(&self) -> io::Result<()> {
         self.store
             .write_at(self.offset, &[0; HEADER_SLOTS as usize * BLOCK_BYTES])?;
@@ -391,13 +357,13 @@ impl Area {
         })
     }
 
-    /// The newest header that can be read, whatever is below it.
+    /// The newest readable header, whatever its tables.
     pub(crate) fn newest_header(&self) -> Option<AreaHeader> {
         let headers = self.read_headers().ok()?.sound;
         headers.into_iter().next().map(|(_, header)| header)
     }
 
-    /// What the last finished sync (or the one that a crash interrupted) left here.
+    /// Its state after the last finished or interrupted sync.
     pub(crate) fn read(&self) -> Result<AreaContent, Unusable> {
         let headers = self.read_headers()?;
         let versions = self.read_tables();
@@ -425,7 +391,6 @@ impl Area {
         )))
     }
 
-    /// Both versions of every table.
     fn read_tables(&self) -> Vec<Versions> {
         let mut all: Vec<Versions> = (0..self.tables).map(|_| Versions::default()).collect();
         let mut buffer = vec![0; READ_BLOCKS as usize * BLOCK_BYTES];
@@ -464,7 +429,6 @@ impl Area {
         all
     }
 
-    /// The tables that `header` means, if they yield its root.
     fn pick(versions: &[Versions], header: &AreaHeader) -> Option<Vec<FoundTable>> {
         let mut picked = Vec::with_capacity(versions.len());
         for versions in versions {
@@ -472,8 +436,7 @@ impl Area {
                 .sound
                 .iter()
                 .find(|(_, block)| block.seq.get() <= header.seq)?;
-            // A newer version is of a sync that did not finish. The next sync overwrites it, before
-            // its number can be taken for one that did.
+            // The next sync overwrites it, before its number can pass for a finished sync.
             let newer = |(_, block): &(u64, Box<TableBlock>)| block.seq.get() > header.seq;
             let orphan = versions.sound.iter().any(newer) || !versions.bad.is_empty();
             picked.push(FoundTable {

@@ -1,11 +1,11 @@
-//! Which areas are copies, and bringing one up to date.
+//! Finds the copies at opening and brings one up to date.
 //!
-//! **Design.** Opening looks at every area of every device that is here. The copy that has all that the
-//! others have ([`Lineage`]) is the truth; two that each went on without the other are an error, not a
-//! choice. The other copy is brought up to it: blocks whose checksums differ are written, then tables and
-//! header, in place, because the truth is whole. A copy that failed at run time is written anew block by
-//! block, whatever its device still shows. **Not here:** which copy is
-//! the truth (`choose`), copies that failed (`heal`), which devices the pool has (`create`).
+//! The copy whose [`Lineage`] includes all others is the truth; two that diverged are an error. The
+//! other one gets the blocks whose checksums differ, then tables and header, in place, because the
+//! truth is whole. A copy that failed at run time is rewritten completely, whatever its device
+//! still shows.
+//!
+//! **Not here:** the choice of the truth (`choose`), failed copies (`heal`).
 
 use super::{CopyTable, Labels, Mirror, Replica, State, sync::epoch_name};
 use crate::{
@@ -18,7 +18,6 @@ use crate::{
 };
 use std::{collections::BTreeSet, io, sync::Mutex};
 
-/// An area that was looked at.
 pub(crate) struct FoundArea {
     pub(crate) area: Area,
     pub(super) content: Result<AreaContent, Unusable>,
@@ -30,19 +29,17 @@ impl FoundArea {
         Self { area, content }
     }
 
-    /// Whether a copy can be read from it.
     pub(crate) fn is_copy(&self) -> bool {
         self.content.is_ok()
     }
 
-    /// Whether it is, or was, a copy.
+    /// Whether it holds no copy, not even a damaged one.
     fn is_blank(&self) -> bool {
         matches!(self.content, Err(Unusable::Blank | Unusable::Other))
     }
 }
 
 impl Mirror {
-    /// Makes an empty file in these one or two areas, whatever was there.
     pub(crate) fn format(areas: Vec<Area>) -> io::Result<Self> {
         let first = areas.first().ok_or_else(|| damaged("no area"))?;
         let (blocks, tables, area_bytes) = (first.blocks, first.tables, first.bytes);
@@ -95,10 +92,9 @@ impl Mirror {
         Ok(mirror)
     }
 
-    /// Opens the file from what was found in all areas of the devices that are here. Only areas that hold
-    /// something become copies now; see [`Mirror::settle`].
-    /// `told` is what the labels say of the catalog. Nothing is written unless the best copy that can be
-    /// read has all that any copy is known to have had.
+    /// Opens the file from the areas present. Only areas that hold something become copies now; see
+    /// [`Mirror::settle`]. `told` is the labels' knowledge. Writes nothing unless the best copy has
+    /// all that any copy is known to have had.
     pub(crate) fn open(mut found: Vec<FoundArea>, told: &[(String, Epoch)]) -> io::Result<Self> {
         let best = Self::best(&found)?;
         Self::refuse_older(&found, best, told)?;
@@ -138,7 +134,7 @@ impl Mirror {
             }],
             lost: Vec::new(),
             stale: Vec::new(),
-            // Until another copy is up to date, unless nobody else has this one anyway.
+            // Until another copy is up to date, unless no other copy has this epoch anyway.
             new_epoch: !content.header.alone,
             unsynced: BTreeSet::new(),
             used: Vec::new(),
@@ -147,7 +143,7 @@ impl Mirror {
             notes: Vec::new(),
         };
         state.note_bad(device, &bad);
-        // Another device's before this one's, a sound one before a damaged one, the newer.
+        // Prefer another device, then a sound copy, then the newer one.
         let mut others: Vec<FoundArea> = found
             .into_iter()
             .filter(|other| !other.is_blank() && other.area.blocks == blocks)
@@ -160,7 +156,7 @@ impl Mirror {
             if state.replicas.len() == 1 {
                 state.adopt(other, false);
             } else {
-                // Stale: it must not be taken for a copy once those in use are not here.
+                // It is stale and must not pass for a copy later.
                 state.retire(&other.area);
             }
         }
@@ -172,7 +168,6 @@ impl Mirror {
         })
     }
 
-    /// Notes areas of the pool's devices, for a copy that has to move.
     pub(crate) fn add_places(&self, areas: &[Area]) {
         let mut state = self.lock();
         for area in areas {
@@ -182,8 +177,7 @@ impl Mirror {
         }
     }
 
-    /// Puts the second copy where it belongs, given the areas of all devices of the pool that are here:
-    /// on another device than the first where there is one.
+    /// Puts the second copy on another device than the first, if there is one.
     pub(crate) fn settle(&self, areas: &[Area]) -> io::Result<()> {
         self.add_places(areas);
         let mut state = self.lock();
@@ -216,14 +210,13 @@ impl Mirror {
         state.sync()
     }
 
-    /// Reads every block of every copy, and repairs what it can. Blocks that no copy has are an error, if
-    /// they were used since the opening.
+    /// Verifies every block of every copy and repairs it if possible. Fails if no copy has a block
+    /// used since the opening.
     pub(crate) fn scrub(&self) -> io::Result<()> {
         let blocks = self.lock().len.div_ceil(BLOCK);
         let mut content = [0; BLOCK_BYTES];
         let mut first_error = None;
         for block in 1..blocks {
-            // Others may go on between two blocks.
             let mut state = self.lock();
             if block * BLOCK >= state.len {
                 break;
@@ -246,7 +239,7 @@ impl Mirror {
             }
             match good {
                 Some(good) => state.mend(block, &good, bad),
-                // Left of a commit that a death cut short: nobody reads it before it is written again.
+                // An interrupted commit left it; it is written before it is read.
                 None if !state.is_used(block) => {}
                 None => {
                     let error = || damaged(format!("block {block} of the catalog is lost"));
@@ -254,12 +247,10 @@ impl Mirror {
                 }
             }
         }
-        // What was repaired is durable too.
         self.sync()?;
         first_error.map_or(Ok(()), Err)
     }
 
-    /// The number of the last finished sync.
     #[cfg(test)]
     pub(crate) fn sequence(&self) -> u64 {
         self.lock().seq
@@ -272,7 +263,6 @@ impl State {
             seq: self.seq,
             len: self.len,
             root: root(self.tables.iter().map(|table| table.block.as_ref())),
-            // Its tables were synced before.
             wrote_tables: false,
             lineage: self.lineage.clone(),
             devices: self.devices,
@@ -281,7 +271,6 @@ impl State {
         }
     }
 
-    /// Notes where the copies are, for a time when one of them is not here.
     pub(super) fn note_devices(&mut self) {
         let mut devices = [NO_DEVICE; 2];
         for (device, replica) in devices.iter_mut().zip(&self.replicas) {
@@ -294,7 +283,6 @@ impl State {
         }
     }
 
-    /// Makes an area the second copy, if that works; a new place gets it for the first time.
     fn adopt(&mut self, found: FoundArea, is_new: bool) {
         let device = found.area.device;
         let bad = match &found.content {
@@ -341,7 +329,6 @@ impl State {
         }
     }
 
-    /// Moves the second copy to an area of another device.
     fn relocate(&mut self, area: &Area) {
         let device = area.device;
         match self.bring_up(area, None) {
@@ -351,7 +338,7 @@ impl State {
                 self.replicas.push(replica);
                 self.note_devices();
                 for replica in before {
-                    // If that fails, it must not be taken for one that is still up to date.
+                    // If that fails, a new epoch marks it as stale.
                     self.new_epoch |= !self.retire(&replica.area);
                 }
             }
@@ -361,9 +348,9 @@ impl State {
         }
     }
 
-    /// Writes what differs to an area, durably: it then is at the last finished sync. `known` is what it
-    /// has; none: it can't be trusted at all. Nothing must be unsynced. Where the area is only behind, its
-    /// own last state stays whole until it has the new one, as in any sync.
+    /// Writes the differences to an area, durably, up to the last finished sync. `known` is its
+    /// content, or `None` if untrusted. Nothing may be unsynced. An area that is only behind keeps
+    /// its own last state whole until the end.
     pub(super) fn bring_up(
         &mut self,
         area: &Area,
@@ -371,28 +358,28 @@ impl State {
     ) -> io::Result<Replica> {
         let is_ahead = |table: &CopyTable| table.block.seq.get() > self.seq;
         if self.alone && self.tables_dirty || self.tables.iter().any(is_ahead) {
-            // Tables must not change below, nor be those of a sync that failed.
+            // Tables must not change below, nor belong to a failed sync.
             self.sync()?;
         }
         match known {
             None => area.clear()?,
-            // Its own last state, as it was read, is what it falls back to.
+            // It falls back to its last state, which must be durable.
             Some(_) => area.store.sync()?,
         }
         let known = known.as_ref();
         let mut wrote = self.bring_up_blocks(area, known)?;
         let slots = self.bring_up_tables(area, known, &mut wrote)?;
         if self.alone && !wrote {
-            // Does it take writes at all? That costs no epoch.
+            // A test write: a failure here costs no epoch.
             wrote = true;
             area.write_table(0, slots[0], &self.tables[0].block)?;
         }
-        // No header before what it stands for.
+        // The header must follow its blocks.
         if wrote {
             area.store.sync()?;
         }
         if self.alone {
-            // Those in use say so before another one has their epoch.
+            // Copies in use record this before another one has their epoch.
             self.alone = false;
             self.head_dirty = true;
             if let Err(error) = self.sync() {
@@ -400,11 +387,10 @@ impl State {
                 return Err(error);
             }
         }
-        // From here on it may have the epoch, whatever becomes of it.
+        // From here on it may have the epoch, even after an error.
         let before = std::mem::replace(&mut self.new_epoch, true);
         let header_slot = self.bring_up_header(area, known, wrote)?;
         self.new_epoch = before;
-        // Whatever became of it before.
         self.stale.retain(|stale| !stale.is(area));
         self.lost.retain(|lost| !lost.area.is(area));
         Ok(Replica {
@@ -414,14 +400,14 @@ impl State {
         })
     }
 
-    /// Reads a block for another copy; false: nobody has it. An error: it may be had later.
+    /// `false` if no copy has the block; an error may pass.
     fn load_for_copy(&mut self, block: u64, expected: u32, into: &mut [u8]) -> io::Result<bool> {
         match self.load_from_copies(block, expected, into) {
             Ok(()) => return Ok(true),
             Err(error) if error.kind() == io::ErrorKind::InvalidData => return Ok(false),
             Err(_) => {}
         }
-        // Is it this block, or the device?
+        // Find out whether the block or the device failed.
         let mut header = [0; BLOCK_BYTES];
         for replica in &self.replicas {
             let area = &replica.area;
@@ -430,15 +416,13 @@ impl State {
         Ok(self.load_from_copies(block, expected, into).is_ok())
     }
 
-    /// Whether an area that was read as `known` is where the catalog is.
     fn is_level(&self, known: &AreaContent) -> bool {
         known.header.lineage.name() == self.lineage.name()
             && known.header.seq == self.seq
             && known.header.root == root(self.tables.iter().map(|table| table.block.as_ref()))
     }
 
-    /// Whether an area that was read as `known` has a block. What a sync wrote that did not finish there may
-    /// be anything, whatever the tables of that sync say of it; so may what it wrote over.
+    /// An unfinished sync may have left anything in its blocks, whatever its tables say.
     fn has_block(
         area: &Area,
         known: &AreaContent,
@@ -457,8 +441,7 @@ impl State {
             || area.read_data(block, &mut content).is_ok() && block_crc(&content) == expected
     }
 
-    /// Writes the data blocks that differ; whether there was one.
-    /// Writes the tables that an area lacks; says in which slot each is, and whether anything was written.
+    /// Returns each table's slot; sets `wrote` if it wrote any.
     fn bring_up_tables(
         &self,
         area: &Area,
@@ -480,7 +463,7 @@ impl State {
                     area.write_table(index as u64, 1 - found.slot, &table.block)?;
                     1 - found.slot
                 }
-                // What is there could be taken for newer than what belongs there.
+                // The existing version could pass for a newer one.
                 _ => {
                     *wrote = true;
                     area.write_table(index as u64, 0, &table.block)?;
@@ -492,7 +475,7 @@ impl State {
         Ok(slots)
     }
 
-    /// Writes the header unless the area has it; says in which slot it is.
+    /// Writes the header unless the area has it. Returns its slot.
     fn bring_up_header(
         &self,
         area: &Area,
@@ -546,13 +529,13 @@ impl State {
                 }
             } else if area.read_data(block, &mut content).is_ok() && block_crc(&content) == expected
             {
-                // The good copy's own block is bad, and this one has it.
+                // The good copy's own block is bad.
                 area.write_data(block, &content)?;
                 wrote = true;
                 let what = format!("block {block} of the catalog fails its checksum");
                 self.mend(block, &content, vec![(0, what)]);
             }
-            // A block that nobody has is not this copy's fault: whoever reads it hears of it.
+            // If no copy has the block, its reader gets the error.
         }
         Ok(wrote)
     }

@@ -1,17 +1,12 @@
-//! The catalog's file for redb, kept twice: bounded, checksummed, crash-atomic, repaired as it is read.
+//! The catalog's file for redb in two copies: bounded, checksummed, crash-atomic, repaired on read.
 //!
-//! **Design.** Up to two [`Area`]s hold the same blocks under the same checksums; what they hold is in
-//! memory once. Data blocks go to both at once and may be torn or missing after a crash: redb
-//! (two-phase commit) never overwrites a block that a durable header reaches, and block 0 is in our
-//! header, not among them. [`Mirror::sync`] writes tables and headers (`sync`); what it says is durable
-//! is so on every copy that is in use. A block that fails its checksum or can't be read is taken from the
-//! other copy, written back, counted and noted.
+//! Data blocks go to both [`Area`]s at once, and may be torn after a crash. That is safe: two-phase
+//! commit never overwrites a block that a durable header reaches, and block 0 is in our own header.
+//! [`Mirror::sync`] makes them durable on every copy in use. A bad block is read from the other
+//! copy, rewritten and counted.
 //!
-//! A copy whose write fails is left behind (`copies`): the catalog goes on with the other one, which
-//! first notes durably that it does ([`Lineage`]). The last copy is never given up: its errors are the
-//! caller's.
-//!
-//! **Not here:** the format on the device (`area`), records, compaction.
+//! A copy whose write fails is left behind (`copies`); the other one first records that durably
+//! ([`Lineage`]). The last copy is never given up: its errors go to the caller.
 
 pub(crate) mod area;
 mod choose;
@@ -37,23 +32,21 @@ use std::{
 };
 use zerocopy::little_endian::U32;
 
-/// What the error of a write beyond the area says; the catalog looks for its kind.
+/// The catalog checks for this kind.
 const FULL: io::ErrorKind = io::ErrorKind::StorageFull;
-/// How many notes are kept.
 const MAX_NOTES: usize = 64;
 
-/// What a copy of the catalog is good for.
+/// The state of a copy.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum CopyState {
-    /// It has everything.
+    /// It is complete.
     Good,
-    /// Its device is not here.
+    /// Its device is missing.
     Missing,
     /// It was left behind; the text says why.
     Failed(String),
 }
 
-/// How the catalog's copies are.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct MirrorHealth {
     pub(crate) copies: Vec<CatalogCopy>,
@@ -62,12 +55,12 @@ pub(crate) struct MirrorHealth {
     pub(crate) is_settled: bool,
 }
 
-/// One copy of the catalog.
+/// A copy of the catalog.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct CatalogCopy {
-    /// The device that it is on.
+    /// The device.
     pub device: DeviceIndex,
-    /// What it is good for.
+    /// The state.
     pub state: CopyState,
 }
 
@@ -76,15 +69,13 @@ struct CopyTable {
     dirty: bool,
 }
 
-/// One area that is kept up to date.
 struct Replica {
     area: Area,
     header_slot: u64,
-    /// Of each table, the slot of the newest synced version.
+    /// Slots of the newest synced tables.
     slots: Vec<u64>,
 }
 
-/// An area that was left behind.
 struct Lost {
     area: Area,
     why: String,
@@ -94,45 +85,43 @@ struct State {
     seq: u64,
     len: u64,
     lineage: Lineage,
-    /// Where the copies are, or were when there were two.
+    /// The devices of the last two copies.
     devices: [u8; 2],
     head: Box<[u8; HEAD_BYTES]>,
     head_dirty: bool,
     tables: Vec<CopyTable>,
-    /// Some table is dirty.
     tables_dirty: bool,
     /// One or two.
     replicas: Vec<Replica>,
     lost: Vec<Lost>,
-    /// Areas whose old copy could not be removed.
+    /// Areas whose old copy could not be erased.
     stale: Vec<Area>,
-    /// Areas of devices of the pool, in use or not: where a copy can be put.
+    /// All areas to which a copy can move.
     places: Vec<Area>,
     labels: Labels,
-    /// No other copy has this epoch, durably: going on alone needs no other.
+    /// No other copy has this epoch, durably.
     alone: bool,
-    /// A copy was lost: the next sync says so, durably, before anything else counts.
+    /// A copy was lost: the next sync must first record that durably.
     new_epoch: bool,
-    /// What was read at opening may not be durable: a header that was written as a copy, say. Nothing may be
-    /// written in place of what it stands in for before it is.
+    /// Content read at opening may not be durable, for example a new copy's header. It must be
+    /// synced before superseded content is overwritten.
     base_unsynced: bool,
-    /// Blocks written since the last sync that succeeded.
+    /// Blocks written since the last successful sync.
     unsynced: BTreeSet<u64>,
-    /// Blocks that were read or written well since the opening, a bit each. All that the catalog uses is read when it is
-    /// opened; anything else may be left of a commit that a death cut short, and agree with no checksum.
+    /// Blocks read or written well since the opening, a bit each. The opening reads all that the
+    /// catalog uses. Other blocks may be left of an interrupted commit, and match no checksum.
     used: Vec<u64>,
-    /// A sync failed on every copy: the device may have dropped what was written.
+    /// The device may have dropped writes.
     sync_failed: bool,
     repaired_blocks: u64,
     notes: Vec<String>,
 }
 
-/// The mirrored file; see the module.
 pub(crate) struct Mirror {
-    /// Data blocks of an area, the unused block 0 included.
+    /// Includes the unused block 0.
     blocks: u64,
     area_bytes: u64,
-    /// Who brings copies back, or puts one elsewhere: one at a time. Taken before the state.
+    /// Held while copies are repaired or moved. Lock order: before `state`.
     care: Mutex<()>,
     state: Mutex<State>,
 }
@@ -181,7 +170,6 @@ impl State {
         }
     }
 
-    /// Blocks of a copy's own were bad, and are written anew.
     fn note_bad(&mut self, device: DeviceIndex, bad: &[String]) {
         for what in bad {
             self.repaired_blocks += 1;
@@ -213,7 +201,7 @@ impl State {
         Ok(())
     }
 
-    /// Leaves these replicas behind; the last one stays whatever it did.
+    /// Leaves these replicas behind, but never the last one.
     fn lose(&mut self, mut failed: Vec<(usize, io::Error)>) {
         failed.sort_by_key(|(at, _)| std::cmp::Reverse(*at));
         for (at, error) in failed {
@@ -235,7 +223,6 @@ impl State {
         self.lost.push(Lost { area, why });
     }
 
-    /// One whole, verified block.
     fn load(&mut self, block: u64, into: &mut [u8]) -> io::Result<()> {
         if block == 0 {
             into.fill(0);
@@ -252,7 +239,7 @@ impl State {
         Ok(())
     }
 
-    /// The block from the first copy that has it; the others before it get it from there.
+    /// Reads the block from the first good copy and repairs bad ones.
     fn load_from_copies(&mut self, block: u64, expected: u32, into: &mut [u8]) -> io::Result<()> {
         let mut bad: Vec<(usize, String)> = Vec::new();
         let mut first_error = None;
@@ -271,7 +258,6 @@ impl State {
         Err(first_error.unwrap_or_else(|| damaged("no copy of the catalog is here")))
     }
 
-    /// Writes a good block over bad ones.
     fn mend(&mut self, block: u64, content: &[u8], bad: Vec<(usize, String)>) {
         let mut failed = Vec::new();
         for (at, what) in bad {
@@ -291,7 +277,6 @@ impl State {
         self.lose(failed);
     }
 
-    /// Writes one whole block.
     fn save(&mut self, block: u64, content: &[u8]) -> io::Result<()> {
         if block == 0 {
             if content[HEAD_BYTES..].iter().any(|byte| *byte != 0) {
@@ -313,7 +298,7 @@ impl State {
         if failed.len() == self.replicas.len()
             && let Some((_, error)) = failed.pop()
         {
-            // Whatever is there now: a database writes where nothing is that it needs.
+            // A database writes only to blocks it does not need.
             self.set_used(block, false);
             return Err(error);
         }
@@ -333,7 +318,6 @@ impl State {
 }
 
 impl Mirror {
-    /// One copy of a device's label was bad and is written anew.
     pub(crate) fn note_repaired_label(&self, device: DeviceIndex) {
         self.lock().note_repaired_label(device);
     }
@@ -342,22 +326,18 @@ impl Mirror {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The file's length in bytes.
     pub(crate) fn len(&self) -> u64 {
         self.lock().len
     }
 
-    /// The longest that the file can be, in bytes.
     pub(crate) fn capacity(&self) -> u64 {
         self.blocks * BLOCK
     }
 
-    /// The size of the area that each copy is in, in bytes.
     pub(crate) fn area_bytes(&self) -> u64 {
         self.area_bytes
     }
 
-    /// All of the file will be read soon.
     pub(crate) fn read_ahead(&self) {
         let state = self.lock();
         if let Some(replica) = state.replicas.first() {
@@ -394,7 +374,7 @@ impl Mirror {
         Ok(())
     }
 
-    /// Fills `out` from `offset`; every block is verified.
+    /// Every block is verified.
     pub(crate) fn read(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
         let mut state = self.lock();
         state.check_range(offset, out.len())?;
@@ -416,7 +396,7 @@ impl Mirror {
         Ok(())
     }
 
-    /// Writes `data` at `offset`; durable after [`Mirror::sync`].
+    /// Durable after [`Mirror::sync`].
     pub(crate) fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
         let mut state = self.lock();
         state.check_range(offset, data.len())?;
@@ -438,13 +418,11 @@ impl Mirror {
         Ok(())
     }
 
-    /// Returns once everything written is durable on every copy that is in use.
     pub(crate) fn sync(&self) -> io::Result<()> {
         self.lock().sync()
     }
 }
 
-/// [`Mirror`] as redb wants it.
 #[derive(Debug, Clone)]
 pub(crate) struct Backend(pub(crate) std::sync::Arc<Mirror>);
 

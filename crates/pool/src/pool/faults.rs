@@ -1,19 +1,17 @@
-//! The owner of every volume: faults, commits of mappings, releases, laundering.
+//! The owner of every volume: faults, commits of mappings, releases, zero-filling.
 //!
-//! **Design.** An extent goes clean -> reserved (durably, ahead of need) -> granted, its mapping in
-//! memory -> owned (its mapping durable) -> freed -> dirty (durably) -> laundering -> clean. The
-//! caller moves data and talks to the engine; the pool says what may happen next.
+//! ```text
+//! clean -> reserved (durably, ahead of need) -> granted (mapping in memory) -> owned (mapping durable)
+//!       -> freed -> dirty (durably) -> zero-filling -> clean
+//! ```
 //!
 //! **Order of durability**, the caller's part:
-//! - [`Pool::commit_mappings`]: the devices must have been flushed since the data arrived.
-//! - [`Pool::release`], [`Pool::delete_volume`]: grants must have been revoked and drained; what did
-//!   not drain is quarantined.
-//! - [`Pool::laundered`]: the run must have been zeroed, and then the device flushed.
-//! - The grant table's entry of a mapping that is not durable is written before the grant is sent,
-//!   and removed only when the batch that commits or frees it is durable; for eviction too.
-//!
-//! **Not here:** grants themselves (`xlate` and the caller), stock (`volumes::stock`), where an extent comes
-//! from (`volumes::placer`), snapshots.
+//! - [`Pool::commit_mappings`]: the devices were flushed after the data arrived.
+//! - [`Pool::release`], [`Pool::delete_volume`]: grants were revoked and drained; extents that did
+//!   not drain are quarantined.
+//! - [`Pool::laundered`]: the run was zeroed, then the device flushed.
+//! - The grant table's entry of a mapping that is not durable is written before the grant is sent.
+//!   It stays until the batch that commits or frees the mapping is durable, even on eviction.
 
 use super::Pool;
 use crate::{
@@ -41,7 +39,7 @@ impl Pool {
         if let Some(answer) = volumes.answer_mapped(&allocator.extents, volume, logical.0)? {
             return Ok(answer);
         }
-        // What is not mapped may be mapped by a grant that is not adopted yet.
+        // An unadopted grant may map it.
         self.ready()?;
         let (volumes, allocator) = (&mut self.volumes, &mut self.allocator);
         if !want_write {
@@ -59,8 +57,7 @@ impl Pool {
         }
     }
 
-    /// How many more extents may be mapped ahead of a volume's writes: none in a pool that fills up, or
-    /// is owed to others.
+    /// How many more extents may be preallocated for a volume: 0 if the pool is short.
     pub fn room_ahead(&self, volume: VolumeId) -> u64 {
         if self.adopting || self.space_level() != SpaceLevel::Normal {
             return 0;
@@ -68,14 +65,13 @@ impl Pool {
         self.volumes.room_ahead(&self.allocator.extents, volume)
     }
 
-    /// How many of a volume's mapped extents lie ahead of its writes, as far as is known.
+    /// Sets a volume's known number of preallocated extents.
     pub fn set_ahead(&mut self, volume: VolumeId, extents: u64) {
         self.volumes.set_ahead(volume, extents);
     }
 
-    /// A write fault at `logical`, which is unmapped: maps it with its unmapped neighbours in `around`,
-    /// as far as they get one run. `None` where there is not at once something for it and a
-    /// neighbour: then [`Pool::fault`] answers.
+    /// Answers a write fault at the unmapped `logical`: maps it with unmapped neighbours in
+    /// `around`, in one run. `None` if no such run is ready; then use [`Pool::fault`].
     pub fn map_around(
         &mut self,
         volume: VolumeId,
@@ -92,8 +88,8 @@ impl Pool {
             .map_around(&mut self.allocator, placement, volume, logical.0, around)
     }
 
-    /// Puts a volume's mappings up to a sequence into the open batch; returns how many. Only those
-    /// on devices that were `flushed` after the data was written: the others stay as they are.
+    /// Puts a volume's mappings up to a sequence into the open batch; returns their number. Skips
+    /// devices not `flushed` after the data was written.
     pub fn commit_mappings(
         &mut self,
         volume: VolumeId,
@@ -105,10 +101,9 @@ impl Pool {
             .commit_mappings(allocator, journal, volume, up_to_seq, flushed)
     }
 
-    /// Unmaps whole extents; they are dirty, and may be laundered, once the open batch is durable.
-    ///
-    /// Every grant of the range must be revoked and drained before. What is on devices that are
-    /// `hanging`, where a write to it may still be under way, is quarantined instead.
+    /// Unmaps whole extents: dirty once the open batch is durable. Every grant of the range must be
+    /// revoked and drained before. Extents on `hanging` devices are quarantined, as a write may be
+    /// in flight.
     pub fn release(
         &mut self,
         volume: VolumeId,
@@ -122,8 +117,8 @@ impl Pool {
             .release(allocator, journal, volume, first, count, hanging)
     }
 
-    /// Reserves up to `want` extents for a volume: grantable once the open batch is durable. Returns
-    /// how many, at least one. When nothing is clean, other volumes' unused stock is taken.
+    /// Reserves up to `want` extents, grantable once the open batch is durable. Returns the number,
+    /// at least 1. Without clean extents it takes other volumes' surplus.
     pub fn reserve(&mut self, volume: VolumeId, want: u64) -> Result<u64> {
         self.ready()?;
         self.volumes.get(volume)?;
@@ -137,21 +132,20 @@ impl Pool {
             .reserve(allocator, journal, volume, want, placement, room)
     }
 
-    /// Whether a volume's stock runs low, and how much to reserve ahead: `much`, if it will soon need
-    /// more than it has needed so far.
+    /// How much to reserve ahead, if a volume's spare extents run low. With `much`, its need will
+    /// soon exceed past use.
     pub fn wants_reserve(&self, volume: VolumeId, much: bool) -> Option<u64> {
         self.volumes
             .wants_reserve(&self.allocator.extents, volume, much)
     }
 
-    /// The most that [`Pool::set_volume_reservation`], or a new volume, may ask for now, in bytes.
+    /// The largest space reservation possible now for a volume, existing or new, in bytes.
     pub fn reservable_bytes(&self, volume: Option<VolumeId>) -> u64 {
         self.volumes
             .reservable_bytes(&self.allocator.extents, volume)
     }
 
-    /// Changes how much of a volume will find space whatever others do. Refused if there is not as
-    /// much now.
+    /// Changes a volume's space reservation. Fails if the pool lacks the space now.
     pub fn set_volume_reservation(&mut self, volume: VolumeId, reserved_bytes: u64) -> Result<()> {
         if reserved_bytes > self.volumes.record(volume)?.reserved_bytes {
             self.ready()?;
@@ -161,8 +155,7 @@ impl Pool {
             .set_reservation(allocator, journal, volume, reserved_bytes)
     }
 
-    /// Volumes that have asked for nothing since the last call give their stock back; returns how
-    /// many extents that were. To be called now and then, about once a second.
+    /// Idle volumes return their spare extents. Returns their number. Call it about once a second.
     pub fn return_idle_stock(&mut self) -> u64 {
         if self.adopting {
             return 0;
@@ -171,9 +164,9 @@ impl Pool {
         self.volumes.return_idle_stock(allocator, journal)
     }
 
-    /// Hands out a device's dirty extents to be zeroed, at most `max_extents`. Nothing else happens to
-    /// them until [`Pool::laundered`], [`Pool::launder_failed`] or [`Pool::quarantine`]. None before
-    /// adoption is finished, and none of a device that is not online.
+    /// Takes up to `max_extents` dirty extents of a device to be zeroed. They stay untouched until
+    /// [`Pool::laundered`], [`Pool::launder_failed`] or [`Pool::quarantine`]. None before adoption
+    /// ends, nor from an offline device.
     pub fn take_dirty(&mut self, device: DeviceIndex, max_extents: u64) -> Vec<DeviceRun> {
         if self.adopting {
             return Vec::new();
@@ -181,8 +174,8 @@ impl Pool {
         self.allocator.take_dirty(device, max_extents)
     }
 
-    /// A run from [`Pool::take_dirty`] (or part of one) reads as zeros, and its device was flushed
-    /// since: it is clean.
+    /// Makes a run from [`Pool::take_dirty`], or part of one, clean. It must read as zeros, and its
+    /// device must have been flushed since.
     pub fn laundered(&mut self, run: DeviceRun) -> Result<()> {
         self.allocator.check_zeroing(run)?;
         self.allocator
@@ -190,22 +183,22 @@ impl Pool {
         Ok(())
     }
 
-    /// A run from [`Pool::take_dirty`] could not be zeroed: it stays dirty and comes again.
+    /// Zeroing failed: the run stays dirty.
     pub fn launder_failed(&mut self, run: DeviceRun) -> Result<()> {
         self.allocator.check_zeroing(run)?;
         self.allocator.extents.set(run, ExtentState::Dirty);
         Ok(())
     }
 
-    /// The zeroing of a run from [`Pool::take_dirty`] does not end: it is quarantined.
+    /// Zeroing hangs: quarantines the run.
     pub fn quarantine(&mut self, run: DeviceRun) -> Result<()> {
         self.allocator.check_zeroing(run)?;
         self.allocator.quarantine(&mut self.journal, run);
         Ok(())
     }
 
-    /// Every request to a device that began before the mark has ended: what was quarantined by then is
-    /// dirty once the open batch is durable. Returns how many extents.
+    /// Every request to a device before the mark has ended: extents quarantined by then become
+    /// dirty with the open batch. Returns their number.
     pub fn end_quarantine_on(&mut self, device: DeviceIndex, mark: QuarantineMark) -> u64 {
         self.allocator
             .end_quarantine_on(&mut self.journal, device, mark)

@@ -1,9 +1,9 @@
-//! The volumes: their maps, what is reserved for them, and what the pool owes them.
+//! The volumes: maps, reserved extents, owed space.
 //!
-//! **Purpose.** Knows for each volume which logical extent is where, which mappings are not durable, and what it has in stock.
-//! **Design.** [`Volumes`] owns the volumes and changes them; the extents they take and give back are the
-//! [`Allocator`](crate::extents::allocator::Allocator)'s, which is passed to it, as is the journal for touched records.
-//! **Not here:** tenants, exports, whether an operation is allowed now (`pool`), an extent's state (`extents`).
+//! [`Volumes`] owns and changes them. The extents belong to the
+//! [`Allocator`](crate::extents::allocator::Allocator), which is passed in with the journal.
+//!
+//! **Not here:** tenants, exports, whether an operation is allowed now (`pool`).
 
 pub(crate) mod ahead;
 pub(crate) mod deleted;
@@ -26,28 +26,26 @@ use pending::PendingSet;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use stock::MIN_RESERVE;
 
-/// A volume with everything that is known about it.
 #[derive(Debug)]
 pub(crate) struct PoolVolume {
     pub(crate) record: VolumeRecord,
     pub(crate) map: VolumeMap,
     /// Reserved durably, never granted.
     pub(crate) stock: RunSet,
-    /// Reserved by a batch that is not durable yet; the oldest first.
+    /// Reserved by batches that are not durable, oldest first.
     pub(crate) incoming: VecDeque<(BatchId, DeviceRun)>,
     pub(crate) incoming_extents: u64,
-    /// Mappings that are not durable.
     pub(crate) pending: PendingSet,
-    /// How much to have ahead.
+    /// Target of spare extents.
     pub(crate) goal: u64,
-    /// How many extents it took or missed, ever; and how many when it was looked at before.
+    /// Extents ever taken or missed; and at the last check.
     pub(crate) used: u64,
     pub(crate) used_before: u64,
-    /// `used` when a batch with a reservation was begun.
+    /// `used` when a batch with a reservation began.
     pub(crate) reserved_at: VecDeque<(BatchId, u64)>,
-    /// Of what is mapped: perhaps never written, as far as the caller has told.
+    /// Mapped, perhaps never written, as far as the caller knows.
     pub(crate) ahead: u64,
-    /// What the pool owes it, and its part of `Volumes::catalog_promised`.
+    /// Extents owed to it, and its part of `Volumes::catalog_promised`.
     pub(crate) owed: u64,
     pub(crate) catalog_bytes: u64,
 }
@@ -71,24 +69,23 @@ impl PoolVolume {
         }
     }
 
-    /// How many logical extents it has.
     pub(crate) fn extents(&self, extent_bytes: u64) -> u64 {
         self.record.size_bytes.div_ceil(extent_bytes)
     }
 }
 
-/// How many of a volume's extents are what.
+/// A volume's extents by state.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct VolumeSpace {
     /// Mapped, durably or not.
     pub mapped: u64,
-    /// Of those, not durably.
+    /// Mapped, but not durably.
     pub uncommitted: u64,
-    /// Of those mapped, how many lie ahead of its writes ([`Pool::map_around`](crate::Pool::map_around)).
+    /// Mapped and preallocated ([`Pool::map_around`](crate::Pool::map_around)).
     pub ahead: u64,
     /// Reserved and not used yet.
     pub reserved: u64,
-    /// What its reservation still promises it.
+    /// Promised by its space reservation and not taken yet.
     pub owed: u64,
 }
 
@@ -96,17 +93,16 @@ pub struct VolumeSpace {
 #[derive(Debug)]
 pub struct Volumes {
     pub(crate) by_id: BTreeMap<VolumeId, PoolVolume>,
-    /// Deleted ones some of whose extents are still to be freed. Nobody else knows them.
+    /// Deleted volumes with extents left to free. Other lookups ignore them.
     pub(crate) deleting: BTreeMap<VolumeId, PoolVolume>,
-    /// How many extents of a deleted volume are freed at once.
+    /// Extents of a deleted volume freed at once.
     pub(crate) delete_slice: u64,
     pub(crate) names: BTreeMap<(TenantId, String), VolumeId>,
     extent_bytes: u64,
-    /// The sequence of the next mapping.
     pub(crate) next_seq: u64,
-    /// The sum of what volumes are owed.
+    /// Extents owed to all volumes.
     pub(crate) promised: u64,
-    /// What mappings to come may take in the catalog, in bytes.
+    /// Catalog bytes that future mappings may take.
     pub(crate) catalog_promised: u64,
 }
 
@@ -124,7 +120,6 @@ impl Volumes {
         }
     }
 
-    /// Takes in what is durable.
     pub(crate) fn load(
         &mut self,
         volumes: BTreeMap<VolumeId, PoolVolume>,
@@ -166,7 +161,6 @@ impl Volumes {
             .ok_or_else(|| PoolError::not_found(format!("no {volume}")))
     }
 
-    /// Adds a volume with nothing in it.
     pub(crate) fn insert(&mut self, record: VolumeRecord) {
         let id = record.id;
         self.names.insert((record.tenant, record.name.clone()), id);
@@ -174,12 +168,12 @@ impl Volumes {
         self.settle_account(id);
     }
 
-    /// A volume, or what is left of one.
+    /// Includes volumes being deleted.
     pub(crate) fn any(&self, id: VolumeId) -> Option<&PoolVolume> {
         self.by_id.get(&id).or_else(|| self.deleting.get(&id))
     }
 
-    /// The first volume from `id` on, being deleted or not.
+    /// The first volume from `id` on, deleted ones included.
     pub(crate) fn any_from(&self, id: VolumeId) -> Option<(VolumeId, &PoolVolume)> {
         let first = |volumes: &'_ BTreeMap<VolumeId, PoolVolume>| {
             volumes.range(id..).next().map(|(id, _)| *id)
@@ -189,24 +183,23 @@ impl Volumes {
         Some((id, self.any(id)?))
     }
 
-    /// How many mappings of all volumes are not durable. Each costs memory until it is committed.
+    /// Mappings of all volumes that are not durable. Each takes memory.
     pub fn uncommitted_extents(&self) -> u64 {
         let volumes = self.by_id.values();
         volumes.map(|volume| volume.pending.len()).sum()
     }
 
-    /// Extents in stock, durably or not, of all volumes.
     pub(crate) fn unused(&self) -> u64 {
         self.by_id.values().map(PoolVolume::unused).sum()
     }
 
-    /// Extents that volumes with a reservation are still to get.
+    /// Extents owed to volumes with a space reservation.
     pub fn promised_extents(&self) -> u64 {
         self.promised
     }
 
-    /// Which bytes of a volume may hold something but zeros, from a byte on: at most so many ranges, in order, and where
-    /// to go on if that is not all.
+    /// Byte ranges of a volume from `from_bytes` on that may hold other data than zeros: at most
+    /// `most`, in order, and where to continue.
     pub fn mapped_bytes(
         &self,
         volume: VolumeId,
@@ -220,12 +213,12 @@ impl Volumes {
         let ranges = ranges
             .into_iter()
             .map(|r| bytes(r.start).max(from_bytes)..bytes(r.end));
-        // The last extent may reach beyond the volume's end, and `from_bytes` may be there.
+        // `from_bytes` may be in the last extent, beyond the volume's end.
         let ranges = ranges.filter(|range| !range.is_empty());
         Ok((ranges.collect(), next.map(bytes)))
     }
 
-    /// How many of a volume's extents are what.
+    /// A volume's extents by state.
     pub fn space_of(&self, volume: VolumeId) -> Result<VolumeSpace> {
         let volume = self.get(volume)?;
         Ok(VolumeSpace {
@@ -237,20 +230,20 @@ impl Volumes {
         })
     }
 
-    /// The highest sequence of a volume's mappings that is not durable.
+    /// The highest sequence of a mapping that is not durable.
     pub fn uncommitted(&self, volume: VolumeId) -> Option<u64> {
         self.by_id.get(&volume)?.pending.newest()
     }
 
-    /// Every mapping of the volume with this sequence or a lower one is durable; of a volume that is
-    /// gone there is nothing to wait for.
+    /// All mappings of the volume up to this sequence are durable. For a deleted volume, every
+    /// sequence is.
     pub fn durable_seq(&self, volume: VolumeId) -> u64 {
         let volume = self.by_id.get(&volume);
         let oldest = volume.and_then(|volume| volume.pending.oldest());
         oldest.unwrap_or(self.next_seq).saturating_sub(1)
     }
 
-    /// The devices on which a volume has mappings up to a sequence that no batch carries yet.
+    /// The devices of a volume's mappings up to a sequence that no batch carries yet.
     pub fn pending_on(&self, volume: VolumeId, up_to_seq: u64) -> BTreeSet<DeviceIndex> {
         let volume = self.by_id.get(&volume).into_iter();
         volume
@@ -258,7 +251,7 @@ impl Volumes {
             .collect()
     }
 
-    /// The same of all volumes, whatever the sequence.
+    /// [`Volumes::pending_on`] for all volumes and sequences.
     pub fn pending_devices(&self) -> BTreeSet<DeviceIndex> {
         self.by_id
             .values()
@@ -266,17 +259,16 @@ impl Volumes {
             .collect()
     }
 
-    /// How many extents from `first` on, up to `count`, one [`Pool::release`](crate::Pool::release) may take. The range holds at most
-    /// 4096 mapped extents; unmapped ones are not limited.
+    /// How many extents from `first` on, up to `count`, one [`Pool::release`](crate::Pool::release)
+    /// may take: at most 4096 mapped ones.
     pub fn releases_at_once(&self, volume: VolumeId, first: ExtentIndex, count: u64) -> u64 {
         self.get(volume).map_or(count, |target| {
             target.map.reach(first.0, count, faults::RELEASE_EXTENTS)
         })
     }
 
-    /// Whether a volume maps `logical` at this place, durably or not, and for how many extents from
-    /// there on, up to `count`, the answer holds. Whatever the device's health; a volume that is gone
-    /// maps nothing.
+    /// Whether a volume maps `logical` here, durably or not, and how many extents, up to `count`,
+    /// the answer covers. Ignores the device's health; a deleted volume maps nothing.
     pub fn maps_at(
         &self,
         volume: VolumeId,
@@ -297,7 +289,7 @@ impl Volumes {
         }
     }
 
-    /// The volumes that have something on a device, mapped or in stock. Looks at every map.
+    /// The volumes with mapped or spare extents on a device. Searches every map.
     pub fn on_device(&self, device: DeviceIndex) -> Vec<VolumeId> {
         self.by_id
             .iter()
@@ -312,7 +304,6 @@ impl Volumes {
             .collect()
     }
 
-    /// Notes that mappings which a batch carried are durable.
     pub(crate) fn mark_durable(&mut self, mapped: &[(VolumeId, u64)], batch: BatchId) {
         for of_one in mapped.chunk_by(|a, b| a.0 == b.0) {
             let id = of_one[0].0;
@@ -331,7 +322,6 @@ impl Volumes {
         }
     }
 
-    /// Takes from all volumes what they have in stock on a device.
     pub(crate) fn take_stock_on(&mut self, device: DeviceIndex) -> Vec<DeviceRun> {
         let mut taken = Vec::new();
         for volume in self.by_id.values_mut() {

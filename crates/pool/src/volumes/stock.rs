@@ -1,13 +1,12 @@
-//! Reserving: what each volume has ahead of need, and what the pool has promised it.
+//! Reserved extents of each volume, and the space promised to it.
 //!
-//! **Design.** A volume's *stock* is reserved durably before it is granted. How much is reserved at a
-//! time grows with each reservation and follows from how much was used while the last one was
-//! committed, so that faults don't wait for commits; a volume that is idle gives its stock back. A volume may have a *reservation*:
-//! so many extents it will get whatever others do. What it has not got of them yet is *owed*; the sum
-//! of what is owed is kept back from everyone else, and clean and dirty extents cover it. Stock that
-//! a volume's reservation does not cover is taken for others before they hear of a full pool.
+//! A volume's spare extents are reserved durably before they are granted. Reservations follow the
+//! use during the last commit, so that faults don't wait for commits. An idle volume returns its
+//! spare extents. A volume may also have a space reservation. The part not yet taken is owed: other
+//! volumes can't use it, and clean and dirty extents cover it. Surplus beyond that goes to others
+//! before they see a full pool.
 //!
-//! **Not here:** from which device (`placement`), the fault that uses stock (`owner`).
+//! **Not here:** the choice of the device (`placement`), the fault (`owner`).
 
 use super::{PoolVolume, Volumes, faults::FaultAnswer, map::MAP_CHUNK};
 use crate::{
@@ -21,34 +20,29 @@ use crate::{
 use forebay_device::size::format_bytes;
 use forebay_xlate::types::{DeviceIndex, VolumeId};
 
-/// The first reservation of a volume, in extents.
 pub(crate) const MIN_RESERVE: u64 = 16;
-/// The largest reservation, in extents.
 const MAX_RESERVE: u64 = 32_768;
-/// Up to here each reservation of a volume that writes is twice the one before, in extents.
+/// Up to this many extents, each reservation of a writing volume doubles.
 const GROWS_TO: u64 = 1024;
-/// A volume keeps this many times what it used during a commit.
+/// Spare extents per extent used during a commit.
 const COMMITS_AHEAD: u64 = 4;
-/// What an extent that gets mapped takes in the catalog at most, in bytes: 12 in its map's record and
-/// 1 of state, and some.
+/// Bound of a mapping's catalog bytes: 12 in its map's record, 1 of state, and a margin.
 const MAPPING_BYTES: u64 = 14;
-/// What a map's record takes beside its mappings, in bytes.
+/// Overhead of a map's record in bytes.
 const CHUNK_BYTES: u64 = 32;
-/// What the catalog must have room for before an extent is reserved, in bytes.
+/// Catalog room required before an extent is reserved.
 pub(crate) const RESERVED_BYTES: u64 = MAPPING_BYTES + CHUNK_BYTES;
 
 impl PoolVolume {
-    /// What it has, durably or not, and used or not.
     pub(crate) fn has(&self) -> u64 {
         self.map.mapped() + self.unused()
     }
 
-    /// What it has and was never granted.
     pub(crate) fn unused(&self) -> u64 {
         self.stock.extents() + self.incoming_extents
     }
 
-    /// How many extents are reserved for it whatever others do.
+    /// Its space reservation in extents.
     pub(crate) fn reservation(&self, extent_bytes: u64) -> u64 {
         self.record
             .reserved_bytes
@@ -56,7 +50,7 @@ impl PoolVolume {
             .min(self.extents(extent_bytes))
     }
 
-    /// What the pool owes it, and what its mappings to come may take in the catalog, in bytes.
+    /// Owed extents, and catalog bytes of future mappings.
     pub(crate) fn account(&self, extent_bytes: u64) -> (u64, u64) {
         let owed = self.reservation(extent_bytes).saturating_sub(self.has());
         let coming = self.pending.len() + self.unused();
@@ -65,21 +59,20 @@ impl PoolVolume {
         (owed, bytes)
     }
 
-    /// Never granted, and not part of what it was promised.
+    /// Surplus: spare extents beyond the space reservation.
     fn spare(&self, extent_bytes: u64) -> u64 {
         let over = self.has().saturating_sub(self.reservation(extent_bytes));
         self.stock.extents().min(over)
     }
 }
 
-/// Near the end, small steps: what one volume hoards another misses.
+/// In a nearly full pool, one volume's spare extents are another's shortage.
 fn small_step(clean: u64) -> u64 {
     (clean / 8).max(MIN_RESERVE)
 }
 
 impl Volumes {
-    /// Brings what is owed and what the catalog must keep room for up to date, after a volume got or
-    /// lost extents.
+    /// Call after a volume gained or lost extents.
     pub(crate) fn settle_account(&mut self, volume: VolumeId) {
         let Some(volume) = self.by_id.get_mut(&volume) else {
             return;
@@ -90,13 +83,12 @@ impl Volumes {
         (volume.owed, volume.catalog_bytes) = (owed, catalog_bytes);
     }
 
-    /// What is owed to others is not for this volume.
     fn promised_to_others(&self, volume: Option<VolumeId>) -> u64 {
         let own = volume.and_then(|volume| self.by_id.get(&volume));
         self.promised - own.map_or(0, |volume| volume.owed)
     }
 
-    /// Clean and dirty extents that are not owed to others, and how many of them are clean.
+    /// Extents not owed to others: clean and dirty ones, and the clean ones alone.
     pub(crate) fn free_for(&self, extents: &Extents, volume: VolumeId) -> (u64, u64) {
         let clean = extents.clean_online();
         let all = clean + extents.dirty_online();
@@ -104,7 +96,7 @@ impl Volumes {
         (free, free.min(clean))
     }
 
-    /// The most that [`Pool::set_volume_reservation`](crate::Pool::set_volume_reservation), or a new volume, may ask for now, in bytes.
+    /// The largest space reservation possible now for a volume, existing or new, in bytes.
     pub(crate) fn reservable_bytes(&self, extents: &Extents, volume: Option<VolumeId>) -> u64 {
         let spare: u64 = self
             .by_id
@@ -120,8 +112,7 @@ impl Volumes {
             .saturating_mul(self.extent_bytes)
     }
 
-    /// Makes sure that a volume, there or to be, can be promised so much. What is promised is clean or
-    /// dirty from now on: others' spare stock is given back for it.
+    /// Clean or dirty extents must cover a promise, so other volumes return surplus.
     pub(crate) fn make_room_for_reservation(
         &mut self,
         allocator: &mut Allocator,
@@ -163,7 +154,7 @@ impl Volumes {
         Ok(())
     }
 
-    /// Gives up to `max` extents of a volume's spare stock back.
+    /// Returns up to `max` surplus extents.
     fn return_spare(
         &mut self,
         allocator: &mut Allocator,
@@ -186,8 +177,7 @@ impl Volumes {
         Ok(())
     }
 
-    /// Changes how much of a volume will find space whatever others do. Refused if there is not as
-    /// much now.
+    /// Fails if the pool lacks the space now.
     pub(crate) fn set_reservation(
         &mut self,
         allocator: &mut Allocator,
@@ -213,7 +203,6 @@ impl Volumes {
         Ok(())
     }
 
-    /// What others may take of a volume's stock, now.
     fn spare_online(&self, extents: &Extents, volume: &PoolVolume) -> u64 {
         volume
             .spare(self.extent_bytes)
@@ -228,7 +217,7 @@ impl Volumes {
             .sum()
     }
 
-    /// The other volume with the most unused stock that can be taken.
+    /// The other volume with the most surplus.
     fn richest_other(&self, extents: &Extents, volume: VolumeId) -> Option<(VolumeId, u64)> {
         self.by_id
             .iter()
@@ -238,7 +227,7 @@ impl Volumes {
             .max_by_key(|(_, spare)| *spare)
     }
 
-    /// Why a write can't have an extent now.
+    /// Why a write gets no extent now.
     pub(crate) fn why_no_stock(
         &mut self,
         extents: &Extents,
@@ -265,7 +254,7 @@ impl Volumes {
         if free > 0 || self.has_more_to_delete() {
             return Ok(FaultAnswer::AwaitLaunder);
         }
-        // What another is about to get may be more than it needs.
+        // Another volume's incoming extents may exceed its need.
         let waits = |other: &PoolVolume| {
             let over = other.has() > other.reservation(self.extent_bytes);
             let last = other.incoming.back();
@@ -278,8 +267,8 @@ impl Volumes {
         })
     }
 
-    /// Whether a volume's stock runs low, and how much to reserve ahead: `much`, if it will soon need
-    /// more than it has needed so far.
+    /// How much to reserve ahead, if spare extents run low. With `much`, the need will soon exceed
+    /// past use.
     pub(crate) fn wants_reserve(
         &self,
         extents: &Extents,
@@ -290,13 +279,13 @@ impl Volumes {
         let clean = self.free_for(extents, volume).1;
         let goal = if much { MAX_RESERVE } else { target.goal };
         let goal = goal.min(small_step(clean));
-        // Only ahead of a volume that writes, and only from what is free.
+        // Only for a volume that writes, and only free extents.
         let there = self.stock_online(extents, target) + target.incoming_extents;
         (target.used > 0 && there < goal / 2 && clean > 0).then_some(goal)
     }
 
-    /// Reserves up to `want` extents for a volume, of which the catalog has room for `room`. Returns how many, at least
-    /// one. When nothing is clean, other volumes' unused stock is taken.
+    /// Reserves up to `want` extents, at most `room`; returns the number, at least 1. Without clean
+    /// extents it takes other volumes' surplus.
     pub(crate) fn reserve(
         &mut self,
         allocator: &mut Allocator,
@@ -307,7 +296,7 @@ impl Volumes {
         room: u64,
     ) -> Result<u64> {
         let clean = self.free_for(&allocator.extents, volume).1;
-        // With several devices, something of each.
+        // With several devices, some extents of each.
         let each = MIN_RESERVE * (allocator.extents.devices() as u64).min(MIN_RESERVE);
         let want = want
             .clamp(1, MAX_RESERVE)
@@ -343,7 +332,7 @@ impl Volumes {
         let batch = journal.open_batch_id();
         let target = self.get_mut(volume)?;
         if target.incoming.back().is_none_or(|(last, _)| *last < batch) {
-            // Used from here on is used during this commit.
+            // Use beyond this count happens during this commit.
             target.reserved_at.push_back((batch, target.used));
         }
         target.incoming.push_back((batch, run));
@@ -353,9 +342,9 @@ impl Volumes {
         Ok(())
     }
 
-    /// What came with a durable batch is stock.
+    /// Makes a durable batch's extents spare.
     pub(crate) fn promote_incoming(&mut self, volume: VolumeId, batch: BatchId) {
-        // A volume deleted meanwhile gave its reservation back.
+        // A volume deleted meanwhile has returned its reservation.
         let Some(target) = self.by_id.get_mut(&volume) else {
             return;
         };
@@ -365,7 +354,7 @@ impl Volumes {
         }
         while let Some((_, used)) = target.reserved_at.pop_front_if(|(by, _)| *by <= batch) {
             let during = target.used.saturating_sub(used);
-            // Twice as much each time; above a limit as much as is used, and less by halves.
+            // Doubles up to a limit; above it follows the use, and shrinks by halves.
             target.goal = (during * COMMITS_AHEAD)
                 .max((target.goal * 2).min(GROWS_TO))
                 .max(target.goal / 2)
@@ -373,7 +362,7 @@ impl Volumes {
         }
     }
 
-    /// Moves stock from the volume that has most to spare.
+    /// Moves surplus from the volumes with the most.
     fn reclaim(
         &mut self,
         allocator: &mut Allocator,
@@ -386,7 +375,7 @@ impl Volumes {
             let Some((other, spare)) = self.richest_other(&allocator.extents, volume) else {
                 break;
             };
-            // Half of it, so that two writers of a full pool don't take turns robbing all.
+            // Half of it, so that two writers of a full pool don't rob each other in turns.
             let share = spare.div_ceil(2).min(want - got);
             let device = self.richest_device(&allocator.extents, other);
             let stock = &mut self.get_mut(other)?.stock;
@@ -408,7 +397,7 @@ impl Volumes {
             .map(|(device, _)| device)
     }
 
-    /// Gives back what a volume has reserved and not used: its stock, and what is incoming.
+    /// Returns spare and incoming extents.
     pub(crate) fn return_reservation(
         &mut self,
         allocator: &mut Allocator,
@@ -427,8 +416,7 @@ impl Volumes {
         Ok(())
     }
 
-    /// Volumes that have asked for nothing since the last call give their stock back; returns how
-    /// many extents that were. To be called now and then, about once a second.
+    /// Idle volumes return their spare extents. Returns their number. Call it about once a second.
     pub(crate) fn return_idle_stock(
         &mut self,
         allocator: &mut Allocator,

@@ -1,10 +1,12 @@
-//! The simulated node: events in order of their time.
+//! The simulated node: events in order of time.
 //!
-//! **Design.** A tenant keeps some I/Os under way. One that may begin queues at its reactor's processor, first come first served. Its data
-//! then crosses a link, the backend takes its time, and data of a read returns over the other link. An I/O that may not begin waits in its
-//! lane; after each window's end lanes begin one I/O each, in turns. A reactor that works in turns ([`Model::turn_ns`]) looks at new and
-//! waiting I/Os only between them. **Not here:** what tenants ask for ([`load`]), what may begin ([`turns`]), what an I/O takes ([`path`]),
-//! who helps whom ([`help`]).
+//! An admitted I/O queues at its reactor's processor (FIFO), crosses a link, takes the backend's
+//! time, and a read's data returns over the other link. A throttled I/O waits in its lane; after
+//! each window, lanes begin one I/O each, in turns. A reactor with turns ([`Model::turn_ns`]) polls
+//! only between them.
+//!
+//! **Not here:** load ([`load`]), admission ([`turns`]), an I/O's path ([`path`]), offload
+//! ([`help`]).
 
 mod help;
 mod load;
@@ -28,24 +30,21 @@ use std::sync::Arc;
 
 pub use crate::policy::SimSpread;
 
-/// What those above their base may begin in a turn, by what I/Os cost: as much as in the engine.
+/// Calibrated cost above base that may begin in a turn, as in the engine.
 const TURN_NS: i64 = 12_000;
-/// The same while one lane comes alone.
+/// `TURN_NS` while only one lane has I/Os.
 const ALONE_TURN_NS: i64 = 75_000;
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 enum SimEvent {
     /// A tenant asks for its next I/O.
     Ask(u32),
-    /// A reactor's processor has finished with this I/O.
+    /// A reactor's processor finished with this I/O.
     Cpu(u32, u32),
-    /// A reactor has looked at all that there is to do.
+    /// A reactor has polled everything.
     Looked(u32),
-    /// The backend has answered.
     Backend(u32),
-    /// The I/O has ended.
     End(u32),
-    /// A window ends.
     WindowEnd,
 }
 
@@ -55,54 +54,51 @@ struct Io {
     lane: u32,
     len: u32,
     read: bool,
-    /// Who admitted it: its home.
     reactor: u32,
-    /// It was over budget at least once.
+    /// Over budget at least once.
     refused: bool,
-    /// It waits for the processor and for nothing else.
+    /// It waits only for the processor.
     waits_for_processor: bool,
     asked: u64,
     ready: u64,
     cost: ResourceVector,
-    /// The processor's time that it is said to take.
+    /// Calibrated processor time.
     cpu: i32,
 }
 
 #[derive(Debug)]
 struct Reactor {
     scheduler: Scheduler,
-    /// Of those within their base: they go first.
+    /// I/Os within their base.
     first: VecDeque<u32>,
     ready: VecDeque<u32>,
-    /// The processor's time that stands in `ready`.
+    /// Processor time queued in `ready`.
     ahead_ns: u64,
-    /// What came since the last turn.
     came: Vec<u32>,
-    /// What is left of a turn's quantum.
     quantum_ns: i64,
     busy: bool,
-    /// Of all time; and until this measurement began.
+    /// In total; and before the measurement.
     busy_ns: u64,
     before_ns: u64,
-    /// When it last began or carried out something of its own.
+    /// When it last began or executed its own I/O.
     begun_ns: Option<u64>,
     need: Need,
-    /// Operations of other reactors that have not begun; and how many of its own each of the others has.
+    /// Remote operations to begin; and those offloaded to each reactor.
     remote_operations: VecDeque<u32>,
     offloaded: Vec<usize>,
-    /// Lanes in which something waits: each begins in its turn.
+    /// Lanes with waiting I/Os, in order.
     run_queue: VecDeque<u32>,
-    /// None of them may, in this window.
+    /// No lane may begin in this window.
     stuck: bool,
-    /// The next I/O is carried out so much later; until when one is; and windows that ended meanwhile.
+    /// Delay of the next I/O; its end; and windows that ended meanwhile.
     held_ns: u64,
     held_until: u64,
     late: u64,
-    /// Where lanes begin in rounds, this turn, and that of which each lane was last given a batch: outside of turns there is but one, and a lane
-    /// whose part is over was last given none.
+    /// This turn's round, and the round of each lane's last batch. Without turns there is one
+    /// round; a lane that used its part has 0.
     round: u64,
     rounds: Vec<u64>,
-    /// What lanes have left of their batches, ns.
+    /// The rest of each lane's batch, ns.
     batches: Vec<i64>,
 }
 
@@ -133,13 +129,12 @@ impl Reactor {
         }
     }
 
-    /// So many stand before its processor.
     fn stand(&self) -> usize {
         self.first.len() + self.ready.len()
     }
 }
 
-/// See the module's text.
+/// The simulation; see the module.
 #[derive(Debug)]
 pub struct Simulation {
     model: Model,
@@ -147,43 +142,42 @@ pub struct Simulation {
     guests: Vec<Guest>,
     spread: SimSpread,
     reactors: Vec<Reactor>,
-    /// Of each lane, the reactor that admits what comes; and what it asked for that has not ended.
+    /// Each lane's home reactor, tenant, and I/Os in flight.
     homes: Vec<usize>,
     tenant_of: Vec<usize>,
     in_lane: Vec<u32>,
-    /// By reactor, lane and direction: what waits.
+    /// Waiting I/Os by reactor, lane and direction.
     waiting: Vec<Vec<VecDeque<u32>>>,
     ios: Vec<Io>,
     free: Vec<u32>,
     under_way: Vec<u32>,
-    /// When a tenant with a rate may ask next; whether it will.
+    /// When a tenant with a rate may ask next; whether that is scheduled.
     due: Vec<u64>,
     asks: Vec<bool>,
     events: BinaryHeap<Reverse<(u64, u64, SimEvent)>>,
     sequence: u64,
     links: [u64; 2],
-    /// When the device has ended what was given to it.
+    /// When the device's queue is empty.
     device: u64,
     now: u64,
     window_ns: u64,
     quantum_ns: i64,
     backlog_weight: u64,
-    /// Lanes begin in rounds, a batch in each.
+    /// Lanes begin in rounds, with a batch in each.
     rounds: bool,
     random: u64,
     measured: Measured,
 }
 
-/// What is measured.
 #[derive(Debug)]
 struct Measured {
     from_ns: u64,
     had: Vec<Had>,
-    /// Windows are counted one by one.
+    /// Count windows one by one.
     by_window: bool,
 }
 
-/// Which lane is whose: as many as a tenant has queues.
+/// The tenant and queue of each lane.
 fn lanes_of(guests: &[Guest]) -> Vec<(usize, usize)> {
     let mut lanes = Vec::new();
     for (tenant, guest) in guests.iter().enumerate() {
@@ -194,7 +188,6 @@ fn lanes_of(guests: &[Guest]) -> Vec<(usize, usize)> {
     lanes
 }
 
-/// The reactor that admits what comes through each lane.
 fn homes_of(lanes: &[(usize, usize)], guests: &[Guest], reactors: usize) -> Vec<usize> {
     let homes = lanes.iter().enumerate().map(|(lane, (tenant, queue))| {
         let home = guests[*tenant].homes.get(*queue).copied();
@@ -203,7 +196,7 @@ fn homes_of(lanes: &[(usize, usize)], guests: &[Guest], reactors: usize) -> Vec<
     homes.collect()
 }
 
-/// Tells a reactor's scheduler of all budgets, and of the lanes that are at home there.
+/// Sets all budgets, and the lanes at home here.
 fn set_up(
     scheduler: &mut Scheduler,
     number: usize,
@@ -223,10 +216,10 @@ fn set_up(
 }
 
 impl Simulation {
-    /// With these tenants.
+    /// A simulation with these tenants.
     ///
     /// # Errors
-    /// A parameter that is out of its range.
+    /// A parameter out of range.
     pub fn new(
         model: Model,
         params: &Params,
@@ -239,9 +232,9 @@ impl Simulation {
         model.base_first &= params.policy == Policy::Burst;
         match params.policy {
             Policy::Burst => {}
-            // It begins whatever comes.
+            // It begins every I/O.
             Policy::Base => model.ahead_ns = u64::MAX,
-            // A round is of what waits.
+            // A round serves waiting I/Os.
             Policy::Wild => model.ahead_ns = Model::default().ahead_ns,
         }
         let mut guests = guests;
@@ -308,7 +301,7 @@ impl Simulation {
         Ok(simulation)
     }
 
-    /// Runs for `warm_ns` and forgets it, then for `ns`. Says what each tenant had.
+    /// Runs `warm_ns` unmeasured, then `ns`. Returns each tenant's results.
     pub fn run(&mut self, warm_ns: u64, ns: u64) -> &[Had] {
         self.until(self.now + warm_ns);
         self.measured.had.fill(Had::default());
@@ -320,7 +313,7 @@ impl Simulation {
         &self.measured.had
     }
 
-    /// How much of the measurement each reactor was busy.
+    /// Busy fraction of each reactor during the measurement.
     #[must_use]
     pub fn busy(&self) -> Vec<f64> {
         let time = (self.now - self.measured.from_ns).max(1) as f64;
@@ -329,13 +322,13 @@ impl Simulation {
         parts.map(busy).collect()
     }
 
-    /// Of the first reactor: how many times what is calibrated costs count.
+    /// The first reactor's correction of calibrated costs.
     #[must_use]
     pub fn correction(&self, resource: Resource) -> f32 {
         self.reactors[0].scheduler.corrections()[resource as usize]
     }
 
-    /// Windows are counted one by one.
+    /// Counts windows one by one.
     pub fn count_windows(&mut self) {
         self.measured.by_window = true;
     }
