@@ -1,9 +1,8 @@
-//! Records as bytes.
+//! Records as bytes: a version byte, then postcard, or fixed-width columns for maps, the most
+//! frequent records.
 //!
-//! **Design.** A version byte, then postcard, or columns of fixed width for maps, of which there are most. A
-//! chunk of extents is one record of runs, so contiguous space costs a few bytes, whatever its size, and
-//! the worst case a few bytes per extent. Decoding trusts nothing: counts are checked against the chunk. **Not here:**
-//! which record is where (`batch::Key`).
+//! A chunk of extents is one record of runs. Contiguous space takes a few bytes in all, scattered
+//! space a few per extent. Decoding checks all counts against the chunk.
 
 use crate::{
     error::{PoolError, Result},
@@ -16,24 +15,21 @@ use forebay_xlate::boundary::message::{Frontend, MAX_MACHINE_QUEUES};
 use forebay_xlate::types::{DeviceIndex, VolumeId};
 use serde::{Serialize, de::DeserializeOwned};
 
-/// Extents per record of states.
 pub(crate) const STATE_CHUNK: u64 = 1024;
 
 const VERSION: u8 = 3;
-/// Of an export that versions before this one don't know.
+/// For exports that earlier versions don't know.
 const MACHINES_VERSION: u8 = 4;
 
 fn wrong(what: &str) -> PoolError {
     PoolError::damaged(format!("a catalog record cannot be read: {what}"))
 }
 
-/// Any record that is a struct.
 pub(crate) fn encode<T: Serialize>(record: &T) -> Result<Vec<u8>> {
     postcard::to_extend(record, vec![VERSION])
         .map_err(|error| PoolError::invalid(format!("a catalog record cannot be written: {error}")))
 }
 
-/// The reverse of [`encode`].
 pub(crate) fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T> {
     match bytes.split_first() {
         Some((&VERSION, rest)) => {
@@ -52,8 +48,8 @@ pub(crate) fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T> {
     }
 }
 
-/// An export. What only this version of Forebay knows (machines' frontends, sharing) has a version of its
-/// own: others say so, and refuse the pool.
+/// Exports with VM frontends or sharing have their own version, so that earlier versions of Forebay
+/// refuse the pool.
 pub(crate) fn encode_export(export: &ExportRecord) -> Result<Vec<u8>> {
     match export.plain() {
         Some(plain) => encode(&plain),
@@ -65,7 +61,6 @@ pub(crate) fn encode_export(export: &ExportRecord) -> Result<Vec<u8>> {
     }
 }
 
-/// The reverse of [`encode_export`].
 pub(crate) fn decode_export(bytes: &[u8]) -> Result<ExportRecord> {
     match bytes.split_first() {
         Some((&MACHINES_VERSION, rest)) => {
@@ -85,7 +80,7 @@ pub(crate) fn decode_export(bytes: &[u8]) -> Result<ExportRecord> {
     }
 }
 
-/// A chunk of states: runs of (state, count), or bytes where runs would be longer.
+/// Runs of (state, count), or bytes if those are shorter.
 pub(crate) fn encode_states(states: &[u8]) -> Result<Vec<u8>> {
     let mut runs: Vec<(u8, u16)> = Vec::new();
     for state in states {
@@ -101,7 +96,7 @@ pub(crate) fn encode_states(states: &[u8]) -> Result<Vec<u8>> {
     }
 }
 
-/// Fills `states`, whose length says how many extents the chunk has.
+/// The length of `states` is the chunk's number of extents.
 pub(crate) fn decode_states(bytes: &[u8], states: &mut [u8]) -> Result<()> {
     let form = *bytes.get(1).ok_or_else(|| wrong("states without a form"))?;
     if form == 0 {
@@ -134,12 +129,11 @@ pub(crate) fn decode_states(bytes: &[u8], states: &mut [u8]) -> Result<()> {
     Ok(())
 }
 
-/// Which columns a chunk of a map has.
+/// Columns present in a chunk of a map.
 const GAPS: u8 = 1;
 const COUNTS: u8 = 2;
 const DEVICES: u8 = 4;
 
-/// How many bytes a number needs.
 fn width_of(number: u64) -> usize {
     (64 - number.leading_zeros() as usize).div_ceil(8)
 }
@@ -150,15 +144,15 @@ fn push_column(bytes: &mut Vec<u8>, width: usize, numbers: impl Iterator<Item = 
     }
 }
 
-/// A chunk of a volume's map, in columns of a fixed width each, so that it is read quickly:
+/// A chunk of a volume's map, in fixed-width columns for fast reading:
 ///
 /// ```text
 /// version, number of runs (2 bytes), columns, device, width of extents, width of the lowest extent,
 /// the lowest extent, gaps (2 each), counts (2 each), devices (1 each), extents above the lowest
 /// ```
 ///
-/// A gap is what is unmapped before a run. A column is left out where all gaps are 0, all counts 1, all
-/// devices the same.
+/// A gap is the unmapped space before a run. A column is left out if all gaps are 0, all counts 1,
+/// or all devices equal.
 pub(crate) fn encode_map(runs: &[MapRun]) -> Result<Vec<u8>> {
     let mut gaps = Vec::with_capacity(runs.len());
     let mut logical = 0;
@@ -207,7 +201,6 @@ pub(crate) fn encode_map(runs: &[MapRun]) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Takes a column of `rows` numbers off the front.
 fn take_column<'a>(bytes: &mut &'a [u8], width: usize, rows: usize) -> Result<Column<'a>> {
     let (column, rest) = bytes
         .split_at_checked(width * rows)
@@ -230,7 +223,7 @@ impl Column<'_> {
         let from = row * self.width;
         let mut number = [0; 8];
         if let Some(eight) = self.bytes.get(from..from + 8) {
-            // Quicker than as many bytes as there are: some belong to the next rows.
+            // One load is faster than `width` bytes; the excess belongs to the next rows.
             number.copy_from_slice(eight);
             let unused = 64 - 8 * self.width as u32;
             return (u64::from_le_bytes(number) << (unused & 63)) >> (unused & 63);
@@ -240,7 +233,7 @@ impl Column<'_> {
     }
 }
 
-/// The reverse of [`encode_map`]; the runs are in order, disjoint and within a chunk.
+/// The runs are in order, disjoint and within a chunk.
 pub(crate) fn decode_map(bytes: &[u8]) -> Result<Vec<MapRun>> {
     let (head, mut rest) = bytes
         .split_first_chunk::<7>()
@@ -288,7 +281,7 @@ pub(crate) fn decode_map(bytes: &[u8]) -> Result<Vec<MapRun>> {
         if count == 0 || logical > MAP_CHUNK {
             return Err(wrong("a run beyond its chunk"));
         }
-        // All of it fits: it ends within a chunk of 512.
+        // No overflow: it ends within a chunk of 512.
         runs.push(MapRun {
             start: start as u16,
             count: count as u16,
@@ -299,7 +292,7 @@ pub(crate) fn decode_map(bytes: &[u8]) -> Result<Vec<MapRun>> {
     Ok(runs)
 }
 
-/// A chunk of reservations: (offset, count, volume) per run.
+/// (offset, count, volume) per run.
 pub(crate) fn encode_reservations(base: u64, runs: &[(DeviceRun, VolumeId)]) -> Result<Vec<u8>> {
     let packed: Vec<(u64, u64, u64)> = runs
         .iter()
@@ -308,7 +301,7 @@ pub(crate) fn encode_reservations(base: u64, runs: &[(DeviceRun, VolumeId)]) -> 
     encode(&packed)
 }
 
-/// The reverse of [`encode_reservations`]; the runs are within the chunk.
+/// The runs are within the chunk.
 pub(crate) fn decode_reservations(
     device: DeviceIndex,
     chunk: u64,
@@ -351,7 +344,7 @@ mod tests {
             socket_owner: SocketOwner::default(),
             shared: false,
         };
-        // As it was written before there were machines.
+        // The format before VM frontends.
         let old = encode(&(3u64, 2u64, "nqn.x", vec!["nqn.h"], false, 9u64)).unwrap();
         assert_eq!(encode_export(&tcp).unwrap(), old);
         assert_eq!(decode_export(&old).unwrap(), tcp);
@@ -420,7 +413,6 @@ mod tests {
             prop_assert_eq!(back, states);
         }
 
-        /// Whatever the bytes, an answer: no panic, and nothing out of range in it.
         #[test]
         fn noise_is_refused_or_sound(bytes in prop::collection::vec(any::<u8>(), 0..200), form in 0u8..2) {
             let mut bytes = bytes;

@@ -1,11 +1,9 @@
-//! Where things are on a device.
+//! The layout of a device.
 //!
-//! **Design.** `[0, 8 KiB)` two labels; from 1 MiB on one catalog area, or two in a row; then, at a
-//! multiple of 1 MiB, the extents. A catalog area is sized for every extent of the pool mapped badly, so
-//! that it does not fill before the pool does, and is of the same size on every device. Each device has
-//! one, so that a copy of the catalog can be put on it, except where it would take too much of a small
-//! device. Where only one device can have one, that one has two. **Not here:** reading or writing any of
-//! it.
+//! `[0, 1 MiB)` holds the labels; from 1 MiB on follow no, one or two catalog areas; then, at a
+//! multiple of 1 MiB, the extents. All catalog areas have one size, enough for every extent of the
+//! pool mapped badly. Each device has one, so that it can take a copy, unless it is too small. A
+//! pool with only one such device has two there.
 
 use crate::error::{PoolError, Result};
 use forebay_device::size::format_bytes;
@@ -14,33 +12,31 @@ use forebay_device::size::format_bytes;
 pub const MIN_EXTENT_BYTES: u64 = 64 << 10;
 /// The largest extent, in bytes.
 pub const MAX_EXTENT_BYTES: u64 = 4 << 20;
-/// The extent size that a pool has unless told otherwise, in bytes.
+/// The default extent size, in bytes.
 pub const DEFAULT_EXTENT_BYTES: u64 = MIN_EXTENT_BYTES;
-/// The most extents that a device may have: each costs a byte of memory. 64 TiB of the smallest.
+/// Each extent takes a byte of memory. 64 TiB of the smallest.
 pub(crate) const MAX_DEVICE_EXTENTS: u64 = 1 << 30;
-/// The most devices that a pool has.
+/// The most devices of a pool.
 pub const MAX_DEVICES: usize = 256;
 
 const MIB: u64 = 1 << 20;
 pub(crate) const CATALOG_OFFSET_BYTES: u64 = MIB;
-/// The catalog of an empty pool: redb's own, and tenants, volumes and exports.
+/// An empty pool's catalog: redb's own part, tenants, volumes and exports.
 const CATALOG_BASE_BYTES: u64 = 4 * MIB;
-/// What a catalog area has per extent. A scattered extent takes some 4 bytes of records (3 of map and at
-/// most 1 of state), at worst what the pool keeps free for it (`stock`: 14); [`LIVE_FRACTION`] of the area
-/// may be records, and so each extent has 16.
+/// Size of a catalog area per extent. A scattered extent takes about 4 bytes of records, 3 of map
+/// and at most 1 of state; the pool keeps 14 free for it (`stock`). Of the area, [`LIVE_FRACTION`]
+/// may be records, so each extent has 16.
 const CATALOG_BYTES_PER_EXTENT: u64 = 48;
-/// Records may take one third of the area: a tree's pages are half full, and a transaction writes
-/// new pages before old ones are free.
+/// Records may take one third: a tree's pages are half full, and a transaction writes new pages
+/// before it frees old ones.
 pub(crate) const LIVE_FRACTION: u64 = 3;
-/// A device has a catalog area if that takes at most this part of it.
+/// A catalog area may take at most this part of a device.
 const AREA_FRACTION: u64 = 4;
 
-/// A device's parts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Layout {
-    /// How many catalog areas it has: 0 to 2.
+    /// 0 to 2.
     pub(crate) catalog_areas: u32,
-    /// The size of one.
     pub(crate) catalog_bytes: u64,
     pub(crate) data_offset_bytes: u64,
     pub(crate) extents: u64,
@@ -84,12 +80,11 @@ fn has_room(capacity: u64, catalog_bytes: u64) -> bool {
 /// Whether a new pool has room on devices of these capacities.
 ///
 /// # Errors
-/// Why it has not.
+/// The reason if it has not.
 pub fn check_room(capacities: &[u64], extent_bytes: u64) -> Result<()> {
     plan(capacities, extent_bytes).map(drop)
 }
 
-/// Lays out all of a new pool's devices, given their capacities.
 pub(crate) fn plan(capacities: &[u64], extent_bytes: u64) -> Result<Vec<Layout>> {
     if !extent_bytes.is_power_of_two()
         || !(MIN_EXTENT_BYTES..=MAX_EXTENT_BYTES).contains(&extent_bytes)
@@ -129,7 +124,7 @@ pub(crate) fn plan(capacities: &[u64], extent_bytes: u64) -> Result<Vec<Layout>>
         .collect()
 }
 
-/// Lays out a device that joins a pool whose catalog areas are this large.
+/// Lays out a device added to a pool with catalog areas of this size.
 pub(crate) fn plan_addition(
     what: &str,
     capacity: u64,
@@ -152,7 +147,7 @@ mod tests {
             assert_eq!(layout.data_offset_bytes, 6 << 20);
             assert_eq!(layout.extents, extents);
         }
-        // Some thousandth of a large pool, both copies.
+        // About a thousandth of a large pool, both copies.
         let large = plan(&[1 << 40], 65536).unwrap();
         assert_eq!(large[0].catalog_areas, 2);
         assert!(large[0].data_offset_bytes < (1 << 40) / 600);

@@ -1,39 +1,39 @@
-//! What a message asks for, once it is checked.
+//! Checked requests: lengths, sizes and counts are within the device's limits, so executing one
+//! needs no further check.
 //!
-//! Purpose: from payload bytes to numbers that are within what the device has: whoever carries a request
-//! out needs no check of its own against lengths, sizes and counts. Does NOT know what is mapped.
+//! **Not here:** the mapped memory.
 
 use crate::device::Device;
 use crate::version::{self, Negotiated};
 use crate::wire::{command, dma, irq_set_flags as set, u32_at, u64_at};
 use crate::{Errno, MAX_DATA_BYTES};
 
-/// A page: what memory maps begin and end with.
+/// Maps begin and end at page boundaries.
 const PAGE_BYTES: u64 = 4096;
 
 /// VFIO_USER_DMA_MAP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DmaMap {
-    /// Where the region begins for the device.
+    /// Start of the region for the device.
     pub address: u64,
-    /// Its length, not 0; address + length does not overflow. Whole pages.
+    /// Length, not 0, whole pages; address + length does not overflow.
     pub len_bytes: u64,
-    /// Where it begins in the descriptor.
+    /// Offset in the descriptor.
     pub offset_bytes: u64,
-    /// It may be read.
+    /// Whether it may be read.
     pub readable: bool,
-    /// It may be written.
+    /// Whether it may be written.
     pub writable: bool,
-    /// A descriptor came with it; else nothing of it can be reached.
+    /// Whether a descriptor came with it; else the region is inaccessible.
     pub has_descriptor: bool,
 }
 
 /// VFIO_USER_DMA_UNMAP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DmaUnmap {
-    /// The region that begins there and is so long, exactly.
+    /// The region with exactly this start and length.
     One {
-        /// Where it begins for the device.
+        /// Its start for the device.
         address: u64,
         /// Its length.
         len_bytes: u64,
@@ -42,60 +42,60 @@ pub enum DmaUnmap {
     All,
 }
 
-/// What is done to interrupts.
+/// An operation on interrupts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum IrqAction {
-    /// They are not signalled until unmasked.
+    /// Hold back signals until unmasked.
     Mask,
-    /// They are signalled again, and at once where one was held back.
+    /// Signal again, and at once if one was held back.
     Unmask,
-    /// They are raised, or given their descriptors.
+    /// Raise them, or set their descriptors.
     Trigger,
 }
 
-/// To which of them.
+/// The interrupts concerned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum IrqData<'a> {
     /// All of them.
     None,
-    /// Those whose byte is not 0; one byte each.
+    /// One byte each; not 0 selects the interrupt.
     Bool(&'a [u8]),
-    /// Each gets the descriptor of its place (as many came as there are interrupts), or, when none came
-    /// (false), has none any more. Only with [`IrqAction::Trigger`].
+    /// `true`: each gets its descriptor, of which as many came. `false`: each loses it. Only with
+    /// [`IrqAction::Trigger`].
     Eventfd(bool),
 }
 
 /// VFIO_USER_DEVICE_SET_IRQS.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SetIrqs<'a> {
-    /// VFIO_PCI_*_IRQ_INDEX, of a kind that the device has.
+    /// VFIO_PCI_*_IRQ_INDEX of a kind that the device has.
     pub index: u32,
-    /// The first.
+    /// First interrupt.
     pub start: u32,
-    /// How many; start + count are within what the device has. 0 (with [`IrqData::None`] and
-    /// [`IrqAction::Trigger`]): all of the kind lose their descriptors.
+    /// Number; start + count are within the device's. 0, with [`IrqData::None`] and
+    /// [`IrqAction::Trigger`]: all of the kind lose their descriptors.
     pub count: u32,
-    /// What.
+    /// The operation.
     pub action: IrqAction,
-    /// To which.
+    /// The interrupts concerned.
     pub data: IrqData<'a>,
 }
 
-/// Where a region is accessed: inside it, by at most [`MAX_DATA_BYTES`], and in the right direction.
+/// A valid access: inside the region, at most [`MAX_DATA_BYTES`], in an allowed direction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RegionAccess {
     /// VFIO_PCI_*_REGION_INDEX.
     pub region: u32,
-    /// Offset in it.
+    /// Offset in the region.
     pub offset_bytes: u64,
-    /// How much, not 0.
+    /// Length, not 0.
     pub len_bytes: u32,
 }
 
-/// What a message asks for.
+/// A message's request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Request<'a> {
-    /// VFIO_USER_VERSION: it can be agreed to.
+    /// VFIO_USER_VERSION, acceptable.
     Version(Negotiated),
     /// VFIO_USER_DMA_MAP.
     DmaMap(DmaMap),
@@ -105,14 +105,14 @@ pub enum Request<'a> {
     DeviceInfo,
     /// VFIO_USER_DEVICE_GET_REGION_INFO.
     RegionInfo {
-        /// Which.
+        /// The region's index.
         index: u32,
-        /// How long the payload of the answer may be.
+        /// The maximal payload of the answer.
         argsz: u32,
     },
     /// VFIO_USER_DEVICE_GET_IRQ_INFO.
     IrqInfo {
-        /// Which.
+        /// The interrupt kind's index.
         index: u32,
     },
     /// VFIO_USER_DEVICE_SET_IRQS.
@@ -125,8 +125,8 @@ pub enum Request<'a> {
     Reset,
 }
 
-/// The request in a command's payload, with which so many descriptors came. Where it takes none they say
-/// nothing: whoever only peeked at a stream may have been given a later message's (Linux does that).
+/// The request in a command's payload. Descriptors that the command does not take are ignored:
+/// Linux may attach a later message's ones to a peek.
 pub(crate) fn judge<'a>(
     code: u16,
     payload: &'a [u8],
@@ -176,7 +176,7 @@ pub(crate) fn judge<'a>(
     Ok(request)
 }
 
-/// `argsz`, of a payload that is as long as the fixed structure and says so.
+/// `argsz`; payload and `argsz` must cover the fixed structure.
 fn argsz(payload: &[u8], fixed_bytes: usize) -> Result<u32, Errno> {
     let argsz = u32_at(payload, 0).ok_or(Errno::EINVAL)?;
     if payload.len() < fixed_bytes || (argsz as usize) < fixed_bytes {
@@ -258,7 +258,7 @@ fn set_irqs<'a>(
     };
     let disables = count == 0 && start == 0;
     match (action, data) {
-        // A kind that the device doesn't have can be switched off all the same.
+        // A kind that the device lacks can be disabled too.
         (IrqAction::Trigger, IrqData::None) if disables => {}
         _ if count == 0 || end > irq.count => return Err(Errno::EINVAL),
         // No descriptors are signalled when an interrupt is masked.

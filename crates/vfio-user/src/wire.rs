@@ -1,7 +1,7 @@
-//! Numbers of the protocol, the header of a message, and how long a message is.
+//! The protocol's numbers, a message's header and length.
 //!
-//! Purpose: everything that both directions share. The specification says "the endianness of the host
-//! system"; Forebay runs on little-endian hosts alone. Does NOT know what a command's payload means.
+//! The specification says "the endianness of the host system"; Forebay runs only on little-endian
+//! hosts.
 
 use crate::MAX_MESSAGE_BYTES;
 use std::fmt;
@@ -42,19 +42,18 @@ pub mod command {
 
 /// Major version of the protocol.
 pub const VERSION_MAJOR: u16 = 0;
-/// The highest minor version that is understood.
+/// The highest supported minor version.
 pub const VERSION_MINOR: u16 = 1;
 
-/// Bytes of the header.
+/// Size of the header.
 pub const HEADER_BYTES: usize = 16;
 
-/// Header flags bits 3:0: the type. 0 is a command.
+/// Header flags bits 3:0, the type; 0 is a command.
 const FLAGS_TYPE: u32 = 0xF;
-/// Type: a reply.
 const TYPE_REPLY: u32 = 1;
-/// Header flags bit 4: no reply is wanted.
+/// Header flags bit 4: no reply wanted.
 const FLAGS_NO_REPLY: u32 = 1 << 4;
-/// Header flags bit 5: the reply tells of an error.
+/// Header flags bit 5: the reply is an error.
 const FLAGS_ERROR: u32 = 1 << 5;
 
 /// DMA_MAP and DMA_UNMAP flags (vfio-user, "VFIO_USER_DMA_MAP"; `linux/vfio.h`).
@@ -63,7 +62,7 @@ pub mod dma {
     pub const READABLE: u32 = 1 << 0;
     /// Map: the region may be written.
     pub const WRITABLE: u32 = 1 << 1;
-    /// Unmap: VFIO_DMA_UNMAP_FLAG_ALL, everything; address and size are 0. QEMU sends it.
+    /// Unmap: VFIO_DMA_UNMAP_FLAG_ALL, with address and size 0. QEMU sends it.
     pub const UNMAP_ALL: u32 = 1 << 1;
 }
 
@@ -139,13 +138,12 @@ pub mod pci_irq {
     pub const MSIX: u32 = 2;
     /// VFIO_PCI_ERR_IRQ_INDEX.
     pub const ERR: u32 = 3;
-    /// VFIO_PCI_REQ_IRQ_INDEX: the device wants to be given back.
+    /// VFIO_PCI_REQ_IRQ_INDEX: the device asks to be released.
     pub const REQ: u32 = 4;
     /// VFIO_PCI_NUM_IRQS.
     pub const COUNT: usize = 5;
 }
 
-/// The first `N` bytes at `at`; `None` where there are fewer.
 pub(crate) fn bytes_at<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
     bytes.get(at..)?.first_chunk().copied()
 }
@@ -162,15 +160,15 @@ pub(crate) fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
 /// The header of a message (vfio-user, "Header").
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
-    /// Message ID: the sender's own, echoed in the reply.
+    /// Message ID: chosen by the sender, echoed in the reply.
     pub id: u16,
     /// Command.
     pub command: u16,
-    /// Message size, header included.
+    /// Message size, including the header.
     pub size_bytes: u32,
     /// Flags.
     pub flags: u32,
-    /// Error: of a reply.
+    /// Error of a reply.
     pub error: u32,
 }
 
@@ -186,7 +184,7 @@ impl Header {
         }
     }
 
-    /// The header in front of these bytes; `None` where there are fewer.
+    /// Reads a header; `None` if there are too few bytes.
     pub fn read(bytes: &[u8]) -> Option<Self> {
         Some(Self {
             id: u16_at(bytes, 0)?,
@@ -197,7 +195,7 @@ impl Header {
         })
     }
 
-    /// As bytes.
+    /// The header as bytes.
     pub fn to_bytes(&self) -> [u8; HEADER_BYTES] {
         let mut bytes = [0; HEADER_BYTES];
         bytes[0..2].copy_from_slice(&self.id.to_le_bytes());
@@ -208,7 +206,7 @@ impl Header {
         bytes
     }
 
-    /// The header of the answer to this command, with so much payload.
+    /// The header of a reply with this payload size.
     pub fn reply(&self, payload_bytes: u32) -> Self {
         Self {
             size_bytes: HEADER_BYTES as u32 + payload_bytes,
@@ -218,7 +216,7 @@ impl Header {
         }
     }
 
-    /// The header of an error's answer to this command.
+    /// The header of an error reply.
     pub fn error_reply(&self, error: crate::Errno) -> Self {
         Self {
             flags: TYPE_REPLY | FLAGS_ERROR,
@@ -237,7 +235,7 @@ impl Header {
         self.flags & FLAGS_TYPE == TYPE_REPLY
     }
 
-    /// Whether it is an error's reply.
+    /// Whether it is an error reply.
     pub fn is_error(&self) -> bool {
         self.is_reply() && self.flags & FLAGS_ERROR != 0
     }
@@ -248,25 +246,25 @@ impl Header {
     }
 }
 
-/// What the first bytes of the stream say.
+/// The start of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MessageFrame {
-    /// So many bytes must be there first, from the message's beginning on.
+    /// This many bytes of the message are needed first.
     NeedMore(usize),
-    /// The message has so many bytes, and they are there.
+    /// A whole message of this many bytes.
     Whole(usize),
 }
 
-/// Why a stream can't go on: where the next message begins is not known, or nothing sensible would come.
+/// Why a stream can't go on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Broken {
-    /// A message that says it is shorter than its header.
+    /// A message shorter than its header.
     Short,
-    /// A message that is longer than [`MAX_MESSAGE_BYTES`].
+    /// A message longer than [`MAX_MESSAGE_BYTES`].
     Long,
-    /// Neither a command, nor anything that could be answered.
+    /// Neither a command nor anything to be answered.
     NotACommand,
-    /// Something came before the version was agreed on, or the version can't be agreed on.
+    /// A message before the version is agreed, or no common version.
     Version,
 }
 
@@ -283,7 +281,7 @@ impl fmt::Display for Broken {
 
 impl std::error::Error for Broken {}
 
-/// How long the message is that begins these bytes.
+/// The length of the first message in these bytes.
 ///
 /// # Errors
 /// Why the stream can't go on.

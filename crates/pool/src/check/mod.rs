@@ -1,15 +1,14 @@
-//! Whether what the pool knows fits together.
+//! The consistency check of the pool.
 //!
-//! **Design.** A check walks every map and every volume's stock, notes in a bitmap which extents they
-//! claim, and then looks for extents that are used and claimed by nobody. It goes in pieces, between
-//! which the pool works on; so that this deceives nobody, the pool marks meanwhile what changes hands,
-//! and the check says nothing of what is marked. What must be compared at one moment (an extent and
-//! its state, a counter and what it counts) is compared within one piece.
+//! It walks every map and all spare extents, marks the extents they claim in a bitmap, and then
+//! looks for used extents without a claim. It runs in pieces between other work. Meanwhile the pool
+//! marks extents that change hands, and the check ignores those. Things that must agree at one
+//! moment are compared within one piece.
 //!
-//! Only leaks are repaired: extents that are used by nobody become dirty. Everything else would need a
-//! decision about whose the bytes are.
+//! Only leaks are repaired: they become dirty. Anything else needs a decision about whose data it
+//! is.
 //!
-//! **Not here:** the catalog's blocks and their checksums (`area`, `catalog`).
+//! **Not here:** the catalog's blocks and checksums (`area`, `catalog`).
 
 use crate::{
     catalog::Catalog,
@@ -27,17 +26,16 @@ use crate::{
 use forebay_xlate::types::{DeviceIndex, VolumeId};
 use std::fmt;
 
-/// Problems that are described; more are counted.
+/// Problems that are described; further ones are only counted.
 const PROBLEMS_AT_MOST: usize = 100;
-/// Extents that one piece of [`Pool::check`] looks at.
 const PIECE_EXTENTS: u64 = 1 << 16;
 
-/// Something that does not fit.
+/// An inconsistency.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct CheckProblem {
-    /// What, in a sentence.
+    /// The problem as a sentence.
     pub what: String,
-    /// Whether [`Pool::repair`] mends it.
+    /// Whether [`Pool::repair`] fixes it.
     pub repairable: bool,
 }
 
@@ -47,27 +45,27 @@ impl fmt::Display for CheckProblem {
     }
 }
 
-/// What a check found.
+/// A check's result.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub struct CheckReport {
-    /// Extents looked at.
+    /// Extents checked.
     pub extents_checked: u64,
-    /// Mapped extents looked at.
+    /// Mapped extents checked.
     pub mappings_checked: u64,
-    /// Volumes looked at.
+    /// Volumes checked.
     pub volumes_checked: u64,
-    /// Extents that are used by nobody.
+    /// Extents in use without a user.
     pub leaked_extents: u64,
-    /// What is wrong.
+    /// The problems.
     pub problems: Vec<CheckProblem>,
-    /// How many more problems there are.
+    /// Number of further problems.
     pub problems_left_out: u64,
     leaked: Vec<DeviceRun>,
     check: u64,
 }
 
 impl CheckReport {
-    /// Whether nothing is wrong.
+    /// Whether there are no problems.
     pub fn is_clean(&self) -> bool {
         self.problems.is_empty()
     }
@@ -85,33 +83,31 @@ impl CheckReport {
     }
 }
 
-/// Where a check is.
 #[derive(Clone, Copy, Debug)]
 enum CheckStage {
-    /// Counters of a device.
     Device(usize),
-    /// What belongs to no device or volume.
+    /// Everything outside devices and volumes.
     Whole,
-    /// The volume from this one on: its counters and stock.
+    /// Counters and spare extents, from this volume on.
     Volume(VolumeId),
     /// A volume's map from a chunk on.
     Map(VolumeId, u64),
-    /// A device's extents from one on, for leaks.
+    /// Leaks on a device from an extent on.
     Leaks(usize, u64),
     Done,
 }
 
-/// A check that is under way.
+/// A running check.
 #[derive(Debug)]
 pub struct Check {
     stage: CheckStage,
-    /// Claimed extents, a bit each, by device.
+    /// Bitmaps of claimed extents by device.
     claimed: Vec<Vec<u64>>,
     report: CheckReport,
 }
 
 impl Check {
-    /// Begins a check; one that is under way ends without a result.
+    /// Begins a check; a running one ends without a result.
     pub fn begin(pool: &mut Pool) -> Result<Self> {
         pool.ready()?;
         pool.allocator.extents.note_moves();
@@ -127,8 +123,8 @@ impl Check {
         })
     }
 
-    /// Does a piece of the check, of about so many extents; true: it is finished. Between two pieces
-    /// anything may happen to the pool.
+    /// Checks about `extents` more extents; `true` when finished. The pool may change between two
+    /// pieces.
     pub fn step(&mut self, pool: &Pool, extents: u64) -> Result<bool> {
         if self.report.check != pool.checking {
             return Err(PoolError::in_use("another check of the pool has begun"));
@@ -145,15 +141,15 @@ impl Check {
         Ok(matches!(self.stage, CheckStage::Done))
     }
 
-    /// What a finished check found.
+    /// A finished check's result.
     pub fn end(self) -> CheckReport {
         self.report
     }
 
-    /// Notes that a volume has a run; says what contradicts that.
+    /// Marks a volume's run and reports contradictions.
     fn claim(&mut self, pool: &Pool, volume: VolumeId, run: DeviceRun, wanted: ExtentState) {
         let Some(claimed) = self.claimed.get_mut(usize::from(run.device.0)) else {
-            // Of a device that came after the check began; or of none.
+            // The device was added after the check began, or does not exist.
             if pool
                 .allocator
                 .extents
@@ -290,7 +286,7 @@ impl Check {
         CheckStage::Volume(VolumeId(0))
     }
 
-    /// Whether what names something names what there is.
+    /// Whether references are valid.
     fn links(&mut self, pool: &Pool) {
         let (runs, _) = pool.allocator.reservations.contents();
         for (run, volume) in runs {
@@ -383,9 +379,9 @@ impl Check {
         CheckStage::Map(id, 0)
     }
 
-    /// Some chunks of a map, and what is pending within them.
+    /// Some chunks of a map, and their pending mappings.
     fn map(&mut self, pool: &Pool, id: VolumeId, from: u64, budget: u64) -> CheckStage {
-        // It may have been deleted since the piece before.
+        // It may have been deleted since the last piece.
         let Some(volume) = pool.volumes.any(id) else {
             return CheckStage::Volume(id);
         };
@@ -516,15 +512,15 @@ impl Check {
 }
 
 impl Pool {
-    /// A whole check at once. A large pool is better checked in pieces.
+    /// A whole check at once. Use pieces for a large pool.
     pub fn check(&mut self) -> Result<CheckReport> {
         let mut check = Check::begin(self)?;
         while !check.step(self, PIECE_EXTENTS)? {}
         Ok(check.end())
     }
 
-    /// Mends what can be mended of what the newest check found: what is used by nobody is dirty once
-    /// the open batch is durable. Returns how many extents that is.
+    /// Frees the leaks that the newest check found: dirty once the open batch is durable. Returns
+    /// their number.
     pub fn repair(&mut self, report: &CheckReport) -> Result<u64> {
         self.ready()?;
         if report.check != self.checking {
@@ -551,8 +547,7 @@ impl Pool {
     }
 }
 
-/// Checks a catalog as it is on disk, by reading all of it as an opening would. For a thread that may
-/// wait.
+/// Checks a catalog on disk by reading all of it, as an opening would. Blocks.
 pub fn check_catalog(catalog: &Catalog, devices: &[DeviceRecord]) -> CheckReport {
     let extents: Vec<u64> = devices.iter().map(|device| device.extents).collect();
     let mut report = CheckReport::default();

@@ -1,8 +1,9 @@
-//! Who has which extent: every change of an extent's state goes through here.
+//! The allocator: every change of an extent's state.
 //!
-//! **Purpose.** Takes clean extents for volumes, frees and quarantines them, and hands out dirty ones to be zeroed.
-//! **Design.** States, reservations, the placement pattern and the quarantine change together; each change names the
-//! records it touched in the [`Journal`]. **Not here:** which logical extent shows an extent (`volumes`), zeroing.
+//! It changes states, reservations, placement and quarantine together, and names the touched
+//! records in the [`Journal`].
+//!
+//! **Not here:** logical extents (`volumes`), zeroing.
 
 use super::{
     DeviceHealth, ExtentState, Extents,
@@ -18,7 +19,7 @@ use crate::{
 };
 use forebay_xlate::types::{DeviceIndex, VolumeId};
 
-/// All extents of a pool, with whom they are reserved for.
+/// All extents of a pool, with their reservations.
 #[derive(Debug)]
 pub struct Allocator {
     pub(crate) extents: Extents,
@@ -40,12 +41,12 @@ impl Allocator {
         }
     }
 
-    /// Extents that the catalog calls used and that nothing uses, as found at opening.
+    /// Extents that the catalog calls used but nothing uses, as found at opening.
     pub fn leaked_extents(&self) -> u64 {
         self.leaked
     }
 
-    /// How many extents of a device are in which state; stock and promises are not told apart there.
+    /// A device's extents by state, without spare and promised ones.
     pub fn device_space(&self, device: DeviceIndex) -> Option<Space> {
         self.extents.device_space(device)
     }
@@ -55,18 +56,18 @@ impl Allocator {
         self.extents.health(device)
     }
 
-    /// The state of a run's first extent; none if there is no such extent.
+    /// The state of a run's first extent, if it exists.
     pub fn extent_state(&self, run: DeviceRun) -> Option<ExtentState> {
         self.extents.get(run.device, run.first.0)
     }
 
-    /// All that is quarantined up to now. To be noted before the engine is asked whether a device's
-    /// requests have ended, or before a new engine is granted anything.
+    /// A mark of all extents quarantined so far. Take it before asking the engine whether a
+    /// device's requests have ended, or before granting to a new engine.
     pub fn quarantine_mark(&self) -> QuarantineMark {
         self.quarantine.mark()
     }
 
-    /// How many of a device's extents are quarantined.
+    /// A device's quarantined extents.
     pub fn quarantined_on(&self, device: DeviceIndex) -> u64 {
         let runs = self.quarantine.iter();
         runs.filter(|run| run.device == device)
@@ -82,12 +83,11 @@ impl Allocator {
         Ok(())
     }
 
-    /// Follows the devices' free space.
     pub(crate) fn update_pattern(&mut self) {
         self.pattern.update(&self.extents);
     }
 
-    /// Puts a run into a state other than reserved, for the open batch to write.
+    /// Sets any state but reserved.
     pub(crate) fn set_state(&mut self, journal: &mut Journal, run: DeviceRun, state: ExtentState) {
         self.extents.set(run, state);
         journal.touch_chunks(Table::States, run);
@@ -96,7 +96,7 @@ impl Allocator {
         }
     }
 
-    /// Reserves a run for a volume, for the open batch to write: a clean one, or another volume's.
+    /// Reserves a clean run or another volume's.
     pub(crate) fn reserve(&mut self, journal: &mut Journal, run: DeviceRun, volume: VolumeId) {
         self.extents.set(run, ExtentState::Reserved);
         journal.touch_chunks(Table::States, run);
@@ -105,19 +105,19 @@ impl Allocator {
         journal.touch_chunks(Table::Reservations, run);
     }
 
-    /// Frees a run: dirty once the open batch is durable.
+    /// Dirty once the open batch is durable.
     pub(crate) fn free(&mut self, journal: &mut Journal, run: DeviceRun) {
         self.set_state(journal, run, ExtentState::Freed);
         journal.on_commit().freed.push(run);
     }
 
-    /// Quarantines a run that nobody has any more.
+    /// Quarantines a run without an owner.
     pub(crate) fn quarantine(&mut self, journal: &mut Journal, run: DeviceRun) {
         self.set_state(journal, run, ExtentState::Quarantined);
         self.quarantine.add(run);
     }
 
-    /// Frees what was quarantined on a device up to a mark. Returns how many extents.
+    /// Returns the number of extents.
     pub(crate) fn end_quarantine_on(
         &mut self,
         journal: &mut Journal,
@@ -128,13 +128,13 @@ impl Allocator {
         self.free_all(journal, &ended)
     }
 
-    /// Frees all that was quarantined: whatever hung hangs no more. Returns how many extents.
+    /// Frees all quarantined extents, once no request can hang. Returns their number.
     pub(crate) fn end_all_quarantine(&mut self, journal: &mut Journal) -> u64 {
         let ended = self.quarantine.take(|_, _| true);
         self.free_all(journal, &ended)
     }
 
-    /// Frees runs; says how many extents they have.
+    /// Returns the number of extents.
     pub(crate) fn free_all(&mut self, journal: &mut Journal, runs: &[DeviceRun]) -> u64 {
         for run in runs {
             self.free(journal, *run);
@@ -142,7 +142,8 @@ impl Allocator {
         runs.iter().map(|run| run.count).sum()
     }
 
-    /// Takes up to `want` clean extents for a volume with this stock, from where `placement` wants them.
+    /// Takes up to `want` clean extents for a volume with these spare ones, where `placement` wants
+    /// them.
     pub(crate) fn take_clean(
         &mut self,
         stock: &RunSet,
@@ -165,7 +166,7 @@ impl Allocator {
         runs
     }
 
-    /// How much of `want` each device gives at most.
+    /// The most that each device gives of `want`.
     fn shares(&self, stock: &RunSet, want: u64, placement: Placement) -> Vec<(DeviceIndex, u64)> {
         let free: Vec<(DeviceIndex, u64)> = (0..self.extents.devices())
             .map(|device| DeviceIndex(device as u8))
@@ -178,7 +179,7 @@ impl Allocator {
         let all: u128 = free.iter().map(|(_, free)| u128::from(*free)).sum();
         let there = |device| stock.extents_on(device);
         let goal: u64 = want + free.iter().map(|(device, _)| there(*device)).sum::<u64>();
-        // What each lacks of its share; who lacks most comes first, and gets whole units.
+        // The devices that most lack their share come first, and give whole units.
         let mut shares: Vec<(u64, DeviceIndex, u64)> = free
             .iter()
             .map(|(device, free)| {
@@ -193,12 +194,11 @@ impl Allocator {
         let wanted = shares
             .iter()
             .map(|(lacks, device, _)| (*device, units(lacks)));
-        // Whatever rounding and the end of a device leave comes from anywhere.
+        // Any device gives the rest that rounding and device ends leave.
         let rest = shares.iter().map(|(_, device, free)| (*device, *free));
         wanted.chain(rest).collect()
     }
 
-    /// Hands out a device's dirty extents to be zeroed, at most `max_extents`.
     pub(crate) fn take_dirty(&mut self, device: DeviceIndex, max_extents: u64) -> Vec<DeviceRun> {
         let mut runs = Vec::new();
         let mut left = max_extents;
@@ -212,7 +212,6 @@ impl Allocator {
         runs
     }
 
-    /// Refuses a run that is not being zeroed.
     pub(crate) fn check_zeroing(&self, run: DeviceRun) -> Result<()> {
         if self
             .extents
@@ -228,7 +227,7 @@ impl Allocator {
         )))
     }
 
-    /// Makes what is clean on a device dirty: it may hold what another tenant deleted.
+    /// Makes a device's clean extents dirty: they may hold deleted data.
     pub(crate) fn distrust_clean(&mut self, journal: &mut Journal, device: DeviceIndex) {
         let clean: Vec<DeviceRun> = self.extents.runs_in(ExtentState::Clean);
         for run in clean.into_iter().filter(|run| run.device == device) {

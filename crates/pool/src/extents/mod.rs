@@ -1,10 +1,11 @@
 //! Every extent's state, and the search for free ones.
 //!
-//! **Design.** One byte per extent says its state; one bit per extent says whether it is clean and
-//! another whether it may be laundered, so that both are found a word at a time, from a cursor on:
-//! consecutive requests get consecutive extents. Counts per device and state are kept, not computed.
-//! Nothing is taken from a device that is not online. **Not here:** which volume has an extent, which
-//! device is asked (`placement`), what is durable (`journal`), where on the device it is.
+//! A byte per extent holds its state; one bit says whether it is clean, another whether it may be
+//! zero-filled. Searches go by words from a cursor on, so consecutive requests get consecutive
+//! extents. Counts are kept up to date. Nothing is taken from a device that is not online.
+//!
+//! **Not here:** an extent's volume, the choice of the device (`placement`), durability
+//! (`journal`).
 
 pub(crate) mod allocator;
 pub(crate) mod placement;
@@ -20,33 +21,33 @@ use space::Space;
 /// Whether a device can be used, as the caller says.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum DeviceHealth {
-    /// It is here and works.
+    /// Present and working.
     Online,
-    /// It is not here (yet).
+    /// Not present (yet).
     Missing,
-    /// It is here, and gives errors: what is mapped there is served, nothing new goes there.
+    /// Present, but with errors: mapped extents are served, nothing new goes there.
     Failing,
-    /// It is here, and can't be used.
+    /// Present, but unusable.
     Failed,
 }
 
-/// What an extent is.
+/// An extent's state.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub enum ExtentState {
-    /// Reads as zeros and belongs to nobody.
+    /// Free, and reads as zeros.
     Clean = 0,
     /// Reserved durably for a volume; perhaps granted, its mapping not yet durable.
     Reserved = 1,
     /// Mapped durably by a volume.
     Owned = 2,
-    /// Freed, and may hold someone's bytes.
+    /// Freed; may hold old data.
     Dirty = 3,
-    /// Something may still write to it.
+    /// A write to it may be in flight.
     Quarantined = 4,
-    /// Dirty, and being zeroed now. Stored as dirty.
+    /// Dirty, and being zeroed. Stored as dirty.
     Laundering = 5,
-    /// Becomes dirty when its batch is durable: until then a crash brings its owner back. Stored as
+    /// Becomes dirty when its batch is durable; until then a crash restores its owner. Stored as
     /// dirty.
     Freed = 6,
 }
@@ -54,7 +55,6 @@ pub enum ExtentState {
 const STATES: usize = 7;
 
 impl ExtentState {
-    /// A state as the catalog has it.
     pub(crate) fn from_stored(byte: u8) -> Option<Self> {
         Some(match byte {
             0 => Self::Clean,
@@ -70,7 +70,7 @@ impl ExtentState {
         match byte {
             5 => Self::Laundering,
             6 => Self::Freed,
-            // Only `set` and the loader write these bytes; both write states.
+            // Only `set` and the loader write these bytes.
             byte => Self::from_stored(byte).unwrap_or(Self::Quarantined),
         }
     }
@@ -83,7 +83,6 @@ impl ExtentState {
     }
 }
 
-/// One bit per extent, with a cursor and a count.
 #[derive(Debug)]
 struct Bits {
     words: Vec<u64>,
@@ -109,13 +108,11 @@ impl Bits {
         }
     }
 
-    /// Fills a word that was empty.
     fn set_word(&mut self, index: usize, word: u64) {
         self.words[index] = word;
         self.set += u64::from(word.count_ones());
     }
 
-    /// The first bit at or after `from` that is `on`.
     fn find(&self, from: u64, on: bool) -> Option<u64> {
         let mut index = (from / 64) as usize;
         let mut mask = !0u64 << (from % 64);
@@ -134,7 +131,7 @@ impl Bits {
         None
     }
 
-    /// The next run of set bits from the cursor on (around the end), at most `max` long.
+    /// From the cursor on, around the end.
     fn next_run(&mut self, max: u64) -> Option<(u64, u64)> {
         if self.set == 0 || max == 0 {
             return None;
@@ -151,7 +148,6 @@ impl Bits {
     }
 }
 
-/// One device's extents.
 #[derive(Debug)]
 struct DeviceExtents {
     states: Vec<u8>,
@@ -159,7 +155,7 @@ struct DeviceExtents {
     dirty: Bits,
     counts: [u64; STATES],
     health: DeviceHealth,
-    /// What was given to somebody, or taken from him, since a check began.
+    /// Extents that changed hands since a check began.
     moved: Option<Vec<u64>>,
 }
 
@@ -211,7 +207,6 @@ impl DeviceExtents {
     }
 }
 
-/// All extents of the pool.
 #[derive(Debug)]
 pub(crate) struct Extents {
     devices: Vec<DeviceExtents>,
@@ -226,7 +221,6 @@ impl Extents {
         }
     }
 
-    /// Adds the next device with the stored states of its extents.
     pub(crate) fn add_device(&mut self, states: Vec<u8>) {
         self.devices.push(DeviceExtents::new(states));
     }
@@ -235,7 +229,6 @@ impl Extents {
         self.devices.get(usize::from(device.0))
     }
 
-    /// How many devices there are.
     pub(crate) fn devices(&self) -> usize {
         self.devices.len()
     }
@@ -250,7 +243,7 @@ impl Extents {
             .map_or(DeviceHealth::Missing, |device| device.health)
     }
 
-    /// Whether what is mapped on the device can be reached.
+    /// Whether mapped extents on the device can be reached.
     pub(crate) fn is_served(&self, device: DeviceIndex) -> bool {
         matches!(
             self.health(device),
@@ -258,12 +251,10 @@ impl Extents {
         )
     }
 
-    /// Whether the device can be used for anything.
     pub(crate) fn is_online(&self, device: DeviceIndex) -> bool {
         self.health(device) == DeviceHealth::Online
     }
 
-    /// An extent's state; none beyond the device.
     pub(crate) fn get(&self, device: DeviceIndex, extent: u64) -> Option<ExtentState> {
         let states = &self.device(device)?.states;
         states
@@ -271,7 +262,7 @@ impl Extents {
             .map(|byte| ExtentState::from_memory(*byte))
     }
 
-    /// Whether all of a run exists and is in a state that `wanted` accepts.
+    /// Whether all of a run exists and `wanted` accepts each state.
     pub(crate) fn all(&self, run: DeviceRun, wanted: impl Fn(ExtentState) -> bool) -> bool {
         let Some(device) = self.device(run.device) else {
             return false;
@@ -283,7 +274,7 @@ impl Extents {
                 .all(|byte| wanted(ExtentState::from_memory(*byte)))
     }
 
-    /// Puts a run, which exists, into a state.
+    /// The run must exist.
     pub(crate) fn set(&mut self, run: DeviceRun, state: ExtentState) {
         let device = &mut self.devices[usize::from(run.device.0)];
         device.mark_moved(run);
@@ -309,14 +300,14 @@ impl Extents {
         }
     }
 
-    /// From now on it is noted what changes hands.
+    /// Begins to record which extents change hands.
     pub(crate) fn note_moves(&mut self) {
         for device in &mut self.devices {
             device.moved = Some(vec![0; device.states.len().div_ceil(64)]);
         }
     }
 
-    /// Whether an extent has changed hands since that began.
+    /// Whether an extent has changed hands since `note_moves`.
     pub(crate) fn has_moved(&self, device: DeviceIndex, extent: u64) -> bool {
         let moved = self.device(device).and_then(|device| device.moved.as_ref());
         moved
@@ -336,7 +327,7 @@ impl Extents {
         })
     }
 
-    /// What of a device's counters and bits does not fit its states, if anything.
+    /// A contradiction between a device's states and its counters and bits.
     pub(crate) fn contradiction(&self, device: DeviceIndex) -> Option<String> {
         let device = self.device(device)?;
         let fresh = DeviceExtents::new(device.states.clone());
@@ -360,20 +351,17 @@ impl Extents {
         self.devices.iter().map(|device| device.count(state)).sum()
     }
 
-    /// Clean extents of a device that can be taken.
     pub(crate) fn clean_on(&self, device: DeviceIndex) -> u64 {
         self.device(device)
             .filter(|device| device.is_online())
             .map_or(0, |device| device.clean.set)
     }
 
-    /// Clean extents of all devices that can be taken.
     pub(crate) fn clean_online(&self) -> u64 {
         let online = self.devices.iter().filter(|device| device.is_online());
         online.map(|device| device.clean.set).sum()
     }
 
-    /// Extents that can be taken once they are laundered.
     pub(crate) fn dirty_online(&self) -> u64 {
         let online = self.devices.iter().filter(|device| device.is_online());
         online.map(DeviceExtents::all_dirty).sum()
@@ -416,12 +404,10 @@ impl Extents {
         self.device(device).map(|device| self.space_of(device))
     }
 
-    /// Takes the next run of a device's clean extents: it is reserved.
     pub(crate) fn take_clean(&mut self, device: DeviceIndex, max: u64) -> Option<DeviceRun> {
         self.take(device, max, ExtentState::Reserved)
     }
 
-    /// Takes the next run of a device's extents that may be laundered, and marks them so.
     pub(crate) fn take_dirty(&mut self, device: DeviceIndex, max: u64) -> Option<DeviceRun> {
         self.take(device, max, ExtentState::Laundering)
     }
@@ -442,7 +428,7 @@ impl Extents {
         Some(run)
     }
 
-    /// All runs in a state. Looks at every extent.
+    /// Looks at every extent.
     pub(crate) fn runs_in(&self, state: ExtentState) -> Vec<DeviceRun> {
         let mut runs: Vec<DeviceRun> = Vec::new();
         if self.count(state) == 0 {
@@ -465,7 +451,6 @@ impl Extents {
         runs
     }
 
-    /// A chunk of states as the catalog stores them.
     pub(crate) fn stored_chunk(&self, device: u64, chunk: u64, per_chunk: u64) -> Vec<u8> {
         let Some(device) = self.devices.get(device as usize) else {
             return Vec::new();
@@ -496,7 +481,7 @@ mod tests {
         let mut extents = extents(200);
         assert_eq!(extents.take_clean(D0, 70), Some(DeviceRun::new(D0, 0, 70)));
         assert_eq!(extents.take_clean(D0, 10), Some(DeviceRun::new(D0, 70, 10)));
-        // Not reused while there is more ahead.
+        // Not reused while there are others ahead.
         extents.set(DeviceRun::new(D0, 0, 70), ExtentState::Clean);
         assert_eq!(
             extents.take_clean(D0, 500),

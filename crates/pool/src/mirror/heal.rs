@@ -1,11 +1,11 @@
-//! How the copies are, and bringing those back that failed while the catalog was in use.
+//! The copies' health, and the repair of copies that failed at run time.
 //!
-//! **Design.** Each copy that was left behind is first asked whether it takes a write, with no lock held: a
-//! device that hangs, or takes half a minute for an error, must not hold up commits. That write removes the
-//! copy's headers, which are of no use any more. Those that took it are then made anew while commits wait.
-//! In place of one that does not come back another device gets a copy; what is left on the first is removed
-//! as soon as it can be. Labels that could not be written are told again once they can be read.
-//! **Not here:** making a copy (`copies`), when that is tried (the caller).
+//! Each failed copy is first tested with a write that erases its headers. That holds no lock: a
+//! hanging or slow device must not delay commits. Copies that took the write are rewritten while
+//! commits wait. For the others another device gets a copy, and their remains are erased when
+//! possible. Failed labels are written again once they can be read.
+//!
+//! **Not here:** making a copy (`copies`), the time of a repair (the caller).
 
 use super::{CatalogCopy, CopyState, Mirror, MirrorHealth, State, sync::sync_areas};
 use crate::{
@@ -19,7 +19,7 @@ use std::{
     sync::{MutexGuard, PoisonError},
 };
 
-/// Who answers of those that are to be brought back.
+/// Failed areas and labels whose devices answer.
 #[derive(Default)]
 pub(crate) struct Probed {
     areas: Vec<Area>,
@@ -27,13 +27,13 @@ pub(crate) struct Probed {
 }
 
 impl Mirror {
-    /// Taken by whoever brings copies back or moves them, before anything that commits wait for.
+    /// Held while copies are repaired or moved. Lock order: before any lock that commits wait for.
     pub(crate) fn take_care(&self) -> MutexGuard<'_, ()> {
         self.care.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Asks those that failed whether they work again; nobody waits for that.
-    /// What counts now must not need them: a sync comes first.
+    /// Tests the failed areas and labels without the lock. The state in use must not need them, so
+    /// a sync comes first.
     pub(crate) fn probe(&self) -> Probed {
         let (mut areas, mut labels) = {
             let state = self.lock();
@@ -45,7 +45,7 @@ impl Mirror {
             (areas, state.labels.failed())
         };
         areas.retain(|area| {
-            // The first sync tells what became of earlier writes.
+            // The first sync reports earlier writes.
             !area.store.is_stuck()
                 && (area.store.sync().is_ok() || area.store.sync().is_ok())
                 && area.retire().is_ok()
@@ -57,8 +57,7 @@ impl Mirror {
         }
     }
 
-    /// Brings back the copies that failed while running, those that answer; where that does not work, another
-    /// device gets one.
+    /// Repairs the failed copies that answer; otherwise another device gets a copy.
     pub(crate) fn heal(&self, probed: &Probed) -> io::Result<()> {
         let mut state = self.lock();
         state.labels.try_again(&probed.labels);
@@ -95,8 +94,8 @@ impl Mirror {
         state.sync()
     }
 
-    /// A store tells everybody of a write that was not carried out, until a sync has said so. Where that is
-    /// every copy's, nothing gets as far as a sync: here they say it, and what they lost is written once more.
+    /// A store reports a failed write until a sync. If every copy does, no commit gets as far as a
+    /// sync, so sync here. The lost blocks are written again.
     pub(crate) fn hear_failures(&self) {
         let mut state = self.lock();
         let areas: Vec<&Area> = state.replicas.iter().map(|replica| &replica.area).collect();
@@ -104,14 +103,13 @@ impl Mirror {
         state.sync_failed = true;
     }
 
-    /// Whether no copy that is in use answers.
+    /// Whether no copy in use answers.
     pub(crate) fn is_stuck(&self) -> bool {
         let state = self.lock();
         let mut replicas = state.replicas.iter();
         replicas.all(|replica| replica.area.store.is_stuck())
     }
 
-    /// The copies, how many blocks were repaired, and what happened.
     pub(crate) fn health(&self) -> MirrorHealth {
         let state = self.lock();
         let used = state.replicas.iter().map(|replica| CatalogCopy {
@@ -149,7 +147,7 @@ impl Mirror {
 }
 
 impl State {
-    /// Gives another device the copy that one has lost; whether there is one that takes it.
+    /// `true` if another device took the copy.
     fn replace(&mut self, lost: &Area) -> bool {
         let Some(first) = self.replicas.first().map(|replica| replica.area.clone()) else {
             return false;
@@ -175,7 +173,6 @@ impl State {
         false
     }
 
-    /// What failed and was replaced is removed, or was already.
     fn retire_lost(&mut self, area: Area, answers: &impl Fn(&Area) -> bool) {
         if answers(&area) {
             self.note_removed(area.device);
@@ -184,7 +181,7 @@ impl State {
         }
     }
 
-    /// These were removed by the question.
+    /// The probe erased these areas.
     fn removed(&mut self, answers: &impl Fn(&Area) -> bool) {
         let stale = std::mem::take(&mut self.stale);
         for area in stale {
@@ -202,7 +199,7 @@ impl State {
         ));
     }
 
-    /// Makes an area no copy any more; if that fails, it is tried again later.
+    /// Erases an area's copy; on failure it is retried later.
     pub(super) fn retire(&mut self, area: &Area) -> bool {
         let device = area.device;
         match area.retire() {

@@ -1,55 +1,50 @@
-//! Which copy of the catalog has everything that another one has.
+//! Which copy of the catalog includes the other one's history.
 //!
-//! **Design.** A copy's history is a list of epochs. An epoch is begun, with a random name, whenever
-//! the catalog goes on without a copy that it had; what it was before is noted with the number of its
-//! last sync. So a copy that was left behind is found in the survivor's history, and two copies that
-//! each went on without the other are in neither's: that is told, not decided. A copy left behind may
-//! be one sync ahead of where its epoch ended, one which was never acknowledged. One that is older than
-//! what is remembered is nobody's ancestor: whether it went on alone can't be known any more.
+//! A copy's history is a list of epochs. A new epoch, with a random name, begins when the catalog
+//! goes on without a copy; the last sync of the old one is noted. So the survivor's history
+//! includes a copy left behind, but neither of two diverged copies includes the other. A copy left
+//! behind may be one sync ahead of its epoch's end; that sync was never acknowledged. A copy older
+//! than the remembered epochs counts as diverged.
 //!
-//! The labels of all devices note the [`Epoch`], so that a copy that was left behind is not taken for the
-//! catalog when the one that went on is not here, or is not readable.
-//!
-//! **Not here:** where copies are, bringing one up to date (`mirror`).
+//! All labels note the [`Epoch`], so that a copy left behind does not pass for the catalog while
+//! the survivor is missing.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, little_endian::U64};
 
-/// How many epochs before the current one are remembered.
+/// Remembered epochs before the current one.
 const PAST: usize = 31;
 
-/// An epoch that ended.
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(C)]
 pub(crate) struct Past {
     name: U64,
-    /// The number of its last sync.
+    /// Its last sync.
     last: U64,
 }
 
-/// The catalog's epoch as a device's label notes it. It says that this epoch began, not what is in it.
+/// The catalog's epoch as noted in a label: that it began, not its content.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Epoch {
-    /// How many there were before it.
+    /// Number of epochs before it.
     pub number: u64,
     /// Its random name.
     pub name: u64,
-    /// The devices with a copy when the label was written; 255: none.
+    /// Devices with a copy when the label was written; 255 for none.
     pub copies: [u8; 2],
 }
 
-/// The epochs of one copy, as its header stores them.
+/// The epochs of one copy, as stored in its header.
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Clone, PartialEq, Eq, Debug)]
 #[repr(C)]
 pub(crate) struct Lineage {
-    /// How many epochs there were before this one.
+    /// Number of epochs before this one.
     number: U64,
     name: U64,
-    /// The one before this first; as many as there were.
+    /// Newest first.
     past: [Past; PAST],
 }
 
 impl Lineage {
-    /// The first epoch of a new catalog.
     pub(crate) fn first(name: u64) -> Self {
         let none = Past {
             name: U64::new(0),
@@ -62,7 +57,7 @@ impl Lineage {
         }
     }
 
-    /// Begins another epoch; `last` is the number of the last sync in this one.
+    /// `last` is the old epoch's last sync.
     pub(crate) fn begin(&mut self, name: u64, last: u64) {
         self.past.copy_within(0..PAST - 1, 1);
         self.past[0] = Past {
@@ -81,7 +76,7 @@ impl Lineage {
         self.name.get()
     }
 
-    /// Whether this is, or comes from, the epoch that a label notes.
+    /// Whether this includes a label's epoch.
     pub(crate) fn knows(&self, epoch: &Epoch) -> bool {
         match self.number.get().checked_sub(epoch.number) {
             Some(0) => self.name.get() == epoch.name,
@@ -93,7 +88,7 @@ impl Lineage {
         }
     }
 
-    /// Whether a copy of this lineage at sync `seq` has all that was acknowledged of the other one.
+    /// Whether a copy of this lineage at sync `seq` includes everything acknowledged by the other.
     pub(crate) fn contains(&self, seq: u64, other: &Lineage, other_seq: u64) -> bool {
         if self.name == other.name {
             return seq >= other_seq;
@@ -123,7 +118,7 @@ mod tests {
         assert!(start.contains(5, &start, 5) && !start.contains(5, &start, 6));
         let mut alone = start.clone();
         alone.begin(2, 5);
-        // Left behind at 4, at 5, and with a sync that nobody heard of.
+        // Left behind at 4, at 5, and with an unacknowledged sync.
         for seq in 4..=6 {
             assert!(alone.contains(6, &start, seq));
             assert!(!start.contains(seq, &alone, 6));

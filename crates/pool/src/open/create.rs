@@ -1,9 +1,10 @@
-//! Making and destroying a pool.
+//! Creating and destroying a pool.
 //!
-//! **Design.** Creation writes all labels and reads them back, which shows two names of one disk. Then it wipes
-//! them, and writes them last, the first device's at the very end; so a creation that was cut short leaves no pool
-//! that looks whole. **Not here:** opening and
-//! locking devices: the caller hands in stores that it alone uses.
+//! Creation writes all labels and reads them back, which exposes two names of one disk. Then it
+//! wipes them and writes them last, the first device's at the very end. So an interrupted creation
+//! leaves no pool that looks whole.
+//!
+//! **Not here:** opening and locking devices.
 
 use crate::{
     catalog::Catalog,
@@ -25,41 +26,40 @@ use crate::{
 use forebay_xlate::types::DeviceIndex;
 use std::sync::Arc;
 
-/// How much of each end of a device other software keeps its marks in.
+/// Size of each end in which other software keeps its marks.
 const ENDS_BYTES: u64 = 1 << 20;
 
 /// A device for a new pool.
 #[derive(Clone)]
 pub struct NewDevice {
-    /// Where it is (`file:/path` and the like).
+    /// Where it is, for example `file:/path`.
     pub spec: String,
-    /// Its bytes.
+    /// Its content.
     pub store: Arc<dyn BlockStore>,
-    /// Its logical block, in bytes: 512 or 4096.
+    /// Its logical block in bytes: 512 or 4096.
     pub block_bytes: u32,
-    /// Whether all of it, beyond label and catalog, reads as zeros now: a new sparse file, not a
-    /// device with a past. Otherwise every extent is laundered before its first use.
+    /// Whether all beyond label and catalog reads as zeros, as in a new sparse file. Otherwise
+    /// every extent is zero-filled before its first use.
     pub known_zero: bool,
 }
 
-/// What a pool is to be.
+/// A pool to be made.
 #[derive(Clone)]
 pub struct PoolSpec {
     /// Its name.
     pub name: String,
-    /// The size of an extent in bytes: a power of two from 64 KiB to 4 MiB.
+    /// The extent size in bytes: a power of two from 64 KiB to 4 MiB.
     pub extent_bytes: u64,
-    /// Its devices; the first always has a copy of the catalog.
+    /// The devices; the first always has a copy of the catalog.
     pub devices: Vec<NewDevice>,
-    /// How it places extents, and when it warns.
+    /// Placement and warning levels.
     pub settings: PoolSettings,
-    /// Take devices that hold something.
+    /// Whether to take devices that are in use.
     pub force: bool,
-    /// The time, in seconds since the epoch.
+    /// The time in seconds since the epoch.
     pub now_s: u64,
 }
 
-/// Refuses a device that holds something.
 pub(crate) fn refuse_used(device: &NewDevice, may_take: impl Fn(&Label) -> bool) -> Result<()> {
     let found = match probe(device.store.as_ref())? {
         Probe::Blank => return Ok(()),
@@ -79,7 +79,6 @@ pub(crate) fn refuse_used(device: &NewDevice, may_take: impl Fn(&Label) -> bool)
     )))
 }
 
-/// Checks a device's blocks, and says how large it is.
 pub(crate) fn capacity_of(device: &NewDevice) -> Result<u64> {
     if !matches!(device.block_bytes, 512 | 4096) {
         return Err(PoolError::invalid(format!(
@@ -91,7 +90,6 @@ pub(crate) fn capacity_of(device: &NewDevice) -> Result<u64> {
     capacity.map_err(|e| PoolError::io(&device.spec, &e))
 }
 
-/// The record and the label of a device that is laid out like this.
 pub(crate) fn describe(
     info: &PoolInfo,
     index: DeviceIndex,
@@ -131,7 +129,6 @@ pub(crate) fn describe(
     Ok((record, label))
 }
 
-/// The catalog areas of a device, as its label says.
 pub(crate) fn areas_of(label: &Label, store: &Arc<dyn BlockStore>) -> Result<Vec<Area>> {
     (0..u64::from(label.catalog_areas))
         .map(|nth| {
@@ -222,7 +219,7 @@ pub fn create(spec: &PoolSpec) -> Result<(Pool, Catalog)> {
     Ok((pool, catalog))
 }
 
-/// Zeroes both ends of a device, where other software keeps its marks: what was overridden must not come back.
+/// Zeroes both ends of a device, so that overridden marks of other software do not come back.
 pub(crate) fn wipe_ends(device: &NewDevice) -> Result<()> {
     let store = device.store.as_ref();
     let wipe = || -> std::io::Result<()> {
@@ -240,7 +237,7 @@ pub(crate) fn wipe_ends(device: &NewDevice) -> Result<()> {
     wipe().map_err(|error| PoolError::io(&format!("{}: wiping it", device.spec), &error))
 }
 
-/// Reads all labels back: a device that carries the label of another one is the same disk by another name.
+/// A device with another one's label is the same disk under two names.
 fn refuse_twins(devices: &[NewDevice], labels: &[Label]) -> Result<()> {
     for (device, label) in devices.iter().zip(labels) {
         let found = Label::read(device.store.as_ref())?;
@@ -261,7 +258,7 @@ fn refuse_twins(devices: &[NewDevice], labels: &[Label]) -> Result<()> {
     Ok(())
 }
 
-/// Ends a pool: wipes the labels, and the catalog's headers. Tenants' bytes stay where they are.
+/// Wipes labels and the catalog's headers. Tenants' data stays.
 pub fn destroy(devices: &[Arc<dyn BlockStore>]) -> Result<()> {
     for store in devices {
         let label = Label::read(store.as_ref());

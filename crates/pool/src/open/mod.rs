@@ -1,10 +1,10 @@
-//! Opening a pool from the devices that are here.
+//! Opening a pool from the devices present.
 //!
-//! **Design.** Opening goes by labels, not by where a device was found. A label says which pool a device
-//! belongs to and where its catalog areas are; the best copy of the catalog then says which devices the
-//! pool has. One good copy is enough: what is missing is reported, and what lives there can't be reached.
-//! What contradicts that (two pools, one device twice) is an error, what can be mended is, and is
-//! reported. **Not here:** opening and locking devices; whether a device that is here works.
+//! Labels identify devices, wherever they were found, and locate the catalog areas. The best copy
+//! of the catalog lists the pool's devices. One good copy suffices; missing devices are reported.
+//! Contradictions (two pools, one device twice) are errors; damage is repaired and reported.
+//!
+//! **Not here:** opening, locking and testing devices.
 
 pub(crate) mod add;
 pub(crate) mod create;
@@ -31,51 +31,51 @@ use std::sync::Arc;
 /// A device that may belong to a pool.
 #[derive(Clone)]
 pub struct OpenDevice {
-    /// Where it is (`file:/path` and the like).
+    /// Where it is, for example `file:/path`.
     pub spec: String,
-    /// Its bytes.
+    /// Its content.
     pub store: Arc<dyn BlockStore>,
-    /// It is taken even if it is an older copy.
+    /// Whether to take it even if it is outdated.
     pub forced: bool,
 }
 
-/// A device of the pool that is not here.
+/// A missing device of the pool.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct MissingDevice {
-    /// Its place in the pool.
+    /// Its index in the pool.
     pub index: DeviceIndex,
     /// Its identity, as its label says.
     pub uuid: Uuid,
     /// Where it was last found.
     pub spec: String,
-    /// Why it is not used, if it is here.
+    /// Why it is not used, if it is present.
     pub why: Option<String>,
 }
 
-/// A pool that was opened.
+/// An opened pool.
 #[derive(Debug)]
 pub struct Opened {
-    /// The pool; its grants are to be adopted next ([`Pool::adopt_grant`], [`Pool::finish_adoption`]).
+    /// The pool. Adopt its grants next ([`Pool::adopt_grant`], [`Pool::finish_adoption`]).
     pub pool: Pool,
     /// Its catalog.
     pub catalog: Catalog,
-    /// Of each device that was given, in that order, what it is; none: not part of the pool, a note says
-    /// why.
+    /// The index of each given device, in that order; `None` if it is not part of the pool, as a
+    /// note explains.
     pub indexes: Vec<Option<DeviceIndex>>,
-    /// What is not here. The pool treats these devices as missing.
+    /// The missing devices.
     pub missing: Vec<MissingDevice>,
-    /// What was found and mended, in sentences.
+    /// Findings and repairs as sentences.
     pub notes: Vec<String>,
 }
 
-/// A device with its label; `at` is its place in what was given.
+/// `at` is its position among the given devices.
 struct Labelled<'a> {
     at: usize,
     label: Label,
     device: &'a OpenDevice,
 }
 
-/// Opens the pool that these devices belong to, given in any order.
+/// Opens the pool of these devices, given in any order.
 pub fn open(devices: &[OpenDevice]) -> Result<Opened> {
     let mut notes = Vec::new();
     let labelled = read_labels(devices, &mut notes)?;
@@ -131,8 +131,8 @@ pub fn open(devices: &[OpenDevice]) -> Result<Opened> {
     })
 }
 
-/// The catalog areas to open the catalog from: those of devices that were part of the pool's last start or stop, as far
-/// as their labels tell. A device that was not comes in once the catalog has said that it may.
+/// The catalog areas of devices that took part in the pool's last start or stop, by their labels.
+/// Other devices join once the catalog allows it.
 fn areas_to_trust(labelled: &[Labelled<'_>]) -> Result<Vec<FoundArea>> {
     let newest = labelled.iter().map(|one| one.label.number).max();
     let is_behind = |one: &&Labelled<'_>| {
@@ -153,7 +153,7 @@ fn areas_to_trust(labelled: &[Labelled<'_>]) -> Result<Vec<FoundArea>> {
     found_on(&mut labelled.iter())
 }
 
-/// Refuses a catalog that is older than what a device has been part of, unless those that hold it are taken by force.
+/// Refuses a catalog older than a device's label, unless its devices are taken by force.
 fn refuse_older_catalog(labelled: &[Labelled<'_>], catalog: &Catalog, number: u64) -> Result<()> {
     let Some(newest) = labelled.iter().max_by_key(|one| one.label.number) else {
         return Ok(());
@@ -181,7 +181,7 @@ fn refuse_older_catalog(labelled: &[Labelled<'_>], catalog: &Catalog, number: u6
     )))
 }
 
-/// The devices whose labels can be read; an error if there is none.
+/// Fails if no label can be read.
 fn read_labels<'a>(
     devices: &'a [OpenDevice],
     notes: &mut Vec<String>,
@@ -244,7 +244,7 @@ fn find<'a, 'b>(labelled: &'b [Labelled<'a>], record: &DeviceRecord) -> Option<&
         .find(|one| one.label.device_uuid == record.uuid)
 }
 
-/// Whether the catalog says of a device what its label says.
+/// Whether a device's record and label agree.
 fn agrees(one: &Labelled<'_>, record: &DeviceRecord) -> Result<()> {
     let label = &one.label;
     if label.device_index == record.index
@@ -267,7 +267,7 @@ fn older_copy(spec: &str, number: u64, known: u64) -> String {
 
 type Matched = (Vec<Option<DeviceIndex>>, Vec<MissingDevice>);
 
-/// Which device is what, and what is missing; the pool is told.
+/// Matches devices with records, and tells the pool which are missing.
 fn match_records(
     labelled: &[Labelled<'_>],
     given: usize,

@@ -1,8 +1,10 @@
-//! Operations of the administrator: tenants, volumes, exports, budgets, and what hosts ask to be kept.
+//! Administration: tenants, volumes, exports, budgets, and hosts' persistent settings.
 //!
-//! **Design.** Each operation validates, then changes the parts it concerns; it
-//! is durable with the open batch. Messages say what to do. **Not here:** extents (`faults`), devices
-//! and settings (`devices`), hosts' connections: an export that goes away must be closed by the caller first.
+//! Each operation validates before it changes anything; it is durable with the open batch. Errors
+//! say what to do.
+//!
+//! **Not here:** extents (`faults`), devices and settings (`devices`), connections: the caller
+//! closes an export before it is deleted.
 
 use super::{
     Pool,
@@ -26,21 +28,21 @@ use std::collections::BTreeSet;
 
 /// The largest volume, in bytes.
 pub const MAX_VOLUME_BYTES: u64 = 64 << 40;
-/// What a record takes in the catalog at most, roughly; hosts come on top.
+/// Rough bound of a record in the catalog, without hosts.
 const RECORD_BYTES: u64 = 512;
 
-/// What a volume is to be.
+/// A volume to be made.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct NewVolume {
-    /// Whose it is, by name.
+    /// Its tenant's name.
     pub tenant: String,
     /// Its name, unique within the tenant.
     pub name: String,
     /// Its size in bytes, a multiple of the block.
     pub size_bytes: u64,
-    /// Its logical block, 512 or 4096; none: the smallest that the devices allow.
+    /// Its logical block, 512 or 4096; `None` for the smallest that the devices allow.
     pub block_bytes: Option<u32>,
-    /// How much of it shall find space whatever others do, in bytes.
+    /// Its space reservation in bytes.
     pub reserved_bytes: u64,
 }
 
@@ -86,7 +88,7 @@ impl Pool {
         Ok(id)
     }
 
-    /// Removes a tenant that has no volume.
+    /// Removes a tenant without volumes.
     pub fn delete_tenant(&mut self, name: &str) -> Result<()> {
         let id = self.tenants.named(name)?.id;
         let volumes = self.volumes.of_tenant(id).count();
@@ -113,7 +115,7 @@ impl Pool {
             })
     }
 
-    /// Adds a thin volume: it takes no space before it is written.
+    /// Adds a thin volume: it takes space when it is written.
     pub fn create_volume(&mut self, new: &NewVolume, now_s: u64) -> Result<VolumeId> {
         check_name("volume", &new.name)?;
         let tenant = self.tenants.named(&new.tenant)?.id;
@@ -168,7 +170,7 @@ impl Pool {
         Ok(id)
     }
 
-    /// Makes a volume larger. Hosts are told by the caller, once it is durable.
+    /// Makes a volume larger. Once that is durable, the caller tells hosts.
     pub fn grow_volume(&mut self, volume: VolumeId, size_bytes: u64) -> Result<()> {
         let record = &mut self.volumes.get_mut(volume)?.record;
         if size_bytes < record.size_bytes {
@@ -185,11 +187,11 @@ impl Pool {
         Ok(())
     }
 
-    /// Removes a volume: its record, or at least its name, its reservation and its extents, or some of
-    /// them, go in one transaction; extents become dirty. [`Pool::delete_more`] frees the rest.
+    /// Removes a volume. Its record, or at least its name, goes in one transaction with its
+    /// reservation and some extents, which become dirty. [`Pool::delete_more`] frees the rest.
     ///
-    /// Every grant of it must be revoked and drained before. What is on devices that are `hanging`,
-    /// where a write to it may still be under way, is quarantined instead.
+    /// Every grant must be revoked and drained before. Extents on `hanging` devices are
+    /// quarantined, as a write may be in flight.
     pub fn delete_volume(
         &mut self,
         volume: VolumeId,
@@ -210,8 +212,8 @@ impl Pool {
         Ok(released)
     }
 
-    /// Frees some more extents of volumes that were deleted: dirty once the open batch is durable. To be
-    /// called, and committed, until there is no more.
+    /// Frees more extents of deleted volumes: dirty once the open batch is durable. Call it, and
+    /// commit, until nothing is left.
     pub fn delete_more(&mut self) -> Result<Released> {
         self.ready()?;
         let (allocator, journal) = (&mut self.allocator, &mut self.journal);
@@ -223,7 +225,7 @@ impl Pool {
         self.volumes.delete_slice = extents;
     }
 
-    /// Shows a volume to hosts, or to a machine.
+    /// Exports a volume to hosts or a VM.
     pub fn create_export_as(
         &mut self,
         volume: VolumeId,
@@ -258,7 +260,7 @@ impl Pool {
         Ok(id)
     }
 
-    /// Changes who may use an export; nobody is allowed too.
+    /// Changes the hosts that may use an export; an empty list allows none.
     pub fn set_export_hosts(
         &mut self,
         export: ExportId,
@@ -272,12 +274,12 @@ impl Pool {
         Ok(())
     }
 
-    /// Removes an export. Its hosts must be disconnected by the caller.
+    /// Removes an export. The caller must disconnect its hosts.
     pub fn delete_export(&mut self, export: ExportId) -> Result<()> {
         self.exports.remove(&mut self.journal, export)
     }
 
-    /// States what a tenant may use, or takes that back; false if it is so already.
+    /// Sets or removes a tenant's budget; `false` if nothing changes.
     pub fn set_tenant_budget(&mut self, tenant: TenantId, stated: Option<Stated>) -> Result<bool> {
         self.tenants.get(tenant)?;
         let (key, budget) = (of_tenant(tenant), budgets::stated_budget(stated)?);
@@ -293,7 +295,7 @@ impl Pool {
         Ok(true)
     }
 
-    /// States what a volume may use of its tenant's, or takes that back; false if it is so already.
+    /// Sets or removes a volume's budget within its tenant's; `false` if nothing changes.
     pub fn set_volume_budget(&mut self, volume: VolumeId, stated: Option<Stated>) -> Result<bool> {
         let tenant = self.volumes.record(volume)?.tenant;
         let (key, budget) = (of_volume(volume), budgets::stated_budget(stated)?);
@@ -309,7 +311,7 @@ impl Pool {
         Ok(true)
     }
 
-    /// A command has changed a volume's reservations to this. It is remembered with that.
+    /// Records a volume's reservations with the command that changed them.
     pub fn set_host_reservations(
         &mut self,
         volume: VolumeId,
@@ -323,19 +325,18 @@ impl Pool {
         Ok(())
     }
 
-    /// This machine was restarted: registrations that are not to outlive that are gone. Gives back
-    /// whose.
+    /// After a reboot: removes registrations that don't persist. Returns their volumes.
     pub fn lose_host_reservations(&mut self) -> Vec<VolumeId> {
         self.hosts.lose_reservations(&mut self.journal)
     }
 
-    /// These are the ports: gives a number to those that have none yet. If too many are remembered, those
-    /// that are no ports any more are forgotten. True if that changed anything.
+    /// Sets the ports and numbers new ones; forgets former ports if too many are remembered. `true`
+    /// if anything changed.
     pub fn set_ports(&mut self, addresses: &BTreeSet<String>) -> Result<bool> {
         self.hosts.set_ports(&mut self.journal, addresses)
     }
 
-    /// Changes how hosts should use a port; false if that is so already.
+    /// Sets a port's ANA state; `false` if nothing changes.
     pub fn set_port_ana(&mut self, address: &str, ana: PathState) -> Result<bool> {
         self.hosts.set_port_ana(&mut self.journal, address, ana)
     }

@@ -1,12 +1,10 @@
-//! A new daemon learns what its predecessor had granted.
+//! Adoption: a new daemon learns its predecessor's grants.
 //!
-//! **Design.** After [`open`](fn@crate::open) the pool waits. The caller reads the grant table and tells
-//! each grant; those of reserved extents are mappings in memory again. Then it says whether this is
-//! still the boot in which they were granted. If so, reserved extents that no grant names were never
-//! written and are stock again; if not, nobody knows, and they are dirty.
-//!
-//! That rests on the rule in `faults` about entries of the grant table: an entry of a mapping that is
-//! not durable is there before the grant, and until after the commit.
+//! After [`open`](fn@crate::open) the caller passes in each grant of the grant table. Grants of
+//! reserved extents become mappings in memory again. Then the caller says whether this is still the
+//! boot of those grants. If so, reserved extents without a grant were never written and are spare
+//! again; otherwise they are dirty. That needs the grant table's entry from before the grant until
+//! after the commit (`faults`).
 //!
 //! **Not here:** reading the grant table, the fence.
 
@@ -17,33 +15,31 @@ use crate::{
 };
 use forebay_xlate::types::{DeviceIndex, ExtentIndex, VolumeId};
 
-/// What a told grant turned out to be.
+/// The result for one grant.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Adopted {
-    /// It shows what the catalog maps.
+    /// The catalog has this mapping.
     Durable,
-    /// At least one of its extents was reserved: its mapping is in memory again.
+    /// An extent was reserved: its mapping is in memory again.
     Uncommitted,
-    /// At least one of its extents is not, or no longer, what the catalog says: revoke and drain it
-    /// before anything is laundered.
+    /// An extent contradicts the catalog: revoke and drain the grant before any zero-fill.
     Stale,
 }
 
-/// What adoption found.
+/// The result of adoption.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct AdoptionReport {
-    /// Mappings that are in memory again, to be committed.
+    /// Mappings in memory again, to be committed.
     pub uncommitted: u64,
-    /// Reserved extents that are stock again.
+    /// Reserved extents that are spare again.
     pub stock: u64,
-    /// Reserved or quarantined extents that must be laundered.
+    /// Reserved or quarantined extents that must be zero-filled.
     pub dirty: u64,
 }
 
 impl Pool {
-    /// Tells a grant that the grant table shows (no holes). Repeating one is harmless.
-    ///
-    /// `NotFound`: the volume is gone; treat the grant as [`Adopted::Stale`].
+    /// Adopts a grant of the grant table (no holes). Repeating one is harmless. `NotFound` means
+    /// that the volume is gone: treat the grant as [`Adopted::Stale`].
     pub fn adopt_grant(
         &mut self,
         volume: VolumeId,
@@ -85,7 +81,7 @@ impl Pool {
                 }
                 _ => {
                     stale = true;
-                    // Granted for a place that is taken, or is not there (yet): it may hold bytes.
+                    // Granted for a logical extent that is taken or missing: it may hold data.
                     if target.stock.take(run) {
                         doubtful.push(run);
                     }
@@ -100,10 +96,11 @@ impl Pool {
         })
     }
 
-    /// Ends adoption. `same_boot` may be said only if the pool's [`PoolInfo::boot_id`](crate::PoolInfo::boot_id), as opened, is this
-    /// boot's, and the grant table was there, carries this boot's and this pool's ids, and was told
-    /// completely. Otherwise say false, set the boot id, commit, and only then make a new grant table:
-    /// an empty one made before would vouch, after another crash, for extents that were written.
+    /// Ends adoption. Pass `true` only if the opened pool's
+    /// [`PoolInfo::boot_id`](crate::PoolInfo::boot_id) is this boot's, and the grant table carried
+    /// both ids and was passed in completely. Otherwise pass `false`, set the boot id, commit, and
+    /// only then make a new grant table. Made earlier, an empty one would vouch, after another
+    /// crash, for written extents.
     pub fn finish_adoption(&mut self, same_boot: bool) -> Result<AdoptionReport> {
         if !self.adopting {
             return Err(PoolError::invalid(
@@ -124,7 +121,7 @@ impl Pool {
         let (allocator, journal) = (&mut self.allocator, &mut self.journal);
         report.dirty += allocator.free_all(journal, &doubtful);
         if !same_boot {
-            // Whatever hung then hangs no more.
+            // No request of that boot hangs any longer.
             report.dirty += allocator.end_all_quarantine(journal);
         }
         let volumes: Vec<VolumeId> = self.volumes.by_id.keys().copied().collect();

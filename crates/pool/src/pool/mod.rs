@@ -1,14 +1,12 @@
-//! The pool in memory: it sequences its parts.
+//! The pool in memory, which sequences its parts.
 //!
-//! **Design.** Operations validate first, then change the parts, which name each record they touch in the
-//! [`Journal`]. [`Pool::take_batch`] encodes the touched records *as they are now*; so a batch is everything since the
-//! one before, and applying batches in order always yields a state that the pool was in. What must wait for durability
-//! happens in [`Pool::committed`].
+//! Operations validate, then change the parts, which name each touched record in the [`Journal`].
+//! [`Pool::take_batch`] encodes the touched records *as they are now*. So a batch holds all changes
+//! since the last one, and batches applied in order always yield a state that the pool was in.
+//! [`Pool::committed`] does what must wait for durability.
 //!
-//! A batch that can't be committed may be tried again. To give up, drop the pool and open it anew,
-//! as a new daemon would: memory is then what the disk says.
-//!
-//! **Not here:** what the parts do ([`Volumes`], [`Allocator`], [`Budgets`], [`Exports`], [`Hosts`], [`Tenants`]), I/O.
+//! A failed batch may be retried. To give up, drop the pool and open it anew, as a new daemon
+//! would.
 
 pub(crate) mod admin;
 pub(crate) mod adopt;
@@ -44,12 +42,12 @@ use hosts::Hosts;
 use std::{collections::BTreeMap, sync::Arc};
 use tenants::Tenants;
 
-/// The pool; see the crate.
+/// A pool; see the crate.
 #[derive(Debug)]
 pub struct Pool {
     pub(crate) info: PoolInfo,
     pub(crate) devices: Vec<DeviceRecord>,
-    /// The number that each label is known to have.
+    /// The known number of each label.
     pub(crate) device_numbers: BTreeMap<DeviceIndex, u64>,
     pub(crate) tenants: Tenants,
     pub(crate) volumes: Volumes,
@@ -60,20 +58,19 @@ pub struct Pool {
     pub(crate) journal: Journal,
     /// The batch that makes this opening's sequences unique; nothing is granted before.
     opening_batch: BatchId,
-    /// Whether what a predecessor granted is still being told.
+    /// The predecessor's grants are still being adopted.
     pub(crate) adopting: bool,
-    /// The check that is under way, if one is.
+    /// The number of the current check.
     pub(crate) checking: u64,
     usage: Arc<Usage>,
 }
 
-/// The first sequence of an opening: it has 2^40 of them, more extents than the largest pool has.
+/// An opening has 2^40 sequences, more than the largest pool has extents.
 fn first_seq(opens: u64) -> u64 {
     (opens << 40) + 1
 }
 
 impl Pool {
-    /// A pool of these devices, with nothing in it.
     pub(crate) fn empty(
         info: PoolInfo,
         devices: Vec<DeviceRecord>,
@@ -103,17 +100,17 @@ impl Pool {
         &self.info
     }
 
-    /// Its devices, by index.
+    /// The devices, by index.
     pub fn devices(&self) -> &[DeviceRecord] {
         &self.devices
     }
 
-    /// Its tenants.
+    /// The tenants.
     pub fn tenants(&self) -> &Tenants {
         &self.tenants
     }
 
-    /// Its volumes, with what they map.
+    /// The volumes with their maps.
     pub fn volumes(&self) -> &Volumes {
         &self.volumes
     }
@@ -123,32 +120,32 @@ impl Pool {
         self.volumes.record(volume)
     }
 
-    /// Its exports.
+    /// The exports.
     pub fn exports(&self) -> &Exports {
         &self.exports
     }
 
-    /// What hosts have reserved, and by which ports they come.
+    /// Hosts' reservations and ports.
     pub fn hosts(&self) -> &Hosts {
         &self.hosts
     }
 
-    /// What tenants and volumes may use of the node.
+    /// The budgets of tenants and volumes.
     pub fn budgets(&self) -> &Budgets {
         &self.budgets
     }
 
-    /// The state of each extent, and each device's health.
+    /// Each extent's state and each device's health.
     pub fn allocator(&self) -> &Allocator {
         &self.allocator
     }
 
-    /// Which batches are open and durable.
+    /// The open and durable batches.
     pub fn journal(&self) -> &Journal {
         &self.journal
     }
 
-    /// How many extents are in which state.
+    /// Extents by state.
     pub fn space(&self) -> Space {
         Space {
             stock: self.volumes.unused(),
@@ -158,7 +155,7 @@ impl Pool {
         }
     }
 
-    /// How full the pool is by its own settings.
+    /// How full the pool is, by its settings.
     pub fn space_level(&self) -> SpaceLevel {
         self.info.settings.level(&self.space())
     }
@@ -168,7 +165,7 @@ impl Pool {
         self.usage.get()
     }
 
-    /// Everything that changed since the last call, to be committed; none if nothing did.
+    /// All changes since the last call, to be committed; `None` without changes.
     pub fn take_batch(&mut self) -> Result<Option<Batch>> {
         let mut records = Vec::new();
         for key in self.journal.touched() {
@@ -177,7 +174,7 @@ impl Pool {
         Ok(self.journal.close_batch(records))
     }
 
-    /// Says that the batch, and so every one before it, is durable.
+    /// Notes that a batch and all before it are durable.
     pub fn committed(&mut self, batch: BatchId) -> Result<()> {
         for promotions in self.journal.mark_committed(batch)? {
             for volume in &promotions.reserved {
@@ -207,13 +204,13 @@ impl Pool {
                 let export = self.exports.stored(key.a);
                 export.map(codec::encode_export).transpose()
             }
-            // A number of the table is one of 16 bits.
+            // A 16-bit number.
             Table::Ports => record(self.hosts.ports.get(&(key.a as u16))),
             Table::HostReservations => record(self.hosts.reservations.get(&VolumeId(key.a))),
             Table::Budgets => record(self.budgets.stored(key.a, key.b)),
             Table::StatedBudgets => record(self.budgets.stored_stated(key.a, key.b)),
             Table::Devices => record(self.devices.get(key.a as usize)),
-            // A number of the table is a device's index.
+            // A device's index.
             Table::DeviceNumbers => record(self.device_numbers.get(&DeviceIndex(key.a as u8))),
             Table::States => {
                 let states = self
@@ -266,7 +263,7 @@ impl Pool {
         }
     }
 
-    /// Counts an opening, so that its sequences are higher than any before.
+    /// Counts an opening, so that its sequences exceed all earlier ones.
     pub(crate) fn begin_opening(&mut self) {
         self.info.opens += 1;
         self.volumes.next_seq = first_seq(self.info.opens);
@@ -274,7 +271,7 @@ impl Pool {
         self.journal.touch(Table::Meta, 0, 0);
     }
 
-    /// Whether the catalog has room for `bytes` of records more.
+    /// Refuses records for which the catalog has no room.
     fn admit(&self, bytes: u64) -> Result<()> {
         if bytes > self.usage.room(self.volumes.catalog_promised) {
             let usage = self.usage.get();
@@ -287,7 +284,7 @@ impl Pool {
         Ok(())
     }
 
-    /// Refuses what needs to know all that a predecessor granted.
+    /// Refuses operations that need all of a predecessor's grants.
     pub(crate) fn ready(&self) -> Result<()> {
         if self.adopting {
             return Err(PoolError::in_use(
@@ -298,7 +295,6 @@ impl Pool {
     }
 }
 
-/// The stored state of a device's extents that have no record.
 pub(crate) fn initial_state(device: &DeviceRecord) -> u8 {
     if device.known_zero {
         ExtentState::Clean as u8

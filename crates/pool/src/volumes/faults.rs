@@ -1,9 +1,10 @@
 //! Faults, commits of mappings, and releases of one volume.
 //!
-//! **Design.** A mapping is in memory first, with a sequence; it takes its extent from the volume's stock. A commit puts
-//! it into the open batch, a release takes it out of the map and frees its extent.
-//! **Not here:** when an operation is allowed (`pool::faults`), how stock is refilled (`stock`), from which device an
-//! extent comes (`placer`).
+//! A new mapping is first in memory, with a sequence; its extent is one of the volume's spare ones.
+//! A commit puts it into the open batch; a release unmaps it and frees its extent.
+//!
+//! **Not here:** when an operation is allowed (`pool::faults`), reserving (`stock`), the choice of
+//! the extent (`placer`).
 
 use super::{Volumes, map::MAP_CHUNK, placer::Placer};
 use crate::{
@@ -17,12 +18,11 @@ use crate::{
 use forebay_xlate::types::{DeviceIndex, ExtentIndex, VolumeId};
 use std::collections::BTreeSet;
 
-/// How many extents an answer covers at most.
 const RUN_LIMIT: u64 = 4096;
-/// Extents that one release unmaps: they are one transaction.
+/// Extents unmapped by one release, in one transaction.
 pub(super) const RELEASE_EXTENTS: u64 = 4096;
 
-/// What a fault may be answered with.
+/// The answer to a fault.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum FaultAnswer {
     /// Mapped: `count` logical extents from the faulting one on are consecutive on the device.
@@ -31,17 +31,17 @@ pub enum FaultAnswer {
         device: DeviceIndex,
         /// The device extent of the faulting one.
         extent: ExtentIndex,
-        /// How many.
+        /// The number of extents.
         count: u64,
         /// The highest sequence among them that is not durable.
         commit_seq: Option<u64>,
     },
-    /// A read of nothing: `count` logical extents from the faulting one on are unmapped.
+    /// A read: `count` logical extents from the faulting one on are unmapped.
     Hole {
-        /// How many.
+        /// The number of extents.
         count: u64,
     },
-    /// A write to nothing got an extent, which reads as zeros.
+    /// A write to an unmapped extent got a device extent, which reads as zeros.
     Allocated {
         /// The device.
         device: DeviceIndex,
@@ -50,40 +50,39 @@ pub enum FaultAnswer {
         /// The sequence of its mapping, which is not durable.
         commit_seq: u64,
     },
-    /// The volume's stock is empty: reserve this many, commit, fault again.
+    /// No spare extents: reserve this many, commit, fault again.
     NeedReserve {
-        /// What to ask [`Pool::reserve`](crate::Pool::reserve) for.
+        /// The number for [`Pool::reserve`](crate::Pool::reserve).
         count: u64,
     },
-    /// What it needs comes with this batch: fault again when it is durable.
+    /// The extents come with this batch: fault again when it is durable.
     AwaitCommit {
         /// The batch.
         batch: BatchId,
     },
-    /// Nothing is clean, but something is dirty: launder, and fault again.
+    /// No clean but dirty extents: zero-fill, and fault again.
     AwaitLaunder,
     /// The pool is full.
     NoSpace,
-    /// It is mapped on a device that can't be used.
+    /// It is mapped on an unusable device.
     DeviceGone {
         /// The device.
         device: DeviceIndex,
     },
 }
 
-/// What was released.
+/// Released extents.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub struct Released {
-    /// The extents: dirty once the open batch is durable, or quarantined.
+    /// Their runs: dirty once the open batch is durable, or quarantined.
     pub runs: Vec<DeviceRun>,
-    /// How many.
+    /// Their number.
     pub extents: u64,
-    /// Of those, how many are quarantined.
+    /// How many are quarantined.
     pub quarantined: u64,
 }
 
 impl Volumes {
-    /// What a fault of a mapped extent is answered with; none if it is unmapped.
     pub(crate) fn answer_mapped(
         &self,
         extents: &Extents,
@@ -113,7 +112,6 @@ impl Volumes {
         }))
     }
 
-    /// What a read fault of an unmapped extent is answered with.
     pub(crate) fn answer_hole(&self, volume: VolumeId, logical: u64) -> Result<FaultAnswer> {
         let target = self.get(volume)?;
         let left = target.extents(self.extent_bytes).saturating_sub(logical);
@@ -121,7 +119,7 @@ impl Volumes {
         Ok(FaultAnswer::Hole { count })
     }
 
-    /// Maps an unmapped extent to one of the volume's stock; none if nothing in stock can be used.
+    /// `None` if no spare extent can be used.
     pub(crate) fn allocate(
         &mut self,
         allocator: &mut Allocator,
@@ -146,8 +144,7 @@ impl Volumes {
         }))
     }
 
-    /// Puts a volume's mappings up to a sequence into the open batch; returns how many. Only those
-    /// on devices that were `flushed` after the data was written: the others stay as they are.
+    /// Returns the number. Skips devices not `flushed` after the data was written.
     pub(crate) fn commit_mappings(
         &mut self,
         allocator: &mut Allocator,
@@ -172,7 +169,7 @@ impl Volumes {
             for chunk in chunks {
                 journal.touch(Table::Maps, volume.0, chunk);
             }
-            // What was granted at random was taken from stock in one piece.
+            // Randomly granted extents may be neighbours on the device.
             for run in places.chunk_by(|a, b| a.0 == b.0 && a.1 + 1 == b.1) {
                 let (device, first) = run[0];
                 let run = DeviceRun::new(device, first, run.len() as u64);
@@ -184,7 +181,6 @@ impl Volumes {
         Ok(count)
     }
 
-    /// Unmaps a range that the volume has.
     pub(crate) fn release(
         &mut self,
         allocator: &mut Allocator,
@@ -204,7 +200,7 @@ impl Volumes {
         self.unmap(allocator, journal, volume, first.0, count, hanging)
     }
 
-    /// Unmaps a range; what was there is freed, or quarantined where a device hangs.
+    /// Frees the extents, or quarantines them on a hanging device.
     pub(super) fn unmap(
         &mut self,
         allocator: &mut Allocator,

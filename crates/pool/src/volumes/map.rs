@@ -1,9 +1,9 @@
 //! A volume's map in memory: logical extent -> device extent.
 //!
-//! **Design.** Chunks of 512 logical extents in a tree, each a sorted list of runs, which is also
-//! how a chunk is stored (`codec`). Contiguous space costs 24 bytes per run, scattered space 24 per
-//! extent; an empty chunk costs nothing. **Not here:** whether a mapping is durable (`owner`),
-//! or its extent's state (`extents`).
+//! It is a tree of chunks of 512 logical extents. A chunk is a sorted list of runs, as in its
+//! stored form (`codec`). A run takes 24 bytes; an empty chunk takes none.
+//!
+//! **Not here:** whether a mapping is durable (`pending`), its extent's state (`extents`).
 
 use crate::extents::runs::DeviceRun;
 use forebay_xlate::types::DeviceIndex;
@@ -12,19 +12,17 @@ use forebay_xlate::types::ExtentIndex;
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// Logical extents per chunk.
 pub(crate) const MAP_CHUNK: u64 = 512;
-/// So many chunks are looked through in one call: 128 GiB of the smallest extents.
+/// Chunks searched in one call: 128 GiB of the smallest extents.
 const CHUNKS_AT_ONCE: usize = 4096;
 
-/// A run within a chunk.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct MapRun {
-    /// Its first logical extent, counted from the chunk's.
+    /// Relative to the chunk.
     pub(crate) start: u16,
     pub(crate) count: u16,
     pub(crate) device: DeviceIndex,
-    /// The device extent of the first.
+    /// The first device extent.
     pub(crate) extent: u64,
 }
 
@@ -40,7 +38,7 @@ impl MapRun {
             && self.extent + u64::from(self.count) == next.extent
     }
 
-    /// The part of it in `from..to` (of the chunk).
+    /// Its part within the chunk's `from..to`.
     fn clip(&self, from: u16, to: u16) -> Option<MapRun> {
         let (start, end) = (self.start.max(from), self.end().min(to));
         (start < end).then(|| MapRun {
@@ -52,30 +50,28 @@ impl MapRun {
     }
 }
 
-/// A piece of a map: logical extents and where they are.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Mapping {
     pub(crate) logical: u64,
     pub(crate) run: DeviceRun,
 }
 
-/// Where an extent would join a neighbour.
+/// A place where an extent would join a neighbour.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Wish {
     pub(crate) device: DeviceIndex,
     pub(crate) extent: u64,
-    /// How many logical extents lie between, plus one.
+    /// Logical extents between, plus one.
     pub(crate) distance: u64,
 }
 
-/// The map.
 #[derive(Clone, Default, Debug)]
 pub(crate) struct VolumeMap {
     chunks: BTreeMap<u64, Vec<MapRun>>,
     mapped: u64,
 }
 
-/// Where a chunk's list is cut for a chunk-relative extent: the first run that ends after it.
+/// The index of the first run that ends after `at`.
 fn place(runs: &[MapRun], at: u16) -> usize {
     runs.partition_point(|run| run.end() <= at)
 }
@@ -86,12 +82,11 @@ fn split(logical: u64) -> (u64, u16) {
 }
 
 impl VolumeMap {
-    /// How many extents are mapped.
     pub(crate) fn mapped(&self) -> u64 {
         self.mapped
     }
 
-    /// How many extents are mapped, counted.
+    /// Mapped extents, recounted.
     pub(crate) fn count(&self) -> u64 {
         let runs = self.chunks.values().flatten();
         runs.map(|run| u64::from(run.count)).sum()
@@ -102,18 +97,15 @@ impl VolumeMap {
         self.mapped += 1;
     }
 
-    /// One chunk's runs.
     pub(crate) fn chunk(&self, chunk: u64) -> &[MapRun] {
         self.chunks.get(&chunk).map_or(&[], Vec::as_slice)
     }
 
-    /// Puts a decoded chunk in place of none.
     pub(crate) fn load_chunk(&mut self, chunk: u64, runs: Vec<MapRun>) {
         self.mapped += runs.iter().map(|run| u64::from(run.count)).sum::<u64>();
         self.chunks.insert(chunk, runs);
     }
 
-    /// Where one extent is.
     pub(crate) fn get(&self, logical: u64) -> Option<(DeviceIndex, u64)> {
         let (chunk, at) = split(logical);
         let runs = self.chunk(chunk);
@@ -121,7 +113,7 @@ impl VolumeMap {
         (run.start <= at).then(|| (run.device, run.extent + u64::from(at - run.start)))
     }
 
-    /// Where `logical` is, and how many (up to `limit`) follow it there without a break.
+    /// The run at `logical`, up to `limit` extents.
     pub(crate) fn run_at(&self, logical: u64, limit: u64) -> Option<DeviceRun> {
         let (device, first) = self.get(logical)?;
         let mut count = 0;
@@ -142,8 +134,8 @@ impl VolumeMap {
         Some(DeviceRun::new(device, first, count.min(limit)))
     }
 
-    /// The mapped ranges of logical extents from `from` on, in order. At most `most` ranges of [`CHUNKS_AT_ONCE`] chunks; the
-    /// second value is where the next call begins.
+    /// The mapped ranges from `from` on, in order: at most `most`, in at most [`CHUNKS_AT_ONCE`]
+    /// chunks. The second value is where to continue.
     pub(crate) fn mapped_from(&self, from: u64, most: usize) -> (Vec<Range<u64>>, Option<u64>) {
         let (first_chunk, at) = split(from);
         let mut ranges: Vec<Range<u64>> = Vec::new();
@@ -183,8 +175,8 @@ impl VolumeMap {
         limit
     }
 
-    /// Where an unmapped extent would be if the run before it, or after it, went on through it, and
-    /// how far away that run is: looked for in its own chunk, and right beside it in the next ones.
+    /// Where an unmapped extent would continue the run before or after it, and that run's distance.
+    /// Searches its own chunk, and the adjacent ends of the next ones.
     pub(crate) fn wishes(&self, logical: u64) -> [Option<Wish>; 2] {
         let (chunk, at) = split(logical);
         let runs = self.chunk(chunk);
@@ -222,14 +214,13 @@ impl VolumeMap {
         [before, after]
     }
 
-    /// The chunks from one on that hold something.
     pub(crate) fn chunks_from(&self, chunk: u64) -> impl Iterator<Item = (u64, &[MapRun])> {
         self.chunks
             .range(chunk..)
             .map(|(chunk, runs)| (*chunk, runs.as_slice()))
     }
 
-    /// How many extents from `first` on, up to `count`, have at most `most` mapped ones among them.
+    /// How many extents from `first` on, up to `count`, contain at most `most` mapped ones.
     pub(crate) fn reach(&self, first: u64, count: u64, most: u64) -> u64 {
         let end = first.saturating_add(count);
         let mut left = most;
@@ -253,12 +244,10 @@ impl VolumeMap {
         count
     }
 
-    /// Maps one unmapped extent.
     pub(crate) fn insert(&mut self, logical: u64, device: DeviceIndex, extent: u64) {
         self.insert_run(logical, DeviceRun::new(device, extent, 1));
     }
 
-    /// Maps unmapped extents from `logical` on.
     pub(crate) fn insert_run(&mut self, logical: u64, run: DeviceRun) {
         let mut done = 0;
         while done < run.count {
@@ -301,7 +290,6 @@ impl VolumeMap {
         self.mapped += u64::from(new.count);
     }
 
-    /// What is mapped in `first..first + count`, in order.
     pub(crate) fn within(&self, first: u64, count: u64) -> Vec<Mapping> {
         let end = first.saturating_add(count);
         let mut found = Vec::new();
@@ -325,7 +313,7 @@ impl VolumeMap {
         found
     }
 
-    /// Unmaps `first..first + count`; says what was there.
+    /// Returns the removed mappings.
     pub(crate) fn remove(&mut self, first: u64, count: u64) -> Vec<Mapping> {
         let removed = self.within(first, count);
         let end = first.saturating_add(count);
@@ -357,7 +345,7 @@ impl VolumeMap {
         removed
     }
 
-    /// One chunk's runs without the extents that `skip` names, as a map would be without them.
+    /// One chunk's runs without the extents in `skip`.
     pub(crate) fn chunk_without(&self, chunk: u64, skip: &[u64]) -> Vec<MapRun> {
         let mut runs = self.chunk(chunk).to_vec();
         for logical in skip {
@@ -374,7 +362,6 @@ impl VolumeMap {
 
 #[cfg(test)]
 impl Mapping {
-    /// Its logical extents with their device extents.
     pub(crate) fn extents(&self) -> impl Iterator<Item = (u64, ExtentIndex)> + use<> {
         let (logical, first) = (self.logical, self.run.first.0);
         (0..self.run.count).map(move |at| (logical + at, ExtentIndex(first + at)))
@@ -407,7 +394,7 @@ mod tests {
             let mut model: BTreeMap<u64, (u8, u64)> = BTreeMap::new();
             for step in steps {
                 match step {
-                    // Mostly neighbours of neighbours, so that runs join and split.
+                    // Mostly near neighbours, so that runs join and split.
                     Step::Insert(logical, device, shift, count) => {
                         if model.range(logical..logical + count).next().is_some() { continue; }
                         let extent = logical + if shift < 6 { 0 } else { shift * 5000 };

@@ -1,13 +1,9 @@
-//! Devices for tests whose power is cut: what was not synced is kept, dropped, reordered or torn.
+//! Test devices with power cuts: unsynced writes are kept, dropped, reordered or torn.
 //!
-//! **Design.** All devices of a test hang on one [`Power`], which counts every write and sync of all
-//! of them, so that "the n-th operation" is one moment for the whole pool. From then on nothing
-//! works. [`Power::after_cut`] then yields what is there when the power returns, as often as wanted,
-//! each seed another outcome: of each block written since its device's last sync all, nothing, any
-//! of its unsynced versions, or any mixture of their 512-byte sectors. Blocks are shared, so an
-//! outcome costs little, whatever the device's size.
-//!
-//! **Not here:** label and catalog, devices with io_uring (the `device` crate has one of its own).
+//! All devices of a test share one [`Power`], which counts their writes and syncs; after the n-th
+//! one nothing works. [`Power::after_cut`] yields the content after a cut, another one for each
+//! seed. Of each unsynced block remains all, nothing, any version, or a mixture of 512-byte
+//! sectors.
 
 use super::Choices;
 use forebay_pool::BlockStore;
@@ -22,7 +18,6 @@ const BLOCK: usize = 4096;
 
 type Block = Arc<[u8; BLOCK]>;
 
-/// What all devices of a test hang on.
 #[derive(Clone)]
 pub struct Power {
     shared: Arc<Mutex<Shared>>,
@@ -32,7 +27,7 @@ pub struct Power {
 #[derive(Default)]
 struct Shared {
     operations: u64,
-    /// Writes and syncs that still work; none: all.
+    /// Writes and syncs that still work; `None` for no limit.
     left: Option<u64>,
     cut: bool,
     cut_in_sync: bool,
@@ -40,15 +35,15 @@ struct Shared {
 
 #[derive(Clone, Default)]
 struct Inner {
-    /// What is there after any cut.
+    /// Content that survives any cut.
     durable: BTreeMap<u64, Block>,
-    /// Written since the last sync, in order.
+    /// Writes since the last sync, in order.
     unsynced: Vec<(u64, Block)>,
-    /// The newest of each block written since the last sync.
+    /// Newest content of unsynced blocks.
     newest: BTreeMap<u64, Block>,
     fail_reads: bool,
     fail_writes: bool,
-    /// Writes that are said to be done and are not; none: all are done.
+    /// Writes succeed without effect.
     lose_writes: bool,
 }
 
@@ -60,7 +55,6 @@ pub struct PowerCutStore {
 }
 
 impl Power {
-    /// Devices of these sizes.
     pub fn new(capacities_bytes: &[u64]) -> Self {
         let shared = Arc::new(Mutex::new(Shared::default()));
         let stores = capacities_bytes
@@ -70,7 +64,6 @@ impl Power {
         Self { shared, stores }
     }
 
-    /// The devices.
     pub fn stores(&self) -> &[Arc<PowerCutStore>] {
         &self.stores
     }
@@ -79,7 +72,6 @@ impl Power {
         self.shared.lock().unwrap()
     }
 
-    /// The writes and syncs so far, of all devices.
     pub fn operations(&self) -> u64 {
         self.lock().operations
     }
@@ -89,12 +81,12 @@ impl Power {
         self.lock().left = Some(count);
     }
 
-    /// Whether something was asked for after that.
+    /// Whether an operation was refused.
     pub fn is_cut(&self) -> bool {
         self.lock().cut
     }
 
-    /// Whether what was refused first was a sync: everything is written and nothing certain.
+    /// Whether the first refused operation was a sync, with everything written before it.
     pub fn cut_in_sync(&self) -> bool {
         self.lock().cut_in_sync
     }
@@ -112,7 +104,7 @@ impl Power {
         }
     }
 
-    /// What is there after the power was cut now, and came back. Another seed, another outcome.
+    /// The content after a power cut now; each seed gives another outcome.
     pub fn after_cut(&self, seed: u64) -> Self {
         let mut choices = Choices(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ 0x5DEE_CE66);
         self.with(|inner| Inner {
@@ -121,7 +113,7 @@ impl Power {
         })
     }
 
-    /// What is there after the process was killed now: every write that was done.
+    /// The content after the process is killed: every write that was done.
     pub fn after_kill(&self) -> Self {
         self.with(|inner| Inner {
             fail_reads: false,
@@ -152,7 +144,7 @@ impl Inner {
                 (1, _) | (2.., 1) => {
                     content.insert(at, newest.clone());
                 }
-                // The device wrote them in another order: an older one is there.
+                // The device reordered writes: an older version is there.
                 (2.., 2) => {
                     let which = choices.next() as usize % versions.len();
                     content.insert(at, versions[which].clone());
@@ -188,33 +180,29 @@ impl PowerCutStore {
         self.inner.lock().unwrap()
     }
 
-    /// From now on its reads fail, or work again.
     pub fn set_fail_reads(&self, fail: bool) {
         self.lock().fail_reads = fail;
     }
 
-    /// From now on its writes and syncs fail, or work again.
     pub fn set_fail_writes(&self, fail: bool) {
         self.lock().fail_writes = fail;
     }
 
-    /// From now on its writes are said to be done, and are not; or are again.
+    /// From now on writes succeed without effect.
     pub fn set_lose_writes(&self, lose: bool) {
         self.lock().lose_writes = lose;
     }
 
-    /// Changes its size, as truncating the file below it would.
     pub fn set_capacity(&self, bytes: u64) {
         *self.capacity_bytes.lock().unwrap() = bytes;
     }
 
-    /// The block at this offset as it is now.
     pub fn peek(&self, offset: u64) -> [u8; BLOCK] {
         let at = offset / BLOCK as u64;
         self.lock().block(at).map_or([0; BLOCK], |block| **block)
     }
 
-    /// Changes the block at this offset behind everybody's back, durably.
+    /// Changes a block directly and durably.
     pub fn poke(&self, offset: u64, content: &[u8; BLOCK]) {
         let at = offset / BLOCK as u64;
         let mut inner = self.lock();
@@ -223,14 +211,13 @@ impl PowerCutStore {
         inner.durable.insert(at, Arc::new(*content));
     }
 
-    /// Flips one bit, as rot would.
     pub fn flip(&self, offset: u64, bit: u8) {
         let mut content = self.peek(offset);
         content[offset as usize % BLOCK] ^= 1 << (bit % 8);
         self.poke(offset, &content);
     }
 
-    /// The offsets of the blocks that hold something other than zeros, in order.
+    /// Offsets of the blocks that are not zeros, in order.
     pub fn used_blocks(&self) -> Vec<u64> {
         let inner = self.lock();
         let mut all = inner.durable.clone();
@@ -241,7 +228,6 @@ impl PowerCutStore {
             .collect()
     }
 
-    /// Counts a write or sync, and says whether it works.
     fn works(&self, sync: bool) -> io::Result<()> {
         let mut shared = self.shared.lock().unwrap();
         shared.operations += 1;

@@ -1,26 +1,28 @@
-//! When a reactor looks at what there is to do, and what it begins.
+//! Polling and admission on a reactor.
 //!
-//! **Design.** A reactor looks at a window's end and between any two I/Os. Or it works in turns, as the engine does: each turn begins a
-//! quantum of those above their base, and carries it out before the next. In rounds, as under `wild`, lanes begin a batch each, every turn
-//! or one after the other; a lane that had its batch goes behind all others.
-//! **Not here:** what an I/O that has begun takes ([`super::path`]).
+//! A reactor without turns polls at a window's end and between any two I/Os. With turns, as in the
+//! engine, each turn begins a quantum above base and executes it before the next. In rounds, as
+//! under `wild`, lanes begin a batch each; a lane goes to the end after its batch.
+//!
+//! **Not here:** an I/O's path after it began ([`super::path`]).
 
 use super::{ALONE_TURN_NS, Io, SimEvent, SimSpread, Simulation};
 use forebay_qos::resources::{PLENTY, Resource};
 
-/// A batch in the mean, ns: 32 I/Os of 32 KiB, as storage hosts take 32 of a queue before they look at the next.
+/// Mean batch, ns: 32 I/Os of 32 KiB, as storage hosts take 32 from a queue at once.
 const BATCH_NS: f64 = 75_000.0;
-/// However small its base is, so much is a lane's in each round, ns.
+/// Least batch of a lane in each round, ns.
 const LEAST_BATCH_NS: f64 = 500.0;
 
 impl Simulation {
-    /// A turn begins, if there is anything to do; without turns, what waits begins.
+    /// Begins a turn if there is work; without turns, begins waiting I/Os.
     pub(super) fn look(&mut self, number: usize) {
         let reactor = &mut self.reactors[number];
         if reactor.busy {
             return;
         }
-        // An idle processor is had by who is only short of that. Without turns all were asked by now, and whoever came since.
+        // An idle processor serves tenants that lack only processor time. Without turns, all
+        // waiting and new I/Os were asked by now.
         let quantum_ns = self.quantum_ns.min(PLENTY.into()) as i32;
         let asked = reactor.stuck || self.model.turn_ns == 0;
         let has = asked && reactor.came.is_empty() && reactor.scheduler.is_idle(quantum_ns);
@@ -42,7 +44,7 @@ impl Simulation {
         }
     }
 
-    /// What waits is asked first, then what came.
+    /// Waiting I/Os come before new ones.
     pub(super) fn looked(&mut self, number: usize) {
         self.reactors[number].busy = false;
         self.reactors[number].quantum_ns = self.quantum_of(number);
@@ -55,7 +57,8 @@ impl Simulation {
         self.serve(number);
     }
 
-    /// What those above their base begin in this turn. As in the engine it is more while nobody is, or one lane comes alone.
+    /// The quantum above base in this turn. As in the engine it is larger while no I/O, or only one
+    /// lane, is above base.
     pub(super) fn quantum_of(&self, number: usize) -> i64 {
         let reactor = &self.reactors[number];
         let waiting = reactor.run_queue.iter().map(|queue| queue / 2);
@@ -69,7 +72,7 @@ impl Simulation {
         }
     }
 
-    /// Whether a reactor begins anything of those above their base.
+    /// Whether a reactor may begin I/Os above base.
     pub(super) fn has_room(&self, number: usize) -> bool {
         let reactor = &self.reactors[number];
         match self.model.turn_ns {
@@ -78,7 +81,6 @@ impl Simulation {
         }
     }
 
-    /// Whether a lane has something left of its batch.
     fn has_batch(&mut self, number: usize, lane: usize) -> bool {
         if !self.rounds {
             return true;
@@ -92,8 +94,9 @@ impl Simulation {
         self.reactors[number].batches[lane] > 0
     }
 
-    /// A lane's batch in a round: [`BATCH_NS`], more or less of it as its tenant's base is more or less than the mean of those
-    /// at work. What its last I/O took more, its next batch has less (deficit round robin), so sizes don't matter.
+    /// A lane's batch: [`BATCH_NS`], scaled by its tenant's base relative to the active tenants'
+    /// mean. The last I/O's excess reduces the next batch (deficit round robin), so sizes don't
+    /// matter.
     fn batch_ns(&self, lane: usize) -> i64 {
         let weight = |tenant: usize| {
             let base = self.guests[tenant].budget.base;
@@ -111,7 +114,8 @@ impl Simulation {
         batch.max(LEAST_BATCH_NS) as i64
     }
 
-    /// Whether what comes in a lane may begin at once: outside of turns nobody may go before it, and then the round is over.
+    /// Whether a lane's new I/O may begin at once. Without turns the run queue must be empty, which
+    /// ends the round.
     pub(super) fn is_its_round(&mut self, number: usize, lane: usize) -> bool {
         if !self.rounds || self.model.turn_ns > 0 {
             return self.has_batch(number, lane);
@@ -126,7 +130,7 @@ impl Simulation {
         true
     }
 
-    /// Outside of turns, a lane has another one when it is its turn again.
+    /// Without turns, the lane gets a new batch when its turn comes again.
     fn end_batch(&mut self, number: usize, lane: usize) {
         if self.model.turn_ns == 0 {
             self.reactors[number].rounds[lane] = 0;
@@ -140,7 +144,6 @@ impl Simulation {
         }
     }
 
-    /// It is admitted, or waits.
     pub(super) fn arrive(&mut self, number: usize, io: u32) {
         let Io {
             lane,
@@ -178,7 +181,7 @@ impl Simulation {
         self.model.base_first && self.reactors[number].scheduler.is_within_base(lane)
     }
 
-    /// It stands before the processor.
+    /// Queues it at the processor.
     pub(super) fn begin(&mut self, number: usize, io: u32) {
         let cpu = self.cpu_ns(io);
         self.ios[io as usize].ready = self.now;
@@ -207,7 +210,7 @@ impl Simulation {
         if !reactor.busy {
             self.serve(number);
         } else if self.spread == SimSpread::Stealing {
-            // Whoever is idle looks around.
+            // An idle reactor steals.
             if let Some(idle) = self.reactors.iter().position(|other| !other.busy) {
                 self.serve(idle);
             }
@@ -215,7 +218,7 @@ impl Simulation {
     }
 
     pub(super) fn end_window(&mut self) {
-        // Not all reactors at once.
+        // Stagger the reactors.
         let window = self.now / self.window_ns;
         for number in 0..self.reactors.len() {
             self.look_at_others(number);
@@ -248,7 +251,7 @@ impl Simulation {
         self.at(self.now + self.window_ns, SimEvent::WindowEnd);
     }
 
-    /// What waits begins, as far as it may: first of those within their base.
+    /// Waiting I/Os begin, those within their base first.
     fn resume_all(&mut self, number: usize) {
         if self.model.base_first {
             self.resume(number, true);
@@ -256,8 +259,8 @@ impl Simulation {
         self.resume(number, false);
     }
 
-    /// Of the lanes in which something waits, each in turn begins one, or its batch, as long as they may. `first`: those within
-    /// their base, whatever stands before the processor.
+    /// Lanes with waiting I/Os begin one each, or a batch, in turn. `first`: only those within
+    /// their base, whatever the processor's queue.
     pub(super) fn resume(&mut self, number: usize, first: bool) {
         if self.reactors[number].stuck {
             return;

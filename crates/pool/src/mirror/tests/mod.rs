@@ -1,5 +1,4 @@
-//! Tests of the mirror: damage is seen and repaired, a copy may fail, a crash leaves the last sync or the
-//! one it cut, and two copies agree on one.
+//! Tests of the mirror: damage, failed copies, crashes, diverged copies.
 
 use super::*;
 use crate::store::{BlockStore, MemStore};
@@ -38,7 +37,7 @@ fn open(stores: &[Arc<MemStore>]) -> io::Result<Mirror> {
     Mirror::open(found(stores), &[])
 }
 
-/// Two copies of 1100 blocks, each with its number.
+/// Two copies of 1100 blocks; each block holds its number.
 fn filled() -> (Vec<Arc<MemStore>>, Mirror) {
     let stores = vec![device(), device()];
     let areas = found(&stores).into_iter().map(|found| found.area).collect();
@@ -56,7 +55,6 @@ fn filled() -> (Vec<Arc<MemStore>>, Mirror) {
     (stores, mirror)
 }
 
-/// As the catalog does.
 fn heal(mirror: &Mirror) -> io::Result<()> {
     mirror.sync()?;
     mirror.heal(&mirror.probe())
@@ -136,7 +134,6 @@ fn new_bytes_are_zeros_whatever_was_there() {
     assert_eq!(before, [5; 50]);
 }
 
-/// Every single block of one copy, whichever: nothing is lost, and both are whole afterwards.
 #[test]
 fn a_flipped_bit_in_one_copy_costs_nothing() {
     for at in (0..META_BLOCKS).chain([META_BLOCKS + 1, 500, 1030, META_BLOCKS + 1099]) {
@@ -161,7 +158,6 @@ fn a_flipped_bit_in_one_copy_costs_nothing() {
             }
             drop(mirror);
             same(&stores);
-            // The other copy is not needed any more.
             expect_filled(&open(&stores[which..=which]).unwrap());
         }
     }
@@ -181,7 +177,8 @@ fn the_same_block_bad_on_both_is_damage_and_only_that_block() {
     mirror.read(10 * 4096, &mut content).unwrap();
 }
 
-/// A death between a block's write and its checksum's leaves such a block; no catalog reads it.
+/// A crash between the write of a block and of its checksum leaves such a block; no catalog reads
+/// it.
 #[test]
 fn a_block_that_nobody_uses_is_not_called_lost() {
     let (stores, mirror) = filled();
@@ -191,7 +188,7 @@ fn a_block_that_nobody_uses_is_not_called_lost() {
     }
     let mirror = open(&stores).unwrap();
     mirror.scrub().unwrap();
-    // One that was there when the catalog was opened is.
+    // A block that was used since the opening is lost.
     mirror.read(10 * 4096, &mut [0; 4096]).unwrap();
     for store in &stores {
         flip(store, META_BLOCKS + 10);
@@ -202,7 +199,6 @@ fn a_block_that_nobody_uses_is_not_called_lost() {
     );
 }
 
-/// Headers of one copy and a block of the other: still nothing is lost.
 #[test]
 fn two_faults_in_different_places_are_survived() {
     let (stores, mirror) = filled();
@@ -223,7 +219,7 @@ fn a_lost_write_with_a_valid_checksum_is_repaired() {
     mirror.write(9 * 4096, &[0xAA; 4096]).unwrap();
     mirror.sync().unwrap();
     drop(mirror);
-    // The write was reported durable and is not there.
+    // The write was reported durable and is missing.
     put(&stores[1], META_BLOCKS + 9, &old);
     let mirror = open(&stores[1..]).unwrap();
     let mut content = [0; 4096];
@@ -288,8 +284,6 @@ fn the_file_is_bounded() {
     assert!(Area::new(store, DeviceIndex(0), OFFSET, 4096 * 5, OWNER).is_err());
 }
 
-/// A copy that was not here while the other went on is brought up to date; and two that each went on
-/// alone are refused.
 #[test]
 fn a_copy_left_behind_is_brought_up_and_two_lives_are_refused() {
     let (stores, mirror) = filled();
@@ -330,14 +324,14 @@ fn expect_head(mirror: &Mirror, byte: u8) {
     assert_eq!(content, [byte; 4096]);
 }
 
-/// A device that fails its writes or its syncs when told, and may then forget what was not synced.
+/// A device whose writes or syncs fail on demand, and that can forget unsynced writes.
 struct Failing {
     store: Arc<MemStore>,
     writes: AtomicBool,
     syncs: AtomicBool,
-    /// What was written since the last sync, with what was there before.
+    /// Content before the unsynced writes.
     before: Mutex<Vec<(u64, [u8; 4096])>>,
-    /// Where it was written, ever.
+    /// Offsets of all writes.
     written: Mutex<Vec<u64>>,
 }
 
@@ -405,8 +399,8 @@ fn failing(stores: &[Arc<MemStore>]) -> (Vec<Arc<Failing>>, Mirror) {
     (failing, Mirror::open(found, &[]).unwrap())
 }
 
-/// One copy's writes or syncs fail: the other goes on, knows that it is alone before anything counts, and
-/// the one left behind is whole again when it works again.
+/// The other copy goes on and first records that it is alone. The failed one is whole again when it
+/// works again.
 #[test]
 fn a_copy_that_fails_is_left_behind_and_comes_back() {
     for which in 0..2 {
@@ -423,10 +417,10 @@ fn a_copy_that_fails_is_left_behind_and_comes_back() {
                 copies.iter().any(|copy| copy.device.0 == which as u8
                     && matches!(copy.state, CopyState::Failed(_)))
             );
-            // The power goes: both are found, and the survivor counts.
+            // Power loss: both copies are found, and the survivor counts.
             devices[which].forget();
             expect_head(&open(&stores).unwrap(), 0xAA);
-            // Or it did not.
+            // Or no power loss.
             heal(&mirror).unwrap();
             assert!(states(&mirror).contains(&CopyState::Good));
             devices[which].set(false, false);
@@ -443,7 +437,6 @@ fn a_copy_that_fails_is_left_behind_and_comes_back() {
     }
 }
 
-/// The last copy is never given up; its failed sync is tried again, with what the device forgot.
 #[test]
 fn a_failed_sync_of_all_is_an_error_and_loses_nothing() {
     for count in 1..=2 {
@@ -472,7 +465,7 @@ fn a_failed_sync_of_all_is_an_error_and_loses_nothing() {
     }
 }
 
-/// What a sync that failed had written may be forgotten by the device although later syncs succeed.
+/// A device may forget the writes of a failed sync although later syncs succeed.
 #[test]
 fn a_sync_after_a_failed_one_writes_again() {
     let (stores, mirror) = filled();
@@ -498,7 +491,6 @@ fn a_sync_after_a_failed_one_writes_again() {
     expect_head(&open(&stores[..1]).unwrap(), 0xAA);
 }
 
-/// The second copy goes where it belongs: to another device as soon as there is one.
 #[test]
 fn the_second_copy_moves_to_another_device() {
     let stores: Vec<Arc<dyn BlockStore>> = vec![
@@ -531,7 +523,7 @@ fn the_second_copy_moves_to_another_device() {
     mirror.write(9 * 4096, &[0xBB; 4096]).unwrap();
     mirror.sync().unwrap();
     drop(mirror);
-    // The first device is gone: the third gets a copy.
+    // Without the first device, the third gets a copy.
     let mirror = Mirror::open(
         vec![FoundArea::new(at(1, 0)), FoundArea::new(at(2, 0))],
         &[],
@@ -543,7 +535,7 @@ fn the_second_copy_moves_to_another_device() {
     mirror.write(9 * 4096, &[0xCC; 4096]).unwrap();
     mirror.sync().unwrap();
     drop(mirror);
-    // The first one is back, with what it had, and must not be taken for a copy.
+    // The first device returns; its content must not pass for a copy.
     let all = vec![
         FoundArea::new(at(0, 0)),
         FoundArea::new(at(0, 1)),
@@ -563,7 +555,7 @@ fn the_second_copy_moves_to_another_device() {
     }
 }
 
-/// How many cases; `MIRROR_CASES` says otherwise.
+/// `MIRROR_CASES` overrides the number of cases.
 fn cases(usual: u32) -> u32 {
     let told = std::env::var("MIRROR_CASES").ok();
     told.and_then(|told| told.parse().ok()).unwrap_or(usual)

@@ -1,18 +1,13 @@
-//! A device's store behind a thread of its own, so that a device which does not answer holds nobody up.
+//! A device's store behind its own thread, so that a hanging device blocks no caller.
 //!
-//! **Design.** The thread carries out one operation after the other, in the order in which they were asked
-//! for. Writes are queued, up to a number of bytes, and whoever asked goes on; one that fails is told of by
-//! every operation up to the sync that reports it. Reads and syncs are waited for, for a limited time. Past
-//! it the store is *stuck*: what is queued is dropped, and every operation fails at once until the one that
-//! the device has not ended has ended. So at most one operation lands late; and whoever uses the store again
-//! comes after it.
+//! The thread executes operations in order. Writes are queued, up to a number of bytes; a failed
+//! one fails every operation up to the sync that reports it. Callers wait for reads and syncs, up
+//! to a limit. After that the store is *stuck*: it drops its queue, and operations fail at once
+//! until the device ends the hanging one. So at most one operation lands late, and later ones come
+//! after it. A read from the page cache with an empty queue needs no thread.
 //!
-//! A read that finds its bytes in the page cache, with nothing queued before it, needs no thread.
-//!
-//! A process that is killed may leave its last operation in the kernel. The claim of the device falls with
-//! the process's last open descriptor, which is after that.
-//!
-//! **Not here:** what follows from an error (`mirror`).
+//! A killed process may leave its last operation in the kernel. The claim of the device ends later,
+//! with the process's last descriptor.
 
 use crate::store::BlockStore;
 use std::{
@@ -22,7 +17,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// What may be queued, in bytes. A commit has a few pages; a copy that is made anew has all of them.
+/// Limit of queued bytes. A commit has a few pages; a rewritten copy has all of them.
 const QUEUE_BYTES: usize = 4 << 20;
 
 enum WriteWork {
@@ -34,24 +29,23 @@ enum WriteWork {
 
 struct WriteQueue {
     limit: Duration,
-    /// How long all operations together may still be waited for, if that is limited.
+    /// What remains of the total wait of all operations, if limited.
     left: Option<Duration>,
     waiting: VecDeque<(u64, WriteWork)>,
-    /// What the writes among them hold.
+    /// Bytes of the queued writes.
     bytes: usize,
-    /// The number of the next operation; 0 is none's.
+    /// The next operation's number; 0 is unused.
     next: u64,
-    /// The thread has taken one that has not ended.
+    /// The thread executes an operation.
     under_way: bool,
-    /// Nobody waits for that one any more.
+    /// The caller no longer waits for it.
     stuck: bool,
-    /// How often somebody gave up waiting.
+    /// How often a caller gave up.
     given_up: u64,
-    /// A write was not carried out: what everybody is told until a sync has said so.
+    /// A write failed: the error of all operations until a sync reports it.
     failed: Option<(io::ErrorKind, String)>,
-    /// What reads and syncs yielded.
+    /// Results of reads and syncs.
     answers: BTreeMap<u64, io::Result<Vec<u8>>>,
-    /// How many wait for something to end.
     waiters: usize,
     has_thread: bool,
     over: bool,
@@ -60,13 +54,11 @@ struct WriteQueue {
 struct Shared {
     store: Arc<dyn BlockStore>,
     queue: Mutex<WriteQueue>,
-    /// There is something to do.
     work: Condvar,
-    /// Something has ended.
     ended: Condvar,
 }
 
-/// See the module.
+/// A store with a time limit; see the module.
 pub struct BoundedStore(Arc<Shared>);
 
 impl fmt::Debug for BoundedStore {
@@ -102,7 +94,7 @@ impl WriteQueue {
             .get_or_insert_with(|| (error.kind(), error.to_string()));
     }
 
-    /// The device takes too long: nothing that is queued is carried out any more.
+    /// Drops the queue after a timeout.
     fn give_up(&mut self) -> io::Error {
         let error = no_answer(self.limit);
         let dropped = std::mem::take(&mut self.waiting);
@@ -125,7 +117,6 @@ impl Shared {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits for as long as the store may take.
     fn wait_while<'a>(
         &'a self,
         mut queue: MutexGuard<'a, WriteQueue>,
@@ -143,7 +134,6 @@ impl Shared {
         queue
     }
 
-    /// The thread.
     fn run(&self) {
         let mut queue = self.lock();
         loop {
@@ -182,9 +172,9 @@ impl Shared {
             queue.under_way = false;
             let was_stuck = std::mem::take(&mut queue.stuck);
             match &result {
-                // Whoever asked for it is not told any more.
+                // Its caller has gone, so later operations report the error.
                 Err(error) if !is_read && (was_stuck || !is_sync) => queue.fail(error),
-                // It is told of with this.
+                // This sync reports it.
                 Err(_) if is_sync => queue.failed = None,
                 _ => {}
             }
@@ -226,22 +216,22 @@ impl BoundedStore {
         }))
     }
 
-    /// Somebody was told past this store that something was not made durable: its next sync says so too.
+    /// Makes the next sync fail: something bypassed this store and was not made durable.
     pub fn note_failure(&self, error: &io::Error) {
         self.0.lock().fail(error);
     }
 
-    /// From now on, all operations together may be waited for so long; `None`: there is only the limit of each.
+    /// Limits the total wait of all further operations; `None` for only each one's limit.
     pub fn set_total(&self, total: Option<Duration>) {
         self.0.lock().left = total;
     }
 
-    /// Whether operations took all the time that they have together: each fails from then on.
+    /// Whether the total limit is used up, so that each operation fails.
     pub fn is_used_up(&self) -> bool {
         self.0.lock().is_used_up()
     }
 
-    /// Whether somebody waits for an operation now.
+    /// Whether a caller waits now.
     pub fn is_waited_for(&self) -> bool {
         self.0.lock().waiters > 0
     }
@@ -351,13 +341,12 @@ impl BlockStore for BoundedStore {
     }
 
     fn will_read(&self, offset: u64, bytes: u64) {
-        // A hint.
         let _ = self.submit(&mut self.0.lock(), WriteWork::WillRead(offset, bytes));
     }
 }
 
 impl Drop for BoundedStore {
-    /// What was written is on its way to the device when nobody has the store any more, unless it is stuck.
+    /// Waits until queued writes reach the device, unless it is stuck.
     fn drop(&mut self) {
         let mut queue = self.0.lock();
         queue.over = true;
