@@ -1,7 +1,9 @@
-//! How the node's time and devices are given out: as the product does it, and as what the paper compares with.
+//! Scheduling policies: the product's and those of the paper's comparison.
 //!
-//! **Design.** The scheduler knows one policy. The others are made of budgets and of a node without an end: `base` is a
-//! burst limit that equals the base; `wild` is burst limits alone, in rounds in which lanes begin a batch each.
+//! The scheduler has one policy; the others are made of budgets and a node without limits. `base`
+//! has burst limits equal to the base; `wild` has only burst limits, and lanes begin batches in
+//! rounds.
+//!
 //! **Not here:** the rounds ([`crate::simulation`]).
 
 use forebay_qos::budget::{Budget, Burst};
@@ -9,20 +11,20 @@ use forebay_qos::params::Params as SchedulerParams;
 use forebay_qos::resources::{PLENTY, SHARED};
 use std::ops::{Deref, DerefMut};
 
-/// See the module's text.
+/// A scheduling policy.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub enum Policy {
     /// Base guaranteed, the rest shared: BurstCBS.
     #[default]
     Burst,
-    /// Everyone has their base and never more: the paper's BaseCBS.
+    /// Base and never more: the paper's BaseCBS.
     Base,
-    /// Everyone up to their burst limit, lanes in a weighted round robin: the paper's WildCBS.
+    /// Up to the burst limit, lanes in a weighted round robin: the paper's WildCBS.
     Wild,
 }
 
 impl Policy {
-    /// All of them.
+    /// All policies.
     pub const ALL: [Self; 3] = [Self::Burst, Self::Base, Self::Wild];
 
     /// Its name in a figure.
@@ -48,7 +50,7 @@ impl Policy {
         }
     }
 
-    /// What there is of each shared resource a second, where `own` is what the model has.
+    /// Each shared resource per second; `own` is the model's.
     #[must_use]
     pub fn per_second(self, own: [f64; SHARED], window_ns: u64) -> [f64; SHARED] {
         match self {
@@ -58,20 +60,20 @@ impl Policy {
     }
 }
 
-/// Which reactor serves what of a tenant's queues.
+/// Which reactors serve a tenant's queues.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub enum SimSpread {
-    /// A queue is one reactor's.
+    /// One reactor for each queue.
     OneToOne,
-    /// And who is idle takes from the longest queue.
+    /// One reactor for each queue, but idle ones take from the longest.
     Stealing,
-    /// All that are idle serve all.
+    /// All idle reactors serve all queues.
     #[default]
     OneToN,
 }
 
 impl SimSpread {
-    /// All of them.
+    /// All spreads.
     pub const ALL: [Self; 3] = [Self::OneToOne, Self::Stealing, Self::OneToN];
 
     /// Its name in a figure.
@@ -85,12 +87,12 @@ impl SimSpread {
     }
 }
 
-/// The scheduler's parameters, and the policy.
+/// The policy and the scheduler's parameters.
 #[derive(Clone, PartialEq, Default, Debug)]
 pub struct Params {
-    /// How things are given out.
+    /// The policy.
     pub policy: Policy,
-    /// What can be set of the scheduler.
+    /// The scheduler's parameters.
     pub scheduler: SchedulerParams,
 }
 

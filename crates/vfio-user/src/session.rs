@@ -1,7 +1,7 @@
-//! A client's messages, one after the other.
+//! A client's session: judges messages by the negotiated version and the device, and writes
+//! answers. Only [`VfioSession::agreed`] changes it.
 //!
-//! Purpose: judges each message by what was agreed on and by what the device has, and writes answers.
-//! Design: judging changes nothing; [`VfioSession::agreed`] is the only change. Does NOT carry requests out.
+//! **Not here:** executing requests.
 
 use crate::device::{Device, Region};
 use crate::request::{self, Request};
@@ -11,28 +11,28 @@ use crate::wire::{
 };
 use crate::{Errno, MAX_ANSWER_BYTES};
 
-/// A client's session. See the module's text.
+/// A client's session.
 #[derive(Clone, Debug)]
 pub struct VfioSession {
     device: Device,
     negotiated: Option<Negotiated>,
 }
 
-/// A message that is whole.
+/// A whole message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Message<'a> {
-    /// Its header.
+    /// The header.
     pub header: Header,
-    /// What it asks for, or why that is refused.
+    /// The request, or the error that refuses it.
     pub request: Result<Request<'a>, Errno>,
 }
 
-/// An answer that is ready to be sent.
+/// An answer to be sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reply {
-    /// Its length; 0: none is wanted.
+    /// Its length; 0 if no reply is wanted.
     pub bytes: usize,
-    /// The descriptor of the region's mappable part goes with it.
+    /// The region whose mappable part's descriptor goes with it.
     pub with_region: Option<u32>,
 }
 
@@ -46,8 +46,8 @@ impl Reply {
 }
 
 impl Message<'_> {
-    /// Writes the answer that the request was carried out, with this payload. `out` has room for
-    /// [`MAX_ANSWER_BYTES`]; a payload that is longer than any becomes an error.
+    /// Writes a successful answer with this payload. `out` has room for [`MAX_ANSWER_BYTES`]; a
+    /// longer payload becomes an error.
     pub fn answer(&self, payload: &[u8], out: &mut [u8]) -> Reply {
         self.answer_in_parts(payload, &[], out)
     }
@@ -68,7 +68,7 @@ impl Message<'_> {
         Reply::of(bytes)
     }
 
-    /// Writes the answer that the request failed.
+    /// Writes an error reply.
     pub fn refuse(&self, error: Errno, out: &mut [u8]) -> Reply {
         if self.header.no_reply() || out.len() < HEADER_BYTES {
             return Reply::of(0);
@@ -77,8 +77,8 @@ impl Message<'_> {
         Reply::of(HEADER_BYTES)
     }
 
-    /// Writes the answer to a request that was carried out: one that [`VfioSession::describe`] does not
-    /// answer. What was read from a region is `data`.
+    /// Writes the answer to an executed request, which [`VfioSession::describe`] does not answer.
+    /// `data` was read from the region.
     pub fn done(&self, data: &[u8], out: &mut [u8]) -> Reply {
         let mut fixed = [0; 24];
         match self.request {
@@ -116,7 +116,7 @@ fn put_access(fixed: &mut [u8; 24], access: &crate::RegionAccess) {
 }
 
 impl VfioSession {
-    /// A client that has just connected.
+    /// A new client.
     pub fn new(device: Device) -> Self {
         Self {
             device,
@@ -124,12 +124,12 @@ impl VfioSession {
         }
     }
 
-    /// A client with which a predecessor agreed on this.
+    /// A predecessor's client.
     pub fn resume(device: Device, negotiated: Option<Negotiated>) -> Self {
         Self { device, negotiated }
     }
 
-    /// What was agreed on.
+    /// The negotiated version.
     pub fn negotiated(&self) -> Option<&Negotiated> {
         self.negotiated.as_ref()
     }
@@ -139,11 +139,10 @@ impl VfioSession {
         &self.device
     }
 
-    /// Judges a message: exactly the bytes that [`crate::frame`] called whole, with which so many
-    /// descriptors came.
+    /// Judges a message that [`crate::frame`] called whole, with its number of descriptors.
     ///
     /// # Errors
-    /// Why nothing more can be said to this client.
+    /// Why the connection must end.
     pub fn judge<'a>(&self, bytes: &'a [u8], descriptors: usize) -> Result<Message<'a>, Broken> {
         let header = Header::read(bytes).ok_or(Broken::Short)?;
         if header.size_bytes as usize != bytes.len() {
@@ -156,7 +155,7 @@ impl VfioSession {
         let payload = &bytes[HEADER_BYTES..];
         let request = match (self.negotiated.is_some(), is_version) {
             (false, false) => return Err(Broken::Version),
-            // The one that was agreed on, once more: whoever answered it may have died.
+            // A predecessor may have died before it answered.
             (true, true) => match version::judge(payload) {
                 Ok(same) if self.negotiated == Some(same) => Ok(Request::Version(same)),
                 _ => Err(Errno::EINVAL),
@@ -166,13 +165,13 @@ impl VfioSession {
         Ok(Message { header, request })
     }
 
-    /// The version is agreed on: [`Request::Version`] is carried out.
+    /// Executes [`Request::Version`].
     pub fn agreed(&mut self, negotiated: Negotiated) {
         self.negotiated = Some(negotiated);
     }
 
-    /// Writes the answer to a message that only asks, or is refused; `None` for one that must be carried
-    /// out first ([`Message::done`] answers it).
+    /// Answers a query or a refused message. `None` for a request to be executed first;
+    /// [`Message::done`] answers that.
     pub fn describe(&self, message: &Message<'_>, out: &mut [u8]) -> Option<Reply> {
         let mut fixed = [0u8; 32];
         let mut put = |at: usize, value: u32| {
@@ -237,8 +236,8 @@ impl VfioSession {
             info[48..56].copy_from_slice(&area.offset_bytes.to_le_bytes());
             info[56..64].copy_from_slice(&area.len_bytes.to_le_bytes());
         }
-        // A client whose buffer is too short is told how long it must be, and asks again. QEMU takes CAPS without an offset
-        // for a mistake.
+        // A client with a short buffer learns the needed length and asks again. QEMU rejects CAPS
+        // without an offset.
         let full = argsz >= needed;
         let mut cap_offset = 0u32;
         if full && mappable.is_some() {

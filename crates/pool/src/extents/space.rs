@@ -1,36 +1,34 @@
-//! How full the pool is, and the settings that say how full is too full.
-//!
-//! **Design.** Numbers in extents, helpers in bytes. **Not here:** who is told.
+//! How full the pool is, and its settings. Numbers are in extents, helpers in bytes.
 
 use crate::error::{PoolError, Result};
 use serde::{Deserialize, Serialize};
 use std::{fmt, str::FromStr};
 
-/// How many extents are in which state. The sum of `clean` to `quarantined` is `total`; the rest
-/// are parts of those, or promises.
+/// Extents by state. `clean` to `quarantined` add up to `total`; the others are parts of those, or
+/// promises.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Space {
     /// The size of an extent in bytes.
     pub extent_bytes: u64,
     /// All extents.
     pub total: u64,
-    /// Free to use.
+    /// Free, and zeros.
     pub clean: u64,
-    /// Set aside for volumes, or granted and not yet durably mapped.
+    /// Reserved for volumes, or granted and not yet durably mapped.
     pub reserved: u64,
     /// Mapped by volumes.
     pub owned: u64,
     /// Freed and not yet zeroed.
     pub dirty: u64,
-    /// Not usable until something that hangs has ended.
+    /// Unusable until a hanging request ends.
     pub quarantined: u64,
-    /// Of `reserved`: never granted, and there for others when nothing else is.
+    /// Part of `reserved`: never granted. Other volumes get it before the pool is full.
     pub stock: u64,
-    /// Of `reserved` and `owned`: mapped ahead of a write, and taken back when somebody else needs it.
+    /// Part of `reserved` and `owned`: preallocated, and taken back if needed elsewhere.
     pub ahead: u64,
-    /// What volumes with a reservation have not got yet and will, when they ask.
+    /// Space reservations not yet taken.
     pub promised: u64,
-    /// Of `clean` and `dirty`: on devices that can't be used now.
+    /// Part of `clean` and `dirty`: on devices that can't be used now.
     pub unavailable: u64,
 }
 
@@ -44,38 +42,36 @@ impl Space {
         (self.reserved + self.owned + self.quarantined).saturating_sub(self.stock + self.ahead)
     }
 
-    /// What volumes use, in bytes; what hangs counts too; stock, and what is mapped ahead of writes,
-    /// do not.
+    /// Used bytes, quarantined ones included, spare and preallocated ones not.
     pub fn used_bytes(&self) -> u64 {
         self.used() * self.extent_bytes
     }
 
-    /// What reservations will take beyond that, in bytes.
+    /// Further bytes that space reservations will take.
     pub fn promised_bytes(&self) -> u64 {
         self.promised * self.extent_bytes
     }
 
-    /// What any volume may have, now or once laundered, in bytes.
+    /// Bytes that any volume can get, now or after zero-filling.
     pub fn free_bytes(&self) -> u64 {
         (self.clean + self.dirty + self.stock + self.ahead)
             .saturating_sub(self.promised + self.unavailable)
             .saturating_mul(self.extent_bytes)
     }
 
-    /// What is used or promised, in percent of all, rounded down.
+    /// Used and promised space in percent, rounded down.
     pub fn used_percent(&self) -> u8 {
         let used = u128::from(self.used() + self.promised).min(u128::from(self.total));
-        // At most 100.
         (used * 100)
             .checked_div(u128::from(self.total))
             .unwrap_or(0) as u8
     }
 }
 
-/// How full a pool is by its own settings.
+/// How full a pool is by its settings.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum SpaceLevel {
-    /// Below both marks.
+    /// Below `warn_percent`.
     Normal,
     /// `warn_percent` is reached.
     Warn,
@@ -83,14 +79,14 @@ pub enum SpaceLevel {
     Critical,
 }
 
-/// Where a volume's extents come from when there are several devices.
+/// Placement of a volume's extents on several devices.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Placement {
-    /// Consecutive runs of 16 extents go round the devices, more of them where more is free.
+    /// Runs of 16 extents go round the devices, weighted by free space.
     #[default]
     Stripe,
-    /// The first device that has space.
+    /// The first device with space.
     Fill,
 }
 
@@ -117,14 +113,14 @@ impl FromStr for Placement {
     }
 }
 
-/// What can be set for a pool, at its creation and later.
+/// A pool's settings.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct PoolSettings {
-    /// Where extents come from.
+    /// Placement of extents.
     pub placement: Placement,
-    /// From this much used on there is a warning, in percent.
+    /// The warning level in percent.
     pub warn_percent: u8,
-    /// From this much on a louder one.
+    /// The critical level in percent.
     pub critical_percent: u8,
 }
 
@@ -139,7 +135,7 @@ impl Default for PoolSettings {
 }
 
 impl PoolSettings {
-    /// Whether they make sense.
+    /// Validates the settings.
     pub fn check(&self) -> Result<()> {
         let (warn, critical) = (self.warn_percent, self.critical_percent);
         if (1..=critical).contains(&warn) && critical <= 100 {
@@ -150,7 +146,7 @@ impl PoolSettings {
         )))
     }
 
-    /// Where a pool with this space is.
+    /// The level of a pool with this space.
     pub fn level(&self, space: &Space) -> SpaceLevel {
         let used = space.used_percent();
         if used >= self.critical_percent {

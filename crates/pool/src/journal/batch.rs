@@ -1,17 +1,16 @@
-//! What one catalog transaction writes.
+//! One catalog transaction: records by key, each with its final value or none. Applying it twice is
+//! harmless; batches are committed in order.
 //!
-//! **Design.** A batch is a set of records by key, each with its final value or none, so that
-//! applying it twice is the same as once. Batches are numbered and must be committed in order.
-//! **Not here:** how records are encoded (`codec`, `records`), or written (`catalog`).
+//! **Not here:** encoding (`codec`, `records`), writing (`catalog`).
 
-/// A batch's number; they are committed in this order.
+/// A batch's number; batches are committed in this order.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct BatchId(pub u64);
 
-/// The catalog's tables. The numbers order a batch, and are not stored.
+/// The catalog's tables. Their numbers order a batch and are not stored.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) enum Table {
-    /// The pool's own record, at (0, 0).
+    /// (0, 0): the pool's own record.
     Meta,
     /// (tenant, 0).
     Tenants,
@@ -21,15 +20,15 @@ pub(crate) enum Table {
     Exports,
     /// (port's number, 0).
     Ports,
-    /// (volume, 0): what hosts have reserved.
+    /// (volume, 0): hosts' reservations.
     HostReservations,
-    /// (tenant or volume, 0 or 1): what it may use. A catalog of a version that knows no budgets has no such table.
+    /// (tenant or volume, 0 or 1): budgets. Earlier versions lack this table.
     Budgets,
-    /// (tenant or volume, 0 or 1): which parts of its budget were stated. Earlier versions know no such table.
+    /// (tenant or volume, 0 or 1): the stated values of budgets. Earlier versions lack this table.
     StatedBudgets,
     /// (device, 0).
     Devices,
-    /// (device, 0): the number in its label. A catalog of a version that knows no numbers has no such table.
+    /// (device, 0): the number in its label. Earlier versions lack this table.
     DeviceNumbers,
     /// (device, chunk of extents).
     States,
@@ -56,7 +55,6 @@ impl Table {
         Table::Maps,
     ];
 
-    /// The table's name in the database.
     pub(crate) const fn name(self) -> &'static str {
         match self {
             Table::Meta => "meta",
@@ -76,7 +74,6 @@ impl Table {
     }
 }
 
-/// Where a record is.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) struct Key {
     pub(crate) table: Table,
@@ -90,7 +87,7 @@ impl Key {
     }
 }
 
-/// One transaction's worth of records.
+/// The records of one transaction.
 #[derive(Clone, Debug)]
 pub struct Batch {
     pub(crate) id: BatchId,
@@ -98,12 +95,12 @@ pub struct Batch {
 }
 
 impl Batch {
-    /// Its number.
+    /// The batch's number.
     pub fn id(&self) -> BatchId {
         self.id
     }
 
-    /// How many records it writes or removes.
+    /// The number of records it writes or removes.
     pub fn records(&self) -> usize {
         self.records.len()
     }

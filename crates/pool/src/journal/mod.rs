@@ -1,9 +1,10 @@
-//! What changed in memory and is not durable yet.
+//! Changes in memory that are not durable yet.
 //!
-//! **Purpose.** The parts of a pool name each record that they change; what must wait until a change is durable is listed
-//! under the number of the open batch.
-//! **Design.** A batch is everything since the one before. Batches are taken, and become durable, in the order of their
-//! numbers. **Not here:** how a record is encoded (`pool`), and written (`catalog`).
+//! The pool's parts name each record that they change. Actions that wait for durability are listed
+//! under the open batch's number. A batch holds all changes since the last one; batches are taken
+//! and committed in order.
+//!
+//! **Not here:** encoding (`pool`) and writing records (`catalog`).
 
 pub(crate) mod batch;
 
@@ -16,10 +17,10 @@ use batch::{Batch, BatchId, Key, Table};
 use forebay_xlate::types::VolumeId;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// What happens when a batch is durable.
+/// Actions for when a batch is durable.
 #[derive(Debug, Default)]
 pub(crate) struct Promotions {
-    /// Volumes for which something was reserved.
+    /// Volumes with new reserved extents.
     pub(crate) reserved: BTreeSet<VolumeId>,
     /// Mappings: a volume and its logical extent.
     pub(crate) mapped: Vec<(VolumeId, u64)>,
@@ -27,7 +28,7 @@ pub(crate) struct Promotions {
     pub(crate) freed: Vec<DeviceRun>,
 }
 
-/// The changes of a pool that are not durable.
+/// A pool's changes that are not durable.
 #[derive(Debug)]
 pub struct Journal {
     touched: BTreeSet<Key>,
@@ -46,22 +47,21 @@ impl Journal {
         }
     }
 
-    /// The number that the next batch will have: what was changed last is durable with it.
+    /// The number of the next batch, which carries the latest changes.
     pub fn open_batch_id(&self) -> BatchId {
         self.open_batch
     }
 
-    /// The newest batch reported durable.
+    /// The newest durable batch.
     pub fn committed_id(&self) -> BatchId {
         self.committed
     }
 
-    /// Names a record that changed.
     pub(crate) fn touch(&mut self, table: Table, a: u64, b: u64) {
         self.touched.insert(Key::new(table, a, b));
     }
 
-    /// Names the records that describe a run, in a table by chunk of the device.
+    /// Touches a run's records in a table by chunk of the device.
     pub(crate) fn touch_chunks(&mut self, table: Table, run: DeviceRun) {
         if run.count == 0 {
             return;
@@ -71,17 +71,16 @@ impl Journal {
         }
     }
 
-    /// The records that changed since the last batch.
     pub(crate) fn touched(&self) -> impl Iterator<Item = Key> {
         self.touched.iter().copied()
     }
 
-    /// What the open batch will promote.
     pub(crate) fn on_commit(&mut self) -> &mut Promotions {
         self.promotions.entry(self.open_batch).or_default()
     }
 
-    /// Makes a batch of the touched records, as encoded, and opens the next one; none if there are none.
+    /// Makes a batch of the touched, encoded records and opens the next one; `None` without
+    /// records.
     pub(crate) fn close_batch(&mut self, records: Vec<(Key, Option<Vec<u8>>)>) -> Option<Batch> {
         if records.is_empty() {
             return None;
@@ -92,7 +91,7 @@ impl Journal {
         Some(Batch { id, records })
     }
 
-    /// Notes that a batch, and so every one before it, is durable; says what that promotes.
+    /// Notes that a batch and all before it are durable; returns their promotions.
     pub(crate) fn mark_committed(&mut self, batch: BatchId) -> Result<Vec<Promotions>> {
         if batch <= self.committed || batch >= self.open_batch {
             return Err(PoolError::invalid(format!(
@@ -106,7 +105,7 @@ impl Journal {
         Ok(due.into_values().collect())
     }
 
-    /// How many extents batches that are not durable will free.
+    /// Extents that outstanding batches will free.
     pub(crate) fn extents_to_free(&self) -> u64 {
         let freed = self.promotions.values().flat_map(|due| &due.freed);
         freed.map(|run| run.count).sum()

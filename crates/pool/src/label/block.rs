@@ -1,8 +1,8 @@
-//! The label as bytes: the current format, and the one before it.
+//! The label as bytes, in the current and the old format.
 //!
-//! **Design.** Fixed layout, little-endian, a CRC32C over the block. The version says whether the layout can be read
-//! at all, feature bits what else it needs. The names of the bits that are set lie beside them, so that a version that
-//! does not know one can name it. **Not here:** where the copies are.
+//! Fixed layout, little-endian, a CRC32C over the block. The version says whether the layout is
+//! readable; feature bits name further requirements. Names lie beside set bits, so that a version
+//! that lacks a feature can name it.
 
 use super::{Label, LabelFormat, LabelOwner};
 use crate::{
@@ -18,15 +18,14 @@ use zerocopy::{
 };
 
 const MAGIC: [u8; 16] = *b"Forebay label\r\n\0";
-/// The label format that new pools get.
 const FORMAT_VERSION: u32 = 4;
-/// The format before it: without an owner, its copies side by side.
+/// No owner; the copies are adjacent.
 const OLD_VERSION: u32 = 3;
 const NAME_BYTES: usize = 64;
 const FEATURES: usize = 16;
 const FEATURE_NAME_BYTES: usize = 30;
 
-/// What a bit that is not known forbids. 1 is for those that forbid nothing; there are none yet.
+/// What an unknown bit forbids. 1 is for bits that forbid nothing; there are none yet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 enum Class {
@@ -42,7 +41,7 @@ struct Feature {
     name: &'static str,
 }
 
-/// The features that this version knows, all of which it sets in a label of the current format.
+/// The known features, all set in labels of the current format.
 const KNOWN: &[Feature] = &[Feature {
     class: Class::Incompatible,
     bit: 0,
@@ -84,7 +83,7 @@ pub(super) struct LabelBlock {
     epoch_number: U64,
     epoch_name: U64,
     epoch_copies: [u8; 2],
-    // From here on zeros in the old format.
+    // Zeros in the old format from here on.
     has_owner: u8,
     is_clean: u8,
     owner_machine_bytes: u8,
@@ -100,15 +99,15 @@ pub(super) struct LabelBlock {
 
 const _: () = assert!(size_of::<LabelBlock>() == BLOCK_BYTES);
 
-/// What was found where a copy of a label should be.
+/// The content of a label's place.
 #[derive(Debug)]
 pub(super) enum Found {
     Good(Label),
     /// All zeros.
     Blank,
-    /// No label of Forebay's.
+    /// Not a label of Forebay.
     Foreign,
-    /// A label that can't be used, or a device that can't be read.
+    /// An unusable label, or a read error.
     Wrong(PoolError),
 }
 
@@ -117,7 +116,7 @@ fn text(bytes: &[u8], len: usize) -> Option<String> {
     Some(text.to_owned())
 }
 
-/// As much of `from` as fits, at a character's end; how many bytes that is.
+/// Copies as much of `from` as fits, in whole characters; returns its bytes.
 fn put(into: &mut [u8], from: &str) -> usize {
     let len = (0..=into.len().min(from.len()))
         .rev()
@@ -132,7 +131,7 @@ impl LabelBlock {
         Self::new_zeroed()
     }
 
-    /// The features whose absence here forbids to open the pool, by name.
+    /// Unknown features that forbid opening the pool.
     fn unknown_features(&self) -> Vec<String> {
         let bits = [
             (Class::ReadOnly, self.read_only_compatible.get()),
@@ -295,7 +294,7 @@ impl LabelBlock {
         Ok(block)
     }
 
-    /// Sets a feature that nobody knows, as a later version may.
+    /// Sets an unknown feature, as a later version may.
     #[cfg(test)]
     pub(super) fn set_future_feature(&mut self, name: &str) {
         self.incompatible = U64::new(self.incompatible.get() | 1 << 9);

@@ -1,14 +1,12 @@
-//! Making what was written durable on every copy.
+//! Makes writes durable on every copy.
 //!
-//! **Design.** Tables and header change in memory and are written here, each into the older slot of each
-//! copy, before the devices' syncs; in memory the slots swap after them. A sync counts when every copy in
-//! use has it. One that fails is left behind, and the sync is then followed by another that says so: only
-//! a survivor that knows that it is alone may acknowledge anything, and only after the labels of the
-//! other devices say so too (`labels`). Devices are synced at the same time.
+//! Tables and header go into each copy's older slot before the devices' syncs; the slots swap after
+//! them. A sync counts when every copy in use has it. A failed copy is left behind, and another
+//! sync records that. Only a survivor that knows that it is alone may acknowledge, and only after
+//! the other devices' labels record it too (`labels`).
 //!
-//! A sync that fails on every copy is tried again by the caller, into the same slots. The device may have
-//! dropped what was not synced then, so the blocks since the last good sync are read back, verified, and
-//! written once more. **Not here:** bringing a copy back (`copies`).
+//! If every copy fails, the caller retries into the same slots. The devices may have dropped
+//! unsynced blocks, so those are read back, verified and rewritten.
 
 use super::State;
 use crate::{
@@ -18,16 +16,15 @@ use crate::{
 };
 use std::io;
 
-/// A random name for an epoch.
 pub(super) fn epoch_name() -> io::Result<u64> {
     let uuid = Uuid::random().map_err(io::Error::other)?;
     let mut bytes = [0; 8];
     bytes.copy_from_slice(&uuid.0[8..]);
-    // The version and variant bits are elsewhere or the same in all: 62 bits are random.
+    // 62 bits are random; the version and variant bits are elsewhere or constant.
     Ok(u64::from_le_bytes(bytes))
 }
 
-/// Syncs the devices of these areas, each once, at the same time.
+/// Syncs each device once, all at the same time.
 pub(super) fn sync_areas(areas: &[&Area]) -> Vec<io::Result<()>> {
     if let [one, other] = areas
         && one.same_store(other)
@@ -49,7 +46,7 @@ impl State {
         if self.sync_failed {
             self.write_again()?;
         }
-        // Each further round has a copy less.
+        // Each further round has one copy less.
         loop {
             if self.new_epoch {
                 self.lineage.begin(epoch_name()?, self.seq);
@@ -71,7 +68,8 @@ impl State {
         }
     }
 
-    /// The first sync after opening: what was read is made durable before a header goes into the other slot.
+    /// The first sync after opening makes the content durable before a header goes into the other
+    /// slot.
     fn sync_base(&mut self) -> io::Result<()> {
         if !self.base_unsynced {
             return Ok(());
@@ -95,7 +93,7 @@ impl State {
         Ok(())
     }
 
-    /// Nothing that we know of changed: the devices are synced all the same.
+    /// Nothing known changed, but the devices must be synced.
     fn sync_only(&mut self) -> io::Result<()> {
         let areas: Vec<&Area> = self.replicas.iter().map(|replica| &replica.area).collect();
         let mut failed: Vec<(usize, io::Error)> = Vec::new();
@@ -119,7 +117,7 @@ impl State {
         self.sync()
     }
 
-    /// One sync of tables and header on all copies; who failed, if somebody did not.
+    /// One sync of tables and header on all copies. Returns the failed ones.
     fn sync_round(&mut self) -> io::Result<Vec<(usize, io::Error)>> {
         let seq = self.seq + 1;
         let wrote_tables = self.tables_dirty;
@@ -159,7 +157,7 @@ impl State {
             }
         }
         if failed.len() == self.replicas.len() {
-            // Nobody has it for certain: it is tried again into the same slots.
+            // No copy surely has it: retry into the same slots.
             self.sync_failed = true;
             let error = failed.swap_remove(0).1;
             return Err(error);
@@ -172,8 +170,8 @@ impl State {
             }
             replica.header_slot = 1 - replica.header_slot;
             if !wrote_tables {
-                // Nothing but the header changed, so the slot before it has no more use: it becomes a
-                // copy, durable with the next sync. Best effort.
+                // Only the header changed, so the older slot is useless: make it a copy, durable
+                // with the next sync. Best effort.
                 let _ = replica.area.write_header(1 - replica.header_slot, &header);
             }
             for (index, table) in self.tables.iter().enumerate() {
@@ -189,17 +187,17 @@ impl State {
         Ok(failed)
     }
 
-    /// Writes what may have been dropped once more.
+    /// Rewrites blocks that a device may have dropped.
     fn write_again(&mut self) -> io::Result<()> {
         let blocks: Vec<u64> = self.unsynced.iter().copied().collect();
         let mut content = [0; BLOCK_BYTES];
         for block in blocks {
-            // Cut off since, or made zeros.
+            // Truncated since, or made zeros.
             if block * BLOCK >= self.len || self.entry(block) == 0 {
                 continue;
             }
             let expected = self.entry(block);
-            // What is gone now was not reachable: its commit had not got that far.
+            // A lost block was not reachable: its commit had not got that far.
             if self.load_from_copies(block, expected, &mut content).is_ok() {
                 self.save(block, &content)?;
             }

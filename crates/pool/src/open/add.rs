@@ -1,9 +1,8 @@
 //! Adding a device to a pool.
 //!
-//! **Design.** The label first, then the record with the caller's next commit, then, once that is durable,
-//! a copy of the catalog. So a cut between leaves a device that carries a label of a pool which does not
-//! know it: opening reports and ignores it, and it can be added again. **Not here:** when the engine hears
-//! of it, and when it may be allocated from.
+//! The label comes first, then the record with the caller's next commit, then perhaps a copy of the
+//! catalog. After a crash in between, opening reports and ignores the unknown device, which can be
+//! added again.
 
 use crate::{
     catalog::Catalog,
@@ -17,8 +16,8 @@ use crate::{
 use forebay_xlate::types::DeviceIndex;
 use std::sync::Arc;
 
-/// Labels a device, durably, and adds it to the pool: it is in it once the open batch is durable. Call
-/// [`Catalog::spread`] after that. `force` takes a device that holds something.
+/// Labels a device durably and adds it to the pool with the open batch. Call [`Catalog::spread`]
+/// once that is durable. `force` takes a device in use.
 pub fn add_device(
     pool: &mut Pool,
     catalog: &Catalog,
@@ -35,7 +34,7 @@ pub fn add_device(
                 .any(|record| record.uuid == label.device_uuid)
     };
     match Label::read(device.store.as_ref()) {
-        // Not even by force.
+        // Not even with `force`.
         Ok(label) if known(&label) => {
             return Err(PoolError::exists(format!(
                 "{} is in the pool already",
@@ -67,7 +66,7 @@ pub fn add_device(
         catalog.epoch(),
         catalog.last_stamp().as_ref(),
     )?;
-    // What is left of another catalog there must not be taken for a copy of this one.
+    // Remains of another catalog must not pass for a copy of this one.
     for area in areas_of(&label, &device.store)? {
         area.retire()
             .map_err(|error| PoolError::io(&device.spec, &error))?;
@@ -85,11 +84,11 @@ pub fn add_device(
     Ok(index)
 }
 
-/// Writes the label of a new device, unless that overwrites the label of a device of the pool: then both are names of
-/// one disk, and the old label is written again.
+/// Writes a new device's label. If that overwrites the label of another device, both are one disk,
+/// and the old label is restored.
 fn label_alone(catalog: &Catalog, device: &NewDevice, label: &Label) -> Result<()> {
     let stores = catalog.label_stores().into_iter();
-    // A device that does not answer tells nothing.
+    // A device that does not answer can't be compared.
     let before: Vec<_> = stores
         .filter_map(|(_, store)| Some((Label::read(store.as_ref()).ok()?, store)))
         .collect();
@@ -108,8 +107,8 @@ fn label_alone(catalog: &Catalog, device: &NewDevice, label: &Label) -> Result<(
 }
 
 impl Catalog {
-    /// Gives a device of the pool, whose record is durable, a copy of the catalog if that makes it safer:
-    /// where there is one copy only, or two on one device. Blocks; commits wait meanwhile.
+    /// Gives a device, whose record is durable, a copy of the catalog if there is only one, or two
+    /// on one device. Blocks; commits wait meanwhile.
     pub fn spread(&self, index: DeviceIndex, store: &Arc<dyn BlockStore>) -> Result<()> {
         let label = Label::read(store.as_ref())?;
         if label.device_index != index {

@@ -1,10 +1,9 @@
-//! The pool in memory, from the catalog's records.
+//! Loads the pool from the catalog's records.
 //!
-//! **Design.** One pass over all records, tables in order, each extent claimed at most once: work
-//! proportional to the metadata. A claim takes a bit away: two megabytes for a terabyte of small extents,
-//! so that scattered ones are found in the processor's cache. What contradicts itself (two owners, an
-//! owner of an extent that is not owned) is damage, and opening fails with its name; an extent that is
-//! used by nobody is a leak, counted and harmless. **Not here:** repair.
+//! It makes one pass over all records in table order. Each extent can be claimed once; a claim
+//! clears a bit, and the bitmap of a terabyte of small extents fits into 2 MB of processor cache.
+//! Contradictions are damage, and opening fails. An extent in use without a user is a leak, which
+//! is counted and harmless.
 
 use crate::{
     catalog::{Catalog, Usage},
@@ -27,7 +26,7 @@ use crate::{
 use forebay_xlate::types::{DeviceIndex, VolumeId};
 use std::{collections::BTreeMap, sync::Arc};
 
-/// A device's extents that somebody must have and nobody was found to have yet: a bit each.
+/// Bitmaps of a device's used extents that no volume has claimed yet.
 struct Unclaimed {
     reserved: Vec<u64>,
     owned: Vec<u64>,
@@ -64,9 +63,9 @@ struct Loader {
     info: Option<PoolInfo>,
     devices: Vec<DeviceRecord>,
     device_numbers: BTreeMap<DeviceIndex, u64>,
-    /// Of each device, a byte per extent.
+    /// By device, a byte per extent.
     states: Vec<Vec<u8>>,
-    /// Of each device; made when all states are known.
+    /// By device, made when all states are known.
     unclaimed: Vec<Unclaimed>,
     tenants: Vec<TenantRecord>,
     volumes: BTreeMap<VolumeId, PoolVolume>,
@@ -219,7 +218,7 @@ impl Loader {
         Ok(())
     }
 
-    /// Notes that a volume has a run, which must be in `state` and nobody else's.
+    /// The run must be in `state` and unclaimed.
     fn claim(&mut self, volume: VolumeId, run: DeviceRun, state: ExtentState) -> Result<()> {
         if self.unclaimed.is_empty() {
             self.unclaimed = self
@@ -259,15 +258,15 @@ impl Loader {
     }
 }
 
-/// Takes one record: its table, its key's two halves, its value.
+/// Takes a record: table, both halves of the key, value.
 pub(crate) type Visit<'a> = &'a mut dyn FnMut(Table, u64, u64, &[u8]) -> Result<()>;
 
-/// Reads a pool; it then waits for adoption. `check` says whether a device's record can be true.
+/// Loads a pool, which then waits for adoption. `check` validates a device's record.
 pub(crate) fn load(catalog: &Catalog, check: impl Fn(&DeviceRecord) -> Result<()>) -> Result<Pool> {
     load_records(|visit| catalog.load(visit), catalog.usage(), check)
 }
 
-/// The same from any source that gives the records in their order.
+/// Loads from any source that yields the records in order.
 pub(crate) fn load_records(
     source: impl FnOnce(Visit<'_>) -> Result<()>,
     usage: Arc<Usage>,
@@ -276,7 +275,7 @@ pub(crate) fn load_records(
     let mut loader = Loader::default();
     source(&mut |table, a, b, value| {
         if table > Table::Devices && loader.states.is_empty() {
-            // All devices are known: their extents come next.
+            // All devices are known; their extents come next.
             loader.states = loader.initial_states(&check)?;
         }
         loader.record(table, a, b, value)
@@ -327,7 +326,7 @@ pub(crate) fn load_records(
     pool.hosts.reservations = loader.host_reservations;
     pool.hosts.ports = loader.ports;
     pool.budgets = loader.budgets;
-    // A version that knows no budgets has deleted what they were of.
+    // A version without budgets has deleted their tenants or volumes.
     pool.budgets.forget_lost(
         &mut pool.journal,
         |tenant| pool.tenants.get(tenant).is_ok(),
@@ -350,7 +349,7 @@ mod tests {
     };
     use forebay_qos::budget::Budget;
 
-    /// A pool of 64 extents whose catalog gets these records on top: what loading says.
+    /// Loads a pool of 64 extents with these additional records.
     fn load_with(records: Records) -> Result<Pool> {
         let device = NewDevice {
             spec: "mem".into(),
@@ -396,7 +395,7 @@ mod tests {
 
     type Records = Vec<(Key, Vec<u8>)>;
 
-    /// The volumes' ids: the tenant has 1.
+    /// The volumes' ids; the tenant has 1.
     const A: u64 = 2;
     const B: u64 = 3;
 

@@ -1,13 +1,10 @@
 //! The number of a pool's starts and stops, in the catalog and in every label.
 //!
-//! **Design.** A start counts up the pool's record (`opens`) and commits it, then writes the number into the labels, then
-//! notes in the catalog which labels have it; a stop does the same. So a crash leaves labels that are not newer than the
-//! catalog, and not older than what it notes of their device. A device whose label is older than that was replaced by an
-//! earlier copy: it is missing until somebody insists. A label newer than the catalog says that of the catalog.
-//!
-//! A label of the old format has no number, and nothing is noted of it.
-//!
-//! **Not here:** who the owner is, and whether another one may have the pool (the daemon).
+//! A start or stop increments `opens` and commits it, writes the number into the labels, and then
+//! notes in the catalog which labels have it. So after a crash no label is newer than the catalog,
+//! nor older than its note. A device with an older label was replaced by an outdated copy and
+//! counts as missing unless forced. A label newer than the catalog shows that the catalog is
+//! outdated. Labels of the old format have no number.
 
 use crate::{
     catalog::Catalog,
@@ -16,20 +13,20 @@ use crate::{
     uuid::Uuid,
 };
 
-/// What became of a stamp.
+/// The result of a stamp.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub struct Stamped {
-    /// The devices whose labels have it.
+    /// Devices with the stamp in their labels.
     pub devices: Vec<Uuid>,
-    /// The devices whose labels have the old format.
+    /// Devices with labels of the old format.
     pub old: Vec<Uuid>,
-    /// What could not be written, in sentences.
+    /// Failures as sentences.
     pub notes: Vec<String>,
 }
 
 impl Catalog {
-    /// Writes a stamp into the labels of the pool's devices that are here. Its number must be durable in the catalog.
-    /// Blocks.
+    /// Writes a stamp into the labels of the devices present. Its number must be durable in the
+    /// catalog. Blocks.
     pub fn stamp(&self, stamp: &Stamp) -> Stamped {
         let mut stamped = Stamped::default();
         for (device, result) in self.stamp_labels(stamp) {
@@ -44,7 +41,7 @@ impl Catalog {
         stamped
     }
 
-    /// Gives every label the current format; how many had the old one. Blocks.
+    /// Upgrades labels of the old format; returns their number. Blocks.
     pub fn upgrade_labels(&self) -> Result<usize> {
         let mut upgraded = 0;
         for (device, store) in self.label_stores() {
@@ -53,7 +50,7 @@ impl Catalog {
         Ok(upgraded)
     }
 
-    /// Writes every copy of every label anew, over whatever lies there. Blocks.
+    /// Rewrites all copies of every label, even over foreign data. Blocks.
     pub fn repair_labels(&self) -> Result<()> {
         for (_, store) in self.label_stores() {
             Label::repair(store.as_ref())?;
@@ -61,7 +58,7 @@ impl Catalog {
         Ok(())
     }
 
-    /// Of the devices here, those whose label has the old format, and those with something foreign over the first copy.
+    /// Devices with labels of the old format, and those with foreign data over the first copy.
     pub fn label_troubles(&self) -> (Vec<Uuid>, Vec<Uuid>) {
         let (mut old, mut covered) = (Vec::new(), Vec::new());
         for (device, store) in self.label_stores() {

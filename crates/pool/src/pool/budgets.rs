@@ -1,10 +1,12 @@
-//! What tenants and volumes may use of the node.
+//! The budgets of tenants and volumes.
 //!
-//! **Design.** A budget is a record in a table of its own, and goes with its tenant or volume. A version that does not
-//! know the table limits nobody; the next opening drops budgets that it left behind. The bases of a tenant's volumes
-//! together fit into the tenant's base. The least base counts as none: its volume is only limited. Another record has
-//! the parts that people stated; they are guessed if they do not give the budget.
-//! **Not here:** whether a node has it all (`forebay_qos::admission`), enforcement (the engine).
+//! A budget is a record in its own table and is deleted with its tenant or volume. Versions without
+//! the table limit no one; the next opening drops budgets they left behind. A tenant's base covers
+//! the bases of its volumes. The least base counts as none. A second record holds the values as
+//! users stated them, which are derived if they don't match the budget.
+//!
+//! **Not here:** whether the node has the capacity (`forebay_qos::admission`), enforcement (the
+//! engine).
 
 use crate::{
     error::{PoolError, Result},
@@ -17,7 +19,7 @@ use forebay_qos::stated::Stated;
 use forebay_xlate::types::VolumeId;
 use std::collections::BTreeMap;
 
-/// Roughly the most that a record takes in the catalog.
+/// Rough bound of a record in the catalog.
 pub(super) const RECORD_BYTES: u64 = 256;
 const NOTHING: Rate = Rate { iops: 0, bytes: 0 };
 /// The kinds of keys.
@@ -40,14 +42,14 @@ pub(super) fn stated_budget(stated: Option<Stated>) -> Result<Option<Budget>> {
     budget.map_err(|bad| PoolError::invalid(bad.to_string()))
 }
 
-/// What is stated for tenants and volumes.
+/// The budgets of tenants and volumes.
 #[derive(Debug, Default)]
 pub struct Budgets {
     all: BTreeMap<Key, Budget>,
     stated: BTreeMap<Key, Stated>,
 }
 
-/// The base, of which the least value counts as 0.
+/// The base; the least value counts as 0.
 fn counted(budget: &Budget) -> Rate {
     let count = |value: u64, least: u64| if value > least { value } else { 0 };
     Rate {
@@ -79,7 +81,7 @@ impl Budgets {
         self.all.get(&(a, b))
     }
 
-    /// Loads a record; false if it is invalid.
+    /// `false` if the record is invalid.
     pub(crate) fn load(&mut self, a: u64, b: u64, budget: Budget) -> bool {
         let can_be = budget.check().is_ok() && matches!(b, OF_TENANT | OF_VOLUME);
         if can_be {
@@ -93,39 +95,39 @@ impl Budgets {
         all.filter_map(move |((id, of), budget)| (*of == kind).then_some((*id, budget)))
     }
 
-    /// What a tenant may use, if that is stated.
+    /// A tenant's budget.
     pub fn of_tenant(&self, tenant: TenantId) -> Option<&Budget> {
         self.all.get(&of_tenant(tenant))
     }
 
-    /// Which parts of a tenant's budget were stated.
+    /// The stated values of a tenant's budget.
     pub fn stated_of_tenant(&self, tenant: TenantId) -> Stated {
         self.stated(of_tenant(tenant))
     }
 
-    /// What a volume may use of its tenant's, if that is stated.
+    /// A volume's budget within its tenant's.
     pub fn of_volume(&self, volume: VolumeId) -> Option<&Budget> {
         self.all.get(&of_volume(volume))
     }
 
-    /// Which parts of a volume's budget were stated.
+    /// The stated values of a volume's budget.
     pub fn stated_of_volume(&self, volume: VolumeId) -> Stated {
         self.stated(of_volume(volume))
     }
 
-    /// Tenants for which something is stated, oldest first.
+    /// Tenants with a budget, oldest first.
     pub fn tenants(&self) -> impl Iterator<Item = (TenantId, &Budget)> {
         let all = self.of_kind(OF_TENANT);
         all.map(|(id, budget)| (TenantId(id), budget))
     }
 
-    /// Volumes for which something is stated, oldest first.
+    /// Volumes with a budget, oldest first.
     pub fn volumes(&self) -> impl Iterator<Item = (VolumeId, &Budget)> {
         let all = self.of_kind(OF_VOLUME);
         all.map(|(id, budget)| (VolumeId(id), budget))
     }
 
-    /// The sum of the bases of a tenant's volumes, except one.
+    /// The sum of the bases of a tenant's volumes, except `but`.
     fn volumes_base(&self, volumes: &Volumes, tenant: TenantId, but: Option<VolumeId>) -> Rate {
         let others = volumes.of_tenant(tenant).map(|volume| volume.id);
         let others = others.filter(|id| Some(*id) != but);
@@ -136,7 +138,6 @@ impl Budgets {
         })
     }
 
-    /// Whether this would change what is stated at a key.
     pub(super) fn differs(
         &self,
         key: Key,
@@ -146,7 +147,7 @@ impl Budgets {
         self.all.get(&key) != budget || self.stated(key) != stated.unwrap_or_default()
     }
 
-    /// Refuses a tenant's base that is less than its volumes' together.
+    /// A tenant's base must cover its volumes' bases.
     pub(super) fn check_tenant(
         &self,
         volumes: &Volumes,
@@ -173,7 +174,7 @@ impl Budgets {
         Ok(())
     }
 
-    /// Refuses a volume's base that exceeds what other volumes leave of its tenant's.
+    /// A volume's base must fit beside the other volumes' bases.
     pub(super) fn check_volume(
         &self,
         volumes: &Volumes,
@@ -226,7 +227,6 @@ impl Budgets {
         }
     }
 
-    /// Drops budgets of tenants and volumes that are gone.
     pub(crate) fn forget_lost(
         &mut self,
         journal: &mut Journal,

@@ -1,8 +1,9 @@
-//! The pool's devices, and what can be set for the pool.
+//! The pool's devices and settings.
 //!
-//! **Design.** Whether a device can be used is the caller's to say and nowhere stored. What is on a
-//! device that can't be used stays what it was: mapped, stock or free, and is used again when the
-//! device is. **Not here:** opening devices, their labels (`create`).
+//! The caller reports a device's health, which is not stored. Extents on an unusable device keep
+//! their state.
+//!
+//! **Not here:** opening devices, labels (`create`).
 
 use super::{Pool, initial_state};
 use crate::{
@@ -15,15 +16,15 @@ use crate::{
 use forebay_xlate::types::DeviceIndex;
 
 impl Pool {
-    /// Says whether a device can be used. Nothing is allocated, reserved or laundered on one that is
-    /// not online; what is mapped on a failing one is served all the same, and faults of what is
-    /// mapped on one that is missing or failed say so.
+    /// Sets a device's health. Nothing is allocated, reserved or zero-filled on a device that is
+    /// not online. A failing one still serves its mapped extents; on a missing or failed one,
+    /// faults return an error.
     pub fn set_device_health(&mut self, device: DeviceIndex, health: DeviceHealth) -> Result<()> {
         self.allocator.set_health(device, health)
     }
 
-    /// Adds a device, which carries its label already; it is in the pool once the open batch is
-    /// durable. It counts as missing until [`Pool::set_device_health`] says that it can be used.
+    /// Adds a labelled device, which joins the pool once the open batch is durable. It counts as
+    /// missing until [`Pool::set_device_health`].
     pub fn add_device(&mut self, record: DeviceRecord) -> Result<()> {
         let index = usize::from(record.index.0);
         if index != self.devices.len() {
@@ -60,7 +61,7 @@ impl Pool {
         Ok(())
     }
 
-    /// Sets what can be set for the pool, durably with the open batch.
+    /// Changes the settings; durable with the open batch.
     pub fn set_settings(&mut self, settings: PoolSettings) -> Result<()> {
         settings.check()?;
         if self.info.settings != settings {
@@ -70,15 +71,15 @@ impl Pool {
         Ok(())
     }
 
-    /// A generation for a new engine: higher than any before. Use it once the returned batch is
-    /// durable, and not sooner: a fence waits for lower ones only.
+    /// A new engine's generation, higher than any before. Use it only once the returned batch is
+    /// durable: a fence waits only for lower ones.
     pub fn next_engine_generation(&mut self) -> (u64, BatchId) {
         self.info.engine_generation += 1;
         self.journal.touch(Table::Meta, 0, 0);
         (self.info.engine_generation, self.journal.open_batch_id())
     }
 
-    /// Records the boot that uses the pool now. Set it after [`Pool::finish_adoption`], so that both
+    /// Records the boot that uses the pool. Call it after [`Pool::finish_adoption`], so that both
     /// become durable together.
     pub fn set_boot_id(&mut self, boot_id: &str) -> Result<()> {
         if boot_id.is_empty() || boot_id.len() > 64 {
@@ -91,7 +92,7 @@ impl Pool {
         Ok(())
     }
 
-    /// Records where a device is now.
+    /// Records a device's current place.
     pub fn set_device_spec(&mut self, device: DeviceIndex, spec: &str) -> Result<()> {
         let record = self
             .devices
@@ -104,14 +105,14 @@ impl Pool {
         Ok(())
     }
 
-    /// Counts a stop in good order: the number is that of the open batch.
+    /// Counts a clean stop; returns its number.
     pub fn count_stop(&mut self) -> u64 {
         self.info.opens += 1;
         self.journal.touch(Table::Meta, 0, 0);
         self.info.opens
     }
 
-    /// Notes which labels have a number, durably with the open batch.
+    /// Notes which labels have a number; durable with the open batch.
     pub fn note_stamped(&mut self, devices: &[Uuid], number: u64) {
         let known: Vec<DeviceIndex> = self
             .devices
@@ -126,8 +127,8 @@ impl Pool {
         }
     }
 
-    /// Everything on a device that no volume maps is to be zeroed before its next use: it may hold what another tenant
-    /// deleted. Only while adopting.
+    /// Makes all unmapped extents of a device dirty, as they may hold deleted data. Only while
+    /// adopting.
     pub(crate) fn distrust(&mut self, device: DeviceIndex) -> Result<()> {
         if !self.adopting {
             return Err(PoolError::invalid(

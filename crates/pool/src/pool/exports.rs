@@ -1,7 +1,6 @@
-//! The exports, by id and by volume.
+//! The exports by id and by volume, and the rules for several exports of one volume.
 //!
-//! **Design.** An export shows a volume to hosts, or to one machine. What two exports of one volume must agree on is
-//! checked here. **Not here:** hosts' connections, sockets, reservations (`hosts`).
+//! **Not here:** connections, sockets, reservations (`hosts`).
 
 use crate::{
     error::{PoolError, Result},
@@ -13,15 +12,14 @@ use forebay_xlate::boundary::message::{Frontend, MAX_MACHINE_QUEUES};
 use forebay_xlate::types::VolumeId;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// What an export's NQN begins with; `<node>:<tenant>.<volume>` follows.
+/// The prefix of an export's NQN; `<node>:<tenant>.<volume>` follows.
 pub const NQN_PREFIX: &str = "nqn.2026-01.io.forebay:";
 /// NVMe Base 2.0, 4.5: an NQN's longest form, in bytes.
 const MAX_NQN_BYTES: usize = 223;
 /// The longest path of a Unix socket (sockaddr_un).
 const MAX_SOCKET_BYTES: usize = 107;
-/// How much of the pool's UUID an NQN holds.
 const UUID_BYTES_IN_NQN: usize = 6;
-/// The most hosts that an export lists.
+/// The most hosts in an export's list.
 pub const MAX_HOSTS: usize = 256;
 
 fn check_hosts(hosts: &[String]) -> Result<()> {
@@ -50,17 +48,18 @@ fn socket_bytes(new: &NewExport) -> usize {
     new.socket.as_ref().map_or(0, String::len)
 }
 
-/// What an export's hosts and socket take in the catalog at most, in bytes.
+/// Bound of an export's hosts and socket in the catalog, in bytes.
 pub(super) fn record_bytes(new: &NewExport) -> u64 {
     hosts_bytes(&new.hosts) + socket_bytes(new) as u64
 }
 
-/// What hosts take in the catalog at most, in bytes.
+/// Bound of hosts in the catalog, in bytes.
 pub(super) fn hosts_bytes(hosts: &[String]) -> u64 {
     (hosts.len() * MAX_NQN_BYTES) as u64
 }
 
-/// The name of a volume's first export. Nodes have tenants and volumes of the same name; a host that uses two nodes tells subsystems by their NQN.
+/// The NQN of a volume's first export. Volumes on two nodes may have equal names; hosts distinguish
+/// subsystems by NQN.
 pub(super) fn new_nqn(
     pool: Uuid,
     tenant: &TenantRecord,
@@ -100,35 +99,32 @@ impl Exports {
             .ok_or_else(|| PoolError::not_found(format!("no {export}")))
     }
 
-    /// The exports that show a volume, oldest first.
+    /// A volume's exports, oldest first.
     pub fn of_volume(&self, volume: VolumeId) -> impl Iterator<Item = &ExportRecord> {
         let ids = self.by_volume.get(&volume).into_iter().flatten();
         ids.filter_map(|id| self.by_id.get(id))
     }
 
-    /// The first export that shows a volume.
+    /// A volume's first export.
     pub fn first_of(&self, volume: VolumeId) -> Option<&ExportRecord> {
         self.of_volume(volume).next()
     }
 
-    /// Whether a volume is exported.
     pub(super) fn shows(&self, volume: VolumeId) -> bool {
         self.by_volume.contains_key(&volume)
     }
 
-    /// The record at a key.
     pub(super) fn stored(&self, id: u64) -> Option<&ExportRecord> {
         self.by_id.get(&ExportId(id))
     }
 
-    /// Takes in a record that is durable.
     pub(crate) fn load(&mut self, export: ExportRecord) {
         let exports = self.by_volume.entry(export.volume).or_default();
         exports.insert(export.id);
         self.by_id.insert(export.id, export);
     }
 
-    /// Refuses an export that can't be beside those that there are.
+    /// Refuses an export that conflicts with existing ones.
     pub(super) fn check_new(&self, volume: &VolumeRecord, new: &NewExport) -> Result<()> {
         check_hosts(&new.hosts)?;
         let for_hosts = !new.hosts.is_empty() || new.any_host;
@@ -176,7 +172,6 @@ impl Exports {
         self.load(export);
     }
 
-    /// Refuses hosts that an export can't have.
     pub(super) fn check_hosts(&self, export: ExportId, hosts: &[String]) -> Result<()> {
         check_hosts(hosts)?;
         if self.get(export)?.frontend.is_machine() {

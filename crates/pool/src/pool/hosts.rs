@@ -1,10 +1,9 @@
-//! What hosts have reserved, and the ports that they come by.
+//! Hosts' reservations and ports.
 //!
-//! **Design.** A volume's reservations are a record beside it, that goes with it; there is none where no
-//! host ever registered. A command's token is written with what it changed, so that a command which is
-//! asked for again, after a death that lost its answer, changes nothing the second time. A port keeps its
-//! number and its count of changes for as long as it is configured, and some while after.
-//! **Not here:** what a command does to reservations (`forebay_nvme`), sockets.
+//! A volume's reservations are a record of their own, made with the first registration. It keeps
+//! the tokens of commands that changed it. So a command repeated after a crash lost its answer
+//! changes nothing. A port keeps its number and change count while it is configured, and for some
+//! time after.
 
 use crate::{
     error::{PoolError, Result},
@@ -16,14 +15,14 @@ use forebay_xlate::boundary::message::{PathState, ReserveToken};
 use forebay_xlate::types::VolumeId;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Commands that a volume remembers. Those that may still be asked for again are one for each
-/// connection whose answer was lost, at most; one that is forgotten too early is carried out twice.
+/// Commands that a volume remembers. At most one per connection can be repeated after a lost
+/// answer. A forgotten one would run twice.
 pub const MAX_RECENT: usize = 128;
-/// The most ports at a time.
+/// The most configured ports.
 pub const MAX_PORTS: usize = 64;
-/// Ports that are remembered, configured or not.
+/// Remembered ports, configured or not.
 pub(crate) const PORTS_KEPT: usize = 2 * MAX_PORTS;
-/// What a volume's record takes beside a registrant's or a token's bytes, roughly.
+/// Rough size of a volume's record, without registrants and tokens.
 const RECORD_BYTES: u64 = 128;
 /// A registrant with its notice.
 const REGISTRANT_BYTES: u64 = 48;
@@ -33,7 +32,7 @@ fn size_bytes(record: &HostReservations) -> u64 {
     RECORD_BYTES + registrants * REGISTRANT_BYTES + record.recent.len() as u64 * 16
 }
 
-/// What is known of hosts: what they reserved, and the ports that they come by.
+/// Hosts' reservations and ports.
 #[derive(Debug, Default)]
 pub struct Hosts {
     pub(crate) ports: BTreeMap<u16, PortRecord>,
@@ -41,22 +40,21 @@ pub struct Hosts {
 }
 
 impl Hosts {
-    /// What hosts have reserved of a volume; nothing if none ever registered.
+    /// A volume's reservations; `None` if no host ever registered.
     pub fn reservations_of(&self, volume: VolumeId) -> Option<&HostReservations> {
         self.reservations.get(&volume)
     }
 
-    /// What hosts have reserved, by volume.
+    /// All reservations by volume.
     pub fn all_reservations(&self) -> impl Iterator<Item = (VolumeId, &HostReservations)> {
         self.reservations.iter().map(|(id, record)| (*id, record))
     }
 
-    /// A port that is remembered.
+    /// A remembered port.
     pub fn port(&self, address: &str) -> Option<&PortRecord> {
         self.ports.values().find(|port| port.address == address)
     }
 
-    /// A volume's record after a command has changed its reservations to this.
     pub(super) fn changed(
         &self,
         volume: VolumeId,
@@ -75,7 +73,7 @@ impl Hosts {
         record
     }
 
-    /// How many bytes more than now a record takes in the catalog.
+    /// By how many bytes a record grows.
     pub(super) fn grows(&self, volume: VolumeId, record: &HostReservations) -> u64 {
         let before = self.reservations.get(&volume).map_or(0, size_bytes);
         size_bytes(record).saturating_sub(before)
@@ -91,7 +89,7 @@ impl Hosts {
         journal.touch(Table::HostReservations, volume.0, 0);
     }
 
-    /// Drops registrations that are not to outlive a restart of the machine. Gives back whose.
+    /// Drops registrations that don't persist over a reboot. Returns their volumes.
     pub(super) fn lose_reservations(&mut self, journal: &mut Journal) -> Vec<VolumeId> {
         let records = self.reservations.iter_mut();
         let lost: Vec<VolumeId> = records
@@ -103,15 +101,14 @@ impl Hosts {
         lost
     }
 
-    /// Drops what was reserved of a volume that goes.
     pub(super) fn forget(&mut self, journal: &mut Journal, volume: VolumeId) {
         if self.reservations.remove(&volume).is_some() {
             journal.touch(Table::HostReservations, volume.0, 0);
         }
     }
 
-    /// These are the ports: gives a number to those that have none yet. If too many are remembered, those
-    /// that are no ports any more are forgotten. True if that changed anything.
+    /// Numbers new ports; forgets former ones if too many are remembered. `true` if anything
+    /// changed.
     pub(super) fn set_ports(
         &mut self,
         journal: &mut Journal,
@@ -153,7 +150,7 @@ impl Hosts {
         Ok(changed)
     }
 
-    /// Changes how hosts should use a port; false if that is so already.
+    /// `false` if nothing changes.
     pub(super) fn set_port_ana(
         &mut self,
         journal: &mut Journal,

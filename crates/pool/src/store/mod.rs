@@ -1,8 +1,9 @@
-//! Where label and catalog bytes live.
+//! Storage of label and catalog: whole 4 KiB blocks, a sync, a capacity.
 //!
-//! **Design.** The smallest trait that they need: whole 4 KiB blocks, a sync, a capacity. Memory
-//! for tests, the `device` crate's [`SyncDevice`] for the daemon, behind a limit
-//! ([`BoundedStore`](crate::BoundedStore)); whoever has something else implements the trait. **Not here:** opening devices, their locks, tenant data, io_uring.
+//! Tests use memory; the daemon uses the `device` crate's [`SyncDevice`] behind a time limit
+//! ([`BoundedStore`](crate::BoundedStore)).
+//!
+//! **Not here:** opening and locking devices, tenant data, io_uring.
 
 pub(crate) mod bounded;
 
@@ -13,48 +14,48 @@ use std::{
     sync::{Mutex, PoisonError},
 };
 
-/// The unit of label and catalog I/O, in bytes: offsets and lengths are multiples of it.
+/// The unit of label and catalog I/O, in bytes.
 pub const BLOCK_BYTES: usize = 4096;
 
 /// Random access to a device's label and catalog area.
 ///
-/// Offsets and lengths are multiples of [`BLOCK_BYTES`]. A write may be torn, lost or reordered by
-/// a power cut until [`BlockStore::sync`] has returned.
+/// Offsets and lengths are multiples of [`BLOCK_BYTES`]. Until [`BlockStore::sync`] returns, a
+/// power cut may tear, lose or reorder a write.
 pub trait BlockStore: Send + Sync {
     /// Fills `buf` from `offset`, or fails.
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()>;
     /// Writes all of `data` at `offset`, or fails.
     fn write_at(&self, offset: u64, data: &[u8]) -> io::Result<()>;
-    /// Returns once every write that has returned is durable.
+    /// Makes every write that has returned durable.
     fn sync(&self) -> io::Result<()>;
     /// The device's size in bytes.
     fn capacity(&self) -> io::Result<u64>;
-    /// Begins what [`BlockStore::end_sync`] waits for, so that several devices do it at the same time. Each
-    /// sync that is begun is ended.
+    /// Begins a sync for [`BlockStore::end_sync`], so that several devices sync at the same time.
+    /// Each must be ended.
     fn begin_sync(&self) -> u64 {
         0
     }
-    /// As [`BlockStore::sync`] when it was begun; what was written since may not be durable.
+    /// Ends a sync; later writes may not be durable.
     fn end_sync(&self, begun: u64) -> io::Result<()> {
         let _ = begun;
         self.sync()
     }
-    /// Reads what can be had without waiting for the device; whether that was all of it.
+    /// Reads without waiting for the device; `false` if it has not read all.
     fn try_read_at(&self, offset: u64, buf: &mut [u8]) -> bool {
         let _ = (offset, buf);
         false
     }
-    /// Whether every operation fails, because one has not ended in time.
+    /// Whether every operation fails because one has timed out.
     fn is_stuck(&self) -> bool {
         false
     }
-    /// A hint: this range is read soon, piece by piece.
+    /// A hint that this range is read soon, in pieces.
     fn will_read(&self, offset: u64, bytes: u64) {
         let _ = (offset, bytes);
     }
 }
 
-/// A device in memory, for tests. It costs its capacity in (lazily touched) memory.
+/// A device in memory for tests. It takes its capacity in lazily touched memory.
 #[derive(Debug)]
 pub struct MemStore {
     bytes: Mutex<Vec<u8>>,
@@ -68,7 +69,7 @@ impl MemStore {
         }
     }
 
-    /// Changes the capacity, as truncating the file below a pool would.
+    /// Changes the capacity, like truncating a file below a pool.
     pub fn set_capacity(&self, capacity_bytes: usize) {
         self.bytes
             .lock()
@@ -112,7 +113,7 @@ impl BlockStore for MemStore {
     }
 }
 
-/// Whether a range has labels and heartbeats only: past the page cache, since others may write there.
+/// Labels and heartbeats bypass the page cache, as other machines may write there.
 fn is_labels(offset: u64, len: usize) -> bool {
     offset.saturating_add(len as u64) <= CATALOG_OFFSET_BYTES
 }

@@ -1,12 +1,9 @@
-//! Places ahead: mappings that a volume gets before it writes there.
+//! Preallocated extents: mappings that a volume gets before it writes there.
 //!
-//! **Design.** A write fault may be answered with a run of extents instead of one, for unmapped
-//! neighbours too: mappings like any other, of clean extents from the volume's own stock, so that
-//! they read as zeros until they are written, whatever becomes of power or processes. Who gives them
-//! takes back what was never written ([`Pool::release`](crate::Pool::release)), and tells from time to time how many there
-//! are: they are not called used, and never take so much that too little stays clean for others.
-//!
-//! **Not here:** when and about what a window is opened, and who wrote where (the caller).
+//! A write fault may be answered with a run that includes unmapped neighbours, from the volume's
+//! own spare clean extents. They read as zeros until written, even after a crash. The caller
+//! returns unwritten ones ([`Pool::release`](crate::Pool::release)) and reports their number. They
+//! do not count as used, and leave enough clean extents for other volumes.
 
 use super::{Volumes, placer::Placer};
 use crate::{
@@ -16,52 +13,50 @@ use crate::{
 use forebay_xlate::types::{ExtentIndex, VolumeId};
 use std::ops::Range;
 
-/// Of what is clean and free, this part may lie ahead of writes: so much is lost to use when a process
-/// dies before it is taken back.
+/// The part of clean extents that may be preallocated. A crash loses that much until it is
+/// returned.
 const CLEAN_PART: u64 = 2;
-/// And no more than this, so that in a large pool such a loss is small.
+/// An upper limit of that loss in a large pool.
 const MOST_AHEAD_BYTES: u64 = 4 << 30;
 
-/// A run that was mapped around a fault.
+/// A run mapped around a fault.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Around {
-    /// The first logical extent of it.
+    /// Its first logical extent.
     pub first: ExtentIndex,
-    /// Where it lies.
+    /// Its place.
     pub run: DeviceRun,
     /// The sequence of its mappings, which are not durable.
     pub commit_seq: u64,
 }
 
 impl Volumes {
-    /// How many more extents may be mapped ahead of a volume's writes in a pool that is not filling up: none where they
-    /// are owed to others.
+    /// How many more extents may be preallocated for a volume.
     pub(crate) fn room_ahead(&self, extents: &Extents, volume: VolumeId) -> u64 {
         let (_, clean) = self.free_for(extents, volume);
         let most = MOST_AHEAD_BYTES / self.extent_bytes;
         (clean / CLEAN_PART).min(most).saturating_sub(self.ahead())
     }
 
-    /// How many mapped extents lie ahead of writes, as far as is known.
+    /// Preallocated extents, as far as known.
     pub fn ahead(&self) -> u64 {
         self.by_id.values().map(|volume| volume.ahead).sum()
     }
 
-    /// How many extents a volume has in stock.
+    /// A volume's spare extents.
     pub fn stock_of(&self, volume: VolumeId) -> u64 {
         let volume = self.by_id.get(&volume);
         volume.map_or(0, |volume| volume.stock.extents())
     }
 
-    /// How many of a volume's mapped extents lie ahead of its writes, as far as is known.
     pub(crate) fn set_ahead(&mut self, volume: VolumeId, extents: u64) {
         if let Some(volume) = self.by_id.get_mut(&volume) {
             volume.ahead = extents;
         }
     }
 
-    /// Maps an unmapped extent with its unmapped neighbours in `around`, as far as they get one run. `None` where there
-    /// is not at once something for it and a neighbour.
+    /// Maps `logical` with unmapped neighbours in `around`, in one run. `None` if no run of two or
+    /// more is ready.
     pub(crate) fn map_around(
         &mut self,
         allocator: &mut Allocator,

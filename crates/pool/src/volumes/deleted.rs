@@ -1,11 +1,11 @@
-//! Ending a volume: its name at once, its extents in slices.
+//! Deleting a volume: its name at once, its extents in slices.
 //!
-//! **Design.** The first transaction takes the volume away from everybody: its record loses its name, which
-//! is what says that it is being deleted; what was reserved for it, what was not durably mapped and what is on
-//! devices that hang is given up with that. Its map stays until slices of it, each in a transaction of its own,
-//! have been freed; the record goes with the last. A volume of one slice is gone with the first transaction.
-//! After a crash the slices go on with what the catalog says. **Not here:** revoking its grants, and when the
-//! next slice comes (the caller).
+//! The first transaction clears the record's name, which marks the volume as being deleted. It also
+//! frees reserved extents, mappings that are not durable, and extents on hanging devices. The rest
+//! of the map is freed in slices, a transaction each; the record goes with the last one. After a
+//! crash the slices continue from the catalog.
+//!
+//! **Not here:** revoking grants, the time of the next slice (the caller).
 
 use super::{Volumes, faults::Released, map::MAP_CHUNK};
 use crate::{
@@ -16,11 +16,11 @@ use crate::{
 use forebay_xlate::types::{DeviceIndex, VolumeId};
 use std::collections::BTreeSet;
 
-/// How many extents are freed in one step: some milliseconds, wherever they are.
+/// Extents freed in one step: some milliseconds, wherever they are.
 pub(crate) const SLICE_EXTENTS: u64 = 16 << 10;
 
 impl Volumes {
-    /// Takes a volume, which nobody uses any more, away from everybody, and frees a slice of it.
+    /// The volume must be unused. Also frees its first slice.
     pub(crate) fn delete(
         &mut self,
         allocator: &mut Allocator,
@@ -41,7 +41,7 @@ impl Volumes {
         self.names.remove(&name);
         gone.record.name.clear();
         gone.record.reserved_bytes = 0;
-        // What a batch carries is durable before this is.
+        // Batches that carry these mappings become durable before this one.
         gone.pending = Default::default();
         self.deleting.insert(volume, gone);
         journal.touch(Table::Volumes, volume.0, 0);
@@ -49,7 +49,7 @@ impl Volumes {
         Ok(released)
     }
 
-    /// What can't wait for its slice.
+    /// Frees what can't wait for its slice.
     fn unmap_at_once(
         &mut self,
         allocator: &mut Allocator,
@@ -76,12 +76,12 @@ impl Volumes {
         Ok(released)
     }
 
-    /// Whether extents of a deleted volume are still to be freed.
+    /// Whether deleted volumes have extents left to free.
     pub fn has_more_to_delete(&self) -> bool {
         !self.deleting.is_empty()
     }
 
-    /// Frees a slice of the first deleted volume that has one left.
+    /// Frees a slice of the first deleted volume.
     pub(crate) fn delete_more(
         &mut self,
         allocator: &mut Allocator,
@@ -94,7 +94,6 @@ impl Volumes {
         released
     }
 
-    /// Frees a slice of a deleted volume.
     fn free_slice(
         &mut self,
         allocator: &mut Allocator,
@@ -121,7 +120,7 @@ impl Volumes {
         }
         let is_over = volume.map.mapped() == 0;
         if is_over {
-            // Nothing should be left of it; if it is, nobody knows what it holds.
+            // Nothing should be left; if anything is, its content is unknown.
             runs.extend(volume.stock.drain());
             self.deleting.remove(&id);
             journal.touch(Table::Volumes, id.0, 0);

@@ -1,52 +1,48 @@
 //! A volume's mappings that are not durable.
 //!
-//! **Design.** Each has a sequence and a device. Kept by logical extent; and listed in the order of
-//! their sequences, which is nearly always the order in which they come: all of them, and by device
-//! those that no batch carries. So the oldest, and what a flush of some devices makes due, are found
-//! without looking at the rest, and adding one costs a search and two appends. What is gone stays in
-//! a list until it comes to one of its ends. **Not here:** where the mapping points (`volume_map`).
+//! Each has a sequence and a device. Lists in sequence order, nearly always the order of arrival,
+//! hold all mappings, and by device those that no batch carries. So the oldest mapping, and those
+//! due after a flush, are found directly. Removed entries stay in a list until they reach an end.
 
 use crate::journal::batch::BatchId;
 use forebay_xlate::types::DeviceIndex;
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 
-/// A mapping whose durability is outstanding.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Pending {
     pub(crate) seq: u64,
     pub(crate) device: DeviceIndex,
-    /// The batch that carries it; none: nobody asked for it yet.
+    /// The batch that carries it; `None` before a commit asked for it.
     pub(crate) committing: Option<BatchId>,
 }
 
 /// (sequence, logical), in the order of sequences.
 type SequenceQueue = VecDeque<(u64, u64)>;
 
-/// All of a volume's.
 #[derive(Default, Debug)]
 pub(crate) struct PendingSet {
     by_logical: BTreeMap<u64, Pending>,
-    /// Both ends are there; between may be some that are gone.
+    /// Both ends are pending; entries between may be removed ones.
     by_seq: SequenceQueue,
-    /// By device, of what no batch carries; the same holds.
+    /// By device, without entries that a batch carries.
     waiting: BTreeMap<u8, SequenceQueue>,
 }
 
-/// Puts an entry where its sequence belongs, nearly always at the end.
+/// Inserts in order, nearly always at the end.
 fn enqueue(queue: &mut SequenceQueue, entry: (u64, u64)) {
     if queue.back().is_none_or(|last| *last < entry) {
         queue.push_back(entry);
     } else {
         let at = queue.partition_point(|other| *other < entry);
-        // One that was gone may be there again.
+        // A removed entry may come back.
         if queue.get(at) != Some(&entry) {
             queue.insert(at, entry);
         }
     }
 }
 
-/// Drops what is gone from both ends.
+/// Drops removed entries from both ends.
 fn trim(queue: &mut SequenceQueue, is_there: impl Fn(&(u64, u64)) -> bool) {
     while queue.front().is_some_and(|entry| !is_there(entry)) {
         queue.pop_front();
@@ -74,7 +70,6 @@ impl PendingSet {
         self.by_logical.get(&logical)
     }
 
-    /// In logical order.
     pub(crate) fn within(&self, first: u64, end: u64) -> impl Iterator<Item = (u64, &Pending)> {
         let range = first..end.max(first);
         self.by_logical
@@ -82,17 +77,15 @@ impl PendingSet {
             .map(|(logical, pending)| (*logical, pending))
     }
 
-    /// The oldest sequence.
     pub(crate) fn oldest(&self) -> Option<u64> {
         self.by_seq.front().map(|(seq, _)| *seq)
     }
 
-    /// The newest sequence.
     pub(crate) fn newest(&self) -> Option<u64> {
         self.by_seq.back().map(|(seq, _)| *seq)
     }
 
-    /// The devices with something up to `up_to_seq` that no batch carries.
+    /// The devices with mappings up to `up_to_seq` that no batch carries.
     pub(crate) fn waiting_devices(&self, up_to_seq: u64) -> impl Iterator<Item = DeviceIndex> {
         self.waiting
             .iter()
@@ -100,14 +93,12 @@ impl PendingSet {
             .map(|(device, _)| DeviceIndex(*device))
     }
 
-    /// Adds neighbours that are not there, with one sequence.
     pub(crate) fn add_run(&mut self, logicals: Range<u64>, device: DeviceIndex, seq: u64) {
         for logical in logicals {
             self.add(logical, device, seq);
         }
     }
 
-    /// Adds one that is not there.
     pub(crate) fn add(&mut self, logical: u64, device: DeviceIndex, seq: u64) {
         let pending = Pending {
             seq,
@@ -119,7 +110,7 @@ impl PendingSet {
         enqueue(self.waiting.entry(device.0).or_default(), (seq, logical));
     }
 
-    /// Forgets some, which are durable, or gone.
+    /// Removes durable or released mappings.
     pub(crate) fn remove(&mut self, logicals: impl IntoIterator<Item = u64>) {
         for logical in logicals {
             self.by_logical.remove(&logical);
@@ -132,8 +123,8 @@ impl PendingSet {
         });
     }
 
-    /// Gives a device's mappings up to a sequence to a batch; says which, in logical order, so that
-    /// whoever goes through them finds neighbours together.
+    /// Gives a device's mappings up to a sequence to a batch. Returns them in logical order, so
+    /// that neighbours are together.
     pub(crate) fn commit(
         &mut self,
         device: DeviceIndex,
@@ -164,7 +155,7 @@ impl PendingSet {
         given
     }
 
-    /// What is wrong with it, if anything is.
+    /// An inconsistency of its lists.
     pub(crate) fn contradiction(&self) -> Option<String> {
         let there = &self.by_logical;
         let in_order =
@@ -247,7 +238,7 @@ mod tests {
     }
 
     proptest! {
-        /// It says what a list that is searched through each time says.
+        /// Agrees with a list that is always searched.
         #[test]
         fn it_is_a_list(steps in prop::collection::vec(step(), 1..200)) {
             let mut set = PendingSet::default();

@@ -1,11 +1,10 @@
-//! Which extent of its stock a volume gets for a logical extent.
+//! Which of its spare extents a volume gets for a logical extent.
 //!
-//! **Design.** *Stripe*: a unit that is begun gets 16 aligned extents of its own as long as
-//! there are such, and its later extents join it. *Fill*, or a single device: an extent goes where a
-//! neighbour's run would continue, else to the first device with stock. What a policy wants is a wish:
-//! an extent is found as long as the volume's stock has one on a device that is online.
+//! *Stripe*: a new unit gets 16 aligned extents if possible, and its later extents join it. *Fill*,
+//! or a single device: an extent continues a neighbour's run, else comes from the first device with
+//! spare ones. These are preferences: any spare extent on an online device will do.
 //!
-//! **Not here:** which device a unit is on (`extents::placement`), how much is reserved (`stock`).
+//! **Not here:** a unit's device (`extents::placement`), the size of reservations (`stock`).
 
 use super::PoolVolume;
 use crate::extents::{
@@ -17,11 +16,10 @@ use crate::extents::{
 };
 use std::ops::Range;
 
-/// In a stock run of this many extents or more, every stream but the volume's first starts in the
-/// middle, so that both it and whoever writes before it can go on contiguously.
+/// In a spare run of at least this many extents, every stream but the volume's first starts in the
+/// middle. So the streams before and in it both stay contiguous.
 const SPLIT_EXTENTS: u64 = 4;
 
-/// What a pick needs to know beside its volume.
 pub(super) struct Placer<'a> {
     placement: Placement,
     pattern: &'a Pattern,
@@ -37,7 +35,7 @@ impl<'a> Placer<'a> {
         }
     }
 
-    /// Takes the extent from a volume's stock that fits `logical` best.
+    /// Takes the spare extent that fits `logical` best.
     pub(super) fn pick(&self, volume: &mut PoolVolume, logical: u64) -> Option<DeviceRun> {
         let striped = self.placement == Placement::Stripe && self.extents.devices() > 1;
         let at_most = |unit: u64| if striped { unit } else { u64::MAX };
@@ -77,8 +75,8 @@ impl<'a> Placer<'a> {
         volume.stock.take(run).then_some(run)
     }
 
-    /// Takes a run from a volume's stock for `logical` and as many as fit of the logical extents about it
-    /// that `within` names, all unmapped; under stripe of its unit alone. Says where the run begins.
+    /// Takes a spare run for `logical` and unmapped neighbours in `within`; with stripe only of its
+    /// unit. Returns the first logical extent too.
     pub(super) fn pick_around(
         &self,
         volume: &mut PoolVolume,
@@ -91,7 +89,7 @@ impl<'a> Placer<'a> {
             within = within.start.max(unit)..within.end.min(unit + UNIT_EXTENTS);
         }
         let wanted = within.end.checked_sub(within.start)?;
-        // Where the run before goes on.
+        // Continue the run before.
         let [before, _] = volume.map.wishes(within.start);
         let reach = if striped {
             within.start % UNIT_EXTENTS
@@ -119,7 +117,7 @@ impl<'a> Placer<'a> {
         let longest = volume.stock.longest_on(device)?;
         let (mut first, mut count) = (within.start, wanted);
         if count > longest.count {
-            // As much about it as there is in one piece.
+            // As much about it as fits in one piece.
             let most = 1u64 << longest.count.ilog2();
             first = first.max(logical - logical % most);
             count = most.min(within.end - first);
@@ -148,7 +146,7 @@ impl<'a> Placer<'a> {
     }
 }
 
-/// The place of a unit's extent in a run: in 16 aligned extents of its own if there are such.
+/// The extent's place in a run, in 16 aligned extents if possible.
 fn unit_in(run: DeviceRun, into: u64) -> DeviceRun {
     let start = run.first.0.next_multiple_of(UNIT_EXTENTS);
     let first = if start + UNIT_EXTENTS <= run.end() {

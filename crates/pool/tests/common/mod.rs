@@ -1,6 +1,4 @@
-//! What the pool's tests share: a device that can lose what was not synced, and small pools on it.
-//!
-//! **Not here:** the tests.
+//! Shared by the pool's tests: a device that can lose unsynced writes, and small pools on it.
 #![allow(dead_code, unreachable_pub)]
 
 pub mod pools;
@@ -21,7 +19,7 @@ pub const DRAINED: BTreeSet<DeviceIndex> = BTreeSet::new();
 
 const SECTOR: usize = 512;
 
-/// How much of a device is kept: label and catalog.
+/// Stored bytes of a device: label and catalog.
 pub const KEPT_BYTES: usize = 12 << 20;
 
 struct Inner {
@@ -30,10 +28,10 @@ struct Inner {
     /// Sectors written since the last sync, in order.
     unsynced: Vec<(usize, [u8; SECTOR])>,
     capacity: u64,
-    /// Writes and syncs that still work; none: all.
+    /// Writes and syncs that still work; `None` for no limit.
     left: Option<u64>,
     operations: u64,
-    /// The first that did not work was a sync.
+    /// The first refused operation was a sync.
     cut_in_sync: bool,
     cut: bool,
 }
@@ -41,7 +39,7 @@ struct Inner {
 /// A device in memory whose power can be cut.
 pub struct CrashStore(Mutex<Inner>);
 
-/// A cheap source of choices from a seed (an LCG; its high bits are used).
+/// Pseudorandom choices: an LCG, of which the high bits are used.
 pub struct Choices(pub u64);
 
 impl Choices {
@@ -59,7 +57,7 @@ impl CrashStore {
         Self::keeping(KEPT_BYTES, capacity)
     }
 
-    /// One that keeps more than a small pool's label and catalog.
+    /// A device that stores more than a small pool's label and catalog.
     pub fn keeping(kept_bytes: usize, capacity: u64) -> Self {
         Self::with_content(vec![0; kept_bytes], capacity)
     }
@@ -82,18 +80,16 @@ impl CrashStore {
         self.0.lock().unwrap().left = Some(count);
     }
 
-    /// Whether what stopped working first was a sync: everything is written and nothing certain.
+    /// Whether the first refused operation was a sync, with everything written before it.
     pub fn cut_in_sync(&self) -> bool {
         self.0.lock().unwrap().cut_in_sync
     }
 
-    /// How many writes and syncs there were.
     pub fn operations(&self) -> u64 {
         self.0.lock().unwrap().operations
     }
 
-    /// The device after a power cut: of each block that was not synced, all, nothing, or any sectors
-    /// are there.
+    /// After a power cut: each unsynced block is there, missing, or a mixture of sectors.
     pub fn after_power_cut(&self, choices: &mut Choices) -> Self {
         let inner = self.0.lock().unwrap();
         let mut content = inner.durable.clone();
@@ -116,13 +112,12 @@ impl CrashStore {
         Self::with_content(content, inner.capacity)
     }
 
-    /// The device after its process died: every write is there.
+    /// After a kill: every write is there.
     pub fn after_kill(&self) -> Self {
         let inner = self.0.lock().unwrap();
         Self::with_content(inner.now.clone(), inner.capacity)
     }
 
-    /// Changes one byte, as rot would.
     pub fn rot(&self, at: usize) {
         let mut inner = self.0.lock().unwrap();
         inner.now[at] ^= 0x20;
@@ -194,13 +189,12 @@ impl BlockStore for CrashStore {
     }
 }
 
-/// The data offset of a first device of a small pool, which has both copies of the catalog, and of
-/// another, which is too small for one.
+/// Data offsets of a small pool: its first device has both copies of the catalog, others are too
+/// small for one.
 pub const FIRST_DATA_BYTES: u64 = 11 << 20;
 pub const OTHER_DATA_BYTES: u64 = 1 << 20;
 pub const EXTENT: u64 = 64 << 10;
 
-/// Stores for devices of so many extents.
 pub fn stores(extents: &[u64]) -> Vec<Arc<CrashStore>> {
     let capacity = |(at, count): (usize, &u64)| {
         (if at == 0 {
@@ -237,7 +231,7 @@ pub fn spec(stores: &[Arc<CrashStore>], known_zero: bool) -> PoolSpec {
     }
 }
 
-/// A new pool, known to be zero.
+/// A new pool of known zeros.
 pub fn new_pool(stores: &[Arc<CrashStore>]) -> (Pool, Catalog) {
     create(&spec(stores, true)).unwrap()
 }
@@ -255,7 +249,7 @@ pub fn try_open(stores: &[Arc<CrashStore>]) -> Result<(Pool, Catalog)> {
     open(&devices).map(|opened| (opened.pool, opened.catalog))
 }
 
-/// Opens, and ends adoption as in a new boot or the same.
+/// Opens, and ends adoption.
 pub fn reopen(stores: &[Arc<CrashStore>], same_boot: bool) -> (Pool, Catalog) {
     let (mut pool, catalog) = try_open(stores).unwrap();
     pool.finish_adoption(same_boot).unwrap();
@@ -263,7 +257,6 @@ pub fn reopen(stores: &[Arc<CrashStore>], same_boot: bool) -> (Pool, Catalog) {
     (pool, catalog)
 }
 
-/// Makes everything so far durable.
 pub fn commit(pool: &mut Pool, catalog: &Catalog) {
     if let Some(batch) = pool.take_batch().unwrap() {
         catalog.commit(&batch).unwrap();

@@ -1,4 +1,4 @@
-//! What a crash must leave, and what adoption makes of it.
+//! The state after a crash, and adoption.
 
 use crate::{
     common::{Choices, EXTENT},
@@ -10,8 +10,8 @@ use forebay_xlate::types::{DeviceIndex, ExtentIndex, VolumeId};
 use std::collections::{BTreeMap, BTreeSet};
 
 impl World {
-    /// The daemon or the machine dies, perhaps in the middle of a commit. `same_boot`: the grant table
-    /// is found again, unless it was not there.
+    /// Kills the daemon or the machine, perhaps during a commit. `same_boot`: the grant table is
+    /// found again, if it existed.
     pub(crate) fn crash(
         &mut self,
         same_boot: bool,
@@ -20,13 +20,13 @@ impl World {
         seed: u64,
     ) {
         let mut choices = Choices(seed);
-        // A power cut ends the boot. A table that was not made yet can't be found.
+        // A power cut ends the boot; a table that was not made yet is missing.
         if power || !same_boot {
             self.boot += 1;
         }
         let has_table = self.pool.journal().committed_id() >= self.table_since;
         let possible = self.die(during_commit);
-        // What hangs at a device ends with its process, one way or the other.
+        // A hanging request ends with its process, done or not.
         for (_, place, content) in std::mem::take(&mut self.hanging) {
             if choices.next().is_multiple_of(2) {
                 self.disk.write(place, content);
@@ -84,7 +84,7 @@ impl World {
         assert_eq!(self.pool.check().unwrap().problems, []);
     }
 
-    /// What the catalog may hold after a death now, or so many operations into a commit.
+    /// The possible catalogs after a crash now, or after this many operations of a commit.
     fn die(&mut self, during_commit: Option<u64>) -> Vec<Snapshot> {
         let mut possible = vec![self.committed.clone()];
         let Some(operations) = during_commit else {
@@ -102,7 +102,7 @@ impl World {
         possible
     }
 
-    /// What the pool has right after opening.
+    /// The pool's content right after opening.
     fn found(&mut self) -> Snapshot {
         let records: Vec<(u64, u64, u64)> = self
             .pool
@@ -138,7 +138,6 @@ impl World {
         )
     }
 
-    /// Tells the pool an entry of the grant table.
     fn adopt(
         &mut self,
         before: &BTreeMap<u64, ModelVolume>,
@@ -170,8 +169,8 @@ impl World {
             Ok(Adopted::Stale) => {
                 let known = &self.volumes[&volume];
                 assert_ne!(known.map.get(&logical), Some(&place));
-                // Only what was released, or lies where the volume had not yet durably grown: nothing
-                // else that was written may be lost in the same boot.
+                // Only released extents, or extents beyond the durable size, may be lost in the
+                // same boot.
                 let had = before.get(&volume).and_then(|old| old.map.get(&logical));
                 assert!(
                     had != Some(&place) || logical >= known.extents,
@@ -183,7 +182,7 @@ impl World {
         }
     }
 
-    /// What is free is as the pool says; what holds bytes and is nobody's must be among the dirty.
+    /// Takes over the free extents. Dirty ones must include all with data and no volume.
     fn take_over_states(&mut self) {
         self.dirty.clear();
         self.freed_in.clear();
@@ -218,7 +217,7 @@ impl World {
         }
     }
 
-    /// Every block of every volume reads as it may.
+    /// Every block has an allowed value.
     fn read_all(&mut self, before: &BTreeMap<u64, ModelVolume>, power: bool, same_boot: bool) {
         for (id, volume) in &self.volumes {
             self.tenants.cut_off(*id, volume.extents);
@@ -233,7 +232,7 @@ impl World {
                 let read = place
                     .map(|place| self.disk.read(*place))
                     .unwrap_or_default();
-                // A death of processes changes nothing but what was being released.
+                // A kill changes only extents that were being released.
                 let had = old.and_then(|old| old.map.get(&logical));
                 if same_boot && !power && old.is_some() && had == place {
                     self.tenants.reads(*id, logical, read);
@@ -243,7 +242,7 @@ impl World {
         }
     }
 
-    /// What the pool has of a volume right after opening, before adoption: its durable map.
+    /// A volume's durable map, before adoption.
     fn durable_map(&mut self, volume: u64, extents: u64) -> BTreeMap<u64, Place> {
         let mut map = BTreeMap::new();
         let mut logical = 0;
@@ -264,7 +263,7 @@ impl World {
                     }
                     logical += count;
                 }
-                // Not told yet: a hole, or a grant to be adopted.
+                // Not adopted yet: a hole or a grant.
                 Err(error) if error.kind == ErrorKind::InUse => logical += 1,
                 other => panic!("{other:?}"),
             }

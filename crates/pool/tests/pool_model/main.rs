@@ -1,21 +1,16 @@
 //! Random operations, kills and power cuts against a simple model.
 //!
-//! **Design.** The model is maps and vectors: what each volume maps, every value that a block may have
-//! (`tenant`), what lies on each extent of devices with a volatile cache (`disk`), what the grant
-//! table lists, and a copy of the catalog's expected content per batch. After a crash the pool must be
-//! exactly one of two: the last committed batch, or the one being committed. Labels and catalog lie on
-//! stores whose power is cut at any write or sync; extents are handed out only if they would read as
-//! zeros after any cut.
+//! The model has maps, the possible values of each block (`tenant`), devices with a volatile cache
+//! (`disk`), the grant table, and each batch's expected catalog. After a crash the pool must match
+//! the last committed batch or the one being committed. In addition:
+//! - an acknowledged flush survives;
+//! - a block is old, new, or zero if never flushed;
+//! - tenants never see other tenants' data;
+//! - nothing written is lost in the same boot;
+//! - the pool opens and passes its own check.
 //!
-//! What must hold: an acknowledged flush survives; a block is old or new, or zero where it was never
-//! flushed; nobody reads another's bytes; in the same boot nothing written is lost; the pool opens; its
-//! own check finds nothing, and no leak.
-//!
-//! **Again.** A case is made from a seed, and a failure names it: `POOL_MODEL_SEED=<seed>` runs that
-//! one alone. `POOL_MODEL_CASES` says how many are run otherwise, and `POOL_MODEL_FIRST` from which
-//! seed on.
-//!
-//! **Not here:** the engine; labels and mirrors in detail (`catalog` and others).
+//! A failure names its seed: `POOL_MODEL_SEED=<seed>` runs that case alone. `POOL_MODEL_CASES` sets
+//! the number of cases, `POOL_MODEL_FIRST` the first seed.
 
 #[path = "../common/mod.rs"]
 mod common;
@@ -166,7 +161,6 @@ fn number(name: &str) -> Option<u64> {
     )
 }
 
-/// One case; what failed, as short as it gets.
 fn case(seed: u64) -> Result<(), String> {
     let mut bytes = [0; 32];
     bytes[..8].copy_from_slice(&seed.to_le_bytes());
@@ -198,7 +192,7 @@ fn pool_model() {
     }
     let cases = number("POOL_MODEL_CASES").unwrap_or(4000);
     let first = number("POOL_MODEL_FIRST").unwrap_or(0);
-    // Two at a time: each is all by itself.
+    // Two threads; the cases are independent.
     let half = |odd: u64| (first..first + cases).filter(move |seed| seed % 2 == odd);
     let run = |odd| half(odd).try_for_each(case);
     let results = std::thread::scope(|scope| {

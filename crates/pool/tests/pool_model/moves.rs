@@ -1,4 +1,4 @@
-//! The operations, on the model and on the pool side by side.
+//! The operations on model and pool.
 
 use crate::{
     Op,
@@ -29,7 +29,7 @@ impl World {
             },
             _ => 0,
         };
-        // A device that is added may be used once its record is durable.
+        // An added device may be used once its record is durable.
         let here = |world: &Self, device: u8| usize::from(device) < world.committed.0;
         match op {
             Op::Create { extents, reserved } => self.create(extents, reserved),
@@ -137,7 +137,7 @@ impl World {
                     reserved,
                     ..ModelVolume::default()
                 };
-                // An id that a crash took back may come again; its grants must not.
+                // A crash may free an id for reuse; old grants must not apply to it.
                 self.table.retain(|(volume, _), _| *volume != id.0);
                 self.tenants.forget(id.0);
                 assert!(self.volumes.insert(id.0, known).is_none());
@@ -206,7 +206,7 @@ impl World {
         }
     }
 
-    /// A write as the owner and the engine do it. False: the pool is full, or a device is away.
+    /// A write as owner and engine do it. `false`: the pool is full, or a device is away.
     fn write(&mut self, volume: u64, logical: u64, sectors: u8) -> bool {
         let known = self.volumes[&volume].clone();
         let id = VolumeId(volume);
@@ -280,7 +280,7 @@ impl World {
         panic!("a write that goes in circles");
     }
 
-    /// A write that gets places for its neighbours too; these are written later, or given back.
+    /// Also preallocates neighbours, which are written later or returned.
     fn write_around(&mut self, volume: u64, logical: u64, window: u64, sectors: u8) {
         let known = self.volumes[&volume].clone();
         let from = logical - logical % window;
@@ -307,8 +307,7 @@ impl World {
         self.write(volume, logical, sectors);
     }
 
-    /// An extent that is handed out: nobody has it, nobody will after a crash, and it reads as zeros,
-    /// also after one.
+    /// An extent that is handed out has no user, now or after a crash, and reads as zeros.
     fn check_free(&self, place: Place) {
         assert!(!self.is_away(place));
         for (id, other) in &self.volumes {
@@ -328,7 +327,7 @@ impl World {
         }
     }
 
-    /// The pool says that it is full: nothing is left but what others were promised.
+    /// A full pool has only extents promised to others.
     fn check_full(&self, volume: u64) {
         let free: u64 = (0..self.pool.devices().len() as u8)
             .filter(|device| !self.away.contains(device))
@@ -350,7 +349,7 @@ impl World {
         );
     }
 
-    /// The tenant's bytes arrive; the grant is listed.
+    /// Stores the tenant's data and lists the grant.
     fn store(&mut self, volume: u64, logical: u64, place: Place, seq: Option<u64>, sectors: u8) {
         self.version += 1;
         let version = self.version;
@@ -419,8 +418,8 @@ impl World {
         }
     }
 
-    /// Flushes the devices that are here and commits what lies on them; from `part` 2 on all of it,
-    /// and acknowledges if no device was away.
+    /// Flushes the devices present and commits their mappings, all of them from `part` 2 on.
+    /// Acknowledges if no device was away.
     fn flush(&mut self, volume: u64, part: u64) {
         let id = VolumeId(volume);
         let known = self.volumes.get_mut(&volume).unwrap();
@@ -492,7 +491,7 @@ impl World {
         self.give_up(volume, gone, hanging, &result.unwrap());
     }
 
-    /// What was unmapped is dirty, or quarantined with a write under way.
+    /// Unmapped extents are dirty, or quarantined with a write in flight.
     fn give_up(&mut self, volume: u64, gone: Vec<(u64, Place)>, hanging: u8, said: &Released) {
         let released: BTreeSet<Place> = said.runs.iter().copied().flat_map(flat).collect();
         assert_eq!(released, gone.iter().map(|(_, place)| *place).collect());
@@ -522,7 +521,7 @@ impl World {
         assert_eq!(said.quarantined, quarantined);
     }
 
-    /// The device has ended what it was asked about; later writes may still hang.
+    /// The device has ended the requests up to the mark; later writes may still hang.
     fn end_quarantine(&mut self) {
         let Some((device, mark)) = self.settling.take() else {
             return;
@@ -576,14 +575,14 @@ impl World {
                 self.disk.write(place, [None; 2]);
             }
         }
-        // Zeroed and not flushed: perhaps nothing of it is there after a cut.
+        // Zeroed and not flushed: a cut may undo it.
         if fate == 1 {
             for run in runs {
                 self.pool.launder_failed(run).unwrap();
             }
             return;
         }
-        // The zeroing of the first hangs.
+        // The zeroing of the first run hangs.
         let hung = runs.first().copied().filter(|_| fate == 2);
         self.disk.flush(device);
         for run in runs {

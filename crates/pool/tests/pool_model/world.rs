@@ -1,4 +1,4 @@
-//! The model, and what it compares with the pool after every step.
+//! The model, and its comparison with the pool after every step.
 
 use crate::{
     common::{self, EXTENT, powercut::Power},
@@ -23,13 +23,13 @@ pub(crate) struct ModelVolume {
     pub(crate) extents: u64,
     pub(crate) reserved: u64,
     pub(crate) map: BTreeMap<u64, Place>,
-    /// logical -> sequence, of what no batch carries yet.
+    /// logical -> sequence of mappings that no batch carries yet.
     pub(crate) uncommitted: BTreeMap<u64, u64>,
-    /// logical -> sequence and batch, of what a batch carries that is not committed.
+    /// logical -> sequence and batch of mappings in an uncommitted batch.
     pub(crate) committing: BTreeMap<u64, (u64, BatchId)>,
 }
 
-/// What the catalog has of a volume.
+/// A volume in the catalog.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Durable {
     pub(crate) extents: u64,
@@ -38,7 +38,7 @@ pub(crate) struct Durable {
 }
 
 impl ModelVolume {
-    /// What a batch taken now holds of it.
+    /// Its content in a batch taken now.
     fn durable(&self) -> Durable {
         let mut map = self.map.clone();
         map.retain(|logical, _| !self.uncommitted.contains_key(logical));
@@ -50,7 +50,7 @@ impl ModelVolume {
     }
 }
 
-/// The catalog's expected content: how many devices, the volumes, and what deleted ones still have.
+/// The catalog's expected content: number of devices, volumes, and extents of deleted volumes.
 pub(crate) type Snapshot = (usize, BTreeMap<u64, Durable>, BTreeSet<Place>);
 
 pub(crate) struct World {
@@ -58,7 +58,7 @@ pub(crate) struct World {
     pub(crate) pool: Pool,
     pub(crate) catalog: Catalog,
     pub(crate) volumes: BTreeMap<u64, ModelVolume>,
-    /// What volumes that were deleted still have.
+    /// Extents of deleted volumes.
     pub(crate) deleting: BTreeSet<Place>,
     pub(crate) disk: Disk,
     pub(crate) tenants: Tenants,
@@ -67,24 +67,23 @@ pub(crate) struct World {
     pub(crate) table: BTreeMap<(u64, u64), (Place, u64)>,
     /// Entries that leave the table when a batch is committed.
     pub(crate) leaving: Vec<(BatchId, (u64, u64), Place)>,
-    /// Freed and not laundered since.
+    /// Freed and not zero-filled since.
     pub(crate) dirty: BTreeSet<Place>,
-    /// In which batch a dirty extent is freed: before that is durable it may not be laundered.
+    /// The batch that frees a dirty extent, which may not be zero-filled before.
     pub(crate) freed_in: BTreeMap<Place, BatchId>,
     pub(crate) quarantined: BTreeSet<Place>,
-    /// Writes that hang at a device, and since which mark.
+    /// Hanging writes, with their marks.
     pub(crate) hanging: Vec<(QuarantineMark, Place, Sectors)>,
-    /// What was asked of a device.
+    /// The device asked about its requests.
     pub(crate) settling: Option<(u8, QuarantineMark)>,
     pub(crate) away: BTreeSet<u8>,
     pub(crate) check: Option<Check>,
     pub(crate) taken: VecDeque<Batch>,
     pub(crate) snapshots: BTreeMap<BatchId, Snapshot>,
     pub(crate) committed: Snapshot,
-    /// How many devices have a label.
     pub(crate) labelled: usize,
     pub(crate) names: u64,
-    /// The highest sequence that was ever handed out.
+    /// The highest sequence ever handed out.
     pub(crate) highest_seq: u64,
     pub(crate) boot: u64,
     /// The grant table exists since this batch is durable.
@@ -99,7 +98,6 @@ pub(crate) fn one((device, extent): Place) -> DeviceRun {
     DeviceRun::new(DeviceIndex(device), extent, 1)
 }
 
-/// The devices that a set of bits names.
 pub(crate) fn devices(bits: u8) -> BTreeSet<DeviceIndex> {
     let set = (0..8).filter(|device| bits & (1 << device) != 0);
     set.map(DeviceIndex).collect()
@@ -182,7 +180,7 @@ impl World {
         }
     }
 
-    /// A device gets its label, and its record with the next commit.
+    /// The device gets its label, and its record with the next commit.
     pub(crate) fn add_device(&mut self) {
         let index = self.pool.devices().len();
         if index < EXTENTS.len() {
@@ -257,7 +255,7 @@ impl World {
         }
     }
 
-    /// The case is over: everything is still as it should be, and the catalog too.
+    /// Checks everything at the end of a case.
     pub(crate) fn end(&mut self) {
         self.commit_all();
         assert_eq!(self.pool.check().unwrap().problems, []);
@@ -276,7 +274,6 @@ impl World {
         assert_eq!(on_disk.problems, []);
     }
 
-    /// What the model knows and the pool says.
     pub(crate) fn compare(&mut self) {
         let space = self.pool.space();
         let mut places = self.deleting.clone();
@@ -317,7 +314,7 @@ impl World {
         assert_eq!(space.quarantined, self.quarantined.len() as u64);
         let sum = space.clean + space.reserved + space.owned + space.dirty + space.quarantined;
         assert_eq!(sum, space.total);
-        // What is promised is there, unless it is out of reach.
+        // Promised extents are there, unless unreachable.
         if self.away.is_empty() && self.quarantined.is_empty() {
             assert!(
                 owed <= space.clean + space.dirty,

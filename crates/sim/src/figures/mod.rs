@@ -1,7 +1,9 @@
-//! The paper's figures, and those that it lacks.
+//! The paper's figures, and further ones.
 //!
-//! **Design.** Each is a table with a name; what the paper says of it is a [`Claim`] with the range that was published, our
-//! value, and why they differ where they do. **Not here:** printing and plotting (`cargo xtask sim`).
+//! Each is a table with a name. A [`Claim`] compares a published range with our value and explains
+//! the difference.
+//!
+//! **Not here:** printing and plotting (`cargo xtask sim`).
 
 mod adverse;
 mod paper;
@@ -11,48 +13,48 @@ mod within;
 use super::model::Model;
 use crate::policy::Params;
 
-/// A line of what the paper says.
+/// A comparison with the paper.
 #[derive(Clone, Debug)]
 pub struct Claim {
-    /// What is compared.
+    /// The compared quantity.
     pub what: String,
-    /// In the paper.
+    /// The paper's statement.
     pub paper: &'static str,
-    /// The range that was published; of a single value, what is [`about`] it.
+    /// The published range; [`about`] a single value.
     pub range: (f64, f64),
-    /// On which side of it lies what is better than the paper's.
+    /// The side of the range that is better.
     pub better: Better,
-    /// Ours.
+    /// Our value.
     pub ours: f64,
-    /// Why they differ, or what makes them alike.
+    /// The reason of the difference or agreement.
     pub why: &'static str,
 }
 
-/// What is better than a published range.
+/// Which values are better than a range.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Better {
-    /// Nothing.
+    /// None.
     Neither,
-    /// What is below it.
+    /// Values below.
     Less,
-    /// What is above it.
+    /// Values above.
     More,
 }
 
-/// What counts as a value that was published alone, or as "about" so much: a tenth less to a tenth more.
+/// The range for a single published value: 10 % either way.
 #[must_use]
 pub fn about(value: f64) -> (f64, f64) {
     (0.9 * value, 1.1 * value)
 }
 
 impl Claim {
-    /// Whether ours lies within the published range.
+    /// Whether our value is in the range.
     #[must_use]
     pub fn is_within(&self) -> bool {
         (self.range.0..=self.range.1).contains(&self.ours)
     }
 
-    /// Whether it does, or is better.
+    /// Whether our value is in the range or better.
     #[must_use]
     pub fn holds(&self) -> bool {
         let better = match self.better {
@@ -64,44 +66,44 @@ impl Claim {
     }
 }
 
-/// A table, and what it is about.
+/// A table with its claims.
 #[derive(Clone, Default, Debug)]
 pub struct Figure {
-    /// For people.
+    /// The title.
     pub title: String,
-    /// What the rows differ in.
+    /// The meaning of the rows.
     pub across: &'static str,
-    /// What the numbers are.
+    /// The unit of the values.
     pub unit: &'static str,
-    /// The columns.
+    /// Names of the columns.
     pub columns: Vec<String>,
-    /// The rows: what it is, and a number for each column.
+    /// Rows: a key, and a value for each column.
     pub rows: Vec<(f64, Vec<f64>)>,
-    /// Rows by name, where what they differ in is no number.
+    /// Names of the rows, if the key is no number.
     pub names: Vec<&'static str>,
-    /// What the paper says.
+    /// Comparisons with the paper.
     pub claims: Vec<Claim>,
-    /// What was assumed of loads.
+    /// The assumed loads.
     pub assumed: String,
-    /// All of the node and the scheduler: of what nothing else is said, the defaults.
+    /// All parameters of node and scheduler.
     pub parameters: String,
 }
 
-/// How long is simulated: a quick look, or enough for tails.
+/// The length of a simulation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Effort {
-    /// Of measurement, ms.
+    /// Measured time in ms.
     pub ms: u64,
 }
 
 impl Effort {
     /// A quick look.
     pub const QUICK: Self = Self { ms: 40 };
-    /// Enough for tails.
+    /// Long enough for tail latencies.
     pub const FULL: Self = Self { ms: 400 };
 }
 
-/// All parameters of a node and its scheduler, for people.
+/// All parameters of node and scheduler as text.
 #[must_use]
 pub fn described(model: &Model, params: &Params) -> String {
     let mut all = model.described();
@@ -115,7 +117,7 @@ pub fn described(model: &Model, params: &Params) -> String {
 
 type Make = fn(Effort) -> Figure;
 
-/// All of them: name, what it is, how it is made.
+/// All figures: name, description, function.
 pub const FIGURES: &[(&str, &str, Make)] = &[
     (
         "latency",

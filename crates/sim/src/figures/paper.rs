@@ -1,4 +1,4 @@
-//! Figures that the paper has.
+//! Figures from the paper.
 
 use super::{Better, Claim, Effort, Figure, about, described};
 use crate::model::{Guest, Load, Model, metered};
@@ -7,7 +7,7 @@ use crate::simulation::{SimSpread, Simulation};
 use crate::stats::Had;
 use forebay_qos::resources::Resource;
 
-/// What is simulated unless a figure says otherwise: the paper's node has 2 to 4 control threads, here 2.
+/// The default node. The paper's has 2 to 4 control threads, here 2.
 pub(super) fn node() -> Model {
     Model {
         reactors: 2,
@@ -15,7 +15,6 @@ pub(super) fn node() -> Model {
     }
 }
 
-/// The scheduler's parameters: the defaults.
 pub(super) fn params(policy: Policy) -> Params {
     Params {
         policy,
@@ -32,7 +31,6 @@ pub(super) fn run(
     run_again(model, params, guests, effort, 42)
 }
 
-/// The same, with other chances.
 pub(super) fn run_again(
     model: Model,
     params: &Params,
@@ -46,10 +44,10 @@ pub(super) fn run_again(
     (had, simulation)
 }
 
-/// Runs of what depends on chance.
+/// Runs with different seeds.
 pub(super) const CHANCES: u64 = 8;
 
-/// A victim at depth 1 within its base, and so many neighbours.
+/// A victim at depth 1 within its base, and its neighbours.
 pub(super) fn beside(
     budget: forebay_qos::budget::Budget,
     neighbours: usize,
@@ -60,7 +58,7 @@ pub(super) fn beside(
     guests
 }
 
-/// The same, and each neighbour is a VM as in the paper: a queue for each of its four processors, so two on each reactor.
+/// [`beside`] with the paper's VMs as neighbours: four queues each, two on each reactor.
 pub(super) fn beside_vms(
     budget: forebay_qos::budget::Budget,
     neighbours: usize,
@@ -73,15 +71,14 @@ pub(super) fn beside_vms(
     guests
 }
 
-/// All of them as much, as a load generator does.
+/// An even spread, as of a load generator.
 const QUEUES: [f64; 4] = [25.0; 4];
 
 const DEPTHS: [u32; 7] = [1, 2, 4, 8, 16, 32, 64];
-/// Operations and bytes a second.
+/// Operations and bytes per second.
 pub(super) type Rates = (u64, u64);
-/// A load at a depth.
 pub(super) type LoadAt = fn(u32) -> Load;
-/// Two products, as the paper has: a name, a base and a burst limit each.
+/// Two products, as in the paper: name, base, burst limit.
 pub(super) const PRODUCTS: [(&str, Rates, Rates); 2] = [
     ("small", (20_000, 140_000_000), (1_000_000, 4_096_000_000)),
     ("large", (45_000, 315_000_000), (1_000_000, 4_096_000_000)),
@@ -128,7 +125,7 @@ pub(super) fn latency(effort: Effort) -> Figure {
                 plain.push((wild, 100.0 * (1.0 - ours / wild)));
             }
         }
-        // Where wild hurts at all: twice what a victim has alone, some 76 us.
+        // Only where wild at least doubles a victim's latency alone, about 76 us.
         let mean = |cuts: &[(f64, f64)]| {
             let hurt = cuts.iter().filter(|(wild, _)| *wild >= 152.0);
             let (sum, count) = hurt.fold((0.0, 0), |(sum, count), (_, cut)| (sum + cut, count + 1));
@@ -162,7 +159,6 @@ pub(super) fn latency(effort: Effort) -> Figure {
     figure
 }
 
-/// The same victim's worst.
 pub(super) fn tails(effort: Effort) -> Figure {
     let mut figure = Figure {
         title: "The worst of 4 KiB at depth 1, neighbours bursting".into(),
@@ -195,7 +191,7 @@ pub(super) fn tails(effort: Effort) -> Figure {
     figure
 }
 
-/// The most that can be had: one tenant alone and thirty-two together, in GB/s and in thousands of IOPS.
+/// One tenant alone and thirty-two together, in GB/s and thousands of IOPS.
 pub(super) fn most(effort: Effort) -> Figure {
     let mut figure = Figure {
         title: "The most that is had by bursting".into(),
@@ -279,7 +275,7 @@ fn twice_the_base(effort: Effort) -> Claim {
     }
 }
 
-/// How much less than under wild is had of the rows of [`most`].
+/// Losses against wild in the rows of [`most`].
 fn less_than_wild(losses: &[f64]) -> Vec<Claim> {
     let rows = [
         (
@@ -319,8 +315,8 @@ fn less_than_wild(losses: &[f64]) -> Vec<Claim> {
     rows.map(claim).into()
 }
 
-/// A node whose costs are half of the truth. As the paper's threads do: they look at one queue after the other, and carry out what
-/// they find and may. That a policy says how much that is, does not change how they go round. Nobody goes first.
+/// A node with costs at half of the truth and no priority. Like the paper's threads, it goes round
+/// the queues and executes the admitted I/Os of each.
 fn wrong() -> Model {
     Model {
         cpu_truth: 2.0,
@@ -330,7 +326,7 @@ fn wrong() -> Model {
     }
 }
 
-/// Costs that are half of the truth: Table 3.
+/// Table 3: costs at half of the truth.
 pub(super) fn estimate(effort: Effort) -> Figure {
     let mut figure = Figure {
         title: "Costs that are really twice what is calibrated".into(),
@@ -372,7 +368,7 @@ pub(super) fn estimate(effort: Effort) -> Figure {
     figure.parameters = described(&wrong(), &Params::default());
     let part =
         |row: usize, column: usize| 100.0 * figure.rows[row].1[column] / figure.rows[0].1[column];
-    // Of reads and writes, corrected and not.
+    // Reads and writes, corrected and not.
     let published = [22.7, 31.1, 77.4, 86.3];
     for (name, rows, why) in [
         (

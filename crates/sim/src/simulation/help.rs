@@ -1,28 +1,29 @@
-//! Who helps whom, with `one-to-n`: as the engine does it (its `offload/mod.rs` and `offload/idle.rs`).
+//! Offload with `one-to-n`, as in the engine (`offload/mod.rs` and `offload/idle.rs`).
 //!
-//! **Design.** A queue has a home, which alone admits what comes. What has begun may be handed to a reactor that is idle: one that has begun nothing
-//! of its own for some windows. It goes to whoever of them has the least of home's, if that is less than home has itself, and while home's own
-//! processor is not enough. Who begins something of its own gives back what it has not begun. Home gives out the processors of who is idle as well.
-//! **Not here:** what handing over costs: nothing, and no time.
+//! Only a queue's home reactor admits I/Os. It may offload admitted ones to an idle reactor, which
+//! has begun none of its own for some windows. It picks the one with the fewest of its I/Os, if
+//! fewer than its own, and only while its own processor is not enough. A reactor with new work of
+//! its own returns remote operations. Home also hands out idle processors. Offloading itself is
+//! free here.
 
 use super::{Io, SimSpread, Simulation};
 use forebay_qos::params::{HELP_FROM, HELP_NS, HELP_UNTIL, IDLE_NS};
 
-/// With fewer at hand a reactor does everything itself; and wakes nobody.
+/// With fewer I/Os a reactor offloads none, and wakes no sleeping one.
 const FEW: usize = 4;
 const FEW_ASLEEP: usize = 8;
-/// What another may have of one's own.
+/// Most I/Os offloaded to one reactor.
 const MOST: usize = 128;
-/// What is done for others in a turn.
+/// Most remote operations in a turn.
 const TURN: usize = 32;
 
-/// Whether one processor is enough for a reactor's work. Until that is known, it keeps nobody from helping.
+/// Whether one processor is enough for a reactor's work. Until that is known, others may help.
 #[derive(Debug)]
 pub(super) struct Need {
     help: bool,
     is_known: bool,
     since_ns: u64,
-    /// It had been busy for so long by then.
+    /// The busy time at `since_ns`.
     busy_ns: u64,
 }
 
@@ -54,7 +55,7 @@ impl Simulation {
         begun.is_none_or(|begun| self.now >= begun + IDLE_NS)
     }
 
-    /// A window ends: who is idle is counted, and what there is to give out with their processors.
+    /// At a window's end, counts idle reactors and their processors.
     pub(super) fn look_at_others(&mut self, number: usize) {
         if self.spread != SimSpread::OneToN {
             return;
@@ -68,7 +69,7 @@ impl Simulation {
         reactor.scheduler.set_processors(processors);
     }
 
-    /// Whether what has begun is another reactor's to carry out, and whose.
+    /// The reactor to which an admitted I/O is offloaded, if any.
     pub(super) fn whose(&self, home: usize, lane: usize) -> Option<usize> {
         let own = self.reactors[home].stand() + usize::from(self.reactors[home].busy);
         if self.spread != SimSpread::OneToN || own < FEW || self.in_lane[lane] < 2 {
@@ -85,7 +86,6 @@ impl Simulation {
             .min_by_key(|other| has(*other))
     }
 
-    /// It is to carry this out.
     pub(super) fn hand_over(&mut self, number: usize, io: u32) {
         let home = self.ios[io as usize].reactor as usize;
         self.reactors[home].offloaded[number] += 1;
@@ -95,7 +95,8 @@ impl Simulation {
         }
     }
 
-    /// Begins remote operations: one, or a turn's part. With work of its own, the reactor gives all of them back.
+    /// Begins remote operations: one, or a turn's part. A reactor with work of its own returns them
+    /// all.
     pub(super) fn take_remote_operations(&mut self, number: usize) {
         if !self.is_idle(number) {
             self.give_back(number);

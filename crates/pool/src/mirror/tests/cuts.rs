@@ -1,8 +1,7 @@
-//! Power cuts: two devices, each losing whatever it did not sync, over several lives.
+//! Power cuts: two devices lose unsynced writes, over several lives.
 
 use super::*;
 
-/// A device whose writes since the last sync can be undone piecewise.
 #[derive(Default)]
 struct Journal {
     synced: Vec<u8>,
@@ -33,7 +32,7 @@ impl Crashing {
         }
     }
 
-    /// Of each sector that is not synced, `keep` says whether it is there.
+    /// `keep` decides for each unsynced sector.
     fn cut(&self, mut keep: impl FnMut() -> bool) {
         self.with(|journal| {
             for (offset, data) in std::mem::take(&mut journal.writes) {
@@ -84,7 +83,7 @@ impl BlockStore for Crashing {
     }
 }
 
-/// What block 0 says: a version, and the blocks that carry it.
+/// Block 0: a version, and the blocks that carry it.
 fn head(mirror: &Mirror) -> (u8, u64, u64) {
     let mut bytes = [0; 17];
     mirror.read(0, &mut bytes).unwrap();
@@ -92,8 +91,8 @@ fn head(mirror: &Mirror) -> (u8, u64, u64) {
     (bytes[0], number(1), number(9))
 }
 
-/// A life: how many blocks each round writes, after how many operations the power goes, a seed for what is
-/// then there, and which devices are there at the next opening.
+/// A life: blocks written by each round, operations until the power cut, a seed for the outcome,
+/// and the devices present at the next opening.
 fn life() -> impl Strategy<Value = (Vec<u64>, u64, u64, u8)> {
     let rounds = prop::collection::vec(1u64..12, 1..5);
     (rounds, 0u64..120, any::<u64>(), 0u8..6)
@@ -102,10 +101,9 @@ fn life() -> impl Strategy<Value = (Vec<u64>, u64, u64, u8)> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(cases(300)))]
 
-    /// Blocks are written to fresh places, then block 0 names them (as redb does); the power goes at any
-    /// write or sync and both devices lose any sectors of what they had not synced. Block 0 then is the
-    /// last one acknowledged, or the one being synced; what it names can be read. And so on for several
-    /// lives, some with one device only (the same one until both are there again).
+    /// Like redb, writes blocks to new places, then block 0 names them. After a cut, block 0 is the
+    /// last acknowledged one or the one being synced, and its blocks are readable. Some lives have
+    /// one device only, always the same until both are back.
     #[test]
     fn crashes_leave_an_acknowledged_state(lives in prop::collection::vec(life(), 1..7)) {
         let journal = || Journal { synced: vec![0; CRASH_BYTES as usize], ..Journal::default() };
@@ -142,7 +140,7 @@ proptest! {
             let (found, first, count) = head(&mirror);
             prop_assert!(found == last, "{} instead of {}", found, last);
             let mut next = (first + count).max(1);
-            // As redb does: a life begins with the header.
+            // Like redb, a life begins with the header.
             let mut same = [0; 17];
             mirror.read(0, &mut same).unwrap();
             let mut goes_on = mirror.write(0, &same).and_then(|()| mirror.sync()).is_ok();
@@ -152,7 +150,7 @@ proptest! {
                 version += 1;
                 let first = next;
                 goes_on = (0..*count).all(|at| {
-                    // Around the area: what block 0 names is far behind.
+                    // Wraps around; the blocks that block 0 names are far behind.
                     mirror.write((first + at - 1) % 180 * 4096 + 4096, &[version; 4096]).is_ok()
                 });
                 next += count;

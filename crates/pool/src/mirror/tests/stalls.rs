@@ -1,9 +1,8 @@
-//! Devices that fail or hang at any operation, for a while, and come back; and power cuts in all of it.
+//! Two devices, each with a label and a copy, fail or hang at any operation and come back.
 //!
-//! Two devices with a label and a copy each. A device that fails forgets, with a sync that fails, what it was
-//! to make durable, although reads still show it. One that hangs holds one operation, which lands when it
-//! comes back, or not, and fails all others meanwhile, as [`BoundedStore`](crate::BoundedStore) makes it.
-//! At the end of each life the power goes, or only the process.
+//! A failed sync forgets its writes, although reads still show them. A hanging device holds one
+//! operation, which lands later or not, and fails the others, as
+//! [`BoundedStore`](crate::BoundedStore) does. Each life ends with a power cut or a kill.
 
 use super::*;
 use crate::{label::Label, mirror::lineage::Epoch, uuid::Uuid};
@@ -14,9 +13,9 @@ const RING: u64 = 100;
 
 #[derive(Clone, Copy, Debug)]
 struct Trouble {
-    /// The operation of this life that it begins with.
+    /// The first operation that fails in this life.
     at: u64,
-    /// How many more fail.
+    /// Further operations that fail.
     lasts: u64,
     hangs: bool,
 }
@@ -36,7 +35,7 @@ struct Disk {
     /// Operations of this life.
     count: u64,
     troubles: Vec<Trouble>,
-    /// What it holds while it hangs.
+    /// The operation held while it hangs.
     held: Option<Held>,
 }
 
@@ -48,7 +47,7 @@ enum Held {
 
 type Disks = Arc<Mutex<[Disk; 2]>>;
 
-/// One of them; both go with the power at some operation.
+/// One of the disks; power fails for both at the same operation.
 struct One(Disks, usize, Arc<Mutex<Option<u64>>>);
 
 impl Disk {
@@ -231,7 +230,7 @@ impl Lab {
         let mut areas = Vec::new();
         for at in which {
             let store = self.store(*at);
-            // Whose label can't be read does not belong to it.
+            // A device without a readable label is not part of the pool.
             let Ok(label) = Label::read(store.as_ref()) else {
                 continue;
             };
@@ -249,7 +248,6 @@ impl Lab {
         Ok(mirror)
     }
 
-    /// The same disks, to be looked at.
     fn copy(&self) -> Lab {
         Lab {
             disks: Arc::new(Mutex::new(self.disks.lock().unwrap().clone())),
@@ -258,7 +256,7 @@ impl Lab {
     }
 }
 
-/// What block 0 says: a version, and the blocks that carry it.
+/// Block 0: a version, and the blocks that carry it.
 fn head(mirror: &Mirror) -> io::Result<(u64, u64, u64)> {
     let mut bytes = [0; 24];
     mirror.read(0, &mut bytes)?;
@@ -270,7 +268,7 @@ fn place(at: u64) -> u64 {
     at % RING * 4096 + 4096
 }
 
-/// The version, if what it names is there.
+/// The version, if its blocks are intact.
 fn version(mirror: &Mirror) -> io::Result<u64> {
     let (version, first, count) = head(mirror)?;
     for at in first..first + count {
@@ -301,7 +299,7 @@ struct Life {
     /// How many blocks each writes, and whether copies are healed before.
     rounds: Vec<(u64, bool)>,
     troubles: Vec<(usize, Trouble)>,
-    /// After how many writes and syncs the power goes.
+    /// Writes and syncs until power is lost.
     left: u64,
     seed: u64,
 }
@@ -348,7 +346,7 @@ fn outlive(lives: Vec<Life>) -> Result<(), TestCaseError> {
             lab.disks.lock().unwrap()[*disk].troubles.push(*trouble);
         }
         *lab.left.lock().unwrap() = Some(life.left);
-        // A device may fail while it is opened: then there is nothing to be seen, and nothing is lost.
+        // A device may fail during the opening; then nothing is checked, and nothing lost.
         let mut candidates = vec![last];
         let mut behind = [false; 2];
         if let Ok(mirror) = lab.open(&[0, 1]) {
@@ -361,7 +359,7 @@ fn outlive(lives: Vec<Life>) -> Result<(), TestCaseError> {
                 if written.is_ok() {
                     candidates.push(next);
                 }
-                // As the catalog is opened again after an error: what the file says goes on.
+                // The catalog reopens after an error and goes on from the file.
                 if written.and_then(|()| mirror.sync()).is_ok() {
                     last = next;
                     candidates = vec![last];
@@ -387,7 +385,7 @@ fn outlive(lives: Vec<Life>) -> Result<(), TestCaseError> {
             });
         }
         *lab.left.lock().unwrap() = None;
-        // One that was in use until the end is enough.
+        // Any copy in use until the end suffices.
         for at in (0..2).filter(|at| !behind[*at]) {
             let alone = lab.copy().open(&[at]);
             let found = alone.and_then(|mirror| version(&mirror));
@@ -408,7 +406,7 @@ fn outlive(lives: Vec<Life>) -> Result<(), TestCaseError> {
         prop_assert!(mirror.sync().is_ok() && heal(&mirror).is_ok());
         prop_assert_eq!(states(&mirror), [CopyState::Good, CopyState::Good]);
         drop(mirror);
-        // And each has all of it.
+        // And each is complete.
         for at in 0..2 {
             let found = lab.copy().open(&[at]).and_then(|mirror| version(&mirror));
             prop_assert!(
@@ -423,7 +421,7 @@ fn outlive(lives: Vec<Life>) -> Result<(), TestCaseError> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(cases(300)))]
 
-    /// What was acknowledged is there, or what was being synced, whole, whatever failed when.
+    /// The acknowledged state, or the one being synced, is there and whole.
     #[test]
     fn failing_and_hanging_copies_lose_nothing(lives in prop::collection::vec(life(), 1..5)) {
         outlive(lives)?;
