@@ -1,10 +1,7 @@
-//! What random first writes to a thin volume cost the pool's owner.
+//! Measures what random first writes to a thin volume cost the pool's owner.
 //!
-//! `cargo run --release -p forebay-pool --example first_writes [EXTENTS]`: writes every extent of a
-//! volume once, in random order, and prints what each part of the owner's work takes. Commits go to
-//! memory; that they don't hold faults up is the owner's part (a thread of their own).
-//!
-//! **Not here:** the engine, devices.
+//! `cargo run --release -p forebay-pool --example first_writes [EXTENTS]` writes every extent of a
+//! volume once, in random order, and prints the time of each part. Commits go to memory.
 
 use forebay_pool::{
     BlockStore, Check, CheckReport, FaultAnswer, MemStore, NewDevice, NewVolume, PoolSpec, create,
@@ -22,7 +19,7 @@ const EXTENT_BYTES: u64 = 64 << 10;
 const A_COMMIT: u64 = 1000;
 const A_FLUSH: u64 = 20_000;
 
-/// A large device of which only the beginning is ever touched.
+/// A large device of which only the beginning is used.
 struct Store {
     kept: MemStore,
     capacity_bytes: u64,
@@ -85,7 +82,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         Some(text) => text.parse()?,
         None => 512 << 10,
     };
-    // Only label and catalog are ever touched.
+    // Only label and catalog are used.
     let kept_bytes = (64 << 20) + extents as usize * 120;
     let device = |spec: &str| NewDevice {
         spec: spec.into(),
@@ -125,7 +122,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let (mut waits, mut records) = (0u64, 0u64);
     let mut logical = 0;
     for done in 0..extents {
-        // Odd, so that it goes through all of a power of two; near enough otherwise.
+        // Odd, so a permutation of a power of two; close to one otherwise.
         logical = (logical + 0x9E37_79B1) % extents;
         loop {
             let answer = fault.time(|| pool.fault(volume, ExtentIndex(logical), true))?;

@@ -1,12 +1,9 @@
-//! How long a full pool takes to open, how large its metadata is, and what a commit takes.
+//! Measures how long a full pool takes to open, its metadata's size, and a commit's time.
 //!
-//! **Design.** A pool of 1 TiB in a sparse file, each of its 64 KiB extents mapped: in a row, and in a
-//! random permutation. Each is opened as after a kill (the database was not closed) and as after a proper
-//! end; the median of a few openings counts, from nothing to a pool that answers faults. Commits are
-//! of one small record each, in the full pool and, to compare, in an empty one. Prints a figure a line.
-//! Arguments: a folder other than the system's for temporary files; `--quick` for a pool of 64 GiB.
-//!
-//! **Not here:** cold caches; the daemon's own start.
+//! The pool has 1 TiB in a sparse file, each 64 KiB extent mapped: sequentially, and in a random
+//! permutation. Each is opened as after a kill and as after a clean stop; the medians count.
+//! Commits have one small record, in the full pool and in an empty one. Arguments: a folder for
+//! temporary files; `--quick` for 64 GiB. Caches are warm.
 
 use forebay_device::{
     DeviceSpec, OpenOptions,
@@ -29,7 +26,7 @@ const QUICK_EXTENTS: u64 = 1 << 20;
 const OPENINGS: usize = 5;
 const COMMITS: usize = 200;
 
-/// A bijection of the extents' numbers that looks random.
+/// A pseudorandom permutation of the extents.
 fn scatter(number: u64, extents: u64) -> u64 {
     let mask = extents - 1;
     let mut x = number;

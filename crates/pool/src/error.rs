@@ -1,35 +1,32 @@
-//! Errors: a kind for programs, a message for people.
-//!
-//! **Design.** One type. The kind decides what the caller does (a REST status, an NVMe status, a
-//! retry); the message says what is wrong and what to do about it. **Not here:** logging.
+//! Errors: a kind for the caller's decision, a message with the problem and its remedy.
 
 use std::{fmt, io};
 
-/// What sort of failure it is.
+/// The kind of an error.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ErrorKind {
-    /// The thing that was named does not exist.
+    /// The named object does not exist.
     NotFound,
-    /// A thing of that name exists already.
+    /// An object with this name exists.
     Exists,
-    /// Something still uses it, or it is not ready for this yet.
+    /// It is in use, or not ready for this yet.
     InUse,
-    /// The request makes no sense as it stands.
+    /// The request is invalid.
     Invalid,
-    /// The pool, or its catalog, has no room for it.
+    /// The pool, or its catalog, is full.
     NoSpace,
-    /// What is on the device contradicts itself or its checksum.
+    /// Data contradicts itself or its checksum.
     Damaged,
-    /// The device below failed.
+    /// The device failed.
     Io,
 }
 
 /// An error of the pool.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct PoolError {
-    /// What sort of failure it is.
+    /// The kind.
     pub kind: ErrorKind,
-    /// What is wrong and what to do about it.
+    /// The problem and its remedy.
     pub message: String,
 }
 
@@ -37,7 +34,7 @@ pub struct PoolError {
 pub type Result<T> = std::result::Result<T, PoolError>;
 
 impl PoolError {
-    /// An error of `kind` that says `message`.
+    /// An error with this kind and message.
     pub fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
         Self {
             kind,
@@ -69,7 +66,7 @@ impl PoolError {
         Self::new(ErrorKind::Damaged, message)
     }
 
-    /// An I/O error, with what was being done.
+    /// `doing` names the failed operation.
     pub(crate) fn io(doing: &str, error: &io::Error) -> Self {
         Self::new(ErrorKind::Io, format!("{doing}: {error}"))
     }

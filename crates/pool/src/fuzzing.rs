@@ -1,9 +1,8 @@
-//! Ways in for the fuzz targets: bytes that only a broken or hostile disk would hold.
+//! Entry points for fuzz targets (in `fuzz/`): the bytes of a broken or hostile disk.
 //!
-//! **Design.** Compiled for fuzzing only. A small pool is made once. [`records`] changes its records as
-//! the input says, as if each had the right checksum, and loads the result. [`image`] changes bytes of
-//! its device anywhere, and opens it: what comes out is the pool as it was last committed, or an error.
-//! **Not here:** the targets (`fuzz/` beside the crates).
+//! [`records`] changes records of a small pool under correct checksums and loads the result.
+//! [`image`] changes bytes of its device and opens it; the result is the last committed pool, or an
+//! error.
 
 use crate::{
     BLOCK_BYTES, BlockStore, Catalog, DeviceRun, ExportRecord, MemStore, NewDevice, NewVolume,
@@ -18,7 +17,7 @@ use std::{
 };
 
 const DEVICE_BYTES: usize = (11 << 20) + (256 << 16);
-/// More than this, and it is memory that is tested.
+/// More would only test memory.
 const MOST_EXTENTS: u64 = 1 << 20;
 
 type Records = BTreeMap<(Table, u64, u64), Vec<u8>>;
@@ -106,7 +105,7 @@ fn names(volumes: &Volumes) -> Vec<String> {
     names
 }
 
-/// Uses a pool that was loaded, whatever it is.
+/// Uses the loaded pool.
 fn exercise(pool: &mut Pool) {
     let _ = pool.finish_adoption(false);
     let report = pool.check().expect("adoption is finished");
@@ -135,8 +134,8 @@ fn exercise(pool: &mut Pool) {
     let _ = pool.take_batch();
 }
 
-/// Changes records, loads them, and uses the pool that comes out. The input is a list of changes: table,
-/// key (two bytes), what to do (replace, overwrite from an offset, remove), offset, length, bytes.
+/// Changes records, loads and uses the pool. The input is a list of changes: table, key (two
+/// bytes), action (replace, overwrite from an offset, remove), offset, length, bytes.
 pub fn records(mut input: &[u8]) {
     let template = template();
     let mut records = template.records.clone();
@@ -174,7 +173,7 @@ pub fn records(mut input: &[u8]) {
     }
 }
 
-/// An image that is shared, and what is written over it.
+/// A shared image with changed blocks.
 struct Overlay {
     base: Arc<Vec<u8>>,
     changed: Mutex<HashMap<u64, Box<[u8; BLOCK_BYTES]>>>,
@@ -233,8 +232,8 @@ impl BlockStore for Overlay {
     }
 }
 
-/// Changes bytes of the device and opens it. The input is a list of changes: a place (three bytes, from
-/// the front, spread over labels and catalog), a length, bytes; a first byte may cut the device short.
+/// Changes bytes of the device and opens it. The input is a list of changes: place (three bytes,
+/// spread over labels and catalog), length, bytes. The first byte may truncate the device.
 pub fn image(input: &[u8]) {
     let template = template();
     let Some((cut, mut input)) = input.split_first() else {

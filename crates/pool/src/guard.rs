@@ -1,10 +1,9 @@
-//! What panics inside the database becomes an error.
+//! Turns panics inside the database into errors.
 //!
-//! **Design.** Checksums stand before redb, so what it reads is what it wrote. But a database whose
-//! pages contradict each other under right checksums (another program's, put there on purpose) meets
-//! assertions in it. Such a panic is caught here, and only here; a thread-local says so, for a panic
-//! hook that ends the process at any other panic. **Not here:** undoing what the panic left behind:
-//! the caller drops the database.
+//! Checksums keep damaged pages from redb. But contradictory pages under correct checksums, as of
+//! another program, can trigger its assertions. Only such panics are caught. A thread-local tells
+//! that to the panic hook, which ends the process at any other panic. The caller drops the
+//! database.
 
 use crate::error::{PoolError, Result};
 use std::{
@@ -17,7 +16,7 @@ thread_local! {
     static CATCHING: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Whether a panic of this thread would be caught and become an error: a hook that aborts must not.
+/// Whether this thread's panics are caught; a hook that aborts must then not abort.
 pub fn panic_is_caught() -> bool {
     CATCHING.get()
 }
@@ -30,7 +29,7 @@ fn text(panic: &(dyn Any + Send)) -> &str {
         .unwrap_or("a panic")
 }
 
-/// Runs `work`; its panic is damage.
+/// Runs `work`; a panic becomes `Damaged`.
 pub(crate) fn guarded<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
     let before = CATCHING.replace(true);
     let result = catch_unwind(AssertUnwindSafe(work));

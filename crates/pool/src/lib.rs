@@ -1,19 +1,17 @@
 //! The pool: labels, catalog, and the owner of every extent.
 //!
-//! **Purpose.** A pool is a set of devices cut into extents, and the volumes that those extents
-//! hold. This crate knows which volume owns which extent, survives any crash with that knowledge,
-//! and answers the data path's faults.
+//! A pool is a set of devices cut into extents, and the volumes that those extents hold. This crate
+//! keeps each extent's owner across any crash, and answers the data path's faults.
 //!
-//! **Design.** [`Pool`] is the truth in memory. Each operation changes it and marks the records it
-//! touched; [`Pool::take_batch`] encodes them as they are now, [`Catalog::commit`] makes them
-//! durable (on any thread), and [`Pool::committed`] promotes what waited for that: reserved extents
-//! become grantable, released ones may be laundered, mappings count as durable. The catalog is a
-//! redb database in a file that is kept twice, on two devices where there are two, each block of it
-//! under a checksum; each device carries a [`label`].
+//! Operations change [`Pool`] in memory and mark the touched records. [`Pool::take_batch`] encodes
+//! these, [`Catalog::commit`] makes them durable on any thread, and [`Pool::committed`] does the
+//! rest: reserved extents become grantable, released ones dirty, mappings durable. The catalog is a
+//! checksummed redb database in two copies, on two devices if possible; each device has a
+//! [`label`].
 //!
-//! **Not here:** the network, an async runtime, tenant data; threads but those of [`BoundedStore`]. The pool never opens a
-//! device: it is given [`BlockStore`]s, and uses them for labels and the catalog only. Zeroing,
-//! flushing and revoking are the caller's; each operation says what must have happened before it.
+//! **Not here:** network, async runtime, tenant data, threads except those of [`BoundedStore`]. The
+//! pool is given [`BlockStore`]s, only for labels and catalog. The caller zeroes, flushes and
+//! revokes; each operation states what must come before it.
 
 mod catalog;
 mod check;

@@ -1,7 +1,5 @@
-//! Identities of 16 random bytes (RFC 9562, version 4).
-//!
-//! **Design.** A newtype with text in and out; randomness comes from the kernel. A volume's uuid is
-//! its NGUID too. **Not here:** other versions than 4.
+//! Identities of 16 random bytes (RFC 9562, version 4), also NGUIDs of volumes. Randomness comes
+//! from the kernel.
 
 use crate::error::{PoolError, Result};
 use serde::{Deserialize, Serialize};
@@ -12,7 +10,7 @@ use std::{fmt, fs::File, io::Read, str::FromStr};
 pub struct Uuid(pub [u8; 16]);
 
 impl Uuid {
-    /// A fresh one.
+    /// A new random UUID.
     pub fn random() -> Result<Self> {
         let mut bytes = [0; 16];
         File::open("/dev/urandom")

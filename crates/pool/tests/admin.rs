@@ -1,6 +1,4 @@
-//! Tenants, volumes, exports and settings: what is refused, and that the rest survives.
-//!
-//! **Not here:** extents (`owner`).
+//! Tenants, volumes, exports and settings: refusals, and survival of the rest.
 
 mod common;
 
@@ -35,7 +33,6 @@ fn with_tenant() -> (Vec<Arc<common::CrashStore>>, Pool, forebay_pool::Catalog) 
     (stores, pool, catalog)
 }
 
-/// Shows a volume to hosts.
 fn export_to(
     pool: &mut Pool,
     volume: VolumeId,
@@ -251,7 +248,7 @@ fn a_creation_that_is_cut_short_leaves_no_pool() {
             .map(|store| Arc::new(store.after_kill()))
             .collect();
         match try_open(&after) {
-            // Only the copy of the last label may be missing.
+            // Only the last label's copy may be missing.
             Ok((pool, _)) => assert!(created || cut + 4 >= operations, "{cut}: {:?}", pool.info()),
             Err(error) => assert_eq!(error.kind, ErrorKind::NotFound, "{cut}: {error}"),
         }
@@ -316,7 +313,6 @@ fn two_exports_of_a_volume_are_both_shared() {
     pool.delete_export(alone).unwrap();
     assert!(pool.exports().first_of(v).is_none());
 
-    // By another frontend later.
     let tcp = NewExport {
         any_host: true,
         shared: true,
@@ -370,8 +366,7 @@ fn two_exports_of_a_volume_are_both_shared() {
     }
 }
 
-/// Whatever is stated in whatever order: volumes' bases are together at most their tenant's, and all of it is there again
-/// when the pool is opened.
+/// In any order, a tenant's base covers its volumes' bases, and all budgets survive a reopening.
 #[test]
 fn budgets_are_kept_and_volumes_share_their_tenants() {
     let budget = |iops: u64| Budget {
@@ -393,7 +388,7 @@ fn budgets_are_kept_and_volumes_share_their_tenants() {
                 .unwrap()
         })
         .into();
-    // A base of the least counts as none, and bytes are not what is short here.
+    // The least base counts as none; bytes are no constraint here.
     let of_volume = |iops: u64| Budget {
         base: Rate {
             iops,
@@ -456,7 +451,6 @@ fn budgets_are_kept_and_volumes_share_their_tenants() {
         }
     }
     assert!((20..180).contains(&refused), "{refused}");
-    // They go with what they are of.
     for volume in &volumes {
         pool.delete_volume(*volume, &DRAINED).unwrap();
     }

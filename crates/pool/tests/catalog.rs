@@ -1,6 +1,4 @@
-//! The catalog's own troubles: damage, a full area, cut commits, size and time.
-//!
-//! **Not here:** what records mean (`owner`, `admin`, `pool_ops_model`).
+//! The catalog's own problems: damage, a full area, interrupted commits, size and time.
 
 mod common;
 
@@ -41,7 +39,6 @@ fn write(pool: &mut Pool, catalog: &Catalog, volume: VolumeId, logical: u64) {
     }
 }
 
-/// A batch is there as a whole or not at all, wherever its commit is cut; and the next commits work.
 #[test]
 fn a_cut_commit_is_whole_or_absent() {
     let mut choices = Choices(7);
@@ -60,7 +57,7 @@ fn a_cut_commit_is_whole_or_absent() {
         stores[0].fail_after(cut);
         let batch = pool.take_batch().unwrap().unwrap();
         let done = catalog.commit(&batch).is_ok();
-        // A sync that is cut is where everything can happen.
+        // An interrupted sync has the most outcomes.
         let cuts = if stores[0].cut_in_sync() { 60 } else { 3 };
         for nth in 0..=cuts {
             let after = if nth < cuts {
@@ -88,7 +85,6 @@ fn a_cut_commit_is_whole_or_absent() {
     assert!(cut > 3, "the commit was never cut");
 }
 
-/// A commit that failed for a while can be committed again.
 #[test]
 fn a_failed_commit_can_be_repeated() {
     let stores = stores(&[64]);
@@ -136,7 +132,7 @@ fn fill_and_free(stores: &[Arc<CrashStore>]) {
     assert_eq!(error.kind, ErrorKind::NoSpace);
     assert!(error.message.contains("delete"), "{error}");
     assert!(ids.len() > 10_000, "full at {}", ids.len());
-    // Many small transactions, in a catalog that is as full as it gets.
+    // Many small transactions in a full catalog.
     for id in ids.drain(..500) {
         pool.delete_volume(id, &DRAINED).unwrap();
         if id.0.is_multiple_of(10) {
@@ -153,13 +149,12 @@ fn fill_and_free(stores: &[Arc<CrashStore>]) {
     assert_eq!(pool.volumes().records().count(), ids.len() + 1);
 }
 
-/// Additions are refused while there is still room to free things, and freeing brings it back.
 #[test]
 fn a_full_catalog_refuses_additions_and_allows_deletions() {
     fill_and_free(&stores(&[64]));
 }
 
-/// The same where the database cannot double any more before the limit: it gets what there is.
+/// The database cannot double below its limit, and gets the rest.
 #[test]
 fn a_catalog_that_cannot_double_uses_what_there_is() {
     // Twice 4 MiB and 48 bytes for each of 60,000 extents: 7 MiB.
@@ -169,7 +164,7 @@ fn a_catalog_that_cannot_double_uses_what_there_is() {
     ))]);
 }
 
-/// A pool on a sparse file through the device crate, with tens of thousands of scattered mappings.
+/// Tens of thousands of scattered mappings on a sparse file.
 #[test]
 fn tens_of_thousands_of_mappings_on_a_file() {
     const EXTENTS: u64 = 60_000;
@@ -226,7 +221,6 @@ fn tens_of_thousands_of_mappings_on_a_file() {
             }
         ));
     }
-    // And all of it goes, a slice at a time.
     let released = pool.delete_volume(v, &DRAINED).unwrap();
     commit(&mut pool, &catalog);
     assert!(pool.volume_by_name("t", "v").is_err());
@@ -243,7 +237,7 @@ fn tens_of_thousands_of_mappings_on_a_file() {
     assert!(usage.used_bytes < usage.limit_bytes, "{usage:?}");
 }
 
-/// What a mapping takes in the catalog at worst is what the pool keeps free for it.
+/// The worst size of a mapping is what the pool keeps free for it.
 #[test]
 fn a_full_pool_of_scattered_mappings_fits_its_catalog() {
     let stores = stores(&[200]);
@@ -264,7 +258,6 @@ fn a_full_pool_of_scattered_mappings_fits_its_catalog() {
     ));
 }
 
-/// The last extent reaches beyond the end of a volume whose size is no multiple of it.
 #[test]
 fn mapped_bytes_end_with_the_volume() {
     let (mut pool, catalog) = new_pool(&stores(&[64]));

@@ -1,7 +1,5 @@
-//! The catalog's two copies and the devices they are on: stale pages, missing, moved, foreign and new
+//! The catalog's two copies and their devices: stale pages; missing, moved, foreign and new
 //! devices.
-//!
-//! **Not here:** power cuts (`cuts`), flipped bits (`flips`), what records mean.
 
 mod common;
 
@@ -42,8 +40,8 @@ fn error(result: Result<forebay_pool::Opened, PoolError>) -> PoolError {
     result.map(|_| ()).unwrap_err()
 }
 
-/// A page that was written, reported durable, and is not there: what is in its place was valid once, and
-/// its own checksum still is. One copy: nothing is lost, and it is said. Both: refused.
+/// A lost write that was reported durable: the old page has a valid checksum. One copy is repaired;
+/// both are refused.
 #[test]
 fn stale_page_with_valid_crc_rejected() {
     let (power, mut pool, catalog) = two();
@@ -81,7 +79,6 @@ fn stale_page_with_valid_crc_rejected() {
                 "{health:?}"
             );
             drop(opened);
-            // And the one that was bad is good on its own.
             let opened = open_on(&power, &[which]).unwrap();
             assert_eq!(volumes(&opened.pool), expected, "{offset} on {which}");
         }
@@ -143,7 +140,6 @@ fn a_pool_opens_with_a_device_missing_and_the_copy_comes_back() {
             opened.notes
         );
         drop(opened);
-        // Either is enough.
         for at in 0..2 {
             let power = power.after_kill();
             assert_eq!(
@@ -156,7 +152,7 @@ fn a_pool_opens_with_a_device_missing_and_the_copy_comes_back() {
                 21
             );
         }
-        // Used one without the other, both ways: which one is right can't be known.
+        // Each was used without the other: neither is right.
         for at in 0..2 {
             let (mut pool, catalog, _) = ready(&power, &[at]);
             for n in 0..3 {
@@ -178,7 +174,6 @@ fn a_pool_opens_with_a_device_missing_and_the_copy_comes_back() {
     }
 }
 
-/// A device that fails while the pool is used.
 #[test]
 fn a_copy_that_fails_is_left_behind_and_healed() {
     let (power, mut pool, catalog) = two();
@@ -188,7 +183,7 @@ fn a_copy_that_fails_is_left_behind_and_healed() {
         copies(&catalog)[..],
         [(1, CopyState::Good), (0, CopyState::Failed(_))]
     ));
-    // The power goes: the survivor counts, whatever the other has.
+    // After a power cut the survivor counts.
     for seed in 0..20 {
         let opened = open_on(&power.after_cut(seed), &[0, 1]).unwrap();
         assert_eq!(opened.pool.volumes().records().count(), 21);
@@ -203,7 +198,6 @@ fn a_copy_that_fails_is_left_behind_and_healed() {
         let opened = open_on(&power.after_cut(at as u64), &[at]).unwrap();
         assert_eq!(opened.pool.volumes().records().count(), 22);
     }
-    // Unreadable sectors cost nothing either.
     power.stores()[1].set_fail_reads(true);
     catalog.scrub().unwrap();
     drop((pool, catalog));
@@ -313,7 +307,7 @@ fn a_device_is_added_and_gets_a_copy() {
         copies(&catalog),
         [(0, CopyState::Good), (0, CopyState::Good)]
     );
-    // Cut short: labelled, and not in the pool.
+    // Interrupted: labelled, but not in the pool.
     let mut given_up = open_on(&power.after_kill(), &[0]).unwrap();
     drop((pool, catalog));
     given_up.pool.finish_adoption(true).unwrap();
@@ -339,7 +333,6 @@ fn a_device_is_added_and_gets_a_copy() {
     );
     let (mut pool, catalog) = (opened.pool, opened.catalog);
     pool.finish_adoption(true).unwrap();
-    // It can be added again, without force.
     let index = add_device(&mut pool, &catalog, &new_device(&power, 1), false).unwrap();
     assert_eq!(index, D1);
     assert!(try_commit(&mut pool, &catalog));
@@ -351,7 +344,6 @@ fn a_device_is_added_and_gets_a_copy() {
     let again = add_device(&mut pool, &catalog, &new_device(&power, 1), true).unwrap_err();
     assert_eq!(again.kind, ErrorKind::Exists);
     assert!(add_volume(&mut pool, &catalog, "w"));
-    // What holds something is not taken without force.
     power.stores()[2].poke(70 << 10, &[1; 4096]);
     let used = add_device(&mut pool, &catalog, &new_device(&power, 2), false).unwrap_err();
     assert_eq!(used.kind, ErrorKind::InUse);
@@ -359,7 +351,7 @@ fn a_device_is_added_and_gets_a_copy() {
     assert!(try_commit(&mut pool, &catalog));
     catalog.spread(index, &store(&power, 2)).unwrap();
     drop((pool, catalog));
-    // The first is gone: the third gets a copy, and the first one's is old when it is back.
+    // Without the first device the third gets a copy; the first one's is then stale.
     let (mut pool, catalog, _) = ready(&power, &[1, 2]);
     assert_eq!(
         copies(&catalog),
@@ -374,7 +366,7 @@ fn a_device_is_added_and_gets_a_copy() {
 
 #[test]
 fn what_is_no_pool_is_refused() {
-    // A database that is not ours, where a device would have its label; and where a catalog would be.
+    // A foreign database in the place of a label, and of a catalog.
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("foreign.redb");
     let table: redb::TableDefinition<'_, u64, u64> = redb::TableDefinition::new("theirs");
@@ -405,7 +397,6 @@ fn what_is_no_pool_is_refused() {
     assert_eq!(refused.kind, ErrorKind::InUse);
     create_on(&power, &[0], true).unwrap();
     put(&power, AREA.start);
-    // Both copies, wherever the file happens to end.
     for block in 0..2 {
         power.stores()[0].poke((6 << 20) + block * 4096, &[7; 4096]);
     }

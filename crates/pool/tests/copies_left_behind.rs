@@ -1,7 +1,5 @@
-//! Copies of the catalog that are older than what was acknowledged: none of them is ever taken for the
-//! catalog, or written over a newer one that is damaged.
-//!
-//! **Not here:** power cuts (`cuts`), devices that come and go in good order (`copies`).
+//! Copies older than an acknowledged commit never become the catalog, and never overwrite a newer,
+//! damaged one.
 
 mod common;
 
@@ -21,8 +19,7 @@ fn pool_of(devices: usize) -> (Power, Pool, Catalog) {
     (power, pool, catalog)
 }
 
-/// One device fails for a while and the pool goes on with the other; then a block of that one rots, and
-/// the first is back.
+/// One device fails for a while. Then a block of the other one rots, and the first is back.
 #[test]
 fn a_damaged_newest_copy_is_not_overwritten_by_an_older_one() {
     let mut refused = 0;
@@ -36,7 +33,7 @@ fn a_damaged_newest_copy_is_not_overwritten_by_an_older_one() {
             drop((pool, catalog));
             let power = power.after_kill();
             if !label_is_told {
-                // What the label knows must not be all that helps.
+                // Recovery must not depend on the label.
                 let mut label = Label::read(power.stores()[0].as_ref()).unwrap();
                 label.epoch = Label::read(power.stores()[1].as_ref()).unwrap().epoch;
                 label.write(power.stores()[0].as_ref()).unwrap();
@@ -51,7 +48,6 @@ fn a_damaged_newest_copy_is_not_overwritten_by_an_older_one() {
                     let message = &error.message;
                     assert!(message.contains("nothing was changed"), "{message}");
                     assert!(message.contains("is damaged"), "{message}");
-                    // It is still there, once it can be read.
                     power.stores()[0].flip(at + 100, 0);
                     let opened = open_on(&power, &[0, 1]).unwrap();
                     assert_eq!(volumes(&opened.pool).len(), 25, "block {block}");
@@ -62,7 +58,7 @@ fn a_damaged_newest_copy_is_not_overwritten_by_an_older_one() {
     assert!(refused >= 2, "{refused}");
 }
 
-/// Both headers of the newest are unreadable: the label of its device knows that there was more.
+/// Both headers of the newest copy are unreadable, but its device's label knows its epoch.
 #[test]
 fn an_unreadable_newest_copy_is_remembered_by_its_label() {
     let (power, mut pool, catalog) = pool_of(2);
@@ -78,7 +74,6 @@ fn an_unreadable_newest_copy_is_remembered_by_its_label() {
     assert!(error.message.contains("was left behind"), "{error}");
 }
 
-/// A copy that was left behind is not enough, whatever is here beside it.
 #[test]
 fn a_copy_that_was_left_behind_does_not_open() {
     for third_takes_it in [false, true] {
@@ -114,7 +109,7 @@ fn a_copy_that_was_left_behind_does_not_open() {
     }
 }
 
-/// The power cut at every write while the labels are told: none is lost, and none knows more than there is.
+/// A power cut at every write of the labels.
 #[test]
 fn labels_are_told_cut_safely() {
     let mut cuts = 0;
@@ -150,7 +145,6 @@ fn labels_are_told_cut_safely() {
     assert!(cuts > 8, "{cuts}");
 }
 
-/// Each went on without the other, one of them through many openings: that is still not decided.
 #[test]
 fn many_openings_do_not_decide_who_went_on() {
     let (power, pool, catalog) = pool_of(2);
@@ -172,7 +166,6 @@ fn many_openings_do_not_decide_who_went_on() {
     assert_eq!(label.epoch.number, 1);
 }
 
-/// A device that stays bad through many attempts to heal it, or many openings, is only behind.
 #[test]
 fn a_device_that_stays_bad_does_not_become_a_contradiction() {
     let (power, mut pool, catalog) = pool_of(2);

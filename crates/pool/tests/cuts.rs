@@ -1,11 +1,9 @@
-//! The power cut at every write and sync of everything that writes label or catalog: the pool opens, with
-//! all that was acknowledged.
+//! A power cut at every write and sync of label and catalog: the pool opens with everything
+//! acknowledged.
 //!
-//! **Design.** A life is creation, commits, an opening without one device (so that the next brings a copy
-//! up to date), the addition of a device, more commits. It is run again and again, cut one operation later
-//! each time; each cut has several outcomes, and some are cut again while they are opened.
-//!
-//! **Not here:** tenants' bytes (`pool_model`).
+//! A life has a creation, commits, an opening without one device, an added device, more commits.
+//! Each run is cut one operation later, with several outcomes; some are cut again during the
+//! opening.
 
 mod common;
 
@@ -17,17 +15,15 @@ use common::{
 use forebay_pool::{Catalog, ErrorKind, Pool, add_device, destroy};
 use forebay_xlate::types::DeviceIndex;
 
-/// What is certain at some moment of a life.
+/// The acknowledged state of a life.
 #[derive(Clone, Debug, Default)]
 struct Known {
     created: bool,
-    /// Volumes that were acknowledged.
     volumes: usize,
-    /// The third device was acknowledged.
     added: bool,
 }
 
-/// Runs a life until it ends or the power does.
+/// Runs a life until its end or the power cut.
 fn live(power: &Power, known: &mut Known) -> Option<()> {
     let (mut pool, catalog) = create_on(power, &[0, 1], false).ok()?;
     known.created = true;
@@ -46,7 +42,7 @@ fn live(power: &Power, known: &mut Known) -> Option<()> {
         pool.finish_adoption(true).unwrap();
         try_commit(&mut pool, &opened.catalog).then_some((pool, opened.catalog))
     };
-    // One is not here, and then is again.
+    // A missing device comes back.
     let (mut pool, catalog) = open(&[1])?;
     add(&mut pool, &catalog, known)?;
     drop((pool, catalog));
@@ -59,7 +55,7 @@ fn live(power: &Power, known: &mut Known) -> Option<()> {
     known.added = true;
     catalog.spread(index, &store(power, 2)).ok()?;
     drop((pool, catalog));
-    // Now the first is not here: the third gets its copy.
+    // Without the first device the third gets a copy.
     let (mut pool, catalog) = open(&[1, 2])?;
     add(&mut pool, &catalog, known)?;
     drop((pool, catalog));
@@ -68,7 +64,7 @@ fn live(power: &Power, known: &mut Known) -> Option<()> {
     (!power.is_cut()).then_some(())
 }
 
-/// What must be true of what a cut left; and it must be usable.
+/// Checks the state after a cut, and that the pool is usable.
 fn check(power: &Power, known: &Known, what: &str) {
     let opened = match open_on(power, &[0, 1, 2]) {
         Ok(opened) => opened,
@@ -80,7 +76,7 @@ fn check(power: &Power, known: &Known, what: &str) {
         }
     };
     let found = volumes(&opened.pool).len();
-    // The one being committed may be there.
+    // The volume being committed may be there.
     assert!(
         found == known.volumes || found == known.volumes + 1,
         "{what}: {found} volumes, {known:?}"
@@ -118,7 +114,6 @@ fn the_power_cut_at_every_write_and_sync() {
             let after = power.after_cut(seed);
             let what = format!("cut at {cut}, outcome {nth} (seed {seed})");
             if nth % 2 == 0 {
-                // Cut again while it is opened.
                 after.fail_after(choices.next() % 40);
                 if let Ok(opened) = open_on(&after, &[0, 1, 2]) {
                     drop(opened);
@@ -138,7 +133,7 @@ fn the_power_cut_at_every_write_and_sync() {
     assert!(cut > 200, "only {cut} operations");
 }
 
-/// A destruction that was cut is finished by another, and what is left opens or is no pool.
+/// A second destruction finishes an interrupted one; until then the rest opens or is no pool.
 #[test]
 fn destruction_cut_anywhere() {
     let mut choices = Choices(5);

@@ -1,6 +1,4 @@
-//! Several devices: placement, devices that go away and come back, that hang, and new ones.
-//!
-//! **Not here:** labels and the catalog's copies (`catalog`).
+//! Several devices: placement; devices that go away, come back, hang or are new.
 
 mod common;
 
@@ -115,7 +113,7 @@ fn stripe_goes_round_the_devices() {
     assert!(on.iter().all(|count| (270..=370).contains(count)), "{on:?}");
     let whole = runs.iter().filter(|(_, count)| *count >= 16).count();
     assert!(whole >= 45, "{whole} whole units of 60: {runs:?}");
-    // Neighbouring units lie on different devices, but for a few where stock ran out on one.
+    // Neighbouring units lie on different devices, except where a device had no spare extents.
     assert!(runs.len() >= 45, "{runs:?}");
     assert!(pool.check().unwrap().is_clean());
 }
@@ -150,7 +148,7 @@ fn unequal_devices_fill_together_and_completely() {
                 let space = pool.allocator().device_space(device).unwrap();
                 (space.total - space.clean) * 100 / space.total
             });
-            // Near half each; reserved stock makes it more.
+            // Nearly half each; reserved extents shift it.
             assert!(full[0].abs_diff(full[1]) <= 12, "{full:?}");
         }
     }
@@ -175,7 +173,6 @@ fn fill_takes_the_lowest_device_first() {
     assert!(runs(&mut pool, v, first).len() <= 8);
     commit(&mut pool, &catalog);
     drop((pool, catalog));
-    // It is kept, and can be changed.
     let (mut pool, catalog) = reopen(&stores, false);
     assert_eq!(pool.info().settings.placement, Placement::Fill);
     set_placement(&mut pool, Placement::Stripe);
@@ -206,7 +203,7 @@ fn a_device_that_is_away_takes_down_only_what_lives_on_it() {
             }
         }
     }
-    // New space comes from the other one, all of it and nothing else.
+    // All new extents come from the other device.
     let mut logical = 64;
     while let FaultAnswer::Allocated { device, .. } = write(&mut pool, &catalog, v, logical) {
         assert_eq!(device, D0);
@@ -220,7 +217,6 @@ fn a_device_that_is_away_takes_down_only_what_lives_on_it() {
         away,
         "stock stays where it is"
     );
-    // Commits go by device.
     let sequence = pool.volumes().uncommitted(v).unwrap();
     assert_eq!(
         pool.volumes()
@@ -244,12 +240,11 @@ fn a_device_that_is_away_takes_down_only_what_lives_on_it() {
         [D1]
     );
     assert!(pool.volumes().durable_seq(v) < sequence);
-    // Freed there, it is not laundered there.
+    // Freed there, it is not zero-filled there.
     let on_d1 = places.iter().position(|device| *device == D1).unwrap() as u64;
     pool.release(v, ExtentIndex(on_d1), 1, &DRAINED).unwrap();
     commit(&mut pool, &catalog);
     assert!(pool.take_dirty(D1, 9).is_empty());
-    // And back: all as before.
     pool.set_device_health(D1, DeviceHealth::Online).unwrap();
     assert_eq!(device_of(write(&mut pool, &catalog, v, logical)), D1);
     assert_eq!(pool.take_dirty(D1, 9).len(), 1);
@@ -340,14 +335,14 @@ fn what_may_still_be_written_is_quarantined_with_its_release() {
     let before_settle = pool.allocator().quarantine_mark();
     let later = pool.delete_volume(v, &BTreeSet::from([D0, D1])).unwrap();
     assert_eq!(later.quarantined, 8);
-    // Unmapped and quarantined are one transaction.
+    // Unmapped and quarantined in one transaction.
     commit(&mut pool, &catalog);
     let quarantined = pool.space().quarantined;
     assert_eq!(quarantined, released.quarantined + 8);
     let dirty = take_dirty(&mut pool, u64::MAX);
     assert!(dirty.iter().all(|run| run.device == D0));
     drop((pool, catalog));
-    // The same boot: whatever hung may hang still.
+    // In the same boot a request may still hang.
     let (mut pool, catalog) = reopen(&stores, true);
     assert_eq!(pool.space().quarantined, quarantined);
     assert_eq!(pool.volumes().records().count(), 0);
@@ -377,7 +372,7 @@ fn what_may_still_be_written_is_quarantined_with_its_release() {
     launder(&mut pool, &catalog);
     place(write(&mut pool, &catalog, w, free));
     drop((pool, catalog));
-    // Another boot: nothing hangs any more.
+    // Another boot ends it.
     let (mut pool, _) = reopen(&stores, false);
     assert_eq!(pool.space().quarantined, 0);
     assert!(
@@ -387,7 +382,7 @@ fn what_may_still_be_written_is_quarantined_with_its_release() {
     );
 }
 
-/// What two releases have quarantined on a device that hung only at the second.
+/// Extents that two releases quarantined on a device that hung only at the second.
 fn later_on(first: &Released, second: &Released, device: DeviceIndex) -> u64 {
     assert!(first.runs.iter().any(|run| run.device == device));
     let runs = second.runs.iter().filter(|run| run.device == device);
@@ -410,7 +405,6 @@ fn a_quarantine_ends_up_to_its_mark() {
     assert_eq!(pool.end_quarantine_on(D0, mark), 0, "once");
     assert_eq!(pool.allocator().quarantined_on(D0), 2);
     commit(&mut pool, &catalog);
-    // Zeroing that hangs.
     let run = take_dirty(&mut pool, 100)[0];
     assert_eq!(run.count, 3);
     pool.quarantine(run).unwrap();

@@ -1,7 +1,5 @@
-//! One flipped bit anywhere in label and catalog: with two copies nothing is lost, and what was mended is
-//! reported; with one, an error of its own or the right content. Never a panic.
-//!
-//! **Not here:** pages that are old and flawless (`copies`).
+//! One flipped bit anywhere in label and catalog. With two copies it is repaired and reported; with
+//! one, an error or the correct content. Never a panic.
 
 mod common;
 
@@ -13,15 +11,14 @@ use forebay_pool::ErrorKind;
 use proptest::prelude::*;
 use std::sync::OnceLock;
 
-/// Headers and checksum tables of an area: two of each, and so many blocks are under two tables.
-/// Where a label's second copy is.
+/// An area's headers and checksum tables: two slots each, for two tables.
 const SECOND_LABEL: u64 = 512 << 10;
 const META_BYTES: u64 = 6 * 4096;
 
 struct Made {
     power: Power,
     expected: Vec<String>,
-    /// The blocks of label and catalog that hold something.
+    /// Label and catalog blocks in use.
     used: Vec<u64>,
 }
 
@@ -44,7 +41,7 @@ fn made() -> &'static Made {
     })
 }
 
-/// With the other device there, and alone.
+/// With the other device, and alone.
 fn check(which: usize, offset: u64, bit: u8) {
     let made = made();
     let power = made.power.after_kill();
@@ -55,7 +52,7 @@ fn check(which: usize, offset: u64, bit: u8) {
     opened.catalog.scrub().unwrap();
     let health = opened.catalog.health();
     assert!(health.is_whole(), "{offset} on {which}");
-    // What the database no longer needs may be bad unheard.
+    // Blocks that the database no longer needs may be bad unnoticed.
     let is_ours = [0, SECOND_LABEL]
         .iter()
         .any(|at| (*at..at + 4096).contains(&offset))
@@ -65,7 +62,6 @@ fn check(which: usize, offset: u64, bit: u8) {
         "{offset} on {which}: nothing is said of it: {health:?}"
     );
     drop(opened);
-    // Mended: no trace of it.
     let again = open_on(&power, &[which]).unwrap();
     assert_eq!(volumes(&again.pool), made.expected, "{offset} on {which}");
     drop(again);
@@ -110,7 +106,7 @@ fn a_broken_label_is_mended_and_reported() {
             power.stores()[1].peek(SECOND_LABEL)
         );
     }
-    // Both copies of one label: that device is not known any more, the pool goes on without it.
+    // With both copies of its label broken, the device is unknown, and the pool goes on.
     let power = made().power.after_kill();
     power.stores()[1].flip(50, 3);
     power.stores()[1].flip(SECOND_LABEL + 50, 3);

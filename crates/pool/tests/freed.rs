@@ -1,8 +1,7 @@
-//! What happens to extents that change hands when the power is cut at every step.
+//! Extents that change hands while the power is cut at every step.
 //!
-//! **Design.** A life of a small pool is played again and again, cut each time one write or sync of the
-//! catalog later, with data devices that lose what was not flushed. Then everything that is free is
-//! handed out. **Not here:** random lives (`pool_model`).
+//! A life of a small pool is cut one catalog operation later each time; its data devices lose
+//! unflushed writes. Then all free extents are handed out.
 
 mod common;
 #[allow(dead_code)]
@@ -43,7 +42,6 @@ fn reopen(power: &Power) -> (Pool, Catalog) {
     (opened.pool, opened.catalog)
 }
 
-/// A pool with its data, and who wrote what.
 struct Life {
     pool: Pool,
     catalog: Catalog,
@@ -91,8 +89,8 @@ impl Life {
         self.commit()
     }
 
-    /// Writes one extent; none: the pool is full. What is handed out must read as zeros, now and after
-    /// any cut.
+    /// Writes one extent; `None` if the pool is full. A new extent must read as zeros, now and
+    /// after any cut.
     fn write(&mut self, volume: VolumeId, logical: u64) -> Result<Option<Place>> {
         loop {
             let answer = self.pool.fault(volume, ExtentIndex(logical), true)?;
@@ -142,8 +140,7 @@ impl Life {
         map
     }
 
-    /// What is mapped is its volume's own; all the rest can be handed out, and nobody gets what another
-    /// has.
+    /// Mapped extents belong to their volume; all others can be handed out.
     fn all_is_well(&mut self) {
         let volumes: Vec<VolumeId> = self
             .pool
@@ -176,7 +173,7 @@ impl Life {
     }
 }
 
-/// Plays a life that the cut ends after each number of operations, and looks at what it left.
+/// Cuts a life after each number of operations and checks the rest.
 fn cut_everywhere(live: fn(&mut Life) -> Result<()>) {
     let power = Power::new(&[common::FIRST_DATA_BYTES + EXTENTS * EXTENT]);
     let (mut pool, catalog) = new_pool(&power);
@@ -231,7 +228,6 @@ fn delete_crash_no_double_owner() {
         life.flush(stays)?;
         life.write(gone, 9)?;
         life.pool.delete_volume(gone, &DRAINED)?;
-        // Its extents go to others as soon as they may.
         for logical in 8..EXTENTS {
             life.write(stays, logical)?;
         }

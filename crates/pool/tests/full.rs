@@ -1,6 +1,4 @@
-//! A full pool: reservations, warnings, what is reclaimed, and that nothing is refused too early.
-//!
-//! **Not here:** what hosts are told (the engine).
+//! A full pool: reservations, warnings, reclaimed extents, and no early refusals.
 
 mod common;
 
@@ -36,7 +34,7 @@ fn launder(pool: &mut Pool) {
     }
 }
 
-/// Writes as the owner does, reserving ahead; false: the pool is full.
+/// Writes as the owner does, reserving ahead; `false` if the pool is full.
 fn write(pool: &mut Pool, catalog: &Catalog, volume: VolumeId, logical: u64) -> bool {
     for _ in 0..20 {
         match pool.fault(volume, ExtentIndex(logical), true).unwrap() {
@@ -94,7 +92,7 @@ fn thin_full_size_no_spurious_error() {
             let stores = stores(&[FIRST, SECOND]);
             let (mut pool, catalog) = new_pool(&stores);
             let capacity = pool.space().total;
-            // Others are there, with nothing, or with stock that they don't use.
+            // Other volumes, empty or with spare extents.
             volume(&mut pool, "empty", total, 0);
             let idle = volume(&mut pool, "idle", total, 0);
             pool.reserve(idle, 64).unwrap();
@@ -138,7 +136,7 @@ fn others_never_eat_into_a_reservation() {
     assert_eq!(pool.volumes().promised_extents(), 60);
     let refused = pool.reserve(other, 1).unwrap_err();
     assert_eq!(refused.kind, ErrorKind::NoSpace);
-    // The owner of the reservation finds all of it, one by one, and then no more.
+    // The reservation's owner gets exactly that.
     for logical in 0..60 {
         assert!(write(&mut pool, &catalog, mine, logical), "{logical}");
         assert!(!write(&mut pool, &catalog, other, written));
@@ -146,14 +144,14 @@ fn others_never_eat_into_a_reservation() {
     assert!(!write(&mut pool, &catalog, mine, 60));
     let got = pool.volumes().space_of(mine).unwrap();
     assert_eq!((got.mapped, got.owed), (60, 0));
-    // What it gives up is its own again.
+    // Extents it releases stay reserved for it.
     pool.release(mine, ExtentIndex(3), 10, &DRAINED).unwrap();
     assert!(!write(&mut pool, &catalog, other, written));
     commit(&mut pool, &catalog);
     launder(&mut pool);
     assert!(!write(&mut pool, &catalog, other, written));
     assert!(write(&mut pool, &catalog, mine, 3));
-    // Less is promised: others go on at once.
+    // With a smaller reservation others go on.
     pool.set_volume_reservation(mine, 40 * EXTENT).unwrap();
     assert!(write(&mut pool, &catalog, other, written));
     assert!(pool.check().unwrap().is_clean());
@@ -208,7 +206,7 @@ fn no_more_is_promised_than_there_is() {
         assert!(write(&mut pool, &catalog, other, logical));
     }
     commit(&mut pool, &catalog);
-    // Stock of another can be promised too, but not what it has written.
+    // Other volumes' spare extents can be promised, but not written ones.
     assert_eq!(pool.reservable_bytes(None), (total - 50) * EXTENT);
     let too_much = pool.create_volume(&new("a", total, total - 49), 0);
     let error = too_much.unwrap_err();
@@ -226,7 +224,6 @@ fn no_more_is_promised_than_there_is() {
     // Half extents count as whole ones.
     pool.set_volume_reservation(a, EXTENT / 2).unwrap();
     assert_eq!(pool.volumes().promised_extents(), 1);
-    // What a deleted volume was promised is free.
     set(&mut pool, total - 50).unwrap();
     pool.delete_volume(a, &DRAINED).unwrap();
     assert_eq!(pool.volumes().promised_extents(), 0);

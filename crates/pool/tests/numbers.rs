@@ -1,6 +1,5 @@
-//! Starts and stops in labels and catalog: older copies of a device, two names of a disk, marks of other software.
-//!
-//! **Not here:** owners and heartbeats (the daemon).
+//! Numbers of starts and stops in labels and catalog: outdated devices, two names of a disk,
+//! foreign marks.
 
 mod common;
 
@@ -60,7 +59,7 @@ fn commit(pool: &mut Pool, catalog: &Catalog) {
     }
 }
 
-/// What a daemon does with a number.
+/// As a daemon does.
 fn stamp(pool: &mut Pool, catalog: &Catalog, is_clean: bool) {
     commit(pool, catalog);
     let stamped = catalog.stamp(&Stamp {
@@ -175,12 +174,10 @@ fn an_older_copy_of_a_device_is_missing_until_it_is_forced() {
         });
         assert_eq!(clean.count(), 0, "device {older}");
         stop(opened);
-        // From then on it is like the others.
         assert_eq!(start(&stores, &[]).1, []);
     }
 }
 
-/// A device that was away, and did not change, is taken back.
 #[test]
 fn a_device_that_was_away_is_no_older_copy() {
     let stores = three();
@@ -220,7 +217,6 @@ fn an_older_catalog_is_refused_until_it_is_forced() {
     assert!(opened.pool.info().opens > 4);
 }
 
-/// Whatever write of a start or a stop was the last one before a crash, the next start finds every device.
 #[test]
 fn a_start_that_is_cut_short_makes_no_device_old() {
     for after in 0..3 {
@@ -261,7 +257,6 @@ fn two_names_of_one_disk_make_no_pool() {
             ErrorKind::NotFound
         );
     }
-    // Nor is a second name added.
     let (mut pool, catalog) = make(vec![new(&stores[0], "a")], false).unwrap();
     let error = add_device(&mut pool, &catalog, &new(&stores[0], "c"), true).unwrap_err();
     assert_eq!(error.kind, ErrorKind::Exists);

@@ -1,6 +1,5 @@
-//! The owner's operations, one rule at a time: faults, reservations, releases, laundering, adoption.
-//!
-//! **Not here:** random sequences (`pool_model`), the catalog's own troubles (`catalog`).
+//! The owner's operations, one rule at a time: faults, reservations, releases, zero-filling,
+//! adoption.
 
 mod common;
 
@@ -30,7 +29,7 @@ fn volume(pool: &mut Pool, name: &str, extents: u64) -> VolumeId {
     pool.create_volume(&new, 0).unwrap()
 }
 
-/// Faults for writing as the caller would, until there is an answer that ends it.
+/// Repeats a write fault, as the caller does, until a final answer.
 fn write(pool: &mut Pool, catalog: &Catalog, volume: VolumeId, logical: u64) -> FaultAnswer {
     for _ in 0..8 {
         match pool.fault(volume, ExtentIndex(logical), true).unwrap() {
@@ -86,7 +85,7 @@ fn a_reservation_is_grantable_only_when_durable() {
         pool.fault(v, ExtentIndex(0), true).unwrap(),
         FaultAnswer::Allocated { .. }
     ));
-    // Faulted again it is the same place, not another.
+    // The same place again.
     assert!(matches!(
         pool.fault(v, ExtentIndex(0), true).unwrap(),
         FaultAnswer::Mapped {
@@ -122,7 +121,7 @@ fn neighbours_get_neighbouring_extents() {
         }
         runs
     };
-    // A stream breaks where a reservation ends, not more often.
+    // A stream breaks only where a reservation ends.
     assert!(
         runs(&mut pool, 500, 600) <= 12,
         "{}",
@@ -199,7 +198,7 @@ fn flush_commits_what_was_written() {
     assert_eq!(pool.volumes().durable_seq(v), seq);
     assert_eq!(pool.volumes().uncommitted(v), Some(seq + 1));
     drop((pool, catalog));
-    // After a power cut: the first is there, the second is a hole and its extent dirty.
+    // After a power cut the first is there, the second a hole with a dirty extent.
     let (mut pool, _) = reopen(&stores, false);
     let answer = pool.fault(v, ExtentIndex(3), true).unwrap();
     assert_eq!(place(answer), first);
@@ -262,7 +261,7 @@ fn freed_extents_are_laundered_before_anyone_gets_them() {
     );
     let released = pool.release(v, ExtentIndex(4), 8, &DRAINED).unwrap();
     assert_eq!(released.extents, 8);
-    // Freed in memory, not on disk: not even laundered.
+    // The release is not durable, so no zero-filling yet.
     assert!(take_dirty(&mut pool, 100).is_empty());
     assert_eq!(
         pool.fault(w, ExtentIndex(0), true).unwrap(),
@@ -308,12 +307,10 @@ fn unused_reservations_of_others_are_reclaimed_before_no_space() {
     );
     assert_eq!(pool.reserve(v, 1).unwrap_err().kind, ErrorKind::NoSpace);
     assert_eq!(pool.volumes().space_of(hoarder).unwrap().reserved, 0);
-    // Reading goes on, and so does writing what is there.
     assert!(matches!(
         pool.fault(v, ExtentIndex(3), true).unwrap(),
         FaultAnswer::Mapped { .. }
     ));
-    // The same after a crash.
     pool.commit_mappings(v, u64::MAX, |_| true).unwrap();
     commit(&mut pool, &catalog);
     drop((pool, catalog));
@@ -334,7 +331,7 @@ fn adoption_brings_uncommitted_mappings_back() {
     drop((pool, catalog));
 
     let (mut pool, catalog) = try_open(&stores).unwrap();
-    // Nothing new before all is told; what is durably mapped goes on.
+    // Nothing new before adoption ends; durable mappings work.
     assert!(matches!(
         pool.fault(v, ExtentIndex(0), true).unwrap(),
         FaultAnswer::Mapped { .. }
@@ -382,7 +379,7 @@ fn adoption_brings_uncommitted_mappings_back() {
     );
     let report = pool.finish_adoption(true).unwrap();
     assert_eq!((report.uncommitted, report.stock, report.dirty), (1, 14, 0));
-    // The stock can be granted, but only once this opening's sequences can't come again.
+    // Grantable only once this opening's sequences are unique.
     assert!(matches!(
         pool.fault(v, ExtentIndex(2), true).unwrap(),
         FaultAnswer::AwaitCommit { .. }
@@ -460,7 +457,7 @@ fn a_grant_that_the_catalog_contradicts_is_stale_and_its_extent_dirty() {
     commit(&mut pool, &catalog);
     drop((pool, catalog));
     let (mut pool, catalog) = try_open(&stores).unwrap();
-    // An extent of the stock, told for a place that is mapped elsewhere.
+    // A spare extent, granted for a logical extent that is mapped elsewhere.
     let other = (0..16).find(|extent| *extent != committed.1).unwrap();
     let told = pool
         .adopt_grant(v, ExtentIndex(0), D0, ExtentIndex(other), 1, 1)

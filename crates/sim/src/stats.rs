@@ -1,11 +1,10 @@
 //! Latencies and counts of one tenant.
 
-/// Buckets of an octave.
+/// Buckets per octave.
 const SUB: usize = 32;
-/// Octaves.
 const OCTAVES: usize = 40;
 
-/// Latencies, to within 3 %.
+/// A latency histogram, accurate to 3 %.
 #[derive(Clone, Debug)]
 pub struct Latency {
     buckets: Vec<u32>,
@@ -24,7 +23,7 @@ impl Default for Latency {
 }
 
 impl Latency {
-    /// One more.
+    /// Adds a latency.
     pub fn add(&mut self, ns: u64) {
         self.count += 1;
         self.sum += u128::from(ns);
@@ -32,7 +31,7 @@ impl Latency {
         self.buckets[at] += 1;
     }
 
-    /// All of another's.
+    /// Adds another histogram.
     pub fn add_all(&mut self, other: &Self) {
         self.count += other.count;
         self.sum += other.sum;
@@ -51,19 +50,19 @@ impl Latency {
         (octave * SUB + within).min(SUB * OCTAVES - 1)
     }
 
-    /// How many.
+    /// The number of latencies.
     #[must_use]
     pub fn count(&self) -> u64 {
         self.count
     }
 
-    /// Their mean, us; 0 of none.
+    /// The mean in us; 0 without latencies.
     #[must_use]
     pub fn mean_us(&self) -> f64 {
         self.sum as f64 / self.count.max(1) as f64 / 1e3
     }
 
-    /// Below this are so many of a hundred, us.
+    /// A percentile in us.
     #[must_use]
     pub fn percentile_us(&self, percent: f64) -> f64 {
         let wanted = (self.count as f64 * percent / 100.0).ceil() as u64;
@@ -79,14 +78,14 @@ impl Latency {
     }
 }
 
-/// What a tenant had, after the warm-up.
+/// A tenant's results after the warm-up.
 #[derive(Clone, Default, Debug)]
 pub struct Had {
     /// Reads and writes together.
     pub latency: Latency,
     /// Bytes.
     pub bytes: u64,
-    /// I/Os that had to wait for their budget.
+    /// I/Os that waited for their budget.
     pub throttled: u64,
     /// I/Os that ended in each window.
     pub by_window: Vec<u32>,

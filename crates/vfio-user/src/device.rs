@@ -1,13 +1,11 @@
-//! What a client may ask about a device.
-//!
-//! Purpose: the sizes and rights that messages are judged by. Does NOT hold contents.
+//! The description of a device: sizes and rights for the checks of messages.
 
 use crate::wire::{pci_irq, pci_region};
 
 /// A part of a region that a client may map, in whole pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SparseArea {
-    /// Where it begins in the region, and in the descriptor that is sent with the answer.
+    /// Offset in the region, and in the descriptor sent with the answer.
     pub offset_bytes: u64,
     /// Its length.
     pub len_bytes: u64,
@@ -16,11 +14,11 @@ pub struct SparseArea {
 /// A region.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Region {
-    /// Its size; 0: there is none.
+    /// Its size; 0 if there is none.
     pub size_bytes: u64,
-    /// It may be read.
+    /// Whether it may be read.
     pub readable: bool,
-    /// It may be written.
+    /// Whether it may be written.
     pub writable: bool,
     /// The part that may be mapped.
     pub mappable: Option<SparseArea>,
@@ -29,9 +27,9 @@ pub struct Region {
 /// A kind of interrupt.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Irq {
-    /// How many there are of this kind.
+    /// Interrupts of this kind.
     pub count: u32,
-    /// MASK and UNMASK are understood.
+    /// Whether MASK and UNMASK work.
     pub maskable: bool,
 }
 

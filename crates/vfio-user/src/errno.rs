@@ -1,7 +1,4 @@
-//! The errno of a refusal.
-//!
-//! Purpose: a number that is never 0, because QEMU takes an error reply whose errno is 0 for success. Does
-//! NOT list every errno: only those that are sent here.
+//! The errno of a refusal, never 0: QEMU takes an error reply with errno 0 for success.
 
 use std::fmt;
 use std::num::NonZeroU32;
@@ -26,30 +23,30 @@ macro_rules! errnos {
 }
 
 errnos! {
-    /// There is no such mapping.
+    /// No such mapping.
     ENOENT = 2;
-    /// It failed.
+    /// I/O error.
     EIO = 5;
-    /// There is no memory for it.
+    /// Out of memory.
     ENOMEM = 12;
     /// Not allowed.
     EACCES = 13;
-    /// Something uses it.
+    /// Busy.
     EBUSY = 16;
-    /// It is mapped already.
+    /// Already mapped.
     EEXIST = 17;
-    /// It makes no sense.
+    /// Invalid argument.
     EINVAL = 22;
-    /// There is no room for it.
+    /// No space.
     ENOSPC = 28;
-    /// There is no such thing here.
+    /// Not supported.
     ENOTSUP = 95;
-    /// It took too long.
+    /// Timed out.
     ETIMEDOUT = 110;
 }
 
 impl Errno {
-    /// The number of an error of the operating system; what is not a sensible one becomes EIO.
+    /// From an operating system error; numbers out of range become EIO.
     pub fn of_os(number: i32) -> Self {
         let number = u32::try_from(number).ok().filter(|n| *n < 4096);
         number.and_then(NonZeroU32::new).map_or(Self::EIO, Self)

@@ -1,4 +1,4 @@
-//! Messages as QEMU and SPDK send them, and as nobody should.
+//! Messages of QEMU and SPDK, and invalid ones.
 
 use super::wire::{command, dma, irq_set_flags as set, pci_irq, pci_region};
 use super::*;
@@ -74,7 +74,6 @@ fn version(data: &[u8]) -> Vec<u8> {
     packet(command::VERSION, &payload)
 }
 
-/// What an agreed session makes of a message.
 fn judged(session: &VfioSession, bytes: &[u8], descriptors: usize) -> Result<(), Errno> {
     let message = session.judge(bytes, descriptors).expect("a command");
     message.request.map(|_| ())
@@ -131,7 +130,6 @@ fn qemus_version_is_agreed_to_and_bad_ones_are_refused() {
     assert_eq!(judged(&session, &version(b"{}\0"), 0), Ok(()));
     let major = packet(command::VERSION, &[1, 0, 0, 0]);
     assert_eq!(judged(&session, &major, 0), Err(Errno::ENOTSUP));
-    // Only once, and first.
     assert_eq!(judged(&agreed(), &version(b"{}\0"), 0), Err(Errno::EINVAL));
     let info = packet(command::DEVICE_GET_INFO, &words(&[16, 0, 0, 0]));
     assert_eq!(session.judge(&info, 0), Err(Broken::Version));
@@ -226,7 +224,7 @@ fn regions_are_described_with_what_may_be_mapped() {
     };
     let (answer, info) = told(&session, 0, 32);
     assert_eq!((answer.with_region, info.len(), info[0]), (None, 32, 64));
-    // No capability is spoken of that isn't there: QEMU would give the device up.
+    // QEMU rejects a device that announces a missing capability.
     assert_eq!(wire::u32_at(&info, 4), Some(7));
     assert_eq!(wire::u32_at(&info, 12), Some(0));
     let (answer, info) = told(&session, 0, 64);
@@ -235,7 +233,7 @@ fn regions_are_described_with_what_may_be_mapped() {
     assert_eq!(wire::u32_at(&info, 4), Some(0xF));
     assert_eq!(wire::u64_at(&info, 48), Some(0x1000));
     assert_eq!(told(&session, 7, 64).1.len(), 32);
-    // Whoever takes no descriptor is offered nothing to map.
+    // A client without descriptors gets nothing to map.
     let mut shy = session.clone();
     shy.agreed(Negotiated {
         minor: 0,
@@ -350,7 +348,7 @@ fn regions_are_accessed_inside_and_in_the_right_direction() {
     let answer = message.done(&[1, 2, 3, 4], &mut out);
     assert_eq!((answer.bytes, &out[32..36]), (36, &[1, 2, 3, 4][..]));
     assert_eq!(out[16..32], bytes[16..32]);
-    // Too little was read: that is no success.
+    // A short read is an error.
     message.done(&[1], &mut out);
     assert!(Header::read(&out).unwrap().is_error());
 }

@@ -1,31 +1,28 @@
-//! VFIO_USER_VERSION: what both sides can do.
+//! VFIO_USER_VERSION: reads a client's proposal (untrusted JSON) and writes the answer.
 //!
-//! Purpose: reads a client's proposal, which is JSON from a stranger, and writes ours. What is not
-//! understood in it is ignored; what is understood must have the right type. Does NOT offer a second
-//! socket or several writes in one message: neither is in the answer.
+//! Unknown members are ignored; known ones must have the right type.
 
 use crate::wire::{VERSION_MAJOR, VERSION_MINOR, u16_at};
 use crate::{Errno, MAX_DATA_BYTES, MAX_DESCRIPTORS, MAX_DMA_MAPS};
 use serde_json::Value;
 
-/// The most bytes of version data that are looked at.
+/// The most version data accepted, in bytes.
 pub const MAX_VERSION_DATA_BYTES: usize = 4096;
 
-/// Page sizes of memory maps that are understood: any multiple of 4 KiB.
+/// Accepted page sizes: any multiple of 4 KiB.
 const PAGE_SIZES: u64 = 4096;
 
-/// What was agreed on.
+/// The result of the negotiation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Negotiated {
     /// The minor version.
     pub minor: u16,
-    /// How many descriptors the client takes in one message.
+    /// Descriptors that the client accepts in one message.
     pub client_descriptors: u32,
-    /// The most bytes that the client takes in one answer.
+    /// Bytes that the client accepts in one answer.
     pub client_data_bytes: u32,
 }
 
-/// What a client proposes, if it can be agreed to.
 pub(crate) fn judge(payload: &[u8]) -> Result<Negotiated, Errno> {
     let major = u16_at(payload, 0).ok_or(Errno::EINVAL)?;
     let minor = u16_at(payload, 2).ok_or(Errno::EINVAL)?;
@@ -34,7 +31,7 @@ pub(crate) fn judge(payload: &[u8]) -> Result<Negotiated, Errno> {
     }
     let mut negotiated = Negotiated {
         minor: minor.min(VERSION_MINOR),
-        // The defaults of the specification.
+        // The specification's defaults.
         client_descriptors: 1,
         client_data_bytes: 1 << 20,
     };
@@ -63,7 +60,7 @@ pub(crate) fn judge(payload: &[u8]) -> Result<Negotiated, Errno> {
         negotiated.client_data_bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
     }
     if let Some(sizes) = number("pgsizes")? {
-        // A client whose pages are all smaller could map parts of a page.
+        // With smaller pages the client could map parts of a page.
         if sizes == 0 || sizes & (PAGE_SIZES - 1) != 0 {
             return Err(Errno::EINVAL);
         }
@@ -72,7 +69,6 @@ pub(crate) fn judge(payload: &[u8]) -> Result<Negotiated, Errno> {
     Ok(negotiated)
 }
 
-/// The payload of our answer.
 pub(crate) fn payload(negotiated: &Negotiated) -> Vec<u8> {
     let mut payload = Vec::with_capacity(256);
     payload.extend_from_slice(&VERSION_MAJOR.to_le_bytes());

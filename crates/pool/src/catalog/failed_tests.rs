@@ -1,4 +1,4 @@
-//! What the catalog counts after a commit that failed. **Not here:** what it keeps (`mirror`, `tests/`).
+//! The catalog's usage after a failed commit.
 
 use super::*;
 use crate::{
@@ -19,7 +19,7 @@ fn batch(keys: std::ops::Range<u64>, value: Option<usize>) -> Batch {
     }
 }
 
-/// A device whose sync fails when it is told to, after everything was written.
+/// A device whose sync fails on demand, after everything was written.
 struct FailingSync {
     store: MemStore,
     left: AtomicU64,
@@ -71,7 +71,7 @@ fn usage_is_right_after_a_commit_that_failed_and_is_there() {
     assert!(failures > 1, "{failures}");
 }
 
-/// Somebody's flush failed on both devices at once.
+/// A flush failed on both devices at once.
 #[test]
 fn a_catalog_whose_copies_failed_all_at_once_goes_on() {
     let devices: Vec<Arc<BoundedStore>> = (0..2)

@@ -1,4 +1,4 @@
-//! What the catalog in its file does: it fills its area, and damage is an error.
+//! The catalog fills its area, and damage is an error.
 
 use super::*;
 use crate::{
@@ -35,8 +35,8 @@ fn contents(catalog: &Catalog) -> Vec<(u64, usize)> {
     all
 }
 
-/// The database can't double within 3 MiB: it uses what there is. Really full, it refuses what it
-/// can't hold, keeps what it has, and takes smaller things.
+/// The database can't double within 3 MiB, so it uses the rest. When full it refuses additions,
+/// keeps its content, and accepts smaller records.
 #[test]
 fn a_database_uses_its_whole_area_and_survives_its_end() {
     let store = Arc::new(MemStore::new(BYTES as usize));
@@ -58,7 +58,6 @@ fn a_database_uses_its_whole_area_and_survives_its_end() {
     assert!(count * 1000 > BYTES * 9 / 10, "only {count} records");
     let expected: Vec<_> = (0..count).map(|a| (a, 1000)).collect();
     assert_eq!(contents(&catalog), expected);
-    // Again refused, and then: a few, removal, and the same again.
     assert!(
         catalog
             .commit(&batch(count..count + 50, Some(1000)))
@@ -83,7 +82,7 @@ fn area_on(store: &Arc<MemStore>) -> Area {
     Area::new(store.clone(), device, 0, BYTES, [1; 16]).unwrap()
 }
 
-/// What reading all of it, and then a commit, say.
+/// Reads everything, then commits.
 fn try_all(file: Mirror) -> Result<()> {
     let catalog = Catalog::new(file);
     catalog.load(|_, _, _, _| Ok(()))?;
@@ -91,8 +90,7 @@ fn try_all(file: Mirror) -> Result<()> {
     catalog.commit(&batch(5..150, None))
 }
 
-/// Pages that make no sense although their checksums are right (nobody but an enemy makes them):
-/// an error or an answer, never a panic.
+/// Nonsense pages under correct checksums must not panic.
 #[test]
 fn nonsense_under_right_checksums_is_no_panic() {
     use crate::store::{BLOCK_BYTES, BlockStore};
@@ -148,7 +146,7 @@ fn nonsense_under_right_checksums_is_no_panic() {
     assert!(refused > 50 && survived > 50, "{refused} {survived}");
 }
 
-/// Another program's database, with our checksums over it.
+/// Another program's database under our checksums.
 #[test]
 fn a_foreign_database_is_named() {
     let store = Arc::new(MemStore::new(BYTES as usize));
@@ -175,7 +173,6 @@ fn a_foreign_database_is_named() {
     assert_eq!(error.kind, ErrorKind::Damaged, "{error}");
 }
 
-/// Versions before budgets made catalogs without a table for them.
 #[test]
 fn a_catalog_of_before_there_were_budgets_is_read_and_gets_some() {
     let store = Arc::new(MemStore::new(BYTES as usize));
@@ -201,7 +198,7 @@ fn a_catalog_of_before_there_were_budgets_is_read_and_gets_some() {
     };
     catalog.commit(&one).unwrap();
     assert_eq!(contents(&catalog), [(1, 5), (2, 5), (7, 9)]);
-    // Any other table is always there.
+    // All other tables are mandatory.
     without(Table::Ports);
     assert!(catalog.load(|_, _, _, _| Ok(())).is_err());
 }

@@ -1,6 +1,4 @@
-//! Tests of the check: each kind of damage is found, and only leaks are repaired.
-//!
-//! Not here: pools that are damaged on their devices (`tests/flips.rs`).
+//! The check finds each kind of damage, and repairs only leaks.
 
 use super::*;
 use crate::{
@@ -20,7 +18,7 @@ struct World {
 }
 
 impl World {
-    /// Two volumes, each with durable mappings, pending ones, and stock.
+    /// Two volumes, each with durable and pending mappings and spare extents.
     fn new() -> Self {
         let device = |spec: &str| NewDevice {
             spec: spec.into(),
@@ -123,8 +121,7 @@ fn a_sound_pool_is_clean_and_stays_so() {
     assert_eq!(check_catalog(&world.catalog, &devices).problems, []);
 }
 
-/// Between any two pieces the pool goes on: mappings move behind the check's back, volumes go, and
-/// their extents get new owners.
+/// Between pieces mappings move, volumes go, and extents change hands.
 #[test]
 fn a_check_under_way_is_not_deceived_by_what_changes() {
     for seed in 0..60u64 {
@@ -273,7 +270,7 @@ fn leaks_are_found_and_become_dirty_once() {
     let mut world = World::new();
     let space = world.pool.space();
     let a = world.a;
-    // The volume forgets some of what it has.
+    // The volume loses some of its extents.
     let lost = world.place(a, 90);
     world.volume(a).map.remove(90, 1);
     let stock = world.volume(a).stock.iter().next().unwrap();

@@ -1,20 +1,20 @@
-//! The order in which a volume's units go round the devices.
+//! Stripe: the order in which a volume's units of 16 logical extents go round the devices.
 //!
-//! **Design.** *Stripe*: a volume is cut into units of 16 logical extents, and the units go round the
-//! devices by a pattern in which each device comes as often as its share of the free space says; so
-//! unequal devices fill together. **Not here:** which extent of a device (`volumes::placer`), how much is reserved.
+//! Each device appears in the pattern in proportion to its free space, so unequal devices fill
+//! together.
+//!
+//! **Not here:** the extent on a device (`volumes::placer`).
 
 use super::Extents;
 use forebay_xlate::types::{DeviceIndex, VolumeId};
 
-/// Logical extents that stay on one device under stripe.
+/// Logical extents that stay on one device with stripe.
 pub(crate) const UNIT_EXTENTS: u64 = 16;
-/// The levels that free space is measured in, at most; fewer with many devices.
+/// Maximal number of levels of free space; fewer with many devices.
 const LEVELS: u64 = 16;
-/// The pattern's greatest length.
+/// The pattern's maximal length.
 const PATTERN_LIMIT: u64 = 1024;
 
-/// The order in which units go round the devices.
 #[derive(Default, Debug)]
 pub(crate) struct Pattern {
     levels: Vec<u64>,
@@ -22,7 +22,7 @@ pub(crate) struct Pattern {
 }
 
 impl Pattern {
-    /// Makes it anew if the devices' free space has changed enough.
+    /// Recomputes the pattern if a device's free space changed enough.
     pub(crate) fn update(&mut self, extents: &Extents) {
         let free: Vec<u64> = (0..extents.devices())
             // A pool has at most 256 devices.
@@ -40,7 +40,7 @@ impl Pattern {
         let mut credit = vec![0i64; levels.len()];
         self.devices.clear();
         for _ in 0..all {
-            // Each gets its share, and whoever has most pays for the turn.
+            // Each device gains its share; the one with the most credit gets the turn.
             for (credit, level) in credit.iter_mut().zip(&levels) {
                 *credit += level.cast_signed();
             }
@@ -56,10 +56,9 @@ impl Pattern {
         self.levels = levels;
     }
 
-    /// The device of a volume's unit.
     pub(crate) fn device(&self, volume: VolumeId, unit: u64) -> Option<DeviceIndex> {
         let length = self.devices.len() as u64;
-        // Not every volume begins on the same device.
+        // Volumes begin on different devices.
         let at = unit.wrapping_add(volume.0).checked_rem(length)?;
         self.devices.get(at as usize).copied()
     }
@@ -92,7 +91,6 @@ mod tests {
         let turns = order(&pattern, 400);
         let second = turns.iter().filter(|device| **device == 1).count();
         assert!((90..=112).contains(&second), "{second}");
-        // The small one's turns are spread.
         assert!(turns.windows(5).all(|turns| turns.contains(&1)));
     }
 

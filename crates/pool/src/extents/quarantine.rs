@@ -1,19 +1,19 @@
-//! Extents that something may still write to.
+//! Extents to which a hanging request may still write.
 //!
-//! **Design.** A request that hangs at a device may end at any time, and write. What it may write to
-//! is *quarantined*, durably, in the batch that takes it from its owner: nobody gets it, nobody zeroes
-//! it. It ends for a device as a whole, up to a mark: whoever asks whether all requests of now have
-//! ended notes the mark first, so that what is quarantined while he waits stays.
+//! Such extents are quarantined durably in the batch that frees them; they are neither given out
+//! nor zeroed. A device's quarantine ends up to a mark, taken before the engine is asked whether
+//! all requests have ended. Later quarantines stay.
 //!
 //! **Not here:** asking the engine, the fence.
 
 use super::runs::DeviceRun;
 
-/// A point in the order of quarantines; see [`Allocator::quarantine_mark`](super::allocator::Allocator::quarantine_mark).
+/// A point in the order of quarantines; see
+/// [`Allocator::quarantine_mark`](super::allocator::Allocator::quarantine_mark).
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct QuarantineMark(pub u64);
 
-/// What is quarantined, in the order in which it came.
+/// In the order of arrival.
 #[derive(Default, Debug)]
 pub(crate) struct Quarantine {
     runs: Vec<(QuarantineMark, DeviceRun)>,
@@ -21,7 +21,7 @@ pub(crate) struct Quarantine {
 }
 
 impl Quarantine {
-    /// What was found quarantined at opening.
+    /// From the catalog, at opening.
     pub(crate) fn found(runs: Vec<DeviceRun>) -> Self {
         let runs = runs.into_iter().map(|run| (QuarantineMark(0), run));
         Self {
@@ -30,7 +30,6 @@ impl Quarantine {
         }
     }
 
-    /// A point after all that is quarantined now.
     pub(crate) fn mark(&self) -> QuarantineMark {
         QuarantineMark(self.newest)
     }

@@ -1,14 +1,12 @@
 //! Which volume each reserved extent is for.
 //!
-//! **Design.** Runs in order of their place, merged where the volume is the same. They are stored by
-//! chunk of the device, like states, so that a commit writes what changed and not all that a volume
-//! has reserved. **Not here:** which of them are stock and which are granted (`pool::Volume`).
+//! Neighbouring runs of one volume are merged. They are stored by chunk of the device, like states,
+//! so that a commit writes only the changes.
 
 use crate::extents::runs::DeviceRun;
 use forebay_xlate::types::{DeviceIndex, VolumeId};
 use std::collections::BTreeMap;
 
-/// All reserved extents.
 #[derive(Debug, Default)]
 pub(crate) struct Reservations {
     /// (device, first) -> (count, volume).
@@ -16,7 +14,7 @@ pub(crate) struct Reservations {
 }
 
 impl Reservations {
-    /// Adds a run that overlaps none that is there.
+    /// The run must not overlap others.
     pub(crate) fn insert(&mut self, run: DeviceRun, volume: VolumeId) {
         if run.count == 0 {
             return;
@@ -41,7 +39,7 @@ impl Reservations {
         self.runs.insert((device, first), (count, volume));
     }
 
-    /// What of `run` is reserved, and for whom, in order.
+    /// The reserved parts of `run`, in order.
     pub(crate) fn within(&self, run: DeviceRun) -> Vec<(DeviceRun, VolumeId)> {
         let device = run.device.0;
         let before = self
@@ -58,7 +56,7 @@ impl Reservations {
             .collect()
     }
 
-    /// All runs, and how many extents they have.
+    /// All runs, and their number of extents.
     pub(crate) fn contents(&self) -> (impl Iterator<Item = (DeviceRun, VolumeId)>, u64) {
         let runs = self
             .runs
@@ -69,7 +67,7 @@ impl Reservations {
         (runs, self.runs.values().map(|(count, _)| count).sum())
     }
 
-    /// Takes out what of `run` is reserved; says whether anything was.
+    /// Removes the reserved parts of `run`; `false` if there were none.
     pub(crate) fn remove(&mut self, run: DeviceRun) -> bool {
         let parts = self.within(run);
         for (part, _) in &parts {

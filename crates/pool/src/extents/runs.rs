@@ -1,8 +1,7 @@
 //! Runs of device extents, and sets of them.
 //!
-//! **Design.** [`DeviceRun`] is what leaves the crate. [`RunSet`] keeps disjoint runs in order and
-//! merged, so that taking and returning single extents keeps contiguous space contiguous. **Not
-//! here:** what state the extents are in (`extents`).
+//! [`RunSet`] keeps disjoint runs ordered and merged, so that space stays contiguous when single
+//! extents come and go.
 
 use forebay_xlate::types::{DeviceIndex, ExtentIndex};
 use serde::{Deserialize, Serialize};
@@ -13,9 +12,9 @@ use std::collections::{BTreeMap, BTreeSet};
 pub struct DeviceRun {
     /// The device.
     pub device: DeviceIndex,
-    /// The first of them.
+    /// The first extent.
     pub first: ExtentIndex,
-    /// How many.
+    /// The number of extents.
     pub count: u64,
 }
 
@@ -35,14 +34,13 @@ impl DeviceRun {
     }
 }
 
-/// Disjoint, merged runs in order.
 #[derive(Clone, Default, Debug)]
 pub(crate) struct RunSet {
     /// (device, first) -> count.
     runs: BTreeMap<(u8, u64), u64>,
-    /// The same as (device, count, first).
+    /// (device, count, first).
     by_length: BTreeSet<(u8, u64, u64)>,
-    /// Extents by device; none where it would be 0.
+    /// Extents by device, without entries of 0.
     devices: BTreeMap<u8, u64>,
     extents: u64,
 }
@@ -52,7 +50,6 @@ impl RunSet {
         self.extents
     }
 
-    /// The devices that it has extents of, and how many.
     pub(crate) fn devices(&self) -> impl Iterator<Item = (DeviceIndex, u64)> + '_ {
         let devices = self.devices.iter();
         devices.map(|(device, extents)| (DeviceIndex(*device), *extents))
@@ -79,7 +76,7 @@ impl RunSet {
         Some(count)
     }
 
-    /// Adds a run that overlaps none that is there.
+    /// The run must not overlap others.
     pub(crate) fn insert(&mut self, run: DeviceRun) {
         if run.count == 0 {
             return;
@@ -104,7 +101,6 @@ impl RunSet {
         self.put(device, first, count);
     }
 
-    /// The run that holds the extent.
     pub(crate) fn run_of(&self, device: DeviceIndex, extent: u64) -> Option<DeviceRun> {
         let (&(_, first), &count) = self
             .runs
@@ -113,7 +109,7 @@ impl RunSet {
         (extent < first + count).then(|| DeviceRun::new(device, first, count))
     }
 
-    /// Takes out a run if all of it is there.
+    /// Removes a run; `false` if a part is missing.
     pub(crate) fn take(&mut self, run: DeviceRun) -> bool {
         let Some(holder) = self.run_of(run.device, run.first.0) else {
             return false;
@@ -124,7 +120,7 @@ impl RunSet {
         let device = run.device.0;
         let head = run.first.0 - holder.first.0;
         match self.runs.get_mut(&(device, holder.first.0)) {
-            // It begins where it did, so its place in the tree stays.
+            // The start is unchanged, so its place in the tree stays.
             Some(count) if head > 0 => {
                 *count = head;
                 self.by_length
@@ -148,14 +144,13 @@ impl RunSet {
         true
     }
 
-    /// A device's longest run.
     pub(crate) fn longest_on(&self, device: DeviceIndex) -> Option<DeviceRun> {
         let all = (device.0, 0, 0)..=(device.0, u64::MAX, u64::MAX);
         let (_, count, first) = self.by_length.range(all).next_back()?;
         Some(DeviceRun::new(device, *first, *count))
     }
 
-    /// Takes out up to `max` extents from a device's last run.
+    /// Removes up to `max` extents from the end of a device's last run.
     pub(crate) fn pop_on(&mut self, device: DeviceIndex, max: u64) -> Option<DeviceRun> {
         let all = (device.0, 0)..=(device.0, u64::MAX);
         let (&(_, first), &count) = self.runs.range(all).next_back()?;
@@ -164,7 +159,6 @@ impl RunSet {
         self.take(run).then_some(run)
     }
 
-    /// Takes out everything.
     pub(crate) fn drain(&mut self) -> Vec<DeviceRun> {
         let all = self.iter().collect();
         *self = Self::default();
@@ -178,7 +172,7 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
-        /// The set holds what a set of single extents holds, and its runs are merged.
+        /// Agrees with a set of single extents, and its runs are merged.
         #[test]
         fn run_set_is_a_set(steps in prop::collection::vec((any::<bool>(), 0u8..2, 0u64..60, 1u64..9), 1..80)) {
             let mut set = RunSet::default();

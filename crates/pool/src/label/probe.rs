@@ -1,8 +1,8 @@
-//! What a device holds before it becomes part of a pool.
+//! A device's content before it joins a pool: a Forebay label, nothing, or something else.
 //!
-//! **Design.** Only two answers need care: a Forebay label, and nothing at all; anything else is
-//! someone's. The first MiB, where every common format has its mark, decides. **Not here:** naming
-//! foreign formats (the `device` crate does), taking the device.
+//! The first MiB, where every common format has its mark, decides.
+//!
+//! **Not here:** naming foreign formats (the `device` crate).
 
 use crate::{
     error::{ErrorKind, PoolError, Result},
@@ -12,20 +12,20 @@ use crate::{
 
 const PROBE_BYTES: u64 = 1 << 20;
 
-/// What a device holds.
+/// A device's content.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Probe {
-    /// Zeros where anything would have its mark.
+    /// Zeros in the first MiB.
     Blank,
     /// A pool's label.
     Forebay(Box<Label>),
-    /// A pool's label that can't be used; the text says why not.
+    /// An unusable pool label; the text says why.
     Unusable(String),
-    /// Something else; the text says what.
+    /// Something else; the text names it.
     Other(String),
 }
 
-/// Looks at a device without changing it.
+/// Examines a device without changing it.
 pub fn probe(store: &dyn BlockStore) -> Result<Probe> {
     match Label::read(store) {
         Ok(label) => return Ok(Probe::Forebay(Box::new(label))),
@@ -39,7 +39,7 @@ pub fn probe(store: &dyn BlockStore) -> Result<Probe> {
     let mut at = 0;
     while at < capacity.min(PROBE_BYTES) {
         let count = (capacity - at).min(chunk.len() as u64) as usize;
-        // Whole blocks only: what is left of a file that is no multiple of them tells nothing.
+        // The partial block at a file's end does not matter.
         let count = count - count % crate::store::BLOCK_BYTES;
         if count == 0 {
             break;

@@ -175,7 +175,6 @@ fn an_old_label_is_read_and_upgraded() {
     assert_eq!((label.number, label.owner), (9, Some(stamp(9).owner)));
 }
 
-/// After each write of an upgrade that a crash may end with, the label is whole, and an upgrade finishes.
 #[test]
 fn an_upgrade_that_is_cut_short_is_finished() {
     let device = old().device_uuid;
@@ -192,7 +191,6 @@ fn an_upgrade_that_is_cut_short_is_finished() {
         }
         let label = Label::read(&store).unwrap();
         assert_eq!(label.device_uuid, device, "after {done} writes");
-        // As a start would.
         Label::note_epoch(
             &store,
             device,

@@ -1,9 +1,8 @@
-//! Which of the copies that are here is the catalog, if any is.
+//! Chooses the copy that is the catalog.
 //!
-//! **Design.** The one that has all that the others have ([`Lineage`](crate::mirror::lineage::Lineage)). One that
-//! is damaged still counts by its header, and one that is not here by what labels say of its epoch: where
-//! such a copy has more than the best that can be read, opening is refused before anything is written.
-//! **Not here:** bringing copies up to date (`copies`).
+//! It is the one that includes all others ([`Lineage`](crate::mirror::lineage::Lineage)). Damaged
+//! copies count by their header, missing ones by the labels. If such a copy has more than the best
+//! readable one, opening is refused before any write.
 
 use super::{FoundArea, Mirror};
 use crate::{
@@ -14,7 +13,6 @@ use forebay_xlate::types::DeviceIndex;
 use std::io;
 
 impl Mirror {
-    /// The copy that has everything.
     pub(super) fn best(found: &[FoundArea]) -> io::Result<usize> {
         for found in found {
             if let Err(Unusable::Version(version)) = &found.content {
@@ -78,7 +76,7 @@ impl Mirror {
         )))
     }
 
-    /// Refuses to go on with a copy when another one, which can't be read, or is not here, is newer.
+    /// Refuses if a newer copy is missing or unreadable.
     pub(super) fn refuse_older(
         found: &[FoundArea],
         best: usize,
@@ -96,7 +94,7 @@ impl Mirror {
             let Some(header) = other.area.newest_header() else {
                 continue;
             };
-            // While several had the epoch, a sync counted only once all had it.
+            // With several copies, a sync counted only once all had it.
             let had = match header.alone {
                 true => header.seq,
                 false => header.seq.saturating_sub(1),

@@ -1,9 +1,8 @@
-//! Telling the labels of the pool's devices which epoch the catalog is in.
+//! Writes the catalog's epoch into the labels of the pool's devices.
 //!
-//! **Design.** After the header of a new epoch is durable, and before anything counts that was done in it,
-//! every label that can be written says so. So a cut leaves labels that know less than the catalog, never
-//! more. A label that can't be written is tried again when copies are healed; nobody waits for it.
-//! **Not here:** what opening makes of it (`copies`).
+//! It does so after a new epoch's header is durable, and before anything else counts. So after a
+//! crash labels may know less than the catalog, never more. A failed label is retried when copies
+//! are healed; no operation waits for it.
 
 use super::{Mirror, State};
 use crate::{
@@ -16,17 +15,14 @@ use crate::{
 };
 use std::sync::Arc;
 
-/// A device's label.
 struct Known {
     device: Uuid,
     store: Arc<dyn BlockStore>,
-    /// What it was told last, or was to be told.
+    /// The last epoch written, or tried.
     told: Option<Epoch>,
-    /// It could not be written.
     failed: bool,
 }
 
-/// The labels that are to be told.
 #[derive(Default)]
 pub(super) struct Labels {
     known: Vec<Known>,
@@ -35,7 +31,6 @@ pub(super) struct Labels {
 }
 
 impl Labels {
-    /// Those that could not be written.
     pub(super) fn failed(&self) -> Vec<(Uuid, Arc<dyn BlockStore>)> {
         let failed = self.known.iter().filter(|known| known.failed);
         failed
@@ -43,7 +38,7 @@ impl Labels {
             .collect()
     }
 
-    /// These could not be written, and are told once more.
+    /// Marks these labels to be written once more.
     pub(super) fn try_again(&mut self, devices: &[Uuid]) {
         for known in self
             .known
@@ -56,7 +51,7 @@ impl Labels {
 }
 
 impl Mirror {
-    /// From the next sync on, the label of this device of the pool is told too.
+    /// Includes this device's label from the next sync on.
     pub(crate) fn add_label(&self, device: Uuid, store: &Arc<dyn BlockStore>) {
         let labels = &mut self.lock().labels.known;
         if labels.iter().all(|known| known.device != device) {
@@ -69,7 +64,6 @@ impl Mirror {
         }
     }
 
-    /// The epoch as labels note it.
     pub(crate) fn epoch(&self) -> Epoch {
         self.lock().epoch()
     }
@@ -110,7 +104,7 @@ impl State {
         }
     }
 
-    /// Writes the labels that say something else. The epoch is durable.
+    /// Writes outdated labels. The epoch must be durable.
     pub(super) fn tell_labels(&mut self) {
         let epoch = self.epoch();
         let mut repaired = Vec::new();

@@ -1,6 +1,4 @@
 //! The tenants, by id and by name.
-//!
-//! **Design.** A tenant is a name that volumes belong to. **Not here:** its volumes (`volumes`), its budget (`budgets`).
 
 use crate::{
     error::{PoolError, Result},
@@ -11,7 +9,7 @@ use std::collections::BTreeMap;
 
 const MAX_NAME_BYTES: usize = 63;
 
-/// Refuses what is no name for a pool, a tenant or a volume.
+/// Names of pools, tenants and volumes.
 pub(crate) fn check_name(what: &str, name: &str) -> Result<()> {
     let sound = (1..=MAX_NAME_BYTES).contains(&name.len())
         && name
@@ -53,12 +51,10 @@ impl Tenants {
             .ok_or_else(|| PoolError::not_found(format!("no {tenant}")))
     }
 
-    /// The record at a key.
     pub(super) fn stored(&self, id: u64) -> Option<&TenantRecord> {
         self.by_id.get(&TenantId(id))
     }
 
-    /// Refuses a name that is none, or is taken.
     pub(super) fn check_new(&self, name: &str) -> Result<()> {
         check_name("tenant", name)?;
         if self.by_name.contains_key(name) {
@@ -67,7 +63,6 @@ impl Tenants {
         Ok(())
     }
 
-    /// Takes in a record that is durable.
     pub(crate) fn load(&mut self, record: TenantRecord) {
         self.by_name.insert(record.name.clone(), record.id);
         self.by_id.insert(record.id, record);

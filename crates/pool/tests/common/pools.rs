@@ -1,6 +1,4 @@
-//! Pools on devices whose power can be cut, for tests of labels and of the catalog's copies.
-//!
-//! **Not here:** the tests.
+//! Pools on devices with power cuts, for tests of labels and of the catalog's copies.
 
 use super::powercut::Power;
 use forebay_pool::{
@@ -9,9 +7,9 @@ use forebay_pool::{
 };
 use std::sync::Arc;
 
-/// A device that has a catalog area of 5 MiB.
+/// A device with a catalog area of 5 MiB.
 pub const DEVICE_BYTES: u64 = 24 << 20;
-/// Where that begins, and where it ends on a device that has one only.
+/// The area of a device with only one.
 pub const AREA: std::ops::Range<u64> = 1 << 20..6 << 20;
 
 pub fn new_device(power: &Power, at: usize) -> NewDevice {
@@ -23,7 +21,6 @@ pub fn new_device(power: &Power, at: usize) -> NewDevice {
     }
 }
 
-/// A pool on these devices.
 pub fn create_on(power: &Power, which: &[usize], force: bool) -> Result<(Pool, Catalog)> {
     create(&PoolSpec {
         name: "test".into(),
@@ -51,7 +48,7 @@ pub fn store(power: &Power, at: usize) -> Arc<dyn BlockStore> {
     power.stores()[at].clone()
 }
 
-/// Commits what there is; false: it can't be.
+/// `false` if the commit fails.
 pub fn try_commit(pool: &mut Pool, catalog: &Catalog) -> bool {
     match pool.take_batch().unwrap() {
         Some(batch) => {
@@ -65,7 +62,6 @@ pub fn try_commit(pool: &mut Pool, catalog: &Catalog) -> bool {
     }
 }
 
-/// Adds a volume and tries to commit it.
 pub fn add_volume(pool: &mut Pool, catalog: &Catalog, name: &str) -> bool {
     if pool.tenants().named("t").is_err() {
         pool.create_tenant("t", 0).unwrap();
@@ -91,7 +87,7 @@ pub fn volumes(pool: &Pool) -> Vec<String> {
     names
 }
 
-/// Opens, and is ready for changes.
+/// Opens for changes.
 pub fn ready(power: &Power, which: &[usize]) -> (Pool, Catalog, Vec<String>) {
     let opened = open_on(power, which).unwrap();
     let mut pool = opened.pool;

@@ -1,7 +1,6 @@
-//! The data devices: what tenants wrote, in a cache that a power cut loses, reorders and tears.
+//! The data devices, with a cache that a power cut loses, reorders and tears.
 //!
-//! **Design.** An extent is two sectors, each zero or one write of one tenant's block. **Not here:**
-//! labels and the catalog, which lie on stores of their own.
+//! An extent is two sectors; each is zero or one write of one tenant's block.
 
 use crate::common::Choices;
 use std::collections::{BTreeMap, BTreeSet};
@@ -9,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 /// An extent of a device.
 pub(crate) type Place = (u8, u64);
 
-/// Who wrote a sector: the volume, its extent, and which write it was.
+/// A sector's content: volume, extent and number of the write.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Bytes {
     pub(crate) volume: u64,
@@ -17,14 +16,14 @@ pub(crate) struct Bytes {
     pub(crate) version: u64,
 }
 
-/// An extent's sectors; none: zeros.
+/// An extent's sectors; `None` for zeros.
 pub(crate) type Sectors = [Option<Bytes>; 2];
 
 #[derive(Clone, Default, Debug)]
 pub(crate) struct Disk {
     now: BTreeMap<Place, Sectors>,
     durable: BTreeMap<Place, Sectors>,
-    /// What was written since the device's last flush, in order.
+    /// Writes since the last flush, in order.
     unsynced: Vec<(Place, Sectors)>,
 }
 
@@ -56,15 +55,14 @@ impl Disk {
             && written.map(|(_, content)| content).all(empty)
     }
 
-    /// Where something other than zeros is, or may be after a cut.
+    /// Extents that are not zero, now or after a cut.
     pub(crate) fn used(&self) -> BTreeSet<Place> {
         let all = self.now.keys().chain(self.durable.keys());
         let all = all.chain(self.unsynced.iter().map(|(place, _)| place));
         all.copied().filter(|place| !self.is_zero(*place)).collect()
     }
 
-    /// The power goes: of each extent that was not flushed there is the old content, any of the new,
-    /// or a mixture.
+    /// Each unflushed extent keeps the old content, gets a new one, or a mixture.
     pub(crate) fn cut(&mut self, choices: &mut Choices) {
         let mut versions: BTreeMap<Place, Vec<Sectors>> = BTreeMap::new();
         for (place, content) in self.unsynced.drain(..) {

@@ -1,19 +1,17 @@
-//! What each block of each volume may read as.
+//! The possible values of each block of each volume.
 //!
-//! **Design.** A block's history begins with what was last acknowledged as flushed, and has every
-//! value since, the newest last. While nothing crashes a block reads as the newest; after a crash as
-//! any of its history. **Not here:** where it lies.
+//! A block's history begins with the last flushed value and has every later one. Without a crash a
+//! block has the newest value; after a crash any of its history.
 
 use crate::disk::{Bytes, Sectors};
 use std::collections::BTreeMap;
 
-/// The values of one sector; none: zeros.
+/// The values of one sector; `None` for zeros.
 type History = Vec<Option<u64>>;
 
-/// All volumes' blocks.
 #[derive(Default, Debug)]
 pub(crate) struct Tenants {
-    /// (volume, logical) -> sectors. What is not there was never written.
+    /// (volume, logical) -> sectors; without an entry never written.
     blocks: BTreeMap<(u64, u64), [History; 2]>,
 }
 
@@ -23,7 +21,7 @@ impl Tenants {
         self.blocks.entry((volume, logical)).or_insert_with(new)
     }
 
-    /// A new volume: what one of this id had is nobody's.
+    /// Removes a former volume with this id.
     pub(crate) fn forget(&mut self, volume: u64) {
         self.blocks.retain(|(other, _), _| *other != volume);
     }
@@ -42,7 +40,6 @@ impl Tenants {
         }
     }
 
-    /// A flush of the volume was acknowledged.
     pub(crate) fn flushed(&mut self, volume: u64) {
         for (_, block) in self.blocks.range_mut((volume, 0)..=(volume, u64::MAX)) {
             for history in block {
@@ -82,13 +79,13 @@ impl Tenants {
         }
     }
 
-    /// A read, with nothing having crashed.
+    /// A read without a crash before.
     pub(crate) fn reads(&self, volume: u64, logical: u64, read: Sectors) {
         self.check(volume, logical, read, false);
     }
 
-    /// What is found after a crash, which is what the block reads as from now on. Was it a power cut
-    /// (`durably`), then it will not change again.
+    /// A block's value after a crash, which it keeps from now on. After a power cut (`durably`) it
+    /// is durable.
     pub(crate) fn found(&mut self, volume: u64, logical: u64, read: Sectors, durably: bool) {
         self.check(volume, logical, read, true);
         for (history, bytes) in self.block(volume, logical).iter_mut().zip(read) {
@@ -100,7 +97,7 @@ impl Tenants {
         }
     }
 
-    /// Blocks that are past the volume's end.
+    /// Drops blocks beyond the volume's end.
     pub(crate) fn cut_off(&mut self, volume: u64, extents: u64) {
         self.blocks
             .retain(|(of, logical), _| *of != volume || *logical < extents);

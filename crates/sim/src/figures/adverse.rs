@@ -1,4 +1,4 @@
-//! Figures that the paper lacks.
+//! Figures beyond the paper's.
 
 use super::paper::{beside, node, params, run};
 use super::{Effort, Figure, described};
@@ -9,7 +9,7 @@ use forebay_qos::resources::Resource;
 const BASE: (u64, u64) = (20_000, 140_000_000);
 const BURST: (u64, u64) = (1_000_000, 4_096_000_000);
 
-/// A victim at depth 1 beside 31 of each kind: mean, p99 and p99.9, and under wild.
+/// A victim at depth 1 beside 31 adversaries of each kind.
 pub(super) fn adversaries(effort: Effort) -> Figure {
     let mut figure = Figure {
         title: "4 KiB at depth 1 beside 31 adversaries".into(),
@@ -69,7 +69,7 @@ pub(super) fn adversaries(effort: Effort) -> Figure {
     figure
 }
 
-/// So many wake at once and ask for their base: what the slowest of them has had since.
+/// Tenants wake at once and ask for their base: the slowest one's share.
 pub(super) fn wakers(_: Effort) -> Figure {
     let mut figure = Figure {
         title: "Tenants that wake at once: what the slowest had of its base, since it woke".into(),
@@ -116,8 +116,8 @@ pub(super) fn wakers(_: Effort) -> Figure {
     figure
 }
 
-/// A node with a device of its own that takes 300,000 reads of 4 KiB a second, of which it is said that it takes so many times
-/// as long.
+/// A node with a device for 300,000 reads of 4 KiB per second; its real time is `device_truth`
+/// times the calibrated one.
 fn with_device(device_truth: f64) -> Model {
     Model {
         device_ns: (2_900.0, 0.1),
@@ -126,7 +126,7 @@ fn with_device(device_truth: f64) -> Model {
     }
 }
 
-/// A victim before a device whose costs are wrong, with and without their correction.
+/// A victim before a device with wrong costs, with and without the correction.
 pub(super) fn device(effort: Effort) -> Figure {
     let mut figure = Figure {
         title: "4 KiB reads at depth 1 beside 15 bursting, before a device slower or faster than its costs say"
@@ -221,7 +221,7 @@ pub(super) fn ablation(effort: Effort) -> Figure {
     for (row, (params, model)) in all.into_iter().enumerate() {
         let mut guests = beside(metered(BASE, BURST), 31, &Load::iops(64));
         for guest in &mut guests[1..8] {
-            // A tenth of the time ten times 1,500.
+            // 1,500 on average: a tenth of the time, ten times the rate.
             guest.load = Load {
                 rate: Some(15_000.0),
                 pulse: Some((1_000_000, 10_000_000)),

@@ -6,7 +6,7 @@ use crate::model::{Guest, Load, Model, SKEWED, metered};
 use crate::policy::Policy;
 use crate::simulation::{SimSpread, Simulation};
 
-/// One tenant whose four queues are used as unevenly as the paper's, over 1 to 6 reactors.
+/// One tenant with the paper's uneven queues, over 1 to 6 reactors.
 pub(super) fn balance(effort: Effort) -> Figure {
     let mut figure = Figure {
         title: "4 KiB I/Os of one tenant, its queues used 81 : 14 : 3 : 2".into(),
@@ -27,7 +27,7 @@ pub(super) fn balance(effort: Effort) -> Figure {
             );
             guest.queues = SKEWED.to_vec();
             if spread == SimSpread::OneToN {
-                // They are a volume's.
+                // One volume's queues.
                 guest.homes = vec![0; guest.queues.len()];
             }
             let mut simulation =
@@ -87,7 +87,7 @@ pub(super) fn balance(effort: Effort) -> Figure {
     figure
 }
 
-/// A node that grows: 32 tenants to each reactor, up to 64 of these.
+/// 32 tenants per reactor, up to 64 reactors.
 pub(super) fn scale(effort: Effort) -> Figure {
     let mut figure = Figure {
         title:
@@ -101,7 +101,7 @@ pub(super) fn scale(effort: Effort) -> Figure {
         assumed: "100 Gbit/s to each two reactors, the others at depth 16, 4 to 16 KiB".into(),
         ..Figure::default()
     };
-    // Many more I/Os than elsewhere: less time tells as much.
+    // With many more I/Os a shorter time suffices.
     let ms = (effort.ms / 20).max(5);
     for reactors in [1usize, 4, 16, 64] {
         let tenants = 32 * reactors;

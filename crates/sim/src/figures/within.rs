@@ -1,4 +1,4 @@
-//! The paper's figures of what a tenant has that stays within its base: its IOPS, when it wakes, a database's I/Os.
+//! The paper's figures of a tenant within its base: its IOPS, when it wakes, a database's I/Os.
 
 use super::paper::{CHANCES, LoadAt, PRODUCTS, beside_vms, node, params, run, run_again};
 use super::{Better, Claim, Effort, Figure, about, described};
@@ -15,7 +15,7 @@ fn near() -> Model {
     }
 }
 
-/// A base of 20,000, asked for at each depth up to 8, beside 8 that burst.
+/// A base of 20,000 IOPS at each depth up to 8, beside 8 bursting tenants.
 pub(super) fn base(effort: Effort) -> Figure {
     let mut figure = Figure {
         title: "IOPS of a tenant with a base of 20,000 that asks for just that".into(),
@@ -35,7 +35,7 @@ pub(super) fn base(effort: Effort) -> Figure {
             let mut guests = beside_vms(budget, neighbours, &load(32));
             guests[0].load.depth = depth;
             guests[0].load.rate = Some(20_000.0);
-            // Under wild, what is under way gathers now at one reactor, now at the other: one run says little.
+            // Under wild, I/Os gather at one reactor or the other, so average several runs.
             let (chances, effort) = match policy {
                 Policy::Wild => (
                     CHANCES,
@@ -60,7 +60,7 @@ pub(super) fn base(effort: Effort) -> Figure {
             iops(Policy::Burst, 8, Load::bytes),
             iops(Policy::Wild, 8, Load::bytes),
         ];
-        // To within what chance does in so short a time.
+        // Within the random error of a short run.
         had_it += u32::from(values[0] >= 19_800.0);
         missed += u32::from(values[1] < 19_800.0);
         lowest = lowest.min(values[1]);
@@ -95,7 +95,7 @@ pub(super) fn base(effort: Effort) -> Figure {
     figure
 }
 
-/// A tenant that was idle, with a base of 45,000, wakes and asks for more and more.
+/// An idle tenant with a base of 45,000 wakes and asks for ever more.
 pub(super) fn wake(_: Effort) -> Figure {
     let mut figure = Figure {
         title: "A tenant with a base of 45,000 that wakes among bursting ones".into(),
@@ -138,12 +138,12 @@ pub(super) fn wake(_: Effort) -> Figure {
     figure
 }
 
-/// A database's own time for a transaction that writes, assumed, us.
+/// Assumed CPU time of a database's writing transaction, us.
 const OWN_US: f64 = 200.0;
-/// The writes of such a transaction, one after the other: MySQL's log and its binary log.
+/// Its writes, in sequence: MySQL's log and binary log.
 const WRITES: f64 = 2.0;
 
-/// The latency of the I/Os of 16 KiB, so many percent reads, beside so many who burst.
+/// Latency of 16 KiB I/Os with this percentage of reads, beside bursting tenants.
 fn transaction_ios(policy: Policy, reads: u32, bursters: usize, effort: Effort) -> Latency {
     let budget = metered((100_000, 1_400_000_000), (200_000, 2_800_000_000));
     let mut guests = beside_vms(budget, bursters, &Load::bytes(32));
@@ -153,7 +153,7 @@ fn transaction_ios(policy: Policy, reads: u32, bursters: usize, effort: Effort) 
         ..Load::small(4)
     };
     guests[0].queues = guests[1].queues.clone();
-    // Under wild, queues before a link grow slowly: one run says little.
+    // Under wild, link queues grow slowly, so average several runs.
     let mut all = Latency::default();
     for seed in 0..CHANCES {
         let (had, _) = run_again(node(), &params(policy), guests.clone(), effort, 42 + seed);
@@ -162,7 +162,7 @@ fn transaction_ios(policy: Policy, reads: u32, bursters: usize, effort: Effort) 
     all
 }
 
-/// Transactions of reads and a write one after the other, beside 8 and 15 bursting at depth 32.
+/// Transactions of sequential reads and a write, beside 8 and 15 tenants bursting at depth 32.
 pub(super) fn transactions(effort: Effort) -> Figure {
     let mut figure = Figure {
         title: "Transactions' I/Os of 16 KiB beside bursting neighbours".into(),

@@ -1,13 +1,11 @@
-//! What tenants ask for, and to which reactor it comes.
-//!
-//! **Not here:** whether it may begin ([`super::turns`]).
+//! Tenants' requests, and their way to a reactor.
 
 use super::{Io, SimEvent, Simulation};
 use forebay_qos::cost::{Operation, Transport};
 use forebay_qos::resources::Resource;
 
 impl Simulation {
-    /// The next I/O of a tenant is asked for when its rate and its pulse allow it.
+    /// Schedules a tenant's next I/O by its rate and pulse.
     pub(super) fn ask_later(&mut self, tenant: u32) {
         let at = tenant as usize;
         let load = &self.guests[at].load;
@@ -34,7 +32,7 @@ impl Simulation {
         }
         let len = load.sizes[(first * load.sizes.len() as f64) as usize];
         let read = second * 100.0 < f64::from(load.reads);
-        // Its queue, by how much its VM's processors do, or in turns.
+        // Its queue, in proportion to its VM's processors, or in turns.
         let mut queue = 0;
         let mut sum = 0.0;
         let guest = &self.guests[at];
@@ -90,7 +88,6 @@ impl Simulation {
         self.ask_later(tenant);
     }
 
-    /// It comes to its reactor.
     pub(super) fn come(&mut self, io: u32) {
         let lane = self.ios[io as usize].lane as usize;
         let number = self.homes[lane];

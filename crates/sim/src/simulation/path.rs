@@ -1,6 +1,4 @@
-//! What an I/O that has begun takes: the processor, a link, a device, the backend.
-//!
-//! **Not here:** who carries it out, where that is not its home ([`super::help`]).
+//! The path of an admitted I/O: processor, link, device, backend.
 
 use super::{Io, SimEvent, SimSpread, Simulation};
 use forebay_qos::resources::Resource;
@@ -15,7 +13,7 @@ impl Simulation {
         (f64::from(io.cpu) * self.model.cpu_truth * more) as u64
     }
 
-    /// The processor takes the next.
+    /// The processor takes the next I/O.
     pub(super) fn serve(&mut self, number: usize) {
         let mut from = number;
         if self.model.turn_ns == 0 && self.reactors[number].stand() == 0 {
@@ -36,8 +34,8 @@ impl Simulation {
         };
         let plain = self.cpu_ns(io);
         self.reactors[from].ahead_ns = self.reactors[from].ahead_ns.saturating_sub(plain);
-        // An I/O within its budget and not behind others of its lane waited only for the processor, from the beginning on, also in its lane.
-        // Of other I/Os this is known only where all that may begin does at once.
+        // An I/O within its budget and first in its lane waited only for the processor, in its lane
+        // too. For others this is known only if admitted I/Os begin at once.
         let Io {
             waits_for_processor,
             asked,
@@ -47,7 +45,7 @@ impl Simulation {
         } = self.ios[io as usize];
         let scheduler = &mut self.reactors[home as usize].scheduler;
         if self.model.turn_ns > 0 {
-            // What is left when a window ends says it.
+            // The work left at a window's end tells.
         } else if waits_for_processor {
             scheduler.observe(Resource::Cpu, self.now - asked, 1);
         } else if self.model.ahead_ns == u64::MAX {
@@ -96,7 +94,7 @@ impl Simulation {
         }
     }
 
-    /// A link carries one after the other. Says when it has.
+    /// A link carries I/Os in sequence. Returns the end.
     fn carry(&mut self, io: u32, link: usize, bytes: u32) -> u64 {
         let begins = self.links[link].max(self.now);
         if self.model.links_known {
@@ -110,7 +108,7 @@ impl Simulation {
         self.links[link]
     }
 
-    /// The device takes one after the other. Says when it has ended this one, which is there from `at` on.
+    /// The device serves I/Os in sequence. Returns the end of this one, which arrives at `at`.
     fn use_device(&mut self, io: u32, at: u64) -> u64 {
         let (fixed, byte) = self.model.device_ns;
         if fixed == 0.0 && byte == 0.0 {

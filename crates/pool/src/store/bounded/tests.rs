@@ -1,13 +1,11 @@
-//! Tests of bounded stores: what hangs is waited for no longer than it may be.
-//!
-//! Not here: the device that hangs for real (the whole-system tests).
+//! Tests of bounded stores: no wait exceeds its limit.
 
 use super::*;
 use crate::store::{BLOCK_BYTES, MemStore};
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 
 const HOUR: Duration = Duration::from_secs(3600);
-/// For what surely does not end.
+/// For waits that must time out.
 const SHORT: Duration = Duration::from_millis(5);
 
 /// A device that can hang, and fail.
@@ -15,10 +13,9 @@ struct Gate {
     store: MemStore,
     hangs: Mutex<bool>,
     changed: Condvar,
-    /// Operations that hang.
     hanging: AtomicUsize,
     fails: Mutex<bool>,
-    /// What was carried out.
+    /// Executed operations.
     log: Mutex<Vec<String>>,
 }
 
@@ -39,7 +36,6 @@ impl Gate {
         self.changed.notify_all();
     }
 
-    /// Waits until an operation hangs.
     fn wait_hanging(&self) {
         while self.hanging.load(SeqCst) == 0 {
             std::thread::yield_now();
@@ -96,7 +92,6 @@ fn put(store: &BoundedStore, at: u64, byte: u8) -> io::Result<()> {
     store.write_at(at * 4096, &[byte; BLOCK_BYTES])
 }
 
-/// Waits until the device has ended what it had begun.
 fn wait_free(store: &BoundedStore) {
     while store.is_stuck() {
         std::thread::yield_now();
@@ -124,7 +119,7 @@ fn a_write_that_fails_is_told_of_up_to_the_sync_that_says_so() {
     let (gate, store) = bounded();
     *gate.fails.lock().unwrap() = true;
     put(&store, 1, 7).unwrap();
-    // What comes after it is not carried out.
+    // Later operations are not executed.
     assert!(block(&store, 1).is_err() && put(&store, 2, 7).is_err());
     *gate.fails.lock().unwrap() = false;
     assert!(block(&store, 1).is_err() && put(&store, 2, 7).is_err());
@@ -152,20 +147,20 @@ fn a_device_that_hangs_fails_everything_until_its_operation_has_ended() {
             0 => block(&store, 1).unwrap_err().kind(),
             1 => store.sync().unwrap_err().kind(),
             _ => {
-                // More than is queued.
+                // More than the queue takes.
                 let large = vec![0; QUEUE_BYTES];
                 store.write_at(0, &large).unwrap_err().kind()
             }
         };
         assert_eq!(kind, io::ErrorKind::TimedOut);
         store.set_limit(HOUR);
-        // At once, or this does not end.
+        // Without an immediate error this never ends.
         assert!(store.is_stuck() && store.sync().is_err());
         assert!(block(&store, 1).is_err() && put(&store, 3, 1).is_err());
         gate.log();
         gate.hang(false);
         wait_free(&store);
-        // The one that the device had came late; what was queued behind it never did, and it is said.
+        // The device's operation landed late; queued ones were dropped, which the sync reports.
         assert_eq!(gate.log(), ["write 1"]);
         assert!(store.sync().is_err());
         store.sync().unwrap();
@@ -201,7 +196,7 @@ fn a_stuck_store_can_be_let_go() {
     store.set_limit(SHORT);
     drop(store);
     gate.hang(false);
-    // Its thread ends, and with it the device is closed.
+    // Its thread ends, which closes the device.
     while Arc::strong_count(&gate) > 1 {
         std::thread::yield_now();
     }
