@@ -1,7 +1,7 @@
 //! Measures what random first writes to a thin volume cost the pool's owner.
 //!
 //! `cargo run --release -p forebay-pool --example first_writes [EXTENTS]` writes every extent of a
-//! volume once, in random order, and prints the time of each part. Commits go to memory.
+//! volume once and prints the time of each part. Commits go to memory.
 
 use forebay_pool::{
     BlockStore, Check, CheckReport, FaultAnswer, MemStore, NewDevice, NewVolume, PoolSpec, create,

@@ -1,8 +1,6 @@
-//! Records as bytes: a version byte, then postcard, or fixed-width columns for maps, the most
-//! frequent records.
+//! Records as bytes: a version byte, then postcard, or fixed-width columns for maps.
 //!
-//! A chunk of extents is one record of runs. Contiguous space takes a few bytes in all, scattered
-//! space a few per extent. Decoding checks all counts against the chunk.
+//! A chunk of extents is one record of runs. Decoding checks all counts against the chunk.
 
 use crate::{
     error::{PoolError, Result},
@@ -48,8 +46,8 @@ pub(crate) fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T> {
     }
 }
 
-/// Exports with VM frontends or sharing have their own version, so that earlier versions of Forebay
-/// refuse the pool.
+/// VM frontends and sharing have their own version, so that earlier versions of Forebay refuse the
+/// pool.
 pub(crate) fn encode_export(export: &ExportRecord) -> Result<Vec<u8>> {
     match export.plain() {
         Some(plain) => encode(&plain),
@@ -223,7 +221,7 @@ impl Column<'_> {
         let from = row * self.width;
         let mut number = [0; 8];
         if let Some(eight) = self.bytes.get(from..from + 8) {
-            // One load is faster than `width` bytes; the excess belongs to the next rows.
+            // One load is faster than `width` bytes; drop the excess.
             number.copy_from_slice(eight);
             let unused = 64 - 8 * self.width as u32;
             return (u64::from_le_bytes(number) << (unused & 63)) >> (unused & 63);

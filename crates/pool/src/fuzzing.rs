@@ -1,8 +1,6 @@
-//! Entry points for fuzz targets (in `fuzz/`): the bytes of a broken or hostile disk.
-//!
-//! [`records`] changes records of a small pool under correct checksums and loads the result.
-//! [`image`] changes bytes of its device and opens it; the result is the last committed pool, or an
-//! error.
+//! Entry points for fuzz targets (in `fuzz/`): the bytes of a broken or hostile disk. [`records`]
+//! changes records under correct checksums and loads them. [`image`] changes bytes of a device;
+//! opening yields the last committed pool or an error.
 
 use crate::{
     BLOCK_BYTES, BlockStore, Catalog, DeviceRun, ExportRecord, MemStore, NewDevice, NewVolume,

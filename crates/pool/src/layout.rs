@@ -1,9 +1,9 @@
 //! The layout of a device.
 //!
-//! `[0, 1 MiB)` holds the labels; from 1 MiB on follow no, one or two catalog areas; then, at a
-//! multiple of 1 MiB, the extents. All catalog areas have one size, enough for every extent of the
-//! pool mapped badly. Each device has one, so that it can take a copy, unless it is too small. A
-//! pool with only one such device has two there.
+//! `[0, 1 MiB)` holds the labels; then follow up to two catalog areas, and at a multiple of 1 MiB
+//! the extents. All areas of a pool have one size, enough for the worst mapping. Each device has an
+//! area, so that it can take a copy, unless it is too small. If only one device can have one, it
+//! has two.
 
 use crate::error::{PoolError, Result};
 use forebay_device::size::format_bytes;
@@ -14,23 +14,23 @@ pub const MIN_EXTENT_BYTES: u64 = 64 << 10;
 pub const MAX_EXTENT_BYTES: u64 = 4 << 20;
 /// The default extent size, in bytes.
 pub const DEFAULT_EXTENT_BYTES: u64 = MIN_EXTENT_BYTES;
-/// Each extent takes a byte of memory. 64 TiB of the smallest.
+/// Each takes a byte of memory. 64 TiB of the smallest.
 pub(crate) const MAX_DEVICE_EXTENTS: u64 = 1 << 30;
 /// The most devices of a pool.
 pub const MAX_DEVICES: usize = 256;
 
 const MIB: u64 = 1 << 20;
 pub(crate) const CATALOG_OFFSET_BYTES: u64 = MIB;
-/// An empty pool's catalog: redb's own part, tenants, volumes and exports.
+/// An empty catalog: redb's own part, tenants, volumes and exports.
 const CATALOG_BASE_BYTES: u64 = 4 * MIB;
-/// Size of a catalog area per extent. A scattered extent takes about 4 bytes of records, 3 of map
-/// and at most 1 of state; the pool keeps 14 free for it (`stock`). Of the area, [`LIVE_FRACTION`]
-/// may be records, so each extent has 16.
+/// A scattered extent takes about 4 bytes of records: 3 of map, at most 1 of state. The pool keeps
+/// 14 free for it (`stock`). [`LIVE_FRACTION`] of the area may be records, which gives 16 per
+/// extent.
 const CATALOG_BYTES_PER_EXTENT: u64 = 48;
-/// Records may take one third: a tree's pages are half full, and a transaction writes new pages
-/// before it frees old ones.
+/// One third: a tree's pages are half full, and a transaction writes new pages before it frees old
+/// ones.
 pub(crate) const LIVE_FRACTION: u64 = 3;
-/// A catalog area may take at most this part of a device.
+/// An area may take this part of a device.
 const AREA_FRACTION: u64 = 4;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -124,7 +124,7 @@ pub(crate) fn plan(capacities: &[u64], extent_bytes: u64) -> Result<Vec<Layout>>
         .collect()
 }
 
-/// Lays out a device added to a pool with catalog areas of this size.
+/// `catalog_bytes` is the size of the pool's areas.
 pub(crate) fn plan_addition(
     what: &str,
     capacity: u64,

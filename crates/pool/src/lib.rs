@@ -1,17 +1,16 @@
 //! The pool: labels, catalog, and the owner of every extent.
 //!
-//! A pool is a set of devices cut into extents, and the volumes that those extents hold. This crate
-//! keeps each extent's owner across any crash, and answers the data path's faults.
+//! A pool is a set of devices cut into extents, and the volumes that hold them. This crate keeps
+//! each extent's owner across any crash, and answers the data path's faults.
 //!
-//! Operations change [`Pool`] in memory and mark the touched records. [`Pool::take_batch`] encodes
-//! these, [`Catalog::commit`] makes them durable on any thread, and [`Pool::committed`] does the
-//! rest: reserved extents become grantable, released ones dirty, mappings durable. The catalog is a
-//! checksummed redb database in two copies, on two devices if possible; each device has a
-//! [`label`].
+//! Operations change [`Pool`] in memory. [`Pool::take_batch`] encodes the touched records,
+//! [`Catalog::commit`] makes them durable on any thread, and [`Pool::committed`] does the rest. The
+//! catalog is a checksummed redb database in two copies, on two devices if possible; each device
+//! has a [`label`].
 //!
-//! **Not here:** network, async runtime, tenant data, threads except those of [`BoundedStore`]. The
-//! pool is given [`BlockStore`]s, only for labels and catalog. The caller zeroes, flushes and
-//! revokes; each operation states what must come before it.
+//! **Not here:** network, tenant data, threads except those of [`BoundedStore`]. The pool uses
+//! [`BlockStore`]s for labels and catalog only. The caller zeroes, flushes and revokes; each
+//! operation states what must come first.
 
 mod catalog;
 mod check;

@@ -1,7 +1,5 @@
 //! The catalog's records as structs, encoded with postcard behind a version byte (`codec`). Ids
 //! come from one counter per pool and are never reused.
-//!
-//! **Not here:** packed records (states, maps, reservations), which `codec` encodes from memory.
 
 use crate::{extents::space::PoolSettings, uuid::Uuid};
 use forebay_nvme::reservation::Reservations;
@@ -10,11 +8,11 @@ use forebay_xlate::types::{DeviceIndex, VolumeId};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// A tenant's id in its pool; never reused.
+/// A tenant's id in its pool.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 pub struct TenantId(pub u64);
 
-/// An export's id in its pool; never reused.
+/// An export's id in its pool.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 pub struct ExportId(pub u64);
 
@@ -30,20 +28,20 @@ impl fmt::Display for ExportId {
     }
 }
 
-/// The pool's own record.
+/// The pool's record.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct PoolInfo {
     /// The name.
     pub name: String,
-    /// The identity, which every label repeats.
+    /// The identity, as in every label.
     pub uuid: Uuid,
     /// The size of an extent in bytes, a power of two.
     pub extent_bytes: u64,
-    /// Creation time in seconds since the epoch.
+    /// Creation time, Unix seconds.
     pub created_s: u64,
-    /// Boot of the last daemon that used it; empty for never.
+    /// Boot of the last daemon; empty for never.
     pub boot_id: String,
-    /// The newest engine generation handed out.
+    /// Newest engine generation.
     pub engine_generation: u64,
     /// Next id of a tenant, volume or export.
     pub next_id: u64,
@@ -54,20 +52,20 @@ pub struct PoolInfo {
 }
 
 impl PoolInfo {
-    /// Boot of the last daemon that used the pool.
+    /// Boot of the last daemon, if any.
     pub fn boot_id(&self) -> Option<&str> {
         Some(self.boot_id.as_str()).filter(|id| !id.is_empty())
     }
 }
 
-/// A device of the pool.
+/// A device.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct DeviceRecord {
-    /// Its index in the pool.
+    /// Its index.
     pub index: DeviceIndex,
-    /// Its identity, as its label says.
+    /// Its identity in its label.
     pub uuid: Uuid,
-    /// Where it was last found, for example `file:/path`.
+    /// Where it was last found, as in `file:/path`.
     pub spec: String,
     /// The number of extents.
     pub extents: u64,
@@ -84,9 +82,9 @@ pub struct DeviceRecord {
 pub struct TenantRecord {
     /// Its identity.
     pub id: TenantId,
-    /// Its name, unique in the pool.
+    /// Its unique name.
     pub name: String,
-    /// Creation time in seconds since the epoch.
+    /// Creation time, Unix seconds.
     pub created_s: u64,
 }
 
@@ -99,15 +97,15 @@ pub struct VolumeRecord {
     pub uuid: Uuid,
     /// Its tenant.
     pub tenant: TenantId,
-    /// Its name, unique within the tenant. Empty while it is being deleted.
+    /// Unique in the tenant; empty while being deleted.
     pub name: String,
-    /// Its size in bytes, a multiple of `block_bytes`.
+    /// Size in bytes, a multiple of `block_bytes`.
     pub size_bytes: u64,
     /// The logical block in bytes: 512 or 4096.
     pub block_bytes: u32,
     /// The space reservation in bytes; 0 for none.
     pub reserved_bytes: u64,
-    /// Creation time in seconds since the epoch.
+    /// Creation time, Unix seconds.
     pub created_s: u64,
 }
 
@@ -120,23 +118,23 @@ pub struct ExportRecord {
     pub volume: VolumeId,
     /// Its subsystem's NVMe qualified name.
     pub nqn: String,
-    /// The NQNs of the hosts that may connect.
+    /// NQNs of the hosts that may connect.
     pub hosts: Vec<String>,
-    /// Whether any host may connect, whatever `hosts` says.
+    /// Whether any host may connect.
     pub any_host: bool,
-    /// Creation time in seconds since the epoch.
+    /// Creation time, Unix seconds.
     pub created_s: u64,
     /// Its frontend.
     pub frontend: Frontend,
     /// A VM's socket path; `None` for the runtime folder.
     pub socket: Option<String>,
-    /// The socket's owner.
+    /// Owner of the socket.
     pub socket_owner: SocketOwner,
-    /// Whether other shared exports may serve the volume.
+    /// Whether other shared exports may serve it too.
     pub shared: bool,
 }
 
-/// A socket's owner by ids; `None` for the daemon's user or group.
+/// A socket's owner; `None` for the daemon's user or group.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct SocketOwner {
     /// The user id.
@@ -145,24 +143,24 @@ pub struct SocketOwner {
     pub group: Option<u32>,
 }
 
-/// An export to be made.
+/// A new export.
 #[derive(Clone, Default, PartialEq, Eq, Debug)]
 pub struct NewExport {
     /// NQNs of the hosts that may connect; none for a VM.
     pub hosts: Vec<String>,
     /// Whether any host may connect.
     pub any_host: bool,
-    /// The frontend.
+    /// Its frontend.
     pub frontend: Frontend,
     /// A VM's socket path.
     pub socket: Option<String>,
-    /// The socket's owner.
+    /// Owner of the socket.
     pub socket_owner: SocketOwner,
-    /// Whether other shared exports may serve the volume.
+    /// Whether other shared exports may serve it too.
     pub shared: bool,
-    /// The node's name for the NQN; without one, the pool's UUID.
+    /// The node's name in the NQN; by default the pool's UUID.
     pub node: Option<String>,
-    /// Its user only reads, so it may join unshared exports. Not stored.
+    /// It only reads, so it may join unshared exports. Not stored.
     pub only_reads: bool,
 }
 

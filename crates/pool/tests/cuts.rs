@@ -1,9 +1,8 @@
 //! A power cut at every write and sync of label and catalog: the pool opens with everything
 //! acknowledged.
 //!
-//! A life has a creation, commits, an opening without one device, an added device, more commits.
-//! Each run is cut one operation later, with several outcomes; some are cut again during the
-//! opening.
+//! Each run of a life is cut one operation later, with several outcomes; some are cut again during
+//! the opening.
 
 mod common;
 
@@ -133,7 +132,7 @@ fn the_power_cut_at_every_write_and_sync() {
     assert!(cut > 200, "only {cut} operations");
 }
 
-/// A second destruction finishes an interrupted one; until then the rest opens or is no pool.
+/// A second destruction finishes an interrupted one.
 #[test]
 fn destruction_cut_anywhere() {
     let mut choices = Choices(5);

@@ -8,7 +8,7 @@ use forebay_qos::admission::Capacity;
 use forebay_qos::budget::{Budget, Burst, Rate};
 use forebay_qos::cost::{CostTable, Profile};
 
-/// A node.
+/// A simulated node.
 #[derive(Clone, Debug)]
 pub struct Model {
     /// Reactors (the paper's control threads).
@@ -17,12 +17,12 @@ pub struct Model {
     pub link: f64,
     /// Processor time of an I/O: fixed, and per byte, ns.
     pub cpu_ns: (f64, f64),
-    /// Real processor time of an I/O, relative to the calibrated one.
+    /// Real processor time, relative to the calibrated one.
     pub cpu_truth: f64,
-    /// A local device before the backend, serving one I/O at a time: fixed, and per byte, ns; zeros
-    /// for none.
+    /// A local device before the backend with one I/O at a time: fixed, and per byte, ns; zeros for
+    /// none.
     pub device_ns: (f64, f64),
-    /// Real device time of an I/O, relative to the calibrated one.
+    /// Real device time, relative to the calibrated one.
     pub device_truth: f64,
     /// Backend reads: minimum, and mean of the random part, ns.
     pub backend_read_ns: (f64, f64),
@@ -30,8 +30,8 @@ pub struct Model {
     pub backend_write_ns: (f64, f64),
     /// Bytes of headers.
     pub header: u32,
-    /// A reactor begins I/Os while its processor's queue is shorter than this, ns: a turn of the
-    /// engine. (With base it begins every I/O.)
+    /// A reactor begins I/Os while its processor's queue is shorter, ns: a turn of the engine.
+    /// (With base it begins all.)
     pub ahead_ns: u64,
     /// The fixed time of a reactor's turn, ns. A turn takes all new I/Os, begins a quantum above
     /// base, and executes it, as in the engine. 0: no turns; it polls between any two I/Os.
@@ -42,13 +42,13 @@ pub struct Model {
     pub base_first: bool,
     /// Lanes begin in `wild`'s rounds under any policy.
     pub rounds: bool,
-    /// Reads and writes of a lane queue separately.
+    /// Separate queues for a lane's reads and writes.
     pub apart: bool,
-    /// The queueing time of links is known. The engine does not know it.
+    /// Whether queueing times of links are known. The engine does not know them.
     pub links_known: bool,
     /// Every I/O is charged as 4 KiB: a count, not a cost vector.
     pub counted: bool,
-    /// Extra processor time of an I/O through a ring open to work stealing, as a factor: the
+    /// Extra processor time if other reactors may steal I/Os from the ring, as a factor: the
     /// paper's 35 % less throughput.
     pub steal_cost: f64,
 }
@@ -116,7 +116,7 @@ impl Model {
         ]
     }
 
-    /// The calibrated cost of an I/O.
+    /// Calibrated costs.
     #[must_use]
     pub fn costs(&self) -> CostTable {
         let data = Profile::line(self.cpu_ns, self.device_ns, self.header);
@@ -124,7 +124,8 @@ impl Model {
         CostTable::new([[data, data, other]; 3])
     }
 
-    /// The node's capacity. Reads leave device time to writes only by the correction.
+    /// The node's capacity. Reads and writes both have the whole device; only the correction
+    /// accounts for their contention.
     #[must_use]
     pub fn capacity(&self) -> Capacity {
         Capacity {
@@ -149,7 +150,7 @@ pub struct Load {
     pub reads: u32,
     /// Limit of I/Os per second.
     pub rate: Option<f64>,
-    /// The start, ns.
+    /// Start, ns.
     pub start_ns: u64,
     /// It asks only in the first `on` ns of each `of` ns: `(on, of)`.
     pub pulse: Option<(u64, u64)>,
@@ -191,13 +192,13 @@ impl Load {
 /// A tenant of a simulation.
 #[derive(Clone, Debug)]
 pub struct Guest {
-    /// Its budget.
+    /// The budget.
     pub budget: Budget,
-    /// Its load.
+    /// The load.
     pub load: Load,
-    /// Percentage of its I/Os on each queue, one per processor of its VM.
+    /// Percentage of I/Os on each queue; each belongs to a processor of its VM.
     pub queues: Vec<f64>,
-    /// The reactor of each queue; the others get reactors in turn.
+    /// Reactors of queues; the others get them in turn.
     pub homes: Vec<usize>,
     /// Time on one queue before all I/Os move to the next, ns.
     pub moves_ns: Option<u64>,
@@ -228,5 +229,5 @@ pub fn metered(base: (u64, u64), burst: (u64, u64)) -> Budget {
     }
 }
 
-/// The paper's spread of a VM's I/Os over four processors, in percent.
+/// The paper's spread of a VM's I/Os over its processors, in percent.
 pub const SKEWED: [f64; 4] = [80.51, 13.77, 3.27, 2.45];

@@ -1,10 +1,9 @@
-//! Scheduling policies: the product's and those of the paper's comparison.
+//! Scheduling policies: the product's, and the paper's for comparison.
 //!
-//! The scheduler has one policy; the others are made of budgets and a node without limits. `base`
-//! has burst limits equal to the base; `wild` has only burst limits, and lanes begin batches in
-//! rounds.
+//! The scheduler has one policy; the others result from budgets and a node without limits. `base`
+//! has burst limits equal to the base; `wild` has only burst limits.
 //!
-//! **Not here:** the rounds ([`crate::simulation`]).
+//! **Not here:** `wild`'s rounds ([`crate::simulation`]).
 
 use forebay_qos::budget::{Budget, Burst};
 use forebay_qos::params::Params as SchedulerParams;
@@ -65,7 +64,7 @@ impl Policy {
 pub enum SimSpread {
     /// One reactor for each queue.
     OneToOne,
-    /// One reactor for each queue, but idle ones take from the longest.
+    /// Likewise, but idle reactors take from the longest queue.
     Stealing,
     /// All idle reactors serve all queues.
     #[default]

@@ -1,4 +1,4 @@
-//! Latencies and counts of one tenant.
+//! One tenant's latencies and counts.
 
 /// Buckets per octave.
 const SUB: usize = 32;
@@ -56,7 +56,7 @@ impl Latency {
         self.count
     }
 
-    /// The mean in us; 0 without latencies.
+    /// The mean in us; 0 if empty.
     #[must_use]
     pub fn mean_us(&self) -> f64 {
         self.sum as f64 / self.count.max(1) as f64 / 1e3

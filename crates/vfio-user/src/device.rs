@@ -1,26 +1,26 @@
-//! The description of a device: sizes and rights for the checks of messages.
+//! The device's sizes and rights, for the checks of messages.
 
 use crate::wire::{pci_irq, pci_region};
 
-/// A part of a region that a client may map, in whole pages.
+/// A mappable part of a region, in whole pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SparseArea {
-    /// Offset in the region, and in the descriptor sent with the answer.
+    /// Offset in the region and in the descriptor.
     pub offset_bytes: u64,
-    /// Its length.
+    /// Its length in bytes.
     pub len_bytes: u64,
 }
 
 /// A region.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Region {
-    /// Its size; 0 if there is none.
+    /// Its size; 0 for none.
     pub size_bytes: u64,
-    /// Whether it may be read.
+    /// May be read.
     pub readable: bool,
-    /// Whether it may be written.
+    /// May be written.
     pub writable: bool,
-    /// The part that may be mapped.
+    /// The mappable part.
     pub mappable: Option<SparseArea>,
 }
 

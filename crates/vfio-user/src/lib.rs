@@ -1,15 +1,14 @@
 //! The server side of vfio-user without I/O: *vfio-user Protocol Specification*, version 0.1
 //! (QEMU's `docs/interop/vfio-user.rst`).
 //!
-//! A VM's monitor drives a PCI device in another process through messages on a Unix socket.
-//! [`frame`] delimits a message, [`VfioSession`] checks it against the [`Device`] and returns a
-//! [`Request`] or an errno. [`Message::answer`], [`Message::refuse`] and [`VfioSession::describe`]
-//! write answers. Judging changes nothing, so a successor can judge a peeked message again.
-//! [`VfioSession::negotiated`] is the only state.
+//! A VM's monitor drives a PCI device in another process by messages on a Unix socket. [`frame`]
+//! delimits a message; [`VfioSession`] checks it against the [`Device`] and returns a [`Request`]
+//! or an errno. [`Message::answer`], [`Message::refuse`] and [`VfioSession::describe`] write
+//! answers. Judging has no effect, so a successor can judge a peeked message again.
 //!
-//! **Not here:** sockets, receiving descriptors, mapping memory. Memory without a descriptor is
-//! inaccessible. Refused with an errno: a second socket, several writes in one message, descriptors
-//! for region I/O, migration, dirty pages.
+//! **Not here:** sockets, descriptors, mapping memory. Memory without a descriptor is inaccessible.
+//! Refused: a second socket, several writes in one message, descriptors for region I/O, migration,
+//! dirty pages.
 
 pub mod device;
 pub mod errno;

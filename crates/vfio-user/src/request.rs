@@ -1,7 +1,4 @@
-//! Checked requests: lengths, sizes and counts are within the device's limits, so executing one
-//! needs no further check.
-//!
-//! **Not here:** the mapped memory.
+//! Checked requests: their lengths, sizes and counts are within the device's limits.
 
 use crate::device::Device;
 use crate::version::{self, Negotiated};
@@ -14,9 +11,9 @@ const PAGE_BYTES: u64 = 4096;
 /// VFIO_USER_DMA_MAP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DmaMap {
-    /// Start of the region for the device.
+    /// Start for the device.
     pub address: u64,
-    /// Length, not 0, whole pages; address + length does not overflow.
+    /// Length, not 0, in whole pages; does not overflow with `address`.
     pub len_bytes: u64,
     /// Offset in the descriptor.
     pub offset_bytes: u64,
@@ -24,7 +21,7 @@ pub struct DmaMap {
     pub readable: bool,
     /// Whether it may be written.
     pub writable: bool,
-    /// Whether a descriptor came with it; else the region is inaccessible.
+    /// Whether a descriptor came; else the region is inaccessible.
     pub has_descriptor: bool,
 }
 
@@ -47,7 +44,7 @@ pub enum DmaUnmap {
 pub enum IrqAction {
     /// Hold back signals until unmasked.
     Mask,
-    /// Signal again, and at once if one was held back.
+    /// Signal again, at once if one was held back.
     Unmask,
     /// Raise them, or set their descriptors.
     Trigger,
@@ -60,20 +57,19 @@ pub enum IrqData<'a> {
     None,
     /// One byte each; not 0 selects the interrupt.
     Bool(&'a [u8]),
-    /// `true`: each gets its descriptor, of which as many came. `false`: each loses it. Only with
-    /// [`IrqAction::Trigger`].
+    /// `true`: each gets its descriptor. `false`: each loses it. Only with [`IrqAction::Trigger`].
     Eventfd(bool),
 }
 
 /// VFIO_USER_DEVICE_SET_IRQS.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SetIrqs<'a> {
-    /// VFIO_PCI_*_IRQ_INDEX of a kind that the device has.
+    /// VFIO_PCI_*_IRQ_INDEX of an existing kind.
     pub index: u32,
     /// First interrupt.
     pub start: u32,
-    /// Number; start + count are within the device's. 0, with [`IrqData::None`] and
-    /// [`IrqAction::Trigger`]: all of the kind lose their descriptors.
+    /// Number, within the device's. 0, with [`IrqData::None`] and [`IrqAction::Trigger`]: all of
+    /// the kind lose their descriptors.
     pub count: u32,
     /// The operation.
     pub action: IrqAction,
@@ -81,7 +77,7 @@ pub struct SetIrqs<'a> {
     pub data: IrqData<'a>,
 }
 
-/// A valid access: inside the region, at most [`MAX_DATA_BYTES`], in an allowed direction.
+/// A valid access of at most [`MAX_DATA_BYTES`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RegionAccess {
     /// VFIO_PCI_*_REGION_INDEX.
@@ -107,12 +103,12 @@ pub enum Request<'a> {
     RegionInfo {
         /// The region's index.
         index: u32,
-        /// The maximal payload of the answer.
+        /// Size limit of the answer's payload.
         argsz: u32,
     },
     /// VFIO_USER_DEVICE_GET_IRQ_INFO.
     IrqInfo {
-        /// The interrupt kind's index.
+        /// The interrupt kind.
         index: u32,
     },
     /// VFIO_USER_DEVICE_SET_IRQS.
@@ -125,8 +121,7 @@ pub enum Request<'a> {
     Reset,
 }
 
-/// The request in a command's payload. Descriptors that the command does not take are ignored:
-/// Linux may attach a later message's ones to a peek.
+/// Ignores unneeded descriptors: Linux may attach a later message's to a peek.
 pub(crate) fn judge<'a>(
     code: u16,
     payload: &'a [u8],
@@ -176,7 +171,7 @@ pub(crate) fn judge<'a>(
     Ok(request)
 }
 
-/// `argsz`; payload and `argsz` must cover the fixed structure.
+/// Payload and `argsz` must cover the fixed structure.
 fn argsz(payload: &[u8], fixed_bytes: usize) -> Result<u32, Errno> {
     let argsz = u32_at(payload, 0).ok_or(Errno::EINVAL)?;
     if payload.len() < fixed_bytes || (argsz as usize) < fixed_bytes {
@@ -258,10 +253,10 @@ fn set_irqs<'a>(
     };
     let disables = count == 0 && start == 0;
     match (action, data) {
-        // A kind that the device lacks can be disabled too.
+        // A missing kind can be disabled too.
         (IrqAction::Trigger, IrqData::None) if disables => {}
         _ if count == 0 || end > irq.count => return Err(Errno::EINVAL),
-        // No descriptors are signalled when an interrupt is masked.
+        // Masking has no descriptors.
         (IrqAction::Mask | IrqAction::Unmask, IrqData::Eventfd(_)) => return Err(Errno::ENOTSUP),
         (IrqAction::Mask | IrqAction::Unmask, _) if !irq.maskable => return Err(Errno::ENOTSUP),
         _ => {}

@@ -1,7 +1,4 @@
-//! A client's session: judges messages by the negotiated version and the device, and writes
-//! answers. Only [`VfioSession::agreed`] changes it.
-//!
-//! **Not here:** executing requests.
+//! A client's session: judges messages and writes answers. Only [`VfioSession::agreed`] changes it.
 
 use crate::device::{Device, Region};
 use crate::request::{self, Request};
@@ -32,7 +29,7 @@ pub struct Message<'a> {
 pub struct Reply {
     /// Its length; 0 if no reply is wanted.
     pub bytes: usize,
-    /// The region whose mappable part's descriptor goes with it.
+    /// Its descriptor goes with the answer.
     pub with_region: Option<u32>,
 }
 
@@ -46,8 +43,8 @@ impl Reply {
 }
 
 impl Message<'_> {
-    /// Writes a successful answer with this payload. `out` has room for [`MAX_ANSWER_BYTES`]; a
-    /// longer payload becomes an error.
+    /// Writes a successful answer; `out` has room for [`MAX_ANSWER_BYTES`]. An oversized payload
+    /// becomes an error.
     pub fn answer(&self, payload: &[u8], out: &mut [u8]) -> Reply {
         self.answer_in_parts(payload, &[], out)
     }
@@ -77,8 +74,7 @@ impl Message<'_> {
         Reply::of(HEADER_BYTES)
     }
 
-    /// Writes the answer to an executed request, which [`VfioSession::describe`] does not answer.
-    /// `data` was read from the region.
+    /// Writes the answer to an executed request. `data` was read from the region.
     pub fn done(&self, data: &[u8], out: &mut [u8]) -> Reply {
         let mut fixed = [0; 24];
         match self.request {
@@ -124,7 +120,7 @@ impl VfioSession {
         }
     }
 
-    /// A predecessor's client.
+    /// A client of a predecessor.
     pub fn resume(device: Device, negotiated: Option<Negotiated>) -> Self {
         Self { device, negotiated }
     }
@@ -139,7 +135,7 @@ impl VfioSession {
         &self.device
     }
 
-    /// Judges a message that [`crate::frame`] called whole, with its number of descriptors.
+    /// Judges a whole message (see [`crate::frame`]).
     ///
     /// # Errors
     /// Why the connection must end.
@@ -170,8 +166,8 @@ impl VfioSession {
         self.negotiated = Some(negotiated);
     }
 
-    /// Answers a query or a refused message. `None` for a request to be executed first;
-    /// [`Message::done`] answers that.
+    /// Answers a query or a refused message; `None` for a request to be executed, which
+    /// [`Message::done`] answers.
     pub fn describe(&self, message: &Message<'_>, out: &mut [u8]) -> Option<Reply> {
         let mut fixed = [0u8; 32];
         let mut put = |at: usize, value: u32| {
@@ -236,7 +232,7 @@ impl VfioSession {
             info[48..56].copy_from_slice(&area.offset_bytes.to_le_bytes());
             info[56..64].copy_from_slice(&area.len_bytes.to_le_bytes());
         }
-        // A client with a short buffer learns the needed length and asks again. QEMU rejects CAPS
+        // With a short buffer the client learns the needed length and retries. QEMU rejects CAPS
         // without an offset.
         let full = argsz >= needed;
         let mut cap_offset = 0u32;

@@ -1,7 +1,5 @@
-//! The protocol's numbers, a message's header and length.
-//!
-//! The specification says "the endianness of the host system"; Forebay runs only on little-endian
-//! hosts.
+//! The protocol's numbers, headers and lengths. Integers have the host's byte order; Forebay only
+//! runs on little-endian hosts.
 
 use crate::MAX_MESSAGE_BYTES;
 use std::fmt;
@@ -160,11 +158,11 @@ pub(crate) fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
 /// The header of a message (vfio-user, "Header").
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
-    /// Message ID: chosen by the sender, echoed in the reply.
+    /// Message ID, echoed in the reply.
     pub id: u16,
     /// Command.
     pub command: u16,
-    /// Message size, including the header.
+    /// Message size with the header.
     pub size_bytes: u32,
     /// Flags.
     pub flags: u32,
@@ -184,7 +182,7 @@ impl Header {
         }
     }
 
-    /// Reads a header; `None` if there are too few bytes.
+    /// Reads a header, if complete.
     pub fn read(bytes: &[u8]) -> Option<Self> {
         Some(Self {
             id: u16_at(bytes, 0)?,
@@ -206,7 +204,7 @@ impl Header {
         bytes
     }
 
-    /// The header of a reply with this payload size.
+    /// A reply's header for this payload size.
     pub fn reply(&self, payload_bytes: u32) -> Self {
         Self {
             size_bytes: HEADER_BYTES as u32 + payload_bytes,
@@ -216,7 +214,7 @@ impl Header {
         }
     }
 
-    /// The header of an error reply.
+    /// An error reply's header.
     pub fn error_reply(&self, error: crate::Errno) -> Self {
         Self {
             flags: TYPE_REPLY | FLAGS_ERROR,
@@ -225,22 +223,22 @@ impl Header {
         }
     }
 
-    /// Whether it is a command.
+    /// Whether this is a command.
     pub fn is_command(&self) -> bool {
         self.flags & FLAGS_TYPE == 0
     }
 
-    /// Whether it is a reply.
+    /// Whether this is a reply.
     pub fn is_reply(&self) -> bool {
         self.flags & FLAGS_TYPE == TYPE_REPLY
     }
 
-    /// Whether it is an error reply.
+    /// Whether this is an error reply.
     pub fn is_error(&self) -> bool {
         self.is_reply() && self.flags & FLAGS_ERROR != 0
     }
 
-    /// Whether the sender wants no reply.
+    /// Whether no reply is wanted.
     pub fn no_reply(&self) -> bool {
         self.flags & FLAGS_NO_REPLY != 0
     }
@@ -249,7 +247,7 @@ impl Header {
 /// The start of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MessageFrame {
-    /// This many bytes of the message are needed first.
+    /// This many bytes are needed first.
     NeedMore(usize),
     /// A whole message of this many bytes.
     Whole(usize),
@@ -262,7 +260,7 @@ pub enum Broken {
     Short,
     /// A message longer than [`MAX_MESSAGE_BYTES`].
     Long,
-    /// Neither a command nor anything to be answered.
+    /// Neither a command nor answerable.
     NotACommand,
     /// A message before the version is agreed, or no common version.
     Version,
@@ -281,7 +279,7 @@ impl fmt::Display for Broken {
 
 impl std::error::Error for Broken {}
 
-/// The length of the first message in these bytes.
+/// The length of the first message.
 ///
 /// # Errors
 /// Why the stream can't go on.

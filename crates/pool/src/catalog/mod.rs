@@ -289,8 +289,8 @@ impl Catalog {
         result
     }
 
-    /// Makes a batch durable. Batches commit in the order of their ids; a failed one may be
-    /// retried. Waits while no copy's device answers, then fails.
+    /// Makes a batch durable. Batches commit in order; a failed one may be retried. Waits while no
+    /// copy's device answers, then fails.
     pub fn commit(&self, batch: &Batch) -> Result<()> {
         let result = self.with_database(|database| self.write(database, batch));
         if result.is_err() {

@@ -1,14 +1,11 @@
 //! The consistency check of the pool.
 //!
-//! It walks every map and all spare extents, marks the extents they claim in a bitmap, and then
-//! looks for used extents without a claim. It runs in pieces between other work. Meanwhile the pool
-//! marks extents that change hands, and the check ignores those. Things that must agree at one
-//! moment are compared within one piece.
+//! It marks the extents that maps and spare runs claim, then looks for used extents without a
+//! claim. It runs in pieces between other work, and ignores extents that change hands meanwhile.
+//! Facts that must agree at one moment are compared within one piece.
 //!
 //! Only leaks are repaired: they become dirty. Anything else needs a decision about whose data it
 //! is.
-//!
-//! **Not here:** the catalog's blocks and checksums (`area`, `catalog`).
 
 use crate::{
     catalog::Catalog,
@@ -26,14 +23,14 @@ use crate::{
 use forebay_xlate::types::{DeviceIndex, VolumeId};
 use std::fmt;
 
-/// Problems that are described; further ones are only counted.
+/// Described problems; further ones are counted.
 const PROBLEMS_AT_MOST: usize = 100;
 const PIECE_EXTENTS: u64 = 1 << 16;
 
 /// An inconsistency.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct CheckProblem {
-    /// The problem as a sentence.
+    /// A sentence.
     pub what: String,
     /// Whether [`Pool::repair`] fixes it.
     pub repairable: bool,
@@ -86,9 +83,9 @@ impl CheckReport {
 #[derive(Clone, Copy, Debug)]
 enum CheckStage {
     Device(usize),
-    /// Everything outside devices and volumes.
+    /// Everything else but volumes.
     Whole,
-    /// Counters and spare extents, from this volume on.
+    /// A volume's counters and spare extents.
     Volume(VolumeId),
     /// A volume's map from a chunk on.
     Map(VolumeId, u64),
@@ -101,13 +98,13 @@ enum CheckStage {
 #[derive(Debug)]
 pub struct Check {
     stage: CheckStage,
-    /// Bitmaps of claimed extents by device.
+    /// Bitmaps by device.
     claimed: Vec<Vec<u64>>,
     report: CheckReport,
 }
 
 impl Check {
-    /// Begins a check; a running one ends without a result.
+    /// Begins a check and ends a running one.
     pub fn begin(pool: &mut Pool) -> Result<Self> {
         pool.ready()?;
         pool.allocator.extents.note_moves();
@@ -123,8 +120,7 @@ impl Check {
         })
     }
 
-    /// Checks about `extents` more extents; `true` when finished. The pool may change between two
-    /// pieces.
+    /// Checks about `extents` more; `true` when finished. The pool may change in between.
     pub fn step(&mut self, pool: &Pool, extents: u64) -> Result<bool> {
         if self.report.check != pool.checking {
             return Err(PoolError::in_use("another check of the pool has begun"));
@@ -146,10 +142,10 @@ impl Check {
         self.report
     }
 
-    /// Marks a volume's run and reports contradictions.
+    /// Marks a volume's run; reports contradictions.
     fn claim(&mut self, pool: &Pool, volume: VolumeId, run: DeviceRun, wanted: ExtentState) {
         let Some(claimed) = self.claimed.get_mut(usize::from(run.device.0)) else {
-            // The device was added after the check began, or does not exist.
+            // The device is new, or does not exist.
             if pool
                 .allocator
                 .extents
@@ -193,7 +189,7 @@ impl Check {
         }
     }
 
-    /// A run that a volume has reserved and not mapped durably.
+    /// Reserved, but not mapped durably.
     fn claim_reserved(&mut self, pool: &Pool, volume: VolumeId, run: DeviceRun) {
         self.claim(pool, volume, run, ExtentState::Reserved);
         let parts = pool.allocator.reservations.within(run);
@@ -286,7 +282,6 @@ impl Check {
         CheckStage::Volume(VolumeId(0))
     }
 
-    /// Whether references are valid.
     fn links(&mut self, pool: &Pool) {
         let (runs, _) = pool.allocator.reservations.contents();
         for (run, volume) in runs {
@@ -379,9 +374,8 @@ impl Check {
         CheckStage::Map(id, 0)
     }
 
-    /// Some chunks of a map, and their pending mappings.
     fn map(&mut self, pool: &Pool, id: VolumeId, from: u64, budget: u64) -> CheckStage {
-        // It may have been deleted since the last piece.
+        // It may have been deleted meanwhile.
         let Some(volume) = pool.volumes.any(id) else {
             return CheckStage::Volume(id);
         };
@@ -519,8 +513,7 @@ impl Pool {
         Ok(check.end())
     }
 
-    /// Frees the leaks that the newest check found: dirty once the open batch is durable. Returns
-    /// their number.
+    /// Frees the newest check's leaks: dirty once the open batch is durable. Returns their number.
     pub fn repair(&mut self, report: &CheckReport) -> Result<u64> {
         self.ready()?;
         if report.check != self.checking {
@@ -533,7 +526,7 @@ impl Pool {
             for extent in run.first.0..run.end() {
                 let one = DeviceRun::new(run.device, extent, 1);
                 let used = |state| matches!(state, ExtentState::Owned | ExtentState::Reserved);
-                // Freeing marks it too, so nothing is repaired twice.
+                // Freeing marks it, so no repair happens twice.
                 if !self.allocator.extents.has_moved(run.device, extent)
                     && self.allocator.extents.all(one, used)
                 {
@@ -547,7 +540,7 @@ impl Pool {
     }
 }
 
-/// Checks a catalog on disk by reading all of it, as an opening would. Blocks.
+/// Checks a catalog on disk by reading it as an opening does. Blocks.
 pub fn check_catalog(catalog: &Catalog, devices: &[DeviceRecord]) -> CheckReport {
     let extents: Vec<u64> = devices.iter().map(|device| device.extents).collect();
     let mut report = CheckReport::default();

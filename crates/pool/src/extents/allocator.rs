@@ -1,7 +1,5 @@
-//! The allocator: every change of an extent's state.
-//!
-//! It changes states, reservations, placement and quarantine together, and names the touched
-//! records in the [`Journal`].
+//! The allocator: every change of an extent's state, with its reservation, placement and
+//! quarantine.
 //!
 //! **Not here:** logical extents (`volumes`), zeroing.
 
@@ -19,7 +17,7 @@ use crate::{
 };
 use forebay_xlate::types::{DeviceIndex, VolumeId};
 
-/// All extents of a pool, with their reservations.
+/// All extents of a pool.
 #[derive(Debug)]
 pub struct Allocator {
     pub(crate) extents: Extents,
@@ -41,7 +39,7 @@ impl Allocator {
         }
     }
 
-    /// Extents that the catalog calls used but nothing uses, as found at opening.
+    /// Extents marked as used without a user at opening.
     pub fn leaked_extents(&self) -> u64 {
         self.leaked
     }
@@ -61,8 +59,8 @@ impl Allocator {
         self.extents.get(run.device, run.first.0)
     }
 
-    /// A mark of all extents quarantined so far. Take it before asking the engine whether a
-    /// device's requests have ended, or before granting to a new engine.
+    /// A mark of all extents quarantined so far. Take it before asking whether a device's requests
+    /// have ended, and before grants to a new engine.
     pub fn quarantine_mark(&self) -> QuarantineMark {
         self.quarantine.mark()
     }
@@ -128,7 +126,7 @@ impl Allocator {
         self.free_all(journal, &ended)
     }
 
-    /// Frees all quarantined extents, once no request can hang. Returns their number.
+    /// Frees all quarantined extents, once nothing can hang. Returns their number.
     pub(crate) fn end_all_quarantine(&mut self, journal: &mut Journal) -> u64 {
         let ended = self.quarantine.take(|_, _| true);
         self.free_all(journal, &ended)
@@ -142,8 +140,7 @@ impl Allocator {
         runs.iter().map(|run| run.count).sum()
     }
 
-    /// Takes up to `want` clean extents for a volume with these spare ones, where `placement` wants
-    /// them.
+    /// Takes up to `want` clean extents for a volume with these spare ones.
     pub(crate) fn take_clean(
         &mut self,
         stock: &RunSet,
@@ -166,7 +163,7 @@ impl Allocator {
         runs
     }
 
-    /// The most that each device gives of `want`.
+    /// The most that each device gives.
     fn shares(&self, stock: &RunSet, want: u64, placement: Placement) -> Vec<(DeviceIndex, u64)> {
         let free: Vec<(DeviceIndex, u64)> = (0..self.extents.devices())
             .map(|device| DeviceIndex(device as u8))
@@ -179,7 +176,7 @@ impl Allocator {
         let all: u128 = free.iter().map(|(_, free)| u128::from(*free)).sum();
         let there = |device| stock.extents_on(device);
         let goal: u64 = want + free.iter().map(|(device, _)| there(*device)).sum::<u64>();
-        // The devices that most lack their share come first, and give whole units.
+        // Devices that most lack their share come first.
         let mut shares: Vec<(u64, DeviceIndex, u64)> = free
             .iter()
             .map(|(device, free)| {
@@ -194,7 +191,7 @@ impl Allocator {
         let wanted = shares
             .iter()
             .map(|(lacks, device, _)| (*device, units(lacks)));
-        // Any device gives the rest that rounding and device ends leave.
+        // Any device gives the rest.
         let rest = shares.iter().map(|(_, device, free)| (*device, *free));
         wanted.chain(rest).collect()
     }
@@ -227,7 +224,7 @@ impl Allocator {
         )))
     }
 
-    /// Makes a device's clean extents dirty: they may hold deleted data.
+    /// Clean extents may hold deleted data: makes them dirty.
     pub(crate) fn distrust_clean(&mut self, journal: &mut Journal, device: DeviceIndex) {
         let clean: Vec<DeviceRun> = self.extents.runs_in(ExtentState::Clean);
         for run in clean.into_iter().filter(|run| run.device == device) {

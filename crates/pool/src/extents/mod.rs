@@ -1,8 +1,8 @@
 //! Every extent's state, and the search for free ones.
 //!
-//! A byte per extent holds its state; one bit says whether it is clean, another whether it may be
-//! zero-filled. Searches go by words from a cursor on, so consecutive requests get consecutive
-//! extents. Counts are kept up to date. Nothing is taken from a device that is not online.
+//! A byte per extent holds its state; two bits say whether it is clean, or may be zero-filled.
+//! Searches go by words from a cursor on, so consecutive requests get consecutive extents. Offline
+//! devices give none.
 //!
 //! **Not here:** an extent's volume, the choice of the device (`placement`), durability
 //! (`journal`).
@@ -25,7 +25,7 @@ pub enum DeviceHealth {
     Online,
     /// Not present (yet).
     Missing,
-    /// Present, but with errors: mapped extents are served, nothing new goes there.
+    /// Present, with errors: serves mapped extents, gets nothing new.
     Failing,
     /// Present, but unusable.
     Failed,
@@ -37,7 +37,7 @@ pub enum DeviceHealth {
 pub enum ExtentState {
     /// Free, and reads as zeros.
     Clean = 0,
-    /// Reserved durably for a volume; perhaps granted, its mapping not yet durable.
+    /// Reserved durably for a volume, perhaps granted.
     Reserved = 1,
     /// Mapped durably by a volume.
     Owned = 2,
@@ -243,7 +243,7 @@ impl Extents {
             .map_or(DeviceHealth::Missing, |device| device.health)
     }
 
-    /// Whether mapped extents on the device can be reached.
+    /// Whether mapped extents are reachable.
     pub(crate) fn is_served(&self, device: DeviceIndex) -> bool {
         matches!(
             self.health(device),
@@ -300,14 +300,14 @@ impl Extents {
         }
     }
 
-    /// Begins to record which extents change hands.
+    /// Begins to record changes of hands.
     pub(crate) fn note_moves(&mut self) {
         for device in &mut self.devices {
             device.moved = Some(vec![0; device.states.len().div_ceil(64)]);
         }
     }
 
-    /// Whether an extent has changed hands since `note_moves`.
+    /// Whether an extent changed hands since `note_moves`.
     pub(crate) fn has_moved(&self, device: DeviceIndex, extent: u64) -> bool {
         let moved = self.device(device).and_then(|device| device.moved.as_ref());
         moved
@@ -481,7 +481,7 @@ mod tests {
         let mut extents = extents(200);
         assert_eq!(extents.take_clean(D0, 70), Some(DeviceRun::new(D0, 0, 70)));
         assert_eq!(extents.take_clean(D0, 10), Some(DeviceRun::new(D0, 70, 10)));
-        // Not reused while there are others ahead.
+        // Not reused yet.
         extents.set(DeviceRun::new(D0, 0, 70), ExtentState::Clean);
         assert_eq!(
             extents.take_clean(D0, 500),

@@ -1,7 +1,5 @@
-//! Runs of device extents, and sets of them.
-//!
-//! [`RunSet`] keeps disjoint runs ordered and merged, so that space stays contiguous when single
-//! extents come and go.
+//! Runs of device extents. [`RunSet`] keeps them disjoint, ordered and merged, so that space stays
+//! contiguous when extents come and go.
 
 use forebay_xlate::types::{DeviceIndex, ExtentIndex};
 use serde::{Deserialize, Serialize};
@@ -19,7 +17,7 @@ pub struct DeviceRun {
 }
 
 impl DeviceRun {
-    /// The run of `count` extents from `first` on `device`.
+    /// `count` extents from `first` on.
     pub const fn new(device: DeviceIndex, first: u64, count: u64) -> Self {
         Self {
             device,
@@ -120,7 +118,7 @@ impl RunSet {
         let device = run.device.0;
         let head = run.first.0 - holder.first.0;
         match self.runs.get_mut(&(device, holder.first.0)) {
-            // The start is unchanged, so its place in the tree stays.
+            // The start is unchanged.
             Some(count) if head > 0 => {
                 *count = head;
                 self.by_length

@@ -1,10 +1,10 @@
-//! How full the pool is, and its settings. Numbers are in extents, helpers in bytes.
+//! How full the pool is, and its settings.
 
 use crate::error::{PoolError, Result};
 use serde::{Deserialize, Serialize};
 use std::{fmt, str::FromStr};
 
-/// Extents by state. `clean` to `quarantined` add up to `total`; the others are parts of those, or
+/// Extents by state. `clean` to `quarantined` add up to `total`; the rest are parts of those, or
 /// promises.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Space {
@@ -14,21 +14,21 @@ pub struct Space {
     pub total: u64,
     /// Free, and zeros.
     pub clean: u64,
-    /// Reserved for volumes, or granted and not yet durably mapped.
+    /// Reserved, or granted and not durably mapped.
     pub reserved: u64,
     /// Mapped by volumes.
     pub owned: u64,
     /// Freed and not yet zeroed.
     pub dirty: u64,
-    /// Unusable until a hanging request ends.
+    /// Blocked by a hanging request.
     pub quarantined: u64,
-    /// Part of `reserved`: never granted. Other volumes get it before the pool is full.
+    /// Part of `reserved`: never granted, and given to others if necessary.
     pub stock: u64,
-    /// Part of `reserved` and `owned`: preallocated, and taken back if needed elsewhere.
+    /// Part of `reserved` and `owned`: preallocated, and taken back if necessary.
     pub ahead: u64,
     /// Space reservations not yet taken.
     pub promised: u64,
-    /// Part of `clean` and `dirty`: on devices that can't be used now.
+    /// Part of `clean` and `dirty`: on unusable devices.
     pub unavailable: u64,
 }
 
@@ -42,17 +42,17 @@ impl Space {
         (self.reserved + self.owned + self.quarantined).saturating_sub(self.stock + self.ahead)
     }
 
-    /// Used bytes, quarantined ones included, spare and preallocated ones not.
+    /// Used bytes; quarantined extents count, spare and preallocated ones do not.
     pub fn used_bytes(&self) -> u64 {
         self.used() * self.extent_bytes
     }
 
-    /// Further bytes that space reservations will take.
+    /// Bytes that space reservations will take.
     pub fn promised_bytes(&self) -> u64 {
         self.promised * self.extent_bytes
     }
 
-    /// Bytes that any volume can get, now or after zero-filling.
+    /// Bytes available to any volume, now or after zero-filling.
     pub fn free_bytes(&self) -> u64 {
         (self.clean + self.dirty + self.stock + self.ahead)
             .saturating_sub(self.promised + self.unavailable)
@@ -118,9 +118,9 @@ impl FromStr for Placement {
 pub struct PoolSettings {
     /// Placement of extents.
     pub placement: Placement,
-    /// The warning level in percent.
+    /// Warning level in percent.
     pub warn_percent: u8,
-    /// The critical level in percent.
+    /// Critical level in percent.
     pub critical_percent: u8,
 }
 

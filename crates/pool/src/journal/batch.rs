@@ -1,13 +1,11 @@
-//! One catalog transaction: records by key, each with its final value or none. Applying it twice is
-//! harmless; batches are committed in order.
-//!
-//! **Not here:** encoding (`codec`, `records`), writing (`catalog`).
+//! One catalog transaction: records by key, each with its final value or none, so applying it twice
+//! is harmless.
 
-/// A batch's number; batches are committed in this order.
+/// A batch's number; batches commit in this order.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct BatchId(pub u64);
 
-/// The catalog's tables. Their numbers order a batch and are not stored.
+/// Catalog tables. Their numbers order a batch and are not stored.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) enum Table {
     /// (0, 0): the pool's own record.
@@ -22,13 +20,13 @@ pub(crate) enum Table {
     Ports,
     /// (volume, 0): hosts' reservations.
     HostReservations,
-    /// (tenant or volume, 0 or 1): budgets. Earlier versions lack this table.
+    /// (tenant or volume, 0 or 1): budgets. Missing in earlier versions.
     Budgets,
-    /// (tenant or volume, 0 or 1): the stated values of budgets. Earlier versions lack this table.
+    /// (tenant or volume, 0 or 1): stated values. Missing in earlier versions.
     StatedBudgets,
     /// (device, 0).
     Devices,
-    /// (device, 0): the number in its label. Earlier versions lack this table.
+    /// (device, 0): its label's number. Missing in earlier versions.
     DeviceNumbers,
     /// (device, chunk of extents).
     States,

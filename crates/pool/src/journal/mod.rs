@@ -1,8 +1,7 @@
 //! Changes in memory that are not durable yet.
 //!
-//! The pool's parts name each record that they change. Actions that wait for durability are listed
-//! under the open batch's number. A batch holds all changes since the last one; batches are taken
-//! and committed in order.
+//! The pool's parts name each changed record. Actions that wait for durability are listed under the
+//! open batch's number. Batches are taken and committed in order.
 //!
 //! **Not here:** encoding (`pool`) and writing records (`catalog`).
 
@@ -47,7 +46,7 @@ impl Journal {
         }
     }
 
-    /// The number of the next batch, which carries the latest changes.
+    /// The next batch, which carries the latest changes.
     pub fn open_batch_id(&self) -> BatchId {
         self.open_batch
     }
@@ -79,8 +78,7 @@ impl Journal {
         self.promotions.entry(self.open_batch).or_default()
     }
 
-    /// Makes a batch of the touched, encoded records and opens the next one; `None` without
-    /// records.
+    /// Makes a batch of the encoded records and opens the next one.
     pub(crate) fn close_batch(&mut self, records: Vec<(Key, Option<Vec<u8>>)>) -> Option<Batch> {
         if records.is_empty() {
             return None;
@@ -91,7 +89,7 @@ impl Journal {
         Some(Batch { id, records })
     }
 
-    /// Notes that a batch and all before it are durable; returns their promotions.
+    /// Returns what the batch and all before it promote.
     pub(crate) fn mark_committed(&mut self, batch: BatchId) -> Result<Vec<Promotions>> {
         if batch <= self.committed || batch >= self.open_batch {
             return Err(PoolError::invalid(format!(

@@ -1,8 +1,7 @@
-//! The label as bytes, in the current and the old format.
+//! The label as bytes, in both formats: fixed layout, little-endian, CRC32C.
 //!
-//! Fixed layout, little-endian, a CRC32C over the block. The version says whether the layout is
-//! readable; feature bits name further requirements. Names lie beside set bits, so that a version
-//! that lacks a feature can name it.
+//! The version says whether the layout is readable; feature bits name further requirements. Bits
+//! carry names, so that a version that lacks one can report it.
 
 use super::{Label, LabelFormat, LabelOwner};
 use crate::{
@@ -25,7 +24,7 @@ const NAME_BYTES: usize = 64;
 const FEATURES: usize = 16;
 const FEATURE_NAME_BYTES: usize = 30;
 
-/// What an unknown bit forbids. 1 is for bits that forbid nothing; there are none yet.
+/// The effect of an unknown bit. 1 is for bits without one; there are none yet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 enum Class {
@@ -116,7 +115,7 @@ fn text(bytes: &[u8], len: usize) -> Option<String> {
     Some(text.to_owned())
 }
 
-/// Copies as much of `from` as fits, in whole characters; returns its bytes.
+/// Copies as many whole characters as fit; returns the bytes.
 fn put(into: &mut [u8], from: &str) -> usize {
     let len = (0..=into.len().min(from.len()))
         .rev()
@@ -131,7 +130,7 @@ impl LabelBlock {
         Self::new_zeroed()
     }
 
-    /// Unknown features that forbid opening the pool.
+    /// Those that forbid opening the pool.
     fn unknown_features(&self) -> Vec<String> {
         let bits = [
             (Class::ReadOnly, self.read_only_compatible.get()),

@@ -59,14 +59,14 @@ pub struct LabelOwner {
     pub host: String,
 }
 
-/// A start or stop of a pool, as recorded in its labels.
+/// A start or stop, as recorded in labels.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Stamp {
     /// The pool's owner.
     pub owner: LabelOwner,
     /// Grows with each start and stop of the pool.
     pub number: u64,
-    /// Whether the pool was closed cleanly.
+    /// Whether it was a clean stop.
     pub is_clean: bool,
 }
 
@@ -75,15 +75,15 @@ pub struct Stamp {
 pub struct Label {
     /// The stored format.
     pub format: LabelFormat,
-    /// Grows with each rewrite; the copy with the higher one counts.
+    /// Grows with each rewrite; the higher copy counts.
     pub generation: u64,
-    /// The pool's identity.
+    /// Pool's identity.
     pub pool_uuid: Uuid,
-    /// The pool's name, for people.
+    /// Pool's name.
     pub pool_name: String,
-    /// The device's identity.
+    /// Device's identity.
     pub device_uuid: Uuid,
-    /// The device's index in the pool.
+    /// Device's index in the pool.
     pub device_index: DeviceIndex,
     /// Logical block size when the pool was made, in bytes.
     pub block_bytes: u32,
@@ -103,7 +103,7 @@ pub struct Label {
     pub epoch: Epoch,
     /// Last owner; `None` in the old format or before the first start.
     pub owner: Option<LabelOwner>,
-    /// Number of the last start or stop with this device; 0 for none.
+    /// Number of its last start or stop; 0 for none.
     pub number: u64,
     /// Whether that was a clean stop.
     pub is_clean: bool,
@@ -126,7 +126,7 @@ impl Label {
         Ok(Self::read_copies(store)?.label)
     }
 
-    /// [`Label::read`] with the state of the copies.
+    /// [`Label::read`], with the copies' state.
     pub fn read_copies(store: &dyn BlockStore) -> Result<LabelCopies> {
         let capacity = store
             .capacity()
@@ -330,7 +330,7 @@ impl Label {
         }
     }
 
-    /// Writes both copies; one is durable before the other changes.
+    /// Writes the copies, durably one after the other.
     pub fn write(&self, store: &dyn BlockStore) -> Result<()> {
         let block = LabelBlock::encode(self)?;
         write_block(store, block.as_bytes(), &self.format.copies())

@@ -1,11 +1,8 @@
-//! The copies' health, and the repair of copies that failed at run time.
+//! The copies' health, and the repair of failed copies.
 //!
-//! Each failed copy is first tested with a write that erases its headers. That holds no lock: a
-//! hanging or slow device must not delay commits. Copies that took the write are rewritten while
-//! commits wait. For the others another device gets a copy, and their remains are erased when
-//! possible. Failed labels are written again once they can be read.
-//!
-//! **Not here:** making a copy (`copies`), the time of a repair (the caller).
+//! Each failed copy is first tested with a write that erases its headers, without a lock: a hanging
+//! device must not delay commits. Those that work are rewritten while commits wait. Others are
+//! replaced on another device, and their remains erased when possible. Failed labels are retried.
 
 use super::{CatalogCopy, CopyState, Mirror, MirrorHealth, State, sync::sync_areas};
 use crate::{
@@ -32,8 +29,7 @@ impl Mirror {
         self.care.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Tests the failed areas and labels without the lock. The state in use must not need them, so
-    /// a sync comes first.
+    /// Tests without the lock. The state in use must not need these copies, so a sync comes first.
     pub(crate) fn probe(&self) -> Probed {
         let (mut areas, mut labels) = {
             let state = self.lock();
@@ -57,7 +53,7 @@ impl Mirror {
         }
     }
 
-    /// Repairs the failed copies that answer; otherwise another device gets a copy.
+    /// Repairs the failed copies that answer, or replaces them.
     pub(crate) fn heal(&self, probed: &Probed) -> io::Result<()> {
         let mut state = self.lock();
         state.labels.try_again(&probed.labels);
@@ -94,8 +90,8 @@ impl Mirror {
         state.sync()
     }
 
-    /// A store reports a failed write until a sync. If every copy does, no commit gets as far as a
-    /// sync, so sync here. The lost blocks are written again.
+    /// A store reports a failed write until a sync. If every copy does, no commit reaches a sync,
+    /// so sync here. Lost blocks are then rewritten.
     pub(crate) fn hear_failures(&self) {
         let mut state = self.lock();
         let areas: Vec<&Area> = state.replicas.iter().map(|replica| &replica.area).collect();
@@ -199,7 +195,7 @@ impl State {
         ));
     }
 
-    /// Erases an area's copy; on failure it is retried later.
+    /// Erases an area's copy, now or later.
     pub(super) fn retire(&mut self, area: &Area) -> bool {
         let device = area.device;
         match area.retire() {

@@ -1,8 +1,8 @@
-//! Writes the catalog's epoch into the labels of the pool's devices.
+//! Writes the catalog's epoch into the devices' labels.
 //!
 //! It does so after a new epoch's header is durable, and before anything else counts. So after a
-//! crash labels may know less than the catalog, never more. A failed label is retried when copies
-//! are healed; no operation waits for it.
+//! crash labels may know less than the catalog, never more. Failed labels are retried when copies
+//! are healed; no operation waits.
 
 use super::{Mirror, State};
 use crate::{

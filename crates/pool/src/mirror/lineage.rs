@@ -1,13 +1,11 @@
 //! Which copy of the catalog includes the other one's history.
 //!
-//! A copy's history is a list of epochs. A new epoch, with a random name, begins when the catalog
-//! goes on without a copy; the last sync of the old one is noted. So the survivor's history
-//! includes a copy left behind, but neither of two diverged copies includes the other. A copy left
-//! behind may be one sync ahead of its epoch's end; that sync was never acknowledged. A copy older
-//! than the remembered epochs counts as diverged.
+//! A history is a list of epochs. A new epoch, with a random name, begins when the catalog goes on
+//! without a copy; the old one's last sync is noted. So the survivor's history includes a copy left
+//! behind, and diverged copies include neither. A copy left behind may have one further sync, never
+//! acknowledged. One older than the remembered epochs counts as diverged.
 //!
-//! All labels note the [`Epoch`], so that a copy left behind does not pass for the catalog while
-//! the survivor is missing.
+//! All labels note the [`Epoch`], so that a copy left behind does not pass for the catalog.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, little_endian::U64};
 
@@ -22,18 +20,18 @@ pub(crate) struct Past {
     last: U64,
 }
 
-/// The catalog's epoch as noted in a label: that it began, not its content.
+/// The epoch in a label: that it began, not its content.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Epoch {
     /// Number of epochs before it.
     pub number: u64,
     /// Its random name.
     pub name: u64,
-    /// Devices with a copy when the label was written; 255 for none.
+    /// Devices with a copy; 255 for none.
     pub copies: [u8; 2],
 }
 
-/// The epochs of one copy, as stored in its header.
+/// The epochs of one copy, as stored.
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Clone, PartialEq, Eq, Debug)]
 #[repr(C)]
 pub(crate) struct Lineage {
@@ -88,7 +86,7 @@ impl Lineage {
         }
     }
 
-    /// Whether a copy of this lineage at sync `seq` includes everything acknowledged by the other.
+    /// Whether a copy at sync `seq` includes everything that the other acknowledged.
     pub(crate) fn contains(&self, seq: u64, other: &Lineage, other_seq: u64) -> bool {
         if self.name == other.name {
             return seq >= other_seq;

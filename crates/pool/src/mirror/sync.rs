@@ -1,12 +1,11 @@
 //! Makes writes durable on every copy.
 //!
-//! Tables and header go into each copy's older slot before the devices' syncs; the slots swap after
-//! them. A sync counts when every copy in use has it. A failed copy is left behind, and another
-//! sync records that. Only a survivor that knows that it is alone may acknowledge, and only after
-//! the other devices' labels record it too (`labels`).
+//! Tables and header go into each copy's older slot before the devices' syncs; then the slots swap.
+//! A failed copy is left behind, and another sync records that. A survivor may acknowledge only
+//! after it, and the other devices' labels (`labels`), record that it is alone.
 //!
-//! If every copy fails, the caller retries into the same slots. The devices may have dropped
-//! unsynced blocks, so those are read back, verified and rewritten.
+//! If every copy fails, the caller retries into the same slots. Devices may have dropped unsynced
+//! blocks, so those are read back, verified and rewritten.
 
 use super::State;
 use crate::{
@@ -20,7 +19,7 @@ pub(super) fn epoch_name() -> io::Result<u64> {
     let uuid = Uuid::random().map_err(io::Error::other)?;
     let mut bytes = [0; 8];
     bytes.copy_from_slice(&uuid.0[8..]);
-    // 62 bits are random; the version and variant bits are elsewhere or constant.
+    // Two of these bits are the constant variant, 62 are random.
     Ok(u64::from_le_bytes(bytes))
 }
 
@@ -68,8 +67,7 @@ impl State {
         }
     }
 
-    /// The first sync after opening makes the content durable before a header goes into the other
-    /// slot.
+    /// After opening: the content must be durable before a header goes into the other slot.
     fn sync_base(&mut self) -> io::Result<()> {
         if !self.base_unsynced {
             return Ok(());
@@ -93,7 +91,7 @@ impl State {
         Ok(())
     }
 
-    /// Nothing known changed, but the devices must be synced.
+    /// Nothing known changed, but devices must be synced.
     fn sync_only(&mut self) -> io::Result<()> {
         let areas: Vec<&Area> = self.replicas.iter().map(|replica| &replica.area).collect();
         let mut failed: Vec<(usize, io::Error)> = Vec::new();
@@ -117,7 +115,7 @@ impl State {
         self.sync()
     }
 
-    /// One sync of tables and header on all copies. Returns the failed ones.
+    /// Returns the failed copies.
     fn sync_round(&mut self) -> io::Result<Vec<(usize, io::Error)>> {
         let seq = self.seq + 1;
         let wrote_tables = self.tables_dirty;
@@ -157,7 +155,7 @@ impl State {
             }
         }
         if failed.len() == self.replicas.len() {
-            // No copy surely has it: retry into the same slots.
+            // Retry into the same slots.
             self.sync_failed = true;
             let error = failed.swap_remove(0).1;
             return Err(error);
@@ -197,7 +195,7 @@ impl State {
                 continue;
             }
             let expected = self.entry(block);
-            // A lost block was not reachable: its commit had not got that far.
+            // A lost block was unreachable: its commit was incomplete.
             if self.load_from_copies(block, expected, &mut content).is_ok() {
                 self.save(block, &content)?;
             }

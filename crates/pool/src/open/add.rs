@@ -1,8 +1,7 @@
 //! Adding a device to a pool.
 //!
-//! The label comes first, then the record with the caller's next commit, then perhaps a copy of the
-//! catalog. After a crash in between, opening reports and ignores the unknown device, which can be
-//! added again.
+//! The label comes first, then the record with the caller's next commit. After a crash in between,
+//! opening ignores and reports the device, which can be added again.
 
 use crate::{
     catalog::Catalog,
@@ -16,8 +15,8 @@ use crate::{
 use forebay_xlate::types::DeviceIndex;
 use std::sync::Arc;
 
-/// Labels a device durably and adds it to the pool with the open batch. Call [`Catalog::spread`]
-/// once that is durable. `force` takes a device in use.
+/// Labels a device durably and adds it with the open batch. Call [`Catalog::spread`] once that is
+/// durable. `force` takes a device in use.
 pub fn add_device(
     pool: &mut Pool,
     catalog: &Catalog,
@@ -66,7 +65,7 @@ pub fn add_device(
         catalog.epoch(),
         catalog.last_stamp().as_ref(),
     )?;
-    // Remains of another catalog must not pass for a copy of this one.
+    // Another catalog's remains must not pass for a copy.
     for area in areas_of(&label, &device.store)? {
         area.retire()
             .map_err(|error| PoolError::io(&device.spec, &error))?;
@@ -84,8 +83,7 @@ pub fn add_device(
     Ok(index)
 }
 
-/// Writes a new device's label. If that overwrites the label of another device, both are one disk,
-/// and the old label is restored.
+/// If this overwrites another device's label, both are one disk: restores it and fails.
 fn label_alone(catalog: &Catalog, device: &NewDevice, label: &Label) -> Result<()> {
     let stores = catalog.label_stores().into_iter();
     // A device that does not answer can't be compared.
@@ -107,8 +105,8 @@ fn label_alone(catalog: &Catalog, device: &NewDevice, label: &Label) -> Result<(
 }
 
 impl Catalog {
-    /// Gives a device, whose record is durable, a copy of the catalog if there is only one, or two
-    /// on one device. Blocks; commits wait meanwhile.
+    /// Gives a device with a durable record a copy of the catalog, if there is only one, or two on
+    /// one device. Blocks, and delays commits.
     pub fn spread(&self, index: DeviceIndex, store: &Arc<dyn BlockStore>) -> Result<()> {
         let label = Label::read(store.as_ref())?;
         if label.device_index != index {

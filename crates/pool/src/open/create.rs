@@ -1,10 +1,8 @@
 //! Creating and destroying a pool.
 //!
-//! Creation writes all labels and reads them back, which exposes two names of one disk. Then it
-//! wipes them and writes them last, the first device's at the very end. So an interrupted creation
-//! leaves no pool that looks whole.
-//!
-//! **Not here:** opening and locking devices.
+//! Creation writes all labels and reads them back, to find two names of one disk. Then it wipes
+//! them and writes them last, the first device's at the very end, so that an interrupted creation
+//! leaves no complete pool.
 
 use crate::{
     catalog::Catalog,
@@ -26,7 +24,7 @@ use crate::{
 use forebay_xlate::types::DeviceIndex;
 use std::sync::Arc;
 
-/// Size of each end in which other software keeps its marks.
+/// Each end in which other software keeps its marks.
 const ENDS_BYTES: u64 = 1 << 20;
 
 /// A device for a new pool.
@@ -38,8 +36,8 @@ pub struct NewDevice {
     pub store: Arc<dyn BlockStore>,
     /// Its logical block in bytes: 512 or 4096.
     pub block_bytes: u32,
-    /// Whether all beyond label and catalog reads as zeros, as in a new sparse file. Otherwise
-    /// every extent is zero-filled before its first use.
+    /// Whether everything but label and catalog reads as zeros, as in a new sparse file. Otherwise
+    /// extents are zero-filled before use.
     pub known_zero: bool,
 }
 
@@ -50,11 +48,11 @@ pub struct PoolSpec {
     pub name: String,
     /// The extent size in bytes: a power of two from 64 KiB to 4 MiB.
     pub extent_bytes: u64,
-    /// The devices; the first always has a copy of the catalog.
+    /// The first always has a copy of the catalog.
     pub devices: Vec<NewDevice>,
     /// Placement and warning levels.
     pub settings: PoolSettings,
-    /// Whether to take devices that are in use.
+    /// Take devices in use.
     pub force: bool,
     /// The time in seconds since the epoch.
     pub now_s: u64,
@@ -170,7 +168,7 @@ pub fn create(spec: &PoolSpec) -> Result<(Pool, Catalog)> {
     let mut labels = Vec::with_capacity(layouts.len());
     let mut records = Vec::with_capacity(layouts.len());
     let mut areas = Vec::new();
-    // Known once there is a catalog.
+    // Not known yet.
     let none = Epoch {
         number: 0,
         name: 0,
@@ -197,7 +195,7 @@ pub fn create(spec: &PoolSpec) -> Result<(Pool, Catalog)> {
         Label::wipe(device.store.as_ref())?;
     }
     twins?;
-    // On the first two devices that have an area, or twice on the only one.
+    // On two devices, or twice on the only one with an area.
     let places = areas.clone();
     areas.truncate(2);
     let catalog = Catalog::create(areas)?;
@@ -219,7 +217,7 @@ pub fn create(spec: &PoolSpec) -> Result<(Pool, Catalog)> {
     Ok((pool, catalog))
 }
 
-/// Zeroes both ends of a device, so that overridden marks of other software do not come back.
+/// Overridden marks of other software must not come back.
 pub(crate) fn wipe_ends(device: &NewDevice) -> Result<()> {
     let store = device.store.as_ref();
     let wipe = || -> std::io::Result<()> {
@@ -237,7 +235,7 @@ pub(crate) fn wipe_ends(device: &NewDevice) -> Result<()> {
     wipe().map_err(|error| PoolError::io(&format!("{}: wiping it", device.spec), &error))
 }
 
-/// A device with another one's label is the same disk under two names.
+/// A device with another one's label is the same disk.
 fn refuse_twins(devices: &[NewDevice], labels: &[Label]) -> Result<()> {
     for (device, label) in devices.iter().zip(labels) {
         let found = Label::read(device.store.as_ref())?;

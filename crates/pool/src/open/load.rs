@@ -1,9 +1,8 @@
 //! Loads the pool from the catalog's records.
 //!
-//! It makes one pass over all records in table order. Each extent can be claimed once; a claim
-//! clears a bit, and the bitmap of a terabyte of small extents fits into 2 MB of processor cache.
-//! Contradictions are damage, and opening fails. An extent in use without a user is a leak, which
-//! is counted and harmless.
+//! One pass over the records claims each extent at most once by clearing a bit. The bits of a
+//! terabyte of small extents take 2 MB, which fits into the processor's cache. Contradictions are
+//! damage and fail the opening. An extent in use without a user is a harmless leak and counted.
 
 use crate::{
     catalog::{Catalog, Usage},
@@ -26,7 +25,7 @@ use crate::{
 use forebay_xlate::types::{DeviceIndex, VolumeId};
 use std::{collections::BTreeMap, sync::Arc};
 
-/// Bitmaps of a device's used extents that no volume has claimed yet.
+/// Used extents that no volume has claimed yet.
 struct Unclaimed {
     reserved: Vec<u64>,
     owned: Vec<u64>,
@@ -63,9 +62,9 @@ struct Loader {
     info: Option<PoolInfo>,
     devices: Vec<DeviceRecord>,
     device_numbers: BTreeMap<DeviceIndex, u64>,
-    /// By device, a byte per extent.
+    /// By device and extent.
     states: Vec<Vec<u8>>,
-    /// By device, made when all states are known.
+    /// By device; made once all states are known.
     unclaimed: Vec<Unclaimed>,
     tenants: Vec<TenantRecord>,
     volumes: BTreeMap<VolumeId, PoolVolume>,
@@ -258,15 +257,15 @@ impl Loader {
     }
 }
 
-/// Takes a record: table, both halves of the key, value.
+/// Table, both halves of the key, value.
 pub(crate) type Visit<'a> = &'a mut dyn FnMut(Table, u64, u64, &[u8]) -> Result<()>;
 
-/// Loads a pool, which then waits for adoption. `check` validates a device's record.
+/// The pool then waits for adoption. `check` validates a device's record.
 pub(crate) fn load(catalog: &Catalog, check: impl Fn(&DeviceRecord) -> Result<()>) -> Result<Pool> {
     load_records(|visit| catalog.load(visit), catalog.usage(), check)
 }
 
-/// Loads from any source that yields the records in order.
+/// The source yields the records in order.
 pub(crate) fn load_records(
     source: impl FnOnce(Visit<'_>) -> Result<()>,
     usage: Arc<Usage>,
@@ -275,7 +274,7 @@ pub(crate) fn load_records(
     let mut loader = Loader::default();
     source(&mut |table, a, b, value| {
         if table > Table::Devices && loader.states.is_empty() {
-            // All devices are known; their extents come next.
+            // All devices are known; their extents follow.
             loader.states = loader.initial_states(&check)?;
         }
         loader.record(table, a, b, value)
@@ -349,7 +348,7 @@ mod tests {
     };
     use forebay_qos::budget::Budget;
 
-    /// Loads a pool of 64 extents with these additional records.
+    /// Loads 64 extents and these records.
     fn load_with(records: Records) -> Result<Pool> {
         let device = NewDevice {
             spec: "mem".into(),
@@ -475,7 +474,7 @@ mod tests {
         assert_eq!(pool.budgets().tenants().count(), 1);
         assert_eq!(pool.budgets().of_volume(VolumeId(A)).unwrap().base.iops, 50);
         assert_eq!(pool.budgets().volumes().count(), 1);
-        // Their records go with the next batch.
+        // Their records go too.
         let batch = pool.take_batch().unwrap().unwrap();
         let gone = [
             Key::new(Table::Budgets, 98, 1),

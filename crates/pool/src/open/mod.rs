@@ -1,10 +1,8 @@
 //! Opening a pool from the devices present.
 //!
-//! Labels identify devices, wherever they were found, and locate the catalog areas. The best copy
-//! of the catalog lists the pool's devices. One good copy suffices; missing devices are reported.
-//! Contradictions (two pools, one device twice) are errors; damage is repaired and reported.
-//!
-//! **Not here:** opening, locking and testing devices.
+//! Labels identify devices and locate the catalog areas; the best copy of the catalog lists the
+//! devices. One good copy suffices; missing devices are reported. Contradictions (two pools, one
+//! device twice) are errors; damage is repaired and reported.
 
 pub(crate) mod add;
 pub(crate) mod create;
@@ -35,7 +33,7 @@ pub struct OpenDevice {
     pub spec: String,
     /// Its content.
     pub store: Arc<dyn BlockStore>,
-    /// Whether to take it even if it is outdated.
+    /// Take it even if it is outdated.
     pub forced: bool,
 }
 
@@ -48,23 +46,22 @@ pub struct MissingDevice {
     pub uuid: Uuid,
     /// Where it was last found.
     pub spec: String,
-    /// Why it is not used, if it is present.
+    /// Why it is not used, if present.
     pub why: Option<String>,
 }
 
 /// An opened pool.
 #[derive(Debug)]
 pub struct Opened {
-    /// The pool. Adopt its grants next ([`Pool::adopt_grant`], [`Pool::finish_adoption`]).
+    /// The pool. Next, adopt its grants ([`Pool::adopt_grant`], [`Pool::finish_adoption`]).
     pub pool: Pool,
     /// Its catalog.
     pub catalog: Catalog,
-    /// The index of each given device, in that order; `None` if it is not part of the pool, as a
-    /// note explains.
+    /// The index of each given device; `None` if it is not part of the pool, as a note explains.
     pub indexes: Vec<Option<DeviceIndex>>,
     /// The missing devices.
     pub missing: Vec<MissingDevice>,
-    /// Findings and repairs as sentences.
+    /// Findings and repairs.
     pub notes: Vec<String>,
 }
 
@@ -75,7 +72,7 @@ struct Labelled<'a> {
     device: &'a OpenDevice,
 }
 
-/// Opens the pool of these devices, given in any order.
+/// Opens the pool of these devices, in any order.
 pub fn open(devices: &[OpenDevice]) -> Result<Opened> {
     let mut notes = Vec::new();
     let labelled = read_labels(devices, &mut notes)?;
@@ -131,8 +128,8 @@ pub fn open(devices: &[OpenDevice]) -> Result<Opened> {
     })
 }
 
-/// The catalog areas of devices that took part in the pool's last start or stop, by their labels.
-/// Other devices join once the catalog allows it.
+/// The catalog areas of devices that took part in the last start or stop. Others join once the
+/// catalog allows it.
 fn areas_to_trust(labelled: &[Labelled<'_>]) -> Result<Vec<FoundArea>> {
     let newest = labelled.iter().map(|one| one.label.number).max();
     let is_behind = |one: &&Labelled<'_>| {
@@ -153,7 +150,7 @@ fn areas_to_trust(labelled: &[Labelled<'_>]) -> Result<Vec<FoundArea>> {
     found_on(&mut labelled.iter())
 }
 
-/// Refuses a catalog older than a device's label, unless its devices are taken by force.
+/// Refuses a catalog older than a label, unless its devices are forced.
 fn refuse_older_catalog(labelled: &[Labelled<'_>], catalog: &Catalog, number: u64) -> Result<()> {
     let Some(newest) = labelled.iter().max_by_key(|one| one.label.number) else {
         return Ok(());
@@ -267,7 +264,7 @@ fn older_copy(spec: &str, number: u64, known: u64) -> String {
 
 type Matched = (Vec<Option<DeviceIndex>>, Vec<MissingDevice>);
 
-/// Matches devices with records, and tells the pool which are missing.
+/// Matches devices with records.
 fn match_records(
     labelled: &[Labelled<'_>],
     given: usize,

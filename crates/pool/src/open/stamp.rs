@@ -1,10 +1,10 @@
 //! The number of a pool's starts and stops, in the catalog and in every label.
 //!
-//! A start or stop increments `opens` and commits it, writes the number into the labels, and then
-//! notes in the catalog which labels have it. So after a crash no label is newer than the catalog,
-//! nor older than its note. A device with an older label was replaced by an outdated copy and
-//! counts as missing unless forced. A label newer than the catalog shows that the catalog is
-//! outdated. Labels of the old format have no number.
+//! A start or stop increments `opens` and commits it, writes the labels, and then notes in the
+//! catalog which labels have the number. So no label is newer than the catalog, nor older than its
+//! note. A device with an older label is an outdated copy and counts as missing unless forced. A
+//! label newer than the catalog shows that the catalog is outdated. Old-format labels have no
+//! number.
 
 use crate::{
     catalog::Catalog,
@@ -25,8 +25,7 @@ pub struct Stamped {
 }
 
 impl Catalog {
-    /// Writes a stamp into the labels of the devices present. Its number must be durable in the
-    /// catalog. Blocks.
+    /// Stamps the labels of the devices present. The number must be durable in the catalog. Blocks.
     pub fn stamp(&self, stamp: &Stamp) -> Stamped {
         let mut stamped = Stamped::default();
         for (device, result) in self.stamp_labels(stamp) {
@@ -41,7 +40,7 @@ impl Catalog {
         stamped
     }
 
-    /// Upgrades labels of the old format; returns their number. Blocks.
+    /// Upgrades old labels; returns their number. Blocks.
     pub fn upgrade_labels(&self) -> Result<usize> {
         let mut upgraded = 0;
         for (device, store) in self.label_stores() {
@@ -50,7 +49,7 @@ impl Catalog {
         Ok(upgraded)
     }
 
-    /// Rewrites all copies of every label, even over foreign data. Blocks.
+    /// Rewrites every label, even over foreign data. Blocks.
     pub fn repair_labels(&self) -> Result<()> {
         for (_, store) in self.label_stores() {
             Label::repair(store.as_ref())?;
@@ -58,7 +57,7 @@ impl Catalog {
         Ok(())
     }
 
-    /// Devices with labels of the old format, and those with foreign data over the first copy.
+    /// Devices with old-format labels, and with foreign data over the first copy.
     pub fn label_troubles(&self) -> (Vec<Uuid>, Vec<Uuid>) {
         let (mut old, mut covered) = (Vec::new(), Vec::new());
         for (device, store) in self.label_stores() {

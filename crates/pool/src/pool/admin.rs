@@ -1,10 +1,9 @@
-//! Administration: tenants, volumes, exports, budgets, and hosts' persistent settings.
+//! Administration: tenants, volumes, exports, budgets, and hosts' settings.
 //!
-//! Each operation validates before it changes anything; it is durable with the open batch. Errors
-//! say what to do.
+//! Each operation validates before it changes anything, and is durable with the open batch. The
+//! caller closes an export before it is deleted.
 //!
-//! **Not here:** extents (`faults`), devices and settings (`devices`), connections: the caller
-//! closes an export before it is deleted.
+//! **Not here:** extents (`faults`), devices and settings (`devices`).
 
 use super::{
     Pool,
@@ -28,7 +27,7 @@ use std::collections::BTreeSet;
 
 /// The largest volume, in bytes.
 pub const MAX_VOLUME_BYTES: u64 = 64 << 40;
-/// Rough bound of a record in the catalog, without hosts.
+/// Rough bound of a catalog record without hosts.
 const RECORD_BYTES: u64 = 512;
 
 /// A volume to be made.
@@ -40,7 +39,7 @@ pub struct NewVolume {
     pub name: String,
     /// Its size in bytes, a multiple of the block.
     pub size_bytes: u64,
-    /// Its logical block, 512 or 4096; `None` for the smallest that the devices allow.
+    /// Its block, 512 or 4096; `None` for the smallest that the devices allow.
     pub block_bytes: Option<u32>,
     /// Its space reservation in bytes.
     pub reserved_bytes: u64,
@@ -115,7 +114,7 @@ impl Pool {
             })
     }
 
-    /// Adds a thin volume: it takes space when it is written.
+    /// Adds a thin volume.
     pub fn create_volume(&mut self, new: &NewVolume, now_s: u64) -> Result<VolumeId> {
         check_name("volume", &new.name)?;
         let tenant = self.tenants.named(&new.tenant)?.id;
@@ -170,7 +169,7 @@ impl Pool {
         Ok(id)
     }
 
-    /// Makes a volume larger. Once that is durable, the caller tells hosts.
+    /// Grows a volume. The caller tells hosts once it is durable.
     pub fn grow_volume(&mut self, volume: VolumeId, size_bytes: u64) -> Result<()> {
         let record = &mut self.volumes.get_mut(volume)?.record;
         if size_bytes < record.size_bytes {
@@ -187,11 +186,9 @@ impl Pool {
         Ok(())
     }
 
-    /// Removes a volume. Its record, or at least its name, goes in one transaction with its
-    /// reservation and some extents, which become dirty. [`Pool::delete_more`] frees the rest.
-    ///
-    /// Every grant must be revoked and drained before. Extents on `hanging` devices are
-    /// quarantined, as a write may be in flight.
+    /// Removes a volume: its name, its reservation and some extents in one transaction; extents
+    /// become dirty. [`Pool::delete_more`] frees the rest. Every grant must be revoked and drained
+    /// before. Extents on `hanging` devices are quarantined, as a write may be in flight.
     pub fn delete_volume(
         &mut self,
         volume: VolumeId,
@@ -212,15 +209,15 @@ impl Pool {
         Ok(released)
     }
 
-    /// Frees more extents of deleted volumes: dirty once the open batch is durable. Call it, and
-    /// commit, until nothing is left.
+    /// Frees more extents of deleted volumes: dirty once the open batch is durable. Repeat, with
+    /// commits, until none is left.
     pub fn delete_more(&mut self) -> Result<Released> {
         self.ready()?;
         let (allocator, journal) = (&mut self.allocator, &mut self.journal);
         Ok(self.volumes.delete_more(allocator, journal))
     }
 
-    /// How many extents [`Pool::delete_volume`] and [`Pool::delete_more`] free at once.
+    /// The number of extents that [`Pool::delete_volume`] and [`Pool::delete_more`] free at once.
     pub fn set_delete_slice(&mut self, extents: u64) {
         self.volumes.delete_slice = extents;
     }
@@ -260,7 +257,7 @@ impl Pool {
         Ok(id)
     }
 
-    /// Changes the hosts that may use an export; an empty list allows none.
+    /// Changes the hosts of an export; an empty list allows none.
     pub fn set_export_hosts(
         &mut self,
         export: ExportId,
@@ -311,7 +308,7 @@ impl Pool {
         Ok(true)
     }
 
-    /// Records a volume's reservations with the command that changed them.
+    /// Records a volume's reservations and the command that changed them.
     pub fn set_host_reservations(
         &mut self,
         volume: VolumeId,
@@ -325,13 +322,13 @@ impl Pool {
         Ok(())
     }
 
-    /// After a reboot: removes registrations that don't persist. Returns their volumes.
+    /// After a reboot: drops registrations that don't persist. Returns their volumes.
     pub fn lose_host_reservations(&mut self) -> Vec<VolumeId> {
         self.hosts.lose_reservations(&mut self.journal)
     }
 
-    /// Sets the ports and numbers new ones; forgets former ports if too many are remembered. `true`
-    /// if anything changed.
+    /// Sets and numbers the ports; forgets former ones if there are too many. `true` if anything
+    /// changed.
     pub fn set_ports(&mut self, addresses: &BTreeSet<String>) -> Result<bool> {
         self.hosts.set_ports(&mut self.journal, addresses)
     }

@@ -1,12 +1,9 @@
 //! Adoption: a new daemon learns its predecessor's grants.
 //!
-//! After [`open`](fn@crate::open) the caller passes in each grant of the grant table. Grants of
-//! reserved extents become mappings in memory again. Then the caller says whether this is still the
-//! boot of those grants. If so, reserved extents without a grant were never written and are spare
-//! again; otherwise they are dirty. That needs the grant table's entry from before the grant until
-//! after the commit (`faults`).
-//!
-//! **Not here:** reading the grant table, the fence.
+//! The caller passes in each grant of the grant table; those of reserved extents become mappings
+//! again. In the same boot, reserved extents without a grant were never written and are spare
+//! again; otherwise they are dirty. That needs a table entry from before the grant until after the
+//! commit (`faults`).
 
 use super::Pool;
 use crate::{
@@ -20,26 +17,26 @@ use forebay_xlate::types::{DeviceIndex, ExtentIndex, VolumeId};
 pub enum Adopted {
     /// The catalog has this mapping.
     Durable,
-    /// An extent was reserved: its mapping is in memory again.
+    /// An extent was reserved and is mapped again.
     Uncommitted,
-    /// An extent contradicts the catalog: revoke and drain the grant before any zero-fill.
+    /// It contradicts the catalog: revoke and drain it before any zero-fill.
     Stale,
 }
 
 /// The result of adoption.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct AdoptionReport {
-    /// Mappings in memory again, to be committed.
+    /// Restored mappings, to be committed.
     pub uncommitted: u64,
     /// Reserved extents that are spare again.
     pub stock: u64,
-    /// Reserved or quarantined extents that must be zero-filled.
+    /// Extents that must be zero-filled.
     pub dirty: u64,
 }
 
 impl Pool {
-    /// Adopts a grant of the grant table (no holes). Repeating one is harmless. `NotFound` means
-    /// that the volume is gone: treat the grant as [`Adopted::Stale`].
+    /// Adopts a grant (no holes); may be repeated. On `NotFound` the volume is gone: treat the
+    /// grant as [`Adopted::Stale`].
     pub fn adopt_grant(
         &mut self,
         volume: VolumeId,
@@ -55,7 +52,7 @@ impl Pool {
             ));
         }
         let extent_bytes = self.info.extent_bytes;
-        // An earlier opening's sequences are below this one's.
+        // Earlier sequences are lower.
         let ours = commit_seq < self.volumes.next_seq;
         let on_device = self
             .devices
@@ -81,7 +78,7 @@ impl Pool {
                 }
                 _ => {
                     stale = true;
-                    // Granted for a logical extent that is taken or missing: it may hold data.
+                    // It may hold data.
                     if target.stock.take(run) {
                         doubtful.push(run);
                     }
@@ -97,10 +94,10 @@ impl Pool {
     }
 
     /// Ends adoption. Pass `true` only if the opened pool's
-    /// [`PoolInfo::boot_id`](crate::PoolInfo::boot_id) is this boot's, and the grant table carried
-    /// both ids and was passed in completely. Otherwise pass `false`, set the boot id, commit, and
-    /// only then make a new grant table. Made earlier, an empty one would vouch, after another
-    /// crash, for written extents.
+    /// [`PoolInfo::boot_id`](crate::PoolInfo::boot_id) is this boot's, and the grant table had both
+    /// ids and was passed in completely. Otherwise pass `false`, set the boot id, commit, and only
+    /// then make a new grant table. An earlier empty one would vouch, after a crash, for written
+    /// extents.
     pub fn finish_adoption(&mut self, same_boot: bool) -> Result<AdoptionReport> {
         if !self.adopting {
             return Err(PoolError::invalid(
@@ -121,7 +118,7 @@ impl Pool {
         let (allocator, journal) = (&mut self.allocator, &mut self.journal);
         report.dirty += allocator.free_all(journal, &doubtful);
         if !same_boot {
-            // No request of that boot hangs any longer.
+            // No request of that boot hangs.
             report.dirty += allocator.end_all_quarantine(journal);
         }
         let volumes: Vec<VolumeId> = self.volumes.by_id.keys().copied().collect();

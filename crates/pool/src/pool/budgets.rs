@@ -1,12 +1,11 @@
 //! The budgets of tenants and volumes.
 //!
-//! A budget is a record in its own table and is deleted with its tenant or volume. Versions without
-//! the table limit no one; the next opening drops budgets they left behind. A tenant's base covers
-//! the bases of its volumes. The least base counts as none. A second record holds the values as
-//! users stated them, which are derived if they don't match the budget.
+//! A budget is deleted with its tenant or volume. Versions without the table enforce no budgets;
+//! the next opening drops those of deleted objects. A tenant's base covers its volumes' bases; the
+//! least base counts as none. A second record has the values as users stated them, which are
+//! derived if they contradict the budget.
 //!
-//! **Not here:** whether the node has the capacity (`forebay_qos::admission`), enforcement (the
-//! engine).
+//! **Not here:** the node's capacity (`forebay_qos::admission`), enforcement (the engine).
 
 use crate::{
     error::{PoolError, Result},
@@ -19,7 +18,7 @@ use forebay_qos::stated::Stated;
 use forebay_xlate::types::VolumeId;
 use std::collections::BTreeMap;
 
-/// Rough bound of a record in the catalog.
+/// Rough bound of a catalog record.
 pub(super) const RECORD_BYTES: u64 = 256;
 const NOTHING: Rate = Rate { iops: 0, bytes: 0 };
 /// The kinds of keys.

@@ -1,9 +1,7 @@
 //! The pool's devices and settings.
 //!
-//! The caller reports a device's health, which is not stored. Extents on an unusable device keep
+//! The caller reports devices' health, which is not stored. Extents on an unusable device keep
 //! their state.
-//!
-//! **Not here:** opening devices, labels (`create`).
 
 use super::{Pool, initial_state};
 use crate::{
@@ -16,15 +14,14 @@ use crate::{
 use forebay_xlate::types::DeviceIndex;
 
 impl Pool {
-    /// Sets a device's health. Nothing is allocated, reserved or zero-filled on a device that is
-    /// not online. A failing one still serves its mapped extents; on a missing or failed one,
-    /// faults return an error.
+    /// Sets a device's health. Only online devices get new, reserved or zero-filled extents. A
+    /// failing one serves mapped extents; on a missing or failed one, faults return an error.
     pub fn set_device_health(&mut self, device: DeviceIndex, health: DeviceHealth) -> Result<()> {
         self.allocator.set_health(device, health)
     }
 
-    /// Adds a labelled device, which joins the pool once the open batch is durable. It counts as
-    /// missing until [`Pool::set_device_health`].
+    /// Adds a labelled device with the open batch. It counts as missing until
+    /// [`Pool::set_device_health`].
     pub fn add_device(&mut self, record: DeviceRecord) -> Result<()> {
         let index = usize::from(record.index.0);
         if index != self.devices.len() {
@@ -50,7 +47,7 @@ impl Pool {
                 record.spec, record.block_bytes, volume.name, volume.block_bytes
             )));
         }
-        // A device's extents fit in memory: a byte each.
+        // Extents take a byte each.
         let states = vec![initial_state(&record); record.extents as usize];
         self.allocator.extents.add_device(states);
         self.allocator
@@ -71,16 +68,16 @@ impl Pool {
         Ok(())
     }
 
-    /// A new engine's generation, higher than any before. Use it only once the returned batch is
-    /// durable: a fence waits only for lower ones.
+    /// A new engine's generation. Use it only once the returned batch is durable: a fence waits
+    /// only for lower ones.
     pub fn next_engine_generation(&mut self) -> (u64, BatchId) {
         self.info.engine_generation += 1;
         self.journal.touch(Table::Meta, 0, 0);
         (self.info.engine_generation, self.journal.open_batch_id())
     }
 
-    /// Records the boot that uses the pool. Call it after [`Pool::finish_adoption`], so that both
-    /// become durable together.
+    /// Records the current boot. Call it after [`Pool::finish_adoption`], so that both become
+    /// durable together.
     pub fn set_boot_id(&mut self, boot_id: &str) -> Result<()> {
         if boot_id.is_empty() || boot_id.len() > 64 {
             return Err(PoolError::invalid(format!("{boot_id:?} is no boot id")));
@@ -127,8 +124,7 @@ impl Pool {
         }
     }
 
-    /// Makes all unmapped extents of a device dirty, as they may hold deleted data. Only while
-    /// adopting.
+    /// Makes a device's unmapped extents dirty, as they may hold deleted data. Only while adopting.
     pub(crate) fn distrust(&mut self, device: DeviceIndex) -> Result<()> {
         if !self.adopting {
             return Err(PoolError::invalid(

@@ -1,6 +1,4 @@
-//! The exports by id and by volume, and the rules for several exports of one volume.
-//!
-//! **Not here:** connections, sockets, reservations (`hosts`).
+//! The exports by id and by volume.
 
 use crate::{
     error::{PoolError, Result},
@@ -58,8 +56,7 @@ pub(super) fn hosts_bytes(hosts: &[String]) -> u64 {
     (hosts.len() * MAX_NQN_BYTES) as u64
 }
 
-/// The NQN of a volume's first export. Volumes on two nodes may have equal names; hosts distinguish
-/// subsystems by NQN.
+/// The NQN of a volume's first export. Names may repeat on other nodes; NQNs must not.
 pub(super) fn new_nqn(
     pool: Uuid,
     tenant: &TenantRecord,

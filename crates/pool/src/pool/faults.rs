@@ -1,8 +1,8 @@
 //! The owner of every volume: faults, commits of mappings, releases, zero-filling.
 //!
 //! ```text
-//! clean -> reserved (durably, ahead of need) -> granted (mapping in memory) -> owned (mapping durable)
-//!       -> freed -> dirty (durably) -> zero-filling -> clean
+//! clean -> reserved (durably) -> granted (mapping in memory) -> owned (mapping durable) -> freed -> dirty
+//!       (durably) -> zero-filling -> clean
 //! ```
 //!
 //! **Order of durability**, the caller's part:
@@ -10,8 +10,8 @@
 //! - [`Pool::release`], [`Pool::delete_volume`]: grants were revoked and drained; extents that did
 //!   not drain are quarantined.
 //! - [`Pool::laundered`]: the run was zeroed, then the device flushed.
-//! - The grant table's entry of a mapping that is not durable is written before the grant is sent.
-//!   It stays until the batch that commits or frees the mapping is durable, even on eviction.
+//! - A non-durable mapping's grant table entry is written before the grant is sent. It stays until
+//!   the batch that commits or frees the mapping is durable, even on eviction.
 
 use super::Pool;
 use crate::{
@@ -65,13 +65,13 @@ impl Pool {
         self.volumes.room_ahead(&self.allocator.extents, volume)
     }
 
-    /// Sets a volume's known number of preallocated extents.
+    /// Sets a volume's preallocated extents.
     pub fn set_ahead(&mut self, volume: VolumeId, extents: u64) {
         self.volumes.set_ahead(volume, extents);
     }
 
-    /// Answers a write fault at the unmapped `logical`: maps it with unmapped neighbours in
-    /// `around`, in one run. `None` if no such run is ready; then use [`Pool::fault`].
+    /// Answers a write fault at the unmapped `logical`: maps it and unmapped neighbours in
+    /// `around`, in one run. `None`: use [`Pool::fault`].
     pub fn map_around(
         &mut self,
         volume: VolumeId,
@@ -118,7 +118,7 @@ impl Pool {
     }
 
     /// Reserves up to `want` extents, grantable once the open batch is durable. Returns the number,
-    /// at least 1. Without clean extents it takes other volumes' surplus.
+    /// at least 1. Takes other volumes' surplus if nothing is clean.
     pub fn reserve(&mut self, volume: VolumeId, want: u64) -> Result<u64> {
         self.ready()?;
         self.volumes.get(volume)?;
@@ -132,8 +132,8 @@ impl Pool {
             .reserve(allocator, journal, volume, want, placement, room)
     }
 
-    /// How much to reserve ahead, if a volume's spare extents run low. With `much`, its need will
-    /// soon exceed past use.
+    /// How much to reserve ahead, if spare extents run low. With `much`, the need will soon exceed
+    /// past use.
     pub fn wants_reserve(&self, volume: VolumeId, much: bool) -> Option<u64> {
         self.volumes
             .wants_reserve(&self.allocator.extents, volume, much)
@@ -164,7 +164,7 @@ impl Pool {
         self.volumes.return_idle_stock(allocator, journal)
     }
 
-    /// Takes up to `max_extents` dirty extents of a device to be zeroed. They stay untouched until
+    /// Takes up to `max_extents` dirty extents to be zeroed. They stay untouched until
     /// [`Pool::laundered`], [`Pool::launder_failed`] or [`Pool::quarantine`]. None before adoption
     /// ends, nor from an offline device.
     pub fn take_dirty(&mut self, device: DeviceIndex, max_extents: u64) -> Vec<DeviceRun> {
@@ -174,8 +174,8 @@ impl Pool {
         self.allocator.take_dirty(device, max_extents)
     }
 
-    /// Makes a run from [`Pool::take_dirty`], or part of one, clean. It must read as zeros, and its
-    /// device must have been flushed since.
+    /// Makes a run from [`Pool::take_dirty`], or part of one, clean. It must be zeroed, and its
+    /// device flushed since.
     pub fn laundered(&mut self, run: DeviceRun) -> Result<()> {
         self.allocator.check_zeroing(run)?;
         self.allocator
@@ -198,7 +198,7 @@ impl Pool {
     }
 
     /// Every request to a device before the mark has ended: extents quarantined by then become
-    /// dirty with the open batch. Returns their number.
+    /// dirty. Returns their number.
     pub fn end_quarantine_on(&mut self, device: DeviceIndex, mark: QuarantineMark) -> u64 {
         self.allocator
             .end_quarantine_on(&mut self.journal, device, mark)

@@ -1,9 +1,8 @@
 //! Hosts' reservations and ports.
 //!
-//! A volume's reservations are a record of their own, made with the first registration. It keeps
-//! the tokens of commands that changed it. So a command repeated after a crash lost its answer
-//! changes nothing. A port keeps its number and change count while it is configured, and for some
-//! time after.
+//! A volume's reservations record has the tokens of commands that changed it. So a command repeated
+//! after a crash has no second effect. A port keeps its number and change count while configured,
+//! and some time longer.
 
 use crate::{
     error::{PoolError, Result},
@@ -15,8 +14,8 @@ use forebay_xlate::boundary::message::{PathState, ReserveToken};
 use forebay_xlate::types::VolumeId;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Commands that a volume remembers. At most one per connection can be repeated after a lost
-/// answer. A forgotten one would run twice.
+/// Commands that a volume remembers. Each connection may repeat one after a lost answer; a
+/// forgotten one would run twice.
 pub const MAX_RECENT: usize = 128;
 /// The most configured ports.
 pub const MAX_PORTS: usize = 64;

@@ -1,12 +1,10 @@
 //! The pool in memory, which sequences its parts.
 //!
 //! Operations validate, then change the parts, which name each touched record in the [`Journal`].
-//! [`Pool::take_batch`] encodes the touched records *as they are now*. So a batch holds all changes
-//! since the last one, and batches applied in order always yield a state that the pool was in.
-//! [`Pool::committed`] does what must wait for durability.
+//! [`Pool::take_batch`] encodes the touched records *as they are now*. So batches applied in order
+//! always yield a past state of the pool. [`Pool::committed`] does what must wait for durability.
 //!
-//! A failed batch may be retried. To give up, drop the pool and open it anew, as a new daemon
-//! would.
+//! A failed batch may be retried. To give up, reopen the pool.
 
 pub(crate) mod admin;
 pub(crate) mod adopt;
@@ -42,7 +40,7 @@ use hosts::Hosts;
 use std::{collections::BTreeMap, sync::Arc};
 use tenants::Tenants;
 
-/// A pool; see the crate.
+/// A pool.
 #[derive(Debug)]
 pub struct Pool {
     pub(crate) info: PoolInfo,
@@ -56,11 +54,11 @@ pub struct Pool {
     pub(crate) budgets: Budgets,
     pub(crate) allocator: Allocator,
     pub(crate) journal: Journal,
-    /// The batch that makes this opening's sequences unique; nothing is granted before.
+    /// It makes this opening's sequences unique; nothing is granted before.
     opening_batch: BatchId,
-    /// The predecessor's grants are still being adopted.
+    /// Adoption is going on.
     pub(crate) adopting: bool,
-    /// The number of the current check.
+    /// The number of the latest check.
     pub(crate) checking: u64,
     usage: Arc<Usage>,
 }
@@ -135,7 +133,7 @@ impl Pool {
         &self.budgets
     }
 
-    /// Each extent's state and each device's health.
+    /// Extents' states and devices' health.
     pub fn allocator(&self) -> &Allocator {
         &self.allocator
     }
@@ -155,7 +153,7 @@ impl Pool {
         }
     }
 
-    /// How full the pool is, by its settings.
+    /// How full the pool is by its settings.
     pub fn space_level(&self) -> SpaceLevel {
         self.info.settings.level(&self.space())
     }
@@ -165,7 +163,7 @@ impl Pool {
         self.usage.get()
     }
 
-    /// All changes since the last call, to be committed; `None` without changes.
+    /// All changes since the last call; `None` without changes.
     pub fn take_batch(&mut self) -> Result<Option<Batch>> {
         let mut records = Vec::new();
         for key in self.journal.touched() {
@@ -263,7 +261,7 @@ impl Pool {
         }
     }
 
-    /// Counts an opening, so that its sequences exceed all earlier ones.
+    /// Makes this opening's sequences exceed all earlier ones.
     pub(crate) fn begin_opening(&mut self) {
         self.info.opens += 1;
         self.volumes.next_seq = first_seq(self.info.opens);
@@ -271,7 +269,6 @@ impl Pool {
         self.journal.touch(Table::Meta, 0, 0);
     }
 
-    /// Refuses records for which the catalog has no room.
     fn admit(&self, bytes: u64) -> Result<()> {
         if bytes > self.usage.room(self.volumes.catalog_promised) {
             let usage = self.usage.get();
@@ -284,7 +281,7 @@ impl Pool {
         Ok(())
     }
 
-    /// Refuses operations that need all of a predecessor's grants.
+    /// Refuses until a predecessor's grants are adopted.
     pub(crate) fn ready(&self) -> Result<()> {
         if self.adopting {
             return Err(PoolError::in_use(

@@ -1,9 +1,7 @@
-//! Storage of label and catalog: whole 4 KiB blocks, a sync, a capacity.
+//! Storage of label and catalog. The daemon uses the `device` crate's [`SyncDevice`] behind a time
+//! limit ([`BoundedStore`](crate::BoundedStore)).
 //!
-//! Tests use memory; the daemon uses the `device` crate's [`SyncDevice`] behind a time limit
-//! ([`BoundedStore`](crate::BoundedStore)).
-//!
-//! **Not here:** opening and locking devices, tenant data, io_uring.
+//! **Not here:** opening and locking devices, tenant data.
 
 pub(crate) mod bounded;
 
@@ -22,16 +20,16 @@ pub const BLOCK_BYTES: usize = 4096;
 /// Offsets and lengths are multiples of [`BLOCK_BYTES`]. Until [`BlockStore::sync`] returns, a
 /// power cut may tear, lose or reorder a write.
 pub trait BlockStore: Send + Sync {
-    /// Fills `buf` from `offset`, or fails.
+    /// Fills `buf`, or fails.
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()>;
-    /// Writes all of `data` at `offset`, or fails.
+    /// Writes all of `data`, or fails.
     fn write_at(&self, offset: u64, data: &[u8]) -> io::Result<()>;
-    /// Makes every write that has returned durable.
+    /// Makes all completed writes durable.
     fn sync(&self) -> io::Result<()>;
     /// The device's size in bytes.
     fn capacity(&self) -> io::Result<u64>;
-    /// Begins a sync for [`BlockStore::end_sync`], so that several devices sync at the same time.
-    /// Each must be ended.
+    /// Begins a sync, so that several devices sync at the same time. Each needs a
+    /// [`BlockStore::end_sync`].
     fn begin_sync(&self) -> u64 {
         0
     }
@@ -40,22 +38,22 @@ pub trait BlockStore: Send + Sync {
         let _ = begun;
         self.sync()
     }
-    /// Reads without waiting for the device; `false` if it has not read all.
+    /// Reads without waiting for the device; `false` if incomplete.
     fn try_read_at(&self, offset: u64, buf: &mut [u8]) -> bool {
         let _ = (offset, buf);
         false
     }
-    /// Whether every operation fails because one has timed out.
+    /// Whether operations fail because one timed out.
     fn is_stuck(&self) -> bool {
         false
     }
-    /// A hint that this range is read soon, in pieces.
+    /// A hint: this range is read soon, in pieces.
     fn will_read(&self, offset: u64, bytes: u64) {
         let _ = (offset, bytes);
     }
 }
 
-/// A device in memory for tests. It takes its capacity in lazily touched memory.
+/// A device in memory for tests, lazily allocated.
 #[derive(Debug)]
 pub struct MemStore {
     bytes: Mutex<Vec<u8>>,
@@ -69,7 +67,7 @@ impl MemStore {
         }
     }
 
-    /// Changes the capacity, like truncating a file below a pool.
+    /// Changes the capacity, like truncating a file.
     pub fn set_capacity(&self, capacity_bytes: usize) {
         self.bytes
             .lock()
@@ -113,7 +111,7 @@ impl BlockStore for MemStore {
     }
 }
 
-/// Labels and heartbeats bypass the page cache, as other machines may write there.
+/// These bypass the page cache: other machines may write there.
 fn is_labels(offset: u64, len: usize) -> bool {
     offset.saturating_add(len as u64) <= CATALOG_OFFSET_BYTES
 }

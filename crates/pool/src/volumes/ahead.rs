@@ -1,9 +1,8 @@
 //! Preallocated extents: mappings that a volume gets before it writes there.
 //!
-//! A write fault may be answered with a run that includes unmapped neighbours, from the volume's
-//! own spare clean extents. They read as zeros until written, even after a crash. The caller
-//! returns unwritten ones ([`Pool::release`](crate::Pool::release)) and reports their number. They
-//! do not count as used, and leave enough clean extents for other volumes.
+//! A write fault may map a run of the volume's spare extents, unmapped neighbours included. They
+//! read as zeros until written, even after a crash. The caller returns unwritten ones
+//! ([`Pool::release`](crate::Pool::release)) and reports their number. They do not count as used.
 
 use super::{Volumes, placer::Placer};
 use crate::{
@@ -13,8 +12,7 @@ use crate::{
 use forebay_xlate::types::{ExtentIndex, VolumeId};
 use std::ops::Range;
 
-/// The part of clean extents that may be preallocated. A crash loses that much until it is
-/// returned.
+/// The part of clean extents that may be preallocated; a crash leaks them for a time.
 const CLEAN_PART: u64 = 2;
 /// An upper limit of that loss in a large pool.
 const MOST_AHEAD_BYTES: u64 = 4 << 30;
@@ -55,8 +53,7 @@ impl Volumes {
         }
     }
 
-    /// Maps `logical` with unmapped neighbours in `around`, in one run. `None` if no run of two or
-    /// more is ready.
+    /// `None` if no run of two or more is ready.
     pub(crate) fn map_around(
         &mut self,
         allocator: &mut Allocator,

@@ -1,11 +1,8 @@
 //! Deleting a volume: its name at once, its extents in slices.
 //!
-//! The first transaction clears the record's name, which marks the volume as being deleted. It also
-//! frees reserved extents, mappings that are not durable, and extents on hanging devices. The rest
-//! of the map is freed in slices, a transaction each; the record goes with the last one. After a
-//! crash the slices continue from the catalog.
-//!
-//! **Not here:** revoking grants, the time of the next slice (the caller).
+//! The first transaction clears the record's name and frees reserved extents, non-durable mappings
+//! and extents on hanging devices. The rest of the map is freed in slices, a transaction each; the
+//! record goes last. After a crash the slices continue.
 
 use super::{Volumes, faults::Released, map::MAP_CHUNK};
 use crate::{
@@ -16,11 +13,11 @@ use crate::{
 use forebay_xlate::types::{DeviceIndex, VolumeId};
 use std::collections::BTreeSet;
 
-/// Extents freed in one step: some milliseconds, wherever they are.
+/// Takes some milliseconds.
 pub(crate) const SLICE_EXTENTS: u64 = 16 << 10;
 
 impl Volumes {
-    /// The volume must be unused. Also frees its first slice.
+    /// The volume must be unused.
     pub(crate) fn delete(
         &mut self,
         allocator: &mut Allocator,
@@ -41,7 +38,7 @@ impl Volumes {
         self.names.remove(&name);
         gone.record.name.clear();
         gone.record.reserved_bytes = 0;
-        // Batches that carry these mappings become durable before this one.
+        // Their batch becomes durable before this one.
         gone.pending = Default::default();
         self.deleting.insert(volume, gone);
         journal.touch(Table::Volumes, volume.0, 0);
@@ -120,7 +117,7 @@ impl Volumes {
         }
         let is_over = volume.map.mapped() == 0;
         if is_over {
-            // Nothing should be left; if anything is, its content is unknown.
+            // Unexpected extents have unknown content.
             runs.extend(volume.stock.drain());
             self.deleting.remove(&id);
             journal.touch(Table::Volumes, id.0, 0);

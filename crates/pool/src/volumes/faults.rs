@@ -1,10 +1,10 @@
 //! Faults, commits of mappings, and releases of one volume.
 //!
-//! A new mapping is first in memory, with a sequence; its extent is one of the volume's spare ones.
-//! A commit puts it into the open batch; a release unmaps it and frees its extent.
+//! A new mapping is first in memory, with a sequence, and takes one of the volume's spare extents.
+//! A commit puts it into the open batch.
 //!
-//! **Not here:** when an operation is allowed (`pool::faults`), reserving (`stock`), the choice of
-//! the extent (`placer`).
+//! **Not here:** whether an operation is allowed (`pool::faults`), reserving (`stock`), the choice
+//! of the extent (`placer`).
 
 use super::{Volumes, map::MAP_CHUNK, placer::Placer};
 use crate::{
@@ -19,48 +19,48 @@ use forebay_xlate::types::{DeviceIndex, ExtentIndex, VolumeId};
 use std::collections::BTreeSet;
 
 const RUN_LIMIT: u64 = 4096;
-/// Extents unmapped by one release, in one transaction.
+/// Extents of one release, in one transaction.
 pub(super) const RELEASE_EXTENTS: u64 = 4096;
 
 /// The answer to a fault.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum FaultAnswer {
-    /// Mapped: `count` logical extents from the faulting one on are consecutive on the device.
+    /// Mapped: `count` logical extents from here on are consecutive on the device.
     Mapped {
         /// The device.
         device: DeviceIndex,
-        /// The device extent of the faulting one.
+        /// The first device extent.
         extent: ExtentIndex,
         /// The number of extents.
         count: u64,
-        /// The highest sequence among them that is not durable.
+        /// The highest sequence that is not durable.
         commit_seq: Option<u64>,
     },
-    /// A read: `count` logical extents from the faulting one on are unmapped.
+    /// A read of `count` unmapped extents from here on.
     Hole {
         /// The number of extents.
         count: u64,
     },
-    /// A write to an unmapped extent got a device extent, which reads as zeros.
+    /// A write got a new extent, which reads as zeros.
     Allocated {
         /// The device.
         device: DeviceIndex,
         /// The extent.
         extent: ExtentIndex,
-        /// The sequence of its mapping, which is not durable.
+        /// The mapping's sequence, which is not durable.
         commit_seq: u64,
     },
     /// No spare extents: reserve this many, commit, fault again.
     NeedReserve {
-        /// The number for [`Pool::reserve`](crate::Pool::reserve).
+        /// For [`Pool::reserve`](crate::Pool::reserve).
         count: u64,
     },
-    /// The extents come with this batch: fault again when it is durable.
+    /// Fault again when this batch is durable.
     AwaitCommit {
         /// The batch.
         batch: BatchId,
     },
-    /// No clean but dirty extents: zero-fill, and fault again.
+    /// Only dirty extents: zero-fill, and fault again.
     AwaitLaunder,
     /// The pool is full.
     NoSpace,
@@ -74,11 +74,11 @@ pub enum FaultAnswer {
 /// Released extents.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub struct Released {
-    /// Their runs: dirty once the open batch is durable, or quarantined.
+    /// The runs: dirty once the open batch is durable, or quarantined.
     pub runs: Vec<DeviceRun>,
-    /// Their number.
+    /// Their extents.
     pub extents: u64,
-    /// How many are quarantined.
+    /// Quarantined extents among them.
     pub quarantined: u64,
 }
 
@@ -200,7 +200,7 @@ impl Volumes {
         self.unmap(allocator, journal, volume, first.0, count, hanging)
     }
 
-    /// Frees the extents, or quarantines them on a hanging device.
+    /// Frees the extents; on a hanging device, quarantines them.
     pub(super) fn unmap(
         &mut self,
         allocator: &mut Allocator,

@@ -1,9 +1,9 @@
-//! A volume's map in memory: logical extent -> device extent.
+//! A volume's map: logical extent -> device extent.
 //!
-//! It is a tree of chunks of 512 logical extents. A chunk is a sorted list of runs, as in its
-//! stored form (`codec`). A run takes 24 bytes; an empty chunk takes none.
+//! It is a tree of chunks of 512 logical extents. A chunk is a sorted list of runs of 24 bytes, as
+//! in its stored form (`codec`).
 //!
-//! **Not here:** whether a mapping is durable (`pending`), its extent's state (`extents`).
+//! **Not here:** durability (`pending`), an extent's state (`extents`).
 
 use crate::extents::runs::DeviceRun;
 use forebay_xlate::types::DeviceIndex;
@@ -56,7 +56,7 @@ pub(crate) struct Mapping {
     pub(crate) run: DeviceRun,
 }
 
-/// A place where an extent would join a neighbour.
+/// Where an extent would join a neighbour.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Wish {
     pub(crate) device: DeviceIndex,
@@ -113,7 +113,7 @@ impl VolumeMap {
         (run.start <= at).then(|| (run.device, run.extent + u64::from(at - run.start)))
     }
 
-    /// The run at `logical`, up to `limit` extents.
+    /// Up to `limit` extents.
     pub(crate) fn run_at(&self, logical: u64, limit: u64) -> Option<DeviceRun> {
         let (device, first) = self.get(logical)?;
         let mut count = 0;
@@ -134,8 +134,8 @@ impl VolumeMap {
         Some(DeviceRun::new(device, first, count.min(limit)))
     }
 
-    /// The mapped ranges from `from` on, in order: at most `most`, in at most [`CHUNKS_AT_ONCE`]
-    /// chunks. The second value is where to continue.
+    /// Mapped ranges from `from` on, in order: at most `most`, in [`CHUNKS_AT_ONCE`] chunks. Also
+    /// returns where to continue.
     pub(crate) fn mapped_from(&self, from: u64, most: usize) -> (Vec<Range<u64>>, Option<u64>) {
         let (first_chunk, at) = split(from);
         let mut ranges: Vec<Range<u64>> = Vec::new();
@@ -158,7 +158,7 @@ impl VolumeMap {
         (ranges, None)
     }
 
-    /// How many extents from `logical` on, up to `limit`, are unmapped.
+    /// Unmapped extents from `logical` on, up to `limit`.
     pub(crate) fn hole_at(&self, logical: u64, limit: u64) -> u64 {
         let (first_chunk, at) = split(logical);
         for (chunk, runs) in self.chunks.range(first_chunk..) {
@@ -176,7 +176,7 @@ impl VolumeMap {
     }
 
     /// Where an unmapped extent would continue the run before or after it, and that run's distance.
-    /// Searches its own chunk, and the adjacent ends of the next ones.
+    /// Searches its chunk and the adjacent ends of the next.
     pub(crate) fn wishes(&self, logical: u64) -> [Option<Wish>; 2] {
         let (chunk, at) = split(logical);
         let runs = self.chunk(chunk);
@@ -220,7 +220,7 @@ impl VolumeMap {
             .map(|(chunk, runs)| (*chunk, runs.as_slice()))
     }
 
-    /// How many extents from `first` on, up to `count`, contain at most `most` mapped ones.
+    /// Extents from `first` on, up to `count`, with at most `most` mapped ones.
     pub(crate) fn reach(&self, first: u64, count: u64, most: u64) -> u64 {
         let end = first.saturating_add(count);
         let mut left = most;
@@ -394,7 +394,7 @@ mod tests {
             let mut model: BTreeMap<u64, (u8, u64)> = BTreeMap::new();
             for step in steps {
                 match step {
-                    // Mostly near neighbours, so that runs join and split.
+                    // So that runs join and split.
                     Step::Insert(logical, device, shift, count) => {
                         if model.range(logical..logical + count).next().is_some() { continue; }
                         let extent = logical + if shift < 6 { 0 } else { shift * 5000 };

@@ -1,8 +1,8 @@
 //! A volume's mappings that are not durable.
 //!
-//! Each has a sequence and a device. Lists in sequence order, nearly always the order of arrival,
-//! hold all mappings, and by device those that no batch carries. So the oldest mapping, and those
-//! due after a flush, are found directly. Removed entries stay in a list until they reach an end.
+//! Lists in sequence order, nearly always the order of arrival, hold all mappings, and by device
+//! those that no batch carries. So the oldest mapping and those due after a flush are found
+//! directly. Removed entries stay until they reach an end.
 
 use crate::journal::batch::BatchId;
 use forebay_xlate::types::DeviceIndex;
@@ -13,19 +13,19 @@ use std::ops::Range;
 pub(crate) struct Pending {
     pub(crate) seq: u64,
     pub(crate) device: DeviceIndex,
-    /// The batch that carries it; `None` before a commit asked for it.
+    /// The batch that carries it.
     pub(crate) committing: Option<BatchId>,
 }
 
-/// (sequence, logical), in the order of sequences.
+/// (sequence, logical), in order.
 type SequenceQueue = VecDeque<(u64, u64)>;
 
 #[derive(Default, Debug)]
 pub(crate) struct PendingSet {
     by_logical: BTreeMap<u64, Pending>,
-    /// Both ends are pending; entries between may be removed ones.
+    /// Removed entries may lie between pending ones.
     by_seq: SequenceQueue,
-    /// By device, without entries that a batch carries.
+    /// By device, without entries in a batch.
     waiting: BTreeMap<u8, SequenceQueue>,
 }
 
@@ -85,7 +85,7 @@ impl PendingSet {
         self.by_seq.back().map(|(seq, _)| *seq)
     }
 
-    /// The devices with mappings up to `up_to_seq` that no batch carries.
+    /// The devices with mappings up to `up_to_seq` in no batch.
     pub(crate) fn waiting_devices(&self, up_to_seq: u64) -> impl Iterator<Item = DeviceIndex> {
         self.waiting
             .iter()
@@ -123,8 +123,7 @@ impl PendingSet {
         });
     }
 
-    /// Gives a device's mappings up to a sequence to a batch. Returns them in logical order, so
-    /// that neighbours are together.
+    /// Puts a device's mappings up to a sequence into a batch. Returns them in logical order.
     pub(crate) fn commit(
         &mut self,
         device: DeviceIndex,
@@ -238,7 +237,7 @@ mod tests {
     }
 
     proptest! {
-        /// Agrees with a list that is always searched.
+        /// Agrees with a linear search.
         #[test]
         fn it_is_a_list(steps in prop::collection::vec(step(), 1..200)) {
             let mut set = PendingSet::default();
@@ -247,7 +246,7 @@ mod tests {
                 match step {
                     Step::Add(logical, device) => {
                         if model.iter().any(|m| m.1 == logical) { continue; }
-                        // As adoption does: sequences out of order now and then.
+                        // As in adoption: some sequences out of order.
                         let seq = if number % 7 == 0 { number / 2 * 1000 + 1 } else { number * 1000 };
                         set.add(logical, DeviceIndex(device), seq);
                         model.push((seq, logical, device, false));

@@ -1,10 +1,8 @@
 //! Which of its spare extents a volume gets for a logical extent.
 //!
 //! *Stripe*: a new unit gets 16 aligned extents if possible, and its later extents join it. *Fill*,
-//! or a single device: an extent continues a neighbour's run, else comes from the first device with
-//! spare ones. These are preferences: any spare extent on an online device will do.
-//!
-//! **Not here:** a unit's device (`extents::placement`), the size of reservations (`stock`).
+//! or a single device: an extent continues a neighbour's run, else comes from the first device. Any
+//! spare extent on an online device will do.
 
 use super::PoolVolume;
 use crate::extents::{
@@ -16,8 +14,8 @@ use crate::extents::{
 };
 use std::ops::Range;
 
-/// In a spare run of at least this many extents, every stream but the volume's first starts in the
-/// middle. So the streams before and in it both stay contiguous.
+/// In a spare run of this size, streams but the volume's first start in the middle, so that both
+/// parts can continue contiguously.
 const SPLIT_EXTENTS: u64 = 4;
 
 pub(super) struct Placer<'a> {
@@ -75,7 +73,7 @@ impl<'a> Placer<'a> {
         volume.stock.take(run).then_some(run)
     }
 
-    /// Takes a spare run for `logical` and unmapped neighbours in `within`; with stripe only of its
+    /// Takes a spare run for `logical` and unmapped neighbours in `within`; with stripe only in its
     /// unit. Returns the first logical extent too.
     pub(super) fn pick_around(
         &self,
@@ -117,7 +115,7 @@ impl<'a> Placer<'a> {
         let longest = volume.stock.longest_on(device)?;
         let (mut first, mut count) = (within.start, wanted);
         if count > longest.count {
-            // As much about it as fits in one piece.
+            // As much as fits in one piece.
             let most = 1u64 << longest.count.ilog2();
             first = first.max(logical - logical % most);
             count = most.min(within.end - first);
@@ -146,7 +144,7 @@ impl<'a> Placer<'a> {
     }
 }
 
-/// The extent's place in a run, in 16 aligned extents if possible.
+/// In 16 aligned extents if possible.
 fn unit_in(run: DeviceRun, into: u64) -> DeviceRun {
     let start = run.first.0.next_multiple_of(UNIT_EXTENTS);
     let first = if start + UNIT_EXTENTS <= run.end() {

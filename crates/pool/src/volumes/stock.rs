@@ -96,7 +96,7 @@ impl Volumes {
         (free, free.min(clean))
     }
 
-    /// The largest space reservation possible now for a volume, existing or new, in bytes.
+    /// The largest space reservation possible now, in bytes.
     pub(crate) fn reservable_bytes(&self, extents: &Extents, volume: Option<VolumeId>) -> u64 {
         let spare: u64 = self
             .by_id
@@ -284,8 +284,8 @@ impl Volumes {
         (target.used > 0 && there < goal / 2 && clean > 0).then_some(goal)
     }
 
-    /// Reserves up to `want` extents, at most `room`; returns the number, at least 1. Without clean
-    /// extents it takes other volumes' surplus.
+    /// Reserves up to `want` extents, at most `room`; returns the number, at least 1. Takes other
+    /// volumes' surplus if nothing is clean.
     pub(crate) fn reserve(
         &mut self,
         allocator: &mut Allocator,

@@ -1,4 +1,4 @@
-//! Shared by the pool's tests: a device that can lose unsynced writes, and small pools on it.
+//! A device that can lose unsynced writes, and small pools on it.
 #![allow(dead_code, unreachable_pub)]
 
 pub mod pools;
@@ -39,7 +39,7 @@ struct Inner {
 /// A device in memory whose power can be cut.
 pub struct CrashStore(Mutex<Inner>);
 
-/// Pseudorandom choices: an LCG, of which the high bits are used.
+/// An LCG; its high bits are used.
 pub struct Choices(pub u64);
 
 impl Choices {
@@ -57,7 +57,7 @@ impl CrashStore {
         Self::keeping(KEPT_BYTES, capacity)
     }
 
-    /// A device that stores more than a small pool's label and catalog.
+    /// Stores more than a small pool's label and catalog.
     pub fn keeping(kept_bytes: usize, capacity: u64) -> Self {
         Self::with_content(vec![0; kept_bytes], capacity)
     }
@@ -89,7 +89,7 @@ impl CrashStore {
         self.0.lock().unwrap().operations
     }
 
-    /// After a power cut: each unsynced block is there, missing, or a mixture of sectors.
+    /// Each unsynced block is there, missing, or a mixture of sectors.
     pub fn after_power_cut(&self, choices: &mut Choices) -> Self {
         let inner = self.0.lock().unwrap();
         let mut content = inner.durable.clone();
@@ -112,7 +112,7 @@ impl CrashStore {
         Self::with_content(content, inner.capacity)
     }
 
-    /// After a kill: every write is there.
+    /// Every write is there.
     pub fn after_kill(&self) -> Self {
         let inner = self.0.lock().unwrap();
         Self::with_content(inner.now.clone(), inner.capacity)
@@ -189,8 +189,7 @@ impl BlockStore for CrashStore {
     }
 }
 
-/// Data offsets of a small pool: its first device has both copies of the catalog, others are too
-/// small for one.
+/// A small pool's first device has both copies of the catalog; others are too small.
 pub const FIRST_DATA_BYTES: u64 = 11 << 20;
 pub const OTHER_DATA_BYTES: u64 = 1 << 20;
 pub const EXTENT: u64 = 64 << 10;

@@ -2,7 +2,7 @@
 //!
 //! All devices of a test share one [`Power`], which counts their writes and syncs; after the n-th
 //! one nothing works. [`Power::after_cut`] yields the content after a cut, another one for each
-//! seed. Of each unsynced block remains all, nothing, any version, or a mixture of 512-byte
+//! seed. An unsynced block has its old content, any later version, or a mixture of 512-byte
 //! sectors.
 
 use super::Choices;

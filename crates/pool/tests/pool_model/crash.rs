@@ -10,8 +10,7 @@ use forebay_xlate::types::{DeviceIndex, ExtentIndex, VolumeId};
 use std::collections::{BTreeMap, BTreeSet};
 
 impl World {
-    /// Kills the daemon or the machine, perhaps during a commit. `same_boot`: the grant table is
-    /// found again, if it existed.
+    /// Kills the daemon or the machine, perhaps in a commit. `same_boot`: the grant table survives.
     pub(crate) fn crash(
         &mut self,
         same_boot: bool,
@@ -84,7 +83,7 @@ impl World {
         assert_eq!(self.pool.check().unwrap().problems, []);
     }
 
-    /// The possible catalogs after a crash now, or after this many operations of a commit.
+    /// The possible catalogs after a crash, now or in a commit.
     fn die(&mut self, during_commit: Option<u64>) -> Vec<Snapshot> {
         let mut possible = vec![self.committed.clone()];
         let Some(operations) = during_commit else {
@@ -169,8 +168,8 @@ impl World {
             Ok(Adopted::Stale) => {
                 let known = &self.volumes[&volume];
                 assert_ne!(known.map.get(&logical), Some(&place));
-                // Only released extents, or extents beyond the durable size, may be lost in the
-                // same boot.
+                // Only released extents, or those beyond the durable size, may be lost in the same
+                // boot.
                 let had = before.get(&volume).and_then(|old| old.map.get(&logical));
                 assert!(
                     had != Some(&place) || logical >= known.extents,
@@ -182,7 +181,7 @@ impl World {
         }
     }
 
-    /// Takes over the free extents. Dirty ones must include all with data and no volume.
+    /// Dirty extents must include all with data and no volume.
     fn take_over_states(&mut self) {
         self.dirty.clear();
         self.freed_in.clear();

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 /// An extent of a device.
 pub(crate) type Place = (u8, u64);
 
-/// A sector's content: volume, extent and number of the write.
+/// A sector's content.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Bytes {
     pub(crate) volume: u64,
@@ -46,7 +46,7 @@ impl Disk {
         self.unsynced.retain(|(place, _)| place.0 != device);
     }
 
-    /// Whether an extent reads as zeros, now and after any cut.
+    /// Now and after any cut.
     pub(crate) fn is_zero(&self, place: Place) -> bool {
         let empty = |content: &Sectors| *content == [None; 2];
         let written = self.unsynced.iter().filter(|(at, _)| *at == place);

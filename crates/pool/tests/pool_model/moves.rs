@@ -137,7 +137,7 @@ impl World {
                     reserved,
                     ..ModelVolume::default()
                 };
-                // A crash may free an id for reuse; old grants must not apply to it.
+                // After a crash an id may be reused; old grants must not apply.
                 self.table.retain(|(volume, _), _| *volume != id.0);
                 self.tenants.forget(id.0);
                 assert!(self.volumes.insert(id.0, known).is_none());
@@ -206,7 +206,7 @@ impl World {
         }
     }
 
-    /// A write as owner and engine do it. `false`: the pool is full, or a device is away.
+    /// Writes as owner and engine do; `false` without space or device.
     fn write(&mut self, volume: u64, logical: u64, sectors: u8) -> bool {
         let known = self.volumes[&volume].clone();
         let id = VolumeId(volume);
@@ -280,7 +280,7 @@ impl World {
         panic!("a write that goes in circles");
     }
 
-    /// Also preallocates neighbours, which are written later or returned.
+    /// Also preallocates neighbours, which are later written or returned.
     fn write_around(&mut self, volume: u64, logical: u64, window: u64, sectors: u8) {
         let known = self.volumes[&volume].clone();
         let from = logical - logical % window;
@@ -307,7 +307,7 @@ impl World {
         self.write(volume, logical, sectors);
     }
 
-    /// An extent that is handed out has no user, now or after a crash, and reads as zeros.
+    /// A new extent has no user, even after a crash, and reads as zeros.
     fn check_free(&self, place: Place) {
         assert!(!self.is_away(place));
         for (id, other) in &self.volumes {
@@ -327,7 +327,7 @@ impl World {
         }
     }
 
-    /// A full pool has only extents promised to others.
+    /// A full pool has only promised extents.
     fn check_full(&self, volume: u64) {
         let free: u64 = (0..self.pool.devices().len() as u8)
             .filter(|device| !self.away.contains(device))
@@ -349,7 +349,6 @@ impl World {
         );
     }
 
-    /// Stores the tenant's data and lists the grant.
     fn store(&mut self, volume: u64, logical: u64, place: Place, seq: Option<u64>, sectors: u8) {
         self.version += 1;
         let version = self.version;
@@ -418,8 +417,8 @@ impl World {
         }
     }
 
-    /// Flushes the devices present and commits their mappings, all of them from `part` 2 on.
-    /// Acknowledges if no device was away.
+    /// Flushes devices and commits their mappings, all from `part` 2 on. Acknowledges if no device
+    /// was away.
     fn flush(&mut self, volume: u64, part: u64) {
         let id = VolumeId(volume);
         let known = self.volumes.get_mut(&volume).unwrap();
@@ -491,7 +490,7 @@ impl World {
         self.give_up(volume, gone, hanging, &result.unwrap());
     }
 
-    /// Unmapped extents are dirty, or quarantined with a write in flight.
+    /// Unmapped extents are dirty, or quarantined during a write.
     fn give_up(&mut self, volume: u64, gone: Vec<(u64, Place)>, hanging: u8, said: &Released) {
         let released: BTreeSet<Place> = said.runs.iter().copied().flat_map(flat).collect();
         assert_eq!(released, gone.iter().map(|(_, place)| *place).collect());
@@ -521,7 +520,7 @@ impl World {
         assert_eq!(said.quarantined, quarantined);
     }
 
-    /// The device has ended the requests up to the mark; later writes may still hang.
+    /// Requests up to the mark have ended; later writes may hang.
     fn end_quarantine(&mut self) {
         let Some((device, mark)) = self.settling.take() else {
             return;

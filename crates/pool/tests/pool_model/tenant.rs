@@ -1,7 +1,5 @@
-//! The possible values of each block of each volume.
-//!
-//! A block's history begins with the last flushed value and has every later one. Without a crash a
-//! block has the newest value; after a crash any of its history.
+//! The possible values of each block. A history begins with the last flushed value and has every
+//! later one. After a crash a block has any value of its history, else the newest.
 
 use crate::disk::{Bytes, Sectors};
 use std::collections::BTreeMap;
@@ -84,8 +82,7 @@ impl Tenants {
         self.check(volume, logical, read, false);
     }
 
-    /// A block's value after a crash, which it keeps from now on. After a power cut (`durably`) it
-    /// is durable.
+    /// A block's value after a crash, from now on; `durably` after a power cut.
     pub(crate) fn found(&mut self, volume: u64, logical: u64, read: Sectors, durably: bool) {
         self.check(volume, logical, read, true);
         for (history, bytes) in self.block(volume, logical).iter_mut().zip(read) {

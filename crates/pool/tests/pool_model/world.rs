@@ -23,9 +23,9 @@ pub(crate) struct ModelVolume {
     pub(crate) extents: u64,
     pub(crate) reserved: u64,
     pub(crate) map: BTreeMap<u64, Place>,
-    /// logical -> sequence of mappings that no batch carries yet.
+    /// logical -> sequence, in no batch yet.
     pub(crate) uncommitted: BTreeMap<u64, u64>,
-    /// logical -> sequence and batch of mappings in an uncommitted batch.
+    /// logical -> sequence and uncommitted batch.
     pub(crate) committing: BTreeMap<u64, (u64, BatchId)>,
 }
 
@@ -50,7 +50,7 @@ impl ModelVolume {
     }
 }
 
-/// The catalog's expected content: number of devices, volumes, and extents of deleted volumes.
+/// The expected catalog: number of devices, volumes, and extents of deleted volumes.
 pub(crate) type Snapshot = (usize, BTreeMap<u64, Durable>, BTreeSet<Place>);
 
 pub(crate) struct World {
@@ -65,11 +65,11 @@ pub(crate) struct World {
     pub(crate) version: u64,
     /// The grant table: (volume, logical) -> place, sequence.
     pub(crate) table: BTreeMap<(u64, u64), (Place, u64)>,
-    /// Entries that leave the table when a batch is committed.
+    /// Entries that a batch's commit removes from the table.
     pub(crate) leaving: Vec<(BatchId, (u64, u64), Place)>,
     /// Freed and not zero-filled since.
     pub(crate) dirty: BTreeSet<Place>,
-    /// The batch that frees a dirty extent, which may not be zero-filled before.
+    /// The batch that frees it; zero-filling must wait.
     pub(crate) freed_in: BTreeMap<Place, BatchId>,
     pub(crate) quarantined: BTreeSet<Place>,
     /// Hanging writes, with their marks.
@@ -86,7 +86,7 @@ pub(crate) struct World {
     /// The highest sequence ever handed out.
     pub(crate) highest_seq: u64,
     pub(crate) boot: u64,
-    /// The grant table exists since this batch is durable.
+    /// The batch that makes the grant table valid.
     pub(crate) table_since: BatchId,
 }
 
@@ -180,7 +180,7 @@ impl World {
         }
     }
 
-    /// The device gets its label, and its record with the next commit.
+    /// The record is durable with the next commit.
     pub(crate) fn add_device(&mut self) {
         let index = self.pool.devices().len();
         if index < EXTENTS.len() {
@@ -255,7 +255,6 @@ impl World {
         }
     }
 
-    /// Checks everything at the end of a case.
     pub(crate) fn end(&mut self) {
         self.commit_all();
         assert_eq!(self.pool.check().unwrap().problems, []);

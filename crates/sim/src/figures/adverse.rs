@@ -69,7 +69,7 @@ pub(super) fn adversaries(effort: Effort) -> Figure {
     figure
 }
 
-/// Tenants wake at once and ask for their base: the slowest one's share.
+/// Tenants wake at once and ask for their base; the result is the slowest one's.
 pub(super) fn wakers(_: Effort) -> Figure {
     let mut figure = Figure {
         title: "Tenants that wake at once: what the slowest had of its base, since it woke".into(),
@@ -116,8 +116,7 @@ pub(super) fn wakers(_: Effort) -> Figure {
     figure
 }
 
-/// A node with a device for 300,000 reads of 4 KiB per second; its real time is `device_truth`
-/// times the calibrated one.
+/// A node with a device for 300,000 reads of 4 KiB per second; `device_truth` scales its real time.
 fn with_device(device_truth: f64) -> Model {
     Model {
         device_ns: (2_900.0, 0.1),
@@ -126,7 +125,7 @@ fn with_device(device_truth: f64) -> Model {
     }
 }
 
-/// A victim before a device with wrong costs, with and without the correction.
+/// A victim before a device with wrong costs.
 pub(super) fn device(effort: Effort) -> Figure {
     let mut figure = Figure {
         title: "4 KiB reads at depth 1 beside 15 bursting, before a device slower or faster than its costs say"

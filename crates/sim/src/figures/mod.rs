@@ -1,7 +1,7 @@
 //! The paper's figures, and further ones.
 //!
-//! Each is a table with a name. A [`Claim`] compares a published range with our value and explains
-//! the difference.
+//! Each is a table; a [`Claim`] compares a published range with our value and explains the
+//! difference.
 //!
 //! **Not here:** printing and plotting (`cargo xtask sim`).
 
@@ -20,13 +20,13 @@ pub struct Claim {
     pub what: String,
     /// The paper's statement.
     pub paper: &'static str,
-    /// The published range; [`about`] a single value.
+    /// The published range, or [`about`] a value.
     pub range: (f64, f64),
-    /// The side of the range that is better.
+    /// The better side of the range.
     pub better: Better,
     /// Our value.
     pub ours: f64,
-    /// The reason of the difference or agreement.
+    /// Reason of the difference or agreement.
     pub why: &'static str,
 }
 
@@ -41,7 +41,7 @@ pub enum Better {
     More,
 }
 
-/// The range for a single published value: 10 % either way.
+/// A single published value, 10 % either way.
 #[must_use]
 pub fn about(value: f64) -> (f64, f64) {
     (0.9 * value, 1.1 * value)
@@ -54,7 +54,7 @@ impl Claim {
         (self.range.0..=self.range.1).contains(&self.ours)
     }
 
-    /// Whether our value is in the range or better.
+    /// Whether it is in the range or better.
     #[must_use]
     pub fn holds(&self) -> bool {
         let better = match self.better {
@@ -71,21 +71,21 @@ impl Claim {
 pub struct Figure {
     /// The title.
     pub title: String,
-    /// The meaning of the rows.
+    /// Meaning of the rows.
     pub across: &'static str,
-    /// The unit of the values.
+    /// Unit of the values.
     pub unit: &'static str,
-    /// Names of the columns.
+    /// Column names.
     pub columns: Vec<String>,
     /// Rows: a key, and a value for each column.
     pub rows: Vec<(f64, Vec<f64>)>,
-    /// Names of the rows, if the key is no number.
+    /// Row names, if the key is no number.
     pub names: Vec<&'static str>,
     /// Comparisons with the paper.
     pub claims: Vec<Claim>,
     /// The assumed loads.
     pub assumed: String,
-    /// All parameters of node and scheduler.
+    /// Parameters of node and scheduler.
     pub parameters: String,
 }
 
@@ -103,7 +103,7 @@ impl Effort {
     pub const FULL: Self = Self { ms: 400 };
 }
 
-/// All parameters of node and scheduler as text.
+/// Parameters of node and scheduler as text.
 #[must_use]
 pub fn described(model: &Model, params: &Params) -> String {
     let mut all = model.described();

@@ -7,7 +7,7 @@ use crate::simulation::{SimSpread, Simulation};
 use crate::stats::Had;
 use forebay_qos::resources::Resource;
 
-/// The default node. The paper's has 2 to 4 control threads, here 2.
+/// The paper's node has 2 to 4 control threads, here 2.
 pub(super) fn node() -> Model {
     Model {
         reactors: 2,
@@ -315,8 +315,8 @@ fn less_than_wild(losses: &[f64]) -> Vec<Claim> {
     rows.map(claim).into()
 }
 
-/// A node with costs at half of the truth and no priority. Like the paper's threads, it goes round
-/// the queues and executes the admitted I/Os of each.
+/// A node with costs at half of the truth and no priority. Like the paper's threads, it visits each
+/// queue and executes its admitted I/Os.
 fn wrong() -> Model {
     Model {
         cpu_truth: 2.0,

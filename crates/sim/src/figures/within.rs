@@ -1,4 +1,4 @@
-//! The paper's figures of a tenant within its base: its IOPS, when it wakes, a database's I/Os.
+//! The paper's figures of a tenant within its base.
 
 use super::paper::{CHANCES, LoadAt, PRODUCTS, beside_vms, node, params, run, run_again};
 use super::{Better, Claim, Effort, Figure, about, described};
@@ -143,7 +143,7 @@ const OWN_US: f64 = 200.0;
 /// Its writes, in sequence: MySQL's log and binary log.
 const WRITES: f64 = 2.0;
 
-/// Latency of 16 KiB I/Os with this percentage of reads, beside bursting tenants.
+/// Latency of 16 KiB I/Os beside bursting tenants.
 fn transaction_ios(policy: Policy, reads: u32, bursters: usize, effort: Effort) -> Latency {
     let budget = metered((100_000, 1_400_000_000), (200_000, 2_800_000_000));
     let mut guests = beside_vms(budget, bursters, &Load::bytes(32));
@@ -162,7 +162,7 @@ fn transaction_ios(policy: Policy, reads: u32, bursters: usize, effort: Effort) 
     all
 }
 
-/// Transactions of sequential reads and a write, beside 8 and 15 tenants bursting at depth 32.
+/// Transactions: sequential reads and a write, beside 8 and 15 tenants bursting at depth 32.
 pub(super) fn transactions(effort: Effort) -> Figure {
     let mut figure = Figure {
         title: "Transactions' I/Os of 16 KiB beside bursting neighbours".into(),

@@ -1,15 +1,14 @@
 //! Offload with `one-to-n`, as in the engine (`offload/mod.rs` and `offload/idle.rs`).
 //!
-//! Only a queue's home reactor admits I/Os. It may offload admitted ones to an idle reactor, which
-//! has begun none of its own for some windows. It picks the one with the fewest of its I/Os, if
-//! fewer than its own, and only while its own processor is not enough. A reactor with new work of
-//! its own returns remote operations. Home also hands out idle processors. Offloading itself is
-//! free here.
+//! A queue's home reactor admits its I/Os. It may offload them to an idle reactor: one that began
+//! none of its own for some windows. It picks the one with the fewest of its I/Os, if fewer than
+//! its own, while its own processor is not enough. A reactor with new work returns remote
+//! operations. Home also hands out idle processors. Offloading is free here.
 
 use super::{Io, SimSpread, Simulation};
 use forebay_qos::params::{HELP_FROM, HELP_NS, HELP_UNTIL, IDLE_NS};
 
-/// With fewer I/Os a reactor offloads none, and wakes no sleeping one.
+/// With fewer I/Os a reactor offloads none, or wakes no sleeping one.
 const FEW: usize = 4;
 const FEW_ASLEEP: usize = 8;
 /// Most I/Os offloaded to one reactor.
@@ -17,7 +16,7 @@ const MOST: usize = 128;
 /// Most remote operations in a turn.
 const TURN: usize = 32;
 
-/// Whether one processor is enough for a reactor's work. Until that is known, others may help.
+/// Whether one processor is enough for a reactor's work.
 #[derive(Debug)]
 pub(super) struct Need {
     help: bool,
@@ -69,7 +68,7 @@ impl Simulation {
         reactor.scheduler.set_processors(processors);
     }
 
-    /// The reactor to which an admitted I/O is offloaded, if any.
+    /// The reactor for an admitted I/O, unless home.
     pub(super) fn whose(&self, home: usize, lane: usize) -> Option<usize> {
         let own = self.reactors[home].stand() + usize::from(self.reactors[home].busy);
         if self.spread != SimSpread::OneToN || own < FEW || self.in_lane[lane] < 2 {
@@ -95,8 +94,8 @@ impl Simulation {
         }
     }
 
-    /// Begins remote operations: one, or a turn's part. A reactor with work of its own returns them
-    /// all.
+    /// Begins one remote operation, or a turn's part. With work of its own, the reactor returns
+    /// them all.
     pub(super) fn take_remote_operations(&mut self, number: usize) {
         if !self.is_idle(number) {
             self.give_back(number);

@@ -216,7 +216,7 @@ fn set_up(
 }
 
 impl Simulation {
-    /// A simulation with these tenants.
+    /// A new simulation.
     ///
     /// # Errors
     /// A parameter out of range.

@@ -1,28 +1,28 @@
 //! Polling and admission on a reactor.
 //!
-//! A reactor without turns polls at a window's end and between any two I/Os. With turns, as in the
-//! engine, each turn begins a quantum above base and executes it before the next. In rounds, as
-//! under `wild`, lanes begin a batch each; a lane goes to the end after its batch.
+//! Without turns a reactor polls at a window's end and between any two I/Os. A turn, as in the
+//! engine, begins a quantum above base and executes it. In rounds, as under `wild`, lanes begin a
+//! batch each and go to the end of the queue.
 //!
 //! **Not here:** an I/O's path after it began ([`super::path`]).
 
 use super::{ALONE_TURN_NS, Io, SimEvent, SimSpread, Simulation};
 use forebay_qos::resources::{PLENTY, Resource};
 
-/// Mean batch, ns: 32 I/Os of 32 KiB, as storage hosts take 32 from a queue at once.
+/// Mean batch, ns: 32 I/Os of 32 KiB; storage hosts take 32 from a queue at once.
 const BATCH_NS: f64 = 75_000.0;
-/// Least batch of a lane in each round, ns.
+/// A lane's least batch per round, ns.
 const LEAST_BATCH_NS: f64 = 500.0;
 
 impl Simulation {
-    /// Begins a turn if there is work; without turns, begins waiting I/Os.
+    /// Begins a turn if there is work.
     pub(super) fn look(&mut self, number: usize) {
         let reactor = &mut self.reactors[number];
         if reactor.busy {
             return;
         }
-        // An idle processor serves tenants that lack only processor time. Without turns, all
-        // waiting and new I/Os were asked by now.
+        // An idle processor serves tenants that lack only processor time. Without turns, all I/Os
+        // were asked by now.
         let quantum_ns = self.quantum_ns.min(PLENTY.into()) as i32;
         let asked = reactor.stuck || self.model.turn_ns == 0;
         let has = asked && reactor.came.is_empty() && reactor.scheduler.is_idle(quantum_ns);
@@ -57,8 +57,8 @@ impl Simulation {
         self.serve(number);
     }
 
-    /// The quantum above base in this turn. As in the engine it is larger while no I/O, or only one
-    /// lane, is above base.
+    /// The quantum above base. As in the engine it is larger if no tenant, or only one lane,
+    /// bursts.
     pub(super) fn quantum_of(&self, number: usize) -> i64 {
         let reactor = &self.reactors[number];
         let waiting = reactor.run_queue.iter().map(|queue| queue / 2);
@@ -94,9 +94,8 @@ impl Simulation {
         self.reactors[number].batches[lane] > 0
     }
 
-    /// A lane's batch: [`BATCH_NS`], scaled by its tenant's base relative to the active tenants'
-    /// mean. The last I/O's excess reduces the next batch (deficit round robin), so sizes don't
-    /// matter.
+    /// [`BATCH_NS`], scaled by its tenant's base relative to the active tenants' mean. Excess
+    /// reduces the next batch (deficit round robin), so sizes don't matter.
     fn batch_ns(&self, lane: usize) -> i64 {
         let weight = |tenant: usize| {
             let base = self.guests[tenant].budget.base;
@@ -114,8 +113,8 @@ impl Simulation {
         batch.max(LEAST_BATCH_NS) as i64
     }
 
-    /// Whether a lane's new I/O may begin at once. Without turns the run queue must be empty, which
-    /// ends the round.
+    /// Whether a lane's new I/O may begin. Without turns the run queue must be empty; that ends the
+    /// round.
     pub(super) fn is_its_round(&mut self, number: usize, lane: usize) -> bool {
         if !self.rounds || self.model.turn_ns > 0 {
             return self.has_batch(number, lane);
@@ -130,7 +129,7 @@ impl Simulation {
         true
     }
 
-    /// Without turns, the lane gets a new batch when its turn comes again.
+    /// Without turns, the lane gets a new batch at its next turn.
     fn end_batch(&mut self, number: usize, lane: usize) {
         if self.model.turn_ns == 0 {
             self.reactors[number].rounds[lane] = 0;
@@ -259,8 +258,8 @@ impl Simulation {
         self.resume(number, false);
     }
 
-    /// Lanes with waiting I/Os begin one each, or a batch, in turn. `first`: only those within
-    /// their base, whatever the processor's queue.
+    /// Lanes begin one I/O each, or a batch, in turn. `first`: only those within their base,
+    /// whatever the processor's queue.
     pub(super) fn resume(&mut self, number: usize, first: bool) {
         if self.reactors[number].stuck {
             return;

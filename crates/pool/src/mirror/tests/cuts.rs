@@ -91,8 +91,8 @@ fn head(mirror: &Mirror) -> (u8, u64, u64) {
     (bytes[0], number(1), number(9))
 }
 
-/// A life: blocks written by each round, operations until the power cut, a seed for the outcome,
-/// and the devices present at the next opening.
+/// A life: blocks of each round, operations until the cut, a seed, and the devices at the next
+/// opening.
 fn life() -> impl Strategy<Value = (Vec<u64>, u64, u64, u8)> {
     let rounds = prop::collection::vec(1u64..12, 1..5);
     (rounds, 0u64..120, any::<u64>(), 0u8..6)
@@ -101,9 +101,9 @@ fn life() -> impl Strategy<Value = (Vec<u64>, u64, u64, u8)> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(cases(300)))]
 
-    /// Like redb, writes blocks to new places, then block 0 names them. After a cut, block 0 is the
-    /// last acknowledged one or the one being synced, and its blocks are readable. Some lives have
-    /// one device only, always the same until both are back.
+    /// Like redb, writes new blocks, then block 0 names them. After a cut, block 0 is the last
+    /// acknowledged one or the one being synced, with readable blocks. Some lives have one device
+    /// only, the same until both are back.
     #[test]
     fn crashes_leave_an_acknowledged_state(lives in prop::collection::vec(life(), 1..7)) {
         let journal = || Journal { synced: vec![0; CRASH_BYTES as usize], ..Journal::default() };
@@ -150,7 +150,7 @@ proptest! {
                 version += 1;
                 let first = next;
                 goes_on = (0..*count).all(|at| {
-                    // Wraps around; the blocks that block 0 names are far behind.
+                    // Wraps around, far from the blocks that block 0 names.
                     mirror.write((first + at - 1) % 180 * 4096 + 4096, &[version; 4096]).is_ok()
                 });
                 next += count;

@@ -177,8 +177,7 @@ fn the_same_block_bad_on_both_is_damage_and_only_that_block() {
     mirror.read(10 * 4096, &mut content).unwrap();
 }
 
-/// A crash between the write of a block and of its checksum leaves such a block; no catalog reads
-/// it.
+/// A crash between a block's write and its checksum's leaves such a block, which no catalog reads.
 #[test]
 fn a_block_that_nobody_uses_is_not_called_lost() {
     let (stores, mirror) = filled();
@@ -399,8 +398,8 @@ fn failing(stores: &[Arc<MemStore>]) -> (Vec<Arc<Failing>>, Mirror) {
     (failing, Mirror::open(found, &[]).unwrap())
 }
 
-/// The other copy goes on and first records that it is alone. The failed one is whole again when it
-/// works again.
+/// The other copy first records that it is alone. The failed one is whole again when it works
+/// again.
 #[test]
 fn a_copy_that_fails_is_left_behind_and_comes_back() {
     for which in 0..2 {

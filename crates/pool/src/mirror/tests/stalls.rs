@@ -1,8 +1,8 @@
 //! Two devices, each with a label and a copy, fail or hang at any operation and come back.
 //!
-//! A failed sync forgets its writes, although reads still show them. A hanging device holds one
-//! operation, which lands later or not, and fails the others, as
-//! [`BoundedStore`](crate::BoundedStore) does. Each life ends with a power cut or a kill.
+//! A failed sync forgets writes, although reads still show them. A hanging device holds one
+//! operation, which lands later or not, and fails others, as [`BoundedStore`](crate::BoundedStore)
+//! does. Each life ends with a power cut or a kill.
 
 use super::*;
 use crate::{label::Label, mirror::lineage::Epoch, uuid::Uuid};
@@ -13,9 +13,9 @@ const RING: u64 = 100;
 
 #[derive(Clone, Copy, Debug)]
 struct Trouble {
-    /// The first operation that fails in this life.
+    /// The first failing operation of this life.
     at: u64,
-    /// Further operations that fail.
+    /// Further failing operations.
     lasts: u64,
     hangs: bool,
 }
@@ -35,7 +35,7 @@ struct Disk {
     /// Operations of this life.
     count: u64,
     troubles: Vec<Trouble>,
-    /// The operation held while it hangs.
+    /// Held while it hangs.
     held: Option<Held>,
 }
 
@@ -47,7 +47,7 @@ enum Held {
 
 type Disks = Arc<Mutex<[Disk; 2]>>;
 
-/// One of the disks; power fails for both at the same operation.
+/// Power fails for both at the same operation.
 struct One(Disks, usize, Arc<Mutex<Option<u64>>>);
 
 impl Disk {
@@ -230,7 +230,7 @@ impl Lab {
         let mut areas = Vec::new();
         for at in which {
             let store = self.store(*at);
-            // A device without a readable label is not part of the pool.
+            // Without a readable label it is no part of the pool.
             let Ok(label) = Label::read(store.as_ref()) else {
                 continue;
             };
@@ -268,7 +268,7 @@ fn place(at: u64) -> u64 {
     at % RING * 4096 + 4096
 }
 
-/// The version, if its blocks are intact.
+/// If its blocks are intact.
 fn version(mirror: &Mirror) -> io::Result<u64> {
     let (version, first, count) = head(mirror)?;
     for at in first..first + count {
@@ -296,10 +296,10 @@ fn round(mirror: &Mirror, version: u64, count: u64) -> io::Result<()> {
 
 #[derive(Clone, Debug)]
 struct Life {
-    /// How many blocks each writes, and whether copies are healed before.
+    /// Blocks of each, and whether copies are healed before.
     rounds: Vec<(u64, bool)>,
     troubles: Vec<(usize, Trouble)>,
-    /// Writes and syncs until power is lost.
+    /// Writes and syncs before the power cut.
     left: u64,
     seed: u64,
 }
@@ -346,7 +346,7 @@ fn outlive(lives: Vec<Life>) -> Result<(), TestCaseError> {
             lab.disks.lock().unwrap()[*disk].troubles.push(*trouble);
         }
         *lab.left.lock().unwrap() = Some(life.left);
-        // A device may fail during the opening; then nothing is checked, and nothing lost.
+        // If the opening fails, there is nothing to check.
         let mut candidates = vec![last];
         let mut behind = [false; 2];
         if let Ok(mirror) = lab.open(&[0, 1]) {
@@ -359,7 +359,7 @@ fn outlive(lives: Vec<Life>) -> Result<(), TestCaseError> {
                 if written.is_ok() {
                     candidates.push(next);
                 }
-                // The catalog reopens after an error and goes on from the file.
+                // The catalog reopens after an error.
                 if written.and_then(|()| mirror.sync()).is_ok() {
                     last = next;
                     candidates = vec![last];
@@ -406,7 +406,6 @@ fn outlive(lives: Vec<Life>) -> Result<(), TestCaseError> {
         prop_assert!(mirror.sync().is_ok() && heal(&mirror).is_ok());
         prop_assert_eq!(states(&mirror), [CopyState::Good, CopyState::Good]);
         drop(mirror);
-        // And each is complete.
         for at in 0..2 {
             let found = lab.copy().open(&[at]).and_then(|mirror| version(&mirror));
             prop_assert!(
@@ -421,7 +420,7 @@ fn outlive(lives: Vec<Life>) -> Result<(), TestCaseError> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(cases(300)))]
 
-    /// The acknowledged state, or the one being synced, is there and whole.
+    /// Only the acknowledged state, or the one being synced, remains.
     #[test]
     fn failing_and_hanging_copies_lose_nothing(lives in prop::collection::vec(life(), 1..5)) {
         outlive(lives)?;

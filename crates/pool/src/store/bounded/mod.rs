@@ -1,10 +1,10 @@
 //! A device's store behind its own thread, so that a hanging device blocks no caller.
 //!
-//! The thread executes operations in order. Writes are queued, up to a number of bytes; a failed
-//! one fails every operation up to the sync that reports it. Callers wait for reads and syncs, up
-//! to a limit. After that the store is *stuck*: it drops its queue, and operations fail at once
-//! until the device ends the hanging one. So at most one operation lands late, and later ones come
-//! after it. A read from the page cache with an empty queue needs no thread.
+//! Operations run in order. Writes are queued, up to a limit; a failed one fails every operation up
+//! to the next sync. Callers wait for reads and syncs, for a limited time. After that the store is
+//! *stuck*: it drops its queue and fails operations until the device ends the hanging one. So at
+//! most one operation lands late, before any later one. A cached read with an empty queue needs no
+//! thread.
 //!
 //! A killed process may leave its last operation in the kernel. The claim of the device ends later,
 //! with the process's last descriptor.
@@ -17,7 +17,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Limit of queued bytes. A commit has a few pages; a rewritten copy has all of them.
+/// Limit of queued bytes. A commit has a few pages; a rewritten copy has all.
 const QUEUE_BYTES: usize = 4 << 20;
 
 enum WriteWork {
@@ -29,12 +29,11 @@ enum WriteWork {
 
 struct WriteQueue {
     limit: Duration,
-    /// What remains of the total wait of all operations, if limited.
+    /// Remaining total wait of all operations, if limited.
     left: Option<Duration>,
     waiting: VecDeque<(u64, WriteWork)>,
     /// Bytes of the queued writes.
     bytes: usize,
-    /// The next operation's number; 0 is unused.
     next: u64,
     /// The thread executes an operation.
     under_way: bool,
@@ -42,9 +41,8 @@ struct WriteQueue {
     stuck: bool,
     /// How often a caller gave up.
     given_up: u64,
-    /// A write failed: the error of all operations until a sync reports it.
+    /// A write failed: the error of all operations up to a sync.
     failed: Option<(io::ErrorKind, String)>,
-    /// Results of reads and syncs.
     answers: BTreeMap<u64, io::Result<Vec<u8>>>,
     waiters: usize,
     has_thread: bool,
@@ -58,7 +56,7 @@ struct Shared {
     ended: Condvar,
 }
 
-/// A store with a time limit; see the module.
+/// A store with a time limit.
 pub struct BoundedStore(Arc<Shared>);
 
 impl fmt::Debug for BoundedStore {
@@ -94,7 +92,7 @@ impl WriteQueue {
             .get_or_insert_with(|| (error.kind(), error.to_string()));
     }
 
-    /// Drops the queue after a timeout.
+    /// Drops the queue.
     fn give_up(&mut self) -> io::Error {
         let error = no_answer(self.limit);
         let dropped = std::mem::take(&mut self.waiting);
@@ -172,7 +170,7 @@ impl Shared {
             queue.under_way = false;
             let was_stuck = std::mem::take(&mut queue.stuck);
             match &result {
-                // Its caller has gone, so later operations report the error.
+                // Its caller has gone: later operations report the error.
                 Err(error) if !is_read && (was_stuck || !is_sync) => queue.fail(error),
                 // This sync reports it.
                 Err(_) if is_sync => queue.failed = None,
@@ -216,17 +214,17 @@ impl BoundedStore {
         }))
     }
 
-    /// Makes the next sync fail: something bypassed this store and was not made durable.
+    /// Makes the next sync fail, after a failure that bypassed this store.
     pub fn note_failure(&self, error: &io::Error) {
         self.0.lock().fail(error);
     }
 
-    /// Limits the total wait of all further operations; `None` for only each one's limit.
+    /// Limits the total wait of further operations; `None` for no such limit.
     pub fn set_total(&self, total: Option<Duration>) {
         self.0.lock().left = total;
     }
 
-    /// Whether the total limit is used up, so that each operation fails.
+    /// Whether the total limit is used up.
     pub fn is_used_up(&self) -> bool {
         self.0.lock().is_used_up()
     }
@@ -346,7 +344,7 @@ impl BlockStore for BoundedStore {
 }
 
 impl Drop for BoundedStore {
-    /// Waits until queued writes reach the device, unless it is stuck.
+    /// Waits for queued writes, unless stuck.
     fn drop(&mut self) {
         let mut queue = self.0.lock();
         queue.over = true;
