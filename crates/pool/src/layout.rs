@@ -30,7 +30,7 @@ const CATALOG_BYTES_PER_EXTENT: u64 = 48;
 /// One third: a tree's pages are half full, and a transaction writes new pages before it frees old
 /// ones.
 pub(crate) const LIVE_FRACTION: u64 = 3;
-/// An area may take this part of a device.
+/// An area may take at most a quarter of a device.
 const AREA_FRACTION: u64 = 4;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

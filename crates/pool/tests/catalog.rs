@@ -132,7 +132,6 @@ fn fill_and_free(stores: &[Arc<CrashStore>]) {
     assert_eq!(error.kind, ErrorKind::NoSpace);
     assert!(error.message.contains("delete"), "{error}");
     assert!(ids.len() > 10_000, "full at {}", ids.len());
-    // Many small transactions in a full catalog.
     for id in ids.drain(..500) {
         pool.delete_volume(id, &DRAINED).unwrap();
         if id.0.is_multiple_of(10) {
@@ -164,7 +163,6 @@ fn a_catalog_that_cannot_double_uses_what_there_is() {
     ))]);
 }
 
-/// Tens of thousands of scattered mappings on a sparse file.
 #[test]
 fn tens_of_thousands_of_mappings_on_a_file() {
     const EXTENTS: u64 = 60_000;

@@ -183,7 +183,6 @@ fn a_copy_that_fails_is_left_behind_and_healed() {
         copies(&catalog)[..],
         [(1, CopyState::Good), (0, CopyState::Failed(_))]
     ));
-    // After a power cut the survivor counts.
     for seed in 0..20 {
         let opened = open_on(&power.after_cut(seed), &[0, 1]).unwrap();
         assert_eq!(opened.pool.volumes().records().count(), 21);
@@ -366,7 +365,6 @@ fn a_device_is_added_and_gets_a_copy() {
 
 #[test]
 fn what_is_no_pool_is_refused() {
-    // A foreign database in the place of a label, and of a catalog.
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("foreign.redb");
     let table: redb::TableDefinition<'_, u64, u64> = redb::TableDefinition::new("theirs");

@@ -22,7 +22,6 @@ struct Known {
     added: bool,
 }
 
-/// Runs a life until its end or the power cut.
 fn live(power: &Power, known: &mut Known) -> Option<()> {
     let (mut pool, catalog) = create_on(power, &[0, 1], false).ok()?;
     known.created = true;
@@ -41,7 +40,6 @@ fn live(power: &Power, known: &mut Known) -> Option<()> {
         pool.finish_adoption(true).unwrap();
         try_commit(&mut pool, &opened.catalog).then_some((pool, opened.catalog))
     };
-    // A missing device comes back.
     let (mut pool, catalog) = open(&[1])?;
     add(&mut pool, &catalog, known)?;
     drop((pool, catalog));
@@ -54,7 +52,6 @@ fn live(power: &Power, known: &mut Known) -> Option<()> {
     known.added = true;
     catalog.spread(index, &store(power, 2)).ok()?;
     drop((pool, catalog));
-    // Without the first device the third gets a copy.
     let (mut pool, catalog) = open(&[1, 2])?;
     add(&mut pool, &catalog, known)?;
     drop((pool, catalog));
@@ -75,7 +72,6 @@ fn check(power: &Power, known: &Known, what: &str) {
         }
     };
     let found = volumes(&opened.pool).len();
-    // The volume being committed may be there.
     assert!(
         found == known.volumes || found == known.volumes + 1,
         "{what}: {found} volumes, {known:?}"

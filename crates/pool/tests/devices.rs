@@ -148,7 +148,6 @@ fn unequal_devices_fill_together_and_completely() {
                 let space = pool.allocator().device_space(device).unwrap();
                 (space.total - space.clean) * 100 / space.total
             });
-            // Nearly half each; reserved extents shift it.
             assert!(full[0].abs_diff(full[1]) <= 12, "{full:?}");
         }
     }
@@ -240,7 +239,6 @@ fn a_device_that_is_away_takes_down_only_what_lives_on_it() {
         [D1]
     );
     assert!(pool.volumes().durable_seq(v) < sequence);
-    // Freed there, it is not zero-filled there.
     let on_d1 = places.iter().position(|device| *device == D1).unwrap() as u64;
     pool.release(v, ExtentIndex(on_d1), 1, &DRAINED).unwrap();
     commit(&mut pool, &catalog);
@@ -335,7 +333,6 @@ fn what_may_still_be_written_is_quarantined_with_its_release() {
     let before_settle = pool.allocator().quarantine_mark();
     let later = pool.delete_volume(v, &BTreeSet::from([D0, D1])).unwrap();
     assert_eq!(later.quarantined, 8);
-    // Unmapped and quarantined in one transaction.
     commit(&mut pool, &catalog);
     let quarantined = pool.space().quarantined;
     assert_eq!(quarantined, released.quarantined + 8);

@@ -11,7 +11,8 @@ use forebay_pool::ErrorKind;
 use proptest::prelude::*;
 use std::sync::OnceLock;
 
-/// An area's headers and checksum tables: two slots each, for two tables.
+/// A label's second copy; and an area's headers and checksum tables, with two slots each for two
+/// tables.
 const SECOND_LABEL: u64 = 512 << 10;
 const META_BYTES: u64 = 6 * 4096;
 

@@ -173,7 +173,6 @@ impl Life {
     }
 }
 
-/// Cuts a life after each number of operations and checks the rest.
 fn cut_everywhere(live: fn(&mut Life) -> Result<()>) {
     let power = Power::new(&[common::FIRST_DATA_BYTES + EXTENTS * EXTENT]);
     let (mut pool, catalog) = new_pool(&power);

@@ -78,7 +78,6 @@ fn thin_full_size_no_spurious_error() {
     let forth: Vec<u64> = (0..total).collect();
     let back: Vec<u64> = (0..total).rev().collect();
     let far: Vec<u64> = (0..total).map(|at| at * 1009 % total).collect();
-    // Four streams.
     let streams = (0..total).map(|at| at % 4 * total.div_ceil(4) + at / 4);
     let streams = streams.filter(|at| *at < total).chain(0..total).collect();
     for (what, order) in [
@@ -151,7 +150,6 @@ fn others_never_eat_into_a_reservation() {
     launder(&mut pool);
     assert!(!write(&mut pool, &catalog, other, written));
     assert!(write(&mut pool, &catalog, mine, 3));
-    // With a smaller reservation others go on.
     pool.set_volume_reservation(mine, 40 * EXTENT).unwrap();
     assert!(write(&mut pool, &catalog, other, written));
     assert!(pool.check().unwrap().is_clean());
@@ -221,7 +219,6 @@ fn no_more_is_promised_than_there_is() {
     assert_eq!(kind(set(&mut pool, total + 1)), ErrorKind::Invalid);
     set(&mut pool, total - 50).unwrap();
     assert!(!write(&mut pool, &catalog, other, 50), "all is promised");
-    // Half extents count as whole ones.
     pool.set_volume_reservation(a, EXTENT / 2).unwrap();
     assert_eq!(pool.volumes().promised_extents(), 1);
     set(&mut pool, total - 50).unwrap();

@@ -59,7 +59,6 @@ fn commit(pool: &mut Pool, catalog: &Catalog) {
     }
 }
 
-/// As a daemon does.
 fn stamp(pool: &mut Pool, catalog: &Catalog, is_clean: bool) {
     commit(pool, catalog);
     let stamped = catalog.stamp(&Stamp {

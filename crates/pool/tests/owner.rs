@@ -85,7 +85,6 @@ fn a_reservation_is_grantable_only_when_durable() {
         pool.fault(v, ExtentIndex(0), true).unwrap(),
         FaultAnswer::Allocated { .. }
     ));
-    // The same place again.
     assert!(matches!(
         pool.fault(v, ExtentIndex(0), true).unwrap(),
         FaultAnswer::Mapped {
@@ -421,7 +420,7 @@ fn what_was_written_beyond_the_durable_end_is_not_handed_out() {
     pool.grow_volume(v, 16 * EXTENT).unwrap();
     let beyond = place(write(&mut pool, &catalog, v, 9));
     let seq = pool.volumes().uncommitted(v).unwrap();
-    // Neither the growth nor a reservation was committed since.
+    // Neither the growth nor a reservation was committed.
     drop((pool, catalog));
     let (mut pool, catalog) = try_open(&stores).unwrap();
     let told = |pool: &mut Pool, count, seq| {

@@ -36,7 +36,7 @@ pub struct Model {
     /// The fixed time of a reactor's turn, ns. A turn takes all new I/Os, begins a quantum above
     /// base, and executes it, as in the engine. 0: no turns; it polls between any two I/Os.
     pub turn_ns: u64,
-    /// Windows of each hundred in which other work blocks a reactor.
+    /// In each hundred windows, other work blocks a reactor for this many.
     pub held_windows: u64,
     /// I/Os within their base go first at the processor. (Not with wild and base.)
     pub base_first: bool,

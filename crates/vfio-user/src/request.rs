@@ -121,7 +121,7 @@ pub enum Request<'a> {
     Reset,
 }
 
-/// Ignores unneeded descriptors: Linux may attach a later message's to a peek.
+/// Ignores unneeded descriptors: on a peek Linux may return a later message's.
 pub(crate) fn judge<'a>(
     code: u16,
     payload: &'a [u8],

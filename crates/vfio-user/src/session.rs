@@ -29,7 +29,7 @@ pub struct Message<'a> {
 pub struct Reply {
     /// Its length; 0 if no reply is wanted.
     pub bytes: usize,
-    /// Its descriptor goes with the answer.
+    /// The region whose descriptor goes with the answer.
     pub with_region: Option<u32>,
 }
 

@@ -82,7 +82,6 @@ fn area_on(store: &Arc<MemStore>) -> Area {
     Area::new(store.clone(), device, 0, BYTES, [1; 16]).unwrap()
 }
 
-/// Reads everything, then commits.
 fn try_all(file: Mirror) -> Result<()> {
     let catalog = Catalog::new(file);
     catalog.load(|_, _, _, _| Ok(()))?;
@@ -146,7 +145,6 @@ fn nonsense_under_right_checksums_is_no_panic() {
     assert!(refused > 50 && survived > 50, "{refused} {survived}");
 }
 
-/// Another program's database under our checksums.
 #[test]
 fn a_foreign_database_is_named() {
     let store = Arc::new(MemStore::new(BYTES as usize));

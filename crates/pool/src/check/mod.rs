@@ -30,7 +30,7 @@ const PIECE_EXTENTS: u64 = 1 << 16;
 /// An inconsistency.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct CheckProblem {
-    /// A sentence.
+    /// The problem in a sentence.
     pub what: String,
     /// Whether [`Pool::repair`] fixes it.
     pub repairable: bool,
@@ -83,7 +83,7 @@ impl CheckReport {
 #[derive(Clone, Copy, Debug)]
 enum CheckStage {
     Device(usize),
-    /// Everything else but volumes.
+    /// Anything outside devices and volumes.
     Whole,
     /// A volume's counters and spare extents.
     Volume(VolumeId),
@@ -142,7 +142,7 @@ impl Check {
         self.report
     }
 
-    /// Marks a volume's run; reports contradictions.
+    /// Marks a volume's run and reports contradictions.
     fn claim(&mut self, pool: &Pool, volume: VolumeId, run: DeviceRun, wanted: ExtentState) {
         let Some(claimed) = self.claimed.get_mut(usize::from(run.device.0)) else {
             // The device is new, or does not exist.

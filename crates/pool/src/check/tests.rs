@@ -270,7 +270,6 @@ fn leaks_are_found_and_become_dirty_once() {
     let mut world = World::new();
     let space = world.pool.space();
     let a = world.a;
-    // The volume loses some of its extents.
     let lost = world.place(a, 90);
     world.volume(a).map.remove(90, 1);
     let stock = world.volume(a).stock.iter().next().unwrap();

@@ -77,13 +77,13 @@ pub struct Label {
     pub format: LabelFormat,
     /// Grows with each rewrite; the higher copy counts.
     pub generation: u64,
-    /// Pool's identity.
+    /// The pool's identity.
     pub pool_uuid: Uuid,
-    /// Pool's name.
+    /// The pool's name.
     pub pool_name: String,
-    /// Device's identity.
+    /// The device's identity.
     pub device_uuid: Uuid,
-    /// Device's index in the pool.
+    /// The device's index in the pool.
     pub device_index: DeviceIndex,
     /// Logical block size when the pool was made, in bytes.
     pub block_bytes: u32,

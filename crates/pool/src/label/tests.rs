@@ -1,4 +1,4 @@
-//! Labels that are written, broken, repaired, upgraded.
+//! Tests of labels.
 
 use super::*;
 use crate::{error::ErrorKind, store::MemStore};

@@ -348,7 +348,7 @@ impl State {
         }
     }
 
-    /// Writes the differences to an area, durably, up to the last finished sync. `known` is its
+    /// Brings an area durably to the last finished sync by writing the differences. `known` is its
     /// content, or `None` if untrusted. Nothing may be unsynced. An area that is only behind keeps
     /// its own last state whole until the end.
     pub(super) fn bring_up(

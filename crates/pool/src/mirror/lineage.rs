@@ -1,9 +1,9 @@
 //! Which copy of the catalog includes the other one's history.
 //!
-//! A history is a list of epochs. A new epoch, with a random name, begins when the catalog goes on
-//! without a copy; the old one's last sync is noted. So the survivor's history includes a copy left
-//! behind, and diverged copies include neither. A copy left behind may have one further sync, never
-//! acknowledged. One older than the remembered epochs counts as diverged.
+//! A history is a list of epochs. When the catalog goes on without a copy, it notes the last sync
+//! and begins a new epoch with a random name. So the survivor's history includes a copy left
+//! behind; of two diverged copies, neither includes the other. A copy left behind may have one
+//! further sync, never acknowledged. One older than the remembered epochs counts as diverged.
 //!
 //! All labels note the [`Epoch`], so that a copy left behind does not pass for the catalog.
 

@@ -24,7 +24,7 @@ use crate::{
 use forebay_xlate::types::DeviceIndex;
 use std::sync::Arc;
 
-/// Each end in which other software keeps its marks.
+/// The size of each end, where other software keeps its marks.
 const ENDS_BYTES: u64 = 1 << 20;
 
 /// A device for a new pool.

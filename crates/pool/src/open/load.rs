@@ -1,8 +1,8 @@
 //! Loads the pool from the catalog's records.
 //!
-//! One pass over the records claims each extent at most once by clearing a bit. The bits of a
-//! terabyte of small extents take 2 MB, which fits into the processor's cache. Contradictions are
-//! damage and fail the opening. An extent in use without a user is a harmless leak and counted.
+//! One pass claims each extent at most once by clearing a bit. The bits of a terabyte of small
+//! extents take 2 MB, which fits into the processor's cache. Contradictions are damage and fail the
+//! opening. An extent in use without a user is a leak, which is harmless and counted.
 
 use crate::{
     catalog::{Catalog, Usage},
@@ -474,7 +474,6 @@ mod tests {
         assert_eq!(pool.budgets().tenants().count(), 1);
         assert_eq!(pool.budgets().of_volume(VolumeId(A)).unwrap().base.iops, 50);
         assert_eq!(pool.budgets().volumes().count(), 1);
-        // Their records go too.
         let batch = pool.take_batch().unwrap().unwrap();
         let gone = [
             Key::new(Table::Budgets, 98, 1),

@@ -186,9 +186,9 @@ impl Pool {
         Ok(())
     }
 
-    /// Removes a volume: its name, its reservation and some extents in one transaction; extents
-    /// become dirty. [`Pool::delete_more`] frees the rest. Every grant must be revoked and drained
-    /// before. Extents on `hanging` devices are quarantined, as a write may be in flight.
+    /// Removes a volume's name, its reservation and some extents in one transaction;
+    /// [`Pool::delete_more`] frees the rest. Extents become dirty. Every grant must be revoked and
+    /// drained before. Extents on `hanging` devices are quarantined, as a write may be in flight.
     pub fn delete_volume(
         &mut self,
         volume: VolumeId,
@@ -257,7 +257,7 @@ impl Pool {
         Ok(id)
     }
 
-    /// Changes the hosts of an export; an empty list allows none.
+    /// Changes the hosts of an export; an empty list is valid.
     pub fn set_export_hosts(
         &mut self,
         export: ExportId,

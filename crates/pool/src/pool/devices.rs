@@ -14,8 +14,9 @@ use crate::{
 use forebay_xlate::types::DeviceIndex;
 
 impl Pool {
-    /// Sets a device's health. Only online devices get new, reserved or zero-filled extents. A
-    /// failing one serves mapped extents; on a missing or failed one, faults return an error.
+    /// Sets a device's health. Extents are allocated, reserved and zero-filled only on online
+    /// devices. A failing one serves mapped extents; on a missing or failed one, faults return an
+    /// error.
     pub fn set_device_health(&mut self, device: DeviceIndex, health: DeviceHealth) -> Result<()> {
         self.allocator.set_health(device, health)
     }

@@ -111,7 +111,7 @@ impl BlockStore for MemStore {
     }
 }
 
-/// These bypass the page cache: other machines may write there.
+/// Labels and heartbeats bypass the page cache: other machines may write there.
 fn is_labels(offset: u64, len: usize) -> bool {
     offset.saturating_add(len as u64) <= CATALOG_OFFSET_BYTES
 }

@@ -13,7 +13,7 @@ use crate::{
 use forebay_xlate::types::{DeviceIndex, VolumeId};
 use std::collections::BTreeSet;
 
-/// Takes some milliseconds.
+/// Extents per slice, which takes some milliseconds.
 pub(crate) const SLICE_EXTENTS: u64 = 16 << 10;
 
 impl Volumes {
@@ -117,7 +117,7 @@ impl Volumes {
         }
         let is_over = volume.map.mapped() == 0;
         if is_over {
-            // Unexpected extents have unknown content.
+            // Nothing should be left; anything else has unknown content.
             runs.extend(volume.stock.drain());
             self.deleting.remove(&id);
             journal.touch(Table::Volumes, id.0, 0);

@@ -1,7 +1,7 @@
 //! A volume's map: logical extent -> device extent.
 //!
-//! It is a tree of chunks of 512 logical extents. A chunk is a sorted list of runs of 24 bytes, as
-//! in its stored form (`codec`).
+//! It is a tree of chunks of 512 logical extents. A chunk is a sorted list of runs of 24 bytes, and
+//! one stored record (`codec`).
 //!
 //! **Not here:** durability (`pending`), an extent's state (`extents`).
 

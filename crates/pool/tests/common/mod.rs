@@ -14,7 +14,6 @@ use std::{
     sync::{Arc, Mutex},
 };
 
-/// No device hangs.
 pub const DRAINED: BTreeSet<DeviceIndex> = BTreeSet::new();
 
 const SECTOR: usize = 512;
@@ -36,7 +35,6 @@ struct Inner {
     cut: bool,
 }
 
-/// A device in memory whose power can be cut.
 pub struct CrashStore(Mutex<Inner>);
 
 /// An LCG; its high bits are used.
@@ -230,7 +228,6 @@ pub fn spec(stores: &[Arc<CrashStore>], known_zero: bool) -> PoolSpec {
     }
 }
 
-/// A new pool of known zeros.
 pub fn new_pool(stores: &[Arc<CrashStore>]) -> (Pool, Catalog) {
     create(&spec(stores, true)).unwrap()
 }

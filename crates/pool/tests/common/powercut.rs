@@ -39,7 +39,6 @@ struct Inner {
     durable: BTreeMap<u64, Block>,
     /// Writes since the last sync, in order.
     unsynced: Vec<(u64, Block)>,
-    /// Newest content of unsynced blocks.
     newest: BTreeMap<u64, Block>,
     fail_reads: bool,
     fail_writes: bool,
@@ -47,7 +46,6 @@ struct Inner {
     lose_writes: bool,
 }
 
-/// A device in memory, all zeros at first.
 pub struct PowerCutStore {
     shared: Arc<Mutex<Shared>>,
     inner: Mutex<Inner>,
@@ -188,7 +186,6 @@ impl PowerCutStore {
         self.lock().fail_writes = fail;
     }
 
-    /// From now on writes succeed without effect.
     pub fn set_lose_writes(&self, lose: bool) {
         self.lock().lose_writes = lose;
     }

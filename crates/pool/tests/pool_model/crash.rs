@@ -101,7 +101,6 @@ impl World {
         possible
     }
 
-    /// The pool's content right after opening.
     fn found(&mut self) -> Snapshot {
         let records: Vec<(u64, u64, u64)> = self
             .pool
@@ -262,7 +261,6 @@ impl World {
                     }
                     logical += count;
                 }
-                // Not adopted yet: a hole or a grant.
                 Err(error) if error.kind == ErrorKind::InUse => logical += 1,
                 other => panic!("{other:?}"),
             }

@@ -112,9 +112,7 @@ pub(crate) enum Op {
 fn op() -> impl Strategy<Value = Op> {
     let volume = || 0usize..4;
     let device = || 0u8..3;
-    // Near each other, near a chunk's end, and far away.
     let logical = || prop_oneof![0u64..24, 505u64..520, 0u64..1500];
-    // Mostly nothing hangs; else one device, or all.
     let hanging = || prop_oneof![3 => Just(0u8), 1 => 1u8..4, 1 => Just(7u8)];
     prop_oneof![
         3 => (prop_oneof![1u64..40, 500u64..1500], prop_oneof![1 => Just(0u64), 1 => 0u64..30])

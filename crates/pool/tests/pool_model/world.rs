@@ -15,7 +15,6 @@ use std::{
     sync::OnceLock,
 };
 
-/// The devices' extents; the third device is added later.
 pub(crate) const EXTENTS: [u64; 3] = [20, 16, 12];
 
 #[derive(Clone, Default, Debug, PartialEq)]
@@ -58,7 +57,6 @@ pub(crate) struct World {
     pub(crate) pool: Pool,
     pub(crate) catalog: Catalog,
     pub(crate) volumes: BTreeMap<u64, ModelVolume>,
-    /// Extents of deleted volumes.
     pub(crate) deleting: BTreeSet<Place>,
     pub(crate) disk: Disk,
     pub(crate) tenants: Tenants,
@@ -112,7 +110,6 @@ fn new_device(power: &Power, at: usize) -> NewDevice {
     }
 }
 
-/// A new pool, made once.
 fn formatted() -> Power {
     static MADE: OnceLock<Power> = OnceLock::new();
     let made = MADE.get_or_init(|| {

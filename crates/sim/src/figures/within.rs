@@ -138,7 +138,7 @@ pub(super) fn wake(_: Effort) -> Figure {
     figure
 }
 
-/// Assumed CPU time of a database's writing transaction, us.
+/// A database's assumed own time for a writing transaction, us.
 const OWN_US: f64 = 200.0;
 /// Its writes, in sequence: MySQL's log and binary log.
 const WRITES: f64 = 2.0;

@@ -300,7 +300,6 @@ fn a_copy_left_behind_is_brought_up_and_two_lives_are_refused() {
     mirror.read(9 * 4096, &mut content).unwrap();
     assert_eq!(content, [0xAA; 4096]);
     same(&stores);
-    // Now each on its own.
     mirror.write(9 * 4096, &[0xBB; 4096]).unwrap();
     for _ in 0..5 {
         mirror.write(0, &[78; 320]).unwrap();
@@ -416,10 +415,9 @@ fn a_copy_that_fails_is_left_behind_and_comes_back() {
                 copies.iter().any(|copy| copy.device.0 == which as u8
                     && matches!(copy.state, CopyState::Failed(_)))
             );
-            // Power loss: both copies are found, and the survivor counts.
+            // After a power loss both copies are found, and the survivor counts.
             devices[which].forget();
             expect_head(&open(&stores).unwrap(), 0xAA);
-            // Or no power loss.
             heal(&mirror).unwrap();
             assert!(states(&mirror).contains(&CopyState::Good));
             devices[which].set(false, false);
@@ -482,7 +480,6 @@ fn a_sync_after_a_failed_one_writes_again() {
     mirror.sync().unwrap();
     let again = std::mem::take(&mut *devices[0].written.lock().unwrap());
     assert!(again.contains(&data), "{again:?}");
-    // Once is enough.
     mirror.write(0, &[7; 9]).unwrap();
     mirror.sync().unwrap();
     assert!(!devices[0].written.lock().unwrap().contains(&data));
@@ -522,7 +519,6 @@ fn the_second_copy_moves_to_another_device() {
     mirror.write(9 * 4096, &[0xBB; 4096]).unwrap();
     mirror.sync().unwrap();
     drop(mirror);
-    // Without the first device, the third gets a copy.
     let mirror = Mirror::open(
         vec![FoundArea::new(at(1, 0)), FoundArea::new(at(2, 0))],
         &[],

@@ -32,7 +32,6 @@ struct Write {
 struct Disk {
     synced: Vec<u8>,
     writes: Vec<Write>,
-    /// Operations of this life.
     count: u64,
     troubles: Vec<Trouble>,
     /// Held while it hangs.
@@ -385,7 +384,6 @@ fn outlive(lives: Vec<Life>) -> Result<(), TestCaseError> {
             });
         }
         *lab.left.lock().unwrap() = None;
-        // Any copy in use until the end suffices.
         for at in (0..2).filter(|at| !behind[*at]) {
             let alone = lab.copy().open(&[at]);
             let found = alone.and_then(|mirror| version(&mirror));

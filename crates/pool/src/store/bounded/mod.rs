@@ -1,10 +1,9 @@
 //! A device's store behind its own thread, so that a hanging device blocks no caller.
 //!
 //! Operations run in order. Writes are queued, up to a limit; a failed one fails every operation up
-//! to the next sync. Callers wait for reads and syncs, for a limited time. After that the store is
+//! to the next sync. Callers wait for reads and syncs, for a limited time. Then the store is
 //! *stuck*: it drops its queue and fails operations until the device ends the hanging one. So at
-//! most one operation lands late, before any later one. A cached read with an empty queue needs no
-//! thread.
+//! most one operation lands late. A cached read with an empty queue needs no thread.
 //!
 //! A killed process may leave its last operation in the kernel. The claim of the device ends later,
 //! with the process's last descriptor.
@@ -17,7 +16,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Limit of queued bytes. A commit has a few pages; a rewritten copy has all.
+/// Limit of queued bytes. A commit has a few pages, a rewritten copy all of them.
 const QUEUE_BYTES: usize = 4 << 20;
 
 enum WriteWork {
