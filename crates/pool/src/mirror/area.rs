@@ -177,6 +177,7 @@ pub(crate) struct FoundTable {
 
 pub(crate) enum Unusable {
     Blank,
+    /// Another pool's, or of another size.
     Other,
     Version(u32),
     Damaged(io::Error),

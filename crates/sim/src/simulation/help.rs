@@ -54,7 +54,7 @@ impl Simulation {
         begun.is_none_or(|begun| self.now >= begun + IDLE_NS)
     }
 
-    /// At a window's end, counts idle reactors and their processors.
+    /// At a window's end, counts idle reactors and hands out their processors.
     pub(super) fn look_at_others(&mut self, number: usize) {
         if self.spread != SimSpread::OneToN {
             return;

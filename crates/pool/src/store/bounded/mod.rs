@@ -33,6 +33,7 @@ struct WriteQueue {
     waiting: VecDeque<(u64, WriteWork)>,
     /// Bytes of the queued writes.
     bytes: usize,
+    /// The number of the next operation; 0 stands for none.
     next: u64,
     /// The thread executes an operation.
     under_way: bool,
