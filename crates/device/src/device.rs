@@ -1,14 +1,8 @@
-//! A device as the engine uses it.
+//! The engine's view of a device: submits operations and interprets their results, for all kinds.
 //!
-//! **Purpose.** Submit operations to whatever kind of device this is, and judge their results, the same way for all.
-//!
-//! **Design.** [`Device::submit`] checks bounds and alignment, then asks the device's kind, by one indirect call: memory
-//! and null devices do the operation at once, others queue one ring entry. [`Device::finish`] turns a completion's result
-//! into the end of the operation, or into what is left to do. What kinds there are, and what they must hold, is in
-//! `kind`.
-//!
-//! **What it does not do.** It keeps no list of what is in flight, orders nothing (a flush covers what *completed*
-//! before it), and retries no error. It registers no files and no buffers with the ring.
+//! [`Device::submit`] checks bounds and alignment, then calls the kind. Memory and null devices
+//! execute at once; others queue one ring entry. A device keeps no list of operations in flight,
+//! retries no error, and orders nothing: a flush covers what *completed* before it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,22 +21,18 @@ use crate::ring::Ring;
 /// Bytes that need no ring ([`Device::now`]).
 #[derive(Debug)]
 pub struct Now<'a> {
-    /// `None`: nobody keeps them.
+    /// `None`: the device discards them.
     copies: Option<&'a dyn Backend>,
     offset_bytes: u64,
 }
 
 impl Now<'_> {
-    /// Reads or writes them; who reads data that was not kept finds in its own memory what was there before. The buffers have
-    /// as many bytes together; [`crate::Buf::new`]'s contract holds for them meanwhile.
-    ///
-    /// # Errors
-    /// As of [`Submitted::Done`].
+    /// Reads or writes these bytes. The buffers' total length must match, and [`crate::Buf::new`]'s
+    /// contract holds for the call. A read of discarded data leaves the buffers as they are.
     #[inline(always)]
     pub fn transfer(self, write: bool, bufs: impl Iterator<Item = Buf>) -> Result<(), Errno> {
         match self.copies {
             Some(backend) => self.copy(backend, write, bufs),
-            // Data that nobody keeps is whatever the reader's own memory holds.
             None => Ok(()),
         }
     }
@@ -63,7 +53,7 @@ impl Now<'_> {
     }
 }
 
-/// An open device. Shared by all reactors; one per device and process.
+/// An open device; one per process, shared by all reactors.
 #[derive(Debug)]
 pub struct Device {
     pub(crate) backend: Arc<dyn Backend>,
@@ -79,7 +69,6 @@ impl Device {
         Ok(Self::over(opened.info, opened.backend))
     }
 
-    /// A device that does what its backend does.
     pub(crate) fn over(info: DeviceInfo, backend: Arc<dyn Backend>) -> Self {
         Self {
             at_once: backend.at_once(),
@@ -88,13 +77,13 @@ impl Device {
         }
     }
 
-    /// What is known about it.
+    /// The properties of the device.
     pub fn info(&self) -> &DeviceInfo {
         &self.info
     }
 
-    /// Starts an operation. Its buffer must obey [`crate::Buf::new`]'s contract; `op` is noted in, so keep it for
-    /// [`Device::finish`]. Refused as `EINVAL`: outside the device, or not aligned as [`DeviceInfo`] says.
+    /// Starts an operation under [`crate::Buf::new`]'s contract. Keep `op`, which is changed, for
+    /// [`Device::finish`]. `EINVAL`: outside the device, or not aligned as [`DeviceInfo`] says.
     pub fn submit(&self, ring: &mut Ring, op: &mut Op, user_data: u64) -> Submitted {
         if let Err(errno) = self.check(op) {
             return Submitted::Done(Err(errno));
@@ -102,8 +91,8 @@ impl Device {
         self.backend.submit(ring, op, user_data)
     }
 
-    /// What can be read or written here and now, where no ring is needed for it: on a device whose bytes are in memory, or that
-    /// keeps none. `None`: it must be submitted, and if that can't be, [`Device::submit`] says why.
+    /// Access to a range without a ring, on a device in memory or one that discards data. `None`:
+    /// submit an operation; [`Device::submit`] reports errors.
     #[inline(always)]
     pub fn now(&self, offset_bytes: u64, len_bytes: u32) -> Option<Now<'_>> {
         let keeps_nothing = offset_bytes >= self.at_once.nothing_from_bytes;
@@ -122,14 +111,14 @@ impl Device {
         })
     }
 
-    /// Judges the result of `op`'s completion.
+    /// Interprets the result of `op`'s completion.
     #[inline]
     pub fn finish(&self, op: Op, result: i32) -> Finish {
         self.backend.finish(op, result)
     }
 
-    /// Takes generation `generation`'s place in the fence; before the first operation. Held until this device is dropped
-    /// *and* the last request has ended.
+    /// Takes a generation's place in the fence, before the first operation, until this device is
+    /// dropped *and* its last request has ended.
     pub fn take_fence(&self, generation: u64) -> Result<(), FenceError> {
         self.backend.fence().take(generation)
     }
@@ -139,7 +128,8 @@ impl Device {
         self.backend.fence().predecessors_gone(generation)
     }
 
-    /// Sleeps until no earlier generation has anything in flight here; says how long it took. For a helper thread.
+    /// Sleeps until no earlier generation has anything in flight here; returns the time taken. For
+    /// a helper thread.
     pub fn wait_for_predecessors(
         &self,
         generation: u64,
@@ -148,31 +138,30 @@ impl Device {
         (self.backend.fence()).wait_for_predecessors(generation, limit)
     }
 
-    /// Whether it is an NVMe namespace that takes commands as such, of rings that are prepared for them
+    /// Whether it takes NVMe commands, on rings that are prepared for them
     /// ([`Ring::prepare_native`]).
     pub fn is_native(&self) -> bool {
         self.backend.is_native()
     }
 
-    /// Whether it carries out what it is given while that is submitted ([`Submitted::Done`]).
+    /// Whether operations end while they are submitted ([`Submitted::Done`]).
     #[must_use]
     pub fn ends_at_once(&self) -> bool {
         self.at_once.is_always()
     }
 
-    /// How many commands it has carried out as such.
+    /// How many NVMe commands it has executed.
     pub fn native_commands(&self) -> u64 {
         self.backend.native_commands()
     }
 
-    /// Whether what a read from `offset_bytes` on would bring are zeros, whatever was written there.
+    /// Whether the device discards data from `offset_bytes` on, so that it reads as zeros.
     #[inline]
     pub fn reads_zeros(&self, offset_bytes: u64) -> bool {
         offset_bytes >= self.at_once.nothing_from_bytes
     }
 
-    /// Whether the memory that an operation names is aligned as this device needs it. Where it isn't, its bytes must go
-    /// through memory that is.
+    /// Whether the operation's memory is aligned for this device; if not, use an aligned buffer.
     pub fn takes(&self, op: &Op) -> bool {
         let (memory_align, block) = (self.info.memory_align_bytes, self.info.offset_align_bytes);
         match op.memory() {

@@ -1,19 +1,15 @@
-//! A process that is being killed and can't end, and what it still does.
+//! Recognises a killed process that can't end, and the devices on which it may still write.
 //!
-//! **Purpose.** A process that is killed while one of its threads waits in the kernel for a device that hangs keeps all
-//! its files, with their locks, until that ends. Whoever comes next must tell it from one that lives, and must know on
-//! which device it may still write.
+//! Such a process waits in the kernel for a hanging device, and keeps its files and locks. The
+//! kernel shows no process for an open file's lock, but `fdinfo` shows each open file's locks. A
+//! process is being killed when one of its threads has `SIGKILL` pending: then its threads at most
+//! end their system calls. A thread carries a device's name while it is inside a request to it
+//! ([`Inside`]), so the remaining threads' names tell the devices. The daemon does no other I/O. A
+//! process that can't be inspected (another user's) counts as alive, and a thread without a name as
+//! inside.
 //!
-//! **Design.** The kernel names no process for a lock of an open file, but shows each open file's locks in `fdinfo`. A
-//! process is being killed when a thread of it has a `SIGKILL` pending: then none of its threads runs its program any
-//! more, and each at most ends the system call that it is in. A thread is named after a device for as long as it is
-//! inside a request to it ([`Inside`]), so the names of the threads that are left say which devices are meant. The
-//! daemon has no other way to do I/O (no ring, no direct I/O by others), so what no thread is inside of has nothing in
-//! flight. What can't be read (another user's process) counts as alive, and a thread without a name as inside.
-//!
-//! An engine's lock has a process as well, which people are told of ([`holding_process`]).
-//!
-//! **What it does not do.** It doesn't judge engines' locks: these have a fence of their own ([`crate::fence`]).
+//! For an engine's lock this only finds the process, for messages ([`holding_process`]); engines
+//! have their own fence ([`crate::fence`]).
 
 use std::ffi::{CStr, CString};
 use std::fs;
@@ -24,7 +20,7 @@ use std::path::{Path, PathBuf};
 /// `SIGKILL` in a mask of signals.
 const SIGKILL_BIT: u64 = 1 << 8;
 
-/// This thread is inside a request to a device, for as long as this lives.
+/// While this lives, the thread is inside a request to a device.
 pub(crate) struct Inside(CString);
 
 impl Inside {
@@ -37,24 +33,24 @@ impl Inside {
 
 impl Drop for Inside {
     fn drop(&mut self) {
-        // It can't fail with a name that was one.
+        // The name was valid before.
         let _ = rustix::thread::set_name(&self.0);
     }
 }
 
-/// What is known of whoever has a lock.
+/// The state of a lock's holder.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Keeper {
-    /// It lives, or nothing says that it doesn't.
+    /// Alive, or unknown.
     Lives,
-    /// It is being killed, and has nothing in flight where it was asked for.
+    /// Being killed, and without a request to the device.
     Dying,
-    /// It is being killed, and a thread of it is inside a request there.
+    /// Being killed, with a thread inside a request to the device.
     Inside,
 }
 
-/// Whoever has a lock on the byte `at` of the file that `fd` is open on; `name` is what threads inside requests
-/// to it are called, if there are such.
+/// The holder of the lock on byte `at` of `fd`'s file; `name` is that of threads inside requests to
+/// it, if there are such.
 pub(crate) fn keeper(fd: BorrowedFd<'_>, at: u64, name: Option<&CStr>) -> Keeper {
     let Some(has_lock) = has_lock(fd, at) else {
         return Keeper::Lives;
@@ -74,7 +70,6 @@ pub(crate) fn keeper(fd: BorrowedFd<'_>, at: u64, name: Option<&CStr>) -> Keeper
     Keeper::Lives
 }
 
-/// A process that has a lock.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct HoldingProcess {
     pub(crate) pid: u32,
@@ -83,8 +78,7 @@ pub(crate) struct HoldingProcess {
     pub(crate) is_being_killed: bool,
 }
 
-/// The process that has a lock on the byte `at` of the file that `fd` is open on. `None`: no process that can be looked
-/// at has it.
+/// The process that locks byte `at` of `fd`'s file; `None` if no readable process does.
 pub(crate) fn holding_process(fd: BorrowedFd<'_>, at: u64) -> Option<HoldingProcess> {
     let has_lock = has_lock(fd, at)?;
     numbered(Path::new("/proc"))
@@ -106,7 +100,7 @@ pub(crate) fn holding_process(fd: BorrowedFd<'_>, at: u64) -> Option<HoldingProc
         })
 }
 
-/// Says of a thread whether it has a file open with a lock on the byte `at` of the file that `fd` is open on.
+/// A test of whether a thread has a file open with a lock on byte `at` of `fd`'s file.
 fn has_lock(fd: BorrowedFd<'_>, at: u64) -> Option<impl Fn(&Path) -> bool> {
     let file = rustix::fs::fstat(fd).ok()?;
     let (major, minor) = (
@@ -122,18 +116,18 @@ fn has_lock(fd: BorrowedFd<'_>, at: u64) -> Option<impl Fn(&Path) -> bool> {
     })
 }
 
-/// Whether a thread of a process is called so.
+/// Whether a thread of the process has this name.
 pub(crate) fn is_inside(process: &Path, name: &CStr) -> bool {
     let is_called = |thread: PathBuf| match fs::read(thread.join("comm")) {
         Ok(called) => called.trim_ascii_end() == name.to_bytes(),
-        // It has ended.
+        // The thread has ended.
         Err(error) if error.kind() == ErrorKind::NotFound => false,
         Err(error) => error.raw_os_error() != Some(rustix::io::Errno::SRCH.raw_os_error()),
     };
     numbered(&process.join("task")).into_iter().any(is_called)
 }
 
-/// What in a folder is called by a number.
+/// The entries of a folder that are numbers.
 fn numbered(folder: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
     let is_number = |path: &PathBuf| {

@@ -1,9 +1,6 @@
-//! What can be wrong with a device before the first byte moves.
+//! The error of opening and creating devices; its texts name the path, the problem and the remedy.
 //!
-//! **Purpose.** One error for opening and creating devices; each text names the path, what is wrong and what to do.
-//!
-//! **What it does not do.** Errors of single operations are plain [`rustix::io::Errno`]s, those of the fence are
-//! [`crate::fence::FenceError`]s.
+//! Operations fail with plain [`rustix::io::Errno`]s, the fence with [`crate::fence::FenceError`]s.
 
 use std::path::PathBuf;
 
@@ -15,16 +12,16 @@ pub enum DeviceError {
     /// Nothing is at the path.
     #[error("{}: there is no such file or device; check the path, or create it first", .path.display())]
     Missing {
-        /// Where it was looked for.
+        /// The path.
         path: PathBuf,
     },
-    /// A file that should be new is there already.
+    /// A new file exists already.
     #[error("{}: exists already; remove it or choose another path", .path.display())]
     Exists {
         /// The file.
         path: PathBuf,
     },
-    /// The process may not open it for reading and writing.
+    /// No permission to read and write it.
     #[error("{}: no permission to read and write it; run as its owner or change its mode", .path.display())]
     Permission {
         /// The file or device.
@@ -36,7 +33,7 @@ pub enum DeviceError {
         /// The file or device.
         path: PathBuf,
     },
-    /// A block device that somebody holds exclusively.
+    /// A block device that another user holds exclusively.
     #[error(
         "{}: is in use (mounted, swap, part of RAID or LVM, or opened by another program); free it first",
         .path.display()
@@ -45,17 +42,17 @@ pub enum DeviceError {
         /// The device.
         path: PathBuf,
     },
-    /// Neither a regular file nor a block device, or not the one that the spec says.
+    /// Neither a regular file nor a block device, or not the one in the spec.
     #[error("{}: is {found}, but {wanted} is needed; correct the device spec", .path.display())]
     WrongType {
         /// The path.
         path: PathBuf,
-        /// What it is.
+        /// The type found.
         found: &'static str,
-        /// What it should be.
+        /// The type needed.
         wanted: &'static str,
     },
-    /// It is smaller than the pool knows it to be.
+    /// It is smaller than the pool expects.
     #[error(
         "{}: holds {} but at least {} are expected: it was truncated or replaced; restore it before the pool is opened",
         .path.display(), format_bytes(*.found_bytes), format_bytes(*.expected_bytes)
@@ -65,31 +62,31 @@ pub enum DeviceError {
         path: PathBuf,
         /// Its capacity now.
         found_bytes: u64,
-        /// The least that it must have.
+        /// The least capacity expected.
         expected_bytes: u64,
     },
-    /// The spec asks for something that cannot be.
+    /// The spec is impossible.
     #[error("{}: {what}", .path.display())]
     Unusable {
         /// The path.
         path: PathBuf,
-        /// What cannot be, and what to do.
+        /// The problem and the remedy.
         what: String,
     },
-    /// A system call failed in a way that has no text of its own here.
+    /// Any other failed system call.
     #[error("{}: {doing} failed: {source}", .path.display())]
     Io {
         /// The file or device.
         path: PathBuf,
-        /// What was being done.
+        /// The step that failed.
         doing: &'static str,
-        /// What the system said.
+        /// The system's error.
         source: std::io::Error,
     },
 }
 
 impl DeviceError {
-    /// An error of `doing` on `path`, told in the most helpful way that the errno allows.
+    /// The most helpful error for this errno.
     pub(crate) fn from_errno(
         path: &std::path::Path,
         doing: &'static str,

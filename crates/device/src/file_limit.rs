@@ -1,9 +1,6 @@
-//! The largest file that this process may write.
+//! Refuses a device file above an inherited limit (`RLIMIT_FSIZE`), where later writes would fail.
 //!
-//! **Purpose.** A device file above an inherited limit is refused when it is made or opened. Otherwise each write beyond the
-//! limit would fail.
-//!
-//! **What it does not do.** It does not raise the limit. A file system's own largest file is not checked.
+//! It does not raise the limit, or check the file system's own.
 
 use std::path::Path;
 
@@ -12,10 +9,7 @@ use rustix::process::{Resource, getrlimit};
 use crate::error::DeviceError;
 use crate::size::format_bytes;
 
-/// Refuses a file of this size if it is above the process's limit.
-///
-/// # Errors
-/// [`DeviceError::Unusable`], with the limit's names.
+/// Fails with [`DeviceError::Unusable`] if `size_bytes` is above the process's limit.
 pub fn check(path: &Path, size_bytes: u64) -> Result<(), DeviceError> {
     within(path, size_bytes, getrlimit(Resource::Fsize).current)
 }

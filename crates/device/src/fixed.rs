@@ -1,18 +1,14 @@
-//! Memory that the kernel looks up once, not at each request.
+//! Registered memory: the kernel pins it once, not at each request.
 //!
-//! **Purpose.** A request names memory by its address, and for direct I/O the kernel finds, holds and lets go of each of
-//! its pages, every time. Memory that is registered with a ring is held once, and a request in it says so.
+//! Pinning gigabytes would block a ring for long. So a [`Pinned`] pins them with a small ring of
+//! its own, on any thread. [`crate::ring::Ring::register`] then takes the entries over
+//! (`IORING_REGISTER_CLONE_BUFFERS`, Linux 6.13), which costs a counter for each. Requests within
+//! one entry use it ([`Fixed::index_of`]); others go the usual way. An entry keeps its maker's
+//! mapping alive, so that an address can't change its meaning. New entries go behind all others
+//! while there is room: kernels without a later fix forget those behind.
 //!
-//! **Design.** To hold gigabytes takes long, and a ring can do nothing else meanwhile. So a [`Pinned`] holds them, by a
-//! small ring of its own, on any thread; then [`crate::ring::Ring::register`] has the kernel take over what it holds
-//! (`IORING_REGISTER_CLONE_BUFFERS`, Linux 6.13), which costs a counter for each entry. Of a request whose memory lies in
-//! one entry the ring says so ([`Fixed::index_of`]); any other goes as ever. An entry keeps something of its
-//! maker's alive (the mapping), so that no address means something else while it is known here.
-//!
-//! New entries are put behind all others while there is room: a kernel without a later mend forgets those behind.
-//!
-//! **What it does not do.** It chooses no memory. What is held stays in memory, whatever becomes of its file: whoever
-//! may give pages back must not have them registered.
+//! Registered memory stays resident, whatever happens to its file, so never register pages that may
+//! be given back.
 #![allow(unsafe_code)]
 
 use std::any::Any;
@@ -35,10 +31,10 @@ pub const MAX_ENTRIES: u32 = 256;
 /// Entries of a ring (`IORING_MAX_REG_BUFFERS`).
 const MAX_SLOTS: u32 = 1 << 14;
 
-/// Memory that the kernel holds for this process, for as long as this lives or a ring knows it.
+/// Memory that the kernel holds for this process while this lives or a ring has it registered.
 pub struct Pinned {
     ring: Box<IoUring>,
-    /// Where each entry begins, and its length.
+    /// Start and length of each entry.
     entries: Vec<(usize, usize)>,
     keeps: Arc<dyn Any + Send + Sync>,
 }
@@ -53,10 +49,7 @@ impl std::fmt::Debug for Pinned {
 }
 
 impl Pinned {
-    /// Nothing yet. `keeps` is dropped with it, and never before.
-    ///
-    /// # Errors
-    /// The system's.
+    /// Holds no memory yet. `keeps` lives at least as long.
     pub fn new(keeps: Arc<dyn Any + Send + Sync>) -> io::Result<Self> {
         let ring = IoUring::builder().dontfork().build(1)?;
         ring.submitter().register_buffers_sparse(MAX_ENTRIES)?;
@@ -67,31 +60,27 @@ impl Pinned {
         })
     }
 
-    /// All of a region that is never unmapped.
-    ///
-    /// # Errors
-    /// As [`Pinned::new`] and [`Pinned::pin`] say.
+    /// Pins a whole region, which is never unmapped.
     pub fn of_region(region: &StaticRegion) -> io::Result<Self> {
         let mut pinned = Self::new(Arc::new(()))?;
         let mut at = 0;
         while at < region.len_bytes() {
             let len = (region.len_bytes() - at).min(MAX_ENTRY_BYTES);
             let ptr = region.at(at, len).ok_or(Errno::INVAL)?;
-            // SAFETY: mapped for ever, to be read and written.
+            // SAFETY: mapped forever, readable and writable.
             unsafe { pinned.pin(ptr, len)? };
             at += len;
         }
         Ok(pinned)
     }
 
-    /// Has the kernel hold so many bytes more, at most [`MAX_ENTRY_BYTES`]: it may take long, and makes memory of what
-    /// is none yet.
+    /// Pins at most [`MAX_ENTRY_BYTES`] more, which may take long and allocates missing pages.
     ///
     /// # Errors
-    /// The system's: there is too little memory, too little may be held (`RLIMIT_MEMLOCK`), or it can't be held.
+    /// Too little memory, `RLIMIT_MEMLOCK` too low, or memory that can't be pinned.
     ///
     /// # Safety
-    /// They are mapped at `ptr`, to be read and written, for as long as what this keeps lives.
+    /// The bytes at `ptr` are mapped, readable and writable, as long as `keeps` lives.
     pub unsafe fn pin(&mut self, ptr: NonNull<u8>, len_bytes: usize) -> io::Result<()> {
         let at = self.entries.len() as u32;
         if at >= MAX_ENTRIES || len_bytes == 0 || len_bytes > MAX_ENTRY_BYTES {
@@ -109,12 +98,12 @@ impl Pinned {
         Ok(())
     }
 
-    /// What it holds.
+    /// Pinned bytes.
     pub fn bytes(&self) -> u64 {
         self.entries.iter().map(|(_, len)| *len as u64).sum()
     }
 
-    /// How many entries it has.
+    /// Number of entries.
     pub fn entries(&self) -> usize {
         self.entries.len()
     }
@@ -125,11 +114,11 @@ impl Pinned {
     }
 }
 
-/// Something that a ring knows.
+/// Names memory that is registered with a ring.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Registration(u64);
 
-/// A part of memory that a ring knows: sorted by where it begins.
+/// A registered range.
 #[derive(Debug, Clone, Copy)]
 struct FixedEntry {
     start: usize,
@@ -137,17 +126,17 @@ struct FixedEntry {
     slot: u16,
 }
 
-/// What of memory a ring knows.
+/// All memory that is registered with a ring; `entries` is sorted by start.
 #[derive(Debug, Default)]
 pub(crate) struct Fixed {
     entries: Vec<FixedEntry>,
-    /// Which of them was found last.
+    /// The entry found last.
     last: std::cell::Cell<usize>,
     known: Vec<FixedMemory>,
     next: u64,
-    /// Whether lists of pieces can be in it, once that was asked.
+    /// Whether the kernel takes lists of registered pieces, once known.
     vectored: Option<bool>,
-    /// Requests that were.
+    /// Requests in registered memory.
     pub(crate) used: std::cell::Cell<u64>,
 }
 
@@ -175,7 +164,7 @@ impl FixedMemory {
 }
 
 impl Fixed {
-    /// The number of the entry in which all of it lies.
+    /// The index of the entry that holds all of `memory`.
     #[inline]
     pub(crate) fn index_of(&self, memory: &IoMemory) -> Option<u16> {
         if self.entries.is_empty() {
@@ -208,7 +197,7 @@ impl Fixed {
         Some(*entry)
     }
 
-    /// Has a ring know something. It is given back if that can't be.
+    /// Registers memory with a ring, or returns it with the error.
     pub(crate) fn add(
         &mut self,
         ring: &Submitter<'_>,
@@ -240,7 +229,7 @@ impl Fixed {
         self.known.insert(at, known);
         let mut is_as_before = true;
         for later in &mut self.known[at + 1..] {
-            // A kernel may have forgotten them; what it doesn't take again is not used.
+            // The kernel may have forgotten these; entries that it rejects now aren't used.
             let usable = clone(ring, later).is_ok();
             is_as_before &= usable == std::mem::replace(&mut later.usable, usable);
         }
@@ -255,13 +244,13 @@ impl Fixed {
         for known in self.known[new].iter().filter(|known| known.usable) {
             self.entries.extend(known.entries());
         }
-        // It finds what is sorted already, and merges that.
+        // A stable sort is quick here: it merges the sorted part.
         self.entries.sort_by_key(|entry| entry.start);
         self.last.set(0);
         Ok(self.known[at].name)
     }
 
-    /// So many entries behind all that are there, or between them.
+    /// First of `count` free slots: behind all others, else in a gap.
     fn room(&self, count: u32) -> Option<u32> {
         let end = self.known.last().map_or(0, FixedMemory::end_slot);
         if end + count <= MAX_SLOTS {
@@ -277,8 +266,8 @@ impl Fixed {
         None
     }
 
-    /// Has the ring forget something, of which nothing is queued or in flight. What held it is given back: to let go of
-    /// it may take long.
+    /// Unregisters memory; no request in it may be queued or in flight. Returns what pinned it,
+    /// which may take long to drop.
     pub(crate) fn remove(&mut self, ring: &Submitter<'_>, name: Registration) -> Option<Pinned> {
         self.forget(ring, name);
         let at = self.known.iter().position(|known| known.name == name)?;
@@ -289,7 +278,7 @@ impl Fixed {
         Some(known.pinned)
     }
 
-    /// Empties what a ring has of something.
+    /// Clears the slots of some memory.
     pub(crate) fn forget(&self, ring: &Submitter<'_>, name: Registration) {
         let Some(known) = self.known.iter().find(|known| known.name == name) else {
             return;
@@ -299,17 +288,17 @@ impl Fixed {
             iov_len: 0,
         };
         let nothing = vec![nothing; known.pinned.entries.len()];
-        // Should it fail, the ring holds it until it ends or the entries are used again.
-        // SAFETY: names no memory.
+        // SAFETY: names no memory. On failure, the ring holds the memory until it ends or the slots
+        // are reused.
         let _ = unsafe { ring.register_buffers_update(known.first_slot, &nothing, None) };
     }
 
-    /// Has another ring know the same.
+    /// Registers all memory with another ring.
     pub(crate) fn also(&self, ring: &Submitter<'_>) -> io::Result<()> {
         self.known.iter().try_for_each(|known| clone(ring, known))
     }
 
-    /// Has another ring, which knows all others, know this too; and again what is behind it.
+    /// Registers new memory with another ring that has all others, and again the memory behind it.
     pub(crate) fn also_new(&self, ring: &Submitter<'_>, name: Registration) -> io::Result<()> {
         let mut new = self.known.iter().skip_while(|known| known.name != name);
         new.try_for_each(|known| clone(ring, known))

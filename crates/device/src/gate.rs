@@ -1,13 +1,9 @@
-//! A gate before a device, for tests: holds operations in flight, and fails them, at will.
+//! Holds a device's operations in flight, and fails them, at a test's will.
 //!
-//! **Purpose.** "While a slice is in flight" must be a state that a test enters and leaves, not a matter of luck.
-//!
-//! **Design.** A held operation is a real one in the reactor's own ring: it is linked behind a poll of an eventfd, and
-//! starts when the gate is released. The engine sees nothing but a slow device. A failing operation comes back as a
-//! completion with the errno, like a real error; it can be held as well. Any thread may turn the gate.
-//!
-//! **What it does not do.** A held operation isn't at the device yet, so it holds no fence's lock; a process that dies
-//! takes it along. On a memory device a gated operation goes through the ring instead of the mapping.
+//! A held operation is a real one in the reactor's ring, linked behind a poll of an eventfd. A
+//! failing operation completes with the errno, like a real error; it can be held too. Any thread
+//! may control the gate. A held operation isn't at the device yet, so it holds no fence lock and
+//! dies with its process. On a memory device it uses the ring instead of the mapping.
 
 use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
@@ -56,7 +52,7 @@ struct Failure {
 impl Selector {
     fn matches(&self, op: &Op) -> bool {
         let kind = self.kinds.is_empty() || self.kinds.contains(&op.kind);
-        // A flush has no range: it is everywhere.
+        // A flush has no range: it matches every range.
         let range = op.kind == OpKind::Flush
             || (op.offset_bytes < self.range_bytes.end
                 && self.range_bytes.start < op.offset_bytes.saturating_add(op.len_bytes));
@@ -65,11 +61,7 @@ impl Selector {
 }
 
 impl TestGate {
-    /// A gate that is open.
-    ///
-    /// # Panics
-    ///
-    /// If the system has no eventfd left.
+    /// An open gate. Panics if the system has no eventfd left.
     pub fn new() -> Arc<Self> {
         let open = eventfd(1, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
         Arc::new(Self {
@@ -85,11 +77,11 @@ impl TestGate {
         self.hold_some(0..u64::MAX, &[]);
     }
 
-    /// Holds operations that overlap a range and are of these kinds (none given: of any kind).
+    /// Holds operations of these kinds (empty: all) that overlap a range.
     pub fn hold_some(&self, range_bytes: Range<u64>, kinds: &[OpKind]) {
         let mut state = self.state();
         let mut count = [0; 8];
-        // Not open any more; if it wasn't, there is nothing to read.
+        // If the gate was shut already, there is nothing to read.
         let _ = rustix::io::read(&self.open, &mut count);
         state.hold = Some(Selector {
             range_bytes,
@@ -97,7 +89,7 @@ impl TestGate {
         });
     }
 
-    /// Lets everything go that is held, and holds nothing more.
+    /// Releases all held operations, and holds no more.
     pub fn release(&self) {
         let mut state = self.state();
         state.hold = None;
@@ -105,12 +97,12 @@ impl TestGate {
         let _ = rustix::io::write(&self.open, &1u64.to_ne_bytes());
     }
 
-    /// How many operations were submitted and are held.
+    /// How many operations are held.
     pub fn held(&self) -> u64 {
         self.held.load(Ordering::SeqCst)
     }
 
-    /// Fails the next `times` operations that overlap a range and are of these kinds (none given: of any kind).
+    /// Fails the next `times` operations of these kinds (empty: all) that overlap a range.
     pub fn fail(&self, range_bytes: Range<u64>, kinds: &[OpKind], errno: Errno, times: u32) {
         self.state().failures.push(Failure {
             selector: Selector {
@@ -122,12 +114,11 @@ impl TestGate {
         });
     }
 
-    /// Each operation costs the processor so much from now on.
+    /// Sets the processor time in ns that each operation burns.
     pub fn cost(&self, ns: u64) {
         self.cost_ns.store(ns, Ordering::Relaxed);
     }
 
-    /// Spends what each operation costs.
     fn spend(&self) {
         let cost = Duration::from_nanos(self.cost_ns.load(Ordering::Relaxed));
         if !cost.is_zero() {
@@ -144,14 +135,13 @@ impl TestGate {
 }
 
 impl Device {
-    /// Puts a gate before all operations. Before the device is shared.
+    /// Puts a gate before all operations. Call it before the device is shared.
     pub fn attach_gate(&mut self, gate: Arc<TestGate>) {
         let below = self.backend.clone();
         *self = Self::over(self.info().clone(), Arc::new(Gated { below, gate }));
     }
 }
 
-/// A device behind a gate.
 #[derive(Debug)]
 struct Gated {
     below: Arc<dyn Backend>,
@@ -203,7 +193,8 @@ impl Backend for Gated {
             let note = op.note & !note::WAITS;
             return Finish::Again(Op { note, ..op });
         }
-        // An error that was put in, of an operation that the device below has never seen, is judged by it as its own.
+        // The device below interprets an injected error as its own, although it never saw the
+        // operation.
         self.below.finish(op, result)
     }
 

@@ -1,34 +1,33 @@
-//! The heartbeat block: who uses a device now, for other machines that can reach it too.
+//! The heartbeat block: shows other machines that a device is in use.
 //!
-//! **Purpose.** No lock of one machine stops another one. An engine therefore counts up a block beside the label, and
-//! a daemon that is about to take a pool over watches it first.
-//!
-//! **Design.** One block of 4 KiB with everything in its first 512 bytes, so that a device writes it whole. It names
-//! the holder: a random id of the installation, and the boot, which tells a cloned machine from its original. The
-//! holder reads the block before each beat. If another holder is in it, the pool was taken over, and the reader stops.
-//!
-//! **Not here:** who beats (the engine), who watches and claims (the daemon), the label.
+//! A machine's locks don't stop other machines. So an engine increments a counter in a block beside
+//! the label, and a daemon watches it before it takes a pool over. The 4 KiB block keeps its
+//! content in the first 512 bytes, which a device writes whole. It names the holder: a random id of
+//! the installation, and the boot, which distinguishes a cloned machine. The holder reads the block
+//! before each beat, and stops if it finds another holder: the pool was taken over.
 
 use zerocopy::{
     FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout,
     little_endian::{U32, U64},
 };
 
-/// Where the block is, in bytes: behind what a restored partition table may cover.
+/// Offset of the block: behind what a restored partition table may cover.
 pub const HEARTBEAT_OFFSET_BYTES: u64 = 576 << 10;
-/// The size of the block in bytes.
+/// Size of the block.
 pub const HEARTBEAT_BYTES: usize = 4096;
-/// Time between two beats, in milliseconds.
+/// Time between two beats.
 pub const PERIOD_MS: u64 = 1000;
-/// An engine that was stopped for longer looks at the block before its next request to a device.
+/// After a pause longer than this, an engine checks the block before its next request to a device.
 pub const PAUSE_MS: u64 = 4000;
-/// How long a daemon watches another's heartbeat before it takes the pool over. No take-over of an engine stops the beat for
-/// that long: a stuck engine is replaced after about 2 s, and its successor beats before it waits for any fence.
+/// How long a daemon watches another's heartbeat before it takes the pool over. No engine's
+/// take-over stops the beat for that long: a stuck engine is replaced after about 2 s, and its
+/// successor beats before it waits for any fence.
 pub const WINDOW_MS: u64 = 10_000;
-/// How long a daemon waits before it reads its claim back. It is longer than [`PAUSE_MS`]: a living holder has read the
-/// claim by then. It is also longer than the time between another claimant's last look and its write.
+/// How long a daemon waits before it reads its claim back. Longer than [`PAUSE_MS`], so a living
+/// holder has read the claim by then. Also longer than another claimant takes from its last check
+/// to its write.
 pub const CLAIM_MS: u64 = 6000;
-/// The most bytes of a host's name in the block.
+/// The longest host name in the block.
 const HOST_BYTES: usize = 64;
 
 const MAGIC: [u8; 16] = *b"Forebay beat\r\n\0\0";
@@ -52,12 +51,12 @@ struct Block {
 
 const _: () = assert!(size_of::<Block>() == 512);
 
-/// Who holds a pool's devices.
+/// The holder of a pool's devices.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Holder {
     /// The random id of the installation.
     pub owner: [u8; 16],
-    /// The boot of its machine.
+    /// The machine's boot.
     pub boot: [u8; 16],
     /// The machine's name, for messages.
     pub host: String,
@@ -70,19 +69,19 @@ impl Holder {
     }
 }
 
-/// What the block says.
+/// The block's content.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Beat {
-    /// Whose it is.
+    /// The holder.
     pub holder: Holder,
     /// Grows with each beat.
     pub count: u64,
-    /// The holder has ended in good order.
+    /// The holder ended in good order.
     pub stopped: bool,
 }
 
 impl Beat {
-    /// The block's content.
+    /// The block's bytes.
     pub fn encode(&self) -> [u8; HEARTBEAT_BYTES] {
         let host = self.holder.host.as_bytes();
         let host = &host[..host.len().min(HOST_BYTES)];
@@ -102,7 +101,7 @@ impl Beat {
         bytes
     }
 
-    /// What a block says; none if it is no heartbeat, or damaged.
+    /// Parses a block; `None` if it is damaged or no heartbeat.
     pub fn decode(bytes: &[u8]) -> Option<Self> {
         let (block, _) = Block::read_from_prefix(bytes).ok()?;
         let mut unsigned = block.clone();

@@ -1,20 +1,16 @@
-//! Where bytes live: regular files, block devices, memory (`ram`) and nothing (`null`), behind one interface.
+//! Storage devices behind one interface: regular files, block devices, memory (`ram`) and nothing
+//! (`null`).
 //!
-//! **Purpose.** The engine reads, writes, flushes, zeroes and punches ranges of a device; the daemon reads and writes a
-//! device's label and catalog area. Both ask here, and both lock here.
+//! [`Device`] is the engine's view: asynchronous on one io_uring per reactor ([`ring::Ring`]),
+//! without an allocation or lock per operation. [`Device::submit`] puts an [`Op`] into the ring,
+//! and [`Device::finish`] interprets its result. It handles short transfers and falls back to
+//! another way of zeroing. [`sync_io::SyncDevice`] is the daemon's synchronous view. [`fence`]
+//! keeps a successor off a device until a dead engine's last request has ended. The cargo feature
+//! `test-device` adds the suite `conformance` for all kinds, and two wrappers of a file. `volatile`
+//! loses power by `power::cut`; `faulty` fails, hangs and kills as configured.
 //!
-//! **Design.** [`Device`] is the engine's view: asynchronous, one io_uring per reactor ([`ring::Ring`]), no allocation
-//! and no lock per operation. An operation is a plain value ([`Op`]); [`Device::submit`] puts it into the ring and
-//! [`Device::finish`] judges its result, so whatever a device had to do (a remainder after a short transfer, another
-//! way of zeroing where the quick one is unknown), the caller sees one end. [`sync_io::SyncDevice`] is the daemon's
-//! view: plain synchronous reads and writes. Kinds of devices are behind traits in `kind`, one file and one line of
-//! registration each. [`fence`] keeps a successor away from a device until the last request
-//! of a dead engine has ended there. `conformance` (cargo feature `test-device`) is the suite that every kind
-//! of device passes; with the same feature there are two more kinds that wrap a file: `volatile`, whose power
-//! `power::cut` cuts, and `faulty`, which fails, hangs and kills as told.
-//!
-//! **What it does not do.** It knows no volume, no extent and no catalog; it never retries an I/O error; it has no
-//! cache; it doesn't follow a device that changes its size while open.
+//! Nothing here knows volumes, retries an I/O error, caches, or follows a device that changes its
+//! size while open.
 
 mod device;
 mod dying;

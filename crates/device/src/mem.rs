@@ -1,14 +1,8 @@
 //! Memory that the kernel reads and writes while a request is in flight.
 //!
-//! **Purpose.** Say once, in one place, what must hold of a buffer that is named by an operation, so that submitting
-//! operations is safe code.
-//!
-//! **Design.** A [`Buf`] is a pointer and a length and owns nothing. Making one out of a pointer is the single unsafe
-//! step, and its contract covers every operation that names it. [`StaticRegion`] is memory that is never unmapped and
-//! to which safe code gets no reference: its buffers are safe by construction.
-//!
-//! **What it does not do.** It allocates no slots and counts no users: which part of a region is free is its owner's
-//! business. It registers nothing with a ring.
+//! A [`Buf`] is a pointer and a length. Making one from a pointer is the only unsafe step, and its
+//! contract covers every operation that names it. Buffers of a [`StaticRegion`] are safe by
+//! construction. Nothing here allocates parts of a region or registers memory with a ring.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -27,8 +21,8 @@ pub struct Buf {
     len_bytes: u32,
 }
 
-// SAFETY: a Buf is an address and a length; dereferencing it is what `Buf::new` makes its caller answer for, on
-// whatever thread. It would be wrong if a safe method gave out a reference to the memory.
+// SAFETY: a Buf is an address and a length; `Buf::new`'s caller vouches for each access, on any
+// thread. Wrong if a safe method returned a reference to the memory.
 unsafe impl Send for Buf {}
 // SAFETY: as for Send; there is no interior state.
 unsafe impl Sync for Buf {}
@@ -38,12 +32,14 @@ impl Buf {
     ///
     /// # Safety
     ///
-    /// From the submission of an operation that names this buffer (or a part or copy of it) until its completion was
-    /// taken from the ring, and for an operation that completes at once, during the call:
+    /// The contract starts when an operation that names this buffer (or a part or copy) is
+    /// submitted. It ends when its completion was taken from the ring, or with the call if the
+    /// operation completes at once. In between:
     ///
     /// - the memory is mapped and readable, and, if the operation is a read, writable;
-    /// - the memory isn't freed, unmapped or given another use, not even when the ring is dropped first;
-    /// - no Rust reference to it is used: none at all if the operation is a read, no `&mut` if it is a write.
+    /// - the memory isn't freed, unmapped or reused, even if the ring is dropped first;
+    /// - no Rust reference to it is used: none at all if the operation is a read, no `&mut` if it
+    ///   is a write.
     pub const unsafe fn new(ptr: NonNull<u8>, len_bytes: u32) -> Self {
         Self { ptr, len_bytes }
     }
@@ -58,13 +54,13 @@ impl Buf {
         self.ptr
     }
 
-    /// The part of `len_bytes` from `from_bytes` on; `None` if that isn't inside.
+    /// The part of `len_bytes` from `from_bytes` on; `None` if it isn't inside.
     pub fn slice(&self, from_bytes: u32, len_bytes: u32) -> Option<Self> {
         if from_bytes.checked_add(len_bytes)? > self.len_bytes {
             return None;
         }
-        // SAFETY: from_bytes <= self.len_bytes was just checked, so the address stays inside the named memory (or one
-        // past its end); the part inherits the contract of the whole. Wrong only if the check were.
+        // SAFETY: from_bytes <= self.len_bytes was just checked, so the address is inside the
+        // memory or one past its end. The part inherits the contract of the whole.
         Some(unsafe { Self::new(self.ptr.add(from_bytes as usize), len_bytes) })
     }
 
@@ -72,31 +68,30 @@ impl Buf {
         self.ptr.addr().get().is_multiple_of(align_bytes as usize)
     }
 
-    /// Writes zeros over the buffer. Only for a read operation in progress.
+    /// Only for a read operation in progress.
     pub(crate) fn fill_zero(&self) {
-        // SAFETY: called inside `Device::submit` of a read, so the contract of `Buf::new` says mapped, writable and
-        // unreferenced. Wrong if it were called for the buffer of a write.
+        // SAFETY: called in `Device::submit` of a read, so by `Buf::new`'s contract the memory is
+        // mapped, writable and unreferenced. Wrong for the buffer of a write.
         unsafe { self.ptr.write_bytes(0, self.len_bytes as usize) }
     }
 }
 
-/// What an operation names: a buffer, or a list of them.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum IoMemory {
     One(Buf),
     Many(Bufs),
 }
 
-/// The same in few bytes.
+/// A compact [`IoMemory`].
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Named {
     ptr: NonNull<u8>,
     len_bytes: u32,
-    /// 0: one buffer, and no list.
+    /// 0: a single buffer.
     pieces: u32,
 }
 
-// SAFETY: as for `Buf` and `Bufs`, of which it is made, and which it is made into.
+// SAFETY: as for `Buf` and `Bufs`, from which it is made.
 unsafe impl Send for Named {}
 // SAFETY: as for Send; there is no interior state.
 unsafe impl Sync for Named {}
@@ -121,7 +116,7 @@ impl Named {
     #[inline]
     pub(crate) fn get(self) -> IoMemory {
         match self.pieces {
-            // SAFETY: of a `Buf`, whose contract this one has.
+            // SAFETY: pointer and length come from a `Buf`, whose contract still holds.
             0 => IoMemory::One(unsafe { Buf::new(self.ptr, self.len_bytes) }),
             pieces => IoMemory::Many(Bufs::again(self.ptr.cast(), self.len_bytes, pieces)),
         }
@@ -129,7 +124,7 @@ impl Named {
 }
 
 impl IoMemory {
-    /// Each buffer, in order, with how many bytes come before it.
+    /// Calls `each` for every buffer in order, with the number of bytes before it.
     pub(crate) fn try_each(
         &self,
         mut each: impl FnMut(u64, Buf) -> Result<(), Errno>,
@@ -148,28 +143,28 @@ impl IoMemory {
     }
 }
 
-/// Memory that stays mapped until the process ends, reached only by copying in and out.
+/// Memory that stays mapped until the process ends, accessed only by copying in and out.
 ///
-/// Never unmapped, because the kernel may still write into it after whoever asked is gone. Make few and large ones.
-/// Pages that were never touched cost nothing.
+/// It is never unmapped, because the kernel may still write into it after the requester is gone.
+/// Make few and large ones. Untouched pages cost nothing.
 #[derive(Debug)]
 pub struct StaticRegion {
     ptr: NonNull<u8>,
     len_bytes: usize,
 }
 
-// SAFETY: the region is an address range that is mapped forever; safe methods copy through raw pointers and never make
-// references. It would be wrong if `Drop` unmapped it.
+// SAFETY: the address range is mapped forever; safe methods copy through raw pointers and never
+// make references. Wrong if `Drop` unmapped it.
 unsafe impl Send for StaticRegion {}
-// SAFETY: as for Send. Two threads (or a thread and the kernel) that copy to one place at once leave a mixture of
-// both, as they would on a disk; no Rust value with invariants lives here.
+// SAFETY: as for Send. Threads (or a thread and the kernel) that copy to one place at once leave a
+// mixture, as on a disk. No Rust value with invariants lives here.
 unsafe impl Sync for StaticRegion {}
 
 impl StaticRegion {
-    /// Zeroed private memory of at least `len_bytes`, page aligned, sparse.
+    /// Zeroed private memory of at least `len_bytes`, page aligned and sparse.
     pub fn anonymous(len_bytes: usize) -> io::Result<Self> {
-        // SAFETY: a new anonymous mapping at an address of the kernel's choice touches nobody's memory. MAP_FIXED would
-        // make it wrong.
+        // SAFETY: a new anonymous mapping at an address that the kernel chooses. Wrong with
+        // MAP_FIXED.
         let ptr = unsafe {
             rustix::mm::mmap_anonymous(
                 std::ptr::null_mut(),
@@ -181,7 +176,8 @@ impl StaticRegion {
         Self::adopt(ptr, len_bytes)
     }
 
-    /// Maps `len_bytes` of a memory file, shared with whoever has it too. The file must not be shortened afterwards.
+    /// Maps `len_bytes` of a memory file that other processes may share. The file must not be
+    /// shortened later.
     pub fn shared(file: impl AsFd, len_bytes: usize) -> io::Result<Self> {
         Self::shared_fd(file.as_fd(), len_bytes)
     }
@@ -191,8 +187,9 @@ impl StaticRegion {
         if u64::try_from(size).unwrap_or(0) < len_bytes as u64 {
             return Err(rustix::io::Errno::INVAL.into());
         }
-        // SAFETY: a new shared mapping at an address of the kernel's choice; nothing but this region refers to it.
-        // Wrong with MAP_FIXED. A file that is shortened later makes an access fault (documented above).
+        // SAFETY: a new shared mapping at an address that the kernel chooses; only this region
+        // refers to it. Wrong with MAP_FIXED. If the file is shortened later, an access faults
+        // (documented above).
         let ptr = unsafe {
             rustix::mm::mmap(
                 std::ptr::null_mut(),
@@ -207,9 +204,8 @@ impl StaticRegion {
     }
 
     fn adopt(ptr: *mut std::ffi::c_void, len_bytes: usize) -> io::Result<Self> {
-        // A core dump of staging memory would hold tenants' data and delay the fence.
-        // SAFETY: the advice changes nothing about the mapping's content or validity, and names exactly the range that
-        // was just mapped.
+        // SAFETY: the advice names exactly the new mapping and leaves its content alone. It keeps
+        // tenants' data out of core dumps, which would also delay the fence.
         unsafe { rustix::mm::madvise(ptr, len_bytes, Advice::LinuxDontDump) }?;
         let ptr = NonNull::new(ptr.cast::<u8>()).ok_or(rustix::io::Errno::NOMEM)?;
         Ok(Self { ptr, len_bytes })
@@ -220,11 +216,11 @@ impl StaticRegion {
         self.len_bytes
     }
 
-    /// The buffer of `len_bytes` at `from_bytes`; `None` if that isn't inside.
+    /// The buffer of `len_bytes` at `from_bytes`; `None` if it isn't inside.
     pub fn buf(&self, from_bytes: usize, len_bytes: u32) -> Option<Buf> {
         let ptr = self.at(from_bytes, len_bytes as usize)?;
-        // SAFETY: the range was checked, the memory stays mapped, readable and writable until the process ends, and no
-        // reference to it ever exists in safe code. Wrong if the region were unmapped.
+        // SAFETY: the range was checked; the memory stays mapped, readable and writable until the
+        // process ends; safe code never has a reference to it. Wrong if the region were unmapped.
         Some(unsafe { Buf::new(ptr, len_bytes) })
     }
 
@@ -234,8 +230,8 @@ impl StaticRegion {
         let Some(ptr) = self.at(from_bytes, into.len()) else {
             return false;
         };
-        // SAFETY: the source range was checked and is mapped; `into` is a different object, because no reference to
-        // the region exists. Wrong if a slice of the region could be passed here.
+        // SAFETY: the source range was checked and is mapped. `into` is a different object, because
+        // no reference to the region exists.
         unsafe { std::ptr::copy_nonoverlapping(ptr.as_ptr(), into.as_mut_ptr(), into.len()) }
         true
     }
@@ -255,12 +251,13 @@ impl StaticRegion {
         if from_bytes.checked_add(len_bytes)? > self.len_bytes {
             return None;
         }
-        // SAFETY: from_bytes <= self.len_bytes, so the address is inside the mapping or one past its end.
+        // SAFETY: from_bytes <= self.len_bytes, so the address is inside the mapping or one past
+        // its end.
         Some(unsafe { self.ptr.add(from_bytes) })
     }
 }
 
-/// How many zeros one write can bring to a device that can't zero by itself.
+/// The most zeros that one write takes to a device that can't zero by itself.
 pub(crate) const ZEROS_BYTES: u32 = 64 * 1024;
 
 #[repr(align(4096))]
@@ -268,11 +265,11 @@ struct ZeroBlock([u8; ZEROS_BYTES as usize]);
 
 static ZEROS: ZeroBlock = ZeroBlock([0; ZEROS_BYTES as usize]);
 
-/// Constant zeros to be written: at most [`ZEROS_BYTES`].
+/// At most [`ZEROS_BYTES`], to be written only.
 pub(crate) fn zeros(len_bytes: u32) -> Buf {
     let len_bytes = len_bytes.min(ZEROS_BYTES);
-    // SAFETY: a static lives forever and is never written; only write operations name this buffer. Wrong if it were
-    // given to a read.
+    // SAFETY: a static lives forever and is never written; only write operations name this buffer.
+    // Wrong for a read.
     unsafe { Buf::new(NonNull::from(&ZEROS.0).cast(), len_bytes) }
 }
 

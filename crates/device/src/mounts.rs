@@ -1,8 +1,6 @@
-//! What is mounted where.
+//! Recognises folders for device nodes, where a regular file would be in memory.
 //!
-//! Purpose: a regular file is not made among device nodes, where it would be in memory.
-//! Design: the innermost mount of /proc/self/mountinfo counts. A container's `/dev` is a tmpfs.
-//! Not here: who makes files.
+//! The innermost mount of /proc/self/mountinfo counts; a container's `/dev` is a tmpfs.
 
 use std::path::{Path, PathBuf};
 
@@ -15,7 +13,7 @@ pub fn folder_of(path: &Path) -> PathBuf {
     }
 }
 
-/// Whether the folder of `path` is for device nodes, and what it is: `/dev is a devtmpfs`.
+/// Says what the folder of `path` is if it is for device nodes: `/dev is a devtmpfs`.
 #[must_use]
 pub fn device_folder(path: &Path) -> Option<String> {
     let mounts = std::fs::read_to_string("/proc/self/mountinfo").ok()?;
@@ -29,7 +27,7 @@ fn device_folder_in(path: &Path, mounts: &str) -> Option<String> {
         .then(|| format!("{} is a {kind}", mounted_at.display()))
 }
 
-/// Where the file system of `folder` is mounted, and its type (proc(5), mountinfo).
+/// Mount point and type of the file system of `folder` (proc(5), mountinfo).
 fn mount_of<'a>(folder: &Path, mounts: &'a str) -> Option<(PathBuf, &'a str)> {
     let entries = mounts.lines().filter_map(|line| {
         let mounted_at = PathBuf::from(unescape(line.split(' ').nth(4)?));
@@ -38,11 +36,11 @@ fn mount_of<'a>(folder: &Path, mounts: &'a str) -> Option<(PathBuf, &'a str)> {
             .starts_with(&mounted_at)
             .then_some((mounted_at, kind))
     });
-    // Of several at one place, the last one is on top.
+    // At one mount point, the last mount is on top.
     entries.max_by_key(|(mounted_at, _)| mounted_at.as_os_str().len())
 }
 
-/// Spaces and the like are three octal digits in mountinfo.
+/// mountinfo writes spaces and such as three octal digits.
 fn unescape(text: &str) -> String {
     let mut parts = text.split('\\');
     let mut plain = parts.next().unwrap_or_default().to_owned();

@@ -1,13 +1,8 @@
-//! Operations on a device, as plain values.
+//! Operations on a device, as plain values without memory of their own.
 //!
-//! **Purpose.** Say what is asked, and remember what was tried, in few bytes and without allocation.
-//!
-//! **Design.** An [`Op`] is copied into whatever table the caller keeps of things in flight.
-//! [`crate::Device::submit`] notes in it which method it chose; [`crate::Device::finish`] turns it into what is left to
-//! do. Offsets are absolute on the device. What it reads or writes is one buffer, or several pieces in a list that lives
-//! in [`crate::Vectors`].
-//!
-//! **What it does not do.** It owns no memory.
+//! [`crate::Device::submit`] notes in an [`Op`] which method it chose; [`crate::Device::finish`]
+//! returns the rest. Offsets are absolute on the device. The data is one buffer, or pieces in a
+//! list that lives in [`crate::Vectors`].
 
 use rustix::io::Errno;
 
@@ -21,15 +16,15 @@ pub enum OpKind {
     Read,
     /// Bytes from memory to the device.
     Write,
-    /// Everything that completed before is durable.
+    /// Makes everything durable that completed before.
     Flush,
     /// The range reads as zeros; the device may keep or free its space.
     WriteZeroes,
-    /// The range reads as zeros, and its space goes back to who is below, where that is possible.
+    /// The range reads as zeros, and its space is freed where possible.
     Punch,
 }
 
-/// How zeros get there.
+/// How to zero.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Method {
     ZeroRange,
@@ -37,35 +32,36 @@ pub(crate) enum Method {
     WriteZeros,
 }
 
-/// What became of a submission.
+/// The result of a submission.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Submitted {
-    /// It ended during the call. No completion will come, and `finish` is not to be called.
+    /// It ended during the call: no completion comes, and `finish` must not be called.
     Done(Result<(), Errno>),
     /// A completion with the user data will come.
     Queued,
-    /// There is no room in the ring; nothing was submitted.
+    /// The ring is full; nothing was submitted.
     RingFull,
 }
 
 /// What a completion means.
 #[derive(Debug, Clone, Copy)]
 pub enum Finish {
-    /// All of it is done.
+    /// The operation is complete.
     Done,
-    /// Submit this, which is what is left of it, with the same user data.
+    /// Submit this rest with the same user data.
     Again(Op),
-    /// It failed, perhaps in the middle.
+    /// It failed, perhaps after a part was done.
     Failed(Errno),
 }
 
-/// One operation. Make it with the functions below.
+/// One operation.
 #[derive(Debug, Clone, Copy)]
 pub struct Op {
     pub(crate) kind: OpKind,
     pub(crate) method: Method,
     pub(crate) dsync: bool,
-    /// What the device that took it notes for its `finish`; 0 in a new operation. The highest bits belong to wrappers.
+    /// The device's note for its `finish`; 0 in a new operation. The highest bits belong to
+    /// wrappers.
     pub(crate) note: u32,
     pub(crate) offset_bytes: u64,
     pub(crate) len_bytes: u64,
@@ -105,15 +101,15 @@ impl Op {
         )
     }
 
-    /// Fills all of `bufs`, one after the other, from `offset_bytes` on. Their list is not to be changed until the
-    /// operation has ended.
+    /// Fills `bufs` in order from `offset_bytes` on. Their list must not change until the operation
+    /// has ended.
     pub fn read_pieces(offset_bytes: u64, bufs: Bufs) -> Self {
         let (named, len_bytes) = (bufs.named(), u64::from(bufs.len_bytes()));
         Self::new(OpKind::Read, offset_bytes, len_bytes, named)
     }
 
-    /// Writes all of `bufs`, one after the other, to `offset_bytes`. Their list is not to be changed until the operation
-    /// has ended.
+    /// Writes `bufs` in order to `offset_bytes`. Their list must not change until the operation has
+    /// ended.
     pub fn write_pieces(offset_bytes: u64, bufs: Bufs) -> Self {
         let (named, len_bytes) = (bufs.named(), u64::from(bufs.len_bytes()));
         Self::new(OpKind::Write, offset_bytes, len_bytes, named)
@@ -126,7 +122,7 @@ impl Op {
         self
     }
 
-    /// Makes all writes durable that completed before this is submitted.
+    /// Makes all writes durable that completed before its submission.
     pub const fn flush() -> Self {
         Self::new(OpKind::Flush, 0, 0, None)
     }
@@ -136,7 +132,7 @@ impl Op {
         Self::new(OpKind::WriteZeroes, offset_bytes, len_bytes, None)
     }
 
-    /// Zeroes a range and gives its space back where that is possible.
+    /// Zeroes a range and frees its space where possible.
     pub const fn punch(offset_bytes: u64, len_bytes: u64) -> Self {
         Self::new(OpKind::Punch, offset_bytes, len_bytes, None)
     }
@@ -146,23 +142,22 @@ impl Op {
         self.kind
     }
 
-    /// Where it begins.
+    /// Its first byte on the device.
     pub const fn offset_bytes(&self) -> u64 {
         self.offset_bytes
     }
 
-    /// How much it covers; 0 for a flush.
+    /// Its length; 0 for a flush.
     pub const fn len_bytes(&self) -> u64 {
         self.len_bytes
     }
 
-    /// What it reads into or writes from.
     pub(crate) fn memory(&self) -> Option<IoMemory> {
         self.named.map(Named::get)
     }
 
-    /// The same without its first `done_bytes`; `None` if nothing, or less than nothing, would be left. A list of pieces
-    /// is shortened in its place.
+    /// The operation without its first `done_bytes`; `None` if nothing is left. A list of pieces is
+    /// shortened in place.
     pub(crate) fn rest(&self, done_bytes: u64) -> Option<Self> {
         let len_bytes = self.len_bytes.checked_sub(done_bytes).filter(|n| *n > 0)?;
         let named = match self.memory() {

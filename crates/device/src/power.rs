@@ -1,16 +1,10 @@
-//! Cutting the power of a [`crate::kind::volatile`] device.
+//! Cuts the power of a [`crate::kind::volatile`] device: leaves what a power cut might have left,
+//! chosen by a seed.
 //!
-//! **Purpose.** Leave on the device what a power cut might have left, chosen by a seed.
-//!
-//! **Design.** The journal is read twice. First for what is durable: what a flush that ended covered, and durable
-//! writes that ended. Then, in the order of the journal, everything durable is applied to the stable file, and of the rest each
-//! write or zeroing is applied whole, not at all, or in some of its 512-byte sectors. A later write that was left out
-//! under an earlier one that was applied is a reordering. A sector that was durably written is therefore never older
-//! than that. At the end the visible file is made equal to the stable one, and the journal is empty.
-//! How much is kept depends on the seed too: everything, nothing, or something between.
-//!
-//! **What it does not do.** It ends no process: whoever uses the device must be dead, which is checked. The device's
-//! switches (hang, fail) stay as they are.
+//! Durable changes are applied to the stable file. Each other write or zeroing is applied whole,
+//! not at all, or in some of its sectors. A durably written sector is never older than its last
+//! durable write. Then the visible file becomes equal to the stable one, and the journal is
+//! emptied. The device's users must be dead, which is checked. Its switches (hang, fail) stay.
 
 use std::io;
 use std::path::Path;
@@ -23,9 +17,9 @@ use crate::fence::who_holds;
 use crate::kind::volatile::journal::{HEADER_BYTES, JournalRecord, WriteJournal};
 use crate::kind::volatile::{journal_path, stable_path, write_all, zero};
 
-/// What tears.
+/// The unit of a torn write.
 pub const SECTOR_BYTES: u64 = 512;
-/// How long the dead may take to let go.
+/// How long dead processes may take to release the device.
 const LET_GO: Duration = Duration::from_secs(5);
 const COPY_BYTES: u64 = 1 << 20;
 
@@ -44,7 +38,6 @@ pub struct Cut {
     pub flushes: u64,
 }
 
-/// What becomes of one change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Fate {
     Kept,
@@ -60,12 +53,12 @@ struct CachedChange {
     durable: bool,
 }
 
-/// A small generator of numbers that look random: the same for the same seed.
+/// A seeded pseudo-random generator.
 struct Dice(u64);
 
 impl Dice {
     fn below(&mut self, limit: u64) -> u64 {
-        // SplitMix64: any seed will do.
+        // SplitMix64: every seed is good.
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -74,10 +67,7 @@ impl Dice {
     }
 }
 
-/// Cuts the power of the device at `device` (its path).
-///
-/// # Errors
-/// If somebody still uses it, or a file can't be read or written.
+/// Cuts the power of the device at path `device`. Fails if the device is in use.
 pub fn cut(device: &Path, seed: u64) -> io::Result<Cut> {
     wait_until_nobody_uses(device)?;
     let open = |path: &Path| rustix::fs::open(path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty());
@@ -133,11 +123,11 @@ fn wait_until_nobody_uses(device: &Path) -> io::Result<()> {
     }
 }
 
-/// All writes and zeroings, with what was durable, and how many flushes had ended.
+/// All writes and zeroings, with which of them are durable, and the number of flushes that ended.
 fn changes(journal: &WriteJournal) -> io::Result<(Vec<CachedChange>, u64)> {
     let mut changes: Vec<CachedChange> = Vec::new();
     let (mut at, mut flushes, mut words) = (HEADER_BYTES, 0, Vec::new());
-    // Before this place in `changes` everything is durable.
+    // All `changes` before this index are durable.
     let mut durable_to = 0;
     while let Some(read) = journal.read(at)? {
         let change = |offset_bytes, len_bytes| CachedChange {
@@ -199,7 +189,7 @@ fn apply(
     let end = change.len_bytes;
     let mut from = 0;
     while from < end {
-        // Whole, or in runs of sectors of which every second is left out.
+        // A torn change is applied in runs of sectors, each kept or lost at random.
         let to = match fate {
             Fate::Torn => end.min(from + SECTOR_BYTES * (1 + dice.below(16))),
             _ => end,
@@ -207,7 +197,6 @@ fn apply(
         if fate != Fate::Torn || dice.below(2) == 0 {
             let at = change.offset_bytes + from;
             match bytes {
-                // Inside: the length is that of the bytes.
                 Some(bytes) => write_all(stable, at, &bytes[from as usize..to as usize])?,
                 None => zero(stable, at, to - from)?,
             }
@@ -217,7 +206,6 @@ fn apply(
     Ok(())
 }
 
-/// Makes a range of `to` equal to that of `from`.
 fn copy(
     from: &rustix::fd::OwnedFd,
     to: &rustix::fd::OwnedFd,

@@ -1,18 +1,15 @@
-//! What a device holds already: the marks that other software leaves.
+//! Marks of other software on a device, so that `pool create` doesn't overwrite a file system
+//! because of a typing error.
 //!
-//! **Purpose.** `pool create` must not write over somebody's file system because of a typing error.
-//!
-//! **Design.** A table of marks: bytes at an offset from the start or from the end. Whatever isn't recognised but isn't
-//! zero either is "unknown data"; the mark only makes the message better.
-//!
-//! **What it does not do.** It parses no structure behind the mark, and it doesn't look at the middle of the device.
+//! A mark is bytes at an offset from the start or the end. Nonzero data without a known mark is
+//! "unknown data". The middle of the device isn't read.
 
-/// How much of each end is looked at.
+/// Bytes to check at each end.
 pub(crate) const LOOK_BYTES: u64 = 1 << 20;
 
 struct Mark {
     name: &'static str,
-    /// From the start; negative: from the end.
+    /// Offset from the start; negative: from the end.
     at: i64,
     bytes: &'static [u8],
 }
@@ -21,7 +18,8 @@ const fn mark(name: &'static str, at: i64, bytes: &'static [u8]) -> Mark {
     Mark { name, at, bytes }
 }
 
-/// More telling ones first: an MBR also protects a GPT, and a boot sector also begins FAT and NTFS.
+/// More specific marks first: an MBR also protects a GPT, and FAT and NTFS also begin with a boot
+/// sector.
 const MARKS: &[Mark] = &[
     mark("a LUKS encrypted volume", 0, b"LUKS\xba\xbe"),
     mark("an XFS file system", 0, b"XFSB"),
@@ -72,7 +70,7 @@ const ZFS_MAGIC: u64 = 0x00ba_b10c;
 const RAID_TAIL_BYTES: usize = 128 << 10;
 const RAID_MAGIC: [u8; 4] = [0xfc, 0x4e, 0x2b, 0xa9];
 
-/// What two pieces of a device show: its start and its end (which may overlap). `None` if both are all zeros.
+/// Names the content of a device's start and end (which may overlap). `None` if both are all zeros.
 pub(crate) fn describe(head: &[u8], tail: &[u8]) -> Option<String> {
     for mark in MARKS {
         let (piece, at) = match usize::try_from(mark.at) {

@@ -1,18 +1,15 @@
-//! Sizes as people write them: `64G`, `1T`, `512`, `4 KiB`.
+//! One parser and printer of sizes for specs, configuration and command line: `64G`, `1T`, `512`,
+//! `4 KiB`.
 //!
-//! **Purpose.** One parser and one printer for device specs, configuration and the command line.
-//!
-//! **Design.** Units are binary (`G`, `Gi`, `GiB`), as storage is cut in powers of two. Only those that end in a plain `B`
-//! (`KB` to `EB`) are decimal, as on the label of a drive. They and fractions are rounded up to whole blocks.
-//!
-//! **What it does not do.** No signs, no exponents.
+//! Units are binary (`G`, `Gi`, `GiB`); only those that end in a plain `B` (`KB` to `EB`) are
+//! decimal. Decimal sizes and fractions are rounded up to whole blocks.
 
 use std::fmt::Write as _;
 
 /// Why a text is not a size.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SizeError {
-    /// It does not begin with digits, or holds something that is no unit.
+    /// It doesn't begin with digits, or its unit is unknown.
     #[error(
         "`{0}` is not a size: write a number and a unit, for example 512, 64K, 1.5G (binary) or 10GB (decimal)"
     )]
@@ -37,17 +34,17 @@ const UNITS: [(char, u32); 6] = [
     ('E', 60),
 ];
 
-/// A size as it was written.
+/// A parsed size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Size {
-    /// In bytes; a part of a byte counts as one.
+    /// Bytes, rounded up.
     pub bytes: u64,
-    /// A decimal unit or a fraction was written, which need not be a whole number of blocks.
+    /// Written with a decimal unit or a fraction, so perhaps not a whole number of blocks.
     pub is_rounded: bool,
 }
 
 impl Size {
-    /// In bytes, rounded up to whole blocks of `block_bytes` if a decimal unit or a fraction was written.
+    /// Bytes, rounded up to blocks of `block_bytes` if a decimal unit or a fraction was written.
     #[must_use]
     pub fn to_blocks(self, block_bytes: u64) -> u64 {
         let rounded = self.bytes.checked_next_multiple_of(block_bytes);
@@ -58,10 +55,8 @@ impl Size {
     }
 }
 
-/// Parses a size: `64G`, `64Gi`, `64GiB`, `1.5G` and `512` are binary, `64GB` is decimal. Case does not matter.
-///
-/// # Errors
-/// The text is no size, or it is 2^64 bytes or more.
+/// Parses a size below 2^64: `64G`, `64Gi`, `64GiB`, `1.5G` and `512` are binary, `64GB` is
+/// decimal. Case does not matter.
 pub fn parse_size(text: &str) -> Result<Size, SizeError> {
     let not_a_size = || SizeError::NotASize(text.to_owned());
     let too_large = || SizeError::TooLarge(text.to_owned());
@@ -86,7 +81,7 @@ pub fn parse_size(text: &str) -> Result<Size, SizeError> {
     let whole: u64 = whole.parse().map_err(|_| too_large())?;
     let mut bytes = u128::from(whole) * u128::from(unit);
     if let Some(digits) = fraction {
-        // More digits than any unit has are refused, so that nothing overflows.
+        // At most 18 digits, so that nothing overflows.
         let digits = digits.trim_end_matches('0');
         let places = u32::try_from(digits.len()).ok().filter(|n| *n <= 18);
         let scale = 10u128.pow(places.ok_or_else(not_a_size)?);
@@ -102,7 +97,7 @@ pub fn parse_size(text: &str) -> Result<Size, SizeError> {
     })
 }
 
-/// What a unit stands for, and whether it is a decimal one.
+/// The unit's bytes, and whether it is decimal.
 fn unit_bytes(unit: &str) -> Option<(u64, bool)> {
     let unit = unit.to_ascii_uppercase();
     if matches!(unit.as_str(), "" | "B") {
@@ -118,24 +113,18 @@ fn unit_bytes(unit: &str) -> Option<(u64, bool)> {
     }
 }
 
-/// Parses a size as [`parse_size`] does; one with a decimal unit or a fraction is rounded up to 512 bytes, the smallest
-/// block.
-///
-/// # Errors
-/// As [`parse_size`].
+/// Parses a size like [`parse_size`]; a decimal unit or a fraction is rounded up to 512 bytes, the
+/// smallest block.
 pub fn parse_bytes(text: &str) -> Result<u64, SizeError> {
     parse_size(text).map(|size| size.to_blocks(512))
 }
 
-/// Parses the capacity of a device: as [`parse_bytes`], in blocks of 4 KiB.
-///
-/// # Errors
-/// As [`parse_size`].
+/// Parses a device's capacity like [`parse_bytes`], in blocks of 4 KiB.
 pub fn parse_capacity(text: &str) -> Result<u64, SizeError> {
     parse_size(text).map(|size| size.to_blocks(CAPACITY_BLOCK_BYTES))
 }
 
-/// The shortest exact text that [`parse_bytes`] reads back: `64G`, `1536M`, `513`.
+/// The shortest exact text that [`parse_bytes`] accepts: `64G`, `1536M`, `513`.
 pub fn format_exact(bytes: u64) -> String {
     for (letter, shift) in UNITS.iter().rev() {
         if bytes != 0 && bytes.trailing_zeros() >= *shift {
@@ -145,7 +134,7 @@ pub fn format_exact(bytes: u64) -> String {
     bytes.to_string()
 }
 
-/// A text for people, rounded to at most one decimal: `64 GiB`, `1.5 GiB`, `513 B`.
+/// A text for people, rounded to one decimal: `64 GiB`, `1.5 GiB`, `513 B`.
 pub fn format_bytes(bytes: u64) -> String {
     for (letter, shift) in UNITS.iter().rev() {
         let unit = 1u64 << shift;
@@ -185,7 +174,6 @@ mod tests {
             ("0.5Ki", 512),
             ("1.000GiB", 1 << 30),
             ("15E", 15 << 60),
-            // Decimal, and rounded up to whole blocks.
             ("1KB", 1024),
             ("4kB", 4096),
             ("1MB", 1_000_448),
@@ -205,7 +193,7 @@ mod tests {
             ("1GB", 1_000_000_000, 1_000_001_536),
             ("1.1Ki", 1127, 4096),
             ("1Gi", 1 << 30, 1 << 30),
-            // A wrong whole number is refused by whoever needs blocks.
+            // Callers that need blocks refuse it.
             ("1000", 1000, 1000),
         ] {
             let size = parse_size(text).unwrap();

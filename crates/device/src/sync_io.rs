@@ -1,15 +1,14 @@
-//! A device as the daemon uses it: small synchronous reads and writes of the label and the catalog area.
+//! The daemon's view of a device: small synchronous reads and writes of label and catalog, and the
+//! daemon's claim.
 //!
-//! **Purpose.** Arbitrary byte ranges, made durable when asked, and the daemon's exclusive claim.
+//! Nothing need be aligned. Files and block devices go through the page cache, while the engine
+//! bypasses it. That is sound because their ranges are disjoint: the data area begins at a multiple
+//! of 1 MiB. Labels and heartbeats bypass the cache, because another machine or another name of the
+//! device may have written them.
 //!
-//! **Design.** Nothing need be aligned, and what the kind caches is cached: files and block devices are read and written
-//! through the page cache. The engine goes past it on the same device; that is sound because the two never touch the same
-//! range, and the data area begins at a multiple of 1 MiB. Labels and heartbeats bypass the page cache: another machine,
-//! or another name of the device, may have written there.
-//!
-//! **What it does not do.** It never reads or writes where tenants' data is, except [`SyncDevice::blank_check`] before
-//! there is a pool. It is no fence: its calls have ended when its process has. (A thread inside one is named after the
-//! device meanwhile, so that it is known of a process that can't end what it waits for.)
+//! Nothing here touches tenants' data, except [`SyncDevice::blank_check`] before a pool exists. The
+//! daemon needs no fence: its calls end with its process. A thread inside a call carries the
+//! device's name, so that a dying process shows which device it waits for.
 
 use std::ffi::CString;
 use std::path::Path;
@@ -22,14 +21,14 @@ use crate::kind::spec::DeviceSpec;
 use crate::kind::{DeviceInfo, OpenOptions, SyncBackend, local, registry};
 use crate::signatures::{self, LOOK_BYTES};
 
-/// What a device holds.
+/// The content of a device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Content {
     /// Both ends read as zeros.
     Blank,
-    /// It begins with the caller's own mark.
+    /// It begins with the caller's magic.
     Ours,
-    /// Something else: what it looks like.
+    /// Other data, described.
     Foreign(String),
 }
 
@@ -38,7 +37,7 @@ pub enum Content {
 pub struct SyncDevice {
     backend: Box<dyn SyncBackend>,
     info: DeviceInfo,
-    /// What a thread inside a request is called.
+    /// The name of threads inside a request.
     inside: CString,
 }
 
@@ -54,18 +53,18 @@ impl SyncDevice {
         })
     }
 
-    /// A hint: this range is read soon. It is read ahead into the page cache.
+    /// A hint that this range is read soon: reads it ahead into the page cache.
     pub fn will_read(&self, offset_bytes: u64, bytes: u64) {
         self.backend.will_read(offset_bytes, bytes);
     }
 
-    /// What is known about it: the same that [`crate::Device`] says. (Alignment is the engine's business; here nothing
-    /// need be aligned.)
+    /// The properties of the device, equal to those of [`crate::Device`]. (Its alignment does not
+    /// apply here.)
     pub fn info(&self) -> &DeviceInfo {
         &self.info
     }
 
-    /// Looks at how it is now: [`SyncDevice::info`] says how it was when it was opened.
+    /// The device's present state; [`SyncDevice::info`] has that at open.
     pub fn look_now(&self) -> std::io::Result<DeviceNow> {
         self.backend.look_now()
     }
@@ -77,7 +76,7 @@ impl SyncDevice {
         self.backend.read_at(offset_bytes, into)
     }
 
-    /// Reads all of `into` if it is in the page cache; whether it was.
+    /// Reads all of `into` if it is in the page cache; returns whether it was.
     pub fn try_read_at(&self, offset_bytes: u64, into: &mut [u8]) -> bool {
         self.backend.try_read_at(offset_bytes, into)
     }
@@ -89,14 +88,14 @@ impl SyncDevice {
         self.backend.write_at(offset_bytes, from)
     }
 
-    /// As [`SyncDevice::read_at`], past the page cache; offset and length are multiples of 4 KiB.
+    /// [`SyncDevice::read_at`] past the page cache; offset and length are multiples of 4 KiB.
     pub fn read_direct_at(&self, offset_bytes: u64, into: &mut [u8]) -> std::io::Result<()> {
         self.check(offset_bytes, into.len())?;
         let _inside = Inside::of(&self.inside)?;
         self.backend.read_direct_at(offset_bytes, into)
     }
 
-    /// As [`SyncDevice::write_at`], past the page cache; offset and length are multiples of 4 KiB.
+    /// [`SyncDevice::write_at`] past the page cache; offset and length are multiples of 4 KiB.
     pub fn write_direct_at(&self, offset_bytes: u64, from: &[u8]) -> std::io::Result<()> {
         self.check(offset_bytes, from.len())?;
         let _inside = Inside::of(&self.inside)?;
@@ -109,37 +108,36 @@ impl SyncDevice {
         self.backend.sync()
     }
 
-    /// Claims it for this daemon, for as long as this device is open. An earlier daemon that is being killed and can't
-    /// end is passed over, unless it is inside a request to this very device: then the device hangs.
+    /// Claims the device for this daemon while it is open. Passes over an earlier daemon that is
+    /// being killed, unless it is inside a request to this device: then the device hangs.
     pub fn claim_for_daemon(&self) -> Result<(), FenceError> {
         self.backend.claims().claim(&self.inside)
     }
 
-    /// Whether [`SyncDevice::claim_for_daemon`] would do; nothing is taken. `true` if a daemon that is being killed has
-    /// a claim that would be passed over.
+    /// Checks [`SyncDevice::claim_for_daemon`] without claiming; returns whether it would pass over
+    /// a dying daemon.
     pub fn look_at_claim(&self) -> Result<bool, FenceError> {
         self.backend.claims().would_pass_over(&self.inside)
     }
 
-    /// Whether a thread of this very process is inside a request to this device.
+    /// Whether a thread of this process is inside a request to this device.
     pub fn is_waited_for(&self) -> bool {
         dying::is_inside(Path::new("/proc/self"), &self.inside)
     }
 
-    /// Who else holds locks here.
+    /// Other holders of locks here.
     pub fn holders(&self) -> Result<Vec<Holder>, FenceError> {
         self.backend.claims().holders()
     }
 
-    /// The engine before `generation` that still has its lock here, and its process. Reads much of `/proc`.
+    /// An earlier engine that still holds its lock here, and its process. Reads much of `/proc`.
     pub fn predecessor(&self, generation: u64) -> Result<Option<Predecessor>, FenceError> {
         self.backend.claims().predecessor(generation)
     }
 
-    /// Looks at both ends (1 MiB each): is there something that should not be written over? `own_magic` is what the
-    /// caller's label begins with.
+    /// Classifies the content of both ends (1 MiB each); `own_magic` begins the caller's label.
     pub fn blank_check(&self, own_magic: &[u8]) -> std::io::Result<Content> {
-        // What is in the page cache may be older than what an engine wrote past it.
+        // The page cache may be older than an engine's writes past it.
         self.backend.drop_cache();
         let capacity = self.info.capacity_bytes;
         // At most 1 MiB.
@@ -171,7 +169,7 @@ impl SyncDevice {
     }
 }
 
-/// Makes a new sparse file of `size_bytes`. Refuses one that exists.
+/// Creates a sparse file; fails if it exists.
 pub fn create_sparse_file(path: &Path, size_bytes: u64) -> Result<(), DeviceError> {
     local::create_file(path, size_bytes)
 }

@@ -1,13 +1,9 @@
-//! Lists of pieces of memory, for operations that go to several places at once.
+//! Lists of pieces of memory, for requests with scattered data.
 //!
-//! **Purpose.** One request to the kernel for data that lies scattered: the kernel reads the list when the request is
-//! handed over, and again when a part of it is submitted anew, so the list must stay where it is.
-//!
-//! **Design.** [`Vectors`] is a number of lists of one size, in memory that is never unmapped; pages that were never used
-//! cost nothing. A [`Bufs`] is a part of one list. The rest of a short transfer is the same list, shortened in its
-//! place, so nothing is allocated or copied for it.
-//!
-//! **What it does not do.** It doesn't know which lists are in use.
+//! The kernel reads a list at submission, and again when a rest is resubmitted, so it must stay in
+//! place. [`Vectors`] has lists of one size, in memory that is never unmapped; untouched pages cost
+//! nothing. A [`Bufs`] is a part of a list. After a short transfer the list is shortened in place.
+//! The caller tracks which lists are in use.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -15,10 +11,10 @@ use std::ptr::NonNull;
 
 use crate::mem::{Buf, Named, StaticRegion};
 
-/// The longest list: what the kernel takes in one request (`UIO_MAXIOV`).
+/// The kernel's limit for one request (`UIO_MAXIOV`).
 pub(crate) const MAX_LIST: usize = 1024;
 
-/// Several pieces of memory that one operation reads from or writes into, in their order.
+/// Several pieces of memory for one operation, in order.
 #[derive(Debug, Clone, Copy)]
 pub struct Bufs {
     ptr: NonNull<libc::iovec>,
@@ -26,14 +22,15 @@ pub struct Bufs {
     count: u32,
 }
 
-// SAFETY: addresses and lengths, in memory that is never unmapped; what may be done with what they name is
-// `Buf::new`'s contract, which each of them has.
+// SAFETY: addresses and lengths, in memory that is never unmapped; each piece has `Buf::new`'s
+// contract.
 unsafe impl Send for Bufs {}
-// SAFETY: as for Send. Lists are changed by `Vectors`, which is borrowed for it, and by the one operation that names them.
+// SAFETY: as for Send. Lists are changed by `Vectors`, which is borrowed for it, and by the one
+// operation that names them.
 unsafe impl Sync for Bufs {}
 
 impl Bufs {
-    /// What a [`Named`] was made of.
+    /// Restores a list from a [`Named`].
     pub(crate) fn again(ptr: NonNull<libc::iovec>, len_bytes: u32, count: u32) -> Self {
         Self {
             ptr,
@@ -42,7 +39,7 @@ impl Bufs {
         }
     }
 
-    /// As an operation names it: a single one is a plain buffer. `None` if there is nothing.
+    /// The compact form; a single piece becomes a plain buffer. `None` if empty.
     pub(crate) fn named(self) -> Option<Named> {
         match self.count {
             0 => None,
@@ -51,17 +48,17 @@ impl Bufs {
         }
     }
 
-    /// Bytes of all of them.
+    /// Total bytes.
     pub fn len_bytes(&self) -> u32 {
         self.len_bytes
     }
 
-    /// How many.
+    /// Number of pieces.
     pub fn count(&self) -> u32 {
         self.count
     }
 
-    /// Whether all but the first begin with a page, and all but the last end with one.
+    /// Whether all but the first piece begin at a page, and all but the last end at one.
     pub(crate) fn are_of_pages(&self, page_bytes: usize) -> bool {
         let mut before_ends_well = true;
         self.iter().enumerate().all(|(at, buf)| {
@@ -76,21 +73,21 @@ impl Bufs {
         self.ptr
     }
 
-    /// They, in their order.
+    /// The pieces, in order.
     pub fn iter(&self) -> impl Iterator<Item = Buf> + use<> {
         let Self { ptr, count, .. } = *self;
-        // SAFETY: so many entries of a list, which `Vectors::bufs` has checked, and whose memory is never unmapped.
+        // SAFETY: entries of a list, checked by `Vectors::bufs`; its memory is never unmapped.
         (0..count as usize).filter_map(move |at| unsafe { buf(ptr.add(at)) })
     }
 
-    /// The same without its first bytes; `None` if that is more than all. The list is changed: whoever calls this has
-    /// no use for it as it was.
+    /// The pieces without the first `done_bytes`; `None` if there are fewer bytes. Changes the list
+    /// in place.
     pub(crate) fn rest(self, done_bytes: u32) -> Option<Self> {
         let len_bytes = self.len_bytes.checked_sub(done_bytes)?;
         let (mut ptr, mut count, mut left) = (self.ptr, self.count, done_bytes as usize);
         while count > 0 && left > 0 {
-            // SAFETY: one of the list's entries, which nobody else changes: the operation that names it has ended, and
-            // its caller wants the rest.
+            // SAFETY: an entry of the list. The operation that names it has ended and its caller
+            // wants the rest, so nothing else changes it.
             unsafe {
                 let entry = ptr.as_mut();
                 let n = left.min(entry.iov_len);
@@ -111,12 +108,12 @@ impl Bufs {
     }
 }
 
-/// The buffer that an entry names; `None` for one that was never set.
+/// The buffer of an entry; `None` if it was never set.
 ///
 /// # Safety
-/// An entry of a list, and within the contract of what was put there.
+/// An entry of a list, within the contract of the buffer put there.
 unsafe fn buf(entry: NonNull<libc::iovec>) -> Option<Buf> {
-    // SAFETY: as above; what was put there was a `Buf`, or a part of one, which is no longer than `u32` says.
+    // SAFETY: as above; the entry holds a `Buf` or a part of one, so its length fits `u32`.
     unsafe {
         let entry = entry.read();
         let ptr = NonNull::new(entry.iov_base.cast())?;
@@ -124,7 +121,7 @@ unsafe fn buf(entry: NonNull<libc::iovec>) -> Option<Buf> {
     }
 }
 
-/// See the module's text.
+/// Lists of equal size. See the module.
 #[derive(Debug)]
 pub struct Vectors {
     region: StaticRegion,
@@ -133,10 +130,7 @@ pub struct Vectors {
 }
 
 impl Vectors {
-    /// So many lists of so many pieces each.
-    ///
-    /// # Errors
-    /// The system's; `EINVAL` for lists longer than 1024.
+    /// Creates lists; `EINVAL` for lists longer than 1024.
     pub fn new(lists: usize, pieces: usize) -> io::Result<Self> {
         let bytes = lists.checked_mul(pieces);
         let bytes = bytes.and_then(|n| n.checked_mul(size_of::<libc::iovec>()));
@@ -149,7 +143,6 @@ impl Vectors {
         })
     }
 
-    /// Where some of a list's entries are.
     fn entries(&self, list: usize, from: usize, count: usize) -> Option<NonNull<libc::iovec>> {
         if list >= self.lists || from.checked_add(count)? > self.pieces {
             return None;
@@ -161,12 +154,12 @@ impl Vectors {
         Some(ptr.cast())
     }
 
-    /// Puts a buffer into a list; false if that has no such place.
+    /// Sets an entry of a list; false if it doesn't exist.
     pub fn set(&mut self, list: usize, at: usize, buf: Buf) -> bool {
         let Some(entry) = self.entries(list, at, 1) else {
             return false;
         };
-        // SAFETY: an entry, aligned as the region is to pages.
+        // SAFETY: an entry, aligned because the region is page aligned.
         unsafe {
             entry.write(libc::iovec {
                 iov_base: buf.ptr().as_ptr().cast(),
@@ -176,9 +169,9 @@ impl Vectors {
         true
     }
 
-    /// How many of the entries from `from` on make exactly `len_bytes` bytes: the last of them is cut in two if need
-    /// be, and what follows it, of the list's first `count`, moves on by one. Gives that number, and whether one was cut.
-    /// `None`, and nothing is done, if they aren't so many bytes, or there is no room.
+    /// Number of entries from `from` on that hold exactly `len_bytes`, and whether one was cut. If
+    /// need be, the last one is cut in two, and the entries behind it, of the list's first `count`,
+    /// move up by one. `None`, without a change, if there are too few bytes or no room.
     pub fn cut(
         &mut self,
         list: usize,
@@ -205,8 +198,8 @@ impl Vectors {
         }
         // There is room for one more.
         self.entries(list, 0, count + 1)?;
-        // SAFETY: `at` is below `count`, and there is room for one entry more; nobody else has a list while it is cut
-        // but operations, and those name entries before `from`.
+        // SAFETY: `at` is below `count`, and there is room for one more entry. Only operations use
+        // the list meanwhile, and they name entries before `from`.
         unsafe {
             let first = entries.add(at);
             first.copy_to(first.add(1), count - at);
@@ -218,13 +211,13 @@ impl Vectors {
         Some((at + 1 - from, true))
     }
 
-    /// Some of a list's entries, as an operation names them; `None` if the list isn't so long, or they are more bytes
-    /// than an operation can have.
+    /// Entries of a list, for an operation; `None` if the list is too short or the bytes exceed
+    /// `u32`.
     ///
     /// # Safety
-    /// Each was [set](Vectors::set) for this operation: the contract of its [`Buf`] holds until the operation has ended,
-    /// and neither these entries nor what lies behind them in the list is changed until then but by [`Vectors::cut`]
-    /// from behind them on.
+    /// Each entry was [set](Vectors::set) for this operation, and the contract of its [`Buf`] holds
+    /// until the operation has ended. Until then, neither these entries nor those behind them
+    /// change, except by [`Vectors::cut`] of entries behind them.
     pub unsafe fn bufs(&self, list: usize, from: usize, count: usize) -> Option<Bufs> {
         let ptr = self.entries(list, from, count)?;
         let mut len_bytes = 0u32;
@@ -246,7 +239,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Lists of two, of pieces of these lengths in a region, one byte between them.
+    /// Lists whose pieces have these lengths, with gaps of one byte.
     fn lists(lens: &[u32], room: usize) -> (Vectors, StaticRegion) {
         let region = StaticRegion::anonymous(1 << 20).expect("maps");
         let mut lists = Vectors::new(2, lens.len() + room).expect("maps");
@@ -323,7 +316,7 @@ mod tests {
         assert_eq!(lists.cut(1, 0, 2, 3), None, "no room");
         assert_eq!(lists.cut(1, 0, 2, 8), Some((2, false)));
         assert_eq!(lists.cut(1, 0, 3, 1), None);
-        // SAFETY: nothing comes of it.
+        // SAFETY: returns `None`, so nothing is accessed.
         assert!(unsafe { lists.bufs(1, 1, 2) }.is_none());
         assert!(Vectors::new(1, MAX_LIST + 1).is_err() && Vectors::new(0, 1).is_err());
         assert!(Vectors::new(usize::MAX, 2).is_err());

@@ -1,4 +1,5 @@
-//! Devices that are missing, wrong, cut short, taken or full: each has its own clear error, and nothing dies.
+//! Bad devices: missing, wrong, truncated, busy or full. Each gives a clear error and kills
+//! nothing.
 
 mod support;
 
@@ -98,7 +99,7 @@ fn a_block_device_in_use_is_refused() {
     };
     let daemon = SyncDevice::open(&spec, &exclusive).expect("free");
     refused(&spec, &exclusive, &["in use", "mounted"]);
-    // The engine is no competitor of the daemon.
+    // An engine doesn't conflict with the daemon.
     Device::open(&spec, &OpenOptions::default()).expect("opens beside");
     daemon.claim_for_daemon().expect("free");
     let second = SyncDevice::open(&spec, &OpenOptions::default()).expect("opens");
@@ -108,7 +109,7 @@ fn a_block_device_in_use_is_refused() {
         "{error}"
     );
     drop((daemon, second));
-    // A process that another test begins just now has our descriptors for a moment.
+    // A process that another test forks just now holds our descriptors for a moment.
     let limit = std::time::Instant::now() + std::time::Duration::from_secs(60);
     while let Err(error) = SyncDevice::open(&spec, &exclusive) {
         assert!(std::time::Instant::now() < limit, "not free again: {error}");
@@ -144,7 +145,7 @@ fn labels_are_written_and_seen() {
     assert_eq!(daemon.info(), engine.info());
     let check = || daemon.blank_check(b"OURS").expect("looks");
     assert_eq!(check(), Content::Blank);
-    // The engine's bytes, past the page cache that the look before has filled.
+    // The engine writes past the page cache that the check has filled.
     let mut driver = Driver::new();
     driver.write(&engine, (8 << 20) - 4096, &[1; 4096]);
     driver.run(&engine, Op::flush()).expect("flush");
@@ -183,13 +184,12 @@ fn a_file_system_is_recognised() {
     );
 }
 
-/// Where the full tmpfs is, for [`full_child`].
 const FULL_DIR: &str = "FOREBAY_TEST_FULL_DIR";
 
 #[test]
 fn a_full_file_system_below_is_an_error_and_no_death() {
     let dir = tempfile::tempdir().expect("folder");
-    // A tmpfs of 2 MiB in a mount namespace of its own; where we aren't root, in a user namespace too.
+    // A tmpfs of 2 MiB in its own mount namespace; without root, in a user namespace too.
     let mut unshare = Command::new("unshare");
     if !rustix::process::geteuid().is_root() {
         unshare.args(["--user", "--map-root-user"]);
@@ -222,7 +222,7 @@ fn a_full_file_system_below_is_an_error_and_no_death() {
     }
 }
 
-/// The part of the test above that runs in the namespace; without its order it does nothing.
+/// The part of the test above in the namespace. Does nothing without `FULL_DIR`.
 #[test]
 fn full_child() {
     let Some(dir) = std::env::var_os(FULL_DIR).map(std::path::PathBuf::from) else {
@@ -248,15 +248,14 @@ fn full_child() {
         };
         assert_eq!(full, Errno::NOSPC);
         assert!((1 << 20..=2 << 20).contains(&written), "{written}");
-        // Full, but what is there is there, and what isn't reads as zeros.
         assert_eq!(driver.read(device, 0, 65536), [5; 65536]);
         assert_eq!(driver.read(device, 6 << 20, 65536), [0; 65536]);
-        // Space comes back and can be used elsewhere.
+        // Freed space can be used elsewhere.
         driver.run(device, Op::punch(0, 65536)).expect("punch");
         driver.write(device, 4 << 20, &[6; 4096]);
         driver.run(device, Op::punch(0, 8 << 20)).expect("punch");
     }
-    // Copies and punches meet on the same pages of a full file system: an error now and then, never a signal.
+    // Concurrent copies and punches on a full file system: errors are fine, a signal is not.
     std::thread::scope(|scope| {
         for seed in 1..=3 {
             let ram = &ram;

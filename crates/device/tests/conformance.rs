@@ -1,6 +1,4 @@
 //! Every kind of device passes the conformance suite.
-//!
-//! **What it does not do.** The suite itself is in the crate, so that later kinds can use it from elsewhere.
 
 mod support;
 

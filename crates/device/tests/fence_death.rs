@@ -1,14 +1,8 @@
-//! The fence across a death: an engine is killed with requests in flight, and a successor waits for the last of them.
+//! The fence across a death: a killed engine's last write lands before its lock falls.
 //!
-//! **Purpose.** The one sentence that take-over stands on: when the predecessor's byte is free, nothing of it lands any
-//! more, though it landed after the process was gone.
-//!
-//! **Design.** This test program starts itself as the engine to be killed. On a block device that a control group makes
-//! slow, the writes are certainly in flight at the kill, and the test shows that they land after the exit was seen and
-//! before the lock falls. On a plain file on the real disk there is no slowness to rely on, so there only the second half is
-//! checked, several times.
-//!
-//! **What it does not do.** It kills no engine of Forebay's; that is `kill9_engine_under_load`.
+//! This program starts itself as the engine. A control group slows a block device, so that writes
+//! are in flight at the kill and land after the exit, before the lock falls. A plain file can't be
+//! slowed, so there the test only checks, several times, that nothing lands after the lock falls.
 
 mod support;
 
@@ -25,11 +19,10 @@ use forebay_device::{Device, DeviceKind, DeviceSpec, Op, OpenOptions};
 const HANG: Duration = Duration::from_secs(60);
 const CHUNK_BYTES: u32 = 256 * 1024;
 
-/// What the child is to do: `generation chunks spec`.
+/// The child's arguments: `generation chunks spec`.
 const ORDER: &str = "FOREBAY_TEST_FENCE_CHILD";
 
-/// The engine to be killed: takes its byte, puts writes in flight, and says so. The other tests of this
-/// file start it; without their order it does nothing.
+/// The engine: takes its byte and puts writes in flight. Does nothing without `ORDER`.
 #[test]
 fn child() {
     let Ok(order) = std::env::var(ORDER) else {
@@ -42,7 +35,7 @@ fn child() {
     let spec: DeviceSpec = word().parse().expect("spec");
     let device = Device::open(&spec, &OpenOptions::default()).expect("opens");
     device.take_fence(generation).expect("free");
-    // The parent puts us into a control group meanwhile.
+    // The parent moves this process into a control group meanwhile.
     println!("HELD");
     let mut go = String::new();
     std::io::stdin().read_line(&mut go).expect("go");
@@ -101,7 +94,6 @@ impl Engine {
         }
     }
 
-    /// Kills it and waits until its exit is seen.
     fn kill(mut self) {
         self.child.kill().expect("killed");
         self.child.wait().expect("waited for");
@@ -115,7 +107,7 @@ impl Drop for Engine {
     }
 }
 
-/// The first byte of each chunk, or `None` if its bytes differ.
+/// The first byte of each chunk; `None` if its bytes differ.
 fn look(device: &Device, chunks: u32) -> Vec<Option<u8>> {
     let mut driver = Driver::new();
     (0..chunks)
@@ -138,7 +130,7 @@ fn a_successor_waits_for_what_is_in_flight() {
         return;
     };
     let spec = DeviceSpec::new(DeviceKind::Block, device.path.clone());
-    // 2 MiB in flight, at 32 KiB a second until all was looked at.
+    // 2 MiB in flight, at 32 KiB/s until all was checked.
     let Some(slow) = Slow::new(what, &device.path, 32 << 10) else {
         return;
     };
@@ -177,7 +169,7 @@ fn a_successor_waits_for_what_is_in_flight() {
 fn nothing_lands_after_the_lock() {
     const CHUNKS: u32 = 400;
     for generation in 1..=5 {
-        // New each time: writes into holes take longest.
+        // A new file each time: writes into holes are slowest.
         let file = support::scratch_file(u64::from(CHUNKS) * u64::from(CHUNK_BYTES));
         let spec = DeviceSpec::new(DeviceKind::File, file.path().to_owned());
         let mut engine = Engine::start(&spec, generation, CHUNKS);
@@ -190,7 +182,7 @@ fn nothing_lands_after_the_lock() {
             .expect("it falls");
         eprintln!("the lock fell {waited:?} after the exit was seen");
         let at_lock = look(&successor, CHUNKS);
-        // Were anything left, it would land now.
+        // A late write would land now.
         std::thread::sleep(Duration::from_millis(30));
         assert_eq!(look(&successor, CHUNKS), at_lock);
         assert!(successor.predecessors_gone(generation + 1).expect("ask"));
@@ -218,10 +210,10 @@ fn a_ram_device_is_free_when_its_engine_is_gone() {
     assert!(look(&successor, 16).iter().all(|byte| *byte == Some(1)));
 }
 
-/// A control group whose members write to one device slowly.
+/// A control group that limits writes to one device.
 struct Slow {
     dir: PathBuf,
-    /// What says how slowly, and what is written there to end it.
+    /// The control file, and the text that ends the limit.
     file: &'static str,
     no_limit: String,
 }
@@ -262,7 +254,7 @@ impl Slow {
         }
     }
 
-    /// They write as fast as they can, also what waits already.
+    /// Ends the limit, also for waiting writes.
     fn release(&self) {
         std::fs::write(self.dir.join(self.file), &self.no_limit).expect("no limit");
     }

@@ -1,6 +1,4 @@
-//! Registered memory: requests in it are as any, whatever is registered beside it and before.
-//!
-//! **What it does not do.** All kinds of devices: the conformance suite does.
+//! Registered memory: requests in it work, whatever else is or was registered.
 
 mod support;
 
@@ -42,7 +40,7 @@ impl Rig {
         self.device.finish(op, done[0].result)
     }
 
-    /// Writes a page of memory and reads it back; whether it was known to the ring.
+    /// Writes a page and reads it back; returns whether its memory was registered.
     fn goes_through(&mut self, memory: &StaticRegion, at: usize, mark: u8) -> bool {
         let before = self.ring.fixed_requests();
         let buf = memory.buf(at, PAGE as u32).expect("inside");
@@ -60,7 +58,7 @@ impl Rig {
         }
     }
 
-    /// `None`: this kernel can't.
+    /// `None`: the kernel can't.
     fn register(&mut self, memory: &StaticRegion) -> Option<Registration> {
         let pinned = Pinned::of_region(memory).expect("can be held");
         match self.ring.register(pinned) {

@@ -1,10 +1,8 @@
-//! What a power cut of a volatile device leaves, and that nothing else does.
+//! What a power cut of a volatile device leaves.
 //!
-//! **Design.** A model keeps, for each sector, every content that it may have after a cut: the durable one and whatever
-//! was written since. Ends are judged in random order, so that flushes meet operations in flight. A child process that is killed in
-//! the middle of its writes shows that the journal and the visible file never disagree.
-//!
-//! **What it does not do.** It runs no daemon and no engine: the whole-system tests do.
+//! A model keeps, for each sector, every content that a cut may leave: the durable one and all
+//! later writes. Operations end in random order, so that flushes meet operations in flight. A child
+//! process killed during writes shows that journal and visible file stay consistent.
 
 mod support;
 
@@ -56,7 +54,7 @@ fn options() -> OpenOptions {
     }
 }
 
-/// Each sector holds the number of its write, over and over; 0 is zeroed.
+/// Each sector repeats the number of its write; 0 is a zeroing.
 fn bytes(number: u32, sectors: u64) -> Vec<u8> {
     let mut bytes = number.to_le_bytes().repeat(SECTOR / 4 * sectors as usize);
     if number == 0 {
@@ -71,10 +69,10 @@ fn number(sector: &[u8]) -> u32 {
     first
 }
 
-/// Per sector, the writes that it may hold, oldest first; the first is durable. A zeroing is a write too.
+/// Per sector, the writes that it may hold, oldest first; the first is durable. Zeroings count as
+/// writes.
 struct Sectors {
     histories: Vec<Vec<u32>>,
-    /// The writes that are zeroings.
     zeroings: HashSet<u32>,
 }
 
@@ -103,7 +101,7 @@ impl Sectors {
         }
     }
 
-    /// From now on the sector isn't older than this write.
+    /// Drops the sector's history before this write.
     fn durable(&mut self, sector: usize, number: u32) {
         let history = &mut self.histories[sector];
         if let Some(at) = history.iter().position(|n| *n == number) {
@@ -112,11 +110,11 @@ impl Sectors {
     }
 }
 
-/// One life of the device: random operations, of which some are still in flight at the end.
+/// Random operations, some of which are still in flight at the end.
 fn live(device: &Device, rng: &mut Rng, model: &mut Sectors, next: &mut u32) {
     let mut driver = Driver::new();
     let mut running: HashMap<u64, Running> = HashMap::new();
-    // What each flush in flight will have made durable: per sector, the newest content that had ended.
+    // Per flush in flight and sector, the newest content that it makes durable.
     let mut covers: HashMap<u64, Vec<u32>> = HashMap::new();
     let mut ended: Vec<u32> = model.histories.iter().map(|history| history[0]).collect();
     for tag in 0..rng.below(120) {
@@ -262,13 +260,11 @@ fn the_daemons_writes_take_part() {
     daemon.write_at(1000, &[1; 3000]).expect("write");
     daemon.sync().expect("sync");
     daemon.write_at(1000, &[2; 3000]).expect("write");
-    // Each sees the other's.
     assert_eq!(driver.read(&device, 1024, 512), [2; 512]);
     driver.write(&device, 1 << 20, &[3; 4096]);
     let mut found = [0; 4096];
     daemon.read_at(1 << 20, &mut found).expect("read");
     assert_eq!(found, [3; 4096]);
-    // An engine's flush is the device's.
     driver.run(&device, Op::flush()).expect("flush");
     daemon.write_at(1000, &[4; 3000]).expect("write");
     drop((daemon, device));
@@ -306,7 +302,7 @@ fn a_device_hangs_and_fails_by_order() {
     let little = Some(Duration::from_millis(30));
     let wake = driver.ring.wait(1, little).expect("wait");
     assert_ne!(wake, forebay_device::ring::Wake::Completions);
-    // It has not begun, either.
+    // The write has not begun.
     let look = || std::fs::read(lab.spec.path()).expect("reads")[..4096].to_vec();
     assert_eq!(look(), [1; 4096]);
     let waiting = {
@@ -331,10 +327,10 @@ fn a_device_hangs_and_fails_by_order() {
     assert_eq!(driver.read(&device, 0, 4096), [2; 4096]);
 }
 
-/// The spec of the device that the child is to write to.
+/// The device spec for the child.
 const ORDER: &str = "FOREBAY_TEST_VOLATILE_CHILD";
 
-/// Writes until it is killed; without its order it does nothing.
+/// Writes until it is killed. Does nothing without `ORDER`.
 #[test]
 fn child() {
     let Ok(spec) = std::env::var(ORDER) else {
@@ -344,7 +340,7 @@ fn child() {
     let device = Device::open(&spec, &OpenOptions::default()).expect("opens");
     device.take_fence(1).expect("free");
     let (mut driver, mut rng) = (Driver::new(), Rng(std::process::id().into()));
-    // One is done before the parent is told, however soon the kill comes after it.
+    // One write ends before the parent is told, however early the kill.
     driver.write(&device, 0, &bytes(0, 1));
     println!("WRITES");
     for number in 1.. {
@@ -382,7 +378,7 @@ fn a_kill_at_any_instruction_leaves_journal_and_file_agreed() {
         let before = journal();
         let shown = u64::from_le_bytes(before[..8].try_into().expect("eight bytes"));
         half += u32::from(before.len() as u64 != shown.max(4096));
-        // Whoever opens it next makes it complete, and sees what a cut that keeps everything leaves.
+        // The next open completes the journal, and shows the result of a cut that keeps everything.
         drop(lab.open());
         let text = std::fs::read(lab.spec.path()).expect("reads");
         let keeps = (0..).find(|seed| keeps_all(*seed)).expect("there is one");

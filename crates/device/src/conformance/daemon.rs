@@ -1,8 +1,4 @@
-//! The daemon's side of a device.
-//!
-//! **Purpose.** Engine and daemon see one device: what one has written and flushed, the other reads.
-//!
-//! **Not here:** claims (`fence`, and this crate's tests).
+//! Engine and daemon see one device: each reads the other's flushed writes.
 
 use super::Subject;
 use super::driver::{Driver, Rng};

@@ -1,10 +1,5 @@
-//! Runs operations on a device, in a ring and memory of its own.
-//!
-//! **Purpose.** The few lines that every user of [`Device`] needs around it, and numbers that look random.
-//!
-//! **Design.** Each operation has a mark and a slot of memory; what is left of one is submitted again.
-//!
-//! **Not here:** what must come out.
+//! Runs operations on a device, in a ring and memory of its own, and resubmits their rests. Also
+//! random numbers.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -18,15 +13,15 @@ use crate::op::{Finish, Op, Submitted};
 use crate::ring::{Completion, Ring, RingOptions, Wake};
 use crate::vectors::Vectors;
 
-/// Nothing here takes this long, except if it hangs.
+/// No operation takes this long unless it hangs.
 pub(super) const HANG: Duration = Duration::from_secs(60);
-/// Each of these has a slot in the driver's memory.
+/// Buffers in the driver's memory.
 pub(super) const SLOTS: u32 = 64;
 pub(super) const SLOT_BYTES: u32 = 256 * 1024;
-/// In a list.
+/// Pieces of a list.
 pub(super) const PIECES: usize = 64;
 
-/// Runs operations on one device, many at once if asked.
+/// Runs operations on one device, many at once if wanted.
 #[derive(Debug)]
 pub struct Driver {
     /// The ring.
@@ -37,7 +32,7 @@ pub struct Driver {
 }
 
 impl Driver {
-    /// A driver with a ring of a few entries, so that it gets full.
+    /// A driver with a small ring, so that it gets full.
     pub fn new() -> Self {
         Self::with_ring(&RingOptions {
             entries: 16,
@@ -56,7 +51,7 @@ impl Driver {
         }
     }
 
-    /// The same with its memory registered; `None`: the kernel doesn't know how (before Linux 6.13).
+    /// A driver with registered memory; `None` before Linux 6.13.
     pub fn registered() -> Option<Self> {
         let mut driver = Self::new();
         let pinned = Pinned::of_region(&driver.region).expect("16 MiB can be held");
@@ -78,7 +73,7 @@ impl Driver {
         self.buf(slot, bytes.len() as u32)
     }
 
-    /// What is in a slot.
+    /// The content of a slot.
     pub fn bytes(&self, slot: u32, len: usize) -> Vec<u8> {
         let mut bytes = vec![0; len];
         assert!(
@@ -88,7 +83,7 @@ impl Driver {
         bytes
     }
 
-    /// Starts an operation; its end, if it came at once.
+    /// Starts an operation; returns its result if it ended at once.
     pub fn start(&mut self, device: &Device, op: Op, user_data: u64) -> Option<Result<(), Errno>> {
         if device.is_native() {
             self.ring.prepare_native().expect("a second ring");
@@ -108,7 +103,7 @@ impl Driver {
         }
     }
 
-    /// Waits for some operation's end.
+    /// Waits for the end of any operation.
     pub fn next(&mut self, device: &Device) -> (u64, Result<(), Errno>) {
         loop {
             let mut done = [Completion::default(); 1];
@@ -138,7 +133,7 @@ impl Driver {
         }
     }
 
-    /// Reads a range of any length that fits a slot.
+    /// Reads a range that fits a slot.
     pub fn read(&mut self, device: &Device, offset_bytes: u64, len: usize) -> Vec<u8> {
         let buf = self.buf(0, len as u32);
         self.run(device, Op::read(offset_bytes, buf)).expect("read");
@@ -159,14 +154,14 @@ impl Default for Driver {
     }
 }
 
-/// A small generator of numbers that look random: the same for the same seed.
+/// A seeded pseudo-random generator.
 #[derive(Debug, Clone)]
 pub struct Rng(pub u64);
 
 impl Rng {
     /// The next number.
     pub fn number(&mut self) -> u64 {
-        // Xorshift64*: any odd multiplier does, any seed but zero.
+        // Xorshift64*: every seed but zero is good.
         self.0 ^= self.0 >> 12;
         self.0 ^= self.0 << 25;
         self.0 ^= self.0 >> 27;
@@ -178,7 +173,7 @@ impl Rng {
         self.number() % limit
     }
 
-    /// So many bytes.
+    /// Random bytes.
     pub fn bytes(&mut self, len: usize) -> Vec<u8> {
         (0..len).map(|_| (self.number() >> 32) as u8).collect()
     }

@@ -1,11 +1,8 @@
-//! The fence, as every kind must keep it.
+//! The fence of every kind: a successor starts beside its predecessor and waits for it; an older
+//! engine is refused.
 //!
-//! **Purpose.** A successor starts beside its predecessor, sees it, and waits for it; an older engine is refused.
-//!
-//! **Design.** Engines are played by devices that are opened several times in this process. What the daemon sees must be
-//! what the engines took.
-//!
-//! **Not here:** the death of a process (this crate's tests).
+//! Devices that are opened several times in this process play the engines. This crate's tests cover
+//! the death of a process.
 
 use std::time::Duration;
 

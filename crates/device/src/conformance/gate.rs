@@ -1,8 +1,4 @@
-//! The gate, which must hold and fail operations on every kind.
-//!
-//! **Purpose.** Tests of the layers above rely on a gate before any device.
-//!
-//! **Not here:** the gate itself ([`crate::gate`]).
+//! The gate ([`crate::gate`]) holds and fails operations on every kind.
 
 use std::time::Duration;
 
@@ -49,7 +45,6 @@ pub(super) fn gate_holds_and_fails(subject: &Subject<'_>) {
         assert!(driver.read(&device, from, 65536) == bytes);
     }
 
-    // Only a part, and only writes.
     gate.hold_some(from..from + 65536, &[OpKind::Write]);
     let held = Op::write(from, driver.fill(1, &bytes));
     assert_eq!(driver.start(&device, held, 77), None);
@@ -99,7 +94,7 @@ pub(super) fn gate_holds_pieces(subject: &Subject<'_>) {
         assert_eq!(driver.next(&device), (1, Ok(())));
     }
     let found = bytes_of(&driver, &places);
-    // Where nothing is kept, memory of one's own stays as it was.
+    // A device that discards data leaves the reader's pieces as they were.
     let kept = found.iter().all(|byte| *byte == 0x55);
     assert!(if subject.keeps { found == bytes } else { kept });
     let op = Op::write_pieces(from, list(&mut driver, &places));

@@ -1,10 +1,4 @@
-//! Many operations in flight at once, against a model.
-//!
-//! **Purpose.** What was written is what is read, whatever else is in flight.
-//!
-//! **Design.** Random operations on disjoint chunks, of which some go to several pieces of memory.
-//!
-//! **Not here:** errors, which no sound device has.
+//! Random operations on disjoint chunks, many in flight and some scattered, against a model.
 
 use std::collections::HashMap;
 
@@ -13,7 +7,6 @@ use super::scattered;
 use crate::device::Device;
 use crate::op::Op;
 
-/// Random operations on disjoint chunks, up to a slot for each chunk in flight, against a model.
 pub(super) fn many_in_flight(driver: &mut Driver, device: &Device, from: u64, seed: u64) {
     const CHUNKS: u64 = 48;
     const CHUNK_BYTES: usize = 32 * 1024;

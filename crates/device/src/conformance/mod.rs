@@ -1,15 +1,8 @@
 //! The suite that every kind of device passes, its fence included.
 //!
-//! **Purpose.** The engine and the pool rely on a few sentences about devices; here each is a check, the same for all
-//! kinds, so that a new kind is right or is told where it isn't.
-//!
-//! **Design.** A [`Subject`] opens the device anew as often as it's asked, and says which bytes the suite may use.
-//! Operations go through a [`Driver`]: a ring, and the few lines that every user of [`Device`] needs around it. The
-//! random part compares with a model in memory, with many operations in flight, of which some go to several pieces of
-//! memory (`scattered`). A failed check panics.
-//!
-//! **What it does not do.** It kills no process (the fence across a death is in this crate's tests), cuts no power, and
-//! measures nothing.
+//! A [`Subject`] opens the device repeatedly, and says which bytes the suite may use. Operations go
+//! through a [`Driver`]. The random part compares with a model in memory. A failed check panics.
+//! The suite kills no process and cuts no power.
 
 mod daemon;
 mod driver;
@@ -30,13 +23,14 @@ use crate::device::Device;
 use crate::kind::DeviceKind;
 use crate::op::Op;
 
-/// A device to be judged.
+/// The device under test.
 pub struct Subject<'a> {
     /// Opens the device, the same one each time.
     pub open: &'a dyn Fn() -> Device,
-    /// The suite uses the bytes from here to the end: at least 8 MiB, a multiple of 1 MiB, and never written before.
+    /// The suite uses the bytes from here to the end: at least 8 MiB, a multiple of 1 MiB, never
+    /// written before.
     pub from_bytes: u64,
-    /// Whether the device keeps what is written.
+    /// Whether the device keeps data.
     pub keeps: bool,
 }
 
@@ -58,7 +52,7 @@ pub fn run(subject: &Subject<'_>) {
         writes_are_read_back(&mut driver, subject, &device);
         zeroing_is_exact(&mut driver, &device, from);
         many_in_flight(&mut driver, &device, from, 0x5eed);
-        // And again without the quick ways of zeroing.
+        // Again, without the quick ways of zeroing.
         let plain = plain::without_fallocate(&(subject.open)());
         zeroing_is_exact(&mut driver, &plain, from);
         many_in_flight(&mut driver, &plain, from, 0xfeed);
@@ -76,7 +70,6 @@ pub fn run(subject: &Subject<'_>) {
     gate::gate_holds_pieces(subject);
 }
 
-/// The same once more with memory that the ring knows.
 fn in_registered_memory(subject: &Subject<'_>, device: &Device) {
     let Some(mut driver) = Driver::registered() else {
         eprintln!("registered memory is not tried: it needs Linux 6.13");
@@ -87,7 +80,7 @@ fn in_registered_memory(subject: &Subject<'_>, device: &Device) {
     scattered::a_rest_goes_where_it_should(&mut driver, device, from);
     writes_are_read_back(&mut driver, subject, device);
     many_in_flight(&mut driver, device, from, 0xf1ed);
-    // Devices that are files or below go by the ring.
+    // Only these kinds use the ring.
     let direct = matches!(device.info().kind, DeviceKind::File | DeviceKind::Block);
     assert!(!direct || driver.ring.fixed_requests() > 100);
 }
@@ -187,13 +180,12 @@ fn writes_are_read_back(driver: &mut Driver, subject: &Subject<'_>, device: &Dev
         driver.write(device, at, &bytes);
         assert_eq!(driver.read(device, at, len), bytes, "at {at}");
         driver.run(device, Op::flush()).expect("flush");
-        // Whoever opens it afterwards sees the same.
+        // Another open sees the same.
         let other = (subject.open)();
         assert!(
             driver.read(&other, at, len) == bytes,
             "at {at}, opened anew"
         );
-        // A durable write over it.
         let bytes = rng.bytes(len);
         let buf = driver.fill(0, &bytes);
         let op = Op::write(at, buf).with_dsync();
@@ -229,7 +221,6 @@ fn zeroing_is_exact(driver: &mut Driver, device: &Device, from: u64) {
             let found = driver.read(device, start, size);
             let wrong = found.iter().zip(&expected).position(|(a, b)| a != b);
             assert_eq!(wrong, None, "zeroed {len} at {at} with method {index}");
-            // Writable again.
             driver.write(device, start + at as u64, &vec![9; block]);
             assert_eq!(
                 driver.read(device, start + at as u64, block),
@@ -255,7 +246,7 @@ fn the_last_block_is_usable(driver: &mut Driver, device: &Device) {
     }
 }
 
-/// Where the space can be seen from here: for files.
+/// Only files show their allocated space.
 fn punching_gives_space_back(driver: &mut Driver, device: &Device, from: u64) {
     let info = device.info();
     if !info.can_punch || info.kind == DeviceKind::Block {
@@ -270,7 +261,7 @@ fn punching_gives_space_back(driver: &mut Driver, device: &Device, from: u64) {
             .run(device, Op::punch(from + at, len))
             .expect("punch");
     };
-    // The file system's own bookkeeping comes and goes by a few blocks.
+    // The file system's metadata varies by a few blocks.
     let slack = 16384;
     punch(0, 8 << 20);
     let empty = allocated_bytes();
@@ -281,7 +272,7 @@ fn punching_gives_space_back(driver: &mut Driver, device: &Device, from: u64) {
     writer.run(device, Op::flush()).expect("flush");
     let full = allocated_bytes();
     assert!(full + slack >= empty + 4 * 65536, "nothing was allocated");
-    // Inside of what was written, as a tenant's deallocation inside an extent.
+    // As a tenant's deallocation inside an extent.
     punch(65536 + 8192, 49152);
     let less = allocated_bytes();
     assert!(less <= full - 49152 + slack, "{full} became {less}");
@@ -304,7 +295,7 @@ fn writes_vanish(driver: &mut Driver, device: &Device, from: u64) {
         driver.run(device, op).expect("zeroing nothing");
     }
     if from > 0 {
-        // Neither label nor nothing, but both.
+        // Spans label and data.
         let two = driver.buf(0, 2 * block as u32);
         let both = Op::write(from - block as u64, two);
         assert_eq!(driver.start(device, both, 1), Some(Err(Errno::INVAL)));

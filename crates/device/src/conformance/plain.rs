@@ -1,11 +1,8 @@
-//! A wrapper whose device knows no quick way of zeroing or punching.
+//! A wrapper that rejects the quick ways of zeroing and punching, so that the slow ones are tested
+//! everywhere.
 //!
-//! **Purpose.** The slow ways must be right as well, wherever the tests run.
-//!
-//! **Design.** A request for a quick way is answered as by a device that doesn't know it; the device below learns that as
-//! it would from a real one.
-//!
-//! **Not here:** devices that go by no request.
+//! The device below learns of the rejection as from a real device. Devices that use no requests are
+//! unaffected.
 
 use std::sync::Arc;
 
@@ -20,7 +17,7 @@ use crate::ring::{Ring, RingIo};
 #[derive(Debug)]
 struct Plain(Arc<dyn Backend>);
 
-/// The same device with such a wrapper.
+/// Wraps the device.
 pub(super) fn without_fallocate(device: &Device) -> Device {
     let below = device.backend.clone();
     Device::over(device.info().clone(), Arc::new(Plain(below)))

@@ -1,4 +1,4 @@
-//! Operations on several pieces of memory at once, as every kind of device must do them.
+//! Operations on several pieces of memory, on every kind of device.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -12,7 +12,7 @@ use crate::mem::{Buf, StaticRegion};
 use crate::op::{Finish, Op};
 use crate::vectors::Bufs;
 
-/// Pieces (slot, from, length), as a list of the driver's with the number of the first one's slot.
+/// A list of pieces (slot, start, length); the first slot's number selects the list.
 pub(super) fn list(driver: &mut Driver, pieces: &[(u32, u32, u32)]) -> Bufs {
     let list = pieces[0].0 as usize;
     for (at, (slot, from, len)) in pieces.iter().enumerate() {
@@ -20,12 +20,13 @@ pub(super) fn list(driver: &mut Driver, pieces: &[(u32, u32, u32)]) -> Bufs {
         let buf = whole.slice(*from, *len).expect("inside");
         assert!(driver.lists.set(list, at, buf));
     }
-    // SAFETY: all were just set, of memory that is never unmapped; each list has one operation at a time.
+    // SAFETY: all were just set, of memory that is never unmapped; each list has one operation at a
+    // time.
     unsafe { driver.lists.bufs(list, 0, pieces.len()) }.expect("a list")
 }
 
 impl Driver {
-    /// Pieces (from, length) of a slot, in this order.
+    /// Pieces (start, length) of one slot, in this order.
     pub fn pieces(&mut self, slot: u32, pieces: &[(u32, u32)]) -> Bufs {
         let pieces = pieces.iter().map(|(from, len)| (slot, *from, *len));
         list(self, &pieces.collect::<Vec<_>>())
@@ -33,16 +34,16 @@ impl Driver {
 }
 
 impl Pinned {
-    /// The first so many bytes of a region that is never unmapped once more, as an entry of its own.
+    /// Pins the start of a region once more, as another entry.
     pub fn again(&mut self, region: &StaticRegion) -> io::Result<()> {
         let len = region.len_bytes().min(MAX_ENTRY_BYTES);
         let ptr = region.at(0, len).ok_or(Errno::INVAL)?;
-        // SAFETY: mapped for ever, to be read and written.
+        // SAFETY: mapped forever, readable and writable.
         unsafe { self.pin(ptr, len) }
     }
 }
 
-/// A buffer cut into pieces, sometimes; `None`: it stays one.
+/// Sometimes cuts a buffer into pieces; `None`: it stays whole.
 pub(super) fn in_pieces(
     driver: &mut Driver,
     list: u64,
@@ -96,7 +97,7 @@ pub(super) fn bad_pieces_are_refused(driver: &mut Driver, device: &Device) {
     assert_eq!(driver.ring.queued(), 0, "a refused operation was queued");
 }
 
-/// Lengths and places that no two pieces share, all of them whole blocks.
+/// Disjoint pieces of whole blocks.
 pub(super) fn places(block: u32) -> Vec<(u32, u32, u32)> {
     let pieces = [
         (5, 3, 1),
@@ -134,7 +135,7 @@ pub(super) fn pieces_are_read_and_written(driver: &mut Driver, device: &Device, 
     let mut rng = Rng(31);
     let mut places = places(block);
     if device.info().memory_align_bytes == 1 {
-        // Then nothing need be aligned but the whole.
+        // Then only the sum must be aligned.
         places.extend([(6, 1, block - 3), (7, 5, 3)]);
     }
     for count in 1..=places.len() {
@@ -157,7 +158,7 @@ pub(super) fn pieces_are_read_and_written(driver: &mut Driver, device: &Device, 
     }
 }
 
-/// As if the kernel had transferred some of it only.
+/// Simulates short transfers.
 pub(super) fn a_rest_goes_where_it_should(driver: &mut Driver, device: &Device, from: u64) {
     let block = device.info().block_bytes;
     let places = places(block);
@@ -167,7 +168,7 @@ pub(super) fn a_rest_goes_where_it_should(driver: &mut Driver, device: &Device, 
     for done in 1..blocks {
         fill(driver, &places, &vec![0xee; bytes.len()]);
         let mut op = Op::read_pieces(from, list(driver, &places));
-        // A kind that answers by itself has no short transfers.
+        // A kind that uses no requests has no short transfers.
         if device.backend.request(&mut op).is_none() {
             return;
         }
@@ -182,7 +183,7 @@ pub(super) fn a_rest_goes_where_it_should(driver: &mut Driver, device: &Device, 
     }
 }
 
-/// Where nothing is kept, who reads into memory of its own finds what was there.
+/// A device that discards data leaves the reader's pieces as they were.
 pub(super) fn nothing_is_put_there(driver: &mut Driver, device: &Device, from: u64) {
     let places = places(device.info().block_bytes);
     let bytes = Rng(33).bytes(places.iter().map(|place| place.2 as usize).sum());

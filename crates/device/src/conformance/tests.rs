@@ -1,4 +1,4 @@
-//! A kind that only tests know, registered like any other.
+//! The suite on a kind that exists only in tests.
 
 use super::{Subject, run};
 use crate::device::Device;

@@ -1,18 +1,16 @@
-//! The fence of files and block devices: locks on the open file that requests refer to.
+//! The fence of files and block devices: locks on the open file to which requests refer.
 //!
-//! **Purpose.** An open-file-description lock doesn't fall at a process's exit; it falls when the last reference to the
-//! open file is gone, and each request in flight holds one. So the lock's end is the requests' end.
+//! An open-file-description lock falls with the last reference to the open file, not at the
+//! process's exit. Each request in flight holds a reference, so the lock outlives the last request.
+//! Engine generation *g* locks byte 2^62 + g through the descriptor of its requests, which
+//! [`crate::Device`] never gives out and which is close-on-exec. Two engines may live side by side
+//! during an upgrade; a successor waits until all bytes below its own are free. A locked byte
+//! *above* its own means that it is the predecessor and must not start.
 //!
-//! **Design.** Engine generation *g* takes a write lock on byte 2^62 + g, on the very descriptor that its requests go
-//! through ([`crate::Device`] never gives that descriptor out, and it is close-on-exec). Generations have bytes of
-//! their own so that two engines can live side by side during an upgrade; a successor waits until every byte below
-//! its own is free. A byte *above* its own means that it is itself the predecessor, and it must not start.
-//! The daemon's claim to a device is byte 2^62 - 1, or one of the 63 before it: a daemon that is killed while it waits
-//! for one device keeps its claims on all until that ends, and its successor passes over those where nothing of it is in
-//! flight (`dying`). Asking (`F_OFD_GETLK`) takes nothing.
-//!
-//! **What it does not do.** It is no fence between two nodes of one block device (the lock is on the node's inode: all
-//! must use one path), and none across machines.
+//! A daemon claims byte 2^62 - 1 or one of the 63 before it. A daemon that is killed while a device
+//! hangs keeps its claims on all devices. Its successor passes over those where it has nothing in
+//! flight (`dying`). Queries (`F_OFD_GETLK`) take no lock. The locks are on the inode of the path,
+//! so they don't fence two nodes of one block device, or two machines.
 #![allow(unsafe_code)]
 
 use std::ffi::CStr;
@@ -27,15 +25,15 @@ use crate::dying::{self, Keeper};
 
 /// Byte 2^62 + g is generation g's.
 const GENERATIONS_AT: u64 = 1 << 62;
-/// The daemon's bytes: the first is the last of these, and each of the others for a daemon that passed over one that is
-/// being killed.
+/// The daemons' bytes, taken from the last one down: a daemon that passes over a dying one takes
+/// the next.
 const DAEMONS: u64 = 64;
 const DAEMONS_AT: u64 = GENERATIONS_AT - DAEMONS;
 
-/// Time between two looks at a predecessor's lock: it falls 10 to 50 ms after the last request.
+/// Time between two checks of a predecessor's lock, which falls 10 to 50 ms after the last request.
 const LOOK_AGAIN: Duration = Duration::from_millis(2);
 
-/// Who holds locks on the file or block device at `path`. Takes nothing and waits for nobody.
+/// The holders of locks on the file or block device at `path`; takes no lock and doesn't wait.
 pub fn who_holds(path: &Path) -> Result<Vec<Holder>, FenceError> {
     use rustix::fs::{Mode, OFlags};
     let fd = rustix::fs::open(
@@ -57,7 +55,8 @@ pub(crate) fn holders(fd: BorrowedFd<'_>, path: &Path) -> Result<Vec<Holder>, Fe
     while from < end
         && let Some((start, len)) = first_lock(fd, path, from, end - from)?
     {
-        // One descriptor's neighbouring bytes are one lock; nobody takes two here, but a stranger might.
+        // Neighbouring bytes that one descriptor locks appear as one lock. Nothing here takes two,
+        // but another program might.
         let start = start.max(from);
         let len = len.clamp(1, 1024);
         found.extend((start..start.saturating_add(len)).map(|at| Holder::Engine {
@@ -68,9 +67,8 @@ pub(crate) fn holders(fd: BorrowedFd<'_>, path: &Path) -> Result<Vec<Holder>, Fe
     Ok(found)
 }
 
-/// Claims a file for this daemon, for as long as the open file lives; says whether one that is being killed was passed
-/// over. Threads inside requests to it are called `name`;
-/// without one, there are none.
+/// Claims a file for this daemon while the open file lives; returns whether a dying daemon was
+/// passed over. `name` is that of threads inside requests to it, if there are such.
 pub(crate) fn claim_for_daemon(
     fd: BorrowedFd<'_>,
     path: &Path,
@@ -86,7 +84,8 @@ pub(crate) fn claim_for_daemon(
     };
     let own = free.ok_or_else(held)?;
     lock(fd, path, own, Holder::Daemon)?;
-    // Looked at after taking: of two that take different bytes at once, at least one sees the other.
+    // Checked after locking: if two daemons lock different bytes at once, at least one sees the
+    // other.
     let now = passable(fd, path, name);
     let is_alone = |now: &Vec<u64>| now.iter().all(|at| passed.contains(at));
     match now {
@@ -101,16 +100,14 @@ pub(crate) fn claim_for_daemon(
     }
 }
 
-/// Claims a file that is no device, as [`crate::sync_io::SyncDevice::claim_for_daemon`] does: a process that is being
-/// killed and can't end is passed over, and this says whether one was.
-///
-/// # Errors
-/// [`FenceError::Held`] if a living process has it.
+/// Claims a file that is no device, like [`crate::sync_io::SyncDevice::claim_for_daemon`]. Returns
+/// whether a dying process was passed over; fails with [`FenceError::Held`] if a living one holds
+/// it.
 pub fn claim_file(file: &std::fs::File, path: &Path) -> Result<bool, FenceError> {
     claim_for_daemon(file.as_fd(), path, None)
 }
 
-/// The daemons' bytes that others have, none of which lives or has anything in flight here.
+/// The daemon bytes of other processes that are all dying, with nothing in flight here.
 pub(crate) fn passable(
     fd: BorrowedFd<'_>,
     path: &Path,
@@ -120,7 +117,7 @@ pub(crate) fn passable(
     if first_lock(fd, path, DAEMONS_AT, DAEMONS)?.is_none() {
         return Ok(passed);
     }
-    // One by one: of several locks in a range the kernel names any.
+    // Byte by byte: for a range, the kernel names an arbitrary one of several locks.
     for at in DAEMONS_AT..GENERATIONS_AT {
         if first_lock(fd, path, at, 1)?.is_none() {
             continue;
@@ -138,12 +135,12 @@ pub(crate) fn passable(
     Ok(passed)
 }
 
-/// Takes generation `generation`'s byte; before the first request on `fd`.
+/// Takes a generation's byte, before the first request on `fd`.
 pub(crate) fn take(fd: BorrowedFd<'_>, path: &Path, generation: u64) -> Result<(), FenceError> {
     check(generation)?;
     let at = GENERATIONS_AT + generation;
     lock(fd, path, at, Holder::Engine { generation })?;
-    // Looked at after taking: of two that start at once, at least the older one sees the newer.
+    // Checked after locking: if two start at once, at least the older one sees the newer.
     refuse_newer(fd, path, generation)
 }
 
@@ -156,7 +153,7 @@ pub(crate) fn predecessors_gone(
     Ok(first_predecessor(fd, path, generation)?.is_none())
 }
 
-/// Sleeps until no earlier generation has requests in flight; says how long it took.
+/// Sleeps until no earlier generation has requests in flight; returns how long that took.
 pub(crate) fn wait_for_predecessors(
     fd: BorrowedFd<'_>,
     path: &Path,
@@ -183,7 +180,7 @@ pub(crate) fn wait_for_predecessors(
     }
 }
 
-/// The engine before `generation` that has a lock here, and its process. Reads much of `/proc`.
+/// An earlier engine that holds a lock here, and its process. Reads much of `/proc`.
 pub(crate) fn predecessor(
     fd: BorrowedFd<'_>,
     path: &Path,
@@ -250,7 +247,7 @@ fn lock(fd: BorrowedFd<'_>, path: &Path, at: u64, holder: Holder) -> Result<(), 
     }
 }
 
-/// A lock of somebody else in a range: where it begins and how long it is.
+/// Start and length of another holder's lock in a range.
 fn first_lock(
     fd: BorrowedFd<'_>,
     path: &Path,
@@ -265,7 +262,7 @@ fn first_lock(
     }
     let start = u64::try_from(request.l_start).unwrap_or(0);
     let len = match u64::try_from(request.l_len) {
-        // Length zero: to the end of everything.
+        // Length zero: to the end of the file.
         Ok(0) | Err(_) => u64::MAX,
         Ok(len) => len,
     };
@@ -273,12 +270,12 @@ fn first_lock(
 }
 
 fn write_lock(at: u64, len: u64) -> libc::flock {
-    // SAFETY: flock is a C structure of integers, for which all zeros is a value (and l_pid must be zero). Wrong if a
-    // platform put a pointer into it.
+    // SAFETY: flock is a C structure of integers, for which all zeros is a value (and l_pid must be
+    // zero).
     let mut request: libc::flock = unsafe { std::mem::zeroed() };
     request.l_type = libc::F_WRLCK as libc::c_short;
     request.l_whence = libc::SEEK_SET as libc::c_short;
-    // Both are below 2^63: GENERATIONS_AT + MAX_GENERATION < 2^63, and every caller stays below that.
+    // Both are below 2^63: GENERATIONS_AT + MAX_GENERATION < 2^63, and callers stay below that.
     request.l_start = at as libc::off_t;
     request.l_len = len as libc::off_t;
     request
@@ -286,8 +283,8 @@ fn write_lock(at: u64, len: u64) -> libc::flock {
 
 fn fcntl(fd: BorrowedFd<'_>, command: i32, request: &mut libc::flock) -> Result<(), Errno> {
     loop {
-        // SAFETY: the descriptor is borrowed, so open; both commands used here (F_OFD_SETLK, F_OFD_GETLK) take a pointer
-        // to a flock, which `request` is. Wrong for a command with another argument.
+        // SAFETY: the descriptor is borrowed, so open; F_OFD_SETLK and F_OFD_GETLK take a pointer
+        // to a flock, which `request` is. Wrong for other commands.
         let result = unsafe { libc::fcntl(fd.as_raw_fd(), command, request as *mut libc::flock) };
         if result != -1 {
             return Ok(());
@@ -345,7 +342,7 @@ mod tests {
         take(first.as_fd(), scratch.path(), 3).expect("free");
         let error = take(second.as_fd(), scratch.path(), 3).expect_err("held");
         assert!(error.to_string().contains("generation 3"), "{error}");
-        // Closing another descriptor of the same file does not drop it, unlike a classic lock.
+        // Closing another descriptor doesn't drop the lock, unlike a POSIX lock.
         drop(second);
         let third = scratch.open();
         assert!(take(third.as_fd(), scratch.path(), 3).is_err());

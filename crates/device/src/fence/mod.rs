@@ -1,15 +1,13 @@
-//! The fence: nobody touches a device before the last request of a dead engine has ended there.
+//! The fence: keeps engines off a device until a dead engine's last request has ended there.
 //!
-//! **Purpose.** Requests outlive their process: writes land, and reads overwrite memory, after its exit was seen. A
-//! successor must know when that is over, on each device, before it does again what was in flight.
+//! After a process's exit, its writes still land and its reads overwrite memory. A successor must
+//! wait for that before it repeats requests in flight. Each kind has its own [`Fence`]: a lock to
+//! which each request refers (`lock`) for files and block devices; the process's exit for memory; a
+//! new association or a blocklist for a remote device. Engines have generations, so that two can
+//! live side by side during an upgrade. Daemons use [`Claims`].
 //!
-//! **Design.** Each kind of device has a fence of its own, as a [`Fence`]: for files and block devices an
-//! open-file-description lock, which each request in flight refers to (`lock`); for memory that the CPU copies, the
-//! process's exit; for a remote device a new association, or a blocklist. Engines have generations, so that two can live
-//! side by side during an upgrade. The daemon's claims are [`Claims`].
-//!
-//! **What it does not do.** It doesn't stop a process that doesn't ask. A device that never answers keeps its fence
-//! forever: the limit of [`crate::Device::wait_for_predecessors`] is the caller's policy.
+//! The fence doesn't stop a process that doesn't ask. A device that never answers is fenced
+//! forever: callers limit [`crate::Device::wait_for_predecessors`].
 
 pub(crate) mod lock;
 
@@ -24,24 +22,18 @@ pub(crate) const MAX_GENERATION: u64 = 1 << 61;
 
 /// A device's fence between engines, each of which has a generation.
 pub(crate) trait Fence {
-    /// Takes a generation's place, before the first request. Must keep it until this device is dropped and the last
-    /// request has ended, whatever becomes of the process.
-    ///
-    /// # Errors
-    /// The generation is taken, or there is a newer one: the one who asks is the old one.
+    /// Takes a generation's place before the first request, until the device is dropped and its
+    /// last request has ended, even if the process dies. Fails if the generation is taken or a
+    /// newer one exists.
     fn take(&self, generation: u64) -> Result<(), FenceError>;
 
-    /// Whether no earlier generation has anything in flight. Must not say so too early, and takes nothing.
-    ///
-    /// # Errors
-    /// It can't be told.
+    /// Whether no earlier generation has anything in flight. Must never return true too early;
+    /// takes nothing.
     fn predecessors_gone(&self, generation: u64) -> Result<bool, FenceError>;
 
-    /// Sleeps until [`Fence::predecessors_gone`], at most for `limit`; says how long it took. A kind whose predecessors
-    /// don't end by themselves has them shut out here.
-    ///
-    /// # Errors
-    /// [`FenceError::TimedOut`], or [`FenceError::NewerEngine`].
+    /// Sleeps until [`Fence::predecessors_gone`], at most for `limit`; returns the time taken. If a
+    /// kind's predecessors don't end by themselves, this shuts them out. Fails with
+    /// [`FenceError::TimedOut`] or [`FenceError::NewerEngine`].
     fn wait_for_predecessors(
         &self,
         generation: u64,
@@ -49,35 +41,26 @@ pub(crate) trait Fence {
     ) -> Result<Duration, FenceError>;
 }
 
-/// A device's claims by daemons, and what a daemon sees of its fence.
+/// A device's claims by daemons, and a daemon's view of its fence.
 pub(crate) trait Claims {
-    /// Claims it for this daemon, for as long as the device is open. Must pass over a daemon that is being killed and
-    /// has nothing in flight here. Threads inside a request to it are called `inside`.
-    ///
-    /// # Errors
-    /// [`FenceError::Held`] by a daemon that lives; [`FenceError::Hangs`] where a dying one has a request in flight.
+    /// Claims the device for this daemon while it is open. It must pass over a dying daemon with
+    /// nothing in flight here. `inside` is the name of threads inside a request. Fails with
+    /// [`FenceError::Held`] by a living daemon, or [`FenceError::Hangs`] if a dying one has a
+    /// request in flight.
     fn claim(&self, inside: &CStr) -> Result<(), FenceError>;
 
-    /// Whether [`Claims::claim`] would do, and would pass over a daemon that is being killed. Takes nothing.
-    ///
-    /// # Errors
-    /// As [`Claims::claim`].
+    /// Checks [`Claims::claim`] without claiming; returns whether it would pass over a dying
+    /// daemon.
     fn would_pass_over(&self, inside: &CStr) -> Result<bool, FenceError>;
 
-    /// Who else holds claims and places in the fence.
-    ///
-    /// # Errors
-    /// It can't be told.
+    /// Other holders of claims and generations.
     fn holders(&self) -> Result<Vec<Holder>, FenceError>;
 
-    /// The engine before `generation` that still has its place, and its process if that can be seen.
-    ///
-    /// # Errors
-    /// It can't be told.
+    /// The earlier engine that still holds the fence, and its process if visible.
     fn predecessor(&self, generation: u64) -> Result<Option<Predecessor>, FenceError>;
 }
 
-/// Who has a lock on a device.
+/// Holder of a lock on a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Holder {
     /// A daemon.
@@ -98,7 +81,7 @@ impl std::fmt::Display for Holder {
     }
 }
 
-/// An earlier engine that holds a lock, and its process if that was found.
+/// An earlier engine that holds a lock, and its process if found.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Predecessor {
     /// The engine's generation.
@@ -107,7 +90,7 @@ pub struct Predecessor {
 }
 
 impl Predecessor {
-    /// The process that has the lock, if it can be seen.
+    /// The process that has the lock, if visible.
     #[must_use]
     pub fn pid(&self) -> Option<u32> {
         self.process.as_ref().map(|process| process.pid)
@@ -138,17 +121,17 @@ impl std::fmt::Display for Predecessor {
     }
 }
 
-/// Why the fence isn't ours.
+/// Why the fence can't be taken.
 #[derive(Debug, thiserror::Error)]
 pub enum FenceError {
-    /// Somebody has the byte that was asked for.
+    /// Another process holds the lock.
     #[error(
         "{device}: {holder} holds this device already; stop it, or wait until its last request has ended"
     )]
     Held {
         /// The device's path.
         device: String,
-        /// Who it is.
+        /// Its holder.
         holder: Holder,
     },
     /// A daemon that is being killed is inside a request.
@@ -159,19 +142,19 @@ pub enum FenceError {
         /// The device's path.
         device: String,
     },
-    /// An engine with a higher generation is there: the one who asks is the old one.
+    /// An engine with a higher generation exists: the caller is the old one.
     #[error(
         "{device}: the newer engine generation {newer} is there, so generation {own} must not start"
     )]
     NewerEngine {
         /// The device's path.
         device: String,
-        /// The generation that asks.
+        /// The caller's generation.
         own: u64,
-        /// The generation that was found.
+        /// The newer generation.
         newer: u64,
     },
-    /// The time is over and a predecessor's requests are still in flight.
+    /// A predecessor's requests are still in flight after the time limit.
     #[error(
         "{device}: not free after {} ms: {process}",
         .waited.as_millis()
@@ -179,24 +162,24 @@ pub enum FenceError {
     TimedOut {
         /// The device's path.
         device: String,
-        /// Whose lock is left.
+        /// The generation whose lock is left.
         predecessor: u64,
-        /// That engine, and its process if that was found.
+        /// That engine, and its process if found.
         process: Predecessor,
-        /// How long it was waited.
+        /// The time waited.
         waited: Duration,
     },
     /// The generation is out of range.
     #[error("engine generation {0} is out of range")]
     BadGeneration(u64),
-    /// The system knows no such locks here, or another error.
+    /// The system has no such locks here, or another error.
     #[error("{device}: {doing} failed: {source}")]
     Io {
         /// The device's path.
         device: String,
-        /// What was being done.
+        /// The step that failed.
         doing: &'static str,
-        /// What the system said.
+        /// The system's error.
         source: std::io::Error,
     },
 }

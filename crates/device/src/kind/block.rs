@@ -1,12 +1,8 @@
-//! A block device: `block:/path`.
+//! The kind `block:/path`: disks, partitions, and NVMe namespaces.
 //!
-//! **Purpose.** Disks, partitions, and NVMe namespaces.
-//!
-//! **Design.** Requests go by the ring as for a file. Reads and writes of an NVMe namespace go as commands where that is
-//! possible (`nvme`), past the kernel's block layer; what can't, or fails, goes the usual way. Each of the two
-//! descriptors carries a lock of the fence, as each has requests of its own in flight.
-//!
-//! **Not here:** the commands.
+//! Reads and writes of an NVMe namespace go as NVMe commands where possible (`nvme`), past the
+//! kernel's block layer. Others, and retries after a failure, go through the ring as for a file.
+//! Each of the two descriptors carries a fence lock, because each has its own requests in flight.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,9 +19,9 @@ use crate::fence::{Fence, FenceError, lock};
 use crate::op::{Finish, Op, Submitted};
 use crate::ring::{Ring, RingIo};
 
-/// In an operation's note: it went as a command.
+/// In an operation's note: submitted as an NVMe command.
 const WENT_NATIVE: u32 = 1;
-/// In an operation's note: it goes through the block device.
+/// In an operation's note: use the block layer.
 const GOES_USUAL: u32 = 2;
 
 impl DeviceKind {
@@ -44,7 +40,6 @@ const LOCAL: Local = Local {
     keeps: true,
 };
 
-/// See the module.
 pub(super) struct BlockKind;
 
 impl BackendKind for BlockKind {
@@ -95,7 +90,7 @@ fn find_native(info: &DeviceInfo, file: &FileIo) -> Result<Option<Native>, Devic
         .map_err(|errno| DeviceError::from_errno(file.path(), doing, errno))
 }
 
-/// A block device that takes NVMe commands too.
+/// A block device that also takes NVMe commands.
 #[derive(Debug)]
 struct Namespace {
     file: FileIo,
@@ -145,7 +140,6 @@ impl Backend for Namespace {
     }
 }
 
-/// A lock on each of the two descriptors.
 impl Fence for Namespace {
     fn take(&self, generation: u64) -> Result<(), FenceError> {
         self.file.take(generation)?;

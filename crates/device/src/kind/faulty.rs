@@ -1,16 +1,12 @@
-//! A device that fails as told: for tests.
+//! A file with configurable faults around it, for tests: errors, delays, hangs, torn writes, lost
+//! flushes, and blocks that kill or stop the engine.
 //!
-//! **Purpose.** Show what the layers above make of a bad device: errors, slowness, a hang, a write of which only a part
-//! is carried out, a flush that is a lie, and a block that ends or stops the engine that touches it.
+//! The file `.faults` beside it holds the faults ([`set`] replaces it atomically) and is read again
+//! whenever it has changed. Chance comes from the spec's seed, the engine's generation and the
+//! operation's number, so that runs can be repeated. The daemon gets only `daemon_error`,
+//! `daemon_delay` and `hang`. [`allow`] prevents accidental use.
 //!
-//! **Design.** A file, with the kernel's real I/O and the fence's real locks; faults are added around it. What to do
-//! stands in a text file beside it, `.faults` ([`set`] replaces it in one step; without it the device is a file like any
-//! other), and is read again whenever it has changed. Chance comes from the spec's seed, the engine's generation and
-//! the operation's number, so that a run can be repeated. Errors, delays and lies are for the engine's operations;
-//! `daemon_error`, `daemon_delay` and `hang` are for what the daemon reads and writes too. [`allow`] must have been called in the process, so that
-//! no such device is used by mistake.
-//!
-//! **What it does not do.** What a lost flush leaves after a power cut isn't played (see [`crate::volatile`]). A delayed
+//! What a lost flush leaves after a power cut isn't simulated (see [`crate::volatile`]). A delayed
 //! or hanging operation isn't at the device yet, so it dies with its process.
 
 use std::fmt::{self, Write};
@@ -39,31 +35,31 @@ use crate::vectors::Bufs;
 
 /// The longest delay of one operation.
 pub const MAX_DELAY_MS: u64 = 1000;
-/// What poisons: a touch of any of it counts.
+/// The unit of a poisoned place: a touch of any byte counts.
 const TRAP_BYTES: u64 = 4096;
 
-/// What a device does wrong. All off: nothing.
+/// A device's faults. The default has none.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Faults {
-    /// So many of a million operations end with `EIO` and do nothing.
+    /// Of a million operations, how many end with `EIO` and do nothing.
     pub error_ppm: u64,
-    /// So many of a million writes are carried out in part, and end with `EIO`.
+    /// Of a million writes, how many are carried out in part and end with `EIO`.
     pub torn_ppm: u64,
-    /// So many of a million operations begin late.
+    /// Of a million operations, how many begin late.
     pub delay_ppm: u64,
-    /// So late at most, up to [`MAX_DELAY_MS`].
+    /// The longest delay, up to [`MAX_DELAY_MS`].
     pub delay_ms: u64,
-    /// So many of a million of the daemon's reads, writes and flushes end with `EIO`.
+    /// Of a million of the daemon's reads, writes and flushes, how many end with `EIO`.
     pub daemon_error_ppm: u64,
-    /// Each of the daemon's reads, writes and flushes takes so long.
+    /// Delay of each read, write and flush of the daemon.
     pub daemon_delay_ms: u64,
-    /// Nothing begins.
+    /// No operation begins.
     pub hang: bool,
-    /// Flushes end well and do nothing.
+    /// Flushes succeed and do nothing.
     pub lose_flushes: bool,
-    /// Reading or writing this place (4 KiB) aborts the engine.
+    /// Offset of a 4 KiB block; reading or writing it aborts the engine.
     pub poison: Option<u64>,
-    /// Reading or writing this place (4 KiB) stops the reactor for good.
+    /// Offset of a 4 KiB block; reading or writing it stops the reactor for good.
     pub spin: Option<u64>,
 }
 
@@ -87,7 +83,7 @@ impl fmt::Display for Faults {
 }
 
 impl Faults {
-    /// `None`: there is a line that can't be understood.
+    /// `None` if a line is invalid.
     fn parse(text: &str) -> Option<Self> {
         let mut faults = Self::default();
         for line in text.lines().filter(|line| !line.trim().is_empty()) {
@@ -111,24 +107,24 @@ impl Faults {
     }
 }
 
-/// The file that says what the device at `device` does wrong.
+/// The file with the faults of the device at `device`.
 pub fn faults_path(device: &Path) -> PathBuf {
     super::volatile::beside(device, "faults")
 }
 
-/// From now on the device at `device` does this wrong, in every process that has it open.
+/// Sets the faults of the device at `device`, in every process that has it open.
 pub fn set(device: &Path, faults: &Faults) -> std::io::Result<()> {
     let mut text = String::new();
     let _ = write!(text, "{faults}");
     let next = super::volatile::beside(device, "faults.next");
     std::fs::write(&next, text)?;
-    // Another file each time, so that a change is seen however quickly it comes.
+    // A new file each time, so that even quick changes are seen.
     std::fs::rename(next, faults_path(device))
 }
 
 static ALLOWED: AtomicBool = AtomicBool::new(false);
 
-/// Allows this process to open such devices.
+/// Allows this process to open faulty devices.
 pub fn allow() {
     ALLOWED.store(true, Ordering::Relaxed);
 }
@@ -146,7 +142,7 @@ fn refuse_unless_allowed(spec: &DeviceSpec) -> Result<(), DeviceError> {
 }
 
 impl DeviceKind {
-    /// For tests: a file that fails as told.
+    /// For tests: a file with faults.
     #[allow(
         non_upper_case_globals,
         reason = "named as the variant of an enum that it was"
@@ -161,7 +157,6 @@ const LOCAL: Local = Local {
     keeps: true,
 };
 
-/// See the module.
 pub(super) struct FaultyKind;
 
 impl BackendKind for FaultyKind {
@@ -210,7 +205,7 @@ impl BackendKind for FaultyKind {
     }
 }
 
-/// A device with faults around it, for the engine.
+/// The engine's device.
 #[derive(Debug)]
 struct Faulty {
     inner: Box<dyn Backend>,
@@ -218,14 +213,14 @@ struct Faulty {
     block_bytes: u32,
 }
 
-/// A device with faults around it, for the daemon.
+/// The daemon's device.
 #[derive(Debug)]
 struct SyncFaulty {
     inner: Box<dyn SyncBackend>,
     faults: Injector,
 }
 
-/// What one process knows of the faults, and its luck.
+/// One process's copy of the faults, and its random numbers.
 #[derive(Debug)]
 struct Injector {
     switches: Arc<Switches>,
@@ -240,11 +235,11 @@ struct Switches {
     known: Mutex<(Option<Stamp>, Faults)>,
 }
 
-/// Which file it was: inode, and when it last changed.
+/// Inode and time of the last change.
 type Stamp = (u64, i64, i64);
 
 impl Switches {
-    /// What is to be done now; a file that can't be understood is an error.
+    /// The current faults; an error if the file is invalid.
     fn now(&self) -> Result<Faults, Errno> {
         let stamp = rustix::fs::stat(&self.path)
             .ok()
@@ -282,12 +277,11 @@ impl Injector {
         })
     }
 
-    /// Chance differs from one engine to the next.
+    /// Gives each engine different random numbers.
     fn generation_is(&self, generation: u64) {
         self.seed.fetch_add(mix(generation), Ordering::Relaxed);
     }
 
-    /// Before the daemon reads, writes or flushes.
     fn before_daemon_io(&self) -> Result<(), Errno> {
         while self.switches.hangs() {
             std::thread::sleep(LOOK_AGAIN);
@@ -325,7 +319,7 @@ impl Backend for Faulty {
         while touches(op, faults.spin) {
             std::hint::spin_loop();
         }
-        // An operation and what it waits for.
+        // An operation and the entry it waits for.
         if ring.free_entries() < 2 {
             return Submitted::RingFull;
         }
@@ -341,7 +335,7 @@ impl Backend for Faulty {
             part.and_then(|mut part| self.inner.request(&mut part))
                 .ok_or(0)
         } else {
-            // What is below is a file, which says.
+            // The device below is a file, which always has a request.
             self.inner.request(op).ok_or(0)
         };
         let request = match io {
@@ -376,7 +370,6 @@ impl Backend for Faulty {
     }
 }
 
-/// That of the device below; the faults learn of the generation.
 impl Fence for Faulty {
     fn take(&self, generation: u64) -> Result<(), FenceError> {
         self.faults.generation_is(generation);
@@ -444,12 +437,12 @@ fn touches(op: &Op, place: Option<u64>) -> bool {
     })
 }
 
-/// The beginning or the end of a write; `None`: it is one block, or one piece, and nothing of it is carried out.
+/// The beginning or the end of a write; `None` if it is a single block or piece.
 fn part(op: &Op, chance: &mut Chance, block_bytes: u32) -> Option<Op> {
     let block_bytes = u64::from(block_bytes);
     let buf = match op.memory()? {
         IoMemory::One(buf) => buf,
-        // Between two pieces: their list stays as it is, for another attempt.
+        // Splits between two pieces, so that their list stays intact for another attempt.
         IoMemory::Many(bufs) => return part_of_pieces(op, bufs, chance, block_bytes),
     };
     let others = (op.len_bytes / block_bytes)
@@ -489,7 +482,7 @@ impl Chance {
         mix(self.0)
     }
 
-    /// Below `bound`; 0 below 0.
+    /// Below `bound`; 0 if that is 0.
     fn below(&mut self, bound: u64) -> u64 {
         ((u128::from(self.next()) * u128::from(bound)) >> 64) as u64
     }
@@ -506,7 +499,8 @@ fn mix(value: u64) -> u64 {
     value ^ (value >> 31)
 }
 
-/// 1 ms to the longest: the kernel reads such a time when the operation is handed over, after the call that chose it.
+/// 1 ms to the longest. Static, because the kernel reads the time at submission, after the call
+/// that chose it.
 static DELAYS: [Timespec; MAX_DELAY_MS as usize] = {
     let mut delays = [const { Timespec::new() }; MAX_DELAY_MS as usize];
     let mut i = 0;

@@ -1,12 +1,8 @@
-//! A regular file, and the daemon's I/O on whatever has a descriptor.
+//! The kind `file:/path`, and the daemon's I/O on every descriptor.
 //!
-//! **Purpose.** `file:/path`: the plainest kind.
-//!
-//! **Design.** The engine goes past the page cache where the file system allows that ([`FileIo`]). The daemon goes
-//! through it, so nothing need be aligned and the catalog's reads are cached; a second descriptor goes past it. Reading
-//! ahead is switched off, so that the daemon's cache doesn't hold the tenants' data.
-//!
-//! **Not here:** opening (`local`).
+//! The engine bypasses the page cache where the file system allows it ([`FileIo`]). The daemon uses
+//! it, so that nothing need be aligned and catalog reads are cached; a second descriptor bypasses
+//! it. Without read-ahead, its cache holds no tenants' data.
 
 use std::ffi::CStr;
 use std::io;
@@ -26,7 +22,7 @@ use super::{Backend, BackendKind, Opened, SyncBackend};
 use crate::error::DeviceError;
 use crate::fence::{Claims, FenceError, Holder, Predecessor, lock};
 
-/// What direct I/O needs at most, of addresses.
+/// The largest address alignment of direct I/O.
 const DIRECT_ALIGN_BYTES: usize = 4096;
 
 impl DeviceKind {
@@ -45,7 +41,6 @@ const LOCAL: Local = Local {
     keeps: true,
 };
 
-/// See the module.
 pub(super) struct FileKind;
 
 impl BackendKind for FileKind {
@@ -86,7 +81,7 @@ impl BackendKind for FileKind {
 #[derive(Debug)]
 pub(crate) struct SyncFile {
     fd: OwnedFd,
-    /// Past the page cache; none where that is impossible, or where there is none to bypass.
+    /// Past the page cache; `None` if that is impossible or there is none.
     direct: Option<OwnedFd>,
     path: PathBuf,
     identity: Identity,
@@ -95,7 +90,7 @@ pub(crate) struct SyncFile {
 impl SyncFile {
     /// I/O through the page cache alone.
     pub(crate) fn new(fd: OwnedFd, info: &DeviceInfo) -> Self {
-        // Advice: without it everything is right, only slower.
+        // Advice: it only affects speed.
         let _ = rustix::fs::fadvise(&fd, 0, None, Advice::Random);
         Self {
             fd,
@@ -105,7 +100,7 @@ impl SyncFile {
         }
     }
 
-    /// The same with a way past the page cache, where the device has one.
+    /// Adds a descriptor past the page cache, if the device has direct I/O.
     pub(crate) fn with_direct(mut self, info: &DeviceInfo) -> Self {
         if info.direct {
             let flags = OFlags::RDWR | OFlags::DIRECT | OFlags::CLOEXEC;
@@ -115,7 +110,6 @@ impl SyncFile {
         self
     }
 
-    /// The descriptor, for calls of the same device.
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
@@ -168,7 +162,7 @@ impl SyncBackend for SyncFile {
 
     fn will_read(&self, offset_bytes: u64, bytes: u64) {
         let bytes = std::num::NonZeroU64::new(bytes);
-        // Advice: without it everything is right, only slower.
+        // Advice: it only affects speed.
         let _ = rustix::fs::fadvise(&self.fd, offset_bytes, bytes, Advice::WillNeed);
     }
 
@@ -184,7 +178,7 @@ impl SyncBackend for SyncFile {
                 Identity::Inode { dev, ino } => (there.dev(), there.ino()) == (dev, ino),
                 Identity::Remote { .. } => false,
             },
-            // Other errors don't tell.
+            // Other errors say nothing.
             Err(error) => error.kind() != io::ErrorKind::NotFound,
         };
         if is_block {
@@ -252,7 +246,7 @@ fn write_all(fd: BorrowedFd<'_>, offset_bytes: u64, from: &[u8]) -> io::Result<(
     Ok(())
 }
 
-/// `len` bytes of `room`, which has `DIRECT_ALIGN_BYTES` more, at an aligned address.
+/// `len` bytes of `room` at an aligned address; `room` has `DIRECT_ALIGN_BYTES` to spare.
 fn aligned(room: &mut [u8], len: usize) -> &mut [u8] {
     let at = room.as_ptr().align_offset(DIRECT_ALIGN_BYTES);
     &mut room[at..at + len]

@@ -1,12 +1,8 @@
-//! Reading, writing, flushing and zeroing through a descriptor, by the ring.
+//! The engine's I/O on a descriptor, through the ring.
 //!
-//! **Purpose.** The engine's I/O on files and block devices, and what other kinds of this machine do with their files.
-//!
-//! **Design.** Zeroing goes by `FALLOC_FL_ZERO_RANGE`, then by a hole (files only), then by writing zeros in pieces;
-//! punching begins with the hole. What a device doesn't know is learned once, from its answer. The descriptor stays
-//! inside, because the fence's lock lives on it.
-//!
-//! **Not here:** opening (`local`), and the daemon's I/O (`file`).
+//! Zeroing tries `FALLOC_FL_ZERO_RANGE`, then a hole (files only), then writes of zeros; punching
+//! begins with the hole. A method that the device rejects is not tried again. The descriptor stays
+//! inside, because it carries the fence's lock.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -22,45 +18,42 @@ use crate::mem::{IoMemory, ZEROS_BYTES, zeros};
 use crate::op::{Finish, Method, Op, OpKind};
 use crate::ring::RingIo;
 
-/// See the module.
 #[derive(Debug)]
 pub(crate) struct FileIo {
     fd: OwnedFd,
     path: PathBuf,
     block_bytes: u64,
-    /// A hole in it reads as zeros, which the kernel promises of files alone.
+    /// A hole reads as zeros: the kernel promises that only for files.
     hole_zeroes: bool,
-    /// Whether `FALLOC_FL_ZERO_RANGE` is known, as far as we know.
+    /// False once the device has rejected `FALLOC_FL_ZERO_RANGE`.
     zero_range: AtomicBool,
-    /// Whether `FALLOC_FL_PUNCH_HOLE` is known, as far as we know.
+    /// False once the device has rejected `FALLOC_FL_PUNCH_HOLE`.
     punch_hole: AtomicBool,
 }
 
 impl FileIo {
-    /// I/O on a descriptor that was opened for a ring.
     pub(crate) fn new(fd: OwnedFd, info: &DeviceInfo) -> Self {
         Self {
             fd,
             path: info.spec.path().to_owned(),
             block_bytes: u64::from(info.offset_align_bytes),
-            // The kernel zeroes a block device's range by whatever means it has, so a hole is no help there beyond that.
+            // The kernel zeroes a block device's range by every means it has, so a hole adds
+            // nothing.
             hole_zeroes: !matches!(info.identity, Identity::Block { .. }),
             zero_range: AtomicBool::new(true),
             punch_hole: AtomicBool::new(info.can_punch),
         }
     }
 
-    /// The descriptor, for calls of the same device.
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
 
-    /// The path by which it was opened.
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The ring's words for an operation; notes the method in it.
+    /// The ring request of an operation; notes the method in it.
     #[inline]
     fn io(&self, op: &mut Op) -> RingIo<'_> {
         let (fd, offset_bytes) = (self.fd.as_fd(), op.offset_bytes);
@@ -98,7 +91,7 @@ impl FileIo {
                     mode: mode | libc::FALLOC_FL_KEEP_SIZE,
                 }
             }
-            // A read or write without a buffer cannot be made.
+            // A read or write without a buffer can't be constructed.
             (OpKind::Flush | OpKind::Read | OpKind::Write, _) => RingIo::Flush { fd },
         }
     }
@@ -131,7 +124,7 @@ impl FileIo {
         Finish::Failed(errno)
     }
 
-    /// Whether the file is still as long as an operation needs it.
+    /// Whether the file is long enough for an operation.
     #[cold]
     fn has(&self, op: &Op) -> bool {
         let stat = rustix::fs::fstat(&self.fd);
@@ -153,7 +146,7 @@ impl Backend for FileIo {
         if !transfers || done_bytes == op.len_bytes {
             return Finish::Done;
         }
-        // Nothing at all, more than was asked, or a part of a block: the file was cut short below us.
+        // Zero bytes, too many, or a partial block mean that the file was shortened.
         let aligned = done_bytes.is_multiple_of(self.block_bytes);
         if done_bytes > 0
             && aligned
@@ -161,7 +154,7 @@ impl Backend for FileIo {
         {
             return Finish::Again(rest);
         }
-        // Or the memory's pages end there, within a block: if the bytes are there.
+        // Or, if the file still has the bytes, the memory's pages end within a block.
         if done_bytes > 0 && done_bytes < op.len_bytes && self.has(&op) {
             return Finish::Failed(Errno::FAULT);
         }
@@ -178,7 +171,7 @@ impl Backend for FileIo {
     }
 }
 
-/// A lock on the descriptor, which each request in flight refers to.
+/// A lock on the descriptor, to which each request in flight refers.
 impl Fence for FileIo {
     fn take(&self, generation: u64) -> Result<(), FenceError> {
         lock::take(self.fd(), &self.path, generation)

@@ -1,12 +1,8 @@
-//! A gate that a test device keeps shut while it hangs.
+//! Holds the operations of a test device while it hangs, without a thread for each.
 //!
-//! **Purpose.** "Nothing ends on this device until a file beside it says so", for the engine's ring without a thread that
-//! waits per operation.
-//!
-//! **Design.** An eventfd that is readable while the device does not hang; operations are linked behind a poll of it.
-//! Once somebody has found the device hanging, a thread looks every 2 ms whether it still does, and opens the gate.
-//!
-//! **What it does not do.** It doesn't know what makes the device hang; the caller says.
+//! Operations are linked behind a poll of an eventfd that is readable while the device doesn't
+//! hang. When a caller finds the device hanging, a thread checks every 2 ms and then opens the
+//! gate.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -15,10 +11,9 @@ use std::time::Duration;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Errno;
 
-/// How often a hanging device looks whether it may go on.
+/// How often a hanging device is checked.
 pub(crate) const LOOK_AGAIN: Duration = Duration::from_millis(2);
 
-/// See the module.
 #[derive(Debug)]
 pub(crate) struct HangGate {
     /// Readable while the device does not hang.
@@ -27,7 +22,6 @@ pub(crate) struct HangGate {
 }
 
 impl HangGate {
-    /// An open gate.
     pub(crate) fn new() -> Result<Arc<Self>, Errno> {
         Ok(Arc::new(Self {
             open: eventfd(1, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
@@ -35,12 +29,11 @@ impl HangGate {
         }))
     }
 
-    /// What an operation waits for.
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
         self.open.as_fd()
     }
 
-    /// Shuts the gate for as long as the device hangs: `false` from now on if it does not.
+    /// Shuts the gate while the device hangs; `false` if it doesn't.
     pub(crate) fn shut_while(self: &Arc<Self>, hangs: impl Fn() -> bool + Send + 'static) -> bool {
         if !hangs() {
             return false;
@@ -49,7 +42,7 @@ impl HangGate {
         if *shut {
             return true;
         }
-        // Not open any more; if it wasn't, there is nothing to read.
+        // If the gate was shut already, there is nothing to read.
         let _ = rustix::io::read(&self.open, &mut [0; 8]);
         let gate = self.clone();
         let watch = move || {

@@ -1,36 +1,33 @@
-//! What is known about a device, and how it is to be opened.
+//! Plain values that describe a device and how to open it. Each kind fills them in.
 //!
-//! **Purpose.** Plain values that all kinds fill in and the layers above read.
-//!
-//! **Design.** A kind is known by its name. Kinds that the layers above tell apart have a constant, in the kind's file.
-//!
-//! **Not here:** finding these things out.
+//! A kind with special treatment above has a constant in its file.
 
 use std::ffi::CString;
 use std::fmt;
 
 use super::spec::DeviceSpec;
 
-/// How to open a device.
+/// Options for opening a device.
 #[derive(Debug, Clone, Default)]
 pub struct OpenOptions {
-    /// Where a null device's nothing begins; label and catalog are below. Others ignore it.
+    /// A null device discards data from here on; label and catalog are below. Other kinds ignore
+    /// it.
     pub data_offset_bytes: u64,
     /// Refuse a device with less capacity.
     pub min_capacity_bytes: u64,
-    /// Make the file of a ram or null device if it isn't there.
+    /// Create the missing file of a ram or null device.
     pub create_missing: bool,
-    /// Hold a block device exclusively, so that a mounted one is refused and nobody can mount it. For the daemon: the
-    /// engines of two generations have a device open at once, so they can't.
+    /// Hold a block device exclusively: refuses a mounted one and prevents mounts. For the daemon
+    /// only: engines of two generations have a device open at once.
     pub exclusive: bool,
 }
 
-/// A kind of devices.
+/// A kind of device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct DeviceKind(pub(super) &'static str);
 
 impl DeviceKind {
-    /// What stands before the colon of a spec.
+    /// The name before the colon of a spec.
     #[must_use]
     pub fn name(self) -> &'static str {
         self.0
@@ -43,7 +40,7 @@ impl fmt::Display for DeviceKind {
     }
 }
 
-/// What makes two devices one, whatever their paths are.
+/// Equal for two paths of one device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Identity {
     /// A file.
@@ -58,16 +55,16 @@ pub enum Identity {
         /// Its device number.
         rdev: u64,
     },
-    /// A device that is elsewhere.
+    /// A remote device.
     Remote {
-        /// What tells it there from all others: a namespace's globally unique identifier, for example.
+        /// Its unique id, for example a namespace's globally unique identifier.
         id: [u8; 16],
     },
 }
 
 impl Identity {
-    /// What threads that are inside a request to a device are called: at most 15 bytes. Two devices with
-    /// one name would only be told from each other less well.
+    /// The name of threads that are inside a request to the device, at most 15 bytes. Rarely, two
+    /// devices share a name; their threads are then hard to tell apart.
     pub(crate) fn thread_name(&self) -> CString {
         let (kind, a, b) = match *self {
             Self::Inode { dev, ino } => (b'i', dev, ino),
@@ -78,7 +75,7 @@ impl Identity {
             }
         };
         let bytes = a.to_le_bytes().into_iter().chain(b.to_le_bytes());
-        // FNV-1a, of which 44 bits are taken.
+        // 44 bits of FNV-1a.
         let hash = bytes.fold(0xcbf2_9ce4_8422_2325_u64 ^ u64::from(kind), |hash, byte| {
             (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
         });
@@ -86,41 +83,41 @@ impl Identity {
     }
 }
 
-/// What is known about an open device.
+/// The properties of an open device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeviceInfo {
-    /// The spec, resolved: its kind is known.
+    /// The spec, with its kind resolved.
     pub spec: DeviceSpec,
     /// Its kind.
     pub kind: DeviceKind,
-    /// Bytes that can be addressed.
+    /// Addressable bytes.
     pub capacity_bytes: u64,
-    /// Logical block: a volume's block is never smaller. A power of two.
+    /// Logical block, a power of two: the least block size of a volume.
     pub block_bytes: u32,
-    /// Physical block, for advice to hosts. A power of two, at least `block_bytes`.
+    /// Physical block, a power of two, at least `block_bytes`: advice to hosts.
     pub physical_block_bytes: u32,
-    /// Addresses of buffers must be multiples of this. A power of two.
+    /// Alignment of buffer addresses, a power of two.
     pub memory_align_bytes: u32,
-    /// Offsets and lengths must be multiples of this. A power of two, equal to `block_bytes`.
+    /// Alignment of offsets and lengths, a power of two, equal to `block_bytes`.
     pub offset_align_bytes: u32,
-    /// Which device this is.
+    /// Its identity.
     pub identity: Identity,
-    /// Whether punching gives space back to who is below.
+    /// Whether punching frees space below.
     pub can_punch: bool,
     /// Whether the engine's I/O bypasses the page cache.
     pub direct: bool,
-    /// What an operator should know.
+    /// Notes for an operator.
     pub notes: Vec<String>,
 }
 
-/// How a device is now.
+/// A device's present state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DeviceNow {
-    /// Bytes that it holds.
+    /// Its size.
     pub size_bytes: u64,
     /// Whether it can be opened again: a removed file can't.
     pub has_name: bool,
-    /// Whether it is what its path names.
+    /// Whether its path still names it.
     pub is_at_path: bool,
 }
 

@@ -1,14 +1,9 @@
-//! Opening a file or a block device of this machine, and learning what it is.
+//! Opens a local file or block device, and learns capacity, block size, alignment and identity.
 //!
-//! **Purpose.** From a path to a descriptor, with everything that the layers above must know: capacity, block size,
-//! alignment, identity, whether space can be given back.
-//!
-//! **Design.** Files and block devices are opened with `O_DIRECT`; the alignment is what the kernel reports
-//! (`STATX_DIOALIGN`), else the logical block or 4 KiB, and then a note says so. Where direct I/O is impossible the
-//! device is opened buffered and says that too. Engine and daemon learn the same.
-//!
-//! **Not here:** locks (see [`crate::fence`]), I/O. The fence doesn't notice two nodes of one block device;
-//! [`Identity`] does.
+//! Devices open with `O_DIRECT`. The alignment is what the kernel reports (`STATX_DIOALIGN`), else
+//! the logical block or 4 KiB, with a note. Without direct I/O the device is buffered, with a note.
+//! Engine and daemon learn the same. Locks are in [`crate::fence`]; it misses two nodes of one
+//! block device, but [`Identity`] does not.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -22,11 +17,10 @@ use crate::error::DeviceError;
 use crate::file_limit;
 use crate::size::format_bytes;
 
-/// The smallest logical block that anything here has.
+/// The smallest supported logical block.
 const MIN_BLOCK_BYTES: u32 = 512;
 const FALLBACK_ALIGN_BYTES: u32 = 4096;
 
-/// Which way the descriptor shall work.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum CacheUse {
     /// For a ring: past the page cache.
@@ -35,26 +29,23 @@ pub(crate) enum CacheUse {
     Buffered,
 }
 
-/// What a path must be.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Node {
-    /// A regular file.
     File,
-    /// A block device.
     Block,
 }
 
-/// How a kind uses what is at a path.
+/// How a kind uses a path.
 pub(crate) struct Local {
     pub(crate) kind: DeviceKind,
     pub(crate) node: Node,
-    /// The engine's I/O goes past the page cache where that is possible.
+    /// Use direct I/O where possible.
     pub(crate) wants_direct: bool,
-    /// Its bytes are all in the file, so space in it can be given back.
+    /// The file holds all data, so space in it can be freed.
     pub(crate) keeps: bool,
 }
 
-/// A path that was opened, and what is known of it so far.
+/// A path that is being opened.
 struct LocalOpening<'a> {
     local: &'a Local,
     path: PathBuf,
@@ -64,7 +55,6 @@ struct LocalOpening<'a> {
     notes: Vec<String>,
 }
 
-/// Sizes that I/O keeps to.
 struct Alignment {
     block_bytes: u32,
     physical_block_bytes: u32,
@@ -72,7 +62,7 @@ struct Alignment {
 }
 
 impl Local {
-    /// Opens what a spec names; makes its file before, if that is missing and `options` says so.
+    /// Opens the spec's path; creates a missing file if `options` says so.
     pub(crate) fn open(
         &self,
         spec: &DeviceSpec,
@@ -115,14 +105,14 @@ impl Local {
 impl<'a> LocalOpening<'a> {
     fn open(local: &'a Local, path: &Path, exclusive: bool) -> Result<Self, DeviceError> {
         let failed = |doing| move |errno| DeviceError::from_errno(path, doing, errno);
-        // The type is looked at before opening: opening a pipe or a tape has effects. (O_NONBLOCK is no help: io_uring
-        // would then answer EAGAIN where it should wait.)
+        // Check the type before opening: opening a pipe or a tape has effects. (O_NONBLOCK is no
+        // help: io_uring would return EAGAIN where it should wait.)
         refuse_type(path, local.node, file_type(path)?)?;
         let mut flags = OFlags::RDWR | OFlags::CLOEXEC;
         if exclusive && local.node == Node::Block {
             flags |= OFlags::EXCL;
         }
-        // Even for buffered access, so that daemon and engine learn the same about a device.
+        // Even for buffered access, so that daemon and engine learn the same.
         let mut direct = local.wants_direct;
         let opened = match direct {
             true => match rustix::fs::open(path, flags | OFlags::DIRECT, Mode::empty()) {
@@ -160,7 +150,7 @@ impl<'a> LocalOpening<'a> {
         move |errno| DeviceError::from_errno(&self.path, doing, errno)
     }
 
-    /// Finds out what I/O must keep to, and whether direct I/O is possible after all.
+    /// Finds block sizes and alignment, and whether direct I/O works.
     fn alignment(&mut self) -> Result<Alignment, DeviceError> {
         let mut found = Alignment {
             block_bytes: MIN_BLOCK_BYTES,
@@ -168,7 +158,7 @@ impl<'a> LocalOpening<'a> {
             memory_align_bytes: 1,
         };
         if self.local.node == Node::Block {
-            // Such a device opens for writing all the same, and then refuses each write.
+            // Such a device opens for writing, and then refuses each write.
             if is_read_only(self.stat.stx_rdev_major, self.stat.stx_rdev_minor) {
                 let path = self.path.clone();
                 return Err(DeviceError::ReadOnly { path });
@@ -181,7 +171,7 @@ impl<'a> LocalOpening<'a> {
         let mask = StatxFlags::from_bits_retain(self.stat.stx_mask);
         let reported = mask.contains(StatxFlags::DIOALIGN);
         if self.direct && reported && self.stat.stx_dio_offset_align == 0 {
-            // The file system says that this file has no direct I/O (it is encrypted, for example).
+            // The file has no direct I/O, for example because it is encrypted.
             self.direct = false;
         }
         if self.direct && reported {
@@ -204,14 +194,14 @@ impl<'a> LocalOpening<'a> {
         Ok(found)
     }
 
-    /// Has I/O go through the page cache.
+    /// Switches to buffered I/O.
     fn clear_direct(&self) -> Result<(), DeviceError> {
         let now = rustix::fs::fcntl_getfl(&self.fd).map_err(self.failed("reading its flags"))?;
         rustix::fs::fcntl_setfl(&self.fd, now - OFlags::DIRECT)
             .map_err(self.failed("setting its flags"))
     }
 
-    /// Whole blocks that can be used; refused if they are too few.
+    /// Usable whole blocks; an error if too few.
     fn capacity(
         &self,
         spec: &DeviceSpec,
@@ -270,7 +260,7 @@ impl<'a> LocalOpening<'a> {
     fn can_punch(&self, identity: &Identity) -> bool {
         use rustix::fs::FallocateFlags;
         if let Identity::Block { rdev } = identity {
-            // A punch on a block device is a zeroing that the device does by itself.
+            // On a block device, a punch means that the device zeroes by itself.
             let (major, minor) = (rustix::fs::major(*rdev), rustix::fs::minor(*rdev));
             // A partition has no queue of its own.
             return ["queue", "../queue"].iter().any(|queue| {
@@ -279,7 +269,7 @@ impl<'a> LocalOpening<'a> {
                 std::fs::read_to_string(limit).is_ok_and(|text| text.trim() != "0")
             });
         }
-        // Past the end there is nothing to punch, so this only asks whether the file system knows how.
+        // Past the end there is nothing to punch; this only probes the file system.
         let align = u64::from(FALLBACK_ALIGN_BYTES);
         let end = self.stat.stx_size.next_multiple_of(align);
         let mode = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
@@ -318,14 +308,12 @@ fn is_read_only(major: u32, minor: u32) -> bool {
         .is_ok_and(|text| text.trim() == "1")
 }
 
-/// What is at a path.
 pub(crate) fn file_type(path: &Path) -> Result<FileType, DeviceError> {
     let stat = rustix::fs::stat(path)
         .map_err(|errno| DeviceError::from_errno(path, "looking at it", errno))?;
     Ok(FileType::from_raw_mode(stat.st_mode))
 }
 
-/// A type of files, in words.
 pub(crate) fn type_name(kind: FileType) -> &'static str {
     match kind {
         FileType::RegularFile => "a regular file",
@@ -353,7 +341,7 @@ fn refuse_type(path: &Path, node: Node, found: FileType) -> Result<(), DeviceErr
     })
 }
 
-/// Makes a new sparse file unless one is there.
+/// Creates a sparse file unless one exists.
 pub(crate) fn create_missing(path: &Path, size_bytes: u64) -> Result<(), DeviceError> {
     match create_file(path, size_bytes) {
         Ok(()) | Err(DeviceError::Exists { .. }) => Ok(()),
@@ -361,7 +349,7 @@ pub(crate) fn create_missing(path: &Path, size_bytes: u64) -> Result<(), DeviceE
     }
 }
 
-/// Makes a new sparse file, readable and writable by its owner alone.
+/// Creates a sparse file, accessible to its owner only.
 pub(crate) fn create_file(path: &Path, size_bytes: u64) -> Result<(), DeviceError> {
     let error = |doing| move |errno| DeviceError::from_errno(path, doing, errno);
     if !path.exists() {
@@ -374,7 +362,7 @@ pub(crate) fn create_file(path: &Path, size_bytes: u64) -> Result<(), DeviceErro
     )
     .map_err(error("creating it"))?;
     rustix::fs::ftruncate(&fd, size_bytes).map_err(|errno| {
-        // Half a device is worse than none; if even that fails, the first error is the one to tell.
+        // Half a device is worse than none. If this fails too, the first error matters more.
         let _ = rustix::fs::unlink(path);
         match errno {
             Errno::FBIG | Errno::INVAL => DeviceError::Unusable {

@@ -1,13 +1,9 @@
-//! Kinds of devices, and what each of them must hold.
+//! Kinds of devices. A new kind is one file here, its `mod` line, and one line in `registry`.
 //!
-//! **Purpose.** A new kind is one file here, its `mod` line, and one line in `registry`. The file says how its spec reads,
-//! how it is opened, what is known of it, how operations get there and back, and its fence.
-//!
-//! **Design.** [`BackendKind`] is a static value that opens devices. [`Backend`] is an open device for the engine: one indirect
-//! call submits an operation and one judges its end. [`SyncBackend`] is the same device for the daemon. A wrapper is a
-//! backend around another one: test devices are such.
-//!
-//! **Not here:** bounds and alignment, which [`crate::Device`] and [`crate::sync_io::SyncDevice`] check for all kinds.
+//! [`BackendKind`] is a static value that opens devices; [`Backend`] is an open device for the
+//! engine, [`SyncBackend`] for the daemon. A wrapper, such as a test device, is a backend around
+//! another one. [`crate::Device`] and [`crate::sync_io::SyncDevice`] check bounds and alignment for
+//! all kinds.
 
 pub(crate) mod block;
 #[cfg(feature = "test-device")]
@@ -43,36 +39,27 @@ use crate::mem::Buf;
 use crate::op::{Finish, Op, Submitted};
 use crate::ring::{Ring, RingIo};
 
-/// A kind of devices: reads specs, and opens what they name.
 pub(crate) trait BackendKind: Sync {
-    /// Its name, which stands before the colon of a spec. No two kinds have the same.
+    /// Its name, unique, before the colon of a spec.
     fn kind(&self) -> DeviceKind;
 
-    /// An example of a spec, for messages; empty for a kind that no user should hear of.
+    /// A spec for messages; empty for a kind that users should not know.
     fn example(&self) -> &'static str;
 
-    /// Reads what follows the colon. Must not look at the system, and what it gives must print as a text that it reads
-    /// as the same spec.
-    ///
-    /// # Errors
-    /// What is wrong with the text, in words for its writer.
+    /// Parses the text after the colon. It must not look at the system. The result must print as a
+    /// text that parses to the same spec. An error is in words for the spec's writer.
     fn parse(&self, text: &SpecText<'_>) -> Result<DeviceSpec, SpecError>;
 
-    /// Opens a device for the engine. Must send nothing that changes it, and take no fence. The alignments are powers of
-    /// two, and the capacity is at least `options.min_capacity_bytes`. Two engines have a device open at once.
-    ///
-    /// # Errors
-    /// What is wrong with the device, and what to do.
+    /// Opens a device for the engine. It must not change the device or take a fence. Alignments are
+    /// powers of two; the capacity is at least `options.min_capacity_bytes`. Two engines may have a
+    /// device open at once.
     fn open(
         &self,
         spec: &DeviceSpec,
         options: &OpenOptions,
     ) -> Result<Opened<Arc<dyn Backend>>, DeviceError>;
 
-    /// Opens a device for the daemon. Must tell the same of it as [`BackendKind::open`].
-    ///
-    /// # Errors
-    /// As [`BackendKind::open`].
+    /// Opens a device for the daemon, with the same info as [`BackendKind::open`].
     fn open_sync(
         &self,
         spec: &DeviceSpec,
@@ -80,21 +67,21 @@ pub(crate) trait BackendKind: Sync {
     ) -> Result<Opened<Box<dyn SyncBackend>>, DeviceError>;
 }
 
-/// An open device, and what is known about it.
 pub(crate) struct Opened<T> {
     pub(crate) info: DeviceInfo,
     pub(crate) backend: T,
 }
 
-/// An open device as the engine uses it. All reactors share it, so nothing here may lock or allocate, except in devices
-/// for tests.
+/// An open device as the engine uses it. All reactors share it, so it may not lock or allocate,
+/// except in devices for tests.
 pub(crate) trait Backend: Debug + Send + Sync {
-    /// Starts an operation that is inside the device and aligned. Must end it at once, or leave exactly one entry in the
-    /// ring that completes with `user_data` when the operation has ended; with [`Submitted::RingFull`], nothing.
+    /// Starts an operation that is inside the device and aligned. It must end the operation at
+    /// once, or leave exactly one entry in the ring that completes with `user_data` at the end.
+    /// With [`Submitted::RingFull`] it leaves nothing.
     ///
-    /// A kind with threads of its own leaves an entry that waits for them, a poll for example. The memory that `op` names
-    /// stays valid until that completion was taken. What `finish` must know goes into `op`. Without this, the operation
-    /// is [`Backend::request`].
+    /// A kind with its own threads leaves an entry that waits for them, such as a poll. The memory
+    /// of `op` stays valid until that completion was taken. `op` also holds what `finish` must
+    /// know. The default submits [`Backend::request`].
     #[inline]
     fn submit(&self, ring: &mut Ring, op: &mut Op, user_data: u64) -> Submitted {
         match self.request(op) {
@@ -103,55 +90,54 @@ pub(crate) trait Backend: Debug + Send + Sync {
         }
     }
 
-    /// Judges the result of the entry that `submit` left. Must give the whole rest of an operation of which only a part
-    /// was done, and must not repeat what failed with an error of the device.
+    /// Interprets the result of the entry that `submit` left. After a partial transfer it must
+    /// return the whole rest; it must not retry an error of the device.
     fn finish(&self, op: Op, result: i32) -> Finish;
 
-    /// The ring request that would carry an operation out, if one alone does that: a wrapper may have it wait. Notes in
-    /// `op` what `finish` must know. `None`: the wrapper waits first, and submits then.
+    /// The ring request that alone carries an operation out; a wrapper may delay it. Notes in `op`
+    /// what `finish` must know. `None`: the wrapper waits first, then calls `submit`.
     fn request(&self, _op: &mut Op) -> Option<RingIo<'_>> {
         None
     }
 
-    /// What needs no ring; asked once. For such offsets, [`Backend::copy`] must do what a submission would.
+    /// Which operations need no ring; asked once. For these, [`Backend::copy`] must do what a
+    /// submission would.
     fn at_once(&self) -> AtOnce {
         AtOnce::NEVER
     }
 
-    /// Reads into or writes from `buf` during the call, which must not wait for a device. Only for [`AtOnce::copies`].
-    ///
-    /// # Errors
-    /// The device's.
+    /// Reads into or writes from `buf` during the call, without waiting for a device. Only for
+    /// [`AtOnce::copies`].
     fn copy(&self, _write: bool, _offset_bytes: u64, _buf: Buf) -> Result<(), Errno> {
         Err(Errno::OPNOTSUPP)
     }
 
-    /// Whether it takes NVMe commands, of rings that are prepared for them.
+    /// Whether it takes NVMe commands, on rings that are prepared for them.
     fn is_native(&self) -> bool {
         false
     }
 
-    /// How many NVMe commands it has carried out.
+    /// How many NVMe commands it has executed.
     fn native_commands(&self) -> u64 {
         0
     }
 
-    /// Its fence. After a death of this process it must hold until the last request that `submit` handed over can change
-    /// neither the device nor memory that a successor uses.
+    /// Its fence. After this process dies it must hold until no submitted request can still change
+    /// the device or memory that a successor uses.
     fn fence(&self) -> &dyn Fence;
 }
 
 /// Which operations need no ring.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct AtOnce {
-    /// All reads and writes are copies between two places in memory.
+    /// All reads and writes are copies in memory.
     pub(crate) copies: bool,
-    /// From here on nothing is kept.
+    /// From this offset on, data is discarded.
     pub(crate) nothing_from_bytes: u64,
 }
 
 impl AtOnce {
-    /// Each needs it.
+    /// Every operation needs the ring.
     pub(crate) const NEVER: Self = Self {
         copies: false,
         nothing_from_bytes: u64::MAX,
@@ -163,43 +149,31 @@ impl AtOnce {
     }
 }
 
-/// An open device as the daemon uses it: any byte range that is inside, from any thread. Calls may take long.
+/// An open device as the daemon uses it: any byte range inside, from any thread. Calls may take
+/// long.
 pub(crate) trait SyncBackend: Debug + Send + Sync {
-    /// Reads all of `into`, as it was last written here, durable or not.
-    ///
-    /// # Errors
-    /// The device's.
+    /// Reads all of `into`, as last written here, durable or not.
     fn read_at(&self, offset_bytes: u64, into: &mut [u8]) -> io::Result<()>;
 
-    /// Writes all of `from`. Must be durable only after [`SyncBackend::sync`].
-    ///
-    /// # Errors
-    /// The device's; then any part of it may be written.
+    /// Writes all of `from`; durable only after [`SyncBackend::sync`]. After an error any part may
+    /// be written.
     fn write_at(&self, offset_bytes: u64, from: &[u8]) -> io::Result<()>;
 
-    /// Makes everything durable that was written, the device's own cache included.
-    ///
-    /// # Errors
-    /// The device's; then nothing is known of what was written since the last one.
+    /// Makes all writes durable, the device's own cache included. After an error, nothing is known
+    /// of the writes since the last sync.
     fn sync(&self) -> io::Result<()>;
 
-    /// Reads all of `into` if that needs no request to the device; whether it did.
+    /// Reads all of `into` if that needs no request to the device; returns whether it did.
     fn try_read_at(&self, _offset_bytes: u64, _into: &mut [u8]) -> bool {
         false
     }
 
-    /// As `read_at`, but must see what another machine has written. In multiples of 4 KiB.
-    ///
-    /// # Errors
-    /// The device's.
+    /// Like `read_at`, but must see what another machine has written. In multiples of 4 KiB.
     fn read_direct_at(&self, offset_bytes: u64, into: &mut [u8]) -> io::Result<()> {
         self.read_at(offset_bytes, into)
     }
 
-    /// As `write_at`, but must be seen by another machine when it returns. In multiples of 4 KiB.
-    ///
-    /// # Errors
-    /// The device's.
+    /// Like `write_at`, but visible to other machines when it returns. In multiples of 4 KiB.
     fn write_direct_at(&self, offset_bytes: u64, from: &[u8]) -> io::Result<()> {
         self.write_at(offset_bytes, from)
     }
@@ -207,24 +181,21 @@ pub(crate) trait SyncBackend: Debug + Send + Sync {
     /// A hint: this range is read soon.
     fn will_read(&self, _offset_bytes: u64, _bytes: u64) {}
 
-    /// Drops what is cached here: an engine may have written past it.
+    /// Drops cached data of this device: an engine may have written past the cache.
     fn drop_cache(&self) {}
 
-    /// How the device is now, whatever it was when it was opened.
-    ///
-    /// # Errors
-    /// The system's.
+    /// The device's present state, which may differ from that at open.
     fn look_now(&self) -> io::Result<DeviceNow>;
 
-    /// Its claims and locks. They must be those that [`Backend::fence`] takes.
+    /// Its claims and locks: those that [`Backend::fence`] takes.
     fn claims(&self) -> &dyn Claims;
 }
 
 /// The bits of an operation's note that belong to wrappers.
 #[cfg(feature = "test-device")]
 pub(crate) mod note {
-    /// Its completion says only that it may begin: `finish` gives it back, to be submitted.
+    /// Its completion only says that it may begin: `finish` returns it for submission.
     pub(crate) const WAITS: u32 = 1 << 31;
-    /// It fails, however its request ends.
+    /// It fails, whatever the result of its request.
     pub(crate) const TORN: u32 = 1 << 30;
 }

@@ -1,11 +1,7 @@
-//! A device without data: `null:/path?size=64G`.
+//! A device without data, `null:/path?size=64G`, to measure the layers above.
 //!
-//! **Purpose.** What the layers above cost by themselves can be measured.
-//!
-//! **Design.** A file keeps label and catalog; from `OpenOptions::data_offset_bytes` on nothing is kept, and an operation
-//! ends while it is submitted. What is below goes to the file by the ring.
-//!
-//! **Not here:** zeros for whoever reads into memory of its own: that keeps what it holds.
+//! A file keeps label and catalog, through the ring. From `OpenOptions::data_offset_bytes` on, data
+//! is discarded and operations end at once.
 
 use std::sync::Arc;
 
@@ -24,7 +20,7 @@ use crate::op::{Finish, Op, OpKind, Submitted};
 use crate::ring::Ring;
 
 impl DeviceKind {
-    /// Nothing but a label.
+    /// Keeps only label and catalog.
     #[allow(
         non_upper_case_globals,
         reason = "named as the variant of an enum that it was"
@@ -39,7 +35,6 @@ const LOCAL: Local = Local {
     keeps: false,
 };
 
-/// See the module.
 pub(super) struct NullKind;
 
 impl BackendKind for NullKind {
@@ -86,7 +81,6 @@ fn warn(info: &mut DeviceInfo) {
     info.notes.push(note.to_owned());
 }
 
-/// The engine's view.
 #[derive(Debug)]
 struct Null {
     file: FileIo,
@@ -99,13 +93,14 @@ impl Backend for Null {
             return Submitted::Done(Ok(()));
         }
         if op.offset_bytes < self.nothing_from_bytes {
-            // Label and data are different worlds; nothing may be in both.
+            // No operation may span label and data.
             if op.offset_bytes + op.len_bytes > self.nothing_from_bytes {
                 return Submitted::Done(Err(Errno::INVAL));
             }
             return self.file.submit(ring, op, user_data);
         }
-        // A buffer may hold others' bytes. Pieces are the reader's own memory, and keep what they hold.
+        // A single buffer may hold another tenant's bytes. Pieces are the reader's own memory, and
+        // stay as they are.
         if let (OpKind::Read, Some(IoMemory::One(buf))) = (op.kind, op.memory()) {
             buf.fill_zero();
         }

@@ -1,17 +1,12 @@
-//! An NVMe namespace, asked in its own language.
+//! Sends reads and writes to a drive as NVMe commands, past the kernel's block layer.
 //!
-//! **Purpose.** A read or write becomes an NVMe command that goes to the drive past the kernel's block layer: less work
-//! for each.
-//!
-//! **Design.** Beside a namespace's block device the kernel has a character device (`/dev/ngXnY`) that takes NVMe
-//! commands through io_uring. Its descriptor is a second one of the same device, and carries a lock of the fence as the
-//! first does. A command that it can't take as it is (too long, pieces that don't fit pages), or that ends with
-//! anything but success, goes the usual way through the block device: there the kernel splits, tries again, and judges.
-//! Flushes and zeroing always go that way: they reach the same drive. Whatever is unusual about a namespace (a
-//! partition, metadata, zones, no such character device, no right to open it) means that it isn't used natively. That
-//! must be the same for each engine of a pool: the right to it is not to be taken away while one runs.
-//!
-//! **What it does not do.** No polling of the drive's queues, no admin commands.
+//! The kernel has a character device (`/dev/ngXnY`) beside a namespace's block device, which takes
+//! NVMe commands through io_uring. Its descriptor carries a fence lock too. A command that is too
+//! long, that has pieces which don't fit pages, or that fails goes through the block device; there
+//! the kernel splits, retries and judges. Flushes and zeroing always go that way: they reach the
+//! same drive. A partition, metadata, zones, or a character device that is missing or forbidden
+//! rule out native use. That must be equal for all engines of a pool, so don't withdraw the
+//! permission while one runs. There is no polling and no admin command.
 #![allow(unsafe_code)]
 
 use std::fs;
@@ -27,7 +22,7 @@ use crate::op::{Op, OpKind};
 use crate::ring::{CommandBytes, RingIo};
 
 const PAGE_BYTES: u32 = 4096;
-/// `NVME_IOCTL_ID`: the namespace's number (`linux/nvme_ioctl.h`).
+/// The namespace's number (`linux/nvme_ioctl.h`).
 const NVME_IOCTL_ID: u64 = 0x4e40;
 /// NVM Command Set 1.0, 3.2.4 and 3.2.6.
 const OPCODE_WRITE: u8 = 0x01;
@@ -35,24 +30,22 @@ const OPCODE_READ: u8 = 0x02;
 /// Force Unit Access, in command dword 12.
 const FUA: u32 = 1 << 30;
 
-/// See the module's text.
+/// A namespace's character device.
 #[derive(Debug)]
 pub(crate) struct Native {
     fd: OwnedFd,
     namespace: u32,
     block_shift: u32,
     max_bytes: u64,
-    /// It was refused by the kernel: never again.
+    /// The kernel rejected a command: never try again.
     refused: AtomicBool,
     done: AtomicU64,
 }
 
 impl Native {
-    /// That of the block device with this number; `None`: it is none, or not to be used.
-    ///
-    /// # Errors
-    /// The system's, where it can't be told. It must be told: an earlier engine's commands hold the lock of this
-    /// descriptor alone, so a successor that went without would not wait for them.
+    /// Finds the character device of a block device; `None` if it has none or it can't be used. If
+    /// that can't be determined, the result must be an error. An earlier engine's commands lock
+    /// only this descriptor, so a successor without it would not wait for them.
     pub(crate) fn find(
         major: u32,
         minor: u32,
@@ -76,7 +69,7 @@ impl Native {
         let has_no_metadata = text("metadata_bytes")?.is_some_and(|text| text.trim() == "0");
         let has_no_zones = text("queue/zoned")?.is_some_and(|text| text.trim() == "none");
         let block_bytes = number("queue/logical_block_size")?;
-        // A page more than it has, if it begins within one.
+        // Data that begins within a page touches one page more.
         let segments = number("queue/max_segments")?.saturating_sub(1);
         let max_bytes = (number("queue/max_hw_sectors_kb")?.saturating_mul(1024))
             .min(segments * u64::from(PAGE_BYTES))
@@ -114,17 +107,16 @@ impl Native {
         }))
     }
 
-    /// What carries a lock of the fence besides the block device's.
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
 
-    /// Commands that ended well.
+    /// Successful commands.
     pub(crate) fn done(&self) -> u64 {
         self.done.load(Ordering::Relaxed)
     }
 
-    /// The command for an operation that was checked; `None`: it goes the usual way.
+    /// The command for a checked operation; `None`: use the block device.
     pub(crate) fn io(&self, op: &Op) -> Option<RingIo<'_>> {
         let (opcode, fua) = match op.kind {
             OpKind::Read => (OPCODE_READ, false),
@@ -147,8 +139,9 @@ impl Native {
             IoMemory::Many(bufs) => (bufs.ptr().addr().get(), bufs.count()),
         };
         let lba = op.offset_bytes >> self.block_shift;
-        // As `struct nvme_uring_cmd` (`linux/nvme_ioctl.h`) has it: the first dwords of the command but its number,
-        // then addresses and lengths in place of its pointers, then dwords 10 to 15.
+        // The layout of `struct nvme_uring_cmd` (`linux/nvme_ioctl.h`): the first dwords of the
+        // command without its id, addresses and lengths in place of its pointers, then dwords 10 to
+        // 15.
         let mut bytes: CommandBytes = [0; 80];
         bytes[0] = opcode;
         bytes[4..8].copy_from_slice(&self.namespace.to_ne_bytes());
@@ -165,7 +158,7 @@ impl Native {
         })
     }
 
-    /// Judges a result: whether the operation is done. Otherwise it goes the usual way.
+    /// Whether the operation succeeded; if not, it goes through the block device.
     pub(crate) fn is_done(&self, result: i32) -> bool {
         if result == 0 {
             self.done.fetch_add(1, Ordering::Relaxed);
@@ -185,7 +178,7 @@ impl Native {
     }
 }
 
-/// `ng0n1` for `nvme0n1`; `None` for partitions, paths of multipath, and what else there is.
+/// `ng0n1` for `nvme0n1`; `None` for partitions, multipath paths and others.
 fn generic_name(name: &str) -> Option<String> {
     let rest = name.strip_prefix("nvme")?;
     let (controller, namespace) = rest.split_once('n')?;
@@ -193,7 +186,7 @@ fn generic_name(name: &str) -> Option<String> {
     (is_number(controller) && is_number(namespace)).then(|| format!("ng{rest}"))
 }
 
-/// What is there; `None` where there is nothing, or no right to it.
+/// `None` if it doesn't exist or may not be opened.
 fn known<T>(found: std::io::Result<T>) -> Result<Option<T>, Errno> {
     use std::io::ErrorKind::{NotFound, PermissionDenied};
     match found {
@@ -204,7 +197,7 @@ fn known<T>(found: std::io::Result<T>) -> Result<Option<T>, Errno> {
 }
 
 fn namespace(fd: BorrowedFd<'_>) -> Result<u32, Errno> {
-    // SAFETY: this request takes no argument and answers with a number; a device that doesn't know it says so.
+    // SAFETY: this request takes no argument and returns a number, or an error on another device.
     let answer = unsafe { libc::ioctl(fd.as_raw_fd(), NVME_IOCTL_ID as libc::Ioctl) };
     u32::try_from(answer).map_err(|_| {
         let error = std::io::Error::last_os_error();

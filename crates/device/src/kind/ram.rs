@@ -1,11 +1,7 @@
 //! A device in memory: `ram:/path?size=1G`.
 //!
-//! **Purpose.** Reads and writes at the speed of memory, with bytes that outlive the process.
-//!
-//! **Design.** A file, best on tmpfs, that is copied with the CPU through a mapping (`ram_map`). Each operation ends
-//! while it is submitted, so nothing is in flight after the process's exit, and the lock on the file falls with it.
-//!
-//! **Not here:** the mapping.
+//! Operations are copies through a mapping (`ram_map`) and end while they are submitted. So nothing
+//! is in flight after the process exits, and the lock on the file falls then.
 
 use std::sync::Arc;
 
@@ -40,7 +36,6 @@ const LOCAL: Local = Local {
     keeps: true,
 };
 
-/// See the module.
 pub(super) struct RamKind;
 
 impl BackendKind for RamKind {
@@ -80,7 +75,6 @@ impl BackendKind for RamKind {
     }
 }
 
-/// The engine's view.
 #[derive(Debug)]
 struct Ram {
     file: FileIo,

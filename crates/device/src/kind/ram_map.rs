@@ -1,20 +1,15 @@
-//! A device in memory: a file, best on tmpfs, copied with the CPU through a mapping.
+//! A device in memory: a file, best on tmpfs, copied by the CPU through a mapping, without a system
+//! call.
 //!
-//! **Purpose.** Reads and writes at the speed of memory, without a system call, with bytes that outlive the process.
+//! Touching a page that a full tmpfs lacks kills the process (SIGBUS). So a bit per page says that
+//! the page is known to exist; pages without it go through a system call, which returns an error
+//! instead. Existing pages are learned 64 KiB at a time. A punch clears bits. It shuts the region
+//! and waits for the copies counted inside, so that no copy is between its check of the bit and its
+//! touch. A copy that finds a region shut doesn't wait but uses the system call.
 //!
-//! **Design.** Touching a page of a full tmpfs through a mapping kills the process (SIGBUS), so a page is only touched
-//! when this process knows that it is there: a bit per page, set once the page was written by system call (whose answer
-//! is an error and not a signal) or seen. A page without its bit is read or written by system call; what was there
-//! before this process came is noticed, 64 KiB at a time, where it reads or writes. Punching clears bits; so that no copy
-//! is between its look at the bit and its touch, copies count themselves in per region, and a punch shuts the region
-//! and waits for those inside (a few microseconds). A copy that finds a region shut doesn't wait: it takes the system
-//! call, which is always right.
-//!
-//! The kernel maps a page when it is first touched: at a write that one, at a read its neighbours too, if they are
-//! there. So the first write by copy to a chunk whose pages are all there reads a byte of it before.
-//!
-//! **What it does not do.** A file that somebody shortens under us still kills us. No huge pages. Nothing is durable
-//! beyond what the file system of the file makes of it.
+//! On the first touch the kernel maps one page for a write, but also its neighbours for a read. So
+//! the first copy into a complete chunk reads a byte of it before. If someone shortens the file,
+//! this process dies.
 #![allow(unsafe_code)]
 
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -28,13 +23,13 @@ use rustix::mm::{Advice, MapFlags, ProtFlags};
 use crate::mem::Buf;
 
 const PAGE_BYTES: u64 = 4096;
-/// Copies and punches meet per region of this size.
+/// The unit in which copies and punches exclude each other.
 const REGION_BYTES: u64 = 2 << 20;
 const REGION_COUNTERS: usize = 256;
-/// Pages that are looked for together: what the kernel maps together too. Divides a word of the bitmap.
+/// Pages that are learned together, and that the kernel maps together. Divides a word of the
+/// bitmap.
 const CHUNK_PAGES: u64 = 16;
 const ALL_OF_CHUNK: u64 = (1 << CHUNK_PAGES) - 1;
-/// Set while a region is shut.
 const SHUT: u32 = 1 << 31;
 
 #[repr(align(64))]
@@ -46,17 +41,17 @@ struct PunchRegion {
 pub(crate) struct RamMap {
     ptr: NonNull<u8>,
     len_bytes: u64,
-    /// One bit per page: the page is there, and touching it is safe.
+    /// One bit per page: it exists, and touching it is safe.
     present: Box<[AtomicU64]>,
-    /// One bit per chunk: mapped by now, or so we take it. Not for safety.
+    /// One bit per chunk: probably mapped. A hint only.
     touched: Box<[AtomicU64]>,
-    /// The file system answers `mincore` for what it has, and for nothing else.
+    /// On tmpfs, `mincore` reports exactly the pages that exist.
     is_tmpfs: bool,
     regions: Box<[PunchRegion]>,
 }
 
-// SAFETY: the mapping is shared memory that lives as long as `self`, reached through raw pointers only; bits and
-// counters are atomics. Wrong if a reference into the mapping were made.
+// SAFETY: the mapping is shared memory that lives as long as `self`, used through raw pointers
+// only; bits and counters are atomics. Wrong if a reference into the mapping were made.
 unsafe impl Send for RamMap {}
 // SAFETY: as for Send. Two threads that copy to one place at once leave a mixture, as on a disk.
 unsafe impl Sync for RamMap {}
@@ -65,7 +60,7 @@ impl RamMap {
     /// Maps the first `len_bytes` of the file, which must have them.
     pub(crate) fn map(fd: BorrowedFd<'_>, len_bytes: u64) -> Result<Self, Errno> {
         let len = usize::try_from(len_bytes).map_err(|_| Errno::NOMEM)?;
-        // SAFETY: a new mapping at an address of the kernel's choice. Wrong with MAP_FIXED.
+        // SAFETY: a new mapping at an address that the kernel chooses. Wrong with MAP_FIXED.
         let ptr = unsafe {
             rustix::mm::mmap(
                 std::ptr::null_mut(),
@@ -93,7 +88,7 @@ impl RamMap {
         Ok(ram)
     }
 
-    /// Copies from the device into `buf`. The range is inside, its buffer valid for the call.
+    /// The caller has checked the range; the buffer is valid for the call.
     pub(crate) fn read(
         &self,
         fd: BorrowedFd<'_>,
@@ -111,9 +106,10 @@ impl RamMap {
                 }
                 None => return read_by_call(fd, at, part),
             };
-            // SAFETY: `device` checked that the range is inside the mapping; its pages are there (bits, and no punch
-            // while we are counted inside), so the access can't fault; `part` is writable by `Buf::new`'s contract and,
-            // being memory of the caller's, no part of this mapping. Wrong if the file were shortened meanwhile.
+            // SAFETY: `device` checked that the range is inside the mapping. Its pages exist (bits,
+            // and no punch while we are counted inside), so the access can't fault. `part` is
+            // writable by `Buf::new`'s contract and outside this mapping. Wrong if the file were
+            // shortened meanwhile.
             unsafe {
                 std::ptr::copy_nonoverlapping(
                     self.at(at),
@@ -125,7 +121,7 @@ impl RamMap {
         })
     }
 
-    /// Copies from `buf` to the device. The range is inside, its buffer valid for the call.
+    /// As for `read`.
     pub(crate) fn write(
         &self,
         fd: BorrowedFd<'_>,
@@ -137,7 +133,7 @@ impl RamMap {
                 return write_by_call(fd, at, part);
             };
             if !self.all_present(at, part.len_bytes()) && !self.is_found(fd, at, part.len_bytes()) {
-                // The call makes the pages and fills them at once, or says why it can't.
+                // The call creates and fills the pages, or returns an error.
                 write_by_call(fd, at, part)?;
                 let (from, to) = pages(at, part.len_bytes());
                 self.mark(from, to, true);
@@ -156,7 +152,7 @@ impl RamMap {
         })
     }
 
-    /// Zeroes the range and gives its memory back.
+    /// Zeroes the range and frees its memory.
     pub(crate) fn punch(
         &self,
         fd: BorrowedFd<'_>,
@@ -168,7 +164,8 @@ impl RamMap {
         while at < end {
             let next = end.min((at / REGION_BYTES + 1) * REGION_BYTES);
             let _shut = self.shut(at);
-            // Only whole pages go away. Clearing a bit too many costs a system call later, one too few a signal.
+            // Only whole pages are freed. An extra cleared bit costs a later system call; a missed
+            // one costs a SIGBUS.
             self.mark(at / PAGE_BYTES, next.div_ceil(PAGE_BYTES), false);
             let (from, to) = (
                 at / PAGE_BYTES / CHUNK_PAGES,
@@ -219,7 +216,7 @@ impl RamMap {
         (before & SHUT == 0).then_some(inside)
     }
 
-    /// Waits until a region is ours alone.
+    /// Waits until this caller has the region alone.
     fn shut(&self, at: u64) -> Shut<'_> {
         let region = self.region(at);
         while region.inside.fetch_or(SHUT, Ordering::SeqCst) & SHUT != 0 {
@@ -248,15 +245,15 @@ impl RamMap {
         }
     }
 
-    /// Notes the pages that the file has already, from an earlier process for example: of these, and of the rest of
-    /// their last chunk, up to the first gap. For callers that are counted inside.
+    /// Marks pages that already exist (from an earlier process, for example), up to the first gap
+    /// or the end of the last chunk. The caller must be counted inside.
     fn learn(&self, fd: BorrowedFd<'_>, from_page: u64, to_page: u64) {
         let device_end = self.len_bytes.div_ceil(PAGE_BYTES);
         let end = to_page.next_multiple_of(CHUNK_PAGES).min(device_end);
         let there = if self.is_tmpfs {
             self.resident_end(from_page, end)
         } else {
-            // The position of the open file is nobody's business, so seeking is free to everybody.
+            // Seeking is harmless: nothing uses the file's position.
             match rustix::fs::seek(fd, SeekFrom::Hole(from_page * PAGE_BYTES)) {
                 Ok(hole) if hole >= self.len_bytes => device_end,
                 Ok(hole) => hole / PAGE_BYTES,
@@ -268,15 +265,15 @@ impl RamMap {
         }
     }
 
-    /// Up to where tmpfs has pages, looking at no others: SEEK_HOLE goes on to the next hole, page by page, wherever
-    /// that is. A page that is swapped out, or taken and never written, counts as a gap.
+    /// The end of the existing pages on tmpfs. SEEK_HOLE would walk to the next hole, however far.
+    /// A page that is swapped out, or allocated and never written, counts as a gap.
     fn resident_end(&self, from_page: u64, to_page: u64) -> u64 {
         let mut at = from_page;
         while at < to_page {
             let mut resident = [0u8; 256];
             let count = (to_page - at).min(resident.len() as u64);
-            // SAFETY: names pages of the mapping, whose last page may not be whole, and an array with a byte for each;
-            // nothing is touched. Wrong if `to_page` were past the mapping's end.
+            // SAFETY: names pages of the mapping (the last may be partial) and an array with a byte
+            // for each; nothing is touched. Wrong if `to_page` were past the mapping's end.
             let answer = unsafe {
                 libc::mincore(
                     self.at(at * PAGE_BYTES).cast(),
@@ -294,7 +291,7 @@ impl RamMap {
         at
     }
 
-    /// Has the kernel map chunks that are all there in one go each. For callers that are counted inside.
+    /// Makes the kernel map complete chunks in one step. The caller must be counted inside.
     fn touch(&self, at: u64, len_bytes: u32) {
         let (from, to) = pages(at, len_bytes);
         for chunk in from / CHUNK_PAGES..to.div_ceil(CHUNK_PAGES) {
@@ -304,23 +301,24 @@ impl RamMap {
                 continue;
             }
             touched.fetch_or(bit, Ordering::Relaxed);
-            // Both ends, as what the kernel maps together is aligned in memory, which the mapping may not be.
+            // Both ends: the kernel's unit is aligned in memory, and the mapping may not be.
             for page in [chunk * CHUNK_PAGES, (chunk + 1) * CHUNK_PAGES - 1] {
-                // SAFETY: as in `read`, a byte of a page that is there. Volatile, as it is read for its effect alone.
+                // SAFETY: as in `read`, a byte of an existing page. Volatile, because only the
+                // effect of the read matters.
                 unsafe { self.at(page * PAGE_BYTES).read_volatile() };
             }
         }
     }
 
-    /// The bits of a chunk's pages.
+    /// The `present` bits of a chunk.
     fn known_of(&self, chunk: u64) -> u64 {
         let first = chunk * CHUNK_PAGES;
         self.present[(first / 64) as usize].load(Ordering::Acquire) >> (first % 64) & ALL_OF_CHUNK
     }
 
-    /// Whether pages without their bits turn out to be there. Asked of a chunk at the second write to it, more or less:
-    /// at the first it would be a system call for nothing where only some of each chunk is written, and later one for
-    /// each write that fills a gap.
+    /// Whether pages without a bit turn out to exist. Asked at about the second write to a chunk.
+    /// At the first it would be a wasted system call for sparse writes; later, one for each write
+    /// into a gap.
     fn is_found(&self, fd: BorrowedFd<'_>, at: u64, len_bytes: u32) -> bool {
         let (from, to) = pages(at, len_bytes);
         for chunk in from / CHUNK_PAGES..to.div_ceil(CHUNK_PAGES) {
@@ -346,8 +344,8 @@ impl std::fmt::Debug for RamMap {
 
 impl Drop for RamMap {
     fn drop(&mut self) {
-        // SAFETY: the range is the one that was mapped, and copies happen only in calls that borrow `self`, so none is
-        // running. Wrong if a pointer into the mapping were given out.
+        // SAFETY: exactly the mapped range. Copies borrow `self`, so none is running. Wrong if a
+        // pointer into the mapping were given out.
         let _ = unsafe { rustix::mm::munmap(self.ptr.as_ptr().cast(), self.len_bytes as usize) };
     }
 }
@@ -368,7 +366,7 @@ impl Drop for Shut<'_> {
     }
 }
 
-/// First page, and the page after the last, of a range that isn't empty.
+/// The first page, and the page after the last, of a nonempty range.
 fn pages(at: u64, len_bytes: u32) -> (u64, u64) {
     (
         at / PAGE_BYTES,
@@ -376,7 +374,7 @@ fn pages(at: u64, len_bytes: u32) -> (u64, u64) {
     )
 }
 
-/// The words of the bitmap that a range of pages touches, each with the bits in question.
+/// The words of the bitmap for a range of pages, each with a mask.
 fn words(from_page: u64, to_page: u64) -> impl Iterator<Item = (usize, u64)> {
     let last = to_page.max(from_page + 1) - 1;
     (from_page / 64..=last / 64).map(move |word| {
@@ -389,14 +387,15 @@ fn words(from_page: u64, to_page: u64) -> impl Iterator<Item = (usize, u64)> {
 
 pub(super) fn read_by_call(fd: BorrowedFd<'_>, at: u64, buf: Buf) -> Result<(), Errno> {
     by_call(at, buf, |ptr, len, offset| {
-        // SAFETY: `Buf::new`'s contract: mapped and writable for its length, unreferenced. The kernel checks it besides.
+        // SAFETY: by `Buf::new`'s contract the buffer is mapped, writable for its length and
+        // unreferenced.
         unsafe { libc::pread(fd.as_raw_fd(), ptr.cast(), len, offset) }
     })
 }
 
 pub(super) fn write_by_call(fd: BorrowedFd<'_>, at: u64, buf: Buf) -> Result<(), Errno> {
     by_call(at, buf, |ptr, len, offset| {
-        // SAFETY: `Buf::new`'s contract: mapped and readable for its length. The kernel checks it besides.
+        // SAFETY: by `Buf::new`'s contract the buffer is mapped and readable for its length.
         unsafe { libc::pwrite(fd.as_raw_fd(), ptr.cast(), len, offset) }
     })
 }
@@ -449,13 +448,12 @@ mod tests {
         use std::os::unix::fs::FileExt;
         let flags = rustix::fs::MemfdFlags::CLOEXEC;
         let file = std::fs::File::from(rustix::fs::memfd_create("ram", flags)?);
-        // The last page is not whole.
         let len_bytes = 40 * PAGE_BYTES + 512;
         file.set_len(len_bytes)?;
         file.write_all_at(&[1; 20 * 4096], 0)?;
         file.write_all_at(&[2; 4096], 30 * PAGE_BYTES)?;
         file.write_all_at(&[3; 512], 40 * PAGE_BYTES)?;
-        // Taken, but never written: the kernel would map it page by page.
+        // Allocated but not written: the kernel would map it page by page.
         rustix::fs::fallocate(&file, FallocateFlags::empty(), 32 * PAGE_BYTES, PAGE_BYTES)?;
         let (fd, ram) = (file.as_fd(), RamMap::map(file.as_fd(), len_bytes)?);
         let known = |ram: &RamMap| {
@@ -464,10 +462,10 @@ mod tests {
         };
         let mut memory = vec![7u8; 8192];
         let ptr = NonNull::from(&mut memory[..]).cast();
-        // SAFETY: `memory` lives until the end, and is only looked at between the calls.
+        // SAFETY: `memory` lives until the end, and is only read between the calls.
         let buf = unsafe { Buf::new(ptr, 8192) };
 
-        // The first write to a chunk makes sure of its own pages, the second finds the others.
+        // The first write to a chunk marks its own pages; the second finds the others.
         ram.write(fd, 3 * PAGE_BYTES, buf)?;
         assert_eq!(known(&ram), [3, 4]);
         ram.write(fd, 8 * PAGE_BYTES, buf)?;
@@ -475,12 +473,12 @@ mod tests {
         ram.write(fd, 17 * PAGE_BYTES, buf)?;
         assert!(!ram.is_found(fd, 19 * PAGE_BYTES, 8192));
         assert_eq!(known(&ram), (0..20).collect::<Vec<_>>());
-        // One that begins in a hole makes its pages, and no others are taken for there.
+        // A write that begins in a hole marks only its own pages.
         ram.write(fd, 21 * PAGE_BYTES, buf)?;
         ram.write(fd, 32 * PAGE_BYTES, buf)?;
         let mut pages: Vec<u64> = (0..20).chain([21, 22, 32, 33]).collect();
         assert_eq!(known(&ram), pages);
-        // A read notes what it found, to the end of the device at most.
+        // A read marks what it found, to the end of the device at most.
         ram.read(fd, 30 * PAGE_BYTES, buf.slice(0, 4096).expect("inside"))?;
         ram.read(fd, 40 * PAGE_BYTES, buf.slice(0, 512).expect("inside"))?;
         pages.extend([30, 40]);

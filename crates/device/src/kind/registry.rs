@@ -1,11 +1,6 @@
-//! The list of all kinds, and what is found by it.
+//! The list of all kinds. A kind is registered by one line in [`KINDS`].
 //!
-//! **Purpose.** A kind is registered by one line in [`KINDS`], and nothing else names all of them.
-//!
-//! **Design.** A spec's text says its kind; of a bare path, the file system does. Kinds for tests are in the list only
-//! where the feature `test-device` is on.
-//!
-//! **Not here:** what a kind does.
+//! A spec's text names its kind; for a bare path, the file system tells it.
 
 use std::path::Path;
 use std::str::FromStr;
@@ -15,7 +10,7 @@ use super::spec::{DeviceSpec, SpecError, SpecText};
 use super::{BackendKind, block, file, local, null, ram};
 use crate::error::DeviceError;
 
-/// Every kind there is, in the order in which messages name them.
+/// In the order in which messages name them.
 static KINDS: &[&dyn BackendKind] = &[
     &file::FileKind,
     &block::BlockKind,
@@ -29,7 +24,6 @@ static KINDS: &[&dyn BackendKind] = &[
     &super::threads::ThreadsKind,
 ];
 
-/// The spec with its kind, and that kind.
 pub(crate) fn resolved(
     spec: &DeviceSpec,
 ) -> Result<(DeviceSpec, &'static dyn BackendKind), DeviceError> {
@@ -44,12 +38,12 @@ pub(crate) fn resolved(
 }
 
 impl DeviceSpec {
-    /// Parses a spec whose path may be relative to `base_dir` (which should be absolute itself).
+    /// Parses a spec whose path may be relative to `base_dir` (which should be absolute).
     pub fn parse_in(base_dir: &Path, text: &str) -> Result<Self, SpecError> {
         parse(text, Some(base_dir))
     }
 
-    /// Looks what a bare path is. Other specs are returned as they are.
+    /// Finds the kind of a bare path. Other specs are returned unchanged.
     pub fn resolve(self) -> Result<Self, DeviceError> {
         if self.kind().is_some() {
             return Ok(self);
@@ -95,7 +89,7 @@ fn parse(spec: &str, base_dir: Option<&Path>) -> Result<DeviceSpec, SpecError> {
     }
 }
 
-/// Examples of all kinds, as a sentence has them.
+/// Examples of all kinds, for a sentence.
 fn known() -> String {
     let examples = KINDS.iter().map(|kind| kind.example());
     let mut examples: Vec<&str> = examples.filter(|example| !example.is_empty()).collect();

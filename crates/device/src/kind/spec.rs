@@ -1,6 +1,4 @@
-//! How a device is named: in the catalog, in configuration, on the command line, and between the processes.
-//!
-//! **Purpose.** One text form, the same everywhere: a kind, a place, and what the kind needs besides.
+//! The text form of a device, used in catalog, configuration, command line and messages.
 //!
 //! ```text
 //! /path                    a regular file or a block device, whichever is there
@@ -10,13 +8,10 @@
 //! null:/path?size=64G      the file keeps label and catalog; data vanishes
 //! ```
 //!
-//! What is read of data that vanished is undefined: zeros where it passes through a buffer of ours, as over the network;
-//! whatever was in its own memory before for who reads directly into that, as a machine does.
-//!
-//! **Design.** Paths are absolute, because daemon and engine need not share a working directory;
-//! [`DeviceSpec::parse_in`] makes them so for the command line. Only UTF-8 paths: a spec travels as JSON.
-//!
-//! **Not here:** which kinds there are (`registry`), and what each of them reads (`BackendKind::parse`).
+//! A read of vanished data returns zeros through an internal buffer (as over the network), and
+//! leaves a VM's own memory as it was. Paths are absolute, because daemon and engine may have
+//! different working directories; [`DeviceSpec::parse_in`] makes them so. They are UTF-8, because
+//! specs travel as JSON.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -30,7 +25,7 @@ pub struct DeviceSpec {
     kind: Option<DeviceKind>,
     path: PathBuf,
     size_bytes: Option<u64>,
-    /// What else follows the question mark: `key=value`, joined by `&`.
+    /// Further options after the question mark: `key=value`, joined by `&`.
     options: String,
 }
 
@@ -44,7 +39,7 @@ pub enum SpecError {
         spec: String,
         /// Its kind.
         kind: String,
-        /// Examples of the kinds that there are.
+        /// Examples of all kinds.
         known: String,
     },
     /// The path is empty or relative.
@@ -59,7 +54,7 @@ pub enum SpecError {
         /// The whole text.
         spec: String,
     },
-    /// Something else than `size` after the question mark.
+    /// An option other than `size`.
     #[error("`{spec}`: unknown option `{option}`; only size=... is known")]
     UnknownOption {
         /// The whole text.
@@ -67,15 +62,15 @@ pub enum SpecError {
         /// The option.
         option: String,
     },
-    /// The size cannot be read.
+    /// The size is invalid.
     #[error("`{spec}`: {error}")]
     Size {
         /// The whole text.
         spec: String,
-        /// What is wrong with it.
+        /// The reason.
         error: SizeError,
     },
-    /// The size is zero, not a multiple of 4 KiB, or beyond what file offsets can say.
+    /// The size is zero, not a multiple of 4 KiB, or too large for file offsets.
     #[error("`{spec}`: the size must be a multiple of 4K, at least 4K and below 4E")]
     SizeRange {
         /// The whole text.
@@ -103,7 +98,7 @@ impl DeviceSpec {
         }
     }
 
-    /// A device of this kind. The path is absolute.
+    /// A device of this kind; `path` is absolute.
     pub fn new(kind: DeviceKind, path: impl Into<PathBuf>) -> Self {
         Self {
             kind: Some(kind),
@@ -111,14 +106,14 @@ impl DeviceSpec {
         }
     }
 
-    /// The same with a capacity of its own, as `?size=` gives it.
+    /// Sets the capacity, as `?size=` does.
     #[must_use]
     pub fn with_size(self, size_bytes: u64) -> Self {
         let size_bytes = Some(size_bytes);
         Self { size_bytes, ..self }
     }
 
-    /// The same with what its kind alone understands: `key=value`, joined by `&`.
+    /// Sets options of the kind: `key=value`, joined by `&`.
     #[must_use]
     pub fn with_options(self, options: impl Into<String>) -> Self {
         let options = options.into();
@@ -130,34 +125,33 @@ impl DeviceSpec {
         self.kind
     }
 
-    /// The path of the file or node; of a kind that is elsewhere, its address.
+    /// The path of the file or node; a remote kind's address.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The capacity that the spec itself gives.
+    /// The capacity in the spec.
     pub fn size_bytes(&self) -> Option<u64> {
         self.size_bytes
     }
 
-    /// What its kind alone understands.
+    /// Options of the kind.
     pub fn options(&self) -> &str {
         &self.options
     }
 }
 
-/// A spec as its kind reads it.
+/// A spec's text, for its kind to parse.
 pub(crate) struct SpecText<'a> {
-    /// All of it, for messages.
+    /// The whole text, for messages.
     pub(super) whole: &'a str,
-    /// What follows the kind.
+    /// The text after the kind.
     pub(super) rest: &'a str,
-    /// What paths may be relative to.
+    /// The base of relative paths.
     pub(super) base_dir: Option<&'a Path>,
 }
 
 impl<'a> SpecText<'a> {
-    /// A path made absolute.
     pub(crate) fn absolute(&self, path: &str) -> Result<PathBuf, SpecError> {
         match self.base_dir {
             Some(base) if !path.is_empty() => Ok(base.join(path)),
@@ -168,12 +162,10 @@ impl<'a> SpecText<'a> {
         }
     }
 
-    /// A path and nothing else.
     pub(crate) fn only_path(&self, kind: DeviceKind) -> Result<DeviceSpec, SpecError> {
         Ok(DeviceSpec::new(kind, self.absolute(self.rest)?))
     }
 
-    /// A path and `?size=`.
     pub(crate) fn path_and_size(&self, kind: DeviceKind) -> Result<DeviceSpec, SpecError> {
         let spec = || self.whole.to_owned();
         let (path, option) =
@@ -192,7 +184,6 @@ impl<'a> SpecText<'a> {
         Ok(DeviceSpec::new(kind, self.absolute(path)?).with_size(size_bytes))
     }
 
-    /// An option that the kind doesn't know.
     pub(crate) fn unknown_option(&self, option: &str) -> SpecError {
         SpecError::UnknownOption {
             spec: self.whole.to_owned(),

@@ -1,12 +1,8 @@
-//! A kind for this crate's tests alone: threads of its own, and a fence of its own, as a remote device has them.
+//! A kind for this crate's tests: threads and a fence of its own, as a remote device has them.
 //!
-//! **Purpose.** It shows what a kind takes: this file, its `mod` line, and one line in `registry`.
-//!
-//! **Design.** A "server" in this process has the bytes, in a file, and knows its associations. Each open device has one
-//! association, with a thread that carries operations out by system calls; the ring polls an eventfd for each. An engine's
-//! association ends when its last operation has, which is the fence.
-//!
-//! **Not here:** speed; the test that it conforms (`conformance`).
+//! A "server" in this process has the bytes in a file. Each open device has an association, whose
+//! thread carries operations out by system calls; the ring polls an eventfd for each. An engine's
+//! association ends with its last operation, which is the fence.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::CStr;
@@ -33,7 +29,6 @@ use crate::ring::Ring;
 
 const THREADS: DeviceKind = DeviceKind("threads");
 
-/// See the module.
 pub(super) struct ThreadsKind;
 
 impl BackendKind for ThreadsKind {
@@ -72,7 +67,6 @@ impl BackendKind for ThreadsKind {
     }
 }
 
-/// Who has the bytes.
 #[derive(Debug)]
 struct ByteServer {
     path: PathBuf,
@@ -84,7 +78,6 @@ struct ByteServer {
 }
 
 impl ByteServer {
-    /// The one of this path.
     fn of(path: &Path) -> Result<Arc<Self>, DeviceError> {
         static SERVERS: Mutex<BTreeMap<PathBuf, Arc<ByteServer>>> = Mutex::new(BTreeMap::new());
         let failed = |source| DeviceError::Io {
@@ -156,26 +149,24 @@ impl ByteServer {
     }
 }
 
-/// An operation that was handed to the thread.
 struct ThreadOp {
     op: Op,
     place: Arc<OpOutcome>,
 }
 
-/// How it ended.
 #[derive(Debug)]
 struct OpOutcome {
     result: Mutex<Result<(), Errno>>,
     ended: OwnedFd,
 }
 
-/// An association of the engine's.
+/// An engine's association.
 #[derive(Debug)]
 struct Threads {
     server: Arc<ByteServer>,
     generation: Arc<Mutex<Option<u64>>>,
     jobs: Sender<ThreadOp>,
-    /// By an operation's note, less one.
+    /// Index: an operation's note, less one.
     places: Mutex<Vec<Option<Arc<OpOutcome>>>>,
 }
 
@@ -189,7 +180,7 @@ impl Threads {
                 *lock(&place.result) = serves.carry_out(&op);
                 let _ = rustix::io::write(&place.ended, &1_u64.to_ne_bytes());
             }
-            // The device was dropped, and all that it was given has ended.
+            // The device was dropped, and all its operations have ended.
             if let Some(generation) = *lock(&whose) {
                 lock(&serves.engines).remove(&generation);
             }
@@ -243,7 +234,6 @@ impl Backend for Threads {
     }
 }
 
-/// An association of each generation.
 impl Fence for Threads {
     fn take(&self, generation: u64) -> Result<(), FenceError> {
         let device = self.server.name();

@@ -1,8 +1,6 @@
-//! Which kernel runs here, and whether it allows io_uring.
+//! Refuses kernels that are too old or forbid io_uring, with a sentence that says what to change.
 //!
-//! **Purpose.** Refuse a machine on which nothing would work, with a sentence that says what to change.
-//!
-//! **What it does not do.** It doesn't try features one by one: everything used here is in the oldest kernel supported.
+//! Features aren't probed one by one: the oldest supported kernel has all that is used.
 
 use super::options::RingError;
 
@@ -50,7 +48,7 @@ fn parse_release(release: &str) -> Option<KernelVersion> {
     })
 }
 
-/// Who forbids io_uring, by the content of `/proc/sys/kernel/io_uring_disabled`.
+/// Why io_uring is forbidden, from the content of `/proc/sys/kernel/io_uring_disabled`.
 pub(crate) fn forbidden_reason(sysctl: Option<&str>) -> String {
     match sysctl.map(str::trim) {
         Some("1") => "kernel.io_uring_disabled is 1, so only members of kernel.io_uring_group may use it; join that \

@@ -1,16 +1,11 @@
-//! One io_uring, as a reactor uses it.
+//! One reactor's io_uring: submission, completions, and sleep in one system call.
 //!
-//! **Purpose.** Fill the submission queue, enter the kernel as rarely as possible, take completions, sleep in one
-//! system call.
-//!
-//! **Design.** A ring belongs to the thread that made it (`SINGLE_ISSUER`; the type isn't `Send`). Completions run when
-//! the thread enters the kernel (`COOP_TASKRUN`, no interrupt of a busy reactor); the kernel's flag says when that is
-//! worth a system call, so [`Ring::submit`] with nothing to do makes none. `DEFER_TASKRUN` is an option and off: with
-//! it a killed process's locks fall about 40 ms later. A full queue is [`RingFull`], never a wait. Device files are not
-//! registered with the ring, for the same reason as `DEFER_TASKRUN`.
-//!
-//! **What it does not do.** No polled I/O, no `SQPOLL`, no multishot, no buffer rings. Dropping a ring waits for
-//! nothing: what is in flight goes on, and its buffers must stay (see [`crate::Buf::new`]).
+//! A ring belongs to its thread (`SINGLE_ISSUER`; the type isn't `Send`). Completions run when the
+//! thread enters the kernel (`COOP_TASKRUN`); a flag of the kernel says when that is worth a system
+//! call. `DEFER_TASKRUN` is off by default, and device files aren't registered: with either, a
+//! killed process's locks fall about 40 ms later. There is no polled I/O, `SQPOLL`, multishot or
+//! buffer ring. Dropping a ring waits for nothing: requests in flight go on, and their buffers must
+//! stay (see [`crate::Buf::new`]).
 #![allow(unsafe_code)]
 
 mod kernel;
@@ -39,18 +34,18 @@ use self::options::{is_transient, setup_error};
 pub(crate) use self::request::{CommandBytes, RingIo};
 use crate::fixed::{Fixed, Pinned, Registration};
 
-/// This crate's own mark on entries whose completion nobody waits for. Nobody else may use it.
+/// User data that this crate reserves for entries whose completion it ignores.
 pub const RESERVED_USER_DATA: u64 = u64::MAX;
 
 /// One io_uring. See the module.
 pub struct Ring {
     inner: IoUring,
-    /// For NVMe commands, if they were prepared for.
+    /// The ring for NVMe commands, if prepared.
     native: Option<Box<NativeRing>>,
-    /// Memory that is registered with both.
+    /// Memory that is registered with both rings.
     fixed: Fixed,
     options: RingOptions,
-    /// SINGLE_ISSUER: only the creating thread may submit, so the ring must stay on it.
+    /// SINGLE_ISSUER: only the creating thread may submit.
     _not_send: PhantomData<*mut ()>,
 }
 
@@ -86,8 +81,8 @@ impl Ring {
             .register_iowq_max_workers(&mut most)
             .map_err(error("bounding its worker threads"))?;
         if !options.iowq_cpus.is_empty() {
-            // SAFETY: cpu_set_t is an array of integers; all zeros is the empty set. CPU_SET bounds-checks by indexing,
-            // and the filter keeps the number inside. Wrong on a libc where the set isn't plain bits.
+            // SAFETY: cpu_set_t is an array of integers; all zeros is the empty set. The filter
+            // keeps each number inside. Wrong on a libc whose set isn't plain bits.
             let set = unsafe {
                 let mut set: libc::cpu_set_t = std::mem::zeroed();
                 let limit = 8 * size_of::<libc::cpu_set_t>();
@@ -103,29 +98,32 @@ impl Ring {
         Ok(())
     }
 
-    /// Queues any entry, for requests that this wrapper has no method for.
+    /// Queues any entry, for requests that have no method here.
     ///
     /// # Safety
     ///
     /// What the entry points to must stay valid, and its buffers must obey the contract of
-    /// [`Buf::new`](crate::Buf::new), until its completion was taken from this ring. Its user data must not be [`RESERVED_USER_DATA`].
+    /// [`Buf::new`](crate::Buf::new), until its completion was taken from this ring. Its user data
+    /// must not be [`RESERVED_USER_DATA`].
     #[inline]
     pub unsafe fn push(&mut self, entry: &Entry) -> Result<(), RingFull> {
-        // SAFETY: the caller answers for the entry, as documented above.
+        // SAFETY: the caller vouches for the entry, as documented above.
         unsafe { self.inner.submission().push(entry) }.map_err(|_| RingFull)
     }
 
-    /// Waits once for `events` (`libc::POLLIN as u32` and so on) on a descriptor; the result is what happened there.
+    /// Polls a descriptor once for `events` (`libc::POLLIN as u32` and so on); the result holds the
+    /// events that occurred.
     pub fn poll_add(&mut self, fd: impl AsFd, events: u32, user_data: u64) -> Result<(), RingFull> {
         let entry = opcode::PollAdd::new(Fd(fd.as_fd().as_raw_fd()), events)
             .build()
             .user_data(user_data);
-        // SAFETY: a poll names no memory, and the kernel takes its own reference to the file when it is submitted. If
-        // the number was closed before that, the result is an error.
+        // SAFETY: a poll names no memory. The kernel takes its own reference to the file at
+        // submission; if the number was closed before, the result is an error.
         unsafe { self.push(&entry) }
     }
 
-    /// Asks to end the request marked `target_user_data` early; the answer to the asking is marked `user_data`.
+    /// Asks to end the request `target_user_data` early; the cancellation itself completes with
+    /// `user_data`.
     pub fn cancel(&mut self, target_user_data: u64, user_data: u64) -> Result<(), RingFull> {
         let entry = opcode::AsyncCancel::new(target_user_data)
             .build()
@@ -134,11 +132,9 @@ impl Ring {
         unsafe { self.push(&entry) }
     }
 
-    /// Makes it able to take NVMe commands ([`crate::Device::is_native`]): once, later calls are free. It costs a second
-    /// ring in the kernel, which completes, sleeps and wakes with the first.
-    ///
-    /// # Errors
-    /// The system's; then such devices are used in the usual way.
+    /// Prepares the ring for NVMe commands ([`crate::Device::is_native`]); later calls do nothing.
+    /// It costs a second ring in the kernel. On an error, such devices work through the block
+    /// layer.
     pub fn prepare_native(&mut self) -> io::Result<()> {
         if self.native.is_none() {
             self.native = Some(Box::new(NativeRing::new(&self.options, &self.fixed)?));
@@ -146,14 +142,13 @@ impl Ring {
         Ok(())
     }
 
-    /// Whether it takes NVMe commands.
     #[inline]
     pub(crate) fn takes_native(&self) -> bool {
         self.native.is_some()
     }
 
-    /// Has the kernel know memory that it holds already: from now on requests in it cost less. Given back if that can't
-    /// be: requests go on as ever.
+    /// Registers memory with the kernel, so that requests in it cost less. On an error the memory
+    /// is returned, and requests still work.
     pub fn register(&mut self, pinned: Pinned) -> Result<Registration, (Pinned, io::Error)> {
         let name = self.fixed.add(&self.inner.submitter(), pinned)?;
         let native = self.native.as_ref();
@@ -167,8 +162,8 @@ impl Ring {
         }
     }
 
-    /// Has the kernel forget memory, of which no request is queued or in flight. What held it is given back: to drop it
-    /// may take long.
+    /// Unregisters memory; no request in it may be queued or in flight. Returns what pinned it,
+    /// which may take long to drop.
     pub fn unregister(&mut self, name: Registration) -> Option<Pinned> {
         if let Some(native) = &self.native {
             self.fixed.forget(&native.submitter(), name);
@@ -176,13 +171,13 @@ impl Ring {
         self.fixed.remove(&self.inner.submitter(), name)
     }
 
-    /// Requests so far whose memory was registered.
+    /// Number of requests so far whose memory was registered.
     pub fn fixed_requests(&self) -> u64 {
         self.fixed.used.get()
     }
 
-    /// Hands what is queued to the kernel, and lets it finish what waits for that. No system call if there is neither.
-    /// Returns how many entries were taken.
+    /// Hands queued entries to the kernel and lets it run deferred work; no system call if there is
+    /// neither. Returns the number of entries taken.
     pub fn submit(&mut self) -> io::Result<usize> {
         let others = match &mut self.native {
             Some(native) => native.submit()?,
@@ -195,19 +190,20 @@ impl Ring {
             return Ok(others);
         }
         match self.inner.submit() {
-            // EBUSY: the completion queue overflowed and must be drained first. The others pass by themselves.
+            // EBUSY: the completion queue overflowed and must be drained first. The other errors
+            // pass by themselves.
             Err(error) if is_transient(&error) => Ok(others),
             other => other.map(|taken| taken + others),
         }
     }
 
-    /// Submits, then sleeps until there are `min_complete` completions, the time is over, or a signal comes: one system
-    /// call. Without a time limit only if something else is sure to wake it.
+    /// Submits, then sleeps until `min_complete` completions, the timeout or a signal: one system
+    /// call. Give no timeout only if something else is sure to wake it.
     pub fn wait(&mut self, min_complete: u32, timeout: Option<Duration>) -> io::Result<Wake> {
         if let Some(native) = &mut self.native
             && !native.may_sleep(&mut self.inner)?
         {
-            // It has completions; or the first ring is full, which submitting mends.
+            // The second ring has completions, or the first ring is full and must be submitted.
             self.submit()?;
             return Ok(if self.has_completions() {
                 Wake::Completions
@@ -237,7 +233,7 @@ impl Ring {
         })
     }
 
-    /// Takes completions into `out`, as many as fit, and says how many.
+    /// Takes completions into `out`, as many as fit, and returns their number.
     pub fn drain(&mut self, out: &mut [Completion]) -> usize {
         let mut taken = 0;
         while taken < out.len() {
@@ -273,7 +269,7 @@ impl Ring {
         taken
     }
 
-    /// Takes all completions that are there, and says how many.
+    /// Takes all completions, and returns their number.
     pub fn for_each_completion(&mut self, mut f: impl FnMut(Completion)) -> usize {
         let mut taken = 0;
         let mut batch = [Completion::default(); 32];
@@ -293,21 +289,21 @@ impl Ring {
             || (self.native.as_mut()).is_some_and(|native| native.has_completions())
     }
 
-    /// How many entries are queued and not yet handed to the kernel.
+    /// Number of queued entries that the kernel has not taken.
     pub fn queued(&mut self) -> usize {
         let others = self.native.as_mut();
         self.inner.submission().len() + others.map_or(0, |native| native.queued())
     }
 
-    /// Queues what a device asks for.
     pub(crate) fn push_io(&mut self, io: &RingIo<'_>, user_data: u64) -> Result<(), RingFull> {
         if let RingIo::Native { fd, memory, bytes } = io {
             let native = self.native.as_mut().ok_or(RingFull)?;
             return native.push(&self.fixed, *fd, memory, *bytes, user_data);
         }
         let entry = io.entry(&self.fixed).user_data(user_data);
-        // SAFETY: buffers inside a `RingIo` are `Buf`s, whose maker promised `Buf::new`'s contract, or lists of them, whose
-        // maker promised `Vectors::bufs`'s: which is what `push` asks for. The kernel takes its own reference to the file at submission.
+        // SAFETY: a `RingIo` holds `Buf`s or lists, whose makers promised the contract of
+        // `Buf::new` or `Vectors::bufs`: what `push` asks for. The kernel takes its own reference
+        // to the file at submission.
         unsafe { self.push(&entry) }
     }
 
@@ -317,7 +313,6 @@ impl Ring {
     }
 }
 
-/// A ring of either kind of entries, as the options say.
 fn build<S: io_uring::squeue::EntryMarker, C: cqueue::EntryMarker>(
     options: &RingOptions,
 ) -> io::Result<IoUring<S, C>> {

@@ -1,11 +1,8 @@
-//! The second ring of a reactor, whose entries are long enough for NVMe commands.
+//! A reactor's second ring, with entries long enough for NVMe commands, which bypass the kernel's
+//! block layer.
 //!
-//! **Purpose.** Commands go to a drive past the kernel's block layer, beside the requests of the first ring.
-//!
-//! **Design.** The first ring polls this one, so a thread that sleeps in the first wakes for both. The poll ends once, and
-//! is armed anew before the next sleep.
-//!
-//! **Not here:** the commands themselves, and which devices take them (`kind::nvme`).
+//! The first ring polls this one, so a thread that sleeps in the first wakes for both. The poll is
+//! one-shot and is rearmed before each sleep.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -20,22 +17,22 @@ use super::request::CommandBytes;
 use crate::fixed::Fixed;
 use crate::mem::IoMemory;
 
-/// The mark of the poll that says that the second ring has completions.
+/// User data of the poll for completions of the second ring.
 pub(super) const NATIVE_USER_DATA: u64 = u64::MAX - 1;
 
-/// `linux/nvme_ioctl.h`: `_IOWR('N', 0x80, struct nvme_uring_cmd)`, whose size is 72, and the same with 0x81.
+/// `linux/nvme_ioctl.h`: `_IOWR('N', 0x80, struct nvme_uring_cmd)`, whose size is 72, and 0x81 for
+/// vectored data.
 const NVME_URING_CMD_IO: u32 = 0xc048_4e80;
 const NVME_URING_CMD_IO_VEC: u32 = 0xc048_4e81;
 
-/// See the module.
 pub(super) struct NativeRing {
     inner: IoUring<Entry128, Entry32>,
-    /// The first ring polls it.
+    /// The first ring polls this one.
     is_watched: bool,
 }
 
 impl NativeRing {
-    /// Makes one that knows the same memory as the first.
+    /// Registers the memory that the first ring knows.
     pub(super) fn new(options: &RingOptions, fixed: &Fixed) -> io::Result<Self> {
         let inner = super::build(options)?;
         fixed.also(&inner.submitter())?;
@@ -45,12 +42,10 @@ impl NativeRing {
         })
     }
 
-    /// Where memory is registered.
     pub(super) fn submitter(&self) -> Submitter<'_> {
         self.inner.submitter()
     }
 
-    /// Hands what is queued to the kernel.
     #[cold]
     pub(super) fn submit(&mut self) -> io::Result<usize> {
         let queue = self.inner.submission();
@@ -65,7 +60,8 @@ impl NativeRing {
         }
     }
 
-    /// Before a sleep: has the first ring wake when this one has completions. False if it has some, or may not sleep.
+    /// Arms the first ring's poll before a sleep. False if this ring has completions, or the poll
+    /// could not be queued.
     #[cold]
     pub(super) fn may_sleep(&mut self, first: &mut IoUring) -> io::Result<bool> {
         self.submit()?;
@@ -79,12 +75,10 @@ impl NativeRing {
         Ok(self.is_watched && !self.has_completions())
     }
 
-    /// The first ring's poll has ended.
     pub(super) fn poll_ended(&mut self) {
         self.is_watched = false;
     }
 
-    /// What it has completed.
     #[cold]
     pub(super) fn next(&mut self) -> Option<Completion> {
         let entry = self.inner.completion().next()?;
@@ -94,17 +88,14 @@ impl NativeRing {
         })
     }
 
-    /// Whether there are completions to take.
     pub(super) fn has_completions(&mut self) -> bool {
         !self.inner.completion().is_empty()
     }
 
-    /// How many entries are queued and not yet handed to the kernel.
     pub(super) fn queued(&mut self) -> usize {
         self.inner.submission().len()
     }
 
-    /// Queues a command.
     #[cold]
     pub(super) fn push(
         &mut self,
@@ -114,7 +105,7 @@ impl NativeRing {
         bytes: CommandBytes,
         user_data: u64,
     ) -> Result<(), RingFull> {
-        // A list is never known to be registered here: which kernels take that is not asked.
+        // Lists are never used as registered memory here: not every kernel takes that.
         let (command, index) = match memory {
             IoMemory::One(_) => (NVME_URING_CMD_IO, fixed.index_of(memory)),
             IoMemory::Many(_) => (NVME_URING_CMD_IO_VEC, None),
@@ -124,8 +115,8 @@ impl NativeRing {
             .buf_index(index)
             .build()
             .user_data(user_data);
-        // SAFETY: as in `Ring::push_io`: the command's memory is that of an operation, and the kernel copies the entry
-        // itself.
+        // SAFETY: as in `Ring::push_io`: the command's memory is that of an operation, and the
+        // kernel copies the entry itself.
         unsafe { self.inner.submission().push(&entry) }.map_err(|_| RingFull)
     }
 }

@@ -1,10 +1,4 @@
-//! What a ring is made with, and what it answers.
-//!
-//! **Purpose.** The plain values of [`super::Ring`]'s interface: its options, its errors, one completion, one wake-up.
-//!
-//! **Design.** A ring that can't be made says who forbids it and what to do, as far as the system tells.
-//!
-//! **Not here:** the ring itself.
+//! The plain values of [`super::Ring`]'s interface: options, errors, completions, wake-ups.
 
 use std::io;
 
@@ -14,20 +8,22 @@ use crate::op::Submitted;
 
 use super::kernel::{KernelVersion, MINIMUM_KERNEL, forbidden_reason};
 
-/// What a ring is made with.
+/// Options of a new ring.
 #[derive(Debug, Clone)]
 pub struct RingOptions {
     /// Entries of the submission queue (rounded up to a power of two).
     pub entries: u32,
     /// Entries of the completion queue; at least `entries`.
     pub cq_entries: u32,
-    /// Completions run only inside `Ring::wait` and `Ring::submit`. Faster, but the fence falls later.
+    /// Run completions only inside `Ring::wait` and `Ring::submit`: faster, but the fence falls
+    /// later.
     pub defer_taskrun: bool,
-    /// Most kernel threads for work on regular files (fsync, zeroing, punching); 0: the kernel's default.
+    /// Most kernel threads for work on regular files (fsync, zeroing, punching); 0: the kernel's
+    /// default.
     pub iowq_bounded: u32,
     /// Most kernel threads for other work that blocks; 0: the kernel's default.
     pub iowq_unbounded: u32,
-    /// The processors that these threads may use; empty: all.
+    /// Processors for these threads; empty: all.
     pub iowq_cpus: Vec<usize>,
 }
 
@@ -44,7 +40,7 @@ impl Default for RingOptions {
     }
 }
 
-/// Why there is no ring.
+/// Why a ring can't be made.
 #[derive(Debug, thiserror::Error)]
 pub enum RingError {
     /// The kernel is below [`MINIMUM_KERNEL`].
@@ -52,10 +48,10 @@ pub enum RingError {
         "the kernel is {found}, but Linux {MINIMUM_KERNEL} or newer is needed: update the kernel"
     )]
     KernelTooOld {
-        /// What runs here.
+        /// The running kernel.
         found: KernelVersion,
     },
-    /// The kernel's release string has no version in it.
+    /// The kernel's release string holds no version.
     #[error(
         "the kernel's release `{release}` holds no version: Linux {MINIMUM_KERNEL} or newer is needed"
     )]
@@ -66,17 +62,17 @@ pub enum RingError {
     /// io_uring is switched off or filtered.
     #[error("io_uring is forbidden here ({source}): {reason}")]
     Forbidden {
-        /// Who forbids it, and what to do.
+        /// What forbids it, and what to do.
         reason: String,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
     /// Something else failed.
     #[error("io_uring: {doing} failed: {source}")]
     Io {
-        /// What was being done.
+        /// The step that failed.
         doing: &'static str,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
 }
@@ -89,9 +85,9 @@ pub struct RingFull;
 /// The end of one entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Completion {
-    /// What the entry was marked with.
+    /// The entry's user data.
     pub user_data: u64,
-    /// Bytes, events or zero; negative: an errno.
+    /// Bytes, events or zero; a negative value is an errno.
     pub result: i32,
 }
 
@@ -100,13 +96,12 @@ pub struct Completion {
 pub enum Wake {
     /// There are completions.
     Completions,
-    /// The time is over, and there are none.
+    /// The timeout passed without completions.
     TimedOut,
-    /// A signal, or nothing in particular; there are no completions.
+    /// A signal or a spurious wake-up; there are no completions.
     Interrupted,
 }
 
-/// Whether an error passes by itself.
 pub(super) fn is_transient(error: &io::Error) -> bool {
     matches!(
         Errno::from_io_error(error),
@@ -114,7 +109,6 @@ pub(super) fn is_transient(error: &io::Error) -> bool {
     )
 }
 
-/// Why the kernel refused to set a ring up.
 pub(super) fn setup_error(source: io::Error) -> RingError {
     match Errno::from_io_error(&source) {
         Some(Errno::PERM | Errno::NOSYS | Errno::ACCESS) => RingError::Forbidden {

@@ -1,11 +1,7 @@
-//! What a device asks of a ring, and its entry in the kernel's words.
+//! A device's request, before it is an entry of a ring.
 //!
-//! **Purpose.** One value that says what is to be read, written, flushed or zeroed where, before it is an entry.
-//!
-//! **Design.** Memory that the ring knows makes the entry of another kind, which costs the kernel less. Nothing here
-//! allocates.
-//!
-//! **Not here:** which descriptor and which method a device chooses (`kind`).
+//! In registered memory it becomes the fixed kind of entry, which costs the kernel less. Nothing
+//! here allocates.
 
 use std::os::fd::{AsRawFd, BorrowedFd};
 
@@ -19,7 +15,6 @@ use crate::mem::IoMemory;
 /// `struct nvme_uring_cmd`, as bytes of an entry.
 pub(crate) type CommandBytes = [u8; 80];
 
-/// What a device asks of a ring.
 pub(crate) enum RingIo<'a> {
     Read {
         fd: BorrowedFd<'a>,
@@ -50,7 +45,7 @@ pub(crate) enum RingIo<'a> {
 }
 
 impl RingIo<'_> {
-    /// That of a transfer whose memory is the ring's entry of this number.
+    /// The entry of a transfer in the registered buffer `index`.
     fn fixed_entry(&self, index: u16) -> Entry {
         match *self {
             RingIo::Read {
@@ -97,12 +92,11 @@ impl RingIo<'_> {
                     .rw_flags(if dsync { libc::RWF_DSYNC } else { 0 })
                     .build()
             }
-            // Nothing else has such memory.
+            // No other request has registered memory.
             _ => opcode::Nop::new().build(),
         }
     }
 
-    /// Its entry, without a mark.
     pub(super) fn entry(&self, fixed: &Fixed) -> Entry {
         if let RingIo::Read { memory, .. } | RingIo::Write { memory, .. } = self
             && let Some(index) = fixed.index_of(memory)
@@ -142,7 +136,7 @@ impl RingIo<'_> {
                 .offset(offset_bytes)
                 .rw_flags(if dsync { libc::RWF_DSYNC } else { 0 })
                 .build(),
-            // `push_io` doesn't ask.
+            // `push_io` never gets here with it.
             RingIo::Native { .. } => opcode::Nop::new().build(),
             RingIo::Flush { fd } => opcode::Fsync::new(Fd(fd.as_raw_fd()))
                 .flags(FsyncFlags::DATASYNC)

@@ -1,12 +1,11 @@
-//! What this crate's whole-crate tests share: scratch files, a loop device, and skips that can't hide.
-//!
-//! **What it does not do.** It needs no unsafe code: the loop device is made by `losetup`.
+//! Shared by this crate's tests: scratch files, a loop device (by `losetup`), and skips that fail
+//! in CI.
 #![allow(dead_code)]
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Says that a test is skipped. Under `CI=true` that is a failure.
+/// Reports a skipped test. With `CI=true` that is a failure.
 pub(crate) fn skip(what: &str, reason: &str) {
     eprintln!("SKIPPED {what}: {reason}");
     assert_ne!(
@@ -16,14 +15,14 @@ pub(crate) fn skip(what: &str, reason: &str) {
     );
 }
 
-/// A sparse file in the target's own temporary folder, which is on a real file system.
+/// A sparse file in the target's temporary folder, which is on a real file system.
 pub(crate) fn scratch_file(len_bytes: u64) -> tempfile::NamedTempFile {
     let file = tempfile::NamedTempFile::new_in(env!("CARGO_TARGET_TMPDIR")).expect("scratch file");
     file.as_file().set_len(len_bytes).expect("set length");
     file
 }
 
-/// A folder on tmpfs, or a plain temporary one where there is no tmpfs.
+/// A folder on tmpfs if there is one.
 pub(crate) fn memory_dir() -> tempfile::TempDir {
     let shm = Path::new("/dev/shm");
     if shm.is_dir() {
@@ -33,14 +32,13 @@ pub(crate) fn memory_dir() -> tempfile::TempDir {
     }
 }
 
-/// A block device over a scratch file.
 pub(crate) struct Loop {
     pub(crate) path: PathBuf,
     _file: tempfile::NamedTempFile,
 }
 
 impl Loop {
-    /// `None` (and said so) where it can't be made.
+    /// `None`, after a message, where it can't be made.
     pub(crate) fn new(what: &str, len_bytes: u64, sector_bytes: u32) -> Option<Self> {
         let file = scratch_file(len_bytes);
         let made = Command::new("losetup")

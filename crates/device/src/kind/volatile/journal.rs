@@ -1,10 +1,8 @@
 //! The journal of a volatile device: what happened since the last cut.
 //!
-//! **Design.** A header that says how much of the journal the visible file shows, then records, each with its length and
-//! a checksum. A record is written whole, then the visible file is changed, then the header: so behind what the header
-//! says there is at most one record, whole or half. A record's place in the file is its name.
-//!
-//! **What it does not do.** It takes no lock and judges nobody's writes.
+//! A header says how much of the journal the visible file shows. A record is written whole, then
+//! the visible file changes, then the header. So behind the header's position there is at most one
+//! record, perhaps torn. A record is identified by its position in the file.
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 
@@ -12,11 +10,11 @@ use rustix::io::Errno;
 
 use super::{write_all, zero};
 
-/// Where the records begin.
+/// Position of the first record.
 pub(crate) const HEADER_BYTES: u64 = 4096;
 const RECORD_HEADER_BYTES: usize = 48;
 const MARK: u64 = u64::from_le_bytes(*b"volatile");
-/// A body is no longer: the largest write there is, or so many flushes' exceptions.
+/// No write, and no flush's list of exceptions, is longer.
 const MAX_BODY_BYTES: u64 = 64 << 20;
 
 const WRITE: u64 = 1;
@@ -24,23 +22,18 @@ const ZERO: u64 = 2;
 const FLUSH: u64 = 3;
 const DURABLE: u64 = 4;
 
-/// Something that happened.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum JournalRecord<'a> {
-    /// Bytes were written.
     Write { offset_bytes: u64, bytes: &'a [u8] },
-    /// A range was zeroed.
     Zero { offset_bytes: u64, len_bytes: u64 },
-    /// Everything recorded before a place is durable, but these.
+    /// Everything recorded before a position is durable, except these records.
     Flush { before: u64, but: &'a [u64] },
-    /// The write recorded there is durable.
+    /// The write recorded at this position is durable.
     Durable { at: u64 },
 }
 
-/// A record as read: its body is in the file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Read {
-    /// Its place.
     pub(crate) at: u64,
     kind: u64,
     first: u64,
@@ -72,7 +65,7 @@ impl Read {
         })
     }
 
-    /// The place after it.
+    /// The position after it.
     pub(crate) fn end(&self) -> u64 {
         self.at + RECORD_HEADER_BYTES as u64 + self.body.len() as u64
     }
@@ -82,7 +75,7 @@ fn word(bytes: &[u8]) -> u64 {
     bytes.try_into().map_or(0, u64::from_le_bytes)
 }
 
-/// Any changed bit changes it.
+/// Every changed bit changes the sum.
 fn checksum(header: &[u8], body: &[u8], at: u64) -> u64 {
     let mut sum = at ^ MARK;
     for part in [header, body] {
@@ -96,7 +89,6 @@ fn checksum(header: &[u8], body: &[u8], at: u64) -> u64 {
     sum
 }
 
-/// The open journal.
 #[derive(Debug)]
 pub(crate) struct WriteJournal {
     fd: OwnedFd,
@@ -111,7 +103,7 @@ impl WriteJournal {
         &self.fd
     }
 
-    /// Where the next record goes, once [`WriteJournal::complete`].
+    /// The next record's position, after [`WriteJournal::complete`].
     pub(crate) fn end(&self) -> Result<u64, Errno> {
         let mut shown = [0; 8];
         let n = rustix::io::pread(&self.fd, &mut shown, 0)?;
@@ -121,7 +113,7 @@ impl WriteJournal {
         Ok(u64::from_le_bytes(shown).max(HEADER_BYTES))
     }
 
-    /// Records something and makes the visible file show it. Returns the record's place.
+    /// Appends a record and applies it to the visible file. Returns its position.
     pub(crate) fn append(
         &mut self,
         visible: BorrowedFd<'_>,
@@ -157,7 +149,8 @@ impl WriteJournal {
         Ok(at)
     }
 
-    /// After a death in [`WriteJournal::append`]: makes the visible file show the last record, or removes what is half.
+    /// Repairs a death in [`WriteJournal::append`]: applies the last record to the visible file, or
+    /// removes a torn one.
     pub(crate) fn complete(&mut self, visible: BorrowedFd<'_>) -> Result<(), Errno> {
         let end = self.end()?;
         if self.len()? <= end {
@@ -174,7 +167,7 @@ impl WriteJournal {
         }
     }
 
-    /// The record at a place; `None` where there is no whole one.
+    /// The record at a position; `None` if there is no whole one.
     pub(crate) fn read(&self, at: u64) -> Result<Option<Read>, Errno> {
         let mut header = [0; RECORD_HEADER_BYTES];
         if !self.read_all(at, &mut header)? {
@@ -199,7 +192,6 @@ impl WriteJournal {
         }))
     }
 
-    /// Forgets everything.
     pub(crate) fn clear(&mut self) -> Result<(), Errno> {
         rustix::fs::ftruncate(&self.fd, HEADER_BYTES)?;
         self.set_end(HEADER_BYTES)

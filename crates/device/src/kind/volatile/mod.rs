@@ -1,21 +1,15 @@
-//! A device with a volatile write cache whose power a test can cut.
+//! A device with a volatile write cache whose power a test can cut with [`crate::power::cut`].
 //!
-//! **Purpose.** Show what a power cut may leave: of everything that was written and not flushed, some is there, some is
-//! lost, some is torn between sectors, in whatever order. Both processes use the device, and both may be killed at any
-//! instruction before the cut.
+//! The file at the device's path is what reads see, and carries the fence's locks. `.journal`
+//! records every write, zeroing and flush since the last cut ([`journal`]). A record is appended
+//! under a file lock before the visible file changes, so that the next process after a kill repairs
+//! the last step. `.stable` is what the last cut left. A flush covers writes that had *ended* (in
+//! [`crate::Device::finish`]) when it was submitted, and only once it has ended too. While the file
+//! `.hang` exists, no operation begins or ends; while `.fail` exists, each ends with `EIO`.
 //!
-//! **Design.** Three files. The one at the device's path is what reads see, and carries the fence's locks. `.journal`
-//! holds every write, zeroing and flush since the last cut ([`journal`]); it is appended under a file lock before the
-//! visible file is changed, and says how far the visible file is, so that whoever comes after a kill completes the last
-//! step, or removes half a record, which nobody was told had ended. `.stable` is what the last cut left. A flush covers what
-//! had *ended* (was judged by [`crate::Device::finish`]) when it was submitted, and only once it has ended itself.
-//! [`crate::power::cut`] makes a cut of all this.
-//! Two more files beside it are switches: while `.hang` exists, no operation on this device begins or ends; while
-//! `.fail` exists, each ends with `EIO`.
-//!
-//! **What it does not do.** It is for tests (cargo feature `test-device`): slow, and its journal grows until the cut. A
-//! flush by one process may cover what the other has in flight. An operation that hangs holds no fence's lock beyond
-//! its process.
+//! It is for tests (cargo feature `test-device`): slow, and its journal grows until the cut. One
+//! process's flush may cover another's writes in flight. A hanging operation holds no fence lock
+//! beyond its process.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -47,7 +41,6 @@ pub(crate) fn stable_path(device: &Path) -> PathBuf {
     beside(device, "stable")
 }
 
-/// The file that holds what happened since.
 pub(crate) fn journal_path(device: &Path) -> PathBuf {
     beside(device, "journal")
 }
@@ -85,11 +78,10 @@ const LOCAL: Local = Local {
     keeps: true,
 };
 
-/// See the module.
 pub(super) struct VolatileKind;
 
 impl VolatileKind {
-    /// Makes what is beside the visible file, if that is missing and `options` says so.
+    /// Creates missing files beside the visible one, if `options` says so.
     fn create(spec: &DeviceSpec, options: &OpenOptions) -> Result<(), DeviceError> {
         if let (true, Some(size_bytes)) = (options.create_missing, spec.size_bytes()) {
             create_missing(spec.path(), size_bytes)?;
@@ -140,7 +132,7 @@ impl BackendKind for VolatileKind {
     }
 }
 
-/// The visible file with its cache, for the engine.
+/// The engine's device.
 #[derive(Debug)]
 struct Volatile {
     file: FileIo,
@@ -195,7 +187,7 @@ impl Backend for Volatile {
     }
 }
 
-/// The visible file with its cache, for the daemon.
+/// The daemon's device.
 #[derive(Debug)]
 struct SyncVolatile {
     file: SyncFile,
@@ -233,7 +225,7 @@ impl SyncBackend for SyncVolatile {
     }
 }
 
-/// One process's view of journal and switches.
+/// One process's view of the journal and the switches.
 #[derive(Debug)]
 struct Cache {
     hang: PathBuf,
@@ -245,14 +237,14 @@ struct Cache {
 #[derive(Debug)]
 struct CacheState {
     journal: WriteJournal,
-    /// Writes and zeroings that were submitted and not judged: place in the journal, offset, length.
+    /// Submitted, unfinished changes: journal position, offset, length.
     in_flight: Vec<(u64, u64, u64)>,
-    /// What the flushes in flight cover: everything before a place but these.
+    /// What flushes in flight cover: everything before a position, except these.
     flushes: Vec<(u64, Vec<u64>)>,
 }
 
 impl Cache {
-    /// Opens what is beside the visible file, and makes that complete.
+    /// Opens the journal and repairs its last step.
     fn open(device: &Path, visible: BorrowedFd<'_>) -> Result<Self, DeviceError> {
         let path = journal_path(device);
         let failed = |doing| {
@@ -276,7 +268,6 @@ impl Cache {
         Ok(this)
     }
 
-    /// The daemon's write.
     fn write_at(
         &self,
         visible: BorrowedFd<'_>,
@@ -292,7 +283,6 @@ impl Cache {
         state.journal.append(visible, &record).map(|_| ())
     }
 
-    /// The daemon's flush.
     fn sync(&self, visible: BorrowedFd<'_>) -> Result<(), Errno> {
         self.wait_while_hanging()?;
         let state = &mut *self.lock(visible)?;
@@ -301,7 +291,6 @@ impl Cache {
         state.journal.append(visible, &record).map(|_| ())
     }
 
-    /// Before the daemon does anything.
     fn wait_while_hanging(&self) -> Result<(), Errno> {
         while self.hang.exists() {
             std::thread::sleep(LOOK_AGAIN);
@@ -371,7 +360,7 @@ impl Cache {
         self.gate.shut_while(move || hang.exists())
     }
 
-    /// For this process and thread alone, with a visible file that shows all that the journal has.
+    /// Excludes other processes and threads, and makes the visible file show the whole journal.
     fn lock(&self, visible: BorrowedFd<'_>) -> Result<Locked<'_>, Errno> {
         let mut locked = Locked(lock(&self.state));
         loop {
@@ -410,7 +399,6 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Writes all of it.
 pub(crate) fn write_all(fd: impl AsFd, offset_bytes: u64, bytes: &[u8]) -> Result<(), Errno> {
     let mut done = 0;
     while done < bytes.len() {
@@ -424,7 +412,6 @@ pub(crate) fn write_all(fd: impl AsFd, offset_bytes: u64, bytes: &[u8]) -> Resul
     Ok(())
 }
 
-/// Makes a range of a file read as zeros.
 pub(crate) fn zero(fd: impl AsFd, offset_bytes: u64, len_bytes: u64) -> Result<(), Errno> {
     let mode = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
     rustix::fs::fallocate(fd, mode, offset_bytes, len_bytes)
