@@ -1,8 +1,7 @@
 //! The engine's view of a device: submits operations and interprets their results, for all kinds.
 //!
-//! [`Device::submit`] checks bounds and alignment, then calls the kind. Memory and null devices
-//! execute at once; others queue one ring entry. A device keeps no list of operations in flight,
-//! retries no error, and orders nothing: a flush covers what *completed* before it.
+//! A device keeps no list of operations in flight, retries no error, and orders nothing: a flush
+//! covers what *completed* before it.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,15 +1,11 @@
 //! Recognises a killed process that can't end, and the devices on which it may still write.
 //!
-//! Such a process waits in the kernel for a hanging device, and keeps its files and locks. The
-//! kernel shows no process for an open file's lock, but `fdinfo` shows each open file's locks. A
-//! process is being killed when one of its threads has `SIGKILL` pending: then its threads at most
-//! end their system calls. A thread carries a device's name while it is inside a request to it
-//! ([`Inside`]), so the remaining threads' names tell the devices. The daemon does no other I/O. A
-//! process that can't be inspected (another user's) counts as alive, and a thread without a name as
-//! inside.
-//!
-//! For an engine's lock this only finds the process, for messages ([`holding_process`]); engines
-//! have their own fence ([`crate::fence`]).
+//! Such a process waits in the kernel for a hanging device and keeps its files and locks. `fdinfo`
+//! shows the locks of a process's open files. A process is being killed when one of its threads has
+//! `SIGKILL` pending; its threads then at most end their system calls. A thread inside a request
+//! has the device's name ([`Inside`]), so the remaining threads' names tell the devices: the daemon
+//! does no other I/O. A process that can't be inspected (another user's) counts as alive, an
+//! unnamed thread as inside. Engines have their own fence ([`crate::fence`]).
 
 use std::ffi::{CStr, CString};
 use std::fs;
@@ -17,7 +13,6 @@ use std::io::ErrorKind;
 use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
 
-/// `SIGKILL` in a mask of signals.
 const SIGKILL_BIT: u64 = 1 << 8;
 
 /// While this lives, the thread is inside a request to a device.
@@ -33,12 +28,10 @@ impl Inside {
 
 impl Drop for Inside {
     fn drop(&mut self) {
-        // The name was valid before.
         let _ = rustix::thread::set_name(&self.0);
     }
 }
 
-/// The state of a lock's holder.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Keeper {
     /// Alive, or unknown.
@@ -49,8 +42,8 @@ pub(crate) enum Keeper {
     Inside,
 }
 
-/// The holder of the lock on byte `at` of `fd`'s file; `name` is that of threads inside requests to
-/// it, if there are such.
+/// The holder of the lock on byte `at` of `fd`'s file. `name` is that of threads inside requests to
+/// it.
 pub(crate) fn keeper(fd: BorrowedFd<'_>, at: u64, name: Option<&CStr>) -> Keeper {
     let Some(has_lock) = has_lock(fd, at) else {
         return Keeper::Lives;
@@ -73,7 +66,6 @@ pub(crate) fn keeper(fd: BorrowedFd<'_>, at: u64, name: Option<&CStr>) -> Keeper
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct HoldingProcess {
     pub(crate) pid: u32,
-    /// Its short name.
     pub(crate) name: String,
     pub(crate) is_being_killed: bool,
 }
@@ -100,7 +92,7 @@ pub(crate) fn holding_process(fd: BorrowedFd<'_>, at: u64) -> Option<HoldingProc
         })
 }
 
-/// A test of whether a thread has a file open with a lock on byte `at` of `fd`'s file.
+/// Tests whether a thread has a file open with a lock on byte `at` of `fd`'s file.
 fn has_lock(fd: BorrowedFd<'_>, at: u64) -> Option<impl Fn(&Path) -> bool> {
     let file = rustix::fs::fstat(fd).ok()?;
     let (major, minor) = (
@@ -120,14 +112,12 @@ fn has_lock(fd: BorrowedFd<'_>, at: u64) -> Option<impl Fn(&Path) -> bool> {
 pub(crate) fn is_inside(process: &Path, name: &CStr) -> bool {
     let is_called = |thread: PathBuf| match fs::read(thread.join("comm")) {
         Ok(called) => called.trim_ascii_end() == name.to_bytes(),
-        // The thread has ended.
         Err(error) if error.kind() == ErrorKind::NotFound => false,
         Err(error) => error.raw_os_error() != Some(rustix::io::Errno::SRCH.raw_os_error()),
     };
     numbered(&process.join("task")).into_iter().any(is_called)
 }
 
-/// The entries of a folder that are numbers.
 fn numbered(folder: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
     let is_number = |path: &PathBuf| {

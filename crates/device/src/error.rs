@@ -42,7 +42,7 @@ pub enum DeviceError {
         /// The device.
         path: PathBuf,
     },
-    /// Neither a regular file nor a block device, or not the one in the spec.
+    /// Not a file or block device, or not as the spec says.
     #[error("{}: is {found}, but {wanted} is needed; correct the device spec", .path.display())]
     WrongType {
         /// The path.
@@ -86,7 +86,6 @@ pub enum DeviceError {
 }
 
 impl DeviceError {
-    /// The most helpful error for this errno.
     pub(crate) fn from_errno(
         path: &std::path::Path,
         doing: &'static str,

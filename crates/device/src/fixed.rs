@@ -1,14 +1,11 @@
 //! Registered memory: the kernel pins it once, not at each request.
 //!
-//! Pinning gigabytes would block a ring for long. So a [`Pinned`] pins them with a small ring of
-//! its own, on any thread. [`crate::ring::Ring::register`] then takes the entries over
-//! (`IORING_REGISTER_CLONE_BUFFERS`, Linux 6.13), which costs a counter for each. Requests within
-//! one entry use it ([`Fixed::index_of`]); others go the usual way. An entry keeps its maker's
-//! mapping alive, so that an address can't change its meaning. New entries go behind all others
-//! while there is room: kernels without a later fix forget those behind.
-//!
-//! Registered memory stays resident, whatever happens to its file, so never register pages that may
-//! be given back.
+//! Pinning gigabytes would block a ring for long, so a [`Pinned`] does it on any thread with a
+//! small ring. [`crate::ring::Ring::register`] then clones the entries
+//! (`IORING_REGISTER_CLONE_BUFFERS`, Linux 6.13). An entry keeps its maker's mapping alive, so that
+//! an address can't change its meaning. New entries go behind all others while there is room:
+//! kernels without a later fix forget those behind. Registered memory stays resident, so never
+//! register pages that may be given back.
 #![allow(unsafe_code)]
 
 use std::any::Any;
@@ -28,7 +25,6 @@ use crate::mem::{Buf, IoMemory, StaticRegion};
 pub const MAX_ENTRY_BYTES: usize = 1 << 30;
 /// Entries of one [`Pinned`].
 pub const MAX_ENTRIES: u32 = 256;
-/// Entries of a ring (`IORING_MAX_REG_BUFFERS`).
 const MAX_SLOTS: u32 = 1 << 14;
 
 /// Memory that the kernel holds for this process while this lives or a ring has it registered.
@@ -108,7 +104,7 @@ impl Pinned {
         self.entries.len()
     }
 
-    /// What it keeps alive.
+    /// The object that it keeps alive.
     pub fn keeps(&self) -> &Arc<dyn Any + Send + Sync> {
         &self.keeps
     }
@@ -164,7 +160,6 @@ impl FixedMemory {
 }
 
 impl Fixed {
-    /// The index of the entry that holds all of `memory`.
     #[inline]
     pub(crate) fn index_of(&self, memory: &IoMemory) -> Option<u16> {
         if self.entries.is_empty() {
@@ -197,7 +192,6 @@ impl Fixed {
         Some(*entry)
     }
 
-    /// Registers memory with a ring, or returns it with the error.
     pub(crate) fn add(
         &mut self,
         ring: &Submitter<'_>,
@@ -266,8 +260,7 @@ impl Fixed {
         None
     }
 
-    /// Unregisters memory; no request in it may be queued or in flight. Returns what pinned it,
-    /// which may take long to drop.
+    /// No request in the memory may be queued or in flight. The result may take long to drop.
     pub(crate) fn remove(&mut self, ring: &Submitter<'_>, name: Registration) -> Option<Pinned> {
         self.forget(ring, name);
         let at = self.known.iter().position(|known| known.name == name)?;
@@ -278,7 +271,6 @@ impl Fixed {
         Some(known.pinned)
     }
 
-    /// Clears the slots of some memory.
     pub(crate) fn forget(&self, ring: &Submitter<'_>, name: Registration) {
         let Some(known) = self.known.iter().find(|known| known.name == name) else {
             return;
@@ -293,7 +285,6 @@ impl Fixed {
         let _ = unsafe { ring.register_buffers_update(known.first_slot, &nothing, None) };
     }
 
-    /// Registers all memory with another ring.
     pub(crate) fn also(&self, ring: &Submitter<'_>) -> io::Result<()> {
         self.known.iter().try_for_each(|known| clone(ring, known))
     }

@@ -1,9 +1,8 @@
 //! Holds a device's operations in flight, and fails them, at a test's will.
 //!
-//! A held operation is a real one in the reactor's ring, linked behind a poll of an eventfd. A
-//! failing operation completes with the errno, like a real error; it can be held too. Any thread
-//! may control the gate. A held operation isn't at the device yet, so it holds no fence lock and
-//! dies with its process. On a memory device it uses the ring instead of the mapping.
+//! A held operation is linked behind a poll of an eventfd in the reactor's ring. A failing one
+//! completes with the errno; it can be held too. Any thread may control the gate. A held operation
+//! isn't at the device yet, so it holds no fence lock and dies with its process.
 
 use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
@@ -24,7 +23,6 @@ use crate::ring::{Ring, RingIo};
 #[derive(Debug)]
 pub struct TestGate {
     state: Mutex<GateState>,
-    /// Readable while open.
     open: OwnedFd,
     held: AtomicU64,
     cost_ns: AtomicU64,

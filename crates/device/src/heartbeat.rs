@@ -1,10 +1,9 @@
-//! The heartbeat block: shows other machines that a device is in use.
+//! The heartbeat block: shows other machines, which locks don't stop, that a device is in use.
 //!
-//! A machine's locks don't stop other machines. So an engine increments a counter in a block beside
-//! the label, and a daemon watches it before it takes a pool over. The 4 KiB block keeps its
-//! content in the first 512 bytes, which a device writes whole. It names the holder: a random id of
-//! the installation, and the boot, which distinguishes a cloned machine. The holder reads the block
-//! before each beat, and stops if it finds another holder: the pool was taken over.
+//! An engine increments a counter beside the label, and a daemon watches it before it takes a pool
+//! over. The content fits 512 bytes, which a device writes whole. It names the holder: a random id
+//! of the installation, and the boot, which distinguishes a cloned machine. The holder reads the
+//! block before each beat, and stops if it finds another holder: the pool was taken over.
 
 use zerocopy::{
     FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout,
@@ -27,7 +26,6 @@ pub const WINDOW_MS: u64 = 10_000;
 /// holder has read the claim by then. Also longer than another claimant takes from its last check
 /// to its write.
 pub const CLAIM_MS: u64 = 6000;
-/// The longest host name in the block.
 const HOST_BYTES: usize = 64;
 
 const MAGIC: [u8; 16] = *b"Forebay beat\r\n\0\0";
@@ -92,7 +90,6 @@ impl Beat {
         block.boot = self.holder.boot;
         block.count = U64::new(self.count);
         block.stopped = U32::new(u32::from(self.stopped));
-        // At most `HOST_BYTES`.
         block.host_bytes = U32::new(host.len() as u32);
         block.host[..host.len()].copy_from_slice(host);
         block.crc = U32::new(crc_fast::crc32_iscsi(block.as_bytes()));

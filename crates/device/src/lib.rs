@@ -1,16 +1,13 @@
 //! Storage devices behind one interface: regular files, block devices, memory (`ram`) and nothing
 //! (`null`).
 //!
-//! [`Device`] is the engine's view: asynchronous on one io_uring per reactor ([`ring::Ring`]),
-//! without an allocation or lock per operation. [`Device::submit`] puts an [`Op`] into the ring,
-//! and [`Device::finish`] interprets its result. It handles short transfers and falls back to
-//! another way of zeroing. [`sync_io::SyncDevice`] is the daemon's synchronous view. [`fence`]
-//! keeps a successor off a device until a dead engine's last request has ended. The cargo feature
-//! `test-device` adds the suite `conformance` for all kinds, and two wrappers of a file. `volatile`
-//! loses power by `power::cut`; `faulty` fails, hangs and kills as configured.
-//!
-//! Nothing here knows volumes, retries an I/O error, caches, or follows a device that changes its
-//! size while open.
+//! [`Device`] is the engine's asynchronous view, [`sync_io::SyncDevice`] the daemon's synchronous
+//! one. [`Device::submit`] puts an [`Op`] into a reactor's [`ring::Ring`], and [`Device::finish`]
+//! interprets its result, without an allocation or lock. [`fence`] keeps a successor off a device
+//! until a dead engine's last request has ended. The cargo feature `test-device` adds the suite
+//! `conformance` for all kinds. It also adds `volatile`, a file that loses power, and `faulty`, one
+//! with faults. Nothing here retries an I/O error, caches, or follows a device that changes its
+//! size.
 
 mod device;
 mod dying;

@@ -1,8 +1,7 @@
 //! Memory that the kernel reads and writes while a request is in flight.
 //!
-//! A [`Buf`] is a pointer and a length. Making one from a pointer is the only unsafe step, and its
-//! contract covers every operation that names it. Buffers of a [`StaticRegion`] are safe by
-//! construction. Nothing here allocates parts of a region or registers memory with a ring.
+//! Making a [`Buf`] from a pointer is the only unsafe step, and its contract covers every operation
+//! that names it. Buffers of a [`StaticRegion`] are safe by construction.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -82,7 +81,6 @@ pub(crate) enum IoMemory {
     Many(Bufs),
 }
 
-/// A compact [`IoMemory`].
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Named {
     ptr: NonNull<u8>,

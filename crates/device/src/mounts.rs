@@ -40,7 +40,6 @@ fn mount_of<'a>(folder: &Path, mounts: &'a str) -> Option<(PathBuf, &'a str)> {
     entries.max_by_key(|(mounted_at, _)| mounted_at.as_os_str().len())
 }
 
-/// mountinfo writes spaces and such as three octal digits.
 fn unescape(text: &str) -> String {
     let mut parts = text.split('\\');
     let mut plain = parts.next().unwrap_or_default().to_owned();

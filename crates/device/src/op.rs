@@ -1,8 +1,7 @@
 //! Operations on a device, as plain values without memory of their own.
 //!
 //! [`crate::Device::submit`] notes in an [`Op`] which method it chose; [`crate::Device::finish`]
-//! returns the rest. Offsets are absolute on the device. The data is one buffer, or pieces in a
-//! list that lives in [`crate::Vectors`].
+//! returns the rest. Offsets are absolute on the device.
 
 use rustix::io::Errno;
 
@@ -24,7 +23,6 @@ pub enum OpKind {
     Punch,
 }
 
-/// How to zero.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Method {
     ZeroRange,
@@ -46,7 +44,7 @@ pub enum Submitted {
 /// What a completion means.
 #[derive(Debug, Clone, Copy)]
 pub enum Finish {
-    /// The operation is complete.
+    /// It is complete.
     Done,
     /// Submit this rest with the same user data.
     Again(Op),

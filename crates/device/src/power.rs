@@ -1,10 +1,9 @@
 //! Cuts the power of a [`crate::kind::volatile`] device: leaves what a power cut might have left,
 //! chosen by a seed.
 //!
-//! Durable changes are applied to the stable file. Each other write or zeroing is applied whole,
-//! not at all, or in some of its sectors. A durably written sector is never older than its last
-//! durable write. Then the visible file becomes equal to the stable one, and the journal is
-//! emptied. The device's users must be dead, which is checked. Its switches (hang, fail) stay.
+//! Durable changes are applied to the stable file; each other one whole, not at all, or in some of
+//! its sectors. Then the visible file becomes equal to the stable one. The device's users must be
+//! dead, which is checked. Its switches (hang, fail) stay.
 
 use std::io;
 use std::path::Path;
@@ -19,7 +18,6 @@ use crate::kind::volatile::{journal_path, stable_path, write_all, zero};
 
 /// The unit of a torn write.
 pub const SECTOR_BYTES: u64 = 512;
-/// How long dead processes may take to release the device.
 const LET_GO: Duration = Duration::from_secs(5);
 const COPY_BYTES: u64 = 1 << 20;
 
@@ -53,7 +51,6 @@ struct CachedChange {
     durable: bool,
 }
 
-/// A seeded pseudo-random generator.
 struct Dice(u64);
 
 impl Dice {

@@ -4,7 +4,6 @@
 //! A mark is bytes at an offset from the start or the end. Nonzero data without a known mark is
 //! "unknown data". The middle of the device isn't read.
 
-/// Bytes to check at each end.
 pub(crate) const LOOK_BYTES: u64 = 1 << 20;
 
 struct Mark {

@@ -81,7 +81,6 @@ pub fn parse_size(text: &str) -> Result<Size, SizeError> {
     let whole: u64 = whole.parse().map_err(|_| too_large())?;
     let mut bytes = u128::from(whole) * u128::from(unit);
     if let Some(digits) = fraction {
-        // At most 18 digits, so that nothing overflows.
         let digits = digits.trim_end_matches('0');
         let places = u32::try_from(digits.len()).ok().filter(|n| *n <= 18);
         let scale = 10u128.pow(places.ok_or_else(not_a_size)?);
@@ -97,7 +96,6 @@ pub fn parse_size(text: &str) -> Result<Size, SizeError> {
     })
 }
 
-/// The unit's bytes, and whether it is decimal.
 fn unit_bytes(unit: &str) -> Option<(u64, bool)> {
     let unit = unit.to_ascii_uppercase();
     if matches!(unit.as_str(), "" | "B") {

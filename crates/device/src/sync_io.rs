@@ -1,14 +1,11 @@
 //! The daemon's view of a device: small synchronous reads and writes of label and catalog, and the
 //! daemon's claim.
 //!
-//! Nothing need be aligned. Files and block devices go through the page cache, while the engine
-//! bypasses it. That is sound because their ranges are disjoint: the data area begins at a multiple
-//! of 1 MiB. Labels and heartbeats bypass the cache, because another machine or another name of the
-//! device may have written them.
-//!
-//! Nothing here touches tenants' data, except [`SyncDevice::blank_check`] before a pool exists. The
-//! daemon needs no fence: its calls end with its process. A thread inside a call carries the
-//! device's name, so that a dying process shows which device it waits for.
+//! Files and block devices go through the page cache, while the engine bypasses it. That is sound
+//! because their ranges are disjoint: the data area begins at a multiple of 1 MiB. Labels and
+//! heartbeats bypass the cache, because another machine or another name of the device may have
+//! written them. The daemon needs no fence: its calls end with its process. A thread inside a call
+//! carries the device's name, so that a dying process shows which device it waits for.
 
 use std::ffi::CString;
 use std::path::Path;
@@ -37,7 +34,6 @@ pub enum Content {
 pub struct SyncDevice {
     backend: Box<dyn SyncBackend>,
     info: DeviceInfo,
-    /// The name of threads inside a request.
     inside: CString,
 }
 
@@ -140,7 +136,6 @@ impl SyncDevice {
         // The page cache may be older than an engine's writes past it.
         self.backend.drop_cache();
         let capacity = self.info.capacity_bytes;
-        // At most 1 MiB.
         let mut head = vec![0; LOOK_BYTES.min(capacity) as usize];
         let mut tail = head.clone();
         self.read_at(0, &mut head)?;

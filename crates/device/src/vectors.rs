@@ -1,9 +1,8 @@
 //! Lists of pieces of memory, for requests with scattered data.
 //!
 //! The kernel reads a list at submission, and again when a rest is resubmitted, so it must stay in
-//! place. [`Vectors`] has lists of one size, in memory that is never unmapped; untouched pages cost
-//! nothing. A [`Bufs`] is a part of a list. After a short transfer the list is shortened in place.
-//! The caller tracks which lists are in use.
+//! place. Its memory is never unmapped; untouched pages cost nothing. The caller tracks which lists
+//! are in use.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -30,7 +29,6 @@ unsafe impl Send for Bufs {}
 unsafe impl Sync for Bufs {}
 
 impl Bufs {
-    /// Restores a list from a [`Named`].
     pub(crate) fn again(ptr: NonNull<libc::iovec>, len_bytes: u32, count: u32) -> Self {
         Self {
             ptr,
@@ -80,8 +78,7 @@ impl Bufs {
         (0..count as usize).filter_map(move |at| unsafe { buf(ptr.add(at)) })
     }
 
-    /// The pieces without the first `done_bytes`; `None` if there are fewer bytes. Changes the list
-    /// in place.
+    /// The pieces without the first `done_bytes`; changes the list in place.
     pub(crate) fn rest(self, done_bytes: u32) -> Option<Self> {
         let len_bytes = self.len_bytes.checked_sub(done_bytes)?;
         let (mut ptr, mut count, mut left) = (self.ptr, self.count, done_bytes as usize);
@@ -196,7 +193,6 @@ impl Vectors {
         if left == 0 {
             return Some((at - from, false));
         }
-        // There is room for one more.
         self.entries(list, 0, count + 1)?;
         // SAFETY: `at` is below `count`, and there is room for one more entry. Only operations use
         // the list meanwhile, and they name entries before `from`.
@@ -239,7 +235,6 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Lists whose pieces have these lengths, with gaps of one byte.
     fn lists(lens: &[u32], room: usize) -> (Vectors, StaticRegion) {
         let region = StaticRegion::anonymous(1 << 20).expect("maps");
         let mut lists = Vectors::new(2, lens.len() + room).expect("maps");
@@ -252,7 +247,6 @@ mod tests {
         (lists, region)
     }
 
-    /// Every byte's address, in order.
     fn addresses(bufs: impl Iterator<Item = Buf>) -> Vec<usize> {
         let of = |buf: Buf| {
             let from = buf.ptr().addr().get();

@@ -1,5 +1,4 @@
-//! Runs operations on a device, in a ring and memory of its own, and resubmits their rests. Also
-//! random numbers.
+//! Runs operations on a device in a ring and memory of its own, and resubmits rests.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -15,10 +14,8 @@ use crate::vectors::Vectors;
 
 /// No operation takes this long unless it hangs.
 pub(super) const HANG: Duration = Duration::from_secs(60);
-/// Buffers in the driver's memory.
 pub(super) const SLOTS: u32 = 64;
 pub(super) const SLOT_BYTES: u32 = 256 * 1024;
-/// Pieces of a list.
 pub(super) const PIECES: usize = 64;
 
 /// Runs operations on one device, many at once if wanted.

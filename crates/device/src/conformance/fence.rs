@@ -1,8 +1,4 @@
-//! The fence of every kind: a successor starts beside its predecessor and waits for it; an older
-//! engine is refused.
-//!
-//! Devices that are opened several times in this process play the engines. This crate's tests cover
-//! the death of a process.
+//! The fence of every kind. Devices that are opened several times in this process play the engines.
 
 use std::time::Duration;
 
@@ -34,7 +30,6 @@ pub(super) fn fence_is_kept(subject: &Subject<'_>) {
         daemon.holders().expect("ask"),
         [5, 6].map(|generation| Holder::Engine { generation })
     );
-    // Both work meanwhile.
     let mut driver = Driver::new();
     for device in [&old, &new] {
         driver.read(device, subject.from_bytes, 65536);

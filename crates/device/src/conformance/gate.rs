@@ -94,7 +94,6 @@ pub(super) fn gate_holds_pieces(subject: &Subject<'_>) {
         assert_eq!(driver.next(&device), (1, Ok(())));
     }
     let found = bytes_of(&driver, &places);
-    // A device that discards data leaves the reader's pieces as they were.
     let kept = found.iter().all(|byte| *byte == 0x55);
     assert!(if subject.keeps { found == bytes } else { kept });
     let op = Op::write_pieces(from, list(&mut driver, &places));

@@ -1,8 +1,7 @@
-//! The suite that every kind of device passes, its fence included.
+//! The suite that every kind of device passes, its fence included. A failed check panics.
 //!
-//! A [`Subject`] opens the device repeatedly, and says which bytes the suite may use. Operations go
-//! through a [`Driver`]. The random part compares with a model in memory. A failed check panics.
-//! The suite kills no process and cuts no power.
+//! A [`Subject`] opens the device repeatedly, and says which bytes the suite may use; operations go
+//! through a [`Driver`]. The random part compares with a model in memory.
 
 mod daemon;
 mod driver;
@@ -52,7 +51,6 @@ pub fn run(subject: &Subject<'_>) {
         writes_are_read_back(&mut driver, subject, &device);
         zeroing_is_exact(&mut driver, &device, from);
         many_in_flight(&mut driver, &device, from, 0x5eed);
-        // Again, without the quick ways of zeroing.
         let plain = plain::without_fallocate(&(subject.open)());
         zeroing_is_exact(&mut driver, &plain, from);
         many_in_flight(&mut driver, &plain, from, 0xfeed);
@@ -80,7 +78,6 @@ fn in_registered_memory(subject: &Subject<'_>, device: &Device) {
     scattered::a_rest_goes_where_it_should(&mut driver, device, from);
     writes_are_read_back(&mut driver, subject, device);
     many_in_flight(&mut driver, device, from, 0xf1ed);
-    // Only these kinds use the ring.
     let direct = matches!(device.info().kind, DeviceKind::File | DeviceKind::Block);
     assert!(!direct || driver.ring.fixed_requests() > 100);
 }
@@ -180,7 +177,6 @@ fn writes_are_read_back(driver: &mut Driver, subject: &Subject<'_>, device: &Dev
         driver.write(device, at, &bytes);
         assert_eq!(driver.read(device, at, len), bytes, "at {at}");
         driver.run(device, Op::flush()).expect("flush");
-        // Another open sees the same.
         let other = (subject.open)();
         assert!(
             driver.read(&other, at, len) == bytes,
@@ -206,7 +202,6 @@ fn zeroing_is_exact(driver: &mut Driver, device: &Device, from: u64) {
             (page, page),
             (page + block, 4 * page),
             (0, 3 * 65536 + block),
-            // Never written before: stays zero.
             (3 << 20, 65536),
         ] {
             let area = 4 << 20;
@@ -295,7 +290,6 @@ fn writes_vanish(driver: &mut Driver, device: &Device, from: u64) {
         driver.run(device, op).expect("zeroing nothing");
     }
     if from > 0 {
-        // Spans label and data.
         let two = driver.buf(0, 2 * block as u32);
         let both = Op::write(from - block as u64, two);
         assert_eq!(driver.start(device, both, 1), Some(Err(Errno::INVAL)));

@@ -1,8 +1,5 @@
-//! A wrapper that rejects the quick ways of zeroing and punching, so that the slow ones are tested
-//! everywhere.
-//!
-//! The device below learns of the rejection as from a real device. Devices that use no requests are
-//! unaffected.
+//! A wrapper that rejects the quick ways of zeroing and punching, as a real device would, to test
+//! the slow ones.
 
 use std::sync::Arc;
 
@@ -17,7 +14,6 @@ use crate::ring::{Ring, RingIo};
 #[derive(Debug)]
 struct Plain(Arc<dyn Backend>);
 
-/// Wraps the device.
 pub(super) fn without_fallocate(device: &Device) -> Device {
     let below = device.backend.clone();
     Device::over(device.info().clone(), Arc::new(Plain(below)))

@@ -97,7 +97,6 @@ pub(super) fn bad_pieces_are_refused(driver: &mut Driver, device: &Device) {
     assert_eq!(driver.ring.queued(), 0, "a refused operation was queued");
 }
 
-/// Disjoint pieces of whole blocks.
 pub(super) fn places(block: u32) -> Vec<(u32, u32, u32)> {
     let pieces = [
         (5, 3, 1),
@@ -158,7 +157,6 @@ pub(super) fn pieces_are_read_and_written(driver: &mut Driver, device: &Device, 
     }
 }
 
-/// Simulates short transfers.
 pub(super) fn a_rest_goes_where_it_should(driver: &mut Driver, device: &Device, from: u64) {
     let block = device.info().block_bytes;
     let places = places(block);
@@ -168,7 +166,6 @@ pub(super) fn a_rest_goes_where_it_should(driver: &mut Driver, device: &Device, 
     for done in 1..blocks {
         fill(driver, &places, &vec![0xee; bytes.len()]);
         let mut op = Op::read_pieces(from, list(driver, &places));
-        // A kind that uses no requests has no short transfers.
         if device.backend.request(&mut op).is_none() {
             return;
         }

@@ -1,16 +1,15 @@
 //! The fence of files and block devices: locks on the open file to which requests refer.
 //!
-//! An open-file-description lock falls with the last reference to the open file, not at the
-//! process's exit. Each request in flight holds a reference, so the lock outlives the last request.
-//! Engine generation *g* locks byte 2^62 + g through the descriptor of its requests, which
-//! [`crate::Device`] never gives out and which is close-on-exec. Two engines may live side by side
-//! during an upgrade; a successor waits until all bytes below its own are free. A locked byte
-//! *above* its own means that it is the predecessor and must not start.
+//! An open-file-description lock falls with the last reference to the open file, and each request
+//! in flight holds one. So it outlives the process and the last request. Engine generation *g*
+//! locks byte 2^62 + g through the descriptor of its requests; [`crate::Device`] never gives that
+//! out, and it is close-on-exec. A successor waits until all bytes below its own are free. A locked
+//! byte *above* its own means that it is the predecessor and must not start.
 //!
 //! A daemon claims byte 2^62 - 1 or one of the 63 before it. A daemon that is killed while a device
-//! hangs keeps its claims on all devices. Its successor passes over those where it has nothing in
-//! flight (`dying`). Queries (`F_OFD_GETLK`) take no lock. The locks are on the inode of the path,
-//! so they don't fence two nodes of one block device, or two machines.
+//! hangs keeps its claims on all devices; its successor passes over those where it has nothing in
+//! flight (`dying`). Queries (`F_OFD_GETLK`) take no lock. Locks are on the path's inode: they
+//! don't fence two nodes of one block device, or two machines.
 #![allow(unsafe_code)]
 
 use std::ffi::CStr;
@@ -67,8 +66,8 @@ pub(crate) fn holders(fd: BorrowedFd<'_>, path: &Path) -> Result<Vec<Holder>, Fe
     Ok(found)
 }
 
-/// Claims a file for this daemon while the open file lives; returns whether a dying daemon was
-/// passed over. `name` is that of threads inside requests to it, if there are such.
+/// Claims a file while it is open; returns whether a dying daemon was passed over. `name` is that
+/// of threads inside requests to it.
 pub(crate) fn claim_for_daemon(
     fd: BorrowedFd<'_>,
     path: &Path,
@@ -84,8 +83,8 @@ pub(crate) fn claim_for_daemon(
     };
     let own = free.ok_or_else(held)?;
     lock(fd, path, own, Holder::Daemon)?;
-    // Checked after locking: if two daemons lock different bytes at once, at least one sees the
-    // other.
+    // Checked after locking: of two daemons that lock different bytes at once, at least one sees
+    // the other.
     let now = passable(fd, path, name);
     let is_alone = |now: &Vec<u64>| now.iter().all(|at| passed.contains(at));
     match now {
@@ -101,13 +100,12 @@ pub(crate) fn claim_for_daemon(
 }
 
 /// Claims a file that is no device, like [`crate::sync_io::SyncDevice::claim_for_daemon`]. Returns
-/// whether a dying process was passed over; fails with [`FenceError::Held`] if a living one holds
-/// it.
+/// whether it passed over a dying process.
 pub fn claim_file(file: &std::fs::File, path: &Path) -> Result<bool, FenceError> {
     claim_for_daemon(file.as_fd(), path, None)
 }
 
-/// The daemon bytes of other processes that are all dying, with nothing in flight here.
+/// Daemon bytes of dying processes with nothing in flight here; an error if another daemon has one.
 pub(crate) fn passable(
     fd: BorrowedFd<'_>,
     path: &Path,
@@ -135,16 +133,14 @@ pub(crate) fn passable(
     Ok(passed)
 }
 
-/// Takes a generation's byte, before the first request on `fd`.
 pub(crate) fn take(fd: BorrowedFd<'_>, path: &Path, generation: u64) -> Result<(), FenceError> {
     check(generation)?;
     let at = GENERATIONS_AT + generation;
     lock(fd, path, at, Holder::Engine { generation })?;
-    // Checked after locking: if two start at once, at least the older one sees the newer.
+    // Checked after locking: of two that start at once, at least the older one sees the newer.
     refuse_newer(fd, path, generation)
 }
 
-/// Whether no earlier generation has requests in flight.
 pub(crate) fn predecessors_gone(
     fd: BorrowedFd<'_>,
     path: &Path,
@@ -153,7 +149,6 @@ pub(crate) fn predecessors_gone(
     Ok(first_predecessor(fd, path, generation)?.is_none())
 }
 
-/// Sleeps until no earlier generation has requests in flight; returns how long that took.
 pub(crate) fn wait_for_predecessors(
     fd: BorrowedFd<'_>,
     path: &Path,
@@ -275,7 +270,7 @@ fn write_lock(at: u64, len: u64) -> libc::flock {
     let mut request: libc::flock = unsafe { std::mem::zeroed() };
     request.l_type = libc::F_WRLCK as libc::c_short;
     request.l_whence = libc::SEEK_SET as libc::c_short;
-    // Both are below 2^63: GENERATIONS_AT + MAX_GENERATION < 2^63, and callers stay below that.
+    // Both are below 2^63: GENERATIONS_AT + MAX_GENERATION < 2^63.
     request.l_start = at as libc::off_t;
     request.l_len = len as libc::off_t;
     request

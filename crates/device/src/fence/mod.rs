@@ -1,13 +1,11 @@
 //! The fence: keeps engines off a device until a dead engine's last request has ended there.
 //!
-//! After a process's exit, its writes still land and its reads overwrite memory. A successor must
+//! A process's writes land, and its reads overwrite memory, even after its exit. A successor must
 //! wait for that before it repeats requests in flight. Each kind has its own [`Fence`]: a lock to
-//! which each request refers (`lock`) for files and block devices; the process's exit for memory; a
-//! new association or a blocklist for a remote device. Engines have generations, so that two can
-//! live side by side during an upgrade. Daemons use [`Claims`].
-//!
-//! The fence doesn't stop a process that doesn't ask. A device that never answers is fenced
-//! forever: callers limit [`crate::Device::wait_for_predecessors`].
+//! which each request refers (`lock`), the process's exit for memory, a new association or a
+//! blocklist for a remote device. Engines have generations, so that two can live side by side
+//! during an upgrade. Daemons use [`Claims`]. A device that never answers is fenced forever:
+//! callers limit [`crate::Device::wait_for_predecessors`].
 
 pub(crate) mod lock;
 
@@ -17,23 +15,20 @@ use std::time::Duration;
 pub use self::lock::{claim_file, who_holds};
 use crate::dying::HoldingProcess;
 
-/// Generations must be below this.
 pub(crate) const MAX_GENERATION: u64 = 1 << 61;
 
 /// A device's fence between engines, each of which has a generation.
 pub(crate) trait Fence {
-    /// Takes a generation's place before the first request, until the device is dropped and its
-    /// last request has ended, even if the process dies. Fails if the generation is taken or a
-    /// newer one exists.
+    /// Takes a generation's place before the first request. It lasts until the device is dropped
+    /// and its last request has ended, even if the process dies.
     fn take(&self, generation: u64) -> Result<(), FenceError>;
 
     /// Whether no earlier generation has anything in flight. Must never return true too early;
     /// takes nothing.
     fn predecessors_gone(&self, generation: u64) -> Result<bool, FenceError>;
 
-    /// Sleeps until [`Fence::predecessors_gone`], at most for `limit`; returns the time taken. If a
-    /// kind's predecessors don't end by themselves, this shuts them out. Fails with
-    /// [`FenceError::TimedOut`] or [`FenceError::NewerEngine`].
+    /// Sleeps until [`Fence::predecessors_gone`], at most for `limit`; returns the time taken. Must
+    /// shut out predecessors that don't end by themselves.
     fn wait_for_predecessors(
         &self,
         generation: u64,
@@ -43,17 +38,14 @@ pub(crate) trait Fence {
 
 /// A device's claims by daemons, and a daemon's view of its fence.
 pub(crate) trait Claims {
-    /// Claims the device for this daemon while it is open. It must pass over a dying daemon with
-    /// nothing in flight here. `inside` is the name of threads inside a request. Fails with
-    /// [`FenceError::Held`] by a living daemon, or [`FenceError::Hangs`] if a dying one has a
-    /// request in flight.
+    /// Claims the device while it is open. It must pass over a dying daemon with nothing in flight
+    /// here; threads inside a request are called `inside`.
     fn claim(&self, inside: &CStr) -> Result<(), FenceError>;
 
     /// Checks [`Claims::claim`] without claiming; returns whether it would pass over a dying
     /// daemon.
     fn would_pass_over(&self, inside: &CStr) -> Result<bool, FenceError>;
 
-    /// Other holders of claims and generations.
     fn holders(&self) -> Result<Vec<Holder>, FenceError>;
 
     /// The earlier engine that still holds the fence, and its process if visible.

@@ -1,8 +1,8 @@
 //! The kind `block:/path`: disks, partitions, and NVMe namespaces.
 //!
-//! Reads and writes of an NVMe namespace go as NVMe commands where possible (`nvme`), past the
-//! kernel's block layer. Others, and retries after a failure, go through the ring as for a file.
-//! Each of the two descriptors carries a fence lock, because each has its own requests in flight.
+//! Where possible, reads and writes of a namespace are NVMe commands (`nvme`); the rest, and
+//! retries, use the block layer. Each of the two descriptors carries a fence lock for its own
+//! requests.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,13 +1,12 @@
 //! A file with configurable faults around it, for tests: errors, delays, hangs, torn writes, lost
 //! flushes, and blocks that kill or stop the engine.
 //!
-//! The file `.faults` beside it holds the faults ([`set`] replaces it atomically) and is read again
-//! whenever it has changed. Chance comes from the spec's seed, the engine's generation and the
-//! operation's number, so that runs can be repeated. The daemon gets only `daemon_error`,
-//! `daemon_delay` and `hang`. [`allow`] prevents accidental use.
-//!
-//! What a lost flush leaves after a power cut isn't simulated (see [`crate::volatile`]). A delayed
-//! or hanging operation isn't at the device yet, so it dies with its process.
+//! The file `.faults` beside it holds the faults ([`set`] replaces it atomically). Chance comes
+//! from the spec's seed, the engine's generation and the operation's number, so that runs can be
+//! repeated. The daemon gets only `daemon_error`, `daemon_delay` and `hang`. [`allow`] prevents
+//! accidental use. The effect of a lost flush after a power cut isn't simulated (see
+//! [`crate::volatile`]). A delayed or hanging operation isn't at the device yet, so it dies with
+//! its process.
 
 use std::fmt::{self, Write};
 use std::io;
@@ -41,15 +40,15 @@ const TRAP_BYTES: u64 = 4096;
 /// A device's faults. The default has none.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Faults {
-    /// Of a million operations, how many end with `EIO` and do nothing.
+    /// Per million operations: end with `EIO` and do nothing.
     pub error_ppm: u64,
-    /// Of a million writes, how many are carried out in part and end with `EIO`.
+    /// Per million writes: carried out in part, then `EIO`.
     pub torn_ppm: u64,
-    /// Of a million operations, how many begin late.
+    /// Per million operations: begin late.
     pub delay_ppm: u64,
     /// The longest delay, up to [`MAX_DELAY_MS`].
     pub delay_ms: u64,
-    /// Of a million of the daemon's reads, writes and flushes, how many end with `EIO`.
+    /// Per million reads, writes and flushes of the daemon: end with `EIO`.
     pub daemon_error_ppm: u64,
     /// Delay of each read, write and flush of the daemon.
     pub daemon_delay_ms: u64,
@@ -205,7 +204,6 @@ impl BackendKind for FaultyKind {
     }
 }
 
-/// The engine's device.
 #[derive(Debug)]
 struct Faulty {
     inner: Box<dyn Backend>,
@@ -213,7 +211,6 @@ struct Faulty {
     block_bytes: u32,
 }
 
-/// The daemon's device.
 #[derive(Debug)]
 struct SyncFaulty {
     inner: Box<dyn SyncBackend>,
@@ -235,7 +232,6 @@ struct Switches {
     known: Mutex<(Option<Stamp>, Faults)>,
 }
 
-/// Inode and time of the last change.
 type Stamp = (u64, i64, i64);
 
 impl Switches {
@@ -473,7 +469,6 @@ fn part_of_pieces(op: &Op, bufs: Bufs, chance: &mut Chance, block_bytes: u64) ->
         })
 }
 
-/// Random numbers of one operation.
 struct Chance(u64);
 
 impl Chance {

@@ -1,8 +1,7 @@
 //! The kind `file:/path`, and the daemon's I/O on every descriptor.
 //!
-//! The engine bypasses the page cache where the file system allows it ([`FileIo`]). The daemon uses
-//! it, so that nothing need be aligned and catalog reads are cached; a second descriptor bypasses
-//! it. Without read-ahead, its cache holds no tenants' data.
+//! The daemon uses the page cache, so that nothing need be aligned and catalog reads are cached; a
+//! second descriptor bypasses it. Without read-ahead, its cache holds no tenants' data.
 
 use std::ffi::CStr;
 use std::io;
@@ -88,7 +87,6 @@ pub(crate) struct SyncFile {
 }
 
 impl SyncFile {
-    /// I/O through the page cache alone.
     pub(crate) fn new(fd: OwnedFd, info: &DeviceInfo) -> Self {
         // Advice: it only affects speed.
         let _ = rustix::fs::fadvise(&fd, 0, None, Advice::Random);
@@ -100,7 +98,6 @@ impl SyncFile {
         }
     }
 
-    /// Adds a descriptor past the page cache, if the device has direct I/O.
     pub(crate) fn with_direct(mut self, info: &DeviceInfo) -> Self {
         if info.direct {
             let flags = OFlags::RDWR | OFlags::DIRECT | OFlags::CLOEXEC;

@@ -53,7 +53,6 @@ impl FileIo {
         &self.path
     }
 
-    /// The ring request of an operation; notes the method in it.
     #[inline]
     fn io(&self, op: &mut Op) -> RingIo<'_> {
         let (fd, offset_bytes) = (self.fd.as_fd(), op.offset_bytes);
@@ -124,7 +123,6 @@ impl FileIo {
         Finish::Failed(errno)
     }
 
-    /// Whether the file is long enough for an operation.
     #[cold]
     fn has(&self, op: &Op) -> bool {
         let stat = rustix::fs::fstat(&self.fd);

@@ -1,8 +1,5 @@
-//! Holds the operations of a test device while it hangs, without a thread for each.
-//!
-//! Operations are linked behind a poll of an eventfd that is readable while the device doesn't
-//! hang. When a caller finds the device hanging, a thread checks every 2 ms and then opens the
-//! gate.
+//! Holds the operations of a test device while it hangs, linked behind a poll of an eventfd. One
+//! thread checks every 2 ms whether the device still hangs.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -11,7 +8,6 @@ use std::time::Duration;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Errno;
 
-/// How often a hanging device is checked.
 pub(crate) const LOOK_AGAIN: Duration = Duration::from_millis(2);
 
 #[derive(Debug)]

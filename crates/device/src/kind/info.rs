@@ -1,6 +1,5 @@
-//! Plain values that describe a device and how to open it. Each kind fills them in.
-//!
-//! A kind with special treatment above has a constant in its file.
+//! Plain values that describe a device and how to open it. Kinds with special treatment above have
+//! a constant.
 
 use std::ffi::CString;
 use std::fmt;
@@ -18,7 +17,7 @@ pub struct OpenOptions {
     /// Create the missing file of a ram or null device.
     pub create_missing: bool,
     /// Hold a block device exclusively: refuses a mounted one and prevents mounts. For the daemon
-    /// only: engines of two generations have a device open at once.
+    /// only: two engines may have a device open.
     pub exclusive: bool,
 }
 
@@ -63,8 +62,8 @@ pub enum Identity {
 }
 
 impl Identity {
-    /// The name of threads that are inside a request to the device, at most 15 bytes. Rarely, two
-    /// devices share a name; their threads are then hard to tell apart.
+    /// The name of threads inside a request to the device, at most 15 bytes. Names may rarely
+    /// collide.
     pub(crate) fn thread_name(&self) -> CString {
         let (kind, a, b) = match *self {
             Self::Inode { dev, ino } => (b'i', dev, ino),

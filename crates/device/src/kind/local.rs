@@ -1,9 +1,7 @@
 //! Opens a local file or block device, and learns capacity, block size, alignment and identity.
 //!
 //! Devices open with `O_DIRECT`. The alignment is what the kernel reports (`STATX_DIOALIGN`), else
-//! the logical block or 4 KiB, with a note. Without direct I/O the device is buffered, with a note.
-//! Engine and daemon learn the same. Locks are in [`crate::fence`]; it misses two nodes of one
-//! block device, but [`Identity`] does not.
+//! the logical block or 4 KiB. Engine and daemon learn the same.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -17,7 +15,6 @@ use crate::error::DeviceError;
 use crate::file_limit;
 use crate::size::format_bytes;
 
-/// The smallest supported logical block.
 const MIN_BLOCK_BYTES: u32 = 512;
 const FALLBACK_ALIGN_BYTES: u32 = 4096;
 
@@ -45,7 +42,6 @@ pub(crate) struct Local {
     pub(crate) keeps: bool,
 }
 
-/// A path that is being opened.
 struct LocalOpening<'a> {
     local: &'a Local,
     path: PathBuf,
@@ -62,7 +58,6 @@ struct Alignment {
 }
 
 impl Local {
-    /// Opens the spec's path; creates a missing file if `options` says so.
     pub(crate) fn open(
         &self,
         spec: &DeviceSpec,
@@ -194,7 +189,6 @@ impl<'a> LocalOpening<'a> {
         Ok(found)
     }
 
-    /// Switches to buffered I/O.
     fn clear_direct(&self) -> Result<(), DeviceError> {
         let now = rustix::fs::fcntl_getfl(&self.fd).map_err(self.failed("reading its flags"))?;
         rustix::fs::fcntl_setfl(&self.fd, now - OFlags::DIRECT)
@@ -341,7 +335,6 @@ fn refuse_type(path: &Path, node: Node, found: FileType) -> Result<(), DeviceErr
     })
 }
 
-/// Creates a sparse file unless one exists.
 pub(crate) fn create_missing(path: &Path, size_bytes: u64) -> Result<(), DeviceError> {
     match create_file(path, size_bytes) {
         Ok(()) | Err(DeviceError::Exists { .. }) => Ok(()),

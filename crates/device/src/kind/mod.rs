@@ -1,9 +1,8 @@
 //! Kinds of devices. A new kind is one file here, its `mod` line, and one line in `registry`.
 //!
-//! [`BackendKind`] is a static value that opens devices; [`Backend`] is an open device for the
-//! engine, [`SyncBackend`] for the daemon. A wrapper, such as a test device, is a backend around
-//! another one. [`crate::Device`] and [`crate::sync_io::SyncDevice`] check bounds and alignment for
-//! all kinds.
+//! [`BackendKind`] opens devices, as a [`Backend`] for the engine or a [`SyncBackend`] for the
+//! daemon. A wrapper is a backend around another one. [`crate::Device`] and
+//! [`crate::sync_io::SyncDevice`] check bounds and alignment for all kinds.
 
 pub(crate) mod block;
 #[cfg(feature = "test-device")]
@@ -77,11 +76,8 @@ pub(crate) struct Opened<T> {
 pub(crate) trait Backend: Debug + Send + Sync {
     /// Starts an operation that is inside the device and aligned. It must end the operation at
     /// once, or leave exactly one entry in the ring that completes with `user_data` at the end.
-    /// With [`Submitted::RingFull`] it leaves nothing.
-    ///
-    /// A kind with its own threads leaves an entry that waits for them, such as a poll. The memory
-    /// of `op` stays valid until that completion was taken. `op` also holds what `finish` must
-    /// know. The default submits [`Backend::request`].
+    /// With [`Submitted::RingFull`] it leaves nothing. The memory of `op` stays valid until the
+    /// completion was taken; `op` also holds what `finish` must know.
     #[inline]
     fn submit(&self, ring: &mut Ring, op: &mut Op, user_data: u64) -> Submitted {
         match self.request(op) {
@@ -94,8 +90,8 @@ pub(crate) trait Backend: Debug + Send + Sync {
     /// return the whole rest; it must not retry an error of the device.
     fn finish(&self, op: Op, result: i32) -> Finish;
 
-    /// The ring request that alone carries an operation out; a wrapper may delay it. Notes in `op`
-    /// what `finish` must know. `None`: the wrapper waits first, then calls `submit`.
+    /// The ring request that alone carries an operation out; a wrapper may delay it. `None`: the
+    /// wrapper waits first, then calls `submit`.
     fn request(&self, _op: &mut Op) -> Option<RingIo<'_>> {
         None
     }
@@ -112,12 +108,10 @@ pub(crate) trait Backend: Debug + Send + Sync {
         Err(Errno::OPNOTSUPP)
     }
 
-    /// Whether it takes NVMe commands, on rings that are prepared for them.
     fn is_native(&self) -> bool {
         false
     }
 
-    /// How many NVMe commands it has executed.
     fn native_commands(&self) -> u64 {
         0
     }
@@ -127,7 +121,6 @@ pub(crate) trait Backend: Debug + Send + Sync {
     fn fence(&self) -> &dyn Fence;
 }
 
-/// Which operations need no ring.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct AtOnce {
     /// All reads and writes are copies in memory.
@@ -143,7 +136,6 @@ impl AtOnce {
         nothing_from_bytes: u64::MAX,
     };
 
-    /// Whether each operation ends while it is submitted.
     pub(crate) fn is_always(self) -> bool {
         self.copies || self.nothing_from_bytes < u64::MAX
     }
@@ -155,12 +147,11 @@ pub(crate) trait SyncBackend: Debug + Send + Sync {
     /// Reads all of `into`, as last written here, durable or not.
     fn read_at(&self, offset_bytes: u64, into: &mut [u8]) -> io::Result<()>;
 
-    /// Writes all of `from`; durable only after [`SyncBackend::sync`]. After an error any part may
-    /// be written.
+    /// Writes all of `from`; durable only after [`SyncBackend::sync`]. An error may leave a part
+    /// written.
     fn write_at(&self, offset_bytes: u64, from: &[u8]) -> io::Result<()>;
 
-    /// Makes all writes durable, the device's own cache included. After an error, nothing is known
-    /// of the writes since the last sync.
+    /// Makes all writes durable, the device's own cache included. After an error, they may be lost.
     fn sync(&self) -> io::Result<()>;
 
     /// Reads all of `into` if that needs no request to the device; returns whether it did.
@@ -184,7 +175,6 @@ pub(crate) trait SyncBackend: Debug + Send + Sync {
     /// Drops cached data of this device: an engine may have written past the cache.
     fn drop_cache(&self) {}
 
-    /// The device's present state, which may differ from that at open.
     fn look_now(&self) -> io::Result<DeviceNow>;
 
     /// Its claims and locks: those that [`Backend::fence`] takes.

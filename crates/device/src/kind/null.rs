@@ -93,7 +93,6 @@ impl Backend for Null {
             return Submitted::Done(Ok(()));
         }
         if op.offset_bytes < self.nothing_from_bytes {
-            // No operation may span label and data.
             if op.offset_bytes + op.len_bytes > self.nothing_from_bytes {
                 return Submitted::Done(Err(Errno::INVAL));
             }

@@ -2,11 +2,11 @@
 //!
 //! The kernel has a character device (`/dev/ngXnY`) beside a namespace's block device, which takes
 //! NVMe commands through io_uring. Its descriptor carries a fence lock too. A command that is too
-//! long, that has pieces which don't fit pages, or that fails goes through the block device; there
-//! the kernel splits, retries and judges. Flushes and zeroing always go that way: they reach the
-//! same drive. A partition, metadata, zones, or a character device that is missing or forbidden
-//! rule out native use. That must be equal for all engines of a pool, so don't withdraw the
-//! permission while one runs. There is no polling and no admin command.
+//! long, has pieces that don't fit pages, or fails goes through the block device; there the kernel
+//! splits, retries and judges. Flushes and zeroing always do: they reach the same drive.
+//! Partitions, metadata and zones rule out native use, and so does a missing or forbidden character
+//! device. That must be equal for all engines of a pool, so don't withdraw the permission while one
+//! runs.
 #![allow(unsafe_code)]
 
 use std::fs;
@@ -27,10 +27,8 @@ const NVME_IOCTL_ID: u64 = 0x4e40;
 /// NVM Command Set 1.0, 3.2.4 and 3.2.6.
 const OPCODE_WRITE: u8 = 0x01;
 const OPCODE_READ: u8 = 0x02;
-/// Force Unit Access, in command dword 12.
 const FUA: u32 = 1 << 30;
 
-/// A namespace's character device.
 #[derive(Debug)]
 pub(crate) struct Native {
     fd: OwnedFd,
@@ -43,9 +41,9 @@ pub(crate) struct Native {
 }
 
 impl Native {
-    /// Finds the character device of a block device; `None` if it has none or it can't be used. If
-    /// that can't be determined, the result must be an error. An earlier engine's commands lock
-    /// only this descriptor, so a successor without it would not wait for them.
+    /// Finds the character device of a block device, if usable. If that can't be determined, the
+    /// result must be an error: an earlier engine's commands lock only this descriptor, so a
+    /// successor without it would not wait for them.
     pub(crate) fn find(
         major: u32,
         minor: u32,
@@ -111,7 +109,6 @@ impl Native {
         self.fd.as_fd()
     }
 
-    /// Successful commands.
     pub(crate) fn done(&self) -> u64 {
         self.done.load(Ordering::Relaxed)
     }
@@ -139,8 +136,8 @@ impl Native {
             IoMemory::Many(bufs) => (bufs.ptr().addr().get(), bufs.count()),
         };
         let lba = op.offset_bytes >> self.block_shift;
-        // The layout of `struct nvme_uring_cmd` (`linux/nvme_ioctl.h`): the first dwords of the
-        // command without its id, addresses and lengths in place of its pointers, then dwords 10 to
+        // The layout of `struct nvme_uring_cmd` (`linux/nvme_ioctl.h`): the command's first dwords
+        // without its id, then addresses and lengths in place of its pointers, then dwords 10 to
         // 15.
         let mut bytes: CommandBytes = [0; 80];
         bytes[0] = opcode;

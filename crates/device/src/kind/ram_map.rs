@@ -2,10 +2,10 @@
 //! call.
 //!
 //! Touching a page that a full tmpfs lacks kills the process (SIGBUS). So a bit per page says that
-//! the page is known to exist; pages without it go through a system call, which returns an error
-//! instead. Existing pages are learned 64 KiB at a time. A punch clears bits. It shuts the region
-//! and waits for the copies counted inside, so that no copy is between its check of the bit and its
-//! touch. A copy that finds a region shut doesn't wait but uses the system call.
+//! the page exists; other pages go through a system call, which returns an error instead. A punch
+//! clears bits. It shuts the region and waits for the copies counted inside, so that no copy is
+//! between its check of the bit and its touch. A copy that finds a region shut uses the system
+//! call.
 //!
 //! On the first touch the kernel maps one page for a write, but also its neighbours for a read. So
 //! the first copy into a complete chunk reads a byte of it before. If someone shortens the file,
@@ -57,7 +57,6 @@ unsafe impl Send for RamMap {}
 unsafe impl Sync for RamMap {}
 
 impl RamMap {
-    /// Maps the first `len_bytes` of the file, which must have them.
     pub(crate) fn map(fd: BorrowedFd<'_>, len_bytes: u64) -> Result<Self, Errno> {
         let len = usize::try_from(len_bytes).map_err(|_| Errno::NOMEM)?;
         // SAFETY: a new mapping at an address that the kernel chooses. Wrong with MAP_FIXED.
@@ -88,7 +87,6 @@ impl RamMap {
         Ok(ram)
     }
 
-    /// The caller has checked the range; the buffer is valid for the call.
     pub(crate) fn read(
         &self,
         fd: BorrowedFd<'_>,
@@ -121,7 +119,6 @@ impl RamMap {
         })
     }
 
-    /// As for `read`.
     pub(crate) fn write(
         &self,
         fd: BorrowedFd<'_>,
@@ -152,7 +149,6 @@ impl RamMap {
         })
     }
 
-    /// Zeroes the range and frees its memory.
     pub(crate) fn punch(
         &self,
         fd: BorrowedFd<'_>,
@@ -209,14 +205,12 @@ impl RamMap {
         &self.regions[(at / REGION_BYTES) as usize % REGION_COUNTERS]
     }
 
-    /// Counts a copy in; `None` while a punch has the region shut.
     fn enter(&self, at: u64) -> Option<Inside<'_>> {
         let inside = Inside(self.region(at));
         let before = inside.0.inside.fetch_add(1, Ordering::SeqCst);
         (before & SHUT == 0).then_some(inside)
     }
 
-    /// Waits until this caller has the region alone.
     fn shut(&self, at: u64) -> Shut<'_> {
         let region = self.region(at);
         while region.inside.fetch_or(SHUT, Ordering::SeqCst) & SHUT != 0 {
@@ -310,7 +304,6 @@ impl RamMap {
         }
     }
 
-    /// The `present` bits of a chunk.
     fn known_of(&self, chunk: u64) -> u64 {
         let first = chunk * CHUNK_PAGES;
         self.present[(first / 64) as usize].load(Ordering::Acquire) >> (first % 64) & ALL_OF_CHUNK
@@ -473,12 +466,11 @@ mod tests {
         ram.write(fd, 17 * PAGE_BYTES, buf)?;
         assert!(!ram.is_found(fd, 19 * PAGE_BYTES, 8192));
         assert_eq!(known(&ram), (0..20).collect::<Vec<_>>());
-        // A write that begins in a hole marks only its own pages.
         ram.write(fd, 21 * PAGE_BYTES, buf)?;
         ram.write(fd, 32 * PAGE_BYTES, buf)?;
         let mut pages: Vec<u64> = (0..20).chain([21, 22, 32, 33]).collect();
         assert_eq!(known(&ram), pages);
-        // A read marks what it found, to the end of the device at most.
+        // A read marks the pages that it found, to the end of the device at most.
         ram.read(fd, 30 * PAGE_BYTES, buf.slice(0, 4096).expect("inside"))?;
         ram.read(fd, 40 * PAGE_BYTES, buf.slice(0, 512).expect("inside"))?;
         pages.extend([30, 40]);

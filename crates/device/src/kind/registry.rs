@@ -1,6 +1,4 @@
-//! The list of all kinds. A kind is registered by one line in [`KINDS`].
-//!
-//! A spec's text names its kind; for a bare path, the file system tells it.
+//! The list of all kinds. A spec's text names its kind; for a bare path, the file system tells it.
 
 use std::path::Path;
 use std::str::FromStr;
@@ -89,7 +87,6 @@ fn parse(spec: &str, base_dir: Option<&Path>) -> Result<DeviceSpec, SpecError> {
     }
 }
 
-/// Examples of all kinds, for a sentence.
 fn known() -> String {
     let examples = KINDS.iter().map(|kind| kind.example());
     let mut examples: Vec<&str> = examples.filter(|example| !example.is_empty()).collect();

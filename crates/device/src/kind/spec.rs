@@ -141,13 +141,9 @@ impl DeviceSpec {
     }
 }
 
-/// A spec's text, for its kind to parse.
 pub(crate) struct SpecText<'a> {
-    /// The whole text, for messages.
     pub(super) whole: &'a str,
-    /// The text after the kind.
     pub(super) rest: &'a str,
-    /// The base of relative paths.
     pub(super) base_dir: Option<&'a Path>,
 }
 

@@ -1,8 +1,7 @@
 //! A kind for this crate's tests: threads and a fence of its own, as a remote device has them.
 //!
-//! A "server" in this process has the bytes in a file. Each open device has an association, whose
-//! thread carries operations out by system calls; the ring polls an eventfd for each. An engine's
-//! association ends with its last operation, which is the fence.
+//! A "server" in this process has the bytes. Each open device has an association with a thread,
+//! which ends with its last operation: the fence.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::CStr;
@@ -160,7 +159,6 @@ struct OpOutcome {
     ended: OwnedFd,
 }
 
-/// An engine's association.
 #[derive(Debug)]
 struct Threads {
     server: Arc<ByteServer>,
@@ -282,7 +280,6 @@ impl Fence for Threads {
     }
 }
 
-/// The daemon's association.
 #[derive(Debug)]
 struct SyncThreads(Arc<ByteServer>);
 

@@ -1,7 +1,7 @@
 //! Requests that wait before they begin, and completions without a request: for test devices.
 //!
-//! A request is linked behind a poll or a timeout; the ring takes both entries or neither. An
-//! answer is a message to the ring itself, which brings any result and user data.
+//! A request is linked behind a poll or a timeout. An answer is a message to the ring itself, with
+//! any result and user data.
 
 use std::os::fd::{AsRawFd, BorrowedFd};
 
@@ -43,7 +43,6 @@ impl Ring {
         unsafe { self.push(&request.0) }
     }
 
-    /// Queues a request that starts when `gate` becomes readable.
     pub(crate) fn push_request_behind(
         &mut self,
         gate: BorrowedFd<'_>,
@@ -53,7 +52,6 @@ impl Ring {
         self.push_linked(wait, request)
     }
 
-    /// Queues a request that starts after `delay`.
     pub(crate) fn push_request_after(
         &mut self,
         delay: &'static Timespec,

@@ -3,9 +3,8 @@
 //! A ring belongs to its thread (`SINGLE_ISSUER`; the type isn't `Send`). Completions run when the
 //! thread enters the kernel (`COOP_TASKRUN`); a flag of the kernel says when that is worth a system
 //! call. `DEFER_TASKRUN` is off by default, and device files aren't registered: with either, a
-//! killed process's locks fall about 40 ms later. There is no polled I/O, `SQPOLL`, multishot or
-//! buffer ring. Dropping a ring waits for nothing: requests in flight go on, and their buffers must
-//! stay (see [`crate::Buf::new`]).
+//! killed process's locks fall about 40 ms later. Dropping a ring waits for nothing: requests in
+//! flight go on, and their buffers must stay (see [`crate::Buf::new`]).
 #![allow(unsafe_code)]
 
 mod kernel;
@@ -40,12 +39,10 @@ pub const RESERVED_USER_DATA: u64 = u64::MAX;
 /// One io_uring. See the module.
 pub struct Ring {
     inner: IoUring,
-    /// The ring for NVMe commands, if prepared.
     native: Option<Box<NativeRing>>,
     /// Memory that is registered with both rings.
     fixed: Fixed,
     options: RingOptions,
-    /// SINGLE_ISSUER: only the creating thread may submit.
     _not_send: PhantomData<*mut ()>,
 }
 
@@ -132,9 +129,8 @@ impl Ring {
         unsafe { self.push(&entry) }
     }
 
-    /// Prepares the ring for NVMe commands ([`crate::Device::is_native`]); later calls do nothing.
-    /// It costs a second ring in the kernel. On an error, such devices work through the block
-    /// layer.
+    /// Prepares the ring for NVMe commands ([`crate::Device::is_native`]), with a second ring in
+    /// the kernel. On an error, such devices work through the block layer.
     pub fn prepare_native(&mut self) -> io::Result<()> {
         if self.native.is_none() {
             self.native = Some(Box::new(NativeRing::new(&self.options, &self.fixed)?));

@@ -17,7 +17,6 @@ use super::request::CommandBytes;
 use crate::fixed::Fixed;
 use crate::mem::IoMemory;
 
-/// User data of the poll for completions of the second ring.
 pub(super) const NATIVE_USER_DATA: u64 = u64::MAX - 1;
 
 /// `linux/nvme_ioctl.h`: `_IOWR('N', 0x80, struct nvme_uring_cmd)`, whose size is 72, and 0x81 for
@@ -32,7 +31,6 @@ pub(super) struct NativeRing {
 }
 
 impl NativeRing {
-    /// Registers the memory that the first ring knows.
     pub(super) fn new(options: &RingOptions, fixed: &Fixed) -> io::Result<Self> {
         let inner = super::build(options)?;
         fixed.also(&inner.submitter())?;

@@ -1,7 +1,5 @@
-//! A device's request, before it is an entry of a ring.
-//!
-//! In registered memory it becomes the fixed kind of entry, which costs the kernel less. Nothing
-//! here allocates.
+//! A device's request, before it is an entry of a ring. In registered memory it becomes the fixed
+//! kind of entry.
 
 use std::os::fd::{AsRawFd, BorrowedFd};
 
@@ -30,7 +28,6 @@ pub(crate) enum RingIo<'a> {
     Flush {
         fd: BorrowedFd<'a>,
     },
-    /// An NVMe command, for the second ring.
     Native {
         fd: BorrowedFd<'a>,
         memory: IoMemory,
@@ -92,7 +89,6 @@ impl RingIo<'_> {
                     .rw_flags(if dsync { libc::RWF_DSYNC } else { 0 })
                     .build()
             }
-            // No other request has registered memory.
             _ => opcode::Nop::new().build(),
         }
     }

@@ -10,7 +10,6 @@ use rustix::io::Errno;
 
 use super::{write_all, zero};
 
-/// Position of the first record.
 pub(crate) const HEADER_BYTES: u64 = 4096;
 const RECORD_HEADER_BYTES: usize = 48;
 const MARK: u64 = u64::from_le_bytes(*b"volatile");
@@ -65,7 +64,6 @@ impl Read {
         })
     }
 
-    /// The position after it.
     pub(crate) fn end(&self) -> u64 {
         self.at + RECORD_HEADER_BYTES as u64 + self.body.len() as u64
     }
@@ -75,7 +73,6 @@ fn word(bytes: &[u8]) -> u64 {
     bytes.try_into().map_or(0, u64::from_le_bytes)
 }
 
-/// Every changed bit changes the sum.
 fn checksum(header: &[u8], body: &[u8], at: u64) -> u64 {
     let mut sum = at ^ MARK;
     for part in [header, body] {
@@ -167,7 +164,6 @@ impl WriteJournal {
         }
     }
 
-    /// The record at a position; `None` if there is no whole one.
     pub(crate) fn read(&self, at: u64) -> Result<Option<Read>, Errno> {
         let mut header = [0; RECORD_HEADER_BYTES];
         if !self.read_all(at, &mut header)? {
@@ -177,7 +173,6 @@ impl WriteJournal {
         if number(0) != MARK || number(4) > MAX_BODY_BYTES {
             return Ok(None);
         }
-        // At most 64 MiB.
         let mut body = vec![0; number(4) as usize];
         let whole = self.read_all(at + RECORD_HEADER_BYTES as u64, &mut body)?;
         if !whole || number(5) != checksum(&header[..RECORD_HEADER_BYTES - 8], &body, at) {

@@ -1,15 +1,12 @@
 //! A device with a volatile write cache whose power a test can cut with [`crate::power::cut`].
 //!
 //! The file at the device's path is what reads see, and carries the fence's locks. `.journal`
-//! records every write, zeroing and flush since the last cut ([`journal`]). A record is appended
-//! under a file lock before the visible file changes, so that the next process after a kill repairs
-//! the last step. `.stable` is what the last cut left. A flush covers writes that had *ended* (in
+//! records every change and flush since the last cut ([`journal`]). A record is appended under a
+//! file lock before the visible file changes, so that the next process after a kill repairs the
+//! last step. `.stable` is what the last cut left. A flush covers writes that had *ended* (in
 //! [`crate::Device::finish`]) when it was submitted, and only once it has ended too. While the file
-//! `.hang` exists, no operation begins or ends; while `.fail` exists, each ends with `EIO`.
-//!
-//! It is for tests (cargo feature `test-device`): slow, and its journal grows until the cut. One
-//! process's flush may cover another's writes in flight. A hanging operation holds no fence lock
-//! beyond its process.
+//! `.hang` exists, no operation begins or ends; while `.fail` exists, each ends with `EIO`. One
+//! process's flush may cover another's writes in flight. The journal grows until the cut.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -36,7 +33,6 @@ pub(crate) mod journal;
 
 use journal::{JournalRecord, WriteJournal};
 
-/// The file that holds what the last cut left.
 pub(crate) fn stable_path(device: &Path) -> PathBuf {
     beside(device, "stable")
 }
@@ -81,7 +77,6 @@ const LOCAL: Local = Local {
 pub(super) struct VolatileKind;
 
 impl VolatileKind {
-    /// Creates missing files beside the visible one, if `options` says so.
     fn create(spec: &DeviceSpec, options: &OpenOptions) -> Result<(), DeviceError> {
         if let (true, Some(size_bytes)) = (options.create_missing, spec.size_bytes()) {
             create_missing(spec.path(), size_bytes)?;
@@ -132,7 +127,6 @@ impl BackendKind for VolatileKind {
     }
 }
 
-/// The engine's device.
 #[derive(Debug)]
 struct Volatile {
     file: FileIo,
@@ -187,7 +181,6 @@ impl Backend for Volatile {
     }
 }
 
-/// The daemon's device.
 #[derive(Debug)]
 struct SyncVolatile {
     file: SyncFile,
@@ -244,7 +237,6 @@ struct CacheState {
 }
 
 impl Cache {
-    /// Opens the journal and repairs its last step.
     fn open(device: &Path, visible: BorrowedFd<'_>) -> Result<Self, DeviceError> {
         let path = journal_path(device);
         let failed = |doing| {
