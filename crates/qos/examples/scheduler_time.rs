@@ -1,9 +1,8 @@
-//! How long the end of a window takes, by active tenants: `cargo xtask sim scheduler_time` runs this, in release.
+//! Times the end of a window for several numbers of active tenants:
+//! `cargo xtask sim scheduler_time`, in release.
 //!
-//! Design: a scheduler of 1024 tenants with a lane each. In each window those that are active begin I/Os: every other one
-//! keeps to its base, the rest burst, and something of theirs waits. Only [`Scheduler::turn`] is timed. A line each: how many are
-//! active, the median, the 99th of a hundred, ns.
-//! Not here: what turns cost besides, like looking at the time.
+//! Half of the active tenants stay within their base; the others burst and wait. A line has the
+//! number of active tenants, the median and the 99th percentile in ns.
 
 use forebay_qos::budget::{Budget, Burst, Rate};
 use forebay_qos::cost::Frontends;

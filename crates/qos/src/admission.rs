@@ -1,35 +1,33 @@
-//! Whom a node can take.
+//! Decides which bases a node can promise.
 //!
-//! **Design.** A base is guaranteed if the most that it can use of each resource, whatever the sizes and operations, fits
-//! beside that of all others into what was measured of the node. More can be promised, as a setting says (oversubscription);
-//! then interference has a probability, and it is told: of N tenants of which each wants its base with probability p,
-//! that k or more do is `1 - sum(i < k) C(N, i) p^i (1 - p)^(N - i)`. **Not here:** measuring; which
-//! reactor gives it ([`crate::placement`]).
+//! A base is guaranteed if its worst mix of sizes and operations fits into the node beside all
+//! others. Oversubscription promises more, so bases can interfere. Reactors are chosen in
+//! [`crate::placement`].
 
 use crate::budget::{BadBudget, Budget, LEAST, Rate};
 use crate::cost::CostTable;
 use crate::params::Params;
 use crate::resources::{Resource, SHARED, SHARED_RESOURCES};
 
-/// What was measured of a node, a second.
+/// The measured capacity of a node, per second.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Capacity {
-    /// Reactors, each with a processor of its own.
+    /// Reactors, each with its own processor.
     pub reactors: u32,
-    /// Devices that can be read from at once at their whole speed, in the costs' terms: 1 if costs are of all devices.
+    /// Devices that read at full speed at once; 1 if costs describe all together.
     pub device_reads: f64,
-    /// The same of writes.
+    /// Devices that write at full speed at once.
     pub device_writes: f64,
-    /// Bytes a second that can come in.
+    /// Bytes per second in.
     pub link_in: f64,
-    /// Bytes a second that can go out.
+    /// Bytes per second out.
     pub link_out: f64,
-    /// Operations a second that the software carries at most.
+    /// Operations per second in software.
     pub operations: f64,
 }
 
 impl Capacity {
-    /// Of each resource, a second, in the units of costs.
+    /// Capacity per second, in the units of costs.
     #[must_use]
     pub fn per_second(&self) -> [f64; SHARED] {
         [
@@ -43,14 +41,13 @@ impl Capacity {
     }
 }
 
-/// Of what is measured, so much may be promised: the reserve is nobody's base.
+/// The part that may be promised: all but the reserve.
 #[must_use]
 pub fn usable(params: &Params) -> f64 {
     f64::from(params.utilisation * (1.0 - params.reserve_most))
 }
 
-/// The largest base like this one of which `has` says that there is so much: the same, smaller, but not below the least that
-/// there is; nothing if not even that.
+/// The largest base with these proportions that `has` accepts; zero if that is below [`LEAST`].
 pub fn largest(base: Rate, has: impl Fn(Rate) -> bool) -> Rate {
     let of = |part: f64| Rate {
         iops: ((base.iops as f64 * part) as u64).max(LEAST.iops),
@@ -71,31 +68,31 @@ pub fn largest(base: Rate, has: impl Fn(Rate) -> bool) -> Rate {
     of(fits)
 }
 
-/// A node and what it has promised.
+/// A node and its promises.
 #[derive(Clone, Debug)]
 pub struct Node {
     capacity: Capacity,
-    /// Of what is there, so much may be promised: 1 guarantees all of it.
+    /// 1: all bases are guaranteed.
     oversubscription: f64,
     usable: f64,
     promised: [f64; SHARED],
     tenants: u32,
 }
 
-/// A tenant that is not taken.
+/// Why a tenant is refused.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum Refused {
-    /// Its budget can't be.
+    /// Invalid budget.
     Bad(BadBudget),
-    /// There isn't so much.
+    /// Its base doesn't fit.
     Full {
-        /// Of what.
+        /// The scarcest resource.
         resource: Resource,
-        /// So much of the node's would be needed, per cent.
+        /// Need, in percent of the node.
         needed_percent: f64,
-        /// So much is left, per cent.
+        /// Room, in percent of the node.
         left_percent: f64,
-        /// The same base, smaller: this much would fit.
+        /// A base that would fit.
         fits: Rate,
     },
 }
@@ -132,7 +129,7 @@ impl std::fmt::Display for Refused {
 impl std::error::Error for Refused {}
 
 impl Node {
-    /// A node that has promised nothing yet. `oversubscription` below 1 counts as 1.
+    /// A node without promises; `oversubscription` is at least 1.
     #[must_use]
     pub fn new(capacity: Capacity, params: &Params, oversubscription: f64) -> Self {
         Self {
@@ -144,8 +141,7 @@ impl Node {
         }
     }
 
-    /// Takes a tenant, if its base fits beside the others'.
-    /// Errors: what there is too little of, and what would fit.
+    /// Promises a tenant its base if it fits.
     pub fn take(&mut self, budget: &Budget, costs: &CostTable) -> Result<(), Refused> {
         budget.check().map_err(Refused::Bad)?;
         let most = costs.most_of(budget.base);
@@ -176,7 +172,7 @@ impl Node {
         Ok(())
     }
 
-    /// One that was promised before, whatever there is now.
+    /// Counts a base that was promised earlier, whether it fits or not.
     pub fn keep(&mut self, budget: &Budget, costs: &CostTable) {
         for (promised, most) in self.promised.iter_mut().zip(costs.most_of(budget.base)) {
             *promised += most;
@@ -184,7 +180,7 @@ impl Node {
         self.tenants += 1;
     }
 
-    /// Gives back what [`Self::take`] took.
+    /// Withdraws a promise.
     pub fn release(&mut self, budget: &Budget, costs: &CostTable) {
         for (promised, most) in self.promised.iter_mut().zip(costs.most_of(budget.base)) {
             *promised = (*promised - most).max(0.0);
@@ -192,7 +188,7 @@ impl Node {
         self.tenants = self.tenants.saturating_sub(1);
     }
 
-    /// What of each resource is promised, as a part of what may be without oversubscription.
+    /// The promised part of each resource, without oversubscription.
     #[must_use]
     pub fn promised(&self) -> [f64; SHARED] {
         let whole = self.capacity.per_second();
@@ -201,19 +197,18 @@ impl Node {
         })
     }
 
-    /// Tenants that were taken.
+    /// Tenants with a promise.
     #[must_use]
     pub fn tenants(&self) -> u32 {
         self.tenants
     }
 
-    /// What of a resource can still be promised, a second.
     fn left(&self, resource: usize) -> f64 {
         self.capacity.per_second()[resource] * self.usable * self.oversubscription
             - self.promised[resource]
     }
 
-    /// How many tenants of the mean base can have it at once: of the resource that ends first.
+    /// How many tenants with the mean base can use it at once.
     #[must_use]
     pub fn at_once(&self) -> u32 {
         let mut least = f64::from(self.tenants);
@@ -222,18 +217,18 @@ impl Node {
                 least = least.min(whole * self.usable * f64::from(self.tenants) / promised);
             }
         }
-        // Exactly full is not over.
         (least + 1e-9).floor() as u32
     }
 
-    /// The probability that bases can't all be had, when each tenant wants its base with probability `wants`.
+    /// The probability of interference if each tenant wants its base with probability `wants`.
     #[must_use]
     pub fn interference(&self, wants: f64) -> f64 {
         interference(self.tenants, self.at_once() + 1, wants)
     }
 }
 
-/// Of `tenants`, each of which wants its base with probability `p`: the probability that `k` or more do at once.
+/// The probability that `k` or more of `tenants` want their base at once:
+/// `1 - sum(i < k) C(N, i) p^i (1 - p)^(N - i)`.
 #[must_use]
 pub fn interference(tenants: u32, k: u32, p: f64) -> f64 {
     if k > tenants {
@@ -246,7 +241,7 @@ pub fn interference(tenants: u32, k: u32, p: f64) -> f64 {
     if p == 0.0 || p == 1.0 {
         return p;
     }
-    // In logarithms, from the larger side: C(n, i) is too large for a number.
+    // In logarithms and from the larger side, because C(n, i) overflows.
     let (ln_p, ln_q) = (p.ln(), (-p).ln_1p());
     let mut ln_choose = 0.0;
     let mut sum = 0.0;
@@ -302,7 +297,6 @@ mod tests {
     fn more_base_than_there_is_says_what_would_fit() {
         let table = table();
         let mut node = node(1.0);
-        // A write costs 1364 ns of a processor and 0.04 ns a byte more in the worst case: 1.53 us; two processors do 1.3 M.
         let refused = node.take(&budget(2_000_000), &table);
         assert!(matches!(refused, Err(Refused::Bad(_))), "{refused:?}");
         let mut large = budget(999_999);
@@ -318,7 +312,6 @@ mod tests {
                 .is_err_and(|text| text.contains("processor time") && text.contains("fits")),
             "{text:?}"
         );
-        // What is said to fit does, and no more.
         large.base = fits;
         assert_eq!(node.take(&large, &table), Ok(()));
         assert!(node.take(&budget(1000), &table).is_err());
@@ -350,7 +343,7 @@ mod tests {
 
     #[test]
     fn the_papers_formula() {
-        // By hand: of 3, at least 2 with 1/2 each: 3/8 + 1/8.
+        // By hand: at least 2 of 3 at p = 1/2 is 3/8 + 1/8.
         assert!((interference(3, 2, 0.5) - 0.5).abs() < 1e-12);
         assert!((interference(10, 1, 0.1) - (1.0 - 0.9f64.powi(10))).abs() < 1e-12);
         assert_eq!(interference(5, 6, 0.9), 0.0);

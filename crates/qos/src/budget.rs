@@ -1,58 +1,56 @@
-//! What a tenant or a volume may use, as people state it.
+//! The budget of a tenant or a volume.
 //!
-//! **Design.** A base that is theirs at any time, and a burst limit that is reached out of what others leave: by credit,
-//! which is earned below the base and spent above it, or metered, where all above the base is counted for a bill. Both in
-//! operations and in bytes a second. What cannot be is refused with which number it is and what could be.
-//! **Not here:** whether a node has it ([`crate::admission`]).
+//! A base is available at any time. Bursts above it, up to a limit, use resources that others
+//! leave. They spend credit, which unused base has saved, or are metered for a bill.
 
 use serde::{Deserialize, Serialize};
 
-/// Operations and bytes a second.
+/// Operations and bytes per second.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Hash, Serialize, Deserialize)]
 pub struct Rate {
-    /// Operations a second.
+    /// IOPS.
     pub iops: u64,
-    /// Bytes a second.
+    /// Bytes per second.
     pub bytes: u64,
 }
 
-/// How a tenant comes above its base.
+/// How a tenant may burst.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, Serialize, Deserialize)]
 pub enum Burst {
-    /// What was not used of the base, for as long as that of so many seconds at most.
+    /// Spends saved base.
     Credit {
-        /// So many seconds of whole base can be saved.
+        /// Cap of the credit, in seconds of base.
         seconds: u32,
     },
-    /// Without end; what is above the base is counted.
+    /// Counts use above the base.
     Metered,
 }
 
-/// See the module's text.
+/// Limits of use.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, Serialize, Deserialize)]
 pub struct Budget {
-    /// Theirs at any time.
+    /// Available at any time.
     pub base: Rate,
-    /// Never more than this.
+    /// Never exceeded.
     pub burst: Rate,
-    /// How they come above the base.
+    /// The kind of bursts.
     pub how: Burst,
 }
 
-/// The least and the most that can be stated. The most of a disk is well above the paper's (1 M IOPS, 4 GB/s).
+/// The smallest valid rate.
 pub const LEAST: Rate = Rate {
     iops: 10,
     bytes: 64 << 10,
 };
-/// See [`LEAST`].
+/// The largest valid rate: well above the paper's largest disk (1 M IOPS, 4 GB/s).
 pub const MOST: Rate = Rate {
     iops: 20_000_000,
     bytes: 100_000_000_000,
 };
-/// The longest time whose base can be saved.
+/// The longest time of saved base: a week.
 pub const MOST_CREDIT_SECONDS: u32 = 7 * 24 * 3600;
 
-/// What of a budget is meant.
+/// A part of a budget.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Field {
     /// `base.iops`.
@@ -63,12 +61,12 @@ pub enum Field {
     BurstIops,
     /// `burst.bytes`.
     BurstBytes,
-    /// The credit's seconds.
+    /// The cap of credit.
     CreditSeconds,
 }
 
 impl Field {
-    /// Its name.
+    /// For messages.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -80,7 +78,6 @@ impl Field {
         }
     }
 
-    /// The least and the most that it can be.
     const fn range(self) -> (u64, u64) {
         match self {
             Self::BaseIops | Self::BurstIops => (LEAST.iops, MOST.iops),
@@ -89,8 +86,7 @@ impl Field {
         }
     }
 
-    /// Whether it can be so much at all.
-    /// Errors: what would fit.
+    /// Checks the range.
     pub fn check(self, value: u64) -> Result<(), BadBudget> {
         let (least, most) = self.range();
         match (least..=most).contains(&value) {
@@ -105,36 +101,36 @@ impl Field {
     }
 }
 
-/// A budget that cannot be.
+/// Why a budget is invalid.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum BadBudget {
-    /// A number that is too small or too large.
+    /// Out of range.
     Range {
-        /// Which.
+        /// The part.
         field: Field,
-        /// What was stated.
+        /// Its value.
         value: u64,
-        /// The least that fits.
+        /// The least valid value.
         least: u64,
-        /// The most that fits.
+        /// The largest valid value.
         most: u64,
     },
-    /// A base above its burst limit.
+    /// The base exceeds the burst limit.
     BaseOverBurst {
-        /// Which base.
+        /// The part.
         field: Field,
         /// The base.
         base: u64,
-        /// Its burst limit: the most that fits.
+        /// The burst limit.
         burst: u64,
     },
-    /// The volumes' bases are more than their tenant's.
+    /// The volumes' bases exceed their tenant's.
     VolumesOverTenant {
-        /// Which.
+        /// The part.
         field: Field,
-        /// What was stated.
+        /// Its value.
         value: u64,
-        /// What is left of the tenant's: the most that fits.
+        /// Left of the tenant's base.
         left: u64,
     },
 }
@@ -175,8 +171,7 @@ impl std::fmt::Display for BadBudget {
 impl std::error::Error for BadBudget {}
 
 impl Budget {
-    /// Of a tenant for which nothing is stated, beside others for which something is: next to nothing is its own, and it has
-    /// what others leave.
+    /// For a tenant without a budget, beside others that have one.
     #[must_use]
     pub const fn unstated() -> Self {
         Self {
@@ -186,7 +181,7 @@ impl Budget {
         }
     }
 
-    /// So many operations a second and no more, each of up to 128 KiB.
+    /// Exactly this rate, in operations of up to 128 KiB.
     #[must_use]
     pub const fn fixed(iops: u64) -> Self {
         let rate = Rate {
@@ -200,8 +195,7 @@ impl Budget {
         }
     }
 
-    /// Whether it can be at all.
-    /// Errors: which number cannot, and what would fit.
+    /// Finds the first invalid part.
     pub fn check(&self) -> Result<(), BadBudget> {
         use Field::{BaseBytes, BaseIops, BurstBytes, BurstIops, CreditSeconds};
         for (field, value) in [
@@ -291,7 +285,6 @@ mod tests {
         };
         let fits = said(5000);
         assert!(fits.ends_with("at most 5000 fits"), "{fits}");
-        // What is refused itself does not fit.
         for left in [0, LEAST.iops - 1] {
             let none = said(left);
             assert!(!none.contains("at most"), "{none}");

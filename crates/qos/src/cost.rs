@@ -1,14 +1,13 @@
-//! What an I/O costs: of each resource, by operation, size and frontend.
+//! The cost of an I/O, by operation, size and frontend.
 //!
-//! **Design.** A [`Profile`] is what was measured (or is said to have been): time at six sizes. A [`CostTable`] is made of
-//! profiles once, a row for every 512 bytes up to 128 KiB, so that a cost is one look-up; longer I/Os go on along the last
-//! two sizes. **Not here:** how far off it is today ([`crate::estimator`]).
+//! A [`Profile`] holds calibrated costs. A [`CostTable`] has a row for every 512 bytes up to 128
+//! KiB; larger I/Os extrapolate. The [`crate::estimator`] corrects costs at run time.
 
 use crate::budget::Rate;
 use crate::resources::{PARTS, PLENTY, Resource, ResourceVector, SHARED};
 use std::sync::Arc;
 
-/// Where it came in.
+/// Where an I/O came from.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(usize)]
 pub enum Transport {
@@ -20,18 +19,18 @@ pub enum Transport {
     Vhost = 2,
 }
 
-/// All of them.
+/// All frontends.
 pub const FRONTENDS: [Transport; 3] = [Transport::Tcp, Transport::Pcie, Transport::Vhost];
 
-/// Some of them.
+/// A set of frontends.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Frontends(u8);
 
 impl Frontends {
-    /// Any: where nothing is known yet.
+    /// Any frontend.
     pub const ALL: Self = Self(0b111);
 
-    /// These; if there are none, any.
+    /// These frontends, or all if there are none.
     #[must_use]
     pub fn of(frontends: impl Iterator<Item = Transport>) -> Self {
         match frontends.fold(0, |all, frontend| all | 1 << frontend as u8) {
@@ -51,42 +50,41 @@ impl Default for Frontends {
     }
 }
 
-/// What it does.
+/// A kind of operation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(usize)]
 pub enum Operation {
     /// Reads.
     Read = 0,
-    /// Writes, zeroes too.
+    /// Writes and zeroing.
     Write = 1,
-    /// Flushes, deallocates: no bytes.
+    /// Flushes and deallocations: no data.
     Other = 2,
 }
 
-/// All of them.
+/// All kinds.
 pub const OPERATIONS: [Operation; 3] = [Operation::Read, Operation::Write, Operation::Other];
 
-/// The sizes that are measured.
+/// Calibrated sizes.
 pub const SIZES: [u32; 6] = [4 << 10, 8 << 10, 16 << 10, 32 << 10, 64 << 10, 128 << 10];
-/// A row for every so many bytes: no disk has smaller blocks.
+/// Bytes per row: no disk has smaller blocks.
 const STEP: u32 = 512;
 const ROWS: usize = 257;
-/// Frontends and operations together.
 const KINDS: usize = 9;
 
-/// What was measured of one operation of one frontend.
+/// Calibrated costs of one kind of I/O.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Profile {
-    /// Time of the reactor's processor at each of [`SIZES`], ns.
+    /// Reactor time at each of [`SIZES`].
     pub cpu_ns: [f64; 6],
-    /// Time of the devices at each of [`SIZES`], ns, if one came after the other.
+    /// Device time at each of [`SIZES`], as if operations were serial.
     pub device_ns: [f64; 6],
-    /// Bytes on the link besides the data. Machines' I/O uses no link.
+    /// Protocol bytes on the link; 0 for a VM.
     pub header_bytes: u32,
 }
 
 impl Profile {
-    /// A straight line for each.
+    /// Costs with a fixed part and a part per byte.
     #[must_use]
     pub fn line(cpu: (f64, f64), device: (f64, f64), header_bytes: u32) -> Self {
         let at = |(fixed, byte): (f64, f64)| SIZES.map(|size| fixed + byte * f64::from(size));
@@ -98,8 +96,8 @@ impl Profile {
     }
 }
 
-/// What is taken for costs where nothing was measured: of a plain server processor, and of so fast drives that
-/// nobody is held back for them: what is taken for too dear would lie idle. By frontend and operation.
+/// Costs without a calibration: a plain server processor, and drives that throttle no tenant.
+/// Estimates that are too high would leave devices idle.
 #[must_use]
 pub fn default_profiles() -> [[Profile; 3]; 3] {
     let of = |fixed_ns: f64, header_bytes: u32| {
@@ -109,7 +107,7 @@ pub fn default_profiles() -> [[Profile; 3]; 3] {
             Profile::line((fixed_ns, 0.0), (500.0, 0.0), header_bytes),
         ]
     };
-    // A machine's data is not copied; over TCP each byte is.
+    // Only TCP copies the data.
     let mut profiles = [of(4000.0, 96), of(800.0, 0), of(900.0, 0)];
     for profile in &mut profiles[Transport::Tcp as usize] {
         for (cpu, size) in profile.cpu_ns.iter_mut().zip(SIZES) {
@@ -119,7 +117,7 @@ pub fn default_profiles() -> [[Profile; 3]; 3] {
     profiles
 }
 
-/// At `len` bytes, of what was measured at [`SIZES`].
+/// Interpolates the values at [`SIZES`].
 fn at(measured: &[f64; 6], len: u32) -> f64 {
     if len <= SIZES[0] {
         return measured[0];
@@ -130,16 +128,16 @@ fn at(measured: &[f64; 6], len: u32) -> f64 {
     measured[upper - 1] + part * (measured[upper] - measured[upper - 1])
 }
 
-/// See the module's text. Copies share the rows.
+/// All costs, calculated once. Clones share the rows.
 #[derive(Clone, Debug)]
 pub struct CostTable {
-    /// By size, and in that by kind: so one comparison says whether there is such a row.
+    /// By size, then kind: one comparison checks both.
     rows: Arc<[ResourceVector; ROWS * KINDS]>,
     profiles: [[Profile; 3]; 3],
 }
 
 impl CostTable {
-    /// Of profiles, by frontend and operation. Numbers that are none, or below 0, count as 0.
+    /// By frontend and operation. NaN and negative numbers count as 0.
     #[must_use]
     pub fn new(profiles: [[Profile; 3]; 3]) -> Self {
         let mut rows = Arc::new([ResourceVector::ZERO; ROWS * KINDS]);
@@ -155,14 +153,14 @@ impl CostTable {
         Self { rows, profiles }
     }
 
-    /// What such an I/O costs.
+    /// The cost of an I/O.
     #[inline]
     #[must_use]
     pub fn of(&self, frontend: Transport, operation: Operation, len: u32) -> ResourceVector {
         match self.row(frontend, operation, len) {
             Some(cost) => *cost,
             None => {
-                // A copy, so that the usual cost need not go through memory.
+                // Copied, so that the usual cost stays in registers.
                 let odd = self.of_odd(frontend, operation, len);
                 let [a, b, c, d, e, f, g, h] = odd.0;
                 ResourceVector([a, b, c, d, e, f, g, h])
@@ -170,7 +168,7 @@ impl CostTable {
         }
     }
 
-    /// The same where it can be looked up: a whole number of blocks, up to the longest row.
+    /// The same by one lookup; `None` for partial blocks and sizes above 128 KiB.
     #[inline(always)]
     #[must_use]
     pub fn row(
@@ -179,7 +177,7 @@ impl CostTable {
         operation: Operation,
         len: u32,
     ) -> Option<&ResourceVector> {
-        // Far beyond all rows if it is no whole number of blocks.
+        // The rotation puts partial blocks beyond all rows.
         let row = len.rotate_right(STEP.trailing_zeros()) as usize;
         let kind = frontend as usize * OPERATIONS.len() + operation as usize;
         (self.rows).get(row * KINDS + kind)
@@ -192,19 +190,17 @@ impl CostTable {
         vector(frontend, operation, profile, len)
     }
 
-    /// Of one of [`SIZES`], or of nothing: what each kind costs.
     fn kinds(&self, size: u32) -> &[ResourceVector] {
         &self.rows[(size / STEP) as usize * KINDS..][..KINDS]
     }
 
-    /// At most so much a second of each shared resource uses whoever stays within `rate`, whatever the sizes and kinds, mixed
-    /// as they like: no I/O costs more than a line above all of them says, and of all such lines the lowest counts.
+    /// The most of each shared resource, per second, that any mix of I/Os within `rate` can use.
     #[must_use]
     pub fn most_of(&self, rate: Rate) -> [f64; SHARED] {
         self.most_by(rate, Frontends::ALL)
     }
 
-    /// The same of who comes by these frontends alone.
+    /// The same through these frontends only.
     #[must_use]
     pub fn most_by(&self, rate: Rate, frontends: Frontends) -> [f64; SHARED] {
         let kinds = |size| {
@@ -214,7 +210,6 @@ impl CostTable {
         let mut most = [0f64; SHARED];
         let mean = rate.bytes as f64 / (rate.iops as f64).max(1.0);
         for (resource, most) in most.iter_mut().enumerate() {
-            // Between these costs are straight lines, and beyond the last too.
             let points = [
                 0, SIZES[0], SIZES[1], SIZES[2], SIZES[3], SIZES[4], SIZES[5],
             ]
@@ -229,7 +224,7 @@ impl CostTable {
             let slope = slopes.fold(0.0, f64::max);
             let mut each = 0f64;
             for (size, cost) in points.iter().filter(|(size, _)| *size <= mean) {
-                // Some of this size, and as many longer ones as there are bytes.
+                // The worst mix: some of this size, and larger ones with the remaining bytes.
                 each = each.max(cost + (mean - size) * slope);
                 for (larger, more) in points.iter().filter(|(larger, _)| *larger > mean) {
                     let part = (mean - size) / (larger - size);
@@ -256,7 +251,7 @@ fn vector(
     };
     cost[Resource::Cpu] = amount(at(&profile.cpu_ns, len));
     cost[device] = amount(at(&profile.device_ns, len));
-    // A machine on this node needs no link.
+    // A VM uses no link.
     if frontend == Transport::Tcp {
         cost[link] = amount(f64::from(len) + f64::from(profile.header_bytes));
     }
@@ -272,7 +267,7 @@ pub(crate) mod tests {
     use proptest::prelude::*;
     use proptest::test_runner::RngSeed;
 
-    /// A table with round figures: 1 us and 0.05 ns a byte of the processor, reads as the paper's 4 KiB I/O.
+    /// Round figures, and the paper's 4 KiB read.
     pub(crate) fn table() -> CostTable {
         let read = Profile::line((1000.0, 0.05), (500.0, 0.1), 64);
         let write = Profile::line((1200.0, 0.04), (900.0, 0.15), 96);
@@ -291,10 +286,8 @@ pub(crate) mod tests {
         assert_eq!(cost[Resource::LinkIn], 0);
         assert_eq!(cost[Resource::Ops], PARTS);
         assert_eq!(cost[Resource::Bytes], 16384);
-        // Longer than the longest measured: along the same line.
         let cost = table.of(Transport::Pcie, Operation::Write, 1 << 20);
         assert_eq!(cost[Resource::Cpu], 1200 + 41943);
-        // The longest there is doesn't overflow.
         let cost = table.of(Transport::Vhost, Operation::Write, u32::MAX);
         assert_eq!(cost[Resource::Bytes], PLENTY);
         assert_eq!(cost[Resource::LinkIn], 0);
@@ -305,8 +298,6 @@ pub(crate) mod tests {
     proptest! {
         #![proptest_config(ProptestConfig { rng_seed: RngSeed::Fixed(11), ..ProptestConfig::default() })]
 
-        /// Nobody within a rate costs more than is set aside for it: costs that grow the faster the longer, those that
-        /// grow slower, and mixed ones.
         #[test]
         fn a_rate_is_never_more_than_its_most(
             sizes in proptest::collection::vec((0u32..2_000_000, 0usize..3, 0usize..3), 1..60),
@@ -328,7 +319,7 @@ pub(crate) mod tests {
                     *sum += f64::from(*cost);
                 }
             }
-            // Less than one for each I/O is rounding.
+            // Rounding: less than one per I/O.
             let rounding = rate.iops as f64;
             for (most, sum) in table.most_of(rate).into_iter().zip(sum) {
                 prop_assert!(sum <= most + rounding, "{sum} of {most}");

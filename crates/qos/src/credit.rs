@@ -1,14 +1,12 @@
-//! What a tenant saved of its base.
+//! Credit: unused base that is saved for bursts.
 //!
-//! **Design.** Two token buckets, operations and bytes. What of the base is neither used nor saved for the next windows fills them; use
-//! above the base is drawn first, so a bucket is never below zero, and what exceeds the cap is lost. Atomic, as several reactors serve one
-//! tenant: each step is one exchange, with no lock.
-//! **Not here:** how much may be drawn ([`crate::scheduler`]).
+//! Reactors share token buckets without a lock. The scheduler draws before use, so no bucket goes
+//! below zero.
 
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// One bucket: of operations (in parts) or of bytes.
+/// Operations (in parts) or bytes.
 #[derive(Default, Debug)]
 pub struct TokenBucket {
     has: AtomicU64,
@@ -16,7 +14,7 @@ pub struct TokenBucket {
 }
 
 impl TokenBucket {
-    /// At most so much from now on; what is above it is lost.
+    /// Sets the cap; tokens above it are lost.
     pub fn set_cap(&self, cap: u64) {
         self.cap.store(cap, Relaxed);
         let _ = self
@@ -24,20 +22,20 @@ impl TokenBucket {
             .fetch_update(Relaxed, Relaxed, |has| Some(has.min(cap)));
     }
 
-    /// What is in it.
+    /// Current tokens.
     #[inline]
     #[must_use]
     pub fn has(&self) -> u64 {
         self.has.load(Relaxed)
     }
 
-    /// What can be in it.
+    /// Most tokens.
     #[must_use]
     pub fn cap(&self) -> u64 {
         self.cap.load(Relaxed)
     }
 
-    /// Earned. Says what found no room.
+    /// Adds tokens; returns those above the cap.
     #[inline]
     pub fn put(&self, amount: u64) -> u64 {
         let cap = self.cap();
@@ -50,7 +48,7 @@ impl TokenBucket {
         before.map_or(amount, |had| amount.saturating_sub(cap.saturating_sub(had)))
     }
 
-    /// Drawn, as much as there is of `amount`. Says how much.
+    /// Takes at most `amount` tokens; returns how many.
     #[inline]
     pub fn draw(&self, amount: u64) -> u64 {
         if amount == 0 || self.has() == 0 {

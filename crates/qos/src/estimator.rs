@@ -1,14 +1,13 @@
-//! How far costs are off, as delay shows.
+//! Corrects calibrated costs by observed queueing delay.
 //!
-//! **Design.** Calibrated costs are wrong at times: another kernel, a hot processor, a neighbour. The queueing of a resource, without the
-//! backend's own time, shows it. Above its target, costs count for more, by a step each window. Below a part of that ([`CALM_DELAY`]), while
-//! the resource is busy, they count for less; otherwise the correction returns towards 1. Bounds on both sides limit whoever
-//! exploits this. A correction stays while nothing is known of the window but something under way will show it.
+//! Above a target delay, a resource's correction grows each window. Far below it ([`CALM_DELAY`]),
+//! while the resource is busy, the correction shrinks. Otherwise it returns to 1. Bounds limit
+//! tenants that exploit this.
 
 use crate::params::{BUSY, CALM_DELAY, Params, STEP_DOWN, STEP_UP};
 use crate::resources::SHARED;
 
-/// The corrections of one reactor.
+/// One reactor's corrections.
 #[derive(Clone, Debug)]
 pub struct Estimator {
     factor: [f32; SHARED],
@@ -29,31 +28,32 @@ impl Default for Estimator {
 }
 
 impl Estimator {
-    /// `count` I/Os waited `sum_ns` together for resource number `resource`, in this window.
+    /// Adds the delay of `count` I/Os.
     #[inline]
     pub fn observe(&mut self, resource: usize, sum_ns: u64, count: u32) {
         self.sum_ns[resource] = self.sum_ns[resource].saturating_add(sum_ns);
         self.count[resource] = self.count[resource].saturating_add(count);
     }
 
-    /// Something is under way that will tell, later than in this window.
+    /// Keeps the correction in a window without an observation: one will follow.
     #[inline]
     pub fn hold(&mut self, resource: usize) {
         self.held[resource] = true;
     }
 
-    /// Whoever needs this resource from now on is not who made it dear.
+    /// Caps the correction at 1: the tenants that raised it are gone.
     pub fn relieve(&mut self, resource: usize) {
         self.factor[resource] = self.factor[resource].min(1.0);
     }
 
-    /// There is only this part of it left: so much less is needed of it, where what was given of it was not all to be had.
+    /// Scales a correction above 1 when only `part` of the resource remains: the missing part had
+    /// raised it.
     pub fn shrink(&mut self, resource: usize, part: f32) {
         let factor = &mut self.factor[resource];
         *factor = (*factor * part).max(factor.min(1.0));
     }
 
-    /// A window has ended, in which `used` (0 to 1) of each was used.
+    /// Ends a window with this utilisation (0 to 1).
     pub fn end_window(&mut self, params: &Params, used: &[f32; SHARED]) {
         let calm_ns = (params.target_delay_ns as f32 * CALM_DELAY) as u64;
         for (resource, used) in used.iter().enumerate() {
@@ -77,7 +77,7 @@ impl Estimator {
         }
     }
 
-    /// So many times what is calibrated do costs count.
+    /// Multipliers of calibrated costs.
     #[must_use]
     pub fn factors(&self) -> &[f32; SHARED] {
         &self.factor
@@ -89,8 +89,7 @@ mod tests {
     use super::*;
     use crate::params::Params;
 
-    /// A resource whose costs are really `truth` times what is calibrated, given out to its end: its queue grows by what is
-    /// too much and shrinks by what is too little.
+    /// A fully used resource whose true costs are `truth` times the calibrated ones.
     fn settle(truth: f32, start: Estimator, windows: u32) -> (Estimator, Vec<f32>) {
         let params = Params {
             window_ns: 1_000_000,
@@ -106,7 +105,6 @@ mod tests {
             let work = given * truth;
             backlog = (backlog + work - window).clamp(0.0, 20.0 * window);
             estimator.observe(0, backlog as u64 * 100, 100);
-            // As calibrated.
             let used = (given / window).min(1.0);
             estimator.end_window(&params, &[used, 0.0, 0.0, 0.0, 0.0, 0.0]);
             seen.push(estimator.factors()[0]);
@@ -117,7 +115,7 @@ mod tests {
     #[test]
     fn estimator_converges_both_ways() {
         let mean = |seen: &[f32]| seen.iter().rev().take(500).sum::<f32>() / 500.0;
-        // Costs are double (a fault of the hardware), then they are as calibrated again, then less.
+        // Costs double, return, and fall.
         let (estimator, seen) = settle(2.0, Estimator::default(), 2000);
         assert!((1.8..=2.3).contains(&mean(&seen)), "{}", mean(&seen));
         let (estimator, seen) = settle(1.0, estimator, 2000);
@@ -133,7 +131,7 @@ mod tests {
         assert_eq!(estimator.factors()[0], params.correction_most);
         let (mut estimator, _) = settle(0.01, estimator, 4000);
         assert_eq!(estimator.factors()[0], params.correction_least);
-        // Nothing to do: back to what is calibrated, from either side.
+        // Idle: back to 1 from either side.
         for _ in 0..1000 {
             estimator.end_window(&params, &[0.0; SHARED]);
         }

@@ -1,10 +1,8 @@
-//! What reactors that serve the same tenants publish to each other.
+//! Sums that reactors share to divide a tenant's budget.
 //!
-//! **Design.** Each tenant has one sum of the demand on all reactors. A reactor adds its change once a window, and the same instruction
-//! returns the sum: its share of the tenant's budget is its part of the demand. Volumes' own bases are not shared by demand: the reactor
-//! of the volume has them. No lock, and no access on the path of an I/O. Credit is here too: it belongs to the tenant, not to a reactor.
-//! Each reactor also publishes entitlements to shared resources other than processors; the awake reactors divide the rest.
-//! **Not here:** processors, of which each reactor has its own.
+//! Once a window, a reactor publishes the change of a tenant's demand. The same atomic instruction
+//! returns the sum of all reactors, and so its share. There is no lock. A volume's own base stays
+//! with its reactor. Processors aren't shared.
 
 use crate::budget::{Budget, Burst, Rate};
 use crate::credit::TokenBucket;
@@ -12,51 +10,51 @@ use crate::resources::{PARTS, SHARED};
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
-/// What reactors have together: a tenant's budget.
+/// Sums that divide a budget.
 #[derive(Default, Debug)]
 pub struct Shares {
-    /// The demand of all of them, as parts of base, in 1/65536.
+    /// In 1/65536 of the base.
     demand: AtomicU64,
-    /// The same of what their volumes' own bases come to.
+    /// Own bases of volumes, in 1/65536 of the base.
     promised: AtomicU64,
     takers: AtomicU32,
 }
 
-/// A tenant's, in lines of memory of its own.
+/// A tenant's entry, in its own cache lines.
 #[derive(Default, Debug)]
 #[repr(align(128))]
 pub struct LedgerEntry {
-    /// Reactors that have lanes of it.
+    /// Divides the budget.
     pub shares: Shares,
-    /// Its newest windows on all reactors, as they said last: see [`Newest`].
+    /// Sums of [`Newest`].
     newest: [AtomicU64; 9],
-    /// What it saved: operations, bytes.
+    /// Credit: operations, bytes.
     pub credit: [TokenBucket; 2],
-    /// What of its base a reactor had no use for, until another has: a window's at most.
+    /// Base that a reactor left to others: at most one window's.
     pub unused: [TokenBucket; 2],
-    /// So many windows' base did reactors have on which it was at work, in 1/65536 of one. Only grows.
+    /// Base that working reactors received, in 1/65536 of a window's. Only grows.
     had: AtomicU64,
 }
 
-/// What a tenant's newest window was like.
+/// A tenant's newest window, per second.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Newest {
-    /// What it was given, a second.
+    /// Granted.
     pub granted: Rate,
-    /// What it used in the one that ended last, a second.
+    /// Used in the last complete window.
     pub used: Rate,
-    /// Of that, what was above its base, a second.
+    /// Used above the base.
     pub above: Rate,
-    /// I/Os that waited at its end.
+    /// I/Os waiting at its end.
     pub waited: u64,
-    /// Time of processors and devices that its I/Os cost in it as they are calibrated, ns a second.
+    /// Processor and device time by calibrated costs.
     pub cost_ns: u64,
-    /// The same as it counted, corrected.
+    /// Processor and device time by corrected costs.
     pub corrected_ns: u64,
 }
 
 impl Newest {
-    /// Granted, used, above the base (each operations and bytes), waiting, costs, corrected costs.
+    /// All fields in order.
     #[must_use]
     pub fn words(&self) -> [u64; 9] {
         let (granted, used, above) = (&self.granted, &self.used, &self.above);
@@ -74,17 +72,17 @@ impl Newest {
     }
 }
 
-/// See the module's text.
+/// All tenants' entries.
 #[derive(Debug)]
 pub struct Ledger {
     entries: Box<[LedgerEntry]>,
     awake: AtomicU32,
-    /// Entitlements of all reactors' tenants in a window, of each shared resource.
+    /// Per window, the sum of all reactors.
     entitlement: [AtomicU64; SHARED],
 }
 
 impl Ledger {
-    /// For so many tenants.
+    /// For this many tenants.
     #[must_use]
     pub fn new(tenants: usize) -> Self {
         Self {
@@ -94,20 +92,20 @@ impl Ledger {
         }
     }
 
-    /// A tenant's.
+    /// A tenant's entry.
     #[inline]
     #[must_use]
     pub fn entry(&self, tenant: usize) -> &LedgerEntry {
         &self.entries[tenant]
     }
 
-    /// How many tenants can be.
+    /// The most tenants.
     #[must_use]
     pub fn tenants(&self) -> usize {
         self.entries.len()
     }
 
-    /// A reactor begins to work (`true`), or sleeps.
+    /// Counts a reactor that starts or stops working.
     pub fn wake(&self, awake: bool) {
         if awake {
             self.awake.fetch_add(1, Relaxed);
@@ -116,18 +114,18 @@ impl Ledger {
         }
     }
 
-    /// So many work, at least the one that asks.
+    /// Working reactors, at least 1.
     #[must_use]
     pub fn awake(&self) -> u32 {
         self.awake.load(Relaxed).max(1)
     }
 
-    /// It rests there: withdraws the demand that the reactor published.
+    /// Withdraws the demand of an idle tenant.
     pub fn rest(&self, tenant: usize, published: &mut Published) {
         self.entry(tenant).shares.rest(published);
     }
 
-    /// Replaces this reactor's `published` entitlement to a resource by `new`. Returns the sum of all reactors.
+    /// Replaces this reactor's entitlement to a resource; returns the sum of all.
     #[inline]
     pub fn publish_entitlement(&self, resource: usize, published: &mut u64, new: u64) -> u64 {
         let sum = publish(&self.entitlement[resource], *published, new);
@@ -136,12 +134,12 @@ impl Ledger {
     }
 }
 
-/// What a reactor publishes of its part of a tenant, in parts of the tenant's base ([`WHOLE`]).
+/// A reactor's demand, in parts of the base ([`WHOLE`]).
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Published {
-    /// What its volumes want, without what is promised to them.
+    /// Of volumes, beyond their own bases.
     pub demand: u64,
-    /// What its volumes have of the base for themselves, as far as they want it.
+    /// Own bases of volumes, as far as needed.
     pub promised: u64,
 }
 
@@ -153,11 +151,11 @@ fn publish(sum: &AtomicU64, old: u64, new: u64) -> u64 {
     }
 }
 
-/// Demand as large as the whole base.
+/// One whole base.
 pub const WHOLE: u64 = 1 << 16;
 
 impl LedgerEntry {
-    /// What can be saved is what this budget says.
+    /// Sets the caps of credit.
     pub fn set_budget(&self, budget: &Budget) {
         if let Burst::Credit { seconds } = budget.how {
             let [ops, bytes] = &self.credit;
@@ -167,28 +165,28 @@ impl LedgerEntry {
         }
     }
 
-    /// A reactor on which it is at work has this share of so many windows' base.
+    /// Counts base that a working reactor received.
     #[inline]
     pub fn have(&self, share: f32, windows: u64) {
         let each = (share * WHOLE as f32) as u64;
         self.had.fetch_add(each.saturating_mul(windows), Relaxed);
     }
 
-    /// What those had so far: who rests remembers it.
+    /// Base that working reactors received.
     #[must_use]
     pub fn had(&self) -> u64 {
         self.had.load(Relaxed)
     }
 
-    /// In windows, what a reactor on which it rested for so many has of their base, since others had so much: an equal part of what
-    /// none had that was at work, whatever is wanted at this moment.
+    /// The idle accrual of a reactor, in windows: an equal part of what no reactor received since
+    /// `since`.
     #[must_use]
     pub fn idle(&self, windows: u64, since: u64) -> f64 {
         let had = self.had().wrapping_sub(since) as f64 / WHOLE as f64;
         (windows as f64 - had).max(0.0) / self.shares.takers() as f64
     }
 
-    /// It had saved so much before, operations and bytes, and has this budget now. Says what it has of that.
+    /// Restores credit up to the cap; returns the result.
     pub fn save(&self, budget: &Budget, [ops, bytes]: [u64; 2]) -> [u64; 2] {
         self.set_budget(budget);
         self.credit[0].put(ops.saturating_mul(PARTS as u64));
@@ -196,7 +194,7 @@ impl LedgerEntry {
         [self.credit[0].has() / PARTS as u64, self.credit[1].has()]
     }
 
-    /// This reactor said `published`, and it is `new` now. Says what all do together.
+    /// Replaces this reactor's window; returns the sum of all.
     pub fn publish_newest(&self, published: &mut Newest, new: Newest) -> Newest {
         let (old, new) = (std::mem::replace(published, new).words(), new.words());
         let sum = |at: usize| publish(&self.newest[at], old[at], new[at]);
@@ -216,7 +214,7 @@ impl LedgerEntry {
 }
 
 impl Shares {
-    /// There is one more that has a part (`true`), or one less: a reactor that has lanes of this tenant.
+    /// Counts a reactor with lanes of this tenant.
     pub fn attach(&self, attached: bool) {
         if attached {
             self.takers.fetch_add(1, Relaxed);
@@ -225,15 +223,16 @@ impl Shares {
         }
     }
 
-    /// More than one has a part: each must publish its demand.
+    /// Whether several reactors serve the tenant.
     #[inline]
     #[must_use]
     pub fn is_shared(&self) -> bool {
         self.takers.load(Relaxed) > 1
     }
 
-    /// Replaces `published` by `new`. Returns this reactor's share of the tenant (0 to 1), where all count as `beginner` of a base besides, each
-    /// as its part. A single reactor has all of it and publishes nothing.
+    /// Replaces this reactor's demand; returns its share (0 to 1). `beginner` is a minimum demand
+    /// of all reactors, in bases, so that an idle one has a share. A single reactor publishes
+    /// nothing.
     #[inline]
     pub fn share(&self, published: &mut Published, new: Published, beginner: f32) -> f32 {
         if !self.is_shared() {
@@ -261,7 +260,7 @@ impl Shares {
         (published.demand + beginner) as f32 / demand as f32
     }
 
-    /// Replaces `published` by `new`.
+    /// Replaces this reactor's demand.
     #[inline]
     pub fn publish(&self, published: &mut Published, new: Published) {
         let old = std::mem::replace(published, new);
@@ -269,14 +268,14 @@ impl Shares {
         publish(&self.promised, old.promised, new.promised);
     }
 
-    /// Withdraws the published demand.
+    /// Withdraws this reactor's demand.
     pub fn rest(&self, published: &mut Published) {
         if *published != Published::default() {
             self.publish(published, Published::default());
         }
     }
 
-    /// The reactor that published this has no part any more.
+    /// Withdraws a reactor that no longer serves the tenant.
     pub fn leave(&self, mut published: Published) {
         self.rest(&mut published);
         self.attach(false);
@@ -304,19 +303,15 @@ mod tests {
         entry.share(&mut first, demand(WHOLE), FIRST);
         let other = entry.share(&mut second, demand(0), FIRST);
         assert!(other > 0.0 && other < 0.1, "{other}");
-        // If beginners count as a whole base, each of two does as half of one besides what it wants.
         let third = entry.share(&mut second, demand(0), 1.0);
         assert!((0.25..0.26).contains(&third), "{third}");
-        // Both see the same demand: half of it each.
         let other = entry.share(&mut second, demand(WHOLE), FIRST);
         let one = entry.share(&mut first, demand(WHOLE), FIRST);
         assert_eq!((one, other), (0.5, 0.5));
-        // One stops: the other has nearly all.
         let one = entry.share(&mut first, demand(0), FIRST);
         let other = entry.share(&mut second, demand(WHOLE), FIRST);
         assert!((one + other - 1.0).abs() < 0.001, "{one} {other}");
         assert!(other > 0.9);
-        // It is gone: all is the other's, and of the next that comes it is not counted.
         entry.leave(first);
         assert_eq!(entry.share(&mut second, demand(WHOLE), FIRST), 1.0);
         entry.attach(true);
@@ -325,7 +320,7 @@ mod tests {
             entry.share(&mut second, demand(WHOLE), FIRST),
         );
         assert_eq!((one, other), (0.5, 0.5));
-        // A third has a volume with half of the base for itself: the others share the rest.
+        // A third volume owns half of the base; the others share the rest.
         entry.attach(true);
         let mut third = Published::default();
         let new = Published {
@@ -336,7 +331,7 @@ mod tests {
         assert!((0.5..0.52).contains(&its), "{its}");
         let other = entry.share(&mut second, demand(WHOLE), FIRST);
         assert!((0.23..0.25).contains(&other), "{other}");
-        // More than all is promised: none has more than its part of it.
+        // Promises exceed the base: each gets a part.
         let more = Published {
             demand: WHOLE,
             promised: WHOLE * 3 / 2,
@@ -378,7 +373,6 @@ mod tests {
         assert_eq!(entry.save(&budget, [500, 7000]), [500, 7000]);
         let has = || [entry.credit[0].has() / PARTS as u64, entry.credit[1].has()];
         assert_eq!(has(), [500, 7000]);
-        // And no more than can be saved.
         assert_eq!(entry.save(&budget, [u64::MAX; 2]), [6000, 60 << 20]);
         assert_eq!(has(), [6000, 60 << 20]);
     }

@@ -1,12 +1,14 @@
-//! # qos: a base for everyone, and the rest to whoever can use it
+//! # Quality of service: a base for each tenant, and the rest for those that can use it
 //!
-//! **Purpose.** Decide which I/O may begin now. [`admission`] knows what a node can carry, [`placement`] which reactors can give it, [`cost`]
-//! what an I/O costs, [`estimator`] how far that is off. [`scheduler`] shares out a window on one reactor, several agree by a [`ledger`].
-//! **Design.** BurstCBS (OSDI'24). No clock, thread or I/O, and no allocation on the path of an I/O: time is a number of windows.
-//! **Not here:** the commands that wait, measuring, weights other than base and demand, tenants of other nodes.
+//! This crate decides which I/O may begin now, by the BurstCBS algorithm (OSDI '24). [`admission`]
+//! says what a node can promise, and [`placement`] where. [`cost`] says what an I/O costs;
+//! [`estimator`] corrects that. The [`scheduler`] of each reactor divides a window's resources;
+//! reactors agree through a [`ledger`].
+//!
+//! The crate has no clock, thread or I/O: time is a number of windows. An I/O allocates nothing.
 
 #![deny(unsafe_code)]
-// Resources are numbers, and most loops over them are over several arrays.
+// Most loops over resources use several arrays.
 #![allow(clippy::needless_range_loop)]
 
 pub mod admission;

@@ -1,67 +1,66 @@
-//! What can be set, by name.
-//!
-//! **Design.** The paper names some of these and gives none but the size of the reserve. What hardly matters is a constant, with
-//! its reason. **Not here:** models of devices and links (the simulator has its own).
+//! The scheduler's parameters. The paper names some, but gives only the size of the reserve.
 
 use crate::resources::MAX_WINDOW_NS;
 
-/// What a link loses because commands for the other link keep it waiting is given out in the next window, up to this part of
-/// what there is: more, and a lane could save a link for itself.
+/// Part of a link's capacity that carries over when a lane waits for the other link. With more,
+/// lanes could hoard a link.
 pub const LINK_CARRIED: f32 = 0.125;
-/// So many windows that a reactor was late are made up for in the next: 20 ms, a slice of the system's scheduler.
+/// Windows that a late reactor makes up for: 20 ms, a time slice of the kernel.
 pub const LATE_WINDOWS: u64 = 64;
-/// Queueing below this part of the target says that costs are estimated too high. At half, the two would meet.
+/// Below this part of the target delay, costs are estimated too high. At a half, both corrections
+/// would meet.
 pub const CALM_DELAY: f32 = 0.25;
-/// A correction grows by this part in a window: costs that double are known in 20 windows.
+/// Growth of a correction per window: doubled costs are found in 20 windows.
 pub const STEP_UP: f32 = 0.04;
-/// A correction shrinks by this part in a window. Slower than it grows, so that it does not swing.
+/// Decrease of a correction per window: slower, against oscillation.
 pub const STEP_DOWN: f32 = 0.01;
-/// Below this part of use, delay says nothing about costs.
+/// Below this utilisation, delay says nothing about costs.
 pub const BUSY: f32 = 0.5;
-/// An unused allocation below this part of its base is nothing: after six windows without use a tenant rests.
+/// Unused allocations below this part of the base are dropped: a tenant is idle after six unused
+/// windows.
 pub const FORGET: f32 = 1.0 / 64.0;
-/// What lanes have not begun of the processor's time they were given counts as a delay so many times, as if it stayed.
+/// Unused processor time of waiting lanes counts this many times as delay.
 pub const BACKLOG_WEIGHT: u64 = 4;
-/// All reactors that have volumes of a tenant count as this part of its base, besides their demand: a volume that wakes finds a share.
+/// Minimum demand of a tenant's reactors together, in bases: a volume that wakes finds a share.
 pub const BEGINNER: f32 = 1.0 / 256.0;
-/// No published demand is more than so many times a base: sums of all reactors stay within 64 bits.
+/// The largest published demand, in bases, so that sums fit 64 bits.
 pub const MOST_PUBLISHED: f32 = 1000.0;
-/// A reactor whose own lanes began nothing for so long, ns, is idle, and may help others: two windows. With one, it would come and go.
+/// After this time without a start, a reactor is idle and may help: two windows, as with one it
+/// would alternate.
 pub const IDLE_NS: u64 = 600_000;
-/// A reactor is helped once it was at work for more than this part of its time.
+/// A reactor gets help above this utilisation.
 pub const HELP_FROM: f64 = 0.95;
-/// And until what it and its helpers do is less than this part of one processor's time.
+/// Help ends below this part of one processor for all together.
 pub const HELP_UNTIL: f64 = 0.9;
-/// The time over which that is judged, ns: several windows.
+/// Time over which utilisation is measured.
 pub const HELP_NS: u64 = 2_000_000;
 
-/// See the module's text.
+/// See [`Params::set`].
 #[derive(Clone, PartialEq, Debug)]
 pub struct Params {
-    /// The length of a window, ns.
+    /// Length of a window, in ns.
     pub window_ns: u64,
-    /// What is left of an allocation in the next window to a tenant that neither bursts nor waits (the paper's alpha).
+    /// Part of an unused allocation that remains (the paper's alpha).
     pub keep: f32,
-    /// What waits counts so many times what was used (the paper's `weight_throttle`).
+    /// Weight of waiting against used resources (the paper's `weight_throttle`).
     pub weight_waiting: f32,
-    /// So much of what there is may be given out: the rest is the price of short queues.
+    /// Part of the capacity that is given out; the rest keeps queues short.
     pub utilisation: f32,
-    /// So many tenants can come back to their base out of the reserve at once ...
+    /// Idle tenants that can return to their base at once, out of the reserve ...
     pub reserve_tenants: u32,
-    /// ... as far as that is at most this part of what there is.
+    /// ... which is at most this part of the capacity.
     pub reserve_most: f32,
-    /// So many bursting tenants are looked at, of which the better gives: the paper's two; 1; or none, and nobody gives.
+    /// Bursting tenants to compare when taking from one: 2 in the paper, 1, or 0 for none.
     pub choices: u32,
-    /// So many windows' base can be saved for use within one: load is not even. With 1, what a window brings beyond whole I/Os is lost.
+    /// Windows of base saved for uneven load. With 1, fractions of an I/O are lost.
     pub saved_windows: u32,
-    /// Whoever stays within their base is given so much more than they used last, up to it; and so is a volume of what its
-    /// siblings can spare.
+    /// Growth of an allocation over the last use, within the base.
     pub headroom: f32,
-    /// The queueing that is aimed at, ns: more of it, and costs were estimated too low.
+    /// Target queueing delay, in ns.
     pub target_delay_ns: u64,
-    /// The least that a cost is taken for, of what is calibrated.
+    /// Least correction.
     pub correction_least: f32,
-    /// The most.
+    /// Largest correction.
     pub correction_most: f32,
 }
 
@@ -84,16 +83,16 @@ impl Default for Params {
     }
 }
 
-/// A parameter that makes no sense.
+/// A parameter out of range.
 #[derive(Clone, PartialEq, Debug)]
 pub struct BadParam {
-    /// Which.
+    /// Its name.
     pub name: &'static str,
-    /// What it was set to.
+    /// Its value.
     pub value: f64,
-    /// What can be.
+    /// Least valid value.
     pub least: f64,
-    /// What can be.
+    /// Largest valid value.
     pub most: f64,
 }
 
@@ -111,7 +110,6 @@ impl std::fmt::Display for BadParam {
 
 impl std::error::Error for BadParam {}
 
-/// A parameter that can be set by its name: its range, and its place.
 struct Row {
     name: &'static str,
     least: f64,
@@ -148,19 +146,17 @@ static ROWS: [Row; 12] = rows! {
 };
 
 impl Params {
-    /// Each within its range.
-    /// Errors: the first that is not.
+    /// Finds the first bad parameter.
     pub fn check(&self) -> Result<(), BadParam> {
         ROWS.iter().try_for_each(|row| row.check((row.get)(self)))
     }
 
-    /// All that can be set, by name.
+    /// All parameters by name.
     pub fn values(&self) -> impl Iterator<Item = (&'static str, f64)> {
         ROWS.iter().map(|row| (row.name, (row.get)(self)))
     }
 
-    /// Sets one by its name; false if there is none of that name.
-    /// Errors: it can't be set to this; then it is as it was.
+    /// Sets a parameter; false if the name is unknown. After an error it is unchanged.
     pub fn set(&mut self, name: &str, value: f64) -> Result<bool, BadParam> {
         let Some(row) = ROWS.iter().find(|row| row.name == name) else {
             return Ok(false);
@@ -173,7 +169,7 @@ impl Params {
 
 impl Row {
     fn check(&self, value: f64) -> Result<(), BadParam> {
-        // What is an f32 is a little off when it is written as an f64.
+        // An f32 is slightly off as an f64.
         let slack = f64::from(f32::EPSILON);
         let least = self.least * (1.0 - slack);
         let most = self.most * (1.0 + slack);

@@ -1,46 +1,45 @@
-//! Amounts of everything that an I/O uses, side by side.
+//! Amounts of all resources, as a vector of two SSE registers: a check or a charge takes a dozen
+//! instructions.
 //!
-//! **Design.** Eight numbers of 32 bits: two registers of the smallest x86-64, so that "is there enough of everything"
-//! and "take it" are a dozen instructions. Amounts are for one window, which is at most [`MAX_WINDOW_NS`] long, so they fit.
-//! **Not here:** rates, which are numbers of 64 bits ([`crate::budget`], [`crate::admission`]).
+//! Amounts are for one window of at most [`MAX_WINDOW_NS`], so they fit 32 bits.
 
 use std::ops::{Index, IndexMut};
 
-/// The longest window, in which the amounts of any machine fit.
+/// The longest window.
 pub const MAX_WINDOW_NS: u64 = 10_000_000;
-/// Of one operation: operations are counted in parts, because a small budget has less than one in a window.
+/// Parts of an operation: a small budget has less than one in a window.
 pub const PARTS: i32 = 1 << 16;
-/// As good as endless; two of it can be added.
+/// Practically unlimited; the sum of two fits.
 pub const PLENTY: i32 = 1 << 29;
 
-/// What an I/O uses, and a tenant has.
+/// A resource of the node, or of a budget.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(usize)]
 pub enum Resource {
-    /// Time of a reactor's processor, ns.
+    /// Reactor time, in ns.
     Cpu = 0,
-    /// Time of the devices for reads, ns: as if one read after the other took all of it.
+    /// Device time for reads, in ns, as if serial.
     DeviceRead = 1,
-    /// Time of the devices for writes, ns.
+    /// Device time for writes, in ns, as if serial.
     DeviceWrite = 2,
-    /// Bytes that come in from hosts.
+    /// Bytes from hosts.
     LinkIn = 3,
-    /// Bytes that go out to hosts.
+    /// Bytes to hosts.
     LinkOut = 4,
-    /// The software limit: operations that a node carries at most, in [`PARTS`].
+    /// Operations of the node's software, in [`PARTS`].
     Software = 5,
-    /// A tenant's own operations, in [`PARTS`].
+    /// Operations of a budget, in [`PARTS`].
     Ops = 6,
-    /// A tenant's own bytes.
+    /// Bytes of a budget.
     Bytes = 7,
 }
 
-/// How many there are.
+/// Number of resources.
 pub const COUNT: usize = 8;
-/// The first so many are a node's, and are shared; the others are what a tenant's budget says.
+/// The first resources are the node's; the rest a budget's.
 pub const SHARED: usize = 6;
 
-/// What is shared, in order.
+/// The node's resources.
 pub const SHARED_RESOURCES: [Resource; SHARED] = [
     Resource::Cpu,
     Resource::DeviceRead,
@@ -51,7 +50,7 @@ pub const SHARED_RESOURCES: [Resource; SHARED] = [
 ];
 
 impl Resource {
-    /// Its name, for people.
+    /// For people.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -67,18 +66,18 @@ impl Resource {
     }
 }
 
-/// An amount of each [`Resource`].
+/// An amount of each resource.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 #[repr(C, align(16))]
 pub struct ResourceVector(pub [i32; COUNT]);
 
 impl ResourceVector {
-    /// Nothing of anything.
+    /// No resources.
     pub const ZERO: Self = Self([0; COUNT]);
-    /// As good as endless.
+    /// Practically unlimited.
     pub const PLENTY: Self = Self([PLENTY; COUNT]);
 
-    /// What is left of two amounts that can be subtracted. Written out: a loop is not unrolled in each build.
+    /// Without overflow checks. Unrolled by hand: not every build does it.
     #[inline(always)]
     fn rest(&self, cost: &Self) -> [i32; COUNT] {
         let sub = |at: usize| self.0[at].wrapping_sub(cost.0[at]);
@@ -94,7 +93,7 @@ impl ResourceVector {
         ]
     }
 
-    /// Takes `cost` if there is so much of everything.
+    /// Subtracts `cost` if all resources suffice.
     #[inline(always)]
     #[must_use]
     pub fn take(&mut self, cost: &Self) -> bool {
@@ -106,7 +105,7 @@ impl ResourceVector {
         enough
     }
 
-    /// Whether there is so much of everything.
+    /// Whether all resources suffice.
     #[inline]
     #[must_use]
     pub fn covers(&self, cost: &Self) -> bool {
@@ -114,7 +113,7 @@ impl ResourceVector {
         !is_below_nothing(&rest)
     }
 
-    /// Both together.
+    /// Saturating sum.
     #[inline]
     pub fn add(&mut self, other: &Self) {
         for (own, other) in self.0.iter_mut().zip(&other.0) {
@@ -122,7 +121,6 @@ impl ResourceVector {
         }
     }
 
-    /// The sum of amounts of which two can be added.
     #[inline(always)]
     #[must_use]
     pub(crate) fn plus(&self, other: &Self) -> Self {
@@ -133,7 +131,6 @@ impl ResourceVector {
         sum
     }
 
-    /// The difference of such amounts.
     #[inline(always)]
     #[must_use]
     pub(crate) fn minus(&self, other: &Self) -> Self {
@@ -144,7 +141,7 @@ impl ResourceVector {
         rest
     }
 
-    /// Without `other`, at least 0.
+    /// Difference, at least 0.
     #[inline]
     pub fn sub(&mut self, other: &Self) {
         for (own, other) in self.0.iter_mut().zip(&other.0) {
@@ -174,7 +171,7 @@ impl ResourceVector {
         most
     }
 
-    /// Only what is shared.
+    /// Only the node's resources.
     #[inline]
     #[must_use]
     pub fn shared(&self) -> Self {
@@ -183,7 +180,7 @@ impl ResourceVector {
         part
     }
 
-    /// Only what a tenant's budget says.
+    /// Only the budget's resources.
     #[inline]
     #[must_use]
     pub fn own(&self) -> Self {
@@ -192,7 +189,7 @@ impl ResourceVector {
         part
     }
 
-    /// Nothing of anything is left.
+    /// Whether all are 0.
     #[inline]
     #[must_use]
     pub fn is_zero(&self) -> bool {
@@ -200,7 +197,7 @@ impl ResourceVector {
     }
 }
 
-/// Anywhere: by its sign. In halves, which is how a processor does it best.
+/// By sign bits, in halves, which is fastest.
 #[inline(always)]
 fn is_below_nothing(amounts: &[i32; COUNT]) -> bool {
     let [a, b, c, d, e, f, g, h] = *amounts;
@@ -224,7 +221,7 @@ impl IndexMut<Resource> for ResourceVector {
     }
 }
 
-/// `per_second` of something is so much in a window, rounded up: what was promised is not less for being cut into windows.
+/// Amount per window, rounded up so that windows don't reduce a promise.
 #[must_use]
 pub fn in_window(per_second: f64, window_ns: u64) -> i32 {
     (per_second * window_ns as f64 / 1e9)

@@ -1,16 +1,12 @@
-//! Which reactor serves what of a tenant's queues.
-//!
-//! **Design.** `one-to-one`: a queue is one reactor's, for good. `one-to-n`: reactors that have no queue of their own to
-//! serve help as well.
-//! **Not here:** the order rules of NVMe and virtio, which need a volume's home.
+//! Which reactors serve a tenant's queues.
 
 use serde::{Deserialize, Serialize};
 
-/// See the module's text. In messages it is one byte; 1 stood for a third way.
+/// How queues spread over reactors. In messages it is one byte; 1 was a third way.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Hash, Serialize, Deserialize)]
 #[serde(try_from = "u8", into = "u8")]
 pub enum Spread {
-    /// A queue is one reactor's.
+    /// One reactor serves a queue.
     OneToOne = 0,
     /// Idle reactors help.
     #[default]

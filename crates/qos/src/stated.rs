@@ -1,31 +1,30 @@
-//! A budget as people state it, part by part, and the budget that follows.
+//! The stated parts of a budget, and the whole budget.
 //!
-//! **Design.** A part that nobody stated is derived from the others. A change of one part changes the parts derived from
-//! it, and no others. A base of operations alone has 4 KiB for each of them. A base of bytes alone has one operation for
-//! every 128 KiB. A burst limit that is not stated is the stated base, or none.
-//! **Not here:** whether a node has it ([`crate::admission`]).
+//! Missing parts follow from the stated ones. A base of operations alone gets 4 KiB for each; one
+//! of bytes alone, an operation for every 128 KiB. A missing burst limit is the stated base, or
+//! none.
 
 use serde::{Deserialize, Serialize};
 
 use crate::budget::{BadBudget, Budget, Burst, Field, LEAST, MOST, Rate};
 
-/// Bytes for each operation of a base that states operations only.
+/// Bytes per operation of a base in operations.
 pub const SMALL_BYTES: u64 = 4 << 10;
-/// Bytes for each operation of a base that states bytes only.
+/// Bytes per operation of a base in bytes.
 pub const LARGE_BYTES: u64 = 128 << 10;
 
-/// The parts of a budget that were stated.
+/// The stated parts.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug, Hash, Serialize, Deserialize)]
 pub struct Stated {
-    /// Operations a second of the base.
+    /// Base IOPS.
     pub base_iops: Option<u64>,
-    /// Bytes a second of the base.
+    /// Base in bytes per second.
     pub base_bytes: Option<u64>,
-    /// The most operations a second.
+    /// Burst limit in IOPS.
     pub burst_iops: Option<u64>,
-    /// The most bytes a second.
+    /// Burst limit in bytes per second.
     pub burst_bytes: Option<u64>,
-    /// Seconds of unused base that can be saved; none: metered.
+    /// Cap of the credit, in seconds of base; `None`: metered.
     pub credit_seconds: Option<u32>,
 }
 
@@ -36,16 +35,15 @@ impl Stated {
         self.base_iops.or(self.base_bytes).is_some()
     }
 
-    /// Whether there is neither a base nor a burst limit.
+    /// Whether there is no base and no limit.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         !self.has_base() && self.burst_iops.or(self.burst_bytes).is_none()
     }
 
-    /// The budget.
-    /// Errors: the first part that cannot be, with what could be.
+    /// The whole budget; the error names the first invalid part.
     pub fn budget(&self) -> Result<Budget, BadBudget> {
-        // An error names a stated part before one that follows from it.
+        // Errors name stated parts before derived ones.
         for (field, stated) in [
             (Field::BaseIops, self.base_iops),
             (Field::BaseBytes, self.base_bytes),
@@ -79,7 +77,7 @@ impl Stated {
         Ok(budget)
     }
 
-    /// Guesses the stated parts of a budget: those that are not derived from the others.
+    /// Guesses the stated parts: those that don't follow from others.
     #[must_use]
     pub fn of(budget: &Budget) -> Self {
         let (base, burst) = (budget.base, budget.burst);
@@ -134,7 +132,6 @@ mod tests {
         let budget = stated.budget().unwrap();
         assert_eq!(budget.base.bytes, 2000 * SMALL_BYTES);
         assert_eq!(budget.burst.iops, 2000);
-        // A part that was stated stays.
         stated.burst_iops = Some(1500);
         assert!(matches!(
             stated.budget(),

@@ -1,45 +1,44 @@
-//! Two tiers of buffers: what stays at hand for whoever is served, and what a burst has borrowed beyond that.
+//! Decides how many free buffers a reactor keeps: BurstCBS's memory pool.
 //!
-//! **Design.** BurstCBS's memory pool. Each lane keeps some buffers of each size at hand: [`OWN_BUFFERS`] of the smallest, half as many of
-//! each next size. Others are borrowed. A burst keeps them until, for [`BURST_OVER`] looks, no more than the first tier was out since the
-//! look before. Then free buffers beyond that tier go back, a few at each look.
-//! **Not here:** the buffers, the time between looks, giving memory back (a reactor's staging memory and the simulator's model of it).
+//! Each lane keeps some buffers of each size: [`OWN_BUFFERS`] of the smallest, half as many of each
+//! next size. A burst borrows more. After [`BURST_OVER`] checks without a burst, the extra free
+//! buffers are returned, a few at each check.
 
-/// So much goes back at one look: the kernel takes pages away one by one, and meanwhile a reactor does nothing else,
+/// The most to return at one check: the kernel takes pages one by one, and the reactor waits,
 const RETURNED_BYTES: u32 = 1 << 20;
-/// in at most so many buffers, each of which may be a call.
+/// in at most this many buffers, each of which may be a call.
 const RETURNED_BUFFERS: u32 = 64;
 
-/// Of the smallest buffers, so many stay at hand for each lane.
+/// The smallest buffers that each lane keeps.
 pub const OWN_BUFFERS: u32 = 8;
-/// A burst is over after so many looks, 0.1 s apart, that found no more than the first tier out.
+/// Checks, 0.1 s apart, after which a burst is over.
 pub const BURST_OVER: u32 = 5;
 
-/// Of a size, 0 being the smallest, what stays at hand for so many lanes.
+/// The buffers that these lanes keep; size 0 is the smallest.
 #[must_use]
 pub fn own(size: usize, lanes: u32) -> u32 {
     let of_one = OWN_BUFFERS.checked_shr(size as u32).unwrap_or(0);
     of_one.saturating_mul(lanes)
 }
 
-/// How many buffers of so many bytes go back at one look at most.
+/// The most buffers of this size to return at one check.
 #[must_use]
 pub fn returned_at_once(bytes: u32) -> u32 {
     (RETURNED_BYTES / bytes.max(1)).clamp(1, RETURNED_BUFFERS)
 }
 
-/// The buffers of one size, as far as they are counted.
+/// Counts the buffers of one size.
 #[derive(Clone, Default, Debug)]
 pub struct Used {
     out: u32,
-    /// The most that were out since the last look.
+    /// The most in use since the last check.
     most_out: u32,
-    /// Looks in a row at which there was no burst.
+    /// Consecutive checks without a burst.
     calm: u32,
 }
 
 impl Used {
-    /// None is out.
+    /// No buffer in use.
     #[must_use]
     pub const fn new() -> Self {
         Self {
@@ -49,27 +48,28 @@ impl Used {
         }
     }
 
-    /// How many are out.
+    /// Buffers in use.
     #[inline]
     #[must_use]
     pub fn out(&self) -> u32 {
         self.out
     }
 
-    /// One is taken.
+    /// Counts a buffer in use.
     #[inline]
     pub fn take(&mut self) {
         self.out += 1;
         self.most_out = self.most_out.max(self.out);
     }
 
-    /// One is back.
+    /// Counts a returned buffer.
     #[inline]
     pub fn give(&mut self) {
         self.out -= 1;
     }
 
-    /// Looks whether a burst is over, where so many stay at hand. If so, this many of the free ones are kept.
+    /// Checks whether a burst is over, when `own` buffers are kept. If so, returns how many free
+    /// ones to keep.
     pub fn look(&mut self, own: u32) -> Option<u32> {
         let most = std::mem::replace(&mut self.most_out, self.out);
         self.calm = match most > own {

@@ -1,39 +1,36 @@
-//! Whether the reactors can give the bases that are promised, and where a new export is best served.
+//! Decides which reactors can guarantee which bases, and where a new export is served.
 //!
-//! **Design.** A tenant is entitled to its base on each reactor that serves one of its exports, at most to the whole
-//! reactor. A [`Promise`] guarantees a base at some reactors, and lapses when it no longer fits. Promises come first
-//! ([`PlacementPlan::settle`]), then further needs and other tenants. A new export goes where its tenant's base is
-//! promised and unserved, else where it fits or least is lacking.
-//! **Not here:** what reactors share ([`crate::admission`]), which reactor serves what now.
+//! A tenant is entitled to its base on each reactor with one of its exports, at most to the whole
+//! reactor. A [`Promise`] guarantees a base at some reactors until it no longer fits.
+//! [`PlacementPlan::settle`] honours promises first.
 
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// The least part of a reactor that an export counts as.
+/// The least that an export counts, in reactors.
 const LEAST_PART: f64 = 1.0 / 16.0;
-/// A relative difference that is only rounding.
 const ROUNDING: f64 = 1e-9;
 
 #[derive(Clone, Copy, Default, Debug)]
 struct At {
-    /// 0: the base is kept there for its first export.
+    /// 0: reserved for the first export.
     exports: u32,
-    /// The own bases of volumes that only this reactor serves.
+    /// Own bases of volumes at this reactor only.
     own: f64,
 }
 
-/// A base that was guaranteed last.
+/// A guaranteed base.
 #[derive(Clone, PartialEq, Default, Debug)]
 pub struct Promise {
-    /// The most processor time that it needs, ns a second.
+    /// The most processor time it needs, in ns per second.
     pub cost: f64,
-    /// The reactors at which it is kept.
+    /// Where it is guaranteed.
     pub reactors: BTreeSet<usize>,
-    /// False if it has lapsed.
+    /// False once it has lapsed.
     pub held: bool,
 }
 
-/// What of a base counts against a reactor.
+/// The guaranteed part of a base.
 #[derive(Clone, Copy, PartialEq, Default, Debug)]
 enum Coverage {
     #[default]
@@ -52,7 +49,7 @@ struct PlacedTenant {
 }
 
 impl PlacedTenant {
-    /// The entitlement at a reactor of capacity `each`.
+    /// At a reactor of capacity `each`.
     fn entitlement(&self, each: f64, at: &At) -> f64 {
         self.cost.min(each).max(at.own)
     }
@@ -67,7 +64,6 @@ impl PlacedTenant {
         }
     }
 
-    /// The coverage before settling.
     fn as_promised(&self) -> Coverage {
         match &self.promise {
             Some(promise) if promise.held && self.cost > 0.0 => match self.is_within_promise() {
@@ -96,27 +92,27 @@ impl PlacedTenant {
     }
 }
 
-/// Why a base isn't guaranteed, and what of it could be.
+/// Why a base isn't guaranteed, and what would fit.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Lack {
-    /// The fullest of its reactors, if one lacks room; `None`: they have too little together.
+    /// The fullest reactor; `None`: all together are too small.
     pub reactor: Option<usize>,
-    /// The processor time of a base that would fit, ns a second.
+    /// Processor time of a base that fits, in ns per second.
     pub fits: f64,
 }
 
-/// Entitlements of tenants at reactors. The caller numbers the tenants.
+/// Entitlements at reactors. The caller numbers the tenants.
 #[derive(Clone, Debug)]
 pub struct PlacementPlan {
     each: f64,
     tenants: BTreeMap<u64, PlacedTenant>,
-    /// The sums of each reactor: entitlements here, load in `served`.
+    /// Per reactor: entitlements, and served load.
     entitlement: Vec<f64>,
     served: Vec<f64>,
 }
 
 impl PlacementPlan {
-    /// A plan of idle reactors, each of which can promise `each` ns a second.
+    /// A plan for reactors that can promise `each` ns per second.
     #[must_use]
     pub fn new(reactors: usize, each: f64) -> Self {
         Self {
@@ -127,12 +123,12 @@ impl PlacementPlan {
         }
     }
 
-    /// Sets the most processor time that a tenant's base needs, ns a second.
+    /// Sets the processor time that a tenant's base needs, in ns per second.
     pub fn promise(&mut self, tenant: u64, cost: f64) {
         self.change(tenant, |of| of.cost = cost);
     }
 
-    /// Sets a tenant's last promise, before its exports; it is kept unless it has lapsed.
+    /// Sets a tenant's last promise; call it before adding exports.
     pub fn promised(&mut self, tenant: u64, mut promise: Promise) {
         let reactors = self.entitlement.len();
         promise.reactors.retain(|reactor| *reactor < reactors);
@@ -144,7 +140,6 @@ impl PlacementPlan {
         });
     }
 
-    /// Changes a tenant and the sums of its reactors.
     fn change(&mut self, tenant: u64, change: impl FnOnce(&mut PlacedTenant)) {
         let of = self.tenants.entry(tenant).or_default();
         for (sign, change) in [(-1.0, Some(change)), (1.0, None)] {
@@ -161,14 +156,14 @@ impl PlacementPlan {
         }
     }
 
-    /// Adds an export that this reactor serves.
+    /// Adds an export at a reactor.
     pub fn export(&mut self, tenant: u64, reactor: usize) {
         self.change(tenant, |of| {
             of.at.entry(reactor).or_default().exports += 1;
         });
     }
 
-    /// Places one more export and returns its reactor.
+    /// Places an export; returns its reactor.
     pub fn place(&mut self, tenant: u64) -> usize {
         let reactor = self.best(tenant);
         let of = self.tenants.get(&tenant);
@@ -182,12 +177,12 @@ impl PlacementPlan {
         reactor
     }
 
-    /// Adds the own base of a volume that only this reactor serves.
+    /// Adds the own base of a volume at this reactor only.
     pub fn own(&mut self, tenant: u64, reactor: usize, cost: f64) {
         self.change(tenant, |of| of.at.entry(reactor).or_default().own += cost);
     }
 
-    /// Tenants in order: held promises, then lapsed ones, the oldest first; then the rest, the largest first.
+    /// Held promises, then lapsed ones, oldest first; then the rest, largest first.
     #[must_use]
     pub fn order(&self) -> Vec<u64> {
         let rank = |of: &PlacedTenant| match &of.promise {
@@ -200,7 +195,7 @@ impl PlacementPlan {
         all.into_iter().map(|(_, id)| id).collect()
     }
 
-    /// Decides whose bases are guaranteed, and renews their promises.
+    /// Decides whose bases are guaranteed, and renews promises.
     pub fn settle(&mut self) {
         let order = self.order();
         for id in &order {
@@ -226,7 +221,7 @@ impl PlacementPlan {
         while let Some(id) = order.get(next) {
             let before = self.tenants.get(id).map_or(Coverage::All, |of| of.counts);
             let is_new = before != Coverage::All && self.settle_one(*id, Coverage::All);
-            // A base that fits elsewhere frees what was kept, for the first tenant that lacks.
+            // A base that fits elsewhere frees its room for the first tenant that lacks some.
             next = match is_new && before == Coverage::Promised {
                 true => 0,
                 false => next + 1,
@@ -234,14 +229,13 @@ impl PlacementPlan {
         }
     }
 
-    /// Raises a tenant's coverage if that fits.
     fn settle_one(&mut self, id: u64, counts: Coverage) -> bool {
         let Some(of) = self.tenants.get(&id).filter(|of| of.cost > 0.0) else {
             return false;
         };
         let (mut at, mut cost) = (of.at.clone(), of.cost);
         if !of.is_served() {
-            // It stays at one promised reactor.
+            // It keeps one promised reactor.
             let own = of.promise.iter().flat_map(|promise| &promise.reactors);
             let mut own = own.filter(|reactor| self.fits(of, **reactor, counts));
             let reactor = own.next().copied().or_else(|| match counts {
@@ -279,7 +273,6 @@ impl PlacementPlan {
         fits
     }
 
-    /// Whether this coverage fits beside other entitlements.
     fn fits(&self, of: &PlacedTenant, reactor: usize, counts: Coverage) -> bool {
         let at = of.at.get(&reactor).copied().unwrap_or_default();
         let counted = |counts| of.counted(counts, self.each, reactor, &at);
@@ -289,7 +282,7 @@ impl PlacementPlan {
         })
     }
 
-    /// Counts every base, whether it fits or not, for oversubscription.
+    /// Counts every base, for oversubscription.
     pub fn count_all(&mut self) {
         let all: Vec<u64> = self.tenants.keys().copied().collect();
         for id in all {
@@ -302,20 +295,20 @@ impl PlacementPlan {
         }
     }
 
-    /// Whether all of a tenant's base is guaranteed, once settled.
+    /// Whether the whole base is guaranteed.
     #[must_use]
     pub fn is_guaranteed(&self, tenant: u64) -> bool {
         let of = self.tenants.get(&tenant);
         of.is_some_and(|of| of.counts == Coverage::All)
     }
 
-    /// The promises by tenant.
+    /// Promises by tenant.
     pub fn promises(&self) -> impl Iterator<Item = (u64, &Promise)> {
         let all = self.tenants.iter();
         all.filter_map(|(tenant, of)| Some((*tenant, of.promise.as_ref()?)))
     }
 
-    /// The reactor for a new export of this tenant.
+    /// The reactor for a tenant's next export.
     #[must_use]
     pub fn best(&self, tenant: u64) -> usize {
         let own = self.tenants.get(&tenant);
@@ -337,7 +330,6 @@ impl PlacementPlan {
         self.served[a].total_cmp(&self.served[b])
     }
 
-    /// The reactor where its base fits, or lacks least.
     fn roomiest(&self, tenant: u64) -> usize {
         let own = self.tenants.get(&tenant);
         let cost = own.map_or(0.0, |own| own.cost).min(self.each);
@@ -363,7 +355,7 @@ impl PlacementPlan {
         }
     }
 
-    /// Entitlements at each reactor if all bases were guaranteed, as a part of what it can promise.
+    /// Load of each reactor if all bases were guaranteed, in parts of its capacity.
     #[must_use]
     pub fn parts(&self) -> Vec<f64> {
         let mut parts = vec![0.0; self.entitlement.len()];
@@ -377,13 +369,13 @@ impl PlacementPlan {
         parts
     }
 
-    /// Whether every base can be had, whatever its tenant's volumes ask for of it.
+    /// Whether every base is guaranteed.
     #[must_use]
     pub fn fit(&self) -> bool {
         self.lacking().next().is_none()
     }
 
-    /// Of each reactor: its tenants with a base, and how many of them, whichever, fit at once.
+    /// Per reactor: tenants with a base, and how many of these fit at once, whichever they are.
     pub fn at_once(&self) -> impl Iterator<Item = (u32, u32)> {
         (0..self.entitlement.len()).map(|reactor| {
             let at = |of: &PlacedTenant| {
@@ -404,7 +396,7 @@ impl PlacementPlan {
         })
     }
 
-    /// Tenants whose base isn't guaranteed.
+    /// Tenants without a guarantee.
     pub fn lacking(&self) -> impl Iterator<Item = (u64, Lack)> {
         let all = self.tenants.iter();
         all.filter_map(|(tenant, of)| Some((*tenant, self.lack(of)?)))
@@ -422,12 +414,12 @@ impl PlacementPlan {
         let rooms: Vec<(usize, bool, f64)> = rooms.collect();
         let (reactor, _, least) = *rooms.iter().min_by(|(.., a), (.., b)| a.total_cmp(b))?;
         let together = self.each * rooms.len() as f64;
-        // A tenant that is alone may have several whole.
+        // A tenant alone may have several whole reactors.
         let fits = match least < self.each * (1.0 - ROUNDING) {
             true => least,
             false => together,
         };
-        // Own bases of volumes above their reactor's room shrink the tenant's in proportion.
+        // Own bases above their reactor's room reduce the tenant's in proportion.
         let own = of.at.values().map(|at| at.own).fold(0.0, f64::max);
         let fits = match own > least.min(self.each) {
             true => fits.min(of.cost * least.min(self.each) / own),

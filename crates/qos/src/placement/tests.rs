@@ -1,8 +1,6 @@
-//! Whose bases are guaranteed, and where exports are served.
 
 use super::*;
 
-/// Two reactors of 100 each.
 fn two() -> PlacementPlan {
     PlacementPlan::new(2, 100.0)
 }
@@ -12,14 +10,13 @@ fn lack(placement: &PlacementPlan, tenant: u64) -> Option<Lack> {
     all.find(|(of, _)| *of == tenant).map(|(_, lack)| lack)
 }
 
-/// Whose bases are guaranteed.
 fn guaranteed(placement: &PlacementPlan) -> Vec<u64> {
     let all = placement.promises().map(|(tenant, _)| tenant);
     all.filter(|tenant| placement.is_guaranteed(*tenant))
         .collect()
 }
 
-/// These costs, everyone's one export, and what was promised before.
+/// A plan with these costs and exports, and the promises of `before`.
 fn again(before: &PlacementPlan, tenants: &[(u64, f64, &[usize])]) -> PlacementPlan {
     let mut placement = two();
     for (tenant, cost, _) in tenants {
@@ -48,11 +45,10 @@ fn a_base_that_is_more_than_its_reactor_has_is_not_had() {
         fits: 100.0,
     };
     assert_eq!(lack(&placement, 1), Some(short));
-    // Served by both, and by nobody else, it is.
     placement.export(1, 1);
     placement.settle();
     assert!(placement.fit());
-    // It takes each of them whole.
+    // It takes both reactors whole.
     placement.promise(2, 1.0);
     placement.export(2, 1);
     placement.settle();
@@ -62,7 +58,6 @@ fn a_base_that_is_more_than_its_reactor_has_is_not_had() {
         fits: 0.0,
     };
     assert_eq!(lack(&placement, 2), Some(none));
-    // Where that is meant, nobody comes first.
     placement.count_all();
     assert_eq!(lack(&placement, 1).map(|lack| lack.reactor), Some(Some(1)));
     assert_eq!(lack(&placement, 2), Some(none));
@@ -83,11 +78,9 @@ fn bases_that_one_reactor_owes_together_fit_there_or_are_not_had() {
     assert_eq!((lack(&all, 1), lack(&all, 2)), (over, over));
     let at_once = |placement: &PlacementPlan| placement.at_once().collect::<Vec<_>>();
     assert_eq!(at_once(&placement), [(2, 1), (0, 0)]);
-    // What is said to fit does, to the last.
     let placement = again(&placement, &[(1, 40.0, &[0]), (2, 60.0, &[0])]);
     assert!(placement.fit());
     assert_eq!(at_once(&placement), [(2, 2), (0, 0)]);
-    // All of a base may be asked for by any of its volumes.
     let tenants: [(u64, f64, &[usize]); 3] = [(1, 40.0, &[0]), (2, 60.0, &[0]), (3, 60.0, &[1])];
     let mut placement = again(&placement, &tenants);
     assert!(placement.fit());
@@ -99,14 +92,14 @@ fn bases_that_one_reactor_owes_together_fit_there_or_are_not_had() {
 
 #[test]
 fn who_comes_later_takes_nothing_from_those_before() {
-    // The first has least, so nothing but what was promised says who comes first.
+    // The first has the least, so only promises decide the order.
     let first = again(&two(), &[(5, 10.0, &[0]), (6, 60.0, &[0])]);
     assert_eq!(guaranteed(&first), [5, 6]);
     let all: [(u64, f64, &[usize]); 3] = [(1, 90.0, &[0]), (5, 10.0, &[0]), (6, 60.0, &[0])];
     let then = again(&first, &all);
     assert_eq!(guaranteed(&then), [5, 6]);
     assert_eq!(lack(&then, 1).map(|lack| lack.fits), Some(30.0));
-    // Whoever needs more than was promised is one who comes later: of more, and of another reactor.
+    // More than promised, or another reactor, comes later.
     let more = again(&first, &[(5, 41.0, &[0]), (6, 60.0, &[0])]);
     assert_eq!(guaranteed(&more), [6]);
     let there = again(&first, &[(5, 10.0, &[0]), (6, 60.0, &[0]), (7, 50.0, &[1])]);
@@ -116,7 +109,6 @@ fn who_comes_later_takes_nothing_from_those_before() {
     );
     assert_eq!(guaranteed(&there), [5, 7]);
     assert_eq!(lack(&there, 6).map(|lack| lack.reactor), Some(Some(1)));
-    // When there is room, it is theirs.
     let room = again(&then, &[(1, 90.0, &[0]), (5, 10.0, &[0]), (6, 60.0, &[1])]);
     assert_eq!(guaranteed(&room), [1, 5, 6]);
     let room = again(&then, &[(1, 90.0, &[0]), (5, 10.0, &[0])]);
@@ -127,7 +119,7 @@ fn who_comes_later_takes_nothing_from_those_before() {
 fn who_asks_for_more_than_fits_keeps_what_it_had() {
     let all: [(u64, f64, &[usize]); 2] = [(1, 30.0, &[0]), (2, 60.0, &[0])];
     let placement = again(&two(), &all);
-    // What is left, 10, does for neither, nor does what the first had.
+    // The remaining 10 are too few for either, and so is the first one's promise.
     let mut all = vec![(1, 50.0, &[0][..]), (2, 60.0, &[0]), (3, 38.0, &[0])];
     let mut placement = again(&placement, &all);
     for _ in 0..2 {
@@ -138,7 +130,7 @@ fn who_asks_for_more_than_fits_keeps_what_it_had() {
     all[0].1 = 30.0;
     let placement = again(&placement, &all);
     assert_eq!(guaranteed(&placement), [1, 2]);
-    // So is what it has at a reactor, when another serves it as well.
+    // The same holds for its part of a reactor, when a second one serves it too.
     all[0] = (1, 30.0, &[0, 1]);
     all.push((4, 80.0, &[1]));
     let placement = again(&placement, &all);
@@ -163,7 +155,6 @@ fn who_is_served_by_none_has_more_where_there_is_room_for_it() {
     let none: &[usize] = &[];
     let placement = again(&two(), &[(1, 30.0, none), (2, 60.0, &[0])]);
     assert_eq!(guaranteed(&placement), [1, 2]);
-    // Whoever is kept at a reactor leaves it, and another who lacks, even if it comes before, has that.
     let mut before = two();
     for (tenant, cost) in [(1, 10.0), (2, 30.0), (3, 60.0)] {
         before.promise(tenant, cost);
@@ -177,7 +168,7 @@ fn who_is_served_by_none_has_more_where_there_is_room_for_it() {
     let all = [(1, 40.0, &[0][..]), (2, 50.0, none), (3, 60.0, &[0])];
     let placement = again(&before, &all);
     assert_eq!(guaranteed(&placement), [1, 2, 3]);
-    // If there is none, what it had is kept.
+    // Otherwise its promise is kept.
     let placement = again(&placement, &[(2, 150.0, none), (3, 60.0, &[0])]);
     assert_eq!(guaranteed(&placement), [3]);
     let all = [(2, 50.0, none), (3, 60.0, &[0]), (4, 60.0, &[1])];
@@ -195,7 +186,6 @@ fn a_promise_that_does_not_fit_for_a_while_comes_before_those_who_had_none() {
     let placement = again(&two(), &all[..2]);
     let placement = again(&placement, &all);
     assert_eq!(guaranteed(&placement), [1, 2]);
-    // All costs are others for a while, which is what was promised too.
     let times = |placement: &PlacementPlan, by: f64| {
         let mut then = two();
         for (tenant, promise) in placement.promises() {
@@ -229,7 +219,7 @@ fn what_is_promised_is_kept_for_whom_nothing_is_served() {
     let none: &[usize] = &[];
     let placement = again(&two(), &[(1, 60.0, none), (2, 60.0, none)]);
     assert_eq!(guaranteed(&placement), [1, 2]);
-    // A third is served by both, before they are.
+    // Both reactors serve a third one first.
     let all = [(1, 60.0, none), (2, 60.0, none), (3, 50.0, &[0, 1])];
     let mut then = again(&placement, &all);
     assert_eq!(guaranteed(&then), [1, 2]);
@@ -237,7 +227,7 @@ fn what_is_promised_is_kept_for_whom_nothing_is_served() {
     assert_ne!(one, other);
     then.settle();
     assert_eq!(guaranteed(&then), [1, 2]);
-    // Nor is another placed there, however much is served elsewhere.
+    // No other export is placed there, whatever is served elsewhere.
     let one = again(&two(), &[(1, 60.0, none)]);
     let mut then = two();
     then.promise(1, 60.0);
@@ -266,7 +256,6 @@ fn who_has_its_promise_again_takes_none_of_those_who_have_theirs() {
 
 #[test]
 fn all_that_was_served_is_served_again_so_that_it_fits() {
-    // As it would not come about by chance.
     let tenants: [(u64, f64, &[usize]); 4] = [
         (1, 40.0, &[1]),
         (2, 50.0, &[0]),
@@ -287,7 +276,6 @@ fn all_that_was_served_is_served_again_so_that_it_fits() {
     }
     after.settle();
     assert!(after.fit(), "{after:?}");
-    // Who needs all of both has both again.
     let both = again(&two(), &[(1, 150.0, &[0, 1])]);
     let mut after = two();
     after.promise(1, 150.0);
@@ -318,25 +306,25 @@ fn a_volumes_own_base_is_owed_where_it_is() {
 fn a_new_export_goes_where_its_base_fits() {
     let mut placement = two();
     placement.promise(1, 60.0);
-    // Others without a base keep it busy.
+    // Tenants without a base keep it busy.
     for _ in 0..3 {
         placement.export(9, 1);
     }
     assert_eq!(placement.best(1), 0);
     placement.export(1, 0);
     placement.settle();
-    // Less is served there, but its base fits on the other one only.
+    // Less is served there, but the base fits only on the other.
     let mut other = placement.clone();
     (0..9).for_each(|_| other.export(9, 1));
     other.promise(2, 60.0);
     assert_eq!(other.best(2), 1);
-    // Nowhere: where least is lacking.
+    // It fits nowhere: where least is lacking.
     other.export(2, 1);
     other.promise(1, 70.0);
     other.settle();
     other.promise(3, 45.0);
     assert_eq!(other.best(3), 1);
-    // Its own base is owed there already.
+    // Its own base is promised there already.
     assert_eq!(other.best(1), 0);
 }
 
@@ -352,7 +340,6 @@ fn without_bases_exports_are_dealt_out_and_with_them_the_busy_have_less() {
     placement.promise(1, 80.0);
     placement.export(1, 0);
     placement.settle();
-    // So do a tenant's own, where they fit: it is to have several reactors for its bursts.
     assert_eq!(placement.best(1), 1);
     for _ in 0..5 {
         assert_eq!(placement.best(2), 1);

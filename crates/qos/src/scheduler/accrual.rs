@@ -1,14 +1,11 @@
-//! The accrual of a reactor's share over windows.
-//!
-//! **Design.** A window at work accrues the reactor's share by demand; an idle window its part of what no working
-//! reactor had of it ([`LedgerEntry::idle`](crate::ledger::LedgerEntry::idle)). Fractions are carried on. **Not here:**
-//! what is saved of it.
+//! The accrual of a reactor's share over windows: by demand while it works, else by what no reactor
+//! received ([`LedgerEntry::idle`](crate::ledger::LedgerEntry::idle)).
 
 #[derive(Clone, Copy)]
 pub(super) enum Accrual {
-    /// The number of windows at work.
+    /// Windows at work.
     Work(u64),
-    /// What idle windows are worth, in windows, and whether it wakes.
+    /// Idle windows' worth, in windows; whether the reactor wakes.
     Idle(f64, bool),
 }
 
@@ -28,7 +25,7 @@ impl Accrual {
     }
 }
 
-/// A reactor's part of all windows, and of one, rounded up. `fraction` carries what is less than one.
+/// The share of all windows, and of one, rounded up. `fraction` carries the rest.
 #[inline]
 pub(super) fn part(amount: i32, share: f32, windows: u64, fraction: &mut f32) -> (u64, u64) {
     if share == 1.0 {

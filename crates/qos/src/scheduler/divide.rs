@@ -1,9 +1,7 @@
-//! A tenant's part of a window, divided among its lanes on a reactor.
+//! Divides a tenant's grant among its lanes on a reactor.
 //!
-//! **Design.** Entitlements of volumes' own bases come first, then equal parts; what one does not want goes to the
-//! others. An I/O that is larger than a lane's part begins as soon as something is left of the part, and later windows
-//! pay for it.
-//! **Not here:** the parts of tenants ([`super::refill`]), of reactors ([`crate::ledger`]).
+//! Own bases of volumes come first, then equal parts; unwanted parts go to other lanes. A large I/O
+//! begins while anything is left of its part, and later windows pay.
 
 use super::each::Each;
 use super::refill::OWN;
@@ -11,7 +9,7 @@ use super::state::Lane;
 use crate::params::Params;
 use crate::resources::{COUNT, PLENTY, ResourceVector, SHARED};
 
-/// Divides among the tenant's lanes: entitlements, fair parts, then the rest. Returns what nobody wants.
+/// Returns the rest that no lane wants.
 pub(super) fn divide(
     given: &ResourceVector,
     own: &[u32],
@@ -33,7 +31,7 @@ pub(super) fn divide(
     for fair in &mut fair.0 {
         *fair /= parts.max(1);
     }
-    // If less is given than promised, each has its part.
+    // A grant below the promises is divided in proportion.
     let first = |lane: &Lane, resource: usize| {
         let (first, promised) = (lane.promise.0[resource], promised.0[resource]);
         match given.0[resource] {
@@ -55,7 +53,7 @@ pub(super) fn divide(
     }
     let mut rest = ResourceVector::ZERO;
     for resource in 0..COUNT {
-        // Promises may exceed what was given.
+        // Promises may exceed the grant.
         let left = spare.0[resource].max(0);
         if hungry[resource] > 0 {
             rest.0[resource] = left / hungry[resource];
@@ -75,7 +73,7 @@ pub(super) fn divide(
             } else {
                 want
             };
-            // A remainder that can't be divided goes to one lane after the other.
+            // An indivisible remainder goes to each lane in turn.
             if hungry[resource] > 0 && at == window % own.len() as u64 {
                 part.0[resource] += std::mem::take(&mut spare.0[resource]);
             }
@@ -89,7 +87,7 @@ pub(super) fn divide(
     spare
 }
 
-/// Sets each lane's promise. Returns the sum, which may exceed what there is.
+/// Returns the sum of the promises, which may exceed the grant.
 fn promise(own: &[u32], lanes: &mut [Lane], headroom: f32, late: f32) -> ResourceVector {
     let mut sum = ResourceVector::ZERO;
     for lane in own {
@@ -106,7 +104,7 @@ impl Lane {
         (self.demand.0[resource] as f32 * headroom).min(PLENTY as f32) as i32
     }
 
-    /// The part of its volume's own base that it wants.
+    /// The wanted part of its volume's own base.
     fn entitlement(&self, headroom: f32, late: f32) -> ResourceVector {
         let mut entitlement = ResourceVector::ZERO;
         if self.limited && !self.demand.is_zero() {
@@ -121,7 +119,7 @@ impl Lane {
         entitlement
     }
 
-    /// Promises the same part of shared resources as of its own.
+    /// Promises an equal part of shared resources.
     fn promise_shared(&mut self, headroom: f32) {
         let part = |own: usize| match self.demand.0[own] {
             0 => 1.0,
@@ -133,7 +131,7 @@ impl Lane {
         }
     }
 
-    /// Accrues the volume's own base, saved for at most `saved` windows.
+    /// Accrues its volume's own base, saved for at most `saved` windows.
     #[inline]
     pub(super) fn earn(&mut self, used: &ResourceVector, passed: u64, saved: u64) {
         for (at, own) in OWN.into_iter().enumerate() {

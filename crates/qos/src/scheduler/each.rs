@@ -1,7 +1,5 @@
-//! A number for each resource, for the end of a window.
-//!
-//! **Design.** Eight 32-bit numbers: a step over all is two SSE instructions without branches. A tenant's own resources
-//! are 0 here. **Not here:** exact amounts ([`crate::resources`]).
+//! A float per resource, for the end of a window: each step is two SSE instructions without
+//! branches.
 
 use crate::resources::{COUNT, ResourceVector};
 
@@ -67,7 +65,7 @@ impl Each {
     #[inline(always)]
     pub(super) fn exceeds(&self, other: &Self) -> bool {
         let [a, b, c, d, e, f, g, h] = self.with(other, |own, other| other - own).0;
-        // By sign bits: equal numbers make +0.
+        // By sign bits: equal numbers give +0.
         let signs = [
             a.to_bits() | e.to_bits(),
             b.to_bits() | f.to_bits(),

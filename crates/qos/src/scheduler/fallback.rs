@@ -1,7 +1,6 @@
-//! An I/O that its lane's allocation does not cover.
+//! Admits an I/O beyond its lane's allocation.
 //!
-//! **Design.** The lane's own budget must allow it; then one source must have all of its shared resources. An I/O
-//! within its allocation never comes here. **Not here:** what waits.
+//! Its budget must allow it, and one source must have all of its shared resources.
 
 use super::Scheduler;
 use super::accrual::Accrual;
@@ -27,7 +26,8 @@ impl Scheduler {
         self.begin_borrowing(lane, cost) || self.begin_beyond(lane, tenant as usize, cost)
     }
 
-    /// Begins an I/O while some of all is left, and all shared unless a window gives less: later windows pay.
+    /// Begins while some of every resource is left. Shared resources must suffice, unless a whole
+    /// window's grant does not. Later windows pay.
     fn begin_borrowing(&mut self, lane: usize, cost: &ResourceVector) -> bool {
         let lane = &mut self.lanes[lane];
         let shared = cost.shared();
@@ -39,15 +39,14 @@ impl Scheduler {
         begins
     }
 
-    /// Takes what its lane has left, and all of the rest from one source.
+    /// Takes the rest of its lane, and all else from one source.
     fn begin_beyond(&mut self, lane: usize, tenant: usize, cost: &ResourceVector) -> bool {
         let mut short = *cost;
-        // Debt is not asked for again.
         short.sub(&self.lanes[lane].left.max(&ResourceVector::ZERO));
         let own = short.own();
         let one = &mut self.tenants[tenant];
         if !own.is_zero() {
-            // The siblings' rest lifts no volume above its limit.
+            // The siblings' rest doesn't raise a volume's limit.
             let mut would = self.lanes[lane].used();
             would.add(&cost.own());
             if !self.lanes[lane].room.covers(&would.own()) || !one.spare.covers(&own) {
@@ -59,7 +58,7 @@ impl Scheduler {
         if !source {
             source = self.free.take(&shared);
             if !source && self.is_below_base(tenant, &cost.own()) {
-                // What is free of one resource combines with what is taken of another.
+                // Free amounts of one resource combine with taken ones of another.
                 let free = self.free.max(&ResourceVector::ZERO).min(&shared);
                 let rest = shared.minus(&free);
                 source = self.take_from_bursting(tenant, &rest);
@@ -87,7 +86,7 @@ impl Scheduler {
         source
     }
 
-    /// Takes from the reserve. Where bases fit, processor time is overdrawn: the next window has less.
+    /// If bases fit, this overdraws processor time of the next window.
     fn take_from_reserve(&mut self, tenant: usize, shared: &ResourceVector) -> bool {
         if self.reserve.take(shared) {
             return true;
@@ -102,14 +101,14 @@ impl Scheduler {
         has
     }
 
-    /// The guard: the tenant stays within its base with this I/O.
+    /// Whether the tenant stays within its base with this I/O.
     fn is_below_base(&mut self, tenant: usize, own: &ResourceVector) -> bool {
         let allows = |one: &TenantShare, used: &ResourceVector| {
             let mut would = *used;
             would.add(own);
             one.entitlement.covers(&would.own())
         };
-        // Use only grows in a window, so a refusal need not sum up all lanes.
+        // Use only grows in a window, so a known excess suffices.
         let one = &self.tenants[tenant];
         if !allows(one, &one.found) {
             return false;
@@ -120,7 +119,7 @@ impl Scheduler {
         allows(one, &used)
     }
 
-    /// A tenant's use in this window, debt included.
+    /// Use of the tenant in this window, including debt.
     pub(super) fn used(&self, tenant: usize) -> ResourceVector {
         let one = &self.tenants[tenant];
         let mut used = one.extra;
@@ -132,7 +131,7 @@ impl Scheduler {
         used
     }
 
-    /// Takes from the better of two bursting tenants what it was given above its base.
+    /// Takes from one of two bursting tenants what it has above its base.
     pub(super) fn take_from_bursting(&mut self, tenant: usize, shared: &ResourceVector) -> bool {
         let count = self.bursting.len();
         let choices = self.params.choices;
@@ -146,7 +145,7 @@ impl Scheduler {
             self.bursting[second] as usize,
         );
         let (a, b) = (self.stealable(first), self.stealable(second));
-        // The better has more of its scarcest resource for this I/O.
+        // Compare the scarcest resource of each.
         let better = |of: &ResourceVector| {
             let parts = of.0.iter().zip(&shared.0);
             let parts = parts.filter(|(_, need)| **need > 0);
@@ -170,7 +169,6 @@ impl Scheduler {
         need.sub(&from_spare);
         for at in 0..one.lanes.len() {
             let lane = &mut self.lanes[self.tenants[victim].lanes[at] as usize];
-            // A lane in debt gives nothing.
             let left = &mut lane.left;
             let part = left.max(&ResourceVector::ZERO).min(&need).shared();
             *left = left.minus(&part);
@@ -185,7 +183,7 @@ impl Scheduler {
         true
     }
 
-    /// What it has left, as far as that is above its base.
+    /// The rest that it has above its base.
     fn stealable(&self, tenant: usize) -> ResourceVector {
         let one = &self.tenants[tenant];
         let mut left = one.spare;
@@ -208,7 +206,7 @@ impl Scheduler {
         ((u64::from(self.random) * below as u64) >> 32) as usize
     }
 
-    /// Saves the base that an idle tenant accrued, so that it is visible and survives a death.
+    /// Saves an idle tenant's accrued base, so that it is visible and survives a crash.
     pub fn earn(&mut self, tenant: usize) {
         let one = &self.tenants[tenant];
         let idle = self.window.saturating_sub(one.earned.window);
@@ -217,7 +215,7 @@ impl Scheduler {
         }
     }
 
-    /// Saves idle windows, less what other reactors used of the base meanwhile.
+    /// Saves idle windows, less the base that other reactors used.
     fn save_idle(&mut self, tenant: usize, windows: u64, wakes: bool) {
         let saved = self.params.saved_windows.into();
         let entry = self.ledger.entry(tenant);
@@ -240,7 +238,7 @@ impl Scheduler {
         }
     }
 
-    /// Activates a tenant. It has its base at once if it is new or was idle for a whole window.
+    /// Activates a tenant. If it is new or was idle for a window, it has its base at once.
     pub(super) fn activate(&mut self, tenant: usize) {
         let one = &mut self.tenants[tenant];
         let is_new = !std::mem::replace(&mut one.is_known, true);
@@ -263,7 +261,7 @@ impl Scheduler {
         if one.lanes.len() == 1 {
             let lane = &mut self.lanes[one.lanes[0] as usize];
             let part = one.spare.min(&lane.may());
-            // Its debt stays.
+            // Debt remains.
             let left = &mut lane.left;
             lane.given = left.shared().plus(&part);
             *left = left.plus(&part);
@@ -272,7 +270,6 @@ impl Scheduler {
     }
 }
 
-/// Whether there is some of everything that an I/O needs.
 fn has_some(has: &ResourceVector, cost: &ResourceVector) -> bool {
     let mut both = has.0.iter().zip(&cost.0);
     both.all(|(has, cost)| *cost == 0 || *has > 0)

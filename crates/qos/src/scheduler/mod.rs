@@ -1,10 +1,10 @@
-//! One reactor's share of everything, given out once a window.
+//! Divides a reactor's resources once a window: algorithm 1 of BurstCBS.
 //!
-//! **Design.** Algorithm 1 of BurstCBS. An I/O begins if its lane's allocation covers it ([`Scheduler::take`]). For
-//! others [`fallback`] asks siblings, the free rest, a bursting tenant, and the reserve. Unlike the paper, the last two
-//! serve only tenants below their base, and each resource is judged alone. Only the unused part of an allocation fades,
-//! and a base is saved for a few windows ([`crate::params::Params::saved_windows`]).
-//! **Not here:** the commands that wait (lanes keep them: [`Scheduler::wait`]), their order among lanes, time.
+//! An I/O begins if its lane's allocation covers it ([`Scheduler::take`]). Otherwise [`fallback`]
+//! tries siblings, the free rest, a bursting tenant, and the reserve. Unlike the paper, the last
+//! two serve only tenants below their base, and each resource counts alone. Only unused allocation
+//! fades, and base is saved for a few windows ([`crate::params::Params::saved_windows`]). Lanes
+//! keep the waiting commands.
 
 mod accrual;
 mod divide;
@@ -28,42 +28,42 @@ use std::sync::Arc;
 
 pub use state::TenantStatistics;
 
-/// The scheduler of one reactor.
+/// One reactor's scheduler.
 #[derive(Debug)]
 pub struct Scheduler {
     params: Params,
-    /// A window's shared resources: this reactor's processor, the node's other resources.
+    /// Per window: this reactor's processor, and the node's other resources.
     whole: [f32; SHARED],
     processors: f32,
     lanes: Vec<Lane>,
     tenants: Vec<TenantShare>,
     active: Vec<u32>,
-    /// Active tenants that are given more than their base.
+    /// Active tenants with a grant above their base.
     bursting: Vec<u32>,
     reserve: ResourceVector,
     free: ResourceVector,
-    /// What lanes had left and may not keep.
+    /// Unused allocation that lanes can't keep.
     lost: Each,
     window: u64,
     random: u32,
     estimator: Estimator,
     awake: bool,
     published_entitlements: [u64; SHARED],
-    /// Some I/O lacks only processor time.
+    /// An I/O lacks only processor time.
     wants_processor: bool,
     /// Whether the processor suffices for all bases, and for guaranteed ones.
     bases_fit: [bool; 2],
-    /// Processor time used of the next window's.
+    /// Processor time used of the next window.
     overdrawn_ns: i32,
     somebody_bursts: bool,
     publishes: bool,
-    /// The largest base of each resource among tenants with lanes here.
+    /// The largest base of each resource here.
     largest: Each,
     ledger: Arc<Ledger>,
 }
 
 impl Scheduler {
-    /// A scheduler for a node with `per_second` of each shared resource. An error names a parameter out of its range.
+    /// A scheduler for a node with `per_second` of each shared resource; fails for a bad parameter.
     pub fn new(
         params: Params,
         per_second: &[f64; SHARED],
@@ -74,11 +74,11 @@ impl Scheduler {
         let mut whole = [0f32; SHARED];
         for (whole, per_second) in whole.iter_mut().zip(per_second) {
             let usable = per_second * f64::from(params.utilisation);
-            // The whole may exceed what a vector holds; each reactor's part does not ([`refill`]).
+            // This may exceed a vector's range; each reactor's part does not ([`refill`]).
             *whole = (usable * params.window_ns as f64 / 1e9).max(0.0) as f32;
         }
         let tenants = ledger.tenants();
-        // Before the first window's end, everything is free.
+        // All is free before the first refill.
         let mut free = ResourceVector::ZERO;
         for (free, whole) in free.0.iter_mut().zip(whole) {
             *free = whole.min(PLENTY as f32) as i32;
@@ -109,7 +109,7 @@ impl Scheduler {
         })
     }
 
-    /// Clears savings and debt, as the slot has a new tenant.
+    /// Clears savings and debt for a slot's new tenant.
     pub fn begin_tenant(&mut self, tenant: usize) {
         let one = &mut self.tenants[tenant];
         one.entitlement = ResourceVector::ZERO;
@@ -121,7 +121,8 @@ impl Scheduler {
         one.counts_from(self.window, self.ledger.entry(tenant));
     }
 
-    /// Sets a tenant's budget and frontends. This window's grant is cut at once; the rest follows with the next.
+    /// Sets a tenant's budget and frontends. A lower limit applies at once, a higher one from the
+    /// next window.
     pub fn set_budget(
         &mut self,
         tenant: usize,
@@ -145,7 +146,7 @@ impl Scheduler {
         self.set_frontends(tenant, budget, costs, frontends);
     }
 
-    /// Sets the frontends of a tenant that has this budget already.
+    /// Sets the frontends alone.
     pub fn set_frontends(
         &mut self,
         tenant: usize,
@@ -185,12 +186,12 @@ impl Scheduler {
         }
     }
 
-    /// Sets whether the tenant's base comes first where bases exceed what there is.
+    /// Sets whether the base comes first when bases don't all fit.
     pub fn set_guaranteed(&mut self, tenant: usize, guaranteed: bool) {
         self.tenants[tenant].guaranteed = guaranteed;
     }
 
-    /// Sets the volume's own base and limit. `None`: an equal part, no limit.
+    /// Sets a volume's own base and limit. `None`: an equal part, no limit.
     pub fn set_volume(&mut self, lane: usize, budget: Option<&Budget>) {
         let (base, limit) = match budget {
             Some(budget) => (self.own(budget.base), self.own(budget.burst)),
@@ -204,7 +205,7 @@ impl Scheduler {
         if !lane.limited {
             lane.entitlement = [0; 2];
         }
-        // Use from before this limit is no debt; shared resources follow from the budget.
+        // Earlier use is no debt.
         let mut room = lane.limit;
         room.add(&lane.used().own());
         room.0[..SHARED].fill(PLENTY);
@@ -266,25 +267,25 @@ impl Scheduler {
         }
     }
 
-    /// Takes an I/O's cost from what the lane has left; if false, ask [`Self::admit`].
+    /// Charges an I/O to its lane's allocation. If false, call [`Self::admit`].
     #[inline(always)]
     #[must_use]
     pub fn take(&mut self, lane: usize, cost: &ResourceVector) -> bool {
         self.lanes[lane].left.take(cost)
     }
 
-    /// Admits an I/O and takes its cost; if false, it waits behind others of its lane ([`Self::wait`]).
+    /// Admits and charges an I/O. If false, call [`Self::wait`].
     #[inline]
     pub fn admit(&mut self, lane: usize, cost: &ResourceVector) -> bool {
         if self.lanes[lane].left.take(cost) {
             return true;
         }
-        // A copy, so that callers need not put the cost into memory.
+        // A copy keeps the caller's cost in registers.
         let cost = *cost;
         self.fall_back(lane, &cost)
     }
 
-    /// Counts an I/O that begins to wait, once for each.
+    /// Counts a waiting I/O, once.
     pub fn wait(&mut self, lane: usize, cost: &ResourceVector) {
         let lane = &mut self.lanes[lane];
         lane.waiting.add(cost);
@@ -292,7 +293,7 @@ impl Scheduler {
         self.tenants[lane.tenant as usize].statistics.waited += 1;
     }
 
-    /// Admits the first I/O that waits in this lane, if it may begin.
+    /// Admits the lane's first waiting I/O, if possible.
     #[inline]
     pub fn resume(&mut self, lane: usize, cost: &ResourceVector) -> bool {
         let admitted = self.admit(lane, cost);
@@ -302,7 +303,7 @@ impl Scheduler {
         admitted
     }
 
-    /// Whether an I/O may begin on debt: what its tenant and its volume owe must be below a second's accrual.
+    /// Whether an I/O may begin on debt: only while the debt is below a second's accrual.
     #[must_use]
     pub fn may_borrow(&mut self, lane: usize) -> bool {
         let tenant = self.lanes[lane].tenant as usize;
@@ -322,7 +323,7 @@ impl Scheduler {
         })
     }
 
-    /// Whether all that waits in this lane is below a second's accrual (see [`Self::may_borrow`]).
+    /// Whether the lane's waiting I/Os are below a second's accrual.
     #[must_use]
     pub fn may_hold(&self, lane: usize) -> bool {
         let one = &self.lanes[lane];
@@ -336,13 +337,13 @@ impl Scheduler {
         })
     }
 
-    /// The sum of a second's windows, capped.
+    /// A second's windows, capped.
     fn second(&self, a_window: i32) -> i64 {
         let second = 1_000_000_000 / self.params.window_ns.max(1);
         (i64::from(a_window) * second as i64).min(i64::from(PLENTY / 2))
     }
 
-    /// Begins an I/O on debt: later windows give its tenant less.
+    /// Begins an I/O on debt, which later windows pay.
     pub fn borrow(&mut self, lane: usize, cost: &ResourceVector) {
         let tenant = self.lanes[lane].tenant;
         if tenant == NOBODY {
@@ -358,12 +359,13 @@ impl Scheduler {
         lane.beyond.add(&cost.own());
     }
 
-    /// Removes an I/O that waited.
+    /// Removes a waiting I/O.
     pub fn cancel(&mut self, lane: usize, cost: &ResourceVector) {
         self.lanes[lane].waits_no_more(cost);
     }
 
-    /// Whether this lane's tenant is within its base in the last window and in this one: its I/Os begin first.
+    /// Whether the tenant is within its base now and in the last window, so that its I/Os come
+    /// first.
     #[must_use]
     pub fn is_within_base(&self, lane: usize) -> bool {
         let tenant = self.lanes[lane].tenant;
@@ -373,7 +375,8 @@ impl Scheduler {
         !one.bursts && one.entitlement.covers(&self.used(tenant as usize).own())
     }
 
-    /// Sets this reactor's processors, idle helpers included. A decrease scales the processor's correction down.
+    /// Sets the number of processors, helpers included. A decrease also scales the processor's
+    /// correction.
     pub fn set_processors(&mut self, processors: f32) {
         if processors < self.processors {
             (self.estimator).shrink(Resource::Cpu as usize, processors / self.processors);
@@ -387,7 +390,7 @@ impl Scheduler {
         self.somebody_bursts
     }
 
-    /// Gives an idle processor's time to I/Os that lack only that; true if there are any.
+    /// Frees idle processor time, if an I/O lacks only that.
     pub fn is_idle(&mut self, ns: i32) -> bool {
         let wanted = std::mem::take(&mut self.wants_processor);
         if wanted {
@@ -397,46 +400,47 @@ impl Scheduler {
         wanted
     }
 
-    /// The processor time that a lane has left in this window.
+    /// Processor time left to a lane in this window.
     #[must_use]
     pub fn processor_left_ns(&self, lane: usize) -> u64 {
         self.lanes[lane].left[Resource::Cpu].max(0) as u64
     }
 
-    /// Reports waits for a resource in this window, which correct its costs.
+    /// Reports delays of a resource.
     pub fn observe(&mut self, resource: Resource, sum_ns: u64, count: u32) {
         if (resource as usize) < SHARED {
             self.estimator.observe(resource as usize, sum_ns, count);
         }
     }
 
-    /// Says that the waits for this resource are not known yet.
+    /// Reports that delays of a resource are not known yet.
     pub fn hold(&mut self, resource: Resource) {
         if (resource as usize) < SHARED {
             self.estimator.hold(resource as usize);
         }
     }
 
-    /// Limits a resource's costs to the calibrated ones, for a tenant that did not raise them.
+    /// Caps a resource's correction at 1, for a tenant that did not raise it.
     pub fn relieve(&mut self, resource: Resource) {
         if (resource as usize) < SHARED {
             self.estimator.relieve(resource as usize);
         }
     }
 
-    /// Whether its windows must end, as other reactors count on its use.
+    /// Whether windows must end, because other reactors count on it.
     #[must_use]
     pub fn is_reckoned_with(&self) -> bool {
         self.awake
     }
 
-    /// Whether demand is published here, so that windows should end in time even when idle.
+    /// Whether demand is published, so that even idle windows should end in time.
     #[must_use]
     pub fn shares_with_others(&self) -> bool {
         self.publishes
     }
 
-    /// Withdraws what was published and detaches all lanes. Saved bases and unused draws become credit.
+    /// Detaches all lanes and withdraws what was published. Saved base and unused draws become
+    /// credit.
     pub fn leave(&mut self) {
         for lane in 0..self.lanes.len() {
             self.let_go(lane);
@@ -469,7 +473,7 @@ impl Scheduler {
         }
     }
 
-    /// A tenant's figures on this reactor.
+    /// A tenant's statistics on this reactor.
     #[must_use]
     pub fn statistics(&self, tenant: usize) -> TenantStatistics {
         let one = &self.tenants[tenant];
@@ -485,7 +489,7 @@ impl Scheduler {
         }
     }
 
-    /// Publishes a tenant's newest window, and returns that of all reactors together.
+    /// Publishes a tenant's newest window, and returns the sum of all reactors.
     pub fn newest(&mut self, tenant: usize) -> Newest {
         let one = &mut self.tenants[tenant];
         let new = match one.lanes.is_empty() {
@@ -497,7 +501,7 @@ impl Scheduler {
             .publish_newest(&mut one.newest, new)
     }
 
-    /// A lane's part of its tenant's grant in this window, a second ([`TenantStatistics::granted`]).
+    /// A lane's part of its tenant's grant, per second ([`TenantStatistics::granted`]).
     #[must_use]
     pub fn granted_to(&self, lane: usize) -> Rate {
         let one = &self.lanes[lane];
@@ -518,13 +522,13 @@ impl Scheduler {
         }
     }
 
-    /// The factors that correct costs now.
+    /// Current corrections of costs.
     #[must_use]
     pub fn corrections(&self) -> &[f32; SHARED] {
         self.estimator.factors()
     }
 
-    /// The number of active tenants.
+    /// Number of active tenants.
     #[must_use]
     pub fn active(&self) -> usize {
         self.active.len()

@@ -1,8 +1,7 @@
-//! The end of a window: Algorithm 1.
+//! The refill at the end of a window: algorithm 1.
 //!
-//! **Design.** Two passes over the active tenants. The first settles use and sets entitlements aside; the second
-//! divides the rest in proportion to what was used and what waits. Idle tenants cost nothing.
-//! **Not here:** when a window ends.
+//! The first pass settles use and reserves entitlements. The second divides the rest in proportion
+//! to use and waiting I/Os. Idle tenants cost nothing.
 
 use super::Scheduler;
 use super::accrual::Accrual;
@@ -22,11 +21,11 @@ const TIMED: [usize; 3] = [
     Resource::DeviceWrite as usize,
 ];
 
-/// Nobody measures the delays of these, so no correction finds spare capacity.
+/// Links have no measured delay, so no correction finds spare capacity.
 const LINKS: [usize; 2] = [Resource::LinkIn as usize, Resource::LinkOut as usize];
 
 impl TenantShare {
-    /// Ends the window of its lanes. Returns what they used, and what waits.
+    /// Returns use and waiting I/Os.
     #[inline]
     fn end_lanes(
         &mut self,
@@ -59,7 +58,7 @@ impl TenantShare {
         (used, waiting)
     }
 
-    /// Pays debt, then saves what accrued for at most `saved` windows. The rest of the base becomes credit.
+    /// Pays debt, then saves at most `saved` windows' accrual. The rest of the base becomes credit.
     #[inline]
     pub(super) fn save(&mut self, entry: &LedgerEntry, accrual: Accrual, saved: u64) {
         let wakes = matches!(accrual, Accrual::Idle(_, true));
@@ -83,7 +82,7 @@ impl TenantShare {
             let mut entitlement = sum.min(most);
             let mut left = sum - entitlement;
             if is_shared {
-                // What one reactor does not use serves the tenant on others.
+                // Base that one reactor doesn't use serves the tenant on others.
                 let unused = &entry.unused[at];
                 let most = if wakes {
                     most.max(self.base.0[own] as u64)
@@ -100,7 +99,7 @@ impl TenantShare {
         }
     }
 
-    /// What it may use of its own in the window that begins.
+    /// The limit of its own resources for the new window.
     #[inline]
     pub(super) fn limit(&mut self, entry: &LedgerEntry) -> ResourceVector {
         let mut limit = self.entitlement.own();
@@ -117,7 +116,7 @@ impl TenantShare {
         limit
     }
 
-    /// Pays for what the window used: from the entitlement first, then from what was drawn.
+    /// Charges use to the entitlement first, then to what was drawn.
     #[inline]
     pub(super) fn settle(&mut self, entry: &LedgerEntry, used: &ResourceVector) {
         let mut above = [0u64; 2];
@@ -127,13 +126,13 @@ impl TenantShare {
             self.entitlement.0[own] -= entitlement;
             above[at] = (used.0[own] - entitlement) as u64;
             if is_shared {
-                // The base that other reactors left unused pays first.
+                // Base that other reactors left unused pays first.
                 above[at] -= entry.unused[at].draw(above[at]);
             }
             let drawn = std::mem::take(&mut self.above.drawn[at]);
             self.above.debt[at] += above[at].saturating_sub(drawn);
             self.above.saved[at] = self.above.saved[at].saturating_sub(above[at]);
-            // A metered draw took no credit.
+            // Metered bursts drew no credit.
             if self.above.of_credit {
                 entry.credit[at].put(drawn.saturating_sub(above[at]));
             }
@@ -150,7 +149,7 @@ impl TenantShare {
         (self.statistics.used, self.statistics.above) = (*used, above);
     }
 
-    /// Its demand in parts of its base: use, and the base or limit of each volume that waits. Own bases are apart.
+    /// Demand in bases: use, and the base or limit of each waiting volume. Own bases are separate.
     fn published(&self, lanes: &[Lane], used: &ResourceVector, params: &Params) -> Published {
         let headroom = 1.0 + params.headroom;
         let of_base = |amount: i32, own: usize| amount as f32 / self.base.0[own].max(1) as f32;
@@ -180,7 +179,8 @@ fn published(parts: f32, most: f32) -> u64 {
 }
 
 impl Scheduler {
-    /// Ends `passed` windows and begins the next. At most [`LATE_WINDOWS`] that it was awake in are made up for.
+    /// Ends `passed` windows and begins the next. Makes up for at most [`LATE_WINDOWS`] in which it
+    /// was awake.
     pub fn refill(&mut self, passed: u64, slept: u64) {
         let passed = passed.max(1);
         self.window += passed;
@@ -202,7 +202,6 @@ impl Scheduler {
         }
     }
 
-    /// The first pass: settles use, and sets aside what each is entitled to.
     fn settle_all(&mut self, passed: u64, late: u64) -> Sums {
         let Self {
             params,
@@ -214,7 +213,7 @@ impl Scheduler {
             ..
         } = self;
         let mut sums = Sums::default();
-        // While the reactor slept, nobody used anything.
+        // Nothing was used while the reactor slept.
         let keep = params.keep.powi((passed - late).min(64) as i32 + 1);
         let weight = params.weight_waiting;
         let times = *estimator.factors();
@@ -251,7 +250,7 @@ impl Scheduler {
             let late = if one.rests { 1 } else { late };
             let base = one.shared_base.times(one.share * late as f32);
             let (uses, waits) = (Each::shared(&used), Each::shared(&waiting));
-            // Only what is not used fades: as printed, a steady tenant waits every few windows.
+            // Only unused allocation fades; in the paper, a steady tenant waits every few windows.
             let had = one.allocated;
             let fades = had.times(keep).max(&uses.times(headroom)).min(&base);
             let mut entitlement = base;
@@ -271,12 +270,13 @@ impl Scheduler {
         sums
     }
 
-    /// Returns the rest per unit of demand, the scale of entitlements (plain, guaranteed), and the rest.
+    /// Returns the rest per unit of demand, the scales of plain and guaranteed entitlements, and
+    /// the rest.
     fn shares(&mut self, sums: &Sums, late: f32) -> (Each, [Each; 2], Each) {
         let mut whole = self.whole;
         whole[TIMED[0]] *= self.processors;
         let awake = self.ledger.awake() as f32;
-        // Bases fit into the node: each reactor has its entitlement, and an equal part of the rest.
+        // Bases fit the node: each reactor gets its entitlements, and an equal part of the rest.
         for resource in 1..SHARED {
             let entitlement = sums.entitlement.0[resource] / late;
             let published = &mut self.published_entitlements[resource];
@@ -302,13 +302,13 @@ impl Scheduler {
         let (mut left, mut each) = (Each::ZERO, Each::ZERO);
         let mut scale = [Each([1.0; COUNT]); 2];
         for resource in 0..SHARED {
-            // Higher costs are the same as less capacity.
+            // Higher costs act as less capacity.
             let whole = whole[resource] / self.estimator.factors()[resource];
             let entitlement = sums.entitlement.0[resource];
             let reserve = (whole * self.params.reserve_most).min(self.largest.0[resource] * most);
             // The reserve takes nothing from bases.
             let reserve = reserve.min((whole - entitlement).max(0.0));
-            // Unused reserve carries over to the next window.
+            // Unused reserve carries over.
             let mut carried = self.reserve.0[resource] as f32;
             self.reserve.0[resource] = reserve as i32;
             let first = sums.guaranteed.0[resource];
@@ -322,7 +322,7 @@ impl Scheduler {
             }
             left.0[resource] = whole - reserve - entitlement + carried - overdrawn;
             if entitlement > whole {
-                // Guaranteed bases come first. Others keep a part, or they would stand still.
+                // Guaranteed bases come first. Others keep a part, so that none stops.
                 let rest = entitlement - first;
                 let part = rest.min(whole * self.params.reserve_most);
                 let had = first.min(whole - part);
@@ -337,7 +337,6 @@ impl Scheduler {
         (each, scale, left)
     }
 
-    /// The second pass: gives each its entitlement and its part of the rest.
     fn give_all(&mut self, each: &Each, scale: &[Each; 2], mut left: Each, late: f32) {
         let Self {
             params,
@@ -358,7 +357,7 @@ impl Scheduler {
         while let Some(&tenant) = active.get(at) {
             let one = &mut tenants[tenant as usize];
             let base = one.shared_base.times(one.share * late);
-            // As much as it may have saved: its own limits hold as well.
+            // Savings may exceed this; its own limits still hold.
             let burst = one.shared_burst.times(one.share * most).min(&plenty);
             let scale = &scale[usize::from(one.guaranteed)];
             let entitlement = one
@@ -421,14 +420,14 @@ struct Sums {
 }
 
 impl Lane {
-    /// Ends a window and returns its use.
+    /// Ends a window; returns the use.
     #[inline]
     fn end(&mut self, passed: u64, saved: u64) -> ResourceVector {
         let own = self.used();
         if self.limited {
             self.fill(&own, passed, saved);
         }
-        // Debt stays. While an I/O waits, shared resources are saved, at most one window's.
+        // Debt remains. While an I/O waits, at most one window's shared resources are saved.
         let most = match self.waiters {
             0 => ResourceVector::ZERO,
             _ => self.given.shared(),
@@ -438,7 +437,7 @@ impl Lane {
         own
     }
 
-    /// Refills its own base and its limit, saved for at most `saved` windows.
+    /// Refills own base and limit, saved for at most `saved` windows.
     #[inline]
     pub(super) fn fill(&mut self, used: &ResourceVector, passed: u64, saved: u64) {
         self.earn(used, passed, saved);

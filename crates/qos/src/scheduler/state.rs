@@ -1,4 +1,4 @@
-//! The state of a lane and of a tenant.
+//! State of lanes and tenants.
 
 use super::each::Each;
 use crate::budget::Rate;
@@ -7,30 +7,30 @@ use crate::resources::{PARTS, Resource, ResourceVector, SHARED};
 
 pub(super) const NOBODY: u32 = u32::MAX;
 
-/// One lane. What an I/O looks at comes first.
+/// Fields for each I/O come first.
 #[derive(Clone, Debug)]
 #[repr(C, align(64))]
 pub(super) struct Lane {
-    /// What is left of this window.
+    /// Left in this window.
     pub(super) left: ResourceVector,
     pub(super) tenant: u32,
     pub(super) waiters: u32,
     pub(super) limited: bool,
-    /// The window's grant, less what was taken away.
+    /// Granted in this window, less what was taken away.
     pub(super) given: ResourceVector,
     pub(super) waiting: ResourceVector,
-    /// The volume's own base, in a window; so is `limit`.
+    /// The volume's own base per window, like `limit`.
     pub(super) base: ResourceVector,
     pub(super) limit: ResourceVector,
-    /// Unused accrual of the volume's own base: operations, bytes.
+    /// Unused accrual of the own base: operations, bytes.
     pub(super) entitlement: [i32; 2],
-    /// What it has of this window before equal parts.
+    /// Its part before equal division.
     pub(super) promise: ResourceVector,
-    /// What its limit allows in this window, savings included. Below zero: debt.
+    /// What its limit allows now, savings included. Below zero: debt.
     pub(super) room: ResourceVector,
-    /// Use of the last window, and what waits.
+    /// Last use, and waiting I/Os.
     pub(super) demand: ResourceVector,
-    /// Use in this window beyond the grant.
+    /// Use beyond the grant.
     pub(super) beyond: ResourceVector,
 }
 
@@ -69,7 +69,7 @@ impl Lane {
         ResourceVector::ZERO.minus(&self.left.own().min(&ResourceVector::ZERO))
     }
 
-    /// Pays an idle tenant's debt of shared resources out of `pays`.
+    /// Pays an idle tenant's debt of shared resources from `pays`.
     pub(super) fn pay(&mut self, pays: &mut ResourceVector) {
         let left = &mut self.left;
         let debt = ResourceVector::ZERO.minus(&left.min(&ResourceVector::ZERO));
@@ -79,7 +79,7 @@ impl Lane {
         pays.sub(&paid);
     }
 
-    /// Begins a window. Returns the savings that it may not keep.
+    /// Begins a window; returns savings that it can't keep.
     #[inline]
     pub(super) fn begin(&mut self, given: &ResourceVector) -> Each {
         let left = &mut self.left;
@@ -90,7 +90,6 @@ impl Lane {
         lost
     }
 
-    /// What its limit allows.
     #[inline]
     pub(super) fn may(&self) -> ResourceVector {
         self.room.max(&ResourceVector::ZERO)
@@ -99,7 +98,7 @@ impl Lane {
     #[inline]
     pub(super) fn waits_no_more(&mut self, cost: &ResourceVector) {
         self.waiters = self.waiters.saturating_sub(1);
-        // The sum saturates, so it starts again at zero.
+        // The sum saturates, so restart at zero.
         match self.waiters {
             0 => self.waiting = ResourceVector::ZERO,
             _ => self.waiting.sub(cost),
@@ -116,28 +115,28 @@ pub(super) struct TenantShare {
     pub(super) guaranteed: bool,
     pub(super) active: bool,
     pub(super) is_known: bool,
-    /// The saved base at the window's beginning, of its own resources.
+    /// Saved base when the window began.
     pub(super) entitlement: ResourceVector,
-    /// Granted to it, but to no lane yet.
+    /// Granted, but not to a lane yet.
     pub(super) spare: ResourceVector,
-    /// The window's grant before it is divided.
+    /// The undivided grant.
     pub(super) whole: ResourceVector,
     pub(super) extra: ResourceVector,
     pub(super) allocated: Each,
     pub(super) demand: Each,
     pub(super) shared_base: Each,
     pub(super) shared_burst: Each,
-    /// This reactor's part of the tenant's demand.
+    /// This reactor's part of the demand.
     pub(super) share: f32,
     pub(super) published: Published,
-    /// Nothing was used in the last window, and nothing waits.
+    /// No use in the last window, and none waiting.
     pub(super) rests: bool,
-    /// It used more than its entitlement in the last window.
+    /// Used more than its entitlement in the last window.
     pub(super) bursts: bool,
-    /// Its only lane, else [`NOBODY`].
+    /// Its only lane, or [`NOBODY`].
     pub(super) only: u32,
     pub(super) above: AboveBase,
-    /// A lower bound of this window's use.
+    /// Lower bound of the use in this window.
     pub(super) found: ResourceVector,
     pub(super) newest: Newest,
     pub(super) earned: Earned,
@@ -145,25 +144,25 @@ pub(super) struct TenantShare {
     pub(super) statistics: TenantStatistics,
 }
 
-/// Where a tenant's idle accrual begins.
+/// Start of idle accrual.
 #[derive(Clone, Default, Debug)]
 pub(super) struct Earned {
-    /// The window of its last work, or last accrual.
+    /// Window of the last work or accrual.
     pub(super) window: u64,
-    /// What others had used of its base by then ([`LedgerEntry::had`]).
+    /// Base that others had used by then ([`LedgerEntry::had`]).
     pub(super) had: u64,
 }
 
-/// What a tenant has beyond its base. All are operations, then bytes.
+/// Resources above the base: operations, then bytes.
 #[derive(Clone, Default, Debug)]
 pub(super) struct AboveBase {
-    /// What it may use in this window, savings included.
+    /// Allowed in this window, savings included.
     pub(super) saved: [u64; 2],
     pub(super) drawn: [u64; 2],
     pub(super) of_credit: bool,
-    /// Use beyond every limit: it is paid before anything is saved.
+    /// Use beyond all limits, paid before anything is saved.
     pub(super) debt: [u64; 2],
-    /// Fractions that are carried on, of the base and above it.
+    /// Carried fractions, of the base and above it.
     pub(super) fractions: [[f32; 2]; 2],
 }
 
@@ -175,12 +174,12 @@ impl TenantShare {
         };
     }
 
-    /// Begins idle accrual at this window.
+    /// Starts idle accrual at this window.
     pub(super) fn counts_from(&mut self, window: u64, entry: &LedgerEntry) {
         (self.earned.window, self.earned.had) = (window, entry.had());
     }
 
-    /// A window's accrual of its own resources, without savings.
+    /// One window's accrual of own resources.
     pub(super) fn accrual(&self, own: usize) -> i32 {
         match self.metered {
             true => self.burst.0[own],
@@ -188,54 +187,53 @@ impl TenantShare {
         }
     }
 
-    /// The credit drawn for this window.
     pub(super) fn drawn_credit(&self, own: usize) -> u64 {
         self.above.drawn[own] * u64::from(self.above.of_credit)
     }
 }
 
-/// Statistics of a tenant: sums since the beginning, except of the last window.
+/// A tenant's statistics: sums, and the last window.
 #[derive(Clone, Copy, PartialEq, Default, Debug)]
 pub struct TenantStatistics {
-    /// Operations used, in parts of 1/65536.
+    /// Used operations, in parts of 1/65536.
     pub used_parts: u64,
-    /// Bytes used.
+    /// Used bytes.
     pub used_bytes: u64,
-    /// Metered operations above the base, in parts.
+    /// Metered operations, in parts.
     pub metered_parts: u64,
-    /// Metered bytes above the base.
+    /// Metered bytes.
     pub metered_bytes: u64,
-    /// I/Os that had to wait.
+    /// I/Os that waited.
     pub waited: u64,
-    /// I/Os that began out of a bursting tenant's grant.
+    /// I/Os begun from bursting tenants' grants.
     pub taken: u64,
-    /// Others' I/Os that began out of its grant.
+    /// Others' I/Os begun from its grant.
     pub lost: u64,
-    /// I/Os that began out of the reserve.
+    /// I/Os begun from the reserve.
     pub from_reserve: u64,
-    /// Windows in which it used more than its entitlement.
+    /// Windows with use above its entitlement.
     pub burst_windows: u64,
-    /// Windows in which it used anything.
+    /// Windows with use.
     pub active_windows: u64,
-    /// Time of processors and devices that its I/Os cost as they are calibrated, ns.
+    /// Processor and device time by calibrated costs, in ns.
     pub cost_ns: u64,
-    /// The same as it counted, corrected.
+    /// Processor and device time by corrected costs, in ns.
     pub corrected_ns: u64,
-    /// What it has saved: operations, in parts.
+    /// Saved operations, in parts.
     pub credit_parts: u64,
-    /// What it has saved: bytes.
+    /// Saved bytes.
     pub credit_bytes: u64,
-    /// The last window's grant.
+    /// Last window: grant.
     pub given: ResourceVector,
-    /// The last window's use.
+    /// Last window: use.
     pub used: ResourceVector,
-    /// Of that, what exceeded its entitlement: operations, in parts, and bytes.
+    /// Last window: use above its entitlement, in parts and bytes.
     pub above: [u64; 2],
-    /// Time of processors and devices that it cost, as calibrated and as it counted, ns.
+    /// Last window: calibrated and corrected costs, in ns.
     pub costs: [u64; 2],
-    /// So many windows ended with it: more than one, if the reactor was late.
+    /// Windows that ended at once; above 1 if the reactor was late.
     pub passed: u64,
-    /// I/Os that waited at its end.
+    /// I/Os waiting at the end of the last window.
     pub waiting: u64,
 }
 
@@ -260,7 +258,7 @@ impl TenantStatistics {
         }
     }
 
-    /// The last window's grant a second, or less if shared resources limit I/Os like its last.
+    /// The last grant per second, or less if shared resources limit I/Os like the last.
     #[must_use]
     pub fn granted(&self, window_ns: u64) -> Rate {
         let mut part = f64::MAX;

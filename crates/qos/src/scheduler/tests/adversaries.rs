@@ -1,9 +1,10 @@
-//! Tenants that know how this works. What they cost those who keep to their base: at most two windows' base, at any time.
+//! Tenants that exploit the algorithm: a tenant within its base falls behind by at most two
+//! windows' base.
 
 use super::{ALL, Bench, FIT, NONE, STEPS, budget, even, params};
 use crate::budget::Burst;
 
-/// Windows' base that a tenant within its base may be behind.
+/// The windows by which a tenant within its base may fall behind.
 const BEHIND: u64 = 2;
 
 /// Four victims at 90 % of their base of 50,000 against twelve others with the same budget.
@@ -38,7 +39,7 @@ fn against(
 #[test]
 fn pulse_at_window_period() {
     for phase in 0..STEPS {
-        // All they can in one step of each window, of every second, in turns.
+        // The whole load in one step of each window, or of every second one.
         against(Burst::Metered, 60, &|_, _, step| {
             if step == phase { (400, 4096) } else { NONE }
         });
@@ -83,7 +84,8 @@ fn mixed_sizes() {
 
 #[test]
 fn all_wake_at_once() {
-    // 2 burst over the whole reactor, 32 wake in the same step and ask for their base of 20,000: 640 of some 790 in a window.
+    // Two burst over the whole reactor; 32 wake at once and ask for their base of 20,000, together
+    // 640 of about 790 per window.
     let mut budgets = vec![budget(20_000, 900_000, Burst::Metered); 34];
     budgets[0] = budget(50_000, 900_000, Burst::Metered);
     budgets[1] = budgets[0];
@@ -108,7 +110,6 @@ fn all_wake_at_once() {
                 assert!(window < 2 || sum > FIT * 90 / 100, "{:?}", bench.ended);
                 continue;
             }
-            // From its waking on each has its base, but for one window's.
             let steps = (window as usize + 1 - wake) * STEPS - phase;
             let asked = 20 * steps as u64 / STEPS as u64;
             for tenant in 2..34 {
@@ -119,7 +120,6 @@ fn all_wake_at_once() {
                     ended[tenant]
                 );
                 if window == wake as u64 + 5 {
-                    // Some I/Os stay behind at most.
                     assert!(ended[tenant] + 5 >= asked, "{} of {asked}", ended[tenant]);
                 }
             }

@@ -1,4 +1,4 @@
-//! Bases of volumes of one tenant that are no whole number of I/Os in a window.
+//! Volumes of one tenant whose own bases are no whole number of I/Os per window.
 
 use super::volumes::scheduler;
 use super::*;
@@ -6,16 +6,16 @@ use crate::cost::{Frontends, Profile};
 use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
 
-/// A lane that has so many I/Os waiting at any time.
+/// A lane with `depth` I/Os always waiting.
 struct Always {
     lane: usize,
     cost: ResourceVector,
     depth: usize,
-    /// In one of so many windows, and else nothing.
+    /// Waits only in one of this many windows.
     period: u64,
 }
 
-/// How many of each begin in so many windows; those that are named first are asked first, each window at every step.
+/// Counts the I/Os that begin. Earlier loads are asked first, at every step.
 fn begun(scheduler: &mut Scheduler, loads: &[Always], windows: u64) -> Vec<u64> {
     let mut begun = vec![0; loads.len()];
     let each = |scheduler: &mut Scheduler, load: &Always, waits: bool| {
@@ -55,7 +55,7 @@ fn begun(scheduler: &mut Scheduler, loads: &[Always], windows: u64) -> Vec<u64> 
 #[test]
 fn a_base_of_less_than_an_io_in_a_window_is_kept() {
     const WINDOWS: u64 = 5000;
-    // Two in a window, or up to three; four siblings want all of it, and equal parts would be a third each.
+    // Two or three per window; four siblings want everything, so equal parts would be a third each.
     for burst in [2000, 3000] {
         let all = budget(2000, burst, Burst::Metered);
         let (mut scheduler, cost) = scheduler(6, &all);
@@ -91,7 +91,7 @@ fn a_base_of_less_than_an_io_in_a_window_is_kept() {
 
 #[test]
 fn a_base_is_kept_of_ios_of_any_size() {
-    // 40 KiB in a window. One volume's are of 128 KiB, one's of 4 KiB, and siblings' of either.
+    // 40 KiB per window, with I/Os of 4 KiB to 1 MiB.
     let all = budget(10_000, 10_000, Burst::Metered);
     let (mut scheduler, cost) = scheduler(6, &all);
     let sizes = [4096, 128 << 10, 1 << 20, 4096, 128 << 10, 4096];
@@ -113,21 +113,20 @@ fn a_base_is_kept_of_ios_of_any_size() {
     for (lane, base) in bases.into_iter().enumerate() {
         let has = begun[lane] * u64::from(sizes[lane]);
         let due = base * 4096 * 5;
-        // Two of its own may be on their way.
+        // Two of its I/Os may be in flight.
         assert!(
             has + 2 * u64::from(sizes[lane]) + due / 1000 >= due,
             "{due} of lane {lane}, {has}: {begun:?}"
         );
     }
-    // What is nobody's own is shared by turns, as ever.
     assert!(begun[0] > 0 && begun[1] > 0 && begun[2] > 0, "{begun:?}");
 }
 
-/// What a base needs of the processor comes with it, where there is too little of that for all siblings.
 #[test]
 fn a_base_has_its_part_of_what_is_shared() {
     const VOLUMES: usize = 50;
-    // Two tenants that burst, of which the second wants all; 20 I/Os in a window are the first one's base.
+    // Two tenants burst, and the second wants everything; the first one's base is 20 I/Os per
+    // window.
     let budgets = [
         budget(20_000, 900_000, Burst::Metered),
         budget(700_000, 900_000, Burst::Metered),
@@ -162,8 +161,8 @@ fn a_base_has_its_part_of_what_is_shared() {
     }
 }
 
-/// Of four tenants that have half of the processor each as a base, those to whom it is guaranteed have it, whether they were
-/// at work before or wake; of the others none stands still.
+/// Four tenants with half of the processor as a base: guaranteed ones have it, awake or waking, and
+/// no other stops.
 #[test]
 fn guaranteed_bases_come_first_where_there_are_too_many() {
     const WINDOWS: u64 = 400;
@@ -172,8 +171,8 @@ fn guaranteed_bases_come_first_where_there_are_too_many() {
         bytes: 1000 * 4096,
     };
     let each = table().most_of(rate)[Resource::Cpu as usize] / 1000.0;
-    // What each begins in all windows after the second one woke, and that one in the first of them; and the parts of their
-    // bases that they have of the processor at the end.
+    // I/Os of each after the second one woke, its I/Os in its first window, and the final parts of
+    // the bases.
     let run = |part: f64, guaranteed: [bool; 4]| {
         let iops = (part * 1e9 / each) as u64;
         let mut bench = Bench::new(&[budget(iops, 2 * iops, Burst::Metered); 4], params());
@@ -197,10 +196,10 @@ fn guaranteed_bases_come_first_where_there_are_too_many() {
         }
         let has = bench.scheduler.tenants.iter();
         let has = has.map(|one| one.allocated.0[0] / one.shared_base.0[0]);
-        // A window is a millisecond.
+        // A window is 1 ms.
         (iops * WINDOWS / 1000, ended, woken, has.collect::<Vec<_>>())
     };
-    // Of the processor, what can be promised.
+    // 47 % of the processor each.
     let (due, ended, woken, has) = run(0.47, [true, true, false, false]);
     for (ended, has) in ended[..2].iter().zip(&has) {
         assert!(ended + 2 * due / WINDOWS >= due, "{due}: {ended:?}");
@@ -213,11 +212,10 @@ fn guaranteed_bases_come_first_where_there_are_too_many() {
             "{due}: {ended:?} {has:?}"
         );
     }
-    // Costs are others now, and not even those fit: still none goes without.
+    // Higher costs: even guaranteed bases don't fit, but none stops.
     let (.., has) = run(0.6, [true, true, false, false]);
     assert!(has.iter().all(|has| *has > 0.03), "{has:?}");
     assert!(has[..2].iter().all(|has| *has > 0.7), "{has:?}");
-    // Where the same is said of all, nobody comes first.
     for said in [true, false] {
         let (due, ended, _, has) = run(0.47, [said; 4]);
         let mean = ended.iter().sum::<u64>() / 4;
@@ -227,7 +225,7 @@ fn guaranteed_bases_come_first_where_there_are_too_many() {
     }
 }
 
-/// A volume: the part of the tenant's base that is its own, sizes of I/Os, how many wait at any time, or in one of so many windows.
+/// Part of the tenant's base in percent, size, waiting I/Os, and period in windows.
 type Volume = (u64, u32, usize, u64);
 
 fn volume() -> impl Strategy<Value = Volume> {
@@ -244,7 +242,8 @@ proptest! {
         ..ProptestConfig::default()
     })]
 
-    /// Whatever the others do, at all times or in pulses, who wants it has its base: but for two I/Os that are on their way, and the first windows.
+    /// Every volume that wants its base has it, except for two I/Os in flight and the first
+    /// windows.
     #[test]
     fn every_volume_has_its_own_base(
         iops in 300u64..30_000,
@@ -274,20 +273,17 @@ proptest! {
         let begun = begun(&mut scheduler, &loads, WINDOWS);
         let always = |lane: &usize| volumes[*lane].3 == 1;
         for (lane, base) in bases.iter().enumerate().filter(|(lane, _)| always(lane)) {
-            // As if of 4 KiB, or of an operation if smaller.
             let each = u64::from(volumes[lane].1).max(4096);
             let has = begun[lane] * each;
             let due = base * 4096 * (WINDOWS - 8) / 1000;
             prop_assert!(has + 2 * each >= due, "{due} of lane {lane}, {has}: {begun:?}, {bases:?}");
         }
-        // And all of them together what the tenant has, of operations or of bytes, and no more.
         let whole = iops * more * (WINDOWS + 10) / 1000;
         let bytes: u64 = begun.iter().zip(&volumes).map(|(begun, (_, len, ..))| begun * u64::from(*len)).sum();
         let used = begun.iter().sum::<u64>().max(bytes / 4096);
         prop_assert!(used <= whole + 512, "{used} of {whole}: {begun:?}");
         let all_ask = (0..lanes).all(|lane| always(&lane));
         prop_assert!(!all_ask || used + 512 >= whole * 9 / 10, "{used} of {whole}: {begun:?}");
-        // Nobody is starved.
         let left = (iops * more - bases.iter().sum::<u64>()) * WINDOWS / 1000;
         for (lane, begun) in begun.iter().enumerate().filter(|(lane, _)| always(lane)) {
             let each = (u64::from(volumes[lane].1) / 4096).max(1);
@@ -296,14 +292,14 @@ proptest! {
     }
 }
 
-/// A machine's base is what it takes by its own frontend: by that of a network, whose I/Os are ten times as dear, the bases of these two
-/// would not fit, and whoever is within its base would be kept waiting for the processor.
+/// A base costs what its frontends cost: with TCP at ten times the cost, the bases of these two VMs
+/// would not fit.
 #[test]
 fn a_base_is_what_it_takes_by_the_frontends_it_comes_by() {
     let profile = |ns: f64| Profile::line((ns, 0.0), (10.0, 0.0), 0);
     let costs = CostTable::new([10_000.0, 1000.0, 1000.0].map(|ns| [profile(ns); 3]));
     let machines = Frontends::of([Transport::Pcie].into_iter());
-    // A reactor's processor carries 1000 of a machine's in a window of 1 ms.
+    // A reactor can serve 1000 I/Os of a VM in a window of 1 ms.
     for (frontends, fits) in [(machines, true), (Frontends::default(), false)] {
         let mut bench = Bench::new(&[budget(100_000, 2_000_000, Burst::Metered); 2], params());
         let scheduler = &mut bench.scheduler;
@@ -313,9 +309,8 @@ fn a_base_is_what_it_takes_by_the_frontends_it_comes_by() {
         }
         let cost = costs.of(Transport::Pcie, Operation::Read, 4096);
         let mut kept_waiting = 0;
-        // In the first nothing is given yet.
         for window in 0..200 {
-            // One takes whatever there is; the other one asks for half of its base behind it.
+            // One takes everything; the other then asks for half of its base.
             while scheduler.resume(0, &cost) {
                 scheduler.wait(0, &cost);
             }

@@ -1,8 +1,8 @@
-//! A fixed run whose instructions `cargo xtask bench instructions` counts.
+//! A run for `cargo xtask bench instructions`, which counts the instructions of
+//! [`counted_admission`], found by name.
 //!
-//! Design: what an I/O of a tenant within what it was given costs, from its operation and size to "it may begin". Only what
-//! [`counted_admission`] calls is to be counted (it is found by its name). `FOREBAY_COST` says how many: `1000`, where those of a
-//! lane are alike, or `1000:changing`, where none is as long as the last.
+//! `FOREBAY_COST` is the number of I/Os: `1000` alike, or `1000:changing` with sizes that always
+//! change.
 
 use super::{Bench, budget, params};
 use crate::budget::Burst;
@@ -19,7 +19,7 @@ fn an_admission_is_counted() {
         params(),
     );
     for tenant in 0..4 {
-        // It is active from here on.
+        // Now it is active.
         assert!(bench.scheduler.admit(
             tenant,
             &bench.costs.of(Transport::Tcp, Operation::Read, 512)
@@ -39,7 +39,7 @@ fn an_admission_is_counted() {
         let passed = counted_admission(&mut bench.scheduler, &bench.costs, lane, operation, len);
         begun += u32::from(passed);
         if !passed {
-            // It is given something of what it asks for from the next window on.
+            // Its next grant covers such I/Os.
             let cost = bench.costs.of(Transport::Pcie, operation, len);
             assert!(bench.scheduler.admit(lane, &cost));
         }

@@ -1,4 +1,4 @@
-//! What is saved of a base, and spent above it.
+//! Saving base, and spending it above the base.
 
 use super::*;
 use crate::cost::Frontends;
@@ -24,23 +24,23 @@ fn credit_is_earned_below_the_base_and_spent_above() {
             let credit = bench.scheduler.statistics(0).credit_parts;
             assert!(credit <= cap);
             most = most.max(credit);
-            // Never more than what was due since the beginning, with one window's burst.
+            // Never more than the accrued base and one window's burst.
             assert!(ended <= 100 * bench.window + 300, "{ended}");
         }
         sum
     };
-    // Nothing saved: nothing above the base.
     let base = run(&mut bench, 100, 1000);
     assert!((9_900..=10_100).contains(&base), "{base}");
     bench.forget(0);
-    // Half of the base for 400 windows: 200 windows' base saved, which is 100 windows at three times the base.
+    // Half of the base for 400 windows saves 200 windows' base: 100 windows at three times the
+    // base.
     run(&mut bench, 400, 50);
     let burst = run(&mut bench, 100, 1000);
     assert!((28_000..=30_500).contains(&burst), "{burst}");
     let after = run(&mut bench, 100, 1000);
     assert!((9_900..=11_500).contains(&after), "{after}");
     bench.forget(0);
-    // Idle for as long as one likes: the cap.
+    // Long idle: the cap.
     run(&mut bench, 3000, 0);
     run(&mut bench, 1, 1);
     assert_eq!(most, cap);
@@ -55,7 +55,7 @@ fn who_rests_earns_what_is_stated_while_it_is_there() {
     let credit = Burst::Credit { seconds: 600 };
     let cost = costs.of(Transport::Tcp, Operation::Read, 4096);
     let has = |scheduler: &Scheduler| scheduler.statistics(0).credit_parts / PARTS as u64;
-    // What was before it had a volume here is not its own.
+    // Windows before its first volume don't count.
     scheduler.refill(5000, 0);
     scheduler.set_budget(0, &budget(10_000, 20_000, credit), &costs, Frontends::ALL);
     scheduler.attach(0, 0);
@@ -65,14 +65,14 @@ fn who_rests_earns_what_is_stated_while_it_is_there() {
         scheduler.refill(1, 0);
     }
     let begun = has(&scheduler);
-    // 10 in a window: seen before it is back, and no more when it is.
+    // 10 per window, visible before it returns, and not counted twice.
     scheduler.refill(1000, 0);
     scheduler.earn(0);
     let earned = has(&scheduler) - begun;
     assert!((9_900..=10_000).contains(&earned), "{earned}");
     scheduler.earn(0);
     assert_eq!(has(&scheduler) - begun, earned);
-    // A change counts from its time on.
+    // A change counts from now on.
     scheduler.refill(1000, 0);
     scheduler.set_budget(0, &budget(100_000, 200_000, credit), &costs, Frontends::ALL);
     assert!(scheduler.admit(0, &cost));
@@ -80,16 +80,16 @@ fn who_rests_earns_what_is_stated_while_it_is_there() {
     assert!((9_900..=10_110).contains(&earned), "{earned}");
 }
 
-/// What is done to a tenant that two reactors serve.
+/// An action on a tenant that two reactors serve.
 #[derive(Clone, Debug)]
 enum Does {
-    /// So many I/Os of so many KiB are asked for on a reactor in each of so many windows.
+    /// Reactor, I/Os, KiB, windows.
     Asks(usize, usize, u32, u32),
-    /// So many windows pass in which a reactor is not there.
+    /// Windows without a reactor.
     Away(usize, u32),
-    /// A base of so many I/Os in a window, a burst limit that is so many times as much, and seconds of credit; none: it is metered.
+    /// Base in I/Os per window, multiple for the burst limit, seconds of credit (`None`: metered).
     Budget(u64, u64, Option<u32>),
-    /// A reactor lets go of its volume, and has it again.
+    /// A reactor detaches its volume and attaches it again.
     Moves(usize),
 }
 
@@ -111,7 +111,7 @@ proptest! {
         ..ProptestConfig::default()
     })]
 
-    /// Nor is there any that the base did not bring: whatever is asked for, on whichever reactor, however budgets change meanwhile.
+    /// Credit never exceeds what the base accrued, for any load and any change of budgets.
     #[test]
     fn credit_never_negative_nor_over_cap(all in prop::collection::vec(does(), 1..40)) {
         let costs = table();
@@ -127,7 +127,7 @@ proptest! {
             scheduler.set_budget(0, &now, &costs, Frontends::ALL);
             scheduler.attach(0, 0);
         }
-        // What bases have brought so far, and what each reactor may have saved of them before it is credit, in I/Os of 4 KiB.
+        // Accrued base, plus what each reactor may have saved, in I/Os of 4 KiB.
         let saved = u64::from(params().saved_windows) + 2;
         let mut brought = 2 * saved * 10;
         for does in &all {

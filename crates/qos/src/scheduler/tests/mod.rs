@@ -1,5 +1,4 @@
-//! The scheduler under loads, on a reactor that is really as fast as is said: one I/O after the other, each for its time of
-//! the processor, and a queue for each tenant.
+//! The scheduler on a simulated reactor with exact costs: serial I/Os, and a queue for each tenant.
 
 mod adversaries;
 mod bases;
@@ -21,20 +20,20 @@ use crate::resources::{PARTS, Resource, ResourceVector};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// A window is so many steps: what is asked for comes at each.
+/// Steps of a window, each with new I/Os.
 const STEPS: usize = 20;
 
-/// What a tenant asks for in a step: I/Os, and of how many bytes.
+/// I/Os and bytes for a tenant, window and step.
 type Load<'a> = &'a dyn Fn(usize, u64, usize) -> (usize, u32);
 
 pub(super) struct Bench {
     pub(super) scheduler: Scheduler,
     costs: CostTable,
     queues: Vec<VecDeque<ResourceVector>>,
-    /// In the window that ended: I/Os of each, and the processor's time.
+    /// Of the last window.
     pub(super) ended: Vec<u64>,
     pub(super) cpu_ns: i64,
-    /// The processor's time that is left of a step: may be owed.
+    /// Processor time left in a step; negative if overdrawn.
     time: i64,
     pub(super) window: u64,
     from: usize,
@@ -81,14 +80,13 @@ impl Bench {
             .set_budget(tenant, budget, &self.costs, Frontends::ALL);
     }
 
-    /// What waits is gone.
     fn forget(&mut self, tenant: usize) {
         for cost in self.queues[tenant].drain(..) {
             self.scheduler.cancel(tenant, &cost);
         }
     }
 
-    /// One window under `load`; at most `depth` I/Os wait for each tenant, more are not asked for.
+    /// Runs a window with at most `depth` waiting I/Os per tenant.
     pub(super) fn window(&mut self, depth: usize, load: Load<'_>) {
         self.ended.fill(0);
         self.cpu_ns = 0;
@@ -109,7 +107,7 @@ impl Bench {
         self.window += 1;
     }
 
-    /// The reactor goes round, one I/O of each that may, until its time or what may is at an end.
+    /// Serves one I/O of each tenant in turn, until time or I/Os run out.
     fn step(&mut self) {
         let step_ns = self.scheduler.params.window_ns as i64 / STEPS as i64;
         self.time = (self.time + step_ns).min(step_ns);
@@ -138,7 +136,7 @@ impl Bench {
         }
     }
 
-    /// Whoever took from the bursting or from the reserve has used no more than was its own.
+    /// Taken and reserved resources only served use within the base.
     fn assert_below_base(&self, tenant: usize) {
         let one = &self.scheduler.tenants[tenant];
         let used = self.scheduler.used(tenant);
@@ -150,7 +148,6 @@ impl Bench {
     }
 }
 
-/// The defaults, in round windows of 1 ms.
 pub(super) fn params() -> Params {
     Params {
         window_ns: 1_000_000,
@@ -158,23 +155,21 @@ pub(super) fn params() -> Params {
     }
 }
 
-/// As much as it can get, in 4 KiB I/Os.
 pub(super) const ALL: (usize, u32) = (100, 4096);
-/// Nothing.
 pub(super) const NONE: (usize, u32) = (0, 4096);
 
-/// So many 4 KiB I/Os a window, evenly.
+/// Evenly spread 4 KiB I/Os.
 pub(super) fn even(each: usize, window: u64, step: usize) -> (usize, u32) {
     let at = window as usize * STEPS + step;
     ((at + 1) * each / STEPS - at * each / STEPS, 4096)
 }
 
-/// 4 KiB reads take 1.205 us: so many fit into a window of 1 ms.
+/// 4 KiB reads of 1.205 us that fit a window of 1 ms.
 pub(super) const FIT: u64 = 830;
 
 #[test]
 fn no_steal_by_tenants_above_base() {
-    // Two burst without end, one keeps to its base, one comes now and then.
+    // Two always burst, one stays within its base, one comes at times.
     let mut bench = Bench::new(&[budget(100_000, 900_000, Burst::Metered); 4], params());
     for window in 0..400 {
         let taken = |bench: &Bench, tenant: usize| {
@@ -188,13 +183,12 @@ fn no_steal_by_tenants_above_base() {
             _ if window % 40 < 4 => ALL,
             _ => NONE,
         });
-        // `Bench::step` looks at each that was taken. Those that are above their base all the time never take.
+        // `Bench::step` checks each source. Tenants that are always above their base take nothing.
         if window > 10 {
             let after = taken(&bench, 0) + taken(&bench, 1);
             assert_eq!(after, before, "window {window}");
         }
         if window > 10 && window % 40 == 0 {
-            // Woken, it has its base within the window.
             assert!(bench.ended[3] >= 95, "window {window}: {:?}", bench.ended);
         }
     }
@@ -203,7 +197,7 @@ fn no_steal_by_tenants_above_base() {
         statistics.taken + statistics.from_reserve > 0,
         "{statistics:?}"
     );
-    // What is told of them: who bursts, and what each was given.
+    // Published statistics.
     let published = |tenant: usize| {
         let statistics = bench.scheduler.statistics(tenant);
         let window_ns = bench.scheduler.params.window_ns;
@@ -228,15 +222,14 @@ fn no_steal_by_tenants_above_base() {
 
 #[test]
 fn work_conserving() {
-    // Whatever part of the tenants has something to do: as long as one that may waits, all of the processor's time that
-    // may be given out is. The reserve that nobody comes for is too, in the next window.
+    // While an admissible I/O waits, all processor time is used, including the last window's
+    // reserve.
     for busy in 1..=8usize {
         let mut bench = Bench::new(&[budget(50_000, 2_000_000, Burst::Metered); 8], params());
         let params = bench.scheduler.params.clone();
         let floor = f64::from(params.utilisation) - 0.012;
         let mut sum = 0;
         for window in 0..200u64 {
-            // Others each 50 windows.
             bench.window(300, &|tenant, window, _| {
                 let turn = (window / 50) as usize * 3;
                 if (tenant + turn) % 8 < busy {
@@ -246,7 +239,7 @@ fn work_conserving() {
                 }
             });
             let part = bench.cpu_ns as f64 / params.window_ns as f64;
-            // What who stopped was given fades over some windows.
+            // A stopped tenant's allocation fades over some windows.
             if window % 50 > 15 {
                 assert!(part >= floor, "{busy} busy, window {window}: {part}");
             }
@@ -256,7 +249,7 @@ fn work_conserving() {
     }
 }
 
-/// What is kept for who wakes follows the bases of all who may, not of those at work.
+/// The reserve follows the bases of all tenants, active or not.
 #[test]
 fn the_reserve_is_for_all_who_may_wake() {
     let small = budget(1000, 500_000, Burst::Metered);
@@ -272,8 +265,7 @@ fn the_reserve_is_for_all_who_may_wake() {
     assert!(with > 3 * without && without > 0, "{with} {without}");
 }
 
-/// Processor time that nobody was given and a link of the reserve make an I/O together, for whoever is below its base: where costs
-/// are taken for too high, there is no other time than that.
+/// An I/O below the base combines free processor time with a link from the reserve.
 #[test]
 fn what_lies_free_of_one_resource_is_had_with_another_of_the_reserve() {
     let mut bench = Bench::new(&[budget(5000, 500_000, Burst::Metered)], params());
@@ -286,7 +278,6 @@ fn what_lies_free_of_one_resource_is_had_with_another_of_the_reserve() {
     time[Resource::Cpu] = cost[Resource::Cpu];
     let rest = cost.minus(&time);
     let scheduler = &mut bench.scheduler;
-    // Of what is shared, its lane has nothing left.
     let lane = &mut scheduler.lanes[0];
     let left = &mut lane.left;
     (*left, lane.given) = (left.own(), lane.given.minus(&left.shared()));
@@ -328,7 +319,6 @@ fn a_tenants_volumes_share_it_fairly() {
     for lane in 0..4 {
         scheduler.attach(lane, 0);
     }
-    // One has a limit, one asks for little, two for all; one of them comes far more often.
     scheduler.set_volume(2, Some(&budget(10_000, 20_000, Burst::Metered)));
     let cost = costs.of(Transport::Tcp, Operation::Read, 4096);
     for lane in 0..4 {
@@ -361,7 +351,7 @@ fn a_tenants_volumes_share_it_fairly() {
     }
     let [a, b, limited, little] = ended;
     assert_eq!(little, 1000);
-    // All of the tenant is above its base, until it was not for a window.
+    // The tenant is above its base until a whole window isn't.
     assert!(!scheduler.is_within_base(0));
     (0..2).for_each(|_| scheduler.refill(1, 0));
     assert!(scheduler.is_within_base(0));
@@ -374,7 +364,7 @@ fn a_tenants_volumes_share_it_fairly() {
         (7900..=8700).contains(&a) && (7900..=8700).contains(&b),
         "{a} {b}"
     );
-    // Less than an I/O may be left of each lane's part.
+    // Each lane may lose a fraction of an I/O.
     let sum: u32 = ended.iter().sum();
     assert!((19_500..=20_000).contains(&sum), "{ended:?}");
 }
@@ -385,7 +375,7 @@ fn a_small_budget_of_many_volumes_starves_none() {
     let ledger = Arc::new(Ledger::new(1));
     let whole = [1e9, 1e12, 1e12, 100e9, 100e9, 100e6 * f64::from(PARTS)];
     let mut scheduler = Scheduler::new(params(), &whole, 8, &ledger).expect("good");
-    // Half an I/O in a window, for eight; each large.
+    // Half an I/O per window for eight lanes.
     let small = Budget {
         base: Rate {
             iops: 500,
@@ -442,8 +432,8 @@ fn several_reactors_share_a_tenants_budget() {
         })
         .collect();
     let cost = costs.of(Transport::Tcp, Operation::Read, 4096);
-    // Which of them are busy changes each 20 windows: together never more than the burst limit, but in the windows of a change,
-    // where what was saved elsewhere is there as well.
+    // Every 20 windows, other reactors are busy. The sum exceeds the burst limit only right after a
+    // change, by savings elsewhere.
     for window in 0..300usize {
         let mut sum = 0;
         for (at, scheduler) in reactors.iter_mut().enumerate() {
@@ -466,7 +456,6 @@ fn several_reactors_share_a_tenants_budget() {
 
 #[test]
 fn a_late_reactor_makes_up_for_what_passed() {
-    // Neither a base nor a burst limit is less for being less than one I/O in a window, nor for windows that end late.
     let costs = table();
     let saved = Burst::Credit { seconds: 3600 };
     let budgets = [(2000, Burst::Metered), (2000, saved), (3000, saved)];
@@ -482,7 +471,7 @@ fn a_late_reactor_makes_up_for_what_passed() {
             };
             let mut bench = Bench::new(&[budget(base, 3000, how)], params);
             let scheduler = &mut bench.scheduler;
-            // An hour of idleness fills what can be saved.
+            // An hour of idleness fills the credit.
             scheduler.refill(12_000_000, 0);
             let turns = 20_000 / passed;
             let mut begun = 0u64;
@@ -505,7 +494,7 @@ fn a_late_reactor_makes_up_for_what_passed() {
                 scheduler.refill(passed, 0);
             }
             let seconds = (turns * passed) as f64 * 0.0003;
-            // As if in 4 KiB.
+            // In units of 4 KiB.
             let rate = begun as f64 * f64::from(len) / 4096.0 / seconds;
             assert!(
                 (2940.0..=3080.0).contains(&rate),
@@ -515,13 +504,12 @@ fn a_late_reactor_makes_up_for_what_passed() {
     }
 }
 
-/// What a volume is given is told: its part of its tenant's, and nothing of an idle one.
 #[test]
 fn what_lanes_are_given_is_their_tenants() {
     let one = budget(20_000, 20_000, Burst::Metered);
     let other = budget(1000, 1000, Burst::Metered);
     let mut bench = Bench::new(&[one, other], Params::default());
-    // The second lane is the first tenant's, too.
+    // The second lane belongs to the first tenant too.
     bench.scheduler.detach(1);
     bench.scheduler.attach(1, 0);
     let granted = |bench: &Bench| [0, 1].map(|lane| bench.scheduler.granted_to(lane).iops);
@@ -572,15 +560,13 @@ fn whoever_is_below_its_base_waits_for_no_processor() {
     };
     let mut had = 0;
     for _ in 0..100 {
-        // One of them asks for next to nothing, the other for all that there is.
         bench.scheduler.refill(1, 0);
         assert_eq!(begins(&mut bench, 0, 1), 1);
         had = begins(&mut bench, 1, 100_000);
     }
-    // It comes when nothing is left.
     let due = (base * window_s) as usize - 1;
     assert_eq!(begins(&mut bench, 0, due), due);
-    // The next window has less for the other, by more than the first has there.
+    // The next window has less for the other tenant.
     bench.scheduler.refill(1, 0);
     let has = begins(&mut bench, 1, 100_000);
     assert!(has + 2 * due < had, "{has}, {had} before, {due}");

@@ -1,10 +1,10 @@
-//! A tenant with volumes on several reactors that asks for its base unevenly, or moves it about: what it has, and what is metered.
+//! A tenant with volumes on several reactors whose load is uneven or moves.
 
 use super::reactors::reactors;
 use super::*;
 use crate::cost::Frontends;
 
-/// What came of it: I/Os that were asked for, that began, that were metered; and the most that waited at any window's end.
+/// I/Os asked for, begun and metered, and the longest backlog at a window's end.
 #[derive(Clone, Copy, Default, Debug)]
 struct Had {
     asked: f64,
@@ -19,7 +19,7 @@ impl Had {
     }
 }
 
-/// Reactors with a lane each, of which each is asked for so many I/Os in a window, evenly; what may not begin waits.
+/// Reactors with one lane each; `asks` says how many I/Os come per window.
 fn had(
     reactors: &mut [Scheduler],
     cost: &ResourceVector,
@@ -61,10 +61,9 @@ fn had(
     had
 }
 
-/// Wherever its base is asked for it is had, and nothing of that is metered.
 #[test]
 fn a_base_is_had_where_it_is_asked_for() {
-    // 20 in a window. Elsewhere nothing is asked for, or little.
+    // 20 per window; little or nothing elsewhere.
     for others in [0.0, 0.03, 0.1] {
         for count in [2usize, 3, 8] {
             for more in [1, 4] {
@@ -86,7 +85,6 @@ fn a_base_is_had_where_it_is_asked_for() {
     }
 }
 
-/// So many windows at one reactor, then at the next.
 fn moves(period: u64, count: usize, each: f64) -> impl Fn(usize, u64) -> f64 {
     move |at, window| match period {
         0 => each / count as f64,
@@ -95,7 +93,7 @@ fn moves(period: u64, count: usize, each: f64) -> impl Fn(usize, u64) -> f64 {
     }
 }
 
-/// Whoever moves all it asks for from reactor to reactor has little more than its burst limit, or than its base and its credit.
+/// A moving tenant exceeds its burst limit, or its base and credit, only slightly.
 #[test]
 fn a_tenants_limit_holds_over_reactors() {
     const WINDOWS: u64 = 1000;
@@ -133,7 +131,8 @@ fn a_tenants_limit_holds_over_reactors() {
     }
 }
 
-/// Of whoever moves, what is metered is about what it used beyond its base: a sixth of the base more at most, and no less than four fifths.
+/// At least four fifths of a moving tenant's use above its base is metered, and at most a sixth of
+/// the base more.
 #[test]
 fn what_is_metered_of_who_moves_is_what_is_above_its_base() {
     const WINDOWS: u64 = 1000;
@@ -144,7 +143,7 @@ fn what_is_metered_of_who_moves_is_what_is_above_its_base() {
                 let (mut reactors, cost) = reactors(&vec![1; count], &all, &params());
                 let had = had(&mut reactors, &cost, WINDOWS, &moves(period, count, each));
                 let above = (had.begun as f64 - 10.0 * WINDOWS as f64).max(0.0);
-                // A change of reactors is known a window later.
+                // Other reactors see a move one window later.
                 let most = above + if period == 0 { 25.0 } else { 1700.0 };
                 assert!(
                     (0.8 * above..=most).contains(&had.metered),
@@ -155,7 +154,7 @@ fn what_is_metered_of_who_moves_is_what_is_above_its_base() {
     }
 }
 
-/// Over changes of the way it may burst: what is above the base while it is metered is metered, once, and nothing else.
+/// Use above the base is metered once, while bursts are metered.
 #[test]
 fn a_change_of_the_way_to_burst_is_metered_once() {
     const WINDOWS: u64 = 500;
@@ -169,7 +168,7 @@ fn a_change_of_the_way_to_burst_is_metered_once() {
             reactors.iter_mut().for_each(change);
             had(&mut reactors, &cost, WINDOWS, &moves(period, 2, each))
         };
-        // It saves half of its base, has three times as much metered, spends what it saved.
+        // Saves half of its base, bursts metered, spends its credit.
         let [saves, metered, spends] = [
             phase(credit, 5.0),
             phase(Burst::Metered, 30.0),
@@ -186,7 +185,7 @@ fn a_change_of_the_way_to_burst_is_metered_once() {
     }
 }
 
-/// A window in which one of them begins all that it may.
+/// One reactor uses all that it may.
 fn busy_window(reactors: &mut [Scheduler], at: usize, cost: &ResourceVector) -> u64 {
     let mut begun = 0;
     while reactors[at].admit(0, cost) {
@@ -196,7 +195,7 @@ fn busy_window(reactors: &mut [Scheduler], at: usize, cost: &ResourceVector) -> 
     begun
 }
 
-/// In I/Os, with what reactors have drawn of it.
+/// In I/Os, including credit that reactors have drawn.
 fn saved(reactors: &[Scheduler]) -> u64 {
     let has = reactors[0].ledger.entry(0).credit[0].has();
     let drawn = reactors.iter().map(|one| one.tenants[0].drawn_credit(0));
@@ -207,13 +206,12 @@ fn turns(reactors: &mut [Scheduler], windows: u64) {
     (0..windows).for_each(|_| reactors.iter_mut().for_each(|one| one.refill(1, 0)));
 }
 
-/// Each begins an I/O, if it may.
 fn all_ask(reactors: &mut [Scheduler], cost: &ResourceVector) -> u64 {
     let each = reactors.iter_mut().map(|one| one.admit(0, cost));
     each.map(u64::from).sum()
 }
 
-/// What one reactor has used of the base, no other saves when it wakes: not in a moment in which nothing is wanted, either.
+/// Base that one reactor used is not saved by another that wakes, even when there is no demand.
 #[test]
 fn what_one_reactor_used_no_other_saves() {
     const BASE: u64 = 10;
@@ -221,7 +219,7 @@ fn what_one_reactor_used_no_other_saves() {
     for count in [2usize, 8] {
         for quiet in [1, 2, 4, 12] {
             let (mut reactors, cost) = reactors(&vec![1; count], &all, &params());
-            // All were at work once, and rest.
+            // All worked once, and are idle.
             let mut begun = all_ask(&mut reactors, &cost);
             let mut windows = 20;
             turns(&mut reactors, windows);
@@ -243,7 +241,6 @@ fn what_one_reactor_used_no_other_saves() {
     }
 }
 
-/// A tenant that is idle saves its base, whichever reactor it worked on before, and whichever wakes first.
 #[test]
 fn who_is_idle_on_all_reactors_saves_its_base() {
     const BASE: u64 = 10;
@@ -257,7 +254,7 @@ fn who_is_idle_on_all_reactors_saves_its_base() {
             }
             let had = saved(&reactors);
             turns(&mut reactors, IDLE);
-            // The others come while that one has all there is.
+            // The others wake while that one uses everything.
             for _ in 0..1000 {
                 busy_window(&mut reactors, after, &cost);
             }

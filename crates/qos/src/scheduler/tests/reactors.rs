@@ -1,10 +1,10 @@
-//! Several reactors with volumes of one tenant, and those that sleep.
+//! Several reactors with volumes of one tenant, and idle reactors.
 
 use super::*;
 use crate::cost::Frontends;
 use crate::ledger::Newest;
 
-/// Reactors with so many lanes each, all of tenant 0.
+/// A reactor for each number of lanes, all of tenant 0.
 pub(super) fn reactors(
     lanes: &[usize],
     budget: &Budget,
@@ -23,7 +23,7 @@ pub(super) fn reactors(
     (lanes.iter().map(make).collect(), cost)
 }
 
-/// A volume with 256 that wait on one reactor, one with a single one on the other: how many of each in 200 windows.
+/// 256 I/Os wait on one reactor, one on the other; counts those begun in 200 windows.
 fn begun(own: Option<&Budget>) -> [u64; 2] {
     let all = budget(10_000, 10_000, Burst::Metered);
     let (mut reactors, cost) = reactors(&[1, 1], &all, &params());
@@ -53,7 +53,7 @@ fn a_long_queue_does_not_take_a_tenants_budget_from_its_volumes_elsewhere() {
     let [long, short] = begun(None);
     assert!((1900..=2010).contains(&(long + short)), "{long} {short}");
     assert!(short >= 900, "{long} {short}");
-    // What a volume has for itself it has on any reactor, whatever the others want; of the rest it has its part.
+    // A volume has its own base on any reactor, and a part of the rest.
     let [long, short] = begun(Some(&budget(8_000, 10_000, Burst::Metered)));
     assert!((1900..=2010).contains(&(long + short)), "{long} {short}");
     assert!((1600..=1900).contains(&short), "{long} {short}");
@@ -79,7 +79,6 @@ fn a_part_of_a_small_budget_is_not_nothing() {
         }
     }
     let mut begun = [0u32; 2];
-    // 10 s.
     for _ in 0..33_333 {
         for (scheduler, begun) in reactors.iter_mut().zip(&mut begun) {
             let lane = *begun as usize % scheduler.lanes.len();
@@ -90,7 +89,7 @@ fn a_part_of_a_small_budget_is_not_nothing() {
             scheduler.refill(1, 0);
         }
     }
-    // Of 16 a second, one of 41 volumes has 4 in that time.
+    // At 16 per second, one of 41 volumes gets 4 in that time.
     let [many, one] = begun;
     assert!((3..=6).contains(&one), "{many} {one}");
     assert!((150..=166).contains(&(many + one)), "{many} {one}");
@@ -103,12 +102,10 @@ fn a_reactor_that_sleeps_has_no_claim() {
     let [first, second] = &mut reactors[..] else {
         panic!()
     };
-    // Alone, and busy.
     for _ in 0..20 {
         while first.admit(0, &cost) {}
         first.refill(1, 0);
     }
-    // It goes on until nothing is left of that.
     let mut windows = 0;
     while first.is_reckoned_with() {
         first.refill(1, 0);
@@ -117,7 +114,7 @@ fn a_reactor_that_sleeps_has_no_claim() {
     }
     let ledger = first.ledger.clone();
     assert_eq!(ledger.awake(), 1);
-    // Who wakes now has nearly all, and everything else that there is.
+    // A reactor that wakes now has nearly everything.
     second.wait(0, &cost);
     while second.resume(0, &cost) {
         second.wait(0, &cost);
@@ -133,7 +130,7 @@ fn who_slept_finds_one_windows_worth_of_what_is_shared() {
     let (mut reactors, cost) = reactors(&[1], &all, &params());
     let scheduler = &mut reactors[0];
     let at = Resource::Cpu as usize;
-    // With the last window's reserve.
+    // Includes the last window's reserve.
     let most = scheduler.whole[at] * 1.06;
     let there = |scheduler: &Scheduler| {
         let given = scheduler.free.0[at] + scheduler.reserve.0[at];
@@ -142,10 +139,8 @@ fn who_slept_finds_one_windows_worth_of_what_is_shared() {
     scheduler.refill(1000, 0);
     assert!(there(scheduler) <= most, "{}", there(scheduler));
     assert!(scheduler.admit(0, &cost));
-    // That was used.
     scheduler.refill(8, 0);
     assert!(there(scheduler) > 7.0 * most, "{}", there(scheduler));
-    // And nothing since.
     scheduler.refill(8, 0);
     scheduler.refill(64, 0);
     assert!(there(scheduler) <= most, "{}", there(scheduler));
@@ -175,8 +170,8 @@ fn processors_that_help_are_given_out_as_long_as_they_do() {
     assert!((0.9..1.1).contains(&(again / one)), "{one}, {again}");
 }
 
-/// Most of the cost is home's, so half of what is given out with a second processor stays in line, and makes the processor dear: when that
-/// one is at work itself, bases are had as ever.
+/// Half of what a helper's time admits stays queued and raises the processor's correction. Without
+/// the helper, bases must not suffer.
 #[test]
 fn who_helps_no_more_leaves_no_processor_dear() {
     let params = Params::default();
@@ -195,7 +190,6 @@ fn who_helps_no_more_leaves_no_processor_dear() {
     assert!((1.5..2.0).contains(&before), "{before}");
     scheduler.set_processors(1.0);
     assert_eq!(factor(scheduler), 1.0);
-    // What is dear besides stays so.
     for _ in 0..30 {
         scheduler.observe(Resource::Cpu, dear_ns, 1);
         window(scheduler);
@@ -226,9 +220,9 @@ fn a_tenants_newest_window_is_a_sum_over_reactors() {
     for rate in [sum.granted, sum.used] {
         assert!((90_000..=110_000).contains(&rate.iops), "{sum:?}");
     }
-    // One more waits on each with every window.
+    // One more waits on each in every window.
     assert_eq!(sum.waited, 100);
-    // Who leaves gives nothing any more.
+    // A reactor that leaves publishes nothing.
     for (scheduler, most) in reactors.iter_mut().zip([60_000, 0]) {
         scheduler.leave();
         let left = scheduler.newest(0).granted.iops;
@@ -261,7 +255,7 @@ fn what_was_above_the_base_and_what_it_cost_is_told_of_a_window() {
         "{newest:?} {due}"
     );
     assert!(newest.corrected_ns > 0, "{newest:?}");
-    // Within its base nothing is above it.
+    // A larger base: nothing is above it.
     scheduler.set_budget(
         0,
         &budget(100_000, 100_000, Burst::Metered),
@@ -291,7 +285,6 @@ fn what_a_late_window_used_is_told_a_second() {
     }
 }
 
-/// A window in which all begins that may, and one more waits.
 fn waiting_window(scheduler: &mut Scheduler, cost: &ResourceVector) {
     scheduler.wait(0, cost);
     while scheduler.resume(0, cost) {
@@ -301,7 +294,7 @@ fn waiting_window(scheduler: &mut Scheduler, cost: &ResourceVector) {
     scheduler.cancel(0, cost);
 }
 
-/// A reactor with nothing to do ends windows in time only as long as others wait for what it says then: two, and its part is theirs.
+/// An idle reactor ends windows in time only until its share has gone to others: two windows.
 #[test]
 fn what_a_reactor_does_without_is_the_others_after_two_windows() {
     let all = budget(100_000, 100_000, Burst::Metered);
@@ -320,14 +313,14 @@ fn what_a_reactor_does_without_is_the_others_after_two_windows() {
     }
     window(second);
     assert!(second.tenants[0].share > 0.9, "{}", second.tenants[0].share);
-    // It is reckoned with otherwise; who begins has more to say.
+    // Others still count on its windows; with new I/Os it publishes again.
     assert!(first.is_reckoned_with() && second.shares_with_others());
     while first.is_reckoned_with() {
         first.refill(1, 0);
     }
     first.admit(0, &cost);
     assert!(first.shares_with_others());
-    // Whoever has a tenant alone says nothing to anybody.
+    // A tenant on one reactor publishes nothing.
     second.detach(0);
     first.refill(1, 0);
     assert!(!first.shares_with_others());

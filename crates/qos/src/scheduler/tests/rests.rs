@@ -1,4 +1,4 @@
-//! Who rests and comes back: nothing is forgiven, and nothing is had twice.
+//! Tenants that become idle and return: no debt is forgiven, and no base is counted twice.
 
 use super::*;
 
@@ -12,7 +12,7 @@ fn rests(scheduler: &mut Scheduler) {
     panic!("it is never forgotten");
 }
 
-/// In any time, its base for that long; and once what can be saved, a window for being new, and an I/O.
+/// At most the base, plus once the savings, a new tenant's window and one I/O.
 #[test]
 fn who_rests_and_comes_back_has_no_more_than_its_budget() {
     const BASE: u64 = 50;
@@ -27,7 +27,6 @@ fn who_rests_and_comes_back_has_no_more_than_its_budget() {
                 let scheduler = &mut bench.scheduler;
                 let (mut begun, mut rested) = (0, 0);
                 for round in 1..=300 {
-                    // All that it can, and then nothing.
                     while scheduler.admit(0, &cost) {
                         begun += 1;
                     }
@@ -40,7 +39,7 @@ fn who_rests_and_comes_back_has_no_more_than_its_budget() {
                     );
                 }
                 assert_eq!(rested > 0, idle > 6, "{idle} {rested}");
-                // Nor less, where all can be saved.
+                // Nor less, if all can be saved.
                 let least = BASE * 299 * (idle + 1) - once;
                 assert!(
                     how == Burst::Metered || begun >= least,
@@ -66,13 +65,13 @@ fn what_a_lane_owes_its_tenants_base_has_to_pay() {
     rests(scheduler);
     let left = debt(scheduler);
     assert!(left > 10 * base, "{left}");
-    // It is back at once: no less is owed.
+    // An early return keeps the debt.
     assert!(scheduler.admit(0, &cost));
     assert_eq!(debt(scheduler), left);
     rests(scheduler);
     let left = debt(scheduler);
     assert!(left > 5 * base, "{left}");
-    // Five windows pay as much as their base.
+    // Five windows pay five times the base.
     scheduler.refill(5, 0);
     scheduler.earn(0);
     assert_eq!(debt(scheduler), left - 5 * base);
@@ -81,7 +80,7 @@ fn what_a_lane_owes_its_tenants_base_has_to_pay() {
     assert!(debt(scheduler) <= 0);
 }
 
-/// What of a volume's limit was owed is paid by time alone.
+/// Only time pays a volume's debt against its limit.
 #[test]
 fn a_volumes_limit_holds_while_its_tenant_rests() {
     let all = budget(100_000, 100_000, Burst::Metered);
@@ -115,15 +114,15 @@ fn what_was_saved_or_drawn_is_credit_where_a_reactor_does_without() {
         scheduler.statistics(0).credit_bytes,
     ];
     assert!(has()[0] < all[0] && has()[1] < all[1], "nothing was drawn");
-    // Four windows' base was due, of which one I/O was used.
+    // Four windows' base accrued, and one I/O used it.
     let due = [PARTS as u64, 4096].map(|each| each * (4 * 10 - 1));
     scheduler.leave();
     assert_eq!(has(), [all[0] + due[0], all[1] + due[1]]);
     assert_eq!(scheduler.statistics(0).used_parts, 2 * PARTS as u64);
 }
 
-/// What waits in a lane that has no more than it may is begun by who can't wait, however small the budget is; and who does so
-/// again waits until the second and that one I/O are paid.
+/// When a lane must stop, its waiting I/Os begin on debt. The next stop waits for at most a second
+/// and one I/O.
 #[test]
 fn a_stop_waits_for_no_more_than_seconds() {
     let rate = |bytes| Rate { iops: 1000, bytes };
@@ -165,7 +164,6 @@ fn a_stop_waits_for_no_more_than_seconds() {
             let mut sum = waits;
             begin(scheduler, &mut waits);
             assert_eq!(waits, 0, "{len} of {one:?}");
-            // Again and again.
             let (mut windows, mut longest) = (0u64, 0);
             for _ in 0..6 {
                 let mut since = 0u64;

@@ -5,7 +5,7 @@ use crate::budget::Burst;
 
 #[test]
 fn qos_set_storm() {
-    // 10,000 changes of six tenants, 25 in each window, some of them while it runs; two others keep to their base.
+    // 10,000 changes of six tenants, 25 per window; two others stay within their base.
     let mut bench = Bench::new(&[budget(50_000, 600_000, Burst::Metered); 8], params());
     let mut random = 7u64;
     let mut draw = |below: u64| {
@@ -38,7 +38,7 @@ fn qos_set_storm() {
                 ALL
             }
         });
-        // What was given before was cut at once: nobody has more than the new limit and what they had saved of a base.
+        // Grants are cut at once: the new limit, plus saved base.
         for tenant in 2..8 {
             let most = limits[tenant] + 4 * 70;
             assert!(
@@ -54,7 +54,7 @@ fn qos_set_storm() {
             assert!(ended + 50 >= asked, "{ended} of {asked}");
         }
     }
-    // Whoever stays has the last budget, to the operation.
+    // The last budget holds exactly.
     for tenant in 2..8 {
         bench.set_budget(tenant, &budget(20_000, 30_000, Burst::Metered));
     }
@@ -63,7 +63,7 @@ fn qos_set_storm() {
         bench.window(300, &all);
     }
     assert_eq!(bench.ended[2..], [30; 6]);
-    // And more, from the next window on.
+    // A higher limit applies from the next window.
     for tenant in 2..8 {
         bench.set_budget(tenant, &budget(50_000, 60_000, Burst::Metered));
     }
@@ -71,7 +71,7 @@ fn qos_set_storm() {
     bench.window(300, &all);
     let had = &bench.ended[2..];
     assert!(had.iter().all(|ended| *ended >= 48), "{had:?}");
-    // One that has the whole reactor, and then a limit: what it was given for this window is cut too.
+    // A limit for a tenant with the whole reactor cuts this window's grant too.
     let alone = |tenant: usize, _: u64, _: usize| if tenant == 2 { ALL } else { (0, 4096) };
     bench.set_budget(2, &budget(20_000, 600_000, Burst::Metered));
     for _ in 0..40 {

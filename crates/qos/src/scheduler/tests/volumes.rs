@@ -1,9 +1,9 @@
-//! Volumes of one tenant beside each other, on one reactor: sizes that differ, bases of their own, what is owed.
+//! Volumes of one tenant on one reactor: sizes, own bases, debt.
 
 use super::*;
 use crate::cost::Frontends;
 
-/// Lanes of tenant 0 alone, and what an I/O of so many bytes costs.
+/// Lanes of tenant 0, and the cost of an I/O by size.
 pub(super) fn scheduler(
     lanes: usize,
     budget: &Budget,
@@ -18,8 +18,7 @@ pub(super) fn scheduler(
     (scheduler, cost)
 }
 
-/// Each lane has so many I/Os of so many bytes at once, always; those that are named first are asked first. How many of each
-/// begin in so many windows.
+/// I/Os begun by lanes that always wait; earlier loads are asked first.
 fn begun(scheduler: &mut Scheduler, loads: &[(usize, ResourceVector)], windows: u32) -> Vec<u64> {
     let mut begun = vec![0; loads.len()];
     for (lane, cost) in loads {
@@ -39,7 +38,7 @@ fn begun(scheduler: &mut Scheduler, loads: &[(usize, ResourceVector)], windows: 
 
 #[test]
 fn small_ios_do_not_starve_a_siblings_large_ones() {
-    // 8 KiB in a window, of which a large I/O is sixteen.
+    // 8 KiB per window; a large I/O has 128 KiB.
     let small = budget(2000, 2000, Burst::Metered);
     for lanes in [2, 3] {
         let (mut scheduler, cost) = scheduler(lanes, &small);
@@ -55,7 +54,6 @@ fn small_ios_do_not_starve_a_siblings_large_ones() {
         let sum: u64 = bytes.iter().sum();
         assert!(sum > whole * 95 / 100, "{bytes:?}");
         assert!(sum < whole + (256 << 10), "{bytes:?}");
-        // Each has a good part of what would be fair.
         for bytes in &bytes {
             assert!(*bytes > whole / lanes as u64 * 6 / 10, "{begun:?}");
         }
@@ -84,7 +82,7 @@ fn volumes_have_their_own_bases_though_nothing_is_left_beside() {
 
 #[test]
 fn more_promised_to_volumes_than_there_is_gives_no_more() {
-    // Four exports of one volume, whose base is all of its tenant's.
+    // Four exports of a volume whose base is all of its tenant's.
     let all = budget(100_000, 100_000, Burst::Metered);
     let (mut scheduler, cost) = scheduler(4, &all);
     (0..4).for_each(|lane| scheduler.set_volume(lane, Some(&all)));
@@ -101,14 +99,14 @@ fn what_a_volume_owes_above_its_limit_is_paid() {
     let (mut scheduler, cost) = scheduler(2, &all);
     let cost = cost(4096);
     let limit = budget(1000, 1000, Burst::Metered);
-    // What was used without a limit is nothing that it owes.
+    // Use from before the limit is no debt.
     (0..50).for_each(|_| assert!(scheduler.admit(0, &cost)));
     scheduler.set_volume(0, Some(&limit));
     scheduler.refill(1, 0);
     while scheduler.admit(0, &cost) {}
     (0..20).for_each(|_| scheduler.borrow(0, &cost));
     scheduler.wait(0, &cost);
-    // One is a window's. The same limit once more forgives nothing.
+    // It pays one I/O per window. Setting the limit again forgives nothing.
     let mut windows = 0;
     while !scheduler.resume(0, &cost) {
         scheduler.set_volume(0, Some(&limit));
@@ -117,7 +115,7 @@ fn what_a_volume_owes_above_its_limit_is_paid() {
         assert!(windows < 30);
     }
     assert!(windows >= 19, "{windows}");
-    // A sibling is not held back by it.
+    // A sibling is not affected.
     scheduler.borrow(0, &cost);
     assert!(scheduler.admit(1, &cost));
 }
@@ -132,20 +130,19 @@ fn no_more_is_owed_than_a_second_brings() {
                 false => own,
             };
             let (mut scheduler, cost) = scheduler(1, &all);
-            // Of few bytes, so that it is operations that count.
+            // Small, so that operations are the limit.
             let cost = cost(512);
             if limited {
                 scheduler.set_volume(0, Some(&own));
             }
             let mut owing = 0;
             for window in 0..4000 {
-                // All that it can, and in the same window again.
+                // All that it may, repeatedly.
                 while scheduler.may_borrow(0) {
                     scheduler.borrow(0, &cost);
                     owing += 1;
                 }
                 let earned = iops * window / 1000;
-                // As much as is counted.
                 let most = iops.min(4096);
                 assert!(
                     owing <= most + earned + iops / 100 + 10,
@@ -195,7 +192,7 @@ fn what_a_lane_owes_it_owes_though_it_begins_out_of_what_is_free() {
 fn a_slots_next_tenant_owes_nothing() {
     let small = budget(1000, 1000, Burst::Metered);
     let (mut scheduler, cost) = scheduler(1, &small);
-    // More than a second of it.
+    // More than a second's accrual.
     (0..50).for_each(|_| scheduler.borrow(0, &cost(128 << 10)));
     scheduler.refill(1, 0);
     scheduler.detach(0);
