@@ -1,15 +1,12 @@
-//! # virtio: rings, block requests, and vhost-user, from the device's side
+//! # The device's side of virtio
 //!
-//! **Purpose.** What a virtio block device and a vhost-user backend must know: virtqueues ([`ring`]), what of them a
-//! successor finds ([`inflight`]), both together ([`queue`]), block requests and the device's configuration ([`blk`]),
-//! and the messages of vhost-user with the state of a session ([`vhost_user`]).
+//! Virtqueues are in [`ring`]; [`inflight`] holds what a successor needs, and [`queue`] combines
+//! both. [`blk`] parses block requests, and [`vhost_user`] handles messages and sessions.
 //!
-//! **Design.** No I/O of its own: memory comes in mapped ([`forebay_guest`]), messages as bytes and a number of
-//! descriptors. Nothing on the path of an I/O allocates. Everything in a guest's memory is read once and
-//! checked before it is used; what is wrong is a named error, and no byte makes this crate panic.
-//!
-//! **What it does not do.** Legacy (transitional) devices, big endian guests, in-order use, memory behind an IOMMU,
-//! logging for live migration of the guest's memory.
+//! The crate does no I/O: memory comes mapped ([`forebay_guest`]), messages as bytes. An I/O
+//! allocates nothing. Guest memory is read once and then checked, so no byte can cause a panic.
+//! There is no support for legacy devices, big-endian guests, in-order use, an IOMMU, or dirty
+//! logging.
 
 #![deny(unsafe_code)]
 
@@ -22,7 +19,7 @@ pub mod queue;
 pub mod ring;
 pub mod vhost_user;
 
-/// Feature bits of virtio (VIRTIO 1.2, 5.2.3 and 6) and of vhost-user.
+/// Feature bits of virtio (VIRTIO 1.2, 5.2.3 and 6) and vhost-user.
 pub mod feature {
     /// VIRTIO_BLK_F_SIZE_MAX.
     pub const BLK_SIZE_MAX: u64 = 1 << 1;

@@ -1,9 +1,7 @@
-//! A driver for tests: the other side of both rings, simple and exact.
+//! A simple, exact driver for tests.
 //!
-//! **Design.** A [`Machine`] is memory that a guest and a device share; a [`Driver`] is the guest's side of one queue
-//! in it. It says how a device is to be made ([`Driver::config`]) and gives each chain a number of its own, by which it is collected.
-//! It trusts nobody: a device that returns what it was not given makes it panic. **Not here:** hostile drivers; they
-//! write the memory themselves.
+//! A [`Machine`] is memory that guest and device share; a [`Driver`] is the guest's side of a
+//! queue. It numbers its chains, and panics if a device returns what it was not given.
 
 use crate::inflight;
 use crate::queue::QueueConfig;
@@ -16,11 +14,10 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::atomic::fence;
 
-/// Where a machine's memory begins for the guest.
+/// Guest address of the memory.
 pub const GUEST_ADDRESS: u64 = 1 << 30;
-/// Where it begins for the front-end.
+/// Front-end address of the memory.
 pub const USER_ADDRESS: u64 = 0x7F00_0000_0000;
-/// Descriptors that one indirect table holds here.
 const TABLE_ENTRIES: usize = 16;
 
 const F_NEXT: u16 = 1;
@@ -29,21 +26,18 @@ const F_INDIRECT: u16 = 4;
 const F_AVAIL: u16 = 1 << 7;
 const F_USED: u16 = 1 << 15;
 
-/// Memory of a guest.
+/// A guest's memory.
 pub struct Machine {
-    /// As the device sees it.
+    /// The device's view.
     pub memory: GuestMemory,
-    /// As the driver does.
+    /// The driver's view.
     pub all: Area,
-    /// Its file.
+    /// The file behind it.
     pub file: OwnedFd,
 }
 
 impl Machine {
-    /// One with so many bytes.
-    ///
-    /// # Panics
-    /// When there is no memory.
+    /// New memory of this size.
     #[must_use]
     pub fn new(bytes: u64) -> Self {
         let file = memfd_create("machine", MemfdFlags::CLOEXEC).expect("a memory file");
@@ -51,10 +45,7 @@ impl Machine {
         Self::of(file, bytes)
     }
 
-    /// The same memory once more.
-    ///
-    /// # Panics
-    /// When it can't be mapped.
+    /// Maps existing memory.
     #[must_use]
     pub fn of(file: OwnedFd, bytes: u64) -> Self {
         let mut memory = GuestMemory::default();
@@ -73,25 +64,25 @@ impl Machine {
     }
 }
 
-/// Where a queue's parts are, counted from the memory's begin.
+/// Offsets of a queue's parts.
 #[derive(Clone, Copy, Debug)]
 pub struct Layout {
     /// Descriptors.
     pub descriptors: usize,
-    /// The driver's part.
+    /// Driver area.
     pub driver: usize,
-    /// The device's part.
+    /// Device area.
     pub device: usize,
-    /// The inflight region.
+    /// Inflight region.
     pub inflight: usize,
     /// Indirect tables.
     pub tables: usize,
-    /// Where all this ends.
+    /// End of the queue.
     pub end: usize,
 }
 
 impl Layout {
-    /// Of a queue whose parts begin at `at`, a multiple of 64.
+    /// A queue at `at`, a multiple of 64.
     #[must_use]
     pub const fn new(at: usize, size: u16) -> Self {
         let n = size as usize;
@@ -111,27 +102,25 @@ impl Layout {
     }
 }
 
-/// A piece that is offered.
+/// An offered piece.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Offered {
     /// Guest address.
     pub address: u64,
-    /// Bytes.
+    /// Length.
     pub len: u32,
-    /// The device writes there.
+    /// Whether the device writes it.
     pub writable: bool,
 }
 
-/// What a chain needs to be found again.
 #[derive(Clone)]
 struct Chain {
     number: u64,
     descriptors: u16,
-    /// Split: which they are.
     places: Vec<u16>,
 }
 
-/// See the module's text.
+/// The guest's side of a queue.
 #[derive(Clone)]
 pub struct Driver {
     memory: Area,
@@ -146,12 +135,12 @@ pub struct Driver {
     room: u16,
     chains: BTreeMap<u16, Chain>,
     next_number: u64,
-    /// Split: the available index before what was not kicked for yet. Packed: the position.
+    /// Split: available index before the first chain without a kick. Packed: the position.
     unkicked: Position,
 }
 
 impl Driver {
-    /// The guest's side of a new queue.
+    /// The driver of a new queue.
     #[must_use]
     pub fn new(
         memory: &Area,
@@ -181,10 +170,8 @@ impl Driver {
         }
     }
 
-    /// How the first device for it is made, by its own view of the memory; later ones find the inflight region in use.
-    ///
-    /// # Panics
-    /// When the memory isn't the driver's.
+    /// Configures a device, in its view of the memory. Later devices find the inflight region in
+    /// use.
     #[must_use]
     pub fn config(&self, memory: &GuestMemory) -> QueueConfig {
         let n = usize::from(self.size);
@@ -207,7 +194,7 @@ impl Driver {
         }
     }
 
-    /// The same driver in a copy of its machine's memory.
+    /// This driver in a copy of its memory.
     #[must_use]
     pub fn in_copy(&self, memory: &Area) -> Self {
         Self {
@@ -216,7 +203,7 @@ impl Driver {
         }
     }
 
-    /// Chains that were offered and not collected.
+    /// Chains that were not collected.
     #[must_use]
     pub fn outstanding(&self) -> usize {
         self.chains.len()
@@ -241,10 +228,8 @@ impl Driver {
         if piece.writable { F_WRITE } else { 0 }
     }
 
-    /// Makes a chain available, in a table of its own if `indirect`; its number, or `None` without room.
-    ///
-    /// # Panics
-    /// On a chain that no driver makes.
+    /// Offers a chain, in an indirect table if `indirect`. Returns its number, or `None` without
+    /// room.
     pub fn offer(&mut self, pieces: &[Offered], indirect: bool) -> Option<u64> {
         let descriptors = if indirect { 1 } else { pieces.len() as u16 };
         assert!(descriptors > 0 && pieces.len() <= TABLE_ENTRIES || !indirect);
@@ -300,7 +285,6 @@ impl Driver {
         let index = self.available.index;
         let place = usize::from(index & (self.size - 1));
         self.store16(self.layout.driver + 4 + 2 * place, places[0]);
-        // The whole word counts here; a split ring has no wrap counter.
         self.available.index = index.wrapping_add(1);
         self.store16(self.layout.driver + 2, self.available.index);
         let chain = Chain {
@@ -351,16 +335,12 @@ impl Driver {
         assert!(before.is_none(), "an identifier that is in use was free");
     }
 
-    /// Takes back a used chain: its number, and the bytes that were written.
-    ///
-    /// # Panics
-    /// When the device returns what it hasn't got.
+    /// Collects a used chain: its number and the bytes written.
     pub fn collect(&mut self) -> Option<(u64, u32)> {
         let (id, written) = if self.packed {
             let place = self.layout.descriptors + 16 * usize::from(self.used.index);
             let flags = self.load16(place + 14);
             let both = if self.used.wrap { F_AVAIL | F_USED } else { 0 };
-            // What was never used is available only; the first pass's zeros are no use.
             if flags & (F_AVAIL | F_USED) != both {
                 return None;
             }
@@ -390,7 +370,7 @@ impl Driver {
         Some((chain.number, written))
     }
 
-    /// Whether the device wants to be kicked for what was offered since this was last asked.
+    /// Whether to kick for chains since the last call.
     pub fn must_kick(&mut self) -> bool {
         fence(SeqCst);
         let (old, new) = (self.unkicked, self.available);
@@ -426,7 +406,7 @@ impl Driver {
         }
     }
 
-    /// Asks for a call with the next used chain, or (`false`) for none.
+    /// Asks for a call at the next used chain, or (`false`) for none.
     pub fn want_call(&mut self, wanted: bool) {
         let at = self.layout.driver;
         if self.packed {
@@ -438,7 +418,7 @@ impl Driver {
             let word = flags << 16 | u32::from(self.used.word());
             assert!(self.memory.store_u32(at, word, SeqCst));
         } else if self.features.event_idx {
-            // None: the event that has just passed.
+            // No call: the event index is already past.
             let event = self.used.index.wrapping_sub(u16::from(!wanted));
             self.store16(at + 4 + 2 * usize::from(self.size), event);
         } else {

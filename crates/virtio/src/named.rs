@@ -1,6 +1,6 @@
-//! Errors that are a sentence each, which whoever closes a connection can give as its reason.
+//! Errors whose sentences serve as reasons when a connection closes.
 
-/// Defines an error whose variants are a sentence each.
+/// Defines an error with one sentence per variant.
 macro_rules! named_errors {
     ($(#[$of:meta])* pub enum $name:ident {
         $($(#[doc = $doc:literal])* #[error($text:literal)] $variant:ident,)*

@@ -1,10 +1,9 @@
 //! A device that dies after any instruction: its successor returns each chain once.
 //!
-//! **Design.** A child process is the device; it is single-stepped (ptrace), and shares its guest's memory with the
-//! test, which is the driver, between two of the child's instructions and only when the child waits for it. Whenever an instruction has
-//! changed the memory, a copy is made, and a successor takes up the copy, as it would after a death right there: it must
-//! return what the driver has not got, once each, and nothing else. Then the same for a successor that dies while it
-//! takes up. Nothing here depends on time.
+//! The device is a single-stepped child process (ptrace) that shares memory with the test, which is
+//! the driver. After each instruction that changes the memory, a successor recovers a copy. It must
+//! return each outstanding chain once, and nothing else. Then successors die the same way during
+//! recovery. Nothing depends on time.
 
 #![allow(unsafe_code)]
 
@@ -17,7 +16,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 const SIZE: u16 = 4;
 const BYTES: usize = 4096;
-/// Whose turn it is: the driver's (odd) or the device's.
+/// The turn: odd for the driver, even for the device.
 const TURN: usize = BYTES - 8;
 const ROUNDS: u64 = 5;
 
@@ -25,7 +24,7 @@ fn queue(machine: &Machine, driver: &Driver) -> Queue {
     Queue::new(&driver.config(&machine.memory)).expect("a queue")
 }
 
-/// A machine in a child process: the mapping of the parent's is not inherited.
+/// A child maps the memory again: it doesn't inherit the mapping.
 fn same(machine: &Machine) -> Machine {
     Machine::of(
         machine.file.try_clone().expect("a descriptor"),
@@ -33,7 +32,7 @@ fn same(machine: &Machine) -> Machine {
     )
 }
 
-/// What the device does in each of its turns: chains stay in flight over turns, and come back in batches and out of order.
+/// Chains stay in flight over turns, and return in batches and out of order.
 fn device(machine: &Machine, driver: &Driver) {
     let mut queue = queue(machine, driver);
     let mut chain = Chain::default();
@@ -59,7 +58,6 @@ fn device(machine: &Machine, driver: &Driver) {
     }
 }
 
-/// What the driver does in its turns.
 fn drive(driver: &mut Driver, indirect: bool) {
     while driver.collect().is_some() {}
     let piece = |i: u64, writable| Offered {
@@ -76,7 +74,7 @@ fn drive(driver: &mut Driver, indirect: bool) {
     }
 }
 
-/// A successor takes up a copy and ends everything: each chain that the driver waits for comes, once.
+/// A successor recovers a copy and returns each outstanding chain once.
 fn successor_ends_all(copy: &Machine, driver: &Driver) {
     let mut driver = driver.in_copy(&copy.all);
     let mut queue = queue(copy, &driver);
@@ -88,7 +86,7 @@ fn successor_ends_all(copy: &Machine, driver: &Driver) {
     while let Some(tag) = queue.take(&copy.memory, &mut chain).expect("sound") {
         assert!(tags.insert(tag));
     }
-    // One by one, so that what the dead one had begun is found by the driver if it is there.
+    // One by one, so that the driver sees the dead device's last batch if it was shown.
     for tag in tags {
         queue.put(tag, 9);
         queue.publish();
@@ -104,15 +102,16 @@ fn successor_ends_all(copy: &Machine, driver: &Driver) {
     assert_eq!(queue.take(&copy.memory, &mut chain), Ok(None));
 }
 
-/// Runs `child` in a process of its own, and `between` after each of its instructions. How many they were.
+/// Runs `child` in a process, and `between` after each instruction. Returns their number.
 fn step(child: impl FnOnce(), mut between: impl FnMut()) -> u64 {
-    // SAFETY: the child runs test code in a copy of this process and leaves by _exit; the allocator is usable after
-    // fork in the C library that we use.
+    // SAFETY: the child runs test code in a copy of this process and leaves by _exit; this C
+    // library's allocator is usable after fork.
     let pid = unsafe { libc::fork() };
     assert!(pid >= 0, "fork");
     if pid == 0 {
         let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-            // SAFETY: asks to be traced by the parent, and stops; no memory is named. Where that is forbidden, it ends.
+            // SAFETY: asks the parent to trace it, and stops; names no memory. It exits if that is
+            // forbidden.
             unsafe {
                 if libc::ptrace(libc::PTRACE_TRACEME, 0, 0, 0) != 0 {
                     libc::_exit(2);
@@ -121,13 +120,13 @@ fn step(child: impl FnOnce(), mut between: impl FnMut()) -> u64 {
             }
             child();
         }));
-        // SAFETY: ends the child without running what belongs to the parent.
+        // SAFETY: ends the child without running the parent's destructors.
         unsafe { libc::_exit(i32::from(done.is_err())) };
     }
     let mut steps = 0;
     loop {
         let mut status = 0;
-        // SAFETY: waits for our child; `status` lives across the call.
+        // SAFETY: waits for our child; `status` outlives the call.
         let waited = unsafe { libc::waitpid(pid, &raw mut status, 0) };
         assert_eq!(waited, pid);
         if libc::WIFEXITED(status) {
@@ -136,14 +135,14 @@ fn step(child: impl FnOnce(), mut between: impl FnMut()) -> u64 {
         }
         assert!(libc::WIFSTOPPED(status), "the device was killed: {status}");
         if steps == 0 {
-            // SAFETY: our child is stopped; it ends with us, should the test fail.
+            // SAFETY: the child is stopped; it dies with us if the test fails.
             let set =
                 unsafe { libc::ptrace(libc::PTRACE_SETOPTIONS, pid, 0, libc::PTRACE_O_EXITKILL) };
             assert_eq!(set, 0, "ptrace");
         }
         between();
         steps += 1;
-        // SAFETY: our child is stopped; it goes on by one instruction, without a signal.
+        // SAFETY: the child is stopped; it runs one instruction, without a signal.
         let stepped = unsafe { libc::ptrace(libc::PTRACE_SINGLESTEP, pid, 0, 0) };
         assert_eq!(stepped, 0, "ptrace");
     }
@@ -155,7 +154,7 @@ fn bytes(machine: &Machine) -> Vec<u8> {
     bytes
 }
 
-/// A device that dies after any instruction; gives every state that it can leave, with its driver.
+/// Returns every state that a death can leave, with its driver.
 fn every_death(packed: bool, indirect: bool) -> Vec<(Vec<u8>, Driver)> {
     let machine = Machine::new(BYTES as u64);
     let copy = Machine::new(BYTES as u64);
@@ -202,7 +201,8 @@ fn dies_anywhere(packed: bool, indirect: bool) {
     let states = every_death(packed, indirect);
     let machine = Machine::new(BYTES as u64);
     let copy = Machine::new(BYTES as u64);
-    // A successor dies while it takes up. States next to each other differ by one store: some of them tell of all.
+    // A successor dies during recovery. Neighbouring states differ by one store, so a sample
+    // suffices.
     for (state, driver) in states.iter().step_by(STRIDE) {
         assert!(machine.all.write(0, state));
         let mut before = state.clone();
@@ -223,10 +223,10 @@ fn dies_anywhere(packed: bool, indirect: bool) {
     }
 }
 
-/// Coprime to the number of stores of one operation, so that each of its states is met in some round.
+/// Coprime to the number of stores of one operation, so each state is met in some round.
 const STRIDE: usize = 7;
 
-/// One test at a time: a process that is forked while another thread holds a lock never gets that lock.
+/// One test at a time: a process forked while another thread holds a lock never gets that lock.
 fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)

@@ -35,7 +35,6 @@ pub struct Promise {
 enum Coverage {
     #[default]
     Nothing,
-    /// The promised part, at the promised reactors.
     Promised,
     All,
 }
@@ -49,7 +48,6 @@ struct PlacedTenant {
 }
 
 impl PlacedTenant {
-    /// At a reactor of capacity `each`.
     fn entitlement(&self, each: f64, at: &At) -> f64 {
         self.cost.min(each).max(at.own)
     }

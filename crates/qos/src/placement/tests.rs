@@ -48,7 +48,6 @@ fn a_base_that_is_more_than_its_reactor_has_is_not_had() {
     placement.export(1, 1);
     placement.settle();
     assert!(placement.fit());
-    // It takes both reactors whole.
     placement.promise(2, 1.0);
     placement.export(2, 1);
     placement.settle();
@@ -168,7 +167,6 @@ fn who_is_served_by_none_has_more_where_there_is_room_for_it() {
     let all = [(1, 40.0, &[0][..]), (2, 50.0, none), (3, 60.0, &[0])];
     let placement = again(&before, &all);
     assert_eq!(guaranteed(&placement), [1, 2, 3]);
-    // Otherwise its promise is kept.
     let placement = again(&placement, &[(2, 150.0, none), (3, 60.0, &[0])]);
     assert_eq!(guaranteed(&placement), [3]);
     let all = [(2, 50.0, none), (3, 60.0, &[0]), (4, 60.0, &[1])];
@@ -306,7 +304,6 @@ fn a_volumes_own_base_is_owed_where_it_is() {
 fn a_new_export_goes_where_its_base_fits() {
     let mut placement = two();
     placement.promise(1, 60.0);
-    // Tenants without a base keep it busy.
     for _ in 0..3 {
         placement.export(9, 1);
     }
@@ -324,7 +321,6 @@ fn a_new_export_goes_where_its_base_fits() {
     other.settle();
     other.promise(3, 45.0);
     assert_eq!(other.best(3), 1);
-    // Its own base is promised there already.
     assert_eq!(other.best(1), 0);
 }
 

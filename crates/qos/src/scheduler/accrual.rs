@@ -10,7 +10,6 @@ pub(super) enum Accrual {
 }
 
 impl Accrual {
-    /// As [`part`].
     #[inline]
     pub(super) fn of(self, amount: i32, share: f32, fraction: &mut f32) -> (u64, u64) {
         match self {

@@ -119,7 +119,6 @@ impl Scheduler {
         allows(one, &used)
     }
 
-    /// Use of the tenant in this window, including debt.
     pub(super) fn used(&self, tenant: usize) -> ResourceVector {
         let one = &self.tenants[tenant];
         let mut used = one.extra;
@@ -131,7 +130,7 @@ impl Scheduler {
         used
     }
 
-    /// Takes from one of two bursting tenants what it has above its base.
+    /// Takes above-base grant from one of two bursting tenants.
     pub(super) fn take_from_bursting(&mut self, tenant: usize, shared: &ResourceVector) -> bool {
         let count = self.bursting.len();
         let choices = self.params.choices;
@@ -145,7 +144,6 @@ impl Scheduler {
             self.bursting[second] as usize,
         );
         let (a, b) = (self.stealable(first), self.stealable(second));
-        // Compare the scarcest resource of each.
         let better = |of: &ResourceVector| {
             let parts = of.0.iter().zip(&shared.0);
             let parts = parts.filter(|(_, need)| **need > 0);
@@ -261,7 +259,6 @@ impl Scheduler {
         if one.lanes.len() == 1 {
             let lane = &mut self.lanes[one.lanes[0] as usize];
             let part = one.spare.min(&lane.may());
-            // Debt remains.
             let left = &mut lane.left;
             lane.given = left.shared().plus(&part);
             *left = left.plus(&part);

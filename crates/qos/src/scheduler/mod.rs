@@ -49,7 +49,6 @@ pub struct Scheduler {
     estimator: Estimator,
     awake: bool,
     published_entitlements: [u64; SHARED],
-    /// An I/O lacks only processor time.
     wants_processor: bool,
     /// Whether the processor suffices for all bases, and for guaranteed ones.
     bases_fit: [bool; 2],
@@ -230,7 +229,6 @@ impl Scheduler {
         if one.lanes.is_empty() {
             let entry = self.ledger.entry(tenant);
             entry.shares.attach(true);
-            // Nothing accrued here before.
             one.counts_from(self.window, entry);
         }
         one.lanes.push(lane as u32);
@@ -439,8 +437,7 @@ impl Scheduler {
         self.publishes
     }
 
-    /// Detaches all lanes and withdraws what was published. Saved base and unused draws become
-    /// credit.
+    /// Detaches all lanes and withdraws published sums. Saved base and unused draws become credit.
     pub fn leave(&mut self) {
         for lane in 0..self.lanes.len() {
             self.let_go(lane);

@@ -116,7 +116,7 @@ impl TenantShare {
         limit
     }
 
-    /// Charges use to the entitlement first, then to what was drawn.
+    /// Charges use to the entitlement first, then to the draw.
     #[inline]
     pub(super) fn settle(&mut self, entry: &LedgerEntry, used: &ResourceVector) {
         let mut above = [0u64; 2];
@@ -213,7 +213,6 @@ impl Scheduler {
             ..
         } = self;
         let mut sums = Sums::default();
-        // Nothing was used while the reactor slept.
         let keep = params.keep.powi((passed - late).min(64) as i32 + 1);
         let weight = params.weight_waiting;
         let times = *estimator.factors();
@@ -420,7 +419,6 @@ struct Sums {
 }
 
 impl Lane {
-    /// Ends a window; returns the use.
     #[inline]
     fn end(&mut self, passed: u64, saved: u64) -> ResourceVector {
         let own = self.used();

@@ -16,7 +16,7 @@ pub(super) struct Lane {
     pub(super) tenant: u32,
     pub(super) waiters: u32,
     pub(super) limited: bool,
-    /// Granted in this window, less what was taken away.
+    /// Granted in this window, less amounts taken away.
     pub(super) given: ResourceVector,
     pub(super) waiting: ResourceVector,
     /// The volume's own base per window, like `limit`.
@@ -30,7 +30,6 @@ pub(super) struct Lane {
     pub(super) room: ResourceVector,
     /// Last use, and waiting I/Os.
     pub(super) demand: ResourceVector,
-    /// Use beyond the grant.
     pub(super) beyond: ResourceVector,
 }
 
@@ -117,16 +116,13 @@ pub(super) struct TenantShare {
     pub(super) is_known: bool,
     /// Saved base when the window began.
     pub(super) entitlement: ResourceVector,
-    /// Granted, but not to a lane yet.
     pub(super) spare: ResourceVector,
-    /// The undivided grant.
     pub(super) whole: ResourceVector,
     pub(super) extra: ResourceVector,
     pub(super) allocated: Each,
     pub(super) demand: Each,
     pub(super) shared_base: Each,
     pub(super) shared_burst: Each,
-    /// This reactor's part of the demand.
     pub(super) share: f32,
     pub(super) published: Published,
     /// No use in the last window, and none waiting.
@@ -144,7 +140,6 @@ pub(super) struct TenantShare {
     pub(super) statistics: TenantStatistics,
 }
 
-/// Start of idle accrual.
 #[derive(Clone, Default, Debug)]
 pub(super) struct Earned {
     /// Window of the last work or accrual.

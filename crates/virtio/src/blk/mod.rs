@@ -1,27 +1,26 @@
 //! Block requests and the configuration space (VIRTIO 1.2, 5.2).
 //!
-//! **Design.** [`parse`] reads a chain's header once and says what is to be done with which of its pieces. A chain without
-//! a place for its status breaks the device; whatever else is wrong is a [`BlkStatus`] for the driver. Nothing is said
-//! by descriptors' borders: a header may be split, the status is the last writable byte (5.2.6.4). **Not here:** carrying
-//! out; SCSI commands, zones, secure erase, lifetime.
+//! A chain without a byte for its status breaks the device; other errors are a [`BlkStatus`] for
+//! the driver. Descriptors' borders mean nothing: a header may be split, and the status is the last
+//! writable byte (5.2.6.4).
 
 use crate::feature;
 use crate::ring::{Chain, Piece};
 use forebay_guest::GuestMemory;
 
-/// Bytes of a sector, whatever the device's blocks are.
+/// Always 512, whatever the block size.
 pub const SECTOR_BYTES: u64 = 512;
-/// Bytes of a request's header.
+/// Size of a request's header.
 pub const HEADER_BYTES: u32 = 16;
-/// Bytes of an identifier (VIRTIO_BLK_ID_BYTES).
+/// VIRTIO_BLK_ID_BYTES.
 pub const ID_BYTES: usize = 20;
-/// seg_max: pieces of data that a request may have.
+/// seg_max: the most data pieces of a request.
 pub const SEG_MAX: u32 = 126;
-/// Sectors that one request may discard or zero: 2 GiB.
+/// The most sectors of a discard or zeroing: 2 GiB.
 pub const MAX_ZEROED_SECTORS: u32 = 1 << 22;
-/// Bytes of the configuration space.
+/// Size of the configuration space.
 pub const CONFIG_BYTES: usize = 60;
-/// Where `writeback` is in it.
+/// Offset of `writeback` in it.
 pub const CONFIG_WRITEBACK: usize = 32;
 
 const T_IN: u32 = 0;
@@ -30,12 +29,12 @@ const T_FLUSH: u32 = 4;
 const T_GET_ID: u32 = 8;
 const T_DISCARD: u32 = 11;
 const T_WRITE_ZEROES: u32 = 13;
-/// Bytes of a segment of Discard and Write Zeroes.
+/// Bytes of a Discard or Write Zeroes segment.
 const SEGMENT_BYTES: u32 = 16;
 /// VIRTIO_BLK_WRITE_ZEROES_FLAG_UNMAP.
 const F_UNMAP: u32 = 1;
 
-/// How a request ended, as the driver sees it.
+/// The status of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum BlkStatus {
@@ -48,61 +47,61 @@ pub enum BlkStatus {
 }
 
 crate::named::named_errors! {
-    /// What breaks the device: there is no place to say what is wrong.
+    /// An error that breaks the device.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub enum BlkError {
-        /// No writable byte.
+        /// The chain has no writable byte.
         #[error("a request without a place for its status")]
         NoStatus,
     }
 }
 
-/// What a device is like.
+/// Properties of a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Disk {
-    /// Its size.
+    /// Its size in sectors.
     pub sectors: u64,
-    /// Its block: what a request's place and length are multiples of. A power of two, 512 at least.
+    /// Alignment of requests: a power of two, at least 512.
     pub block_bytes: u32,
-    /// Whether it can't be written.
+    /// Whether writes fail.
     pub read_only: bool,
-    /// Its queues.
+    /// Number of queues.
     pub queues: u16,
-    /// What is best zeroed and discarded together: a power of two of blocks, in bytes.
+    /// Best unit to zero or discard, in bytes: a power of two of blocks.
     pub granule_bytes: u32,
 }
 
-/// What is to be done; ranges lie within the disk.
+/// What to do; ranges lie within the disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Work {
-    /// Into the data pieces.
+    /// Reads into the data pieces.
     In {
-        /// From where.
+        /// Start.
         offset_bytes: u64,
     },
-    /// Out of the data pieces.
+    /// Writes the data pieces.
     Out {
-        /// To where.
+        /// Start.
         offset_bytes: u64,
     },
-    /// What was written is made durable.
+    /// Makes writes durable.
     Flush,
-    /// The identifier, into the data pieces.
+    /// Reads the identifier.
     GetId,
-    /// The range may be given back.
+    /// Frees a range.
     Discard {
-        /// From where.
+        /// Start.
         offset_bytes: u64,
-        /// How much.
+        /// Length.
         len_bytes: u64,
     },
-    /// The range reads as zeros.
+    /// Zeroes a range.
     WriteZeroes {
-        /// From where.
+        /// Start.
         offset_bytes: u64,
-        /// How much.
+        /// Length.
         len_bytes: u64,
-        /// Its space may be given back.
+        /// Whether it may be freed.
         unmap: bool,
     },
 }
@@ -110,18 +109,15 @@ pub enum Work {
 /// A request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Request {
-    /// What is to be done, or how it ended before it began.
+    /// What to do, or the status if it is invalid.
     pub work: Result<Work, BlkStatus>,
-    /// The guest address of its status byte.
+    /// Guest address of the status byte.
     pub status_address: u64,
-    /// Bytes of its data.
+    /// Length of its data.
     pub data_bytes: u32,
 }
 
-/// Reads a request.
-///
-/// # Errors
-/// The device is broken.
+/// Parses a request.
 #[inline]
 pub fn parse(chain: &Chain, memory: &GuestMemory, disk: &Disk) -> Result<Request, BlkError> {
     let Some(last) = chain.writable().last() else {
@@ -171,8 +167,8 @@ pub fn parse(chain: &Chain, memory: &GuestMemory, disk: &Disk) -> Result<Request
 }
 
 impl Request {
-    /// Its data's pieces where header and status have pieces of their own, as they have with every driver that is known;
-    /// of other requests [`Request::data`] tells.
+    /// The data pieces, if header and status have pieces of their own, as with every known driver.
+    /// Otherwise use [`Request::data`].
     #[inline]
     pub fn plain_data<'c>(&self, chain: &'c Chain) -> Option<&'c [Piece]> {
         match self.work {
@@ -188,7 +184,7 @@ impl Request {
         }
     }
 
-    /// Its data's pieces: for [`Work::In`] and [`Work::GetId`] to be written, else to be read.
+    /// The data pieces: writable for [`Work::In`] and [`Work::GetId`], else readable.
     #[inline]
     pub fn data<'c>(&self, chain: &'c Chain) -> impl Iterator<Item = Piece> + 'c {
         let (pieces, skip) = match self.work {
@@ -209,7 +205,7 @@ impl Request {
     }
 }
 
-/// The two words of a request's header. Most have it in one piece, and aligned.
+/// Most headers are in one aligned piece.
 #[inline]
 fn header(pieces: &[Piece], memory: &GuestMemory) -> Option<[u64; 2]> {
     let first = pieces.first().filter(|piece| piece.len >= HEADER_BYTES);
@@ -224,7 +220,7 @@ fn header(pieces: &[Piece], memory: &GuestMemory) -> Option<[u64; 2]> {
     })
 }
 
-/// Copies bytes of pieces out, from byte `skip` of them on.
+/// Copies bytes out of pieces, after skipping `skip` bytes.
 #[inline]
 fn read(pieces: &[Piece], skip: u32, to: &mut [u8], memory: &GuestMemory) -> bool {
     let (mut skip, mut done) = (skip, 0);
@@ -246,7 +242,7 @@ fn read(pieces: &[Piece], skip: u32, to: &mut [u8], memory: &GuestMemory) -> boo
     done == to.len()
 }
 
-/// (sector, sectors, flags) of a request of one segment: no more are offered.
+/// (sector, sectors, flags); only one segment is offered.
 fn segment(
     chain: &Chain,
     memory: &GuestMemory,
@@ -261,7 +257,6 @@ fn segment(
 }
 
 impl Disk {
-    /// Where a transfer begins.
     #[inline]
     fn range(&self, sector: u64, bytes: u32) -> Result<u64, BlkStatus> {
         let mask = u64::from(self.block_bytes) - 1;
@@ -304,7 +299,7 @@ impl Disk {
         })
     }
 
-    /// The feature bits it offers, those of rings included.
+    /// The feature bits, those of rings included.
     #[must_use]
     pub const fn features(&self) -> u64 {
         let all = feature::VERSION_1
@@ -333,7 +328,8 @@ impl Disk {
         put(0, &self.sectors.to_le_bytes());
         put(12, &SEG_MAX.to_le_bytes());
         put(20, &self.block_bytes.to_le_bytes());
-        // Topology: a physical block is a logical one; the best transfer is a block at least, no best one at most.
+        // Topology: physical blocks are logical ones; the least transfer is a block, and there is
+        // no best size.
         put(26, &1u16.to_le_bytes());
         put(CONFIG_WRITEBACK, &[u8::from(writeback)]);
         put(34, &self.queues.to_le_bytes());

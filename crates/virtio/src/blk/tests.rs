@@ -14,14 +14,14 @@ struct Case {
     chain: Chain,
 }
 
-/// A request whose readable bytes are cut at `cuts`, with writable pieces of these lengths.
+/// Readable bytes cut at `cuts`, and writable pieces of these lengths.
 fn case(readable: &[u8], cuts: &[usize], writable: &[u32]) -> Case {
     let machine = Machine::new(1 << 16);
     let mut chain = Chain::default();
     let mut from = 0;
     for cut in cuts.iter().copied().chain([readable.len()]) {
         if cut > from {
-            // Apart from each other, so that nothing works by chance.
+            // Gaps between pieces, so that nothing works by chance.
             let at = 2 * from;
             assert!(machine.all.write(at, &readable[from..cut]));
             chain.push(GUEST_ADDRESS + at as u64, (cut - from) as u32, false);
@@ -70,7 +70,7 @@ fn borders_of_descriptors_say_nothing() {
         }
         assert_eq!(all, [7; 4096]);
     }
-    // The status is the last writable byte, wherever a descriptor begins.
+    // The status is the last writable byte.
     for writable in [&[4096, 1][..], &[4097], &[1, 4095, 1], &[4095, 2]] {
         let case = case(&header(T_IN, 0), &[], writable);
         let request = case.parse_on(&DISK).expect("a request");
@@ -234,8 +234,6 @@ fn the_configuration_space_is_the_specifications() {
         word[..bytes].copy_from_slice(&config[from..from + bytes]);
         u64::from_le_bytes(word)
     };
-    // capacity, seg_max, blk_size, writeback, num_queues; discard: sectors, segments, alignment; zeroes: sectors,
-    // segments, may unmap.
     assert_eq!((at(0, 8), at(12, 4), at(20, 4)), (1024, 126, 4096));
     assert_eq!((at(32, 1), at(34, 2)), (1, 3));
     assert_eq!((at(36, 4), at(40, 4), at(44, 4)), (1 << 22, 1, 128));

@@ -1,11 +1,12 @@
 //! The inflight region of a packed virtqueue.
 //!
-//! **Design.** An entry per descriptor, in a free list. A chain's descriptors are copied into entries from `free_head` on;
-//! its first names the chain. Taken: the copies, `last`, `num`, `counter`, then `inflight`, then `old_free_head`
-//! follows `free_head`. Returned: a batch's chains are put in front of the free list; `used_idx` moves; the ring shows them
-//! used; `inflight` is cleared; the old values follow. The four fields of used positions lie in one aligned word and are
-//! stored as one, so a successor sees them all or none. It asks the ring whether the batch was shown, and then builds
-//! the free list again from what is in flight, which needs none of the links that a death can have left half done.
+//! There is an entry per descriptor, in a free list. To take a chain, its descriptors are copied
+//! into entries from `free_head` on; then `last`, `num`, `counter`, `inflight` and `old_free_head`
+//! are stored. To return a batch, its chains are put in front of the free list and `used_idx`
+//! moves. Then the ring shows them, `inflight` is cleared, and the old values follow. The four used
+//! fields share an aligned word, so a successor sees all or none. It asks the ring whether the
+//! batch was shown. Then it rebuilds the free list from chains in flight, because links may be
+//! incomplete.
 
 use super::VERSION;
 use crate::ring::packed::{Position, Raw};
@@ -19,7 +20,6 @@ const OLD_FREE_HEAD_AT: usize = 14;
 const USED_AT: usize = 16;
 const ENTRIES_AT: usize = 32;
 const ENTRY_BYTES: usize = 32;
-/// Within an entry.
 const INFLIGHT: usize = 0;
 const NEXT: usize = 2;
 const LAST: usize = 4;
@@ -33,37 +33,33 @@ const ADDRESS: usize = 24;
 /// A chain in flight.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Taken {
-    /// The entry that names it.
+    /// Its first entry.
     pub head: u16,
-    /// Its buffer identifier.
+    /// Buffer identifier.
     pub id: u16,
-    /// How many descriptors it has in the ring.
+    /// Number of descriptors in the ring.
     pub descriptors: u16,
     last: u16,
 }
 
-/// See the module's text.
+/// See the module.
 #[derive(Debug)]
 pub struct PackedRegion {
     at: Window,
     size: u16,
     counter: u64,
-    /// The free list and used positions as they are in the region: what is read there is not believed.
+    /// The region's free list and used positions, as shared memory isn't trusted.
     next: Vec<u16>,
     free_head: u16,
     free: u16,
     used: Position,
     old_used: Position,
-    /// The chain that is being taken.
     begun: Option<Taken>,
 }
 
 impl PackedRegion {
-    /// The region at `at` of a queue of `size`; one that nobody used yet is made ready for a ring whose next used
-    /// descriptor is `used`.
-    ///
-    /// # Errors
-    /// It is too short, not aligned, or of another queue.
+    /// The region of a queue of `size`. A new one is initialised for a ring whose next used
+    /// descriptor is `used`. Fails if the region is too short, not aligned, or another queue's.
     pub fn new(at: Window, size: u16, used: Position) -> Result<Self, RingError> {
         if at.len() < ENTRIES_AT + usize::from(size) * ENTRY_BYTES
             || !at.is_aligned(8)
@@ -129,19 +125,19 @@ impl PackedRegion {
         Ok(())
     }
 
-    /// How many descriptors may still be taken.
+    /// Free descriptors.
     #[inline]
     pub const fn room(&self) -> u16 {
         self.free
     }
 
-    /// Begins to note a chain.
+    /// Begins a chain.
     #[inline]
     pub fn begin(&mut self) {
         self.begun = None;
     }
 
-    /// Notes a descriptor of it. (More than [`PackedRegion::room`] are not noted.)
+    /// Adds a descriptor, if there is [`PackedRegion::room`].
     #[inline]
     pub fn note(&mut self, raw: Raw) {
         if self.free == 0 || self.free_head >= self.size {
@@ -164,7 +160,7 @@ impl PackedRegion {
         self.free -= 1;
     }
 
-    /// The chain is noted whole: it is in flight.
+    /// Ends the chain: it is in flight.
     #[inline]
     pub fn taken(&mut self) -> Option<Taken> {
         let taken = self.begun.take()?;
@@ -179,7 +175,7 @@ impl PackedRegion {
         Some(taken)
     }
 
-    /// A chain is used; the ring is about to show it.
+    /// Returns a chain before the ring shows it.
     #[inline]
     pub fn put(&mut self, taken: &Taken) {
         (self.at).store_u16(Self::entry(taken.last) + NEXT, self.free_head);
@@ -190,13 +186,13 @@ impl PackedRegion {
         self.used = self.used.plus(taken.descriptors, self.size);
     }
 
-    /// All of a batch is put: before the ring shows it.
+    /// Ends a batch, before the ring shows it.
     #[inline]
     pub fn close_batch(&mut self) {
         self.store_used();
     }
 
-    /// The ring shows these chains as used.
+    /// Ends a batch that the ring shows.
     #[inline]
     pub fn published(&mut self, batch: &[Taken]) {
         for taken in batch {
@@ -212,18 +208,16 @@ impl PackedRegion {
         self.used
     }
 
-    /// Ends what the dead one had begun. `is_used` says whether the ring shows a descriptor as used in a pass. Gives the
-    /// chains in flight, oldest first.
-    ///
-    /// # Errors
-    /// The region makes no sense.
+    /// Completes a dead device's last step, and returns the chains in flight, oldest first.
+    /// `is_used` asks the ring whether a descriptor is shown as used. Fails if the region is
+    /// inconsistent.
     pub fn recover(
         &mut self,
         is_used: impl FnOnce(Position) -> bool,
     ) -> Result<Vec<Taken>, RingError> {
         if self.used != self.old_used {
             if is_used(self.old_used) {
-                // Shown: its entries are those that are before the old head of the free list.
+                // Shown: the batch's entries precede the old head of the free list.
                 let until = self.at.load_u16(OLD_FREE_HEAD_AT);
                 let mut entry = self.at.load_u16(FREE_HEAD_AT);
                 for _ in 0..self.size {
@@ -282,7 +276,7 @@ impl PackedRegion {
         })
     }
 
-    /// Makes a free list of whatever is in no chain. What it overwrites, nobody needs; the heads come last.
+    /// Puts all other entries into a free list. The heads are stored last.
     fn free_rest(&mut self, in_use: &[bool]) {
         let mut head = self.size;
         self.free = 0;
@@ -297,7 +291,7 @@ impl PackedRegion {
         self.at.store_u16(FREE_HEAD_AT, head);
     }
 
-    /// The descriptors of a chain in flight, as they were in the ring.
+    /// The descriptors of a chain in flight.
     pub fn raws(&self, taken: &Taken) -> impl Iterator<Item = Raw> + '_ {
         let mut entry = taken.head;
         (0..taken.descriptors).map(move |_| {

@@ -1,8 +1,9 @@
 //! The inflight region of a split virtqueue.
 //!
-//! **Design.** An entry per descriptor, used by chains that begin there. Taken: `counter`, then `inflight`. Returned:
-//! the entries of a batch are linked from `last_batch_head`; the used index moves; `inflight` is cleared; `used_idx`
-//! follows. A successor that finds the two indexes different clears the batch's entries.
+//! There is an entry per descriptor, used by chains that begin there. To take a chain, `counter`
+//! and `inflight` are stored. To return a batch, its entries are linked from `last_batch_head` and
+//! the used index moves. Then `inflight` is cleared, and `used_idx` follows. If the indexes differ,
+//! a successor clears the batch's entries.
 
 use super::VERSION;
 use crate::ring::{RingError, Window};
@@ -13,12 +14,11 @@ const LAST_BATCH_HEAD_AT: usize = 12;
 const USED_INDEX_AT: usize = 14;
 const ENTRIES_AT: usize = 16;
 const ENTRY_BYTES: usize = 16;
-/// Within an entry.
 const INFLIGHT: usize = 0;
 const NEXT: usize = 6;
 const COUNTER: usize = 8;
 
-/// See the module's text.
+/// See the module.
 #[derive(Debug)]
 pub struct SplitRegion {
     at: Window,
@@ -28,10 +28,8 @@ pub struct SplitRegion {
 }
 
 impl SplitRegion {
-    /// The region at `at` of a queue of `size`; one that nobody used yet is made ready.
-    ///
-    /// # Errors
-    /// It is too short, not aligned, or of another queue.
+    /// The region of a queue of `size`, initialised if new. Fails if it is too short, not aligned,
+    /// or another queue's.
     pub fn new(at: Window, size: u16) -> Result<Self, RingError> {
         if at.len() < ENTRIES_AT + usize::from(size) * ENTRY_BYTES
             || !at.is_aligned(8)
@@ -61,7 +59,7 @@ impl SplitRegion {
         ENTRIES_AT + usize::from(head) * ENTRY_BYTES
     }
 
-    /// A chain is taken.
+    /// Takes a chain.
     #[inline]
     pub fn taken(&mut self, head: u16) {
         self.counter += 1;
@@ -69,7 +67,7 @@ impl SplitRegion {
         self.at.store_u8(Self::entry(head) + INFLIGHT, 1);
     }
 
-    /// A chain is used, and the used index is about to move past it.
+    /// Returns a chain, before the used index moves.
     #[inline]
     pub fn put(&mut self, head: u16) {
         (self.at).store_u16(Self::entry(head) + NEXT, self.last_batch_head);
@@ -77,7 +75,7 @@ impl SplitRegion {
         self.last_batch_head = head;
     }
 
-    /// The used index has moved past these chains.
+    /// Ends a batch after the used index has moved.
     #[inline]
     pub fn published(&mut self, batch: &[u16], used_index: u16) {
         for head in batch {
@@ -86,10 +84,11 @@ impl SplitRegion {
         self.at.store_u16(USED_INDEX_AT, used_index);
     }
 
-    /// Ends what the dead one had begun, given the ring's used index; gives the chains in flight, oldest first.
+    /// Completes a dead device's last step by the ring's used index; returns the chains in flight,
+    /// oldest first.
     pub fn recover(&mut self, used_index: u16) -> Vec<u16> {
         let batch = used_index.wrapping_sub(self.at.load_u16(USED_INDEX_AT));
-        // More than the queue holds: the indexes are of different lives of the ring, and nothing was in flight.
+        // A larger difference means that the ring was restarted, and nothing was in flight.
         if batch <= self.size {
             let mut head = self.last_batch_head;
             for _ in 0..batch {
@@ -106,7 +105,7 @@ impl SplitRegion {
             .map(|head| (self.at.load_u64(Self::entry(head) + COUNTER), head))
             .collect();
         heads.sort_unstable();
-        // From a hostile region, the greatest number; then the order is lost, and nothing else.
+        // A hostile region may hold any number; then only the order is lost.
         self.counter = heads.last().map_or(0, |last| last.0.min(u64::MAX / 2));
         heads.into_iter().map(|(_, head)| head).collect()
     }

@@ -1,9 +1,8 @@
-//! A virtqueue with its inflight region: what a device works with.
+//! A virtqueue with its inflight region.
 //!
-//! **Design.** A chain that is taken has a *tag*, below [`Queue::size`] and different from those of all others in flight.
-//! It is put back with its tag, in any order; what was put is shown to the driver together ([`Queue::publish`]). Made on
-//! a region that another device left, a queue begins with what that one had taken and not returned
-//! ([`Queue::next_left`]). Nothing here allocates once the queue is made.
+//! A chain in flight has a unique *tag* below [`Queue::size`]. Chains are returned by tag, in any
+//! order, and shown to the driver together ([`Queue::publish`]). On a dead device's region, a queue
+//! begins with the outstanding chains ([`Queue::next_left`]). Nothing allocates after creation.
 
 use crate::inflight::packed::{PackedRegion, Taken};
 use crate::inflight::split::SplitRegion;
@@ -13,27 +12,27 @@ use crate::ring::{Chain, MAX_QUEUE_SIZE, RingError, RingFeatures, Window, Window
 use forebay_guest::GuestMemory;
 use std::collections::VecDeque;
 
-/// What a queue is made of.
+/// The parts of a queue.
 #[derive(Clone, Debug)]
 pub struct QueueConfig {
-    /// Where the ring lies.
+    /// The ring.
     pub windows: Windows,
-    /// Descriptors.
+    /// Number of descriptors.
     pub size: u16,
     /// VIRTIO_F_RING_PACKED.
     pub packed: bool,
-    /// How the ring works.
+    /// Negotiated ring features.
     pub features: RingFeatures,
-    /// Where it goes on, as SET_VRING_BASE has it; an inflight region that was in use knows better.
+    /// Start position, as in SET_VRING_BASE; a used inflight region overrides it.
     pub base: u32,
-    /// The inflight region of this queue: all zeros if nobody used it yet.
+    /// Its inflight region; all zeros if new.
     pub inflight: Window,
 }
 
-/// See the module's text.
+/// See the module.
 pub struct Queue {
     ring: QueueRing,
-    /// What a dead device left, oldest first.
+    /// Outstanding chains of a dead device, oldest first.
     left: VecDeque<u16>,
     in_flight: u16,
 }
@@ -42,24 +41,21 @@ enum QueueRing {
     Split {
         ring: Split,
         region: SplitRegion,
-        /// Which heads are in flight.
+        /// Heads in flight.
         busy: Box<[bool]>,
         batch: Vec<u16>,
     },
     Packed {
         ring: Packed,
         region: PackedRegion,
-        /// By entry of the region.
+        /// By the region's entry.
         taken: Box<[Option<Taken>]>,
         batch: Vec<Taken>,
     },
 }
 
 impl Queue {
-    /// A queue that goes on where its predecessor, if it had one, was.
-    ///
-    /// # Errors
-    /// It can't be served.
+    /// A new queue, or one that continues after a dead device.
     pub fn new(config: &QueueConfig) -> Result<Self, RingError> {
         if config.size == 0 || config.size > MAX_QUEUE_SIZE {
             return Err(RingError::Size);
@@ -87,7 +83,7 @@ impl Queue {
             busy[usize::from(*head)] = true;
         }
         if had_one {
-            // What was taken is either used or in flight.
+            // Each taken chain is either used or in flight.
             ring.set_next_available(ring.published().wrapping_add(left.len() as u16));
         }
         Ok(Self {
@@ -137,10 +133,7 @@ impl Queue {
         })
     }
 
-    /// The ring lies elsewhere in our address space from now on; its words are the same.
-    ///
-    /// # Errors
-    /// It can't be served there.
+    /// Remaps the ring; its content is unchanged.
     pub fn move_to(&mut self, windows: Windows) -> Result<(), RingError> {
         match &mut self.ring {
             QueueRing::Split { ring, .. } => ring.move_to(windows),
@@ -148,7 +141,7 @@ impl Queue {
         }
     }
 
-    /// How many descriptors, and so how many chains at most, it has.
+    /// Number of descriptors, and so the most chains.
     pub const fn size(&self) -> u16 {
         match &self.ring {
             QueueRing::Split { ring, .. } => ring.size(),
@@ -156,7 +149,7 @@ impl Queue {
         }
     }
 
-    /// Chains that are taken and not put back.
+    /// Number of chains in flight.
     pub const fn in_flight(&self) -> u16 {
         self.in_flight
     }
@@ -170,17 +163,15 @@ impl Queue {
         }
     }
 
-    /// Takes the next available chain; its tag.
-    ///
-    /// # Errors
-    /// The queue is broken.
+    /// Takes the next available chain; returns its tag. An error means that the queue is broken.
     #[inline]
     pub fn take(
         &mut self,
         memory: &GuestMemory,
         chain: &mut Chain,
     ) -> Result<Option<u16>, RingError> {
-        // A place of what is put must not be taken again before the driver sees that.
+        // Publish first: a returned chain's place must not be taken again before the driver sees
+        // it.
         self.publish();
         let tag = match &mut self.ring {
             QueueRing::Split {
@@ -220,10 +211,7 @@ impl Queue {
         Ok(Some(tag))
     }
 
-    /// The next chain that a dead device left, and its pieces; it is in flight already.
-    ///
-    /// # Errors
-    /// The queue is broken.
+    /// Returns a dead device's next outstanding chain, which is in flight already.
     pub fn next_left(
         &mut self,
         memory: &GuestMemory,
@@ -236,20 +224,17 @@ impl Queue {
         Ok(Some(tag))
     }
 
-    /// How many chains a dead device left that were not asked for yet.
+    /// Remaining chains of a dead device.
     pub fn left(&self) -> usize {
         self.left.len()
     }
 
-    /// They, oldest first.
+    /// The remaining chains, oldest first.
     pub fn all_left(&self) -> impl Iterator<Item = u16> {
         self.left.iter().copied()
     }
 
-    /// Reads the pieces of a chain in flight again.
-    ///
-    /// # Errors
-    /// The queue is broken: a guest may have changed what it had made available.
+    /// Rereads a chain in flight. Fails if the guest has changed it.
     pub fn again(
         &mut self,
         tag: u16,
@@ -270,8 +255,8 @@ impl Queue {
         }
     }
 
-    /// Puts a chain back, with so many bytes written to it. The driver sees it with [`Queue::publish`]. A tag that is not
-    /// in flight is ignored.
+    /// Returns a chain with the number of bytes written; a tag that isn't in flight is ignored.
+    /// [`Queue::publish`] shows it.
     #[inline]
     pub fn put(&mut self, tag: u16, written_bytes: u32) {
         match &mut self.ring {
@@ -308,7 +293,7 @@ impl Queue {
         self.in_flight -= 1;
     }
 
-    /// Shows the driver all that was put; true if that was anything.
+    /// Shows returned chains to the driver; true if there were any.
     #[inline]
     pub fn publish(&mut self) -> bool {
         match &mut self.ring {
@@ -343,7 +328,7 @@ impl Queue {
         true
     }
 
-    /// Whether the driver wants to be told of what was published since this was last asked.
+    /// Whether the driver wants a call for chains published since the last check.
     #[inline]
     pub fn wants_call(&mut self) -> bool {
         match &mut self.ring {
@@ -352,10 +337,7 @@ impl Queue {
         }
     }
 
-    /// Asks for kicks; true if there is a chain already.
-    ///
-    /// # Errors
-    /// The queue is broken.
+    /// Asks for kicks; true if a chain is available already.
     pub fn arm(&mut self) -> Result<bool, RingError> {
         match &mut self.ring {
             QueueRing::Split { ring, .. } => ring.arm(),
@@ -363,7 +345,7 @@ impl Queue {
         }
     }
 
-    /// Asks for no kicks: the ring is looked at anyway.
+    /// Asks for no kicks while the ring is polled.
     pub fn disarm(&mut self) {
         match &mut self.ring {
             QueueRing::Split { ring, .. } => ring.disarm(),
@@ -371,7 +353,7 @@ impl Queue {
         }
     }
 
-    /// Where it goes on, as GET_VRING_BASE has it. Meant for a queue with nothing in flight.
+    /// The position for GET_VRING_BASE, for a queue with nothing in flight.
     pub const fn base(&self) -> u32 {
         match &self.ring {
             QueueRing::Split { ring, .. } => ring.next_available() as u32,

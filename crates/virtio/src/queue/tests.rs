@@ -9,7 +9,7 @@ struct Pair {
     machine: Machine,
     driver: Driver,
     queue: Queue,
-    /// By tag: the number that the first piece's length tells.
+    /// By tag, the chain's number, which the address tells.
     taken: BTreeMap<u16, u64>,
     chain: Chain,
     wanted: BTreeMap<u64, (Vec<Offered>, u32)>,
@@ -33,7 +33,7 @@ fn pair(packed: bool, features: RingFeatures) -> Pair {
 }
 
 impl Pair {
-    /// A chain whose pieces tell its number.
+    /// A chain whose addresses tell its number.
     fn offer(&mut self, readable: usize, writable: usize, indirect: bool) {
         let number = self.wanted.len() as u64 + self.given_back.len() as u64;
         let pieces: Vec<Offered> = (0..readable + writable)
@@ -49,7 +49,6 @@ impl Pair {
         }
     }
 
-    /// Notes a chain that came out of the ring.
     fn took(&mut self, tag: u16) {
         let first = self.chain.readable().first();
         let first = first.or(self.chain.writable().first()).expect("a piece");
@@ -94,7 +93,7 @@ impl Pair {
         }
     }
 
-    /// The device dies; another takes up what it left.
+    /// The device dies, and a successor recovers.
     fn restart(&mut self) {
         let config = self.driver.config(&self.machine.memory);
         self.queue = Queue::new(&config).expect("a queue");
@@ -179,7 +178,7 @@ proptest! {
             for _ in 0..offers {
                 pair.offer(1, 1, false);
             }
-            // Whoever sleeps is told; whoever doesn't looks by himself.
+            // A sleeping side is told; the other polls.
             let kicked = pair.driver.must_kick();
             let more = pair.queue.in_flight() < pair.driver.outstanding() as u16
                 && !pair.driver.has_used();
@@ -229,7 +228,6 @@ proptest! {
     ) {
         let mut pair = pair(packed, RingFeatures { event_idx, indirect: true });
         let layout = Layout::new(0, SIZE);
-        // Rings alone, or the inflight region too.
         let end = if plain { layout.inflight } else { layout.tables };
         let end = end.min(bytes.len());
         prop_assert!(pair.machine.all.write(0, &bytes[..end]));
@@ -273,7 +271,7 @@ fn a_ring_goes_on_from_its_base() {
         let expected = if packed { 2 | 2 << 16 } else { 21 };
         // 42 descriptors in a ring of 8: five passes and two more, so the wrap counters are 0.
         assert_eq!(base, expected);
-        // A new region: all that is known is the base.
+        // A new region: only the base is known.
         let blank = vec![0; crate::inflight::queue_bytes(SIZE)];
         let layout = Layout::new(0, SIZE);
         assert!(pair.machine.all.write(layout.inflight, &blank));

@@ -1,24 +1,23 @@
-//! A chain of descriptors as a bounded list of pieces.
+//! A chain of descriptors as a bounded list of pieces, the readable ones first.
 //!
-//! **Design.** One value is used again and again: [`Chain::clear`] costs nothing. Pieces for the device to read come
-//! first. Lengths are added up in 64 bits and stay below 4 GiB together. A chain that is wrong is read to its end all the
-//! same: its last writable byte is where its driver is told so.
+//! The value is reused: [`Chain::clear`] costs nothing. All lengths together stay below 4 GiB. A
+//! bad chain is still read to its end, because its last writable byte holds the status.
 
 use super::RingError;
 
-/// The most pieces of a chain: 126 of data, a header, a status, two to spare.
+/// 126 data pieces, a header, a status, two to spare.
 pub const MAX_PIECES: usize = 130;
 
-/// Bytes that lie together at a guest address.
+/// Contiguous guest memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Piece {
-    /// Guest address. With the length it does not overflow.
+    /// Guest address. Adding the length doesn't overflow.
     pub address: u64,
-    /// Bytes, never 0.
+    /// Length, never 0.
     pub len: u32,
 }
 
-/// See the module's text.
+/// See the module.
 #[derive(Clone, Debug)]
 pub struct Chain {
     pieces: [Piece; MAX_PIECES],
@@ -43,7 +42,7 @@ impl Default for Chain {
 }
 
 impl Chain {
-    /// Empties it.
+    /// Makes it empty.
     #[inline]
     pub fn clear(&mut self) {
         self.len = 0;
@@ -53,7 +52,7 @@ impl Chain {
         self.fault = None;
     }
 
-    /// Adds a piece, or notes a fault ([`Chain::fault`]).
+    /// Adds a piece, or records a [`Chain::fault`].
     #[inline]
     pub fn push(&mut self, address: u64, len: u32, writable: bool) {
         if len == 0 {
@@ -67,7 +66,7 @@ impl Chain {
         }
         let Some(place) = self.pieces.get_mut(self.len) else {
             if writable {
-                // The last one has the place of the status.
+                // The last piece holds the status.
                 self.pieces[MAX_PIECES - 1] = Piece { address, len };
                 self.readable = self.readable.min(MAX_PIECES - 1);
             }
@@ -97,10 +96,7 @@ impl Chain {
         self.fault
     }
 
-    /// The chain is whole.
-    ///
-    /// # Errors
-    /// It is wrong, and has no place to say so.
+    /// Fails if the chain is bad and has no byte for a status.
     #[inline]
     pub(crate) fn end(&self) -> Result<(), RingError> {
         match self.fault {
@@ -109,31 +105,31 @@ impl Chain {
         }
     }
 
-    /// Where it begins; of none it means nothing.
+    /// Meaningless if empty.
     #[inline]
     pub(crate) fn first_address(&self) -> u64 {
         self.pieces[0].address
     }
 
-    /// What the device reads.
+    /// Pieces that the device reads.
     #[inline]
     pub fn readable(&self) -> &[Piece] {
         &self.pieces[..self.readable]
     }
 
-    /// What the device writes.
+    /// Pieces that the device writes.
     #[inline]
     pub fn writable(&self) -> &[Piece] {
         &self.pieces[self.readable..self.len]
     }
 
-    /// How much the device reads.
+    /// Length of the readable pieces.
     #[inline]
     pub fn readable_bytes(&self) -> u32 {
         self.readable_bytes as u32
     }
 
-    /// How much the device writes.
+    /// Length of the writable pieces.
     #[inline]
     pub fn writable_bytes(&self) -> u32 {
         self.writable_bytes as u32
@@ -161,7 +157,7 @@ mod tests {
             ((8, 1, false), RingError::Order),
             ((8, u32::MAX, true), RingError::Overflow),
         ] {
-            // A writable piece before or behind it has the place of the status.
+            // A writable piece before or after holds the status.
             assert_eq!(faults(&[(8, 1, true), wrong]), (Some(fault), true));
             let is_order = fault == RingError::Order;
             let behind = faults(&[wrong, (8, 1, true)]);

@@ -1,10 +1,8 @@
 //! Virtqueues from the device's side: [`split`] (VIRTIO 1.2, 2.7) and [`packed`] (2.8).
 //!
-//! **Design.** A ring lies in the guest's memory, which the guest changes at will. So each word is read once, every
-//! index is checked, every loop is bounded, and what makes no sense is a [`RingError`], after which the ring must not
-//! be used again. What is taken is a [`Chain`]: a bounded list of pieces by guest address.
-//!
-//! **Not here:** what of a ring outlives its device ([`crate::inflight`]).
+//! The guest may change its ring at any time. So each word is read once, indexes are checked, and
+//! loops are bounded. After a [`RingError`] the ring must not be used. A taken chain is a
+//! [`Chain`].
 
 use forebay_guest::{GuestMemory, View};
 
@@ -16,41 +14,37 @@ mod window;
 pub use chain::{Chain, MAX_PIECES, Piece};
 pub use window::Window;
 
-/// The largest queue that is served.
+/// The largest supported queue.
 pub const MAX_QUEUE_SIZE: u16 = 1024;
 
-/// VIRTQ_DESC_F_NEXT: the chain goes on.
 pub(crate) const F_NEXT: u16 = 1;
-/// VIRTQ_DESC_F_WRITE: the device writes there.
 pub(crate) const F_WRITE: u16 = 2;
-/// VIRTQ_DESC_F_INDIRECT: a table of descriptors.
 pub(crate) const F_INDIRECT: u16 = 4;
-/// Bytes of a descriptor.
 pub(crate) const DESCRIPTOR_BYTES: usize = 16;
 
 crate::named::named_errors! {
-    /// What is wrong with a ring. It can't be used any more.
+    /// Why a ring is broken.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub enum RingError {
-        /// No such size.
+        /// Unsupported queue size.
         #[error("a queue of that size can't be served")]
         Size,
-        /// A part of the ring is too short for its size.
+        /// A part is too short for the size.
         #[error("a part of the ring is shorter than its size demands")]
         TooShort,
-        /// A part of the ring is not in the memory.
+        /// A part is not in guest memory.
         #[error("a part of the ring is not in the guest's memory")]
         Address,
-        /// A part of the ring can't be written.
+        /// A part is read-only.
         #[error("a part of the ring can't be written")]
         ReadOnly,
-        /// A part of the ring is not aligned (VIRTIO 2.7, 2.8).
+        /// A part is not aligned (VIRTIO 2.7, 2.8).
         #[error("a part of the ring is not aligned")]
         Alignment,
-        /// The index of the available ring moved by more than the queue holds.
+        /// The available index moved by more than the queue size.
         #[error("the available index is beyond the queue")]
         AvailableIndex,
-        /// A descriptor's number is not one of the queue's.
+        /// A descriptor's number is out of range.
         #[error("a descriptor's number is beyond the queue or its table")]
         DescriptorIndex,
         /// A chain does not end.
@@ -59,31 +53,31 @@ crate::named::named_errors! {
         /// A descriptor of length 0.
         #[error("a descriptor of no bytes")]
         Empty,
-        /// A descriptor's address and length, or a chain's lengths together, overflow.
+        /// An address or a length overflows.
         #[error("a descriptor's or chain's length overflows")]
         Overflow,
-        /// A part for the device to read follows one for it to write (VIRTIO 2.7.4.2).
+        /// A readable part follows a writable one (VIRTIO 2.7.4.2).
         #[error("a readable descriptor follows a writable one")]
         Order,
-        /// More pieces than a request may have.
+        /// Too many pieces.
         #[error("a chain of more pieces than a request may have")]
         TooManyPieces,
-        /// An indirect table without the feature, inside another, with NEXT, or of a wrong length.
+        /// An indirect table without the feature, nested, with NEXT, or of a wrong length.
         #[error("an indirect table that may not be")]
         Indirect,
-        /// An indirect table that is not in the guest's memory.
+        /// An indirect table outside guest memory.
         #[error("an indirect table outside the guest's memory")]
         IndirectAddress,
-        /// A descriptor that is in use was made available again.
+        /// A descriptor in use was made available.
         #[error("a descriptor in use was made available again")]
         InUse,
-        /// The inflight region is not of this ring, or not what the specification says.
+        /// The inflight region doesn't match the ring.
         #[error("the inflight region does not fit the queue")]
         Inflight,
     }
 }
 
-/// What was negotiated of how rings work.
+/// Negotiated features of rings.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RingFeatures {
     /// VIRTIO_F_EVENT_IDX.
@@ -93,7 +87,7 @@ pub struct RingFeatures {
 }
 
 impl RingFeatures {
-    /// Of the acknowledged feature bits.
+    /// From acknowledged feature bits.
     pub const fn of(bits: u64) -> Self {
         Self {
             event_idx: bits & crate::feature::EVENT_IDX != 0,
@@ -102,18 +96,18 @@ impl RingFeatures {
     }
 }
 
-/// Where a ring lies.
+/// The memory of a ring.
 #[derive(Clone, Debug)]
 pub struct Windows {
     /// The descriptor area.
     pub descriptors: Window,
-    /// The driver area: the available ring, or the driver's event suppression.
+    /// The available ring, or the driver's event suppression.
     pub driver: Window,
-    /// The device area: the used ring, or the device's event suppression.
+    /// The used ring, or the device's event suppression.
     pub device: Window,
 }
 
-/// Bytes of a ring's areas: descriptors, driver's, device's.
+/// Sizes of the areas: descriptors, driver, device.
 pub const fn area_bytes(packed: bool, size: u16) -> (usize, usize, usize) {
     let n = size as usize;
     if packed {
@@ -123,18 +117,17 @@ pub const fn area_bytes(packed: bool, size: u16) -> (usize, usize, usize) {
     }
 }
 
-/// Whether the event that the other side waits for lies in what was just passed (VIRTIO 2.7.10).
+/// Whether the step from `old` to `new` passes the event (VIRTIO 2.7.10).
 #[inline]
 pub(crate) fn need_event(event: u16, new: u16, old: u16) -> bool {
     new.wrapping_sub(event).wrapping_sub(1) < new.wrapping_sub(old)
 }
 
-/// A descriptor, read once.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Descriptor {
     pub address: u64,
     pub len: u32,
-    /// Split: flags then next. Packed: buffer identifier then flags.
+    /// Split: flags and next. Packed: buffer identifier and flags.
     pub words: [u16; 2],
 }
 
@@ -149,24 +142,22 @@ impl Descriptor {
     }
 }
 
-/// Memory for a table of descriptors that must be copied out.
 pub(crate) struct IndirectTable([u8; MAX_PIECES * DESCRIPTOR_BYTES]);
 
-/// An indirect table.
 pub(crate) struct Entries<'a> {
-    /// How many it has; of one that is copied no more than [`MAX_PIECES`] can be got.
+    /// Number of entries; a copy holds at most [`MAX_PIECES`].
     pub count: u32,
     at: Place<'a>,
 }
 
-/// Where its descriptors are: each is read once, by itself where they lie together and aligned, else all of them together.
+/// An aligned, contiguous table is read in place, once per descriptor. Any other is copied as a
+/// whole.
 enum Place<'a> {
     Memory(View<'a>),
     Copied(&'a [u8]),
 }
 
 impl IndirectTable {
-    /// The table that `at` points to.
     #[inline]
     pub(crate) fn read<'a>(
         &'a mut self,

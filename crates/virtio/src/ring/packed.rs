@@ -1,8 +1,8 @@
 //! The device's side of a packed virtqueue (VIRTIO 1.2, 2.8).
 //!
-//! **Design.** As with a split one ([`super::split`]), except that a chain is named by its buffer identifier and uses as
-//! many places of the ring as it had descriptors. Of what is put together, the first descriptor's flags are stored last:
-//! the driver, which goes through used descriptors in order, sees all or nothing.
+//! Like [`super::split`], but a chain is named by its buffer identifier, and uses as many ring
+//! entries as it had descriptors. In a batch, the first descriptor's flags are stored last: the
+//! driver reads in order, so it sees all or nothing.
 
 use super::{
     Chain, Descriptor, F_INDIRECT, F_NEXT, F_WRITE, IndirectTable, MAX_QUEUE_SIZE, RingError,
@@ -11,9 +11,7 @@ use super::{
 use forebay_guest::GuestMemory;
 use std::sync::atomic::{Ordering::SeqCst, fence};
 
-/// VIRTQ_DESC_F_AVAIL.
 const F_AVAIL: u16 = 1 << 7;
-/// VIRTQ_DESC_F_USED.
 const F_USED: u16 = 1 << 15;
 
 /// RING_EVENT_FLAGS_ENABLE, _DISABLE and _DESC (VIRTIO 2.8.10).
@@ -21,31 +19,31 @@ const EVENT_ENABLE: u16 = 0;
 const EVENT_DISABLE: u16 = 1;
 const EVENT_DESC: u16 = 2;
 
-/// So many descriptors ahead what they point to is fetched.
+/// Prefetch distance, in descriptors.
 const AHEAD: u16 = 4;
 
-/// A place in the ring, with the wrap counter of the pass that it belongs to.
+/// A ring position with the wrap counter of its pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Position {
-    /// The descriptor's number.
+    /// Descriptor index.
     pub index: u16,
-    /// The wrap counter.
+    /// Wrap counter.
     pub wrap: bool,
 }
 
 impl Position {
-    /// Where a new ring begins.
+    /// Start of a new ring.
     pub const START: Self = Self {
         index: 0,
         wrap: true,
     };
 
-    /// As messages and event suppression have it: the wrap counter in the top bit.
+    /// Encoded for messages and event suppression: the wrap counter in the top bit.
     pub const fn word(self) -> u16 {
         self.index | (self.wrap as u16) << 15
     }
 
-    /// The same, read.
+    /// Decodes [`Self::word`].
     pub const fn of_word(word: u16) -> Self {
         Self {
             index: word & 0x7FFF,
@@ -53,7 +51,7 @@ impl Position {
         }
     }
 
-    /// So many descriptors on in a ring of `size`.
+    /// The position this many descriptors later.
     #[inline]
     #[must_use]
     pub const fn plus(self, descriptors: u16, size: u16) -> Self {
@@ -72,12 +70,13 @@ impl Position {
     }
 }
 
-/// A chain's descriptors as they were in the ring: a used one overwrites others' places, so a successor needs them.
+/// A descriptor of a taken chain. A successor needs it, because used descriptors overwrite others'
+/// places.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Raw {
     /// Guest address.
     pub address: u64,
-    /// Bytes.
+    /// Length.
     pub len: u32,
     /// Buffer identifier.
     pub id: u16,
@@ -85,29 +84,25 @@ pub struct Raw {
     pub flags: u16,
 }
 
-/// See the module's text.
+/// See the module.
 pub struct Packed {
     windows: Windows,
     size: u16,
     features: RingFeatures,
     next_available: Position,
     next_used: Position,
-    /// Where the driver was last asked whether it wants a call.
+    /// Position of the last check for a call.
     asked: Position,
-    /// The first descriptor of what is put and not yet shown: its place, and its second half.
+    /// The first descriptor of the unpublished batch: index and second half.
     first: Option<(u16, u64)>,
     call_anyway: bool,
-    /// Where the last descriptor of the chain that was taken last points, and where its first piece is: the next one's are
-    /// often there.
+    /// Last descriptor's buffer and first piece of the last chain: the next chain is often near.
     last: [u64; 2],
     table: Box<IndirectTable>,
 }
 
 impl Packed {
-    /// A ring whose next available and used descriptors are these.
-    ///
-    /// # Errors
-    /// If it can't be served.
+    /// A ring at these positions. Fails if it is unsupported.
     pub fn new(
         windows: Windows,
         size: u16,
@@ -136,14 +131,13 @@ impl Packed {
         })
     }
 
-    /// The ring lies elsewhere in our address space from now on.
     pub(crate) fn move_to(&mut self, windows: Windows) -> Result<(), RingError> {
         check(&windows, self.size)?;
         self.windows = windows;
         Ok(())
     }
 
-    /// How many descriptors it has.
+    /// Number of descriptors.
     pub const fn size(&self) -> u16 {
         self.size
     }
@@ -158,8 +152,8 @@ impl Packed {
         self.next_used
     }
 
-    /// Goes on at other places than those it was made with. What a dead device had written between them, of a batch that
-    /// it did not come to show, is made available again: else the driver would find it behind what is shown next.
+    /// Moves to other positions. Makes descriptors of an unpublished batch available again, or the
+    /// driver would find them behind the next batch.
     pub(crate) fn set_positions(&mut self, available: Position, used: Position) {
         let mut at = used;
         while at != available {
@@ -174,13 +168,13 @@ impl Packed {
         self.asked = used;
     }
 
-    /// Whether the descriptor at a place is one that the device returned in the pass that `at` is of.
+    /// Whether the device has returned the descriptor in this pass.
     pub(crate) fn is_used(&self, at: Position) -> bool {
         let flags = (self.windows.descriptors).load_u16_acquire(16 * usize::from(at.index) + 14);
         (flags & F_USED != 0) == at.wrap
     }
 
-    /// The second half of the next available descriptor, if there is one.
+    /// The second half of the next available descriptor.
     #[inline]
     fn available(&self) -> Option<u64> {
         self.available_at(self.next_available)
@@ -188,7 +182,7 @@ impl Packed {
 
     #[inline]
     fn available_at(&self, at: Position) -> Option<u64> {
-        // Length, identifier and flags are one word: nothing of them can be older than the flags.
+        // Length, identifier and flags are one word, so none is older than the flags.
         let rest = (self.windows.descriptors).load_u64_acquire(16 * usize::from(at.index) + 8);
         let flags = (rest >> 48) as u16;
         ((flags & F_AVAIL != 0) == at.wrap && (flags & F_USED != 0) != at.wrap).then_some(rest)
@@ -200,8 +194,7 @@ impl Packed {
         self.available().is_some()
     }
 
-    /// Has the processor fetch what will be looked at next, as with a split ring. Descriptors follow each other, so it is what
-    /// they point to.
+    /// Prefetches the buffers of later descriptors; the descriptors themselves are contiguous.
     #[inline]
     fn fetch_ahead(&self, memory: &GuestMemory) {
         let at = self.next_available.plus(AHEAD % self.size, self.size);
@@ -214,11 +207,8 @@ impl Packed {
         }
     }
 
-    /// Takes the next chain. `keep` gets each of its descriptors, of which there may be `room` at most. Gives the buffer
-    /// identifier and how many descriptors it had.
-    ///
-    /// # Errors
-    /// The ring is broken.
+    /// Takes the next chain. `keep` gets its descriptors, at most `room`. Returns the buffer
+    /// identifier and the number of descriptors. An error means that the ring is broken.
     #[inline]
     pub fn take(
         &mut self,
@@ -236,7 +226,7 @@ impl Packed {
         let mut count = 0;
         loop {
             if count >= room {
-                // More are available than the ring has, or this one has no end.
+                // More descriptors than the ring has, or an endless chain.
                 return Err(if count > 0 {
                     RingError::Loop
                 } else {
@@ -265,10 +255,7 @@ impl Packed {
         }
     }
 
-    /// Reads a chain again from its descriptors as they were.
-    ///
-    /// # Errors
-    /// The ring is broken.
+    /// Rereads a chain from its saved descriptors.
     pub fn walk(
         &mut self,
         raws: impl Iterator<Item = Raw>,
@@ -303,7 +290,7 @@ impl Packed {
             chain.push(d.address, d.len, flags & F_WRITE != 0);
             return Ok(());
         }
-        // A packed ring's table is a chain of its own (VIRTIO 2.8.5).
+        // An indirect table must be a chain of its own (VIRTIO 2.8.5).
         if !self.features.indirect || flags & F_NEXT != 0 || !is_first {
             return Err(RingError::Indirect);
         }
@@ -321,7 +308,7 @@ impl Packed {
         Ok(())
     }
 
-    /// Notes a used chain of so many descriptors. Nobody sees it yet.
+    /// Returns a chain, still invisible to the driver.
     #[inline]
     pub fn put(&mut self, id: u16, descriptors: u16, written_bytes: u32) {
         let at = self.next_used;
@@ -338,7 +325,7 @@ impl Packed {
         self.next_used = at.plus(descriptors, self.size);
     }
 
-    /// Shows the driver what was put.
+    /// Shows returned chains to the driver.
     #[inline]
     pub fn publish(&mut self) {
         if let Some((index, rest)) = self.first.take() {
@@ -346,7 +333,7 @@ impl Packed {
         }
     }
 
-    /// Whether the driver wants to be told of what was published since this was last asked.
+    /// Whether the driver wants a call for chains published since the last check.
     #[inline]
     pub fn wants_call(&mut self) -> bool {
         let (asked, used) = (self.asked, self.next_used);
@@ -376,7 +363,7 @@ impl Packed {
         std::mem::take(&mut self.call_anyway) || wants
     }
 
-    /// Asks the driver to kick when it makes a chain available; true if there is one already.
+    /// Asks for kicks; true if a chain is available already.
     pub fn arm(&mut self) -> bool {
         let word = if self.features.event_idx {
             u32::from(EVENT_DESC) << 16 | u32::from(self.next_available.word())
@@ -388,7 +375,7 @@ impl Packed {
         self.has_available()
     }
 
-    /// Asks the driver not to kick.
+    /// Asks for no kicks.
     pub fn disarm(&mut self) {
         self.windows
             .device
@@ -396,7 +383,6 @@ impl Packed {
     }
 }
 
-/// Whether a ring of `size` can lie there.
 fn check(windows: &Windows, size: u16) -> Result<(), RingError> {
     let (descriptors, driver, device) = area_bytes(true, size);
     if windows.descriptors.len() < descriptors

@@ -1,8 +1,7 @@
 //! The device's side of a split virtqueue (VIRTIO 1.2, 2.7).
 //!
-//! **Design.** [`Split::take`] takes the next available chain. [`Split::put`] notes a used one, [`Split::publish`] shows
-//! the driver all that were put since, with one store, and [`Split::wants_call`] says whether it asked to be told.
-//! [`Split::arm`] asks the driver to kick and looks again, so that no chain is missed between.
+//! Returned chains become visible together, by one store ([`Split::publish`]). [`Split::arm`] asks
+//! for kicks and checks again, so that no chain is missed.
 
 use super::{
     Chain, Descriptor, Entries, F_INDIRECT, F_NEXT, F_WRITE, IndirectTable, MAX_QUEUE_SIZE,
@@ -14,34 +13,31 @@ use std::sync::atomic::{Ordering::SeqCst, fence};
 /// VIRTQ_AVAIL_F_NO_INTERRUPT and VIRTQ_USED_F_NO_NOTIFY.
 const F_NO: u16 = 1;
 
-/// So far ahead of the chain that is taken its followers are fetched: descriptors, what they point to, and what that does.
+/// Prefetch distances, in chains: for descriptors, for their buffers, and for the targets of those.
 const AHEAD: [u16; 3] = [12, 8, 4];
 
-/// See the module's text.
+/// See the module.
 pub struct Split {
     windows: Windows,
     size: u16,
     features: RingFeatures,
-    /// The available entry that is taken next, and how many were there when last seen.
+    /// Next available entry to take, and the last seen available index.
     next_available: u16,
     seen_available: u16,
-    /// The used entry that is written next, and where what the driver sees ends.
+    /// Next used entry to write, and the published used index.
     next_used: u16,
     published: u16,
-    /// Where it ended when the driver was last asked whether it wants a call.
     asked: u16,
-    /// Whether the next publication is told without asking: what the driver knows is not known.
+    /// Call after the next publication, because the driver's state is unknown.
     call_anyway: bool,
-    /// Of the chain that was walked last: its head; where its indirect table, if it had one, and its first piece are.
+    /// Head, indirect table and first piece of the last chain.
     last: (u16, [u64; 2]),
     table: Box<IndirectTable>,
 }
 
 impl Split {
-    /// A ring whose next available entry is number `base`. Used entries go on where the ring says.
-    ///
-    /// # Errors
-    /// If it can't be served.
+    /// A ring that starts at available entry `base` and at the ring's used index. Fails if it is
+    /// unsupported.
     pub fn new(
         windows: Windows,
         size: u16,
@@ -68,38 +64,33 @@ impl Split {
         })
     }
 
-    /// The ring lies elsewhere in our address space from now on.
     pub(crate) fn move_to(&mut self, windows: Windows) -> Result<(), RingError> {
         check(&windows, self.size)?;
         self.windows = windows;
         Ok(())
     }
 
-    /// How many descriptors it has.
+    /// Number of descriptors.
     pub const fn size(&self) -> u16 {
         self.size
     }
 
-    /// The number of the next available entry.
+    /// The next available entry.
     pub const fn next_available(&self) -> u16 {
         self.next_available
     }
 
-    /// Goes on with another available entry than the one it was made with.
     pub(crate) fn set_next_available(&mut self, base: u16) {
         self.next_available = base;
         self.seen_available = base;
     }
 
-    /// Where what the driver sees of used entries ends.
+    /// The used index that the driver sees.
     pub const fn published(&self) -> u16 {
         self.published
     }
 
-    /// Takes the next chain: its head, which names it.
-    ///
-    /// # Errors
-    /// The ring is broken.
+    /// Takes the next chain; returns its head. An error means that the ring is broken.
     #[inline]
     pub fn take(
         &mut self,
@@ -119,26 +110,24 @@ impl Split {
         Ok(Some(head))
     }
 
-    /// The head that an available entry names.
     #[inline]
     fn head(&self, entry: u16) -> u16 {
         let place = usize::from(entry & (self.size - 1));
         self.windows.driver.load_u16(4 + 2 * place)
     }
 
-    /// How many chains are known to be available.
     #[inline]
     const fn known(&self) -> u16 {
         self.seen_available.wrapping_sub(self.next_available)
     }
 
-    /// Has the processor fetch what will be looked at next, all of which was in the driver's cache last: each line takes as
-    /// long to come as some hundred instructions, and to find a request takes several, one after the other.
+    /// Prefetches what later chains need. It was last in the driver's cache: a line costs some
+    /// hundred instructions, and a request needs several in sequence.
     #[inline]
     fn fetch_ahead(&self, is_first: bool, memory: &GuestMemory) {
         let known = self.known();
         if is_first && known == 1 {
-            // One at a time is often where the one before it was.
+            // At queue depth 1, a chain is often where the last one was.
             let (head, addresses) = self.last;
             self.windows.descriptors.prefetch(16 * usize::from(head));
             for address in addresses {
@@ -158,7 +147,8 @@ impl Split {
         }
     }
 
-    /// A stage of that, for the chain so many entries on. Whatever the guest makes of it meanwhile, it is a hint.
+    /// One stage of prefetching, for the chain `ahead` entries later. A hint only, whatever the
+    /// guest does.
     #[inline]
     fn fetch(&self, stage: usize, ahead: u16, memory: &GuestMemory) {
         let head = self.head(self.next_available.wrapping_add(ahead));
@@ -179,16 +169,13 @@ impl Split {
         }
     }
 
-    /// Whether no chain is available. Nothing of what is seen is kept.
+    /// Whether no chain is available. Nothing is cached.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.known() == 0 && self.windows.driver.load_u16_acquire(2) == self.next_available
     }
 
-    /// Whether a chain is available.
-    ///
-    /// # Errors
-    /// The ring is broken.
+    /// Whether a chain is available. An error means that the ring is broken.
     #[inline]
     pub fn has_available(&mut self) -> Result<bool, RingError> {
         if self.seen_available == self.next_available {
@@ -201,10 +188,7 @@ impl Split {
         Ok(self.seen_available != self.next_available)
     }
 
-    /// Reads the chain that begins at a descriptor.
-    ///
-    /// # Errors
-    /// The ring is broken.
+    /// Reads the chain at `head`.
     #[inline]
     pub fn walk(
         &mut self,
@@ -240,7 +224,7 @@ impl Split {
         Err(RingError::Loop)
     }
 
-    /// Notes a used chain. Nobody sees it yet.
+    /// Returns a chain, still invisible to the driver.
     #[inline]
     pub fn put(&mut self, head: u16, written_bytes: u32) {
         let place = 4 + 8 * usize::from(self.next_used & (self.size - 1));
@@ -249,14 +233,14 @@ impl Split {
         self.next_used = self.next_used.wrapping_add(1);
     }
 
-    /// Shows the driver what was put.
+    /// Shows returned chains to the driver.
     #[inline]
     pub fn publish(&mut self) {
         self.windows.device.store_u16(2, self.next_used);
         self.published = self.next_used;
     }
 
-    /// Whether the driver wants to be told of what was published since this was last asked.
+    /// Whether the driver wants a call for chains published since the last check.
     #[inline]
     pub fn wants_call(&mut self) -> bool {
         let (old, new) = (self.asked, self.published);
@@ -264,7 +248,7 @@ impl Split {
             return false;
         }
         self.asked = new;
-        // The driver writes what it wants and then looks at the index; we do it the other way round.
+        // The driver stores its wish, then loads the index; the device does the reverse.
         fence(SeqCst);
         let wants = if self.features.event_idx {
             let event = (self.windows.driver).load_u16(4 + 2 * usize::from(self.size));
@@ -275,10 +259,7 @@ impl Split {
         std::mem::take(&mut self.call_anyway) || wants
     }
 
-    /// Asks the driver to kick when it makes a chain available; true if there is one already.
-    ///
-    /// # Errors
-    /// The ring is broken.
+    /// Asks for kicks; true if a chain is available already.
     pub fn arm(&mut self) -> Result<bool, RingError> {
         if self.features.event_idx {
             let event = 4 + 8 * usize::from(self.size);
@@ -290,7 +271,7 @@ impl Split {
         self.has_available()
     }
 
-    /// Asks the driver not to kick. (With the event index it won't, until told the next event.)
+    /// Asks for no kicks. (With the event index there are none until the next event is set.)
     pub fn disarm(&mut self) {
         if !self.features.event_idx {
             self.windows.device.store_u16(0, F_NO);
@@ -298,7 +279,7 @@ impl Split {
     }
 }
 
-/// The chain of an indirect table: its entries name each other (VIRTIO 2.7.5.3).
+/// Entries of an indirect table are linked by index (VIRTIO 2.7.5.3).
 #[inline]
 fn walk_table(table: &Entries<'_>, chain: &mut Chain) -> Result<(), RingError> {
     let mut at = 0;
@@ -317,7 +298,6 @@ fn walk_table(table: &Entries<'_>, chain: &mut Chain) -> Result<(), RingError> {
     Err(RingError::Loop)
 }
 
-/// Whether a ring of `size` can lie there.
 fn check(windows: &Windows, size: u16) -> Result<(), RingError> {
     let (descriptors, driver, device) = area_bytes(false, size);
     if windows.descriptors.len() < descriptors

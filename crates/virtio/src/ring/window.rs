@@ -1,13 +1,13 @@
-//! Shared memory as words that others may change at any moment.
+//! Shared memory as little-endian words, each loaded or stored once.
 //!
-//! **Design.** A [`Window`] is an [`Area`] whose accesses are for rings: little-endian words, each loaded or stored once.
-//! Outside of it a load gives 0 and a store does nothing, which whoever checks a ring's sizes first never sees. Every
-//! store is a *release*: what was stored before is there before it, whoever dies in between.
+//! Outside its bounds, a load gives 0 and a store does nothing; rings check their sizes first.
+//! Every store is a *release*, so stores become visible in order even if the device dies between
+//! them.
 
 use forebay_guest::Area;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
-/// See the module's text.
+/// An [`Area`] for rings.
 #[derive(Clone, Debug)]
 pub struct Window(Area);
 
@@ -25,13 +25,13 @@ macro_rules! accesses {
             self.0.$load(offset, Relaxed).unwrap_or(0)
         }
 
-        /// The same; nothing that follows is read before.
+        /// Loads a word before all later loads.
         #[inline]
         pub fn $acquire(&self, offset: usize) -> $word {
             self.0.$load(offset, Acquire).unwrap_or(0)
         }
 
-        /// Stores a word after everything stored before.
+        /// Stores a word after all earlier stores.
         #[inline]
         pub fn $store(&self, offset: usize, value: $word) {
             let _ = self.0.$store(offset, value, Release);
@@ -40,13 +40,13 @@ macro_rules! accesses {
 }
 
 impl Window {
-    /// Bytes.
+    /// Length in bytes.
     #[must_use]
     pub fn len(&self) -> usize {
         self.0.len_bytes()
     }
 
-    /// Whether it is of no bytes.
+    /// Whether its length is 0.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
@@ -64,7 +64,7 @@ impl Window {
         self.0.is_writable()
     }
 
-    /// Has the processor fetch what is at an offset, which is about to be looked at.
+    /// Prefetches the data at an offset.
     #[inline]
     pub fn prefetch(&self, offset: usize) {
         self.0.prefetch(offset);

@@ -1,18 +1,18 @@
-//! Messages of vhost-user as bytes.
+//! Encodes and decodes vhost-user messages.
 //!
-//! **Design.** [`frame`] says where a message ends, [`decode`] what it says: version, sizes and numbers of descriptors
-//! are checked there, and nothing else. Words are little-endian, as on every host that we run on.
+//! Only version, sizes and numbers of descriptors are checked here. Words are little-endian, as on
+//! every supported host.
 
 use super::MAX_CONFIG_BYTES;
 
-/// Bytes of a message's header.
+/// Bytes of a header.
 pub const HEADER_BYTES: usize = 12;
-/// The longest message, whatever it is.
+/// The longest message.
 pub const MAX_MESSAGE_BYTES: usize = HEADER_BYTES + 4096;
-/// Regions in one memory table: 8 by the specification (VHOST_MEMORY_BASELINE_NREGIONS), but front-ends built on rust-vmm's
-/// (Cloud Hypervisor) send as many as they can send descriptors.
+/// The specification has 8 (VHOST_MEMORY_BASELINE_NREGIONS), but front-ends based on rust-vmm
+/// (Cloud Hypervisor) send as many as fit.
 pub const MAX_TABLE_REGIONS: usize = 32;
-/// The most descriptors that come with a message.
+/// The most descriptors of a message.
 pub const MAX_DESCRIPTORS: usize = MAX_TABLE_REGIONS;
 
 const VERSION_MASK: u32 = 3;
@@ -20,7 +20,7 @@ const VERSION: u32 = 1;
 const REPLY: u32 = 1 << 2;
 const NEED_REPLY: u32 = 1 << 3;
 
-/// Numbers of requests.
+/// Request numbers.
 pub mod request {
     #![allow(missing_docs)]
     pub const GET_FEATURES: u32 = 1;
@@ -51,61 +51,58 @@ pub mod request {
     pub const REM_MEM_REG: u32 = 38;
     pub const SET_STATUS: u32 = 39;
     pub const GET_STATUS: u32 = 40;
-    /// Of the backend's: VHOST_USER_BACKEND_CONFIG_CHANGE_MSG.
+    /// From the backend: VHOST_USER_BACKEND_CONFIG_CHANGE_MSG.
     pub const BACKEND_CONFIG_CHANGE: u32 = 2;
-    /// Of the backend's: VHOST_USER_BACKEND_VRING_CALL.
+    /// From the backend: VHOST_USER_BACKEND_VRING_CALL.
     pub const BACKEND_VRING_CALL: u32 = 4;
 }
 
 crate::named::named_errors! {
-    /// What is wrong with a message. The connection can't go on.
+    /// Why a message is bad. The connection must end.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub enum MessageError {
         /// Its version isn't 1.
         #[error("a message of another version of the protocol")]
         Version,
-        /// It is a reply, which nobody asked for.
+        /// An unexpected reply.
         #[error("a reply that nobody asked for")]
         Reply,
-        /// It is longer than any.
+        /// Too long.
         #[error("a message longer than any may be")]
         TooLong,
-        /// Its length is not what its kind has.
+        /// A wrong length for its kind.
         #[error("a message whose length is not its kind's")]
         Size,
-        /// It has more or fewer descriptors than its kind.
+        /// A wrong number of descriptors for its kind.
         #[error("a message with more or fewer descriptors than its kind has")]
         Descriptors,
-        /// A table of more regions than there may be.
+        /// Too many memory regions.
         #[error("a table of too many memory regions")]
         Regions,
     }
 }
 
-/// The begin of a message.
+/// The header of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
-    /// Its kind ([`request`]).
+    /// Its [`request`] number.
     pub request: u32,
-    /// An acknowledgement is asked for.
+    /// Whether it asks for an acknowledgement.
     pub need_reply: bool,
-    /// Bytes that follow.
+    /// Length of the payload.
     pub size: u32,
 }
 
-/// Where the message ends that begins with these bytes.
+/// The extent of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Frame {
-    /// At least so many bytes are needed.
+    /// At least this many bytes are needed.
     Need(usize),
-    /// It has so many.
+    /// The message has this length.
     Whole(usize),
 }
 
-/// Finds the end of a message.
-///
-/// # Errors
-/// Nothing that follows can be understood.
+/// Finds the end of the first message. After an error, nothing more can be parsed.
 pub fn frame(peeked: &[u8]) -> Result<Frame, MessageError> {
     let Some(header) = header(peeked)? else {
         return Ok(Frame::Need(HEADER_BYTES));
@@ -118,10 +115,7 @@ pub fn frame(peeked: &[u8]) -> Result<Frame, MessageError> {
     })
 }
 
-/// Reads a header, if it is there.
-///
-/// # Errors
-/// As of [`frame`].
+/// Parses a header, if complete.
 pub fn header(bytes: &[u8]) -> Result<Option<Header>, MessageError> {
     if bytes.len() < HEADER_BYTES {
         return Ok(None);
@@ -144,41 +138,41 @@ pub fn header(bytes: &[u8]) -> Result<Option<Header>, MessageError> {
     }))
 }
 
-/// A region of the guest's memory.
+/// A region of guest memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MemoryRegion {
-    /// Where it begins for the guest.
+    /// Guest address.
     pub guest_address: u64,
-    /// Bytes.
+    /// Length.
     pub size: u64,
-    /// Where it begins for the front-end.
+    /// Front-end address.
     pub user_address: u64,
-    /// Where it begins in its file.
+    /// Offset in its file.
     pub mmap_offset: u64,
 }
 
-/// Which of a ring's descriptors.
+/// A file descriptor of a ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RingFd {
-    /// The driver kicks it.
+    /// For kicks by the driver.
     Kick,
-    /// The device calls the driver.
+    /// For calls by the device.
     Call,
-    /// The device says that the ring is broken.
+    /// For reporting a broken ring.
     Err,
 }
 
-/// What a message says.
+/// A decoded message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs)]
-// One at a time, on the stack: a table of regions needs no allocation.
+// Only one at a time exists, on the stack, so a table needs no allocation.
 #[allow(clippy::large_enum_variant)]
 pub enum VhostRequest<'a> {
     GetFeatures,
     SetFeatures(u64),
     SetOwner,
     ResetOwner,
-    /// As many descriptors as regions.
+    /// With a descriptor for each region.
     SetMemTable {
         regions: [MemoryRegion; MAX_TABLE_REGIONS],
         count: usize,
@@ -190,7 +184,7 @@ pub enum VhostRequest<'a> {
     SetVringAddr {
         index: u32,
         flags: u32,
-        /// In the front-end's address space, as the others.
+        /// Like the others, a front-end address.
         descriptors: u64,
         device: u64,
         driver: u64,
@@ -205,10 +199,10 @@ pub enum VhostRequest<'a> {
     SetVringFd {
         which: RingFd,
         index: u8,
-        /// A descriptor came; otherwise there is none from now on.
+        /// False: the ring has no descriptor from now on.
         has_fd: bool,
     },
-    /// There is something in this ring.
+    /// A kick in band.
     VringKick {
         index: u32,
     },
@@ -239,24 +233,23 @@ pub enum VhostRequest<'a> {
     RemMemReg(MemoryRegion),
     SetStatus(u64),
     GetStatus,
-    /// Whatever else.
     Unknown(u32),
 }
 
-/// Where the inflight region is in its file, and for what.
+/// An inflight region.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct InflightArea {
-    /// Bytes.
+    /// Length.
     pub mmap_size: u64,
-    /// Where it begins.
+    /// Offset in its file.
     pub mmap_offset: u64,
-    /// Queues.
+    /// Number of queues.
     pub num_queues: u16,
-    /// Descriptors of each.
+    /// Descriptors per queue.
     pub queue_size: u16,
 }
 
-/// Reads little-endian words off the begin of bytes: 0 where there are none left, so lengths are checked first.
+/// Reads words; beyond the end it returns 0, so check lengths first.
 struct Words<'a>(&'a [u8]);
 
 impl Words<'_> {
@@ -301,10 +294,7 @@ impl Words<'_> {
     }
 }
 
-/// Reads a whole message with so many descriptors.
-///
-/// # Errors
-/// It makes no sense, whatever the session's state.
+/// Decodes a message with this many descriptors. An error doesn't depend on the session.
 pub fn decode(
     message: &[u8],
     descriptors: usize,
@@ -372,7 +362,7 @@ fn body(kind: u32, payload: &[u8], descriptors: usize) -> Result<VhostRequest<'_
         request::SET_BACKEND_REQ_FD => exactly(0).and(with(1, VhostRequest::SetBackendReqFd)),
         request::GET_CONFIG | request::SET_CONFIG => with(0, config(kind, payload)?),
         request::GET_INFLIGHT_FD | request::SET_INFLIGHT_FD => {
-            // The specification's structure has 20 bytes; most front-ends send it padded.
+            // The structure has 20 bytes; most front-ends send it padded.
             let area = (exactly(20).or_else(|_| exactly(24)))?.inflight();
             match kind {
                 request::GET_INFLIGHT_FD => with(0, VhostRequest::GetInflightFd(area)),
@@ -397,9 +387,9 @@ fn body(kind: u32, payload: &[u8], descriptors: usize) -> Result<VhostRequest<'_
     }
 }
 
-/// The request, and how many descriptors come with it.
+/// The request and its number of descriptors.
 fn vring_fd(kind: u32, word: u64) -> (VhostRequest<'static>, usize) {
-    // Bit 8: no descriptor comes; bits 0 to 7: the queue.
+    // Bit 8: no descriptor; bits 0 to 7: the queue.
     let has_fd = word & 1 << 8 == 0;
     let request = VhostRequest::SetVringFd {
         which: match kind {
@@ -430,7 +420,7 @@ fn mem_table(payload: &[u8], descriptors: usize) -> Result<VhostRequest<'_>, Mes
     if count > MAX_TABLE_REGIONS {
         return Err(MessageError::Regions);
     }
-    // Some front-ends send a whole array, of as many places as theirs has: User Mode Linux's has two.
+    // Some front-ends send a whole array: User Mode Linux's has two entries.
     let places = payload.len().saturating_sub(8) / 32;
     if payload.len() != 8 + places * 32 || !(count..=MAX_TABLE_REGIONS).contains(&places) {
         return Err(MessageError::Size);
@@ -448,7 +438,7 @@ fn mem_table(payload: &[u8], descriptors: usize) -> Result<VhostRequest<'_>, Mes
 fn config(kind: u32, payload: &[u8]) -> Result<VhostRequest<'_>, MessageError> {
     let mut words = Words(payload);
     let (offset, size, _flags) = (words.u32(), words.u32(), words.u32());
-    // Some front-ends (SPDK's) always send all of their array, whatever part of it they mean.
+    // Some front-ends (SPDK's) always send the whole array.
     let bytes = payload.get(12..).ok_or(MessageError::Size)?;
     if bytes.len() > MAX_CONFIG_BYTES {
         return Err(MessageError::Size);
@@ -460,7 +450,6 @@ fn config(kind: u32, payload: &[u8]) -> Result<VhostRequest<'_>, MessageError> {
     })
 }
 
-/// Writes a message's header and what follows.
 fn write(out: &mut Vec<u8>, kind: u32, flags: u32, payload: &[&[u8]]) {
     let size: usize = payload.iter().map(|part| part.len()).sum();
     out.extend_from_slice(&kind.to_le_bytes());
@@ -471,18 +460,18 @@ fn write(out: &mut Vec<u8>, kind: u32, flags: u32, payload: &[&[u8]]) {
     }
 }
 
-/// Writes a reply of one word: GET_FEATURES and its like, and acknowledgements.
+/// Writes a reply of one word, or an acknowledgement.
 pub fn reply_u64(out: &mut Vec<u8>, kind: u32, value: u64) {
     write(out, kind, REPLY, &[&value.to_le_bytes()]);
 }
 
-/// Writes GET_VRING_BASE's reply.
+/// Writes the reply to GET_VRING_BASE.
 pub fn reply_vring_base(out: &mut Vec<u8>, index: u32, base: u32) {
     let parts: [&[u8]; 2] = [&index.to_le_bytes(), &base.to_le_bytes()];
     write(out, request::GET_VRING_BASE, REPLY, &parts);
 }
 
-/// Writes GET_CONFIG's reply; without bytes, it says that there is no such part.
+/// Writes the reply to GET_CONFIG; without bytes, it is an error.
 pub fn reply_config(out: &mut Vec<u8>, offset: u32, bytes: &[u8]) {
     if bytes.is_empty() {
         write(out, request::GET_CONFIG, REPLY, &[]);
@@ -498,7 +487,7 @@ pub fn reply_config(out: &mut Vec<u8>, offset: u32, bytes: &[u8]) {
     write(out, request::GET_CONFIG, REPLY, &parts);
 }
 
-/// Writes GET_INFLIGHT_FD's reply, of as many bytes as the question had; the descriptor goes beside it.
+/// Writes the reply to GET_INFLIGHT_FD, as long as the request; the descriptor is sent with it.
 pub fn reply_inflight(out: &mut Vec<u8>, area: &InflightArea, size: u32) {
     let parts: [&[u8]; 4] = [
         &area.mmap_size.to_le_bytes(),
@@ -511,10 +500,10 @@ pub fn reply_inflight(out: &mut Vec<u8>, area: &InflightArea, size: u32) {
     write(out, request::GET_INFLIGHT_FD, REPLY, &[&bytes]);
 }
 
-/// Bytes of [`vring_call`].
+/// Length of a [`vring_call`].
 pub const CALL_BYTES: usize = HEADER_BYTES + 8;
 
-/// The backend's own message that something of a ring has ended. It asks for no answer.
+/// The backend's call for a ring in band; it needs no reply.
 #[must_use]
 pub fn vring_call(index: u16) -> [u8; CALL_BYTES] {
     let mut out = [0; CALL_BYTES];
@@ -525,7 +514,7 @@ pub fn vring_call(index: u16) -> [u8; CALL_BYTES] {
     out
 }
 
-/// The backend's own message that the configuration changed.
+/// The backend's notice that the configuration changed.
 pub fn config_changed() -> [u8; HEADER_BYTES] {
     let mut out = Vec::with_capacity(HEADER_BYTES);
     write(&mut out, request::BACKEND_CONFIG_CHANGE, 0, &[]);

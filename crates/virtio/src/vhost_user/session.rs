@@ -1,12 +1,12 @@
-//! The state of a vhost-user session, as the backend sees it.
+//! The state of a vhost-user session, in the backend.
 //!
-//! **Design.** [`VhostSession::take`] checks a request against the state, changes the state, and says what else must be done.
-//! A ring is *started* from SET_VRING_KICK or VRING_KICK on, and until GET_VRING_BASE or a reset; it is served while it is started
-//! *and* enabled. Without VHOST_USER_F_PROTOCOL_FEATURES rings are enabled when they start. What a ring is made of can't
-//! be changed while it is started. But front-ends there are (Cloud Hypervisor, User Mode Linux) that only disable the
-//! rings of a driver that goes, and describe the next one's; so what would change disabled rings stops them first
-//! ([`VhostSession::stops_before`]). The state can be written as words and read again ([`VhostSession::words`]), for a successor,
-//! which takes every value for hostile. **Not here:** carrying out, and answering late.
+//! [`VhostSession::take`] checks a request, changes the state, and returns what else to do. A ring
+//! is *started* from SET_VRING_KICK or VRING_KICK until GET_VRING_BASE or a reset. It is served
+//! while started *and* enabled; without VHOST_USER_F_PROTOCOL_FEATURES, a started ring is enabled.
+//! A started ring can't be changed. But some front-ends (Cloud Hypervisor, User Mode Linux) only
+//! disable a departing driver's rings, and then describe the next one's. So such a request first
+//! stops disabled rings ([`VhostSession::stops_before`]). A successor restores the state from
+//! [`VhostSession::words`], and trusts none of them.
 
 use super::message::{
     InflightArea, MAX_TABLE_REGIONS, MemoryRegion, RingFd, VhostRequest, request as kind,
@@ -16,10 +16,10 @@ use crate::feature;
 use crate::ring::MAX_QUEUE_SIZE;
 
 crate::named::named_errors! {
-    /// Why a request is refused: told if an acknowledgement was asked for; otherwise the connection ends.
+    /// Why a request is refused. Without an acknowledgement to say so, the connection ends.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub enum Refusal {
-        /// No such request is served, or not without a feature.
+        /// Unknown, or its feature is missing.
         #[error("a request that is not served, or not without a feature that was not acknowledged")]
         Unsupported,
         /// Features that were not offered, or can't change now.
@@ -28,80 +28,80 @@ crate::named::named_errors! {
         /// No such queue.
         #[error("a queue that there is not: num-queues= of a disk may be no more than its export has")]
         Queue,
-        /// A queue of a size that isn't served.
+        /// Unsupported queue size.
         #[error("a queue of a size that is not served")]
         QueueSize,
         /// The ring is in use.
         #[error("a ring that would move while it is in use")]
         InUse,
-        /// A value that makes no sense.
+        /// An invalid value.
         #[error("a value that makes no sense")]
         Value,
     }
 }
 
-/// A ring, as the front-end has described it.
+/// A ring, as described by the front-end.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Vring {
-    /// Descriptors.
+    /// Number of descriptors.
     pub size: u16,
-    /// Where its parts are for the front-end.
+    /// Front-end address of the descriptors.
     pub descriptors: u64,
-    /// The driver's part.
+    /// Front-end address of the driver area.
     pub driver: u64,
-    /// The device's part.
+    /// Front-end address of the device area.
     pub device: u64,
-    /// Where it goes on.
+    /// Start position.
     pub base: u32,
     /// SET_VRING_ENABLE.
     pub enabled: bool,
-    /// Between the first kick, or the descriptor for kicks, and GET_VRING_BASE.
+    /// From the first kick or kick descriptor until GET_VRING_BASE.
     pub started: bool,
-    /// It is to be polled: there is no kick descriptor.
+    /// To be polled: it has no kick descriptor.
     pub polled: bool,
-    /// The driver polls: it is not to be called.
+    /// The driver polls: don't call it.
     pub uncalled: bool,
 }
 
-/// What a device offers.
+/// A device's offer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Offer {
     /// Feature bits, without [`feature::PROTOCOL_FEATURES`].
     pub features: u64,
-    /// Queues, [`MAX_QUEUES`] at most.
+    /// Queues, at most [`MAX_QUEUES`].
     pub queues: u16,
 }
 
-/// What must be done about a request that was taken.
+/// What to do after a request was taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs)]
-// As with requests.
+// One at a time exists, on the stack.
 #[allow(clippy::large_enum_variant)]
 pub enum SessionEffect<'a> {
-    /// Nothing: it is acknowledged if that was asked for.
+    /// Only acknowledge, if asked.
     None,
-    /// A reply of one word.
+    /// Reply with one word.
     Reply(u64),
-    /// All memory is this now, with a descriptor for each.
+    /// Replace all memory; one descriptor per region.
     SetMemory {
         regions: [MemoryRegion; MAX_TABLE_REGIONS],
         count: usize,
     },
     AddMemory(MemoryRegion),
     RemoveMemory(MemoryRegion),
-    /// A ring has another eventfd, or none.
+    /// Set or remove a ring's eventfd.
     RingFd {
         which: RingFd,
         index: u16,
         has_fd: bool,
     },
-    /// A ring is enabled: it may have to be served ([`VhostSession::is_served`]).
+    /// A ring is enabled; serve it if [`VhostSession::is_served`].
     Ring(u16),
-    /// Something is in a ring, which is started now if it wasn't.
+    /// A ring was kicked, and is started now.
     Kick(u16),
-    /// A ring is disabled: what is in flight ends first, then [`VhostSession::rests`], and nobody looks at it.
+    /// Disable a ring: end what is in flight, then call [`VhostSession::rests`].
     Disable(u16),
-    /// A ring is to be stopped: what is in flight ends first, then [`VhostSession::stopped`], then its base is the reply.
+    /// Stop a ring: end what is in flight, call [`VhostSession::stopped`], reply with its base.
     Stop(u16),
     GetConfig {
         offset: u32,
@@ -111,17 +111,17 @@ pub enum SessionEffect<'a> {
         offset: u32,
         bytes: &'a [u8],
     },
-    /// Make an inflight region; the reply says where it is.
+    /// Create an inflight region and reply with its place.
     GetInflight(InflightArea),
-    /// This is the inflight region.
+    /// Use this inflight region.
     SetInflight(InflightArea),
-    /// The channel for requests of ours.
+    /// The channel for backend requests.
     Backend,
-    /// The device is as new: no ring is served.
+    /// Reset the device: serve no ring.
     Reset,
 }
 
-/// See the module's text.
+/// See the module.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VhostSession {
     offer: Offer,
@@ -132,15 +132,15 @@ pub struct VhostSession {
     vrings: [Vring; MAX_QUEUES],
 }
 
-/// The base of a packed ring that nobody has used: both wrap counters are 1.
+/// The base of an unused packed ring: both wrap counters are 1.
 const FRESH_PACKED_BASE: u32 = 0x8000_8000;
 
-/// Words of a session that a successor needs.
+/// Size of the state for a successor.
 pub const SESSION_WORDS: usize = 4 + MAX_QUEUES * VRING_WORDS;
 const VRING_WORDS: usize = 5;
 
 impl VhostSession {
-    /// A new one.
+    /// A new session.
     #[must_use]
     pub fn new(offer: Offer) -> Self {
         Self {
@@ -156,7 +156,7 @@ impl VhostSession {
         }
     }
 
-    /// What the driver acknowledged.
+    /// Acknowledged feature bits.
     pub const fn features(&self) -> u64 {
         self.features
     }
@@ -166,50 +166,51 @@ impl VhostSession {
         self.protocol & bit != 0
     }
 
-    /// Whether the device has a volatile write cache for the driver (VIRTIO 5.2.6.2): then FLUSH makes durable, otherwise
-    /// each write is. Who didn't take FLUSH has none.
+    /// Whether the driver sees a volatile write cache (VIRTIO 5.2.6.2), made durable by FLUSH.
+    /// Without FLUSH there is none: each write is durable.
     pub const fn writeback(&self) -> bool {
         let chooses = self.features & feature::BLK_CONFIG_WCE != 0;
         self.features & feature::BLK_FLUSH != 0 && (self.writeback || !chooses)
     }
 
-    /// What the configuration space says of it. A front-end may look before the driver has acknowledged a feature, and
-    /// show the driver what it saw then (QEMU does); so it mustn't say less than [`Self::writeback`] will.
+    /// `writeback` in the configuration space. QEMU reads it before the driver acknowledges
+    /// features, and shows it to the driver. So it must not promise less than [`Self::writeback`]
+    /// will.
     pub const fn config_writeback(&self) -> bool {
         let refused = feature::BLK_CONFIG_WCE | feature::BLK_FLUSH;
         self.writeback && self.features & refused != feature::BLK_CONFIG_WCE
     }
 
-    /// The driver has chosen.
+    /// Stores the driver's choice.
     pub fn set_writeback(&mut self, on: bool) {
         self.writeback = on;
     }
 
-    /// The rings that there may be.
+    /// All possible rings.
     pub fn vrings(&self) -> &[Vring] {
         &self.vrings[..usize::from(self.offer.queues)]
     }
 
-    /// Whether a ring is to be served.
+    /// Whether to serve a ring.
     pub fn is_served(&self, index: u16) -> bool {
         (self.vrings().get(usize::from(index))).is_some_and(|v| v.started && v.enabled)
     }
 
-    /// Whether the driver of a ring that has no descriptor for it is called by a message.
+    /// Whether a ring without a call descriptor is called by message.
     pub fn calls_in_band(&self, index: u16) -> bool {
         let both = protocol_feature::INBAND_NOTIFICATIONS | protocol_feature::BACKEND_REQ;
         self.protocol & both == both
             && (self.vrings().get(usize::from(index))).is_some_and(|v| v.started && !v.uncalled)
     }
 
-    /// A ring that is not looked at any more goes on there when it is enabled again.
+    /// Records where a disabled ring continues.
     pub fn rests(&mut self, index: u16, base: u32) {
         if let Some(vring) = self.vrings.get_mut(usize::from(index)) {
             vring.base = base;
         }
     }
 
-    /// A ring is stopped, and goes on there.
+    /// Records that a ring has stopped, and where it continues.
     pub fn stopped(&mut self, index: u16, base: u32) {
         self.rests(index, base);
         if let Some(vring) = self.vrings.get_mut(usize::from(index)) {
@@ -217,7 +218,7 @@ impl VhostSession {
         }
     }
 
-    /// Whether a request has a reply of its own, whatever the flags say.
+    /// Whether a request always has a reply.
     #[must_use]
     pub const fn replies(request: u32) -> bool {
         matches!(
@@ -233,7 +234,7 @@ impl VhostSession {
         )
     }
 
-    /// Whether a request that was carried out or refused is acknowledged.
+    /// Whether to acknowledge a request.
     #[must_use]
     pub const fn acknowledges(&self, request: u32, need_reply: bool) -> bool {
         need_reply && self.protocol & protocol_feature::REPLY_ACK != 0 && !Self::replies(request)
@@ -261,8 +262,8 @@ impl VhostSession {
         }
     }
 
-    /// Disabled rings that stop before a request, as it would change what they are made of: a bit each. Only where
-    /// no ring that is enabled would have to.
+    /// Bit mask of disabled rings to stop before a request that changes them. Zero if it also
+    /// changes an enabled ring.
     #[must_use]
     pub fn stops_before(&self, request: &VhostRequest<'_>) -> u64 {
         let changes = |at: usize, v: &Vring| match *request {
@@ -296,10 +297,8 @@ impl VhostSession {
         stops
     }
 
-    /// Takes a request. What [`VhostSession::stops_before`] says has stopped.
-    ///
-    /// # Errors
-    /// It is refused, and nothing is changed.
+    /// Takes a request, after [`VhostSession::stops_before`]'s rings have stopped. A refused one
+    /// changes nothing.
     pub fn take<'a>(&mut self, request: &VhostRequest<'a>) -> Result<SessionEffect<'a>, Refusal> {
         let effect = match *request {
             VhostRequest::GetFeatures => {
@@ -467,8 +466,8 @@ impl VhostSession {
         })
     }
 
-    /// Where a ring goes on, as the front-end means it. User Mode Linux, the front-end that speaks in band, says 0 of any
-    /// ring; of a packed one that would be after an odd number of rounds, but it has always gone none.
+    /// The front-end's start position. User Mode Linux, which kicks in band, always sends 0. For a
+    /// packed ring that would mean an odd number of passes, but it means none.
     fn base(&self, base: u32) -> u32 {
         let packed = self.features & feature::RING_PACKED != 0;
         if base == 0 && packed && self.has_protocol(protocol_feature::INBAND_NOTIFICATIONS) {
@@ -503,8 +502,8 @@ impl VhostSession {
         Ok(())
     }
 
-    /// As a new device; what the front-end and we agreed on stays, and so does the driver's choice of a cache: a
-    /// front-end may have kept what it last saw of it, and no driver may take each write for durable that isn't.
+    /// Resets the device. Negotiated features stay, and so does the driver's choice of a cache: a
+    /// front-end may have cached that, and no driver may wrongly take writes for durable.
     pub fn reset(&mut self) {
         for vring in &mut self.vrings {
             *vring = Vring::default();
@@ -512,7 +511,7 @@ impl VhostSession {
         self.status = 0;
     }
 
-    /// What a successor needs.
+    /// The state for a successor.
     #[must_use]
     pub fn words(&self) -> [u64; SESSION_WORDS] {
         let mut words = [0; SESSION_WORDS];
@@ -533,7 +532,7 @@ impl VhostSession {
         words
     }
 
-    /// From what a dead backend left: values that no session has are refused.
+    /// Restores a dead backend's state; `None` if a value is impossible.
     #[must_use]
     pub fn of_words(offer: Offer, words: &[u64; SESSION_WORDS]) -> Option<Self> {
         let mut session = Self::new(offer);

@@ -26,7 +26,7 @@ fn state(index: u32, num: u32) -> Vec<u8> {
     words(&[u64::from(index) | u64::from(num) << 32])
 }
 
-/// What is wrong with a message of these parts.
+/// The error of such a message.
 fn wrong(kind: u32, payload: &[u8], fds: usize) -> Option<MessageError> {
     decode(&bytes(kind, 0, payload), fds).err()
 }
@@ -78,7 +78,6 @@ fn a_message_ends_where_its_header_says() {
 
 #[test]
 fn lengths_and_descriptors_are_each_kinds() {
-    // (kind, payload, descriptors)
     let table = |count: usize| {
         let mut payload = words(&[count as u64]);
         payload.resize(8 + 32 * count, 1);
@@ -130,7 +129,7 @@ fn lengths_and_descriptors_are_each_kinds() {
         let wrong = wrong(request::GET_CONFIG, &config(size, bytes), 0);
         assert_eq!(wrong, Some(MessageError::Size), "{size} {bytes}");
     }
-    // Whoever sends more of its array than it means.
+    // Some front-ends send their whole array.
     let message = bytes(request::SET_CONFIG, 0, &config(1, 256));
     let (_, request) = decode(&message, 0).expect("sound");
     let one = VhostRequest::SetConfig {
@@ -154,7 +153,6 @@ fn a_ring_is_served_while_started_and_enabled_and_does_not_move() {
     assert!(!s.is_served(1));
     take(&mut s, request::SET_VRING_ENABLE, &state(1, 1), 0).expect("there");
     assert!(s.is_served(1) && !s.is_served(0) && !s.is_served(2));
-    // As it is, it may be said again.
     take(&mut s, request::SET_VRING_ADDR, &address, 0).expect("the same");
     take(&mut s, request::SET_VRING_NUM, &state(1, 256), 0).expect("the same");
     address[8] = 32;
@@ -195,7 +193,7 @@ fn what_would_change_disabled_rings_stops_them() {
     };
     let moved = [&address[..8], &[32], &address[9..]].concat();
     let inflight = words(&[0, 0, 1 | 256 << 16]);
-    // (what, which rings it changes)
+    // (kind, payload, mask of changed rings)
     let cases = [
         (request::SET_VRING_NUM, state(1, 256), 0),
         (request::SET_VRING_NUM, state(1, 128), 2),
@@ -211,7 +209,7 @@ fn what_would_change_disabled_rings_stops_them() {
     for (kind, payload, rings) in &cases {
         assert_eq!(stops(&s, *kind, payload), *rings, "{kind}");
     }
-    // One that is enabled stays as it is, and what would change it is refused.
+    // An enabled ring can't be changed.
     let enabled = take(&mut s, request::SET_VRING_ENABLE, &state(1, 1), 0);
     assert_eq!(enabled, Ok("Ring(1)".into()));
     for (kind, payload, rings) in &cases {
@@ -220,7 +218,7 @@ fn what_would_change_disabled_rings_stops_them() {
     }
     let disabled = take(&mut s, request::SET_VRING_ENABLE, &state(1, 0), 0);
     assert_eq!(disabled, Ok("Disable(1)".into()));
-    // Those of a front-end that knows no disabled rings are never changed.
+    // Without enabled and disabled rings, none is changed.
     let mut bare = VhostSession::new(OFFER);
     take(&mut bare, request::SET_VRING_KICK, &words(&[0]), 1).expect("there");
     assert_eq!(stops(&bare, request::SET_VRING_NUM, &state(0, 8)), 0);
@@ -234,14 +232,14 @@ fn kicks_and_calls_may_be_messages() {
     let kick = take(&mut s, request::VRING_KICK, &state(1, 0), 0);
     assert_eq!(kick, Ok("Kick(1)".into()));
     assert!(s.is_served(1) && s.calls_in_band(1) && !s.calls_in_band(0));
-    // Whoever polls is not called, whoever hands a descriptor over again may be.
+    // A driver that polls is not called, until it sends a descriptor again.
     take(&mut s, request::SET_VRING_CALL, &words(&[0x101]), 0).expect("there");
     assert!(!s.calls_in_band(1));
     let again = VhostSession::of_words(OFFER, &s.words()).expect("its own");
     assert!(!again.calls_in_band(1) && again.is_served(1));
     take(&mut s, request::SET_VRING_CALL, &words(&[1]), 1).expect("there");
     assert!(s.calls_in_band(1));
-    // What polls goes on polling.
+    // A polled ring stays polled.
     take(&mut s, request::SET_VRING_KICK, &words(&[0x100]), 0).expect("there");
     take(&mut s, request::VRING_KICK, &state(0, 0), 0).expect("there");
     assert!(s.vrings()[0].polled);
@@ -249,7 +247,7 @@ fn kicks_and_calls_may_be_messages() {
     assert!(!s.calls_in_band(1));
     take(&mut s, request::VRING_KICK, &state(1, 0), 0).expect("there");
     assert!(s.is_served(1) && s.vrings()[1].base == 3);
-    // Without a channel for it nobody is called.
+    // No calls without a backend channel.
     let without = protocol_feature::ALL & !protocol_feature::BACKEND_REQ;
     take(
         &mut s,
@@ -326,7 +324,6 @@ fn what_is_refused() {
     ] {
         assert_eq!(take(&mut s, kind, &payload, 0), Err(why), "{kind}");
     }
-    // Without the features that they belong to.
     let mut bare = VhostSession::new(OFFER);
     for (kind, payload) in [
         (request::GET_CONFIG, vec![0; 12]),
@@ -339,7 +336,7 @@ fn what_is_refused() {
         let refused = take(&mut bare, kind, &payload, 0);
         assert_eq!(refused, Err(Refusal::Unsupported), "{kind}");
     }
-    // Rings of a front-end without protocol features are enabled by being started.
+    // Without protocol features, started rings are enabled.
     take(&mut bare, request::SET_VRING_KICK, &words(&[0]), 1).expect("there");
     assert!(bare.is_served(0));
 }
@@ -370,19 +367,19 @@ fn who_is_answered() {
 #[test]
 fn write_back_is_what_was_negotiated() {
     let both = feature::BLK_FLUSH | feature::BLK_CONFIG_WCE;
-    // Before anything is acknowledged: what a driver that takes both will find.
+    // Before any acknowledgement: as for a driver that takes both.
     assert!(VhostSession::new(OFFER).config_writeback());
     let mut s = session();
     assert!(s.writeback() && s.config_writeback());
     s.set_writeback(false);
     assert!(!s.writeback() && !s.config_writeback());
-    // A front-end may have kept it, so it outlives a reset.
+    // A front-end may have cached it, so it survives a reset.
     take(&mut s, request::SET_STATUS, &words(&[0]), 0).expect("a reset");
     assert!(!s.writeback() && !s.config_writeback());
     let cases = [
         (both, false, false),
         (both, true, true),
-        // Without the driver's choice, it is FLUSH that tells.
+        // Without the driver's choice, FLUSH decides.
         (feature::BLK_FLUSH, false, true),
         (feature::BLK_FLUSH, true, true),
         (feature::BLK_CONFIG_WCE, true, false),

@@ -113,7 +113,6 @@ fn a_base_is_kept_of_ios_of_any_size() {
     for (lane, base) in bases.into_iter().enumerate() {
         let has = begun[lane] * u64::from(sizes[lane]);
         let due = base * 4096 * 5;
-        // Two of its I/Os may be in flight.
         assert!(
             has + 2 * u64::from(sizes[lane]) + due / 1000 >= due,
             "{due} of lane {lane}, {has}: {begun:?}"
@@ -196,7 +195,6 @@ fn guaranteed_bases_come_first_where_there_are_too_many() {
         }
         let has = bench.scheduler.tenants.iter();
         let has = has.map(|one| one.allocated.0[0] / one.shared_base.0[0]);
-        // A window is 1 ms.
         (iops * WINDOWS / 1000, ended, woken, has.collect::<Vec<_>>())
     };
     // 47 % of the processor each.
@@ -310,7 +308,6 @@ fn a_base_is_what_it_takes_by_the_frontends_it_comes_by() {
         let cost = costs.of(Transport::Pcie, Operation::Read, 4096);
         let mut kept_waiting = 0;
         for window in 0..200 {
-            // One takes everything; the other then asks for half of its base.
             while scheduler.resume(0, &cost) {
                 scheduler.wait(0, &cost);
             }

@@ -19,7 +19,6 @@ fn an_admission_is_counted() {
         params(),
     );
     for tenant in 0..4 {
-        // Now it is active.
         assert!(bench.scheduler.admit(
             tenant,
             &bench.costs.of(Transport::Tcp, Operation::Read, 512)
@@ -39,7 +38,6 @@ fn an_admission_is_counted() {
         let passed = counted_admission(&mut bench.scheduler, &bench.costs, lane, operation, len);
         begun += u32::from(passed);
         if !passed {
-            // Its next grant covers such I/Os.
             let cost = bench.costs.of(Transport::Pcie, operation, len);
             assert!(bench.scheduler.admit(lane, &cost));
         }

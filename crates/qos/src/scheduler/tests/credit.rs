@@ -40,7 +40,6 @@ fn credit_is_earned_below_the_base_and_spent_above() {
     let after = run(&mut bench, 100, 1000);
     assert!((9_900..=11_500).contains(&after), "{after}");
     bench.forget(0);
-    // Long idle: the cap.
     run(&mut bench, 3000, 0);
     run(&mut bench, 1, 1);
     assert_eq!(most, cap);
@@ -72,7 +71,6 @@ fn who_rests_earns_what_is_stated_while_it_is_there() {
     assert!((9_900..=10_000).contains(&earned), "{earned}");
     scheduler.earn(0);
     assert_eq!(has(&scheduler) - begun, earned);
-    // A change counts from now on.
     scheduler.refill(1000, 0);
     scheduler.set_budget(0, &budget(100_000, 200_000, credit), &costs, Frontends::ALL);
     assert!(scheduler.admit(0, &cost));
@@ -80,7 +78,6 @@ fn who_rests_earns_what_is_stated_while_it_is_there() {
     assert!((9_900..=10_110).contains(&earned), "{earned}");
 }
 
-/// An action on a tenant that two reactors serve.
 #[derive(Clone, Debug)]
 enum Does {
     /// Reactor, I/Os, KiB, windows.
@@ -89,7 +86,6 @@ enum Does {
     Away(usize, u32),
     /// Base in I/Os per window, multiple for the burst limit, seconds of credit (`None`: metered).
     Budget(u64, u64, Option<u32>),
-    /// A reactor detaches its volume and attaches it again.
     Moves(usize),
 }
 

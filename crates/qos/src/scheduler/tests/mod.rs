@@ -30,7 +30,6 @@ pub(super) struct Bench {
     pub(super) scheduler: Scheduler,
     costs: CostTable,
     queues: Vec<VecDeque<ResourceVector>>,
-    /// Of the last window.
     pub(super) ended: Vec<u64>,
     pub(super) cpu_ns: i64,
     /// Processor time left in a step; negative if overdrawn.
@@ -39,7 +38,6 @@ pub(super) struct Bench {
     from: usize,
 }
 
-/// A budget in 4 KiB I/Os.
 pub(super) fn budget(base: u64, burst: u64, how: Burst) -> Budget {
     let rate = |iops: u64| Rate {
         iops,
@@ -158,7 +156,6 @@ pub(super) fn params() -> Params {
 pub(super) const ALL: (usize, u32) = (100, 4096);
 pub(super) const NONE: (usize, u32) = (0, 4096);
 
-/// Evenly spread 4 KiB I/Os.
 pub(super) fn even(each: usize, window: u64, step: usize) -> (usize, u32) {
     let at = window as usize * STEPS + step;
     ((at + 1) * each / STEPS - at * each / STEPS, 4096)
@@ -169,7 +166,6 @@ pub(super) const FIT: u64 = 830;
 
 #[test]
 fn no_steal_by_tenants_above_base() {
-    // Two always burst, one stays within its base, one comes at times.
     let mut bench = Bench::new(&[budget(100_000, 900_000, Burst::Metered); 4], params());
     for window in 0..400 {
         let taken = |bench: &Bench, tenant: usize| {
@@ -197,7 +193,6 @@ fn no_steal_by_tenants_above_base() {
         statistics.taken + statistics.from_reserve > 0,
         "{statistics:?}"
     );
-    // Published statistics.
     let published = |tenant: usize| {
         let statistics = bench.scheduler.statistics(tenant);
         let window_ns = bench.scheduler.params.window_ns;
@@ -494,7 +489,6 @@ fn a_late_reactor_makes_up_for_what_passed() {
                 scheduler.refill(passed, 0);
             }
             let seconds = (turns * passed) as f64 * 0.0003;
-            // In units of 4 KiB.
             let rate = begun as f64 * f64::from(len) / 4096.0 / seconds;
             assert!(
                 (2940.0..=3080.0).contains(&rate),

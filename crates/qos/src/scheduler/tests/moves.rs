@@ -185,7 +185,6 @@ fn a_change_of_the_way_to_burst_is_metered_once() {
     }
 }
 
-/// One reactor uses all that it may.
 fn busy_window(reactors: &mut [Scheduler], at: usize, cost: &ResourceVector) -> u64 {
     let mut begun = 0;
     while reactors[at].admit(0, cost) {
@@ -219,11 +218,9 @@ fn what_one_reactor_used_no_other_saves() {
     for count in [2usize, 8] {
         for quiet in [1, 2, 4, 12] {
             let (mut reactors, cost) = reactors(&vec![1; count], &all, &params());
-            // All worked once, and are idle.
             let mut begun = all_ask(&mut reactors, &cost);
             let mut windows = 20;
             turns(&mut reactors, windows);
-            // Once after a long time, and often.
             for busy in std::iter::once(20_000).chain([30; 40]) {
                 for _ in 0..busy {
                     begun += busy_window(&mut reactors, 0, &cost);

@@ -114,7 +114,6 @@ fn a_reactor_that_sleeps_has_no_claim() {
     }
     let ledger = first.ledger.clone();
     assert_eq!(ledger.awake(), 1);
-    // A reactor that wakes now has nearly everything.
     second.wait(0, &cost);
     while second.resume(0, &cost) {
         second.wait(0, &cost);
@@ -220,9 +219,7 @@ fn a_tenants_newest_window_is_a_sum_over_reactors() {
     for rate in [sum.granted, sum.used] {
         assert!((90_000..=110_000).contains(&rate.iops), "{sum:?}");
     }
-    // One more waits on each in every window.
     assert_eq!(sum.waited, 100);
-    // A reactor that leaves publishes nothing.
     for (scheduler, most) in reactors.iter_mut().zip([60_000, 0]) {
         scheduler.leave();
         let left = scheduler.newest(0).granted.iops;
@@ -255,7 +252,6 @@ fn what_was_above_the_base_and_what_it_cost_is_told_of_a_window() {
         "{newest:?} {due}"
     );
     assert!(newest.corrected_ns > 0, "{newest:?}");
-    // A larger base: nothing is above it.
     scheduler.set_budget(
         0,
         &budget(100_000, 100_000, Burst::Metered),

@@ -39,7 +39,6 @@ fn who_rests_and_comes_back_has_no_more_than_its_budget() {
                     );
                 }
                 assert_eq!(rested > 0, idle > 6, "{idle} {rested}");
-                // Nor less, if all can be saved.
                 let least = BASE * 299 * (idle + 1) - once;
                 assert!(
                     how == Burst::Metered || begun >= least,
@@ -65,7 +64,6 @@ fn what_a_lane_owes_its_tenants_base_has_to_pay() {
     rests(scheduler);
     let left = debt(scheduler);
     assert!(left > 10 * base, "{left}");
-    // An early return keeps the debt.
     assert!(scheduler.admit(0, &cost));
     assert_eq!(debt(scheduler), left);
     rests(scheduler);
