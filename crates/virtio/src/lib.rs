@@ -1,12 +1,11 @@
 //! # The device's side of virtio
 //!
 //! Virtqueues are in [`ring`]; [`inflight`] holds what a successor needs, and [`queue`] combines
-//! both. [`blk`] parses block requests, and [`vhost_user`] handles messages and sessions.
+//! both. [`blk`] parses block requests; [`vhost_user`] handles messages and sessions. The crate
+//! does no I/O, and an I/O allocates nothing. Guest memory is read once and then checked, so no
+//! byte can cause a panic.
 //!
-//! The crate does no I/O: memory comes mapped ([`forebay_guest`]), messages as bytes. An I/O
-//! allocates nothing. Guest memory is read once and then checked, so no byte can cause a panic.
-//! There is no support for legacy devices, big-endian guests, in-order use, an IOMMU, or dirty
-//! logging.
+//! Legacy devices, big-endian guests, in-order use, an IOMMU and dirty logging are not supported.
 
 #![deny(unsafe_code)]
 

@@ -1,7 +1,4 @@
-//! A simple, exact driver for tests.
-//!
-//! A [`Machine`] is memory that guest and device share; a [`Driver`] is the guest's side of a
-//! queue. It numbers its chains, and panics if a device returns what it was not given.
+//! A simple, exact driver for tests. It panics if a device returns a chain that it does not hold.
 
 use crate::inflight;
 use crate::queue::QueueConfig;
@@ -37,7 +34,7 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// New memory of this size.
+    /// New memory.
     #[must_use]
     pub fn new(bytes: u64) -> Self {
         let file = memfd_create("machine", MemfdFlags::CLOEXEC).expect("a memory file");
@@ -130,7 +127,6 @@ pub struct Driver {
     features: RingFeatures,
     available: Position,
     used: Position,
-    /// Free descriptors, or buffer identifiers.
     free: Vec<u16>,
     room: u16,
     chains: BTreeMap<u16, Chain>,
@@ -170,8 +166,7 @@ impl Driver {
         }
     }
 
-    /// Configures a device, in its view of the memory. Later devices find the inflight region in
-    /// use.
+    /// Configures a device.
     #[must_use]
     pub fn config(&self, memory: &GuestMemory) -> QueueConfig {
         let n = usize::from(self.size);
@@ -228,8 +223,7 @@ impl Driver {
         if piece.writable { F_WRITE } else { 0 }
     }
 
-    /// Offers a chain, in an indirect table if `indirect`. Returns its number, or `None` without
-    /// room.
+    /// Offers a chain, in an indirect table if `indirect`; returns its number. `None`: no room.
     pub fn offer(&mut self, pieces: &[Offered], indirect: bool) -> Option<u64> {
         let descriptors = if indirect { 1 } else { pieces.len() as u16 };
         assert!(descriptors > 0 && pieces.len() <= TABLE_ENTRIES || !indirect);

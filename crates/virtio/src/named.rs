@@ -1,6 +1,5 @@
 //! Errors whose sentences serve as reasons when a connection closes.
 
-/// Defines an error with one sentence per variant.
 macro_rules! named_errors {
     ($(#[$of:meta])* pub enum $name:ident {
         $($(#[doc = $doc:literal])* #[error($text:literal)] $variant:ident,)*

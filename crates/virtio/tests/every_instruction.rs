@@ -1,9 +1,8 @@
 //! A device that dies after any instruction: its successor returns each chain once.
 //!
 //! The device is a single-stepped child process (ptrace) that shares memory with the test, which is
-//! the driver. After each instruction that changes the memory, a successor recovers a copy. It must
-//! return each outstanding chain once, and nothing else. Then successors die the same way during
-//! recovery. Nothing depends on time.
+//! the driver. After each instruction that changes the memory, a successor recovers a copy. Then
+//! successors die the same way. Nothing depends on time.
 
 #![allow(unsafe_code)]
 
@@ -74,7 +73,6 @@ fn drive(driver: &mut Driver, indirect: bool) {
     }
 }
 
-/// A successor recovers a copy and returns each outstanding chain once.
 fn successor_ends_all(copy: &Machine, driver: &Driver) {
     let mut driver = driver.in_copy(&copy.all);
     let mut queue = queue(copy, &driver);
@@ -102,7 +100,6 @@ fn successor_ends_all(copy: &Machine, driver: &Driver) {
     assert_eq!(queue.take(&copy.memory, &mut chain), Ok(None));
 }
 
-/// Runs `child` in a process, and `between` after each instruction. Returns their number.
 fn step(child: impl FnOnce(), mut between: impl FnMut()) -> u64 {
     // SAFETY: the child runs test code in a copy of this process and leaves by _exit; this C
     // library's allocator is usable after fork.

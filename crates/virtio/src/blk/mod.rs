@@ -1,8 +1,7 @@
 //! Block requests and the configuration space (VIRTIO 1.2, 5.2).
 //!
-//! A chain without a byte for its status breaks the device; other errors are a [`BlkStatus`] for
-//! the driver. Descriptors' borders mean nothing: a header may be split, and the status is the last
-//! writable byte (5.2.6.4).
+//! Descriptors' borders mean nothing: a header may be split, and the status is the last writable
+//! byte (5.2.6.4). Without that byte the device breaks; other errors are a [`BlkStatus`].
 
 use crate::feature;
 use crate::ring::{Chain, Piece};
@@ -29,7 +28,6 @@ const T_FLUSH: u32 = 4;
 const T_GET_ID: u32 = 8;
 const T_DISCARD: u32 = 11;
 const T_WRITE_ZEROES: u32 = 13;
-/// Bytes of a Discard or Write Zeroes segment.
 const SEGMENT_BYTES: u32 = 16;
 /// VIRTIO_BLK_WRITE_ZEROES_FLAG_UNMAP.
 const F_UNMAP: u32 = 1;
@@ -167,8 +165,8 @@ pub fn parse(chain: &Chain, memory: &GuestMemory, disk: &Disk) -> Result<Request
 }
 
 impl Request {
-    /// The data pieces, if header and status have pieces of their own, as with every known driver.
-    /// Otherwise use [`Request::data`].
+    /// The data pieces, if header and status have their own, as with every known driver; else use
+    /// [`Request::data`].
     #[inline]
     pub fn plain_data<'c>(&self, chain: &'c Chain) -> Option<&'c [Piece]> {
         match self.work {
@@ -205,7 +203,6 @@ impl Request {
     }
 }
 
-/// Most headers are in one aligned piece.
 #[inline]
 fn header(pieces: &[Piece], memory: &GuestMemory) -> Option<[u64; 2]> {
     let first = pieces.first().filter(|piece| piece.len >= HEADER_BYTES);
@@ -220,7 +217,6 @@ fn header(pieces: &[Piece], memory: &GuestMemory) -> Option<[u64; 2]> {
     })
 }
 
-/// Copies bytes out of pieces, after skipping `skip` bytes.
 #[inline]
 fn read(pieces: &[Piece], skip: u32, to: &mut [u8], memory: &GuestMemory) -> bool {
     let (mut skip, mut done) = (skip, 0);
@@ -328,8 +324,7 @@ impl Disk {
         put(0, &self.sectors.to_le_bytes());
         put(12, &SEG_MAX.to_le_bytes());
         put(20, &self.block_bytes.to_le_bytes());
-        // Topology: physical blocks are logical ones; the least transfer is a block, and there is
-        // no best size.
+        // Topology: physical blocks are logical ones; no best transfer size.
         put(26, &1u16.to_le_bytes());
         put(CONFIG_WRITEBACK, &[u8::from(writeback)]);
         put(34, &self.queues.to_le_bytes());

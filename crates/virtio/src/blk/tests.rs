@@ -70,7 +70,6 @@ fn borders_of_descriptors_say_nothing() {
         }
         assert_eq!(all, [7; 4096]);
     }
-    // The status is the last writable byte.
     for writable in [&[4096, 1][..], &[4097], &[1, 4095, 1], &[4095, 2]] {
         let case = case(&header(T_IN, 0), &[], writable);
         let request = case.parse_on(&DISK).expect("a request");

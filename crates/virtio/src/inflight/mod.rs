@@ -2,18 +2,15 @@
 //! memory.
 //!
 //! Layouts and order of stores follow the specification ("Inflight I/O tracking"), so that any
-//! backend can succeed another. Stores become visible in order ([`crate::ring::Window`]), so a
-//! device may die between any two instructions. Its successor returns each outstanding chain once.
-//! The client shares the region, so its content is checked, and is read only on recovery.
+//! backend can succeed another. A device may die between any two instructions; its successor
+//! returns each outstanding chain once. The client shares the region, so it is checked, and read
+//! only on recovery.
 
 pub mod packed;
 pub mod split;
 
-/// Version of both layouts.
 pub(crate) const VERSION: u16 = 1;
-/// Bytes of a region's header, in both layouts.
 const HEAD_BYTES: usize = 32;
-/// Bytes of the longer layout's entry.
 const ENTRY_BYTES: usize = 32;
 
 /// Bytes per queue, enough for both layouts. Regions follow each other.

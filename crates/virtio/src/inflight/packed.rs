@@ -1,12 +1,11 @@
 //! The inflight region of a packed virtqueue.
 //!
-//! There is an entry per descriptor, in a free list. To take a chain, its descriptors are copied
-//! into entries from `free_head` on; then `last`, `num`, `counter`, `inflight` and `old_free_head`
-//! are stored. To return a batch, its chains are put in front of the free list and `used_idx`
-//! moves. Then the ring shows them, `inflight` is cleared, and the old values follow. The four used
-//! fields share an aligned word, so a successor sees all or none. It asks the ring whether the
-//! batch was shown. Then it rebuilds the free list from chains in flight, because links may be
-//! incomplete.
+//! To take a chain, its descriptors are copied into free entries from `free_head` on; then `last`,
+//! `num`, `counter`, `inflight` and `old_free_head` are stored. To return a batch, its chains go to
+//! the front of the free list, and `used_idx` moves. Then the ring shows them, `inflight` is
+//! cleared, and the old values follow. The used fields share a word, so a successor sees all or
+//! none. It asks the ring whether the batch was shown, then rebuilds the free list from chains in
+//! flight: links may be incomplete.
 
 use super::VERSION;
 use crate::ring::packed::{Position, Raw};
@@ -48,7 +47,7 @@ pub struct PackedRegion {
     at: Window,
     size: u16,
     counter: u64,
-    /// The region's free list and used positions, as shared memory isn't trusted.
+    /// Free list and used positions, because shared memory isn't trusted.
     next: Vec<u16>,
     free_head: u16,
     free: u16,
@@ -59,7 +58,7 @@ pub struct PackedRegion {
 
 impl PackedRegion {
     /// The region of a queue of `size`. A new one is initialised for a ring whose next used
-    /// descriptor is `used`. Fails if the region is too short, not aligned, or another queue's.
+    /// descriptor is `used`.
     pub fn new(at: Window, size: u16, used: Position) -> Result<Self, RingError> {
         if at.len() < ENTRIES_AT + usize::from(size) * ENTRY_BYTES
             || !at.is_aligned(8)
@@ -208,9 +207,8 @@ impl PackedRegion {
         self.used
     }
 
-    /// Completes a dead device's last step, and returns the chains in flight, oldest first.
-    /// `is_used` asks the ring whether a descriptor is shown as used. Fails if the region is
-    /// inconsistent.
+    /// Completes a dead device's last step; returns the chains in flight, oldest first. `is_used`
+    /// asks the ring whether it shows a descriptor as used.
     pub fn recover(
         &mut self,
         is_used: impl FnOnce(Position) -> bool,

@@ -1,9 +1,8 @@
-//! The inflight region of a split virtqueue.
+//! The inflight region of a split virtqueue, with an entry for each head.
 //!
-//! There is an entry per descriptor, used by chains that begin there. To take a chain, `counter`
-//! and `inflight` are stored. To return a batch, its entries are linked from `last_batch_head` and
-//! the used index moves. Then `inflight` is cleared, and `used_idx` follows. If the indexes differ,
-//! a successor clears the batch's entries.
+//! To take a chain, `counter` and `inflight` are stored. To return a batch, its entries are linked
+//! from `last_batch_head`. Then the used index moves, `inflight` is cleared, and `used_idx`
+//! follows. If the indexes differ, a successor clears the batch's entries.
 
 use super::VERSION;
 use crate::ring::{RingError, Window};
@@ -28,8 +27,7 @@ pub struct SplitRegion {
 }
 
 impl SplitRegion {
-    /// The region of a queue of `size`, initialised if new. Fails if it is too short, not aligned,
-    /// or another queue's.
+    /// The region of a queue of `size`, initialised if new.
     pub fn new(at: Window, size: u16) -> Result<Self, RingError> {
         if at.len() < ENTRIES_AT + usize::from(size) * ENTRY_BYTES
             || !at.is_aligned(8)
@@ -84,8 +82,7 @@ impl SplitRegion {
         self.at.store_u16(USED_INDEX_AT, used_index);
     }
 
-    /// Completes a dead device's last step by the ring's used index; returns the chains in flight,
-    /// oldest first.
+    /// Completes a dead device's last step; returns the chains in flight, oldest first.
     pub fn recover(&mut self, used_index: u16) -> Vec<u16> {
         let batch = used_index.wrapping_sub(self.at.load_u16(USED_INDEX_AT));
         // A larger difference means that the ring was restarted, and nothing was in flight.

@@ -1,8 +1,8 @@
 //! A virtqueue with its inflight region.
 //!
-//! A chain in flight has a unique *tag* below [`Queue::size`]. Chains are returned by tag, in any
-//! order, and shown to the driver together ([`Queue::publish`]). On a dead device's region, a queue
-//! begins with the outstanding chains ([`Queue::next_left`]). Nothing allocates after creation.
+//! A chain in flight has a unique *tag* below [`Queue::size`]. Returned chains become visible
+//! together ([`Queue::publish`]). On a dead device's region, a queue begins with the outstanding
+//! chains ([`Queue::next_left`]).
 
 use crate::inflight::packed::{PackedRegion, Taken};
 use crate::inflight::split::SplitRegion;
@@ -41,7 +41,6 @@ enum QueueRing {
     Split {
         ring: Split,
         region: SplitRegion,
-        /// Heads in flight.
         busy: Box<[bool]>,
         batch: Vec<u16>,
     },
@@ -163,15 +162,14 @@ impl Queue {
         }
     }
 
-    /// Takes the next available chain; returns its tag. An error means that the queue is broken.
+    /// Takes the next chain; returns its tag.
     #[inline]
     pub fn take(
         &mut self,
         memory: &GuestMemory,
         chain: &mut Chain,
     ) -> Result<Option<u16>, RingError> {
-        // Publish first: a returned chain's place must not be taken again before the driver sees
-        // it.
+        // Otherwise a returned chain's place could be taken before the driver sees it.
         self.publish();
         let tag = match &mut self.ring {
             QueueRing::Split {
@@ -255,8 +253,7 @@ impl Queue {
         }
     }
 
-    /// Returns a chain with the number of bytes written; a tag that isn't in flight is ignored.
-    /// [`Queue::publish`] shows it.
+    /// Returns a chain with the number of bytes written; ignores a tag that isn't in flight.
     #[inline]
     pub fn put(&mut self, tag: u16, written_bytes: u32) {
         match &mut self.ring {

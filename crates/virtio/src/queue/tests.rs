@@ -33,7 +33,6 @@ fn pair(packed: bool, features: RingFeatures) -> Pair {
 }
 
 impl Pair {
-    /// A chain whose addresses tell its number.
     fn offer(&mut self, readable: usize, writable: usize, indirect: bool) {
         let number = self.wanted.len() as u64 + self.given_back.len() as u64;
         let pieces: Vec<Offered> = (0..readable + writable)
@@ -93,7 +92,6 @@ impl Pair {
         }
     }
 
-    /// The device dies, and a successor recovers.
     fn restart(&mut self) {
         let config = self.driver.config(&self.machine.memory);
         self.queue = Queue::new(&config).expect("a queue");

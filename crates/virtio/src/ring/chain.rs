@@ -1,7 +1,7 @@
 //! A chain of descriptors as a bounded list of pieces, the readable ones first.
 //!
-//! The value is reused: [`Chain::clear`] costs nothing. All lengths together stay below 4 GiB. A
-//! bad chain is still read to its end, because its last writable byte holds the status.
+//! All lengths together stay below 4 GiB. A bad chain is read to its end, because its last writable
+//! byte holds the status.
 
 use super::RingError;
 
@@ -96,7 +96,6 @@ impl Chain {
         self.fault
     }
 
-    /// Fails if the chain is bad and has no byte for a status.
     #[inline]
     pub(crate) fn end(&self) -> Result<(), RingError> {
         match self.fault {
@@ -105,7 +104,6 @@ impl Chain {
         }
     }
 
-    /// Meaningless if empty.
     #[inline]
     pub(crate) fn first_address(&self) -> u64 {
         self.pieces[0].address
@@ -157,7 +155,6 @@ mod tests {
             ((8, 1, false), RingError::Order),
             ((8, u32::MAX, true), RingError::Overflow),
         ] {
-            // A writable piece before or after holds the status.
             assert_eq!(faults(&[(8, 1, true), wrong]), (Some(fault), true));
             let is_order = fault == RingError::Order;
             let behind = faults(&[wrong, (8, 1, true)]);

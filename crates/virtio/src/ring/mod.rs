@@ -1,8 +1,7 @@
 //! Virtqueues from the device's side: [`split`] (VIRTIO 1.2, 2.7) and [`packed`] (2.8).
 //!
 //! The guest may change its ring at any time. So each word is read once, indexes are checked, and
-//! loops are bounded. After a [`RingError`] the ring must not be used. A taken chain is a
-//! [`Chain`].
+//! loops are bounded. After a [`RingError`] the ring must not be used.
 
 use forebay_guest::{GuestMemory, View};
 
@@ -150,8 +149,7 @@ pub(crate) struct Entries<'a> {
     at: Place<'a>,
 }
 
-/// An aligned, contiguous table is read in place, once per descriptor. Any other is copied as a
-/// whole.
+/// Aligned, contiguous tables are read in place, others copied.
 enum Place<'a> {
     Memory(View<'a>),
     Copied(&'a [u8]),

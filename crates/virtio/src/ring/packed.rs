@@ -1,8 +1,7 @@
 //! The device's side of a packed virtqueue (VIRTIO 1.2, 2.8).
 //!
-//! Like [`super::split`], but a chain is named by its buffer identifier, and uses as many ring
-//! entries as it had descriptors. In a batch, the first descriptor's flags are stored last: the
-//! driver reads in order, so it sees all or nothing.
+//! Like [`super::split`], but a chain is named by its buffer identifier. In a batch, the first
+//! descriptor's flags are stored last: the driver reads in order, so it sees all or nothing.
 
 use super::{
     Chain, Descriptor, F_INDIRECT, F_NEXT, F_WRITE, IndirectTable, MAX_QUEUE_SIZE, RingError,
@@ -70,8 +69,7 @@ impl Position {
     }
 }
 
-/// A descriptor of a taken chain. A successor needs it, because used descriptors overwrite others'
-/// places.
+/// A descriptor of a taken chain, for a successor: used descriptors overwrite others' places.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Raw {
     /// Guest address.
@@ -152,8 +150,8 @@ impl Packed {
         self.next_used
     }
 
-    /// Moves to other positions. Makes descriptors of an unpublished batch available again, or the
-    /// driver would find them behind the next batch.
+    /// Moves to other positions. Makes an unpublished batch's descriptors available again, or they
+    /// would follow the next batch.
     pub(crate) fn set_positions(&mut self, available: Position, used: Position) {
         let mut at = used;
         while at != available {
@@ -174,7 +172,6 @@ impl Packed {
         (flags & F_USED != 0) == at.wrap
     }
 
-    /// The second half of the next available descriptor.
     #[inline]
     fn available(&self) -> Option<u64> {
         self.available_at(self.next_available)
@@ -207,8 +204,8 @@ impl Packed {
         }
     }
 
-    /// Takes the next chain. `keep` gets its descriptors, at most `room`. Returns the buffer
-    /// identifier and the number of descriptors. An error means that the ring is broken.
+    /// Takes the next chain. `keep` gets its descriptors, at most `room`. Returns buffer identifier
+    /// and number of descriptors.
     #[inline]
     pub fn take(
         &mut self,
@@ -226,7 +223,6 @@ impl Packed {
         let mut count = 0;
         loop {
             if count >= room {
-                // More descriptors than the ring has, or an endless chain.
                 return Err(if count > 0 {
                     RingError::Loop
                 } else {

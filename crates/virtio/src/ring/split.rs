@@ -13,7 +13,7 @@ use std::sync::atomic::{Ordering::SeqCst, fence};
 /// VIRTQ_AVAIL_F_NO_INTERRUPT and VIRTQ_USED_F_NO_NOTIFY.
 const F_NO: u16 = 1;
 
-/// Prefetch distances, in chains: for descriptors, for their buffers, and for the targets of those.
+/// Prefetch distances, in chains: descriptors, their buffers, and the targets of those.
 const AHEAD: [u16; 3] = [12, 8, 4];
 
 /// See the module.
@@ -90,7 +90,7 @@ impl Split {
         self.published
     }
 
-    /// Takes the next chain; returns its head. An error means that the ring is broken.
+    /// Takes the next chain; returns its head.
     #[inline]
     pub fn take(
         &mut self,
@@ -121,8 +121,8 @@ impl Split {
         self.seen_available.wrapping_sub(self.next_available)
     }
 
-    /// Prefetches what later chains need. It was last in the driver's cache: a line costs some
-    /// hundred instructions, and a request needs several in sequence.
+    /// Prefetches what later chains need from the driver's cache: a line costs some hundred
+    /// instructions.
     #[inline]
     fn fetch_ahead(&self, is_first: bool, memory: &GuestMemory) {
         let known = self.known();
@@ -147,8 +147,6 @@ impl Split {
         }
     }
 
-    /// One stage of prefetching, for the chain `ahead` entries later. A hint only, whatever the
-    /// guest does.
     #[inline]
     fn fetch(&self, stage: usize, ahead: u16, memory: &GuestMemory) {
         let head = self.head(self.next_available.wrapping_add(ahead));
@@ -175,7 +173,7 @@ impl Split {
         self.known() == 0 && self.windows.driver.load_u16_acquire(2) == self.next_available
     }
 
-    /// Whether a chain is available. An error means that the ring is broken.
+    /// Whether a chain is available.
     #[inline]
     pub fn has_available(&mut self) -> Result<bool, RingError> {
         if self.seen_available == self.next_available {

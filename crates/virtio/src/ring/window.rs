@@ -1,8 +1,7 @@
 //! Shared memory as little-endian words, each loaded or stored once.
 //!
-//! Outside its bounds, a load gives 0 and a store does nothing; rings check their sizes first.
-//! Every store is a *release*, so stores become visible in order even if the device dies between
-//! them.
+//! Outside its bounds, a load gives 0 and a store does nothing. Every store is a *release*: stores
+//! become visible in order, even if the device dies.
 
 use forebay_guest::Area;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};

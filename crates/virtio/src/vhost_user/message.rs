@@ -9,8 +9,7 @@ use super::MAX_CONFIG_BYTES;
 pub const HEADER_BYTES: usize = 12;
 /// The longest message.
 pub const MAX_MESSAGE_BYTES: usize = HEADER_BYTES + 4096;
-/// The specification has 8 (VHOST_MEMORY_BASELINE_NREGIONS), but front-ends based on rust-vmm
-/// (Cloud Hypervisor) send as many as fit.
+/// More than VHOST_MEMORY_BASELINE_NREGIONS (8): rust-vmm's front-ends send as many as fit.
 pub const MAX_TABLE_REGIONS: usize = 32;
 /// The most descriptors of a message.
 pub const MAX_DESCRIPTORS: usize = MAX_TABLE_REGIONS;
@@ -165,7 +164,7 @@ pub enum RingFd {
 /// A decoded message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs)]
-// Only one at a time exists, on the stack, so a table needs no allocation.
+// Only one exists at a time, on the stack.
 #[allow(clippy::large_enum_variant)]
 pub enum VhostRequest<'a> {
     GetFeatures,
@@ -294,7 +293,7 @@ impl Words<'_> {
     }
 }
 
-/// Decodes a message with this many descriptors. An error doesn't depend on the session.
+/// Decodes a message with this many descriptors.
 pub fn decode(
     message: &[u8],
     descriptors: usize,
@@ -387,7 +386,6 @@ fn body(kind: u32, payload: &[u8], descriptors: usize) -> Result<VhostRequest<'_
     }
 }
 
-/// The request and its number of descriptors.
 fn vring_fd(kind: u32, word: u64) -> (VhostRequest<'static>, usize) {
     // Bit 8: no descriptor; bits 0 to 7: the queue.
     let has_fd = word & 1 << 8 == 0;

@@ -1,7 +1,8 @@
-//! The backend's side of vhost-user: [`message`]s as bytes, and the state of a [`session`].
+//! The backend's side of vhost-user, without I/O: [`message`]s as bytes, and the state of a
+//! [`session`].
 //!
-//! There is no I/O. The socket's owner passes whole messages, performs [`session::SessionEffect`]s,
-//! and sends replies. Messages are idempotent, so a successor may repeat one.
+//! The socket's owner passes messages, performs [`session::SessionEffect`]s, and sends replies.
+//! Messages are idempotent, so a successor may repeat one.
 
 pub mod message;
 pub mod session;

@@ -1,12 +1,11 @@
 //! The state of a vhost-user session, in the backend.
 //!
-//! [`VhostSession::take`] checks a request, changes the state, and returns what else to do. A ring
-//! is *started* from SET_VRING_KICK or VRING_KICK until GET_VRING_BASE or a reset. It is served
-//! while started *and* enabled; without VHOST_USER_F_PROTOCOL_FEATURES, a started ring is enabled.
-//! A started ring can't be changed. But some front-ends (Cloud Hypervisor, User Mode Linux) only
-//! disable a departing driver's rings, and then describe the next one's. So such a request first
-//! stops disabled rings ([`VhostSession::stops_before`]). A successor restores the state from
-//! [`VhostSession::words`], and trusts none of them.
+//! A ring is *started* from SET_VRING_KICK or VRING_KICK until GET_VRING_BASE or a reset. It is
+//! served while started *and* enabled; without VHOST_USER_F_PROTOCOL_FEATURES, a started ring is
+//! enabled. A started ring can't be changed. But some front-ends (Cloud Hypervisor, User Mode
+//! Linux) only disable a departing driver's rings, and then describe the next one's. So such a
+//! request first stops disabled rings ([`VhostSession::stops_before`]). A successor restores the
+//! state from [`VhostSession::words`], and trusts none of them.
 
 use super::message::{
     InflightArea, MAX_TABLE_REGIONS, MemoryRegion, RingFd, VhostRequest, request as kind,
@@ -16,7 +15,7 @@ use crate::feature;
 use crate::ring::MAX_QUEUE_SIZE;
 
 crate::named::named_errors! {
-    /// Why a request is refused. Without an acknowledgement to say so, the connection ends.
+    /// Why a request is refused. Without an acknowledgement, the connection ends.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub enum Refusal {
         /// Unknown, or its feature is missing.
@@ -99,9 +98,9 @@ pub enum SessionEffect<'a> {
     Ring(u16),
     /// A ring was kicked, and is started now.
     Kick(u16),
-    /// Disable a ring: end what is in flight, then call [`VhostSession::rests`].
+    /// Disable a ring: end its chains, then call [`VhostSession::rests`].
     Disable(u16),
-    /// Stop a ring: end what is in flight, call [`VhostSession::stopped`], reply with its base.
+    /// Stop a ring: end its chains, call [`VhostSession::stopped`], reply with its base.
     Stop(u16),
     GetConfig {
         offset: u32,
@@ -174,8 +173,7 @@ impl VhostSession {
     }
 
     /// `writeback` in the configuration space. QEMU reads it before the driver acknowledges
-    /// features, and shows it to the driver. So it must not promise less than [`Self::writeback`]
-    /// will.
+    /// features. So it must not promise less than [`Self::writeback`] will.
     pub const fn config_writeback(&self) -> bool {
         let refused = feature::BLK_CONFIG_WCE | feature::BLK_FLUSH;
         self.writeback && self.features & refused != feature::BLK_CONFIG_WCE
@@ -245,7 +243,6 @@ impl VhostSession {
         vrings.get_mut(index as usize).ok_or(Refusal::Queue)
     }
 
-    /// A ring that may be changed.
     fn idle_vring(&mut self, index: u32) -> Result<&mut Vring, Refusal> {
         let vring = self.vring(index)?;
         if vring.started {
@@ -262,8 +259,8 @@ impl VhostSession {
         }
     }
 
-    /// Bit mask of disabled rings to stop before a request that changes them. Zero if it also
-    /// changes an enabled ring.
+    /// Bit mask of disabled rings that must stop before this request. Zero if it would also stop an
+    /// enabled ring.
     #[must_use]
     pub fn stops_before(&self, request: &VhostRequest<'_>) -> u64 {
         let changes = |at: usize, v: &Vring| match *request {
@@ -297,8 +294,8 @@ impl VhostSession {
         stops
     }
 
-    /// Takes a request, after [`VhostSession::stops_before`]'s rings have stopped. A refused one
-    /// changes nothing.
+    /// Takes a request; the rings of [`VhostSession::stops_before`] have stopped. A refusal changes
+    /// nothing.
     pub fn take<'a>(&mut self, request: &VhostRequest<'a>) -> Result<SessionEffect<'a>, Refusal> {
         let effect = match *request {
             VhostRequest::GetFeatures => {
@@ -466,8 +463,8 @@ impl VhostSession {
         })
     }
 
-    /// The front-end's start position. User Mode Linux, which kicks in band, always sends 0. For a
-    /// packed ring that would mean an odd number of passes, but it means none.
+    /// User Mode Linux, which kicks in band, always sends base 0. For a packed ring that would mean
+    /// an odd number of passes, but it means none.
     fn base(&self, base: u32) -> u32 {
         let packed = self.features & feature::RING_PACKED != 0;
         if base == 0 && packed && self.has_protocol(protocol_feature::INBAND_NOTIFICATIONS) {
@@ -502,8 +499,8 @@ impl VhostSession {
         Ok(())
     }
 
-    /// Resets the device. Negotiated features stay, and so does the driver's choice of a cache: a
-    /// front-end may have cached that, and no driver may wrongly take writes for durable.
+    /// Resets the device. Negotiated features stay. So does the driver's choice of a cache: a
+    /// front-end may have cached it, and no driver may wrongly take writes for durable.
     pub fn reset(&mut self) {
         for vring in &mut self.vrings {
             *vring = Vring::default();

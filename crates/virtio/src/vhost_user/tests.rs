@@ -193,7 +193,6 @@ fn what_would_change_disabled_rings_stops_them() {
     };
     let moved = [&address[..8], &[32], &address[9..]].concat();
     let inflight = words(&[0, 0, 1 | 256 << 16]);
-    // (kind, payload, mask of changed rings)
     let cases = [
         (request::SET_VRING_NUM, state(1, 256), 0),
         (request::SET_VRING_NUM, state(1, 128), 2),
@@ -209,7 +208,6 @@ fn what_would_change_disabled_rings_stops_them() {
     for (kind, payload, rings) in &cases {
         assert_eq!(stops(&s, *kind, payload), *rings, "{kind}");
     }
-    // An enabled ring can't be changed.
     let enabled = take(&mut s, request::SET_VRING_ENABLE, &state(1, 1), 0);
     assert_eq!(enabled, Ok("Ring(1)".into()));
     for (kind, payload, rings) in &cases {
@@ -239,7 +237,6 @@ fn kicks_and_calls_may_be_messages() {
     assert!(!again.calls_in_band(1) && again.is_served(1));
     take(&mut s, request::SET_VRING_CALL, &words(&[1]), 1).expect("there");
     assert!(s.calls_in_band(1));
-    // A polled ring stays polled.
     take(&mut s, request::SET_VRING_KICK, &words(&[0x100]), 0).expect("there");
     take(&mut s, request::VRING_KICK, &state(0, 0), 0).expect("there");
     assert!(s.vrings()[0].polled);
@@ -247,7 +244,6 @@ fn kicks_and_calls_may_be_messages() {
     assert!(!s.calls_in_band(1));
     take(&mut s, request::VRING_KICK, &state(1, 0), 0).expect("there");
     assert!(s.is_served(1) && s.vrings()[1].base == 3);
-    // No calls without a backend channel.
     let without = protocol_feature::ALL & !protocol_feature::BACKEND_REQ;
     take(
         &mut s,
