@@ -26,8 +26,8 @@ pub struct Now<'a> {
 }
 
 impl Now<'_> {
-    /// Reads or writes these bytes. The buffers' total length must match, and [`crate::Buf::new`]'s
-    /// contract holds for the call. A read of discarded data leaves the buffers as they are.
+    /// Reads or writes these bytes under [`crate::Buf::new`]'s contract; the buffers' total length
+    /// must match. Discarded data leaves them as they are.
     #[inline(always)]
     pub fn transfer(self, write: bool, bufs: impl Iterator<Item = Buf>) -> Result<(), Errno> {
         match self.copies {
@@ -81,8 +81,8 @@ impl Device {
         &self.info
     }
 
-    /// Starts an operation under [`crate::Buf::new`]'s contract. Keep `op`, which is changed, for
-    /// [`Device::finish`]. `EINVAL`: outside the device, or not aligned as [`DeviceInfo`] says.
+    /// Starts an operation under [`crate::Buf::new`]'s contract. Keep `op` for [`Device::finish`].
+    /// `EINVAL`: outside the device, or not aligned.
     pub fn submit(&self, ring: &mut Ring, op: &mut Op, user_data: u64) -> Submitted {
         if let Err(errno) = self.check(op) {
             return Submitted::Done(Err(errno));
@@ -90,8 +90,8 @@ impl Device {
         self.backend.submit(ring, op, user_data)
     }
 
-    /// Access to a range without a ring, on a device in memory or one that discards data. `None`:
-    /// submit an operation; [`Device::submit`] reports errors.
+    /// Access without a ring, if the device is in memory or discards data; else submit an
+    /// operation.
     #[inline(always)]
     pub fn now(&self, offset_bytes: u64, len_bytes: u32) -> Option<Now<'_>> {
         let keeps_nothing = offset_bytes >= self.at_once.nothing_from_bytes;
@@ -116,19 +116,18 @@ impl Device {
         self.backend.finish(op, result)
     }
 
-    /// Takes a generation's place in the fence, before the first operation, until this device is
-    /// dropped *and* its last request has ended.
+    /// Takes a generation's place, until this device is dropped *and* its last request has ended.
+    /// Call it before the first operation.
     pub fn take_fence(&self, generation: u64) -> Result<(), FenceError> {
         self.backend.fence().take(generation)
     }
 
-    /// Whether no earlier generation has anything in flight here.
+    /// Whether all earlier generations' requests have ended.
     pub fn predecessors_gone(&self, generation: u64) -> Result<bool, FenceError> {
         self.backend.fence().predecessors_gone(generation)
     }
 
-    /// Sleeps until no earlier generation has anything in flight here; returns the time taken. For
-    /// a helper thread.
+    /// Waits for [`Device::predecessors_gone`], on a helper thread; returns the time taken.
     pub fn wait_for_predecessors(
         &self,
         generation: u64,
@@ -137,30 +136,29 @@ impl Device {
         (self.backend.fence()).wait_for_predecessors(generation, limit)
     }
 
-    /// Whether it takes NVMe commands, on rings that are prepared for them
-    /// ([`Ring::prepare_native`]).
+    /// Whether it takes NVMe commands, on rings with [`Ring::prepare_native`].
     pub fn is_native(&self) -> bool {
         self.backend.is_native()
     }
 
-    /// Whether operations end while they are submitted ([`Submitted::Done`]).
+    /// Whether operations end in [`Device::submit`].
     #[must_use]
     pub fn ends_at_once(&self) -> bool {
         self.at_once.is_always()
     }
 
-    /// How many NVMe commands it has executed.
+    /// Number of executed NVMe commands.
     pub fn native_commands(&self) -> u64 {
         self.backend.native_commands()
     }
 
-    /// Whether the device discards data from `offset_bytes` on, so that it reads as zeros.
+    /// Whether data from `offset_bytes` on is discarded, and reads as zeros.
     #[inline]
     pub fn reads_zeros(&self, offset_bytes: u64) -> bool {
         offset_bytes >= self.at_once.nothing_from_bytes
     }
 
-    /// Whether the operation's memory is aligned for this device; if not, use an aligned buffer.
+    /// Whether the operation's memory is aligned for this device.
     pub fn takes(&self, op: &Op) -> bool {
         let (memory_align, block) = (self.info.memory_align_bytes, self.info.offset_align_bytes);
         match op.memory() {

@@ -1,11 +1,11 @@
 //! Recognises a killed process that can't end, and the devices on which it may still write.
 //!
-//! Such a process waits in the kernel for a hanging device and keeps its files and locks. `fdinfo`
-//! shows the locks of a process's open files. A process is being killed when one of its threads has
-//! `SIGKILL` pending; its threads then at most end their system calls. A thread inside a request
-//! has the device's name ([`Inside`]), so the remaining threads' names tell the devices: the daemon
-//! does no other I/O. A process that can't be inspected (another user's) counts as alive, an
-//! unnamed thread as inside. Engines have their own fence ([`crate::fence`]).
+//! Such a process waits in the kernel for a hanging device and keeps its files and locks, which
+//! `fdinfo` shows. A process is being killed when a thread has `SIGKILL` pending; its threads then
+//! at most end their system calls. A thread inside a request has the device's name ([`Inside`]), so
+//! the remaining threads' names tell the devices: the daemon does no other I/O. A process that
+//! can't be inspected counts as alive, an unnamed thread as inside. Engines have their own fence
+//! ([`crate::fence`]).
 
 use std::ffi::{CStr, CString};
 use std::fs;
@@ -36,9 +36,9 @@ impl Drop for Inside {
 pub(crate) enum Keeper {
     /// Alive, or unknown.
     Lives,
-    /// Being killed, and without a request to the device.
+    /// Being killed, outside requests to the device.
     Dying,
-    /// Being killed, with a thread inside a request to the device.
+    /// Being killed, inside a request to the device.
     Inside,
 }
 

@@ -1,6 +1,5 @@
-//! The error of opening and creating devices; its texts name the path, the problem and the remedy.
-//!
-//! Operations fail with plain [`rustix::io::Errno`]s, the fence with [`crate::fence::FenceError`]s.
+//! The error of opening and creating devices. Operations fail with a [`rustix::io::Errno`], the
+//! fence with a [`crate::fence::FenceError`].
 
 use std::path::PathBuf;
 

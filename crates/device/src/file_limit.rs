@@ -1,6 +1,4 @@
-//! Refuses a device file above an inherited limit (`RLIMIT_FSIZE`), where later writes would fail.
-//!
-//! It does not raise the limit, or check the file system's own.
+//! Refuses a device file above `RLIMIT_FSIZE`, where later writes would fail.
 
 use std::path::Path;
 
@@ -9,7 +7,7 @@ use rustix::process::{Resource, getrlimit};
 use crate::error::DeviceError;
 use crate::size::format_bytes;
 
-/// Fails with [`DeviceError::Unusable`] if `size_bytes` is above the process's limit.
+/// Fails if `size_bytes` is above the process's limit.
 pub fn check(path: &Path, size_bytes: u64) -> Result<(), DeviceError> {
     within(path, size_bytes, getrlimit(Resource::Fsize).current)
 }

@@ -2,10 +2,10 @@
 //!
 //! Pinning gigabytes would block a ring for long, so a [`Pinned`] does it on any thread with a
 //! small ring. [`crate::ring::Ring::register`] then clones the entries
-//! (`IORING_REGISTER_CLONE_BUFFERS`, Linux 6.13). An entry keeps its maker's mapping alive, so that
-//! an address can't change its meaning. New entries go behind all others while there is room:
-//! kernels without a later fix forget those behind. Registered memory stays resident, so never
-//! register pages that may be given back.
+//! (`IORING_REGISTER_CLONE_BUFFERS`, Linux 6.13). Their mapping stays, so that an address can't
+//! change its meaning. New entries go behind all others if possible: kernels without a later fix
+//! forget those behind. Registered memory stays resident, so never register pages that may be given
+//! back.
 #![allow(unsafe_code)]
 
 use std::any::Any;
@@ -27,10 +27,9 @@ pub const MAX_ENTRY_BYTES: usize = 1 << 30;
 pub const MAX_ENTRIES: u32 = 256;
 const MAX_SLOTS: u32 = 1 << 14;
 
-/// Memory that the kernel holds for this process while this lives or a ring has it registered.
+/// Memory that the kernel pins while this lives or a ring has it registered.
 pub struct Pinned {
     ring: Box<IoUring>,
-    /// Start and length of each entry.
     entries: Vec<(usize, usize)>,
     keeps: Arc<dyn Any + Send + Sync>,
 }
@@ -114,7 +113,6 @@ impl Pinned {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Registration(u64);
 
-/// A registered range.
 #[derive(Debug, Clone, Copy)]
 struct FixedEntry {
     start: usize,
@@ -132,7 +130,6 @@ pub(crate) struct Fixed {
     next: u64,
     /// Whether the kernel takes lists of registered pieces, once known.
     vectored: Option<bool>,
-    /// Requests in registered memory.
     pub(crate) used: std::cell::Cell<u64>,
 }
 

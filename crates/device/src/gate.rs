@@ -1,8 +1,8 @@
 //! Holds a device's operations in flight, and fails them, at a test's will.
 //!
-//! A held operation is linked behind a poll of an eventfd in the reactor's ring. A failing one
-//! completes with the errno; it can be held too. Any thread may control the gate. A held operation
-//! isn't at the device yet, so it holds no fence lock and dies with its process.
+//! A held operation is linked behind a poll of an eventfd in the reactor's ring. It isn't at the
+//! device yet, so it holds no fence lock and dies with its process. A failing operation can be held
+//! too. Any thread may control the gate.
 
 use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
@@ -191,8 +191,7 @@ impl Backend for Gated {
             let note = op.note & !note::WAITS;
             return Finish::Again(Op { note, ..op });
         }
-        // The device below interprets an injected error as its own, although it never saw the
-        // operation.
+        // The device below interprets an injected error as its own.
         self.below.finish(op, result)
     }
 

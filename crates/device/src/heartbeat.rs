@@ -1,9 +1,9 @@
 //! The heartbeat block: shows other machines, which locks don't stop, that a device is in use.
 //!
 //! An engine increments a counter beside the label, and a daemon watches it before it takes a pool
-//! over. The content fits 512 bytes, which a device writes whole. It names the holder: a random id
-//! of the installation, and the boot, which distinguishes a cloned machine. The holder reads the
-//! block before each beat, and stops if it finds another holder: the pool was taken over.
+//! over. The content fits 512 bytes, which a device writes whole. The holder is an installation and
+//! its boot, which distinguishes a cloned machine. An engine that finds another holder stops: the
+//! pool was taken over.
 
 use zerocopy::{
     FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout,
@@ -16,15 +16,14 @@ pub const HEARTBEAT_OFFSET_BYTES: u64 = 576 << 10;
 pub const HEARTBEAT_BYTES: usize = 4096;
 /// Time between two beats.
 pub const PERIOD_MS: u64 = 1000;
-/// After a pause longer than this, an engine checks the block before its next request to a device.
+/// After a longer pause, an engine checks the block before its next request.
 pub const PAUSE_MS: u64 = 4000;
-/// How long a daemon watches another's heartbeat before it takes the pool over. No engine's
-/// take-over stops the beat for that long: a stuck engine is replaced after about 2 s, and its
-/// successor beats before it waits for any fence.
+/// How long a daemon watches a heartbeat before it takes a pool over. No take-over of an engine is
+/// that long: a stuck engine is replaced after about 2 s, and its successor beats before it waits
+/// for a fence.
 pub const WINDOW_MS: u64 = 10_000;
-/// How long a daemon waits before it reads its claim back. Longer than [`PAUSE_MS`], so a living
-/// holder has read the claim by then. Also longer than another claimant takes from its last check
-/// to its write.
+/// How long a daemon waits before it reads its claim back. Longer than [`PAUSE_MS`], so that a
+/// living holder has read it, and longer than another claimant's last check and write.
 pub const CLAIM_MS: u64 = 6000;
 const HOST_BYTES: usize = 64;
 

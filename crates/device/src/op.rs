@@ -58,8 +58,7 @@ pub struct Op {
     pub(crate) kind: OpKind,
     pub(crate) method: Method,
     pub(crate) dsync: bool,
-    /// The device's note for its `finish`; 0 in a new operation. The highest bits belong to
-    /// wrappers.
+    /// Notes for `finish`; 0 in a new operation. The highest bits belong to wrappers.
     pub(crate) note: u32,
     pub(crate) offset_bytes: u64,
     pub(crate) len_bytes: u64,
@@ -99,21 +98,19 @@ impl Op {
         )
     }
 
-    /// Fills `bufs` in order from `offset_bytes` on. Their list must not change until the operation
-    /// has ended.
+    /// Fills `bufs` in order. Their list must not change until the operation has ended.
     pub fn read_pieces(offset_bytes: u64, bufs: Bufs) -> Self {
         let (named, len_bytes) = (bufs.named(), u64::from(bufs.len_bytes()));
         Self::new(OpKind::Read, offset_bytes, len_bytes, named)
     }
 
-    /// Writes `bufs` in order to `offset_bytes`. Their list must not change until the operation has
-    /// ended.
+    /// Writes `bufs` in order. Their list must not change until the operation has ended.
     pub fn write_pieces(offset_bytes: u64, bufs: Bufs) -> Self {
         let (named, len_bytes) = (bufs.named(), u64::from(bufs.len_bytes()));
         Self::new(OpKind::Write, offset_bytes, len_bytes, named)
     }
 
-    /// Makes a write durable before it completes. Without effect on other operations.
+    /// Makes a write durable before it completes.
     #[must_use]
     pub const fn with_dsync(mut self) -> Self {
         self.dsync = true;

@@ -120,7 +120,7 @@ fn wait_until_nobody_uses(device: &Path) -> io::Result<()> {
     }
 }
 
-/// All writes and zeroings, with which of them are durable, and the number of flushes that ended.
+/// All changes in order, and the number of flushes that ended.
 fn changes(journal: &WriteJournal) -> io::Result<(Vec<CachedChange>, u64)> {
     let mut changes: Vec<CachedChange> = Vec::new();
     let (mut at, mut flushes, mut words) = (HEADER_BYTES, 0, Vec::new());
@@ -186,7 +186,6 @@ fn apply(
     let end = change.len_bytes;
     let mut from = 0;
     while from < end {
-        // A torn change is applied in runs of sectors, each kept or lost at random.
         let to = match fate {
             Fate::Torn => end.min(from + SECTOR_BYTES * (1 + dice.below(16))),
             _ => end,

@@ -1,8 +1,5 @@
 //! Marks of other software on a device, so that `pool create` doesn't overwrite a file system
-//! because of a typing error.
-//!
-//! A mark is bytes at an offset from the start or the end. Nonzero data without a known mark is
-//! "unknown data". The middle of the device isn't read.
+//! because of a typing error. The middle of the device isn't read.
 
 pub(crate) const LOOK_BYTES: u64 = 1 << 20;
 

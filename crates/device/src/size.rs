@@ -39,12 +39,12 @@ const UNITS: [(char, u32); 6] = [
 pub struct Size {
     /// Bytes, rounded up.
     pub bytes: u64,
-    /// Written with a decimal unit or a fraction, so perhaps not a whole number of blocks.
+    /// Written with a decimal unit or a fraction.
     pub is_rounded: bool,
 }
 
 impl Size {
-    /// Bytes, rounded up to blocks of `block_bytes` if a decimal unit or a fraction was written.
+    /// Rounded up to blocks if a decimal unit or a fraction was written.
     #[must_use]
     pub fn to_blocks(self, block_bytes: u64) -> u64 {
         let rounded = self.bytes.checked_next_multiple_of(block_bytes);
@@ -111,13 +111,12 @@ fn unit_bytes(unit: &str) -> Option<(u64, bool)> {
     }
 }
 
-/// Parses a size like [`parse_size`]; a decimal unit or a fraction is rounded up to 512 bytes, the
-/// smallest block.
+/// Like [`parse_size`], rounded up to 512 bytes for a decimal unit or a fraction.
 pub fn parse_bytes(text: &str) -> Result<u64, SizeError> {
     parse_size(text).map(|size| size.to_blocks(512))
 }
 
-/// Parses a device's capacity like [`parse_bytes`], in blocks of 4 KiB.
+/// Like [`parse_bytes`], in blocks of 4 KiB.
 pub fn parse_capacity(text: &str) -> Result<u64, SizeError> {
     parse_size(text).map(|size| size.to_blocks(CAPACITY_BLOCK_BYTES))
 }
@@ -191,7 +190,6 @@ mod tests {
             ("1GB", 1_000_000_000, 1_000_001_536),
             ("1.1Ki", 1127, 4096),
             ("1Gi", 1 << 30, 1 << 30),
-            // Callers that need blocks refuse it.
             ("1000", 1000, 1000),
         ] {
             let size = parse_size(text).unwrap();

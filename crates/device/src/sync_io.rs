@@ -3,9 +3,9 @@
 //!
 //! Files and block devices go through the page cache, while the engine bypasses it. That is sound
 //! because their ranges are disjoint: the data area begins at a multiple of 1 MiB. Labels and
-//! heartbeats bypass the cache, because another machine or another name of the device may have
-//! written them. The daemon needs no fence: its calls end with its process. A thread inside a call
-//! carries the device's name, so that a dying process shows which device it waits for.
+//! heartbeats bypass the cache, because another machine may have written them. The daemon needs no
+//! fence: its calls end with its process. A thread inside a call carries the device's name
+//! (`dying`).
 
 use std::ffi::CString;
 use std::path::Path;
@@ -49,18 +49,17 @@ impl SyncDevice {
         })
     }
 
-    /// A hint that this range is read soon: reads it ahead into the page cache.
+    /// A hint: reads the range ahead.
     pub fn will_read(&self, offset_bytes: u64, bytes: u64) {
         self.backend.will_read(offset_bytes, bytes);
     }
 
-    /// The properties of the device, equal to those of [`crate::Device`]. (Its alignment does not
-    /// apply here.)
+    /// As [`crate::Device::info`], but nothing need be aligned.
     pub fn info(&self) -> &DeviceInfo {
         &self.info
     }
 
-    /// The device's present state; [`SyncDevice::info`] has that at open.
+    /// The present state; [`SyncDevice::info`] has that at open.
     pub fn look_now(&self) -> std::io::Result<DeviceNow> {
         self.backend.look_now()
     }
@@ -84,14 +83,14 @@ impl SyncDevice {
         self.backend.write_at(offset_bytes, from)
     }
 
-    /// [`SyncDevice::read_at`] past the page cache; offset and length are multiples of 4 KiB.
+    /// Like [`SyncDevice::read_at`], past the page cache; in multiples of 4 KiB.
     pub fn read_direct_at(&self, offset_bytes: u64, into: &mut [u8]) -> std::io::Result<()> {
         self.check(offset_bytes, into.len())?;
         let _inside = Inside::of(&self.inside)?;
         self.backend.read_direct_at(offset_bytes, into)
     }
 
-    /// [`SyncDevice::write_at`] past the page cache; offset and length are multiples of 4 KiB.
+    /// Like [`SyncDevice::write_at`], past the page cache; in multiples of 4 KiB.
     pub fn write_direct_at(&self, offset_bytes: u64, from: &[u8]) -> std::io::Result<()> {
         self.check(offset_bytes, from.len())?;
         let _inside = Inside::of(&self.inside)?;
@@ -104,8 +103,8 @@ impl SyncDevice {
         self.backend.sync()
     }
 
-    /// Claims the device for this daemon while it is open. Passes over an earlier daemon that is
-    /// being killed, unless it is inside a request to this device: then the device hangs.
+    /// Claims the device while it is open. Passes over a dying daemon, unless that is inside a
+    /// request to this device: then the device hangs.
     pub fn claim_for_daemon(&self) -> Result<(), FenceError> {
         self.backend.claims().claim(&self.inside)
     }

@@ -56,7 +56,6 @@ impl Bufs {
         self.count
     }
 
-    /// Whether all but the first piece begin at a page, and all but the last end at one.
     pub(crate) fn are_of_pages(&self, page_bytes: usize) -> bool {
         let mut before_ends_well = true;
         self.iter().enumerate().all(|(at, buf)| {
@@ -166,9 +165,9 @@ impl Vectors {
         true
     }
 
-    /// Number of entries from `from` on that hold exactly `len_bytes`, and whether one was cut. If
-    /// need be, the last one is cut in two, and the entries behind it, of the list's first `count`,
-    /// move up by one. `None`, without a change, if there are too few bytes or no room.
+    /// Number of entries from `from` on that hold exactly `len_bytes`, and whether the last was cut
+    /// in two. Then the entries behind it, of the list's first `count`, move up by one. `None`,
+    /// without a change, if there are too few bytes or no room.
     pub fn cut(
         &mut self,
         list: usize,

@@ -250,7 +250,6 @@ fn full_child() {
         assert!((1 << 20..=2 << 20).contains(&written), "{written}");
         assert_eq!(driver.read(device, 0, 65536), [5; 65536]);
         assert_eq!(driver.read(device, 6 << 20, 65536), [0; 65536]);
-        // Freed space can be used elsewhere.
         driver.run(device, Op::punch(0, 65536)).expect("punch");
         driver.write(device, 4 << 20, &[6; 4096]);
         driver.run(device, Op::punch(0, 8 << 20)).expect("punch");

@@ -1,5 +1,4 @@
-//! Each fault of a faulty device works, and without faults it is sound. Children test aborts and
-//! missing permission.
+//! The faults of a faulty device. Children test aborts and missing permission.
 
 mod support;
 
@@ -98,7 +97,6 @@ fn errors_and_torn_writes_come_by_the_seed() {
     assert_ne!(first, run(1, 2), "the next engine has other luck");
     let failed: Vec<_> = first.into_iter().flatten().collect();
     let count = |what| failed.iter().filter(|left| **left == what).count();
-    // Some did nothing, some wrote either half.
     assert!(count((false, false)) > 5, "{failed:?}");
     assert!(
         count((true, false)) > 1 && count((false, true)) > 1,

@@ -1,8 +1,8 @@
-//! The fence across a death: a killed engine's last write lands before its lock falls.
+//! A killed engine's last write lands before its lock falls.
 //!
 //! This program starts itself as the engine. A control group slows a block device, so that writes
-//! are in flight at the kill and land after the exit, before the lock falls. A plain file can't be
-//! slowed, so there the test only checks, several times, that nothing lands after the lock falls.
+//! are in flight at the kill. A plain file can't be slowed, so the test only checks, several times,
+//! that nothing lands after the lock falls.
 
 mod support;
 

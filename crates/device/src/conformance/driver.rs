@@ -12,7 +12,6 @@ use crate::op::{Finish, Op, Submitted};
 use crate::ring::{Completion, Ring, RingOptions, Wake};
 use crate::vectors::Vectors;
 
-/// No operation takes this long unless it hangs.
 pub(super) const HANG: Duration = Duration::from_secs(60);
 pub(super) const SLOTS: u32 = 64;
 pub(super) const SLOT_BYTES: u32 = 256 * 1024;
@@ -80,7 +79,7 @@ impl Driver {
         bytes
     }
 
-    /// Starts an operation; returns its result if it ended at once.
+    /// Starts an operation; returns its result if it ended.
     pub fn start(&mut self, device: &Device, op: Op, user_data: u64) -> Option<Result<(), Errno>> {
         if device.is_native() {
             self.ring.prepare_native().expect("a second ring");

@@ -1,7 +1,6 @@
 //! The suite that every kind of device passes, its fence included. A failed check panics.
 //!
-//! A [`Subject`] opens the device repeatedly, and says which bytes the suite may use; operations go
-//! through a [`Driver`]. The random part compares with a model in memory.
+//! The random part compares with a model in memory.
 
 mod daemon;
 mod driver;
@@ -26,8 +25,8 @@ use crate::op::Op;
 pub struct Subject<'a> {
     /// Opens the device, the same one each time.
     pub open: &'a dyn Fn() -> Device,
-    /// The suite uses the bytes from here to the end: at least 8 MiB, a multiple of 1 MiB, never
-    /// written before.
+    /// First byte for the suite: at least 8 MiB to the end, a multiple of 1 MiB, never written
+    /// before.
     pub from_bytes: u64,
     /// Whether the device keeps data.
     pub keeps: bool,
@@ -256,7 +255,6 @@ fn punching_gives_space_back(driver: &mut Driver, device: &Device, from: u64) {
             .run(device, Op::punch(from + at, len))
             .expect("punch");
     };
-    // The file system's metadata varies by a few blocks.
     let slack = 16384;
     punch(0, 8 << 20);
     let empty = allocated_bytes();

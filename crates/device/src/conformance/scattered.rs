@@ -12,7 +12,7 @@ use crate::mem::{Buf, StaticRegion};
 use crate::op::{Finish, Op};
 use crate::vectors::Bufs;
 
-/// A list of pieces (slot, start, length); the first slot's number selects the list.
+/// Pieces (slot, start, length); the first slot's number selects the list.
 pub(super) fn list(driver: &mut Driver, pieces: &[(u32, u32, u32)]) -> Bufs {
     let list = pieces[0].0 as usize;
     for (at, (slot, from, len)) in pieces.iter().enumerate() {
@@ -43,7 +43,6 @@ impl Pinned {
     }
 }
 
-/// Sometimes cuts a buffer into pieces; `None`: it stays whole.
 pub(super) fn in_pieces(
     driver: &mut Driver,
     list: u64,

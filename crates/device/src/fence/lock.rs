@@ -2,14 +2,14 @@
 //!
 //! An open-file-description lock falls with the last reference to the open file, and each request
 //! in flight holds one. So it outlives the process and the last request. Engine generation *g*
-//! locks byte 2^62 + g through the descriptor of its requests; [`crate::Device`] never gives that
-//! out, and it is close-on-exec. A successor waits until all bytes below its own are free. A locked
-//! byte *above* its own means that it is the predecessor and must not start.
+//! locks byte 2^62 + g through the descriptor of its requests, which stays inside [`crate::Device`]
+//! and is close-on-exec. A successor waits until all bytes below its own are free. A locked byte
+//! *above* its own means that it must not start.
 //!
 //! A daemon claims byte 2^62 - 1 or one of the 63 before it. A daemon that is killed while a device
 //! hangs keeps its claims on all devices; its successor passes over those where it has nothing in
-//! flight (`dying`). Queries (`F_OFD_GETLK`) take no lock. Locks are on the path's inode: they
-//! don't fence two nodes of one block device, or two machines.
+//! flight (`dying`). Locks are on the path's inode: they don't fence two nodes of one block device,
+//! or two machines.
 #![allow(unsafe_code)]
 
 use std::ffi::CStr;
@@ -24,15 +24,14 @@ use crate::dying::{self, Keeper};
 
 /// Byte 2^62 + g is generation g's.
 const GENERATIONS_AT: u64 = 1 << 62;
-/// The daemons' bytes, taken from the last one down: a daemon that passes over a dying one takes
-/// the next.
+/// Taken from the last byte down: a daemon that passes over a dying one takes the next.
 const DAEMONS: u64 = 64;
 const DAEMONS_AT: u64 = GENERATIONS_AT - DAEMONS;
 
 /// Time between two checks of a predecessor's lock, which falls 10 to 50 ms after the last request.
 const LOOK_AGAIN: Duration = Duration::from_millis(2);
 
-/// The holders of locks on the file or block device at `path`; takes no lock and doesn't wait.
+/// The holders of locks on a file or block device; takes no lock and doesn't wait.
 pub fn who_holds(path: &Path) -> Result<Vec<Holder>, FenceError> {
     use rustix::fs::{Mode, OFlags};
     let fd = rustix::fs::open(
@@ -54,8 +53,7 @@ pub(crate) fn holders(fd: BorrowedFd<'_>, path: &Path) -> Result<Vec<Holder>, Fe
     while from < end
         && let Some((start, len)) = first_lock(fd, path, from, end - from)?
     {
-        // Neighbouring bytes that one descriptor locks appear as one lock. Nothing here takes two,
-        // but another program might.
+        // Neighbouring bytes of one descriptor appear as one lock, if another program takes them.
         let start = start.max(from);
         let len = len.clamp(1, 1024);
         found.extend((start..start.saturating_add(len)).map(|at| Holder::Engine {
@@ -66,8 +64,8 @@ pub(crate) fn holders(fd: BorrowedFd<'_>, path: &Path) -> Result<Vec<Holder>, Fe
     Ok(found)
 }
 
-/// Claims a file while it is open; returns whether a dying daemon was passed over. `name` is that
-/// of threads inside requests to it.
+/// Claims a file while it is open; returns whether a dying daemon was passed over. `name`: see
+/// [`dying::keeper`].
 pub(crate) fn claim_for_daemon(
     fd: BorrowedFd<'_>,
     path: &Path,
@@ -175,7 +173,7 @@ pub(crate) fn wait_for_predecessors(
     }
 }
 
-/// An earlier engine that holds a lock here, and its process. Reads much of `/proc`.
+/// Reads much of `/proc`.
 pub(crate) fn predecessor(
     fd: BorrowedFd<'_>,
     path: &Path,

@@ -1,11 +1,11 @@
 //! The fence: keeps engines off a device until a dead engine's last request has ended there.
 //!
-//! A process's writes land, and its reads overwrite memory, even after its exit. A successor must
+//! Even after a process's exit, its writes land and its reads overwrite memory. A successor must
 //! wait for that before it repeats requests in flight. Each kind has its own [`Fence`]: a lock to
 //! which each request refers (`lock`), the process's exit for memory, a new association or a
 //! blocklist for a remote device. Engines have generations, so that two can live side by side
-//! during an upgrade. Daemons use [`Claims`]. A device that never answers is fenced forever:
-//! callers limit [`crate::Device::wait_for_predecessors`].
+//! during an upgrade. A device that never answers is fenced forever: callers limit
+//! [`crate::Device::wait_for_predecessors`].
 
 pub(crate) mod lock;
 
@@ -27,8 +27,8 @@ pub(crate) trait Fence {
     /// takes nothing.
     fn predecessors_gone(&self, generation: u64) -> Result<bool, FenceError>;
 
-    /// Sleeps until [`Fence::predecessors_gone`], at most for `limit`; returns the time taken. Must
-    /// shut out predecessors that don't end by themselves.
+    /// Waits at most `limit` for [`Fence::predecessors_gone`]; returns the time taken. Must shut
+    /// out predecessors that don't end by themselves.
     fn wait_for_predecessors(
         &self,
         generation: u64,

@@ -90,7 +90,6 @@ fn find_native(info: &DeviceInfo, file: &FileIo) -> Result<Option<Native>, Devic
         .map_err(|errno| DeviceError::from_errno(file.path(), doing, errno))
 }
 
-/// A block device that also takes NVMe commands.
 #[derive(Debug)]
 struct Namespace {
     file: FileIo,

@@ -1,12 +1,10 @@
-//! A file with configurable faults around it, for tests: errors, delays, hangs, torn writes, lost
-//! flushes, and blocks that kill or stop the engine.
+//! A file with configurable faults around it, for tests.
 //!
 //! The file `.faults` beside it holds the faults ([`set`] replaces it atomically). Chance comes
 //! from the spec's seed, the engine's generation and the operation's number, so that runs can be
-//! repeated. The daemon gets only `daemon_error`, `daemon_delay` and `hang`. [`allow`] prevents
-//! accidental use. The effect of a lost flush after a power cut isn't simulated (see
-//! [`crate::volatile`]). A delayed or hanging operation isn't at the device yet, so it dies with
-//! its process.
+//! repeated. The daemon gets only `daemon_error`, `daemon_delay` and `hang`. The effect of a lost
+//! flush after a power cut isn't simulated (see [`crate::volatile`]). A delayed or hanging
+//! operation isn't at the device yet, so it dies with its process.
 
 use std::fmt::{self, Write};
 use std::io;
@@ -34,7 +32,6 @@ use crate::vectors::Bufs;
 
 /// The longest delay of one operation.
 pub const MAX_DELAY_MS: u64 = 1000;
-/// The unit of a poisoned place: a touch of any byte counts.
 const TRAP_BYTES: u64 = 4096;
 
 /// A device's faults. The default has none.
@@ -217,7 +214,6 @@ struct SyncFaulty {
     faults: Injector,
 }
 
-/// One process's copy of the faults, and its random numbers.
 #[derive(Debug)]
 struct Injector {
     switches: Arc<Switches>,
@@ -315,7 +311,6 @@ impl Backend for Faulty {
         while touches(op, faults.spin) {
             std::hint::spin_loop();
         }
-        // An operation and the entry it waits for.
         if ring.free_entries() < 2 {
             return Submitted::RingFull;
         }
@@ -438,7 +433,7 @@ fn part(op: &Op, chance: &mut Chance, block_bytes: u32) -> Option<Op> {
     let block_bytes = u64::from(block_bytes);
     let buf = match op.memory()? {
         IoMemory::One(buf) => buf,
-        // Splits between two pieces, so that their list stays intact for another attempt.
+        // Between two pieces, so that their list stays intact.
         IoMemory::Many(bufs) => return part_of_pieces(op, bufs, chance, block_bytes),
     };
     let others = (op.len_bytes / block_bytes)
@@ -494,8 +489,7 @@ fn mix(value: u64) -> u64 {
     value ^ (value >> 31)
 }
 
-/// 1 ms to the longest. Static, because the kernel reads the time at submission, after the call
-/// that chose it.
+/// 1 ms to the longest. Static, because the kernel reads the time only at submission.
 static DELAYS: [Timespec; MAX_DELAY_MS as usize] = {
     let mut delays = [const { Timespec::new() }; MAX_DELAY_MS as usize];
     let mut i = 0;

@@ -76,7 +76,6 @@ impl BackendKind for FileKind {
     }
 }
 
-/// The daemon's descriptors of a file or block device.
 #[derive(Debug)]
 pub(crate) struct SyncFile {
     fd: OwnedFd,

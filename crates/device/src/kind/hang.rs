@@ -12,7 +12,6 @@ pub(crate) const LOOK_AGAIN: Duration = Duration::from_millis(2);
 
 #[derive(Debug)]
 pub(crate) struct HangGate {
-    /// Readable while the device does not hang.
     open: OwnedFd,
     shut: Mutex<bool>,
 }

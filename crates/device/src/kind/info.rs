@@ -9,15 +9,14 @@ use super::spec::DeviceSpec;
 /// Options for opening a device.
 #[derive(Debug, Clone, Default)]
 pub struct OpenOptions {
-    /// A null device discards data from here on; label and catalog are below. Other kinds ignore
-    /// it.
+    /// A null device discards data from here on.
     pub data_offset_bytes: u64,
     /// Refuse a device with less capacity.
     pub min_capacity_bytes: u64,
     /// Create the missing file of a ram or null device.
     pub create_missing: bool,
-    /// Hold a block device exclusively: refuses a mounted one and prevents mounts. For the daemon
-    /// only: two engines may have a device open.
+    /// Hold a block device exclusively, against mounts. For the daemon only: two engines may have a
+    /// device open.
     pub exclusive: bool,
 }
 
@@ -56,14 +55,13 @@ pub enum Identity {
     },
     /// A remote device.
     Remote {
-        /// Its unique id, for example a namespace's globally unique identifier.
+        /// Its globally unique identifier.
         id: [u8; 16],
     },
 }
 
 impl Identity {
-    /// The name of threads inside a request to the device, at most 15 bytes. Names may rarely
-    /// collide.
+    /// The name of threads inside a request to the device, at most 15 bytes. Collisions are rare.
     pub(crate) fn thread_name(&self) -> CString {
         let (kind, a, b) = match *self {
             Self::Inode { dev, ino } => (b'i', dev, ino),

@@ -32,7 +32,6 @@ pub(crate) enum Node {
     Block,
 }
 
-/// How a kind uses a path.
 pub(crate) struct Local {
     pub(crate) kind: DeviceKind,
     pub(crate) node: Node,
@@ -145,7 +144,6 @@ impl<'a> LocalOpening<'a> {
         move |errno| DeviceError::from_errno(&self.path, doing, errno)
     }
 
-    /// Finds block sizes and alignment, and whether direct I/O works.
     fn alignment(&mut self) -> Result<Alignment, DeviceError> {
         let mut found = Alignment {
             block_bytes: MIN_BLOCK_BYTES,
@@ -195,7 +193,6 @@ impl<'a> LocalOpening<'a> {
             .map_err(self.failed("setting its flags"))
     }
 
-    /// Usable whole blocks; an error if too few.
     fn capacity(
         &self,
         spec: &DeviceSpec,

@@ -1,8 +1,7 @@
 //! Kinds of devices. A new kind is one file here, its `mod` line, and one line in `registry`.
 //!
-//! [`BackendKind`] opens devices, as a [`Backend`] for the engine or a [`SyncBackend`] for the
-//! daemon. A wrapper is a backend around another one. [`crate::Device`] and
-//! [`crate::sync_io::SyncDevice`] check bounds and alignment for all kinds.
+//! A wrapper is a backend around another one. [`crate::Device`] and [`crate::sync_io::SyncDevice`]
+//! check bounds and alignment for all kinds.
 
 pub(crate) mod block;
 #[cfg(feature = "test-device")]
@@ -45,13 +44,13 @@ pub(crate) trait BackendKind: Sync {
     /// A spec for messages; empty for a kind that users should not know.
     fn example(&self) -> &'static str;
 
-    /// Parses the text after the colon. It must not look at the system. The result must print as a
-    /// text that parses to the same spec. An error is in words for the spec's writer.
+    /// Parses the text after the colon, without looking at the system. The result must print as an
+    /// equivalent text.
     fn parse(&self, text: &SpecText<'_>) -> Result<DeviceSpec, SpecError>;
 
-    /// Opens a device for the engine. It must not change the device or take a fence. Alignments are
-    /// powers of two; the capacity is at least `options.min_capacity_bytes`. Two engines may have a
-    /// device open at once.
+    /// Opens a device for the engine, without changing it or taking a fence. Alignments are powers
+    /// of two; the capacity is at least `options.min_capacity_bytes`. Two engines may have a device
+    /// open.
     fn open(
         &self,
         spec: &DeviceSpec,
@@ -71,13 +70,13 @@ pub(crate) struct Opened<T> {
     pub(crate) backend: T,
 }
 
-/// An open device as the engine uses it. All reactors share it, so it may not lock or allocate,
-/// except in devices for tests.
+/// An open device as the engine uses it. All reactors share it, so only test devices may lock or
+/// allocate.
 pub(crate) trait Backend: Debug + Send + Sync {
-    /// Starts an operation that is inside the device and aligned. It must end the operation at
-    /// once, or leave exactly one entry in the ring that completes with `user_data` at the end.
-    /// With [`Submitted::RingFull`] it leaves nothing. The memory of `op` stays valid until the
-    /// completion was taken; `op` also holds what `finish` must know.
+    /// Starts an operation that is inside the device and aligned. It must end at once, or leave
+    /// exactly one entry in the ring that completes with `user_data` at the end; with
+    /// [`Submitted::RingFull`], none. The memory of `op` stays valid until the completion was
+    /// taken; `op` also holds notes for `finish`.
     #[inline]
     fn submit(&self, ring: &mut Ring, op: &mut Op, user_data: u64) -> Submitted {
         match self.request(op) {
@@ -86,8 +85,8 @@ pub(crate) trait Backend: Debug + Send + Sync {
         }
     }
 
-    /// Interprets the result of the entry that `submit` left. After a partial transfer it must
-    /// return the whole rest; it must not retry an error of the device.
+    /// Interprets the result of `submit`'s entry. After a partial transfer it must return the whole
+    /// rest; it must not retry an error.
     fn finish(&self, op: Op, result: i32) -> Finish;
 
     /// The ring request that alone carries an operation out; a wrapper may delay it. `None`: the
@@ -116,8 +115,8 @@ pub(crate) trait Backend: Debug + Send + Sync {
         0
     }
 
-    /// Its fence. After this process dies it must hold until no submitted request can still change
-    /// the device or memory that a successor uses.
+    /// After this process dies, the fence must hold until no submitted request can still change the
+    /// device or a successor's memory.
     fn fence(&self) -> &dyn Fence;
 }
 
@@ -125,7 +124,6 @@ pub(crate) trait Backend: Debug + Send + Sync {
 pub(crate) struct AtOnce {
     /// All reads and writes are copies in memory.
     pub(crate) copies: bool,
-    /// From this offset on, data is discarded.
     pub(crate) nothing_from_bytes: u64,
 }
 

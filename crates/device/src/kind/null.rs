@@ -1,7 +1,6 @@
 //! A device without data, `null:/path?size=64G`, to measure the layers above.
 //!
-//! A file keeps label and catalog, through the ring. From `OpenOptions::data_offset_bytes` on, data
-//! is discarded and operations end at once.
+//! A file keeps label and catalog. From `OpenOptions::data_offset_bytes` on, data is discarded.
 
 use std::sync::Arc;
 

@@ -1,12 +1,11 @@
 //! Sends reads and writes to a drive as NVMe commands, past the kernel's block layer.
 //!
-//! The kernel has a character device (`/dev/ngXnY`) beside a namespace's block device, which takes
-//! NVMe commands through io_uring. Its descriptor carries a fence lock too. A command that is too
-//! long, has pieces that don't fit pages, or fails goes through the block device; there the kernel
-//! splits, retries and judges. Flushes and zeroing always do: they reach the same drive.
-//! Partitions, metadata and zones rule out native use, and so does a missing or forbidden character
-//! device. That must be equal for all engines of a pool, so don't withdraw the permission while one
-//! runs.
+//! A namespace has a character device (`/dev/ngXnY`) that takes NVMe commands through io_uring. Its
+//! descriptor carries a fence lock too. A command that is too long, has pieces that don't fit
+//! pages, or fails goes through the block device; there the kernel splits, retries and judges.
+//! Flushes and zeroing always do: they reach the same drive. Partitions, metadata and zones rule
+//! out native use, and so does a missing or forbidden character device. That must be equal for all
+//! engines of a pool, so don't withdraw the permission while one runs.
 #![allow(unsafe_code)]
 
 use std::fs;
@@ -35,7 +34,6 @@ pub(crate) struct Native {
     namespace: u32,
     block_shift: u32,
     max_bytes: u64,
-    /// The kernel rejected a command: never try again.
     refused: AtomicBool,
     done: AtomicU64,
 }
@@ -113,7 +111,7 @@ impl Native {
         self.done.load(Ordering::Relaxed)
     }
 
-    /// The command for a checked operation; `None`: use the block device.
+    /// `None`: use the block device.
     pub(crate) fn io(&self, op: &Op) -> Option<RingIo<'_>> {
         let (opcode, fua) = match op.kind {
             OpKind::Read => (OPCODE_READ, false),
@@ -155,7 +153,7 @@ impl Native {
         })
     }
 
-    /// Whether the operation succeeded; if not, it goes through the block device.
+    /// Whether the operation succeeded.
     pub(crate) fn is_done(&self, result: i32) -> bool {
         if result == 0 {
             self.done.fetch_add(1, Ordering::Relaxed);

@@ -7,9 +7,8 @@
 //! between its check of the bit and its touch. A copy that finds a region shut uses the system
 //! call.
 //!
-//! On the first touch the kernel maps one page for a write, but also its neighbours for a read. So
-//! the first copy into a complete chunk reads a byte of it before. If someone shortens the file,
-//! this process dies.
+//! The kernel maps one page at a first write, but also its neighbours at a first read. So the first
+//! copy into a complete chunk reads a byte of it. If someone shortens the file, this process dies.
 #![allow(unsafe_code)]
 
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -70,7 +69,6 @@ impl RamMap {
                 0,
             )
         }?;
-        // From here on `drop` unmaps.
         let bits = |count: u64| (0..count.div_ceil(64)).map(|_| AtomicU64::new(0)).collect();
         let ram = Self {
             ptr: NonNull::new(ptr.cast()).ok_or(Errno::NOMEM)?,
@@ -309,9 +307,8 @@ impl RamMap {
         self.present[(first / 64) as usize].load(Ordering::Acquire) >> (first % 64) & ALL_OF_CHUNK
     }
 
-    /// Whether pages without a bit turn out to exist. Asked at about the second write to a chunk.
-    /// At the first it would be a wasted system call for sparse writes; later, one for each write
-    /// into a gap.
+    /// Whether pages without a bit exist. Asked at about the second write to a chunk: earlier it
+    /// wastes a system call for sparse writes, later it costs one for each write into a gap.
     fn is_found(&self, fd: BorrowedFd<'_>, at: u64, len_bytes: u32) -> bool {
         let (from, to) = pages(at, len_bytes);
         for chunk in from / CHUNK_PAGES..to.div_ceil(CHUNK_PAGES) {
@@ -359,7 +356,6 @@ impl Drop for Shut<'_> {
     }
 }
 
-/// The first page, and the page after the last, of a nonempty range.
 fn pages(at: u64, len_bytes: u32) -> (u64, u64) {
     (
         at / PAGE_BYTES,

@@ -1,4 +1,4 @@
-//! The text form of a device, used in catalog, configuration, command line and messages.
+//! The text form of a device, for users, files and messages.
 //!
 //! ```text
 //! /path                    a regular file or a block device, whichever is there
@@ -10,8 +10,7 @@
 //!
 //! A read of vanished data returns zeros through an internal buffer (as over the network), and
 //! leaves a VM's own memory as it was. Paths are absolute, because daemon and engine may have
-//! different working directories; [`DeviceSpec::parse_in`] makes them so. They are UTF-8, because
-//! specs travel as JSON.
+//! different working directories. They are UTF-8, because specs travel as JSON.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -25,7 +24,6 @@ pub struct DeviceSpec {
     kind: Option<DeviceKind>,
     path: PathBuf,
     size_bytes: Option<u64>,
-    /// Further options after the question mark: `key=value`, joined by `&`.
     options: String,
 }
 
@@ -88,7 +86,7 @@ pub enum SpecError {
 pub(crate) const MAX_CAPACITY_BYTES: u64 = 1 << 61;
 
 impl DeviceSpec {
-    /// A regular file or a block device: [`DeviceSpec::resolve`] finds out which.
+    /// A regular file or a block device; [`DeviceSpec::resolve`] finds out which.
     pub fn bare(path: impl Into<PathBuf>) -> Self {
         Self {
             kind: None,

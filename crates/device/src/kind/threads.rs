@@ -71,7 +71,6 @@ struct ByteServer {
     path: PathBuf,
     file: File,
     size_bytes: u64,
-    /// The generations that have an association.
     engines: Mutex<BTreeSet<u64>>,
     is_claimed: Mutex<bool>,
 }

@@ -1,6 +1,5 @@
-//! Refuses kernels that are too old or forbid io_uring, with a sentence that says what to change.
-//!
-//! Features aren't probed one by one: the oldest supported kernel has all that is used.
+//! Refuses kernels that are too old or forbid io_uring. The oldest supported kernel has every
+//! feature in use, so none is probed.
 
 use super::options::RingError;
 
@@ -48,7 +47,7 @@ fn parse_release(release: &str) -> Option<KernelVersion> {
     })
 }
 
-/// Why io_uring is forbidden, from the content of `/proc/sys/kernel/io_uring_disabled`.
+/// Why io_uring is forbidden, by the content of `/proc/sys/kernel/io_uring_disabled`.
 pub(crate) fn forbidden_reason(sysctl: Option<&str>) -> String {
     match sysctl.map(str::trim) {
         Some("1") => "kernel.io_uring_disabled is 1, so only members of kernel.io_uring_group may use it; join that \

@@ -33,7 +33,7 @@ use self::options::{is_transient, setup_error};
 pub(crate) use self::request::{CommandBytes, RingIo};
 use crate::fixed::{Fixed, Pinned, Registration};
 
-/// User data that this crate reserves for entries whose completion it ignores.
+/// Reserved for entries whose completion is ignored.
 pub const RESERVED_USER_DATA: u64 = u64::MAX;
 
 /// One io_uring. See the module.
@@ -119,7 +119,7 @@ impl Ring {
         unsafe { self.push(&entry) }
     }
 
-    /// Asks to end the request `target_user_data` early; the cancellation itself completes with
+    /// Asks to end the request `target_user_data` early; the cancellation completes with
     /// `user_data`.
     pub fn cancel(&mut self, target_user_data: u64, user_data: u64) -> Result<(), RingFull> {
         let entry = opcode::AsyncCancel::new(target_user_data)
@@ -158,8 +158,8 @@ impl Ring {
         }
     }
 
-    /// Unregisters memory; no request in it may be queued or in flight. Returns what pinned it,
-    /// which may take long to drop.
+    /// Unregisters memory; no request in it may be queued or in flight. The result may take long to
+    /// drop.
     pub fn unregister(&mut self, name: Registration) -> Option<Pinned> {
         if let Some(native) = &self.native {
             self.fixed.forget(&native.submitter(), name);
@@ -167,13 +167,13 @@ impl Ring {
         self.fixed.remove(&self.inner.submitter(), name)
     }
 
-    /// Number of requests so far whose memory was registered.
+    /// Number of requests in registered memory.
     pub fn fixed_requests(&self) -> u64 {
         self.fixed.used.get()
     }
 
-    /// Hands queued entries to the kernel and lets it run deferred work; no system call if there is
-    /// neither. Returns the number of entries taken.
+    /// Hands queued entries to the kernel and lets it run deferred work, if there is any. Returns
+    /// the number of entries taken.
     pub fn submit(&mut self) -> io::Result<usize> {
         let others = match &mut self.native {
             Some(native) => native.submit()?,
@@ -186,8 +186,7 @@ impl Ring {
             return Ok(others);
         }
         match self.inner.submit() {
-            // EBUSY: the completion queue overflowed and must be drained first. The other errors
-            // pass by themselves.
+            // EBUSY: the completion queue overflowed and must be drained first.
             Err(error) if is_transient(&error) => Ok(others),
             other => other.map(|taken| taken + others),
         }

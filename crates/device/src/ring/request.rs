@@ -132,7 +132,6 @@ impl RingIo<'_> {
                 .offset(offset_bytes)
                 .rw_flags(if dsync { libc::RWF_DSYNC } else { 0 })
                 .build(),
-            // `push_io` never gets here with it.
             RingIo::Native { .. } => opcode::Nop::new().build(),
             RingIo::Flush { fd } => opcode::Fsync::new(Fd(fd.as_raw_fd()))
                 .flags(FsyncFlags::DATASYNC)

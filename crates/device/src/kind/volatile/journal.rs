@@ -1,8 +1,8 @@
 //! The journal of a volatile device: what happened since the last cut.
 //!
-//! A header says how much of the journal the visible file shows. A record is written whole, then
-//! the visible file changes, then the header. So behind the header's position there is at most one
-//! record, perhaps torn. A record is identified by its position in the file.
+//! A header says how much of it the visible file shows. A record is written whole, then the visible
+//! file changes, then the header. So behind the header's position there is at most one record,
+//! perhaps torn.
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 

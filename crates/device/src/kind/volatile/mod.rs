@@ -4,9 +4,8 @@
 //! records every change and flush since the last cut ([`journal`]). A record is appended under a
 //! file lock before the visible file changes, so that the next process after a kill repairs the
 //! last step. `.stable` is what the last cut left. A flush covers writes that had *ended* (in
-//! [`crate::Device::finish`]) when it was submitted, and only once it has ended too. While the file
-//! `.hang` exists, no operation begins or ends; while `.fail` exists, each ends with `EIO`. One
-//! process's flush may cover another's writes in flight. The journal grows until the cut.
+//! [`crate::Device::finish`]) when it was submitted, and only once it has ended too. One process's
+//! flush may cover another's writes in flight.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -41,12 +40,12 @@ pub(crate) fn journal_path(device: &Path) -> PathBuf {
     beside(device, "journal")
 }
 
-/// While this file exists, the device at `device` hangs.
+/// While this file exists, no operation on `device` begins or ends.
 pub fn hang_path(device: &Path) -> PathBuf {
     beside(device, "hang")
 }
 
-/// While this file exists, the device at `device` fails.
+/// While this file exists, each operation on `device` ends with `EIO`.
 pub fn fail_path(device: &Path) -> PathBuf {
     beside(device, "fail")
 }
@@ -135,7 +134,6 @@ struct Volatile {
 
 impl Backend for Volatile {
     fn submit(&self, ring: &mut Ring, op: &mut Op, user_data: u64) -> Submitted {
-        // An operation and the poll before it.
         if ring.free_entries() < 2 {
             return Submitted::RingFull;
         }
@@ -218,7 +216,6 @@ impl SyncBackend for SyncVolatile {
     }
 }
 
-/// One process's view of the journal and the switches.
 #[derive(Debug)]
 struct Cache {
     hang: PathBuf,
