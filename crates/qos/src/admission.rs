@@ -14,15 +14,15 @@ use crate::resources::{Resource, SHARED, SHARED_RESOURCES};
 pub struct Capacity {
     /// Reactors, each with its own processor.
     pub reactors: u32,
-    /// Devices that read at full speed at once; 1 if costs describe all together.
+    /// Devices that can read at full speed at once; 1 if costs cover all devices.
     pub device_reads: f64,
-    /// Devices that write at full speed at once.
+    /// Devices that can write at full speed at once.
     pub device_writes: f64,
-    /// Bytes per second in.
+    /// Received bytes per second.
     pub link_in: f64,
-    /// Bytes per second out.
+    /// Sent bytes per second.
     pub link_out: f64,
-    /// Operations per second in software.
+    /// Operations per second that the software can handle.
     pub operations: f64,
 }
 
@@ -72,7 +72,7 @@ pub fn largest(base: Rate, has: impl Fn(Rate) -> bool) -> Rate {
 #[derive(Clone, Debug)]
 pub struct Node {
     capacity: Capacity,
-    /// 1: all bases are guaranteed.
+    /// Multiple of the capacity that may be promised; 1 guarantees all bases.
     oversubscription: f64,
     usable: f64,
     promised: [f64; SHARED],
@@ -82,17 +82,17 @@ pub struct Node {
 /// Why a tenant is refused.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum Refused {
-    /// Invalid budget.
+    /// The budget is invalid.
     Bad(BadBudget),
-    /// Its base doesn't fit.
+    /// The base doesn't fit.
     Full {
         /// The scarcest resource.
         resource: Resource,
-        /// Need, in percent of the node.
+        /// The base's need, in percent of the node.
         needed_percent: f64,
-        /// Room, in percent of the node.
+        /// The room left, in percent of the node.
         left_percent: f64,
-        /// A base that would fit.
+        /// A smaller base that would fit.
         fits: Rate,
     },
 }
@@ -129,7 +129,7 @@ impl std::fmt::Display for Refused {
 impl std::error::Error for Refused {}
 
 impl Node {
-    /// A node without promises; `oversubscription` is at least 1.
+    /// A node without promises; an `oversubscription` below 1 counts as 1.
     #[must_use]
     pub fn new(capacity: Capacity, params: &Params, oversubscription: f64) -> Self {
         Self {

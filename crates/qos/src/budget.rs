@@ -17,23 +17,23 @@ pub struct Rate {
 /// How a tenant may burst.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, Serialize, Deserialize)]
 pub enum Burst {
-    /// Spends saved base.
+    /// Bursts spend saved base.
     Credit {
         /// Cap of the credit, in seconds of base.
         seconds: u32,
     },
-    /// Counts use above the base.
+    /// Bursts need no credit; use above the base is counted.
     Metered,
 }
 
-/// Limits of use.
+/// The limits of a tenant or volume.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, Serialize, Deserialize)]
 pub struct Budget {
     /// Available at any time.
     pub base: Rate,
-    /// Never exceeded.
+    /// The burst limit, never exceeded.
     pub burst: Rate,
-    /// The kind of bursts.
+    /// How it may burst.
     pub how: Burst,
 }
 
@@ -66,7 +66,7 @@ pub enum Field {
 }
 
 impl Field {
-    /// For messages.
+    /// Its name in messages.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -86,7 +86,7 @@ impl Field {
         }
     }
 
-    /// Checks the range.
+    /// Checks that a value is in range.
     pub fn check(self, value: u64) -> Result<(), BadBudget> {
         let (least, most) = self.range();
         match (least..=most).contains(&value) {
@@ -130,7 +130,7 @@ pub enum BadBudget {
         field: Field,
         /// Its value.
         value: u64,
-        /// Left of the tenant's base.
+        /// The rest of the tenant's base.
         left: u64,
     },
 }
@@ -195,7 +195,7 @@ impl Budget {
         }
     }
 
-    /// Finds the first invalid part.
+    /// Checks all parts; the error names the first invalid one.
     pub fn check(&self) -> Result<(), BadBudget> {
         use Field::{BaseBytes, BaseIops, BurstBytes, BurstIops, CreditSeconds};
         for (field, value) in [

@@ -27,7 +27,7 @@ pub const FRONTENDS: [Transport; 3] = [Transport::Tcp, Transport::Pcie, Transpor
 pub struct Frontends(u8);
 
 impl Frontends {
-    /// Any frontend.
+    /// All frontends, if nothing is known yet.
     pub const ALL: Self = Self(0b111);
 
     /// These frontends, or all if there are none.
@@ -62,7 +62,7 @@ pub enum Operation {
     Other = 2,
 }
 
-/// All kinds.
+/// All kinds of operations.
 pub const OPERATIONS: [Operation; 3] = [Operation::Read, Operation::Write, Operation::Other];
 
 /// Calibrated sizes.

@@ -6,7 +6,7 @@
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// Operations (in parts) or bytes.
+/// A token bucket, of operations (in parts) or bytes.
 #[derive(Default, Debug)]
 pub struct TokenBucket {
     has: AtomicU64,
@@ -22,14 +22,14 @@ impl TokenBucket {
             .fetch_update(Relaxed, Relaxed, |has| Some(has.min(cap)));
     }
 
-    /// Current tokens.
+    /// The current tokens.
     #[inline]
     #[must_use]
     pub fn has(&self) -> u64 {
         self.has.load(Relaxed)
     }
 
-    /// Most tokens.
+    /// The most tokens.
     #[must_use]
     pub fn cap(&self) -> u64 {
         self.cap.load(Relaxed)

@@ -28,7 +28,7 @@ impl Default for Estimator {
 }
 
 impl Estimator {
-    /// Adds the delay of `count` I/Os.
+    /// Adds the total delay of `count` I/Os.
     #[inline]
     pub fn observe(&mut self, resource: usize, sum_ns: u64, count: u32) {
         self.sum_ns[resource] = self.sum_ns[resource].saturating_add(sum_ns);

@@ -24,9 +24,9 @@ pub struct Shares {
 #[derive(Default, Debug)]
 #[repr(align(128))]
 pub struct LedgerEntry {
-    /// Divides the budget.
+    /// The sums that divide its budget.
     pub shares: Shares,
-    /// Sums of [`Newest`].
+    /// The sums of all reactors' [`Newest`].
     newest: [AtomicU64; 9],
     /// Credit: operations, bytes.
     pub credit: [TokenBucket; 2],
@@ -36,14 +36,14 @@ pub struct LedgerEntry {
     had: AtomicU64,
 }
 
-/// A tenant's newest window, per second.
+/// A tenant's newest window, in rates per second.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Newest {
-    /// Granted.
+    /// The grant.
     pub granted: Rate,
-    /// Used in the last complete window.
+    /// The use in the last complete window.
     pub used: Rate,
-    /// Used above the base.
+    /// The part of `used` above the base.
     pub above: Rate,
     /// I/Os waiting at its end.
     pub waited: u64,
@@ -99,7 +99,7 @@ impl Ledger {
         &self.entries[tenant]
     }
 
-    /// The most tenants.
+    /// The number of tenants it can hold.
     #[must_use]
     pub fn tenants(&self) -> usize {
         self.entries.len()
@@ -137,9 +137,9 @@ impl Ledger {
 /// A reactor's demand, in parts of the base ([`WHOLE`]).
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Published {
-    /// Of volumes, beyond their own bases.
+    /// Demand of volumes, beyond their own bases.
     pub demand: u64,
-    /// Own bases of volumes, as far as needed.
+    /// Own bases of volumes, as far as they need them.
     pub promised: u64,
 }
 
@@ -151,7 +151,7 @@ fn publish(sum: &AtomicU64, old: u64, new: u64) -> u64 {
     }
 }
 
-/// One whole base.
+/// A demand of one whole base.
 pub const WHOLE: u64 = 1 << 16;
 
 impl LedgerEntry {

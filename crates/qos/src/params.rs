@@ -28,14 +28,14 @@ pub const MOST_PUBLISHED: f32 = 1000.0;
 /// After this time without a start, a reactor is idle and may help: two windows, as with one it
 /// would alternate.
 pub const IDLE_NS: u64 = 600_000;
-/// A reactor gets help above this utilisation.
+/// Utilisation above which a reactor gets help.
 pub const HELP_FROM: f64 = 0.95;
-/// Help ends below this part of one processor for all together.
+/// Help ends when a reactor and its helpers together need less than this part of a processor.
 pub const HELP_UNTIL: f64 = 0.9;
 /// Time over which utilisation is measured.
 pub const HELP_NS: u64 = 2_000_000;
 
-/// See [`Params::set`].
+/// The scheduler's parameters; [`Params::set`] sets one by name.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Params {
     /// Length of a window, in ns.
@@ -58,9 +58,9 @@ pub struct Params {
     pub headroom: f32,
     /// Target queueing delay, in ns.
     pub target_delay_ns: u64,
-    /// Least correction.
+    /// The smallest correction of a cost.
     pub correction_least: f32,
-    /// Largest correction.
+    /// The largest correction of a cost.
     pub correction_most: f32,
 }
 

@@ -36,7 +36,7 @@ pub enum Resource {
 
 /// Number of resources.
 pub const COUNT: usize = 8;
-/// The first resources are the node's; the rest a budget's.
+/// Number of the node's resources, which come first; the rest are a budget's.
 pub const SHARED: usize = 6;
 
 /// The node's resources.
@@ -50,7 +50,7 @@ pub const SHARED_RESOURCES: [Resource; SHARED] = [
 ];
 
 impl Resource {
-    /// For people.
+    /// Its name, for people.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {

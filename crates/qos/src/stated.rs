@@ -8,9 +8,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::budget::{BadBudget, Budget, Burst, Field, LEAST, MOST, Rate};
 
-/// Bytes per operation of a base in operations.
+/// Bytes for each operation if only operations are stated.
 pub const SMALL_BYTES: u64 = 4 << 10;
-/// Bytes per operation of a base in bytes.
+/// Bytes for each operation if only bytes are stated.
 pub const LARGE_BYTES: u64 = 128 << 10;
 
 /// The stated parts.

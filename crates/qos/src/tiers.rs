@@ -4,9 +4,9 @@
 //! next size. A burst borrows more. After [`BURST_OVER`] checks without a burst, the extra free
 //! buffers are returned, a few at each check.
 
-/// The most to return at one check: the kernel takes pages one by one, and the reactor waits,
+/// Most bytes to return at one check: the kernel takes pages one by one while the reactor waits.
 const RETURNED_BYTES: u32 = 1 << 20;
-/// in at most this many buffers, each of which may be a call.
+/// Most buffers to return at one check: each may be a call.
 const RETURNED_BUFFERS: u32 = 64;
 
 /// The smallest buffers that each lane keeps.

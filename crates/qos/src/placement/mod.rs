@@ -24,7 +24,7 @@ struct At {
 pub struct Promise {
     /// The most processor time it needs, in ns per second.
     pub cost: f64,
-    /// Where it is guaranteed.
+    /// The reactors where it is guaranteed.
     pub reactors: BTreeSet<usize>,
     /// False once it has lapsed.
     pub held: bool,
@@ -93,7 +93,7 @@ impl PlacedTenant {
 /// Why a base isn't guaranteed, and what would fit.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Lack {
-    /// The fullest reactor; `None`: all together are too small.
+    /// The fullest of its reactors; `None`: all together are too small.
     pub reactor: Option<usize>,
     /// Processor time of a base that fits, in ns per second.
     pub fits: f64,

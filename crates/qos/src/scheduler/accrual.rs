@@ -5,7 +5,7 @@
 pub(super) enum Accrual {
     /// Windows at work.
     Work(u64),
-    /// Idle windows' worth, in windows; whether the reactor wakes.
+    /// Idle windows, in windows of base, and whether the reactor wakes.
     Idle(f64, bool),
 }
 

@@ -9,7 +9,7 @@ use super::state::Lane;
 use crate::params::Params;
 use crate::resources::{COUNT, PLENTY, ResourceVector, SHARED};
 
-/// Returns the rest that no lane wants.
+/// Divides a grant; returns the rest that no lane wants.
 pub(super) fn divide(
     given: &ResourceVector,
     own: &[u32],

@@ -26,8 +26,8 @@ impl Scheduler {
         self.begin_borrowing(lane, cost) || self.begin_beyond(lane, tenant as usize, cost)
     }
 
-    /// Begins while some of every resource is left. Shared resources must suffice, unless a whole
-    /// window's grant does not. Later windows pay.
+    /// Begins an I/O while some of every resource is left. Shared resources must suffice, unless a
+    /// whole window's grant does not. Later windows pay.
     fn begin_borrowing(&mut self, lane: usize, cost: &ResourceVector) -> bool {
         let lane = &mut self.lanes[lane];
         let shared = cost.shared();

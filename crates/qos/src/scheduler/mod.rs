@@ -50,7 +50,7 @@ pub struct Scheduler {
     awake: bool,
     published_entitlements: [u64; SHARED],
     wants_processor: bool,
-    /// Whether the processor suffices for all bases, and for guaranteed ones.
+    /// Whether all bases, and whether guaranteed ones, fit the processor.
     bases_fit: [bool; 2],
     /// Processor time used of the next window.
     overdrawn_ns: i32,
@@ -388,7 +388,7 @@ impl Scheduler {
         self.somebody_bursts
     }
 
-    /// Frees idle processor time, if an I/O lacks only that.
+    /// Frees idle processor time if an I/O lacks only that; returns whether one does.
     pub fn is_idle(&mut self, ns: i32) -> bool {
         let wanted = std::mem::take(&mut self.wants_processor);
         if wanted {
@@ -404,7 +404,7 @@ impl Scheduler {
         self.lanes[lane].left[Resource::Cpu].max(0) as u64
     }
 
-    /// Reports delays of a resource.
+    /// Reports queueing delays of a resource, which correct its costs.
     pub fn observe(&mut self, resource: Resource, sum_ns: u64, count: u32) {
         if (resource as usize) < SHARED {
             self.estimator.observe(resource as usize, sum_ns, count);

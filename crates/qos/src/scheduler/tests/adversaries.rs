@@ -4,7 +4,6 @@
 use super::{ALL, Bench, FIT, NONE, STEPS, budget, even, params};
 use crate::budget::Burst;
 
-/// The windows by which a tenant within its base may fall behind.
 const BEHIND: u64 = 2;
 
 /// Four victims at 90 % of their base of 50,000 against twelve others with the same budget.

@@ -197,7 +197,6 @@ fn guaranteed_bases_come_first_where_there_are_too_many() {
         let has = has.map(|one| one.allocated.0[0] / one.shared_base.0[0]);
         (iops * WINDOWS / 1000, ended, woken, has.collect::<Vec<_>>())
     };
-    // 47 % of the processor each.
     let (due, ended, woken, has) = run(0.47, [true, true, false, false]);
     for (ended, has) in ended[..2].iter().zip(&has) {
         assert!(ended + 2 * due / WINDOWS >= due, "{due}: {ended:?}");

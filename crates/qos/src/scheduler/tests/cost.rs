@@ -1,7 +1,7 @@
 //! A run for `cargo xtask bench instructions`, which counts the instructions of
 //! [`counted_admission`], found by name.
 //!
-//! `FOREBAY_COST` is the number of I/Os: `1000` alike, or `1000:changing` with sizes that always
+//! `FOREBAY_COST` is the number of I/Os: `1000`, all alike, or `1000:changing`, where sizes always
 //! change.
 
 use super::{Bench, budget, params};

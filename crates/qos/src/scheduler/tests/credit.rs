@@ -24,7 +24,6 @@ fn credit_is_earned_below_the_base_and_spent_above() {
             let credit = bench.scheduler.statistics(0).credit_parts;
             assert!(credit <= cap);
             most = most.max(credit);
-            // Never more than the accrued base and one window's burst.
             assert!(ended <= 100 * bench.window + 300, "{ended}");
         }
         sum

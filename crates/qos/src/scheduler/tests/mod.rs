@@ -234,7 +234,6 @@ fn work_conserving() {
                 }
             });
             let part = bench.cpu_ns as f64 / params.window_ns as f64;
-            // A stopped tenant's allocation fades over some windows.
             if window % 50 > 15 {
                 assert!(part >= floor, "{busy} busy, window {window}: {part}");
             }
@@ -503,7 +502,6 @@ fn what_lanes_are_given_is_their_tenants() {
     let one = budget(20_000, 20_000, Burst::Metered);
     let other = budget(1000, 1000, Burst::Metered);
     let mut bench = Bench::new(&[one, other], Params::default());
-    // The second lane belongs to the first tenant too.
     bench.scheduler.detach(1);
     bench.scheduler.attach(1, 0);
     let granted = |bench: &Bench| [0, 1].map(|lane| bench.scheduler.granted_to(lane).iops);

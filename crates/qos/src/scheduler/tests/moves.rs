@@ -168,7 +168,6 @@ fn a_change_of_the_way_to_burst_is_metered_once() {
             reactors.iter_mut().for_each(change);
             had(&mut reactors, &cost, WINDOWS, &moves(period, 2, each))
         };
-        // Saves half of its base, bursts metered, spends its credit.
         let [saves, metered, spends] = [
             phase(credit, 5.0),
             phase(Burst::Metered, 30.0),
@@ -251,7 +250,6 @@ fn who_is_idle_on_all_reactors_saves_its_base() {
             }
             let had = saved(&reactors);
             turns(&mut reactors, IDLE);
-            // The others wake while that one uses everything.
             for _ in 0..1000 {
                 busy_window(&mut reactors, after, &cost);
             }

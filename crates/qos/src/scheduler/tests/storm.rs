@@ -54,7 +54,6 @@ fn qos_set_storm() {
             assert!(ended + 50 >= asked, "{ended} of {asked}");
         }
     }
-    // The last budget holds exactly.
     for tenant in 2..8 {
         bench.set_budget(tenant, &budget(20_000, 30_000, Burst::Metered));
     }
@@ -63,7 +62,6 @@ fn qos_set_storm() {
         bench.window(300, &all);
     }
     assert_eq!(bench.ended[2..], [30; 6]);
-    // A higher limit applies from the next window.
     for tenant in 2..8 {
         bench.set_budget(tenant, &budget(50_000, 60_000, Burst::Metered));
     }

@@ -115,7 +115,6 @@ fn what_a_volume_owes_above_its_limit_is_paid() {
         assert!(windows < 30);
     }
     assert!(windows >= 19, "{windows}");
-    // A sibling is not affected.
     scheduler.borrow(0, &cost);
     assert!(scheduler.admit(1, &cost));
 }
@@ -137,7 +136,6 @@ fn no_more_is_owed_than_a_second_brings() {
             }
             let mut owing = 0;
             for window in 0..4000 {
-                // All that it may, repeatedly.
                 while scheduler.may_borrow(0) {
                     scheduler.borrow(0, &cost);
                     owing += 1;
