@@ -230,8 +230,8 @@ impl Shares {
         self.takers.load(Relaxed) > 1
     }
 
-    /// Replaces this reactor's demand; returns its share (0 to 1). `beginner` is a minimum demand
-    /// of all reactors, in bases, so that an idle one has a share. A single reactor publishes
+    /// Replaces this reactor's demand; returns its share (0 to 1). `beginner` is an extra demand of
+    /// all reactors together, in bases, so that an idle one has a share. A single reactor publishes
     /// nothing.
     #[inline]
     pub fn share(&self, published: &mut Published, new: Published, beginner: f32) -> f32 {

@@ -21,7 +21,7 @@ pub const BUSY: f32 = 0.5;
 pub const FORGET: f32 = 1.0 / 64.0;
 /// Unused processor time of waiting lanes counts this many times as delay.
 pub const BACKLOG_WEIGHT: u64 = 4;
-/// Minimum demand of a tenant's reactors together, in bases: a volume that wakes finds a share.
+/// Extra demand of a tenant's reactors together, in bases: a volume that wakes finds a share.
 pub const BEGINNER: f32 = 1.0 / 256.0;
 /// The largest published demand, in bases, so that sums fit 64 bits.
 pub const MOST_PUBLISHED: f32 = 1000.0;

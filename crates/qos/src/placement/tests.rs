@@ -1,3 +1,4 @@
+//! Which bases are guaranteed, and where exports are served.
 
 use super::*;
 

@@ -24,7 +24,7 @@ impl Accrual {
     }
 }
 
-/// The share of all windows, and of one, rounded up. `fraction` carries the rest.
+/// The share of all windows, and of one window, rounded up. `fraction` carries the rest.
 #[inline]
 pub(super) fn part(amount: i32, share: f32, windows: u64, fraction: &mut f32) -> (u64, u64) {
     if share == 1.0 {
