@@ -1,17 +1,16 @@
 //! # Translation: an IOMMU for block storage
 //!
-//! **Purpose.** Everything that is true of grants, wherever they come from: what a grant is, the
-//! tables that hold them, how a miss is asked for once, and how a revoke waits for what is in
-//! flight. The module [`boundary`] is all that crosses between the daemon and the engine.
+//! Everything about grants: their form, the tables that hold them, faults and revokes. Module
+//! [`boundary`] is the whole interface between daemon and engine.
 //!
-//! **Design.** The owner (in the daemon) keeps a volume's map. The data path (in the engine) keeps a
-//! [`table::Table`] for each volume: one atomic word an extent, read without a lock. A word that is
-//! empty is a miss; [`fault::FaultTable`] sees to it that the owner is asked once per extent. A
-//! revoke clears words and then waits in [`drain::Drains`] until the slices that started under them
-//! have ended. [`grants::GrantTable`] is the owner's record of what is outstanding, in shared memory,
-//! so that it outlives the owner.
+//! The owner (in the daemon) keeps a volume's map. The data path (in the engine) keeps a
+//! [`table::Table`] per volume: one atomic word for each extent, read without a lock. An empty word
+//! is a miss; [`fault::FaultTable`] asks the owner once per extent. A revoke clears words, then
+//! waits in [`drain::Drains`] until the slices that began under them have ended.
+//! [`grants::GrantTable`] lists outstanding grants in shared memory, so that the list outlives the
+//! owner.
 //!
-//! **What it does not do.** It does no I/O on devices, knows no pool, and starts no thread.
+//! The crate does no device I/O, knows no pool and starts no thread.
 
 #![deny(unsafe_code)]
 

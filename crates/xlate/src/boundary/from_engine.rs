@@ -1,7 +1,7 @@
-//! What the engine says to the daemon.
+//! Messages from the engine to the daemon.
 //!
-//! **Design.** Plain enums; a new daemon is told first what the engine holds ([`Held`]), and each fault, release and commit
-//! that is unanswered is repeated to it. **Not here:** the daemon's side of the language ([`super::message`]).
+//! A new daemon is first told what the engine holds ([`Held`]); then unanswered faults, releases
+//! and commits are repeated.
 
 use super::parts::*;
 use crate::types::{DeviceIndex, ExtentRange, VolumeId};
@@ -10,21 +10,21 @@ use serde::{Deserialize, Serialize};
 /// What a dead engine was working on when it crashed.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 pub enum Blamed {
-    /// A queue's command, or its bytes when there is no command yet.
+    /// A queue's command, or its bytes before there is a command.
     Queue {
         /// Its index in the state region.
         queue: u32,
         /// The command's slot.
         slot: Option<u16>,
     },
-    /// A machine's command, or what its client said or has in its rings.
+    /// A VM's command, or its messages or rings.
     Machine {
-        /// Whose.
+        /// The export.
         export: ExportId,
-        /// The command: its frontend's number for it.
+        /// The frontend's number of the command.
         slot: Option<u16>,
     },
-    /// A connection that had said nothing of NVMe yet.
+    /// A connection in handshake.
     Newcomer {
         /// Its number.
         socket: u64,
@@ -36,18 +36,18 @@ pub enum Blamed {
 pub enum FaultFailure {
     /// The pool is full: Capacity Exceeded.
     NoSpace,
-    /// The owner can't answer (its catalog failed): Internal Error.
+    /// The owner's catalog failed: Internal Error.
     Internal,
-    /// It lies on a device that is missing or failed: Unrecovered Read Error or Write Fault.
+    /// The device is missing or failed: Unrecovered Read Error or Write Fault.
     Device,
-    /// Too much is asked at once: Command Interrupted, which the host may retry.
+    /// Too many faults: Command Interrupted, which the host may retry.
     Busy,
 }
 
-/// What the engine holds, told to a new daemon one by one.
+/// Something that the engine holds, reported to a new daemon.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 pub enum Held {
-    /// A device, and whether its fence is passed.
+    /// A device, and whether its fence has passed.
     Device(DeviceConfig, bool),
     /// A volume.
     Volume(VolumeConfig),
@@ -55,195 +55,193 @@ pub enum Held {
     Export(ExportConfig),
     /// A listener. Descriptor: its socket.
     Listener(String),
-    /// A revoke that is not yet acknowledged.
+    /// An unacknowledged revoke.
     Revoke(u64),
-    /// A job that is not yet done.
+    /// An open job.
     Job(u64, Job),
     /// A connection. Descriptor: its socket.
     Socket(u64),
-    /// A machine's listener. Descriptor: its socket.
+    /// A listener. Descriptor: its socket.
     MachineListener(ExportId),
-    /// A machine's client. Descriptors: its socket and its machine file.
+    /// An attached VM. Descriptors: its socket and its machine file.
     Machine(u64, ExportId),
-    /// Deposits of the client named last. Descriptors: as many, in this order.
+    /// Deposits of the VM named last. Descriptors: one each, in this order.
     Deposits(Vec<u32>),
-    /// The memory that the state region's records refer to. Descriptor: its file.
+    /// The memory to which the state region refers. Descriptor: its file.
     Memory,
 }
 
 /// From the engine to the daemon.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 pub enum FromEngine {
-    /// The answer to `Hello`. Descriptors: the state region; then the grant table deposited earlier,
-    /// if there is one. Every [`Held`] follows, then `HeldEnd`.
+    /// Answers `Hello`. Descriptors: the state region, and the grant table if one was deposited.
+    /// Every [`Held`] and `HeldEnd` follow.
     Welcome {
         /// [`BOUNDARY_VERSION`](super::message::BOUNDARY_VERSION).
         version: u32,
-        /// The engine.
+        /// The engine's process.
         engine_pid: u32,
         /// Its generation.
         generation: u64,
-        /// The pool that it was first told; all zeros when none.
+        /// The pool that it was first given; all zeros for none.
         pool: [u8; 16],
     },
-    /// One thing that the engine holds.
+    /// Something that the engine holds.
     Held(Held),
-    /// That was all.
+    /// The end of the `Held` messages.
     HeldEnd,
-    /// A connection was accepted, and is the daemon's to keep too. Descriptor: its socket.
+    /// A connection was accepted; the daemon keeps its socket too. Descriptor: the socket.
     Socket {
-        /// Its number: the generation that accepted it << 32 | a counter.
+        /// The accepting generation << 32 | a counter.
         socket: u64,
     },
-    /// A machine's client was accepted, and is the daemon's to keep too. Descriptors: its socket and its
-    /// machine file.
+    /// A VM attached; the daemon keeps its descriptors too: its socket and its machine file.
     Machine {
         /// Its number, among those of all sockets.
         socket: u64,
-        /// Whose client it is.
+        /// The export.
         export: ExportId,
     },
-    /// Descriptors that a client sent, in a message that is not acted on before `Deposited`. Descriptors: as
-    /// many, in this order. Repeated to a new daemon, among what is held.
+    /// Descriptors from a VM's message, which waits for `Deposited`. Descriptors: one each, in this
+    /// order. Repeated to a new daemon.
     Deposits {
-        /// Which client's.
+        /// The VM's socket number.
         socket: u64,
-        /// Their numbers, rising; at most [`MAX_DESCRIPTORS`](super::socket::MAX_DESCRIPTORS).
+        /// Ascending numbers, at most [`MAX_DESCRIPTORS`](super::socket::MAX_DESCRIPTORS).
         numbers: Vec<u32>,
     },
-    /// These deposits are used no more.
+    /// These deposits are no longer used.
     Withdrawn {
-        /// Which client's.
+        /// The VM's socket number.
         socket: u64,
         /// Their numbers.
         numbers: Vec<u32>,
     },
-    /// A machine's client is gone, for people; `SocketGone` says so too.
+    /// A VM detached, as an event; `SocketGone` comes too.
     MachineLeft {
-        /// Whose client it was.
+        /// The export.
         export: ExportId,
-        /// Why.
+        /// The reason.
         why: String,
     },
-    /// A connection has ended, or a machine's client with its deposits.
+    /// A connection ended, or a VM detached with its deposits.
     SocketGone {
         /// Its number.
         socket: u64,
     },
-    /// What the dead engine left is converted; nothing of it is acted on yet.
+    /// The dead engine's state is converted; nothing is acted on yet.
     Converted {
         /// From `TakeOver`.
         request: u64,
-        /// Queues that go on.
+        /// Queues that continue.
         queues: u32,
         /// Their commands.
         commands: u32,
-        /// Machines' clients that go on.
+        /// VMs that continue.
         machines: u32,
-        /// Connections that can't go on: why, and how many for that reason.
+        /// Connections that are lost: reason and count.
         closed: Vec<(String, u32)>,
     },
-    /// What the dead engine left can't be read; its hosts must connect again.
+    /// The dead engine's state is unreadable; its hosts must reconnect.
     Refused {
         /// From `TakeOver`.
         request: u64,
-        /// Why, for people.
+        /// The reason, for people.
         error: String,
     },
-    /// A request is carried out, or why not.
+    /// A request succeeded or failed.
     Done {
         /// From the request.
         request: u64,
-        /// What went wrong, for people.
+        /// The error, for people.
         error: Option<String>,
     },
-    /// The device's fence is passed: it is served.
+    /// The device's fence has passed: it is served.
     DeviceReady {
-        /// Which.
+        /// The device.
         device: DeviceIndex,
     },
-    /// The device can't be used (its fence timed out or its lock is another's).
+    /// The device is unusable: its fence timed out, or another process holds its lock.
     DeviceFailed {
-        /// Which.
+        /// The device.
         device: DeviceIndex,
-        /// Why.
+        /// The reason.
         error: String,
     },
-    /// Where do these extents lie? Each is asked once.
+    /// Translations wanted. Each extent is asked once.
     Faults {
         /// At most [`MAX_BATCH`](super::message::MAX_BATCH).
         faults: Vec<FaultAsk>,
     },
     /// A FLUSH or FUA waits: commit the mappings up to this sequence. The devices are flushed.
     CommitWanted {
-        /// Whose.
+        /// The volume.
         volume: VolumeId,
-        /// Up to which.
+        /// The last sequence.
         sequence: u64,
     },
-    /// A host changes a volume's reservations. Repeated to a new daemon until it is answered.
+    /// A host changes a volume's reservations. Repeated to a new daemon until answered.
     Reserve(ReserveAsk),
-    /// What `SetExport` or `RemoveExport` has taken from hosts is taken: follows the request's `Done`
-    /// when their connections are shut and their commands have ended, but for those at devices.
+    /// Follows the `Done` of `SetExport` or `RemoveExport`. The removed hosts' connections are
+    /// closed and their commands have ended, except those at devices.
     ExportSettled {
         /// From the request.
         request: u64,
-        /// Their commands that are still at devices.
+        /// Commands still at devices.
         at_devices: u32,
     },
-    /// A tenant deallocates these extents.
+    /// A host or VM deallocates extents.
     Release {
         /// Returned in `ReleaseDone` or `ReleaseFailed`.
         release: u64,
-        /// Whose.
+        /// The volume.
         volume: VolumeId,
         /// Its logical extents.
         range: ExtentRange,
     },
-    /// Nothing uses the revoked grants any more.
+    /// The revoked grants are no longer used.
     RevokeDone {
         /// From `Revoke`.
         revoke: u64,
     },
-    /// These extents had a place ahead, and have none any more: nothing was written there, and nothing
-    /// will be.
+    /// These preallocated extents are given back: they were never written and never will be.
     TookBack {
         /// From `TakeBack`.
         revoke: u64,
         /// Runs, in order.
         taken: Vec<ExtentRange>,
     },
-    /// So many were ahead when this was said; each may have been claimed since.
+    /// How many extents were preallocated at this moment; any may be claimed since.
     AheadCounted {
         /// From `CountAhead`.
         count: u64,
-        /// How many.
+        /// The number.
         ahead: u64,
     },
-    /// The deallocation that the revoke was for has ended; nothing was revoked.
+    /// The revoke's deallocation has ended; nothing was revoked.
     RevokeRefused {
         /// From `Revoke`.
         revoke: u64,
     },
-    /// The internal lane finished.
+    /// The internal lane ended a job.
     JobDone {
         /// From `Job`.
         job: u64,
-        /// The error number, if it failed.
+        /// The errno of a failure.
         errno: Option<i32>,
     },
-    /// Hosts were not let in (at most one of these a second), or a machine was refused something.
+    /// Hosts were rejected (reported at most once a second), or a VM's request was refused.
     HostRefused {
-        /// The newest's name; empty: a machine, which has none.
+        /// The last host's name; empty for a VM.
         host: String,
-        /// The subsystem that it asked for; of a machine, its export's number.
+        /// The requested subsystem; for a VM, its export's number.
         subsystem: String,
-        /// Why, for people.
+        /// The reason, for people.
         why: String,
-        /// How many there were since the last of these messages.
+        /// Rejections since the last such message.
         count: u32,
     },
-    /// Something that people should know.
+    /// An event for the operator.
     Notice {
         /// The text.
         text: String,

@@ -1,22 +1,17 @@
 //! The messages between daemon and engine.
 //!
-//! **Design.** Plain enums, encoded by postcard, one a datagram, at most [`MAX_MESSAGE_BYTES`]. Each
-//! side checks [`BOUNDARY_VERSION`] in the first message. The daemon's requests carry a number that
-//! [`FromEngine::Done`] returns; they are idempotent, so that a new daemon may say them all again.
-//! Likewise the engine repeats to a new daemon every fault, release and commit that is unanswered.
+//! Plain enums, encoded by postcard, one per datagram. Each side checks [`BOUNDARY_VERSION`] in the
+//! first message. The daemon's requests carry a number that [`FromEngine::Done`] returns. They are
+//! idempotent, so a new daemon may repeat them.
 //!
-//! **A take-over** of a dead engine's connections: after devices, volumes and exports come
-//! [`ToEngine::TakeOver`], [`ToEngine::Sockets`] and [`ToEngine::SocketsEnd`]. The successor converts
-//! without any effect outside itself and answers [`FromEngine::Converted`] (or `Refused`: what the
-//! dead engine left is of no use). [`ToEngine::Resume`] makes it act; listeners follow.
+//! **Take-over.** After devices, volumes and exports come [`ToEngine::TakeOver`],
+//! [`ToEngine::Sockets`] and [`ToEngine::SocketsEnd`]. The successor converts the state without
+//! outside effects and answers [`FromEngine::Converted`] or `Refused`. [`ToEngine::Resume`] makes
+//! it act; listeners follow.
 //!
-//! **A machine** ([`Frontend::is_machine`]) has one client on a socket of its own, who hands over
-//! descriptors of its memory and interrupts. The daemon is given the socket and the machine file
-//! ([`FromEngine::Machine`]), and each descriptor ([`FromEngine::Deposits`]) *before* the message that it
-//! came with is acted on: so these are acknowledged ([`ToEngine::Deposited`]). A successor gets all of them
-//! ([`ToEngine::Machine`], [`ToEngine::Deposits`]) before [`ToEngine::SocketsEnd`].
-//!
-//! **Not here:** sockets ([`super::socket`]), what messages carry ([`super::parts`]).
+//! **VMs** ([`Frontend::is_machine`]) pass descriptors of memory and interrupts. The daemon gets
+//! copies ([`FromEngine::Machine`], [`FromEngine::Deposits`]). The engine acts on the message only
+//! after [`ToEngine::Deposited`]. A successor gets all of them before [`ToEngine::SocketsEnd`].
 
 pub use super::from_engine::{Blamed, FaultFailure, FromEngine, Held};
 pub use super::frontend::{Frontend, MAX_MACHINE_QUEUES};
@@ -25,43 +20,43 @@ use crate::types::{DeviceIndex, ExtentRange, Rights, VolumeId};
 use forebay_nvme::reservation::Reservations;
 use serde::{Deserialize, Serialize};
 
-/// The language's version; a side that hears another one says so and hangs up.
+/// Version of the messages; a side that sees another version reports it and disconnects.
 pub const BOUNDARY_VERSION: u32 = 9;
 /// The longest message in bytes.
 pub const MAX_MESSAGE_BYTES: usize = 64 * 1024;
 /// The most faults or grants in one message.
 pub const MAX_BATCH: usize = 512;
-/// The most extents that one [`ToEngine::TakeBack`] or [`ToEngine::CountAhead`] names: every second one
-/// may be a run of its own.
+/// The most extents in one [`ToEngine::TakeBack`] or [`ToEngine::CountAhead`]: in the worst case
+/// every second one is a run.
 pub const MAX_TAKE_BACK: u64 = 4096;
 
 /// From the daemon to the engine.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 pub enum ToEngine {
-    /// The first message. Descriptor: the grant table, for keeping.
+    /// The first message. Descriptor: the grant table, to be kept.
     Hello {
         /// [`BOUNDARY_VERSION`].
         version: u32,
-        /// The sender.
+        /// The sender's process.
         daemon_pid: u32,
-        /// The pool that it serves.
+        /// Its pool.
         pool: [u8; 16],
     },
-    /// Open, fence and serve a device. `Done` comes when it is open; [`FromEngine::DeviceReady`] when
-    /// every earlier engine's lock there has fallen.
+    /// Open, fence and serve a device. `Done` means open. [`FromEngine::DeviceReady`] follows when
+    /// every earlier engine's lock on it is gone.
     SetDevice {
         /// Returned in `Done`.
         request: u64,
-        /// Which.
+        /// The device.
         device: DeviceConfig,
     },
-    /// Who holds the pool, and the devices on which the engine keeps the heartbeat. Said before the devices.
+    /// The pool's owner, and the devices that get the heartbeat. Sent before the devices.
     Hold {
         /// The random id of this installation.
         owner: [u8; 16],
         /// This boot.
         boot: [u8; 16],
-        /// This machine's name.
+        /// This node's name.
         host: String,
         /// The devices whose labels have an owner.
         devices: Vec<DeviceIndex>,
@@ -70,115 +65,113 @@ pub enum ToEngine {
     SetVolume {
         /// Returned in `Done`.
         request: u64,
-        /// Which.
+        /// The volume.
         volume: VolumeConfig,
     },
-    /// Stop serving a volume; its grants are revoked already.
+    /// Stop serving a volume whose grants are already revoked.
     RemoveVolume {
         /// Returned in `Done`.
         request: u64,
-        /// Which.
+        /// The volume.
         volume: VolumeId,
     },
-    /// Show a volume, or change who may connect (hosts no longer allowed are disconnected).
+    /// Create an export, or change its allowed hosts; others are disconnected.
     SetExport {
         /// Returned in `Done`.
         request: u64,
-        /// Which.
+        /// The export.
         export: ExportConfig,
-        /// The reactor that a new one is to be served by; one that serves its volume already comes first. `None`: any.
+        /// The reactor for a new export; a reactor that already serves the volume has priority.
+        /// `None`: any.
         reactor: Option<u32>,
     },
-    /// Disconnect an export's hosts and forget it.
+    /// Disconnect an export's hosts and remove it.
     RemoveExport {
         /// Returned in `Done`.
         request: u64,
-        /// Which.
+        /// The export.
         export: ExportId,
     },
-    /// How hosts should use a listener's paths. Comes before what a dead engine left, and before the
-    /// listener.
+    /// The state of a listener's paths. Sent before the take-over and before the listener.
     SetPort {
         /// Returned in `Done`.
         request: u64,
-        /// Which.
+        /// The port.
         port: PortConfig,
     },
-    /// How queues are spread over reactors from now on, whether or not anything is admitted by a schedule. Until it is told,
-    /// as by default.
+    /// How queues are spread over reactors, with or without scheduling.
     SetSpread {
         /// Returned in `Done`.
         request: u64,
-        /// How.
+        /// The rule.
         spread: Spread,
     },
-    /// How I/O is admitted from now on; `None`: all of it is, at once. Comes before budgets, and again when it changes.
+    /// How I/O is admitted; `None`: always at once. Sent before budgets and on each change.
     SetScheduling {
         /// Returned in `Done`.
         request: u64,
-        /// How.
+        /// The settings.
         scheduling: Option<Box<Scheduling>>,
     },
-    /// What a tenant may use. Comes before its volumes are exported, and again when it changes. `None`: there is no such
-    /// tenant any more.
+    /// A tenant's budget. Sent before its exports and on each change. `None`: the tenant is
+    /// removed.
     SetTenantBudget {
         /// Returned in `Done`.
         request: u64,
-        /// Whose.
+        /// The tenant.
         tenant: TenantId,
-        /// How much.
+        /// The budget.
         budget: Option<Budget>,
-        /// What it had saved when an engine knew it last: operations, bytes. One that knows it keeps what it has.
+        /// Its last known credit: operations, bytes. An engine that knows the tenant ignores it.
         credit: [u64; 2],
-        /// Its base comes before those of whom this is not said, where bases come to more than a reactor has.
+        /// Its base has priority where the bases exceed a reactor's capacity.
         guaranteed: bool,
     },
-    /// Whose a volume is, and what of the tenant's it may use. Comes after `SetVolume` and before its export, and again
-    /// when it changes.
+    /// A volume's tenant and budget. Sent after `SetVolume`, before the export, and on each change.
     SetVolumeBudget {
         /// Returned in `Done`.
         request: u64,
-        /// Which.
+        /// The volume.
         volume: VolumeId,
-        /// Whose.
+        /// Its tenant.
         tenant: TenantId,
-        /// Its part; `None`: an equal part, no limit of its own.
+        /// The budget; `None`: an equal part of the tenant's, without a limit.
         budget: Option<Budget>,
     },
-    /// Who has reserved a volume. Comes before its export, and whenever the daemon changes it.
+    /// A volume's reservations. Sent before its export and on each change.
     SetReservations {
         /// Returned in `Done`.
         request: u64,
-        /// Which volume.
+        /// The volume.
         volume: VolumeId,
-        /// The whole of it.
+        /// The complete state.
         state: Reservations,
     },
-    /// A `Reserve` is carried out, durably, or refused. Repeated for a repeated question.
+    /// A `Reserve` is durable, or refused. Repeated for a repeated `Reserve`.
     Reserved {
         /// From `Reserve`.
         token: ReserveToken,
-        /// Which volume.
+        /// The volume.
         volume: VolumeId,
-        /// What the host is answered: the status field without its phase bit (status code in bits 7:0,
-        /// its type in bits 10:8, do not retry in bit 14); 0 is success.
+        /// The status field without its phase bit: status code in bits 7:0, type in bits 10:8, do
+        /// not retry in bit 14. 0 is success.
         status: u16,
-        /// As it is now.
+        /// The present state.
         state: Reservations,
     },
-    /// What hosts see of a volume's space and health. No answer; repeated when it changes.
+    /// A volume's space and health, as hosts see them. Unanswered; repeated on change.
     VolumeFigures {
-        /// Which.
+        /// The volume.
         volume: VolumeId,
-        /// What it has written, in bytes (Identify Namespace: NUSE).
+        /// Written bytes (Identify Namespace: NUSE).
         used_bytes: u64,
-        /// What its pool has left, in percent (SMART: Available Spare).
+        /// Free space of its pool, percent (SMART: Available Spare).
         spare_percent: u8,
-        /// From which on that is little, in percent (SMART: Available Spare Threshold).
+        /// The threshold of low space, percent (SMART: Available Spare Threshold).
         spare_threshold_percent: u8,
         /// SMART's Critical Warning bits.
         warnings: u8,
-        /// What its export has behind it.
+        /// Its export's earlier statistics.
         past: Past,
     },
     /// Accept NVMe/TCP connections. Descriptor: the listening socket.
@@ -188,97 +181,96 @@ pub enum ToEngine {
         /// Its address, the key.
         address: String,
     },
-    /// Accept a machine's client. Descriptor: the listening socket of its export, which is set.
+    /// Accept a VM for an existing export. Descriptor: the listening socket.
     SetMachineListener {
         /// Returned in `Done`.
         request: u64,
-        /// Whose.
+        /// The export.
         export: ExportId,
     },
-    /// The daemon holds the deposits up to this one, or has no room for some of them.
+    /// The daemon has the deposits up to this one, or had no room for some.
     Deposited {
-        /// Which client's.
+        /// The VM's socket number.
         socket: u64,
-        /// The last number of the `Deposits` that this answers.
+        /// The last number of these `Deposits`.
         last: u32,
-        /// It holds them.
+        /// Whether it holds them.
         kept: bool,
     },
-    /// Extents lie here. Answers faults, or comes unasked.
+    /// Grants, as answers to faults or unasked.
     Grants {
         /// At most [`MAX_BATCH`], in this order.
         grants: Vec<GrantOf>,
     },
-    /// Faults can't be answered.
+    /// Faults cannot be answered.
     FaultFailed {
-        /// Whose.
+        /// The volume.
         volume: VolumeId,
         /// Its logical extents.
         range: ExtentRange,
-        /// Which question: a write that finds no room says nothing about a read.
+        /// Whether writes fail; a write without space says nothing about reads.
         write: bool,
-        /// Why.
+        /// The reason.
         reason: FaultFailure,
     },
     /// Stop using grants.
     Revoke {
         /// Returned in `RevokeDone`.
         revoke: u64,
-        /// Whose.
+        /// The volume.
         volume: VolumeId,
         /// Its logical extents.
         range: ExtentRange,
-        /// `Some(Rights::Read)`: only writing is taken away.
+        /// `Some(Rights::Read)`: revokes only writing.
         keep: Option<Rights>,
-        /// The tenant's deallocation that it carries out. If that has ended meanwhile (its time was
-        /// over), the engine refuses, and nothing may change: the tenant may have written since.
+        /// The release that this revoke serves. If it has timed out, the engine refuses and nothing
+        /// may change: a later write may have come.
         release: Option<u64>,
     },
-    /// Give back the places ahead of a range that were never written. Nothing is waited for.
+    /// Give back preallocated extents that were never written. Nothing is waited for.
     TakeBack {
         /// Returned in `TookBack`.
         revoke: u64,
-        /// Whose.
+        /// The volume.
         volume: VolumeId,
-        /// Its logical extents, at most [`MAX_TAKE_BACK`]; behind that nothing is taken.
+        /// Its logical extents, at most [`MAX_TAKE_BACK`]; the rest is ignored.
         range: ExtentRange,
     },
-    /// Say how many places of a range are still ahead.
+    /// Count the preallocated extents of a range.
     CountAhead {
         /// Returned in `AheadCounted`.
         count: u64,
-        /// Whose.
+        /// The volume.
         volume: VolumeId,
-        /// Its logical extents, at most [`MAX_TAKE_BACK`]; behind that nothing is counted.
+        /// Its logical extents, at most [`MAX_TAKE_BACK`]; the rest is ignored.
         range: ExtentRange,
     },
-    /// The owner has given a revoke up and quarantined the extents: it is never answered, what it
-    /// waited with is free for others. The words stay cleared.
+    /// The owner gave up a revoke and quarantined the extents. The engine frees its place and never
+    /// answers it. The words stay cleared.
     Abandon {
         /// From `Revoke`.
         revoke: u64,
     },
     /// Every mapping with a commit sequence up to this one is durable.
     Committed {
-        /// Whose.
+        /// The volume.
         volume: VolumeId,
-        /// Up to which.
+        /// The last sequence.
         sequence: u64,
     },
-    /// A commit that was wanted failed; commands that wait for it fail.
+    /// A commit failed, and with it the commands that wait for it.
     CommitFailed {
-        /// Whose.
+        /// The volume.
         volume: VolumeId,
-        /// Up to which.
+        /// The last sequence.
         sequence: u64,
     },
-    /// A tenant's deallocation is carried out: the range reads as zeros.
+    /// A release is done: the range reads as zeros.
     ReleaseDone {
         /// From `Release`.
         release: u64,
     },
-    /// A tenant's deallocation can't be carried out, and won't be: the range is what it was, and whoever
-    /// must have zeros there writes them.
+    /// A release failed for good and changed nothing; a command that needs zeros must write them.
     ReleaseFailed {
         /// From `Release`.
         release: u64,
@@ -287,51 +279,48 @@ pub enum ToEngine {
     Job {
         /// Returned in `JobDone`.
         job: u64,
-        /// What.
+        /// The job.
         work: Job,
     },
-    /// Go on where a dead engine stopped; `Sockets` and `SocketsEnd` follow. Converting has no effect
-    /// outside this process. Descriptors: the dead engine's state region and its memory.
+    /// Take over a dead engine's state; `Sockets` and `SocketsEnd` follow. Converting has no
+    /// outside effect. Descriptors: its state region and its memory.
     TakeOver {
         /// Returned in `Converted` or `Refused`.
         request: u64,
         /// The dead engine's generation.
         generation: u64,
-        /// What it was doing when it crashed or was found stuck; nothing when it was killed.
+        /// Its work when it crashed or hung; `None` when it was killed.
         blamed: Option<Blamed>,
     },
-    /// Connections of the dead engine. Descriptors: as many, in this order.
+    /// The dead engine's connections. Descriptors: one each, in this order.
     Sockets {
         /// At most [`MAX_DESCRIPTORS`](super::socket::MAX_DESCRIPTORS).
         sockets: Vec<u64>,
     },
-    /// A client of the dead engine. Descriptors: its socket and its machine file.
+    /// A VM of the dead engine. Descriptors: its socket and its machine file.
     Machine {
         /// The socket's number.
         socket: u64,
-        /// Whose client it is.
+        /// The export.
         export: ExportId,
     },
-    /// Deposits of the client named last. Descriptors: as many, in this order.
+    /// Deposits of the VM named last. Descriptors: one each, in this order.
     Deposits {
         /// At most [`MAX_DESCRIPTORS`](super::socket::MAX_DESCRIPTORS).
         numbers: Vec<u32>,
     },
-    /// Those were all: convert.
+    /// No more sockets: convert.
     SocketsEnd,
-    /// From here on the successor's state region is the truth: act.
+    /// Act: from now on the successor's state region is the truth.
     Resume {
         /// Returned in `Done`.
         request: u64,
     },
-    /// Finish what is in flight, close every connection, and exit.
+    /// Finish commands in flight, close every connection, exit.
     Stop,
 }
 
-/// Encodes a message into a datagram.
-///
-/// # Errors
-/// When it would be longer than [`MAX_MESSAGE_BYTES`].
+/// Encodes a datagram; fails above [`MAX_MESSAGE_BYTES`].
 pub fn encode<M: Serialize>(message: &M) -> Result<Vec<u8>, postcard::Error> {
     let bytes = postcard::to_stdvec(message)?;
     if bytes.len() > MAX_MESSAGE_BYTES {
@@ -342,9 +331,6 @@ pub fn encode<M: Serialize>(message: &M) -> Result<Vec<u8>, postcard::Error> {
 }
 
 /// Decodes a datagram; trailing bytes are an error.
-///
-/// # Errors
-/// When the bytes are not one whole message.
 pub fn decode<'a, M: Deserialize<'a>>(bytes: &'a [u8]) -> Result<M, postcard::Error> {
     match postcard::take_from_bytes(bytes)? {
         (message, []) => Ok(message),

@@ -1,22 +1,16 @@
-//! The engine's side of the protocol: what its control thread keeps and decides.
+//! The engine's side of the owner protocol: what its control thread keeps and decides.
 //!
-//! **Design.** Pure: messages of the owner, upcalls of reactors and the conversation's start and end
-//! come in; messages and posts come out as [`Effect`]s, appended to the caller's list, to be carried
-//! out in their order. Whatever the owner has not answered (faults, commits, releases) and whatever it
-//! waits for (revokes, jobs) is kept here, so that a new daemon can be told all of it again. The words
-//! are the caller's ([`Words`]), because reactors read them.
+//! The code is pure. The owner's messages and the reactors' upcalls come in; [`Effect`]s go out, to
+//! be carried out in order. Unanswered questions and open revokes and jobs are kept, so that a new
+//! daemon can be told them again.
 //!
-//! **Revokes.** The words are cleared when a revoke is heard, always. Then every reactor drains it; a
-//! reactor's answer stays good, because nothing new begins under cleared words. Reactors drain a
-//! bounded number at once, so others are held back; and as a device that hangs would hold them back
-//! for ever, they take turns ([`EngineSide::take_turns`]): what has been with the reactors for a while
-//! goes to the end of the queue and is later posted again to those that have not answered.
+//! **Revokes.** Words are cleared at once, then every reactor drains. Reactors drain a bounded
+//! number at a time. A hung device must not block the other revokes, so they take turns
+//! ([`EngineSide::take_turns`]). A reactor's answer stays valid: no command starts under cleared
+//! words.
 //!
-//! **Places ahead** that were never written are given back at once, for nothing can be in flight there
-//! ([`crate::table::Table::take_back`]); an owner that does not hear the answer has lost nothing.
-//!
-//! **Not here:** devices, exports and listeners (the engine); what a reactor does with a post
-//! ([`crate::drain`], [`crate::reactor_side`]).
+//! **Not here:** devices, exports and listeners; the reactors' part ([`crate::drain`],
+//! [`crate::reactor_side`]).
 
 mod words;
 
@@ -32,66 +26,66 @@ use crate::types::{DeviceIndex, ExtentRange, Rights, VolumeId};
 use crate::word::Word;
 use std::collections::{BTreeMap, VecDeque};
 
-/// To a reactor.
+/// A post to a reactor.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Post {
     /// Faults in the range are answered: translate again.
     Granted(VolumeId, ExtentRange),
-    /// Faults in the range, for writing or for reading, can't be answered.
+    /// Faults in the range cannot be answered. The flag says whether they were for writing.
     FaultFailed(VolumeId, ExtentRange, bool, FaultFailure),
-    /// Words are cleared: drain.
+    /// The words are cleared: drain.
     Revoke {
-        /// Its number.
+        /// The revoke's number.
         revoke: u64,
-        /// Whose.
+        /// The volume.
         volume: VolumeId,
-        /// What.
+        /// The extents.
         range: ExtentRange,
-        /// What stays.
+        /// The rights that remain.
         keep: Option<Rights>,
     },
-    /// A drain is no longer waited for.
+    /// The owner no longer waits for this drain.
     Abandon(u64),
-    /// Answer this job once everything in flight at the device has ended.
+    /// Answer this job when every request now in flight at the device has ended.
     Settle(u64, DeviceIndex),
-    /// More is durable.
+    /// More mappings are durable.
     Committed(VolumeId),
     /// A commit failed.
     CommitFailed(VolumeId, u64),
-    /// A release is carried out: command, its slot's generation, and how many of its extents.
+    /// A release is done: command, its slot's generation, and the number of extents.
     ReleaseDone(u32, u32, u64),
-    /// The owner can't carry a release out: nothing was done.
+    /// The owner cannot carry out a release, and has changed nothing.
     ReleaseFailed(u32, u32),
-    /// A release is given up before anything was done for it.
+    /// A release is cancelled before it took effect.
     ReleaseAbandoned(u32, u32),
     /// Work for the internal lane.
     Job(u64, Job),
 }
 
-/// From a reactor.
+/// A reactor's message to the control thread.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Upcall {
-    /// A miss.
+    /// A translation miss.
     Fault(FaultAsk),
     /// A command waits for a commit.
     CommitWanted {
-        /// Whose.
+        /// The volume.
         volume: VolumeId,
-        /// Up to which.
+        /// The commit sequence.
         sequence: u64,
     },
-    /// A tenant deallocates.
+    /// A host or VM deallocates extents.
     Release {
         /// The command.
         io: u32,
         /// Its slot's generation.
         generation: u32,
-        /// Whose.
+        /// The volume.
         volume: VolumeId,
-        /// What.
+        /// The extents.
         range: ExtentRange,
     },
-    /// A release has waited too long: give it up, unless it is being carried out.
+    /// A release has waited too long. Cancel it, unless the owner has begun it.
     AbandonRelease {
         /// The command.
         io: u32,
@@ -100,33 +94,32 @@ pub enum Upcall {
     },
     /// This reactor has drained a revoke.
     Drained {
-        /// Which.
+        /// The revoke's number.
         revoke: u64,
     },
-    /// Everything that was in flight here when [`Post::Settle`] came has ended.
+    /// Every request in flight here when [`Post::Settle`] came has ended.
     Settled {
-        /// Which job.
+        /// The job's number.
         job: u64,
     },
     /// The internal lane ended a job.
     JobDone {
-        /// Which.
+        /// The job's number.
         job: u64,
-        /// The error number, if it failed.
+        /// The error number on failure.
         errno: Option<i32>,
     },
 }
 
-/// What is to be done.
+/// An action for the caller to carry out.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub enum Effect {
-    /// Say this to the owner, if one has greeted.
+    /// Send this to the owner, if one is connected.
     Say(FromEngine),
     /// Post this to these reactors.
     Post(ReactorSet, Post),
 }
 
-/// A tenant's deallocation that the owner has not carried out.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 struct OpenRelease {
     reactor: usize,
@@ -134,48 +127,46 @@ struct OpenRelease {
     generation: u32,
     volume: VolumeId,
     range: ExtentRange,
-    /// The owner has begun to carry it out: its revoke has come in the present conversation.
+    /// The owner has begun: its revoke came in the present conversation.
     begun: bool,
-    /// So much of the range, from its begin, the owner carries out at once: what its revoke names.
+    /// The extents, from the range's start, that the owner's revoke covers.
     extents: u64,
 }
 
-/// A revoke whose words are cleared.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 struct OpenRevoke {
     revoke: u64,
     volume: VolumeId,
     range: ExtentRange,
     keep: Option<Rights>,
-    /// Reactors that have not drained it.
     waiting: ReactorSet,
-    /// It has been with the reactors for a turn.
+    /// Reactors have had it for a whole turn.
     aged: bool,
 }
 
-/// See the module's text.
+/// The engine's protocol state; see the module.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct EngineSide {
     reactors: usize,
     max_drains: usize,
     faults: FaultTable,
-    /// Faults that found no room among those unanswered.
+    /// Faults refused because the fault table was full.
     refused: u64,
-    /// Faults to ask at the turn's end.
+    /// Faults to send at the turn's end.
     asks: Vec<FaultAsk>,
     commits: BTreeMap<VolumeId, u64>,
     releases: BTreeMap<u64, OpenRelease>,
     next_release: u64,
-    /// Revokes that the reactors drain.
+    /// Revokes that reactors are draining.
     draining: Vec<OpenRevoke>,
-    /// Revokes that wait until fewer are being drained.
+    /// Revokes that wait for room at the reactors.
     held: VecDeque<OpenRevoke>,
-    /// Jobs, and the reactors that have not answered.
+    /// Jobs, with the reactors that have not answered.
     jobs: BTreeMap<u64, (Job, ReactorSet)>,
 }
 
 impl EngineSide {
-    /// For this many reactors, each of which drains at most `max_drains` revokes at once
+    /// `max_drains` is the number of revokes that a reactor drains at once
     /// ([`crate::drain::MAX_DRAINS`]).
     pub fn new(reactors: usize, max_drains: usize) -> Self {
         Self {
@@ -193,7 +184,8 @@ impl EngineSide {
         }
     }
 
-    /// A message of the owner. Gives back what isn't about grants, faults, commits, releases or jobs.
+    /// Handles a message of the owner. Returns messages that are not about grants, faults, commits,
+    /// releases or jobs.
     pub fn hear(
         &mut self,
         message: ToEngine,
@@ -297,7 +289,6 @@ impl EngineSide {
         }
     }
 
-    /// Posts revokes to reactors as long as these have room.
     fn post_revokes(&mut self, out: &mut Vec<Effect>) {
         while self.draining.len() < self.max_drains
             && let Some(open) = self.held.pop_front()
@@ -313,8 +304,8 @@ impl EngineSide {
         }
     }
 
-    /// Call it now and then, a fifth of a second apart or so: revokes that were with the reactors the
-    /// last time already make room for those that are held back.
+    /// Lets waiting revokes replace those that reactors already had at the last call. Call it about
+    /// every 0.2 s.
     pub fn take_turns(&mut self, out: &mut Vec<Effect>) {
         if self.held.is_empty() {
             return;
@@ -331,7 +322,7 @@ impl EngineSide {
         self.post_revokes(out);
     }
 
-    /// Whether [`EngineSide::take_turns`] has anything to do.
+    /// Whether [`EngineSide::take_turns`] has work.
     pub fn holds_back(&self) -> bool {
         !self.held.is_empty()
     }
@@ -340,7 +331,6 @@ impl EngineSide {
         self.draining.iter().chain(&self.held).map(|r| r.revoke)
     }
 
-    /// Forgets a revoke that the owner no longer wants.
     fn abandon(&mut self, revoke: u64, out: &mut Vec<Effect>) {
         self.held.retain(|held| held.revoke != revoke);
         if let Some(at) = self.draining.iter().position(|open| open.revoke == revoke) {
@@ -350,7 +340,6 @@ impl EngineSide {
         }
     }
 
-    /// Makes grants usable, and answers the faults that wait for them.
     fn install(&mut self, grants: Vec<GrantOf>, words: &mut impl Words, out: &mut Vec<Effect>) {
         for grant in grants {
             if !words.install(&grant) {
@@ -363,7 +352,6 @@ impl EngineSide {
         }
     }
 
-    /// Takes rights away, and asks all reactors to drain what still uses them.
     fn revoke(
         &mut self,
         open: OpenRevoke,
@@ -392,21 +380,19 @@ impl EngineSide {
         self.post_revokes(out);
     }
 
-    /// Gives a job to the reactors that it is for; once, however often it is asked for.
     fn begin_job(&mut self, job: u64, work: Job, out: &mut Vec<Effect>) {
         if self.jobs.contains_key(&job) {
             return;
         }
         let (who, post) = match work {
             Job::Settle { device } => (ReactorSet::first(self.reactors), Post::Settle(job, device)),
-            // The internal lane lives on reactor 0.
+            // The internal lane runs on reactor 0.
             _ => (ReactorSet::one(0), Post::Job(job, work)),
         };
         self.jobs.insert(job, (work, who));
         self.post(who, post, out);
     }
 
-    /// A reactor's command parks: asks the owner, unless the grant has come meanwhile.
     fn want(&mut self, reactor: usize, ask: FaultAsk, words: &impl Words, out: &mut Vec<Effect>) {
         let back = ReactorSet::one(reactor);
         let FaultAsk {
@@ -419,7 +405,7 @@ impl EngineSide {
         };
         let range = ExtentRange::new(extent, 1);
         if access(word, write) != Lookup::Park {
-            // The grant came while the question was on its way.
+            // The grant came while the fault was on its way.
             self.post(back, Post::Granted(volume, range), out);
             return;
         }
@@ -434,7 +420,7 @@ impl EngineSide {
         }
     }
 
-    /// A reactor's message. What it makes the engine ask is said by [`EngineSide::end_turn`].
+    /// Handles a reactor's message. [`EngineSide::end_turn`] sends the faults that it causes.
     pub fn upcall(
         &mut self,
         reactor: usize,
@@ -507,7 +493,6 @@ impl EngineSide {
         }
     }
 
-    /// A reactor's answer counts wherever the revoke is by now.
     fn drained(&mut self, reactor: usize, revoke: u64, out: &mut Vec<Effect>) {
         let mut open = self.draining.iter_mut().chain(&mut self.held);
         let Some(open) = open.find(|open| open.revoke == revoke) else {
@@ -522,7 +507,7 @@ impl EngineSide {
         }
     }
 
-    /// The end of a turn: asks everything that was missed in it.
+    /// Ends a turn: sends the faults collected in it.
     pub fn end_turn(&mut self, out: &mut Vec<Effect>) {
         Self::ask(&self.asks, out);
         self.asks.clear();
@@ -535,7 +520,7 @@ impl EngineSide {
         }));
     }
 
-    /// What an earlier conversation asked for and is not done.
+    /// Revokes and jobs that an earlier conversation left open.
     pub fn held(&self) -> impl Iterator<Item = Held> + '_ {
         let jobs = self
             .jobs
@@ -544,7 +529,7 @@ impl EngineSide {
         self.open_revokes().map(Held::Revoke).chain(jobs)
     }
 
-    /// A new owner has been told what is held: everything that no owner has answered is asked again.
+    /// Sends a new owner every fault, commit and release that is unanswered.
     pub fn ask_again(&mut self, out: &mut Vec<Effect>) {
         self.asks.clear();
         let ask = |(volume, extent, write)| FaultAsk {
@@ -574,16 +559,15 @@ impl EngineSide {
         }
     }
 
-    /// The conversation is over. Whatever that owner went on to do, the words are cleared: a tenant's
-    /// later write faults, and is answered by an owner that knows how far this came. So releases may be
-    /// given up again.
+    /// Ends the conversation. Releases may be cancelled again: the words are cleared, so a later
+    /// write faults and the next owner answers it.
     pub fn hung_up(&mut self) {
         for release in self.releases.values_mut() {
             release.begun = false;
         }
     }
 
-    /// A volume is gone.
+    /// Forgets a removed volume.
     pub fn forget(&mut self, volume: VolumeId) {
         self.faults.forget(volume);
         self.asks.retain(|ask| ask.volume != volume);

@@ -1,14 +1,12 @@
-//! The grant table: what the owner has granted, in shared memory, the only truth about it.
+//! The grant table: shared memory that lists every grant; the only truth about them.
 //!
-//! **Design.** Written by the daemon alone; a file stamped with boot id and pool id, so that a new
-//! daemon finds what its predecessor granted, even when both processes died. An entry is filled
-//! first and then made valid by a release-store of its sequence number; it is never half there.
-//! Growing an entry is one store of its count. A range taken out of the middle of an entry first
-//! adds the part behind, then shortens the entry; what replaces an entry is written before that goes.
-//! After a crash between the two an extent is there twice, and adoption takes the later entry. Contiguous grants merge. Bounded: when it is full, the
-//! owner revokes something ([`GrantTable::victim`]).
+//! Only the daemon writes it. The file carries boot id and pool id, so a new daemon finds its
+//! predecessor's grants even if both processes died. An entry is filled first, then made valid by a
+//! release-store of its sequence number. Growing an entry is one store. A split writes the rear
+//! part before it shortens the entry; a replacement is written before the old entry goes. After a
+//! crash in between, an extent is listed twice, and adoption takes the later entry.
 //!
-//! **Not here:** who may be granted what (the pool), and the messages.
+//! **Not here:** who may be granted what (the pool).
 
 use crate::cells;
 use crate::shm::SharedMemory;
@@ -24,7 +22,6 @@ const MAGIC: u64 = u64::from_le_bytes(*b"FBGRANT1");
 pub const GRANT_TABLE_VERSION: u64 = 1;
 
 cells! {
-    /// The file's first 4 KiB.
     struct Header {
         magic: AtomicU64,
         version: AtomicU64,
@@ -36,18 +33,18 @@ cells! {
 }
 
 cells! {
-    /// One entry, one cache line.
+    /// One cache line.
     struct Entry {
         /// 0 is free; otherwise a number that rises with each fill.
         sequence: AtomicU64,
         volume: AtomicU64,
         first: AtomicU64,
         count: AtomicU64,
-        /// The first extent's translation ([`Word`]).
+        /// The first extent's [`Word`].
         word: AtomicU64,
-        /// The engine generation that it was given to.
+        /// The engine generation that got the grant.
         epoch: AtomicU64,
-        /// 0 once its mapping is committed when granted; otherwise the commit that it waits for.
+        /// The commit that the mapping waits for; 0: committed.
         commit_sequence: AtomicU64,
         reserved: AtomicU64,
     }
@@ -56,18 +53,18 @@ cells! {
 const HEADER_BYTES: usize = 4096;
 const _: () = assert!(size_of::<Header>() == HEADER_BYTES && size_of::<Entry>() == 64);
 
-/// One grant: `range` of `volume` lies at `word` and on.
+/// A grant of `range` of `volume`, contiguous from `word` on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Grant {
-    /// Whose.
+    /// The volume.
     pub volume: VolumeId,
     /// Its logical extents.
     pub range: ExtentRange,
-    /// The first one's place and rights.
+    /// The first extent's location and rights.
     pub word: Word,
     /// The engine generation.
     pub epoch: u64,
-    /// See the layout: 0 when committed.
+    /// The commit that the mapping waits for; 0: committed.
     pub commit_sequence: u64,
 }
 
@@ -92,19 +89,19 @@ impl Grant {
 #[derive(Debug, PartialEq, Eq)]
 pub struct Full;
 
-/// See the module's text.
+/// The grant table and its index.
 #[derive(Debug)]
 pub struct GrantTable {
     memory: SharedMemory,
     capacity: usize,
     /// (volume, first) -> slot; grants never overlap.
     index: BTreeMap<(VolumeId, u64), u32>,
-    /// What stands in each slot that was ever used. The memory is only written, never read back.
+    /// By slot. The memory is only written, never read back.
     grants: Vec<Grant>,
     free: Vec<usize>,
     next_unused: usize,
     next_sequence: u64,
-    /// Where the search for a victim goes on.
+    /// Where the search for a victim continues.
     hand: (VolumeId, u64),
 }
 
@@ -126,7 +123,7 @@ impl GrantTable {
         boot_id: &[u8; 16],
         pool_id: &[u8; 16],
     ) -> io::Result<Self> {
-        // A file of an earlier owner may still be mapped by an engine: never truncate it in place.
+        // An engine may still map the earlier file: never truncate it in place.
         match std::fs::remove_file(path) {
             Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
             _ => {}
@@ -135,7 +132,7 @@ impl GrantTable {
         Self::format(memory, capacity, boot_id, pool_id)
     }
 
-    /// The same in memory that is all zeros and large enough ([`GrantTable::bytes`]).
+    /// The same in zeroed memory of at least [`GrantTable::bytes`].
     pub fn format(
         memory: SharedMemory,
         capacity: usize,
@@ -166,8 +163,8 @@ impl GrantTable {
         })
     }
 
-    /// Reads a table that an earlier daemon left. `Ok(None)`: it is of another boot, pool or layout,
-    /// so nothing that it says is outstanding. Overlapping entries are kept once.
+    /// Reads the table of an earlier daemon. `Ok(None)`: another boot, pool or layout, so its
+    /// grants are void. Of overlapping entries, the later one holds.
     pub fn adopt(
         memory: SharedMemory,
         boot_id: &[u8; 16],
@@ -206,8 +203,8 @@ impl GrantTable {
                 (sequence, grant) => found.push((sequence, slot, grant)),
             }
         }
-        // Later entries first: where two overlap, the later one says what stands. An entry that
-        // overlaps nothing stays where it is; of another, the parts that stand are written first.
+        // Later entries win. An entry without overlap stays where it is; of others, the remaining
+        // parts are written first.
         found.sort_by_key(|(sequence, ..)| std::cmp::Reverse(*sequence));
         for (sequence, slot, grant) in found {
             table.next_sequence = table.next_sequence.max(sequence.saturating_add(1));
@@ -250,7 +247,6 @@ impl GrantTable {
         (sequence, grant)
     }
 
-    /// The parts of `range` that no grant covers.
     fn gaps(&self, volume: VolumeId, range: ExtentRange) -> Vec<ExtentRange> {
         let mut gaps = Vec::new();
         let mut at = range.first;
@@ -266,15 +262,15 @@ impl GrantTable {
         gaps
     }
 
-    /// The last grant of the volume that begins before `end`. It overlaps a range that ends there, or
-    /// none does, because grants don't overlap each other.
+    /// The last grant that begins before `end`. Only it can overlap a range that ends there, as
+    /// grants are disjoint.
     fn last_before(&self, volume: VolumeId, end: u64) -> Option<(usize, &Grant)> {
         let (key, slot) = self.index.range(..(volume, end)).next_back()?;
         let slot = *slot as usize;
         (key.0 == volume).then(|| (slot, &self.grants[slot]))
     }
 
-    /// Whether anything of `range` is granted.
+    /// Whether any part of `range` is granted.
     pub fn has_any(&self, volume: VolumeId, range: ExtentRange) -> bool {
         let last = self.last_before(volume, range.end());
         last.is_some_and(|(_, grant)| grant.range.overlaps(&range))
@@ -297,10 +293,9 @@ impl GrantTable {
             .collect()
     }
 
-    /// Notes what stands in a slot.
     fn enter(&mut self, slot: usize, grant: Grant) {
         if self.grants.len() <= slot {
-            // What fills slots between is never looked at.
+            // Skipped slots are never read.
             self.grants.resize(slot + 1, grant);
         }
         self.grants[slot] = grant;
@@ -308,7 +303,7 @@ impl GrantTable {
             .insert((grant.volume, grant.range.first), slot as u32);
     }
 
-    /// What is granted of `range`, in order.
+    /// The grants in `range`, in order, clipped to it.
     pub fn granted(&self, volume: VolumeId, range: ExtentRange) -> Vec<Grant> {
         let clip = |g: Grant| {
             let first = g.range.first.max(range.first);
@@ -323,16 +318,12 @@ impl GrantTable {
             .collect()
     }
 
-    /// Entries that can still be filled.
     fn room(&self) -> usize {
         self.free.len() + (self.capacity - self.next_unused)
     }
 
-    /// Records a grant, in place of whatever was there. Done before the engine is told. The new
-    /// entry is there before what it replaces goes.
-    ///
-    /// # Errors
-    /// [`Full`]: up to three entries may be needed and aren't there.
+    /// Records a grant and replaces what overlaps it. Call it before the engine is told. Up to
+    /// three free entries may be needed.
     pub fn insert(&mut self, grant: Grant) -> Result<(), Full> {
         if self.insert_new(grant)? {
             return Ok(());
@@ -346,10 +337,7 @@ impl GrantTable {
         Ok(())
     }
 
-    /// The same where nothing of it is granted yet; false where something is, and nothing is recorded.
-    ///
-    /// # Errors
-    /// See [`GrantTable::insert`].
+    /// The same for a range without grants; false, and no change, if there is one.
     pub fn insert_new(&mut self, grant: Grant) -> Result<bool, Full> {
         if grant.range.count == 0 {
             return Ok(true);
@@ -377,12 +365,11 @@ impl GrantTable {
             .commit_sequence
             .store(joined.commit_sequence, Relaxed);
         self.entry(slot).count.store(joined.range.count, Release);
-        // It begins where it did.
         self.grants[slot] = joined;
         Ok(true)
     }
 
-    /// Writes an entry without entering it in the index; there must be room.
+    /// Writes an entry without indexing it; there must be room.
     fn write(&mut self, grant: Grant) -> usize {
         let slot = self.free.pop().unwrap_or_else(|| {
             self.next_unused += 1;
@@ -405,8 +392,7 @@ impl GrantTable {
         self.enter(slot, grant);
     }
 
-    /// Takes `range` out of one entry: what is behind it is written first, then it is shortened or
-    /// freed. At most one entry is needed.
+    /// Takes `range` out of one entry; may need one free entry. The rear part is written first.
     fn cut(&mut self, slot: usize, grant: Grant, range: ExtentRange) {
         if grant.range.end() > range.end() {
             let rest = ExtentRange::new(range.end(), grant.range.end() - range.end());
@@ -427,13 +413,11 @@ impl GrantTable {
         }
     }
 
-    /// Takes `range` out: after the engine has acknowledged its revoke.
-    ///
-    /// # Errors
-    /// [`Full`]: an entry reaches past the range, and there is no room for the part behind.
+    /// Removes `range`, after the engine acknowledged the revoke. [`Full`]: no room for the rear
+    /// part of an entry.
     pub fn remove(&mut self, volume: VolumeId, range: ExtentRange) -> Result<(), Full> {
         let taken = self.overlapping(volume, range);
-        // Whatever reaches past the range's end leaves a part behind, which takes an entry.
+        // An entry that reaches past the range leaves a rear part, which takes an entry.
         let leaves_a_rest = |(_, g): &(usize, Grant)| g.range.end() > range.end();
         if self.room() == 0 && taken.iter().any(leaves_a_rest) {
             return Err(Full);
@@ -449,19 +433,19 @@ impl GrantTable {
         self.index.values().map(|slot| &self.grants[*slot as usize])
     }
 
-    /// Those that come after a place in that order, which need not be listed.
+    /// The grants after `place` in that order.
     pub fn iter_after(&self, place: (VolumeId, u64)) -> impl Iterator<Item = &Grant> + '_ {
         use std::ops::Bound::{Excluded, Unbounded};
         let later = self.index.range((Excluded(place), Unbounded));
         later.map(|(_, slot)| &self.grants[*slot as usize])
     }
 
-    /// The highest commit sequence that any entry carries.
+    /// The highest commit sequence in the table.
     pub fn max_commit_sequence(&self) -> u64 {
         self.iter().map(|g| g.commit_sequence).max().unwrap_or(0)
     }
 
-    /// A grant to revoke when the table is full: each in turn, as a clock's hand goes.
+    /// A grant to revoke when the table is full, chosen round-robin.
     pub fn victim(&mut self) -> Option<Grant> {
         use std::ops::Bound::{Excluded, Unbounded};
         let next = self
@@ -474,7 +458,7 @@ impl GrantTable {
         Some(self.grants[slot as usize])
     }
 
-    /// Entries in use and room for.
+    /// Entries in use, and capacity.
     pub fn usage(&self) -> (usize, usize) {
         (self.index.len(), self.capacity)
     }

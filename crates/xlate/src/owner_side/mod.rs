@@ -1,70 +1,63 @@
-//! The owner's side of grants: what may be granted, and the way on which it is taken back.
+//! The owner's side of grants: what may be granted, and how grants are taken back.
 //!
-//! **Design.** Pure: no clock, no socket, no catalog. The grant table is handed in, because it lives
-//! in shared memory. Two rules are kept here, whatever the tasks around them do:
-//! - **Granting.** [`OwnerSide::grant`] is the only maker of a [`GrantOf`]: it looks whether somebody
-//!   changes the range, whether the extents are listed at another place, and writes the table's entry;
-//!   only then there is something to say to the engine.
-//! - **Taking back.** Who changes where a range lies *takes* it ([`OwnerSide::take`]), and goes
-//!   through the [`Stage`]s in their order: revoke asked, nothing uses it any more (or it is given up,
-//!   and the devices that hang are known), the pool changed, that made durable, the entry forgotten. A
-//!   step out of order is refused with [`OutOfOrder`]. Until the entry is forgotten, nothing of the
-//!   range is granted.
+//! The code is pure: no clock, socket or catalog; the caller passes the grant table.
+//! - **Granting.** Only [`OwnerSide::grant`] makes a [`GrantOf`], after it has checked the range
+//!   and written the table's entry.
+//! - **Taking back.** To move a range, [`OwnerSide::take`] it and go through the [`Stage`]s in
+//!   order. The range is not granted until its entry is forgotten.
 //!
-//! A revoke counts when an engine says that nothing uses the range *and* this engine has its fence on
-//! the devices concerned: until then requests of an engine before it may be on their way. When the
-//! conversation ends before, the next engine is asked again.
-//!
-//! **Not here:** extents and their states (the pool), time limits and messages (the control crate).
+//! A revoke counts when the engine reports the range unused *and* this engine is fenced on its
+//! devices. Before that, requests of an earlier engine may still be in flight. If the conversation
+//! ends first, the next engine is asked again.
 
 use crate::boundary::message::GrantOf;
 use crate::grants::{Full, Grant, GrantTable};
 use crate::types::{DeviceIndex, ExtentRange, Rights, VolumeId};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// The number of a range that is taken.
+/// Identifies a taken range.
 pub type TakingId = u64;
 
-/// How far a taking is.
+/// The progress of a taken range.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub enum Stage {
-    /// Nothing of it is granted any more; what was granted stands.
+    /// New grants have stopped; existing ones are valid.
     Taken,
-    /// A revoke is with the engine of this generation.
+    /// A revoke was sent to an engine.
     Asked {
-        /// Which engine.
+        /// The engine's generation.
         generation: u64,
-        /// It has said that nothing uses the range.
+        /// The engine has reported the range unused.
         acknowledged: bool,
     },
-    /// The revoke is given up: what is in flight has not ended.
+    /// The revoke timed out.
     GivenUp {
-        /// Which engine has it in flight.
+        /// The generation of the engine with requests in flight.
         generation: u64,
-        /// It has answered something said later: so it has heard the revoke, and cleared the words.
+        /// The engine has answered a later message, so it has received the revoke and cleared the
+        /// words.
         heard: bool,
-        /// Devices where everything has ended that was in flight there after the words were cleared.
+        /// Devices where every request in flight at the clearing has ended.
         settled: BTreeSet<DeviceIndex>,
     },
-    /// Nothing uses it, but for requests that these devices don't end.
+    /// The range is unused, except for requests that hung devices hold.
     Drained {
-        /// There the extents must be quarantined.
+        /// Devices on which the extents must be quarantined.
         undrained: BTreeSet<DeviceIndex>,
     },
-    /// The pool has changed it, not durably yet.
+    /// The pool has changed the range, but not durably.
     Changed,
-    /// That is durable: the table may forget it.
+    /// The table may forget the range.
     Durable,
 }
 
-/// A range that somebody changes.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 struct Taking {
     volume: VolumeId,
     range: ExtentRange,
-    /// Devices that the range's entries name, as of the first revoke.
+    /// The devices of the range's entries at the first revoke.
     devices: BTreeSet<DeviceIndex>,
-    /// What it is about, where that is not the whole range ([`OwnerSide::took_back`]).
+    /// The parts concerned, if not the whole range ([`OwnerSide::took_back`]).
     parts: Option<Vec<ExtentRange>>,
     stage: Stage,
 }
@@ -72,36 +65,36 @@ struct Taking {
 /// Why nothing was granted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Refused {
-    /// Somebody changes the range.
+    /// The range is being changed.
     Taken,
-    /// This part is listed at another place, which must be taken back first.
+    /// This part is listed at another location; revoke that first.
     Elsewhere(ExtentRange),
     /// The table is full.
     Full,
 }
 
-/// A step that must not be taken yet (or any more).
+/// A step that the present [`Stage`] does not allow.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("a step out of order: {step}, while the range is {stage:?}")]
 pub struct OutOfOrder {
-    /// What was to be done.
+    /// The refused step.
     pub step: &'static str,
-    /// How far it is; `None`: nobody has taken it.
+    /// The present stage; `None`: the range is not taken.
     pub stage: Option<Stage>,
 }
 
 /// Why an entry was not forgotten.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum NotForgotten {
-    /// The table has no room for what remains of an entry.
+    /// No room for the rest of a split entry.
     #[error("the grant table is full")]
     Full,
-    /// See there.
+    /// See [`OutOfOrder`].
     #[error("{0}")]
     OutOfOrder(#[from] OutOfOrder),
 }
 
-/// See the module's text.
+/// The ranges that are being changed.
 #[derive(Clone, PartialEq, Eq, Hash, Default, Debug)]
 pub struct OwnerSide {
     next: TakingId,
@@ -120,7 +113,7 @@ impl OwnerSide {
             .map(|t| t.range)
     }
 
-    /// How many extents from `first` on nobody has taken, up to `limit`; 0 when `first` is taken.
+    /// The number of free extents from `first` on, at most `limit`.
     pub fn free_run(&self, volume: VolumeId, first: u64, limit: u64) -> u64 {
         self.overlapping(volume, ExtentRange::new(first, limit))
             .map(|taken| taken.first.saturating_sub(first))
@@ -128,7 +121,7 @@ impl OwnerSide {
             .unwrap_or(limit)
     }
 
-    /// The parts of a range that nobody has taken.
+    /// The parts of a range that are not taken.
     pub fn free_parts(&self, volume: VolumeId, range: ExtentRange) -> Vec<ExtentRange> {
         let mut taken: Vec<_> = self.overlapping(volume, range).collect();
         taken.sort_unstable();
@@ -145,12 +138,8 @@ impl OwnerSide {
         parts
     }
 
-    /// Lists a grant and gives back what to tell the engine: of the range as much as nobody has taken
-    /// and as is not listed elsewhere, at least its first extent. What is listed so already is not
-    /// written again; a listed hole is replaced.
-    ///
-    /// # Errors
-    /// See [`Refused`]; then nothing is to be told.
+    /// Lists a grant and returns what to tell the engine. The grant may be shortened to what is
+    /// free and not listed elsewhere. A listed hole is replaced.
     pub fn grant(&self, table: &mut GrantTable, mut grant: Grant) -> Result<GrantOf, Refused> {
         let Grant { volume, range, .. } = grant;
         let said = grant.word;
@@ -160,7 +149,7 @@ impl OwnerSide {
             return Err(Refused::Taken);
         }
         grant.range.count = free;
-        // Nearly always, while a volume is filled.
+        // The usual case while a volume is being filled.
         if table.insert_new(grant).map_err(|Full| Refused::Full)? {
             return Ok(GrantOf {
                 volume,
@@ -213,9 +202,9 @@ impl OwnerSide {
         })
     }
 
-    /// Everything listed that stores something, as a new conversation is told of it: so an engine
-    /// knows which devices a FLUSH must cover, and what of it waits for a commit. A part that somebody
-    /// has taken is told with a count of 0: its device counts, nothing of it may be used.
+    /// Every listed grant that stores data, for a new engine. From it the engine learns which
+    /// devices a FLUSH covers and which commits to await. A taken part has count 0: its device
+    /// counts, but its extents may not be used.
     pub fn tell_again(&self, table: &GrantTable) -> Vec<GrantOf> {
         let mut all = Vec::new();
         for grant in table.iter() {
@@ -224,7 +213,7 @@ impl OwnerSide {
         all
     }
 
-    /// The same of one entry.
+    /// The same for one entry.
     pub fn tell_one_again(&self, grant: &Grant, all: &mut Vec<GrantOf>) {
         if grant.word.rights() == Some(Rights::Hole) {
             return;
@@ -242,7 +231,7 @@ impl OwnerSide {
         }
     }
 
-    /// Takes a range, if nobody has a part of it. It must be let go in the end.
+    /// Takes a range, unless part of it is taken. [`OwnerSide::let_go`] must follow.
     pub fn take(&mut self, volume: VolumeId, range: ExtentRange) -> Option<TakingId> {
         if self.overlapping(volume, range).next().is_some() {
             return None;
@@ -260,17 +249,17 @@ impl OwnerSide {
         Some(id)
     }
 
-    /// Lets a range go, however far it came: what its entries say holds again.
+    /// Releases a range at any stage; its entries are valid again.
     pub fn let_go(&mut self, id: TakingId) {
         self.takings.remove(&id);
     }
 
-    /// How far a taking is.
+    /// The stage of a taken range.
     pub fn stage(&self, id: TakingId) -> Option<&Stage> {
         Some(&self.takings.get(&id)?.stage)
     }
 
-    /// The devices that the range's entries named when the revoke was asked.
+    /// The devices that the range's entries named when the revoke was sent.
     pub fn devices(&self, id: TakingId) -> BTreeSet<DeviceIndex> {
         self.takings
             .get(&id)
@@ -285,10 +274,7 @@ impl OwnerSide {
         }
     }
 
-    /// A revoke of the range is about to be said to the engine of this generation.
-    ///
-    /// # Errors
-    /// When it is past that.
+    /// A revoke is about to be sent to the engine of this generation.
     pub fn asked(
         &mut self,
         id: TakingId,
@@ -312,10 +298,7 @@ impl OwnerSide {
         }
     }
 
-    /// Nothing of the range is listed, so there is nothing to revoke.
-    ///
-    /// # Errors
-    /// When something is.
+    /// Skips the revoke; fails if part of the range is listed.
     pub fn unlisted(&mut self, id: TakingId, table: &GrantTable) -> Result<(), OutOfOrder> {
         match self.takings.get_mut(&id) {
             Some(t) if t.stage == Stage::Taken && table.granted(t.volume, t.range).is_empty() => {
@@ -328,13 +311,9 @@ impl OwnerSide {
         }
     }
 
-    /// The engine has answered `TakeBack` of the range: `taken` were places ahead, and never written. From
-    /// here on the taking is about these alone, which are given back; nothing else of the range changes.
-    /// They are drained, and need no fence: an engine before this one may have written only to what this
-    /// one was told as stored, and what it was told as ahead was clean when it was told.
-    ///
-    /// # Errors
-    /// When a revoke of the range was asked.
+    /// The engine has answered `TakeBack`: `taken` were preallocated extents that were never
+    /// written. From now on only these are given back. They need no fence: an earlier engine wrote
+    /// only to extents listed as stored.
     pub fn took_back(
         &mut self,
         id: TakingId,
@@ -357,8 +336,7 @@ impl OwnerSide {
         }
     }
 
-    /// The conversation in which the revoke was asked is over, without the revoke being through: it
-    /// must be asked again.
+    /// The conversation ended before the revoke was complete: send it again.
     pub fn gone(&mut self, id: TakingId) {
         if let Some(taking) = self.takings.get_mut(&id)
             && matches!(taking.stage, Stage::Asked { .. } | Stage::GivenUp { .. })
@@ -367,7 +345,7 @@ impl OwnerSide {
         }
     }
 
-    /// The engine of `generation` says that nothing uses the range.
+    /// The engine of `generation` reports the range unused.
     pub fn acknowledged(&mut self, id: TakingId, generation: u64) {
         if let Some(taking) = self.takings.get_mut(&id)
             && let Stage::Asked {
@@ -380,8 +358,8 @@ impl OwnerSide {
         }
     }
 
-    /// Whether the range is drained: acknowledged by an engine that is `fenced` on all its devices.
-    /// From then on it may be changed.
+    /// Whether the range may be changed: acknowledged by an engine that is `fenced` on all its
+    /// devices.
     pub fn is_drained(&mut self, id: TakingId, fenced: impl Fn(DeviceIndex) -> bool) -> bool {
         let Some(taking) = self.takings.get_mut(&id) else {
             return false;
@@ -400,8 +378,8 @@ impl OwnerSide {
         }
     }
 
-    /// Time is over. True: the engine must be told with `Abandon` that the revoke is given up, and
-    /// asked to settle the devices. False: it was acknowledged, only fences are missing.
+    /// The revoke timed out. True: send `Abandon` and a job to settle the devices. False: it was
+    /// acknowledged; only fences are missing.
     pub fn give_up(&mut self, id: TakingId) -> bool {
         let Some(taking) = self.takings.get_mut(&id) else {
             return false;
@@ -426,8 +404,8 @@ impl OwnerSide {
         !acknowledged
     }
 
-    /// The engine of `generation` has answered something that was said after `Abandon`. Until it has,
-    /// the revoke may be among what it never hears, if the daemon dies.
+    /// The engine has answered a message sent after `Abandon`. Until then, it may never see the
+    /// revoke if the daemon dies.
     pub fn heard(&mut self, id: TakingId, generation: u64) {
         if let Some(taking) = self.takings.get_mut(&id)
             && let Stage::GivenUp {
@@ -441,8 +419,7 @@ impl OwnerSide {
         }
     }
 
-    /// The engine of `generation` has ended, at this device, everything that was in flight when it was
-    /// asked to, after `Abandon`.
+    /// The device has ended every request in flight when the engine was asked, after `Abandon`.
     pub fn settled(&mut self, id: TakingId, device: DeviceIndex, generation: u64) {
         if let Some(taking) = self.takings.get_mut(&id)
             && let Stage::GivenUp {
@@ -457,9 +434,8 @@ impl OwnerSide {
         self.heard(id, generation);
     }
 
-    /// A revoke that was given up waits no longer: the devices that are not both settled and `fenced`
-    /// hang, and what lies there can only be quarantined. An engine that has answered nothing has
-    /// perhaps heard nothing: then it is as if nothing had been asked.
+    /// Stops waiting for an abandoned revoke. Devices that are not both settled and `fenced` hang.
+    /// If the engine has answered no message, the revoke counts as never sent.
     pub fn settle(&mut self, id: TakingId, fenced: impl Fn(DeviceIndex) -> bool) {
         if let Some(taking) = self.takings.get_mut(&id)
             && let Stage::GivenUp { heard, settled, .. } = &taking.stage
@@ -474,10 +450,8 @@ impl OwnerSide {
         }
     }
 
-    /// The devices where the range's extents must be quarantined when the pool changes it now.
-    ///
-    /// # Errors
-    /// When it is not drained.
+    /// The devices on which a change must quarantine the extents; fails if the range is not
+    /// drained.
     pub fn may_change(&self, id: TakingId) -> Result<&BTreeSet<DeviceIndex>, OutOfOrder> {
         match self.stage(id) {
             Some(Stage::Drained { undrained }) => Ok(undrained),
@@ -486,9 +460,6 @@ impl OwnerSide {
     }
 
     /// The pool has changed the range.
-    ///
-    /// # Errors
-    /// When it was not drained before.
     pub fn changed(&mut self, id: TakingId) -> Result<(), OutOfOrder> {
         self.may_change(id)?;
         if let Some(taking) = self.takings.get_mut(&id) {
@@ -497,10 +468,7 @@ impl OwnerSide {
         Ok(())
     }
 
-    /// What the pool changed is durable.
-    ///
-    /// # Errors
-    /// When it has changed nothing.
+    /// The pool's change is durable.
     pub fn durable(&mut self, id: TakingId) -> Result<(), OutOfOrder> {
         match self.takings.get_mut(&id) {
             Some(taking) if taking.stage == Stage::Changed => {
@@ -511,11 +479,8 @@ impl OwnerSide {
         }
     }
 
-    /// Takes the range's entries off the table: what became of its extents is durable, or they stay
-    /// what they were and nothing uses them.
-    ///
-    /// # Errors
-    /// When that is not so, or when there is no room for what remains of an entry.
+    /// Removes the range's entries from the table, after a durable change or if its extents are
+    /// unchanged and unused.
     pub fn forget(&self, id: TakingId, table: &mut GrantTable) -> Result<(), NotForgotten> {
         let drained = Stage::Drained {
             undrained: BTreeSet::new(),

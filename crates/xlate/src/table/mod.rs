@@ -1,19 +1,15 @@
 //! A volume's translation cache: one atomic word for each logical extent.
 //!
-//! **Design.** Leaves of 512 words (4 KiB), made by the engine's control thread when a grant first needs
-//! them; the reactors see an absent leaf as a miss. A grown volume gets a new table that shares its
-//! leaves with the old one; a reader still on the old one at most misses. A hole is never in flight (its
-//! zeros are given at once), so a hole may be replaced by a single store; any other change of place is a
-//! revoke first ([`crate::drain`]).
+//! Leaves of 512 words (4 KiB) are made when a grant first needs them; an absent leaf is a miss. A
+//! grown volume gets a new table that shares the leaves; a reader on the old one at most misses. A
+//! hole is never in flight, so one store may replace it; any other move needs a revoke first
+//! ([`crate::drain`]).
 //!
-//! **Two writers.** The control thread writes everything; a reactor makes one change only, from a place
-//! ahead to the claimed word of the same place ([`Table::claim`]), by compare-exchange. So what the
-//! control thread loads and is not ahead stays what it is until it stores itself, and plain stores do,
-//! wherever it may overwrite a claimed word too: when it grants the same place, and when it revokes
-//! (the write that has claimed is drained like any other). Only [`Table::take_back`], after which nobody
-//! drains, must know who won: it compares and exchanges.
-//!
-//! **Not here:** who may write what; the owner decides, [`crate::grants`] records it.
+//! **Writers.** The control thread writes everything. A reactor only claims a preallocated extent
+//! by compare-exchange, in place ([`Table::claim`]). So a word that is not preallocated changes
+//! only by the control thread's stores, and plain stores suffice. They may overwrite a claimed
+//! word: a grant keeps the location, and a revoke drains the write. Only [`Table::take_back`],
+//! which is not drained, must know who won, so it uses compare-exchange.
 
 use crate::types::{ExtentRange, Rights};
 use crate::word::Word;
@@ -21,11 +17,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 const LEAF_WORDS: u64 = 512;
-/// Leaves that are looked at in one go: some 100 microseconds.
+/// Leaves scanned at once: about 100 microseconds.
 const MAX_LEAVES: u64 = 1 << 16;
 type Leaf = [AtomicU64; LEAF_WORDS as usize];
 
-/// See the module's text.
+/// A volume's translations.
 #[derive(Debug)]
 pub struct Table {
     leaves: Box<[OnceLock<Arc<Leaf>>]>,
@@ -37,8 +33,8 @@ fn new_leaf() -> Arc<Leaf> {
 }
 
 impl Table {
-    /// An empty table for a volume of `extents` logical extents: 16 bytes for each 512 extents, and
-    /// 4 KiB more for each 512 that get a grant.
+    /// An empty table for `extents` logical extents. It costs 16 bytes per 512 extents, and 4 KiB
+    /// per 512 with a grant.
     pub fn new(extents: u64) -> Self {
         let leaves = (0..extents.div_ceil(LEAF_WORDS)).map(|_| OnceLock::new());
         Self {
@@ -59,7 +55,7 @@ impl Table {
         new
     }
 
-    /// Logical extents that it covers.
+    /// Logical extents covered.
     pub fn extents(&self) -> u64 {
         self.extents
     }
@@ -68,14 +64,14 @@ impl Table {
     #[inline]
     pub fn lookup(&self, extent: u64) -> Word {
         match self.cell(extent) {
-            // Acquire: what the owner did to the extent before granting it is seen by who uses it.
+            // Acquire: the user of a grant sees what the owner did to the extent before.
             Some(cell) => Word::from_bits(cell.load(Ordering::Acquire)),
             None => Word::MISS,
         }
     }
 
-    /// How many extents from `first` on, up to `count`, are no known holes. At most `most` words are looked at, and
-    /// [`MAX_LEAVES`] leaves: nothing is known of a leaf that is not there, without a look at its words.
+    /// The number of extents from `first`, up to `count`, before the first known hole. It reads at
+    /// most `most` words and [`MAX_LEAVES`] leaves; an absent leaf needs no reading.
     pub fn no_holes(&self, first: u64, count: u64, most: u64) -> u64 {
         let end = first.saturating_add(count).min(self.extents);
         let (mut at, mut words, mut leaves) = (first, 0, 0);
@@ -103,13 +99,13 @@ impl Table {
         Some(&leaf[(extent % LEAF_WORDS) as usize])
     }
 
-    /// Stores the translations of `range`, the first being `word` (control thread). What lies past the
-    /// end is ignored. Places ahead go only where nothing is granted, or a hole without a place.
+    /// Stores the translations of `range`, the first being `word` (control thread). Extents past
+    /// the end are ignored. Preallocated extents replace only misses and plain holes.
     pub fn install(&self, range: ExtentRange, word: Word) {
         for i in range.first..range.end().min(self.extents) {
             let leaf = self.leaves[(i / LEAF_WORDS) as usize].get_or_init(new_leaf);
             let cell = &leaf[(i % LEAF_WORDS) as usize];
-            // What has been written must not read as zeros again, whatever the owner says.
+            // Written data must never read as zeros again, whatever the owner says.
             if word.is_ahead() {
                 let there = Word::from_bits(cell.load(Ordering::Relaxed));
                 if there != Word::MISS && there != Word::HOLE {
@@ -120,16 +116,16 @@ impl Table {
         }
     }
 
-    /// Claims a place ahead for a first write (any reactor); `seen` is the word that was looked up. Gives
-    /// back what is there now: the claimed word, or what came between.
+    /// Claims a preallocated extent for a first write (any reactor); `seen` is the word that was
+    /// looked up. Returns the present word: claimed, or what came between.
     #[cold]
     pub fn claim(&self, extent: u64, seen: Word) -> Word {
         let Some(cell) = self.cell(extent).filter(|_| seen.is_ahead()) else {
             return self.lookup(extent);
         };
         let claimed = seen.claimed();
-        // It is the place that counts, not when it was seen: were the word taken back and granted again
-        // in between, the same bits would be the new grant.
+        // No ABA problem: if the word was taken back and granted again, the same bits are the new
+        // grant.
         match cell.compare_exchange(
             seen.bits(),
             claimed.bits(),
@@ -141,8 +137,9 @@ impl Table {
         }
     }
 
-    /// Takes back what is still ahead in `range` (control thread): the runs that were. Nothing needs draining: a write claims before it is submitted, and then its word is not
-    /// ahead any more; a read of a place ahead goes to no device.
+    /// Takes back the unclaimed preallocated extents of `range` (control thread), and returns the
+    /// runs. No drain is needed: a write claims before it is submitted, and reads of unclaimed
+    /// extents reach no device.
     pub fn take_back(&self, range: ExtentRange) -> Vec<ExtentRange> {
         let mut taken: Vec<ExtentRange> = Vec::new();
         for i in range.first..range.end().min(self.extents) {
@@ -166,14 +163,14 @@ impl Table {
         taken
     }
 
-    /// How many places of `range` are ahead at this moment.
+    /// The number of preallocated extents in `range` now.
     pub fn count_ahead(&self, range: ExtentRange) -> u64 {
         let all = range.first..range.end().min(self.extents);
         all.filter(|i| self.lookup(*i).is_ahead()).count() as u64
     }
 
-    /// Takes rights away in `range`: all of them, or only writing (control thread); a place ahead goes
-    /// either way. The first half of a revoke; what is in flight is [`crate::drain`]'s business.
+    /// Removes rights in `range` (control thread); preallocated extents become misses. This is the
+    /// first half of a revoke; see [`crate::drain`].
     pub fn clear(&self, range: ExtentRange, keep: Option<Rights>) {
         let mut i = range.first;
         let end = range.end().min(self.extents);
@@ -186,7 +183,8 @@ impl Table {
             let new = match keep {
                 Some(Rights::Read) => {
                     let there = Word::from_bits(cell.load(Ordering::Relaxed));
-                    // Claimed meanwhile, it may lose more than it must: then the next read asks.
+                    // If it was claimed meanwhile, it loses the read right too; the next read
+                    // faults.
                     if there.is_ahead() {
                         Word::MISS
                     } else {

@@ -1,9 +1,8 @@
-//! A command's record.
+//! A command's record in the state region.
 //!
-//! **Design.** Its `state` is one word, stored last when the command is taken, and says how far it is:
-//! [`CommandState`]. Whether any device may ever have got a part of it stays said until the command has
-//! ended, because that is what a successor must wait for. The words of the submission queue entry that
-//! a successor begins it from, its number and its end in the stream are under a check.
+//! `state` is stored last when the command is taken. It tells until the end whether a device ever
+//! got a part: a successor must wait for that. A check covers what a successor begins it from:
+//! entry, number and stream position.
 //!
 //! **Not here:** when each word is stored (the engine's `tcp::record`).
 
@@ -12,29 +11,30 @@ use crate::cells;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
-/// How far a command is.
+/// A command's progress.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub enum CommandStage {
     /// The slot is free.
     Free = 0,
-    /// It is taken from the stream, with all the data that came in its capsule.
+    /// Taken from the stream, with all its in-capsule data.
     Taken = 0b0011,
-    /// An R2T asks the host for its data; the buffer for it is there.
+    /// It has a buffer, and an R2T asks for its data.
     Asked = 0b0101,
-    /// The controller keeps it: an Asynchronous Event Request.
+    /// The controller holds it: an Asynchronous Event Request.
     Kept = 0b0110,
-    /// The second of a fused pair, whose compare found what the host expects: what it writes may be
-    /// there, so the compare is not done again.
+    /// The second of a fused pair, after its compare succeeded. The compare is not repeated: the
+    /// write may have happened.
     Passed = 0b1001,
     /// As [`CommandStage::Asked`], with an R2T for each part of its data.
     AskedInParts = 0b1010,
 }
 
-/// The word `state` of a command; 0 for a free slot.
+/// The word `state`; 0 for a free slot.
 ///
-/// The lower half of the command's number is in it, so that a slot does not come alive by accident, and
-/// everything else is there twice (stages differ in two bits), so that one bit that flips is noticed.
+/// It contains the lower half of the command's number, so that stale words do not revive a slot.
+/// Everything else is stored twice, and stages differ in two bits, so that a flipped bit is
+/// detected.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct CommandState(pub u64);
 
@@ -46,23 +46,20 @@ const ATTEMPTS_SHIFT: u32 = 10;
 const ATTEMPTS: u64 = 0o77 << ATTEMPTS_SHIFT;
 const DEVICE_SHIFT: u32 = 16;
 const DEVICE: u64 = 0xffff << DEVICE_SHIFT;
-/// The most deaths that a state can count.
+/// The highest death count.
 pub const MAX_ATTEMPTS: u8 = 7;
 
 impl CommandState {
     /// A free slot.
     pub const FREE: Self = Self(0);
 
-    /// The command of this number, just taken.
+    /// A new command.
     #[inline]
     pub const fn taken(number: u64) -> Self {
         Self(CommandStage::Taken as u64 | number << 32)
     }
 
-    /// What a word says of the command of this number.
-    ///
-    /// # Errors
-    /// It was never stored so.
+    /// Checks a word for the command of this number.
     pub fn open(word: u64, number: u64) -> Result<Self, Damaged> {
         let twin = |bits: u64| word & bits == 0 || word & bits == bits;
         let state = Self(word);
@@ -77,7 +74,7 @@ impl CommandState {
         if good { Ok(state) } else { Err(Damaged) }
     }
 
-    /// Its stage; `None` for what there is not.
+    /// Its stage; `None` if invalid.
     pub const fn stage(self) -> Option<CommandStage> {
         match self.0 & STAGE {
             0 => Some(CommandStage::Free),
@@ -90,29 +87,29 @@ impl CommandState {
         }
     }
 
-    /// The same at another stage.
+    /// Changes the stage.
     #[must_use]
     pub const fn with_stage(self, stage: CommandStage) -> Self {
         Self(self.0 & !STAGE | stage as u64)
     }
 
-    /// A data digest was wrong: it ends with an error when its data is complete.
+    /// A data digest was wrong; the command fails when its data is complete.
     pub const fn damaged(self) -> bool {
         self.0 & DAMAGED != 0
     }
 
-    /// The same, damaged.
+    /// Marks a wrong data digest.
     #[must_use]
     pub const fn with_damaged(self) -> Self {
         Self(self.0 | DAMAGED)
     }
 
-    /// A part of it was given to some device, by whichever engine.
+    /// Some engine gave a part to some device.
     pub const fn submitted_ever(self) -> bool {
         self.0 & SUBMITTED_EVER != 0
     }
 
-    /// The only device that got any of it; `None` for several, or none.
+    /// The only device that got a part; `None` for several, or none.
     pub const fn device(self) -> Option<u8> {
         match (self.submitted_ever(), self.0 & MANY_DEVICES) {
             (true, 0) => Some((self.0 >> DEVICE_SHIFT) as u8),
@@ -120,8 +117,7 @@ impl CommandState {
         }
     }
 
-    /// The devices that got any of it, as bits of their numbers modulo 8: besides them, at most others
-    /// with the same bits.
+    /// The devices that got a part, as bits of their numbers modulo 8; so others may match too.
     pub const fn devices(self) -> u8 {
         let word = (self.0 >> DEVICE_SHIFT) as u8;
         match (self.submitted_ever(), self.0 & MANY_DEVICES) {
@@ -131,7 +127,7 @@ impl CommandState {
         }
     }
 
-    /// The same after a part was given to `device`.
+    /// Adds a device that got a part.
     #[must_use]
     #[inline]
     pub const fn with_device(self, device: u8) -> Self {
@@ -150,12 +146,12 @@ impl CommandState {
         Self(self.0 & !DEVICE | many)
     }
 
-    /// How many engines died of it.
+    /// The number of engines that died of it.
     pub const fn attempts(self) -> u8 {
         (self.0 >> ATTEMPTS_SHIFT & 7) as u8
     }
 
-    /// The same with so many deaths, at most [`MAX_ATTEMPTS`].
+    /// Sets the death count, at most [`MAX_ATTEMPTS`].
     #[must_use]
     pub const fn with_attempts(self, attempts: u8) -> Self {
         let attempts = if attempts > MAX_ATTEMPTS {
@@ -174,35 +170,35 @@ cells! {
         pub state: AtomicU64,
         /// Its number on this queue, rising; the Connect is 1.
         pub number: AtomicU64,
-        /// The position in the received stream after its capsule.
+        /// The received stream's position after its capsule.
         pub end: AtomicU64,
         /// CLOCK_MONOTONIC when it was taken, ns.
         pub taken_ns: AtomicU64,
-        /// The submission queue entry. Of I/O commands the words 1 to 3 and 7 are not stored.
+        /// The submission queue entry. I/O commands omit words 1 to 3 and 7.
         pub sqe: [AtomicU64; 8],
         /// See [`CommandRecord::is_sound`].
         pub check: AtomicU64,
         /// The [`BufferRef`] of data from the host, with its own check; 0: none.
         pub buffer: AtomicU64,
-        /// Data that R2Ts asked for: see [`Asked`].
+        /// Data received for R2Ts: [`Asked`].
         pub asked: AtomicU64,
-        /// The last of these R2Ts: see [`AskedAt`].
+        /// The last of these R2Ts: [`AskedAt`].
         pub asked_at: AtomicU64,
     }
 }
 const _: () = assert!(size_of::<CommandRecord>() == 128);
 
-/// So much of a command's data one R2T asks for, where the host takes several at once.
+/// Data that one R2T asks for, if the host accepts several R2Ts.
 pub const R2T_PART_BYTES: u32 = 128 << 10;
-/// Such parts of the longest transfer.
+/// R2Ts of the longest transfer.
 pub const R2T_PARTS: usize = 4;
 
-/// How far the data has come that R2Ts asked for, in whole data PDUs. The command's stage says which it is.
+/// Data received for R2Ts, in whole data PDUs. The stage tells the variant.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Asked {
-    /// One R2T asked for all of it: bytes received.
+    /// One R2T: bytes received.
     Whole(u32),
-    /// One for each [`R2T_PART_BYTES`]: dwords received of each.
+    /// An R2T per [`R2T_PART_BYTES`]: dwords received for each.
     Parts([u16; R2T_PARTS]),
 }
 
@@ -216,7 +212,7 @@ impl Asked {
         }
     }
 
-    /// What a word says of a command at this stage.
+    /// Decodes a word for a command at this stage.
     pub fn of_word(word: u64, stage: Option<CommandStage>) -> Self {
         match stage {
             Some(CommandStage::AskedInParts) => {
@@ -234,7 +230,7 @@ impl Asked {
         }
     }
 
-    /// The same with what a data PDU brings that begins at `from`, up to `to`; `None` when no PDU may bring that.
+    /// Adds a data PDU from `from` to `to`; `None` if that PDU is not allowed.
     #[must_use]
     pub fn up_to(self, from: u32, to: u32) -> Option<Self> {
         match self {
@@ -249,12 +245,12 @@ impl Asked {
     }
 }
 
-/// Which R2Ts of a command are queued.
+/// The queued R2Ts of a command.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct AskedAt {
-    /// The position in the transmitted stream after the last.
+    /// The transmitted stream's position after the last.
     pub at: u64,
-    /// How many they are, 1 to [`R2T_PARTS`].
+    /// Their number, 1 to [`R2T_PARTS`].
     pub r2ts: u8,
 }
 
@@ -262,13 +258,13 @@ const R2TS_SHIFT: u32 = 62;
 const _: () = assert!(R2T_PARTS <= 1 << (64 - R2TS_SHIFT));
 
 impl AskedAt {
-    /// As a word: no stream gets to 2^62 bytes.
+    /// As a word.
     #[inline]
     pub const fn word(self) -> u64 {
         self.at | (self.r2ts as u64 - 1) << R2TS_SHIFT
     }
 
-    /// What a word says.
+    /// Decodes a word.
     pub const fn of_word(word: u64) -> Self {
         Self {
             at: word & ((1 << R2TS_SHIFT) - 1),
@@ -278,33 +274,30 @@ impl AskedAt {
 }
 
 impl CommandRecord {
-    /// How far it is. Read first: what it says is there was stored before.
+    /// Its state. Read it first: the words that it vouches for were stored before.
     pub fn state(&self) -> CommandState {
         CommandState(self.state.load(Acquire))
     }
 
-    /// The check of these words: of the entry, identity, SGL length and type, and command dwords 10 to
-    /// 13, which are all that an I/O command uses.
+    /// The check. An I/O command uses only identity, SGL length and type, and command dwords 10 to
+    /// 13.
     #[inline]
     pub fn check_of(seed: Seed, slot: u16, sqe: &[u64; 8], number: u64, end: u64) -> u64 {
         check(seed, slot, [sqe[0], sqe[4], sqe[5], sqe[6], number, end])
     }
 
-    /// The submission queue entry as it is recorded.
+    /// The recorded submission queue entry.
     pub fn sqe_words(&self) -> [u64; 8] {
         std::array::from_fn(|i| self.sqe[i].load(Relaxed))
     }
 
-    /// Whether entry, number and end are what was recorded for this slot.
+    /// Whether entry, number and end match the check.
     pub fn is_sound(&self, seed: Seed, slot: u16) -> bool {
         let (number, end) = (self.number.load(Relaxed), self.end.load(Relaxed));
         Self::check_of(seed, slot, &self.sqe_words(), number, end) == self.check.load(Relaxed)
     }
 
-    /// Its buffer: `Ok(None)` when it has none.
-    ///
-    /// # Errors
-    /// The word is not this command's.
+    /// Its buffer, if any. Fails if the word belongs to another command.
     pub fn buffer_ref(&self, seed: Seed, slot: u16) -> Result<Option<BufferRef>, Damaged> {
         match self.buffer.load(Relaxed) {
             0 => Ok(None),
@@ -314,8 +307,7 @@ impl CommandRecord {
         }
     }
 
-    /// It is the second of a fused pair, whose compare has passed. Call it before a part of it is given to any
-    /// device.
+    /// The compare of its fused pair succeeded. Call it before a device gets any part.
     pub fn pass(&self) {
         let was = CommandState(self.state.load(Relaxed));
         if super::RECORDS && was != CommandState::FREE {
@@ -324,7 +316,7 @@ impl CommandRecord {
         }
     }
 
-    /// A part of it is about to be given to `device`. Call it before the ring is entered.
+    /// A part goes to `device`. Call it before the ring is entered.
     #[inline]
     pub fn submit_to(&self, device: u8) {
         if !super::RECORDS {
@@ -332,14 +324,14 @@ impl CommandRecord {
         }
         let was = CommandState(self.state.load(Relaxed));
         let is = was.with_device(device);
-        // What has no record (a flush of our own) gets none.
+        // Internal commands, such as our flushes, have no record.
         if was != CommandState::FREE {
             self.state.store(is.0, Release);
         }
     }
 }
 
-/// A record that is not what was recorded.
+/// A record that fails its check.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Damaged;
 
@@ -357,7 +349,6 @@ mod tests {
         let many = one.with_device(7);
         assert_eq!((many.device(), many.submitted_ever()), (None, true));
         assert_eq!(many.devices(), 0b1000_0001);
-        // Its set of devices is this device's number.
         assert_eq!(many.with_device(0b1000_0001).devices(), 0b1000_0011);
         assert_eq!(many.with_device(8), many);
         assert_eq!(s.with_device(255).device(), Some(255));
@@ -405,7 +396,6 @@ mod tests {
         assert_eq!(more, Some(Asked::Parts([0x8000, 2, 1, 0x7fff])));
         let all = parts.up_to(part * 3 + 4, part * 4);
         assert_eq!(all, Some(Asked::Parts([0x8000, 0, 1, 0x8000])));
-        // Beyond its part, backwards, and beyond everything.
         for (from, to) in [(0, part + 4), (8, 4), (part * 4, part * 4 + 4)] {
             assert_eq!(parts.up_to(from, to), None, "{from} {to}");
         }

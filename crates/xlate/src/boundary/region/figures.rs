@@ -1,39 +1,39 @@
-//! Figures that an engine leaves in its region: of devices and of lanes.
+//! Statistics of devices, lanes and tenants in the state region.
 //!
-//! **Design.** Counters; the daemon reads them while they change, and a number that is a moment old does
-//! no harm. **Not here:** anything that a successor relies on.
+//! The daemon reads the counters while they change; slightly old values do no harm. A successor
+//! relies on none of them.
 
 use crate::cells;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::*;
 
-/// Latency buckets: four to each doubling, from 1 ns on.
+/// Four buckets to each doubling, from 1 ns on.
 pub const LATENCY_BUCKETS: usize = 160;
 
 cells! {
-    /// A device. Its errors: every reactor adds to them, the internal lane too.
+    /// A device. Every reactor and the internal lane add to its errors.
     pub struct DeviceRecord {
-        /// Reads that failed.
+        /// Failed reads.
         pub read_errors: AtomicU64,
-        /// Writes, zeroings and punches that failed, but for want of room below the device.
+        /// Failed writes, zeroings and punches, except those in `no_room_errors`.
         pub write_errors: AtomicU64,
-        /// Flushes that failed.
+        /// Failed flushes.
         pub flush_errors: AtomicU64,
-        /// Writes for which there was no room below the device.
+        /// Writes that found no space below the device.
         pub no_room_errors: AtomicU64,
-        /// The last one's errno.
+        /// The last error's errno.
         pub last_errno: AtomicU64,
-        /// Where on the device it began, in bytes; 0 for a flush.
+        /// Its byte offset on the device; 0 for a flush.
         pub last_offset_bytes: AtomicU64,
-        /// CLOCK_MONOTONIC when it ended, ns; stored last.
+        /// CLOCK_MONOTONIC at its end, ns; stored last.
         pub last_ns: AtomicU64,
-        /// Which device the reactors serve here: [`device_mark`]; 0: none, so nothing of this engine is
-        /// there. Stored before any of them hears of it.
+        /// The device served here: [`device_mark`]; 0: none, so this engine has no request on it.
+        /// Stored before any reactor knows the device.
         pub served: AtomicU64,
     }
 }
 
-/// A device's mark in the word `served`: of its unique id, and not 0.
+/// A device's mark for `served`, made from its unique id; never 0.
 pub fn device_mark(uuid: &[u8; 16]) -> u64 {
     let word = |at: usize| {
         let mut bytes = [0; 8];
@@ -43,19 +43,19 @@ pub fn device_mark(uuid: &[u8; 16]) -> u64 {
     word(0).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ word(8) | 1
 }
 
-/// What failed on a device.
+/// A failed device operation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum DeviceOp {
     /// A read.
     Read,
-    /// A write, a zeroing, a punch.
+    /// A write, zeroing or punch.
     Write,
     /// A flush.
     Flush,
 }
 
 impl DeviceRecord {
-    /// Counts an operation that failed. `is_no_room`: there was no room for it below the device.
+    /// Counts a failed operation.
     #[cold]
     pub fn record(
         &self,
@@ -80,7 +80,7 @@ impl DeviceRecord {
 }
 
 cells! {
-    /// Figures of one kind of command.
+    /// Statistics of one kind of command.
     pub struct OpStats {
         /// Commands ended.
         pub ops: AtomicU64,
@@ -94,7 +94,7 @@ cells! {
 }
 
 cells! {
-    /// How long something took.
+    /// A latency histogram.
     pub struct Times {
         /// The sum, ns.
         pub sum_ns: AtomicU64,
@@ -103,25 +103,25 @@ cells! {
     }
 }
 
-/// Of what a command's times are counted: indexes into [`OpStats::times`].
+/// Indexes into [`OpStats::times`].
 ///
-/// Every command counts in the first. Of its parts only those are counted that took any time, as the turns of its
-/// reactor tell it: what begins and ends in one turn took none.
+/// Every command counts in `Total`. A part counts only if it spans reactor turns; a shorter one
+/// takes no measurable time.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(usize)]
 pub enum TimesOf {
-    /// From the command's last byte that was taken, to its answer.
+    /// From the command's last received byte to its response.
     Total = 0,
-    /// Until the core began it: for memory, for its data, for room.
+    /// Before the core begins it: for memory, data or space.
     Waiting = 1,
-    /// For an answer of the owner's about where bytes of it lie; each wait counts.
+    /// Faults; each wait counts.
     Translating = 2,
-    /// From there on to its end, without the waits for the owner: at the devices, and for them.
+    /// From the core's begin to the end, without faults.
     Device = 3,
 }
 
 impl OpStats {
-    /// Counts a command that took `ns` (one writer: the lane's reactor).
+    /// Counts a command that took `ns`. Single writer: the lane's reactor.
     #[inline]
     pub fn record(&self, bytes: u64, ns: u64, error: bool) {
         bump(&self.ops, 1);
@@ -130,7 +130,8 @@ impl OpStats {
         self.times[TimesOf::Total as usize].record(ns);
     }
 
-    /// Counts `ops` commands that ended well within the turn that took them: their bytes together, and the time of each.
+    /// Counts `ops` successful commands that ended in the turn that took them; `bytes` is their
+    /// sum, `ns` each one's time.
     #[inline]
     pub fn record_at_once(&self, ops: u64, bytes: u64, ns: u64) {
         bump(&self.ops, ops);
@@ -150,7 +151,7 @@ impl OpStats {
 }
 
 impl Times {
-    /// Counts one that took `ns`.
+    /// Adds one time.
     #[inline]
     pub fn record(&self, ns: u64) {
         bump(&self.sum_ns, ns);
@@ -158,13 +159,13 @@ impl Times {
     }
 }
 
-/// Adds to a counter that only this thread writes: no locked instruction.
+/// Adds to a counter that only this thread writes, so no locked instruction is needed.
 #[inline]
 pub fn bump(counter: &AtomicU64, by: u64) {
     counter.store(counter.load(Relaxed).wrapping_add(by), Relaxed);
 }
 
-/// The bucket of a time: four to each doubling.
+/// The bucket of a time.
 #[inline]
 pub fn latency_bucket(ns: u64) -> usize {
     let ns = ns.max(4);
@@ -173,13 +174,13 @@ pub fn latency_bucket(ns: u64) -> usize {
     (log * 4 + sub).min(LATENCY_BUCKETS - 1)
 }
 
-/// The upper end of a bucket, in ns.
+/// The upper end of a bucket, ns.
 pub fn latency_bucket_end_ns(bucket: usize) -> u64 {
     let (log, sub) = (bucket / 4, (bucket % 4) as u64);
     if log < 2 { 4 } else { (5 + sub) << (log - 2) }
 }
 
-/// Kinds of command that a lane counts apart: indexes into [`LaneRecord::ops`].
+/// Indexes into [`LaneRecord::ops`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(usize)]
 pub enum OpKind {
@@ -208,90 +209,90 @@ cells! {
         pub parked: AtomicU64,
         /// Faults since the start.
         pub faults: AtomicU64,
-        /// Connections open now; of a machine's, 1 while it has a client.
+        /// Open connections; for a VM, 1 while attached.
         pub connections: AtomicU64,
-        /// Bytes of data that were copied here on their way between who sent or asked for them and the devices.
+        /// Bytes copied between the network or VM and the devices.
         pub copied_bytes: AtomicU64,
-        /// Interrupts raised for a machine.
+        /// Interrupts raised for a VM.
         pub interrupts: AtomicU64,
-        /// Commands that ended with an error of a device since the start.
+        /// Commands that ended with a device error.
         pub media_errors: AtomicU64,
-        /// Bytes of a machine's memory that are registered with the ring now.
+        /// Bytes of VM memory registered with the ring now.
         pub registered_bytes: AtomicU64,
-        /// When a machine's client connected, seconds since 1970.
+        /// When the VM attached, seconds since 1970.
         pub machine_since_s: AtomicU64,
-        /// Bytes of memory that it shares.
+        /// Bytes of memory that the VM shares.
         pub machine_memory_bytes: AtomicU64,
-        /// Queues of its that are in use, an Admin queue not counted.
+        /// The VM's queues in use, without an admin queue.
         pub machine_queues: AtomicU64,
-        /// Commands that were over budget, and so had to wait, since the start.
+        /// Commands throttled since the start.
         pub throttled_ops: AtomicU64,
-        /// Of them those that wait now.
+        /// Commands throttled now.
         pub throttled: AtomicU64,
-        /// Its part of what its tenant was given in its newest window, as commands a second,
+        /// Its part of its tenant's newest allocation, commands per second.
         pub granted_ops_s: AtomicU64,
-        /// and bytes a second.
+        /// The same in bytes per second.
         pub granted_bytes_s: AtomicU64,
         reserved: [AtomicU64; 14],
         /// By [`OpKind`].
         pub ops: [OpStats; 4],
-        /// How long those that were over budget waited for it.
+        /// How long throttled commands waited.
         pub throttled_times: Times,
     }
 }
 
 cells! {
-    /// A tenant, of all reactors together. Sums are since the start, and added to by each reactor now and then.
+    /// A tenant, summed over all reactors. Each reactor adds its part from time to time.
     pub struct TenantRecord {
         /// Tenant id + 1; 0 is a free slot.
         pub tenant: AtomicU64,
-        /// Commands that its budget paid for.
+        /// Commands charged to its budget.
         pub used_ops: AtomicU64,
         /// Their bytes.
         pub used_bytes: AtomicU64,
-        /// Of them those above its base, if it is metered.
+        /// Those above its base, if it is metered.
         pub metered_ops: AtomicU64,
         /// Their bytes.
         pub metered_bytes: AtomicU64,
-        /// Commands that had to wait because it was over budget.
+        /// Commands throttled by the budget.
         pub throttled_ops: AtomicU64,
-        /// How long they waited together, ns.
+        /// Their total wait, ns.
         pub throttled_ns: AtomicU64,
-        /// Commands that began out of what a bursting tenant had been given.
+        /// Commands admitted from the allocation of a bursting tenant.
         pub taken_ops: AtomicU64,
-        /// Others' commands that began out of what this one had been given.
+        /// Other tenants' commands admitted from its allocation.
         pub lost_ops: AtomicU64,
-        /// Commands that began out of the reserve.
+        /// Commands admitted from the reserve.
         pub reserve_ops: AtomicU64,
-        /// What it has saved: commands.
+        /// Credit in commands.
         pub credit_ops: AtomicU64,
-        /// What it has saved: bytes.
+        /// Credit in bytes.
         pub credit_bytes: AtomicU64,
-        /// What it was given in the newest window, of all reactors together, as commands a second,
+        /// Its newest allocation, commands per second.
         pub granted_ops_s: AtomicU64,
-        /// and bytes a second.
+        /// The same in bytes per second.
         pub granted_bytes_s: AtomicU64,
-        /// Windows in which it had more than its base, on any reactor.
+        /// Windows with more than its base, on any reactor.
         pub burst_windows: AtomicU64,
-        /// Windows in which it had anything.
+        /// Windows with any allocation.
         pub active_windows: AtomicU64,
-        /// Time of processors and devices that its commands cost as they are calibrated, ns.
+        /// Calibrated processor and device time of its commands, ns.
         pub cost_ns: AtomicU64,
-        /// The same as it counted, corrected.
+        /// The same with corrections.
         pub corrected_ns: AtomicU64,
-        /// What it used in the newest window that ended, of all reactors together, as commands a second,
+        /// Use in the last full window, commands per second.
         pub used_ops_s: AtomicU64,
-        /// and bytes a second.
+        /// The same in bytes per second.
         pub used_bytes_s: AtomicU64,
-        /// Commands that waited at its end.
+        /// Commands throttled at its end.
         pub throttled: AtomicU64,
-        /// Of what it used in that window, what was above its base, as commands a second,
+        /// Use above base in that window, commands per second.
         pub above_ops_s: AtomicU64,
-        /// and bytes a second.
+        /// The same in bytes per second.
         pub above_bytes_s: AtomicU64,
-        /// Time of processors and devices that its commands cost in that window as they are calibrated, ns a second.
+        /// Calibrated processor and device time in that window, ns per second.
         pub window_cost_ns_s: AtomicU64,
-        /// The same as it counted, corrected.
+        /// The same with corrections.
         pub window_corrected_ns_s: AtomicU64,
         reserved: [AtomicU64; 7],
     }
@@ -348,7 +349,6 @@ mod tests {
         assert_eq!(all.map(|counter| counter.load(Relaxed)), [1; 4]);
         assert_eq!(record.last_errno.load(Relaxed), 5);
         assert_eq!(record.last_ns.load(Acquire), 13);
-        // Nobody else's.
         assert_eq!(region.lanes()[0].export.load(Relaxed), 0);
         assert_eq!(region.devices()[0].read_errors.load(Relaxed), 0);
     }

@@ -1,18 +1,12 @@
-//! The state region: what an engine records as it works, in shared memory that outlives it.
+//! The state region: shared memory in which an engine records what its successor needs.
 //!
-//! **Purpose.** A successor takes an engine's place after its death at any instruction, from this and
-//! from the bytes in the engine's memory file alone.
+//! With it and the dead engine's memory file, a successor can take over from any instruction. Each
+//! engine makes one sparse file for its generation, with a versioned layout of fixed tables; only
+//! atomics lie in it. A killed thread has executed a prefix of its program, so compiler ordering
+//! suffices: the word that validates others is stored last (`Release`). A reader treats every value
+//! as hostile and bounds it; checks ([`check`]) detect damage.
 //!
-//! **Design.** One file for each engine generation, made by the engine, mapped by the daemon, with a
-//! versioned layout of fixed tables: devices and lanes (their figures, [`figures`]), controllers
-//! ([`controller`]), queues ([`queue`]), and for each queue the commands in flight ([`command`]); and
-//! lists of what is to be sent ([`item`]). The file is sparse, so room costs nothing until it is used.
-//! Only atomics lie in it. A thread that is killed has carried out a prefix of its program, so records
-//! need no more order than the compiler's: the word that makes others count is stored last (`Release`).
-//! Whoever reads the region of a dead engine takes every value for hostile and bounds it; checks
-//! ([`check`]) tell damage from truth.
-//!
-//! **Not here:** when the engine stores what (the engine's `tcp::record`), and what a successor makes of it.
+//! **Not here:** when the engine stores what (the engine's `tcp::record`), and the take-over.
 
 pub mod check;
 pub mod command;
@@ -41,21 +35,21 @@ use std::sync::atomic::{AtomicU64, Ordering::*};
 const MAGIC: u64 = u64::from_le_bytes(*b"FBREGION");
 /// Layout version.
 pub const REGION_VERSION: u64 = 7;
-/// Lanes (exports) that a region has room for.
+/// Capacity for lanes (exports).
 pub const MAX_LANES: usize = 1024;
-/// Controllers (hosts attached).
+/// Capacity for controllers (hosts attached).
 pub const MAX_CONTROLLERS: usize = 2048;
-/// Queues (TCP connections), admin queues included.
+/// Capacity for queues (TCP connections), admin queues included.
 pub const MAX_QUEUES: usize = 4096;
-/// Lists of transmit items: never more are in use than there are queues.
+/// Lists of transmit items; each queue uses at most one.
 pub const MAX_LISTS: usize = MAX_QUEUES;
-/// Commands in flight on one queue: the most entries that a queue may have.
+/// Commands in flight on one queue, at most.
 pub const MAX_QUEUE_ENTRIES: usize = 256;
-/// Tenants that have volumes which are served.
+/// Capacity for tenants with served volumes.
 pub const MAX_TENANTS: usize = MAX_LANES;
-/// Reactors.
+/// Capacity for reactors.
 pub const MAX_REACTORS: usize = 64;
-/// Devices: as many as a pool may have.
+/// As many devices as a pool may have.
 pub const MAX_DEVICES: usize = 256;
 
 cells! {
@@ -67,87 +61,87 @@ cells! {
         pub generation: AtomicU64,
         /// The engine's process.
         pub engine_pid: AtomicU64,
-        /// CLOCK_MONOTONIC when it started, ns.
+        /// CLOCK_MONOTONIC at the start, ns.
         pub started_ns: AtomicU64,
-        /// How many reactors run.
+        /// Number of reactors.
         pub reactors: AtomicU64,
-        /// Random: the checks of this region begin with it.
+        /// Random seed of this region's checks.
         pub key: AtomicU64,
-        /// How it crashed: signal << 32 | reactor + 1 (0: another thread). Its signal handler's.
+        /// The crash: signal << 32 | reactor + 1 (0: another thread). Written by the signal
+        /// handler.
         pub crash: AtomicU64,
-        /// The reactor + 1 that was stuck, or one more than there may be: the control thread. The daemon's,
-        /// before it kills the engine.
+        /// The stuck reactor + 1; one above the maximum means the control thread. The daemon writes
+        /// it before it kills the engine.
         pub stuck: AtomicU64,
-        /// 1 from its taking over on: what it does has effects.
+        /// 1 after the take-over: from then on the engine acts.
         pub resumed: AtomicU64,
-        /// The socket's number of the newcomer that the control thread is busy with; 0: none.
+        /// The number of the socket in handshake on the control thread; 0: none.
         pub newcomer: AtomicU64,
-        /// CLOCK_MONOTONIC when the control thread woke up, ns; 0 while it waits for something to do.
+        /// CLOCK_MONOTONIC when the control thread woke, ns; 0 while it waits.
         pub control_since_ns: AtomicU64,
         reserved: [AtomicU64; 500],
     }
 }
 
 cells! {
-    /// A reactor's own words: one writer.
+    /// A reactor's record; only the reactor writes it.
     pub struct ReactorRecord {
-        /// CLOCK_MONOTONIC of its last turn, ns (a watchdog's food).
+        /// CLOCK_MONOTONIC of its last turn, ns; the watchdog reads it.
         pub last_turn_ns: AtomicU64,
         /// Times that it went to sleep.
         pub sleeps: AtomicU64,
-        /// Turns with something to do.
+        /// Turns with work.
         pub busy_turns: AtomicU64,
         /// 1 while asleep.
         pub asleep: AtomicU64,
         /// Commands that waited for staging memory.
         pub staging_waits: AtomicU64,
-        /// What it is working on: [`Blame`]; 0: nobody's.
+        /// Its current work: [`Blame`]; 0: none.
         pub blame: AtomicU64,
-        /// Whose bytes are received, or were last: [`rx_word`]; 0: nobody's.
+        /// The queue of the bytes in the receive buffer: [`rx_word`]; 0: none.
         pub rx_queue: AtomicU64,
-        /// The position in that queue's stream of the first byte received ([`RECEIVE_AT`]).
+        /// The stream position of the first received byte ([`RECEIVE_AT`]).
         pub rx_base: AtomicU64,
-        /// Not 0: something of an earlier engine may still be at a device, and no command's record
-        /// says so any more.
+        /// Not 0: requests of an earlier engine may still be at a device without a command's
+        /// record.
         pub orphans: AtomicU64,
-        /// How long turns with something to do took, ns.
+        /// Duration of turns with work, ns.
         pub busy_ns: AtomicU64,
-        /// Windows of its scheduler that ended.
+        /// Scheduler windows that ended.
         pub windows: AtomicU64,
-        /// How long their ends took, ns.
+        /// Duration of the refills, ns.
         pub scheduling_ns: AtomicU64,
-        /// So many times what is calibrated costs count now, in thousandths, by shared resource of
-        /// [`forebay_qos::resources`]; 0: there is no scheduler.
+        /// Corrections of calibrated costs in thousandths, by shared resource of
+        /// [`forebay_qos::resources`]; 0: no scheduler.
         pub corrections_milli: [AtomicU64; 6],
-        /// Commands that other reactors were given to carry out.
+        /// Commands offloaded to other reactors.
         pub handed_over: AtomicU64,
-        /// Commands that it carried out for others.
+        /// Remote operations carried out for others.
         pub carried_out: AtomicU64,
-        /// Bytes of staging memory that stay at hand for its lanes.
+        /// Staging memory reserved for its lanes, bytes.
         pub staging_own_bytes: AtomicU64,
-        /// Bytes of it that bursts have borrowed, until they end.
+        /// Staging memory lent to bursts, bytes.
         pub staging_borrowed_bytes: AtomicU64,
         reserved: [AtomicU64; 10],
     }
 }
 
-/// The word `rx_queue` of a reactor: the queue, and again where its bytes begin. If only one of both words is as it
-/// was stored, nobody's bytes are there: else those of one connection could be taken for another's.
+/// The word `rx_queue`: the queue and the start of its bytes. It must match `rx_base`; else bytes
+/// of one connection could be taken for another's.
 #[inline]
 pub const fn rx_word(queue: u32, rx_base: u64) -> u64 {
     rx_base << 16 | (queue as u64 + 1)
 }
 
-/// Whether what an I/O needs is recorded at all: always, but in a measurement of what that costs.
+/// Whether I/O is recorded. Off only in a build that measures the cost of recording.
 pub const RECORDS: bool = cfg!(not(feature = "no-recording"));
 
-/// The longest that a reactor sleeps without a turn, in ns.
+/// The longest sleep of a reactor, ns.
 pub const MAX_SLEEP_NS: u64 = 10_000_000_000;
 
-/// Where in a reactor's receive buffer bytes are received: before it, there is room for as many
-/// that were kept.
+/// Offset of received bytes in the receive buffer; kept bytes fit before it.
 pub const RECEIVE_AT: usize = 256 * 1024;
-/// The most bytes received at once, and the most kept of one stream.
+/// The most bytes received at once, and the most kept for one stream.
 pub const RECEIVE_BYTES: usize = 256 * 1024;
 
 /// The word `blame` of a reactor.
@@ -155,47 +149,47 @@ pub const RECEIVE_BYTES: usize = 256 * 1024;
 pub struct Blame {
     /// The queue.
     pub queue: u32,
-    /// The command; `None` while a PDU is looked at.
+    /// The command; `None` while the reactor parses a PDU.
     pub slot: Option<u16>,
 }
 
-/// The bit of a word that names a command; below it is its place among the commands of all queues.
+/// Marks a command; the lower bits index all queues' commands.
 const OF_COMMAND: u64 = 1 << 20;
-/// The bit of one that names but a queue.
+/// Marks a queue without a command.
 const OF_QUEUE: u64 = OF_COMMAND << 1;
-/// The bit of one that names a machine's command: its lane and its number.
+/// Marks a VM's command: lane and number.
 const OF_MACHINE: u64 = 1 << 30;
-/// The bit of one that names but a machine.
+/// Marks a VM without a command.
 const OF_MACHINE_ITSELF: u64 = OF_MACHINE << 1;
 const _: () = assert!((MAX_LANES as u64) << 16 <= OF_MACHINE);
 const _: () = assert!(MAX_QUEUES * MAX_QUEUE_ENTRIES == OF_COMMAND as usize);
 
 impl Blame {
-    /// The word of a command.
+    /// The word for a command.
     #[inline]
     pub const fn command(queue: u32, slot: u16) -> u64 {
         OF_COMMAND | Self::at(queue, slot)
     }
 
-    /// The word while a PDU of a queue is looked at.
+    /// The word while a queue's PDU is parsed.
     #[inline]
     pub const fn queue(queue: u32) -> u64 {
         OF_QUEUE | Self::at(queue, 0)
     }
 
-    /// The word of a machine's command: its lane, and its frontend's number for it.
+    /// The word for a VM's command: its lane, and its frontend's number.
     #[inline]
     pub const fn machine(lane: u32, slot: u16) -> u64 {
         OF_MACHINE | (lane as u64 % MAX_LANES as u64) << 16 | slot as u64
     }
 
-    /// The word while a message of a machine's client, or its rings, are looked at.
+    /// The word while a VM's message or rings are processed.
     #[inline]
     pub const fn machine_itself(lane: u32) -> u64 {
         OF_MACHINE_ITSELF | (lane as u64 % MAX_LANES as u64) << 16
     }
 
-    /// The lane of a word that names a machine, and its command's number, if it names one.
+    /// The lane and command number of a word that names a VM.
     #[inline]
     pub const fn machine_of_word(word: u64) -> Option<(u32, Option<u16>)> {
         let lane = ((word >> 16) % MAX_LANES as u64) as u32;
@@ -212,7 +206,7 @@ impl Blame {
         queue * MAX_QUEUE_ENTRIES as u64 + slot as u64 % MAX_QUEUE_ENTRIES as u64
     }
 
-    /// What a word says.
+    /// The queue and command that a word names.
     pub const fn of_word(word: u64) -> Option<Self> {
         if word >= OF_MACHINE {
             return None;
@@ -240,7 +234,7 @@ const CONTROLLERS_AT: usize = TENANTS_AT + MAX_TENANTS * size_of::<TenantRecord>
 const QUEUES_AT: usize = CONTROLLERS_AT + MAX_CONTROLLERS * size_of::<ControllerRecord>();
 const COMMANDS_AT: usize = QUEUES_AT + MAX_QUEUES * size_of::<QueueRecord>();
 const ITEMS_AT: usize = COMMANDS_AT + MAX_QUEUES * size_of::<[CommandRecord; MAX_QUEUE_ENTRIES]>();
-/// Bytes of a region (sparse).
+/// Size of a (sparse) region, bytes.
 pub const REGION_BYTES: usize = ITEMS_AT + MAX_LISTS * size_of::<[ItemRecord; item::MAX_ITEMS]>();
 const _: () = assert!(QUEUES_AT.is_multiple_of(64) && COMMANDS_AT.is_multiple_of(4096));
 const _: () = assert!(ITEMS_AT.is_multiple_of(4096));
@@ -260,7 +254,7 @@ impl Region {
         ))
     }
 
-    /// A new region that only its descriptor names (tests).
+    /// A new region without a path (tests).
     pub fn anonymous(generation: u64) -> io::Result<Self> {
         Ok(Self::begin(
             SharedMemory::anonymous("forebay-region", REGION_BYTES)?,
@@ -284,10 +278,7 @@ impl Region {
         region
     }
 
-    /// Takes a region that an engine made.
-    ///
-    /// # Errors
-    /// When it is too short or of a layout that this version can't read.
+    /// Opens an engine's region. Fails if it is too short or of another layout version.
     pub fn adopt(memory: SharedMemory) -> io::Result<Self> {
         if memory.len() < REGION_BYTES {
             return Err(io::Error::other(
@@ -340,8 +331,8 @@ impl Region {
         self.table(CONTROLLERS_AT, MAX_CONTROLLERS)
     }
 
-    /// What a dead reactor was working on. While it takes PDUs, it names but the queue: the command is the
-    /// one, if any, that is recorded and that the queue does not count as taken yet.
+    /// What a dead reactor was working on. While it takes PDUs, `blame` names only the queue. Then
+    /// the command is the one recorded but not yet counted by the queue.
     pub fn blamed(&self, reactor: usize) -> Option<Blame> {
         let word = self.reactors().get(reactor)?.blame.load(Relaxed);
         let blame = Blame::of_word(word)?;
@@ -364,17 +355,17 @@ impl Region {
         self.table(QUEUES_AT, MAX_QUEUES)
     }
 
-    /// A queue's commands, by command slot; empty for a slot out of range.
+    /// A queue's commands, by command slot; empty if out of range.
     pub fn commands(&self, queue: usize) -> &[CommandRecord] {
         self.all_commands(queue).map_or(&[], |commands| commands)
     }
 
-    /// The same as an array; `None` for a slot out of range.
+    /// A queue's commands as an array.
     pub fn all_commands(&self, queue: usize) -> Option<&[CommandRecord; MAX_QUEUE_ENTRIES]> {
         self.commands_of_all().get(queue)
     }
 
-    /// The same in a row.
+    /// The commands of all queues as one array.
     pub fn commands_in_a_row(&self) -> &[CommandRecord; MAX_QUEUES * MAX_QUEUE_ENTRIES] {
         let all = self.table(COMMANDS_AT, 1);
         &all[0]
@@ -385,12 +376,12 @@ impl Region {
         self.table(COMMANDS_AT, MAX_QUEUES)
     }
 
-    /// The items of a list; empty for a list out of range.
+    /// A list's items; empty if out of range.
     pub fn items(&self, list: usize) -> &[ItemRecord] {
         self.all_items(list).map_or(&[], |items| items)
     }
 
-    /// The same as an array; `None` for a list out of range.
+    /// A list's items as an array.
     pub fn all_items(&self, list: usize) -> Option<&[ItemRecord; item::MAX_ITEMS]> {
         self.table(ITEMS_AT, MAX_LISTS).get(list)
     }
@@ -401,7 +392,6 @@ impl Region {
     }
 }
 
-/// A number that nobody guesses, and that is another each time.
 fn random() -> u64 {
     use std::hash::{BuildHasher, Hasher};
     std::hash::RandomState::new().build_hasher().finish()
