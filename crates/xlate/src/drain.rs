@@ -1,27 +1,21 @@
-//! The second half of a revoke, in each reactor: wait for the slices that began under the old words.
+//! The second half of a revoke, in each reactor: wait for the slices that began under the old
+//! words.
 //!
-//! **Design.** Slices are numbered as they begin. A revoke remembers the number current when the
-//! reactor saw it and counts the overlapping slices that are in flight then; each that ends takes one
-//! off; at zero the reactor answers. Slices that begin later began under the cleared words and don't
-//! count. A revoke of writing alone (`keep: Read`) counts only writes. At most [`MAX_DRAINS`] at once,
-//! in a fixed array, since this runs on the I/O path.
-//!
-//! A drain may be given up, and posted anew later: it then counts what is still in flight.
-//!
-//! **Not here:** the words ([`crate::table`]), and collecting the reactors' answers
-//! ([`crate::engine_side`]).
+//! Slices are numbered as they begin. A revoke counts the overlapping slices in flight; when all
+//! have ended, the reactor answers. Later slices began under the cleared words. A revoke of writing
+//! (`keep: Read`) counts only writes. The array is fixed, as this is on the I/O path.
 
 use crate::types::{ExtentRange, Rights, VolumeId};
 
-/// Revokes that a reactor may be draining at once; the control thread holds back more.
+/// The most revokes that a reactor drains at once.
 pub const MAX_DRAINS: usize = 64;
 
-/// A slice in flight, as far as revokes care.
+/// A slice in flight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SliceSpan {
-    /// The volume it belongs to.
+    /// Its volume.
     pub volume: VolumeId,
-    /// The logical extents that it was translated by.
+    /// The logical extents that translated it.
     pub range: ExtentRange,
     /// Whether it changes the device.
     pub write: bool,
@@ -49,7 +43,7 @@ impl Drain {
     }
 }
 
-/// A reactor's revokes that wait for slices, `N` at most.
+/// A reactor's open revokes, `N` at most.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Drains<const N: usize = MAX_DRAINS> {
     next_number: u64,
@@ -68,25 +62,25 @@ impl<const N: usize> Default for Drains<N> {
 }
 
 impl<const N: usize> Drains<N> {
-    /// Numbers a slice that begins now.
+    /// Numbers a new slice.
     #[inline]
     pub fn begin(&mut self) -> u64 {
         self.next_number += 1;
         self.next_number - 1
     }
 
-    /// So many numbers were given.
+    /// Slices begun so far.
     #[inline]
     #[must_use]
     pub fn begun(&self) -> u64 {
         self.next_number
     }
 
-    /// Takes a revoke whose words are already cleared. `in_flight` is every slice of this reactor.
-    /// True: nothing overlaps, answer at once.
+    /// Takes a revoke whose words are already cleared. `in_flight` lists this reactor's slices.
+    /// True: no overlap, answer at once.
     ///
     /// # Panics
-    /// When more than `N` are active, which the sender must not cause.
+    /// If more than `N` are active, which the sender must prevent.
     pub fn post(
         &mut self,
         revoke: u64,
@@ -117,7 +111,7 @@ impl<const N: usize> Drains<N> {
         false
     }
 
-    /// A slice ended; calls `done` for each revoke that was waiting for it alone.
+    /// Ends a slice; calls `done` for each revoke that waited only for it.
     #[inline]
     pub fn ended(&mut self, slice: &SliceSpan, mut done: impl FnMut(u64)) {
         if self.active_count == 0 {
@@ -136,7 +130,7 @@ impl<const N: usize> Drains<N> {
         }
     }
 
-    /// Gives a revoke up: it is never answered, and its place is free.
+    /// Drops a revoke, which is never answered.
     pub fn abandon(&mut self, revoke: u64) {
         for slot in &mut self.active {
             if slot.is_some_and(|drain| drain.revoke == revoke) {
@@ -146,7 +140,7 @@ impl<const N: usize> Drains<N> {
         }
     }
 
-    /// Whether any revoke waits.
+    /// Whether no revoke waits.
     pub fn is_empty(&self) -> bool {
         self.active_count == 0
     }
@@ -231,7 +225,6 @@ mod tests {
         d.abandon(1);
         d.abandon(1);
         assert!(d.is_empty());
-        // Posted again, it counts what is in flight then.
         assert!(!d.post(1, V, range, None, [hung].into_iter()));
         let mut done = vec![];
         d.ended(&hung, |r| done.push(r));

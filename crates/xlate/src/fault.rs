@@ -1,40 +1,37 @@
-//! Misses that the owner has been asked about: each question once, however many commands wait.
+//! Outstanding faults: each question is asked once, however many commands wait.
 //!
-//! **Design.** Held by the engine's side of the protocol. A question is an extent and whether it is to
-//! be written: a write that finds no room must not fail a read. Each knows the reactors that have
-//! commands parked for it, so that an answer wakes nobody else. A new daemon is told all of them again.
-//! While there is none, hosts go on missing: beyond [`MAX_FAULTS`] nothing more is taken.
-//!
-//! **Not here:** the parked commands (the lane's) and the messages.
+//! Reads and writes are separate questions: a write without space must not fail a read. Each
+//! question knows the reactors with parked commands, so that only these are woken. While there is
+//! no daemon, faults accumulate up to [`MAX_FAULTS`].
 
 use crate::reactors::ReactorSet;
 use crate::types::{ExtentRange, VolumeId};
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 
-/// Unanswered questions at once.
+/// The most unanswered questions.
 pub const MAX_FAULTS: usize = 65_536;
 
-/// What becomes of a miss.
+/// The result of a miss.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Wanted {
-    /// The owner must be asked now.
+    /// Ask the owner now.
     Ask,
-    /// It has been.
+    /// The owner was asked before.
     Asked,
-    /// There is no room for the question.
+    /// The table is full.
     Refused,
 }
 
-/// See the module's text.
+/// The unanswered questions.
 #[derive(Clone, PartialEq, Eq, Hash, Default, Debug)]
 pub struct FaultTable {
-    /// Volume, extent, for writing; and who waits.
+    /// Volume, extent, for writing; and the waiting reactors.
     asked: BTreeMap<(VolumeId, u64, bool), ReactorSet>,
 }
 
 impl FaultTable {
-    /// Notes a reactor's miss.
+    /// Records a reactor's miss.
     pub fn want(&mut self, volume: VolumeId, extent: u64, write: bool, reactor: usize) -> Wanted {
         let full = self.asked.len() >= MAX_FAULTS;
         match self.asked.entry((volume, extent, write)) {
@@ -62,13 +59,13 @@ impl FaultTable {
             .fold(ReactorSet::default(), |all, (_, waiting)| all.with(waiting))
     }
 
-    /// The owner granted something in `range`; who must be told. Without the right to write, writes
-    /// stay asked.
+    /// Ends the faults in `range` that a grant answers; returns the reactors to tell. Without the
+    /// right to write, writes stay open.
     pub fn granted(&mut self, volume: VolumeId, range: ExtentRange, writable: bool) -> ReactorSet {
         self.take(volume, range, |write| writable || !write)
     }
 
-    /// The owner can't answer the questions for writing, or for reading, in `range`; who must be told.
+    /// Ends the failed faults in `range`; returns the reactors to tell.
     pub fn failed(&mut self, volume: VolumeId, range: ExtentRange, write: bool) -> ReactorSet {
         self.take(volume, range, |asked| asked == write)
     }
@@ -78,17 +75,17 @@ impl FaultTable {
         self.asked.retain(|(v, ..), _| *v != volume);
     }
 
-    /// All that is asked and not answered: (volume, extent, for writing).
+    /// The unanswered questions: (volume, extent, for writing).
     pub fn outstanding(&self) -> impl Iterator<Item = (VolumeId, u64, bool)> + '_ {
         self.asked.keys().copied()
     }
 
-    /// How many are outstanding.
+    /// Number of unanswered questions.
     pub fn len(&self) -> usize {
         self.asked.len()
     }
 
-    /// Whether none is.
+    /// Whether there is none.
     pub fn is_empty(&self) -> bool {
         self.asked.is_empty()
     }

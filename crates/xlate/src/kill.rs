@@ -1,33 +1,28 @@
-//! Places where a process under test dies, by name.
+//! Kill points: named places where a test kills a process.
 //!
-//! **Purpose.** What a successor finds depends on where its predecessor was stopped. The order of
-//! stores that a take-over relies on is shown by stopping it between any two of them:
-//! [`kill_point!`](crate::kill_point) marks these places, and a test names one.
+//! A take-over relies on the order of stores. Tests show that the order is right by killing an
+//! engine between any two of them, at a [`kill_point!`](crate::kill_point).
 //!
-//! **Design.** Without the feature `test-device`, or with `no-kill-points`, a point is nothing. With it, a point is one load
-//! while nobody has armed it. [`arm_from_environment`] reads `FOREBAY_KILL`, a list of
-//! `ROLE:POINT:COUNT`, `ROLE:POINT:crash:COUNT` or `ROLE:POINT:hang:COUNT`, such as
-//! `engine2:rx.received:3,daemon:daemon.flip:1`: the process whose role it is gets SIGKILL (or SIGABRT,
-//! which is a crash that the process is blamed for) when it comes to the point for the COUNTth time, or
-//! the thread that does goes no further. A test that has its victim in the same process
-//! arms a point for its own thread ([`arm_here`]): that unwinds with [`Killed`]. Every name is in
-//! [`POINTS`]; one that isn't does not compile.
-//!
-//! **What it does not do.** Delays, failures other than death, a choice among threads.
+//! Without the feature `test-device`, or with `no-kill-points`, a point compiles to nothing.
+//! [`arm_from_environment`] reads `FOREBAY_KILL`, a list of `ROLE:POINT:COUNT`,
+//! `ROLE:POINT:crash:COUNT` or `ROLE:POINT:hang:COUNT`, such as
+//! `engine2:rx.received:3,daemon:daemon.flip:1`. At its COUNTth pass the process gets SIGKILL, or
+//! SIGABRT for `crash`; with `hang`, the thread stops. [`arm_here`] makes the calling thread unwind
+//! with [`Killed`].
 
-/// Every kill point, in the order of the written specification.
+/// Every kill point, in the order of the written specification. Other names do not compile.
 pub const POINTS: &[&str] = &[
-    // The door.
+    // The handshake.
     "accept.accepted",
     "accept.deposited",
     "door.answered",
     "door.routed",
-    // A queue gets its place.
+    // A queue is set up.
     "place.taken",
     "place.live",
     "place.consumed",
     "place.answered",
-    // A receive, and PDUs taken.
+    // Receiving, and taking PDUs.
     "rx.base",
     "rx.intent",
     "rx.received",
@@ -50,14 +45,13 @@ pub const POINTS: &[&str] = &[
     "fused.compared",
     "fused.passed",
     "fused.put",
-    // Answers.
+    // Responses.
     "tx.item",
     "tx.published",
     "tx.sent",
     "tx.freed",
     "tx.first",
     "tx.reset",
-    // The admin queue.
     "admin.state",
     "admin.sequence",
     "admin.answered",
@@ -69,7 +63,7 @@ pub const POINTS: &[&str] = &[
     "close.shutdown",
     "close.freed",
     "close.withdrawn",
-    // The successor.
+    // The take-over.
     "over.greeted",
     "over.adopted",
     "over.counted",
@@ -81,7 +75,7 @@ pub const POINTS: &[&str] = &[
     "over.waiting",
     "over.fenced",
     "over.reexecuted",
-    // A machine's client, and its messages.
+    // A VM's connection and its messages.
     "vm.accepted",
     "vm.deposited",
     "vm.intent",
@@ -93,7 +87,7 @@ pub const POINTS: &[&str] = &[
     "vm.asking",
     "vm.asked",
     "vm.resumed",
-    // A PCI controller's commands, and its resets.
+    // A PCI controller's commands and resets.
     "pcie.taken",
     "pcie.fetched",
     "pcie.completing",
@@ -102,7 +96,6 @@ pub const POINTS: &[&str] = &[
     "pcie.quiescing",
     "pcie.quiesced",
     "pcie.inherited",
-    // The daemon.
     "daemon.death",
     "daemon.spawned",
     "daemon.told",
@@ -110,18 +103,18 @@ pub const POINTS: &[&str] = &[
     "daemon.converted",
     "daemon.flip",
     "daemon.report",
-    // The daemon, when a host changes a volume's reservations.
+    // The daemon, when a host changes reservations.
     "reserve.applied",
     "reserve.durable",
 ];
 
 /// The environment variable that arms points.
 pub const KILL_VARIABLE: &str = "FOREBAY_KILL";
-/// The environment variable that says which of them are for this process: `engine1` for the first
-/// engine that a daemon starts, and so on; a process without it is `daemon`.
+/// The environment variable with this process's role: `engine1` for a daemon's first engine, and so
+/// on; without it, `daemon`.
 pub const ROLE_VARIABLE: &str = "FOREBAY_KILL_ROLE";
 
-/// The place of a name in [`POINTS`]; used at compile time, where a wrong name is an error.
+/// The index of a name in [`POINTS`]; an unknown name fails at compile time.
 pub const fn index(name: &str) -> usize {
     let mut at = 0;
     while at < POINTS.len() {
@@ -141,7 +134,7 @@ const fn same(a: &[u8], b: &[u8]) -> bool {
     at == a.len() && at == b.len()
 }
 
-/// A place where the process may be told to die.
+/// A place where a test may kill the process.
 #[macro_export]
 macro_rules! kill_point {
     ($name:literal) => {{
@@ -164,22 +157,22 @@ mod armed {
     use std::cell::Cell;
     use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
-    /// Set in a counter: the process crashes instead of being killed.
+    /// In a counter: crash.
     const CRASH: u32 = 1 << 31;
-    /// Set in a counter: a thread has armed the point for itself, now or earlier.
+    /// In a counter: a thread has armed the point for itself.
     const HERE_TOO: u32 = 1 << 30;
-    /// Set in a counter: the thread hangs instead.
+    /// In a counter: hang the thread.
     const HANG: u32 = 1 << 29;
     const COUNT: u32 = HANG - 1;
 
-    /// How many more times each point is passed; no count: for ever.
+    /// Passes left of each point; 0: not armed.
     static LEFT: [AtomicU32; POINTS.len()] = [const { AtomicU32::new(0) }; POINTS.len()];
 
     thread_local! {
         static HERE: Cell<(usize, u32)> = const { Cell::new((0, 0)) };
     }
 
-    /// What [`arm_here`] makes a thread unwind with.
+    /// The panic payload of [`arm_here`].
     #[derive(Debug)]
     pub struct Killed;
 
@@ -220,21 +213,19 @@ mod armed {
         }
     }
 
-    /// Has this thread unwind with [`Killed`] when it comes to a point for the `count`th time from now;
-    /// 0: never. Whoever catches it must use nothing of what the thread was at, as after a real death.
+    /// Makes this thread unwind with [`Killed`] at a point's `count`th pass from now; 0: never. As
+    /// after a real death, the catcher must not use the thread's data.
     ///
     /// # Panics
-    /// When there is no such point.
+    /// For an unknown point.
     pub fn arm_here(point: &str, count: u32) {
         let point = super::index(point);
         LEFT[point].fetch_or(HERE_TOO, Relaxed);
         HERE.set((point, count));
     }
 
-    /// Arms what the environment says for this process.
-    ///
-    /// # Errors
-    /// What is wrong with it: a test that kills nobody proves nothing.
+    /// Arms the points that the environment names for this process. A wrong list is an error: a
+    /// test that kills nothing proves nothing.
     pub fn arm_from_environment() -> Result<(), String> {
         let Ok(list) = std::env::var(KILL_VARIABLE) else {
             return Ok(());
@@ -246,7 +237,6 @@ mod armed {
         Ok(())
     }
 
-    /// The points of a role, with their counters.
     fn parse(list: &str, role: &str) -> Result<Vec<(usize, u32)>, String> {
         let wrong = |entry: &str| {
             format!(
@@ -311,7 +301,6 @@ mod armed {
             }));
             assert!(died.is_err_and(|e| e.is::<Killed>()));
             assert_eq!(passed, 2);
-            // Once is enough.
             crate::kill_point!("rx.base");
         }
     }

@@ -1,13 +1,9 @@
-//! A reactor's side of translation: what an access may do now, and what it does after it parked.
+//! A reactor's side of translation: what an access may do, and what happens after it parks.
 //!
-//! **Design.** A command is translated extent by extent, at the moment at which it is submitted, and
-//! what is translated is submitted before the reactor takes its next message. So each slice is either
-//! counted by a revoke's drain ([`crate::drain`]) or was translated under the cleared words. What a
-//! command learned before it parked is never used: the answer says only *that* there is one, and the
-//! translation is looked up again ([`Parked::hear`]). So it is with a place ahead that the first write
-//! has claimed: the word is looked up again, whoever won.
-//!
-//! **Not here:** the commands and their slices (the engine), the words ([`crate::table`]).
+//! A command is translated when it is submitted, before the reactor takes its next message. So a
+//! revoke's drain ([`crate::drain`]) counts each slice, or the slice saw the cleared words. A
+//! parked command keeps no translation: an answer makes it look the word up again
+//! ([`Parked::hear`]). So does a claim, whichever thread won it.
 
 use crate::boundary::message::FaultFailure;
 use crate::table::Table;
@@ -21,9 +17,9 @@ pub enum Lookup {
     Device(Word),
     /// It reads as zeros.
     Zeros,
-    /// Claim what is ahead ([`claim`]), and look again.
+    /// Claim the preallocated extent ([`claim`]), and look again.
     Claim,
-    /// Nothing: ask the owner and park.
+    /// Ask the owner and park.
     Park,
 }
 
@@ -39,8 +35,8 @@ pub fn access(word: Word, write: bool) -> Lookup {
     }
 }
 
-/// Claims every place ahead in `range`, which a command is about to write: all at once, so that
-/// neighbours make one slice.
+/// Claims every preallocated extent in `range` before a write; all at once, so that neighbours form
+/// one slice.
 #[cold]
 pub fn claim(table: &Table, range: ExtentRange) {
     for extent in range.first..range.end() {
@@ -51,7 +47,8 @@ pub fn claim(table: &Table, range: ExtentRange) {
     }
 }
 
-/// How many extents from `extent` on, whose translation is `word`, lie in one run: at most `limit`.
+/// The number of extents from `extent` on, at most `limit`, that are contiguous on the device;
+/// `word` is the first's.
 #[inline]
 pub fn run(table: &Table, extent: u64, word: Word, limit: u64) -> u64 {
     let mut count = 1;
@@ -61,24 +58,24 @@ pub fn run(table: &Table, extent: u64, word: Word, limit: u64) -> u64 {
     count
 }
 
-/// The owner's answer to a fault, as a reactor hears it.
+/// The owner's answer to a fault.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Answer {
-    /// Something was granted.
+    /// Granted.
     Granted,
-    /// Faults for writing (or for reading) can't be answered.
+    /// The faults failed.
     Failed {
-        /// Which.
+        /// Whether those for writing or those for reading.
         write: bool,
-        /// Why.
+        /// The reason.
         reason: FaultFailure,
     },
 }
 
-/// What a parked command does about an answer.
+/// What an answer means to a parked command.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Heard {
-    /// It stays parked: that was not about it.
+    /// It stays parked.
     Stay,
     /// It is translated again, from where it parked.
     Translate,
@@ -86,14 +83,14 @@ pub enum Heard {
     Fail(FaultFailure),
 }
 
-/// What a command waits for.
+/// What a parked command waits for.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Parked {
-    /// Whose extent.
+    /// The volume.
     pub volume: VolumeId,
-    /// Which.
+    /// The extent.
     pub extent: u64,
-    /// Whether it is to be written.
+    /// Whether it will be written.
     pub write: bool,
 }
 

@@ -1,6 +1,4 @@
-//! A set of reactors, as small as a word.
-//!
-//! **Not here:** the reactors.
+//! A set of reactors in one word.
 
 use crate::boundary::region::MAX_REACTORS;
 
@@ -20,7 +18,7 @@ impl ReactorSet {
         })
     }
 
-    /// This one alone.
+    /// Only this one.
     pub const fn one(reactor: usize) -> Self {
         Self(1 << (reactor % 64))
     }
@@ -30,22 +28,22 @@ impl ReactorSet {
         self.0 |= Self::one(reactor).0;
     }
 
-    /// Takes one out.
+    /// Removes one.
     pub fn remove(&mut self, reactor: usize) {
         self.0 &= !Self::one(reactor).0;
     }
 
-    /// Those of both.
+    /// The union.
     pub const fn with(self, other: Self) -> Self {
         Self(self.0 | other.0)
     }
 
-    /// Whether there is none.
+    /// Whether the set is empty.
     pub const fn is_empty(self) -> bool {
         self.0 == 0
     }
 
-    /// Each, in order.
+    /// The reactors in order.
     pub fn iter(self) -> impl Iterator<Item = usize> {
         (0..64).filter(move |r| self.0 & 1 << r != 0)
     }

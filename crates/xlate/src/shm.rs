@@ -1,8 +1,7 @@
-//! Shared memory that two processes read and write: a mapped file, seen only through atomics.
+//! Shared memory between processes: a mapped file, accessed only through atomics.
 //!
-//! **Design.** The only unsafe code of the crate. A type may be laid over the mapping when it is made
-//! of atomics alone ([`Cells`]), because the other process may change any byte at any time.
-//! **Not here:** what the bytes mean.
+//! The crate's only unsafe code. Only types made of atomics ([`Cells`]) may be laid over the
+//! mapping, because the other process may change any byte at any time.
 
 #![allow(unsafe_code)]
 
@@ -13,11 +12,11 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
-/// Types that may lie in memory which another process changes at will.
+/// Types that may lie in memory which another process changes.
 ///
 /// # Safety
-/// `repr(C)`, every field an atomic or a `Cells` type or an array of these, no padding, valid for all
-/// bit patterns.
+/// `repr(C)`, no padding, valid for all bit patterns. Every field is an atomic, a `Cells` type or
+/// an array of these.
 pub unsafe trait Cells: Sync {}
 // SAFETY: an atomic is valid for all bit patterns and may change under a shared reference.
 unsafe impl Cells for AtomicU64 {}
@@ -34,13 +33,14 @@ pub struct SharedMemory {
     file: OwnedFd,
 }
 
-// SAFETY: the mapping lives as long as the value and is reached only through `Cells`, which are Sync.
+// SAFETY: the mapping lives as long as the value and is reached only through `Cells`, which are
+// Sync.
 unsafe impl Send for SharedMemory {}
 // SAFETY: as above.
 unsafe impl Sync for SharedMemory {}
 
 impl SharedMemory {
-    /// Creates (or empties) the file at `path`, of `len` bytes, all zeros, readable by its owner only.
+    /// Creates or empties the file at `path`: `len` zero bytes, accessible only to its owner.
     pub fn create(path: &Path, len: usize) -> io::Result<Self> {
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::TRUNC | OFlags::CLOEXEC;
         let file = rustix::fs::open(path, flags, Mode::RUSR | Mode::WUSR)?;
@@ -54,7 +54,7 @@ impl SharedMemory {
         Self::from_fd(file)
     }
 
-    /// Maps what a descriptor names, in its present length.
+    /// Maps a descriptor's file at its present length.
     pub fn from_fd(file: OwnedFd) -> io::Result<Self> {
         let len = rustix::fs::fstat(&file)?.st_size;
         let len = usize::try_from(len)
@@ -62,7 +62,7 @@ impl SharedMemory {
         Self::map(file, len)
     }
 
-    /// Anonymous shared memory with a descriptor that can be passed on.
+    /// Anonymous shared memory with a descriptor.
     pub fn anonymous(name: &str, len: usize) -> io::Result<Self> {
         let file = rustix::fs::memfd_create(name, rustix::fs::MemfdFlags::CLOEXEC)?;
         rustix::fs::ftruncate(&file, len as u64)?;
@@ -73,7 +73,7 @@ impl SharedMemory {
         if len == 0 {
             return Err(io::Error::other("shared memory of no bytes"));
         }
-        // SAFETY: a new mapping at an address that the kernel chooses aliases nothing of ours.
+        // SAFETY: a new mapping at an address that the kernel chooses aliases none of our memory.
         let base = unsafe {
             rustix::mm::mmap(
                 std::ptr::null_mut(),
@@ -91,8 +91,8 @@ impl SharedMemory {
         })
     }
 
-    /// Takes the file's whole length from its file system now. Without it, storing into a page that
-    /// was never touched kills the process (SIGBUS) when the file system is full.
+    /// Allocates the file's whole length now. Otherwise a store to an untouched page raises SIGBUS
+    /// when the file system is full.
     pub fn allocate(&self) -> io::Result<()> {
         let flags = rustix::fs::FallocateFlags::empty();
         match rustix::fs::fallocate(&self.file, flags, 0, self.len as u64) {
@@ -106,7 +106,7 @@ impl SharedMemory {
         self.len
     }
 
-    /// Never: an empty mapping can't be made.
+    /// Always false: an empty mapping cannot be made.
     pub fn is_empty(&self) -> bool {
         false
     }
@@ -116,32 +116,33 @@ impl SharedMemory {
         self.file.as_fd()
     }
 
-    /// Lays `count` values of `T` over the mapping at `offset`; `None` when they don't fit or aren't
-    /// aligned.
+    /// Lays `count` values of `T` over the mapping at `offset`; `None` if they do not fit or are
+    /// misaligned.
     pub fn cells<T: Cells>(&self, offset: usize, count: usize) -> Option<&[T]> {
         let bytes = count.checked_mul(size_of::<T>())?;
         if offset.checked_add(bytes)? > self.len || !offset.is_multiple_of(align_of::<T>()) {
             return None;
         }
-        // SAFETY: in bounds and aligned (the mapping is page aligned); `Cells` promises that any bytes
-        // are valid and that they may change at any time. Wrong if the file were truncated below `len`:
-        // nobody but us may write to it, and we never shorten it.
+        // SAFETY: in bounds and aligned (the mapping is page aligned). `Cells` promises that any
+        // bytes are valid and may change at any time. Truncating the file would break this: only we
+        // may write to it, and we never shorten it.
         Some(unsafe { std::slice::from_raw_parts(self.base.add(offset).cast::<T>(), count) })
     }
 }
 
 impl Drop for SharedMemory {
     fn drop(&mut self) {
-        // SAFETY: `base` and `len` are of our own mapping, and the borrows of `cells` end before `self`.
+        // SAFETY: `base` and `len` are our own mapping's, and the borrows of `cells` end before
+        // `self`.
         let _ = unsafe { rustix::mm::munmap(self.base.cast(), self.len) };
     }
 }
 
-/// The environment variable that a test has its daemon take for the kernel's boot id.
+/// The environment variable that replaces the kernel's boot id in tests.
 #[cfg(feature = "test-device")]
 pub const BOOT_VARIABLE: &str = "FOREBAY_BOOT_ID";
 
-/// The kernel's boot id: a file that carries another one was left by an earlier boot.
+/// The kernel's boot id. A file with another id is from an earlier boot.
 pub fn boot_id() -> io::Result<[u8; 16]> {
     #[cfg(feature = "test-device")]
     let told = std::env::var(BOOT_VARIABLE).ok();
@@ -163,7 +164,8 @@ pub fn boot_id() -> io::Result<[u8; 16]> {
     Ok(id)
 }
 
-/// Declares a `repr(C)` struct of [`Cells`] fields without padding, and makes it [`Cells`].
+/// Declares a `repr(C)` struct of [`Cells`] fields without padding, and implements [`Cells`] for
+/// it.
 #[macro_export]
 macro_rules! cells {
     ($(#[$meta:meta])* $vis:vis struct $name:ident { $($(#[$fmeta:meta])* $fvis:vis $field:ident : $ty:ty,)* }) => {

@@ -1,9 +1,8 @@
 //! One translation in 64 bits, so that a hit is one atomic load.
 //!
-//! **Design.** Bits 0..40 the device's extent, 40..48 the device, 62..64 the rights; 0 is a miss. Bit 61
-//! marks a hole that has a place already: reads are zeros as of any hole, and the first write claims it
-//! ([`Word::claimed`]) without asking.
-//! **Not here:** the table of words ([`crate::table`]).
+//! Bits 0..40 are the device's extent, 40..48 the device, 62..64 the rights; 0 is a miss. Bit 61
+//! marks a preallocated extent: a hole that the first write claims ([`Word::claimed`]) without a
+//! fault.
 
 use crate::types::{DeviceIndex, ExtentIndex, Rights};
 
@@ -20,9 +19,9 @@ pub struct Word(u64);
 impl Word {
     /// No translation: ask the owner.
     pub const MISS: Word = Word(0);
-    /// Nothing stored: reads are zeros.
+    /// Nothing stored: reads return zeros.
     pub const HOLE: Word = Word(1 << RIGHTS_SHIFT);
-    /// The largest device extent that a word can name.
+    /// The largest device extent that fits.
     pub const MAX_DEVICE_EXTENT: u64 = EXTENT_MASK;
 
     /// A translation to `extent` of `device`. `Rights::Hole` gives [`Word::HOLE`]; an extent above
@@ -41,19 +40,19 @@ impl Word {
         ))
     }
 
-    /// A place ahead: a hole until its first write, which lies at `extent` of `device`. What is there
-    /// must read as zeros. An extent above [`Word::MAX_DEVICE_EXTENT`] gives `None`.
+    /// A preallocated extent: a hole until its first write to `extent` of `device`, which must read
+    /// as zeros. An extent above [`Word::MAX_DEVICE_EXTENT`] gives `None`.
     pub fn ahead(device: DeviceIndex, extent: ExtentIndex) -> Option<Word> {
         let place = Word::new(device, extent, Rights::ReadWrite)?.0 & !(3 << RIGHTS_SHIFT);
         Some(Word(place | AHEAD | Word::HOLE.0))
     }
 
-    /// Whether it is a place ahead.
+    /// Whether it is preallocated and unclaimed.
     pub const fn is_ahead(self) -> bool {
         self.0 & (AHEAD | 3 << RIGHTS_SHIFT) == AHEAD | Word::HOLE.0
     }
 
-    /// What a place ahead becomes by its first write; any other word stays what it is.
+    /// The word after a first write claims it; other words stay the same.
     pub const fn claimed(self) -> Word {
         if self.is_ahead() {
             Word(self.0 & !AHEAD | 3 << RIGHTS_SHIFT)
@@ -62,7 +61,7 @@ impl Word {
         }
     }
 
-    /// The word as stored. Any 64 bits are a valid word: unknown bits are ignored.
+    /// The stored word. Any 64 bits are valid: unknown bits are ignored.
     pub const fn from_bits(bits: u64) -> Word {
         Word(bits)
     }
@@ -72,7 +71,7 @@ impl Word {
         self.0
     }
 
-    /// What it allows; `None` is a miss.
+    /// Its rights; `None` is a miss.
     pub const fn rights(self) -> Option<Rights> {
         match self.0 >> RIGHTS_SHIFT {
             1 => Some(Rights::Hole),
@@ -82,12 +81,12 @@ impl Word {
         }
     }
 
-    /// The device; meaningless for a hole without a place and for a miss.
+    /// The device; meaningless for a plain hole and for a miss.
     pub const fn device(self) -> DeviceIndex {
         DeviceIndex((self.0 >> DEVICE_SHIFT) as u8)
     }
 
-    /// The device's extent; meaningless for a hole without a place and for a miss.
+    /// The device's extent; meaningless for a plain hole and for a miss.
     pub const fn extent(self) -> ExtentIndex {
         ExtentIndex(self.0 & EXTENT_MASK)
     }
@@ -108,7 +107,7 @@ impl Word {
         }
     }
 
-    /// The same place with the write right taken away.
+    /// The same location without the right to write.
     pub const fn read_only(self) -> Word {
         if self.writable() {
             Word(self.0 & !(1 << RIGHTS_SHIFT))

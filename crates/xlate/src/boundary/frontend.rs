@@ -1,43 +1,41 @@
-//! How tenants reach an export: its frontend.
-//!
-//! **Not here:** the protocols, and where a machine's socket is (the daemon makes it).
+//! An export's frontend: the protocol by which tenants reach it.
 
 use serde::{Deserialize, Serialize};
 
-/// The most queue pairs, besides the admin queue's, and the most rings that a machine may use.
+/// The most I/O queue pairs, or rings, of a VM.
 pub const MAX_MACHINE_QUEUES: u16 = 64;
 
-/// See the module's text.
+/// A frontend and its settings.
 #[derive(
     Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize,
 )]
 #[serde(from = "Written", into = "Written")]
 pub enum Frontend {
-    /// NVMe/TCP: any host that is allowed, by the listeners.
+    /// NVMe/TCP: any allowed host, by the listeners.
     #[default]
     NvmeTcp,
     /// NVMe over vfio-user: one virtual machine, or one user-space driver.
     NvmePcie {
-        /// Doorbells are a shared page that is polled while the controller is enabled; else each store to
-        /// one that the shadow doorbells don't spare is a message.
+        /// Doorbells are a shared page, polled while the controller is enabled. Otherwise each
+        /// store that shadow doorbells do not avoid is a message.
         mapped_doorbells: bool,
-        /// As of [`Frontend::VhostUser`].
+        /// See [`Frontend::VhostUser`].
         pinned_memory: bool,
     },
     /// vhost-user-blk: one virtual machine, or one user-space driver.
     VhostUser {
         /// Request queues, 1 to [`MAX_MACHINE_QUEUES`].
         queues: u16,
-        /// Its machine never gives pages of its memory back (it has no balloon), so that they may be held.
+        /// The VM never returns memory pages (it has no balloon), so they may be pinned.
         pinned_memory: bool,
     },
 }
 
-/// As it is written down: what came later lies in bits that were 0 before.
+/// The stored form: newer settings use bits that were 0 before.
 #[derive(Serialize, Deserialize)]
 enum Written {
     NvmeTcp,
-    /// Of one byte, as a boolean is.
+    /// One byte, as the boolean that it once was.
     NvmePcie {
         flags: u8,
     },
@@ -91,7 +89,7 @@ impl From<Written> for Frontend {
 }
 
 impl Frontend {
-    /// Whether it has a socket of its own and one client, who hands over its memory.
+    /// Whether it serves one VM by its own socket, which passes its memory.
     pub const fn is_machine(self) -> bool {
         !matches!(self, Self::NvmeTcp)
     }
@@ -105,8 +103,8 @@ impl Frontend {
         }
     }
 
-    /// Whether its machine is said to keep all of its memory while it is mapped here. No protocol promises it: QEMU keeps
-    /// balloons from memory that it maps over vfio-user, Cloud Hypervisor does not.
+    /// Whether its VM is configured as keeping all memory while mapped here. No protocol promises
+    /// it: QEMU keeps balloons from memory mapped over vfio-user, Cloud Hypervisor does not.
     pub const fn keeps_memory(self) -> bool {
         match self {
             Self::NvmeTcp => false,
@@ -116,7 +114,7 @@ impl Frontend {
         }
     }
 
-    /// A word for records: which it is, with its settings; never 0.
+    /// Frontend and settings as a word for records; never 0.
     pub const fn word(self) -> u64 {
         match self {
             Self::NvmeTcp => 1,

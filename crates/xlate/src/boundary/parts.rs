@@ -198,7 +198,7 @@ pub struct NodeCapacity {
     /// Devices that can be read at full speed at once, in thousandths; 1000 if the profiles
     /// describe all devices together.
     pub device_reads_milli: u64,
-    /// The same for writes.
+    /// As above, for writes.
     pub device_writes_milli: u64,
     /// Incoming bytes per second.
     pub link_in_bytes_s: u64,

@@ -1,7 +1,6 @@
 //! Conversion between messages about admission and the types of `forebay_qos`.
 //!
-//! **Design.** Messages carry integers, which compare exactly. An error names an invalid parameter.
-//! **Not here:** what the numbers mean (`forebay_qos`).
+//! Messages carry integers, which compare exactly.
 
 use super::parts::{CostProfile, NodeCapacity, Scheduling};
 use super::region::TenantRecord;
@@ -11,7 +10,7 @@ use forebay_qos::params::Params;
 use std::sync::atomic::AtomicU64;
 
 impl CostProfile {
-    /// In the terms of the crate `qos`.
+    /// Converts to the type of `forebay_qos`.
     #[must_use]
     pub fn profile(&self) -> Profile {
         let ns = |ps: [u64; 6]| ps.map(|ps| ps as f64 / 1000.0);
@@ -45,7 +44,7 @@ impl NodeCapacity {
         operations_s: u64::MAX,
     };
 
-    /// The capacity with so many reactors.
+    /// The capacity with this number of reactors.
     #[must_use]
     pub fn capacity(&self, reactors: u32) -> Capacity {
         Capacity {
@@ -59,7 +58,8 @@ impl NodeCapacity {
     }
 }
 
-/// The default parameters with these set. An error names one that is unknown or out of range, and what fits.
+/// The default parameters with `set` applied. An error names an unknown parameter or a value out of
+/// range, and what fits.
 pub fn params_of<'a>(set: impl Iterator<Item = (&'a str, f64)>) -> Result<Params, String> {
     let mut params = Params::default();
     for (name, value) in set {
@@ -73,7 +73,7 @@ pub fn params_of<'a>(set: impl Iterator<Item = (&'a str, f64)>) -> Result<Params
 }
 
 impl Scheduling {
-    /// The parameters. An error is that of [`params_of`].
+    /// The parameters; see [`params_of`].
     pub fn params(&self) -> Result<Params, String> {
         let set = self.params.iter();
         params_of(set.map(|(name, bits)| (&**name, f64::from_bits(*bits))))

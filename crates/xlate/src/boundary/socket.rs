@@ -1,11 +1,8 @@
-//! How messages are carried: a Unix socket that keeps datagrams whole and in order
-//! (SOCK_SEQPACKET), with descriptors beside them (SCM_RIGHTS).
+//! The transport of messages: a Unix SOCK_SEQPACKET socket, with descriptors by SCM_RIGHTS.
 //!
-//! **Design.** The engine listens, the daemon connects; so either may be replaced. An engine that is
-//! started inherits its first connection ([`pair`]). Sending never
-//! blocks: [`Channel`] queues what the socket doesn't take and the caller polls for room. A descriptor
-//! that the sender keeps is not doubled for the queue.
-//! **Not here:** the meaning of messages.
+//! The engine listens and the daemon connects, so either may be replaced. A new engine inherits its
+//! first connection ([`pair`]). Sending never blocks: [`Channel`] queues, and the caller polls for
+//! room.
 
 use super::message::{MAX_MESSAGE_BYTES, decode, encode};
 use rustix::net::{
@@ -20,10 +17,10 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
 
-/// The most descriptors that one message carries; the kernel's limit is 253.
+/// The most descriptors per message; the kernel's limit is 253.
 pub const MAX_DESCRIPTORS: usize = 128;
 
-/// A listening socket at `path`, replacing a dead one; reachable by its owner only.
+/// A listening socket at `path`, accessible only to its owner; replaces a dead one.
 pub fn listen(path: &Path) -> io::Result<OwnedFd> {
     match std::fs::remove_file(path) {
         Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
@@ -36,7 +33,7 @@ pub fn listen(path: &Path) -> io::Result<OwnedFd> {
     Ok(fd)
 }
 
-/// Takes a waiting connection; `None` when there is none.
+/// Accepts a waiting connection, if any.
 pub fn accept(listener: BorrowedFd<'_>) -> io::Result<Option<OwnedFd>> {
     match rustix::net::accept_with(listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
         Ok(fd) => Ok(Some(fd)),
@@ -54,7 +51,7 @@ pub fn connect(path: &Path) -> io::Result<OwnedFd> {
     Ok(fd)
 }
 
-/// Two connected sockets: one for this process, one for a child to inherit.
+/// Two connected sockets, one for a child to inherit.
 pub fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
     Ok(rustix::net::socketpair(
         AddressFamily::UNIX,
@@ -83,7 +80,7 @@ pub struct Channel {
 }
 
 impl Channel {
-    /// Speaks over a connected socket, which is made non-blocking.
+    /// Wraps a connected socket and makes it non-blocking.
     pub fn new(fd: OwnedFd) -> io::Result<Self> {
         rustix::io::ioctl_fionbio(&fd, true)?;
         Ok(Self {
@@ -98,7 +95,7 @@ impl Channel {
         self.send_shared(message, descriptors.into_iter().map(Arc::new).collect())
     }
 
-    /// The same with descriptors that the caller keeps too.
+    /// Sends descriptors that the caller keeps too; they are not duplicated.
     pub fn send_shared<M: Serialize>(
         &mut self,
         message: &M,
@@ -112,7 +109,7 @@ impl Channel {
         self.flush()
     }
 
-    /// Sends what is queued, as far as the socket takes it.
+    /// Sends queued messages as far as the socket takes them.
     pub fn flush(&mut self) -> io::Result<()> {
         while let Some((bytes, descriptors)) = self.queue.front() {
             let fds: Vec<BorrowedFd<'_>> = descriptors.iter().map(|fd| fd.as_fd()).collect();
@@ -135,15 +132,15 @@ impl Channel {
         Ok(())
     }
 
-    /// Whether something waits for room: poll for writing too.
+    /// Whether messages wait: poll for writing too.
     pub fn wants_to_write(&self) -> bool {
         !self.queue.is_empty()
     }
 
-    /// The next message; `Ok(None)` when there is none now.
+    /// The next message, if any.
     ///
     /// # Errors
-    /// `UnexpectedEof` when the other side is gone; `InvalidData` for what is no message.
+    /// `UnexpectedEof` when the peer is gone; `InvalidData` for a malformed message.
     pub fn receive<M: DeserializeOwned>(&mut self) -> io::Result<Option<(M, Vec<OwnedFd>)>> {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -157,8 +154,8 @@ impl Channel {
             ) {
                 Ok(r) => break r,
                 Err(rustix::io::Errno::AGAIN) => return Ok(None),
-                // Said once, when the other side went with messages of ours unread; what it sent before
-                // is still to be had, and then its end.
+                // CONNRESET comes once, if the peer left messages of ours unread. Its own messages
+                // can still be read, then its end.
                 Err(rustix::io::Errno::INTR | rustix::io::Errno::CONNRESET) => {}
                 Err(e) => return Err(e.into()),
             }
@@ -175,7 +172,8 @@ impl Channel {
                 "the other process closed its socket",
             ));
         }
-        // Descriptors for which this process has no room are missing; whoever needs them says so.
+        // Descriptors for which this process has no room are missing; the user of the message
+        // reports that.
         if received.flags.contains(rustix::net::ReturnFlags::TRUNC) {
             return Err(io::Error::new(
                 io::ErrorKind::InvalidData,
@@ -300,7 +298,6 @@ mod tests {
                 break Channel::new(fd).unwrap();
             }
         };
-        // It goes with a message unread, which is an error of its own here.
         server.send(&1u64, vec![]).unwrap();
         client.send(&7u64, vec![]).unwrap();
         drop(client);

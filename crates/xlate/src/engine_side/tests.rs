@@ -1,11 +1,10 @@
-//! Each input with the effects that it must have.
+//! Inputs and their effects.
 
 use super::*;
 use crate::types::ExtentIndex;
 
 const V: VolumeId = VolumeId(7);
 
-/// One volume of eight extents.
 #[derive(Default)]
 struct One {
     words: [u64; 8],
@@ -139,7 +138,7 @@ fn who_asked_is_told_and_nobody_else() {
     assert_eq!(rig.miss(2, 2, false), asked(2, false));
     let granted = Post::Granted(V, ExtentRange::new(2, 1));
     assert_eq!(rig.hear(grants(2, Word::HOLE)), [posted(2, granted)]);
-    // The read was answered; the write still is not, and its failure concerns it alone.
+    // The write is still unanswered, and its failure does not affect reads.
     assert_eq!(rig.miss(2, 2, false), [posted(2, granted)]);
     let failed = ToEngine::FaultFailed {
         volume: V,
@@ -171,7 +170,6 @@ fn faults_of_a_turn_are_one_message() {
         panic!("{out:?}")
     };
     assert_eq!(faults.len(), 8);
-    // A new owner is asked all of it again, once.
     let mut out = Vec::new();
     rig.side.ask_again(&mut out);
     rig.side.end_turn(&mut out);
@@ -213,7 +211,7 @@ fn what_hangs_takes_turns_and_what_was_answered_stays_answered() {
             Effect::Post(ReactorSet::first(2), revoke_post(2, 4))
         ]
     );
-    // An answer that crossed with that counts; so the rest is not asked again.
+    // A late answer counts, so that reactor is not asked again.
     rig.upcall(0, Upcall::Drained { revoke: 2 });
     let done = |revoke| Effect::Say(FromEngine::RevokeDone { revoke });
     assert_eq!(
@@ -310,17 +308,15 @@ fn without_an_owner_what_is_kept_is_bounded() {
         assert_eq!(r.miss(0, extent, true), asked(extent, true));
     }
     assert_eq!(r.side.faults_outstanding(), MAX_FAULTS);
-    // Beyond the bound: an answer at once, to the reactor that missed.
+    // Beyond the bound, a miss is refused at once.
     let range = ExtentRange::new(MAX_FAULTS as u64, 1);
     let busy = Post::FaultFailed(V, range, true, FaultFailure::Busy);
     for _ in 0..3 {
         assert_eq!(r.miss(1, range.first, true), [posted(1, busy)]);
     }
-    // What is asked already is still waited for together.
     assert_eq!(r.miss(1, 5, true), []);
     assert_eq!(r.side.faults_outstanding(), MAX_FAULTS);
 
-    // A commit is one for each volume; a release is its command's, which gives it up in time.
     for hour in 1..100 {
         for io in 0..8 {
             let range = ExtentRange::new(u64::from(io), 1);
@@ -350,7 +346,6 @@ fn without_an_owner_what_is_kept_is_bounded() {
         assert_eq!(r.side.releases.len(), 0);
     }
 
-    // The next owner hears of it, once, and of all that is asked.
     let mut out = Vec::new();
     r.side.ask_again(&mut out);
     let Some(Effect::Say(FromEngine::Notice { text })) = out.first() else {
@@ -365,7 +360,6 @@ fn without_an_owner_what_is_kept_is_bounded() {
     out.clear();
     r.side.ask_again(&mut out);
     assert!(!matches!(out[0], Effect::Say(FromEngine::Notice { .. })));
-    // Answers make room.
     r.hear(grants(0, stored()));
     assert_eq!(r.miss(1, range.first, true), asked(range.first, true));
 }

@@ -1,27 +1,24 @@
-//! What the engine's side of the protocol changes in the tables that reactors read.
-//!
-//! **Design.** One trait, so that the protocol's model needs no shared memory. **Not here:** the words (`word`), the
-//! tables (`table`).
+//! The tables that reactors read, as a trait: the protocol's model needs no shared memory.
 
 use crate::boundary::message::GrantOf;
 use crate::types::{ExtentRange, Rights, VolumeId};
 use crate::word::Word;
 
-/// What reactors see of volumes: written by this side, read by them.
+/// The translations that reactors read and the control thread writes.
 pub trait Words {
-    /// The translation of an extent; `None` when there is no such volume.
+    /// The translation of an extent; `None` for an unknown volume.
     fn lookup(&self, volume: VolumeId, extent: u64) -> Option<Word>;
-    /// Notes what a FLUSH must see of a grant (its commit, its device), and only then stores its words.
-    /// False: there is no such volume.
+    /// Records what a FLUSH needs of a grant (commit, device), and only then stores its words.
+    /// False: unknown volume.
     fn install(&mut self, grant: &GrantOf) -> bool;
-    /// Takes rights away ([`crate::table::Table::clear`]).
+    /// Removes rights ([`crate::table::Table::clear`]).
     fn clear(&mut self, volume: VolumeId, range: ExtentRange, keep: Option<Rights>);
-    /// Takes back the places ahead ([`crate::table::Table::take_back`]): the runs that were.
+    /// Takes back preallocated extents ([`crate::table::Table::take_back`]) and returns the runs.
     fn take_back(&mut self, volume: VolumeId, range: ExtentRange) -> Vec<ExtentRange>;
-    /// How many places are still ahead.
+    /// The number of preallocated extents.
     fn count_ahead(&self, volume: VolumeId, range: ExtentRange) -> u64;
     /// Everything up to `sequence` is durable.
     fn committed(&mut self, volume: VolumeId, sequence: u64);
-    /// Whether it is.
+    /// Whether `sequence` is durable.
     fn is_committed(&self, volume: VolumeId, sequence: u64) -> bool;
 }

@@ -6,7 +6,7 @@
 //! part before it shortens the entry; a replacement is written before the old entry goes. After a
 //! crash in between, an extent is listed twice, and adoption takes the later entry.
 //!
-//! **Not here:** who may be granted what (the pool).
+//! **Not here:** granting decisions (the pool).
 
 use crate::cells;
 use crate::shm::SharedMemory;
@@ -132,7 +132,7 @@ impl GrantTable {
         Self::format(memory, capacity, boot_id, pool_id)
     }
 
-    /// The same in zeroed memory of at least [`GrantTable::bytes`].
+    /// A new, empty table in zeroed memory of at least [`GrantTable::bytes`].
     pub fn format(
         memory: SharedMemory,
         capacity: usize,
@@ -337,7 +337,7 @@ impl GrantTable {
         Ok(())
     }
 
-    /// The same for a range without grants; false, and no change, if there is one.
+    /// As `insert`, for a range without grants; false, and no change, if there is one.
     pub fn insert_new(&mut self, grant: Grant) -> Result<bool, Full> {
         if grant.range.count == 0 {
             return Ok(true);

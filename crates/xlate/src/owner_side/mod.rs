@@ -1,4 +1,4 @@
-//! The owner's side of grants: what may be granted, and how grants are taken back.
+//! The owner's side of grants: granting and taking back.
 //!
 //! The code is pure: no clock, socket or catalog; the caller passes the grant table.
 //! - **Granting.** Only [`OwnerSide::grant`] makes a [`GrantOf`], after it has checked the range
@@ -138,8 +138,8 @@ impl OwnerSide {
         parts
     }
 
-    /// Lists a grant and returns what to tell the engine. The grant may be shortened to what is
-    /// free and not listed elsewhere. A listed hole is replaced.
+    /// Lists a grant and returns what to tell the engine. The grant may be shortened to a part
+    /// that is free and not listed elsewhere. A listed hole is replaced.
     pub fn grant(&self, table: &mut GrantTable, mut grant: Grant) -> Result<GrantOf, Refused> {
         let Grant { volume, range, .. } = grant;
         let said = grant.word;
@@ -213,7 +213,7 @@ impl OwnerSide {
         all
     }
 
-    /// The same for one entry.
+    /// As above, for one entry.
     pub fn tell_one_again(&self, grant: &Grant, all: &mut Vec<GrantOf>) {
         if grant.word.rights() == Some(Rights::Hole) {
             return;

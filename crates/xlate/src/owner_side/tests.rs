@@ -1,4 +1,4 @@
-//! The two rules, each with the steps that break it.
+//! Granting and taking back, with the steps that break each rule.
 
 use super::*;
 use crate::types::ExtentIndex;
@@ -45,7 +45,6 @@ fn what_is_granted_is_listed_first_and_only_what_is_free() {
     );
     assert_eq!(table.granted(V, ExtentRange::new(6, 20)), []);
     side.let_go(taken);
-    // A hole may be replaced, another place may not.
     side.grant(&mut table, grant(6, 10, Word::HOLE)).unwrap();
     let said = side.grant(&mut table, grant(0, 9, word(0, 80))).unwrap();
     assert_eq!(
@@ -156,7 +155,6 @@ fn what_does_not_drain_is_known_by_its_devices() {
     side.changed(id).unwrap();
     side.durable(id).unwrap();
     side.forget(id, &mut table).unwrap();
-    // Acknowledged, and only the fence does not come.
     let (_dir, mut table) = self::table();
     let mut side = OwnerSide::default();
     side.grant(&mut table, grant(0, 1, word(4, 9))).unwrap();
@@ -189,7 +187,6 @@ fn a_place_ahead_is_listed_as_stored_and_said_only_where_nothing_was() {
     let said = side.grant(&mut table, grant(0, 4, ahead(40))).unwrap();
     assert_eq!(said.word, ahead(40).bits());
     assert!(table.covers(V, said.range, Rights::ReadWrite));
-    // It may have been written since.
     let said = side.grant(&mut table, grant(1, 1, ahead(41))).unwrap();
     assert_eq!(said.word, word(0, 41).bits());
     let said = side.grant(&mut table, grant(0, 6, ahead(40))).unwrap();
@@ -220,7 +217,6 @@ fn what_was_taken_back_goes_and_the_rest_stays_listed() {
     let left: Vec<_> = left.iter().map(|g| (g.range, g.word)).collect();
     let part = |first, count| (ExtentRange::new(first, count), word(0, 40 + first));
     assert_eq!(left, [part(0, 1), part(2, 1), part(4, 4)]);
-    // A revoke is another way, and none leads from one to the other.
     let id = side.take(V, range).unwrap();
     side.asked(id, &table, 1).unwrap();
     assert!(side.took_back(id, &taken).is_err());

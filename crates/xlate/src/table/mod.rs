@@ -117,7 +117,7 @@ impl Table {
     }
 
     /// Claims a preallocated extent for a first write (any reactor); `seen` is the word that was
-    /// looked up. Returns the present word: claimed, or what came between.
+    /// looked up. Returns the present word: claimed, or another thread's.
     #[cold]
     pub fn claim(&self, extent: u64, seen: Word) -> Word {
         let Some(cell) = self.cell(extent).filter(|_| seen.is_ahead()) else {

@@ -1,4 +1,4 @@
-//! The table by itself, and its two writers at once.
+//! The table, and its two writers at once.
 
 use super::*;
 use crate::types::{DeviceIndex, ExtentIndex};
@@ -95,8 +95,8 @@ impl Drop for Ending<'_> {
     }
 }
 
-/// Two reactors claim while the control thread grants ahead, grants the same again as stored, takes back
-/// and revokes. Each place is granted once, so it must be either somebody's or taken back.
+/// Two reactors claim while the control thread preallocates, grants, takes back and revokes. Each
+/// extent is granted once, so it must be either used or taken back.
 #[test]
 fn a_place_ahead_has_one_owner_whoever_comes_first() {
     const ROUNDS: usize = 1_000_000;
@@ -115,7 +115,7 @@ fn a_place_ahead_has_one_owner_whoever_comes_first() {
                     at += 1;
                     let seen = table.lookup(at % EXTENTS);
                     if seen.is_ahead() {
-                        // What is between looking and claiming may take its time.
+                        // Varies the time between lookup and claim.
                         (0..at % 8).for_each(|_| std::hint::spin_loop());
                         table.claim(at % EXTENTS, seen);
                     }
@@ -129,13 +129,13 @@ fn a_place_ahead_has_one_owner_whoever_comes_first() {
                 }
             });
         }
-        // However this ends, the reactors do too.
+        // Stops the reactors on panic too.
         let _end = Ending(&over);
         for place in 0..ROUNDS as u64 {
             let extent = ExtentRange::new(place % EXTENTS, 1);
             table.install(extent, ahead(place));
             if place % 4096 == 1 {
-                // After three laps one reactor has been at every extent, on a busy machine too: it claimed this one.
+                // After three laps, even on a busy machine, one reactor has claimed this extent.
                 let lap = laps.load(Ordering::Relaxed);
                 while laps.load(Ordering::Relaxed) < lap + 3 {
                     std::thread::yield_now();

@@ -1,9 +1,8 @@
-//! The daemon's process: the owner, its pool, and the grant table, which outlives it.
+//! The daemon: a real [`OwnerSide`] over a real [`GrantTable`], and a minimal owner around them.
 //!
-//! **Design.** What is granted and how it is taken back is a real [`OwnerSide`] over a real
-//! [`GrantTable`]. Around it the least that an owner is: a pool of one extent a device, with a durable
-//! and a present state, and operations that go on as far as they can ([`Daemon::progress`]). Whatever
-//! a step does outside of the process goes through [`Outside`], which can die after any of it.
+//! The pool has one extent per device, with a durable and a present state. [`Daemon::progress`]
+//! advances all operations as far as possible. Outside effects go through [`Outside`], which can
+//! die after any of them.
 
 use crate::engine::{EXTENT, device_of, laundering};
 use crate::outside::{Extent, Outside, Pool, entry};
@@ -17,28 +16,27 @@ use std::os::fd::AsFd;
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Wish {
-    /// The owner gives the volume's extent up.
+    /// The owner frees the volume's extent.
     Free,
-    /// The owner only takes the grant back.
+    /// The owner only revokes the grant.
     Evict,
-    /// A tenant deallocates: the engine's generation and its number.
+    /// A host deallocates: the engine's generation and number.
     Release(u64, u64),
-    /// What is listed and the pool does not know.
+    /// A listed grant that the pool does not know.
     Stale,
-    /// The owner maps the volume's extent before anybody asks.
+    /// The owner preallocates the volume's extent.
     Ahead,
-    /// The owner takes that back, if nothing was written.
+    /// The owner takes a preallocated extent back.
     TakeBack,
 }
 
-/// An operation under way.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct Op {
     pub volume: VolumeId,
     pub wish: Wish,
     pub taking: Option<TakingId>,
     revoke: u64,
-    /// A request and settles that were asked when its revoke was given up.
+    /// The request and settles sent when its revoke was given up.
     heard: u64,
     settles: Vec<(u64, u8)>,
 }
@@ -47,7 +45,7 @@ pub struct Op {
 pub struct Daemon {
     pub side: OwnerSide,
     pub pool: Pool,
-    /// The engine in the conversation, and whether it was told everything.
+    /// The connected engine, and whether it was told all grants.
     pub talk: Option<u64>,
     told: bool,
     fenced: BTreeSet<u8>,
@@ -55,7 +53,7 @@ pub struct Daemon {
     pub faults: BTreeSet<(VolumeId, bool)>,
     pub ops: Vec<Op>,
     pub laundering: Option<(u64, u8)>,
-    /// Settles asked because of quarantined extents; and whether no more was quarantined since.
+    /// Settles for quarantined extents; and whether none was quarantined since.
     settling: BTreeMap<u8, (u64, bool)>,
     /// The engine that may still have requests at a quarantined extent.
     quarantined: BTreeMap<u8, u64>,
@@ -66,9 +64,9 @@ fn place(device: u8) -> Word {
 }
 
 impl Daemon {
-    /// A daemon starts: it has the catalog and the grant table, nothing else.
+    /// Starts with only the catalog and the grant table.
     pub fn start(durable: &Pool, table: &GrantTable) -> Self {
-        // As a successor maps it: what an unfinished write left there must not matter.
+        // Map it as a successor does, to see what an unfinished write left.
         let fd = table.memory().fd().try_clone_to_owned().unwrap();
         let memory = SharedMemory::from_fd(fd.as_fd().try_clone_to_owned().unwrap()).unwrap();
         let adopted = GrantTable::adopt(memory, &[1; 16], &[2; 16]).unwrap();
@@ -102,7 +100,7 @@ impl Daemon {
         };
         for volume in stale {
             daemon.begin(volume, Wish::Stale);
-            // Taken at once: no conversation may be told of it again.
+            // Taken at once, so that no new conversation is told of it.
             let taking = daemon.side.take(volume, EXTENT);
             daemon.ops.iter_mut().for_each(|op| {
                 if op.volume == volume {
@@ -124,7 +122,6 @@ impl Daemon {
         });
     }
 
-    /// A conversation begins: what the engine holds and on which devices it has its fence.
     pub fn greet(
         &mut self,
         generation: u64,
@@ -142,7 +139,6 @@ impl Daemon {
             .collect();
     }
 
-    /// The conversation is over.
     pub fn hang_up(&mut self) {
         self.talk = None;
         self.told = false;
@@ -159,7 +155,7 @@ impl Daemon {
         self.forget_unanswered();
     }
 
-    /// What was to be taken back and has no answer is let go: nothing has happened.
+    /// Drops unanswered attempts to take extents back: nothing has changed.
     fn forget_unanswered(&mut self) {
         while let Some(at) = self.ops.iter().position(|op| self.is_unanswered(op)) {
             self.end_op(at);
@@ -171,7 +167,7 @@ impl Daemon {
         asked && self.stage(op) == Some(&Stage::Taken)
     }
 
-    /// What was left unfinished in the engine is waited for no longer.
+    /// Abandons what an earlier daemon left open in the engine.
     pub fn give_inherited_up(&mut self, out: &mut Outside<'_>) {
         for revoke in std::mem::take(&mut self.inherited) {
             out.say(ToEngine::Abandon { revoke });
@@ -231,7 +227,7 @@ impl Daemon {
             FromEngine::JobDone { job, .. } => self.job_done(job, out),
             FromEngine::DeviceReady { device } => {
                 self.fenced.insert(device.0);
-                // What an engine before this one had there has ended.
+                // Requests of earlier engines there have ended.
                 let generation = self.talk.unwrap_or(0);
                 if self
                     .quarantined
@@ -273,7 +269,6 @@ impl Daemon {
         self.quarantined.remove(&device);
     }
 
-    /// Changes an extent's state, durably.
     fn settle_extent(&mut self, device: u8, from: Extent, to: Extent, out: &mut Outside<'_>) {
         let at = usize::from(device);
         if out.durable.extents[at] == from && out.goes() {
@@ -289,7 +284,6 @@ impl Daemon {
         }
     }
 
-    /// Whether a commit has anything to do.
     pub fn uncommitted(&self, durable: &Pool) -> bool {
         self.pool != *durable
             || self
@@ -302,7 +296,6 @@ impl Daemon {
         self.side.stage(op.taking?)
     }
 
-    /// Everything that the pool changed becomes durable.
     pub fn commit(&mut self, out: &mut Outside<'_>) {
         if !out.goes() {
             return;
@@ -315,7 +308,6 @@ impl Daemon {
         }
     }
 
-    /// Operations whose revoke has been with the engine for long.
     pub fn may_time_out(&self) -> impl Iterator<Item = usize> + '_ {
         (0..self.ops.len()).filter(|at| {
             let stage = self.stage(&self.ops[*at]);
@@ -324,7 +316,6 @@ impl Daemon {
         })
     }
 
-    /// Such an operation waits no longer.
     pub fn time_out(&mut self, at: usize, out: &mut Outside<'_>) {
         let Some(id) = self.ops[at].taking else {
             return;
@@ -345,7 +336,7 @@ impl Daemon {
         out.say(ToEngine::Abandon {
             revoke: self.ops[at].revoke,
         });
-        // Something that an engine answers when it has heard the rest.
+        // A request that the engine answers after it has read everything before.
         let request = out.number();
         self.ops[at].heard = request;
         let volume = self.ops[at].volume;
@@ -360,7 +351,6 @@ impl Daemon {
         }
     }
 
-    /// Everything that needs no waiting for is done, until nothing more can be.
     pub fn progress(&mut self, out: &mut Outside<'_>) {
         loop {
             let before = (self.clone(), out.to_engine.len());
@@ -384,8 +374,7 @@ impl Daemon {
         }
     }
 
-    /// A conversation begins with everything that is listed, once the engine has ended what an earlier
-    /// daemon began.
+    /// Sends every listed grant, once the engine has ended what an earlier daemon began.
     fn tell_again(&mut self, out: &mut Outside<'_>) {
         if self.talk.is_none() || self.told || !self.inherited.is_empty() {
             return;
@@ -397,7 +386,6 @@ impl Daemon {
         self.told = true;
     }
 
-    /// One operation as far as it goes; true when it is over.
     fn advance(&mut self, at: usize, out: &mut Outside<'_>) -> bool {
         let Op {
             volume,
@@ -443,7 +431,7 @@ impl Daemon {
                     return false;
                 };
                 if generation.is_some_and(|generation| generation != talk) {
-                    // A later engine serves already: tenants may have written there since.
+                    // A later engine serves already: hosts may have written there since.
                     return true;
                 }
                 let revoke = out.number();
@@ -472,11 +460,11 @@ impl Daemon {
             Some(Stage::Drained { undrained }) => {
                 let mapped = self.pool.map.get(&volume);
                 if wish == Wish::Evict && out.durable.map.get(&volume) != mapped {
-                    // Until its mapping is durable, the table alone knows of it.
+                    // Until its mapping is durable, only the table knows it.
                     return false;
                 }
                 if wish == Wish::Evict || wish == Wish::Stale && undrained.is_empty() {
-                    // Evicting what hangs changes nothing.
+                    // Evicting a grant on a hung device changes nothing.
                     return !out.goes()
                         || !undrained.is_empty()
                         || self.side.forget(id, out.table).is_ok();
@@ -499,8 +487,7 @@ impl Daemon {
         }
     }
 
-    /// The pool gives a volume's extent up; a stale one is no longer mapped, and may only have to be
-    /// quarantined.
+    /// Unmaps a volume's extent. A stale one is already unmapped, but may have to be quarantined.
     fn give_up(&mut self, volume: VolumeId, undrained: &BTreeSet<DeviceIndex>) {
         let mapped = self.pool.map.remove(&volume);
         for device in mapped.into_iter().chain(undrained.iter().map(|d| d.0)) {
@@ -517,7 +504,7 @@ impl Daemon {
         }
     }
 
-    /// Maps a volume to a clean extent, which is reserved first, durably.
+    /// Maps a volume to a clean extent, after a durable reservation.
     fn allocate(&mut self, volume: VolumeId, at: usize, out: &mut Outside<'_>) -> bool {
         if !out.goes() {
             return false;
@@ -528,7 +515,6 @@ impl Daemon {
         true
     }
 
-    /// Maps a volume before anybody asks, if nothing stands in the way.
     fn map_ahead(&mut self, volume: VolumeId, out: &mut Outside<'_>) {
         let mut extents = self.pool.extents.iter();
         let Some(at) = extents.position(|e| *e == Extent::Clean) else {
@@ -540,7 +526,7 @@ impl Daemon {
         }
         let word = place(at as u8);
         let word = Word::ahead(word.device(), word.extent()).unwrap();
-        // Without it, a question will find it mapped.
+        // If this fails, a later fault will find the extent mapped.
         if let Ok(grant) = self.side.grant(out.table, entry(volume, word)) {
             out.say(ToEngine::Grants {
                 grants: vec![grant],
@@ -591,7 +577,6 @@ impl Daemon {
         }
     }
 
-    /// A question fails.
     pub fn fail(&mut self, volume: VolumeId, write: bool, out: &mut Outside<'_>) {
         self.faults.remove(&(volume, write));
         out.say(ToEngine::FaultFailed {
@@ -620,7 +605,7 @@ impl Daemon {
         out.say(ToEngine::Job { job, work });
     }
 
-    /// Quarantined extents are free again when everything at their device has ended.
+    /// Frees quarantined extents when every request at their device has ended.
     fn settle_quarantined(&mut self, out: &mut Outside<'_>) {
         if !self.told || out.dead {
             return;

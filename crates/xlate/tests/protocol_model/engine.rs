@@ -1,9 +1,8 @@
-//! The engine's process: control thread, reactors, and what is at the devices.
+//! The engine: control thread, reactors, and slices at the devices.
 //!
-//! **Design.** The control thread is an [`EngineSide`]; a reactor has a mailbox, a real [`Drains`],
-//! and slices in flight. Looking a translation up, claiming a place ahead, looking again, and submitting
-//! the slice are steps of their own, so that the other threads come between; a reactor takes no post
-//! between them, as in the engine.
+//! The control thread is an [`EngineSide`]; a reactor has a mailbox and real [`Drains`]. Lookup,
+//! claim, second lookup and submission are separate steps, so that other threads interleave. As in
+//! the engine, a reactor takes no post between them.
 
 use crate::scenario::{Command, Kind, Stage};
 use crate::world::World;
@@ -18,7 +17,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 /// The only extent of every volume.
 pub const EXTENT: ExtentRange = ExtentRange::new(0, 1);
 
-/// The volumes' words, between steps; during one they are in a real [`Table`].
+/// The volumes' words between steps; a step uses a real [`Table`].
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Cache(pub BTreeMap<VolumeId, u64>);
 
@@ -83,7 +82,6 @@ impl Words for Cache {
     }
 }
 
-/// A slice at a device.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct Slice {
     pub command: usize,
@@ -91,14 +89,14 @@ pub struct Slice {
     pub span: SliceSpan,
 }
 
-/// What a reactor does next, before it takes a post.
+/// A reactor's next step, before it takes a post.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Next {
-    /// A place ahead was looked up (the word): it claims it.
+    /// Claim this preallocated word.
     Claim(u64),
-    /// It looks again.
+    /// Look it up again.
     Look,
-    /// What was looked up goes to the device.
+    /// Submit to the device with this word.
     Submit(u64),
 }
 
@@ -107,13 +105,12 @@ pub struct Reactor {
     pub mailbox: VecDeque<Post>,
     pub upcalls: VecDeque<Upcall>,
     pub asleep: bool,
-    /// Its bell was rung while it slept.
     pub rung: bool,
     pub drains: Drains<4>,
     pub slices: Vec<Slice>,
-    /// A command that is being translated, and about to be submitted.
+    /// The command being translated.
     pub hand: Option<(usize, Next)>,
-    /// Commands to be translated before the next post.
+    /// Commands to translate before the next post.
     pub next: VecDeque<usize>,
     settles: Vec<(u64, u8, u64)>,
 }
@@ -123,9 +120,8 @@ pub struct Engine {
     pub side: EngineSide,
     pub words: Cache,
     pub reactors: Vec<Reactor>,
-    /// Devices on which it has its fence.
     pub fenced: BTreeSet<u8>,
-    /// The internal lane: laundering at the devices.
+    /// The internal lane's zero-fills at the devices.
     pub lane: Vec<(u64, u8)>,
 }
 
@@ -141,7 +137,6 @@ impl Engine {
     }
 }
 
-/// The step's view of the world outside the engine.
 pub struct Around<'a> {
     pub commands: &'a [Command],
     pub stages: &'a mut Vec<Stage>,
@@ -149,7 +144,6 @@ pub struct Around<'a> {
 }
 
 impl Engine {
-    /// Carries out what the control thread's side wants.
     pub fn carry_out(
         &mut self,
         effects: Vec<Effect>,
@@ -169,7 +163,6 @@ impl Engine {
         }
     }
 
-    /// A command begins or goes on: it is translated, as it is now.
     pub fn dispatch(&mut self, r: usize, c: usize, around: &mut Around<'_>) {
         let command = around.commands[c];
         let reactor = &mut self.reactors[r];
@@ -224,7 +217,6 @@ impl Engine {
         }
     }
 
-    /// The command in hand goes a step on; a slice when it went to its device.
     pub fn go_on(&mut self, r: usize, around: &mut Around<'_>) -> Option<Slice> {
         let (c, next) = self.reactors[r].hand?;
         let command = around.commands[c];
@@ -259,7 +251,6 @@ impl Engine {
         Some(slice)
     }
 
-    /// A slice has ended.
     pub fn end(&mut self, r: usize, i: usize, around: &mut Around<'_>) -> Slice {
         let reactor = &mut self.reactors[r];
         reactor.asleep = false;
@@ -293,7 +284,6 @@ impl Engine {
         });
     }
 
-    /// The internal lane has laundered.
     pub fn launder_ends(&mut self, i: usize) -> u8 {
         let (job, device) = self.lane.remove(i);
         self.reactors[0].asleep = false;
@@ -303,7 +293,6 @@ impl Engine {
         device
     }
 
-    /// A reactor takes its next post.
     pub fn take_post(&mut self, r: usize, around: &mut Around<'_>) {
         let Some(post) = self.reactors[r].mailbox.pop_front() else {
             return;
@@ -371,7 +360,7 @@ impl Engine {
         self.dispatch_next(r, around);
     }
 
-    /// The fence of a device is passed: who waited for it goes on.
+    /// Commands that waited for a device's fence continue.
     pub fn pass_fence(&mut self, device: u8, around: &mut Around<'_>) {
         self.fenced.insert(device);
         for c in 0..around.commands.len() {
@@ -383,13 +372,12 @@ impl Engine {
         }
     }
 
-    /// Everything that its threads have at the devices.
     pub fn at_devices(&self) -> impl Iterator<Item = &Slice> {
         self.reactors.iter().flat_map(|r| &r.slices)
     }
 }
 
-/// What a dead engine left at a device.
+/// A dead engine's request at a device.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub enum Ghost {
     Slice(Slice),
@@ -406,7 +394,7 @@ impl Ghost {
 }
 
 impl World {
-    /// The engine's process is killed: what it had at the devices goes on without it.
+    /// Kills the engine: its requests at the devices remain.
     pub fn kill_engine(&mut self) {
         let Some(engine) = self.engine.take() else {
             return;
@@ -416,7 +404,6 @@ impl World {
         let laundering = engine.lane.iter().map(|(_, d)| Ghost::Launder(*d));
         self.ghosts.extend(laundering);
         self.to_engine.clear();
-        // Its successor takes them up again.
         for stage in &mut self.stages {
             if !matches!(stage, Stage::Done | Stage::Failed) {
                 *stage = Stage::Idle;
@@ -425,7 +412,7 @@ impl World {
     }
 }
 
-/// The device that a word names, ahead or not, as the model counts them.
+/// The device that a word names, preallocated or not.
 pub fn device_of(word: u64) -> Option<u8> {
     let word = Word::from_bits(word).claimed();
     match word.rights() {
@@ -434,7 +421,6 @@ pub fn device_of(word: u64) -> Option<u8> {
     }
 }
 
-/// The job that launders the device's one extent.
 pub fn laundering(device: u8) -> Job {
     Job::Launder {
         device: DeviceIndex(device),

@@ -1,33 +1,22 @@
-//! The owner protocol, every interleaving within bounds.
+//! A model of the owner protocol: every interleaving within bounds.
 //!
-//! **Design.** A `stateright` model whose parts are the code's own: [`OwnerSide`] and `GrantTable` in
-//! the daemon, [`EngineSide`] with its `FaultTable`, `Drains`, `Table`, `Word` and the decisions of
-//! `reactor_side` in the engine. Around them, in [`daemon`] and [`engine`], is what carries their
-//! effects, and in [`world`] what may happen: reactors fall asleep and are woken by their bell alone,
-//! commands park, a device hangs, either process dies after any of its effects, ghosts of a dead
-//! engine's requests stay at the devices until its fence falls. Histories are bounded by a
-//! [`Scenario`]; within it the check is exhaustive.
+//! A `stateright` model of the real [`OwnerSide`], `GrantTable`, [`EngineSide`], `FaultTable`,
+//! `Drains`, `Table` and `Word`. [`daemon`] and [`engine`] carry out their effects; [`world`] lists
+//! the possible events: reactors sleep, commands park, devices hang, processes die after any
+//! effect. A [`Scenario`] bounds the histories; within it the check is exhaustive.
 //!
-//! **Bounded time.** `stateright`'s `eventually` overlooks cycles, so liveness is a safety property
-//! here: whenever nothing is left to happen by itself, every command has been answered and every
-//! operation of the owner is over ([`World::all_is_answered`]). Nothing in a scenario can repeat
-//! for ever, so each history comes to such a rest.
+//! `stateright`'s `eventually` overlooks cycles, so liveness is a safety property
+//! ([`World::all_is_answered`]). In every quiet state all commands are answered and all operations
+//! are over. No event repeats for ever, so each history gets there.
 //!
-//! **What it was seen to catch**, each by breaking the code so: a grant without its entry; *drained*
-//! without the acknowledgement, or without the fence; a taken (stale) range told again to a new
-//! conversation; an acknowledgement before the sleeping reactor answered; words not cleared; slices in
-//! flight not counted; a parked command not translated again; only the first reactor that asked told
-//! of the answer; extents of a hung device not quarantined; a revoke for a deallocation that was given
-//! up; faults not asked again of a new daemon; a range granted while it is taken; a given-up revoke
-//! that counts though the engine never heard it; a claim that is a plain store, or is not looked at
-//! again; a claimed word taken back; a place said ahead a second time (by an owner and into a table that
-//! both don't look); the engine's answer to what was taken back not heeded. Steps out of order that the daemon around it never
-//! tries are the unit tests' business (`owner_side`).
+//! The model was validated by mutation: grants without an entry, drains without acknowledgement or
+//! fence, uncleared words, uncounted slices, plain-store claims and many others were found. Unit
+//! tests in `owner_side` cover steps out of order.
 //!
-//! **Not here:** power cuts (the pool's tests), commits and FLUSH, time.
+//! **Not here:** power failures (the pool's tests), commits and FLUSH, time.
 //!
-//! [`OwnerSide`]: forebay_xlate::owner_side::OwnerSide
-//! [`EngineSide`]: forebay_xlate::engine_side::EngineSide
+//! [`OwnerSide`]: forebay_xlate::owner_side::OwnerSide [`EngineSide`]:
+//! forebay_xlate::engine_side::EngineSide
 
 mod daemon;
 mod engine;
@@ -91,7 +80,7 @@ fn command(reactor: usize, volume: VolumeId, kind: Kind) -> Command {
     }
 }
 
-/// The longest that a check may take: what is not exhausted by then is too large.
+/// A scenario that takes longer is too large.
 const LIMIT: std::time::Duration = std::time::Duration::from_secs(600);
 
 fn check(name: &str, scenario: Scenario) {
@@ -119,7 +108,6 @@ fn check(name: &str, scenario: Scenario) {
     );
 }
 
-/// One device with one extent.
 fn one_extent(reactors: usize, commands: Vec<Command>, wishes: Vec<(VolumeId, Wish)>) -> Scenario {
     Scenario {
         reactors,
@@ -131,7 +119,7 @@ fn one_extent(reactors: usize, commands: Vec<Command>, wishes: Vec<(VolumeId, Wi
     }
 }
 
-/// A volume has the extent and gives it up; another wants it.
+/// A volume with the extent frees it; another needs it.
 fn changing_hands(reactors: usize) -> Scenario {
     let mut commands = vec![
         command(0, A, Kind::Write),
@@ -229,7 +217,6 @@ fn a_deallocation_is_given_up_or_done() {
     check("a deallocation, the engine dies", scenario);
 }
 
-/// A place ahead is claimed by two reactors and taken back for another volume, however they meet.
 #[test]
 fn a_place_ahead_is_claimed_or_taken_back() {
     let commands = vec![
@@ -241,7 +228,7 @@ fn a_place_ahead_is_claimed_or_taken_back() {
     check("a place ahead", one_extent(2, commands, wishes));
 }
 
-/// Taken back, and ahead again, perhaps at the other device, while a reactor has the first in hand.
+/// Another preallocation, perhaps on the other device, while a reactor holds the first word.
 #[test]
 fn a_place_ahead_comes_again() {
     let commands = vec![command(0, A, Kind::Write), command(1, A, Kind::Read)];

@@ -1,7 +1,7 @@
-//! What outlives the daemon: the catalog's pool, the grant table, the socket to the engine.
+//! What outlives the daemon: the catalog, the grant table, the socket to the engine.
 //!
-//! **Design.** Whatever a step of the daemon does here goes through [`Outside`], which can die after
-//! any of it. The grant table is a real one while a step runs, and a list between steps.
+//! Every outside effect of a daemon step goes through [`Outside`], which can die after any of them.
+//! Between steps, the grant table is a list.
 
 use crate::engine::EXTENT;
 use forebay_xlate::boundary::message::{GrantOf, ToEngine};
@@ -21,17 +21,14 @@ pub enum Extent {
     Quarantined,
 }
 
-/// Where volumes lie (each has one extent), and what the devices' extents are.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct Pool {
     pub extents: Vec<Extent>,
     pub map: BTreeMap<VolumeId, u8>,
 }
 
-/// What is listed: the grant table as the file keeps it.
 pub type Listed = Vec<(VolumeId, u64)>;
 
-/// What a step does outside of the daemon's memory, each in its order; it may be cut off.
 pub struct Outside<'a> {
     pub table: &'a mut GrantTable,
     pub durable: &'a mut Pool,
@@ -43,7 +40,6 @@ pub struct Outside<'a> {
 }
 
 impl Outside<'_> {
-    /// Whether the next effect still happens.
     pub fn goes(&mut self) -> bool {
         match &mut self.left {
             Some(0) => self.dead = true,
@@ -72,7 +68,7 @@ thread_local! {
     });
 }
 
-/// Runs a step on a real grant table that lists what it is to list, and notes what it then lists.
+/// Runs a step on a real grant table with these entries, and reads them back.
 pub fn with_table<T>(listed: &mut Listed, step: impl FnOnce(&mut GrantTable) -> T) -> T {
     TABLE.with_borrow_mut(|table| {
         for grant in table.iter().copied().collect::<Vec<_>>() {
@@ -87,7 +83,6 @@ pub fn with_table<T>(listed: &mut Listed, step: impl FnOnce(&mut GrantTable) -> 
     })
 }
 
-/// A volume's extent as the table lists it.
 pub fn entry(volume: VolumeId, word: Word) -> Grant {
     Grant {
         volume,
@@ -98,7 +93,7 @@ pub fn entry(volume: VolumeId, word: Word) -> Grant {
     }
 }
 
-/// The grants of a message, as far as they store something.
+/// The grants in a message that store data.
 pub fn grants_of(message: &ToEngine) -> impl Iterator<Item = &GrantOf> {
     let grants = match message {
         ToEngine::Grants { grants } => &grants[..],

@@ -1,4 +1,4 @@
-//! What a history may contain: tenants' commands, the owner's wishes, and how often what goes wrong.
+//! The bounds of a history.
 
 use crate::daemon::Wish;
 use forebay_xlate::VolumeId;
@@ -12,20 +12,18 @@ pub enum Kind {
     Deallocate,
 }
 
-/// A tenant's command.
 #[derive(Clone, Copy, Debug)]
 pub struct Command {
     pub reactor: usize,
     pub volume: VolumeId,
     pub kind: Kind,
-    /// The command that must have ended before.
+    /// This command must end first.
     pub after: Option<usize>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Stage {
     Idle,
-    /// Translated, or in flight.
     Moving,
     Parked(Parked),
     DeviceWait,
@@ -34,30 +32,27 @@ pub enum Stage {
     Failed,
 }
 
-/// What may happen at most so often.
+/// How often each event may happen.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Budget {
     pub daemon_deaths: u8,
     pub engine_deaths: u8,
     pub hangs: u8,
     pub recoveries: u8,
-    /// A release waits too long.
+    /// A release times out.
     pub interrupts: u8,
-    /// A revoke waits too long though its device answers.
+    /// A revoke times out although its device answers.
     pub timeouts: u8,
-    /// A reactor falls asleep.
     pub sleeps: u8,
 }
 
-/// A bounded history.
 #[derive(Clone, Debug)]
 pub struct Scenario {
     pub reactors: usize,
-    /// Each has one extent.
     pub devices: u8,
     pub max_drains: usize,
     pub commands: Vec<Command>,
-    /// What the owner does besides answering, each once.
+    /// The owner's own operations, each once.
     pub wishes: Vec<(VolumeId, Wish)>,
     pub budget: Budget,
 }

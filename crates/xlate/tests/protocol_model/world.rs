@@ -1,4 +1,4 @@
-//! Both processes, what lies between them, and what may happen next.
+//! Both processes, the state between them, and the possible events.
 
 use crate::daemon::{Daemon, Wish as WishOf};
 use crate::engine::{Around, Engine, Ghost, Slice, device_of};
@@ -18,7 +18,7 @@ pub struct World {
     pub generation: u64,
     pub to_engine: VecDeque<ToEngine>,
     pub to_owner: VecDeque<FromEngine>,
-    /// The living daemon and the living engine are in conversation.
+    /// The living daemon and engine are connected.
     pub talking: bool,
     pub ghosts: Vec<Ghost>,
     pub hung: BTreeSet<u8>,
@@ -26,15 +26,15 @@ pub struct World {
     pub wished: Vec<bool>,
     pub left: Budget,
     next_number: u64,
-    /// Where a volume's data is, written after everything that gives it up had ended.
+    /// The device with a volume's data, if no operation freed it since.
     pub written: BTreeMap<VolumeId, u8>,
-    /// What a step did that it must not.
+    /// A forbidden act of the last step.
     pub wrong: Option<&'static str>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Action {
-    // What the environment does, or doesn't.
+    // Events of the environment, which may never happen.
     Issue(usize),
     Wish(usize),
     Sleep(usize),
@@ -44,7 +44,7 @@ pub enum Action {
     TimeOut(usize),
     KillDaemon,
     KillEngine,
-    // What happens in the end.
+    // Events that happen in the end.
     Wake(usize),
     TakePost(usize),
     Submit(usize),
@@ -54,10 +54,10 @@ pub enum Action {
     ControlHears,
     ControlTakes(usize),
     TakeTurns,
-    /// The number: it dies after so many effects.
+    /// The daemon dies after this number of effects.
     OwnerHears(Option<u8>),
     Commit(Option<u8>),
-    /// A revoke, a fault, something inherited waits for a device that hangs.
+    /// Timeouts because of a hung device.
     HangTimeOut(usize),
     HangFault,
     HangInherited,
@@ -222,15 +222,15 @@ impl World {
         }
     }
 
-    /// Whether nothing happens any more unless the environment does something.
+    /// Whether only the environment can act.
     pub fn is_quiet(&self, scenario: &Scenario) -> bool {
         let mut all = Vec::new();
         self.actions(scenario, &mut all);
         all.iter().all(|action| action.is_environment())
     }
 
-    /// A step of the daemon; afterwards everything goes on as far as it can. False: it does not reach
-    /// the effect after which it was to die.
+    /// A step of the daemon, followed by all possible progress. False: it ends before the effect
+    /// after which it was to die.
     fn daemon_step(
         &mut self,
         cut: Option<u8>,
@@ -246,7 +246,7 @@ impl World {
             next_number,
             ..
         } = self;
-        // What is said when nobody listens is lost.
+        // Messages without a listener are lost.
         let mut lost = VecDeque::new();
         let to_engine = if self.talking { to_engine } else { &mut lost };
         let dead = with_table(listed, |table| {
@@ -281,7 +281,7 @@ impl World {
         let Some(engine) = &mut self.engine else {
             return false;
         };
-        // Whatever an earlier daemon said and was not heard is dropped with its socket.
+        // Unread messages of an earlier daemon go with its socket.
         self.to_engine.clear();
         self.to_owner.clear();
         self.talking = true;
@@ -472,7 +472,7 @@ impl World {
         }
     }
 
-    /// What may be touched at a device belongs to one volume, and to nobody else.
+    /// Each device's extent is used by one volume only.
     pub fn nothing_reused(&self) -> bool {
         let mut users: BTreeMap<u8, Option<VolumeId>> = BTreeMap::new();
         let mut alone =
@@ -502,7 +502,7 @@ impl World {
         })
     }
 
-    /// What an engine may use, or is about to be told, is listed; and each place once.
+    /// Every grant that an engine uses or will be told is listed; each location once.
     pub fn grants_are_listed(&self) -> bool {
         let places: Vec<_> = self
             .listed
@@ -519,7 +519,7 @@ impl World {
         once.len() == places.len() && granted.all(|(volume, device)| self.lists(volume, device))
     }
 
-    /// When everything has come to rest, no command waits but for a device that hangs.
+    /// In a quiet state, commands wait only for a hung device.
     pub fn all_is_answered(&self, scenario: &Scenario) -> bool {
         if !self.is_quiet(scenario) {
             return true;
@@ -534,12 +534,11 @@ impl World {
         commands && owner.is_some_and(|d| d.ops.is_empty() && d.faults.is_empty())
     }
 
-    /// How many numbers the owner has given to what it asked.
     pub fn numbers(&self) -> u64 {
         self.next_number
     }
 
-    /// What was written does not read as a hole.
+    /// Written data never reads as a hole.
     pub fn what_was_written_is_read(&self) -> bool {
         let hole = |word: Option<Word>| word.is_some_and(|w| w.rights() == Some(Rights::Hole));
         let mut engine = self.engine.iter();
@@ -549,7 +548,7 @@ impl World {
         })
     }
 
-    /// What was written stays where it was written, as long as nobody gives it up.
+    /// Written data stays where it is until it is freed.
     pub fn what_was_written_stays(&self) -> bool {
         self.written.iter().all(|(volume, device)| {
             let at = self.durable.map.get(volume);

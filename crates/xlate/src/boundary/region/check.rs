@@ -1,30 +1,27 @@
 //! Checks over records, and references to bytes in the engine's memory file.
 //!
-//! **Design.** Not against people, but against damage: a record that was changed by accident, or that is
-//! another's, must be noticed. A check is a fold of the words that matter, cheap enough for the I/O path,
-//! begun with a seed that has the generation's key, the queue and the place in it. A [`BufferRef`] carries its own
-//! short check, because following a wrong one would show a tenant another tenant's bytes.
-//!
-//! **Not here:** which words matter (each record's module).
+//! They detect accidental damage and misplaced records; they are no defence against attackers. A
+//! check is a cheap fold over the words, seeded with the generation's key, the queue and the index.
+//! A [`BufferRef`] has its own short check: a wrong one would show a tenant another tenant's bytes.
 
 const K: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// Where the checks of one queue's records begin.
+/// The seed of one queue's records.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Seed(u64);
 
 impl Seed {
-    /// Of a queue's commands.
+    /// For a queue's commands.
     pub const fn commands(key: u64, queue: u32) -> Self {
         Seed(key ^ (queue as u64) << 16)
     }
 
-    /// Of a queue's transmit items.
+    /// For a queue's transmit items.
     pub const fn items(key: u64, queue: u32) -> Self {
         Seed(key.rotate_left(32) ^ (queue as u64) << 16)
     }
 
-    /// Of a record that is checked as a whole: a queue's, or a controller's.
+    /// For a whole record of a queue or a controller.
     pub const fn whole(key: u64, table: u64, index: u32) -> Self {
         Seed(key.rotate_left(16) ^ table << 32 ^ index as u64)
     }
@@ -35,7 +32,8 @@ impl Seed {
     }
 }
 
-/// The check of `N` words: of those at even and at odd places apart, so that neighbours can't be exchanged.
+/// The check of `N` words. Even and odd places are folded apart, so that swapped neighbours are
+/// detected.
 #[inline]
 pub fn check<const N: usize>(seed: Seed, place: u16, words: [u64; N]) -> u64 {
     let (mut x, mut y) = (seed.at(place), 0u64);
@@ -61,9 +59,9 @@ pub fn check_all(seed: Seed, words: impl Iterator<Item = u64>) -> u64 {
 /// Bytes in the engine's memory file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct BufferRef {
-    /// Where they begin: a multiple of 4096, below 64 GiB.
+    /// Their offset: a multiple of 4096, below 64 GiB.
     pub offset_bytes: u64,
-    /// How many: below 1 MiB.
+    /// Their length: below 1 MiB.
     pub len_bytes: u32,
 }
 
@@ -87,14 +85,14 @@ impl BufferRef {
         }
     }
 
-    /// As one word, with a check that is bound to its command.
+    /// As one word, with a check bound to its command.
     #[inline]
     pub fn word(self, seed: Seed, slot: u16, number: u64) -> u64 {
         let place = self.place();
         place | check(seed, slot, [place, 0, number]) >> PLACE_BITS << PLACE_BITS
     }
 
-    /// What a word says; `None` when it is not this command's. 0 is no buffer: ask before.
+    /// Decodes a word; `None` if it is another command's. The caller handles 0, no buffer.
     pub fn of_word(word: u64, seed: Seed, slot: u16, number: u64) -> Option<Self> {
         let buffer = Self::of_place(word);
         (buffer.word(seed, slot, number) == word).then_some(buffer)

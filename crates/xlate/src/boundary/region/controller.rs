@@ -1,9 +1,9 @@
-//! A controller's record: a host's association with an export, or with discovery.
+//! A controller's record: a host's association with an export or with discovery.
 //!
-//! **Design.** What never changes is under a check. The state that its commands change is there twice:
-//! a new one goes over the older copy, with a rising `sequence` stored last, and says from which
-//! transmit position of the admin queue on it is true. So a successor takes the newest copy whose answers
-//! are on their way, and a command whose answer isn't is carried out again on the state before it.
+//! Constants are under a check. The changing state has two copies. A new state overwrites the older
+//! copy; its `sequence` is stored last. `valid_from` is the admin queue's transmit position from
+//! which it holds. A successor takes the newest copy whose response is published. A command without
+//! a published response is executed again on the state before it.
 //!
 //! **Not here:** what the state means (`nvme::controller`).
 
@@ -19,15 +19,15 @@ pub const STATE_WORDS: usize = 56;
 cells! {
     /// One of the two copies.
     pub struct ControllerCopy {
-        /// Rising; 0: never used. Stored last.
+        /// Rising; 0: unused. Stored last.
         pub sequence: AtomicU64,
-        /// The admin queue's transmit position from which on this is true.
+        /// The admin queue's transmit position from which this holds.
         pub valid_from: AtomicU64,
-        /// The namespace's size in blocks that the host was told of last.
+        /// The namespace's size in blocks that the host was last told.
         pub blocks: AtomicU64,
         /// Over the words above and below.
         pub check: AtomicU64,
-        /// The controller's registers and features, as its state machine exports them.
+        /// The registers and features, as exported by the controller.
         pub state: [AtomicU64; STATE_WORDS],
     }
 }
@@ -43,7 +43,7 @@ cells! {
         pub cntlid: AtomicU64,
         /// Export id + 1; 0 for a discovery controller.
         pub export: AtomicU64,
-        /// Our address as the host sees it: as IPv6, and the port.
+        /// Our address as the host sees it: IPv6, and the port.
         pub local: [AtomicU64; 3],
         /// Over the six words before.
         pub check: AtomicU64,
@@ -53,7 +53,7 @@ cells! {
 }
 const _: () = assert!(size_of::<ControllerRecord>() == 1024);
 
-/// What never changes of a controller.
+/// A controller's constants.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ControllerConstants {
     /// Lane slot; `None` for a discovery controller.
@@ -100,14 +100,14 @@ impl ControllerConstants {
     }
 }
 
-/// One copy's content.
+/// The content of one copy.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ControllerContent {
     /// Rising.
     pub sequence: u64,
-    /// From which transmit position of the admin queue on it is true.
+    /// The admin queue's transmit position from which this holds.
     pub valid_from: u64,
-    /// The namespace's size that the host was told of last.
+    /// The namespace's size in blocks that the host was last told.
     pub blocks: u64,
     /// The state.
     pub state: [u64; STATE_WORDS],
@@ -117,7 +117,7 @@ const CONTROLLERS: u64 = 2;
 const COPIES: u64 = 3;
 
 impl ControllerRecord {
-    /// Stores what never changes.
+    /// Stores the constants.
     pub fn put_constants(&self, key: u64, index: u32, constants: &ControllerConstants) {
         let words = constants.words();
         for (to, from) in self.constant_cells().into_iter().zip(words) {
@@ -128,7 +128,7 @@ impl ControllerRecord {
             .store(check_all(seed, words.into_iter()), Release);
     }
 
-    /// What never changes, if it is what was stored for this controller.
+    /// The constants, if their check is good.
     pub fn constants(&self, key: u64, index: u32) -> Option<ControllerConstants> {
         let words = self.constant_cells().map(|cell| cell.load(Relaxed));
         let seed = Seed::whole(key, CONTROLLERS, index);
@@ -148,7 +148,7 @@ impl ControllerRecord {
             true => a,
             false => b,
         };
-        // From here on it is no copy of anything, until it has its new number.
+        // From here on this copy is invalid, until it has its new number.
         older.sequence.store(0, Release);
         older.valid_from.store(content.valid_from, Release);
         older.blocks.store(content.blocks, Release);
@@ -160,7 +160,7 @@ impl ControllerRecord {
         older.sequence.store(content.sequence, Release);
     }
 
-    /// The newest sound state that was true when `published` was the admin queue's published position.
+    /// The newest sound state that held at the admin queue's position `published`.
     pub fn state(&self, key: u64, index: u32, published: u64) -> Option<ControllerContent> {
         let copies = self.copies.iter().filter_map(|copy| {
             let content = ControllerContent {
@@ -177,7 +177,7 @@ impl ControllerRecord {
         copies.max_by_key(|content| content.sequence)
     }
 
-    /// The highest number of a copy, sound or not.
+    /// The highest sequence of the copies, sound or not.
     pub fn sequence(&self) -> u64 {
         let of = |copy: &ControllerCopy| copy.sequence.load(Relaxed);
         self.copies.iter().map(of).max().unwrap_or(0)

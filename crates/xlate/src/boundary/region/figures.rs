@@ -231,7 +231,7 @@ cells! {
         pub throttled: AtomicU64,
         /// Its part of its tenant's newest allocation, commands per second.
         pub granted_ops_s: AtomicU64,
-        /// The same in bytes per second.
+        /// Its bytes per second.
         pub granted_bytes_s: AtomicU64,
         reserved: [AtomicU64; 14],
         /// By [`OpKind`].
@@ -270,7 +270,7 @@ cells! {
         pub credit_bytes: AtomicU64,
         /// Its newest allocation, commands per second.
         pub granted_ops_s: AtomicU64,
-        /// The same in bytes per second.
+        /// Its bytes per second.
         pub granted_bytes_s: AtomicU64,
         /// Windows with more than its base, on any reactor.
         pub burst_windows: AtomicU64,
@@ -278,21 +278,21 @@ cells! {
         pub active_windows: AtomicU64,
         /// Calibrated processor and device time of its commands, ns.
         pub cost_ns: AtomicU64,
-        /// The same with corrections.
+        /// Its corrected value.
         pub corrected_ns: AtomicU64,
         /// Use in the last full window, commands per second.
         pub used_ops_s: AtomicU64,
-        /// The same in bytes per second.
+        /// Its bytes per second.
         pub used_bytes_s: AtomicU64,
         /// Commands throttled at its end.
         pub throttled: AtomicU64,
         /// Use above base in that window, commands per second.
         pub above_ops_s: AtomicU64,
-        /// The same in bytes per second.
+        /// Its bytes per second.
         pub above_bytes_s: AtomicU64,
         /// Calibrated processor and device time in that window, ns per second.
         pub window_cost_ns_s: AtomicU64,
-        /// The same with corrections.
+        /// Its corrected value.
         pub window_corrected_ns_s: AtomicU64,
         reserved: [AtomicU64; 7],
     }

@@ -1,10 +1,9 @@
-//! What there is to send on a connection: its transmit items.
+//! A connection's transmit items.
 //!
-//! **Design.** Items lie in lists of [`MAX_ITEMS`], used as rings, which connections have only while
-//! they have something to send. They are *the* list, not a copy of it. Each says where in the
-//! transmitted stream it begins, so what a dead engine's kernel had accepted decides which were sent, and
-//! how much of the next. Header bytes are in the engine's memory file, in the header ring of the same
-//! list. What counts is published by the queue's `tx_span` ([`Span`]).
+//! A connection with something to send has a list of [`MAX_ITEMS`], used as a ring. Each item
+//! records its position in the transmitted stream. So the kernel's count of accepted bytes tells a
+//! successor which items were sent. Header bytes lie in the list's header ring in the engine's
+//! memory file. The queue's `tx_span` ([`Span`]) publishes items.
 //!
 //! **Not here:** when items are written and published (the engine's `tcp::record`).
 
@@ -14,29 +13,28 @@ use crate::cells;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Relaxed, Release};
 
-/// Items of a list: a power of two, more than a queue can have at once.
+/// Items of a list: a power of two, more than a queue uses at once.
 pub const MAX_ITEMS: usize = 1024;
 /// Header bytes of a list.
 pub const HEADER_BYTES: usize = 64 * 1024;
-/// The most bytes of data of an item.
 const MAX_DATA_BYTES: u32 = 1 << 20;
 const PAGE_SHIFT: u32 = 12;
-/// In the word `data`: the lowest byte is nobody's, then the buffer's place in pages,
+/// The word `data`: the lowest byte is unused, then the buffer's page.
 const PLACE_SHIFT: u32 = 8;
 const PLACE: u64 = 0xffff_ff00;
-/// and the bytes.
+/// Then the bytes.
 const DATA_BYTES_SHIFT: u32 = 32;
-/// The slot of an item with which no command ends.
+/// The slot of an item that ends no command.
 pub const NO_SLOT: u16 = u16::MAX;
 
 cells! {
     /// An item: 32 bytes.
     pub struct ItemRecord {
-        /// Where it begins in the transmitted stream.
+        /// Its position in the transmitted stream.
         pub start: AtomicU64,
-        /// Header place and length, the command that ends with it: see [`Item`].
+        /// Header offset and length, and the command that it ends: [`Item`].
         pub header: AtomicU64,
-        /// Its data: where that begins, and its length; 0: none.
+        /// Offset and length of its data; 0: none.
         pub data: AtomicU64,
         /// Over the words above.
         pub check: AtomicU64,
@@ -44,20 +42,20 @@ cells! {
 }
 const _: () = assert!(size_of::<ItemRecord>() == 32);
 
-/// What an item says.
+/// A decoded item.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Item {
-    /// Where it begins in the transmitted stream.
+    /// Its position in the transmitted stream.
     pub start: u64,
-    /// Where its header begins among its list's header bytes.
+    /// The header's offset in the list's header ring.
     pub header_at: u16,
     /// Header bytes.
     pub header_bytes: u16,
-    /// The command that has ended when this is sent, or [`NO_SLOT`].
+    /// The command that ends when this is sent, or [`NO_SLOT`].
     pub ends: u16,
-    /// What is sent after the header, if anything: so many bytes of it count.
+    /// The buffer sent after the header; only `data_bytes` of it.
     pub buffer: Option<BufferRef>,
-    /// How much of the buffer is sent after the header.
+    /// Bytes sent from the buffer.
     pub data_bytes: u32,
 }
 
@@ -75,7 +73,7 @@ impl Item {
         at as u64 | (bytes as u64) << 16 | (ends as u64) << 32
     }
 
-    /// The word `data` of so many bytes, which are not 0, of a buffer at page `place >> 8`.
+    /// The word `data`, for more than 0 bytes of a buffer at page `place >> 8`.
     #[inline]
     pub const fn data_word(place: u32, data_bytes: u32) -> u64 {
         place as u64 | (data_bytes as u64) << DATA_BYTES_SHIFT
@@ -97,10 +95,10 @@ impl Item {
 }
 
 impl ItemRecord {
-    /// Stores an item that nobody sees yet. `place` is its place in the list.
+    /// Stores an unpublished item; `place` is its index in the list.
     #[inline]
     pub fn put(&self, seed: Seed, place: u16, [start, at, data]: [u64; 3]) {
-        // Release throughout: in the program's order, whatever was stored before.
+        // Release keeps the program's order.
         self.start.store(start, Release);
         self.header.store(at, Release);
         self.data.store(data, Release);
@@ -108,7 +106,7 @@ impl ItemRecord {
         self.check.store(all, Release);
     }
 
-    /// What is recorded, bounded but not yet checked.
+    /// The recorded item, bounded but unchecked.
     pub fn get(&self) -> Item {
         let (header, data) = (self.header.load(Relaxed), self.data.load(Relaxed));
         let data_bytes = (data >> DATA_BYTES_SHIFT) as u32;
@@ -125,10 +123,7 @@ impl ItemRecord {
         }
     }
 
-    /// What is recorded, if it is what was recorded at this place.
-    ///
-    /// # Errors
-    /// It is not.
+    /// The recorded item, if its check is good.
     pub fn sound(&self, seed: Seed, place: u16) -> Result<Item, Damaged> {
         let item = self.get();
         let words = [
@@ -143,14 +138,14 @@ impl ItemRecord {
     }
 }
 
-/// The word `tx_span` of a queue: which items of which list are published and not all sent.
+/// The word `tx_span` of a queue: the items published but not fully sent.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Span {
     /// The list.
     pub list: u16,
-    /// The first item that isn't all sent: a counter, modulo [`MAX_ITEMS`] the place in the list.
+    /// The first such item: a counter, modulo [`MAX_ITEMS`] the index.
     pub first: u16,
-    /// The end of those published, another such counter. Never equal to `first`.
+    /// The end of the published items, also a counter; never equal to `first`.
     pub tail: u16,
 }
 
@@ -161,10 +156,7 @@ impl Span {
         (self.list as u64 + 1) << 32 | (self.first as u64) << 16 | self.tail as u64
     }
 
-    /// What a word says: `Ok(None)` for nothing published.
-    ///
-    /// # Errors
-    /// It says what can't be.
+    /// Decodes a word; `Ok(None)`: nothing is published.
     pub fn of_word(word: u64, lists: usize) -> Result<Option<Self>, Damaged> {
         if word == 0 {
             return Ok(None);
@@ -181,12 +173,12 @@ impl Span {
         }
     }
 
-    /// How many items.
+    /// Number of items.
     pub const fn count(self) -> usize {
         self.tail.wrapping_sub(self.first) as usize
     }
 
-    /// Their places in the list, in order.
+    /// Their indexes in the list, in order.
     pub fn places(self) -> impl Iterator<Item = u16> {
         (0..self.count()).map(move |i| self.first.wrapping_add(i as u16) % MAX_ITEMS as u16)
     }

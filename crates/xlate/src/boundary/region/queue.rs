@@ -1,9 +1,9 @@
 //! A queue's record: a TCP connection.
 //!
-//! **Design.** What never changes is in the first cache line, under a check. What changes with the
-//! stream are positions in it. `taken` is how far PDUs are taken: a word stored after everything that a
-//! PDU changes, so that a PDU which a dead engine was in the middle of is taken again, or is known from
-//! its command's record. Received bytes beyond it are kept in one of two buffers in turn.
+//! Constants lie in the first cache line, under a check. The other words are stream positions.
+//! `taken` is stored after everything that a PDU changes. A PDU that a dead engine was processing
+//! is therefore taken again, or known from its command's record. Received bytes beyond `taken` are
+//! kept in two alternating buffers.
 //!
 //! **Not here:** when each word is stored (the engine's `tcp::record`).
 
@@ -14,26 +14,26 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 /// Values of [`QueueRecord::used`].
 pub mod queue_use {
-    /// Nobody's.
+    /// Free.
     pub const FREE: u64 = 0;
-    /// Being made: its socket is still a newcomer's.
+    /// In handshake.
     pub const MADE: u64 = 1;
-    /// It serves.
+    /// In use.
     pub const LIVE: u64 = 2;
-    /// Its socket is closed or to be closed; commands may still be at devices.
+    /// Its socket is closed or closing; commands may still be at devices.
     pub const LEAVING: u64 = 3;
 }
 
 cells! {
     /// A queue: 192 bytes.
     pub struct QueueRecord {
-        /// [`queue_use`]; stored last when it is made.
+        /// [`queue_use`]; stored last in the handshake.
         pub used: AtomicU64,
         /// Controller slot.
         pub controller: AtomicU64,
-        /// Queue id (0 for admin), entries, whether the host does without SQHD: [`QueueIdentity`].
+        /// [`QueueIdentity`].
         pub identity: AtomicU64,
-        /// What ICReq and ICResp agreed on: the engine's `tcp::record` knows how.
+        /// Negotiated by ICReq and ICResp; encoded by the engine's `tcp::record`.
         pub params: AtomicU64,
         /// The socket's number.
         pub socket: AtomicU64,
@@ -44,38 +44,38 @@ cells! {
         /// Over the six words before.
         pub check: AtomicU64,
 
-        /// Commands taken, the Connect too.
+        /// Commands taken, including the Connect.
         pub number: AtomicU64,
-        /// The received stream's position up to which PDUs are taken.
+        /// The received stream's position after the last PDU taken.
         pub taken: AtomicU64,
-        /// Received bytes that are kept: [`Kept`].
+        /// Received bytes kept: [`Kept`].
         pub kept: AtomicU64,
-        /// Where in the stream the bytes of each of the two buffers begin.
+        /// The stream position at which each buffer's bytes begin.
         pub kept_at: [AtomicU64; 2],
-        /// Where the transmitted stream is when nothing is published.
+        /// The transmitted stream's position when nothing is published.
         pub tx_at: AtomicU64,
-        /// Items published and not all sent: [`super::item::Span`].
+        /// Items published but not fully sent: [`super::item::Span`].
         pub tx_span: AtomicU64,
         reserved: AtomicU64,
 
-        /// While `data_begin <= taken < data_end`, the stream is within the data of a PDU.
+        /// While `data_begin <= taken < data_end`, the stream is inside a PDU's data.
         pub data_begin: AtomicU64,
         /// The position after that data and its digest.
         pub data_end: AtomicU64,
-        /// Whose data: [`InData`].
+        /// The command: [`InData`].
         pub data_slot: AtomicU64,
-        /// The last answer to a command that got no slot: the queue's number with it,
+        /// The last command answered without a slot: its number.
         pub odd_number: AtomicU64,
-        /// the transmitted stream's position after the answer,
+        /// The transmitted stream's position after the answer.
         pub odd_tx: AtomicU64,
-        /// and the received stream's after the command. Stored in this order.
+        /// The received stream's position after the command. The three are stored in this order.
         pub odd_taken: AtomicU64,
         reserved_too: [AtomicU64; 2],
     }
 }
 const _: () = assert!(size_of::<QueueRecord>() == 192);
 
-/// What a queue is.
+/// A queue's identity.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct QueueIdentity {
     /// Queue id, 0 for admin.
@@ -92,7 +92,7 @@ impl QueueIdentity {
         self.qid as u64 | (self.entries as u64) << 16 | (self.no_flow_control as u64) << 32
     }
 
-    /// What a word says.
+    /// Decodes a word.
     pub const fn of_word(word: u64) -> Self {
         Self {
             qid: word as u16,
@@ -102,14 +102,14 @@ impl QueueIdentity {
     }
 }
 
-/// The words of a queue that never change.
+/// The constant words of a queue.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct QueueConstants {
     /// Controller slot.
     pub controller: u32,
-    /// What it is.
+    /// Its identity.
     pub identity: QueueIdentity,
-    /// What ICReq and ICResp agreed on.
+    /// Negotiated by ICReq and ICResp.
     pub params: u64,
     /// The socket's number.
     pub socket: u64,
@@ -137,7 +137,7 @@ impl QueueConstants {
 pub struct Kept {
     /// Which of the two buffers.
     pub which: u8,
-    /// How many bytes.
+    /// Number of bytes.
     pub bytes: u32,
 }
 
@@ -148,7 +148,7 @@ impl Kept {
         (self.which as u64 & 1) << 32 | self.bytes as u64
     }
 
-    /// What a word says.
+    /// Decodes a word.
     pub const fn of_word(word: u64) -> Self {
         Self {
             which: (word >> 32) as u8 & 1,
@@ -160,13 +160,13 @@ impl Kept {
 /// The words `data_begin`, `data_end` and `data_slot`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct InData {
-    /// The stream position of the first byte of data.
+    /// The stream position of the first data byte.
     pub begin: u64,
     /// The position after the data and its digest.
     pub end: u64,
     /// The command.
     pub slot: u16,
-    /// Where in the command's data it belongs.
+    /// Offset in the command's data.
     pub offset_bytes: u32,
     /// The last four bytes are a digest.
     pub digest: bool,
@@ -175,7 +175,7 @@ pub struct InData {
 const QUEUES: u64 = 1;
 
 impl QueueRecord {
-    /// Stores what never changes.
+    /// Stores the constants.
     pub fn put_constants(&self, key: u64, index: u32, constants: &QueueConstants) {
         let words = constants.words();
         for (to, from) in self.constant_cells().into_iter().zip(words) {
@@ -186,7 +186,7 @@ impl QueueRecord {
             .store(check_all(seed, words.into_iter()), Release);
     }
 
-    /// What never changes, if it is what was stored for this queue.
+    /// The constants, if their check is good.
     pub fn constants(&self, key: u64, index: u32) -> Option<QueueConstants> {
         let words = self.constant_cells().map(|cell| cell.load(Relaxed));
         let seed = Seed::whole(key, QUEUES, index);
@@ -215,7 +215,7 @@ impl QueueRecord {
         ]
     }
 
-    /// Says that a PDU's data follows. Nothing counts before `taken` is in it.
+    /// Announces a PDU's data. It takes effect when `taken` is inside it.
     pub fn put_data(&self, data: &InData) {
         let slot = u64::from(data.slot)
             | u64::from(data.digest) << 16
@@ -225,7 +225,7 @@ impl QueueRecord {
         self.data_slot.store(slot, Release);
     }
 
-    /// The data that the stream is within at position `taken`, if it is.
+    /// The data around position `taken`, if any.
     pub fn data(&self, taken: u64) -> Option<InData> {
         let (begin, end) = (self.data_begin.load(Acquire), self.data_end.load(Acquire));
         let slot = self.data_slot.load(Acquire);
