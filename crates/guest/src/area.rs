@@ -1,10 +1,8 @@
-//! A contiguous part of guest memory that is used again and again: a ring, a doorbell page.
+//! A contiguous part of guest memory for repeated use: a ring, a doorbell page.
 //!
-//! **Design.** An [`Area`] holds its mapping. Words are loaded and stored as atomics of their size, once each, so what was
-//! checked is what is used; longer things are copied to memory of our own first. Words are little-endian as they
-//! are in the machine, which is what we run on.
-//!
-//! **What it does not do.** It gives out no reference.
+//! An [`Area`] holds its mapping and gives out no reference. Words are accessed as atomics, once
+//! each, so the checked value is the used value. Longer data is copied first. Words are
+//! little-endian.
 #![allow(unsafe_code)]
 
 use std::marker::PhantomData;
@@ -15,7 +13,7 @@ use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 use crate::mapping::Mapping;
 use crate::memory::GuestMemory;
 
-/// See the module's text.
+/// A part of a mapping.
 #[derive(Debug, Clone)]
 pub struct Area {
     ptr: NonNull<u8>,
@@ -31,13 +29,13 @@ unsafe impl Sync for Area {}
 
 macro_rules! words {
     ($($load:ident $store:ident $word:ty, $atomic:ty;)*) => { $(
-        /// The word at an offset, in one load; `None` if it isn't inside, or not aligned to its size.
+        /// The word at an offset, in one load; `None` if outside or misaligned.
         #[inline]
         pub fn $load(&self, at: usize, order: Ordering) -> Option<$word> {
             Some(<$word>::from_le(self.word::<$atomic>(at)?.load(order)))
         }
 
-        /// Changes the word at an offset, in one store; false if it isn't inside, not aligned, or may not be changed.
+        /// Stores the word at an offset, in one store; false if outside, misaligned or read-only.
         #[inline]
         #[must_use]
         pub fn $store(&self, at: usize, value: $word, order: Ordering) -> bool {
@@ -60,7 +58,7 @@ impl Area {
         })
     }
 
-    /// The whole of a mapping.
+    /// A whole mapping.
     pub fn of(mapping: &Arc<Mapping>) -> Option<Self> {
         Self::new(mapping, 0, usize::try_from(mapping.len_bytes()).ok()?)
     }
@@ -71,19 +69,19 @@ impl Area {
         self.len_bytes
     }
 
-    /// Its address, which is worth something while this area lives.
+    /// Its address, valid while this area lives.
     #[inline]
     pub fn ptr(&self) -> NonNull<u8> {
         self.ptr
     }
 
-    /// Whether its bytes may be changed.
+    /// Whether it is writable.
     #[inline]
     pub fn is_writable(&self) -> bool {
         self.writable
     }
 
-    /// What it lies in.
+    /// Its mapping.
     pub fn mapping(&self) -> &Arc<Mapping> {
         &self.mapping
     }
@@ -95,9 +93,9 @@ impl Area {
         if !inside || !ptr.is_aligned() {
             return None;
         }
-        // SAFETY: called with atomics only: any bytes are a valid one, and others may change them at any time. Inside
-        // the mapping, which lives as long as `self`, and aligned. A mapping without the right to write is only
-        // loaded from.
+        // SAFETY: called only with atomics, for which any bytes are valid and may change at any
+        // time. Inside the mapping, which lives as long as `self`, and aligned. Read-only mappings
+        // are only loaded from.
         Some(unsafe { &*ptr })
     }
 
@@ -108,7 +106,7 @@ impl Area {
         load_u64 store_u64 u64, AtomicU64;
     }
 
-    /// Has the processor fetch what is at an offset, which is about to be looked at.
+    /// Prefetches the line at an offset.
     #[inline]
     pub fn prefetch(&self, at: usize) {
         if at < self.len_bytes {
@@ -116,7 +114,7 @@ impl Area {
         }
     }
 
-    /// Copies bytes out, each once. False, and nothing is done, if they aren't all inside.
+    /// Copies bytes out, each once. False, without effect, if some are outside.
     #[inline]
     #[must_use]
     pub fn read(&self, at: usize, into: &mut [u8]) -> bool {
@@ -128,14 +126,14 @@ impl Area {
         true
     }
 
-    /// Copies bytes in. False, and nothing is done, if they aren't all inside, or may not be changed.
+    /// Copies bytes in. False, without effect, if some are outside or read-only.
     #[inline]
     #[must_use]
     pub fn write(&self, at: usize, from: &[u8]) -> bool {
         let Some(ptr) = self.inside(at, from.len()).filter(|_| self.writable) else {
             return false;
         };
-        // SAFETY: inside a mapping that is held and may be written.
+        // SAFETY: inside a mapping that is held and writable.
         unsafe { copy_in(from, ptr) };
         true
     }
@@ -150,11 +148,11 @@ impl Area {
     }
 }
 
-/// Has the processor fetch a line: while it comes from another's cache, there is something else to do.
+/// Prefetches a line, to overlap its transfer from another core's cache with other work.
 #[inline]
 pub(crate) fn prefetch(ptr: *const u8) {
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: a hint, for whatever address.
+    // SAFETY: a hint, valid for any address.
     unsafe {
         use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
         _mm_prefetch::<_MM_HINT_T0>(ptr.cast());
@@ -163,7 +161,7 @@ pub(crate) fn prefetch(ptr: *const u8) {
     let _ = ptr;
 }
 
-/// Bytes of guest memory that lie together, to be looked at once: what an [`Area`] is to what is used again and again.
+/// Adjacent bytes of guest memory for a single use; see [`Area`] for repeated use.
 #[derive(Debug, Clone, Copy)]
 pub struct View<'a> {
     ptr: NonNull<u8>,
@@ -173,7 +171,7 @@ pub struct View<'a> {
 
 impl<'a> View<'a> {
     /// # Safety
-    /// So many bytes from `ptr` on are mapped as long as the memory isn't changed.
+    /// `len_bytes` from `ptr` on stay mapped while the memory is unchanged.
     #[inline]
     pub(crate) unsafe fn new(ptr: NonNull<u8>, len_bytes: usize, _: &'a GuestMemory) -> Self {
         Self {
@@ -189,36 +187,38 @@ impl<'a> View<'a> {
         self.len_bytes
     }
 
-    /// The two words at an offset, each in one load; `None` if they aren't inside, or not aligned.
+    /// The two words at an offset, each in one load; `None` if outside or misaligned.
     #[inline]
     pub fn load_two(&self, at: usize) -> Option<[u64; 2]> {
         let ptr = self.ptr.as_ptr().wrapping_add(at).cast::<[AtomicU64; 2]>();
         if at.checked_add(16)? > self.len_bytes || !ptr.is_aligned() {
             return None;
         }
-        // SAFETY: inside what is mapped, and aligned; any bytes are valid atomics, and others may change them.
+        // SAFETY: inside the mapping and aligned; any bytes are valid atomics, and others may
+        // change them.
         let words = unsafe { &*ptr };
         Some([0, 1].map(|at| u64::from_le(words[at].load(Ordering::Relaxed))))
     }
 }
 
-/// Copies out of guest memory. Not inlined, so that nobody looks at the guest's bytes a second time where the copy
-/// is used.
+/// Copies out of guest memory. Not inlined, so that the compiler cannot read the guest's bytes
+/// twice.
 ///
 /// # Safety
-/// So many bytes from `from` on are mapped.
+/// `into.len()` bytes from `from` on are mapped.
 #[inline(never)]
 pub(crate) unsafe fn copy_out(from: NonNull<u8>, into: &mut [u8]) {
-    // SAFETY: mapped, as the caller says; `into` is another object, as nobody has a reference to guest memory.
+    // SAFETY: mapped, as the caller says. `into` is another object, as guest memory has no
+    // references.
     unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), into.as_mut_ptr(), into.len()) }
 }
 
 /// Copies into guest memory.
 ///
 /// # Safety
-/// So many bytes from `to` on are mapped, and may be written.
+/// `from.len()` bytes from `to` on are mapped and writable.
 #[inline(never)]
 pub(crate) unsafe fn copy_in(from: &[u8], to: NonNull<u8>) {
-    // SAFETY: as in `copy_out`, with the directions exchanged.
+    // SAFETY: as in `copy_out`, in the other direction.
     unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to.as_ptr(), from.len()) }
 }

@@ -1,17 +1,13 @@
-//! What happens when a page of a client's file is gone.
+//! A SIGBUS handler for pages of a client's file that are gone.
 //!
-//! **Purpose.** A client may shrink a file that is mapped here, or a huge page may not be had: touching that page is a
-//! `SIGBUS`, which would kill the engine and with it every other tenant's path. It must cost that client alone.
+//! A client may shrink a mapped file, or a huge page may be missing. Touching such a page raises
+//! `SIGBUS`, which would kill the engine; it must affect only that client. The handler finds the
+//! mapping in a lock-free table, where each entry is read between two loads of its sequence number.
+//! It maps private zeros over the range and marks it broken; the access continues. The kernel
+//! splits huge pages nowhere, so such ranges are mapped by whole huge pages. Any other `SIGBUS`
+//! goes to the previous handler.
 //!
-//! **Design.** A process-wide handler knows the ranges of all mappings, in a fixed table without locks (each entry is
-//! read between two looks at its sequence number). A fault inside a range maps private zeros over the whole of it, marks
-//! it broken, and the access goes on with zeros. (A range of huge pages is mapped whole, or by whole huge pages: the
-//! kernel cuts them nowhere else.) Whoever uses the mapping looks at [`breaks`], which changes
-//! with every break. Any other `SIGBUS` goes to whoever handled it before: that one's handler is put back, and the
-//! access faults again.
-//!
-//! **What it does not do.** The kernel's own accesses (a device's transfer) raise no signal: they end with `EFAULT`,
-//! and mark nothing. It catches no `SIGSEGV`: there is none, as mappings outlive their users.
+//! The kernel's own accesses (device transfers) end with `EFAULT` instead and mark nothing.
 #![allow(unsafe_code)]
 
 use std::mem::MaybeUninit;
@@ -23,22 +19,20 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 
 use rustix::io::Errno;
 
-/// Mappings in a process at once: of 64 clients with as many regions as they may have, and more.
+/// The most mappings in a process: enough for 64 clients with all their regions.
 pub const MAX_MAPPINGS: usize = 20_480;
 
-/// A range in the table.
 struct Entry {
-    /// Odd while it is being changed.
+    /// Odd while the entry changes.
     sequence: AtomicU32,
     broken: AtomicBool,
     start: AtomicUsize,
     /// 0: free.
     len_bytes: AtomicUsize,
-    /// Of its pages.
     page_bytes: AtomicUsize,
 }
 
-/// What of an entry the handler needs.
+/// The parts of an entry that the handler needs.
 #[derive(Clone, Copy)]
 struct Range {
     start: usize,
@@ -59,30 +53,27 @@ static TABLE: [Entry; MAX_MAPPINGS] = [const {
 /// Entries from here on were never used.
 static USED: AtomicUsize = AtomicUsize::new(0);
 static BREAKS: AtomicU64 = AtomicU64::new(0);
-/// Whoever handled the signal before; null before the handler is there.
+/// The previous handler; null before `install`.
 static BEFORE: AtomicPtr<libc::sigaction> = AtomicPtr::new(null_mut());
-/// The free entries below `USED`; also says who may change entries.
+/// The free entries below `USED`. The lock also protects changes of entries.
 static FREE: Mutex<Vec<usize>> = Mutex::new(Vec::new());
 
-/// How many mappings broke in this process so far: when it changes, look at [`crate::Mapping::is_broken`].
+/// Mappings broken in this process so far. When it changes, check [`crate::Mapping::is_broken`].
 #[inline]
 pub fn breaks() -> u64 {
     BREAKS.load(Relaxed)
 }
 
-/// Puts the handler in place, once in a process; every later call is free. Whoever handles the signal from then on must
-/// have done so before.
-///
-/// # Errors
-/// The system's.
+/// Installs the handler once per process. Other handlers of the signal must be installed before.
 pub fn install() -> Result<(), Errno> {
     static INSTALLED: OnceLock<Result<(), Errno>> = OnceLock::new();
     *INSTALLED.get_or_init(|| {
         let before = Box::leak(Box::new(MaybeUninit::<libc::sigaction>::zeroed()));
-        // SAFETY: all zeros is a valid sigaction; the handler has the type that is called with SA_SIGINFO, and does only
-        // what a handler may. `before` lives for ever and is written before the handler is known to anybody who reads it.
+        // SAFETY: all zeros is a valid sigaction. The handler has the SA_SIGINFO type and makes
+        // only async-signal-safe calls. `before` lives for ever and is written before the handler
+        // can read it.
         let done = unsafe {
-            // Asked first: the handler may run as soon as it is there.
+            // Ask first: the handler may run as soon as it is installed.
             if libc::sigaction(libc::SIGBUS, std::ptr::null(), before.as_mut_ptr()) != 0 {
                 return Err(last());
             }
@@ -102,13 +93,12 @@ fn last() -> Errno {
     Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO)
 }
 
-/// A range that the handler knows, until this is dropped. Drop it before the range is unmapped.
+/// A range that the handler knows. Drop it before the range is unmapped.
 #[derive(Debug)]
 pub(crate) struct Guarded(usize);
 
 impl Guarded {
-    /// Has the handler know a range that was just mapped, all of it in one call, and of whole pages of that size (a
-    /// power of two).
+    /// Registers a range mapped by one call, made of whole pages of `page_bytes` (a power of two).
     pub(crate) fn new(start: usize, len_bytes: usize, page_bytes: usize) -> Result<Self, Errno> {
         install()?;
         let mut free = FREE.lock().unwrap_or_else(PoisonError::into_inner);
@@ -144,7 +134,7 @@ impl Drop for Guarded {
 }
 
 impl Entry {
-    /// By the holder of [`FREE`] alone.
+    /// Only for the holder of [`FREE`].
     fn set(&self, range: Range) {
         let sequence = self.sequence.load(Relaxed);
         self.sequence.store(sequence.wrapping_add(1), Relaxed);
@@ -156,7 +146,7 @@ impl Entry {
         self.sequence.store(sequence.wrapping_add(2), Release);
     }
 
-    /// The range, if `at` is in it. An entry that is being changed has no range that anybody is inside of.
+    /// The range, if `at` is in it. No access can be inside an entry that is being changed.
     fn range_with(&self, at: usize) -> Option<Range> {
         let sequence = self.sequence.load(Acquire);
         let range = Range {
@@ -170,7 +160,7 @@ impl Entry {
     }
 }
 
-/// Maps zeros over the range that `at` is in; false if there is none.
+/// Maps zeros over the range around `at`; false if there is none.
 fn mend(at: usize) -> bool {
     let used = USED.load(Acquire).min(MAX_MAPPINGS);
     for entry in &TABLE[..used] {
@@ -178,7 +168,7 @@ fn mend(at: usize) -> bool {
             continue;
         };
         let (start, len_bytes) = (range.start, range.len_bytes);
-        // All of it; or, where the system has no room for so much (no overcommit), what is around the fault.
+        // All of it, or only around the fault if memory cannot be overcommitted.
         let around = |unit: usize| {
             let unit = unit.max(range.page_bytes);
             let from = start.max(at & !(unit - 1));
@@ -195,11 +185,10 @@ fn mend(at: usize) -> bool {
     false
 }
 
-/// Maps private zeros over a part of a range of the table.
 fn zeros(start: usize, len_bytes: usize) -> bool {
-    // SAFETY: of a range that a `Mapping` has mapped and not yet unmapped: an access to it is going on, so its owner is
-    // alive. Its bytes are a client's and nobody has a reference to them, so they may become zeros at any time. mmap is a
-    // plain system call, which a handler may make.
+    // SAFETY: the range is mapped by a `Mapping` whose owner is alive, as an access is in progress.
+    // Its bytes are a client's and have no references, so they may become zeros at any time. mmap
+    // is a plain system call, which a handler may make.
     let mapped = unsafe {
         libc::mmap(
             without_provenance_mut(start),
@@ -214,14 +203,14 @@ fn zeros(start: usize, len_bytes: usize) -> bool {
 }
 
 extern "C" fn on_bus(signal: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
-    // SAFETY: the kernel hands a handler with SA_SIGINFO a valid siginfo, whose address is there for a SIGBUS that the
-    // kernel raised (a positive code); errno is this thread's own.
+    // SAFETY: the kernel passes a valid siginfo to an SA_SIGINFO handler. It has an address if the
+    // kernel raised the SIGBUS (a positive code). errno is this thread's own.
     unsafe {
         let errno = *libc::__errno_location();
         let by_kernel = (*info).si_code > 0;
         let mended = by_kernel && mend((*info).si_addr().addr());
         if !mended {
-            // Whoever was there before gets it: the access faults again, or what was sent is sent again.
+            // The previous handler gets it: the access faults again, or the signal is raised again.
             libc::sigaction(signal, BEFORE.load(Acquire), null_mut());
             if !by_kernel {
                 libc::raise(signal);

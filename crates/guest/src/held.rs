@@ -1,10 +1,8 @@
-//! A mapping's pages are held by the kernel, for as long as it is used.
+//! Pins a mapping's pages in the kernel while they are used.
 //!
-//! **Design.** Only what is there already: to hold what its client has not touched yet would make memory of all of
-//! it, on our account. So the kernel is asked which pages are there (`mincore`), where it says so truly. Huge pages were
-//! set aside for this file when it was mapped: they are there, or cost nobody anything.
-//!
-//! **What it does not do.** It knows no ring ([`forebay_device::Pinned`]), and doesn't say when.
+//! Only present pages are pinned: pinning an untouched page would allocate it on our account.
+//! `mincore` tells which pages are present, where it is reliable. Huge pages were reserved when the
+//! file was mapped.
 #![allow(unsafe_code)]
 
 use std::any::Any;
@@ -18,13 +16,14 @@ use rustix::io::Errno;
 
 use crate::mapping::{Mapping, PAGE_BYTES};
 
-/// Pages that are asked about at once.
+/// Pages per `mincore` call.
 const AT_ONCE: usize = 1 << 14;
 
-/// Whether the kernel says which pages of a file are there: to those who might write it. Others hear that all are.
+/// Whether `mincore` is truthful: it is for processes that may write the file; others are told that
+/// all pages are present.
 pub(crate) fn tells(file: BorrowedFd<'_>) -> bool {
     let (path, flags) = (c"", libc::AT_EMPTY_PATH | libc::AT_EACCESS);
-    // SAFETY: looks at a descriptor and a string, which outlive the call.
+    // SAFETY: reads a descriptor and a string, which outlive the call.
     let answer = unsafe {
         libc::syscall(
             libc::SYS_faccessat2,
@@ -38,12 +37,12 @@ pub(crate) fn tells(file: BorrowedFd<'_>) -> bool {
 }
 
 impl Mapping {
-    /// How much is mapped: the range that was asked for, and what its first and last pages have around it.
+    /// Bytes mapped: the requested range, extended to whole pages.
     pub fn whole_bytes(&self) -> usize {
         self.whole_bytes
     }
 
-    /// The parts of a range (of what is mapped) that are memory now, and may be held.
+    /// The parts of a range of the whole mapping that are present and may be pinned.
     pub fn present(&self, range: Range<usize>) -> Vec<Range<usize>> {
         let page = PAGE_BYTES as usize;
         let mut parts: Vec<Range<usize>> = Vec::new();
@@ -59,7 +58,8 @@ impl Mapping {
         let mut there = vec![0u8; AT_ONCE.min((to - from).div_ceil(page))];
         while from < to {
             let bytes = (to - from).min(there.len() * page);
-            // SAFETY: a range inside the mapping, which lives; a byte is written for each page, and there are so many.
+            // SAFETY: a range inside the mapping, which lives; the kernel writes one byte per page,
+            // for which there is room.
             let done = unsafe {
                 let at = self.whole.as_ptr().wrapping_add(from);
                 libc::mincore(at.cast(), bytes, there.as_mut_ptr())
@@ -82,10 +82,8 @@ impl Mapping {
         parts
     }
 
-    /// Has the kernel hold a part of it, which [`Mapping::present`] gave: that may take long.
-    ///
-    /// # Errors
-    /// The system's; `EINVAL` for what isn't inside, or if `pinned` keeps something else.
+    /// Pins a part from [`Mapping::present`], which may take long. `EINVAL`: the part is outside,
+    /// or `pinned` keeps another object.
     pub fn pin(self: &Arc<Self>, range: Range<usize>, pinned: &mut Pinned) -> io::Result<()> {
         let ours: Arc<dyn Any + Send + Sync> = self.clone();
         let kept = std::ptr::addr_eq(Arc::as_ptr(&ours), Arc::as_ptr(pinned.keeps()));
@@ -93,7 +91,7 @@ impl Mapping {
         if !kept || !inside || !self.is_writable() {
             return Err(Errno::INVAL.into());
         }
-        // SAFETY: inside the mapping, which may be written, and which `pinned` keeps.
+        // SAFETY: inside the mapping, which is writable and which `pinned` keeps.
         unsafe { pinned.pin(self.whole.add(range.start), range.len()) }
     }
 }

@@ -1,12 +1,9 @@
-//! One range of a client's file, mapped.
+//! One mapped range of a client's file.
 //!
-//! **Design.** What a client hands over is looked at before it is mapped: it must be a file of memory (tmpfs, where a
-//! memfd is too, or huge pages), because touching a page of any other may wait for a disk or for the client itself. The
-//! descriptor is asked nothing that its file system would have to answer before that is known: it may be the client's
-//! own. The file must be as long as the range says; a seal against shrinking is noted, not demanded. Who holds the [`Mapping`]
-//! keeps it mapped; the last one unmaps it.
-//!
-//! **What it does not do.** It doesn't keep the descriptor.
+//! The file must be in memory (tmpfs, memfd or huge pages): a page of any other may wait for a disk
+//! or for the client itself. Until that is known, no call reaches the file's file system, which may
+//! be the client's own. The file must cover the range; a seal against shrinking is recorded, not
+//! required. The last holder of a [`Mapping`] unmaps it. The descriptor is not kept.
 #![allow(unsafe_code)]
 
 use std::os::fd::BorrowedFd;
@@ -20,16 +17,16 @@ use rustix::mm::{Advice, MapFlags, ProtFlags};
 use crate::guard::Guarded;
 
 pub(crate) const PAGE_BYTES: u64 = 4096;
-/// Of a file system of huge pages (`linux/magic.h`).
+/// `linux/magic.h`.
 const HUGETLBFS_MAGIC: u64 = 0x958_458f6;
 
-/// Why a client's range isn't mapped.
+/// Why a client's range is not mapped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum MapError {
-    /// No file, or one on a disk, or that another process serves: touching it could block.
+    /// Not a file, or one served by a disk or another process: an access could block.
     #[error("the descriptor is not of a file in memory (tmpfs, memfd or huge pages)")]
     NotMemory,
-    /// The range is empty, or ends past what can be addressed.
+    /// The range is empty or exceeds the address space.
     #[error("the range is empty or too long")]
     BadRange,
     /// The file ends before the range does.
@@ -38,28 +35,28 @@ pub enum MapError {
         /// The file's size.
         file_bytes: u64,
     },
-    /// It overlaps a region that is there.
+    /// It overlaps an existing region.
     #[error("it overlaps memory that is mapped already")]
     Overlaps,
-    /// There are as many regions as there may be.
+    /// Too many regions.
     #[error("there are {limit} regions already")]
     TooMany {
-        /// So many may be.
+        /// The limit.
         limit: usize,
     },
-    /// Together the regions would be too long.
+    /// Too much memory in all regions.
     #[error("the memory would be longer than {limit_bytes} bytes")]
     TooLong {
-        /// So long they may be.
+        /// The limit.
         limit_bytes: u64,
     },
-    /// The system refused; `EACCES` and `EPERM` mean that the descriptor has no right to write.
+    /// A system error; `EACCES` and `EPERM`: the descriptor is not writable.
     #[error("it can't be mapped: {0}")]
     System(Errno),
 }
 
 impl MapError {
-    /// As an error number, as protocols answer with one.
+    /// As an error number for protocols.
     pub fn errno(&self) -> Errno {
         match self {
             Self::NotMemory | Self::BadRange | Self::PastEnd { .. } => Errno::INVAL,
@@ -70,32 +67,32 @@ impl MapError {
     }
 }
 
-/// See the module's text.
+/// A mapped range of a client's file.
 #[derive(Debug)]
 pub struct Mapping {
-    /// Of the range that was asked for.
+    /// The start of the requested range.
     ptr: NonNull<u8>,
     len_bytes: u64,
     writable: bool,
     cannot_shrink: bool,
-    /// What was mapped: whole pages around the range.
+    /// Whole pages around the range.
     pub(crate) whole: NonNull<u8>,
     pub(crate) whole_bytes: usize,
-    /// Of its pages.
+    /// The page size.
     pub(crate) page_bytes: usize,
-    /// Whether it is known which pages are there.
+    /// Whether `mincore` is reliable: see `tells`.
     pub(crate) tells: bool,
-    /// It was taken away: nobody begins anything with it.
+    /// Removed; no new use begins.
     retired: AtomicBool,
-    /// `None` once it is being unmapped.
+    /// `None` during unmapping.
     guarded: Option<Guarded>,
 }
 
-// SAFETY: an address range that stays mapped as long as the value lives; this crate reaches it through raw pointers
-// only, and never makes a reference into it. Wrong if a safe method gave one out.
+// SAFETY: the address range stays mapped as long as the value lives. This crate uses only raw
+// pointers to it and makes no references. A safe method that returned one would break this.
 unsafe impl Send for Mapping {}
-// SAFETY: as for Send. Whoever touches one place at once (threads, the kernel, the guest) leaves a mixture; no Rust
-// value with invariants lives there.
+// SAFETY: as for Send. Concurrent accesses (threads, the kernel, the guest) leave a mixture of
+// bytes; no Rust value with invariants lives there.
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
@@ -106,7 +103,8 @@ impl Mapping {
         len_bytes: u64,
         writable: bool,
     ) -> Result<Self, MapError> {
-        // Only files in memory have seals; any other is refused without asking its file system, which could take for ever.
+        // Only files in memory have seals. Others are refused here, before a call that could block
+        // for ever in their file system.
         let seals = rustix::fs::fcntl_get_seals(file).map_err(|_| MapError::NotMemory)?;
         let stat = rustix::fs::fstat(file).map_err(MapError::System)?;
         let system = rustix::fs::fstatfs(file).map_err(MapError::System)?;
@@ -122,7 +120,7 @@ impl Mapping {
         if end > file_bytes {
             return Err(MapError::PastEnd { file_bytes });
         }
-        // All are below 2^62, and a unit is far below that.
+        // All are below 2^62; a unit is far smaller.
         let unit = unit.max(PAGE_BYTES).next_power_of_two().min(1 << 34);
         let from = offset_bytes & !(unit - 1);
         let whole_bytes = usize::try_from(end.next_multiple_of(unit) - from);
@@ -130,7 +128,8 @@ impl Mapping {
         let cannot_shrink = seals.contains(SealFlags::SHRINK);
         let mut protection = ProtFlags::READ;
         protection.set(ProtFlags::WRITE, writable);
-        // SAFETY: a new mapping at an address of the kernel's choice touches nobody's memory. Wrong with MAP_FIXED.
+        // SAFETY: a new mapping at an address of the kernel's choice touches no existing memory.
+        // MAP_FIXED would break this.
         let whole = unsafe {
             rustix::mm::mmap(
                 std::ptr::null_mut(),
@@ -159,7 +158,8 @@ impl Mapping {
             guarded: None,
         };
         for advice in [Advice::LinuxDontDump, Advice::LinuxDontFork] {
-            // SAFETY: names exactly the new mapping; neither changes what it holds. A dump would hold a tenant's memory.
+            // SAFETY: names exactly the new mapping; neither advice changes its content. A dump
+            // would contain a tenant's memory.
             let _ = unsafe { rustix::mm::madvise(whole.as_ptr().cast(), whole_bytes, advice) };
         }
         let guarded = Guarded::new(whole.addr().get(), whole_bytes, unit as usize);
@@ -173,35 +173,35 @@ impl Mapping {
         self.len_bytes
     }
 
-    /// Whether its bytes may be changed.
+    /// Whether it is writable.
     #[inline]
     pub fn is_writable(&self) -> bool {
         self.writable
     }
 
-    /// It is being taken away: whoever works on it in the background need not go on.
+    /// Tells background work on it to stop.
     pub(crate) fn retire(&self) {
         self.retired.store(true, Ordering::Relaxed);
     }
 
-    /// Whether it is being taken away.
+    /// Whether it is being removed.
     pub fn is_retired(&self) -> bool {
         self.retired.load(Ordering::Relaxed)
     }
 
-    /// Whether the file is sealed against being shrunk.
+    /// Whether the file is sealed against shrinking.
     pub fn cannot_shrink(&self) -> bool {
         self.cannot_shrink
     }
 
-    /// Whether a page was gone when it was touched: it reads as zeros since, and the client sees nothing of what is
-    /// written there.
+    /// Whether a missing page was touched. It now reads as zeros, and the client does not see our
+    /// writes.
     #[inline]
     pub fn is_broken(&self) -> bool {
         self.guarded.as_ref().is_some_and(Guarded::is_broken)
     }
 
-    /// The address of so many bytes from `from_bytes` on; `None` if they aren't inside.
+    /// The address of `from_bytes`; `None` if the bytes are not inside.
     #[inline]
     pub(crate) fn at(&self, from_bytes: u64, len_bytes: u64) -> Option<NonNull<u8>> {
         if from_bytes.checked_add(len_bytes)? > self.len_bytes {
@@ -214,10 +214,10 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // The handler must not map anything here afterwards.
+        // First, so that the handler maps nothing here afterwards.
         self.guarded = None;
-        // SAFETY: exactly what was mapped; whoever had an address of it has held the mapping, and does no more. Wrong
-        // if an address were used without holding it.
+        // SAFETY: exactly the mapped range. Every user of its addresses held the mapping, so none
+        // is left. Using an address without holding it would break this.
         let _ = unsafe { rustix::mm::munmap(self.whole.as_ptr().cast(), self.whole_bytes) };
     }
 }

@@ -1,11 +1,8 @@
-//! Which guest address is where.
+//! The map from guest addresses to mappings.
 //!
-//! **Design.** A few regions, sorted, none overlapping another; the one that was found last is looked at first. A region
-//! is taken away by its exact range, or with others by a range that has them whole. Its mapping stays while anybody
-//! holds it: commands at devices ([`crate::Pieces`]), rings ([`crate::Area`]). [`Retired`] says when nobody does.
-//! For vhost-user a region also has the address that its client knows it by.
-//!
-//! **What it does not do.** It waits for nobody.
+//! A few sorted, disjoint regions; lookups try the last hit first. Regions are removed whole. A
+//! mapping stays while commands at devices ([`crate::Pieces`]) or rings ([`crate::Area`]) use it;
+//! [`Retired`] tells when none does. For vhost-user a region also has the client's address.
 #![allow(unsafe_code)]
 
 use std::cell::Cell;
@@ -17,12 +14,12 @@ use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
 use crate::area::{Area, View, copy_in, copy_out, prefetch};
 use crate::mapping::{MapError, Mapping};
 
-/// What one client may map.
+/// Limits for one client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
     /// Regions at once.
     pub regions: usize,
-    /// Bytes of all of them.
+    /// Their total bytes.
     pub bytes: u64,
 }
 
@@ -38,15 +35,15 @@ impl Default for Limits {
 /// A region to be added.
 #[derive(Debug, Clone, Copy)]
 pub struct NewRegion<'a> {
-    /// Where it begins for the guest.
+    /// Its guest address.
     pub guest_address: u64,
-    /// Where it begins for the client (vhost-user).
+    /// Its address in the client (vhost-user).
     pub user_address: u64,
     /// Its length.
     pub len_bytes: u64,
-    /// Whether we may write there.
+    /// Whether we may write it.
     pub writable: bool,
-    /// Its bytes, and where they begin in the file; `None`: it is known, and can't be reached.
+    /// File and offset; `None`: the region is known but inaccessible.
     pub file: Option<(BorrowedFd<'a>, u64)>,
 }
 
@@ -61,7 +58,7 @@ pub struct GuestRegion {
 }
 
 impl GuestRegion {
-    /// Maps one.
+    /// Maps a region.
     pub fn new(new: &NewRegion<'_>) -> Result<Self, MapError> {
         for begin in [new.guest_address, new.user_address] {
             if new.len_bytes == 0 || begin.checked_add(new.len_bytes - 1).is_none() {
@@ -86,12 +83,12 @@ impl GuestRegion {
         })
     }
 
-    /// Where it begins for the guest.
+    /// Its guest address.
     pub fn guest_address(&self) -> u64 {
         self.guest_address
     }
 
-    /// Where it begins for the client.
+    /// Its address in the client.
     pub fn user_address(&self) -> u64 {
         self.user_address
     }
@@ -101,23 +98,22 @@ impl GuestRegion {
         self.len_bytes
     }
 
-    /// Whether its client lets anybody write there, be it reached or not.
+    /// Whether the client allows writes, accessible or not.
     pub fn is_writable(&self) -> bool {
         self.writable
     }
 
-    /// Its bytes, if they can be reached.
+    /// Its mapping, if accessible.
     pub fn mapping(&self) -> Option<&Arc<Mapping>> {
         self.mapping.as_ref()
     }
 
-    /// Its last address.
     fn last(&self) -> u64 {
         self.guest_address + (self.len_bytes - 1)
     }
 }
 
-/// Regions that were taken away.
+/// Removed regions.
 #[derive(Debug, Default)]
 #[must_use = "whoever took them away waits until nobody uses them"]
 pub struct Retired {
@@ -126,15 +122,15 @@ pub struct Retired {
 }
 
 impl Retired {
-    /// Whether nobody uses them any more. From then on nothing of us touches them; they are unmapped when
-    /// this is dropped, which may take its time.
+    /// Whether they are unused. From then on we never touch them. Dropping this unmaps them, which
+    /// may take long.
     pub fn is_free(&self) -> bool {
         self.is_free_but_for(|_| 0)
     }
 
-    /// The same where so many holders of each are known, which use nothing.
+    /// As above, with a known number of idle holders of each mapping.
     pub fn is_free_but_for(&self, others: impl Fn(&Arc<Mapping>) -> usize) -> bool {
-        // Nobody can begin to hold what only we hold.
+        // No new holder can appear when only we hold it.
         let mut mappings = self.mappings.iter();
         mappings.all(|mapping| Arc::strong_count(mapping) == 1 + others(mapping))
     }
@@ -144,34 +140,33 @@ impl Retired {
         &self.mappings
     }
 
-    /// How many they were.
+    /// The number of regions.
     pub fn regions(&self) -> usize {
         self.regions
     }
 
-    /// Waits for these too.
+    /// Adds `others`.
     pub fn and(&mut self, mut others: Self) {
         self.mappings.append(&mut others.mappings);
         self.regions += others.regions;
     }
 }
 
-/// The memory of one machine. See the module's text.
+/// The memory of one VM.
 #[derive(Debug)]
 pub struct GuestMemory {
     limits: Limits,
     /// Sorted by guest address.
     regions: Arc<Vec<GuestRegion>>,
-    /// Where the last lookup ended.
     last: Cell<usize>,
 }
 
-/// What a lookup finds: the region's number, its mapping, and how far into it.
+/// A lookup's result.
 pub(crate) struct FoundRegion<'a> {
     pub(crate) region: usize,
     pub(crate) mapping: &'a Arc<Mapping>,
     pub(crate) from_bytes: u64,
-    /// Bytes from there to the region's end.
+    /// Bytes to the region's end.
     pub(crate) left_bytes: u64,
 }
 
@@ -182,7 +177,7 @@ impl Default for GuestMemory {
 }
 
 impl GuestMemory {
-    /// No memory.
+    /// Empty memory.
     pub fn new(limits: Limits) -> Self {
         Self {
             limits,
@@ -191,7 +186,7 @@ impl GuestMemory {
         }
     }
 
-    /// What there is.
+    /// The regions.
     pub fn regions(&self) -> &[GuestRegion] {
         &self.regions
     }
@@ -208,7 +203,7 @@ impl GuestMemory {
         Ok(())
     }
 
-    /// Adds these in place of all others: all of them, or nothing is changed.
+    /// Replaces all regions, or changes nothing.
     pub fn replace(&mut self, new: &[NewRegion<'_>]) -> Result<Retired, MapError> {
         let mut regions = Vec::new();
         for new in new {
@@ -219,8 +214,8 @@ impl GuestMemory {
         Ok(retire(before.iter()))
     }
 
-    /// Takes away the regions that lie whole in a range; `None`, and nothing is changed, if it begins or ends inside of
-    /// one.
+    /// Removes the regions inside a range. `None`, without a change: the range begins or ends
+    /// inside a region.
     pub fn unmap(&mut self, guest_address: u64, len_bytes: u64) -> Option<Retired> {
         let last = guest_address.checked_add(len_bytes.checked_sub(1)?)?;
         let touches = |r: &&GuestRegion| r.guest_address <= last && guest_address <= r.last();
@@ -235,7 +230,7 @@ impl GuestMemory {
         Some(retired)
     }
 
-    /// Takes everything away.
+    /// Removes all regions.
     pub fn unmap_all(&mut self) -> Retired {
         let before = std::mem::take(&mut self.regions);
         self.last.set(0);
@@ -275,13 +270,13 @@ impl GuestMemory {
         Ok(())
     }
 
-    /// Whether any region is broken. Worth asking when [`crate::guard::breaks`] has changed.
+    /// Whether any region is broken. Check it when [`crate::guard::breaks`] changes.
     pub fn is_broken(&self) -> bool {
         let mut mappings = self.regions.iter().filter_map(GuestRegion::mapping);
         mappings.any(|mapping| mapping.is_broken())
     }
 
-    /// Where an address is; `None` if it is nowhere, or can't be reached.
+    /// Looks up an address; `None` if unmapped or inaccessible.
     #[inline]
     pub(crate) fn find(&self, guest_address: u64) -> Option<FoundRegion<'_>> {
         let mut index = self.last.get();
@@ -305,13 +300,13 @@ impl GuestMemory {
         })
     }
 
-    /// A contiguous part of one region, to be used again and again. It must be let go when its region is unmapped.
+    /// A contiguous part of one region, for repeated use. Drop it when its region is unmapped.
     pub fn area(&self, guest_address: u64, len_bytes: usize) -> Option<Area> {
         let found = self.find(guest_address)?;
         Area::new(found.mapping, found.from_bytes, len_bytes)
     }
 
-    /// The same by the address that the client knows it by.
+    /// An area by the client's address.
     pub fn area_of_user(&self, user_address: u64, len_bytes: usize) -> Option<Area> {
         Area::new(
             self.region_of_user(user_address)?.mapping()?,
@@ -320,7 +315,7 @@ impl GuestMemory {
         )
     }
 
-    /// The guest's address of what the client knows by this one.
+    /// Converts a client's address to a guest address.
     pub fn guest_address_of_user(&self, user_address: u64) -> Option<u64> {
         let region = self.region_of_user(user_address)?;
         Some(region.guest_address + (user_address - region.user_address))
@@ -331,16 +326,17 @@ impl GuestMemory {
         regions.find(|r| user_address.wrapping_sub(r.user_address) < r.len_bytes)
     }
 
-    /// Bytes to be looked at once; `None` if they aren't there, or not in one region.
+    /// Bytes for a single use; `None` if they are not inside one region.
     #[inline]
     pub fn view(&self, guest_address: u64, len_bytes: usize) -> Option<View<'_>> {
         let found = self.find(guest_address)?;
         let ptr = found.mapping.at(found.from_bytes, len_bytes as u64)?;
-        // SAFETY: mapped, as the lookup says, while this memory holds its mapping: it can't be changed meanwhile.
+        // SAFETY: the lookup found it mapped. The borrow keeps this memory, which holds the
+        // mapping, unchanged.
         Some(unsafe { View::new(ptr, len_bytes, self) })
     }
 
-    /// Has the processor fetch what is at an address, which is about to be looked at. Nothing comes of it if it is nowhere.
+    /// Prefetches an address; does nothing if it is unmapped.
     #[inline]
     pub fn prefetch(&self, guest_address: u64) {
         if let Some(found) = self.find(guest_address)
@@ -350,7 +346,7 @@ impl GuestMemory {
         }
     }
 
-    /// Stores a byte; false if it can't be written.
+    /// Stores a byte; false if it is not writable.
     #[inline]
     #[must_use]
     pub fn store_u8(&self, guest_address: u64, value: u8) -> bool {
@@ -359,7 +355,8 @@ impl GuestMemory {
         };
         match found.mapping.at(found.from_bytes, 1) {
             Some(ptr) if found.mapping.is_writable() => {
-                // SAFETY: mapped, and may be written; others may change it at any time, as they may an atomic.
+                // SAFETY: mapped and writable; others may change it at any time, as an atomic
+                // allows.
                 unsafe { AtomicU8::from_ptr(ptr.as_ptr()) }.store(value, Relaxed);
                 true
             }
@@ -367,24 +364,24 @@ impl GuestMemory {
         }
     }
 
-    /// Copies bytes out, each once, from one region or several that follow each other. False if they aren't all there;
-    /// then some may have been copied.
+    /// Copies bytes out, each once, across adjacent regions. False if some are not mapped; others
+    /// may have been copied.
     #[must_use]
     pub fn read(&self, guest_address: u64, into: &mut [u8]) -> bool {
         let mut done = 0;
         self.each(guest_address, into.len(), false, |ptr, len| {
-            // SAFETY: mapped, as the lookup says, and held by this memory meanwhile.
+            // SAFETY: the lookup found it mapped; this memory holds the mapping.
             unsafe { copy_out(ptr, &mut into[done..done + len]) };
             done += len;
         })
     }
 
-    /// Copies bytes in. False if they can't all be written; then some may have been.
+    /// Copies bytes in. False if some are not writable; others may have been written.
     #[must_use]
     pub fn write(&self, guest_address: u64, from: &[u8]) -> bool {
         let mut done = 0;
         self.each(guest_address, from.len(), true, |ptr, len| {
-            // SAFETY: as in `read`; the mapping may be written.
+            // SAFETY: as in `read`; the mapping is writable.
             unsafe { copy_in(&from[done..done + len], ptr) };
             done += len;
         })

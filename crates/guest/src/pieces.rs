@@ -1,11 +1,9 @@
-//! Where a command's data lies in guest memory.
+//! A command's data in guest memory.
 //!
-//! **Design.** A frontend has one [`Pieces`], fills it from a command's list of addresses, and hands it to the core,
-//! which takes over what it holds ([`Hold`]): the mappings in question stay mapped until that is dropped, after the
-//! devices are done. Neighbours that lie together become one piece. Nothing is allocated. The mapping that a command's
-//! first piece lay in is held on for the next command, which needs no count then: [`Pieces::let_go`] ends that.
-//!
-//! **What it does not do.** It doesn't say what may be at a device as it is: the device does.
+//! A frontend fills its [`Pieces`] from a command's address list. The core takes its [`Hold`],
+//! which keeps the mappings until the devices are done. Adjacent ranges merge, and nothing is
+//! allocated. The mapping of the first piece stays held for the next command, which saves a
+//! reference count; [`Pieces::let_go`] ends that. The device checks alignment.
 #![allow(unsafe_code)]
 
 use std::ptr::NonNull;
@@ -17,20 +15,19 @@ use crate::area::{copy_in, copy_out};
 use crate::mapping::Mapping;
 use crate::memory::{GuestMemory, GuestRegion};
 
-/// The most pieces of one command: 128 pages, a first one that begins within a page, and some room.
+/// The most pieces of one command: 128 pages, an unaligned start, and some spare.
 pub const MAX_PIECES: usize = 144;
-/// Mappings that are held one by one; who needs more holds all of them.
+/// Mappings held one by one; a command with more holds all.
 const FEW: usize = 3;
 
-/// A contiguous piece of guest memory: an address and a length, which are worth something only while somebody holds the
-/// mapping.
+/// A contiguous piece of guest memory; valid only while its mapping is held.
 #[derive(Debug, Clone, Copy)]
 pub struct GuestSlice {
     ptr: NonNull<u8>,
     len_bytes: u32,
 }
 
-// SAFETY: an address and a length; using it is what `GuestSlice::buf` makes its caller answer for.
+// SAFETY: an address and a length; the caller of `GuestSlice::buf` answers for their use.
 unsafe impl Send for GuestSlice {}
 
 impl GuestSlice {
@@ -45,20 +42,20 @@ impl GuestSlice {
         self.len_bytes
     }
 
-    /// As what a device's operation names.
+    /// As a buffer of a device operation.
     ///
     /// # Safety
-    /// The [`Hold`] of the [`Pieces`] that it came from lives until the operation's completion was taken, and for a read
-    /// the piece was collected for writing into.
+    /// The [`Hold`] of its [`Pieces`] lives until the operation's completion was taken. For a read,
+    /// the piece was collected for writing.
     #[inline]
     pub unsafe fn buf(&self) -> Buf {
-        // SAFETY: mapped, with the rights in question, for as long as the caller says; nobody has a reference to guest
-        // memory.
+        // SAFETY: mapped with these rights for as long as the caller says; there are no references
+        // to guest memory.
         unsafe { Buf::new(self.ptr, self.len_bytes) }
     }
 }
 
-/// What keeps a command's memory mapped.
+/// Keeps a command's memory mapped.
 #[derive(Debug, Default)]
 pub struct Hold {
     few: [Option<Arc<Mapping>>; FEW],
@@ -74,30 +71,30 @@ impl Hold {
     }
 }
 
-/// Why a range isn't a piece.
+/// Why a range is not a piece.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum PieceError {
-    /// Some of it is no memory that can be reached, or may not be written.
+    /// Part of it is inaccessible or not writable.
     #[error("the address is not in the guest's memory")]
     NotMapped,
-    /// There are [`MAX_PIECES`] already.
+    /// More than [`MAX_PIECES`].
     #[error("the data lies in more than {MAX_PIECES} pieces")]
     TooMany,
 }
 
-/// See the module's text.
+/// The pieces of one command's data.
 #[derive(Debug)]
 pub struct Pieces {
     slices: [GuestSlice; MAX_PIECES],
     count: usize,
     len_bytes: u32,
-    /// Whether they may be written, all of them.
+    /// Whether all are writable.
     writable: bool,
     hold: Hold,
-    /// The numbers of the regions that are held one by one.
+    /// The regions held one by one.
     regions: [usize; FEW],
     held: usize,
-    /// The region that the last piece is in.
+    /// The last piece's region.
     last_region: usize,
 }
 
@@ -108,7 +105,7 @@ impl Default for Pieces {
 }
 
 impl Pieces {
-    /// None.
+    /// No pieces.
     pub fn new() -> Self {
         Self {
             slices: [GuestSlice::NONE; MAX_PIECES],
@@ -122,13 +119,14 @@ impl Pieces {
         }
     }
 
-    /// Lets go of everything, of the mapping that was kept for the next command too: before memory is taken away.
+    /// Releases everything, including the mapping kept for the next command. Call it before memory
+    /// is removed.
     pub fn let_go(&mut self) {
         self.clear();
         self.hold = Hold::default();
     }
 
-    /// Forgets what it has: for the next command. One mapping may still be held.
+    /// Removes the pieces; one mapping may stay held.
     #[inline]
     pub fn clear(&mut self) {
         if self.held > 1 {
@@ -142,8 +140,8 @@ impl Pieces {
         self.writable = true;
     }
 
-    /// Adds a range of guest memory, of one region or of several that follow each other; for `write` all of it may be
-    /// written. All of one `Pieces` must be of one memory, unchanged since it was cleared.
+    /// Adds a range of guest memory, in one region or several adjacent ones. With `write`, all of
+    /// it must be writable. Until `clear`, all ranges must be of one unchanged memory.
     #[inline]
     pub fn push(
         &mut self,
@@ -165,7 +163,7 @@ impl Pieces {
             }
             let sum = self.len_bytes.checked_add(n).ok_or(PieceError::TooMany)?;
             match self.slices[..self.count].last_mut() {
-                // Only where they lie in one mapping: neighbours in memory may be two by chance.
+                // Only in one mapping: adjacent mappings may be unrelated.
                 Some(last)
                     if self.last_region == found.region
                         && last.ptr.addr().get() + last.len_bytes as usize == ptr.addr().get() =>
@@ -203,7 +201,7 @@ impl Pieces {
     #[inline]
     fn keep(&mut self, region: usize, mapping: &Arc<Mapping>, memory: &GuestMemory) {
         match self.hold.few.get_mut(self.held) {
-            // As it was for the last command.
+            // Kept from the last command.
             Some(Some(kept)) if Arc::ptr_eq(kept, mapping) => self.regions[self.held] = region,
             Some(few) => {
                 *few = Some(mapping.clone());
@@ -214,31 +212,31 @@ impl Pieces {
         self.held += 1;
     }
 
-    /// How many.
+    /// Number of pieces.
     #[inline]
     pub fn count(&self) -> usize {
         self.count
     }
 
-    /// Bytes of all of them.
+    /// Their total bytes.
     #[inline]
     pub fn len_bytes(&self) -> u32 {
         self.len_bytes
     }
 
-    /// Whether all of them may be written.
+    /// Whether all are writable.
     #[inline]
     pub fn is_writable(&self) -> bool {
         self.writable
     }
 
-    /// They, in their order.
+    /// The pieces in order.
     #[inline]
     pub fn slices(&self) -> &[GuestSlice] {
         &self.slices[..self.count]
     }
 
-    /// Takes what keeps them mapped, and forgets them: for whoever has copied [`Pieces::slices`].
+    /// Takes the hold and removes the pieces. Copy [`Pieces::slices`] first.
     #[inline]
     #[must_use = "they are mapped while this lives"]
     pub fn take(&mut self) -> Hold {
@@ -251,7 +249,8 @@ impl Pieces {
         hold
     }
 
-    /// Copies bytes out, each once, beginning so far into them. False, and nothing is done, if they aren't so long.
+    /// Copies bytes out, each once, from offset `from_bytes`. False, without effect, if there are
+    /// too few.
     #[must_use]
     pub fn read(&self, from_bytes: u32, into: &mut [u8]) -> bool {
         let mut done = 0;
@@ -262,13 +261,13 @@ impl Pieces {
         })
     }
 
-    /// Copies bytes in. False, and nothing is done, if they aren't so long, or may not be written.
+    /// Copies bytes in. False, without effect, if the pieces are too short or not writable.
     #[must_use]
     pub fn write(&self, from_bytes: u32, from: &[u8]) -> bool {
         let mut done = 0;
         self.writable
             && self.each(from_bytes, from.len(), |ptr, len| {
-                // SAFETY: as in `read`, and all of them may be written.
+                // SAFETY: as in `read`; all pieces are writable.
                 unsafe { copy_in(&from[done..done + len], ptr) };
                 done += len;
             })

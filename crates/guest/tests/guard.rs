@@ -1,7 +1,5 @@
-//! A page that is gone costs its own mapping, and nobody else.
-//!
-//! **Design.** Another process shrinks the file. What must kill the process is done in a child, which is this test
-//! program once more.
+//! A missing page affects only its own mapping. Tests that kill the process run in a child: this
+//! program again.
 #![allow(unsafe_code)]
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -24,7 +22,6 @@ fn memory_file(bytes: u64) -> OwnedFd {
     file
 }
 
-/// As its client would.
 fn shrink_from_outside(file: &OwnedFd, bytes: u64) {
     let path = format!("/proc/{}/fd/{}", std::process::id(), file.as_raw_fd());
     let done = Command::new("truncate")
@@ -43,20 +40,18 @@ fn area(file: &OwnedFd, from: u64, bytes: u64) -> Area {
 fn a_file_that_is_shrunk_breaks_its_own_mapping_alone() {
     let (bad, good) = (memory_file(64 * PAGE), memory_file(64 * PAGE));
     let (broken, whole) = (area(&bad, 0, 64 * PAGE), area(&good, 0, 64 * PAGE));
-    // Another mapping of the file that shrinks, of a part that stays.
+    // Another mapping of the shrinking file, of a part that stays.
     let kept = area(&bad, 0, PAGE);
     for area in [&broken, &whole] {
         assert!(area.store_u64(0, 7, Release) && area.write(40 * PAGE as usize, b"there"));
     }
     shrink_from_outside(&bad, PAGE);
     let before = guard::breaks();
-    // Until it is touched, nobody knows.
     assert!(!broken.mapping().is_broken());
     let mut bytes = [1; 5];
     assert!(broken.read(40 * PAGE as usize, &mut bytes));
     assert_eq!(bytes, [0; 5]);
     assert!(broken.mapping().is_broken() && guard::breaks() > before);
-    // It goes on as memory that nobody else sees.
     assert!(broken.store_u32(63 * PAGE as usize, 9, Release));
     assert_eq!(broken.load_u32(63 * PAGE as usize, Acquire), Some(9));
     assert_eq!(broken.load_u64(0, Acquire), Some(0));
@@ -65,7 +60,7 @@ fn a_file_that_is_shrunk_breaks_its_own_mapping_alone() {
     assert_eq!(whole.load_u64(0, Acquire), Some(7));
     assert!(whole.read(40 * PAGE as usize, &mut bytes) && bytes == *b"there");
     assert!(!whole.mapping().is_broken());
-    // What is mapped there next is whole.
+    // A new mapping there is sound.
     drop(broken);
     assert!(!area(&good, PAGE, PAGE).mapping().is_broken());
 }
@@ -109,7 +104,7 @@ fn the_kernel_is_refused_and_nothing_breaks() {
     let zeros = std::fs::File::open("/dev/zero").expect("opens");
     // SAFETY: `hold` lives until after the call.
     let buf = unsafe { slices[0].buf() };
-    // SAFETY: the buffer is mapped for the call; that its page is gone is what is tried.
+    // SAFETY: the buffer is mapped for the call; its missing page is the test.
     let got = unsafe {
         let len = buf.len_bytes() as usize;
         libc::read(zeros.as_raw_fd(), buf.ptr().as_ptr().cast(), len)
@@ -131,7 +126,6 @@ fn a_sealed_file_is_known_to_stay() {
     assert!(area(&file, 0, PAGE).mapping().cannot_shrink());
 }
 
-/// Runs one of the ends below in a child; the signal that it died of.
 fn dies_of(how: &str) -> Option<i32> {
     let own = std::env::current_exe().expect("this program");
     let status = Command::new(own)
@@ -154,7 +148,7 @@ fn an_end_of_a_child() {
     let Ok(how) = std::env::var(CHILD) else {
         return;
     };
-    // The guard is there, and has mended something before.
+    // The guard is installed and has handled a fault.
     let file = memory_file(PAGE);
     let ours = area(&file, 0, PAGE);
     shrink_from_outside(&file, 0);
@@ -162,7 +156,7 @@ fn an_end_of_a_child() {
     match &how[..] {
         "fault" => {
             let file = memory_file(PAGE);
-            // SAFETY: a new mapping at an address of the kernel's choice; the access is meant to kill.
+            // SAFETY: a new mapping at an address of the kernel's choice; the access should kill.
             unsafe {
                 let ptr = libc::mmap(
                     std::ptr::null_mut(),
@@ -178,9 +172,10 @@ fn an_end_of_a_child() {
             }
         }
         "sent" => {
-            // The standard library's own handler, which was there before, goes away at the first.
+            // The standard library's handler, installed earlier, removes itself at the first
+            // signal.
             for _ in 0..2 {
-                // SAFETY: a signal to this very thread.
+                // SAFETY: a signal to this thread.
                 unsafe { libc::raise(libc::SIGBUS) };
             }
         }

@@ -1,7 +1,7 @@
-//! Huge pages: used as they are where a client's memory has them.
+//! Huge pages in a client's memory.
 //!
-//! **Design.** One test, in a program of its own: it has the system set pages aside for it (`nr_hugepages`), and gives
-//! them back. Where the system has none to give, or this program no right to ask, it says so and tries nothing.
+//! The test reserves huge pages in the system (`nr_hugepages`) and returns them, so it is a program
+//! of its own. Without pages or permission it does nothing and reports that.
 #![allow(unsafe_code)]
 
 use std::fs;
@@ -21,7 +21,7 @@ fn number(name: &str) -> Option<u64> {
     text.trim().parse().ok()
 }
 
-/// Pages that were set aside, until it is dropped.
+/// Reserved pages, released on drop.
 struct SetAside(u64);
 
 impl SetAside {
@@ -57,7 +57,7 @@ fn huge_pages_are_mapped_and_may_go_away() {
     };
     let file = huge_file(PAGES).expect("huge pages are there");
 
-    // A region that begins and ends within huge pages, and one beside it that shares a page.
+    // A region that begins and ends within huge pages, and a neighbour that shares one.
     let mut memory = GuestMemory::default();
     for (guest_address, offset, len_bytes) in [(0, 0, HUGE + 4096), (1 << 32, HUGE + 4096, HUGE)] {
         memory
@@ -78,7 +78,6 @@ fn huge_pages_are_mapped_and_may_go_away() {
     let mut two = [0; 2];
     assert!(all.read((HUGE + 4095) as usize, &mut two));
     assert_eq!(&two, b"ab");
-    // One piece over the boundary of two huge pages.
     let mut pieces = Pieces::new();
     pieces
         .push(&memory, HUGE - 4096, 8192, true)
@@ -99,7 +98,6 @@ fn huge_pages_are_mapped_and_may_go_away() {
     let before = guard::breaks();
     assert!(!all.mapping().is_broken());
 
-    // It shrinks: what is gone reads as zeros, and costs those that had it alone.
     let kept = Arc::new(Mapping::new(file.as_fd(), 4096, 4096, true).expect("maps"));
     let kept = Area::of(&kept).expect("fits");
     assert!(kept.store_u64(0, 7, Release));

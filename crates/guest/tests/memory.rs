@@ -1,4 +1,4 @@
-//! Guest memory: which address is where, what is refused, and who holds it.
+//! Guest memory: lookup, limits and holds.
 #![allow(unsafe_code)]
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -39,7 +39,6 @@ fn what_is_no_memory_is_refused() {
     let (pipe, _other) = rustix::pipe::pipe().expect("pipe");
     let refused = map(&mut memory, pipe.as_fd(), 0, PAGE);
     assert_eq!(refused, Err(MapError::NotMemory.to_string()));
-    // A file that another process or a disk stands behind.
     let slow = std::fs::File::open("/proc/self/maps").expect("opens");
     let refused = map(&mut memory, slow.as_fd(), 0, PAGE);
     assert_eq!(refused, Err(MapError::NotMemory.to_string()));
@@ -65,7 +64,6 @@ fn what_is_no_memory_is_refused() {
     let refused = memory.map(&region(only_read.as_fd(), 0, 0, PAGE));
     assert_eq!(refused, Err(MapError::System(Errno::ACCESS)));
     assert!(memory.regions().is_empty());
-    // What may only be read is only read.
     let new = NewRegion {
         writable: false,
         ..region(only_read.as_fd(), 0, 0, PAGE)
@@ -102,7 +100,6 @@ fn regions_neither_overlap_nor_exceed_their_limits() {
             limit_bytes: 8 * PAGE
         })
     );
-    // Known, and not to be reached.
     let nowhere = NewRegion {
         file: None,
         ..region(file.as_fd(), 6 * PAGE, 0, PAGE)
@@ -118,13 +115,11 @@ fn regions_neither_overlap_nor_exceed_their_limits() {
         .map(|r| r.guest_address() / PAGE)
         .collect();
     assert_eq!(begins, [0, 4, 6]);
-    // By whole regions alone.
     assert!(memory.unmap(4 * PAGE, PAGE).is_none() && memory.unmap(5 * PAGE, 9).is_none());
     assert!(memory.unmap(0, 0).is_none() && memory.unmap(u64::MAX, 2).is_none());
     assert_eq!(memory.regions().len(), 3);
     let gone = memory.unmap(2 * PAGE, 20 * PAGE).expect("whole ones");
     assert!(gone.regions() == 2 && gone.is_free());
-    // Of a replacement that can't be done nothing is done.
     let bad = [
         region(file.as_fd(), 0, 0, PAGE),
         region(file.as_fd(), 0, 0, PAGE),
@@ -139,7 +134,7 @@ fn regions_neither_overlap_nor_exceed_their_limits() {
 fn addresses_lead_to_their_bytes() {
     let file = memory_file(16 * PAGE);
     let mut memory = GuestMemory::default();
-    // Neighbours for the guest, in another order in the file, and one that begins within a page of it.
+    // Adjacent for the guest but not in the file; and one that begins within a page.
     let odd = region(file.as_fd(), 1 << 40, 100, 1000);
     let two = [
         region(file.as_fd(), 0x10000, 8 * PAGE, PAGE),
@@ -158,9 +153,8 @@ fn addresses_lead_to_their_bytes() {
     assert!(!memory.read(u64::MAX - 1, &mut bytes) && memory.read(u64::MAX, &mut []));
     assert!(memory.write((1 << 40) + 998, &[7, 8]) && !memory.write((1 << 40) + 999, &[7, 8]));
     rustix::io::pread(&file, &mut bytes[..2], 1098).expect("reads");
-    // Of the one that ends outside, some was written.
+    // The one that ends outside is partly written.
     assert_eq!(bytes[..2], [7, 7]);
-    // Words.
     let area = memory.area(0x10000, PAGE as usize).expect("is there");
     assert!(memory.area(0x10000, PAGE as usize + 1).is_none());
     assert!(area.store_u16(10, 0x1234, Release));
@@ -170,7 +164,6 @@ fn addresses_lead_to_their_bytes() {
     assert_eq!(area.load_u32(4094, Acquire), None);
     assert_eq!(area.load_u64(usize::MAX - 6, Acquire), None);
     assert!(!area.store_u64(4092, 1, Release) && area.store_u64(4088, 1, Release));
-    // As its client knows it.
     let user = memory.area_of_user(1 << 46 | 0x1100a, 2).expect("is there");
     assert!(user.store_u16(0, 5, Release));
     assert_eq!(
@@ -201,7 +194,6 @@ fn pieces_are_what_lies_together() {
         pieces.push(&memory, at, len, true).expect("is there");
     }
     assert_eq!(lens(&pieces), [8092, 8]);
-    // Across regions: one each, and all of them are held.
     pieces.clear();
     pieces
         .push(&memory, PAGE, 17 * 4096, true)
@@ -222,7 +214,6 @@ fn pieces_are_what_lies_together() {
     assert!(!gone.is_free(), "a command has it");
     drop(hold);
     assert!(gone.is_free());
-    // A few regions are held one by one.
     pieces.push(&memory, 0, 512, true).expect("is there");
     pieces.push(&memory, 8 * PAGE, 512, true).expect("is there");
     pieces.push(&memory, 512, 512, true).expect("is there");
@@ -237,7 +228,6 @@ fn pieces_are_what_lies_together() {
     assert!(!gone.is_free(), "kept for the next command");
     pieces.let_go();
     assert!(gone.is_free());
-    // No more than there may be.
     let new = region(file.as_fd(), 0, 0, 600 * PAGE);
     memory.map(&new).expect("maps");
     for at in 0..MAX_PIECES as u64 {
@@ -271,7 +261,7 @@ proptest! {
         steps in prop::collection::vec((0u64..40 * 64, 1usize..700, any::<u8>()), 1..40),
         order in Just([3usize, 0, 4, 1, 2]).prop_shuffle(),
     ) {
-        // Regions of 512 bytes, one missing, in any order in the file.
+        // Regions of 512 bytes, one missing, shuffled in the file.
         let file = memory_file(4 * PAGE);
         let mut memory = GuestMemory::default();
         for (at, place) in order.iter().enumerate().filter(|(at, _)| *at != 3) {
