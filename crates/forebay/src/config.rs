@@ -1,11 +1,7 @@
-//! `forebay.toml`.
+//! `forebay.toml`: from a file (or none) to a complete configuration with absolute paths.
 //!
-//! Purpose: from a file (or none) to a complete configuration: every default filled in, every path
-//! absolute.
-//! Design: the file's shape is a set of structs that refuse unknown keys, so a misspelt one is an
-//! error with its line. Relative paths are relative to the file. Without a file everything lies
-//! beneath one folder (`./var`), with a pool in a sparse file, so that a first run just works.
-//! Not here: what the daemon does with it.
+//! Unknown keys are errors with a line number. Relative paths are relative to the file. Without a
+//! file, everything lies in one folder (`./var`), with a pool in a sparse file.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -16,23 +12,21 @@ use serde::{Deserialize, Deserializer, de};
 
 use crate::failure::{Failure, Outcome, While};
 
-/// The file that is read when no other is named, if it exists.
+/// The default file, if it exists.
 pub(crate) const FILE_NAME: &str = "forebay.toml";
 /// The installed service's configuration.
 const SERVICE_FILE: &str = "/etc/forebay/forebay.toml";
-/// The folder of everything when there is no file.
+/// The folder for everything without a file.
 pub(crate) const DEFAULT_DIR: &str = "var";
-/// Size of the pool that is made when there is no file.
+/// The pool's size without a file.
 const EMBEDDED_BYTES: u64 = 16 << 30;
 const DEFAULT_LISTEN: &str = "127.0.0.1:4420";
-/// A reactor takes turns of microseconds; no device can keep it from the next.
+/// A turn takes microseconds; no device can block it.
 const DEFAULT_STUCK_S: u32 = 5;
-/// The longest name of a node: a label of a host name (RFC 1123).
+/// A label of a host name (RFC 1123).
 const MAX_NODE_NAME_BYTES: usize = 63;
-/// The most reactors.
 pub(crate) const REACTORS_MAX: u16 = forebay_xlate::boundary::region::MAX_REACTORS as u16;
 
-/// The file, as written.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct FileConfig {
@@ -67,14 +61,12 @@ struct LogTable {
     file: Option<PathBuf>,
 }
 
-/// How a line of the log looks.
+/// The format of the log.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum LogFormat {
-    /// For people.
     #[default]
     Text,
-    /// One JSON object a line.
     Json,
 }
 
@@ -123,36 +115,35 @@ fn size<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {
     parse_capacity(&text).map_err(de::Error::custom)
 }
 
-/// The configuration, complete.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Config {
-    /// The file it comes from, if any.
+    /// The file, if any.
     pub(crate) source: Option<PathBuf>,
     pub(crate) state_dir: PathBuf,
     pub(crate) run_dir: PathBuf,
     pub(crate) api_socket: PathBuf,
-    /// This node's name in the NQNs of its exports, if it has one.
+    /// The node's name in the NQNs of its exports, if any.
     pub(crate) node_name: Option<String>,
     pub(crate) log_level: String,
     pub(crate) log_format: LogFormat,
     pub(crate) log_file: PathBuf,
     pub(crate) nvme_tcp: Vec<SocketAddr>,
-    /// Where metrics are, beside the API.
+    /// Address of the metrics, besides the API.
     pub(crate) metrics: Option<SocketAddr>,
     pub(crate) reactors: u16,
     pub(crate) cpus: Vec<u16>,
-    /// An engine with a reactor that takes no turn for so long is replaced; 0: never.
+    /// Seconds without a turn after which an engine is replaced; 0: never.
     pub(crate) stuck_s: u32,
-    /// Path and size of the pool to make if there is none.
+    /// Path and size of the pool to create if there is none.
     pub(crate) embedded: Option<(PathBuf, u64)>,
-    /// Where devices of the pool may be.
+    /// Where pool devices may be.
     pub(crate) devices: Vec<String>,
     /// Whether devices that fail on purpose may be used.
     pub(crate) allow_faulty: bool,
 }
 
-/// Finds and reads the configuration: `file` if given, else `./forebay.toml` if it exists and no
-/// folder is named, else the defaults beneath `dir` (or `./var`).
+/// Loads `file`; else `./forebay.toml` if it exists and `dir` is absent; else the defaults in `dir`
+/// (or `./var`).
 pub(crate) fn load(file: Option<&Path>, dir: Option<&Path>) -> Outcome<Config> {
     let named = match (file, dir) {
         (Some(file), _) => Some(file),
@@ -197,7 +188,7 @@ fn defaults(dir: &Path) -> Outcome<Config> {
     })
 }
 
-/// It becomes part of an NQN, between colons.
+/// The name becomes part of an NQN, between colons.
 fn is_node_name(name: &str) -> bool {
     let is_plain = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
     (1..=MAX_NODE_NAME_BYTES).contains(&name.len()) && name.bytes().all(is_plain)
@@ -281,7 +272,6 @@ fn no_address_twice(nvme_tcp: &[SocketAddr]) -> Result<(), String> {
     }
 }
 
-/// The number of reactors: as stated, else one for each CPU.
 fn reactors(stated: Option<u16>, cpus: &[u16]) -> Result<u16, String> {
     let of_cpus = || u16::try_from(cpus.len()).unwrap_or(u16::MAX).max(1);
     let reactors = stated.unwrap_or_else(of_cpus);
@@ -297,9 +287,8 @@ fn reactors(stated: Option<u16>, cpus: &[u16]) -> Result<u16, String> {
     Ok(reactors)
 }
 
-/// Where the daemon's API is: what was said, else `FOREBAY_SOCKET`, else what the configuration in
-/// the current directory says, else the default if it is there, else what the service's configuration
-/// says.
+/// Finds the API socket: the argument, `FOREBAY_SOCKET`, the current directory's configuration, an
+/// existing default, or the service's configuration.
 pub(crate) fn socket(said: Option<PathBuf>) -> Outcome<PathBuf> {
     if let Some(path) = said {
         return Ok(path);
@@ -310,7 +299,7 @@ pub(crate) fn socket(said: Option<PathBuf>) -> Outcome<PathBuf> {
     if Path::new(FILE_NAME).exists() {
         return Ok(load(None, None)?.api_socket);
     }
-    // The path as a person would write it, short enough for a socket address.
+    // A relative path, short enough for a socket address.
     let default = Path::new(DEFAULT_DIR).join("run/api.sock");
     let service = Path::new(SERVICE_FILE);
     if !default.exists() && service.exists() {

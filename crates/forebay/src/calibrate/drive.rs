@@ -1,9 +1,7 @@
-//! A volume under load, over any frontend.
+//! Puts a volume under load, over any frontend.
 //!
-//! Purpose: keep so many commands of one kind in flight for so long, and count them.
-//! Design: one queue, of the initiator's session or of its machines' drivers, behind the same few calls; commands are polled
-//! for. A command that fails ends the calibration: what failed costs something else.
-//! Not here: what is measured meanwhile, and what to make of it.
+//! One queue, of the initiator's session or of a VM driver, keeps a number of commands of one kind
+//! in flight and polls. A failed command ends the calibration, as its cost would differ.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -16,51 +14,49 @@ use forebay_qos::cost::Transport;
 
 use crate::failure::{Failure, Outcome, While};
 
-/// The host that measures.
+/// The host NQN of the calibration.
 pub(super) const HOST: &str = "nqn.2026-01.io.forebay:calibrate";
-/// Commands in flight, where it is not known that more of them get more done.
+/// Commands in flight, unless a greater depth is faster.
 const DEPTH: u16 = 32;
-/// The most of them: what the queues of all frontends hold, the one that has no use of all its entries the least.
+/// The greatest depth, within the smallest usable queue of all frontends.
 const MOST_DEPTH: u16 = 255;
-/// Of all commands in flight, so many bytes at most.
+/// Limit for the bytes in flight.
 const MOST_BYTES: usize = 8 << 20;
 /// Bytes of the largest command.
 pub(super) const LARGEST: u32 = 128 << 10;
-/// So long nothing may end.
+/// The longest time without a completion.
 const STALL_LIMIT: Duration = Duration::from_secs(30);
-/// When nothing has ended for so long, it is looked whether there is anybody.
+/// Time without a completion before the connection is checked.
 const LOOK: Duration = Duration::from_millis(200);
-/// So long a machine's socket may take to appear.
+/// The limit for a VM's socket to appear.
 const SOCKET_LIMIT: Duration = Duration::from_secs(10);
 
-/// Which commands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum LoadKind {
-    /// Writes, one after the other, each place once.
+    /// Sequential writes, each location once.
     Fill,
     Read,
     Write,
     Flush,
-    /// Of one block each.
+    /// One block each.
     Deallocate,
 }
 
-/// A load.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Load {
     pub(super) kind: LoadKind,
-    /// Of each command.
+    /// Per command.
     pub(super) bytes: u32,
-    /// Where they go.
+    /// Their range.
     pub(super) first: u64,
     pub(super) span: u64,
-    /// How long new ones are begun.
+    /// How long new commands begin.
     pub(super) time: Duration,
-    /// So many are in flight.
+    /// Commands in flight.
     pub(super) depth: u16,
 }
 
-/// The depth at which a size is tried first.
+/// The first depth to try.
 pub(super) fn first_depth(bytes: u32) -> u16 {
     match bytes {
         LARGEST.. => DEPTH / 2,
@@ -68,48 +64,45 @@ pub(super) fn first_depth(bytes: u32) -> u16 {
     }
 }
 
-/// The next depth that can be tried with a size, if there is one.
+/// The next depth to try, if any.
 pub(super) fn deeper(depth: u16, bytes: u32) -> Option<u16> {
     let most = (MOST_BYTES / bytes.max(1) as usize).min(MOST_DEPTH.into()) as u16;
     let next = (2 * depth).min(most);
     (next > depth).then_some(next)
 }
 
-/// The most bytes that a slot has: many are in flight of small commands alone.
+/// A slot's buffer: only small commands reach high slots.
 fn slot_bytes(slot: u16) -> usize {
     (MOST_BYTES / (usize::from(slot) + 1)).min(LARGEST as usize)
 }
 
-/// What a load was.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Counted {
     pub(super) ops: u64,
-    /// Until the last had ended.
+    /// Until the last command ended.
     pub(super) elapsed: Duration,
 }
 
-/// A queue of any frontend.
 trait LoadQueue {
-    /// Makes a command ready in a free slot.
+    /// Prepares a command in a free slot.
     fn submit(&mut self, slot: u16, op: Op) -> Outcome;
-    /// Sends what is ready, and adds the slots of what ended.
+    /// Sends prepared commands, and adds the slots of ended ones.
     fn turn(&mut self, free: &mut Vec<u16>) -> Outcome;
-    /// Whether the engine still holds its end, as far as can be told without a command's end.
+    /// Whether the engine still holds its end, if that can be told without a completion.
     fn is_open(&self) -> bool {
         true
     }
-    /// Ends it in good order.
+    /// Closes it cleanly.
     fn close(self: Box<Self>) -> Outcome;
 }
 
-/// See the module's text.
+/// A volume under load.
 pub(super) struct Drive {
     lane: Box<dyn LoadQueue>,
     random: u64,
 }
 
 impl Drive {
-    /// Connects to an export.
     pub(super) fn connect(frontend: Transport, export: &Export) -> Outcome<Self> {
         let lane: Box<dyn LoadQueue> = match frontend {
             Transport::Tcp => Box::new(Tcp::connect(export)?),
@@ -121,7 +114,7 @@ impl Drive {
         })
     }
 
-    /// Puts the load on until its time is over, or each place is written.
+    /// Runs the load until its time is over, or each location is written.
     pub(super) fn load(&mut self, load: &Load) -> Outcome<Counted> {
         let depth = load.depth;
         let step = u64::from(load.bytes.max(4096));
@@ -180,7 +173,7 @@ impl Drive {
                         STALL_LIMIT.as_secs()
                     )));
                 }
-                // The engine may need this very processor.
+                // The engine may need this processor.
                 std::thread::yield_now();
             }
         }
@@ -190,12 +183,11 @@ impl Drive {
         })
     }
 
-    /// Ends the connection.
     pub(super) fn close(self) -> Outcome {
         self.lane.close()
     }
 
-    /// Any number below `bound` (SplitMix64).
+    /// A random number below `bound` (SplitMix64).
     fn below(&mut self, bound: u64) -> u64 {
         self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut value = self.random;
@@ -206,7 +198,7 @@ impl Drive {
     }
 }
 
-/// Bytes that no device is tempted to compress.
+/// Incompressible data.
 fn content(bytes: usize) -> Vec<u8> {
     let words = (0..bytes as u64 / 8).map(|i| (i + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
     words
@@ -214,7 +206,6 @@ fn content(bytes: usize) -> Vec<u8> {
         .collect()
 }
 
-/// NVMe/TCP.
 struct Tcp {
     session: Session,
     queue: IoQueue,
@@ -319,7 +310,6 @@ impl LoadQueue for Tcp {
     }
 }
 
-/// A machine's disk.
 struct VmDisk {
     disk: Box<dyn Disk>,
     queue: Box<dyn Queue>,
@@ -343,7 +333,7 @@ impl VmDisk {
         let mut disk = loop {
             match machine::connect(&target, &options) {
                 Ok(disk) => break disk,
-                // The engine makes the socket when it has heard of it.
+                // The engine makes the socket soon after.
                 Err(_) if !path.exists() && Instant::now() < until => {
                     std::thread::sleep(Duration::from_millis(20));
                 }

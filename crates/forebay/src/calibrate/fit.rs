@@ -1,55 +1,50 @@
-//! From samples to costs.
+//! Computes costs from samples.
 //!
-//! Purpose: what of many rounds is stored, and how far they were apart.
-//! Design: the median of the rounds in which reactors had the most to do (what one does as it wakes is not in its time, so who
-//! sleeps now and then seems to cost nothing), then what never falls with size: neighbours that do are averaged. Nothing costs nothing.
-//! A device's time is one command's part of the time at its full load, where the device was what commands waited for, whether or not more
-//! of them at once would have been done faster still; where reactors were, it
-//! can do more than was seen, and counts so that it will never be the limit before all reactors are: what is known of it is
-//! only that, and the correction of costs finds out the rest while it runs. Either is said of it.
-//! Not here: measuring.
+//! Processor cost is the median of the rounds with the busiest reactors, as sleeping hides time.
+//! Costs never fall with size: neighbours that do are averaged. Device cost is one command's part
+//! of the time at full load, if commands waited for the device. Otherwise only a lower bound of its
+//! speed is known. Then the cost is chosen so that the device is never the limit before all
+//! reactors are. The correction of costs finds the rest at run time.
 
 use forebay_qos::cost::{Profile, SIZES};
 
-/// The least that a cost is, ns: nothing takes less, but clocks may say so.
+/// The least cost, ns: clocks may show less.
 const LEAST_NS: f64 = 50.0;
 
-/// One load's figures.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Sample {
-    /// Time of reactors for one command, ns.
+    /// Reactor time per command, ns.
     pub(super) cpu_ns: f64,
-    /// Time from one command's end to the next's, ns.
+    /// Time between the ends of two commands, ns.
     pub(super) between_ns: f64,
-    /// Of the time, how much reactors had something to do.
+    /// The busy fraction of the reactors.
     pub(super) busy: f64,
     pub(super) device: DeviceFit,
 }
 
-/// What a load says of the device.
+/// What a load tells about the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum DeviceFit {
-    /// It does no more: commands waited for it, and more of them at once were done no faster.
+    /// Commands waited for it, and a greater depth was no faster.
     AtLimit,
-    /// Commands waited for it, but more of them at once than there could be may be done faster.
+    /// Commands waited for it, but a depth above the maximum may be faster.
     Deeper,
     /// Commands waited for something else.
     Unknown,
 }
 
-/// Of a size, what is known of devices.
+/// Device times by size.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct DeviceFits {
-    /// Of one command, ns.
+    /// For one command, ns.
     pub(super) ns: [f64; 6],
-    /// Commands a second, of sizes of which it can do that at least: it was not at its limit.
+    /// For sizes at which it was not at its limit: commands per second that it can do at least.
     pub(super) at_least: [Option<f64>; 6],
 }
 
-/// The rounds of one size.
 pub(super) type Rounds = Vec<Sample>;
 
-/// The middle value; 0 of none.
+/// The median; 0 for an empty list.
 pub(super) fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     let n = values.len();
@@ -60,7 +55,7 @@ pub(super) fn median(mut values: Vec<f64>) -> f64 {
     }
 }
 
-/// Those of the rounds that tell what the processor's time is.
+/// Processor time in the rounds that count.
 fn busiest(rounds: &[Sample]) -> impl Iterator<Item = f64> {
     let most = rounds.iter().map(|sample| sample.busy).fold(0.0, f64::max);
     let busy = rounds
@@ -69,7 +64,7 @@ fn busiest(rounds: &[Sample]) -> impl Iterator<Item = f64> {
     busy.map(|sample| sample.cpu_ns)
 }
 
-/// How far rounds were apart: the largest less the least, of the median.
+/// The range of the rounds, relative to the median.
 pub(super) fn spread(rounds: &[Sample]) -> f64 {
     let cpu = || busiest(rounds);
     let most = cpu().fold(0.0, f64::max);
@@ -82,9 +77,9 @@ pub(super) fn spread(rounds: &[Sample]) -> f64 {
     }
 }
 
-/// What never falls, nearest to what was measured; at least [`LEAST_NS`].
+/// The nearest sequence that never falls; at least [`LEAST_NS`].
 fn rising(values: [f64; 6]) -> [f64; 6] {
-    // Runs of neighbours that are averaged: their sum and how many.
+    // Averaged neighbours: their sum and number.
     let mut runs: Vec<(f64, usize)> = Vec::with_capacity(6);
     for value in values {
         let mut run = (value.max(LEAST_NS), 1);
@@ -113,7 +108,7 @@ pub(super) fn cpu(sizes: &[Rounds; 6]) -> [f64; 6] {
     rising(sizes.each_ref().map(of))
 }
 
-/// Device time by size, out of what all frontends saw of the same devices.
+/// Device time by size, from all frontends' samples of the same devices.
 pub(super) fn device(frontends: &[&[Rounds; 6]], reactors: u32) -> DeviceFits {
     let (mut all, mut at_least) = ([0.0; 6], [None; 6]);
     for size in 0..all.len() {
@@ -155,7 +150,7 @@ pub(super) fn device(frontends: &[&[Rounds; 6]], reactors: u32) -> DeviceFits {
     }
 }
 
-/// Of commands without data: the same at each size.
+/// The profile of commands without data: equal for all sizes.
 pub(super) fn flat(cpu_ns: f64, device_ns: f64, header_bytes: u32) -> Profile {
     Profile {
         cpu_ns: [cpu_ns.max(LEAST_NS); 6],
@@ -216,14 +211,12 @@ mod tests {
             of(4000.0, DeviceFit::AtLimit),
             of(1000.0, DeviceFit::Unknown),
         );
-        // Who waited for it knows.
         let known = device(&[&slow, &fast], 2);
         assert_eq!((known.ns, known.at_least), ([4000.0; 6], [None; 6]));
-        // Nobody did: two reactors have twice as much, and it is not to be the limit then.
+        // Two reactors do twice as much, and the device must not be the limit then.
         let unknown = device(&[&of(3000.0, DeviceFit::Unknown), &fast], 2);
         assert_eq!(unknown.ns, [250.0; 6]);
         assert_eq!(unknown.at_least, [Some(1e6); 6], "as was seen");
-        // Who waited for it and could not wait for more knows what it does at least.
         let deeper = device(&[&of(2000.0, DeviceFit::Deeper), &fast], 2);
         assert_eq!((deeper.ns, deeper.at_least), ([2000.0; 6], [Some(5e5); 6]));
         let both = device(&[&slow, &of(2000.0, DeviceFit::Deeper)], 2);

@@ -1,11 +1,9 @@
-//! Every load that is measured, and what was seen of it.
+//! Runs each load of a calibration and takes samples.
 //!
-//! Purpose: processor and device time of each operation at each size, over each frontend that can be driven here.
-//! Design: rounds go through everything in turn, so that a change of the machine's mood meets all of it. Before and after a
-//! load, which is waited for to its end, the engine's counters are read: the time of its turns that found something to do, and
-//! what others' exports did, which spoils it. A load runs a moment before it counts; the first time it is also tried out how many commands
-//! at once it takes to have the device at its limit, if commands wait for it: twice as many, again and again, until they get hardly more done.
-//! Not here: what becomes of the samples (`fit`).
+//! Rounds go through all loads in turn, so that changes of the node affect all. The engine's
+//! counters are read before and after each load: busy time of reactors, and commands of other
+//! exports, which spoil a sample. A short run precedes each sample. In the first round, the depth
+//! doubles as long as commands wait for the device and throughput grows.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -20,25 +18,24 @@ use super::scratch::{Scratch, TENANT, short};
 use crate::failure::{Failure, Outcome};
 use crate::interrupt::Interrupt;
 
-/// Of the volume, so much is deallocated; the rest is read and written.
+/// A fraction of the volume is deallocated, one in this number; the rest is read and written.
 const DEALLOCATED_PART: u64 = 8;
-/// Others' commands may be so many of a load's own, one in ...
+/// Other exports' commands may be one in this number of a load's own.
 const OTHERS_PART: u64 = 50;
-/// Reactors that work for less than this part of the time wait for something else.
+/// Below this busy fraction, reactors wait for something else.
 const REACTOR_BUSY: f64 = 0.85;
-/// Reactors that work for less than this part of it may sleep between commands.
+/// Below this busy fraction, reactors may sleep between commands.
 const ASLEEP: f64 = 0.5;
-/// Reactors whose processes had less than this part of what their turns took had to leave their processor to others; the
-/// kernel's clock is too coarse for less.
+/// Below this ratio of processor time to turn time, other processes took the processor. The
+/// kernel's clock is too coarse for a higher value.
 const ROBBED: f64 = 0.8;
-/// A device has so much of the commands if they wait for it.
+/// The fraction of the commands that a device has if they wait for it.
 const AT_DEVICE: f64 = 0.5;
-/// Twice as many commands at once have not had enough before if they get so much more done.
+/// The device is not at its limit if twice the depth raises throughput by this factor.
 const GROWTH: f64 = 1.05;
-/// A load before it counts, of its time, one in ...
+/// The warm-up's part of a load's time, one in this number.
 const WARM_PART: u32 = 4;
 
-/// What of a frontend is measured.
 #[derive(Debug, Default)]
 pub(super) struct FrontendMeasurement {
     pub(super) reads: [Rounds; 6],
@@ -47,30 +44,29 @@ pub(super) struct FrontendMeasurement {
     pub(super) deallocations: Rounds,
 }
 
-/// How it is measured.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct MeasurePlan {
     pub(super) rounds: u32,
-    /// Of each load.
+    /// For each load.
     pub(super) time: Duration,
-    /// To write a volume for the first time.
+    /// For the first write of a volume.
     pub(super) fill: Duration,
-    /// Others' load is no reason to end.
+    /// Tolerate other load.
     pub(super) anyway: bool,
 }
 
 /// Loads of one frontend in one round.
 pub(super) const LOADS: u32 = 2 * SIZES.len() as u32 + 2;
 
-/// The engine's counters.
+/// Counters of the engine.
 struct Seen {
     generation: u64,
     working_ns: u64,
-    /// Of each reactor.
+    /// By reactor.
     each_working_ns: Vec<u64>,
-    /// Of its processes' time, polling too.
+    /// Its processes' time, including polling.
     processor_ns: u64,
-    /// The sum of what our own commands were at devices.
+    /// Total device time of our own commands.
     at_device_ns: u64,
     others: u64,
 }
@@ -100,7 +96,7 @@ fn look(client: &Client) -> Outcome<Seen> {
     Ok(seen)
 }
 
-/// What is known of how many commands at once have a device at its limit.
+/// A depth at which the device may be at its limit.
 #[derive(Debug, Clone, Copy)]
 struct Depth {
     depth: u16,
@@ -108,24 +104,24 @@ struct Depth {
     enough: bool,
 }
 
-/// A load with all that is before it takes so many times its own time at most.
+/// The longest total of a load with warm-up and depth search, in load times.
 const TIMES: u32 = 3;
 
-/// A frontend that is driven.
+/// A connected frontend.
 struct Driven {
     frontend: Transport,
     drive: Drive,
-    /// Of its volume, what is read and written.
+    /// The bytes that are read and written.
     span: u64,
-    /// By kind and size, as it was found out. Each frontend has its own: a command costs the processor less where many come at once, so
-    /// no more of them do than the device needs.
+    /// By kind and size. Frontends differ: batches make a command cheaper, so the depth must not
+    /// exceed what the device needs.
     depths: BTreeMap<(LoadKind, u32), Depth>,
 }
 
-/// What each frontend gave, and why those that are not there could not be driven.
+/// Measurements, and the reasons why the other frontends were not driven.
 pub(super) type FrontendResults = (Vec<(Transport, FrontendMeasurement)>, Vec<String>);
 
-/// Measures everything. Frontends that can't be driven are named with why. `step` is told how far it is.
+/// Measures all frontends that can be driven. `step` gets the progress.
 pub(super) fn measure(
     client: &Client,
     scratch: &Scratch,
@@ -194,7 +190,7 @@ pub(super) fn measure(
     Ok((frontends, left_out))
 }
 
-/// Writes the volume, as far as it goes in the time there is.
+/// Writes the volume as far as the time allows.
 fn prepare(
     frontend: Transport,
     mut drive: Drive,
@@ -220,9 +216,9 @@ fn prepare(
     })
 }
 
-/// Waits until others are quiet enough, or says that they are not.
+/// Waits until the node is quiet; fails if it stays busy.
 pub(super) fn refuse_load(client: &Client, plan: &MeasurePlan) -> Outcome {
-    /// Commands a second of others that spoil nothing.
+    /// Tolerable commands per second of others.
     const QUIET: u64 = 200;
     if plan.anyway {
         return Ok(());
@@ -243,13 +239,12 @@ fn disturbed(what: String) -> Failure {
     Failure::new(what).hint("wait until they are idle, or say --anyway: costs will be too high")
 }
 
-/// What was seen of a load.
 struct Ran {
     ops: u64,
     elapsed_ns: f64,
     working_ns: f64,
     processor_ns: f64,
-    /// Most of the commands were at devices, and reactors had time left.
+    /// Most commands were at devices, and reactors had idle time.
     waits: bool,
 }
 
@@ -290,8 +285,8 @@ fn run(client: &Client, drive: &mut Drive, load: &Load, plan: &MeasurePlan) -> O
     })
 }
 
-/// Runs it a moment, and if commands wait for the device, with twice as many of them as long as these get more done: the
-/// depth at which it is to be measured.
+/// Searches the depth for a sample: doubles it while commands wait for the device and throughput
+/// grows.
 fn try_out(client: &Client, drive: &mut Drive, load: &Load, plan: &MeasurePlan) -> Outcome<Depth> {
     search(load.depth, load.bytes, &mut |depth| {
         let load = Load { depth, ..*load };
@@ -300,7 +295,7 @@ fn try_out(client: &Client, drive: &mut Drive, load: &Load, plan: &MeasurePlan) 
     })
 }
 
-/// See [`try_out`]: `run` says of a depth whether commands wait for the device, and how many end in a time.
+/// See [`try_out`]; `run` returns whether commands wait for the device, and the throughput.
 fn search(
     first: u16,
     bytes: u32,
@@ -311,7 +306,7 @@ fn search(
     while let (true, Some(next)) = (waits, deeper(depth, bytes)) {
         let (next_waits, next_rate) = run(next)?;
         if next_rate < rate * GROWTH {
-            // Unless it is reactors that do no more.
+            // Unless the reactors are the limit.
             return enough(depth, next_waits);
         }
         (depth, waits, rate) = (next, next_waits, next_rate);
@@ -329,7 +324,7 @@ fn sample(
     let of = (load.kind, load.bytes);
     let mut depth = driven.depths.get(&of).copied().unwrap_or(Depth {
         depth: load.depth,
-        // What moves no bytes is not had faster by more of it.
+        // Commands without data get no faster with depth.
         enough: !matches!(load.kind, LoadKind::Read | LoadKind::Write),
     });
     let warm = Load {
@@ -345,8 +340,8 @@ fn sample(
     load.depth = depth.depth;
     let ran = run(client, drive, &load, plan)?;
     let (elapsed_ns, working_ns, processor_ns) = (ran.elapsed_ns, ran.working_ns, ran.processor_ns);
-    // What a reactor does as it wakes is in no turn of its; where it sleeps much, only the kernel knows its time. And where
-    // others took its processor from it, its turns took longer than they had.
+    // Wake-ups belong to no turn, so the kernel's clock is better for sleeping reactors. It is also
+    // better when other processes took the processor, as turns then took too long.
     let cpu_ns = if working_ns < ASLEEP * elapsed_ns {
         working_ns.max(processor_ns)
     } else if processor_ns < ROBBED * working_ns && processor_ns > 0.0 {
@@ -370,7 +365,7 @@ fn sample(
 mod tests {
     use super::*;
 
-    /// A device that does so many commands at once, each in 1: what more of them get done, and how many were tried.
+    /// Searches on a device that runs `at_once` commands in parallel, each in one unit of time.
     fn searched(at_once: u16, reactors_do: f64, bytes: u32) -> (Depth, Vec<u16>) {
         let mut tried = Vec::new();
         let found = search(first_depth(bytes), bytes, &mut |depth| {
@@ -388,14 +383,11 @@ mod tests {
         assert_eq!((found.depth, found.enough), (128, true));
         let (found, tried) = searched(20, 1e9, 4096);
         assert_eq!((found.depth, found.enough, tried), (32, true, vec![32, 64]));
-        // Nor has it enough of all that there can be.
         let (found, _) = searched(1000, 1e9, 4096);
         assert_eq!((found.depth, found.enough), (255, false));
-        // Of large ones fewer: of what is in flight there is a bound in bytes.
         let (found, tried) = searched(1000, 1e9, 128 << 10);
         assert_eq!(tried, [16, 32, 64]);
         assert!(!found.enough);
-        // Where reactors are what is waited for, it is no use.
         let (found, _) = searched(1000, 33.0, 4096);
         assert_eq!((found.depth, found.enough), (32, false));
         let (found, tried) = searched(1000, 50.0, 4096);

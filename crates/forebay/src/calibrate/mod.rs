@@ -1,10 +1,8 @@
-//! `forebay calibrate`: what an I/O costs on this machine.
+//! `forebay calibrate`: measures the cost of I/O on this node.
 //!
-//! Purpose: measure the cost of each operation by running it.
-//! Design: a client like any other. It makes volumes of its own (`scratch`), drives them over each frontend (`drive`), reads the
-//! engine's counters around each load (`measure`), makes costs of the samples (`fit`), prints a table, and stores them over the
-//! API. Where a frontend can't be driven, what is stored of it stays.
-//! Not here: what costs are for (the crate `qos`).
+//! It makes volumes of its own (`scratch`), drives them over each frontend (`drive`), reads the
+//! engine's counters around each load (`measure`) and computes costs (`fit`). The result is printed
+//! and stored over the API. The stored costs of a frontend that cannot be driven stay.
 
 mod drive;
 mod fit;
@@ -36,48 +34,46 @@ use crate::progress;
 
 #[derive(Debug, Args)]
 pub(crate) struct CalibrateArgs {
-    /// A few seconds: to see that it works, and what the figures are like
+    /// Measure for a few seconds only, as a trial
     #[arg(long, conflicts_with = "seconds")]
     quick: bool,
-    /// How long about
+    /// The approximate duration
     #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u64).range(5..=3600))]
     seconds: u64,
-    /// Even if others' exports are under load: costs will be too high
+    /// Measure even if other exports are under load; the costs will be too high
     #[arg(long)]
     anyway: bool,
-    /// Show what was measured, and store nothing
+    /// Show the result without storing it
     #[arg(long)]
     dry_run: bool,
 }
 
-/// Of the whole time, this part is for first writes.
+/// The part of the time for first writes.
 const FILL_PART: f64 = 0.1;
-/// And this part for loads; the rest is for what is between, and to try out how many commands at once a device needs.
+/// The part for loads; the rest is for overhead and the search for depths.
 const LOAD_PART: f64 = 0.6;
-/// Of a volume, in a short run and in a long one.
+/// Bytes of a volume, in a short run and in a long one.
 const BYTES: [u64; 2] = [16 << 20, 128 << 20];
-/// So long an engine may take to start.
+/// The limit for an engine's start.
 const ENGINE_LIMIT: Duration = Duration::from_secs(20);
-/// Rounds further apart than this are worth a word.
+/// A greater spread of the rounds is reported.
 const NOISY: f64 = 0.25;
 
-/// What was found.
 #[derive(Debug, Serialize)]
 struct Calibration {
     costs: Vec<Cost>,
-    /// Of what devices do at least: they were not at their limit.
+    /// Known minimum speeds of devices below their limit.
     device_at_least: Vec<AtLeast>,
-    /// Of the links by which hosts come, if known.
+    /// The hosts' links, if known.
     link_bytes_per_second: Option<u64>,
-    /// How far rounds were apart at most, of their median.
+    /// The largest spread of rounds, relative to the median.
     noise: f64,
-    /// Frontends that could not be driven, and why; what was stored of them stays.
+    /// Frontends that were not driven, with the reason; their stored costs stay.
     left_out: Vec<String>,
-    /// Whether the daemon keeps it.
+    /// Whether the daemon stored it.
     stored: bool,
 }
 
-/// Of one operation of one frontend.
 #[derive(Debug, Clone, Serialize)]
 struct Cost {
     #[serde(flatten)]
@@ -85,7 +81,6 @@ struct Cost {
     noise: f64,
 }
 
-/// Of one operation and size, what devices do at least.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 struct AtLeast {
     operation: CostOperation,
@@ -124,7 +119,6 @@ pub(crate) fn calibrate(context: &Context, args: &CalibrateArgs) -> Outcome {
     context.output.show(&found, text)
 }
 
-/// What is to be known of the measurement.
 fn note(found: &Calibration) -> String {
     let mut note = format!("rounds up to {:.0} % apart", found.noise * 100.0);
     if !found.left_out.is_empty() {
@@ -136,7 +130,6 @@ fn note(found: &Calibration) -> String {
     note
 }
 
-/// Of what devices can do more than is known; nothing if of nothing.
 fn at_least_text(found: &[AtLeast]) -> Option<String> {
     let of = |operation: CostOperation, name: &str| {
         let of = found.iter().filter(|of| of.operation == operation);
@@ -152,7 +145,6 @@ fn at_least_text(found: &[AtLeast]) -> Option<String> {
     (!all.is_empty()).then(|| format!("device not at its limit: at least {}", all.join("; ")))
 }
 
-/// Has the daemon keep it: costs, and the capacity that they are measured against.
 fn store(client: &Client, found: &Calibration) -> Outcome {
     let costs = CostsPut {
         profiles: found.costs.iter().map(|cost| cost.profile).collect(),
@@ -172,7 +164,7 @@ fn store(client: &Client, found: &Calibration) -> Outcome {
     Ok(())
 }
 
-/// The same with what links are now found to do. What somebody has said stays: they know better.
+/// Adds the measured link bandwidth, unless an operator has set one.
 fn with_links(capacity: NodeCapacity, found: Option<u64>) -> NodeCapacity {
     let known = capacity.link_in_bytes_s.or(capacity.link_out_bytes_s);
     if known.is_some() && !capacity.link_found {
@@ -186,7 +178,7 @@ fn with_links(capacity: NodeCapacity, found: Option<u64>) -> NodeCapacity {
     }
 }
 
-/// Waits for the engine of a pool that was made or opened just now; how many reactors it has.
+/// Waits for the engine of a new or opened pool; returns its number of reactors.
 fn wait_for_engine(client: &Client) -> Outcome<u32> {
     let until = Instant::now() + ENGINE_LIMIT;
     loop {
@@ -222,8 +214,8 @@ fn plan(args: &CalibrateArgs) -> MeasurePlan {
     }
 }
 
-/// Bytes of a command besides its data: of NVMe/TCP the headers of its PDUs in the direction of its data (Transport 3.6.2)
-/// and those of one packet. A machine's disk has no link.
+/// Bytes of a command besides its data. NVMe/TCP: the PDU headers in the data's direction
+/// (Transport 3.6.2), and one packet's. VMs have no link.
 fn header_bytes(frontend: Transport, operation: Operation) -> u32 {
     const PACKET: u32 = 78;
     const COMMAND: u32 = 72;
@@ -241,7 +233,7 @@ fn costs(
     frontends: &[(Transport, FrontendMeasurement)],
     reactors: u32,
 ) -> (Vec<Cost>, Vec<AtLeast>) {
-    // Of commands without data: the dearer of the two kinds counts.
+    // Of commands without data, the more expensive kind counts.
     let same = |rounds: &Rounds| -> [Rounds; 6] { std::array::from_fn(|_| rounds.clone()) };
     let device = |of: &dyn Fn(&FrontendMeasurement) -> [Rounds; 6]| {
         let all: Vec<[Rounds; 6]> = frontends.iter().map(|(_, m)| of(m)).collect();
@@ -251,7 +243,7 @@ fn costs(
     let writes = device(&|m| m.writes.clone());
     let first = |of: fn(&FrontendMeasurement) -> &Rounds| device(&|m| same(of(m))).ns[0];
     let others = first(|m| &m.flushes).max(first(|m| &m.deallocations));
-    // A device goes on with others' commands beside a flush, however long that takes.
+    // A device serves other commands during a flush, however long that takes.
     let others = others.min(writes.ns[5]);
     let mut device_at_least = Vec::new();
     for (operation, of) in [(CostOperation::Read, reads), (CostOperation::Write, writes)] {
@@ -411,7 +403,7 @@ mod tests {
                 "device not at its limit: at least reads a second: 250000 of 4 KiB, 200000 of 8 KiB; writes a second: 90000 of 4 KiB"
             )
         );
-        // A note has room for all of it.
+        // The API's limit for notes.
         let sizes = SIZES.into_iter();
         let all = sizes.flat_map(|bytes| {
             [CostOperation::Read, CostOperation::Write]

@@ -1,38 +1,37 @@
-//! The options of budgets, and of how I/O is admitted.
+//! Command-line options of budgets and of admission.
 //!
-//! Purpose: what people state, read so that what is no number is refused with how one is written.
-//! Design: as in the module above. What is not stated of a budget is the daemon's to fill in.
-//! Not here: what can be stated, which the daemon checks.
+//! The daemon checks the values and fills in what is not stated.
 
 use clap::{ArgGroup, Args, Subcommand, ValueEnum};
 use forebay_control::model::scheduling::Spread;
 use forebay_device::size::{SizeError, parse_size};
 use forebay_qos::budget::{LEAST, MOST, MOST_CREDIT_SECONDS};
 
-/// A base that is theirs at any time, and a limit that bursts reach. What is not named stays as it is.
+/// A base that is guaranteed, and a limit for bursts. Values that are not named stay.
 #[derive(Debug, Args)]
 pub(crate) struct BudgetArgs {
-    /// Operations a second that are theirs at any time, e.g. 2000 or 20k [default: one for every 128 KiB/s of the base, if it has bandwidth]
+    /// Guaranteed operations per second, e.g. 2000 or 20k [default: one for every 128 KiB/s of base
+    /// bandwidth, if stated]
     #[arg(long, value_name = "N|none", value_parser = Amount::iops, allow_negative_numbers = true)]
     pub(crate) base_iops: Option<Amount>,
-    /// Bytes a second that are theirs at any time, e.g. 100M [default: 4 KiB for each of its IOPS, if it has some]
+    /// Guaranteed bytes per second, e.g. 100M [default: 4 KiB for each base IOPS, if stated]
     #[arg(long, value_name = "SIZE|none", value_parser = Amount::bandwidth, allow_negative_numbers = true)]
     pub(crate) base_bandwidth: Option<Amount>,
-    /// Operations a second that they never have more than [default: --base-iops; no limit without that]
+    /// The most operations per second [default: --base-iops; no limit without that]
     #[arg(long, value_name = "N|none", value_parser = Amount::iops, allow_negative_numbers = true)]
     pub(crate) burst_iops: Option<Amount>,
-    /// Bytes a second that they never have more than, e.g. 300M [default: --base-bandwidth; no limit without that]
+    /// The most bytes per second, e.g. 300M [default: --base-bandwidth; no limit without that]
     #[arg(long, value_name = "SIZE|none", value_parser = Amount::bandwidth, allow_negative_numbers = true)]
     pub(crate) burst_bandwidth: Option<Amount>,
-    /// Drop the base, and a credit with it; limits that were named stay
+    /// Remove the base and any credit; stated limits stay
     #[arg(long, conflicts_with_all = ["base_iops", "base_bandwidth"])]
     pub(crate) no_base: bool,
-    /// Take the whole budget away
+    /// Remove the whole budget
     #[arg(long, conflicts_with_all = ["base_iops", "base_bandwidth", "burst_iops", "burst_bandwidth", "no_base"])]
     pub(crate) none: bool,
 }
 
-/// A number, or `none`: not stated, or no limit.
+/// A number, or `none`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Amount(pub(crate) Option<u64>);
 
@@ -62,7 +61,7 @@ impl Amount {
     }
 }
 
-/// A number of seconds, minutes, hours or days: `60s`, `10m`.
+/// A time in seconds, like `60s`, `10m`, `2h` or `1d`.
 pub(super) fn parse_seconds(text: &str) -> Result<u32, String> {
     let days = MOST_CREDIT_SECONDS / 86_400;
     let wrong = || format!("a time is written like 60s, 10m, 2h or 1d, and 1s to {days}d fits");
@@ -79,16 +78,15 @@ pub(super) fn parse_seconds(text: &str) -> Result<u32, String> {
     number.checked_mul(unit).ok_or_else(wrong)
 }
 
-/// IOPS of a budget. Whether a number fits is the daemon's to say; what is none is refused with what would.
+/// The daemon checks the range.
 fn parse_rate(text: &str) -> Result<u64, String> {
     let fits = |error| format!("{error}; {} to {} fits", LEAST.iops, MOST.iops);
     parse_iops(text).map_err(fits)
 }
 
-/// The same of bytes a second.
 fn parse_bandwidth(text: &str) -> Result<u64, String> {
     let error = match parse_size(text) {
-        // A rate is not rounded up to blocks.
+        // A rate is not rounded to blocks.
         Ok(size) => return Ok(size.bytes),
         Err(SizeError::TooLarge(text)) => format!("`{text}` is too large"),
         Err(error) => error.to_string(),
@@ -96,7 +94,6 @@ fn parse_bandwidth(text: &str) -> Result<u64, String> {
     Err(format!("{error}; {} to {} fits", LEAST.bytes, MOST.bytes))
 }
 
-/// A whole number, or so many thousands or millions.
 fn parse_iops(text: &str) -> Result<u64, String> {
     let wrong = || "IOPS are a whole number, like 2000, 20k or 1M".to_owned();
     let (number, times) = match text.char_indices().last() {
@@ -108,7 +105,7 @@ fn parse_iops(text: &str) -> Result<u64, String> {
     number.checked_mul(times).ok_or_else(wrong)
 }
 
-/// What JSON has no word for is no number.
+/// JSON has no word for NaN and infinities.
 fn parse_number(text: &str) -> Result<f64, String> {
     let number = text.parse().ok().filter(|number: &f64| number.is_finite());
     number.ok_or_else(|| "a number is needed".to_owned())
@@ -116,11 +113,11 @@ fn parse_number(text: &str) -> Result<f64, String> {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum SchedulingCommand {
-    /// Show what is set, what the node has, and what is promised of it
+    /// Show settings, the node's resources and the promised part
     Show,
-    /// Show what I/O costs on this machine, as it was measured; or as it is assumed, if it was not
+    /// Show the cost of I/O on this node, measured or assumed
     Costs {
-        /// Forget what was measured
+        /// Delete the measured costs
         #[arg(long)]
         reset: bool,
     },
@@ -128,7 +125,6 @@ pub(crate) enum SchedulingCommand {
     Set(Box<SchedulingArgs>),
 }
 
-/// How I/O is admitted.
 #[derive(Debug, Args)]
 #[command(group(
     ArgGroup::new("changes")
@@ -140,28 +136,29 @@ pub(crate) enum SchedulingCommand {
         .multiple(true)
 ))]
 pub(crate) struct SchedulingArgs {
-    /// Which reactors serve what of a queue, with budgets or without
+    /// How queues are spread over reactors, with or without budgets
     #[arg(long, value_enum)]
     pub(crate) spread: Option<SpreadArg>,
-    /// Promise so many times what there is; 1 guarantees all bases
+    /// Promise this multiple of the node's resources; 1 guarantees all bases
     #[arg(long, value_name = "N", value_parser = parse_number, allow_negative_numbers = true)]
     pub(crate) oversubscription: Option<f64>,
-    /// The probability with which a tenant wants its base at any time, for the probability of interference
+    /// The probability that a tenant wants its base at a given time, for the probability of
+    /// interference
     #[arg(long, value_name = "P", value_parser = parse_number, allow_negative_numbers = true)]
     pub(crate) wants_base: Option<f64>,
-    /// So many devices like the one that was measured can be read at once at their whole speed
+    /// The number of devices like the measured one that can be read at full speed at once
     #[arg(long, value_name = "N", value_parser = parse_number, allow_negative_numbers = true)]
     pub(crate) device_reads: Option<f64>,
-    /// The same of writes
+    /// The same number for writes
     #[arg(long, value_name = "N", value_parser = parse_number, allow_negative_numbers = true)]
     pub(crate) device_writes: Option<f64>,
-    /// Bytes a second that the network carries in each direction, or `none`
+    /// The network's bytes per second in each direction, or `none`
     #[arg(long, value_name = "SIZE|none", value_parser = Amount::bandwidth_limit)]
     pub(crate) link_bandwidth: Option<Amount>,
-    /// Operations a second that the node is to carry at most, or `none`
+    /// The most operations per second for the node, or `none`
     #[arg(long, value_name = "N|none", value_parser = Amount::iops_limit)]
     pub(crate) iops_limit: Option<Amount>,
-    /// Set a parameter of the scheduler, or `NAME=default`; may be repeated
+    /// Set a scheduler parameter, or `NAME=default`; may be repeated
     #[arg(long = "param", value_name = "NAME=VALUE", value_parser = parse_param)]
     pub(crate) params: Vec<(String, Option<f64>)>,
 }
@@ -176,12 +173,11 @@ fn parse_param(text: &str) -> Result<(String, Option<f64>), String> {
     Ok((name.to_owned(), value))
 }
 
-/// Which reactors serve what of a queue.
 #[derive(Debug, Clone, Copy, ValueEnum)]
 pub(crate) enum SpreadArg {
-    /// A queue is one reactor's
+    /// One reactor serves a queue
     OneToOne,
-    /// A queue is one reactor's, and all reactors with nothing of their own to do serve it as well
+    /// One reactor serves a queue, and idle reactors help
     OneToN,
 }
 

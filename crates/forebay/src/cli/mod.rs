@@ -1,10 +1,7 @@
-//! The command line.
+//! The command line, by clap's derive.
 //!
-//! Purpose: every command and option, and from there to the module that does it.
-//! Design: clap's derive; the doc comments are the help texts, and `examples` gives each command its
-//! example. Help, manual pages, completion and the book's reference are all made of [`definition`].
-//! Sizes are read by the same parser as in device specifications and the configuration.
-//! Not here: what the commands do.
+//! The doc comments here are the help texts; [`examples`] adds an example to each command. Help,
+//! manual pages, completion and the book's reference come from [`definition`].
 
 mod budgets;
 mod examples;
@@ -36,7 +33,7 @@ use crate::calibrate::CalibrateArgs;
 use crate::engine::EngineArgs;
 use crate::serve::ServeArgs;
 
-/// The whole command line, with an example at each command.
+/// The whole command line, with examples.
 pub(crate) fn definition() -> clap::Command {
     examples::add(Cli::command())
 }
@@ -52,7 +49,7 @@ pub(crate) struct Cli {
     /// ./var/run/api.sock]
     #[arg(long, global = true, value_name = "PATH")]
     pub(crate) socket: Option<PathBuf>,
-    /// Don't ask for confirmation, which is only asked for on a terminal
+    /// Do not ask for confirmation; only a terminal asks
     #[arg(long, global = true)]
     pub(crate) yes: bool,
     #[command(subcommand)]
@@ -63,16 +60,16 @@ pub(crate) struct Cli {
 pub(crate) enum Command {
     /// Run the daemon
     Serve(ServeArgs),
-    /// The pool: devices whose extents hold volumes
+    /// The pool: devices that together hold volumes
     #[command(subcommand)]
     Pool(PoolCommand),
     /// The pool's devices
     #[command(subcommand)]
     Device(DeviceCommand),
-    /// Tenants: who is served
+    /// Tenants: customers who own volumes
     #[command(subcommand)]
     Tenant(TenantCommand),
-    /// How I/O is admitted where tenants have budgets: capacity, what is promised
+    /// Quality of service on this node: capacity, promised resources, admission
     #[command(subcommand)]
     Scheduling(SchedulingCommand),
     /// Ports: the addresses at which hosts connect
@@ -81,31 +78,32 @@ pub(crate) enum Command {
     /// Volumes: logical disks
     #[command(subcommand)]
     Volume(VolumeCommand),
-    /// Exports: volumes shown to hosts over NVMe/TCP, or to virtual machines
+    /// Exports: volumes served to hosts over NVMe/TCP, or to virtual machines
     #[command(subcommand)]
     Export(ExportCommand),
     /// Show counters of engine, pool and exports
     Stats,
-    /// Show live what tenants and volumes do
+    /// Show a live view of tenants and volumes
     Top(TopArgs),
-    /// Show what happened: deaths, take-overs, hosts, devices, space, quarantines
+    /// Show events: deaths, take-overs, hosts, devices, space, quarantines
     Events(EventsArgs),
-    /// Show how daemon and engine are doing
+    /// Show the state of daemon and engine
     Status {
-        /// Exit with 0 if all is well, 1 if there are warnings, 2 if something is not served; what is configured so does not
-        /// count
+        /// Exit with 0 if all is well, 1 on warnings, 2 if something is not served; exports that
+        /// are configured so do not count
         #[arg(long)]
         check: bool,
     },
-    /// Measured loads
+    /// Benchmarks
     #[command(subcommand)]
     Bench(BenchCommand),
-    /// Measure what an I/O costs on this machine: volumes of its own are read and written; nobody else should be
+    /// Measure the cost of I/O on this node. It reads and writes volumes of its own; the node
+    /// should be idle otherwise
     Calibrate(CalibrateArgs),
-    /// Have an engine of the program as it is installed now go on where the running one is; hosts and virtual machines keep
+    /// Replace the running engine by the newly installed program; hosts and virtual machines keep
     /// their connections
     Upgrade,
-    /// End engine and daemon in good order; hosts wait until they are served again
+    /// Stop engine and daemon cleanly; hosts wait until they are served again
     Shutdown,
     /// Print a script that completes commands and options in a shell
     Completion {
@@ -114,21 +112,21 @@ pub(crate) enum Command {
     },
     /// Write the manual pages, one for each command
     Man {
-        /// The folder to write them to
+        /// The folder for the pages
         #[arg(value_name = "DIR")]
         folder: PathBuf,
     },
-    /// Print the versions of what this program's processes leave to another's
+    /// Print the format versions that this program's processes share with other versions
     #[command(hide = true)]
     Formats,
-    /// The data plane; the daemon starts it
+    /// The engine; the daemon starts it
     #[command(hide = true)]
     Engine(EngineArgs),
 }
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum TenantCommand {
-    /// Make a tenant
+    /// Create a tenant
     Create {
         /// 1 to 63 characters of a-z, 0-9 and -
         name: String,
@@ -141,7 +139,7 @@ pub(crate) enum TenantCommand {
         #[arg(add = names::tenants())]
         name: String,
     },
-    /// State what a tenant may use (its quality of service, QoS), or take that away; says whether its base can be
+    /// Set or remove a tenant's budget (quality of service, QoS); reports whether its base can be
     /// guaranteed
     #[command(group(
         ArgGroup::new("what")
@@ -155,14 +153,14 @@ pub(crate) enum TenantCommand {
         name: String,
         #[command(flatten)]
         budget: BudgetArgs,
-        /// Let it save this much unused base for bursts, and burst out of that only, e.g. 60s or 10m
+        /// Save up to this much unused base as credit, and burst only from credit, e.g. 60s or 10m
         #[arg(long, value_name = "TIME", value_parser = parse_seconds, conflicts_with_all = ["metered", "none"])]
         credit: Option<u32>,
-        /// Let it burst whenever others leave something, and count what is above the base [the default]
+        /// Burst whenever resources are free, and count use above the base [the default]
         #[arg(long, conflicts_with = "none")]
         metered: bool,
     },
-    /// End a tenant that has no volumes
+    /// Delete a tenant without volumes
     Delete {
         /// Its name
         #[arg(add = names::tenants())]
@@ -170,7 +168,6 @@ pub(crate) enum TenantCommand {
     },
 }
 
-/// How much of a volume is reserved.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Reserve {
     Size(Size),
@@ -187,7 +184,7 @@ impl Reserve {
         }
     }
 
-    /// In bytes, for a volume of this size that has such blocks.
+    /// Bytes, for a volume of this size and block size.
     pub(crate) fn of(self, size_bytes: u64, block_bytes: u64) -> u64 {
         match self {
             Self::Size(size) => size.to_blocks(block_bytes),
@@ -196,7 +193,6 @@ impl Reserve {
     }
 }
 
-/// The size of a block, which may have a unit. Whether a volume can have it is the daemon's to say.
 fn parse_block(text: &str) -> Result<u32, String> {
     let size = parse_size(text).map_err(|error| error.to_string())?;
     u32::try_from(size.bytes)
@@ -205,7 +201,7 @@ fn parse_block(text: &str) -> Result<u32, String> {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum VolumeCommand {
-    /// Make a volume; it takes no space until it is written
+    /// Create a volume; it takes no space until it is written
     Create {
         #[arg(value_name = "TENANT/VOLUME", value_parser = VolumeName::parse, add = names::new_volumes())]
         volume: VolumeName,
@@ -215,13 +211,13 @@ pub(crate) enum VolumeCommand {
         /// The block size hosts see, 512 or 4096 [default: 4096]
         #[arg(long, value_name = "BYTES", value_parser = parse_block)]
         block_size: Option<u32>,
-        /// Promise it this much space, whatever other volumes do: a size, or `full`
+        /// Promise this much space: a size, or `full`
         #[arg(long, value_name = "SIZE|full", value_parser = Reserve::parse)]
         reserve: Option<Reserve>,
     },
     /// List volumes
     List {
-        /// Of this tenant only
+        /// Only this tenant's
         #[arg(add = names::tenants())]
         tenant: Option<String>,
     },
@@ -238,15 +234,15 @@ pub(crate) enum VolumeCommand {
         #[arg(long, value_parser = parse_size)]
         size: Size,
     },
-    /// Change how much space a volume is promised, whatever other volumes do
+    /// Change a volume's reservation of space
     Set {
         #[arg(value_name = "TENANT/VOLUME", value_parser = VolumeName::parse, add = names::volumes())]
         volume: VolumeName,
-        /// A size (0: nothing is promised), or `full`
+        /// A size (0: no reservation), or `full`
         #[arg(long, value_name = "SIZE|full", value_parser = Reserve::parse)]
         reserve: Reserve,
     },
-    /// State what a volume may use of its tenant's budget (QoS), or take that away
+    /// Set or remove a volume's part of its tenant's budget (QoS)
     #[command(group(
         ArgGroup::new("what")
             .args(["base_iops", "base_bandwidth", "burst_iops", "burst_bandwidth", "no_base", "none"])
@@ -259,45 +255,48 @@ pub(crate) enum VolumeCommand {
         #[command(flatten)]
         budget: BudgetArgs,
     },
-    /// End a volume that is not exported
+    /// Delete a volume that is not exported
     Delete {
         #[arg(value_name = "TENANT/VOLUME", value_parser = VolumeName::parse, add = names::volumes())]
         volume: VolumeName,
     },
-    /// Copy a raw image into an empty volume, as large as the image or larger; it keeps to the tenant's budget
+    /// Copy a raw image into an empty volume of at least its size, within the tenant's budget
     Import {
-        /// The image: a file, a block device, or `-` for standard input, whose end is the image's
+        /// The image: a file, a block device, or `-` for standard input up to its end
         file: PathBuf,
         #[arg(value_name = "TENANT/VOLUME", value_parser = VolumeName::parse, add = names::volumes())]
         volume: VolumeName,
-        /// Replace everything that the volume holds
+        /// Replace the volume's content
         #[arg(long)]
         force: bool,
-        /// Import the image's bytes as they are, even if they look like another format or are made for other blocks
+        /// Import the image's bytes unchanged, even if they look like another format or are made
+        /// for other block sizes
         #[arg(long)]
         raw: bool,
     },
-    /// Copy a volume into a new raw image, sparse where the volume is zero; it keeps to the tenant's budget
+    /// Copy a volume into a new raw image, sparse where the volume is zero, within the tenant's
+    /// budget
     Export {
         #[arg(value_name = "TENANT/VOLUME", value_parser = VolumeName::parse, add = names::volumes())]
         volume: VolumeName,
-        /// The image: a new file, or `-` for standard output, which has no holes; the result goes to standard error then, with --json too
+        /// The image: a new file, or `-` for standard output, without holes. Then the result goes
+        /// to standard error, with --json too
         file: PathBuf,
     },
 }
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum ExportCommand {
-    /// Show a volume to hosts over NVMe/TCP, or to a virtual machine as its disk
+    /// Serve a volume to hosts over NVMe/TCP, or to a virtual machine as its disk
     Create(ExportCreateArgs),
     /// List the exports
     List,
-    /// Show an export and how to attach it; TENANT/VOLUME@ID where a volume has several
+    /// Show an export and how to attach it; TENANT/VOLUME@ID if a volume has several
     Show {
         #[arg(value_name = "TENANT/VOLUME", value_parser = VolumeName::parse, add = names::exports())]
         volume: VolumeName,
     },
-    /// Change who may connect; refused while hosts are connected that may no longer connect
+    /// Change who may connect; refused while a host that loses access is connected
     #[command(group(
         ArgGroup::new("changes")
             .args(["add_hosts", "remove_hosts", "any_host", "listed_hosts"])
@@ -305,22 +304,21 @@ pub(crate) enum ExportCommand {
             .multiple(true)
     ))]
     Set(ExportSetArgs),
-    /// Serve an export again that is quarantined because engines died of it
+    /// Serve a quarantined export again; engines died of its commands
     Resume {
         #[arg(value_name = "TENANT/VOLUME", value_parser = VolumeName::parse, add = names::exports())]
         volume: VolumeName,
     },
-    /// End an export; refused while hosts or a virtual machine are connected
+    /// Delete an export; refused while hosts or a virtual machine are connected
     Delete {
         #[arg(value_name = "TENANT/VOLUME", value_parser = VolumeName::parse, add = names::exports())]
         volume: VolumeName,
-        /// Go on even if hosts or a virtual machine are connected: they lose the disk
+        /// Delete it even if hosts or a virtual machine are connected; they lose the disk
         #[arg(long)]
         disconnect_hosts: bool,
     },
 }
 
-/// An export to be made.
 #[derive(Debug, Args)]
 pub(crate) struct ExportCreateArgs {
     #[arg(value_name = "TENANT/VOLUME", value_parser = VolumeName::parse, add = names::volumes())]
@@ -331,35 +329,34 @@ pub(crate) struct ExportCreateArgs {
     /// Let every host connect
     #[arg(long, conflicts_with_all = ["nvme_pcie", "vhost_user"])]
     pub(crate) any_host: bool,
-    /// For a virtual machine, as an NVMe disk of its own (vfio-user: QEMU 10.1 or newer)
+    /// Serve a virtual machine, as an NVMe disk (vfio-user: QEMU 10.1 or newer)
     #[arg(long, conflicts_with = "vhost_user")]
     pub(crate) nvme_pcie: bool,
-    /// Have the engine poll the doorbells in shared memory: faster for a machine that is always busy, and a core
-    /// never sleeps; drivers that need the doorbells mapped (SPDK's) need it
+    /// Poll the doorbells in shared memory: faster for a busy virtual machine, but a core never
+    /// sleeps. Drivers that need mapped doorbells (SPDK's) require it
     #[arg(long, requires = "nvme_pcie")]
     pub(crate) mapped_doorbells: bool,
-    /// For a virtual machine, as a virtio disk (vhost-user-blk)
+    /// Serve a virtual machine, as a virtio disk (vhost-user-blk)
     #[arg(long)]
     pub(crate) vhost_user: bool,
-    /// How many request queues the virtio disk has [default: 1]
+    /// The number of request queues of the virtio disk [default: 1]
     #[arg(long, value_name = "N", requires = "vhost_user", value_parser = clap::value_parser!(u16).range(1..=64))]
     pub(crate) queues: Option<u16>,
-    /// Say that the machine has no balloon and keeps all of its memory, so that the kernel may hold it: large transfers
-    /// cost half as much
+    /// State that the virtual machine has no balloon and keeps all of its memory, so that the
+    /// kernel may pin it. Large transfers then cost half as much
     #[arg(long)]
     pub(crate) pinned_memory: bool,
-    /// Where the machine's Unix socket is made [default: beneath the daemon's runtime folder]
+    /// The path of the virtual machine's Unix socket [default: in the daemon's runtime folder]
     #[arg(long, value_name = "PATH")]
     pub(crate) vm_socket: Option<PathBuf>,
-    /// To whom the machine's socket is to belong, e.g. libvirt-qemu:kvm
+    /// The owner of the virtual machine's socket, e.g. libvirt-qemu:kvm
     #[arg(long, value_name = "USER[:GROUP]")]
     pub(crate) owner: Option<String>,
-    /// Let the volume have several exports; each of them must say so
+    /// Allow the volume several exports; each of them needs this option
     #[arg(long)]
     pub(crate) shared: bool,
 }
 
-/// Who may connect to an export from now on.
 #[derive(Debug, Args)]
 pub(crate) struct ExportSetArgs {
     #[arg(value_name = "TENANT/VOLUME", value_parser = VolumeName::parse, add = names::exports())]
@@ -367,16 +364,16 @@ pub(crate) struct ExportSetArgs {
     /// Let this host connect; may be repeated
     #[arg(long = "add-host", value_name = "NQN")]
     pub(crate) add_hosts: Vec<String>,
-    /// Don't let this host connect any more; may be repeated
+    /// Remove this host; may be repeated
     #[arg(long = "remove-host", value_name = "NQN")]
     pub(crate) remove_hosts: Vec<String>,
     /// Let every host connect, listed or not
     #[arg(long)]
     pub(crate) any_host: bool,
-    /// Let only the hosts connect that are listed: takes back `--any-host`
+    /// Let only listed hosts connect; reverses `--any-host`
     #[arg(long, conflicts_with = "any_host")]
     pub(crate) listed_hosts: bool,
-    /// Go on even if hosts are connected that may no longer connect: they lose the disk
+    /// Change it even if hosts that lose access are connected; they lose the disk
     #[arg(long)]
     pub(crate) disconnect_hosts: bool,
 }
@@ -385,27 +382,27 @@ pub(crate) struct ExportSetArgs {
 pub(crate) enum PortCommand {
     /// List the ports
     List,
-    /// Change how hosts that have several paths should use those through this port
+    /// Change how hosts with several paths should use those through this port
     Set {
         /// Its address, e.g. 127.0.0.1:4420
         address: SocketAddr,
-        /// How to use it
+        /// The state of its paths
         #[arg(value_enum)]
         ana: AnaArg,
-        /// Make even the last accessible port inaccessible: hosts wait until one is accessible again
+        /// Make even the last accessible port inaccessible; hosts wait for an accessible one
         #[arg(long)]
         let_hosts_wait: bool,
     },
 }
 
-/// How hosts should use a port (NVMe's asymmetric namespace access).
+/// The state of a port's paths (NVMe's asymmetric namespace access).
 #[derive(Debug, Clone, Copy, ValueEnum)]
 pub(crate) enum AnaArg {
-    /// As any other
+    /// Normal
     Optimized,
-    /// When there is no better one
+    /// Used when no better path exists
     NonOptimized,
-    /// Not at all, for maintenance of what lies on the way there
+    /// Not used, for maintenance
     Inaccessible,
 }
 
@@ -421,33 +418,33 @@ impl From<AnaArg> for AnaState {
 
 #[derive(Debug, Args)]
 pub(crate) struct EventsArgs {
-    /// Go on with what happens from now on, until interrupted; with `--json`, one object a line
+    /// Continue with new events until interrupted; with `--json`, one object a line
     #[arg(long)]
     pub(crate) follow: bool,
-    /// Only what came after the event of this number
+    /// Only events after this number
     #[arg(long, value_name = "N")]
     pub(crate) after: Option<u64>,
-    /// Only what happened in this time up to now, e.g. 10m, 2h or 1d
+    /// Only the events of this last period, e.g. 10m, 2h or 1d
     #[arg(long, value_name = "TIME", value_parser = parse_seconds)]
     pub(crate) since: Option<u32>,
-    /// Only what was changed through the API: who, what, before and after. Kept over restarts of the daemon
+    /// Only changes through the API: user, object, before and after. They are kept when the daemon
+    /// restarts
     #[arg(long)]
     pub(crate) audit: bool,
 }
 
-/// What `top` sorts by, largest first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum TopOrder {
-    /// Commands a second
+    /// Commands per second
     Iops,
-    /// Bytes a second
+    /// Bytes per second
     Bytes,
-    /// The time that 99 of 100 commands did not exceed
+    /// The latency that 99 of 100 commands do not exceed
     P99,
     /// Commands in flight
     #[value(alias = "queue")]
     InFlight,
-    /// Commands a second that wait because they are over budget
+    /// Commands per second that are throttled
     Throttled,
     /// The name, smallest first
     Name,
@@ -455,13 +452,13 @@ pub(crate) enum TopOrder {
 
 #[derive(Debug, Args)]
 pub(crate) struct TopArgs {
-    /// Seconds from one look to the next
+    /// Seconds between updates
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=3600))]
     pub(crate) interval: u32,
-    /// What to sort by; on a terminal the keys i, b, p, u, t and n change it
+    /// The sort order; on a terminal the keys i, b, p, u, t and n change it
     #[arg(long, value_enum, default_value_t = TopOrder::Iops)]
     pub(crate) sort: TopOrder,
-    /// Print one interval's figures and end; so does `--json`
+    /// Print one interval's statistics and exit; `--json` implies it
     #[arg(long)]
     pub(crate) once: bool,
 }

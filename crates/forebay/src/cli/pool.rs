@@ -1,6 +1,4 @@
-//! `forebay pool` and `forebay device`: commands and options.
-//!
-//! Not here: what they do (`command::pool`).
+//! Options of `forebay pool` and `forebay device`; their work is in `command::pool`.
 
 use clap::{ArgGroup, Args, Subcommand, ValueEnum};
 use forebay_control::model::Placement;
@@ -8,26 +6,27 @@ use forebay_device::size::{Size, parse_bytes, parse_size};
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum PoolCommand {
-    /// Make the pool of devices
+    /// Create the pool
     Create(PoolCreateArgs),
-    /// Open the pool, or take missing devices back, after what was wrong is repaired
+    /// Open the pool, or take repaired devices back
     Open {
-        /// Where a device that moved is now; others are looked for where they were
+        /// The new location of a moved device; others are searched at their old location
         #[arg(long = "device", value_name = "SPEC")]
         devices: Vec<String>,
-        /// Take these devices as they are: cut short while in use (what was cut off reads as zeros), or an older copy
-        /// (what no volume maps there is zeroed before its next use)
+        /// Accept these devices as they are. A device cut short in use reads as zeros beyond its
+        /// end. On an older copy, extents without a volume are zero-filled before their next use
         #[arg(long, requires = "devices")]
         force: bool,
-        /// Make another machine's pool this one's; refused while the other one's heartbeat goes on. Takes 16 s
+        /// Take over another node's pool; refused while the other's heartbeat continues. Takes 16 s
         #[arg(long)]
         take_over: bool,
     },
-    /// Give the labels of a pool that an older version made the current format; older versions refuse it from then on
+    /// Convert the labels of a pool of an older version to the current format; older versions then
+    /// refuse it
     Upgrade,
     /// Show the pool
     Show,
-    /// Change what is set for the pool
+    /// Change the pool's settings
     #[command(group(
         ArgGroup::new("changes")
             .args(["placement", "warn_percent", "critical_percent"])
@@ -35,13 +34,13 @@ pub(crate) enum PoolCommand {
             .multiple(true)
     ))]
     Set(SettingsArgs),
-    /// Check the maps against the extents, while the pool is used; exit code 1 if something is wrong
+    /// Check maps and extents while the pool is in use; exit code 1 on errors
     Check {
-        /// Give back extents that have leaked, and write labels again that something lies over
+        /// Free leaked extents, and rewrite overwritten labels
         #[arg(long)]
         repair: bool,
     },
-    /// End the pool and wipe its labels
+    /// Destroy the pool and wipe its labels
     Destroy {
         /// The pool's name or UUID
         #[arg(value_name = "NAME|UUID")]
@@ -49,21 +48,21 @@ pub(crate) enum PoolCommand {
         /// Destroy its volumes too; their data is lost
         #[arg(long)]
         delete_volumes: bool,
-        /// Go on even if hosts or virtual machines are connected: they lose their disks
+        /// Destroy it even if hosts or virtual machines are connected; they lose their disks
         #[arg(long)]
         disconnect_hosts: bool,
-        /// Give up a pool that can't be opened: nothing of it is left here, and its devices stay as they are
+        /// Forget a pool that cannot be opened; its devices stay unchanged
         #[arg(long, conflicts_with = "delete_volumes")]
         forget: bool,
     },
 }
 
-/// Where a volume's extents come from when there are several devices.
+/// The device for a volume's new extents.
 #[derive(Debug, Clone, Copy, ValueEnum)]
 pub(crate) enum PlacementArg {
-    /// From all devices in turn
+    /// All devices in turn
     Stripe,
-    /// From the first device that has space
+    /// The first device with space
     Fill,
 }
 
@@ -76,16 +75,15 @@ impl From<PlacementArg> for Placement {
     }
 }
 
-/// What can be set for a pool.
 #[derive(Debug, Clone, Copy, Args)]
 pub(crate) struct SettingsArgs {
-    /// Where a volume's extents come from when there are several devices
+    /// The device for a volume's new extents, if there are several
     #[arg(long, value_enum)]
     pub(crate) placement: Option<PlacementArg>,
-    /// Warn from this much used on, in percent
+    /// The used space that gives a warning, in percent
     #[arg(long, value_name = "N")]
     pub(crate) warn_percent: Option<u8>,
-    /// Warn louder from this much used on, in percent
+    /// The used space that gives an urgent warning, in percent
     #[arg(long, value_name = "N")]
     pub(crate) critical_percent: Option<u8>,
 }
@@ -98,16 +96,16 @@ pub(crate) struct PoolCreateArgs {
     /// Its name
     #[arg(long, default_value = "pool")]
     pub(crate) name: String,
-    /// Use devices that hold something else; what they hold is lost
+    /// Use devices that hold other data, which is lost
     #[arg(long)]
     pub(crate) force: bool,
-    /// What the pool allocates in: 64K to 4M
+    /// The pool's extent size: 64K to 4M
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
     pub(crate) extent_size: Option<u64>,
-    /// Make files that are missing, sparse, of --size each
+    /// Create missing files, sparse, of --size each
     #[arg(long)]
     pub(crate) create: bool,
-    /// The size of files that are made, and of ram and null devices that name none
+    /// The size of created files, and of ram and null devices without a size
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub(crate) size: Option<Size>,
     #[command(flatten)]
@@ -118,22 +116,22 @@ pub(crate) struct PoolCreateArgs {
 pub(crate) enum DeviceCommand {
     /// List the devices
     List,
-    /// Show a device, and which volumes have something there
+    /// Show a device, and the volumes with extents on it
     Show {
-        /// Its place in the pool, as `device list` shows it
+        /// Its index in the pool, as `device list` shows it
         index: u8,
     },
-    /// Make a device part of the pool, while it is used
+    /// Add a device to the pool while it is in use
     Add {
         /// The device: file:/path, /path, ram:/path?size=1G or null:/path?size=64G
         spec: String,
-        /// Use it even if it holds something else; what it holds is lost
+        /// Use it even if it holds other data, which is lost
         #[arg(long)]
         force: bool,
-        /// Make a file that is missing, sparse, of --size
+        /// Create a missing file, sparse, of --size
         #[arg(long)]
         create: bool,
-        /// The size of a file that is made, or of a ram or null device that names none
+        /// The size of a created file, or of a ram or null device without a size
         #[arg(long, value_name = "SIZE", value_parser = parse_size)]
         size: Option<Size>,
     },

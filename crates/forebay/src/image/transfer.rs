@@ -1,12 +1,8 @@
-//! Moving an image into and out of a volume.
+//! Copies images into and out of volumes, over any queue of NVMe I/O commands.
 //!
-//! Purpose: the loops of `volume import` and `volume export`, over anything that takes NVMe I/O
-//! commands.
-//! Design: a window of commands is kept in flight, a chunk each; buffers go round. Import: a granule
-//! of zeros is not written: where the volume is fresh nothing has to be done, elsewhere it is zeroed
-//! and deallocated. Export: chunks that were read ahead of their turn wait in their buffers. Any command
-//! that fails ends the transfer.
-//! Not here: files and streams (`source`, `sink`), connecting, progress bars, retries.
+//! A window of commands is in flight, one chunk each, and buffers are reused. Import skips zeros on
+//! fresh volumes and deallocates them elsewhere. Export reads ahead. Any failed command ends the
+//! transfer.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
@@ -20,26 +16,24 @@ use super::source::Source;
 use crate::failure::{Failure, Outcome};
 use crate::output::exactly;
 
-/// What zeros are looked for in: the smallest extent, and a divisor of every other.
+/// The unit for zero detection: the smallest extent, and a divisor of all others.
 const IMPORT_GRANULE_BYTES: usize = 64 * 1024;
-/// Data of one command, if the controller takes so much.
+/// Data of one command, if the controller allows it.
 const CHUNK_MAX_BYTES: usize = 512 * 1024;
 /// Blocks that one Write Zeroes covers (NVM Command Set 1.0, 3.2.8: NLB is 16 bits, 0's based).
 const ZEROES_MAX_BLOCKS: u64 = 1 << 16;
-/// Commands in flight.
 const WINDOW: usize = 16;
-/// How long one look for completions takes; the transfer looks for interrupts in between.
+/// The longest wait for completions between checks for an interrupt.
 const POLL_LIMIT: Duration = Duration::from_millis(200);
 
-/// Where commands go.
 pub(super) trait Commands {
-    /// As [`IoQueue::submit`].
+    /// See [`IoQueue::submit`].
     fn submit(&mut self, op: &IoOp, tag: u64, buf: Vec<u8>) -> Result<(), NotSubmitted>;
-    /// As [`IoQueue::poll`], sleeping.
+    /// See [`IoQueue::poll`]; sleeps.
     fn poll(&mut self, out: &mut Vec<Done>, limit: Duration) -> Result<usize, Error>;
-    /// As [`IoQueue::in_flight`].
+    /// See [`IoQueue::in_flight`].
     fn in_flight(&self) -> usize;
-    /// As [`IoQueue::depth`].
+    /// See [`IoQueue::depth`].
     fn depth(&self) -> usize;
 }
 
@@ -61,12 +55,11 @@ impl Commands for IoQueue {
     }
 }
 
-/// The volume as its controller shows it.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct VolumeShape {
     pub(super) size_bytes: u64,
     pub(super) block_bytes: u32,
-    /// The most that one command moves; `None`: no limit.
+    /// The limit for one command, if any.
     pub(super) max_transfer_bytes: Option<u64>,
 }
 
@@ -76,7 +69,7 @@ impl VolumeShape {
         let chunk = usize::try_from(limit)
             .unwrap_or(usize::MAX)
             .min(CHUNK_MAX_BYTES);
-        // At least a block: a controller that can't move one can't be used anyway.
+        // At least a block: a controller with a lower limit is useless anyway.
         (chunk - chunk % self.block_bytes as usize).max(self.block_bytes as usize)
     }
 
@@ -85,11 +78,11 @@ impl VolumeShape {
     }
 }
 
-/// Is told how many bytes are done; ends the transfer by an error.
+/// Gets the bytes done; an error ends the transfer.
 pub(super) type TransferProgress<'a> = &'a mut dyn FnMut(u64) -> Outcome;
 
-/// Copies the image into the volume, and returns its length; the rest of the volume is deallocated. `fresh`: the volume
-/// reads as zeros.
+/// Copies the image into the volume and deallocates the rest; returns the image's length. `fresh`:
+/// the volume reads as zeros.
 pub(super) fn import(
     queue: &mut impl Commands,
     shape: VolumeShape,
@@ -114,7 +107,7 @@ pub(super) fn import(
         if bytes as u64 > shape.size_bytes - at {
             return Err(too_large(at + bytes as u64, shape.size_bytes));
         }
-        // The image's end may be within a block: that one is filled up with zeros.
+        // The image may end inside a block: fill that up with zeros.
         let padded = bytes.next_multiple_of(block_bytes);
         if part.is_hole {
             zeros.add(at, padded as u64, &mut |run| window.zero(shape, run, fresh))?;
@@ -161,13 +154,13 @@ fn too_large(seen_bytes: u64, size_bytes: u64) -> Failure {
     .hint("grow the volume first: `forebay volume resize`")
 }
 
-/// Where a volume may hold data; elsewhere it reads as zeros.
+/// The ranges where a volume may hold data; the rest reads as zeros.
 pub(super) trait Data {
-    /// The next range of bytes, in whole blocks, beyond those before.
+    /// The next range in bytes, in whole blocks, ascending.
     fn next(&mut self) -> Outcome<Option<Range<u64>>>;
 }
 
-/// Copies the whole volume into `sink`; only `data` is read.
+/// Copies the whole volume into `sink`; reads only `data`.
 pub(super) fn export(
     queue: &mut impl Commands,
     shape: VolumeShape,
@@ -178,7 +171,7 @@ pub(super) fn export(
     let chunk_bytes = shape.chunk_bytes();
     let mut window = Window::new(queue, chunk_bytes);
     let (mut left, mut is_over) = (0..0, false);
-    // Chunks whose reads are under way, or have ended.
+    // Chunks that are being read or have been read.
     let mut asked: VecDeque<Range<u64>> = VecDeque::new();
     let mut done = 0;
     while !is_over || !asked.is_empty() {
@@ -225,7 +218,6 @@ pub(super) fn export(
     sink.finish(shape.size_bytes)
 }
 
-/// A command at byte `at` of the volume has failed.
 fn failed(at: u64, status: Status) -> Failure {
     if status.code() == Status::CAPACITY_EXCEEDED {
         return Failure::new(format!(
@@ -239,11 +231,11 @@ fn failed(at: u64, status: Status) -> Failure {
     Failure::new(format!("the volume failed at byte {at}: {status}"))
 }
 
-/// Commands in flight, and the buffers that are not.
+/// Commands in flight, and free buffers.
 struct Window<'a, Q> {
     queue: &'a mut Q,
     free: Vec<Vec<u8>>,
-    /// Of commands that have ended, by their tag.
+    /// Buffers of ended commands, by tag.
     ended: BTreeMap<u64, Vec<u8>>,
     done: Vec<Done>,
     made: usize,
@@ -265,7 +257,7 @@ impl<'a, Q: Commands> Window<'a, Q> {
         }
     }
 
-    /// A buffer that nothing is in. There is one more than commands: for the chunk that is being looked at.
+    /// An empty buffer. There is one more than commands, for the chunk that is being scanned.
     fn spare(&mut self) -> Option<Vec<u8>> {
         if let Some(buf) = self.free.pop() {
             return Some(buf);
@@ -276,7 +268,7 @@ impl<'a, Q: Commands> Window<'a, Q> {
         })
     }
 
-    /// A buffer that is spare, or whose command has ended; waits for one.
+    /// An empty buffer; waits for a command's end if necessary.
     fn buffer(&mut self) -> Outcome<Vec<u8>> {
         loop {
             let ended = self.ended.pop_first().map(|(_, buf)| buf);
@@ -291,8 +283,8 @@ impl<'a, Q: Commands> Window<'a, Q> {
         self.queue.in_flight() < self.depth
     }
 
-    /// What a transfer does while its image is not ready. Commands in flight are seen to first: daemon and initiator give
-    /// up on those that are not.
+    /// Serves the queue while the image is not ready: daemon and initiator give up commands that
+    /// are not polled.
     fn idle(&mut self) -> Outcome<Duration> {
         if self.queue.in_flight() == 0 {
             return Ok(POLL_LIMIT);
@@ -310,7 +302,7 @@ impl<'a, Q: Commands> Window<'a, Q> {
             if !end.status.is_success() {
                 return Err(failed(end.tag, end.status));
             }
-            // A Flush or Write Zeroes has no buffer.
+            // Flush and Write Zeroes have no buffer.
             if !end.buf.is_empty() {
                 self.ended.insert(end.tag, end.buf);
             }
@@ -340,7 +332,6 @@ impl<'a, Q: Commands> Window<'a, Q> {
         }
     }
 
-    /// Has a run of zeros made zeros.
     fn zero(&mut self, shape: VolumeShape, run: Zeros, fresh: bool) -> Outcome {
         if fresh {
             return Ok(());
@@ -368,7 +359,7 @@ impl<'a, Q: Commands> Window<'a, Q> {
     }
 }
 
-/// A range of zeros that is still growing.
+/// A growing range of zeros.
 #[derive(Debug, Clone, Copy)]
 struct Zeros {
     start: u64,
@@ -376,7 +367,7 @@ struct Zeros {
 }
 
 impl Zeros {
-    /// Adds a range; hands over the one before if they don't touch.
+    /// Adds a range, after handing over the previous one unless they touch.
     fn add(&mut self, start: u64, bytes: u64, zero: &mut dyn FnMut(Zeros) -> Outcome) -> Outcome {
         if self.start + self.bytes == start {
             self.bytes += bytes;
@@ -392,7 +383,6 @@ impl Zeros {
     }
 }
 
-/// A part of a chunk that is all zeros, or has none that matter.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Run {
     pub(super) start: usize,
@@ -400,7 +390,7 @@ pub(super) struct Run {
     pub(super) zero: bool,
 }
 
-/// The runs of a chunk, as long as possible.
+/// The longest runs of a chunk.
 pub(super) fn runs(data: &[u8], granule_bytes: usize) -> impl Iterator<Item = Run> {
     let mut start = 0;
     std::iter::from_fn(move || {
