@@ -1,9 +1,7 @@
-//! `forebay engine`: the data plane as a process.
+//! `forebay engine`: the engine's process, started by the daemon.
 //!
-//! Purpose: what the daemon starts; not for people.
-//! Design: options to an engine configuration, and wait for its end. What it says goes to stderr,
-//! which the daemon has made a file.
-//! Not here: the engine.
+//! It turns options into a configuration and waits for the engine's end. Messages go to stderr,
+//! which the daemon has redirected to a file.
 
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
@@ -15,36 +13,36 @@ use forebay_engine::{Engine, EngineConfig};
 use crate::failure::{Failure, Outcome, While};
 use crate::limits;
 
-/// How long an engine waits for its daemon's first word.
+/// How long an engine waits for its daemon's first message.
 const ORPHAN_LIMIT_S: u64 = 30;
 
 #[derive(Debug, Args)]
 pub(crate) struct EngineArgs {
-    /// Where to listen for the daemon
+    /// The socket for the daemon
     #[arg(long)]
     socket: PathBuf,
     /// This engine's generation
     #[arg(long)]
     generation: u64,
-    /// How many reactors
+    /// The number of reactors
     #[arg(long)]
     reactors: usize,
-    /// Where to live: it outlives whoever started it, keeps no other folder busy, and a core dump
-    /// lands there
+    /// The working directory: it outlives the parent, keeps no other folder busy, and gets core
+    /// dumps
     #[arg(long)]
     run_dir: Option<PathBuf>,
-    /// The first conversation with the daemon is what is standard input now
+    /// Use standard input as the first connection to the daemon
     #[arg(long)]
     daemon_on_stdin: bool,
-    /// Start with everything that is made before a daemon speaks, print the formats, and end
+    /// Initialize without a daemon, print the formats, and exit
     #[arg(long)]
     check: bool,
-    /// CPUs to pin them to, in turn
+    /// CPUs for the reactors, in turn
     #[arg(long, value_delimiter = ',')]
     cpus: Vec<usize>,
 }
 
-/// What standard input is, which is nothing from then on.
+/// Takes standard input and replaces it by `/dev/null`.
 fn take_stdin() -> Outcome<OwnedFd> {
     let take = || -> std::io::Result<OwnedFd> {
         let taken = std::io::stdin().as_fd().try_clone_to_owned()?;
@@ -63,13 +61,13 @@ pub(crate) fn engine(args: EngineArgs) -> Outcome {
         std::env::set_current_dir(run_dir)
             .while_doing(format!("go to the folder {}", run_dir.display()))?;
     }
-    // Its daemon names the devices, and has asked for leave.
+    // The daemon names the devices and has permission.
     #[cfg(feature = "test-device")]
     forebay_device::faulty::allow();
     let config = EngineConfig {
         socket: args.socket,
         generation: args.generation,
-        // Without a name: the daemon keeps its descriptor.
+        // Without a path: the daemon keeps its descriptor.
         region: None,
         reactors: args.reactors,
         cpus: args.cpus,

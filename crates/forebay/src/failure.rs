@@ -1,11 +1,8 @@
 //! How a command fails.
 //!
-//! Purpose: every failure that reaches the user is one sentence of what went wrong and, where there
-//! is something to do, one of what to do.
-//! Design: a pair of texts; errors of other layers are turned into it where the command knows what it
-//! was doing. `main` prints it as `error:` and `hint:`, or as JSON. The exit status is 1 for a refusal, 3 for a daemon
-//! that does not answer, 4 for what is not found, 5 for what exists already; usage errors are clap's, 2.
-//! Not here: which hint belongs to which error of the daemon; the daemon sends those.
+//! A failure has a message and, where useful, a hint. `main` prints them as `error:` and `hint:`,
+//! or as JSON. The exit status is 1 for a refusal, 3 if the daemon does not answer, 4 for not found
+//! and 5 for an existing object; clap exits with 2 on usage errors.
 
 use std::any::Any;
 use std::fmt::{self, Display};
@@ -16,16 +13,13 @@ use forebay_control::model::error::ErrorKind;
 
 use crate::word::word;
 
-/// What sort of failure it is: the exit status, and a word for programs.
+/// The exit status, and a word for programs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// The command itself failed.
     Failed,
-    /// The daemon refused.
     Refused(ErrorKind),
-    /// No daemon answers.
     Unreachable,
-    /// `status --check` has found something, and has shown it.
+    /// `status --check` has printed a problem.
     Unwell(u8),
 }
 
@@ -49,7 +43,6 @@ impl Kind {
     }
 }
 
-/// A failure, as the user sees it.
 #[derive(Debug)]
 pub(crate) struct Failure {
     message: String,
@@ -57,11 +50,9 @@ pub(crate) struct Failure {
     kind: Kind,
 }
 
-/// What a command returns.
 pub(crate) type Outcome<T = ()> = Result<T, Failure>;
 
 impl Failure {
-    /// A failure without a hint.
     pub(crate) fn new(message: impl Into<String>) -> Self {
         Self {
             message: message.into(),
@@ -70,7 +61,7 @@ impl Failure {
         }
     }
 
-    /// What the daemon would refuse too, in the same words for programs.
+    /// A refusal of the kind that the daemon would give.
     pub(crate) fn refused(kind: ErrorKind, message: impl Into<String>) -> Self {
         Self {
             kind: Kind::Refused(kind),
@@ -78,12 +69,12 @@ impl Failure {
         }
     }
 
-    /// An argument or a file that can't be used.
+    /// An unusable argument or file.
     pub(crate) fn invalid(message: impl Into<String>) -> Self {
         Self::refused(ErrorKind::Invalid, message)
     }
 
-    /// A check that has shown what is wrong, for programs to see by the exit status.
+    /// A failed check, reported only by the exit status.
     pub(crate) fn unwell(code: u8) -> Self {
         Self {
             kind: Kind::Unwell(code),
@@ -91,7 +82,7 @@ impl Failure {
         }
     }
 
-    /// The same, as one that says nothing of the daemon's health.
+    /// Marks that the daemon was not reached.
     pub(crate) fn unreachable(self) -> Self {
         Self {
             kind: Kind::Unreachable,
@@ -103,19 +94,18 @@ impl Failure {
         self.kind.exit_code()
     }
 
-    /// Adds what to do about it.
     pub(crate) fn hint(mut self, hint: impl Into<String>) -> Self {
         self.hint = Some(hint.into());
         self
     }
 
-    /// Adds what to do about it, if nobody knew better.
+    /// Adds a hint if there is none.
     pub(crate) fn or_hint(mut self, hint: impl Into<String>) -> Self {
         self.hint.get_or_insert_with(|| hint.into());
         self
     }
 
-    /// Adds one thing more to do about it.
+    /// Adds another hint.
     pub(crate) fn also_hint(mut self, hint: impl Display) -> Self {
         self.hint = Some(match self.hint {
             Some(first) => format!("{first}; {hint}"),
@@ -124,13 +114,12 @@ impl Failure {
         self
     }
 
-    /// Prints it to stderr, as the API writes errors if `json`.
+    /// Prints to stderr; with `json`, as the API formats errors.
     pub(crate) fn print(&self, json: bool) {
         if matches!(self.kind, Kind::Unwell(_)) {
             return;
         }
         let mut stderr = std::io::stderr().lock();
-        // Nothing can be done when stderr is closed.
         if json {
             let _ = writeln!(
                 stderr,
@@ -170,7 +159,7 @@ pub(crate) fn error_json(kind: &str, message: &str, hint: Option<&str>) -> Strin
     serde_json::json!({"error": {"kind": kind, "message": message, "hint": hint}}).to_string()
 }
 
-/// What sort of failure an error of the system is: a file that is missing, or there already, is that everywhere.
+/// A missing or existing file has the same kind everywhere.
 fn kind_of(error: &dyn Any) -> Kind {
     let io = error.downcast_ref::<io::Error>().map(io::Error::kind);
     match io {
@@ -180,9 +169,8 @@ fn kind_of(error: &dyn Any) -> Kind {
     }
 }
 
-/// Says what was being done when something else went wrong.
 pub(crate) trait While<T> {
-    /// Prefixes the error with `doing`: `can't <doing>: <error>`.
+    /// Turns the error into `can't <doing>: <error>`.
     fn while_doing(self, doing: impl Display) -> Outcome<T>;
 }
 

@@ -1,10 +1,8 @@
-//! What a process may use of the system.
+//! Resource limits of the process.
 //!
-//! Purpose: limits that were inherited by accident (`ulimit` in a shell) neither end an engine nor hold hosts up.
-//! Design: each limit that matters is raised as far as the system allows: away with privileges, else the soft limit to the
-//! hard one. Where too little is left, the start fails and says so. How many threads may be started depends on what else
-//! the user runs and on control groups, so they are started for a moment.
-//! Not here: how many connections the engine's tables have room for.
+//! Each relevant limit is raised as far as possible: removed with privileges, else to the hard
+//! limit. If too little is left, the start fails. The limit of threads also depends on other
+//! processes and control groups, so it is tested by starting threads.
 
 use std::io;
 use std::sync::{Arc, Mutex};
@@ -15,26 +13,24 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::failure::{Failure, Outcome};
 
-/// What code, stacks and heaps take beside the engine's memory.
+/// Code, stacks and heaps besides the engine's memory.
 const ADDRESSES_BESIDE: u64 = 1 << 30;
-/// A daemon and an engine without hosts have some dozens each.
+/// A daemon and an engine without hosts have dozens each.
 const DESCRIPTORS: u64 = 256;
-/// A daemon and an engine have fewer threads than this beside the reactors.
+/// More threads than daemon and engine have besides the reactors.
 const THREADS: usize = 32;
-/// Those that are only tried do nothing.
 const TRIED_STACK_BYTES: usize = 64 << 10;
-/// What the first thread needs. More than the usual limit would change how the system lays out an engine's memory.
+/// Enough for the first thread. A limit above the usual one would change an engine's memory layout.
 const STACK_BYTES: u64 = 1 << 20;
 const USUAL_STACK_BYTES: u64 = 8 << 20;
 
 struct Limit {
     resource: Resource,
     what: &'static str,
-    /// Of `ulimit`, and of a unit of systemd.
+    /// In `ulimit` and in systemd units.
     names: (&'static str, &'static str),
-    /// With less it does not work.
+    /// The minimum.
     needed: u64,
-    /// There is nothing for it to protect, so it is lifted if the system allows.
     is_lifted: bool,
 }
 
@@ -67,7 +63,7 @@ const LIMITS: [Limit; 7] = [
         needed: ADDRESSES_BESIDE,
         is_lifted: true,
     },
-    // The kernel kills a process that has used it up.
+    // The kernel kills a process that exceeds it.
     Limit {
         resource: Resource::Cpu,
         what: "seconds of CPU time",
@@ -99,7 +95,7 @@ const STACK: Limit = Limit {
     is_lifted: false,
 };
 
-/// Raises the limit of the stack, before much of it is used. Fails if it stays too low for any command.
+/// Raises the stack limit before much stack is used; fails if it stays too low.
 pub(crate) fn raise_stack() -> Outcome {
     let Rlimit { current, maximum } = getrlimit(STACK.resource);
     if current.is_some_and(|current| current < USUAL_STACK_BYTES) {
@@ -108,13 +104,12 @@ pub(crate) fn raise_stack() -> Outcome {
             current: Some(usual),
             maximum,
         };
-        // A failure is judged by the limit that is left.
+        // The check below judges the resulting limit.
         let _ = setrlimit(STACK.resource, raised);
     }
     STACK.check(getrlimit(STACK.resource).current)
 }
 
-/// Raises the limits. A failure leaves them as they were.
 pub(crate) fn raise() {
     for limit in &LIMITS {
         let maximum = getrlimit(limit.resource).maximum;
@@ -131,12 +126,10 @@ pub(crate) fn raise() {
     }
 }
 
-/// How many descriptors this process may have.
 pub(crate) fn descriptors() -> u64 {
     getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX)
 }
 
-/// Fails if a limit is too low for daemon and engine.
 pub(crate) fn check(reactors: u16) -> Outcome {
     LIMITS.iter().try_for_each(|limit| {
         let current = getrlimit(limit.resource).current;
@@ -148,7 +141,7 @@ pub(crate) fn check(reactors: u16) -> Outcome {
     })
 }
 
-/// Starts so many threads, which wait at a gate, and ends them. Fails if they are too many.
+/// Starts `needed` threads that wait for a lock, and ends them.
 fn try_threads(
     needed: usize,
     start: impl Fn(Arc<Mutex<()>>) -> io::Result<JoinHandle<()>>,

@@ -1,9 +1,6 @@
-//! What commands print.
+//! Output of commands: tables for people, or JSON in the API's own types.
 //!
-//! Purpose: tables for people, JSON for programs, by one switch.
-//! Design: a command hands over its data and a function that makes a table of it; JSON is the API's
-//! own types, unchanged. Tables have no borders, so that they can be cut and searched.
-//! Not here: progress bars, errors.
+//! Tables have no borders, so that text tools can process them.
 
 use std::fmt::Display;
 use std::io::{ErrorKind, Write as _};
@@ -15,15 +12,12 @@ use serde::Serialize;
 
 use crate::failure::{Outcome, While};
 
-/// How to print.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Output {
-    /// JSON instead of tables and sentences.
     pub(crate) json: bool,
 }
 
 impl Output {
-    /// Prints `value` as JSON, or what `human` makes of it.
     pub(crate) fn show<T: Serialize, H: Display>(
         self,
         value: &T,
@@ -44,26 +38,24 @@ impl Output {
         }
     }
 
-    /// Prints that something is done.
     pub(crate) fn done(self, done: &Done) -> Outcome {
         self.show(done, |done| done.done.clone())
     }
 
-    /// As [`Output::done`], where standard output holds something else.
+    /// As [`Output::done`], if standard output carries data.
     pub(crate) fn done_on_stderr(self, done: &Done) -> Outcome {
         let text = self.text(done, |done| done.done.clone())?;
-        // Nothing can be done when stderr is closed.
         let _ = writeln!(std::io::stderr(), "{text}");
         Ok(())
     }
 }
 
-/// Prints a line; a reader that has gone away is no error.
+/// Prints a line; a closed pipe is no error.
 pub(crate) fn print(text: &str) -> Outcome {
     print_line(text).map(drop)
 }
 
-/// Prints a line; false if the reader has gone away.
+/// Prints a line; false if the pipe is closed.
 pub(crate) fn print_line(text: &str) -> Outcome<bool> {
     let mut stdout = std::io::stdout().lock();
     match writeln!(stdout, "{}", text.trim_end()).and_then(|()| stdout.flush()) {
@@ -73,7 +65,7 @@ pub(crate) fn print_line(text: &str) -> Outcome<bool> {
     }
 }
 
-/// A table with a header. A column whose title starts with `>` is aligned to the right.
+/// A table with a header. A title that starts with `>` aligns its column to the right.
 pub(crate) fn table<const N: usize>(
     header: [&str; N],
     rows: impl IntoIterator<Item = [String; N]>,
@@ -108,17 +100,16 @@ pub(crate) fn pairs(pairs: impl IntoIterator<Item = (&'static str, String)>) -> 
     text
 }
 
-/// `yes` or `no`.
 pub(crate) fn yes_no(value: bool) -> String {
     if value { "yes" } else { "no" }.to_owned()
 }
 
-/// A size where rounding would hide something: `1.5 GiB (1610612737 bytes)`.
+/// A size without rounding: `1.5 GiB (1610612737 bytes)`.
 pub(crate) fn exactly(bytes: u64) -> String {
     format!("{} ({bytes} bytes)", format_bytes(bytes))
 }
 
-/// Bytes a second in the unit that shows them whole: `300 MB/s`, `1.5 GB/s`, `64 KiB/s`.
+/// A rate in the largest unit that divides it: `300 MB/s`, `1.5 GB/s`, `64 KiB/s`.
 pub(crate) fn bandwidth(bytes_s: u64) -> String {
     const UNITS: [(u64, &str); 3] = [(1_000_000_000, "GB"), (1_000_000, "MB"), (1_000, "KB")];
     let unit = UNITS.iter().find(|(unit, _)| bytes_s >= *unit);
@@ -133,7 +124,7 @@ pub(crate) fn bandwidth(bytes_s: u64) -> String {
     }
 }
 
-/// A time for people: `512 ns`, `83 us`, `1.2 ms`, `3.4 s`.
+/// A duration: `512 ns`, `83 us`, `1.2 ms`, `3.4 s`.
 pub(crate) fn duration_ns(ns: u64) -> String {
     let value = ns as f64;
     let (value, unit) = match ns {
@@ -149,7 +140,7 @@ pub(crate) fn duration_ns(ns: u64) -> String {
     }
 }
 
-/// A time that may not be known.
+/// A duration, or `-`.
 pub(crate) fn latency(ns: Option<u64>) -> String {
     ns.map_or_else(|| "-".to_owned(), duration_ns)
 }

@@ -1,10 +1,7 @@
-//! Pools with troubles, as a person meets them: the real daemon, the real engine, files that moved,
-//! were cut short, overwritten or lost.
+//! Pools with problems, through the real daemon and engine: files that moved, were truncated,
+//! overwritten or lost.
 //!
-//! Here: the daemon starts whatever its devices hold, says exactly what is wrong in `status` and in
-//! its log, and goes on once that is repaired; settings, reservations, checks and added devices
-//! through the command line.
-//! Not here: power cuts, deaths under load.
+//! The daemon always starts, reports the exact problem, and continues once that is repaired.
 
 mod common;
 
@@ -17,7 +14,6 @@ use serde_json::Value;
 
 const MIB: u64 = 1 << 20;
 
-/// A daemon with a pool on these files, a tenant and a volume.
 fn with_pool(files: &[&str]) -> Daemon {
     let daemon = Daemon::with("");
     let mut args = vec!["pool", "create", "--create", "--size", "128M"];
@@ -31,7 +27,6 @@ fn with_pool(files: &[&str]) -> Daemon {
     daemon
 }
 
-/// Fills the volume with bytes that are its own.
 fn fill(daemon: &Daemon) -> Vec<u8> {
     let image: Vec<u8> = (0..16 * MIB)
         .map(|at| (at / 4096 % 251) as u8 + 1)
@@ -53,7 +48,6 @@ fn write_at(path: &Path, at: u64, bytes: &[u8]) {
     file.write_all_at(bytes, at).unwrap();
 }
 
-/// What `status` says is wrong with the pool.
 fn trouble(daemon: &Daemon) -> String {
     let status = daemon.json(&["status"]);
     assert_eq!(status["pool"], Value::Null, "{status}");
@@ -66,7 +60,7 @@ fn a_pool_file_that_moved_is_found_or_asked_for() {
     let mut daemon = with_pool(&["pool.img"]);
     let image = fill(&daemon);
     daemon.stop();
-    // Another name beside the old one: recognised by its label.
+    // Renamed in the same folder: found by its label.
     std::fs::rename(daemon.path("pool.img"), daemon.path("renamed.img")).unwrap();
     daemon.again();
     daemon.wait_engine();
@@ -74,7 +68,7 @@ fn a_pool_file_that_moved_is_found_or_asked_for() {
     let spec = daemon.json(&["device", "list"])[0]["spec"].to_string();
     assert!(spec.contains("renamed.img"), "{spec}");
     daemon.stop();
-    // Another folder: nobody looks there unasked.
+    // In another folder, which is not searched.
     std::fs::create_dir(daemon.path("away")).unwrap();
     std::fs::rename(daemon.path("renamed.img"), daemon.path("away/p.img")).unwrap();
     daemon.again();
@@ -89,7 +83,6 @@ fn a_pool_file_that_moved_is_found_or_asked_for() {
         text.contains("not open") && text.contains("forebay pool open --device"),
         "{text}"
     );
-    // Everything else says the same, and a new pool does not take the old one's place.
     daemon.refused(&["volume", "list"], "renamed.img");
     daemon.refused(
         &[
@@ -108,7 +101,6 @@ fn a_pool_file_that_moved_is_found_or_asked_for() {
     holds(&daemon, &image);
 }
 
-/// How a file is spoiled, by what, and what is said of it.
 type Case<'a> = (&'a str, &'a dyn Fn(&Path), &'a str);
 
 #[test]
@@ -159,7 +151,7 @@ fn whatever_a_pool_file_holds_the_daemon_starts_and_names_it() {
     ];
     for (name, spoil, part) in cases {
         std::fs::copy(&good, &path).unwrap();
-        // Only the spoiled one may be found.
+        // Hide the good copy, so that only the damaged one is found.
         let hidden = daemon.path("hidden");
         std::fs::create_dir_all(&hidden).unwrap();
         std::fs::rename(&good, hidden.join("good")).unwrap();
@@ -170,7 +162,6 @@ fn whatever_a_pool_file_holds_the_daemon_starts_and_names_it() {
         assert!(daemon.said().contains(part), "{name}");
         assert!(!daemon.said().contains("panicked"), "{name}");
         std::fs::rename(hidden.join("good"), &good).unwrap();
-        // It is repaired, and opened without a restart.
         std::fs::copy(&good, &path).unwrap();
         daemon.json(&["pool", "open"]);
         daemon.wait_engine();
@@ -215,7 +206,6 @@ fn a_damaged_record_is_replaced_by_what_labels_say() {
     daemon.again();
     daemon.wait_engine();
     daemon.stop();
-    // Its copy beside the sockets is lost too.
     std::fs::write(&record, "{").unwrap();
     std::fs::remove_file(daemon.path("var/run/devices.json")).unwrap();
     daemon.again();
@@ -342,7 +332,6 @@ fn a_missing_device_takes_down_only_what_lies_on_it_and_comes_back() {
     daemon.json(&["pool", "set", "--placement", "fill"]);
     let image = fill(&daemon);
     daemon.stop();
-    // Beside the others it would be found at once.
     std::fs::create_dir(daemon.path("away")).unwrap();
     std::fs::rename(daemon.path("b.img"), daemon.path("away/b.img")).unwrap();
     daemon.again();
@@ -373,7 +362,6 @@ fn a_missing_device_takes_down_only_what_lies_on_it_and_comes_back() {
     );
     std::fs::remove_file(daemon.path("copy.img")).unwrap();
     let engine = status["engine_pid"].clone();
-    // What is open already is passed over; detours are not recorded.
     let back = [
         "pool",
         "open",
@@ -412,14 +400,14 @@ fn a_missing_device_takes_down_only_what_lies_on_it_and_comes_back() {
 
 #[test]
 fn a_spoiled_catalog_costs_nothing_and_is_told_of() {
-    // Both copies on one device, and one on each of two.
+    // Both copies on one device, or one on each of two.
     for files in [&["a.img"][..], &["a.img", "b.img"]] {
         let mut daemon = with_pool(files);
         let image = fill(&daemon);
         let copies = daemon.json(&["pool", "show"])["catalog"]["copies"].clone();
         assert_eq!(copies.as_array().unwrap().len(), 2, "{copies}");
         daemon.stop();
-        // Past the labels and the header of the first copy: what the database wrote there.
+        // Beyond the labels and the first copy's header: the database's own data.
         let path = daemon.path(files[files.len() - 1]);
         write_at(&path, MIB + 64 * 1024, &[0x5a; 128 * 1024]);
         daemon.again();
@@ -474,7 +462,6 @@ fn a_device_is_added_while_the_pool_is_used() {
     wait_until("the device", || {
         daemon.json(&["device", "list"])[1]["state"] == "online"
     });
-    // More than the first device has left.
     daemon.json(&["volume", "create", "acme/more", "--size", "112M"]);
     std::fs::write(daemon.path("more"), vec![9; 112 * MIB as usize]).unwrap();
     daemon.json(&["volume", "import", "more", "acme/more"]);
@@ -498,11 +485,10 @@ fn a_device_is_added_while_the_pool_is_used() {
 #[test]
 fn memory_and_nothing_are_devices_too() {
     let daemon = with_pool(&["a.img"]);
-    // The size may be an option as well.
+    // The size as an option.
     let added = daemon.json(&["device", "add", "ram:r", "--size", "64M"]);
     assert_eq!(added["capacity_bytes"], 64 * MIB, "{added}");
     daemon.refused(&["device", "add", "ram:s"], "?size=1G");
-    // What keeps nothing joins only if somebody insists.
     let null = ["device", "add", "null:n?size=64M"];
     daemon.refused(&null, "keeps no data");
     assert!(!daemon.path("n").exists(), "made in vain");
@@ -524,7 +510,6 @@ fn a_pool_of_nothing_says_so_when_it_is_made() {
     assert!(text.contains("keeps no data"), "{text}");
 }
 
-/// The rows of `stats` that are for one volume: what, and how many errors.
 fn errors_of(daemon: &Daemon) -> Vec<(String, u64)> {
     let lane = daemon.json(&["stats"])["lanes"][0].clone();
     ["read", "write", "flush", "deallocate"]
@@ -581,7 +566,7 @@ fn a_full_pool_is_called_full_and_errors_are_counted_where_they_belong() {
     assert!(!warnings.contains("nearly"), "{warnings}");
 }
 
-/// A disk's name with a typing error does not become a pool in memory, and no file is made that nobody asked for.
+/// A mistyped disk name must create neither a pool in memory nor a file.
 #[test]
 fn no_file_in_dev() {
     let daemon = Daemon::with("");
@@ -618,7 +603,6 @@ fn no_file_in_dev() {
     gone(at);
     let ram = format!("ram:{}?size=100T", daemon.path("r").display());
     daemon.refused(&["device", "add", &ram], "are free");
-    // Memory is no place for a pool, either, but somebody may want that.
     let in_memory = tempfile::Builder::new()
         .prefix("forebay-")
         .tempdir_in("/dev/shm")

@@ -1,8 +1,4 @@
-//! `forebay bench load`: a load on any NVMe/TCP target.
-//!
-//! Purpose: the initiator's load generator from the command line.
-//! Design: options to a [`LoadSpec`], a progress bar, a table or JSON.
-//! Not here: the load generator.
+//! `forebay bench load`: the initiator's load generator, on any NVMe/TCP target.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -23,7 +19,7 @@ use crate::route;
 
 #[derive(Debug, Args)]
 pub(crate) struct LoadArgs {
-    /// An export of this node's daemon, which says its address and its NQN
+    /// An export of this node, whose address and NQN the daemon knows
     #[arg(value_name = "TENANT/VOLUME", value_parser = VolumeName::parse, add = names::exports(), conflicts_with_all = ["addr", "nqn"])]
     export: Option<VolumeName>,
     /// Another target's address, e.g. 127.0.0.1:4420
@@ -38,7 +34,7 @@ pub(crate) struct LoadArgs {
     /// The namespace
     #[arg(long, default_value_t = 1)]
     nsid: u32,
-    /// What to do
+    /// The access pattern
     #[arg(long, value_enum, default_value_t = Pattern::Randread)]
     rw: Pattern,
     /// Share of reads with randrw, in percent
@@ -53,19 +49,19 @@ pub(crate) struct LoadArgs {
     /// Number of I/O queues
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..))]
     queues: u16,
-    /// How long
+    /// The duration
     #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     seconds: u64,
     /// Use only this much of the namespace, from its beginning
     #[arg(long, value_parser = parse_bytes)]
     span: Option<u64>,
-    /// Write or read the first block of every so many bytes, each once, in random order; ends by itself
+    /// Access the first block of each such span once, in random order, then end
     #[arg(long, value_parser = parse_bytes)]
     once_per: Option<u64>,
-    /// Begin so many commands a second on each queue, and no more
+    /// The rate of new commands on each queue
     #[arg(long, value_name = "PER_SECOND", value_parser = clap::value_parser!(u32).range(1..=100_000_000))]
     rate: Option<u32>,
-    /// With --rate: so many of them at once
+    /// With --rate: the number of commands begun together
     #[arg(long, default_value_t = 1, requires = "rate", value_parser = clap::value_parser!(u16).range(1..))]
     burst: u16,
     /// Ask for digests of headers and data
@@ -77,7 +73,7 @@ pub(crate) struct LoadArgs {
     /// Burn the CPU instead of sleeping between completions
     #[arg(long)]
     spin: bool,
-    /// Start of all random numbers
+    /// The seed of the random numbers
     #[arg(long, default_value_t = 1)]
     seed: u64,
 }
@@ -92,7 +88,7 @@ pub(super) enum Pattern {
 }
 
 impl Pattern {
-    /// The share of reads; `mixed` is that of [`Pattern::Randrw`].
+    /// The share of reads; `mixed` applies to [`Pattern::Randrw`].
     pub(super) fn read_percent(self, mixed: u8) -> u8 {
         match self {
             Self::Read | Self::Randread => 100,
@@ -103,7 +99,6 @@ impl Pattern {
 }
 
 impl LoadArgs {
-    /// Where the load goes: an address and an NQN.
     fn target(&self, context: impl FnOnce() -> Outcome<Context>) -> Outcome<(SocketAddr, String)> {
         if let (Some(addr), Some(nqn)) = (self.addr, &self.nqn) {
             return Ok((addr, nqn.clone()));
@@ -154,7 +149,7 @@ impl LoadArgs {
     }
 }
 
-/// Where an export can be reached first.
+/// The export's first address.
 pub(super) fn address(export: &Export) -> Outcome<SocketAddr> {
     let address = export
         .addresses
@@ -181,7 +176,6 @@ pub(crate) fn load(
     judge(&report)
 }
 
-/// Whether it was a load at all.
 pub(super) fn judge(report: &Report) -> Outcome {
     if report.errors > 0 {
         return Err(Failure::new(format!(

@@ -1,8 +1,4 @@
-//! `forebay bench machine`: a load on a machine's disk, without a machine.
-//!
-//! Purpose: the initiator's drivers for vhost-user-blk and NVMe over vfio-user from the command line.
-//! Design: options to a [`MachineLoad`], a progress bar, the same table or JSON as `bench load`.
-//! Not here: the drivers, the load generator.
+//! `forebay bench machine`: a load on a VM's disk, without a VM, by the initiator's drivers.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -23,7 +19,7 @@ use crate::progress;
 pub(crate) struct MachineArgs {
     #[command(flatten)]
     socket: VmSocket,
-    /// What to do
+    /// The access pattern
     #[arg(long, value_enum, default_value_t = Pattern::Randread)]
     rw: Pattern,
     /// Share of reads with randrw, in percent
@@ -38,13 +34,13 @@ pub(crate) struct MachineArgs {
     /// Number of queues
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64))]
     queues: u16,
-    /// How long
+    /// The duration
     #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     seconds: u64,
-    /// Begin this far into the disk
+    /// The offset of the used part of the disk
     #[arg(long, default_value = "0", value_parser = parse_bytes)]
     first: u64,
-    /// Use only this much of the disk, from there
+    /// The size of the used part of the disk
     #[arg(long, value_parser = parse_bytes)]
     span: Option<u64>,
     /// Drive all queues by one thread on this CPU
@@ -53,22 +49,22 @@ pub(crate) struct MachineArgs {
     /// Sleep until an interrupt instead of polling for completions
     #[arg(long)]
     interrupts: bool,
-    /// Commands a second on each queue, instead of as many as there can be
+    /// Commands per second on each queue [default: unlimited]
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
     rate: Option<u32>,
-    /// Do nothing for so many milliseconds after each command (with --depth 1)
+    /// Idle milliseconds after each command (with --depth 1)
     #[arg(long, value_name = "MS")]
     pause: Option<u64>,
-    /// The machine's memory is of huge pages
+    /// Use huge pages for the virtual machine's memory
     #[arg(long)]
     huge_pages: bool,
     /// Packed rings instead of split ones (vhost-user)
     #[arg(long)]
     packed: bool,
-    /// How an NVMe controller is told of commands (vfio-user)
+    /// How doorbells reach an NVMe controller (vfio-user)
     #[arg(long, value_enum, default_value_t = Bells::Shadow)]
     doorbells: Bells,
-    /// Start of all random numbers
+    /// The seed of the random numbers
     #[arg(long, default_value_t = 1)]
     seed: u64,
 }
@@ -86,11 +82,11 @@ struct VmSocket {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Bells {
-    /// In memory, where the controller allows it
+    /// In shadow doorbells, if the controller allows them
     Shadow,
-    /// Each by a message
+    /// By a message each
     Trapped,
-    /// In the page that the controller shares
+    /// In the shared page of the controller
     Mapped,
 }
 

@@ -1,9 +1,7 @@
-//! What a load gave, for people and for programs.
+//! The report of a load, as a table or JSON.
 //!
-//! Purpose: the table that `bench` ends with, and the same as JSON.
-//! Design: one line per load and kind of command; the CPU column is the engine's CPU time divided by
-//! the commands it completed, known only where the engine is ours.
-//! Not here: measuring.
+//! One line per load and kind of command. The CPU column is the engine's CPU time per command,
+//! known only for an engine of our own.
 
 use forebay_device::size::format_bytes;
 use forebay_initiator::load::{LoadReport, OpReport};
@@ -11,10 +9,8 @@ use serde::Serialize;
 
 use crate::output::table;
 
-/// One line.
 #[derive(Debug, Serialize)]
 pub(super) struct ReportLine {
-    /// Which load.
     pub(super) name: String,
     /// `read`, `write` or `all`.
     pub(super) op: &'static str,
@@ -26,23 +22,20 @@ pub(super) struct ReportLine {
     pub(super) p99_us: f64,
     pub(super) p999_us: f64,
     pub(super) max_us: f64,
-    /// CPU time of the engine for one command.
+    /// CPU time of the engine per command.
     pub(super) engine_cpu_us_per_op: Option<f64>,
 }
 
-/// The outcome of one or more loads.
 #[derive(Debug, Serialize)]
 pub(super) struct Report {
     pub(super) seconds: f64,
     pub(super) block_bytes: u32,
     pub(super) lines: Vec<ReportLine>,
-    /// Commands that ended with an error status.
     pub(super) errors: u64,
-    /// The first of them, in words.
     pub(super) first_error: Option<String>,
-    /// Commands that ended well.
+    /// Successful commands.
     pub(super) ops: u64,
-    /// CPU time of our own worker threads for one command, if there was one.
+    /// CPU time of our own worker threads per command.
     pub(super) initiator_cpu_us_per_op: Option<f64>,
 }
 
@@ -64,7 +57,7 @@ fn line(name: &str, op: &'static str, report: &LoadReport, ops: &OpReport) -> Re
 }
 
 impl Report {
-    /// Of loads that ran at the same time. `engine_cpu_s`: CPU time that the engine used meanwhile.
+    /// Reports concurrent loads. `engine_cpu_s`: CPU time of the engine meanwhile.
     pub(super) fn new(loads: &[(String, LoadReport)], engine_cpu_s: Option<f64>) -> Self {
         let mut report = Self {
             seconds: 0.0,
@@ -97,7 +90,6 @@ impl Report {
         report
     }
 
-    /// The table.
     pub(super) fn text(&self) -> String {
         let rows = self.lines.iter().map(|line| {
             [
@@ -147,13 +139,13 @@ impl Report {
     }
 }
 
-/// All loads together: rates add up, latencies are those of all commands.
+/// Sums the rates, and merges the latencies of all commands.
 fn total(loads: &[(String, LoadReport)]) -> Option<ReportLine> {
     let (first, rest) = loads.split_first()?;
     let mut all = first.1.total.clone();
     for (_, load) in rest {
         all.ops += load.total.ops;
-        // Same bounds, so this can't fail; if it did, only percentiles would miss something.
+        // Equal bounds, so this cannot fail; otherwise only percentiles would be incomplete.
         let _ = all.histogram.add(&load.total.histogram);
     }
     let mut line = line("all", "all", &first.1, &all);

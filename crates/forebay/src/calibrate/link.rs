@@ -1,11 +1,9 @@
-//! How fast the network is.
+//! The bandwidth of the links by which hosts connect.
 //!
-//! Purpose: bytes a second of the links by which hosts come.
-//! Design: what the kernel says of physical interfaces that are up: of all, or, of a daemon that listens on particular addresses, of
-//! those that carry one, or that one which does lies on (a VLAN, a bridge). Which they are is asked over netlink, as no file says it.
-//! A bond says itself how much of its interfaces is used. A daemon that listens on this machine alone has no link
-//! to be full, and a virtual interface says no speed: both count as endless, which is what is known.
-//! Not here: measuring it; that would need a host at its other end. Whether it is kept (`store`).
+//! It is the kernel's speed of physical interfaces that are up. With particular listen addresses,
+//! only their interfaces count, or those below them (VLAN, bridge); netlink names them. A bond
+//! reports its usable speed itself. Local listeners and virtual interfaces count as unlimited. The
+//! link is not measured: that would need a host at its other end.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
@@ -17,10 +15,10 @@ use rustix::net::{
     AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send, socket_with,
 };
 
-/// Interfaces lie on one another at most so deep.
+/// The deepest stack of interfaces.
 const MOST_DEEP: u32 = 8;
 
-/// Of all that hosts come by, if they come from elsewhere than this machine.
+/// The links' total; `None` if hosts connect only locally, or if it is unknown.
 pub(super) fn bytes_per_second(listens: &[String]) -> Option<u64> {
     let folder = Path::new("/sys/class/net");
     let addresses = listens.iter().filter_map(|address| address.parse().ok());
@@ -43,14 +41,13 @@ fn is_physical(folder: &Path, name: &str) -> bool {
     folder.join(name).join("device").exists()
 }
 
-/// All physical ones.
 fn all(folder: &Path) -> BTreeSet<String> {
     names(folder)
         .filter(|name| is_physical(folder, name))
         .collect()
 }
 
-/// Those whose speed is that of an interface: itself, or what it lies on.
+/// The interfaces that determine an interface's speed: itself, or those below it.
 fn below(folder: &Path, name: &str, deep: u32) -> BTreeSet<String> {
     if is_physical(folder, name) || folder.join(name).join("bonding").exists() {
         return BTreeSet::from([name.to_owned()]);
@@ -63,7 +60,7 @@ fn below(folder: &Path, name: &str, deep: u32) -> BTreeSet<String> {
         .collect()
 }
 
-/// Of those of them that are up and say it.
+/// The speed of those that are up and report it.
 fn of(folder: &Path, interfaces: &BTreeSet<String>) -> Option<u64> {
     let speeds = interfaces.iter().filter_map(|interface| {
         let path = folder.join(interface);
@@ -80,7 +77,7 @@ fn of(folder: &Path, interfaces: &BTreeSet<String>) -> Option<u64> {
     (sum > 0).then(|| sum.saturating_mul(1_000_000 / 8))
 }
 
-/// Names of the interfaces that carry one of these addresses (rtnetlink(7)).
+/// Names of the interfaces with one of these addresses (rtnetlink(7)).
 fn carriers(addresses: &BTreeSet<IpAddr>) -> Result<BTreeSet<String>> {
     const REQUEST_AND_DUMP: u16 = 0x301;
     const GET_ADDRESSES: u16 = 22;
@@ -89,9 +86,8 @@ fn carriers(addresses: &BTreeSet<IpAddr>) -> Result<BTreeSet<String>> {
         return Ok(names);
     }
     let (kind, flags) = (SocketType::RAW, SocketFlags::CLOEXEC);
-    // Its protocol of number 0 is the one for addresses and routes.
+    // Protocol 0 is NETLINK_ROUTE.
     let socket = socket_with(AddressFamily::NETLINK, kind, flags, None)?;
-    // A header, and whose addresses: of any family.
     let mut ask = [0; 24];
     ask[..4].copy_from_slice(&24u32.to_ne_bytes());
     ask[4..6].copy_from_slice(&GET_ADDRESSES.to_ne_bytes());
@@ -122,7 +118,7 @@ fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
     bytes.try_into().ok().map(u32::from_ne_bytes)
 }
 
-/// Adds interfaces' numbers and addresses; whether that was the last of it.
+/// Adds interface indexes and addresses; true at the end of the dump.
 fn read_answer(mut messages: &[u8], found: &mut Vec<(u32, IpAddr)>) -> bool {
     const HEADER: usize = 16;
     const ERROR: u16 = 2;
@@ -141,9 +137,9 @@ fn read_answer(mut messages: &[u8], found: &mut Vec<(u32, IpAddr)>) -> bool {
     false
 }
 
-/// One address and who carries it.
+/// One address and its interface's index.
 fn read_address(message: &[u8]) -> Option<(u32, IpAddr)> {
-    /// Of a link between two, the other's.
+    /// On a point-to-point link, the peer's address.
     const ADDRESS: u16 = 1;
     const OWN: u16 = 2;
     let index = u32_at(message, 4)?;
@@ -189,7 +185,6 @@ mod tests {
             std::fs::write(at(name).join("operstate"), format!("{state}\n")).unwrap();
             std::fs::write(at(name).join("speed"), format!("{speed}\n")).unwrap();
         }
-        // Whatever they lie on, or are part of.
         std::fs::create_dir(at("br0").join("lower_bond0")).unwrap();
         std::fs::create_dir(at("bond0").join("lower_eth3")).unwrap();
         let folder = folder.path();
@@ -200,7 +195,7 @@ mod tests {
         assert_eq!(of_one("br0"), Some(26_000_000_000 / 8));
         assert_eq!(of_one("tun0"), None, "nobody knows");
         assert_eq!(of_one("none"), None);
-        // One that lies on itself.
+        // A cycle.
         std::fs::create_dir_all(folder.join("loop0/lower_loop0")).unwrap();
         assert_eq!(of_one("loop0"), None);
         assert_eq!(bytes_per_second(&["127.0.0.1:4420".into()]), None);
@@ -213,7 +208,7 @@ mod tests {
         assert_eq!(names, BTreeSet::from(["lo".to_owned()]));
         let nobodys = BTreeSet::from([IpAddr::from([203, 0, 113, 77])]);
         assert_eq!(carriers(&nobodys).unwrap(), BTreeSet::new());
-        // What is cut off ends it.
+        // Truncated messages end the dump.
         assert!(read_answer(&[255; 16], &mut Vec::new()));
         assert!(!read_answer(&[0; 3], &mut Vec::new()));
         assert_eq!(read_address(&[0; 5]), None);

@@ -1,10 +1,9 @@
-//! The volumes that are measured, and that nothing is left of them.
+//! The volumes of a calibration, in a tenant of its own.
 //!
-//! Purpose: a tenant of the calibration's own, a volume and an export for each frontend.
-//! Design: a guard: whatever way the command ends, its exports, volumes and tenant are removed. A killed one's are removed by
-//! the next: a volume's name says which process made it, and while that lives, another calibration is refused. While it is
-//! there, the daemon is told again and again that it is: budgets are nothing to it then.
-//! Not here: what is measured.
+//! A guard removes exports, volumes and tenant in any case. The next calibration removes those of a
+//! killed one. A volume's name contains its process's id; while that process lives, another
+//! calibration is refused. The daemon is kept informed of the calibration and meanwhile ignores
+//! budgets.
 
 use std::time::{Duration, Instant};
 
@@ -23,29 +22,29 @@ use rustix::process::{Pid, test_kill_process};
 use super::drive::HOST;
 use crate::failure::{Failure, Outcome};
 
-/// Whose the volumes are.
+/// The owner of the volumes.
 pub(super) const TENANT: &str = CALIBRATION_TENANT;
-/// The least that a volume must have room for.
+/// The smallest useful volume.
 const LEAST_BYTES: u64 = 4 << 20;
-/// Of the pool's free space, all of it together takes at most this part.
+/// All volumes together use at most one part in this number of the pool's free space.
 const PART: u64 = 4;
-/// So long space may be laundered before it is begun.
+/// The limit for zero-filling before the start.
 const LAUNDER_LIMIT: Duration = Duration::from_secs(10);
-/// So long an export may hold its volume after its end.
+/// The limit for an export to release its volume.
 const REMOVE_LIMIT: Duration = Duration::from_secs(10);
 const POLL: Duration = Duration::from_millis(50);
-/// It is said to go on for so much longer than it takes.
+/// The announced time's margin.
 const MARGIN: Duration = Duration::from_secs(30);
 
-/// See the module's text.
+/// The guard.
 pub(super) struct Scratch {
     client: Client,
-    /// Of each volume.
+    /// Per volume.
     pub(super) bytes: u64,
 }
 
 impl Scratch {
-    /// Makes room: what others left is removed, and freed space is waited for. A volume has at most `bytes`.
+    /// Removes leftovers and waits for freed space. A volume has at most `bytes`.
     pub(super) fn make(client: &Client, bytes: u64, volumes: u64) -> Outcome<Self> {
         refuse_another(client)?;
         begun(client, LAUNDER_LIMIT + 2 * REMOVE_LIMIT)?;
@@ -80,7 +79,7 @@ impl Scratch {
         Ok(scratch)
     }
 
-    /// A volume, shown over a frontend.
+    /// Creates a volume and its export.
     pub(super) fn export(&self, frontend: Transport) -> Outcome<Export> {
         let name = format!("p{}-{}", std::process::id(), short(frontend));
         let volume = VolumeCreate {
@@ -106,12 +105,11 @@ impl Scratch {
         Ok(self.client.post("/v1/exports", &export)?)
     }
 
-    /// Says that it goes on for so long at least.
+    /// Announces at least this much more time.
     pub(super) fn goes_on(&self, time: Duration) -> Outcome {
         begun(&self.client, time)
     }
 
-    /// Removes everything.
     pub(super) fn remove(self) -> Outcome {
         let removed = remove(&self.client).and_then(|()| ended(&self.client));
         std::mem::forget(self);
@@ -121,13 +119,13 @@ impl Scratch {
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        // Something else has failed and is told; what stays is removed by the next.
+        // Another error is being reported; the next calibration removes leftovers.
         let _ = remove(&self.client);
         let _ = ended(&self.client);
     }
 }
 
-/// Says that a calibration is at work, for so long and some time more.
+/// Tells the daemon that a calibration runs for this time and a margin.
 fn begun(client: &Client, time: Duration) -> Outcome {
     let seconds = (time + MARGIN).as_secs().min(MOST_CALIBRATION_SECONDS);
     let _: Done = client.put("/v1/scheduling/calibration", &CalibrationPut { seconds })?;
@@ -139,7 +137,6 @@ fn ended(client: &Client) -> Outcome {
     Ok(())
 }
 
-/// How a frontend is named in the API.
 pub(super) fn kind(frontend: Transport) -> ExportFrontend {
     match frontend {
         Transport::Tcp => ExportFrontend::NvmeTcp,
@@ -148,7 +145,6 @@ pub(super) fn kind(frontend: Transport) -> ExportFrontend {
     }
 }
 
-/// And to people.
 pub(super) fn short(frontend: Transport) -> &'static str {
     match frontend {
         Transport::Tcp => "nvme-tcp",
@@ -165,7 +161,6 @@ fn volumes(client: &Client) -> Outcome<Vec<Volume>> {
     }
 }
 
-/// An error if the process lives that made one of the volumes.
 fn refuse_another(client: &Client) -> Outcome {
     for volume in volumes(client)? {
         let Some(pid) = maker(&volume.name).filter(|pid| *pid != std::process::id()) else {
@@ -174,7 +169,7 @@ fn refuse_another(client: &Client) -> Outcome {
         let Some(process) = i32::try_from(pid).ok().and_then(Pid::from_raw) else {
             continue;
         };
-        // Not ours to signal is alive too.
+        // EPERM means that it is alive too.
         if !matches!(test_kill_process(process), Err(rustix::io::Errno::SRCH)) {
             let wrong = format!("another calibration (pid {pid}) is at work");
             let hint = format!("if it is not, delete the volume {TENANT}/{}", volume.name);
@@ -184,7 +179,7 @@ fn refuse_another(client: &Client) -> Outcome {
     Ok(())
 }
 
-/// The process that made a volume of this name.
+/// The process id in a volume's name.
 fn maker(name: &str) -> Option<u32> {
     name.strip_prefix('p')?.split_once('-')?.0.parse().ok()
 }
@@ -201,7 +196,7 @@ fn remove(client: &Client) -> Outcome {
     gone(client, &format!("/v1/tenants/{TENANT}"))
 }
 
-/// Deletes one thing, which may not be there, or be in use for another moment.
+/// Deletes an object that may be missing, or in use for another moment.
 fn gone(client: &Client, path: &str) -> Outcome {
     let until = Instant::now() + REMOVE_LIMIT;
     loop {

@@ -1,9 +1,7 @@
-//! `forebay completion` and `forebay man`.
+//! `forebay completion` and `forebay man`, generated from the command line's definition and the
+//! book.
 //!
-//! Purpose: what a package installs beside the program, made by the program itself.
-//! Design: generated from the command line's definition and the book's page on configuration, so that it can't fall behind
-//! them. A completion script only calls the program, which completes names as well (`names`).
-//! Not here: where a package puts it (`cargo xtask package`).
+//! A completion script calls the program, which completes names as well (`names`).
 
 use std::io;
 use std::path::Path;
@@ -19,7 +17,6 @@ use crate::failure::{Failure, Outcome, While};
 use crate::output::print;
 
 const CONFIGURATION: &str = include_str!("../../../../docs/src/configuration.md");
-/// What an exit status says.
 const EXIT_STATUS: [(&str, &str); 6] = [
     ("0", "Success."),
     ("1", "The command failed, or the daemon refused."),
@@ -38,17 +35,16 @@ const FILES: [(&str, &str); 4] = [
     ("/var/lib/forebay", "The state of the service."),
 ];
 
-/// The foot and the head of each page.
+/// Foot and head of each page.
 const MANUAL: &str = "Forebay";
 
 fn source() -> String {
     format!("forebay {}", env!("CARGO_PKG_VERSION"))
 }
 
-/// The script for bash is our own: words with `@` are one word.
+/// A script of our own for bash: it keeps `@` within words.
 const BASH: &str = include_str!("completion.bash");
 
-/// Prints the completion script for a shell.
 pub(crate) fn completion(shell: Shell) -> Outcome {
     print(&String::from_utf8_lossy(&script(shell)?))
 }
@@ -69,7 +65,7 @@ fn script(shell: Shell) -> Outcome<Vec<u8>> {
     Ok(script)
 }
 
-/// Writes a manual page for each command, and one for the configuration, to a folder, which is made if it is missing.
+/// Writes a manual page for each command, and one for the configuration, to a folder.
 pub(crate) fn manual(folder: &Path) -> Outcome {
     let doing = || format!("write manual pages to {}", folder.display());
     std::fs::create_dir_all(folder).while_doing(doing())?;
@@ -84,7 +80,7 @@ pub(crate) fn manual(folder: &Path) -> Outcome {
     Ok(())
 }
 
-/// The pages of a command and those below it, by file name.
+/// The pages of a command and its subcommands, by file name.
 fn pages_of(command: &Command, above: &str, pages: &mut Vec<(String, Vec<u8>)>) -> io::Result<()> {
     let name = match above {
         "" => command.get_name().to_owned(),
@@ -106,7 +102,7 @@ fn pages_of(command: &Command, above: &str, pages: &mut Vec<(String, Vec<u8>)>) 
     }
     let mut rest = Roff::new();
     let path = name.trim_start_matches("forebay").trim_start_matches('-');
-    // A command's own name may have a hyphen; those of groups have none.
+    // A command's name may have a hyphen; a group's has none.
     let path = match above {
         "" | "forebay" => path.to_owned(),
         _ => path.replacen('-', " ", 1),
@@ -154,7 +150,7 @@ fn listed(page: &mut Roff, title: &str, items: &[(&str, &str)]) {
     }
 }
 
-/// The page of the book on configuration, up to where it says how commands find the daemon.
+/// The book's page on configuration, up to "Finding the daemon".
 fn configuration_page() -> Vec<u8> {
     let text = CONFIGURATION
         .split("## Finding the daemon")
@@ -202,7 +198,7 @@ fn configuration_page() -> Vec<u8> {
     page.render().into_bytes()
 }
 
-/// A line of the book without its marks: `[text](page.md)` is its text.
+/// Removes Markdown marks: `[text](page.md)` becomes its text.
 fn plain(line: &str) -> String {
     let mut text = String::new();
     let mut rest = line;
@@ -280,7 +276,6 @@ mod tests {
             assert!(page.contains(part), "{part}: {page}");
         }
         assert!(!page.contains("pool.md"), "{page}");
-        // The table's title is a sentence, and no key.
         assert!(!page.contains("\\fBkey"), "{page}");
         assert!(
             page.contains("Each key, and what counts when it is not there:"),

@@ -1,16 +1,14 @@
-//! What an operator gives a machine monitor so that its machine has an export as its disk.
+//! Arguments for VM monitors (QEMU, cloud-hypervisor, libvirt) to attach an export, and the
+//! socket's owner.
 //!
-//! Purpose: the exact arguments of QEMU and cloud-hypervisor, and a fragment for libvirt; and whose the
-//! socket is to be.
-//! Design: pure text. A path is quoted as each reader needs it (shell, QEMU's options, JSON, XML).
-//! Not here: starting machines.
+//! A path is quoted as each reader needs it (shell, QEMU's options, JSON, XML).
 
 use forebay_control::model::error::ErrorKind;
 use forebay_control::model::{Export, ExportFrontend};
 
 use crate::failure::{Failure, Outcome};
 
-/// A word for a shell.
+/// Quotes a word for a shell.
 fn shell(word: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "/._-:=,@+%".contains(c);
     if !word.is_empty() && word.chars().all(plain) {
@@ -20,7 +18,7 @@ fn shell(word: &str) -> String {
     }
 }
 
-/// A value within an XML attribute in single quotes.
+/// Escapes a value for an XML attribute in single quotes.
 fn xml(value: &str) -> String {
     value
         .replace('&', "&amp;")
@@ -28,7 +26,7 @@ fn xml(value: &str) -> String {
         .replace('\'', "&apos;")
 }
 
-/// A value among cloud-hypervisor's options, which end at a comma unless it is between quotes.
+/// Quotes a value for cloud-hypervisor's options, which end at a comma.
 fn cloud_value(value: &str) -> String {
     let plain = !value.contains([',', '[', ']']);
     if plain {
@@ -38,20 +36,19 @@ fn cloud_value(value: &str) -> String {
     }
 }
 
-/// Monitors do not refuse it by themselves (QEMU 11.1 with `migrate exec:`).
+/// Monitors do not refuse it on their own (QEMU 11.1 with `migrate exec:`).
 const NOT_MIGRATED: &str = "A machine with this disk must not be migrated, nor saved and restored: \
                             it hangs at its next read.";
 
-/// What each monitor gets.
 struct Words {
     qemu: Vec<String>,
     cloud: String,
-    /// What libvirt's domain needs besides, and the device.
+    /// An addition to libvirt's domain, and the device.
     namespace: &'static str,
     device: String,
 }
 
-/// How to give an export to a machine; `None` for one that is not a machine's.
+/// How to attach an export to a VM; `None` for a network export.
 pub(crate) fn attach_text(export: &Export) -> Option<String> {
     let path = export.socket.as_deref()?;
     let words = match export.frontend {
@@ -97,7 +94,7 @@ fn nvme_pcie(path: &str) -> Words {
             "--user-device {}",
             shell(&format!("socket={}", cloud_value(path)))
         ),
-        // libvirt knows no such device yet: QEMU gets its own words.
+        // libvirt does not know this device yet: pass QEMU's own arguments.
         namespace: " xmlns:qemu='http://libvirt.org/schemas/domain/qemu/1.0'",
         device: format!(
             "<qemu:commandline>\n      <qemu:arg value='-device'/>\n      \
@@ -109,7 +106,7 @@ fn nvme_pcie(path: &str) -> Words {
 
 fn vhost_user(export: &Export, path: &str) -> Words {
     let (id, queues) = (export.id, export.queues);
-    // QEMU's own options end at a comma; two are one.
+    // In QEMU's options, a doubled comma is a literal one.
     let option = path.replace(',', ",,");
     let socket = format!("socket,id=forebay{id},path={option},reconnect-ms=1000");
     Words {
@@ -136,7 +133,7 @@ fn vhost_user(export: &Export, path: &str) -> Words {
     }
 }
 
-/// The numbers of `USER[:GROUP]`, by name or number. `file` reads /etc/passwd and /etc/group.
+/// The ids of `USER[:GROUP]`, by name or number. `file` reads /etc/passwd and /etc/group.
 fn ids(
     text: &str,
     file: impl Fn(&str) -> std::io::Result<String>,
@@ -177,7 +174,6 @@ fn ids(
     }
 }
 
-/// The numbers of `USER[:GROUP]` on this machine.
 pub(crate) fn owner_ids(text: &str) -> Outcome<(Option<u32>, Option<u32>)> {
     ids(text, |path| std::fs::read_to_string(path))
 }
@@ -240,14 +236,13 @@ mod tests {
         assert!(attach_text(&export(ExportFrontend::NvmeTcp, "/x")).is_none());
     }
 
-    /// What is opened is closed, in order; attributes are between quotes; nothing stands where it must be written otherwise.
-    /// Gives the elements' names and what they are in.
+    /// A strict XML parser for the test: returns element names with their parents.
     fn parse(xml: &str) -> Vec<String> {
         let (mut open, mut seen) = (Vec::new(), Vec::new());
         let mut rest = xml.trim();
         while !rest.is_empty() {
             let tag = rest.strip_prefix('<').expect("text is between no elements");
-            // A '>' may stand within quotes.
+            // A '>' may be inside quotes.
             let mut quoted = false;
             let end = tag.find(|c| {
                 quoted ^= c == '\'';

@@ -1,9 +1,7 @@
-//! The terminal, for a view that draws itself again and again.
+//! A terminal for a view that redraws itself.
 //!
-//! Purpose: keys as they are pressed, the window's size, and a screen that is put back at the end.
-//! Design: the terminal's own settings are kept and restored by a guard; the alternate screen keeps what
-//! was there before. Standard input is asked with a time limit, so nothing blocks.
-//! Not here: what is drawn.
+//! A guard restores the settings, and the alternate screen restores the content. Reads have a time
+//! limit.
 
 use std::io::{Write as _, stdin, stdout};
 use std::time::Duration;
@@ -16,17 +14,16 @@ use rustix::termios::{
 use super::top::Size;
 use crate::failure::{Outcome, While};
 
-/// A terminal that was told to speak in single keys.
+/// A terminal in single-key mode.
 pub(crate) struct Terminal {
     before: Termios,
 }
 
 impl Terminal {
-    /// Takes the terminal on standard input and output.
     pub(crate) fn open() -> Outcome<Self> {
         let before = tcgetattr(stdin()).while_doing("ask the terminal")?;
         let mut raw = before.clone();
-        // No line at a time, no echo, and Ctrl-C is a key like another: the terminal must be restored.
+        // No line mode, no echo. Ctrl-C is an ordinary key, as the terminal must be restored.
         raw.local_modes -= LocalModes::ICANON | LocalModes::ECHO | LocalModes::ISIG;
         raw.special_codes[SpecialCodeIndex::VMIN] = 0;
         raw.special_codes[SpecialCodeIndex::VTIME] = 0;
@@ -36,7 +33,7 @@ impl Terminal {
         Ok(terminal)
     }
 
-    /// The window; 80x24 if it does not say.
+    /// The window's size; 80x24 if unknown.
     pub(crate) fn size(&self) -> Size {
         match tcgetwinsize(stdout()) {
             Ok(size) if size.ws_col > 0 && size.ws_row > 0 => Size {
@@ -50,14 +47,14 @@ impl Terminal {
         }
     }
 
-    /// Shows these lines and nothing else.
+    /// Replaces the screen's content.
     pub(crate) fn draw(&mut self, text: &str) -> Outcome {
-        // Each line is cleared behind its end, so nothing flickers.
+        // Clearing each line after its end avoids flicker.
         let lines = text.replace('\n', "\x1b[K\r\n");
         write(&format!("\x1b[H{lines}\x1b[K\x1b[J"))
     }
 
-    /// The next key, if one is pressed within the limit. The end of input is a Ctrl-D.
+    /// The next key within the limit. The end of input is a Ctrl-D.
     pub(crate) fn key(&mut self, limit: Duration) -> Outcome<Option<u8>> {
         let limit = Timespec::try_from(limit).while_doing("wait for a key")?;
         let input = stdin();
@@ -78,7 +75,7 @@ impl Terminal {
 
 impl Drop for Terminal {
     fn drop(&mut self) {
-        // A terminal that is gone needs no restoring.
+        // A closed terminal needs no restoring.
         let _ = write("\x1b[?25h\x1b[?1049l");
         let _ = tcsetattr(stdin(), OptionalActions::Now, &self.before);
     }

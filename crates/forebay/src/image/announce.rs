@@ -1,9 +1,8 @@
-//! Telling the daemon that an image is being moved.
+//! Announces an image transfer to the daemon, which then refuses other changes of the volume.
 //!
-//! Purpose: nobody else changes the volume, or moves another image, meanwhile.
-//! Design: a thread renews the announcement, over restarts of the daemon. The transfer ends when the daemon refuses that,
-//! because another host uses the volume. The daemon lets the transfer's host in, and shuts it out again.
-//! Not here: who may announce what (the daemon).
+//! A thread renews the announcement, across daemon restarts. The transfer ends if the daemon
+//! refuses a renewal, because another host uses the volume. The daemon admits the transfer's host
+//! for this time.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
@@ -19,7 +18,7 @@ use crate::cli::names::VolumeName;
 use crate::failure::{Failure, Outcome, While};
 use crate::route;
 
-/// A third of how long the daemon waits for it.
+/// A third of the daemon's limit.
 const RENEW_EVERY: Duration = Duration::from_secs(10);
 
 /// A transfer that the daemon knows of, for as long as this lives.
@@ -27,9 +26,9 @@ pub(super) struct Announced {
     client: Client,
     path: String,
     body: TransferPut,
-    /// The host that moves the image: a name made up for this one time.
+    /// A unique name for this transfer's host.
     pub(super) host_nqn: String,
-    /// How to get to the volume, and how it was at the beginning.
+    /// How to reach the volume, and its initial state.
     pub(super) access: Transfer,
     stop: Option<Sender<()>>,
     renewer: Option<JoinHandle<()>>,
@@ -81,7 +80,7 @@ impl Announced {
         Ok(announced)
     }
 
-    /// Where this machine reaches the volume.
+    /// The volume's address as seen from this node.
     pub(super) fn address(&self) -> Outcome<SocketAddr> {
         let addresses = self.access.addresses.iter();
         let mut address: SocketAddr = addresses
@@ -102,7 +101,7 @@ impl Announced {
         Ok(address)
     }
 
-    /// Ends the transfer: the daemon takes back the access.
+    /// Ends the transfer; the daemon withdraws access.
     pub(super) fn close(mut self) -> Outcome {
         self.end_renewing();
         self.is_open = false;
@@ -121,19 +120,19 @@ impl Announced {
         }
     }
 
-    /// Fails if somebody else uses the volume at the end.
+    /// A final check that no other host uses the volume.
     pub(super) fn check_now(&self) -> Outcome {
         renew(&self.client, &self.path, &self.body).map_or(Ok(()), Err)
     }
 
-    /// Fails if somebody else has been seen to use the volume.
+    /// Fails if another host was seen to use the volume.
     pub(super) fn check(&self) -> Outcome {
         let mut lost = self.lost.lock().unwrap_or_else(PoisonError::into_inner);
         lost.take().map_or(Ok(()), Err)
     }
 }
 
-/// Until it is stopped, or refused.
+/// Renews until stopped or refused.
 fn renew_until(
     client: &Client,
     path: &str,
@@ -151,7 +150,8 @@ fn renew_until(
     }
 }
 
-/// Why the transfer must end, if the daemon says so. One that does not answer may be back later.
+/// The reason to end the transfer, if the daemon gives one. A daemon that does not answer may come
+/// back.
 fn renew(client: &Client, path: &str, body: &TransferPut) -> Option<Failure> {
     match client.put::<_, Transfer>(path, body) {
         Err(ClientError::Refused(error))
@@ -168,7 +168,7 @@ impl Drop for Announced {
     fn drop(&mut self) {
         self.end_renewing();
         if self.is_open {
-            // If this fails it runs out.
+            // On failure, the announcement expires.
             let _ = self.end();
         }
     }

@@ -1,15 +1,14 @@
-//! What an image is, by its first and last bytes.
+//! Detects an image's format from its first and last bytes.
 //!
-//! Purpose: an image in another format, or made for other blocks than the volume's, is not taken for a raw one.
-//! Design: tables of what programs write at fixed places. What nobody knows is raw.
-//! Not here: converting.
+//! It refuses images of other formats, or made for other block sizes. Unknown content counts as
+//! raw.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 
 use crate::failure::{Outcome, While};
 
-/// All that is looked at, at the beginning.
+/// Bytes read at the beginning.
 pub(super) const HEAD_BYTES: usize = 4096 + 512;
 pub(super) const TAIL_BYTES: usize = 512;
 const QEMU: &str = "qemu-img convert -O raw";
@@ -23,7 +22,7 @@ pub(super) struct Format {
 }
 
 impl Format {
-    /// The command that makes a raw image of `file`.
+    /// The command that converts `file` to a raw image.
     pub(super) fn command(&self, file: &str) -> String {
         match self.convert {
             QEMU => format!("{QEMU} {file} disk.raw"),
@@ -36,7 +35,7 @@ const fn format(name: &'static str, convert: &'static str) -> Format {
     Format { name, convert }
 }
 
-/// Where from the beginning, which bytes, what.
+/// Offset, magic bytes, format.
 const AT_HEAD: [(usize, &[u8], Format); 20] = [
     (0, b"QFI\xfb", format("a qcow2 image", QEMU)),
     (0, b"QED\0", format("a QED image", QEMU)),
@@ -89,11 +88,11 @@ const AT_HEAD: [(usize, &[u8], Format); 20] = [
         b"\x3a\xff\x26\xed",
         format("an Android sparse image", "simg2img % disk.raw"),
     ),
-    // OVA is one.
+    // Includes OVA.
     (257, b"ustar", format("a tar archive", "tar -xf %")),
 ];
 
-/// The same in the last 512 bytes: of a fixed VHD, the rest is as in a raw image.
+/// In the last 512 bytes: the rest of a fixed VHD is a raw image.
 const AT_TAIL: [(&[u8], Format); 2] = [
     (b"conectix", format("a VHD image", QEMU)),
     (
@@ -102,7 +101,6 @@ const AT_TAIL: [(&[u8], Format); 2] = [
     ),
 ];
 
-/// The parts of an image that tell what it is.
 pub(super) struct Ends {
     pub(super) head: Vec<u8>,
     pub(super) tail: Vec<u8>,
@@ -110,7 +108,6 @@ pub(super) struct Ends {
 }
 
 impl Ends {
-    /// Of a file of `bytes`.
     pub(super) fn read(file: &File, bytes: u64) -> Outcome<Self> {
         let part = |at: u64, up_to: usize| -> Outcome<Vec<u8>> {
             let length = usize::try_from(bytes - at).unwrap_or(up_to).min(up_to);
@@ -144,7 +141,7 @@ impl Ends {
         self.head.get(at..)?.first_chunk().copied()
     }
 
-    /// The format, if it is not raw.
+    /// The format, unless it is raw.
     pub(super) fn format(&self) -> Option<Format> {
         let head = AT_HEAD.iter().find(|(at, magic, _)| self.has(*at, magic));
         let tail = AT_TAIL
@@ -153,7 +150,7 @@ impl Ends {
         head.map(|found| found.2).or(tail.map(|found| found.1))
     }
 
-    /// What in the image can't be used on a disk with blocks of `block_bytes`, and the blocks that it was made for.
+    /// The structure that blocks of `block_bytes` make unusable, and the block size that it needs.
     pub(super) fn unusable_with(&self, block_bytes: u32) -> Option<(&'static str, u32)> {
         let gpt_at = |at| self.has(at, b"EFI PART");
         let table = match (gpt_at(512), gpt_at(4096)) {
@@ -165,7 +162,7 @@ impl Ends {
         if let Some(made_for) = table.filter(|made_for| *made_for != block_bytes) {
             return Some(("a partition table", made_for));
         }
-        // A file system on the whole disk: it may have larger blocks than the disk, not smaller ones.
+        // A file system on the whole disk: its blocks may be larger than the disk's, not smaller.
         let file_system = if self.u16_le(1080) == 0xef53 {
             let shift = self.u32_le(1048).min(6);
             Some(("an ext file system", 1024 << shift))
@@ -180,7 +177,8 @@ impl Ends {
         file_system.filter(|(_, made_for)| *made_for >= 512 && *made_for < block_bytes)
     }
 
-    /// Whether there is a partition table (not a protective one) that fits the image with blocks of 512 bytes only.
+    /// Whether a partition table (not a protective one) fits the image only with blocks of 512
+    /// bytes.
     fn mbr_is_for_512(&self) -> bool {
         if self.u16_le(510) != 0xaa55 {
             return false;
@@ -227,7 +225,6 @@ mod tests {
         for block_bytes in [512, 4096] {
             assert_eq!(none.unusable_with(block_bytes), None);
         }
-        // An image may be shorter than all that is looked at.
         let short = Ends {
             head: vec![0x55],
             tail: vec![0x55],
@@ -283,7 +280,7 @@ mod tests {
         );
         assert_eq!(mbr(2048, 100_000).unusable_with(512), None);
         assert_eq!(mbr(256, 10_000).unusable_with(4096), None);
-        // Not a table: it reaches beyond the image.
+        // Not a table: it exceeds the image.
         assert_eq!(mbr(2048, 1 << 30).unusable_with(4096), None);
 
         let ext = |shift: u8| ends(&[(1080, b"\x53\xef"), (1048, &[shift])], 1 << 30);

@@ -1,10 +1,8 @@
-//! `forebay volume import` and `forebay volume export`: raw images in and out.
+//! `forebay volume import` and `forebay volume export`: raw images over NVMe/TCP.
 //!
-//! Purpose: a volume's bytes from and to a file or a pipe, with a progress bar, through NVMe/TCP like any host.
-//! Design: `announce` has the daemon let this program in, `transfer` moves the bytes between the volume and a `source` or
-//! `sink`; here is what the user sees. An import replaces nothing that it was not told to, and takes a raw image only. An
-//! exported file is complete or not there.
-//! Not here: image formats other than raw.
+//! `announce` gets access from the daemon, `transfer` moves the bytes between the volume and a
+//! `source` or `sink`. An import replaces data only when told to. An exported file is complete or
+//! absent.
 
 mod announce;
 mod format;
@@ -35,12 +33,11 @@ use sink::Sink;
 use source::Source;
 use transfer::VolumeShape;
 
-/// What an import may do.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ImportOptions {
-    /// Replace what the volume holds.
+    /// Replace the volume's content.
     pub(crate) overwrite: bool,
-    /// Take the file for a raw image, whatever it looks like.
+    /// Treat the file as raw, whatever it looks like.
     pub(crate) raw: bool,
 }
 
@@ -86,7 +83,7 @@ pub(crate) fn import(
             interrupt.check()
         })?;
         if !options.raw {
-            // Only now a stream's last bytes are known.
+            // A stream's last bytes are known only now.
             refuse_other_formats(file, &source.ends(bytes)?, &before)?;
         }
         announced.check_now()?;
@@ -108,7 +105,7 @@ pub(crate) fn import(
     })
 }
 
-/// Names the budgets that a transfer kept to, if there are any.
+/// Names the budgets that limited a transfer, if any.
 fn budget_note(client: &Client, name: &VolumeName) -> String {
     let tenant = &name.tenant;
     let of_tenant = client.get::<Tenant>(&format!("/v1/tenants/{}", route::segment(tenant)));
@@ -124,7 +121,7 @@ fn budget_note(client: &Client, name: &VolumeName) -> String {
     }
 }
 
-/// How messages name a file. `-` is `standard`.
+/// A file's name in messages. `-` is `standard`.
 fn shown(file: &Path, standard: &str) -> String {
     match stream::is_standard(file) {
         true => standard.to_owned(),
@@ -192,7 +189,7 @@ pub(crate) fn export(context: &Context, name: &VolumeName, file: &Path) -> Outco
     }
 }
 
-/// Connects, and ends the connection however `work` ends.
+/// Connects, and disconnects even if `work` fails.
 fn with_volume<T>(
     announced: &Announced,
     work: impl FnOnce(&mut IoQueue, VolumeShape) -> Outcome<T>,

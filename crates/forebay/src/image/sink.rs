@@ -1,8 +1,7 @@
-//! Where an export's image goes: a new file or standard output.
+//! The image of an export: a new file or standard output.
 //!
-//! Purpose: the transfer hands over a volume in order, whatever its image lies in.
-//! Design: zeros become holes of a file. A stream takes every byte, in pieces that a pipe with room takes at once.
-//! Not here: where the bytes come from.
+//! Zeros become holes of a file. A stream gets every byte, in pieces that a ready pipe takes at
+//! once.
 
 use std::fs::File;
 use std::io::{ErrorKind, IsTerminal, Write};
@@ -17,14 +16,14 @@ use super::stream::{Idle, await_ready, is_standard, standard};
 use super::transfer::runs;
 use crate::failure::{Failure, Outcome, While};
 
-/// A filesystem's block, as a rule.
+/// The usual block size of filesystems.
 const GRANULE_BYTES: usize = 4096;
-/// PIPE_BUF: a pipe that is ready takes so much without a wait.
+/// PIPE_BUF: a ready pipe takes this much without blocking.
 const PIECE_BYTES: usize = 4096;
-/// Zeros that are written between two looks for an interrupt.
+/// Zeros written between checks for an interrupt.
 const ZEROS_BYTES: usize = 64 * 1024;
 
-/// An image that is written once, from its beginning to its end.
+/// An image, written once in order.
 #[derive(Debug)]
 pub(super) enum Sink {
     File(NewFile),
@@ -32,7 +31,6 @@ pub(super) enum Sink {
 }
 
 impl Sink {
-    /// A new file at `path`, or standard output.
     pub(super) fn create(path: &Path) -> Outcome<Self> {
         if !is_standard(path) {
             return NewFile::create(path).map(Self::File);
@@ -57,7 +55,7 @@ impl Sink {
         Ok(Self::Stream(output))
     }
 
-    /// Adds `data`, which begins at byte `at` and follows what was added before.
+    /// Appends `data`, which begins at byte `at`.
     pub(super) fn write(&mut self, at: u64, data: &[u8], idle: Idle<'_>) -> Outcome {
         match self {
             Self::File(NewFile { file, .. }) => {
@@ -74,7 +72,6 @@ impl Sink {
         }
     }
 
-    /// Adds zeros.
     pub(super) fn skip(&mut self, mut bytes: u64, idle: Idle<'_>) -> Outcome {
         if matches!(self, Self::File(_)) {
             return Ok(());
@@ -89,7 +86,7 @@ impl Sink {
         Ok(())
     }
 
-    /// The image is complete, and has `bytes`.
+    /// Completes the image.
     pub(super) fn finish(&mut self, bytes: u64) -> Outcome {
         match self {
             Self::File(image) => {
@@ -101,7 +98,7 @@ impl Sink {
                 image.is_complete = true;
             }
             Self::Stream(output) => {
-                // Some filesystems tell of a failed write only now. A pipe can't be synced.
+                // Some filesystems report a failed write only now. A pipe cannot be synced.
                 if output.metadata().is_ok_and(|metadata| metadata.is_file()) {
                     output
                         .sync_all()
@@ -113,8 +110,8 @@ impl Sink {
     }
 }
 
-/// Whether there was no standard output. What the runtime opens instead is `/dev/null` for reading and writing; a shell's
-/// `> /dev/null` is for writing only.
+/// Whether there was no standard output. The runtime then opens `/dev/null` for reading and
+/// writing; a shell's `> /dev/null` is write-only.
 fn is_closed(output: &File) -> Outcome<bool> {
     let doing = "look at standard output";
     let stat = rustix::fs::fstat(output).while_doing(doing)?;
@@ -137,7 +134,7 @@ fn write_piece(output: &mut File, mut piece: &[u8], idle: Idle<'_>) -> Outcome {
     Ok(())
 }
 
-/// A new file that is removed again unless it gets complete.
+/// A new file, removed on drop unless complete.
 #[derive(Debug)]
 pub(super) struct NewFile {
     file: File,

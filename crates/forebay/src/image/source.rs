@@ -1,9 +1,7 @@
-//! Where an import's image comes from: a file, a block device or standard input.
+//! The image of an import: a file, a block device or standard input.
 //!
-//! Purpose: the transfer reads an image in order, a chunk at a time, whatever it lies in.
-//! Design: of a file, holes are found without reading them. The length of a stream is known only at its end; its head is
-//! kept, because it is looked at before the transfer, and its tail, because it is looked at afterwards.
-//! Not here: what the bytes mean (`format`).
+//! Holes in a file are not read. A stream's length is known only at its end. Its head is kept for
+//! checks before the transfer, and its tail for checks afterwards.
 
 use std::fs::File;
 use std::io::{ErrorKind, IsTerminal, Read, Seek, SeekFrom};
@@ -18,28 +16,27 @@ use super::format::{Ends, HEAD_BYTES, TAIL_BYTES};
 use super::stream::{Idle, await_ready, is_standard, standard};
 use crate::failure::{Failure, Outcome, While};
 
-/// How long to sleep for the first bytes of a stream: nothing else is to be done meanwhile.
+/// The sleep while a stream has no first bytes.
 const HEAD_WAIT: Duration = Duration::from_secs(1);
 
-/// An image that is read once, from its beginning to its end.
+/// An image, read once in order.
 #[derive(Debug)]
 pub(super) enum Source {
     File {
         file: File,
         bytes: u64,
-        /// Up to here, from where it was last read, the file has no data.
+        /// The file has no data before this offset, from the last read on.
         data_start: u64,
     },
     Stream {
         input: File,
-        /// Known beforehand if the shell has redirected a file.
+        /// Known in advance if the shell redirected a file.
         bytes: Option<u64>,
         head: Vec<u8>,
         tail: Vec<u8>,
     },
 }
 
-/// A part of an image.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct ImagePart {
     /// 0: the image has ended.
@@ -49,7 +46,6 @@ pub(super) struct ImagePart {
 }
 
 impl Source {
-    /// The file at `path`, or standard input, from which nothing is read yet.
     pub(super) fn open(path: &Path) -> Outcome<Self> {
         if is_standard(path) {
             let stdin = std::io::stdin();
@@ -64,7 +60,7 @@ impl Source {
             return Self::stream(standard(stdin.as_fd())?);
         }
         let shown = path.display();
-        // Before it is opened: that would wait for a pipe's writer.
+        // Checked before opening, which would wait for a pipe's writer.
         let kind = std::fs::metadata(path)
             .while_doing(format!("open {shown}"))?
             .file_type();
@@ -112,7 +108,6 @@ impl Source {
         })
     }
 
-    /// The length, if it is known.
     pub(super) fn bytes(&self) -> Option<u64> {
         match self {
             Self::File { bytes, .. } => Some(*bytes),
@@ -120,7 +115,6 @@ impl Source {
         }
     }
 
-    /// Reads the head of a stream.
     pub(super) fn read_head(&mut self) -> Outcome {
         if let Self::Stream { input, head, .. } = self {
             head.resize(HEAD_BYTES, 0);
@@ -133,7 +127,7 @@ impl Source {
         Ok(())
     }
 
-    /// The parts that tell what an image of `bytes` is. Of a stream: as far as it was read.
+    /// The parts that identify an image of `bytes`; of a stream, as far as it was read.
     pub(super) fn ends(&self, bytes: u64) -> Outcome<Ends> {
         match self {
             Self::File { file, .. } => Ends::read(file, bytes),
@@ -145,7 +139,7 @@ impl Source {
         }
     }
 
-    /// The next part, from byte `at`: a full `chunk`, or what is left.
+    /// The next part, from byte `at`: a full `chunk`, or the rest.
     pub(super) fn next(&mut self, at: u64, chunk: &mut [u8], idle: Idle<'_>) -> Outcome<ImagePart> {
         match self {
             Self::File {
@@ -187,7 +181,6 @@ impl Source {
     }
 }
 
-/// Reads until `buf` is full or the stream has ended.
 fn read_full(input: &mut File, buf: &mut [u8], idle: Idle<'_>) -> Outcome<usize> {
     let mut filled = 0;
     while filled < buf.len() {
@@ -203,7 +196,7 @@ fn read_full(input: &mut File, buf: &mut [u8], idle: Idle<'_>) -> Outcome<usize>
     Ok(filled)
 }
 
-/// Where the file has data next; `at` itself where the filesystem can't tell.
+/// The file's next data; `at` if the filesystem cannot tell.
 fn next_data(file: &File, at: u64, end: u64) -> u64 {
     match rustix::fs::seek(file, rustix::fs::SeekFrom::Data(at)) {
         Ok(found) => found,

@@ -1,9 +1,7 @@
-//! A log file that can't fill the disk.
+//! A log file of bounded size.
 //!
-//! Purpose and design: the file is renamed to `<file>.1` when it has grown to its bound and a new one is begun, so at most two
-//! bounds of log exist. A file that was deleted or renamed by somebody else is begun anew. While the file can't be written,
-//! lines go to stderr; the first of them is kept, and written when that works again.
-//! Not here: what a line looks like.
+//! At its bound, the file is renamed to `<file>.1` and a new one begins. A deleted or renamed file
+//! is made again. While writing fails, lines go to stderr; the first is kept and written later.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
@@ -14,26 +12,24 @@ use std::time::{Duration, Instant};
 
 use tracing_subscriber::fmt::MakeWriter;
 
-/// Between two looks whether the file is still at its path.
+/// The interval of checks that the file is still at its path.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
-/// A log file of bounded size.
 pub(super) struct BoundedLog(Mutex<Inner>);
 
 struct Inner {
     path: PathBuf,
     file: Option<File>,
-    /// Device and inode of the file, when it was last looked at.
+    /// Device and inode of the file at the last check.
     is: (u64, u64),
     looked: Option<Instant>,
     len_bytes: u64,
     max_bytes: u64,
-    /// What could not be written.
     unwritten: Vec<u8>,
 }
 
 impl BoundedLog {
-    /// Of this file, which is not open yet.
+    /// The file is not opened yet.
     pub(super) fn new(path: &Path, max_bytes: u64) -> Self {
         Self(Mutex::new(Inner {
             path: path.to_owned(),
@@ -50,14 +46,14 @@ impl BoundedLog {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Opens the file if that is needed, and writes what could not be written.
+    /// Opens the file if needed, and writes the kept lines.
     pub(super) fn open(&self) -> io::Result<()> {
         let mut inner = self.inner();
         inner.looked = None;
         inner.put(&[])
     }
 
-    /// Closes the file: it is opened by its path when it is needed.
+    /// Closes the file; the next write opens its path again.
     pub(super) fn close(&self) {
         self.inner().file = None;
     }
@@ -87,7 +83,7 @@ impl Inner {
         self.open()
     }
 
-    /// Closes a file that is not at its path any more.
+    /// Closes a file that is no longer at its path.
     fn look(&mut self) {
         if self.looked.is_some_and(|at| at.elapsed() < LOOK_EVERY) {
             return;
@@ -99,7 +95,7 @@ impl Inner {
         }
     }
 
-    /// Writes what could not be written before, and this.
+    /// Writes the kept lines, then `bytes`.
     fn put(&mut self, bytes: &[u8]) -> io::Result<()> {
         self.look();
         let before = std::mem::take(&mut self.unwritten);
@@ -131,7 +127,6 @@ impl Inner {
     }
 }
 
-/// One line on its way into the file.
 pub(super) struct Line<'a>(MutexGuard<'a, Inner>);
 
 impl Write for Line<'_> {
@@ -225,7 +220,7 @@ mod tests {
         let path = folder.path().join("a.log");
         std::os::unix::fs::symlink("/dev/full", &path).unwrap();
         let log = BoundedLog::new(&path, 100);
-        // That it can be opened says nothing.
+        // A successful open proves nothing.
         log.open().unwrap();
         writeln!(log.make_writer(), "kept").unwrap();
         for _ in 0..2 {

@@ -1,10 +1,8 @@
-//! The daemon's log.
+//! The daemon's log, by `tracing`.
 //!
-//! Purpose: lines for people or programs: on the terminal if there is one, else in a file that can't fill
-//! the disk, and under systemd also in its journal, each with its priority.
-//! Design: `tracing`, with lines as [`lines`] says; `RUST_LOG` wins over the configured level. That stderr is the journal's, systemd
-//! says in `JOURNAL_STREAM`.
-//! Not here: the engine's log, which never goes through this (its I/O path logs nothing).
+//! Lines go to the terminal if there is one, else to a bounded file, and under systemd also to the
+//! journal (`JOURNAL_STREAM`), with priorities. `RUST_LOG` overrides the configured level. The
+//! engine does not use this log.
 
 mod bounded;
 mod lines;
@@ -22,31 +20,29 @@ use crate::config::LogFormat;
 use bounded::BoundedLog;
 use lines::Lines;
 
-/// How large a log file grows.
+/// The bound of a log file.
 const FILE_MAX_BYTES: u64 = 8 << 20;
 
 type Output = Box<dyn Layer<Registry> + Send + Sync>;
 
-/// What can change of the log.
 pub(crate) struct Log {
     file: Option<(PathBuf, &'static BoundedLog)>,
     set_filter: Box<dyn Fn(EnvFilter)>,
 }
 
 impl Log {
-    /// Sets the level.
     pub(crate) fn set_level(&self, level: &str) {
         (self.set_filter)(filter(level));
     }
 
-    /// Closes the file, so that it is opened by its path again.
+    /// Closes the file; the next line opens its path again.
     pub(crate) fn close(&self) {
         if let Some((_, file)) = &self.file {
             file.close();
         }
     }
 
-    /// Opens the file, if there is to be one and it is not open, and writes what could not be written.
+    /// Opens the file if there is one, and writes the kept lines.
     pub(crate) fn open(&self) -> Result<(), String> {
         let Some((path, file)) = &self.file else {
             return Ok(());
@@ -75,10 +71,10 @@ pub(crate) fn start(level: &str, format: LogFormat, file: &Path) -> Log {
     if io::stderr().is_terminal() {
         outputs.push(output(Lines::new(format), true, io::stderr));
     } else {
-        // For as long as the process lives.
+        // Lives as long as the process.
         let bounded: &'static _ = Box::leak(Box::new(BoundedLog::new(file, FILE_MAX_BYTES)));
         log.file = Some((file.to_owned(), bounded));
-        // The daemon tells of a failure, and tries again.
+        // The daemon reports a failure and retries.
         let _ = log.open();
         outputs.push(output(Lines::new(format), false, || bounded.make_writer()));
         let named = std::env::var("JOURNAL_STREAM");
@@ -99,14 +95,14 @@ where
 {
     tracing_subscriber::fmt::layer()
         .with_ansi(ansi)
-        // It would be told on stderr with `eprintln!`, which panics when that is on the same full disk.
+        // tracing would use `eprintln!`, which panics if stderr is on the same full disk.
         .log_internal_errors(false)
         .with_writer(writer)
         .event_format(lines)
         .boxed()
 }
 
-/// Whether this is the stream that systemd names: `DEVICE:INODE` (systemd.exec(5)).
+/// Whether this is systemd's stream, named `DEVICE:INODE` (systemd.exec(5)).
 fn is_stream(named: &str, stream: impl AsFd) -> bool {
     let is = rustix::fs::fstat(stream).map(|is| format!("{}:{}", is.st_dev, is.st_ino));
     is.is_ok_and(|is| is == named)

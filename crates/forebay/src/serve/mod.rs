@@ -1,9 +1,7 @@
-//! `forebay serve`: the daemon.
+//! `forebay serve`: from a configuration to a running daemon.
 //!
-//! Purpose: from a configuration to a running daemon: folders, log, and one call into `control`.
-//! Design: one thread. What must be right before anything starts (kernel, folders, addresses) is
-//! checked here, so that the error comes at once and on stderr.
-//! Not here: the daemon.
+//! Single-threaded. The kernel, folders and addresses are checked here, so that errors come at once
+//! and on stderr.
 
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
@@ -22,24 +20,24 @@ use crate::{limits, logging};
 
 mod check;
 
-/// How long the runtime keeps a thread that has nothing to do. There is work for one every few minutes.
+/// How long the runtime keeps an idle thread; there is work every few minutes.
 const THREADS_KEPT: Duration = Duration::from_secs(3600);
 
 #[derive(Debug, Args)]
 pub(crate) struct ServeArgs {
-    /// Configuration [default: ./forebay.toml if it exists, else built-in defaults]
+    /// The configuration [default: ./forebay.toml if it exists, else built-in defaults]
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// Where everything is kept that the configuration does not place [default: ./var]
+    /// The folder for everything that the configuration does not place [default: ./var]
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
-    /// Leave the engine running when SIGTERM or SIGINT ends the daemon: the next daemon goes on with it
+    /// Leave the engine running after SIGTERM or SIGINT; the next daemon continues with it
     #[arg(long)]
     keep_engine: bool,
-    /// Say what of the configuration would not be served, and change nothing; fails if there is something
+    /// Check the configuration without changing anything; fails if a part would not be served
     #[arg(long)]
     check: bool,
-    /// Exit with this code after `forebay shutdown`: a service manager can tell it from other ends
+    /// Exit with this code after `forebay shutdown`, so that a service manager can recognize it
     #[arg(long, value_name = "CODE", default_value_t = 0)]
     shutdown_code: u8,
     /// Stop when the process that started this one ends
@@ -47,7 +45,7 @@ pub(crate) struct ServeArgs {
     with_parent: bool,
 }
 
-/// The log, and where the configuration is.
+/// The log, and the location of the configuration.
 struct Program {
     log: logging::Log,
     file: Option<PathBuf>,
@@ -92,7 +90,7 @@ pub(crate) fn serve(
     if args.with_parent {
         stop_with_parent()?;
     }
-    // What an engine could not do is better said here than found in its log.
+    // Report a problem of the engine here rather than in its log.
     drop(Ring::new(&RingOptions::default()).map_err(|error| {
         Failure::new(error.to_string())
             .hint("Forebay needs Linux 6.1 or newer with io_uring allowed")
@@ -103,7 +101,7 @@ pub(crate) fn serve(
     let log = logging::start(&config.log_level, config.log_format, &config.log_file);
     let program = Program {
         log,
-        // The working folder may be another one by then, or hold another file.
+        // The working directory may change, or contain another file by then.
         file: config.source.clone(),
         dir: args
             .dir
@@ -130,7 +128,7 @@ pub(crate) fn serve(
     };
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
-        // The runtime panics when it has no thread and can't start one.
+        // The runtime panics when it has no thread and cannot start one.
         .thread_keep_alive(THREADS_KEPT)
         .build()
         .while_doing("start the runtime")?;
@@ -197,7 +195,7 @@ fn daemon_config(config: Config) -> Outcome<DaemonConfig> {
     })
 }
 
-/// Has the kernel send SIGTERM when the parent ends, and ends at once if it already has.
+/// Makes the kernel send SIGTERM at the parent's end; fails if it has ended.
 fn stop_with_parent() -> Outcome {
     let parent = rustix::process::getppid();
     rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::TERM))

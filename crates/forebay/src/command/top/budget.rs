@@ -1,9 +1,7 @@
-//! What tenants and volumes do with their budgets, between two samples.
+//! Use of budgets between two samples: noisy and hurt tenants, and why commands wait.
 //!
-//! Purpose: who is noisy, who is hurt, and why commands wait.
-//! Design: pure. A tenant is hurt if its commands wait although it used and was given less than its base. A tenant that
-//! is idle by now asked for more at once than its base allows.
-//! Not here: figures of commands (`view`).
+//! Pure. A tenant is hurt if its commands wait although its use and allocation are below its base.
+//! An idle tenant with waits asked for more at once than its base allows.
 
 use forebay_control::model::scheduling::Rate;
 use forebay_control::model::stats::{Histogram, LaneStats, TenantStats};
@@ -29,23 +27,23 @@ pub(crate) struct Use {
     pub(crate) window_throttled: u64,
     /// The part of the window's use above the base.
     pub(crate) window_burst_percent: f64,
-    /// Corrected cost by calibrated cost, in that window.
+    /// Corrected cost divided by calibrated cost.
     pub(crate) window_cost_correction: Option<f64>,
-    /// Commands a second that waited for the budget.
+    /// Commands throttled per second.
     pub(crate) throttled_s: f64,
     pub(crate) throttled_ns: Option<u64>,
     /// The part of its active windows above the base.
     pub(crate) burst_percent: f64,
-    /// Billed commands a second above the base.
+    /// Billed commands per second above the base.
     pub(crate) metered_iops: f64,
-    /// Others' commands a second that began out of its grant.
+    /// Others' commands per second that used its allocation.
     pub(crate) lost_s: f64,
-    /// Corrected cost by calibrated cost, between the samples.
+    /// Corrected cost divided by calibrated cost.
     pub(crate) cost_correction: Option<f64>,
     pub(crate) credit_percent: Option<f64>,
     #[serde(skip)]
     pub(crate) has_budget: bool,
-    /// Whether it uses more than its base; false without a base.
+    /// It uses more than its base; false without a base.
     pub(crate) noisy: bool,
     /// Its commands wait although it uses less than its base.
     pub(crate) hurt: bool,
@@ -57,7 +55,7 @@ fn is_near(used: f64, most: Option<u64>) -> bool {
     most.is_some_and(|most| used >= most as f64 * 0.95)
 }
 
-/// The limit that use or grant reaches; of two limits, the one with the larger used part.
+/// The limit that use or allocation reaches; of two, the one with the larger used part.
 fn reached(
     used: (f64, f64),
     given: (f64, f64),
@@ -91,7 +89,7 @@ impl Use {
         let (used_iops, used_bytes_s) = (rate(|t| t.used_ops), rate(|t| t.used_bytes));
         let burst_windows = diff(|t| t.burst_windows).min(active);
         let is_above = |base: Rate| {
-            // Bases accrue in windows: a little more in an interval is no burst.
+            // Bases accrue in windows, so a slight excess is no burst.
             used_iops > base.iops as f64 * 1.05 || used_bytes_s > base.bytes_s as f64 * 1.05
         };
         let percent = |has: u64, most: u64| has as f64 * 100.0 / most.max(1) as f64;
@@ -122,7 +120,7 @@ impl Use {
             credit_percent: now.credit.map(|credit| {
                 percent(credit.ops, credit.most_ops).min(percent(credit.bytes, credit.most_bytes))
             }),
-            // A tenant without a base uses only what others leave.
+            // A tenant without a base uses only spare resources.
             noisy: base.is_some_and(is_above),
             hurt: false,
             has_budget: now.budget.is_some(),
@@ -133,13 +131,12 @@ impl Use {
         all
     }
 
-    /// The burst limit as text, if the grant or the use reaches it.
+    /// The burst limit that is reached, as text.
     fn limit(&self, given: (f64, f64)) -> Option<String> {
         let used = (self.used_iops, self.used_bytes_s);
         reached(used, given, self.burst_iops, self.burst_bytes_s)
     }
 
-    /// Why its commands wait, by its sums.
     fn reason(&self) -> String {
         let used = (self.used_iops, self.used_bytes_s);
         let of = |given: Option<u64>| given.map_or(f64::INFINITY, |given| given as f64);
@@ -150,7 +147,7 @@ impl Use {
         let has_base = is_near(used, self.base_iops, self.base_bytes_s);
         let base = self.base_iops.zip(self.base_bytes_s);
         let is_idle = given == (0.0, 0.0) && self.window_throttled == 0;
-        // A reactor that is not scheduled grants the whole limit, and less of it is used.
+        // An unscheduled reactor allocates the whole limit although less is used.
         if let Some(limit) = self.limit(given) {
             return format!("at its limit of {limit}");
         }
@@ -227,7 +224,7 @@ fn given_text(iops: Option<u64>, bytes_s: Option<u64>) -> String {
     format!("given {given}")
 }
 
-/// A volume's part of its tenant's budget; its use is in its figures.
+/// A volume's part of its tenant's budget.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub(crate) struct VolumePart {
     pub(crate) base_iops: Option<u64>,
@@ -236,9 +233,9 @@ pub(crate) struct VolumePart {
     pub(crate) limit_bytes_s: Option<u64>,
     pub(crate) granted_iops: Option<u64>,
     pub(crate) granted_bytes_s: Option<u64>,
-    /// The mean wait of commands over budget.
+    /// The mean wait of throttled commands.
     pub(crate) throttled_ns: Option<u64>,
-    /// Why its commands wait, if its own limit is the reason.
+    /// The reason, if it is the volume's own limit.
     pub(crate) why: Option<String>,
 }
 
@@ -261,7 +258,7 @@ impl VolumePart {
     }
 }
 
-/// Sets each export's reason by the sums of its volume: `db@3` is an export of `db`.
+/// Sets each export's reason by its volume's sums: `db@3` is an export of `db`.
 pub(super) fn add_up(volumes: &mut [VolumeView]) {
     let name = |export: &VolumeView| {
         let name = export.name.split_once('@').map(|(name, _)| name);
@@ -290,7 +287,7 @@ pub(super) fn add_up(volumes: &mut [VolumeView]) {
 }
 
 impl Use {
-    /// A tenant below its limit that waits only for the limits of its volumes is not hurt.
+    /// A tenant below its limit whose waits come only from its volumes' limits is not hurt.
     pub(super) fn beside(mut self, volumes: &[VolumeView]) -> Self {
         let waits = |volume: &&VolumeView| volume.figures.throttled_s > 0.0;
         let waiting: Vec<&VolumeView> = volumes.iter().filter(waits).collect();

@@ -87,7 +87,6 @@ fn who_is_noisy_and_who_is_hurt_is_told() {
     ];
     assert_eq!(zoo.words(), words);
     assert_eq!(Use::default().words(), Vec::<String>::new());
-    // Who asks for more than was stated is not hurt.
     for (used_iops, credit_percent, why) in [
         (960.0, None, "others leave no more"),
         (960.0, Some(0.5), "its credit is spent"),
@@ -113,7 +112,8 @@ fn who_is_noisy_and_who_is_hurt_is_told() {
     }
 }
 
-/// Of a base of 1000 IOPS and no more, 64 at once ten times a second: no less than its base, but not in one moment.
+/// Base and limit are 1000 IOPS; pulses of 64 come ten times a second. It gets its base, but not at
+/// once.
 #[test]
 fn who_pulses_is_not_hurt_whenever_it_is_looked_at() {
     let rate = |iops| Rate {
@@ -138,7 +138,7 @@ fn who_pulses_is_not_hurt_whenever_it_is_looked_at() {
         ..tenant(1000, 1000)
     };
     let seen = |now: &TenantStats| Use::between(Some(&tenant(1000, 1000)), now, 1.0);
-    // Idle: the engine shows no grant.
+    // Idle: the engine shows no allocation.
     let idle = seen(&pulses);
     assert_eq!((idle.hurt, idle.noisy), (false, false));
     assert_eq!(idle.why.as_deref(), Some("it asks for more at once"));
@@ -150,7 +150,8 @@ fn who_pulses_is_not_hurt_whenever_it_is_looked_at() {
     };
     let why = seen(&at_work).why;
     assert_eq!(why.as_deref(), Some("at its limit of 1000 IOPS"));
-    // Whoever waits and is given less, or nothing, is hurt, and so is who was given less and does not wait just now.
+    // A tenant is hurt if it waits and gets less than its base, even if it does not wait at this
+    // moment.
     for (granted_iops, throttled) in [(300, 40), (0, 40), (300, 0)] {
         let hurt = TenantStats {
             granted_iops: Some(granted_iops),
@@ -160,7 +161,7 @@ fn who_pulses_is_not_hurt_whenever_it_is_looked_at() {
         assert!(seen(&hurt).hurt, "{granted_iops} {throttled}");
         assert_eq!(seen(&hurt).why.as_deref(), Some(BELOW_BASE));
     }
-    // With a limit alone nobody is hurt or noisy.
+    // A tenant with only a limit is neither hurt nor noisy.
     let limited = TenantStats {
         budget: tenant(10, 5000)
             .budget
@@ -215,7 +216,6 @@ fn whose_commands_wait_comes_first_and_is_told_by_volume() {
         burst: limit(2000),
         ..Budget::default()
     });
-    // By what all its exports use together.
     let mut shared = now.clone();
     let mut other = shared.lanes[2].clone();
     (other.granted_iops, shared.lanes[2].granted_iops) = (Some(1500), Some(600));
@@ -247,7 +247,7 @@ fn whose_commands_wait_comes_first_and_is_told_by_volume() {
     assert_eq!(view.tenants[1].volumes[0].budget, None);
 }
 
-/// A tenant that bursts to 5000 IOPS, and a volume with a limit of 200 IOPS: the one that is used up is the reason.
+/// The tenant bursts to 5000 IOPS, its volume to 200: the exhausted limit is the reason.
 #[test]
 fn the_tighter_limit_is_the_reason() {
     let (before, mut now) = samples();
@@ -281,13 +281,11 @@ fn the_tighter_limit_is_the_reason() {
     assert_eq!(why(&zoo).as_deref(), Some(VOLUMES));
     let part = zoo.volumes[0].budget.clone().unwrap();
     assert_eq!(part.why.as_deref(), Some("at its own limit of 200 IOPS"));
-    // Its own is used up as well.
     now.tenants[0].used_ops = 10_000;
     assert_eq!(
         why(&seen(&now)).as_deref(),
         Some("at its limit of 5000 IOPS")
     );
-    // Of two limits the one that is used up, in its own unit.
     now.tenants[0].budget = Some(budget(Limit {
         iops: Some(5000),
         bytes_s: Some(100_000_000),
@@ -297,7 +295,6 @@ fn the_tighter_limit_is_the_reason() {
         why(&seen(&now)).as_deref(),
         Some("at its limit of 100 MB/s")
     );
-    // Nothing waits: there is nothing to explain.
     now.lanes[2].throttled_ops = 0;
     assert_eq!(seen(&now).volumes[0].budget.as_ref().unwrap().why, None);
 }

@@ -1,9 +1,7 @@
-//! From two samples of the counters to figures.
+//! Computes rates and latencies from two samples of the counters.
 //!
-//! Purpose: what each volume, each tenant and all together did between two samples.
-//! Design: pure. A counter that is smaller than before belongs to another engine and counts whole. The
-//! answer of `forebay top --json` is this very structure.
-//! Not here: text.
+//! Pure. A counter below its former value belongs to a new engine and counts whole.
+//! `forebay top --json` prints this structure.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -16,39 +14,31 @@ use serde::Serialize;
 use super::budget::{Use, VolumePart, add_up};
 use crate::cli::TopOrder;
 
-/// What happened between two samples.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub(crate) struct View {
-    /// When the second was taken, milliseconds since the Unix epoch.
+    /// Time of the second sample, milliseconds since the Unix epoch.
     pub(crate) at_unix_ms: u64,
-    /// How long after the first.
+    /// Time between the samples.
     pub(crate) interval_ms: u64,
-    /// The engine's generation.
     pub(crate) generation: u64,
-    /// The engine's share of one processor, in percent; above 100 with several reactors.
+    /// The engine's processor time, in percent of one processor; above 100 with several reactors.
     pub(crate) engine_cpu_percent: Option<f64>,
-    /// Take-overs since the daemon started.
     pub(crate) takeovers: u64,
-    /// The pool's space, if one is open.
     pub(crate) pool: Option<Space>,
-    /// Everybody together.
     pub(crate) total: SampleRates,
-    /// In the order that was asked for.
     pub(crate) tenants: Vec<Tenant>,
-    /// What scheduling takes, and how far it is off.
+    /// Cost and accuracy of scheduling.
     pub(crate) reactors: Vec<ReactorView>,
 }
 
-/// A reactor's scheduler.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub(crate) struct ReactorView {
-    /// Which.
     pub(crate) reactor: u32,
-    /// Windows a second that ended.
+    /// Windows per second.
     pub(crate) windows_s: f64,
-    /// So much of its time their ends took, in percent.
+    /// Time of the refills, in percent.
     pub(crate) scheduling_percent: f64,
-    /// The estimator's error: so many times what is calibrated costs count now.
+    /// Factors on the calibrated costs.
     pub(crate) corrections: Vec<Correction>,
 }
 
@@ -66,76 +56,58 @@ impl ReactorView {
     }
 }
 
-/// The pool's space.
+/// The pool's space and its owner's work.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub(crate) struct Space {
-    /// What volumes have.
     pub(crate) used_bytes: u64,
-    /// All of it.
     pub(crate) capacity_bytes: u64,
-    /// Faults answered, a second.
     pub(crate) faults_s: f64,
-    /// Catalog transactions, a second.
+    /// Catalog transactions per second.
     pub(crate) commits_s: f64,
 }
 
-/// A tenant and its exported volumes.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub(crate) struct Tenant {
-    /// Name.
     pub(crate) name: String,
-    /// All its volumes together.
     pub(crate) figures: SampleRates,
-    /// What it does with its budget, if it has one or others have.
+    /// Its budget's use, if any tenant has a budget.
     pub(crate) budget: Option<Use>,
-    /// In the order that was asked for.
     pub(crate) volumes: Vec<VolumeView>,
 }
 
-/// A volume.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub(crate) struct VolumeView {
-    /// Name.
     pub(crate) name: String,
-    /// What it did.
     pub(crate) figures: SampleRates,
-    /// What it has of its tenant's budget, if that or others' are stated.
+    /// Its part of the tenant's budget, if any budget is stated.
     pub(crate) budget: Option<VolumePart>,
 }
 
 /// Rates, and the state at the second sample.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub(crate) struct SampleRates {
-    /// Reads a second.
     pub(crate) read_iops: f64,
-    /// Writes a second.
     pub(crate) write_iops: f64,
-    /// Flushes and deallocations a second.
     pub(crate) other_iops: f64,
-    /// Bytes read a second.
     pub(crate) read_bytes_s: f64,
-    /// Bytes written a second.
     pub(crate) write_bytes_s: f64,
-    /// Commands a second that ended with an error.
+    /// Commands per second that ended with an error.
     pub(crate) errors_s: f64,
-    /// Half of the commands took at most this.
+    /// The median latency.
     pub(crate) p50_ns: Option<u64>,
-    /// 99 of 100 commands took at most this.
+    /// The 99th percentile.
     pub(crate) p99_ns: Option<u64>,
-    /// Commands in flight.
     pub(crate) in_flight: u64,
-    /// Commands a second that waited because they were over budget.
+    /// Commands throttled per second.
     pub(crate) throttled_s: f64,
 }
 
 impl SampleRates {
-    /// Commands a second.
     pub(crate) fn iops(&self) -> f64 {
         self.read_iops + self.write_iops + self.other_iops
     }
 }
 
-/// Counts of one or more lanes.
 #[derive(Debug, Clone, Default)]
 struct Counts {
     read: [u64; 2],
@@ -147,7 +119,6 @@ struct Counts {
     times: Histogram,
 }
 
-/// How much a counter has grown.
 pub(super) fn change(now: u64, before: u64) -> u64 {
     now.checked_sub(before).unwrap_or(now)
 }
@@ -223,7 +194,6 @@ impl Counts {
 }
 
 impl View {
-    /// What happened from `before` to `now`.
     pub(crate) fn between(before: &Stats, now: &Stats, order: TopOrder) -> Self {
         let interval_ms = now.at_unix_ms.saturating_sub(before.at_unix_ms);
         let seconds = interval_ms.max(1) as f64 / 1000.0;
@@ -302,10 +272,10 @@ fn of_tenant<'a>(stats: &'a Stats, name: &str) -> Option<&'a TenantStats> {
     stats.tenants.iter().find(|tenant| tenant.tenant == name)
 }
 
-/// Whoever ranks lowest comes first; equals stay in the order of their names.
+/// The sort key; a stable sort keeps equal ones by name.
 fn rank(order: TopOrder, figures: &SampleRates) -> Reverse<u64> {
     Reverse(match order {
-        // A thousandth still counts.
+        // Keeps three decimals.
         TopOrder::Iops => (figures.iops() * 1e3) as u64,
         TopOrder::Bytes => ((figures.read_bytes_s + figures.write_bytes_s) * 1e3) as u64,
         TopOrder::P99 => figures.p99_ns.unwrap_or(0),
@@ -321,7 +291,7 @@ pub(super) mod tests {
     use forebay_control::model::events::TakeoverStats;
     use forebay_control::model::stats::{Bucket, EngineStats, Latency};
 
-    /// Commands, bytes of each, and the end of the bucket that all are in.
+    /// `ops` commands of `each_bytes`, all in the bucket that ends at `end_ns`.
     fn ops(ops: u64, each_bytes: u64, end_ns: u64, errors: u64) -> OpStats {
         let total = Histogram {
             count: ops,
@@ -406,7 +376,6 @@ pub(super) mod tests {
         }
     }
 
-    /// Two tenants over two seconds.
     pub(in super::super) fn samples() -> (Stats, Stats) {
         let none = || OpStats::default();
         let before = stats(
@@ -424,7 +393,7 @@ pub(super) mod tests {
             vec![
                 lane("acme", "db", ops(300, 4096, 80_000, 0), none(), 4),
                 lane("acme", "log", none(), ops(2_400_000, 8192, 20_480, 6), 32),
-                // Another engine's counters.
+                // Counters of another engine.
                 lane("zoo", "big", ops(4000, 131_072, 3 << 20, 0), none(), 128),
             ],
         );
