@@ -1,8 +1,4 @@
-//! What a command that asks a daemon needs.
-//!
-//! Purpose: the way to the daemon, how to print, and whether a person is asked before something is lost.
-//! Design: made once, in `main`, from the arguments that all commands share.
-//! Not here: the commands (`command`, `image`, `bench`, `calibrate`).
+//! The context of commands that use the daemon.
 
 use std::io::IsTerminal;
 
@@ -11,21 +7,15 @@ use forebay_control::api::client::Client;
 use crate::failure::{Failure, Outcome, While};
 use crate::output::Output;
 
-/// What every command that asks a daemon needs.
 pub(crate) struct Context {
-    /// The daemon.
     pub(crate) client: Client,
-    /// How to print.
     pub(crate) output: Output,
-    /// Whether every confirmation is given already.
+    /// Whether to skip confirmations.
     pub(crate) yes: bool,
 }
 
 impl Context {
-    /// Asks on a terminal whether to go on; elsewhere nobody is asked.
-    ///
-    /// # Errors
-    /// If the answer is not yes.
+    /// Asks for confirmation, only on a terminal; fails unless the answer is yes.
     pub(crate) fn confirm(&self, question: &str) -> Outcome {
         let (input, error) = (std::io::stdin(), std::io::stderr());
         if self.yes || self.output.json || !input.is_terminal() || !error.is_terminal() {

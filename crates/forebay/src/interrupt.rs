@@ -1,10 +1,7 @@
-//! Ctrl-C and its relatives, for commands that have something to clean up.
+//! SIGINT, SIGTERM and SIGHUP for commands that must clean up.
 //!
-//! Purpose: a command that has started processes or changed a daemon's state ends through its normal
-//! error path when it is interrupted, so that its guards run.
-//! Design: one thread waits for SIGINT, SIGTERM and SIGHUP and sets a flag; loops look at it. A second
-//! signal ends the process at once.
-//! Not here: the daemon's signals.
+//! A thread sets a flag, which loops check; the command ends by an error, so its guards run. A
+//! second signal ends the process at once.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,12 +10,11 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use crate::failure::{Failure, Outcome, While};
 
-/// Whether somebody wants this process to end.
 #[derive(Debug, Clone)]
 pub(crate) struct Interrupt(Arc<AtomicBool>);
 
 impl Interrupt {
-    /// Begins to watch. Call it once, before starting anything that needs cleaning up.
+    /// Starts watching. Call it once, before anything that needs cleaning up.
     pub(crate) fn watch() -> Outcome<Self> {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_io()
@@ -52,7 +48,7 @@ impl Interrupt {
         Ok(Self(flag))
     }
 
-    /// One that nobody raises but the test.
+    /// Raised only by the test.
     #[cfg(test)]
     pub(crate) fn never() -> Self {
         Self(Arc::default())
@@ -63,7 +59,7 @@ impl Interrupt {
         self.0.store(true, Ordering::Relaxed);
     }
 
-    /// An error once the process has been interrupted.
+    /// Fails after an interrupt.
     pub(crate) fn check(&self) -> Outcome {
         if self.0.load(Ordering::Relaxed) {
             Err(Failure::new("interrupted"))

@@ -1,8 +1,4 @@
-//! The `forebay` binary.
-//!
-//! Purpose: one program for everything: the daemon, its engine, and the commands that talk to them.
-//! Design: the command line is parsed in `cli`; each subject has its module. This file only chooses.
-//! Not here: logic; that is in the crates.
+//! The `forebay` binary: daemon, engine and commands in one program. This file only dispatches.
 
 mod bench;
 mod calibrate;
@@ -39,7 +35,7 @@ fn main() -> ExitCode {
         failure.print(false);
         return ExitCode::from(failure.exit_code());
     }
-    // Of the shell's completion this is all: it ends the process.
+    // Ends the process if it was run for shell completion.
     CompleteEnv::with_factory(cli::line::completed).complete();
     let said = cli::definition().try_get_matches_from(cli::line::words(std::env::args_os()));
     let cli = match said.and_then(|said| Cli::from_arg_matches(&said)) {
@@ -56,22 +52,20 @@ fn main() -> ExitCode {
     }
 }
 
-/// Prints help, a version, or what is wrong with the command line.
+/// Prints help, the version or a usage error.
 fn usage(error: &clap::Error) -> ExitCode {
     if error.use_stderr() && std::env::args_os().any(|arg| arg == "--json") {
         let text = error.to_string();
         let text = text.trim().trim_start_matches("error: ");
         eprintln!("{}", failure::error_json("usage", text, None));
     } else {
-        // Nothing can be done when the output is closed.
         let _ = error.print();
     }
     ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2))
 }
 
-/// A process that has lost its bearings must not go on: what it leaves behind is made for its death.
-/// Only around the catalog's database a panic is an error like another: what it reads from a disk may be
-/// anybody's.
+/// A panic aborts the process, as recovery is designed for its death. Only panics around the
+/// catalog's database are errors: it reads untrusted data from disk.
 fn abort_on_panic() {
     let tell = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {

@@ -1,12 +1,8 @@
-//! Progress bars.
-//!
-//! Purpose: two looks, the same everywhere: bytes that are moved, and a share of something.
-//! Design: `indicatif` on stderr, which shows nothing when that is no terminal.
-//! Not here: who moves.
+//! Progress bars on stderr, by `indicatif`: bytes, or a share.
 
 use indicatif::{ProgressBar, ProgressStyle};
 
-/// Resolution of a bar that shows a share.
+/// Resolution of a share.
 const STEPS: u64 = 1000;
 
 fn bar(bar: ProgressBar, doing: &'static str, template: &str) -> ProgressBar {
@@ -17,7 +13,7 @@ fn bar(bar: ProgressBar, doing: &'static str, template: &str) -> ProgressBar {
     bar
 }
 
-/// Bytes of a whole; `None`: the whole is not known.
+/// `None`: the total is unknown.
 pub(crate) fn bytes(bytes: Option<u64>, doing: &'static str) -> ProgressBar {
     match bytes {
         Some(bytes) => bar(
@@ -33,7 +29,7 @@ pub(crate) fn bytes(bytes: Option<u64>, doing: &'static str) -> ProgressBar {
     }
 }
 
-/// A share; set it by [`set`].
+/// A share, set by [`set`].
 pub(crate) fn steps(doing: &'static str) -> ProgressBar {
     bar(
         ProgressBar::new(STEPS),

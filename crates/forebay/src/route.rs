@@ -1,22 +1,15 @@
-//! Paths of the API.
-//!
-//! Purpose: where a volume or an export is, for every command that asks for one.
-//! Design: names are escaped, because they may be anything that was typed.
-//! Not here: the routes themselves (`forebay_control`).
+//! Paths of the API, with escaped names.
 
 use crate::cli::names::VolumeName;
 
-/// Of a volume.
 pub(crate) fn volume(name: &VolumeName) -> String {
     format!("{}/{}", volumes(&name.tenant), segment(&name.volume))
 }
 
-/// Of a tenant's volumes.
 pub(crate) fn volumes(tenant: &str) -> String {
     format!("/v1/tenants/{}/volumes", segment(tenant))
 }
 
-/// Of an export.
 pub(crate) fn export(name: &VolumeName) -> String {
     format!(
         "/v1/exports/{}/{}",
@@ -25,8 +18,7 @@ pub(crate) fn export(name: &VolumeName) -> String {
     )
 }
 
-/// A path segment: names with anything but our own characters are escaped, so that the daemon sees,
-/// and refuses, exactly what was typed.
+/// Escapes a path segment, so that the daemon sees, and refuses, exactly the typed name.
 pub(crate) fn segment(name: &str) -> String {
     let mut text = String::with_capacity(name.len());
     for byte in name.bytes() {

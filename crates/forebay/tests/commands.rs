@@ -1,7 +1,4 @@
-//! The commands as a person or a program runs them: the real binary, and a daemon that answers from a list of its own.
-//!
-//! Here: what is printed where, exit codes, and that what is typed arrives at the API.
-//! Not here: the API, the owner, and commands that move data.
+//! The real binary against a fake daemon: output, exit codes and requests.
 
 use std::path::Path;
 use std::process::{Command, Output};
@@ -205,7 +202,7 @@ fn what_is_typed_arrives() {
         daemon.text(args);
         daemon.was_asked(expected);
     }
-    // Paths are the caller's, not the daemon's.
+    // Relative paths are the caller's, not the daemon's.
     let output = Command::new(env!("CARGO_BIN_EXE_forebay"))
         .args(["--socket", daemon.socket().to_str().unwrap()])
         .args(["pool", "create", "--device", "file:here.img"])
@@ -259,7 +256,7 @@ fn sizes_are_rounded_up_and_the_answer_says_so() {
     ] {
         let text = daemon.text(args);
         daemon.was_asked(expected);
-        // The fake reserves 1 MiB, whatever it is asked for.
+        // The fake always reserves 1 MiB.
         if !args.contains(&"set") {
             assert!(text.contains("rounded up"), "{args:?}: {text}");
         }

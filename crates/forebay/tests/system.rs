@@ -1,8 +1,4 @@
-//! The whole system in one process tree: the real daemon, the real engine, our initiator.
-//!
-//! Here: the demo ends well, twice, and leaves nothing running, however it ends; images survive the
-//! way in and out; what a first run and a taken address look like.
-//! Not here: kernels as clients, deaths under load.
+//! The whole system: real daemon, real engine, our initiator.
 
 mod common;
 
@@ -30,7 +26,7 @@ const SHORT: [&str; 7] = [
 #[test]
 fn demo_works_twice_and_leaves_nothing_running() {
     let folder = folder();
-    // Somebody may have the standard port, or not: the demo has to cope.
+    // The standard port may be taken or free: the demo must cope.
     for _run in 0..2 {
         let output = forebay(folder.path(), &SHORT).output().unwrap();
         assert!(output.status.success(), "{output:?}");
@@ -49,7 +45,7 @@ fn demo_works_twice_and_leaves_nothing_running() {
 fn demo_that_is_ended_leaves_nothing_running() {
     for signal in [Signal::INT, Signal::TERM, Signal::KILL] {
         let folder = folder();
-        // The path is on the command line, so that `running` sees all three processes.
+        // The path is on the command line, so that `running` finds all three processes.
         let dir = folder.path().join("var");
         let dir = dir.to_str().unwrap();
         let mut demo = forebay(
@@ -73,7 +69,7 @@ fn demo_that_is_ended_leaves_nothing_running() {
         send(&demo, signal);
         let code = wait(&mut demo);
         if signal == Signal::KILL {
-            // The kernel tells the daemon.
+            // The kernel signals the daemon.
             wait_until("all to end", || running(folder.path()).is_empty());
         } else {
             assert_eq!(code, 1);
@@ -84,7 +80,7 @@ fn demo_that_is_ended_leaves_nothing_running() {
 
 const MIB: u64 = 1 << 20;
 
-/// 20 MiB, of which 3 are data, in pieces that are no extents.
+/// 20 MiB with 3 MiB of data in unaligned pieces.
 fn write_image(path: &Path) -> Vec<u8> {
     let mut image = vec![0_u8; 20 * MIB as usize - 512];
     let mut word = 1_u64;
@@ -115,7 +111,7 @@ fn images_go_in_and_come_out() {
             block_size,
         ];
         daemon.json(&args);
-        // Twice: into a fresh volume, and over what is there.
+        // First into a fresh volume, then over existing data.
         for _pass in 0..2 {
             daemon.json(&["volume", "import", "in.img", &volume, "--force"]);
             let shown = daemon.json(&["volume", "show", &volume]);

@@ -1,11 +1,8 @@
-//! A daemon of the demo's own.
+//! The demo's own daemon: a guard around `forebay serve` as a child.
 //!
-//! Purpose: start `forebay serve` as a child, wait until it serves, and make sure that neither it nor
-//! its engine outlives the demo, however that ends.
-//! Design: a guard. Stopping is asked for over the API, then by SIGTERM, then forced, each with a time
-//! limit. Should the demo itself be killed, the kernel sends the child SIGTERM (`--with-parent`). The
-//! engine is held by a pidfd, so that no other process that got its number can be hit.
-//! Not here: what the demo does with it.
+//! It is stopped over the API, then by SIGTERM, then by force, each with a time limit. If the demo
+//! is killed, the kernel sends the child SIGTERM (`--with-parent`). A pidfd of the engine excludes
+//! hitting another process with its number.
 
 use std::fs::File;
 use std::net::{Ipv4Addr, TcpListener};
@@ -26,25 +23,22 @@ use crate::interrupt::Interrupt;
 const PORT: u16 = 4420;
 const START_TIME_LIMIT: Duration = Duration::from_secs(60);
 const STOP_TIME_LIMIT: Duration = Duration::from_secs(20);
-/// How often another program may snatch a port from under us.
+/// Tolerated races with other programs for a port.
 const PORT_RACES: usize = 5;
 const POLL: Duration = Duration::from_millis(50);
-/// The last lines of what a dead daemon said that are shown.
+/// The lines of a dead daemon's output that are shown.
 const SAID_LINES: usize = 10;
 
-/// A running daemon.
 pub(super) struct OwnDaemon {
     child: Child,
     client: Client,
     engine: Option<(u32, OwnedFd)>,
-    /// What it said on stderr.
     errors_path: PathBuf,
-    /// The command that starts the same daemon again.
+    /// The command that starts the daemon again.
     pub(super) command: String,
 }
 
 impl OwnDaemon {
-    /// Starts a daemon on `dir` and waits until its engine serves.
     pub(super) fn start(dir: &Path, interrupt: &Interrupt) -> Outcome<Self> {
         let run_dir = dir.join("run");
         std::fs::create_dir_all(&run_dir)
@@ -63,7 +57,7 @@ impl OwnDaemon {
         for _race in 0..PORT_RACES {
             let mut daemon = Self::spawn(dir, port, client.clone())?;
             match daemon.wait_until_serving(interrupt) {
-                // Somebody took the port since we looked.
+                // Another program took the port meanwhile.
                 Err(_) if daemon.has_ended() && !is_free(port) => port = free_port()?,
                 Err(failure) => return Err(failure),
                 Ok(()) => return Ok(daemon),
@@ -103,7 +97,7 @@ impl OwnDaemon {
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(errors);
-        // Ctrl-C is for us: we stop it in good order.
+        // Ctrl-C is handled by the demo, which stops the daemon cleanly.
         command.process_group(0);
         let child = command.spawn().while_doing("start a daemon")?;
         Ok(Self {
@@ -115,12 +109,10 @@ impl OwnDaemon {
         })
     }
 
-    /// The API's client.
     pub(super) fn client(&self) -> &Client {
         &self.client
     }
 
-    /// Process id of the engine.
     pub(super) fn engine_pid(&self) -> Option<u32> {
         self.engine.as_ref().map(|(pid, _)| *pid)
     }
@@ -147,7 +139,7 @@ impl OwnDaemon {
         }
     }
 
-    /// An error once the daemon has ended, with what it said last.
+    /// Fails if the daemon has ended, with its last output.
     pub(super) fn check(&mut self, when: &str) -> Outcome {
         let Some(status) = self.child.try_wait().while_doing("watch the daemon")? else {
             return Ok(());
@@ -176,7 +168,6 @@ impl OwnDaemon {
         self.engine = handle.map(|handle| (number, handle));
     }
 
-    /// Stops the daemon, and says if that did not go in good order.
     pub(super) fn stop(mut self) -> Outcome {
         if let Ok(status) = self.client.get::<Status>("/v1/status") {
             self.hold_engine(status.engine_pid);
@@ -196,7 +187,7 @@ impl OwnDaemon {
                 STOP_TIME_LIMIT.as_secs()
             ))),
         }
-        // And the guard makes sure.
+        // The guard does the rest.
     }
 
     fn wait(&mut self, limit: Duration) -> Option<std::process::ExitStatus> {
@@ -262,7 +253,6 @@ fn free_port() -> Outcome<u16> {
     Ok(address.port())
 }
 
-/// A configuration with another port than the standard one.
 fn write_config(dir: &Path, port: u16) -> Outcome<PathBuf> {
     let path = dir.join("demo.toml");
     let text = format!(

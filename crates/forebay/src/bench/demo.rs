@@ -1,11 +1,8 @@
-//! `forebay bench demo`: the whole system at work, from nothing.
+//! `forebay bench demo`: shows the whole system (`make run`).
 //!
-//! Purpose: what `make run` shows: a daemon on an embedded pool, two tenants with a volume each,
-//! exported over NVMe/TCP; random data written and read back verified; a mixed load from both; what
-//! it gave; and how to attach the volumes from a Linux host.
-//! Design: everything goes through the doors that users have: the API and NVMe/TCP. What a run before
-//! made is used again. The daemon is stopped however the run ends.
-//! Not here: the daemon's life (`daemon`), load and verification (the initiator).
+//! It starts a daemon and two tenants with exported volumes, verifies random writes, runs a mixed
+//! load, and prints how a host attaches. It uses only the API and NVMe/TCP, and reuses objects of
+//! an earlier run. The daemon is stopped in any case.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -35,18 +32,18 @@ use crate::route;
 
 #[derive(Debug, Args)]
 pub(crate) struct DemoArgs {
-    /// Where the daemon keeps everything
+    /// The daemon's folder
     #[arg(long, value_name = "DIR", default_value = crate::config::DEFAULT_DIR)]
     dir: PathBuf,
-    /// How long the mixed load lasts
+    /// The duration of the mixed load
     #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=3600))]
     seconds: u64,
-    /// How much is written and verified, over both tenants
+    /// The data written and verified, over both tenants
     #[arg(long, default_value = "256M", value_parser = parse_bytes)]
     verify: u64,
 }
 
-/// A tenant of the demo. Each has a host of its own; Linux wants a host id for each host name.
+/// A tenant and its host. Linux wants a host id for each host name.
 struct DemoHost {
     tenant: &'static str,
     host_id: &'static str,
@@ -81,17 +78,15 @@ impl DemoHost {
     }
 }
 
-/// What the demo says at its end.
 #[derive(Debug, Serialize)]
 struct Summary {
-    /// Written at random places, in all volumes.
+    /// Written at random locations in all volumes.
     written_bytes: u64,
-    /// Read back and compared: each place once.
+    /// Read back and compared, each location once.
     read_bytes: u64,
     load: Report,
-    /// The command that starts the same daemon again.
+    /// The command that starts the daemon again.
     serve: String,
-    /// The commands that attach the volumes.
     attach: Vec<String>,
 }
 
@@ -187,7 +182,7 @@ fn run(daemon: &mut OwnDaemon, args: &DemoArgs, interrupt: &Interrupt) -> Outcom
     })
 }
 
-/// Makes a tenant, its volume and its export, as far as they are not there.
+/// Creates the missing ones of tenant, volume and export.
 fn prepare(client: &Client, guest: &DemoHost) -> Outcome<Export> {
     let name = guest.volume();
     let tenant_path = format!("/v1/tenants/{}", guest.tenant);
@@ -237,10 +232,10 @@ fn found<T>(answer: Result<T, ClientError>) -> Outcome<Option<T>> {
     }
 }
 
-/// CPU time that the engine has used (proc_pid_stat(5): utime is field 14, stime 15, in ticks).
+/// The engine's CPU time (proc_pid_stat(5): utime is field 14, stime 15, in ticks).
 fn engine_cpu_s(daemon: &OwnDaemon) -> Option<f64> {
     let stat = std::fs::read_to_string(format!("/proc/{}/stat", daemon.engine_pid()?)).ok()?;
-    // The name, field 2, may hold anything but ends with the last parenthesis.
+    // Field 2, the name, may contain anything, but ends with the last parenthesis.
     let mut fields = stat.rsplit_once(')')?.1.split_whitespace().skip(14 - 3);
     let user: u64 = fields.next()?.parse().ok()?;
     let system: u64 = fields.next()?.parse().ok()?;

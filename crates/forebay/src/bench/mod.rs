@@ -1,9 +1,5 @@
-//! `forebay bench`: measured loads.
-//!
-//! Purpose: `load` puts a load on any NVMe/TCP target, `machine` on any virtual machine's disk, `demo` shows the whole system at work.
-//! Design: the load generator and the verification are the initiator's; here are options, the demo's
-//! own daemon, and the tables.
-//! Not here: benchmarks against others (`cargo xtask bench`).
+//! `forebay bench`: options and reports of loads; the generator and the verifier are the
+//! initiator's.
 
 mod daemon;
 mod demo;
@@ -21,12 +17,12 @@ use crate::output::Output;
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum BenchCommand {
-    /// Start a daemon, make two tenants, write and verify, put on a load, show what it gave
+    /// Start a daemon with two tenants, write and verify data, run a load, report
     Demo(demo::DemoArgs),
-    /// Put a load on an NVMe/TCP target
+    /// Run a load on an NVMe/TCP target
     Load(load::LoadArgs),
     #[command(hide = true)]
-    /// Put a load on a virtual machine's disk: vhost-user-blk, or NVMe over vfio-user
+    /// Run a load on a virtual machine's disk: vhost-user-blk, or NVMe over vfio-user
     Machine(machine::MachineArgs),
 }
 

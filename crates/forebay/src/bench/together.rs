@@ -1,10 +1,8 @@
-//! Several jobs at the same time, one progress bar.
+//! Runs jobs in parallel with one progress bar.
 //!
-//! Purpose: the demo's tenants work at once, and Ctrl-C is noticed meanwhile.
-//! Design: a thread per job; the caller's thread shows the mean of their shares and watches for
-//! whatever ends the run: an interrupt, the daemon's death, no progress for too long. On that or on a
-//! job's failure it returns at once: the other threads are left to end with the process, or with the daemon they talk to.
-//! Not here: the jobs.
+//! The caller's thread shows the mean progress and watches for an interrupt, the daemon's death and
+//! stalls. It returns at once on these or on a failed job. The other threads end with the process
+//! or the daemon.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -17,10 +15,10 @@ use crate::failure::{Failure, Outcome, While};
 use crate::progress;
 
 const LOOK: Duration = Duration::from_millis(100);
-/// How long the jobs may go without any progress: commands may be tried again for so long.
+/// The longest time without progress: commands may be retried for this long.
 const STALL_LIMIT: Duration = Duration::from_secs(60);
 
-/// How far a job is, in parts of a million.
+/// A job's progress, in parts of a million.
 #[derive(Clone)]
 pub(super) struct Share(Arc<AtomicU32>);
 
@@ -36,10 +34,9 @@ impl Share {
     }
 }
 
-/// One job.
 pub(super) type BenchJob<T> = Box<dyn FnOnce(&Share) -> Outcome<T> + Send>;
 
-/// Runs all jobs; their results are in the jobs' order. `watch` is asked again and again whether to go on.
+/// Runs all jobs and returns their results in order. `watch` is polled; an error ends the wait.
 pub(super) fn together<T: Send + 'static>(
     jobs: Vec<BenchJob<T>>,
     bar: &ProgressBar,
@@ -55,7 +52,6 @@ pub(super) fn together<T: Send + 'static>(
         let sender = sender.clone();
         std::thread::Builder::new()
             .name(format!("job-{index}"))
-            // The receiver may have given up.
             .spawn(move || drop(sender.send((index, job(&share)))))
             .while_doing("start a thread")?;
     }

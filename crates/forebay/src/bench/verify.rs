@@ -1,9 +1,7 @@
-//! The demo's proof that data comes back.
+//! Writes random data at random places of a volume and verifies it.
 //!
-//! Purpose: write so much random data at random places of a volume, and read it all back.
-//! Design: the initiator's verifier, with a new seed each time, so that what an earlier run wrote
-//! can't pass for this one's. Places may be written twice: the newest has to be there.
-//! Not here: judging sectors.
+//! Each run has a new seed, so that an earlier run's data fails the check. Of several writes to a
+//! place, the newest must be there.
 
 use std::net::SocketAddr;
 use std::ops::ControlFlow;
@@ -14,19 +12,17 @@ use forebay_initiator::verify::{Initial, Verifier, VerifySpec, WriteGoal};
 use super::together::Share;
 use crate::failure::{Failure, Outcome};
 
-/// Size of each write: less than an extent, more than a block.
+/// Less than an extent, more than a block.
 const WRITE_BYTES: u32 = 16 * 1024;
-/// Written before errors are looked for.
+/// The bytes between checks for errors.
 const STEP_BYTES: u64 = 1 << 20;
 
-/// Where to.
 pub(super) struct VerifyTarget {
     pub(super) addr: SocketAddr,
     pub(super) nqn: String,
     pub(super) host_nqn: String,
 }
 
-/// What was done.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Verified {
     pub(super) written_bytes: u64,
@@ -43,7 +39,7 @@ pub(super) fn verify(target: &VerifyTarget, bytes: u64, share: &Share) -> Outcom
     };
     let mut verifier = Verifier::connect(spec).map_err(failed)?;
     let mut written_bytes = 0;
-    // Step by step: a failed write ends it soon, not after all the others have failed too.
+    // In steps: the first failed write ends the loop.
     while written_bytes < bytes {
         let step = STEP_BYTES.min(bytes - written_bytes);
         let written = verifier

@@ -1,16 +1,14 @@
-//! An example for each command.
+//! An example for each command, from `examples.txt`.
 //!
-//! Purpose: what people read first in a help text.
-//! Design: one file, `examples.txt`, in the order of a session that works: a test runs it from top to bottom.
-//! The first example that begins with a command's name is that command's.
-//! Not here: explanations (the book has those).
+//! The file is a working session, which a test runs. A command's example is the first line that
+//! begins with its name.
 
 use clap::Command;
 
-/// One a line, without `forebay`.
+/// One per line, without `forebay`.
 const EXAMPLES: &str = include_str!("examples.txt");
 
-/// The command's own words in an example: those of the path of subcommands.
+/// The example of a path of subcommands.
 fn example_of(path: &str) -> Option<&'static str> {
     EXAMPLES.lines().find(|example| {
         example
@@ -19,7 +17,7 @@ fn example_of(path: &str) -> Option<&'static str> {
     })
 }
 
-/// What a first session does.
+/// A first session.
 const FIRST: [&str; 7] = [
     "pool create",
     "tenant create",
@@ -30,7 +28,7 @@ const FIRST: [&str; 7] = [
     "top",
 ];
 
-/// The examples of a command's page: of a group, one for each of its commands; of the program, a first session.
+/// Examples of a page: a group has one per command, the program a first session.
 pub(super) fn of_page(path: &str, below: &[&Command]) -> Vec<&'static str> {
     match (path, below) {
         ("", _) => FIRST.into_iter().filter_map(example_of).collect(),
@@ -42,7 +40,7 @@ pub(super) fn of_page(path: &str, below: &[&Command]) -> Vec<&'static str> {
     }
 }
 
-/// Adds its example to each command that does something by itself.
+/// Adds an example to each leaf command.
 pub(super) fn add(command: Command) -> Command {
     below(command, "")
 }

@@ -1,9 +1,7 @@
-//! The book says what the program enforces and tells.
+//! Tests that the book matches the program's limits and events.
 //!
-//! Purpose: `docs/src/limits.md` can't fall behind the constants, nor `operations.md` behind the events.
-//! Design: each row of its tables that names a number is made here from the constant and looked for
-//! (`UPDATE_DOCS=1` puts it into the page); each kind of event that the API's document knows must be named.
-//! Not here: the limits.
+//! Rows of `docs/src/limits.md` are generated from the constants (`UPDATE_DOCS=1` updates the
+//! page). `operations.md` must name each kind of event.
 
 use forebay_control::api::{BODY_MAX_BYTES, TIME_LIMIT};
 use forebay_control::model::validate::{HOSTS_MAX, NAME_MAX, NQN_MAX};
@@ -141,7 +139,7 @@ fn the_page_of_limits_has_not_drifted() {
     }
 }
 
-/// The page with `row` in place of the rows that begin with `what`.
+/// Replaces the rows that begin with `what` by `row`.
 fn with_row(page: &str, what: &str, row: &str) -> String {
     let begin = format!("| {what} | ");
     page.lines()

@@ -1,6 +1,4 @@
-//! The command line as the shell hands it over, and as it completes it.
-//!
-//! Not here: commands and options.
+//! The command line's words, and its completion.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
@@ -8,9 +6,9 @@ use std::sync::OnceLock;
 
 use super::definition;
 
-/// The command line for completion. Clap offers hidden commands where nothing else fits, so they are left out.
+/// Without hidden commands, which clap would offer as a last resort.
 pub(crate) fn completed() -> clap::Command {
-    // Names live as long as the program.
+    // Clap keeps names for the program's life.
     static ALL: OnceLock<clap::Command> = OnceLock::new();
     without_hidden(ALL.get_or_init(definition))
 }
@@ -29,7 +27,7 @@ fn without_hidden(command: &'static clap::Command) -> clap::Command {
     without
 }
 
-/// The words of the command line. A negative number belongs to the option before it, so that it is refused as a number.
+/// Joins a negative number to the option before it, so that it is refused as a number.
 pub(crate) fn words(args: impl Iterator<Item = OsString>) -> Vec<OsString> {
     let mut words: Vec<OsString> = Vec::new();
     for arg in args {

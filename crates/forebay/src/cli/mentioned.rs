@@ -1,9 +1,7 @@
-//! The commands that sentences of README and book mention, within the text, are commands.
+//! Tests that commands in the sentences of README and book exist.
 //!
-//! Purpose: a page can't tell of a command or an option that is not there any more. What stands in blocks is run by
-//! `docs_commands_run`; what stands in a sentence mostly lacks something, and is only parsed.
-//! Design: every code span that begins with `forebay`. A word in capitals is a placeholder. That something required is
-//! missing is no fault.
+//! Each code span that begins with `forebay` is parsed; capitals are placeholders, and missing
+//! arguments are tolerated. Code blocks are run by `docs_commands_run`.
 
 use std::path::Path;
 
@@ -20,7 +18,7 @@ fn mentioned(page: &str) -> Vec<String> {
         if line.trim_start().starts_with("```") {
             in_block = !in_block;
         } else if !in_block {
-            // A span may go on in the next line.
+            // A span may continue on the next line.
             text.push_str(line);
             text.push(' ');
         }
@@ -34,7 +32,7 @@ fn mentioned(page: &str) -> Vec<String> {
     found
 }
 
-/// Why a command is none.
+/// The reason why a command is invalid.
 fn fault(command: &str) -> Option<String> {
     let words = command.split_whitespace().map(|word| match word {
         "COMMAND" => "status",

@@ -1,9 +1,6 @@
-//! Names that are typed, and those that completion knows from the daemon.
+//! Names of volumes and exports: parsing, and shell completion by `clap_complete`.
 //!
-//! Purpose: names of volumes and exports are read, and the shell completes them and those of tenants.
-//! Design: the program completes itself (`clap_complete`); it asks the daemon, and knows no names when that does not answer
-//! at once.
-//! Not here: the shell's part (`pages`).
+//! Completion asks the daemon; it offers no names if the daemon is slow.
 
 use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
@@ -15,10 +12,9 @@ use forebay_control::api::client::Client;
 use forebay_control::model::{Export, Tenant, Volume};
 use serde::de::DeserializeOwned;
 
-/// A shell that waits longer seems to hang.
+/// With a longer wait the shell seems to hang.
 const TIME_LIMIT: Duration = Duration::from_secs(2);
 
-/// `TENANT/VOLUME`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct VolumeName {
     pub(crate) tenant: String,
@@ -54,8 +50,8 @@ fn ask<T: DeserializeOwned>(path: &str) -> Option<Vec<T>> {
     client.get(path).ok()
 }
 
-/// The `--socket` of the line that is completed. The shell hands its words over as they are written: quotes, a home folder's `~`,
-/// and in bash an `=` of its own are still in them.
+/// The `--socket` of the completed line. The shell passes raw words: quotes, `~`, and in bash a
+/// separate `=`.
 fn said_socket(words: impl Iterator<Item = OsString>) -> Option<PathBuf> {
     let words: Vec<String> = words.filter_map(|word| word.into_string().ok()).collect();
     let at = words
@@ -92,24 +88,22 @@ fn that_begin<T: DeserializeOwned>(
     names.map(CompletionCandidate::new).collect()
 }
 
-/// Completes a tenant's name.
 pub(super) fn tenants() -> ArgValueCompleter {
     ArgValueCompleter::new(|with: &OsStr| that_begin("/v1/tenants", with, |of: Tenant| of.name))
 }
 
-/// Completes the tenant of a volume that is to be made.
+/// Completes the tenant of a new volume.
 pub(super) fn new_volumes() -> ArgValueCompleter {
     let name = |of: Tenant| format!("{}/", of.name);
     ArgValueCompleter::new(move |with: &OsStr| that_begin("/v1/tenants", with, name))
 }
 
-/// Completes `TENANT/VOLUME`.
 pub(super) fn volumes() -> ArgValueCompleter {
     let name = |of: Volume| format!("{}/{}", of.tenant, of.name);
     ArgValueCompleter::new(move |with: &OsStr| that_begin("/v1/volumes", with, name))
 }
 
-/// Completes `TENANT/VOLUME@ID` of a volume that is exported several times, `TENANT/VOLUME` of others.
+/// Completes `TENANT/VOLUME@ID` for a volume with several exports, else `TENANT/VOLUME`.
 pub(crate) fn exports() -> ArgValueCompleter {
     let name = |of: Export| match of.shared {
         true => format!("{}/{}@{}", of.tenant, of.volume, of.id),

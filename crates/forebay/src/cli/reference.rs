@@ -1,9 +1,5 @@
-//! The command line as a page of the book.
-//!
-//! Purpose: `docs/src/commands.md` says every command, option and example, and can't fall behind.
-//! Design: generated from the definition; a test compares it with the committed page (`UPDATE_DOCS=1`
-//! rewrites that).
-//! Not here: explanations.
+//! Generates `docs/src/commands.md`; a test compares it with the committed page (`UPDATE_DOCS=1`
+//! rewrites it).
 
 use clap::{Arg, Command};
 

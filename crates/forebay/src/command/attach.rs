@@ -1,23 +1,18 @@
-//! How a Linux host attaches an export over NVMe/TCP.
-//!
-//! Purpose: the exact commands of nvme-cli.
-//! Design: pure text.
-//! Not here: what a machine monitor gets (`machine`).
+//! The nvme-cli commands with which a Linux host attaches an export.
 
 use std::net::IpAddr;
 
 use forebay_control::model::Export;
 
-/// Stands for any of a node's addresses.
+/// A placeholder for any of the node's addresses.
 pub(crate) const ANY_ADDRESS: &str = "ADDRESS";
 
-/// The nvme-cli command that attaches an export, if it has an address.
 pub(crate) fn attach_command(export: &Export, host_nqn: Option<&str>) -> Option<String> {
     attach_commands(export, host_nqn).into_iter().next()
 }
 
-/// The nvme-cli commands that attach an export: one for each path, then one that finds all paths by itself. A host waits
-/// for a lost controller for ever, as it would for a disk.
+/// One command per path, then one that finds all paths. A host waits for a lost controller for
+/// ever, as for a disk.
 pub(crate) fn attach_commands(export: &Export, host_nqn: Option<&str>) -> Vec<String> {
     let host = host_nqn.map_or_else(String::new, |nqn| format!(" --hostnqn {nqn}"));
     let places = places(&export.addresses);
@@ -34,17 +29,16 @@ pub(crate) fn attach_commands(export: &Export, host_nqn: Option<&str>) -> Vec<St
     commands
 }
 
-/// How nvme-cli names the daemon's listeners.
 fn places(listeners: &[String]) -> Vec<String> {
     let places = listeners.iter().filter_map(|address| {
         let (address, port) = address.rsplit_once(':')?;
         let address = address.trim_start_matches('[').trim_end_matches(']');
-        // A host can't connect to the address that stands for all of a node's.
+        // A host cannot connect to the unspecified address.
         let is_any = (address.parse()).is_ok_and(|ip: IpAddr| ip.is_unspecified());
         let address = if is_any { ANY_ADDRESS } else { address };
         Some(format!("-t tcp -a {address} -s {port}"))
     });
-    // A listener on all addresses of IPv4 and one on all of IPv6 look the same.
+    // Listeners on all IPv4 and on all IPv6 addresses look equal.
     let mut places: Vec<String> = places.collect();
     places.dedup();
     places

@@ -1,9 +1,7 @@
-//! `forebay events`.
+//! `forebay events`: events as a table, or with `--follow` line by line.
 //!
-//! Purpose: what happened, as a table; with `--follow`, line by line as it happens.
-//! Design: following asks for what came after the last event that was shown, and waits for it at the
-//! daemon. Events are numbered over restarts of the daemon, so it goes on when there is one again.
-//! Not here: what happened.
+//! Following waits at the daemon for events after the last one. Event numbers continue across
+//! daemon restarts, so following does too.
 
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -16,9 +14,9 @@ use crate::failure::{Failure, Outcome, While};
 use crate::output::{print_line, table};
 use crate::word::word;
 
-/// How long the daemon holds a question for what is to come.
+/// How long the daemon holds a request for new events.
 const WAIT_S: u64 = 25;
-/// After how long a daemon that is not there is asked again.
+/// The interval of retries while the daemon is away.
 const AGAIN: Duration = Duration::from_secs(1);
 
 pub(crate) fn events(context: &Context, args: &EventsArgs) -> Outcome {
@@ -34,7 +32,6 @@ pub(crate) fn events(context: &Context, args: &EventsArgs) -> Outcome {
     })
 }
 
-/// Which events are asked for.
 struct Wanted {
     since_unix_ms: u64,
     audit: bool,
@@ -68,7 +65,7 @@ fn read(context: &Context, after: Option<u64>, wait_s: u64) -> Result<EventList,
 }
 
 fn follow(context: &Context, mut after: Option<u64>, wanted: &Wanted) -> Outcome {
-    // A daemon that is not there at the beginning is an error; one that goes away is waited for.
+    // A missing daemon is an error only at the start.
     let mut list = read(context, after, 0)?;
     let mut is_away = false;
     loop {
@@ -89,7 +86,7 @@ fn follow(context: &Context, mut after: Option<u64>, wanted: &Wanted) -> Outcome
             let begun = Instant::now();
             match read(context, after, WAIT_S) {
                 Ok(list) => {
-                    // More readers than the daemon holds questions of: it answers the others at once.
+                    // The daemon holds a limited number of requests and answers others at once.
                     if list.events.is_empty() && begun.elapsed() < AGAIN {
                         std::thread::sleep(AGAIN);
                     }
@@ -130,7 +127,7 @@ fn text(events: &[Event]) -> String {
     )
 }
 
-/// Who changed what. Everything of before and after is in the JSON.
+/// The JSON has the complete states before and after.
 fn audit_text(events: &[Event]) -> String {
     let row = |event: &Event, audit: &Audit| {
         let of = |object: &Option<serde_json::Value>| {

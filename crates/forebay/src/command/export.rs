@@ -63,7 +63,6 @@ pub(crate) fn export(context: &Context, command: ExportCommand) -> Outcome {
     }
 }
 
-/// What is asked for.
 fn body(args: ExportCreateArgs) -> Outcome<ExportCreate> {
     let frontend = match (args.nvme_pcie, args.vhost_user) {
         (true, _) => ExportFrontend::NvmePcie,
@@ -141,7 +140,7 @@ fn list(exports: &[Export]) -> String {
     )
 }
 
-/// How it is named: where a volume may have several, with its number.
+/// Includes the number if the volume may have several exports.
 fn name(export: &Export) -> String {
     let Export {
         tenant, volume, id, ..
@@ -223,13 +222,11 @@ fn show(export: &Export) -> String {
     text
 }
 
-/// The reactor that serves it.
 fn reactor(export: &Export) -> String {
     let reactor = export.reactor.map(|reactor| reactor.to_string());
     reactor.unwrap_or_default()
 }
 
-/// What its making has done to others.
 fn warnings(export: &Export) -> String {
     let warnings = export.warnings.iter();
     warnings.map(|text| format!("warning: {text}\n")).collect()

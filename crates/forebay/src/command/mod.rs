@@ -1,8 +1,4 @@
-//! The commands that ask a running daemon, one file per subject.
-//!
-//! Purpose: from arguments to one or two calls of the API, and from the answer to a table.
-//! Design: each command is a function of the client, the output and its arguments.
-//! Not here: commands that move data (`image`), and the daemon itself (`serve`).
+//! The commands that ask a running daemon: one or two API calls, and a table of the answer.
 
 pub(crate) mod attach;
 pub(crate) mod events;

@@ -124,8 +124,7 @@ fn check_text(found: &CheckResult) -> String {
     text
 }
 
-/// Device specifications with absolute paths: the daemon runs elsewhere. `size_bytes` is for those
-/// that lack one.
+/// Makes paths absolute, as the daemon runs elsewhere. `size_bytes` is for devices without a size.
 fn absolute(specs: &[String], size_bytes: Option<u64>) -> Outcome<Vec<String>> {
     let here = std::env::current_dir().while_doing("find the current directory")?;
     let parse = |text: &String| match (DeviceSpec::parse_in(&here, text), size_bytes) {
@@ -144,12 +143,11 @@ fn absolute(specs: &[String], size_bytes: Option<u64>) -> Outcome<Vec<String>> {
         .collect()
 }
 
-/// How large devices are made.
 fn capacity(size: Option<Size>) -> Option<u64> {
     size.map(|size| size.to_blocks(CAPACITY_BLOCK_BYTES))
 }
 
-/// A sentence for each size that was rounded up.
+/// Names each size that was rounded up.
 fn rounded(specs: &[String], size: Option<Size>) -> String {
     let own = specs.iter().filter_map(|spec| {
         let (_, size) = spec.rsplit_once("?size=")?;
@@ -310,7 +308,6 @@ pub(crate) fn device(context: &Context, command: DeviceCommand) -> Outcome {
     }
 }
 
-/// What a device is like, and why, if there is a reason.
 fn state(device: &DeviceInfo) -> String {
     match &device.why {
         Some(why) => format!("{}: {why}", word(&device.state)),
@@ -318,7 +315,6 @@ fn state(device: &DeviceInfo) -> String {
     }
 }
 
-/// What failed on a device.
 fn errors_text(device: &DeviceInfo) -> String {
     let errors = &device.errors;
     let counts = format!(

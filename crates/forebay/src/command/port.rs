@@ -25,7 +25,7 @@ pub(crate) fn port(context: &Context, command: &PortCommand) -> Outcome {
                 ana: (*ana).into(),
                 let_hosts_wait: *let_hosts_wait,
             };
-            // An address has nothing that would have to be escaped but brackets.
+            // Only brackets need escaping in an address.
             let path = address.to_string().replace('[', "%5B").replace(']', "%5D");
             let port: Port = context.client.patch(&format!("/v1/ports/{path}"), &body)?;
             return context

@@ -57,7 +57,7 @@ fn update_of(args: SchedulingArgs, before: &Scheduling) -> SchedulingUpdate {
     }
 }
 
-/// The change of a budget; `None` takes it away.
+/// The change of a budget; `None` removes it.
 pub(crate) fn patch_of(args: &BudgetArgs, credit_s: Change<u32>) -> Option<BudgetParts> {
     let rate = |iops: Option<Amount>, bytes_s: Option<Amount>| {
         (iops.or(bytes_s).is_some()).then_some(Some(RateParts {
@@ -75,7 +75,7 @@ pub(crate) fn patch_of(args: &BudgetArgs, credit_s: Change<u32>) -> Option<Budge
     })
 }
 
-/// Says which half of a base was not stated, and what it became.
+/// Tells which half of a base was assumed.
 pub(crate) fn assumed_text(budget: &Budget) -> String {
     let Some(base) = budget.base else {
         return String::new();
@@ -116,7 +116,7 @@ fn limit_text(limit: &Limit) -> String {
     rates_text(limit.iops, bandwidth, "whatever there is")
 }
 
-/// IOPS and bandwidth, or `endless` if neither has a limit.
+/// IOPS and bandwidth, or `endless` without limits.
 pub(super) fn rates_text(iops: Option<u64>, bandwidth: Option<String>, endless: &str) -> String {
     if iops.is_none() && bandwidth.is_none() {
         return endless.to_owned();
@@ -148,7 +148,6 @@ pub(crate) fn limit_line(budget: &Budget) -> String {
     format!("{base}, at most {limit}")
 }
 
-/// Base, burst limit and credit for a table.
 pub(crate) fn budget_cells(budget: Option<&Budget>) -> [String; 3] {
     let Some(budget) = budget else {
         return ["-", "-", "-"].map(str::to_owned);
@@ -161,7 +160,7 @@ pub(crate) fn budget_cells(budget: Option<&Budget>) -> [String; 3] {
     ]
 }
 
-/// The most lacking tenants that are listed.
+/// The most tenants listed as lacking resources.
 const LACKING: usize = 8;
 const PLACES: &str = "  a smaller base; an export that is deleted and made again is served where its tenant's base fits; several reactors \
      serve a tenant that has several volumes\n";
@@ -236,7 +235,7 @@ fn show(now: &Scheduling) -> String {
     ]);
     text.push_str(&admission_text(&now.admission));
     for (name, value) in &now.params {
-        // `f32` hides the digits of rounding.
+        // `f32` hides rounding digits.
         text.push_str(&format!("{name} = {}\n", *value as f32));
     }
     text

@@ -14,7 +14,7 @@ use crate::failure::{Failure, Outcome, While};
 use crate::output::{latency, pairs, table};
 use crate::word::word;
 
-/// How long `status --check` waits: monitoring asks often.
+/// The limit of `status --check`, which monitoring runs often.
 const CHECK_LIMIT: Duration = Duration::from_secs(5);
 
 pub(crate) fn status(context: &Context) -> Outcome {
@@ -22,7 +22,7 @@ pub(crate) fn status(context: &Context) -> Outcome {
     context.output.show(&status, status_text)
 }
 
-/// The exit status says how the daemon is. Whatever keeps it from answering is one thing to a program that watches.
+/// Reports health by the exit status; all reasons for a missing answer are one.
 pub(crate) fn check(context: Outcome<Context>) -> Outcome {
     let asked = context.and_then(|context| {
         let client = context.client.with_time_limit(CHECK_LIMIT);
@@ -37,7 +37,7 @@ pub(crate) fn check(context: Outcome<Context>) -> Outcome {
     }
 }
 
-/// How long an engine and its daemon may take to end; they commit everything.
+/// The limit for engine and daemon to end; they commit everything.
 const SHUTDOWN_LIMIT: Timespec = Timespec {
     tv_sec: 60,
     tv_nsec: 0,
@@ -201,7 +201,7 @@ fn pool_text(pool: &PoolStats) -> String {
     )
 }
 
-/// Nothing as long as no engine has died.
+/// Empty if no engine has died.
 fn takeover_text(takeover: &TakeoverStats) -> String {
     if takeover.takeovers == 0 {
         return String::new();

@@ -66,7 +66,7 @@ fn budget_text(set: &TenantBudget) -> String {
         ),
         None => format!("tenant {name} has no budget: it has what others leave\n"),
     };
-    // Where not all are: whether this one's is.
+    // If not all bases are guaranteed: whether this one is.
     if let (Some(guaranteed), false) = (set.guaranteed, set.admission.guaranteed) {
         let is = if guaranteed { "is" } else { "is not" };
         text.push_str(&format!("its base {is} guaranteed\n"));

@@ -12,7 +12,7 @@ use crate::image;
 use crate::output::{exactly, pairs, table, yes_no};
 use crate::route;
 
-/// The block size of a volume that names none, as the daemon has it.
+/// The daemon's default block size.
 const DEFAULT_BLOCK_BYTES: u32 = 4096;
 
 pub(crate) fn volume(context: &Context, command: VolumeCommand) -> Outcome {
@@ -153,7 +153,7 @@ fn set_budget(context: &Context, name: &VolumeName, args: &BudgetArgs) -> Outcom
     })
 }
 
-/// Says that a size was rounded up, if it was.
+/// Tells if a size was rounded up.
 fn rounded(stated: Size, bytes: u64) -> String {
     match stated.is_rounded && bytes > stated.bytes {
         true => format!(

@@ -1,8 +1,4 @@
-//! Where a volume may hold data, as its daemon says it.
-//!
-//! Purpose: an export reads no holes.
-//! Design: pages of ranges, each asked for when the one before is used up.
-//! Not here: reading.
+//! The ranges where a volume may hold data, from the daemon, page by page.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -15,7 +11,6 @@ use crate::cli::names::VolumeName;
 use crate::failure::Outcome;
 use crate::route;
 
-/// The ranges of one volume.
 pub(super) struct Mapped<'a> {
     client: &'a Client,
     path: String,

@@ -1,8 +1,6 @@
-//! Waiting for standard input and output.
+//! Standard input and output with `poll` before each access.
 //!
-//! Purpose: a peer that is slow, or stands still, holds up neither the commands in flight nor an interrupt.
-//! Design: `poll` before each read and write, with the transfer's other work in between.
-//! Not here: reading and writing.
+//! A slow peer delays neither commands in flight nor an interrupt.
 
 use std::fs::File;
 use std::os::fd::BorrowedFd;
@@ -14,22 +12,21 @@ use rustix::io::Errno;
 
 use crate::failure::{Outcome, While};
 
-/// What else there is to do while a stream is not ready. Returns how long to wait before it is asked again; fails to end
-/// the transfer.
+/// Other work while a stream is not ready. Returns the time until the next check; an error ends the
+/// transfer.
 pub(super) type Idle<'a> = &'a mut dyn FnMut() -> Outcome<Duration>;
 
-/// Whether a file's name stands for standard input or output.
 pub(super) fn is_standard(path: &Path) -> bool {
     path == Path::new("-")
 }
 
-/// A descriptor of our own for standard input or output, past the buffers of `std`.
+/// A descriptor that bypasses the buffers of `std`.
 pub(super) fn standard(stream: BorrowedFd<'_>) -> Outcome<File> {
     let owned = stream.try_clone_to_owned();
     owned.map(File::from).while_doing("open a standard stream")
 }
 
-/// Waits until `stream` can be read or written without a wait, or has failed.
+/// Waits until `stream` is ready or has failed.
 pub(super) fn await_ready(stream: &File, what: PollFlags, idle: Idle<'_>) -> Outcome {
     let mut wait = Duration::ZERO;
     loop {

@@ -1,4 +1,4 @@
-//! Transfers against a disk in memory that ends commands out of order.
+//! Transfers against a memory disk that completes commands out of order.
 
 use std::fs::File;
 use std::io::Seek;
@@ -15,7 +15,7 @@ struct MemoryDisk {
     written_bytes: usize,
     zeroed_bytes: usize,
     flushed: bool,
-    /// Writes and zeroings that have ended since the last flush.
+    /// Writes and zeroings since the last flush.
     unflushed: usize,
     fail_at: Option<u64>,
     random: u64,
@@ -126,7 +126,6 @@ fn source_of(bytes: &[u8], sparse: bool) -> Source {
     Source::file(file_of(bytes, sparse), bytes.len() as u64)
 }
 
-/// The same bytes as a stream, whose head has been looked at.
 fn stream_of(bytes: &[u8]) -> Source {
     let mut source = Source::stream(file_of(bytes, true)).unwrap();
     source.read_head().unwrap();
@@ -200,7 +199,6 @@ fn zeros_replace_what_was_there() {
     }
 }
 
-/// Ranges of data.
 struct Ranges(Vec<Range<u64>>);
 
 impl Data for Ranges {
@@ -209,13 +207,13 @@ impl Data for Ranges {
     }
 }
 
-/// As if the whole volume could hold data.
+/// The whole volume may hold data.
 fn all(shape: VolumeShape) -> Ranges {
     let whole = 0..shape.size_bytes;
     Ranges(vec![whole])
 }
 
-/// Which parts of `bytes` hold something, the last one first.
+/// The non-zero ranges of `bytes`, in reverse order.
 fn data_of(bytes: &[u8], unit: usize) -> Ranges {
     let units = bytes.chunks(unit).enumerate();
     let mut ranges: Vec<_> = units
@@ -264,7 +262,6 @@ fn failures_end_a_transfer() {
     let error = import(&mut disk, shape, &mut source, true, &mut |_| Ok(()));
     let message = error.unwrap_err().to_string();
     assert!(message.starts_with("no space at byte"), "{message}");
-    // Too large for the volume.
     let mut disk = MemoryDisk::new(vec![0; 2 * MIB], 4096, 4);
     let shape = disk.shape(None);
     let error = import(&mut disk, shape, &mut stream_of(&image), true, &mut |_| {
@@ -276,7 +273,7 @@ fn failures_end_a_transfer() {
             && message.contains("only 2 MiB (2097152 bytes)"),
         "{message}"
     );
-    // Interrupted: a file that is not complete goes away.
+    // Interrupted: an incomplete file is removed.
     let mut stop = |_| Err(Failure::new("interrupted"));
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("image");
@@ -286,7 +283,7 @@ fn failures_end_a_transfer() {
     assert!(!path.exists());
 }
 
-/// Ends a transfer that has been at one place for longer than its commands take to end.
+/// Ends a transfer that makes no progress although its commands have ended.
 fn stop_at_standstill() -> impl FnMut(u64) -> Outcome {
     let (mut place, mut times) = (0, 0);
     move |at| {
@@ -299,7 +296,7 @@ fn stop_at_standstill() -> impl FnMut(u64) -> Outcome {
     }
 }
 
-/// While the other end of a pipe stands still, commands in flight end, and an interrupt ends the transfer.
+/// While a pipe's peer stalls, commands in flight end, and an interrupt ends the transfer.
 #[test]
 fn a_pipe_that_stands_still_is_interrupted() {
     let (input, sender) = rustix::pipe::pipe().unwrap();
@@ -337,7 +334,7 @@ proptest! {
         transfer in prop::option::of(1u64..64),
         streams: bool,
     ) {
-        // In units that are not the granule's.
+        // In units that are no multiple of the granule.
         let parts: Vec<_> = parts.into_iter().map(|(units, value)| (units * 20_480, value)).collect();
         let mut image = pattern(&parts);
         image.truncate(image.len() - odd);

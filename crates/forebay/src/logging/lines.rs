@@ -1,9 +1,7 @@
-//! What a line of the log looks like.
+//! The format of log lines: text, or one JSON object per line with the documented fields.
 //!
-//! Purpose: text for people, or one JSON object a line with the fields that the book promises: `time`, `level`, `target`,
-//! `message`, `fields`. Before a line for the journal stands its priority, `<N>`, as sd-daemon(3) says.
-//! Design: one `FormatEvent` of `tracing`. In the journal, text has no time, since each entry has one.
-//! Not here: where lines go.
+//! A line for the journal begins with its priority, `<N>` (sd-daemon(3)), and has no time, as each
+//! entry has one.
 
 use std::collections::BTreeMap;
 use std::fmt::{self, Debug};
@@ -25,7 +23,6 @@ enum Shape {
     Json,
 }
 
-/// See the module's text.
 pub(super) struct Lines {
     shape: Shape,
     priorities: bool,
@@ -58,7 +55,7 @@ impl Lines {
     }
 }
 
-/// syslog's, of a level.
+/// The syslog priority of a level.
 fn priority(level: Level) -> u8 {
     match level {
         Level::ERROR => 3,
@@ -107,7 +104,6 @@ struct Line<'a> {
     fields: BTreeMap<&'static str, Value>,
 }
 
-/// An event's message and fields.
 #[derive(Default)]
 struct EventText {
     message: String,
@@ -170,7 +166,7 @@ mod tests {
     use std::sync::{Arc, Mutex};
     use tracing_subscriber::layer::SubscriberExt;
 
-    /// What is written of the same three events.
+    /// The output of the same three events.
     fn written(lines: Lines) -> Vec<String> {
         #[derive(Clone, Default)]
         struct Into(Arc<Mutex<Vec<u8>>>);
@@ -200,7 +196,6 @@ mod tests {
         text.lines().map(str::to_owned).collect()
     }
 
-    /// As the book promises.
     #[test]
     fn a_json_line_has_its_fields() {
         let lines = written(Lines::new(LogFormat::Json));

@@ -1,9 +1,7 @@
-//! `forebay serve --check`: what would be served, told beforehand.
+//! `forebay serve --check`: reports what would not be served, without starting anything.
 //!
-//! Purpose: each part of the configuration is tried, and its trouble is reported.
-//! Design: nothing is made or changed; addresses are bound for a moment. What the daemon or the engine that runs here has is
-//! theirs already.
-//! Not here: what labels and catalogs say, which only opening the pool can tell.
+//! Nothing is changed; addresses are bound for a moment. Resources of a running daemon or engine
+//! count as available. Labels and catalogs are not read.
 
 use std::fs::OpenOptions;
 use std::io::{self, Read, Write};
@@ -30,17 +28,15 @@ use crate::failure::Outcome;
 use crate::limits;
 use crate::output::{Output, table};
 
-/// Time limit for an answer from the holder of an address.
+/// The limit for the holder of an address to answer.
 const ANSWER_LIMIT: Duration = Duration::from_secs(2);
-/// So much of an answer is read.
+/// The bytes read of an answer.
 const ANSWER_BYTES: u64 = 64 << 10;
-/// A Unix socket's path is no longer (`sockaddr_un`).
+/// The longest path of a Unix socket (`sockaddr_un`).
 const SOCKET_PATH_BYTES: usize = 107;
 
-/// The kernel's own file systems.
 const KERNELS: [&str; 2] = ["/proc", "/sys"];
 
-/// A part of the configuration.
 #[derive(Debug, Serialize)]
 struct Part {
     part: String,
@@ -48,7 +44,6 @@ struct Part {
     trouble: Option<String>,
 }
 
-/// The parts, in the order in which they were tried.
 #[derive(Default)]
 struct Parts(Vec<Part>);
 
@@ -98,7 +93,7 @@ impl Parts {
             .get("/v1/status")
             .ok();
         let is_left = running.is_none() && engine_lives(&config.run_dir);
-        // Kept, so that those that are in each other's way are found.
+        // Kept, so that conflicts between the addresses are found.
         let mut held = Vec::new();
         let listen = listen(config);
         for address in &config.nvme_tcp {
@@ -127,7 +122,7 @@ impl Parts {
                 tried.and_then(|spec| device_works(spec.path())),
             );
         }
-        // With a pool there is none to be made.
+        // An existing pool needs no new file.
         if let (Some((path, size_bytes)), true) = (&config.embedded, recorded.is_empty()) {
             let tried = match path.exists() {
                 true => device_works(path),
@@ -138,7 +133,6 @@ impl Parts {
     }
 }
 
-/// Says of each part whether it would be served; true if all would be.
 pub(super) fn check(config: &Config, output: Output) -> Outcome<bool> {
     let mut parts = Parts::default();
     parts.kernel(config);
@@ -167,7 +161,7 @@ fn text(error: impl ToString) -> String {
     error.to_string()
 }
 
-/// The folder, or the first above it that exists and in which it would be made.
+/// Checks the folder, or the existing parent in which it would be made.
 fn folder_works(folder: &Path) -> Result<(), String> {
     let there = folder
         .ancestors()
@@ -179,12 +173,12 @@ fn folder_works(folder: &Path) -> Result<(), String> {
     can_make(there).map_err(|error| format!("can't write to {}: {error}", there.display()))
 }
 
-/// Makes a file without a name, which is gone at once.
+/// Makes an unnamed temporary file.
 fn can_make(folder: &Path) -> Result<(), Errno> {
     let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
     match rustix::fs::open(folder, flags, Mode::RUSR | Mode::WUSR) {
         Ok(_) => Ok(()),
-        // Not every file system can. Those of the kernel's own figures have no new files at all.
+        // Not every file system can. `/proc` and `/sys` allow no new files at all.
         Err(error @ (Errno::OPNOTSUPP | Errno::ISDIR | Errno::NOENT)) => {
             match KERNELS.iter().any(|kernels| folder.starts_with(kernels)) {
                 true => Err(error),
@@ -205,7 +199,7 @@ fn file_works(file: &Path) -> Result<(), String> {
     }
 }
 
-/// The folder above this file exists, or is made at the start.
+/// The file's folder exists, or is made at the start.
 fn has_folder(file: &Path, config: &Config) -> Result<(), String> {
     let folder = file.parent().unwrap_or(Path::new("/"));
     let made = [&config.state_dir, &config.run_dir];
@@ -253,7 +247,7 @@ fn address_works(
     }
 }
 
-/// Whether these are metrics of a daemon.
+/// Whether a daemon's metrics answer there.
 fn has_metrics(address: SocketAddr) -> bool {
     let ask = || -> io::Result<Vec<u8>> {
         let mut stream = TcpStream::connect_timeout(&address, ANSWER_LIMIT)?;
@@ -270,7 +264,7 @@ fn cpu_works(cpu: usize) -> Result<(), String> {
     if cpu >= CpuSet::MAX_CPU {
         return Err("there is no such CPU".to_owned());
     }
-    // In a thread of its own: this one stays where it is.
+    // In a thread of its own, to keep this one's affinity.
     let tried = std::thread::spawn(move || {
         let mut set = CpuSet::new();
         set.set(cpu);
@@ -296,7 +290,6 @@ fn device_works(path: &Path) -> Result<(), String> {
     Ok(())
 }
 
-/// Where the devices of the pool were last found.
 fn recorded(config: &Config) -> Vec<String> {
     let read = |file| std::fs::read(file).ok();
     let record = read(config.state_dir.join("devices.json"));
@@ -309,7 +302,7 @@ fn recorded(config: &Config) -> Vec<String> {
         .collect()
 }
 
-/// Whether an engine of an earlier daemon has the addresses.
+/// Whether an earlier daemon's engine still has the addresses.
 fn engine_lives(run_dir: &Path) -> bool {
     let record = std::fs::read(run_dir.join("engine.json")).ok();
     let record: Option<Value> = record.and_then(|said| serde_json::from_slice(&said).ok());

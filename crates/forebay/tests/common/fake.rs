@@ -1,8 +1,7 @@
-//! A daemon that only answers: the API's socket with samples behind it.
+//! A fake daemon: the API's socket, with samples as answers.
 //!
-//! Purpose: shows what a command asks of the API, and has it print what came back.
-//! Design: HTTP by hand, one connection at a time; bodies are read into the API's own types, which refuse what it would.
-//! Not here: the real API (`forebay_control` tests that).
+//! HTTP by hand, one connection at a time. Bodies are parsed into the API's own types, which check
+//! them.
 
 use std::fmt::Debug;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -26,7 +25,7 @@ use crate::samples::{check_result, device, export, pool, volume};
 
 pub struct Daemon {
     pub folder: tempfile::TempDir,
-    /// What was asked: method, path, and the body in words.
+    /// Requests: method, path, and the body as text.
     pub asked: mpsc::Receiver<String>,
     is_stopping: Arc<AtomicBool>,
     thread: Option<std::thread::JoinHandle<()>>,
@@ -79,7 +78,7 @@ impl Drop for Daemon {
     }
 }
 
-/// Reads one request and answers it; one that ends early gets no answer.
+/// Answers one request; a truncated one gets no answer.
 fn serve(stream: UnixStream, tell: &mpsc::Sender<String>) {
     let mut reader = BufReader::new(&stream);
     let mut head = Vec::new();
@@ -119,7 +118,7 @@ fn serve(stream: UnixStream, tell: &mpsc::Sender<String>) {
     let _ = (&stream).write_all(&[head.as_bytes(), &body].concat());
 }
 
-/// Text without its escapes (`%2E`).
+/// Decodes percent escapes (`%2E`).
 fn decoded(text: &str) -> String {
     let mut parts = text.split('%');
     let mut bytes = parts.next().unwrap().as_bytes().to_vec();

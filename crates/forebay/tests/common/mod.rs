@@ -1,9 +1,6 @@
-//! The real daemon on a folder of its own, for tests of the whole system.
-//!
-//! Here: starting, asking, and ending it in good order, with nothing left running.
-//! Not here: what the tests are about.
+//! The real daemon in a temporary folder, for system tests.
 
-#![allow(dead_code)] // each test program uses some of it
+#![allow(dead_code)] // Each test program uses a part.
 
 use std::fs::File;
 use std::net::TcpListener;
@@ -14,10 +11,10 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
-/// A hang ends here; nothing is measured.
+/// For hangs only.
 pub const LIMIT: Duration = Duration::from_secs(120);
 
-/// A folder on the build's own filesystem: pools want direct I/O, which a tmpfs may refuse.
+/// A folder on the build's filesystem: pools want direct I/O, which a tmpfs may refuse.
 pub fn folder() -> tempfile::TempDir {
     tempfile::Builder::new()
         .prefix("fb-")
@@ -74,21 +71,20 @@ pub fn send(child: &Child, signal: Signal) {
     kill_process(pid, signal).unwrap();
 }
 
-/// A daemon on a folder of its own, ended in good order.
 pub struct Daemon {
     folder: tempfile::TempDir,
     child: Option<Child>,
 }
 
 impl Daemon {
-    /// With a pool in a file.
+    /// Starts with a pool in a file.
     pub fn start() -> Self {
         let daemon = Self::with("[pool]\nembedded = { path = \"pool.img\", size = \"1G\" }\n");
         daemon.wait_engine();
         daemon
     }
 
-    /// With a configuration besides its address.
+    /// `config` follows the address.
     pub fn with(config: &str) -> Self {
         let folder = folder();
         let port = TcpListener::bind("127.0.0.1:0")
@@ -106,7 +102,7 @@ impl Daemon {
         daemon
     }
 
-    /// Starts it when it does not run, and waits until it answers.
+    /// Starts it and waits for an answer.
     pub fn again(&mut self) {
         let log = File::create(self.path("err")).unwrap();
         let child = forebay(self.folder.path(), &["serve"])
@@ -125,7 +121,7 @@ impl Daemon {
         });
     }
 
-    /// Ends it in good order, if it runs.
+    /// Stops it cleanly if it runs.
     pub fn stop(&mut self) {
         let Some(mut child) = self.child.take() else {
             return;
@@ -142,7 +138,6 @@ impl Daemon {
         self.child.as_ref().unwrap().id()
     }
 
-    /// What it has written to its log.
     pub fn said(&self) -> String {
         let log = std::fs::read_to_string(self.path("var/state/log/forebay.log"));
         let err = std::fs::read_to_string(self.path("err"));

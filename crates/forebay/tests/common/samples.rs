@@ -1,4 +1,4 @@
-//! What an owner could answer.
+//! Sample answers of the API.
 
 use forebay_control::model::{
     CatalogCopyInfo, CatalogInfo, CheckProblem, CheckResult, DeviceErrors, DeviceInfo, DeviceState,

@@ -1,11 +1,8 @@
-//! `forebay top`: what tenants and volumes do, live.
+//! `forebay top`: a live view of tenants and volumes.
 //!
-//! Purpose: asks the daemon for its counters again and again, and shows what changed.
-//! Design: `view` makes figures of two samples, and `screen` makes text of figures; both are pure. Here
-//! are the clock and the keys. A daemon that does not answer is told of on the last line, and asked again:
-//! watching a restart is what such a view is for. Without a terminal, with `--once` and with `--json` it
-//! shows one interval and ends.
-//! Not here: the terminal (`terminal`), the counters (the daemon).
+//! `view` computes rates from two samples, and `screen` formats them. A daemon that does not answer
+//! is reported on the last line and polled further. Without a terminal, with `--once` and with
+//! `--json`, it shows one interval and exits.
 
 mod budget;
 mod screen;
@@ -24,11 +21,11 @@ use crate::context::Context;
 use crate::failure::Outcome;
 use crate::interrupt::Interrupt;
 
-/// How long a key or a change of the window's size may go unseen.
+/// The longest delay of a key or a resize.
 const TURN: Duration = Duration::from_millis(200);
-/// How long the daemon may take: meanwhile no key is seen.
+/// The limit for the daemon's answer; meanwhile keys are ignored.
 const ANSWER_LIMIT: Duration = Duration::from_secs(3);
-/// What is shown without a terminal is as wide as this, and as long as it is.
+/// The size without a terminal.
 const PAPER: Size = Size {
     columns: 80,
     lines: usize::MAX,

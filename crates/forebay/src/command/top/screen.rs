@@ -1,9 +1,7 @@
-//! From figures to a screen of text.
+//! Formats `forebay top` as text for any window size.
 //!
-//! Purpose: what `forebay top` shows, for any size of window.
-//! Design: pure: no line is wider than the window, and there are no more lines than it has. The name's
-//! column takes what the others leave; what does not fit below is counted.
-//! Not here: escape sequences, the terminal.
+//! Pure. No line is wider than the window. The name's column takes the remaining width; hidden rows
+//! are counted.
 
 use forebay_device::size::format_bytes;
 
@@ -11,16 +9,13 @@ use super::budget::Use;
 use super::view::{ReactorView, SampleRates, View};
 use crate::output::latency;
 
-/// A window.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Size {
-    /// Characters in a line.
     pub(crate) columns: usize,
-    /// Lines.
     pub(crate) lines: usize,
 }
 
-/// The columns behind the name: title and width, the space before it included.
+/// The columns after the name: title, and width with the space before it.
 const COLUMNS: [(&str, usize); 8] = [
     ("R IOPS", 8),
     ("W IOPS", 8),
@@ -33,7 +28,7 @@ const COLUMNS: [(&str, usize); 8] = [
 ];
 const NAME_MIN: usize = 12;
 
-/// The screen, lines parted by newlines. `last` is its last line.
+/// The screen's lines; `last` is the last line.
 pub(crate) fn text(view: &View, size: Size, last: &str) -> String {
     let others: usize = COLUMNS.iter().map(|(_, width)| width).sum();
     let name_width = size.columns.saturating_sub(others).max(NAME_MIN);
@@ -57,7 +52,7 @@ pub(crate) fn text(view: &View, size: Size, last: &str) -> String {
             say(&mut rows, 4, volume.words(), size.columns);
         }
     }
-    // The last line is kept free for `last`.
+    // The last line is reserved for `last`.
     let room = size.lines.saturating_sub(lines.len() + 1);
     if rows.len() > room {
         let hidden = rows.len() - room.saturating_sub(1);
@@ -73,7 +68,7 @@ pub(crate) fn text(view: &View, size: Size, last: &str) -> String {
     cut.collect::<Vec<_>>().join("\n")
 }
 
-/// Words beneath a row, as many in a line as there is room for.
+/// Adds words beneath a row, wrapped to the window.
 fn say(rows: &mut Vec<String>, indent: usize, words: Vec<String>, columns: usize) {
     let mut line = String::new();
     let rest = words.len();
@@ -121,7 +116,7 @@ fn head(view: &View) -> Vec<String> {
     vec![first, second, off(&view.reactors)]
 }
 
-/// Which costs are off, and how far; nothing while all are as they are calibrated.
+/// The corrected costs, if any.
 fn off(reactors: &[ReactorView]) -> String {
     let of = |reactor: &ReactorView| {
         let mut off = String::new();
