@@ -1,9 +1,9 @@
 //! The second half of a revoke, in each reactor: wait for the slices that began under the old
 //! words.
 //!
-//! Slices are numbered as they begin. A revoke counts the overlapping slices in flight; when all
-//! have ended, the reactor answers. Later slices began under the cleared words. A revoke of writing
-//! (`keep: Read`) counts only writes. The array is fixed, as this is on the I/O path.
+//! A revoke counts the overlapping slices in flight; when they have ended, the reactor answers.
+//! Later slices see cleared words. A revoke of writing (`keep: Read`) counts only writes. The array
+//! is fixed, as this is on the I/O path.
 
 use crate::types::{ExtentRange, Rights, VolumeId};
 
@@ -76,8 +76,8 @@ impl<const N: usize> Drains<N> {
         self.next_number
     }
 
-    /// Takes a revoke whose words are already cleared. `in_flight` lists this reactor's slices.
-    /// True: no overlap, answer at once.
+    /// Takes a revoke after its words are cleared; `in_flight` is this reactor's. True: answer at
+    /// once.
     ///
     /// # Panics
     /// If more than `N` are active, which the sender must prevent.
@@ -111,7 +111,7 @@ impl<const N: usize> Drains<N> {
         false
     }
 
-    /// Ends a slice; calls `done` for each revoke that waited only for it.
+    /// Ends a slice; calls `done` for each drained revoke.
     #[inline]
     pub fn ended(&mut self, slice: &SliceSpan, mut done: impl FnMut(u64)) {
         if self.active_count == 0 {

@@ -1,8 +1,8 @@
 //! Outstanding faults: each question is asked once, however many commands wait.
 //!
-//! Reads and writes are separate questions: a write without space must not fail a read. Each
-//! question knows the reactors with parked commands, so that only these are woken. While there is
-//! no daemon, faults accumulate up to [`MAX_FAULTS`].
+//! Reads and writes are separate questions: a write without space must not fail a read. Only
+//! reactors with parked commands are woken. Without a daemon, faults accumulate up to
+//! [`MAX_FAULTS`].
 
 use crate::reactors::ReactorSet;
 use crate::types::{ExtentRange, VolumeId};
@@ -59,13 +59,12 @@ impl FaultTable {
             .fold(ReactorSet::default(), |all, (_, waiting)| all.with(waiting))
     }
 
-    /// Ends the faults in `range` that a grant answers; returns the reactors to tell. Without the
-    /// right to write, writes stay open.
+    /// Ends the faults in `range` that a grant answers; returns the reactors to tell.
     pub fn granted(&mut self, volume: VolumeId, range: ExtentRange, writable: bool) -> ReactorSet {
         self.take(volume, range, |write| writable || !write)
     }
 
-    /// Ends the failed faults in `range`; returns the reactors to tell.
+    /// Ends failed faults in `range`; returns the reactors to tell.
     pub fn failed(&mut self, volume: VolumeId, range: ExtentRange, write: bool) -> ReactorSet {
         self.take(volume, range, |asked| asked == write)
     }

@@ -1,16 +1,13 @@
-//! Kill points: named places where a test kills a process.
+//! Kill points: named places where a test kills a process, to prove the order of stores for a
+//! take-over.
 //!
-//! A take-over relies on the order of stores. Tests show that the order is right by killing an
-//! engine between any two of them, at a [`kill_point!`](crate::kill_point).
-//!
-//! Without the feature `test-device`, or with `no-kill-points`, a point compiles to nothing.
-//! [`arm_from_environment`] reads `FOREBAY_KILL`, a list of `ROLE:POINT:COUNT`,
-//! `ROLE:POINT:crash:COUNT` or `ROLE:POINT:hang:COUNT`, such as
-//! `engine2:rx.received:3,daemon:daemon.flip:1`. At its COUNTth pass the process gets SIGKILL, or
-//! SIGABRT for `crash`; with `hang`, the thread stops. [`arm_here`] makes the calling thread unwind
-//! with [`Killed`].
+//! Without the feature `test-device`, or with `no-kill-points`, [`kill_point!`](crate::kill_point)
+//! compiles to nothing. [`arm_from_environment`] reads `FOREBAY_KILL`, a list of
+//! `ROLE:POINT:COUNT`, `ROLE:POINT:crash:COUNT` or `ROLE:POINT:hang:COUNT`, such as
+//! `engine2:rx.received:3,daemon:daemon.flip:1`. At the COUNTth pass the process gets SIGKILL, or
+//! SIGABRT for `crash`; with `hang`, the thread stops.
 
-/// Every kill point, in the order of the written specification. Other names do not compile.
+/// Every kill point, in the specification's order.
 pub const POINTS: &[&str] = &[
     // The handshake.
     "accept.accepted",
@@ -110,11 +107,11 @@ pub const POINTS: &[&str] = &[
 
 /// The environment variable that arms points.
 pub const KILL_VARIABLE: &str = "FOREBAY_KILL";
-/// The environment variable with this process's role: `engine1` for a daemon's first engine, and so
-/// on; without it, `daemon`.
+/// The environment variable with this process's role: `engine1` for the first engine; by default
+/// `daemon`.
 pub const ROLE_VARIABLE: &str = "FOREBAY_KILL_ROLE";
 
-/// The index of a name in [`POINTS`]; an unknown name fails at compile time.
+/// The index of a name in [`POINTS`], at compile time.
 pub const fn index(name: &str) -> usize {
     let mut at = 0;
     while at < POINTS.len() {
@@ -159,7 +156,7 @@ mod armed {
 
     /// In a counter: crash.
     const CRASH: u32 = 1 << 31;
-    /// In a counter: a thread has armed the point for itself.
+    /// In a counter: a thread armed the point for itself.
     const HERE_TOO: u32 = 1 << 30;
     /// In a counter: hang the thread.
     const HANG: u32 = 1 << 29;
@@ -213,8 +210,8 @@ mod armed {
         }
     }
 
-    /// Makes this thread unwind with [`Killed`] at a point's `count`th pass from now; 0: never. As
-    /// after a real death, the catcher must not use the thread's data.
+    /// Unwinds this thread with [`Killed`] at a point's `count`th pass from now; 0: never. The
+    /// catcher must not use the thread's data.
     ///
     /// # Panics
     /// For an unknown point.
@@ -224,8 +221,8 @@ mod armed {
         HERE.set((point, count));
     }
 
-    /// Arms the points that the environment names for this process. A wrong list is an error: a
-    /// test that kills nothing proves nothing.
+    /// Arms this process's points in the environment. A wrong list is an error: a test that kills
+    /// nothing proves nothing.
     pub fn arm_from_environment() -> Result<(), String> {
         let Ok(list) = std::env::var(KILL_VARIABLE) else {
             return Ok(());

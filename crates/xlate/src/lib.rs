@@ -1,16 +1,12 @@
 //! # Translation: an IOMMU for block storage
 //!
-//! Everything about grants: their form, the tables that hold them, faults and revokes. Module
-//! [`boundary`] is the whole interface between daemon and engine.
-//!
 //! The owner (in the daemon) keeps a volume's map. The data path (in the engine) keeps a
-//! [`table::Table`] per volume: one atomic word for each extent, read without a lock. An empty word
-//! is a miss; [`fault::FaultTable`] asks the owner once per extent. A revoke clears words, then
-//! waits in [`drain::Drains`] until the slices that began under them have ended.
-//! [`grants::GrantTable`] lists outstanding grants in shared memory, so that the list outlives the
-//! owner.
+//! [`table::Table`] per volume: one atomic word per extent, read without a lock. An empty word is a
+//! miss; [`fault::FaultTable`] asks the owner once. A revoke clears words, then waits in
+//! [`drain::Drains`] for slices that began under them. [`grants::GrantTable`] lists grants in
+//! shared memory that outlives the owner. [`boundary`] is the interface between daemon and engine.
 //!
-//! The crate does no device I/O, knows no pool and starts no thread.
+//! The crate does no device I/O and starts no thread.
 
 #![deny(unsafe_code)]
 

@@ -1,9 +1,8 @@
-//! A reactor's side of translation: what an access may do, and what happens after it parks.
+//! A reactor's side of translation.
 //!
 //! A command is translated when it is submitted, before the reactor takes its next message. So a
-//! revoke's drain ([`crate::drain`]) counts each slice, or the slice saw the cleared words. A
-//! parked command keeps no translation: an answer makes it look the word up again
-//! ([`Parked::hear`]). So does a claim, whichever thread won it.
+//! revoke's drain ([`crate::drain`]) counts each slice, or the slice saw the cleared words. An
+//! answer or a claim makes a command look the word up again ([`Parked::hear`]).
 
 use crate::boundary::message::FaultFailure;
 use crate::table::Table;
@@ -35,8 +34,7 @@ pub fn access(word: Word, write: bool) -> Lookup {
     }
 }
 
-/// Claims every preallocated extent in `range` before a write; all at once, so that neighbours form
-/// one slice.
+/// Claims every preallocated extent before a write; together, so that neighbours form one slice.
 #[cold]
 pub fn claim(table: &Table, range: ExtentRange) {
     for extent in range.first..range.end() {
@@ -47,8 +45,7 @@ pub fn claim(table: &Table, range: ExtentRange) {
     }
 }
 
-/// The number of extents from `extent` on, at most `limit`, that are contiguous on the device;
-/// `word` is the first's.
+/// The number of contiguous extents from `extent` on, at most `limit`; `word` is the first's.
 #[inline]
 pub fn run(table: &Table, extent: u64, word: Word, limit: u64) -> u64 {
     let mut count = 1;
@@ -95,7 +92,7 @@ pub struct Parked {
 }
 
 impl Parked {
-    /// What an answer about `range` of `volume` means to it.
+    /// What an answer means to it.
     #[inline]
     pub fn hear(&self, volume: VolumeId, range: ExtentRange, answer: Answer) -> Heard {
         if self.volume != volume || !range.contains(self.extent) {

@@ -1,7 +1,5 @@
-//! Shared memory between processes: a mapped file, accessed only through atomics.
-//!
-//! The crate's only unsafe code. Only types made of atomics ([`Cells`]) may be laid over the
-//! mapping, because the other process may change any byte at any time.
+//! Shared memory between processes: a mapped file, accessed only as atomics ([`Cells`]), because
+//! the other process may change any byte at any time. The crate's only unsafe code.
 
 #![allow(unsafe_code)]
 
@@ -15,8 +13,8 @@ use std::sync::atomic::{AtomicU32, AtomicU64};
 /// Types that may lie in memory which another process changes.
 ///
 /// # Safety
-/// `repr(C)`, no padding, valid for all bit patterns. Every field is an atomic, a `Cells` type or
-/// an array of these.
+/// `repr(C)`, no padding, valid for all bit patterns. Fields are atomics, `Cells` types or arrays
+/// of them.
 pub unsafe trait Cells: Sync {}
 // SAFETY: an atomic is valid for all bit patterns and may change under a shared reference.
 unsafe impl Cells for AtomicU64 {}
@@ -40,7 +38,7 @@ unsafe impl Send for SharedMemory {}
 unsafe impl Sync for SharedMemory {}
 
 impl SharedMemory {
-    /// Creates or empties the file at `path`: `len` zero bytes, accessible only to its owner.
+    /// Creates or empties the file at `path`: `len` zero bytes, for its owner only.
     pub fn create(path: &Path, len: usize) -> io::Result<Self> {
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::TRUNC | OFlags::CLOEXEC;
         let file = rustix::fs::open(path, flags, Mode::RUSR | Mode::WUSR)?;
@@ -73,7 +71,7 @@ impl SharedMemory {
         if len == 0 {
             return Err(io::Error::other("shared memory of no bytes"));
         }
-        // SAFETY: a new mapping at an address that the kernel chooses aliases none of our memory.
+        // SAFETY: a new mapping, where the kernel chooses, aliases none of our memory.
         let base = unsafe {
             rustix::mm::mmap(
                 std::ptr::null_mut(),
@@ -91,8 +89,8 @@ impl SharedMemory {
         })
     }
 
-    /// Allocates the file's whole length now. Otherwise a store to an untouched page raises SIGBUS
-    /// when the file system is full.
+    /// Allocates the whole file. Otherwise a store to an untouched page raises SIGBUS on a full
+    /// file system.
     pub fn allocate(&self) -> io::Result<()> {
         let flags = rustix::fs::FallocateFlags::empty();
         match rustix::fs::fallocate(&self.file, flags, 0, self.len as u64) {
@@ -116,33 +114,31 @@ impl SharedMemory {
         self.file.as_fd()
     }
 
-    /// Lays `count` values of `T` over the mapping at `offset`; `None` if they do not fit or are
-    /// misaligned.
+    /// Lays `count` values of `T` over the mapping; `None` if outside or misaligned.
     pub fn cells<T: Cells>(&self, offset: usize, count: usize) -> Option<&[T]> {
         let bytes = count.checked_mul(size_of::<T>())?;
         if offset.checked_add(bytes)? > self.len || !offset.is_multiple_of(align_of::<T>()) {
             return None;
         }
-        // SAFETY: in bounds and aligned (the mapping is page aligned). `Cells` promises that any
-        // bytes are valid and may change at any time. Truncating the file would break this: only we
-        // may write to it, and we never shorten it.
+        // SAFETY: in bounds and aligned (the mapping is page aligned). `Cells` types allow any
+        // bytes and changes at any time. Truncation would break this: only we may write to the
+        // file, and never shorten it.
         Some(unsafe { std::slice::from_raw_parts(self.base.add(offset).cast::<T>(), count) })
     }
 }
 
 impl Drop for SharedMemory {
     fn drop(&mut self) {
-        // SAFETY: `base` and `len` are our own mapping's, and the borrows of `cells` end before
-        // `self`.
+        // SAFETY: our own mapping; the borrows of `cells` end before `self`.
         let _ = unsafe { rustix::mm::munmap(self.base.cast(), self.len) };
     }
 }
 
-/// The environment variable that replaces the kernel's boot id in tests.
+/// Replaces the kernel's boot id in tests.
 #[cfg(feature = "test-device")]
 pub const BOOT_VARIABLE: &str = "FOREBAY_BOOT_ID";
 
-/// The kernel's boot id. A file with another id is from an earlier boot.
+/// The kernel's boot id; files of earlier boots have another.
 pub fn boot_id() -> io::Result<[u8; 16]> {
     #[cfg(feature = "test-device")]
     let told = std::env::var(BOOT_VARIABLE).ok();
@@ -164,8 +160,7 @@ pub fn boot_id() -> io::Result<[u8; 16]> {
     Ok(id)
 }
 
-/// Declares a `repr(C)` struct of [`Cells`] fields without padding, and implements [`Cells`] for
-/// it.
+/// Declares a `repr(C)` struct of [`Cells`] fields, which is [`Cells`].
 #[macro_export]
 macro_rules! cells {
     ($(#[$meta:meta])* $vis:vis struct $name:ident { $($(#[$fmeta:meta])* $fvis:vis $field:ident : $ty:ty,)* }) => {
@@ -176,7 +171,7 @@ macro_rules! cells {
             const fn cells<T: $crate::shm::Cells>() -> usize { size_of::<T>() }
             assert!(size_of::<$name>() == 0 $(+ cells::<$ty>())*, "padding");
         };
-        // SAFETY: the assertion above checks that every field is `Cells` and that there is no padding.
+        // SAFETY: the assertion above checks for `Cells` fields and no padding.
         #[allow(unsafe_code)]
         unsafe impl $crate::shm::Cells for $name {}
     };

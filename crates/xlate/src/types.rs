@@ -1,4 +1,4 @@
-//! Identities and ranges that the owner and the data path share.
+//! Identities and ranges of owner and data path.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -11,7 +11,7 @@ pub struct VolumeId(pub u64);
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 pub struct DeviceIndex(pub u8);
 
-/// An extent's number, in a volume (logical) or in a device's data area.
+/// An extent's number, in a volume or on a device.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 pub struct ExtentIndex(pub u64);
 
@@ -32,7 +32,7 @@ impl fmt::Display for DeviceIndex {
 pub enum Rights {
     /// Nothing is stored: reads return zeros, a write faults.
     Hole,
-    /// Reads go to the device, a write faults (shared with a snapshot).
+    /// Reads go to the device, writes fault (shared with a snapshot).
     Read,
     /// Reads and writes go to the device.
     ReadWrite,
@@ -43,7 +43,7 @@ pub enum Rights {
 pub struct ExtentRange {
     /// First logical extent.
     pub first: u64,
-    /// Number of extents; never 0 in a message that is acted on.
+    /// Number of extents; not 0 in a used message.
     pub count: u64,
 }
 
@@ -52,7 +52,7 @@ impl ExtentRange {
         Self { first, count }
     }
 
-    /// One past the last extent; saturates, so that a hostile range cannot wrap.
+    /// One past the last extent; saturates against hostile ranges.
     pub const fn end(&self) -> u64 {
         self.first.saturating_add(self.count)
     }

@@ -1,8 +1,7 @@
 //! One translation in 64 bits, so that a hit is one atomic load.
 //!
 //! Bits 0..40 are the device's extent, 40..48 the device, 62..64 the rights; 0 is a miss. Bit 61
-//! marks a preallocated extent: a hole that the first write claims ([`Word::claimed`]) without a
-//! fault.
+//! marks a preallocated extent, which the first write claims ([`Word::claimed`]).
 
 use crate::types::{DeviceIndex, ExtentIndex, Rights};
 
@@ -24,8 +23,8 @@ impl Word {
     /// The largest device extent that fits.
     pub const MAX_DEVICE_EXTENT: u64 = EXTENT_MASK;
 
-    /// A translation to `extent` of `device`. `Rights::Hole` gives [`Word::HOLE`]; an extent above
-    /// [`Word::MAX_DEVICE_EXTENT`] gives `None`.
+    /// A translation; `Rights::Hole` gives [`Word::HOLE`]. `None`: the extent is above
+    /// [`Word::MAX_DEVICE_EXTENT`].
     pub fn new(device: DeviceIndex, extent: ExtentIndex, rights: Rights) -> Option<Word> {
         if extent.0 > EXTENT_MASK {
             return None;
@@ -40,8 +39,8 @@ impl Word {
         ))
     }
 
-    /// A preallocated extent: a hole until its first write to `extent` of `device`, which must read
-    /// as zeros. An extent above [`Word::MAX_DEVICE_EXTENT`] gives `None`.
+    /// A preallocated extent: a hole until its first write there. The device's extent must read as
+    /// zeros.
     pub fn ahead(device: DeviceIndex, extent: ExtentIndex) -> Option<Word> {
         let place = Word::new(device, extent, Rights::ReadWrite)?.0 & !(3 << RIGHTS_SHIFT);
         Some(Word(place | AHEAD | Word::HOLE.0))
@@ -52,7 +51,7 @@ impl Word {
         self.0 & (AHEAD | 3 << RIGHTS_SHIFT) == AHEAD | Word::HOLE.0
     }
 
-    /// The word after a first write claims it; other words stay the same.
+    /// The word after a first write; other words stay.
     pub const fn claimed(self) -> Word {
         if self.is_ahead() {
             Word(self.0 & !AHEAD | 3 << RIGHTS_SHIFT)
@@ -61,7 +60,7 @@ impl Word {
         }
     }
 
-    /// The stored word. Any 64 bits are valid: unknown bits are ignored.
+    /// Any 64 bits are valid: unknown bits are ignored.
     pub const fn from_bits(bits: u64) -> Word {
         Word(bits)
     }
@@ -81,12 +80,12 @@ impl Word {
         }
     }
 
-    /// The device; meaningless for a plain hole and for a miss.
+    /// The device; meaningless for plain holes and misses.
     pub const fn device(self) -> DeviceIndex {
         DeviceIndex((self.0 >> DEVICE_SHIFT) as u8)
     }
 
-    /// The device's extent; meaningless for a plain hole and for a miss.
+    /// The device's extent; meaningless for plain holes and misses.
     pub const fn extent(self) -> ExtentIndex {
         ExtentIndex(self.0 & EXTENT_MASK)
     }
@@ -96,7 +95,7 @@ impl Word {
         self.0 >> RIGHTS_SHIFT == 3
     }
 
-    /// The translation of the `n`th extent after this one in the same run.
+    /// The translation of the `n`th extent after it in a run.
     pub fn advance(self, n: u64) -> Word {
         match self.rights() {
             None => self,

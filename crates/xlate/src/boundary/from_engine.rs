@@ -1,16 +1,15 @@
 //! Messages from the engine to the daemon.
 //!
-//! A new daemon is first told what the engine holds ([`Held`]); then unanswered faults, releases
-//! and commits are repeated.
+//! A new daemon first gets every [`Held`], then the unanswered faults, releases and commits again.
 
 use super::parts::*;
 use crate::types::{DeviceIndex, ExtentRange, VolumeId};
 use serde::{Deserialize, Serialize};
 
-/// What a dead engine was working on when it crashed.
+/// A dead engine's work when it crashed.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 pub enum Blamed {
-    /// A queue's command, or its bytes before there is a command.
+    /// A queue's command, or its bytes before a command.
     Queue {
         /// Its index in the state region.
         queue: u32,
@@ -38,13 +37,13 @@ pub enum FaultFailure {
     NoSpace,
     /// The owner's catalog failed: Internal Error.
     Internal,
-    /// The device is missing or failed: Unrecovered Read Error or Write Fault.
+    /// Device missing or failed: Unrecovered Read Error or Write Fault.
     Device,
-    /// Too many faults: Command Interrupted, which the host may retry.
+    /// Too many faults: Command Interrupted; the host may retry.
     Busy,
 }
 
-/// Something that the engine holds, reported to a new daemon.
+/// Something that the engine holds, for a new daemon.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 pub enum Held {
     /// A device, and whether its fence has passed.
@@ -63,19 +62,19 @@ pub enum Held {
     Socket(u64),
     /// A listener. Descriptor: its socket.
     MachineListener(ExportId),
-    /// An attached VM. Descriptors: its socket and its machine file.
+    /// A VM. Descriptors: its socket and its machine file.
     Machine(u64, ExportId),
-    /// Deposits of the VM named last. Descriptors: one each, in this order.
+    /// Deposits of the last VM. Descriptors: one each, in order.
     Deposits(Vec<u32>),
-    /// The memory to which the state region refers. Descriptor: its file.
+    /// The memory that the state region refers to. Descriptor: its file.
     Memory,
 }
 
 /// From the engine to the daemon.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 pub enum FromEngine {
-    /// Answers `Hello`. Descriptors: the state region, and the grant table if one was deposited.
-    /// Every [`Held`] and `HeldEnd` follow.
+    /// Answers `Hello`; every [`Held`] and `HeldEnd` follow. Descriptors: the state region, and a
+    /// deposited grant table.
     Welcome {
         /// [`BOUNDARY_VERSION`](super::message::BOUNDARY_VERSION).
         version: u32,
@@ -83,27 +82,27 @@ pub enum FromEngine {
         engine_pid: u32,
         /// Its generation.
         generation: u64,
-        /// The pool that it was first given; all zeros for none.
+        /// The first pool that it was given; zeros for none.
         pool: [u8; 16],
     },
     /// Something that the engine holds.
     Held(Held),
     /// The end of the `Held` messages.
     HeldEnd,
-    /// A connection was accepted; the daemon keeps its socket too. Descriptor: the socket.
+    /// A connection was accepted. Descriptor: its socket, which the daemon keeps.
     Socket {
         /// The accepting generation << 32 | a counter.
         socket: u64,
     },
-    /// A VM attached; the daemon keeps its descriptors too: its socket and its machine file.
+    /// A VM attached. Descriptors, which the daemon keeps: its socket and its machine file.
     Machine {
         /// Its number, among those of all sockets.
         socket: u64,
         /// The export.
         export: ExportId,
     },
-    /// Descriptors from a VM's message, which waits for `Deposited`. Descriptors: one each, in this
-    /// order. Repeated to a new daemon.
+    /// Descriptors from a VM's message, which waits for `Deposited`; one each, in order. Repeated
+    /// to a new daemon.
     Deposits {
         /// The VM's socket number.
         socket: u64,
@@ -124,12 +123,12 @@ pub enum FromEngine {
         /// The reason.
         why: String,
     },
-    /// A connection ended, or a VM detached with its deposits.
+    /// A connection or a VM with its deposits is gone.
     SocketGone {
         /// Its number.
         socket: u64,
     },
-    /// The dead engine's state is converted; nothing is acted on yet.
+    /// The dead engine's state is converted, but not acted on.
     Converted {
         /// From `TakeOver`.
         request: u64,
@@ -142,7 +141,7 @@ pub enum FromEngine {
         /// Connections that are lost: reason and count.
         closed: Vec<(String, u32)>,
     },
-    /// The dead engine's state is unreadable; its hosts must reconnect.
+    /// The dead engine's state is unreadable; hosts must reconnect.
     Refused {
         /// From `TakeOver`.
         request: u64,
@@ -161,7 +160,7 @@ pub enum FromEngine {
         /// The device.
         device: DeviceIndex,
     },
-    /// The device is unusable: its fence timed out, or another process holds its lock.
+    /// The device's fence timed out, or another process holds its lock.
     DeviceFailed {
         /// The device.
         device: DeviceIndex,
@@ -173,17 +172,17 @@ pub enum FromEngine {
         /// At most [`MAX_BATCH`](super::message::MAX_BATCH).
         faults: Vec<FaultAsk>,
     },
-    /// A FLUSH or FUA waits: commit the mappings up to this sequence. The devices are flushed.
+    /// A FLUSH or FUA, whose devices are flushed, waits for a commit up to this sequence.
     CommitWanted {
         /// The volume.
         volume: VolumeId,
         /// The last sequence.
         sequence: u64,
     },
-    /// A host changes a volume's reservations. Repeated to a new daemon until answered.
+    /// A host changes reservations. Repeated to a new daemon until answered.
     Reserve(ReserveAsk),
-    /// Follows the `Done` of `SetExport` or `RemoveExport`. The removed hosts' connections are
-    /// closed and their commands have ended, except those at devices.
+    /// Follows `Done` of `SetExport` or `RemoveExport`: removed hosts' connections are closed and
+    /// their commands ended, except at devices.
     ExportSettled {
         /// From the request.
         request: u64,
@@ -204,14 +203,14 @@ pub enum FromEngine {
         /// From `Revoke`.
         revoke: u64,
     },
-    /// These preallocated extents are given back: they were never written and never will be.
+    /// These unwritten preallocated extents are given back.
     TookBack {
         /// From `TakeBack`.
         revoke: u64,
         /// Runs, in order.
         taken: Vec<ExtentRange>,
     },
-    /// How many extents were preallocated at this moment; any may be claimed since.
+    /// The number of preallocated extents now; any may be claimed since.
     AheadCounted {
         /// From `CountAhead`.
         count: u64,
@@ -230,7 +229,7 @@ pub enum FromEngine {
         /// The errno of a failure.
         errno: Option<i32>,
     },
-    /// Hosts were rejected (reported at most once a second), or a VM's request was refused.
+    /// Hosts were rejected (sent at most once a second), or a VM's request refused.
     HostRefused {
         /// The last host's name; empty for a VM.
         host: String,

@@ -1,8 +1,8 @@
-//! An export's frontend: the protocol by which tenants reach it.
+//! An export's frontend.
 
 use serde::{Deserialize, Serialize};
 
-/// The most I/O queue pairs, or rings, of a VM.
+/// The most I/O queue pairs or rings of a VM.
 pub const MAX_MACHINE_QUEUES: u16 = 64;
 
 /// A frontend and its settings.
@@ -14,24 +14,24 @@ pub enum Frontend {
     /// NVMe/TCP: any allowed host, by the listeners.
     #[default]
     NvmeTcp,
-    /// NVMe over vfio-user: one virtual machine, or one user-space driver.
+    /// NVMe over vfio-user: one VM, or one user-space driver.
     NvmePcie {
         /// Doorbells are a shared page, polled while the controller is enabled. Otherwise each
-        /// store that shadow doorbells do not avoid is a message.
+        /// doorbell write that shadow doorbells do not avoid is a message.
         mapped_doorbells: bool,
         /// See [`Frontend::VhostUser`].
         pinned_memory: bool,
     },
-    /// vhost-user-blk: one virtual machine, or one user-space driver.
+    /// vhost-user-blk: one VM, or one user-space driver.
     VhostUser {
         /// Request queues, 1 to [`MAX_MACHINE_QUEUES`].
         queues: u16,
-        /// The VM never returns memory pages (it has no balloon), so they may be pinned.
+        /// The VM has no balloon and returns no pages, so they may be pinned.
         pinned_memory: bool,
     },
 }
 
-/// The stored form: newer settings use bits that were 0 before.
+/// The stored form; newer settings use formerly zero bits.
 #[derive(Serialize, Deserialize)]
 enum Written {
     NvmeTcp,
@@ -89,7 +89,7 @@ impl From<Written> for Frontend {
 }
 
 impl Frontend {
-    /// Whether it serves one VM by its own socket, which passes its memory.
+    /// Whether it serves one VM, by its own socket.
     pub const fn is_machine(self) -> bool {
         !matches!(self, Self::NvmeTcp)
     }
@@ -103,8 +103,8 @@ impl Frontend {
         }
     }
 
-    /// Whether its VM is configured as keeping all memory while mapped here. No protocol promises
-    /// it: QEMU keeps balloons from memory mapped over vfio-user, Cloud Hypervisor does not.
+    /// Whether its VM keeps all mapped memory, by configuration. No protocol promises it: QEMU
+    /// keeps balloons from vfio-user memory, Cloud Hypervisor does not.
     pub const fn keeps_memory(self) -> bool {
         match self {
             Self::NvmeTcp => false,
@@ -114,7 +114,7 @@ impl Frontend {
         }
     }
 
-    /// Frontend and settings as a word for records; never 0.
+    /// A word for records; never 0.
     pub const fn word(self) -> u64 {
         match self {
             Self::NvmeTcp => 1,

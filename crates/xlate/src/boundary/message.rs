@@ -1,17 +1,15 @@
-//! The messages between daemon and engine.
+//! The messages between daemon and engine: enums, encoded by postcard, one per datagram.
 //!
-//! Plain enums, encoded by postcard, one per datagram. Each side checks [`BOUNDARY_VERSION`] in the
-//! first message. The daemon's requests carry a number that [`FromEngine::Done`] returns. They are
-//! idempotent, so a new daemon may repeat them.
+//! The daemon's requests carry a number that [`FromEngine::Done`] returns. They are idempotent: a
+//! new daemon repeats them. A changed setting is sent again.
 //!
-//! **Take-over.** After devices, volumes and exports come [`ToEngine::TakeOver`],
-//! [`ToEngine::Sockets`] and [`ToEngine::SocketsEnd`]. The successor converts the state without
-//! outside effects and answers [`FromEngine::Converted`] or `Refused`. [`ToEngine::Resume`] makes
-//! it act; listeners follow.
+//! **Take-over.** Devices, volumes and exports come first, then [`ToEngine::TakeOver`],
+//! [`ToEngine::Sockets`], [`ToEngine::SocketsEnd`]. The successor converts without outside effects
+//! and answers [`FromEngine::Converted`] or `Refused`. [`ToEngine::Resume`] makes it act; listeners
+//! follow.
 //!
-//! **VMs** ([`Frontend::is_machine`]) pass descriptors of memory and interrupts. The daemon gets
-//! copies ([`FromEngine::Machine`], [`FromEngine::Deposits`]). The engine acts on the message only
-//! after [`ToEngine::Deposited`]. A successor gets all of them before [`ToEngine::SocketsEnd`].
+//! **VMs** pass descriptors, which the daemon copies ([`FromEngine::Machine`],
+//! [`FromEngine::Deposits`]). The engine acts on their message after [`ToEngine::Deposited`].
 
 pub use super::from_engine::{Blamed, FaultFailure, FromEngine, Held};
 pub use super::frontend::{Frontend, MAX_MACHINE_QUEUES};
@@ -20,20 +18,20 @@ use crate::types::{DeviceIndex, ExtentRange, Rights, VolumeId};
 use forebay_nvme::reservation::Reservations;
 use serde::{Deserialize, Serialize};
 
-/// Version of the messages; a side that sees another version reports it and disconnects.
+/// Sent in the first message; a side that sees another version disconnects.
 pub const BOUNDARY_VERSION: u32 = 9;
 /// The longest message in bytes.
 pub const MAX_MESSAGE_BYTES: usize = 64 * 1024;
 /// The most faults or grants in one message.
 pub const MAX_BATCH: usize = 512;
-/// The most extents in one [`ToEngine::TakeBack`] or [`ToEngine::CountAhead`]: in the worst case
-/// every second one is a run.
+/// The most extents in a [`ToEngine::TakeBack`] or [`ToEngine::CountAhead`]; every second one may
+/// be a run.
 pub const MAX_TAKE_BACK: u64 = 4096;
 
 /// From the daemon to the engine.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 pub enum ToEngine {
-    /// The first message. Descriptor: the grant table, to be kept.
+    /// The first message. Descriptor: the grant table.
     Hello {
         /// [`BOUNDARY_VERSION`].
         version: u32,
@@ -42,15 +40,15 @@ pub enum ToEngine {
         /// Its pool.
         pool: [u8; 16],
     },
-    /// Open, fence and serve a device. `Done` means open. [`FromEngine::DeviceReady`] follows when
-    /// every earlier engine's lock on it is gone.
+    /// Open, fence and serve a device. `Done`: it is open. [`FromEngine::DeviceReady`]: earlier
+    /// engines' locks are gone.
     SetDevice {
         /// Returned in `Done`.
         request: u64,
         /// The device.
         device: DeviceConfig,
     },
-    /// The pool's owner, and the devices that get the heartbeat. Sent before the devices.
+    /// The pool's owner, and the devices with a heartbeat. Sent before the devices.
     Hold {
         /// The random id of this installation.
         owner: [u8; 16],
@@ -75,14 +73,13 @@ pub enum ToEngine {
         /// The volume.
         volume: VolumeId,
     },
-    /// Create an export, or change its allowed hosts; others are disconnected.
+    /// Create an export, or change its hosts; removed hosts are disconnected.
     SetExport {
         /// Returned in `Done`.
         request: u64,
         /// The export.
         export: ExportConfig,
-        /// The reactor for a new export; a reactor that already serves the volume has priority.
-        /// `None`: any.
+        /// The reactor of a new export; one that serves the volume has priority. `None`: any.
         reactor: Option<u32>,
     },
     /// Disconnect an export's hosts and remove it.
@@ -92,29 +89,28 @@ pub enum ToEngine {
         /// The export.
         export: ExportId,
     },
-    /// The state of a listener's paths. Sent before the take-over and before the listener.
+    /// The state of a listener's paths; before take-over and listener.
     SetPort {
         /// Returned in `Done`.
         request: u64,
         /// The port.
         port: PortConfig,
     },
-    /// How queues are spread over reactors, with or without scheduling.
+    /// How queues are spread over reactors.
     SetSpread {
         /// Returned in `Done`.
         request: u64,
         /// The rule.
         spread: Spread,
     },
-    /// How I/O is admitted; `None`: always at once. Sent before budgets and on each change.
+    /// How I/O is admitted; `None`: always at once. Sent before budgets.
     SetScheduling {
         /// Returned in `Done`.
         request: u64,
         /// The settings.
         scheduling: Option<Box<Scheduling>>,
     },
-    /// A tenant's budget. Sent before its exports and on each change. `None`: the tenant is
-    /// removed.
+    /// A tenant's budget; before its exports. `None`: the tenant is removed.
     SetTenantBudget {
         /// Returned in `Done`.
         request: u64,
@@ -122,12 +118,12 @@ pub enum ToEngine {
         tenant: TenantId,
         /// The budget.
         budget: Option<Budget>,
-        /// Its last known credit: operations, bytes. An engine that knows the tenant ignores it.
+        /// Its last known credit (operations, bytes); an engine that knows the tenant keeps its own.
         credit: [u64; 2],
-        /// Its base has priority where the bases exceed a reactor's capacity.
+        /// Its base has priority where bases exceed a reactor.
         guaranteed: bool,
     },
-    /// A volume's tenant and budget. Sent after `SetVolume`, before the export, and on each change.
+    /// A volume's tenant and budget; between `SetVolume` and its export.
     SetVolumeBudget {
         /// Returned in `Done`.
         request: u64,
@@ -135,10 +131,10 @@ pub enum ToEngine {
         volume: VolumeId,
         /// Its tenant.
         tenant: TenantId,
-        /// The budget; `None`: an equal part of the tenant's, without a limit.
+        /// The budget; `None`: an equal part of the tenant's, no limit.
         budget: Option<Budget>,
     },
-    /// A volume's reservations. Sent before its export and on each change.
+    /// A volume's reservations; before its export.
     SetReservations {
         /// Returned in `Done`.
         request: u64,
@@ -147,19 +143,19 @@ pub enum ToEngine {
         /// The complete state.
         state: Reservations,
     },
-    /// A `Reserve` is durable, or refused. Repeated for a repeated `Reserve`.
+    /// A `Reserve` is durable or refused; repeated like it.
     Reserved {
         /// From `Reserve`.
         token: ReserveToken,
         /// The volume.
         volume: VolumeId,
-        /// The status field without its phase bit: status code in bits 7:0, type in bits 10:8, do
-        /// not retry in bit 14. 0 is success.
+        /// The status field without its phase bit: code in bits 7:0, type in 10:8, do not retry in
+        /// 14. 0 is success.
         status: u16,
         /// The present state.
         state: Reservations,
     },
-    /// A volume's space and health, as hosts see them. Unanswered; repeated on change.
+    /// A volume's space and health, as hosts see them. No answer.
     VolumeFigures {
         /// The volume.
         volume: VolumeId,
@@ -167,7 +163,7 @@ pub enum ToEngine {
         used_bytes: u64,
         /// Free space of its pool, percent (SMART: Available Spare).
         spare_percent: u8,
-        /// The threshold of low space, percent (SMART: Available Spare Threshold).
+        /// Threshold of low space, percent (SMART: Available Spare Threshold).
         spare_threshold_percent: u8,
         /// SMART's Critical Warning bits.
         warnings: u8,
@@ -181,20 +177,20 @@ pub enum ToEngine {
         /// Its address, the key.
         address: String,
     },
-    /// Accept a VM for an existing export. Descriptor: the listening socket.
+    /// Accept a VM for an export. Descriptor: the listening socket.
     SetMachineListener {
         /// Returned in `Done`.
         request: u64,
         /// The export.
         export: ExportId,
     },
-    /// The daemon has the deposits up to this one, or had no room for some.
+    /// Acknowledges the deposits up to this one.
     Deposited {
         /// The VM's socket number.
         socket: u64,
         /// The last number of these `Deposits`.
         last: u32,
-        /// Whether it holds them.
+        /// False: there was no room for some.
         kept: bool,
     },
     /// Grants, as answers to faults or unasked.
@@ -208,7 +204,7 @@ pub enum ToEngine {
         volume: VolumeId,
         /// Its logical extents.
         range: ExtentRange,
-        /// Whether writes fail; a write without space says nothing about reads.
+        /// Whether writes fail; reads may still succeed.
         write: bool,
         /// The reason.
         reason: FaultFailure,
@@ -224,16 +220,16 @@ pub enum ToEngine {
         /// `Some(Rights::Read)`: revokes only writing.
         keep: Option<Rights>,
         /// The release that this revoke serves. If it has timed out, the engine refuses and nothing
-        /// may change: a later write may have come.
+        /// may change: writes may have followed.
         release: Option<u64>,
     },
-    /// Give back preallocated extents that were never written. Nothing is waited for.
+    /// Give back unwritten preallocated extents, without waiting.
     TakeBack {
         /// Returned in `TookBack`.
         revoke: u64,
         /// The volume.
         volume: VolumeId,
-        /// Its logical extents, at most [`MAX_TAKE_BACK`]; the rest is ignored.
+        /// Its logical extents; at most [`MAX_TAKE_BACK`] count.
         range: ExtentRange,
     },
     /// Count the preallocated extents of a range.
@@ -242,23 +238,23 @@ pub enum ToEngine {
         count: u64,
         /// The volume.
         volume: VolumeId,
-        /// Its logical extents, at most [`MAX_TAKE_BACK`]; the rest is ignored.
+        /// Its logical extents; at most [`MAX_TAKE_BACK`] count.
         range: ExtentRange,
     },
-    /// The owner gave up a revoke and quarantined the extents. The engine frees its place and never
-    /// answers it. The words stay cleared.
+    /// The owner gave up a revoke and quarantined the extents. It is never answered; the words stay
+    /// cleared.
     Abandon {
         /// From `Revoke`.
         revoke: u64,
     },
-    /// Every mapping with a commit sequence up to this one is durable.
+    /// Every mapping up to this commit sequence is durable.
     Committed {
         /// The volume.
         volume: VolumeId,
         /// The last sequence.
         sequence: u64,
     },
-    /// A commit failed, and with it the commands that wait for it.
+    /// A commit failed, and the commands that wait for it.
     CommitFailed {
         /// The volume.
         volume: VolumeId,
@@ -270,7 +266,7 @@ pub enum ToEngine {
         /// From `Release`.
         release: u64,
     },
-    /// A release failed for good and changed nothing; a command that needs zeros must write them.
+    /// A release failed and changed nothing; commands that need zeros must write them.
     ReleaseFailed {
         /// From `Release`.
         release: u64,
@@ -282,36 +278,36 @@ pub enum ToEngine {
         /// The job.
         work: Job,
     },
-    /// Take over a dead engine's state; `Sockets` and `SocketsEnd` follow. Converting has no
-    /// outside effect. Descriptors: its state region and its memory.
+    /// Convert a dead engine's state, without outside effects; `Sockets` and `SocketsEnd` follow.
+    /// Descriptors: its state region and memory.
     TakeOver {
         /// Returned in `Converted` or `Refused`.
         request: u64,
         /// The dead engine's generation.
         generation: u64,
-        /// Its work when it crashed or hung; `None` when it was killed.
+        /// Its work when it crashed or hung; `None`: it was killed.
         blamed: Option<Blamed>,
     },
-    /// The dead engine's connections. Descriptors: one each, in this order.
+    /// The dead engine's connections. Descriptors: one each, in order.
     Sockets {
         /// At most [`MAX_DESCRIPTORS`](super::socket::MAX_DESCRIPTORS).
         sockets: Vec<u64>,
     },
-    /// A VM of the dead engine. Descriptors: its socket and its machine file.
+    /// A VM of the dead engine. Descriptors: its socket and machine file.
     Machine {
         /// The socket's number.
         socket: u64,
         /// The export.
         export: ExportId,
     },
-    /// Deposits of the VM named last. Descriptors: one each, in this order.
+    /// Deposits of the last VM. Descriptors: one each, in order.
     Deposits {
         /// At most [`MAX_DESCRIPTORS`](super::socket::MAX_DESCRIPTORS).
         numbers: Vec<u32>,
     },
     /// No more sockets: convert.
     SocketsEnd,
-    /// Act: from now on the successor's state region is the truth.
+    /// Act; the successor's state region now counts.
     Resume {
         /// Returned in `Done`.
         request: u64,

@@ -1,9 +1,8 @@
 //! The interface between the daemon and the engine.
 //!
-//! [`message`] and [`parts`] define the messages, [`socket`] their transport, [`frontend`] how
-//! exports are reached. [`scheduling`] converts admission settings. [`region`] is the shared memory
-//! in which the engine records its state. [`formats`] tells whether a process can continue from
-//! another's state: only if both have the same versions.
+//! [`message`] and [`parts`] define the messages, [`socket`] the transport, [`region`] the engine's
+//! records in shared memory. A process may continue from another's state only if their [`formats`]
+//! are equal.
 
 mod from_engine;
 pub mod frontend;
@@ -13,14 +12,13 @@ pub mod region;
 pub mod scheduling;
 pub mod socket;
 
-/// The version of machine files (`engine::vm::file`), which the daemon keeps without reading them.
+/// The version of machine files (`engine::vm::file`).
 pub const MACHINE_FILE_VERSION: u64 = 3;
-/// The version of the engine's memory file (`engine::memory`): its layout and the state region's
-/// references to it.
+/// The layout version of the engine's memory file (`engine::memory`).
 pub const MEMORY_VERSION: u64 = 1;
 
-/// The versions of messages, state regions, machine files, the grant table and memory files. Any
-/// change of a layout must raise its number: upgrades rely on this alone.
+/// The versions of all formats that outlive a process. Any change of a layout must raise its
+/// number: upgrades rely on this alone.
 #[must_use]
 pub fn formats() -> String {
     format!(

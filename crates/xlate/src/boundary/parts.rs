@@ -1,4 +1,4 @@
-//! Data in the messages between daemon and engine; the messages are in [`super::message`].
+//! Data in the messages between daemon and engine.
 
 use super::frontend::Frontend;
 use crate::types::{DeviceIndex, ExtentRange, VolumeId};
@@ -12,14 +12,14 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 pub struct ExportId(pub u64);
 
-/// A device for the engine to open, fence and serve.
+/// A device of the pool.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 pub struct DeviceConfig {
     /// Its index in the pool.
     pub device: DeviceIndex,
     /// Its identity, from its label.
     pub uuid: [u8; 16],
-    /// Its location, as a specification string of the device crate.
+    /// Its location (a specification string of the device crate).
     pub spec: String,
     /// Offset of extent 0.
     pub data_offset_bytes: u64,
@@ -40,7 +40,7 @@ pub struct VolumeConfig {
     pub size_bytes: u64,
     /// Logical block size: 512 or 4096.
     pub block_bytes: u32,
-    /// Bytes of an extent, a power of two, at least a block.
+    /// Bytes of an extent: a power of two, at least a block.
     pub extent_bytes: u32,
 }
 
@@ -63,7 +63,7 @@ pub struct ExportConfig {
     pub frontend: Frontend,
 }
 
-/// A path's state: the asymmetric namespace access states that an operator may choose (Base 2.0,
+/// A path's state: the asymmetric namespace access states that operators may choose (Base 2.0,
 /// 8.1).
 #[derive(Clone, Copy, Default, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 pub enum PathState {
@@ -72,7 +72,7 @@ pub enum PathState {
     Optimized,
     /// To be used when no better path exists.
     NonOptimized,
-    /// Not usable: commands for namespaces end with a path error.
+    /// Unusable: commands for namespaces end with a path error.
     Inaccessible,
 }
 
@@ -85,12 +85,11 @@ pub struct PortConfig {
     pub port_id: u16,
     /// The state of its paths.
     pub ana: PathState,
-    /// Changes of that state (Base 2.0, 5.16.1.13: the group descriptor's Change Count); never
-    /// decreases.
+    /// Changes of that state, never fewer (Base 2.0, 5.16.1.13: Change Count).
     pub changes: u64,
 }
 
-/// Identifies a reservation command across engines; unique in the pool's life.
+/// Identifies a reservation command, across engines and for ever.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 pub struct ReserveToken {
     /// The connection's number.
@@ -114,7 +113,7 @@ pub struct ReserveAsk {
     pub keys: [u64; 2],
 }
 
-/// Work of the internal lane, the only place where the system moves data on its own.
+/// Work of the internal lane: the only I/O without a host.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 pub enum Job {
     /// Makes everything written to the device durable.
@@ -122,14 +121,14 @@ pub enum Job {
         /// The device.
         device: DeviceIndex,
     },
-    /// Makes extents read as zeros, and returns their space where the device can.
+    /// Zero-fill extents, and return their space where possible.
     Launder {
         /// The device.
         device: DeviceIndex,
         /// Its extents.
         extents: ExtentRange,
     },
-    /// Waits until every request now in flight at the device has ended, on all lanes and reactors.
+    /// Wait until every request now in flight at the device has ended, on all reactors.
     Settle {
         /// The device.
         device: DeviceIndex,
@@ -154,7 +153,7 @@ pub struct GrantOf {
     pub volume: VolumeId,
     /// Its logical extents.
     pub range: ExtentRange,
-    /// [`crate::Word`] of the first. A preallocated extent answers faults for writing too.
+    /// [`crate::Word`] of the first. Preallocated extents also answer write faults.
     pub word: u64,
     /// The commit that FLUSH and FUA wait for; 0: none.
     pub commit_sequence: u64,
@@ -173,7 +172,7 @@ pub struct Past {
     pub bytes_written: u64,
     /// Commands that ended with a device error.
     pub media_errors: u64,
-    /// Creation of the export, in seconds since the epoch; 0: unknown.
+    /// Creation of the export, seconds since the epoch; 0: unknown.
     pub created_s: u64,
 }
 
@@ -181,22 +180,22 @@ pub struct Past {
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 pub struct TenantId(pub u64);
 
-/// The cost of one operation of one frontend, as measured at [`forebay_qos::cost::SIZES`].
+/// The cost of a frontend's operation, measured at [`forebay_qos::cost::SIZES`].
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]
 pub struct CostProfile {
     /// Processor time, picoseconds.
     pub cpu_ps: [u64; 6],
-    /// Device time, picoseconds, as if one device worked at a time.
+    /// Device time, picoseconds, as if devices worked one by one.
     pub device_ps: [u64; 6],
     /// Bytes on the link besides the data.
     pub header_bytes: u32,
 }
 
-/// The node's resources, without processors: each reactor has one. Unlimited: [`u64::MAX`].
+/// The node's resources besides processors. Unlimited: [`u64::MAX`].
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 pub struct NodeCapacity {
-    /// Devices that can be read at full speed at once, in thousandths; 1000 if the profiles
-    /// describe all devices together.
+    /// Devices readable at full speed at once, in thousandths; 1000 if the profiles cover all
+    /// devices.
     pub device_reads_milli: u64,
     /// As above, for writes.
     pub device_writes_milli: u64,
@@ -208,7 +207,7 @@ pub struct NodeCapacity {
     pub operations_s: u64,
 }
 
-/// How resources are divided. Only one policy remains; the message keeps the field.
+/// How resources are divided; only one policy remains.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default, Debug, Serialize, Deserialize)]
 pub enum Policy {
     /// Base guaranteed, the rest shared.
@@ -216,13 +215,13 @@ pub enum Policy {
     Burst,
 }
 
-/// How I/O is admitted: [`forebay_qos`]. Without it, all I/O is admitted at once.
+/// How I/O is admitted: [`forebay_qos`].
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 pub struct Scheduling {
     /// The policy.
     pub policy: Policy,
-    /// Settings that differ from the default: a field's name of [`forebay_qos::params::Params`],
-    /// and its value's [`f64::to_bits`].
+    /// Changed settings: a field's name of [`forebay_qos::params::Params`], and its value's
+    /// [`f64::to_bits`].
     pub params: Vec<(String, u64)>,
     /// The node's resources.
     pub capacity: NodeCapacity,

@@ -1,6 +1,5 @@
-//! Conversion between messages about admission and the types of `forebay_qos`.
-//!
-//! Messages carry integers, which compare exactly.
+//! Converts admission messages to `forebay_qos` types. Messages carry integers, which compare
+//! exactly.
 
 use super::parts::{CostProfile, NodeCapacity, Scheduling};
 use super::region::TenantRecord;
@@ -35,7 +34,7 @@ impl From<&Profile> for CostProfile {
 }
 
 impl NodeCapacity {
-    /// One device of the kind that was measured, and no limit besides.
+    /// One device as measured, and no other limit.
     pub const UNLIMITED: Self = Self {
         device_reads_milli: 1000,
         device_writes_milli: 1000,
@@ -58,8 +57,8 @@ impl NodeCapacity {
     }
 }
 
-/// The default parameters with `set` applied. An error names an unknown parameter or a value out of
-/// range, and what fits.
+/// The default parameters with `set` applied. An error names an unknown parameter or a bad value,
+/// and what fits.
 pub fn params_of<'a>(set: impl Iterator<Item = (&'a str, f64)>) -> Result<Params, String> {
     let mut params = Params::default();
     for (name, value) in set {

@@ -1,8 +1,7 @@
 //! The transport of messages: a Unix SOCK_SEQPACKET socket, with descriptors by SCM_RIGHTS.
 //!
-//! The engine listens and the daemon connects, so either may be replaced. A new engine inherits its
-//! first connection ([`pair`]). Sending never blocks: [`Channel`] queues, and the caller polls for
-//! room.
+//! The engine listens and the daemon connects; either may be replaced. A new engine inherits its
+//! first connection ([`pair`]). Sending never blocks: [`Channel`] queues.
 
 use super::message::{MAX_MESSAGE_BYTES, decode, encode};
 use rustix::net::{
@@ -17,10 +16,10 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
 
-/// The most descriptors per message; the kernel's limit is 253.
+/// Descriptors per message; the kernel's limit is 253.
 pub const MAX_DESCRIPTORS: usize = 128;
 
-/// A listening socket at `path`, accessible only to its owner; replaces a dead one.
+/// A listening socket at `path` for its owner only; replaces a dead one.
 pub fn listen(path: &Path) -> io::Result<OwnedFd> {
     match std::fs::remove_file(path) {
         Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
@@ -95,7 +94,7 @@ impl Channel {
         self.send_shared(message, descriptors.into_iter().map(Arc::new).collect())
     }
 
-    /// Sends descriptors that the caller keeps too; they are not duplicated.
+    /// Sends descriptors that the caller keeps too.
     pub fn send_shared<M: Serialize>(
         &mut self,
         message: &M,
@@ -109,7 +108,7 @@ impl Channel {
         self.flush()
     }
 
-    /// Sends queued messages as far as the socket takes them.
+    /// Sends queued messages while the socket takes them.
     pub fn flush(&mut self) -> io::Result<()> {
         while let Some((bytes, descriptors)) = self.queue.front() {
             let fds: Vec<BorrowedFd<'_>> = descriptors.iter().map(|fd| fd.as_fd()).collect();
@@ -137,10 +136,8 @@ impl Channel {
         !self.queue.is_empty()
     }
 
-    /// The next message, if any.
-    ///
-    /// # Errors
-    /// `UnexpectedEof` when the peer is gone; `InvalidData` for a malformed message.
+    /// The next message, if any. `UnexpectedEof`: the peer is gone. `InvalidData`: a malformed
+    /// message.
     pub fn receive<M: DeserializeOwned>(&mut self) -> io::Result<Option<(M, Vec<OwnedFd>)>> {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -154,8 +151,8 @@ impl Channel {
             ) {
                 Ok(r) => break r,
                 Err(rustix::io::Errno::AGAIN) => return Ok(None),
-                // CONNRESET comes once, if the peer left messages of ours unread. Its own messages
-                // can still be read, then its end.
+                // CONNRESET comes once, if the peer left our messages unread. Its own can still be
+                // read, then its end.
                 Err(rustix::io::Errno::INTR | rustix::io::Errno::CONNRESET) => {}
                 Err(e) => return Err(e.into()),
             }
@@ -172,8 +169,7 @@ impl Channel {
                 "the other process closed its socket",
             ));
         }
-        // Descriptors for which this process has no room are missing; the user of the message
-        // reports that.
+        // Descriptors may be missing if this process has no room; the message's user reports that.
         if received.flags.contains(rustix::net::ReturnFlags::TRUNC) {
             return Err(io::Error::new(
                 io::ErrorKind::InvalidData,

@@ -1,16 +1,11 @@
-//! The engine's side of the owner protocol: what its control thread keeps and decides.
+//! The engine's side of the owner protocol, for its control thread.
 //!
-//! The code is pure. The owner's messages and the reactors' upcalls come in; [`Effect`]s go out, to
-//! be carried out in order. Unanswered questions and open revokes and jobs are kept, so that a new
-//! daemon can be told them again.
+//! Pure: the owner's messages and the reactors' upcalls come in; [`Effect`]s go out, to be carried
+//! out in order. Open questions, revokes and jobs are kept for the next daemon.
 //!
-//! **Revokes.** Words are cleared at once, then every reactor drains. Reactors drain a bounded
-//! number at a time. A hung device must not block the other revokes, so they take turns
-//! ([`EngineSide::take_turns`]). A reactor's answer stays valid: no command starts under cleared
-//! words.
-//!
-//! **Not here:** devices, exports and listeners; the reactors' part ([`crate::drain`],
-//! [`crate::reactor_side`]).
+//! **Revokes.** Words are cleared at once, then every reactor drains, a bounded number of revokes
+//! at a time. They take turns ([`EngineSide::take_turns`]), as a hung device must not block the
+//! others. A reactor's answer stays valid: no command starts under cleared words.
 
 mod words;
 
@@ -31,7 +26,7 @@ use std::collections::{BTreeMap, VecDeque};
 pub enum Post {
     /// Faults in the range are answered: translate again.
     Granted(VolumeId, ExtentRange),
-    /// Faults in the range cannot be answered. The flag says whether they were for writing.
+    /// Faults in the range, for writing or for reading, failed.
     FaultFailed(VolumeId, ExtentRange, bool, FaultFailure),
     /// The words are cleared: drain.
     Revoke {
@@ -46,15 +41,15 @@ pub enum Post {
     },
     /// The owner no longer waits for this drain.
     Abandon(u64),
-    /// Answer this job when every request now in flight at the device has ended.
+    /// Answer this job when every request now at the device has ended.
     Settle(u64, DeviceIndex),
     /// More mappings are durable.
     Committed(VolumeId),
     /// A commit failed.
     CommitFailed(VolumeId, u64),
-    /// A release is done: command, its slot's generation, and the number of extents.
+    /// A release is done: command, slot generation, number of extents.
     ReleaseDone(u32, u32, u64),
-    /// The owner cannot carry out a release, and has changed nothing.
+    /// The owner refused a release and changed nothing.
     ReleaseFailed(u32, u32),
     /// A release is cancelled before it took effect.
     ReleaseAbandoned(u32, u32),
@@ -85,7 +80,7 @@ pub enum Upcall {
         /// The extents.
         range: ExtentRange,
     },
-    /// A release has waited too long. Cancel it, unless the owner has begun it.
+    /// A release timed out: cancel it, unless the owner has begun it.
     AbandonRelease {
         /// The command.
         io: u32,
@@ -97,7 +92,7 @@ pub enum Upcall {
         /// The revoke's number.
         revoke: u64,
     },
-    /// Every request in flight here when [`Post::Settle`] came has ended.
+    /// Every request from before [`Post::Settle`] has ended.
     Settled {
         /// The job's number.
         job: u64,
@@ -127,9 +122,9 @@ struct OpenRelease {
     generation: u32,
     volume: VolumeId,
     range: ExtentRange,
-    /// The owner has begun: its revoke came in the present conversation.
+    /// Its revoke came in the present conversation.
     begun: bool,
-    /// The extents, from the range's start, that the owner's revoke covers.
+    /// How many extents, from the range's start, that revoke covers.
     extents: u64,
 }
 
@@ -166,8 +161,7 @@ pub struct EngineSide {
 }
 
 impl EngineSide {
-    /// `max_drains` is the number of revokes that a reactor drains at once
-    /// ([`crate::drain::MAX_DRAINS`]).
+    /// `max_drains`: revokes that a reactor drains at once ([`crate::drain::MAX_DRAINS`]).
     pub fn new(reactors: usize, max_drains: usize) -> Self {
         Self {
             reactors,
@@ -184,8 +178,7 @@ impl EngineSide {
         }
     }
 
-    /// Handles a message of the owner. Returns messages that are not about grants, faults, commits,
-    /// releases or jobs.
+    /// Handles a message of the owner; returns it if it concerns something else.
     pub fn hear(
         &mut self,
         message: ToEngine,
@@ -304,8 +297,8 @@ impl EngineSide {
         }
     }
 
-    /// Lets waiting revokes replace those that reactors already had at the last call. Call it about
-    /// every 0.2 s.
+    /// Replaces the revokes that reactors had at the last call by waiting ones. Call it about every
+    /// 0.2 s.
     pub fn take_turns(&mut self, out: &mut Vec<Effect>) {
         if self.held.is_empty() {
             return;
@@ -405,7 +398,7 @@ impl EngineSide {
         };
         let range = ExtentRange::new(extent, 1);
         if access(word, write) != Lookup::Park {
-            // The grant came while the fault was on its way.
+            // The grant came meanwhile.
             self.post(back, Post::Granted(volume, range), out);
             return;
         }
@@ -420,7 +413,7 @@ impl EngineSide {
         }
     }
 
-    /// Handles a reactor's message. [`EngineSide::end_turn`] sends the faults that it causes.
+    /// Handles a reactor's message; [`EngineSide::end_turn`] sends its faults.
     pub fn upcall(
         &mut self,
         reactor: usize,
@@ -529,7 +522,7 @@ impl EngineSide {
         self.open_revokes().map(Held::Revoke).chain(jobs)
     }
 
-    /// Sends a new owner every fault, commit and release that is unanswered.
+    /// Repeats every unanswered fault, commit and release to a new owner.
     pub fn ask_again(&mut self, out: &mut Vec<Effect>) {
         self.asks.clear();
         let ask = |(volume, extent, write)| FaultAsk {
@@ -559,8 +552,8 @@ impl EngineSide {
         }
     }
 
-    /// Ends the conversation. Releases may be cancelled again: the words are cleared, so a later
-    /// write faults and the next owner answers it.
+    /// Ends the conversation. Releases may be cancelled again: the words are cleared, so later
+    /// writes fault.
     pub fn hung_up(&mut self) {
         for release in self.releases.values_mut() {
             release.begun = false;

@@ -138,7 +138,7 @@ fn who_asked_is_told_and_nobody_else() {
     assert_eq!(rig.miss(2, 2, false), asked(2, false));
     let granted = Post::Granted(V, ExtentRange::new(2, 1));
     assert_eq!(rig.hear(grants(2, Word::HOLE)), [posted(2, granted)]);
-    // The write is still unanswered, and its failure does not affect reads.
+    // The write is still open; its failure does not affect reads.
     assert_eq!(rig.miss(2, 2, false), [posted(2, granted)]);
     let failed = ToEngine::FaultFailed {
         volume: V,
@@ -211,7 +211,7 @@ fn what_hangs_takes_turns_and_what_was_answered_stays_answered() {
             Effect::Post(ReactorSet::first(2), revoke_post(2, 4))
         ]
     );
-    // A late answer counts, so that reactor is not asked again.
+    // A late answer counts.
     rig.upcall(0, Upcall::Drained { revoke: 2 });
     let done = |revoke| Effect::Say(FromEngine::RevokeDone { revoke });
     assert_eq!(

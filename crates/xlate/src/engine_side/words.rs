@@ -1,15 +1,14 @@
-//! The tables that reactors read, as a trait: the protocol's model needs no shared memory.
+//! The tables that reactors read, as a trait for the protocol's model.
 
 use crate::boundary::message::GrantOf;
 use crate::types::{ExtentRange, Rights, VolumeId};
 use crate::word::Word;
 
-/// The translations that reactors read and the control thread writes.
+/// The translations that reactors read.
 pub trait Words {
-    /// The translation of an extent; `None` for an unknown volume.
+    /// An extent's translation; `None` for an unknown volume.
     fn lookup(&self, volume: VolumeId, extent: u64) -> Option<Word>;
-    /// Records what a FLUSH needs of a grant (commit, device), and only then stores its words.
-    /// False: unknown volume.
+    /// Records a grant's commit and device for FLUSH, then stores its words. False: unknown volume.
     fn install(&mut self, grant: &GrantOf) -> bool;
     /// Removes rights ([`crate::table::Table::clear`]).
     fn clear(&mut self, volume: VolumeId, range: ExtentRange, keep: Option<Rights>);

@@ -1,12 +1,9 @@
-//! The grant table: shared memory that lists every grant; the only truth about them.
+//! The grant table: shared memory that lists every grant, written only by the daemon.
 //!
-//! Only the daemon writes it. The file carries boot id and pool id, so a new daemon finds its
-//! predecessor's grants even if both processes died. An entry is filled first, then made valid by a
-//! release-store of its sequence number. Growing an entry is one store. A split writes the rear
-//! part before it shortens the entry; a replacement is written before the old entry goes. After a
-//! crash in between, an extent is listed twice, and adoption takes the later entry.
-//!
-//! **Not here:** granting decisions (the pool).
+//! Boot id and pool id in the file tell a new daemon whether the grants are its predecessor's. An
+//! entry is filled first, then made valid by a release-store of its sequence number. Growing an
+//! entry is one store. Splits and replacements write the new entry before they shrink or free the
+//! old one. A crash in between leaves an extent listed twice; adoption takes the later entry.
 
 use crate::cells;
 use crate::shm::SharedMemory;
@@ -35,7 +32,7 @@ cells! {
 cells! {
     /// One cache line.
     struct Entry {
-        /// 0 is free; otherwise a number that rises with each fill.
+        /// 0 is free; otherwise rising with each fill.
         sequence: AtomicU64,
         volume: AtomicU64,
         first: AtomicU64,
@@ -53,7 +50,7 @@ cells! {
 const HEADER_BYTES: usize = 4096;
 const _: () = assert!(size_of::<Header>() == HEADER_BYTES && size_of::<Entry>() == 64);
 
-/// A grant of `range` of `volume`, contiguous from `word` on.
+/// A grant of `range`, contiguous from `word` on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Grant {
     /// The volume.
@@ -96,7 +93,7 @@ pub struct GrantTable {
     capacity: usize,
     /// (volume, first) -> slot; grants never overlap.
     index: BTreeMap<(VolumeId, u64), u32>,
-    /// By slot. The memory is only written, never read back.
+    /// By slot; the memory is only written.
     grants: Vec<Grant>,
     free: Vec<usize>,
     next_unused: usize,
@@ -123,7 +120,7 @@ impl GrantTable {
         boot_id: &[u8; 16],
         pool_id: &[u8; 16],
     ) -> io::Result<Self> {
-        // An engine may still map the earlier file: never truncate it in place.
+        // An engine may still map the earlier file: do not truncate it.
         match std::fs::remove_file(path) {
             Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
             _ => {}
@@ -132,7 +129,7 @@ impl GrantTable {
         Self::format(memory, capacity, boot_id, pool_id)
     }
 
-    /// A new, empty table in zeroed memory of at least [`GrantTable::bytes`].
+    /// As [`GrantTable::create`], in zeroed memory of [`GrantTable::bytes`].
     pub fn format(
         memory: SharedMemory,
         capacity: usize,
@@ -163,8 +160,8 @@ impl GrantTable {
         })
     }
 
-    /// Reads the table of an earlier daemon. `Ok(None)`: another boot, pool or layout, so its
-    /// grants are void. Of overlapping entries, the later one holds.
+    /// Reads an earlier daemon's table. `Ok(None)`: another boot, pool or layout, so its grants are
+    /// void.
     pub fn adopt(
         memory: SharedMemory,
         boot_id: &[u8; 16],
@@ -203,8 +200,8 @@ impl GrantTable {
                 (sequence, grant) => found.push((sequence, slot, grant)),
             }
         }
-        // Later entries win. An entry without overlap stays where it is; of others, the remaining
-        // parts are written first.
+        // Later entries win. Entries without overlap stay; of others, the remaining parts are
+        // written first.
         found.sort_by_key(|(sequence, ..)| std::cmp::Reverse(*sequence));
         for (sequence, slot, grant) in found {
             table.next_sequence = table.next_sequence.max(sequence.saturating_add(1));
@@ -262,8 +259,7 @@ impl GrantTable {
         gaps
     }
 
-    /// The last grant that begins before `end`. Only it can overlap a range that ends there, as
-    /// grants are disjoint.
+    /// The last grant before `end`: only it can overlap a range that ends there.
     fn last_before(&self, volume: VolumeId, end: u64) -> Option<(usize, &Grant)> {
         let (key, slot) = self.index.range(..(volume, end)).next_back()?;
         let slot = *slot as usize;
@@ -322,8 +318,8 @@ impl GrantTable {
         self.free.len() + (self.capacity - self.next_unused)
     }
 
-    /// Records a grant and replaces what overlaps it. Call it before the engine is told. Up to
-    /// three free entries may be needed.
+    /// Records a grant and replaces overlapped ones, before the engine is told. May need three
+    /// entries.
     pub fn insert(&mut self, grant: Grant) -> Result<(), Full> {
         if self.insert_new(grant)? {
             return Ok(());
@@ -337,7 +333,7 @@ impl GrantTable {
         Ok(())
     }
 
-    /// As `insert`, for a range without grants; false, and no change, if there is one.
+    /// As `insert`; false, without effect, if the range has grants.
     pub fn insert_new(&mut self, grant: Grant) -> Result<bool, Full> {
         if grant.range.count == 0 {
             return Ok(true);
@@ -369,7 +365,7 @@ impl GrantTable {
         Ok(true)
     }
 
-    /// Writes an entry without indexing it; there must be room.
+    /// Writes an entry without indexing it, if there is room.
     fn write(&mut self, grant: Grant) -> usize {
         let slot = self.free.pop().unwrap_or_else(|| {
             self.next_unused += 1;
@@ -392,7 +388,7 @@ impl GrantTable {
         self.enter(slot, grant);
     }
 
-    /// Takes `range` out of one entry; may need one free entry. The rear part is written first.
+    /// Takes `range` out of one entry; the rear part, written first, may need an entry.
     fn cut(&mut self, slot: usize, grant: Grant, range: ExtentRange) {
         if grant.range.end() > range.end() {
             let rest = ExtentRange::new(range.end(), grant.range.end() - range.end());
@@ -413,11 +409,10 @@ impl GrantTable {
         }
     }
 
-    /// Removes `range`, after the engine acknowledged the revoke. [`Full`]: no room for the rear
-    /// part of an entry.
+    /// Removes `range`, after its revoke. [`Full`]: no room for an entry's rear part.
     pub fn remove(&mut self, volume: VolumeId, range: ExtentRange) -> Result<(), Full> {
         let taken = self.overlapping(volume, range);
-        // An entry that reaches past the range leaves a rear part, which takes an entry.
+        // The rear part of an entry needs an entry.
         let leaves_a_rest = |(_, g): &(usize, Grant)| g.range.end() > range.end();
         if self.room() == 0 && taken.iter().any(leaves_a_rest) {
             return Err(Full);
@@ -445,7 +440,7 @@ impl GrantTable {
         self.iter().map(|g| g.commit_sequence).max().unwrap_or(0)
     }
 
-    /// A grant to revoke when the table is full, chosen round-robin.
+    /// A grant to revoke when the table is full, round-robin.
     pub fn victim(&mut self) -> Option<Grant> {
         use std::ops::Bound::{Excluded, Unbounded};
         let next = self

@@ -1,4 +1,4 @@
-//! Compares the grant table with a map of single extents, through adoption at any point.
+//! The grant table against a map of single extents, with adoption at any point.
 
 use super::*;
 use crate::types::{DeviceIndex, ExtentIndex};
@@ -96,7 +96,7 @@ fn a_full_table_splits_nothing() {
     t.remove(VolumeId(1), ExtentRange::new(5, 1)).unwrap();
 }
 
-/// The daemon is killed between writing the new entry and freeing the old one.
+/// A death between writing the new entry and freeing the old one.
 #[test]
 fn adoption_takes_the_later_of_two() {
     let (dir, mut t) = table(16);

@@ -1,14 +1,12 @@
-//! The owner's side of grants: granting and taking back.
+//! The owner's side of grants.
 //!
-//! The code is pure: no clock, socket or catalog; the caller passes the grant table.
-//! - **Granting.** Only [`OwnerSide::grant`] makes a [`GrantOf`], after it has checked the range
-//!   and written the table's entry.
-//! - **Taking back.** To move a range, [`OwnerSide::take`] it and go through the [`Stage`]s in
-//!   order. The range is not granted until its entry is forgotten.
+//! Pure: no clock, socket or catalog. Only [`OwnerSide::grant`] makes a [`GrantOf`], and writes the
+//! table's entry first. To move a range, [`OwnerSide::take`] it and go through the [`Stage`]s in
+//! order; it is not granted until its entry is forgotten.
 //!
-//! A revoke counts when the engine reports the range unused *and* this engine is fenced on its
-//! devices. Before that, requests of an earlier engine may still be in flight. If the conversation
-//! ends first, the next engine is asked again.
+//! A revoke counts when the engine reports the range unused *and* is fenced on its devices. Before
+//! that, requests of an earlier engine may be in flight. If the conversation ends first, the next
+//! engine is asked again.
 
 use crate::boundary::message::GrantOf;
 use crate::grants::{Full, Grant, GrantTable};
@@ -34,13 +32,12 @@ pub enum Stage {
     GivenUp {
         /// The generation of the engine with requests in flight.
         generation: u64,
-        /// The engine has answered a later message, so it has received the revoke and cleared the
-        /// words.
+        /// The engine has answered a later message, so it has cleared the words.
         heard: bool,
-        /// Devices where every request in flight at the clearing has ended.
+        /// Devices whose requests from before the clearing have ended.
         settled: BTreeSet<DeviceIndex>,
     },
-    /// The range is unused, except for requests that hung devices hold.
+    /// Unused, except for requests that hung devices hold.
     Drained {
         /// Devices on which the extents must be quarantined.
         undrained: BTreeSet<DeviceIndex>,
@@ -55,7 +52,7 @@ pub enum Stage {
 struct Taking {
     volume: VolumeId,
     range: ExtentRange,
-    /// The devices of the range's entries at the first revoke.
+    /// The range's devices at the first revoke.
     devices: BTreeSet<DeviceIndex>,
     /// The parts concerned, if not the whole range ([`OwnerSide::took_back`]).
     parts: Option<Vec<ExtentRange>>,
@@ -67,7 +64,7 @@ struct Taking {
 pub enum Refused {
     /// The range is being changed.
     Taken,
-    /// This part is listed at another location; revoke that first.
+    /// This part is listed elsewhere; revoke that first.
     Elsewhere(ExtentRange),
     /// The table is full.
     Full,
@@ -113,7 +110,7 @@ impl OwnerSide {
             .map(|t| t.range)
     }
 
-    /// The number of free extents from `first` on, at most `limit`.
+    /// Free extents from `first` on, at most `limit`.
     pub fn free_run(&self, volume: VolumeId, first: u64, limit: u64) -> u64 {
         self.overlapping(volume, ExtentRange::new(first, limit))
             .map(|taken| taken.first.saturating_sub(first))
@@ -138,8 +135,8 @@ impl OwnerSide {
         parts
     }
 
-    /// Lists a grant and returns what to tell the engine. The grant may be shortened to a part
-    /// that is free and not listed elsewhere. A listed hole is replaced.
+    /// Lists a grant and returns what to tell the engine. Only a free part, not listed elsewhere,
+    /// is granted. A listed hole is replaced.
     pub fn grant(&self, table: &mut GrantTable, mut grant: Grant) -> Result<GrantOf, Refused> {
         let Grant { volume, range, .. } = grant;
         let said = grant.word;
@@ -202,9 +199,8 @@ impl OwnerSide {
         })
     }
 
-    /// Every listed grant that stores data, for a new engine. From it the engine learns which
-    /// devices a FLUSH covers and which commits to await. A taken part has count 0: its device
-    /// counts, but its extents may not be used.
+    /// Every listed grant with data, for a new engine: its devices belong to a FLUSH, its commits
+    /// are awaited. A taken part has count 0: it may not be used.
     pub fn tell_again(&self, table: &GrantTable) -> Vec<GrantOf> {
         let mut all = Vec::new();
         for grant in table.iter() {
@@ -231,7 +227,7 @@ impl OwnerSide {
         }
     }
 
-    /// Takes a range, unless part of it is taken. [`OwnerSide::let_go`] must follow.
+    /// Takes a range, unless part of it is taken. End with [`OwnerSide::let_go`].
     pub fn take(&mut self, volume: VolumeId, range: ExtentRange) -> Option<TakingId> {
         if self.overlapping(volume, range).next().is_some() {
             return None;
@@ -249,7 +245,7 @@ impl OwnerSide {
         Some(id)
     }
 
-    /// Releases a range at any stage; its entries are valid again.
+    /// Releases a range at any stage; its entries hold again.
     pub fn let_go(&mut self, id: TakingId) {
         self.takings.remove(&id);
     }
@@ -259,7 +255,7 @@ impl OwnerSide {
         Some(&self.takings.get(&id)?.stage)
     }
 
-    /// The devices that the range's entries named when the revoke was sent.
+    /// The range's devices at the first revoke.
     pub fn devices(&self, id: TakingId) -> BTreeSet<DeviceIndex> {
         self.takings
             .get(&id)
@@ -274,7 +270,7 @@ impl OwnerSide {
         }
     }
 
-    /// A revoke is about to be sent to the engine of this generation.
+    /// A revoke is about to be sent to this engine.
     pub fn asked(
         &mut self,
         id: TakingId,
@@ -298,7 +294,7 @@ impl OwnerSide {
         }
     }
 
-    /// Skips the revoke; fails if part of the range is listed.
+    /// Skips the revoke of an unlisted range.
     pub fn unlisted(&mut self, id: TakingId, table: &GrantTable) -> Result<(), OutOfOrder> {
         match self.takings.get_mut(&id) {
             Some(t) if t.stage == Stage::Taken && table.granted(t.volume, t.range).is_empty() => {
@@ -311,9 +307,8 @@ impl OwnerSide {
         }
     }
 
-    /// The engine has answered `TakeBack`: `taken` were preallocated extents that were never
-    /// written. From now on only these are given back. They need no fence: an earlier engine wrote
-    /// only to extents listed as stored.
+    /// The engine gave back `taken`, never written; only these change from now on. They need no
+    /// fence: an earlier engine wrote only to extents listed as stored.
     pub fn took_back(
         &mut self,
         id: TakingId,
@@ -336,7 +331,7 @@ impl OwnerSide {
         }
     }
 
-    /// The conversation ended before the revoke was complete: send it again.
+    /// The conversation ended too early: send the revoke again.
     pub fn gone(&mut self, id: TakingId) {
         if let Some(taking) = self.takings.get_mut(&id)
             && matches!(taking.stage, Stage::Asked { .. } | Stage::GivenUp { .. })
@@ -358,8 +353,7 @@ impl OwnerSide {
         }
     }
 
-    /// Whether the range may be changed: acknowledged by an engine that is `fenced` on all its
-    /// devices.
+    /// Whether the range may be changed: acknowledged, and `fenced` on all its devices.
     pub fn is_drained(&mut self, id: TakingId, fenced: impl Fn(DeviceIndex) -> bool) -> bool {
         let Some(taking) = self.takings.get_mut(&id) else {
             return false;
@@ -378,8 +372,8 @@ impl OwnerSide {
         }
     }
 
-    /// The revoke timed out. True: send `Abandon` and a job to settle the devices. False: it was
-    /// acknowledged; only fences are missing.
+    /// The revoke timed out. True: send `Abandon` and settle the devices. False: only fences are
+    /// missing.
     pub fn give_up(&mut self, id: TakingId) -> bool {
         let Some(taking) = self.takings.get_mut(&id) else {
             return false;
@@ -404,8 +398,8 @@ impl OwnerSide {
         !acknowledged
     }
 
-    /// The engine has answered a message sent after `Abandon`. Until then, it may never see the
-    /// revoke if the daemon dies.
+    /// The engine has answered a message after `Abandon`. Until then the revoke may be lost with
+    /// the daemon.
     pub fn heard(&mut self, id: TakingId, generation: u64) {
         if let Some(taking) = self.takings.get_mut(&id)
             && let Stage::GivenUp {
@@ -419,7 +413,7 @@ impl OwnerSide {
         }
     }
 
-    /// The device has ended every request in flight when the engine was asked, after `Abandon`.
+    /// The device has ended every request from before `Abandon`.
     pub fn settled(&mut self, id: TakingId, device: DeviceIndex, generation: u64) {
         if let Some(taking) = self.takings.get_mut(&id)
             && let Stage::GivenUp {
@@ -434,8 +428,8 @@ impl OwnerSide {
         self.heard(id, generation);
     }
 
-    /// Stops waiting for an abandoned revoke. Devices that are not both settled and `fenced` hang.
-    /// If the engine has answered no message, the revoke counts as never sent.
+    /// Stops waiting for an abandoned revoke. Devices that are not settled and `fenced` hang.
+    /// Without an answer, the revoke counts as never sent.
     pub fn settle(&mut self, id: TakingId, fenced: impl Fn(DeviceIndex) -> bool) {
         if let Some(taking) = self.takings.get_mut(&id)
             && let Stage::GivenUp { heard, settled, .. } = &taking.stage
@@ -450,8 +444,7 @@ impl OwnerSide {
         }
     }
 
-    /// The devices on which a change must quarantine the extents; fails if the range is not
-    /// drained.
+    /// The devices on which to quarantine the extents of a drained range.
     pub fn may_change(&self, id: TakingId) -> Result<&BTreeSet<DeviceIndex>, OutOfOrder> {
         match self.stage(id) {
             Some(Stage::Drained { undrained }) => Ok(undrained),
@@ -479,8 +472,7 @@ impl OwnerSide {
         }
     }
 
-    /// Removes the range's entries from the table, after a durable change or if its extents are
-    /// unchanged and unused.
+    /// Removes the range's entries: its change is durable, or it is unused and unchanged.
     pub fn forget(&self, id: TakingId, table: &mut GrantTable) -> Result<(), NotForgotten> {
         let drained = Stage::Drained {
             undrained: BTreeSet::new(),

@@ -1,4 +1,4 @@
-//! Granting and taking back, with the steps that break each rule.
+//! Granting and taking back, and the steps that break each rule.
 
 use super::*;
 use crate::types::ExtentIndex;

@@ -1,15 +1,13 @@
 //! A volume's translation cache: one atomic word for each logical extent.
 //!
-//! Leaves of 512 words (4 KiB) are made when a grant first needs them; an absent leaf is a miss. A
-//! grown volume gets a new table that shares the leaves; a reader on the old one at most misses. A
-//! hole is never in flight, so one store may replace it; any other move needs a revoke first
-//! ([`crate::drain`]).
+//! Leaves of 512 words are made on the first grant; an absent leaf is a miss. A grown volume gets a
+//! new table that shares the leaves; readers of the old one at most miss. A hole is never in
+//! flight, so one store may replace it; other moves need a revoke ([`crate::drain`]).
 //!
-//! **Writers.** The control thread writes everything. A reactor only claims a preallocated extent
-//! by compare-exchange, in place ([`Table::claim`]). So a word that is not preallocated changes
-//! only by the control thread's stores, and plain stores suffice. They may overwrite a claimed
-//! word: a grant keeps the location, and a revoke drains the write. Only [`Table::take_back`],
-//! which is not drained, must know who won, so it uses compare-exchange.
+//! **Writers.** A reactor only claims a preallocated extent in place, by compare-exchange
+//! ([`Table::claim`]). Other words change only by the control thread's plain stores. These may
+//! overwrite a claimed word: a grant keeps the location, and a revoke drains the write.
+//! [`Table::take_back`] is not drained and must know who won: it uses compare-exchange.
 
 use crate::types::{ExtentRange, Rights};
 use crate::word::Word;
@@ -33,8 +31,7 @@ fn new_leaf() -> Arc<Leaf> {
 }
 
 impl Table {
-    /// An empty table for `extents` logical extents. It costs 16 bytes per 512 extents, and 4 KiB
-    /// per 512 with a grant.
+    /// An empty table: 16 bytes per 512 extents, and 4 KiB per 512 with a grant.
     pub fn new(extents: u64) -> Self {
         let leaves = (0..extents.div_ceil(LEAF_WORDS)).map(|_| OnceLock::new());
         Self {
@@ -43,7 +40,7 @@ impl Table {
         }
     }
 
-    /// A table for the grown volume, sharing this one's leaves. Never shrinks.
+    /// A table for the grown volume, with shared leaves. Never shrinks.
     pub fn grown(&self, extents: u64) -> Self {
         let extents = extents.max(self.extents);
         let new = Self::new(extents);
@@ -60,18 +57,18 @@ impl Table {
         self.extents
     }
 
-    /// The translation of logical `extent`. Past the end it is a miss.
+    /// The translation of logical `extent`; a miss past the end.
     #[inline]
     pub fn lookup(&self, extent: u64) -> Word {
         match self.cell(extent) {
-            // Acquire: the user of a grant sees what the owner did to the extent before.
+            // Acquire: the owner's earlier changes to the extent are visible.
             Some(cell) => Word::from_bits(cell.load(Ordering::Acquire)),
             None => Word::MISS,
         }
     }
 
-    /// The number of extents from `first`, up to `count`, before the first known hole. It reads at
-    /// most `most` words and [`MAX_LEAVES`] leaves; an absent leaf needs no reading.
+    /// The number of extents from `first`, up to `count`, before the first known hole. Reads at
+    /// most `most` words and [`MAX_LEAVES`] leaves.
     pub fn no_holes(&self, first: u64, count: u64, most: u64) -> u64 {
         let end = first.saturating_add(count).min(self.extents);
         let (mut at, mut words, mut leaves) = (first, 0, 0);
@@ -99,13 +96,13 @@ impl Table {
         Some(&leaf[(extent % LEAF_WORDS) as usize])
     }
 
-    /// Stores the translations of `range`, the first being `word` (control thread). Extents past
-    /// the end are ignored. Preallocated extents replace only misses and plain holes.
+    /// Stores the translations of `range` from `word` on (control thread). Preallocated extents
+    /// replace only misses and plain holes.
     pub fn install(&self, range: ExtentRange, word: Word) {
         for i in range.first..range.end().min(self.extents) {
             let leaf = self.leaves[(i / LEAF_WORDS) as usize].get_or_init(new_leaf);
             let cell = &leaf[(i % LEAF_WORDS) as usize];
-            // Written data must never read as zeros again, whatever the owner says.
+            // Written data must never become zeros, whatever the owner says.
             if word.is_ahead() {
                 let there = Word::from_bits(cell.load(Ordering::Relaxed));
                 if there != Word::MISS && there != Word::HOLE {
@@ -116,16 +113,15 @@ impl Table {
         }
     }
 
-    /// Claims a preallocated extent for a first write (any reactor); `seen` is the word that was
-    /// looked up. Returns the present word: claimed, or another thread's.
+    /// Claims a preallocated extent for a first write (any reactor), as `seen` at the lookup.
+    /// Returns the present word.
     #[cold]
     pub fn claim(&self, extent: u64, seen: Word) -> Word {
         let Some(cell) = self.cell(extent).filter(|_| seen.is_ahead()) else {
             return self.lookup(extent);
         };
         let claimed = seen.claimed();
-        // No ABA problem: if the word was taken back and granted again, the same bits are the new
-        // grant.
+        // No ABA problem: after a take-back, equal bits are a new grant.
         match cell.compare_exchange(
             seen.bits(),
             claimed.bits(),
@@ -137,9 +133,8 @@ impl Table {
         }
     }
 
-    /// Takes back the unclaimed preallocated extents of `range` (control thread), and returns the
-    /// runs. No drain is needed: a write claims before it is submitted, and reads of unclaimed
-    /// extents reach no device.
+    /// Takes back the unclaimed preallocated extents (control thread); returns the runs. No drain
+    /// is needed: writes claim before submission, and reads of unclaimed extents reach no device.
     pub fn take_back(&self, range: ExtentRange) -> Vec<ExtentRange> {
         let mut taken: Vec<ExtentRange> = Vec::new();
         for i in range.first..range.end().min(self.extents) {
@@ -169,8 +164,8 @@ impl Table {
         all.filter(|i| self.lookup(*i).is_ahead()).count() as u64
     }
 
-    /// Removes rights in `range` (control thread); preallocated extents become misses. This is the
-    /// first half of a revoke; see [`crate::drain`].
+    /// Removes rights in `range` (control thread), the first half of a revoke; preallocated extents
+    /// become misses.
     pub fn clear(&self, range: ExtentRange, keep: Option<Rights>) {
         let mut i = range.first;
         let end = range.end().min(self.extents);
@@ -183,8 +178,7 @@ impl Table {
             let new = match keep {
                 Some(Rights::Read) => {
                     let there = Word::from_bits(cell.load(Ordering::Relaxed));
-                    // If it was claimed meanwhile, it loses the read right too; the next read
-                    // faults.
+                    // If claimed meanwhile, it loses the read right too; a read faults.
                     if there.is_ahead() {
                         Word::MISS
                     } else {
@@ -193,7 +187,7 @@ impl Table {
                 }
                 _ => Word::MISS,
             };
-            // SeqCst: the mailbox post that follows must not be seen before this store.
+            // SeqCst: orders this store before the mailbox post.
             cell.store(new.bits(), Ordering::SeqCst);
             i += 1;
         }

@@ -95,8 +95,8 @@ impl Drop for Ending<'_> {
     }
 }
 
-/// Two reactors claim while the control thread preallocates, grants, takes back and revokes. Each
-/// extent is granted once, so it must be either used or taken back.
+/// Reactors claim while the control thread preallocates, grants, takes back and revokes. Each
+/// extent is granted once: it must be used or taken back.
 #[test]
 fn a_place_ahead_has_one_owner_whoever_comes_first() {
     const ROUNDS: usize = 1_000_000;
@@ -135,7 +135,7 @@ fn a_place_ahead_has_one_owner_whoever_comes_first() {
             let extent = ExtentRange::new(place % EXTENTS, 1);
             table.install(extent, ahead(place));
             if place % 4096 == 1 {
-                // After three laps, even on a busy machine, one reactor has claimed this extent.
+                // After three laps, one reactor has claimed this extent.
                 let lap = laps.load(Ordering::Relaxed);
                 while laps.load(Ordering::Relaxed) < lap + 3 {
                     std::thread::yield_now();

@@ -1,8 +1,7 @@
-//! The daemon: a real [`OwnerSide`] over a real [`GrantTable`], and a minimal owner around them.
+//! The daemon: a real [`OwnerSide`] over a real [`GrantTable`], and a minimal owner.
 //!
-//! The pool has one extent per device, with a durable and a present state. [`Daemon::progress`]
-//! advances all operations as far as possible. Outside effects go through [`Outside`], which can
-//! die after any of them.
+//! Each device has one extent, with a durable and a present state. [`Daemon::progress`] advances
+//! all operations. Outside effects go through [`Outside`], which can die after any.
 
 use crate::engine::{EXTENT, device_of, laundering};
 use crate::outside::{Extent, Outside, Pool, entry};
@@ -36,7 +35,7 @@ pub struct Op {
     pub wish: Wish,
     pub taking: Option<TakingId>,
     revoke: u64,
-    /// The request and settles sent when its revoke was given up.
+    /// The request and settles sent with `Abandon`.
     heard: u64,
     settles: Vec<(u64, u8)>,
 }
@@ -45,7 +44,7 @@ pub struct Op {
 pub struct Daemon {
     pub side: OwnerSide,
     pub pool: Pool,
-    /// The connected engine, and whether it was told all grants.
+    /// The connected engine, and whether it knows all grants.
     pub talk: Option<u64>,
     told: bool,
     fenced: BTreeSet<u8>,
@@ -53,9 +52,9 @@ pub struct Daemon {
     pub faults: BTreeSet<(VolumeId, bool)>,
     pub ops: Vec<Op>,
     pub laundering: Option<(u64, u8)>,
-    /// Settles for quarantined extents; and whether none was quarantined since.
+    /// Settles for quarantined extents; false: more were quarantined since.
     settling: BTreeMap<u8, (u64, bool)>,
-    /// The engine that may still have requests at a quarantined extent.
+    /// The engine that may have requests there.
     quarantined: BTreeMap<u8, u64>,
 }
 
@@ -66,7 +65,7 @@ fn place(device: u8) -> Word {
 impl Daemon {
     /// Starts with only the catalog and the grant table.
     pub fn start(durable: &Pool, table: &GrantTable) -> Self {
-        // Map it as a successor does, to see what an unfinished write left.
+        // Mapped as a successor does, with an unfinished write.
         let fd = table.memory().fd().try_clone_to_owned().unwrap();
         let memory = SharedMemory::from_fd(fd.as_fd().try_clone_to_owned().unwrap()).unwrap();
         let adopted = GrantTable::adopt(memory, &[1; 16], &[2; 16]).unwrap();
@@ -100,7 +99,7 @@ impl Daemon {
         };
         for volume in stale {
             daemon.begin(volume, Wish::Stale);
-            // Taken at once, so that no new conversation is told of it.
+            // At once: no new conversation may be told of it.
             let taking = daemon.side.take(volume, EXTENT);
             daemon.ops.iter_mut().for_each(|op| {
                 if op.volume == volume {
@@ -155,7 +154,7 @@ impl Daemon {
         self.forget_unanswered();
     }
 
-    /// Drops unanswered attempts to take extents back: nothing has changed.
+    /// Drops unanswered attempts to take extents back.
     fn forget_unanswered(&mut self) {
         while let Some(at) = self.ops.iter().position(|op| self.is_unanswered(op)) {
             self.end_op(at);
@@ -167,7 +166,6 @@ impl Daemon {
         asked && self.stage(op) == Some(&Stage::Taken)
     }
 
-    /// Abandons what an earlier daemon left open in the engine.
     pub fn give_inherited_up(&mut self, out: &mut Outside<'_>) {
         for revoke in std::mem::take(&mut self.inherited) {
             out.say(ToEngine::Abandon { revoke });
@@ -336,7 +334,7 @@ impl Daemon {
         out.say(ToEngine::Abandon {
             revoke: self.ops[at].revoke,
         });
-        // A request that the engine answers after it has read everything before.
+        // Any request that is answered after all before it.
         let request = out.number();
         self.ops[at].heard = request;
         let volume = self.ops[at].volume;
@@ -374,7 +372,7 @@ impl Daemon {
         }
     }
 
-    /// Sends every listed grant, once the engine has ended what an earlier daemon began.
+    /// Sends every grant, after the engine has ended what an earlier daemon began.
     fn tell_again(&mut self, out: &mut Outside<'_>) {
         if self.talk.is_none() || self.told || !self.inherited.is_empty() {
             return;
@@ -431,7 +429,7 @@ impl Daemon {
                     return false;
                 };
                 if generation.is_some_and(|generation| generation != talk) {
-                    // A later engine serves already: hosts may have written there since.
+                    // Hosts may have written there by a later engine.
                     return true;
                 }
                 let revoke = out.number();
@@ -460,7 +458,7 @@ impl Daemon {
             Some(Stage::Drained { undrained }) => {
                 let mapped = self.pool.map.get(&volume);
                 if wish == Wish::Evict && out.durable.map.get(&volume) != mapped {
-                    // Until its mapping is durable, only the table knows it.
+                    // Until it is durable, only the table knows it.
                     return false;
                 }
                 if wish == Wish::Evict || wish == Wish::Stale && undrained.is_empty() {
@@ -487,7 +485,7 @@ impl Daemon {
         }
     }
 
-    /// Unmaps a volume's extent. A stale one is already unmapped, but may have to be quarantined.
+    /// Unmaps an extent; a stale one may need quarantine.
     fn give_up(&mut self, volume: VolumeId, undrained: &BTreeSet<DeviceIndex>) {
         let mapped = self.pool.map.remove(&volume);
         for device in mapped.into_iter().chain(undrained.iter().map(|d| d.0)) {
@@ -504,7 +502,6 @@ impl Daemon {
         }
     }
 
-    /// Maps a volume to a clean extent, after a durable reservation.
     fn allocate(&mut self, volume: VolumeId, at: usize, out: &mut Outside<'_>) -> bool {
         if !out.goes() {
             return false;
@@ -526,7 +523,7 @@ impl Daemon {
         }
         let word = place(at as u8);
         let word = Word::ahead(word.device(), word.extent()).unwrap();
-        // If this fails, a later fault will find the extent mapped.
+        // If this fails, a later fault finds it mapped.
         if let Ok(grant) = self.side.grant(out.table, entry(volume, word)) {
             out.say(ToEngine::Grants {
                 grants: vec![grant],
@@ -605,7 +602,7 @@ impl Daemon {
         out.say(ToEngine::Job { job, work });
     }
 
-    /// Frees quarantined extents when every request at their device has ended.
+    /// Frees quarantined extents whose device's requests have ended.
     fn settle_quarantined(&mut self, out: &mut Outside<'_>) {
         if !self.told || out.dead {
             return;

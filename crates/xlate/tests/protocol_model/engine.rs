@@ -1,8 +1,8 @@
-//! The engine: control thread, reactors, and slices at the devices.
+//! The engine: control thread ([`EngineSide`]), reactors (mailbox and [`Drains`]), slices at the
+//! devices.
 //!
-//! The control thread is an [`EngineSide`]; a reactor has a mailbox and real [`Drains`]. Lookup,
-//! claim, second lookup and submission are separate steps, so that other threads interleave. As in
-//! the engine, a reactor takes no post between them.
+//! Lookup, claim, second lookup and submission are separate steps, which other threads interleave.
+//! A reactor takes no post between them.
 
 use crate::scenario::{Command, Kind, Stage};
 use crate::world::World;
@@ -17,7 +17,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 /// The only extent of every volume.
 pub const EXTENT: ExtentRange = ExtentRange::new(0, 1);
 
-/// The volumes' words between steps; a step uses a real [`Table`].
+/// The volumes' words; a step uses a real [`Table`].
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Cache(pub BTreeMap<VolumeId, u64>);
 

@@ -1,22 +1,17 @@
-//! A model of the owner protocol: every interleaving within bounds.
+//! A `stateright` model of the owner protocol: every interleaving within a [`Scenario`].
 //!
-//! A `stateright` model of the real [`OwnerSide`], `GrantTable`, [`EngineSide`], `FaultTable`,
-//! `Drains`, `Table` and `Word`. [`daemon`] and [`engine`] carry out their effects; [`world`] lists
-//! the possible events: reactors sleep, commands park, devices hang, processes die after any
-//! effect. A [`Scenario`] bounds the histories; within it the check is exhaustive.
+//! Its parts are the real [`OwnerSide`], `GrantTable`, [`EngineSide`], `FaultTable`, `Drains`,
+//! `Table` and `Word`. [`world`] lists the events: reactors sleep, commands park, devices hang,
+//! processes die after any effect. `stateright`'s `eventually` overlooks cycles, so liveness is a
+//! safety property ([`World::all_is_answered`]): in every quiet state all commands are answered. No
+//! event repeats for ever, so each history gets there.
 //!
-//! `stateright`'s `eventually` overlooks cycles, so liveness is a safety property
-//! ([`World::all_is_answered`]). In every quiet state all commands are answered and all operations
-//! are over. No event repeats for ever, so each history gets there.
+//! Mutations of the code were found: grants without an entry, drains without acknowledgement or
+//! fence, uncleared words, uncounted slices, plain-store claims and others. Not here: power
+//! failures, commits and FLUSH, time.
 //!
-//! The model was validated by mutation: grants without an entry, drains without acknowledgement or
-//! fence, uncleared words, uncounted slices, plain-store claims and many others were found. Unit
-//! tests in `owner_side` cover steps out of order.
-//!
-//! **Not here:** power failures (the pool's tests), commits and FLUSH, time.
-//!
-//! [`OwnerSide`]: forebay_xlate::owner_side::OwnerSide [`EngineSide`]:
-//! forebay_xlate::engine_side::EngineSide
+//! [`OwnerSide`]: forebay_xlate::owner_side::OwnerSide
+//! [`EngineSide`]: forebay_xlate::engine_side::EngineSide
 
 mod daemon;
 mod engine;
@@ -119,7 +114,6 @@ fn one_extent(reactors: usize, commands: Vec<Command>, wishes: Vec<(VolumeId, Wi
     }
 }
 
-/// A volume with the extent frees it; another needs it.
 fn changing_hands(reactors: usize) -> Scenario {
     let mut commands = vec![
         command(0, A, Kind::Write),
@@ -228,7 +222,7 @@ fn a_place_ahead_is_claimed_or_taken_back() {
     check("a place ahead", one_extent(2, commands, wishes));
 }
 
-/// Another preallocation, perhaps on the other device, while a reactor holds the first word.
+/// Another preallocation while a reactor holds the first word.
 #[test]
 fn a_place_ahead_comes_again() {
     let commands = vec![command(0, A, Kind::Write), command(1, A, Kind::Read)];

@@ -1,7 +1,7 @@
 //! What outlives the daemon: the catalog, the grant table, the socket to the engine.
 //!
-//! Every outside effect of a daemon step goes through [`Outside`], which can die after any of them.
-//! Between steps, the grant table is a list.
+//! Daemon steps act through [`Outside`], which can die after any effect. Between steps, the grant
+//! table is a list.
 
 use crate::engine::EXTENT;
 use forebay_xlate::boundary::message::{GrantOf, ToEngine};
@@ -68,7 +68,7 @@ thread_local! {
     });
 }
 
-/// Runs a step on a real grant table with these entries, and reads them back.
+/// Runs a step on a real grant table with these entries.
 pub fn with_table<T>(listed: &mut Listed, step: impl FnOnce(&mut GrantTable) -> T) -> T {
     TABLE.with_borrow_mut(|table| {
         for grant in table.iter().copied().collect::<Vec<_>>() {

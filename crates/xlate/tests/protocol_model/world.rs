@@ -1,4 +1,4 @@
-//! Both processes, the state between them, and the possible events.
+//! Both processes, and the possible events.
 
 use crate::daemon::{Daemon, Wish as WishOf};
 use crate::engine::{Around, Engine, Ghost, Slice, device_of};
@@ -26,7 +26,7 @@ pub struct World {
     pub wished: Vec<bool>,
     pub left: Budget,
     next_number: u64,
-    /// The device with a volume's data, if no operation freed it since.
+    /// The device of a volume's data, unless freed since.
     pub written: BTreeMap<VolumeId, u8>,
     /// A forbidden act of the last step.
     pub wrong: Option<&'static str>,
@@ -229,8 +229,7 @@ impl World {
         all.iter().all(|action| action.is_environment())
     }
 
-    /// A step of the daemon, followed by all possible progress. False: it ends before the effect
-    /// after which it was to die.
+    /// A daemon step and all possible progress. False: it ends before its planned death.
     fn daemon_step(
         &mut self,
         cut: Option<u8>,
@@ -281,7 +280,7 @@ impl World {
         let Some(engine) = &mut self.engine else {
             return false;
         };
-        // Unread messages of an earlier daemon go with its socket.
+        // Unread messages of an earlier daemon are lost.
         self.to_engine.clear();
         self.to_owner.clear();
         self.talking = true;
@@ -502,7 +501,7 @@ impl World {
         })
     }
 
-    /// Every grant that an engine uses or will be told is listed; each location once.
+    /// Every used grant is listed; each location once.
     pub fn grants_are_listed(&self) -> bool {
         let places: Vec<_> = self
             .listed
@@ -519,7 +518,7 @@ impl World {
         once.len() == places.len() && granted.all(|(volume, device)| self.lists(volume, device))
     }
 
-    /// In a quiet state, commands wait only for a hung device.
+    /// In a quiet state, commands wait only for hung devices.
     pub fn all_is_answered(&self, scenario: &Scenario) -> bool {
         if !self.is_quiet(scenario) {
             return true;
@@ -548,7 +547,7 @@ impl World {
         })
     }
 
-    /// Written data stays where it is until it is freed.
+    /// Written data stays until it is freed.
     pub fn what_was_written_stays(&self) -> bool {
         self.written.iter().all(|(volume, device)| {
             let at = self.durable.map.get(volume);

@@ -1,8 +1,8 @@
-//! Checks over records, and references to bytes in the engine's memory file.
+//! Checks over records, and references into the engine's memory file.
 //!
-//! They detect accidental damage and misplaced records; they are no defence against attackers. A
-//! check is a cheap fold over the words, seeded with the generation's key, the queue and the index.
-//! A [`BufferRef`] has its own short check: a wrong one would show a tenant another tenant's bytes.
+//! They detect accidental damage and misplaced records, not attacks. A check is a cheap fold,
+//! seeded with the generation's key, the queue and the index. A [`BufferRef`] has its own: a wrong
+//! one would leak another tenant's bytes.
 
 const K: u64 = 0x9e37_79b9_7f4a_7c15;
 
@@ -21,7 +21,7 @@ impl Seed {
         Seed(key.rotate_left(32) ^ (queue as u64) << 16)
     }
 
-    /// For a whole record of a queue or a controller.
+    /// For a record of a queue or controller.
     pub const fn whole(key: u64, table: u64, index: u32) -> Self {
         Seed(key.rotate_left(16) ^ table << 32 ^ index as u64)
     }
@@ -32,8 +32,7 @@ impl Seed {
     }
 }
 
-/// The check of `N` words. Even and odd places are folded apart, so that swapped neighbours are
-/// detected.
+/// The check of `N` words. Even and odd places are folded apart, to detect swapped neighbours.
 #[inline]
 pub fn check<const N: usize>(seed: Seed, place: u16, words: [u64; N]) -> u64 {
     let (mut x, mut y) = (seed.at(place), 0u64);
@@ -85,14 +84,14 @@ impl BufferRef {
         }
     }
 
-    /// As one word, with a check bound to its command.
+    /// As a word with a check, bound to its command.
     #[inline]
     pub fn word(self, seed: Seed, slot: u16, number: u64) -> u64 {
         let place = self.place();
         place | check(seed, slot, [place, 0, number]) >> PLACE_BITS << PLACE_BITS
     }
 
-    /// Decodes a word; `None` if it is another command's. The caller handles 0, no buffer.
+    /// Decodes a word other than 0; `None` if it is another command's.
     pub fn of_word(word: u64, seed: Seed, slot: u16, number: u64) -> Option<Self> {
         let buffer = Self::of_place(word);
         (buffer.word(seed, slot, number) == word).then_some(buffer)

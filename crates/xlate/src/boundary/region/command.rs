@@ -1,10 +1,7 @@
-//! A command's record in the state region.
+//! A command's record; the engine's `tcp::record` writes it.
 //!
-//! `state` is stored last when the command is taken. It tells until the end whether a device ever
-//! got a part: a successor must wait for that. A check covers what a successor begins it from:
-//! entry, number and stream position.
-//!
-//! **Not here:** when each word is stored (the engine's `tcp::record`).
+//! `state` is stored last when the command is taken. To the end it tells whether a device ever got
+//! a part, as a successor must wait for that. A check covers entry, number and stream position.
 
 use super::check::{BufferRef, Seed, check};
 use crate::cells;
@@ -19,22 +16,21 @@ pub enum CommandStage {
     Free = 0,
     /// Taken from the stream, with all its in-capsule data.
     Taken = 0b0011,
-    /// It has a buffer, and an R2T asks for its data.
+    /// An R2T asks for its data; its buffer exists.
     Asked = 0b0101,
     /// The controller holds it: an Asynchronous Event Request.
     Kept = 0b0110,
-    /// The second of a fused pair, after its compare succeeded. The compare is not repeated: the
-    /// write may have happened.
+    /// The second of a fused pair, after a successful compare. That is not repeated: the write may
+    /// have happened.
     Passed = 0b1001,
-    /// As [`CommandStage::Asked`], with an R2T for each part of its data.
+    /// As [`CommandStage::Asked`], with an R2T per part.
     AskedInParts = 0b1010,
 }
 
 /// The word `state`; 0 for a free slot.
 ///
-/// It contains the lower half of the command's number, so that stale words do not revive a slot.
-/// Everything else is stored twice, and stages differ in two bits, so that a flipped bit is
-/// detected.
+/// The lower half of the command's number keeps stale words from reviving a slot. All else is
+/// stored twice, and stages differ in two bits, so that a flipped bit is detected.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct CommandState(pub u64);
 
@@ -93,7 +89,7 @@ impl CommandState {
         Self(self.0 & !STAGE | stage as u64)
     }
 
-    /// A data digest was wrong; the command fails when its data is complete.
+    /// A data digest was wrong; the command fails once its data is complete.
     pub const fn damaged(self) -> bool {
         self.0 & DAMAGED != 0
     }
@@ -109,7 +105,7 @@ impl CommandState {
         self.0 & SUBMITTED_EVER != 0
     }
 
-    /// The only device that got a part; `None` for several, or none.
+    /// The only device that got a part, if there is exactly one.
     pub const fn device(self) -> Option<u8> {
         match (self.submitted_ever(), self.0 & MANY_DEVICES) {
             (true, 0) => Some((self.0 >> DEVICE_SHIFT) as u8),
@@ -117,7 +113,7 @@ impl CommandState {
         }
     }
 
-    /// The devices that got a part, as bits of their numbers modulo 8; so others may match too.
+    /// The devices that got a part, as bits of their numbers modulo 8.
     pub const fn devices(self) -> u8 {
         let word = (self.0 >> DEVICE_SHIFT) as u8;
         match (self.submitted_ever(), self.0 & MANY_DEVICES) {
@@ -168,17 +164,17 @@ cells! {
     pub struct CommandRecord {
         /// [`CommandState`]; stored last when a command is taken.
         pub state: AtomicU64,
-        /// Its number on this queue, rising; the Connect is 1.
+        /// Its number on this queue; the Connect is 1.
         pub number: AtomicU64,
         /// The received stream's position after its capsule.
         pub end: AtomicU64,
         /// CLOCK_MONOTONIC when it was taken, ns.
         pub taken_ns: AtomicU64,
-        /// The submission queue entry. I/O commands omit words 1 to 3 and 7.
+        /// The submission queue entry; without words 1 to 3 and 7 of I/O commands.
         pub sqe: [AtomicU64; 8],
         /// See [`CommandRecord::is_sound`].
         pub check: AtomicU64,
-        /// The [`BufferRef`] of data from the host, with its own check; 0: none.
+        /// The [`BufferRef`] of the host's data; 0: none.
         pub buffer: AtomicU64,
         /// Data received for R2Ts: [`Asked`].
         pub asked: AtomicU64,
@@ -188,12 +184,12 @@ cells! {
 }
 const _: () = assert!(size_of::<CommandRecord>() == 128);
 
-/// Data that one R2T asks for, if the host accepts several R2Ts.
+/// Data per R2T, if the host accepts several R2Ts.
 pub const R2T_PART_BYTES: u32 = 128 << 10;
 /// R2Ts of the longest transfer.
 pub const R2T_PARTS: usize = 4;
 
-/// Data received for R2Ts, in whole data PDUs. The stage tells the variant.
+/// Data received for R2Ts, in whole PDUs; the stage selects the variant.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Asked {
     /// One R2T: bytes received.
@@ -230,7 +226,7 @@ impl Asked {
         }
     }
 
-    /// Adds a data PDU from `from` to `to`; `None` if that PDU is not allowed.
+    /// Adds a data PDU; `None` if that PDU is not allowed.
     #[must_use]
     pub fn up_to(self, from: u32, to: u32) -> Option<Self> {
         match self {
@@ -274,13 +270,12 @@ impl AskedAt {
 }
 
 impl CommandRecord {
-    /// Its state. Read it first: the words that it vouches for were stored before.
+    /// Its state. Read it first: it vouches for the other words.
     pub fn state(&self) -> CommandState {
         CommandState(self.state.load(Acquire))
     }
 
-    /// The check. An I/O command uses only identity, SGL length and type, and command dwords 10 to
-    /// 13.
+    /// The check. I/O commands use only identity, SGL length and type, and command dwords 10 to 13.
     #[inline]
     pub fn check_of(seed: Seed, slot: u16, sqe: &[u64; 8], number: u64, end: u64) -> u64 {
         check(seed, slot, [sqe[0], sqe[4], sqe[5], sqe[6], number, end])
@@ -297,7 +292,7 @@ impl CommandRecord {
         Self::check_of(seed, slot, &self.sqe_words(), number, end) == self.check.load(Relaxed)
     }
 
-    /// Its buffer, if any. Fails if the word belongs to another command.
+    /// Its buffer, if any; fails if the word is another command's.
     pub fn buffer_ref(&self, seed: Seed, slot: u16) -> Result<Option<BufferRef>, Damaged> {
         match self.buffer.load(Relaxed) {
             0 => Ok(None),
@@ -307,7 +302,7 @@ impl CommandRecord {
         }
     }
 
-    /// The compare of its fused pair succeeded. Call it before a device gets any part.
+    /// The compare of its fused pair succeeded. Call it before submission.
     pub fn pass(&self) {
         let was = CommandState(self.state.load(Relaxed));
         if super::RECORDS && was != CommandState::FREE {
@@ -316,7 +311,7 @@ impl CommandRecord {
         }
     }
 
-    /// A part goes to `device`. Call it before the ring is entered.
+    /// A part goes to `device`. Call it before submission.
     #[inline]
     pub fn submit_to(&self, device: u8) {
         if !super::RECORDS {

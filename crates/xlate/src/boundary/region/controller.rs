@@ -1,11 +1,9 @@
 //! A controller's record: a host's association with an export or with discovery.
 //!
-//! Constants are under a check. The changing state has two copies. A new state overwrites the older
-//! copy; its `sequence` is stored last. `valid_from` is the admin queue's transmit position from
-//! which it holds. A successor takes the newest copy whose response is published. A command without
-//! a published response is executed again on the state before it.
-//!
-//! **Not here:** what the state means (`nvme::controller`).
+//! The changing state has two copies. A new state overwrites the older one; its `sequence` is
+//! stored last, and it holds from the admin queue's transmit position `valid_from` on. A successor
+//! takes the newest copy whose response is published. A command without a published response is
+//! executed again on the state before it.
 
 use super::check::{Seed, check_all};
 use crate::cells;
@@ -23,7 +21,7 @@ cells! {
         pub sequence: AtomicU64,
         /// The admin queue's transmit position from which this holds.
         pub valid_from: AtomicU64,
-        /// The namespace's size in blocks that the host was last told.
+        /// The namespace's size last told to the host, blocks.
         pub blocks: AtomicU64,
         /// Over the words above and below.
         pub check: AtomicU64,
@@ -43,7 +41,7 @@ cells! {
         pub cntlid: AtomicU64,
         /// Export id + 1; 0 for a discovery controller.
         pub export: AtomicU64,
-        /// Our address as the host sees it: IPv6, and the port.
+        /// Our address as the host sees it: IPv6, port.
         pub local: [AtomicU64; 3],
         /// Over the six words before.
         pub check: AtomicU64,
@@ -107,7 +105,7 @@ pub struct ControllerContent {
     pub sequence: u64,
     /// The admin queue's transmit position from which this holds.
     pub valid_from: u64,
-    /// The namespace's size in blocks that the host was last told.
+    /// The namespace's size last told to the host, blocks.
     pub blocks: u64,
     /// The state.
     pub state: [u64; STATE_WORDS],
@@ -148,7 +146,7 @@ impl ControllerRecord {
             true => a,
             false => b,
         };
-        // From here on this copy is invalid, until it has its new number.
+        // Invalid from here until it has its new number.
         older.sequence.store(0, Release);
         older.valid_from.store(content.valid_from, Release);
         older.blocks.store(content.blocks, Release);
@@ -160,7 +158,7 @@ impl ControllerRecord {
         older.sequence.store(content.sequence, Release);
     }
 
-    /// The newest sound state that held at the admin queue's position `published`.
+    /// The newest sound state at the admin queue's position `published`.
     pub fn state(&self, key: u64, index: u32, published: u64) -> Option<ControllerContent> {
         let copies = self.copies.iter().filter_map(|copy| {
             let content = ControllerContent {

@@ -1,7 +1,6 @@
 //! Statistics of devices, lanes and tenants in the state region.
 //!
-//! The daemon reads the counters while they change; slightly old values do no harm. A successor
-//! relies on none of them.
+//! The daemon reads the counters while they change. No successor relies on them.
 
 use crate::cells;
 use std::sync::atomic::AtomicU64;
@@ -11,7 +10,7 @@ use std::sync::atomic::Ordering::*;
 pub const LATENCY_BUCKETS: usize = 160;
 
 cells! {
-    /// A device. Every reactor and the internal lane add to its errors.
+    /// A device. All reactors add to its errors.
     pub struct DeviceRecord {
         /// Failed reads.
         pub read_errors: AtomicU64,
@@ -27,13 +26,13 @@ cells! {
         pub last_offset_bytes: AtomicU64,
         /// CLOCK_MONOTONIC at its end, ns; stored last.
         pub last_ns: AtomicU64,
-        /// The device served here: [`device_mark`]; 0: none, so this engine has no request on it.
+        /// The device served here: [`device_mark`]; 0: none, so this engine has no request there.
         /// Stored before any reactor knows the device.
         pub served: AtomicU64,
     }
 }
 
-/// A device's mark for `served`, made from its unique id; never 0.
+/// A device's mark for `served`; never 0.
 pub fn device_mark(uuid: &[u8; 16]) -> u64 {
     let word = |at: usize| {
         let mut bytes = [0; 8];
@@ -105,8 +104,8 @@ cells! {
 
 /// Indexes into [`OpStats::times`].
 ///
-/// Every command counts in `Total`. A part counts only if it spans reactor turns; a shorter one
-/// takes no measurable time.
+/// Every command counts in `Total`. A part within one reactor turn takes no measurable time and
+/// does not count.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(usize)]
 pub enum TimesOf {
@@ -121,7 +120,7 @@ pub enum TimesOf {
 }
 
 impl OpStats {
-    /// Counts a command that took `ns`. Single writer: the lane's reactor.
+    /// Counts a command. Single writer: the lane's reactor.
     #[inline]
     pub fn record(&self, bytes: u64, ns: u64, error: bool) {
         bump(&self.ops, 1);
@@ -130,8 +129,7 @@ impl OpStats {
         self.times[TimesOf::Total as usize].record(ns);
     }
 
-    /// Counts `ops` successful commands that ended in the turn that took them; `bytes` is their
-    /// sum, `ns` each one's time.
+    /// Counts `ops` successful commands of one turn; `bytes` is their sum, `ns` each one's time.
     #[inline]
     pub fn record_at_once(&self, ops: u64, bytes: u64, ns: u64) {
         bump(&self.ops, ops);
@@ -159,7 +157,7 @@ impl Times {
     }
 }
 
-/// Adds to a counter that only this thread writes, so no locked instruction is needed.
+/// Adds to a counter with a single writer, without a locked instruction.
 #[inline]
 pub fn bump(counter: &AtomicU64, by: u64) {
     counter.store(counter.load(Relaxed).wrapping_add(by), Relaxed);
@@ -211,7 +209,7 @@ cells! {
         pub faults: AtomicU64,
         /// Open connections; for a VM, 1 while attached.
         pub connections: AtomicU64,
-        /// Bytes copied between the network or VM and the devices.
+        /// Bytes copied between host and devices.
         pub copied_bytes: AtomicU64,
         /// Interrupts raised for a VM.
         pub interrupts: AtomicU64,
@@ -229,7 +227,7 @@ cells! {
         pub throttled_ops: AtomicU64,
         /// Commands throttled now.
         pub throttled: AtomicU64,
-        /// Its part of its tenant's newest allocation, commands per second.
+        /// Its part of the tenant's newest allocation, commands per second.
         pub granted_ops_s: AtomicU64,
         /// Its bytes per second.
         pub granted_bytes_s: AtomicU64,
@@ -242,7 +240,7 @@ cells! {
 }
 
 cells! {
-    /// A tenant, summed over all reactors. Each reactor adds its part from time to time.
+    /// A tenant, all reactors together; each adds its part at intervals.
     pub struct TenantRecord {
         /// Tenant id + 1; 0 is a free slot.
         pub tenant: AtomicU64,
@@ -290,7 +288,7 @@ cells! {
         pub above_ops_s: AtomicU64,
         /// Its bytes per second.
         pub above_bytes_s: AtomicU64,
-        /// Calibrated processor and device time in that window, ns per second.
+        /// Its calibrated processor and device time, ns per second.
         pub window_cost_ns_s: AtomicU64,
         /// Its corrected value.
         pub window_corrected_ns_s: AtomicU64,

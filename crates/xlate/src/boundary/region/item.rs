@@ -1,11 +1,8 @@
-//! A connection's transmit items.
+//! A connection's transmit items; the engine's `tcp::record` writes them.
 //!
-//! A connection with something to send has a list of [`MAX_ITEMS`], used as a ring. Each item
-//! records its position in the transmitted stream. So the kernel's count of accepted bytes tells a
-//! successor which items were sent. Header bytes lie in the list's header ring in the engine's
-//! memory file. The queue's `tx_span` ([`Span`]) publishes items.
-//!
-//! **Not here:** when items are written and published (the engine's `tcp::record`).
+//! A connection with data to send has a ring of [`MAX_ITEMS`]; `tx_span` ([`Span`]) publishes
+//! items. Each has its position in the stream, so the kernel's count of accepted bytes tells a
+//! successor which were sent. Header bytes lie in the engine's memory file.
 
 use super::check::{BufferRef, Seed, check};
 use super::command::Damaged;
@@ -13,7 +10,7 @@ use crate::cells;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Relaxed, Release};
 
-/// Items of a list: a power of two, more than a queue uses at once.
+/// Items of a list: a power of two, never all in use.
 pub const MAX_ITEMS: usize = 1024;
 /// Header bytes of a list.
 pub const HEADER_BYTES: usize = 64 * 1024;
@@ -32,7 +29,7 @@ cells! {
     pub struct ItemRecord {
         /// Its position in the transmitted stream.
         pub start: AtomicU64,
-        /// Header offset and length, and the command that it ends: [`Item`].
+        /// Header offset and length, and the ended command: [`Item`].
         pub header: AtomicU64,
         /// Offset and length of its data; 0: none.
         pub data: AtomicU64,
@@ -53,7 +50,7 @@ pub struct Item {
     pub header_bytes: u16,
     /// The command that ends when this is sent, or [`NO_SLOT`].
     pub ends: u16,
-    /// The buffer sent after the header; only `data_bytes` of it.
+    /// The buffer sent after the header, up to `data_bytes`.
     pub buffer: Option<BufferRef>,
     /// Bytes sent from the buffer.
     pub data_bytes: u32,
@@ -73,7 +70,7 @@ impl Item {
         at as u64 | (bytes as u64) << 16 | (ends as u64) << 32
     }
 
-    /// The word `data`, for more than 0 bytes of a buffer at page `place >> 8`.
+    /// The word `data`, for at least 1 byte of a buffer at page `place >> 8`.
     #[inline]
     pub const fn data_word(place: u32, data_bytes: u32) -> u64 {
         place as u64 | (data_bytes as u64) << DATA_BYTES_SHIFT
@@ -95,7 +92,7 @@ impl Item {
 }
 
 impl ItemRecord {
-    /// Stores an unpublished item; `place` is its index in the list.
+    /// Stores an unpublished item at `place` in the list.
     #[inline]
     pub fn put(&self, seed: Seed, place: u16, [start, at, data]: [u64; 3]) {
         // Release keeps the program's order.
@@ -138,14 +135,14 @@ impl ItemRecord {
     }
 }
 
-/// The word `tx_span` of a queue: the items published but not fully sent.
+/// The word `tx_span` of a queue: published, unsent items.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Span {
     /// The list.
     pub list: u16,
-    /// The first such item: a counter, modulo [`MAX_ITEMS`] the index.
+    /// The first one: a counter, modulo [`MAX_ITEMS`] the index.
     pub first: u16,
-    /// The end of the published items, also a counter; never equal to `first`.
+    /// The end, also a counter; never equal to `first`.
     pub tail: u16,
 }
 

@@ -1,12 +1,9 @@
 //! The state region: shared memory in which an engine records what its successor needs.
 //!
-//! With it and the dead engine's memory file, a successor can take over from any instruction. Each
-//! engine makes one sparse file for its generation, with a versioned layout of fixed tables; only
-//! atomics lie in it. A killed thread has executed a prefix of its program, so compiler ordering
-//! suffices: the word that validates others is stored last (`Release`). A reader treats every value
-//! as hostile and bounds it; checks ([`check`]) detect damage.
-//!
-//! **Not here:** when the engine stores what (the engine's `tcp::record`), and the take-over.
+//! Each engine makes a sparse file of fixed tables, made of atomics. A successor can continue from
+//! any instruction with it and the engine's memory file. A killed thread has executed a prefix of
+//! its program, so compiler ordering suffices: the word that validates others is stored last
+//! (`Release`). Readers treat values as hostile and bound them; checks ([`check`]) detect damage.
 
 pub mod check;
 pub mod command;
@@ -41,7 +38,7 @@ pub const MAX_LANES: usize = 1024;
 pub const MAX_CONTROLLERS: usize = 2048;
 /// Capacity for queues (TCP connections), admin queues included.
 pub const MAX_QUEUES: usize = 4096;
-/// Lists of transmit items; each queue uses at most one.
+/// Lists of transmit items, at most one per queue.
 pub const MAX_LISTS: usize = MAX_QUEUES;
 /// Commands in flight on one queue, at most.
 pub const MAX_QUEUE_ENTRIES: usize = 256;
@@ -67,17 +64,16 @@ cells! {
         pub reactors: AtomicU64,
         /// Random seed of this region's checks.
         pub key: AtomicU64,
-        /// The crash: signal << 32 | reactor + 1 (0: another thread). Written by the signal
-        /// handler.
+        /// The crash: signal << 32 | reactor + 1 (0: another thread), from the signal handler.
         pub crash: AtomicU64,
-        /// The stuck reactor + 1; one above the maximum means the control thread. The daemon writes
-        /// it before it kills the engine.
+        /// The stuck reactor + 1 (maximum + 1: the control thread), from the daemon before it kills
+        /// the engine.
         pub stuck: AtomicU64,
-        /// 1 after the take-over: from then on the engine acts.
+        /// 1 after the take-over: the engine acts.
         pub resumed: AtomicU64,
-        /// The number of the socket in handshake on the control thread; 0: none.
+        /// The number of the socket in handshake; 0: none.
         pub newcomer: AtomicU64,
-        /// CLOCK_MONOTONIC when the control thread woke, ns; 0 while it waits.
+        /// CLOCK_MONOTONIC when the control thread woke, ns; 0: idle.
         pub control_since_ns: AtomicU64,
         reserved: [AtomicU64; 500],
     }
@@ -86,7 +82,7 @@ cells! {
 cells! {
     /// A reactor's record; only the reactor writes it.
     pub struct ReactorRecord {
-        /// CLOCK_MONOTONIC of its last turn, ns; the watchdog reads it.
+        /// CLOCK_MONOTONIC of its last turn, ns, for the watchdog.
         pub last_turn_ns: AtomicU64,
         /// Times that it went to sleep.
         pub sleeps: AtomicU64,
@@ -98,12 +94,11 @@ cells! {
         pub staging_waits: AtomicU64,
         /// Its current work: [`Blame`]; 0: none.
         pub blame: AtomicU64,
-        /// The queue of the bytes in the receive buffer: [`rx_word`]; 0: none.
+        /// The queue of the received bytes: [`rx_word`]; 0: none.
         pub rx_queue: AtomicU64,
         /// The stream position of the first received byte ([`RECEIVE_AT`]).
         pub rx_base: AtomicU64,
-        /// Not 0: requests of an earlier engine may still be at a device without a command's
-        /// record.
+        /// Not 0: an earlier engine's requests without a record may still be at a device.
         pub orphans: AtomicU64,
         /// Duration of turns with work, ns.
         pub busy_ns: AtomicU64,
@@ -111,8 +106,8 @@ cells! {
         pub windows: AtomicU64,
         /// Duration of the refills, ns.
         pub scheduling_ns: AtomicU64,
-        /// Corrections of calibrated costs in thousandths, by shared resource of
-        /// [`forebay_qos::resources`]; 0: no scheduler.
+        /// Cost corrections in thousandths, by shared resource of [`forebay_qos::resources`]; 0: no
+        /// scheduler.
         pub corrections_milli: [AtomicU64; 6],
         /// Commands offloaded to other reactors.
         pub handed_over: AtomicU64,
@@ -126,22 +121,22 @@ cells! {
     }
 }
 
-/// The word `rx_queue`: the queue and the start of its bytes. It must match `rx_base`; else bytes
-/// of one connection could be taken for another's.
+/// The word `rx_queue`. It must match `rx_base`; else one connection's bytes could be taken for
+/// another's.
 #[inline]
 pub const fn rx_word(queue: u32, rx_base: u64) -> u64 {
     rx_base << 16 | (queue as u64 + 1)
 }
 
-/// Whether I/O is recorded. Off only in a build that measures the cost of recording.
+/// Off only to measure the cost of recording.
 pub const RECORDS: bool = cfg!(not(feature = "no-recording"));
 
 /// The longest sleep of a reactor, ns.
 pub const MAX_SLEEP_NS: u64 = 10_000_000_000;
 
-/// Offset of received bytes in the receive buffer; kept bytes fit before it.
+/// Offset of received bytes in the receive buffer, after kept bytes.
 pub const RECEIVE_AT: usize = 256 * 1024;
-/// The most bytes received at once, and the most kept for one stream.
+/// The most bytes received at once, or kept for a stream.
 pub const RECEIVE_BYTES: usize = 256 * 1024;
 
 /// The word `blame` of a reactor.
@@ -153,7 +148,7 @@ pub struct Blame {
     pub slot: Option<u16>,
 }
 
-/// Marks a command; the lower bits index all queues' commands.
+/// Marks a command; the lower bits are its index.
 const OF_COMMAND: u64 = 1 << 20;
 /// Marks a queue without a command.
 const OF_QUEUE: u64 = OF_COMMAND << 1;
@@ -177,19 +172,19 @@ impl Blame {
         OF_QUEUE | Self::at(queue, 0)
     }
 
-    /// The word for a VM's command: its lane, and its frontend's number.
+    /// The word for a VM's command, by its frontend's number.
     #[inline]
     pub const fn machine(lane: u32, slot: u16) -> u64 {
         OF_MACHINE | (lane as u64 % MAX_LANES as u64) << 16 | slot as u64
     }
 
-    /// The word while a VM's message or rings are processed.
+    /// The word while a VM's message or rings are read.
     #[inline]
     pub const fn machine_itself(lane: u32) -> u64 {
         OF_MACHINE_ITSELF | (lane as u64 % MAX_LANES as u64) << 16
     }
 
-    /// The lane and command number of a word that names a VM.
+    /// The lane and command of a word that names a VM.
     #[inline]
     pub const fn machine_of_word(word: u64) -> Option<(u32, Option<u16>)> {
         let lane = ((word >> 16) % MAX_LANES as u64) as u32;
@@ -278,7 +273,7 @@ impl Region {
         region
     }
 
-    /// Opens an engine's region. Fails if it is too short or of another layout version.
+    /// Opens an engine's region; fails on another size or version.
     pub fn adopt(memory: SharedMemory) -> io::Result<Self> {
         if memory.len() < REGION_BYTES {
             return Err(io::Error::other(
@@ -331,8 +326,8 @@ impl Region {
         self.table(CONTROLLERS_AT, MAX_CONTROLLERS)
     }
 
-    /// What a dead reactor was working on. While it takes PDUs, `blame` names only the queue. Then
-    /// the command is the one recorded but not yet counted by the queue.
+    /// A dead reactor's work. While it takes PDUs, `blame` names only the queue. The command is
+    /// then the recorded one that the queue does not count yet.
     pub fn blamed(&self, reactor: usize) -> Option<Blame> {
         let word = self.reactors().get(reactor)?.blame.load(Relaxed);
         let blame = Blame::of_word(word)?;
@@ -355,7 +350,7 @@ impl Region {
         self.table(QUEUES_AT, MAX_QUEUES)
     }
 
-    /// A queue's commands, by command slot; empty if out of range.
+    /// A queue's commands; empty if out of range.
     pub fn commands(&self, queue: usize) -> &[CommandRecord] {
         self.all_commands(queue).map_or(&[], |commands| commands)
     }

@@ -1,11 +1,8 @@
-//! A queue's record: a TCP connection.
+//! A queue's record: a TCP connection. The engine's `tcp::record` writes it.
 //!
-//! Constants lie in the first cache line, under a check. The other words are stream positions.
-//! `taken` is stored after everything that a PDU changes. A PDU that a dead engine was processing
-//! is therefore taken again, or known from its command's record. Received bytes beyond `taken` are
-//! kept in two alternating buffers.
-//!
-//! **Not here:** when each word is stored (the engine's `tcp::record`).
+//! Constants lie in the first cache line; other words are stream positions. `taken` is stored after
+//! everything that a PDU changes. A PDU that a dead engine was processing is taken again, or known
+//! from its command's record. Received bytes beyond `taken` are kept in two alternating buffers.
 
 use super::check::{Seed, check_all};
 use crate::cells;
@@ -20,7 +17,7 @@ pub mod queue_use {
     pub const MADE: u64 = 1;
     /// In use.
     pub const LIVE: u64 = 2;
-    /// Its socket is closed or closing; commands may still be at devices.
+    /// Closed or closing; commands may still be at devices.
     pub const LEAVING: u64 = 3;
 }
 
@@ -33,7 +30,7 @@ cells! {
         pub controller: AtomicU64,
         /// [`QueueIdentity`].
         pub identity: AtomicU64,
-        /// Negotiated by ICReq and ICResp; encoded by the engine's `tcp::record`.
+        /// Negotiated by ICReq and ICResp (the engine's `tcp::record`).
         pub params: AtomicU64,
         /// The socket's number.
         pub socket: AtomicU64,
@@ -58,7 +55,7 @@ cells! {
         pub tx_span: AtomicU64,
         reserved: AtomicU64,
 
-        /// While `data_begin <= taken < data_end`, the stream is inside a PDU's data.
+        /// While `data_begin <= taken < data_end`, a PDU's data follows.
         pub data_begin: AtomicU64,
         /// The position after that data and its digest.
         pub data_end: AtomicU64,
@@ -68,7 +65,7 @@ cells! {
         pub odd_number: AtomicU64,
         /// The transmitted stream's position after the answer.
         pub odd_tx: AtomicU64,
-        /// The received stream's position after the command. The three are stored in this order.
+        /// The received stream's position after the command. Stored in this order.
         pub odd_taken: AtomicU64,
         reserved_too: [AtomicU64; 2],
     }
@@ -215,7 +212,7 @@ impl QueueRecord {
         ]
     }
 
-    /// Announces a PDU's data. It takes effect when `taken` is inside it.
+    /// Announces a PDU's data, for positions `taken` inside it.
     pub fn put_data(&self, data: &InData) {
         let slot = u64::from(data.slot)
             | u64::from(data.digest) << 16
